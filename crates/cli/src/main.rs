@@ -1,0 +1,2 @@
+//! `tidegate`: serve, check, and the operator's verbs.
+fn main() {}

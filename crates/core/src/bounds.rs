@@ -1,0 +1,43 @@
+//! Every maximum, by name. A constructor that refuses a number refuses it because of a line here.
+
+use crate::time::Span;
+
+/// The largest count, cost, burst or capacity: 10^15 - 1, the largest integer that an HTTP structured
+/// field carries, and exact in Lua's doubles with room to add.
+pub const MAX_COUNT: u64 = 999_999_999_999_999;
+
+/// The longest period, window or interval: 10 years of 365.25 days.
+pub const MAX_PERIOD: Span = Span::from_secs(315_576_000);
+
+/// The longest time that a bucket may take to fill or drain: 100 years of 365.25 days.
+pub const MAX_DRAIN: Span = Span::from_secs(3_155_760_000);
+
+/// The largest limit of a sliding log: what one key may hold in memory follows from it.
+pub const MAX_LOG_LIMIT: u64 = 100_000;
+
+/// The most sub-windows of a sliding counter.
+pub const MAX_BUCKETS: u32 = 1_000;
+
+/// The most limits of one rule.
+pub const MAX_LIMITS_PER_RULE: usize = 16;
+
+/// The most charges (rules that apply) of one request.
+pub const MAX_CHARGES: usize = 64;
+
+/// The most entries of one request.
+pub const MAX_ENTRIES: usize = 64;
+
+/// The longest name of an entry, in bytes.
+pub const MAX_ENTRY_NAME_BYTES: usize = 256;
+
+/// The longest value of an entry, in bytes.
+pub const MAX_ENTRY_VALUE_BYTES: usize = 8_192;
+
+/// The longest key, in bytes, after the rule's entries have been joined.
+pub const MAX_KEY_BYTES: usize = 1_024;
+
+/// The most rules of one rules file.
+pub const MAX_RULES: usize = 100_000;
+
+/// The most manual blocks at once.
+pub const MAX_BLOCKS: usize = 100_000;

@@ -1,0 +1,160 @@
+//! Calendar windows: days, weeks and months in a time zone, daylight saving included.
+//!
+//! A day is from midnight to midnight on the wall, so it has 23 or 25 hours when the clocks change. Where
+//! midnight does not exist, the day begins at the first instant after the gap. A month anchored on a day
+//! that it does not have begins on its last day: 31 is the last of January, and of April the 30th.
+
+use std::fmt;
+
+use jiff::{
+    SignedDuration, ToSpan,
+    civil::{Date, Weekday},
+    tz::TimeZone,
+};
+
+use crate::{
+    limit::LimitError,
+    time::{Span, Timestamp},
+};
+
+/// The length of a calendar window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CalendarUnit {
+    /// From midnight to midnight.
+    Day,
+    /// Seven days from the anchor weekday.
+    Week,
+    /// From the anchor day of one month to that of the next.
+    Month,
+}
+
+/// A grid of calendar windows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Calendar {
+    unit: CalendarUnit,
+    zone: TimeZone,
+    zone_name: String,
+    day: i8,
+}
+
+impl Calendar {
+    /// Windows of one `unit` in the IANA time zone `zone`, beginning on day `day`: of the month (1 to 31,
+    /// default 1), or of the week (1 is Monday, 7 Sunday, default 1); a day takes none.
+    ///
+    /// # Errors
+    ///
+    /// Names `zone` or `day` when the zone is unknown or the day out of range.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate_core::{Calendar, CalendarUnit, Timestamp};
+    /// let billing = Calendar::new(CalendarUnit::Month, "Europe/Berlin", Some(31)).unwrap();
+    /// // 2026-02-15T00:00:00Z lies between the 31st of January and the 28th of February, Berlin time.
+    /// let (start, end) = billing.window(Timestamp::from_micros(1_771_113_600_000_000));
+    /// assert_eq!(start.as_micros(), 1_769_814_000_000_000); // 2026-01-30T23:00:00Z
+    /// assert_eq!(end.as_micros(), 1_772_233_200_000_000);   // 2026-02-27T23:00:00Z
+    /// ```
+    pub fn new(unit: CalendarUnit, zone: &str, day: Option<i8>) -> Result<Self, LimitError> {
+        let found = TimeZone::get(zone)
+            .map_err(|_| LimitError::new("zone", format!("\"{zone}\" is not an IANA time zone such as UTC or Europe/Berlin")))?;
+        let most = match unit {
+            CalendarUnit::Day => 1,
+            CalendarUnit::Week => 7,
+            CalendarUnit::Month => 31,
+        };
+        let day = day.unwrap_or(1);
+        if !(1..=most).contains(&day) {
+            return Err(LimitError::new("day", format!("must be from 1 to {most} for this calendar, got {day}")));
+        }
+        Ok(Self { unit, zone: found, zone_name: zone.to_owned(), day })
+    }
+
+    /// The unit of the windows.
+    #[must_use]
+    pub fn unit(&self) -> CalendarUnit {
+        self.unit
+    }
+
+    /// The window `[start, end)` that contains `now`.
+    #[must_use]
+    pub fn window(&self, now: Timestamp) -> (Timestamp, Timestamp) {
+        let date = self.date_at(now);
+        let start = self.start_on_or_before(date);
+        let (mut start, mut end) = (start, self.next(start));
+        // A gap at midnight can put the instant a day's worth to either side of its civil date.
+        while self.instant(end) <= now {
+            (start, end) = (end, self.next(end));
+        }
+        (self.instant(start), self.instant(end))
+    }
+
+    /// The longest that one window can be.
+    pub(crate) fn longest(&self) -> Span {
+        let hours = match self.unit {
+            CalendarUnit::Day => 25,
+            CalendarUnit::Week => 7 * 24 + 1,
+            CalendarUnit::Month => 31 * 24 + 1,
+        };
+        Span::from_secs(hours * 3_600)
+    }
+
+    fn date_at(&self, now: Timestamp) -> Date {
+        let micros = i64::try_from(now.as_micros()).unwrap_or(i64::MAX);
+        let instant = jiff::Timestamp::UNIX_EPOCH
+            .checked_add(SignedDuration::from_micros(micros))
+            .unwrap_or(jiff::Timestamp::MAX);
+        self.zone.to_datetime(instant).date()
+    }
+
+    fn start_on_or_before(&self, date: Date) -> Date {
+        match self.unit {
+            CalendarUnit::Day => date,
+            CalendarUnit::Week => {
+                let anchor = Weekday::from_monday_one_offset(self.day).unwrap_or(Weekday::Monday);
+                let back = date.weekday().since(anchor);
+                date.saturating_sub(i64::from(back).days())
+            }
+            CalendarUnit::Month => {
+                let start = self.anchor_in_month(date);
+                if start <= date { start } else { self.anchor_in_month(date.first_of_month().saturating_sub(1.day())) }
+            }
+        }
+    }
+
+    fn next(&self, start: Date) -> Date {
+        match self.unit {
+            CalendarUnit::Day => start.saturating_add(1.day()),
+            CalendarUnit::Week => start.saturating_add(7.days()),
+            CalendarUnit::Month => self.anchor_in_month(start.first_of_month().saturating_add(1.month())),
+        }
+    }
+
+    fn anchor_in_month(&self, date: Date) -> Date {
+        let last = date.days_in_month();
+        let first = date.first_of_month();
+        first.saturating_add(i64::from(self.day.min(last) - 1).days())
+    }
+
+    /// The first instant of `date` on the wall.
+    fn instant(&self, date: Date) -> Timestamp {
+        let micros = date.to_zoned(self.zone.clone()).map_or(i64::MAX, |zoned| zoned.timestamp().as_microsecond());
+        Timestamp::from_micros(u64::try_from(micros).unwrap_or(0))
+    }
+}
+
+/// `day Europe/Berlin`, `month UTC from 15`.
+impl fmt::Display for Calendar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let unit = match self.unit {
+            CalendarUnit::Day => "day",
+            CalendarUnit::Week => "week",
+            CalendarUnit::Month => "month",
+        };
+        write!(f, "{unit} {}", self.zone_name)?;
+        if self.day != 1 {
+            write!(f, " from {}", self.day)?;
+        }
+        Ok(())
+    }
+}

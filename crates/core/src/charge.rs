@@ -1,0 +1,100 @@
+//! A charge: one rule's limits, applied to one key, at a cost.
+
+use std::fmt;
+
+use crate::{bounds, limits::Limits};
+
+/// What a charge asks for, in units of the limits: from 1 to [`bounds::MAX_COUNT`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Cost(u64);
+
+impl Cost {
+    /// One unit: a plain request.
+    pub const ONE: Self = Self(1);
+
+    /// A cost of `units`.
+    ///
+    /// # Errors
+    ///
+    /// Refuses 0, which [`Effect::Look`](crate::Effect::Look) is for, and more than [`bounds::MAX_COUNT`].
+    pub fn new(units: u64) -> Result<Self, RequestError> {
+        if (1..=bounds::MAX_COUNT).contains(&units) {
+            return Ok(Self(units));
+        }
+        Err(RequestError::new("cost", format!("must be from 1 to {}, got {units}", bounds::MAX_COUNT)))
+    }
+
+    /// The cost in units.
+    #[must_use]
+    pub const fn units(self) -> u64 {
+        self.0
+    }
+}
+
+/// A request that cannot be decided because it is malformed: which field it is, and what would be right.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestError {
+    /// The field of the request, such as `key`, `cost` or `entries.ip`.
+    pub field: String,
+    /// What is wrong and what to send instead.
+    pub problem: String,
+}
+
+impl RequestError {
+    /// A complaint about `field`.
+    #[must_use]
+    pub fn new(field: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self { field: field.into(), problem: problem.into() }
+    }
+}
+
+impl fmt::Display for RequestError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.field, self.problem)
+    }
+}
+
+impl std::error::Error for RequestError {}
+
+/// One rule's limits, applied to one key, at a cost.
+///
+/// The limits of a rule share one key, and so one state and one lookup.
+#[derive(Clone, Copy, Debug)]
+pub struct Charge<'a> {
+    /// Whose count it is. Two charges with equal bytes share their state, so the key of a rule begins
+    /// with what sets the rule apart.
+    pub key: &'a [u8],
+    /// The limits.
+    pub limits: &'a Limits,
+    /// The cost, the same for every limit.
+    pub cost: Cost,
+}
+
+impl<'a> Charge<'a> {
+    /// A charge on `key`.
+    ///
+    /// # Errors
+    ///
+    /// Refuses an empty key and one over [`bounds::MAX_KEY_BYTES`].
+    pub fn new(key: &'a [u8], limits: &'a Limits, cost: Cost) -> Result<Self, RequestError> {
+        if key.is_empty() {
+            return Err(RequestError::new("key", "must not be empty"));
+        }
+        if key.len() > bounds::MAX_KEY_BYTES {
+            let problem = format!("{} bytes is over the maximum of {}", key.len(), bounds::MAX_KEY_BYTES);
+            return Err(RequestError::new("key", problem));
+        }
+        Ok(Self { key, limits, cost })
+    }
+}
+
+/// What a decision does to the state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Charges what is admitted.
+    Charge,
+    /// Charges nothing and answers what [`Effect::Charge`] would have answered.
+    Peek,
+    /// Charges nothing and answers how things stand: the cost is ignored, as if it were 0.
+    Look,
+}

@@ -1,0 +1,32 @@
+//! The decision: may this request pass now, and if not, exactly when?
+//!
+//! This crate decides and does not act: no I/O, no runtime, no clock, no randomness in a decision. Time
+//! is an argument, arithmetic is in integers, and every maximum has a name in [`bounds`].
+//!
+//! Read from top to bottom, the modules tell the story of one request.
+
+pub mod bounds;
+pub mod notation;
+
+mod calendar;
+mod charge;
+mod kernel;
+mod limit;
+mod limits;
+mod memory;
+mod outcome;
+mod rules;
+mod spec;
+mod time;
+mod verdict;
+
+pub use calendar::{Calendar, CalendarUnit};
+pub use charge::{Charge, Cost, Effect, RequestError};
+pub use limit::{Algorithm, Counting, Limit, LimitError, Rate, RefillMode, Window};
+pub use limits::Limits;
+pub use memory::{Block, MemoryBounds, MemoryStats, MemoryStore, WhenFull};
+pub use outcome::{Decision, Outcome, Retry};
+pub use rules::{Request, RuleSet, Scratch};
+pub use spec::{AlgorithmName, Anchor, LimitSpec};
+pub use time::{Span, Timestamp};
+pub use verdict::{Exactness, Line, Reason, Verdict};

@@ -1,0 +1,328 @@
+//! A limit: an algorithm with its numbers, valid by construction.
+
+use std::{fmt, sync::Arc};
+
+use crate::{
+    bounds,
+    calendar::Calendar,
+    kernel::Kernel,
+    time::Span,
+};
+
+/// So many units per period.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Rate {
+    /// How many units.
+    pub count: u64,
+    /// In how long.
+    pub period: Span,
+}
+
+/// `20/min` where the period is one unit, `5/10s` where it is not.
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let period = self.period.to_string();
+        write!(f, "{}/{}", self.count, bare_unit(&period))
+    }
+}
+
+/// `1min` is written `min` after the slash, but `11min` stays.
+fn bare_unit(period: &str) -> &str {
+    match period.strip_prefix('1') {
+        Some(unit) if !unit.starts_with(|c: char| c.is_ascii_digit()) => unit,
+        _ => period,
+    }
+}
+
+/// How a token bucket gets its tokens back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum RefillMode {
+    /// Tokens accrue with elapsed time, each as soon as it is due.
+    #[default]
+    Continuous,
+    /// All the tokens of an interval arrive together at its end.
+    Interval,
+}
+
+/// Where the windows of a fixed window begin, and how long they are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Window {
+    /// Whole multiples of the span since the Unix epoch.
+    Epoch(Span),
+    /// Begins with a key's first request, and again with the first one after it ended.
+    FirstRequest(Span),
+    /// Days, weeks or months of a calendar.
+    Calendar(Calendar),
+}
+
+/// The algorithms by the names that people ask for, each a face of one of the kernels in
+/// [`crate::kernel`], where its promise, its weakness and its source are written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Algorithm {
+    /// One request each `rate.period / rate.count`, and `burst` more at once.
+    Gcra {
+        /// The steady rate.
+        rate: Rate,
+        /// How many may come at once beyond the usual one; 0 is strict spacing.
+        burst: u64,
+    },
+    /// A bucket of `capacity` tokens, refilled by `refill.count` each `refill.period`.
+    TokenBucket {
+        /// The most tokens that the bucket holds; it starts full.
+        capacity: u64,
+        /// What comes back.
+        refill: Rate,
+        /// Whether tokens come back one by one or an interval's worth at once.
+        mode: RefillMode,
+    },
+    /// A bucket of `capacity` that leaks `leak.count` each `leak.period`.
+    LeakyBucket {
+        /// How much fits. As a queue: how many may wait behind the one being served.
+        capacity: u64,
+        /// How fast it empties.
+        leak: Rate,
+        /// False: a meter that refuses what would overflow. True: a shaper that admits with a delay.
+        queue: bool,
+    },
+    /// At most `limit` in each window of a fixed grid.
+    FixedWindow {
+        /// The most in one window; 0 refuses everything.
+        limit: u64,
+        /// The grid.
+        window: Window,
+    },
+    /// At most `limit` in any `window`, strictly.
+    SlidingWindowLog {
+        /// The most in any window; 0 refuses everything.
+        limit: u64,
+        /// The length of the window.
+        window: Span,
+    },
+    /// At most `limit` in a sliding `window`, kept as counts.
+    SlidingWindowCounter {
+        /// The most in a window; 0 refuses everything.
+        limit: u64,
+        /// The length of the window.
+        window: Span,
+        /// How the window is cut.
+        counting: Counting,
+    },
+}
+
+/// How a sliding window counter approximates its window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Counting {
+    /// This window and the one before it, weighted by overlap.
+    Weighted,
+    /// Sub-windows.
+    Buckets {
+        /// How many sub-windows make a window; the window must be a whole multiple of it.
+        buckets: u32,
+        /// True sums one more bucket, so that no window ever exceeds the limit.
+        strict: bool,
+    },
+}
+
+/// An algorithm with its numbers and its options.
+///
+/// Valid by construction: whatever this type holds, every decision computes exactly and without overflow.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate_core::{Algorithm, Limit, Rate, Span};
+///
+/// let per_second = Rate { count: 100, period: Span::from_secs(1) };
+/// let limit = Limit::new(Algorithm::Gcra { rate: per_second, burst: 5 }).unwrap();
+/// assert_eq!(limit.quota(), 6);
+///
+/// let nothing = Rate { count: 0, period: Span::from_secs(1) };
+/// let refused = Limit::new(Algorithm::Gcra { rate: nothing, burst: 5 }).unwrap_err();
+/// assert_eq!(refused.field, "rate");
+/// ```
+#[derive(Clone, Debug)]
+pub struct Limit {
+    algorithm: Algorithm,
+    soft_percent: u32,
+    count_denied: bool,
+    policy: Arc<str>,
+}
+
+/// Two limits are equal if they decide alike.
+impl PartialEq for Limit {
+    fn eq(&self, other: &Self) -> bool {
+        self.algorithm == other.algorithm
+            && self.soft_percent == other.soft_percent
+            && self.count_denied == other.count_denied
+    }
+}
+
+impl Eq for Limit {}
+
+/// A number that a limit cannot have: which field it is, and what would be right.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LimitError {
+    /// The field, by its name in the rules file.
+    pub field: &'static str,
+    /// What is wrong and what to write instead.
+    pub problem: String,
+}
+
+impl fmt::Display for LimitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.field, self.problem)
+    }
+}
+
+impl std::error::Error for LimitError {}
+
+impl LimitError {
+    pub(crate) fn new(field: &'static str, problem: impl Into<String>) -> Self {
+        Self { field, problem: problem.into() }
+    }
+}
+
+impl Limit {
+    /// A limit that is hard and does not count denied requests.
+    ///
+    /// # Errors
+    ///
+    /// Names the first field whose number is zero where it must not be, over its maximum in
+    /// [`bounds`], or at odds with another.
+    pub fn new(algorithm: Algorithm) -> Result<Self, LimitError> {
+        let policy = policy_text(&algorithm).into();
+        let limit = Self { algorithm, soft_percent: 0, count_denied: false, policy };
+        Kernel::compile(&limit)?;
+        Ok(limit)
+    }
+
+    /// Admits `percent` over the limit, marked as [`over_limit`](crate::Outcome::over_limit).
+    ///
+    /// # Errors
+    ///
+    /// Refuses a percentage over 1,000, or one that takes the limit over its maximum.
+    pub fn with_soft_percent(mut self, percent: u32) -> Result<Self, LimitError> {
+        if percent > 1_000 {
+            return Err(LimitError::new("soft", format!("{percent}% is over the maximum of 1000%")));
+        }
+        self.soft_percent = percent;
+        Kernel::compile(&self)?;
+        Ok(self)
+    }
+
+    /// Counts denied requests too, so that a client that never backs off stays denied.
+    #[must_use]
+    pub fn counting_denied(mut self, count_denied: bool) -> Self {
+        self.count_denied = count_denied;
+        self
+    }
+
+    /// The algorithm and its numbers.
+    #[must_use]
+    pub fn algorithm(&self) -> &Algorithm {
+        &self.algorithm
+    }
+
+    /// How much over the limit is admitted, in percent.
+    #[must_use]
+    pub fn soft_percent(&self) -> u32 {
+        self.soft_percent
+    }
+
+    /// Whether denied requests are charged.
+    #[must_use]
+    pub fn count_denied(&self) -> bool {
+        self.count_denied
+    }
+
+    /// The limit in short notation: `20/min`, `100/s burst 5`.
+    #[must_use]
+    pub fn policy(&self) -> &Arc<str> {
+        &self.policy
+    }
+
+    /// The most units that an idle key can spend at once, without the soft allowance.
+    #[must_use]
+    pub fn quota(&self) -> u64 {
+        match self.algorithm {
+            Algorithm::Gcra { burst, .. } => burst + 1,
+            Algorithm::TokenBucket { capacity, .. } => capacity,
+            Algorithm::LeakyBucket { capacity, queue, .. } => capacity + u64::from(queue),
+            Algorithm::FixedWindow { limit, .. }
+            | Algorithm::SlidingWindowLog { limit, .. }
+            | Algorithm::SlidingWindowCounter { limit, .. } => limit,
+        }
+    }
+
+    /// The quota with the soft allowance on top: nothing above it is ever admitted.
+    pub(crate) fn hard_quota(&self) -> u64 {
+        let extra = u128::from(self.quota()) * u128::from(self.soft_percent) / 100;
+        self.quota().saturating_add(u64::try_from(extra).unwrap_or(u64::MAX))
+    }
+
+    /// The time in which the whole quota comes back: a window's length, or a bucket's time to fill.
+    /// The longest that a calendar's unit can be.
+    #[must_use]
+    pub fn window(&self) -> Span {
+        match &self.algorithm {
+            Algorithm::Gcra { rate, .. } => fill_time(self.quota(), *rate),
+            Algorithm::TokenBucket { capacity, refill, mode: RefillMode::Continuous } => fill_time(*capacity, *refill),
+            Algorithm::TokenBucket { capacity, refill, mode: RefillMode::Interval } => {
+                Span::from_micros(capacity.div_ceil(refill.count).saturating_mul(refill.period.as_micros()))
+            }
+            Algorithm::LeakyBucket { leak, .. } => fill_time(self.quota(), *leak),
+            Algorithm::FixedWindow { window: Window::Epoch(span) | Window::FirstRequest(span), .. } => *span,
+            Algorithm::FixedWindow { window: Window::Calendar(calendar), .. } => calendar.longest(),
+            Algorithm::SlidingWindowLog { window, .. } | Algorithm::SlidingWindowCounter { window, .. } => *window,
+        }
+    }
+}
+
+fn fill_time(quota: u64, rate: Rate) -> Span {
+    let micros = (u128::from(quota) * u128::from(rate.period.as_micros())).div_ceil(u128::from(rate.count.max(1)));
+    Span::from_micros(u64::try_from(micros).unwrap_or(u64::MAX))
+}
+
+fn policy_text(algorithm: &Algorithm) -> String {
+    match algorithm {
+        Algorithm::Gcra { rate, burst: 0 } => rate.to_string(),
+        Algorithm::Gcra { rate, burst } => format!("{rate} burst {burst}"),
+        Algorithm::TokenBucket { capacity, refill, .. } if *capacity == refill.count => refill.to_string(),
+        Algorithm::TokenBucket { capacity, refill, .. } => format!("{refill} capacity {capacity}"),
+        Algorithm::LeakyBucket { capacity, leak, .. } => format!("{leak} capacity {capacity}"),
+        Algorithm::FixedWindow { limit, window: Window::Epoch(period) | Window::FirstRequest(period) }
+        | Algorithm::SlidingWindowLog { limit, window: period }
+        | Algorithm::SlidingWindowCounter { limit, window: period, .. } => {
+            Rate { count: *limit, period: *period }.to_string()
+        }
+        Algorithm::FixedWindow { limit, window: Window::Calendar(calendar) } => format!("{limit}/{calendar}"),
+    }
+}
+
+/// Checks that `count` is from `least` to [`bounds::MAX_COUNT`].
+pub(crate) fn check_count(field: &'static str, count: u64, least: u64) -> Result<(), LimitError> {
+    if count < least {
+        return Err(LimitError::new(field, format!("must be at least {least}, got {count}")));
+    }
+    if count > bounds::MAX_COUNT {
+        return Err(LimitError::new(field, format!("{count} is over the maximum of {}", bounds::MAX_COUNT)));
+    }
+    Ok(())
+}
+
+/// Checks that `span` is longer than zero and at most [`bounds::MAX_PERIOD`].
+pub(crate) fn check_period(field: &'static str, span: Span) -> Result<(), LimitError> {
+    if span == Span::ZERO {
+        return Err(LimitError::new(field, "must be longer than zero"));
+    }
+    if span > bounds::MAX_PERIOD {
+        return Err(LimitError::new(field, format!("{span} is over the maximum of {} (10 years)", bounds::MAX_PERIOD)));
+    }
+    Ok(())
+}
+
+/// Checks a rate's count and period.
+pub(crate) fn check_rate(field: &'static str, rate: Rate) -> Result<(), LimitError> {
+    check_count(field, rate.count, 1)?;
+    check_period(field, rate.period)
+}

@@ -1,0 +1,137 @@
+//! The notation of rates and durations: `20/min`, `5/10s`, `1d`, `500ms`.
+
+use crate::{bounds, limit::Rate, time::Span};
+
+/// Units by their names, the canonical name of each first, longest unit first.
+const UNITS: [(u64, &[&str]); 7] = [
+    (604_800_000_000, &["w", "week", "weeks"]),
+    (86_400_000_000, &["d", "day", "days"]),
+    (3_600_000_000, &["h", "hour", "hours"]),
+    (60_000_000, &["min", "m", "minute", "minutes"]),
+    (1_000_000, &["s", "sec", "second", "seconds"]),
+    (1_000, &["ms", "millisecond", "milliseconds"]),
+    (1, &["us", "µs", "microsecond", "microseconds"]),
+];
+
+/// Why a piece of notation was refused; the text says what was expected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotationError(String);
+
+impl std::fmt::Display for NotationError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for NotationError {}
+
+/// Reads a duration that carries its unit.
+///
+/// # Errors
+///
+/// Refuses a missing number or unit, an unknown unit, zero, and more than [`bounds::MAX_PERIOD`].
+///
+/// # Examples
+///
+/// ```
+/// use tidegate_core::{notation, Span};
+/// assert_eq!(notation::span("500ms"), Ok(Span::from_millis(500)));
+/// assert_eq!(notation::span("1min").unwrap().to_string(), "1min");
+/// assert!(notation::span("10").is_err(), "a duration carries its unit");
+/// ```
+pub fn span(text: &str) -> Result<Span, NotationError> {
+    let text = text.trim();
+    let digits = leading_digits(text);
+    if digits.is_empty() {
+        return Err(expected_span(text));
+    }
+    let unit = unit_micros(text[digits.len()..].trim()).ok_or_else(|| expected_span(text))?;
+    let micros = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(unit));
+    in_range(micros, text)
+}
+
+/// Reads a rate, `count/period`, where the period is a unit (`min`) or a duration (`10s`).
+///
+/// # Errors
+///
+/// Refuses anything else, a count over [`bounds::MAX_COUNT`], and a period over [`bounds::MAX_PERIOD`].
+///
+/// # Examples
+///
+/// ```
+/// use tidegate_core::{notation, Span};
+/// let rate = notation::rate("5/10s").unwrap();
+/// assert_eq!((rate.count, rate.period), (5, Span::from_secs(10)));
+/// assert_eq!(rate.to_string(), "5/10s");
+/// ```
+pub fn rate(text: &str) -> Result<Rate, NotationError> {
+    let expected = || NotationError(format!("expected a rate such as 20/min or 5/10s, got \"{text}\""));
+    let (count, period) = text.trim().split_once('/').ok_or_else(expected)?;
+    let count = count.trim();
+    if count.is_empty() || leading_digits(count).len() != count.len() {
+        return Err(expected());
+    }
+    let count = count.parse::<u64>().ok().filter(|n| *n <= bounds::MAX_COUNT).ok_or_else(|| {
+        NotationError(format!("the count of \"{text}\" is over the maximum of {}", bounds::MAX_COUNT))
+    })?;
+    let period = period.trim();
+    let period = match unit_micros(period) {
+        Some(unit) => Span::from_micros(unit),
+        None => span(period).map_err(|_| expected())?,
+    };
+    Ok(Rate { count, period })
+}
+
+/// The largest unit of which `micros` is a whole number, and its name.
+pub(crate) fn largest_unit(micros: u64) -> (u64, &'static str) {
+    let whole = |unit: u64| unit != 604_800_000_000 && micros >= unit && micros.is_multiple_of(unit);
+    UNITS
+        .iter()
+        .find(|(unit, _)| whole(*unit))
+        .map_or((1, "us"), |(unit, names)| (*unit, names[0]))
+}
+
+fn unit_micros(name: &str) -> Option<u64> {
+    UNITS.iter().find(|(_, names)| names.contains(&name)).map(|(unit, _)| *unit)
+}
+
+fn leading_digits(text: &str) -> &str {
+    let end = text.bytes().position(|b| !b.is_ascii_digit()).unwrap_or(text.len());
+    &text[..end]
+}
+
+fn expected_span(text: &str) -> NotationError {
+    NotationError(format!("expected a duration with its unit, such as 500ms, 20s, 1min, 1h or 1d, got \"{text}\""))
+}
+
+fn in_range(micros: Option<u64>, text: &str) -> Result<Span, NotationError> {
+    let max = bounds::MAX_PERIOD;
+    match micros {
+        Some(0) => Err(NotationError(format!("a duration must be longer than zero, got \"{text}\""))),
+        Some(micros) if micros <= max.as_micros() => Ok(Span::from_micros(micros)),
+        _ => Err(NotationError(format!("\"{text}\" is over the maximum of {max} (10 years)"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_survive_a_round_trip() {
+        for text in ["1/s", "20/min", "200/h", "800/d", "5/10s", "7/1500ms", "3/7us", "2/7d"] {
+            assert_eq!(rate(text).unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn nonsense_is_refused_with_the_text_in_the_message() {
+        for text in ["", "/", "5", "5/", "/s", "-1/s", "1.5/s", "5/0s", "5/fortnight", "99999999999999999999/s", "1/s/s"] {
+            let message = rate(text).unwrap_err().to_string();
+            assert!(message.contains(text), "{message}");
+        }
+        for text in ["", "s", "0s", "5", "1e3s", "11y", "9999999d", "18446744073709551615d"] {
+            assert!(span(text).is_err(), "{text}");
+        }
+    }
+}

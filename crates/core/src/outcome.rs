@@ -1,0 +1,68 @@
+//! One limit's answer.
+
+use crate::time::{Span, Timestamp};
+
+/// When a denied request would pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Retry {
+    /// After this long, and not one microsecond sooner, if nothing else happens. Zero when allowed.
+    After(Span),
+    /// Never: the cost is above what the limit can ever hold.
+    Never,
+}
+
+impl Retry {
+    /// No wait: the request passes now.
+    pub const NOW: Self = Self::After(Span::ZERO);
+
+    /// The wait, or `None` for never.
+    #[must_use]
+    pub fn span(self) -> Option<Span> {
+        match self {
+            Self::After(span) => Some(span),
+            Self::Never => None,
+        }
+    }
+}
+
+/// One limit's answer to one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Whether this limit lets the request pass.
+    pub allowed: bool,
+    /// Passed, but beyond the limit proper, inside its soft allowance.
+    pub over_limit: bool,
+    /// The quota: the most that an idle key can spend at once.
+    pub limit: u64,
+    /// What could still be spent at this instant, after the operation, the soft allowance included.
+    pub remaining: u64,
+    /// How long until the key is as good as new, if nothing else happens.
+    pub reset_after: Span,
+    /// How long until the same request would pass; zero when allowed.
+    pub retry_after: Retry,
+    /// How long an admitted request must be held back: only ever more than zero for a queue.
+    pub delay: Span,
+}
+
+/// Why a decision came out as it did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Every enforced limit admits; all of them were charged.
+    Admitted,
+    /// At least one enforced limit denies; none was charged, but for those that count denied requests.
+    Limited,
+    /// The key of charge number `charge` is blocked by hand; nothing was charged and no limit was asked.
+    Blocked {
+        /// Which of the charges.
+        charge: usize,
+        /// When the block ends; `None` stands until it is lifted.
+        until: Option<Timestamp>,
+        /// How long that is from now.
+        retry_after: Retry,
+    },
+    /// The store is full of keys that are being limited and its policy is to deny newcomers; nothing was charged.
+    Full {
+        /// When it makes sense to try again.
+        retry_after: Retry,
+    },
+}

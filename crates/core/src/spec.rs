@@ -1,0 +1,252 @@
+//! A limit as somebody wrote it down: every field optional, nothing checked yet.
+//!
+//! The rules file, the HTTP door and the test vectors all fill in a [`LimitSpec`] and build it, so that
+//! what a field means, which ones an algorithm takes and what a wrong one is told stand here once.
+
+use crate::{
+    calendar::Calendar,
+    limit::{Algorithm, Counting, Limit, LimitError, Rate, RefillMode, Window},
+    time::Span,
+};
+
+/// The names of the algorithms in a rules file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each is the algorithm of its name")]
+pub enum AlgorithmName {
+    Gcra,
+    TokenBucket,
+    LeakyBucket,
+    FixedWindow,
+    SlidingWindowLog,
+    SlidingWindowCounter,
+}
+
+impl AlgorithmName {
+    /// Every name as it is written, in the order of the documentation.
+    pub const ALL: [(&'static str, Self); 6] = [
+        ("gcra", Self::Gcra),
+        ("token_bucket", Self::TokenBucket),
+        ("leaky_bucket", Self::LeakyBucket),
+        ("fixed_window", Self::FixedWindow),
+        ("sliding_window_log", Self::SlidingWindowLog),
+        ("sliding_window_counter", Self::SlidingWindowCounter),
+    ];
+
+    /// The algorithm of that name.
+    #[must_use]
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.iter().find(|(known, _)| *known == name).map(|(_, algorithm)| *algorithm)
+    }
+
+    /// The name as it is written in a rules file.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        // Every variant stands in ALL, which a test checks.
+        Self::ALL.iter().find(|(_, algorithm)| *algorithm == self).map_or("", |(name, _)| *name)
+    }
+}
+
+/// Where a fixed window begins.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Anchor {
+    /// At whole multiples of the window since the Unix epoch.
+    #[default]
+    Epoch,
+    /// With a key's first request.
+    FirstRequest,
+    /// With a day, week or month; takes the place of `window`.
+    Calendar(Calendar),
+}
+
+/// The fields of a limit, by their names in the rules file. `None` is a field that was not written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the fields are those of the variants of `Algorithm`, documented there")]
+pub struct LimitSpec {
+    pub algorithm: Option<AlgorithmName>,
+    pub rate: Option<Rate>,
+    pub burst: Option<u64>,
+    pub capacity: Option<u64>,
+    pub refill: Option<Rate>,
+    pub refill_mode: Option<RefillMode>,
+    pub leak: Option<Rate>,
+    pub queue: Option<bool>,
+    pub limit: Option<u64>,
+    pub window: Option<Span>,
+    pub anchor: Option<Anchor>,
+    pub buckets: Option<u32>,
+    pub strict: Option<bool>,
+    /// Percent over the limit that are admitted, marked.
+    pub soft: Option<u32>,
+    pub count_denied: Option<bool>,
+}
+
+impl LimitSpec {
+    /// The spec of a shorthand such as `20/min` under `algorithm`.
+    ///
+    /// The count is a bucket's capacity and its refill, a window's limit, or a GCRA's rate without burst.
+    #[must_use]
+    pub fn shorthand(rate: Rate, algorithm: AlgorithmName) -> Self {
+        let spec = Self { algorithm: Some(algorithm), ..Self::default() };
+        match algorithm {
+            AlgorithmName::Gcra => Self { rate: Some(rate), ..spec },
+            AlgorithmName::TokenBucket => Self { capacity: Some(rate.count), refill: Some(rate), ..spec },
+            AlgorithmName::LeakyBucket => Self { capacity: Some(rate.count), leak: Some(rate), ..spec },
+            AlgorithmName::FixedWindow | AlgorithmName::SlidingWindowLog | AlgorithmName::SlidingWindowCounter => {
+                Self { limit: Some(rate.count), window: Some(rate.period), ..spec }
+            }
+        }
+    }
+
+    /// Checks every field and builds the limit.
+    ///
+    /// # Errors
+    ///
+    /// All mistakes at once: a field that is missing, one that the algorithm does not take, a number
+    /// that it cannot have.
+    pub fn build(&self) -> Result<Limit, Vec<LimitError>> {
+        let Some(name) = self.algorithm else {
+            let known = AlgorithmName::ALL.map(|(name, _)| name).join(", ");
+            return Err(vec![LimitError::new("algorithm", format!("is missing; one of {known}"))]);
+        };
+        let mut problems = self.strangers(name);
+        let algorithm = self.algorithm(name, &mut problems);
+        if let (Some(algorithm), true) = (algorithm, problems.is_empty()) {
+            let built = Limit::new(algorithm)
+                .and_then(|limit| limit.with_soft_percent(self.soft.unwrap_or(0)))
+                .map(|limit| limit.counting_denied(self.count_denied.unwrap_or(false)));
+            match built {
+                Ok(limit) => return Ok(limit),
+                Err(problem) => problems.push(problem),
+            }
+        }
+        Err(problems)
+    }
+
+    /// The fields that were written although the algorithm has no use for them.
+    fn strangers(&self, name: AlgorithmName) -> Vec<LimitError> {
+        let written = [
+            ("rate", self.rate.is_some()),
+            ("burst", self.burst.is_some()),
+            ("capacity", self.capacity.is_some()),
+            ("refill", self.refill.is_some()),
+            ("refill_mode", self.refill_mode.is_some()),
+            ("leak", self.leak.is_some()),
+            ("queue", self.queue.is_some()),
+            ("limit", self.limit.is_some()),
+            ("window", self.window.is_some()),
+            ("anchor", self.anchor.is_some()),
+            ("buckets", self.buckets.is_some()),
+            ("strict", self.strict.is_some()),
+        ];
+        let taken = fields_of(name);
+        let problem = || format!("is not a field of {}, which takes {}", name.as_str(), taken.join(", "));
+        written
+            .iter()
+            .filter(|(field, is_written)| *is_written && !taken.contains(field))
+            .map(|(field, _)| LimitError::new(field, problem()))
+            .collect()
+    }
+
+    fn algorithm(&self, name: AlgorithmName, problems: &mut Vec<LimitError>) -> Option<Algorithm> {
+        Some(match name {
+            AlgorithmName::Gcra => {
+                Algorithm::Gcra { rate: need("rate", self.rate, problems)?, burst: self.burst.unwrap_or(0) }
+            }
+            AlgorithmName::TokenBucket => {
+                let (capacity, refill) = (need("capacity", self.capacity, problems), need("refill", self.refill, problems));
+                Algorithm::TokenBucket { capacity: capacity?, refill: refill?, mode: self.refill_mode.unwrap_or_default() }
+            }
+            AlgorithmName::LeakyBucket => {
+                let (capacity, leak) = (need("capacity", self.capacity, problems), need("leak", self.leak, problems));
+                Algorithm::LeakyBucket { capacity: capacity?, leak: leak?, queue: self.queue.unwrap_or(false) }
+            }
+            AlgorithmName::FixedWindow => {
+                let (limit, window) = (need("limit", self.limit, problems), self.fixed_window(problems));
+                Algorithm::FixedWindow { limit: limit?, window: window? }
+            }
+            AlgorithmName::SlidingWindowLog => {
+                let (limit, window) = (need("limit", self.limit, problems), need("window", self.window, problems));
+                Algorithm::SlidingWindowLog { limit: limit?, window: window? }
+            }
+            AlgorithmName::SlidingWindowCounter => {
+                let (limit, window) = (need("limit", self.limit, problems), need("window", self.window, problems));
+                Algorithm::SlidingWindowCounter { limit: limit?, window: window?, counting: self.counting(problems)? }
+            }
+        })
+    }
+
+    fn fixed_window(&self, problems: &mut Vec<LimitError>) -> Option<Window> {
+        match self.anchor.clone().unwrap_or_default() {
+            Anchor::Epoch => need("window", self.window, problems).map(Window::Epoch),
+            Anchor::FirstRequest => need("window", self.window, problems).map(Window::FirstRequest),
+            Anchor::Calendar(_) if self.window.is_some() => {
+                problems.push(LimitError::new("window", "a calendar anchor says how long a window is; remove one of the two"));
+                None
+            }
+            Anchor::Calendar(calendar) => Some(Window::Calendar(calendar)),
+        }
+    }
+
+    fn counting(&self, problems: &mut Vec<LimitError>) -> Option<Counting> {
+        match (self.buckets, self.strict) {
+            (Some(buckets), strict) => Some(Counting::Buckets { buckets, strict: strict.unwrap_or(true) }),
+            (None, None) => Some(Counting::Weighted),
+            (None, Some(_)) => {
+                problems.push(LimitError::new("strict", "belongs to a counter with buckets; add buckets, or remove it"));
+                None
+            }
+        }
+    }
+}
+
+fn fields_of(name: AlgorithmName) -> &'static [&'static str] {
+    match name {
+        AlgorithmName::Gcra => &["rate", "burst"],
+        AlgorithmName::TokenBucket => &["capacity", "refill", "refill_mode"],
+        AlgorithmName::LeakyBucket => &["capacity", "leak", "queue"],
+        AlgorithmName::FixedWindow => &["limit", "window", "anchor"],
+        AlgorithmName::SlidingWindowLog => &["limit", "window"],
+        AlgorithmName::SlidingWindowCounter => &["limit", "window", "buckets", "strict"],
+    }
+}
+
+fn need<T>(field: &'static str, value: Option<T>, problems: &mut Vec<LimitError>) -> Option<T> {
+    if value.is_none() {
+        problems.push(LimitError::new(field, "is missing"));
+    }
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::notation;
+
+    #[test]
+    fn every_algorithm_has_its_name() {
+        for (name, algorithm) in AlgorithmName::ALL {
+            assert_eq!(AlgorithmName::parse(name), Some(algorithm));
+            assert_eq!(algorithm.as_str(), name);
+        }
+    }
+
+    #[test]
+    fn every_mistake_is_reported_at_once() {
+        let spec = LimitSpec {
+            algorithm: Some(AlgorithmName::TokenBucket),
+            burst: Some(5),
+            window: Some(Span::from_secs(1)),
+            ..LimitSpec::default()
+        };
+        let fields: Vec<_> = spec.build().unwrap_err().into_iter().map(|problem| problem.field).collect();
+        assert_eq!(fields, ["burst", "window", "capacity", "refill"]);
+    }
+
+    #[test]
+    fn a_shorthand_works_under_every_algorithm() {
+        for (_, algorithm) in AlgorithmName::ALL {
+            let limit = LimitSpec::shorthand(notation::rate("5/10s").unwrap(), algorithm).build().unwrap();
+            assert!(limit.policy().starts_with("5/10s"), "{}", limit.policy());
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Instants and spans in whole microseconds.
+//!
+//! Core never reads a clock: every decision takes `now` as an argument, and the edge that calls it
+//! reads its clock once per request. Microseconds, because a `u64` in Rust and a double in Lua both
+//! hold them exactly until the year 2255.
+
+use std::fmt;
+
+/// An instant: microseconds since the Unix epoch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Timestamp(u64);
+
+/// A length of time in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Span(u64);
+
+impl Timestamp {
+    /// The latest instant that Rust and Lua both hold exactly: 2^53 µs, in the year 2255.
+    pub const MAX: Self = Self(1 << 53);
+
+    /// The instant `micros` microseconds after the Unix epoch. Anything later than [`Self::MAX`]
+    /// counts as that.
+    #[must_use]
+    pub const fn from_micros(micros: u64) -> Self {
+        if micros < Self::MAX.0 { Self(micros) } else { Self::MAX }
+    }
+
+    /// Microseconds since the Unix epoch.
+    #[must_use]
+    pub const fn as_micros(self) -> u64 {
+        self.0
+    }
+
+    /// The time from `earlier` to `self`; zero if `earlier` is later.
+    #[must_use]
+    pub const fn since(self, earlier: Self) -> Span {
+        Span(self.0.saturating_sub(earlier.0))
+    }
+
+    /// The instant `span` later.
+    #[must_use]
+    pub const fn after(self, span: Span) -> Self {
+        Self(self.0.saturating_add(span.0))
+    }
+}
+
+impl Span {
+    /// No time at all.
+    pub const ZERO: Self = Self(0);
+
+    /// A span of `micros` microseconds.
+    #[must_use]
+    pub const fn from_micros(micros: u64) -> Self {
+        Self(micros)
+    }
+
+    /// A span of `millis` milliseconds; saturates.
+    #[must_use]
+    pub const fn from_millis(millis: u64) -> Self {
+        Self(millis.saturating_mul(1_000))
+    }
+
+    /// A span of `secs` seconds; saturates.
+    #[must_use]
+    pub const fn from_secs(secs: u64) -> Self {
+        Self(secs.saturating_mul(1_000_000))
+    }
+
+    /// The span in microseconds.
+    #[must_use]
+    pub const fn as_micros(self) -> u64 {
+        self.0
+    }
+
+    /// The span in milliseconds, rounded up: a caller that waits that long has waited enough.
+    #[must_use]
+    pub const fn as_millis_ceil(self) -> u64 {
+        self.0.div_ceil(1_000)
+    }
+
+    /// The span in seconds, rounded up.
+    #[must_use]
+    pub const fn as_secs_ceil(self) -> u64 {
+        self.0.div_ceil(1_000_000)
+    }
+}
+
+/// Writes the span in the rules file's notation, in the largest unit that is exact: `1d`, `90s`, `1500ms`.
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (unit, name) = crate::notation::largest_unit(self.0);
+        write!(f, "{}{name}", self.0 / unit)
+    }
+}

@@ -1,0 +1,1 @@
+//! The HTTP edge: request parts into entries, verdicts into headers.

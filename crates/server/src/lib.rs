@@ -1,0 +1,4 @@
+//! The doors around one limiter: configuration, HTTP, the Redis protocol, admin and metrics.
+
+pub mod clock;
+pub mod limiter;
