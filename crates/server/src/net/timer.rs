@@ -1,0 +1,91 @@
+//! A timer for deadlines that are set often and reached seldom.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tokio::time::{Instant, Sleep, sleep_until};
+
+/// A deadline that moves with every request.
+///
+/// Moving it is two stores: the runtime's timer stays where it is, and only when it fires before the
+/// deadline is it registered anew. A connection that is busy for an hour under a timeout of a minute
+/// registers about sixty timers, however many requests it makes.
+///
+/// A deadline that moves *earlier* than the registered timer is registered at once.
+#[derive(Debug)]
+pub struct LazyTimer {
+    sleep: Pin<Box<Sleep>>,
+    due: Instant,
+}
+
+impl LazyTimer {
+    /// A timer that is due `after` from now. Belongs to the runtime in which it was made.
+    #[must_use]
+    pub fn new(after: Duration) -> Self {
+        let due = later(Instant::now(), after);
+        Self {
+            sleep: Box::pin(sleep_until(due)),
+            due,
+        }
+    }
+
+    /// Moves the deadline to `after` from now.
+    pub fn set(&mut self, after: Duration) {
+        self.due = later(Instant::now(), after);
+        if self.due < self.sleep.deadline() {
+            self.sleep.as_mut().reset(self.due);
+        }
+    }
+
+    /// Ready once the deadline has passed; else the task is woken when it has, or somewhat earlier.
+    pub fn poll_due(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        while self.sleep.as_mut().poll(cx).is_ready() {
+            if self.sleep.deadline() >= self.due {
+                return Poll::Ready(());
+            }
+            self.sleep.as_mut().reset(self.due);
+        }
+        Poll::Pending
+    }
+}
+
+/// `after` from `now`; in a year if it is longer, which no timeout is on purpose.
+fn later(now: Instant, after: Duration) -> Instant {
+    const YEAR: Duration = Duration::from_secs(365 * 86_400);
+    now + after.min(YEAR)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn due(timer: &mut LazyTimer) {
+        std::future::poll_fn(|cx| timer.poll_due(cx)).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_deadline_that_moves_later_is_kept() {
+        let start = Instant::now();
+        let mut timer = LazyTimer::new(Duration::from_secs(10));
+        tokio::time::advance(Duration::from_secs(7)).await;
+        timer.set(Duration::from_secs(10));
+        due(&mut timer).await;
+        assert_eq!(start.elapsed().as_secs(), 17);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_deadline_that_moves_earlier_is_kept() {
+        let start = Instant::now();
+        let mut timer = LazyTimer::new(Duration::from_secs(3_600));
+        timer.set(Duration::from_secs(2));
+        due(&mut timer).await;
+        assert_eq!(start.elapsed().as_secs(), 2);
+        timer.set(Duration::MAX);
+        timer.set(Duration::from_secs(1));
+        due(&mut timer).await;
+        assert_eq!(start.elapsed().as_secs(), 3);
+    }
+}

@@ -1,0 +1,88 @@
+//! A worker: one thread, one runtime, and the connections that were dealt to it.
+
+use std::{future::Future, io, thread::JoinHandle};
+
+use tokio::{
+    runtime::{Builder, LocalOptions, LocalRuntime},
+    sync::mpsc::{self, UnboundedReceiver, UnboundedSender},
+};
+
+enum Job {
+    Run(Box<dyn FnOnce() + Send>),
+    Stop,
+}
+
+/// Sends work to a worker's thread. What waits there is bounded by the listeners' connections.
+#[derive(Clone, Debug)]
+pub(super) struct Jobs(UnboundedSender<Job>);
+
+impl Jobs {
+    /// Makes a future on the worker's thread and runs it there. Dropped if the worker has stopped.
+    pub(super) fn spawn<F>(&self, make: impl FnOnce() -> F + Send + 'static)
+    where
+        F: Future<Output = ()> + 'static,
+    {
+        let run = Box::new(move || drop(tokio::task::spawn_local(make())));
+        // A worker that has stopped takes no more connections: the socket closes with the job.
+        let _ = self.0.send(Job::Run(run));
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Worker {
+    pub(super) jobs: Jobs,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    /// Starts worker `number`.
+    pub(super) fn start(number: usize) -> io::Result<Self> {
+        let (jobs, inbox) = mpsc::unbounded_channel();
+        let (report, started) = std::sync::mpsc::channel();
+        let body = move || match runtime() {
+            Ok(runtime) => {
+                drop(report);
+                runtime.block_on(work(inbox));
+            }
+            Err(error) => drop(report.send(error)),
+        };
+        let thread = std::thread::Builder::new()
+            .name(format!("worker-{number}"))
+            .spawn(body)?;
+        match started.recv() {
+            Ok(error) => Err(error),
+            // The thread let go of its end without a complaint: it works.
+            Err(_) => Ok(Self {
+                jobs: Jobs(jobs),
+                thread: Some(thread),
+            }),
+        }
+    }
+
+    /// Asks the worker to drop what it still serves and end.
+    pub(super) fn stop(&self) {
+        let _ = self.jobs.0.send(Job::Stop);
+    }
+
+    /// Waits for the thread to end, after [`Self::stop`].
+    pub(super) fn join(&mut self) {
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("a worker thread ended by a panic");
+        }
+    }
+}
+
+fn runtime() -> io::Result<LocalRuntime> {
+    Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .build_local(LocalOptions::default())
+}
+
+async fn work(mut inbox: UnboundedReceiver<Job>) {
+    while let Some(Job::Run(run)) = inbox.recv().await {
+        run();
+    }
+}
