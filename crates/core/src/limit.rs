@@ -144,6 +144,7 @@ pub enum Counting {
 pub struct Limit {
     algorithm: Algorithm,
     soft_percent: u32,
+    soft_allowance: u64,
     count_denied: bool,
     policy: Arc<str>,
 }
@@ -191,7 +192,7 @@ impl Limit {
     /// [`bounds`], or at odds with another.
     pub fn new(algorithm: Algorithm) -> Result<Self, LimitError> {
         let policy = policy_text(&algorithm).into();
-        let limit = Self { algorithm, soft_percent: 0, count_denied: false, policy };
+        let limit = Self { algorithm, soft_percent: 0, soft_allowance: 0, count_denied: false, policy };
         Kernel::compile(&limit)?;
         Ok(limit)
     }
@@ -205,7 +206,9 @@ impl Limit {
         if percent > 1_000 {
             return Err(LimitError::new("soft", format!("{percent}% is over the maximum of 1000%")));
         }
+        let allowance = u128::from(self.quota()) * u128::from(percent) / 100;
         self.soft_percent = percent;
+        self.soft_allowance = u64::try_from(allowance).unwrap_or(u64::MAX);
         Kernel::compile(&self)?;
         Ok(self)
     }
@@ -245,19 +248,24 @@ impl Limit {
     #[must_use]
     pub fn quota(&self) -> u64 {
         match self.algorithm {
-            Algorithm::Gcra { burst, .. } => burst + 1,
+            Algorithm::Gcra { burst, .. } => burst.saturating_add(1),
             Algorithm::TokenBucket { capacity, .. } => capacity,
-            Algorithm::LeakyBucket { capacity, queue, .. } => capacity + u64::from(queue),
+            Algorithm::LeakyBucket { capacity, queue, .. } => capacity.saturating_add(u64::from(queue)),
             Algorithm::FixedWindow { limit, .. }
             | Algorithm::SlidingWindowLog { limit, .. }
             | Algorithm::SlidingWindowCounter { limit, .. } => limit,
         }
     }
 
+    /// How many units over the quota are admitted, marked.
+    #[must_use]
+    pub fn soft_allowance(&self) -> u64 {
+        self.soft_allowance
+    }
+
     /// The quota with the soft allowance on top: nothing above it is ever admitted.
     pub(crate) fn hard_quota(&self) -> u64 {
-        let extra = u128::from(self.quota()) * u128::from(self.soft_percent) / 100;
-        self.quota().saturating_add(u64::try_from(extra).unwrap_or(u64::MAX))
+        self.quota().saturating_add(self.soft_allowance)
     }
 
     /// The time in which the whole quota comes back: a window's length, or a bucket's time to fill.

@@ -1,42 +1,337 @@
 //! A rule's limits, compiled: all of them share one key and so one state.
-use std::sync::Arc;
-use crate::{bounds, limit::{Limit, LimitError}};
+
+use std::{
+    hash::{DefaultHasher, Hasher},
+    sync::Arc,
+};
+
+use crate::{
+    bounds,
+    kernel::{Kernel, State},
+    limit::{Limit, LimitError},
+    outcome::{Outcome, Retry},
+    time::{Span, Timestamp},
+};
 
 /// A rule's limits over one key, compiled into kernels.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate_core::{AlgorithmName, LimitSpec, Limits, notation};
+///
+/// let limit = |text| LimitSpec::shorthand(notation::rate(text).unwrap(), AlgorithmName::SlidingWindowLog).build().unwrap();
+/// let limits = Limits::new(vec![limit("1/s"), limit("20/min")]).unwrap().named("api");
+/// assert_eq!((limits.name(), limits.len()), (Some("api"), 2));
+/// ```
 #[derive(Clone, Debug)]
-pub struct Limits { name: Option<Arc<str>>, limits: Vec<Limit>, shadow: bool }
+pub struct Limits {
+    name: Option<Arc<str>>,
+    shadow: bool,
+    limits: Vec<Limit>,
+    members: Vec<Member>,
+    fingerprint: u32,
+    formerly: Option<Arc<Self>>,
+}
+
+/// A kernel and the limits that it answers for.
+#[derive(Clone, Debug)]
+struct Member {
+    kernel: Kernel,
+    /// The index, in the rule's list, of the limit of each of the kernel's parts.
+    parts: Vec<usize>,
+    count_denied: bool,
+}
+
+/// Everything that is remembered of one key: a state for each kernel of its rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Cell {
+    One(State),
+    Many(Box<[State]>),
+}
+
+/// Limits as bits, in the order of the rule's list.
+pub(crate) type Mask = u16;
+
+const _: () = assert!(bounds::MAX_LIMITS_PER_RULE <= Mask::BITS as usize, "every limit has its bit");
 
 impl Limits {
+    /// How many sets of former limits are remembered, so that states left under them are taken over exactly.
+    const MAX_FORMER: usize = 4;
+
     /// Compiles `limits`.
     ///
     /// # Errors
     ///
     /// Refuses no limit at all and more than [`bounds::MAX_LIMITS_PER_RULE`].
     pub fn new(limits: Vec<Limit>) -> Result<Self, LimitError> {
-        if limits.is_empty() { return Err(LimitError::new("limits", "must name at least one limit")); }
-        if limits.len() > bounds::MAX_LIMITS_PER_RULE { return Err(LimitError::new("limits", format!("{} limits are over the maximum of {} a rule", limits.len(), bounds::MAX_LIMITS_PER_RULE))); }
-        Ok(Self { name: None, limits, shadow: false })
+        if limits.is_empty() {
+            return Err(LimitError::new("limits", "must name at least one limit"));
+        }
+        if limits.len() > bounds::MAX_LIMITS_PER_RULE {
+            let problem = format!("{} limits are over the maximum of {} a rule", limits.len(), bounds::MAX_LIMITS_PER_RULE);
+            return Err(LimitError::new("limits", problem));
+        }
+        let mut members: Vec<Member> = Vec::with_capacity(limits.len());
+        for (index, limit) in limits.iter().enumerate() {
+            let kernel = Kernel::compile(limit)?;
+            let count_denied = limit.count_denied();
+            match members.iter_mut().find(|member| member.shares_log(&kernel, count_denied)) {
+                Some(member) => member.join(&kernel, index),
+                None => members.push(Member { kernel, parts: vec![index], count_denied }),
+            }
+        }
+        let fingerprint = fingerprint(&limits);
+        Ok(Self { name: None, shadow: false, limits, members, fingerprint, formerly: None })
     }
+
     /// Gives the limits their rule's name.
     #[must_use]
-    pub fn named(mut self, rule: &str) -> Self { self.name = Some(rule.into()); self }
+    pub fn named(mut self, rule: &str) -> Self {
+        self.name = Some(rule.into());
+        self
+    }
+
     /// Lets the limits count and report but never deny.
     #[must_use]
-    pub fn in_shadow(mut self, shadow: bool) -> Self { self.shadow = shadow; self }
-    /// Makes these limits the successors of `old`: a key whose state was left by `old` keeps what it
-    /// has used when it is next charged under the new numbers.
+    pub fn in_shadow(mut self, shadow: bool) -> Self {
+        self.shadow = shadow;
+        self
+    }
+
+    /// Makes these limits the successors of `old`: a key whose state was left under `old` keeps what it has
+    /// spent when it is next charged under the new numbers.
+    ///
+    /// Limits are matched by algorithm and order: the second fixed window takes over from the second fixed window.
     #[must_use]
-    pub fn succeeding(self, _old: &Arc<Self>) -> Self { self }
+    pub fn succeeding(mut self, old: &Arc<Self>) -> Self {
+        self.formerly = Some(Arc::new(old.truncated(Self::MAX_FORMER)));
+        self
+    }
+
     /// The rule's name.
     #[must_use]
-    pub fn name(&self) -> Option<&str> { self.name.as_deref() }
+    pub fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
     /// Whether the limits only count and report.
     #[must_use]
-    pub fn shadow(&self) -> bool { self.shadow }
+    pub fn shadow(&self) -> bool {
+        self.shadow
+    }
+
     /// The limits, in the order in which they were given.
-    pub fn iter(&self) -> std::slice::Iter<'_, Limit> { self.limits.iter() }
+    pub fn iter(&self) -> std::slice::Iter<'_, Limit> {
+        self.limits.iter()
+    }
+
     /// How many limits there are: at least one.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "there is always at least one")]
-    pub fn len(&self) -> usize { self.limits.len() }
+    pub fn len(&self) -> usize {
+        self.limits.len()
+    }
+
+    /// A number that differs, almost surely, between limits that decide differently.
+    pub(crate) fn fingerprint(&self) -> u32 {
+        self.fingerprint
+    }
+
+    /// What is remembered of a key that was never seen.
+    pub(crate) fn fresh(&self) -> Cell {
+        match self.members.as_slice() {
+            [member] => Cell::One(member.kernel.fresh()),
+            members => Cell::Many(members.iter().map(|member| member.kernel.fresh()).collect()),
+        }
+    }
+
+    /// Makes sure that `cell`, left under limits of `fingerprint`, is one that these limits know.
+    #[inline]
+    pub(crate) fn load(&self, cell: Cell, fingerprint: u32, now: Timestamp) -> Cell {
+        if fingerprint == self.fingerprint && self.knows(&cell) { cell } else { self.adopt(cell, fingerprint, now) }
+    }
+
+    /// The limits that deny `cost` now.
+    #[inline]
+    pub(crate) fn denied(&self, cell: &mut Cell, now: Timestamp, cost: u64) -> Mask {
+        let mut denied = 0;
+        for (member, state) in self.members.iter().zip(cell.states_mut()) {
+            let mut parts = member.kernel.denied(state, now, cost);
+            while parts != 0 {
+                denied |= 1 << member.parts[parts.trailing_zeros() as usize];
+                parts &= parts - 1;
+            }
+        }
+        denied
+    }
+
+    /// Spends `cost` of every limit.
+    #[inline]
+    pub(crate) fn charge(&self, cell: &mut Cell, now: Timestamp, cost: u64) {
+        for (member, state) in self.members.iter().zip(cell.states_mut()) {
+            member.kernel.charge(state, now, cost);
+        }
+    }
+
+    /// Spends `cost` of the limits that count what is denied; true if there are any.
+    #[inline]
+    pub(crate) fn charge_denied(&self, cell: &mut Cell, now: Timestamp, cost: u64) -> bool {
+        let mut charged = false;
+        for (member, state) in self.members.iter().zip(cell.states_mut()) {
+            if member.count_denied {
+                member.kernel.charge(state, now, cost);
+                charged = true;
+            }
+        }
+        charged
+    }
+
+    /// Appends what every limit answers, given those that `denied` and whether `cost` was `charged`.
+    #[inline]
+    pub(crate) fn report(&self, cell: &Cell, now: Timestamp, asked: Asked, outcomes: &mut Vec<Outcome>) {
+        if let ([member], [limit]) = (self.members.as_slice(), self.limits.as_slice()) {
+            outcomes.push(member.outcome(limit, &cell.states()[0], now, 0, asked));
+            return;
+        }
+        let first = outcomes.len();
+        outcomes.resize(first + self.limits.len(), Outcome::UNSET);
+        for (member, state) in self.members.iter().zip(cell.states()) {
+            for (part, index) in member.parts.iter().enumerate() {
+                let asked = Asked { denied: asked.denied >> index, ..asked };
+                outcomes[first + index] = member.outcome(&self.limits[*index], state, now, part, asked);
+            }
+        }
+    }
+
+    fn knows(&self, cell: &Cell) -> bool {
+        let states = cell.states();
+        states.len() == self.members.len() && self.members.iter().zip(states).all(|(member, state)| member.kernel.knows(state))
+    }
+
+    /// Takes over what was left under other numbers.
+    #[cold]
+    fn adopt(&self, cell: Cell, fingerprint: u32, now: Timestamp) -> Cell {
+        let former = self.former(fingerprint);
+        let mut left: Vec<Option<(usize, State)>> = cell.into_states().into_iter().enumerate().map(Some).collect();
+        let mut take = |kernel: &Kernel| {
+            let same = left.iter_mut().find(|left| left.as_ref().is_some_and(|(_, state)| kernel.is_kind_of(state)));
+            let (index, state) = same.and_then(Option::take)?;
+            let old = former.and_then(|former| former.members.get(index)).map(|member| &member.kernel);
+            Some(kernel.adopt(old, state, now))
+        };
+        let states: Vec<State> =
+            self.members.iter().map(|member| take(&member.kernel).unwrap_or_else(|| member.kernel.fresh())).collect();
+        Cell::from_states(states)
+    }
+
+    fn former(&self, fingerprint: u32) -> Option<&Self> {
+        let mut limits = Some(self);
+        while let Some(candidate) = limits {
+            if candidate.fingerprint == fingerprint {
+                return Some(candidate);
+            }
+            limits = candidate.formerly.as_deref();
+        }
+        None
+    }
+
+    /// A copy that remembers at most `generations` former sets, itself included.
+    fn truncated(&self, generations: usize) -> Self {
+        let formerly = self.formerly.as_ref().filter(|_| generations > 1);
+        Self { formerly: formerly.map(|old| Arc::new(old.truncated(generations - 1))), ..self.clone() }
+    }
+}
+
+/// What was asked of one key's limits, and what came of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    pub(crate) cost: u64,
+    /// The limits that denied it.
+    pub(crate) denied: Mask,
+    /// Whether it was spent.
+    pub(crate) charged: bool,
+}
+
+impl Member {
+    fn shares_log(&self, kernel: &Kernel, count_denied: bool) -> bool {
+        self.count_denied == count_denied && matches!((&self.kernel, kernel), (Kernel::Log(_), Kernel::Log(_)))
+    }
+
+    fn join(&mut self, kernel: &Kernel, index: usize) {
+        if let (Kernel::Log(log), Kernel::Log(other)) = (&mut self.kernel, kernel) {
+            log.join(other);
+            self.parts.push(index);
+        }
+    }
+
+    #[inline]
+    fn outcome(&self, limit: &Limit, state: &State, now: Timestamp, part: usize, asked: Asked) -> Outcome {
+        let standing = self.kernel.standing(state, now, part);
+        let allowed = asked.denied & 1 == 0;
+        let soft = limit.soft_allowance();
+        Outcome {
+            allowed,
+            over_limit: asked.charged && standing.remaining < soft,
+            limit: limit.quota(),
+            remaining: standing.remaining,
+            reset_after: standing.reset_after,
+            retry_after: if allowed { Retry::NOW } else { self.kernel.retry(state, now, part, asked.cost) },
+            delay: if asked.charged { self.kernel.delay(state, now, asked.cost) } else { Span::ZERO },
+        }
+    }
+}
+
+impl Cell {
+    pub(crate) fn from_states(mut states: Vec<State>) -> Self {
+        if states.len() == 1 {
+            if let Some(state) = states.pop() {
+                return Self::One(state);
+            }
+        }
+        Self::Many(states.into())
+    }
+
+    #[inline]
+    pub(crate) fn states(&self) -> &[State] {
+        match self {
+            Self::One(state) => std::slice::from_ref(state),
+            Self::Many(states) => states,
+        }
+    }
+
+    #[inline]
+    fn states_mut(&mut self) -> &mut [State] {
+        match self {
+            Self::One(state) => std::slice::from_mut(state),
+            Self::Many(states) => states,
+        }
+    }
+
+    fn into_states(self) -> Vec<State> {
+        match self {
+            Self::One(state) => vec![state],
+            Self::Many(states) => states.into_vec(),
+        }
+    }
+
+    /// The instant from which forgetting the cell changes nothing.
+    pub(crate) fn expires(&self) -> Timestamp {
+        self.states().iter().map(State::expires).max().unwrap_or_default()
+    }
+
+    /// Bytes that charging `cost` may add to what the cell holds on the heap.
+    #[inline]
+    pub(crate) fn growth_bytes(&self, cost: u64) -> usize {
+        self.states().iter().map(|state| state.growth_bytes(cost)).sum()
+    }
+}
+
+fn fingerprint(limits: &[Limit]) -> u32 {
+    let mut hasher = DefaultHasher::new();
+    for limit in limits {
+        hasher.write(format!("{limit:?}").as_bytes());
+    }
+    // Half of the hash is as good as any.
+    (hasher.finish() >> 32) as u32
 }

@@ -44,6 +44,19 @@ pub struct Outcome {
     pub delay: Span,
 }
 
+impl Outcome {
+    /// A placeholder that is overwritten before anybody sees it.
+    pub(crate) const UNSET: Self = Self {
+        allowed: false,
+        over_limit: false,
+        limit: 0,
+        remaining: 0,
+        reset_after: Span::ZERO,
+        retry_after: Retry::Never,
+        delay: Span::ZERO,
+    };
+}
+
 /// Why a decision came out as it did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {

@@ -15,8 +15,8 @@ pub struct Timestamp(u64);
 pub struct Span(u64);
 
 impl Timestamp {
-    /// The latest instant that Rust and Lua both hold exactly: 2^53 µs, in the year 2255.
-    pub const MAX: Self = Self(1 << 53);
+    /// The latest instant that Rust and Lua both hold exactly: 2^53 - 1 µs, in the year 2255.
+    pub const MAX: Self = Self((1 << 53) - 1);
 
     /// The instant `micros` microseconds after the Unix epoch. Anything later than [`Self::MAX`]
     /// counts as that.

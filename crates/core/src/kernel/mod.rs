@@ -1,5 +1,232 @@
-//! kernels (being written)
-use crate::limit::{Limit, LimitError};
+//! The kernels: pure functions of state, time and cost.
+//!
+//! Every algorithm of [`Algorithm`] is a face of one of six kernels. Each answers four questions about its own state, and nobody else computes anything:
+//!
+//! - would this cost be *denied* now?
+//! - what is the state once it is *charged*?
+//! - how do things stand: what *remains*, when is it all back, when would this cost pass?
+//! - when is the state *as good as new*, so that forgetting it changes nothing?
+//!
+//! Time never runs backwards here: the store hands in the latest instant that it has seen.
+
+mod buckets;
+mod log;
+mod interval;
+mod schedule;
+mod weighted;
+mod window;
+
+pub(crate) use self::{
+    buckets::{Buckets, BucketsState},
+    interval::{Interval, IntervalState},
+    log::{Log, LogState, Stamp},
+    schedule::{Exact, Schedule},
+    weighted::{Weighted, WeightedState},
+    window::{FixedWindow, WindowState},
+};
+
+use crate::{
+    limit::{Algorithm, Counting, Limit, LimitError, RefillMode},
+    outcome::Retry,
+    time::{Span, Timestamp},
+};
+
+/// An algorithm's numbers, ready for deciding.
 #[derive(Clone, Debug)]
-pub(crate) struct Kernel;
-impl Kernel { pub(crate) fn compile(_limit: &Limit) -> Result<Self, LimitError> { Ok(Self) } }
+pub(crate) enum Kernel {
+    Schedule(Schedule),
+    Interval(Interval),
+    Window(FixedWindow),
+    Log(Log),
+    Buckets(Buckets),
+    Weighted(Weighted),
+}
+
+/// What a kernel remembers of a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Schedule(Exact),
+    Interval(IntervalState),
+    Window(WindowState),
+    Log(Box<LogState>),
+    Buckets(Box<BucketsState>),
+    Weighted(Box<WeightedState>),
+}
+
+/// How one limit stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Standing {
+    /// The most that could be spent now.
+    pub(crate) remaining: u64,
+    /// How long until the state is as good as new.
+    pub(crate) reset_after: Span,
+}
+
+/// Calls a method of the kernel with its own kind of state; a log, which has parts, has its own call.
+///
+/// [`Kernel::knows`] guards the way in: a state of another kernel never gets this far.
+macro_rules! dispatch {
+    ($kernel:expr, $state:expr, log |$l:ident, $ls:ident| $log:expr, other |$k:ident, $s:ident| $call:expr) => {
+        match ($kernel, $state) {
+            (Kernel::Schedule($k), State::Schedule($s)) => $call,
+            (Kernel::Interval($k), State::Interval($s)) => $call,
+            (Kernel::Window($k), State::Window($s)) => $call,
+            (Kernel::Log($l), State::Log($ls)) => $log,
+            (Kernel::Buckets($k), State::Buckets($s)) => $call,
+            (Kernel::Weighted($k), State::Weighted($s)) => $call,
+            _ => unreachable!("a state is checked with `Kernel::knows` when it is loaded"),
+        }
+    };
+}
+
+impl Kernel {
+    /// Checks a limit's numbers and prepares them.
+    pub(crate) fn compile(limit: &Limit) -> Result<Self, LimitError> {
+        let hard = limit.hard_quota();
+        Ok(match limit.algorithm() {
+            Algorithm::Gcra { rate, burst } => {
+                crate::limit::check_count("burst", *burst, 0)?;
+                Self::Schedule(Schedule::new(("rate", *rate), ("burst", hard), false)?)
+            }
+            Algorithm::TokenBucket { capacity, refill, mode } => {
+                crate::limit::check_count("capacity", *capacity, 1)?;
+                match mode {
+                    RefillMode::Continuous => Self::Schedule(Schedule::new(("refill", *refill), ("capacity", hard), false)?),
+                    RefillMode::Interval => Self::Interval(Interval::new(*refill, hard)?),
+                }
+            }
+            Algorithm::LeakyBucket { capacity, leak, queue } => {
+                crate::limit::check_count("capacity", *capacity, u64::from(!*queue))?;
+                Self::Schedule(Schedule::new(("leak", *leak), ("capacity", hard), *queue)?)
+            }
+            Algorithm::FixedWindow { window, .. } => Self::Window(FixedWindow::new(hard, window)?),
+            Algorithm::SlidingWindowLog { window, .. } => Self::Log(Log::new(hard, *window)?),
+            Algorithm::SlidingWindowCounter { window, counting: Counting::Weighted, .. } => {
+                Self::Weighted(Weighted::new(hard, *window)?)
+            }
+            Algorithm::SlidingWindowCounter { window, counting: Counting::Buckets { buckets, strict }, .. } => {
+                Self::Buckets(Buckets::new(hard, *window, *buckets, *strict)?)
+            }
+        })
+    }
+
+    /// The state of a key that was never seen.
+    pub(crate) fn fresh(&self) -> State {
+        match self {
+            Self::Schedule(_) => State::Schedule(Exact::default()),
+            Self::Interval(_) => State::Interval(IntervalState::default()),
+            Self::Window(_) => State::Window(WindowState::default()),
+            Self::Log(log) => State::Log(Box::new(log.fresh())),
+            Self::Buckets(buckets) => State::Buckets(Box::new(buckets.fresh())),
+            Self::Weighted(weighted) => State::Weighted(Box::new(weighted.fresh())),
+        }
+    }
+
+    /// Whether `state` is of this kernel's kind and shape.
+    pub(crate) fn knows(&self, state: &State) -> bool {
+        match (self, state) {
+            (Self::Log(log), State::Log(state)) => log.knows(state),
+            (Self::Buckets(buckets), State::Buckets(state)) => buckets.knows(state),
+            (Self::Weighted(weighted), State::Weighted(state)) => weighted.knows(state),
+            _ => self.is_kind_of(state),
+        }
+    }
+
+    /// Whether `state` was left by a kernel of this kind, under whatever numbers.
+    pub(crate) fn is_kind_of(&self, state: &State) -> bool {
+        matches!(
+            (self, state),
+            (Self::Schedule(_), State::Schedule(_))
+                | (Self::Interval(_), State::Interval(_))
+                | (Self::Window(_), State::Window(_))
+                | (Self::Log(_), State::Log(_))
+                | (Self::Buckets(_), State::Buckets(_))
+                | (Self::Weighted(_), State::Weighted(_))
+        )
+    }
+
+    /// Takes over a state that was left under other numbers: `old` is the kernel that left it, if that is known.
+    ///
+    /// What has been spent stays spent; what cannot be told is read as spent, but never as more than all.
+    pub(crate) fn adopt(&self, old: Option<&Self>, state: State, now: Timestamp) -> State {
+        match (self, state) {
+            (Self::Schedule(new), State::Schedule(tat)) => {
+                let old = old.and_then(|old| if let Self::Schedule(old) = old { Some(old) } else { None });
+                State::Schedule(new.adopt(old, tat, now))
+            }
+            (Self::Interval(new), State::Interval(state)) => {
+                let old = old.and_then(|old| if let Self::Interval(old) = old { Some(old) } else { None });
+                State::Interval(new.adopt(old, state, now))
+            }
+            (Self::Window(new), State::Window(state)) => {
+                let old = old.and_then(|old| if let Self::Window(old) = old { Some(old) } else { None });
+                State::Window(new.adopt(old, state, now))
+            }
+            (Self::Log(new), State::Log(mut state)) => {
+                new.adopt(&mut state, now);
+                State::Log(state)
+            }
+            (Self::Buckets(new), State::Buckets(state)) => State::Buckets(Box::new(new.adopt(&state, now))),
+            (Self::Weighted(new), State::Weighted(state)) => State::Weighted(Box::new(new.adopt(&state, now))),
+            _ => self.fresh(),
+        }
+    }
+
+    /// The parts that deny `cost` now, as bits.
+    pub(crate) fn denied(&self, state: &mut State, now: Timestamp, cost: u64) -> u16 {
+        dispatch!(self, state, log |k, s| k.denied(s, now, cost), other |k, s| u16::from(!k.admits(s, now, cost)))
+    }
+
+    /// Spends `cost`. A cost that was denied fills the state to the brim and no further, so that a client
+    /// that hammers stays denied but owes no more than it could ever have spent.
+    pub(crate) fn charge(&self, state: &mut State, now: Timestamp, cost: u64) {
+        dispatch!(self, state, log |k, s| k.charge(s, now, cost), other |k, s| k.charge(s, now, cost));
+    }
+
+    /// How part `part` stands.
+    pub(crate) fn standing(&self, state: &State, now: Timestamp, part: usize) -> Standing {
+        dispatch!(self, state, log |k, s| k.standing(s, now, part), other |k, s| k.standing(s, now))
+    }
+
+    /// When part `part` would admit `cost`, which it denies now.
+    pub(crate) fn retry(&self, state: &State, now: Timestamp, part: usize, cost: u64) -> Retry {
+        dispatch!(self, state, log |k, s| k.retry(s, now, part, cost), other |k, s| k.retry(s, now, cost))
+    }
+
+    /// How long the `cost` that was just charged must be held back.
+    pub(crate) fn delay(&self, state: &State, now: Timestamp, cost: u64) -> Span {
+        match (self, state) {
+            (Self::Schedule(schedule), State::Schedule(tat)) => schedule.delay(*tat, now, cost),
+            _ => Span::ZERO,
+        }
+    }
+}
+
+impl State {
+    /// The instant from which forgetting the state changes nothing.
+    pub(crate) fn expires(&self) -> Timestamp {
+        match self {
+            Self::Schedule(tat) => tat.ceil(),
+            Self::Interval(state) => state.full_at(),
+            Self::Window(state) => state.end(),
+            Self::Log(state) => state.expires(),
+            Self::Buckets(state) => state.expires(),
+            Self::Weighted(state) => state.expires(),
+        }
+    }
+
+    /// Bytes that the state holds on the heap.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        match self {
+            Self::Schedule(_) | Self::Interval(_) | Self::Window(_) => 0,
+            Self::Log(state) => size_of::<LogState>() + state.heap_bytes(),
+            Self::Buckets(state) => size_of::<BucketsState>() + state.heap_bytes(),
+            Self::Weighted(_) => size_of::<WeightedState>(),
+        }
+    }
+
+    /// Bytes that charging `cost` may add to [`Self::heap_bytes`].
+    pub(crate) fn growth_bytes(&self, cost: u64) -> usize {
+        if let Self::Log(state) = self { state.growth_bytes(cost) } else { 0 }
+    }
+}

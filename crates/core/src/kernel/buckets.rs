@@ -1,0 +1,158 @@
+//! The counter kernel, cut into sub-windows.
+//!
+//! Face: `sliding_window_counter` with `buckets: k`. Time is cut into buckets of `w = W / k`, from the epoch.
+//!
+//! ```text
+//!   k = 3         │  b-3  │  b-2  │  b-1  │   b   │
+//!                 ·  4    ·   2   ·   0   ·   1  now
+//!   strict sums   ├───────────────────────────────┤   k + 1 buckets: never less than W before now
+//!   loose sums            ├───────────────────────┤   k buckets: as little as W - w before now
+//! ```
+//!
+//! - **Promise.** Strict: every half-open interval of length `W` admits at most `L`. Under saturation that
+//!   is `L` in each `W + w`, or `k / (k + 1)` of the limit. Loose: at most `L` in any `k` buckets.
+//! - **Memory.** 8 bytes a bucket, and some 50 more; independent of the limit.
+//! - **Weakness.** Loose: up to `2 * L` in an interval of `W`. Strict: a key waits up to one bucket longer
+//!   than it would with a log.
+//! - **Source.** Folklore ("sliding window with sub-windows"); .NET's `SlidingWindowRateLimiter` is the loose one.
+
+use crate::{
+    bounds,
+    kernel::Standing,
+    limit::{LimitError, check_count, check_period},
+    outcome::Retry,
+    time::{Span, Timestamp},
+};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct BucketsState {
+    /// The number of the newest bucket since the epoch.
+    pub(crate) newest: u64,
+    /// The length of a bucket in microseconds.
+    pub(crate) width: u64,
+    /// A ring: bucket `b` is at `b % len`.
+    pub(crate) counts: Box<[u64]>,
+    pub(crate) total: u64,
+}
+
+impl BucketsState {
+    pub(crate) fn expires(&self) -> Timestamp {
+        if self.total == 0 {
+            return Timestamp::default();
+        }
+        let len = self.counts.len() as u64;
+        let newest = (0..len).find(|back| self.count(self.newest.saturating_sub(*back)) > 0).unwrap_or(0);
+        Timestamp::from_micros((self.newest - newest + len).saturating_mul(self.width))
+    }
+
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.counts.len() * size_of::<u64>()
+    }
+
+    fn slot(&self, bucket: u64) -> usize {
+        // The remainder is below the length of a slice, so it is a usize.
+        (bucket % self.counts.len() as u64) as usize
+    }
+
+    fn count(&self, bucket: u64) -> u64 {
+        self.counts[self.slot(bucket)]
+    }
+
+    /// Makes the bucket of `now` the newest and drops those that left the ring.
+    fn advance(&mut self, now: Timestamp) {
+        let bucket = now.as_micros() / self.width;
+        if bucket <= self.newest {
+            return;
+        }
+        if bucket - self.newest >= self.counts.len() as u64 {
+            self.counts.fill(0);
+            self.total = 0;
+        } else {
+            for passed in self.newest + 1..=bucket {
+                let slot = self.slot(passed);
+                self.total -= std::mem::take(&mut self.counts[slot]);
+            }
+        }
+        self.newest = bucket;
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Buckets {
+    limit: u64,
+    width: u64,
+    /// How many buckets are summed: one more than make a window where the promise is strict.
+    summed: usize,
+}
+
+impl Buckets {
+    pub(crate) fn new(limit: u64, window: Span, buckets: u32, strict: bool) -> Result<Self, LimitError> {
+        check_count("limit", limit, 0)?;
+        check_period("window", window)?;
+        if !(1..=bounds::MAX_BUCKETS).contains(&buckets) {
+            return Err(LimitError::new("buckets", format!("must be from 1 to {}, got {buckets}", bounds::MAX_BUCKETS)));
+        }
+        if !window.as_micros().is_multiple_of(u64::from(buckets)) {
+            return Err(LimitError::new("buckets", format!("{window} is no whole multiple of {buckets} microseconds; choose a divisor")));
+        }
+        let summed = buckets as usize + usize::from(strict);
+        Ok(Self { limit, width: window.as_micros() / u64::from(buckets), summed })
+    }
+
+    pub(crate) fn fresh(&self) -> BucketsState {
+        BucketsState { newest: 0, width: self.width, counts: vec![0; self.summed].into(), total: 0 }
+    }
+
+    pub(crate) fn knows(&self, state: &BucketsState) -> bool {
+        state.width == self.width && state.counts.len() == self.summed
+    }
+
+    /// What the old buckets still hold goes into the newest of the new ones.
+    pub(crate) fn adopt(&self, state: &BucketsState, now: Timestamp) -> BucketsState {
+        let mut old = state.clone();
+        old.advance(now);
+        if self.knows(&old) {
+            return old;
+        }
+        let mut new = self.fresh();
+        new.advance(now);
+        let slot = new.slot(new.newest);
+        new.counts[slot] = old.total;
+        new.total = old.total;
+        new
+    }
+
+    pub(crate) fn admits(&self, state: &mut BucketsState, now: Timestamp, cost: u64) -> bool {
+        state.advance(now);
+        cost <= self.limit && state.total <= self.limit - cost
+    }
+
+    pub(crate) fn charge(&self, state: &mut BucketsState, now: Timestamp, cost: u64) {
+        state.advance(now);
+        let room = self.limit.saturating_sub(state.total);
+        let slot = state.slot(state.newest);
+        state.counts[slot] += cost.min(room);
+        state.total += cost.min(room);
+    }
+
+    pub(crate) fn standing(&self, state: &BucketsState, now: Timestamp) -> Standing {
+        Standing { remaining: self.limit.saturating_sub(state.total), reset_after: state.expires().since(now) }
+    }
+
+    /// The oldest buckets leave one by one, until enough of them have.
+    pub(crate) fn retry(&self, state: &BucketsState, now: Timestamp, cost: u64) -> Retry {
+        if cost > self.limit {
+            return Retry::Never;
+        }
+        let len = self.summed as u64;
+        let mut short = (state.total + cost).saturating_sub(self.limit);
+        for bucket in (state.newest + 1).saturating_sub(len)..=state.newest {
+            let count = state.count(bucket);
+            if short <= count {
+                return Retry::After(Timestamp::from_micros((bucket + len).saturating_mul(self.width)).since(now));
+            }
+            short -= count;
+        }
+        Retry::NOW
+    }
+}

@@ -1,0 +1,126 @@
+//! The interval kernel: a token bucket that gets all the tokens of an interval at once.
+//!
+//! Face: `token_bucket` with `refill_mode: interval`. `R` tokens arrive at the end of every interval `I`,
+//! up to the capacity `B`; what overflows is lost. A full bucket has no interval running: the next take
+//! starts one, so that forgetting a full bucket changes nothing.
+//!
+//! The state is when the bucket will be full again, and how many tokens the last refill brings. The tokens
+//! missing now follow from it, as they do from a GCRA's TAT:
+//!
+//! ```text
+//!   missing = (m - 1) * R + last     m = ceil((full_at - now) / I) refills to come
+//!
+//!   now        R          R         last = full
+//! ───┼─────────┼──────────┼──────────┼──▶
+//!      m = 3      m = 2      m = 1   full_at
+//! ```
+//!
+//! - **Promise.** Any half-open interval of `t` admits at most `B + R * ceil(t / I)`.
+//! - **Memory.** 16 bytes; a key whose bucket is full is as good as new.
+//! - **Weakness.** Everybody who ran dry together comes back together, at the refill.
+//! - **Source.** Tanenbaum, Computer Networks (token bucket); the discrete refill of `bucket4j`'s "intervally".
+
+use crate::{
+    bounds,
+    kernel::Standing,
+    limit::{LimitError, Rate, check_count, check_rate},
+    outcome::Retry,
+    time::Timestamp,
+};
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct IntervalState {
+    /// When the bucket is full again, in microseconds since the epoch.
+    pub(crate) full_at: u64,
+    /// What the last refill brings: from 1 to the refill.
+    pub(crate) last: u64,
+}
+
+impl IntervalState {
+    pub(crate) fn full_at(&self) -> Timestamp {
+        Timestamp::from_micros(self.full_at)
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Interval {
+    refill: u64,
+    every: u64,
+    capacity: u64,
+}
+
+/// What is missing from a bucket, and when the next refill comes.
+struct Missing {
+    tokens: u64,
+    next_refill: u64,
+}
+
+impl Interval {
+    pub(crate) fn new(refill: Rate, capacity: u64) -> Result<Self, LimitError> {
+        check_rate("refill", refill)?;
+        check_count("capacity", capacity, 1)?;
+        let intervals = u128::from(capacity.div_ceil(refill.count));
+        if intervals * u128::from(refill.period.as_micros()) > u128::from(bounds::MAX_DRAIN.as_micros()) {
+            let problem = format!("{capacity} refilled by {refill} take longer than the maximum of 100 years; lower it or raise the refill");
+            return Err(LimitError::new("capacity", problem));
+        }
+        Ok(Self { refill: refill.count, every: refill.period.as_micros(), capacity })
+    }
+
+    pub(crate) fn admits(&self, state: &IntervalState, now: Timestamp, cost: u64) -> bool {
+        cost <= self.capacity && self.missing(state, now).tokens <= self.capacity - cost
+    }
+
+    pub(crate) fn charge(&self, state: &mut IntervalState, now: Timestamp, cost: u64) {
+        let missing = self.missing(state, now);
+        let tokens = missing.tokens.saturating_add(cost).min(self.capacity);
+        *state = self.state_of(tokens, missing.next_refill);
+    }
+
+    pub(crate) fn standing(&self, state: &IntervalState, now: Timestamp) -> Standing {
+        let remaining = self.capacity - self.missing(state, now).tokens;
+        Standing { remaining, reset_after: state.full_at().since(now) }
+    }
+
+    pub(crate) fn retry(&self, state: &IntervalState, now: Timestamp, cost: u64) -> Retry {
+        if cost > self.capacity {
+            return Retry::Never;
+        }
+        let missing = self.missing(state, now);
+        let short = missing.tokens.saturating_sub(self.capacity - cost);
+        if short == 0 {
+            return Retry::NOW;
+        }
+        let refills = short.div_ceil(self.refill);
+        let at = missing.next_refill.saturating_add((refills - 1).saturating_mul(self.every));
+        Retry::After(Timestamp::from_micros(at).since(now))
+    }
+
+    /// Keeps the tokens that are missing; the next refill comes when it would have, or sooner.
+    pub(crate) fn adopt(&self, old: Option<&Self>, state: IntervalState, now: Timestamp) -> IntervalState {
+        let missing = old.unwrap_or(self).missing(&state, now);
+        if missing.tokens == 0 {
+            return IntervalState::default();
+        }
+        let next_refill = missing.next_refill.min(now.as_micros().saturating_add(self.every));
+        self.state_of(missing.tokens.min(self.capacity), next_refill)
+    }
+
+    fn missing(&self, state: &IntervalState, now: Timestamp) -> Missing {
+        let now = now.as_micros();
+        if state.full_at <= now {
+            return Missing { tokens: 0, next_refill: now.saturating_add(self.every) };
+        }
+        let refills = (state.full_at - now).div_ceil(self.every);
+        let tokens = (refills - 1).saturating_mul(self.refill).saturating_add(state.last);
+        Missing { tokens: tokens.min(self.capacity), next_refill: state.full_at - (refills - 1) * self.every }
+    }
+
+    fn state_of(&self, missing: u64, next_refill: u64) -> IntervalState {
+        let refills = missing.div_ceil(self.refill).max(1);
+        IntervalState {
+            full_at: next_refill.saturating_add((refills - 1).saturating_mul(self.every)),
+            last: missing - (refills - 1) * self.refill,
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! The log kernel: the instants of what was admitted.
+//!
+//! Face: `sliding_window_log`. All the windows of one rule share one log: each keeps its place in it and
+//! the sum of what lies inside.
+//!
+//! ```text
+//!   expired      1/min window            1/s window
+//!   ▒▒▒▒▒▒│░░░░░░░░░░░░░░░░░░░░░░░░│█████████████│
+//!         head of the longest      head          now         an entry at `t` counts while t > now - W
+//! ```
+//!
+//! - **Promise.** Strict: every half-open interval of length `W` admits at most `L`, across every boundary.
+//! - **Memory.** 8 bytes for each admission that is still inside the longest window (more only for a cost
+//!   over 2,047); at most `L` entries.
+//! - **Work.** Each entry is passed once by each window, so that a decision costs a constant amount on
+//!   average; a denied cost of `n` reads at most `n` entries to name its wait.
+//! - **Weakness.** Memory grows with the limit: over 100,000 it is refused, and a counter is right.
+//! - **Source.** Folklore; Bucher, "Rate limiting: a sliding window log", and Figma 2017 for several rules.
+
+use std::collections::VecDeque;
+
+use crate::{
+    bounds,
+    kernel::Standing,
+    limit::{LimitError, check_count, check_period},
+    outcome::Retry,
+    time::{Span, Timestamp},
+};
+
+/// One admission: its instant in the low 53 bits and its cost in the high 11.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stamp(u64);
+
+impl Stamp {
+    const AT_BITS: u32 = 53;
+    const MAX_COST: u64 = (1 << (64 - Self::AT_BITS)) - 1;
+
+    fn new(at: Timestamp, cost: u64) -> Self {
+        debug_assert!(cost <= Self::MAX_COST, "a larger cost takes several stamps");
+        Self(cost << Self::AT_BITS | at.as_micros())
+    }
+
+    pub(crate) fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
+    pub(crate) fn to_bits(self) -> u64 {
+        self.0
+    }
+
+    fn at(self) -> Timestamp {
+        Timestamp::from_micros(self.0 & ((1 << Self::AT_BITS) - 1))
+    }
+
+    fn cost(self) -> u64 {
+        self.0 >> Self::AT_BITS
+    }
+}
+
+/// Where one window begins in the log, and what it holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Place {
+    head: usize,
+    sum: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LogState {
+    stamps: VecDeque<Stamp>,
+    places: Box<[Place]>,
+    /// The longest window of those that the log was last used with.
+    longest: Span,
+}
+
+impl LogState {
+    /// A log that holds `stamps`, oldest first, for windows of up to `longest`; its places are set when it is adopted.
+    pub(crate) fn from_stamps(stamps: VecDeque<Stamp>, longest: Span) -> Self {
+        Self { stamps, places: Box::default(), longest }
+    }
+
+    pub(crate) fn stamps(&self) -> impl ExactSizeIterator<Item = Stamp> {
+        self.stamps.iter().copied()
+    }
+
+    pub(crate) fn longest(&self) -> Span {
+        self.longest
+    }
+
+    pub(crate) fn expires(&self) -> Timestamp {
+        self.stamps.back().map_or_else(Timestamp::default, |last| last.at().after(self.longest))
+    }
+
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.stamps.capacity() * size_of::<Stamp>() + self.places.len() * size_of::<Place>()
+    }
+
+    pub(crate) fn growth_bytes(&self, cost: u64) -> usize {
+        let needed = self.stamps.len() + stamps_for(cost);
+        let capacity = self.stamps.capacity();
+        if needed <= capacity { 0 } else { (grown(capacity, needed) - capacity) * size_of::<Stamp>() }
+    }
+
+    fn push(&mut self, now: Timestamp, mut cost: u64) {
+        if let Some(last) = self.stamps.back_mut()
+            && last.at() == now
+            && last.cost() + cost <= Stamp::MAX_COST
+        {
+            *last = Stamp::new(now, last.cost() + cost);
+            return;
+        }
+        let needed = self.stamps.len() + stamps_for(cost);
+        if needed > self.stamps.capacity() {
+            let capacity = grown(self.stamps.capacity(), needed);
+            self.stamps.reserve_exact(capacity - self.stamps.len());
+        }
+        while cost > 0 {
+            let part = cost.min(Stamp::MAX_COST);
+            self.stamps.push_back(Stamp::new(now, part));
+            cost -= part;
+        }
+    }
+
+    /// Drops the oldest entry from the log and from every window that it is in.
+    fn drop_oldest(&mut self) {
+        let Some(oldest) = self.stamps.pop_front() else { return };
+        for place in &mut self.places {
+            if place.head == 0 {
+                place.sum -= oldest.cost();
+            } else {
+                place.head -= 1;
+            }
+        }
+    }
+}
+
+fn stamps_for(cost: u64) -> usize {
+    usize::try_from(cost.div_ceil(Stamp::MAX_COST)).unwrap_or(usize::MAX)
+}
+
+/// A quarter more than before, so that a full log wastes little and grows seldom.
+fn grown(capacity: usize, needed: usize) -> usize {
+    needed.max(capacity + capacity / 4 + 4)
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Log {
+    windows: Vec<LogWindow>,
+    longest: Span,
+    largest: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct LogWindow {
+    limit: u64,
+    span: Span,
+}
+
+impl Log {
+    pub(crate) fn new(limit: u64, span: Span) -> Result<Self, LimitError> {
+        check_count("limit", limit, 0)?;
+        check_period("window", span)?;
+        if limit > bounds::MAX_LOG_LIMIT {
+            let problem = format!(
+                "{limit} is over the log's maximum of {}; use sliding_window_counter for larger limits",
+                bounds::MAX_LOG_LIMIT
+            );
+            return Err(LimitError::new("limit", problem));
+        }
+        Ok(Self { windows: vec![LogWindow { limit, span }], longest: span, largest: limit })
+    }
+
+    /// Lets the windows of `other` share this log.
+    pub(crate) fn join(&mut self, other: &Self) {
+        self.windows.extend_from_slice(&other.windows);
+        self.longest = self.longest.max(other.longest);
+        self.largest = self.largest.max(other.largest);
+    }
+
+    pub(crate) fn fresh(&self) -> LogState {
+        LogState {
+            stamps: VecDeque::new(),
+            places: vec![Place::default(); self.windows.len()].into(),
+            longest: self.longest,
+        }
+    }
+
+    pub(crate) fn knows(&self, state: &LogState) -> bool {
+        state.places.len() == self.windows.len() && state.longest == self.longest
+    }
+
+    /// The entries stay as they are; every window finds its place among them.
+    pub(crate) fn adopt(&self, state: &mut LogState, now: Timestamp) {
+        state.longest = self.longest;
+        let sum = state.stamps.iter().map(|stamp| stamp.cost()).sum();
+        state.places = vec![Place { head: 0, sum }; self.windows.len()].into();
+        self.expire(state, now);
+    }
+
+    pub(crate) fn denied(&self, state: &mut LogState, now: Timestamp, cost: u64) -> u16 {
+        self.expire(state, now);
+        let mut denied = 0;
+        for (part, (window, place)) in self.windows.iter().zip(&state.places).enumerate() {
+            if cost > window.limit || place.sum > window.limit - cost {
+                denied |= 1 << part;
+            }
+        }
+        denied
+    }
+
+    /// Entries beyond the newest `largest` units can decide nothing, so a log that counts what it denies
+    /// stays as small as any other.
+    pub(crate) fn charge(&self, state: &mut LogState, now: Timestamp, cost: u64) {
+        let cost = cost.min(self.largest);
+        if cost == 0 {
+            return;
+        }
+        state.push(now, cost);
+        for place in &mut state.places {
+            place.sum += cost;
+        }
+        while let Some(oldest) = state.stamps.front()
+            && self.units(state) - oldest.cost() >= self.largest
+        {
+            state.drop_oldest();
+        }
+    }
+
+    pub(crate) fn standing(&self, state: &LogState, now: Timestamp, part: usize) -> Standing {
+        let (window, place) = (self.windows[part], state.places[part]);
+        let empty_at = match state.stamps.back() {
+            Some(last) if place.sum > 0 => last.at().after(window.span),
+            _ => now,
+        };
+        Standing { remaining: window.limit.saturating_sub(place.sum), reset_after: empty_at.since(now) }
+    }
+
+    pub(crate) fn retry(&self, state: &LogState, now: Timestamp, part: usize, cost: u64) -> Retry {
+        let (window, place) = (self.windows[part], state.places[part]);
+        if cost > window.limit {
+            return Retry::Never;
+        }
+        let mut short = (place.sum + cost).saturating_sub(window.limit);
+        for stamp in state.stamps.range(place.head..) {
+            if short <= stamp.cost() {
+                return Retry::After(stamp.at().after(window.span).since(now));
+            }
+            short -= stamp.cost();
+        }
+        Retry::NOW
+    }
+
+    /// Moves every window to where it begins now, and drops what has left the longest.
+    fn expire(&self, state: &mut LogState, now: Timestamp) {
+        for (window, place) in self.windows.iter().zip(&mut state.places) {
+            while let Some(stamp) = state.stamps.get(place.head)
+                && stamp.at().after(window.span) <= now
+            {
+                place.sum -= stamp.cost();
+                place.head += 1;
+            }
+        }
+        let expired = state.places.iter().map(|place| place.head).min().unwrap_or(0);
+        state.stamps.drain(..expired);
+        for place in &mut state.places {
+            place.head -= expired;
+        }
+    }
+
+    /// What the whole log holds: the sum of the window that begins at its front.
+    fn units(&self, state: &LogState) -> u64 {
+        state.places.iter().map(|place| place.sum).max().unwrap_or(0)
+    }
+}

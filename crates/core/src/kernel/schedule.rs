@@ -1,0 +1,192 @@
+//! The schedule kernel: one theoretical arrival time (TAT).
+//!
+//! Faces: `gcra`, `token_bucket` with continuous refill, `leaky_bucket` as a meter and as a queue. They are
+//! one algorithm: a bucket of capacity `B` is empty of tokens, or full of water, to the extent that the TAT
+//! lies ahead of the clock.
+//!
+//! ```text
+//!           now                TAT         now + tau          tau = B * T, one unit is T = period / rate
+//! ──────────┼───── spent ───────┼─── remaining ──┼────────▶ time
+//! ```
+//!
+//! - **Promise.** With rate `L` per period `P` and capacity `B`, any closed interval of `t` admits at most
+//!   `B + floor(t * L / P)` units; a half-open one less by one where `t * L / P` is whole.
+//! - **Exact.** One unit is `p / l` microseconds, in lowest terms. The TAT is whole microseconds and a
+//!   fraction in `l`-ths, added with a carry: nothing is ever rounded, so that 7 per second earn back
+//!   exactly 7 each second.
+//! - **Memory.** 16 bytes; a key whose TAT has passed is as good as new.
+//! - **Weakness.** A window of length `W` can see `B + floor(W * L / P)`, up to twice `L` when `B = L` and
+//!   `W = P`; choose `B` smaller, or a sliding window, where that matters.
+//! - **Source.** ITU-T I.371 (GCRA, virtual scheduling); Turner 1986 (leaky bucket).
+
+use crate::{
+    bounds,
+    kernel::Standing,
+    limit::{LimitError, Rate, check_count, check_rate},
+    outcome::Retry,
+    time::{Span, Timestamp},
+};
+
+/// A number of microseconds with an exact fraction: `whole + part / l`, `part < l`, for the `l` of a schedule.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Exact {
+    pub(crate) whole: u64,
+    pub(crate) part: u64,
+}
+
+impl Exact {
+    fn at(now: Timestamp) -> Self {
+        Self { whole: now.as_micros(), part: 0 }
+    }
+
+    /// The first whole microsecond that is not earlier.
+    pub(crate) fn ceil(self) -> Timestamp {
+        Timestamp::from_micros(self.whole.saturating_add(u64::from(self.part > 0)))
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Schedule {
+    /// One unit lasts `p / l` microseconds, in lowest terms.
+    p: u64,
+    l: u64,
+    unit: Exact,
+    /// How far the TAT may lie ahead of the clock: the capacity in time.
+    tau: Exact,
+    capacity: u64,
+    queue: bool,
+}
+
+impl Schedule {
+    /// A schedule of `rate` whose bucket holds `capacity`; each comes with the name of its field.
+    pub(crate) fn new(
+        (rate_field, rate): (&'static str, Rate),
+        (capacity_field, capacity): (&'static str, u64),
+        queue: bool,
+    ) -> Result<Self, LimitError> {
+        check_rate(rate_field, rate)?;
+        check_count(capacity_field, capacity, 1)?;
+        let divisor = gcd(rate.count, rate.period.as_micros());
+        let (l, p) = (rate.count / divisor, rate.period.as_micros() / divisor);
+        let tau_micros = (u128::from(capacity) * u128::from(p)).div_ceil(u128::from(l));
+        if tau_micros > u128::from(bounds::MAX_DRAIN.as_micros()) {
+            let problem = format!("{capacity} at {rate} take longer to come back than the maximum of 100 years; lower it or raise the rate");
+            return Err(LimitError::new(capacity_field, problem));
+        }
+        let mut schedule = Self { p, l, unit: Exact::default(), tau: Exact::default(), capacity, queue };
+        schedule.unit = schedule.lasting(1);
+        schedule.tau = schedule.lasting(capacity);
+        Ok(schedule)
+    }
+
+    pub(crate) fn admits(&self, tat: &Exact, now: Timestamp, cost: u64) -> bool {
+        cost <= self.capacity && self.plus(self.base(*tat, now), self.span_of(cost)) <= self.brim(now)
+    }
+
+    pub(crate) fn charge(&self, tat: &mut Exact, now: Timestamp, cost: u64) {
+        let cost = cost.min(self.capacity);
+        *tat = self.plus(self.base(*tat, now), self.span_of(cost)).min(self.brim(now));
+    }
+
+    pub(crate) fn standing(&self, tat: &Exact, now: Timestamp) -> Standing {
+        let base = self.base(*tat, now);
+        let room = self.minus(self.brim(now), base);
+        let remaining = if room < self.unit { 0 } else { self.units_in(room) };
+        Standing { remaining, reset_after: base.ceil().since(now) }
+    }
+
+    pub(crate) fn retry(&self, tat: &Exact, now: Timestamp, cost: u64) -> Retry {
+        if cost > self.capacity {
+            return Retry::Never;
+        }
+        let end = self.plus(self.base(*tat, now), self.span_of(cost));
+        let wait = self.minus(end, self.brim(now));
+        Retry::After(Span::from_micros(wait.ceil().as_micros()))
+    }
+
+    /// A queue serves the request that was just charged when those before it are done.
+    pub(crate) fn delay(&self, tat: Exact, now: Timestamp, cost: u64) -> Span {
+        if !self.queue {
+            return Span::ZERO;
+        }
+        self.minus(tat, self.span_of(cost)).ceil().since(now)
+    }
+
+    /// Keeps the units that are spent, at their new length.
+    pub(crate) fn adopt(&self, old: Option<&Self>, tat: Exact, now: Timestamp) -> Exact {
+        let brim = self.brim(now);
+        let Some(old) = old else {
+            // Without the old numbers the debt stays as long as it was, in time.
+            return Exact { whole: tat.whole, part: tat.part.min(self.l - 1) }.min(brim);
+        };
+        let debt = old.minus(old.base(tat, now), Exact::at(now));
+        let scaled = u128::from(debt.whole) * u128::from(old.l) + u128::from(debt.part);
+        let (units, rest) = (scaled / u128::from(old.p), scaled % u128::from(old.p));
+        let scaled = units * u128::from(self.p) + (rest * u128::from(self.p)).div_ceil(u128::from(old.p));
+        self.plus(Exact::at(now), self.exact(scaled)).min(brim)
+    }
+
+    /// Where spending begins: the TAT, or now if it has passed.
+    fn base(&self, tat: Exact, now: Timestamp) -> Exact {
+        tat.max(Exact::at(now))
+    }
+
+    /// The latest TAT that is allowed now.
+    fn brim(&self, now: Timestamp) -> Exact {
+        self.plus(Exact::at(now), self.tau)
+    }
+
+    fn span_of(&self, cost: u64) -> Exact {
+        if cost == 1 { self.unit } else { self.lasting(cost) }
+    }
+
+    /// `cost` units in time; `cost` is at most the capacity, so this fits.
+    fn lasting(&self, cost: u64) -> Exact {
+        self.exact(u128::from(cost) * u128::from(self.p))
+    }
+
+    /// A number of `1 / l` microseconds, split.
+    fn exact(&self, scaled: u128) -> Exact {
+        let l = u128::from(self.l);
+        Exact { whole: narrow(scaled / l), part: narrow(scaled % l) }
+    }
+
+    /// How many whole units fit into `span`.
+    fn units_in(&self, span: Exact) -> u64 {
+        if self.l == 1 {
+            return span.whole / self.p;
+        }
+        narrow((u128::from(span.whole) * u128::from(self.l) + u128::from(span.part)) / u128::from(self.p))
+    }
+
+    fn plus(&self, a: Exact, b: Exact) -> Exact {
+        let (whole, part) = (a.whole.saturating_add(b.whole), a.part.saturating_add(b.part));
+        if part < self.l {
+            Exact { whole, part }
+        } else {
+            Exact { whole: whole.saturating_add(1), part: part - self.l }
+        }
+    }
+
+    /// `a - b`, or zero if `b` is larger.
+    fn minus(&self, a: Exact, b: Exact) -> Exact {
+        if a <= b {
+            Exact::default()
+        } else if a.part >= b.part {
+            Exact { whole: a.whole - b.whole, part: a.part - b.part }
+        } else {
+            Exact { whole: a.whole - b.whole - 1, part: a.part + self.l - b.part }
+        }
+    }
+}
+
+fn narrow(wide: u128) -> u64 {
+    u64::try_from(wide).unwrap_or(u64::MAX)
+}
+
+fn gcd(mut a: u64, mut b: u64) -> u64 {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}

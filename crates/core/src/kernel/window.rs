@@ -1,0 +1,102 @@
+//! The window kernel: one count that starts again at the end of each window.
+//!
+//! Face: `fixed_window`, anchored to the epoch, to a key's first request, or to a calendar.
+//!
+//! - **Promise.** At most `L` in each window `[start, end)` of the grid.
+//! - **Memory.** 16 bytes; a key whose window has ended is as good as new.
+//! - **Weakness.** Twice `L` within any time, however short, that lies across a boundary: `L` just before it
+//!   and `L` just after. In general a half-open interval of `t` admits up to `L * (ceil(t / W) + 1)`. All
+//!   keys of an epoch or calendar grid come back at the same instant.
+//! - **Source.** Folklore; the boundary burst is described in every account of it.
+
+use crate::{
+    calendar::Calendar,
+    kernel::Standing,
+    limit::{LimitError, Window, check_count, check_period},
+    outcome::Retry,
+    time::Timestamp,
+};
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct WindowState {
+    pub(crate) count: u64,
+    /// When the window of `count` ends, in microseconds since the epoch.
+    pub(crate) end: u64,
+}
+
+impl WindowState {
+    pub(crate) fn end(&self) -> Timestamp {
+        Timestamp::from_micros(self.end)
+    }
+
+    fn count_at(&self, now: Timestamp) -> u64 {
+        if self.end <= now.as_micros() { 0 } else { self.count }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct FixedWindow {
+    limit: u64,
+    grid: Window,
+}
+
+impl FixedWindow {
+    pub(crate) fn new(limit: u64, grid: &Window) -> Result<Self, LimitError> {
+        check_count("limit", limit, 0)?;
+        if let Window::Epoch(span) | Window::FirstRequest(span) = grid {
+            check_period("window", *span)?;
+        }
+        Ok(Self { limit, grid: grid.clone() })
+    }
+
+    pub(crate) fn admits(&self, state: &WindowState, now: Timestamp, cost: u64) -> bool {
+        cost <= self.limit && state.count_at(now) <= self.limit - cost
+    }
+
+    pub(crate) fn charge(&self, state: &mut WindowState, now: Timestamp, cost: u64) {
+        let count = state.count_at(now);
+        if state.end <= now.as_micros() {
+            state.end = self.end_at(now).as_micros();
+        }
+        state.count = count.saturating_add(cost).min(self.limit.max(count));
+    }
+
+    pub(crate) fn standing(&self, state: &WindowState, now: Timestamp) -> Standing {
+        Standing { remaining: self.limit.saturating_sub(state.count_at(now)), reset_after: state.end().since(now) }
+    }
+
+    pub(crate) fn retry(&self, state: &WindowState, now: Timestamp, cost: u64) -> Retry {
+        if cost > self.limit {
+            return Retry::Never;
+        }
+        Retry::After(state.end().since(now))
+    }
+
+    /// The old count counts in full in the new window while the two overlap.
+    pub(crate) fn adopt(&self, old: Option<&Self>, state: WindowState, now: Timestamp) -> WindowState {
+        if state.end <= now.as_micros() {
+            return WindowState::default();
+        }
+        let end = match (&self.grid, old.map(|old| &old.grid)) {
+            (Window::FirstRequest(new), Some(Window::FirstRequest(old))) => {
+                let start = state.end.saturating_sub(old.as_micros());
+                start.saturating_add(new.as_micros())
+            }
+            (Window::FirstRequest(_), _) => state.end.min(self.end_at(now).as_micros()),
+            (Window::Epoch(_) | Window::Calendar(_), _) => self.end_at(now).as_micros(),
+        };
+        if end <= now.as_micros() { WindowState::default() } else { WindowState { count: state.count, end } }
+    }
+
+    /// The end of the window that a charge at `now` falls into, or begins.
+    fn end_at(&self, now: Timestamp) -> Timestamp {
+        match &self.grid {
+            Window::Epoch(span) => {
+                let span = span.as_micros();
+                Timestamp::from_micros((now.as_micros() / span + 1).saturating_mul(span))
+            }
+            Window::FirstRequest(span) => now.after(*span),
+            Window::Calendar(calendar) => Calendar::window(calendar, now).1,
+        }
+    }
+}
