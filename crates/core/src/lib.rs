@@ -17,6 +17,7 @@ mod memory;
 mod outcome;
 mod rules;
 mod spec;
+mod sync;
 mod time;
 mod verdict;
 
@@ -24,7 +25,7 @@ pub use calendar::{Calendar, CalendarUnit};
 pub use charge::{Charge, Cost, Effect, RequestError};
 pub use limit::{Algorithm, Counting, Limit, LimitError, Rate, RefillMode, Window};
 pub use limits::Limits;
-pub use memory::{Block, MemoryBounds, MemoryStats, MemoryStore, WhenFull};
+pub use memory::{Block, MemoryBounds, MemoryStats, MemoryStore, SnapshotError, WhenFull};
 pub use outcome::{Decision, Outcome, Retry};
 pub use rules::{Request, RuleSet, Scratch};
 pub use spec::{AlgorithmName, Anchor, LimitSpec};

@@ -1,0 +1,168 @@
+//! What the store keeps of one key: 48 bytes, with short keys and plain states inside.
+
+use crate::{
+    kernel::{Exact, IntervalState, State, WindowState},
+    limits::{Cell, Limits},
+    time::Timestamp,
+};
+
+/// One key and what is remembered of it.
+#[derive(Debug)]
+pub(super) struct Entry {
+    key: Key,
+    packed: Packed,
+    /// Of the limits under which the state was left.
+    fingerprint: u32,
+    /// Whether half of a limit is spent, or the key was denied: such a key is not forgotten to make room.
+    pressed: bool,
+}
+
+const _: () = assert!(size_of::<Entry>() == 48, "a million keys are paid for by the byte");
+
+impl Entry {
+    pub(super) fn new(key: &[u8], cell: Cell, fingerprint: u32, pressed: bool) -> Self {
+        Self { key: Key::new(key), packed: Packed::new(cell), fingerprint, pressed }
+    }
+
+    #[inline]
+    pub(super) fn key(&self) -> &[u8] {
+        self.key.bytes()
+    }
+
+    pub(super) fn fingerprint(&self) -> u32 {
+        self.fingerprint
+    }
+
+    /// Whether the key may be forgotten to make room for another.
+    pub(super) fn pressed(&self) -> bool {
+        self.pressed || matches!(self.packed, Packed::Taken)
+    }
+
+    /// Takes the state out, as one that `limits` know. [`Self::put`] must follow under the same lock.
+    #[inline]
+    pub(super) fn take(&mut self, limits: &Limits, now: Timestamp) -> Cell {
+        let packed = std::mem::replace(&mut self.packed, Packed::Taken);
+        packed.unpack().map_or_else(|| limits.fresh(), |cell| limits.load(cell, self.fingerprint, now))
+    }
+
+    /// A copy of the state, as one that `limits` know.
+    pub(super) fn copy(&self, limits: &Limits, now: Timestamp) -> Cell {
+        self.packed.clone().unpack().map_or_else(|| limits.fresh(), |cell| limits.load(cell, self.fingerprint, now))
+    }
+
+    /// A copy of the state as it was left.
+    pub(super) fn cell(&self) -> Option<Cell> {
+        self.packed.clone().unpack()
+    }
+
+    #[inline]
+    pub(super) fn put(&mut self, cell: Cell, fingerprint: u32, pressed: bool) {
+        self.packed = Packed::new(cell);
+        self.fingerprint = fingerprint;
+        self.pressed = pressed;
+    }
+
+    /// The instant from which forgetting the key changes nothing.
+    pub(super) fn expires(&self) -> Timestamp {
+        match &self.packed {
+            Packed::Schedule { part, whole } => Exact { part: u64::from(*part), whole: *whole }.ceil(),
+            Packed::Interval { full_at, .. } => Timestamp::from_micros(*full_at),
+            Packed::Window { end, .. } => Timestamp::from_micros(*end),
+            Packed::Wide(cell) => cell.expires(),
+            Packed::Taken => Timestamp::MAX,
+        }
+    }
+
+    /// Bytes on the heap that belong to this key.
+    #[inline]
+    pub(super) fn heap_bytes(&self) -> usize {
+        self.key.heap_bytes() + if let Packed::Wide(cell) = &self.packed { wide_bytes(cell) } else { 0 }
+    }
+
+    /// Bytes that charging `cost` may add.
+    #[inline]
+    pub(super) fn growth_bytes(&self, cost: u64) -> usize {
+        if let Packed::Wide(cell) = &self.packed { cell.growth_bytes(cost) } else { 0 }
+    }
+}
+
+fn wide_bytes(cell: &Cell) -> usize {
+    let states = cell.states();
+    let outside = if let Cell::Many(_) = cell { size_of_val(states) } else { 0 };
+    size_of::<Cell>() + outside + states.iter().map(State::heap_bytes).sum::<usize>()
+}
+
+/// A key of up to 22 bytes lies inside the entry.
+#[derive(Debug)]
+enum Key {
+    Inline { len: u8, bytes: [u8; Self::INLINE] },
+    Heap(Box<[u8]>),
+}
+
+impl Key {
+    const INLINE: usize = 22;
+
+    fn new(key: &[u8]) -> Self {
+        match u8::try_from(key.len()) {
+            Ok(len) if key.len() <= Self::INLINE => {
+                let mut bytes = [0; Self::INLINE];
+                bytes[..key.len()].copy_from_slice(key);
+                Self::Inline { len, bytes }
+            }
+            _ => Self::Heap(key.into()),
+        }
+    }
+
+    #[inline]
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Inline { len, bytes } => &bytes[..usize::from(*len)],
+            Self::Heap(bytes) => bytes,
+        }
+    }
+
+    fn heap_bytes(&self) -> usize {
+        if let Self::Heap(bytes) = self { bytes.len() } else { 0 }
+    }
+}
+
+/// A cell in 16 bytes: the plain states inside, with counts and fractions of up to 32 bits; all else in a box.
+#[derive(Clone, Debug)]
+enum Packed {
+    Schedule { part: u32, whole: u64 },
+    Interval { last: u32, full_at: u64 },
+    Window { count: u32, end: u64 },
+    Wide(Box<Cell>),
+    /// Out of the entry while a decision is being made.
+    Taken,
+}
+
+impl Packed {
+    #[inline]
+    fn new(cell: Cell) -> Self {
+        match &cell {
+            Cell::One(State::Schedule(Exact { part, whole })) => {
+                u32::try_from(*part).ok().map(|part| Self::Schedule { part, whole: *whole })
+            }
+            Cell::One(State::Interval(IntervalState { last, full_at })) => {
+                u32::try_from(*last).ok().map(|last| Self::Interval { last, full_at: *full_at })
+            }
+            Cell::One(State::Window(WindowState { count, end })) => {
+                u32::try_from(*count).ok().map(|count| Self::Window { count, end: *end })
+            }
+            _ => None,
+        }
+        .unwrap_or_else(|| Self::Wide(Box::new(cell)))
+    }
+
+    #[inline]
+    fn unpack(self) -> Option<Cell> {
+        Some(Cell::One(match self {
+            Self::Schedule { part, whole } => State::Schedule(Exact { part: u64::from(part), whole }),
+            Self::Interval { last, full_at } => State::Interval(IntervalState { last: u64::from(last), full_at }),
+            Self::Window { count, end } => State::Window(WindowState { count: u64::from(count), end }),
+            Self::Wide(cell) => return Some(*cell),
+            Self::Taken => return None,
+        }))
+    }
+}

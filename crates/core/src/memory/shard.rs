@@ -1,0 +1,386 @@
+//! A part of the store, under one lock: its keys, its blocks, and room for so many and no more.
+
+use std::{
+    collections::HashMap,
+    hash::{BuildHasher, Hasher, RandomState},
+};
+
+use super::{
+    Block, MemoryStats, WhenFull,
+    entry::Entry,
+    index::{self, Index},
+};
+use crate::{
+    charge::{Charge, Effect},
+    limits::{Asked, Cell, Mask},
+    outcome::{Outcome, Retry},
+    time::{Span, Timestamp},
+};
+
+/// How many entries an insertion looks at to find one that has expired or may be forgotten.
+const SAMPLE: usize = 8;
+
+/// How many entries an insertion looks at to drop those that have expired: more than one, so that under a
+/// stream of new keys the expired ones go faster than new ones come.
+const TIDY_ON_INSERT: usize = 3;
+
+/// One decision in so many looks at one entry, so that an idle store empties without insertions.
+const TIDY_EVERY: u32 = 16;
+
+#[derive(Debug)]
+pub(super) struct Shard {
+    hasher: RandomState,
+    index: Index,
+    entries: Vec<Entry>,
+    blocks: HashMap<Box<[u8]>, BlockState>,
+    room: Room,
+    /// The latest instant seen: a clock that goes backwards counts as this.
+    latest: Timestamp,
+    /// Where tidying goes on.
+    cursor: usize,
+    decisions: u32,
+    /// Bytes on the heap that belong to the entries.
+    heap_bytes: usize,
+    /// Keys that a decision of several charges is about to insert.
+    reserved: usize,
+    counts: MemoryStats,
+}
+
+/// What a shard may hold.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    pub(super) keys: usize,
+    pub(super) bytes: usize,
+    pub(super) when_full: WhenFull,
+}
+
+#[derive(Clone, Debug)]
+struct BlockState {
+    until: Option<Timestamp>,
+    reason: Box<str>,
+}
+
+/// There is no room, and this is when there may be.
+#[derive(Debug)]
+pub(super) struct Full {
+    pub(super) retry_after: Retry,
+}
+
+/// One charge while it is being decided: its state is out of the store.
+#[derive(Debug)]
+pub(super) struct Pending<'c> {
+    charge: &'c Charge<'c>,
+    cost: u64,
+    hash: u64,
+    entry: Option<usize>,
+    cell: Cell,
+    denied: Mask,
+    charged: bool,
+    kept: bool,
+}
+
+impl<'c> Pending<'c> {
+    /// Asks the limits; true if they let the request pass, as those of a shadow rule always do.
+    #[inline]
+    pub(super) fn ask(&mut self, now: Timestamp) -> bool {
+        self.denied = self.charge.limits.denied(&mut self.cell, now, self.cost);
+        self.denied == 0 || self.charge.limits.shadow()
+    }
+
+    /// Spends what is to be spent, given whether the request as a whole is `admitted`.
+    #[inline]
+    pub(super) fn settle(&mut self, admitted: bool, now: Timestamp) {
+        let limits = self.charge.limits;
+        if admitted && self.denied == 0 {
+            limits.charge(&mut self.cell, now, self.cost);
+            self.charged = true;
+        } else if admitted == limits.shadow() {
+            // Denied by these limits, or by others of the same request: a shadow limit takes no notice of those.
+            self.kept |= limits.charge_denied(&mut self.cell, now, self.cost);
+        }
+        self.kept |= self.charged;
+    }
+
+    #[inline]
+    pub(super) fn report(&self, now: Timestamp, outcomes: &mut Vec<Outcome>) -> bool {
+        let first = outcomes.len();
+        let asked = Asked { cost: self.cost, denied: self.denied, charged: self.charged && self.cost > 0 };
+        self.charge.limits.report(&self.cell, now, asked, outcomes);
+        self.denied != 0 || outcomes[first..].iter().any(|outcome| outcome.remaining < outcome.limit / 2)
+    }
+}
+
+impl Shard {
+    pub(super) fn new(hasher: RandomState, room: Room) -> Self {
+        let room = Room { keys: room.keys.clamp(1, index::MAX_ENTRIES), ..room };
+        Self {
+            hasher,
+            index: Index::default(),
+            entries: Vec::new(),
+            blocks: HashMap::new(),
+            room,
+            latest: Timestamp::default(),
+            cursor: 0,
+            decisions: 0,
+            heap_bytes: 0,
+            reserved: 0,
+            counts: MemoryStats::default(),
+        }
+    }
+
+    /// The instant that `now` counts as.
+    pub(super) fn latest(&mut self, now: Timestamp) -> Timestamp {
+        self.latest = self.latest.max(now);
+        self.latest
+    }
+
+    /// Makes sure that `charge` can be kept.
+    pub(super) fn reserve(&mut self, charge: &Charge<'_>, hash: u64, now: Timestamp) -> Result<(), Full> {
+        let Some(number) = self.find(hash, charge.key) else {
+            let made = self.make_room(1, self.key_bytes(charge.key), now);
+            if made.is_ok() {
+                self.reserved += 1;
+            } else if self.room.when_full == WhenFull::Allow {
+                self.counts.newcomers_allowed += 1;
+                return Ok(());
+            } else {
+                self.counts.newcomers_denied += 1;
+            }
+            return made;
+        };
+        match self.entries[number].growth_bytes(charge.cost.units()) {
+            0 => Ok(()),
+            growth => self.make_room(0, growth, now),
+        }
+    }
+
+    /// Takes the state of `charge` out, or a copy of it where nothing is to be charged.
+    #[inline]
+    pub(super) fn open<'c>(&mut self, charge: &'c Charge<'c>, hash: u64, now: Timestamp, effect: Effect) -> Pending<'c> {
+        let entry = self.find(hash, charge.key);
+        let limits = charge.limits;
+        let cell = match (entry, effect) {
+            (None, _) => limits.fresh(),
+            (Some(number), Effect::Charge) => {
+                self.heap_bytes -= self.entries[number].heap_bytes();
+                self.entries[number].take(limits, now)
+            }
+            (Some(number), Effect::Peek | Effect::Look) => self.entries[number].copy(limits, now),
+        };
+        let cost = if effect == Effect::Look { 0 } else { charge.cost.units() };
+        Pending { charge, cost, hash, entry, cell, denied: 0, charged: false, kept: false }
+    }
+
+    /// Puts the state of a charge back that was there before; the others are to be inserted.
+    #[inline]
+    pub(super) fn put_back<'c>(&mut self, pending: Pending<'c>, pressed: bool) -> Option<Pending<'c>> {
+        let Some(number) = pending.entry else { return Some(pending) };
+        let entry = &mut self.entries[number];
+        entry.put(pending.cell, pending.charge.limits.fingerprint(), pressed);
+        self.heap_bytes += entry.heap_bytes();
+        None
+    }
+
+    /// Inserts the state of a charge that was not there before, if there is anything to remember and room
+    /// was made for it.
+    pub(super) fn insert_pending(&mut self, pending: Pending<'_>, pressed: bool) {
+        if pending.kept && self.reserved > 0 {
+            self.reserved -= 1;
+            let fingerprint = pending.charge.limits.fingerprint();
+            self.insert(pending.hash, Entry::new(pending.charge.key, pending.cell, fingerprint, pressed));
+            self.tidy(TIDY_ON_INSERT, self.latest);
+        }
+    }
+
+    /// Ends a decision. Nothing may move entries between [`Self::open`] and the last [`Self::put_back`].
+    #[inline]
+    pub(super) fn finish(&mut self) {
+        self.reserved = 0;
+        self.decisions = self.decisions.wrapping_add(1);
+        if self.decisions.is_multiple_of(TIDY_EVERY) {
+            self.tidy(1, self.latest);
+        }
+    }
+
+    /// Forgets what a key has spent; true if there was anything.
+    pub(super) fn forget(&mut self, hash: u64, key: &[u8]) -> bool {
+        let found = self.find(hash, key);
+        if let Some(number) = found {
+            self.remove(number);
+        }
+        found.is_some()
+    }
+
+    /// Takes in a key from a snapshot, unless it is there already, has expired, or does not fit.
+    pub(super) fn restore(&mut self, hash: u64, entry: Entry, now: Timestamp) -> bool {
+        let wanted = entry.expires() > now && self.find(hash, entry.key()).is_none();
+        let fits = wanted && self.make_room(1, self.key_bytes(entry.key()) + entry.heap_bytes(), now).is_ok();
+        if fits {
+            self.insert(hash, entry);
+        }
+        fits
+    }
+
+    pub(super) fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    pub(super) fn stats(&self) -> MemoryStats {
+        MemoryStats { keys: self.entries.len(), bytes: self.bytes(), blocks: self.blocks.len(), ..self.counts }
+    }
+
+    #[inline]
+    fn find(&self, hash: u64, key: &[u8]) -> Option<usize> {
+        self.index.find(hash, |number| self.entries[number].key() == key)
+    }
+
+    fn insert(&mut self, hash: u64, entry: Entry) {
+        if self.entries.len() == self.entries.capacity() {
+            self.entries.reserve_exact(entries_growth(self.entries.len()));
+        }
+        self.heap_bytes += entry.heap_bytes();
+        self.entries.push(entry);
+        let (entries, hasher) = (&self.entries, &self.hasher);
+        self.index.insert(hash, entries.len() - 1, |number| hash_with(hasher, entries[number].key()));
+    }
+
+    fn remove(&mut self, number: usize) {
+        let (entries, hasher) = (&self.entries, &self.hasher);
+        let hash_of = |number: usize| hash_with(hasher, entries[number].key());
+        self.index.remove(hash_of(number), number, hash_of);
+        let last = entries.len() - 1;
+        if number != last {
+            self.index.renumber(hash_of(last), last, number);
+        }
+        self.heap_bytes -= self.entries.swap_remove(number).heap_bytes();
+        if self.entries.len() * 4 < self.entries.capacity() && self.entries.capacity() > 64 {
+            self.shrink();
+        }
+    }
+
+    /// Gives back memory once three quarters of it are unused.
+    fn shrink(&mut self) {
+        self.entries.shrink_to(self.entries.len() * 2);
+        let (entries, hasher) = (&self.entries, &self.hasher);
+        self.index.shrink(|number| hash_with(hasher, entries[number].key()));
+    }
+
+    /// Looks at the next `count` entries and drops those that have expired.
+    fn tidy(&mut self, count: usize, now: Timestamp) {
+        for _ in 0..count.min(self.entries.len()) {
+            if self.cursor >= self.entries.len() {
+                self.cursor = 0;
+            }
+            if self.entries[self.cursor].expires() <= now {
+                self.remove(self.cursor);
+                self.counts.expired += 1;
+            } else {
+                self.cursor += 1;
+            }
+            if self.entries.is_empty() {
+                return;
+            }
+        }
+    }
+
+    /// Makes room for `keys` more keys and `bytes` more bytes, by dropping what has expired or, if the
+    /// policy is to evict, what has hardly been used: a bounded number of tries.
+    fn make_room(&mut self, keys: usize, bytes: usize, now: Timestamp) -> Result<(), Full> {
+        let mut soonest = Timestamp::MAX;
+        for _ in 0..SAMPLE {
+            if self.has_room(keys, bytes) {
+                return Ok(());
+            }
+            if self.entries.is_empty() {
+                break;
+            }
+            self.cursor = if self.cursor < self.entries.len() { self.cursor } else { 0 };
+            let candidate = &self.entries[self.cursor];
+            let expired = candidate.expires() <= now;
+            let idle = self.room.when_full == WhenFull::Evict && !candidate.pressed();
+            soonest = soonest.min(candidate.expires());
+            if expired || idle {
+                self.remove(self.cursor);
+                *(if expired { &mut self.counts.expired } else { &mut self.counts.evicted }) += 1;
+            } else {
+                self.cursor += 1;
+            }
+        }
+        if self.has_room(keys, bytes) {
+            return Ok(());
+        }
+        Err(Full { retry_after: Retry::After(soonest.since(now).max(Span::from_micros(1))) })
+    }
+
+    fn has_room(&self, keys: usize, bytes: usize) -> bool {
+        self.entries.len() + self.reserved + keys <= self.room.keys && self.bytes() + bytes <= self.room.bytes
+    }
+
+    /// Bytes that one more key takes, before its state.
+    fn key_bytes(&self, key: &[u8]) -> usize {
+        let len = self.entries.len() + self.reserved;
+        let growth = if len < self.entries.capacity() { 0 } else { entries_growth(len) * size_of::<Entry>() };
+        growth + self.index.growth_bytes() + key.len()
+    }
+
+    fn bytes(&self) -> usize {
+        self.entries.capacity() * size_of::<Entry>() + self.index.heap_bytes() + self.heap_bytes
+    }
+}
+
+/// Manual blocks.
+impl Shard {
+    /// The block on `key` that stands at `now`: when it ends, if it does.
+    #[inline]
+    pub(super) fn blocked(&mut self, key: &[u8], now: Timestamp) -> Option<Option<Timestamp>> {
+        if self.blocks.is_empty() {
+            return None;
+        }
+        let until = self.blocks.get(key)?.until;
+        if until.is_some_and(|until| until <= now) {
+            self.blocks.remove(key);
+            return None;
+        }
+        Some(until)
+    }
+
+    pub(super) fn block(&mut self, key: &[u8], until: Option<Timestamp>, reason: &str) {
+        self.blocks.insert(key.into(), BlockState { until, reason: reason.into() });
+    }
+
+    pub(super) fn unblock(&mut self, key: &[u8], now: Timestamp) -> bool {
+        let stood = self.blocked(key, now).is_some();
+        self.blocks.remove(key);
+        stood
+    }
+
+    pub(super) fn block_on(&mut self, key: &[u8], now: Timestamp) -> Option<Block> {
+        self.blocked(key, now)?;
+        self.blocks.get_key_value(key).map(|(key, state)| state.as_block(key))
+    }
+
+    /// The blocks that stand at `now`; those that ended are dropped.
+    pub(super) fn blocks(&mut self, now: Timestamp) -> Vec<Block> {
+        self.blocks.retain(|_, state| state.until.is_none_or(|until| until > now));
+        self.blocks.iter().map(|(key, state)| state.as_block(key)).collect()
+    }
+}
+
+impl BlockState {
+    fn as_block(&self, key: &[u8]) -> Block {
+        Block { key: key.into(), until: self.until, reason: self.reason.to_string() }
+    }
+}
+
+/// A sixteenth more, so that a large store wastes little.
+fn entries_growth(len: usize) -> usize {
+    (len / 16).max(16)
+}
+
+/// The hash of a key: keyed at random, so that nobody can choose keys that collide.
+#[inline]
+pub(super) fn hash_with(hasher: &RandomState, key: &[u8]) -> u64 {
+    let mut hasher = hasher.build_hasher();
+    hasher.write(key);
+    hasher.finish()
+}

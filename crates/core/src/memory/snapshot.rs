@@ -1,0 +1,228 @@
+//! A store's keys and blocks as bytes, so that counters survive a restart.
+//!
+//! Core neither reads nor writes files: it hands out the bytes of one shard after the other, each under its
+//! lock for no longer than copying takes, and takes them in again. Whoever stores them adds a checksum;
+//! nevertheless nothing here trusts a length.
+
+use std::collections::VecDeque;
+
+use super::{MemoryStore, entry::Entry, lock, shard::hash_with};
+use crate::{
+    bounds,
+    kernel::{BucketsState, Exact, IntervalState, LogState, Stamp, State, WeightedState, WindowState},
+    limits::Cell,
+    time::{Span, Timestamp},
+};
+
+/// Bytes that are no snapshot: where they stop making sense.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SnapshotError {
+    /// How many bytes from the start.
+    pub offset: usize,
+}
+
+impl std::fmt::Display for SnapshotError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "the snapshot makes no sense from byte {} on", self.offset)
+    }
+}
+
+impl std::error::Error for SnapshotError {}
+
+const KEY: u8 = 1;
+const BLOCK: u8 = 2;
+
+impl MemoryStore {
+    /// How many parts [`Self::save`] takes.
+    #[must_use]
+    pub fn parts(&self) -> usize {
+        self.shards.len()
+    }
+
+    /// Appends part `part` (from 0 to [`Self::parts`]) of what the store holds at `now` to `out`.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such part.
+    pub fn save(&self, part: usize, now: Timestamp, out: &mut Vec<u8>) {
+        let mut shard = lock(&self.shards[part]);
+        for entry in shard.entries().iter().filter(|entry| entry.expires() > now) {
+            if let Some(cell) = entry.cell() {
+                out.push(KEY);
+                put_bytes(out, entry.key());
+                out.extend(entry.fingerprint().to_le_bytes());
+                out.push(u8::from(entry.pressed()));
+                put_cell(out, &cell);
+            }
+        }
+        for block in shard.blocks(now) {
+            out.push(BLOCK);
+            put_bytes(out, &block.key);
+            put(out, block.until.map_or(u64::MAX, Timestamp::as_micros));
+            put_bytes(out, block.reason.as_bytes());
+        }
+    }
+
+    /// Takes in what [`Self::save`] wrote, of any number of parts in any order; returns how many keys.
+    ///
+    /// A key that is there already, has expired or does not fit is left out.
+    ///
+    /// # Errors
+    ///
+    /// [`SnapshotError`] where the bytes make no sense. What stood before that has been taken in.
+    pub fn restore(&self, bytes: &[u8], now: Timestamp) -> Result<usize, SnapshotError> {
+        let mut input = Input { bytes, at: 0 };
+        let mut restored = 0;
+        while input.at < bytes.len() {
+            let offset = input.at;
+            let record = input.record().ok_or(SnapshotError { offset })?;
+            restored += usize::from(self.take_in(record, now));
+        }
+        Ok(restored)
+    }
+
+    fn take_in(&self, record: Record<'_>, now: Timestamp) -> bool {
+        match record {
+            Record::Key(entry) => {
+                let hash = hash_with(&self.hasher, entry.key());
+                self.lock_of(hash).restore(hash, entry, now)
+            }
+            Record::Block { key, until, reason } => {
+                if until.is_none_or(|until| until > now) {
+                    self.block(key, until.map(|until| until.since(now)), reason, now);
+                }
+                false
+            }
+        }
+    }
+}
+
+enum Record<'b> {
+    Key(Entry),
+    Block { key: &'b [u8], until: Option<Timestamp>, reason: &'b str },
+}
+
+fn put(out: &mut Vec<u8>, number: u64) {
+    out.extend(number.to_le_bytes());
+}
+
+fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
+    put(out, bytes.len() as u64);
+    out.extend(bytes);
+}
+
+fn put_cell(out: &mut Vec<u8>, cell: &Cell) {
+    let states = cell.states();
+    put(out, states.len() as u64);
+    for state in states {
+        put_state(out, state);
+    }
+}
+
+fn put_state(out: &mut Vec<u8>, state: &State) {
+    let numbers = |out: &mut Vec<u8>, tag: u64, numbers: &[u64]| {
+        put(out, tag);
+        numbers.iter().for_each(|number| put(out, *number));
+    };
+    match state {
+        State::Schedule(tat) => numbers(out, 0, &[tat.whole, tat.part]),
+        State::Interval(state) => numbers(out, 1, &[state.full_at, state.last]),
+        State::Window(state) => numbers(out, 2, &[state.count, state.end]),
+        State::Log(state) => {
+            let stamps = state.stamps();
+            numbers(out, 3, &[state.longest().as_micros(), stamps.len() as u64]);
+            stamps.for_each(|stamp| put(out, stamp.to_bits()));
+        }
+        State::Buckets(state) => {
+            numbers(out, 4, &[state.newest, state.width, state.counts.len() as u64]);
+            state.counts.iter().for_each(|count| put(out, *count));
+        }
+        State::Weighted(state) => numbers(out, 5, &[state.index, state.previous, state.current, state.window]),
+    }
+}
+
+/// Whether a number of windows since the epoch is one that time can reach.
+fn is_instant(number: &u64) -> bool {
+    *number <= Timestamp::MAX.as_micros()
+}
+
+struct Input<'b> {
+    bytes: &'b [u8],
+    at: usize,
+}
+
+impl<'b> Input<'b> {
+    fn record(&mut self) -> Option<Record<'b>> {
+        match self.take(1)? {
+            [KEY] => {
+                let key = self.counted_bytes().filter(|key| (1..=bounds::MAX_KEY_BYTES).contains(&key.len()))?;
+                let fingerprint = u32::from_le_bytes(self.take(4)?.try_into().ok()?);
+                let pressed = self.take(1)? != [0];
+                Some(Record::Key(Entry::new(key, self.cell()?, fingerprint, pressed)))
+            }
+            [BLOCK] => {
+                let key = self.counted_bytes()?;
+                let until = Some(self.number()?).filter(|micros| *micros != u64::MAX).map(Timestamp::from_micros);
+                let reason = std::str::from_utf8(self.counted_bytes()?).ok()?;
+                Some(Record::Block { key, until, reason })
+            }
+            _ => None,
+        }
+    }
+
+    fn cell(&mut self) -> Option<Cell> {
+        let states = self.number().and_then(|count| usize::try_from(count).ok())?;
+        if !(1..=bounds::MAX_LIMITS_PER_RULE).contains(&states) {
+            return None;
+        }
+        let states: Option<Vec<State>> = (0..states).map(|_| self.state()).collect();
+        states.map(Cell::from_states)
+    }
+
+    fn state(&mut self) -> Option<State> {
+        Some(match self.number()? {
+            0 => State::Schedule(Exact { whole: self.number()?, part: self.number()? }),
+            1 => State::Interval(IntervalState { full_at: self.number()?, last: self.number()? }),
+            2 => State::Window(WindowState { count: self.number()?, end: self.number()? }),
+            3 => {
+                let longest = Span::from_micros(self.number()?);
+                let stamps: VecDeque<Stamp> = self.counted_numbers()?.map(Stamp::from_bits).collect();
+                State::Log(Box::new(LogState::from_stamps(stamps, longest)))
+            }
+            4 => {
+                let (newest, width) = (self.number().filter(is_instant)?, self.number()?);
+                let counts: Box<[u64]> = self.counted_numbers()?.collect();
+                let total = counts.iter().try_fold(0_u64, |total, count| total.checked_add(*count))?;
+                let sound = width > 0 && !counts.is_empty() && counts.len() <= bounds::MAX_BUCKETS as usize + 1;
+                sound.then(|| State::Buckets(Box::new(BucketsState { newest, width, counts, total })))?
+            }
+            5 => {
+                let (index, previous, current) = (self.number().filter(is_instant)?, self.number()?, self.number()?);
+                let window = self.number().filter(|window| *window > 0)?;
+                State::Weighted(Box::new(WeightedState { index, previous, current, window }))
+            }
+            _ => return None,
+        })
+    }
+
+    fn take(&mut self, len: usize) -> Option<&'b [u8]> {
+        let taken = self.bytes.get(self.at..self.at.checked_add(len)?)?;
+        self.at += len;
+        Some(taken)
+    }
+
+    fn number(&mut self) -> Option<u64> {
+        Some(u64::from_le_bytes(self.take(8)?.try_into().ok()?))
+    }
+
+    fn counted_bytes(&mut self) -> Option<&'b [u8]> {
+        let len = usize::try_from(self.number()?).ok()?;
+        self.take(len)
+    }
+
+    fn counted_numbers(&mut self) -> Option<impl Iterator<Item = u64> + 'b> {
+        let len = usize::try_from(self.number()?).ok()?.checked_mul(8)?;
+        let numbers = self.take(len)?.chunks_exact(8);
+        Some(numbers.map(|chunk| chunk.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))))
+    }
+}
