@@ -56,8 +56,12 @@ impl Calendar {
     /// assert_eq!(end.as_micros(), 1_772_233_200_000_000);   // 2026-02-27T23:00:00Z
     /// ```
     pub fn new(unit: CalendarUnit, zone: &str, day: Option<i8>) -> Result<Self, LimitError> {
-        let found = TimeZone::get(zone)
-            .map_err(|_| LimitError::new("zone", format!("\"{zone}\" is not an IANA time zone such as UTC or Europe/Berlin")))?;
+        let found = TimeZone::get(zone).map_err(|_| {
+            LimitError::new(
+                "zone",
+                format!("\"{zone}\" is not an IANA time zone such as UTC or Europe/Berlin"),
+            )
+        })?;
         let most = match unit {
             CalendarUnit::Day => 1,
             CalendarUnit::Week => 7,
@@ -65,9 +69,17 @@ impl Calendar {
         };
         let day = day.unwrap_or(1);
         if !(1..=most).contains(&day) {
-            return Err(LimitError::new("day", format!("must be from 1 to {most} for this calendar, got {day}")));
+            return Err(LimitError::new(
+                "day",
+                format!("must be from 1 to {most} for this calendar, got {day}"),
+            ));
         }
-        Ok(Self { unit, zone: found, zone_name: zone.to_owned(), day })
+        Ok(Self {
+            unit,
+            zone: found,
+            zone_name: zone.to_owned(),
+            day,
+        })
     }
 
     /// The unit of the windows.
@@ -117,7 +129,11 @@ impl Calendar {
             }
             CalendarUnit::Month => {
                 let start = self.anchor_in_month(date);
-                if start <= date { start } else { self.anchor_in_month(date.first_of_month().saturating_sub(1.day())) }
+                if start <= date {
+                    start
+                } else {
+                    self.anchor_in_month(date.first_of_month().saturating_sub(1.day()))
+                }
             }
         }
     }
@@ -126,7 +142,9 @@ impl Calendar {
         match self.unit {
             CalendarUnit::Day => start.saturating_add(1.day()),
             CalendarUnit::Week => start.saturating_add(7.days()),
-            CalendarUnit::Month => self.anchor_in_month(start.first_of_month().saturating_add(1.month())),
+            CalendarUnit::Month => {
+                self.anchor_in_month(start.first_of_month().saturating_add(1.month()))
+            }
         }
     }
 
@@ -138,7 +156,9 @@ impl Calendar {
 
     /// The first instant of `date` on the wall.
     fn instant(&self, date: Date) -> Timestamp {
-        let micros = date.to_zoned(self.zone.clone()).map_or(i64::MAX, |zoned| zoned.timestamp().as_microsecond());
+        let micros = date
+            .to_zoned(self.zone.clone())
+            .map_or(i64::MAX, |zoned| zoned.timestamp().as_microsecond());
         Timestamp::from_micros(u64::try_from(micros).unwrap_or(0))
     }
 }

@@ -21,7 +21,10 @@ impl Cost {
         if (1..=bounds::MAX_COUNT).contains(&units) {
             return Ok(Self(units));
         }
-        Err(RequestError::new("cost", format!("must be from 1 to {}, got {units}", bounds::MAX_COUNT)))
+        Err(RequestError::new(
+            "cost",
+            format!("must be from 1 to {}, got {units}", bounds::MAX_COUNT),
+        ))
     }
 
     /// The cost in units.
@@ -44,7 +47,10 @@ impl RequestError {
     /// A complaint about `field`.
     #[must_use]
     pub fn new(field: impl Into<String>, problem: impl Into<String>) -> Self {
-        Self { field: field.into(), problem: problem.into() }
+        Self {
+            field: field.into(),
+            problem: problem.into(),
+        }
     }
 }
 
@@ -81,7 +87,11 @@ impl<'a> Charge<'a> {
             return Err(RequestError::new("key", "must not be empty"));
         }
         if key.len() > bounds::MAX_KEY_BYTES {
-            let problem = format!("{} bytes is over the maximum of {}", key.len(), bounds::MAX_KEY_BYTES);
+            let problem = format!(
+                "{} bytes is over the maximum of {}",
+                key.len(),
+                bounds::MAX_KEY_BYTES
+            );
             return Err(RequestError::new("key", problem));
         }
         Ok(Self { key, limits, cost })

@@ -2,12 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use crate::{
-    bounds,
-    calendar::Calendar,
-    kernel::Kernel,
-    time::Span,
-};
+use crate::{bounds, calendar::Calendar, kernel::Kernel, time::Span};
 
 /// So many units per period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -179,7 +174,10 @@ impl std::error::Error for LimitError {}
 
 impl LimitError {
     pub(crate) fn new(field: &'static str, problem: impl Into<String>) -> Self {
-        Self { field, problem: problem.into() }
+        Self {
+            field,
+            problem: problem.into(),
+        }
     }
 }
 
@@ -192,7 +190,13 @@ impl Limit {
     /// [`bounds`], or at odds with another.
     pub fn new(algorithm: Algorithm) -> Result<Self, LimitError> {
         let policy = policy_text(&algorithm).into();
-        let limit = Self { algorithm, soft_percent: 0, soft_allowance: 0, count_denied: false, policy };
+        let limit = Self {
+            algorithm,
+            soft_percent: 0,
+            soft_allowance: 0,
+            count_denied: false,
+            policy,
+        };
         Kernel::compile(&limit)?;
         Ok(limit)
     }
@@ -204,7 +208,10 @@ impl Limit {
     /// Refuses a percentage over 1,000, or one that takes the limit over its maximum.
     pub fn with_soft_percent(mut self, percent: u32) -> Result<Self, LimitError> {
         if percent > 1_000 {
-            return Err(LimitError::new("soft", format!("{percent}% is over the maximum of 1000%")));
+            return Err(LimitError::new(
+                "soft",
+                format!("{percent}% is over the maximum of 1000%"),
+            ));
         }
         let allowance = u128::from(self.quota()) * u128::from(percent) / 100;
         self.soft_percent = percent;
@@ -250,7 +257,9 @@ impl Limit {
         match self.algorithm {
             Algorithm::Gcra { burst, .. } => burst.saturating_add(1),
             Algorithm::TokenBucket { capacity, .. } => capacity,
-            Algorithm::LeakyBucket { capacity, queue, .. } => capacity.saturating_add(u64::from(queue)),
+            Algorithm::LeakyBucket {
+                capacity, queue, ..
+            } => capacity.saturating_add(u64::from(queue)),
             Algorithm::FixedWindow { limit, .. }
             | Algorithm::SlidingWindowLog { limit, .. }
             | Algorithm::SlidingWindowCounter { limit, .. } => limit,
@@ -274,20 +283,38 @@ impl Limit {
     pub fn window(&self) -> Span {
         match &self.algorithm {
             Algorithm::Gcra { rate, .. } => fill_time(self.quota(), *rate),
-            Algorithm::TokenBucket { capacity, refill, mode: RefillMode::Continuous } => fill_time(*capacity, *refill),
-            Algorithm::TokenBucket { capacity, refill, mode: RefillMode::Interval } => {
-                Span::from_micros(capacity.div_ceil(refill.count).saturating_mul(refill.period.as_micros()))
-            }
+            Algorithm::TokenBucket {
+                capacity,
+                refill,
+                mode: RefillMode::Continuous,
+            } => fill_time(*capacity, *refill),
+            Algorithm::TokenBucket {
+                capacity,
+                refill,
+                mode: RefillMode::Interval,
+            } => Span::from_micros(
+                capacity
+                    .div_ceil(refill.count)
+                    .saturating_mul(refill.period.as_micros()),
+            ),
             Algorithm::LeakyBucket { leak, .. } => fill_time(self.quota(), *leak),
-            Algorithm::FixedWindow { window: Window::Epoch(span) | Window::FirstRequest(span), .. } => *span,
-            Algorithm::FixedWindow { window: Window::Calendar(calendar), .. } => calendar.longest(),
-            Algorithm::SlidingWindowLog { window, .. } | Algorithm::SlidingWindowCounter { window, .. } => *window,
+            Algorithm::FixedWindow {
+                window: Window::Epoch(span) | Window::FirstRequest(span),
+                ..
+            } => *span,
+            Algorithm::FixedWindow {
+                window: Window::Calendar(calendar),
+                ..
+            } => calendar.longest(),
+            Algorithm::SlidingWindowLog { window, .. }
+            | Algorithm::SlidingWindowCounter { window, .. } => *window,
         }
     }
 }
 
 fn fill_time(quota: u64, rate: Rate) -> Span {
-    let micros = (u128::from(quota) * u128::from(rate.period.as_micros())).div_ceil(u128::from(rate.count.max(1)));
+    let micros = (u128::from(quota) * u128::from(rate.period.as_micros()))
+        .div_ceil(u128::from(rate.count.max(1)));
     Span::from_micros(u64::try_from(micros).unwrap_or(u64::MAX))
 }
 
@@ -295,25 +322,50 @@ fn policy_text(algorithm: &Algorithm) -> String {
     match algorithm {
         Algorithm::Gcra { rate, burst: 0 } => rate.to_string(),
         Algorithm::Gcra { rate, burst } => format!("{rate} burst {burst}"),
-        Algorithm::TokenBucket { capacity, refill, .. } if *capacity == refill.count => refill.to_string(),
-        Algorithm::TokenBucket { capacity, refill, .. } => format!("{refill} capacity {capacity}"),
+        Algorithm::TokenBucket {
+            capacity, refill, ..
+        } if *capacity == refill.count => refill.to_string(),
+        Algorithm::TokenBucket {
+            capacity, refill, ..
+        } => format!("{refill} capacity {capacity}"),
         Algorithm::LeakyBucket { capacity, leak, .. } => format!("{leak} capacity {capacity}"),
-        Algorithm::FixedWindow { limit, window: Window::Epoch(period) | Window::FirstRequest(period) }
-        | Algorithm::SlidingWindowLog { limit, window: period }
-        | Algorithm::SlidingWindowCounter { limit, window: period, .. } => {
-            Rate { count: *limit, period: *period }.to_string()
+        Algorithm::FixedWindow {
+            limit,
+            window: Window::Epoch(period) | Window::FirstRequest(period),
         }
-        Algorithm::FixedWindow { limit, window: Window::Calendar(calendar) } => format!("{limit}/{calendar}"),
+        | Algorithm::SlidingWindowLog {
+            limit,
+            window: period,
+        }
+        | Algorithm::SlidingWindowCounter {
+            limit,
+            window: period,
+            ..
+        } => Rate {
+            count: *limit,
+            period: *period,
+        }
+        .to_string(),
+        Algorithm::FixedWindow {
+            limit,
+            window: Window::Calendar(calendar),
+        } => format!("{limit}/{calendar}"),
     }
 }
 
 /// Checks that `count` is from `least` to [`bounds::MAX_COUNT`].
 pub(crate) fn check_count(field: &'static str, count: u64, least: u64) -> Result<(), LimitError> {
     if count < least {
-        return Err(LimitError::new(field, format!("must be at least {least}, got {count}")));
+        return Err(LimitError::new(
+            field,
+            format!("must be at least {least}, got {count}"),
+        ));
     }
     if count > bounds::MAX_COUNT {
-        return Err(LimitError::new(field, format!("{count} is over the maximum of {}", bounds::MAX_COUNT)));
+        return Err(LimitError::new(
+            field,
+            format!("{count} is over the maximum of {}", bounds::MAX_COUNT),
+        ));
     }
     Ok(())
 }
@@ -324,7 +376,13 @@ pub(crate) fn check_period(field: &'static str, span: Span) -> Result<(), LimitE
         return Err(LimitError::new(field, "must be longer than zero"));
     }
     if span > bounds::MAX_PERIOD {
-        return Err(LimitError::new(field, format!("{span} is over the maximum of {} (10 years)", bounds::MAX_PERIOD)));
+        return Err(LimitError::new(
+            field,
+            format!(
+                "{span} is over the maximum of {} (10 years)",
+                bounds::MAX_PERIOD
+            ),
+        ));
     }
     Ok(())
 }

@@ -53,7 +53,10 @@ pub(crate) enum Cell {
 /// Limits as bits, in the order of the rule's list.
 pub(crate) type Mask = u16;
 
-const _: () = assert!(bounds::MAX_LIMITS_PER_RULE <= Mask::BITS as usize, "every limit has its bit");
+const _: () = assert!(
+    bounds::MAX_LIMITS_PER_RULE <= Mask::BITS as usize,
+    "every limit has its bit"
+);
 
 impl Limits {
     /// How many sets of former limits are remembered, so that states left under them are taken over exactly.
@@ -69,20 +72,38 @@ impl Limits {
             return Err(LimitError::new("limits", "must name at least one limit"));
         }
         if limits.len() > bounds::MAX_LIMITS_PER_RULE {
-            let problem = format!("{} limits are over the maximum of {} a rule", limits.len(), bounds::MAX_LIMITS_PER_RULE);
+            let problem = format!(
+                "{} limits are over the maximum of {} a rule",
+                limits.len(),
+                bounds::MAX_LIMITS_PER_RULE
+            );
             return Err(LimitError::new("limits", problem));
         }
         let mut members: Vec<Member> = Vec::with_capacity(limits.len());
         for (index, limit) in limits.iter().enumerate() {
             let kernel = Kernel::compile(limit)?;
             let count_denied = limit.count_denied();
-            match members.iter_mut().find(|member| member.shares_log(&kernel, count_denied)) {
+            match members
+                .iter_mut()
+                .find(|member| member.shares_log(&kernel, count_denied))
+            {
                 Some(member) => member.join(&kernel, index),
-                None => members.push(Member { kernel, parts: vec![index], count_denied }),
+                None => members.push(Member {
+                    kernel,
+                    parts: vec![index],
+                    count_denied,
+                }),
             }
         }
         let fingerprint = fingerprint(&limits);
-        Ok(Self { name: None, shadow: false, limits, members, fingerprint, formerly: None })
+        Ok(Self {
+            name: None,
+            shadow: false,
+            limits,
+            members,
+            fingerprint,
+            formerly: None,
+        })
     }
 
     /// Gives the limits their rule's name.
@@ -149,7 +170,11 @@ impl Limits {
     /// Makes sure that `cell`, left under limits of `fingerprint`, is one that these limits know.
     #[inline]
     pub(crate) fn load(&self, cell: Cell, fingerprint: u32, now: Timestamp) -> Cell {
-        if fingerprint == self.fingerprint && self.knows(&cell) { cell } else { self.adopt(cell, fingerprint, now) }
+        if fingerprint == self.fingerprint && self.knows(&cell) {
+            cell
+        } else {
+            self.adopt(cell, fingerprint, now)
+        }
     }
 
     /// The limits that deny `cost` now.
@@ -189,7 +214,13 @@ impl Limits {
 
     /// Appends what every limit answers, given those that `denied` and whether `cost` was `charged`.
     #[inline]
-    pub(crate) fn report(&self, cell: &Cell, now: Timestamp, asked: Asked, outcomes: &mut Vec<Outcome>) {
+    pub(crate) fn report(
+        &self,
+        cell: &Cell,
+        now: Timestamp,
+        asked: Asked,
+        outcomes: &mut Vec<Outcome>,
+    ) {
         if let ([member], [limit]) = (self.members.as_slice(), self.limits.as_slice()) {
             outcomes.push(member.outcome(limit, &cell.states()[0], now, 0, asked));
             return;
@@ -198,30 +229,52 @@ impl Limits {
         outcomes.resize(first + self.limits.len(), Outcome::UNSET);
         for (member, state) in self.members.iter().zip(cell.states()) {
             for (part, index) in member.parts.iter().enumerate() {
-                let asked = Asked { denied: asked.denied >> index, ..asked };
-                outcomes[first + index] = member.outcome(&self.limits[*index], state, now, part, asked);
+                let asked = Asked {
+                    denied: asked.denied >> index,
+                    ..asked
+                };
+                outcomes[first + index] =
+                    member.outcome(&self.limits[*index], state, now, part, asked);
             }
         }
     }
 
     fn knows(&self, cell: &Cell) -> bool {
         let states = cell.states();
-        states.len() == self.members.len() && self.members.iter().zip(states).all(|(member, state)| member.kernel.knows(state))
+        states.len() == self.members.len()
+            && self
+                .members
+                .iter()
+                .zip(states)
+                .all(|(member, state)| member.kernel.knows(state))
     }
 
     /// Takes over what was left under other numbers.
     #[cold]
     fn adopt(&self, cell: Cell, fingerprint: u32, now: Timestamp) -> Cell {
         let former = self.former(fingerprint);
-        let mut left: Vec<Option<(usize, State)>> = cell.into_states().into_iter().enumerate().map(Some).collect();
+        let mut left: Vec<Option<(usize, State)>> = cell
+            .into_states()
+            .into_iter()
+            .enumerate()
+            .map(Some)
+            .collect();
         let mut take = |kernel: &Kernel| {
-            let same = left.iter_mut().find(|left| left.as_ref().is_some_and(|(_, state)| kernel.is_kind_of(state)));
+            let same = left.iter_mut().find(|left| {
+                left.as_ref()
+                    .is_some_and(|(_, state)| kernel.is_kind_of(state))
+            });
             let (index, state) = same.and_then(Option::take)?;
-            let old = former.and_then(|former| former.members.get(index)).map(|member| &member.kernel);
+            let old = former
+                .and_then(|former| former.members.get(index))
+                .map(|member| &member.kernel);
             Some(kernel.adopt(old, state, now))
         };
-        let states: Vec<State> =
-            self.members.iter().map(|member| take(&member.kernel).unwrap_or_else(|| member.kernel.fresh())).collect();
+        let states: Vec<State> = self
+            .members
+            .iter()
+            .map(|member| take(&member.kernel).unwrap_or_else(|| member.kernel.fresh()))
+            .collect();
         Cell::from_states(states)
     }
 
@@ -239,7 +292,10 @@ impl Limits {
     /// A copy that remembers at most `generations` former sets, itself included.
     fn truncated(&self, generations: usize) -> Self {
         let formerly = self.formerly.as_ref().filter(|_| generations > 1);
-        Self { formerly: formerly.map(|old| Arc::new(old.truncated(generations - 1))), ..self.clone() }
+        Self {
+            formerly: formerly.map(|old| Arc::new(old.truncated(generations - 1))),
+            ..self.clone()
+        }
     }
 }
 
@@ -255,7 +311,8 @@ pub(crate) struct Asked {
 
 impl Member {
     fn shares_log(&self, kernel: &Kernel, count_denied: bool) -> bool {
-        self.count_denied == count_denied && matches!((&self.kernel, kernel), (Kernel::Log(_), Kernel::Log(_)))
+        self.count_denied == count_denied
+            && matches!((&self.kernel, kernel), (Kernel::Log(_), Kernel::Log(_)))
     }
 
     fn join(&mut self, kernel: &Kernel, index: usize) {
@@ -266,7 +323,14 @@ impl Member {
     }
 
     #[inline]
-    fn outcome(&self, limit: &Limit, state: &State, now: Timestamp, part: usize, asked: Asked) -> Outcome {
+    fn outcome(
+        &self,
+        limit: &Limit,
+        state: &State,
+        now: Timestamp,
+        part: usize,
+        asked: Asked,
+    ) -> Outcome {
         let standing = self.kernel.standing(state, now, part);
         let allowed = asked.denied & 1 == 0;
         let soft = limit.soft_allowance();
@@ -276,8 +340,16 @@ impl Member {
             limit: limit.quota(),
             remaining: standing.remaining,
             reset_after: standing.reset_after,
-            retry_after: if allowed { Retry::NOW } else { self.kernel.retry(state, now, part, asked.cost) },
-            delay: if asked.charged { self.kernel.delay(state, now, asked.cost) } else { Span::ZERO },
+            retry_after: if allowed {
+                Retry::NOW
+            } else {
+                self.kernel.retry(state, now, part, asked.cost)
+            },
+            delay: if asked.charged {
+                self.kernel.delay(state, now, asked.cost)
+            } else {
+                Span::ZERO
+            },
         }
     }
 }
@@ -317,13 +389,20 @@ impl Cell {
 
     /// The instant from which forgetting the cell changes nothing.
     pub(crate) fn expires(&self) -> Timestamp {
-        self.states().iter().map(State::expires).max().unwrap_or_default()
+        self.states()
+            .iter()
+            .map(State::expires)
+            .max()
+            .unwrap_or_default()
     }
 
     /// Bytes that charging `cost` may add to what the cell holds on the heap.
     #[inline]
     pub(crate) fn growth_bytes(&self, cost: u64) -> usize {
-        self.states().iter().map(|state| state.growth_bytes(cost)).sum()
+        self.states()
+            .iter()
+            .map(|state| state.growth_bytes(cost))
+            .sum()
     }
 }
 

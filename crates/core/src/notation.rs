@@ -65,15 +65,26 @@ pub fn span(text: &str) -> Result<Span, NotationError> {
 /// assert_eq!(rate.to_string(), "5/10s");
 /// ```
 pub fn rate(text: &str) -> Result<Rate, NotationError> {
-    let expected = || NotationError(format!("expected a rate such as 20/min or 5/10s, got \"{text}\""));
+    let expected = || {
+        NotationError(format!(
+            "expected a rate such as 20/min or 5/10s, got \"{text}\""
+        ))
+    };
     let (count, period) = text.trim().split_once('/').ok_or_else(expected)?;
     let count = count.trim();
     if count.is_empty() || leading_digits(count).len() != count.len() {
         return Err(expected());
     }
-    let count = count.parse::<u64>().ok().filter(|n| *n <= bounds::MAX_COUNT).ok_or_else(|| {
-        NotationError(format!("the count of \"{text}\" is over the maximum of {}", bounds::MAX_COUNT))
-    })?;
+    let count = count
+        .parse::<u64>()
+        .ok()
+        .filter(|n| *n <= bounds::MAX_COUNT)
+        .ok_or_else(|| {
+            NotationError(format!(
+                "the count of \"{text}\" is over the maximum of {}",
+                bounds::MAX_COUNT
+            ))
+        })?;
     let period = period.trim();
     let period = match unit_micros(period) {
         Some(unit) => Span::from_micros(unit),
@@ -84,7 +95,8 @@ pub fn rate(text: &str) -> Result<Rate, NotationError> {
 
 /// The largest unit of which `micros` is a whole number, and its name.
 pub(crate) fn largest_unit(micros: u64) -> (u64, &'static str) {
-    let whole = |unit: u64| unit != 604_800_000_000 && micros >= unit && micros.is_multiple_of(unit);
+    let whole =
+        |unit: u64| unit != 604_800_000_000 && micros >= unit && micros.is_multiple_of(unit);
     UNITS
         .iter()
         .find(|(unit, _)| whole(*unit))
@@ -92,24 +104,36 @@ pub(crate) fn largest_unit(micros: u64) -> (u64, &'static str) {
 }
 
 fn unit_micros(name: &str) -> Option<u64> {
-    UNITS.iter().find(|(_, names)| names.contains(&name)).map(|(unit, _)| *unit)
+    UNITS
+        .iter()
+        .find(|(_, names)| names.contains(&name))
+        .map(|(unit, _)| *unit)
 }
 
 fn leading_digits(text: &str) -> &str {
-    let end = text.bytes().position(|b| !b.is_ascii_digit()).unwrap_or(text.len());
+    let end = text
+        .bytes()
+        .position(|b| !b.is_ascii_digit())
+        .unwrap_or(text.len());
     &text[..end]
 }
 
 fn expected_span(text: &str) -> NotationError {
-    NotationError(format!("expected a duration with its unit, such as 500ms, 20s, 1min, 1h or 1d, got \"{text}\""))
+    NotationError(format!(
+        "expected a duration with its unit, such as 500ms, 20s, 1min, 1h or 1d, got \"{text}\""
+    ))
 }
 
 fn in_range(micros: Option<u64>, text: &str) -> Result<Span, NotationError> {
     let max = bounds::MAX_PERIOD;
     match micros {
-        Some(0) => Err(NotationError(format!("a duration must be longer than zero, got \"{text}\""))),
+        Some(0) => Err(NotationError(format!(
+            "a duration must be longer than zero, got \"{text}\""
+        ))),
         Some(micros) if micros <= max.as_micros() => Ok(Span::from_micros(micros)),
-        _ => Err(NotationError(format!("\"{text}\" is over the maximum of {max} (10 years)"))),
+        _ => Err(NotationError(format!(
+            "\"{text}\" is over the maximum of {max} (10 years)"
+        ))),
     }
 }
 
@@ -119,18 +143,41 @@ mod tests {
 
     #[test]
     fn rates_survive_a_round_trip() {
-        for text in ["1/s", "20/min", "200/h", "800/d", "5/10s", "7/1500ms", "3/7us", "2/7d"] {
+        for text in [
+            "1/s", "20/min", "200/h", "800/d", "5/10s", "7/1500ms", "3/7us", "2/7d",
+        ] {
             assert_eq!(rate(text).unwrap().to_string(), text);
         }
     }
 
     #[test]
     fn nonsense_is_refused_with_the_text_in_the_message() {
-        for text in ["", "/", "5", "5/", "/s", "-1/s", "1.5/s", "5/0s", "5/fortnight", "99999999999999999999/s", "1/s/s"] {
+        for text in [
+            "",
+            "/",
+            "5",
+            "5/",
+            "/s",
+            "-1/s",
+            "1.5/s",
+            "5/0s",
+            "5/fortnight",
+            "99999999999999999999/s",
+            "1/s/s",
+        ] {
             let message = rate(text).unwrap_err().to_string();
             assert!(message.contains(text), "{message}");
         }
-        for text in ["", "s", "0s", "5", "1e3s", "11y", "9999999d", "18446744073709551615d"] {
+        for text in [
+            "",
+            "s",
+            "0s",
+            "5",
+            "1e3s",
+            "11y",
+            "9999999d",
+            "18446744073709551615d",
+        ] {
             assert!(span(text).is_err(), "{text}");
         }
     }

@@ -35,14 +35,20 @@ impl AlgorithmName {
     /// The algorithm of that name.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
-        Self::ALL.iter().find(|(known, _)| *known == name).map(|(_, algorithm)| *algorithm)
+        Self::ALL
+            .iter()
+            .find(|(known, _)| *known == name)
+            .map(|(_, algorithm)| *algorithm)
     }
 
     /// The name as it is written in a rules file.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         // Every variant stands in ALL, which a test checks.
-        Self::ALL.iter().find(|(_, algorithm)| *algorithm == self).map_or("", |(name, _)| *name)
+        Self::ALL
+            .iter()
+            .find(|(_, algorithm)| *algorithm == self)
+            .map_or("", |(name, _)| *name)
     }
 }
 
@@ -60,7 +66,10 @@ pub enum Anchor {
 
 /// The fields of a limit, by their names in the rules file. `None` is a field that was not written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the fields are those of the variants of `Algorithm`, documented there")]
+#[expect(
+    missing_docs,
+    reason = "the fields are those of the variants of `Algorithm`, documented there"
+)]
 pub struct LimitSpec {
     pub algorithm: Option<AlgorithmName>,
     pub rate: Option<Rate>,
@@ -86,14 +95,32 @@ impl LimitSpec {
     /// The count is a bucket's capacity and its refill, a window's limit, or a GCRA's rate without burst.
     #[must_use]
     pub fn shorthand(rate: Rate, algorithm: AlgorithmName) -> Self {
-        let spec = Self { algorithm: Some(algorithm), ..Self::default() };
+        let spec = Self {
+            algorithm: Some(algorithm),
+            ..Self::default()
+        };
         match algorithm {
-            AlgorithmName::Gcra => Self { rate: Some(rate), ..spec },
-            AlgorithmName::TokenBucket => Self { capacity: Some(rate.count), refill: Some(rate), ..spec },
-            AlgorithmName::LeakyBucket => Self { capacity: Some(rate.count), leak: Some(rate), ..spec },
-            AlgorithmName::FixedWindow | AlgorithmName::SlidingWindowLog | AlgorithmName::SlidingWindowCounter => {
-                Self { limit: Some(rate.count), window: Some(rate.period), ..spec }
-            }
+            AlgorithmName::Gcra => Self {
+                rate: Some(rate),
+                ..spec
+            },
+            AlgorithmName::TokenBucket => Self {
+                capacity: Some(rate.count),
+                refill: Some(rate),
+                ..spec
+            },
+            AlgorithmName::LeakyBucket => Self {
+                capacity: Some(rate.count),
+                leak: Some(rate),
+                ..spec
+            },
+            AlgorithmName::FixedWindow
+            | AlgorithmName::SlidingWindowLog
+            | AlgorithmName::SlidingWindowCounter => Self {
+                limit: Some(rate.count),
+                window: Some(rate.period),
+                ..spec
+            },
         }
     }
 
@@ -106,7 +133,10 @@ impl LimitSpec {
     pub fn build(&self) -> Result<Limit, Vec<LimitError>> {
         let Some(name) = self.algorithm else {
             let known = AlgorithmName::ALL.map(|(name, _)| name).join(", ");
-            return Err(vec![LimitError::new("algorithm", format!("is missing; one of {known}"))]);
+            return Err(vec![LimitError::new(
+                "algorithm",
+                format!("is missing; one of {known}"),
+            )]);
         };
         let mut problems = self.strangers(name);
         let algorithm = self.algorithm(name, &mut problems);
@@ -139,7 +169,13 @@ impl LimitSpec {
             ("strict", self.strict.is_some()),
         ];
         let taken = fields_of(name);
-        let problem = || format!("is not a field of {}, which takes {}", name.as_str(), taken.join(", "));
+        let problem = || {
+            format!(
+                "is not a field of {}, which takes {}",
+                name.as_str(),
+                taken.join(", ")
+            )
+        };
         written
             .iter()
             .filter(|(field, is_written)| *is_written && !taken.contains(field))
@@ -149,28 +185,62 @@ impl LimitSpec {
 
     fn algorithm(&self, name: AlgorithmName, problems: &mut Vec<LimitError>) -> Option<Algorithm> {
         Some(match name {
-            AlgorithmName::Gcra => {
-                Algorithm::Gcra { rate: need("rate", self.rate, problems)?, burst: self.burst.unwrap_or(0) }
-            }
+            AlgorithmName::Gcra => Algorithm::Gcra {
+                rate: need("rate", self.rate, problems)?,
+                burst: self.burst.unwrap_or(0),
+            },
             AlgorithmName::TokenBucket => {
-                let (capacity, refill) = (need("capacity", self.capacity, problems), need("refill", self.refill, problems));
-                Algorithm::TokenBucket { capacity: capacity?, refill: refill?, mode: self.refill_mode.unwrap_or_default() }
+                let (capacity, refill) = (
+                    need("capacity", self.capacity, problems),
+                    need("refill", self.refill, problems),
+                );
+                Algorithm::TokenBucket {
+                    capacity: capacity?,
+                    refill: refill?,
+                    mode: self.refill_mode.unwrap_or_default(),
+                }
             }
             AlgorithmName::LeakyBucket => {
-                let (capacity, leak) = (need("capacity", self.capacity, problems), need("leak", self.leak, problems));
-                Algorithm::LeakyBucket { capacity: capacity?, leak: leak?, queue: self.queue.unwrap_or(false) }
+                let (capacity, leak) = (
+                    need("capacity", self.capacity, problems),
+                    need("leak", self.leak, problems),
+                );
+                Algorithm::LeakyBucket {
+                    capacity: capacity?,
+                    leak: leak?,
+                    queue: self.queue.unwrap_or(false),
+                }
             }
             AlgorithmName::FixedWindow => {
-                let (limit, window) = (need("limit", self.limit, problems), self.fixed_window(problems));
-                Algorithm::FixedWindow { limit: limit?, window: window? }
+                let (limit, window) = (
+                    need("limit", self.limit, problems),
+                    self.fixed_window(problems),
+                );
+                Algorithm::FixedWindow {
+                    limit: limit?,
+                    window: window?,
+                }
             }
             AlgorithmName::SlidingWindowLog => {
-                let (limit, window) = (need("limit", self.limit, problems), need("window", self.window, problems));
-                Algorithm::SlidingWindowLog { limit: limit?, window: window? }
+                let (limit, window) = (
+                    need("limit", self.limit, problems),
+                    need("window", self.window, problems),
+                );
+                Algorithm::SlidingWindowLog {
+                    limit: limit?,
+                    window: window?,
+                }
             }
             AlgorithmName::SlidingWindowCounter => {
-                let (limit, window) = (need("limit", self.limit, problems), need("window", self.window, problems));
-                Algorithm::SlidingWindowCounter { limit: limit?, window: window?, counting: self.counting(problems)? }
+                let (limit, window) = (
+                    need("limit", self.limit, problems),
+                    need("window", self.window, problems),
+                );
+                Algorithm::SlidingWindowCounter {
+                    limit: limit?,
+                    window: window?,
+                    counting: self.counting(problems)?,
+                }
             }
         })
     }
@@ -180,7 +250,10 @@ impl LimitSpec {
             Anchor::Epoch => need("window", self.window, problems).map(Window::Epoch),
             Anchor::FirstRequest => need("window", self.window, problems).map(Window::FirstRequest),
             Anchor::Calendar(_) if self.window.is_some() => {
-                problems.push(LimitError::new("window", "a calendar anchor says how long a window is; remove one of the two"));
+                problems.push(LimitError::new(
+                    "window",
+                    "a calendar anchor says how long a window is; remove one of the two",
+                ));
                 None
             }
             Anchor::Calendar(calendar) => Some(Window::Calendar(calendar)),
@@ -189,10 +262,16 @@ impl LimitSpec {
 
     fn counting(&self, problems: &mut Vec<LimitError>) -> Option<Counting> {
         match (self.buckets, self.strict) {
-            (Some(buckets), strict) => Some(Counting::Buckets { buckets, strict: strict.unwrap_or(true) }),
+            (Some(buckets), strict) => Some(Counting::Buckets {
+                buckets,
+                strict: strict.unwrap_or(true),
+            }),
             (None, None) => Some(Counting::Weighted),
             (None, Some(_)) => {
-                problems.push(LimitError::new("strict", "belongs to a counter with buckets; add buckets, or remove it"));
+                problems.push(LimitError::new(
+                    "strict",
+                    "belongs to a counter with buckets; add buckets, or remove it",
+                ));
                 None
             }
         }
@@ -238,14 +317,21 @@ mod tests {
             window: Some(Span::from_secs(1)),
             ..LimitSpec::default()
         };
-        let fields: Vec<_> = spec.build().unwrap_err().into_iter().map(|problem| problem.field).collect();
+        let fields: Vec<_> = spec
+            .build()
+            .unwrap_err()
+            .into_iter()
+            .map(|problem| problem.field)
+            .collect();
         assert_eq!(fields, ["burst", "window", "capacity", "refill"]);
     }
 
     #[test]
     fn a_shorthand_works_under_every_algorithm() {
         for (_, algorithm) in AlgorithmName::ALL {
-            let limit = LimitSpec::shorthand(notation::rate("5/10s").unwrap(), algorithm).build().unwrap();
+            let limit = LimitSpec::shorthand(notation::rate("5/10s").unwrap(), algorithm)
+                .build()
+                .unwrap();
             assert!(limit.policy().starts_with("5/10s"), "{}", limit.policy());
         }
     }

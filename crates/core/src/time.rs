@@ -22,7 +22,11 @@ impl Timestamp {
     /// counts as that.
     #[must_use]
     pub const fn from_micros(micros: u64) -> Self {
-        if micros < Self::MAX.0 { Self(micros) } else { Self::MAX }
+        if micros < Self::MAX.0 {
+            Self(micros)
+        } else {
+            Self::MAX
+        }
     }
 
     /// Microseconds since the Unix epoch.

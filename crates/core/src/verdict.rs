@@ -115,16 +115,28 @@ impl<'r> Verdict<'r> {
         });
         let lines: Vec<Line<'r>> = limits
             .zip(outcomes)
-            .map(|((rule, shadow, limit), outcome)| Line { rule, limit, shadow, outcome: *outcome })
+            .map(|((rule, shadow, limit), outcome)| Line {
+                rule,
+                limit,
+                shadow,
+                outcome: *outcome,
+            })
             .collect();
-        let mut verdict = Self { lines, ..Self::unlimited() };
+        let mut verdict = Self {
+            lines,
+            ..Self::unlimited()
+        };
         match decision {
             Decision::Admitted => verdict.lead_with(None),
             Decision::Limited => {
                 verdict.deny(Reason::Limit, verdict.longest_wait());
                 verdict.lead_with(Some(verdict.retry_after));
             }
-            Decision::Blocked { charge, retry_after, .. } => {
+            Decision::Blocked {
+                charge,
+                retry_after,
+                ..
+            } => {
                 verdict.deny(Reason::Blocked, *retry_after);
                 verdict.rule = charges.get(*charge).and_then(|charge| charge.limits.name());
             }
@@ -146,26 +158,45 @@ impl<'r> Verdict<'r> {
     }
 
     fn enforced_denials(&self) -> impl Iterator<Item = &Line<'r>> {
-        self.lines.iter().filter(|line| !line.shadow && !line.outcome.allowed)
+        self.lines
+            .iter()
+            .filter(|line| !line.shadow && !line.outcome.allowed)
     }
 
     fn longest_wait(&self) -> Retry {
-        self.enforced_denials().map(|line| line.outcome.retry_after).max().unwrap_or(Retry::NOW)
+        self.enforced_denials()
+            .map(|line| line.outcome.retry_after)
+            .max()
+            .unwrap_or(Retry::NOW)
     }
 
     /// Lets the limit that denies longest lead, or, if none denies, the enforced limit with least
     /// remaining; of those, the one that takes longest to recover.
     fn lead_with(&mut self, denied_for: Option<Retry>) {
-        let lines = self.lines.iter().enumerate().filter(|(_, line)| !line.shadow);
+        let lines = self
+            .lines
+            .iter()
+            .enumerate()
+            .filter(|(_, line)| !line.shadow);
         let leading = match denied_for {
-            Some(wait) => lines.into_iter().find(|(_, line)| !line.outcome.allowed && line.outcome.retry_after == wait),
-            None => lines.min_by_key(|(_, line)| (line.outcome.remaining, std::cmp::Reverse(line.outcome.reset_after))),
+            Some(wait) => lines
+                .into_iter()
+                .find(|(_, line)| !line.outcome.allowed && line.outcome.retry_after == wait),
+            None => lines.min_by_key(|(_, line)| {
+                (
+                    line.outcome.remaining,
+                    std::cmp::Reverse(line.outcome.reset_after),
+                )
+            }),
         };
         self.leading = leading.map(|(index, _)| index);
         self.rule = leading.and_then(|(_, line)| line.rule);
         if self.allowed {
             let enforced = self.lines.iter().filter(|line| !line.shadow);
-            self.delay = enforced.map(|line| line.outcome.delay).max().unwrap_or(Span::ZERO);
+            self.delay = enforced
+                .map(|line| line.outcome.delay)
+                .max()
+                .unwrap_or(Span::ZERO);
         }
     }
 }

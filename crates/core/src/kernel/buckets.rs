@@ -41,7 +41,9 @@ impl BucketsState {
             return Timestamp::default();
         }
         let len = self.counts.len() as u64;
-        let newest = (0..len).find(|back| self.count(self.newest.saturating_sub(*back)) > 0).unwrap_or(0);
+        let newest = (0..len)
+            .find(|back| self.count(self.newest.saturating_sub(*back)) > 0)
+            .unwrap_or(0);
         Timestamp::from_micros((self.newest - newest + len).saturating_mul(self.width))
     }
 
@@ -86,21 +88,43 @@ pub(crate) struct Buckets {
 }
 
 impl Buckets {
-    pub(crate) fn new(limit: u64, window: Span, buckets: u32, strict: bool) -> Result<Self, LimitError> {
+    pub(crate) fn new(
+        limit: u64,
+        window: Span,
+        buckets: u32,
+        strict: bool,
+    ) -> Result<Self, LimitError> {
         check_count("limit", limit, 0)?;
         check_period("window", window)?;
         if !(1..=bounds::MAX_BUCKETS).contains(&buckets) {
-            return Err(LimitError::new("buckets", format!("must be from 1 to {}, got {buckets}", bounds::MAX_BUCKETS)));
+            return Err(LimitError::new(
+                "buckets",
+                format!("must be from 1 to {}, got {buckets}", bounds::MAX_BUCKETS),
+            ));
         }
         if !window.as_micros().is_multiple_of(u64::from(buckets)) {
-            return Err(LimitError::new("buckets", format!("{window} is no whole multiple of {buckets} microseconds; choose a divisor")));
+            return Err(LimitError::new(
+                "buckets",
+                format!(
+                    "{window} is no whole multiple of {buckets} microseconds; choose a divisor"
+                ),
+            ));
         }
         let summed = buckets as usize + usize::from(strict);
-        Ok(Self { limit, width: window.as_micros() / u64::from(buckets), summed })
+        Ok(Self {
+            limit,
+            width: window.as_micros() / u64::from(buckets),
+            summed,
+        })
     }
 
     pub(crate) fn fresh(&self) -> BucketsState {
-        BucketsState { newest: 0, width: self.width, counts: vec![0; self.summed].into(), total: 0 }
+        BucketsState {
+            newest: 0,
+            width: self.width,
+            counts: vec![0; self.summed].into(),
+            total: 0,
+        }
     }
 
     pub(crate) fn knows(&self, state: &BucketsState) -> bool {
@@ -136,7 +160,10 @@ impl Buckets {
     }
 
     pub(crate) fn standing(&self, state: &BucketsState, now: Timestamp) -> Standing {
-        Standing { remaining: self.limit.saturating_sub(state.total), reset_after: state.expires().since(now) }
+        Standing {
+            remaining: self.limit.saturating_sub(state.total),
+            reset_after: state.expires().since(now),
+        }
     }
 
     /// The oldest buckets leave one by one, until enough of them have.
@@ -149,7 +176,9 @@ impl Buckets {
         for bucket in (state.newest + 1).saturating_sub(len)..=state.newest {
             let count = state.count(bucket);
             if short <= count {
-                return Retry::After(Timestamp::from_micros((bucket + len).saturating_mul(self.width)).since(now));
+                return Retry::After(
+                    Timestamp::from_micros((bucket + len).saturating_mul(self.width)).since(now),
+                );
             }
             short -= count;
         }

@@ -60,11 +60,19 @@ impl Interval {
         check_rate("refill", refill)?;
         check_count("capacity", capacity, 1)?;
         let intervals = u128::from(capacity.div_ceil(refill.count));
-        if intervals * u128::from(refill.period.as_micros()) > u128::from(bounds::MAX_DRAIN.as_micros()) {
-            let problem = format!("{capacity} refilled by {refill} take longer than the maximum of 100 years; lower it or raise the refill");
+        if intervals * u128::from(refill.period.as_micros())
+            > u128::from(bounds::MAX_DRAIN.as_micros())
+        {
+            let problem = format!(
+                "{capacity} refilled by {refill} take longer than the maximum of 100 years; lower it or raise the refill"
+            );
             return Err(LimitError::new("capacity", problem));
         }
-        Ok(Self { refill: refill.count, every: refill.period.as_micros(), capacity })
+        Ok(Self {
+            refill: refill.count,
+            every: refill.period.as_micros(),
+            capacity,
+        })
     }
 
     pub(crate) fn admits(&self, state: &IntervalState, now: Timestamp, cost: u64) -> bool {
@@ -79,7 +87,10 @@ impl Interval {
 
     pub(crate) fn standing(&self, state: &IntervalState, now: Timestamp) -> Standing {
         let remaining = self.capacity - self.missing(state, now).tokens;
-        Standing { remaining, reset_after: state.full_at().since(now) }
+        Standing {
+            remaining,
+            reset_after: state.full_at().since(now),
+        }
     }
 
     pub(crate) fn retry(&self, state: &IntervalState, now: Timestamp, cost: u64) -> Retry {
@@ -92,28 +103,45 @@ impl Interval {
             return Retry::NOW;
         }
         let refills = short.div_ceil(self.refill);
-        let at = missing.next_refill.saturating_add((refills - 1).saturating_mul(self.every));
+        let at = missing
+            .next_refill
+            .saturating_add((refills - 1).saturating_mul(self.every));
         Retry::After(Timestamp::from_micros(at).since(now))
     }
 
     /// Keeps the tokens that are missing; the next refill comes when it would have, or sooner.
-    pub(crate) fn adopt(&self, old: Option<&Self>, state: IntervalState, now: Timestamp) -> IntervalState {
+    pub(crate) fn adopt(
+        &self,
+        old: Option<&Self>,
+        state: IntervalState,
+        now: Timestamp,
+    ) -> IntervalState {
         let missing = old.unwrap_or(self).missing(&state, now);
         if missing.tokens == 0 {
             return IntervalState::default();
         }
-        let next_refill = missing.next_refill.min(now.as_micros().saturating_add(self.every));
+        let next_refill = missing
+            .next_refill
+            .min(now.as_micros().saturating_add(self.every));
         self.state_of(missing.tokens.min(self.capacity), next_refill)
     }
 
     fn missing(&self, state: &IntervalState, now: Timestamp) -> Missing {
         let now = now.as_micros();
         if state.full_at <= now {
-            return Missing { tokens: 0, next_refill: now.saturating_add(self.every) };
+            return Missing {
+                tokens: 0,
+                next_refill: now.saturating_add(self.every),
+            };
         }
         let refills = (state.full_at - now).div_ceil(self.every);
-        let tokens = (refills - 1).saturating_mul(self.refill).saturating_add(state.last);
-        Missing { tokens: tokens.min(self.capacity), next_refill: state.full_at - (refills - 1) * self.every }
+        let tokens = (refills - 1)
+            .saturating_mul(self.refill)
+            .saturating_add(state.last);
+        Missing {
+            tokens: tokens.min(self.capacity),
+            next_refill: state.full_at - (refills - 1) * self.every,
+        }
     }
 
     fn state_of(&self, missing: u64, next_refill: u64) -> IntervalState {

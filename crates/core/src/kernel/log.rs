@@ -75,7 +75,11 @@ pub(crate) struct LogState {
 impl LogState {
     /// A log that holds `stamps`, oldest first, for windows of up to `longest`; its places are set when it is adopted.
     pub(crate) fn from_stamps(stamps: VecDeque<Stamp>, longest: Span) -> Self {
-        Self { stamps, places: Box::default(), longest }
+        Self {
+            stamps,
+            places: Box::default(),
+            longest,
+        }
     }
 
     pub(crate) fn stamps(&self) -> impl ExactSizeIterator<Item = Stamp> {
@@ -87,7 +91,9 @@ impl LogState {
     }
 
     pub(crate) fn expires(&self) -> Timestamp {
-        self.stamps.back().map_or_else(Timestamp::default, |last| last.at().after(self.longest))
+        self.stamps
+            .back()
+            .map_or_else(Timestamp::default, |last| last.at().after(self.longest))
     }
 
     pub(crate) fn heap_bytes(&self) -> usize {
@@ -97,7 +103,11 @@ impl LogState {
     pub(crate) fn growth_bytes(&self, cost: u64) -> usize {
         let needed = self.stamps.len() + stamps_for(cost);
         let capacity = self.stamps.capacity();
-        if needed <= capacity { 0 } else { (grown(capacity, needed) - capacity) * size_of::<Stamp>() }
+        if needed <= capacity {
+            0
+        } else {
+            (grown(capacity, needed) - capacity) * size_of::<Stamp>()
+        }
     }
 
     fn push(&mut self, now: Timestamp, mut cost: u64) {
@@ -122,7 +132,9 @@ impl LogState {
 
     /// Drops the oldest entry from the log and from every window that it is in.
     fn drop_oldest(&mut self) {
-        let Some(oldest) = self.stamps.pop_front() else { return };
+        let Some(oldest) = self.stamps.pop_front() else {
+            return;
+        };
         for place in &mut self.places {
             if place.head == 0 {
                 place.sum -= oldest.cost();
@@ -166,7 +178,11 @@ impl Log {
             );
             return Err(LimitError::new("limit", problem));
         }
-        Ok(Self { windows: vec![LogWindow { limit, span }], longest: span, largest: limit })
+        Ok(Self {
+            windows: vec![LogWindow { limit, span }],
+            longest: span,
+            largest: limit,
+        })
     }
 
     /// Lets the windows of `other` share this log.
@@ -231,7 +247,10 @@ impl Log {
             Some(last) if place.sum > 0 => last.at().after(window.span),
             _ => now,
         };
-        Standing { remaining: window.limit.saturating_sub(place.sum), reset_after: empty_at.since(now) }
+        Standing {
+            remaining: window.limit.saturating_sub(place.sum),
+            reset_after: empty_at.since(now),
+        }
     }
 
     pub(crate) fn retry(&self, state: &LogState, now: Timestamp, part: usize, cost: u64) -> Retry {
@@ -259,7 +278,12 @@ impl Log {
                 place.head += 1;
             }
         }
-        let expired = state.places.iter().map(|place| place.head).min().unwrap_or(0);
+        let expired = state
+            .places
+            .iter()
+            .map(|place| place.head)
+            .min()
+            .unwrap_or(0);
         state.stamps.drain(..expired);
         for place in &mut state.places {
             place.head -= expired;
@@ -268,6 +292,11 @@ impl Log {
 
     /// What the whole log holds: the sum of the window that begins at its front.
     fn units(&self, state: &LogState) -> u64 {
-        state.places.iter().map(|place| place.sum).max().unwrap_or(0)
+        state
+            .places
+            .iter()
+            .map(|place| place.sum)
+            .max()
+            .unwrap_or(0)
     }
 }

@@ -10,8 +10,8 @@
 //! Time never runs backwards here: the store hands in the latest instant that it has seen.
 
 mod buckets;
-mod log;
 mod interval;
+mod log;
 mod schedule;
 mod weighted;
 mod window;
@@ -88,25 +88,41 @@ impl Kernel {
                 crate::limit::check_count("burst", *burst, 0)?;
                 Self::Schedule(Schedule::new(("rate", *rate), ("burst", hard), false)?)
             }
-            Algorithm::TokenBucket { capacity, refill, mode } => {
+            Algorithm::TokenBucket {
+                capacity,
+                refill,
+                mode,
+            } => {
                 crate::limit::check_count("capacity", *capacity, 1)?;
                 match mode {
-                    RefillMode::Continuous => Self::Schedule(Schedule::new(("refill", *refill), ("capacity", hard), false)?),
+                    RefillMode::Continuous => Self::Schedule(Schedule::new(
+                        ("refill", *refill),
+                        ("capacity", hard),
+                        false,
+                    )?),
                     RefillMode::Interval => Self::Interval(Interval::new(*refill, hard)?),
                 }
             }
-            Algorithm::LeakyBucket { capacity, leak, queue } => {
+            Algorithm::LeakyBucket {
+                capacity,
+                leak,
+                queue,
+            } => {
                 crate::limit::check_count("capacity", *capacity, u64::from(!*queue))?;
                 Self::Schedule(Schedule::new(("leak", *leak), ("capacity", hard), *queue)?)
             }
             Algorithm::FixedWindow { window, .. } => Self::Window(FixedWindow::new(hard, window)?),
             Algorithm::SlidingWindowLog { window, .. } => Self::Log(Log::new(hard, *window)?),
-            Algorithm::SlidingWindowCounter { window, counting: Counting::Weighted, .. } => {
-                Self::Weighted(Weighted::new(hard, *window)?)
-            }
-            Algorithm::SlidingWindowCounter { window, counting: Counting::Buckets { buckets, strict }, .. } => {
-                Self::Buckets(Buckets::new(hard, *window, *buckets, *strict)?)
-            }
+            Algorithm::SlidingWindowCounter {
+                window,
+                counting: Counting::Weighted,
+                ..
+            } => Self::Weighted(Weighted::new(hard, *window)?),
+            Algorithm::SlidingWindowCounter {
+                window,
+                counting: Counting::Buckets { buckets, strict },
+                ..
+            } => Self::Buckets(Buckets::new(hard, *window, *buckets, *strict)?),
         })
     }
 
@@ -151,46 +167,96 @@ impl Kernel {
     pub(crate) fn adopt(&self, old: Option<&Self>, state: State, now: Timestamp) -> State {
         match (self, state) {
             (Self::Schedule(new), State::Schedule(tat)) => {
-                let old = old.and_then(|old| if let Self::Schedule(old) = old { Some(old) } else { None });
+                let old = old.and_then(|old| {
+                    if let Self::Schedule(old) = old {
+                        Some(old)
+                    } else {
+                        None
+                    }
+                });
                 State::Schedule(new.adopt(old, tat, now))
             }
             (Self::Interval(new), State::Interval(state)) => {
-                let old = old.and_then(|old| if let Self::Interval(old) = old { Some(old) } else { None });
+                let old = old.and_then(|old| {
+                    if let Self::Interval(old) = old {
+                        Some(old)
+                    } else {
+                        None
+                    }
+                });
                 State::Interval(new.adopt(old, state, now))
             }
             (Self::Window(new), State::Window(state)) => {
-                let old = old.and_then(|old| if let Self::Window(old) = old { Some(old) } else { None });
+                let old = old.and_then(|old| {
+                    if let Self::Window(old) = old {
+                        Some(old)
+                    } else {
+                        None
+                    }
+                });
                 State::Window(new.adopt(old, state, now))
             }
             (Self::Log(new), State::Log(mut state)) => {
                 new.adopt(&mut state, now);
                 State::Log(state)
             }
-            (Self::Buckets(new), State::Buckets(state)) => State::Buckets(Box::new(new.adopt(&state, now))),
-            (Self::Weighted(new), State::Weighted(state)) => State::Weighted(Box::new(new.adopt(&state, now))),
+            (Self::Buckets(new), State::Buckets(state)) => {
+                State::Buckets(Box::new(new.adopt(&state, now)))
+            }
+            (Self::Weighted(new), State::Weighted(state)) => {
+                State::Weighted(Box::new(new.adopt(&state, now)))
+            }
             _ => self.fresh(),
         }
     }
 
     /// The parts that deny `cost` now, as bits.
     pub(crate) fn denied(&self, state: &mut State, now: Timestamp, cost: u64) -> u16 {
-        dispatch!(self, state, log |k, s| k.denied(s, now, cost), other |k, s| u16::from(!k.admits(s, now, cost)))
+        dispatch!(
+            self,
+            state,
+            log | k,
+            s | k.denied(s, now, cost),
+            other | k,
+            s | u16::from(!k.admits(s, now, cost))
+        )
     }
 
     /// Spends `cost`. A cost that was denied fills the state to the brim and no further, so that a client
     /// that hammers stays denied but owes no more than it could ever have spent.
     pub(crate) fn charge(&self, state: &mut State, now: Timestamp, cost: u64) {
-        dispatch!(self, state, log |k, s| k.charge(s, now, cost), other |k, s| k.charge(s, now, cost));
+        dispatch!(
+            self,
+            state,
+            log | k,
+            s | k.charge(s, now, cost),
+            other | k,
+            s | k.charge(s, now, cost)
+        );
     }
 
     /// How part `part` stands.
     pub(crate) fn standing(&self, state: &State, now: Timestamp, part: usize) -> Standing {
-        dispatch!(self, state, log |k, s| k.standing(s, now, part), other |k, s| k.standing(s, now))
+        dispatch!(
+            self,
+            state,
+            log | k,
+            s | k.standing(s, now, part),
+            other | k,
+            s | k.standing(s, now)
+        )
     }
 
     /// When part `part` would admit `cost`, which it denies now.
     pub(crate) fn retry(&self, state: &State, now: Timestamp, part: usize, cost: u64) -> Retry {
-        dispatch!(self, state, log |k, s| k.retry(s, now, part, cost), other |k, s| k.retry(s, now, cost))
+        dispatch!(
+            self,
+            state,
+            log | k,
+            s | k.retry(s, now, part, cost),
+            other | k,
+            s | k.retry(s, now, cost)
+        )
     }
 
     /// How long the `cost` that was just charged must be held back.
@@ -227,6 +293,10 @@ impl State {
 
     /// Bytes that charging `cost` may add to [`Self::heap_bytes`].
     pub(crate) fn growth_bytes(&self, cost: u64) -> usize {
-        if let Self::Log(state) = self { state.growth_bytes(cost) } else { 0 }
+        if let Self::Log(state) = self {
+            state.growth_bytes(cost)
+        } else {
+            0
+        }
     }
 }

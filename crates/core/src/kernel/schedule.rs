@@ -36,7 +36,10 @@ pub(crate) struct Exact {
 
 impl Exact {
     fn at(now: Timestamp) -> Self {
-        Self { whole: now.as_micros(), part: 0 }
+        Self {
+            whole: now.as_micros(),
+            part: 0,
+        }
     }
 
     /// The first whole microsecond that is not earlier.
@@ -70,29 +73,48 @@ impl Schedule {
         let (l, p) = (rate.count / divisor, rate.period.as_micros() / divisor);
         let tau_micros = (u128::from(capacity) * u128::from(p)).div_ceil(u128::from(l));
         if tau_micros > u128::from(bounds::MAX_DRAIN.as_micros()) {
-            let problem = format!("{capacity} at {rate} take longer to come back than the maximum of 100 years; lower it or raise the rate");
+            let problem = format!(
+                "{capacity} at {rate} take longer to come back than the maximum of 100 years; lower it or raise the rate"
+            );
             return Err(LimitError::new(capacity_field, problem));
         }
-        let mut schedule = Self { p, l, unit: Exact::default(), tau: Exact::default(), capacity, queue };
+        let mut schedule = Self {
+            p,
+            l,
+            unit: Exact::default(),
+            tau: Exact::default(),
+            capacity,
+            queue,
+        };
         schedule.unit = schedule.lasting(1);
         schedule.tau = schedule.lasting(capacity);
         Ok(schedule)
     }
 
     pub(crate) fn admits(&self, tat: &Exact, now: Timestamp, cost: u64) -> bool {
-        cost <= self.capacity && self.plus(self.base(*tat, now), self.span_of(cost)) <= self.brim(now)
+        cost <= self.capacity
+            && self.plus(self.base(*tat, now), self.span_of(cost)) <= self.brim(now)
     }
 
     pub(crate) fn charge(&self, tat: &mut Exact, now: Timestamp, cost: u64) {
         let cost = cost.min(self.capacity);
-        *tat = self.plus(self.base(*tat, now), self.span_of(cost)).min(self.brim(now));
+        *tat = self
+            .plus(self.base(*tat, now), self.span_of(cost))
+            .min(self.brim(now));
     }
 
     pub(crate) fn standing(&self, tat: &Exact, now: Timestamp) -> Standing {
         let base = self.base(*tat, now);
         let room = self.minus(self.brim(now), base);
-        let remaining = if room < self.unit { 0 } else { self.units_in(room) };
-        Standing { remaining, reset_after: base.ceil().since(now) }
+        let remaining = if room < self.unit {
+            0
+        } else {
+            self.units_in(room)
+        };
+        Standing {
+            remaining,
+            reset_after: base.ceil().since(now),
+        }
     }
 
     pub(crate) fn retry(&self, tat: &Exact, now: Timestamp, cost: u64) -> Retry {
@@ -117,12 +139,17 @@ impl Schedule {
         let brim = self.brim(now);
         let Some(old) = old else {
             // Without the old numbers the debt stays as long as it was, in time.
-            return Exact { whole: tat.whole, part: tat.part.min(self.l - 1) }.min(brim);
+            return Exact {
+                whole: tat.whole,
+                part: tat.part.min(self.l - 1),
+            }
+            .min(brim);
         };
         let debt = old.minus(old.base(tat, now), Exact::at(now));
         let scaled = u128::from(debt.whole) * u128::from(old.l) + u128::from(debt.part);
         let (units, rest) = (scaled / u128::from(old.p), scaled % u128::from(old.p));
-        let scaled = units * u128::from(self.p) + (rest * u128::from(self.p)).div_ceil(u128::from(old.p));
+        let scaled =
+            units * u128::from(self.p) + (rest * u128::from(self.p)).div_ceil(u128::from(old.p));
         self.plus(Exact::at(now), self.exact(scaled)).min(brim)
     }
 
@@ -137,7 +164,11 @@ impl Schedule {
     }
 
     fn span_of(&self, cost: u64) -> Exact {
-        if cost == 1 { self.unit } else { self.lasting(cost) }
+        if cost == 1 {
+            self.unit
+        } else {
+            self.lasting(cost)
+        }
     }
 
     /// `cost` units in time; `cost` is at most the capacity, so this fits.
@@ -148,7 +179,10 @@ impl Schedule {
     /// A number of `1 / l` microseconds, split.
     fn exact(&self, scaled: u128) -> Exact {
         let l = u128::from(self.l);
-        Exact { whole: narrow(scaled / l), part: narrow(scaled % l) }
+        Exact {
+            whole: narrow(scaled / l),
+            part: narrow(scaled % l),
+        }
     }
 
     /// How many whole units fit into `span`.
@@ -156,15 +190,24 @@ impl Schedule {
         if self.l == 1 {
             return span.whole / self.p;
         }
-        narrow((u128::from(span.whole) * u128::from(self.l) + u128::from(span.part)) / u128::from(self.p))
+        narrow(
+            (u128::from(span.whole) * u128::from(self.l) + u128::from(span.part))
+                / u128::from(self.p),
+        )
     }
 
     fn plus(&self, a: Exact, b: Exact) -> Exact {
-        let (whole, part) = (a.whole.saturating_add(b.whole), a.part.saturating_add(b.part));
+        let (whole, part) = (
+            a.whole.saturating_add(b.whole),
+            a.part.saturating_add(b.part),
+        );
         if part < self.l {
             Exact { whole, part }
         } else {
-            Exact { whole: whole.saturating_add(1), part: part - self.l }
+            Exact {
+                whole: whole.saturating_add(1),
+                part: part - self.l,
+            }
         }
     }
 
@@ -173,9 +216,15 @@ impl Schedule {
         if a <= b {
             Exact::default()
         } else if a.part >= b.part {
-            Exact { whole: a.whole - b.whole, part: a.part - b.part }
+            Exact {
+                whole: a.whole - b.whole,
+                part: a.part - b.part,
+            }
         } else {
-            Exact { whole: a.whole - b.whole - 1, part: a.part + self.l - b.part }
+            Exact {
+                whole: a.whole - b.whole - 1,
+                part: a.part + self.l - b.part,
+            }
         }
     }
 }

@@ -49,14 +49,21 @@ impl WeightedState {
         if index <= self.index {
             return;
         }
-        self.previous = if index == self.index + 1 { self.current } else { 0 };
+        self.previous = if index == self.index + 1 {
+            self.current
+        } else {
+            0
+        };
         self.current = 0;
         self.index = index;
     }
 
     /// What is left of the current window.
     fn left(&self, now: Timestamp) -> u64 {
-        (self.index + 1).saturating_mul(self.window).saturating_sub(now.as_micros()).min(self.window)
+        (self.index + 1)
+            .saturating_mul(self.window)
+            .saturating_sub(now.as_micros())
+            .min(self.window)
     }
 }
 
@@ -70,11 +77,19 @@ impl Weighted {
     pub(crate) fn new(limit: u64, window: Span) -> Result<Self, LimitError> {
         check_count("limit", limit, 0)?;
         check_period("window", window)?;
-        Ok(Self { limit, window: window.as_micros() })
+        Ok(Self {
+            limit,
+            window: window.as_micros(),
+        })
     }
 
     pub(crate) fn fresh(&self) -> WeightedState {
-        WeightedState { index: 0, previous: 0, current: 0, window: self.window }
+        WeightedState {
+            index: 0,
+            previous: 0,
+            current: 0,
+            window: self.window,
+        }
     }
 
     pub(crate) fn knows(&self, state: &WeightedState) -> bool {
@@ -101,11 +116,17 @@ impl Weighted {
 
     pub(crate) fn charge(&self, state: &mut WeightedState, now: Timestamp, cost: u64) {
         state.advance(now);
-        state.current = state.current.saturating_add(cost).min(self.limit.max(state.current));
+        state.current = state
+            .current
+            .saturating_add(cost)
+            .min(self.limit.max(state.current));
     }
 
     pub(crate) fn standing(&self, state: &WeightedState, now: Timestamp) -> Standing {
-        Standing { remaining: self.room(state, now), reset_after: state.expires().since(now) }
+        Standing {
+            remaining: self.room(state, now),
+            reset_after: state.expires().since(now),
+        }
     }
 
     /// Within this window, once enough of the last one has slid out; else in the next, when this one has.
@@ -120,7 +141,9 @@ impl Weighted {
             (1, state.current, free)
         };
         let elapsed = self.window - self.most_left(weighed, free);
-        let at = (state.index + windows).saturating_mul(self.window).saturating_add(elapsed);
+        let at = (state.index + windows)
+            .saturating_mul(self.window)
+            .saturating_add(elapsed);
         Retry::After(Timestamp::from_micros(at).since(now))
     }
 
@@ -138,6 +161,8 @@ impl Weighted {
         let window = u128::from(self.window);
         let weighed = u128::from(state.previous) * u128::from(state.left(now));
         let free = (u128::from(self.limit) * window).saturating_sub(weighed) / window;
-        u64::try_from(free).unwrap_or(u64::MAX).saturating_sub(state.current)
+        u64::try_from(free)
+            .unwrap_or(u64::MAX)
+            .saturating_sub(state.current)
     }
 }

@@ -30,7 +30,11 @@ impl WindowState {
     }
 
     fn count_at(&self, now: Timestamp) -> u64 {
-        if self.end <= now.as_micros() { 0 } else { self.count }
+        if self.end <= now.as_micros() {
+            0
+        } else {
+            self.count
+        }
     }
 }
 
@@ -46,7 +50,10 @@ impl FixedWindow {
         if let Window::Epoch(span) | Window::FirstRequest(span) = grid {
             check_period("window", *span)?;
         }
-        Ok(Self { limit, grid: grid.clone() })
+        Ok(Self {
+            limit,
+            grid: grid.clone(),
+        })
     }
 
     pub(crate) fn admits(&self, state: &WindowState, now: Timestamp, cost: u64) -> bool {
@@ -62,7 +69,10 @@ impl FixedWindow {
     }
 
     pub(crate) fn standing(&self, state: &WindowState, now: Timestamp) -> Standing {
-        Standing { remaining: self.limit.saturating_sub(state.count_at(now)), reset_after: state.end().since(now) }
+        Standing {
+            remaining: self.limit.saturating_sub(state.count_at(now)),
+            reset_after: state.end().since(now),
+        }
     }
 
     pub(crate) fn retry(&self, state: &WindowState, now: Timestamp, cost: u64) -> Retry {
@@ -73,7 +83,12 @@ impl FixedWindow {
     }
 
     /// The old count counts in full in the new window while the two overlap.
-    pub(crate) fn adopt(&self, old: Option<&Self>, state: WindowState, now: Timestamp) -> WindowState {
+    pub(crate) fn adopt(
+        &self,
+        old: Option<&Self>,
+        state: WindowState,
+        now: Timestamp,
+    ) -> WindowState {
         if state.end <= now.as_micros() {
             return WindowState::default();
         }
@@ -85,7 +100,14 @@ impl FixedWindow {
             (Window::FirstRequest(_), _) => state.end.min(self.end_at(now).as_micros()),
             (Window::Epoch(_) | Window::Calendar(_), _) => self.end_at(now).as_micros(),
         };
-        if end <= now.as_micros() { WindowState::default() } else { WindowState { count: state.count, end } }
+        if end <= now.as_micros() {
+            WindowState::default()
+        } else {
+            WindowState {
+                count: state.count,
+                end,
+            }
+        }
     }
 
     /// The end of the window that a charge at `now` falls into, or begins.

@@ -17,11 +17,19 @@ pub(super) struct Entry {
     pressed: bool,
 }
 
-const _: () = assert!(size_of::<Entry>() == 48, "a million keys are paid for by the byte");
+const _: () = assert!(
+    size_of::<Entry>() == 48,
+    "a million keys are paid for by the byte"
+);
 
 impl Entry {
     pub(super) fn new(key: &[u8], cell: Cell, fingerprint: u32, pressed: bool) -> Self {
-        Self { key: Key::new(key), packed: Packed::new(cell), fingerprint, pressed }
+        Self {
+            key: Key::new(key),
+            packed: Packed::new(cell),
+            fingerprint,
+            pressed,
+        }
     }
 
     #[inline]
@@ -42,12 +50,18 @@ impl Entry {
     #[inline]
     pub(super) fn take(&mut self, limits: &Limits, now: Timestamp) -> Cell {
         let packed = std::mem::replace(&mut self.packed, Packed::Taken);
-        packed.unpack().map_or_else(|| limits.fresh(), |cell| limits.load(cell, self.fingerprint, now))
+        packed.unpack().map_or_else(
+            || limits.fresh(),
+            |cell| limits.load(cell, self.fingerprint, now),
+        )
     }
 
     /// A copy of the state, as one that `limits` know.
     pub(super) fn copy(&self, limits: &Limits, now: Timestamp) -> Cell {
-        self.packed.clone().unpack().map_or_else(|| limits.fresh(), |cell| limits.load(cell, self.fingerprint, now))
+        self.packed.clone().unpack().map_or_else(
+            || limits.fresh(),
+            |cell| limits.load(cell, self.fingerprint, now),
+        )
     }
 
     /// A copy of the state as it was left.
@@ -65,7 +79,11 @@ impl Entry {
     /// The instant from which forgetting the key changes nothing.
     pub(super) fn expires(&self) -> Timestamp {
         match &self.packed {
-            Packed::Schedule { part, whole } => Exact { part: u64::from(*part), whole: *whole }.ceil(),
+            Packed::Schedule { part, whole } => Exact {
+                part: u64::from(*part),
+                whole: *whole,
+            }
+            .ceil(),
             Packed::Interval { full_at, .. } => Timestamp::from_micros(*full_at),
             Packed::Window { end, .. } => Timestamp::from_micros(*end),
             Packed::Wide(cell) => cell.expires(),
@@ -76,19 +94,32 @@ impl Entry {
     /// Bytes on the heap that belong to this key.
     #[inline]
     pub(super) fn heap_bytes(&self) -> usize {
-        self.key.heap_bytes() + if let Packed::Wide(cell) = &self.packed { wide_bytes(cell) } else { 0 }
+        self.key.heap_bytes()
+            + if let Packed::Wide(cell) = &self.packed {
+                wide_bytes(cell)
+            } else {
+                0
+            }
     }
 
     /// Bytes that charging `cost` may add.
     #[inline]
     pub(super) fn growth_bytes(&self, cost: u64) -> usize {
-        if let Packed::Wide(cell) = &self.packed { cell.growth_bytes(cost) } else { 0 }
+        if let Packed::Wide(cell) = &self.packed {
+            cell.growth_bytes(cost)
+        } else {
+            0
+        }
     }
 }
 
 fn wide_bytes(cell: &Cell) -> usize {
     let states = cell.states();
-    let outside = if let Cell::Many(_) = cell { size_of_val(states) } else { 0 };
+    let outside = if let Cell::Many(_) = cell {
+        size_of_val(states)
+    } else {
+        0
+    };
     size_of::<Cell>() + outside + states.iter().map(State::heap_bytes).sum::<usize>()
 }
 
@@ -122,16 +153,29 @@ impl Key {
     }
 
     fn heap_bytes(&self) -> usize {
-        if let Self::Heap(bytes) = self { bytes.len() } else { 0 }
+        if let Self::Heap(bytes) = self {
+            bytes.len()
+        } else {
+            0
+        }
     }
 }
 
 /// A cell in 16 bytes: the plain states inside, with counts and fractions of up to 32 bits; all else in a box.
 #[derive(Clone, Debug)]
 enum Packed {
-    Schedule { part: u32, whole: u64 },
-    Interval { last: u32, full_at: u64 },
-    Window { count: u32, end: u64 },
+    Schedule {
+        part: u32,
+        whole: u64,
+    },
+    Interval {
+        last: u32,
+        full_at: u64,
+    },
+    Window {
+        count: u32,
+        end: u64,
+    },
     Wide(Box<Cell>),
     /// Out of the entry while a decision is being made.
     Taken,
@@ -142,14 +186,20 @@ impl Packed {
     fn new(cell: Cell) -> Self {
         match &cell {
             Cell::One(State::Schedule(Exact { part, whole })) => {
-                u32::try_from(*part).ok().map(|part| Self::Schedule { part, whole: *whole })
+                u32::try_from(*part).ok().map(|part| Self::Schedule {
+                    part,
+                    whole: *whole,
+                })
             }
             Cell::One(State::Interval(IntervalState { last, full_at })) => {
-                u32::try_from(*last).ok().map(|last| Self::Interval { last, full_at: *full_at })
+                u32::try_from(*last).ok().map(|last| Self::Interval {
+                    last,
+                    full_at: *full_at,
+                })
             }
-            Cell::One(State::Window(WindowState { count, end })) => {
-                u32::try_from(*count).ok().map(|count| Self::Window { count, end: *end })
-            }
+            Cell::One(State::Window(WindowState { count, end })) => u32::try_from(*count)
+                .ok()
+                .map(|count| Self::Window { count, end: *end }),
             _ => None,
         }
         .unwrap_or_else(|| Self::Wide(Box::new(cell)))
@@ -158,9 +208,18 @@ impl Packed {
     #[inline]
     fn unpack(self) -> Option<Cell> {
         Some(Cell::One(match self {
-            Self::Schedule { part, whole } => State::Schedule(Exact { part: u64::from(part), whole }),
-            Self::Interval { last, full_at } => State::Interval(IntervalState { last: u64::from(last), full_at }),
-            Self::Window { count, end } => State::Window(WindowState { count: u64::from(count), end }),
+            Self::Schedule { part, whole } => State::Schedule(Exact {
+                part: u64::from(part),
+                whole,
+            }),
+            Self::Interval { last, full_at } => State::Interval(IntervalState {
+                last: u64::from(last),
+                full_at,
+            }),
+            Self::Window { count, end } => State::Window(WindowState {
+                count: u64::from(count),
+                end,
+            }),
             Self::Wide(cell) => return Some(*cell),
             Self::Taken => return None,
         }))

@@ -50,7 +50,11 @@ impl Index {
 
     /// Bytes that the next insertion adds.
     pub(super) fn growth_bytes(&self) -> usize {
-        if self.has_room() { 0 } else { (self.grown() - self.slots.len()) * size_of::<Slot>() }
+        if self.has_room() {
+            0
+        } else {
+            (self.grown() - self.slots.len()) * size_of::<Slot>()
+        }
     }
 
     /// The number of the entry of that hash for which `is` holds.
@@ -83,7 +87,9 @@ impl Index {
 
     /// Removes an entry; `hash_of` hashes those that move up.
     pub(super) fn remove(&mut self, hash: u64, number: usize, hash_of: impl Fn(usize) -> u64) {
-        let Some(mut hole) = self.slot_of(hash, number) else { return };
+        let Some(mut hole) = self.slot_of(hash, number) else {
+            return;
+        };
         let mut at = self.next(hole);
         while self.slots[at] != Slot::VACANT {
             let home = self.home(hash_of(self.slots[at].number()));
@@ -151,11 +157,19 @@ impl Index {
 
     #[inline]
     fn next(&self, at: usize) -> usize {
-        if at + 1 == self.slots.len() { 0 } else { at + 1 }
+        if at + 1 == self.slots.len() {
+            0
+        } else {
+            at + 1
+        }
     }
 
     fn distance(&self, from: usize, to: usize) -> usize {
-        if to >= from { to - from } else { to + self.slots.len() - from }
+        if to >= from {
+            to - from
+        } else {
+            to + self.slots.len() - from
+        }
     }
 }
 

@@ -10,10 +10,7 @@ mod index;
 mod shard;
 mod snapshot;
 
-use std::{
-    hash::RandomState,
-    sync::PoisonError,
-};
+use std::{hash::RandomState, sync::PoisonError};
 
 use self::shard::{Full, Pending, Room, Shard, hash_with};
 pub use self::snapshot::SnapshotError;
@@ -51,7 +48,11 @@ pub struct MemoryBounds {
 
 impl Default for MemoryBounds {
     fn default() -> Self {
-        Self { max_keys: 10_000_000, max_bytes: 1 << 30, when_full: WhenFull::default() }
+        Self {
+            max_keys: 10_000_000,
+            max_bytes: 1 << 30,
+            when_full: WhenFull::default(),
+        }
     }
 }
 
@@ -156,7 +157,9 @@ impl MemoryStore {
             when_full: bounds.when_full,
         };
         let hasher = RandomState::new();
-        let shards = (0..shards).map(|_| Padded(Mutex::new(Shard::new(hasher.clone(), room)))).collect();
+        let shards = (0..shards)
+            .map(|_| Padded(Mutex::new(Shard::new(hasher.clone(), room))))
+            .collect();
         Self { hasher, shards }
     }
 
@@ -166,20 +169,38 @@ impl MemoryStore {
     /// limits; it stays empty when no limit was asked, because a key is blocked or the store is full. The
     /// keys of `charges` must differ from each other. An instant earlier than one that the keys' shards
     /// have seen counts as the latest seen.
-    pub fn check(&self, charges: &[Charge<'_>], now: Timestamp, effect: Effect, outcomes: &mut Vec<Outcome>) -> Decision {
+    pub fn check(
+        &self,
+        charges: &[Charge<'_>],
+        now: Timestamp,
+        effect: Effect,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Decision {
         outcomes.clear();
-        if let [charge] = charges { self.check_one(charge, now, effect, outcomes) } else { self.check_all(charges, now, effect, outcomes) }
+        if let [charge] = charges {
+            self.check_one(charge, now, effect, outcomes)
+        } else {
+            self.check_all(charges, now, effect, outcomes)
+        }
     }
 
     #[inline]
-    fn check_one(&self, charge: &Charge<'_>, now: Timestamp, effect: Effect, outcomes: &mut Vec<Outcome>) -> Decision {
+    fn check_one(
+        &self,
+        charge: &Charge<'_>,
+        now: Timestamp,
+        effect: Effect,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Decision {
         let hash = hash_with(&self.hasher, charge.key);
         let mut shard = lock(&self.shards[self.shard_of(hash)]);
         let now = shard.latest(now);
         if let Some(until) = shard.blocked(charge.key, now) {
             return blocked(0, until, now);
         }
-        if effect == Effect::Charge && let Err(Full { retry_after }) = shard.reserve(charge, hash, now) {
+        if effect == Effect::Charge
+            && let Err(Full { retry_after }) = shard.reserve(charge, hash, now)
+        {
             return Decision::Full { retry_after };
         }
         let mut pending = shard.open(charge, hash, now, effect);
@@ -194,11 +215,24 @@ impl MemoryStore {
             }
             shard.finish();
         }
-        if admitted { Decision::Admitted } else { Decision::Limited }
+        if admitted {
+            Decision::Admitted
+        } else {
+            Decision::Limited
+        }
     }
 
-    fn check_all(&self, charges: &[Charge<'_>], now: Timestamp, effect: Effect, outcomes: &mut Vec<Outcome>) -> Decision {
-        let hashes: Vec<u64> = charges.iter().map(|charge| hash_with(&self.hasher, charge.key)).collect();
+    fn check_all(
+        &self,
+        charges: &[Charge<'_>],
+        now: Timestamp,
+        effect: Effect,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Decision {
+        let hashes: Vec<u64> = charges
+            .iter()
+            .map(|charge| hash_with(&self.hasher, charge.key))
+            .collect();
         let mut held = Held::lock(self, &hashes);
         let now = held.latest(now);
         if let Some(decision) = held.blocked(self, charges, &hashes, now) {
@@ -206,7 +240,9 @@ impl MemoryStore {
         }
         if effect == Effect::Charge {
             for (charge, hash) in charges.iter().zip(&hashes) {
-                if let Err(Full { retry_after }) = held.shard(self.shard_of(*hash)).reserve(charge, *hash, now) {
+                if let Err(Full { retry_after }) =
+                    held.shard(self.shard_of(*hash)).reserve(charge, *hash, now)
+                {
                     held.finish();
                     return Decision::Full { retry_after };
                 }
@@ -215,25 +251,43 @@ impl MemoryStore {
         let mut pending: Vec<Pending<'_>> = charges
             .iter()
             .zip(&hashes)
-            .map(|(charge, hash)| held.shard(self.shard_of(*hash)).open(charge, *hash, now, effect))
+            .map(|(charge, hash)| {
+                held.shard(self.shard_of(*hash))
+                    .open(charge, *hash, now, effect)
+            })
             .collect();
-        let admitted = pending.iter_mut().fold(true, |all, pending| pending.ask(now) && all);
+        let admitted = pending
+            .iter_mut()
+            .fold(true, |all, pending| pending.ask(now) && all);
         if effect != Effect::Look {
-            pending.iter_mut().for_each(|pending| pending.settle(admitted, now));
+            pending
+                .iter_mut()
+                .for_each(|pending| pending.settle(admitted, now));
         }
-        let pressed: Vec<bool> = pending.iter().map(|pending| pending.report(now, outcomes)).collect();
+        let pressed: Vec<bool> = pending
+            .iter()
+            .map(|pending| pending.report(now, outcomes))
+            .collect();
         if effect == Effect::Charge {
             let mut newcomers = Vec::new();
             for ((pending, hash), pressed) in pending.into_iter().zip(&hashes).zip(pressed) {
                 let shard = self.shard_of(*hash);
-                newcomers.extend(held.shard(shard).put_back(pending, pressed).map(|newcomer| (shard, newcomer, pressed)));
+                newcomers.extend(
+                    held.shard(shard)
+                        .put_back(pending, pressed)
+                        .map(|newcomer| (shard, newcomer, pressed)),
+                );
             }
             for (shard, newcomer, pressed) in newcomers {
                 held.shard(shard).insert_pending(newcomer, pressed);
             }
             held.finish();
         }
-        if admitted { Decision::Admitted } else { Decision::Limited }
+        if admitted {
+            Decision::Admitted
+        } else {
+            Decision::Limited
+        }
     }
 
     /// Forgets what `key` has spent; true if there was anything. A block on it stands.
@@ -274,7 +328,10 @@ impl MemoryStore {
     /// Every block that stands at `now`, in no order.
     #[must_use]
     pub fn blocks(&self, now: Timestamp) -> Vec<Block> {
-        self.shards.iter().flat_map(|shard| lock(shard).blocks(now)).collect()
+        self.shards
+            .iter()
+            .flat_map(|shard| lock(shard).blocks(now))
+            .collect()
     }
 
     /// What the store holds and has done.
@@ -310,7 +367,10 @@ impl<'s> Held<'s> {
         let mut numbers: Vec<usize> = hashes.iter().map(|hash| store.shard_of(*hash)).collect();
         numbers.sort_unstable();
         numbers.dedup();
-        let guards = numbers.iter().map(|number| lock(&store.shards[*number])).collect();
+        let guards = numbers
+            .iter()
+            .map(|number| lock(&store.shards[*number]))
+            .collect();
         Self { numbers, guards }
     }
 
@@ -321,12 +381,23 @@ impl<'s> Held<'s> {
     }
 
     fn latest(&mut self, now: Timestamp) -> Timestamp {
-        let latest = self.guards.iter_mut().fold(now, |latest, shard| shard.latest(latest));
-        self.guards.iter_mut().fold(latest, |latest, shard| shard.latest(latest))
+        let latest = self
+            .guards
+            .iter_mut()
+            .fold(now, |latest, shard| shard.latest(latest));
+        self.guards
+            .iter_mut()
+            .fold(latest, |latest, shard| shard.latest(latest))
     }
 
     /// The block that stands longest, if any key is blocked.
-    fn blocked(&mut self, store: &MemoryStore, charges: &[Charge<'_>], hashes: &[u64], now: Timestamp) -> Option<Decision> {
+    fn blocked(
+        &mut self,
+        store: &MemoryStore,
+        charges: &[Charge<'_>],
+        hashes: &[u64],
+        now: Timestamp,
+    ) -> Option<Decision> {
         let mut longest: Option<(usize, Option<Timestamp>)> = None;
         for (index, (charge, hash)) in charges.iter().zip(hashes).enumerate() {
             if let Some(until) = self.shard(store.shard_of(*hash)).blocked(charge.key, now) {
@@ -346,7 +417,11 @@ impl<'s> Held<'s> {
 
 fn blocked(charge: usize, until: Option<Timestamp>, now: Timestamp) -> Decision {
     let retry_after = until.map_or(Retry::Never, |until| Retry::After(until.since(now)));
-    Decision::Blocked { charge, until, retry_after }
+    Decision::Blocked {
+        charge,
+        until,
+        retry_after,
+    }
 }
 
 /// A thread that panicked under the lock left the shard in a state that its next user can go on from: at

@@ -104,15 +104,25 @@ impl<'c> Pending<'c> {
     #[inline]
     pub(super) fn report(&self, now: Timestamp, outcomes: &mut Vec<Outcome>) -> bool {
         let first = outcomes.len();
-        let asked = Asked { cost: self.cost, denied: self.denied, charged: self.charged && self.cost > 0 };
+        let asked = Asked {
+            cost: self.cost,
+            denied: self.denied,
+            charged: self.charged && self.cost > 0,
+        };
         self.charge.limits.report(&self.cell, now, asked, outcomes);
-        self.denied != 0 || outcomes[first..].iter().any(|outcome| outcome.remaining < outcome.limit / 2)
+        self.denied != 0
+            || outcomes[first..]
+                .iter()
+                .any(|outcome| outcome.remaining < outcome.limit / 2)
     }
 }
 
 impl Shard {
     pub(super) fn new(hasher: RandomState, room: Room) -> Self {
-        let room = Room { keys: room.keys.clamp(1, index::MAX_ENTRIES), ..room };
+        let room = Room {
+            keys: room.keys.clamp(1, index::MAX_ENTRIES),
+            ..room
+        };
         Self {
             hasher,
             index: Index::default(),
@@ -135,7 +145,12 @@ impl Shard {
     }
 
     /// Makes sure that `charge` can be kept.
-    pub(super) fn reserve(&mut self, charge: &Charge<'_>, hash: u64, now: Timestamp) -> Result<(), Full> {
+    pub(super) fn reserve(
+        &mut self,
+        charge: &Charge<'_>,
+        hash: u64,
+        now: Timestamp,
+    ) -> Result<(), Full> {
         let Some(number) = self.find(hash, charge.key) else {
             let made = self.make_room(1, self.key_bytes(charge.key), now);
             if made.is_ok() {
@@ -156,7 +171,13 @@ impl Shard {
 
     /// Takes the state of `charge` out, or a copy of it where nothing is to be charged.
     #[inline]
-    pub(super) fn open<'c>(&mut self, charge: &'c Charge<'c>, hash: u64, now: Timestamp, effect: Effect) -> Pending<'c> {
+    pub(super) fn open<'c>(
+        &mut self,
+        charge: &'c Charge<'c>,
+        hash: u64,
+        now: Timestamp,
+        effect: Effect,
+    ) -> Pending<'c> {
         let entry = self.find(hash, charge.key);
         let limits = charge.limits;
         let cell = match (entry, effect) {
@@ -167,14 +188,33 @@ impl Shard {
             }
             (Some(number), Effect::Peek | Effect::Look) => self.entries[number].copy(limits, now),
         };
-        let cost = if effect == Effect::Look { 0 } else { charge.cost.units() };
-        Pending { charge, cost, hash, entry, cell, denied: 0, charged: false, kept: false }
+        let cost = if effect == Effect::Look {
+            0
+        } else {
+            charge.cost.units()
+        };
+        Pending {
+            charge,
+            cost,
+            hash,
+            entry,
+            cell,
+            denied: 0,
+            charged: false,
+            kept: false,
+        }
     }
 
     /// Puts the state of a charge back that was there before; the others are to be inserted.
     #[inline]
-    pub(super) fn put_back<'c>(&mut self, pending: Pending<'c>, pressed: bool) -> Option<Pending<'c>> {
-        let Some(number) = pending.entry else { return Some(pending) };
+    pub(super) fn put_back<'c>(
+        &mut self,
+        pending: Pending<'c>,
+        pressed: bool,
+    ) -> Option<Pending<'c>> {
+        let Some(number) = pending.entry else {
+            return Some(pending);
+        };
         let entry = &mut self.entries[number];
         entry.put(pending.cell, pending.charge.limits.fingerprint(), pressed);
         self.heap_bytes += entry.heap_bytes();
@@ -187,7 +227,10 @@ impl Shard {
         if pending.kept && self.reserved > 0 {
             self.reserved -= 1;
             let fingerprint = pending.charge.limits.fingerprint();
-            self.insert(pending.hash, Entry::new(pending.charge.key, pending.cell, fingerprint, pressed));
+            self.insert(
+                pending.hash,
+                Entry::new(pending.charge.key, pending.cell, fingerprint, pressed),
+            );
             self.tidy(TIDY_ON_INSERT, self.latest);
         }
     }
@@ -214,7 +257,10 @@ impl Shard {
     /// Takes in a key from a snapshot, unless it is there already, has expired, or does not fit.
     pub(super) fn restore(&mut self, hash: u64, entry: Entry, now: Timestamp) -> bool {
         let wanted = entry.expires() > now && self.find(hash, entry.key()).is_none();
-        let fits = wanted && self.make_room(1, self.key_bytes(entry.key()) + entry.heap_bytes(), now).is_ok();
+        let fits = wanted
+            && self
+                .make_room(1, self.key_bytes(entry.key()) + entry.heap_bytes(), now)
+                .is_ok();
         if fits {
             self.insert(hash, entry);
         }
@@ -226,22 +272,31 @@ impl Shard {
     }
 
     pub(super) fn stats(&self) -> MemoryStats {
-        MemoryStats { keys: self.entries.len(), bytes: self.bytes(), blocks: self.blocks.len(), ..self.counts }
+        MemoryStats {
+            keys: self.entries.len(),
+            bytes: self.bytes(),
+            blocks: self.blocks.len(),
+            ..self.counts
+        }
     }
 
     #[inline]
     fn find(&self, hash: u64, key: &[u8]) -> Option<usize> {
-        self.index.find(hash, |number| self.entries[number].key() == key)
+        self.index
+            .find(hash, |number| self.entries[number].key() == key)
     }
 
     fn insert(&mut self, hash: u64, entry: Entry) {
         if self.entries.len() == self.entries.capacity() {
-            self.entries.reserve_exact(entries_growth(self.entries.len()));
+            self.entries
+                .reserve_exact(entries_growth(self.entries.len()));
         }
         self.heap_bytes += entry.heap_bytes();
         self.entries.push(entry);
         let (entries, hasher) = (&self.entries, &self.hasher);
-        self.index.insert(hash, entries.len() - 1, |number| hash_with(hasher, entries[number].key()));
+        self.index.insert(hash, entries.len() - 1, |number| {
+            hash_with(hasher, entries[number].key())
+        });
     }
 
     fn remove(&mut self, number: usize) {
@@ -262,7 +317,8 @@ impl Shard {
     fn shrink(&mut self) {
         self.entries.shrink_to(self.entries.len() * 2);
         let (entries, hasher) = (&self.entries, &self.hasher);
-        self.index.shrink(|number| hash_with(hasher, entries[number].key()));
+        self.index
+            .shrink(|number| hash_with(hasher, entries[number].key()));
     }
 
     /// Looks at the next `count` entries and drops those that have expired.
@@ -294,14 +350,22 @@ impl Shard {
             if self.entries.is_empty() {
                 break;
             }
-            self.cursor = if self.cursor < self.entries.len() { self.cursor } else { 0 };
+            self.cursor = if self.cursor < self.entries.len() {
+                self.cursor
+            } else {
+                0
+            };
             let candidate = &self.entries[self.cursor];
             let expired = candidate.expires() <= now;
             let idle = self.room.when_full == WhenFull::Evict && !candidate.pressed();
             soonest = soonest.min(candidate.expires());
             if expired || idle {
                 self.remove(self.cursor);
-                *(if expired { &mut self.counts.expired } else { &mut self.counts.evicted }) += 1;
+                *(if expired {
+                    &mut self.counts.expired
+                } else {
+                    &mut self.counts.evicted
+                }) += 1;
             } else {
                 self.cursor += 1;
             }
@@ -309,17 +373,24 @@ impl Shard {
         if self.has_room(keys, bytes) {
             return Ok(());
         }
-        Err(Full { retry_after: Retry::After(soonest.since(now).max(Span::from_micros(1))) })
+        Err(Full {
+            retry_after: Retry::After(soonest.since(now).max(Span::from_micros(1))),
+        })
     }
 
     fn has_room(&self, keys: usize, bytes: usize) -> bool {
-        self.entries.len() + self.reserved + keys <= self.room.keys && self.bytes() + bytes <= self.room.bytes
+        self.entries.len() + self.reserved + keys <= self.room.keys
+            && self.bytes() + bytes <= self.room.bytes
     }
 
     /// Bytes that one more key takes, before its state.
     fn key_bytes(&self, key: &[u8]) -> usize {
         let len = self.entries.len() + self.reserved;
-        let growth = if len < self.entries.capacity() { 0 } else { entries_growth(len) * size_of::<Entry>() };
+        let growth = if len < self.entries.capacity() {
+            0
+        } else {
+            entries_growth(len) * size_of::<Entry>()
+        };
         growth + self.index.growth_bytes() + key.len()
     }
 
@@ -345,7 +416,13 @@ impl Shard {
     }
 
     pub(super) fn block(&mut self, key: &[u8], until: Option<Timestamp>, reason: &str) {
-        self.blocks.insert(key.into(), BlockState { until, reason: reason.into() });
+        self.blocks.insert(
+            key.into(),
+            BlockState {
+                until,
+                reason: reason.into(),
+            },
+        );
     }
 
     pub(super) fn unblock(&mut self, key: &[u8], now: Timestamp) -> bool {
@@ -356,19 +433,29 @@ impl Shard {
 
     pub(super) fn block_on(&mut self, key: &[u8], now: Timestamp) -> Option<Block> {
         self.blocked(key, now)?;
-        self.blocks.get_key_value(key).map(|(key, state)| state.as_block(key))
+        self.blocks
+            .get_key_value(key)
+            .map(|(key, state)| state.as_block(key))
     }
 
     /// The blocks that stand at `now`; those that ended are dropped.
     pub(super) fn blocks(&mut self, now: Timestamp) -> Vec<Block> {
-        self.blocks.retain(|_, state| state.until.is_none_or(|until| until > now));
-        self.blocks.iter().map(|(key, state)| state.as_block(key)).collect()
+        self.blocks
+            .retain(|_, state| state.until.is_none_or(|until| until > now));
+        self.blocks
+            .iter()
+            .map(|(key, state)| state.as_block(key))
+            .collect()
     }
 }
 
 impl BlockState {
     fn as_block(&self, key: &[u8]) -> Block {
-        Block { key: key.into(), until: self.until, reason: self.reason.to_string() }
+        Block {
+            key: key.into(),
+            until: self.until,
+            reason: self.reason.to_string(),
+        }
     }
 }
 

@@ -9,7 +9,9 @@ use std::collections::VecDeque;
 use super::{MemoryStore, entry::Entry, lock, shard::hash_with};
 use crate::{
     bounds,
-    kernel::{BucketsState, Exact, IntervalState, LogState, Stamp, State, WeightedState, WindowState},
+    kernel::{
+        BucketsState, Exact, IntervalState, LogState, Stamp, State, WeightedState, WindowState,
+    },
     limits::Cell,
     time::{Span, Timestamp},
 };
@@ -23,7 +25,11 @@ pub struct SnapshotError {
 
 impl std::fmt::Display for SnapshotError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "the snapshot makes no sense from byte {} on", self.offset)
+        write!(
+            f,
+            "the snapshot makes no sense from byte {} on",
+            self.offset
+        )
     }
 }
 
@@ -99,7 +105,11 @@ impl MemoryStore {
 
 enum Record<'b> {
     Key(Entry),
-    Block { key: &'b [u8], until: Option<Timestamp>, reason: &'b str },
+    Block {
+        key: &'b [u8],
+        until: Option<Timestamp>,
+        reason: &'b str,
+    },
 }
 
 fn put(out: &mut Vec<u8>, number: u64) {
@@ -134,10 +144,18 @@ fn put_state(out: &mut Vec<u8>, state: &State) {
             stamps.for_each(|stamp| put(out, stamp.to_bits()));
         }
         State::Buckets(state) => {
-            numbers(out, 4, &[state.newest, state.width, state.counts.len() as u64]);
+            numbers(
+                out,
+                4,
+                &[state.newest, state.width, state.counts.len() as u64],
+            );
             state.counts.iter().for_each(|count| put(out, *count));
         }
-        State::Weighted(state) => numbers(out, 5, &[state.index, state.previous, state.current, state.window]),
+        State::Weighted(state) => numbers(
+            out,
+            5,
+            &[state.index, state.previous, state.current, state.window],
+        ),
     }
 }
 
@@ -155,14 +173,23 @@ impl<'b> Input<'b> {
     fn record(&mut self) -> Option<Record<'b>> {
         match self.take(1)? {
             [KEY] => {
-                let key = self.counted_bytes().filter(|key| (1..=bounds::MAX_KEY_BYTES).contains(&key.len()))?;
+                let key = self
+                    .counted_bytes()
+                    .filter(|key| (1..=bounds::MAX_KEY_BYTES).contains(&key.len()))?;
                 let fingerprint = u32::from_le_bytes(self.take(4)?.try_into().ok()?);
                 let pressed = self.take(1)? != [0];
-                Some(Record::Key(Entry::new(key, self.cell()?, fingerprint, pressed)))
+                Some(Record::Key(Entry::new(
+                    key,
+                    self.cell()?,
+                    fingerprint,
+                    pressed,
+                )))
             }
             [BLOCK] => {
                 let key = self.counted_bytes()?;
-                let until = Some(self.number()?).filter(|micros| *micros != u64::MAX).map(Timestamp::from_micros);
+                let until = Some(self.number()?)
+                    .filter(|micros| *micros != u64::MAX)
+                    .map(Timestamp::from_micros);
                 let reason = std::str::from_utf8(self.counted_bytes()?).ok()?;
                 Some(Record::Block { key, until, reason })
             }
@@ -171,7 +198,9 @@ impl<'b> Input<'b> {
     }
 
     fn cell(&mut self) -> Option<Cell> {
-        let states = self.number().and_then(|count| usize::try_from(count).ok())?;
+        let states = self
+            .number()
+            .and_then(|count| usize::try_from(count).ok())?;
         if !(1..=bounds::MAX_LIMITS_PER_RULE).contains(&states) {
             return None;
         }
@@ -181,25 +210,55 @@ impl<'b> Input<'b> {
 
     fn state(&mut self) -> Option<State> {
         Some(match self.number()? {
-            0 => State::Schedule(Exact { whole: self.number()?, part: self.number()? }),
-            1 => State::Interval(IntervalState { full_at: self.number()?, last: self.number()? }),
-            2 => State::Window(WindowState { count: self.number()?, end: self.number()? }),
+            0 => State::Schedule(Exact {
+                whole: self.number()?,
+                part: self.number()?,
+            }),
+            1 => State::Interval(IntervalState {
+                full_at: self.number()?,
+                last: self.number()?,
+            }),
+            2 => State::Window(WindowState {
+                count: self.number()?,
+                end: self.number()?,
+            }),
             3 => {
                 let longest = Span::from_micros(self.number()?);
-                let stamps: VecDeque<Stamp> = self.counted_numbers()?.map(Stamp::from_bits).collect();
+                let stamps: VecDeque<Stamp> =
+                    self.counted_numbers()?.map(Stamp::from_bits).collect();
                 State::Log(Box::new(LogState::from_stamps(stamps, longest)))
             }
             4 => {
                 let (newest, width) = (self.number().filter(is_instant)?, self.number()?);
                 let counts: Box<[u64]> = self.counted_numbers()?.collect();
-                let total = counts.iter().try_fold(0_u64, |total, count| total.checked_add(*count))?;
-                let sound = width > 0 && !counts.is_empty() && counts.len() <= bounds::MAX_BUCKETS as usize + 1;
-                sound.then(|| State::Buckets(Box::new(BucketsState { newest, width, counts, total })))?
+                let total = counts
+                    .iter()
+                    .try_fold(0_u64, |total, count| total.checked_add(*count))?;
+                let sound = width > 0
+                    && !counts.is_empty()
+                    && counts.len() <= bounds::MAX_BUCKETS as usize + 1;
+                sound.then(|| {
+                    State::Buckets(Box::new(BucketsState {
+                        newest,
+                        width,
+                        counts,
+                        total,
+                    }))
+                })?
             }
             5 => {
-                let (index, previous, current) = (self.number().filter(is_instant)?, self.number()?, self.number()?);
+                let (index, previous, current) = (
+                    self.number().filter(is_instant)?,
+                    self.number()?,
+                    self.number()?,
+                );
                 let window = self.number().filter(|window| *window > 0)?;
-                State::Weighted(Box::new(WeightedState { index, previous, current, window }))
+                State::Weighted(Box::new(WeightedState {
+                    index,
+                    previous,
+                    current,
+                    window,
+                }))
             }
             _ => return None,
         })
@@ -223,6 +282,11 @@ impl<'b> Input<'b> {
     fn counted_numbers(&mut self) -> Option<impl Iterator<Item = u64> + 'b> {
         let len = usize::try_from(self.number()?).ok()?.checked_mul(8)?;
         let numbers = self.take(len)?.chunks_exact(8);
-        Some(numbers.map(|chunk| chunk.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))))
+        Some(numbers.map(|chunk| {
+            chunk
+                .iter()
+                .rev()
+                .fold(0, |number, byte| number << 8 | u64::from(*byte))
+        }))
     }
 }

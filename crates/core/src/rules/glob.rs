@@ -1,0 +1,210 @@
+//! Globs: patterns of a whole value, with `*` for a run of characters.
+
+use super::RuleError;
+use crate::bounds;
+
+/// A pattern with at least one `*`, matched against the whole of a value.
+///
+/// - In a pattern that begins with `/` (a path), `*` matches any run of characters within one segment,
+///   that is, without `/`; in any other pattern it matches any run at all, so that `*bot*` means what
+///   it says to a user agent with slashes in it.
+/// - `**` matches any run of characters, `/` included.
+/// - A pattern that ends in `/**` also matches what stands before that slash: `/api/**` covers `/api`,
+///   `/api/` and everything below.
+///
+/// An empty run counts. There is no escape: a value with a `*` in it is written as
+/// [`Pattern::exact`](super::Pattern::exact).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Glob {
+    /// What every value begins with.
+    head: Box<str>,
+    /// Each run, with the literal text that follows it.
+    runs: Box<[(Run, Box<str>)]>,
+    /// Whether `head` alone matches too, as in `/api/**`, whose head is `/api`.
+    or_head: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Run {
+    /// Any run without `/`.
+    Segment,
+    /// Any run.
+    Any,
+}
+
+impl Glob {
+    pub(super) fn new(text: &str) -> Result<Self, RuleError> {
+        if text.len() > bounds::MAX_PATTERN_BYTES {
+            let most = bounds::MAX_PATTERN_BYTES;
+            let problem = format!("{} bytes of glob are over the maximum of {most}", text.len());
+            return Err(RuleError::new("", problem));
+        }
+        let (head, mut rest) = text.split_at(text.find('*').unwrap_or(text.len()));
+        let single = if text.starts_with('/') { Run::Segment } else { Run::Any };
+        let mut runs = Vec::new();
+        while !rest.is_empty() {
+            let after = rest.trim_start_matches('*');
+            let run = if rest.len() - after.len() == 1 { single } else { Run::Any };
+            let (literal, next) = after.split_at(after.find('*').unwrap_or(after.len()));
+            runs.push((run, literal.into()));
+            rest = next;
+        }
+        if runs.len() > bounds::MAX_WILDCARDS {
+            let most = bounds::MAX_WILDCARDS;
+            let problem = format!("{} wildcards are over the maximum of {most}", runs.len());
+            return Err(RuleError::new("", problem));
+        }
+        Ok(Self::with_directory(head, runs))
+    }
+
+    /// Lets `/api/**` match `/api` too: its head loses the slash, which the run then begins with.
+    fn with_directory(head: &str, runs: Vec<(Run, Box<str>)>) -> Self {
+        let whole = matches!(runs.as_slice(), [(Run::Any, tail)] if tail.is_empty());
+        match head.strip_suffix('/') {
+            Some(directory) if whole && !directory.is_empty() => Self {
+                head: directory.into(),
+                runs: runs.into(),
+                or_head: true,
+            },
+            _ => Self {
+                head: head.into(),
+                runs: runs.into(),
+                or_head: false,
+            },
+        }
+    }
+
+    /// What every value that matches begins with.
+    pub(super) fn head(&self) -> &str {
+        &self.head
+    }
+
+    pub(super) fn matches(&self, value: &str) -> bool {
+        let Some(rest) = value.strip_prefix(&*self.head) else {
+            return false;
+        };
+        if self.or_head {
+            return rest.is_empty() || rest.starts_with('/');
+        }
+        match &*self.runs {
+            [] => rest.is_empty(),
+            [(run, tail)] => rest
+                .strip_suffix(&**tail)
+                .is_some_and(|skipped| run.takes(skipped.as_bytes())),
+            runs => matches_runs(runs, rest.as_bytes()),
+        }
+    }
+}
+
+impl Run {
+    fn takes(self, bytes: &[u8]) -> bool {
+        self == Self::Any || !bytes.contains(&b'/')
+    }
+}
+
+/// Matches several runs in time proportional to their number times the length of `value`, whatever
+/// both hold: all positions that a run can end at are followed together, and none is tried twice.
+fn matches_runs(runs: &[(Run, Box<str>)], value: &[u8]) -> bool {
+    // `ends[i]`: the pattern so far can match exactly `value[..i]`.
+    let mut ends = vec![false; value.len() + 1];
+    ends[0] = true;
+    for (run, literal) in runs {
+        ends = step(*run, literal.as_bytes(), value, &ends);
+    }
+    ends.last().copied().unwrap_or(false)
+}
+
+fn step(run: Run, literal: &[u8], value: &[u8], before: &[bool]) -> Vec<bool> {
+    let mut after = vec![false; before.len()];
+    let mut open = false;
+    for (at, begins) in before.iter().enumerate() {
+        // A run that is open here may stop here, and the literal follows.
+        open |= begins;
+        if open && value[at..].starts_with(literal) {
+            after[at + literal.len()] = true;
+        }
+        if run == Run::Segment && value.get(at) == Some(&b'/') {
+            open = false;
+        }
+    }
+    after
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn glob(text: &str) -> Glob {
+        Glob::new(text).unwrap()
+    }
+
+    #[test]
+    fn a_star_in_a_path_stays_in_its_segment() {
+        let users = glob("/users/*/posts");
+        assert!(users.matches("/users/7/posts"));
+        assert!(users.matches("/users//posts"));
+        assert!(!users.matches("/users/7/8/posts"));
+        assert!(!users.matches("/users/7/posts/"));
+        assert!(glob("/static/*.js").matches("/static/a.js"));
+        assert!(!glob("/static/*.js").matches("/static/a/b.js"));
+    }
+
+    #[test]
+    fn a_star_elsewhere_matches_any_run() {
+        assert!(glob("*bot*").matches("Mozilla/5.0 (compatible; Googlebot/2.1)"));
+        assert!(glob("curl*").matches("curl/8.0"));
+        assert!(!glob("curl*").matches("a curl"));
+        assert!(glob("*").matches(""));
+    }
+
+    #[test]
+    fn two_stars_cross_segments_and_cover_the_directory_itself() {
+        let api = glob("/api/**");
+        for value in ["/api", "/api/", "/api/v1", "/api/v1/x"] {
+            assert!(api.matches(value), "{value}");
+        }
+        assert!(!api.matches("/apix"));
+        assert!(!api.matches("/ap"));
+        assert!(glob("/**").matches("/"));
+        assert!(!glob("/**").matches(""));
+        assert!(glob("/a/**/z").matches("/a/b/c/z"));
+        assert!(!glob("/a/**/z").matches("/a/z"));
+    }
+
+    #[test]
+    fn too_long_or_too_wild_a_pattern_is_refused() {
+        assert!(Glob::new(&"*a".repeat(16)).is_ok());
+        let problem = Glob::new(&"*a".repeat(17)).unwrap_err().problem;
+        assert_eq!(problem, "17 wildcards are over the maximum of 16");
+        assert!(Glob::new(&"a".repeat(1_025)).is_err());
+    }
+
+    /// The naive twin: try everything.
+    fn naive(pattern: &[u8], value: &[u8], path: bool) -> bool {
+        match pattern {
+            [] => value.is_empty(),
+            [b'*', b'*', rest @ ..] if rest.first() != Some(&b'*') => {
+                (0..=value.len()).any(|skip| naive(rest, &value[skip..], path))
+            }
+            [b'*', rest @ ..] if rest.first() == Some(&b'*') => naive(rest, value, path),
+            [b'*', rest @ ..] => (0..=value.len())
+                .filter(|skip| !path || !value[..*skip].contains(&b'/'))
+                .any(|skip| naive(rest, &value[skip..], path)),
+            [literal, rest @ ..] => value.first() == Some(literal) && naive(rest, &value[1..], path),
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4_000))]
+        #[test]
+        fn a_glob_matches_what_its_twin_matches(pattern in "[/ab*]{1,8}", value in "[/ab]{0,10}") {
+            let path = pattern.starts_with('/');
+            let twin = naive(pattern.as_bytes(), value.as_bytes(), path);
+            let directory = pattern.strip_suffix("/**").is_some_and(|head| {
+                !head.is_empty() && !head.contains('*') && head == value
+            });
+            prop_assert_eq!(glob(&pattern).matches(&value), twin || directory);
+        }
+    }
+}

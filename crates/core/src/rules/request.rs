@@ -1,0 +1,132 @@
+//! A request: the entries that describe it, and what it costs.
+
+use crate::{
+    bounds,
+    charge::{Cost, RequestError},
+};
+
+/// What asks to pass: the entries that describe it, and what it costs.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate_core::{Cost, Request};
+///
+/// let entries = [("ip", "203.0.113.9"), ("path", "/login")];
+/// let request = Request::new(&entries, Cost::ONE).unwrap();
+/// assert_eq!(request.entry("path"), Some("/login"));
+///
+/// let twice = [("ip", "203.0.113.9"), ("ip", "203.0.113.10")];
+/// assert_eq!(Request::new(&twice, Cost::ONE).unwrap_err().field, "entries.ip");
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    entries: &'a [(&'a str, &'a str)],
+    cost: Cost,
+}
+
+impl<'a> Request<'a> {
+    /// A request that `entries` describe, names and values.
+    ///
+    /// # Errors
+    ///
+    /// Refuses more than [`bounds::MAX_ENTRIES`] entries, an empty name, a name given twice, a name over
+    /// [`bounds::MAX_ENTRY_NAME_BYTES`] and a value over [`bounds::MAX_ENTRY_VALUE_BYTES`]; the field is
+    /// `entries.<name>` wherever there is a name.
+    pub fn new(entries: &'a [(&'a str, &'a str)], cost: Cost) -> Result<Self, RequestError> {
+        if entries.len() > bounds::MAX_ENTRIES {
+            let problem = over(entries.len(), "entries", bounds::MAX_ENTRIES);
+            return Err(RequestError::new("entries", problem));
+        }
+        for (index, (name, value)) in entries.iter().enumerate() {
+            check_entry(name, value)?;
+            if entries[..index].iter().any(|(earlier, _)| earlier == name) {
+                let problem = "is given twice; give every entry once";
+                return Err(RequestError::new(field(name), problem));
+            }
+        }
+        Ok(Self { entries, cost })
+    }
+
+    /// The value of the entry `name`.
+    #[must_use]
+    pub fn entry(&self, name: &str) -> Option<&'a str> {
+        let named = self.entries.iter().find(|(known, _)| *known == name);
+        named.map(|(_, value)| *value)
+    }
+
+    /// The entries, names and values, in the order in which they were given.
+    #[must_use]
+    pub fn entries(&self) -> &'a [(&'a str, &'a str)] {
+        self.entries
+    }
+
+    /// The cost.
+    #[must_use]
+    pub fn cost(&self) -> Cost {
+        self.cost
+    }
+}
+
+/// The field of an error about the entry `name`, which may be hostile: escaped and cut short.
+pub(super) fn field(name: &str) -> String {
+    const SHOWN: usize = 64;
+    let mut field = String::from("entries.");
+    field.extend(name.chars().take(SHOWN).flat_map(char::escape_debug));
+    if name.chars().nth(SHOWN).is_some() {
+        field.push('…');
+    }
+    field
+}
+
+fn check_entry(name: &str, value: &str) -> Result<(), RequestError> {
+    if name.is_empty() {
+        let problem = "an entry's name must not be empty";
+        return Err(RequestError::new("entries", problem));
+    }
+    if name.len() > bounds::MAX_ENTRY_NAME_BYTES {
+        let problem = over(name.len(), "bytes of name", bounds::MAX_ENTRY_NAME_BYTES);
+        return Err(RequestError::new(field(name), problem));
+    }
+    if value.len() > bounds::MAX_ENTRY_VALUE_BYTES {
+        let problem = over(value.len(), "bytes", bounds::MAX_ENTRY_VALUE_BYTES);
+        return Err(RequestError::new(field(name), problem));
+    }
+    Ok(())
+}
+
+fn over(count: usize, what: &str, most: usize) -> String {
+    format!("{count} {what} are over the maximum of {most}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(entries: &[(&str, &str)]) -> RequestError {
+        Request::new(entries, Cost::ONE).unwrap_err()
+    }
+
+    #[test]
+    fn a_malformed_entry_is_refused_by_its_name() {
+        assert_eq!(refused(&[("", "x")]).field, "entries");
+        assert_eq!(refused(&[("a", "x"), ("b", ""), ("a", "y")]).field, "entries.a");
+        assert_eq!(refused(&[("a", &"x".repeat(8_193))]).field, "entries.a");
+        let long = refused(&[(&"n".repeat(257), "x")]);
+        assert_eq!(long.field, format!("entries.{}…", "n".repeat(64)));
+        assert_eq!(long.problem, "257 bytes of name are over the maximum of 256");
+    }
+
+    #[test]
+    fn there_may_be_64_entries_and_not_one_more() {
+        let names: Vec<String> = (0..65).map(|n| format!("e{n}")).collect();
+        let entries: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), "")).collect();
+        assert!(Request::new(&entries[..64], Cost::ONE).is_ok());
+        assert_eq!(refused(&entries).field, "entries");
+    }
+
+    #[test]
+    fn a_hostile_name_cannot_break_the_line_of_a_message() {
+        assert_eq!(refused(&[("a\r\n", ""), ("a\r\n", "")]).field, "entries.a\\r\\n");
+    }
+}
