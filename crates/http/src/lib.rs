@@ -1,1 +1,14 @@
-//! The HTTP edge: request parts into entries, verdicts into headers.
+//! The HTTP edge: what a request's parts are called in the rules, and how a verdict looks as headers.
+//!
+//! Nothing here reads a socket or decides anything. [`Forwarded`] turns the headers of a proxy's
+//! forward-auth request into the entries that rules match on, and [`HeaderWriter`] turns a verdict into
+//! the headers of its answer, so that every program that speaks HTTP names and shows them alike.
+
+mod client;
+pub mod describe;
+mod fields;
+pub mod headers;
+mod path;
+
+pub use describe::{Ambiguous, Forwarded, Proxy, Source};
+pub use headers::{HeaderWriter, Legacy};

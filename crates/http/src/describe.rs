@@ -1,0 +1,445 @@
+//! What a proxy says about the request for which it asks leave.
+//!
+//! Proxies put the original request into headers, and each family has its own: nginx `auth_request` is
+//! configured to send `X-Original-Method`, `X-Original-URI` (ingress-nginx: `X-Original-URL`) and
+//! `X-Real-IP`; Caddy `forward_auth` and Traefik `ForwardAuth` send `X-Forwarded-Method`, `-Uri`, `-Host`,
+//! `-Proto` and `-For`. A proxy passes on the headers of the other family as the client wrote them, so
+//! the two are never mixed: a request in which they contradict each other is refused, unless the proxy's
+//! configuration says which family it is.
+//!
+//! | entry | where it comes from |
+//! | --- | --- |
+//! | `method` | the original method |
+//! | `path` | the original path, without the query, in RFC 3986 normal form |
+//! | `host` | the original host in small letters, without the port |
+//! | `scheme` | `X-Forwarded-Proto` |
+//! | `ip` | the client's address; of an IPv6 address its /64 network, so that one subscriber has one count |
+//! | `ip.exact` | the client's address, whole |
+//! | `query.NAME` | the first parameter NAME of the query, decoded |
+//! | `header.NAME` | the header NAME; several lines are joined by `, ` |
+//! | any other NAME | the header `X-NAME`, `_` being `-`: `customer` is `X-Customer`, `api_key` is `X-Api-Key` |
+//!
+//! The last two are the client's own words unless the proxy sets them.
+
+use std::{borrow::Cow, fmt, net::IpAddr};
+
+use http::{HeaderMap, HeaderValue};
+
+use crate::{client, path};
+
+/// The family of headers that the proxy at the door sends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Proxy {
+    /// Whichever is there; contradictions are refused.
+    #[default]
+    Unknown,
+    /// `X-Original-*` and `X-Real-IP`.
+    Nginx,
+    /// `X-Forwarded-*` alone: Caddy and Traefik.
+    Forwarding,
+}
+
+impl Proxy {
+    /// The family of the proxy called `name`: `nginx`, `caddy` or `traefik`.
+    #[must_use]
+    pub fn parse(name: &str) -> Option<Self> {
+        match name {
+            "nginx" => Some(Self::Nginx),
+            "caddy" | "traefik" => Some(Self::Forwarding),
+            _ => None,
+        }
+    }
+}
+
+/// Who brought a forward-auth request, and how far they are believed.
+#[derive(Clone, Copy, Debug)]
+pub struct Source {
+    /// The socket's other end: the proxy.
+    pub peer: IpAddr,
+    /// The family of headers that it sends.
+    pub proxy: Proxy,
+    /// How many more proxies stand between it and the client, each to be believed. Usually 0.
+    pub hops: usize,
+}
+
+/// Two headers say different things about the original request, and either may be the client's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ambiguous {
+    /// What nginx would have sent.
+    pub original: &'static str,
+    /// What Caddy or Traefik would have sent.
+    pub forwarded: &'static str,
+}
+
+impl fmt::Display for Ambiguous {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            original,
+            forwarded,
+        } = self;
+        write!(
+            f,
+            "{original} and {forwarded} contradict each other; ask with ?proxy=nginx, caddy or traefik"
+        )
+    }
+}
+
+impl std::error::Error for Ambiguous {}
+
+/// The request that a proxy asks about.
+#[derive(Clone, Debug)]
+pub struct Forwarded<'r> {
+    headers: &'r HeaderMap,
+    method: Option<Cow<'r, str>>,
+    target: Option<Target<'r>>,
+    host: Option<String>,
+    ip: IpAddr,
+}
+
+#[derive(Clone, Debug)]
+struct Target<'r> {
+    path: Cow<'r, str>,
+    query: Cow<'r, str>,
+}
+
+impl<'r> Forwarded<'r> {
+    /// Reads the headers of a forward-auth request.
+    ///
+    /// # Errors
+    ///
+    /// [`Ambiguous`] if the proxy's family is unknown and both families name the method or the target,
+    /// differently.
+    pub fn read(headers: &'r HeaderMap, source: Source) -> Result<Self, Ambiguous> {
+        let pick = |original, forwarded| pick(headers, source.proxy, original, forwarded);
+        let method = pick("x-original-method", "x-forwarded-method")?;
+        let uri = pick("x-original-uri", "x-forwarded-uri")?;
+        let url = if uri.is_none() {
+            pick("x-original-url", "x-forwarded-uri")?
+        } else {
+            None
+        };
+        let is_nginx =
+            headers.contains_key("x-original-uri") || headers.contains_key("x-original-url");
+        let host = ["x-forwarded-host", "host"]
+            .into_iter()
+            .find_map(|name| headers.get(name));
+        Ok(Self {
+            headers,
+            method,
+            target: uri.or(url).map(target),
+            host: host.map(|host| bare_host(&text(host))),
+            ip: client_address(headers, source, is_nginx),
+        })
+    }
+
+    /// Whether the proxy said which path is asked for. If not, no rule with a path will match.
+    #[must_use]
+    pub fn names_a_path(&self) -> bool {
+        self.target.is_some()
+    }
+
+    /// The value of the entry `name`; see the table in the module's documentation.
+    #[must_use]
+    pub fn entry(&self, name: &str) -> Option<Cow<'_, str>> {
+        match name {
+            "method" => self.method.as_deref().map(Cow::Borrowed),
+            "path" => self
+                .target
+                .as_ref()
+                .map(|target| Cow::Borrowed(&*target.path)),
+            "host" => self.host.as_deref().map(Cow::Borrowed),
+            "scheme" => self.headers.get("x-forwarded-proto").map(text),
+            "ip" => Some(client::counted(self.ip).to_string().into()),
+            "ip.exact" => Some(self.ip.to_string().into()),
+            _ => self.named_entry(name),
+        }
+    }
+
+    fn named_entry(&self, name: &str) -> Option<Cow<'_, str>> {
+        if let Some(header) = name.strip_prefix("header.") {
+            return joined(self.headers, header);
+        }
+        if let Some(parameter) = name.strip_prefix("query.") {
+            return parameter_of(&self.target.as_ref()?.query, parameter).map(Cow::Owned);
+        }
+        joined(self.headers, &format!("x-{}", name.replace('_', "-")))
+    }
+}
+
+/// The client, by the word of the proxy. A header that this proxy does not write is not read: the
+/// client could have written it.
+fn client_address(headers: &HeaderMap, source: Source, is_nginx: bool) -> IpAddr {
+    let real_ip = match source.proxy {
+        Proxy::Nginx => true,
+        Proxy::Unknown => is_nginx,
+        Proxy::Forwarding => false,
+    };
+    let named = if real_ip {
+        client::address_in(headers, "x-real-ip")
+    } else {
+        None
+    };
+    named
+        .or_else(|| client::forwarded_for(headers, source.hops))
+        .unwrap_or_else(|| source.peer.to_canonical())
+}
+
+fn pick<'r>(
+    headers: &'r HeaderMap,
+    proxy: Proxy,
+    original: &'static str,
+    forwarded: &'static str,
+) -> Result<Option<Cow<'r, str>>, Ambiguous> {
+    let nginx = || headers.get(original);
+    let forwarding = || headers.get(forwarded);
+    let value = match proxy {
+        Proxy::Nginx => nginx(),
+        Proxy::Forwarding => forwarding(),
+        Proxy::Unknown => match (nginx(), forwarding()) {
+            (Some(one), Some(other)) if one != other => {
+                return Err(Ambiguous {
+                    original,
+                    forwarded,
+                });
+            }
+            (one, other) => one.or(other),
+        },
+    };
+    Ok(value.map(text))
+}
+
+/// Header values may hold any octet; what is no UTF-8 becomes U+FFFD, so that it has a count as well.
+fn text(value: &HeaderValue) -> Cow<'_, str> {
+    String::from_utf8_lossy(value.as_bytes())
+}
+
+fn joined<'r>(headers: &'r HeaderMap, name: &str) -> Option<Cow<'r, str>> {
+    let mut lines = headers.get_all(name).iter();
+    let first = text(lines.next()?);
+    Some(lines.fold(first, |joined, line| {
+        Cow::Owned(format!("{joined}, {}", text(line)))
+    }))
+}
+
+fn target(uri: Cow<'_, str>) -> Target<'_> {
+    match uri {
+        Cow::Borrowed(uri) => {
+            let (path, query) = split(uri);
+            Target {
+                path: path::normal(path),
+                query: Cow::Borrowed(query),
+            }
+        }
+        Cow::Owned(uri) => {
+            let (path, query) = split(&uri);
+            Target {
+                path: Cow::Owned(path::normal(path).into_owned()),
+                query: Cow::Owned(query.to_owned()),
+            }
+        }
+    }
+}
+
+/// Splits `/path?query` or `https://host/path?query` into its path and its query.
+fn split(uri: &str) -> (&str, &str) {
+    let (before, query) = uri.split_once('?').unwrap_or((uri, ""));
+    let path = match before.split_once("://") {
+        Some((_, rest)) if !before.starts_with('/') => rest.find('/').map_or("", |at| &rest[at..]),
+        _ => before,
+    };
+    (path.split('#').next().unwrap_or(path), query)
+}
+
+fn bare_host(host: &str) -> String {
+    let end = if host.starts_with('[') {
+        host.find(']').map(|at| at + 1)
+    } else {
+        host.find(':')
+    };
+    host[..end.unwrap_or(host.len())].to_ascii_lowercase()
+}
+
+fn parameter_of(query: &str, name: &str) -> Option<String> {
+    let mut parameters = query
+        .split('&')
+        .map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+    parameters
+        .find(|(key, _)| decoded(key) == name)
+        .map(|(_, value)| decoded(value))
+}
+
+fn decoded(text: &str) -> String {
+    let mut octets = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, tail)) = rest.split_first() {
+        let escaped = if first == b'%' {
+            tail.get(..2).and_then(path::octet)
+        } else {
+            None
+        };
+        octets.push(escaped.unwrap_or(if first == b'+' { b' ' } else { first }));
+        rest = if escaped.is_some() { &tail[2..] } else { tail };
+    }
+    String::from_utf8_lossy(&octets).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PEER: Source = Source {
+        peer: IpAddr::V4(std::net::Ipv4Addr::LOCALHOST),
+        proxy: Proxy::Unknown,
+        hops: 0,
+    };
+
+    fn headers(lines: &[(&'static str, &str)]) -> HeaderMap {
+        let value = |text: &str| HeaderValue::from_bytes(text.as_bytes()).unwrap();
+        lines
+            .iter()
+            .map(|(name, text)| (http::HeaderName::from_static(name), value(text)))
+            .collect()
+    }
+
+    fn entries(
+        lines: &[(&'static str, &str)],
+        source: Source,
+        names: &[&str],
+    ) -> Vec<Option<String>> {
+        let headers = headers(lines);
+        let forwarded = Forwarded::read(&headers, source).unwrap();
+        names
+            .iter()
+            .map(|name| forwarded.entry(name).map(Cow::into_owned))
+            .collect()
+    }
+
+    fn some(texts: &[&str]) -> Vec<Option<String>> {
+        texts.iter().map(|text| Some((*text).to_owned())).collect()
+    }
+
+    #[test]
+    fn nginx_is_understood() {
+        let lines = [
+            ("x-original-method", "POST"),
+            ("x-original-uri", "/login?next=%2Fhome&x=1"),
+            ("x-real-ip", "203.0.113.9"),
+            ("x-forwarded-for", "6.6.6.6"),
+            ("host", "Example.org:8443"),
+            ("x-customer", "acme"),
+        ];
+        let names = [
+            "method",
+            "path",
+            "query.next",
+            "ip",
+            "host",
+            "customer",
+            "header.X-Customer",
+        ];
+        let expected = some(&[
+            "POST",
+            "/login",
+            "/home",
+            "203.0.113.9",
+            "example.org",
+            "acme",
+            "acme",
+        ]);
+        assert_eq!(entries(&lines, PEER, &names), expected);
+    }
+
+    #[test]
+    fn caddy_and_traefik_are_understood() {
+        let lines = [
+            ("x-forwarded-method", "GET"),
+            ("x-forwarded-uri", "/a/../b"),
+            ("x-forwarded-host", "[2001:DB8::1]:443"),
+            ("x-forwarded-proto", "https"),
+            ("x-forwarded-for", "6.6.6.6, 2001:db8:1:2:3::4"),
+        ];
+        let names = ["method", "path", "host", "scheme", "ip", "ip.exact"];
+        let expected = some(&[
+            "GET",
+            "/b",
+            "[2001:db8::1]",
+            "https",
+            "2001:db8:1:2::",
+            "2001:db8:1:2:3::4",
+        ]);
+        assert_eq!(entries(&lines, PEER, &names), expected);
+        assert_eq!(
+            entries(&lines, PEER, &["query.x", "customer"]),
+            [None, None]
+        );
+    }
+
+    #[test]
+    fn a_client_behind_caddy_cannot_choose_its_address() {
+        let lines = [
+            ("x-forwarded-uri", "/"),
+            ("x-forwarded-for", "203.0.113.9"),
+            ("x-real-ip", "6.6.6.6"),
+        ];
+        assert_eq!(entries(&lines, PEER, &["ip"]), some(&["203.0.113.9"]));
+    }
+
+    #[test]
+    fn a_client_cannot_choose_its_path() {
+        let lines = [
+            ("x-original-uri", "/login"),
+            ("x-forwarded-uri", "/harmless"),
+        ];
+        let found = headers(&lines);
+        let refused = Forwarded::read(&found, PEER).unwrap_err();
+        assert_eq!(
+            (refused.original, refused.forwarded),
+            ("x-original-uri", "x-forwarded-uri")
+        );
+        let told = |proxy| entries(&lines, Source { proxy, ..PEER }, &["path"]);
+        assert_eq!(told(Proxy::Nginx), some(&["/login"]));
+        assert_eq!(told(Proxy::Forwarding), some(&["/harmless"]));
+    }
+
+    #[test]
+    fn without_a_word_of_the_proxy_the_peer_is_the_client() {
+        assert_eq!(
+            entries(&[], PEER, &["ip", "path"]),
+            [Some("127.0.0.1".to_owned()), None]
+        );
+    }
+
+    #[test]
+    fn what_is_repeated_or_no_text_still_counts() {
+        let lines = [
+            ("x-customer", "a"),
+            ("x-customer", "b"),
+            ("x-original-url", "https://h.example/p?q=1"),
+        ];
+        assert_eq!(
+            entries(&lines, PEER, &["customer", "path", "query.q"]),
+            some(&["a, b", "/p", "1"])
+        );
+        let mut found = HeaderMap::new();
+        found.insert("x-customer", HeaderValue::from_bytes(b"\xff").unwrap());
+        assert_eq!(
+            Forwarded::read(&found, PEER)
+                .unwrap()
+                .entry("customer")
+                .unwrap(),
+            "\u{fffd}"
+        );
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_header_makes_it_panic(uri in "\\PC{0,40}", query in "[%+&=a-f0-9]{0,20}", host in "\\PC{0,20}") {
+            let uri = format!("{uri}?{query}");
+            let headers = headers(&[("x-original-uri", &uri), ("host", &host), ("x-forwarded-for", &host)]);
+            let forwarded = Forwarded::read(&headers, PEER).unwrap();
+            for name in ["path", "query.a", "host", "ip", "header.", "", "\u{e9} "] {
+                let _ = forwarded.entry(name);
+            }
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! The little of RFC 9651 (structured fields) that the RateLimit headers need, written into one buffer.
+
+/// The largest integer of a structured field.
+const MAX_INTEGER: u64 = 999_999_999_999_999;
+
+/// Appends `number` in decimal; one over the maximum of a structured field as that maximum.
+pub(crate) fn integer(out: &mut Vec<u8>, number: u64) {
+    let mut digits = [0_u8; 20];
+    let mut at = digits.len();
+    let mut rest = number.min(MAX_INTEGER);
+    loop {
+        at -= 1;
+        // A remainder of 10 is a digit.
+        digits[at] = b'0' + u8::try_from(rest % 10).unwrap_or(0);
+        rest /= 10;
+        if rest == 0 {
+            break;
+        }
+    }
+    out.extend_from_slice(&digits[at..]);
+}
+
+/// Appends `;name=number`.
+pub(crate) fn parameter(out: &mut Vec<u8>, name: u8, number: u64) {
+    out.extend_from_slice(&[b';', name, b'=']);
+    integer(out, number);
+}
+
+/// Appends `text` as the inside of a string: quotes and backslashes escaped, and `?` for what such a
+/// string cannot hold (anything but printable ASCII).
+pub(crate) fn string_content(out: &mut Vec<u8>, text: &str) {
+    for c in text.chars() {
+        match u8::try_from(c) {
+            Ok(escaped @ (b'"' | b'\\')) => out.extend_from_slice(&[b'\\', escaped]),
+            Ok(plain @ b' '..=b'~') => out.push(plain),
+            _ => out.push(b'?'),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(write: impl Fn(&mut Vec<u8>)) -> String {
+        let mut out = Vec::new();
+        write(&mut out);
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn integers_stay_in_range() {
+        assert_eq!(written(|out| integer(out, 0)), "0");
+        assert_eq!(written(|out| integer(out, 1_002_030)), "1002030");
+        assert_eq!(written(|out| integer(out, MAX_INTEGER)), "999999999999999");
+        assert_eq!(written(|out| integer(out, u64::MAX)), "999999999999999");
+        assert_eq!(written(|out| parameter(out, b'q', 20)), ";q=20");
+    }
+
+    #[test]
+    fn strings_hold_printable_ascii() {
+        assert_eq!(
+            written(|out| string_content(out, "a \"b\\\" \u{e9}\n\u{7f}")),
+            "a \\\"b\\\\\\\" ???"
+        );
+    }
+}

@@ -1,0 +1,286 @@
+//! A verdict as headers.
+//!
+//! `RateLimit-Policy` and `RateLimit` as in draft-ietf-httpapi-ratelimit-headers-10 (lists of strings with
+//! parameters; a draft, and so by choice), `Retry-After` as in RFC 9110, and by choice the
+//! `X-RateLimit-*` triple, whose reset is seconds from now for some clients and an epoch for others.
+//!
+//! ```text
+//! RateLimit-Policy: "api:1/s";q=1;w=1, "api:20/min";q=20;w=60
+//! RateLimit: "api:1/s";r=0;t=1, "api:20/min";r=7
+//! Retry-After: 1
+//! ```
+//!
+//! Waits are rounded up and quotas down, so that a client that trusts them is never too early. Where the
+//! draft leaves room: `q` is what an idle key can spend at once, `w` the time in which all of it comes
+//! back, left out under a second. `t` is when more becomes available if nothing remains, else when the
+//! key is as good as new. `Retry-After` is never earlier than a `t` beside it: the `t` of a limit that
+//! does not deny is left out where it would be later.
+
+use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
+use tidegate_core::{
+    Algorithm, Limit, Line, Outcome, Rate, RefillMode, Retry, Span, Timestamp, Verdict,
+};
+
+use crate::fields;
+
+/// The most limits that the headers show, the most constrained first: they must fit into what clients and
+/// proxies accept.
+pub const MAX_SHOWN: usize = 8;
+
+const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
+const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+const X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
+const X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
+const X_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
+
+/// The name of a limit that came with the request and so has no rule to be named after.
+const UNNAMED: &str = "default";
+
+/// How `X-RateLimit-Reset` is written, if the triple is sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Legacy {
+    /// The triple is not sent.
+    #[default]
+    Off,
+    /// Seconds from now, rounded up.
+    Delta,
+    /// Seconds since the Unix epoch, rounded up.
+    Epoch,
+}
+
+/// Writes a verdict's headers. Holds a buffer that serves every answer of a connection.
+#[derive(Clone, Debug)]
+pub struct HeaderWriter {
+    ratelimit: bool,
+    legacy: Legacy,
+    text: Vec<u8>,
+}
+
+/// The `RateLimit` pair and no triple.
+impl Default for HeaderWriter {
+    fn default() -> Self {
+        Self::new(true, Legacy::Off)
+    }
+}
+
+impl HeaderWriter {
+    /// A writer of the `RateLimit` pair, if `ratelimit`, and of the triple, as `legacy` says.
+    /// `Retry-After` is always written.
+    #[must_use]
+    pub fn new(ratelimit: bool, legacy: Legacy) -> Self {
+        Self {
+            ratelimit,
+            legacy,
+            text: Vec::new(),
+        }
+    }
+
+    /// Adds the headers of `verdict`, which was decided at `now`.
+    ///
+    /// Limits in shadow are not shown. A denial that will never pass has no `Retry-After`.
+    pub fn write(&mut self, verdict: &Verdict<'_>, now: Timestamp, headers: &mut HeaderMap) {
+        let retry_after = retry_after_secs(verdict);
+        if self.ratelimit {
+            let shown = Shown::of(verdict);
+            if shown.count > 0 {
+                self.policies(&shown, headers);
+                self.states(&shown, retry_after, headers);
+            }
+        }
+        if let Some(secs) = retry_after {
+            self.number(RETRY_AFTER, secs, headers);
+        }
+        if let (Some(line), true) = (verdict.leading(), self.legacy != Legacy::Off) {
+            self.triple(&line.outcome, now, headers);
+        }
+    }
+
+    fn policies(&mut self, shown: &Shown<'_, '_>, headers: &mut HeaderMap) {
+        self.text.clear();
+        for (line, several) in shown.lines() {
+            self.name(line, several);
+            fields::parameter(&mut self.text, b'q', line.outcome.limit);
+            let window = line.limit.window();
+            if window >= Span::from_secs(1) {
+                fields::parameter(&mut self.text, b'w', window.as_secs_ceil());
+            }
+        }
+        self.put(RATELIMIT_POLICY, headers);
+    }
+
+    fn states(&mut self, shown: &Shown<'_, '_>, retry_after: Option<u64>, headers: &mut HeaderMap) {
+        self.text.clear();
+        for (line, several) in shown.lines() {
+            self.name(line, several);
+            fields::parameter(&mut self.text, b'r', line.outcome.remaining);
+            if let Some(secs) = more_after_secs(line)
+                .filter(|secs| retry_after.is_none_or(|latest| *secs <= latest))
+            {
+                fields::parameter(&mut self.text, b't', secs);
+            }
+        }
+        self.put(RATELIMIT, headers);
+    }
+
+    fn name(&mut self, line: &Line<'_>, several: bool) {
+        let separator: &[u8] = if self.text.is_empty() { b"\"" } else { b", \"" };
+        self.text.extend_from_slice(separator);
+        fields::string_content(&mut self.text, line.rule.unwrap_or(UNNAMED));
+        if several {
+            self.text.push(b':');
+            fields::string_content(&mut self.text, line.limit.policy());
+        }
+        self.text.push(b'"');
+    }
+
+    fn triple(&mut self, outcome: &Outcome, now: Timestamp, headers: &mut HeaderMap) {
+        let reset = match self.legacy {
+            Legacy::Off | Legacy::Delta => outcome.reset_after.as_secs_ceil(),
+            Legacy::Epoch => now
+                .after(outcome.reset_after)
+                .as_micros()
+                .div_ceil(1_000_000),
+        };
+        self.number(X_LIMIT, outcome.limit, headers);
+        self.number(X_REMAINING, outcome.remaining, headers);
+        self.number(X_RESET, reset, headers);
+    }
+
+    fn number(&mut self, name: HeaderName, number: u64, headers: &mut HeaderMap) {
+        self.text.clear();
+        fields::integer(&mut self.text, number);
+        self.put(name, headers);
+    }
+
+    fn put(&self, name: HeaderName, headers: &mut HeaderMap) {
+        // Only printable ASCII is ever written, so there always is a value.
+        if let Ok(value) = HeaderValue::from_bytes(&self.text) {
+            headers.insert(name, value);
+        }
+    }
+}
+
+/// The lines that are shown, the most constrained first.
+struct Shown<'v, 'r> {
+    lines: &'v [Line<'r>],
+    order: [usize; MAX_SHOWN],
+    count: usize,
+}
+
+impl<'v, 'r> Shown<'v, 'r> {
+    fn of(verdict: &'v Verdict<'r>) -> Self {
+        let mut shown = Self {
+            lines: &verdict.lines,
+            order: [0; MAX_SHOWN],
+            count: 0,
+        };
+        for (index, line) in verdict
+            .lines
+            .iter()
+            .enumerate()
+            .filter(|(_, line)| !line.shadow)
+        {
+            shown.insert(index, line);
+        }
+        shown
+    }
+
+    fn insert(&mut self, index: usize, line: &Line<'_>) {
+        let before = self.order[..self.count]
+            .partition_point(|other| slack(&self.lines[*other]) <= slack(line));
+        if before == MAX_SHOWN {
+            return;
+        }
+        self.count = MAX_SHOWN.min(self.count + 1);
+        self.order.copy_within(before..self.count - 1, before + 1);
+        self.order[before] = index;
+    }
+
+    /// The lines, each with whether its rule has others.
+    fn lines(&self) -> impl Iterator<Item = (&'v Line<'r>, bool)> {
+        self.order[..self.count].iter().map(|&index| {
+            let line = &self.lines[index];
+            // A rule's lines stand together.
+            let neighbours = [index.checked_sub(1), index.checked_add(1)];
+            let mut neighbours = neighbours
+                .into_iter()
+                .flatten()
+                .filter_map(|near| self.lines.get(near));
+            (line, neighbours.any(|near| near.rule == line.rule))
+        })
+    }
+}
+
+/// Orders lines like the verdict does: who denies longest first, then who has least left.
+fn slack(line: &Line<'_>) -> impl Ord {
+    let Outcome {
+        allowed,
+        retry_after,
+        remaining,
+        reset_after,
+        ..
+    } = line.outcome;
+    (
+        allowed,
+        std::cmp::Reverse(retry_after),
+        remaining,
+        std::cmp::Reverse(reset_after),
+    )
+}
+
+/// Seconds until a denied request would pass, at least 1; `None` when allowed, and for never.
+fn retry_after_secs(verdict: &Verdict<'_>) -> Option<u64> {
+    if verdict.allowed {
+        return None;
+    }
+    verdict
+        .retry_after
+        .span()
+        .map(|span| span.as_secs_ceil().max(1))
+}
+
+/// Seconds until `line` can grant more; `None` if the request will never pass.
+fn more_after_secs(line: &Line<'_>) -> Option<u64> {
+    let outcome = &line.outcome;
+    match (outcome.allowed, outcome.retry_after) {
+        (false, Retry::After(span)) => Some(span.as_secs_ceil().max(1)),
+        (false, Retry::Never) => None,
+        (true, _) if outcome.remaining == 0 => Some(next_unit(line.limit, outcome).as_secs_ceil()),
+        (true, _) => Some(outcome.reset_after.as_secs_ceil()),
+    }
+}
+
+/// How long until a key of which nothing remains has a unit again: of a bucket, the whole way back
+/// without the last step; of a window, the whole way.
+fn next_unit(limit: &Limit, outcome: &Outcome) -> Span {
+    let units = limit.quota().saturating_add(limit.soft_allowance());
+    let later_steps = match *limit.algorithm() {
+        Algorithm::TokenBucket {
+            refill,
+            mode: RefillMode::Interval,
+            ..
+        } => {
+            let refills = units.div_ceil(refill.count).saturating_sub(1);
+            Span::from_micros(refills.saturating_mul(refill.period.as_micros()))
+        }
+        Algorithm::Gcra { rate, .. }
+        | Algorithm::TokenBucket { refill: rate, .. }
+        | Algorithm::LeakyBucket { leak: rate, .. } => time_for(units.saturating_sub(1), rate),
+        Algorithm::FixedWindow { .. }
+        | Algorithm::SlidingWindowLog { .. }
+        | Algorithm::SlidingWindowCounter { .. } => Span::ZERO,
+    };
+    Span::from_micros(
+        outcome
+            .reset_after
+            .as_micros()
+            .saturating_sub(later_steps.as_micros()),
+    )
+}
+
+/// The time in which `units` come back, rounded down: what is taken away must not be too much.
+fn time_for(units: u64, rate: Rate) -> Span {
+    let micros =
+        u128::from(units) * u128::from(rate.period.as_micros()) / u128::from(rate.count.max(1));
+    Span::from_micros(u64::try_from(micros).unwrap_or(u64::MAX))
+}

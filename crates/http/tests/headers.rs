@@ -1,0 +1,226 @@
+//! What a verdict's headers say, and that a client that trusts them is never too early.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot be set up fails")]
+use http::HeaderMap;
+use proptest::prelude::*;
+use tidegate_core::{
+    AlgorithmName, Charge, Cost, Decision, LimitSpec, Limits, Outcome, Retry, Span, Timestamp,
+    Verdict, notation,
+};
+use tidegate_http::{HeaderWriter, Legacy};
+
+const NOW: Timestamp = Timestamp::from_micros(1_770_000_000_400_000);
+
+fn limits(rule: Option<&str>, rates: &[&str]) -> Limits {
+    let build = |rate| {
+        LimitSpec::shorthand(notation::rate(rate).unwrap(), AlgorithmName::TokenBucket)
+            .build()
+            .unwrap()
+    };
+    let limits = Limits::new(rates.iter().map(|rate| build(rate)).collect()).unwrap();
+    match rule {
+        Some(rule) => limits.named(rule),
+        None => limits,
+    }
+}
+
+fn admitted(limit: u64, remaining: u64, reset: Span) -> Outcome {
+    let retry_after = Retry::NOW;
+    Outcome {
+        allowed: true,
+        over_limit: false,
+        limit,
+        remaining,
+        reset_after: reset,
+        retry_after,
+        delay: Span::ZERO,
+    }
+}
+
+fn denied(limit: u64, retry_after: Retry) -> Outcome {
+    let reset_after = Span::from_secs(90);
+    Outcome {
+        allowed: false,
+        over_limit: false,
+        limit,
+        remaining: 0,
+        reset_after,
+        retry_after,
+        delay: Span::ZERO,
+    }
+}
+
+fn headers(
+    decision: &Decision,
+    limits: &[&Limits],
+    outcomes: &[Outcome],
+    legacy: Legacy,
+) -> HeaderMap {
+    let charge = |limits| Charge::new(b"k", limits, Cost::ONE).unwrap();
+    let charges: Vec<_> = limits.iter().map(|limits| charge(limits)).collect();
+    let verdict = Verdict::of(decision, &charges, outcomes);
+    let mut headers = HeaderMap::new();
+    HeaderWriter::new(true, legacy).write(&verdict, NOW, &mut headers);
+    headers
+}
+
+fn line<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
+    headers.get(name).map(|value| value.to_str().unwrap())
+}
+
+#[test]
+fn an_admitted_request_is_told_what_remains() {
+    let limits = limits(Some("api"), &["20/min"]);
+    let outcomes = [admitted(20, 19, Span::from_millis(3_000))];
+    let headers = headers(&Decision::Admitted, &[&limits], &outcomes, Legacy::Off);
+    assert_eq!(
+        line(&headers, "ratelimit-policy"),
+        Some("\"api\";q=20;w=60")
+    );
+    assert_eq!(line(&headers, "ratelimit"), Some("\"api\";r=19;t=3"));
+    assert_eq!(headers.len(), 2, "{headers:?}");
+}
+
+#[test]
+fn a_denied_request_is_told_when_to_return() {
+    let limits = limits(Some("api"), &["1/s", "20/min", "5/100ms"]);
+    let outcomes = [
+        denied(1, Retry::After(Span::from_millis(400))),
+        admitted(20, 7, Span::from_secs(39)),
+        denied(5, Retry::After(Span::from_micros(20_000))),
+    ];
+    let headers = headers(&Decision::Limited, &[&limits], &outcomes, Legacy::Delta);
+    let policy = "\"api:1/s\";q=1;w=1, \"api:5/100ms\";q=5, \"api:20/min\";q=20;w=60";
+    assert_eq!(line(&headers, "ratelimit-policy"), Some(policy));
+    // The minute's `t` would be later than Retry-After, which it must not contradict.
+    assert_eq!(
+        line(&headers, "ratelimit"),
+        Some("\"api:1/s\";r=0;t=1, \"api:5/100ms\";r=0;t=1, \"api:20/min\";r=7")
+    );
+    assert_eq!(line(&headers, "retry-after"), Some("1"));
+    assert_eq!(line(&headers, "x-ratelimit-limit"), Some("1"));
+    assert_eq!(line(&headers, "x-ratelimit-remaining"), Some("0"));
+    assert_eq!(line(&headers, "x-ratelimit-reset"), Some("90"));
+}
+
+#[test]
+fn never_has_no_time() {
+    let limits = limits(None, &["5/s"]);
+    let headers = headers(
+        &Decision::Limited,
+        &[&limits],
+        &[denied(5, Retry::Never)],
+        Legacy::Epoch,
+    );
+    assert_eq!(line(&headers, "ratelimit"), Some("\"default\";r=0"));
+    assert_eq!(line(&headers, "retry-after"), None);
+    assert_eq!(line(&headers, "x-ratelimit-reset"), Some("1770000091"));
+}
+
+#[test]
+fn a_block_says_only_when_it_ends() {
+    let limits = limits(Some("api"), &["1/s"]);
+    let until = Some(NOW.after(Span::from_millis(59_001)));
+    let blocked = Decision::Blocked {
+        charge: 0,
+        until,
+        retry_after: Retry::After(Span::from_millis(59_001)),
+    };
+    let headers = headers(&blocked, &[&limits], &[], Legacy::Delta);
+    assert_eq!(line(&headers, "retry-after"), Some("60"));
+    assert_eq!(headers.len(), 1);
+}
+
+#[test]
+fn a_shadow_is_not_shown() {
+    let (enforced, shadow) = (
+        limits(Some("seen"), &["5/s"]),
+        limits(Some("unseen"), &["1/s"]).in_shadow(true),
+    );
+    let outcomes = [
+        denied(1, Retry::After(Span::from_secs(1))),
+        admitted(5, 4, Span::from_millis(200)),
+    ];
+    let headers = headers(
+        &Decision::Admitted,
+        &[&shadow, &enforced],
+        &outcomes,
+        Legacy::Off,
+    );
+    assert_eq!(line(&headers, "ratelimit"), Some("\"seen\";r=4;t=1"));
+    assert_eq!(line(&headers, "retry-after"), None);
+}
+
+#[test]
+fn an_empty_bucket_says_when_its_next_token_comes() {
+    let limits = limits(Some("login"), &["10/10h"]);
+    let outcomes = [admitted(10, 0, Span::from_secs(35_000))];
+    let headers = headers(&Decision::Admitted, &[&limits], &outcomes, Legacy::Off);
+    assert_eq!(line(&headers, "ratelimit"), Some("\"login\";r=0;t=2600"));
+}
+
+#[test]
+fn no_rule_name_breaks_a_header() {
+    let limits = limits(Some("a\"b\\c\r\n\u{e9}"), &["1/s"]);
+    let outcomes = [admitted(1, 0, Span::from_secs(1))];
+    let headers = headers(&Decision::Admitted, &[&limits], &outcomes, Legacy::Off);
+    assert_eq!(
+        line(&headers, "ratelimit"),
+        Some("\"a\\\"b\\\\c???\";r=0;t=1")
+    );
+}
+
+fn any_outcome() -> impl Strategy<Value = Outcome> {
+    let retry = prop_oneof![
+        Just(Retry::Never),
+        any::<u64>().prop_map(|micros| Retry::After(Span::from_micros(micros)))
+    ];
+    (
+        any::<bool>(),
+        retry,
+        any::<u64>(),
+        any::<u64>(),
+        any::<u64>(),
+    )
+        .prop_map(|(allowed, retry, limit, remaining, reset)| {
+            if allowed {
+                admitted(limit, remaining, Span::from_micros(reset))
+            } else {
+                denied(limit, retry)
+            }
+        })
+}
+
+/// The values of the parameter `name`, in order.
+fn parameters(field: &str, name: &str) -> Vec<u64> {
+    let parameters = field
+        .split([';', ','])
+        .filter_map(|part| part.strip_prefix(name)?.strip_prefix('='));
+    parameters.map(|number| number.parse().unwrap()).collect()
+}
+
+proptest! {
+    /// P18: what remains is rounded down, waits up and to at least a second, and no `t` lies behind
+    /// `Retry-After`.
+    #[test]
+    fn who_trusts_the_headers_is_never_too_early(outcomes in prop::collection::vec(any_outcome(), 1..12)) {
+        let limits = limits(Some("r"), &vec!["3/7s"; outcomes.len()]);
+        let all = outcomes.iter().all(|outcome| outcome.allowed);
+        let decision = if all { Decision::Admitted } else { Decision::Limited };
+        let headers = headers(&decision, &[&limits], &outcomes, Legacy::Off);
+        let state = line(&headers, "ratelimit").unwrap();
+        let most = 999_999_999_999_999;
+
+        let remaining = parameters(state, "r");
+        prop_assert_eq!(remaining.len(), outcomes.len().min(8));
+        prop_assert!(remaining.iter().all(|r| *r <= most && outcomes.iter().any(|o| o.remaining.min(most) == *r)));
+
+        let longest = outcomes.iter().filter(|outcome| !outcome.allowed).map(|outcome| outcome.retry_after).max();
+        let expected = longest.and_then(Retry::span).map(|span| span.as_secs_ceil().max(1));
+        let retry_after = line(&headers, "retry-after").map(|secs| secs.parse::<u64>().unwrap());
+        prop_assert_eq!(retry_after, expected);
+        if let Some(secs) = retry_after {
+            prop_assert!(parameters(state, "t").iter().all(|t| *t <= secs));
+        }
+    }
+}
