@@ -1,0 +1,377 @@
+//! Runs the cases of a file of vectors against anything that decides: a [`Subject`].
+//!
+//! A store or a door that can express a case implements [`Subject`] and passes the files to [`run_folder`].
+
+use std::path::Path;
+
+use tidegate_core::{Charge, Cost, Effect, Limits, Retry, Span, Timestamp, Verdict};
+
+use super::{
+    compare::compare,
+    format::{self, Case, LimitFields, Op, RequestFields, Totals},
+};
+
+/// What the vectors are put to.
+pub(crate) trait Subject {
+    /// The smallest time that answers tell; waits are rounded up to it.
+    const PRECISION: Span = Span::from_micros(1);
+
+    /// Decides one request. An `Err` is a failure of the case.
+    fn answer(&mut self, ask: &Ask<'_>) -> Result<Answer, String>;
+
+    /// Blocks `key` for `span`.
+    fn block(&mut self, key: &str, span: Span, now: Timestamp) -> Result<(), String>;
+
+    /// Lifts the block on `key`.
+    fn unblock(&mut self, key: &str, now: Timestamp) -> Result<(), String>;
+
+    /// Forgets what `key` has spent.
+    fn reset(&mut self, key: &str, now: Timestamp) -> Result<(), String>;
+
+    /// Why the limit is refused, beginning with the name of the field; `None` if it is not.
+    fn refusal_of_limit(&mut self, fields: &LimitFields) -> Option<String> {
+        limit_of(fields).err()
+    }
+
+    /// Why the request is refused, beginning with the name of the field; `None` if it is not.
+    fn refusal_of_request(&mut self, fields: &RequestFields) -> Option<String> {
+        refuse_request(fields).err()
+    }
+}
+
+/// A request of a case.
+pub(crate) struct Ask<'a> {
+    /// The limits, compiled.
+    pub(crate) limits: &'a Limits,
+    /// The same limits, as they are written.
+    #[allow(dead_code, reason = "for doors that take the limits in the request")]
+    pub(crate) fields: &'a [LimitFields],
+    pub(crate) key: &'a str,
+    pub(crate) cost: Cost,
+    pub(crate) now: Timestamp,
+    pub(crate) effect: Effect,
+}
+
+/// What came back. `None` is what the subject has no way to tell; it is not compared.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) allowed: bool,
+    pub(crate) reason: Option<String>,
+    pub(crate) over_limit: Option<bool>,
+    /// The least over the limits; `None` also if no limit was asked.
+    pub(crate) remaining: Option<u64>,
+    /// The largest over the limits that deny.
+    pub(crate) retry: Retry,
+    /// That of the leading limit; `None` also if no limit was asked.
+    pub(crate) reset: Option<Span>,
+    pub(crate) delay: Option<Span>,
+}
+
+impl Answer {
+    /// What a verdict says.
+    pub(crate) fn of(verdict: &Verdict<'_>) -> Self {
+        let outcomes = || verdict.lines.iter().map(|line| line.outcome);
+        Self {
+            allowed: verdict.allowed,
+            reason: verdict.reason.map(|reason| reason.as_str().to_owned()),
+            over_limit: Some(outcomes().any(|outcome| outcome.over_limit)),
+            remaining: outcomes().map(|outcome| outcome.remaining).min(),
+            retry: verdict.retry_after,
+            reset: verdict.leading().map(|line| line.outcome.reset_after),
+            delay: Some(verdict.delay),
+        }
+    }
+}
+
+/// What a run came to.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    pub(crate) ran: usize,
+    pub(crate) failures: Vec<String>,
+}
+
+/// Runs every `*.yaml` of `folder`; `skips` says which files have another format.
+pub(crate) fn run_folder<S: Subject>(
+    folder: &Path,
+    skips: impl Fn(&str) -> bool,
+    mut subject: impl FnMut() -> S,
+) -> Report {
+    let mut report = Report::default();
+    let mut files: Vec<_> = std::fs::read_dir(folder)
+        .unwrap_or_else(|error| panic!("{}: {error}", folder.display()))
+        .map(|file| file.expect("a folder can be listed").path())
+        .filter(|path| path.extension().is_some_and(|ending| ending == "yaml"))
+        .collect();
+    files.sort();
+    for path in files {
+        let name = path.file_name().map(|name| name.to_string_lossy());
+        if name.is_some_and(|name| skips(&name)) {
+            continue;
+        }
+        let text = std::fs::read_to_string(&path)
+            .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        match format::parse(&text) {
+            Err(problem) => report
+                .failures
+                .push(format!("{}: {problem}", path.display())),
+            Ok(cases) => {
+                for case in &cases {
+                    report.ran += 1;
+                    report.failures.extend(run_case(case, &mut subject()));
+                }
+            }
+        }
+    }
+    report
+}
+
+/// The failures of one case, each with the case, the operation, what was expected and what came.
+pub(crate) fn run_case<S: Subject>(case: &Case, subject: &mut S) -> Vec<String> {
+    let mut run = Run::<S> {
+        case,
+        subject,
+        failures: Vec::new(),
+        allowed_at: Vec::new(),
+        denied: 0,
+    };
+    if let Err(problem) = run.run() {
+        run.failures.push(format!("{}: {problem}", case.id));
+    }
+    run.failures
+}
+
+/// Builds a limit from its fields, or says why not, beginning with the field.
+pub(crate) fn limit_of(fields: &LimitFields) -> Result<tidegate_core::Limit, String> {
+    fields.spec()?.build().map_err(|problems| {
+        let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        problems.join("; ")
+    })
+}
+
+fn refuse_request(fields: &RequestFields) -> Result<(), String> {
+    let cost = format::natural("cost", fields.cost)?.unwrap_or(1);
+    let cost = Cost::new(cost).map_err(|problem| problem.to_string())?;
+    let spec = tidegate_core::LimitSpec::shorthand(
+        tidegate_core::notation::rate("1/s").map_err(|error| error.to_string())?,
+        tidegate_core::AlgorithmName::Gcra,
+    );
+    let limit = spec.build().map_err(|problems| format!("{problems:?}"))?;
+    let limits = Limits::new(vec![limit]).map_err(|problem| problem.to_string())?;
+    Charge::new(fields.key.as_bytes(), &limits, cost)
+        .map(|_| ())
+        .map_err(|problem| problem.to_string())
+}
+
+struct Run<'c, S> {
+    case: &'c Case,
+    subject: &'c mut S,
+    failures: Vec<String>,
+    /// When requests were admitted, as offsets from the start.
+    allowed_at: Vec<Span>,
+    denied: u64,
+}
+
+impl<S: Subject> Run<'_, S> {
+    fn run(&mut self) -> Result<(), String> {
+        let case = self.case;
+        let decides = !case.ops.is_empty() || case.generate.is_some();
+        if !decides && case.invalid.is_empty() && case.invalid_requests.is_empty() {
+            return Err("asks for nothing".to_owned());
+        }
+        if decides {
+            self.decide()?;
+        }
+        self.refuse();
+        Ok(())
+    }
+
+    fn decide(&mut self) -> Result<(), String> {
+        let case = self.case;
+        let built: Result<Vec<_>, String> = case.limits.iter().map(limit_of).collect();
+        let limits = Limits::new(built?).map_err(|problem| problem.to_string())?;
+        let start = case.start()?;
+        for (index, op) in case.ops.iter().enumerate() {
+            self.operate(&limits, start, op)
+                .map_err(|problem| format!("op {index}: {problem}"))?
+                .into_iter()
+                .for_each(|failure| {
+                    self.failures
+                        .push(format!("{}: op {index}: {failure}", case.id));
+                });
+        }
+        if let Some(generate) = &case.generate {
+            for offset in generate.offsets()? {
+                let cost = generate.cost.unwrap_or(1);
+                let answer = self.ask(&limits, start.after(offset), cost, Effect::Charge)?;
+                self.count(&answer, offset);
+            }
+        }
+        if let Some(totals) = &case.totals {
+            self.failures.extend(self.compare_totals(totals));
+        }
+        Ok(())
+    }
+
+    /// Does what `op` says; answers the expectations that were not met.
+    fn operate(
+        &mut self,
+        limits: &Limits,
+        start: Timestamp,
+        op: &Op,
+    ) -> Result<Vec<String>, String> {
+        let offset = op.offset()?;
+        let (now, key) = (start.after(offset), self.key());
+        if let Some(millis) = op.block_ms {
+            self.subject.block(&key, Span::from_millis(millis), now)?;
+        }
+        if op.unblock {
+            self.subject.unblock(&key, now)?;
+        }
+        if op.reset {
+            self.subject.reset(&key, now)?;
+        }
+        if op.block_ms.is_some() || op.unblock || op.reset {
+            let bare = op.allowed.is_none() && op.remaining.is_none() && op.repeat.is_none();
+            return if bare {
+                Ok(Vec::new())
+            } else {
+                Err("an operation either asks or acts".to_owned())
+            };
+        }
+        let effect = if op.peek {
+            Effect::Peek
+        } else {
+            Effect::Charge
+        };
+        let repeat = op.repeat.unwrap_or(1);
+        let mut failures = Vec::new();
+        for repetition in 1..=repeat {
+            let answer = self.ask(limits, now, op.cost.unwrap_or(1), effect)?;
+            if effect == Effect::Charge {
+                self.count(&answer, offset);
+            }
+            if repetition == repeat {
+                failures.extend(compare(op, &answer, S::PRECISION)?);
+            } else if op.allowed.is_some_and(|allowed| allowed != answer.allowed) {
+                failures.push(format!(
+                    "repetition {repetition}: allowed: expected {:?}, got {}",
+                    op.allowed, answer.allowed
+                ));
+            }
+        }
+        Ok(failures)
+    }
+
+    fn ask(
+        &mut self,
+        limits: &Limits,
+        now: Timestamp,
+        cost: u64,
+        effect: Effect,
+    ) -> Result<Answer, String> {
+        let key = self.key();
+        self.subject.answer(&Ask {
+            limits,
+            fields: &self.case.limits,
+            key: &key,
+            cost: Cost::new(cost).map_err(|problem| problem.to_string())?,
+            now,
+            effect,
+        })
+    }
+
+    fn count(&mut self, answer: &Answer, offset: Span) {
+        if answer.allowed {
+            self.allowed_at.push(offset);
+        } else {
+            self.denied += 1;
+        }
+    }
+
+    /// A key of the case's own, so that cases can share a server.
+    fn key(&self) -> String {
+        format!("vector:{}", self.case.id)
+    }
+
+    fn compare_totals(&self, totals: &Totals) -> Vec<String> {
+        let before = |end: Span| {
+            self.allowed_at
+                .iter()
+                .filter(|offset| **offset < end)
+                .count() as u64
+        };
+        let mut differences = Vec::new();
+        let mut compare = |field: &str, expected: Option<u64>, got: u64| {
+            if let Some(expected) = expected.filter(|expected| *expected != got) {
+                let place = format!("{}: totals: {field}", self.case.id);
+                differences.push(format!("{place}: expected {expected}, got {got}"));
+            }
+        };
+        compare("allowed", totals.allowed, self.allowed_at.len() as u64);
+        compare("denied", totals.denied, self.denied);
+        compare(
+            "first_second",
+            totals.first_second,
+            before(Span::from_secs(1)),
+        );
+        compare(
+            "first_minute",
+            totals.first_minute,
+            before(Span::from_secs(60)),
+        );
+        compare(
+            "first_hour",
+            totals.first_hour,
+            before(Span::from_secs(3_600)),
+        );
+        differences
+    }
+
+    fn refuse(&mut self) {
+        for (index, fields) in self.case.invalid.iter().enumerate() {
+            let refusal = self.subject.refusal_of_limit(fields);
+            self.expect_field(
+                &format!("invalid {index}"),
+                refusal.as_deref(),
+                &LIMIT_FIELDS,
+            );
+        }
+        for (index, fields) in self.case.invalid_requests.iter().enumerate() {
+            let refusal = self.subject.refusal_of_request(fields);
+            self.expect_field(
+                &format!("invalid request {index}"),
+                refusal.as_deref(),
+                &["key", "cost"],
+            );
+        }
+    }
+
+    fn expect_field(&mut self, place: &str, refusal: Option<&str>, fields: &[&str]) {
+        let names_field = |text: &str| fields.iter().any(|field| text.starts_with(field));
+        if !refusal.is_some_and(names_field) {
+            let id = &self.case.id;
+            self.failures.push(format!(
+                "{id}: {place}: expected a refusal that names the field, got {refusal:?}"
+            ));
+        }
+    }
+}
+
+/// The fields of a limit, by their names in a rules file.
+const LIMIT_FIELDS: [&str; 15] = [
+    "algorithm",
+    "rate",
+    "burst",
+    "capacity",
+    "refill",
+    "refill_mode",
+    "leak",
+    "queue",
+    "limit",
+    "window",
+    "anchor",
+    "buckets",
+    "strict",
+    "soft",
+    "count_denied",
+];
