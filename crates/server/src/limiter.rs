@@ -70,9 +70,48 @@ impl Limiter {
 
     /// Decides a limit that came with the request. `outcomes` is the caller's to reuse.
     pub fn throttle(&self, charge: Charge<'_>, effect: Effect, outcomes: &mut Vec<Outcome>) -> Decision {
-        self.store.check(&[charge], self.now(), effect, outcomes)
+        self.throttle_at(charge, self.now(), effect, outcomes)
+    }
+
+    /// [`Self::throttle`] at an instant that the caller read, for requests that arrived together.
+    pub fn throttle_at(
+        &self,
+        charge: Charge<'_>,
+        now: Timestamp,
+        effect: Effect,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Decision {
+        self.store.check(&[charge], now, effect, outcomes)
+    }
+
+    /// The key under which a limit that came with the request counts for `key`, written into `buffer`.
+    ///
+    /// It begins with [`THROTTLE_SCOPE`], so that no caller reaches a rule's counts by naming them.
+    ///
+    /// # Errors
+    ///
+    /// Refuses an empty key and one over [`MAX_THROTTLE_KEY_BYTES`].
+    pub fn throttle_key<'b>(key: &[u8], buffer: &'b mut Vec<u8>) -> Result<&'b [u8], RequestError> {
+        if key.is_empty() {
+            return Err(RequestError::new("key", "must not be empty"));
+        }
+        if key.len() > MAX_THROTTLE_KEY_BYTES {
+            let problem = format!("{} bytes is over the maximum of {MAX_THROTTLE_KEY_BYTES}", key.len());
+            return Err(RequestError::new("key", problem));
+        }
+        buffer.clear();
+        buffer.extend_from_slice(&THROTTLE_SCOPE);
+        buffer.extend_from_slice(key);
+        Ok(buffer)
     }
 }
+
+/// What the keys of limits that come with the request begin with, on every door. Its first byte is in no
+/// UTF-8 text, and so at the start of no rule's key.
+pub const THROTTLE_SCOPE: [u8; 8] = *b"\xffad-hoc\xff";
+
+/// The longest key of a limit that comes with the request.
+pub const MAX_THROTTLE_KEY_BYTES: usize = tidegate_core::bounds::MAX_KEY_BYTES - THROTTLE_SCOPE.len();
 
 /// The limits of a throttle request: one, without a rule.
 ///
