@@ -1,0 +1,154 @@
+//! The limiters that are compared, each behind the same small face and each with its own clock.
+
+use std::{
+    num::NonZeroU32,
+    sync::Mutex,
+    time::{Duration, SystemTime},
+};
+
+use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
+use throttlecrab::PeriodicStore;
+use tidegate_core::{
+    Algorithm, Charge, Cost, Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Outcome,
+    Rate, Span,
+};
+
+use crate::clock::Clock;
+
+/// One token comes back in this time: longer than a round lasts, so that how many are admitted is known
+/// beforehand, to the last one.
+pub const INTERVAL: Duration = Duration::from_secs(60);
+
+/// A keyed GCRA limiter.
+pub trait Limiter: Sync {
+    /// What the tables call it.
+    const NAME: &'static str;
+
+    /// Whether it limits at all: the bare harness does not.
+    const LIMITS: bool = true;
+
+    /// An empty limiter that lets `capacity` pass at once and one more each [`INTERVAL`].
+    fn new(capacity: u32) -> Self;
+
+    /// What one thread calls, as a program that is written for speed would: what can be reused is.
+    fn decider(&self) -> impl FnMut(&String) -> bool;
+}
+
+/// Tidegate's memory store, with the clock of Tidegate's server.
+pub struct Tidegate {
+    store: MemoryStore,
+    limits: Limits,
+    clock: Clock,
+}
+
+impl Limiter for Tidegate {
+    const NAME: &'static str = "tidegate";
+
+    fn new(capacity: u32) -> Self {
+        let rate = Rate {
+            count: 1,
+            period: Span::from_secs(INTERVAL.as_secs()),
+        };
+        let limit = Limit::new(Algorithm::Gcra {
+            rate,
+            burst: u64::from(capacity - 1),
+        });
+        let limits = Limits::new(vec![limit.expect("the benchmark's numbers are in range")]);
+        Self {
+            store: MemoryStore::new(MemoryBounds::default()),
+            limits: limits.expect("one limit is enough"),
+            clock: Clock::real(),
+        }
+    }
+
+    fn decider(&self) -> impl FnMut(&String) -> bool {
+        let mut outcomes: Vec<Outcome> = Vec::new();
+        move |key| {
+            let charge =
+                Charge::new(key.as_bytes(), &self.limits, Cost::ONE).expect("the keys are short");
+            let decision =
+                self.store
+                    .check(&[charge], self.clock.now(), Effect::Charge, &mut outcomes);
+            matches!(decision, Decision::Admitted)
+        }
+    }
+}
+
+/// governor's keyed limiter over DashMap, which is its default.
+pub struct Governor(DefaultKeyedRateLimiter<String>);
+
+impl Limiter for Governor {
+    const NAME: &'static str = "governor";
+
+    fn new(capacity: u32) -> Self {
+        let quota = Quota::with_period(INTERVAL).expect("the interval is not zero");
+        let capacity = NonZeroU32::new(capacity).expect("the capacity is not zero");
+        Self(RateLimiter::dashmap(quota.allow_burst(capacity)))
+    }
+
+    fn decider(&self) -> impl FnMut(&String) -> bool {
+        |key| self.0.check_key(key).is_ok()
+    }
+}
+
+/// throttlecrab's library with its periodic store; its limiter is `&mut`, so threads share it in a mutex.
+pub struct Throttlecrab {
+    limiter: Mutex<throttlecrab::RateLimiter<PeriodicStore>>,
+    capacity: i64,
+}
+
+impl Limiter for Throttlecrab {
+    const NAME: &'static str = "throttlecrab";
+
+    fn new(capacity: u32) -> Self {
+        // The default interval of 60 s would sweep in the midst of a long round; nothing expires in it anyway.
+        let store = PeriodicStore::builder()
+            .cleanup_interval(Duration::from_secs(3_600))
+            .build();
+        Self {
+            limiter: Mutex::new(throttlecrab::RateLimiter::new(store)),
+            capacity: i64::from(capacity),
+        }
+    }
+
+    fn decider(&self) -> impl FnMut(&String) -> bool {
+        let period = i64::try_from(INTERVAL.as_secs()).expect("a minute is short");
+        move |key| {
+            let mut limiter = self.limiter.lock().expect("no decision panics");
+            let answer = limiter.rate_limit(key, self.capacity, 1, period, 1, SystemTime::now());
+            answer.expect("the benchmark's numbers are in range").0
+        }
+    }
+}
+
+/// Reads the key and nothing else: what the measuring itself costs.
+pub struct Harness;
+
+impl Limiter for Harness {
+    const NAME: &'static str = "the harness alone";
+    const LIMITS: bool = false;
+
+    fn new(_capacity: u32) -> Self {
+        Self
+    }
+
+    fn decider(&self) -> impl FnMut(&String) -> bool {
+        |key| key.as_bytes()[0] == b'u'
+    }
+}
+
+/// Reads the key and Tidegate's clock.
+pub struct HarnessAndClock(Clock);
+
+impl Limiter for HarnessAndClock {
+    const NAME: &'static str = "the harness and Tidegate's clock";
+    const LIMITS: bool = false;
+
+    fn new(_capacity: u32) -> Self {
+        Self(Clock::real())
+    }
+
+    fn decider(&self) -> impl FnMut(&String) -> bool {
+        |key| key.as_bytes()[0] == b'u' && self.0.now().as_micros() > 0
+    }
+}

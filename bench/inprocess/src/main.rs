@@ -1,0 +1,42 @@
+//! Tidegate's memory store beside governor and throttlecrab, in one run. METHOD.md says how.
+//!
+//! ```text
+//! inprocess            nanoseconds per decision
+//! inprocess --memory   bytes a key
+//! inprocess --growth   no cliff as keys grow
+//! inprocess --smoke    all of these, tiny, in seconds
+//! ```
+
+// The server's own file: what is measured is the clock that decisions are made with, without the server.
+#[allow(dead_code, reason = "the server's tests use the rest")]
+#[path = "../../../crates/server/src/clock.rs"]
+mod clock;
+mod growth;
+mod keys;
+mod limiters;
+mod memory;
+mod report;
+mod speed;
+
+use std::{env, process::ExitCode};
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match words[..] {
+        [] => speed::run(&speed::FULL),
+        ["--memory"] => memory::run(&memory::FULL),
+        ["--growth"] => growth::run(&growth::FULL),
+        ["--smoke"] => {
+            speed::run(&speed::SMOKE);
+            memory::run(&memory::SMOKE);
+            growth::run(&growth::SMOKE);
+        }
+        ["--memory-of", name, keys] => memory::child(name, keys.parse().expect("a number of keys")),
+        _ => {
+            eprintln!("usage: inprocess [--memory | --growth | --smoke]");
+            return ExitCode::from(2);
+        }
+    }
+    ExitCode::SUCCESS
+}

@@ -1,0 +1,96 @@
+//! The tables, in Markdown.
+
+/// The limiter that the others are compared with: its place among the columns.
+const PEER: usize = 0;
+/// Tidegate's place.
+const OURS: usize = 1;
+
+/// What was measured at one number of keys and threads.
+pub struct Cell {
+    pub keys: usize,
+    pub threads: usize,
+    /// By limiter, by round.
+    pub nanos: Vec<Vec<f64>>,
+}
+
+impl Cell {
+    pub fn new(keys: usize, threads: usize, limiters: usize) -> Self {
+        Self {
+            keys,
+            threads,
+            nanos: vec![Vec::new(); limiters],
+        }
+    }
+
+    /// The median over the rounds of the ratio within a round: what the machine does to both cancels out.
+    fn ratio(&self, limiter: usize) -> f64 {
+        let ratios = self.nanos[limiter]
+            .iter()
+            .zip(&self.nanos[PEER])
+            .map(|(ours, peer)| ours / peer);
+        median(&ratios.collect::<Vec<_>>())
+    }
+
+    /// What Tidegate set out to reach, as a share of governor's time.
+    fn target(&self) -> f64 {
+        if self.keys >= 1_000_000 { 0.5 } else { 0.7 }
+    }
+}
+
+/// Prints a row for each limiter and cell.
+pub fn print_speed(names: &[&str], cells: &[Cell]) {
+    let peer = names[PEER];
+    println!(
+        "| keys | threads | limiter | ns a decision and thread, median | least to most | of {peer}'s |"
+    );
+    println!("| --- | --- | --- | --- | --- | --- |");
+    for cell in cells {
+        for (limiter, name) in names.iter().enumerate() {
+            let nanos = &cell.nanos[limiter];
+            println!(
+                "| {} | {} | {name} | {:.0} | {:.0} to {:.0} | {:.2} |",
+                cell.keys,
+                cell.threads,
+                median(nanos),
+                nanos.iter().copied().fold(f64::INFINITY, f64::min),
+                nanos.iter().copied().fold(0.0, f64::max),
+                cell.ratio(limiter),
+            );
+        }
+    }
+    println!();
+    for cell in cells {
+        let (ratio, target) = (cell.ratio(OURS), cell.target());
+        println!(
+            "- {} keys, {} threads: {ratio:.2} of {peer}, target {target}: {}",
+            cell.keys,
+            cell.threads,
+            verdict(ratio, target)
+        );
+    }
+}
+
+/// Whether what was measured is within its target.
+pub fn verdict(measured: f64, most: f64) -> &'static str {
+    if measured <= most {
+        "reached"
+    } else {
+        "MISSED"
+    }
+}
+
+/// The middle value; of an even number, the mean of the two in the middle.
+///
+/// # Panics
+///
+/// If there is none.
+pub fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    if sorted.len() % 2 == 1 {
+        sorted[middle]
+    } else {
+        f64::midpoint(sorted[middle - 1], sorted[middle])
+    }
+}

@@ -1,0 +1,172 @@
+//! Nanoseconds per decision and thread, at several numbers of keys and threads.
+//!
+//! In each round every limiter starts empty, is charged once for every key, unmeasured, and then asked for
+//! every key the same number of times in random order, measured. Half of those are allowed and half denied:
+//! how many exactly is known beforehand and checked, for a limiter that admits everything is fast.
+
+use std::{
+    sync::Barrier,
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    keys,
+    limiters::{Governor, Harness, HarnessAndClock, INTERVAL, Limiter, Throttlecrab, Tidegate},
+    report::{self, Cell},
+};
+
+/// How much is measured.
+pub struct Size {
+    pub keys: &'static [usize],
+    pub decisions: usize,
+    pub rounds: usize,
+}
+
+/// The size that the targets are stated for.
+pub const FULL: Size = Size {
+    keys: &[1, 10_000, 1_000_000],
+    decisions: 4_000_000,
+    rounds: 9,
+};
+
+/// A size that shows in seconds that everything still works; its times mean nothing.
+pub const SMOKE: Size = Size {
+    keys: &[1, 1_000],
+    decisions: 20_000,
+    rounds: 2,
+};
+
+const THREADS: [usize; 2] = [1, 2];
+
+type Measure = fn(&Load, usize) -> f64;
+
+const LIMITERS: [(&str, Measure); 5] = [
+    (Governor::NAME, nanos_per_decision::<Governor>),
+    (Tidegate::NAME, nanos_per_decision::<Tidegate>),
+    (Throttlecrab::NAME, nanos_per_decision::<Throttlecrab>),
+    (Harness::NAME, nanos_per_decision::<Harness>),
+    (HarnessAndClock::NAME, nanos_per_decision::<HarnessAndClock>),
+];
+
+/// Measures everything and prints the table.
+pub fn run(size: &Size) {
+    let loads: Vec<Load> = size
+        .keys
+        .iter()
+        .map(|&keys| Load::new(keys, size.decisions))
+        .collect();
+    let mut cells: Vec<Cell> = loads
+        .iter()
+        .flat_map(|load| THREADS.map(|threads| Cell::new(load.keys.len(), threads, LIMITERS.len())))
+        .collect();
+    for round in 0..size.rounds {
+        eprintln!("round {} of {}", round + 1, size.rounds);
+        for (load, cells) in loads.iter().zip(cells.chunks_mut(THREADS.len())) {
+            for cell in cells {
+                measure_round(round, load, cell);
+            }
+        }
+    }
+    report::print_speed(&LIMITERS.map(|(name, _)| name), &cells);
+}
+
+/// One round of one cell: the limiters take turns at going first.
+fn measure_round(round: usize, load: &Load, cell: &mut Cell) {
+    for turn in 0..LIMITERS.len() {
+        let index = (round + turn) % LIMITERS.len();
+        let nanos = LIMITERS[index].1(load, cell.threads);
+        cell.nanos[index].push(nanos);
+    }
+}
+
+/// The keys of a round and the orders in which they are asked for.
+struct Load {
+    keys: Vec<String>,
+    filling: Vec<u32>,
+    order: Vec<u32>,
+    attempts: usize,
+}
+
+impl Load {
+    fn new(keys: usize, decisions: usize) -> Self {
+        let attempts = decisions.div_ceil(keys).next_multiple_of(2);
+        Self {
+            keys: keys::keys(keys),
+            filling: keys::shuffled(keys, 1, 1),
+            order: keys::shuffled(keys, attempts, 2),
+            attempts,
+        }
+    }
+
+    /// The one that fills, and half of the attempts.
+    fn capacity(&self) -> u32 {
+        u32::try_from(self.attempts / 2 + 1).expect("attempts are fewer than 2^32")
+    }
+}
+
+fn nanos_per_decision<L: Limiter>(load: &Load, threads: usize) -> f64 {
+    let limiter = L::new(load.capacity());
+    let begun = Instant::now();
+    let filled = ask(&limiter, &load.keys, &load.filling);
+    assert_eq!(filled, load.keys.len(), "{} refused a new key", L::NAME);
+
+    let share = load.order.len() / threads;
+    let barrier = Barrier::new(threads);
+    let results: Vec<(usize, Duration)> = thread::scope(|scope| {
+        let workers: Vec<_> = load
+            .order
+            .chunks_exact(share)
+            .map(|order| {
+                let (limiter, barrier) = (&limiter, &barrier);
+                scope.spawn(move || {
+                    barrier.wait();
+                    let start = Instant::now();
+                    let admitted = ask(limiter, &load.keys, order);
+                    (admitted, start.elapsed())
+                })
+            })
+            .collect();
+        workers
+            .into_iter()
+            .map(|worker| worker.join().expect("a limiter panicked"))
+            .collect()
+    });
+
+    let admitted = results.iter().map(|(admitted, _)| admitted).sum();
+    assert_admitted::<L>(load, threads, admitted, begun.elapsed());
+    let total: Duration = results.iter().map(|(_, time)| *time).sum();
+    total.as_secs_f64() * 1e9 / (share * threads) as f64
+}
+
+/// Asks once for each index in `order`; how many were admitted.
+fn ask<L: Limiter>(limiter: &L, keys: &[String], order: &[u32]) -> usize {
+    let mut admit = limiter.decider();
+    order
+        .iter()
+        .filter(|&&index| admit(&keys[index as usize]))
+        .count()
+}
+
+/// Half of the attempts, exactly; on a machine so slow that tokens came back meanwhile, at most those more.
+fn assert_admitted<L: Limiter>(load: &Load, threads: usize, admitted: usize, elapsed: Duration) {
+    let expected = if L::LIMITS {
+        load.order.len() / 2
+    } else {
+        load.order.len()
+    };
+    let came_back =
+        usize::try_from(elapsed.as_secs() / INTERVAL.as_secs()).expect("a round is short");
+    let most = expected
+        + if L::LIMITS {
+            came_back * load.keys.len()
+        } else {
+            0
+        };
+    assert!(
+        (expected..=most).contains(&admitted),
+        "{} at {} keys and {threads} threads admitted {admitted}, and should have admitted {expected} to {most}",
+        L::NAME,
+        load.keys.len(),
+    );
+}

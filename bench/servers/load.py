@@ -1,0 +1,55 @@
+"""The load generators, and what they report."""
+
+import csv
+import io
+import os
+import re
+import subprocess
+
+from limits import KEYS
+
+LUA = os.path.join(os.path.dirname(__file__), "throttle.lua")
+
+
+class Measured:
+    """Decisions per second, and microseconds of the server's CPU per decision."""
+
+    def __init__(self, rate, cpu, decisions, refused=0):
+        self.rate, self.cpu, self.decisions, self.refused = rate, cpu, decisions, refused
+
+
+def redis_benchmark(server, port, words, depth, seconds):
+    """Runs `redis-benchmark -c 50` for about so many seconds."""
+    trial = _redis_benchmark(port, words, depth, 400 * depth + 10_000)
+    requests = int(min(max(trial * seconds, 50_000), 20_000_000))
+    before = server.cpu_seconds()
+    rate = _redis_benchmark(port, words, depth, requests)
+    return Measured(rate, (server.cpu_seconds() - before) / requests * 1e6, requests)
+
+
+def _redis_benchmark(port, words, depth, requests):
+    command = ["redis-benchmark", "-h", "127.0.0.1", "-p", str(port), "-c", "50", "-P", str(depth),
+               "-n", str(requests), "-r", str(KEYS), "--csv", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+    rows = [row for row in csv.reader(io.StringIO(done.stdout)) if len(row) > 2]
+    if done.returncode != 0 or len(rows) < 2:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+    return float(rows[-1][1])
+
+
+def wrk(server, port, body, mode, seconds):
+    """Runs `wrk -t2 -c64`; `body` is the JSON with KEY in the key's place."""
+    path = body["path"]
+    command = ["wrk", "-t2", "-c64", f"-d{seconds}s", "-s", LUA, f"http://127.0.0.1:{port}{path}",
+               "--", body["json"], str(KEYS), mode]
+    before = server.cpu_seconds()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 60, stdin=subprocess.DEVNULL)
+    used = server.cpu_seconds() - before
+    requests = re.search(r"(\d+) requests in", done.stdout)
+    rate = re.search(r"Requests/sec:\s+([\d.]+)", done.stdout)
+    refused = re.search(r"Non-2xx or 3xx responses: (\d+)", done.stdout)
+    errors = re.search(r"Socket errors: .*", done.stdout)
+    if done.returncode != 0 or not requests or not rate or errors:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+    count = int(requests[1])
+    return Measured(float(rate[1]), used / count * 1e6, count, int(refused[1]) if refused else 0)

@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""Tidegate's server beside redis-server and throttlecrab-server, in one run, on loopback. METHOD.md says how.
+
+    measure.py --tidegate target/release/tidegate --throttlecrab bench/target/peers/bin/throttlecrab-server
+"""
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+
+import http_bench
+import latency_bench
+import resp_bench
+from processes import Server, free_port
+
+PARTS = ("latency", "resp", "http")
+
+
+def main():
+    options = parse()
+    # Leaving on a signal unwinds, and so stops the servers.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+    rounds, seconds, repeats = (1, 1, 3) if options.smoke else (options.rounds, 3, 30)
+    with contextlib.ExitStack() as running:
+        folder = running.enter_context(tempfile.TemporaryDirectory())
+        tidegate = running.enter_context(start_tidegate(options.tidegate, folder))
+        throttlecrab = running.enter_context(start_throttlecrab(options.throttlecrab))
+        redis = running.enter_context(start_redis(folder))
+        for part in options.parts or PARTS:
+            print(f"\n## {part}\n", flush=True)
+            if part == "latency":
+                latency_bench.run(throttlecrab, tidegate, repeats)
+            elif part == "resp":
+                resp_bench.run(redis, throttlecrab, tidegate, rounds, seconds)
+            else:
+                http_bench.run(throttlecrab, tidegate, rounds, seconds)
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tidegate", required=True, type=program)
+    parser.add_argument("--throttlecrab", required=True, type=program)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--smoke", action="store_true", help="one short round: shows that it works, measures nothing")
+    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="default: all")
+    return parser.parse_args()
+
+
+def program(path):
+    if not os.access(path, os.X_OK):
+        raise argparse.ArgumentTypeError(f"{path} is no program; bench/run builds it")
+    return os.path.abspath(path)
+
+
+def start_tidegate(path, folder):
+    resp, http, admin = free_port(), free_port(), free_port()
+    config = os.path.join(folder, "tidegate.yaml")
+    with open(config, "w") as file:
+        file.write(latency_bench.configuration(http, resp, admin))
+    return Server("tidegate", [path, "serve", "--config", config], [resp, http])
+
+
+def start_throttlecrab(path):
+    """With the periodic store: the default, adaptive one sweeps on every write once it holds 172,000 keys."""
+    resp, http = free_port(), free_port()
+    return Server("throttlecrab-server", [
+        path, "--redis", "--redis-host", "127.0.0.1", "--redis-port", str(resp),
+        "--http", "--http-host", "127.0.0.1", "--http-port", str(http),
+        "--store", "periodic", "--store-capacity", "1000000", "--store-cleanup-interval", "3600",
+        "--max-denied-keys", "0", "--log-level", "error",
+    ], [resp, http])
+
+
+def start_redis(folder):
+    port = free_port()
+    return Server("redis-server", [
+        "redis-server", "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--appendonly", "no", "--dir", folder,
+    ], [port])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Starts servers on free ports of loopback, reads what CPU they use, and stops them."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+
+TICK = 1 / os.sysconf("SC_CLK_TCK")
+START_SECONDS = 10
+
+
+def free_port():
+    """A port that is free now: whoever listens on it next is who we start."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def answers(port):
+    """Whether something accepts connections on `port`."""
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+        return True
+    except OSError:
+        return False
+
+
+class Server:
+    """A server process that is gone when the block is left."""
+
+    def __init__(self, name, command, ports, environment=None):
+        self.name, self.command, self.ports = name, command, ports
+        self.environment = {**os.environ, **(environment or {})}
+
+    def __enter__(self):
+        self.process = subprocess.Popen(
+            self.command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            env=self.environment, process_group=0,
+        )
+        deadline = time.monotonic() + START_SECONDS
+        while not all(answers(port) for port in self.ports):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                said = self.process.stderr.read().decode(errors="replace")
+                raise SystemExit(f"{self.name} did not start: {' '.join(self.command)}\n{said}")
+            time.sleep(0.02)
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
+    def stop(self):
+        """Asks, waits, and then insists."""
+        for send in (signal.SIGTERM, signal.SIGKILL):
+            if self.process.poll() is not None:
+                return
+            os.killpg(self.process.pid, send)
+            try:
+                self.process.wait(5)
+            except subprocess.TimeoutExpired:
+                pass
+
+    def cpu_seconds(self):
+        """User and system time so far."""
+        with open(f"/proc/{self.process.pid}/stat") as stat:
+            fields = stat.read().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) * TICK
+
+    def resident_bytes(self):
+        """What the process holds in memory."""
+        with open(f"/proc/{self.process.pid}/status") as status:
+            line = next(line for line in status if line.startswith("VmRSS"))
+        return int(line.split()[1]) * 1024
