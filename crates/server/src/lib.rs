@@ -2,5 +2,6 @@
 
 pub mod clock;
 pub mod config;
+pub mod door;
 pub mod limiter;
 pub mod net;

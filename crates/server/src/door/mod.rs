@@ -1,0 +1,3 @@
+//! The doors: each the only code that knows its wire format.
+
+pub mod resp;

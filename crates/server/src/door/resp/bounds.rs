@@ -1,0 +1,34 @@
+//! What one client may make this door hold, by name.
+
+/// The most arguments of one command, its name included.
+pub const MAX_ARGUMENTS: usize = 1_024;
+
+/// The longest argument, in bytes.
+pub const MAX_BULK_BYTES: usize = 65_536;
+
+/// The longest inline command, in bytes, its line end not counted.
+pub const MAX_INLINE_BYTES: usize = 65_536;
+
+/// The longest command as it is on the wire: 64 entries of the longest names and values, and some.
+pub const MAX_COMMAND_BYTES: usize = 786_432;
+
+/// How much is read at once.
+pub const READ_BYTES: usize = 32_768;
+
+/// How much may be ready for a client before nothing more of it is read or decided. The answer that
+/// crosses the line is still written out whole.
+pub const OUTPUT_BYTES: usize = 65_536;
+
+/// The longest beginning of a command that is free: one that is longer counts against
+/// [`MAX_HELD_BYTES`].
+pub const SMALL_BYTES: usize = 4_096;
+
+/// The most that all the connections of one worker may hold together, in commands that have not arrived
+/// whole and answers that have not been taken. One that would hold more is closed.
+pub const MAX_HELD_BYTES: usize = 64 << 20;
+
+/// The longest name of a connection, library or library version.
+pub const MAX_NAME_BYTES: usize = 256;
+
+/// How much a client may still send after the answer that ends its connection, for it to read that answer.
+pub const LINGER_BYTES: usize = 1 << 20;

@@ -1,0 +1,128 @@
+//! `TIDEGATE.CHECK`: a request, decided under the rules.
+
+use tidegate_core::{
+    Cost, Effect, Request, RequestError, Scratch, Span, Verdict, bounds::MAX_ENTRIES,
+};
+
+use super::{
+    super::{desk::Context, parse::Arguments, reply::Reply},
+    quoted, wrong_number,
+};
+
+/// `TIDEGATE.CHECK [PEEK] [COST n] name value [name value …]` →
+/// `[allowed, rule or null, limit, remaining, reset_after_ms, retry_after_ms]`.
+///
+/// The options come first, so an entry may bear their names. A retry of -1 is never; a limit and a
+/// remaining of -1 say that no limit was asked, because no rule applies or the key is blocked.
+pub(super) fn check(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
+    let asked = match Asked::read(arguments.skip(1)) {
+        Ok(asked) if asked.pairs.len() == 0 || !asked.pairs.len().is_multiple_of(2) => {
+            return wrong_number("tidegate.check", reply);
+        }
+        Ok(asked) => asked,
+        Err(error) => return reply.error(format_args!("ERR {error}")),
+    };
+    if let Err(error) = asked.decide(context, reply) {
+        reply.error(format_args!("ERR {error}"));
+    }
+}
+
+#[derive(Debug)]
+struct Asked<'a> {
+    effect: Effect,
+    cost: Cost,
+    pairs: Arguments<'a>,
+}
+
+impl<'a> Asked<'a> {
+    fn read(arguments: Arguments<'a>) -> Result<Self, RequestError> {
+        let peek = usize::from(arguments.is(0, "peek"));
+        let effect = if peek == 1 {
+            Effect::Peek
+        } else {
+            Effect::Charge
+        };
+        let rest = arguments.skip(peek);
+        if !rest.is(0, "cost") {
+            return Ok(Self {
+                effect,
+                cost: Cost::ONE,
+                pairs: rest,
+            });
+        }
+        Ok(Self {
+            effect,
+            cost: cost(rest.get(1).unwrap_or_default())?,
+            pairs: rest.skip(2),
+        })
+    }
+
+    fn decide(self, context: &mut Context<'_>, reply: &mut Reply<'_>) -> Result<(), RequestError> {
+        let mut room = [("", ""); MAX_ENTRIES];
+        let entries = self.entries(&mut room)?;
+        let request = Request::new(entries, self.cost)?;
+        let rules = context.limiter.rules();
+        let mut scratch = Scratch::default();
+        let verdict = context
+            .limiter
+            .check(&rules, &mut scratch, &request, self.effect)?;
+        render(&verdict, reply);
+        Ok(())
+    }
+
+    fn entries<'r>(
+        &self,
+        room: &'r mut [(&'a str, &'a str)],
+    ) -> Result<&'r [(&'a str, &'a str)], RequestError> {
+        let count = self.pairs.len() / 2;
+        let entries = room.get_mut(..count).ok_or_else(|| {
+            RequestError::new(
+                "entries",
+                format!("{count} are over the maximum of {MAX_ENTRIES}"),
+            )
+        })?;
+        for (index, entry) in entries.iter_mut().enumerate() {
+            let name = self.pairs.get(2 * index).unwrap_or_default();
+            let value = self.pairs.get(2 * index + 1).unwrap_or_default();
+            let not_text =
+                || RequestError::new(format!("entries.{}", quoted(name)), "is not UTF-8");
+            let text = |bytes| std::str::from_utf8(bytes).map_err(|_| not_text());
+            *entry = (text(name)?, text(value)?);
+        }
+        Ok(entries)
+    }
+}
+
+fn cost(text: &[u8]) -> Result<Cost, RequestError> {
+    let units = std::str::from_utf8(text)
+        .ok()
+        .and_then(|text| text.parse().ok());
+    let units = units.ok_or_else(|| {
+        RequestError::new("cost", format!("not a whole number: '{}'", quoted(text)))
+    })?;
+    Cost::new(units)
+}
+
+fn render(verdict: &Verdict<'_>, reply: &mut Reply<'_>) {
+    let millis = |span: Span| i64::try_from(span.as_millis_ceil()).unwrap_or(i64::MAX);
+    let retry_after = verdict.retry_after.span().map_or(-1, millis);
+    reply.array(6);
+    reply.integer(i64::from(verdict.allowed));
+    match verdict.rule {
+        Some(rule) => reply.bulk(rule.as_bytes()),
+        None => reply.null(),
+    }
+    match verdict.leading() {
+        Some(line) => {
+            reply.count(line.outcome.limit);
+            reply.count(line.outcome.remaining);
+            reply.integer(millis(line.outcome.reset_after));
+        }
+        None => {
+            reply.integer(-1);
+            reply.integer(-1);
+            reply.integer(retry_after);
+        }
+    }
+    reply.integer(retry_after);
+}

@@ -1,0 +1,93 @@
+//! `HELLO` and `AUTH`: which protocol, and who.
+//!
+//! There is no password, so we answer as a Redis without one does: its user is `default`, and whatever it
+//! says is right.
+
+use super::{
+    super::{
+        desk::Context,
+        parse::Arguments,
+        reply::{Protocol, Reply},
+    },
+    client::{is_name, refuse_name},
+    quoted, wrong_number,
+};
+
+/// `HELLO [2|3 [AUTH user password] [SETNAME name]]`: everything is checked before anything is changed.
+pub(super) fn hello(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
+    let protocol = match arguments.get(1) {
+        None => context.session.protocol,
+        Some(b"2") => Protocol::Resp2,
+        Some(b"3") => Protocol::Resp3,
+        Some(version) if version.iter().all(u8::is_ascii_digit) => {
+            return reply.error(format_args!("NOPROTO unsupported protocol version"));
+        }
+        Some(_) => {
+            return reply.error(format_args!(
+                "ERR Protocol version is not an integer or out of range"
+            ));
+        }
+    };
+    let mut options = arguments.skip(2);
+    let mut name = None;
+    while options.len() > 0 {
+        if options.is(0, "auth") && options.len() >= 3 {
+            if options.get(1) != Some(b"default") {
+                return wrong_pass(reply);
+            }
+            options = options.skip(3);
+        } else if options.is(0, "setname") && options.len() >= 2 {
+            name = options.get(1);
+            options = options.skip(2);
+        } else {
+            let option = quoted(options.get(0).unwrap_or_default());
+            return reply.error(format_args!("ERR Syntax error in HELLO option '{option}'"));
+        }
+    }
+    if name.is_some_and(|name| !is_name(name)) {
+        return refuse_name("Client names", reply);
+    }
+    if let Some(name) = name {
+        context.session.names_mut().connection = name.to_vec();
+    }
+    context.session.protocol = protocol;
+    reply.protocol = protocol;
+    introduce(context, reply);
+}
+
+fn introduce(context: &Context<'_>, reply: &mut Reply<'_>) {
+    reply.map(7);
+    reply.bulk(b"server");
+    reply.bulk(b"redis");
+    reply.bulk(b"version");
+    reply.bulk(super::server::REDIS_VERSION.as_bytes());
+    reply.bulk(b"proto");
+    reply.integer(context.session.protocol.number());
+    reply.bulk(b"id");
+    reply.count(context.session.id);
+    reply.bulk(b"mode");
+    reply.bulk(b"standalone");
+    reply.bulk(b"role");
+    reply.bulk(b"master");
+    reply.bulk(b"modules");
+    reply.array(0);
+}
+
+/// `AUTH [user] password`.
+pub(super) fn auth(_: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
+    match arguments.len() {
+        2 => reply.error(format_args!(
+            "ERR AUTH <password> called without any password configured for the default user. \
+             Are you sure your configuration is correct?"
+        )),
+        3 if arguments.get(1) == Some(b"default") => reply.ok(),
+        3 => wrong_pass(reply),
+        _ => wrong_number("auth", reply),
+    }
+}
+
+fn wrong_pass(reply: &mut Reply<'_>) {
+    reply.error(format_args!(
+        "WRONGPASS invalid username-password pair or user is disabled."
+    ));
+}

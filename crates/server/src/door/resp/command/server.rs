@@ -1,0 +1,55 @@
+//! What clients ask about the server.
+
+use super::{
+    super::{desk::Context, parse::Arguments, reply::Reply},
+    unknown_subcommand,
+};
+
+/// The version of Redis whose habits we have: clients choose by it what they dare to ask.
+pub(super) const REDIS_VERSION: &str = "7.4.0";
+
+/// `INFO [section …]`: all there is, whatever section was asked for.
+pub(super) fn info(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Reply<'_>) {
+    let keys = context.limiter.store().stats().keys;
+    reply.verbatim(&format!(
+        "# Server\r\n\
+         redis_version:{REDIS_VERSION}\r\n\
+         redis_mode:standalone\r\n\
+         server_name:tidegate\r\n\
+         tidegate_version:{}\r\n\
+         process_id:{}\r\n\
+         \r\n\
+         # Persistence\r\n\
+         loading:0\r\n\
+         \r\n\
+         # Replication\r\n\
+         role:master\r\n\
+         connected_slaves:0\r\n\
+         \r\n\
+         # Cluster\r\n\
+         cluster_enabled:0\r\n\
+         \r\n\
+         # Keyspace\r\n\
+         db0:keys={keys},expires={keys},avg_ttl=0\r\n",
+        env!("CARGO_PKG_VERSION"),
+        std::process::id(),
+    ));
+}
+
+/// `CONFIG GET …`: there is nothing of the kind here. What can be set is in the configuration file.
+pub(super) fn config(_: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
+    if arguments.is(1, "get") {
+        reply.map(0);
+    } else if arguments.is(1, "set") {
+        reply.error(format_args!(
+            "ERR nothing can be set here: edit the configuration file"
+        ));
+    } else {
+        unknown_subcommand(arguments.get(1).unwrap_or_default(), "config", reply);
+    }
+}
+
+pub(super) fn dbsize(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Reply<'_>) {
+    let keys = context.limiter.store().stats().keys;
+    reply.count(u64::try_from(keys).unwrap_or(u64::MAX));
+}

@@ -1,0 +1,350 @@
+//! `CL.THROTTLE` of redis-cell and `THROTTLE` of throttlecrab: the limit comes with the request.
+//!
+//! Both answer as those programs document it. Where they err, this does what they promise; and seconds
+//! are rounded up, so that a client that waits as long as it is told to has waited long enough.
+
+use std::fmt;
+
+use tidegate_core::{Charge, Cost, Decision, Effect, LimitError, Outcome, Span, bounds};
+
+use super::{
+    super::{
+        desk::Context,
+        limits_cache::{Face, Numbers},
+        parse::Arguments,
+        reply::Reply,
+    },
+    quoted,
+};
+use crate::limiter::Limiter;
+
+/// `CL.THROTTLE key max_burst count_per_period period [quantity]` →
+/// `[limited, limit, remaining, retry_after_s or -1, reset_after_s]`.
+pub(super) fn cl_throttle(
+    context: &mut Context<'_>,
+    arguments: Arguments<'_>,
+    reply: &mut Reply<'_>,
+) {
+    let answer = match Asked::read(arguments, Face::Gcra).and_then(|asked| asked.decide(context)) {
+        Ok(answer) => answer,
+        Err(refusal) => {
+            return reply.error(format_args!(
+                "Cell error: Store error: {}",
+                CellRefusal(&refusal)
+            ));
+        }
+    };
+    reply.array(5);
+    reply.integer(i64::from(!answer.allowed));
+    reply.count(answer.limit);
+    reply.count(answer.remaining);
+    reply.integer(if answer.allowed {
+        -1
+    } else {
+        answer.retry_after_secs()
+    });
+    reply.count(answer.reset_after.as_secs_ceil());
+}
+
+/// The answer to a `CL.THROTTLE` that is too short or too long.
+pub(super) fn usage(reply: &mut Reply<'_>) {
+    reply.error(format_args!(
+        "Cell error: Store error: Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]"
+    ));
+}
+
+/// `THROTTLE key max_burst count_per_period period [quantity]` →
+/// `[allowed, limit, remaining, reset_after_s, retry_after_s or 0 or -1]`.
+pub(super) fn throttle(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
+    let answer = match Asked::read(arguments, Face::Bucket).and_then(|asked| asked.decide(context))
+    {
+        Ok(answer) => answer,
+        Err(refusal) => return reply.error(format_args!("ERR {}", CrabRefusal(&refusal))),
+    };
+    reply.array(5);
+    reply.integer(i64::from(answer.allowed));
+    reply.count(answer.limit);
+    reply.count(answer.remaining);
+    reply.count(answer.reset_after.as_secs_ceil());
+    reply.integer(if answer.allowed {
+        0
+    } else {
+        answer.retry_after_secs()
+    });
+}
+
+/// What the arguments ask for.
+#[derive(Debug)]
+struct Asked<'a> {
+    key: &'a [u8],
+    numbers: Numbers,
+    /// `None` is a quantity of 0: a look at how things stand.
+    cost: Option<Cost>,
+}
+
+/// Why nothing could be decided.
+#[derive(Debug)]
+enum Refusal<'a> {
+    NotAnInteger {
+        field: &'static str,
+        value: &'a [u8],
+    },
+    ZeroRate,
+    OutOfRange {
+        field: &'static str,
+        least: u64,
+        most: u64,
+        value: i64,
+    },
+    Key(String),
+    Limit(LimitError),
+}
+
+impl<'a> Asked<'a> {
+    fn read(arguments: Arguments<'a>, face: Face) -> Result<Self, Refusal<'a>> {
+        let least_burst = u64::from(face == Face::Bucket);
+        let burst = Number::read(arguments, 2, "max_burst")?;
+        let count = Number::read(arguments, 3, "count_per_period")?;
+        let period = Number::read(arguments, 4, "period")?;
+        let quantity = match arguments.get(5) {
+            None => Number {
+                field: "quantity",
+                value: 1,
+            },
+            Some(_) => Number::read(arguments, 5, "quantity")?,
+        };
+        if face == Face::Gcra && (count.value == 0 || period.value == 0) {
+            return Err(Refusal::ZeroRate);
+        }
+        let numbers = Numbers {
+            face,
+            burst: burst.within(least_burst, bounds::MAX_COUNT)?,
+            count: count.within(1, bounds::MAX_COUNT)?,
+            period_secs: period.within(1, bounds::MAX_PERIOD.as_micros() / 1_000_000)?,
+        };
+        let cost = Cost::new(quantity.within(0, bounds::MAX_COUNT)?).ok();
+        Ok(Self {
+            key: arguments.get(1).unwrap_or_default(),
+            numbers,
+            cost,
+        })
+    }
+
+    fn decide(self, context: &mut Context<'_>) -> Result<Answer, Refusal<'a>> {
+        let memory = &mut *context.memory;
+        let refused = |error: tidegate_core::RequestError| Refusal::Key(error.problem);
+        let key = Limiter::throttle_key(self.key, &mut memory.key).map_err(refused)?;
+        let limits = memory.limits.get(self.numbers).map_err(Refusal::Limit)?;
+        let effect = if self.cost.is_some() {
+            Effect::Charge
+        } else {
+            Effect::Look
+        };
+        let charge = Charge::new(key, limits, self.cost.unwrap_or(Cost::ONE)).map_err(refused)?;
+        let decision =
+            context
+                .limiter
+                .throttle_at(charge, context.now, effect, &mut memory.outcomes);
+        let quota = self.numbers.burst + u64::from(self.numbers.face == Face::Gcra);
+        Ok(Answer::of(&decision, memory.outcomes.first(), quota))
+    }
+}
+
+/// An argument that is an integer.
+#[derive(Clone, Copy, Debug)]
+struct Number {
+    field: &'static str,
+    value: i64,
+}
+
+impl Number {
+    fn read<'a>(
+        arguments: Arguments<'a>,
+        index: usize,
+        field: &'static str,
+    ) -> Result<Self, Refusal<'a>> {
+        let value = arguments.get(index).unwrap_or_default();
+        match integer(value) {
+            Some(value) => Ok(Self { field, value }),
+            None => Err(Refusal::NotAnInteger { field, value }),
+        }
+    }
+
+    fn within<'a>(self, least: u64, most: u64) -> Result<u64, Refusal<'a>> {
+        let Self { field, value } = self;
+        match u64::try_from(value) {
+            Ok(number) if (least..=most).contains(&number) => Ok(number),
+            _ => Err(Refusal::OutOfRange {
+                field,
+                least,
+                most,
+                value,
+            }),
+        }
+    }
+}
+
+/// Reads a decimal integer, with or without a sign.
+fn integer(text: &[u8]) -> Option<i64> {
+    /// So many digits always fit.
+    const SAFE_DIGITS: usize = 18;
+    if text.is_empty() || text.len() > SAFE_DIGITS || !text.iter().all(u8::is_ascii_digit) {
+        return std::str::from_utf8(text).ok()?.parse().ok();
+    }
+    Some(
+        text.iter()
+            .fold(0, |value, digit| value * 10 + i64::from(digit - b'0')),
+    )
+}
+
+/// What both commands say, in their own order.
+#[derive(Debug)]
+struct Answer {
+    allowed: bool,
+    limit: u64,
+    remaining: u64,
+    reset_after: Span,
+    /// `None` is never.
+    retry_after: Option<Span>,
+}
+
+impl Answer {
+    /// Sums up a decision on one limit of this `quota`.
+    fn of(decision: &Decision, outcome: Option<&Outcome>, quota: u64) -> Self {
+        let allowed = *decision == Decision::Admitted;
+        if let Some(outcome) = outcome {
+            let Outcome {
+                limit,
+                remaining,
+                reset_after,
+                ..
+            } = *outcome;
+            return Self {
+                allowed,
+                limit,
+                remaining,
+                reset_after,
+                retry_after: outcome.retry_after.span(),
+            };
+        }
+        // The limit was not asked: the key is blocked, or the store is full.
+        let (remaining, retry_after) = match decision {
+            Decision::Admitted => (quota, Some(Span::ZERO)),
+            Decision::Limited => (0, None),
+            Decision::Blocked { retry_after, .. } | Decision::Full { retry_after } => {
+                (0, retry_after.span())
+            }
+        };
+        Self {
+            allowed,
+            limit: quota,
+            remaining,
+            reset_after: retry_after.unwrap_or_default(),
+            retry_after,
+        }
+    }
+
+    fn retry_after_secs(&self) -> i64 {
+        let secs = |span: Span| i64::try_from(span.as_secs_ceil()).unwrap_or(i64::MAX);
+        self.retry_after.map_or(-1, secs)
+    }
+}
+
+/// A refusal in redis-cell's words.
+struct CellRefusal<'r, 'a>(&'r Refusal<'a>);
+
+impl fmt::Display for CellRefusal<'_, '_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Refusal::NotAnInteger { value, .. } => {
+                write!(f, "Couldn't parse as integer: {}", quoted(value))
+            }
+            Refusal::ZeroRate => write!(f, "Zero rates are not supported"),
+            refusal => refusal.fmt(f),
+        }
+    }
+}
+
+/// A refusal in throttlecrab's words.
+struct CrabRefusal<'r, 'a>(&'r Refusal<'a>);
+
+impl fmt::Display for CrabRefusal<'_, '_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Refusal::NotAnInteger { field, .. } => write!(f, "invalid {field}"),
+            Refusal::Key(problem) => write!(f, "invalid key: {problem}"),
+            Refusal::OutOfRange {
+                field: "quantity",
+                value,
+                ..
+            } if *value < 0 => {
+                write!(f, "Rate limit check failed: negative quantity: {value}")
+            }
+            refusal => write!(
+                f,
+                "Rate limit check failed: invalid rate limit parameters: {refusal}"
+            ),
+        }
+    }
+}
+
+/// A refusal in our own words, for what neither of them has words for.
+impl fmt::Display for Refusal<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotAnInteger { field, value } => {
+                write!(f, "{field}: not an integer: {}", quoted(value))
+            }
+            Self::ZeroRate => write!(f, "count_per_period: must not be zero"),
+            Self::OutOfRange {
+                field,
+                least,
+                most,
+                value,
+            } => {
+                write!(f, "{field}: must be from {least} to {most}, got {value}")
+            }
+            Self::Key(problem) => write!(f, "key: {problem}"),
+            Self::Limit(error) => write!(f, "{}: {}", argument_of(error.field), error.problem),
+        }
+    }
+}
+
+/// The argument in which a field of the limit came.
+fn argument_of(field: &'static str) -> &'static str {
+    match field {
+        "burst" | "capacity" => "max_burst",
+        "rate" | "refill" => "count_per_period",
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::integer;
+
+    #[test]
+    fn integers_are_read_as_the_standard_library_reads_them() {
+        let texts = [
+            "0",
+            "7",
+            "-7",
+            "+7",
+            "007",
+            "999999999999999999",
+            "1000000000000000000",
+            "9223372036854775807",
+        ];
+        for text in texts.into_iter().chain([
+            "9223372036854775808",
+            "-9223372036854775808",
+            "",
+            "-",
+            "1.5",
+            " 1",
+            "1e3",
+        ]) {
+            assert_eq!(integer(text.as_bytes()), text.parse().ok(), "{text}");
+        }
+    }
+}

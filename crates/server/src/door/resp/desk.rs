@@ -1,0 +1,118 @@
+//! The desk at which a worker decides: everything that commands need and that outlives none of them.
+//!
+//! There is one for each worker, not one for each connection: a worker serves one batch at a time, so its
+//! buffers stay warm, and a connection that waits holds no memory but its own few fields.
+
+use tidegate_core::{Outcome, Timestamp};
+
+use super::{
+    bounds::OUTPUT_BYTES,
+    command,
+    limits_cache::LimitsCache,
+    parse::Parser,
+    reply::Reply,
+    session::{Ending, Replies, Session},
+};
+use crate::limiter::Limiter;
+
+/// A worker's memory for commands and answers.
+#[derive(Debug, Default)]
+pub(super) struct Desk {
+    /// The answers to the batch at hand.
+    pub(super) output: Vec<u8>,
+    parser: Parser,
+    memory: Memory,
+}
+
+/// What commands use and leave for the next one.
+#[derive(Debug, Default)]
+pub(super) struct Memory {
+    pub(super) limits: LimitsCache,
+    pub(super) outcomes: Vec<Outcome>,
+    pub(super) key: Vec<u8>,
+}
+
+/// What a command works with.
+#[derive(Debug)]
+pub(super) struct Context<'c> {
+    pub(super) limiter: &'c Limiter,
+    pub(super) session: &'c mut Session,
+    pub(super) memory: &'c mut Memory,
+    /// When the batch arrived: what was read together is decided at one instant.
+    pub(super) now: Timestamp,
+}
+
+/// How far a batch was answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Progress {
+    /// How many bytes are dealt with.
+    pub(super) used: usize,
+    /// Whether the rest may hold whole commands, left there because enough answers are waiting.
+    pub(super) more: bool,
+}
+
+impl Desk {
+    /// Answers the commands that have arrived whole, until [`OUTPUT_BYTES`] are waiting to be written.
+    pub(super) fn answer(
+        &mut self,
+        limiter: &Limiter,
+        session: &mut Session,
+        input: &[u8],
+    ) -> Progress {
+        let now = limiter.now();
+        let mut used = 0;
+        while self.output.len() < OUTPUT_BYTES {
+            let rest = &input[used..];
+            match self.parser.parse(rest) {
+                Ok(None) => return Progress { used, more: false },
+                Ok(Some(length)) => {
+                    let context = Context {
+                        limiter,
+                        session,
+                        memory: &mut self.memory,
+                        now,
+                    };
+                    execute(context, self.parser.arguments(rest), &mut self.output);
+                    used += length;
+                }
+                Err(error) => {
+                    let mut reply = Reply {
+                        out: &mut self.output,
+                        protocol: session.protocol,
+                    };
+                    reply.error(format_args!("ERR Protocol error: {error}"));
+                    session.ending = Ending::Broken;
+                }
+            }
+            if session.ending != Ending::No {
+                return Progress {
+                    used: input.len(),
+                    more: false,
+                };
+            }
+        }
+        Progress { used, more: true }
+    }
+}
+
+/// Runs one command and keeps quiet about it if the client wished so.
+fn execute(mut context: Context<'_>, arguments: super::parse::Arguments<'_>, out: &mut Vec<u8>) {
+    if arguments.len() == 0 {
+        return;
+    }
+    let (start, before) = (out.len(), context.session.replies);
+    command::run(&mut context, arguments, out);
+    let after = &mut context.session.replies;
+    let muted = match (before, *after) {
+        (_, Replies::Off) => true,
+        (Replies::SkipNext, _) => {
+            *after = Replies::On;
+            true
+        }
+        (_, Replies::SkipNext) => true,
+        (Replies::On | Replies::Off, Replies::On) => false,
+    };
+    if muted {
+        out.truncate(start);
+    }
+}

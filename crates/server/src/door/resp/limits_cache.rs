@@ -1,0 +1,141 @@
+//! Limits that were asked for lately.
+//!
+//! To compile a limit takes a division or two and some memory, and the same few limits are asked for over
+//! and over: an application has a handful of them, in its code.
+
+use tidegate_core::{Algorithm, Limit, LimitError, Limits, Rate, RefillMode, Span};
+
+/// The numbers of an ad-hoc limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Numbers {
+    pub(super) face: Face,
+    /// The burst of a GCRA, the capacity of a bucket.
+    pub(super) burst: u64,
+    pub(super) count: u64,
+    pub(super) period_secs: u64,
+}
+
+/// Which command asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Face {
+    /// `CL.THROTTLE`: so many at once beyond the usual one.
+    Gcra,
+    /// `THROTTLE`: so many at once.
+    Bucket,
+}
+
+impl Numbers {
+    fn compile(self) -> Result<Limits, LimitError> {
+        let rate = Rate {
+            count: self.count,
+            period: Span::from_secs(self.period_secs),
+        };
+        let algorithm = match self.face {
+            Face::Gcra => Algorithm::Gcra {
+                rate,
+                burst: self.burst,
+            },
+            Face::Bucket => Algorithm::TokenBucket {
+                capacity: self.burst,
+                refill: rate,
+                mode: RefillMode::Continuous,
+            },
+        };
+        Limits::new(vec![Limit::new(algorithm)?])
+    }
+
+    /// A slot for the numbers: alike numbers, alike slots; that others share it costs time, not truth.
+    fn slot(self) -> usize {
+        const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
+        let mixed = [
+            self.count,
+            self.period_secs,
+            u64::from(self.face == Face::Bucket),
+        ]
+        .iter()
+        .fold(self.burst.wrapping_mul(MIX), |mix, number| {
+            (mix.rotate_left(23) ^ number).wrapping_mul(MIX)
+        });
+        // The highest bits are the best mixed: as many as number the slots.
+        usize::try_from(mixed >> (u64::BITS - LimitsCache::SLOTS.trailing_zeros())).unwrap_or(0)
+    }
+}
+
+/// A table of compiled limits, each in the one slot where it may be.
+#[derive(Debug, Default)]
+pub(super) struct LimitsCache {
+    slots: Vec<Option<(Numbers, Limits)>>,
+}
+
+impl LimitsCache {
+    const SLOTS: usize = 64;
+
+    /// The limits of these numbers.
+    pub(super) fn get(&mut self, numbers: Numbers) -> Result<&Limits, LimitError> {
+        if self.slots.is_empty() {
+            self.slots.resize_with(Self::SLOTS, || None);
+        }
+        let slot = &mut self.slots[numbers.slot()];
+        if slot.as_ref().is_none_or(|(kept, _)| *kept != numbers) {
+            *slot = None;
+        }
+        match slot {
+            Some((_, limits)) => Ok(limits),
+            empty => Ok(&empty.insert((numbers, numbers.compile()?)).1),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_those_of_the_numbers_however_often_slots_are_shared() {
+        let mut cache = LimitsCache::default();
+        for round in 0..2 {
+            for burst in 0..1_000 {
+                let numbers = Numbers {
+                    face: Face::Gcra,
+                    burst,
+                    count: 3,
+                    period_secs: 60,
+                };
+                let limits = cache.get(numbers).unwrap();
+                let quotas: Vec<u64> = limits.iter().map(Limit::quota).collect();
+                assert_eq!(quotas, [burst + 1], "round {round}");
+            }
+        }
+        let same = Numbers {
+            face: Face::Bucket,
+            burst: 7,
+            count: 3,
+            period_secs: 60,
+        };
+        assert_eq!(
+            cache.get(same).unwrap().iter().next().map(Limit::quota),
+            Some(7)
+        );
+    }
+
+    #[test]
+    fn numbers_that_are_refused_are_not_kept() {
+        let mut cache = LimitsCache::default();
+        let refused = Numbers {
+            face: Face::Gcra,
+            burst: 1,
+            count: 0,
+            period_secs: 60,
+        };
+        assert!(cache.get(refused).is_err());
+        assert!(cache.get(refused).is_err());
+        assert!(
+            cache
+                .get(Numbers {
+                    count: 1,
+                    ..refused
+                })
+                .is_ok()
+        );
+    }
+}

@@ -1,0 +1,56 @@
+//! The Redis-protocol door: `CL.THROTTLE`, `THROTTLE` and `TIDEGATE.CHECK` for any Redis client.
+//!
+//! Read in this order, the modules tell a connection's story: `connection` moves bytes and watches the
+//! clock, `desk` answers every command that has arrived whole, `parse` takes one apart without copying
+//! it, `command` runs it, `reply` writes the answer.
+//!
+//! What is read together is parsed, decided and answered together, with one `read` and one `write`:
+//! that, and nothing clever, is why a pipeline is fast. All commands of such a batch are decided at one
+//! instant, the one at which the batch was taken up.
+//!
+//! A client can make this door hold a bounded amount of memory, whatever it sends or does not read: every
+//! maximum has a name in [`bounds`].
+
+pub mod bounds;
+
+mod command;
+mod connection;
+mod desk;
+mod inline;
+mod limits_cache;
+mod parse;
+mod reply;
+mod session;
+
+use std::{io, net::TcpListener, sync::Arc, time::Duration};
+
+use crate::{
+    limiter::Limiter,
+    net::{Bounds, Listener, Server},
+};
+
+/// The bounds of this door's connections, unless configured: those of every door, but a connection may be
+/// quiet for an hour, because pools keep connections and take it ill when one is gone.
+#[must_use]
+pub fn default_bounds() -> Bounds {
+    Bounds {
+        idle: Duration::from_secs(3_600),
+        ..Bounds::default()
+    }
+}
+
+/// Answers the Redis protocol on `socket`.
+///
+/// # Errors
+///
+/// What the system says if `socket` is not a listening socket.
+pub fn listen(
+    server: &Server,
+    socket: TcpListener,
+    bounds: Bounds,
+    limiter: Arc<Limiter>,
+) -> io::Result<Listener> {
+    server.listen(socket, bounds, move |stream, connection| {
+        connection::serve(stream, connection, Arc::clone(&limiter))
+    })
+}

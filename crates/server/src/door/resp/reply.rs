@@ -1,0 +1,135 @@
+//! Answers into bytes, in RESP2 or RESP3.
+
+use std::{fmt, io::Write};
+
+/// Which version of the protocol a client has asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Protocol {
+    #[default]
+    Resp2,
+    Resp3,
+}
+
+impl Protocol {
+    pub(super) fn number(self) -> i64 {
+        match self {
+            Self::Resp2 => 2,
+            Self::Resp3 => 3,
+        }
+    }
+}
+
+/// Where answers are written. What RESP2 does not know is written as the nearest thing that it does.
+#[derive(Debug)]
+pub(super) struct Reply<'o> {
+    pub(super) out: &'o mut Vec<u8>,
+    pub(super) protocol: Protocol,
+}
+
+impl Reply<'_> {
+    pub(super) fn simple(&mut self, text: &str) {
+        self.out.push(b'+');
+        self.out.extend_from_slice(text.as_bytes());
+        self.end_line();
+    }
+
+    pub(super) fn ok(&mut self) {
+        self.simple("OK");
+    }
+
+    /// An error, on one line whatever a client got us to quote.
+    pub(super) fn error(&mut self, text: fmt::Arguments<'_>) {
+        self.out.push(b'-');
+        let start = self.out.len();
+        // Writing to a vector does not fail.
+        let _ = self.out.write_fmt(text);
+        for byte in &mut self.out[start..] {
+            if matches!(byte, b'\r' | b'\n') {
+                *byte = b' ';
+            }
+        }
+        self.end_line();
+    }
+
+    pub(super) fn integer(&mut self, value: i64) {
+        self.header(b':', value);
+    }
+
+    /// A count, of which the protocol holds only as much as an `i64` does.
+    pub(super) fn count(&mut self, value: u64) {
+        self.integer(i64::try_from(value).unwrap_or(i64::MAX));
+    }
+
+    pub(super) fn bulk(&mut self, bytes: &[u8]) {
+        self.length(b'$', bytes.len());
+        self.out.extend_from_slice(bytes);
+        self.end_line();
+    }
+
+    /// Text for people: RESP3 says so, RESP2 has it as a bulk string.
+    pub(super) fn verbatim(&mut self, text: &str) {
+        match self.protocol {
+            Protocol::Resp2 => self.bulk(text.as_bytes()),
+            Protocol::Resp3 => {
+                self.length(b'=', text.len() + 4);
+                self.out.extend_from_slice(b"txt:");
+                self.out.extend_from_slice(text.as_bytes());
+                self.end_line();
+            }
+        }
+    }
+
+    pub(super) fn null(&mut self) {
+        self.out.extend_from_slice(match self.protocol {
+            Protocol::Resp2 => b"$-1\r\n",
+            Protocol::Resp3 => b"_\r\n",
+        });
+    }
+
+    /// The beginning of an array of `length` elements, which the caller writes next.
+    pub(super) fn array(&mut self, length: usize) {
+        self.length(b'*', length);
+    }
+
+    /// A missing array.
+    pub(super) fn null_array(&mut self) {
+        self.out.extend_from_slice(match self.protocol {
+            Protocol::Resp2 => b"*-1\r\n",
+            Protocol::Resp3 => b"_\r\n",
+        });
+    }
+
+    /// The beginning of a map of `pairs`, which the caller writes next, each as a key and a value.
+    pub(super) fn map(&mut self, pairs: usize) {
+        match self.protocol {
+            Protocol::Resp2 => self.length(b'*', pairs * 2),
+            Protocol::Resp3 => self.length(b'%', pairs),
+        }
+    }
+
+    /// A set of words.
+    pub(super) fn words(&mut self, words: &[&str]) {
+        match self.protocol {
+            Protocol::Resp2 => self.length(b'*', words.len()),
+            Protocol::Resp3 => self.length(b'~', words.len()),
+        }
+        for word in words {
+            self.simple(word);
+        }
+    }
+
+    fn length(&mut self, kind: u8, length: usize) {
+        self.header(kind, i64::try_from(length).unwrap_or(i64::MAX));
+    }
+
+    fn header(&mut self, kind: u8, value: i64) {
+        self.out.push(kind);
+        self.out
+            .extend_from_slice(itoa::Buffer::new().format(value).as_bytes());
+        self.end_line();
+    }
+
+    fn end_line(&mut self) {
+        self.out.extend_from_slice(b"\r\n");
+    }
+}
