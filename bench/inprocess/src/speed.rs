@@ -27,7 +27,7 @@ pub struct Size {
 pub const FULL: Size = Size {
     keys: &[1, 10_000, 1_000_000],
     decisions: 4_000_000,
-    rounds: 9,
+    rounds: 7,
 };
 
 /// A size that shows in seconds that everything still works; its times mean nothing.
