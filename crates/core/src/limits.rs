@@ -7,7 +7,8 @@ use std::{
 
 use crate::{
     bounds,
-    kernel::{Kernel, State},
+    charge::Cost,
+    kernel::{Kernel, Schedule, State},
     limit::{Limit, LimitError},
     outcome::{Outcome, Retry},
     time::{Span, Timestamp},
@@ -159,6 +160,24 @@ impl Limits {
         self.fingerprint
     }
 
+    /// The schedule, where the rule is nothing but one, hard and enforced: the commonest case.
+    #[inline]
+    pub(crate) fn sole_schedule(&self) -> Option<&Schedule> {
+        match (self.members.as_slice(), self.limits.as_slice()) {
+            (
+                [
+                    Member {
+                        kernel: Kernel::Schedule(schedule),
+                        count_denied: false,
+                        ..
+                    },
+                ],
+                [limit],
+            ) if limit.soft_allowance() == 0 && !self.shadow => Some(schedule),
+            _ => None,
+        }
+    }
+
     /// What is remembered of a key that was never seen.
     pub(crate) fn fresh(&self) -> Cell {
         match self.members.as_slice() {
@@ -236,6 +255,35 @@ impl Limits {
                 outcomes[first + index] =
                     member.outcome(&self.limits[*index], state, now, part, asked);
             }
+        }
+    }
+
+    /// The most bytes on the heap that the state of a new key takes once `cost` is charged.
+    pub(crate) fn newcomer_bytes(&self, cost: Cost) -> usize {
+        let cost = cost.units();
+        match self.members.as_slice() {
+            [member] if member.kernel.is_small() => 0,
+            [member] => size_of::<Cell>() + member.kernel.newcomer_bytes(cost),
+            members => {
+                let kernels = members.iter().map(|member| &member.kernel);
+                let states = kernels.map(|kernel| size_of::<State>() + kernel.newcomer_bytes(cost));
+                size_of::<Cell>() + states.sum::<usize>()
+            }
+        }
+    }
+
+    /// The most bytes that `cell`, left under limits of `fingerprint`, grows by when `cost` is charged.
+    pub(crate) fn growth_bytes(&self, cell: &Cell, fingerprint: u32, cost: Cost) -> usize {
+        if fingerprint == self.fingerprint && self.knows(cell) {
+            let cost = cost.units();
+            let members = self.members.iter().zip(cell.states());
+            members
+                .map(|(member, state)| member.kernel.growth_bytes(state, cost))
+                .sum()
+        } else {
+            // What is taken over is at most what was there, in the shape of something new.
+            let kept = cell.states().iter().map(State::log_growth_bytes);
+            self.newcomer_bytes(cost) + kept.sum::<usize>()
         }
     }
 
@@ -396,13 +444,15 @@ impl Cell {
             .unwrap_or_default()
     }
 
-    /// Bytes that charging `cost` may add to what the cell holds on the heap.
-    #[inline]
-    pub(crate) fn growth_bytes(&self, cost: u64) -> usize {
-        self.states()
-            .iter()
-            .map(|state| state.growth_bytes(cost))
-            .sum()
+    /// Bytes that the cell holds on the heap, if it is on the heap itself.
+    pub(crate) fn boxed_bytes(&self) -> usize {
+        let states = self.states();
+        let outside = if let Self::Many(_) = self {
+            size_of_val(states)
+        } else {
+            0
+        };
+        size_of::<Self>() + outside + states.iter().map(State::heap_bytes).sum::<usize>()
     }
 }
 

@@ -60,6 +60,18 @@ impl BucketsState {
         self.counts[self.slot(bucket)]
     }
 
+    /// Forgets the oldest `units`.
+    fn drop_oldest(&mut self, mut units: u64) {
+        self.total -= units;
+        let len = self.counts.len() as u64;
+        for bucket in (self.newest + 1).saturating_sub(len)..=self.newest {
+            let slot = self.slot(bucket);
+            let dropped = units.min(self.counts[slot]);
+            self.counts[slot] -= dropped;
+            units -= dropped;
+        }
+    }
+
     /// Makes the bucket of `now` the newest and drops those that left the ring.
     fn advance(&mut self, now: Timestamp) {
         let bucket = now.as_micros() / self.width;
@@ -127,6 +139,10 @@ impl Buckets {
         }
     }
 
+    pub(crate) fn newcomer_bytes(&self) -> usize {
+        self.summed * size_of::<u64>()
+    }
+
     pub(crate) fn knows(&self, state: &BucketsState) -> bool {
         state.width == self.width && state.counts.len() == self.summed
     }
@@ -151,12 +167,17 @@ impl Buckets {
         cost <= self.limit && state.total <= self.limit - cost
     }
 
+    /// Units beyond the newest `limit` can decide nothing: what is denied and yet counted pushes out the
+    /// oldest, so that a client that hammers stays denied.
     pub(crate) fn charge(&self, state: &mut BucketsState, now: Timestamp, cost: u64) {
         state.advance(now);
-        let room = self.limit.saturating_sub(state.total);
+        let cost = cost.min(self.limit);
         let slot = state.slot(state.newest);
-        state.counts[slot] += cost.min(room);
-        state.total += cost.min(room);
+        state.counts[slot] += cost;
+        state.total += cost;
+        if state.total > self.limit {
+            state.drop_oldest(state.total - self.limit);
+        }
     }
 
     pub(crate) fn standing(&self, state: &BucketsState, now: Timestamp) -> Standing {

@@ -75,6 +75,11 @@ impl Interval {
         })
     }
 
+    /// The most that the last refill can bring.
+    pub(crate) fn largest_refill(&self) -> u64 {
+        self.refill.min(self.capacity)
+    }
+
     pub(crate) fn admits(&self, state: &IntervalState, now: Timestamp, cost: u64) -> bool {
         cost <= self.capacity && self.missing(state, now).tokens <= self.capacity - cost
     }

@@ -149,9 +149,9 @@ fn stamps_for(cost: u64) -> usize {
     usize::try_from(cost.div_ceil(Stamp::MAX_COST)).unwrap_or(usize::MAX)
 }
 
-/// A quarter more than before, so that a full log wastes little and grows seldom.
+/// An eighth more than before, so that a full log wastes little and grows seldom.
 fn grown(capacity: usize, needed: usize) -> usize {
-    needed.max(capacity + capacity / 4 + 4)
+    needed.max(capacity + capacity / 8 + 4)
 }
 
 #[derive(Clone, Debug)]
@@ -200,6 +200,17 @@ impl Log {
         }
     }
 
+    /// What a new log holds once `cost` is charged.
+    pub(crate) fn newcomer_bytes(&self, cost: u64) -> usize {
+        let stamps = grown(0, stamps_for(cost.min(self.largest)));
+        stamps * size_of::<Stamp>() + self.windows.len() * size_of::<Place>()
+    }
+
+    /// What charging `cost` may add; what can never fit is not charged.
+    pub(crate) fn growth_bytes(&self, state: &LogState, cost: u64) -> usize {
+        state.growth_bytes(cost.min(self.largest))
+    }
+
     pub(crate) fn knows(&self, state: &LogState) -> bool {
         state.places.len() == self.windows.len() && state.longest == self.longest
     }
@@ -244,7 +255,7 @@ impl Log {
     pub(crate) fn standing(&self, state: &LogState, now: Timestamp, part: usize) -> Standing {
         let (window, place) = (self.windows[part], state.places[part]);
         let empty_at = match state.stamps.back() {
-            Some(last) if place.sum > 0 => last.at().after(window.span),
+            Some(last) if place.sum.min(window.limit) > 0 => last.at().after(window.span),
             _ => now,
         };
         Standing {

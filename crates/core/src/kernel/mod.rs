@@ -26,6 +26,7 @@ pub(crate) use self::{
 };
 
 use crate::{
+    bounds,
     limit::{Algorithm, Counting, Limit, LimitError, RefillMode},
     outcome::Retry,
     time::{Span, Timestamp},
@@ -124,6 +125,35 @@ impl Kernel {
                 ..
             } => Self::Buckets(Buckets::new(hard, *window, *buckets, *strict)?),
         })
+    }
+
+    /// Whether all numbers of a state, but instants, fit 32 bits.
+    pub(crate) fn is_small(&self) -> bool {
+        let largest = match self {
+            Self::Schedule(schedule) => schedule.largest_part(),
+            Self::Interval(interval) => interval.largest_refill(),
+            Self::Window(window) => window.largest_count(),
+            Self::Log(_) | Self::Buckets(_) | Self::Weighted(_) => u64::MAX,
+        };
+        u32::try_from(largest).is_ok()
+    }
+
+    /// The most bytes on the heap that the state of a new key takes once `cost` is charged.
+    pub(crate) fn newcomer_bytes(&self, cost: u64) -> usize {
+        match self {
+            Self::Schedule(_) | Self::Interval(_) | Self::Window(_) => 0,
+            Self::Log(log) => size_of::<LogState>() + log.newcomer_bytes(cost),
+            Self::Buckets(buckets) => size_of::<BucketsState>() + buckets.newcomer_bytes(),
+            Self::Weighted(_) => size_of::<WeightedState>(),
+        }
+    }
+
+    /// The most bytes that charging `cost` adds to a state.
+    pub(crate) fn growth_bytes(&self, state: &State, cost: u64) -> usize {
+        match (self, state) {
+            (Self::Log(log), State::Log(state)) => log.growth_bytes(state, cost),
+            _ => 0,
+        }
     }
 
     /// The state of a key that was never seen.
@@ -291,10 +321,10 @@ impl State {
         }
     }
 
-    /// Bytes that charging `cost` may add to [`Self::heap_bytes`].
-    pub(crate) fn growth_bytes(&self, cost: u64) -> usize {
+    /// Bytes that a log may grow by when it is taken over by other limits and charged.
+    pub(crate) fn log_growth_bytes(&self) -> usize {
         if let Self::Log(state) = self {
-            state.growth_bytes(cost)
+            state.growth_bytes(bounds::MAX_LOG_LIMIT)
         } else {
             0
         }

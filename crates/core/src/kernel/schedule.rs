@@ -23,7 +23,7 @@ use crate::{
     bounds,
     kernel::Standing,
     limit::{LimitError, Rate, check_count, check_rate},
-    outcome::Retry,
+    outcome::{Outcome, Retry},
     time::{Span, Timestamp},
 };
 
@@ -35,6 +35,16 @@ pub(crate) struct Exact {
 }
 
 impl Exact {
+    /// Later than any instant.
+    const NEVER: Self = Self {
+        whole: u64::MAX,
+        part: 0,
+    };
+
+    fn as_span(self) -> Span {
+        Span::from_micros(self.whole + u64::from(self.part > 0))
+    }
+
     fn at(now: Timestamp) -> Self {
         Self {
             whole: now.as_micros(),
@@ -91,6 +101,53 @@ impl Schedule {
         Ok(schedule)
     }
 
+    /// The largest fraction that a TAT can have.
+    pub(crate) fn largest_part(&self) -> u64 {
+        self.l - 1
+    }
+
+    /// The whole decision at once, for the limit that has nothing but this schedule: what the methods below
+    /// answer one by one.
+    #[inline]
+    pub(crate) fn decide(&self, tat: Exact, now: Timestamp, cost: u64) -> (Exact, Outcome) {
+        let (base, brim) = (self.base(tat, now), self.brim(now));
+        let end = if cost <= self.capacity {
+            self.plus(base, self.span_of(cost))
+        } else {
+            Exact::NEVER
+        };
+        let allowed = end <= brim;
+        let spent = if allowed { end } else { base };
+        let room = self.minus(brim, spent);
+        let wait = if allowed {
+            Exact::default()
+        } else {
+            self.minus(end, brim)
+        };
+        let outcome = Outcome {
+            allowed,
+            over_limit: false,
+            limit: self.capacity,
+            remaining: if room < self.unit {
+                0
+            } else {
+                self.units_in(room)
+            },
+            reset_after: spent.ceil().since(now),
+            retry_after: if end == Exact::NEVER {
+                Retry::Never
+            } else {
+                Retry::After(wait.as_span())
+            },
+            delay: if self.queue && allowed {
+                base.ceil().since(now)
+            } else {
+                Span::ZERO
+            },
+        };
+        (if allowed { end } else { tat }, outcome)
+    }
+
     pub(crate) fn admits(&self, tat: &Exact, now: Timestamp, cost: u64) -> bool {
         cost <= self.capacity
             && self.plus(self.base(*tat, now), self.span_of(cost)) <= self.brim(now)
@@ -123,7 +180,7 @@ impl Schedule {
         }
         let end = self.plus(self.base(*tat, now), self.span_of(cost));
         let wait = self.minus(end, self.brim(now));
-        Retry::After(Span::from_micros(wait.ceil().as_micros()))
+        Retry::After(wait.as_span())
     }
 
     /// A queue serves the request that was just charged when those before it are done.

@@ -56,16 +56,25 @@ impl FixedWindow {
         })
     }
 
+    /// The largest count of one window.
+    pub(crate) fn largest_count(&self) -> u64 {
+        self.limit
+    }
+
     pub(crate) fn admits(&self, state: &WindowState, now: Timestamp, cost: u64) -> bool {
         cost <= self.limit && state.count_at(now) <= self.limit - cost
     }
 
     pub(crate) fn charge(&self, state: &mut WindowState, now: Timestamp, cost: u64) {
         let count = state.count_at(now);
+        let spent = cost.min(self.limit.saturating_sub(count));
+        if spent == 0 {
+            return;
+        }
         if state.end <= now.as_micros() {
             state.end = self.end_at(now).as_micros();
         }
-        state.count = count.saturating_add(cost).min(self.limit.max(count));
+        state.count = count + spent;
     }
 
     pub(crate) fn standing(&self, state: &WindowState, now: Timestamp) -> Standing {

@@ -1,6 +1,7 @@
 //! What the store keeps of one key: 48 bytes, with short keys and plain states inside.
 
 use crate::{
+    charge::Cost,
     kernel::{Exact, IntervalState, State, WindowState},
     limits::{Cell, Limits},
     time::Timestamp,
@@ -76,6 +77,28 @@ impl Entry {
         self.pressed = pressed;
     }
 
+    /// The state, if it is a plain schedule that was left under limits of `fingerprint`.
+    #[inline]
+    pub(super) fn schedule(&self, fingerprint: u32) -> Option<Exact> {
+        match self.packed {
+            Packed::Schedule { part, whole } if self.fingerprint == fingerprint => Some(Exact {
+                part: u64::from(part),
+                whole,
+            }),
+            _ => None,
+        }
+    }
+
+    /// Leaves a schedule's state where [`Self::schedule`] found one of the same limits.
+    #[inline]
+    pub(super) fn put_schedule(&mut self, tat: Exact, pressed: bool) {
+        // The fraction is below the limits' own denominator, as the one that was found was; should it not
+        // fit all the same, the box holds it.
+        self.packed =
+            Packed::schedule(tat).unwrap_or_else(|| Packed::new(Cell::One(State::Schedule(tat))));
+        self.pressed = pressed;
+    }
+
     /// The instant from which forgetting the key changes nothing.
     pub(super) fn expires(&self) -> Timestamp {
         match &self.packed {
@@ -96,31 +119,20 @@ impl Entry {
     pub(super) fn heap_bytes(&self) -> usize {
         self.key.heap_bytes()
             + if let Packed::Wide(cell) = &self.packed {
-                wide_bytes(cell)
+                cell.boxed_bytes()
             } else {
                 0
             }
     }
 
-    /// Bytes that charging `cost` may add.
+    /// The most bytes that charging `cost` to `limits` adds.
     #[inline]
-    pub(super) fn growth_bytes(&self, cost: u64) -> usize {
-        if let Packed::Wide(cell) = &self.packed {
-            cell.growth_bytes(cost)
-        } else {
-            0
+    pub(super) fn growth_bytes(&self, limits: &Limits, cost: Cost) -> usize {
+        match &self.packed {
+            Packed::Wide(cell) => limits.growth_bytes(cell, self.fingerprint, cost),
+            _ => limits.newcomer_bytes(cost),
         }
     }
-}
-
-fn wide_bytes(cell: &Cell) -> usize {
-    let states = cell.states();
-    let outside = if let Cell::Many(_) = cell {
-        size_of_val(states)
-    } else {
-        0
-    };
-    size_of::<Cell>() + outside + states.iter().map(State::heap_bytes).sum::<usize>()
 }
 
 /// A key of up to 22 bytes lies inside the entry.
@@ -185,12 +197,7 @@ impl Packed {
     #[inline]
     fn new(cell: Cell) -> Self {
         match &cell {
-            Cell::One(State::Schedule(Exact { part, whole })) => {
-                u32::try_from(*part).ok().map(|part| Self::Schedule {
-                    part,
-                    whole: *whole,
-                })
-            }
+            Cell::One(State::Schedule(tat)) => Self::schedule(*tat),
             Cell::One(State::Interval(IntervalState { last, full_at })) => {
                 u32::try_from(*last).ok().map(|last| Self::Interval {
                     last,
@@ -203,6 +210,15 @@ impl Packed {
             _ => None,
         }
         .unwrap_or_else(|| Self::Wide(Box::new(cell)))
+    }
+
+    #[inline]
+    fn schedule(tat: Exact) -> Option<Self> {
+        let part = u32::try_from(tat.part).ok()?;
+        Some(Self::Schedule {
+            part,
+            whole: tat.whole,
+        })
     }
 
     #[inline]

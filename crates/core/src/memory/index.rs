@@ -110,9 +110,11 @@ impl Index {
         }
     }
 
-    /// Gives back what is not needed.
-    pub(super) fn shrink(&mut self, hash_of: impl Fn(usize) -> u64) {
-        self.rebuild(self.len * 5 / 4 + 8, hash_of);
+    /// Gives back memory once three quarters of it are unused.
+    pub(super) fn shrink_if_empty(&mut self, hash_of: impl Fn(usize) -> u64) {
+        if self.len * 4 < self.slots.len() && self.slots.len() > 64 {
+            self.rebuild(self.len * 2 + 8, hash_of);
+        }
     }
 
     fn rebuild(&mut self, slots: usize, hash_of: impl Fn(usize) -> u64) {

@@ -8,9 +8,12 @@
 mod entry;
 mod index;
 mod shard;
+mod slab;
 mod snapshot;
 
-use std::{hash::RandomState, sync::PoisonError};
+use std::sync::PoisonError;
+
+use foldhash::quality::RandomState;
 
 use self::shard::{Full, Pending, Room, Shard, hash_with};
 pub use self::snapshot::SnapshotError;
@@ -156,7 +159,7 @@ impl MemoryStore {
             bytes: bounds.max_bytes.max(MemoryBounds::MIN_BYTES) / shards,
             when_full: bounds.when_full,
         };
-        let hasher = RandomState::new();
+        let hasher = RandomState::default();
         let shards = (0..shards)
             .map(|_| Padded(Mutex::new(Shard::new(hasher.clone(), room))))
             .collect();
@@ -198,12 +201,21 @@ impl MemoryStore {
         if let Some(until) = shard.blocked(charge.key, now) {
             return blocked(0, until, now);
         }
+        let entry = match shard.locate(charge, hash, now, effect) {
+            Ok(entry) => entry,
+            Err(Full { retry_after }) => return Decision::Full { retry_after },
+        };
         if effect == Effect::Charge
-            && let Err(Full { retry_after }) = shard.reserve(charge, hash, now)
+            && let Some(number) = entry
+            && let Some(admitted) = shard.decide_in_place(charge, number, now, outcomes)
         {
-            return Decision::Full { retry_after };
+            return if admitted {
+                Decision::Admitted
+            } else {
+                Decision::Limited
+            };
         }
-        let mut pending = shard.open(charge, hash, now, effect);
+        let mut pending = shard.open(charge, hash, entry, now, effect);
         let admitted = pending.ask(now);
         if effect != Effect::Look {
             pending.settle(admitted, now);
@@ -238,22 +250,21 @@ impl MemoryStore {
         if let Some(decision) = held.blocked(self, charges, &hashes, now) {
             return decision;
         }
-        if effect == Effect::Charge {
-            for (charge, hash) in charges.iter().zip(&hashes) {
-                if let Err(Full { retry_after }) =
-                    held.shard(self.shard_of(*hash)).reserve(charge, *hash, now)
-                {
-                    held.finish();
-                    return Decision::Full { retry_after };
-                }
+        for (charge, hash) in charges.iter().zip(&hashes) {
+            let shard = held.shard(self.shard_of(*hash));
+            if let Err(Full { retry_after }) = shard.locate(charge, *hash, now, effect) {
+                held.finish();
+                return Decision::Full { retry_after };
             }
         }
         let mut pending: Vec<Pending<'_>> = charges
             .iter()
             .zip(&hashes)
             .map(|(charge, hash)| {
-                held.shard(self.shard_of(*hash))
-                    .open(charge, *hash, now, effect)
+                let shard = held.shard(self.shard_of(*hash));
+                // Making room for one key may have moved another: each is looked for again.
+                let entry = shard.find(*hash, charge.key);
+                shard.open(charge, *hash, entry, now, effect)
             })
             .collect();
         let admitted = pending

@@ -2,13 +2,16 @@
 
 use std::{
     collections::HashMap,
-    hash::{BuildHasher, Hasher, RandomState},
+    hash::{BuildHasher, Hasher},
 };
+
+use foldhash::quality::RandomState;
 
 use super::{
     Block, MemoryStats, WhenFull,
     entry::Entry,
     index::{self, Index},
+    slab::Slab,
 };
 use crate::{
     charge::{Charge, Effect},
@@ -29,9 +32,9 @@ const TIDY_EVERY: u32 = 16;
 
 #[derive(Debug)]
 pub(super) struct Shard {
-    hasher: RandomState,
     index: Index,
-    entries: Vec<Entry>,
+    entries: Slab,
+    hasher: RandomState,
     blocks: HashMap<Box<[u8]>, BlockState>,
     room: Room,
     /// The latest instant seen: a clock that goes backwards counts as this.
@@ -83,7 +86,9 @@ impl<'c> Pending<'c> {
     /// Asks the limits; true if they let the request pass, as those of a shadow rule always do.
     #[inline]
     pub(super) fn ask(&mut self, now: Timestamp) -> bool {
-        self.denied = self.charge.limits.denied(&mut self.cell, now, self.cost);
+        let denied = self.charge.limits.denied(&mut self.cell, now, self.cost);
+        // A cost of nothing always fits, also where more is spent than a lowered limit holds.
+        self.denied = if self.cost == 0 { 0 } else { denied };
         self.denied == 0 || self.charge.limits.shadow()
     }
 
@@ -126,7 +131,7 @@ impl Shard {
         Self {
             hasher,
             index: Index::default(),
-            entries: Vec::new(),
+            entries: Slab::default(),
             blocks: HashMap::new(),
             room,
             latest: Timestamp::default(),
@@ -144,29 +149,71 @@ impl Shard {
         self.latest
     }
 
-    /// Makes sure that `charge` can be kept.
-    pub(super) fn reserve(
+    /// Finds the entry of `charge`, and makes sure that what is charged can be kept.
+    #[inline]
+    pub(super) fn locate(
         &mut self,
         charge: &Charge<'_>,
         hash: u64,
         now: Timestamp,
-    ) -> Result<(), Full> {
-        let Some(number) = self.find(hash, charge.key) else {
-            let made = self.make_room(1, self.key_bytes(charge.key), now);
-            if made.is_ok() {
-                self.reserved += 1;
-            } else if self.room.when_full == WhenFull::Allow {
-                self.counts.newcomers_allowed += 1;
-                return Ok(());
-            } else {
-                self.counts.newcomers_denied += 1;
-            }
-            return made;
-        };
-        match self.entries[number].growth_bytes(charge.cost.units()) {
-            0 => Ok(()),
-            growth => self.make_room(0, growth, now),
+        effect: Effect,
+    ) -> Result<Option<usize>, Full> {
+        let found = self.find(hash, charge.key);
+        if effect != Effect::Charge {
+            return Ok(found);
         }
+        let Some(number) = found else {
+            self.reserve(charge, now)?;
+            return Ok(None);
+        };
+        match self.entries[number].growth_bytes(charge.limits, charge.cost) {
+            0 => Ok(found),
+            growth => {
+                self.make_room(0, growth, now)?;
+                Ok(self.find(hash, charge.key))
+            }
+        }
+    }
+
+    /// Makes room for the key of `charge`.
+    #[cold]
+    fn reserve(&mut self, charge: &Charge<'_>, now: Timestamp) -> Result<(), Full> {
+        let made = self.make_room(1, self.key_bytes(charge.key), now);
+        if made.is_ok() {
+            self.reserved += 1;
+        } else if self.room.when_full == WhenFull::Allow {
+            self.counts.newcomers_allowed += 1;
+            return Ok(());
+        } else {
+            self.counts.newcomers_denied += 1;
+        }
+        made
+    }
+
+    /// Decides a charge that is nothing but a schedule whose state lies in its entry, where it lies.
+    ///
+    /// `None` if it is anything else, and has to go the long way: the answer would be the same.
+    #[inline]
+    pub(super) fn decide_in_place(
+        &mut self,
+        charge: &Charge<'_>,
+        number: usize,
+        now: Timestamp,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Option<bool> {
+        let schedule = charge.limits.sole_schedule()?;
+        let entry = &mut self.entries[number];
+        let tat = entry.schedule(charge.limits.fingerprint())?;
+        let before = entry.heap_bytes();
+        let (tat, outcome) = schedule.decide(tat, now, charge.cost.units());
+        entry.put_schedule(
+            tat,
+            !outcome.allowed || outcome.remaining < outcome.limit / 2,
+        );
+        self.heap_bytes = self.heap_bytes - before + entry.heap_bytes();
+        outcomes.push(outcome);
+        self.finish();
+        Some(outcome.allowed)
     }
 
     /// Takes the state of `charge` out, or a copy of it where nothing is to be charged.
@@ -175,10 +222,10 @@ impl Shard {
         &mut self,
         charge: &'c Charge<'c>,
         hash: u64,
+        entry: Option<usize>,
         now: Timestamp,
         effect: Effect,
     ) -> Pending<'c> {
-        let entry = self.find(hash, charge.key);
         let limits = charge.limits;
         let cell = match (entry, effect) {
             (None, _) => limits.fresh(),
@@ -267,8 +314,8 @@ impl Shard {
         fits
     }
 
-    pub(super) fn entries(&self) -> &[Entry] {
-        &self.entries
+    pub(super) fn entries(&self) -> impl Iterator<Item = &Entry> {
+        self.entries.iter()
     }
 
     pub(super) fn stats(&self) -> MemoryStats {
@@ -281,16 +328,12 @@ impl Shard {
     }
 
     #[inline]
-    fn find(&self, hash: u64, key: &[u8]) -> Option<usize> {
+    pub(super) fn find(&self, hash: u64, key: &[u8]) -> Option<usize> {
         self.index
             .find(hash, |number| self.entries[number].key() == key)
     }
 
     fn insert(&mut self, hash: u64, entry: Entry) {
-        if self.entries.len() == self.entries.capacity() {
-            self.entries
-                .reserve_exact(entries_growth(self.entries.len()));
-        }
         self.heap_bytes += entry.heap_bytes();
         self.entries.push(entry);
         let (entries, hasher) = (&self.entries, &self.hasher);
@@ -307,18 +350,12 @@ impl Shard {
         if number != last {
             self.index.renumber(hash_of(last), last, number);
         }
-        self.heap_bytes -= self.entries.swap_remove(number).heap_bytes();
-        if self.entries.len() * 4 < self.entries.capacity() && self.entries.capacity() > 64 {
-            self.shrink();
+        if let Some(removed) = self.entries.swap_remove(number) {
+            self.heap_bytes -= removed.heap_bytes();
         }
-    }
-
-    /// Gives back memory once three quarters of it are unused.
-    fn shrink(&mut self) {
-        self.entries.shrink_to(self.entries.len() * 2);
         let (entries, hasher) = (&self.entries, &self.hasher);
         self.index
-            .shrink(|number| hash_with(hasher, entries[number].key()));
+            .shrink_if_empty(|number| hash_with(hasher, entries[number].key()));
     }
 
     /// Looks at the next `count` entries and drops those that have expired.
@@ -385,17 +422,12 @@ impl Shard {
 
     /// Bytes that one more key takes, before its state.
     fn key_bytes(&self, key: &[u8]) -> usize {
-        let len = self.entries.len() + self.reserved;
-        let growth = if len < self.entries.capacity() {
-            0
-        } else {
-            entries_growth(len) * size_of::<Entry>()
-        };
-        growth + self.index.growth_bytes() + key.len()
+        let number = self.entries.len() + self.reserved;
+        self.entries.growth_bytes(number) + self.index.growth_bytes() + key.len()
     }
 
     fn bytes(&self) -> usize {
-        self.entries.capacity() * size_of::<Entry>() + self.index.heap_bytes() + self.heap_bytes
+        self.entries.heap_bytes() + self.index.heap_bytes() + self.heap_bytes
     }
 }
 
@@ -457,11 +489,6 @@ impl BlockState {
             reason: self.reason.to_string(),
         }
     }
-}
-
-/// A sixteenth more, so that a large store wastes little.
-fn entries_growth(len: usize) -> usize {
-    (len / 16).max(16)
 }
 
 /// The hash of a key: keyed at random, so that nobody can choose keys that collide.

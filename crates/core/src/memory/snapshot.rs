@@ -52,7 +52,7 @@ impl MemoryStore {
     /// If there is no such part.
     pub fn save(&self, part: usize, now: Timestamp, out: &mut Vec<u8>) {
         let mut shard = lock(&self.shards[part]);
-        for entry in shard.entries().iter().filter(|entry| entry.expires() > now) {
+        for entry in shard.entries().filter(|entry| entry.expires() > now) {
             if let Some(cell) = entry.cell() {
                 out.push(KEY);
                 put_bytes(out, entry.key());
