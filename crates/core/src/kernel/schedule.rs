@@ -195,12 +195,9 @@ impl Schedule {
     pub(crate) fn adopt(&self, old: Option<&Self>, tat: Exact, now: Timestamp) -> Exact {
         let brim = self.brim(now);
         let Some(old) = old else {
-            // Without the old numbers the debt stays as long as it was, in time.
-            return Exact {
-                whole: tat.whole,
-                part: tat.part.min(self.l - 1),
-            }
-            .min(brim);
+            // Without the old numbers the debt stays as long as it was, in time: nobody knows of what the
+            // fraction is one, so it counts as a whole microsecond.
+            return Exact::at(tat.ceil()).min(brim);
         };
         let debt = old.minus(old.base(tat, now), Exact::at(now));
         let scaled = u128::from(debt.whole) * u128::from(old.l) + u128::from(debt.part);
