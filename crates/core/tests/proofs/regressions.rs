@@ -1,0 +1,143 @@
+//! What the proofs found, each as the smallest example.
+
+use tidegate_core::{
+    Decision, Effect, Limit, MemoryBounds, MemoryStore, Rate, Retry, Span, Timestamp,
+};
+
+use crate::{
+    promises::ask,
+    strategies::Kind,
+    world::{Rule, one_shard},
+};
+
+const NOW: u64 = 1_700_000_000_000_000;
+
+fn limit(kind: Kind, count: u64, period: Span) -> Limit {
+    Limit::new(kind.algorithm(count, Rate { count, period }, 6))
+        .expect("numbers that a limit can have")
+}
+
+/// A cost that can never fit made the store look for terabytes, evict others and call itself full.
+#[test]
+fn a_hopeless_cost_on_a_log_evicts_nobody() {
+    let minute = Span::from_secs(60);
+    let store = MemoryStore::new(MemoryBounds {
+        max_keys: 100,
+        ..MemoryBounds::default()
+    });
+    let both = vec![
+        limit(Kind::Gcra, 1_000_000_000, minute),
+        limit(Kind::Log, 4, minute),
+    ];
+    for limits in [vec![limit(Kind::Log, 4, minute)], both] {
+        for key in 0..9_u8 {
+            ask(
+                &store,
+                &Rule::new(&[key], limits.clone(), false),
+                NOW,
+                1,
+                Effect::Charge,
+            );
+        }
+        let rule = Rule::new(&[0], limits, false);
+        let charge = [rule.charge(999_999_999)];
+        let mut outcomes = Vec::new();
+        let now = Timestamp::from_micros(NOW);
+        let decision = store.check(&charge, now, Effect::Charge, &mut outcomes);
+        assert_eq!(decision, Decision::Limited);
+        assert_eq!((store.stats().keys, store.stats().evicted), (9, 0));
+    }
+}
+
+/// Denied requests that count found no room in a full counter, so that a client that never backed off got
+/// its whole limit again each window.
+#[test]
+fn a_client_that_hammers_a_counting_counter_stays_denied() {
+    for kind in [
+        Kind::StrictBuckets,
+        Kind::LooseBuckets,
+        Kind::Weighted,
+        Kind::Log,
+    ] {
+        let limit = limit(kind, 6, Span::from_secs(6)).counting_denied(true);
+        let (rule, store) = (Rule::new(b"key", vec![limit], false), one_shard());
+        let second = |second: u64| NOW + second * 1_000_000;
+        assert!(ask(&store, &rule, NOW, 6, Effect::Charge).allowed);
+        for step in 1..100 {
+            let denied = ask(&store, &rule, second(step), 6, Effect::Charge);
+            assert!(!denied.allowed, "{kind:?} in second {step}");
+        }
+        assert!(
+            ask(&store, &rule, second(120), 6, Effect::Charge).allowed,
+            "{kind:?}"
+        );
+    }
+}
+
+/// A limit of nothing that counts what it denies has nothing to give back.
+#[test]
+fn a_limit_of_nothing_is_always_as_good_as_new() {
+    let day = Span::from_secs(86_400);
+    for kind in [
+        Kind::EpochWindow,
+        Kind::FirstRequestWindow,
+        Kind::Log,
+        Kind::Weighted,
+    ] {
+        let nothing = Limit::new(kind.algorithm(
+            0,
+            Rate {
+                count: 1,
+                period: day,
+            },
+            1,
+        ))
+        .unwrap();
+        let limits = vec![
+            nothing.counting_denied(true),
+            limit(kind, 1, day).counting_denied(true),
+        ];
+        let (rule, store) = (Rule::new(b"key", limits, false), one_shard());
+        let denied = ask(&store, &rule, NOW, 1, Effect::Charge);
+        assert_eq!(
+            (denied.retry_after, denied.reset_after),
+            (Retry::Never, Span::ZERO),
+            "{kind:?}"
+        );
+    }
+}
+
+/// Looking asks for nothing, and nothing is never too much: also where denied requests filled a log beyond
+/// its limit.
+#[test]
+fn a_look_is_never_denied() {
+    let limit = limit(Kind::Log, 3, Span::from_secs(1)).counting_denied(true);
+    let (rule, store) = (Rule::new(b"key", vec![limit], false), one_shard());
+    ask(&store, &rule, NOW, 2, Effect::Charge);
+    ask(&store, &rule, NOW + 1, 3, Effect::Charge);
+    let look = ask(&store, &rule, NOW + 1, 1, Effect::Look);
+    assert_eq!(
+        (look.allowed, look.remaining, look.retry_after),
+        (true, 0, Retry::NOW)
+    );
+}
+
+/// A debt of less than a microsecond was dropped when the numbers that it was counted in were not known.
+#[test]
+fn a_fraction_of_a_microsecond_is_not_forgiven() {
+    let fast = limit(Kind::Gcra, 1_000, Span::from_micros(1));
+    let (old, store) = (Rule::new(b"key", vec![fast], false), one_shard());
+    ask(&store, &old, NOW, 999, Effect::Charge);
+    let slow = limit(Kind::Gcra, 1, Span::from_micros(1));
+    let looked = ask(
+        &store,
+        &Rule::new(b"key", vec![slow], false),
+        NOW,
+        1,
+        Effect::Look,
+    );
+    assert_eq!(
+        (looked.remaining, looked.reset_after),
+        (0, Span::from_micros(1))
+    );
+}

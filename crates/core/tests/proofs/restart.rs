@@ -1,0 +1,146 @@
+//! P17: what a store saved it answers from after a restart as if nothing had happened; and bytes that are
+//! no snapshot are refused, never a panic.
+
+use proptest::{prelude::*, sample::Index};
+use tidegate_core::{Effect, Limit, MemoryBounds, MemoryStore, Rate, Span, Timestamp, WhenFull};
+
+use crate::{
+    promises::{ask, walk},
+    strategies::{self, Kind, any_kind},
+    world::{Rule, one_shard},
+};
+
+fn saved(store: &MemoryStore, now: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for part in 0..store.parts() {
+        store.save(part, Timestamp::from_micros(now), &mut bytes);
+    }
+    bytes
+}
+
+/// A store of another shape than that of the tests.
+fn many_shards() -> MemoryStore {
+    MemoryStore::new(MemoryBounds::default())
+}
+
+fn rule() -> impl Strategy<Value = Rule> {
+    let kind = prop_oneof![2 => any_kind(), 1 => Just(Kind::Log)];
+    let limits = prop::collection::vec(kind.prop_flat_map(strategies::limit), 1..=4);
+    limits.prop_map(|limits| Rule::new(b"a key of more than twenty-two bytes", limits, false))
+}
+
+proptest! {
+    #![proptest_config(strategies::cases(1_000))]
+
+    #[test]
+    fn a_restart_changes_nothing(
+        rule in rule(),
+        start in strategies::start(),
+        before in strategies::asks(20),
+        after in strategies::asks(20),
+        wait in 0..1_000_u64,
+    ) {
+        let (store, again) = (one_shard(), many_shards());
+        let end = walk(&rule, &store, start, &before, |_, _, _| Ok(()))? + wait;
+        let key = b"blocked".as_slice();
+        store.block(key, Some(Span::from_secs(5)), "why", Timestamp::from_micros(end));
+        again.restore(&saved(&store, end), Timestamp::from_micros(end)).expect("a sound snapshot");
+        let end_of_time = Timestamp::from_micros(end);
+        prop_assert_eq!(again.block_on(key, end_of_time), store.block_on(key, end_of_time));
+        walk(&rule, &store, end, &after, |now, cost, outcome| {
+            prop_assert_eq!(ask(&again, &rule, now, cost, Effect::Charge), *outcome);
+            Ok(())
+        })?;
+    }
+
+    /// Any bytes at all, and sound ones that were cut, changed or doubled; then the limits that wrote them.
+    #[test]
+    fn no_bytes_make_it_panic(
+        rule in rule(),
+        start in strategies::start(),
+        asks in strategies::asks(10),
+        noise in prop::collection::vec(any::<u8>(), 0..200),
+        changes in prop::collection::vec((any::<Index>(), any::<u8>()), 0..12),
+        end in any::<Index>(),
+    ) {
+        let store = one_shard();
+        let now = Timestamp::from_micros(start);
+        let refused = store.restore(&noise, now);
+        prop_assert!(refused.is_err() || noise.is_empty() || noise[0] <= 2);
+        let store = one_shard();
+        let latest = walk(&rule, &store, start, &asks, |_, _, _| Ok(()))?;
+        let mut bytes = saved(&store, latest);
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        for (at, byte) in changes {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        bytes.truncate(end.index(bytes.len() + 1).max(bytes.len() / 2));
+        let again = one_shard();
+        // Whether it is refused or not, whatever was taken in is decided upon.
+        let _ = again.restore(&bytes, now);
+        walk(&rule, &again, latest, &asks, |_, _, _| Ok(()))?;
+        let _ = again.restore(&saved(&again, latest), now);
+    }
+}
+
+/// A snapshot that does not fit is taken in as far as there is room.
+#[test]
+fn a_smaller_store_takes_what_fits() {
+    let hourly = Rate {
+        count: 10,
+        period: Span::from_secs(3_600),
+    };
+    let limit = Limit::new(Kind::Log.algorithm(10, hourly, 1)).unwrap();
+    let (large, now) = (many_shards(), 1_700_000_000_000_000);
+    for key in 0..500_u16 {
+        let rule = Rule::new(&key.to_le_bytes(), vec![limit.clone()], false);
+        assert!(ask(&large, &rule, now, 6, Effect::Charge).allowed);
+    }
+    let bounds = MemoryBounds {
+        max_keys: 100,
+        when_full: WhenFull::Deny,
+        ..MemoryBounds::default()
+    };
+    let small = MemoryStore::new(bounds);
+    assert_eq!(
+        small.restore(&saved(&large, now), Timestamp::from_micros(now)),
+        Ok(100)
+    );
+    assert_eq!(small.stats().keys, 100);
+    // What is there already stays as it is.
+    assert_eq!(
+        small.restore(&saved(&large, now), Timestamp::from_micros(now)),
+        Ok(0)
+    );
+}
+
+#[test]
+fn what_ended_is_not_taken_in() {
+    let hourly = Rate {
+        count: 10,
+        period: Span::from_secs(3_600),
+    };
+    let limit = Limit::new(Kind::Gcra.algorithm(10, hourly, 1)).unwrap();
+    let (store, rule) = (one_shard(), Rule::new(b"key", vec![limit], false));
+    ask(&store, &rule, 0, 1, Effect::Charge);
+    store.block(
+        b"key",
+        Some(Span::from_secs(1)),
+        "",
+        Timestamp::from_micros(0),
+    );
+    store.block(b"other", None, "for good", Timestamp::from_micros(0));
+    let (bytes, again) = (saved(&store, 0), one_shard());
+    let later = Timestamp::from_micros(3_600_000_000);
+    assert_eq!(again.restore(&bytes, later), Ok(0));
+    assert_eq!(again.stats().keys, 0);
+    let blocks = again.blocks(later);
+    assert_eq!(blocks.len(), 1);
+    assert_eq!(
+        (&*blocks[0].key, blocks[0].until),
+        (b"other".as_slice(), None)
+    );
+}

@@ -1,0 +1,209 @@
+//! Every field of every answer is the twin's, whatever the limit and the trace.
+
+use proptest::{prelude::*, sample::Index};
+use tidegate_core::{Decision, Effect, Limit, MemoryStore, Outcome, Span, Timestamp};
+
+use crate::{
+    strategies::{self, Ask, Kind, Price, Step},
+    world::{Rule, World, one_shard},
+};
+
+/// A store and its twin, side by side.
+struct Pair {
+    store: MemoryStore,
+    world: World,
+    now: u64,
+    last: Vec<Outcome>,
+}
+
+impl Pair {
+    fn new(now: u64) -> Self {
+        Self {
+            store: one_shard(),
+            world: World::default(),
+            now,
+            last: Vec::new(),
+        }
+    }
+
+    fn last(&self, of: Index) -> Option<&Outcome> {
+        (!self.last.is_empty()).then(|| of.get(&self.last))
+    }
+
+    fn step(&mut self, step: &Step, of: Index) {
+        self.now = step.from(self.now, self.last(of));
+    }
+
+    /// Asks both; what they answer must not differ, and a peek must have said so before.
+    fn ask(&mut self, asks: &[(&Rule, u64)], effect: Effect) -> Result<(), TestCaseError> {
+        if effect == Effect::Charge {
+            let peeked = self.ask_store(asks, Effect::Peek);
+            let charged = self.ask_store(asks, effect);
+            prop_assert_eq!(
+                &peeked,
+                &charged,
+                "a peek and the check after it, {:?}",
+                asks
+            );
+            self.compare(asks, effect, charged)
+        } else {
+            let answered = self.ask_store(asks, effect);
+            self.compare(asks, effect, answered)
+        }
+    }
+
+    fn compare(
+        &mut self,
+        asks: &[(&Rule, u64)],
+        effect: Effect,
+        (decision, outcomes): (Decision, Vec<Outcome>),
+    ) -> Result<(), TestCaseError> {
+        let expected = self.world.check(asks, self.now, effect);
+        let costs: Vec<u64> = asks.iter().map(|(_, cost)| *cost).collect();
+        prop_assert_eq!(
+            &(decision, outcomes),
+            &expected,
+            "store, then twin: {:?} of {:?} at {}",
+            effect,
+            costs,
+            self.now
+        );
+        if !expected.1.is_empty() {
+            self.last = expected.1;
+        }
+        Ok(())
+    }
+
+    fn ask_store(&self, asks: &[(&Rule, u64)], effect: Effect) -> (Decision, Vec<Outcome>) {
+        let charges: Vec<_> = asks.iter().map(|(rule, cost)| rule.charge(*cost)).collect();
+        let mut outcomes = Vec::new();
+        let now = Timestamp::from_micros(self.now);
+        let decision = self.store.check(&charges, now, effect, &mut outcomes);
+        (decision, outcomes)
+    }
+}
+
+fn one_limit(limit: Limit, start: u64, asks: &[Ask]) -> Result<(), TestCaseError> {
+    let rule = Rule::new(b"key", vec![limit], false);
+    let mut pair = Pair::new(start);
+    for ask in asks {
+        pair.step(&ask.step, ask.of);
+        let cost = ask.price.units(pair.last(ask.of));
+        pair.ask(&[(&rule, cost)], ask.effect)?;
+    }
+    Ok(())
+}
+
+macro_rules! one_limit_is_its_twin {
+    ($($name:ident: $kind:ident,)*) => {
+        proptest! {
+            #![proptest_config(strategies::cases(200))]
+            $(
+                #[test]
+                fn $name(
+                    limit in strategies::limit(Kind::$kind),
+                    start in strategies::start(),
+                    asks in strategies::asks(40),
+                ) {
+                    one_limit(limit, start, &asks)?;
+                }
+            )*
+        }
+    };
+}
+
+one_limit_is_its_twin! {
+    gcra_is_its_twin: Gcra,
+    token_bucket_is_its_twin: TokenBucket,
+    interval_bucket_is_its_twin: Interval,
+    meter_is_its_twin: Meter,
+    queue_is_its_twin: Queue,
+    epoch_window_is_its_twin: EpochWindow,
+    first_request_window_is_its_twin: FirstRequestWindow,
+    calendar_window_is_its_twin: CalendarWindow,
+    log_is_its_twin: Log,
+    weighted_counter_is_its_twin: Weighted,
+    strict_buckets_are_their_twin: StrictBuckets,
+    loose_buckets_are_their_twin: LooseBuckets,
+}
+
+/// What happens in a world of several rules.
+#[derive(Clone, Debug)]
+enum Event {
+    /// Each rule is asked at its price, if it has one.
+    Ask(Vec<Option<Price>>, Effect),
+    Reset(Index),
+    Block(Index, u64),
+    Unblock(Index),
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let effect =
+        prop_oneof![8 => Just(Effect::Charge), 1 => Just(Effect::Peek), 1 => Just(Effect::Look)];
+    let prices = prop::collection::vec(prop::option::weighted(0.8, strategies::price()), 3);
+    prop_oneof![
+        20 => (prices, effect).prop_map(|(prices, effect)| Event::Ask(prices, effect)),
+        1 => any::<Index>().prop_map(Event::Reset),
+        1 => (any::<Index>(), 1..=10_000_u64).prop_map(|(rule, micros)| Event::Block(rule, micros)),
+        1 => any::<Index>().prop_map(Event::Unblock),
+    ]
+}
+
+/// From one to three rules of one to five limits each, several logs among them, some in shadow.
+fn rules() -> impl Strategy<Value = Vec<Rule>> {
+    let kind = prop_oneof![2 => strategies::any_kind(), 1 => Just(Kind::Log)];
+    let limits = prop::collection::vec(kind.prop_flat_map(strategies::limit), 1..=5);
+    let rule = (limits, prop::bool::weighted(0.25));
+    prop::collection::vec(rule, 1..=3).prop_map(|rules| {
+        let keys = [b"a", b"b", b"c"];
+        let rules = rules.into_iter().zip(keys);
+        rules
+            .map(|((limits, shadow), key)| Rule::new(key, limits, shadow))
+            .collect()
+    })
+}
+
+proptest! {
+    #![proptest_config(strategies::cases(300))]
+
+    /// Several limits are the product of single ones: all or none, and what is denied is charged nowhere.
+    #[test]
+    fn several_rules_are_their_twins(
+        rules in rules(),
+        start in strategies::start(),
+        events in prop::collection::vec((strategies::step(), any::<Index>(), event()), 1..=40),
+    ) {
+        let mut pair = Pair::new(start);
+        for (step, of, event) in &events {
+            pair.step(step, *of);
+            let now = Timestamp::from_micros(pair.now);
+            match event {
+                Event::Ask(prices, effect) => {
+                    let asks: Vec<(&Rule, u64)> = rules
+                        .iter()
+                        .zip(prices)
+                        .filter_map(|(rule, price)| Some((rule, price.as_ref()?.units(pair.last(*of)))))
+                        .collect();
+                    if !asks.is_empty() {
+                        pair.ask(&asks, *effect)?;
+                    }
+                }
+                Event::Reset(rule) => {
+                    let key = &rule.get(&rules).key;
+                    pair.store.reset(key);
+                    pair.world.reset(key);
+                }
+                Event::Block(rule, micros) => {
+                    let key = &rule.get(&rules).key;
+                    prop_assert!(pair.store.block(key, Some(Span::from_micros(*micros)), "why", now));
+                    pair.world.block(key, *micros, pair.now);
+                }
+                Event::Unblock(rule) => {
+                    let key = &rule.get(&rules).key;
+                    pair.store.unblock(key, now);
+                    pair.world.unblock(key, pair.now);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! P14: limits that change while keys have spent of them. What is spent stays spent, the new bound holds
+//! from the change on, and raising a limit helps at once.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use tidegate_core::{
+    Effect, Limit, Limits, MemoryStore, Outcome, Rate, Retry, Span, Timestamp, bounds,
+};
+
+use crate::{
+    promises::{ask, bound, copy_of, walk},
+    strategies::{self, Kind, any_kind},
+    world::{Rule, one_shard},
+};
+
+/// The same kind of limit twice, with the same period and calendar, and two quotas.
+fn two_quotas() -> impl Strategy<Value = (Limit, Limit)> {
+    let counts = prop_oneof![(1..=20_u64, 1..=20_u64), (1..=90_000_u64, 1..=90_000_u64)];
+    let period = prop_oneof![1..=100_u64, 1_000..=60_000_000_u64];
+    (any_kind(), counts, period, 1..=6_u32).prop_filter_map(
+        "numbers that a limit can have",
+        |(kind, (before, after), period, buckets)| {
+            let period = Span::from_micros(period);
+            let limit =
+                |count| Limit::new(kind.algorithm(count, Rate { count, period }, buckets)).ok();
+            Some((limit(before)?, limit(after)?))
+        },
+    )
+}
+
+/// The same kind of limit twice, with any numbers.
+fn two_limits() -> impl Strategy<Value = (Limit, Limit)> {
+    any_kind().prop_flat_map(|kind| (strategies::plain_limit(kind), strategies::plain_limit(kind)))
+}
+
+fn rule(limit: &Limit) -> Rule {
+    Rule::new(b"key", vec![limit.clone()], false)
+}
+
+fn successor(limit: &Limit, old: &Rule) -> Rule {
+    let mut new = rule(limit);
+    new.limits = new.limits.succeeding(&Arc::new(old.limits.clone()));
+    new
+}
+
+proptest! {
+    #![proptest_config(strategies::cases(1_000))]
+
+    /// Where only the numbers of units change, all of the difference is there at once.
+    #[test]
+    fn a_raise_helps_at_once(
+        (before, after) in two_quotas(),
+        start in strategies::start(),
+        asks in strategies::asks(20),
+    ) {
+        let (old, store) = (rule(&before), one_shard());
+        let new = successor(&after, &old);
+        let now = walk(&old, &store, start, &asks, |_, _, _| Ok(()))?;
+        let left = ask(&store, &old, now, 1, Effect::Look).remaining;
+        let expected = (left + after.quota()).saturating_sub(before.quota());
+        let looked = ask(&store, &new, now, 1, Effect::Look);
+        prop_assert_eq!(looked.remaining, expected, "{} left of {}", left, before.quota());
+        prop_assert_eq!(looked.limit, after.quota());
+    }
+
+    /// Nothing sees more than the new limit's bound after the change, whether the old numbers are known
+    /// or not; and what the new limit denies has a tight wait.
+    #[test]
+    fn the_new_bound_holds_from_the_change_on(
+        (before, after) in two_limits(),
+        start in strategies::start(),
+        first in strategies::asks(20),
+        second in strategies::asks(20),
+        known in any::<bool>(),
+    ) {
+        let (old, store) = (rule(&before), one_shard());
+        let new = if known { successor(&after, &old) } else { rule(&after) };
+        let change = walk(&old, &store, start, &first, |_, _, _| Ok(()))?;
+        let mut admitted = Vec::new();
+        walk(&new, &store, change, &second, |now, cost, outcome| {
+            if outcome.allowed {
+                admitted.push((now, cost));
+            } else {
+                assert_tight(&store, &new, now, cost, outcome)?;
+            }
+            Ok(())
+        })?;
+        for (index, (from, _)) in admitted.iter().enumerate() {
+            let mut sum = 0_u128;
+            for (to, cost) in &admitted[index..] {
+                sum += u128::from(*cost);
+                let bound = bound(&after, *from, *to);
+                prop_assert!(
+                    bound.is_none_or(|bound| sum <= bound),
+                    "{sum} in [{from}, {to}] over {bound:?}: {admitted:?}"
+                );
+            }
+        }
+    }
+
+    /// What was spent before the change is still spent after it, whatever becomes of the period.
+    #[test]
+    fn a_change_gives_nothing_back(
+        (before, after) in two_limits(),
+        start in strategies::start(),
+        known in any::<bool>(),
+    ) {
+        prop_assume!(before.quota() > 0 && after.quota() > 0);
+        let (old, store) = (rule(&before), one_shard());
+        let new = if known { successor(&after, &old) } else { rule(&after) };
+        ask(&store, &old, start, before.quota(), Effect::Charge);
+        let looked = ask(&store, &new, start, 1, Effect::Look);
+        let expected = after.quota().saturating_sub(before.quota());
+        if known {
+            prop_assert_eq!(looked.remaining, expected);
+        } else {
+            prop_assert!(looked.remaining < after.quota() || looked.reset_after > Span::ZERO);
+        }
+    }
+}
+
+/// The denied request is denied one microsecond before its wait is over, and admitted then.
+fn assert_tight(
+    store: &MemoryStore,
+    rule: &Rule,
+    now: u64,
+    cost: u64,
+    outcome: &Outcome,
+) -> Result<(), TestCaseError> {
+    let Retry::After(wait) = outcome.retry_after else {
+        prop_assert!(cost > outcome.limit, "never, although it fits");
+        return Ok(());
+    };
+    let (wait, copy) = (wait.as_micros(), copy_of(store, now));
+    prop_assert!(wait > 0, "denied, and to be admitted at once");
+    let early = ask(&copy, rule, now + wait - 1, cost, Effect::Peek);
+    prop_assert!(!early.allowed, "admitted before the {} us were over", wait);
+    let then = ask(&copy, rule, now + wait, cost, Effect::Charge);
+    prop_assert!(then.allowed, "denied though the {} us are over", wait);
+    Ok(())
+}
+
+/// The example of the design: 5 a minute, all spent, raised to 10 a minute.
+#[test]
+fn five_spent_of_five_leave_five_of_ten() {
+    let start = 1_700_000_000_000_000;
+    let period = Span::from_secs(60);
+    for kind in Kind::ALL {
+        let limit = |count| {
+            let count = if kind == Kind::Queue {
+                count - 1
+            } else {
+                count
+            };
+            Limit::new(kind.algorithm(count, Rate { count, period }, 6)).unwrap()
+        };
+        let (old, store) = (rule(&limit(5)), one_shard());
+        assert!(
+            ask(&store, &old, start, 5, Effect::Charge).allowed,
+            "{kind:?}"
+        );
+        assert!(
+            !ask(&store, &old, start, 1, Effect::Charge).allowed,
+            "{kind:?}"
+        );
+        let new = successor(&limit(10), &old);
+        assert_eq!(
+            ask(&store, &new, start, 5, Effect::Charge).remaining,
+            0,
+            "{kind:?}"
+        );
+        let lowered = successor(&limit(2), &new);
+        let denied = ask(&store, &lowered, start, 1, Effect::Charge);
+        assert!(
+            matches!(denied.retry_after, Retry::After(wait) if wait > Span::ZERO),
+            "{kind:?}"
+        );
+    }
+}
+
+/// A key that nobody asks about for several changes is still taken over exactly.
+#[test]
+fn several_changes_while_a_key_is_idle() {
+    let rate = |count| Rate {
+        count,
+        period: Span::from_secs(60),
+    };
+    let limit = |count| Limit::new(Kind::TokenBucket.algorithm(count, rate(count), 1)).unwrap();
+    let (mut rule, store) = (rule(&limit(5)), one_shard());
+    ask(&store, &rule, 0, 5, Effect::Charge);
+    for count in [6, 7, 8, 9] {
+        rule = successor(&limit(count), &rule);
+    }
+    assert_eq!(ask(&store, &rule, 0, 1, Effect::Look).remaining, 4);
+}
+
+/// Limits are taken over by algorithm and order, so that a limit can join a rule or leave it.
+#[test]
+fn a_limit_joins_a_rule_and_leaves_it() {
+    let limit = |kind: Kind, count| {
+        Limit::new(kind.algorithm(
+            count,
+            Rate {
+                count,
+                period: Span::from_secs(60),
+            },
+            6,
+        ))
+        .unwrap()
+    };
+    let old =
+        Arc::new(Limits::new(vec![limit(Kind::Log, 5), limit(Kind::EpochWindow, 7)]).unwrap());
+    let more = vec![
+        limit(Kind::Gcra, 9),
+        limit(Kind::EpochWindow, 17),
+        limit(Kind::Log, 15),
+        limit(Kind::EpochWindow, 27),
+    ];
+    let more = Arc::new(Limits::new(more).unwrap().succeeding(&old));
+    let less = Limits::new(vec![limit(Kind::Log, 25)])
+        .unwrap()
+        .succeeding(&more);
+    let store = one_shard();
+    let remaining = |limits: &Limits| {
+        let rule = Rule {
+            key: b"key".to_vec(),
+            limits: limits.clone(),
+        };
+        let mut outcomes = Vec::new();
+        store.check(
+            &[rule.charge(1)],
+            Timestamp::from_micros(0),
+            Effect::Charge,
+            &mut outcomes,
+        );
+        outcomes
+            .iter()
+            .map(|outcome| outcome.remaining)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(remaining(&old), [4, 6]);
+    assert_eq!(remaining(&more), [8, 15, 13, 26]);
+    assert_eq!(remaining(&less), [22]);
+}
+
+/// Numbers at their maxima change without overflow.
+#[test]
+fn the_largest_limits_change() {
+    let largest = Rate {
+        count: bounds::MAX_COUNT,
+        period: bounds::MAX_PERIOD,
+    };
+    let smallest = Rate {
+        count: 1,
+        period: bounds::MAX_PERIOD,
+    };
+    for kind in Kind::ALL {
+        let limit = |count, rate| Limit::new(kind.algorithm(count, rate, 1_000)).unwrap();
+        let most = bounds::MAX_COUNT - u64::from(kind == Kind::Queue);
+        let old = rule(&limit(most, largest));
+        let (new, store) = (successor(&limit(9, smallest), &old), one_shard());
+        let start = 1_700_000_000_000_000;
+        let most = ask(&store, &old, start, 1, Effect::Look).limit;
+        assert!(
+            ask(&store, &old, start, most, Effect::Charge).allowed,
+            "{kind:?}"
+        );
+        assert!(
+            !ask(&store, &new, start, 1, Effect::Charge).allowed,
+            "{kind:?}"
+        );
+        assert!(
+            ask(&store, &old, start, 1, Effect::Look).remaining < most,
+            "{kind:?}"
+        );
+    }
+}

@@ -1,0 +1,353 @@
+//! The naive twin: the slowest, most obviously right model of every limit.
+//!
+//! It keeps a level of water, a number of tokens, or everything that was ever spent, computes in wide
+//! integers without any rounding, and finds every wait by searching for the first instant at which its own
+//! answer changes. It shares no arithmetic with the kernels.
+
+use tidegate_core::{
+    Algorithm, Counting, Limit, Outcome, RefillMode, Retry, Span, Timestamp, Window,
+};
+
+/// Longer than anything takes to come back.
+const HORIZON: u64 = 3_200_000_000_000_000;
+
+/// One limit on one key.
+#[derive(Clone, Debug)]
+pub(crate) struct Twin {
+    quota: u64,
+    soft: u64,
+    pub(crate) count_denied: bool,
+    model: Model,
+}
+
+#[derive(Clone, Debug)]
+enum Model {
+    Water(Water),
+    Tokens(Tokens),
+    Past(Past),
+}
+
+/// A vessel that leaks `leak` units each `period`. The level is in units times the period.
+#[derive(Clone, Debug)]
+struct Water {
+    capacity: i128,
+    leak: i128,
+    period: i128,
+    level: i128,
+    at: u64,
+    queue: bool,
+}
+
+/// A bucket that gets `refill` tokens each `interval` since it was last full.
+#[derive(Clone, Debug)]
+struct Tokens {
+    capacity: i128,
+    refill: i128,
+    interval: u64,
+    tokens: i128,
+    last_full: u64,
+    refills_seen: u64,
+}
+
+/// Everything that was spent, oldest first: when, and how much.
+#[derive(Clone, Debug)]
+struct Past {
+    limit: u64,
+    counted: Counted,
+    spent: Vec<(u64, u64)>,
+}
+
+#[derive(Clone, Debug)]
+enum Counted {
+    Grid(Window),
+    Sliding(u64),
+    Buckets { width: u64, summed: u64 },
+    Weighted(u64),
+}
+
+impl Twin {
+    pub(crate) fn new(limit: &Limit) -> Self {
+        let hard = limit.quota() + limit.soft_allowance();
+        Self {
+            quota: limit.quota(),
+            soft: limit.soft_allowance(),
+            count_denied: limit.count_denied(),
+            model: Model::new(limit.algorithm(), hard),
+        }
+    }
+
+    /// Whether `cost` fits now; a cost of nothing always does.
+    pub(crate) fn admits(&self, now: u64, cost: u64) -> bool {
+        cost == 0 || self.fits(now, cost)
+    }
+
+    fn fits(&self, now: u64, cost: u64) -> bool {
+        match &self.model {
+            Model::Water(water) => {
+                water.level_at(now) + i128::from(cost) * water.period
+                    <= water.capacity * water.period
+            }
+            Model::Tokens(tokens) => i128::from(cost) <= tokens.tokens_at(now),
+            Model::Past(past) => {
+                let (weight, unit) = past.weight(now);
+                weight + i128::from(cost) * unit <= i128::from(past.limit) * unit
+            }
+        }
+    }
+
+    /// Spends what was admitted, or counts what was denied: never more than the limit holds.
+    pub(crate) fn spend(&mut self, now: u64, cost: u64) {
+        match &mut self.model {
+            Model::Water(water) => {
+                let full = water.capacity * water.period;
+                water.level = full.min(water.level_at(now) + i128::from(cost) * water.period);
+                water.at = now;
+            }
+            Model::Tokens(tokens) => tokens.take(now, cost),
+            Model::Past(past) => past.spend(now, cost),
+        }
+    }
+
+    /// How long a request that is spent now is held back.
+    pub(crate) fn delay(&self, now: u64) -> u64 {
+        match &self.model {
+            Model::Water(water) if water.queue => self.reset_after(now),
+            _ => 0,
+        }
+    }
+
+    pub(crate) fn remaining(&self, now: u64) -> u64 {
+        let (mut fits, mut too_much) = (0, self.quota + self.soft + 1);
+        while too_much - fits > 1 {
+            let middle = fits + (too_much - fits) / 2;
+            if self.admits(now, middle) {
+                fits = middle;
+            } else {
+                too_much = middle;
+            }
+        }
+        fits
+    }
+
+    pub(crate) fn reset_after(&self, now: u64) -> u64 {
+        first(now, |at| self.is_as_new(at)).expect("everything comes back within the horizon")
+    }
+
+    pub(crate) fn retry(&self, now: u64, cost: u64) -> Retry {
+        if cost > self.quota + self.soft {
+            return Retry::Never;
+        }
+        let wait = first(now, |at| self.admits(at, cost));
+        Retry::After(Span::from_micros(
+            wait.expect("what fits is admitted some day"),
+        ))
+    }
+
+    /// What the limit answers, given itself as it was `before`.
+    pub(crate) fn outcome(&self, before: &Self, now: u64, cost: u64, charged: bool) -> Outcome {
+        let allowed = before.admits(now, cost);
+        Outcome {
+            allowed,
+            over_limit: charged && cost > 0 && !before.fits(now, cost + self.soft),
+            limit: self.quota,
+            remaining: self.remaining(now),
+            reset_after: Span::from_micros(self.reset_after(now)),
+            retry_after: if allowed {
+                Retry::NOW
+            } else {
+                self.retry(now, cost)
+            },
+            delay: Span::from_micros(if charged { before.delay(now) } else { 0 }),
+        }
+    }
+
+    fn is_as_new(&self, now: u64) -> bool {
+        match &self.model {
+            Model::Water(water) => water.level_at(now) == 0,
+            Model::Tokens(tokens) => tokens.tokens_at(now) == tokens.capacity,
+            Model::Past(past) => past.weight(now).0 == 0,
+        }
+    }
+}
+
+/// How long after `now` it is until `holds`, which then holds for ever.
+pub(crate) fn first(now: u64, holds: impl Fn(u64) -> bool) -> Option<u64> {
+    if holds(now) {
+        return Some(0);
+    }
+    if !holds(now + HORIZON) {
+        return None;
+    }
+    let (mut too_soon, mut enough) = (0, HORIZON);
+    while enough - too_soon > 1 {
+        let middle = too_soon + (enough - too_soon) / 2;
+        if holds(now + middle) {
+            enough = middle;
+        } else {
+            too_soon = middle;
+        }
+    }
+    Some(enough)
+}
+
+impl Model {
+    fn new(algorithm: &Algorithm, hard: u64) -> Self {
+        let past = |counted| {
+            Self::Past(Past {
+                limit: hard,
+                counted,
+                spent: Vec::new(),
+            })
+        };
+        match algorithm {
+            Algorithm::Gcra { rate, .. } => Self::Water(Water::new(hard, *rate, false)),
+            Algorithm::LeakyBucket { leak, queue, .. } => {
+                Self::Water(Water::new(hard, *leak, *queue))
+            }
+            Algorithm::TokenBucket { refill, mode, .. } => match mode {
+                RefillMode::Continuous => Self::Water(Water::new(hard, *refill, false)),
+                RefillMode::Interval => Self::Tokens(Tokens {
+                    capacity: hard.into(),
+                    refill: refill.count.into(),
+                    interval: refill.period.as_micros(),
+                    tokens: hard.into(),
+                    last_full: 0,
+                    refills_seen: 0,
+                }),
+            },
+            Algorithm::FixedWindow { window, .. } => past(Counted::Grid(window.clone())),
+            Algorithm::SlidingWindowLog { window, .. } => {
+                past(Counted::Sliding(window.as_micros()))
+            }
+            Algorithm::SlidingWindowCounter {
+                window, counting, ..
+            } => past(match counting {
+                Counting::Weighted => Counted::Weighted(window.as_micros()),
+                Counting::Buckets { buckets, strict } => Counted::Buckets {
+                    width: window.as_micros() / u64::from(*buckets),
+                    summed: u64::from(*buckets) + u64::from(*strict),
+                },
+            }),
+        }
+    }
+}
+
+impl Water {
+    fn new(capacity: u64, rate: tidegate_core::Rate, queue: bool) -> Self {
+        Self {
+            capacity: capacity.into(),
+            leak: rate.count.into(),
+            period: rate.period.as_micros().into(),
+            level: 0,
+            at: 0,
+            queue,
+        }
+    }
+
+    fn level_at(&self, now: u64) -> i128 {
+        let leaked = i128::from(now - self.at) * self.leak;
+        (self.level - leaked).max(0)
+    }
+}
+
+impl Tokens {
+    fn refills_by(&self, now: u64) -> u64 {
+        (now - self.last_full) / self.interval
+    }
+
+    fn tokens_at(&self, now: u64) -> i128 {
+        if self.tokens == self.capacity {
+            return self.capacity;
+        }
+        let refills = i128::from(self.refills_by(now) - self.refills_seen);
+        self.capacity.min(self.tokens + refills * self.refill)
+    }
+
+    fn take(&mut self, now: u64, cost: u64) {
+        let tokens = self.tokens_at(now);
+        if tokens == self.capacity {
+            self.last_full = now;
+        }
+        self.refills_seen = self.refills_by(now);
+        self.tokens = (tokens - i128::from(cost)).max(0);
+    }
+}
+
+impl Past {
+    /// What counts at `now`, as a number of units times the second number.
+    fn weight(&self, now: u64) -> (i128, i128) {
+        let sum = |counts: &dyn Fn(u64) -> bool| -> i128 {
+            let counted = self.spent.iter().filter(|(at, _)| counts(*at));
+            counted.map(|(_, cost)| i128::from(*cost)).sum()
+        };
+        match &self.counted {
+            Counted::Grid(Window::Epoch(span)) => {
+                let window = |at: u64| at / span.as_micros();
+                (sum(&|at| window(at) == window(now)), 1)
+            }
+            Counted::Grid(Window::Calendar(calendar)) => {
+                let window = |at: u64| calendar.window(Timestamp::from_micros(at));
+                (sum(&|at| window(at) == window(now)), 1)
+            }
+            Counted::Grid(Window::FirstRequest(span)) => {
+                let first = self.first_of_window(span.as_micros());
+                let ended = first.is_none_or(|first| first + span.as_micros() <= now);
+                let counts = |at: u64| !ended && first.is_some_and(|first| at >= first);
+                (sum(&counts), 1)
+            }
+            Counted::Sliding(window) => (sum(&|at| at + window > now), 1),
+            Counted::Buckets { width, summed } => (sum(&|at| at / width + summed > now / width), 1),
+            Counted::Weighted(window) => {
+                let (current, left) = (now / window, window - now % window);
+                let before = sum(&|at| at / window + 1 == current);
+                let unit = i128::from(*window);
+                let weight = before * i128::from(left) + sum(&|at| at / window == current) * unit;
+                (weight, unit)
+            }
+        }
+    }
+
+    /// The request that began the last window that any request began.
+    fn first_of_window(&self, window: u64) -> Option<u64> {
+        let instants = self.spent.iter().map(|(at, _)| *at);
+        instants.fold(None, |first, at| match first {
+            Some(first) if at < first + window => Some(first),
+            _ => Some(at),
+        })
+    }
+
+    /// Windows with an end hold at most their limit; sliding ones the newest units.
+    fn spend(&mut self, now: u64, cost: u64) {
+        let cost = match &self.counted {
+            Counted::Grid(_) => {
+                let (count, _) = self.weight(now);
+                cost.min(
+                    self.limit - u64::try_from(count).expect("a count is no more than the limit"),
+                )
+            }
+            Counted::Weighted(window) => {
+                let current = self
+                    .spent
+                    .iter()
+                    .filter(|(at, _)| at / window == now / window);
+                cost.min(self.limit - current.map(|(_, cost)| cost).sum::<u64>())
+            }
+            Counted::Sliding(_) | Counted::Buckets { .. } => cost.min(self.limit),
+        };
+        if cost > 0 {
+            self.spent.push((now, cost));
+        }
+        if let Counted::Sliding(_) | Counted::Buckets { .. } = self.counted {
+            self.forget_all_but(self.limit);
+        }
+    }
+
+    fn forget_all_but(&mut self, newest: u64) {
+        let mut left = newest;
+        for (_, cost) in self.spent.iter_mut().rev() {
+            *cost = left.min(*cost);
+            left -= *cost;
+        }
+        self.spent.retain(|(_, cost)| *cost > 0);
+    }
+}
