@@ -11,8 +11,6 @@ mod shard;
 mod slab;
 mod snapshot;
 
-use std::sync::PoisonError;
-
 use foldhash::quality::RandomState;
 
 use self::shard::{Full, Pending, Room, Shard, hash_with};
@@ -21,7 +19,7 @@ use crate::{
     bounds,
     charge::{Charge, Effect},
     outcome::{Decision, Outcome, Retry},
-    sync::{Mutex, MutexGuard},
+    sync::{self, Mutex},
     time::{Span, Timestamp},
 };
 
@@ -147,7 +145,7 @@ pub struct MemoryStore {
 #[repr(align(128))]
 struct Padded(Mutex<Shard>);
 
-type Guard<'s> = MutexGuard<'s, Shard>;
+type Guard<'s> = sync::Guard<'s, Shard>;
 
 impl MemoryStore {
     /// An empty store.
@@ -196,7 +194,7 @@ impl MemoryStore {
         outcomes: &mut Vec<Outcome>,
     ) -> Decision {
         let hash = hash_with(&self.hasher, charge.key);
-        let mut shard = lock(&self.shards[self.shard_of(hash)]);
+        let mut shard = self.shards[self.shard_of(hash)].0.lock();
         let now = shard.latest(now);
         if let Some(until) = shard.blocked(charge.key, now) {
             return blocked(0, until, now);
@@ -341,7 +339,7 @@ impl MemoryStore {
     pub fn blocks(&self, now: Timestamp) -> Vec<Block> {
         self.shards
             .iter()
-            .flat_map(|shard| lock(shard).blocks(now))
+            .flat_map(|shard| shard.0.lock().blocks(now))
             .collect()
     }
 
@@ -350,13 +348,13 @@ impl MemoryStore {
     pub fn stats(&self) -> MemoryStats {
         let mut stats = MemoryStats::default();
         for shard in &self.shards {
-            stats += lock(shard).stats();
+            stats += shard.0.lock().stats();
         }
         stats
     }
 
     fn lock_of(&self, hash: u64) -> Guard<'_> {
-        lock(&self.shards[self.shard_of(hash)])
+        self.shards[self.shard_of(hash)].0.lock()
     }
 
     /// The shard of a hash: by its highest bits, which the index of a shard does not use.
@@ -380,7 +378,7 @@ impl<'s> Held<'s> {
         numbers.dedup();
         let guards = numbers
             .iter()
-            .map(|number| lock(&store.shards[*number]))
+            .map(|number| store.shards[*number].0.lock())
             .collect();
         Self { numbers, guards }
     }
@@ -433,10 +431,4 @@ fn blocked(charge: usize, until: Option<Timestamp>, now: Timestamp) -> Decision 
         until,
         retry_after,
     }
-}
-
-/// A thread that panicked under the lock left the shard in a state that its next user can go on from: at
-/// worst the key that it was deciding is as good as new.
-fn lock(shard: &Padded) -> Guard<'_> {
-    shard.0.lock().unwrap_or_else(PoisonError::into_inner)
 }

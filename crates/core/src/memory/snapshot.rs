@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use super::{MemoryStore, entry::Entry, lock, shard::hash_with};
+use super::{MemoryStore, entry::Entry, shard::hash_with};
 use crate::{
     bounds,
     kernel::{
@@ -51,7 +51,7 @@ impl MemoryStore {
     ///
     /// If there is no such part.
     pub fn save(&self, part: usize, now: Timestamp, out: &mut Vec<u8>) {
-        let mut shard = lock(&self.shards[part]);
+        let mut shard = self.shards[part].0.lock();
         for entry in shard.entries().filter(|entry| entry.expires() > now) {
             if let Some(cell) = entry.cell() {
                 out.push(KEY);
