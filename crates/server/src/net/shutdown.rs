@@ -34,7 +34,7 @@ impl Shutdown {
         }
     }
 
-    pub(super) fn begin(&self) {
+    pub(crate) fn begin(&self) {
         self.0.begun.store(true, Ordering::Release);
         self.0.begins.notify_waiters();
     }

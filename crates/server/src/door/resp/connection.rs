@@ -4,6 +4,9 @@
 //! runtime does around a request costs more than the request: here that is one `read`, one `write`, and
 //! two looks at the clock.
 
+#[cfg(test)]
+mod tests;
+
 use std::{
     cell::{Cell, RefCell},
     future::poll_fn,
@@ -14,10 +17,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf},
-    net::TcpStream,
-};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 
 use super::{
     bounds::{LINGER_BYTES, MAX_HELD_BYTES, READ_BYTES, SMALL_BYTES},
@@ -46,8 +46,19 @@ struct Worker {
 }
 
 /// Serves one client until either side ends it.
-pub(super) async fn serve(stream: TcpStream, connection: Connection, limiter: Arc<Limiter>) {
-    let mut client = Client::new(stream, connection, limiter);
+pub(super) async fn serve<S>(stream: S, connection: Connection, limiter: Arc<Limiter>)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let session = Session::new(Session::next_id(), connection.peer);
+    serve_as(session, stream, connection, limiter).await;
+}
+
+async fn serve_as<S>(session: Session, stream: S, connection: Connection, limiter: Arc<Limiter>)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let mut client = Client::new(session, stream, connection, limiter);
     // Registered once and for all: this future is a task of its own, whose waker stays the same.
     let shutdown = client.connection.shutdown.clone();
     let mut begun = std::pin::pin!(shutdown.begun());
@@ -67,8 +78,8 @@ pub(super) async fn serve(stream: TcpStream, connection: Connection, limiter: Ar
 }
 
 #[derive(Debug)]
-struct Client {
-    stream: TcpStream,
+struct Client<S> {
+    stream: S,
     connection: Connection,
     limiter: Arc<Limiter>,
     session: Session,
@@ -106,10 +117,10 @@ impl From<io::Error> for End {
     }
 }
 
-impl Client {
-    fn new(stream: TcpStream, connection: Connection, limiter: Arc<Limiter>) -> Self {
+impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
+    fn new(session: Session, stream: S, connection: Connection, limiter: Arc<Limiter>) -> Self {
         Self {
-            session: Session::new(connection.peer),
+            session,
             timer: LazyTimer::new(connection.bounds.idle),
             stream,
             connection,
@@ -303,7 +314,7 @@ impl Client {
     }
 }
 
-impl Drop for Client {
+impl<S> Drop for Client<S> {
     fn drop(&mut self) {
         HELD.set(HELD.get() - self.held);
     }

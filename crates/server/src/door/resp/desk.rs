@@ -59,6 +59,8 @@ impl Desk {
         session: &mut Session,
         input: &[u8],
     ) -> Progress {
+        // Were a command ever to panic, its connection ends, and no other may get what it left here.
+        self.output.clear();
         let now = limiter.now();
         let mut used = 0;
         while self.output.len() < OUTPUT_BYTES {

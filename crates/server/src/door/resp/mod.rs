@@ -22,8 +22,14 @@ mod parse;
 mod reply;
 mod session;
 
-use std::{io, net::TcpListener, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::{Ipv4Addr, SocketAddr, TcpListener},
+    sync::Arc,
+    time::Duration,
+};
 
+use self::{desk::Desk, session::Session};
 use crate::{
     limiter::Limiter,
     net::{Bounds, Listener, Server},
@@ -53,4 +59,21 @@ pub fn listen(
     server.listen(socket, bounds, move |stream, connection| {
         connection::serve(stream, connection, Arc::clone(&limiter))
     })
+}
+
+/// What a client that sends `input` and leaves is answered: the door without a socket, for tests and
+/// fuzzing. The client is number 1.
+#[must_use]
+pub fn transcript(limiter: &Limiter, input: &[u8]) -> Vec<u8> {
+    let mut session = Session::new(1, SocketAddr::from((Ipv4Addr::LOCALHOST, 1)));
+    let mut desk = Desk::default();
+    let (mut at, mut output) = (0, Vec::new());
+    loop {
+        let progress = desk.answer(limiter, &mut session, &input[at..]);
+        output.extend_from_slice(&desk.output);
+        at += progress.used;
+        if !progress.more {
+            return output;
+        }
+    }
 }

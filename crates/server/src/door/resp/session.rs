@@ -49,17 +49,22 @@ pub(super) enum Ending {
 }
 
 impl Session {
-    /// A connection that has said nothing yet, with an id that no other one of this process has.
-    pub(super) fn new(peer: SocketAddr) -> Self {
-        static LAST: AtomicU64 = AtomicU64::new(0);
+    /// A connection that has said nothing yet.
+    pub(super) fn new(id: u64, peer: SocketAddr) -> Self {
         Self {
-            id: LAST.fetch_add(1, Ordering::Relaxed) + 1,
+            id,
             peer,
             protocol: Protocol::default(),
             replies: Replies::default(),
             ending: Ending::default(),
             names: None,
         }
+    }
+
+    /// An id that no other connection of this process has had.
+    pub(super) fn next_id() -> u64 {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        LAST.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Forgets everything but who it is.

@@ -1,0 +1,115 @@
+//! Clients that take too much, too long, or leave.
+
+use std::{
+    io::{Read, Write},
+    net::{Shutdown, TcpStream},
+    time::Duration,
+};
+
+use tidegate_core::RuleSet;
+use tidegate_server::{door::resp, net::Bounds};
+
+use crate::door::{Client, Door, encode};
+
+/// So short that a test does not notice, and long enough for nothing else to happen.
+const SHORT: Duration = Duration::from_millis(20);
+
+fn door(bounds: Bounds) -> Door {
+    Door::with(RuleSet::default(), bounds)
+}
+
+#[test]
+fn a_million_decisions_in_one_pipeline_are_all_answered() {
+    const BATCHES: usize = 1_000;
+    const ALLOWED: &[u8] = b"*5\r\n:1\r\n";
+    const DENIED: &[u8] = b"*5\r\n:0\r\n";
+    let door = Door::open();
+    let mut reader = TcpStream::connect(door.address()).unwrap();
+    let mut writer = reader.try_clone().unwrap();
+    let sender = std::thread::spawn(move || {
+        let batch = encode(&[b"THROTTLE", b"key", b"1000", b"1", b"1"]).repeat(1_000);
+        for _ in 0..BATCHES {
+            writer.write_all(&batch).unwrap();
+        }
+        writer.shutdown(Shutdown::Write).unwrap();
+    });
+    let mut answers = Vec::new();
+    reader.read_to_end(&mut answers).unwrap();
+    sender.join().unwrap();
+    let count = |beginning| {
+        answers
+            .windows(ALLOWED.len())
+            .filter(|window| *window == beginning)
+            .count()
+    };
+    assert_eq!((count(ALLOWED), count(DENIED)), (1_000, 999_000));
+}
+
+#[test]
+fn a_quiet_client_is_closed() {
+    let door = door(Bounds {
+        idle: SHORT,
+        ..resp::default_bounds()
+    });
+    assert_eq!(door.connect().rest(), "");
+}
+
+#[test]
+fn a_client_that_does_not_finish_is_closed() {
+    let door = door(Bounds {
+        request: SHORT,
+        ..resp::default_bounds()
+    });
+    let mut client = door.connect();
+    client.send(b"PING\r\n*1\r\n$4\r\nPI");
+    assert_eq!(client.rest(), "+PONG\r\n");
+}
+
+#[test]
+fn a_client_that_does_not_read_is_closed() {
+    let door = door(Bounds {
+        write: SHORT,
+        ..resp::default_bounds()
+    });
+    let mut stream = TcpStream::connect(door.address()).unwrap();
+    let batch = encode(&[b"ECHO", &[b'x'; 60_000]]);
+    // Written until the server has closed: its end of the socket takes no more by then.
+    let closed = std::iter::repeat_with(|| stream.write_all(&batch)).find_map(Result::err);
+    assert!(closed.is_some());
+    while door.listener.open() > 0 {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn connections_are_counted_and_no_more_are_taken_than_allowed() {
+    let door = door(Bounds {
+        connections: 2,
+        ..resp::default_bounds()
+    });
+    let mut kept = [door.connect(), door.connect()];
+    for client in &mut kept {
+        assert_eq!(client.command("PING").to_string(), "+PONG");
+    }
+    let mut refused = TcpStream::connect(door.address()).unwrap();
+    assert_eq!(refused.read(&mut [0; 8]).unwrap_or(0), 0);
+    assert_eq!((door.listener.open(), door.listener.refused()), (2, 1));
+}
+
+#[tokio::test]
+async fn a_shutdown_finishes_what_was_asked() {
+    let door = Door::open();
+    let address = door.address();
+    let mut idle = Client::connect(address);
+    assert_eq!(idle.command("PING").to_string(), "+PONG");
+    let mut asked = Client::connect(address);
+    asked.send(&encode(&[b"ECHO", b"x"]).repeat(1_000));
+    assert_eq!(asked.value().to_string(), r#""x""#);
+    assert_eq!(
+        door.server.shutdown(Duration::from_secs(30)).await,
+        0,
+        "nobody had to be dropped"
+    );
+    assert_eq!(idle.rest(), "");
+    assert_eq!(asked.rest().len(), 999 * b"$1\r\nx\r\n".len());
+}

@@ -1,0 +1,16 @@
+//! The Redis-protocol door, over real sockets, under a clock that the tests set.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
+
+mod bounds;
+
+mod door;
+mod handshake;
+mod protocol;
+mod real_clients;
+mod redis_cell;
+mod throttlecrab;
+mod value;

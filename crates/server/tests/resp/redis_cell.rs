@@ -1,0 +1,236 @@
+//! `CL.THROTTLE`, held against what redis-cell answers and documents.
+
+use tidegate_core::Span;
+
+use crate::door::Door;
+
+/// The example of redis-cell's README.
+#[test]
+fn the_example_that_everybody_knows() {
+    let door = Door::open();
+    let answer = door.connect().command("CL.THROTTLE user123 15 30 60");
+    assert_eq!(answer.to_string(), "[0, 16, 15, -1, 2]");
+}
+
+/// Recorded answers at a burst of 4 and one each second: when, how many, and
+/// limited, limit, remaining, retry after, reset after.
+const RECORDED: [(u64, u64, [i64; 5]); 16] = [
+    (0, 6, [1, 5, 5, -1, 0]),
+    (0, 1, [0, 5, 4, -1, 1]),
+    (0, 1, [0, 5, 3, -1, 2]),
+    (0, 1, [0, 5, 2, -1, 3]),
+    (0, 1, [0, 5, 1, -1, 4]),
+    (0, 1, [0, 5, 0, -1, 5]),
+    (0, 1, [1, 5, 0, 1, 5]),
+    (3_000, 1, [0, 5, 2, -1, 3]),
+    (3_100, 1, [0, 5, 1, -1, 4]),
+    (4_000, 1, [0, 5, 1, -1, 4]),
+    (8_000, 1, [0, 5, 4, -1, 1]),
+    (9_500, 1, [0, 5, 4, -1, 1]),
+    (9_500, 0, [0, 5, 4, -1, 1]),
+    (9_500, 2, [0, 5, 2, -1, 3]),
+    (9_500, 5, [1, 5, 2, 3, 3]),
+    (9_500, 0, [0, 5, 2, -1, 3]),
+];
+
+#[test]
+fn recorded_answers_come_out_the_same() {
+    let door = Door::open();
+    let mut client = door.connect();
+    for (step, (millis, quantity, expected)) in RECORDED.into_iter().enumerate() {
+        door.at_millis(millis);
+        let answer = client.command(&format!("CL.THROTTLE key 4 1 1 {quantity}"));
+        let expected = format!("[{}]", expected.map(|number| number.to_string()).join(", "));
+        assert_eq!(
+            answer.to_string(),
+            expected,
+            "step {step}: {quantity} at {millis} ms"
+        );
+    }
+}
+
+#[test]
+fn waiting_as_long_as_told_is_waiting_long_enough() {
+    let door = Door::open();
+    let mut client = door.connect();
+    // One each third of a second: a second is the shortest wait that the reply can tell.
+    assert_eq!(
+        client.command("CL.THROTTLE key 0 3 1").to_string(),
+        "[0, 1, 0, -1, 1]"
+    );
+    assert_eq!(
+        client.command("CL.THROTTLE key 0 3 1").to_string(),
+        "[1, 1, 0, 1, 1]"
+    );
+    door.at_millis(333);
+    assert_eq!(
+        client.command("CL.THROTTLE key 0 3 1").to_string(),
+        "[1, 1, 0, 1, 1]"
+    );
+    door.at_millis(334);
+    assert_eq!(
+        client.command("CL.THROTTLE key 0 3 1").to_string(),
+        "[0, 1, 0, -1, 1]"
+    );
+}
+
+#[test]
+fn keys_are_any_bytes_and_names_any_case() {
+    let door = Door::open();
+    let mut client = door.connect();
+    let keys: [&[u8]; 4] = [b"\xff\xfe\0", b"\r\n", b"\xffad-hoc\xff", &[b'k'; 1_000]];
+    for key in keys {
+        for remaining in [1, 0] {
+            let answer = client.command_of(&[b"cL.tHROTTLE", key, b"1", b"1", b"60"]);
+            assert_eq!(
+                answer.items()[2].to_string(),
+                remaining.to_string(),
+                "{}",
+                key.escape_ascii()
+            );
+        }
+    }
+}
+
+#[test]
+fn clients_of_one_key_share_its_count_and_changed_numbers_keep_it() {
+    let door = Door::open();
+    let (mut one, mut other) = (door.connect(), door.connect());
+    assert_eq!(
+        one.command("CL.THROTTLE key 4 1 60 3").to_string(),
+        "[0, 5, 2, -1, 180]"
+    );
+    assert_eq!(
+        other.command("CL.THROTTLE key 4 1 60 2").to_string(),
+        "[0, 5, 0, -1, 300]"
+    );
+    assert_eq!(
+        one.command("CL.THROTTLE key 9 1 60 0").items()[2].to_string(),
+        "5",
+        "raised at once"
+    );
+    assert_eq!(
+        one.command("CL.THROTTLE another 4 1 60").items()[2].to_string(),
+        "4"
+    );
+}
+
+#[test]
+fn refusals_are_in_its_words() {
+    let usage = "-Cell error: Store error: Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]";
+    let integer = |text| format!("-Cell error: Store error: Couldn't parse as integer: {text}");
+    let zero = "-Cell error: Store error: Zero rates are not supported";
+    let refused = [
+        ("CL.THROTTLE", usage.to_owned()),
+        ("CL.THROTTLE key 1 2", usage.to_owned()),
+        ("CL.THROTTLE key 1 2 3 4 5", usage.to_owned()),
+        ("CL.THROTTLE key x 1 60", integer("x")),
+        ("CL.THROTTLE key 1 1.5 60", integer("1.5")),
+        ("CL.THROTTLE key 1 1 60s", integer("60s")),
+        (
+            "CL.THROTTLE key 1 1 60 99999999999999999999",
+            integer("99999999999999999999"),
+        ),
+        ("CL.THROTTLE key 1 0 60", zero.to_owned()),
+        ("CL.THROTTLE key 1 1 0", zero.to_owned()),
+    ];
+    let door = Door::open();
+    let mut client = door.connect();
+    for (command, expected) in refused {
+        assert_eq!(client.command(command).to_string(), expected, "{command}");
+    }
+    let stats = door.limiter.store().stats();
+    assert_eq!(stats.keys, 0, "what is refused is counted nowhere");
+}
+
+#[test]
+fn numbers_beyond_the_bounds_are_refused_by_name() {
+    let refused = [
+        (
+            "CL.THROTTLE key -1 1 60",
+            "max_burst: must be from 0 to 999999999999999, got -1",
+        ),
+        (
+            "CL.THROTTLE key 1 -5 60",
+            "count_per_period: must be from 1 to 999999999999999, got -5",
+        ),
+        (
+            "CL.THROTTLE key 1 1 -60",
+            "period: must be from 1 to 315576000, got -60",
+        ),
+        (
+            "CL.THROTTLE key 1 1 60 -1",
+            "quantity: must be from 0 to 999999999999999, got -1",
+        ),
+        (
+            "CL.THROTTLE key 9223372036854775807 1 60",
+            "max_burst: must be from 0 to 999999999999999, got 9223372036854775807",
+        ),
+        (
+            "CL.THROTTLE key 1 1 60 9223372036854775807",
+            "quantity: must be from 0 to 999999999999999, got 9223372036854775807",
+        ),
+        ("CL.THROTTLE  1 1 60", "key: must not be empty"),
+    ];
+    let door = Door::open();
+    let mut client = door.connect();
+    for (command, expected) in refused {
+        let expected = format!("-Cell error: Store error: {expected}");
+        assert_eq!(client.command(command).to_string(), expected, "{command}");
+    }
+    let long = client
+        .command_of(&[b"CL.THROTTLE", &[b'k'; 2_000], b"1", b"1", b"60"])
+        .to_string();
+    assert!(
+        long.starts_with("-Cell error: Store error: key: 2000 bytes is over the maximum of"),
+        "{long}"
+    );
+    // Each number is in its bounds; together they are a bucket that takes ages to drain.
+    let ages = client
+        .command("CL.THROTTLE key 999999999999998 1 315576000")
+        .to_string();
+    assert!(
+        ages.starts_with("-Cell error: Store error: max_burst: "),
+        "{ages}"
+    );
+}
+
+#[test]
+fn more_than_fits_is_never() {
+    let door = Door::open();
+    let mut client = door.connect();
+    assert_eq!(
+        client.command("CL.THROTTLE key 4 1 60 6").to_string(),
+        "[1, 5, 5, -1, 0]"
+    );
+    assert_eq!(
+        client.command("CL.THROTTLE key 4 1 60 5").to_string(),
+        "[0, 5, 0, -1, 300]"
+    );
+}
+
+#[test]
+fn a_blocked_key_is_limited_until_the_block_ends() {
+    let door = Door::open();
+    let mut client = door.connect();
+    let mut room = Vec::new();
+    let key = tidegate_server::limiter::Limiter::throttle_key(b"key", &mut room).unwrap();
+    door.limiter
+        .store()
+        .block(key, Some(Span::from_secs(90)), "abuse", door.limiter.now());
+    assert_eq!(
+        client.command("CL.THROTTLE key 4 1 60").to_string(),
+        "[1, 5, 0, 90, 90]"
+    );
+    assert_eq!(
+        client.command("THROTTLE key 4 1 60").to_string(),
+        "[0, 4, 0, 90, 90]"
+    );
+    door.limiter
+        .store()
+        .block(key, None, "abuse", door.limiter.now());
+    assert_eq!(
+        client.command("CL.THROTTLE key 4 1 60").to_string(),
+        "[1, 5, 0, -1, 0]"
+    );
+}
