@@ -135,6 +135,15 @@ impl Entry {
     }
 }
 
+/// Bytes on the heap that a key takes.
+pub(super) fn key_bytes(key: &[u8]) -> usize {
+    if key.len() <= Key::INLINE {
+        0
+    } else {
+        key.len()
+    }
+}
+
 /// A key of up to 22 bytes lies inside the entry.
 #[derive(Debug)]
 enum Key {

@@ -48,13 +48,13 @@ impl Index {
         self.slots.capacity() * size_of::<Slot>()
     }
 
-    /// Bytes that the next insertion adds.
-    pub(super) fn growth_bytes(&self) -> usize {
-        if self.has_room() {
-            0
-        } else {
-            (self.grown() - self.slots.len()) * size_of::<Slot>()
+    /// Bytes that the next `entries` insertions add.
+    pub(super) fn growth_bytes(&self, entries: usize) -> usize {
+        let mut slots = self.slots.len();
+        while !has_room(slots, self.len + entries) {
+            slots = grown(slots);
         }
+        (slots - self.slots.len()) * size_of::<Slot>()
     }
 
     /// The number of the entry of that hash for which `is` holds.
@@ -78,8 +78,8 @@ impl Index {
 
     /// Adds an entry that is not in yet; `hash_of` hashes the others if the index has to grow.
     pub(super) fn insert(&mut self, hash: u64, number: usize, hash_of: impl Fn(usize) -> u64) {
-        if !self.has_room() {
-            self.rebuild(self.grown(), hash_of);
+        if !has_room(self.slots.len(), self.len + 1) {
+            self.rebuild(grown(self.slots.len()), hash_of);
         }
         self.place(hash, number);
         self.len += 1;
@@ -143,14 +143,6 @@ impl Index {
         Some(at)
     }
 
-    fn has_room(&self) -> bool {
-        (self.len + 1) * 8 <= self.slots.len() * 7
-    }
-
-    fn grown(&self) -> usize {
-        self.slots.len() * 5 / 4 + 8
-    }
-
     /// Spreads the low 32 bits of the hash evenly over slots of any number.
     #[inline]
     fn home(&self, hash: u64) -> usize {
@@ -173,6 +165,15 @@ impl Index {
             to + self.slots.len() - from
         }
     }
+}
+
+/// An eighth stays vacant, so that probing is short and ends.
+fn has_room(slots: usize, entries: usize) -> bool {
+    entries * 8 <= slots * 7
+}
+
+fn grown(slots: usize) -> usize {
+    slots * 5 / 4 + 8
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ mod snapshot;
 
 use foldhash::quality::RandomState;
 
-use self::shard::{Full, Pending, Room, Shard, hash_with};
+use self::shard::{Full, Located, Pending, Room, Shard, hash_with};
 pub use self::snapshot::SnapshotError;
 use crate::{
     bounds,
@@ -26,7 +26,7 @@ use crate::{
 /// What a full store does for a key that it has not seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WhenFull {
-    /// Forgets a key that has spent less than half of its limits and was not denied; if none is at hand,
+    /// Forgets a key that has spent no more than half of each limit and was not denied; if none is at hand,
     /// denies the newcomer.
     #[default]
     Evict,
@@ -199,12 +199,13 @@ impl MemoryStore {
         if let Some(until) = shard.blocked(charge.key, now) {
             return blocked(0, until, now);
         }
-        let entry = match shard.locate(charge, hash, now, effect) {
-            Ok(entry) => entry,
+        let alone = std::slice::from_ref(charge);
+        let located = match shard.locate((charge, alone), hash, now, effect) {
+            Ok(located) => located,
             Err(Full { retry_after }) => return Decision::Full { retry_after },
         };
         if effect == Effect::Charge
-            && let Some(number) = entry
+            && let Located::At(number) = located
             && let Some(admitted) = shard.decide_in_place(charge, number, now, outcomes)
         {
             return if admitted {
@@ -213,7 +214,7 @@ impl MemoryStore {
                 Decision::Limited
             };
         }
-        let mut pending = shard.open(charge, hash, entry, now, effect);
+        let mut pending = shard.open(charge, hash, located, now, effect);
         let admitted = pending.ask(now);
         if effect != Effect::Look {
             pending.settle(admitted, now);
@@ -248,21 +249,25 @@ impl MemoryStore {
         if let Some(decision) = held.blocked(self, charges, &hashes, now) {
             return decision;
         }
+        let mut located = Vec::with_capacity(charges.len());
         for (charge, hash) in charges.iter().zip(&hashes) {
             let shard = held.shard(self.shard_of(*hash));
-            if let Err(Full { retry_after }) = shard.locate(charge, *hash, now, effect) {
-                held.finish();
-                return Decision::Full { retry_after };
+            match shard.locate((charge, charges), *hash, now, effect) {
+                Ok(place) => located.push(place),
+                Err(Full { retry_after }) => {
+                    held.finish();
+                    return Decision::Full { retry_after };
+                }
             }
         }
         let mut pending: Vec<Pending<'_>> = charges
             .iter()
             .zip(&hashes)
-            .map(|(charge, hash)| {
+            .zip(located)
+            .map(|((charge, hash), located)| {
                 let shard = held.shard(self.shard_of(*hash));
-                // Making room for one key may have moved another: each is looked for again.
-                let entry = shard.find(*hash, charge.key);
-                shard.open(charge, *hash, entry, now, effect)
+                let located = shard.locate_again(*hash, charge.key, located);
+                shard.open(charge, *hash, located, now, effect)
             })
             .collect();
         let admitted = pending

@@ -9,7 +9,7 @@ use foldhash::quality::RandomState;
 
 use super::{
     Block, MemoryStats, WhenFull,
-    entry::Entry,
+    entry::{Entry, key_bytes},
     index::{self, Index},
     slab::Slab,
 };
@@ -44,8 +44,7 @@ pub(super) struct Shard {
     decisions: u32,
     /// Bytes on the heap that belong to the entries.
     heap_bytes: usize,
-    /// Keys that a decision of several charges is about to insert.
-    reserved: usize,
+    reserved: Reserved,
     counts: MemoryStats,
 }
 
@@ -55,6 +54,13 @@ pub(super) struct Room {
     pub(super) keys: usize,
     pub(super) bytes: usize,
     pub(super) when_full: WhenFull,
+}
+
+/// Room that is kept for the keys that a decision is about to insert, and for what it lets grow.
+#[derive(Clone, Copy, Debug, Default)]
+struct Reserved {
+    keys: usize,
+    bytes: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -69,13 +75,22 @@ pub(super) struct Full {
     pub(super) retry_after: Retry,
 }
 
+/// Where the key of a charge is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Located {
+    /// In the entry of this number.
+    At(usize),
+    /// Nowhere; there is room for it or not.
+    Absent { has_room: bool },
+}
+
 /// One charge while it is being decided: its state is out of the store.
 #[derive(Debug)]
 pub(super) struct Pending<'c> {
     charge: &'c Charge<'c>,
     cost: u64,
     hash: u64,
-    entry: Option<usize>,
+    located: Located,
     cell: Cell,
     denied: Mask,
     charged: bool,
@@ -115,10 +130,7 @@ impl<'c> Pending<'c> {
             charged: self.charged && self.cost > 0,
         };
         self.charge.limits.report(&self.cell, now, asked, outcomes);
-        self.denied != 0
-            || outcomes[first..]
-                .iter()
-                .any(|outcome| outcome.remaining < outcome.limit / 2)
+        outcomes[first..].iter().any(is_pressed)
     }
 }
 
@@ -138,7 +150,7 @@ impl Shard {
             cursor: 0,
             decisions: 0,
             heap_bytes: 0,
-            reserved: 0,
+            reserved: Reserved::default(),
             counts: MemoryStats::default(),
         }
     }
@@ -149,45 +161,67 @@ impl Shard {
         self.latest
     }
 
-    /// Finds the entry of `charge`, and makes sure that what is charged can be kept.
+    /// Finds the entry of `charge`, one of `all` that are decided together, and makes sure that what is
+    /// charged can be kept.
     #[inline]
     pub(super) fn locate(
         &mut self,
-        charge: &Charge<'_>,
+        (charge, all): (&Charge<'_>, &[Charge<'_>]),
         hash: u64,
         now: Timestamp,
         effect: Effect,
-    ) -> Result<Option<usize>, Full> {
+    ) -> Result<Located, Full> {
         let found = self.find(hash, charge.key);
-        if effect != Effect::Charge {
-            return Ok(found);
-        }
         let Some(number) = found else {
-            self.reserve(charge, now)?;
-            return Ok(None);
+            let has_room = effect == Effect::Charge && self.reserve(charge, all, now)?;
+            return Ok(Located::Absent { has_room });
         };
+        if effect != Effect::Charge {
+            return Ok(Located::At(number));
+        }
         match self.entries[number].growth_bytes(charge.limits, charge.cost) {
-            0 => Ok(found),
+            0 => Ok(Located::At(number)),
             growth => {
-                self.make_room(0, growth, now)?;
-                Ok(self.find(hash, charge.key))
+                self.make_room(0, growth, all, now)?;
+                self.reserved.bytes += growth;
+                Ok(self.locate_again(hash, charge.key, Located::At(number)))
             }
         }
     }
 
-    /// Makes room for the key of `charge`.
-    #[cold]
-    fn reserve(&mut self, charge: &Charge<'_>, now: Timestamp) -> Result<(), Full> {
-        let made = self.make_room(1, self.key_bytes(charge.key), now);
-        if made.is_ok() {
-            self.reserved += 1;
-        } else if self.room.when_full == WhenFull::Allow {
-            self.counts.newcomers_allowed += 1;
-            return Ok(());
-        } else {
-            self.counts.newcomers_denied += 1;
+    /// The place of an entry that making room for others may have moved.
+    pub(super) fn locate_again(&self, hash: u64, key: &[u8], located: Located) -> Located {
+        match (located, self.find(hash, key)) {
+            (Located::At(_), Some(number)) => Located::At(number),
+            (Located::At(_), None) => Located::Absent { has_room: false },
+            (absent @ Located::Absent { .. }, _) => absent,
         }
-        made
+    }
+
+    /// Makes room for the key of `charge`; false if it is to pass uncounted.
+    #[cold]
+    fn reserve(
+        &mut self,
+        charge: &Charge<'_>,
+        all: &[Charge<'_>],
+        now: Timestamp,
+    ) -> Result<bool, Full> {
+        let bytes = key_bytes(charge.key) + charge.limits.newcomer_bytes(charge.cost);
+        match self.make_room(1, bytes, all, now) {
+            Ok(()) => {
+                self.reserved.keys += 1;
+                self.reserved.bytes += bytes;
+                Ok(true)
+            }
+            Err(_) if self.room.when_full == WhenFull::Allow => {
+                self.counts.newcomers_allowed += 1;
+                Ok(false)
+            }
+            Err(full) => {
+                self.counts.newcomers_denied += 1;
+                Err(full)
+            }
+        }
     }
 
     /// Decides a charge that is nothing but a schedule whose state lies in its entry, where it lies.
@@ -206,10 +240,7 @@ impl Shard {
         let tat = entry.schedule(charge.limits.fingerprint())?;
         let before = entry.heap_bytes();
         let (tat, outcome) = schedule.decide(tat, now, charge.cost.units());
-        entry.put_schedule(
-            tat,
-            !outcome.allowed || outcome.remaining < outcome.limit / 2,
-        );
+        entry.put_schedule(tat, is_pressed(&outcome));
         self.heap_bytes = self.heap_bytes - before + entry.heap_bytes();
         outcomes.push(outcome);
         self.finish();
@@ -222,18 +253,20 @@ impl Shard {
         &mut self,
         charge: &'c Charge<'c>,
         hash: u64,
-        entry: Option<usize>,
+        located: Located,
         now: Timestamp,
         effect: Effect,
     ) -> Pending<'c> {
         let limits = charge.limits;
-        let cell = match (entry, effect) {
-            (None, _) => limits.fresh(),
-            (Some(number), Effect::Charge) => {
+        let cell = match (located, effect) {
+            (Located::Absent { .. }, _) => limits.fresh(),
+            (Located::At(number), Effect::Charge) => {
                 self.heap_bytes -= self.entries[number].heap_bytes();
                 self.entries[number].take(limits, now)
             }
-            (Some(number), Effect::Peek | Effect::Look) => self.entries[number].copy(limits, now),
+            (Located::At(number), Effect::Peek | Effect::Look) => {
+                self.entries[number].copy(limits, now)
+            }
         };
         let cost = if effect == Effect::Look {
             0
@@ -244,7 +277,7 @@ impl Shard {
             charge,
             cost,
             hash,
-            entry,
+            located,
             cell,
             denied: 0,
             charged: false,
@@ -259,7 +292,7 @@ impl Shard {
         pending: Pending<'c>,
         pressed: bool,
     ) -> Option<Pending<'c>> {
-        let Some(number) = pending.entry else {
+        let Located::At(number) = pending.located else {
             return Some(pending);
         };
         let entry = &mut self.entries[number];
@@ -271,8 +304,7 @@ impl Shard {
     /// Inserts the state of a charge that was not there before, if there is anything to remember and room
     /// was made for it.
     pub(super) fn insert_pending(&mut self, pending: Pending<'_>, pressed: bool) {
-        if pending.kept && self.reserved > 0 {
-            self.reserved -= 1;
+        if pending.kept && pending.located == (Located::Absent { has_room: true }) {
             let fingerprint = pending.charge.limits.fingerprint();
             self.insert(
                 pending.hash,
@@ -285,7 +317,7 @@ impl Shard {
     /// Ends a decision. Nothing may move entries between [`Self::open`] and the last [`Self::put_back`].
     #[inline]
     pub(super) fn finish(&mut self) {
-        self.reserved = 0;
+        self.reserved = Reserved::default();
         self.decisions = self.decisions.wrapping_add(1);
         if self.decisions.is_multiple_of(TIDY_EVERY) {
             self.tidy(1, self.latest);
@@ -304,10 +336,7 @@ impl Shard {
     /// Takes in a key from a snapshot, unless it is there already, has expired, or does not fit.
     pub(super) fn restore(&mut self, hash: u64, entry: Entry, now: Timestamp) -> bool {
         let wanted = entry.expires() > now && self.find(hash, entry.key()).is_none();
-        let fits = wanted
-            && self
-                .make_room(1, self.key_bytes(entry.key()) + entry.heap_bytes(), now)
-                .is_ok();
+        let fits = wanted && self.make_room(1, entry.heap_bytes(), &[], now).is_ok();
         if fits {
             self.insert(hash, entry);
         }
@@ -328,7 +357,7 @@ impl Shard {
     }
 
     #[inline]
-    pub(super) fn find(&self, hash: u64, key: &[u8]) -> Option<usize> {
+    fn find(&self, hash: u64, key: &[u8]) -> Option<usize> {
         self.index
             .find(hash, |number| self.entries[number].key() == key)
     }
@@ -376,9 +405,16 @@ impl Shard {
         }
     }
 
-    /// Makes room for `keys` more keys and `bytes` more bytes, by dropping what has expired or, if the
-    /// policy is to evict, what has hardly been used: a bounded number of tries.
-    fn make_room(&mut self, keys: usize, bytes: usize, now: Timestamp) -> Result<(), Full> {
+    /// Makes room for `keys` more keys with `bytes` on the heap, by dropping what has expired or, if the
+    /// policy is to evict, what has hardly been used, but none of those that are being `decided`: a bounded
+    /// number of tries.
+    fn make_room(
+        &mut self,
+        keys: usize,
+        bytes: usize,
+        decided: &[Charge<'_>],
+        now: Timestamp,
+    ) -> Result<(), Full> {
         let mut soonest = Timestamp::MAX;
         for _ in 0..SAMPLE {
             if self.has_room(keys, bytes) {
@@ -395,8 +431,9 @@ impl Shard {
             let candidate = &self.entries[self.cursor];
             let expired = candidate.expires() <= now;
             let idle = self.room.when_full == WhenFull::Evict && !candidate.pressed();
+            let kept = || decided.iter().any(|charge| charge.key == candidate.key());
             soonest = soonest.min(candidate.expires());
-            if expired || idle {
+            if (expired || idle) && !kept() {
                 self.remove(self.cursor);
                 *(if expired {
                     &mut self.counts.expired
@@ -416,14 +453,10 @@ impl Shard {
     }
 
     fn has_room(&self, keys: usize, bytes: usize) -> bool {
-        self.entries.len() + self.reserved + keys <= self.room.keys
-            && self.bytes() + bytes <= self.room.bytes
-    }
-
-    /// Bytes that one more key takes, before its state.
-    fn key_bytes(&self, key: &[u8]) -> usize {
-        let number = self.entries.len() + self.reserved;
-        self.entries.growth_bytes(number) + self.index.growth_bytes() + key.len()
+        let keys = self.reserved.keys + keys;
+        let growth = self.entries.growth_bytes(keys) + self.index.growth_bytes(keys);
+        self.entries.len() + keys <= self.room.keys
+            && self.bytes() + self.reserved.bytes + growth + bytes <= self.room.bytes
     }
 
     fn bytes(&self) -> usize {
@@ -489,6 +522,11 @@ impl BlockState {
             reason: self.reason.to_string(),
         }
     }
+}
+
+/// Whether the limit denied the request or is more than half spent: its key is not forgotten to make room.
+fn is_pressed(outcome: &Outcome) -> bool {
+    !outcome.allowed || outcome.remaining.saturating_mul(2) < outcome.limit
 }
 
 /// The hash of a key: keyed at random, so that nobody can choose keys that collide.

@@ -25,13 +25,17 @@ impl Slab {
             + self.chunks.capacity() * size_of::<Vec<Entry>>()
     }
 
-    /// Bytes that pushing entry number `number` adds.
-    pub(super) fn growth_bytes(&self, number: usize) -> usize {
-        if number < self.chunks.len() * Self::CHUNK {
-            0
-        } else {
-            Self::CHUNK * size_of::<Entry>()
+    /// Bytes that pushing `entries` more adds.
+    pub(super) fn growth_bytes(&self, entries: usize) -> usize {
+        let chunks = (self.len + entries)
+            .div_ceil(Self::CHUNK)
+            .max(self.chunks.len());
+        let mut capacity = self.chunks.capacity();
+        while capacity < chunks {
+            capacity += spare_chunks(capacity);
         }
+        (chunks - self.chunks.len()) * Self::CHUNK * size_of::<Entry>()
+            + (capacity - self.chunks.capacity()) * size_of::<Vec<Entry>>()
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
@@ -40,6 +44,10 @@ impl Slab {
 
     pub(super) fn push(&mut self, entry: Entry) {
         if self.len == self.chunks.len() * Self::CHUNK {
+            let capacity = self.chunks.capacity();
+            if self.chunks.len() == capacity {
+                self.chunks.reserve_exact(spare_chunks(capacity));
+            }
             self.chunks.push(Vec::with_capacity(Self::CHUNK));
         }
         self.chunks[self.len / Self::CHUNK].push(entry);
@@ -61,6 +69,11 @@ impl Slab {
             Some(std::mem::replace(&mut self[number], last))
         }
     }
+}
+
+/// A quarter more, so that a large slab wastes little.
+fn spare_chunks(chunks: usize) -> usize {
+    chunks / 4 + 4
 }
 
 impl std::ops::Index<usize> for Slab {
