@@ -7,6 +7,7 @@
 #![cfg(not(loom))]
 
 mod calendars;
+mod flood;
 mod promises;
 mod regressions;
 mod restart;
