@@ -11,6 +11,9 @@ mod shard;
 mod slab;
 mod snapshot;
 
+#[cfg(loom)]
+use foldhash::quality::FixedState as RandomState;
+#[cfg(not(loom))]
 use foldhash::quality::RandomState;
 
 use self::shard::{Full, Located, Pending, Room, Shard, hash_with};

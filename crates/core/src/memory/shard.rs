@@ -5,10 +5,8 @@ use std::{
     hash::{BuildHasher, Hasher},
 };
 
-use foldhash::quality::RandomState;
-
 use super::{
-    Block, MemoryStats, WhenFull,
+    Block, MemoryStats, RandomState, WhenFull,
     entry::{Entry, key_bytes},
     index::{self, Index},
     slab::Slab,
