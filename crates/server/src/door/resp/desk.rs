@@ -3,7 +3,7 @@
 //! There is one for each worker, not one for each connection: a worker serves one batch at a time, so its
 //! buffers stay warm, and a connection that waits holds no memory but its own few fields.
 
-use tidegate_core::{Outcome, Timestamp};
+use tidegate_core::{Outcome, Scratch, Timestamp};
 
 use super::{
     bounds::OUTPUT_BYTES,
@@ -30,6 +30,7 @@ pub(super) struct Memory {
     pub(super) limits: LimitsCache,
     pub(super) outcomes: Vec<Outcome>,
     pub(super) key: Vec<u8>,
+    pub(super) scratch: Scratch,
 }
 
 /// What a command works with.

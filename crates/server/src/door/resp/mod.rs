@@ -5,7 +5,7 @@
 //! it, `command` runs it, `reply` writes the answer.
 //!
 //! What is read together is parsed, decided and answered together, with one `read` and one `write`:
-//! that, and nothing clever, is why a pipeline is fast. All commands of such a batch are decided at one
+//! that, and nothing clever, is why a pipeline is fast. All throttles of such a batch are decided at one
 //! instant, the one at which the batch was taken up.
 //!
 //! A client can make this door hold a bounded amount of memory, whatever it sends or does not read: every

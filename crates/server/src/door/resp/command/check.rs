@@ -1,8 +1,6 @@
 //! `TIDEGATE.CHECK`: a request, decided under the rules.
 
-use tidegate_core::{
-    Cost, Effect, Request, RequestError, Scratch, Span, Verdict, bounds::MAX_ENTRIES,
-};
+use tidegate_core::{Cost, Effect, Request, RequestError, Span, Verdict, bounds::MAX_ENTRIES};
 
 use super::{
     super::{desk::Context, parse::Arguments, reply::Reply},
@@ -62,10 +60,10 @@ impl<'a> Asked<'a> {
         let entries = self.entries(&mut room)?;
         let request = Request::new(entries, self.cost)?;
         let rules = context.limiter.rules();
-        let mut scratch = Scratch::default();
+        let scratch = &mut context.memory.scratch;
         let verdict = context
             .limiter
-            .check(&rules, &mut scratch, &request, self.effect)?;
+            .check(&rules, scratch, &request, self.effect)?;
         render(&verdict, reply);
         Ok(())
     }

@@ -5,6 +5,7 @@ mod client;
 mod connection;
 mod describe;
 mod hello;
+mod refusal;
 mod server;
 mod throttle;
 

@@ -3,9 +3,7 @@
 //! Both answer as those programs document it. Where they err, this does what they promise; and seconds
 //! are rounded up, so that a client that waits as long as it is told to has waited long enough.
 
-use std::fmt;
-
-use tidegate_core::{Charge, Cost, Decision, Effect, LimitError, Outcome, Span, bounds};
+use tidegate_core::{Charge, Cost, Decision, Effect, Outcome, Span, bounds};
 
 use super::{
     super::{
@@ -14,7 +12,7 @@ use super::{
         parse::Arguments,
         reply::Reply,
     },
-    quoted,
+    refusal::{CellRefusal, CrabRefusal, Refusal},
 };
 use crate::limiter::Limiter;
 
@@ -80,24 +78,6 @@ struct Asked<'a> {
     numbers: Numbers,
     /// `None` is a quantity of 0: a look at how things stand.
     cost: Option<Cost>,
-}
-
-/// Why nothing could be decided.
-#[derive(Debug)]
-enum Refusal<'a> {
-    NotAnInteger {
-        field: &'static str,
-        value: &'a [u8],
-    },
-    ZeroRate,
-    OutOfRange {
-        field: &'static str,
-        least: u64,
-        most: u64,
-        value: i64,
-    },
-    Key(String),
-    Limit(LimitError),
 }
 
 impl<'a> Asked<'a> {
@@ -247,75 +227,6 @@ impl Answer {
     fn retry_after_secs(&self) -> i64 {
         let secs = |span: Span| i64::try_from(span.as_secs_ceil()).unwrap_or(i64::MAX);
         self.retry_after.map_or(-1, secs)
-    }
-}
-
-/// A refusal in redis-cell's words.
-struct CellRefusal<'r, 'a>(&'r Refusal<'a>);
-
-impl fmt::Display for CellRefusal<'_, '_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Refusal::NotAnInteger { value, .. } => {
-                write!(f, "Couldn't parse as integer: {}", quoted(value))
-            }
-            Refusal::ZeroRate => write!(f, "Zero rates are not supported"),
-            refusal => refusal.fmt(f),
-        }
-    }
-}
-
-/// A refusal in throttlecrab's words.
-struct CrabRefusal<'r, 'a>(&'r Refusal<'a>);
-
-impl fmt::Display for CrabRefusal<'_, '_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Refusal::NotAnInteger { field, .. } => write!(f, "invalid {field}"),
-            Refusal::Key(problem) => write!(f, "invalid key: {problem}"),
-            Refusal::OutOfRange {
-                field: "quantity",
-                value,
-                ..
-            } if *value < 0 => {
-                write!(f, "Rate limit check failed: negative quantity: {value}")
-            }
-            refusal => write!(
-                f,
-                "Rate limit check failed: invalid rate limit parameters: {refusal}"
-            ),
-        }
-    }
-}
-
-/// A refusal in our own words, for what neither of them has words for.
-impl fmt::Display for Refusal<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotAnInteger { field, value } => {
-                write!(f, "{field}: not an integer: {}", quoted(value))
-            }
-            Self::ZeroRate => write!(f, "count_per_period: must not be zero"),
-            Self::OutOfRange {
-                field,
-                least,
-                most,
-                value,
-            } => {
-                write!(f, "{field}: must be from {least} to {most}, got {value}")
-            }
-            Self::Key(problem) => write!(f, "key: {problem}"),
-            Self::Limit(error) => write!(f, "{}: {}", argument_of(error.field), error.problem),
-        }
-    }
-}
-
-/// The argument in which a field of the limit came.
-fn argument_of(field: &'static str) -> &'static str {
-    match field {
-        "burst" | "capacity" => "max_burst",
-        "rate" | "refill" => "count_per_period",
-        other => other,
     }
 }
 
