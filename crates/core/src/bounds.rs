@@ -36,6 +36,24 @@ pub const MAX_ENTRY_VALUE_BYTES: usize = 8_192;
 /// The longest key, in bytes, after the rule's entries have been joined.
 pub const MAX_KEY_BYTES: usize = 1_024;
 
+/// The most entries of one rule's key.
+pub const MAX_KEY_ENTRIES: usize = 16;
+
+/// The longest name of a rule, in bytes.
+pub const MAX_RULE_NAME_BYTES: usize = 128;
+
+/// The longest glob or regular expression, in bytes.
+pub const MAX_PATTERN_BYTES: usize = 1_024;
+
+/// The most runs (`*`) in one glob.
+pub const MAX_WILDCARDS: usize = 16;
+
+/// The deepest nesting of lists and negations in one condition.
+pub const MAX_PATTERN_DEPTH: usize = 8;
+
+/// The most memory that one compiled regular expression may take, in bytes.
+pub const MAX_REGEX_BYTES: usize = 1 << 20;
+
 /// The most rules of one rules file.
 pub const MAX_RULES: usize = 100_000;
 

@@ -27,7 +27,9 @@ pub use limit::{Algorithm, Counting, Limit, LimitError, Rate, RefillMode, Window
 pub use limits::Limits;
 pub use memory::{Block, MemoryBounds, MemoryStats, MemoryStore, SnapshotError, WhenFull};
 pub use outcome::{Decision, Outcome, Retry};
-pub use rules::{Request, RuleSet, Scratch};
+pub use rules::{
+    Condition, CostSource, Mode, Pattern, Request, Rule, RuleError, RuleSet, Scratch, When, free_key,
+};
 pub use spec::{AlgorithmName, Anchor, LimitSpec};
 pub use time::{Span, Timestamp};
 pub use verdict::{Exactness, Line, Reason, Verdict};

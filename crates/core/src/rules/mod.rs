@@ -1,38 +1,26 @@
 //! Rules: when a limit applies, and whose count it is.
-use crate::{Charge, Cost, RequestError};
+//!
+//! A [`Request`] is a handful of named values. A [`RuleSet`] says which rules apply to it and turns each
+//! into a charge on a key. However many rules there are, only those are looked at that the [`index`] finds.
 
-/// What asks to pass: the entries that describe it, and what it costs.
-#[derive(Clone, Copy, Debug)]
-pub struct Request<'a> { entries: &'a [(&'a str, &'a str)], cost: Cost }
+mod allow;
+mod error;
+mod glob;
+mod index;
+mod key;
+mod nets;
+mod pattern;
+mod request;
+mod rule;
+mod set;
+mod when;
 
-impl<'a> Request<'a> {
-    /// A request.
-    ///
-    /// # Errors
-    ///
-    /// Refuses too many entries, too long ones, an empty name, a name given twice.
-    pub fn new(entries: &'a [(&'a str, &'a str)], cost: Cost) -> Result<Self, RequestError> { Ok(Self { entries, cost }) }
-    /// The value of the entry `name`.
-    #[must_use]
-    pub fn entry(&self, name: &str) -> Option<&'a str> { self.entries.iter().find(|(n, _)| *n == name).map(|(_, v)| *v) }
-    /// The cost.
-    #[must_use]
-    pub fn cost(&self) -> Cost { self.cost }
-}
-
-/// Room for the keys of one request's charges, reused from request to request.
-#[derive(Debug, Default)]
-pub struct Scratch { }
-
-/// Every rule, indexed by what it matches.
-#[derive(Debug, Default)]
-pub struct RuleSet {}
-
-impl RuleSet {
-    /// The charges that `request` is to pay: one for every rule that applies; none when it is on the allow list.
-    ///
-    /// # Errors
-    ///
-    /// Refuses a request whose key entry is empty or whose cost entry is no number.
-    pub fn charges<'a>(&'a self, _request: &Request<'_>, _scratch: &'a mut Scratch) -> Result<Vec<Charge<'a>>, RequestError> { Ok(Vec::new()) }
-}
+use allow::AllowList;
+pub use error::RuleError;
+pub use key::free_key;
+pub use pattern::Pattern;
+pub use request::Request;
+pub use rule::{CostSource, Mode, Rule};
+use set::Room;
+pub use set::{RuleSet, Scratch};
+pub use when::{Condition, When};

@@ -110,11 +110,17 @@ mod tests {
     #[test]
     fn a_malformed_entry_is_refused_by_its_name() {
         assert_eq!(refused(&[("", "x")]).field, "entries");
-        assert_eq!(refused(&[("a", "x"), ("b", ""), ("a", "y")]).field, "entries.a");
+        assert_eq!(
+            refused(&[("a", "x"), ("b", ""), ("a", "y")]).field,
+            "entries.a"
+        );
         assert_eq!(refused(&[("a", &"x".repeat(8_193))]).field, "entries.a");
         let long = refused(&[(&"n".repeat(257), "x")]);
         assert_eq!(long.field, format!("entries.{}…", "n".repeat(64)));
-        assert_eq!(long.problem, "257 bytes of name are over the maximum of 256");
+        assert_eq!(
+            long.problem,
+            "257 bytes of name are over the maximum of 256"
+        );
     }
 
     #[test]
@@ -127,6 +133,9 @@ mod tests {
 
     #[test]
     fn a_hostile_name_cannot_break_the_line_of_a_message() {
-        assert_eq!(refused(&[("a\r\n", ""), ("a\r\n", "")]).field, "entries.a\\r\\n");
+        assert_eq!(
+            refused(&[("a\r\n", ""), ("a\r\n", "")]).field,
+            "entries.a\\r\\n"
+        );
     }
 }

@@ -1,0 +1,314 @@
+//! A rule: when it applies, whose count it is, which limits.
+
+use std::sync::Arc;
+
+use super::{
+    AllowList, Condition, Request, RuleError, When,
+    key::{self, Scope},
+    request,
+    when::check_name,
+};
+use crate::{
+    bounds,
+    charge::{Cost, RequestError},
+    limit::Limit,
+    limits::Limits,
+    time::Span,
+};
+
+/// Where the cost of a charge comes from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum CostSource {
+    /// From the request.
+    #[default]
+    Request,
+    /// Always this, whatever the request says.
+    Fixed(Cost),
+    /// From the entry of this name, a whole number in decimal digits.
+    Entry(Box<str>),
+}
+
+/// Whether a rule denies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// It does.
+    #[default]
+    Enforce,
+    /// It counts and reports, and never denies.
+    Shadow,
+}
+
+impl Mode {
+    /// The mode as it is written in a rules file.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Enforce => "enforce",
+            Self::Shadow => "shadow",
+        }
+    }
+}
+
+/// When limits apply, and whose count they keep.
+///
+/// A rule applies to a request if all its conditions hold **and the request has every entry of its
+/// key**; a rule with the condition `present: false` is how to catch those that have not. A rule
+/// without conditions applies always, and one without a key keeps one count for all.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    name: Arc<str>,
+    scope: Scope,
+    when: When,
+    key: Box<[Box<str>]>,
+    limits: Arc<Limits>,
+    cost: CostSource,
+    allow: AllowList,
+}
+
+impl Rule {
+    /// A rule that applies `limits` to every request, on one count, at the request's cost.
+    ///
+    /// The name stands in headers, in metrics and in paths: printable ASCII, at most
+    /// [`bounds::MAX_RULE_NAME_BYTES`].
+    ///
+    /// # Errors
+    ///
+    /// Names `name` or `limits`.
+    pub fn new(name: &str, limits: Vec<Limit>) -> Result<Self, RuleError> {
+        check_rule_name(name)?;
+        let limits =
+            Limits::new(limits).map_err(|error| RuleError::new(error.field, error.problem))?;
+        Ok(Self {
+            name: name.into(),
+            scope: key::scope(name),
+            when: When::default(),
+            key: Box::default(),
+            limits: Arc::new(limits.named(name)),
+            cost: CostSource::default(),
+            allow: AllowList::default(),
+        })
+    }
+
+    /// Applies only where `when` holds.
+    #[must_use]
+    pub fn when(mut self, when: When) -> Self {
+        self.when = when;
+        self
+    }
+
+    /// Keeps one count for each combination of the values of `entries`.
+    ///
+    /// # Errors
+    ///
+    /// Names `key` if there are over [`bounds::MAX_KEY_ENTRIES`], one stands twice, or one is no name.
+    pub fn keyed_by(mut self, entries: &[&str]) -> Result<Self, RuleError> {
+        let most = bounds::MAX_KEY_ENTRIES;
+        if entries.len() > most {
+            let problem = format!("{} entries are over the maximum of {most}", entries.len());
+            return Err(RuleError::new("key", problem));
+        }
+        for (at, entry) in entries.iter().enumerate() {
+            check_name(entry).map_err(|error| RuleError::new("key", error.problem))?;
+            if entries[..at].contains(entry) {
+                return Err(RuleError::new("key", format!("\"{entry}\" stands twice")));
+            }
+        }
+        self.key = entries.iter().map(|entry| Box::from(*entry)).collect();
+        Ok(self)
+    }
+
+    /// Takes the cost from `cost`.
+    ///
+    /// # Errors
+    ///
+    /// Names `cost` if it is an entry that no request can have.
+    pub fn costing(mut self, cost: CostSource) -> Result<Self, RuleError> {
+        if let CostSource::Entry(entry) = &cost {
+            check_name(entry).map_err(|error| RuleError::new("cost", error.problem))?;
+        }
+        self.cost = cost;
+        Ok(self)
+    }
+
+    /// Lets requests for which one of `allow` holds pass without a charge.
+    #[must_use]
+    pub fn allowing(mut self, allow: Vec<When>) -> Self {
+        self.allow = AllowList::new(allow);
+        self
+    }
+
+    /// Denies, or only counts and reports.
+    #[must_use]
+    pub fn in_mode(mut self, mode: Mode) -> Self {
+        let limits = Arc::unwrap_or_clone(self.limits);
+        self.limits = Arc::new(limits.in_shadow(mode == Mode::Shadow));
+        self
+    }
+
+    /// The name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The limits.
+    #[must_use]
+    pub fn limits(&self) -> &Arc<Limits> {
+        &self.limits
+    }
+
+    /// The names of the entries whose values make up the key; none is one count for all.
+    pub fn key(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.key.iter().map(|entry| &**entry)
+    }
+
+    /// Where the cost comes from.
+    #[must_use]
+    pub fn cost(&self) -> &CostSource {
+        &self.cost
+    }
+
+    /// Whether the rule denies.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        if self.limits.shadow() {
+            Mode::Shadow
+        } else {
+            Mode::Enforce
+        }
+    }
+
+    /// The longest window of the limits: how long it takes at most until a key is as good as new.
+    #[must_use]
+    pub fn longest_window(&self) -> Span {
+        let windows = self.limits.iter().map(Limit::window);
+        windows.max().unwrap_or(Span::ZERO)
+    }
+
+    /// The bytes of the key whose entries have `values`, in the order of [`Self::key`].
+    ///
+    /// # Errors
+    ///
+    /// Refuses another number of values than the key has entries, an empty value, and a key over
+    /// [`bounds::MAX_KEY_BYTES`].
+    pub fn encode_key(&self, values: &[&str]) -> Result<Vec<u8>, RequestError> {
+        if values.len() != self.key.len() {
+            let names = self.key.join(", ");
+            let problem = format!(
+                "rule \"{}\" has a key of {} values ({names}), got {}",
+                self.name,
+                self.key.len(),
+                values.len()
+            );
+            return Err(RequestError::new("key", problem));
+        }
+        let mut bytes = Vec::new();
+        self.append_key(values.iter().copied(), &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// The values of the key whose bytes follow the scope.
+    pub(super) fn decode_values<'k>(&self, rest: &'k [u8]) -> Option<Vec<&'k str>> {
+        key::values(rest, self.key.len())
+    }
+
+    pub(super) fn scope(&self) -> Scope {
+        self.scope
+    }
+
+    pub(super) fn conditions(&self) -> std::slice::Iter<'_, Condition> {
+        self.when.iter()
+    }
+
+    pub(super) fn replace_limits(&mut self, limits: Arc<Limits>) {
+        self.limits = limits;
+    }
+
+    /// Whether the rule is to be charged for `request`.
+    pub(super) fn applies(&self, request: &Request<'_>, room: &mut super::Room) -> bool {
+        self.key.iter().all(|entry| request.entry(entry).is_some())
+            && self.when.holds(request, &mut room.evaluated)
+            && !self.allow.covers(request, room)
+    }
+
+    /// Writes the key of `request`, to which the rule applies, at the end of `bytes`.
+    pub(super) fn append_key_of(
+        &self,
+        request: &Request<'_>,
+        bytes: &mut Vec<u8>,
+    ) -> Result<(), RequestError> {
+        let values = self
+            .key
+            .iter()
+            .map(|entry| request.entry(entry).unwrap_or_default());
+        self.append_key(values, bytes)
+    }
+
+    pub(super) fn cost_of(&self, request: &Request<'_>) -> Result<Cost, RequestError> {
+        match &self.cost {
+            CostSource::Request => Ok(request.cost()),
+            CostSource::Fixed(cost) => Ok(*cost),
+            CostSource::Entry(entry) => {
+                let wrong = |problem| RequestError::new(request::field(entry), problem);
+                let Some(value) = request.entry(entry) else {
+                    return Err(wrong(format!(
+                        "is missing; rule \"{}\" takes its cost from it",
+                        self.name
+                    )));
+                };
+                let number = decimal(value).ok_or_else(|| {
+                    let name = &self.name;
+                    wrong(format!("must be a whole number from 1 to {}; rule \"{name}\" takes its cost from it", bounds::MAX_COUNT))
+                })?;
+                Cost::new(number).map_err(|error| wrong(error.problem))
+            }
+        }
+    }
+
+    fn append_key<'v>(
+        &self,
+        values: impl Iterator<Item = &'v str>,
+        bytes: &mut Vec<u8>,
+    ) -> Result<(), RequestError> {
+        let start = bytes.len();
+        key::begin(bytes, self.scope);
+        for (at, (entry, value)) in self.key.iter().zip(values).enumerate() {
+            if value.is_empty() {
+                let problem = format!("must not be empty; rule \"{}\" counts by it", self.name);
+                return Err(RequestError::new(request::field(entry), problem));
+            }
+            key::push(bytes, value, at + 1 == self.key.len());
+            let (length, most) = (bytes.len() - start, bounds::MAX_KEY_BYTES);
+            if length > most {
+                let problem = format!(
+                    "takes the key of rule \"{}\" to {length} bytes, over the maximum of {most}",
+                    self.name
+                );
+                return Err(RequestError::new(request::field(entry), problem));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_rule_name(name: &str) -> Result<(), RuleError> {
+    let most = bounds::MAX_RULE_NAME_BYTES;
+    if name.is_empty() {
+        return Err(RuleError::new("name", "must not be empty"));
+    }
+    if name.len() > most {
+        let problem = format!("{} bytes are over the maximum of {most}", name.len());
+        return Err(RuleError::new("name", problem));
+    }
+    if !name.bytes().all(|byte| (b' '..=b'~').contains(&byte)) {
+        let problem = "must be printable ASCII, because it stands in headers and metrics";
+        return Err(RuleError::new("name", problem));
+    }
+    Ok(())
+}
+
+/// A number of nothing but digits: no sign, no space, no exponent.
+fn decimal(text: &str) -> Option<u64> {
+    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    if digits { text.parse().ok() } else { None }
+}

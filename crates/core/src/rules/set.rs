@@ -1,0 +1,250 @@
+//! Every rule, in the order of the file, and what a request is charged under them.
+
+use std::{collections::HashMap, ops::Range, sync::Arc};
+
+use super::{
+    AllowList, Request, Rule, RuleError, When,
+    index::Index,
+    key::{self, Scope},
+};
+use crate::{
+    bounds,
+    charge::{Charge, Cost, RequestError},
+    limits::Limits,
+};
+
+/// Room for the keys of one request's charges, reused from request to request.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    room: Room,
+    keys: Vec<u8>,
+    due: Vec<Due>,
+}
+
+impl Scratch {
+    /// How many conditions the last request was held against: what it cost to find its rules.
+    #[must_use]
+    pub fn conditions_evaluated(&self) -> usize {
+        self.room.evaluated
+    }
+}
+
+/// Room for looking things up in an index, and how much was looked at.
+#[derive(Debug, Default)]
+pub(super) struct Room {
+    pub(super) rules: Vec<usize>,
+    pub(super) allowed: Vec<usize>,
+    pub(super) evaluated: usize,
+}
+
+/// A charge whose key is not yet at rest.
+#[derive(Debug)]
+struct Due {
+    rule: usize,
+    key: Range<usize>,
+    cost: Cost,
+}
+
+/// Every rule, indexed by what it matches.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate_core::{AlgorithmName, LimitSpec, notation};
+/// use tidegate_core::{Condition, Cost, Pattern, Request, Rule, RuleSet, Scratch, When};
+///
+/// let rate = notation::rate("20/min").unwrap();
+/// let limit = LimitSpec::shorthand(rate, AlgorithmName::SlidingWindowLog).build().unwrap();
+/// let api = Condition::new("path", Pattern::text("/api/**").unwrap()).unwrap();
+/// let rule = Rule::new("api-per-customer", vec![limit]).unwrap();
+/// let rule = rule.when(When::all(vec![api])).keyed_by(&["customer"]).unwrap();
+/// let rules = RuleSet::build(vec![rule], Vec::new()).unwrap();
+///
+/// let entries = [("path", "/api/orders"), ("customer", "c1")];
+/// let request = Request::new(&entries, Cost::ONE).unwrap();
+/// let mut scratch = Scratch::default();
+/// let charges = rules.charges(&request, &mut scratch).unwrap();
+/// assert_eq!(charges.len(), 1);
+/// let (rule, values) = rules.decode_key(charges[0].key).unwrap();
+/// assert_eq!((rule.name(), values), ("api-per-customer", vec!["c1"]));
+/// ```
+#[derive(Debug, Default)]
+pub struct RuleSet {
+    rules: Vec<Rule>,
+    index: Index,
+    by_scope: HashMap<Scope, usize>,
+    allow: AllowList,
+}
+
+impl RuleSet {
+    /// Indexes `rules`, which keep their order. What one of `allow` holds for passes them all uncharged.
+    ///
+    /// # Errors
+    ///
+    /// Every rule whose name another has already, as `rules[<n>].name`, counted from 0; and more than
+    /// [`bounds::MAX_RULES`] rules.
+    pub fn build(rules: Vec<Rule>, allow: Vec<When>) -> Result<Self, Vec<RuleError>> {
+        let most = bounds::MAX_RULES;
+        if rules.len() > most {
+            let problem = format!("{} rules are over the maximum of {most}", rules.len());
+            return Err(vec![RuleError::new("rules", problem)]);
+        }
+        let by_scope = by_scope(&rules)?;
+        let filed = rules.iter().map(|rule| (rule.conditions(), rule.key()));
+        let index = Index::new(filed);
+        let allow = AllowList::new(allow);
+        Ok(Self {
+            rules,
+            index,
+            by_scope,
+            allow,
+        })
+    }
+
+    /// The same rules, as successors of `old`: a rule whose limits did not change keeps the very limits
+    /// that it had, and one whose numbers changed takes over what its keys have spent.
+    #[must_use]
+    pub fn succeeding(mut self, old: &Self) -> Self {
+        for rule in &mut self.rules {
+            if let Some(before) = old.rule(rule.name()) {
+                let limits = succeed(rule.limits(), before.limits());
+                rule.replace_limits(limits);
+            }
+        }
+        self
+    }
+
+    /// The charges that `request` is to pay, in the order of the rules: one for every rule that applies;
+    /// none when it is on the allow list.
+    ///
+    /// # Errors
+    ///
+    /// Refuses a request that has an empty value, or one that makes too long a key, in an entry that an
+    /// applicable rule counts by; whose cost entry is missing or no number from 1 to
+    /// [`bounds::MAX_COUNT`]; or to which over [`bounds::MAX_CHARGES`] rules apply.
+    pub fn charges<'a>(
+        &'a self,
+        request: &Request<'_>,
+        scratch: &'a mut Scratch,
+    ) -> Result<Vec<Charge<'a>>, RequestError> {
+        let Scratch { room, keys, due } = scratch;
+        room.evaluated = 0;
+        keys.clear();
+        due.clear();
+        if self.allow.covers(request, room) {
+            return Ok(Vec::new());
+        }
+        self.find_due(request, room, keys, due)?;
+        let charge = |due: &Due| {
+            Charge::new(
+                &keys[due.key.clone()],
+                self.rules[due.rule].limits(),
+                due.cost,
+            )
+        };
+        due.iter().map(charge).collect()
+    }
+
+    /// The rule of that name.
+    #[must_use]
+    pub fn rule(&self, name: &str) -> Option<&Rule> {
+        let rule = self
+            .by_scope
+            .get(&key::scope(name))
+            .map(|at| &self.rules[*at]);
+        rule.filter(|rule| rule.name() == name)
+    }
+
+    /// The rules, in the order of the file.
+    pub fn iter(&self) -> std::slice::Iter<'_, Rule> {
+        self.rules.iter()
+    }
+
+    /// How many rules there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.rules.len()
+    }
+
+    /// Whether there are no rules.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.rules.is_empty()
+    }
+
+    /// The rule to which the bytes of a charge's key belong, and the values of its key entries, in the
+    /// order of [`Rule::key`]. `None` for the key of a limit that came with a request, of a rule that is
+    /// no more, and of a rule that has been given another key since.
+    #[must_use]
+    pub fn decode_key<'k>(&self, key: &'k [u8]) -> Option<(&Rule, Vec<&'k str>)> {
+        let (scope, rest) = key::split(key)?;
+        let rule = self.by_scope.get(&scope).map(|at| &self.rules[*at])?;
+        Some((rule, rule.decode_values(rest)?))
+    }
+
+    fn find_due(
+        &self,
+        request: &Request<'_>,
+        room: &mut Room,
+        keys: &mut Vec<u8>,
+        due: &mut Vec<Due>,
+    ) -> Result<(), RequestError> {
+        let mut found = std::mem::take(&mut room.rules);
+        self.index.look_up(request, &mut found);
+        found.retain(|at| self.rules[*at].applies(request, room));
+        if found.len() > bounds::MAX_CHARGES {
+            let problem = format!(
+                "{} rules apply to this request, over the maximum of {}",
+                found.len(),
+                bounds::MAX_CHARGES
+            );
+            return Err(RequestError::new("entries", problem));
+        }
+        for at in &found {
+            let (rule, start) = (&self.rules[*at], keys.len());
+            rule.append_key_of(request, keys)?;
+            due.push(Due {
+                rule: *at,
+                key: start..keys.len(),
+                cost: rule.cost_of(request)?,
+            });
+        }
+        room.rules = found;
+        Ok(())
+    }
+}
+
+/// Finds rules by scope; refuses two with one name, or, once in an age, with one scope.
+fn by_scope(rules: &[Rule]) -> Result<HashMap<Scope, usize>, Vec<RuleError>> {
+    let mut by_scope = HashMap::with_capacity(rules.len());
+    let mut errors = Vec::new();
+    for (at, rule) in rules.iter().enumerate() {
+        let first = *by_scope.entry(rule.scope()).or_insert(at);
+        if first == at {
+            continue;
+        }
+        let (name, other) = (rule.name(), rules[first].name());
+        let problem = if name == other {
+            format!("\"{name}\" is the name of rules[{first}] already; give every rule its own")
+        } else {
+            format!(
+                "\"{name}\" and \"{other}\" of rules[{first}] have the same hash; change one of the two"
+            )
+        };
+        errors.push(RuleError::new(format!("rules[{at}].name"), problem));
+    }
+    if errors.is_empty() {
+        Ok(by_scope)
+    } else {
+        Err(errors)
+    }
+}
+
+/// The limits to use in the place of `new`, given that `old` were in force until now.
+fn succeed(new: &Arc<Limits>, old: &Arc<Limits>) -> Arc<Limits> {
+    match (new.iter().eq(old.iter()), new.shadow() == old.shadow()) {
+        (true, true) => Arc::clone(old),
+        (true, false) => Arc::new(Limits::clone(old).in_shadow(new.shadow())),
+        (false, _) => Arc::new(Limits::clone(new).succeeding(old)),
+    }
+}

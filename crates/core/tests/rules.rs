@@ -1,0 +1,287 @@
+//! Which rules apply to a request, and on what keys.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+use std::sync::Arc;
+
+use tidegate_core::{
+    AlgorithmName, Condition, Cost, CostSource, Limit, LimitSpec, Mode, Pattern, Request,
+    RequestError, Rule, RuleSet, Scratch, When, bounds, notation,
+};
+
+fn limit(text: &str) -> Limit {
+    let rate = notation::rate(text).unwrap();
+    LimitSpec::shorthand(rate, AlgorithmName::TokenBucket)
+        .build()
+        .unwrap()
+}
+
+fn rule(name: &str) -> Rule {
+    Rule::new(name, vec![limit("10/s")]).unwrap()
+}
+
+fn when(conditions: &[(&str, &str)]) -> When {
+    let condition =
+        |(entry, text): &(&str, &str)| Condition::new(entry, Pattern::text(text).unwrap());
+    When::all(
+        conditions
+            .iter()
+            .map(condition)
+            .collect::<Result<_, _>>()
+            .unwrap(),
+    )
+}
+
+fn set(rules: Vec<Rule>) -> RuleSet {
+    RuleSet::build(rules, Vec::new()).unwrap()
+}
+
+/// The rules that apply, each with the values of its key and its cost.
+fn charged(rules: &RuleSet, entries: &[(&str, &str)]) -> Vec<(String, Vec<String>, u64)> {
+    try_charged(rules, entries).unwrap()
+}
+
+fn try_charged(
+    rules: &RuleSet,
+    entries: &[(&str, &str)],
+) -> Result<Vec<(String, Vec<String>, u64)>, RequestError> {
+    let mut scratch = Scratch::default();
+    let request = Request::new(entries, Cost::new(2).unwrap())?;
+    let charges = rules.charges(&request, &mut scratch)?;
+    let describe = charges.iter().map(|charge| {
+        let (rule, values) = rules.decode_key(charge.key).unwrap();
+        assert_eq!(charge.limits.name(), Some(rule.name()));
+        let values = values.into_iter().map(String::from).collect();
+        (rule.name().to_owned(), values, charge.cost.units())
+    });
+    Ok(describe.collect())
+}
+
+fn names(rules: &RuleSet, entries: &[(&str, &str)]) -> Vec<String> {
+    charged(rules, entries)
+        .into_iter()
+        .map(|(name, _, _)| name)
+        .collect()
+}
+
+#[test]
+fn every_matching_rule_applies_in_the_order_of_the_file() {
+    let rules = set(vec![
+        rule("z-always"),
+        rule("login").when(when(&[("path", "/login"), ("method", "POST")])),
+        rule("api").when(when(&[("path", "/api/**")])),
+        rule("a-posts").when(when(&[("method", "POST")])),
+    ]);
+    let login = [("path", "/login"), ("method", "POST")];
+    assert_eq!(names(&rules, &login), ["z-always", "login", "a-posts"]);
+    assert_eq!(names(&rules, &[("path", "/login")]), ["z-always"]);
+    assert_eq!(names(&rules, &[("path", "/api")]), ["z-always", "api"]);
+    assert_eq!(names(&rules, &[]), ["z-always"]);
+}
+
+#[test]
+fn a_rule_applies_only_if_all_its_key_entries_are_there() {
+    let missing = Condition::new("customer", Pattern::absent()).unwrap();
+    let rules = set(vec![
+        rule("per-customer").keyed_by(&["customer"]).unwrap(),
+        rule("anonymous")
+            .when(When::all(vec![missing]))
+            .keyed_by(&["ip"])
+            .unwrap(),
+    ]);
+    let known = charged(&rules, &[("customer", "c1"), ("ip", "192.0.2.1")]);
+    assert_eq!(known, [("per-customer".into(), vec!["c1".into()], 2)]);
+    let anonymous = charged(&rules, &[("ip", "192.0.2.1")]);
+    assert_eq!(
+        anonymous,
+        [("anonymous".into(), vec!["192.0.2.1".into()], 2)]
+    );
+}
+
+#[test]
+fn an_empty_or_endless_value_that_a_rule_counts_by_is_refused() {
+    let rules = set(vec![
+        rule("per-customer")
+            .keyed_by(&["tenant", "customer"])
+            .unwrap(),
+    ]);
+    let empty = try_charged(&rules, &[("tenant", "t"), ("customer", "")]).unwrap_err();
+    assert_eq!(
+        empty.to_string(),
+        "entries.customer: must not be empty; rule \"per-customer\" counts by it"
+    );
+    // 8 bytes of scope, 2 of length, 1 of tenant: 1,013 are left.
+    let fits = "c".repeat(1_013);
+    assert_eq!(
+        charged(&rules, &[("tenant", "t"), ("customer", &fits)]).len(),
+        1
+    );
+    let long = format!("{fits}c");
+    let long = try_charged(&rules, &[("tenant", "t"), ("customer", &long)]).unwrap_err();
+    assert_eq!(long.field, "entries.customer");
+    assert!(
+        long.problem
+            .contains("to 1025 bytes, over the maximum of 1024"),
+        "{long}"
+    );
+}
+
+#[test]
+fn values_that_join_to_the_same_text_are_different_keys() {
+    let rule = rule("pair").keyed_by(&["a", "b"]).unwrap();
+    let key = |values: &[&str]| rule.encode_key(values).unwrap();
+    assert_ne!(key(&["a:b", "c"]), key(&["a", "b:c"]));
+    assert_ne!(key(&["ab", "c"]), key(&["a", "bc"]));
+    let rules = set(vec![rule.clone()]);
+    let bytes = key(&["a:b", "ç"]);
+    let (found, values) = rules.decode_key(&bytes).unwrap();
+    assert_eq!((found.name(), values), ("pair", vec!["a:b", "ç"]));
+    assert!(rules.decode_key(&bytes[..9]).is_none());
+    assert!(rules.decode_key(b"user:1").is_none());
+}
+
+#[test]
+fn the_admin_door_encodes_the_key_that_a_request_is_charged_on() {
+    let rules = set(vec![
+        rule("all"),
+        rule("pair").keyed_by(&["a", "b"]).unwrap(),
+    ]);
+    let mut scratch = Scratch::default();
+    let entries = [("b", "2"), ("a", "1")];
+    let request = Request::new(&entries, Cost::ONE).unwrap();
+    let charges = rules.charges(&request, &mut scratch).unwrap();
+    assert_eq!(
+        charges[0].key,
+        rules.rule("all").unwrap().encode_key(&[]).unwrap()
+    );
+    let pair = rules.rule("pair").unwrap();
+    assert_eq!(charges[1].key, pair.encode_key(&["1", "2"]).unwrap());
+    let refused = pair.encode_key(&["1"]).unwrap_err().to_string();
+    assert_eq!(
+        refused,
+        "key: rule \"pair\" has a key of 2 values (a, b), got 1"
+    );
+    assert!(rules.rule("nobody").is_none());
+}
+
+#[test]
+fn the_cost_comes_from_the_request_the_rule_or_an_entry() {
+    let costing = |name: &str, cost| rule(name).costing(cost).unwrap();
+    let rules = set(vec![
+        rule("plain"),
+        costing("fixed", CostSource::Fixed(Cost::new(5).unwrap())),
+        costing("tokens", CostSource::Entry("tokens".into())),
+    ]);
+    let costs: Vec<u64> = charged(&rules, &[("tokens", "700")])
+        .iter()
+        .map(|charge| charge.2)
+        .collect();
+    assert_eq!(costs, [2, 5, 700]);
+    for wrong in [
+        "",
+        "0",
+        "-1",
+        "+1",
+        "1.5",
+        " 1",
+        "1000000000000000",
+        "99999999999999999999",
+    ] {
+        let refused = try_charged(&rules, &[("tokens", wrong)]).unwrap_err();
+        assert_eq!(refused.field, "entries.tokens", "{wrong}");
+        assert!(
+            refused.problem.contains("from 1 to 999999999999999"),
+            "{refused}"
+        );
+    }
+    let missing = try_charged(&rules, &[]).unwrap_err();
+    assert_eq!(
+        missing.to_string(),
+        "entries.tokens: is missing; rule \"tokens\" takes its cost from it"
+    );
+}
+
+#[test]
+fn what_is_allowed_is_not_charged() {
+    let rules = RuleSet::build(
+        vec![
+            rule("per-ip")
+                .keyed_by(&["ip"])
+                .unwrap()
+                .allowing(vec![when(&[("plan", "gold")])]),
+            rule("all"),
+        ],
+        vec![
+            when(&[("ip", "192.0.2.1"), ("path", "/health")]),
+            when(&[("agent", "*probe*")]),
+        ],
+    )
+    .unwrap();
+    let ip = ("ip", "192.0.2.1");
+    assert_eq!(names(&rules, &[ip]), ["per-ip", "all"]);
+    assert_eq!(names(&rules, &[ip, ("plan", "gold")]), ["all"]);
+    assert!(names(&rules, &[ip, ("path", "/health")]).is_empty());
+    assert!(names(&rules, &[("agent", "x probe/1")]).is_empty());
+    // What would be refused if it were charged passes if it is allowed.
+    assert!(names(&rules, &[("ip", ""), ("agent", "probe")]).is_empty());
+}
+
+#[test]
+fn names_are_unique_and_printable() {
+    let twice = RuleSet::build(vec![rule("a"), rule("b"), rule("a"), rule("b")], Vec::new());
+    let errors: Vec<String> = twice.unwrap_err().iter().map(ToString::to_string).collect();
+    assert_eq!(
+        errors,
+        [
+            "rules[2].name: \"a\" is the name of rules[0] already; give every rule its own",
+            "rules[3].name: \"b\" is the name of rules[1] already; give every rule its own",
+        ]
+    );
+    for wrong in ["", "naïve", "a\nb", &"n".repeat(129)] {
+        assert_eq!(
+            Rule::new(wrong, vec![limit("1/s")]).unwrap_err().field,
+            "name"
+        );
+    }
+    assert_eq!(Rule::new("a", Vec::new()).unwrap_err().field, "limits");
+    assert_eq!(rule("a").keyed_by(&["ip", "ip"]).unwrap_err().field, "key");
+    assert_eq!(rule("a").keyed_by(&[""]).unwrap_err().field, "key");
+}
+
+#[test]
+fn more_rules_than_a_request_may_pay_for_is_an_error_and_not_half_a_decision() {
+    let many = |count: usize| set((0..count).map(|n| rule(&format!("r{n}"))).collect());
+    assert_eq!(
+        names(&many(bounds::MAX_CHARGES), &[]).len(),
+        bounds::MAX_CHARGES
+    );
+    let refused = try_charged(&many(bounds::MAX_CHARGES + 1), &[]).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "entries: 65 rules apply to this request, over the maximum of 64"
+    );
+}
+
+#[test]
+fn successors_keep_the_limits_that_did_not_change() {
+    let first = |name: &str, limits: &str, mode| {
+        Rule::new(name, vec![limit(limits)]).unwrap().in_mode(mode)
+    };
+    let old = set(vec![
+        first("same", "10/s", Mode::Enforce),
+        first("raised", "10/s", Mode::Enforce),
+        first("shadowed", "10/s", Mode::Enforce),
+    ]);
+    let new = set(vec![
+        first("added", "10/s", Mode::Enforce),
+        first("raised", "20/s", Mode::Enforce),
+        first("shadowed", "10/s", Mode::Shadow),
+        first("same", "10/s", Mode::Enforce),
+    ])
+    .succeeding(&old);
+    let limits = |set: &RuleSet, name: &str| Arc::clone(set.rule(name).unwrap().limits());
+    assert!(Arc::ptr_eq(&limits(&new, "same"), &limits(&old, "same")));
+    assert_eq!(limits(&new, "raised").iter().next().unwrap().quota(), 20);
+    assert_eq!(new.rule("shadowed").unwrap().mode(), Mode::Shadow);
+    assert_eq!(old.rule("shadowed").unwrap().mode(), Mode::Enforce);
+}

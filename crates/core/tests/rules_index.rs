@@ -1,0 +1,242 @@
+//! The index finds what a scan of all rules finds, and looks at few of them.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+use proptest::prelude::*;
+use tidegate_core::{
+    AlgorithmName, Condition, Cost, LimitSpec, Pattern, Request, Rule, RuleSet, Scratch, When,
+    notation,
+};
+
+/// A condition as it is drawn: an entry and what it must be.
+type Drawn = (String, Pattern);
+
+/// A rule as it is drawn: its conditions, and the entries of its key.
+type DrawnRule = (Vec<Drawn>, Vec<String>);
+
+fn entry() -> impl Strategy<Value = String> {
+    prop::sample::select(vec!["path", "ip", "customer"]).prop_map(String::from)
+}
+
+fn value() -> impl Strategy<Value = String> {
+    let addresses = [
+        "10.0.0.1",
+        "10.1.0.1",
+        "::ffff:10.1.0.1",
+        "2001:db8::1",
+        "192.0.2.1",
+    ];
+    let paths = ["/", "/a", "/a/", "/a/b", "/a/b/c", "/ab", "b", "vip"];
+    prop::sample::select([&addresses[..], &paths[..]].concat()).prop_map(String::from)
+}
+
+const GLOBS: &[&str] = &[
+    "/a/**", "/a/*", "/a*", "*", "**/b", "/*/b", "v*p", "10.*", "/ab*",
+];
+
+const NETS: &[&str] = &[
+    "10.0.0.0/8",
+    "10.1.0.0/16",
+    "::ffff:10.1.0.0/112",
+    "2001:db8::/32",
+    "0.0.0.0/0",
+    "192.0.2.1",
+];
+
+const EXPRESSIONS: &[&str] = &["/a.*", "[0-9.]+", "vip|b"];
+
+fn pattern() -> impl Strategy<Value = Pattern> {
+    let leaf = prop_oneof![
+        3 => value().prop_map(|text| Pattern::exact(&text).unwrap()),
+        3 => prop::sample::select(GLOBS).prop_map(|text| Pattern::text(text).unwrap()),
+        2 => prop::sample::subsequence(NETS, 1..4).prop_map(|nets| Pattern::networks(&nets).unwrap()),
+        1 => prop::sample::select(EXPRESSIONS).prop_map(|text| Pattern::regex(text).unwrap()),
+        1 => Just(Pattern::present()),
+        1 => Just(Pattern::absent()),
+    ];
+    leaf.prop_recursive(3, 8, 3, |inner| {
+        let several = prop::collection::vec(inner.clone(), 1..4);
+        prop_oneof![
+            several
+                .clone()
+                .prop_map(|patterns| Pattern::any_of(patterns).unwrap()),
+            several.prop_map(|patterns| Pattern::all_of(patterns).unwrap()),
+            inner.prop_map(Pattern::negated),
+        ]
+    })
+}
+
+fn conditions() -> impl Strategy<Value = Vec<Drawn>> {
+    prop::collection::vec((entry(), pattern()), 0..4)
+}
+
+fn rules() -> impl Strategy<Value = Vec<DrawnRule>> {
+    let key = prop::sample::subsequence(
+        vec!["path".to_owned(), "ip".to_owned(), "customer".to_owned()],
+        0..3,
+    );
+    prop::collection::vec((conditions(), key), 0..30)
+}
+
+fn request() -> impl Strategy<Value = Vec<(String, String)>> {
+    let names = prop::sample::subsequence(vec!["path", "ip", "customer", "other"], 0..=4);
+    (names, prop::collection::vec(value(), 4))
+        .prop_map(|(names, values)| names.into_iter().map(String::from).zip(values).collect())
+}
+
+fn when(drawn: &[Drawn]) -> When {
+    let condition = |(entry, pattern): &Drawn| Condition::new(entry, pattern.clone()).unwrap();
+    When::all(drawn.iter().map(condition).collect())
+}
+
+fn build(drawn: &[DrawnRule], allow: &[Vec<Drawn>]) -> RuleSet {
+    let rate = notation::rate("1/s").unwrap();
+    let limit = LimitSpec::shorthand(rate, AlgorithmName::Gcra)
+        .build()
+        .unwrap();
+    let rules = drawn.iter().enumerate().map(|(at, (conditions, key))| {
+        let key: Vec<&str> = key.iter().map(String::as_str).collect();
+        let rule = Rule::new(&at.to_string(), vec![limit.clone()]).unwrap();
+        rule.when(when(conditions)).keyed_by(&key).unwrap()
+    });
+    let allow = allow.iter().map(|conditions| when(conditions)).collect();
+    RuleSet::build(rules.collect(), allow).unwrap()
+}
+
+fn holds(drawn: &[Drawn], request: &Request<'_>) -> bool {
+    drawn
+        .iter()
+        .all(|(entry, pattern)| pattern.matches(request.entry(entry)))
+}
+
+/// The naive twin: every rule is looked at.
+fn scan(drawn: &[DrawnRule], allow: &[Vec<Drawn>], request: &Request<'_>) -> Vec<String> {
+    if allow.iter().any(|conditions| holds(conditions, request)) {
+        return Vec::new();
+    }
+    let applies = |(conditions, key): &DrawnRule| {
+        holds(conditions, request) && key.iter().all(|entry| request.entry(entry).is_some())
+    };
+    let numbered = drawn.iter().enumerate();
+    numbered
+        .filter(|(_, rule)| applies(rule))
+        .map(|(at, _)| at.to_string())
+        .collect()
+}
+
+fn charged(rules: &RuleSet, request: &Request<'_>, scratch: &mut Scratch) -> Vec<String> {
+    let charges = rules.charges(request, scratch).unwrap();
+    charges
+        .iter()
+        .map(|charge| charge.limits.name().unwrap().to_owned())
+        .collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+    #[test]
+    fn the_index_finds_what_a_scan_finds(
+        drawn in rules(),
+        allow in prop::collection::vec(conditions(), 0..2),
+        requests in prop::collection::vec(request(), 1..5),
+    ) {
+        let rules = build(&drawn, &allow);
+        let mut scratch = Scratch::default();
+        for entries in requests {
+            let entries: Vec<(&str, &str)> =
+                entries.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+            let request = Request::new(&entries, Cost::ONE).unwrap();
+            let found = charged(&rules, &request, &mut scratch);
+            prop_assert_eq!(found, scan(&drawn, &allow, &request));
+        }
+    }
+}
+
+const RULES: usize = 10_000;
+
+fn text(entry: &str, text: &str) -> Drawn {
+    (entry.to_owned(), Pattern::text(text).unwrap())
+}
+
+/// How many conditions `entries` are held against under [`RULES`] rules, of which `of` gives the
+/// conditions, and how many rules apply.
+fn evaluated(of: impl Fn(usize) -> Vec<Drawn>, entries: &[(&str, &str)]) -> (usize, usize) {
+    let drawn: Vec<DrawnRule> = (0..RULES)
+        .map(|at| (of(at), vec!["ip".to_owned()]))
+        .collect();
+    let rules = build(&drawn, &[]);
+    let mut scratch = Scratch::default();
+    let request = Request::new(entries, Cost::ONE).unwrap();
+    let applied = charged(&rules, &request, &mut scratch).len();
+    (scratch.conditions_evaluated(), applied)
+}
+
+#[test]
+fn ten_thousand_rules_are_not_scanned() {
+    let by_path = |at: usize| {
+        vec![
+            text("path", &format!("/tenant-{at}/**")),
+            text("method", "POST"),
+        ]
+    };
+    let post = ("method", "POST");
+    let ip = ("ip", "10.3.231.0");
+    let path = [post, ip, ("path", "/tenant-777/orders")];
+    // `/tenant-7` and `/tenant-77` are heads of it too, and fail their first condition.
+    assert_eq!(evaluated(by_path, &path), (4, 1));
+
+    let by_customer =
+        |at: usize| vec![text("path", "/api/**"), text("customer", &format!("c{at}"))];
+    let customer = [ip, ("path", "/api/x"), ("customer", "c9999")];
+    assert_eq!(evaluated(by_customer, &customer), (2, 1));
+
+    let by_network = |at: usize| {
+        let net = format!("10.{}.{}.0/24", at / 256, at % 256);
+        vec![
+            text("path", "/api/**"),
+            ("ip".to_owned(), Pattern::networks(&[&net]).unwrap()),
+        ]
+    };
+    assert_eq!(evaluated(by_network, &[ip, ("path", "/api")]), (2, 1));
+
+    let by_list = |at: usize| {
+        let values = [format!("a{at}"), format!("b{at}"), format!("c{at}*")];
+        let patterns = values
+            .iter()
+            .map(|value| Pattern::text(value).unwrap())
+            .collect();
+        vec![("plan".to_owned(), Pattern::any_of(patterns).unwrap())]
+    };
+    assert_eq!(evaluated(by_list, &[ip, ("plan", "b5000")]), (1, 1));
+}
+
+#[test]
+fn a_request_that_lacks_what_all_rules_need_is_held_against_none() {
+    let by_path = |at: usize| vec![text("path", &format!("/{at}")), text("agent", "*bot*")];
+    assert_eq!(
+        evaluated(by_path, &[("path", "/nowhere"), ("agent", "a bot")]),
+        (0, 0)
+    );
+    let by_expression = |_| vec![("agent".to_owned(), Pattern::regex(".*bot.*").unwrap())];
+    assert_eq!(
+        evaluated(by_expression, &[("path", "/7"), ("ip", "192.0.2.1")]),
+        (0, 0)
+    );
+}
+
+#[test]
+fn a_long_allow_list_is_not_scanned() {
+    let allow: Vec<Vec<Drawn>> = (0..RULES)
+        .map(|at| vec![text("customer", &format!("c{at}"))])
+        .collect();
+    let rules = build(&[(Vec::new(), Vec::new())], &allow);
+    let mut scratch = Scratch::default();
+    let request = |customer| [("customer", customer)];
+    let (on, off) = (request("c777"), request("nobody"));
+    let on = Request::new(&on, Cost::ONE).unwrap();
+    assert!(charged(&rules, &on, &mut scratch).is_empty());
+    assert_eq!(scratch.conditions_evaluated(), 1);
+    let off = Request::new(&off, Cost::ONE).unwrap();
+    assert_eq!(charged(&rules, &off, &mut scratch), ["0"]);
+    assert_eq!(scratch.conditions_evaluated(), 0);
+}
