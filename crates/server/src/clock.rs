@@ -14,20 +14,33 @@ pub struct Clock(Source);
 
 #[derive(Clone, Debug)]
 enum Source {
-    Real { clock: quanta::Clock, start: u64, anchor_micros: u64 },
+    Real {
+        clock: quanta::Clock,
+        start: u64,
+        anchor_micros: u64,
+    },
     Manual(Arc<AtomicU64>),
 }
 
 impl Clock {
     /// A clock anchored to the wall now.
     #[must_use]
-    #[expect(clippy::disallowed_methods, reason = "the edge reads the wall clock once, to anchor the monotonic one")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the edge reads the wall clock once, to anchor the monotonic one"
+    )]
     pub fn real() -> Self {
         let clock = quanta::Clock::new();
-        let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let wall = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .unwrap_or_default();
         let anchor_micros = u64::try_from(wall.as_micros()).unwrap_or(u64::MAX);
         let start = clock.raw();
-        Self(Source::Real { clock, start, anchor_micros })
+        Self(Source::Real {
+            clock,
+            start,
+            anchor_micros,
+        })
     }
 
     /// A clock that stands still until it is set, for tests.
@@ -47,9 +60,13 @@ impl Clock {
     #[must_use]
     pub fn now(&self) -> Timestamp {
         match &self.0 {
-            Source::Real { clock, start, anchor_micros } => {
-                Timestamp::from_micros(anchor_micros + clock.delta_as_nanos(*start, clock.raw()) / 1_000)
-            }
+            Source::Real {
+                clock,
+                start,
+                anchor_micros,
+            } => Timestamp::from_micros(
+                anchor_micros + clock.delta_as_nanos(*start, clock.raw()) / 1_000,
+            ),
             Source::Manual(micros) => Timestamp::from_micros(micros.load(Ordering::SeqCst)),
         }
     }

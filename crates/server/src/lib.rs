@@ -4,4 +4,8 @@ pub mod clock;
 pub mod config;
 pub mod door;
 pub mod limiter;
+pub mod metrics;
 pub mod net;
+pub mod reload;
+pub mod serve;
+pub mod snapshot;

@@ -4,10 +4,13 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use tidegate_core::{
-    Charge, Decision, Effect, Limits, MemoryStore, Outcome, Request, RequestError, RuleSet, Scratch, Timestamp, Verdict,
+    Charge, Decision, Effect, Limits, MemoryStore, Outcome, Request, RequestError, Rule, RuleSet, Scratch, Timestamp, Verdict,
 };
 
-use crate::clock::Clock;
+use crate::{
+    clock::Clock,
+    metrics::{Door, Metrics},
+};
 
 /// What every door asks. One lives in a process, behind an [`Arc`].
 #[derive(Debug)]
@@ -15,13 +18,16 @@ pub struct Limiter {
     rules: ArcSwap<RuleSet>,
     store: MemoryStore,
     clock: Clock,
+    metrics: Metrics,
 }
 
 impl Limiter {
     /// A limiter under `rules`.
     #[must_use]
     pub fn new(rules: RuleSet, store: MemoryStore, clock: Clock) -> Self {
-        Self { rules: ArcSwap::from_pointee(rules), store, clock }
+        let metrics = Metrics::new(clock.now());
+        metrics.name_rules(rules.iter().map(Rule::name));
+        Self { rules: ArcSwap::from_pointee(rules), store, clock, metrics }
     }
 
     /// The time; a door reads it once a request.
@@ -38,6 +44,7 @@ impl Limiter {
 
     /// Puts `rules` in the place of those of the moment.
     pub fn swap_rules(&self, rules: RuleSet) {
+        self.metrics.name_rules(rules.iter().map(Rule::name));
         self.rules.store(Arc::new(rules));
     }
 
@@ -45,6 +52,28 @@ impl Limiter {
     #[must_use]
     pub fn store(&self) -> &MemoryStore {
         &self.store
+    }
+
+    /// What was counted.
+    #[must_use]
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// Everything that was counted, in the Prometheus text format.
+    #[must_use]
+    pub fn exposition(&self) -> String {
+        self.metrics.exposition(&self.store.stats(), self.now())
+    }
+
+    /// Counts the verdict that `door` is about to give.
+    pub fn observe(&self, door: Door, verdict: &Verdict<'_>) {
+        self.metrics.observe(door, verdict);
+    }
+
+    /// Counts the decision on a limit that came with the request, which `door` is about to give.
+    pub fn observe_throttle(&self, door: Door, decision: &Decision) {
+        self.metrics.observe_throttle(door, decision);
     }
 
     /// Decides `request` under `rules`, which the caller got from [`Self::rules`].

@@ -4,6 +4,12 @@
 //! line. What it returns needs no further checking: addresses are addresses, limits are built, rules are
 //! indexed. It reads no environment, opens no file and no socket; that is the command line's business.
 
+mod file;
+mod limits;
+mod node;
+pub(crate) mod read;
+mod rules;
+
 use std::{
     fmt,
     net::{Ipv4Addr, SocketAddr},
@@ -156,7 +162,7 @@ impl Config {
     ///
     /// # Examples
     ///
-    /// ```no_run
+    /// ```
     /// use tidegate_server::config::Config;
     ///
     /// let config = Config::parse("listen: {http: 127.0.0.1:8000, resp: off}").unwrap();
@@ -167,7 +173,7 @@ impl Config {
     /// assert_eq!(mistakes[0].to_string(), "lisen (line 1): unknown key `lisen`; did you mean `listen`?");
     /// assert_eq!(mistakes[1].to_string(), "rules (line 2): expected a list of rules, got the number 5");
     /// ```
-    pub fn parse(_text: &str) -> Result<Self, Vec<Mistake>> {
-        Ok(Self::default())
+    pub fn parse(text: &str) -> Result<Self, Vec<Mistake>> {
+        file::parse(text)
     }
 }

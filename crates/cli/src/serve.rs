@@ -1,0 +1,80 @@
+//! `serve` and `check`.
+
+use std::{path::Path, process::ExitCode};
+
+use tidegate_server::{
+    config::{AdminToken, Config},
+    reload, serve as server,
+};
+use tracing_subscriber::EnvFilter;
+
+use crate::{NO, answer, args::Serve, complain};
+
+pub(crate) fn serve(args: &Serve) -> Result<ExitCode, String> {
+    log_to_stderr(&args.log)?;
+    let config = match &args.config {
+        Some(path) => reload::load(path).map_err(|error| error.to_string())?,
+        None => Config::default(),
+    };
+    let token = admin_token(&config.admin_token)?;
+    let running =
+        server::start(config, args.config.as_deref(), token).map_err(|error| error.to_string())?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| format!("cannot start: {error}"))?;
+    runtime
+        .block_on(running.until_stopped())
+        .map_err(|error| format!("stopped, but: {error}"))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Reads the file as `serve` would: yes if it could serve, no with every mistake if not.
+pub(crate) fn check(file: &Path) -> ExitCode {
+    match reload::load(file) {
+        Ok(config) => {
+            config
+                .warnings
+                .iter()
+                .for_each(|warning| complain(&format!("warning: {warning}")));
+            let rules = config.rules.len();
+            answer(&format!(
+                "{}: {rules} rule{}, no mistakes",
+                file.display(),
+                if rules == 1 { "" } else { "s" }
+            ));
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            complain(&error.to_string());
+            ExitCode::from(NO)
+        }
+    }
+}
+
+fn log_to_stderr(filter: &str) -> Result<(), String> {
+    let filter = EnvFilter::try_new(filter)
+        .map_err(|error| format!("--log: {error}; use error, warn, info or debug, or a filter such as tidegate_server=debug"))?;
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .init();
+    Ok(())
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the command line reads the environment"
+)]
+fn admin_token(token: &AdminToken) -> Result<Option<String>, String> {
+    match token {
+        AdminToken::None => Ok(None),
+        AdminToken::Literal(token) => Ok(Some(token.clone())),
+        AdminToken::Env(name) => match std::env::var(name) {
+            Ok(token) if !token.is_empty() => Ok(Some(token)),
+            _ => Err(format!(
+                "admin.token_env: the environment variable {name} is not set; set it to the admin token"
+            )),
+        },
+    }
+}

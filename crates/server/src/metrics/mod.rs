@@ -1,0 +1,237 @@
+//! What the server has done, counted where it happens and written out for Prometheus.
+//!
+//! Counting must cost nanoseconds: the Redis door decides more than a million times a second on one
+//! core. So what every verdict touches is a fixed array of atomics in a shard of the thread's own, and
+//! only a verdict that a rule spoke for (which cost a rule match already) looks that rule up. The
+//! metrics libraries find a counter by hashing its labels under a lock; with labels that are known
+//! beforehand there is nothing to find, and the text format is some thirty lines.
+//!
+//! Latency is measured on one decision in [`SAMPLE_EVERY`], because reading the clock twice would cost as much
+//! as the decision.
+
+mod histogram;
+mod rules;
+mod shard;
+mod text;
+
+use std::sync::{
+    Mutex, PoisonError,
+    atomic::{AtomicBool, AtomicU64, Ordering},
+};
+
+use tidegate_core::{Decision, MemoryStats, Reason, Timestamp, Verdict};
+
+pub use rules::MAX_RULE_LABELS;
+
+use crate::net::Listener;
+use rules::Rules;
+use shard::Shards;
+use text::Text;
+
+/// One decision in so many is timed.
+pub const SAMPLE_EVERY: u32 = 64;
+
+/// The doors, as they are called in metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Door {
+    /// Checks, throttles and forward-auth over HTTP.
+    Http,
+    /// The Redis protocol.
+    Resp,
+}
+
+impl Door {
+    const ALL: [Self; 2] = [Self::Http, Self::Resp];
+
+    /// The door's label.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::Resp => "resp",
+        }
+    }
+
+    const fn index(self) -> usize {
+        match self {
+            Self::Http => 0,
+            Self::Resp => 1,
+        }
+    }
+}
+
+/// What a decision came to: `None` is allowed.
+type Answer = Option<Reason>;
+
+const ANSWERS: [Answer; 4] = [None, Some(Reason::Limit), Some(Reason::Blocked), Some(Reason::Store)];
+
+const fn answer_index(answer: Answer) -> usize {
+    match answer {
+        None => 0,
+        Some(Reason::Limit) => 1,
+        Some(Reason::Blocked) => 2,
+        Some(Reason::Store) => 3,
+    }
+}
+
+fn answer_label(answer: Answer) -> &'static str {
+    answer.map_or("allowed", Reason::as_str)
+}
+
+/// The counters of one server.
+#[derive(Debug)]
+pub struct Metrics {
+    started: Timestamp,
+    shards: Shards,
+    rules: Rules,
+    reloads: [AtomicU64; 2],
+    last_reload_failed: AtomicBool,
+    listeners: Mutex<Vec<(&'static str, Listener)>>,
+}
+
+impl Metrics {
+    /// Counters at zero. Uptime counts from `started`.
+    #[must_use]
+    pub(crate) fn new(started: Timestamp) -> Self {
+        Self {
+            started,
+            shards: Shards::default(),
+            rules: Rules::default(),
+            reloads: Default::default(),
+            last_reload_failed: AtomicBool::new(false),
+            listeners: Mutex::default(),
+        }
+    }
+
+    /// Gives every rule in `names` a counter, and keeps those of the rules that had one.
+    pub(crate) fn name_rules<'n>(&self, names: impl Iterator<Item = &'n str>) {
+        self.rules.rename(names);
+    }
+
+    pub(crate) fn observe(&self, door: Door, verdict: &Verdict<'_>) {
+        self.shards.mine().count(door.index(), answer_index(verdict.reason));
+        if !verdict.lines.is_empty() || verdict.rule.is_some() {
+            self.rules.count(verdict);
+        }
+    }
+
+    pub(crate) fn observe_throttle(&self, door: Door, decision: &Decision) {
+        let answer = match decision {
+            Decision::Admitted => None,
+            Decision::Limited => Some(Reason::Limit),
+            Decision::Blocked { .. } => Some(Reason::Blocked),
+            Decision::Full { .. } => Some(Reason::Store),
+        };
+        self.shards.mine().count(door.index(), answer_index(answer));
+    }
+
+    /// Whether the decision at hand is one of those that are timed.
+    pub(crate) fn is_sampled(&self) -> bool {
+        shard::is_sampled()
+    }
+
+    pub(crate) fn observe_latency(&self, nanos: u64) {
+        self.shards.mine().latency.observe(nanos);
+    }
+
+    /// Counts a request that was refused because it could not be understood.
+    pub fn count_bad_request(&self, door: Door) {
+        self.shards.mine().count_bad(door.index());
+    }
+
+    /// Counts a reload of the rules file and remembers how the last one ended.
+    pub fn count_reload(&self, failed: bool) {
+        self.reloads[usize::from(failed)].fetch_add(1, Ordering::Relaxed);
+        self.last_reload_failed.store(failed, Ordering::Relaxed);
+    }
+
+    /// Shows the connections of `listener` under the label `door`.
+    pub fn show_listener(&self, door: &'static str, listener: Listener) {
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner).push((door, listener));
+    }
+
+    /// Everything in the Prometheus text format. `store` is what the store says of itself at `now`.
+    #[must_use]
+    pub fn exposition(&self, store: &MemoryStats, now: Timestamp) -> String {
+        let mut text = Text::default();
+        self.write_process(&mut text, now);
+        self.write_verdicts(&mut text);
+        self.rules.write(&mut text);
+        self.shards.write_latency(&mut text);
+        write_store(&mut text, store);
+        self.write_reloads(&mut text);
+        self.write_connections(&mut text);
+        text.finish()
+    }
+
+    fn write_process(&self, text: &mut Text, now: Timestamp) {
+        text.family("tidegate_build_info", "gauge", "The running version.");
+        text.sample("tidegate_build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
+        let uptime = now.since(self.started).as_micros() / 1_000_000;
+        text.single("tidegate_uptime_seconds", "gauge", "Seconds since the start.", uptime);
+    }
+
+    fn write_verdicts(&self, text: &mut Text) {
+        let name = "tidegate_verdicts_total";
+        text.family(name, "counter", "Verdicts by door and outcome; peeks are not counted.");
+        for door in Door::ALL {
+            for answer in ANSWERS {
+                let count = self.shards.verdicts(door.index(), answer_index(answer));
+                text.sample(name, &[("door", door.as_str()), ("outcome", answer_label(answer))], count);
+            }
+        }
+        let name = "tidegate_bad_requests_total";
+        text.family(name, "counter", "Requests that could not be understood.");
+        for door in Door::ALL {
+            text.sample(name, &[("door", door.as_str())], self.shards.bad_requests(door.index()));
+        }
+    }
+
+    fn write_reloads(&self, text: &mut Text) {
+        let name = "tidegate_reloads_total";
+        text.family(name, "counter", "Reloads of the rules file.");
+        for (result, count) in ["ok", "failed"].iter().zip(&self.reloads) {
+            text.sample(name, &[("result", result)], count.load(Ordering::Relaxed));
+        }
+        let name = "tidegate_last_reload_success";
+        let succeeded = !self.last_reload_failed.load(Ordering::Relaxed);
+        text.single(name, "gauge", "1 unless the last reload failed.", u64::from(succeeded));
+    }
+
+    fn write_connections(&self, text: &mut Text) {
+        let listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        let families: [(&str, &str, &str, fn(&Listener) -> u64); 3] = [
+            ("tidegate_connections", "gauge", "Open connections.", |listener| {
+                u64::try_from(listener.open()).unwrap_or(u64::MAX)
+            }),
+            ("tidegate_connections_accepted_total", "counter", "Connections served.", Listener::accepted),
+            (
+                "tidegate_connections_refused_total",
+                "counter",
+                "Connections closed at once because too many were open.",
+                Listener::refused,
+            ),
+        ];
+        for (name, kind, help, read) in families {
+            text.family(name, kind, help);
+            for (door, listener) in listeners.iter() {
+                text.sample(name, &[("door", door)], read(listener));
+            }
+        }
+    }
+}
+
+fn write_store(text: &mut Text, store: &MemoryStats) {
+    let size = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+    text.single("tidegate_keys", "gauge", "Keys in the store.", size(store.keys));
+    text.single("tidegate_store_bytes", "gauge", "Bytes in the store.", size(store.bytes));
+    text.single("tidegate_blocks", "gauge", "Manual blocks that stand.", size(store.blocks));
+    let help = "Keys dropped because they had expired.";
+    text.single("tidegate_keys_expired_total", "counter", help, store.expired);
+    let help = "Live keys forgotten to make room.";
+    text.single("tidegate_keys_evicted_total", "counter", help, store.evicted);
+    let name = "tidegate_newcomers_total";
+    text.family(name, "counter", "New keys that found the store full, by what became of them.");
+    text.sample(name, &[("outcome", "denied")], store.newcomers_denied);
+    text.sample(name, &[("outcome", "allowed")], store.newcomers_allowed);
+}

@@ -1,0 +1,74 @@
+//! Counters of a thread's own, so that two cores never fight over a cache line.
+
+use std::{
+    cell::Cell,
+    sync::atomic::{AtomicU64, AtomicUsize, Ordering},
+};
+
+use super::{ANSWERS, Door, SAMPLE_EVERY, histogram::Histogram, text::Text};
+
+/// More threads than these share shards, which costs time but no count.
+const SHARDS: usize = 16;
+
+const DOORS: usize = Door::ALL.len();
+
+thread_local! {
+    static SHARD: usize = {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        NEXT.fetch_add(1, Ordering::Relaxed) % SHARDS
+    };
+    static UNTIL_SAMPLE: Cell<u32> = const { Cell::new(0) };
+}
+
+/// True on the first decision of a thread and on one in [`SAMPLE_EVERY`] after it.
+pub(super) fn is_sampled() -> bool {
+    UNTIL_SAMPLE.with(|left| {
+        let sampled = left.get() == 0;
+        left.set(if sampled { SAMPLE_EVERY - 1 } else { left.get() - 1 });
+        sampled
+    })
+}
+
+// Two cache lines, because processors fetch them in pairs.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(super) struct Shard {
+    verdicts: [[AtomicU64; ANSWERS.len()]; DOORS],
+    bad_requests: [AtomicU64; DOORS],
+    pub(super) latency: Histogram,
+}
+
+impl Shard {
+    pub(super) fn count(&self, door: usize, answer: usize) {
+        self.verdicts[door][answer].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn count_bad(&self, door: usize) {
+        self.bad_requests[door].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Shards(Box<[Shard; SHARDS]>);
+
+impl Shards {
+    pub(super) fn mine(&self) -> &Shard {
+        &self.0[SHARD.with(|index| *index)]
+    }
+
+    pub(super) fn verdicts(&self, door: usize, answer: usize) -> u64 {
+        self.sum(|shard| &shard.verdicts[door][answer])
+    }
+
+    pub(super) fn bad_requests(&self, door: usize) -> u64 {
+        self.sum(|shard| &shard.bad_requests[door])
+    }
+
+    pub(super) fn write_latency(&self, text: &mut Text) {
+        Histogram::write(self.0.iter().map(|shard| &shard.latency), text);
+    }
+
+    fn sum(&self, counter: impl Fn(&Shard) -> &AtomicU64) -> u64 {
+        self.0.iter().map(|shard| counter(shard).load(Ordering::Relaxed)).sum()
+    }
+}

@@ -1,0 +1,56 @@
+//! The Prometheus text format, version 0.0.4.
+
+use std::fmt::Write as _;
+
+/// A page of metrics. Writing into a `String` cannot fail, so those results are dropped.
+#[derive(Debug, Default)]
+pub(super) struct Text(String);
+
+impl Text {
+    /// Begins the samples of the metric `name`.
+    pub(super) fn family(&mut self, name: &str, kind: &str, help: &str) {
+        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    pub(super) fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: u64) {
+        self.0.push_str(name);
+        let mut separator = '{';
+        for (label, text) in labels {
+            let _ = write!(self.0, "{separator}{label}=\"");
+            self.escaped(text);
+            self.0.push('"');
+            separator = ',';
+        }
+        if !labels.is_empty() {
+            self.0.push('}');
+        }
+        let _ = writeln!(self.0, " {value}");
+    }
+
+    /// A metric that has one sample.
+    pub(super) fn single(&mut self, name: &str, kind: &str, help: &str, value: u64) {
+        self.family(name, kind, help);
+        self.sample(name, &[], value);
+    }
+
+    /// A sample in seconds, exact.
+    pub(super) fn nanos_as_seconds(&mut self, name: &str, nanos: u64) {
+        let (whole, rest) = (nanos / 1_000_000_000, nanos % 1_000_000_000);
+        let _ = writeln!(self.0, "{name} {whole}.{rest:09}");
+    }
+
+    pub(super) fn finish(self) -> String {
+        self.0
+    }
+
+    fn escaped(&mut self, text: &str) {
+        for c in text.chars() {
+            match c {
+                '\\' => self.0.push_str("\\\\"),
+                '"' => self.0.push_str("\\\""),
+                '\n' => self.0.push_str("\\n"),
+                c => self.0.push(c),
+            }
+        }
+    }
+}

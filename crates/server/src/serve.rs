@@ -1,0 +1,293 @@
+//! From a configuration to open doors, and back again in good order.
+//!
+//! ```text
+//! config -> limiter (rules, store with what the snapshot held, clock)
+//!        -> server  (workers) -> one listener a door
+//!        -> running: reload on change and on SIGHUP, snapshots, until SIGTERM or SIGINT
+//!        -> drained: no new connections, begun requests answered, the last snapshot written
+//! ```
+
+use std::{
+    io,
+    net::{SocketAddr, TcpListener},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use tidegate_core::MemoryStore;
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    time::{Interval, MissedTickBehavior, interval},
+};
+
+use crate::{
+    clock::Clock,
+    config::{Config, Snapshot},
+    door,
+    limiter::Limiter,
+    net::{Bounds, Listener, Server},
+    reload::{LOOK_EVERY, Reloader},
+    snapshot::{self, Restored},
+};
+
+/// How long requests that have begun may take to finish once the server shuts down.
+pub const DRAIN: Duration = Duration::from_secs(10);
+
+/// Why the server could not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// A door's address could not be bound: in use, or not of this machine.
+    #[error(
+        "cannot listen for {door} on {address}: {source}; choose another address under `listen`, or `off`"
+    )]
+    Bind {
+        /// The door, by its name in the rules file.
+        door: &'static str,
+        /// The address.
+        address: SocketAddr,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The admin door would be open to other machines without a token.
+    #[error(
+        "listen.admin: {0} can be reached from other machines; set `admin.token_env`, or listen on 127.0.0.1"
+    )]
+    OpenAdmin(SocketAddr),
+    /// The snapshot could not be read.
+    #[error(
+        "cannot read the snapshot {path}: {source}; mend its permissions, or remove `store.memory.snapshot`"
+    )]
+    Snapshot {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Threads or signals could not be had.
+    #[error("cannot start: {0}")]
+    System(#[from] io::Error),
+}
+
+/// A server with its doors open.
+#[derive(Debug)]
+pub struct Running {
+    server: Server,
+    limiter: Arc<Limiter>,
+    reloader: Option<Arc<Reloader>>,
+    snapshot: Option<Snapshot>,
+}
+
+/// Opens the doors that `config` names.
+///
+/// `source` is the rules file that the configuration was read from; without one there is nothing to reload.
+/// `token` is the admin token, if there is one.
+///
+/// # Errors
+///
+/// [`ServeError`]; nothing is left listening.
+pub fn start(
+    config: Config,
+    source: Option<&Path>,
+    token: Option<String>,
+) -> Result<Running, ServeError> {
+    if let Some(address) = config.listen.admin
+        && !address.ip().is_loopback()
+        && token.is_none()
+    {
+        return Err(ServeError::OpenAdmin(address));
+    }
+    let listen = config.listen;
+    let (http, resp, admin) = (
+        bind("http", listen.http)?,
+        bind("resp", listen.resp)?,
+        bind("admin", listen.admin)?,
+    );
+    let clock = Clock::real();
+    let store = MemoryStore::new(config.memory);
+    if let Some(snapshot) = &config.snapshot {
+        restore(&store, snapshot, &clock)?;
+    }
+    for warning in &config.warnings {
+        tracing::warn!("{warning}");
+    }
+    let limiter = Arc::new(Limiter::new(config.rules, store, clock));
+    let reloader =
+        source.map(|path| Arc::new(Reloader::new(path.to_owned(), Arc::clone(&limiter))));
+    let server = Server::start(Server::default_workers())?;
+    let doors = Doors {
+        limiter: &limiter,
+        reloader: reloader.as_ref(),
+        headers: config.headers,
+        token,
+    };
+    doors.open(&server, http, resp, admin)?;
+    Ok(Running {
+        server,
+        limiter,
+        reloader,
+        snapshot: config.snapshot,
+    })
+}
+
+impl Running {
+    /// Serves until SIGTERM or SIGINT, then drains and writes the last snapshot.
+    ///
+    /// # Errors
+    ///
+    /// If signals cannot be had, or the last snapshot cannot be written.
+    pub async fn until_stopped(self) -> io::Result<()> {
+        let (mut terminate, mut interrupt) = (
+            signal(SignalKind::terminate())?,
+            signal(SignalKind::interrupt())?,
+        );
+        let mut hangup = signal(SignalKind::hangup())?;
+        let mut look = ticks(LOOK_EVERY);
+        let mut save = ticks(
+            self.snapshot
+                .as_ref()
+                .map_or(DRAIN, |snapshot| micros(snapshot.every)),
+        );
+        loop {
+            tokio::select! {
+                () = received(&mut terminate) => break,
+                () = received(&mut interrupt) => break,
+                () = received(&mut hangup) => self.reload(),
+                _ = look.tick() => self.reload_if_changed(),
+                _ = save.tick(), if self.snapshot.is_some() => {
+                    if let Err(error) = self.save() {
+                        tracing::error!("cannot write the snapshot: {error}; the last one stands");
+                    }
+                }
+            }
+        }
+        self.stop().await
+    }
+
+    async fn stop(self) -> io::Result<()> {
+        tracing::info!("shutting down: no new connections, requests that have begun are answered");
+        let Self {
+            server,
+            limiter,
+            snapshot,
+            ..
+        } = self;
+        let dropped = server.shutdown(DRAIN).await;
+        if dropped > 0 {
+            tracing::warn!(
+                connections = dropped,
+                "the drain deadline passed; connections were dropped"
+            );
+        }
+        save(&limiter, snapshot.as_ref())
+    }
+
+    fn reload(&self) {
+        match &self.reloader {
+            // Reported by the reloader: in the log, on the admin door and as a metric.
+            Some(reloader) => drop(reloader.reload()),
+            None => tracing::warn!("there is no rules file to reload; start with --config FILE"),
+        }
+    }
+
+    fn reload_if_changed(&self) {
+        if let Some(reloader) = &self.reloader
+            && reloader.has_changed()
+        {
+            drop(reloader.reload());
+        }
+    }
+
+    fn save(&self) -> io::Result<()> {
+        save(&self.limiter, self.snapshot.as_ref())
+    }
+}
+
+/// What every door is opened with.
+struct Doors<'a> {
+    limiter: &'a Arc<Limiter>,
+    reloader: Option<&'a Arc<Reloader>>,
+    headers: crate::config::Headers,
+    token: Option<String>,
+}
+
+impl Doors<'_> {
+    fn open(
+        self,
+        server: &Server,
+        http: Option<TcpListener>,
+        resp: Option<TcpListener>,
+        admin: Option<TcpListener>,
+    ) -> io::Result<()> {
+        if let Some(socket) = resp {
+            let bounds = door::resp::default_bounds();
+            opened(
+                "resp",
+                &door::resp::listen(server, socket, bounds, Arc::clone(self.limiter))?,
+            );
+        }
+        Ok(())
+    }
+}
+
+fn bind(
+    door: &'static str,
+    address: Option<SocketAddr>,
+) -> Result<Option<TcpListener>, ServeError> {
+    let bind = |address| {
+        TcpListener::bind(address).map_err(|source| ServeError::Bind {
+            door,
+            address,
+            source,
+        })
+    };
+    address.map(bind).transpose()
+}
+
+fn restore(store: &MemoryStore, snapshot: &Snapshot, clock: &Clock) -> Result<(), ServeError> {
+    let path = &snapshot.path;
+    let restored = snapshot::restore(store, path, clock.now());
+    match restored.map_err(|source| ServeError::Snapshot {
+        path: path.clone(),
+        source,
+    })? {
+        Restored::Nothing => tracing::info!(file = %path.display(), "no snapshot yet"),
+        Restored::Keys(keys) => {
+            tracing::info!(file = %path.display(), keys, "restored the counters")
+        }
+        Restored::SetAside(aside) => tracing::error!(
+            file = %path.display(), kept_as = %aside.display(),
+            "the snapshot is damaged and was set aside; starting with empty counters"
+        ),
+    }
+    Ok(())
+}
+
+fn save(limiter: &Limiter, snapshot: Option<&Snapshot>) -> io::Result<()> {
+    snapshot.map_or(Ok(()), |snapshot| {
+        snapshot::save(limiter.store(), &snapshot.path, limiter.now())
+    })
+}
+
+fn opened(door: &'static str, listener: &Listener) {
+    tracing::info!(door, address = %listener.local_addr(), "listening");
+}
+
+fn ticks(every: Duration) -> Interval {
+    let mut ticks = interval(every);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks.reset();
+    ticks
+}
+
+/// Waits for the signal; a stream of signals that ends never was one.
+async fn received(signal: &mut Signal) {
+    if signal.recv().await.is_none() {
+        std::future::pending::<()>().await;
+    }
+}
+
+fn micros(span: tidegate_core::Span) -> Duration {
+    Duration::from_micros(span.as_micros())
+}

@@ -1,0 +1,73 @@
+//! Counters survive a restart; damage does not stop one.
+
+use std::fs;
+
+use tidegate_core::{
+    AlgorithmName, Charge, Cost, Decision, Effect, LimitSpec, Limits, MemoryBounds, MemoryStore, Span, Timestamp, notation,
+};
+use tidegate_server::snapshot::{self, Restored};
+
+const NOW: Timestamp = Timestamp::from_micros(1_767_225_600_000_000);
+
+fn limits() -> Limits {
+    let rate = notation::rate("3/h").unwrap();
+    // Without a burst, a GCRA would deny the second of three at once.
+    let names = AlgorithmName::ALL.map(|(_, name)| name).into_iter().filter(|name| *name != AlgorithmName::Gcra);
+    let limits: Vec<_> = names.map(|name| LimitSpec::shorthand(rate, name).build().unwrap()).collect();
+    Limits::new(limits).unwrap()
+}
+
+fn spend(store: &MemoryStore, limits: &Limits, key: &[u8]) -> Decision {
+    let charge = Charge::new(key, limits, Cost::ONE).unwrap();
+    store.check(&[charge], NOW, Effect::Charge, &mut Vec::new())
+}
+
+#[test]
+fn counters_and_blocks_survive_a_restart() {
+    let (folder, limits) = (tempfile::tempdir().unwrap(), limits());
+    let path = folder.path().join("counters");
+    let before = MemoryStore::new(MemoryBounds::default());
+    for _ in 0..3 {
+        assert_eq!(spend(&before, &limits, b"spent"), Decision::Admitted);
+    }
+    before.block(b"blocked", Some(Span::from_secs(60)), "abuse", NOW);
+    snapshot::save(&before, &path, NOW).unwrap();
+
+    let after = MemoryStore::new(MemoryBounds::default());
+    assert_eq!(snapshot::restore(&after, &path, NOW).unwrap(), Restored::Keys(1));
+    assert_eq!(spend(&after, &limits, b"spent"), Decision::Limited);
+    assert_eq!(spend(&after, &limits, b"other"), Decision::Admitted);
+    assert_eq!(after.blocks(NOW), before.blocks(NOW));
+}
+
+#[test]
+fn a_missing_file_is_an_empty_store() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = MemoryStore::new(MemoryBounds::default());
+    assert_eq!(snapshot::restore(&store, &folder.path().join("none"), NOW).unwrap(), Restored::Nothing);
+}
+
+#[test]
+fn a_file_cut_anywhere_or_with_any_byte_changed_is_set_aside() {
+    let (folder, limits) = (tempfile::tempdir().unwrap(), limits());
+    let path = folder.path().join("counters");
+    let store = MemoryStore::new(MemoryBounds::default());
+    spend(&store, &limits, b"user");
+    snapshot::save(&store, &path, NOW).unwrap();
+    let whole = fs::read(&path).unwrap();
+    let cut = (0..whole.len()).map(|len| whole[..len].to_vec());
+    let changed = (0..whole.len()).map(|at| {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 0x40;
+        bytes
+    });
+    for damaged in cut.chain(changed) {
+        fs::write(&path, &damaged).unwrap();
+        let empty = MemoryStore::new(MemoryBounds::default());
+        let restored = snapshot::restore(&empty, &path, NOW).unwrap();
+        let Restored::SetAside(aside) = restored else { panic!("{restored:?}") };
+        assert_eq!(fs::read(aside).unwrap(), damaged);
+        assert!(!path.exists());
+        assert_eq!(empty.stats().keys, 0);
+    }
+}
