@@ -208,7 +208,15 @@ impl Schedule {
     }
 
     /// Where spending begins: the TAT, or now if it has passed.
+    ///
+    /// A fraction that is none of this schedule's, from bytes that are no snapshot of it, counts as a whole
+    /// microsecond: all else may rely on fractions below `l`.
     fn base(&self, tat: Exact, now: Timestamp) -> Exact {
+        let tat = if tat.part < self.l {
+            tat
+        } else {
+            Exact::at(tat.ceil())
+        };
         tat.max(Exact::at(now))
     }
 

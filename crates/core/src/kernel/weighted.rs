@@ -96,7 +96,7 @@ impl Weighted {
         state.window == self.window
     }
 
-    /// What the old windows still hold counts in full in the current new one.
+    /// What the old windows still hold counts in full in the current new one, but not as more than all.
     pub(crate) fn adopt(&self, state: &WeightedState, now: Timestamp) -> WeightedState {
         let mut old = *state;
         old.advance(now);
@@ -105,7 +105,7 @@ impl Weighted {
         }
         let mut new = self.fresh();
         new.advance(now);
-        new.current = old.previous.saturating_add(old.current);
+        new.current = old.previous.saturating_add(old.current).min(self.limit);
         new
     }
 

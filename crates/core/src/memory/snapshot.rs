@@ -159,6 +159,11 @@ fn put_state(out: &mut Vec<u8>, state: &State) {
     }
 }
 
+/// Whether a number is a count that a limit can have.
+fn is_count(number: &u64) -> bool {
+    *number <= bounds::MAX_COUNT
+}
+
 /// Whether a number of windows since the epoch is one that time can reach.
 fn is_instant(number: &u64) -> bool {
     *number <= Timestamp::MAX.as_micros()
@@ -216,10 +221,10 @@ impl<'b> Input<'b> {
             }),
             1 => State::Interval(IntervalState {
                 full_at: self.number()?,
-                last: self.number()?,
+                last: self.number().filter(is_count)?,
             }),
             2 => State::Window(WindowState {
-                count: self.number()?,
+                count: self.number().filter(is_count)?,
                 end: self.number()?,
             }),
             3 => {
@@ -235,6 +240,7 @@ impl<'b> Input<'b> {
                     .iter()
                     .try_fold(0_u64, |total, count| total.checked_add(*count))?;
                 let sound = width > 0
+                    && is_count(&total)
                     && !counts.is_empty()
                     && counts.len() <= bounds::MAX_BUCKETS as usize + 1;
                 sound.then(|| {
@@ -249,8 +255,8 @@ impl<'b> Input<'b> {
             5 => {
                 let (index, previous, current) = (
                     self.number().filter(is_instant)?,
-                    self.number()?,
-                    self.number()?,
+                    self.number().filter(is_count)?,
+                    self.number().filter(is_count)?,
                 );
                 let window = self.number().filter(|window| *window > 0)?;
                 State::Weighted(Box::new(WeightedState {
