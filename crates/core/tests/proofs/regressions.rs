@@ -5,7 +5,7 @@ use tidegate_core::{
 };
 
 use crate::{
-    promises::ask,
+    promises::{ask, copy_of},
     strategies::Kind,
     world::{Rule, one_shard},
 };
@@ -140,4 +140,62 @@ fn a_fraction_of_a_microsecond_is_not_forgiven() {
         (looked.remaining, looked.reset_after),
         (0, Span::from_micros(1))
     );
+}
+
+/// Two full windows, taken over into one of another length, were more than any snapshot may hold.
+#[test]
+fn two_windows_taken_over_are_no_more_than_one() {
+    let most = tidegate_core::bounds::MAX_COUNT;
+    let old = limit(Kind::Weighted, most, Span::from_secs(1));
+    let (old, store) = (Rule::new(b"key", vec![old], false), one_shard());
+    ask(&store, &old, 0, most, Effect::Charge);
+    ask(
+        &store,
+        &old,
+        1_999_999,
+        most - 1_000_000_000,
+        Effect::Charge,
+    );
+    let new = limit(Kind::Weighted, 5, Span::from_secs(60));
+    let new = Rule::new(b"key", vec![new], false);
+    assert!(!ask(&store, &new, 1_999_999, 1, Effect::Charge).allowed);
+    assert!(
+        !ask(
+            &copy_of(&store, 1_999_999),
+            &new,
+            1_999_999,
+            1,
+            Effect::Charge
+        )
+        .allowed
+    );
+}
+
+/// Numbers that no limit leaves behind, in a snapshot that is sound but for them, overflowed later on.
+#[test]
+fn impossible_numbers_in_a_snapshot_are_survived() {
+    for kind in Kind::ALL {
+        let seven = limit(kind, 7, Span::from_secs(1));
+        let (rule, store) = (Rule::new(b"key", vec![seven], false), one_shard());
+        ask(&store, &rule, NOW, 2, Effect::Charge);
+        let (mut saved, now) = (Vec::new(), Timestamp::from_micros(NOW));
+        store.save(0, now, &mut saved);
+        for at in 0..saved.len().saturating_sub(8) {
+            for number in [
+                u64::MAX,
+                u64::MAX - 1,
+                1 << 53,
+                1 << 40,
+                u64::from(u32::MAX),
+            ] {
+                let mut bytes = saved.clone();
+                bytes[at..at + 8].copy_from_slice(&number.to_le_bytes());
+                let again = one_shard();
+                let _ = again.restore(&bytes, now);
+                for (after, effect) in [(0, Effect::Look), (1, Effect::Peek), (2, Effect::Charge)] {
+                    ask(&again, &rule, NOW + after, 3, effect);
+                }
+            }
+        }
+    }
 }
