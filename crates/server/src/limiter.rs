@@ -5,6 +5,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use tidegate_core::{
     Charge, Decision, Effect, Limits, MemoryStore, Outcome, Request, RequestError, Rule, RuleSet, Scratch, Timestamp, Verdict,
+    free_key,
 };
 
 use crate::{
@@ -113,14 +114,13 @@ impl Limiter {
         self.store.check(&[charge], now, effect, outcomes)
     }
 
-    /// The key under which a limit that came with the request counts for `key`, written into `buffer`.
-    ///
-    /// It begins with [`THROTTLE_SCOPE`], so that no caller reaches a rule's counts by naming them.
+    /// The key under which a limit that came with the request counts for `key`: [`free_key`], which no
+    /// caller can make that of a rule. `buffer` is the caller's to reuse.
     ///
     /// # Errors
     ///
     /// Refuses an empty key and one over [`MAX_THROTTLE_KEY_BYTES`].
-    pub fn throttle_key<'b>(key: &[u8], buffer: &'b mut Vec<u8>) -> Result<&'b [u8], RequestError> {
+    pub fn throttle_key<'b>(key: &'b [u8], buffer: &'b mut Vec<u8>) -> Result<&'b [u8], RequestError> {
         if key.is_empty() {
             return Err(RequestError::new("key", "must not be empty"));
         }
@@ -128,19 +128,12 @@ impl Limiter {
             let problem = format!("{} bytes is over the maximum of {MAX_THROTTLE_KEY_BYTES}", key.len());
             return Err(RequestError::new("key", problem));
         }
-        buffer.clear();
-        buffer.extend_from_slice(&THROTTLE_SCOPE);
-        buffer.extend_from_slice(key);
-        Ok(buffer)
+        Ok(free_key(key, buffer))
     }
 }
 
-/// What the keys of limits that come with the request begin with, on every door. Its first byte is in no
-/// UTF-8 text, and so at the start of no rule's key.
-pub const THROTTLE_SCOPE: [u8; 8] = *b"\xffad-hoc\xff";
-
-/// The longest key of a limit that comes with the request.
-pub const MAX_THROTTLE_KEY_BYTES: usize = tidegate_core::bounds::MAX_KEY_BYTES - THROTTLE_SCOPE.len();
+/// The longest key of a limit that comes with the request: [`free_key`] may add a byte.
+pub const MAX_THROTTLE_KEY_BYTES: usize = tidegate_core::bounds::MAX_KEY_BYTES - 1;
 
 /// The limits of a throttle request: one, without a rule.
 ///

@@ -6,7 +6,7 @@
 )]
 
 mod bounds;
-
+mod check;
 mod door;
 mod handshake;
 mod protocol;

@@ -2,6 +2,8 @@
 
 use tidegate_core::{Cost, Effect, Request, RequestError, Span, Verdict, bounds::MAX_ENTRIES};
 
+use crate::metrics::Door;
+
 use super::{
     super::{desk::Context, parse::Arguments, reply::Reply},
     quoted, wrong_number,
@@ -13,15 +15,26 @@ use super::{
 /// The options come first, so an entry may bear their names. A retry of -1 is never; a limit and a
 /// remaining of -1 say that no limit was asked, because no rule applies or the key is blocked.
 pub(super) fn check(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
-    let asked = match Asked::read(arguments.skip(1)) {
-        Ok(asked) if asked.pairs.len() == 0 || !asked.pairs.len().is_multiple_of(2) => {
-            return wrong_number("tidegate.check", reply);
-        }
-        Ok(asked) => asked,
-        Err(error) => return reply.error(format_args!("ERR {error}")),
-    };
-    if let Err(error) = asked.decide(context, reply) {
-        reply.error(format_args!("ERR {error}"));
+    let decided = Asked::read(arguments.skip(1)).and_then(|asked| asked.decide(context, reply));
+    match decided {
+        Ok(()) => return,
+        Err(Refusal::NoPairs) => wrong_number("tidegate.check", reply),
+        Err(Refusal::Request(error)) => reply.error(format_args!("ERR {error}")),
+    }
+    context.limiter.metrics().count_bad_request(Door::Resp);
+}
+
+/// Why nothing could be decided.
+#[derive(Debug)]
+enum Refusal {
+    /// What is left after the options is not at least one name and its value.
+    NoPairs,
+    Request(RequestError),
+}
+
+impl From<RequestError> for Refusal {
+    fn from(error: RequestError) -> Self {
+        Self::Request(error)
     }
 }
 
@@ -33,29 +46,26 @@ struct Asked<'a> {
 }
 
 impl<'a> Asked<'a> {
-    fn read(arguments: Arguments<'a>) -> Result<Self, RequestError> {
-        let peek = usize::from(arguments.is(0, "peek"));
-        let effect = if peek == 1 {
-            Effect::Peek
-        } else {
-            Effect::Charge
+    fn read(arguments: Arguments<'a>) -> Result<Self, Refusal> {
+        let (effect, rest) = match arguments.is(0, "peek") {
+            true => (Effect::Peek, arguments.skip(1)),
+            false => (Effect::Charge, arguments),
         };
-        let rest = arguments.skip(peek);
-        if !rest.is(0, "cost") {
-            return Ok(Self {
-                effect,
-                cost: Cost::ONE,
-                pairs: rest,
-            });
+        let (cost, pairs) = match rest.is(0, "cost") {
+            true => (cost(rest.get(1).unwrap_or_default())?, rest.skip(2)),
+            false => (Cost::ONE, rest),
+        };
+        if pairs.len() == 0 || !pairs.len().is_multiple_of(2) {
+            return Err(Refusal::NoPairs);
         }
         Ok(Self {
             effect,
-            cost: cost(rest.get(1).unwrap_or_default())?,
-            pairs: rest.skip(2),
+            cost,
+            pairs,
         })
     }
 
-    fn decide(self, context: &mut Context<'_>, reply: &mut Reply<'_>) -> Result<(), RequestError> {
+    fn decide(self, context: &mut Context<'_>, reply: &mut Reply<'_>) -> Result<(), Refusal> {
         let mut room = [("", ""); MAX_ENTRIES];
         let entries = self.entries(&mut room)?;
         let request = Request::new(entries, self.cost)?;
@@ -64,6 +74,9 @@ impl<'a> Asked<'a> {
         let verdict = context
             .limiter
             .check(&rules, scratch, &request, self.effect)?;
+        if self.effect == Effect::Charge {
+            context.limiter.observe(Door::Resp, &verdict);
+        }
         render(&verdict, reply);
         Ok(())
     }

@@ -14,7 +14,7 @@ use super::{
     },
     refusal::{CellRefusal, CrabRefusal, Refusal},
 };
-use crate::limiter::Limiter;
+use crate::{limiter::Limiter, metrics::Door};
 
 /// `CL.THROTTLE key max_burst count_per_period period [quantity]` →
 /// `[limited, limit, remaining, retry_after_s or -1, reset_after_s]`.
@@ -26,6 +26,7 @@ pub(super) fn cl_throttle(
     let answer = match Asked::read(arguments, Face::Gcra).and_then(|asked| asked.decide(context)) {
         Ok(answer) => answer,
         Err(refusal) => {
+            context.limiter.metrics().count_bad_request(Door::Resp);
             return reply.error(format_args!(
                 "Cell error: Store error: {}",
                 CellRefusal(&refusal)
@@ -57,7 +58,10 @@ pub(super) fn throttle(context: &mut Context<'_>, arguments: Arguments<'_>, repl
     let answer = match Asked::read(arguments, Face::Bucket).and_then(|asked| asked.decide(context))
     {
         Ok(answer) => answer,
-        Err(refusal) => return reply.error(format_args!("ERR {}", CrabRefusal(&refusal))),
+        Err(refusal) => {
+            context.limiter.metrics().count_bad_request(Door::Resp);
+            return reply.error(format_args!("ERR {}", CrabRefusal(&refusal)));
+        }
     };
     reply.array(5);
     reply.integer(i64::from(answer.allowed));
@@ -125,6 +129,9 @@ impl<'a> Asked<'a> {
             context
                 .limiter
                 .throttle_at(charge, context.now, effect, &mut memory.outcomes);
+        if effect == Effect::Charge {
+            context.limiter.observe_throttle(Door::Resp, &decision);
+        }
         let quota = self.numbers.burst + u64::from(self.numbers.face == Face::Gcra);
         Ok(Answer::of(&decision, memory.outcomes.first(), quota))
     }

@@ -237,23 +237,30 @@ async fn an_answer_that_dwarfs_its_question_does_not_pile_up() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_worker_holds_so_much_for_slow_clients_and_no_more() {
     // As if others held all there is.
     HELD.set(MAX_HELD_BYTES);
+    let start = Instant::now();
     let (served, mut theirs) = open(1 << 20, connection(Bounds::default()));
     let client = async {
         theirs.write_all(b"PING\r\n").await.unwrap();
         let mut answer = [0; 7];
         theirs.read_exact(&mut answer).await.unwrap();
-        // A command in a few pieces is nothing; one that needs much room has to go.
+        // A few pieces of a command are nothing; what needs much room has to go.
         theirs
-            .write_all(b"*3\r\n$4\r\nECHO\r\n$65536\r\n")
+            .write_all(b"*2\r\n$4\r\nECHO\r\n$65536\r\n")
             .await
             .unwrap();
-        while theirs.write_all(&[b'.'; 1_000]).await.is_ok() {}
+        theirs.write_all(&[b'.'; 60_000]).await.unwrap();
+        assert_eq!(theirs.read(&mut answer).await.unwrap(), 0);
     };
     tokio::join!(served, client);
+    assert_eq!(
+        start.elapsed(),
+        Duration::ZERO,
+        "closed at once, not for being slow"
+    );
     assert_eq!(
         HELD.replace(0),
         MAX_HELD_BYTES,
@@ -263,6 +270,7 @@ async fn a_worker_holds_so_much_for_slow_clients_and_no_more() {
 
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_closes_the_idle_and_lets_the_others_finish() {
+    let start = Instant::now();
     let idle = connection(Bounds::default());
     let (served, mut theirs) = open(1 << 16, idle.clone());
     let client = async {
@@ -273,6 +281,11 @@ async fn a_shutdown_closes_the_idle_and_lets_the_others_finish() {
         assert_eq!(theirs.read(&mut answer).await.unwrap(), 0);
     };
     tokio::join!(served, client);
+    assert_eq!(
+        start.elapsed(),
+        Duration::ZERO,
+        "closed at once, not for being idle"
+    );
 
     let busy = connection(Bounds::default());
     let (served, mut theirs) = open(1 << 16, busy.clone());

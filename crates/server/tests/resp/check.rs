@@ -1,0 +1,175 @@
+//! `TIDEGATE.CHECK`: requests under the rules.
+
+use tidegate_core::{
+    AlgorithmName, Condition, CostSource, Limit, LimitSpec, Pattern, Rule, RuleSet, When, notation,
+};
+use tidegate_server::door::resp;
+
+use crate::door::Door;
+
+fn limit(text: &str) -> Limit {
+    LimitSpec::shorthand(notation::rate(text).unwrap(), AlgorithmName::TokenBucket)
+        .build()
+        .unwrap()
+}
+
+/// So many for each customer under `/api`, and for each address on `/login`.
+fn door() -> Door {
+    let path = |glob: &str| {
+        When::all(vec![
+            Condition::new("path", Pattern::text(glob).unwrap()).unwrap(),
+        ])
+    };
+    let api = Rule::new("api", vec![limit("5/min"), limit("100/d")]).unwrap();
+    let api = api.when(path("/api/**")).keyed_by(&["customer"]).unwrap();
+    let login = Rule::new("login", vec![limit("2/h")]).unwrap();
+    let login = login.when(path("/login")).keyed_by(&["ip"]).unwrap();
+    let bulk = Rule::new("bulk", vec![limit("10/s")]).unwrap();
+    let bulk = bulk
+        .when(path("/bulk"))
+        .costing(CostSource::Entry("size".into()))
+        .unwrap();
+    Door::with(
+        RuleSet::build(vec![api, login, bulk], Vec::new()).unwrap(),
+        resp::default_bounds(),
+    )
+}
+
+#[test]
+fn a_request_is_decided_under_the_rules() {
+    let door = door();
+    let mut client = door.connect();
+    let check = "TIDEGATE.CHECK path /login ip 127.0.0.1";
+    assert_eq!(
+        client.command(check).to_string(),
+        r#"[1, "login", 2, 1, 1800000, 0]"#
+    );
+    assert_eq!(
+        client.command(check).to_string(),
+        r#"[1, "login", 2, 0, 3600000, 0]"#
+    );
+    assert_eq!(
+        client.command(check).to_string(),
+        r#"[0, "login", 2, 0, 3600000, 1800000]"#
+    );
+    door.at_millis(1_799_999);
+    assert_eq!(
+        client.command(check).to_string(),
+        r#"[0, "login", 2, 0, 1800001, 1]"#
+    );
+    door.at_millis(1_800_000);
+    assert_eq!(
+        client.command(check).to_string(),
+        r#"[1, "login", 2, 0, 3600000, 0]"#
+    );
+    let another = "tidegate.check path /login ip 127.0.0.2";
+    assert_eq!(
+        client.command(another).to_string(),
+        r#"[1, "login", 2, 1, 1800000, 0]"#
+    );
+}
+
+#[test]
+fn a_peek_charges_nothing_and_a_cost_is_charged() {
+    let door = door();
+    let mut client = door.connect();
+    let entries = "path /api/x customer 7";
+    for _ in 0..3 {
+        let peek = client.command(&format!("TIDEGATE.CHECK PEEK COST 5 {entries}"));
+        assert_eq!(peek.to_string(), r#"[1, "api", 5, 0, 60000, 0]"#);
+    }
+    let check = client.command(&format!("TIDEGATE.CHECK cost 4 {entries}"));
+    assert_eq!(check.to_string(), r#"[1, "api", 5, 1, 48000, 0]"#);
+    let denied = client.command(&format!("TIDEGATE.CHECK COST 2 {entries}"));
+    assert_eq!(denied.to_string(), r#"[0, "api", 5, 1, 48000, 12000]"#);
+    let never = client.command(&format!("TIDEGATE.CHECK COST 6 {entries}"));
+    assert_eq!(never.items()[5].to_string(), "-1");
+}
+
+#[test]
+fn without_a_rule_there_is_no_limit() {
+    let door = door();
+    let mut client = door.connect();
+    assert_eq!(
+        client.command("TIDEGATE.CHECK path /").to_string(),
+        "[1, nil, -1, -1, 0, 0]"
+    );
+    client.command("HELLO 3");
+    assert_eq!(
+        client.command("TIDEGATE.CHECK path /").to_string(),
+        "[1, nil, -1, -1, 0, 0]"
+    );
+}
+
+#[test]
+fn an_entry_may_bear_the_name_of_an_option() {
+    let door = door();
+    let mut client = door.connect();
+    let answer = client.command("TIDEGATE.CHECK PEEK COST 2 peek 1 cost 2 path /login ip ::1");
+    assert_eq!(answer.to_string(), r#"[1, "login", 2, 0, 3600000, 0]"#);
+}
+
+#[test]
+fn what_cannot_be_decided_is_refused_by_name() {
+    let refused = [
+        (
+            "TIDEGATE.CHECK",
+            "-ERR wrong number of arguments for 'tidegate.check' command",
+        ),
+        (
+            "TIDEGATE.CHECK path",
+            "-ERR wrong number of arguments for 'tidegate.check' command",
+        ),
+        (
+            "TIDEGATE.CHECK path /login ip",
+            "-ERR wrong number of arguments for 'tidegate.check' command",
+        ),
+        (
+            "TIDEGATE.CHECK PEEK COST 1",
+            "-ERR wrong number of arguments for 'tidegate.check' command",
+        ),
+        (
+            "TIDEGATE.CHECK COST x path /",
+            "-ERR cost: not a whole number: 'x'",
+        ),
+        (
+            "TIDEGATE.CHECK COST -1 path /",
+            "-ERR cost: not a whole number: '-1'",
+        ),
+        (
+            "TIDEGATE.CHECK COST 0 path /",
+            "-ERR cost: must be from 1 to 999999999999999, got 0",
+        ),
+    ];
+    let door = door();
+    let mut client = door.connect();
+    for (command, expected) in refused {
+        assert_eq!(client.command(command).to_string(), expected, "{command}");
+    }
+    let not_text = client
+        .command_of(&[b"TIDEGATE.CHECK", b"ip", b"\xff"])
+        .to_string();
+    assert_eq!(not_text, "-ERR entries.ip: is not UTF-8");
+    let empty_key = client.command("TIDEGATE.CHECK path /login ip ").to_string();
+    assert!(empty_key.starts_with("-ERR "), "{empty_key}");
+    let twice = client
+        .command("TIDEGATE.CHECK path /login path /api/x")
+        .to_string();
+    assert!(twice.starts_with("-ERR entries"), "{twice}");
+    let no_cost = client
+        .command("TIDEGATE.CHECK path /bulk size big")
+        .to_string();
+    assert!(no_cost.starts_with("-ERR "), "{no_cost}");
+    let many: Vec<String> = (0..65)
+        .flat_map(|n| [format!("name{n}"), n.to_string()])
+        .collect();
+    let many = client
+        .command(&format!("TIDEGATE.CHECK {}", many.join(" ")))
+        .to_string();
+    assert_eq!(many, "-ERR entries: 65 are over the maximum of 64");
+    assert_eq!(
+        door.limiter.store().stats().keys,
+        0,
+        "what is refused is counted nowhere"
+    );
+}
