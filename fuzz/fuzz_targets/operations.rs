@@ -1,0 +1,237 @@
+//! Any limits, any operations: the store answers what the naive twins answer, field by field.
+
+#![no_main]
+
+#[path = "../../crates/core/tests/proofs/twin.rs"]
+#[allow(dead_code, reason = "the proofs use more of it")]
+mod twin;
+#[path = "../../crates/core/tests/proofs/world.rs"]
+mod world;
+
+use arbitrary::Arbitrary;
+use libfuzzer_sys::fuzz_target;
+use tidegate_core::{
+    Algorithm, Counting, Effect, Limit, Outcome, Rate, RefillMode, Retry, Span, Timestamp, Window,
+    bounds,
+};
+
+use world::{Rule, World, one_shard};
+
+#[derive(Arbitrary, Debug)]
+struct Input {
+    start: u64,
+    rules: Vec<(Vec<Numbers>, bool)>,
+    operations: Vec<Operation>,
+}
+
+#[derive(Arbitrary, Debug)]
+struct Numbers {
+    kind: u8,
+    count: Count,
+    per: Count,
+    period: Count,
+    buckets: u8,
+    soft: u8,
+    count_denied: bool,
+}
+
+/// Small numbers as often as large ones.
+#[derive(Arbitrary, Debug)]
+enum Count {
+    Small(u8),
+    Middle(u32),
+    Large(u64),
+    Largest,
+}
+
+#[derive(Arbitrary, Debug)]
+enum Operation {
+    /// A bit for each rule that is charged.
+    Charge(Clock, u8, Count),
+    Peek(Clock, u8, Count),
+    Look(u8),
+    Reset(u8),
+    Block(u8, u32),
+    Unblock(u8),
+}
+
+#[derive(Arbitrary, Debug)]
+enum Clock {
+    Stay,
+    Forward(u32),
+    Back(u32),
+    ToRetry,
+    BeforeRetry,
+    ToReset,
+    BeforeReset,
+}
+
+/// Traces stay this side of 2128, so that nothing they wait for lies beyond the end of time.
+const LATEST: u64 = 5_000_000_000_000_000;
+
+fuzz_target!(|input: Input| {
+    let rules = rules(&input);
+    if !rules.is_empty() {
+        run(&rules, &input);
+    }
+});
+
+fn run(rules: &[Rule], input: &Input) {
+    let (store, mut world) = (one_shard(), World::default());
+    let (mut now, mut last) = (input.start % LATEST, Vec::new());
+    for operation in input.operations.iter().take(64) {
+        let (mask, cost, effect) = match operation {
+            Operation::Charge(clock, mask, cost) | Operation::Peek(clock, mask, cost) => {
+                now = clock.from(now, &last);
+                let peek = matches!(operation, Operation::Peek(..));
+                let effect = if peek { Effect::Peek } else { Effect::Charge };
+                (*mask, cost.number().clamp(1, bounds::MAX_COUNT), effect)
+            }
+            Operation::Look(mask) => (*mask, 1, Effect::Look),
+            Operation::Reset(rule) => {
+                let key = &rules[usize::from(*rule) % rules.len()].key;
+                store.reset(key);
+                world.reset(key);
+                continue;
+            }
+            Operation::Block(rule, micros) => {
+                let key = &rules[usize::from(*rule) % rules.len()].key;
+                let span = Span::from_micros(u64::from(*micros));
+                store.block(key, Some(span), "", Timestamp::from_micros(now));
+                world.block(key, u64::from(*micros), now);
+                continue;
+            }
+            Operation::Unblock(rule) => {
+                let key = &rules[usize::from(*rule) % rules.len()].key;
+                store.unblock(key, Timestamp::from_micros(now));
+                world.unblock(key, now);
+                continue;
+            }
+        };
+        let charged = |index: &usize| mask >> index & 1 == 1;
+        let asks: Vec<(&Rule, u64)> = (0..rules.len())
+            .filter(charged)
+            .map(|index| (&rules[index], cost))
+            .collect();
+        if asks.is_empty() {
+            continue;
+        }
+        let charges: Vec<_> = asks.iter().map(|(rule, cost)| rule.charge(*cost)).collect();
+        let mut outcomes = Vec::new();
+        let decision = store.check(&charges, Timestamp::from_micros(now), effect, &mut outcomes);
+        assert_eq!((decision, &outcomes), {
+            let (decision, outcomes) = world.check(&asks, now, effect);
+            last = outcomes;
+            (decision, &last)
+        });
+    }
+}
+
+/// The rules that can be built of the numbers; refusing the others is no failure.
+fn rules(input: &Input) -> Vec<Rule> {
+    let built = input.rules.iter().take(3).enumerate();
+    built
+        .filter_map(|(key, (limits, shadow))| {
+            let limits: Vec<Limit> = limits.iter().take(6).filter_map(Numbers::limit).collect();
+            let key = [u8::try_from(key).ok()?];
+            (!limits.is_empty()).then(|| Rule::new(&key, limits, *shadow))
+        })
+        .collect()
+}
+
+impl Numbers {
+    fn limit(&self) -> Option<Limit> {
+        let limit = Limit::new(self.algorithm()).ok()?;
+        let limit = limit.with_soft_percent(self.soft.into()).ok()?;
+        Some(limit.counting_denied(self.count_denied))
+    }
+
+    fn algorithm(&self) -> Algorithm {
+        let (count, window) = (self.count.number(), Span::from_micros(self.period.number()));
+        let rate = Rate {
+            count: self.per.number(),
+            period: window,
+        };
+        let buckets = u32::from(self.buckets);
+        match self.kind % 11 {
+            0 => Algorithm::Gcra { rate, burst: count },
+            1 => Algorithm::TokenBucket {
+                capacity: count,
+                refill: rate,
+                mode: RefillMode::Continuous,
+            },
+            2 => Algorithm::TokenBucket {
+                capacity: count,
+                refill: rate,
+                mode: RefillMode::Interval,
+            },
+            3 => Algorithm::LeakyBucket {
+                capacity: count,
+                leak: rate,
+                queue: false,
+            },
+            4 => Algorithm::LeakyBucket {
+                capacity: count,
+                leak: rate,
+                queue: true,
+            },
+            5 => Algorithm::FixedWindow {
+                limit: count,
+                window: Window::Epoch(window),
+            },
+            6 => Algorithm::FixedWindow {
+                limit: count,
+                window: Window::FirstRequest(window),
+            },
+            7 => Algorithm::SlidingWindowLog {
+                limit: count,
+                window,
+            },
+            8 => Algorithm::SlidingWindowCounter {
+                limit: count,
+                window,
+                counting: Counting::Weighted,
+            },
+            kind => Algorithm::SlidingWindowCounter {
+                limit: count,
+                // A whole multiple, as it has to be.
+                window: Span::from_micros(window.as_micros().saturating_mul(self.buckets.into())),
+                counting: Counting::Buckets {
+                    buckets,
+                    strict: kind == 9,
+                },
+            },
+        }
+    }
+}
+
+impl Count {
+    fn number(&self) -> u64 {
+        match self {
+            Self::Small(number) => u64::from(*number % 16),
+            Self::Middle(number) => u64::from(*number),
+            Self::Large(number) => *number,
+            Self::Largest => bounds::MAX_COUNT,
+        }
+    }
+}
+
+impl Clock {
+    fn from(&self, now: u64, last: &[Outcome]) -> u64 {
+        let reset = last.last().map_or(1, |last| last.reset_after.as_micros());
+        let retry = last.last().and_then(|last| match last.retry_after {
+            Retry::After(span) => Some(span.as_micros()),
+            Retry::Never => None,
+        });
+        let then = match self {
+            Self::Stay => now,
+            Self::Forward(micros) => now + u64::from(*micros),
+            Self::Back(micros) => now.saturating_sub(u64::from(*micros)),
+            Self::ToRetry => now + retry.unwrap_or(1),
+            Self::BeforeRetry => now + retry.unwrap_or(1).saturating_sub(1),
+            Self::ToReset => now + reset,
+            Self::BeforeReset => now + reset.saturating_sub(1),
+        };
+        if then > LATEST { now } else { then }
+    }
+}

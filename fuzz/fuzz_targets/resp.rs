@@ -1,0 +1,25 @@
+//! Any bytes on a connection of the Redis protocol: an answer, never a panic, and the same answer again from
+//! a server in the same state.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
+use tidegate_server::{clock::Clock, door::resp, limiter::Limiter};
+
+fuzz_target!(|input: &[u8]| {
+    assert_eq!(answer(input), answer(input));
+});
+
+fn answer(input: &[u8]) -> Vec<u8> {
+    let store = MemoryStore::new(MemoryBounds {
+        max_keys: 100,
+        ..MemoryBounds::default()
+    });
+    let limiter = Limiter::new(
+        RuleSet::default(),
+        store,
+        Clock::manual(Timestamp::from_micros(1)),
+    );
+    resp::transcript(&limiter, input)
+}

@@ -1,0 +1,17 @@
+//! Any text as a rules file: a configuration, or mistakes that can be shown.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use tidegate_server::config::Config;
+
+fuzz_target!(|text: &str| {
+    if let Err(mistakes) = Config::parse(text) {
+        assert!(!mistakes.is_empty(), "a refusal says why");
+        assert!(
+            mistakes
+                .iter()
+                .all(|mistake| !mistake.to_string().is_empty())
+        );
+    }
+});
