@@ -1,0 +1,44 @@
+"""Asks Tidegate through redis-py: a limit that comes with the request, and the rules of the file.
+
+    python3 throttle.py redis://127.0.0.1:6380
+"""
+
+import sys
+
+import redis
+
+tidegate = redis.Redis.from_url(sys.argv[1], decode_responses=True)
+
+
+def throttle(key, max_burst, count, period_s):
+    """The limit comes with the request: redis-cell's command."""
+    limited, limit, remaining, retry_after_s, _ = tidegate.execute_command(
+        "CL.THROTTLE", key, max_burst, count, period_s
+    )
+    return "wait" if limited else "go", limit, remaining
+
+
+def check(**entries):
+    """The rules of the file decide."""
+    words = [word for entry in entries.items() for word in entry]
+    allowed, rule, limit, remaining, reset_after_ms, retry_after_ms = tidegate.execute_command(
+        "TIDEGATE.CHECK", *words
+    )
+    return "go" if allowed else "wait", rule, remaining
+
+
+print("3 at once, then 1 an hour:")
+for _ in range(4):
+    print(" ", *throttle("report:42", 2, 1, 3600))
+
+print("10 logins, then 1 an hour:")
+for attempt in range(1, 12):
+    answer = check(path="/login", method="POST", ip="198.51.100.7")
+    if attempt in (1, 10, 11):
+        print(" ", attempt, *answer)
+
+print("Many at once, in one round trip:")
+pipeline = tidegate.pipeline(transaction=False)
+for user in ("ada", "bob", "ada"):
+    pipeline.execute_command("CL.THROTTLE", f"mail:{user}", 0, 1, 3600)
+print(" ", ["wait" if limited else "go" for limited, *_ in pipeline.execute()])
