@@ -1,6 +1,6 @@
 //! `serve` and `check`.
 
-use std::{path::Path, process::ExitCode};
+use std::{io::IsTerminal, path::Path, process::ExitCode};
 
 use tidegate_server::{
     config::{AdminToken, Config},
@@ -17,14 +17,18 @@ pub(crate) fn serve(args: &Serve) -> Result<ExitCode, String> {
         None => Config::default(),
     };
     let token = admin_token(&config.admin_token)?;
-    let running =
-        server::start(config, args.config.as_deref(), token).map_err(|error| error.to_string())?;
+    let cannot_start = |error: std::io::Error| format!("cannot start: {error}");
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|error| format!("cannot start: {error}"))?;
+        .map_err(cannot_start)?;
+    let signals = runtime
+        .block_on(server::Signals::hear())
+        .map_err(cannot_start)?;
+    let running =
+        server::start(config, args.config.as_deref(), token).map_err(|error| error.to_string())?;
     runtime
-        .block_on(running.until_stopped())
+        .block_on(running.until_stopped(signals))
         .map_err(|error| format!("stopped, but: {error}"))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -58,6 +62,7 @@ fn log_to_stderr(filter: &str) -> Result<(), String> {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .init();
     Ok(())
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use tidegate_core::{
-    Charge, Decision, Effect, Limits, MemoryStore, Outcome, Request, RequestError, Rule, RuleSet, Scratch, Timestamp, Verdict,
-    free_key,
+    Charge, Decision, Effect, Limits, MemoryStore, Outcome, Request, RequestError, Rule, RuleSet,
+    Scratch, Timestamp, Verdict, free_key,
 };
 
 use crate::{
@@ -28,7 +28,12 @@ impl Limiter {
     pub fn new(rules: RuleSet, store: MemoryStore, clock: Clock) -> Self {
         let metrics = Metrics::new(clock.now());
         metrics.name_rules(rules.iter().map(Rule::name));
-        Self { rules: ArcSwap::from_pointee(rules), store, clock, metrics }
+        Self {
+            rules: ArcSwap::from_pointee(rules),
+            store,
+            clock,
+            metrics,
+        }
     }
 
     /// The time; a door reads it once a request.
@@ -94,12 +99,19 @@ impl Limiter {
             return Ok(Verdict::unlimited());
         }
         let mut outcomes = Vec::new();
-        let decision = self.store.check(&charges, self.now(), effect, &mut outcomes);
+        let decision = self
+            .store
+            .check(&charges, self.now(), effect, &mut outcomes);
         Ok(Verdict::of(&decision, &charges, &outcomes))
     }
 
     /// Decides a limit that came with the request. `outcomes` is the caller's to reuse.
-    pub fn throttle(&self, charge: Charge<'_>, effect: Effect, outcomes: &mut Vec<Outcome>) -> Decision {
+    pub fn throttle(
+        &self,
+        charge: Charge<'_>,
+        effect: Effect,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Decision {
         self.throttle_at(charge, self.now(), effect, outcomes)
     }
 
@@ -120,12 +132,18 @@ impl Limiter {
     /// # Errors
     ///
     /// Refuses an empty key and one over [`MAX_THROTTLE_KEY_BYTES`].
-    pub fn throttle_key<'b>(key: &'b [u8], buffer: &'b mut Vec<u8>) -> Result<&'b [u8], RequestError> {
+    pub fn throttle_key<'b>(
+        key: &'b [u8],
+        buffer: &'b mut Vec<u8>,
+    ) -> Result<&'b [u8], RequestError> {
         if key.is_empty() {
             return Err(RequestError::new("key", "must not be empty"));
         }
         if key.len() > MAX_THROTTLE_KEY_BYTES {
-            let problem = format!("{} bytes is over the maximum of {MAX_THROTTLE_KEY_BYTES}", key.len());
+            let problem = format!(
+                "{} bytes is over the maximum of {MAX_THROTTLE_KEY_BYTES}",
+                key.len()
+            );
             return Err(RequestError::new("key", problem));
         }
         Ok(free_key(key, buffer))

@@ -80,6 +80,7 @@ pub struct Reloader {
     path: PathBuf,
     limiter: Arc<Limiter>,
     seen: Mutex<Option<Mark>>,
+    mistakes: Mutex<Vec<String>>,
 }
 
 /// What a file looks like from outside; it changes when the file is written or replaced.
@@ -99,6 +100,7 @@ impl Reloader {
             path,
             limiter,
             seen,
+            mistakes: Mutex::default(),
         }
     }
 
@@ -119,6 +121,11 @@ impl Reloader {
             count
         });
         self.limiter.metrics().count_reload(loaded.is_err());
+        *self.mistakes.lock().unwrap_or_else(PoisonError::into_inner) = loaded
+            .as_ref()
+            .err()
+            .map(LoadError::problems)
+            .unwrap_or_default();
         match &loaded {
             Ok(rules) => tracing::info!(file = %self.path.display(), rules, "reloaded the rules"),
             Err(error) => {
@@ -126,6 +133,15 @@ impl Reloader {
             }
         }
         loaded
+    }
+
+    /// What was wrong with the file when it was last read; empty if it is in force.
+    #[must_use]
+    pub fn last_mistakes(&self) -> Vec<String> {
+        self.mistakes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// Whether the file has changed since it was last read.

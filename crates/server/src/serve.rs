@@ -70,6 +70,33 @@ pub enum ServeError {
     System(#[from] io::Error),
 }
 
+/// The signals that a server hears.
+///
+/// Made before the doors open: a SIGTERM that came right after would else end the process where it stands.
+#[derive(Debug)]
+pub struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    /// Hears signals from now on.
+    ///
+    /// # Errors
+    ///
+    /// What the system says if it gives none.
+    // Signals belong to the runtime in which they are made, which is why this is async.
+    #[expect(clippy::unused_async, reason = "it must run within a runtime")]
+    pub async fn hear() -> io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+}
+
 /// A server with its doors open.
 #[derive(Debug)]
 pub struct Running {
@@ -82,7 +109,7 @@ pub struct Running {
 /// Opens the doors that `config` names.
 ///
 /// `source` is the rules file that the configuration was read from; without one there is nothing to reload.
-/// `token` is the admin token, if there is one.
+/// `token` is the admin token, if there is one. [`Signals::hear`] comes first.
 ///
 /// # Errors
 ///
@@ -136,13 +163,13 @@ impl Running {
     ///
     /// # Errors
     ///
-    /// If signals cannot be had, or the last snapshot cannot be written.
-    pub async fn until_stopped(self) -> io::Result<()> {
-        let (mut terminate, mut interrupt) = (
-            signal(SignalKind::terminate())?,
-            signal(SignalKind::interrupt())?,
-        );
-        let mut hangup = signal(SignalKind::hangup())?;
+    /// If the last snapshot cannot be written.
+    pub async fn until_stopped(self, signals: Signals) -> io::Result<()> {
+        let Signals {
+            mut terminate,
+            mut interrupt,
+            mut hangup,
+        } = signals;
         let mut look = ticks(LOOK_EVERY);
         let mut save = ticks(
             self.snapshot
@@ -220,14 +247,30 @@ impl Doors<'_> {
         resp: Option<TcpListener>,
         admin: Option<TcpListener>,
     ) -> io::Result<()> {
-        if let Some(socket) = resp {
-            let bounds = door::resp::default_bounds();
-            opened(
-                "resp",
-                &door::resp::listen(server, socket, bounds, Arc::clone(self.limiter))?,
+        if let Some(socket) = http {
+            let (limiter, bounds) = (Arc::clone(self.limiter), Bounds::default());
+            self.opened(
+                "http",
+                door::http::listen(server, socket, bounds, limiter, self.headers)?,
             );
         }
+        if let Some(socket) = resp {
+            let (limiter, bounds) = (Arc::clone(self.limiter), door::resp::default_bounds());
+            self.opened("resp", door::resp::listen(server, socket, bounds, limiter)?);
+        }
+        if let Some(socket) = admin {
+            let (limiter, reloader) = (Arc::clone(self.limiter), self.reloader.cloned());
+            let token = self.token.clone();
+            let listener =
+                door::admin::listen(server, socket, Bounds::default(), limiter, reloader, token)?;
+            self.opened("admin", listener);
+        }
         Ok(())
+    }
+
+    fn opened(&self, door: &'static str, listener: Listener) {
+        tracing::info!(door, address = %listener.local_addr(), "listening");
+        self.limiter.metrics().show_listener(door, listener);
     }
 }
 
@@ -268,10 +311,6 @@ fn save(limiter: &Limiter, snapshot: Option<&Snapshot>) -> io::Result<()> {
     snapshot.map_or(Ok(()), |snapshot| {
         snapshot::save(limiter.store(), &snapshot.path, limiter.now())
     })
-}
-
-fn opened(door: &'static str, listener: &Listener) {
-    tracing::info!(door, address = %listener.local_addr(), "listening");
 }
 
 fn ticks(every: Duration) -> Interval {

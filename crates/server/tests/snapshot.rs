@@ -3,7 +3,8 @@
 use std::fs;
 
 use tidegate_core::{
-    AlgorithmName, Charge, Cost, Decision, Effect, LimitSpec, Limits, MemoryBounds, MemoryStore, Span, Timestamp, notation,
+    AlgorithmName, Charge, Cost, Decision, Effect, LimitSpec, Limits, MemoryBounds, MemoryStore,
+    Span, Timestamp, notation,
 };
 use tidegate_server::snapshot::{self, Restored};
 
@@ -12,8 +13,13 @@ const NOW: Timestamp = Timestamp::from_micros(1_767_225_600_000_000);
 fn limits() -> Limits {
     let rate = notation::rate("3/h").unwrap();
     // Without a burst, a GCRA would deny the second of three at once.
-    let names = AlgorithmName::ALL.map(|(_, name)| name).into_iter().filter(|name| *name != AlgorithmName::Gcra);
-    let limits: Vec<_> = names.map(|name| LimitSpec::shorthand(rate, name).build().unwrap()).collect();
+    let names = AlgorithmName::ALL
+        .map(|(_, name)| name)
+        .into_iter()
+        .filter(|name| *name != AlgorithmName::Gcra);
+    let limits: Vec<_> = names
+        .map(|name| LimitSpec::shorthand(rate, name).build().unwrap())
+        .collect();
     Limits::new(limits).unwrap()
 }
 
@@ -34,7 +40,10 @@ fn counters_and_blocks_survive_a_restart() {
     snapshot::save(&before, &path, NOW).unwrap();
 
     let after = MemoryStore::new(MemoryBounds::default());
-    assert_eq!(snapshot::restore(&after, &path, NOW).unwrap(), Restored::Keys(1));
+    assert_eq!(
+        snapshot::restore(&after, &path, NOW).unwrap(),
+        Restored::Keys(1)
+    );
     assert_eq!(spend(&after, &limits, b"spent"), Decision::Limited);
     assert_eq!(spend(&after, &limits, b"other"), Decision::Admitted);
     assert_eq!(after.blocks(NOW), before.blocks(NOW));
@@ -44,7 +53,10 @@ fn counters_and_blocks_survive_a_restart() {
 fn a_missing_file_is_an_empty_store() {
     let folder = tempfile::tempdir().unwrap();
     let store = MemoryStore::new(MemoryBounds::default());
-    assert_eq!(snapshot::restore(&store, &folder.path().join("none"), NOW).unwrap(), Restored::Nothing);
+    assert_eq!(
+        snapshot::restore(&store, &folder.path().join("none"), NOW).unwrap(),
+        Restored::Nothing
+    );
 }
 
 #[test]
@@ -65,7 +77,9 @@ fn a_file_cut_anywhere_or_with_any_byte_changed_is_set_aside() {
         fs::write(&path, &damaged).unwrap();
         let empty = MemoryStore::new(MemoryBounds::default());
         let restored = snapshot::restore(&empty, &path, NOW).unwrap();
-        let Restored::SetAside(aside) = restored else { panic!("{restored:?}") };
+        let Restored::SetAside(aside) = restored else {
+            panic!("{restored:?}")
+        };
         assert_eq!(fs::read(aside).unwrap(), damaged);
         assert!(!path.exists());
         assert_eq!(empty.stats().keys, 0);

@@ -199,7 +199,9 @@ impl MemoryStore {
         let hash = hash_with(&self.hasher, charge.key);
         let mut shard = self.shards[self.shard_of(hash)].0.lock();
         let now = shard.latest(now);
-        if let Some(until) = shard.blocked(charge.key, now) {
+        if effect != Effect::Look
+            && let Some(until) = shard.blocked(charge.key, now)
+        {
             return blocked(0, until, now);
         }
         let alone = std::slice::from_ref(charge);
@@ -249,7 +251,9 @@ impl MemoryStore {
             .collect();
         let mut held = Held::lock(self, &hashes);
         let now = held.latest(now);
-        if let Some(decision) = held.blocked(self, charges, &hashes, now) {
+        if effect != Effect::Look
+            && let Some(decision) = held.blocked(self, charges, &hashes, now)
+        {
             return decision;
         }
         let mut located = Vec::with_capacity(charges.len());

@@ -19,6 +19,10 @@ impl AllowList {
         }
     }
 
+    pub(super) fn entry_names(&self) -> impl Iterator<Item = &str> {
+        self.items.iter().flat_map(When::entry_names)
+    }
+
     pub(super) fn covers(&self, request: &Request<'_>, room: &mut Room) -> bool {
         if self.items.is_empty() {
             return false;

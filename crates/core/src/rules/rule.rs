@@ -178,6 +178,20 @@ impl Rule {
         }
     }
 
+    /// The name of every entry that the rule looks at.
+    pub(super) fn entry_names(&self) -> impl Iterator<Item = &str> {
+        let cost = match &self.cost {
+            CostSource::Entry(entry) => Some(&**entry),
+            CostSource::Request | CostSource::Fixed(_) => None,
+        };
+        let allowed = self.allow.entry_names();
+        self.when
+            .entry_names()
+            .chain(self.key())
+            .chain(cost)
+            .chain(allowed)
+    }
+
     /// The longest window of the limits: how long it takes at most until a key is as good as new.
     #[must_use]
     pub fn longest_window(&self) -> Span {

@@ -1,6 +1,10 @@
 //! Every rule, in the order of the file, and what a request is charged under them.
 
-use std::{collections::HashMap, ops::Range, sync::Arc};
+use std::{
+    collections::{BTreeSet, HashMap},
+    ops::Range,
+    sync::Arc,
+};
 
 use super::{
     AllowList, Request, Rule, RuleError, When,
@@ -74,6 +78,7 @@ pub struct RuleSet {
     index: Index,
     by_scope: HashMap<Scope, usize>,
     allow: AllowList,
+    entry_names: BTreeSet<Box<str>>,
 }
 
 impl RuleSet {
@@ -92,12 +97,14 @@ impl RuleSet {
         let by_scope = by_scope(&rules)?;
         let filed = rules.iter().map(|rule| (rule.conditions(), rule.key()));
         let index = Index::new(filed);
+        let entry_names = entry_names(&rules, &allow);
         let allow = AllowList::new(allow);
         Ok(Self {
             rules,
             index,
             by_scope,
             allow,
+            entry_names,
         })
     }
 
@@ -158,6 +165,11 @@ impl RuleSet {
     /// The rules, in the order of the file.
     pub fn iter(&self) -> std::slice::Iter<'_, Rule> {
         self.rules.iter()
+    }
+
+    /// The name of every entry that a rule looks at: what a door has to find out about a request.
+    pub fn entry_names(&self) -> impl Iterator<Item = &str> {
+        self.entry_names.iter().map(|name| &**name)
     }
 
     /// How many rules there are.
@@ -247,4 +259,10 @@ fn succeed(new: &Arc<Limits>, old: &Arc<Limits>) -> Arc<Limits> {
         (true, false) => Arc::new(Limits::clone(old).in_shadow(new.shadow())),
         (false, _) => Arc::new(Limits::clone(new).succeeding(old)),
     }
+}
+
+fn entry_names(rules: &[Rule], allow: &[When]) -> BTreeSet<Box<str>> {
+    let of_rules = rules.iter().flat_map(Rule::entry_names);
+    let of_allow = allow.iter().flat_map(When::entry_names);
+    of_rules.chain(of_allow).map(Box::from).collect()
 }

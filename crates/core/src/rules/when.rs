@@ -56,6 +56,10 @@ impl When {
         })
     }
 
+    pub(super) fn entry_names(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(|condition| &*condition.entry)
+    }
+
     pub(super) fn iter(&self) -> std::slice::Iter<'_, Condition> {
         self.0.iter()
     }

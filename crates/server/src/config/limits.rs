@@ -1,13 +1,15 @@
-//! `limits`: from what was written to limits that are built.
+//! Limits: shorthands such as `20/min`, and the full form with every field by name.
 
-use tidegate_core::{AlgorithmName, Anchor, Calendar, CalendarUnit, Limit, LimitSpec, RefillMode};
-
-use super::{
-    node::Value,
-    read::{Mistakes, Place},
+use tidegate_core::{
+    AlgorithmName, Anchor, Calendar, CalendarUnit, Limit, LimitSpec, RefillMode, notation,
 };
 
-const FIELDS: [&str; 15] = [
+use super::{
+    report::Report,
+    value::{Fields, Shape, Value},
+};
+
+const FIELDS: &[&str] = &[
     "algorithm",
     "rate",
     "burst",
@@ -25,113 +27,176 @@ const FIELDS: [&str; 15] = [
     "count_denied",
 ];
 
-/// The limits of a rule; what has no algorithm of its own has `algorithm`.
-pub(super) fn limits(
-    place: &Place<'_>,
-    algorithm: AlgorithmName,
-    mistakes: &mut Mistakes,
-) -> Vec<Limit> {
-    let items = place.one_or_more(mistakes);
+/// What a limit is where it does not say so itself.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fallback {
+    pub(super) algorithm: AlgorithmName,
+    pub(super) soft: Option<u32>,
+    pub(super) count_denied: Option<bool>,
+}
+
+/// A limit, or a list of limits.
+pub(super) fn limits(value: &Value<'_>, fallback: Fallback, report: &mut Report) -> Vec<Limit> {
+    let items = value.one_or_more(report);
+    if items.is_empty() {
+        value.wrong(report, "must name at least one limit, such as 20/min");
+    }
     items
         .iter()
-        .filter_map(|item| limit(item, algorithm, mistakes))
+        .filter_map(|item| limit(item, fallback, report))
         .collect()
 }
 
-pub(super) fn algorithm(place: &Place<'_>, mistakes: &mut Mistakes) -> Option<AlgorithmName> {
-    place.choice(&AlgorithmName::ALL, mistakes)
+/// The name of an algorithm.
+pub(super) fn algorithm(value: &Value<'_>, report: &mut Report) -> Option<AlgorithmName> {
+    value.choice(report, &AlgorithmName::ALL)
 }
 
-fn limit(place: &Place<'_>, algorithm: AlgorithmName, mistakes: &mut Mistakes) -> Option<Limit> {
-    let before = mistakes.0.len();
-    let spec = match &place.node.value {
-        Value::Map(_) => written_out(place, algorithm, mistakes),
-        _ => LimitSpec::shorthand(place.rate(mistakes)?, algorithm),
-    };
-    if mistakes.0.len() > before {
-        return None;
+/// A share such as `10%`.
+pub(super) fn percent(value: &Value<'_>, report: &mut Report) -> Option<u32> {
+    let what = "a percentage such as 10%";
+    let text = value.text(report, what)?;
+    let digits = text.strip_suffix('%').map(str::trim_end);
+    let digits = digits.filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
+    let percent = digits.and_then(|digits| digits.parse().ok());
+    if percent.is_none() {
+        value.expected(report, what);
     }
-    match spec.build() {
-        Ok(limit) => Some(limit),
-        Err(problems) => {
-            for problem in problems {
-                mistakes.in_field(place, problem.field, problem.problem);
+    percent
+}
+
+fn limit(value: &Value<'_>, fallback: Fallback, report: &mut Report) -> Option<Limit> {
+    let before = report.count();
+    let what = "a rate such as 20/min, or a map with the fields of a limit";
+    let (spec, fields) = match value.shape() {
+        Shape::Scalar => {
+            let rate = value.parsed(report, what, notation::rate)?;
+            (LimitSpec::shorthand(rate, fallback.algorithm), None)
+        }
+        Shape::List | Shape::Map => {
+            let fields = value.fields(report, what, FIELDS)?;
+            (full_form(&fields, fallback.algorithm, report), Some(fields))
+        }
+    };
+    let built = LimitSpec {
+        soft: spec.soft.or(fallback.soft),
+        count_denied: spec.count_denied.or(fallback.count_denied),
+        ..spec
+    }
+    .build();
+    let unread = report.count() > before;
+    let errors = match built {
+        Ok(limit) => return (!unread).then_some(limit),
+        Err(errors) => errors,
+    };
+    for error in errors {
+        match &fields {
+            // A field that could not be read is reported already, and is not missing.
+            Some(fields)
+                if unread && error.problem == "is missing" && fields.get(error.field).is_some() => {
             }
-            None
+            Some(fields) => fields.wrong(report, error.field, error.problem),
+            None => value.wrong(report, error.to_string()),
         }
     }
+    None
 }
 
-fn written_out(place: &Place<'_>, default: AlgorithmName, mistakes: &mut Mistakes) -> LimitSpec {
-    place.expect_keys(&FIELDS, mistakes);
-    let field = |name| place.written(name);
+fn full_form(fields: &Fields<'_>, fallback: AlgorithmName, report: &mut Report) -> LimitSpec {
+    let mut number = |name| fields.get(name).and_then(|value| value.number(report));
+    let (burst, capacity, limit) = (number("burst"), number("capacity"), number("limit"));
+    let mut rate = |name| {
+        let what = "a rate such as 20/min or 5/10s";
+        fields
+            .get(name)
+            .and_then(|value| value.parsed(report, what, notation::rate))
+    };
+    let (rate, refill, leak) = (rate("rate"), rate("refill"), rate("leak"));
+    let mut flag = |name| fields.get(name).and_then(|value| value.flag(report));
+    let (queue, strict, count_denied) = (flag("queue"), flag("strict"), flag("count_denied"));
+    let modes = [
+        ("continuous", RefillMode::Continuous),
+        ("interval", RefillMode::Interval),
+    ];
     LimitSpec {
-        algorithm: field("algorithm").map_or(Some(default), |field| algorithm(&field, mistakes)),
-        rate: field("rate").and_then(|field| field.rate(mistakes)),
-        burst: field("burst").and_then(|field| field.number(mistakes)),
-        capacity: field("capacity").and_then(|field| field.number(mistakes)),
-        refill: field("refill").and_then(|field| field.rate(mistakes)),
-        refill_mode: field("refill_mode").and_then(|field| refill_mode(&field, mistakes)),
-        leak: field("leak").and_then(|field| field.rate(mistakes)),
-        queue: field("queue").and_then(|field| field.truth(mistakes)),
-        limit: field("limit").and_then(|field| field.number(mistakes)),
-        window: field("window").and_then(|field| field.span(mistakes)),
-        anchor: field("anchor").and_then(|field| anchor(&field, mistakes)),
-        buckets: field("buckets")
-            .and_then(|field| field.number(mistakes))
-            .map(|n| u32::try_from(n).unwrap_or(u32::MAX)),
-        strict: field("strict").and_then(|field| field.truth(mistakes)),
-        soft: field("soft").and_then(|field| field.percent(mistakes)),
-        count_denied: field("count_denied").and_then(|field| field.truth(mistakes)),
+        // A name that is none is reported; the fields are then judged by the algorithm that would hold.
+        algorithm: fields
+            .get("algorithm")
+            .and_then(|value| algorithm(value, report))
+            .or(Some(fallback)),
+        rate,
+        burst,
+        capacity,
+        refill,
+        refill_mode: fields
+            .get("refill_mode")
+            .and_then(|value| value.choice(report, &modes)),
+        leak,
+        queue,
+        limit,
+        window: fields.get("window").and_then(|value| {
+            value.parsed(
+                report,
+                "a duration with its unit, such as 20s or 1d",
+                notation::span,
+            )
+        }),
+        anchor: fields.get("anchor").and_then(|value| anchor(value, report)),
+        buckets: fields
+            .get("buckets")
+            .and_then(|value| value.small_number(report)),
+        strict,
+        soft: fields.get("soft").and_then(|value| percent(value, report)),
+        count_denied,
     }
 }
 
-fn refill_mode(place: &Place<'_>, mistakes: &mut Mistakes) -> Option<RefillMode> {
-    place.choice(
-        &[
-            ("continuous", RefillMode::Continuous),
-            ("interval", RefillMode::Interval),
-        ],
-        mistakes,
-    )
-}
-
-fn anchor(place: &Place<'_>, mistakes: &mut Mistakes) -> Option<Anchor> {
-    match place.node.value {
-        Value::Map(_) => calendar(place, mistakes).map(Anchor::Calendar),
-        _ => place.choice(
-            &[
-                ("epoch", Anchor::Epoch),
-                ("first_request", Anchor::FirstRequest),
-            ],
-            mistakes,
-        ),
+fn anchor(value: &Value<'_>, report: &mut Report) -> Option<Anchor> {
+    let names = [
+        ("epoch", AnchorName::Epoch),
+        ("first_request", AnchorName::FirstRequest),
+    ];
+    match value.shape() {
+        Shape::Scalar | Shape::List => value.choice(report, &names).map(|name| match name {
+            AnchorName::Epoch => Anchor::Epoch,
+            AnchorName::FirstRequest => Anchor::FirstRequest,
+        }),
+        Shape::Map => calendar(value, report).map(Anchor::Calendar),
     }
 }
 
-/// `{calendar: month, zone: Europe/Berlin, day: 15}`.
-fn calendar(place: &Place<'_>, mistakes: &mut Mistakes) -> Option<Calendar> {
-    place.expect_keys(&["calendar", "zone", "day"], mistakes);
+#[derive(Clone, Copy)]
+enum AnchorName {
+    Epoch,
+    FirstRequest,
+}
+
+fn calendar(value: &Value<'_>, report: &mut Report) -> Option<Calendar> {
+    let before = report.count();
+    let fields = value.fields(report, "a calendar", &["calendar", "zone", "day"])?;
     let units = [
         ("day", CalendarUnit::Day),
         ("week", CalendarUnit::Week),
         ("month", CalendarUnit::Month),
     ];
-    let Some(unit) = place.written("calendar") else {
-        mistakes.in_field(place, "calendar", "is missing; one of day, week, month");
+    let unit = match fields.get("calendar") {
+        Some(unit) => unit.choice(report, &units),
+        None => {
+            fields.wrong(report, "calendar", "is missing; one of day, week, month");
+            None
+        }
+    };
+    let zone = fields.get("zone").map_or(Some("UTC"), |zone| {
+        zone.text(report, "a time zone such as Europe/Berlin")
+    });
+    let day = fields
+        .get("day")
+        .and_then(|day| day.small_number::<i8>(report));
+    if report.count() > before {
         return None;
-    };
-    let unit = unit.choice(&units, mistakes)?;
-    let zone = match place.written("zone") {
-        Some(zone) => zone.text(mistakes, "an IANA time zone such as Europe/Berlin")?,
-        None => "UTC",
-    };
-    let day = match place.written("day") {
-        Some(day) => Some(i8::try_from(day.number(mistakes)?).unwrap_or(i8::MAX)),
-        None => None,
-    };
-    let built = Calendar::new(unit, zone, day);
+    }
+    let built = Calendar::new(unit?, zone?, day);
     built
-        .map_err(|error| mistakes.in_field(place, error.field, error.problem))
+        .map_err(|error| fields.wrong(report, error.field, error.problem))
         .ok()
 }

@@ -4,11 +4,14 @@
 //! line. What it returns needs no further checking: addresses are addresses, limits are built, rules are
 //! indexed. It reads no environment, opens no file and no socket; that is the command line's business.
 
-mod file;
+mod conditions;
+mod doors;
 mod limits;
-mod node;
-pub(crate) mod read;
+pub(crate) mod report;
 mod rules;
+mod store;
+mod value;
+mod yaml;
 
 use std::{
     fmt,
@@ -18,8 +21,16 @@ use std::{
 
 use tidegate_core::{MemoryBounds, RuleSet, Span};
 
+use report::Report;
+use value::Value;
+
 /// The largest rules file, in bytes.
 pub const MAX_FILE_BYTES: usize = 16 << 20;
+
+/// The keys of the file.
+const SECTIONS: &[&str] = &[
+    "listen", "store", "defaults", "headers", "admin", "allow", "rules",
+];
 
 /// What the rules file says. The default is what an empty file says: every door open on its usual
 /// port, the memory store, no rules.
@@ -174,6 +185,28 @@ impl Config {
     /// assert_eq!(mistakes[1].to_string(), "rules (line 2): expected a list of rules, got the number 5");
     /// ```
     pub fn parse(text: &str) -> Result<Self, Vec<Mistake>> {
-        file::parse(text)
+        if text.len() > MAX_FILE_BYTES {
+            let message = format!(
+                "{} bytes are over the maximum of {MAX_FILE_BYTES}",
+                text.len()
+            );
+            return Err(vec![Mistake {
+                path: String::new(),
+                line: None,
+                message,
+            }]);
+        }
+        let tree = yaml::parse(text).map_err(|mistake| vec![mistake])?;
+        let mut report = Report::default();
+        let mut config = Self::default();
+        if let Some(file) = Value::root(&tree).fields(&mut report, "a map of settings", SECTIONS) {
+            config.admin_token = doors::admin_token(&file, &mut report);
+            config.listen = doors::listen(&file, &config.admin_token, &mut report);
+            (config.memory, config.snapshot) = store::store(&file, &mut report);
+            config.headers = doors::headers(&file, &mut report);
+            config.rules = rules::rule_set(&file, &mut report);
+        }
+        config.warnings = report.finish()?;
+        Ok(config)
     }
 }

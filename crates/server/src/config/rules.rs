@@ -1,16 +1,17 @@
-//! `rules` and `allow`: from what was written to rules that are indexed.
+//! `rules`, `allow` and `defaults`: what is decided.
 
-use tidegate_core::{
-    AlgorithmName, Condition, Cost, CostSource, Mode, Pattern, Rule, RuleError, RuleSet, When,
-};
+use std::collections::HashMap;
+
+use tidegate_core::{AlgorithmName, Cost, CostSource, Mode, Rule, RuleError, RuleSet, When};
 
 use super::{
-    limits,
-    node::Value,
-    read::{Mistakes, Place},
+    conditions,
+    limits::{self, Fallback},
+    report::Report,
+    value::{Fields, Value},
 };
 
-const FIELDS: [&str; 8] = [
+const FIELDS: &[&str] = &[
     "name",
     "when",
     "key",
@@ -19,214 +20,181 @@ const FIELDS: [&str; 8] = [
     "mode",
     "cost",
     "allow",
+    "soft",
+    "count_denied",
 ];
-const MATCHERS: [&str; 4] = ["not", "cidr", "regex", "present"];
 
-/// The rules of the file; `algorithm` is that of limits which name none.
-pub(super) fn rule_set(
-    root: &Place<'_>,
-    algorithm: AlgorithmName,
-    mistakes: &mut Mistakes,
-) -> RuleSet {
-    let places = root
-        .written("rules")
-        .map(|rules| rules.items(mistakes, "a list of rules"))
-        .unwrap_or_default();
-    let before = mistakes.0.len();
-    let rules: Vec<Rule> = places
-        .iter()
-        .filter_map(|place| rule(place, algorithm, mistakes))
-        .collect();
-    let allow = root
-        .written("allow")
-        .map(|allow| allow_list(&allow, mistakes))
-        .unwrap_or_default();
-    if mistakes.0.len() > before {
-        // Places in the list are those of the file only while no rule is missing from it.
+/// The rules of the whole file; empty ones if there is a mistake in them, which is then reported.
+pub(super) fn rule_set(file: &Fields<'_>, report: &mut Report) -> RuleSet {
+    let before = report.count();
+    let default = default_algorithm(file, report);
+    let allow = file
+        .get("allow")
+        .map_or_else(Vec::new, |value| conditions::allow(value, report));
+    let values = file
+        .get("rules")
+        .and_then(|rules| rules.items(report, "a list of rules"));
+    let values = values.unwrap_or_default();
+    let mut names = HashMap::new();
+    let mut rules = Vec::with_capacity(values.len());
+    for (at, value) in values.iter().enumerate() {
+        rules.extend(rule(value, default, report));
+        check_name_is_new(value, at, &mut names, report);
+    }
+    if report.count() > before {
         return RuleSet::default();
     }
-    RuleSet::build(rules, allow).unwrap_or_else(|errors| {
-        for error in errors {
-            let place = places
-                .iter()
-                .find(|place| error.field.starts_with(&format!("{}.", place.path)));
-            let line = place.map_or(root.node.line, |place| place.node.line);
-            mistakes.0.push(super::Mistake {
-                path: error.field,
-                line: Some(line),
-                message: error.problem,
-            });
-        }
-        RuleSet::default()
-    })
+    build(rules, allow, file, report)
 }
 
-fn rule(place: &Place<'_>, algorithm: AlgorithmName, mistakes: &mut Mistakes) -> Option<Rule> {
-    place.expect_keys(&FIELDS, mistakes);
-    let Value::Map(_) = place.node.value else {
-        return None;
-    };
-    let field = |name| place.written(name);
-    let algorithm = match field("algorithm") {
-        Some(field) => limits::algorithm(&field, mistakes).unwrap_or(algorithm),
-        None => algorithm,
-    };
-    let name = required(place, "name", mistakes).and_then(|name| name.text(mistakes, "a name"));
-    let limits = required(place, "limits", mistakes)
-        .map(|limits| limits::limits(&limits, algorithm, mistakes));
-    let when = field("when")
-        .map(|when| conditions(&when, mistakes))
-        .unwrap_or_default();
-    let key = field("key")
-        .map(|key| texts(&key, "the name of an entry", mistakes))
-        .unwrap_or_default();
-    let cost = field("cost")
-        .and_then(|field| cost(&field, mistakes))
-        .unwrap_or_default();
-    let mode = field("mode")
-        .and_then(|field| mode(&field, mistakes))
-        .unwrap_or_default();
-    let allow = field("allow")
-        .map(|allow| allow_list(&allow, mistakes))
-        .unwrap_or_default();
-    let (name, limits) = (name?, limits.filter(|limits| !limits.is_empty())?);
-    let built = Rule::new(name, limits)
-        .and_then(|rule| rule.keyed_by(&key))
-        .and_then(|rule| rule.costing(cost));
-    match built {
-        Ok(rule) => Some(rule.when(when).in_mode(mode).allowing(allow)),
-        Err(error) => {
-            mistakes.in_field(place, &error.field, error.problem);
-            None
-        }
-    }
-}
-
-fn required<'n>(place: &Place<'n>, name: &str, mistakes: &mut Mistakes) -> Option<Place<'n>> {
-    let field = place.written(name);
-    if field.is_none() {
-        mistakes.in_field(place, name, "is missing");
-    }
-    field
-}
-
-fn allow_list(place: &Place<'_>, mistakes: &mut Mistakes) -> Vec<When> {
-    let items = place.one_or_more(mistakes);
-    let mut allow = Vec::new();
-    for item in items {
-        let when = conditions(&item, mistakes);
-        if matches!(&item.node.value, Value::Map(entries) if entries.is_empty()) {
-            mistakes.at(
-                &item,
-                "names no entry, and so would let everything pass; write which requests pass",
-            );
-        }
-        allow.push(when);
-    }
-    allow
-}
-
-/// `{path: /api/**, method: [GET, POST]}`: all must hold.
-fn conditions(place: &Place<'_>, mistakes: &mut Mistakes) -> When {
-    let mut conditions = Vec::new();
-    for (key, value) in place.entries(mistakes, "a map from entries to what they must be") {
-        if let Some(pattern) = pattern(&value, mistakes) {
-            conditions.extend(checked(
-                &value,
-                Condition::new(&key.text, pattern),
-                mistakes,
-            ));
-        }
-    }
-    When::all(conditions)
-}
-
-fn pattern(place: &Place<'_>, mistakes: &mut Mistakes) -> Option<Pattern> {
-    match &place.node.value {
-        Value::Scalar { text, .. } => checked(place, Pattern::text(text), mistakes),
-        Value::List(_) => {
-            let items = place.items(mistakes, "a list");
-            let patterns: Vec<Pattern> = items
-                .iter()
-                .filter_map(|item| pattern(item, mistakes))
-                .collect();
-            if patterns.len() < items.len() {
-                return None;
+fn build(rules: Vec<Rule>, allow: Vec<When>, file: &Fields<'_>, report: &mut Report) -> RuleSet {
+    match RuleSet::build(rules, allow) {
+        Ok(set) => set,
+        Err(errors) => {
+            for error in errors {
+                file.wrong(report, "rules", error.to_string());
             }
-            checked(place, Pattern::any_of(patterns), mistakes)
+            RuleSet::default()
         }
-        Value::Map(_) => {
-            place.expect_keys(&MATCHERS, mistakes);
-            let entries = place.entries(mistakes, "a map");
-            let known = entries
-                .iter()
-                .filter(|(key, _)| MATCHERS.contains(&key.text.as_str()));
-            let patterns: Option<Vec<Pattern>> = known
-                .map(|(key, value)| matcher(&key.text, value, mistakes))
-                .collect();
-            checked(place, Pattern::all_of(patterns?), mistakes)
+    }
+}
+
+fn default_algorithm(file: &Fields<'_>, report: &mut Report) -> AlgorithmName {
+    let defaults = file.get("defaults");
+    let fields =
+        defaults.and_then(|value| value.fields(report, "a map of defaults", &["algorithm"]));
+    let algorithm = fields.as_ref().and_then(|fields| fields.get("algorithm"));
+    let algorithm = algorithm.and_then(|value| limits::algorithm(value, report));
+    algorithm.unwrap_or(AlgorithmName::TokenBucket)
+}
+
+/// Every rule with a name that an earlier one has, whatever else may be wrong with either.
+fn check_name_is_new<'n>(
+    value: &Value<'n>,
+    at: usize,
+    names: &mut HashMap<&'n str, usize>,
+    report: &mut Report,
+) {
+    // The other fields, and what is wrong with them, are read elsewhere.
+    let fields = value.fields(&mut Report::default(), "", FIELDS);
+    let name = fields.as_ref().and_then(|fields| fields.get("name"));
+    let Some((field, name)) = name.and_then(|field| Some((field, field.scalar()?))) else {
+        return;
+    };
+    let first = *names.entry(name).or_insert(at);
+    if first != at {
+        let message = format!("is the name of rules[{first}] already; give every rule its own");
+        field.wrong(report, message);
+    }
+}
+
+fn rule(value: &Value<'_>, default: AlgorithmName, report: &mut Report) -> Option<Rule> {
+    let before = report.count();
+    let fields = value.fields(report, "a rule with a name and limits", FIELDS)?;
+    let name = name(&fields, report);
+    let limits = rule_limits(&fields, default, report);
+    let when = fields
+        .get("when")
+        .map(|when| conditions::when(when, report).unwrap_or_default());
+    let key = fields
+        .get("key")
+        .map_or_else(Vec::new, |key| key_entries(key, report));
+    let cost = fields
+        .get("cost")
+        .and_then(|cost| cost_source(cost, report));
+    let allow = fields
+        .get("allow")
+        .map_or_else(Vec::new, |allow| conditions::allow(allow, report));
+    let modes = [Mode::Enforce, Mode::Shadow].map(|mode| (mode.as_str(), mode));
+    let mode = fields
+        .get("mode")
+        .and_then(|mode| mode.choice(report, &modes));
+    // A rule without a usable name is checked under another one, so that all its mistakes are found.
+    let rule = Rule::new(name.unwrap_or("unnamed"), limits)
+        .and_then(|rule| rule.keyed_by(&key))
+        .and_then(|rule| rule.costing(cost.unwrap_or_default()))
+        .map(|rule| {
+            rule.when(when.unwrap_or_default())
+                .allowing(allow)
+                .in_mode(mode.unwrap_or_default())
+        });
+    match rule {
+        Ok(rule) => (report.count() == before).then_some(rule),
+        Err(error) => {
+            refuse(&error, &fields, before, report);
+            None
         }
-        Value::Null => {
-            mistakes.at(
-                place,
-                "expected a text, a list of texts, or one of {not, cidr, regex, present}",
+    }
+}
+
+/// Reports what core refused, unless it is a mere consequence of what is reported already.
+fn refuse(error: &RuleError, fields: &Fields<'_>, before: usize, report: &mut Report) {
+    let no_limit_was_left = error.field == "limits" && report.count() > before;
+    if !no_limit_was_left {
+        fields.wrong(report, &error.field, error.problem.as_str());
+    }
+}
+
+fn name<'n>(fields: &Fields<'n>, report: &mut Report) -> Option<&'n str> {
+    let what = "a name for the rule";
+    match fields.get("name") {
+        Some(name) => name.text(report, what),
+        None => {
+            fields.wrong(
+                report,
+                "name",
+                "is missing; give the rule a name of its own",
             );
             None
         }
     }
 }
 
-fn matcher(name: &str, place: &Place<'_>, mistakes: &mut Mistakes) -> Option<Pattern> {
-    match name {
-        "not" => Some(pattern(place, mistakes)?.negated()),
-        "cidr" => {
-            let networks = texts(place, "a network such as 10.0.0.0/8", mistakes);
-            checked(place, Pattern::networks(&networks), mistakes)
+fn rule_limits(
+    fields: &Fields<'_>,
+    default: AlgorithmName,
+    report: &mut Report,
+) -> Vec<tidegate_core::Limit> {
+    let algorithm = fields
+        .get("algorithm")
+        .and_then(|value| limits::algorithm(value, report));
+    let fallback = Fallback {
+        algorithm: algorithm.unwrap_or(default),
+        soft: fields
+            .get("soft")
+            .and_then(|value| limits::percent(value, report)),
+        count_denied: fields
+            .get("count_denied")
+            .and_then(|value| value.flag(report)),
+    };
+    match fields.get("limits") {
+        Some(value) => limits::limits(value, fallback, report),
+        None => {
+            fields.wrong(
+                report,
+                "limits",
+                "is missing; name at least one limit, such as 20/min",
+            );
+            Vec::new()
         }
-        "regex" => {
-            let source = place.text(mistakes, "a regular expression")?;
-            checked(place, Pattern::regex(source), mistakes)
-        }
-        _ => Some(if place.truth(mistakes)? {
-            Pattern::present()
-        } else {
-            Pattern::absent()
-        }),
     }
 }
 
-fn cost(place: &Place<'_>, mistakes: &mut Mistakes) -> Option<CostSource> {
-    let text = place.text(mistakes, "a number, or the name of an entry that holds one")?;
-    if !text.bytes().all(|byte| byte.is_ascii_digit()) {
-        return Some(CostSource::Entry(text.into()));
-    }
-    let cost = Cost::new(place.number(mistakes)?);
-    cost.map(CostSource::Fixed)
-        .map_err(|error| mistakes.at(place, error.problem))
-        .ok()
-}
-
-fn mode(place: &Place<'_>, mistakes: &mut Mistakes) -> Option<Mode> {
-    place.choice(
-        &[("enforce", Mode::Enforce), ("shadow", Mode::Shadow)],
-        mistakes,
-    )
-}
-
-fn texts<'n>(place: &Place<'n>, what: &str, mistakes: &mut Mistakes) -> Vec<&'n str> {
-    let items = place.one_or_more(mistakes);
+fn key_entries<'n>(value: &Value<'n>, report: &mut Report) -> Vec<&'n str> {
+    let items = value.one_or_more(report);
     items
         .iter()
-        .filter_map(|item| item.text(mistakes, what))
+        .filter_map(|item| item.text(report, "the name of an entry"))
         .collect()
 }
 
-fn checked<T>(
-    place: &Place<'_>,
-    built: Result<T, RuleError>,
-    mistakes: &mut Mistakes,
-) -> Option<T> {
-    built
-        .map_err(|error| mistakes.in_field(place, &error.field, error.problem))
+fn cost_source(value: &Value<'_>, report: &mut Report) -> Option<CostSource> {
+    if !value.looks_like_number() {
+        let entry = value.text(report, "a number, or the name of an entry that holds one")?;
+        return Some(CostSource::Entry(entry.into()));
+    }
+    let cost = Cost::new(value.number(report)?);
+    cost.map(CostSource::Fixed)
+        .map_err(|error| value.wrong(report, error.problem))
         .ok()
 }

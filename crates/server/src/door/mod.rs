@@ -1,3 +1,5 @@
 //! The doors: each the only code that knows its wire format.
 
+pub mod admin;
+pub mod http;
 pub mod resp;

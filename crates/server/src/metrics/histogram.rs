@@ -38,9 +38,16 @@ impl Histogram {
 
     /// Writes the sum of `parts`.
     pub(super) fn write<'h>(parts: impl Iterator<Item = &'h Self> + Clone, text: &mut Text) {
-        text.family(NAME, "histogram", "Time to decide, measured on one decision in 64 of each thread.");
+        text.family(
+            NAME,
+            "histogram",
+            "Time to decide, measured on one decision in 64 of each thread.",
+        );
         let count_in = |bucket: usize| -> u64 {
-            parts.clone().map(|part| part.buckets[bucket].load(Ordering::Relaxed)).sum()
+            parts
+                .clone()
+                .map(|part| part.buckets[bucket].load(Ordering::Relaxed))
+                .sum()
         };
         let mut below = 0;
         let labels = BOUNDS.iter().map(|(_, label)| *label).chain(["+Inf"]);
@@ -48,7 +55,10 @@ impl Histogram {
             below += count_in(bucket);
             text.sample("tidegate_decision_seconds_bucket", &[("le", label)], below);
         }
-        let nanos: u64 = parts.clone().map(|part| part.total_nanos.load(Ordering::Relaxed)).sum();
+        let nanos: u64 = parts
+            .clone()
+            .map(|part| part.total_nanos.load(Ordering::Relaxed))
+            .sum();
         text.nanos_as_seconds("tidegate_decision_seconds_sum", nanos);
         text.sample("tidegate_decision_seconds_count", &[], below);
     }
@@ -76,7 +86,10 @@ mod tests {
             "tidegate_decision_seconds_sum 4.294968996",
             "tidegate_decision_seconds_count 4",
         ] {
-            assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
+            assert!(
+                text.lines().any(|found| found == line),
+                "{line} is missing in\n{text}"
+            );
         }
     }
 }

@@ -63,7 +63,12 @@ impl Door {
 /// What a decision came to: `None` is allowed.
 type Answer = Option<Reason>;
 
-const ANSWERS: [Answer; 4] = [None, Some(Reason::Limit), Some(Reason::Blocked), Some(Reason::Store)];
+const ANSWERS: [Answer; 4] = [
+    None,
+    Some(Reason::Limit),
+    Some(Reason::Blocked),
+    Some(Reason::Store),
+];
 
 const fn answer_index(answer: Answer) -> usize {
     match answer {
@@ -109,7 +114,9 @@ impl Metrics {
     }
 
     pub(crate) fn observe(&self, door: Door, verdict: &Verdict<'_>) {
-        self.shards.mine().count(door.index(), answer_index(verdict.reason));
+        self.shards
+            .mine()
+            .count(door.index(), answer_index(verdict.reason));
         if !verdict.lines.is_empty() || verdict.rule.is_some() {
             self.rules.count(verdict);
         }
@@ -145,9 +152,18 @@ impl Metrics {
         self.last_reload_failed.store(failed, Ordering::Relaxed);
     }
 
+    /// Whether the last reload failed.
+    #[must_use]
+    pub fn last_reload_failed(&self) -> bool {
+        self.last_reload_failed.load(Ordering::Relaxed)
+    }
+
     /// Shows the connections of `listener` under the label `door`.
     pub fn show_listener(&self, door: &'static str, listener: Listener) {
-        self.listeners.lock().unwrap_or_else(PoisonError::into_inner).push((door, listener));
+        self.listeners
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push((door, listener));
     }
 
     /// Everything in the Prometheus text format. `store` is what the store says of itself at `now`.
@@ -166,24 +182,45 @@ impl Metrics {
 
     fn write_process(&self, text: &mut Text, now: Timestamp) {
         text.family("tidegate_build_info", "gauge", "The running version.");
-        text.sample("tidegate_build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
+        text.sample(
+            "tidegate_build_info",
+            &[("version", env!("CARGO_PKG_VERSION"))],
+            1,
+        );
         let uptime = now.since(self.started).as_micros() / 1_000_000;
-        text.single("tidegate_uptime_seconds", "gauge", "Seconds since the start.", uptime);
+        text.single(
+            "tidegate_uptime_seconds",
+            "gauge",
+            "Seconds since the start.",
+            uptime,
+        );
     }
 
     fn write_verdicts(&self, text: &mut Text) {
         let name = "tidegate_verdicts_total";
-        text.family(name, "counter", "Verdicts by door and outcome; peeks are not counted.");
+        text.family(
+            name,
+            "counter",
+            "Verdicts by door and outcome; peeks are not counted.",
+        );
         for door in Door::ALL {
             for answer in ANSWERS {
                 let count = self.shards.verdicts(door.index(), answer_index(answer));
-                text.sample(name, &[("door", door.as_str()), ("outcome", answer_label(answer))], count);
+                text.sample(
+                    name,
+                    &[("door", door.as_str()), ("outcome", answer_label(answer))],
+                    count,
+                );
             }
         }
         let name = "tidegate_bad_requests_total";
         text.family(name, "counter", "Requests that could not be understood.");
         for door in Door::ALL {
-            text.sample(name, &[("door", door.as_str())], self.shards.bad_requests(door.index()));
+            text.sample(
+                name,
+                &[("door", door.as_str())],
+                self.shards.bad_requests(door.index()),
+            );
         }
     }
 
@@ -195,16 +232,32 @@ impl Metrics {
         }
         let name = "tidegate_last_reload_success";
         let succeeded = !self.last_reload_failed.load(Ordering::Relaxed);
-        text.single(name, "gauge", "1 unless the last reload failed.", u64::from(succeeded));
+        text.single(
+            name,
+            "gauge",
+            "1 unless the last reload failed.",
+            u64::from(succeeded),
+        );
     }
 
     fn write_connections(&self, text: &mut Text) {
-        let listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        let listeners = self
+            .listeners
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let families: [(&str, &str, &str, fn(&Listener) -> u64); 3] = [
-            ("tidegate_connections", "gauge", "Open connections.", |listener| {
-                u64::try_from(listener.open()).unwrap_or(u64::MAX)
-            }),
-            ("tidegate_connections_accepted_total", "counter", "Connections served.", Listener::accepted),
+            (
+                "tidegate_connections",
+                "gauge",
+                "Open connections.",
+                |listener| u64::try_from(listener.open()).unwrap_or(u64::MAX),
+            ),
+            (
+                "tidegate_connections_accepted_total",
+                "counter",
+                "Connections served.",
+                Listener::accepted,
+            ),
             (
                 "tidegate_connections_refused_total",
                 "counter",
@@ -223,15 +276,44 @@ impl Metrics {
 
 fn write_store(text: &mut Text, store: &MemoryStats) {
     let size = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
-    text.single("tidegate_keys", "gauge", "Keys in the store.", size(store.keys));
-    text.single("tidegate_store_bytes", "gauge", "Bytes in the store.", size(store.bytes));
-    text.single("tidegate_blocks", "gauge", "Manual blocks that stand.", size(store.blocks));
+    text.single(
+        "tidegate_keys",
+        "gauge",
+        "Keys in the store.",
+        size(store.keys),
+    );
+    text.single(
+        "tidegate_store_bytes",
+        "gauge",
+        "Bytes in the store.",
+        size(store.bytes),
+    );
+    text.single(
+        "tidegate_blocks",
+        "gauge",
+        "Manual blocks that stand.",
+        size(store.blocks),
+    );
     let help = "Keys dropped because they had expired.";
-    text.single("tidegate_keys_expired_total", "counter", help, store.expired);
+    text.single(
+        "tidegate_keys_expired_total",
+        "counter",
+        help,
+        store.expired,
+    );
     let help = "Live keys forgotten to make room.";
-    text.single("tidegate_keys_evicted_total", "counter", help, store.evicted);
+    text.single(
+        "tidegate_keys_evicted_total",
+        "counter",
+        help,
+        store.evicted,
+    );
     let name = "tidegate_newcomers_total";
-    text.family(name, "counter", "New keys that found the store full, by what became of them.");
+    text.family(
+        name,
+        "counter",
+        "New keys that found the store full, by what became of them.",
+    );
     text.sample(name, &[("outcome", "denied")], store.newcomers_denied);
     text.sample(name, &[("outcome", "allowed")], store.newcomers_allowed);
 }

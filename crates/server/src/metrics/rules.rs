@@ -43,9 +43,16 @@ impl Rules {
         let old = self.0.load();
         let names: Vec<Box<str>> = names.take(MAX_RULE_LABELS).map(Box::from).collect();
         let counters = |name: &str| old.by_name.get(name).map(Arc::clone).unwrap_or_default();
-        let by_name = names.iter().map(|name| (name.clone(), counters(name))).collect();
+        let by_name = names
+            .iter()
+            .map(|name| (name.clone(), counters(name)))
+            .collect();
         let other = Arc::clone(&old.other);
-        self.0.store(Arc::new(Table { by_name, names, other }));
+        self.0.store(Arc::new(Table {
+            by_name,
+            names,
+            other,
+        }));
     }
 
     pub(super) fn count(&self, verdict: &Verdict<'_>) {
@@ -56,10 +63,16 @@ impl Rules {
         for line in &verdict.lines {
             let Some(rule) = line.rule else { continue };
             if line.shadow && !line.outcome.allowed {
-                table.of(rule).shadow_denials.fetch_add(1, Ordering::Relaxed);
+                table
+                    .of(rule)
+                    .shadow_denials
+                    .fetch_add(1, Ordering::Relaxed);
             }
             if line.outcome.over_limit && verdict.allowed {
-                table.of(rule).soft_admissions.fetch_add(1, Ordering::Relaxed);
+                table
+                    .of(rule)
+                    .soft_admissions
+                    .fetch_add(1, Ordering::Relaxed);
             }
         }
     }
@@ -67,22 +80,46 @@ impl Rules {
     pub(super) fn write(&self, text: &mut Text) {
         let table = self.0.load();
         let name = "tidegate_rule_verdicts_total";
-        text.family(name, "counter", "Verdicts by the rule that spoke for them and outcome.");
+        text.family(
+            name,
+            "counter",
+            "Verdicts by the rule that spoke for them and outcome.",
+        );
         for (rule, counters) in table.labelled() {
             for answer in ANSWERS {
                 let count = counters.verdicts[answer_index(answer)].load(Ordering::Relaxed);
-                text.sample(name, &[("rule", rule), ("outcome", answer_label(answer))], count);
+                text.sample(
+                    name,
+                    &[("rule", rule), ("outcome", answer_label(answer))],
+                    count,
+                );
             }
         }
         let name = "tidegate_rule_shadow_denials_total";
-        text.family(name, "counter", "Times that a limit in shadow would have denied.");
+        text.family(
+            name,
+            "counter",
+            "Times that a limit in shadow would have denied.",
+        );
         for (rule, counters) in table.labelled() {
-            text.sample(name, &[("rule", rule)], counters.shadow_denials.load(Ordering::Relaxed));
+            text.sample(
+                name,
+                &[("rule", rule)],
+                counters.shadow_denials.load(Ordering::Relaxed),
+            );
         }
         let name = "tidegate_rule_soft_admissions_total";
-        text.family(name, "counter", "Times that a limit admitted inside its soft allowance.");
+        text.family(
+            name,
+            "counter",
+            "Times that a limit admitted inside its soft allowance.",
+        );
         for (rule, counters) in table.labelled() {
-            text.sample(name, &[("rule", rule)], counters.soft_admissions.load(Ordering::Relaxed));
+            text.sample(
+                name,
+                &[("rule", rule)],
+                counters.soft_admissions.load(Ordering::Relaxed),
+            );
         }
     }
 }

@@ -24,7 +24,11 @@ thread_local! {
 pub(super) fn is_sampled() -> bool {
     UNTIL_SAMPLE.with(|left| {
         let sampled = left.get() == 0;
-        left.set(if sampled { SAMPLE_EVERY - 1 } else { left.get() - 1 });
+        left.set(if sampled {
+            SAMPLE_EVERY - 1
+        } else {
+            left.get() - 1
+        });
         sampled
     })
 }
@@ -69,6 +73,9 @@ impl Shards {
     }
 
     fn sum(&self, counter: impl Fn(&Shard) -> &AtomicU64) -> u64 {
-        self.0.iter().map(|shard| counter(shard).load(Ordering::Relaxed)).sum()
+        self.0
+            .iter()
+            .map(|shard| counter(shard).load(Ordering::Relaxed))
+            .sum()
     }
 }

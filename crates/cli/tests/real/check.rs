@@ -1,0 +1,95 @@
+//! `tidegate check`: yes, or no with every mistake; and how `serve` refuses the same file.
+
+use std::process::Output;
+
+use crate::support::{Scratch, repository, run, tidegate};
+
+/// Three mistakes in one file, each of another kind.
+const BAD: &str = "\
+lisen: {http: 127.0.0.1:0}
+rules:
+  - name: api
+    limits: [20 per minute]
+  - name: login
+    key: [ip]
+    limits:
+      - {algorithm: token_bucket, capacity: 0, refill: 1/h}
+";
+
+fn check(file: &str) -> Output {
+    run(tidegate(&["check", file]).current_dir(repository()))
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+#[test]
+fn a_good_file_is_a_yes() {
+    let output = check("examples/quickstart.yaml");
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(
+        text(&output.stdout),
+        "examples/quickstart.yaml: 4 rules, no mistakes\n"
+    );
+}
+
+#[test]
+fn a_door_that_is_not_there_yet_is_a_warning() {
+    let output = check("examples/quickstart.yaml");
+    let warning = text(&output.stderr);
+    assert!(warning.contains("listen.grpc (line 3)"), "{warning}");
+}
+
+#[test]
+fn a_bad_file_is_a_no_with_every_mistake() {
+    let scratch = Scratch::new();
+    let file = scratch.write("bad.yaml", BAD);
+    let output = check(file.to_str().unwrap());
+    assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), ""));
+    let said = text(&output.stderr);
+    for mistake in [
+        "lisen (line 1): ",
+        "did you mean `listen`?",
+        "rules[0].limits[0] (line 4): expected a rate such as 20/min",
+        "rules[1].limits[0].capacity (line 8): must be at least 1, got 0",
+    ] {
+        assert!(said.contains(mistake), "no {mistake:?} in:\n{said}");
+    }
+    assert!(said.contains("3 mistakes"), "{said}");
+}
+
+#[test]
+fn a_file_that_is_not_there_is_a_no_that_names_it() {
+    let output = check("nowhere.yaml");
+    assert_eq!(output.status.code(), Some(1));
+    let said = text(&output.stderr);
+    assert!(
+        said.starts_with("tidegate: cannot read nowhere.yaml: "),
+        "{said}"
+    );
+}
+
+#[test]
+fn serve_refuses_a_bad_file_with_the_same_words() {
+    let scratch = Scratch::new();
+    let file = scratch.write("bad.yaml", BAD);
+    let file = file.to_str().unwrap();
+    let output = run(&mut tidegate(&["serve", "--config", file]));
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(text(&output.stderr), text(&check(file).stderr));
+}
+
+#[test]
+fn what_cannot_be_typed_is_trouble() {
+    for args in [
+        &["serv"] as &[&str],
+        &["check"],
+        &["serve", "--port", "1"],
+        &[],
+    ] {
+        let output = run(&mut tidegate(args));
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert!(text(&output.stderr).contains("Usage: tidegate"), "{args:?}");
+    }
+}

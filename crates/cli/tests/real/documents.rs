@@ -1,0 +1,287 @@
+//! What the documents print is what comes: every `console` block of the README, of `docs/` and of the examples is
+//! run, in order, against a server with the quickstart file, and its output compared.
+//!
+//! Ports are replaced by those of the server, a line `...` stands for any lines, and a time in milliseconds
+//! may differ by as much as a slow machine takes.
+
+use std::{fs, iter::Peekable, net::SocketAddr, path::Path, process::Command, str::Lines};
+
+use crate::{
+    examples::Proxy,
+    support::{Scratch, Server, repository, run, tidegate},
+};
+
+/// By how much a time in milliseconds may differ from the one that is printed.
+const SLOWNESS_MS: u64 = 60_000;
+
+/// What stands before a point in time, which is another one each time.
+const INSTANT: &str = "until_ms\":";
+
+#[test]
+fn the_readme_is_true() {
+    assert_true("README.md");
+}
+
+#[test]
+fn the_http_page_is_true() {
+    assert_true("docs/http.md");
+}
+
+#[test]
+fn the_redis_protocol_page_is_true() {
+    assert_true("docs/redis-protocol.md");
+}
+
+#[test]
+fn the_operating_page_is_true() {
+    assert_true("docs/operating.md");
+}
+
+#[test]
+fn the_rules_file_page_is_true() {
+    assert_true("docs/rules-file.md");
+}
+
+#[test]
+fn the_redis_cli_example_is_true() {
+    assert_true("examples/redis-cli/README.md");
+}
+
+#[test]
+fn the_redis_py_example_is_true() {
+    assert_true("examples/redis-py/README.md");
+}
+
+#[test]
+fn the_nginx_example_is_true() {
+    let Proxy { server, front, .. } = &Proxy::nginx();
+    assert_true_with("examples/nginx/README.md", server, &[("8000", *front)]);
+}
+
+#[test]
+fn the_caddy_example_is_true() {
+    let Proxy { server, front, .. } = &Proxy::caddy();
+    assert_true_with("examples/caddy/README.md", server, &[("8000", *front)]);
+}
+
+#[test]
+fn every_rules_file_that_is_printed_is_good() {
+    for document in ["docs/rules-file.md", "docs/operating.md"] {
+        let text = fs::read_to_string(repository().join(document)).unwrap();
+        let files = blocks(&text, "yaml");
+        assert!(!files.is_empty(), "{document} has no yaml block");
+        for lines in files {
+            let scratch = Scratch::new();
+            let file = scratch.write("rules.yaml", &lines.join("\n"));
+            let output = run(tidegate(&["check"]).arg(file));
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(
+                output.status.success(),
+                "{document}: {said}\n{}",
+                lines.join("\n")
+            );
+        }
+    }
+}
+
+/// A command and what it is said to print.
+#[derive(Debug, PartialEq, Eq)]
+struct Step {
+    command: String,
+    printed: Vec<String>,
+}
+
+fn assert_true(document: &str) {
+    assert_true_with(document, &Server::quickstart(), &[]);
+}
+
+/// Runs a document's blocks against `server`; `more` are ports that it names besides the server's own.
+fn assert_true_with(document: &str, server: &Server, more: &[(&str, SocketAddr)]) {
+    let text = fs::read_to_string(repository().join(document)).unwrap();
+    let steps = steps(&text);
+    assert!(!steps.is_empty(), "{document} has no console block");
+    let own = [
+        ("8080", server.http),
+        ("6380", server.resp),
+        ("9090", server.admin),
+    ];
+    let addresses = own.iter().chain(more);
+    let ports: Vec<_> = addresses
+        .map(|(usual, real)| (*usual, real.port().to_string()))
+        .collect();
+    let mut wrong = String::new();
+    for Step { command, printed } in &steps {
+        let came = output(server, &ports, command);
+        if !matches(printed, &came) {
+            wrong += &format!(
+                "$ {command}\nprinted:\n{}\ncame:\n{}\n\n",
+                printed.join("\n"),
+                came.join("\n")
+            );
+        }
+    }
+    assert!(wrong.is_empty(), "{document} is not true:\n\n{wrong}");
+}
+
+fn steps(text: &str) -> Vec<Step> {
+    let mut steps = Vec::new();
+    for block in blocks(text, "console") {
+        let mut lines = block.into_iter();
+        while let Some(line) = lines.next() {
+            if let Some(command) = line.strip_prefix("$ ") {
+                let mut command = command.to_owned();
+                while command.ends_with('\\') {
+                    command = format!("{command}\n{}", lines.next().unwrap_or(""));
+                }
+                let printed = Vec::new();
+                steps.push(Step { command, printed });
+            } else if let Some(step) = steps.last_mut() {
+                step.printed.push(line.to_owned());
+            }
+        }
+    }
+    steps
+}
+
+/// The lines of every fenced block of `language`.
+fn blocks<'t>(text: &'t str, language: &str) -> Vec<Vec<&'t str>> {
+    let mut lines: Peekable<Lines<'t>> = text.lines().peekable();
+    let mut blocks = Vec::new();
+    while let Some(line) = lines.next() {
+        if line.strip_prefix("```") == Some(language) {
+            blocks.push(std::iter::from_fn(|| lines.next_if(|line| *line != "```")).collect());
+        }
+    }
+    blocks
+}
+
+/// Runs a command as a reader would type it, and answers what it prints with the usual ports in it.
+fn output(server: &Server, ports: &[(&str, String)], command: &str) -> Vec<String> {
+    let typed = ports
+        .iter()
+        .fold(command.to_owned(), |command, (usual, real)| {
+            let command =
+                command.replace(&format!("127.0.0.1:{usual}"), &format!("127.0.0.1:{real}"));
+            command.replace(&format!("-p {usual}"), &format!("-p {real}"))
+        });
+    let program = tidegate(&[]);
+    let bin = Path::new(program.get_program()).parent().unwrap();
+    let python = repository().join("target/test-python/bin");
+    let path = format!(
+        "{}:{}:/usr/local/bin:/usr/bin:/bin",
+        bin.display(),
+        python.display()
+    );
+    let mut shell = Command::new("bash");
+    shell
+        .args(["-c", &format!("{{ {typed}\n}} 2>&1")])
+        .current_dir(repository())
+        .env("PATH", path)
+        .env("TIDEGATE_ADMIN", server.admin.to_string())
+        .env("NO_COLOR", "1")
+        // redis-cli writes as it does to a terminal.
+        .env("FAKETTY", "1");
+    let printed = String::from_utf8(run(&mut shell).stdout).unwrap();
+    let usual = ports.iter().fold(printed, |text, (usual, real)| {
+        text.replace(&format!("127.0.0.1:{real}"), &format!("127.0.0.1:{usual}"))
+    });
+    usual
+        .lines()
+        .map(|line| line.trim_end().to_owned())
+        .collect()
+}
+
+fn matches(printed: &[String], came: &[String]) -> bool {
+    match printed.split_first() {
+        None => came.is_empty(),
+        Some((line, rest)) if line.trim() == "..." => {
+            (0..=came.len()).any(|skipped| matches(rest, &came[skipped..]))
+        }
+        Some((line, rest)) => came
+            .split_first()
+            .is_some_and(|(first, others)| alike(line.trim_end(), first) && matches(rest, others)),
+    }
+}
+
+/// Whether two lines are the same but for the passing of time.
+fn alike(printed: &str, came: &str) -> bool {
+    let (mut printed, mut came) = (pieces(printed), pieces(came));
+    let mut before = "";
+    loop {
+        match (printed.next(), came.next()) {
+            (None, None) => return true,
+            (Some(one), Some(other)) if one == other => before = one,
+            (Some(_), Some(_)) if before.trim_end().ends_with(INSTANT) => before = "",
+            (Some(one), Some(other)) if is_time(before, one) && is_near(one, other) => before = one,
+            _ => return false,
+        }
+    }
+}
+
+/// Numbers, and what stands between them.
+fn pieces(line: &str) -> impl Iterator<Item = &str> {
+    line.split_inclusive(|_: char| true)
+        .map(|character| character.as_ptr() as usize - line.as_ptr() as usize)
+        .filter(|&at| at == 0 || is_digit(line, at) != is_digit(line, at - 1))
+        .map(move |at| {
+            let end = (at + 1..line.len()).find(|&next| is_digit(line, next) != is_digit(line, at));
+            &line[at..end.unwrap_or(line.len())]
+        })
+}
+
+fn is_digit(line: &str, at: usize) -> bool {
+    line.as_bytes()[at].is_ascii_digit()
+}
+
+/// Whether `number`, after `before`, is a time: milliseconds that are named so, or an integer of a Redis reply
+/// that is too large for anything else.
+fn is_time(before: &str, number: &str) -> bool {
+    let named = before.ends_with("_ms\":") || before.ends_with("_ms\": ");
+    let reply = before.ends_with("(integer) ") || before.ends_with(',');
+    named || reply && number.len() > 3
+}
+
+fn is_near(one: &str, other: &str) -> bool {
+    match (one.parse::<u64>(), other.parse::<u64>()) {
+        (Ok(one), Ok(other)) => (one == 0) == (other == 0) && one.abs_diff(other) <= SLOWNESS_MS,
+        _ => false,
+    }
+}
+
+#[test]
+fn a_line_may_differ_by_the_passing_of_time_alone() {
+    assert!(alike(
+        r#"{"limit":20,"retry_after_ms":998}"#,
+        r#"{"limit":20,"retry_after_ms":1003}"#
+    ));
+    assert!(!alike(
+        r#"{"limit":20,"retry_after_ms":998}"#,
+        r#"{"limit":21,"retry_after_ms":998}"#
+    ));
+    assert!(!alike(
+        r#"{"retry_after_ms":998}"#,
+        r#"{"retry_after_ms":0}"#
+    ));
+    assert!(alike("4) (integer) 3599000", "4) (integer) 3598000"));
+    assert!(alike("1,10,0,36000000", "1,10,0,35999998"));
+    assert!(!alike("4) (integer) 15", "4) (integer) 14"));
+    assert!(!alike("a 1", "a 1 b"));
+}
+
+#[test]
+fn steps_are_read_from_console_blocks() {
+    let text = "x\n```console\n$ a \\\n  b\none\ntwo\n$ c\n```\n```sh\n$ d\n```\n";
+    let printed = vec!["one".to_owned(), "two".to_owned()];
+    let first = Step {
+        command: "a \\\n  b".to_owned(),
+        printed,
+    };
+    let second = Step {
+        command: "c".to_owned(),
+        printed: Vec::new(),
+    };
+    assert_eq!(steps(text), [first, second]);
+    let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
+    assert!(matches(&lines("a\n...\nb"), &lines("a\nx\ny\nb")));
+    assert!(!matches(&lines("a\n...\nb"), &lines("a\nx\ny")));
+}

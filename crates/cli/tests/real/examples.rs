@@ -1,0 +1,208 @@
+//! nginx and Caddy as the examples configure them, in front of a real server.
+
+use std::{fs, net::SocketAddr, process::Command};
+
+use crate::support::{Answer, Ask, Process, Scratch, Server, free_port, repository, tool};
+
+/// How often a proxy is started anew because somebody else took its port first.
+const STARTS: u32 = 5;
+
+/// A proxy of an example, and the server that it asks.
+#[derive(Debug)]
+pub(crate) struct Proxy {
+    pub(crate) server: Server,
+    pub(crate) front: SocketAddr,
+    _process: Process,
+    _scratch: Scratch,
+}
+
+impl Proxy {
+    pub(crate) fn nginx() -> Self {
+        Self::start(
+            "examples/nginx/nginx.conf",
+            "start worker process",
+            |scratch| {
+                let mut nginx = Command::new(tool("nginx"));
+                nginx
+                    .arg("-p")
+                    .arg(scratch.path())
+                    .arg("-c")
+                    .arg(scratch.join("config"));
+                nginx
+            },
+        )
+    }
+
+    pub(crate) fn caddy() -> Self {
+        Self::start(
+            "examples/caddy/Caddyfile",
+            "serving initial configuration",
+            |scratch| {
+                let mut caddy = Command::new(tool("caddy"));
+                caddy
+                    .args(["run", "--adapter", "caddyfile", "--config"])
+                    .arg(scratch.join("config"));
+                // Where it would keep certificates, if it had any.
+                caddy
+                    .env("HOME", scratch.path())
+                    .env("XDG_DATA_HOME", scratch.path())
+                    .env("XDG_CONFIG_HOME", scratch.path());
+                caddy
+            },
+        )
+    }
+
+    fn start(config: &str, ready: &str, command: impl Fn(&Scratch) -> Command) -> Self {
+        let server = Server::quickstart();
+        let text = fs::read_to_string(repository().join(config)).unwrap();
+        let text = text.replace("127.0.0.1:8080", &server.http.to_string());
+        let scratch = Scratch::new();
+        for _ in 0..STARTS {
+            let (front, application) = (free_port(), free_port());
+            let text = text
+                .replace(":8000", &format!(":{front}"))
+                .replace(":8001", &format!(":{application}"));
+            scratch.write("config", &text);
+            let mut process = Process::start(&mut command(&scratch));
+            if process.next_line_with(&[ready]).is_some() {
+                let front = SocketAddr::from(([127, 0, 0, 1], front));
+                return Self {
+                    server,
+                    front,
+                    _process: process,
+                    _scratch: scratch,
+                };
+            }
+        }
+        panic!("{config} did not start; run it by hand to see why");
+    }
+
+    fn ask(&self, path: &str) -> Ask {
+        Ask::get(self.front, path)
+    }
+
+    fn api(&self, key: &str) -> Answer {
+        self.ask("/api/orders").header("x-api-key", key).send()
+    }
+}
+
+#[test]
+fn nginx_denies_with_429_and_says_when() {
+    assert_limits(&Proxy::nginx());
+}
+
+#[test]
+fn caddy_denies_with_429_and_says_when() {
+    assert_limits(&Proxy::caddy());
+}
+
+/// Ten logins from one address; one that lies about its address is counted with the others.
+fn assert_limits(proxy: &Proxy) {
+    let login = || Ask::new("POST", proxy.front, "/login").header("x-forwarded-for", "6.6.6.6");
+    for number in 1..=10 {
+        let answer = login().send();
+        assert_eq!(
+            (answer.status, answer.body.as_str()),
+            (200, "Here you are\n"),
+            "{number}"
+        );
+        assert_eq!(
+            answer.header("ratelimit-policy"),
+            "\"login-brute-force\";q=10;w=36000"
+        );
+        assert!(
+            answer
+                .header("ratelimit")
+                .contains(&format!(";r={}", 10 - number)),
+            "{answer:?}"
+        );
+        assert_eq!(answer.header("retry-after"), "");
+    }
+    let denied = login().header("x-real-ip", "6.6.6.6").send();
+    assert_eq!(denied.status, 429);
+    let wait = denied.header("retry-after").parse::<u64>().unwrap();
+    assert!((3_500..=3_600).contains(&wait), "{wait}");
+    assert!(
+        denied
+            .header("ratelimit")
+            .starts_with("\"login-brute-force\";r=0;t="),
+        "{denied:?}"
+    );
+
+    assert_eq!(
+        proxy.ask("/login").send().status,
+        200,
+        "the rule is about POST"
+    );
+    assert_eq!(
+        proxy.ask("/about").send().status,
+        200,
+        "no rule is about this path"
+    );
+    let spent = proxy
+        .server
+        .operate(&["inspect", "login-brute-force", "127.0.0.1"]);
+    assert!(
+        spent.status.success(),
+        "counted under the client's own address: {spent:?}"
+    );
+}
+
+#[test]
+fn nginx_counts_by_api_key() {
+    assert_customers(&Proxy::nginx());
+}
+
+#[test]
+fn caddy_counts_by_api_key() {
+    assert_customers(&Proxy::caddy());
+}
+
+fn assert_customers(proxy: &Proxy) {
+    assert_eq!(proxy.api("acme-key").status, 200);
+    assert_eq!(proxy.api("umbrella-key").status, 200);
+    let blocked = proxy
+        .server
+        .operate(&["block", "api-per-customer", "acme", "--for", "10min"]);
+    assert!(blocked.status.success(), "{blocked:?}");
+    assert_eq!(proxy.api("acme-key").status, 429);
+    let lie = proxy
+        .ask("/api/orders")
+        .header("x-api-key", "acme-key")
+        .header("x-customer", "umbrella");
+    assert_eq!(
+        lie.send().status,
+        429,
+        "a client does not choose its customer"
+    );
+}
+
+#[test]
+fn nginx_normalises_no_path_past_a_rule() {
+    let proxy = Proxy::nginx();
+    let blocked = proxy.server.operate(&["block", "api-per-customer", "acme"]);
+    assert!(blocked.status.success(), "{blocked:?}");
+    for path in ["/api/orders", "/%61pi/orders", "/x/../api/orders"] {
+        let answer = proxy.ask(path).header("x-api-key", "acme-key").send();
+        assert_eq!(answer.status, 429, "{path}");
+    }
+}
+
+#[test]
+fn nginx_lets_pass_what_tidegate_cannot_be_asked_about() {
+    let proxy = Proxy::nginx();
+    let Proxy {
+        server,
+        front,
+        _process,
+        _scratch,
+    } = proxy;
+    server.stop();
+    let answer = Ask::get(front, "/api/orders")
+        .header("x-api-key", "acme-key")
+        .send();
+    assert_eq!(
+        (answer.status, answer.body.as_str()),
+        (200, "Here you are\n")
+    );
+}

@@ -1,0 +1,17 @@
+//! The built program as its users meet it: started, asked over its sockets and at the command line, signalled
+//! and stopped; and the real programs of the examples in front of it.
+//!
+//! Every server listens on ports that the system picks and is stopped when its test ends. A program that
+//! is missing fails its test: `scripts/setup` installs them all.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+mod support;
+
+mod check;
+mod documents;
+mod examples;
+mod operate;
+mod reload;
+mod serve;
+mod snapshots;

@@ -1,0 +1,99 @@
+//! Live reload: counts are kept, and a bad file changes nothing and is reported.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::support::{Ask, EVERY_DOOR, Server};
+
+fn rules(limit: u32) -> String {
+    format!("rules: [{{name: api, key: [user], limits: [{limit}/h], algorithm: fixed_window}}]\n")
+}
+
+/// Writes the server's rules file anew, as an editor would: beside it, and renamed into place.
+fn rewrite(server: &Server, rules: &str) {
+    let draft = server.directory().join("draft");
+    fs::write(&draft, format!("{EVERY_DOOR}{rules}")).unwrap();
+    fs::rename(draft, server.rules_file()).unwrap();
+}
+
+fn remaining(server: &Server) -> Value {
+    server.check(&json!({"user": "u1"})).json()["remaining"].clone()
+}
+
+#[test]
+fn a_changed_file_takes_effect_and_counts_are_kept() {
+    let mut server = Server::start(&rules(5));
+    assert_eq!(remaining(&server), 4);
+    assert_eq!(remaining(&server), 3);
+    rewrite(&server, &rules(8));
+    server.wait_for(&["reloaded the rules"]);
+    assert_eq!(remaining(&server), 5, "2 were spent of 5, and now 3 of 8");
+}
+
+#[test]
+fn sighup_reloads() {
+    let mut server = Server::start(&rules(5));
+    assert_eq!(remaining(&server), 4);
+    server.signal("HUP");
+    server.wait_for(&["reloaded the rules"]);
+    assert_eq!(remaining(&server), 3);
+    assert!(
+        server
+            .metrics()
+            .contains("tidegate_reloads_total{result=\"ok\"} 1\n")
+    );
+}
+
+#[test]
+fn the_admin_door_reloads() {
+    let server = Server::start(&rules(5));
+    remaining(&server);
+    rewrite(&server, &rules(7));
+    let answer = Ask::new("POST", server.admin, "/v1/reload").send();
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    assert_eq!(remaining(&server), 5, "1 was spent of 5, and now 2 of 7");
+}
+
+#[test]
+fn a_bad_file_changes_nothing_and_is_seen_everywhere() {
+    let mut server = Server::start(&rules(5));
+    assert_eq!(remaining(&server), 4);
+    rewrite(&server, "rules: [{name: api, limits: [oops]}]\n");
+    server.wait_for(&["kept the old rules"]);
+    assert_eq!(remaining(&server), 3, "the old rules decide on");
+
+    let metrics = server.metrics();
+    assert!(
+        metrics.contains("tidegate_reloads_total{result=\"failed\"} 1\n"),
+        "{metrics}"
+    );
+    assert!(
+        metrics.contains("tidegate_last_reload_success 0\n"),
+        "{metrics}"
+    );
+    let seen = Ask::get(server.admin, "/readyz").send();
+    assert!(seen.body.contains("rules[0].limits[0]"), "{}", seen.body);
+    let asked = Ask::new("POST", server.admin, "/v1/reload").send();
+    assert!((400..500).contains(&asked.status), "{}", asked.status);
+    assert!(asked.body.contains("rules[0].limits[0]"), "{}", asked.body);
+
+    rewrite(&server, &rules(6));
+    server.wait_for(&["reloaded the rules"]);
+    assert_eq!(remaining(&server), 3, "2 were spent of 5, and now 3 of 6");
+    assert!(
+        server
+            .metrics()
+            .contains("tidegate_last_reload_success 1\n")
+    );
+}
+
+#[test]
+fn a_rule_that_comes_or_goes_leaves_the_others_alone() {
+    let mut server = Server::start(&rules(5));
+    assert_eq!(remaining(&server), 4);
+    let two = "rules: [{name: new, limits: [100/h]}, {name: api, key: [user], limits: [5/h], algorithm: fixed_window}]\n";
+    rewrite(&server, two);
+    server.wait_for(&["reloaded the rules"]);
+    assert_eq!(remaining(&server), 3);
+}

@@ -1,0 +1,198 @@
+//! `tidegate serve`: from the start to the first answer, and the end in good order.
+
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+    time::Duration,
+};
+
+use serde_json::json;
+
+use crate::support::{Answer, Ask, EVERY_DOOR, Process, Scratch, Server, free_port, run, tidegate};
+
+const FIVE_AN_HOUR: &str =
+    "rules: [{name: api, key: [user], limits: [5/h], algorithm: fixed_window}]\n";
+
+#[test]
+fn every_door_answers() {
+    let server = Server::start(FIVE_AN_HOUR);
+    let answer = server.check(&json!({"user": "u1"}));
+    assert_eq!(
+        (answer.status, &answer.json()["remaining"]),
+        (200, &json!(4))
+    );
+    assert_eq!(Ask::get(server.admin, "/healthz").send().status, 200);
+    assert_eq!(Ask::get(server.admin, "/readyz").send().status, 200);
+    assert_eq!(inline(server.resp, "PING"), "+PONG\r\n");
+}
+
+#[test]
+fn every_door_counts_the_same() {
+    let server = Server::start(FIVE_AN_HOUR);
+    server.check(&json!({"user": "u1"}));
+    let answer = inline(server.resp, "TIDEGATE.CHECK user u1");
+    assert!(
+        answer.starts_with("*6\r\n:1\r\n$3\r\napi\r\n:5\r\n:3\r\n"),
+        "{answer}"
+    );
+    let output = server.operate(&["inspect", "api", "u1"]);
+    let seen: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(seen["limits"][0]["remaining"], 3, "{seen}");
+}
+
+#[test]
+fn without_a_file_limits_that_come_with_the_request_are_answered() {
+    // The usual ports are fixed, so a file that only moves them stands for none.
+    let server = Server::start("");
+    let body = json!({"key": "user:1", "algorithm": "gcra", "rate": "1/h", "burst": 1});
+    let throttle = || {
+        Ask::new("POST", server.http, "/v1/throttle")
+            .body(&body)
+            .send()
+    };
+    let answers: Vec<u16> = (0..3).map(|_| throttle().status).collect();
+    assert_eq!(answers, [200, 200, 429]);
+    assert_eq!(
+        inline(server.resp, "CL.THROTTLE user:2 15 30 60"),
+        "*5\r\n:0\r\n:16\r\n:15\r\n:-1\r\n:2\r\n"
+    );
+}
+
+#[test]
+fn an_address_in_use_is_trouble_that_names_the_door() {
+    let server = Server::start("");
+    let scratch = Scratch::new();
+    let config = format!(
+        "listen: {{http: '{}', resp: off, admin: off}}\n",
+        server.http
+    );
+    let file = scratch.write("rules.yaml", &config);
+    let output = run(&mut tidegate(&[
+        "serve",
+        "--config",
+        file.to_str().unwrap(),
+    ]));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        said.contains(&format!("cannot listen for http on {}", server.http)),
+        "{said}"
+    );
+}
+
+#[test]
+fn an_admin_door_that_strangers_reach_is_refused_without_a_token() {
+    let scratch = Scratch::new();
+    let file = scratch.write(
+        "rules.yaml",
+        "listen: {http: off, resp: off, admin: '0.0.0.0:0'}\n",
+    );
+    let output = run(&mut tidegate(&[
+        "serve",
+        "--config",
+        file.to_str().unwrap(),
+    ]));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(said.contains("admin.token_env"), "{said}");
+}
+
+#[test]
+fn begun_requests_are_answered_before_the_end() {
+    let mut server = Server::start(FIVE_AN_HOUR);
+    let body = r#"{"entries":{"user":"u1"}}"#;
+    let request = format!(
+        "POST /v1/check HTTP/1.1\r\nhost: tidegate\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let (begun, rest) = request.split_at(request.len() - 5);
+    let mut stream = connect(server.http);
+    stream.write_all(begun.as_bytes()).unwrap();
+    // Asked on another connection of the same door, so that the first one has surely been read.
+    server.check(&json!({"user": "u2"}));
+    server.signal("TERM");
+    server.wait_for(&["shutting down"]);
+    stream.write_all(rest.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    let address = server.http;
+    let (status, log, _scratch) = server.wait();
+    assert!(status.success(), "{status}:\n{}", log.join("\n"));
+    assert!(
+        TcpStream::connect(address).is_err(),
+        "nobody listens any more"
+    );
+}
+
+#[test]
+fn an_idle_connection_does_not_hold_up_the_end() {
+    let server = Server::start("");
+    let mut idle = connect(server.resp);
+    idle.write_all(b"PING\r\n").unwrap();
+    idle.read_exact(&mut [0; 7]).unwrap();
+    server.stop();
+    assert_eq!(idle.read(&mut [0; 1]).unwrap_or(0), 0);
+}
+
+/// The best of several starts, because a test machine is busy with other tests.
+#[test]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "how long a start takes is what is asked"
+)]
+fn the_first_answer_comes_within_100_ms_of_the_start() {
+    let times = (0..5).map(|_| {
+        let (scratch, port) = (Scratch::new(), free_port());
+        let config =
+            format!("listen: {{http: '127.0.0.1:{port}', resp: off, admin: off}}\n{FIVE_AN_HOUR}");
+        let file = scratch.write("rules.yaml", &config);
+        let started = std::time::Instant::now();
+        let mut server = Process::start(&mut tidegate(&[
+            "serve",
+            "--config",
+            file.to_str().unwrap(),
+        ]));
+        server.wait_for(&["listening"]);
+        let address = std::net::SocketAddr::from(([127, 0, 0, 1], port));
+        let body = json!({"entries": {"user": "u1"}});
+        let Answer { status, .. } = Ask::new("POST", address, "/v1/check").body(&body).send();
+        assert_eq!(status, 200);
+        started.elapsed()
+    });
+    let best = times.min().unwrap();
+    assert!(best < Duration::from_millis(100), "{best:?}");
+}
+
+#[test]
+fn a_warning_tells_of_what_will_not_happen() {
+    let config = EVERY_DOOR.replace("listen: {", "listen: {grpc: '127.0.0.1:0', ");
+    let scratch = Scratch::new();
+    let file = scratch.write("rules.yaml", &config);
+    let mut server = Process::start(&mut tidegate(&[
+        "serve",
+        "--config",
+        file.to_str().unwrap(),
+    ]));
+    let line = server.wait_for(&["WARN"]);
+    assert!(line.contains("listen.grpc"), "{line}");
+}
+
+fn connect(address: std::net::SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(address).unwrap();
+    stream
+        .set_read_timeout(Some(Duration::from_secs(30)))
+        .unwrap();
+    stream
+}
+
+/// One inline command to the Redis door, and its answer up to the end of the connection.
+fn inline(address: std::net::SocketAddr, command: &str) -> String {
+    let mut stream = connect(address);
+    stream
+        .write_all(format!("{command}\r\nQUIT\r\n").as_bytes())
+        .unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer.strip_suffix("+OK\r\n").unwrap_or(&answer).to_owned()
+}

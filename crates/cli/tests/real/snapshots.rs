@@ -1,0 +1,87 @@
+//! Counters over a restart.
+
+use std::fs;
+
+use serde_json::json;
+
+use crate::support::{Ask, EVERY_DOOR, Scratch, Server};
+
+const RULES: &str = "\
+store: {memory: {snapshot: {path: counters.snapshot}}}
+rules: [{name: api, key: [user], limits: [5/h], algorithm: fixed_window}]
+";
+
+fn start(scratch: Scratch) -> Server {
+    Server::start_in(scratch, &format!("{EVERY_DOOR}{RULES}"))
+}
+
+fn spend(server: &Server, user: &str) -> serde_json::Value {
+    server.check(&json!({ "user": user })).json()["remaining"].clone()
+}
+
+#[test]
+fn a_restart_keeps_counters_and_blocks() {
+    let server = start(Scratch::new());
+    spend(&server, "u1");
+    spend(&server, "u1");
+    let block = Ask::new("PUT", server.admin, "/v1/blocks/api/u2")
+        .body(&json!({"for": "1h", "reason": "abuse"}));
+    assert!((200..300).contains(&block.send().status));
+
+    let scratch = server.stop();
+    assert!(scratch.join("counters.snapshot").exists());
+    let server = start(scratch);
+    assert_eq!(spend(&server, "u1"), 2);
+    let denied = server.check(&json!({"user": "u2"}));
+    assert_eq!(
+        (denied.status, &denied.json()["reason"]),
+        (429, &json!("blocked"))
+    );
+}
+
+#[test]
+fn a_snapshot_cut_in_half_is_set_aside() {
+    let server = start(Scratch::new());
+    for user in 0..50 {
+        spend(&server, &format!("user-{user}"));
+    }
+    let scratch = server.stop();
+    let path = scratch.join("counters.snapshot");
+    let bytes = fs::read(&path).unwrap();
+    fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
+    assert_set_aside(scratch);
+}
+
+#[test]
+fn a_snapshot_with_one_bit_changed_is_set_aside() {
+    let server = start(Scratch::new());
+    spend(&server, "user-1");
+    let scratch = server.stop();
+    let path = scratch.join("counters.snapshot");
+    let mut bytes = fs::read(&path).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    assert_set_aside(scratch);
+}
+
+#[test]
+fn a_snapshot_of_something_else_is_set_aside() {
+    let scratch = Scratch::new();
+    scratch.write("counters.snapshot", "not a snapshot at all");
+    assert_set_aside(scratch);
+}
+
+fn assert_set_aside(scratch: Scratch) {
+    let server = start(scratch);
+    assert_eq!(spend(&server, "user-1"), 4, "starts with empty counters");
+    let aside = fs::read_dir(server.directory()).unwrap().filter(|entry| {
+        entry
+            .as_ref()
+            .unwrap()
+            .file_name()
+            .to_string_lossy()
+            .contains(".damaged-")
+    });
+    assert_eq!(aside.count(), 1, "the damaged file is kept");
+}

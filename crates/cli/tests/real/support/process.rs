@@ -1,0 +1,134 @@
+//! A program that runs beside the test.
+
+use std::{
+    io::{BufRead, BufReader},
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Output, Stdio},
+    sync::mpsc::{Receiver, channel},
+    time::Duration,
+};
+
+/// How long anything may take that takes milliseconds on an idle machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A program and what it writes to standard error. It ends with the test.
+#[derive(Debug)]
+pub(crate) struct Process {
+    child: Child,
+    lines: Receiver<String>,
+    seen: Vec<String>,
+}
+
+impl Process {
+    pub(crate) fn start(command: &mut Command) -> Self {
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|error| panic!("cannot start {command:?}: {error}; run scripts/setup"));
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        let (send, lines) = channel();
+        std::thread::spawn(move || {
+            stderr
+                .lines()
+                .map_while(Result::ok)
+                .take_while(|line| send.send(line.clone()).is_ok())
+                .for_each(drop);
+        });
+        Self {
+            child,
+            lines,
+            seen: Vec::new(),
+        }
+    }
+
+    /// Waits for a line that contains every one of `words`, and answers it.
+    pub(crate) fn wait_for(&mut self, words: &[&str]) -> String {
+        self.next_line_with(words)
+            .unwrap_or_else(|| panic!("never logged {words:?}, but:\n{}", self.seen.join("\n")))
+    }
+
+    /// The next line that contains every one of `words`; `None` if the program ends or goes quiet before.
+    pub(crate) fn next_line_with(&mut self, words: &[&str]) -> Option<String> {
+        while let Ok(line) = self.lines.recv_timeout(PATIENCE) {
+            self.seen.push(line.clone());
+            if words.iter().all(|word| line.contains(word)) {
+                return Some(line);
+            }
+        }
+        None
+    }
+
+    pub(crate) fn signal(&self, name: &str) {
+        signal(self.child.id(), name);
+    }
+
+    /// Waits until the program has ended, and answers with what else it wrote.
+    pub(crate) fn wait(&mut self) -> (ExitStatus, Vec<String>) {
+        // Its standard error closes when it ends: that can be waited for with a deadline.
+        let mut rest = Vec::new();
+        loop {
+            match self.lines.recv_timeout(PATIENCE) {
+                Ok(line) => rest.push(line),
+                Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => break,
+                Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
+                    panic!("did not end, but logged:\n{}", rest.join("\n"))
+                }
+            }
+        }
+        (self.child.wait().unwrap(), rest)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(Some(_))) {
+            return;
+        }
+        // Politely first, for programs with workers of their own.
+        signal(self.child.id(), "TERM");
+        while self.lines.recv_timeout(Duration::from_secs(5)).is_ok() {}
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn signal(pid: u32, name: &str) {
+    let kill = format!("kill -{name} {pid}");
+    let _ = Command::new("sh")
+        .args(["-c", &kill])
+        .stderr(Stdio::null())
+        .status();
+}
+
+/// A port that is free now. Somebody may take it before it is used: start again then.
+pub(crate) fn free_port() -> u16 {
+    let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+    socket.local_addr().unwrap().port()
+}
+
+/// Runs a command to its end.
+pub(crate) fn run(command: &mut Command) -> Output {
+    command
+        .stdin(Stdio::null())
+        .output()
+        .unwrap_or_else(|error| panic!("cannot start {command:?}: {error}; run scripts/setup"))
+}
+
+/// A program by its name, where Debian keeps them.
+pub(crate) fn tool(name: &str) -> PathBuf {
+    [
+        "/usr/local/sbin",
+        "/usr/local/bin",
+        "/usr/sbin",
+        "/usr/bin",
+        "/sbin",
+        "/bin",
+    ]
+    .iter()
+    .map(|dir| Path::new(dir).join(name))
+    .find(|path| path.exists())
+    .unwrap_or_else(|| panic!("{name} is not installed; run scripts/setup"))
+}

@@ -1,0 +1,142 @@
+//! `tidegate serve`, on ports that the system picks.
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::{Command, ExitStatus},
+};
+
+use serde_json::Value;
+
+use super::{Answer, Ask, Process, Scratch};
+
+/// Every door, on a port that the system picks.
+pub(crate) const EVERY_DOOR: &str =
+    "listen: {http: '127.0.0.1:0', resp: '127.0.0.1:0', admin: '127.0.0.1:0'}\n";
+
+/// A running server and the directory in which it runs.
+#[derive(Debug)]
+pub(crate) struct Server {
+    process: Process,
+    pub(crate) http: SocketAddr,
+    pub(crate) resp: SocketAddr,
+    pub(crate) admin: SocketAddr,
+    scratch: Scratch,
+}
+
+impl Server {
+    /// Starts a server with every door and these rules.
+    pub(crate) fn start(rules: &str) -> Self {
+        Self::start_in(Scratch::new(), &format!("{EVERY_DOOR}{rules}"))
+    }
+
+    /// Starts a server with this configuration, in this directory.
+    pub(crate) fn start_in(scratch: Scratch, config: &str) -> Self {
+        scratch.write("rules.yaml", config);
+        let mut command = tidegate(&["serve", "--config", "rules.yaml"]);
+        let mut process = Process::start(command.current_dir(scratch.path()));
+        let [http, resp, admin] = ["http", "resp", "admin"].map(|door| address(&mut process, door));
+        Self {
+            process,
+            http,
+            resp,
+            admin,
+            scratch,
+        }
+    }
+
+    /// Starts a server with the file of the README.
+    pub(crate) fn quickstart() -> Self {
+        let file = repository().join("examples/quickstart.yaml");
+        let text = std::fs::read_to_string(file).unwrap();
+        let ports = [":8080", ":8081", ":6380", ":9090"];
+        let free = ports
+            .iter()
+            .fold(text, |text, port| text.replacen(port, ":0", 1));
+        Self::start_in(Scratch::new(), &free)
+    }
+
+    /// Asks `/v1/check`.
+    pub(crate) fn check(&self, entries: &Value) -> Answer {
+        let body = serde_json::json!({ "entries": entries });
+        Ask::new("POST", self.http, "/v1/check").body(&body).send()
+    }
+
+    /// The Prometheus text.
+    pub(crate) fn metrics(&self) -> String {
+        Ask::get(self.admin, "/metrics").send().body
+    }
+
+    /// Runs `tidegate` against this server's admin door.
+    pub(crate) fn operate(&self, args: &[&str]) -> std::process::Output {
+        super::run(tidegate(args).env("TIDEGATE_ADMIN", self.admin.to_string()))
+    }
+
+    pub(crate) fn rules_file(&self) -> PathBuf {
+        self.scratch.join("rules.yaml")
+    }
+
+    pub(crate) fn directory(&self) -> &Path {
+        self.scratch.path()
+    }
+
+    pub(crate) fn signal(&self, name: &str) {
+        self.process.signal(name);
+    }
+
+    pub(crate) fn wait_for(&mut self, words: &[&str]) -> String {
+        self.process.wait_for(words)
+    }
+
+    /// Waits until the server has ended; its directory remains.
+    pub(crate) fn wait(self) -> (ExitStatus, Vec<String>, Scratch) {
+        let Self {
+            mut process,
+            scratch,
+            ..
+        } = self;
+        let (status, log) = process.wait();
+        (status, log, scratch)
+    }
+
+    /// Stops the server as an operator would.
+    pub(crate) fn stop(self) -> Scratch {
+        self.signal("TERM");
+        let (status, log, scratch) = self.wait();
+        assert!(status.success(), "{status}:\n{}", log.join("\n"));
+        scratch
+    }
+}
+
+fn address(process: &mut Process, door: &str) -> SocketAddr {
+    let line = process
+        .wait_for(&["listening", &format!("door=\"{door}\"")])
+        .replace('"', "");
+    let address = line
+        .split_whitespace()
+        .find_map(|word| word.strip_prefix("address="));
+    address
+        .unwrap_or_else(|| panic!("no address in: {line}"))
+        .parse()
+        .unwrap()
+}
+
+/// The built program. Nothing of the caller's environment changes what it does.
+pub(crate) fn tidegate(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    command
+        .args(args)
+        .env("NO_COLOR", "1")
+        .env_remove("TIDEGATE_LOG")
+        .env_remove("TIDEGATE_ADMIN")
+        .env_remove("TIDEGATE_ADMIN_TOKEN");
+    command
+}
+
+/// The root of the repository.
+pub(crate) fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../..")
+        .canonicalize()
+        .unwrap()
+}

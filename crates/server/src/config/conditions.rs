@@ -1,0 +1,146 @@
+//! Conditions: `when` and `allow`.
+
+use tidegate_core::{Condition, Pattern, RuleError, When};
+
+use super::{
+    report::Report,
+    value::{Shape, Value},
+};
+
+const OPERATORS: &[&str] = &["is", "not", "cidr", "regex", "present"];
+
+/// A map of conditions on entries, all of which must hold.
+pub(super) fn when(value: &Value<'_>, report: &mut Report) -> Option<When> {
+    let what = "a map of conditions such as {path: /api/**}";
+    let (mut conditions, before) = (Vec::new(), report.count());
+    for (entry, value) in value.pairs(report, what)? {
+        if let Some(pattern) = pattern(&value, report) {
+            conditions.extend(accept(Condition::new(entry, pattern), &value, report));
+        }
+    }
+    (report.count() == before).then(|| When::all(conditions))
+}
+
+/// What passes uncharged: a map of conditions, or a list of such maps, of which one must hold.
+pub(super) fn allow(value: &Value<'_>, report: &mut Report) -> Vec<When> {
+    let mut items = Vec::new();
+    for item in value.one_or_more(report) {
+        let is_empty = item
+            .pairs(&mut Report::default(), "")
+            .is_some_and(|pairs| pairs.is_empty());
+        if is_empty {
+            item.wrong(
+                report,
+                "without a condition everything would pass; name at least one",
+            );
+            continue;
+        }
+        items.extend(when(&item, report));
+    }
+    items
+}
+
+/// What one entry must be.
+fn pattern(value: &Value<'_>, report: &mut Report) -> Option<Pattern> {
+    match value.shape() {
+        Shape::Scalar => {
+            let what = "a value, a list of values, or a map such as {not: …}";
+            let text = value.text(report, what)?;
+            accept(Pattern::text(text), value, report)
+        }
+        Shape::List => {
+            let items = value.items(report, "a list")?;
+            let before = report.count();
+            let patterns = items
+                .iter()
+                .filter_map(|item| pattern(item, report))
+                .collect();
+            let whole = report.count() == before;
+            whole
+                .then(|| accept(Pattern::any_of(patterns), value, report))
+                .flatten()
+        }
+        Shape::Map => operators(value, report),
+    }
+}
+
+/// A map of operators, all of which must hold.
+fn operators(value: &Value<'_>, report: &mut Report) -> Option<Pattern> {
+    let before = report.count();
+    let fields = value.fields(report, "a map", OPERATORS)?;
+    let mut patterns = Vec::new();
+    if let Some(is) = fields.get("is") {
+        patterns.extend(one_of(is, report, "a value", Pattern::exact));
+    }
+    if let Some(not) = fields.get("not") {
+        patterns.extend(pattern(not, report).map(Pattern::negated));
+    }
+    if let Some(cidr) = fields.get("cidr") {
+        patterns.extend(networks(cidr, report));
+    }
+    if let Some(regex) = fields.get("regex") {
+        patterns.extend(one_of(
+            regex,
+            report,
+            "a regular expression",
+            Pattern::regex,
+        ));
+    }
+    if let Some(present) = fields.get("present") {
+        let pattern = |present| {
+            if present {
+                Pattern::present()
+            } else {
+                Pattern::absent()
+            }
+        };
+        patterns.extend(present.flag(report).map(pattern));
+    }
+    let whole = report.count() == before;
+    whole
+        .then(|| accept(Pattern::all_of(patterns), value, report))
+        .flatten()
+}
+
+/// One text or a list of texts, any of which may match.
+fn one_of(
+    value: &Value<'_>,
+    report: &mut Report,
+    what: &str,
+    build: impl Fn(&str) -> Result<Pattern, RuleError>,
+) -> Option<Pattern> {
+    let before = report.count();
+    let mut patterns = Vec::new();
+    for item in value.one_or_more(report) {
+        let built = item.text(report, what).map(&build);
+        patterns.extend(built.and_then(|built| accept(built, &item, report)));
+    }
+    let whole = report.count() == before;
+    whole
+        .then(|| accept(Pattern::any_of(patterns), value, report))
+        .flatten()
+}
+
+/// One network or a list of networks.
+fn networks(value: &Value<'_>, report: &mut Report) -> Option<Pattern> {
+    let before = report.count();
+    let mut texts = Vec::new();
+    for item in value.one_or_more(report) {
+        let text = item.text(report, "a network such as 10.0.0.0/8");
+        // Each alone first, so that a mistake is found where it stands.
+        let sound =
+            text.filter(|text| accept(Pattern::networks(&[*text]), &item, report).is_some());
+        texts.extend(sound);
+    }
+    let whole = report.count() == before;
+    whole
+        .then(|| accept(Pattern::networks(&texts), value, report))
+        .flatten()
+}
+
+/// What core built, or a mistake at `value`.
+fn accept<T>(built: Result<T, RuleError>, value: &Value<'_>, report: &mut Report) -> Option<T> {
+    built
+        .map_err(|error| value.wrong(report, error.problem))
+        .ok()
+}

@@ -1,0 +1,169 @@
+//! `store`: where state lives.
+
+use tidegate_core::{MemoryBounds, Span, WhenFull, notation};
+
+use super::{
+    Snapshot,
+    report::Report,
+    value::{Fields, Shape, Value},
+};
+
+/// The shortest time between two snapshots.
+const MIN_SNAPSHOT_INTERVAL: Span = Span::from_secs(1);
+
+/// The time between two snapshots where the file does not say.
+const DEFAULT_SNAPSHOT_INTERVAL: Span = Span::from_secs(30);
+
+const NO_REDIS: &str = "the Redis store is not in this build yet; use `memory`";
+
+/// Units of size by their names.
+const UNITS: [(&str, u64); 8] = [
+    ("B", 1),
+    ("KiB", 1 << 10),
+    ("MiB", 1 << 20),
+    ("GiB", 1 << 30),
+    ("TiB", 1 << 40),
+    ("kB", 1_000),
+    ("MB", 1_000_000),
+    ("GB", 1_000_000_000),
+];
+
+pub(super) fn store(file: &Fields<'_>, report: &mut Report) -> (MemoryBounds, Option<Snapshot>) {
+    let default = (MemoryBounds::default(), None);
+    let Some(value) = file.get("store") else {
+        return default;
+    };
+    let what = "`memory`, or a map such as {memory: {max_keys: 1000000}}";
+    if let Shape::Scalar | Shape::List = value.shape() {
+        match value.text(report, what) {
+            Some("redis") => value.wrong(report, NO_REDIS),
+            Some("memory") | None => {}
+            Some(_) => value.expected(report, what),
+        }
+        return default;
+    }
+    // The keys beside `redis` are those of its own form.
+    let known = &["memory", "redis", "timeout", "on_failure"];
+    let Some(fields) = value.fields(report, what, known) else {
+        return default;
+    };
+    if let Some(redis) = fields.get("redis") {
+        redis.wrong(report, NO_REDIS);
+    } else {
+        for name in ["timeout", "on_failure"] {
+            if let Some(value) = fields.get(name) {
+                value.wrong(report, "belongs to the Redis store; remove it");
+            }
+        }
+    }
+    fields
+        .get("memory")
+        .map_or(default, |memory| bounds(memory, report))
+}
+
+fn bounds(value: &Value<'_>, report: &mut Report) -> (MemoryBounds, Option<Snapshot>) {
+    let mut bounds = MemoryBounds::default();
+    let known = &["max_keys", "max_bytes", "when_full", "snapshot"];
+    let Some(fields) = value.fields(report, "a map of bounds", known) else {
+        return (bounds, None);
+    };
+    if let Some(max_keys) = fields.get("max_keys") {
+        let number = max_keys.small_number(report);
+        bounds.max_keys = at_least_one(number, max_keys, report).unwrap_or(bounds.max_keys);
+    }
+    if let Some(max_bytes) = fields.get("max_bytes") {
+        let number = size(max_bytes, report);
+        bounds.max_bytes = at_least_one(number, max_bytes, report).unwrap_or(bounds.max_bytes);
+    }
+    if let Some(when_full) = fields.get("when_full") {
+        let choices = [
+            ("evict", WhenFull::Evict),
+            ("deny", WhenFull::Deny),
+            ("allow", WhenFull::Allow),
+        ];
+        bounds.when_full = when_full.choice(report, &choices).unwrap_or_default();
+    }
+    let snapshot = fields
+        .get("snapshot")
+        .and_then(|value| snapshot(value, report));
+    (bounds, snapshot)
+}
+
+fn at_least_one(number: Option<usize>, value: &Value<'_>, report: &mut Report) -> Option<usize> {
+    if number == Some(0) {
+        value.wrong(report, "must be at least 1");
+    }
+    number.filter(|number| *number > 0)
+}
+
+/// A size such as `1GiB`, or a number of bytes.
+fn size(value: &Value<'_>, report: &mut Report) -> Option<usize> {
+    if value.looks_like_number() {
+        return value.small_number(report);
+    }
+    let what = "a size such as 512MiB or 1GiB";
+    let text = value.text(report, what)?;
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let unit = UNITS
+        .iter()
+        .find(|(name, _)| *name == unit.trim())
+        .map(|(_, bytes)| *bytes);
+    let bytes = number
+        .parse::<u64>()
+        .ok()
+        .zip(unit)
+        .and_then(|(number, unit)| number.checked_mul(unit));
+    let bytes = bytes.and_then(|bytes| usize::try_from(bytes).ok());
+    if bytes.is_none() {
+        value.expected(report, what);
+    }
+    bytes
+}
+
+/// The path of a file, or a map with it.
+fn snapshot(value: &Value<'_>, report: &mut Report) -> Option<Snapshot> {
+    let what = "a path, or a map such as {path: counters.snapshot, every: 30s}";
+    if let Some(path) = value.scalar() {
+        return path_of(value, path, report).map(|path| Snapshot {
+            path,
+            every: DEFAULT_SNAPSHOT_INTERVAL,
+        });
+    }
+    let fields = value.fields(report, what, &["path", "every"])?;
+    let every = match fields.get("every") {
+        Some(every) => interval(every, report),
+        None => Some(DEFAULT_SNAPSHOT_INTERVAL),
+    };
+    let Some(path) = fields.get("path") else {
+        fields.wrong(
+            report,
+            "path",
+            "is missing; name the file to keep counters in",
+        );
+        return None;
+    };
+    let text = path.text(report, "the path of a file")?;
+    let path = path_of(path, text, report)?;
+    every.map(|every| Snapshot { path, every })
+}
+
+fn path_of(value: &Value<'_>, text: &str, report: &mut Report) -> Option<std::path::PathBuf> {
+    if text.is_empty() || text.contains('\0') {
+        value.expected(report, "the path of a file");
+        return None;
+    }
+    Some(text.into())
+}
+
+fn interval(value: &Value<'_>, report: &mut Report) -> Option<Span> {
+    let every = value.parsed(report, "a duration such as 30s", notation::span)?;
+    if every < MIN_SNAPSHOT_INTERVAL {
+        value.wrong(
+            report,
+            format!("must be at least {MIN_SNAPSHOT_INTERVAL}, got {every}"),
+        );
+        return None;
+    }
+    Some(every)
+}

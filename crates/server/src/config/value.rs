@@ -1,0 +1,295 @@
+//! Values of the file with their paths, read as what they should be.
+
+use std::collections::HashSet;
+
+use super::{
+    Mistake,
+    report::{Report, nearest, shown, unknown_key},
+    yaml::{Content, Node},
+};
+
+/// A value in the file and the path that leads to it.
+#[derive(Clone, Debug)]
+pub(super) struct Value<'n> {
+    path: String,
+    node: &'n Node<'n>,
+}
+
+/// The fields of a map whose keys are all known.
+#[derive(Debug)]
+pub(super) struct Fields<'n> {
+    map: Value<'n>,
+    fields: Vec<(&'n str, Value<'n>)>,
+}
+
+/// What kind of value it is.
+pub(super) enum Shape {
+    Scalar,
+    List,
+    Map,
+}
+
+impl<'n> Value<'n> {
+    pub(super) fn root(node: &'n Node<'n>) -> Self {
+        Self {
+            path: String::new(),
+            node,
+        }
+    }
+
+    pub(super) fn shape(&self) -> Shape {
+        match self.node.content {
+            Content::Empty | Content::Plain(_) | Content::Quoted(_) => Shape::Scalar,
+            Content::List(_) => Shape::List,
+            Content::Map(_) => Shape::Map,
+        }
+    }
+
+    /// Reports a mistake here.
+    pub(super) fn wrong(&self, report: &mut Report, message: impl Into<String>) {
+        report.mistake(self.at(&self.path, message.into()));
+    }
+
+    /// Warns of something here.
+    pub(super) fn warn(&self, report: &mut Report, message: &str) {
+        report.warn(self.at(&self.path, message.to_owned()));
+    }
+
+    /// Reports that this should have been `what`.
+    pub(super) fn expected(&self, report: &mut Report, what: &str) {
+        self.wrong(report, format!("expected {what}, got {}", self.describe()));
+    }
+
+    /// The text, whatever it looks like.
+    pub(super) fn text(&self, report: &mut Report, what: &str) -> Option<&'n str> {
+        let text = self.scalar();
+        if text.is_none() {
+            self.expected(report, what);
+        }
+        text
+    }
+
+    /// The text, if it is a scalar.
+    pub(super) fn scalar(&self) -> Option<&'n str> {
+        match &self.node.content {
+            Content::Plain(text) | Content::Quoted(text) => Some(text),
+            Content::Empty | Content::List(_) | Content::Map(_) => None,
+        }
+    }
+
+    /// The text as `parse` reads it, which says itself what it expected.
+    pub(super) fn parsed<T, E: ToString>(
+        &self,
+        report: &mut Report,
+        what: &str,
+        parse: impl FnOnce(&str) -> Result<T, E>,
+    ) -> Option<T> {
+        let parsed = parse(self.text(report, what)?);
+        parsed
+            .map_err(|error| self.wrong(report, error.to_string()))
+            .ok()
+    }
+
+    /// Whether the value is meant to be a number, right or wrong.
+    pub(super) fn looks_like_number(&self) -> bool {
+        matches!(&self.node.content, Content::Plain(text) if text.parse::<f64>().is_ok())
+    }
+
+    /// A whole number.
+    pub(super) fn number(&self, report: &mut Report) -> Option<u64> {
+        let is_digits =
+            |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        match &self.node.content {
+            Content::Plain(text) if is_digits(text) => {
+                let number = text.parse().ok();
+                if number.is_none() {
+                    self.wrong(report, format!("{} is too large a number", shown(text)));
+                }
+                number
+            }
+            Content::Quoted(text) if is_digits(text) => {
+                let message = format!(
+                    "expected a whole number, got the text \"{}\"; remove the quotes",
+                    shown(text)
+                );
+                self.wrong(report, message);
+                None
+            }
+            _ => {
+                self.expected(report, "a whole number");
+                None
+            }
+        }
+    }
+
+    /// A whole number that fits `T`, which holds the largest that is of use.
+    pub(super) fn small_number<T: TryFrom<u64>>(&self, report: &mut Report) -> Option<T> {
+        let number = self.number(report)?;
+        let small = T::try_from(number).ok();
+        if small.is_none() {
+            self.wrong(report, format!("{number} is too large a number"));
+        }
+        small
+    }
+
+    /// `true` or `false`.
+    pub(super) fn flag(&self, report: &mut Report) -> Option<bool> {
+        match &self.node.content {
+            Content::Plain(text) if text == "true" => Some(true),
+            Content::Plain(text) if text == "false" => Some(false),
+            _ => {
+                self.expected(report, "true or false");
+                None
+            }
+        }
+    }
+
+    /// One of `choices`, by name.
+    pub(super) fn choice<T: Copy>(&self, report: &mut Report, choices: &[(&str, T)]) -> Option<T> {
+        let text = self.scalar();
+        if let Some((_, choice)) = choices.iter().find(|(name, _)| Some(*name) == text) {
+            return Some(*choice);
+        }
+        let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
+        let guess = text.and_then(|text| nearest(text, &names));
+        let guess = guess
+            .map(|guess| format!("; did you mean `{guess}`?"))
+            .unwrap_or_default();
+        let message = format!(
+            "expected one of {}, got {}{guess}",
+            names.join(", "),
+            self.describe()
+        );
+        self.wrong(report, message);
+        None
+    }
+
+    /// The items of a list; no value is no items.
+    pub(super) fn items(&self, report: &mut Report, what: &str) -> Option<Vec<Self>> {
+        match &self.node.content {
+            Content::Empty => Some(Vec::new()),
+            Content::List(items) => {
+                let item = |(at, node)| Self {
+                    path: format!("{}[{at}]", self.path),
+                    node,
+                };
+                Some(items.iter().enumerate().map(item).collect())
+            }
+            Content::Plain(_) | Content::Quoted(_) | Content::Map(_) => {
+                self.expected(report, what);
+                None
+            }
+        }
+    }
+
+    /// The items of a list, or the value itself if it is none.
+    pub(super) fn one_or_more(&self, report: &mut Report) -> Vec<Self> {
+        match self.node.content {
+            Content::Empty | Content::List(_) => self.items(report, "a list").unwrap_or_default(),
+            Content::Plain(_) | Content::Quoted(_) | Content::Map(_) => vec![self.clone()],
+        }
+    }
+
+    /// The fields of a map of which `known` are all the keys; no value is no fields.
+    pub(super) fn fields(
+        &self,
+        report: &mut Report,
+        what: &str,
+        known: &[&str],
+    ) -> Option<Fields<'n>> {
+        let mut fields = self.pairs(report, what)?;
+        fields.retain(|(key, value)| {
+            let is_known = known.contains(key);
+            if !is_known {
+                value.wrong(report, unknown_key(key, known));
+            }
+            is_known
+        });
+        Some(Fields {
+            map: self.clone(),
+            fields,
+        })
+    }
+
+    /// The keys and values of a map, each key once; no value is an empty map.
+    pub(super) fn pairs(&self, report: &mut Report, what: &str) -> Option<Vec<(&'n str, Self)>> {
+        let pairs = match &self.node.content {
+            Content::Empty => return Some(Vec::new()),
+            Content::Map(pairs) => pairs,
+            Content::Plain(_) | Content::Quoted(_) | Content::List(_) => {
+                self.expected(report, what);
+                return None;
+            }
+        };
+        let (mut seen, mut read) = (HashSet::new(), Vec::with_capacity(pairs.len()));
+        for (key, node) in pairs {
+            let (Content::Plain(name) | Content::Quoted(name)) = &key.content else {
+                let message = "expected a key, got a list, a map or nothing";
+                report.mistake(Mistake {
+                    path: self.path.clone(),
+                    line: Some(key.line),
+                    message: message.into(),
+                });
+                continue;
+            };
+            let value = Self {
+                path: self.path_of(name),
+                node,
+            };
+            if seen.insert(&**name) {
+                read.push((&**name, value));
+            } else {
+                let message = format!("key `{}` stands twice", shown(name));
+                report.mistake(Mistake {
+                    path: value.path,
+                    line: Some(key.line),
+                    message,
+                });
+            }
+        }
+        Some(read)
+    }
+
+    fn path_of(&self, key: &str) -> String {
+        let dot = if self.path.is_empty() { "" } else { "." };
+        format!("{}{dot}{}", self.path, shown(key))
+    }
+
+    fn at(&self, path: &str, message: String) -> Mistake {
+        Mistake {
+            path: path.to_owned(),
+            line: Some(self.node.line),
+            message,
+        }
+    }
+
+    fn describe(&self) -> String {
+        match &self.node.content {
+            Content::Empty => "nothing".into(),
+            Content::Plain(text) if self.looks_like_number() => {
+                format!("the number {}", shown(text))
+            }
+            Content::Plain(text) | Content::Quoted(text) => format!("\"{}\"", shown(text)),
+            Content::List(_) => "a list".into(),
+            Content::Map(_) => "a map".into(),
+        }
+    }
+}
+
+impl<'n> Fields<'n> {
+    /// The field `name`, if it was written.
+    pub(super) fn get(&self, name: &str) -> Option<&Value<'n>> {
+        self.fields
+            .iter()
+            .find(|(key, _)| *key == name)
+            .map(|(_, value)| value)
+    }
+
+    /// Reports a mistake in the field `name`, on the line of the whole map if the field was not written.
+    pub(super) fn wrong(&self, report: &mut Report, name: &str, message: impl Into<String>) {
+        match self.get(name) {
+            Some(value) => value.wrong(report, message),
+            None => report.mistake(self.map.at(&self.map.path_of(name), message.into())),
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! How one key stands.
+
+use hyper::StatusCode;
+use serde_json::{Value, json};
+use tidegate_core::{Charge, Cost, Effect, Limit, Outcome, Retry};
+
+use super::{
+    super::http::{Answer, Problem, json},
+    blocks,
+    path::rule_and_key,
+};
+use crate::limiter::Limiter;
+
+pub(super) fn show(limiter: &Limiter, rule: &str, key: &[&str]) -> Result<Answer, Problem> {
+    let (rules, now) = (limiter.rules(), limiter.now());
+    let (rule, bytes) = rule_and_key(&rules, rule, key)?;
+    let block = limiter.store().block_on(&bytes, now);
+    let charge = [Charge::new(&bytes, rule.limits(), Cost::ONE)?];
+    let (mut standing, mut next) = (Vec::new(), Vec::new());
+    limiter
+        .store()
+        .check(&charge, now, Effect::Look, &mut standing);
+    limiter.store().check(&charge, now, Effect::Peek, &mut next);
+    // While a block stands no limit is asked, and the block says when a request would pass.
+    let retries = (0..standing.len()).map(|at| next.get(at).map(|outcome| outcome.retry_after));
+    let limits: Vec<Value> = rule
+        .limits()
+        .iter()
+        .zip(standing.iter().zip(retries))
+        .map(|(limit, (standing, retry))| document(limit, standing, retry))
+        .collect();
+    let document = json!({
+        "rule": rule.name(),
+        "key": key,
+        "mode": rule.mode().as_str(),
+        "limits": limits,
+        "block": block.map(|block| blocks::document(&rules, &block, now)),
+    });
+    Ok(json(StatusCode::OK, &document))
+}
+
+pub(super) fn reset(limiter: &Limiter, rule: &str, key: &[&str]) -> Result<Answer, Problem> {
+    let rules = limiter.rules();
+    let (rule, bytes) = rule_and_key(&rules, rule, key)?;
+    if !limiter.store().reset(&bytes) {
+        return Err(Problem::new(
+            StatusCode::NOT_FOUND,
+            "this key has spent nothing",
+        ));
+    }
+    Ok(json(
+        StatusCode::OK,
+        &json!({"rule": rule.name(), "key": key, "reset": true}),
+    ))
+}
+
+/// A limit's state, and how long until a request of cost 1 would pass: 0 is now; null is never, or not
+/// before the block ends.
+fn document(limit: &Limit, standing: &Outcome, retry: Option<Retry>) -> Value {
+    json!({
+        "policy": &**limit.policy(),
+        "limit": standing.limit,
+        "remaining": standing.remaining,
+        "reset_after_ms": standing.reset_after.as_millis_ceil(),
+        "retry_after_ms": retry.and_then(millis),
+    })
+}
+
+fn millis(retry: Retry) -> Option<u64> {
+    retry.span().map(tidegate_core::Span::as_millis_ceil)
+}

@@ -1,0 +1,24 @@
+//! The rules in force.
+
+use hyper::StatusCode;
+use serde_json::{Value, json};
+use tidegate_core::Rule;
+
+use super::super::http::{Answer, json};
+use crate::limiter::Limiter;
+
+pub(super) fn list(limiter: &Limiter) -> Answer {
+    let rules = limiter.rules();
+    let documents: Vec<Value> = rules.iter().map(document).collect();
+    json(StatusCode::OK, &json!({"rules": documents}))
+}
+
+fn document(rule: &Rule) -> Value {
+    let limits: Vec<&str> = rule
+        .limits()
+        .iter()
+        .map(|limit| &**limit.policy())
+        .collect();
+    let key: Vec<&str> = rule.key().collect();
+    json!({"name": rule.name(), "key": key, "limits": limits, "mode": rule.mode().as_str()})
+}

@@ -1,0 +1,93 @@
+//! `ANY /v1/authorize`: forward-auth for nginx, Caddy and Traefik.
+
+use std::borrow::Cow;
+
+use hyper::{Request, StatusCode, body::Incoming};
+use tidegate_core::{Cost, Effect, Scratch};
+use tidegate_http::{Forwarded, Proxy, Source};
+
+use super::{Asked, Problem, wire::Answer};
+use crate::metrics::Door;
+
+/// What the query of the URL that the proxy was given says.
+#[derive(Debug)]
+struct Options {
+    deny: StatusCode,
+    proxy: Proxy,
+    hops: usize,
+}
+
+pub(super) fn authorize(asked: &Asked, request: &Request<Incoming>) -> Result<Answer, Problem> {
+    let options = options(request.uri().query().unwrap_or_default())?;
+    let source = Source {
+        peer: asked.connection.peer.ip(),
+        proxy: options.proxy,
+        hops: options.hops,
+    };
+    let forwarded = Forwarded::read(request.headers(), source)
+        .map_err(|ambiguous| Problem::new(StatusCode::BAD_REQUEST, ambiguous.to_string()))?;
+    let rules = asked.limiter.rules();
+    let named = rules
+        .entry_names()
+        .filter_map(|name| Some((name, forwarded.entry(name)?)));
+    let found: Vec<(&str, Cow<'_, str>)> = named.collect();
+    let entries: Vec<(&str, &str)> = found
+        .iter()
+        .map(|(name, value)| (*name, &**value))
+        .collect();
+    let described = tidegate_core::Request::new(&entries, Cost::ONE)?;
+    let mut scratch = Scratch::default();
+    let verdict = asked
+        .limiter
+        .check(&rules, &mut scratch, &described, Effect::Charge)?;
+    asked.limiter.observe(Door::Http, &verdict);
+    let status = if verdict.allowed {
+        StatusCode::OK
+    } else {
+        options.deny
+    };
+    Ok(asked.verdict(status, &verdict))
+}
+
+fn options(query: &str) -> Result<Options, Problem> {
+    let mut options = Options {
+        deny: StatusCode::TOO_MANY_REQUESTS,
+        proxy: Proxy::Unknown,
+        hops: 0,
+    };
+    for (name, value) in query
+        .split('&')
+        .filter(|pair| !pair.is_empty())
+        .map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+    {
+        match name {
+            "deny" => {
+                let status = value
+                    .parse()
+                    .ok()
+                    .and_then(|code: u16| StatusCode::from_u16(code).ok());
+                let refuses =
+                    status.filter(|status| status.is_client_error() || status.is_server_error());
+                options.deny = refuses.ok_or_else(|| {
+                    Problem::bad("deny", "must be a status from 400 to 599, such as 403")
+                })?;
+            }
+            "proxy" => {
+                options.proxy = Proxy::parse(value)
+                    .ok_or_else(|| Problem::bad("proxy", "must be nginx, caddy or traefik"))?;
+            }
+            "hops" => {
+                let hops = value.parse().ok().filter(|hops| *hops <= 16);
+                options.hops =
+                    hops.ok_or_else(|| Problem::bad("hops", "must be a number from 0 to 16"))?;
+            }
+            _ => {
+                return Err(Problem::bad(
+                    "query",
+                    format!("unknown option `{name}`; there are deny, proxy and hops"),
+                ));
+            }
+        }
+    }
+    Ok(options)
+}

@@ -1,0 +1,132 @@
+//! Problem documents (RFC 9457): what could not be understood, where, and what to send instead.
+
+use hyper::{
+    StatusCode,
+    header::{ALLOW, CONTENT_TYPE, HeaderValue},
+};
+use serde::Serialize;
+use tidegate_core::RequestError;
+
+use super::wire::{Answer, json};
+
+/// A refusal that is no verdict.
+#[derive(Debug, Serialize)]
+pub(crate) struct Problem {
+    title: &'static str,
+    #[serde(serialize_with = "as_number")]
+    status: StatusCode,
+    detail: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    field: Option<String>,
+    /// Every mistake, where there may be several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    mistakes: Vec<String>,
+    #[serde(skip)]
+    allow: Option<&'static str>,
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde hands out references"
+)]
+fn as_number<S: serde::Serializer>(status: &StatusCode, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_u16(status.as_u16())
+}
+
+impl Problem {
+    pub(crate) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
+        let title = status.canonical_reason().unwrap_or("Problem");
+        Self {
+            title,
+            status,
+            detail: detail.into(),
+            field: None,
+            mistakes: Vec::new(),
+            allow: None,
+        }
+    }
+
+    /// A bad request: `field` is wrong.
+    pub(crate) fn bad(field: impl Into<String>, problem: impl AsRef<str>) -> Self {
+        let field = field.into();
+        let detail = format!("{field}: {}", problem.as_ref());
+        Self {
+            field: Some(field),
+            ..Self::new(StatusCode::BAD_REQUEST, detail)
+        }
+    }
+
+    /// Several things are wrong: the first is the detail, all of them are listed.
+    pub(crate) fn several(mut problems: Vec<Self>) -> Self {
+        let mistakes: Vec<String> = problems
+            .iter()
+            .map(|problem| problem.detail.clone())
+            .collect();
+        if problems.is_empty() {
+            return Self::new(StatusCode::BAD_REQUEST, "the request makes no sense");
+        }
+        let first = problems.swap_remove(0);
+        if mistakes.len() > 1 {
+            Self { mistakes, ..first }
+        } else {
+            first
+        }
+    }
+
+    pub(crate) fn with_mistakes(self, mistakes: Vec<String>) -> Self {
+        Self { mistakes, ..self }
+    }
+
+    pub(crate) fn not_found(known: &str) -> Self {
+        Self::new(
+            StatusCode::NOT_FOUND,
+            format!("there is nothing at this path; there are {known}"),
+        )
+    }
+
+    pub(crate) fn method(allow: &'static str) -> Self {
+        let detail = format!("this path takes {allow}");
+        Self {
+            allow: Some(allow),
+            ..Self::new(StatusCode::METHOD_NOT_ALLOWED, detail)
+        }
+    }
+
+    pub(crate) fn too_large(most: usize) -> Self {
+        Self::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            format!("the body is over the maximum of {most} bytes"),
+        )
+    }
+
+    pub(crate) fn timed_out() -> Self {
+        Self::new(
+            StatusCode::REQUEST_TIMEOUT,
+            "the body did not arrive in time",
+        )
+    }
+
+    /// What serde says of a body, with its line and column.
+    pub(crate) fn json(error: &serde_json::Error) -> Self {
+        Self::bad("body", format!("is not the JSON expected here: {error}"))
+    }
+
+    pub(crate) fn answer(self) -> Answer {
+        let mut answer = json(self.status, &self);
+        let headers = answer.headers_mut();
+        headers.insert(
+            CONTENT_TYPE,
+            HeaderValue::from_static("application/problem+json"),
+        );
+        if let Some(allow) = self.allow {
+            headers.insert(ALLOW, HeaderValue::from_static(allow));
+        }
+        answer
+    }
+}
+
+impl From<RequestError> for Problem {
+    fn from(error: RequestError) -> Self {
+        Self::bad(error.field, error.problem)
+    }
+}

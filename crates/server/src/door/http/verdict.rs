@@ -1,0 +1,73 @@
+//! A verdict as JSON.
+
+use serde::Serialize;
+use tidegate_core::{Line, Outcome, Retry, Verdict};
+
+#[derive(Serialize)]
+struct Document<'v> {
+    allowed: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<&'static str>,
+    rule: Option<&'v str>,
+    limit: Option<u64>,
+    remaining: Option<u64>,
+    reset_after_ms: Option<u64>,
+    retry_after_ms: Option<u64>,
+    delay_ms: u64,
+    exactness: &'static str,
+    limits: Vec<LineDocument<'v>>,
+}
+
+#[derive(Serialize)]
+struct LineDocument<'v> {
+    rule: Option<&'v str>,
+    policy: &'v str,
+    allowed: bool,
+    over_limit: bool,
+    limit: u64,
+    remaining: u64,
+    reset_after_ms: u64,
+    retry_after_ms: Option<u64>,
+    delay_ms: u64,
+    shadow: bool,
+}
+
+/// The verdict's document. Times are milliseconds, rounded up; a `retry_after_ms` of null is never.
+pub(super) fn body(verdict: &Verdict<'_>) -> Vec<u8> {
+    let leading: Option<&Outcome> = verdict.leading().map(|line| &line.outcome);
+    let document = Document {
+        allowed: verdict.allowed,
+        reason: verdict.reason.map(tidegate_core::Reason::as_str),
+        rule: verdict.rule,
+        limit: leading.map(|outcome| outcome.limit),
+        remaining: leading.map(|outcome| outcome.remaining),
+        reset_after_ms: leading.map(|outcome| outcome.reset_after.as_millis_ceil()),
+        retry_after_ms: millis(verdict.retry_after),
+        delay_ms: verdict.delay.as_millis_ceil(),
+        exactness: verdict.exactness.as_str(),
+        limits: verdict.lines.iter().map(line).collect(),
+    };
+    // Serialising to memory fails only for maps with keys that are no strings.
+    serde_json::to_vec(&document).unwrap_or_default()
+}
+
+/// Milliseconds until a retry would pass; `None` is never.
+pub(crate) fn millis(retry: Retry) -> Option<u64> {
+    retry.span().map(tidegate_core::Span::as_millis_ceil)
+}
+
+fn line<'v>(line: &Line<'v>) -> LineDocument<'v> {
+    let outcome = &line.outcome;
+    LineDocument {
+        rule: line.rule,
+        policy: line.limit.policy(),
+        allowed: outcome.allowed,
+        over_limit: outcome.over_limit,
+        limit: outcome.limit,
+        remaining: outcome.remaining,
+        reset_after_ms: outcome.reset_after.as_millis_ceil(),
+        retry_after_ms: millis(outcome.retry_after),
+        delay_ms: outcome.delay.as_millis_ceil(),
+        shadow: line.shadow,
+    }
+}

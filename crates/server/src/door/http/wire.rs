@@ -1,0 +1,73 @@
+//! HTTP/1.1 on a connection, bounded in bytes and in time.
+
+use std::{convert::Infallible, time::Duration};
+
+use http_body_util::Full;
+use hyper::{
+    Request, Response, StatusCode,
+    body::{Bytes, Incoming},
+    header::{CONTENT_TYPE, HeaderValue},
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::TcpStream;
+
+use crate::net::Connection;
+
+/// What a door answers.
+pub(crate) type Answer = Response<Full<Bytes>>;
+
+pub(crate) const JSON: HeaderValue = HeaderValue::from_static("application/json");
+
+/// The most bytes of a request's line and headers together.
+const MAX_HEAD_BYTES: usize = 64 << 10;
+
+/// The most header lines of a request.
+const MAX_HEADERS: usize = 100;
+
+/// How long a connection may take from one request to the end of the next one's headers, at most.
+const MAX_HEAD_TIME: Duration = Duration::from_secs(75);
+
+/// Serves one connection until either side closes it, or a shutdown begins and its request is answered.
+pub(crate) async fn serve<F>(
+    stream: TcpStream,
+    connection: Connection,
+    answer: impl Fn(Request<Incoming>) -> F,
+) where
+    F: Future<Output = Answer>,
+{
+    let service = service_fn(|request| {
+        let answered = answer(request);
+        async { Ok::<_, Infallible>(answered.await) }
+    });
+    let serving = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(connection.bounds.idle.min(MAX_HEAD_TIME))
+        .max_buf_size(MAX_HEAD_BYTES)
+        .max_headers(MAX_HEADERS)
+        .pipeline_flush(true)
+        .serve_connection(TokioIo::new(stream), service);
+    let mut serving = std::pin::pin!(serving);
+    let ended = tokio::select! {
+        ended = serving.as_mut() => ended,
+        () = connection.shutdown.begun() => {
+            serving.as_mut().graceful_shutdown();
+            serving.await
+        }
+    };
+    if let Err(error) = ended {
+        // Whoever broke the connection off knows; for the operator it is no news.
+        tracing::debug!(peer = %connection.peer, "connection ended: {error}");
+    }
+}
+
+/// A JSON document as an answer.
+pub(crate) fn json(status: StatusCode, value: &impl serde::Serialize) -> Answer {
+    // Serialising to memory fails only for maps with keys that are no strings, and no answer has those.
+    let body = serde_json::to_vec(value).unwrap_or_default();
+    let mut answer = Response::new(Full::new(Bytes::from(body)));
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(CONTENT_TYPE, JSON);
+    answer
+}
