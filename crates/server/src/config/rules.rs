@@ -2,7 +2,10 @@
 
 use std::collections::HashMap;
 
-use tidegate_core::{AlgorithmName, Cost, CostSource, Mode, Rule, RuleError, RuleSet, When};
+use tidegate_core::{
+    Algorithm, AlgorithmName, Cost, CostSource, Limit, Mode, Rule, RuleError, RuleSet, Span, When,
+    Window,
+};
 
 use super::{
     conditions,
@@ -88,50 +91,88 @@ fn check_name_is_new<'n>(
     }
 }
 
+/// The parts of a rule, as far as they could be read.
+struct Parts<'n> {
+    name: Option<&'n str>,
+    limits: Vec<Limit>,
+    when: When,
+    key: Vec<&'n str>,
+    cost: CostSource,
+    allow: Vec<When>,
+    mode: Mode,
+}
+
 fn rule(value: &Value<'_>, default: AlgorithmName, report: &mut Report) -> Option<Rule> {
     let before = report.count();
     let fields = value.fields(report, "a rule with a name and limits", FIELDS)?;
-    let name = name(&fields, report);
-    let limits = rule_limits(&fields, default, report);
+    let parts = parts(&fields, default, report);
+    if report.count() == before
+        && let Some(rule) = parts.build()
+    {
+        return Some(rule);
+    }
+    for error in parts.errors() {
+        fields.wrong(report, &error.field, error.problem);
+    }
+    None
+}
+
+fn parts<'n>(fields: &Fields<'n>, default: AlgorithmName, report: &mut Report) -> Parts<'n> {
+    let modes = [Mode::Enforce, Mode::Shadow].map(|mode| (mode.as_str(), mode));
     let when = fields
         .get("when")
-        .map(|when| conditions::when(when, report).unwrap_or_default());
-    let key = fields
-        .get("key")
-        .map_or_else(Vec::new, |key| key_entries(key, report));
+        .and_then(|when| conditions::when(when, report));
+    let key = fields.get("key").map(|key| key_entries(key, report));
     let cost = fields
         .get("cost")
         .and_then(|cost| cost_source(cost, report));
     let allow = fields
         .get("allow")
-        .map_or_else(Vec::new, |allow| conditions::allow(allow, report));
-    let modes = [Mode::Enforce, Mode::Shadow].map(|mode| (mode.as_str(), mode));
+        .map(|allow| conditions::allow(allow, report));
     let mode = fields
         .get("mode")
         .and_then(|mode| mode.choice(report, &modes));
-    // A rule without a usable name is checked under another one, so that all its mistakes are found.
-    let rule = Rule::new(name.unwrap_or("unnamed"), limits)
-        .and_then(|rule| rule.keyed_by(&key))
-        .and_then(|rule| rule.costing(cost.unwrap_or_default()))
-        .map(|rule| {
-            rule.when(when.unwrap_or_default())
-                .allowing(allow)
-                .in_mode(mode.unwrap_or_default())
-        });
-    match rule {
-        Ok(rule) => (report.count() == before).then_some(rule),
-        Err(error) => {
-            refuse(&error, &fields, before, report);
-            None
-        }
+    Parts {
+        name: name(fields, report),
+        limits: rule_limits(fields, default, report),
+        when: when.unwrap_or_default(),
+        key: key.unwrap_or_default(),
+        cost: cost.unwrap_or_default(),
+        allow: allow.unwrap_or_default(),
+        mode: mode.unwrap_or_default(),
     }
 }
 
-/// Reports what core refused, unless it is a mere consequence of what is reported already.
-fn refuse(error: &RuleError, fields: &Fields<'_>, before: usize, report: &mut Report) {
-    let no_limit_was_left = error.field == "limits" && report.count() > before;
-    if !no_limit_was_left {
-        fields.wrong(report, &error.field, error.problem.as_str());
+impl Parts<'_> {
+    fn build(&self) -> Option<Rule> {
+        let rule = Rule::new(self.name?, self.limits.clone());
+        let rule = rule.and_then(|rule| rule.keyed_by(&self.key));
+        let rule = rule.and_then(|rule| rule.costing(self.cost.clone())).ok()?;
+        let rule = rule.when(self.when.clone()).allowing(self.allow.clone());
+        Some(rule.in_mode(self.mode))
+    }
+
+    /// What core refuses of each part, with something sound in the place of the others. A part that is
+    /// not there could not be read, and is reported already.
+    fn errors(&self) -> Vec<RuleError> {
+        let second = Span::from_secs(1);
+        let sound = Limit::new(Algorithm::FixedWindow {
+            limit: 1,
+            window: Window::Epoch(second),
+        });
+        let sound: Vec<Limit> = sound.into_iter().collect();
+        let rule = || Rule::new("sound", sound.clone());
+        let tried = [
+            self.name.map(|name| Rule::new(name, sound.clone())),
+            (!self.limits.is_empty()).then(|| Rule::new("sound", self.limits.clone())),
+            Some(rule().and_then(|rule| rule.keyed_by(&self.key))),
+            Some(rule().and_then(|rule| rule.costing(self.cost.clone()))),
+        ];
+        tried
+            .into_iter()
+            .flatten()
+            .filter_map(Result::err)
+            .collect()
     }
 }
 
@@ -150,11 +191,7 @@ fn name<'n>(fields: &Fields<'n>, report: &mut Report) -> Option<&'n str> {
     }
 }
 
-fn rule_limits(
-    fields: &Fields<'_>,
-    default: AlgorithmName,
-    report: &mut Report,
-) -> Vec<tidegate_core::Limit> {
+fn rule_limits(fields: &Fields<'_>, default: AlgorithmName, report: &mut Report) -> Vec<Limit> {
     let algorithm = fields
         .get("algorithm")
         .and_then(|value| limits::algorithm(value, report));

@@ -20,6 +20,8 @@ pub(super) struct Value<'n> {
 pub(super) struct Fields<'n> {
     map: Value<'n>,
     fields: Vec<(&'n str, Value<'n>)>,
+    /// What keys that are not known were probably meant to be.
+    misspelt: Vec<&'static str>,
 }
 
 /// What kind of value it is.
@@ -195,19 +197,22 @@ impl<'n> Value<'n> {
         &self,
         report: &mut Report,
         what: &str,
-        known: &[&str],
+        known: &[&'static str],
     ) -> Option<Fields<'n>> {
         let mut fields = self.pairs(report, what)?;
+        let mut misspelt = Vec::new();
         fields.retain(|(key, value)| {
             let is_known = known.contains(key);
             if !is_known {
                 value.wrong(report, unknown_key(key, known));
+                misspelt.extend(nearest(key, known));
             }
             is_known
         });
         Some(Fields {
             map: self.clone(),
             fields,
+            misspelt,
         })
     }
 
@@ -283,6 +288,11 @@ impl<'n> Fields<'n> {
             .iter()
             .find(|(key, _)| *key == name)
             .map(|(_, value)| value)
+    }
+
+    /// Whether the field `name` was written, or at least meant to be.
+    pub(super) fn tries(&self, name: &str) -> bool {
+        self.get(name).is_some() || self.misspelt.contains(&name)
     }
 
     /// Reports a mistake in the field `name`, on the line of the whole map if the field was not written.

@@ -118,7 +118,7 @@ impl<'t> Tree<'t> {
     fn begin(&mut self, open: Open<'t>) -> Result<(), String> {
         self.count()?;
         if self.open.len() == MAX_DEPTH {
-            return Err(format!("nested deeper than the maximum of {MAX_DEPTH}"));
+            return Err(too_deep());
         }
         self.open.push(open);
         Ok(())
@@ -181,13 +181,18 @@ fn mistake(line: usize, message: String) -> Mistake {
 }
 
 fn not_yaml(error: &ScanError) -> Mistake {
-    let hint = if error.info().contains("unknown anchor") {
+    let (line, info) = (error.marker().line(), error.info());
+    if info.contains("recursion limit") {
+        return mistake(line, too_deep());
+    }
+    let hint = if info.contains("unknown anchor") {
         "; put a text that begins with * in quotes"
     } else {
         ""
     };
-    mistake(
-        error.marker().line(),
-        format!("not YAML: {}{hint}", error.info()),
-    )
+    mistake(line, format!("not YAML: {info}{hint}"))
+}
+
+fn too_deep() -> String {
+    format!("nested deeper than the maximum of {MAX_DEPTH}")
 }
