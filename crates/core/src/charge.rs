@@ -105,6 +105,7 @@ pub enum Effect {
     Charge,
     /// Charges nothing and answers what [`Effect::Charge`] would have answered.
     Peek,
-    /// Charges nothing and answers how things stand: the cost is ignored, as if it were 0, and so nothing denies.
+    /// Charges nothing and answers how the limits stand: the cost is ignored, as if it were 0, and so nothing
+    /// denies, a manual block included.
     Look,
 }

@@ -233,15 +233,9 @@ impl Limits {
 
     /// Appends what every limit answers, given those that `denied` and whether `cost` was `charged`.
     #[inline]
-    pub(crate) fn report(
-        &self,
-        cell: &Cell,
-        now: Timestamp,
-        asked: Asked,
-        outcomes: &mut Vec<Outcome>,
-    ) {
+    pub(crate) fn report(&self, cell: &Cell, asked: Asked, outcomes: &mut Vec<Outcome>) {
         if let ([member], [limit]) = (self.members.as_slice(), self.limits.as_slice()) {
-            outcomes.push(member.outcome(limit, &cell.states()[0], now, 0, asked));
+            outcomes.push(member.outcome(limit, &cell.states()[0], 0, asked));
             return;
         }
         let first = outcomes.len();
@@ -252,8 +246,7 @@ impl Limits {
                     denied: asked.denied >> index,
                     ..asked
                 };
-                outcomes[first + index] =
-                    member.outcome(&self.limits[*index], state, now, part, asked);
+                outcomes[first + index] = member.outcome(&self.limits[*index], state, part, asked);
             }
         }
     }
@@ -350,6 +343,7 @@ impl Limits {
 /// What was asked of one key's limits, and what came of it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
+    pub(crate) now: Timestamp,
     pub(crate) cost: u64,
     /// The limits that denied it.
     pub(crate) denied: Mask,
@@ -371,14 +365,8 @@ impl Member {
     }
 
     #[inline]
-    fn outcome(
-        &self,
-        limit: &Limit,
-        state: &State,
-        now: Timestamp,
-        part: usize,
-        asked: Asked,
-    ) -> Outcome {
+    fn outcome(&self, limit: &Limit, state: &State, part: usize, asked: Asked) -> Outcome {
+        let now = asked.now;
         let standing = self.kernel.standing(state, now, part);
         let allowed = asked.denied & 1 == 0;
         let soft = limit.soft_allowance();
@@ -404,10 +392,10 @@ impl Member {
 
 impl Cell {
     pub(crate) fn from_states(mut states: Vec<State>) -> Self {
-        if states.len() == 1 {
-            if let Some(state) = states.pop() {
-                return Self::One(state);
-            }
+        if states.len() == 1
+            && let Some(state) = states.pop()
+        {
+            return Self::One(state);
         }
         Self::Many(states.into())
     }

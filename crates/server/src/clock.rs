@@ -56,6 +56,15 @@ impl Clock {
         }
     }
 
+    /// Nanoseconds since some instant: for measuring how long something takes.
+    #[must_use]
+    pub fn nanos(&self) -> u64 {
+        match &self.0 {
+            Source::Real { clock, start, .. } => clock.delta_as_nanos(*start, clock.raw()),
+            Source::Manual(micros) => micros.load(Ordering::SeqCst).saturating_mul(1_000),
+        }
+    }
+
     /// The time.
     #[must_use]
     pub fn now(&self) -> Timestamp {

@@ -99,9 +99,7 @@ impl Limiter {
             return Ok(Verdict::unlimited());
         }
         let mut outcomes = Vec::new();
-        let decision = self
-            .store
-            .check(&charges, self.now(), effect, &mut outcomes);
+        let decision = self.decide(&charges, self.now(), effect, &mut outcomes);
         Ok(Verdict::of(&decision, &charges, &outcomes))
     }
 
@@ -123,7 +121,25 @@ impl Limiter {
         effect: Effect,
         outcomes: &mut Vec<Outcome>,
     ) -> Decision {
-        self.store.check(&[charge], now, effect, outcomes)
+        self.decide(&[charge], now, effect, outcomes)
+    }
+
+    /// Asks the store, and times it now and then.
+    fn decide(
+        &self,
+        charges: &[Charge<'_>],
+        now: Timestamp,
+        effect: Effect,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Decision {
+        if !Metrics::is_sampled() {
+            return self.store.check(charges, now, effect, outcomes);
+        }
+        let began = self.clock.nanos();
+        let decision = self.store.check(charges, now, effect, outcomes);
+        let took = self.clock.nanos().saturating_sub(began);
+        self.metrics.observe_latency(took);
+        decision
     }
 
     /// The key under which a limit that came with the request counts for `key`: [`free_key`], which no

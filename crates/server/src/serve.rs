@@ -259,10 +259,12 @@ impl Doors<'_> {
             self.opened("resp", door::resp::listen(server, socket, bounds, limiter)?);
         }
         if let Some(socket) = admin {
-            let (limiter, reloader) = (Arc::clone(self.limiter), self.reloader.cloned());
-            let token = self.token.clone();
-            let listener =
-                door::admin::listen(server, socket, Bounds::default(), limiter, reloader, token)?;
+            let operated = door::admin::Operated {
+                limiter: Arc::clone(self.limiter),
+                reloader: self.reloader.cloned(),
+                token: self.token.clone(),
+            };
+            let listener = door::admin::listen(server, socket, Bounds::default(), operated)?;
             self.opened("admin", listener);
         }
         Ok(())

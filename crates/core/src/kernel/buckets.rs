@@ -53,7 +53,7 @@ impl BucketsState {
 
     fn slot(&self, bucket: u64) -> usize {
         // The remainder is below the length of a slice, so it is a usize.
-        (bucket % self.counts.len() as u64) as usize
+        usize::try_from(bucket % self.counts.len() as u64).unwrap_or(0)
     }
 
     fn count(&self, bucket: u64) -> u64 {

@@ -246,7 +246,7 @@ impl Log {
             place.sum += cost;
         }
         while let Some(oldest) = state.stamps.front()
-            && self.units(state) - oldest.cost() >= self.largest
+            && Self::units(state) - oldest.cost() >= self.largest
         {
             state.drop_oldest();
         }
@@ -302,7 +302,7 @@ impl Log {
     }
 
     /// What the whole log holds: the sum of the window that begins at its front.
-    fn units(&self, state: &LogState) -> u64 {
+    fn units(state: &LogState) -> u64 {
         state
             .places
             .iter()

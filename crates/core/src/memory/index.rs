@@ -146,7 +146,7 @@ impl Index {
     /// Spreads the low 32 bits of the hash evenly over slots of any number.
     #[inline]
     fn home(&self, hash: u64) -> usize {
-        ((u64::from(hash as u32) * self.slots.len() as u64) >> 32) as usize
+        (((hash & u64::from(u32::MAX)) * self.slots.len() as u64) >> 32) as usize
     }
 
     #[inline]

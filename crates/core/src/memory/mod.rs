@@ -16,7 +16,7 @@ use foldhash::quality::FixedState as RandomState;
 #[cfg(not(loom))]
 use foldhash::quality::RandomState;
 
-use self::shard::{Full, Located, Pending, Room, Shard, hash_with};
+use self::shard::{Full, Located, Pending, Place, Room, Shard, hash_with};
 pub use self::snapshot::SnapshotError;
 use crate::{
     bounds,
@@ -219,7 +219,7 @@ impl MemoryStore {
                 Decision::Limited
             };
         }
-        let mut pending = shard.open(charge, hash, located, now, effect);
+        let mut pending = shard.open(charge, Place { hash, located }, now, effect);
         let admitted = pending.ask(now);
         if effect != Effect::Look {
             pending.settle(admitted, now);
@@ -274,12 +274,22 @@ impl MemoryStore {
             .map(|((charge, hash), located)| {
                 let shard = held.shard(self.shard_of(*hash));
                 let located = shard.locate_again(*hash, charge.key, located);
-                shard.open(charge, *hash, located, now, effect)
+                shard.open(
+                    charge,
+                    Place {
+                        hash: *hash,
+                        located,
+                    },
+                    now,
+                    effect,
+                )
             })
             .collect();
-        let admitted = pending
-            .iter_mut()
-            .fold(true, |all, pending| pending.ask(now) && all);
+        let mut admitted = true;
+        for pending in &mut pending {
+            // Every limit is asked, whatever the others say: each has its own answer.
+            admitted &= pending.ask(now);
+        }
         if effect != Effect::Look {
             pending
                 .iter_mut()
@@ -290,25 +300,32 @@ impl MemoryStore {
             .map(|pending| pending.report(now, outcomes))
             .collect();
         if effect == Effect::Charge {
-            let mut newcomers = Vec::new();
-            for ((pending, hash), pressed) in pending.into_iter().zip(&hashes).zip(pressed) {
-                let shard = self.shard_of(*hash);
-                newcomers.extend(
-                    held.shard(shard)
-                        .put_back(pending, pressed)
-                        .map(|newcomer| (shard, newcomer, pressed)),
-                );
-            }
-            for (shard, newcomer, pressed) in newcomers {
-                held.shard(shard).insert_pending(newcomer, pressed);
-            }
-            held.finish();
+            self.put_all(&mut held, pending.into_iter().zip(pressed), &hashes);
         }
         if admitted {
             Decision::Admitted
         } else {
             Decision::Limited
         }
+    }
+
+    /// Puts the states of a decision back: first those that were there, because an insertion moves others.
+    fn put_all<'c>(
+        &self,
+        held: &mut Held<'_>,
+        decided: impl Iterator<Item = (Pending<'c>, bool)>,
+        hashes: &[u64],
+    ) {
+        let mut newcomers = Vec::new();
+        for ((pending, pressed), hash) in decided.zip(hashes) {
+            let shard = self.shard_of(*hash);
+            let newcomer = held.shard(shard).put_back(pending, pressed);
+            newcomers.extend(newcomer.map(|newcomer| (shard, newcomer, pressed)));
+        }
+        for (shard, newcomer, pressed) in newcomers {
+            held.shard(shard).insert_pending(newcomer, pressed);
+        }
+        held.finish();
     }
 
     /// Forgets what `key` has spent; true if there was anything. A block on it stands.

@@ -82,6 +82,13 @@ pub(super) enum Located {
     Absent { has_room: bool },
 }
 
+/// Where the key of a charge is, or would be.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) hash: u64,
+    pub(super) located: Located,
+}
+
 /// One charge while it is being decided: its state is out of the store.
 #[derive(Debug)]
 pub(super) struct Pending<'c> {
@@ -123,11 +130,12 @@ impl<'c> Pending<'c> {
     pub(super) fn report(&self, now: Timestamp, outcomes: &mut Vec<Outcome>) -> bool {
         let first = outcomes.len();
         let asked = Asked {
+            now,
             cost: self.cost,
             denied: self.denied,
             charged: self.charged && self.cost > 0,
         };
-        self.charge.limits.report(&self.cell, now, asked, outcomes);
+        self.charge.limits.report(&self.cell, asked, outcomes);
         outcomes[first..].iter().any(is_pressed)
     }
 }
@@ -250,8 +258,7 @@ impl Shard {
     pub(super) fn open<'c>(
         &mut self,
         charge: &'c Charge<'c>,
-        hash: u64,
-        located: Located,
+        Place { hash, located }: Place,
         now: Timestamp,
         effect: Effect,
     ) -> Pending<'c> {

@@ -65,23 +65,20 @@ impl Glob {
             let problem = format!("{} wildcards are over the maximum of {most}", runs.len());
             return Err(RuleError::new("", problem));
         }
-        Ok(Self::with_directory(head, runs))
+        let is_directory = text.ends_with("/**") && runs.len() == 1;
+        Ok(Self::with_head(head, runs, is_directory))
     }
 
     /// Lets `/api/**` match `/api` too: its head loses the slash, which the run then begins with.
-    fn with_directory(head: &str, runs: Vec<(Run, Box<str>)>) -> Self {
-        let whole = matches!(runs.as_slice(), [(Run::Any, tail)] if tail.is_empty());
-        match head.strip_suffix('/') {
-            Some(directory) if whole && !directory.is_empty() => Self {
-                head: directory.into(),
-                runs: runs.into(),
-                or_head: true,
-            },
-            _ => Self {
-                head: head.into(),
-                runs: runs.into(),
-                or_head: false,
-            },
+    fn with_head(head: &str, runs: Vec<(Run, Box<str>)>, is_directory: bool) -> Self {
+        let directory = head
+            .strip_suffix('/')
+            .filter(|directory| !directory.is_empty());
+        let directory = directory.filter(|_| is_directory);
+        Self {
+            head: directory.unwrap_or(head).into(),
+            runs: runs.into(),
+            or_head: directory.is_some(),
         }
     }
 
@@ -184,6 +181,14 @@ mod tests {
     }
 
     #[test]
+    fn one_star_does_not_cover_the_directory_itself() {
+        // In a pattern that is no path, one star is any run too, but only `/**` covers its directory.
+        assert!(!glob("a/*").matches("a"));
+        assert!(!glob("/a/*").matches("/a"));
+        assert!(glob("a/**").matches("a"));
+    }
+
+    #[test]
     fn too_long_or_too_wild_a_pattern_is_refused() {
         assert!(Glob::new(&"*a".repeat(16)).is_ok());
         let problem = Glob::new(&"*a".repeat(17)).unwrap_err().problem;
@@ -214,10 +219,9 @@ mod tests {
         fn a_glob_matches_what_its_twin_matches(pattern in "[/ab*]{1,8}", value in "[/ab]{0,10}") {
             let path = pattern.starts_with('/');
             let twin = naive(pattern.as_bytes(), value.as_bytes(), path);
-            let head = pattern.trim_end_matches('*');
-            let directory = pattern.len() - head.len() > 1
-                && !head.contains('*')
-                && head.strip_suffix('/').is_some_and(|head| !head.is_empty() && head == value);
+            let directory = pattern.strip_suffix("/**").is_some_and(|head| {
+                !head.is_empty() && !head.contains('*') && head == value
+            });
             prop_assert_eq!(glob(&pattern).matches(&value), twin || directory);
         }
     }

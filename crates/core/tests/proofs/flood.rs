@@ -261,7 +261,7 @@ fn time_empties_the_store() {
     let full = store.stats();
     let rule = Rule::new(
         b"one",
-        hourly(1_000_000).iter().cloned().take(1).collect(),
+        hourly(1_000_000).iter().take(1).cloned().collect(),
         false,
     );
     let later = Timestamp::from_micros(NOW).after(Span::from_secs(3_600));

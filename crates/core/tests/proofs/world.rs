@@ -63,7 +63,9 @@ impl World {
     ) -> (Decision, Vec<Outcome>) {
         self.latest = self.latest.max(now);
         let now = self.latest;
-        if let Some(blocked) = self.blocked(asks, now) {
+        // A look answers how the limits stand, block or no block.
+        let blocked = self.blocked(asks, now);
+        if let Some(blocked) = blocked.filter(|_| effect != Effect::Look) {
             return (blocked, Vec::new());
         }
         let mut pending: Vec<Pending> = asks

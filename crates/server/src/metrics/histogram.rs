@@ -37,7 +37,7 @@ impl Histogram {
     }
 
     /// Writes the sum of `parts`.
-    pub(super) fn write<'h>(parts: impl Iterator<Item = &'h Self> + Clone, text: &mut Text) {
+    pub(super) fn write<'h>(parts: &(impl Iterator<Item = &'h Self> + Clone), text: &mut Text) {
         text.family(
             NAME,
             "histogram",
@@ -75,7 +75,7 @@ mod tests {
             histogram.observe(nanos);
         }
         let mut text = Text::default();
-        Histogram::write(std::iter::once(&histogram), &mut text);
+        Histogram::write(&std::iter::once(&histogram), &mut text);
         let text = text.finish();
         for line in [
             "tidegate_decision_seconds_bucket{le=\"1e-07\"} 1",

@@ -133,7 +133,7 @@ impl Metrics {
     }
 
     /// Whether the decision at hand is one of those that are timed.
-    pub(crate) fn is_sampled(&self) -> bool {
+    pub(crate) fn is_sampled() -> bool {
         shard::is_sampled()
     }
 
@@ -245,7 +245,7 @@ impl Metrics {
             .listeners
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let families: [(&str, &str, &str, fn(&Listener) -> u64); 3] = [
+        let families: [Family; 3] = [
             (
                 "tidegate_connections",
                 "gauge",
@@ -273,6 +273,14 @@ impl Metrics {
         }
     }
 }
+
+/// A metric of every listener: its name, kind and help, and where its number comes from.
+type Family = (
+    &'static str,
+    &'static str,
+    &'static str,
+    fn(&Listener) -> u64,
+);
 
 fn write_store(text: &mut Text, store: &MemoryStats) {
     let size = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);

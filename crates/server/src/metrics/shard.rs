@@ -69,7 +69,7 @@ impl Shards {
     }
 
     pub(super) fn write_latency(&self, text: &mut Text) {
-        Histogram::write(self.0.iter().map(|shard| &shard.latency), text);
+        Histogram::write(&self.0.iter().map(|shard| &shard.latency), text);
     }
 
     fn sum(&self, counter: impl Fn(&Shard) -> &AtomicU64) -> u64 {

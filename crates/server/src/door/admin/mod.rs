@@ -33,13 +33,22 @@ use self::{access::Access, path::Path};
 use super::http::{Answer, Problem, json, read_body, wire};
 use crate::{
     limiter::Limiter,
-    net::{Bounds, Connection, Listener, Server},
+    net::{Bounds, Listener, Server},
     reload::Reloader,
 };
 
-/// Answers the operator on `socket`; with a `token`, those who show it, and without one this machine.
-///
-/// `reloader` is what `POST /v1/reload` asks; without one there is no rules file.
+/// What the admin door needs.
+#[derive(Debug)]
+pub struct Operated {
+    /// What is operated.
+    pub limiter: Arc<Limiter>,
+    /// What `POST /v1/reload` asks; without one there is no rules file.
+    pub reloader: Option<Arc<Reloader>>,
+    /// Who shows it may ask; without one, whoever is on this machine.
+    pub token: Option<String>,
+}
+
+/// Answers the operator on `socket`.
 ///
 /// # Errors
 ///
@@ -48,10 +57,13 @@ pub fn listen(
     server: &Server,
     socket: TcpListener,
     bounds: Bounds,
-    limiter: Arc<Limiter>,
-    reloader: Option<Arc<Reloader>>,
-    token: Option<String>,
+    operated: Operated,
 ) -> io::Result<Listener> {
+    let Operated {
+        limiter,
+        reloader,
+        token,
+    } = operated;
     let admin = Arc::new(Admin {
         limiter,
         reloader,
@@ -59,11 +71,9 @@ pub fn listen(
     });
     server.listen(socket, bounds, move |stream, connection| {
         let admin = Arc::clone(&admin);
-        let context = connection.clone();
-        wire::serve(stream, connection, move |request| {
-            let (admin, context) = (Arc::clone(&admin), context.clone());
-            async move { admin.answer(request, &context).await }
-        })
+        async move {
+            wire::serve(stream, &connection, |request| admin.answer(request)).await;
+        }
     })
 }
 
@@ -75,19 +85,15 @@ struct Admin {
 }
 
 impl Admin {
-    async fn answer(&self, request: Request<Incoming>, connection: &Connection) -> Answer {
+    async fn answer(&self, request: Request<Incoming>) -> Answer {
         let answered = match self.access.check(&request) {
-            Ok(()) => self.route(request, connection).await,
+            Ok(()) => self.route(request).await,
             Err(problem) => Err(problem),
         };
         answered.unwrap_or_else(Problem::answer)
     }
 
-    async fn route(
-        &self,
-        request: Request<Incoming>,
-        connection: &Connection,
-    ) -> Result<Answer, Problem> {
+    async fn route(&self, request: Request<Incoming>) -> Result<Answer, Problem> {
         let path = Path::parse(request.uri().path())?;
         let method = request.method().clone();
         let segments: Vec<&str> = path.segments().collect();
@@ -102,7 +108,7 @@ impl Admin {
                 blocks::show(&self.limiter, rule, key)
             }
             (["v1", "blocks", rule, key @ ..], &Method::PUT) => {
-                let body = read_body(request.into_body(), connection.bounds.request).await?;
+                let body = read_body(request.into_body()).await?;
                 blocks::put(&self.limiter, rule, key, &body)
             }
             (["v1", "blocks", rule, key @ ..], &Method::DELETE) => {
