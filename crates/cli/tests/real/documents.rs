@@ -4,7 +4,10 @@
 //! Ports are replaced by those of the server, a line `...` stands for any lines, and a time in milliseconds
 //! may differ by as much as a slow machine takes.
 
-use std::{fs, iter::Peekable, net::SocketAddr, path::Path, process::Command, str::Lines};
+use std::{
+    collections::BTreeSet, fs, iter::Peekable, net::SocketAddr, path::Path, process::Command,
+    str::Lines,
+};
 
 use crate::{
     examples::Proxy,
@@ -82,6 +85,23 @@ fn every_rules_file_that_is_printed_is_good() {
             );
         }
     }
+}
+
+#[test]
+fn every_metric_that_is_listed_is_there_and_every_one_there_is_listed() {
+    let page = fs::read_to_string(repository().join("docs/operating.md")).unwrap();
+    let metrics = Server::start("").metrics();
+    let listed: BTreeSet<&str> = page
+        .lines()
+        .filter(|line| line.starts_with("| `tidegate_"))
+        .flat_map(|line| line.split(" | ").next().unwrap_or("").split('`'))
+        .filter(|word| word.starts_with("tidegate_"))
+        .collect();
+    let there: BTreeSet<&str> = metrics
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next())
+        .collect();
+    assert_eq!(listed, there);
 }
 
 /// A command and what it is said to print.
