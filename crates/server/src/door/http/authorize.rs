@@ -1,12 +1,12 @@
 //! `ANY /v1/authorize`: forward-auth for nginx, Caddy and Traefik.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, sync::Once};
 
 use hyper::{Request, StatusCode, body::Incoming};
-use tidegate_core::{Cost, Effect, Scratch};
+use tidegate_core::{Cost, Effect};
 use tidegate_http::{Forwarded, Proxy, Source};
 
-use super::{Asked, Problem, wire::Answer};
+use super::{Asked, Problem, check::SCRATCH, wire::Answer};
 use crate::metrics::Door;
 
 /// What the query of the URL that the proxy was given says.
@@ -20,12 +20,13 @@ struct Options {
 pub(super) fn authorize(asked: &Asked, request: &Request<Incoming>) -> Result<Answer, Problem> {
     let options = options(request.uri().query().unwrap_or_default())?;
     let source = Source {
-        peer: asked.connection.peer.ip(),
+        peer: asked.peer,
         proxy: options.proxy,
         hops: options.hops,
     };
     let forwarded = Forwarded::read(request.headers(), source)
         .map_err(|ambiguous| Problem::new(StatusCode::BAD_REQUEST, ambiguous.to_string()))?;
+    warn_without_path(&forwarded);
     let rules = asked.limiter.rules();
     let named = rules
         .entry_names()
@@ -36,17 +37,31 @@ pub(super) fn authorize(asked: &Asked, request: &Request<Incoming>) -> Result<An
         .map(|(name, value)| (*name, &**value))
         .collect();
     let described = tidegate_core::Request::new(&entries, Cost::ONE)?;
-    let mut scratch = Scratch::default();
-    let verdict = asked
-        .limiter
-        .check(&rules, &mut scratch, &described, Effect::Charge)?;
-    asked.limiter.observe(Door::Http, &verdict);
-    let status = if verdict.allowed {
-        StatusCode::OK
-    } else {
-        options.deny
-    };
-    Ok(asked.verdict(status, &verdict))
+    SCRATCH.with_borrow_mut(|scratch| {
+        let now = asked.limiter.now();
+        let verdict = asked
+            .limiter
+            .check(&rules, scratch, &described, Effect::Charge)?;
+        asked.limiter.observe(Door::Http, &verdict);
+        let status = if verdict.allowed {
+            StatusCode::OK
+        } else {
+            options.deny
+        };
+        Ok(asked.verdict(status, &verdict, now))
+    })
+}
+
+/// A proxy that does not say which path is asked for is usually not configured to the end.
+fn warn_without_path(forwarded: &Forwarded<'_>) {
+    static WARNED: Once = Once::new();
+    if !forwarded.names_a_path() {
+        WARNED.call_once(|| {
+            tracing::warn!(
+                "a forward-auth request names no path (X-Original-URI or X-Forwarded-Uri), so no rule with a path applies to it; said once"
+            );
+        });
+    }
 }
 
 fn options(query: &str) -> Result<Options, Problem> {

@@ -1,8 +1,6 @@
-//! Reading a body: all of it, but not too much and not for too long.
+//! Reading a body: all of it, but not too much. The stream sees to it that it does not take too long.
 
-use std::time::Duration;
-
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http_body_util::BodyExt;
 use hyper::body::{Body, Bytes, Incoming};
 
 use super::Problem;
@@ -10,16 +8,33 @@ use super::Problem;
 /// The most bytes of a request's body.
 pub(crate) const MAX_BODY_BYTES: usize = 256 << 10;
 
-/// Reads the whole of `body` within `time`.
-pub(crate) async fn read(body: Incoming, time: Duration) -> Result<Bytes, Problem> {
+/// Reads the whole of `body`.
+pub(crate) async fn read(mut body: Incoming) -> Result<Bytes, Problem> {
     if body.size_hint().lower() > MAX_BODY_BYTES as u64 {
         return Err(Problem::too_large(MAX_BODY_BYTES));
     }
-    let collected = tokio::time::timeout(time, Limited::new(body, MAX_BODY_BYTES).collect()).await;
-    match collected {
-        Ok(Ok(collected)) => Ok(collected.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(Problem::too_large(MAX_BODY_BYTES)),
-        Ok(Err(error)) => Err(Problem::bad("body", format!("broke off: {error}"))),
-        Err(_) => Err(Problem::timed_out()),
+    let first = next(&mut body).await?.unwrap_or_default();
+    // Nearly every body arrives in one piece, which is then not copied.
+    if body.is_end_stream() {
+        return Ok(first);
     }
+    let mut whole = first.to_vec();
+    while let Some(piece) = next(&mut body).await? {
+        if piece.len() > MAX_BODY_BYTES - whole.len() {
+            return Err(Problem::too_large(MAX_BODY_BYTES));
+        }
+        whole.extend_from_slice(&piece);
+    }
+    Ok(whole.into())
+}
+
+async fn next(body: &mut Incoming) -> Result<Option<Bytes>, Problem> {
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| Problem::bad("body", format!("broke off: {error}")))?;
+        // Trailers say nothing that is asked here.
+        if let Ok(piece) = frame.into_data() {
+            return Ok(Some(piece));
+        }
+    }
+    Ok(None)
 }

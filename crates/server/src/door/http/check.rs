@@ -1,39 +1,100 @@
 //! `POST /v1/check` and `POST /v1/peek`.
 
-use serde::Deserialize;
-use tidegate_core::{Cost, Effect, Request, Scratch};
+use std::cell::RefCell;
 
-use super::{Asked, Problem, entries::Entries, status, wire::Answer};
-use crate::metrics::Door;
+use tidegate_core::{Cost, Effect, Request, Scratch, bounds::MAX_ENTRIES};
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Body<'b> {
-    #[serde(borrow)]
-    entries: Entries<'b>,
-    #[serde(default = "one")]
-    cost: u64,
+use super::{
+    Asked, Problem,
+    fields::{Field, Place},
+    json::{self, Json, Members, shown},
+    status,
+    wire::Answer,
+};
+use crate::{config::report::advice, metrics::Door};
+
+thread_local! {
+    /// Room for keys, kept from one request to the next one on this worker.
+    pub(super) static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-fn one() -> u64 {
-    1
+/// What is asked.
+#[derive(Debug)]
+struct Check<'j> {
+    entries: Vec<(&'j str, &'j str)>,
+    cost: Cost,
 }
 
 pub(super) fn check(asked: &Asked, body: &[u8], effect: Effect) -> Result<Answer, Problem> {
-    let body: Body<'_> = serde_json::from_slice(body).map_err(|error| Problem::json(&error))?;
-    let entries: Vec<(&str, &str)> = body
-        .entries
-        .0
-        .iter()
-        .map(|(name, value)| (&*name.0, &*value.0))
-        .collect();
-    let request = Request::new(&entries, Cost::new(body.cost)?)?;
-    let (rules, mut scratch) = (asked.limiter.rules(), Scratch::default());
-    let verdict = asked
-        .limiter
-        .check(&rules, &mut scratch, &request, effect)?;
-    if effect == Effect::Charge {
-        asked.limiter.observe(Door::Http, &verdict);
+    let members = json::object(body)?;
+    let Check { entries, cost } = read(&members)?;
+    let request = Request::new(&entries, cost)?;
+    let rules = asked.limiter.rules();
+    SCRATCH.with_borrow_mut(|scratch| {
+        let now = asked.limiter.now();
+        let verdict = asked.limiter.check(&rules, scratch, &request, effect)?;
+        if effect == Effect::Charge {
+            asked.limiter.observe(Door::Http, &verdict);
+        }
+        Ok(asked.verdict(status(verdict.allowed), &verdict, now))
+    })
+}
+
+/// Reads a body, or finds everything that is wrong with it.
+fn read<'j>(members: &'j Members<'_>) -> Result<Check<'j>, Problem> {
+    let mut problems = Vec::new();
+    let (mut entries, mut cost) = (None, Cost::ONE);
+    for (name, value) in members {
+        let field = Field {
+            place: Place::Body,
+            name,
+            value,
+        };
+        match &**name {
+            "entries" => entries = read_entries(field, &mut problems),
+            "cost" => cost = field.cost(&mut problems).unwrap_or(cost),
+            _ => {
+                let problem = format!("unknown field; {}", advice(name, &["entries", "cost"]));
+                problems.push(Problem::bad(shown(name), problem));
+            }
+        }
     }
-    Ok(asked.verdict(status(verdict.allowed), &verdict))
+    if !members.iter().any(|(name, _)| name == "entries") {
+        problems.push(Problem::bad(
+            "entries",
+            "is missing; it describes the request, such as {\"ip\": \"203.0.113.9\"}",
+        ));
+    }
+    match (entries, problems.is_empty()) {
+        (Some(entries), true) => Ok(Check { entries, cost }),
+        _ => Err(Problem::several(problems)),
+    }
+}
+
+/// The most entries are few, so a body with thousands is refused before they are looked at.
+fn read_entries<'j>(
+    field: Field<'j, '_>,
+    problems: &mut Vec<Problem>,
+) -> Option<Vec<(&'j str, &'j str)>> {
+    let Json::Object(members) = field.value else {
+        return field.expected("an object of names and texts", problems);
+    };
+    if members.len() > MAX_ENTRIES {
+        let problem = format!(
+            "{} entries are over the maximum of {MAX_ENTRIES}",
+            members.len()
+        );
+        return field.wrong(problem, problems);
+    }
+    let mut entries = Vec::with_capacity(members.len());
+    for (name, value) in members {
+        match value {
+            Json::Text(text) => entries.push((&**name, &**text)),
+            other => {
+                let problem = format!("expected a text, got {other}");
+                problems.push(Problem::bad(format!("entries.{}", shown(name)), problem));
+            }
+        }
+    }
+    Some(entries)
 }

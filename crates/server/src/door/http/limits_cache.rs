@@ -4,11 +4,13 @@ use std::sync::Arc;
 
 use tidegate_core::{LimitError, LimitSpec, Limits};
 
-use super::throttle::build;
+use super::{Problem, fields::Place};
 
-#[derive(Debug)]
+/// Limits by the specs from which they were built.
+#[derive(Debug, Default)]
 pub(super) struct LimitsCache {
     built: Vec<(Vec<LimitSpec>, Arc<Limits>)>,
+    /// Whose turn it is to make room.
     next: usize,
 }
 
@@ -16,19 +18,12 @@ impl LimitsCache {
     /// How many are kept. Callers use a handful of limits; whoever uses more builds them anew.
     const KEPT: usize = 16;
 
-    pub(super) const fn new() -> Self {
-        Self {
-            built: Vec::new(),
-            next: 0,
-        }
-    }
-
     /// The limits of `specs`.
-    pub(super) fn limits(&mut self, specs: Vec<LimitSpec>) -> Result<Arc<Limits>, Vec<LimitError>> {
+    pub(super) fn limits(&mut self, specs: Vec<LimitSpec>) -> Result<Arc<Limits>, Problem> {
         if let Some((_, limits)) = self.built.iter().find(|(known, _)| *known == specs) {
             return Ok(Arc::clone(limits));
         }
-        let limits = Arc::new(Limits::new(build(&specs)?).map_err(|error| vec![error])?);
+        let limits = Arc::new(build(&specs)?);
         let entry = (specs, Arc::clone(&limits));
         if self.built.len() < Self::KEPT {
             self.built.push(entry);
@@ -37,5 +32,51 @@ impl LimitsCache {
             self.next = (self.next + 1) % Self::KEPT;
         }
         Ok(limits)
+    }
+}
+
+/// Builds every limit, or finds everything that is wrong with any of them.
+fn build(specs: &[LimitSpec]) -> Result<Limits, Problem> {
+    let (mut limits, mut problems) = (Vec::new(), Vec::new());
+    for (index, spec) in specs.iter().enumerate() {
+        let place = if specs.len() == 1 {
+            Place::Body
+        } else {
+            Place::Limit(index)
+        };
+        match spec.build() {
+            Ok(limit) => limits.push(limit),
+            Err(errors) => problems.extend(errors.into_iter().map(|error| refused(place, error))),
+        }
+    }
+    if !problems.is_empty() {
+        return Err(Problem::several(problems));
+    }
+    Limits::new(limits).map_err(|error| refused(Place::Body, error))
+}
+
+fn refused(place: Place, error: LimitError) -> Problem {
+    Problem::bad(format!("{place}{}", error.field), error.problem)
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_core::{AlgorithmName, Limit, notation};
+
+    use super::*;
+
+    #[test]
+    fn limits_are_those_of_the_specs_however_many_there_are() {
+        let mut cache = LimitsCache::default();
+        for _ in 0..2 {
+            for count in 1..100 {
+                let rate = notation::rate(&format!("{count}/s")).unwrap();
+                let limits = cache
+                    .limits(vec![LimitSpec::shorthand(rate, AlgorithmName::TokenBucket)])
+                    .unwrap();
+                assert_eq!(limits.iter().map(Limit::quota).collect::<Vec<_>>(), [count]);
+            }
+        }
+        assert_eq!(cache.built.len(), LimitsCache::KEPT);
     }
 }

@@ -7,17 +7,25 @@
 mod authorize;
 mod body;
 mod check;
-mod entries;
+mod fields;
+mod json;
+mod limit_fields;
 mod limits_cache;
 mod problem;
+mod stream;
 mod throttle;
 mod verdict;
 pub(super) mod wire;
 
-use std::{io, net::TcpListener, sync::Arc};
+use std::{
+    cell::RefCell,
+    io,
+    net::{IpAddr, TcpListener},
+    sync::Arc,
+};
 
-use hyper::{Method, Response, body::Incoming};
-use tidegate_core::Effect;
+use hyper::{Method, Request, Response, StatusCode, body::Incoming, header::CONTENT_TYPE};
+use tidegate_core::{Effect, Timestamp, Verdict};
 use tidegate_http::{HeaderWriter, Legacy};
 
 pub(crate) use self::{
@@ -29,8 +37,11 @@ use crate::{
     config::{Headers, LegacyHeaders},
     limiter::Limiter,
     metrics::Door,
-    net::{Bounds, Connection, Listener, Server},
+    net::{Bounds, Listener, Server},
 };
+
+/// What there is, for those who asked for something else.
+const PATHS: &str = "/v1/check, /v1/peek, /v1/throttle and /v1/authorize";
 
 /// Answers checks and forward-auth on `socket`.
 ///
@@ -44,82 +55,69 @@ pub fn listen(
     limiter: Arc<Limiter>,
     headers: Headers,
 ) -> io::Result<Listener> {
+    let legacy = match headers.legacy {
+        LegacyHeaders::Off => Legacy::Off,
+        LegacyHeaders::Delta => Legacy::Delta,
+        LegacyHeaders::Epoch => Legacy::Epoch,
+    };
     server.listen(socket, bounds, move |stream, connection| {
-        let asked = Arc::new(Asked {
+        let asked = Asked {
             limiter: Arc::clone(&limiter),
-            headers,
-            connection: connection.clone(),
-        });
-        wire::serve(stream, connection, move |request| {
-            let asked = Arc::clone(&asked);
-            async move { asked.answer(request).await }
-        })
+            headers: RefCell::new(HeaderWriter::new(headers.ratelimit, legacy)),
+            peer: connection.peer.ip(),
+        };
+        async move {
+            wire::serve(stream, &connection, |request| asked.answer(request)).await;
+        }
     })
 }
 
-/// What every request of a connection is answered with.
+/// What the requests of one connection are answered with.
 #[derive(Debug)]
 struct Asked {
     limiter: Arc<Limiter>,
-    headers: Headers,
-    connection: Connection,
+    headers: RefCell<HeaderWriter>,
+    peer: IpAddr,
 }
 
 impl Asked {
-    async fn answer(&self, request: hyper::Request<Incoming>) -> Answer {
-        let path = request.uri().path();
-        let answered = match path {
-            "/v1/check" | "/v1/peek" | "/v1/throttle" => {
-                let path = path.to_owned();
-                self.post(&path, request).await
-            }
-            "/v1/authorize" => authorize::authorize(self, &request),
-            _ => Err(Problem::not_found(
-                "/v1/check, /v1/peek, /v1/throttle and /v1/authorize",
-            )),
-        };
-        answered.unwrap_or_else(|problem| {
+    async fn answer(&self, request: Request<Incoming>) -> Answer {
+        self.route(request).await.unwrap_or_else(|problem| {
             self.limiter.metrics().count_bad_request(Door::Http);
             problem.answer()
         })
     }
 
-    async fn post(&self, path: &str, request: hyper::Request<Incoming>) -> Result<Answer, Problem> {
+    async fn route(&self, request: Request<Incoming>) -> Result<Answer, Problem> {
+        let endpoint = match request.uri().path() {
+            "/v1/throttle" => throttle::throttle,
+            "/v1/check" => |asked: &Self, body: &[u8]| check::check(asked, body, Effect::Charge),
+            "/v1/peek" => |asked: &Self, body: &[u8]| check::check(asked, body, Effect::Peek),
+            "/v1/authorize" => return authorize::authorize(self, &request),
+            _ => return Err(Problem::not_found(PATHS)),
+        };
         if request.method() != Method::POST {
             return Err(Problem::method("POST"));
         }
-        let body = body::read(request.into_body(), self.connection.bounds.request).await?;
-        match path {
-            "/v1/check" => check::check(self, &body, Effect::Charge),
-            "/v1/peek" => check::check(self, &body, Effect::Peek),
-            _ => throttle::throttle(self, &body),
-        }
+        let body = body::read(request.into_body()).await?;
+        endpoint(self, &body)
     }
 
-    /// An answer that carries `verdict` with `status`.
-    fn verdict(&self, status: hyper::StatusCode, verdict: &tidegate_core::Verdict<'_>) -> Answer {
+    /// An answer that carries `verdict`, which was decided at `now`, with `status`.
+    fn verdict(&self, status: StatusCode, verdict: &Verdict<'_>, now: Timestamp) -> Answer {
         let mut answer: Answer = Response::new(verdict::body(verdict).into());
         *answer.status_mut() = status;
         let headers = answer.headers_mut();
-        headers.insert(hyper::header::CONTENT_TYPE, wire::JSON);
-        let legacy = match self.headers.legacy {
-            LegacyHeaders::Off => Legacy::Off,
-            LegacyHeaders::Delta => Legacy::Delta,
-            LegacyHeaders::Epoch => Legacy::Epoch,
-        };
-        HeaderWriter::new(self.headers.ratelimit, legacy).write(
-            verdict,
-            self.limiter.now(),
-            headers,
-        );
+        headers.insert(CONTENT_TYPE, wire::JSON);
+        self.headers.borrow_mut().write(verdict, now, headers);
         answer
     }
 }
 
-fn status(allowed: bool) -> hyper::StatusCode {
+fn status(allowed: bool) -> StatusCode {
     if allowed {
-        hyper::StatusCode::OK
+        StatusCode::OK
     } else {
-        hyper::StatusCode::TOO_MANY_REQUESTS
+        StatusCode::TOO_MANY_REQUESTS
     }
 }

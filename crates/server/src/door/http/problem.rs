@@ -99,16 +99,14 @@ impl Problem {
         )
     }
 
-    pub(crate) fn timed_out() -> Self {
-        Self::new(
-            StatusCode::REQUEST_TIMEOUT,
-            "the body did not arrive in time",
-        )
-    }
-
     /// What serde says of a body, with its line and column.
     pub(crate) fn json(error: &serde_json::Error) -> Self {
-        Self::bad("body", format!("is not the JSON expected here: {error}"))
+        Self::bad("body", format!("is no JSON: {error}"))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn detail(&self) -> &str {
+        &self.detail
     }
 
     pub(crate) fn answer(self) -> Answer {

@@ -1,6 +1,6 @@
 //! HTTP/1.1 on a connection, bounded in bytes and in time.
 
-use std::{convert::Infallible, time::Duration};
+use std::convert::Infallible;
 
 use http_body_util::Full;
 use hyper::{
@@ -10,9 +10,10 @@ use hyper::{
     server::conn::http1,
     service::service_fn,
 };
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
+use super::stream::TimedStream;
 use crate::net::Connection;
 
 /// What a door answers.
@@ -26,13 +27,10 @@ const MAX_HEAD_BYTES: usize = 64 << 10;
 /// The most header lines of a request.
 const MAX_HEADERS: usize = 100;
 
-/// How long a connection may take from one request to the end of the next one's headers, at most.
-const MAX_HEAD_TIME: Duration = Duration::from_secs(75);
-
 /// Serves one connection until either side closes it, or a shutdown begins and its request is answered.
 pub(crate) async fn serve<F>(
     stream: TcpStream,
-    connection: Connection,
+    connection: &Connection,
     answer: impl Fn(Request<Incoming>) -> F,
 ) where
     F: Future<Output = Answer>,
@@ -42,14 +40,19 @@ pub(crate) async fn serve<F>(
         async { Ok::<_, Infallible>(answered.await) }
     });
     let serving = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(connection.bounds.idle.min(MAX_HEAD_TIME))
+        // The stream keeps the time.
+        .header_read_timeout(None)
         .max_buf_size(MAX_HEAD_BYTES)
         .max_headers(MAX_HEADERS)
-        .pipeline_flush(true)
-        .serve_connection(TokioIo::new(stream), service);
+        // Head and body are small: copied together they leave in one write.
+        .writev(false)
+        .serve_connection(
+            TokioIo::new(TimedStream::new(stream, connection.bounds)),
+            service,
+        );
     let mut serving = std::pin::pin!(serving);
     let ended = tokio::select! {
+        biased;
         ended = serving.as_mut() => ended,
         () = connection.shutdown.begun() => {
             serving.as_mut().graceful_shutdown();

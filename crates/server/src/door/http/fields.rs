@@ -1,0 +1,126 @@
+//! Fields of a body, read as what they should be; what is wrong is collected by its path.
+
+use std::fmt;
+
+use tidegate_core::{Cost, notation::NotationError};
+
+use super::{Problem, json::Json};
+
+/// Where a field stands: in the body itself, or in one of its `limits`.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Place {
+    Body,
+    Limit(usize),
+}
+
+/// Written before the name of a field: nothing, or `limits[2].`.
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Body => Ok(()),
+            Self::Limit(index) => write!(f, "limits[{index}]."),
+        }
+    }
+}
+
+/// A field that was given.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Field<'j, 'b> {
+    pub(super) place: Place,
+    pub(super) name: &'j str,
+    pub(super) value: &'j Json<'b>,
+}
+
+impl<'j> Field<'j, '_> {
+    pub(super) fn wrong<T>(
+        self,
+        problem: impl AsRef<str>,
+        problems: &mut Vec<Problem>,
+    ) -> Option<T> {
+        problems.push(Problem::bad(
+            format!("{}{}", self.place, self.name),
+            problem,
+        ));
+        None
+    }
+
+    pub(super) fn expected<T>(
+        self,
+        what: impl fmt::Display,
+        problems: &mut Vec<Problem>,
+    ) -> Option<T> {
+        self.wrong(format!("expected {what}, got {}", self.value), problems)
+    }
+
+    pub(super) fn number(self, problems: &mut Vec<Problem>) -> Option<u64> {
+        match self.value {
+            Json::Whole(number) => Some(*number),
+            _ => self.expected("a whole number from 0", problems),
+        }
+    }
+
+    pub(super) fn cost(self, problems: &mut Vec<Problem>) -> Option<Cost> {
+        match Cost::new(self.number(problems)?) {
+            Ok(cost) => Some(cost),
+            Err(error) => self.wrong(error.problem, problems),
+        }
+    }
+
+    pub(super) fn truth(self, problems: &mut Vec<Problem>) -> Option<bool> {
+        match self.value {
+            Json::Truth(truth) => Some(*truth),
+            _ => self.expected("true or false", problems),
+        }
+    }
+
+    pub(super) fn text(self, what: &str, problems: &mut Vec<Problem>) -> Option<&'j str> {
+        match self.value {
+            Json::Text(text) => Some(text),
+            _ => self.expected(what, problems),
+        }
+    }
+
+    /// The text as `parse` reads it, which says itself what it expected.
+    pub(super) fn parsed<T>(
+        self,
+        what: &str,
+        parse: impl FnOnce(&str) -> Result<T, NotationError>,
+        problems: &mut Vec<Problem>,
+    ) -> Option<T> {
+        match parse(self.text(what, problems)?) {
+            Ok(parsed) => Some(parsed),
+            Err(error) => self.wrong(error.to_string(), problems),
+        }
+    }
+
+    /// One of a few words.
+    pub(super) fn choice<T: Copy>(
+        self,
+        choices: &[(&str, T)],
+        problems: &mut Vec<Problem>,
+    ) -> Option<T> {
+        let text = match self.value {
+            Json::Text(text) => &**text,
+            _ => "",
+        };
+        match choices.iter().find(|(word, _)| *word == text) {
+            Some((_, choice)) => Some(*choice),
+            None => {
+                let words: Vec<&str> = choices.iter().map(|(word, _)| *word).collect();
+                self.expected(format_args!("one of {}", words.join(", ")), problems)
+            }
+        }
+    }
+
+    /// `"10%"`, or the number alone.
+    pub(super) fn percent(self, problems: &mut Vec<Problem>) -> Option<u32> {
+        let percent = match self.value {
+            Json::Text(text) => text
+                .strip_suffix('%')
+                .and_then(|digits| digits.parse().ok()),
+            Json::Whole(number) => u32::try_from(*number).ok(),
+            _ => None,
+        };
+        percent.or_else(|| self.expected("a percentage such as \"10%\"", problems))
+    }
+}

@@ -1,0 +1,224 @@
+//! A JSON document that borrows its texts from the body.
+//!
+//! A tree and not a struct per endpoint, so that every mistake in a body can be reported at once and by
+//! its path, and an object keeps the order and the repetitions of its names.
+
+use std::{borrow::Cow, fmt};
+
+use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+
+use super::Problem;
+
+/// A value. Numbers that are no whole numbers from 0 have their own kind, for messages.
+#[derive(Debug)]
+pub(crate) enum Json<'b> {
+    Null,
+    Truth(bool),
+    Whole(u64),
+    Number(f64),
+    Text(Cow<'b, str>),
+    List(Vec<Self>),
+    Object(Members<'b>),
+}
+
+/// The names and values of an object, in order.
+pub(crate) type Members<'b> = Vec<(Cow<'b, str>, Json<'b>)>;
+
+/// The most members of an object that is looked through for mistakes.
+const MAX_MEMBERS: usize = 64;
+
+/// Reads a body that must be an object with few members, none of them twice.
+pub(crate) fn object(body: &[u8]) -> Result<Members<'_>, Problem> {
+    match serde_json::from_slice(body) {
+        Ok(Json::Object(members)) => {
+            check_members("", &members)?;
+            Ok(members)
+        }
+        Ok(other) => Err(Problem::bad(
+            "body",
+            format!("expected an object, got {other}"),
+        )),
+        Err(error) => Err(Problem::json(&error)),
+    }
+}
+
+/// Refuses more members than any object here has, and a name that stands twice; `path` is that of the
+/// object, with its dot.
+pub(crate) fn check_members(path: &str, members: &Members<'_>) -> Result<(), Problem> {
+    if members.len() > MAX_MEMBERS {
+        let (count, place) = (members.len(), path.strip_suffix('.').unwrap_or("body"));
+        let problem = format!("{count} fields are over the maximum of {MAX_MEMBERS}");
+        return Err(Problem::bad(place, problem));
+    }
+    for (index, (name, _)) in members.iter().enumerate() {
+        if members[..index].iter().any(|(earlier, _)| earlier == name) {
+            return Err(Problem::bad(
+                format!("{path}{}", shown(name)),
+                "is given twice; give it once",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// A text of the request as a message shows it: on one line, and cut short.
+pub(crate) fn shown(text: &str) -> String {
+    const SHOWN: usize = 60;
+    let mut shown: String = text
+        .chars()
+        .take(SHOWN)
+        .flat_map(char::escape_debug)
+        .collect();
+    if text.chars().nth(SHOWN).is_some() {
+        shown.push('…');
+    }
+    shown
+}
+
+/// The value as a message shows it.
+impl fmt::Display for Json<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Null => f.write_str("null"),
+            Self::Truth(truth) => write!(f, "{truth}"),
+            Self::Whole(number) => write!(f, "{number}"),
+            Self::Number(number) => write!(f, "{number}"),
+            Self::Text(text) => write!(f, "\"{}\"", shown(text)),
+            Self::List(_) => f.write_str("a list"),
+            Self::Object(_) => f.write_str("an object"),
+        }
+    }
+}
+
+impl<'de: 'b, 'b> Deserialize<'de> for Json<'b> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(JsonVisitor)
+    }
+}
+
+struct JsonVisitor;
+
+impl<'de> Visitor<'de> for JsonVisitor {
+    type Value = Json<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Self::Value, E> {
+        Ok(Json::Null)
+    }
+
+    fn visit_bool<E>(self, truth: bool) -> Result<Self::Value, E> {
+        Ok(Json::Truth(truth))
+    }
+
+    fn visit_u64<E>(self, number: u64) -> Result<Self::Value, E> {
+        Ok(Json::Whole(number))
+    }
+
+    fn visit_i64<E>(self, number: i64) -> Result<Self::Value, E> {
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "a negative number is only ever shown in a message"
+        )]
+        Ok(u64::try_from(number).map_or(Json::Number(number as f64), Json::Whole))
+    }
+
+    fn visit_f64<E>(self, number: f64) -> Result<Self::Value, E> {
+        Ok(Json::Number(number))
+    }
+
+    fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Self::Value, E> {
+        Ok(Json::Text(Cow::Borrowed(text)))
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
+        Ok(Json::Text(Cow::Owned(text.to_owned())))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
+        let mut list = Vec::new();
+        while let Some(item) = items.next_element()? {
+            list.push(item);
+        }
+        Ok(Json::List(list))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        // Most objects here have a handful of members: they fit at once.
+        let mut members = Vec::with_capacity(8);
+        while let Some((Name(name), value)) = map.next_entry()? {
+            members.push((name, value));
+        }
+        Ok(Json::Object(members))
+    }
+}
+
+/// A member's name. (A bare `Cow` is always copied by serde.)
+struct Name<'b>(Cow<'b, str>);
+
+impl<'de: 'b, 'b> Deserialize<'de> for Name<'b> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_str(NameVisitor)
+    }
+}
+
+struct NameVisitor;
+
+impl<'de> Visitor<'de> for NameVisitor {
+    type Value = Name<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a name")
+    }
+
+    fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Self::Value, E> {
+        Ok(Name(Cow::Borrowed(text)))
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
+        Ok(Name(Cow::Owned(text.to_owned())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_borrowed_unless_they_have_escapes() {
+        let members = object(br#"{"key": "user:1", "e\u0078": "a\n"}"#).unwrap();
+        assert!(matches!(
+            &members[0],
+            (Cow::Borrowed("key"), Json::Text(Cow::Borrowed("user:1")))
+        ));
+        assert!(
+            matches!(&members[1], (Cow::Owned(name), Json::Text(Cow::Owned(_))) if name == "ex")
+        );
+    }
+
+    #[test]
+    fn bodies_that_are_no_sound_object_are_refused() {
+        for (body, expected) in [
+            ("[]", "body: expected an object, got a list"),
+            ("-1.5", "body: expected an object, got -1.5"),
+            (
+                r#"{"key": 1, "key": 2}"#,
+                "key: is given twice; give it once",
+            ),
+            (
+                "{\"a\": 1,\n ]",
+                "body: is no JSON: key must be a string at line 2 column 2",
+            ),
+        ] {
+            assert_eq!(object(body.as_bytes()).unwrap_err().detail(), expected);
+        }
+        let many: Vec<String> = (0..65).map(|n| format!("\"{n}\": 0")).collect();
+        let refused = object(format!("{{{}}}", many.join(",")).as_bytes()).unwrap_err();
+        assert_eq!(
+            refused.detail(),
+            "body: 65 fields are over the maximum of 64"
+        );
+    }
+}

@@ -1,0 +1,192 @@
+//! The fields of a limit in a body: those of the rules file, by the same names and in the same notation.
+
+use tidegate_core::{
+    AlgorithmName, Anchor, Calendar, CalendarUnit, LimitError, LimitSpec, RefillMode, notation,
+};
+
+use super::{
+    Problem,
+    fields::{Field, Place},
+    json::{Json, check_members, shown},
+};
+use crate::config::report::advice;
+
+const NAMES: [&str; 15] = [
+    "algorithm",
+    "rate",
+    "burst",
+    "capacity",
+    "refill",
+    "refill_mode",
+    "leak",
+    "queue",
+    "limit",
+    "window",
+    "anchor",
+    "buckets",
+    "strict",
+    "soft",
+    "count_denied",
+];
+
+const REFILL_MODES: [(&str, RefillMode); 2] = [
+    ("continuous", RefillMode::Continuous),
+    ("interval", RefillMode::Interval),
+];
+
+const UNITS: [(&str, CalendarUnit); 3] = [
+    ("day", CalendarUnit::Day),
+    ("week", CalendarUnit::Week),
+    ("month", CalendarUnit::Month),
+];
+
+/// What a rate looks like, for messages.
+const RATE: &str = "a rate such as \"20/min\"";
+
+/// Sets what `field` says in `spec`; false if no limit has a field of that name.
+pub(super) fn set(spec: &mut LimitSpec, field: Field<'_, '_>, problems: &mut Vec<Problem>) -> bool {
+    match field.name {
+        "algorithm" => spec.algorithm = field.choice(&AlgorithmName::ALL, problems),
+        "rate" => spec.rate = field.parsed(RATE, notation::rate, problems),
+        "burst" => spec.burst = field.number(problems),
+        "capacity" => spec.capacity = field.number(problems),
+        "refill" => spec.refill = field.parsed(RATE, notation::rate, problems),
+        "refill_mode" => spec.refill_mode = field.choice(&REFILL_MODES, problems),
+        "leak" => spec.leak = field.parsed(RATE, notation::rate, problems),
+        "queue" => spec.queue = field.truth(problems),
+        "limit" => spec.limit = field.number(problems),
+        "window" => {
+            spec.window = field.parsed("a duration such as \"1min\"", notation::span, problems)
+        }
+        "anchor" => spec.anchor = anchor(field, problems),
+        "buckets" => {
+            spec.buckets = field
+                .number(problems)
+                .map(|count| u32::try_from(count).unwrap_or(u32::MAX))
+        }
+        "strict" => spec.strict = field.truth(problems),
+        "soft" => spec.soft = field.percent(problems),
+        "count_denied" => spec.count_denied = field.truth(problems),
+        _ => return false,
+    }
+    true
+}
+
+/// What to say of a field that is none of a limit's and none of `others`.
+pub(super) fn unknown(field: Field<'_, '_>, others: &[&str], problems: &mut Vec<Problem>) {
+    let known: Vec<&str> = others.iter().chain(&NAMES).copied().collect();
+    let path = format!("{}{}", field.place, shown(field.name));
+    problems.push(Problem::bad(
+        path,
+        format!("unknown field; {}", advice(field.name, &known)),
+    ));
+}
+
+/// One of `limits`: a shorthand under `algorithm`, or an object.
+pub(super) fn listed(
+    index: usize,
+    limit: &Json<'_>,
+    algorithm: AlgorithmName,
+    problems: &mut Vec<Problem>,
+) -> Option<LimitSpec> {
+    let place = Place::Limit(index);
+    let path = || format!("limits[{index}]");
+    match limit {
+        Json::Text(text) => match notation::rate(text) {
+            Ok(rate) => Some(LimitSpec::shorthand(rate, algorithm)),
+            Err(error) => {
+                problems.push(Problem::bad(path(), error.to_string()));
+                None
+            }
+        },
+        Json::Object(members) => {
+            if let Err(problem) = check_members(&place.to_string(), members) {
+                problems.push(problem);
+                return None;
+            }
+            let mut spec = LimitSpec {
+                algorithm: Some(algorithm),
+                ..LimitSpec::default()
+            };
+            for (name, value) in members
+                .iter()
+                .filter(|(_, value)| !matches!(value, Json::Null))
+            {
+                let field = Field { place, name, value };
+                if !set(&mut spec, field, problems) {
+                    unknown(field, &[], problems);
+                }
+            }
+            Some(spec)
+        }
+        other => {
+            let problem = format!("expected {RATE} or the fields of a limit, got {other}");
+            problems.push(Problem::bad(path(), problem));
+            None
+        }
+    }
+}
+
+fn anchor(field: Field<'_, '_>, problems: &mut Vec<Problem>) -> Option<Anchor> {
+    match field.value {
+        Json::Text(text) if text == "epoch" => Some(Anchor::Epoch),
+        Json::Text(text) if text == "first_request" => Some(Anchor::FirstRequest),
+        Json::Object(_) => calendar(field, problems).map(Anchor::Calendar),
+        _ => field.expected(
+            "epoch, first_request, or {\"calendar\": \"month\", \"zone\": \"UTC\"}",
+            problems,
+        ),
+    }
+}
+
+/// `{"calendar": "month", "zone": "Europe/Berlin", "day": 15}`.
+fn calendar(field: Field<'_, '_>, problems: &mut Vec<Problem>) -> Option<Calendar> {
+    let Json::Object(members) = field.value else {
+        return None;
+    };
+    let (mut unit, mut zone, mut day) = (None, Some("UTC".to_owned()), None);
+    let before = problems.len();
+    for (name, value) in members {
+        let path = format!("{}.{}", field.name, shown(name));
+        let part = Field {
+            place: field.place,
+            name: &path,
+            value,
+        };
+        match &**name {
+            "calendar" => unit = part.choice(&UNITS, problems),
+            "zone" => {
+                zone = part
+                    .text("an IANA time zone such as Europe/Berlin", problems)
+                    .map(str::to_owned)
+            }
+            // No calendar has a day 127: it is refused with what would be right.
+            "day" => {
+                day = part
+                    .number(problems)
+                    .map(|day| i8::try_from(day).unwrap_or(i8::MAX))
+            }
+            _ => part.wrong(
+                format!(
+                    "unknown field; {}",
+                    advice(name, &["calendar", "zone", "day"])
+                ),
+                problems,
+            )?,
+        }
+    }
+    if problems.len() > before {
+        return None;
+    }
+    let Some(unit) = unit else {
+        return field.wrong("needs `calendar`: day, week or month", problems);
+    };
+    let refused = |LimitError {
+                       field: part,
+                       problem,
+                   }: LimitError| format!("{part}: {problem}");
+    match Calendar::new(unit, &zone?, day) {
+        Ok(calendar) => Some(calendar),
+        Err(error) => field.wrong(refused(error), problems),
+    }
+}

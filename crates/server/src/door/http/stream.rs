@@ -1,0 +1,136 @@
+//! A stream that ends when its client is too slow.
+//!
+//! hyper can time the head of a request, at the price of a timer for each; a body or a reader of answers
+//! that creeps it leaves to others. Here one lazy timer per connection sees to all three, and costs two
+//! readings of the clock per request.
+
+use std::{
+    io,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+};
+
+use crate::net::{Bounds, LazyTimer};
+
+/// A socket under the times of its listener's [`Bounds`].
+#[derive(Debug)]
+pub(super) struct TimedStream {
+    stream: TcpStream,
+    bounds: Bounds,
+    timer: LazyTimer,
+    awaited: Awaited,
+}
+
+/// What the client owes.
+///
+/// ```text
+/// Request --first octets--> Rest --answer written--> Request
+///                            answer not taken: Reading --answer written--> Request
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Awaited {
+    /// The next request; within `idle`.
+    Request,
+    /// The rest of a request that has begun; within `request`, however its octets drip.
+    Rest,
+    /// To read what was answered; within `write`.
+    Reading,
+}
+
+impl TimedStream {
+    pub(super) fn new(stream: TcpStream, bounds: Bounds) -> Self {
+        // A new client has come to ask, so it is not granted an idle one's time.
+        let timer = LazyTimer::new(bounds.request);
+        Self {
+            stream,
+            bounds,
+            timer,
+            awaited: Awaited::Rest,
+        }
+    }
+
+    fn await_now(&mut self, awaited: Awaited) {
+        if self.awaited != awaited {
+            self.awaited = awaited;
+            self.timer.set(match awaited {
+                Awaited::Request => self.bounds.idle,
+                Awaited::Rest => self.bounds.request,
+                Awaited::Reading => self.bounds.write,
+            });
+        }
+    }
+
+    /// Pending, or an error if the client's time is up.
+    fn poll_time<T>(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
+        ready!(self.timer.poll_due(cx));
+        let late = match self.awaited {
+            Awaited::Request => "no request came",
+            Awaited::Rest => "the request did not arrive",
+            Awaited::Reading => "the answer was not read",
+        };
+        Poll::Ready(Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            format!("{late} in time"),
+        )))
+    }
+}
+
+impl AsyncRead for TimedStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        let before = buffer.filled().len();
+        match Pin::new(&mut this.stream).poll_read(cx, buffer) {
+            Poll::Ready(Ok(())) => {
+                if buffer.filled().len() > before && this.awaited == Awaited::Request {
+                    this.await_now(Awaited::Rest);
+                }
+                Poll::Ready(Ok(()))
+            }
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Pending => this.poll_time(cx),
+        }
+    }
+}
+
+impl AsyncWrite for TimedStream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        octets: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let this = &mut *self;
+        match Pin::new(&mut this.stream).poll_write(cx, octets) {
+            Poll::Ready(Ok(written)) => {
+                let all = written == octets.len();
+                this.await_now(if all {
+                    Awaited::Request
+                } else {
+                    Awaited::Reading
+                });
+                Poll::Ready(Ok(written))
+            }
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Pending => {
+                this.await_now(Awaited::Reading);
+                this.poll_time(cx)
+            }
+        }
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
