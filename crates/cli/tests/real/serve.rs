@@ -135,6 +135,29 @@ fn an_idle_connection_does_not_hold_up_the_end() {
     assert_eq!(idle.read(&mut [0; 1]).unwrap_or(0), 0);
 }
 
+/// The server must not answer into its own memory what nobody takes.
+#[test]
+fn a_client_that_never_reads_is_not_read_from_for_long() {
+    const MUCH: usize = 32 << 20;
+    let server = Server::start(FIVE_AN_HOUR);
+    let body = r#"{"entries":{"user":"u1"}}"#;
+    let head = "POST /v1/peek HTTP/1.1\r\nhost: tidegate\r\ncontent-length:";
+    let requests = format!("{head} {}\r\n\r\n{body}", body.len()).repeat(1_000);
+    let mut stream = connect(server.http);
+    stream
+        .set_write_timeout(Some(Duration::from_secs(2)))
+        .unwrap();
+    let mut sent = 0;
+    while sent < MUCH && stream.write_all(requests.as_bytes()).is_ok() {
+        sent += requests.len();
+    }
+    assert!(
+        sent < MUCH,
+        "{sent} bytes of requests were read without an answer taken"
+    );
+    assert_eq!(server.check(&json!({"user": "u2"})).status, 200);
+}
+
 /// The best of several starts, because a test machine is busy with other tests.
 #[test]
 #[expect(
