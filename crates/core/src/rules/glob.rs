@@ -1,5 +1,7 @@
 //! Globs: patterns of a whole value, with `*` for a run of characters.
 
+use std::fmt;
+
 use super::RuleError;
 use crate::bounds;
 
@@ -101,6 +103,26 @@ impl Glob {
                 .is_some_and(|skipped| run.takes(skipped.as_bytes())),
             runs => matches_runs(runs, rest.as_bytes()),
         }
+    }
+}
+
+/// The glob as it was written, runs of more than two stars cut to two.
+impl fmt::Display for Glob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.head)?;
+        if self.or_head {
+            f.write_str("/")?;
+        }
+        for (run, literal) in &self.runs {
+            let has_segments = self.head.starts_with('/');
+            let stars = if *run == Run::Any && has_segments {
+                "**"
+            } else {
+                "*"
+            };
+            write!(f, "{stars}{literal}")?;
+        }
+        Ok(())
     }
 }
 

@@ -13,6 +13,7 @@ mod pattern;
 mod request;
 mod rule;
 mod set;
+mod text;
 mod when;
 
 use allow::AllowList;

@@ -151,6 +151,12 @@ impl Rule {
         &self.name
     }
 
+    /// The conditions under which the rule applies.
+    #[must_use]
+    pub fn applies_when(&self) -> &When {
+        &self.when
+    }
+
     /// The limits.
     #[must_use]
     pub fn limits(&self) -> &Arc<Limits> {

@@ -1,4 +1,4 @@
-//! The rules in force.
+//! The rules in force, in the order of the rules file and in its notation.
 
 use hyper::StatusCode;
 use serde_json::{Value, json};
@@ -20,5 +20,11 @@ fn document(rule: &Rule) -> Value {
         .map(|limit| &**limit.policy())
         .collect();
     let key: Vec<&str> = rule.key().collect();
-    json!({"name": rule.name(), "key": key, "limits": limits, "mode": rule.mode().as_str()})
+    json!({
+        "name": rule.name(),
+        "when": rule.applies_when().to_string(),
+        "key": key,
+        "limits": limits,
+        "mode": rule.mode().as_str(),
+    })
 }

@@ -1,0 +1,119 @@
+//! Conditions as text, in the notation of the rules file, for whoever asks a running server.
+
+use std::fmt;
+
+use super::{Condition, Pattern, When, pattern::Kind};
+
+/// `{path: /api/**, method: [GET, HEAD]}`; `{}` always holds.
+impl fmt::Display for When {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("{")?;
+        joined(f, self.iter())?;
+        f.write_str("}")
+    }
+}
+
+impl fmt::Display for Condition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", Word(self.entry()), self.pattern())
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind() {
+            Kind::Exact(text) => Word(text).fmt(f),
+            Kind::Glob(glob) => Word(&glob.to_string()).fmt(f),
+            Kind::Regex(regex) => {
+                let whole = regex.as_str();
+                let inner = whole
+                    .strip_prefix(r"\A(?:")
+                    .and_then(|rest| rest.strip_suffix(r")\z"));
+                write!(f, "{{regex: {:?}}}", inner.unwrap_or(whole))
+            }
+            Kind::Nets(nets) => {
+                f.write_str("{cidr: [")?;
+                joined(f, nets.iter())?;
+                f.write_str("]}")
+            }
+            Kind::Present => f.write_str("{present: true}"),
+            Kind::Any(exact, others) => {
+                let mut exact: Vec<Word<'_>> = exact.iter().map(|text| Word(text)).collect();
+                exact.sort_unstable();
+                f.write_str("[")?;
+                joined(f, &exact)?;
+                if !exact.is_empty() && !others.is_empty() {
+                    f.write_str(", ")?;
+                }
+                joined(f, others)?;
+                f.write_str("]")
+            }
+            Kind::All(patterns) => {
+                f.write_str("{all: [")?;
+                joined(f, patterns)?;
+                f.write_str("]}")
+            }
+            Kind::Not(pattern) if matches!(pattern.kind(), Kind::Present) => {
+                f.write_str("{present: false}")
+            }
+            Kind::Not(pattern) => write!(f, "{{not: {pattern}}}"),
+        }
+    }
+}
+
+/// A text, in quotes if it could be taken for something else.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Word<'t>(&'t str);
+
+impl fmt::Display for Word<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/_-.*".contains(&byte);
+        if !self.0.is_empty() && self.0.bytes().all(is_plain) {
+            f.write_str(self.0)
+        } else {
+            write!(f, "{:?}", self.0)
+        }
+    }
+}
+
+fn joined<T: fmt::Display>(
+    f: &mut fmt::Formatter<'_>,
+    items: impl IntoIterator<Item = T>,
+) -> fmt::Result {
+    for (at, item) in items.into_iter().enumerate() {
+        if at > 0 {
+            f.write_str(", ")?;
+        }
+        item.fmt(f)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conditions_read_as_they_were_written() {
+        let text = |text: &str| Pattern::text(text).unwrap();
+        let condition = |entry: &str, pattern| Condition::new(entry, pattern).unwrap();
+        let when = When::all(vec![
+            condition("path", text("/api/**")),
+            condition("header.x", text("a*b/*")),
+            condition("file", text("/a/*/b**")),
+            condition(
+                "method",
+                Pattern::any_of(vec![text("PUT"), text("GET"), text("P*")]).unwrap(),
+            ),
+            condition("ip", Pattern::networks(&["10.0.0.0/8"]).unwrap().negated()),
+            condition("agent", Pattern::regex("bot|spider").unwrap()),
+            condition("user", Pattern::absent()),
+            condition("two words", text("a, b")),
+        ]);
+        let expected = "{path: /api/**, header.x: a*b/*, file: /a/*/b**, method: [GET, PUT, P*], \
+            ip: {not: {cidr: [10.0.0.0/8]}}, agent: {regex: \"bot|spider\"}, user: {present: false}, \
+            \"two words\": \"a, b\"}";
+        assert_eq!(when.to_string(), expected);
+        assert_eq!(When::default().to_string(), "{}");
+    }
+}
