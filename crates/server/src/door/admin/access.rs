@@ -1,8 +1,10 @@
 //! Who may ask.
 //!
-//! With a token: whoever shows it. Without one the door listens on loopback only, and still a web page open
+//! With a token: whoever shows it; health and metrics need none on loopback. Without one the door listens on loopback only, and still a web page open
 //! in a browser on this machine could make it ask: so the request must be addressed to this machine by
 //! address or as `localhost`, which a rebound name is not, and must not come from a page elsewhere.
+
+use std::{io, net::SocketAddr};
 
 use hyper::{
     Request, StatusCode, Uri,
@@ -15,6 +17,8 @@ use super::Problem;
 #[derive(Debug)]
 pub(super) struct Access {
     token: Option<Token>,
+    /// Whether only this machine reaches the door.
+    is_loopback: bool,
 }
 
 /// The token, kept from debug output.
@@ -27,17 +31,26 @@ impl std::fmt::Debug for Token {
 }
 
 impl Access {
-    pub(super) fn new(token: Option<String>) -> Self {
-        Self {
-            token: token.map(Token),
+    /// Access with `token`, if there is one, to a door that listens on `address`.
+    ///
+    /// # Errors
+    ///
+    /// Refuses a door that other machines reach and that asks for no token.
+    pub(super) fn new(token: Option<String>, address: SocketAddr) -> io::Result<Self> {
+        let is_loopback = address.ip().is_loopback();
+        let token = token.filter(|token| !token.is_empty()).map(Token);
+        if token.is_none() && !is_loopback {
+            let problem = format!(
+                "{address} can be reached from other machines; set a token, or listen on 127.0.0.1"
+            );
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, problem));
         }
+        Ok(Self { token, is_loopback })
     }
 
     pub(super) fn check(&self, request: &Request<Incoming>) -> Result<(), Problem> {
         match &self.token {
-            Some(token) if request.uri().path() == "/healthz" || token.is_shown_in(request) => {
-                Ok(())
-            }
+            Some(token) if token.is_shown_in(request) || self.is_open(request) => Ok(()),
             Some(_) => Err(Problem::new(
                 StatusCode::UNAUTHORIZED,
                 "show the admin token: `Authorization: Bearer TOKEN`",
@@ -49,6 +62,15 @@ impl Access {
             )),
         }
     }
+
+    /// What needs no token: that the process lives, and for who watches it from this machine how it does.
+    fn is_open(&self, request: &Request<Incoming>) -> bool {
+        match request.uri().path() {
+            "/healthz" => true,
+            "/readyz" | "/metrics" => self.is_loopback && is_local(request),
+            _ => false,
+        }
+    }
 }
 
 impl Token {
@@ -56,8 +78,11 @@ impl Token {
         let shown = request
             .headers()
             .get(AUTHORIZATION)
-            .and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
-        shown.is_some_and(|shown| equal_in_constant_time(shown, self.0.as_bytes()))
+            .and_then(|value| value.as_bytes().split_at_checked("Bearer ".len()));
+        shown.is_some_and(|(scheme, token)| {
+            scheme.eq_ignore_ascii_case(b"Bearer ")
+                && equal_in_constant_time(token, self.0.as_bytes())
+        })
     }
 }
 

@@ -52,7 +52,8 @@ pub struct Operated {
 ///
 /// # Errors
 ///
-/// What the system says if `socket` is not a listening socket.
+/// If other machines reach `socket` and there is no token; else what the system says if it is no
+/// listening socket.
 pub fn listen(
     server: &Server,
     socket: TcpListener,
@@ -67,7 +68,7 @@ pub fn listen(
     let admin = Arc::new(Admin {
         limiter,
         reloader,
-        access: Access::new(token),
+        access: Access::new(token, socket.local_addr()?)?,
     });
     server.listen(socket, bounds, move |stream, connection| {
         let admin = Arc::clone(&admin);
@@ -95,14 +96,18 @@ impl Admin {
 
     async fn route(&self, request: Request<Incoming>) -> Result<Answer, Problem> {
         let path = Path::parse(request.uri().path())?;
-        let method = request.method().clone();
+        let method = match request.method() {
+            // hyper leaves the body away.
+            &Method::HEAD => Method::GET,
+            method => method.clone(),
+        };
         let segments: Vec<&str> = path.segments().collect();
         match (segments.as_slice(), &method) {
             (["healthz"], &Method::GET) => Ok(json(StatusCode::OK, &json!({"ok": true}))),
             (["readyz"], &Method::GET) => Ok(self.readiness()),
             (["metrics"], &Method::GET) => Ok(self.metrics()),
             (["v1", "rules"], &Method::GET) => Ok(rules::list(&self.limiter)),
-            (["v1", "reload"], &Method::POST) => self.reload(),
+            (["v1", "reload"], &Method::POST) => self.reload().await,
             (["v1", "blocks"], &Method::GET) => Ok(blocks::list(&self.limiter)),
             (["v1", "blocks", rule, key @ ..], &Method::GET) => {
                 blocks::show(&self.limiter, rule, key)
@@ -155,20 +160,26 @@ impl Admin {
         answer
     }
 
-    fn reload(&self) -> Result<Answer, Problem> {
-        let Some(reloader) = &self.reloader else {
+    async fn reload(&self) -> Result<Answer, Problem> {
+        let Some(reloader) = self.reloader.clone() else {
             return Err(Problem::new(
                 StatusCode::CONFLICT,
                 "there is no rules file; start with --config FILE",
             ));
         };
-        match reloader.reload() {
-            Ok(rules) => Ok(json(StatusCode::OK, &json!({"rules": rules}))),
-            Err(error) => {
+        // A large file takes a while to read, and this worker has others to answer meanwhile.
+        let reloaded = tokio::task::spawn_blocking(move || reloader.reload()).await;
+        match reloaded {
+            Ok(Ok(rules)) => Ok(json(StatusCode::OK, &json!({"rules": rules}))),
+            Ok(Err(error)) => {
                 let detail = "the rules file cannot be used; the old rules are in force";
                 Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail)
                     .with_mistakes(error.problems()))
             }
+            Err(_) => Err(Problem::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the server is shutting down",
+            )),
         }
     }
 }

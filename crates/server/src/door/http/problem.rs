@@ -2,7 +2,7 @@
 
 use hyper::{
     StatusCode,
-    header::{ALLOW, CONTENT_TYPE, HeaderValue},
+    header::{ALLOW, CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE},
 };
 use serde::Serialize;
 use tidegate_core::RequestError;
@@ -56,10 +56,12 @@ impl Problem {
         }
     }
 
-    /// Several things are wrong: the first is the detail, all of them are listed.
+    /// Several things are wrong: the first is the detail, and all are listed, unless they are very many.
     pub(crate) fn several(mut problems: Vec<Self>) -> Self {
+        const LISTED: usize = 50;
         let mistakes: Vec<String> = problems
             .iter()
+            .take(LISTED)
             .map(|problem| problem.detail.clone())
             .collect();
         if problems.is_empty() {
@@ -118,6 +120,9 @@ impl Problem {
         );
         if let Some(allow) = self.allow {
             headers.insert(ALLOW, HeaderValue::from_static(allow));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         answer
     }
