@@ -1,56 +1,186 @@
-//! `ANY /v1/authorize`, asked as nginx, Caddy and Traefik ask.
+//! `ANY /v1/authorize`.
 
-use crate::{door::Door, wire::assert_problem};
+use crate::door::Door;
 
 const RULES: &str = "
 rules:
   - name: login
     when: {path: /login, method: POST}
     key: [ip]
-    limits: [{algorithm: fixed_window, limit: 1, window: 1min}]
+    limits: [1/h]
+  - name: api
+    when: {path: /api/**}
+    key: [customer]
+    limits: [1/h]
+  - name: tokens
+    when: {header.Authorization: {present: true}, host: api.example.org}
+    key: [header.authorization]
+    limits: [1/h]
 ";
 
-const NGINX: &str =
-    "x-original-method: POST\r\nx-original-uri: /login?next=/\r\nx-real-ip: 203.0.113.9\r\n";
-const CADDY: &str = "x-forwarded-method: POST\r\nx-forwarded-uri: /login\r\nx-forwarded-host: a.example\r\nx-forwarded-for: 203.0.113.9\r\n";
+const LOGIN: [(&str, &str); 2] = [
+    ("x-original-method", "POST"),
+    ("x-original-uri", "/login?next=/"),
+];
 
 #[test]
-fn proxies_are_answered_by_what_they_forward() {
-    for (line, headers) in [
-        ("GET /v1/authorize", NGINX),
-        ("GET /v1/authorize?proxy=nginx", NGINX),
-        ("GET /v1/authorize", CADDY),
-        ("POST /v1/authorize?proxy=caddy", CADDY),
-        ("GET /v1/authorize?proxy=traefik", CADDY),
-    ] {
-        let door = Door::open(RULES);
-        let mut proxy = door.connect();
-        let first = proxy.ask(line, headers, b"");
-        assert_eq!(first.status, 200, "{line}: {first:?}");
-        assert_eq!(first.json()["rule"], "login", "{line}");
-        let second = proxy.ask(line, headers, b"");
-        assert_eq!(second.status, 429, "{line}: {second:?}");
-        assert_eq!(second.header("retry-after"), Some("60"));
-        let other = headers.replace("203.0.113.9", "203.0.113.10");
-        assert_eq!(proxy.ask(line, &other, b"").status, 200, "{line}");
+fn nginx_is_answered() {
+    let door = Door::open(RULES);
+    let from = |ip: &str| {
+        let headers = [
+            LOGIN[0],
+            LOGIN[1],
+            ("x-real-ip", ip),
+            ("x-forwarded-for", "6.6.6.6"),
+        ];
+        door.authorize("", &headers)
+    };
+    let allowed = from("203.0.113.9");
+    assert_eq!(
+        (allowed.status, &allowed.json()["rule"]),
+        (200, &"login".into())
+    );
+    assert_eq!(allowed.header("ratelimit"), Some(r#""login";r=0;t=3600"#));
+    let denied = from("203.0.113.9");
+    assert_eq!(
+        (denied.status, denied.header("retry-after")),
+        (429, Some("3600"))
+    );
+    assert_eq!(from("203.0.113.10").status, 200);
+}
+
+#[test]
+fn caddy_and_traefik_are_answered_whatever_the_method() {
+    let door = Door::open(RULES);
+    let mut client = door.connect();
+    let headers = [
+        ("x-forwarded-method", "POST"),
+        ("x-forwarded-uri", "/login"),
+        ("x-forwarded-for", "6.6.6.6, 203.0.113.9"),
+        ("x-real-ip", "7.7.7.7"),
+    ];
+    assert_eq!(
+        client.ask("GET", "/v1/authorize", &headers, b"").status,
+        200
+    );
+    for method in ["HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"] {
+        assert_eq!(
+            client.ask(method, "/v1/authorize", &headers, b"").status,
+            429,
+            "{method}"
+        );
     }
 }
 
 #[test]
-fn a_proxy_may_choose_the_status_of_a_denial() {
+fn a_proxy_may_wish_for_another_status() {
     let door = Door::open(RULES);
-    let mut proxy = door.connect();
+    assert_eq!(door.authorize("?deny=403", &LOGIN).status, 200);
+    let denied = door.authorize("?deny=403", &LOGIN);
     assert_eq!(
-        proxy.ask("GET /v1/authorize?deny=403", NGINX, b"").status,
-        200
+        (denied.status, &denied.json()["reason"]),
+        (403, &"limit".into())
     );
     assert_eq!(
-        proxy.ask("GET /v1/authorize?deny=403", NGINX, b"").status,
-        403
+        door.authorize("?deny=503&proxy=nginx&hops=0", &LOGIN)
+            .status,
+        503
     );
-    for query in ["deny=200", "deny=x", "proxy=apache", "hops=99", "what=1"] {
-        let reply = proxy.ask(&format!("GET /v1/authorize?{query}"), NGINX, b"");
-        let name = query.split('=').next().unwrap();
-        assert_problem(&reply, 400, &[name]);
+    for (query, expected) in [
+        (
+            "?deny=200",
+            "deny: must be a status from 400 to 599, such as 403",
+        ),
+        (
+            "?deny=x",
+            "deny: must be a status from 400 to 599, such as 403",
+        ),
+        ("?proxy=apache", "proxy: must be nginx, caddy or traefik"),
+        ("?hops=-1", "hops: must be a number from 0 to 16"),
+        (
+            "?denny=403",
+            "query: unknown option `denny`; there are deny, proxy and hops",
+        ),
+    ] {
+        let refused = door.authorize(query, &LOGIN);
+        assert_eq!(
+            (refused.status, refused.problem().as_str()),
+            (400, expected),
+            "{query}"
+        );
     }
+}
+
+#[test]
+fn headers_of_two_families_that_disagree_are_refused() {
+    let door = Door::open(RULES);
+    let headers = [LOGIN[0], LOGIN[1], ("x-forwarded-uri", "/harmless")];
+    let refused = door.authorize("", &headers);
+    assert_eq!(refused.status, 400);
+    let problem = refused.problem();
+    assert!(
+        problem.starts_with("x-original-uri and x-forwarded-uri contradict"),
+        "{problem}"
+    );
+    assert_eq!(
+        door.authorize("?proxy=nginx", &headers).json()["rule"],
+        "login"
+    );
+    assert_eq!(
+        door.authorize("?proxy=caddy", &headers).json()["rule"],
+        serde_json::Value::Null
+    );
+}
+
+#[test]
+fn headers_are_entries() {
+    let door = Door::open(RULES);
+    let api = [("x-forwarded-uri", "/api/v1"), ("x-customer", "acme")];
+    assert_eq!(door.authorize("", &api).json()["rule"], "api");
+    assert_eq!(door.authorize("", &api).status, 429);
+    let bearer = [
+        ("authorization", "Bearer x"),
+        ("x-forwarded-host", "API.example.org:443"),
+    ];
+    assert_eq!(door.authorize("", &bearer).json()["rule"], "tokens");
+    assert_eq!(door.authorize("", &bearer).status, 429);
+}
+
+#[test]
+fn a_path_written_otherwise_is_the_same_path() {
+    let door = Door::open(RULES);
+    for (uri, status) in [
+        ("/login", 200),
+        ("/%6Cogin", 429),
+        ("/x/..//../login", 429),
+        ("/./login?a", 429),
+    ] {
+        let headers = [LOGIN[0], ("x-original-uri", uri)];
+        assert_eq!(door.authorize("", &headers).status, status, "{uri}");
+    }
+}
+
+#[test]
+fn hops_are_counted_from_the_right() {
+    let door = Door::open(RULES);
+    let from = |query: &str, list: &str| {
+        let headers = [
+            ("x-forwarded-method", "POST"),
+            ("x-forwarded-uri", "/login"),
+            ("x-forwarded-for", list),
+        ];
+        door.authorize(query, &headers).status
+    };
+    assert_eq!(from("?hops=1", "6.6.6.6, 203.0.113.9, 10.0.0.1"), 200);
+    assert_eq!(from("?hops=1", "7.7.7.7, 203.0.113.9, 10.0.0.1"), 429);
+    assert_eq!(
+        from("", "7.7.7.7, 203.0.113.9, 10.0.0.1"),
+        200,
+        "the last is 10.0.0.1"
+    );
+    assert_eq!(
+        from("?hops=9", "203.0.113.9"),
+        200,
+        "too short a list: the peer"
+    );
 }

@@ -1,107 +1,402 @@
-//! Bad input is a problem document that names the field, whatever it is, and never a failure of the server.
+//! What cannot be understood is refused with its field named, and nothing breaks.
 
-use std::time::Duration;
+use std::sync::Mutex;
 
 use proptest::prelude::*;
-use tidegate_server::net::Bounds;
+use serde_json::{Value, json};
 
-use crate::{
-    door::Door,
-    wire::{Client, assert_problem},
-};
+use crate::{client::Client, door::Door};
 
-const RULES: &str = "rules: [{name: r, key: [ip], limits: [1/s]}]";
+const RULES: &str = "rules: [{name: all, key: [ip], limits: [1000/s]}]";
 
-#[test]
-fn a_body_that_is_wrong_is_refused_by_the_field() {
-    let door = Door::open(RULES);
-    for (body, words) in [
-        ("", &["body"][..]),
-        ("{", &["body"]),
-        ("[]", &["body"]),
-        ("{}", &["entries"]),
-        (r#"{"entries": []}"#, &["entries"]),
-        (r#"{"entries": {"ip": 1}}"#, &["ip"]),
-        (r#"{"entires": {}}"#, &["entires", "entries"]),
-        (r#"{"entries": {}, "cost": 0}"#, &["cost"]),
-        (r#"{"entries": {}, "cost": -1}"#, &["cost"]),
-        (r#"{"entries": {"ip": "a", "ip": "b"}}"#, &["ip"]),
-        (r#"{"entries": {"": "a"}}"#, &["entries"]),
-    ] {
-        for path in ["/v1/check", "/v1/peek"] {
-            assert_problem(&door.post(path, body), 400, words);
-        }
-    }
+fn refused(door: &Door, path: &str, body: &str) -> String {
+    let answer = door.post(path, body);
+    assert_eq!(answer.status, 400, "{body}: {answer:?}");
+    answer.problem()
 }
 
 #[test]
-fn what_is_too_long_or_too_many_is_refused() {
-    let door = Door::open(RULES);
-    let long = format!(r#"{{"entries": {{"ip": "{}"}}}}"#, "x".repeat(9_000));
-    assert_problem(&door.post("/v1/check", &long), 400, &["ip"]);
-    let many: Vec<String> = (0..5_000).map(|n| format!(r#""e{n}": "v""#)).collect();
-    let many = format!(r#"{{"entries": {{{}}}}}"#, many.join(","));
-    assert_problem(&door.post("/v1/check", &many), 400, &["entries", "64"]);
-}
-
-#[test]
-fn wrong_methods_and_paths_say_what_there_is() {
+fn json_that_is_none_is_refused_with_its_place() {
     let door = Door::open(RULES);
     for path in ["/v1/check", "/v1/peek", "/v1/throttle"] {
-        let reply = door.connect().ask(&format!("GET {path}"), "", b"");
-        assert_problem(&reply, 405, &["POST"]);
-        assert_eq!(reply.header("allow"), Some("POST"));
+        assert!(refused(&door, path, "").contains("line 1 column 0"));
+        let problem = refused(&door, path, "{\"key\":\n  nul}");
+        assert_eq!(
+            problem,
+            "body: is no JSON: expected ident at line 2 column 6"
+        );
+        assert!(refused(&door, path, "{} {}").contains("trailing characters"));
+        assert!(refused(&door, path, &"[".repeat(10_000)).contains("recursion limit"));
+        assert_eq!(
+            refused(&door, path, "[1]"),
+            "body: expected an object, got a list"
+        );
     }
-    assert_problem(&door.post("/v1/chekc", "{}"), 404, &["/v1/check"]);
+    let mut client = door.connect();
+    let answer = client.ask("POST", "/v1/check", &[], b"{\"\xff\": 1}");
+    assert_eq!(answer.status, 400);
+    assert!(answer.problem().contains("invalid unicode"), "{answer:?}");
 }
 
+/// Bodies, and what is said of them.
+const BAD_CHECKS: &[(&str, &str)] = &[
+    (
+        "{}",
+        "entries: is missing; it describes the request, such as {\"ip\": \"203.0.113.9\"}",
+    ),
+    (
+        r#"{"entries": []}"#,
+        "entries: expected an object of names and texts, got a list",
+    ),
+    (
+        r#"{"entries": {"ip": 9}}"#,
+        "entries.ip: expected a text, got 9",
+    ),
+    (
+        r#"{"entries": {"ip": "a", "ip": "b"}}"#,
+        "entries.ip: is given twice; give every entry once",
+    ),
+    (
+        r#"{"entries": {}, "costs": 1}"#,
+        "costs: unknown field; did you mean `cost`?",
+    ),
+    (
+        r#"{"entries": {}, "cost": 0}"#,
+        "cost: must be from 1 to 999999999999999, got 0",
+    ),
+    (
+        r#"{"entries": {}, "cost": -1}"#,
+        "cost: expected a whole number from 0, got -1",
+    ),
+    (
+        r#"{"entries": {}, "cost": 1.5}"#,
+        "cost: expected a whole number from 0, got 1.5",
+    ),
+    (
+        r#"{"entries": {}, "cost": "1"}"#,
+        "cost: expected a whole number from 0, got \"1\"",
+    ),
+    (
+        r#"{"entries": {}, "cost": 99999999999999999999}"#,
+        "cost: expected a whole number from 0, got 100000000000000000000",
+    ),
+    (
+        r#"{"entries": {}, "entries": {}}"#,
+        "entries: is given twice; give it once",
+    ),
+];
+
 #[test]
-fn a_body_over_the_bound_is_not_read() {
+fn what_is_wrong_with_a_check_is_said() {
     let door = Door::open(RULES);
-    let mut announced = door.connect();
-    announced.send(b"POST /v1/check HTTP/1.1\r\nhost: a\r\ncontent-length: 99999999\r\n\r\n");
-    assert_problem(&announced.reply(), 413, &["body"]);
-    let mut chunked = door.connect();
-    chunked
-        .send(b"POST /v1/check HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n40001\r\n");
-    chunked.send(&vec![b' '; 0x4_0001]);
-    assert_problem(&chunked.reply(), 413, &["body"]);
-}
-
-#[test]
-fn a_body_that_does_not_arrive_ends_the_connection() {
-    let bounds = Bounds {
-        request: Duration::from_millis(50),
-        ..Bounds::default()
-    };
-    let door = Door::with(RULES, bounds);
-    let mut slow = door.connect();
-    slow.send(b"POST /v1/check HTTP/1.1\r\nhost: a\r\ncontent-length: 10\r\n\r\n{");
-    let rest = slow.rest();
+    let entry = |name: &str, value: &str| format!(r#"{{"entries": {{"{name}": "{value}"}}}}"#);
+    let many: Vec<String> = (0..5_000).map(|n| format!("\"e{n}\": \"\"")).collect();
+    for (body, expected) in BAD_CHECKS {
+        assert_eq!(refused(&door, "/v1/check", body), *expected, "{body}");
+    }
+    for (body, expected) in [
+        (
+            &entry("", "x"),
+            "entries: an entry's name must not be empty",
+        ),
+        (
+            &entry("ip", ""),
+            "entries.ip: must not be empty; rule \"all\" counts by it",
+        ),
+        (
+            &format!("{{\"entries\": {{{}}}}}", many.join(",")),
+            "entries: 5000 entries are over the maximum of 64",
+        ),
+    ] {
+        assert_eq!(refused(&door, "/v1/check", body), expected, "{body}");
+    }
+    let long = refused(&door, "/v1/check", &entry("ip", &"x".repeat(2_000)));
     assert!(
-        !rest.starts_with("HTTP/1.1 2") && !rest.starts_with("HTTP/1.1 5"),
-        "{rest}"
+        long.starts_with("entries.ip: takes the key of rule \"all\" to"),
+        "{long}"
+    );
+    let longer = refused(&door, "/v1/check", &entry("ip", &"x".repeat(9_000)));
+    assert_eq!(
+        longer,
+        "entries.ip: 9000 bytes are over the maximum of 8192"
     );
 }
 
-fn ask(client: &mut Client, path: &str, body: &[u8]) -> u16 {
-    client.ask(&format!("POST {path}"), "", body).status
+/// The fields beside a key, and what is said of them.
+const BAD_THROTTLES: &[(&str, &str)] = &[
+    (
+        r#""algorithm": "gcr", "rate": "1/s""#,
+        "algorithm: expected one of gcra, token_bucket, leaky_bucket, fixed_window, sliding_window_log, sliding_window_counter, got \"gcr\"",
+    ),
+    (r#""algorithm": "gcra""#, "rate: is missing"),
+    (
+        r#""algorithm": "gcra", "rate": "0/s""#,
+        "rate: must be at least 1, got 0",
+    ),
+    (
+        r#""algorithm": "gcra", "rate": "5 per minute""#,
+        "rate: expected a rate such as 20/min or 5/10s, got \"5 per minute\"",
+    ),
+    (
+        r#""algorithm": "gcra", "rate": 5"#,
+        "rate: expected a rate such as \"20/min\", got 5",
+    ),
+    (
+        r#""algorithm": "gcra", "rate": "1/s", "bursts": 5"#,
+        "bursts: unknown field; did you mean `burst`?",
+    ),
+    (
+        r#""algorithm": "gcra", "rate": "1/s", "capacity": 5"#,
+        "capacity: is not a field of gcra, which takes rate, burst",
+    ),
+    (
+        r#""algorithm": "gcra", "rate": "1/s", "burst": 1000000000000000"#,
+        "burst: 1000000000000000 is over the maximum of 999999999999999",
+    ),
+    (
+        r#""algorithm": "gcra", "rate": "1/s", "cost": 0"#,
+        "cost: must be from 1 to 999999999999999, got 0",
+    ),
+    (
+        r#""algorithm": "gcra", "rate": "1/s", "peek": 1"#,
+        "peek: expected true or false, got 1",
+    ),
+    (
+        r#""algorithm": "gcra", "rate": "1/s", "soft": "x%""#,
+        "soft: expected a percentage such as \"10%\", got \"x%\"",
+    ),
+    (
+        r#""algorithm": "gcra", "rate": "1/s", "soft": 2000"#,
+        "soft: 2000% is over the maximum of 1000%",
+    ),
+    (
+        r#""algorithm": "fixed_window", "limit": 5, "window": "60""#,
+        "window: expected a duration with its unit, such as 500ms, 20s, 1min, 1h or 1d, got \"60\"",
+    ),
+    (
+        r#""algorithm": "fixed_window", "limit": 5, "anchor": "monday""#,
+        "anchor: expected epoch, first_request, or {\"calendar\": \"month\", \"zone\": \"UTC\"}, got \"monday\"",
+    ),
+    (
+        r#""algorithm": "fixed_window", "limit": 5, "anchor": {}"#,
+        "anchor: needs `calendar`: day, week or month",
+    ),
+    (
+        r#""algorithm": "fixed_window", "limit": 5, "anchor": {"calendar": "day", "zone": "Mars"}"#,
+        "anchor: zone: \"Mars\" is not an IANA time zone such as UTC or Europe/Berlin",
+    ),
+    (
+        r#""algorithm": "fixed_window", "limit": 5, "anchor": {"calendar": "year"}"#,
+        "anchor.calendar: expected one of day, week, month, got \"year\"",
+    ),
+    (
+        r#""algorithm": "fixed_window", "limit": 5, "anchor": {"calendar": "day", "zones": "UTC"}"#,
+        "anchor.zones: unknown field; did you mean `zone`?",
+    ),
+    (
+        r#""limits": "1/s""#,
+        "limits: expected a list of limits such as [\"1/s\", \"20/min\"], got \"1/s\"",
+    ),
+    (r#""limits": []"#, "limits: must name at least one limit"),
+    (
+        r#""limits": ["1/s", 5]"#,
+        "limits[1]: expected a rate such as \"20/min\" or the fields of a limit, got 5",
+    ),
+    (
+        r#""limits": ["1/s", {"algorithm": "gcra", "rat": "1/s"}]"#,
+        "limits[1].rat: unknown field; did you mean `rate`?",
+    ),
+    (
+        r#""limits": ["1/s", {"algorithm": "gcra"}]"#,
+        "limits[1].rate: is missing",
+    ),
+    (
+        r#""limits": ["1/s"], "burst": 5"#,
+        "burst: stands beside `limits`; put it into one of them",
+    ),
+];
+
+#[test]
+fn what_is_wrong_with_a_throttle_is_said() {
+    let door = Door::open(RULES);
+    let limits: Vec<&str> = vec!["\"1/s\""; 17];
+    let check = |rest: &str, expected: &str| {
+        let body = format!("{{\"key\": \"k\", {rest}}}");
+        assert_eq!(refused(&door, "/v1/throttle", &body), expected, "{rest}");
+    };
+    for (rest, expected) in BAD_THROTTLES {
+        check(rest, expected);
+    }
+    let limits = format!("\"limits\": [{}]", limits.join(","));
+    check(&limits, "limits: 17 limits are over the maximum of 16");
 }
 
 #[test]
-fn no_body_is_answered_with_a_failure() {
+fn keys_are_bounded() {
     let door = Door::open(RULES);
-    let text = prop_oneof![
-        prop::collection::vec(any::<u8>(), 0..400),
-        "[{}\\[\\]\":, a-z0-9]{0,200}".prop_map(String::into_bytes),
-        r#"\{"(key|entries|limits|rate|cost|anchor)": ("[ -~]{0,20}"|-?[0-9]{1,25}|\{"ip": "a"\}|\[[0-9],"1/s"\])\}"#
-            .prop_map(String::into_bytes),
+    let limit = r#""algorithm": "gcra", "rate": "1/s""#;
+    let with_key = |key: &str| format!("{{\"key\": {key}, {limit}}}");
+    assert_eq!(
+        refused(&door, "/v1/throttle", &format!("{{{limit}}}")),
+        "key: is missing; it says whose count it is"
+    );
+    assert_eq!(
+        refused(&door, "/v1/throttle", &with_key("\"\"")),
+        "key: must not be empty"
+    );
+    assert_eq!(
+        refused(&door, "/v1/throttle", &with_key("null")),
+        "key: expected a text that says whose count it is, got null"
+    );
+    let key = |length: usize| with_key(&format!("\"{}\"", "k".repeat(length)));
+    assert_eq!(
+        refused(&door, "/v1/throttle", &key(1_024)),
+        "key: 1024 bytes is over the maximum of 1023"
+    );
+    assert_eq!(door.post("/v1/throttle", &key(1_023)).status, 200);
+}
+
+#[test]
+fn every_mistake_is_listed() {
+    let door = Door::open(RULES);
+    let body = r#"{"algorithm": "gcra", "rate": "x", "bursts": 1, "cost": 0, "peek": "no"}"#;
+    let document = door.post("/v1/throttle", body).json();
+    let mistakes: Vec<&str> = document["mistakes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(Value::as_str)
+        .collect();
+    let fields: Vec<&str> = mistakes
+        .iter()
+        .filter_map(|mistake| mistake.split(':').next())
+        .collect();
+    assert_eq!(fields, ["rate", "bursts", "cost", "peek", "key"]);
+    assert_eq!(
+        (&document["field"], &document["title"]),
+        (&json!("rate"), &json!("Bad Request"))
+    );
+}
+
+#[test]
+fn wrong_methods_and_paths_are_told_the_right_ones() {
+    let door = Door::open(RULES);
+    let mut client = door.connect();
+    for path in ["/v1/check", "/v1/peek", "/v1/throttle"] {
+        let answer = client.ask("GET", path, &[], b"");
+        assert_eq!((answer.status, answer.header("allow")), (405, Some("POST")));
+        assert_eq!(answer.problem(), "this path takes POST");
+    }
+    for path in ["/", "/v1/chek", "/v1/check/", "/healthz", "/%76%31/check"] {
+        let answer = client.ask("POST", path, &[], b"{}");
+        assert_eq!(answer.status, 404, "{path}");
+        assert!(answer.problem().contains("/v1/throttle"));
+    }
+}
+
+#[test]
+fn refusals_are_counted_and_denials_are_none() {
+    let door = Door::open(RULES);
+    refused(&door, "/v1/check", "{}");
+    door.post("/v1/throttle", r#"{"key": "k", "limits": ["1/h"]}"#);
+    door.post("/v1/throttle", r#"{"key": "k", "limits": ["1/h"]}"#);
+    let metrics = door.limiter.exposition();
+    for line in [
+        "tidegate_bad_requests_total{door=\"http\"} 1",
+        "tidegate_verdicts_total{door=\"http\",outcome=\"allowed\"} 1",
+        "tidegate_verdicts_total{door=\"http\",outcome=\"limit\"} 1",
+    ] {
+        assert!(
+            metrics.lines().any(|found| found == line),
+            "{line}: {metrics}"
+        );
+    }
+}
+
+/// Bodies that are nearly right, and octets that are not.
+fn bodies() -> impl Strategy<Value = Vec<u8>> {
+    let name = prop::sample::select(vec![
+        "key",
+        "cost",
+        "peek",
+        "limits",
+        "entries",
+        "algorithm",
+        "rate",
+        "burst",
+        "capacity",
+        "refill",
+        "refill_mode",
+        "leak",
+        "queue",
+        "limit",
+        "window",
+        "anchor",
+        "buckets",
+        "strict",
+        "soft",
+        "count_denied",
+        "calendar",
+        "x",
+    ]);
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<u64>().prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        (0_u64..20).prop_map(Value::from),
+        "\\PC{0,20}".prop_map(Value::from),
+        "[0-9]{1,20}/?[0-9]{0,3}(s|min|h|d|us|)".prop_map(Value::from),
+        prop::sample::select(vec![
+            "gcra",
+            "token_bucket",
+            "leaky_bucket",
+            "fixed_window",
+            "sliding_window_log",
+            "sliding_window_counter",
+            "1/s",
+            "20/min",
+            "1d",
+            "10%",
+            "interval",
+            "epoch",
+            "first_request",
+            "month",
+            "UTC",
+        ])
+        .prop_map(Value::from),
     ];
-    proptest!(ProptestConfig::with_cases(128), |(body in text)| {
-        let mut client = door.connect();
-        for path in ["/v1/check", "/v1/peek", "/v1/throttle"] {
-            let status = ask(&mut client, path, &body);
-            prop_assert!(status < 500, "{} to {}", status, path);
+    let tree = leaf.prop_recursive(3, 24, 6, move |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::vec((name.clone(), inner), 0..8).prop_map(|members| members
+                .into_iter()
+                .map(|(name, value)| (name.to_owned(), value))
+                .collect()),
+        ]
+    });
+    let json = tree.prop_map(|value| value.to_string().into_bytes());
+    let cut = (json.clone(), any::<prop::sample::Index>()).prop_map(|(mut body, at)| {
+        body.truncate(at.index(body.len() + 1));
+        body
+    });
+    prop_oneof![4 => json, 1 => cut, 1 => prop::collection::vec(any::<u8>(), 0..64)]
+}
+
+#[test]
+fn no_body_breaks_it() {
+    let door = Door::open(RULES);
+    let client: Mutex<Client> = Mutex::new(door.connect());
+    let config = ProptestConfig::with_cases(2_000);
+    proptest!(config, |(path in prop::sample::select(vec!["/v1/check", "/v1/peek", "/v1/throttle"]), body in bodies())| {
+        // One connection for all: a body that broke it would be followed by an error here.
+        let answer = client.lock().unwrap().ask("POST", path, &[], &body);
+        prop_assert!(matches!(answer.status, 200 | 400 | 429), "{answer:?}");
+        if answer.status == 400 {
+            prop_assert!(!answer.problem().is_empty());
+        } else {
+            prop_assert_eq!(&answer.json()["allowed"], &Value::from(answer.status == 200));
         }
     });
 }

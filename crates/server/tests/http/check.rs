@@ -1,174 +1,178 @@
-//! `POST /v1/check` and `/v1/peek`: the verdict, its headers, and what is charged.
+//! `POST /v1/check` and `POST /v1/peek`.
 
 use serde_json::{Value, json};
+use tidegate_core::{MemoryBounds, WhenFull};
+use tidegate_server::net::Bounds;
 
 use crate::door::Door;
 
-const LOGIN: &str = r#"{"entries": {"ip": "203.0.113.9", "path": "/login"}}"#;
-
 const RULES: &str = "
 rules:
-  - name: login
-    when: {path: /login}
-    key: [ip]
-    limits: [{algorithm: token_bucket, capacity: 2, refill: 1/s}]
+  - name: api
+    when: {path: /api/**}
+    key: [customer]
+    limits: [2/s, 3/min]
+    algorithm: sliding_window_log
+  - name: exports
+    when: {path: /export}
+    limits: [{algorithm: leaky_bucket, capacity: 1, leak: 1/s, queue: true}]
+  - name: seen
+    when: {path: /seen}
+    limits: [{algorithm: fixed_window, limit: 1, window: 1min}]
+    mode: shadow
+  - name: soft
+    when: {path: /soft}
+    limits: [{algorithm: fixed_window, limit: 10, window: 1min, soft: 10%}]
 ";
 
-/// The names of the members of a JSON object, sorted.
-fn names(value: &Value) -> Vec<&str> {
-    let mut names: Vec<&str> = value
-        .as_object()
-        .unwrap()
-        .keys()
-        .map(String::as_str)
-        .collect();
-    names.sort_unstable();
-    names
+fn api() -> &'static str {
+    r#"{"entries": {"path": "/api/x", "customer": "acme"}}"#
 }
 
 #[test]
-fn a_request_is_allowed_until_it_is_not_and_again_when_it_was_told() {
+fn a_verdict_has_exactly_the_documented_fields() {
     let door = Door::open(RULES);
-    let first = door.post("/v1/check", LOGIN);
-    assert_eq!(first.status, 200, "{first:?}");
-    assert_eq!(first.header("content-type"), Some("application/json"));
-    let verdict = first.json();
-    assert_eq!(verdict["allowed"], true);
-    assert_eq!(verdict["rule"], "login");
-    assert_eq!(
-        (&verdict["limit"], &verdict["remaining"]),
-        (&json!(2), &json!(1))
-    );
-    assert!(verdict.get("reason").is_none(), "{verdict}");
-    assert_eq!(first.header("ratelimit"), Some("\"login\";r=1;t=1"));
-    assert_eq!(first.header("ratelimit-policy"), Some("\"login\";q=2;w=2"));
-    assert_eq!(first.header("retry-after"), None);
-
-    assert_eq!(door.post("/v1/check", LOGIN).status, 200);
-    door.at_millis(1);
-    let denied = door.post("/v1/check", LOGIN);
-    assert_eq!(denied.status, 429, "{denied:?}");
-    let verdict = denied.json();
-    assert_eq!(verdict["reason"], "limit");
-    assert_eq!(verdict["retry_after_ms"], 999);
-    assert_eq!(denied.header("retry-after"), Some("1"));
-    door.at_millis(999);
-    assert_eq!(door.post("/v1/check", LOGIN).status, 429);
-    door.at_millis(1_000);
-    assert_eq!(door.post("/v1/check", LOGIN).status, 200);
-}
-
-#[test]
-fn the_verdict_has_the_fields_of_the_contract() {
-    let door = Door::open(RULES);
-    let verdict = door
-        .post(
-            "/v1/check",
-            r#"{"entries": {"ip": "a", "path": "/login"}, "cost": 3}"#,
-        )
-        .json();
-    let expected = "allowed delay_ms exactness limit limits reason remaining reset_after_ms retry_after_ms rule";
-    assert_eq!(names(&verdict).join(" "), expected);
-    for field in
-        "allowed limit policy remaining reset_after_ms retry_after_ms rule shadow".split(' ')
-    {
-        assert!(
-            verdict["limits"][0].get(field).is_some(),
-            "{field}: {verdict}"
-        );
-    }
-    assert_eq!(verdict["exactness"], "exact");
-}
-
-#[test]
-fn what_can_never_pass_has_no_retry_after() {
-    let door = Door::open(RULES);
-    let body = r#"{"entries": {"ip": "a", "path": "/login"}, "cost": 3}"#;
-    let reply = door.post("/v1/check", body);
-    assert_eq!(reply.status, 429);
-    assert_eq!(reply.json()["retry_after_ms"], Value::Null);
-    assert_eq!(reply.header("retry-after"), None);
-    assert!(reply.header("ratelimit").is_some(), "{reply:?}");
-}
-
-#[test]
-fn a_request_that_no_rule_matches_is_allowed() {
-    let reply = Door::open(RULES).post("/v1/check", r#"{"entries": {}}"#);
-    assert_eq!(reply.status, 200);
-    let verdict = reply.json();
-    assert_eq!(
-        (&verdict["allowed"], &verdict["rule"]),
-        (&json!(true), &Value::Null)
-    );
-    assert_eq!(verdict["limits"], json!([]));
-    assert_eq!(reply.header("ratelimit"), None);
-}
-
-#[test]
-fn peeking_charges_nothing() {
-    let door = Door::open(RULES);
-    for _ in 0..5 {
-        let reply = door.post("/v1/peek", LOGIN);
-        assert_eq!(
-            (reply.status, &reply.json()["allowed"]),
-            (200, &json!(true))
-        );
-    }
-    assert_eq!(door.post("/v1/check", LOGIN).json()["remaining"], 1);
-}
-
-#[test]
-fn shadow_never_denies_and_soft_admits_a_little_more() {
-    let door = Door::open("
-rules:
-  - {name: shadow, mode: shadow, when: {path: /a}, limits: [{algorithm: fixed_window, limit: 1, window: 1min}]}
-  - {name: soft, when: {path: /b}, limits: [{algorithm: fixed_window, limit: 10, window: 1min, soft: 10%}]}
-");
-    let ask = |path: &str| {
-        door.post(
-            "/v1/check",
-            &format!(r#"{{"entries": {{"path": "{path}"}}}}"#),
-        )
+    let (status, verdict) = door.verdict("/v1/check", api());
+    assert_eq!(status, 200);
+    let line = |policy: &str, limit: u64, reset: u64| {
+        json!({
+            "rule": "api", "policy": policy, "allowed": true, "over_limit": false, "limit": limit,
+            "remaining": limit - 1, "reset_after_ms": reset, "retry_after_ms": 0, "delay_ms": 0, "shadow": false,
+        })
     };
-    ask("/a");
-    let second = ask("/a");
-    assert_eq!(second.status, 200, "{second:?}");
-    let line = &second.json()["limits"][0];
+    let expected = json!({
+        "allowed": true, "rule": "api", "limit": 2, "remaining": 1, "reset_after_ms": 1_000,
+        "retry_after_ms": 0, "delay_ms": 0, "exactness": "exact",
+        "limits": [line("2/s", 2, 1_000), line("3/min", 3, 60_000)],
+    });
+    assert_eq!(verdict, expected);
+}
+
+#[test]
+fn a_denial_says_why_and_for_how_long() {
+    let door = Door::open(RULES);
+    for _ in 0..2 {
+        assert_eq!(door.verdict("/v1/check", api()).0, 200);
+    }
+    door.at_millis(400);
+    let (status, verdict) = door.verdict("/v1/check", api());
+    assert_eq!(status, 429);
+    let field = |name: &str| verdict[name].clone();
+    assert_eq!(field("allowed"), false);
+    assert_eq!(field("reason"), "limit");
+    assert_eq!(field("rule"), "api");
+    assert_eq!((field("limit"), field("remaining")), (json!(2), json!(0)));
+    assert_eq!(field("retry_after_ms"), 600);
+    // The minute's limit would have let it pass, and was not charged.
+    assert_eq!(verdict["limits"][1]["allowed"], true);
+    assert_eq!(verdict["limits"][1]["remaining"], 1);
+    // Not a millisecond sooner.
+    door.at_millis(999);
+    assert_eq!(door.verdict("/v1/check", api()).0, 429);
+    door.at_millis(1_000);
+    assert_eq!(door.verdict("/v1/check", api()).0, 200);
+}
+
+#[test]
+fn a_peek_answers_what_the_check_would_and_charges_nothing() {
+    let door = Door::open(RULES);
+    let (peeked, again) = (
+        door.verdict("/v1/peek", api()),
+        door.verdict("/v1/peek", api()),
+    );
+    assert_eq!(peeked, again);
+    assert_eq!(peeked, door.verdict("/v1/check", api()));
+    assert_ne!(peeked, door.verdict("/v1/peek", api()));
+}
+
+#[test]
+fn who_meets_no_rule_is_allowed_by_nobody() {
+    let door = Door::open(RULES);
+    let expected = json!({
+        "allowed": true, "rule": null, "limit": null, "remaining": null, "reset_after_ms": null,
+        "retry_after_ms": 0, "delay_ms": 0, "exactness": "exact", "limits": [],
+    });
+    for entries in [r#"{"path": "/"}"#, "{}", r#"{"path": "/api/x"}"#] {
+        let body = format!("{{\"entries\": {entries}}}");
+        assert_eq!(door.verdict("/v1/check", &body), (200, expected.clone()));
+    }
+}
+
+#[test]
+fn a_queue_delays_and_a_cost_that_never_fits_is_told_so() {
+    let door = Door::open(RULES);
+    let export = |cost: u64| format!(r#"{{"entries": {{"path": "/export"}}, "cost": {cost}}}"#);
+    assert_eq!(door.verdict("/v1/check", &export(1)).1["delay_ms"], 0);
+    let (status, second) = door.verdict("/v1/check", &export(1));
+    assert_eq!((status, &second["delay_ms"]), (200, &json!(1_000)));
+    assert_eq!(second["limits"][0]["delay_ms"], 1_000);
+    let (status, third) = door.verdict("/v1/check", &export(3));
+    assert_eq!((status, &third["retry_after_ms"]), (429, &Value::Null));
+}
+
+#[test]
+fn a_shadow_never_denies_and_a_soft_limit_marks() {
+    let door = Door::open(RULES);
+    let seen = r#"{"entries": {"path": "/seen"}}"#;
+    assert_eq!(door.verdict("/v1/check", seen).0, 200);
+    let (status, verdict) = door.verdict("/v1/check", seen);
+    assert_eq!((status, &verdict["allowed"]), (200, &json!(true)));
     assert_eq!(
-        (&line["allowed"], &line["shadow"]),
-        (&json!(false), &json!(true))
+        (&verdict["rule"], &verdict["limit"]),
+        (&Value::Null, &Value::Null)
+    );
+    let line = &verdict["limits"][0];
+    assert_eq!(
+        (&line["shadow"], &line["allowed"]),
+        (&json!(true), &json!(false))
     );
 
-    for _ in 0..10 {
-        assert_eq!(ask("/b").json()["limits"][0]["over_limit"], false);
-    }
-    let over = ask("/b");
+    let soft = |cost: u64| format!(r#"{{"entries": {{"path": "/soft"}}, "cost": {cost}}}"#);
     assert_eq!(
-        (over.status, &over.json()["limits"][0]["over_limit"]),
+        door.verdict("/v1/check", &soft(10)).1["limits"][0]["over_limit"],
+        false
+    );
+    let (status, over) = door.verdict("/v1/check", &soft(1));
+    assert_eq!(
+        (status, &over["limits"][0]["over_limit"]),
         (200, &json!(true))
     );
-    assert_eq!(ask("/b").status, 429);
+    assert_eq!(door.verdict("/v1/check", &soft(1)).0, 429);
 }
 
 #[test]
-fn a_block_denies_with_its_reason() {
+fn a_block_denies_before_any_limit() {
     let door = Door::open(RULES);
     let rules = door.limiter.rules();
-    let key = rules
-        .rule("login")
-        .unwrap()
-        .encode_key(&["203.0.113.9"])
-        .unwrap();
-    let span = tidegate_core::Span::from_secs(60);
+    let key = rules.rule("api").unwrap().encode_key(&["acme"]).unwrap();
+    let minute = Some(tidegate_core::Span::from_secs(60));
     assert!(
         door.limiter
             .store()
-            .block(&key, Some(span), "abuse", door.limiter.now())
+            .block(&key, minute, "", door.limiter.now())
     );
-    let reply = door.post("/v1/check", LOGIN);
-    assert_eq!(
-        (reply.status, &reply.json()["reason"]),
-        (429, &json!("blocked"))
-    );
-    assert_eq!(reply.header("retry-after"), Some("60"));
+    let (status, verdict) = door.verdict("/v1/check", api());
+    let expected = json!({
+        "allowed": false, "reason": "blocked", "rule": "api", "limit": null, "remaining": null,
+        "reset_after_ms": null, "retry_after_ms": 60_000, "delay_ms": 0, "exactness": "exact", "limits": [],
+    });
+    assert_eq!((status, verdict), (429, expected));
+}
+
+#[test]
+fn a_full_store_that_denies_newcomers_says_so() {
+    let memory = MemoryBounds {
+        max_keys: 1,
+        when_full: WhenFull::Deny,
+        ..MemoryBounds::default()
+    };
+    let door = Door::with(RULES, memory, Bounds::default());
+    let body =
+        |customer: usize| format!(r#"{{"entries": {{"path": "/api", "customer": "{customer}"}}}}"#);
+    let denied = (0..1_000).map(|customer| door.verdict("/v1/check", &body(customer)));
+    let (status, verdict) = denied
+        .into_iter()
+        .find(|(status, _)| *status != 200)
+        .unwrap();
+    assert_eq!((status, &verdict["reason"]), (429, &json!("store")));
 }

@@ -1,64 +1,81 @@
-//! A door to knock at.
+//! An HTTP door under a clock that the tests set.
 
 use std::{net::TcpListener, sync::Arc};
 
+use serde_json::Value;
 use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
 use tidegate_server::{
     clock::Clock,
-    config::Config,
+    config::{Config, Headers},
     door::http,
     limiter::Limiter,
     net::{Bounds, Listener, Server},
 };
 
-use crate::wire::{Client, Reply};
+use crate::client::{Answer, Client};
 
-/// When the clock of every test starts: a whole minute.
-pub(crate) const START_MICROS: u64 = 1_699_999_980_000_000;
+/// When the clock of every test starts.
+const START_MICROS: u64 = 1_700_000_000_000_000;
 
-/// A server with one worker and this door alone.
-#[derive(Debug)]
 pub(crate) struct Door {
     pub(crate) limiter: Arc<Limiter>,
-    pub(crate) clock: Clock,
-    listener: Listener,
-    _server: Server,
+    pub(crate) listener: Listener,
+    pub(crate) server: Server,
+    clock: Clock,
 }
 
 impl Door {
-    /// A door under the rules of a rules file.
+    /// A door under a rules file.
     pub(crate) fn open(rules: &str) -> Self {
-        Self::with(rules, Bounds::default())
+        Self::with(rules, MemoryBounds::default(), Bounds::default())
     }
 
-    pub(crate) fn with(rules: &str, bounds: Bounds) -> Self {
+    pub(crate) fn with(rules: &str, memory: MemoryBounds, bounds: Bounds) -> Self {
         let config = Config::parse(rules).unwrap();
         let clock = Clock::manual(Timestamp::from_micros(START_MICROS));
-        let store = MemoryStore::new(MemoryBounds::default());
-        let limiter = Arc::new(Limiter::new(config.rules, store, clock.clone()));
+        let limiter = Arc::new(Limiter::new(
+            config.rules,
+            MemoryStore::new(memory),
+            clock.clone(),
+        ));
         let server = Server::start(1).unwrap();
-        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
-        let shared = Arc::clone(&limiter);
-        let listener = http::listen(&server, socket, bounds, shared, config.headers).unwrap();
+        let listener = listen(&server, &limiter, bounds, config.headers);
         Self {
             limiter,
-            clock,
             listener,
-            _server: server,
+            server,
+            clock,
         }
+    }
+
+    /// Sets the clock to so long after the start.
+    pub(crate) fn at_millis(&self, millis: u64) {
+        self.clock
+            .set(Timestamp::from_micros(START_MICROS + millis * 1_000));
     }
 
     pub(crate) fn connect(&self) -> Client {
         Client::connect(self.listener.local_addr())
     }
 
-    pub(crate) fn post(&self, path: &str, body: &str) -> Reply {
-        let line = format!("POST {path}");
-        self.connect().ask(&line, "", body.as_bytes())
+    pub(crate) fn post(&self, path: &str, body: &str) -> Answer {
+        self.connect().ask("POST", path, &[], body.as_bytes())
     }
 
-    pub(crate) fn at_millis(&self, millis: u64) {
-        let micros = START_MICROS + millis * 1_000;
-        self.clock.set(Timestamp::from_micros(micros));
+    /// The status and the verdict.
+    pub(crate) fn verdict(&self, path: &str, body: &str) -> (u16, Value) {
+        let answer = self.post(path, body);
+        (answer.status, answer.json())
     }
+
+    /// A forward-auth request with these headers.
+    pub(crate) fn authorize(&self, query: &str, headers: &[(&str, &str)]) -> Answer {
+        let path = format!("/v1/authorize{query}");
+        self.connect().ask("GET", &path, headers, b"")
+    }
+}
+
+fn listen(server: &Server, limiter: &Arc<Limiter>, bounds: Bounds, headers: Headers) -> Listener {
+    let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+    http::listen(server, socket, bounds, Arc::clone(limiter), headers).unwrap()
 }

@@ -1,8 +1,15 @@
-//! The HTTP door over real sockets, on a clock that stands still until it is set.
+//! The HTTP door, over real sockets, under a clock that the tests set.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
 
 mod authorize;
 mod bad_input;
 mod check;
+mod client;
+mod connection;
 mod door;
+mod headers;
 mod throttle;
-mod wire;

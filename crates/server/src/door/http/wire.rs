@@ -21,7 +21,7 @@ pub(crate) type Answer = Response<Full<Bytes>>;
 
 pub(crate) const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
-/// The most bytes of a request's line and headers together.
+/// The most bytes of a request's line and headers together, give or take what one read brings.
 const MAX_HEAD_BYTES: usize = 64 << 10;
 
 /// The most header lines of a request.

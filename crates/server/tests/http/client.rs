@@ -1,0 +1,157 @@
+//! A plain HTTP/1.1 client and a door to send to.
+
+use std::{
+    io::{Read, Write},
+    net::{SocketAddr, TcpStream},
+    time::Duration,
+};
+
+use serde_json::Value;
+
+/// Longer than anything takes: a test that would hang fails instead.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// An answer.
+#[derive(Clone, Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    headers: Vec<(String, String)>,
+    pub(crate) body: String,
+}
+
+impl Answer {
+    /// The value of the header `name`, given in small letters.
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        let found = self.headers.iter().find(|(known, _)| known == name);
+        found.map(|(_, value)| value.as_str())
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// The detail of a problem document, which this must be, with the status that it says.
+    pub(crate) fn problem(&self) -> String {
+        assert_eq!(
+            self.header("content-type"),
+            Some("application/problem+json"),
+            "{self:?}"
+        );
+        let document = self.json();
+        assert_eq!(document["status"], self.status);
+        document["detail"].as_str().unwrap().to_owned()
+    }
+}
+
+/// A connection that is kept open.
+#[derive(Debug)]
+pub(crate) struct Client {
+    stream: TcpStream,
+    received: Vec<u8>,
+}
+
+impl Client {
+    pub(crate) fn connect(address: SocketAddr) -> Self {
+        let stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        stream.set_nodelay(true).unwrap();
+        Self {
+            stream,
+            received: Vec::new(),
+        }
+    }
+
+    /// Sends octets as they are.
+    pub(crate) fn send(&mut self, octets: impl AsRef<[u8]>) {
+        self.stream.write_all(octets.as_ref()).unwrap();
+    }
+
+    /// Sends as much as the other side takes; it may close meanwhile.
+    pub(crate) fn send_what_fits(&mut self, octets: impl AsRef<[u8]>) {
+        let _ = self.stream.write_all(octets.as_ref());
+    }
+
+    /// Sends a request with more header lines and a body, and reads the answer.
+    pub(crate) fn ask(
+        &mut self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) -> Answer {
+        let mut request = format!("{method} {path} HTTP/1.1\r\n").into_bytes();
+        if !headers
+            .iter()
+            .any(|(name, _)| name.eq_ignore_ascii_case("host"))
+        {
+            request.extend_from_slice(b"host: localhost\r\n");
+        }
+        for (name, value) in headers {
+            request.extend_from_slice(format!("{name}: {value}\r\n").as_bytes());
+        }
+        request.extend_from_slice(format!("content-length: {}\r\n\r\n", body.len()).as_bytes());
+        request.extend_from_slice(body);
+        self.send(request);
+        self.read_answer(method == "HEAD")
+    }
+
+    /// Reads one answer.
+    pub(crate) fn read_answer(&mut self, without_body: bool) -> Answer {
+        let end = loop {
+            if let Some(at) = find(&self.received, b"\r\n\r\n") {
+                break at;
+            }
+            assert!(self.read_more(), "closed in an answer: {:?}", self.text());
+        };
+        let head = String::from_utf8(self.received[..end].to_vec()).unwrap();
+        let mut lines = head.split("\r\n");
+        let status = lines.next().unwrap().split(' ').nth(1).unwrap();
+        let headers: Vec<(String, String)> = lines
+            .map(|line| line.split_once(": ").unwrap())
+            .map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned()))
+            .collect();
+        let length = headers.iter().find(|(name, _)| name == "content-length");
+        let length: usize = length.map_or(0, |(_, length)| length.parse().unwrap());
+        let whole = end + 4 + if without_body { 0 } else { length };
+        while self.received.len() < whole {
+            assert!(self.read_more(), "closed in a body: {:?}", self.text());
+        }
+        let body = String::from_utf8(self.received[end + 4..whole].to_vec()).unwrap();
+        self.received.drain(..whole);
+        Answer {
+            status: status.parse().unwrap(),
+            headers,
+            body,
+        }
+    }
+
+    /// Waits until the other side closes, and answers what it said before.
+    pub(crate) fn until_closed(mut self) -> String {
+        while self.read_more() {}
+        self.text()
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.received).into_owned()
+    }
+
+    /// False if the other side has closed.
+    fn read_more(&mut self) -> bool {
+        let mut buffer = [0; 16 << 10];
+        match self.stream.read(&mut buffer) {
+            Ok(read) => {
+                self.received.extend_from_slice(&buffer[..read]);
+                read > 0
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => false,
+            Err(error) => panic!("waited {PATIENCE:?}: {error}"),
+        }
+    }
+}
+
+fn find(octets: &[u8], wanted: &[u8]) -> Option<usize> {
+    octets
+        .windows(wanted.len())
+        .position(|window| window == wanted)
+}

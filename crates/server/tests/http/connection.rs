@@ -1,0 +1,196 @@
+//! Connections: pipelines, pieces, and clients that are slow, silent or too large.
+
+use std::{io::Write as _, time::Duration};
+
+use tidegate_core::MemoryBounds;
+use tidegate_server::net::Bounds;
+
+use crate::door::Door;
+
+const BODY: &str = r#"{"key": "k", "algorithm": "fixed_window", "limit": 100, "window": "1h"}"#;
+
+fn request(body: &str) -> String {
+    format!(
+        "POST /v1/throttle HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+/// A door that waits for nobody.
+fn impatient() -> Door {
+    let bounds = Bounds {
+        idle: Duration::from_millis(300),
+        request: Duration::from_millis(100),
+        write: Duration::from_millis(100),
+        ..Bounds::default()
+    };
+    Door::with("", MemoryBounds::default(), bounds)
+}
+
+#[test]
+fn a_pipeline_is_answered_in_order() {
+    let door = Door::open("");
+    let mut client = door.connect();
+    client.send(request(BODY).repeat(50));
+    for number in 1..=50 {
+        assert_eq!(client.read_answer(false).json()["remaining"], 100 - number);
+    }
+}
+
+#[test]
+fn a_request_in_pieces_and_chunks_is_one_request() {
+    let door = Door::open("");
+    let mut client = door.connect();
+    for octet in request(BODY).bytes() {
+        client.send([octet]);
+    }
+    assert_eq!(client.read_answer(false).json()["remaining"], 99);
+    let mut chunked =
+        b"POST /v1/throttle HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".to_vec();
+    for piece in BODY.as_bytes().chunks(7) {
+        write!(chunked, "{:x}\r\n", piece.len()).unwrap();
+        chunked.extend_from_slice(piece);
+        chunked.extend_from_slice(b"\r\n");
+    }
+    chunked.extend_from_slice(b"0\r\n\r\n");
+    client.send(chunked);
+    assert_eq!(client.read_answer(false).json()["remaining"], 98);
+}
+
+#[test]
+fn too_large_a_body_is_refused_before_it_is_read_or_while() {
+    let door = Door::open("");
+    let mut announced = door.connect();
+    announced.send("POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-length: 262145\r\n\r\n");
+    let answer = announced.read_answer(false);
+    assert_eq!(answer.status, 413);
+    assert_eq!(
+        answer.problem(),
+        "the body is over the maximum of 262144 bytes"
+    );
+    let mut creeping = door.connect();
+    creeping.send("POST /v1/check HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n");
+    let chunk = format!("10000\r\n{}\r\n", " ".repeat(0x10000));
+    creeping.send_what_fits(chunk.repeat(5));
+    assert_eq!(creeping.read_answer(false).status, 413);
+    let spaces = " ".repeat(262_144 - BODY.len());
+    assert_eq!(
+        door.post("/v1/throttle", &format!("{BODY}{spaces}")).status,
+        200
+    );
+}
+
+#[test]
+fn too_large_a_head_is_refused() {
+    let door = Door::open("");
+    let mut long = door.connect();
+    long.send_what_fits(format!(
+        "POST /v1/check HTTP/1.1\r\nx-long: {}\r\n\r\n",
+        "x".repeat(300_000)
+    ));
+    assert!(long.until_closed().starts_with("HTTP/1.1 431 "));
+    let mut many = door.connect();
+    many.send(format!(
+        "POST /v1/check HTTP/1.1\r\n{}\r\n",
+        "x: y\r\n".repeat(101)
+    ));
+    assert!(many.until_closed().starts_with("HTTP/1.1 431 "));
+}
+
+#[test]
+fn what_is_no_http_is_closed() {
+    let door = Door::open("");
+    for octets in [
+        "*1\r\n$4\r\nPING\r\n",
+        "\x16\x03\x01\x02\x00\x01",
+        "GET / HTTP/9.9\r\n\r\n",
+        "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ] {
+        let mut client = door.connect();
+        client.send(octets);
+        let said = client.until_closed();
+        assert!(
+            said.is_empty() || said.starts_with("HTTP/1.1 400 "),
+            "{octets:?}: {said}"
+        );
+    }
+    // One meaning only: a length and chunks together are how requests are smuggled.
+    let mut client = door.connect();
+    client.send(
+        "POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\ncontent-length: 5\r\n\r\n{}   ",
+    );
+    assert!(client.until_closed().starts_with("HTTP/1.1 400 "));
+}
+
+#[test]
+fn a_client_that_says_nothing_is_closed() {
+    let door = impatient();
+    assert_eq!(door.connect().until_closed(), "");
+    let mut idle = door.connect();
+    idle.send(request(BODY));
+    assert_eq!(idle.read_answer(false).status, 200);
+    assert_eq!(idle.until_closed(), "");
+}
+
+#[test]
+fn a_request_that_stops_half_way_is_closed() {
+    let door = impatient();
+    let request = request(BODY);
+    for cut in [1, 20, request.len() - BODY.len() - 2, request.len() - 1] {
+        let mut client = door.connect();
+        client.send(&request[..cut]);
+        let said = client.until_closed();
+        assert!(!said.contains("200 OK"), "{cut}: {said}");
+    }
+    assert!(
+        door.limiter.store().stats().keys == 0,
+        "half a request decides nothing"
+    );
+}
+
+#[test]
+fn a_client_that_never_reads_is_closed() {
+    let door = impatient();
+    let mut client = door.connect();
+    // More answers than sockets buffer; none is read until the door has given up.
+    let requests = request(BODY).repeat(1_000);
+    for _ in 0..200 {
+        client.send_what_fits(&requests);
+    }
+    let said = client.until_closed();
+    assert!(said.len() < 200 * 1_000 * 300, "{}", said.len());
+    assert_eq!(
+        door.post("/v1/throttle", BODY).header("content-type"),
+        Some("application/json")
+    );
+}
+
+#[test]
+fn a_shutdown_lets_the_request_finish() {
+    let door = Door::open("");
+    let mut busy = door.connect();
+    let request = request(BODY);
+    let (begin, rest) = request.split_at(request.len() - 5);
+    busy.send(request.repeat(2));
+    busy.read_answer(false);
+    busy.read_answer(false);
+    busy.send(begin);
+    let idle = door.connect();
+    // Both are being served once the listener has counted them.
+    while door.listener.open() < 2 {
+        std::thread::yield_now();
+    }
+    let Door { server, .. } = door;
+    let stopping = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(server.shutdown(Duration::from_secs(20)))
+    });
+    assert_eq!(idle.until_closed(), "");
+    busy.send(rest);
+    assert_eq!(busy.read_answer(false).json()["remaining"], 97);
+    assert_eq!(busy.until_closed(), "");
+    assert_eq!(stopping.join().unwrap(), 0, "nobody was dropped");
+}

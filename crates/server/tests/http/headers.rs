@@ -1,0 +1,105 @@
+//! The headers of answers.
+
+use crate::{client::Answer, door::Door};
+
+const RULES: &str = "
+rules:
+  - name: api
+    when: {path: /api}
+    limits: [1/s, 3/min]
+    algorithm: sliding_window_log
+  - name: login
+    when: {path: /login}
+    limits: [{algorithm: token_bucket, capacity: 10, refill: 1/h}]
+  - name: seen
+    limits: [1/s]
+    mode: shadow
+";
+
+fn check(door: &Door, path: &str, cost: u64) -> Answer {
+    let body = format!(r#"{{"entries": {{"path": "{path}"}}, "cost": {cost}}}"#);
+    door.post("/v1/check", &body)
+}
+
+fn set<'a>(answer: &'a Answer, names: &[&str]) -> Vec<Option<&'a str>> {
+    names.iter().map(|name| answer.header(name)).collect()
+}
+
+#[test]
+fn allowed_and_denied_answers_carry_them() {
+    let door = Door::open(RULES);
+    let names = [
+        "ratelimit-policy",
+        "ratelimit",
+        "retry-after",
+        "x-ratelimit-limit",
+    ];
+    let policy = Some(r#""api:1/s";q=1;w=1, "api:3/min";q=3;w=60"#);
+    let allowed = check(&door, "/api", 1);
+    let state = Some(r#""api:1/s";r=0;t=1, "api:3/min";r=2;t=60"#);
+    assert_eq!(set(&allowed, &names), [policy, state, None, None]);
+    assert_eq!(allowed.header("content-type"), Some("application/json"));
+    assert!(allowed.header("date").is_some());
+    let denied = check(&door, "/api", 1);
+    assert_eq!(denied.status, 429);
+    // What the minute's `t` would say is later than Retry-After, so it is not said.
+    let state = Some(r#""api:1/s";r=0;t=1, "api:3/min";r=2"#);
+    assert_eq!(set(&denied, &names), [policy, state, Some("1"), None]);
+}
+
+#[test]
+fn never_has_no_retry_after_and_no_rule_has_no_headers() {
+    let door = Door::open(RULES);
+    let never = check(&door, "/login", 11);
+    assert_eq!(never.status, 429);
+    let names = ["ratelimit-policy", "ratelimit", "retry-after"];
+    let expected = [
+        Some(r#""login";q=10;w=36000"#),
+        Some(r#""login";r=10"#),
+        None,
+    ];
+    assert_eq!(set(&never, &names), expected);
+    assert_eq!(
+        set(&check(&door, "/", 1), &names),
+        [None, None, None],
+        "a shadow is not shown"
+    );
+}
+
+#[test]
+fn the_triple_is_sent_by_choice() {
+    let names = [
+        "x-ratelimit-limit",
+        "x-ratelimit-remaining",
+        "x-ratelimit-reset",
+        "ratelimit",
+    ];
+    let delta = Door::open(&format!(
+        "headers: {{legacy: delta, ratelimit: false}}\n{RULES}"
+    ));
+    let expected = [Some("10"), Some("9"), Some("3600"), None];
+    assert_eq!(set(&check(&delta, "/login", 1), &names), expected);
+    let epoch = Door::open(&format!("headers: {{legacy: epoch}}\n{RULES}"));
+    let answer = check(&epoch, "/login", 2);
+    let expected = [
+        Some("10"),
+        Some("8"),
+        Some("1700007200"),
+        Some(r#""login";r=8;t=7200"#),
+    ];
+    assert_eq!(set(&answer, &names), expected);
+}
+
+#[test]
+fn a_throttle_is_called_default() {
+    let door = Door::open("");
+    let answer = door.post("/v1/throttle", r#"{"key": "k", "limits": ["5/10s"]}"#);
+    let expected = [Some(r#""default";q=5;w=10"#), Some(r#""default";r=4;t=2"#)];
+    assert_eq!(set(&answer, &["ratelimit-policy", "ratelimit"]), expected);
+    let answer = door.post(
+        "/v1/throttle",
+        r#"{"key": "l", "limits": ["5/10s", "9/100ms"]}"#,
+    );
+    let expected = [Some(r#""default:5/10s";q=5;w=10, "default:9/100ms";q=9"#)];
+    assert_eq!(set(&answer, &["ratelimit-policy"]), expected);
+}
