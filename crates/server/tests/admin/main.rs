@@ -1,5 +1,7 @@
 //! The admin door over real sockets: who may ask, and the operator's hand on blocks, keys and rules.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 #[path = "../http/wire.rs"]
 #[allow(dead_code, reason = "shared with the tests of the HTTP door")]
 mod wire;
