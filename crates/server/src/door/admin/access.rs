@@ -1,8 +1,8 @@
 //! Who may ask.
 //!
-//! With a token: whoever shows it; health and metrics need none on loopback. Without one the door listens on loopback only, and still a web page open
-//! in a browser on this machine could make it ask: so the request must be addressed to this machine by
-//! address or as `localhost`, which a rebound name is not, and must not come from a page elsewhere.
+//! With a token: whoever shows it; health and metrics need none on loopback. Without one the door listens on
+//! loopback only, and still a web page open in a browser on this machine could make it ask: so the request must
+//! be addressed to this machine by address or as `localhost`, which a rebound name is not, and must not come from a page elsewhere.
 
 use std::{io, net::SocketAddr};
 
