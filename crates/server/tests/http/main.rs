@@ -5,8 +5,6 @@
     reason = "a test fails by panicking"
 )]
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
-
 mod authorize;
 mod bad_input;
 mod check;
