@@ -9,7 +9,7 @@ use std::{io, net::SocketAddr};
 use hyper::{
     Request, StatusCode, Uri,
     body::Incoming,
-    header::{AUTHORIZATION, HOST, ORIGIN},
+    header::{AUTHORIZATION, HOST, HeaderValue, ORIGIN},
 };
 
 use super::Problem;
@@ -98,14 +98,20 @@ fn equal_in_constant_time(a: &[u8], b: &[u8]) -> bool {
 }
 
 fn is_local(request: &Request<Incoming>) -> bool {
-    let host = request
-        .headers()
-        .get(HOST)
-        .and_then(|host| host.to_str().ok());
-    let origin = request.headers().get(ORIGIN);
-    let named_locally = host.is_none_or(|host| is_loopback_name(&format!("http://{host}")));
-    let from_here = origin.is_none_or(|origin| origin.to_str().is_ok_and(is_loopback_name));
-    named_locally && from_here
+    let headers = request.headers();
+    let is_ours = |value: &HeaderValue, scheme: &str| {
+        let text = value.to_str();
+        text.is_ok_and(|text| is_loopback_name(&format!("{scheme}{text}")))
+    };
+    // Every line counts: of two, who knows which one a browser's page has written.
+    headers
+        .get_all(HOST)
+        .iter()
+        .all(|host| is_ours(host, "http://"))
+        && headers
+            .get_all(ORIGIN)
+            .iter()
+            .all(|origin| is_ours(origin, ""))
 }
 
 fn is_loopback_name(url: &str) -> bool {
@@ -118,4 +124,33 @@ fn is_loopback_name(url: &str) -> bool {
         .trim_end_matches(']')
         .parse::<std::net::IpAddr>();
     host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_door_that_others_reach_needs_a_token() {
+        let access = |address: &str, token: Option<&str>| {
+            Access::new(token.map(str::to_owned), address.parse().unwrap())
+        };
+        for open in ["0.0.0.0:9090", "192.0.2.1:9090", "[::]:9090"] {
+            for token in [None, Some("")] {
+                let refused = access(open, token).unwrap_err().to_string();
+                assert!(refused.starts_with(open), "{refused}");
+            }
+            assert!(access(open, Some("secret")).is_ok_and(|access| !access.is_loopback));
+        }
+        assert!(access("127.0.0.1:9090", None).is_ok());
+        assert!(access("[::1]:9090", None).is_ok_and(|access| access.is_loopback));
+    }
+
+    #[test]
+    fn tokens_are_equal_if_every_octet_is() {
+        assert!(equal_in_constant_time(b"secret", b"secret"));
+        for other in [&b"secreT"[..], b"Secret", b"secre", b"secrets", b""] {
+            assert!(!equal_in_constant_time(b"secret", other));
+        }
+    }
 }

@@ -1,22 +1,21 @@
 //! Manual blocks.
 
 use hyper::StatusCode;
-use serde::Deserialize;
 use serde_json::{Value, json};
-use tidegate_core::{Block, RuleSet, Span, Timestamp, notation};
+use tidegate_core::{Block, Rule, RuleSet, Span, Timestamp, notation};
 
 use super::{
-    super::http::{Answer, Problem, json},
+    super::http::{Answer, Json, Members, Problem, json, object, shown},
     path::rule_and_key,
 };
-use crate::limiter::Limiter;
+use crate::{config::report::advice, limiter::Limiter};
 
-#[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct Body {
-    #[serde(rename = "for")]
-    span: Option<String>,
-    reason: String,
+/// What an operator asks for.
+#[derive(Debug)]
+struct Wish<'b> {
+    /// `None` until lifted.
+    span: Option<Span>,
+    reason: &'b str,
 }
 
 /// The longest reason that is kept, in bytes.
@@ -48,30 +47,55 @@ pub(super) fn put(
 ) -> Result<Answer, Problem> {
     let (rules, now) = (limiter.rules(), limiter.now());
     let (rule, key) = rule_and_key(&rules, rule, key)?;
-    let body: Body = match body {
-        [] => Body::default(),
-        body => serde_json::from_slice(body).map_err(|error| Problem::json(&error))?,
+    let members = match body {
+        [] => Vec::new(),
+        body => object(body)?,
     };
-    if body.reason.len() > MAX_REASON_BYTES {
-        return Err(Problem::bad(
-            "reason",
-            format!("over the maximum of {MAX_REASON_BYTES} bytes"),
-        ));
-    }
-    let span = match body.span.as_deref() {
-        None => Some(rule.longest_window()),
-        Some("forever") => None,
-        Some(text) => {
-            Some(notation::span(text).map_err(|error| Problem::bad("for", error.to_string()))?)
-        }
-    };
-    if !limiter.store().block(&key, span, &body.reason, now) {
+    let Wish { span, reason } = read(&members, rule)?;
+    if !limiter.store().block(&key, span, reason, now) {
         let most = tidegate_core::bounds::MAX_BLOCKS;
         let detail = format!("{most} blocks stand already; lift some first");
         return Err(Problem::new(StatusCode::CONFLICT, detail));
     }
     let block = limiter.store().block_on(&key, now).ok_or_else(no_block)?;
     Ok(json(StatusCode::OK, &document(&rules, &block, now)))
+}
+
+fn read<'b>(members: &'b Members<'_>, rule: &Rule) -> Result<Wish<'b>, Problem> {
+    let (mut span, mut reason) = (Some(rule.longest_window()), "");
+    for (name, value) in members {
+        match (&**name, value) {
+            ("for", Json::Text(text)) if text == "forever" => span = None,
+            ("for", Json::Text(text)) => {
+                let read = notation::span(text);
+                span = Some(read.map_err(|error| Problem::bad("for", error.to_string()))?);
+            }
+            ("for", other) => {
+                let problem =
+                    format!("expected a duration such as \"10min\", or \"forever\", got {other}");
+                return Err(Problem::bad("for", problem));
+            }
+            ("reason", Json::Text(text)) if text.len() > MAX_REASON_BYTES => {
+                let problem = format!(
+                    "{} bytes are over the maximum of {MAX_REASON_BYTES}",
+                    text.len()
+                );
+                return Err(Problem::bad("reason", problem));
+            }
+            ("reason", Json::Text(text)) => reason = text,
+            ("reason", other) => {
+                return Err(Problem::bad(
+                    "reason",
+                    format!("expected a text, got {other}"),
+                ));
+            }
+            _ => {
+                let problem = format!("unknown field; {}", advice(name, &["for", "reason"]));
+                return Err(Problem::bad(shown(name), problem));
+            }
+        }
+    }
+    Ok(Wish { span, reason })
 }
 
 pub(super) fn lift(limiter: &Limiter, rule: &str, key: &[&str]) -> Result<Answer, Problem> {

@@ -30,6 +30,7 @@ use tidegate_http::{HeaderWriter, Legacy};
 
 pub(crate) use self::{
     body::read as read_body,
+    json::{Json, Members, object, shown},
     problem::Problem,
     wire::{Answer, json},
 };

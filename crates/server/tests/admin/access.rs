@@ -1,0 +1,90 @@
+//! Who may ask.
+
+use crate::door::{Door, KEY};
+
+#[test]
+fn with_a_token_only_who_shows_it_may_ask() {
+    let door = Door::with_token(Some("secret"));
+    let block = format!("/v1/blocks/{KEY}");
+    for (shown, allowed) in [
+        (None, false),
+        (Some("Bearer wrong!"), false),
+        (Some("Bearer secre"), false),
+        (Some("Bearer secret2"), false),
+        (Some("Bearer "), false),
+        (Some("Bearer"), false),
+        (Some("Basic secret"), false),
+        (Some("secret"), false),
+        (Some("Bearer secret"), true),
+        (Some("bearer secret"), true),
+    ] {
+        let headers: Vec<(&str, &str)> = shown
+            .map(|shown| ("authorization", shown))
+            .into_iter()
+            .collect();
+        let ask = |method: &str, path: &str| door.ask_with(method, path, &headers, "");
+        for (method, path) in [
+            ("GET", "/v1/rules"),
+            ("PUT", &block),
+            ("DELETE", &block),
+            ("GET", "/nowhere"),
+        ] {
+            let answer = ask(method, path);
+            assert_eq!(answer.status != 401, allowed, "{shown:?} {method} {path}");
+            assert_eq!(answer.header("www-authenticate").is_some(), !allowed);
+        }
+        for path in ["/healthz", "/readyz", "/metrics"] {
+            assert_eq!(
+                ask("GET", path).status,
+                200,
+                "{shown:?} {path}: this is loopback"
+            );
+        }
+    }
+    // With a token, the name by which the door is called does not matter.
+    let headers = [
+        ("authorization", "Bearer secret"),
+        ("host", "admin.example"),
+    ];
+    assert_eq!(door.ask_with("GET", "/v1/rules", &headers, "").status, 200);
+    assert_eq!(
+        door.ask_with("GET", "/metrics", &headers[1..], "").status,
+        401
+    );
+}
+
+#[test]
+fn without_a_token_no_web_page_may_ask() {
+    let door = Door::open();
+    for (headers, status) in [
+        (&[("host", "localhost:9090")][..], 200),
+        (&[("host", "127.0.0.1:9090")], 200),
+        (&[("host", "[::1]:9090")], 200),
+        (
+            &[("host", "localhost"), ("origin", "http://localhost:3000")],
+            200,
+        ),
+        (&[("host", "evil.example")], 403),
+        (&[("host", "localhost.evil.example")], 403),
+        (&[("host", "caf\u{e9}.example")], 403),
+        (&[("host", "")], 403),
+        (&[("host", "localhost"), ("host", "evil.example")], 403),
+        (&[("host", "localhost"), ("origin", "caf\u{e9}")], 403),
+        (&[("host", "127.0.0.1.evil.example")], 403),
+        (&[("host", "user@evil.example")], 403),
+        (
+            &[("host", "localhost"), ("origin", "https://evil.example")],
+            403,
+        ),
+        (&[("host", "localhost"), ("origin", "null")], 403),
+    ] {
+        for (method, path) in [
+            ("GET", "/v1/rules"),
+            ("POST", "/v1/reload"),
+            ("GET", "/metrics"),
+        ] {
+            let answer = door.ask_with(method, path, headers, "");
+            assert_eq!(answer.status, status, "{headers:?} {method} {path}");
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! Manual blocks.
+
+use serde_json::{Value, json};
+
+use crate::door::{Door, KEY};
+
+fn path() -> String {
+    format!("/v1/blocks/{KEY}")
+}
+
+#[test]
+fn a_block_is_put_listed_shown_and_lifted() {
+    let door = Door::open();
+    let put = door.ask("PUT", &path(), r#"{"for": "10m", "reason": "abuse"}"#);
+    assert_eq!(put.status, 200, "{put:?}");
+    let block = json!({
+        "rule": "r", "key": ["/a b", "::1"], "reason": "abuse",
+        "until_ms": 1_700_000_580_000_u64, "left_ms": 600_000,
+    });
+    assert_eq!(put.json(), block);
+    assert!(!door.spend(), "a block denies");
+    assert_eq!(door.ask("GET", &path(), "").json(), block);
+    assert_eq!(
+        door.ask("GET", "/v1/blocks", "").json(),
+        json!({"blocks": [block]})
+    );
+
+    assert_eq!(door.ask("DELETE", &path(), "").status, 200);
+    assert!(door.spend());
+    assert_eq!(
+        door.ask("GET", "/v1/blocks", "").json(),
+        json!({"blocks": []})
+    );
+    for method in ["GET", "DELETE"] {
+        let answer = door.ask(method, &path(), "");
+        assert_eq!(answer.status, 404);
+        assert!(answer.problem().contains("no block stands"));
+    }
+}
+
+#[test]
+fn a_block_ends_by_itself_unless_it_is_for_ever() {
+    let door = Door::open();
+    let put = door.ask("PUT", &path(), "").json();
+    assert_eq!(
+        (&put["left_ms"], &put["reason"]),
+        (&json!(3_600_000), &json!("")),
+        "the longest window"
+    );
+    door.at_secs(3_599);
+    assert!(!door.spend());
+    assert_eq!(door.ask("GET", &path(), "").json()["left_ms"], 1_000);
+    door.at_secs(3_600);
+    assert!(door.spend());
+
+    let put = door.ask("PUT", &path(), r#"{"for": "forever"}"#).json();
+    assert_eq!(
+        (&put["left_ms"], &put["until_ms"]),
+        (&Value::Null, &Value::Null)
+    );
+    door.at_secs(3_000_000_000);
+    assert!(!door.spend());
+}
+
+#[test]
+fn a_rule_without_a_key_is_blocked_as_a_whole() {
+    let door = Door::open();
+    let put = door.ask("PUT", "/v1/blocks/all%20of%20it", r#"{"for": "1s"}"#);
+    assert_eq!((put.status, &put.json()["key"]), (200, &json!([])));
+    assert_eq!(
+        door.ask("GET", "/v1/blocks", "").json()["blocks"][0]["rule"],
+        "all of it"
+    );
+}
+
+#[test]
+fn a_body_that_is_wrong_is_refused() {
+    let door = Door::open();
+    let long = format!(r#"{{"reason": "{}"}}"#, "x".repeat(1_025));
+    for (body, expected) in [
+        (r#"{"for": "soon"}"#, "for: expected a duration"),
+        (
+            r#"{"for": 10}"#,
+            "for: expected a duration such as \"10min\", or \"forever\", got 10",
+        ),
+        (
+            r#"{"for": "0s"}"#,
+            "for: a duration must be longer than zero",
+        ),
+        (
+            r#"{"four": "1m"}"#,
+            "four: unknown field; did you mean `for`?",
+        ),
+        (r#"{"reason": 5}"#, "reason: expected a text, got 5"),
+        (&long, "reason: 1025 bytes are over the maximum of 1024"),
+        (
+            "{",
+            "body: is no JSON: EOF while parsing an object at line 1 column 1",
+        ),
+        ("[]", "body: expected an object, got a list"),
+    ] {
+        let answer = door.ask("PUT", &path(), body);
+        assert_eq!(answer.status, 400, "{body}");
+        let problem = answer.problem();
+        assert!(problem.starts_with(expected), "{body}: {problem}");
+    }
+    assert_eq!(
+        door.ask("GET", "/v1/blocks", "").json(),
+        json!({"blocks": []})
+    );
+}
+
+#[test]
+fn a_key_that_no_rule_has_is_refused() {
+    let door = Door::open();
+    for (path, status, expected) in [
+        (
+            "/v1/blocks/s/x",
+            404,
+            "there is no rule \"s\"; GET /v1/rules lists them",
+        ),
+        (
+            "/v1/blocks/r/x",
+            400,
+            "key: rule \"r\" has a key of 2 values (path, ip), got 1",
+        ),
+        (
+            "/v1/blocks/r/x/y/z",
+            400,
+            "key: rule \"r\" has a key of 2 values (path, ip), got 3",
+        ),
+        (
+            "/v1/blocks/r",
+            400,
+            "key: rule \"r\" has a key of 2 values (path, ip), got 0",
+        ),
+        (
+            "/v1/blocks/r//y",
+            400,
+            "entries.path: must not be empty; rule \"r\" counts by it",
+        ),
+        (
+            "/v1/blocks/r/%ff/y",
+            400,
+            "path: a segment is not UTF-8 once it is percent-decoded",
+        ),
+    ] {
+        for method in ["GET", "PUT", "DELETE"] {
+            let answer = door.ask(method, path, "");
+            assert_eq!(
+                (answer.status, answer.problem().as_str()),
+                (status, expected),
+                "{method} {path}"
+            );
+        }
+    }
+    let answer = door.ask("POST", &path(), "");
+    assert_eq!(
+        (answer.status, answer.header("allow")),
+        (405, Some("GET, PUT, DELETE"))
+    );
+}

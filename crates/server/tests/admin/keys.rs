@@ -1,0 +1,109 @@
+//! How one key stands.
+
+use serde_json::{Value, json};
+
+use crate::door::{Door, KEY};
+
+fn path() -> String {
+    format!("/v1/keys/{KEY}")
+}
+
+#[test]
+fn a_key_shows_every_limit_and_looking_charges_nothing() {
+    let door = Door::open();
+    let limit = |policy: &str, limit: u64, remaining: u64, reset: u64, retry: u64| {
+        json!({
+            "policy": policy, "limit": limit, "remaining": remaining,
+            "reset_after_ms": reset, "retry_after_ms": retry,
+        })
+    };
+    let standing = |limits: Value| json!({"rule": "r", "key": ["/a b", "::1"], "mode": "enforce", "block": null, "limits": limits});
+    let untouched = standing(json!([
+        limit("2/min capacity 2", 2, 2, 0, 0),
+        limit("100/h capacity 100", 100, 100, 0, 0),
+    ]));
+    let shown = door.ask("GET", &path(), "");
+    assert_eq!(shown.status, 200);
+    assert_eq!(
+        without_capacity(&shown.json()),
+        without_capacity(&untouched)
+    );
+    assert_eq!(door.limiter.store().stats().keys, 0, "looking makes no key");
+
+    assert!(door.spend() && door.spend() && !door.spend());
+    let spent = standing(json!([
+        limit("2/min capacity 2", 2, 0, 60_000, 30_000),
+        limit("100/h capacity 100", 100, 98, 72_000, 0),
+    ]));
+    for _ in 0..2 {
+        let shown = door.ask("GET", &path(), "").json();
+        assert_eq!(without_capacity(&shown), without_capacity(&spent));
+    }
+    door.at_secs(30);
+    assert_eq!(
+        door.ask("GET", &path(), "").json()["limits"][0]["remaining"],
+        1
+    );
+}
+
+/// How a bucket writes its policy is for others to test.
+fn without_capacity(document: &Value) -> Value {
+    let mut document = document.clone();
+    for limit in document["limits"].as_array_mut().unwrap() {
+        let policy = limit["policy"]
+            .as_str()
+            .unwrap()
+            .split(' ')
+            .next()
+            .unwrap()
+            .to_owned();
+        limit["policy"] = policy.into();
+    }
+    document
+}
+
+#[test]
+fn a_blocked_key_shows_its_limits_and_its_block() {
+    let door = Door::open();
+    assert!(door.spend());
+    door.ask(
+        "PUT",
+        &format!("/v1/blocks/{KEY}"),
+        r#"{"for": "1h", "reason": "why"}"#,
+    );
+    let shown = door.ask("GET", &path(), "").json();
+    assert_eq!(shown["block"]["reason"], "why");
+    assert_eq!(shown["limits"][0]["remaining"], 1);
+    assert_eq!(shown["limits"][0]["retry_after_ms"], Value::Null);
+}
+
+#[test]
+fn a_reset_forgets_what_was_spent() {
+    let door = Door::open();
+    assert_eq!(
+        door.ask("DELETE", &path(), "").status,
+        404,
+        "nothing to forget"
+    );
+    assert!(door.spend() && door.spend() && !door.spend());
+    let reset = door.ask("DELETE", &path(), "");
+    assert_eq!((reset.status, &reset.json()["reset"]), (200, &json!(true)));
+    assert!(door.spend());
+}
+
+#[test]
+fn what_is_wrong_is_said() {
+    let door = Door::open();
+    assert_eq!(door.ask("GET", "/v1/keys/s/a/b", "").status, 404);
+    assert!(
+        door.ask("GET", "/v1/keys/r/a", "")
+            .problem()
+            .starts_with("key: ")
+    );
+    let answer = door.ask("PUT", &path(), "");
+    assert_eq!(
+        (answer.status, answer.header("allow")),
+        (405, Some("GET, DELETE"))
+    );
+    assert_eq!(door.ask("GET", "/v1/keys", "").status, 404);
+}

@@ -1,0 +1,83 @@
+//! Health and metrics.
+
+use crate::door::{Door, KEY};
+
+#[test]
+fn health_is_told() {
+    let door = Door::open();
+    assert_eq!(door.ask("GET", "/healthz", "").status, 200);
+    assert_eq!(door.ask("HEAD", "/healthz", "").status, 200);
+    assert_eq!(door.ask("GET", "/readyz", "").json()["ready"], true);
+    let answer = door.ask("POST", "/healthz", "");
+    assert_eq!((answer.status, answer.header("allow")), (405, Some("GET")));
+    let answer = door.ask("GET", "/v1/reload", "");
+    assert_eq!((answer.status, answer.header("allow")), (405, Some("POST")));
+    let answer = door.ask("GET", "/nowhere", "");
+    assert_eq!(answer.status, 404);
+    assert!(answer.problem().contains("/healthz"));
+}
+
+#[test]
+fn verdicts_are_counted_by_rule_and_outcome() {
+    let door = Door::open();
+    assert!(door.spend() && door.spend() && !door.spend());
+    door.ask("PUT", &format!("/v1/blocks/{KEY}"), r#"{"for": "10s"}"#);
+    assert!(!door.spend());
+    door.at_secs(7);
+    let metrics = door.ask("GET", "/metrics", "");
+    assert_eq!(
+        metrics.header("content-type"),
+        Some("text/plain; version=0.0.4; charset=utf-8")
+    );
+    for line in [
+        "# TYPE tidegate_verdicts_total counter",
+        "tidegate_verdicts_total{door=\"http\",outcome=\"allowed\"} 2",
+        "tidegate_verdicts_total{door=\"http\",outcome=\"limit\"} 1",
+        "tidegate_verdicts_total{door=\"http\",outcome=\"blocked\"} 1",
+        "tidegate_verdicts_total{door=\"resp\",outcome=\"allowed\"} 0",
+        "tidegate_rule_verdicts_total{rule=\"r\",outcome=\"allowed\"} 2",
+        "tidegate_rule_verdicts_total{rule=\"r\",outcome=\"limit\"} 1",
+        "tidegate_rule_verdicts_total{rule=\"r\",outcome=\"blocked\"} 1",
+        "tidegate_rule_verdicts_total{rule=\"all of it\",outcome=\"allowed\"} 0",
+        "tidegate_blocks 1",
+        "tidegate_keys 2",
+        "tidegate_uptime_seconds 7",
+        "tidegate_last_reload_success 1",
+        "tidegate_connections{door=\"admin\"} 1",
+    ] {
+        assert!(
+            metrics.body.lines().any(|found| found == line),
+            "{line} is missing in {}",
+            metrics.body
+        );
+    }
+    // The first decision of a thread is timed, and this test is one thread.
+    assert!(
+        metrics.body.contains("tidegate_decision_seconds_count 1"),
+        "{}",
+        metrics.body
+    );
+}
+
+/// Every sample belongs to the family above it, and no family stands twice.
+#[test]
+fn the_text_is_what_prometheus_reads() {
+    let door = Door::open();
+    assert!(door.spend());
+    let (mut family, mut families) = (String::new(), Vec::new());
+    for line in door.ask("GET", "/metrics", "").body.lines() {
+        if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = rest.split_once(' ').unwrap();
+            assert!(["counter", "gauge", "histogram"].contains(&kind), "{line}");
+            assert_eq!(name.ends_with("_total"), kind == "counter", "{line}");
+            assert!(!families.contains(&name.to_owned()), "{name} stands twice");
+            families.push(name.to_owned());
+            family = name.to_owned();
+        } else if !line.starts_with("# HELP ") {
+            assert!(line.starts_with(&family), "{line} stands under {family}");
+            let (_, value) = line.rsplit_once(' ').unwrap();
+            assert!(value.parse::<f64>().is_ok(), "{line}");
+        }
+    }
+    assert!(families.len() > 15, "{families:?}");
+}

@@ -1,0 +1,63 @@
+//! The rules in force, and their reload.
+
+use serde_json::json;
+
+use crate::door::Door;
+
+#[test]
+fn rules_are_listed_in_their_own_notation() {
+    let door = Door::open();
+    let rules = door.ask("GET", "/v1/rules", "").json();
+    let first = &rules["rules"][0];
+    assert_eq!(first["name"], "r");
+    assert_eq!(first["when"], "{path: /**}");
+    assert_eq!(first["key"], json!(["path", "ip"]));
+    assert_eq!(first["mode"], "enforce");
+    assert!(first["limits"][0].as_str().unwrap().starts_with("2/min"));
+    let second = &rules["rules"][1];
+    assert_eq!(
+        (&second["when"], &second["key"], &second["mode"]),
+        (&json!("{}"), &json!([]), &json!("shadow"))
+    );
+}
+
+#[test]
+fn a_reload_takes_all_or_nothing() {
+    let door = Door::open();
+    std::fs::write(door.file.path(), "rules: [{name: s, limits: [1/s]}]").unwrap();
+    let reloaded = door.ask("POST", "/v1/reload", "");
+    assert_eq!(
+        (reloaded.status, reloaded.json()),
+        (200, json!({"rules": 1}))
+    );
+    assert!(door.limiter.rules().rule("s").is_some());
+    let ready = door.ask("GET", "/readyz", "").json();
+    assert_eq!(
+        ready,
+        json!({"ready": true, "last_reload": "ok", "mistakes": []})
+    );
+
+    std::fs::write(door.file.path(), "rules: [{nam: s}]").unwrap();
+    let refused = door.ask("POST", "/v1/reload", "");
+    assert_eq!(refused.status, 422);
+    assert!(refused.problem().contains("the old rules are in force"));
+    let mistakes = refused.json()["mistakes"].clone();
+    assert!(mistakes[0].as_str().unwrap().contains("nam"), "{mistakes}");
+    assert!(
+        door.limiter.rules().rule("s").is_some(),
+        "the old rules stay"
+    );
+    let ready = door.ask("GET", "/readyz", "");
+    assert_eq!((ready.status, &ready.json()["mistakes"]), (200, &mistakes));
+    let metrics = door.ask("GET", "/metrics", "").body;
+    for line in [
+        "tidegate_reloads_total{result=\"ok\"} 1",
+        "tidegate_reloads_total{result=\"failed\"} 1",
+        "tidegate_last_reload_success 0",
+    ] {
+        assert!(
+            metrics.lines().any(|found| found == line),
+            "{line}: {metrics}"
+        );
+    }
+}
