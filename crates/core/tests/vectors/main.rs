@@ -1,27 +1,23 @@
-//! The vectors against the memory store: every `*.yaml` of the project's `vectors/` folder, or of the one
-//! that the environment variable `TIDEGATE_VECTORS` names.
+//! The vectors against the memory store.
 
 #![cfg(not(loom))]
 
 mod compare;
+mod folder;
+mod foretold;
 mod format;
 mod runner;
 
-use std::path::PathBuf;
+use tidegate_core::{Charge, MemoryBounds, MemoryStore, Retry, Span, Timestamp, Verdict};
 
-use tidegate_core::{Charge, MemoryBounds, MemoryStore, Span, Timestamp, Verdict};
-
-use self::runner::{Answer, Ask, Report, Subject};
+use self::{
+    folder::Report,
+    runner::{Answer, Ask, Subject},
+};
 
 #[test]
 fn vectors_hold_in_the_memory_store() {
-    let folder = folder();
-    let report = runner::run_folder(&folder, has_another_format, || {
-        InMemory(MemoryStore::new(MemoryBounds::default()))
-    });
-    assert!(report.ran > 0, "no case ran in {}", folder.display());
-    println!("{} cases ran", report.ran);
-    assert_failures(&report, &[]);
+    folder::run(|_| InMemory(MemoryStore::new(MemoryBounds::default()))).assert_success();
 }
 
 /// The runner is no use if it passes everything.
@@ -50,41 +46,36 @@ fn wrong_vectors_are_found_out() {
         "wrong: invalid request 0: expected a refusal that names the field, got None",
         "empty: asks for nothing",
     ];
-    assert_failures(&report, &expected);
+    report.assert_failures(&expected);
     let unknown = "[{id: x, ops: [{at: 0, alowed: true}]}]";
     assert!(format::parse(unknown).unwrap_err().contains("alowed"));
 }
 
-#[expect(
-    clippy::disallowed_methods,
-    reason = "whoever runs the tests says where more vectors are"
-)]
-fn folder() -> PathBuf {
-    let own = concat!(env!("CARGO_MANIFEST_DIR"), "/../../vectors");
-    std::env::var("TIDEGATE_VECTORS").map_or_else(|_| own.into(), PathBuf::from)
-}
-
-/// The cases of Envoy's service speak of descriptors, and run against the gRPC door.
-#[expect(clippy::print_stdout, reason = "nothing is skipped in silence")]
-fn has_another_format(file: &str) -> bool {
-    let other = file.starts_with("envoy");
-    if other {
-        println!("{file} has another format; the gRPC door runs it");
-    }
-    other
-}
-
-fn assert_failures(report: &Report, expected: &[&str]) {
-    let got = report.failures.join("\n");
-    assert_eq!(
-        got,
-        expected.join("\n"),
-        "the failures of {} cases",
-        report.ran
-    );
+/// Nor is passing over what was foretold, if what foretells may lie.
+#[test]
+fn waits_that_are_not_kept_are_found_out() {
+    let text = "[{id: lie, start: 2026-01-01T00:00:00Z, limits: [{algorithm: gcra, rate: 1, period_ms: 1000}],
+        generate: {every_ms: 100, for_ms: 1100}}]";
+    let case = &format::parse(text).unwrap()[0];
+    let failures = |told| {
+        let honest = InMemory(MemoryStore::new(MemoryBounds::default()));
+        runner::run_case(case, &mut Liar { honest, told })
+    };
+    let short = failures(Span::from_millis(100));
+    assert_eq!(short[0], "lie: at 200ms: denied although the wait is over");
+    let long = failures(Span::from_secs(9));
+    assert_eq!(long[0], "lie: at 200ms: the end of the wait has moved");
+    let last = "lie: at 1s: admitted before the wait was over";
+    assert_eq!(long.last().unwrap(), last);
 }
 
 struct InMemory(MemoryStore);
+
+/// Tells whoever is denied to wait so long.
+struct Liar {
+    honest: InMemory,
+    told: Span,
+}
 
 impl Subject for InMemory {
     fn answer(&mut self, ask: &Ask<'_>) -> Result<Answer, String> {
@@ -108,5 +99,29 @@ impl Subject for InMemory {
     fn reset(&mut self, key: &str, _now: Timestamp) -> Result<(), String> {
         self.0.reset(key.as_bytes());
         Ok(())
+    }
+}
+
+impl Subject for Liar {
+    fn answer(&mut self, ask: &Ask<'_>) -> Result<Answer, String> {
+        let answer = self.honest.answer(ask)?;
+        let retry = if answer.allowed {
+            answer.retry
+        } else {
+            Retry::After(self.told)
+        };
+        Ok(Answer { retry, ..answer })
+    }
+
+    fn block(&mut self, key: &str, span: Span, now: Timestamp) -> Result<(), String> {
+        self.honest.block(key, span, now)
+    }
+
+    fn unblock(&mut self, key: &str, now: Timestamp) -> Result<(), String> {
+        self.honest.unblock(key, now)
+    }
+
+    fn reset(&mut self, key: &str, now: Timestamp) -> Result<(), String> {
+        self.honest.reset(key, now)
     }
 }

@@ -1,20 +1,22 @@
 //! Runs the cases of a file of vectors against anything that decides: a [`Subject`].
 //!
-//! A store or a door that can express a case implements [`Subject`] and passes the files to [`run_folder`].
-
-use std::path::Path;
+//! A store or a door that can express a case implements [`Subject`]; [`folder::run`](super::folder::run) asks it.
 
 use tidegate_core::{Charge, Cost, Effect, Limits, Retry, Span, Timestamp, Verdict};
 
 use super::{
     compare::compare,
-    format::{self, Case, LimitFields, Op, RequestFields, Totals},
+    foretold::{Foretold, Instants},
+    format::{self, Case, Generate, LimitFields, Op, RequestFields, Totals},
 };
 
 /// What the vectors are put to.
 pub(crate) trait Subject {
     /// The smallest time that answers tell; waits are rounded up to it.
     const PRECISION: Span = Span::from_micros(1);
+
+    /// Which instants of a `generate` it is asked at.
+    const INSTANTS: Instants = Instants::Every;
 
     /// Decides one request. An `Err` is a failure of the case.
     fn answer(&mut self, ask: &Ask<'_>) -> Result<Answer, String>;
@@ -42,6 +44,7 @@ pub(crate) trait Subject {
 /// A request of a case.
 pub(crate) struct Ask<'a> {
     /// The limits, compiled.
+    #[allow(dead_code, reason = "for stores, which take them compiled")]
     pub(crate) limits: &'a Limits,
     /// The same limits, as they are written.
     #[allow(dead_code, reason = "for doors that take the limits in the request")]
@@ -69,6 +72,10 @@ pub(crate) struct Answer {
 
 impl Answer {
     /// What a verdict says.
+    #[allow(
+        dead_code,
+        reason = "for stores; what a door says is read from its answer"
+    )]
     pub(crate) fn of(verdict: &Verdict<'_>) -> Self {
         let outcomes = || verdict.lines.iter().map(|line| line.outcome);
         Self {
@@ -81,48 +88,6 @@ impl Answer {
             delay: Some(verdict.delay),
         }
     }
-}
-
-/// What a run came to.
-#[derive(Debug, Default)]
-pub(crate) struct Report {
-    pub(crate) ran: usize,
-    pub(crate) failures: Vec<String>,
-}
-
-/// Runs every `*.yaml` of `folder`; `skips` says which files have another format.
-pub(crate) fn run_folder<S: Subject>(
-    folder: &Path,
-    skips: impl Fn(&str) -> bool,
-    mut subject: impl FnMut() -> S,
-) -> Report {
-    let mut report = Report::default();
-    let mut files: Vec<_> = std::fs::read_dir(folder)
-        .unwrap_or_else(|error| panic!("{}: {error}", folder.display()))
-        .map(|file| file.expect("a folder can be listed").path())
-        .filter(|path| path.extension().is_some_and(|ending| ending == "yaml"))
-        .collect();
-    files.sort();
-    for path in files {
-        let name = path.file_name().map(|name| name.to_string_lossy());
-        if name.is_some_and(|name| skips(&name)) {
-            continue;
-        }
-        let text = std::fs::read_to_string(&path)
-            .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        match format::parse(&text) {
-            Err(problem) => report
-                .failures
-                .push(format!("{}: {problem}", path.display())),
-            Ok(cases) => {
-                for case in &cases {
-                    report.ran += 1;
-                    report.failures.extend(run_case(case, &mut subject()));
-                }
-            }
-        }
-    }
-    report
 }
 
 /// The failures of one case, each with the case, the operation, what was expected and what came.
@@ -200,11 +165,7 @@ impl<S: Subject> Run<'_, S> {
                 });
         }
         if let Some(generate) = &case.generate {
-            for offset in generate.offsets()? {
-                let cost = generate.cost.unwrap_or(1);
-                let answer = self.ask(&limits, start.after(offset), cost, Effect::Charge)?;
-                self.count(&answer, offset);
-            }
+            self.generate(&limits, start, generate)?;
         }
         if let Some(totals) = &case.totals {
             self.failures.extend(self.compare_totals(totals));
@@ -260,6 +221,30 @@ impl<S: Subject> Run<'_, S> {
             }
         }
         Ok(failures)
+    }
+
+    fn generate(
+        &mut self,
+        limits: &Limits,
+        start: Timestamp,
+        generate: &Generate,
+    ) -> Result<(), String> {
+        let cost = generate.cost.unwrap_or(1);
+        let mut foretold = Foretold::new(S::INSTANTS, S::PRECISION, &self.case.limits);
+        for offset in generate.offsets()? {
+            let now = start.after(offset);
+            if foretold.is_certain(now) {
+                self.denied += 1;
+                continue;
+            }
+            let answer = self.ask(limits, now, cost, Effect::Charge)?;
+            if let Some(failure) = foretold.heed(now, &answer) {
+                let id = &self.case.id;
+                self.failures.push(format!("{id}: at {offset}: {failure}"));
+            }
+            self.count(&answer, offset);
+        }
+        Ok(())
     }
 
     fn ask(

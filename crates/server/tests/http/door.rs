@@ -50,8 +50,11 @@ impl Door {
 
     /// Sets the clock to so long after the start.
     pub(crate) fn at_millis(&self, millis: u64) {
-        self.clock
-            .set(Timestamp::from_micros(START_MICROS + millis * 1_000));
+        self.set_clock(Timestamp::from_micros(START_MICROS + millis * 1_000));
+    }
+
+    pub(crate) fn set_clock(&self, now: Timestamp) {
+        self.clock.set(now);
     }
 
     pub(crate) fn connect(&self) -> Client {

@@ -13,3 +13,4 @@ mod connection;
 mod door;
 mod headers;
 mod throttle;
+mod vectors;

@@ -1,0 +1,96 @@
+//! The files of vectors: every `*.yaml` of the project's `vectors/` folder, or of the one that the environment
+//! variable `TIDEGATE_VECTORS` names.
+
+use std::path::PathBuf;
+
+use super::{
+    format::{self, Case},
+    runner::{self, Subject},
+};
+
+/// What a run came to.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    pub(crate) ran: usize,
+    pub(crate) failures: Vec<String>,
+}
+
+impl Report {
+    /// Fails unless cases ran, and all held.
+    #[expect(clippy::print_stdout, reason = "how much was shown")]
+    pub(crate) fn assert_success(&self) {
+        let folder = folder();
+        assert!(self.ran > 0, "no case ran in {}", folder.display());
+        println!("{} cases of {} ran", self.ran, folder.display());
+        self.assert_failures(&[]);
+    }
+
+    /// Fails unless these, and no others, are the failures.
+    pub(crate) fn assert_failures(&self, expected: &[&str]) {
+        let got = self.failures.join("\n");
+        assert_eq!(
+            got,
+            expected.join("\n"),
+            "the failures of {} cases",
+            self.ran
+        );
+    }
+}
+
+/// Runs every case, each against a subject of its own.
+pub(crate) fn run<S: Subject>(mut subject: impl FnMut(&Case) -> S) -> Report {
+    let mut report = Report::default();
+    for path in files() {
+        let text = std::fs::read_to_string(&path)
+            .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        match format::parse(&text) {
+            Err(problem) => report
+                .failures
+                .push(format!("{}: {problem}", path.display())),
+            Ok(cases) => {
+                for case in &cases {
+                    report.ran += 1;
+                    let failures = runner::run_case(case, &mut subject(case));
+                    report.failures.extend(failures);
+                }
+            }
+        }
+    }
+    report
+}
+
+/// The files, in the order of their names.
+fn files() -> Vec<PathBuf> {
+    let folder = folder();
+    let mut files: Vec<_> = std::fs::read_dir(&folder)
+        .unwrap_or_else(|error| panic!("{}: {error}", folder.display()))
+        .map(|file| file.expect("a folder can be listed").path())
+        .filter(|path| path.extension().is_some_and(|ending| ending == "yaml"))
+        .filter(|path| !has_another_format(path))
+        .collect();
+    files.sort();
+    files
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "whoever runs the tests says where more vectors are"
+)]
+fn folder() -> PathBuf {
+    let own = concat!(env!("CARGO_MANIFEST_DIR"), "/../../vectors");
+    std::env::var("TIDEGATE_VECTORS").map_or_else(|_| own.into(), PathBuf::from)
+}
+
+/// The cases of Envoy's service speak of descriptors, and run against the gRPC door.
+#[expect(clippy::print_stdout, reason = "nothing is skipped in silence")]
+fn has_another_format(path: &std::path::Path) -> bool {
+    let name = path.file_name().map(|name| name.to_string_lossy());
+    let other = name.is_some_and(|name| name.starts_with("envoy"));
+    if other {
+        println!(
+            "{} has another format; the gRPC door runs it",
+            path.display()
+        );
+    }
+    other
+}
