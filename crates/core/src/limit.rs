@@ -50,8 +50,8 @@ pub enum Window {
     Calendar(Calendar),
 }
 
-/// The algorithms by the names that people ask for, each a face of one of the kernels in
-/// [`crate::kernel`], where its promise, its weakness and its source are written.
+/// The algorithms by the names that people ask for, each a face of one of the kernels (`src/kernel/`),
+/// where its promise, its weakness and its source are written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Algorithm {
     /// One request each `rate.period / rate.count`, and `burst` more at once.

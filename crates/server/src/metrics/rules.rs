@@ -14,7 +14,7 @@ use tidegate_core::Verdict;
 use super::{ANSWERS, answer_index, answer_label, text::Text};
 
 /// How many rules have a label of their own, in the order of the rules file. Further ones count
-/// together as [`OTHER`], so that ten thousand rules do not make ten thousand time series.
+/// together as `other`, so that ten thousand rules do not make ten thousand time series.
 pub const MAX_RULE_LABELS: usize = 1_000;
 
 /// The label of the rules that have none.
