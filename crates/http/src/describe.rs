@@ -19,37 +19,18 @@
 //! | `header.NAME` | the header NAME; several lines are joined by `, ` |
 //! | any other NAME | the header `X-NAME`, `_` being `-`: `customer` is `X-Customer`, `api_key` is `X-Api-Key` |
 //!
-//! The last two are the client's own words unless the proxy sets them.
+//! The last two are the client's own words unless the proxy sets them. What is empty counts as absent: a rule
+//! whose key it is does not apply.
 
-use std::{borrow::Cow, fmt, net::IpAddr};
+use std::{borrow::Cow, net::IpAddr};
 
 use http::{HeaderMap, HeaderValue};
 
-use crate::{client, path};
-
-/// The family of headers that the proxy at the door sends.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Proxy {
-    /// Whichever is there; contradictions are refused.
-    #[default]
-    Unknown,
-    /// `X-Original-*` and `X-Real-IP`.
-    Nginx,
-    /// `X-Forwarded-*` alone: Caddy and Traefik.
-    Forwarding,
-}
-
-impl Proxy {
-    /// The family of the proxy called `name`: `nginx`, `caddy` or `traefik`.
-    #[must_use]
-    pub fn parse(name: &str) -> Option<Self> {
-        match name {
-            "nginx" => Some(Self::Nginx),
-            "caddy" | "traefik" => Some(Self::Forwarding),
-            _ => None,
-        }
-    }
-}
+use crate::{
+    client,
+    proxy::{Ambiguous, Proxy, pick},
+    target::Target,
+};
 
 /// Who brought a forward-auth request, and how far they are believed.
 #[derive(Clone, Copy, Debug)]
@@ -62,30 +43,6 @@ pub struct Source {
     pub hops: usize,
 }
 
-/// Two headers say different things about the original request, and either may be the client's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ambiguous {
-    /// What nginx would have sent.
-    pub original: &'static str,
-    /// What Caddy or Traefik would have sent.
-    pub forwarded: &'static str,
-}
-
-impl fmt::Display for Ambiguous {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            original,
-            forwarded,
-        } = self;
-        write!(
-            f,
-            "{original} and {forwarded} contradict each other; ask with ?proxy=nginx, caddy or traefik"
-        )
-    }
-}
-
-impl std::error::Error for Ambiguous {}
-
 /// The request that a proxy asks about.
 #[derive(Clone, Debug)]
 pub struct Forwarded<'r> {
@@ -94,12 +51,6 @@ pub struct Forwarded<'r> {
     target: Option<Target<'r>>,
     host: Option<String>,
     ip: IpAddr,
-}
-
-#[derive(Clone, Debug)]
-struct Target<'r> {
-    path: Cow<'r, str>,
-    query: Cow<'r, str>,
 }
 
 impl<'r> Forwarded<'r> {
@@ -126,7 +77,7 @@ impl<'r> Forwarded<'r> {
         Ok(Self {
             headers,
             method,
-            target: uri.or(url).map(target),
+            target: uri.or(url).map(Target::read),
             host: host.map(|host| bare_host(&text(host))),
             ip: client_address(headers, source, is_nginx),
         })
@@ -138,9 +89,13 @@ impl<'r> Forwarded<'r> {
         self.target.is_some()
     }
 
-    /// The value of the entry `name`; see the table in the module's documentation.
+    /// The value of the entry `name`, which is not empty; see the table in the module's documentation.
     #[must_use]
     pub fn entry(&self, name: &str) -> Option<Cow<'_, str>> {
+        self.given_entry(name).filter(|value| !value.is_empty())
+    }
+
+    fn given_entry(&self, name: &str) -> Option<Cow<'_, str>> {
         match name {
             "method" => self.method.as_deref().map(Cow::Borrowed),
             "path" => self
@@ -160,7 +115,7 @@ impl<'r> Forwarded<'r> {
             return joined(self.headers, header);
         }
         if let Some(parameter) = name.strip_prefix("query.") {
-            return parameter_of(&self.target.as_ref()?.query, parameter).map(Cow::Owned);
+            return self.target.as_ref()?.parameter(parameter).map(Cow::Owned);
         }
         joined(self.headers, &format!("x-{}", name.replace('_', "-")))
     }
@@ -184,32 +139,8 @@ fn client_address(headers: &HeaderMap, source: Source, is_nginx: bool) -> IpAddr
         .unwrap_or_else(|| source.peer.to_canonical())
 }
 
-fn pick<'r>(
-    headers: &'r HeaderMap,
-    proxy: Proxy,
-    original: &'static str,
-    forwarded: &'static str,
-) -> Result<Option<Cow<'r, str>>, Ambiguous> {
-    let nginx = || headers.get(original);
-    let forwarding = || headers.get(forwarded);
-    let value = match proxy {
-        Proxy::Nginx => nginx(),
-        Proxy::Forwarding => forwarding(),
-        Proxy::Unknown => match (nginx(), forwarding()) {
-            (Some(one), Some(other)) if one != other => {
-                return Err(Ambiguous {
-                    original,
-                    forwarded,
-                });
-            }
-            (one, other) => one.or(other),
-        },
-    };
-    Ok(value.map(text))
-}
-
 /// Header values may hold any octet; what is no UTF-8 becomes U+FFFD, so that it has a count as well.
-fn text(value: &HeaderValue) -> Cow<'_, str> {
+pub(crate) fn text(value: &HeaderValue) -> Cow<'_, str> {
     String::from_utf8_lossy(value.as_bytes())
 }
 
@@ -221,35 +152,6 @@ fn joined<'r>(headers: &'r HeaderMap, name: &str) -> Option<Cow<'r, str>> {
     }))
 }
 
-fn target(uri: Cow<'_, str>) -> Target<'_> {
-    match uri {
-        Cow::Borrowed(uri) => {
-            let (path, query) = split(uri);
-            Target {
-                path: path::normal(path),
-                query: Cow::Borrowed(query),
-            }
-        }
-        Cow::Owned(uri) => {
-            let (path, query) = split(&uri);
-            Target {
-                path: Cow::Owned(path::normal(path).into_owned()),
-                query: Cow::Owned(query.to_owned()),
-            }
-        }
-    }
-}
-
-/// Splits `/path?query` or `https://host/path?query` into its path and its query.
-fn split(uri: &str) -> (&str, &str) {
-    let (before, query) = uri.split_once('?').unwrap_or((uri, ""));
-    let path = match before.split_once("://") {
-        Some((_, rest)) if !before.starts_with('/') => rest.find('/').map_or("", |at| &rest[at..]),
-        _ => before,
-    };
-    (path.split('#').next().unwrap_or(path), query)
-}
-
 fn bare_host(host: &str) -> String {
     let end = if host.starts_with('[') {
         host.find(']').map(|at| at + 1)
@@ -257,30 +159,6 @@ fn bare_host(host: &str) -> String {
         host.find(':')
     };
     host[..end.unwrap_or(host.len())].to_ascii_lowercase()
-}
-
-fn parameter_of(query: &str, name: &str) -> Option<String> {
-    let mut parameters = query
-        .split('&')
-        .map(|pair| pair.split_once('=').unwrap_or((pair, "")));
-    parameters
-        .find(|(key, _)| decoded(key) == name)
-        .map(|(_, value)| decoded(value))
-}
-
-fn decoded(text: &str) -> String {
-    let mut octets = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&first, tail)) = rest.split_first() {
-        let escaped = if first == b'%' {
-            tail.get(..2).and_then(path::octet)
-        } else {
-            None
-        };
-        octets.push(escaped.unwrap_or(if first == b'+' { b' ' } else { first }));
-        rest = if escaped.is_some() { &tail[2..] } else { tail };
-    }
-    String::from_utf8_lossy(&octets).into_owned()
 }
 
 #[cfg(test)]
@@ -429,6 +307,17 @@ mod tests {
                 .unwrap(),
             "\u{fffd}"
         );
+    }
+
+    #[test]
+    fn what_is_empty_is_absent() {
+        let lines = [
+            ("x-customer", ""),
+            ("x-original-method", ""),
+            ("x-original-uri", "/?user=&x=1"),
+        ];
+        let names = ["customer", "header.x-customer", "method", "query.user"];
+        assert_eq!(entries(&lines, PEER, &names), [const { None }; 4]);
     }
 
     proptest::proptest! {

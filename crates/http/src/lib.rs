@@ -9,6 +9,9 @@ pub mod describe;
 mod fields;
 pub mod headers;
 mod path;
+mod proxy;
+mod target;
 
-pub use describe::{Ambiguous, Forwarded, Proxy, Source};
+pub use describe::{Forwarded, Source};
 pub use headers::{HeaderWriter, Legacy};
+pub use proxy::{Ambiguous, Proxy};

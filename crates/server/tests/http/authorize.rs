@@ -147,6 +147,17 @@ fn headers_are_entries() {
 }
 
 #[test]
+fn an_empty_header_is_no_entry() {
+    let door = Door::open(RULES);
+    let anonymous = [("x-forwarded-uri", "/api/v1"), ("x-customer", "")];
+    for _ in 0..2 {
+        let answer = door.authorize("", &anonymous);
+        assert_eq!(answer.status, 200);
+        assert_eq!(answer.json()["rule"], serde_json::Value::Null);
+    }
+}
+
+#[test]
 fn a_path_written_otherwise_is_the_same_path() {
     let door = Door::open(RULES);
     for (uri, status) in [
