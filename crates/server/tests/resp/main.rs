@@ -13,4 +13,5 @@ mod protocol;
 mod real_clients;
 mod redis_cell;
 mod throttlecrab;
+mod transactions;
 mod value;

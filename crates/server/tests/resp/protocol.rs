@@ -147,3 +147,12 @@ fn a_large_command_arrives_in_many_pieces() {
     assert_eq!(client.value().to_string(), "[1, nil, -1, -1, 0, 0]");
     assert_eq!(client.command("PING").to_string(), "+PONG");
 }
+
+#[test]
+fn what_cannot_be_understood_is_counted() {
+    let door = Door::open();
+    door.converse(b"GET x\r\nCL.THROTTLE x\r\nCL.THROTTLE x y 1 1\r\nTIDEGATE.CHECK a\r\n*x\r\n");
+    let counted = "tidegate_bad_requests_total{door=\"resp\"} 5";
+    let metrics = door.limiter.exposition();
+    assert!(metrics.contains(counted), "{metrics}");
+}

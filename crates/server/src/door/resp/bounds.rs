@@ -9,7 +9,8 @@ pub const MAX_BULK_BYTES: usize = 65_536;
 /// The longest inline command, in bytes, its line end not counted.
 pub const MAX_INLINE_BYTES: usize = 65_536;
 
-/// The longest command as it is on the wire: 64 entries of the longest names and values, and some.
+/// The longest command as it is on the wire: 64 entries of the longest names and values, and some. All
+/// commands of a transaction together may be as long.
 pub const MAX_COMMAND_BYTES: usize = 786_432;
 
 /// How much is read at once.
@@ -24,7 +25,7 @@ pub const OUTPUT_BYTES: usize = 65_536;
 pub const SMALL_BYTES: usize = 4_096;
 
 /// The most that all the connections of one worker may hold together, in commands that have not arrived
-/// whole and answers that have not been taken. One that would hold more is closed.
+/// whole, open transactions, and answers that have not been taken. One that would hold more is closed.
 pub const MAX_HELD_BYTES: usize = 64 << 20;
 
 /// The longest name of a connection, library or library version.

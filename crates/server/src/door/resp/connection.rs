@@ -251,7 +251,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         if self.unread.is_empty() && self.unread.capacity() > 0 {
             self.unread = Vec::new();
         }
-        let holds = self.unread.capacity() + self.unsent.capacity();
+        let holds = self.unread.capacity() + self.unsent.capacity() + self.session.held();
         if holds == self.held {
             return Ok(());
         }

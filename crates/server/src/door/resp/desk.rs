@@ -13,7 +13,7 @@ use super::{
     reply::Reply,
     session::{Ending, Replies, Session},
 };
-use crate::limiter::Limiter;
+use crate::{limiter::Limiter, metrics::Door};
 
 /// A worker's memory for commands and answers.
 #[derive(Debug, Default)]
@@ -84,6 +84,7 @@ impl Desk {
                         protocol: session.protocol,
                     };
                     reply.error(format_args!("ERR Protocol error: {error}"));
+                    limiter.metrics().count_bad_request(Door::Resp);
                     session.ending = Ending::Broken;
                 }
             }

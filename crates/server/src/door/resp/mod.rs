@@ -21,6 +21,7 @@ mod limits_cache;
 mod parse;
 mod reply;
 mod session;
+mod transaction;
 
 use std::{
     io,

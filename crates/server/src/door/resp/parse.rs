@@ -5,6 +5,7 @@ use std::fmt;
 use super::{
     bounds::{MAX_ARGUMENTS, MAX_BULK_BYTES, MAX_COMMAND_BYTES, MAX_INLINE_BYTES},
     inline,
+    reply::{Protocol, Reply},
 };
 
 /// A client that does not speak the protocol. What follows cannot be understood, so the connection ends.
@@ -218,6 +219,21 @@ impl<'a> Arguments<'a> {
 
     pub(super) fn iter(self) -> impl Iterator<Item = &'a [u8]> {
         (0..self.len()).filter_map(move |index| self.get(index))
+    }
+
+    /// Appends the command as it is on the wire; false if `out` would then be longer than `most`.
+    pub(super) fn write(self, out: &mut Vec<u8>, most: usize) -> bool {
+        let length: usize = self.iter().map(|argument| argument.len() + 16).sum();
+        if out.len() + length > most {
+            return false;
+        }
+        let mut reply = Reply {
+            out,
+            protocol: Protocol::default(),
+        };
+        reply.array(self.len());
+        self.iter().for_each(|argument| reply.bulk(argument));
+        true
     }
 
     /// All but the first `count`.

@@ -5,7 +5,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use super::reply::Protocol;
+use super::{reply::Protocol, transaction::Transaction};
 
 /// The state of one connection, as far as commands can see and change it.
 #[derive(Debug)]
@@ -17,6 +17,8 @@ pub(super) struct Session {
     /// Whether this command was the last.
     pub(super) ending: Ending,
     pub(super) names: Option<Box<Names>>,
+    /// What has been sent since `MULTI`.
+    pub(super) transaction: Option<Box<Transaction>>,
 }
 
 /// The names that a client gave; boxed, because most connections of a pool give none.
@@ -58,6 +60,7 @@ impl Session {
             replies: Replies::default(),
             ending: Ending::default(),
             names: None,
+            transaction: None,
         }
     }
 
@@ -72,6 +75,12 @@ impl Session {
         self.protocol = Protocol::default();
         self.replies = Replies::default();
         self.names = None;
+        self.transaction = None;
+    }
+
+    /// How much memory it holds that a client may fill at will.
+    pub(super) fn held(&self) -> usize {
+        self.transaction.as_ref().map_or(0, |open| open.held())
     }
 
     pub(super) fn names_mut(&mut self) -> &mut Names {

@@ -6,7 +6,7 @@ use crate::metrics::Door;
 
 use super::{
     super::{desk::Context, parse::Arguments, reply::Reply},
-    quoted, wrong_number,
+    quoted, refuse, wrong_number,
 };
 
 /// `TIDEGATE.CHECK [PEEK] [COST n] name value [name value …]` →
@@ -17,11 +17,10 @@ use super::{
 pub(super) fn check(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     let decided = Asked::read(arguments.skip(1)).and_then(|asked| asked.decide(context, reply));
     match decided {
-        Ok(()) => return,
-        Err(Refusal::NoPairs) => wrong_number("tidegate.check", reply),
-        Err(Refusal::Request(error)) => reply.error(format_args!("ERR {error}")),
+        Ok(()) => {}
+        Err(Refusal::NoPairs) => wrong_number(context, "tidegate.check", reply),
+        Err(Refusal::Request(error)) => refuse(context, reply, format_args!("ERR {error}")),
     }
-    context.limiter.metrics().count_bad_request(Door::Resp);
 }
 
 /// Why nothing could be decided.

@@ -74,7 +74,7 @@ fn introduce(context: &Context<'_>, reply: &mut Reply<'_>) {
 }
 
 /// `AUTH [user] password`.
-pub(super) fn auth(_: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
+pub(super) fn auth(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     match arguments.len() {
         2 => reply.error(format_args!(
             "ERR AUTH <password> called without any password configured for the default user. \
@@ -82,7 +82,7 @@ pub(super) fn auth(_: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Re
         )),
         3 if arguments.get(1) == Some(b"default") => reply.ok(),
         3 => wrong_pass(reply),
-        _ => wrong_number("auth", reply),
+        _ => wrong_number(context, "auth", reply),
     }
 }
 

@@ -8,8 +8,12 @@ mod hello;
 mod refusal;
 mod server;
 mod throttle;
+mod transaction;
+
+use std::fmt;
 
 use super::{desk::Context, parse::Arguments, reply::Reply};
+use crate::metrics::Door;
 
 /// A command that we answer.
 #[derive(Debug)]
@@ -51,10 +55,11 @@ impl Arity {
     }
 }
 
+const TRANSACTION: &[&str] = &["noscript", "loading", "stale", "fast"];
 const CONNECTION: &[&str] = &["noscript", "loading", "stale", "fast", "no_auth"];
 
 /// Every command, those of the hot path first.
-static COMMANDS: [Command; 16] = [
+static COMMANDS: [Command; 19] = [
     Command {
         name: "cl.throttle",
         arity: Arity::Between(5, 6),
@@ -155,6 +160,33 @@ static COMMANDS: [Command; 16] = [
         run: connection::reset,
     },
     Command {
+        name: "multi",
+        arity: Arity::Exactly(1),
+        flags: TRANSACTION,
+        keyed: false,
+        group: "transactions",
+        summary: "Keeps the commands that follow until EXEC",
+        run: transaction::multi,
+    },
+    Command {
+        name: "exec",
+        arity: Arity::Exactly(1),
+        flags: TRANSACTION,
+        keyed: false,
+        group: "transactions",
+        summary: "Runs the commands since MULTI",
+        run: transaction::exec,
+    },
+    Command {
+        name: "discard",
+        arity: Arity::Exactly(1),
+        flags: TRANSACTION,
+        keyed: false,
+        group: "transactions",
+        summary: "Forgets the commands since MULTI",
+        run: transaction::discard,
+    },
+    Command {
         name: "readonly",
         arity: Arity::Exactly(1),
         flags: &["loading", "stale", "fast"],
@@ -208,27 +240,48 @@ fn find(name: &[u8]) -> Option<&'static Command> {
         .find(|command| command.name.as_bytes().eq_ignore_ascii_case(name))
 }
 
-/// Runs the command that the first argument names.
+/// Runs the command that the first argument names, or keeps it if a transaction is open.
 pub(super) fn run(context: &mut Context<'_>, arguments: Arguments<'_>, out: &mut Vec<u8>) {
     let mut reply = Reply {
         out,
         protocol: context.session.protocol,
     };
     let name = arguments.get(0).unwrap_or_default();
-    match find(name) {
-        None => unknown(name, arguments.skip(1), &mut reply),
-        Some(command) if command.arity.admits(arguments.len()) => {
-            (command.run)(context, arguments, &mut reply)
+    let Some(command) = find(name) else {
+        spoil(context);
+        return unknown(context, arguments, &mut reply);
+    };
+    if !command.arity.admits(arguments.len()) {
+        spoil(context);
+        return match command.name {
+            "cl.throttle" => throttle::usage(context, &mut reply),
+            name => wrong_number(context, name, &mut reply),
+        };
+    }
+    match &mut context.session.transaction {
+        Some(open) if !transaction::is_immediate(command) => {
+            transaction::queue(open, command, arguments, &mut reply);
         }
-        Some(command) if command.name == "cl.throttle" => throttle::usage(&mut reply),
-        Some(command) => wrong_number(command.name, &mut reply),
+        _ => (command.run)(context, arguments, &mut reply),
     }
 }
 
-fn wrong_number(name: &str, reply: &mut Reply<'_>) {
-    reply.error(format_args!(
-        "ERR wrong number of arguments for '{name}' command"
-    ));
+/// A transaction with a command in it that cannot be run is not run at all.
+fn spoil(context: &mut Context<'_>) {
+    if let Some(open) = &mut context.session.transaction {
+        open.spoil();
+    }
+}
+
+/// Answers an error, and counts it.
+fn refuse(context: &mut Context<'_>, reply: &mut Reply<'_>, error: fmt::Arguments<'_>) {
+    context.limiter.metrics().count_bad_request(Door::Resp);
+    reply.error(error);
+}
+
+fn wrong_number(context: &mut Context<'_>, name: &str, reply: &mut Reply<'_>) {
+    let error = format_args!("ERR wrong number of arguments for '{name}' command");
+    refuse(context, reply, error);
 }
 
 fn unknown_subcommand(subcommand: &[u8], command: &str, reply: &mut Reply<'_>) {
@@ -239,24 +292,26 @@ fn unknown_subcommand(subcommand: &[u8], command: &str, reply: &mut Reply<'_>) {
 }
 
 /// Redis' own words, because clients look for them to find out what a server can do.
-fn unknown(name: &[u8], arguments: Arguments<'_>, reply: &mut Reply<'_>) {
+fn unknown(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
+    let name = arguments.get(0).unwrap_or_default();
     let mut beginning = String::new();
-    for argument in arguments.iter() {
+    for argument in arguments.skip(1).iter() {
         beginning.push_str(&format!("'{}' ", quoted(argument)));
         if beginning.len() > QUOTED_BYTES {
             break;
         }
     }
-    reply.error(format_args!(
+    let error = format_args!(
         "ERR unknown command '{}', with args beginning with: {beginning}",
         quoted(name)
-    ));
+    );
+    refuse(context, reply, error);
 }
 
 /// How much of an argument an error repeats.
 const QUOTED_BYTES: usize = 128;
 
 /// The beginning of what a client sent, fit to be repeated to it.
-fn quoted(argument: &[u8]) -> impl std::fmt::Display {
+fn quoted(argument: &[u8]) -> impl fmt::Display {
     String::from_utf8_lossy(&argument[..argument.len().min(QUOTED_BYTES)]).into_owned()
 }

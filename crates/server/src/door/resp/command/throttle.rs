@@ -13,6 +13,7 @@ use super::{
         reply::Reply,
     },
     refusal::{CellRefusal, CrabRefusal, Refusal},
+    refuse,
 };
 use crate::{limiter::Limiter, metrics::Door};
 
@@ -26,11 +27,9 @@ pub(super) fn cl_throttle(
     let answer = match Asked::read(arguments, Face::Gcra).and_then(|asked| asked.decide(context)) {
         Ok(answer) => answer,
         Err(refusal) => {
-            context.limiter.metrics().count_bad_request(Door::Resp);
-            return reply.error(format_args!(
-                "Cell error: Store error: {}",
-                CellRefusal(&refusal)
-            ));
+            let refusal = CellRefusal(&refusal);
+            let error = format_args!("Cell error: Store error: {refusal}");
+            return refuse(context, reply, error);
         }
     };
     reply.array(5);
@@ -46,10 +45,11 @@ pub(super) fn cl_throttle(
 }
 
 /// The answer to a `CL.THROTTLE` that is too short or too long.
-pub(super) fn usage(reply: &mut Reply<'_>) {
-    reply.error(format_args!(
+pub(super) fn usage(context: &mut Context<'_>, reply: &mut Reply<'_>) {
+    let error = format_args!(
         "Cell error: Store error: Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]"
-    ));
+    );
+    refuse(context, reply, error);
 }
 
 /// `THROTTLE key max_burst count_per_period period [quantity]` →
@@ -59,8 +59,8 @@ pub(super) fn throttle(context: &mut Context<'_>, arguments: Arguments<'_>, repl
     {
         Ok(answer) => answer,
         Err(refusal) => {
-            context.limiter.metrics().count_bad_request(Door::Resp);
-            return reply.error(format_args!("ERR {}", CrabRefusal(&refusal)));
+            let refusal = CrabRefusal(&refusal);
+            return refuse(context, reply, format_args!("ERR {refusal}"));
         }
     };
     reply.array(5);

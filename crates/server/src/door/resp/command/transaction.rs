@@ -1,0 +1,82 @@
+//! `MULTI`, `EXEC` and `DISCARD`.
+
+use super::{
+    super::{
+        bounds::MAX_COMMAND_BYTES,
+        desk::Context,
+        parse::{Arguments, Parser},
+        reply::Reply,
+        transaction::Transaction,
+    },
+    Command, refuse, run,
+};
+
+/// The commands beside the deciding ones that may stand in a transaction. Others change the connection, or answer at
+/// such length that a few bytes in would be megabytes out.
+const ALSO: [&str; 3] = ["ping", "echo", "select"];
+
+pub(super) fn multi(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Reply<'_>) {
+    if context.session.transaction.is_some() {
+        return refuse(
+            context,
+            reply,
+            format_args!("ERR MULTI calls can not be nested"),
+        );
+    }
+    context.session.transaction = Some(Box::default());
+    reply.ok();
+}
+
+pub(super) fn discard(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Reply<'_>) {
+    match context.session.transaction.take() {
+        Some(_) => reply.ok(),
+        None => refuse(context, reply, format_args!("ERR DISCARD without MULTI")),
+    }
+}
+
+/// Runs what was queued. Each command is decided by itself, all at one instant.
+pub(super) fn exec(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Reply<'_>) {
+    let Some(transaction) = context.session.transaction.take() else {
+        return refuse(context, reply, format_args!("ERR EXEC without MULTI"));
+    };
+    let Some((count, queued)) = transaction.end() else {
+        return reply.error(format_args!(
+            "EXECABORT Transaction discarded because of previous errors."
+        ));
+    };
+    reply.array(count);
+    let mut parser = Parser::default();
+    let mut rest = queued.as_slice();
+    // What was queued was written as the parser reads it.
+    while let Ok(Some(length)) = parser.parse(rest) {
+        run(context, parser.arguments(rest), reply.out);
+        rest = &rest[length..];
+    }
+}
+
+/// Whether `command` is run at once although a transaction is open.
+pub(super) fn is_immediate(command: &Command) -> bool {
+    ["multi", "exec", "discard", "quit", "reset"].contains(&command.name)
+}
+
+/// Keeps `command` for the end of `transaction`, if it may stand in one.
+pub(super) fn queue(
+    transaction: &mut Transaction,
+    command: &Command,
+    arguments: Arguments<'_>,
+    reply: &mut Reply<'_>,
+) {
+    if command.group != "module" && !ALSO.contains(&command.name) {
+        transaction.spoil();
+        reply.error(format_args!(
+            "ERR '{}' is not allowed in a transaction",
+            command.name
+        ));
+    } else if transaction.queue(arguments) {
+        reply.simple("QUEUED");
+    } else {
+        reply.error(format_args!(
+            "ERR the transaction is too long: at most {MAX_COMMAND_BYTES} bytes"
+        ));
+    }
+}

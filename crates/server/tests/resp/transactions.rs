@@ -1,0 +1,109 @@
+//! `MULTI`, `EXEC`, `DISCARD`: what clients wrap around their pipelines.
+
+use tidegate_server::door::resp::bounds::{MAX_BULK_BYTES, MAX_COMMAND_BYTES};
+
+use crate::door::{Door, encode};
+
+const THROTTLE: &[u8] = b"CL.THROTTLE user 1 1 60\r\n";
+
+#[test]
+fn a_transaction_is_answered_at_its_end() {
+    let door = Door::open();
+    let input = [
+        b"MULTI\r\n",
+        THROTTLE,
+        b"PING\r\n",
+        THROTTLE,
+        THROTTLE,
+        b"EXEC\r\nPING\r\n",
+    ]
+    .concat();
+    let expected = "+OK\r\n+QUEUED\r\n+QUEUED\r\n+QUEUED\r\n+QUEUED\r\n*4\r\n\
+        *5\r\n:0\r\n:2\r\n:1\r\n:-1\r\n:60\r\n+PONG\r\n*5\r\n:0\r\n:2\r\n:0\r\n:-1\r\n:120\r\n\
+        *5\r\n:1\r\n:2\r\n:0\r\n:60\r\n:120\r\n+PONG\r\n";
+    assert_eq!(door.converse(&input), expected);
+}
+
+#[test]
+fn an_empty_transaction_is_an_empty_answer() {
+    let answers = Door::open().converse(b"MULTI\r\nEXEC\r\nMULTI\r\nDISCARD\r\nPING\r\n");
+    assert_eq!(answers, "+OK\r\n*0\r\n+OK\r\n+OK\r\n+PONG\r\n");
+}
+
+#[test]
+fn nothing_of_a_spoilt_transaction_is_run() {
+    for (spoils, error) in [
+        (
+            &b"GET x\r\n"[..],
+            "-ERR unknown command 'GET', with args beginning with: 'x' \r\n",
+        ),
+        (
+            b"ECHO\r\n",
+            "-ERR wrong number of arguments for 'echo' command\r\n",
+        ),
+        (
+            b"INFO\r\n",
+            "-ERR 'info' is not allowed in a transaction\r\n",
+        ),
+    ] {
+        let door = Door::open();
+        let input = [b"MULTI\r\n", THROTTLE, spoils, THROTTLE, b"EXEC\r\n"].concat();
+        let expected = format!(
+            "+OK\r\n+QUEUED\r\n{error}+QUEUED\r\n\
+             -EXECABORT Transaction discarded because of previous errors.\r\n"
+        );
+        assert_eq!(door.converse(&input), expected);
+        assert_eq!(door.limiter.store().stats().keys, 0);
+    }
+}
+
+#[test]
+fn a_command_that_fails_when_it_is_run_fails_alone() {
+    let input = [
+        b"MULTI\r\nCL.THROTTLE user x 1 60\r\n",
+        THROTTLE,
+        b"EXEC\r\n",
+    ]
+    .concat();
+    let expected = "+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n\
+        -Cell error: Store error: Couldn't parse as integer: x\r\n*5\r\n:0\r\n:2\r\n:1\r\n:-1\r\n:60\r\n";
+    assert_eq!(Door::open().converse(&input), expected);
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let door = Door::open();
+    for (input, expected) in [
+        (&b"EXEC\r\n"[..], "-ERR EXEC without MULTI\r\n"),
+        (b"DISCARD\r\n", "-ERR DISCARD without MULTI\r\n"),
+        (
+            b"MULTI\r\nMULTI\r\nEXEC\r\n",
+            "+OK\r\n-ERR MULTI calls can not be nested\r\n*0\r\n",
+        ),
+        (
+            b"MULTI\r\nRESET\r\nEXEC\r\n",
+            "+OK\r\n+RESET\r\n-ERR EXEC without MULTI\r\n",
+        ),
+        (b"MULTI\r\nQUIT\r\n", "+OK\r\n+OK\r\n"),
+    ] {
+        assert_eq!(door.converse(input), expected, "{}", input.escape_ascii());
+    }
+}
+
+#[test]
+fn a_transaction_is_bounded() {
+    let door = Door::open();
+    let mut client = door.connect();
+    let long = encode(&[b"ECHO", &[b'x'; MAX_BULK_BYTES]]);
+    client.send(b"MULTI\r\n");
+    assert_eq!(client.value().to_string(), "+OK");
+    for _ in 0..MAX_COMMAND_BYTES / long.len() {
+        client.send(&long);
+        assert_eq!(client.value().to_string(), "+QUEUED");
+    }
+    client.send(&long);
+    let refused = "-ERR the transaction is too long: at most 786432 bytes";
+    assert_eq!(client.value().to_string(), refused);
+    client.send(b"EXEC\r\n");
+    assert!(client.value().to_string().starts_with("-EXECABORT"));
+}
