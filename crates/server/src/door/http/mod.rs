@@ -20,7 +20,7 @@ pub(super) mod wire;
 use std::{
     cell::RefCell,
     io,
-    net::{IpAddr, TcpListener},
+    net::{IpAddr, Ipv4Addr, TcpListener},
     sync::Arc,
 };
 
@@ -73,6 +73,30 @@ pub fn listen(
     })
 }
 
+/// An endpoint that is asked by a body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Endpoint {
+    /// `/v1/check`
+    Check,
+    /// `/v1/peek`
+    Peek,
+    /// `/v1/throttle`
+    Throttle,
+}
+
+/// The status and the body with which `endpoint` answers `body`: the door without a socket, for fuzzing.
+#[must_use]
+pub fn transcript(limiter: &Arc<Limiter>, endpoint: Endpoint, body: &[u8]) -> (u16, Vec<u8>) {
+    let asked = Asked {
+        limiter: Arc::clone(limiter),
+        headers: RefCell::new(HeaderWriter::new(true, Legacy::Delta)),
+        peer: IpAddr::V4(Ipv4Addr::LOCALHOST),
+    };
+    let answer = asked.answer_body(endpoint, body);
+    let answer = answer.unwrap_or_else(|problem| asked.refuse(problem));
+    (answer.status().as_u16(), wire::body(answer))
+}
+
 /// What the requests of one connection are answered with.
 #[derive(Debug)]
 struct Asked {
@@ -83,17 +107,15 @@ struct Asked {
 
 impl Asked {
     async fn answer(&self, request: Request<Incoming>) -> Answer {
-        self.route(request).await.unwrap_or_else(|problem| {
-            self.limiter.metrics().count_bad_request(Door::Http);
-            problem.answer()
-        })
+        let answer = self.route(request).await;
+        answer.unwrap_or_else(|problem| self.refuse(problem))
     }
 
     async fn route(&self, request: Request<Incoming>) -> Result<Answer, Problem> {
         let endpoint = match request.uri().path() {
-            "/v1/throttle" => throttle::throttle,
-            "/v1/check" => |asked: &Self, body: &[u8]| check::check(asked, body, Effect::Charge),
-            "/v1/peek" => |asked: &Self, body: &[u8]| check::check(asked, body, Effect::Peek),
+            "/v1/throttle" => Endpoint::Throttle,
+            "/v1/check" => Endpoint::Check,
+            "/v1/peek" => Endpoint::Peek,
             "/v1/authorize" => return authorize::authorize(self, &request),
             _ => return Err(Problem::not_found(PATHS)),
         };
@@ -101,7 +123,20 @@ impl Asked {
             return Err(Problem::method("POST"));
         }
         let body = body::read(request.into_body()).await?;
-        endpoint(self, &body)
+        self.answer_body(endpoint, &body)
+    }
+
+    fn answer_body(&self, endpoint: Endpoint, body: &[u8]) -> Result<Answer, Problem> {
+        match endpoint {
+            Endpoint::Check => check::check(self, body, Effect::Charge),
+            Endpoint::Peek => check::check(self, body, Effect::Peek),
+            Endpoint::Throttle => throttle::throttle(self, body),
+        }
+    }
+
+    fn refuse(&self, problem: Problem) -> Answer {
+        self.limiter.metrics().count_bad_request(Door::Http);
+        problem.answer()
     }
 
     /// An answer that carries `verdict`, which was decided at `now`, with `status`.

@@ -1,11 +1,14 @@
 //! HTTP/1.1 on a connection, bounded in bytes and in time.
 
-use std::convert::Infallible;
+use std::{
+    convert::Infallible,
+    task::{Context, Poll, Waker},
+};
 
 use http_body_util::Full;
 use hyper::{
     Request, Response, StatusCode,
-    body::{Bytes, Incoming},
+    body::{Body, Bytes, Incoming},
     header::{CONTENT_TYPE, HeaderValue},
     server::conn::http1,
     service::service_fn,
@@ -73,4 +76,13 @@ pub(crate) fn json(status: StatusCode, value: &impl serde::Serialize) -> Answer 
     *answer.status_mut() = status;
     answer.headers_mut().insert(CONTENT_TYPE, JSON);
     answer
+}
+
+/// The octets of an answer's body, which is whole from the start.
+pub(super) fn body(answer: Answer) -> Vec<u8> {
+    let body = std::pin::pin!(answer.into_body());
+    match body.poll_frame(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(Some(Ok(frame))) => frame.into_data().unwrap_or_default().to_vec(),
+        _ => Vec::new(),
+    }
 }

@@ -1,0 +1,72 @@
+//! Any bytes as the body of a check, a peek or a throttle: a verdict or a problem document, never a panic, and the
+//! same answer again from a server in the same state.
+//!
+//! The first byte says what is asked: `c`, `p` or `t`.
+
+#![no_main]
+
+use std::sync::Arc;
+
+use libfuzzer_sys::{Corpus, fuzz_target};
+use serde_json::Value;
+use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
+use tidegate_server::{
+    clock::Clock,
+    config::Config,
+    door::http::{Endpoint, transcript},
+    limiter::Limiter,
+};
+
+/// The rules that check and peek are asked under.
+const RULES: &str = "
+rules:
+  - {name: paths, when: {path: /api/**}, key: [customer], limits: [2/s, 20/min]}
+  - {name: methods, when: {method: [GET, POST]}, key: [ip, user], limits: [{algorithm: gcra, rate: 1/s, burst: 3}]}
+  - {name: costly, when: {weight: {present: true}}, cost: weight, limits: [{algorithm: leaky_bucket, capacity: 9, leak: 1/s, queue: true}]}
+";
+
+fuzz_target!(|input: &[u8]| -> Corpus {
+    let Some((first, body)) = input.split_first() else {
+        return Corpus::Reject;
+    };
+    let endpoint = match first {
+        b'c' => Endpoint::Check,
+        b'p' => Endpoint::Peek,
+        b't' => Endpoint::Throttle,
+        _ => return Corpus::Reject,
+    };
+    let (server, same) = (limiter(), limiter());
+    let answer = transcript(&server, endpoint, body);
+    assert_eq!(answer, transcript(&same, endpoint, body));
+    assert_sound(answer.0, &answer.1);
+    if endpoint == Endpoint::Peek {
+        assert_eq!(server.store().stats().keys, 0, "a peek leaves a key behind");
+        let check = transcript(&server, Endpoint::Check, body);
+        assert_eq!(answer, check, "a peek answers what the check answers");
+    }
+    Corpus::Keep
+});
+
+fn limiter() -> Arc<Limiter> {
+    let rules = Config::parse(RULES).expect("the rules above are sound").rules;
+    let store = MemoryStore::new(MemoryBounds {
+        max_keys: 100,
+        ..MemoryBounds::default()
+    });
+    Arc::new(Limiter::new(
+        rules,
+        store,
+        Clock::manual(Timestamp::from_micros(1)),
+    ))
+}
+
+/// A verdict agrees with its status, and a problem says what is wrong.
+fn assert_sound(status: u16, body: &[u8]) {
+    let document: Value = serde_json::from_slice(body).expect("every answer is JSON");
+    match status {
+        200 => assert_eq!(document["allowed"], true),
+        429 => assert_eq!(document["allowed"], false),
+        400 => assert!(!document["detail"].as_str().unwrap_or_default().is_empty()),
+        other => panic!("status {other}"),
+    }
+}
