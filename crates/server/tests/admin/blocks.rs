@@ -1,6 +1,7 @@
 //! Manual blocks.
 
 use serde_json::{Value, json};
+use tidegate_core::bounds::MAX_BLOCKS;
 
 use crate::door::{Door, KEY};
 
@@ -159,4 +160,24 @@ fn a_key_that_no_rule_has_is_refused() {
         (answer.status, answer.header("allow")),
         (405, Some("GET, PUT, DELETE"))
     );
+}
+
+#[test]
+fn blocks_have_a_maximum() {
+    let door = Door::open();
+    let rules = door.limiter.rules();
+    let (rule, now) = (rules.rule("r").unwrap(), door.limiter.now());
+    for n in 0..MAX_BLOCKS {
+        let key = rule.encode_key(&["/", &n.to_string()]).unwrap();
+        assert!(door.limiter.store().block(&key, None, "", now), "{n}");
+    }
+    let refused = door.ask("PUT", &path(), "");
+    assert_eq!(
+        (refused.status, refused.problem().as_str()),
+        (409, "100000 blocks stand already; lift some first")
+    );
+    assert!(door.spend(), "nobody is blocked who is not");
+    assert_eq!(door.ask("DELETE", "/v1/blocks/r/%2F/7", "").status, 200);
+    assert_eq!(door.ask("PUT", &path(), "").status, 200);
+    assert!(!door.spend());
 }

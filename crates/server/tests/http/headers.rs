@@ -1,5 +1,7 @@
 //! The headers of answers.
 
+use tidegate_core::Span;
+
 use crate::{client::Answer, door::Door};
 
 const RULES: &str = "
@@ -88,6 +90,67 @@ fn the_triple_is_sent_by_choice() {
         Some(r#""login";r=8;t=7200"#),
     ];
     assert_eq!(set(&answer, &names), expected);
+}
+
+#[test]
+fn the_triple_speaks_for_the_limit_that_leads() {
+    let door = Door::open(&format!("headers: {{legacy: delta}}\n{RULES}"));
+    let names = [
+        "x-ratelimit-limit",
+        "x-ratelimit-remaining",
+        "x-ratelimit-reset",
+        "retry-after",
+    ];
+    for (millis, path, cost, expected) in [
+        (0, "/api", 1, [Some("1"), Some("0"), Some("1"), None]),
+        (200, "/api", 1, [Some("1"), Some("0"), Some("1"), Some("1")]),
+        (1_000, "/api", 1, [Some("1"), Some("0"), Some("1"), None]),
+        // Nothing remains of either now, and the minute's takes longer to come back.
+        (2_000, "/api", 1, [Some("3"), Some("0"), Some("60"), None]),
+        (
+            3_000,
+            "/api",
+            1,
+            [Some("3"), Some("0"), Some("59"), Some("57")],
+        ),
+        (
+            3_000,
+            "/login",
+            11,
+            [Some("10"), Some("10"), Some("0"), None],
+        ),
+        // Only a shadow.
+        (3_000, "/", 1, [None; 4]),
+    ] {
+        door.at_millis(millis);
+        let answer = check(&door, path, cost);
+        assert_eq!(set(&answer, &names), expected, "{path} at {millis}");
+    }
+}
+
+#[test]
+fn a_block_has_no_triple() {
+    let door =
+        Door::open("headers: {legacy: epoch}\nrules: [{name: all, key: [ip], limits: [1/h]}]");
+    let rules = door.limiter.rules();
+    let key = rules
+        .rule("all")
+        .unwrap()
+        .encode_key(&["192.0.2.1"])
+        .unwrap();
+    let now = door.limiter.now();
+    door.limiter
+        .store()
+        .block(&key, Some(Span::from_secs(60)), "", now);
+    let answer = door.post("/v1/check", r#"{"entries": {"ip": "192.0.2.1"}}"#);
+    assert_eq!(answer.status, 429);
+    let names = [
+        "retry-after",
+        "x-ratelimit-limit",
+        "x-ratelimit-reset",
+        "ratelimit",
+    ];
+    assert_eq!(set(&answer, &names), [Some("60"), None, None, None]);
 }
 
 #[test]
