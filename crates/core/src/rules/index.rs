@@ -7,9 +7,10 @@
 //! others share, so that ten thousand rules with one path and ten thousand customers are filed by customer.
 //!
 //! What has no such way (no conditions, nothing but negations) is evaluated for every request.
+//!
+//! The maps hold what the operator wrote, so a fast hash will do: no client can fill them with collisions.
 
-use std::collections::HashMap;
-
+use foldhash::HashMap;
 use ipnet::IpNet;
 
 use super::{Condition, Pattern, Request, nets::address, pattern::Kind};
@@ -76,7 +77,7 @@ impl Index {
                     .collect()
             })
             .collect();
-        let mut crowds: HashMap<&Hook<'a>, usize> = HashMap::new();
+        let mut crowds: HashMap<&Hook<'a>, usize> = HashMap::default();
         for hook in filings.iter().flatten().flatten() {
             *crowds.entry(hook).or_default() += 1;
         }

@@ -1,7 +1,6 @@
 //! Patterns: what the value of an entry must be.
 
-use std::collections::HashSet;
-
+use foldhash::HashSet;
 use regex::{Regex, RegexBuilder};
 
 use super::{RuleError, glob::Glob, nets::Nets};
@@ -121,7 +120,7 @@ impl Pattern {
     ///
     /// Refuses an empty list, and nesting deeper than [`bounds::MAX_PATTERN_DEPTH`].
     pub fn any_of(patterns: Vec<Self>) -> Result<Self, RuleError> {
-        let (mut exact, mut others) = (HashSet::new(), Vec::new());
+        let (mut exact, mut others) = (HashSet::default(), Vec::new());
         match <[Self; 1]>::try_from(patterns) {
             Ok([only]) => return Ok(only),
             Err(patterns) => {

@@ -1,14 +1,12 @@
 //! Verdicts by the rule that spoke for them.
 
-use std::{
-    collections::HashMap,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
 };
 
 use arc_swap::ArcSwap;
+use foldhash::HashMap;
 use tidegate_core::Verdict;
 
 use super::{ANSWERS, answer_index, answer_label, text::Text};
