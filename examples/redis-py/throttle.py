@@ -38,7 +38,7 @@ for attempt in range(1, 12):
         print(" ", attempt, *answer)
 
 print("Many at once, in one round trip:")
-pipeline = tidegate.pipeline(transaction=False)
+pipeline = tidegate.pipeline()
 for user in ("ada", "bob", "ada"):
     pipeline.execute_command("CL.THROTTLE", f"mail:{user}", 0, 1, 3600)
 print(" ", ["wait" if limited else "go" for limited, *_ in pipeline.execute()])
