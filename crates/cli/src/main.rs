@@ -17,7 +17,7 @@ const TROUBLE: u8 = 2;
 fn main() -> ExitCode {
     let done = match Args::parse().command {
         Command::Serve(serve) => serve::serve(&serve),
-        Command::Check { file } => Ok(serve::check(&file)),
+        Command::Check { file } => serve::check(&file),
         Command::Block {
             key,
             span,

@@ -9,6 +9,7 @@ use ureq::http::Method;
 use crate::{
     NO, answer,
     args::{Door, Key},
+    complain,
 };
 
 pub(crate) fn block(
@@ -56,7 +57,11 @@ fn key_path(what: &str, key: &Key) -> String {
 
 /// Asks the admin door and prints what it answers: no for what is not there, trouble for all other refusals.
 fn ask(door: &Door, method: Method, path: &str, body: Option<Value>) -> Result<ExitCode, String> {
-    let url = format!("http://{}{path}", door.admin);
+    let address = door
+        .admin
+        .trim_start_matches("http://")
+        .trim_end_matches('/');
+    let url = format!("http://{address}{path}");
     let agent: ureq::Agent = ureq::Agent::config_builder()
         .http_status_as_error(false)
         .timeout_global(Some(std::time::Duration::from_secs(10)))
@@ -71,10 +76,7 @@ fn ask(door: &Door, method: Method, path: &str, body: Option<Value>) -> Result<E
         .body(text)
         .map_err(|error| format!("cannot ask {url}: {error}"))?;
     let mut response = agent.run(request).map_err(|error| {
-        format!(
-            "cannot reach the admin door at {}: {error}; is the server running?",
-            door.admin
-        )
+        format!("cannot reach the admin door at {address}: {error}; is the server running?")
     })?;
     let text = response
         .body_mut()
@@ -85,8 +87,11 @@ fn ask(door: &Door, method: Method, path: &str, body: Option<Value>) -> Result<E
             answer(&pretty(&text));
             Ok(ExitCode::SUCCESS)
         }
+        404 if !is_admin_door(&text) => Err(format!(
+            "{address} is no admin door; name that of the server with --admin"
+        )),
         404 => {
-            answer(&problem(&text));
+            complain(&problem(&text));
             Ok(ExitCode::from(NO))
         }
         status => Err(format!(
@@ -94,6 +99,12 @@ fn ask(door: &Door, method: Method, path: &str, body: Option<Value>) -> Result<E
             problem(&text)
         )),
     }
+}
+
+/// Whether who answered 404 knows the paths of an admin door: other doors of ours, and other programs, do not.
+fn is_admin_door(text: &str) -> bool {
+    let problem = problem(text);
+    !problem.starts_with("there is nothing at this path")
 }
 
 fn pretty(text: &str) -> String {

@@ -4,7 +4,8 @@ use std::{io::IsTerminal, path::Path, process::ExitCode};
 
 use tidegate_server::{
     config::{AdminToken, Config},
-    reload, serve as server,
+    reload::{self, LoadError},
+    serve as server,
 };
 use tracing_subscriber::EnvFilter;
 
@@ -34,7 +35,11 @@ pub(crate) fn serve(args: &Serve) -> Result<ExitCode, String> {
 }
 
 /// Reads the file as `serve` would: yes if it could serve, no with every mistake if not.
-pub(crate) fn check(file: &Path) -> ExitCode {
+///
+/// # Errors
+///
+/// What hinders it from reading the file.
+pub(crate) fn check(file: &Path) -> Result<ExitCode, String> {
     match reload::load(file) {
         Ok(config) => {
             config
@@ -47,12 +52,13 @@ pub(crate) fn check(file: &Path) -> ExitCode {
                 file.display(),
                 if rules == 1 { "" } else { "s" }
             ));
-            ExitCode::SUCCESS
+            Ok(ExitCode::SUCCESS)
         }
-        Err(error) => {
+        Err(error @ LoadError::Mistaken { .. }) => {
             complain(&error.to_string());
-            ExitCode::from(NO)
+            Ok(ExitCode::from(NO))
         }
+        Err(error) => Err(error.to_string()),
     }
 }
 

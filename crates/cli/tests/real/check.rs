@@ -60,9 +60,9 @@ fn a_bad_file_is_a_no_with_every_mistake() {
 }
 
 #[test]
-fn a_file_that_is_not_there_is_a_no_that_names_it() {
+fn a_file_that_is_not_there_is_trouble_that_names_it() {
     let output = check("nowhere.yaml");
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(2));
     let said = text(&output.stderr);
     assert!(
         said.starts_with("tidegate: cannot read nowhere.yaml: "),

@@ -84,9 +84,9 @@ fn a_rule_that_is_not_there_is_a_no() {
     let server = Server::start(RULES);
     let output = server.operate(&["inspect", "apy", "u1", "/x"]);
     assert_eq!(output.status.code(), Some(1), "{output:?}");
-    assert!(
-        String::from_utf8_lossy(&output.stdout).contains("apy"),
-        "{output:?}"
+    assert_eq!(
+        String::from_utf8_lossy(&output.stderr),
+        "tidegate: there is no rule \"apy\"; did you mean \"api\"?\n"
     );
 }
 
@@ -115,6 +115,27 @@ fn no_server_is_trouble_with_advice() {
         "{said}"
     );
     assert!(said.contains("is the server running?"), "{said}");
+}
+
+#[test]
+fn another_door_is_told_apart() {
+    let server = Server::start(RULES);
+    let output = run(&mut tidegate(&[
+        "blocks",
+        "--admin",
+        &server.http.to_string(),
+    ]));
+    assert_eq!(output.status.code(), Some(2));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("is no admin door"), "{said}");
+}
+
+#[test]
+fn an_address_may_be_written_as_a_url() {
+    let server = Server::start(RULES);
+    let url = format!("http://{}/", server.admin);
+    let output = run(&mut tidegate(&["blocks", "--admin", &url]));
+    assert!(output.status.success(), "{output:?}");
 }
 
 #[test]

@@ -118,7 +118,7 @@ impl Buckets {
             return Err(LimitError::new(
                 "buckets",
                 format!(
-                    "{window} is no whole multiple of {buckets} microseconds; choose a divisor"
+                    "{window} does not divide into {buckets} equal parts of whole microseconds; choose another number"
                 ),
             ));
         }

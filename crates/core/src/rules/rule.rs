@@ -215,9 +215,10 @@ impl Rule {
         if values.len() != self.key.len() {
             let names = self.key.join(", ");
             let problem = format!(
-                "rule \"{}\" has a key of {} values ({names}), got {}",
+                "rule \"{}\" has a key of {} value{} ({names}), got {}",
                 self.name,
                 self.key.len(),
+                if self.key.len() == 1 { "" } else { "s" },
                 values.len()
             );
             return Err(RequestError::new("key", problem));

@@ -70,7 +70,7 @@ pub(crate) fn advice(word: &str, known: &[&str]) -> String {
 }
 
 /// The one of `known` that `word` was probably meant to be.
-pub(super) fn nearest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
+pub(crate) fn nearest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
     if word.len() > MAX_GUESSED_BYTES {
         return None;
     }
@@ -83,7 +83,7 @@ pub(super) fn nearest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
 }
 
 /// A text from the file as a message shows it: on one line, and cut short.
-pub(super) fn shown(text: &str) -> String {
+pub(crate) fn shown(text: &str) -> String {
     let mut shown: String = text
         .chars()
         .take(MAX_SHOWN)

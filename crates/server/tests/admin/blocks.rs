@@ -116,9 +116,9 @@ fn a_key_that_no_rule_has_is_refused() {
     let door = Door::open();
     for (path, status, expected) in [
         (
-            "/v1/blocks/s/x",
+            "/v1/blocks/uploads/x",
             404,
-            "there is no rule \"s\"; GET /v1/rules lists them",
+            "there is no rule \"uploads\"; GET /v1/rules lists them",
         ),
         (
             "/v1/blocks/r/x",

@@ -19,7 +19,10 @@ fn refused(door: &Door, path: &str, body: &str) -> String {
 fn json_that_is_none_is_refused_with_its_place() {
     let door = Door::open(RULES);
     for path in ["/v1/check", "/v1/peek", "/v1/throttle"] {
-        assert!(refused(&door, path, "").contains("line 1 column 0"));
+        assert_eq!(
+            refused(&door, path, ""),
+            "body: is empty; expected an object"
+        );
         let problem = refused(&door, path, "{\"key\":\n  nul}");
         assert_eq!(
             problem,
@@ -66,19 +69,19 @@ const BAD_CHECKS: &[(&str, &str)] = &[
     ),
     (
         r#"{"entries": {}, "cost": -1}"#,
-        "cost: expected a whole number from 0, got -1",
+        "cost: expected a whole number from 1, got -1",
     ),
     (
         r#"{"entries": {}, "cost": 1.5}"#,
-        "cost: expected a whole number from 0, got 1.5",
+        "cost: expected a whole number from 1, got 1.5",
     ),
     (
         r#"{"entries": {}, "cost": "1"}"#,
-        "cost: expected a whole number from 0, got \"1\"",
+        "cost: expected a whole number from 1, got \"1\"",
     ),
     (
         r#"{"entries": {}, "cost": 99999999999999999999}"#,
-        "cost: expected a whole number from 0, got 100000000000000000000",
+        "cost: expected a whole number from 1, got 100000000000000000000",
     ),
     (
         r#"{"entries": {}, "entries": {}}"#,
@@ -239,6 +242,10 @@ fn keys_are_bounded() {
     assert_eq!(
         refused(&door, "/v1/throttle", &format!("{{{limit}}}")),
         "key: is missing; it says whose count it is"
+    );
+    assert_eq!(
+        refused(&door, "/v1/throttle", r#"{"key": "k"}"#),
+        "limits: is missing; give limits such as [\"20/min\"], or an algorithm with its numbers"
     );
     assert_eq!(
         refused(&door, "/v1/throttle", &with_key("\"\"")),

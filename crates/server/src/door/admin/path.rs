@@ -1,9 +1,11 @@
 //! Paths whose segments are data: percent-decoded one by one, so that a slash in a key stays in the key.
 
+use hyper::StatusCode;
 use percent_encoding::percent_decode_str;
 use tidegate_core::{Rule, RuleSet};
 
 use super::Problem;
+use crate::config::report::{nearest, shown};
 
 pub(super) struct Path(Vec<String>);
 
@@ -23,6 +25,16 @@ impl Path {
     }
 }
 
+fn no_rule(rules: &RuleSet, wanted: &str) -> Problem {
+    let names: Vec<&str> = rules.iter().map(Rule::name).collect();
+    let hint = match nearest(wanted, &names) {
+        Some(near) => format!("did you mean \"{near}\"?"),
+        None => "GET /v1/rules lists them".to_owned(),
+    };
+    let detail = format!("there is no rule \"{}\"; {hint}", shown(wanted));
+    Problem::new(StatusCode::NOT_FOUND, detail)
+}
+
 /// The rule of that name, and the bytes of one of its keys.
 pub(super) fn rule_and_key<'r>(
     rules: &'r RuleSet,
@@ -30,8 +42,7 @@ pub(super) fn rule_and_key<'r>(
     key: &[&str],
 ) -> Result<(&'r Rule, Vec<u8>), Problem> {
     let Some(rule) = rules.rule(rule) else {
-        let detail = format!("there is no rule \"{rule}\"; GET /v1/rules lists them");
-        return Err(Problem::new(hyper::StatusCode::NOT_FOUND, detail));
+        return Err(no_rule(rules, rule));
     };
     let key = rule.encode_key(key)?;
     Ok((rule, key))

@@ -60,9 +60,12 @@ impl<'j> Field<'j, '_> {
     }
 
     pub(super) fn cost(self, problems: &mut Vec<Problem>) -> Option<Cost> {
-        match Cost::new(self.number(problems)?) {
-            Ok(cost) => Some(cost),
-            Err(error) => self.wrong(error.problem, problems),
+        match self.value {
+            Json::Whole(number) => match Cost::new(*number) {
+                Ok(cost) => Some(cost),
+                Err(error) => self.wrong(error.problem, problems),
+            },
+            _ => self.expected("a whole number from 1", problems),
         }
     }
 

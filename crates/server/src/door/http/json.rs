@@ -29,6 +29,9 @@ const MAX_MEMBERS: usize = 64;
 
 /// Reads a body that must be an object with few members, none of them twice.
 pub(crate) fn object(body: &[u8]) -> Result<Members<'_>, Problem> {
+    if body.is_empty() {
+        return Err(Problem::bad("body", "is empty; expected an object"));
+    }
     match serde_json::from_slice(body) {
         Ok(Json::Object(members)) => {
             check_members("", &members)?;

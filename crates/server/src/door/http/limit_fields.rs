@@ -72,6 +72,11 @@ pub(super) fn set(spec: &mut LimitSpec, field: Field<'_, '_>, problems: &mut Vec
     true
 }
 
+/// Whether limits have a field of that name.
+pub(super) fn is_field(name: &str) -> bool {
+    NAMES.contains(&name)
+}
+
 /// What to say of a field that is none of a limit's and none of `others`.
 pub(super) fn unknown(field: Field<'_, '_>, others: &[&str], problems: &mut Vec<Problem>) {
     let known: Vec<&str> = others.iter().chain(&NAMES).copied().collect();

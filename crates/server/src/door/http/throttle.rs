@@ -11,7 +11,7 @@ use super::{
     Asked, Problem,
     fields::{Field, Place},
     json::{self, Json, Members},
-    limit_fields::{listed, set, unknown},
+    limit_fields::{is_field, listed, set, unknown},
     limits_cache::LimitsCache,
     status,
     wire::Answer,
@@ -77,10 +77,7 @@ fn read<'j>(members: &'j Members<'_>) -> Result<Throttle<'j>, Problem> {
     let mut problems = Vec::new();
     let (mut key, mut cost, mut effect) = (None, Some(Cost::ONE), Some(Effect::Charge));
     let (mut list, mut beside) = (None, Vec::new());
-    let mut spec = LimitSpec {
-        algorithm: Some(DEFAULT_ALGORITHM),
-        ..LimitSpec::default()
-    };
+    let mut spec = LimitSpec::default();
     for (name, value) in members {
         let field = Field {
             place: Place::Body,
@@ -101,20 +98,15 @@ fn read<'j>(members: &'j Members<'_>) -> Result<Throttle<'j>, Problem> {
     if !members.iter().any(|(name, _)| name == "key") {
         problems.push(Problem::bad("key", "is missing; it says whose count it is"));
     }
+    let given = members.iter().any(|(name, _)| is_field(name));
     let specs = match list {
-        None => vec![spec],
-        Some(list) => {
-            for field in beside {
-                field.wrong::<()>(
-                    "stands beside `limits`; put it into one of them",
-                    &mut problems,
-                );
-            }
-            read_list(
-                list,
-                spec.algorithm.unwrap_or(DEFAULT_ALGORITHM),
-                &mut problems,
-            )
+        Some(list) => specs_of(list, &beside, &spec, &mut problems),
+        None if given => vec![with_default(spec)],
+        None => {
+            let problem =
+                "is missing; give limits such as [\"20/min\"], or an algorithm with its numbers";
+            problems.push(Problem::bad("limits", problem));
+            Vec::new()
         }
     };
     match (key, cost, effect, problems.is_empty()) {
@@ -131,6 +123,25 @@ fn read<'j>(members: &'j Members<'_>) -> Result<Throttle<'j>, Problem> {
 fn read_peek(field: Field<'_, '_>, problems: &mut Vec<Problem>) -> Option<Effect> {
     let peek = field.truth(problems)?;
     Some(if peek { Effect::Peek } else { Effect::Charge })
+}
+
+fn with_default(spec: LimitSpec) -> LimitSpec {
+    let algorithm = spec.algorithm.or(Some(DEFAULT_ALGORITHM));
+    LimitSpec { algorithm, ..spec }
+}
+
+/// The limits of a `list`. What `spec` says beside it can only be the algorithm of its shorthands.
+fn specs_of(
+    list: Field<'_, '_>,
+    beside: &[Field<'_, '_>],
+    spec: &LimitSpec,
+    problems: &mut Vec<Problem>,
+) -> Vec<LimitSpec> {
+    for field in beside {
+        let problem = "stands beside `limits`; put it into one of them";
+        field.wrong::<()>(problem, problems);
+    }
+    read_list(list, spec.algorithm.unwrap_or(DEFAULT_ALGORITHM), problems)
 }
 
 fn read_list(
