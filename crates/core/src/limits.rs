@@ -32,6 +32,7 @@ pub struct Limits {
     limits: Vec<Limit>,
     members: Vec<Member>,
     fingerprint: u32,
+    sole_schedule: Option<Schedule>,
     formerly: Option<Arc<Self>>,
 }
 
@@ -97,12 +98,14 @@ impl Limits {
             }
         }
         let fingerprint = fingerprint(&limits);
+        let sole_schedule = sole_schedule(&limits, &members);
         Ok(Self {
             name: None,
             shadow: false,
             limits,
             members,
             fingerprint,
+            sole_schedule,
             formerly: None,
         })
     }
@@ -163,19 +166,7 @@ impl Limits {
     /// The schedule, where the rule is nothing but one, hard and enforced: the commonest case.
     #[inline]
     pub(crate) fn sole_schedule(&self) -> Option<&Schedule> {
-        match (self.members.as_slice(), self.limits.as_slice()) {
-            (
-                [
-                    Member {
-                        kernel: Kernel::Schedule(schedule),
-                        count_denied: false,
-                        ..
-                    },
-                ],
-                [limit],
-            ) if limit.soft_allowance() == 0 && !self.shadow => Some(schedule),
-            _ => None,
-        }
+        self.sole_schedule.as_ref().filter(|_| !self.shadow)
     }
 
     /// What is remembered of a key that was never seen.
@@ -442,6 +433,18 @@ impl Cell {
         };
         size_of::<Self>() + outside + states.iter().map(State::heap_bytes).sum::<usize>()
     }
+}
+
+/// The schedule that is all there is to decide, if its state always fits an entry.
+fn sole_schedule(limits: &[Limit], members: &[Member]) -> Option<Schedule> {
+    let ([limit], [member]) = (limits, members) else {
+        return None;
+    };
+    let Kernel::Schedule(schedule) = &member.kernel else {
+        return None;
+    };
+    let is_plain = limit.soft_allowance() == 0 && !member.count_denied && member.kernel.is_small();
+    is_plain.then(|| schedule.clone())
 }
 
 fn fingerprint(limits: &[Limit]) -> u32 {

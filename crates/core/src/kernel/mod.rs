@@ -20,7 +20,7 @@ pub(crate) use self::{
     buckets::{Buckets, BucketsState},
     interval::{Interval, IntervalState},
     log::{Log, LogState, Stamp},
-    schedule::{Exact, Schedule},
+    schedule::{Exact, Schedule, Step},
     weighted::{Weighted, WeightedState},
     window::{FixedWindow, WindowState},
 };

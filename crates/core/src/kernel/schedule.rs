@@ -66,8 +66,30 @@ pub(crate) struct Schedule {
     unit: Exact,
     /// How far the TAT may lie ahead of the clock: the capacity in time.
     tau: Exact,
+    /// The half of it: with less room than this a key is pressed.
+    half: Exact,
     capacity: u64,
     queue: bool,
+}
+
+/// What a cost does to a schedule: where its spending begins, where it would end, and the latest end that is allowed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Step {
+    base: Exact,
+    end: Exact,
+    brim: Exact,
+}
+
+impl Step {
+    pub(crate) fn allowed(&self) -> bool {
+        self.end <= self.brim
+    }
+
+    /// The TAT after the step.
+    #[inline]
+    pub(crate) fn tat(&self) -> Exact {
+        if self.allowed() { self.end } else { self.base }
+    }
 }
 
 impl Schedule {
@@ -93,11 +115,13 @@ impl Schedule {
             l,
             unit: Exact::default(),
             tau: Exact::default(),
+            half: Exact::default(),
             capacity,
             queue,
         };
         schedule.unit = schedule.lasting(1);
         schedule.tau = schedule.lasting(capacity);
+        schedule.half = schedule.lasting(capacity.div_ceil(2));
         Ok(schedule)
     }
 
@@ -106,25 +130,35 @@ impl Schedule {
         self.l - 1
     }
 
-    /// The whole decision at once, for the limit that has nothing but this schedule: what the methods below
-    /// answer one by one.
+    /// The decision for the limit that has nothing but this schedule; [`Self::outcome`] says what comes of it, and
+    /// together they answer what the methods below answer one by one.
     #[inline]
-    pub(crate) fn decide(&self, tat: Exact, now: Timestamp, cost: u64) -> (Exact, Outcome) {
-        let (base, brim) = (self.base(tat, now), self.brim(now));
+    pub(crate) fn step(&self, tat: Exact, now: Timestamp, cost: u64) -> Step {
+        let base = self.base(tat, now);
         let end = if cost <= self.capacity {
             self.plus(base, self.span_of(cost))
         } else {
             Exact::NEVER
         };
-        let allowed = end <= brim;
-        let spent = if allowed { end } else { base };
+        Step {
+            base,
+            end,
+            brim: self.brim(now),
+        }
+    }
+
+    /// Whether the step was denied or leaves less than half of the capacity.
+    #[inline]
+    pub(crate) fn is_pressed(&self, step: &Step) -> bool {
+        !step.allowed() || self.minus(step.brim, step.end) < self.half
+    }
+
+    #[inline]
+    pub(crate) fn outcome(&self, step: &Step, now: Timestamp) -> Outcome {
+        let Step { base, end, brim } = *step;
+        let (allowed, spent) = (step.allowed(), step.tat());
         let room = self.minus(brim, spent);
-        let wait = if allowed {
-            Exact::default()
-        } else {
-            self.minus(end, brim)
-        };
-        let outcome = Outcome {
+        Outcome {
             allowed,
             over_limit: false,
             limit: self.capacity,
@@ -134,18 +168,19 @@ impl Schedule {
                 self.units_in(room)
             },
             reset_after: spent.ceil().since(now),
-            retry_after: if end == Exact::NEVER {
+            retry_after: if allowed {
+                Retry::NOW
+            } else if end == Exact::NEVER {
                 Retry::Never
             } else {
-                Retry::After(wait.as_span())
+                Retry::After(self.minus(end, brim).as_span())
             },
             delay: if self.queue && allowed {
                 base.ceil().since(now)
             } else {
                 Span::ZERO
             },
-        };
-        (if allowed { end } else { tat }, outcome)
+        }
     }
 
     pub(crate) fn admits(&self, tat: &Exact, now: Timestamp, cost: u64) -> bool {

@@ -89,14 +89,18 @@ impl Entry {
         }
     }
 
-    /// Leaves a schedule's state where [`Self::schedule`] found one of the same limits.
+    /// Leaves a schedule's state where [`Self::schedule`] found one of the same limits, all of whose fractions fit.
     #[inline]
     pub(super) fn put_schedule(&mut self, tat: Exact, pressed: bool) {
-        // The fraction is below the limits' own denominator, as the one that was found was; should it not
-        // fit all the same, the box holds it.
-        self.packed =
-            Packed::schedule(tat).unwrap_or_else(|| Packed::new(Cell::One(State::Schedule(tat))));
-        self.pressed = pressed;
+        // What is as it was is not written: a line that is only read can lie in the caches of all cores.
+        if self.schedule(self.fingerprint) != Some(tat)
+            && let Some(packed) = Packed::schedule(tat)
+        {
+            self.packed = packed;
+        }
+        if self.pressed != pressed {
+            self.pressed = pressed;
+        }
     }
 
     /// The instant from which forgetting the key changes nothing.

@@ -5,8 +5,11 @@
 //! nobody ever sees half of it. There are no sweeps: each decision looks at a few entries at most, and an
 //! insertion into a full shard at [a few more](shard).
 
+mod blocks;
 mod entry;
+mod held;
 mod index;
+mod pending;
 mod shard;
 mod slab;
 mod snapshot;
@@ -16,8 +19,12 @@ use foldhash::quality::FixedState as RandomState;
 #[cfg(not(loom))]
 use foldhash::quality::RandomState;
 
-use self::shard::{Full, Located, Pending, Place, Room, Shard, hash_with};
 pub use self::snapshot::SnapshotError;
+use self::{
+    held::Held,
+    pending::{Pending, Place},
+    shard::{Full, Room, Shard, hash_with},
+};
 use crate::{
     bounds,
     charge::{Charge, Effect},
@@ -199,6 +206,18 @@ impl MemoryStore {
         let hash = hash_with(&self.hasher, charge.key);
         let mut shard = self.shards[self.shard_of(hash)].0.lock();
         let now = shard.latest(now);
+        if effect == Effect::Charge
+            && let Some(schedule) = charge.limits.sole_schedule()
+            && let Some(step) = shard.step_in_place(charge, schedule, hash, now)
+        {
+            drop(shard);
+            outcomes.push(schedule.outcome(&step, now));
+            return if step.allowed() {
+                Decision::Admitted
+            } else {
+                Decision::Limited
+            };
+        }
         if effect != Effect::Look
             && let Some(until) = shard.blocked(charge.key, now)
         {
@@ -209,16 +228,6 @@ impl MemoryStore {
             Ok(located) => located,
             Err(Full { retry_after }) => return Decision::Full { retry_after },
         };
-        if effect == Effect::Charge
-            && let Located::At(number) = located
-            && let Some(admitted) = shard.decide_in_place(charge, number, now, outcomes)
-        {
-            return if admitted {
-                Decision::Admitted
-            } else {
-                Decision::Limited
-            };
-        }
         let mut pending = shard.open(charge, Place { hash, located }, now, effect);
         let admitted = pending.ask(now);
         if effect != Effect::Look {
@@ -391,65 +400,6 @@ impl MemoryStore {
     fn shard_of(&self, hash: u64) -> usize {
         // Eight bits fit a usize, and the number of shards is a power of two up to 256.
         (hash >> 56) as usize & (self.shards.len() - 1)
-    }
-}
-
-/// The locks of all the shards of one decision, taken in order.
-struct Held<'s> {
-    numbers: Vec<usize>,
-    guards: Vec<Guard<'s>>,
-}
-
-impl<'s> Held<'s> {
-    fn lock(store: &'s MemoryStore, hashes: &[u64]) -> Self {
-        let mut numbers: Vec<usize> = hashes.iter().map(|hash| store.shard_of(*hash)).collect();
-        numbers.sort_unstable();
-        numbers.dedup();
-        let guards = numbers
-            .iter()
-            .map(|number| store.shards[*number].0.lock())
-            .collect();
-        Self { numbers, guards }
-    }
-
-    /// The shard of that number, which is one of those that were locked.
-    fn shard(&mut self, number: usize) -> &mut Shard {
-        let at = self.numbers.partition_point(|held| *held < number);
-        &mut self.guards[at]
-    }
-
-    fn latest(&mut self, now: Timestamp) -> Timestamp {
-        let latest = self
-            .guards
-            .iter_mut()
-            .fold(now, |latest, shard| shard.latest(latest));
-        self.guards
-            .iter_mut()
-            .fold(latest, |latest, shard| shard.latest(latest))
-    }
-
-    /// The block that stands longest, if any key is blocked.
-    fn blocked(
-        &mut self,
-        store: &MemoryStore,
-        charges: &[Charge<'_>],
-        hashes: &[u64],
-        now: Timestamp,
-    ) -> Option<Decision> {
-        let mut longest: Option<(usize, Option<Timestamp>)> = None;
-        for (index, (charge, hash)) in charges.iter().zip(hashes).enumerate() {
-            if let Some(until) = self.shard(store.shard_of(*hash)).blocked(charge.key, now) {
-                let rank = |until: Option<Timestamp>| until.unwrap_or(Timestamp::MAX);
-                if longest.is_none_or(|(_, other)| rank(until) > rank(other)) {
-                    longest = Some((index, until));
-                }
-            }
-        }
-        longest.map(|(index, until)| blocked(index, until, now))
-    }
-
-    fn finish(&mut self) {
-        self.guards.iter_mut().for_each(|shard| shard.finish());
     }
 }
 
