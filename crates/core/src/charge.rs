@@ -108,4 +108,28 @@ pub enum Effect {
     /// Charges nothing and answers how the limits stand: the cost is ignored, as if it were 0, and so nothing
     /// denies, a manual block included.
     Look,
+    /// Gives the cost back, the newest spending first, and never more than was spent; denies nothing, and answers how
+    /// the limits stand then.
+    ///
+    /// It takes no receipt: who may ask for it may pass as often as he likes. It is for callers that are trusted to
+    /// give back only what they took, such as a proxy that learns the true cost afterwards.
+    Refund,
+}
+
+impl Effect {
+    /// Whether the limits are asked, and may deny.
+    pub(crate) fn asks(self) -> bool {
+        match self {
+            Self::Charge | Self::Peek => true,
+            Self::Look | Self::Refund => false,
+        }
+    }
+
+    /// Whether the state changes.
+    pub(crate) fn writes(self) -> bool {
+        match self {
+            Self::Charge | Self::Refund => true,
+            Self::Peek | Self::Look => false,
+        }
+    }
 }

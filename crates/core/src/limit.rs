@@ -141,6 +141,7 @@ pub struct Limit {
     soft_percent: u32,
     soft_allowance: u64,
     count_denied: bool,
+    in_full: bool,
     policy: Arc<str>,
 }
 
@@ -150,6 +151,7 @@ impl PartialEq for Limit {
         self.algorithm == other.algorithm
             && self.soft_percent == other.soft_percent
             && self.count_denied == other.count_denied
+            && self.in_full == other.in_full
     }
 }
 
@@ -195,6 +197,7 @@ impl Limit {
             soft_percent: 0,
             soft_allowance: 0,
             count_denied: false,
+            in_full: false,
             policy,
         };
         Kernel::compile(&limit)?;
@@ -227,6 +230,23 @@ impl Limit {
         self
     }
 
+    /// Counts in full what it denies, so that the count may lie beyond the limit, which [`Outcome::excess`] tells. What only
+    /// other limits deny is not counted: so counts a service that charges each of several descriptors on its own.
+    ///
+    /// # Errors
+    ///
+    /// Refuses every algorithm but the fixed window: only its count can lie beyond the limit.
+    ///
+    /// [`Outcome::excess`]: crate::Outcome::excess
+    pub fn counting_in_full(mut self) -> Result<Self, LimitError> {
+        if !matches!(self.algorithm, Algorithm::FixedWindow { .. }) {
+            let problem = "only a fixed window counts in full what it denies";
+            return Err(LimitError::new("algorithm", problem));
+        }
+        self.in_full = true;
+        Ok(self)
+    }
+
     /// The algorithm and its numbers.
     #[must_use]
     pub fn algorithm(&self) -> &Algorithm {
@@ -243,6 +263,12 @@ impl Limit {
     #[must_use]
     pub fn count_denied(&self) -> bool {
         self.count_denied
+    }
+
+    /// Whether what is denied is counted in full.
+    #[must_use]
+    pub fn counts_in_full(&self) -> bool {
+        self.in_full
     }
 
     /// The limit in short notation: `20/min`, `100/s burst 5`.

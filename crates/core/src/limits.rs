@@ -42,7 +42,28 @@ struct Member {
     kernel: Kernel,
     /// The index, in the rule's list, of the limit of each of the kernel's parts.
     parts: Vec<usize>,
-    count_denied: bool,
+    denials: Denials,
+}
+
+/// What becomes of the limits' count when the request is denied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Denials {
+    /// Nothing.
+    Forgotten,
+    /// It grows to the brim, whoever denied the request.
+    Counted,
+    /// It grows by the whole cost, if these limits denied it themselves.
+    InFull,
+}
+
+impl Denials {
+    fn of(limit: &Limit) -> Self {
+        match (limit.counts_in_full(), limit.count_denied()) {
+            (true, _) => Self::InFull,
+            (false, true) => Self::Counted,
+            (false, false) => Self::Forgotten,
+        }
+    }
 }
 
 /// Everything that is remembered of one key: a state for each kernel of its rule.
@@ -84,16 +105,16 @@ impl Limits {
         let mut members: Vec<Member> = Vec::with_capacity(limits.len());
         for (index, limit) in limits.iter().enumerate() {
             let kernel = Kernel::compile(limit)?;
-            let count_denied = limit.count_denied();
+            let denials = Denials::of(limit);
             match members
                 .iter_mut()
-                .find(|member| member.shares_log(&kernel, count_denied))
+                .find(|member| member.shares_log(&kernel, denials))
             {
                 Some(member) => member.join(&kernel, index),
                 None => members.push(Member {
                     kernel,
                     parts: vec![index],
-                    count_denied,
+                    denials,
                 }),
             }
         }
@@ -209,12 +230,31 @@ impl Limits {
         }
     }
 
-    /// Spends `cost` of the limits that count what is denied; true if there are any.
+    /// Gives `units` back to every limit.
+    pub(crate) fn refund(&self, cell: &mut Cell, now: Timestamp, units: u64) {
+        for (member, state) in self.members.iter().zip(cell.states_mut()) {
+            member.kernel.refund(state, now, units);
+        }
+    }
+
+    /// Spends `cost`, which is denied, of the limits that count it nevertheless; true if there are any. `denied` are the
+    /// limits that denied it themselves.
     #[inline]
-    pub(crate) fn charge_denied(&self, cell: &mut Cell, now: Timestamp, cost: u64) -> bool {
+    pub(crate) fn charge_denied(
+        &self,
+        cell: &mut Cell,
+        now: Timestamp,
+        cost: u64,
+        denied: Mask,
+    ) -> bool {
         let mut charged = false;
         for (member, state) in self.members.iter().zip(cell.states_mut()) {
-            if member.count_denied {
+            let counts = match member.denials {
+                Denials::Forgotten => false,
+                Denials::Counted => true,
+                Denials::InFull => member.parts.iter().any(|part| denied & (1 << part) != 0),
+            };
+            if counts {
                 member.kernel.charge(state, now, cost);
                 charged = true;
             }
@@ -343,8 +383,8 @@ pub(crate) struct Asked {
 }
 
 impl Member {
-    fn shares_log(&self, kernel: &Kernel, count_denied: bool) -> bool {
-        self.count_denied == count_denied
+    fn shares_log(&self, kernel: &Kernel, denials: Denials) -> bool {
+        self.denials == denials
             && matches!((&self.kernel, kernel), (Kernel::Log(_), Kernel::Log(_)))
     }
 
@@ -377,6 +417,7 @@ impl Member {
             } else {
                 Span::ZERO
             },
+            excess: self.kernel.excess(state, now),
         }
     }
 }
@@ -443,7 +484,9 @@ fn sole_schedule(limits: &[Limit], members: &[Member]) -> Option<Schedule> {
     let Kernel::Schedule(schedule) = &member.kernel else {
         return None;
     };
-    let is_plain = limit.soft_allowance() == 0 && !member.count_denied && member.kernel.is_small();
+    let is_plain = limit.soft_allowance() == 0
+        && member.denials == Denials::Forgotten
+        && member.kernel.is_small();
     is_plain.then(|| schedule.clone())
 }
 

@@ -42,6 +42,9 @@ pub struct Outcome {
     pub retry_after: Retry,
     /// How long an admitted request must be held back: only ever more than zero for a queue.
     pub delay: Span,
+    /// How far the count lies beyond the limit, after the operation. Only a fixed window's ever does: where it counts
+    /// [in full](crate::Limit::counting_in_full), or was lowered.
+    pub excess: u64,
 }
 
 impl Outcome {
@@ -54,6 +57,7 @@ impl Outcome {
         reset_after: Span::ZERO,
         retry_after: Retry::Never,
         delay: Span::ZERO,
+        excess: 0,
     };
 }
 

@@ -34,6 +34,7 @@ fn admitted(limit: u64, remaining: u64, reset: Span) -> Outcome {
         reset_after: reset,
         retry_after,
         delay: Span::ZERO,
+        excess: 0,
     }
 }
 
@@ -47,6 +48,7 @@ fn denied(limit: u64, retry_after: Retry) -> Outcome {
         reset_after,
         retry_after,
         delay: Span::ZERO,
+        excess: 0,
     }
 }
 

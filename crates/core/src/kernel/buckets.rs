@@ -72,6 +72,18 @@ impl BucketsState {
         }
     }
 
+    /// Forgets the newest `units`, or all if there are fewer.
+    fn drop_newest(&mut self, mut units: u64) {
+        let len = self.counts.len() as u64;
+        for bucket in ((self.newest + 1).saturating_sub(len)..=self.newest).rev() {
+            let slot = self.slot(bucket);
+            let dropped = units.min(self.counts[slot]);
+            self.counts[slot] -= dropped;
+            self.total -= dropped;
+            units -= dropped;
+        }
+    }
+
     /// Makes the bucket of `now` the newest and drops those that left the ring.
     fn advance(&mut self, now: Timestamp) {
         let bucket = now.as_micros() / self.width;
@@ -178,6 +190,11 @@ impl Buckets {
         if state.total > self.limit {
             state.drop_oldest(state.total - self.limit);
         }
+    }
+
+    pub(crate) fn refund(&self, state: &mut BucketsState, now: Timestamp, units: u64) {
+        state.advance(now);
+        state.drop_newest(units);
     }
 
     pub(crate) fn standing(&self, state: &BucketsState, now: Timestamp) -> Standing {

@@ -90,6 +90,14 @@ impl Interval {
         *state = self.state_of(tokens, missing.next_refill);
     }
 
+    pub(crate) fn refund(&self, state: &mut IntervalState, now: Timestamp, units: u64) {
+        let missing = self.missing(state, now);
+        *state = match missing.tokens.saturating_sub(units) {
+            0 => IntervalState::default(),
+            tokens => self.state_of(tokens, missing.next_refill),
+        };
+    }
+
     pub(crate) fn standing(&self, state: &IntervalState, now: Timestamp) -> Standing {
         let remaining = self.capacity - self.missing(state, now).tokens;
         Standing {

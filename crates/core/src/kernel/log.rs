@@ -252,6 +252,31 @@ impl Log {
         }
     }
 
+    pub(crate) fn refund(&self, state: &mut LogState, now: Timestamp, mut units: u64) {
+        self.expire(state, now);
+        self.trim(state);
+        while units > 0
+            && let Some(newest) = state.stamps.back_mut()
+        {
+            let given_back = units.min(newest.cost());
+            *newest = Stamp::new(newest.at(), newest.cost() - given_back);
+            let is_empty = newest.cost() == 0;
+            units -= given_back;
+            let last = state.stamps.len() - 1;
+            for place in &mut state.places {
+                if place.head <= last {
+                    place.sum -= given_back;
+                }
+            }
+            if is_empty {
+                state.stamps.pop_back();
+                for place in &mut state.places {
+                    place.head = place.head.min(last);
+                }
+            }
+        }
+    }
+
     pub(crate) fn standing(&self, state: &LogState, now: Timestamp, part: usize) -> Standing {
         let (window, place) = (self.windows[part], state.places[part]);
         let empty_at = match state.stamps.back() {
@@ -277,6 +302,22 @@ impl Log {
             short -= stamp.cost();
         }
         Retry::NOW
+    }
+
+    /// Takes from the oldest entry what lies beyond the newest `largest` units: it decides nothing, and is not to be given
+    /// back either.
+    fn trim(&self, state: &mut LogState) {
+        let beyond = Self::units(state).saturating_sub(self.largest);
+        let Some(oldest) = state.stamps.front_mut() else {
+            return;
+        };
+        let beyond = beyond.min(oldest.cost());
+        *oldest = Stamp::new(oldest.at(), oldest.cost() - beyond);
+        for place in &mut state.places {
+            if place.head == 0 {
+                place.sum -= beyond;
+            }
+        }
     }
 
     /// Moves every window to where it begins now, and drops what has left the longest.

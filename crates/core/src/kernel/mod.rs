@@ -112,7 +112,9 @@ impl Kernel {
                 crate::limit::check_count("capacity", *capacity, u64::from(!*queue))?;
                 Self::Schedule(Schedule::new(("leak", *leak), ("capacity", hard), *queue)?)
             }
-            Algorithm::FixedWindow { window, .. } => Self::Window(FixedWindow::new(hard, window)?),
+            Algorithm::FixedWindow { window, .. } => {
+                Self::Window(FixedWindow::new(hard, window, limit.counts_in_full())?)
+            }
             Algorithm::SlidingWindowLog { window, .. } => Self::Log(Log::new(hard, *window)?),
             Algorithm::SlidingWindowCounter {
                 window,
@@ -265,6 +267,18 @@ impl Kernel {
         );
     }
 
+    /// Gives `units` back, those that were spent last, and never more than count.
+    pub(crate) fn refund(&self, state: &mut State, now: Timestamp, units: u64) {
+        dispatch!(
+            self,
+            state,
+            log | k,
+            s | k.refund(s, now, units),
+            other | k,
+            s | k.refund(s, now, units)
+        );
+    }
+
     /// How part `part` stands.
     pub(crate) fn standing(&self, state: &State, now: Timestamp, part: usize) -> Standing {
         dispatch!(
@@ -287,6 +301,14 @@ impl Kernel {
             other | k,
             s | k.retry(s, now, cost)
         )
+    }
+
+    /// How far the count lies beyond the limit, where it can.
+    pub(crate) fn excess(&self, state: &State, now: Timestamp) -> u64 {
+        match (self, state) {
+            (Self::Window(window), State::Window(state)) => window.excess(state, now),
+            _ => 0,
+        }
     }
 
     /// How long the `cost` that was just charged must be held back.

@@ -180,6 +180,7 @@ impl Schedule {
             } else {
                 Span::ZERO
             },
+            excess: 0,
         }
     }
 
@@ -193,6 +194,13 @@ impl Schedule {
         *tat = self
             .plus(self.base(*tat, now), self.span_of(cost))
             .min(self.brim(now));
+    }
+
+    pub(crate) fn refund(&self, tat: &mut Exact, now: Timestamp, units: u64) {
+        let given_back = self.span_of(units.min(self.capacity));
+        *tat = self
+            .minus(self.base(*tat, now), given_back)
+            .max(Exact::at(now));
     }
 
     pub(crate) fn standing(&self, tat: &Exact, now: Timestamp) -> Standing {

@@ -122,6 +122,13 @@ impl Weighted {
             .min(self.limit.max(state.current));
     }
 
+    pub(crate) fn refund(&self, state: &mut WeightedState, now: Timestamp, units: u64) {
+        state.advance(now);
+        let from_current = units.min(state.current);
+        state.current -= from_current;
+        state.previous = state.previous.saturating_sub(units - from_current);
+    }
+
     pub(crate) fn standing(&self, state: &WeightedState, now: Timestamp) -> Standing {
         Standing {
             remaining: self.room(state, now),

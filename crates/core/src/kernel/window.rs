@@ -4,12 +4,15 @@
 //!
 //! - **Promise.** At most `L` in each window `[start, end)` of the grid.
 //! - **Memory.** 16 bytes; a key whose window has ended is as good as new.
+//! - **Counting in full.** What is denied is counted too, and then the count lies beyond `L`; nothing else about a decision
+//!   changes, for a count beyond `L` denies as one at `L` does.
 //! - **Weakness.** Twice `L` within any time, however short, that lies across a boundary: `L` just before it
 //!   and `L` just after. In general a half-open interval of `t` admits up to `L * (ceil(t / W) + 1)`. All
 //!   keys of an epoch or calendar grid come back at the same instant.
 //! - **Source.** Folklore; the boundary burst is described in every account of it.
 
 use crate::{
+    bounds,
     calendar::Calendar,
     kernel::Standing,
     limit::{LimitError, Window, check_count, check_period},
@@ -42,10 +45,12 @@ impl WindowState {
 pub(crate) struct FixedWindow {
     limit: u64,
     grid: Window,
+    /// Whether what is denied is counted too, beyond the limit.
+    in_full: bool,
 }
 
 impl FixedWindow {
-    pub(crate) fn new(limit: u64, grid: &Window) -> Result<Self, LimitError> {
+    pub(crate) fn new(limit: u64, grid: &Window, in_full: bool) -> Result<Self, LimitError> {
         check_count("limit", limit, 0)?;
         if let Window::Epoch(span) | Window::FirstRequest(span) = grid {
             check_period("window", *span)?;
@@ -53,12 +58,17 @@ impl FixedWindow {
         Ok(Self {
             limit,
             grid: grid.clone(),
+            in_full,
         })
     }
 
     /// The largest count of one window.
     pub(crate) fn largest_count(&self) -> u64 {
-        self.limit
+        if self.in_full {
+            bounds::MAX_COUNT
+        } else {
+            self.limit
+        }
     }
 
     pub(crate) fn admits(&self, state: &WindowState, now: Timestamp, cost: u64) -> bool {
@@ -67,7 +77,8 @@ impl FixedWindow {
 
     pub(crate) fn charge(&self, state: &mut WindowState, now: Timestamp, cost: u64) {
         let count = state.count_at(now);
-        let spent = cost.min(self.limit.saturating_sub(count));
+        let most = self.largest_count();
+        let spent = cost.min(most.saturating_sub(count));
         if spent == 0 {
             return;
         }
@@ -77,11 +88,23 @@ impl FixedWindow {
         state.count = count + spent;
     }
 
+    pub(crate) fn refund(&self, state: &mut WindowState, now: Timestamp, units: u64) {
+        match state.count_at(now).saturating_sub(units) {
+            0 => *state = WindowState::default(),
+            left => state.count = left,
+        }
+    }
+
     pub(crate) fn standing(&self, state: &WindowState, now: Timestamp) -> Standing {
         Standing {
             remaining: self.limit.saturating_sub(state.count_at(now)),
             reset_after: state.end().since(now),
         }
+    }
+
+    /// How far the count lies beyond the limit.
+    pub(crate) fn excess(&self, state: &WindowState, now: Timestamp) -> u64 {
+        state.count_at(now).saturating_sub(self.limit)
     }
 
     pub(crate) fn retry(&self, state: &WindowState, now: Timestamp, cost: u64) -> Retry {

@@ -218,7 +218,7 @@ impl MemoryStore {
                 Decision::Limited
             };
         }
-        if effect != Effect::Look
+        if effect.asks()
             && let Some(until) = shard.blocked(charge.key, now)
         {
             return blocked(0, until, now);
@@ -230,11 +230,11 @@ impl MemoryStore {
         };
         let mut pending = shard.open(charge, Place { hash, located }, now, effect);
         let admitted = pending.ask(now);
-        if effect != Effect::Look {
+        if effect.asks() {
             pending.settle(admitted, now);
         }
         let pressed = pending.report(now, outcomes);
-        if effect == Effect::Charge {
+        if effect.writes() {
             if let Some(newcomer) = shard.put_back(pending, pressed) {
                 shard.insert_pending(newcomer, pressed);
             }
@@ -260,7 +260,7 @@ impl MemoryStore {
             .collect();
         let mut held = Held::lock(self, &hashes);
         let now = held.latest(now);
-        if effect != Effect::Look
+        if effect.asks()
             && let Some(decision) = held.blocked(self, charges, &hashes, now)
         {
             return decision;
@@ -299,7 +299,7 @@ impl MemoryStore {
             // Every limit is asked, whatever the others say: each has its own answer.
             admitted &= pending.ask(now);
         }
-        if effect != Effect::Look {
+        if effect.asks() {
             pending
                 .iter_mut()
                 .for_each(|pending| pending.settle(admitted, now));
@@ -308,7 +308,7 @@ impl MemoryStore {
             .iter()
             .map(|pending| pending.report(now, outcomes))
             .collect();
-        if effect == Effect::Charge {
+        if effect.writes() {
             self.put_all(&mut held, pending.into_iter().zip(pressed), &hashes);
         }
         if admitted {

@@ -66,7 +66,7 @@ impl<'c> Pending<'c> {
             self.charged = true;
         } else if admitted == limits.shadow() {
             // Denied by these limits, or by others of the same request: a shadow limit takes no notice of those.
-            self.kept |= limits.charge_denied(&mut self.cell, now, self.cost);
+            self.kept |= limits.charge_denied(&mut self.cell, now, self.cost, self.denied);
         }
         self.kept |= self.charged;
     }

@@ -121,7 +121,7 @@ impl Shard {
             let has_room = effect == Effect::Charge && self.reserve(charge, all, now)?;
             return Ok(Located::Absent { has_room });
         };
-        if effect != Effect::Charge {
+        if !effect.writes() {
             return Ok(Located::At(number));
         }
         match self.entries[number].growth_bytes(charge.limits, charge.cost) {
@@ -203,20 +203,21 @@ impl Shard {
         effect: Effect,
     ) -> Pending<'c> {
         let limits = charge.limits;
-        let cell = match (located, effect) {
-            (Located::Absent { .. }, _) => limits.fresh(),
-            (Located::At(number), Effect::Charge) => {
+        let mut cell = match located {
+            Located::Absent { .. } => limits.fresh(),
+            Located::At(number) if effect.writes() => {
                 self.rest.heap_bytes -= self.entries[number].heap_bytes();
                 self.entries[number].take(limits, now)
             }
-            (Located::At(number), Effect::Peek | Effect::Look) => {
-                self.entries[number].copy(limits, now)
-            }
+            Located::At(number) => self.entries[number].copy(limits, now),
         };
-        let cost = if effect == Effect::Look {
-            0
-        } else {
+        if effect == Effect::Refund {
+            limits.refund(&mut cell, now, charge.cost.units());
+        }
+        let cost = if effect.asks() {
             charge.cost.units()
+        } else {
+            0
         };
         Pending::new(charge, Place { hash, located }, cell, cost)
     }

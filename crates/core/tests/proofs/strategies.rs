@@ -139,10 +139,18 @@ pub(crate) fn plain_limit(kind: Kind) -> impl Strategy<Value = Limit> {
 pub(crate) fn limit(kind: Kind) -> impl Strategy<Value = Limit> {
     let soft = prop_oneof![2 => Just(0_u32), 1 => 1..=300_u32];
     let extras = (plain_limit(kind), soft, prop::bool::weighted(0.3));
-    extras.prop_filter_map("an allowance that fits", |(limit, soft, count_denied)| {
-        let limit = limit.with_soft_percent(soft).ok()?;
-        Some(limit.counting_denied(count_denied))
-    })
+    extras
+        .prop_filter_map("an allowance that fits", |(limit, soft, count_denied)| {
+            let limit = limit.with_soft_percent(soft).ok()?;
+            Some(limit.counting_denied(count_denied))
+        })
+        .prop_flat_map(|limit| {
+            let in_full = limit
+                .clone()
+                .counting_in_full()
+                .unwrap_or_else(|_| limit.clone());
+            prop_oneof![3 => Just(limit), 1 => Just(in_full)]
+        })
 }
 
 type Numbers = (u64, Rate, u32);
@@ -260,10 +268,18 @@ pub(crate) fn price() -> impl Strategy<Value = Price> {
     ]
 }
 
+/// Every effect, mostly a charge.
+pub(crate) fn effect() -> impl Strategy<Value = Effect> {
+    prop_oneof![
+        16 => Just(Effect::Charge),
+        2 => Just(Effect::Peek),
+        2 => Just(Effect::Look),
+        3 => Just(Effect::Refund),
+    ]
+}
+
 pub(crate) fn ask() -> impl Strategy<Value = Ask> {
-    let effect =
-        prop_oneof![8 => Just(Effect::Charge), 1 => Just(Effect::Peek), 1 => Just(Effect::Look)];
-    (step(), any::<Index>(), price(), effect).prop_map(|(step, of, price, effect)| Ask {
+    (step(), any::<Index>(), price(), effect()).prop_map(|(step, of, price, effect)| Ask {
         step,
         of,
         price,

@@ -5,7 +5,7 @@
 //! answer changes. It shares no arithmetic with the kernels.
 
 use tidegate_core::{
-    Algorithm, Counting, Limit, Outcome, RefillMode, Retry, Span, Timestamp, Window,
+    Algorithm, Counting, Limit, Outcome, RefillMode, Retry, Span, Timestamp, Window, bounds,
 };
 
 /// Longer than anything takes to come back.
@@ -17,6 +17,7 @@ pub(crate) struct Twin {
     quota: u64,
     soft: u64,
     pub(crate) count_denied: bool,
+    pub(crate) in_full: bool,
     model: Model,
 }
 
@@ -72,6 +73,7 @@ impl Twin {
             quota: limit.quota(),
             soft: limit.soft_allowance(),
             count_denied: limit.count_denied(),
+            in_full: limit.counts_in_full(),
             model: Model::new(limit.algorithm(), hard),
         }
     }
@@ -95,7 +97,7 @@ impl Twin {
         }
     }
 
-    /// Spends what was admitted, or counts what was denied: never more than the limit holds.
+    /// Spends what was admitted, or counts what was denied: never more than the limit holds, unless it counts in full.
     pub(crate) fn spend(&mut self, now: u64, cost: u64) {
         match &mut self.model {
             Model::Water(water) => {
@@ -104,7 +106,23 @@ impl Twin {
                 water.at = now;
             }
             Model::Tokens(tokens) => tokens.take(now, cost),
-            Model::Past(past) => past.spend(now, cost),
+            Model::Past(past) => past.spend(now, cost, self.in_full),
+        }
+    }
+
+    /// Gives back what was spent last.
+    pub(crate) fn refund(&mut self, now: u64, units: u64) {
+        match &mut self.model {
+            Model::Water(water) => {
+                water.level = (water.level_at(now) - i128::from(units) * water.period).max(0);
+                water.at = now;
+            }
+            Model::Tokens(tokens) => {
+                let left = tokens.tokens_at(now) + i128::from(units);
+                tokens.refills_seen = tokens.refills_by(now);
+                tokens.tokens = left.min(tokens.capacity);
+            }
+            Model::Past(past) => past.refund(now, units),
         }
     }
 
@@ -158,6 +176,17 @@ impl Twin {
                 self.retry(now, cost)
             },
             delay: Span::from_micros(if charged { before.delay(now) } else { 0 }),
+            excess: self.excess(now),
+        }
+    }
+
+    fn excess(&self, now: u64) -> u64 {
+        match &self.model {
+            Model::Past(past) if let Counted::Grid(_) = past.counted => {
+                let beyond = past.weight(now).0 - i128::from(past.limit);
+                u64::try_from(beyond).unwrap_or(0)
+            }
+            _ => 0,
         }
     }
 
@@ -317,13 +346,16 @@ impl Past {
     }
 
     /// Windows with an end hold at most their limit; sliding ones the newest units.
-    fn spend(&mut self, now: u64, cost: u64) {
+    fn spend(&mut self, now: u64, cost: u64, in_full: bool) {
         let cost = match &self.counted {
             Counted::Grid(_) => {
                 let (count, _) = self.weight(now);
-                cost.min(
-                    self.limit - u64::try_from(count).expect("a count is no more than the limit"),
-                )
+                let most = if in_full {
+                    bounds::MAX_COUNT
+                } else {
+                    self.limit
+                };
+                cost.min(most - u64::try_from(count).expect("a count is no more than the most"))
             }
             Counted::Weighted(window) => {
                 let current = self
@@ -340,6 +372,32 @@ impl Past {
         if let Counted::Sliding(_) | Counted::Buckets { .. } = self.counted {
             self.forget_all_but(self.limit);
         }
+    }
+
+    /// Takes the newest units away, as far as they count.
+    fn refund(&mut self, now: u64, units: u64) {
+        let mut left = units;
+        let mut newest_first: Vec<usize> = (0..self.spent.len()).rev().collect();
+        newest_first.retain(|at| self.counts(*at, now));
+        for at in newest_first {
+            let given_back = left.min(self.spent[at].1);
+            self.spent[at].1 -= given_back;
+            left -= given_back;
+        }
+        self.spent.retain(|(_, cost)| *cost > 0);
+    }
+
+    /// Whether what was spent at index `at` counts at `now`, in full or in part.
+    fn counts(&self, at: usize, now: u64) -> bool {
+        let alone = Self {
+            spent: self.spent[..=at].to_vec(),
+            ..self.clone()
+        };
+        let before = Self {
+            spent: self.spent[..at].to_vec(),
+            ..self.clone()
+        };
+        alone.weight(now) != before.weight(now)
     }
 
     fn forget_all_but(&mut self, newest: u64) {

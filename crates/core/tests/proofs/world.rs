@@ -65,7 +65,9 @@ impl World {
         let now = self.latest;
         // A look answers how the limits stand, block or no block.
         let blocked = self.blocked(asks, now);
-        if let Some(blocked) = blocked.filter(|_| effect != Effect::Look) {
+        if let Some(blocked) =
+            blocked.filter(|_| effect != Effect::Look && effect != Effect::Refund)
+        {
             return (blocked, Vec::new());
         }
         let mut pending: Vec<Pending> = asks
@@ -80,14 +82,27 @@ impl World {
             .iter()
             .zip(&pending)
             .all(|((rule, _), pending)| rule.limits.shadow() || !denies(pending));
-        if effect != Effect::Look {
+        if let Effect::Charge | Effect::Peek = effect {
             for ((rule, _), pending) in asks.iter().zip(&mut pending) {
                 pending.charged = admitted && !denies(pending);
                 let counts = admitted == rule.limits.shadow();
-                for twin in &mut pending.after {
-                    if pending.charged || counts && twin.count_denied {
+                for (before, twin) in pending.before.iter().zip(&mut pending.after) {
+                    let in_full = twin.in_full && !before.admits(now, pending.cost);
+                    let counted = if twin.in_full {
+                        in_full
+                    } else {
+                        twin.count_denied
+                    };
+                    if pending.charged || counts && counted {
                         twin.spend(now, pending.cost);
                     }
+                }
+            }
+        }
+        if effect == Effect::Refund {
+            for ((_, units), pending) in asks.iter().zip(&mut pending) {
+                for twin in &mut pending.after {
+                    twin.refund(now, *units);
                 }
             }
         }
@@ -95,7 +110,7 @@ impl World {
             .iter()
             .flat_map(|pending| pending.outcomes(now))
             .collect();
-        if effect == Effect::Charge {
+        if let Effect::Charge | Effect::Refund = effect {
             for ((rule, _), pending) in asks.iter().zip(pending) {
                 self.keys.insert(rule.key.clone(), pending.after);
             }
@@ -128,7 +143,11 @@ impl World {
         Pending {
             after: before.clone(),
             before,
-            cost: if effect == Effect::Look { 0 } else { cost },
+            cost: if let Effect::Look | Effect::Refund = effect {
+                0
+            } else {
+                cost
+            },
             charged: false,
         }
     }
