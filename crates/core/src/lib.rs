@@ -28,8 +28,8 @@ pub use limits::Limits;
 pub use memory::{Block, MemoryBounds, MemoryStats, MemoryStore, SnapshotError, WhenFull};
 pub use outcome::{Decision, Outcome, Retry};
 pub use rules::{
-    Condition, CostSource, Mode, Pattern, Request, Rule, RuleError, RuleSet, Scratch, When,
-    free_key,
+    Condition, CostSource, DESCRIPTOR_KEY, Mode, Pattern, Request, Rule, RuleError, RuleSet,
+    Scratch, When, free_key,
 };
 pub use spec::{AlgorithmName, Anchor, LimitSpec};
 pub use time::{Span, Timestamp};

@@ -1,8 +1,9 @@
-//! The doors around one limiter: configuration, HTTP, the Redis protocol, admin and metrics.
+//! The doors around one limiter: configuration, HTTP, the Redis protocol, Envoy's rate limit service, admin and metrics.
 
 pub mod clock;
 pub mod config;
 pub mod door;
+pub mod envoy;
 pub mod limiter;
 pub mod metrics;
 pub mod net;

@@ -124,8 +124,8 @@ impl Limiter {
         self.decide(&[charge], now, effect, outcomes)
     }
 
-    /// Asks the store, and times it now and then.
-    fn decide(
+    /// Asks the store, and times it now and then. `outcomes` is the caller's to reuse.
+    pub(crate) fn decide(
         &self,
         charges: &[Charge<'_>],
         now: Timestamp,

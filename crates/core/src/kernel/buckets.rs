@@ -51,6 +51,11 @@ impl BucketsState {
         self.counts.len() * size_of::<u64>()
     }
 
+    pub(crate) fn refund(&mut self, now: Timestamp, units: u64) {
+        self.advance(now);
+        self.drop_newest(units);
+    }
+
     fn slot(&self, bucket: u64) -> usize {
         // The remainder is below the length of a slice, so it is a usize.
         usize::try_from(bucket % self.counts.len() as u64).unwrap_or(0)
@@ -190,11 +195,6 @@ impl Buckets {
         if state.total > self.limit {
             state.drop_oldest(state.total - self.limit);
         }
-    }
-
-    pub(crate) fn refund(&self, state: &mut BucketsState, now: Timestamp, units: u64) {
-        state.advance(now);
-        state.drop_newest(units);
     }
 
     pub(crate) fn standing(&self, state: &BucketsState, now: Timestamp) -> Standing {

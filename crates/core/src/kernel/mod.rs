@@ -269,14 +269,17 @@ impl Kernel {
 
     /// Gives `units` back, those that were spent last, and never more than count.
     pub(crate) fn refund(&self, state: &mut State, now: Timestamp, units: u64) {
-        dispatch!(
-            self,
-            state,
-            log | k,
-            s | k.refund(s, now, units),
-            other | k,
-            s | k.refund(s, now, units)
-        );
+        match (self, state) {
+            (Self::Schedule(schedule), State::Schedule(tat)) => schedule.refund(tat, now, units),
+            (Self::Interval(interval), State::Interval(state)) => {
+                interval.refund(state, now, units);
+            }
+            (Self::Log(log), State::Log(state)) => log.refund(state, now, units),
+            (Self::Window(_), State::Window(state)) => state.refund(now, units),
+            (Self::Buckets(_), State::Buckets(state)) => state.refund(now, units),
+            (Self::Weighted(_), State::Weighted(state)) => state.refund(now, units),
+            _ => unreachable!("a state is checked with `Kernel::knows` when it is loaded"),
+        }
     }
 
     /// How part `part` stands.

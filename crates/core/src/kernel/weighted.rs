@@ -44,6 +44,13 @@ impl WeightedState {
         Timestamp::from_micros((self.index + windows).saturating_mul(self.window))
     }
 
+    pub(crate) fn refund(&mut self, now: Timestamp, units: u64) {
+        self.advance(now);
+        let from_current = units.min(self.current);
+        self.current -= from_current;
+        self.previous = self.previous.saturating_sub(units - from_current);
+    }
+
     fn advance(&mut self, now: Timestamp) {
         let index = now.as_micros() / self.window;
         if index <= self.index {
@@ -120,13 +127,6 @@ impl Weighted {
             .current
             .saturating_add(cost)
             .min(self.limit.max(state.current));
-    }
-
-    pub(crate) fn refund(&self, state: &mut WeightedState, now: Timestamp, units: u64) {
-        state.advance(now);
-        let from_current = units.min(state.current);
-        state.current -= from_current;
-        state.previous = state.previous.saturating_sub(units - from_current);
     }
 
     pub(crate) fn standing(&self, state: &WeightedState, now: Timestamp) -> Standing {

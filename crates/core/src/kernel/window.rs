@@ -32,6 +32,14 @@ impl WindowState {
         Timestamp::from_micros(self.end)
     }
 
+    /// Gives `units` back; with nothing left no window has begun.
+    pub(crate) fn refund(&mut self, now: Timestamp, units: u64) {
+        match self.count_at(now).saturating_sub(units) {
+            0 => *self = Self::default(),
+            left => self.count = left,
+        }
+    }
+
     fn count_at(&self, now: Timestamp) -> u64 {
         if self.end <= now.as_micros() {
             0
@@ -86,13 +94,6 @@ impl FixedWindow {
             state.end = self.end_at(now).as_micros();
         }
         state.count = count + spent;
-    }
-
-    pub(crate) fn refund(&self, state: &mut WindowState, now: Timestamp, units: u64) {
-        match state.count_at(now).saturating_sub(units) {
-            0 => *state = WindowState::default(),
-            left => state.count = left,
-        }
     }
 
     pub(crate) fn standing(&self, state: &WindowState, now: Timestamp) -> Standing {

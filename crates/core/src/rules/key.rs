@@ -16,6 +16,10 @@ const FIRST: u8 = 0xF8;
 /// What [`free_key`] puts before a key that could be taken for a rule's.
 const ESCAPE: u8 = 0xF7;
 
+/// What the keys of a proxy's descriptors begin with: no rule's key does, and no free key, whose escape is never followed
+/// by such a byte.
+pub const DESCRIPTOR_KEY: [u8; 2] = [ESCAPE, b'd'];
+
 /// The key of a count that belongs to no rule, for limits that come with the request: `key` itself, or,
 /// where that could be taken for a rule's key, a copy in `room` that cannot. Never is a caller's key
 /// that of a rule, and no two keys become one.
@@ -100,6 +104,8 @@ mod tests {
         let forged = scope("login");
         assert!(split(free_key(&forged, &mut room)).is_none());
         assert_eq!(free_key(&[ESCAPE, 1], &mut room), [ESCAPE, ESCAPE, 1]);
+        assert!(split(&DESCRIPTOR_KEY).is_none());
+        assert!(!free_key(&DESCRIPTOR_KEY, &mut room).starts_with(&DESCRIPTOR_KEY));
     }
 
     proptest! {

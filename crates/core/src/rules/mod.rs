@@ -18,7 +18,7 @@ mod when;
 
 use allow::AllowList;
 pub use error::RuleError;
-pub use key::free_key;
+pub use key::{DESCRIPTOR_KEY, free_key};
 pub use pattern::Pattern;
 pub use request::Request;
 pub use rule::{CostSource, Mode, Rule};

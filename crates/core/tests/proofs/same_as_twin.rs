@@ -191,7 +191,8 @@ proptest! {
                         .zip(prices)
                         .filter_map(|(rule, price)| Some((rule, price.as_ref()?.units(pair.last(*of)))))
                         .collect();
-                    if !asks.is_empty() && !(*effect == Effect::Refund && rules.iter().any(shares_denials)) {
+                    let gives_more = *effect == Effect::Refund && rules.iter().any(shares_denials);
+                    if !asks.is_empty() && !gives_more {
                         pair.ask(&asks, *effect)?;
                     }
                 }

@@ -9,7 +9,8 @@ use super::{
     value::{Fields, Shape, Value},
 };
 
-const FIELDS: &[&str] = &[
+/// The fields of a limit.
+pub(crate) const FIELDS: &[&str] = &[
     "algorithm",
     "rate",
     "burst",
@@ -29,14 +30,14 @@ const FIELDS: &[&str] = &[
 
 /// What a limit is where it does not say so itself.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Fallback {
-    pub(super) algorithm: AlgorithmName,
-    pub(super) soft: Option<u32>,
-    pub(super) count_denied: Option<bool>,
+pub(crate) struct Fallback {
+    pub(crate) algorithm: AlgorithmName,
+    pub(crate) soft: Option<u32>,
+    pub(crate) count_denied: Option<bool>,
 }
 
 /// A limit, or a list of limits.
-pub(super) fn limits(value: &Value<'_>, fallback: Fallback, report: &mut Report) -> Vec<Limit> {
+pub(crate) fn limits(value: &Value<'_>, fallback: Fallback, report: &mut Report) -> Vec<Limit> {
     let items = value.one_or_more(report);
     if items.is_empty() {
         value.wrong(report, "must name at least one limit, such as 20/min");
@@ -48,12 +49,12 @@ pub(super) fn limits(value: &Value<'_>, fallback: Fallback, report: &mut Report)
 }
 
 /// The name of an algorithm.
-pub(super) fn algorithm(value: &Value<'_>, report: &mut Report) -> Option<AlgorithmName> {
+pub(crate) fn algorithm(value: &Value<'_>, report: &mut Report) -> Option<AlgorithmName> {
     value.choice(report, &AlgorithmName::ALL)
 }
 
 /// A share such as `10%`.
-pub(super) fn percent(value: &Value<'_>, report: &mut Report) -> Option<u32> {
+pub(crate) fn percent(value: &Value<'_>, report: &mut Report) -> Option<u32> {
     let what = "a percentage such as 10%";
     let text = value.text(report, what)?;
     let digits = text.strip_suffix('%').map(str::trim_end);
@@ -65,7 +66,7 @@ pub(super) fn percent(value: &Value<'_>, report: &mut Report) -> Option<u32> {
     percent
 }
 
-fn limit(value: &Value<'_>, fallback: Fallback, report: &mut Report) -> Option<Limit> {
+pub(crate) fn limit(value: &Value<'_>, fallback: Fallback, report: &mut Report) -> Option<Limit> {
     let before = report.count();
     let what = "a rate such as 20/min, or a map with the fields of a limit";
     let (spec, fields) = match value.shape() {
@@ -78,19 +79,33 @@ fn limit(value: &Value<'_>, fallback: Fallback, report: &mut Report) -> Option<L
             (full_form(&fields, fallback.algorithm, report), Some(fields))
         }
     };
-    let built = LimitSpec {
+    let spec = LimitSpec {
         soft: spec.soft.or(fallback.soft),
         count_denied: spec.count_denied.or(fallback.count_denied),
         ..spec
-    }
-    .build();
-    let unread = report.count() > before;
-    let errors = match built {
+    };
+    build(
+        &spec,
+        (value, fields.as_ref()),
+        report.count() > before,
+        report,
+    )
+}
+
+/// Builds the limit of `spec`, which was read from `value` and, in its full form, from its `fields`. Where some of those
+/// were `unread`, what is missing because of that is not reported again.
+pub(crate) fn build(
+    spec: &LimitSpec,
+    (value, fields): (&Value<'_>, Option<&Fields<'_>>),
+    unread: bool,
+    report: &mut Report,
+) -> Option<Limit> {
+    let errors = match spec.build() {
         Ok(limit) => return (!unread).then_some(limit),
         Err(errors) => errors,
     };
     for error in errors {
-        match &fields {
+        match fields {
             Some(fields)
                 if unread && error.problem == "is missing" && tried(fields, error.field) => {}
             Some(fields) => fields.wrong(report, error.field, error.problem),
@@ -106,7 +121,12 @@ fn tried(fields: &Fields<'_>, field: &str) -> bool {
     fields.tries(field) || (field == "window" && fields.tries("anchor"))
 }
 
-fn full_form(fields: &Fields<'_>, fallback: AlgorithmName, report: &mut Report) -> LimitSpec {
+/// The fields that were written, under the algorithm of that name.
+pub(crate) fn full_form(
+    fields: &Fields<'_>,
+    fallback: AlgorithmName,
+    report: &mut Report,
+) -> LimitSpec {
     let mut number = |name| fields.get(name).and_then(|value| value.number(report));
     let (burst, capacity, limit) = (number("burst"), number("capacity"), number("limit"));
     let mut rate = |name| {

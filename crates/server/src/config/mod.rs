@@ -6,12 +6,12 @@
 
 mod conditions;
 mod doors;
-mod limits;
+pub(crate) mod limits;
 pub(crate) mod report;
 mod rules;
 mod store;
-mod value;
-mod yaml;
+pub(crate) mod value;
+pub(crate) mod yaml;
 
 use std::{
     fmt,
@@ -23,6 +23,7 @@ use tidegate_core::{MemoryBounds, RuleSet, Span};
 
 use report::Report;
 use value::Value;
+use yaml::Dialect;
 
 /// The largest rules file, in bytes.
 pub const MAX_FILE_BYTES: usize = 16 << 20;
@@ -196,10 +197,12 @@ impl Config {
                 message,
             }]);
         }
-        let tree = yaml::parse(text).map_err(|mistake| vec![mistake])?;
+        let document = yaml::parse(text, Dialect::Strict).map_err(|mistake| vec![mistake])?;
         let mut report = Report::default();
         let mut config = Self::default();
-        if let Some(file) = Value::root(&tree).fields(&mut report, "a map of settings", SECTIONS) {
+        if let Some(file) =
+            Value::root(&document.root).fields(&mut report, "a map of settings", SECTIONS)
+        {
             config.admin_token = doors::admin_token(&file, &mut report);
             config.listen = doors::listen(&file, &config.admin_token, &mut report);
             (config.memory, config.snapshot) = store::store(&file, &mut report);

@@ -13,14 +13,14 @@ const MAX_SHOWN: usize = 60;
 
 /// What is wrong with a file, and what will not do what its author may expect.
 #[derive(Debug, Default)]
-pub(super) struct Report {
+pub(crate) struct Report {
     mistakes: Vec<Mistake>,
     warnings: Vec<Mistake>,
     unlisted: usize,
 }
 
 impl Report {
-    pub(super) fn mistake(&mut self, mistake: Mistake) {
+    pub(crate) fn mistake(&mut self, mistake: Mistake) {
         if self.mistakes.len() < MAX_MISTAKES {
             self.mistakes.push(mistake);
         } else {
@@ -28,17 +28,17 @@ impl Report {
         }
     }
 
-    pub(super) fn warn(&mut self, warning: Mistake) {
+    pub(crate) fn warn(&mut self, warning: Mistake) {
         self.warnings.push(warning);
     }
 
     /// How many mistakes there are so far.
-    pub(super) fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.mistakes.len() + self.unlisted
     }
 
     /// The warnings, or all mistakes, in the order of their lines.
-    pub(super) fn finish(mut self) -> Result<Vec<Mistake>, Vec<Mistake>> {
+    pub(crate) fn finish(mut self) -> Result<Vec<Mistake>, Vec<Mistake>> {
         if self.mistakes.is_empty() {
             self.warnings.sort_by_key(|warning| warning.line);
             return Ok(self.warnings);
@@ -57,7 +57,7 @@ impl Report {
 }
 
 /// What to say of a key that is none of `known`.
-pub(super) fn unknown_key(key: &str, known: &[&str]) -> String {
+pub(crate) fn unknown_key(key: &str, known: &[&str]) -> String {
     format!("unknown key `{}`; {}", shown(key), advice(key, known))
 }
 

@@ -10,14 +10,14 @@ use super::{
 
 /// A value in the file and the path that leads to it.
 #[derive(Clone, Debug)]
-pub(super) struct Value<'n> {
+pub(crate) struct Value<'n> {
     path: String,
     node: &'n Node<'n>,
 }
 
 /// The fields of a map whose keys are all known.
 #[derive(Debug)]
-pub(super) struct Fields<'n> {
+pub(crate) struct Fields<'n> {
     map: Value<'n>,
     fields: Vec<(&'n str, Value<'n>)>,
     /// What keys that are not known were probably meant to be.
@@ -25,21 +25,21 @@ pub(super) struct Fields<'n> {
 }
 
 /// What kind of value it is.
-pub(super) enum Shape {
+pub(crate) enum Shape {
     Scalar,
     List,
     Map,
 }
 
 impl<'n> Value<'n> {
-    pub(super) fn root(node: &'n Node<'n>) -> Self {
+    pub(crate) fn root(node: &'n Node<'n>) -> Self {
         Self {
             path: String::new(),
             node,
         }
     }
 
-    pub(super) fn shape(&self) -> Shape {
+    pub(crate) fn shape(&self) -> Shape {
         match self.node.content {
             Content::Empty | Content::Plain(_) | Content::Quoted(_) => Shape::Scalar,
             Content::List(_) => Shape::List,
@@ -48,22 +48,22 @@ impl<'n> Value<'n> {
     }
 
     /// Reports a mistake here.
-    pub(super) fn wrong(&self, report: &mut Report, message: impl Into<String>) {
+    pub(crate) fn wrong(&self, report: &mut Report, message: impl Into<String>) {
         report.mistake(self.at(&self.path, message.into()));
     }
 
     /// Warns of something here.
-    pub(super) fn warn(&self, report: &mut Report, message: &str) {
-        report.warn(self.at(&self.path, message.to_owned()));
+    pub(crate) fn warn(&self, report: &mut Report, message: impl Into<String>) {
+        report.warn(self.at(&self.path, message.into()));
     }
 
     /// Reports that this should have been `what`.
-    pub(super) fn expected(&self, report: &mut Report, what: &str) {
+    pub(crate) fn expected(&self, report: &mut Report, what: &str) {
         self.wrong(report, format!("expected {what}, got {}", self.describe()));
     }
 
     /// The text, whatever it looks like.
-    pub(super) fn text(&self, report: &mut Report, what: &str) -> Option<&'n str> {
+    pub(crate) fn text(&self, report: &mut Report, what: &str) -> Option<&'n str> {
         let text = self.scalar();
         if text.is_none() {
             self.expected(report, what);
@@ -72,7 +72,7 @@ impl<'n> Value<'n> {
     }
 
     /// The text, if it is a scalar.
-    pub(super) fn scalar(&self) -> Option<&'n str> {
+    pub(crate) fn scalar(&self) -> Option<&'n str> {
         match &self.node.content {
             Content::Plain(text) | Content::Quoted(text) => Some(text),
             Content::Empty | Content::List(_) | Content::Map(_) => None,
@@ -80,7 +80,7 @@ impl<'n> Value<'n> {
     }
 
     /// The text as `parse` reads it, which says itself what it expected.
-    pub(super) fn parsed<T, E: ToString>(
+    pub(crate) fn parsed<T, E: ToString>(
         &self,
         report: &mut Report,
         what: &str,
@@ -93,12 +93,12 @@ impl<'n> Value<'n> {
     }
 
     /// Whether the value is meant to be a number, right or wrong.
-    pub(super) fn looks_like_number(&self) -> bool {
+    pub(crate) fn looks_like_number(&self) -> bool {
         matches!(&self.node.content, Content::Plain(text) if text.parse::<f64>().is_ok())
     }
 
     /// A whole number.
-    pub(super) fn number(&self, report: &mut Report) -> Option<u64> {
+    pub(crate) fn number(&self, report: &mut Report) -> Option<u64> {
         let is_digits =
             |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
         match &self.node.content {
@@ -125,7 +125,7 @@ impl<'n> Value<'n> {
     }
 
     /// A whole number that fits `T`, which holds the largest that is of use.
-    pub(super) fn small_number<T: TryFrom<u64>>(&self, report: &mut Report) -> Option<T> {
+    pub(crate) fn small_number<T: TryFrom<u64>>(&self, report: &mut Report) -> Option<T> {
         let number = self.number(report)?;
         let small = T::try_from(number).ok();
         if small.is_none() {
@@ -135,7 +135,7 @@ impl<'n> Value<'n> {
     }
 
     /// `true` or `false`.
-    pub(super) fn flag(&self, report: &mut Report) -> Option<bool> {
+    pub(crate) fn flag(&self, report: &mut Report) -> Option<bool> {
         match &self.node.content {
             Content::Plain(text) if text == "true" => Some(true),
             Content::Plain(text) if text == "false" => Some(false),
@@ -147,7 +147,7 @@ impl<'n> Value<'n> {
     }
 
     /// One of `choices`, by name.
-    pub(super) fn choice<T: Copy>(&self, report: &mut Report, choices: &[(&str, T)]) -> Option<T> {
+    pub(crate) fn choice<T: Copy>(&self, report: &mut Report, choices: &[(&str, T)]) -> Option<T> {
         let text = self.scalar();
         if let Some((_, choice)) = choices.iter().find(|(name, _)| Some(*name) == text) {
             return Some(*choice);
@@ -167,7 +167,7 @@ impl<'n> Value<'n> {
     }
 
     /// The items of a list; no value is no items.
-    pub(super) fn items(&self, report: &mut Report, what: &str) -> Option<Vec<Self>> {
+    pub(crate) fn items(&self, report: &mut Report, what: &str) -> Option<Vec<Self>> {
         match &self.node.content {
             Content::Empty => Some(Vec::new()),
             Content::List(items) => {
@@ -185,7 +185,7 @@ impl<'n> Value<'n> {
     }
 
     /// The items of a list, or the value itself if it is none.
-    pub(super) fn one_or_more(&self, report: &mut Report) -> Vec<Self> {
+    pub(crate) fn one_or_more(&self, report: &mut Report) -> Vec<Self> {
         match self.node.content {
             Content::Empty | Content::List(_) => self.items(report, "a list").unwrap_or_default(),
             Content::Plain(_) | Content::Quoted(_) | Content::Map(_) => vec![self.clone()],
@@ -193,7 +193,7 @@ impl<'n> Value<'n> {
     }
 
     /// The fields of a map of which `known` are all the keys; no value is no fields.
-    pub(super) fn fields(
+    pub(crate) fn fields(
         &self,
         report: &mut Report,
         what: &str,
@@ -217,7 +217,7 @@ impl<'n> Value<'n> {
     }
 
     /// The keys and values of a map, each key once; no value is an empty map.
-    pub(super) fn pairs(&self, report: &mut Report, what: &str) -> Option<Vec<(&'n str, Self)>> {
+    pub(crate) fn pairs(&self, report: &mut Report, what: &str) -> Option<Vec<(&'n str, Self)>> {
         let pairs = match &self.node.content {
             Content::Empty => return Some(Vec::new()),
             Content::Map(pairs) => pairs,
@@ -255,6 +255,38 @@ impl<'n> Value<'n> {
         Some(read)
     }
 
+    /// What it is, as it stands in the file.
+    pub(crate) fn content(&self) -> &'n Content<'n> {
+        &self.node.content
+    }
+
+    /// The keys of a map as they stand there, and its values; a key that is no scalar is `None`. Anything but a map
+    /// has none.
+    pub(crate) fn members(&self) -> Vec<(Option<&'n Content<'n>>, Self)> {
+        let Content::Map(pairs) = &self.node.content else {
+            return Vec::new();
+        };
+        let member = |(key, node): &'n (Node<'n>, Node<'n>)| {
+            let (Content::Plain(name) | Content::Quoted(name)) = &key.content else {
+                return (
+                    None,
+                    Self {
+                        path: self.path.clone(),
+                        node,
+                    },
+                );
+            };
+            (
+                Some(&key.content),
+                Self {
+                    path: self.path_of(name),
+                    node,
+                },
+            )
+        };
+        pairs.iter().map(member).collect()
+    }
+
     fn path_of(&self, key: &str) -> String {
         let dot = if self.path.is_empty() { "" } else { "." };
         format!("{}{dot}{}", self.path, shown(key))
@@ -268,7 +300,7 @@ impl<'n> Value<'n> {
         }
     }
 
-    fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         match &self.node.content {
             Content::Empty => "nothing".into(),
             Content::Plain(text) if self.looks_like_number() => {
@@ -283,7 +315,7 @@ impl<'n> Value<'n> {
 
 impl<'n> Fields<'n> {
     /// The field `name`, if it was written.
-    pub(super) fn get(&self, name: &str) -> Option<&Value<'n>> {
+    pub(crate) fn get(&self, name: &str) -> Option<&Value<'n>> {
         self.fields
             .iter()
             .find(|(key, _)| *key == name)
@@ -291,12 +323,12 @@ impl<'n> Fields<'n> {
     }
 
     /// Whether the field `name` was written, or at least meant to be.
-    pub(super) fn tries(&self, name: &str) -> bool {
+    pub(crate) fn tries(&self, name: &str) -> bool {
         self.get(name).is_some() || self.misspelt.contains(&name)
     }
 
     /// Reports a mistake in the field `name`, on the line of the whole map if the field was not written.
-    pub(super) fn wrong(&self, report: &mut Report, name: &str, message: impl Into<String>) {
+    pub(crate) fn wrong(&self, report: &mut Report, name: &str, message: impl Into<String>) {
         match self.get(name) {
             Some(value) => value.wrong(report, message),
             None => report.mistake(self.map.at(&self.map.path_of(name), message.into())),

@@ -1,0 +1,188 @@
+//! Which keys may stand where.
+//!
+//! envoyproxy/ratelimit has one list of keys for all places, and so takes a key where it has no effect: those are warned of.
+//! The keys that are ours stand only where they mean something; the original refuses them everywhere, so that no file of
+//! its users changes its meaning here.
+
+use super::scalar::{self, Scalar};
+use crate::config::{
+    report::{Report, nearest, shown},
+    value::Value,
+    yaml::Content,
+};
+
+/// A kind of map in a configuration file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    File,
+    Descriptor,
+    RateLimit,
+    Replaces,
+    Anchor,
+}
+
+/// The keys of envoyproxy/ratelimit.
+const KNOWN: &[&str] = &[
+    "domain",
+    "key",
+    "value",
+    "descriptors",
+    "rate_limit",
+    "unit",
+    "requests_per_unit",
+    "unlimited",
+    "shadow_mode",
+    "quota_mode",
+    "name",
+    "replaces",
+    "detailed_metric",
+    "value_to_metric",
+    "share_threshold",
+    "metadata",
+];
+
+impl Place {
+    /// The keys that mean something here.
+    const fn effective(self) -> &'static [&'static str] {
+        match self {
+            Self::File => &["domain", "descriptors", "all_or_nothing"],
+            Self::Descriptor => &[
+                "key",
+                "value",
+                "rate_limit",
+                "rate_limits",
+                "descriptors",
+                "shadow_mode",
+                "quota_mode",
+                "detailed_metric",
+                "value_to_metric",
+                "share_threshold",
+                "metadata",
+            ],
+            Self::RateLimit => &[
+                "unit",
+                "requests_per_unit",
+                "unlimited",
+                "name",
+                "replaces",
+                "algorithm",
+                "rate",
+                "burst",
+                "capacity",
+                "refill",
+                "refill_mode",
+                "leak",
+                "queue",
+                "limit",
+                "window",
+                "anchor",
+                "buckets",
+                "strict",
+                "soft",
+                "count_denied",
+            ],
+            Self::Replaces => &["name"],
+            Self::Anchor => &["calendar", "zone", "day"],
+        }
+    }
+
+    /// The kind of map that `key` leads to; `None` for what is not looked into.
+    fn inside(self, key: &str) -> Option<Self> {
+        match key {
+            "metadata" => None,
+            "descriptors" => Some(Self::Descriptor),
+            "rate_limit" | "rate_limits" => Some(Self::RateLimit),
+            "replaces" => Some(Self::Replaces),
+            "anchor" if self == Self::RateLimit => Some(Self::Anchor),
+            _ => Some(self),
+        }
+    }
+}
+
+/// Reports every key and every kind of value that cannot be, everywhere in `value`.
+pub(super) fn check(value: &Value<'_>, place: Place, report: &mut Report) {
+    for (key, value) in value.members() {
+        let Some(name) = name_of(key, &value, report) else {
+            continue;
+        };
+        let effective = place.effective();
+        if !effective.contains(&name) && KNOWN.contains(&name) {
+            let message = format!(
+                "`{}` has no effect here; it belongs {}",
+                name,
+                home_of(name)
+            );
+            value.warn(report, message);
+        } else if !effective.contains(&name) {
+            let known: Vec<&str> = effective.iter().chain(KNOWN).copied().collect();
+            let guess = nearest(name, &known).map(|guess| format!("; did you mean `{guess}`?"));
+            let message = format!(
+                "config error, unknown key '{}'{}",
+                shown(name),
+                guess.unwrap_or_default()
+            );
+            value.wrong(report, message);
+            continue;
+        }
+        if let Some(inside) = place.inside(name) {
+            check_value(&value, inside, name, report);
+        }
+    }
+}
+
+fn check_value(value: &Value<'_>, place: Place, name: &str, report: &mut Report) {
+    match value.content() {
+        Content::Map(_) => check(value, place, report),
+        Content::List(_) => {
+            for item in value.items(report, "a list").unwrap_or_default() {
+                match item.content() {
+                    Content::Map(_) => check(&item, place, report),
+                    // A limit of ours may be written in short.
+                    Content::Plain(_) | Content::Quoted(_) if name == "rate_limits" => {}
+                    Content::Plain(text) | Content::Quoted(text) => {
+                        let text = shown(text);
+                        item.wrong(report, format!("config error, yaml file contains list of type other than map: {text}"));
+                    }
+                    Content::Empty | Content::List(_) => {
+                        item.wrong(
+                            report,
+                            "config error, yaml file contains list of type other than map",
+                        );
+                    }
+                }
+            }
+        }
+        content => {
+            if let Some(Scalar::Fraction(_)) = scalar::of(content) {
+                value.wrong(report, "error checking config: a number with a fraction is no value here; put a text in quotes");
+            }
+        }
+    }
+}
+
+fn name_of<'n>(
+    key: Option<&'n Content<'n>>,
+    value: &Value<'_>,
+    report: &mut Report,
+) -> Option<&'n str> {
+    let Some(Content::Plain(text) | Content::Quoted(text)) = key else {
+        value.wrong(report, "config error, key is not of type string");
+        return None;
+    };
+    if key.and_then(scalar::of) != Some(Scalar::Text) {
+        value.wrong(
+            report,
+            format!("config error, key is not of type string: {}", shown(text)),
+        );
+        return None;
+    }
+    Some(text)
+}
+
+fn home_of(name: &str) -> &'static str {
+    match name {
+        "domain" => "at the top of the file",
+        "name" | "unit" | "requests_per_unit" | "unlimited" | "replaces" => "into `rate_limit`",
+        _ => "beside `key`",
+    }
+}

@@ -1,0 +1,343 @@
+//! `rate_limit` as envoyproxy/ratelimit knows it, and the limits that we add to it.
+//!
+//! ```yaml
+//! rate_limit: {unit: minute, requests_per_unit: 20}                        # the original's
+//! rate_limit: {window: 30s, requests_per_unit: 20}                         # a window of another length
+//! rate_limit: {anchor: {calendar: month}, requests_per_unit: 1000}         # a calendar's
+//! rate_limit: {unit: minute, requests_per_unit: 20, algorithm: gcra}       # another algorithm
+//! rate_limit: {algorithm: token_bucket, capacity: 10, refill: 1/s}         # any limit of the rules file
+//! rate_limits: [5/s, {unit: day, requests_per_unit: 250}]                  # several, as one decision
+//! ```
+
+use std::sync::Arc;
+
+use tidegate_core::{
+    Algorithm, AlgorithmName, Anchor, Limit, LimitSpec, Limits, Rate, Span, Window,
+};
+
+use super::{
+    descriptor::{field, flag, text, unreadable, wrong},
+    scalar::{self, Scalar},
+};
+use crate::{
+    config::{
+        limits::{self, Fallback},
+        report::{Report, shown},
+        value::Value,
+        yaml::Content,
+    },
+    envoy::{
+        Unit,
+        overrides::Denied,
+        rules::{Allowance, RuleLimits},
+    },
+};
+
+/// What `rate_limit` or `rate_limits` says.
+#[derive(Debug)]
+pub(super) struct Read {
+    pub(super) allowance: Allowance,
+    pub(super) name: Option<Arc<str>>,
+    pub(super) replaces: Box<[Box<str>]>,
+}
+
+impl Read {
+    /// Lets the limits veto nothing in a decision on several descriptors: a shadow rule never does, and one in quota mode
+    /// not alone.
+    pub(super) fn in_shadow(self, shadow: bool) -> Self {
+        let allowance = match self.allowance {
+            Allowance::Limited(limits) if shadow => {
+                let limits_in_shadow = Arc::unwrap_or_clone(limits.limits).in_shadow(true);
+                Allowance::Limited(RuleLimits {
+                    limits: Arc::new(limits_in_shadow),
+                    ..limits
+                })
+            }
+            allowance => allowance,
+        };
+        Self { allowance, ..self }
+    }
+}
+
+/// The limits of a descriptor, if it has any and they can be read.
+pub(super) fn read(descriptor: &Value<'_>, denied: Denied, report: &mut Report) -> Option<Read> {
+    match (
+        field(descriptor, "rate_limit"),
+        field(descriptor, "rate_limits"),
+    ) {
+        (Some(_), Some(several)) => {
+            several.wrong(report, "beside `rate_limit`; put that into the list too");
+            None
+        }
+        (Some(one), None) => match one.content() {
+            Content::Empty => None,
+            Content::Map(_) => single(&one, denied, report),
+            _ => {
+                unreadable(&one, "a map with a unit and requests_per_unit", report);
+                None
+            }
+        },
+        (None, Some(several)) => list(&several, report),
+        (None, None) => None,
+    }
+}
+
+fn single(value: &Value<'_>, denied: Denied, report: &mut Report) -> Option<Read> {
+    let name = text(value, "name", report).filter(|name| !name.is_empty());
+    let replaces = replaces(value, name, report);
+    let allowance = if flag(value, "unlimited", report) {
+        check_unlimited(value, report);
+        Allowance::Unlimited
+    } else {
+        Allowance::Limited(compile(vec![limit(value, denied, report)?], value, report)?)
+    };
+    Some(Read {
+        allowance,
+        name: name.map(Arc::from),
+        replaces,
+    })
+}
+
+/// Several limits, of which each must admit; what is denied is counted nowhere.
+fn list(value: &Value<'_>, report: &mut Report) -> Option<Read> {
+    let items = value.one_or_more(report);
+    if items.is_empty() {
+        value.wrong(report, "must name at least one limit, such as 20/min");
+        return None;
+    }
+    let (mut limits, mut name, mut replaced) = (Vec::new(), None, Vec::new());
+    for item in &items {
+        if let Content::Map(_) = item.content() {
+            let own = text(item, "name", report).filter(|name| !name.is_empty());
+            replaced.extend(replaces(item, own, report));
+            name = name.or(own);
+            if flag(item, "unlimited", report) {
+                wrong(item, "unlimited", report, "has no place among limits");
+                continue;
+            }
+        }
+        limits.extend(limit(item, Denied::Forgotten, report));
+    }
+    (limits.len() == items.len()).then_some(())?;
+    let limits = compile(limits, value, report)?;
+    Some(Read {
+        allowance: Allowance::Limited(limits),
+        name: name.map(Arc::from),
+        replaces: replaced.into(),
+    })
+}
+
+fn compile(limits: Vec<Limit>, value: &Value<'_>, report: &mut Report) -> Option<RuleLimits> {
+    let units = limits.iter().map(unit_of).collect();
+    let window_seconds = match limits.as_slice() {
+        [limit] => epoch_window(limit).map_or(0, Span::as_secs_ceil),
+        _ => 0,
+    };
+    match Limits::new(limits) {
+        Ok(limits) => Some(RuleLimits {
+            limits: Arc::new(limits),
+            units,
+            window_seconds,
+        }),
+        Err(error) => {
+            value.wrong(report, error.to_string());
+            None
+        }
+    }
+}
+
+/// The unit that tells how long a limit's window is: exactly, or it is none.
+fn unit_of(limit: &Limit) -> Unit {
+    match limit.algorithm() {
+        Algorithm::FixedWindow {
+            window: Window::Calendar(_),
+            ..
+        } => Unit::Unknown,
+        _ => Unit::of_span(limit.window()).unwrap_or_default(),
+    }
+}
+
+fn epoch_window(limit: &Limit) -> Option<Span> {
+    match limit.algorithm() {
+        Algorithm::FixedWindow {
+            window: Window::Epoch(span),
+            ..
+        } => Some(*span),
+        _ => None,
+    }
+}
+
+/// One limit: the original's fields, ours, or both.
+fn limit(value: &Value<'_>, denied: Denied, report: &mut Report) -> Option<Limit> {
+    let fallback = Fallback {
+        algorithm: AlgorithmName::FixedWindow,
+        soft: None,
+        count_denied: None,
+    };
+    let Content::Map(_) = value.content() else {
+        return limits::limit(value, fallback, report);
+    };
+    let before = report.count();
+    // Keys that are not known are reported where all of them are looked at.
+    let fields = value.fields(&mut Report::default(), "", limits::FIELDS)?;
+    let spec = limits::full_form(&fields, fallback.algorithm, report);
+    let spec = with_unit(value, spec, report);
+    let limit = limits::build(
+        &spec,
+        (value, Some(&fields)),
+        report.count() > before,
+        report,
+    )?;
+    if denied == Denied::Forgotten || spec.count_denied == Some(false) {
+        return Some(limit);
+    }
+    // Only a window can count in full what it denies; other algorithms count it if they are told to.
+    Some(limit.clone().counting_in_full().unwrap_or(limit))
+}
+
+/// Adds what `unit` and `requests_per_unit` say to what the other fields do.
+fn with_unit(value: &Value<'_>, spec: LimitSpec, report: &mut Report) -> LimitSpec {
+    let is_original = spec
+        == LimitSpec {
+            algorithm: Some(AlgorithmName::FixedWindow),
+            ..LimitSpec::default()
+        };
+    let requests = requests_per_unit(value, report);
+    let has_unit = field(value, "unit").is_some() || is_original;
+    if is_original && requests.is_none() && field(value, "requests_per_unit").is_none() {
+        value.warn(
+            report,
+            "requests_per_unit is missing and means 0: every request is over the limit",
+        );
+    }
+    let unit = if has_unit { unit(value, report) } else { None };
+    let requests = requests.or_else(|| is_original.then_some(0));
+    let said = match (requests, unit, spec.algorithm) {
+        (Some(count), Some(period), Some(algorithm)) => {
+            LimitSpec::shorthand(Rate { count, period }, algorithm)
+        }
+        (Some(count), None, _) => LimitSpec {
+            limit: Some(count),
+            ..LimitSpec::default()
+        },
+        (None, Some(period), _) => LimitSpec {
+            window: Some(period),
+            ..LimitSpec::default()
+        },
+        _ => LimitSpec::default(),
+    };
+    for (name, twice) in [
+        ("rate", said.rate.is_some() && spec.rate.is_some()),
+        (
+            "capacity",
+            said.capacity.is_some() && spec.capacity.is_some(),
+        ),
+        ("refill", said.refill.is_some() && spec.refill.is_some()),
+        ("leak", said.leak.is_some() && spec.leak.is_some()),
+        ("limit", said.limit.is_some() && spec.limit.is_some()),
+        (
+            "window",
+            said.window.is_some() && (spec.window.is_some() || is_calendar(&spec)),
+        ),
+    ] {
+        if twice {
+            wrong(
+                value,
+                name,
+                report,
+                "says what unit and requests_per_unit say already; remove one of the two",
+            );
+        }
+    }
+    LimitSpec {
+        rate: spec.rate.or(said.rate),
+        capacity: spec.capacity.or(said.capacity),
+        refill: spec.refill.or(said.refill),
+        leak: spec.leak.or(said.leak),
+        limit: spec.limit.or(said.limit),
+        window: spec.window.or(said.window),
+        ..spec
+    }
+}
+
+fn is_calendar(spec: &LimitSpec) -> bool {
+    matches!(spec.anchor, Some(Anchor::Calendar(_)))
+}
+
+fn requests_per_unit(value: &Value<'_>, report: &mut Report) -> Option<u64> {
+    let value = field(value, "requests_per_unit")?;
+    let number = match scalar::of(value.content()) {
+        Some(Scalar::Whole(number)) => u32::try_from(number).ok(),
+        // What the original reads as nothing said.
+        Some(Scalar::Null) => Some(0),
+        _ => None,
+    };
+    if number.is_none() {
+        unreadable(
+            &value,
+            &format!("a whole number from 0 to {}", u32::MAX),
+            report,
+        );
+    }
+    number.map(u64::from)
+}
+
+fn unit(value: &Value<'_>, report: &mut Report) -> Option<Span> {
+    let text = text(value, "unit", report).unwrap_or_default();
+    let span = Unit::parse(text).and_then(Unit::span);
+    if span.is_none() {
+        let message = format!(
+            "invalid rate limit unit '{}'; one of second, minute, hour, day, week, month, year",
+            shown(text)
+        );
+        wrong(value, "unit", report, message);
+    }
+    span
+}
+
+/// An unlimited rule has no unit, and no field of a limit.
+fn check_unlimited(value: &Value<'_>, report: &mut Report) {
+    let text = text(value, "unit", report).unwrap_or_default();
+    if Unit::parse(text).and_then(Unit::span).is_some() {
+        wrong(
+            value,
+            "unit",
+            report,
+            "should not specify rate limit unit when unlimited",
+        );
+    }
+    for name in limits::FIELDS
+        .iter()
+        .filter(|name| field(value, name).is_some())
+    {
+        wrong(
+            value,
+            name,
+            report,
+            "is a field of a limit, and this is unlimited; remove one of the two",
+        );
+    }
+}
+
+fn replaces(value: &Value<'_>, own: Option<&str>, report: &mut Report) -> Box<[Box<str>]> {
+    let Some(list) = field(value, "replaces") else {
+        return Box::default();
+    };
+    let items = list.items(report, "a list of names").unwrap_or_default();
+    let named = items
+        .iter()
+        .filter(|item| matches!(item.content(), Content::Map(_)));
+    let names = named.filter_map(|item| {
+        let name = text(item, "name", report).unwrap_or_default();
+        if name.is_empty() {
+            item.wrong(report, "should not have an empty replaces entry");
+        } else if Some(name) == own {
+            item.wrong(
+                report,
+                "replaces should not contain name of same descriptor",
+            );
+        }
+        (!name.is_empty()).then(|| name.into())
+    });
+    names.collect()
+}

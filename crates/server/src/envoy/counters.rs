@@ -1,0 +1,169 @@
+//! What each rule has done, by the path of entries that leads to it.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+/// How many paths have counters of their own. Further ones count together as `other`: a path may show values of the
+/// request, and whoever sends requests must not be able to fill the memory, or a dashboard.
+pub const MAX_PATHS: usize = 4_096;
+
+/// The path of those that have none of their own.
+pub(super) const OTHER: &str = "other";
+
+/// What is counted of a rule, in hits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(
+    missing_docs,
+    reason = "each is the counter of its name in envoyproxy/ratelimit"
+)]
+pub enum Counter {
+    TotalHits,
+    WithinLimit,
+    NearLimit,
+    OverLimit,
+    OverLimitWithLocalCache,
+    ShadowMode,
+    TotalNegativeHits,
+}
+
+impl Counter {
+    /// Every counter with the name that envoyproxy/ratelimit has for it.
+    pub const ALL: [(&'static str, Self); 7] = [
+        ("total_hits", Self::TotalHits),
+        ("within_limit", Self::WithinLimit),
+        ("near_limit", Self::NearLimit),
+        ("over_limit", Self::OverLimit),
+        ("over_limit_with_local_cache", Self::OverLimitWithLocalCache),
+        ("shadow_mode", Self::ShadowMode),
+        ("total_negative_hits", Self::TotalNegativeHits),
+    ];
+
+    const fn index(self) -> usize {
+        match self {
+            Self::TotalHits => 0,
+            Self::WithinLimit => 1,
+            Self::NearLimit => 2,
+            Self::OverLimit => 3,
+            Self::OverLimitWithLocalCache => 4,
+            Self::ShadowMode => 5,
+            Self::TotalNegativeHits => 6,
+        }
+    }
+}
+
+/// The counters of one path.
+#[derive(Debug, Default)]
+pub(crate) struct Counters([AtomicU64; Counter::ALL.len()]);
+
+impl Counters {
+    pub(super) fn add(&self, counter: Counter, hits: u64) {
+        if hits > 0 {
+            self.0[counter.index()].fetch_add(hits, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn read(&self, counter: Counter) -> u64 {
+        self.0[counter.index()].load(Ordering::Relaxed)
+    }
+}
+
+/// Everything under the same domain and path counts together, before and after a reload.
+#[derive(Debug, Default)]
+pub(super) struct Registry(RwLock<BTreeMap<DomainAndPath, Arc<Counters>>>);
+
+type DomainAndPath = (Arc<str>, Box<str>);
+
+impl Registry {
+    /// The counters of `path` in `domain`.
+    pub(super) fn counters(&self, domain: &Arc<str>, path: &str) -> Arc<Counters> {
+        let key = (Arc::clone(domain), Box::from(path));
+        let known = self
+            .0
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&key)
+            .cloned();
+        known.unwrap_or_else(|| {
+            let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
+            let key = if known.len() < MAX_PATHS || known.contains_key(&key) {
+                key
+            } else {
+                (OTHER.into(), OTHER.into())
+            };
+            Arc::clone(known.entry(key).or_default())
+        })
+    }
+
+    /// Calls `each` with every domain, path and its counters, in order.
+    pub(super) fn for_each(&self, mut each: impl FnMut(&str, &str, &Counters)) {
+        let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        for ((domain, path), counters) in known.iter() {
+            each(domain, path, counters);
+        }
+    }
+}
+
+/// How many descriptors were asked for in domains that no file has; a typo there switches every limit off in silence.
+#[derive(Debug, Default)]
+pub(super) struct UnknownDomains(Mutex<BTreeMap<Box<str>, u64>>);
+
+impl UnknownDomains {
+    /// How many domains are told apart. Callers name them, and so could name any number.
+    const MOST: usize = 256;
+
+    pub(super) fn count(&self, domain: &str, descriptors: usize) {
+        let mut known = self.lock();
+        let descriptors = u64::try_from(descriptors).unwrap_or(u64::MAX);
+        if let Some(count) = known.get_mut(domain) {
+            *count = count.saturating_add(descriptors);
+            return;
+        }
+        let name = if known.len() < Self::MOST {
+            domain
+        } else {
+            OTHER
+        };
+        let count = known.entry(name.into()).or_default();
+        *count = count.saturating_add(descriptors);
+    }
+
+    pub(super) fn count_of(&self, domain: &str) -> u64 {
+        self.lock().get(domain).copied().unwrap_or(0)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Box<str>, u64>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_beyond_the_most_count_together() {
+        let registry = Registry::default();
+        let domain: Arc<str> = "d".into();
+        for number in 0..MAX_PATHS + 10 {
+            registry
+                .counters(&domain, &format!("user_{number}"))
+                .add(Counter::TotalHits, 1);
+        }
+        let (mut paths, mut hits) = (0, 0);
+        registry.for_each(|_, path, counters| {
+            paths += 1;
+            hits += counters.read(Counter::TotalHits);
+            assert_eq!(
+                path == OTHER,
+                counters.read(Counter::TotalHits) == 10,
+                "{path}"
+            );
+        });
+        assert_eq!((paths, hits), (MAX_PATHS + 1, MAX_PATHS as u64 + 10));
+    }
+}

@@ -1,0 +1,90 @@
+//! Whose count it is: a descriptor as the bytes of a key.
+//!
+//! ```text
+//! | begin, 2 bytes | window in seconds | length | domain | length | key | length | value | … |
+//! ```
+//!
+//! Lengths set the parts apart, so that `a` = `b_c` and `a_b` = `c` are two counts. The length of the window is in it, so that
+//! a limit by the minute and one by the hour on the same entries are two counts; the limit itself is not, so that
+//! a changed limit keeps its count.
+
+use sha2::{Digest, Sha256};
+use tidegate_core::{DESCRIPTOR_KEY, bounds::MAX_KEY_BYTES};
+
+/// What marks a key that was too long and is a digest now: no number is written like this.
+const DIGESTED: [u8; 2] = [0x80, 0];
+
+/// Writes the key of `domain` and `entries` into `key`. A key that would be too long is replaced by its digest.
+pub(super) fn write<'e>(
+    key: &mut Vec<u8>,
+    (domain, window_seconds): (&str, u64),
+    entries: impl Iterator<Item = (&'e str, &'e str)>,
+) {
+    key.clear();
+    key.extend_from_slice(&DESCRIPTOR_KEY);
+    number(key, window_seconds);
+    text(key, domain);
+    for (name, value) in entries {
+        text(key, name);
+        text(key, value);
+    }
+    if key.len() > MAX_KEY_BYTES {
+        let digest = Sha256::digest(&key);
+        key.clear();
+        key.extend_from_slice(&DESCRIPTOR_KEY);
+        key.extend_from_slice(&DIGESTED);
+        key.extend_from_slice(&digest);
+    }
+}
+
+fn text(key: &mut Vec<u8>, text: &str) {
+    // A usize fits 64 bits on every machine that this is built for.
+    number(key, u64::try_from(text.len()).unwrap_or(u64::MAX));
+    key.extend_from_slice(text.as_bytes());
+}
+
+/// Seven bits a byte, the lowest first, the highest bit for more to come.
+fn number(key: &mut Vec<u8>, mut number: u64) {
+    loop {
+        let low = u8::try_from(number & 0x7F).unwrap_or(0);
+        number >>= 7;
+        if number == 0 {
+            key.push(low);
+            return;
+        }
+        key.push(low | 0x80);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(domain: &str, window: u64, entries: &[(&str, &str)]) -> Vec<u8> {
+        let mut key = Vec::new();
+        write(&mut key, (domain, window), entries.iter().copied());
+        key
+    }
+
+    #[test]
+    fn no_two_descriptors_share_a_key() {
+        let long = "x".repeat(MAX_KEY_BYTES);
+        let longer = "x".repeat(MAX_KEY_BYTES + 1);
+        let keys = [
+            key("d", 60, &[]),
+            key("d", 60, &[("a", "b_c")]),
+            key("d", 60, &[("a_b", "c")]),
+            key("d", 60, &[("a", "b"), ("c", "")]),
+            key("d", 60, &[("a", "b")]),
+            key("d", 3_600, &[("a", "b")]),
+            key("da", 60, &[("b", "")]),
+            key("d", 60, &[("a", &long)]),
+            key("d", 60, &[("a", &longer)]),
+            key("d", 1, &[("a", &longer)]),
+        ];
+        for (at, key) in keys.iter().enumerate() {
+            assert!(key.len() <= MAX_KEY_BYTES);
+            assert!(!keys[..at].contains(key), "{at}");
+        }
+    }
+}

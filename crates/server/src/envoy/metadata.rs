@@ -1,0 +1,109 @@
+//! Free-form data: what a rule says of itself, and what an answer passes on to the proxy.
+
+use std::sync::Arc;
+
+/// A value as YAML, JSON and protobuf's `Struct` all know it. Cloning is cheap.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Metadata {
+    /// Nothing.
+    Null,
+    /// True or false.
+    Truth(bool),
+    /// A number.
+    Number(f64),
+    /// A text.
+    Text(Arc<str>),
+    /// Values in order.
+    List(Arc<[Self]>),
+    /// Names and values, no name twice.
+    Map(Arc<[(Arc<str>, Self)]>),
+}
+
+impl Metadata {
+    /// A map.
+    #[must_use]
+    pub fn map(members: impl IntoIterator<Item = (Arc<str>, Self)>) -> Self {
+        Self::Map(members.into_iter().collect())
+    }
+
+    /// A text.
+    #[must_use]
+    pub fn text(text: &str) -> Self {
+        Self::Text(text.into())
+    }
+
+    /// The value called `name`, if this is a map that has it.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&Self> {
+        let Self::Map(members) = self else {
+            return None;
+        };
+        members
+            .iter()
+            .find(|(known, _)| &**known == name)
+            .map(|(_, value)| value)
+    }
+
+    /// This, with what `other` has beside it. Maps are merged, at every depth; where both say something, this stays.
+    #[must_use]
+    pub(super) fn or(&self, other: &Self) -> Self {
+        let (Self::Map(first), Self::Map(second)) = (self, other) else {
+            return self.clone();
+        };
+        let both = first.iter().map(|(name, value)| {
+            let merged = other
+                .get(name)
+                .map_or_else(|| value.clone(), |other| value.or(other));
+            (Arc::clone(name), merged)
+        });
+        let added = second
+            .iter()
+            .filter(|(name, _)| self.get(name).is_none())
+            .cloned();
+        Self::map(both.chain(added))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(members: &[(&str, Metadata)]) -> Metadata {
+        Metadata::map(
+            members
+                .iter()
+                .map(|(name, value)| (Arc::from(*name), value.clone())),
+        )
+    }
+
+    #[test]
+    fn maps_are_merged_at_every_depth_and_the_first_stays() {
+        let first = map(&[
+            ("svc", map(&[("name", Metadata::text("s1"))])),
+            ("tier", Metadata::text("gold")),
+        ]);
+        let second = map(&[
+            (
+                "svc",
+                map(&[
+                    ("name", Metadata::text("s2")),
+                    ("zone", Metadata::text("z2")),
+                ]),
+            ),
+            ("tier", map(&[])),
+            ("new", Metadata::Null),
+        ]);
+        let merged = map(&[
+            (
+                "svc",
+                map(&[
+                    ("name", Metadata::text("s1")),
+                    ("zone", Metadata::text("z2")),
+                ]),
+            ),
+            ("tier", Metadata::text("gold")),
+            ("new", Metadata::Null),
+        ]);
+        assert_eq!(first.or(&second), merged);
+    }
+}

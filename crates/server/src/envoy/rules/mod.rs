@@ -1,0 +1,10 @@
+//! The rules of envoyproxy/ratelimit's configuration, ready to decide.
+
+mod rule;
+mod tree;
+mod wildcard;
+
+pub(crate) use self::{
+    rule::{Allowance, Detail, Rule, RuleLimits},
+    tree::{Charging, Domain, Domains, Found, Level, Node},
+};

@@ -1,0 +1,79 @@
+//! Values with `*` in them: any run of characters, the empty one and `/` included, any number of times.
+
+/// A pattern. A text matches if it consists of the pattern's pieces in order, with anything between them; no piece
+/// overlaps another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Wildcard {
+    prefix: Box<str>,
+    middle: Box<[Box<str>]>,
+    suffix: Box<str>,
+}
+
+impl Wildcard {
+    /// The pattern that `text` is; `None` if there is no `*` in it.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        let (prefix, rest) = text.split_once('*')?;
+        let (middle, suffix) = rest.rsplit_once('*').unwrap_or(("", rest));
+        let middle = middle.split('*').filter(|piece| !piece.is_empty());
+        Some(Self {
+            prefix: prefix.into(),
+            middle: middle.map(Box::from).collect(),
+            suffix: suffix.into(),
+        })
+    }
+
+    pub(super) fn matches(&self, text: &str) -> bool {
+        let between = text
+            .strip_prefix(&*self.prefix)
+            .and_then(|rest| rest.strip_suffix(&*self.suffix));
+        let Some(mut rest) = between else {
+            return false;
+        };
+        // The first place is as good as any later one: what follows only gets longer.
+        for piece in &self.middle {
+            match rest.find(&**piece) {
+                Some(at) => rest = &rest[at + piece.len()..],
+                None => return false,
+            }
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_stand_in_order_and_never_overlap() {
+        for (pattern, matching, others) in [
+            (
+                "path_/api/*",
+                &["path_/api/", "path_/api/v1/x"][..],
+                &["path_/ap", "path_/API/x"][..],
+            ),
+            (
+                "bar*b",
+                &["barb", "bar12b", "barbb"],
+                &["bab", "bara", "xbarb", "bar"],
+            ),
+            (
+                "foo*bar*baz",
+                &["foobarbaz", "foo1bar2baz", "foobarbarbaz"],
+                &["foobaz", "foobarba", "foobabaz"],
+            ),
+            ("*", &["", "a"], &[]),
+            ("a**b", &["ab", "axb"], &["a"]),
+            ("*aa*a", &["aaa", "xaaxa"], &["aa"]),
+        ] {
+            let wildcard = Wildcard::parse(pattern).unwrap();
+            for text in matching {
+                assert!(wildcard.matches(text), "{pattern} {text}");
+            }
+            for text in others {
+                assert!(!wildcard.matches(text), "{pattern} {text}");
+            }
+        }
+        assert_eq!(Wildcard::parse("plain"), None);
+    }
+}

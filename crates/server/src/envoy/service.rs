@@ -1,0 +1,364 @@
+//! The service: from a request to its answer.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use arc_swap::ArcSwapOption;
+use tidegate_core::{Cost, Timestamp};
+
+use super::{
+    Code, Counter, Descriptor, Loaded, MAX_DESCRIPTOR_BYTES, MAX_DESCRIPTORS, MAX_DOMAIN_BYTES,
+    MAX_ENTRIES, RateLimitAnswer, RateLimitError, RateLimitRequest, Settings,
+    counters::{Counters, Registry, UnknownDomains},
+    decide::{Applied, Bench, Hits, Judged, Source},
+    key,
+    over_cache::OverCache,
+    overrides::Overrides,
+    rules::{Allowance, Charging, Detail, Domain, Domains, Found, Node, Rule},
+    summary,
+};
+use crate::limiter::Limiter;
+
+/// Envoy's rate limit service over one limiter.
+#[derive(Debug)]
+pub struct RateLimitService {
+    limiter: Arc<Limiter>,
+    settings: Settings,
+    domains: ArcSwapOption<Domains>,
+    overrides: Overrides,
+    over: Option<OverCache>,
+    registry: Registry,
+    unknown_domains: UnknownDomains,
+    global_shadow_mode: AtomicU64,
+}
+
+/// What a descriptor came to.
+#[derive(Debug)]
+pub(super) enum Standing<'d> {
+    /// No rule applies to it, or another one replaces that.
+    NoLimit,
+    /// A rule without a limit applies.
+    Unlimited(&'d Rule),
+    /// A limit applies: a rule's, or one that came with the descriptor.
+    Limited(Applied<'d>),
+}
+
+impl Standing<'_> {
+    pub(super) fn rule(&self) -> Option<&Rule> {
+        match self {
+            Self::NoLimit => None,
+            Self::Unlimited(rule) => Some(rule),
+            Self::Limited(applied) => applied.rule(),
+        }
+    }
+}
+
+impl RateLimitService {
+    /// A service without a configuration, which answers nothing but errors until it has one.
+    #[must_use]
+    pub fn new(limiter: Arc<Limiter>, settings: Settings) -> Self {
+        let over = OverCache::new(settings.local_cache_bytes);
+        Self {
+            limiter,
+            settings,
+            domains: ArcSwapOption::empty(),
+            overrides: Overrides::default(),
+            over,
+            registry: Registry::default(),
+            unknown_domains: UnknownDomains::default(),
+            global_shadow_mode: AtomicU64::new(0),
+        }
+    }
+
+    /// Puts `loaded` in the place of the configuration of the moment. Counts are kept.
+    pub fn load(&self, loaded: Loaded) {
+        let Loaded { mut domains, .. } = loaded;
+        if let Some(old) = self.domains.load().as_deref() {
+            domains.succeed(old);
+        }
+        self.domains.store(Some(Arc::new(domains)));
+        self.over.as_ref().inspect(|cache| cache.clear());
+    }
+
+    /// Decides `request`.
+    ///
+    /// Each descriptor is charged on its own and what is denied is counted too, unless the settings or the domain say
+    /// otherwise. The descriptors of a request are decided at one instant, under one set of rules.
+    ///
+    /// # Errors
+    ///
+    /// [`RateLimitError`], and nothing is charged.
+    // The store in memory never waits; one behind a network does.
+    #[expect(
+        clippy::unused_async,
+        reason = "doors await the decision, whatever the store"
+    )]
+    pub async fn should_rate_limit(
+        &self,
+        request: &RateLimitRequest,
+    ) -> Result<RateLimitAnswer, RateLimitError> {
+        check(request)?;
+        let domains = self.domains.load();
+        let domains = domains.as_deref().ok_or(RateLimitError::NoConfiguration)?;
+        let Some(domain) = domains.get(&request.domain) else {
+            return Ok(self.unknown_domain(request));
+        };
+        let mut standings = Vec::with_capacity(request.descriptors.len());
+        for (at, descriptor) in request.descriptors.iter().enumerate() {
+            standings.push(self.standing(domain, request, at, descriptor)?);
+        }
+        drop_replaced(&mut standings);
+        let bench = Bench {
+            limiter: &self.limiter,
+            over: self.over.as_ref(),
+            now: self.limiter.now(),
+            near_limit_ratio: self.settings.near_limit_ratio,
+        };
+        if self.settings.stop_increment || domain.charging == Charging::AllOrNothing {
+            bench.decide_together(&mut standings);
+        } else {
+            bench.decide_each(&mut standings);
+        }
+        Ok(self.answer(request, &standings, bench.now))
+    }
+
+    fn answer(
+        &self,
+        request: &RateLimitRequest,
+        standings: &[Standing<'_>],
+        now: Timestamp,
+    ) -> RateLimitAnswer {
+        let answer = summary::answer(request, standings, &self.settings, now);
+        if answer.overall_code == Code::OverLimit && self.settings.shadow_mode {
+            self.global_shadow_mode.fetch_add(1, Ordering::Relaxed);
+            return RateLimitAnswer {
+                overall_code: Code::Ok,
+                ..answer
+            };
+        }
+        answer
+    }
+
+    fn unknown_domain(&self, request: &RateLimitRequest) -> RateLimitAnswer {
+        self.unknown_domains
+            .count(&request.domain, request.descriptors.len());
+        let standings: Vec<Standing<'_>> = request
+            .descriptors
+            .iter()
+            .map(|_| Standing::NoLimit)
+            .collect();
+        summary::answer(request, &standings, &self.settings, self.limiter.now())
+    }
+
+    /// What applies to descriptor number `at`.
+    fn standing<'d>(
+        &self,
+        domain: &'d Domain,
+        request: &RateLimitRequest,
+        at: usize,
+        descriptor: &Descriptor,
+    ) -> Result<Standing<'d>, RateLimitError> {
+        let hits = hits(request, descriptor);
+        let pairs = || {
+            descriptor
+                .entries
+                .iter()
+                .map(|(key, value)| (key.as_str(), value.as_str()))
+        };
+        if let Some(asked) = descriptor.limit {
+            let limits = self.overrides.limits(asked, domain.denied()).ok_or_else(|| {
+                let field = format!("descriptors[{at}].limit.unit");
+                RateLimitError::invalid(field, "is not a unit of time; one of SECOND, MINUTE, HOUR, DAY, WEEK, MONTH, YEAR")
+            })?;
+            let mut key = Vec::new();
+            key::write(&mut key, (&domain.name, limits.window_seconds), pairs());
+            let counters = self
+                .registry
+                .counters(&domain.name, &shown_in_full(descriptor, &[]));
+            let (limits, judged) = (Source::Request(limits), Judged::default());
+            return Ok(Standing::Limited(Applied {
+                limits,
+                key,
+                counters,
+                hits,
+                judged,
+            }));
+        }
+        let Some(Found { rule, path }) = domain.find(&descriptor.entries) else {
+            return Ok(Standing::NoLimit);
+        };
+        let Allowance::Limited(limits) = &rule.allowance else {
+            return Ok(Standing::Unlimited(rule));
+        };
+        let mut key = Vec::new();
+        let counted = pairs()
+            .zip(&path)
+            .map(|((key, value), node)| (key, node.counted(value)));
+        key::write(&mut key, (&domain.name, limits.window_seconds), counted);
+        let counters = self.counters_of(domain, rule, &path, descriptor);
+        let (limits, judged) = (Source::Rule(rule, limits), Judged::default());
+        Ok(Standing::Limited(Applied {
+            limits,
+            key,
+            counters,
+            hits,
+            judged,
+        }))
+    }
+
+    fn counters_of(
+        &self,
+        domain: &Domain,
+        rule: &Rule,
+        path: &[&Node],
+        descriptor: &Descriptor,
+    ) -> Arc<Counters> {
+        let shows_values = rule.detail == Detail::Full
+            || path
+                .iter()
+                .any(|node| node.value_to_metric && !node.share_threshold);
+        let registered = || {
+            self.registry
+                .counters(&domain.name, &metric_path(rule, path, descriptor))
+        };
+        if shows_values {
+            registered()
+        } else {
+            Arc::clone(rule.counters.get_or_init(registered))
+        }
+    }
+}
+
+/// Refuses what cannot be decided, before anything is charged.
+fn check(request: &RateLimitRequest) -> Result<(), RateLimitError> {
+    if request.domain.is_empty() {
+        return Err(RateLimitError::EmptyDomain);
+    }
+    if request.descriptors.is_empty() {
+        return Err(RateLimitError::EmptyDescriptors);
+    }
+    let most = |field: &str, count: usize, most: usize, what: &str| {
+        let problem = || format!("{count} {what} are over the maximum of {most}");
+        if count > most {
+            Err(RateLimitError::invalid(field, problem()))
+        } else {
+            Ok(())
+        }
+    };
+    most("domain", request.domain.len(), MAX_DOMAIN_BYTES, "bytes")?;
+    most(
+        "descriptors",
+        request.descriptors.len(),
+        MAX_DESCRIPTORS,
+        "descriptors",
+    )?;
+    for (at, descriptor) in request.descriptors.iter().enumerate() {
+        let field = || format!("descriptors[{at}].entries");
+        most(&field(), descriptor.entries.len(), MAX_ENTRIES, "entries")?;
+        let bytes = descriptor
+            .entries
+            .iter()
+            .map(|(key, value)| key.len() + value.len())
+            .sum();
+        most(
+            &field(),
+            bytes,
+            MAX_DESCRIPTOR_BYTES,
+            "bytes of keys and values",
+        )?;
+    }
+    Ok(())
+}
+
+fn hits(request: &RateLimitRequest, descriptor: &Descriptor) -> Hits {
+    let hits = descriptor
+        .hits_addend
+        .unwrap_or_else(|| request.hits_addend.max(1).into());
+    // What is more than any limit can hold is over every limit, and so is the most.
+    let cost = Cost::new(hits.min(tidegate_core::bounds::MAX_COUNT));
+    match (cost, descriptor.is_negative_hits) {
+        (Err(_), _) => Hits::None,
+        (Ok(cost), false) => Hits::Taken(cost),
+        (Ok(cost), true) => Hits::GivenBack(cost),
+    }
+}
+
+/// Lets the rules stand aside that others of the same request replace, all at once.
+fn drop_replaced(standings: &mut [Standing<'_>]) {
+    let replaced: Vec<Box<str>> = standings
+        .iter()
+        .filter_map(Standing::rule)
+        .flat_map(|rule| rule.replaces.iter().cloned())
+        .collect();
+    if replaced.is_empty() {
+        return;
+    }
+    for standing in standings {
+        let name = standing.rule().and_then(|rule| rule.name.as_deref());
+        if name.is_some_and(|name| replaced.iter().any(|replaced| **replaced == *name)) {
+            *standing = Standing::NoLimit;
+        }
+    }
+}
+
+/// The path under which a rule is counted: keys, with the values that the rule's own levels name or show.
+fn metric_path(rule: &Rule, path: &[&Node], descriptor: &Descriptor) -> String {
+    if rule.detail == Detail::Full {
+        return shown_in_full(descriptor, path);
+    }
+    let levels = descriptor
+        .entries
+        .iter()
+        .zip(path)
+        .map(|((key, value), node)| {
+            let written = node.value.as_deref();
+            let shown = if node.value_to_metric && !node.share_threshold {
+                Some(value.as_str())
+            } else {
+                written
+            };
+            shown.map_or_else(|| key.clone(), |value| format!("{key}_{value}"))
+        });
+    levels.collect::<Vec<_>>().join(".")
+}
+
+/// The path with every value of the request, but for those that count together.
+fn shown_in_full(descriptor: &Descriptor, path: &[&Node]) -> String {
+    let levels = descriptor
+        .entries
+        .iter()
+        .enumerate()
+        .map(|(at, (key, value))| {
+            let counted = path
+                .get(at)
+                .map_or(value.as_str(), |node| node.counted(value));
+            format!("{key}_{counted}")
+        });
+    levels.collect::<Vec<_>>().join(".")
+}
+
+/// What was counted, for metrics.
+impl RateLimitService {
+    /// Calls `each` with every domain, path and counter, in order.
+    pub fn for_each_counter(&self, mut each: impl FnMut(&str, &str, Counter, u64)) {
+        self.registry.for_each(|domain, path, counters| {
+            for (_, counter) in Counter::ALL {
+                each(domain, path, counter, counters.read(counter));
+            }
+        });
+    }
+
+    /// How many requests were over their limits and passed because of `shadow_mode`.
+    #[must_use]
+    pub fn global_shadow_mode(&self) -> u64 {
+        self.global_shadow_mode.load(Ordering::Relaxed)
+    }
+
+    /// How many descriptors were asked for in `domain`, which no file has.
+    #[must_use]
+    pub fn domain_not_found(&self, domain: &str) -> u64 {
+        self.unknown_domains.count_of(domain)
+    }
+}

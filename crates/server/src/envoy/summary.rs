@@ -1,0 +1,238 @@
+//! The answer: statuses, what they come to, and what goes with them.
+
+use std::sync::Arc;
+
+use tidegate_core::{Algorithm, Limit, Outcome, Retry, Span, Timestamp, Window};
+
+use super::{
+    Code, CurrentLimit, Descriptor, DescriptorStatus, HeaderNames, Metadata, RateLimitAnswer,
+    RateLimitRequest, ResponseHeader, Settings, decide::Applied, service::Standing,
+};
+
+pub(super) fn answer(
+    request: &RateLimitRequest,
+    standings: &[Standing<'_>],
+    settings: &Settings,
+    now: Timestamp,
+) -> RateLimitAnswer {
+    let statuses: Vec<DescriptorStatus> = standings
+        .iter()
+        .map(|standing| status(standing, now))
+        .collect();
+    let response_headers = settings.response_headers.as_ref().map(|names| {
+        let leading = leading(standings, &statuses, settings);
+        leading.map_or_else(Vec::new, |status| headers(status, names))
+    });
+    let dynamic_metadata = settings
+        .dynamic_metadata
+        .then(|| metadata(request, standings, &statuses));
+    RateLimitAnswer {
+        overall_code: overall(standings, &statuses, settings),
+        statuses,
+        response_headers: response_headers.unwrap_or_default(),
+        dynamic_metadata,
+    }
+}
+
+fn status(standing: &Standing<'_>, now: Timestamp) -> DescriptorStatus {
+    match standing {
+        Standing::NoLimit => DescriptorStatus::UNLIMITED,
+        Standing::Unlimited(_) => DescriptorStatus {
+            limit_remaining: u32::MAX,
+            ..DescriptorStatus::UNLIMITED
+        },
+        Standing::Limited(applied) => limited(applied, now),
+    }
+}
+
+fn limited(applied: &Applied<'_>, now: Timestamp) -> DescriptorStatus {
+    let judged = applied.judged;
+    let rule = applied.rule();
+    let limit = applied.limits.limits.iter().nth(judged.limit);
+    let remaining = match judged.outcome {
+        Some(outcome) if !judged.over => outcome.remaining,
+        _ => 0,
+    };
+    let is_shadow = rule.is_some_and(|rule| rule.shadow);
+    DescriptorStatus {
+        code: if judged.over && !is_shadow {
+            Code::OverLimit
+        } else {
+            Code::Ok
+        },
+        current_limit: Some(CurrentLimit {
+            requests_per_unit: limit.map_or(0, |limit| narrow(limit.quota())),
+            unit: applied
+                .limits
+                .units
+                .get(judged.limit)
+                .copied()
+                .unwrap_or_default(),
+            name: rule.and_then(|rule| rule.name.clone()),
+        }),
+        limit_remaining: narrow(remaining),
+        duration_until_reset: limit.map(|limit| until_reset(limit, judged.outcome.as_ref(), now)),
+    }
+}
+
+/// How long until the window ends; where there is none, how long a denied request has to wait, or until an admitted
+/// one is forgotten. In whole seconds, rounded up.
+fn until_reset(limit: &Limit, outcome: Option<&Outcome>, now: Timestamp) -> Span {
+    let reset_after = outcome.map_or(Span::ZERO, |outcome| outcome.reset_after);
+    let span = match (limit.algorithm(), outcome) {
+        // A window that holds nothing ends all the same.
+        (Algorithm::FixedWindow { window, .. }, _) if reset_after == Span::ZERO => {
+            left_of(window, now)
+        }
+        (Algorithm::FixedWindow { .. }, _) => reset_after,
+        (
+            _,
+            Some(Outcome {
+                allowed: false,
+                retry_after: Retry::After(wait),
+                ..
+            }),
+        ) => *wait,
+        _ => reset_after,
+    };
+    Span::from_secs(span.as_secs_ceil())
+}
+
+fn left_of(window: &Window, now: Timestamp) -> Span {
+    match window {
+        Window::Epoch(span) => {
+            Span::from_micros(span.as_micros() - now.as_micros() % span.as_micros())
+        }
+        Window::FirstRequest(span) => *span,
+        Window::Calendar(calendar) => calendar.window(now).1.since(now),
+    }
+}
+
+/// Over if any descriptor is; of those in quota mode, only if all of them are.
+fn overall(standings: &[Standing<'_>], statuses: &[DescriptorStatus], settings: &Settings) -> Code {
+    let (mut quotas, mut quotas_over) = (0, 0);
+    for (standing, status) in standings.iter().zip(statuses) {
+        let is_over = status.code == Code::OverLimit;
+        if is_quota(standing, settings) {
+            quotas += 1;
+            quotas_over += usize::from(is_over);
+        } else if is_over {
+            return Code::OverLimit;
+        }
+    }
+    if quotas > 0 && quotas_over == quotas {
+        Code::OverLimit
+    } else {
+        Code::Ok
+    }
+}
+
+fn is_quota(standing: &Standing<'_>, settings: &Settings) -> bool {
+    match standing {
+        Standing::Unlimited(_) => false,
+        Standing::NoLimit => settings.quota_mode,
+        Standing::Limited(applied) => {
+            settings.quota_mode || applied.rule().is_some_and(|rule| rule.quota)
+        }
+    }
+}
+
+/// The status that headers speak of: the last that is over and no quota, else the first of those with least remaining.
+fn leading<'s>(
+    standings: &[Standing<'_>],
+    statuses: &'s [DescriptorStatus],
+    settings: &Settings,
+) -> Option<&'s DescriptorStatus> {
+    let with_limit = || {
+        standings
+            .iter()
+            .zip(statuses)
+            .filter(|(_, status)| status.current_limit.is_some())
+    };
+    let over = with_limit().rfind(|(standing, status)| {
+        status.code == Code::OverLimit && !is_quota(standing, settings)
+    });
+    let leading = over.or_else(|| with_limit().min_by_key(|(_, status)| status.limit_remaining));
+    leading.map(|(_, status)| status)
+}
+
+fn headers(status: &DescriptorStatus, names: &HeaderNames) -> Vec<ResponseHeader> {
+    let limit = status
+        .current_limit
+        .as_ref()
+        .map_or(0, |limit| limit.requests_per_unit);
+    let reset = status.duration_until_reset.map_or(0, Span::as_secs_ceil);
+    let header = |name: &Arc<str>, value: u64| ResponseHeader {
+        name: Arc::clone(name),
+        value: value.to_string(),
+    };
+    vec![
+        header(&names.limit, limit.into()),
+        header(&names.remaining, status.limit_remaining.into()),
+        header(&names.reset, reset),
+    ]
+}
+
+/// What was asked, and what the rules that let it pass say of themselves.
+fn metadata(
+    request: &RateLimitRequest,
+    standings: &[Standing<'_>],
+    statuses: &[DescriptorStatus],
+) -> Metadata {
+    let descriptors: Vec<Metadata> = request.descriptors.iter().map(described).collect();
+    let mut members: Vec<(Arc<str>, Metadata)> = vec![
+        ("domain".into(), Metadata::text(&request.domain)),
+        ("descriptors".into(), Metadata::List(descriptors.into())),
+    ];
+    if request.hits_addend != 0 {
+        members.push((
+            "hitsAddend".into(),
+            Metadata::Number(request.hits_addend.into()),
+        ));
+    }
+    let passed = standings
+        .iter()
+        .zip(statuses)
+        .filter(|(_, status)| status.code == Code::Ok);
+    let of_rules = passed.filter_map(|(standing, _)| standing.rule()?.metadata.as_ref());
+    let merged = of_rules.fold(None, |merged: Option<Metadata>, next| {
+        Some(merged.map_or_else(|| next.clone(), |merged| merged.or(next)))
+    });
+    members.extend(merged.map(|merged| ("metadata".into(), merged)));
+    Metadata::map(members)
+}
+
+fn described(descriptor: &Descriptor) -> Metadata {
+    let entries = descriptor
+        .entries
+        .iter()
+        .map(|(key, value)| Metadata::text(&format!("{key}={value}")));
+    let mut members: Vec<(Arc<str>, Metadata)> =
+        vec![("entries".into(), Metadata::List(entries.collect()))];
+    members.extend(
+        descriptor
+            .hits_addend
+            .map(|hits| ("hitsAddend".into(), Metadata::Number(approximate(hits)))),
+    );
+    members.extend(descriptor.limit.map(|limit| {
+        let text = format!(
+            "requests_per_unit:{} unit:{}",
+            limit.requests_per_unit,
+            limit.unit.as_str()
+        );
+        ("limit".into(), Metadata::text(&text))
+    }));
+    Metadata::map(members)
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "a protobuf Struct has no other numbers, and nothing is decided by it"
+)]
+fn approximate(number: u64) -> f64 {
+    number as f64
+}
+
+fn narrow(number: u64) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,106 @@
+//! Units of time, as Envoy's rate limit service names them.
+
+use tidegate_core::Span;
+
+/// The time in which so many requests pass. Windows of it begin at its whole multiples since the Unix epoch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Unit {
+    /// None of the others: a window of some other length, or no window at all.
+    #[default]
+    Unknown,
+    /// 1 second.
+    Second,
+    /// 60 seconds.
+    Minute,
+    /// 3,600 seconds.
+    Hour,
+    /// 86,400 seconds.
+    Day,
+    /// 7 days, from Thursday: so the epoch has it.
+    Week,
+    /// 30 days.
+    Month,
+    /// 365 days.
+    Year,
+}
+
+impl Unit {
+    /// Every unit with its name in upper case, as it stands in answers.
+    pub const ALL: [(&'static str, Self); 8] = [
+        ("UNKNOWN", Self::Unknown),
+        ("SECOND", Self::Second),
+        ("MINUTE", Self::Minute),
+        ("HOUR", Self::Hour),
+        ("DAY", Self::Day),
+        ("WEEK", Self::Week),
+        ("MONTH", Self::Month),
+        ("YEAR", Self::Year),
+    ];
+
+    /// The unit of that name, in upper or lower case.
+    #[must_use]
+    pub fn parse(name: &str) -> Option<Self> {
+        let named = Self::ALL
+            .iter()
+            .find(|(known, _)| known.eq_ignore_ascii_case(name));
+        named.map(|(_, unit)| *unit)
+    }
+
+    /// The name in upper case.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Unknown => "UNKNOWN",
+            Self::Second => "SECOND",
+            Self::Minute => "MINUTE",
+            Self::Hour => "HOUR",
+            Self::Day => "DAY",
+            Self::Week => "WEEK",
+            Self::Month => "MONTH",
+            Self::Year => "YEAR",
+        }
+    }
+
+    /// How long it is; `None` for the unknown.
+    #[must_use]
+    pub const fn span(self) -> Option<Span> {
+        let seconds = match self {
+            Self::Unknown => return None,
+            Self::Second => 1,
+            Self::Minute => 60,
+            Self::Hour => 3_600,
+            Self::Day => 86_400,
+            Self::Week => 7 * 86_400,
+            Self::Month => 30 * 86_400,
+            Self::Year => 365 * 86_400,
+        };
+        Some(Span::from_secs(seconds))
+    }
+
+    /// The unit that is so long, if there is one.
+    #[must_use]
+    pub fn of_span(span: Span) -> Option<Self> {
+        let long = Self::ALL.iter().find(|(_, unit)| unit.span() == Some(span));
+        long.map(|(_, unit)| *unit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_unit_has_its_name_and_its_length() {
+        for (name, unit) in Unit::ALL {
+            assert_eq!(Unit::parse(name), Some(unit));
+            assert_eq!(Unit::parse(&name.to_lowercase()), Some(unit));
+            assert_eq!(unit.as_str(), name);
+            assert_eq!(
+                unit.span().and_then(Unit::of_span),
+                unit.span().map(|_| unit)
+            );
+        }
+        assert_eq!(Unit::parse("fortnight"), None);
+        assert_eq!(Unit::of_span(Span::from_secs(30)), None);
+    }
+}

@@ -1,0 +1,117 @@
+//! The environment variables of envoyproxy/ratelimit that set how the service answers.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use super::{HeaderNames, Ratio, Settings};
+
+/// Environment variables by their names.
+pub type Variables = BTreeMap<String, String>;
+
+/// Reads a variable, and gathers what is wrong with it.
+#[derive(Debug)]
+pub(super) struct Reader<'v> {
+    variables: &'v Variables,
+    pub(super) problems: Vec<String>,
+}
+
+impl<'v> Reader<'v> {
+    pub(super) fn new(variables: &'v Variables) -> Self {
+        Self {
+            variables,
+            problems: Vec::new(),
+        }
+    }
+
+    /// The text of a variable; one that is empty is as if it were not set.
+    pub(super) fn text(&self, name: &str) -> Option<&'v str> {
+        self.variables
+            .get(name)
+            .map(String::as_str)
+            .filter(|text| !text.is_empty())
+    }
+
+    /// Whether a variable is true; one that is not set is false.
+    pub(super) fn flag(&mut self, name: &str) -> bool {
+        self.parsed(name, "true or false", |text| match text {
+            "1" | "t" | "T" | "TRUE" | "true" | "True" => Some(true),
+            "0" | "f" | "F" | "FALSE" | "false" | "False" => Some(false),
+            _ => None,
+        })
+        .unwrap_or(false)
+    }
+
+    /// A variable as `parse` reads it.
+    pub(super) fn parsed<T>(
+        &mut self,
+        name: &str,
+        what: &str,
+        parse: impl FnOnce(&str) -> Option<T>,
+    ) -> Option<T> {
+        let text = self.text(name)?;
+        let parsed = parse(text);
+        if parsed.is_none() {
+            self.problems.push(format!(
+                "{name}: expected {what}, got \"{}\"",
+                text.escape_debug()
+            ));
+        }
+        parsed
+    }
+}
+
+impl Settings {
+    /// The settings that `variables` make, under their names in envoyproxy/ratelimit.
+    ///
+    /// # Errors
+    ///
+    /// Everything that is wrong with one of them, each with its name.
+    pub fn from_variables(variables: &Variables) -> Result<Self, Vec<String>> {
+        let mut reader = Reader::new(variables);
+        let settings = settings(&mut reader);
+        if reader.problems.is_empty() {
+            Ok(settings)
+        } else {
+            Err(reader.problems)
+        }
+    }
+}
+
+pub(super) fn settings(reader: &mut Reader<'_>) -> Settings {
+    let ratio = reader.parsed(
+        "NEAR_LIMIT_RATIO",
+        "a share from 0 to 1, such as 0.8",
+        Ratio::parse,
+    );
+    let bytes = reader.parsed("LOCAL_CACHE_SIZE_IN_BYTES", "a number of bytes", |text| {
+        text.parse().ok()
+    });
+    Settings {
+        shadow_mode: reader.flag("SHADOW_MODE"),
+        quota_mode: reader.flag("QUOTA_MODE"),
+        near_limit_ratio: ratio.unwrap_or_default(),
+        response_headers: reader
+            .flag("LIMIT_RESPONSE_HEADERS_ENABLED")
+            .then(|| header_names(reader)),
+        dynamic_metadata: reader.flag("RESPONSE_DYNAMIC_METADATA"),
+        stop_increment: reader.flag("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT"),
+        local_cache_bytes: bytes.unwrap_or(0),
+    }
+}
+
+fn header_names(reader: &mut Reader<'_>) -> HeaderNames {
+    let default = HeaderNames::default();
+    let mut name = |variable: &str, default: Arc<str>| {
+        let what = "the name of a header";
+        let valid = |text: &str| {
+            hyper::header::HeaderName::try_from(text)
+                .is_ok()
+                .then(|| Arc::from(text))
+        };
+        reader.parsed(variable, what, valid).unwrap_or(default)
+    };
+    HeaderNames {
+        limit: name("LIMIT_LIMIT_HEADER", default.limit),
+        remaining: name("LIMIT_REMAINING_HEADER", default.remaining),
+        reset: name("LIMIT_RESET_HEADER", default.reset),
+    }
+}

@@ -1,0 +1,134 @@
+//! The format of a file of cases. `vectors/envoy.yaml` describes it.
+//!
+//! A field that is not known here fails to parse, so that no expectation is ever passed over in silence.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Cases {
+    pub(crate) format: u32,
+    #[serde(default)]
+    pub(crate) cases: Vec<Case>,
+    #[serde(default)]
+    pub(crate) load_error_cases: Vec<LoadErrorCase>,
+    #[serde(rename = "http_json_cases")]
+    _http_json_cases: Option<Value>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Case {
+    pub(crate) id: String,
+    #[serde(rename = "about")]
+    _about: Option<String>,
+    #[serde(rename = "source")]
+    _source: Option<Value>,
+    #[serde(default)]
+    pub(crate) quirk: String,
+    #[serde(default)]
+    pub(crate) settings: BTreeMap<String, Value>,
+    pub(crate) t0: u64,
+    pub(crate) config: Vec<ConfigFile>,
+    pub(crate) steps: Vec<Step>,
+    #[serde(default)]
+    pub(crate) expect_stats: BTreeMap<String, u64>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ConfigFile {
+    pub(crate) name: String,
+    pub(crate) yaml: String,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Step {
+    /// Seconds after `t0`.
+    pub(crate) at: Option<u64>,
+    pub(crate) repeat: Option<u64>,
+    #[serde(default)]
+    pub(crate) domain: String,
+    pub(crate) hits_addend: Option<u32>,
+    #[serde(default)]
+    pub(crate) descriptors: Vec<DescriptorFields>,
+    pub(crate) reload: Option<Vec<ConfigFile>>,
+    pub(crate) expect: Expect,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DescriptorFields {
+    pub(crate) entries: Vec<(String, String)>,
+    pub(crate) limit: Option<LimitFields>,
+    pub(crate) hits_addend: Option<u64>,
+    #[serde(default)]
+    pub(crate) is_negative_hits: bool,
+}
+
+/// A limit, of a request or of an answer.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct LimitFields {
+    #[serde(default)]
+    pub(crate) requests_per_unit: u32,
+    #[serde(default = "unknown")]
+    pub(crate) unit: String,
+    #[serde(default)]
+    pub(crate) name: String,
+}
+
+fn unknown() -> String {
+    "UNKNOWN".into()
+}
+
+/// What a step answers. Of an answer without an error every field is compared; one that is not given is to be absent.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Expect {
+    pub(crate) overall_code: Option<String>,
+    #[serde(default)]
+    pub(crate) statuses: Vec<StatusFields>,
+    #[serde(default)]
+    pub(crate) response_headers_to_add: Vec<(String, String)>,
+    pub(crate) dynamic_metadata: Option<Value>,
+    pub(crate) error: Option<String>,
+    /// `ok`, or what the load error must contain.
+    pub(crate) reload: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct StatusFields {
+    pub(crate) code: String,
+    pub(crate) current_limit: Option<LimitFields>,
+    #[serde(default)]
+    pub(crate) limit_remaining: u32,
+    /// Seconds.
+    pub(crate) duration_until_reset: Option<u64>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct LoadErrorCase {
+    pub(crate) id: String,
+    pub(crate) config: Vec<ConfigFile>,
+    pub(crate) error_contains: String,
+    #[serde(default)]
+    pub(crate) settings: BTreeMap<String, Value>,
+    #[serde(default, rename = "yaml_syntax_error")]
+    _yaml_syntax_error: bool,
+}
+
+/// Reads a file of cases.
+pub(crate) fn parse(text: &str) -> Result<Cases, String> {
+    let cases: Cases = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
+    match cases.format {
+        1 => Ok(cases),
+        other => Err(format!("format {other} is not known here")),
+    }
+}

@@ -1,0 +1,91 @@
+//! What the cases are put to: the service itself, or a door that leads to it.
+
+use std::sync::Arc;
+
+use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
+use tidegate_server::{
+    clock::Clock,
+    envoy::{
+        self, DomainFiles, File, RateLimitAnswer, RateLimitRequest, RateLimitService, Settings,
+        Variables,
+    },
+    limiter::Limiter,
+};
+
+use crate::format::ConfigFile;
+
+/// A way to ask the service.
+pub(crate) trait Subject {
+    /// A service as it is when it has just been started.
+    fn new(service: Arc<RateLimitService>) -> Self;
+
+    /// Asks; an `Err` is the text of the error that came instead of an answer.
+    async fn ask(&self, request: &RateLimitRequest) -> Result<RateLimitAnswer, String>;
+}
+
+/// The service, asked in process.
+pub(crate) struct InProcess(Arc<RateLimitService>);
+
+impl Subject for InProcess {
+    fn new(service: Arc<RateLimitService>) -> Self {
+        Self(service)
+    }
+
+    async fn ask(&self, request: &RateLimitRequest) -> Result<RateLimitAnswer, String> {
+        self.0
+            .should_rate_limit(request)
+            .await
+            .map_err(|error| error.to_string())
+    }
+}
+
+/// A service on an empty store, under a clock that the case sets.
+pub(crate) struct Started {
+    pub(crate) service: Arc<RateLimitService>,
+    clock: Clock,
+    merging: DomainFiles,
+}
+
+impl Started {
+    pub(crate) fn new(variables: &Variables, seconds: u64) -> Result<Self, String> {
+        let settings =
+            Settings::from_variables(variables).map_err(|problems| problems.join("; "))?;
+        let is_merged = variables
+            .get("MERGE_DOMAIN_CONFIG")
+            .is_some_and(|text| text == "true");
+        let clock = Clock::manual(at(seconds));
+        let store = MemoryStore::new(MemoryBounds::default());
+        let limiter = Arc::new(Limiter::new(RuleSet::default(), store, clock.clone()));
+        Ok(Self {
+            service: Arc::new(RateLimitService::new(limiter, settings)),
+            clock,
+            merging: if is_merged {
+                DomainFiles::Merged
+            } else {
+                DomainFiles::One
+            },
+        })
+    }
+
+    pub(crate) fn set(&self, seconds: u64) {
+        self.clock.set(at(seconds));
+    }
+
+    /// Loads `files`; an `Err` is every mistake in them, a line each.
+    pub(crate) fn load(&self, files: &[ConfigFile]) -> Result<(), String> {
+        let files = files.iter().map(|file| File {
+            name: file.name.clone(),
+            text: file.yaml.clone(),
+        });
+        let loaded = envoy::read(files.collect(), self.merging).map_err(|mistakes| {
+            let lines: Vec<String> = mistakes.iter().map(ToString::to_string).collect();
+            lines.join("\n")
+        })?;
+        self.service.load(loaded);
+        Ok(())
+    }
+}
+
+fn at(seconds: u64) -> Timestamp {
+    Timestamp::from_micros(seconds * 1_000_000)
+}
