@@ -7,6 +7,7 @@ pub mod envoy;
 pub mod limiter;
 pub mod metrics;
 pub mod net;
+pub mod quota;
 pub mod reload;
 pub mod serve;
 pub mod snapshot;

@@ -11,6 +11,7 @@ use tidegate_core::{
 use crate::{
     clock::Clock,
     metrics::{Door, Metrics},
+    quota::Quotas,
 };
 
 /// What every door asks. One lives in a process, behind an [`Arc`].
@@ -20,6 +21,7 @@ pub struct Limiter {
     store: MemoryStore,
     clock: Clock,
     metrics: Metrics,
+    quotas: Quotas,
 }
 
 impl Limiter {
@@ -33,6 +35,7 @@ impl Limiter {
             store,
             clock,
             metrics,
+            quotas: Quotas::default(),
         }
     }
 
@@ -58,6 +61,12 @@ impl Limiter {
     #[must_use]
     pub fn store(&self) -> &MemoryStore {
         &self.store
+    }
+
+    /// The limits that are divided among those who enforce them; none until there are rules for them.
+    #[must_use]
+    pub fn quotas(&self) -> &Quotas {
+        &self.quotas
     }
 
     /// What was counted.

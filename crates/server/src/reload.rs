@@ -118,6 +118,7 @@ impl Reloader {
             let rules = config.rules.succeeding(&self.limiter.rules());
             let count = rules.len();
             self.limiter.swap_rules(rules);
+            self.limiter.quotas().swap_rules(config.quotas);
             count
         });
         self.limiter.metrics().count_reload(loaded.is_err());

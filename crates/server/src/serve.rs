@@ -24,7 +24,10 @@ use tokio::{
 use crate::{
     clock::Clock,
     config::{Config, Snapshot},
-    door,
+    door::{
+        self,
+        grpc::{Http2, Tls},
+    },
     limiter::Limiter,
     net::{Bounds, Listener, Server},
     reload::{LOOK_EVERY, Reloader},
@@ -55,6 +58,9 @@ pub enum ServeError {
         "listen.admin: {0} can be reached from other machines; set `admin.token_env`, or listen on 127.0.0.1"
     )]
     OpenAdmin(SocketAddr),
+    /// The gRPC door cannot have TLS as configured.
+    #[error(transparent)]
+    Tls(#[from] door::grpc::TlsError),
     /// The snapshot could not be read.
     #[error(
         "cannot read the snapshot {path}: {source}; mend its permissions, or remove `store.memory.snapshot`"
@@ -126,11 +132,13 @@ pub fn start(
         return Err(ServeError::OpenAdmin(address));
     }
     let listen = config.listen;
-    let (http, resp, admin) = (
-        bind("http", listen.http)?,
-        bind("resp", listen.resp)?,
-        bind("admin", listen.admin)?,
-    );
+    let grpc_tls = config.grpc.tls.as_ref().map(Tls::load).transpose()?;
+    let sockets = Sockets {
+        http: bind("http", listen.http)?,
+        grpc: bind("grpc", listen.grpc)?,
+        resp: bind("resp", listen.resp)?,
+        admin: bind("admin", listen.admin)?,
+    };
     let clock = Clock::real();
     let store = MemoryStore::new(config.memory);
     if let Some(snapshot) = &config.snapshot {
@@ -140,6 +148,7 @@ pub fn start(
         tracing::warn!("{warning}");
     }
     let limiter = Arc::new(Limiter::new(config.rules, store, clock));
+    limiter.quotas().swap_rules(config.quotas);
     let reloader =
         source.map(|path| Arc::new(Reloader::new(path.to_owned(), Arc::clone(&limiter))));
     let server = Server::start(Server::default_workers())?;
@@ -147,9 +156,11 @@ pub fn start(
         limiter: &limiter,
         reloader: reloader.as_ref(),
         headers: config.headers,
+        grpc: config.grpc,
+        grpc_tls,
         token,
     };
-    doors.open(&server, http, resp, admin)?;
+    doors.open(&server, sockets)?;
     Ok(Running {
         server,
         limiter,
@@ -231,34 +242,46 @@ impl Running {
     }
 }
 
+/// Where each door listens; `None` stays shut.
+struct Sockets {
+    http: Option<TcpListener>,
+    grpc: Option<TcpListener>,
+    resp: Option<TcpListener>,
+    admin: Option<TcpListener>,
+}
+
 /// What every door is opened with.
 struct Doors<'a> {
     limiter: &'a Arc<Limiter>,
     reloader: Option<&'a Arc<Reloader>>,
     headers: crate::config::Headers,
+    grpc: crate::config::Grpc,
+    grpc_tls: Option<Tls>,
     token: Option<String>,
 }
 
 impl Doors<'_> {
-    fn open(
-        self,
-        server: &Server,
-        http: Option<TcpListener>,
-        resp: Option<TcpListener>,
-        admin: Option<TcpListener>,
-    ) -> io::Result<()> {
-        if let Some(socket) = http {
+    fn open(self, server: &Server, sockets: Sockets) -> io::Result<()> {
+        if let Some(socket) = sockets.http {
             let (limiter, bounds) = (Arc::clone(self.limiter), Bounds::default());
             self.opened(
                 "http",
                 door::http::listen(server, socket, bounds, limiter, self.headers)?,
             );
         }
-        if let Some(socket) = resp {
+        if let Some(socket) = sockets.grpc {
+            let http2 = Http2::new(self.grpc.clone(), self.grpc_tls.clone());
+            let bounds = Bounds::default();
+            self.opened(
+                "grpc",
+                door::grpc::listen(server, socket, bounds, self.limiter, http2)?,
+            );
+        }
+        if let Some(socket) = sockets.resp {
             let (limiter, bounds) = (Arc::clone(self.limiter), door::resp::default_bounds());
             self.opened("resp", door::resp::listen(server, socket, bounds, limiter)?);
         }
-        if let Some(socket) = admin {
+        if let Some(socket) = sockets.admin {
             let operated = door::admin::Operated {
                 limiter: Arc::clone(self.limiter),
                 reloader: self.reloader.cloned(),

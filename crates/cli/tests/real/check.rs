@@ -35,13 +35,6 @@ fn a_good_file_is_a_yes() {
 }
 
 #[test]
-fn a_door_that_is_not_there_yet_is_a_warning() {
-    let output = check("examples/quickstart.yaml");
-    let warning = text(&output.stderr);
-    assert!(warning.contains("listen.grpc (line 3)"), "{warning}");
-}
-
-#[test]
 fn a_bad_file_is_a_no_with_every_mistake() {
     let scratch = Scratch::new();
     let file = scratch.write("bad.yaml", BAD);

@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::json;
 
-use crate::support::{Answer, Ask, EVERY_DOOR, Process, Scratch, Server, free_port, run, tidegate};
+use crate::support::{Answer, Ask, Process, Scratch, Server, free_port, run, tidegate};
 
 const FIVE_AN_HOUR: &str =
     "rules: [{name: api, key: [user], limits: [5/h], algorithm: fixed_window}]\n";
@@ -63,7 +63,7 @@ fn an_address_in_use_is_trouble_that_names_the_door() {
     let server = Server::start("");
     let scratch = Scratch::new();
     let config = format!(
-        "listen: {{http: '{}', resp: off, admin: off}}\n",
+        "listen: {{http: '{}', grpc: off, resp: off, admin: off}}\n",
         server.http
     );
     let file = scratch.write("rules.yaml", &config);
@@ -85,7 +85,7 @@ fn an_admin_door_that_strangers_reach_is_refused_without_a_token() {
     let scratch = Scratch::new();
     let file = scratch.write(
         "rules.yaml",
-        "listen: {http: off, resp: off, admin: '0.0.0.0:0'}\n",
+        "listen: {http: off, grpc: off, resp: off, admin: '0.0.0.0:0'}\n",
     );
     let output = run(&mut tidegate(&[
         "serve",
@@ -167,8 +167,9 @@ fn a_client_that_never_reads_is_not_read_from_for_long() {
 fn the_first_answer_comes_within_100_ms_of_the_start() {
     let times = (0..5).map(|_| {
         let (scratch, port) = (Scratch::new(), free_port());
-        let config =
-            format!("listen: {{http: '127.0.0.1:{port}', resp: off, admin: off}}\n{FIVE_AN_HOUR}");
+        let config = format!(
+            "listen: {{http: '127.0.0.1:{port}', grpc: off, resp: off, admin: off}}\n{FIVE_AN_HOUR}"
+        );
         let file = scratch.write("rules.yaml", &config);
         let started = std::time::Instant::now();
         let mut server = Process::start(&mut tidegate(&[
@@ -189,16 +190,17 @@ fn the_first_answer_comes_within_100_ms_of_the_start() {
 
 #[test]
 fn a_warning_tells_of_what_will_not_happen() {
-    let config = EVERY_DOOR.replace("listen: {", "listen: {grpc: '127.0.0.1:0', ");
+    let config = "{listen: {http: off, grpc: off, resp: off, admin: '127.0.0.1:0'}, \
+                  quotas: [{name: all, domain: shop, limit: 1/s}]}";
     let scratch = Scratch::new();
-    let file = scratch.write("rules.yaml", &config);
+    let file = scratch.write("rules.yaml", config);
     let mut server = Process::start(&mut tidegate(&[
         "serve",
         "--config",
         file.to_str().unwrap(),
     ]));
     let line = server.wait_for(&["WARN"]);
-    assert!(line.contains("listen.grpc"), "{line}");
+    assert!(line.contains("quotas"), "{line}");
 }
 
 fn connect(address: std::net::SocketAddr) -> TcpStream {

@@ -41,7 +41,7 @@ pub(super) fn allow(value: &Value<'_>, report: &mut Report) -> Vec<When> {
 }
 
 /// What one entry must be.
-fn pattern(value: &Value<'_>, report: &mut Report) -> Option<Pattern> {
+pub(super) fn pattern(value: &Value<'_>, report: &mut Report) -> Option<Pattern> {
     match value.shape() {
         Shape::Scalar => {
             let what = "a value, a list of values, or a map such as {not: …}";

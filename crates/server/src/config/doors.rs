@@ -26,13 +26,7 @@ pub(super) fn listen(file: &Fields<'_>, token: &AdminToken, report: &mut Report)
     listen.http = read("http", listen.http);
     listen.resp = read("resp", listen.resp);
     listen.admin = read("admin", listen.admin);
-    let grpc = read("grpc", None);
-    if let (Some(_), Some(value)) = (grpc, fields.get("grpc")) {
-        value.warn(
-            report,
-            "the gRPC door is not in this version; nothing will listen here",
-        );
-    }
+    listen.grpc = read("grpc", listen.grpc);
     if *token == AdminToken::None
         && listen
             .admin
@@ -44,6 +38,7 @@ pub(super) fn listen(file: &Fields<'_>, token: &AdminToken, report: &mut Report)
     }
     let doors = [
         ("http", listen.http),
+        ("grpc", listen.grpc),
         ("resp", listen.resp),
         ("admin", listen.admin),
     ];

@@ -6,7 +6,9 @@
 
 mod conditions;
 mod doors;
+mod grpc;
 pub(crate) mod limits;
+mod quotas;
 pub(crate) mod report;
 mod rules;
 mod store;
@@ -17,6 +19,7 @@ use std::{
     fmt,
     net::{Ipv4Addr, SocketAddr},
     path::PathBuf,
+    time::Duration,
 };
 
 use tidegate_core::{MemoryBounds, RuleSet, Span};
@@ -25,12 +28,14 @@ use report::Report;
 use value::Value;
 use yaml::Dialect;
 
+use crate::quota::QuotaRule;
+
 /// The largest rules file, in bytes.
 pub const MAX_FILE_BYTES: usize = 16 << 20;
 
 /// The keys of the file.
 const SECTIONS: &[&str] = &[
-    "listen", "store", "defaults", "headers", "admin", "allow", "rules",
+    "listen", "store", "defaults", "headers", "admin", "grpc", "allow", "rules", "quotas",
 ];
 
 /// What the rules file says. The default is what an empty file says: every door open on its usual
@@ -46,10 +51,14 @@ pub struct Config {
     pub snapshot: Option<Snapshot>,
     /// `headers`: which headers answers carry.
     pub headers: Headers,
+    /// `grpc`: how the gRPC door serves its connections.
+    pub grpc: Grpc,
     /// `admin`: who may ask the admin door.
     pub admin_token: AdminToken,
     /// `rules` and `allow`, ready to decide.
     pub rules: RuleSet,
+    /// `quotas`: limits that are divided among the Envoys that enforce them.
+    pub quotas: Vec<QuotaRule>,
     /// What was understood but will not do what its author may expect.
     pub warnings: Vec<Mistake>,
 }
@@ -60,6 +69,8 @@ pub struct Config {
 pub struct Listen {
     /// `listen.http`: checks and forward-auth; default `127.0.0.1:8080`.
     pub http: Option<SocketAddr>,
+    /// `listen.grpc`: Envoy's rate limit services; default `127.0.0.1:8081`.
+    pub grpc: Option<SocketAddr>,
     /// `listen.resp`: the Redis protocol; default `127.0.0.1:6380`.
     pub resp: Option<SocketAddr>,
     /// `listen.admin`: health, metrics, blocks; default `127.0.0.1:9090`. An address that other
@@ -72,10 +83,52 @@ impl Default for Listen {
         let loopback = |port| Some(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
         Self {
             http: loopback(8080),
+            grpc: loopback(8081),
             resp: loopback(6380),
             admin: loopback(9090),
         }
     }
+}
+
+/// How the gRPC door serves its connections.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grpc {
+    /// `grpc.tls`: the door's certificate; `None` is HTTP/2 in the clear.
+    pub tls: Option<TlsFiles>,
+    /// `grpc.keep_alive`: how often a client must answer a ping; default 30 s.
+    pub keep_alive: Duration,
+    /// `grpc.keep_alive_timeout`: in what time; default 10 s.
+    pub keep_alive_timeout: Duration,
+    /// `grpc.max_connection_age`: when a client is asked to connect anew, give or take a tenth; default one day.
+    pub max_connection_age: Duration,
+    /// `grpc.max_connection_age_grace`: how long calls that have begun may last after that; default one hour.
+    pub max_connection_age_grace: Duration,
+    /// `grpc.max_streams`: the most calls at once on one connection; default 1,000.
+    pub max_streams: u32,
+}
+
+impl Default for Grpc {
+    fn default() -> Self {
+        Self {
+            tls: None,
+            keep_alive: Duration::from_secs(30),
+            keep_alive_timeout: Duration::from_secs(10),
+            max_connection_age: Duration::from_secs(86_400),
+            max_connection_age_grace: Duration::from_secs(3_600),
+            max_streams: 1_000,
+        }
+    }
+}
+
+/// PEM files; relative to the directory in which the server runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// `certificate`: the door's certificate, and those between it and its authority.
+    pub certificate: PathBuf,
+    /// `key`: its private key.
+    pub key: PathBuf,
+    /// `client_ca`: the authorities of the clients; with them, nobody is let in without a certificate of theirs.
+    pub client_ca: Option<PathBuf>,
 }
 
 /// Where counters are kept over a restart.
@@ -207,7 +260,9 @@ impl Config {
             config.listen = doors::listen(&file, &config.admin_token, &mut report);
             (config.memory, config.snapshot) = store::store(&file, &mut report);
             config.headers = doors::headers(&file, &mut report);
+            config.grpc = grpc::grpc(&file, &mut report);
             config.rules = rules::rule_set(&file, &mut report);
+            config.quotas = quotas::quotas(&file, &config.listen, &mut report);
         }
         config.warnings = report.finish()?;
         Ok(config)

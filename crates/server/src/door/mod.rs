@@ -1,5 +1,6 @@
 //! The doors: each the only code that knows its wire format.
 
 pub mod admin;
+pub mod grpc;
 pub mod http;
 pub mod resp;

@@ -11,8 +11,7 @@ use serde_json::Value;
 use super::{Answer, Ask, Process, Scratch};
 
 /// Every door, on a port that the system picks.
-pub(crate) const EVERY_DOOR: &str =
-    "listen: {http: '127.0.0.1:0', resp: '127.0.0.1:0', admin: '127.0.0.1:0'}\n";
+pub(crate) const EVERY_DOOR: &str = "listen: {http: '127.0.0.1:0', grpc: '127.0.0.1:0', resp: '127.0.0.1:0', admin: '127.0.0.1:0'}\n";
 
 /// A running server and the directory in which it runs.
 #[derive(Debug)]

@@ -1,0 +1,39 @@
+//! Compiles the messages of the gRPC door, with a compiler in Rust: no `protoc` has to be installed.
+
+use std::{env, error::Error, fs, path::Path};
+
+use prost::Message as _;
+
+/// The services; what they import comes with them.
+const FILES: [&str; 4] = [
+    "envoy/service/ratelimit/v3/rls.proto",
+    "envoy/service/ratelimit/v2/rls.proto",
+    "envoy/service/rate_limit_quota/v3/rlqs.proto",
+    "grpc/health/v1/health.proto",
+];
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "cargo says in the environment where to write"
+)]
+fn main() -> Result<(), Box<dyn Error>> {
+    println!("cargo::rerun-if-changed=proto");
+    let mut descriptors = protox::compile(FILES, ["proto"])?;
+    let out = env::var("OUT_DIR")?;
+    // For reflection.
+    fs::write(
+        Path::new(&out).join("descriptors.bin"),
+        descriptors.encode_to_vec(),
+    )?;
+    // What v2 says is said with the messages of v3.
+    descriptors
+        .file
+        .retain(|file| !file.name().contains("/v2/"));
+    let mut config = tonic_prost_build::Config::new();
+    config.include_file("messages.rs");
+    tonic_prost_build::configure()
+        .build_client(false)
+        .build_transport(false)
+        .compile_fds_with_config(descriptors, config)?;
+    Ok(())
+}

@@ -1,0 +1,91 @@
+//! `grpc`: how the gRPC door serves its connections.
+
+use std::time::Duration;
+
+use tidegate_core::{Span, notation};
+
+use super::{
+    Grpc, TlsFiles,
+    report::Report,
+    value::{Fields, Value},
+};
+
+/// The longest time that a setting may name.
+const LONGEST: Span = Span::from_secs(366 * 86_400);
+
+/// The most calls at once that one connection may be allowed.
+const MAX_STREAMS: u32 = 100_000;
+
+const FIELDS: &[&str] = &[
+    "tls",
+    "keep_alive",
+    "keep_alive_timeout",
+    "max_connection_age",
+    "max_connection_age_grace",
+    "max_streams",
+];
+
+pub(super) fn grpc(file: &Fields<'_>, report: &mut Report) -> Grpc {
+    let mut grpc = Grpc::default();
+    let value = file.get("grpc");
+    let Some(fields) = value.and_then(|value| value.fields(report, "a map of settings", FIELDS))
+    else {
+        return grpc;
+    };
+    for (name, setting) in [
+        ("keep_alive", &mut grpc.keep_alive),
+        ("keep_alive_timeout", &mut grpc.keep_alive_timeout),
+        ("max_connection_age", &mut grpc.max_connection_age),
+        (
+            "max_connection_age_grace",
+            &mut grpc.max_connection_age_grace,
+        ),
+    ] {
+        if let Some(time) = fields.get(name).and_then(|value| time(value, report)) {
+            *setting = time;
+        }
+    }
+    if let Some(value) = fields.get("max_streams") {
+        grpc.max_streams = streams(value, report).unwrap_or(grpc.max_streams);
+    }
+    grpc.tls = fields.get("tls").and_then(|value| tls(value, report));
+    grpc
+}
+
+fn time(value: &Value<'_>, report: &mut Report) -> Option<Duration> {
+    let span = value.parsed(report, "a duration such as 30s", notation::span)?;
+    if span < Span::from_millis(1) || span > LONGEST {
+        value.wrong(report, "must be 1ms to 366d");
+        return None;
+    }
+    Some(Duration::from_micros(span.as_micros()))
+}
+
+fn streams(value: &Value<'_>, report: &mut Report) -> Option<u32> {
+    let streams = value.small_number::<u32>(report)?;
+    if !(1..=MAX_STREAMS).contains(&streams) {
+        value.wrong(report, format!("must be 1 to {MAX_STREAMS}"));
+        return None;
+    }
+    Some(streams)
+}
+
+fn tls(value: &Value<'_>, report: &mut Report) -> Option<TlsFiles> {
+    let what = "a map such as {certificate: server.pem, key: server.key}";
+    let fields = value.fields(report, what, &["certificate", "key", "client_ca"])?;
+    let mut path = |name| {
+        let path = fields.get(name)?.text(report, "the path of a PEM file")?;
+        Some(path.into())
+    };
+    let (certificate, key, client_ca) = (path("certificate"), path("key"), path("client_ca"));
+    for name in ["certificate", "key"] {
+        if !fields.tries(name) {
+            fields.wrong(report, name, "is missing; name a PEM file");
+        }
+    }
+    Some(TlsFiles {
+        certificate: certificate?,
+        key: key?,
+        client_ca,
+    })
+}

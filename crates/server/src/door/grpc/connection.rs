@@ -1,0 +1,126 @@
+//! HTTP/2 on a connection: bounded, kept alive, of a limited age, and closed in good order.
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use hyper::{body::Incoming, rt::Executor, server::conn::http2, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    time::timeout,
+};
+
+use super::{routes::Routes, stream::LiveStream, tls::Tls};
+use crate::{config::Grpc, net::Connection};
+
+/// The most bytes of a call's headers together.
+const MAX_HEADER_BYTES: u32 = 16 << 10;
+
+/// The most bytes that wait on a connection to be sent.
+const MAX_SEND_BYTES: usize = 64 << 10;
+
+/// The octets that a client may send before it waits: for one call, and for all of a connection.
+const STREAM_WINDOW: u32 = 64 << 10;
+const CONNECTION_WINDOW: u32 = 1 << 20;
+
+/// How connections are served.
+#[derive(Debug)]
+pub struct Http2 {
+    settings: Grpc,
+    tls: Option<Tls>,
+}
+
+impl Http2 {
+    /// As `settings` have it, and in the clear unless there is `tls`, which is loaded from their files.
+    #[must_use]
+    pub const fn new(settings: Grpc, tls: Option<Tls>) -> Self {
+        Self { settings, tls }
+    }
+
+    /// Serves one connection until either side closes it, it is of age, or a shutdown begins and its calls are answered.
+    pub(super) async fn serve(
+        &self,
+        stream: TcpStream,
+        connection: &Connection,
+        routes: Arc<Routes>,
+    ) {
+        let Some(tls) = &self.tls else {
+            return self.serve_on(stream, connection, routes).await;
+        };
+        match timeout(connection.bounds.request, tls.accept(stream)).await {
+            Ok(Ok(stream)) => self.serve_on(stream, connection, routes).await,
+            Ok(Err(error)) => tracing::debug!(peer = %connection.peer, "no TLS: {error}"),
+            Err(_) => tracing::debug!(peer = %connection.peer, "no TLS in time"),
+        }
+    }
+
+    async fn serve_on<S>(&self, stream: S, connection: &Connection, routes: Arc<Routes>)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + 'static,
+    {
+        let bounds = connection.bounds;
+        let service = service_fn(move |request: hyper::Request<Incoming>| {
+            let routes = Arc::clone(&routes);
+            async move { routes.answer(request, bounds.request).await }
+        });
+        let serving = self
+            .builder()
+            .serve_connection(TokioIo::new(LiveStream::new(stream, bounds)), service);
+        let mut serving = std::pin::pin!(serving);
+        let ended = tokio::select! {
+            biased;
+            ended = serving.as_mut() => Ok(ended),
+            () = connection.shutdown.begun() => {
+                serving.as_mut().graceful_shutdown();
+                Ok(serving.await)
+            }
+            () = tokio::time::sleep(self.age(connection)) => {
+                serving.as_mut().graceful_shutdown();
+                timeout(self.settings.max_connection_age_grace, serving).await
+            }
+        };
+        match ended {
+            Ok(Ok(())) => {}
+            // Whoever broke the connection off knows; for the operator it is no news.
+            Ok(Err(error)) => tracing::debug!(peer = %connection.peer, "connection ended: {error}"),
+            Err(_) => tracing::debug!(peer = %connection.peer, "connection ended: it was of age"),
+        }
+    }
+
+    fn builder(&self) -> http2::Builder<Local> {
+        let mut builder = http2::Builder::new(Local);
+        builder
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(self.settings.max_streams)
+            .max_header_list_size(MAX_HEADER_BYTES)
+            .max_send_buf_size(MAX_SEND_BYTES)
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .keep_alive_interval(self.settings.keep_alive)
+            .keep_alive_timeout(self.settings.keep_alive_timeout)
+            .auto_date_header(false);
+        builder
+    }
+
+    /// The age at which this connection is closed: within a tenth of the setting, so that connections which
+    /// were made together do not all come back together.
+    fn age(&self, connection: &Connection) -> Duration {
+        let tenth = self.settings.max_connection_age / 10;
+        // Clients count their ports up, and so their connections are spread evenly.
+        let spread = u32::from(connection.peer.port()) % 21;
+        self.settings.max_connection_age - tenth + tenth / 10 * spread
+    }
+}
+
+/// Runs a connection's calls on the thread of the connection.
+#[derive(Clone, Copy, Debug)]
+struct Local;
+
+impl<F> Executor<F> for Local
+where
+    F: Future<Output = ()> + 'static,
+{
+    fn execute(&self, future: F) {
+        drop(tokio::task::spawn_local(future));
+    }
+}

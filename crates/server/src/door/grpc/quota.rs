@@ -1,0 +1,245 @@
+//! `RateLimitQuotaService`: reports in, assignments out, as long as the stream lasts.
+
+use std::{pin::Pin, sync::Arc, time::Duration};
+
+use futures_util::{Stream, StreamExt as _, stream};
+use tidegate_core::Timestamp;
+use tokio::{sync::mpsc, time::sleep};
+use tonic::{Request, Response, Status, Streaming};
+
+use super::proto::envoy::{
+    service::rate_limit_quota::v3::{
+        BucketId as WireId, RateLimitQuotaResponse, RateLimitQuotaUsageReports,
+        rate_limit_quota_response::{
+            BucketAction,
+            bucket_action::{AbandonAction, BucketAction as Action, QuotaAssignmentAction},
+        },
+        rate_limit_quota_service_server::RateLimitQuotaService,
+        rate_limit_quota_usage_reports::BucketQuotaUsage,
+    },
+    r#type::v3::{
+        RateLimitStrategy, TokenBucket,
+        rate_limit_strategy::{BlanketRule, Strategy},
+    },
+};
+use crate::{
+    limiter::Limiter,
+    net::Shutdown,
+    quota::{Assigned, Assignment, BucketId, StreamId, Usage},
+};
+
+/// How long an assignment holds without a new one. Envoy reports every 5 seconds, so that it survives a few lost
+/// reports, but not the loss of this server.
+const ASSIGNMENT_LIFE_SECONDS: i64 = 30;
+
+/// A budget is refilled by one request in so long, which is never: the stream that it was granted to is told of the
+/// next window long before.
+const NEVER_SECONDS: i64 = 366 * 86_400;
+
+/// The most entries of a bucket's id, and the most bytes of them.
+const MAX_ID_ENTRIES: usize = 32;
+const MAX_ID_BYTES: usize = 4 << 10;
+
+/// The most messages of one stream that wait to be sent.
+const MAX_UNSENT: usize = 16;
+
+/// Streams of reports, each answered as its quotas are divided.
+#[derive(Debug)]
+pub(super) struct StreamedQuotas {
+    limiter: Arc<Limiter>,
+    shutdown: Shutdown,
+}
+
+impl StreamedQuotas {
+    pub(super) fn new(limiter: Arc<Limiter>, shutdown: Shutdown) -> Self {
+        Self { limiter, shutdown }
+    }
+}
+
+type Outbox = mpsc::Sender<Result<RateLimitQuotaResponse, Status>>;
+
+#[tonic::async_trait]
+impl RateLimitQuotaService for StreamedQuotas {
+    type StreamRateLimitQuotasStream =
+        Pin<Box<dyn Stream<Item = Result<RateLimitQuotaResponse, Status>> + Send>>;
+
+    async fn stream_rate_limit_quotas(
+        &self,
+        request: Request<Streaming<RateLimitQuotaUsageReports>>,
+    ) -> Result<Response<Self::StreamRateLimitQuotasStream>, Status> {
+        let (outbox, mut unsent) = mpsc::channel(MAX_UNSENT);
+        let conversation = Conversation::new(Arc::clone(&self.limiter));
+        let shutdown = self.shutdown.clone();
+        tokio::spawn(async move {
+            tokio::select! {
+                () = shutdown.begun() => {}
+                () = outbox.closed() => {}
+                ended = conversation.hold(request.into_inner(), &outbox) => {
+                    if let Err(status) = ended {
+                        // Nobody is there to hear it if the client has left.
+                        let _ = outbox.send(Err(status)).await;
+                    }
+                }
+            }
+        });
+        let sent = stream::poll_fn(move |cx| unsent.poll_recv(cx));
+        Ok(Response::new(Box::pin(sent)))
+    }
+}
+
+/// One stream's place among the quotas; it is given up when this is dropped.
+struct Conversation {
+    limiter: Arc<Limiter>,
+    stream: StreamId,
+    inbox: Option<mpsc::Receiver<Assigned>>,
+    domain: String,
+}
+
+impl Conversation {
+    fn new(limiter: Arc<Limiter>) -> Self {
+        let (stream, inbox) = limiter.quotas().join();
+        Self {
+            limiter,
+            stream,
+            inbox: Some(inbox),
+            domain: String::new(),
+        }
+    }
+
+    /// Until the client has no more to report, or reports nonsense.
+    async fn hold(
+        mut self,
+        mut reports: Streaming<RateLimitQuotaUsageReports>,
+        outbox: &Outbox,
+    ) -> Result<(), Status> {
+        let Some(mut inbox) = self.inbox.take() else {
+            return Ok(());
+        };
+        loop {
+            tokio::select! {
+                report = reports.next() => match report {
+                    Some(report) => self.hear(report?)?,
+                    None => return Ok(()),
+                },
+                Some(assigned) = inbox.recv() => {
+                    if outbox.send(Ok(written(assigned))).await.is_err() {
+                        return Ok(());
+                    }
+                }
+                () = sleep(self.until_next_window()) => {
+                    self.limiter.quotas().roll(self.stream, self.limiter.now());
+                }
+            }
+        }
+    }
+
+    fn hear(&mut self, reports: RateLimitQuotaUsageReports) -> Result<(), Status> {
+        if self.domain.is_empty() {
+            self.domain = reports.domain;
+        } else if !reports.domain.is_empty() && reports.domain != self.domain {
+            return Err(Status::invalid_argument(
+                "domain: a stream is about one domain, that of its first message",
+            ));
+        }
+        if self.domain.is_empty() {
+            return Err(Status::invalid_argument(
+                "domain: must not be empty in the first message",
+            ));
+        }
+        let usages = reports.bucket_quota_usages.into_iter().map(read);
+        let usages = usages.collect::<Result<Vec<_>, _>>()?;
+        let now = self.limiter.now();
+        self.limiter
+            .quotas()
+            .report(self.stream, &self.domain, usages, now);
+        Ok(())
+    }
+
+    /// How long until a window of one of the stream's buckets ends; long if it has none.
+    fn until_next_window(&self) -> Duration {
+        let end = self.limiter.quotas().next_window(self.stream);
+        let wait = end.map(|end: Timestamp| end.since(self.limiter.now()));
+        wait.map_or(Duration::from_secs(3_600), |wait| {
+            Duration::from_micros(wait.as_micros())
+        })
+    }
+}
+
+impl Drop for Conversation {
+    fn drop(&mut self) {
+        self.limiter.quotas().leave(self.stream, self.limiter.now());
+    }
+}
+
+fn read(usage: BucketQuotaUsage) -> Result<(BucketId, Usage), Status> {
+    let id: BucketId = usage
+        .bucket_id
+        .unwrap_or_default()
+        .bucket
+        .into_iter()
+        .collect();
+    let bytes: usize = id
+        .iter()
+        .map(|(name, value)| name.len() + value.len())
+        .sum();
+    if id.is_empty() || id.len() > MAX_ID_ENTRIES || bytes > MAX_ID_BYTES {
+        let message = format!(
+            "bucket_quota_usages.bucket_id: must have 1 to {MAX_ID_ENTRIES} entries, of {MAX_ID_BYTES} bytes at most"
+        );
+        return Err(Status::invalid_argument(message));
+    }
+    let usage = Usage {
+        allowed: usage.num_requests_allowed,
+        denied: usage.num_requests_denied,
+    };
+    Ok((id, usage))
+}
+
+fn written(assigned: Assigned) -> RateLimitQuotaResponse {
+    let action = |(id, assignment): (BucketId, Option<Assignment>)| BucketAction {
+        bucket_id: Some(WireId {
+            bucket: id.into_iter().collect(),
+        }),
+        bucket_action: Some(assignment.map_or(
+            Action::AbandonAction(AbandonAction {}),
+            |assignment| {
+                Action::QuotaAssignmentAction(QuotaAssignmentAction {
+                    assignment_time_to_live: Some(seconds(ASSIGNMENT_LIFE_SECONDS)),
+                    rate_limit_strategy: Some(RateLimitStrategy {
+                        strategy: Some(strategy(assignment)),
+                    }),
+                })
+            },
+        )),
+    };
+    RateLimitQuotaResponse {
+        bucket_action: assigned.into_iter().map(action).collect(),
+    }
+}
+
+fn strategy(assignment: Assignment) -> Strategy {
+    let blanket = |rule: BlanketRule| Strategy::BlanketRule(rule.into());
+    match assignment {
+        Assignment::AllowAll => blanket(BlanketRule::AllowAll),
+        Assignment::DenyAll => blanket(BlanketRule::DenyAll),
+        Assignment::Rate { requests, period } => Strategy::TokenBucket(TokenBucket {
+            max_tokens: requests,
+            tokens_per_fill: Some(requests),
+            // A quota's period is whole seconds, and a year at most.
+            fill_interval: Some(seconds(
+                i64::try_from(period.as_secs_ceil()).unwrap_or(NEVER_SECONDS),
+            )),
+        }),
+        // Envoy takes a token bucket that is the same as before for the same bucket, spent as it is. So that a new
+        // grant is always a new one, its number is in the time that will never pass.
+        Assignment::Budget { requests, number } => Strategy::TokenBucket(TokenBucket {
+            max_tokens: requests,
+            tokens_per_fill: Some(1),
+            fill_interval: Some(seconds(NEVER_SECONDS + i64::from(number % 1_000))),
+        }),
+    }
+}
+
+fn seconds(seconds: i64) -> prost_types::Duration {
+    prost_types::Duration { seconds, nanos: 0 }
+}

@@ -1,0 +1,73 @@
+//! How long a call may take: what its caller says in `grpc-timeout`, and never longer than the listener allows.
+
+use std::time::Duration;
+
+use http::HeaderMap;
+
+/// The time for a call with these headers, at most `most`. A timeout that cannot be read is none.
+pub(super) fn of(headers: &HeaderMap, most: Duration) -> Duration {
+    let asked = headers
+        .get("grpc-timeout")
+        .and_then(|value| parse(value.as_bytes()));
+    asked.map_or(most, |asked| asked.min(most))
+}
+
+/// One to eight digits and a unit, as gRPC over HTTP/2 has it.
+fn parse(value: &[u8]) -> Option<Duration> {
+    let (unit, digits) = value.split_last()?;
+    if !(1..=8).contains(&digits.len()) || !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    // Eight digits fit.
+    let number = digits
+        .iter()
+        .fold(0, |number, digit| number * 10 + u64::from(digit - b'0'));
+    Some(match unit {
+        b'H' => Duration::from_secs(number * 3_600),
+        b'M' => Duration::from_secs(number * 60),
+        b'S' => Duration::from_secs(number),
+        b'm' => Duration::from_millis(number),
+        b'u' => Duration::from_micros(number),
+        b'n' => Duration::from_nanos(number),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_unit_is_read_and_nonsense_is_none() {
+        for (text, nanos) in [
+            ("1H", 3_600_000_000_000),
+            ("2M", 120_000_000_000),
+            ("99999999S", 99_999_999_000_000_000),
+            ("20m", 20_000_000),
+            ("0u", 0),
+            ("7n", 7),
+        ] {
+            assert_eq!(
+                parse(text.as_bytes()),
+                Some(Duration::from_nanos(nanos)),
+                "{text}"
+            );
+        }
+        for text in ["", "m", "20", "123456789m", "-1m", "1.5S", "20x", "20ms"] {
+            assert_eq!(parse(text.as_bytes()), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_caller_may_shorten_the_time_but_not_lengthen_it() {
+        let most = Duration::from_secs(10);
+        let mut headers = HeaderMap::new();
+        assert_eq!(of(&headers, most), most);
+        headers.insert("grpc-timeout", http::HeaderValue::from_static("20m"));
+        assert_eq!(of(&headers, most), Duration::from_millis(20));
+        headers.insert("grpc-timeout", http::HeaderValue::from_static("1H"));
+        assert_eq!(of(&headers, most), most);
+        headers.insert("grpc-timeout", http::HeaderValue::from_static("soon"));
+        assert_eq!(of(&headers, most), most);
+    }
+}

@@ -1,0 +1,248 @@
+//! A bucket beside Envoys that do what they are assigned.
+
+use proptest::{collection::vec, prelude::*};
+
+use super::*;
+
+const START: Timestamp = Timestamp::from_micros(1_700_000_040_000_000);
+
+fn limit(requests: u32, seconds: u64) -> QuotaLimit {
+    QuotaLimit {
+        requests,
+        period: Span::from_secs(seconds),
+    }
+}
+
+fn at(seconds: u64) -> Timestamp {
+    START.after(Span::from_secs(seconds))
+}
+
+fn used(allowed: u64, denied: u64) -> Usage {
+    Usage { allowed, denied }
+}
+
+const A: StreamId = StreamId(1);
+const B: StreamId = StreamId(2);
+
+fn of(changes: &Changes, stream: StreamId) -> Option<Assignment> {
+    let found = changes.iter().find(|(of, _)| *of == stream);
+    found.map(|(_, assignment)| *assignment)
+}
+
+fn requests(assignment: Option<Assignment>) -> u32 {
+    match assignment {
+        Some(Assignment::Rate { requests, .. } | Assignment::Budget { requests, .. }) => requests,
+        Some(Assignment::DenyAll) => 0,
+        other => panic!("{other:?} is no share"),
+    }
+}
+
+#[test]
+fn a_rate_is_shared_by_demand_and_adds_up() {
+    let mut bucket = Bucket::new(limit(100, 1), at(0));
+    assert_eq!(requests(of(&bucket.report(A, used(1, 0), at(0)), A)), 100);
+    let both = bucket.report(B, used(1, 0), at(0));
+    assert_eq!((requests(of(&both, A)), requests(of(&both, B))), (50, 50));
+
+    let changes = bucket.report(A, used(1_500, 0), at(5));
+    let (a, b) = (requests(of(&changes, A)), requests(of(&changes, B)));
+    assert_eq!(a + b, 100);
+    assert!(a > 90 && b >= 5, "{a} {b}");
+}
+
+#[test]
+fn a_rate_that_changes_little_is_left_alone() {
+    let mut bucket = Bucket::new(limit(100, 1), at(0));
+    bucket.report(A, used(1, 0), at(0));
+    bucket.report(B, used(1, 0), at(0));
+    bucket.report(A, used(200, 0), at(5));
+    bucket.report(B, used(200, 0), at(5));
+    let before = bucket.report(A, used(200, 0), at(10));
+    let after = bucket.report(A, used(210, 0), at(15));
+    assert_eq!(
+        after,
+        [(A, of(&before, A).unwrap())],
+        "only repeated to who reports"
+    );
+}
+
+#[test]
+fn who_leaves_a_rate_leaves_it_to_the_others_at_once() {
+    let mut bucket = Bucket::new(limit(100, 1), at(0));
+    bucket.report(A, used(1, 0), at(0));
+    bucket.report(B, used(1, 0), at(0));
+    assert_eq!(requests(of(&bucket.leave(A, at(1)), B)), 100);
+    assert!(!bucket.is_vacant());
+    bucket.leave(B, at(1));
+    assert!(bucket.is_vacant());
+}
+
+#[test]
+fn a_rate_smaller_than_the_number_of_streams_denies_some() {
+    let mut bucket = Bucket::new(limit(1, 1), at(0));
+    bucket.report(A, used(1, 0), at(0));
+    let changes = bucket.report(B, used(9, 0), at(0));
+    assert_eq!(of(&changes, A), Some(Assignment::DenyAll));
+    assert_eq!(requests(of(&changes, B)), 1);
+}
+
+#[test]
+fn a_budget_that_is_spent_denies_until_the_window_ends() {
+    let mut bucket = Bucket::new(limit(100, 60), at(0));
+    let mut total = 1;
+    let mut grant = requests(of(&bucket.report(A, used(1, 0), at(0)), A));
+    for second in 1..30 {
+        total += u64::from(grant);
+        let changes = bucket.report(A, used(grant.into(), 5), at(second));
+        grant = requests(of(&changes, A));
+        if of(&changes, A) == Some(Assignment::DenyAll) {
+            break;
+        }
+    }
+    assert_eq!(total, 100);
+    assert!(bucket.roll(at(59)).is_empty(), "the window lasts until :00");
+    let changes = bucket.roll(at(60));
+    assert_eq!(requests(of(&changes, A)), 95, "all but a newcomer's seat");
+}
+
+#[test]
+fn a_newcomer_to_a_budget_need_not_wait() {
+    let mut bucket = Bucket::new(limit(1_000, 3_600), at(0));
+    bucket.report(A, used(1, 0), at(0));
+    assert!(requests(of(&bucket.report(B, used(1, 0), at(0)), B)) > 20);
+}
+
+#[test]
+fn a_grant_is_new_each_time_even_of_the_same_size() {
+    let mut bucket = Bucket::new(limit(1_000, 3_600), at(0));
+    let first = bucket.report(A, used(0, 0), at(0));
+    bucket.set_limit(limit(1_900, 3_600), at(1));
+    let again = bucket.report(A, used(950, 0), at(1));
+    assert_ne!(of(&first, A), of(&again, A));
+}
+
+#[test]
+fn who_falls_silent_loses_its_seat() {
+    let mut bucket = Bucket::new(limit(100, 1), at(0));
+    bucket.report(A, used(1, 0), at(0));
+    bucket.report(B, used(1, 0), at(0));
+    assert_eq!(requests(of(&bucket.report(B, used(1, 0), at(61)), B)), 100);
+}
+
+/// An Envoy: what it holds of its assignment, what it let pass since its last report.
+#[derive(Clone, Copy, Debug, Default)]
+struct Envoy {
+    assigned: Option<Assignment>,
+    holds: u64,
+    passed: u64,
+    denied: u64,
+    /// What it let pass in this window and has not reported.
+    unreported: u64,
+    heard: u64,
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    Ask(usize, u64),
+    Report(usize),
+    Leave(usize),
+    Wait(u64),
+}
+
+fn events() -> impl Strategy<Value = Vec<Event>> {
+    let event = prop_oneof![
+        4 => (0..4_usize, 1..60_u64).prop_map(|(envoy, requests)| Event::Ask(envoy, requests)),
+        4 => (0..4_usize).prop_map(Event::Report),
+        1 => (0..4_usize).prop_map(Event::Leave),
+        1 => (0..20_u64).prop_map(Event::Wait),
+    ];
+    vec(event, 0..200)
+}
+
+/// Four Envoys, their bucket, and the time.
+struct World {
+    bucket: Bucket,
+    envoys: [Envoy; 4],
+    seconds: u64,
+    /// What passed in this window, as far as anybody can know.
+    passed: u64,
+}
+
+impl World {
+    fn step(&mut self, event: &Event) {
+        match *event {
+            Event::Ask(at, asked) => {
+                let envoy = &mut self.envoys[at];
+                let pass = asked.min(envoy.holds);
+                envoy.holds -= pass;
+                envoy.passed += pass;
+                envoy.unreported += pass;
+                envoy.denied += asked - pass;
+                self.passed += pass;
+            }
+            Event::Report(id) => self.report(id),
+            Event::Leave(id) => {
+                self.passed -= self.envoys[id].unreported;
+                self.envoys[id] = Envoy::default();
+                let changes = self.bucket.leave(StreamId(id as u64), at(self.seconds));
+                self.assign(changes);
+            }
+            Event::Wait(wait) => self.wait(wait),
+        }
+    }
+
+    fn wait(&mut self, wait: u64) {
+        let window = self.seconds / 60;
+        self.seconds += wait;
+        if self.seconds / 60 > window {
+            self.passed = 0;
+            self.envoys
+                .iter_mut()
+                .for_each(|envoy| envoy.unreported = 0);
+        }
+        let changes = self.bucket.roll(at(self.seconds));
+        self.assign(changes);
+        // Envoys report every five seconds; these are slow, but not silent.
+        for id in 0..4 {
+            if self.envoys[id].assigned.is_some() && self.seconds - self.envoys[id].heard >= 40 {
+                self.report(id);
+            }
+        }
+    }
+
+    fn report(&mut self, id: usize) {
+        let envoy = &mut self.envoys[id];
+        let usage = used(envoy.passed, envoy.denied);
+        (envoy.passed, envoy.denied, envoy.unreported) = (0, 0, 0);
+        envoy.heard = self.seconds;
+        let changes = self
+            .bucket
+            .report(StreamId(id as u64), usage, at(self.seconds));
+        self.assign(changes);
+    }
+
+    fn assign(&mut self, changes: Changes) {
+        for (stream, assignment) in changes {
+            let envoy = &mut self.envoys[usize::try_from(stream.0).unwrap()];
+            // What is assigned again is only prolonged.
+            if envoy.assigned != Some(assignment) {
+                envoy.assigned = Some(assignment);
+                envoy.holds = requests(Some(assignment)).into();
+            }
+        }
+    }
+}
+
+proptest! {
+    /// However requests, reports and departures mix: in no window do all Envoys together let more pass than the
+    /// limit, except for what a departed one did not report, which nobody knows.
+    #[test]
+    fn budgets_never_let_more_pass_than_the_limit(most in 0..300_u32, events in events()) {
+        let bucket = Bucket::new(limit(most, 60), at(0));
+        let mut world = World { bucket, envoys: [Envoy::default(); 4], seconds: 0, passed: 0 };
+        for event in events {
+            world.step(&event);
+            prop_assert!(world.passed <= most.into(), "{} of {most}", world.passed);
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! The arithmetic of sharing: a whole number of requests, divided without a rest.
+
+/// One part in so many is shared evenly, whatever the demands: the floor on which a newcomer stands.
+pub const FLOOR: u64 = 10;
+
+/// Demands are held below this, so that the products fit.
+const MAX_DEMAND: u64 = 1 << 40;
+
+/// Divides `total` among the `demands` and, at the end, as many seats as are `vacant`.
+///
+/// One part in [`FLOOR`] is shared evenly by all seats, the rest in proportion to the demands; if nobody
+/// demands anything, evenly among those who might. What does not divide goes, one each, to those whose
+/// shares lost most by rounding, the first ones first.
+///
+/// The shares add up to `total` exactly, as long as there is a seat. Whoever demands more gets no
+/// less, and everybody gets at least `total / (FLOOR * seats)`, rounded down.
+#[must_use]
+pub fn divide(total: u64, demands: &[u64], vacant: usize) -> Vec<u64> {
+    let weights = weights(demands, vacant);
+    let whole: u128 = weights.iter().sum();
+    if whole == 0 {
+        return Vec::new();
+    }
+    let exact = |weight: &u128| u128::from(total) * weight;
+    // No share is over the total.
+    let mut shares: Vec<u64> = weights
+        .iter()
+        .map(|weight| u64::try_from(exact(weight) / whole).unwrap_or(total))
+        .collect();
+    let left = total - shares.iter().sum::<u64>();
+    let mut by_loss: Vec<usize> = (0..shares.len()).collect();
+    by_loss.sort_by_key(|&at| std::cmp::Reverse(exact(&weights[at]) % whole));
+    // Each seat lost less than one, so there is less left than there are seats.
+    for (at, _) in by_loss.into_iter().zip(0..left) {
+        shares[at] += 1;
+    }
+    shares
+}
+
+/// What each seat weighs: `1 / (FLOOR * seats)` and its part of the demands, over a common denominator.
+fn weights(demands: &[u64], vacant: usize) -> Vec<u128> {
+    let nobody_demands = demands.iter().all(|&demand| demand == 0);
+    let demand = |&demand: &u64| {
+        u128::from(if nobody_demands {
+            1
+        } else {
+            demand.min(MAX_DEMAND)
+        })
+    };
+    let all: u128 = demands.iter().map(demand).sum::<u128>().max(1);
+    let seats = demands.len() + vacant;
+    let rest = u128::from(FLOOR - 1) * seats as u128;
+    let occupied = demands.iter().map(|seat| demand(seat) * rest + all);
+    occupied.chain(std::iter::repeat_n(all, vacant)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+
+    #[test]
+    fn shares_follow_demand_above_an_even_floor() {
+        assert_eq!(divide(100, &[1, 1], 0), [50, 50]);
+        assert_eq!(
+            divide(100, &[30, 10], 0),
+            [73, 27],
+            "5 each, and 90 as 3 to 1"
+        );
+        assert_eq!(divide(100, &[7, 0], 0), [95, 5]);
+        assert_eq!(divide(100, &[0, 0, 0], 0), [34, 33, 33]);
+        assert_eq!(divide(100, &[7], 1), [95, 5]);
+        assert_eq!(divide(100, &[], 1), [100]);
+        assert_eq!(divide(1, &[1, 1, 1], 0), [1, 0, 0]);
+        assert_eq!(divide(0, &[5, 1], 0), [0, 0]);
+        assert!(divide(100, &[], 0).is_empty(), "nobody is there to take it");
+    }
+
+    fn demand() -> impl Strategy<Value = u64> {
+        prop_oneof![Just(0), 0..1_000_u64, any::<u64>()]
+    }
+
+    fn total() -> impl Strategy<Value = u64> {
+        prop_oneof![0..20_u64, 0..100_000_u64, any::<u64>()]
+    }
+
+    proptest! {
+        #[test]
+        fn shares_add_up_exactly(total in total(), demands in vec(demand(), 0..40), vacant in 0..3_usize) {
+            prop_assume!(!demands.is_empty() || vacant > 0);
+            let shares = divide(total, &demands, vacant);
+            prop_assert_eq!(shares.len(), demands.len() + vacant);
+            let sum: u128 = shares.iter().map(|&share| u128::from(share)).sum();
+            prop_assert_eq!(sum, u128::from(total));
+        }
+
+        #[test]
+        fn everybody_stands_on_the_floor(total in total(), demands in vec(demand(), 1..40), vacant in 0..3_usize) {
+            let seats = (demands.len() + vacant) as u64;
+            for share in divide(total, &demands, vacant) {
+                prop_assert!(share >= total / (FLOOR * seats));
+            }
+        }
+
+        #[test]
+        fn more_demand_is_never_a_smaller_share(total in total(), demands in vec(demand(), 2..40)) {
+            let shares = divide(total, &demands, 0);
+            for (a, share_a) in demands.iter().zip(&shares) {
+                for (b, share_b) in demands.iter().zip(&shares) {
+                    // Who loses more by rounding down may overtake an equal by the one that is left.
+                    prop_assert!(a < b || share_a + 1 >= *share_b, "{a} {share_a} {b} {share_b}");
+                }
+            }
+        }
+
+        #[test]
+        fn equals_differ_by_one_at_most(total in total(), seats in 1..40_usize, demand in demand()) {
+            let shares = divide(total, &vec![demand; seats], 0);
+            let (least, most) = (shares.iter().min().unwrap(), shares.iter().max().unwrap());
+            prop_assert!(most - least <= 1);
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! A gRPC door under a clock that the tests set.
+
+use std::{net::TcpListener, sync::Arc};
+
+use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
+use tidegate_server::{
+    clock::Clock,
+    config::Config,
+    door::grpc::{self, Http2, Tls},
+    limiter::Limiter,
+    net::{Bounds, Listener, Server},
+};
+
+use crate::client::Client;
+
+/// When the clock of every test starts: the first second of a minute.
+const START_MICROS: u64 = 1_700_000_040_000_000;
+
+pub(crate) struct Door {
+    pub(crate) limiter: Arc<Limiter>,
+    pub(crate) listener: Listener,
+    pub(crate) server: Server,
+    clock: Clock,
+}
+
+impl Door {
+    /// A door under a rules file.
+    pub(crate) fn open(rules: &str) -> Self {
+        Self::with(rules, Bounds::default())
+    }
+
+    pub(crate) fn with(rules: &str, bounds: Bounds) -> Self {
+        let config = Config::parse(rules).unwrap();
+        let clock = Clock::manual(Timestamp::from_micros(START_MICROS));
+        let store = MemoryStore::new(MemoryBounds::default());
+        let limiter = Arc::new(Limiter::new(config.rules, store, clock.clone()));
+        limiter.quotas().swap_rules(config.quotas);
+        let server = Server::start(2).unwrap();
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        let tls = config
+            .grpc
+            .tls
+            .as_ref()
+            .map(|files| Tls::load(files).unwrap());
+        let http2 = Http2::new(config.grpc, tls);
+        let listener = grpc::listen(&server, socket, bounds, &limiter, http2).unwrap();
+        Self {
+            limiter,
+            listener,
+            server,
+            clock,
+        }
+    }
+
+    pub(crate) async fn connect(&self) -> Client {
+        Client::connect(self.listener.local_addr()).await
+    }
+
+    /// Sets the clock to so long after the start.
+    pub(crate) fn at_seconds(&self, seconds: u64) {
+        self.clock
+            .set(Timestamp::from_micros(START_MICROS + seconds * 1_000_000));
+    }
+}

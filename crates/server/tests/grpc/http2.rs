@@ -1,0 +1,137 @@
+//! HTTP/2 as the door speaks it: bounds, age, and what is no gRPC.
+
+use std::time::Duration;
+
+use tidegate_server::net::Bounds;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
+use tonic::Code;
+
+use crate::{
+    door::Door,
+    proto::grpc::health::v1::{HealthCheckRequest, HealthCheckResponse},
+};
+
+const CHECK: &str = "/grpc.health.v1.Health/Check";
+
+/// Reads until the door closes the connection, and answers with what it sent.
+async fn until_closed(mut stream: TcpStream) -> Vec<u8> {
+    let mut sent = Vec::new();
+    // A connection that is reset is closed too.
+    let _ = stream.read_to_end(&mut sent).await;
+    sent
+}
+
+#[tokio::test]
+async fn who_says_nothing_is_shut_out() {
+    let bounds = Bounds {
+        request: Duration::from_millis(1),
+        ..Bounds::default()
+    };
+    let door = Door::with("", bounds);
+    let stream = TcpStream::connect(door.listener.local_addr())
+        .await
+        .unwrap();
+    until_closed(stream).await;
+}
+
+#[tokio::test]
+async fn who_does_not_answer_pings_is_shut_out() {
+    let door = Door::open("grpc: {keep_alive: 1ms, keep_alive_timeout: 1ms}");
+    let mut stream = TcpStream::connect(door.listener.local_addr())
+        .await
+        .unwrap();
+    stream
+        .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
+        .await
+        .unwrap();
+    let sent = until_closed(stream).await;
+    let ping = b"\0\0\x08\x06\0\0\0\0\0";
+    assert!(
+        sent.windows(ping.len()).any(|frame| frame == ping),
+        "{sent:?}"
+    );
+}
+
+#[tokio::test]
+async fn http_1_is_not_spoken() {
+    let door = Door::open("");
+    let mut stream = TcpStream::connect(door.listener.local_addr())
+        .await
+        .unwrap();
+    stream
+        .write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        .await
+        .unwrap();
+    let sent = until_closed(stream).await;
+    assert!(!sent.starts_with(b"HTTP/1.1 200"), "{sent:?}");
+}
+
+#[tokio::test]
+async fn a_connection_of_age_is_closed_and_made_anew_by_the_client() {
+    let door = Door::open("grpc: {max_connection_age: 1ms}");
+    let mut client = door.connect().await;
+    while door.listener.accepted() < 3 {
+        // A call may meet the end of the connection; none is answered wrongly.
+        let called = client
+            .call::<_, HealthCheckResponse>(CHECK, HealthCheckRequest::default())
+            .await;
+        assert!(called.is_ok_and(|health| health.status == 1) || door.listener.accepted() > 0);
+    }
+}
+
+#[tokio::test]
+async fn what_there_is_not_is_unimplemented() {
+    let door = Door::open("");
+    let mut client = door.connect().await;
+    for path in [
+        "/weather.Forecast/Today",
+        "/grpc.health.v1.Health/Guess",
+        "/",
+    ] {
+        let called = client.call::<_, HealthCheckResponse>(path, HealthCheckRequest::default());
+        assert_eq!(
+            called.await.unwrap_err().code(),
+            Code::Unimplemented,
+            "{path}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_creeps_is_over_when_its_time_is() {
+    let bounds = Bounds {
+        request: Duration::from_millis(50),
+        ..Bounds::default()
+    };
+    let door = Door::with("", bounds);
+    let mut client = door.connect().await;
+    // The one message never comes.
+    let never = futures_util::stream::pending::<HealthCheckRequest>();
+    let called = client.stream::<_, HealthCheckResponse>(CHECK, never).await;
+    assert_eq!(
+        called.err().map(|status| status.code()),
+        Some(Code::DeadlineExceeded)
+    );
+}
+
+#[tokio::test]
+async fn a_message_that_is_too_large_is_refused() {
+    let door = Door::open("");
+    let mut client = door.connect().await;
+    let asked = HealthCheckRequest {
+        service: "x".repeat(2 << 20),
+    };
+    let refused = client
+        .call::<_, HealthCheckResponse>(CHECK, asked)
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(refused.code(), Code::OutOfRange | Code::ResourceExhausted),
+        "{refused:?}"
+    );
+    let health = client.call::<_, HealthCheckResponse>(CHECK, HealthCheckRequest::default());
+    assert!(health.await.is_ok(), "the connection lives on");
+}

@@ -1,0 +1,17 @@
+//! The messages, as the door's own build generates them.
+#![allow(
+    clippy::all,
+    clippy::pedantic,
+    clippy::allow_attributes_without_reason,
+    clippy::or_fun_call,
+    clippy::use_self,
+    missing_docs,
+    missing_debug_implementations,
+    dead_code,
+    unnameable_types,
+    unreachable_pub,
+    unused_qualifications,
+    reason = "generated, and as its generator would have it"
+)]
+
+include!(concat!(env!("OUT_DIR"), "/messages.rs"));

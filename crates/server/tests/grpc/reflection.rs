@@ -1,0 +1,82 @@
+//! Reflection: what a client without the protocol's files can find out.
+
+use futures_util::stream;
+use tonic_reflection::pb::{v1, v1alpha};
+
+use crate::door::Door;
+
+#[tokio::test]
+async fn every_service_is_listed_and_described() {
+    use v1::{
+        ServerReflectionRequest, ServerReflectionResponse,
+        server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
+    };
+    let door = Door::open("");
+    let mut client = door.connect().await;
+    let ask = |message_request| ServerReflectionRequest {
+        host: String::new(),
+        message_request: Some(message_request),
+    };
+    let asked = [
+        ask(MessageRequest::ListServices(String::new())),
+        ask(MessageRequest::FileContainingSymbol(
+            "envoy.service.ratelimit.v2.RateLimitService".into(),
+        )),
+    ];
+    let mut answers = client
+        .stream::<_, ServerReflectionResponse>(
+            "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+            stream::iter(asked),
+        )
+        .await
+        .unwrap();
+    let Some(MessageResponse::ListServicesResponse(list)) =
+        answers.message().await.unwrap().unwrap().message_response
+    else {
+        panic!("no list");
+    };
+    let names: Vec<_> = list
+        .service
+        .iter()
+        .map(|service| service.name.as_str())
+        .collect();
+    for name in [
+        "envoy.service.ratelimit.v3.RateLimitService",
+        "envoy.service.ratelimit.v2.RateLimitService",
+        "envoy.service.rate_limit_quota.v3.RateLimitQuotaService",
+        "grpc.health.v1.Health",
+    ] {
+        assert!(names.contains(&name), "{name} is not in {names:?}");
+    }
+    let file = answers.message().await.unwrap().unwrap().message_response;
+    assert!(
+        matches!(file, Some(MessageResponse::FileDescriptorResponse(_))),
+        "{file:?}"
+    );
+}
+
+#[tokio::test]
+async fn older_clients_are_answered_too() {
+    use v1alpha::{
+        ServerReflectionRequest, ServerReflectionResponse,
+        server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
+    };
+    let door = Door::open("");
+    let asked = ServerReflectionRequest {
+        host: String::new(),
+        message_request: Some(MessageRequest::ListServices(String::new())),
+    };
+    let mut answers = door
+        .connect()
+        .await
+        .watch::<_, ServerReflectionResponse>(
+            "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+            asked,
+        )
+        .await;
+    let list = answers.message().await.unwrap().unwrap().message_response;
+    assert!(
+        matches!(list, Some(MessageResponse::ListServicesResponse(_))),
+        "{list:?}"
+    );
+}
