@@ -45,6 +45,12 @@ impl Limiter {
         self.clock.now()
     }
 
+    /// The clock by which requests are decided.
+    #[must_use]
+    pub fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
     /// The rules of the moment. A request is decided under one set from beginning to end.
     #[must_use]
     pub fn rules(&self) -> Arc<RuleSet> {

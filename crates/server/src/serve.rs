@@ -192,7 +192,10 @@ impl Running {
                 () = received(&mut terminate) => break,
                 () = received(&mut interrupt) => break,
                 () = received(&mut hangup) => self.reload(),
-                _ = look.tick() => self.reload_if_changed(),
+                _ = look.tick() => {
+                    self.limiter.clock().follow();
+                    self.reload_if_changed();
+                }
                 _ = save.tick(), if self.snapshot.is_some() => {
                     if let Err(error) = self.save() {
                         tracing::error!("cannot write the snapshot: {error}; the last one stands");
