@@ -16,11 +16,8 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     /// Answer on every door until told to stop
     Serve(Serve),
-    /// Read a rules file and report every mistake in it
-    Check {
-        /// The rules file
-        file: PathBuf,
-    },
+    /// Read a rules file, or the configuration of Envoy's rate limit service, and report every mistake in it
+    Check(Check),
     /// Deny everything from a key, whatever its limits say
     Block {
         #[command(flatten)]
@@ -93,16 +90,27 @@ pub(crate) struct Door {
 }
 
 #[derive(Debug, Arguments)]
+pub(crate) struct Check {
+    /// The rules file
+    #[arg(required_unless_present = "envoy")]
+    pub(crate) file: Option<PathBuf>,
+    /// The file or folder with envoyproxy/ratelimit's configuration
+    #[arg(long, value_name = "DIR")]
+    pub(crate) envoy: Option<PathBuf>,
+    /// Let a domain be in several files of it
+    #[arg(long, requires = "envoy")]
+    pub(crate) merge_domains: bool,
+}
+
+#[derive(Debug, Arguments)]
 pub(crate) struct Serve {
     /// The rules file; without one, only limits that come with the request are answered
     #[arg(long, short, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// What to log: error, warn, info, debug, or a filter such as tidegate_server=debug
-    #[arg(
-        long,
-        env = "TIDEGATE_LOG",
-        default_value = "info",
-        value_name = "FILTER"
-    )]
-    pub(crate) log: String,
+    /// Take the settings from the environment variables of envoyproxy/ratelimit
+    #[arg(long, conflicts_with = "config")]
+    pub(crate) from_envoy_env: bool,
+    /// What to log: error, warn, info, debug, or a filter such as tidegate_server=debug [default: info]
+    #[arg(long, env = "TIDEGATE_LOG", value_name = "FILTER")]
+    pub(crate) log: Option<String>,
 }

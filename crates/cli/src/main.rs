@@ -1,6 +1,7 @@
 //! `tidegate`: serve, check, and the operator's verbs.
 
 mod args;
+mod check;
 mod operate;
 mod serve;
 
@@ -17,7 +18,7 @@ const TROUBLE: u8 = 2;
 fn main() -> ExitCode {
     let done = match Args::parse().command {
         Command::Serve(serve) => serve::serve(&serve),
-        Command::Check { file } => serve::check(&file),
+        Command::Check(check) => check::check(&check),
         Command::Block {
             key,
             span,

@@ -1,22 +1,26 @@
-//! `serve` and `check`.
+//! `serve`.
 
-use std::{io::IsTerminal, path::Path, process::ExitCode};
+use std::{io::IsTerminal, process::ExitCode};
 
 use tidegate_server::{
     config::{AdminToken, Config},
-    reload::{self, LoadError},
-    serve as server,
+    envoy::{self, Variables},
+    reload, serve as server,
 };
 use tracing_subscriber::EnvFilter;
 
-use crate::{NO, answer, args::Serve, complain};
+use crate::{args::Serve, complain};
 
 pub(crate) fn serve(args: &Serve) -> Result<ExitCode, String> {
-    log_to_stderr(&args.log)?;
-    let config = match &args.config {
-        Some(path) => reload::load(path).map_err(|error| error.to_string())?,
-        None => Config::default(),
-    };
+    let Ordered {
+        config,
+        log,
+        ignored,
+    } = ordered(args)?;
+    log_to_stderr(&log)?;
+    for line in ignored {
+        complain(&line);
+    }
     let token = admin_token(&config.admin_token)?;
     let cannot_start = |error: std::io::Error| format!("cannot start: {error}");
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -34,32 +38,41 @@ pub(crate) fn serve(args: &Serve) -> Result<ExitCode, String> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Reads the file as `serve` would: yes if it could serve, no with every mistake if not.
-///
-/// # Errors
-///
-/// What hinders it from reading the file.
-pub(crate) fn check(file: &Path) -> Result<ExitCode, String> {
-    match reload::load(file) {
-        Ok(config) => {
-            config
-                .warnings
-                .iter()
-                .for_each(|warning| complain(&format!("warning: {warning}")));
-            let rules = config.rules.len();
-            answer(&format!(
-                "{}: {rules} rule{}, no mistakes",
-                file.display(),
-                if rules == 1 { "" } else { "s" }
-            ));
-            Ok(ExitCode::SUCCESS)
-        }
-        Err(error @ LoadError::Mistaken { .. }) => {
-            complain(&error.to_string());
-            Ok(ExitCode::from(NO))
-        }
-        Err(error) => Err(error.to_string()),
+/// What is to be served, and what to log.
+struct Ordered {
+    config: Config,
+    log: String,
+    /// What was asked for and has no effect.
+    ignored: Vec<String>,
+}
+
+fn ordered(args: &Serve) -> Result<Ordered, String> {
+    let log = args.log.clone();
+    if args.from_envoy_env {
+        let variables: Variables = std::env::vars().collect();
+        let read = envoy::from_environment(&variables).map_err(|problems| problems.join("\n"))?;
+        let log = log
+            .or_else(|| read.log.map(str::to_owned))
+            .unwrap_or_else(default_log);
+        return Ok(Ordered {
+            config: read.config,
+            log,
+            ignored: read.ignored,
+        });
     }
+    let config = match &args.config {
+        Some(path) => reload::load(path).map_err(|error| error.to_string())?,
+        None => Config::default(),
+    };
+    Ok(Ordered {
+        config,
+        log: log.unwrap_or_else(default_log),
+        ignored: Vec::new(),
+    })
+}
+
+fn default_log() -> String {
+    "info".to_owned()
 }
 
 fn log_to_stderr(filter: &str) -> Result<(), String> {

@@ -23,11 +23,12 @@ use tokio::{
 
 use crate::{
     clock::Clock,
-    config::{Config, Snapshot},
+    config::{Config, Envoy, Snapshot},
     door::{
         self,
         grpc::{Http2, Tls},
     },
+    envoy::{FolderError, RateLimitService, Watch},
     limiter::Limiter,
     net::{Bounds, Listener, Server},
     reload::{LOOK_EVERY, Reloader},
@@ -58,6 +59,9 @@ pub enum ServeError {
         "listen.admin: {0} can be reached from other machines; set `admin.token_env`, or listen on 127.0.0.1"
     )]
     OpenAdmin(SocketAddr),
+    /// The configuration of the rate limit service cannot be used.
+    #[error("envoy.config: {0}")]
+    Envoy(#[from] FolderError),
     /// The gRPC door cannot have TLS as configured.
     #[error(transparent)]
     Tls(#[from] door::grpc::TlsError),
@@ -109,6 +113,7 @@ pub struct Running {
     server: Server,
     limiter: Arc<Limiter>,
     reloader: Option<Arc<Reloader>>,
+    envoy: Option<Arc<Watch>>,
     snapshot: Option<Snapshot>,
 }
 
@@ -151,10 +156,15 @@ pub fn start(
     limiter.quotas().swap_rules(config.quotas);
     let reloader =
         source.map(|path| Arc::new(Reloader::new(path.to_owned(), Arc::clone(&limiter))));
+    let envoy = config
+        .envoy
+        .map(|envoy| watch(envoy, &limiter))
+        .transpose()?;
     let server = Server::start(Server::default_workers())?;
     let doors = Doors {
         limiter: &limiter,
         reloader: reloader.as_ref(),
+        envoy: envoy.as_ref(),
         headers: config.headers,
         grpc: config.grpc,
         grpc_tls,
@@ -165,8 +175,23 @@ pub fn start(
         server,
         limiter,
         reloader,
+        envoy,
         snapshot: config.snapshot,
     })
+}
+
+/// Reads the rules of the rate limit service; without them it starts only if it was told to.
+fn watch(envoy: Envoy, limiter: &Arc<Limiter>) -> Result<Arc<Watch>, FolderError> {
+    let service = Arc::new(RateLimitService::new(Arc::clone(limiter), envoy.settings));
+    let watch = match Watch::open(envoy.folder.clone(), Arc::clone(&service)) {
+        Ok(watch) => watch,
+        Err(error) if envoy.start_without_config => {
+            tracing::error!("started without a configuration of the rate limit service: {error}");
+            Watch::new(envoy.folder, service)
+        }
+        Err(error) => return Err(error),
+    };
+    Ok(Arc::new(watch))
 }
 
 impl Running {
@@ -225,10 +250,15 @@ impl Running {
     }
 
     fn reload(&self) {
-        match &self.reloader {
-            // Reported by the reloader: in the log, on the admin door and as a metric.
-            Some(reloader) => drop(reloader.reload()),
-            None => tracing::warn!("there is no rules file to reload; start with --config FILE"),
+        // What came of it is reported there: in the log, on the admin door and as a metric.
+        if let Some(reloader) = &self.reloader {
+            drop(reloader.reload());
+        }
+        if let Some(envoy) = &self.envoy {
+            drop(envoy.reload());
+        }
+        if self.reloader.is_none() && self.envoy.is_none() {
+            tracing::warn!("there is no rules file to reload; start with --config FILE");
         }
     }
 
@@ -237,6 +267,11 @@ impl Running {
             && reloader.has_changed()
         {
             drop(reloader.reload());
+        }
+        if let Some(envoy) = &self.envoy
+            && envoy.has_changed()
+        {
+            drop(envoy.reload());
         }
     }
 
@@ -257,6 +292,7 @@ struct Sockets {
 struct Doors<'a> {
     limiter: &'a Arc<Limiter>,
     reloader: Option<&'a Arc<Reloader>>,
+    envoy: Option<&'a Arc<Watch>>,
     headers: crate::config::Headers,
     grpc: crate::config::Grpc,
     grpc_tls: Option<Tls>,
@@ -266,10 +302,14 @@ struct Doors<'a> {
 impl Doors<'_> {
     fn open(self, server: &Server, sockets: Sockets) -> io::Result<()> {
         if let Some(socket) = sockets.http {
-            let (limiter, bounds) = (Arc::clone(self.limiter), Bounds::default());
+            let served = door::http::Served {
+                limiter: Arc::clone(self.limiter),
+                headers: self.headers,
+                rate_limits: self.envoy.map(|envoy| Arc::clone(envoy.service())),
+            };
             self.opened(
                 "http",
-                door::http::listen(server, socket, bounds, limiter, self.headers)?,
+                door::http::listen(server, socket, Bounds::default(), served)?,
             );
         }
         if let Some(socket) = sockets.grpc {
@@ -288,6 +328,7 @@ impl Doors<'_> {
             let operated = door::admin::Operated {
                 limiter: Arc::clone(self.limiter),
                 reloader: self.reloader.cloned(),
+                envoy: self.envoy.cloned(),
                 token: self.token.clone(),
             };
             let listener = door::admin::listen(server, socket, Bounds::default(), operated)?;

@@ -6,6 +6,7 @@
 
 mod conditions;
 mod doors;
+mod envoy;
 mod grpc;
 pub(crate) mod limits;
 mod quotas;
@@ -24,6 +25,7 @@ use std::{
 
 use tidegate_core::{MemoryBounds, RuleSet, Span};
 
+pub use envoy::Envoy;
 use report::Report;
 use value::Value;
 use yaml::Dialect;
@@ -35,7 +37,7 @@ pub const MAX_FILE_BYTES: usize = 16 << 20;
 
 /// The keys of the file.
 const SECTIONS: &[&str] = &[
-    "listen", "store", "defaults", "headers", "admin", "grpc", "allow", "rules", "quotas",
+    "listen", "store", "defaults", "headers", "admin", "grpc", "envoy", "allow", "rules", "quotas",
 ];
 
 /// What the rules file says. The default is what an empty file says: every door open on its usual
@@ -55,6 +57,8 @@ pub struct Config {
     pub grpc: Grpc,
     /// `admin`: who may ask the admin door.
     pub admin_token: AdminToken,
+    /// `envoy`: the rate limit service for Envoy; `None` without the section.
+    pub envoy: Option<Envoy>,
     /// `rules` and `allow`, ready to decide.
     pub rules: RuleSet,
     /// `quotas`: limits that are divided among the Envoys that enforce them.
@@ -261,6 +265,7 @@ impl Config {
             (config.memory, config.snapshot) = store::store(&file, &mut report);
             config.headers = doors::headers(&file, &mut report);
             config.grpc = grpc::grpc(&file, &mut report);
+            config.envoy = envoy::envoy(&file, &mut report);
             config.rules = rules::rule_set(&file, &mut report);
             config.quotas = quotas::quotas(&file, &config.listen, &mut report);
         }

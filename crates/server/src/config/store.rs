@@ -97,7 +97,7 @@ fn at_least_one(number: Option<usize>, value: &Value<'_>, report: &mut Report) -
 }
 
 /// A size such as `1GiB`, or a number of bytes.
-fn size(value: &Value<'_>, report: &mut Report) -> Option<usize> {
+pub(super) fn size(value: &Value<'_>, report: &mut Report) -> Option<usize> {
     if value.looks_like_number() {
         return value.small_number(report);
     }
@@ -148,7 +148,11 @@ fn snapshot(value: &Value<'_>, report: &mut Report) -> Option<Snapshot> {
     every.map(|every| Snapshot { path, every })
 }
 
-fn path_of(value: &Value<'_>, text: &str, report: &mut Report) -> Option<std::path::PathBuf> {
+pub(super) fn path_of(
+    value: &Value<'_>,
+    text: &str,
+    report: &mut Report,
+) -> Option<std::path::PathBuf> {
     if text.is_empty() || text.contains('\0') {
         value.expected(report, "the path of a file");
         return None;

@@ -132,6 +132,13 @@ impl UnknownDomains {
         *count = count.saturating_add(descriptors);
     }
 
+    /// Calls `each` with every domain and its count, in order.
+    pub(super) fn for_each(&self, mut each: impl FnMut(&str, u64)) {
+        self.lock()
+            .iter()
+            .for_each(|(domain, count)| each(domain, *count));
+    }
+
     pub(super) fn count_of(&self, domain: &str) -> u64 {
         self.lock().get(domain).copied().unwrap_or(0)
     }

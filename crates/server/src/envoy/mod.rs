@@ -16,6 +16,9 @@ mod answer;
 mod config;
 mod counters;
 mod decide;
+mod environment;
+mod exposition;
+mod folder;
 mod key;
 mod metadata;
 mod over_cache;
@@ -34,6 +37,8 @@ pub use self::{
     },
     config::{DomainFiles, File, FileMistake, Loaded, read},
     counters::{Counter, MAX_PATHS},
+    environment::{ADMIN_TOKEN, FromEnvironment, from_environment},
+    folder::{Folder, FolderError, MAX_FILES, Watch},
     metadata::Metadata,
     request::{
         Descriptor, LimitOverride, MAX_DESCRIPTOR_BYTES, MAX_DESCRIPTORS, MAX_DOMAIN_BYTES,

@@ -32,6 +32,7 @@ pub struct RateLimitService {
     registry: Registry,
     unknown_domains: UnknownDomains,
     global_shadow_mode: AtomicU64,
+    errors: AtomicU64,
 }
 
 /// What a descriptor came to.
@@ -69,6 +70,7 @@ impl RateLimitService {
             registry: Registry::default(),
             unknown_domains: UnknownDomains::default(),
             global_shadow_mode: AtomicU64::new(0),
+            errors: AtomicU64::new(0),
         }
     }
 
@@ -99,6 +101,14 @@ impl RateLimitService {
         &self,
         request: &RateLimitRequest,
     ) -> Result<RateLimitAnswer, RateLimitError> {
+        let answered = self.decide(request);
+        if answered.is_err() {
+            self.errors.fetch_add(1, Ordering::Relaxed);
+        }
+        answered
+    }
+
+    fn decide(&self, request: &RateLimitRequest) -> Result<RateLimitAnswer, RateLimitError> {
         check(request)?;
         let domains = self.domains.load();
         let domains = domains.as_deref().ok_or(RateLimitError::NoConfiguration)?;
@@ -339,8 +349,28 @@ fn shown_in_full(descriptor: &Descriptor, path: &[&Node]) -> String {
     levels.collect::<Vec<_>>().join(".")
 }
 
-/// What was counted, for metrics.
+/// How it is, and what was counted.
 impl RateLimitService {
+    /// Whether it can decide; where the settings ask for a domain, only if there is one.
+    #[must_use]
+    pub fn is_healthy(&self) -> bool {
+        !self.settings.healthy_with_a_domain || self.domains() > 0
+    }
+
+    /// How many domains the configuration in force has.
+    #[must_use]
+    pub fn domains(&self) -> u64 {
+        let domains = self.domains.load();
+        let count = domains.as_deref().map_or(0, Domains::len);
+        u64::try_from(count).unwrap_or(u64::MAX)
+    }
+
+    /// How many requests could not be decided.
+    #[must_use]
+    pub fn errors(&self) -> u64 {
+        self.errors.load(Ordering::Relaxed)
+    }
+
     /// Calls `each` with every domain, path and counter, in order.
     pub fn for_each_counter(&self, mut each: impl FnMut(&str, &str, Counter, u64)) {
         self.registry.for_each(|domain, path, counters| {
@@ -354,6 +384,11 @@ impl RateLimitService {
     #[must_use]
     pub fn global_shadow_mode(&self) -> u64 {
         self.global_shadow_mode.load(Ordering::Relaxed)
+    }
+
+    /// Calls `each` with every domain that was asked for and that no file has, and how many descriptors there were in it.
+    pub fn for_each_unknown_domain(&self, each: impl FnMut(&str, u64)) {
+        self.unknown_domains.for_each(each);
     }
 
     /// How many descriptors were asked for in `domain`, which no file has.

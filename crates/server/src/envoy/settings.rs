@@ -19,6 +19,8 @@ pub struct Settings {
     pub dynamic_metadata: bool,
     /// Whether a request that is over some limits is charged to those only, and to no other.
     pub stop_increment: bool,
+    /// Whether the service is healthy only once it has a domain.
+    pub healthy_with_a_domain: bool,
     /// How many bytes the cache of what is over may take; 0 is no cache.
     pub local_cache_bytes: usize,
 }

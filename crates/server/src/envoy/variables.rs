@@ -93,6 +93,7 @@ pub(super) fn settings(reader: &mut Reader<'_>) -> Settings {
             .flag("LIMIT_RESPONSE_HEADERS_ENABLED")
             .then(|| header_names(reader)),
         dynamic_metadata: reader.flag("RESPONSE_DYNAMIC_METADATA"),
+        healthy_with_a_domain: reader.flag("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED"),
         stop_increment: reader.flag("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT"),
         local_cache_bytes: bytes.unwrap_or(0),
     }

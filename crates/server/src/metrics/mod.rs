@@ -26,7 +26,7 @@ pub use rules::MAX_RULE_LABELS;
 use crate::net::Listener;
 use rules::Rules;
 use shard::Shards;
-use text::Text;
+pub(crate) use text::Text;
 
 /// One decision in so many is timed.
 pub const SAMPLE_EVERY: u32 = 64;

@@ -4,15 +4,15 @@ use std::fmt::Write as _;
 
 /// A page of metrics. Writing into a `String` cannot fail, so those results are dropped.
 #[derive(Debug, Default)]
-pub(super) struct Text(String);
+pub(crate) struct Text(String);
 
 impl Text {
     /// Begins the samples of the metric `name`.
-    pub(super) fn family(&mut self, name: &str, kind: &str, help: &str) {
+    pub(crate) fn family(&mut self, name: &str, kind: &str, help: &str) {
         let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
-    pub(super) fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: u64) {
+    pub(crate) fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: u64) {
         self.0.push_str(name);
         let mut separator = '{';
         for (label, text) in labels {
@@ -28,18 +28,23 @@ impl Text {
     }
 
     /// A metric that has one sample.
-    pub(super) fn single(&mut self, name: &str, kind: &str, help: &str, value: u64) {
+    pub(crate) fn single(&mut self, name: &str, kind: &str, help: &str, value: u64) {
         self.family(name, kind, help);
         self.sample(name, &[], value);
     }
 
     /// A sample in seconds, exact.
-    pub(super) fn nanos_as_seconds(&mut self, name: &str, nanos: u64) {
+    pub(crate) fn nanos_as_seconds(&mut self, name: &str, nanos: u64) {
         let (whole, rest) = (nanos / 1_000_000_000, nanos % 1_000_000_000);
         let _ = writeln!(self.0, "{name} {whole}.{rest:09}");
     }
 
-    pub(super) fn finish(self) -> String {
+    /// Adds a page that was written before.
+    pub(crate) fn append(&mut self, page: &str) {
+        self.0.push_str(page);
+    }
+
+    pub(crate) fn finish(self) -> String {
         self.0
     }
 

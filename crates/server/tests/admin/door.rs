@@ -59,6 +59,7 @@ impl Door {
         let operated = Operated {
             limiter: Arc::clone(&limiter),
             reloader: Some(Arc::new(reloader)),
+            envoy: None,
             token: token.map(str::to_owned),
         };
         let server = Server::start(1).unwrap();

@@ -15,8 +15,8 @@ pub(crate) struct Cases {
     pub(crate) cases: Vec<Case>,
     #[serde(default)]
     pub(crate) load_error_cases: Vec<LoadErrorCase>,
-    #[serde(rename = "http_json_cases")]
-    _http_json_cases: Option<Value>,
+    #[serde(default)]
+    pub(crate) http_json_cases: Vec<HttpCase>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -122,6 +122,20 @@ pub(crate) struct LoadErrorCase {
     pub(crate) settings: BTreeMap<String, Value>,
     #[serde(default, rename = "yaml_syntax_error")]
     _yaml_syntax_error: bool,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct HttpCase {
+    pub(crate) id: String,
+    pub(crate) method: Option<String>,
+    pub(crate) path: Option<String>,
+    pub(crate) body: Option<String>,
+    #[serde(rename = "note")]
+    _note: Option<String>,
+    pub(crate) expect_status: u16,
+    pub(crate) expect_body: Option<Value>,
+    pub(crate) content_type: Option<String>,
 }
 
 /// Reads a file of cases.

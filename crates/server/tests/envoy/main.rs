@@ -7,8 +7,14 @@
 )]
 
 mod cases;
+#[path = "../http/client.rs"]
+#[allow(dead_code, reason = "other tests need the rest of it")]
+mod client;
 mod compare;
+mod config;
 mod corrected;
+mod folder;
 mod format;
+mod http;
 mod runner;
 mod subject;

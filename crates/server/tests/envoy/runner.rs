@@ -67,7 +67,7 @@ pub(crate) async fn run_case<S: Subject>(case: &Case) -> Vec<String> {
     if let Err(error) = started.load(&case.config) {
         return vec![format!("config: {error}")];
     }
-    let subject = S::new(started.service.clone());
+    let subject = S::new(&started);
     let mut failures = Vec::new();
     if case.steps.is_empty() {
         failures.push("asks for nothing".into());

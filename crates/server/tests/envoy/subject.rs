@@ -16,8 +16,8 @@ use crate::format::ConfigFile;
 
 /// A way to ask the service.
 pub(crate) trait Subject {
-    /// A service as it is when it has just been started.
-    fn new(service: Arc<RateLimitService>) -> Self;
+    /// A way to what was just started.
+    fn new(started: &Started) -> Self;
 
     /// Asks; an `Err` is the text of the error that came instead of an answer.
     async fn ask(&self, request: &RateLimitRequest) -> Result<RateLimitAnswer, String>;
@@ -27,8 +27,8 @@ pub(crate) trait Subject {
 pub(crate) struct InProcess(Arc<RateLimitService>);
 
 impl Subject for InProcess {
-    fn new(service: Arc<RateLimitService>) -> Self {
-        Self(service)
+    fn new(started: &Started) -> Self {
+        Self(Arc::clone(&started.service))
     }
 
     async fn ask(&self, request: &RateLimitRequest) -> Result<RateLimitAnswer, String> {
@@ -42,6 +42,7 @@ impl Subject for InProcess {
 /// A service on an empty store, under a clock that the case sets.
 pub(crate) struct Started {
     pub(crate) service: Arc<RateLimitService>,
+    pub(crate) limiter: Arc<Limiter>,
     clock: Clock,
     merging: DomainFiles,
 }
@@ -57,7 +58,8 @@ impl Started {
         let store = MemoryStore::new(MemoryBounds::default());
         let limiter = Arc::new(Limiter::new(RuleSet::default(), store, clock.clone()));
         Ok(Self {
-            service: Arc::new(RateLimitService::new(limiter, settings)),
+            service: Arc::new(RateLimitService::new(Arc::clone(&limiter), settings)),
+            limiter,
             clock,
             merging: if is_merged {
                 DomainFiles::Merged

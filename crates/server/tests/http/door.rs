@@ -7,7 +7,7 @@ use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
 use tidegate_server::{
     clock::Clock,
     config::{Config, Headers},
-    door::http,
+    door::http::{self, Served},
     limiter::Limiter,
     net::{Bounds, Listener, Server},
 };
@@ -80,5 +80,10 @@ impl Door {
 
 fn listen(server: &Server, limiter: &Arc<Limiter>, bounds: Bounds, headers: Headers) -> Listener {
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
-    http::listen(server, socket, bounds, Arc::clone(limiter), headers).unwrap()
+    let served = Served {
+        limiter: Arc::clone(limiter),
+        headers,
+        rate_limits: None,
+    };
+    http::listen(server, socket, bounds, served).unwrap()
 }

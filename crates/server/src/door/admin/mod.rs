@@ -32,7 +32,9 @@ use serde_json::json;
 use self::{access::Access, path::Path};
 use super::http::{Answer, Problem, json, read_body, wire};
 use crate::{
+    envoy::Watch,
     limiter::Limiter,
+    metrics::Text,
     net::{Bounds, Listener, Server},
     reload::Reloader,
 };
@@ -44,6 +46,8 @@ pub struct Operated {
     pub limiter: Arc<Limiter>,
     /// What `POST /v1/reload` asks; without one there is no rules file.
     pub reloader: Option<Arc<Reloader>>,
+    /// The configuration of the rate limit service for Envoy, which `POST /v1/reload` reads again too.
+    pub envoy: Option<Arc<Watch>>,
     /// Who shows it may ask; without one, whoever is on this machine.
     pub token: Option<String>,
 }
@@ -63,11 +67,13 @@ pub fn listen(
     let Operated {
         limiter,
         reloader,
+        envoy,
         token,
     } = operated;
     let admin = Arc::new(Admin {
         limiter,
         reloader,
+        envoy,
         access: Access::new(token, socket.local_addr()?)?,
     });
     server.listen(socket, bounds, move |stream, connection| {
@@ -82,6 +88,7 @@ pub fn listen(
 struct Admin {
     limiter: Arc<Limiter>,
     reloader: Option<Arc<Reloader>>,
+    envoy: Option<Arc<Watch>>,
     access: Access,
 }
 
@@ -136,17 +143,20 @@ impl Admin {
     }
 
     fn readiness(&self) -> Answer {
-        let failed = self.limiter.metrics().last_reload_failed();
+        let of_rules = self
+            .reloader
+            .as_ref()
+            .map(|reloader| reloader.last_mistakes());
+        let of_envoy = self.envoy.as_ref().map(|envoy| envoy.last_mistakes());
+        let of_envoy = of_envoy.unwrap_or_default();
+        let failed = self.limiter.metrics().last_reload_failed() || !of_envoy.is_empty();
         let last_reload = if failed {
             "failed; the old rules are in force"
         } else {
             "ok"
         };
-        let mistakes = self
-            .reloader
-            .as_ref()
-            .map(|reloader| reloader.last_mistakes())
-            .unwrap_or_default();
+        let mut mistakes = of_rules.unwrap_or_default();
+        mistakes.extend(of_envoy);
         json(
             StatusCode::OK,
             &json!({"ready": true, "last_reload": last_reload, "mistakes": mistakes}),
@@ -154,32 +164,58 @@ impl Admin {
     }
 
     fn metrics(&self) -> Answer {
-        let mut answer = Response::new(Full::from(self.limiter.exposition()));
+        let mut text = Text::default();
+        text.append(&self.limiter.exposition());
+        if let Some(envoy) = &self.envoy {
+            envoy.write(&mut text);
+        }
+        let mut answer = Response::new(Full::from(text.finish()));
         let text = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
         answer.headers_mut().insert(CONTENT_TYPE, text);
         answer
     }
 
     async fn reload(&self) -> Result<Answer, Problem> {
-        let Some(reloader) = self.reloader.clone() else {
+        let (reloader, envoy) = (self.reloader.clone(), self.envoy.clone());
+        if reloader.is_none() && envoy.is_none() {
             return Err(Problem::new(
                 StatusCode::CONFLICT,
                 "there is no rules file; start with --config FILE",
             ));
-        };
-        // A large file takes a while to read, and this worker has others to answer meanwhile.
-        let reloaded = tokio::task::spawn_blocking(move || reloader.reload()).await;
-        match reloaded {
-            Ok(Ok(rules)) => Ok(json(StatusCode::OK, &json!({"rules": rules}))),
-            Ok(Err(error)) => {
-                let detail = "the rules file cannot be used; the old rules are in force";
-                Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail)
-                    .with_mistakes(error.problems()))
-            }
-            Err(_) => Err(Problem::new(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "the server is shutting down",
-            )),
         }
+        // A large file takes a while to read, and this worker has others to answer meanwhile.
+        let reloaded = tokio::task::spawn_blocking(move || reload(reloader, envoy)).await;
+        reloaded.unwrap_or_else(|_| {
+            let detail = "the server is shutting down";
+            Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail))
+        })
     }
+}
+
+/// Reads whatever there is to be read again; one that cannot be used does not keep the other from its effect.
+fn reload(reloader: Option<Arc<Reloader>>, envoy: Option<Arc<Watch>>) -> Result<Answer, Problem> {
+    let refused = |detail: &str, mistakes: Vec<String>| {
+        Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail).with_mistakes(mistakes)
+    };
+    let rules = reloader.map(|reloader| {
+        let detail = "the rules file cannot be used; the old rules are in force";
+        reloader
+            .reload()
+            .map_err(|error| refused(detail, error.problems()))
+    });
+    let domains = envoy.map(|envoy| {
+        let detail =
+            "the configuration of the rate limit service cannot be used; the old one is in force";
+        envoy
+            .reload()
+            .map_err(|error| refused(detail, error.problems()))
+    });
+    let mut members = serde_json::Map::new();
+    if let Some(rules) = rules {
+        members.insert("rules".into(), json!(rules?));
+    }
+    if let Some(domains) = domains {
+        members.insert("domains".into(), json!(domains?));
+    }
+    Ok(json(StatusCode::OK, &members))
 }

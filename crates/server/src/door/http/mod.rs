@@ -1,4 +1,5 @@
-//! The HTTP door: `POST /v1/check`, `/v1/peek`, `/v1/throttle`, and `ANY /v1/authorize` for forward-auth.
+//! The HTTP door: `POST /v1/check`, `/v1/peek`, `/v1/throttle`, `ANY /v1/authorize` for forward-auth, and what
+//! envoyproxy/ratelimit answers at `/json` and `/healthcheck`.
 //!
 //! `wire` moves requests and answers, `body` reads what was asked, `verdict` writes what was decided, and
 //! the module of each endpoint is the story in between. A denial is a verdict; only what could not be
@@ -7,6 +8,7 @@
 mod authorize;
 mod body;
 mod check;
+mod envoy;
 mod fields;
 mod json;
 mod limit_fields;
@@ -36,6 +38,7 @@ pub(crate) use self::{
 };
 use crate::{
     config::{Headers, LegacyHeaders},
+    envoy::RateLimitService,
     limiter::Limiter,
     metrics::Door,
     net::{Bounds, Listener, Server},
@@ -43,6 +46,17 @@ use crate::{
 
 /// What there is, for those who asked for something else.
 const PATHS: &str = "/v1/check, /v1/peek, /v1/throttle and /v1/authorize";
+
+/// What the HTTP door needs.
+#[derive(Clone, Debug)]
+pub struct Served {
+    /// Who decides.
+    pub limiter: Arc<Limiter>,
+    /// Which headers answers carry.
+    pub headers: Headers,
+    /// What `/json` and `/healthcheck` ask; without it there is nothing at these paths.
+    pub rate_limits: Option<Arc<RateLimitService>>,
+}
 
 /// Answers checks and forward-auth on `socket`.
 ///
@@ -53,9 +67,9 @@ pub fn listen(
     server: &Server,
     socket: TcpListener,
     bounds: Bounds,
-    limiter: Arc<Limiter>,
-    headers: Headers,
+    served: Served,
 ) -> io::Result<Listener> {
+    let headers = served.headers;
     let legacy = match headers.legacy {
         LegacyHeaders::Off => Legacy::Off,
         LegacyHeaders::Delta => Legacy::Delta,
@@ -63,7 +77,8 @@ pub fn listen(
     };
     server.listen(socket, bounds, move |stream, connection| {
         let asked = Asked {
-            limiter: Arc::clone(&limiter),
+            limiter: Arc::clone(&served.limiter),
+            rate_limits: served.rate_limits.clone(),
             headers: RefCell::new(HeaderWriter::new(headers.ratelimit, legacy)),
             peer: connection.peer.ip(),
         };
@@ -89,6 +104,7 @@ pub enum Endpoint {
 pub fn transcript(limiter: &Arc<Limiter>, endpoint: Endpoint, body: &[u8]) -> (u16, Vec<u8>) {
     let asked = Asked {
         limiter: Arc::clone(limiter),
+        rate_limits: None,
         headers: RefCell::new(HeaderWriter::new(true, Legacy::Delta)),
         peer: IpAddr::V4(Ipv4Addr::LOCALHOST),
     };
@@ -101,6 +117,7 @@ pub fn transcript(limiter: &Arc<Limiter>, endpoint: Endpoint, body: &[u8]) -> (u
 #[derive(Debug)]
 struct Asked {
     limiter: Arc<Limiter>,
+    rate_limits: Option<Arc<RateLimitService>>,
     headers: RefCell<HeaderWriter>,
     peer: IpAddr,
 }
@@ -117,7 +134,14 @@ impl Asked {
             "/v1/check" => Endpoint::Check,
             "/v1/peek" => Endpoint::Peek,
             "/v1/authorize" => return authorize::authorize(self, &request),
-            _ => return Err(Problem::not_found(PATHS)),
+            path => match (path, &self.rate_limits) {
+                ("/json", Some(service)) => {
+                    let body = body::read(request.into_body()).await?;
+                    return Ok(envoy::decide(&self.limiter, service, &body).await);
+                }
+                ("/healthcheck", Some(service)) => return Ok(envoy::healthcheck(service)),
+                _ => return Err(Problem::not_found(PATHS)),
+            },
         };
         if request.method() != Method::POST {
             return Err(Problem::method("POST"));

@@ -106,7 +106,7 @@ impl Problem {
         Self::bad("body", format!("is no JSON: {error}"))
     }
 
-    #[cfg(test)]
+    /// What is wrong, in one line.
     pub(crate) fn detail(&self) -> &str {
         &self.detail
     }

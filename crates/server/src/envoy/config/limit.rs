@@ -181,7 +181,7 @@ fn limit(value: &Value<'_>, denied: Denied, report: &mut Report) -> Option<Limit
     // Keys that are not known are reported where all of them are looked at.
     let fields = value.fields(&mut Report::default(), "", limits::FIELDS)?;
     let spec = limits::full_form(&fields, fallback.algorithm, report);
-    let spec = with_unit(value, spec, report);
+    let spec = with_unit(value, spec, report)?;
     let limit = limits::build(
         &spec,
         (value, Some(&fields)),
@@ -195,8 +195,8 @@ fn limit(value: &Value<'_>, denied: Denied, report: &mut Report) -> Option<Limit
     Some(limit.clone().counting_in_full().unwrap_or(limit))
 }
 
-/// Adds what `unit` and `requests_per_unit` say to what the other fields do.
-fn with_unit(value: &Value<'_>, spec: LimitSpec, report: &mut Report) -> LimitSpec {
+/// Adds what `unit` and `requests_per_unit` say to what the other fields do; `None` if there is no telling the unit.
+fn with_unit(value: &Value<'_>, spec: LimitSpec, report: &mut Report) -> Option<LimitSpec> {
     let is_original = spec
         == LimitSpec {
             algorithm: Some(AlgorithmName::FixedWindow),
@@ -210,7 +210,11 @@ fn with_unit(value: &Value<'_>, spec: LimitSpec, report: &mut Report) -> LimitSp
             "requests_per_unit is missing and means 0: every request is over the limit",
         );
     }
-    let unit = if has_unit { unit(value, report) } else { None };
+    let unit = if has_unit {
+        Some(unit(value, report)?)
+    } else {
+        None
+    };
     let requests = requests.or_else(|| is_original.then_some(0));
     let said = match (requests, unit, spec.algorithm) {
         (Some(count), Some(period), Some(algorithm)) => {
@@ -249,7 +253,7 @@ fn with_unit(value: &Value<'_>, spec: LimitSpec, report: &mut Report) -> LimitSp
             );
         }
     }
-    LimitSpec {
+    Some(LimitSpec {
         rate: spec.rate.or(said.rate),
         capacity: spec.capacity.or(said.capacity),
         refill: spec.refill.or(said.refill),
@@ -257,7 +261,7 @@ fn with_unit(value: &Value<'_>, spec: LimitSpec, report: &mut Report) -> LimitSp
         limit: spec.limit.or(said.limit),
         window: spec.window.or(said.window),
         ..spec
-    }
+    })
 }
 
 fn is_calendar(spec: &LimitSpec) -> bool {

@@ -1,0 +1,251 @@
+//! Envoy's rate limit service as an operator meets it: checked, served, reloaded, and started from the environment of
+//! envoyproxy/ratelimit.
+
+use std::{net::SocketAddr, process::Output};
+
+use serde_json::{Value, json};
+
+use crate::support::{Answer, Ask, EVERY_DOOR, Process, Scratch, Server, run, tidegate};
+
+const SHOP: &str = "\
+domain: shop
+descriptors:
+  - key: api_key
+    rate_limit: {unit: hour, requests_per_unit: 2}
+";
+
+/// A folder with one good file.
+fn shop() -> Scratch {
+    let scratch = Scratch::new();
+    std::fs::create_dir(scratch.join("config")).unwrap();
+    scratch.write("config/shop.yaml", SHOP);
+    scratch
+}
+
+fn check(scratch: &Scratch, args: &[&str]) -> (Option<i32>, String) {
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = run(tidegate(args).current_dir(scratch.path()));
+    (
+        status.code(),
+        String::from_utf8([stdout, stderr].concat()).unwrap(),
+    )
+}
+
+fn ask(address: SocketAddr) -> Answer {
+    let body =
+        json!({"domain": "shop", "descriptors": [{"entries": [{"key": "api_key", "value": "a"}]}]});
+    Ask::new("POST", address, "/json").body(&body).send()
+}
+
+fn remaining(answer: &Answer) -> Value {
+    answer.json()["statuses"][0]["limitRemaining"].clone()
+}
+
+#[test]
+fn an_envoy_folder_is_checked() {
+    let scratch = shop();
+    let good = "config: 1 domain, no mistakes\n";
+    assert_eq!(
+        check(&scratch, &["check", "--envoy", "config"]),
+        (Some(0), good.into())
+    );
+    scratch.write(
+        "config/b.yaml",
+        "domain: shop\ndescriptors: [{key: a, rate_limit: {unit: moon}}, {value: v}]",
+    );
+    let (code, said) = check(&scratch, &["check", "--envoy", "config"]);
+    assert_eq!(code, Some(1));
+    for mistake in [
+        "config has 3 mistakes:",
+        "  b.yaml: descriptors[0].rate_limit.unit (line 2): invalid rate limit unit 'moon'",
+        "  b.yaml: descriptors[1] (line 2): descriptor has empty key",
+        "  shop.yaml: domain (line 1): duplicate domain 'shop' in config file; b.yaml has it already",
+    ] {
+        assert!(said.contains(mistake), "no {mistake:?} in:\n{said}");
+    }
+    let (code, said) = check(&scratch, &["check", "--envoy", "nowhere"]);
+    assert_eq!(code, Some(2));
+    assert!(
+        said.starts_with("tidegate: cannot read nowhere: "),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_rules_file_is_checked_with_the_envoy_folder_to_which_it_leads() {
+    let scratch = shop();
+    scratch.write("rules.yaml", "envoy: {config: config}\n");
+    let good = "rules.yaml: 0 rules, no mistakes\nconfig: 1 domain, no mistakes\n";
+    assert_eq!(
+        check(&scratch, &["check", "rules.yaml"]),
+        (Some(0), good.into())
+    );
+    scratch.write("config/shop.yaml", "descriptors: []");
+    let (code, said) = check(&scratch, &["check", "rules.yaml"]);
+    assert_eq!(code, Some(1));
+    assert!(
+        said.contains("config file cannot have empty domain"),
+        "{said}"
+    );
+    let (code, said) = check(&scratch, &["serve", "--config", "rules.yaml"]);
+    assert_eq!(code, Some(2));
+    assert!(
+        said.starts_with("tidegate: envoy.config: config has 1 mistake:"),
+        "{said}"
+    );
+    scratch.write("rules.yaml", "envoy: {confg: x, near_limit_ratio: 2, response_headers: {limit: a b}, local_cache: much}\n");
+    let (code, said) = check(&scratch, &["check", "rules.yaml"]);
+    assert_eq!(code, Some(1));
+    for mistake in [
+        "envoy.confg (line 1): unknown key `confg`; did you mean `config`?",
+        "envoy.config (line 1): is missing; name the file or folder",
+        "envoy.near_limit_ratio (line 1): expected a share from 0 to 1",
+        "envoy.response_headers.limit (line 1): expected the name of a header, got \"a b\"",
+        "envoy.local_cache (line 1): expected a size such as 512MiB or 1GiB, got \"much\"",
+    ] {
+        assert!(said.contains(mistake), "no {mistake:?} in:\n{said}");
+    }
+}
+
+#[test]
+fn an_envoy_folder_is_served_and_read_again_when_it_changes() {
+    let mut server = Server::start_in(shop(), &format!("{EVERY_DOOR}envoy: {{config: config}}\n"));
+    let first = ask(server.http);
+    assert_eq!((first.status, remaining(&first)), (200, json!(1)));
+    let health = Ask::get(server.http, "/healthcheck").send();
+    assert_eq!((health.status, health.body.as_str()), (200, "OK"));
+    let file = server.directory().join("config/shop.yaml");
+    std::fs::write(
+        &file,
+        SHOP.replace("requests_per_unit: 2", "requests_per_unit: 5"),
+    )
+    .unwrap();
+    server.wait_for(&["reloaded the configuration of the rate limit service"]);
+    assert_eq!(
+        remaining(&ask(server.http)),
+        json!(3),
+        "1 was spent of 2, and now 2 of 5"
+    );
+    std::fs::write(&file, "domain: []").unwrap();
+    server.wait_for(&["kept the old configuration of the rate limit service"]);
+    assert_eq!(remaining(&ask(server.http)), json!(2));
+    let ready = Ask::get(server.admin, "/readyz").send().json();
+    assert_eq!(ready["last_reload"], "failed; the old rules are in force");
+    assert!(
+        ready["mistakes"][0]
+            .as_str()
+            .unwrap()
+            .starts_with("shop.yaml: "),
+        "{ready}"
+    );
+    let refused = Ask::new("POST", server.admin, "/v1/reload").send();
+    assert_eq!(refused.status, 422, "{}", refused.body);
+    let metrics = server.metrics();
+    for sample in [
+        "tidegate_envoy_hits_total{domain=\"shop\",descriptor=\"api_key\"} 3\n",
+        "tidegate_envoy_within_limit_total{domain=\"shop\",descriptor=\"api_key\"} 3\n",
+        "tidegate_envoy_over_limit_total{domain=\"shop\",descriptor=\"api_key\"} 0\n",
+        "tidegate_envoy_config_loads_total{result=\"ok\"} 2\n",
+        "tidegate_envoy_last_config_load_success 0\n",
+        "tidegate_envoy_domains 1\n",
+        "tidegate_envoy_errors_total 0\n",
+    ] {
+        assert!(metrics.contains(sample), "no {sample:?} in:\n{metrics}");
+    }
+    server.stop();
+}
+
+#[test]
+fn every_envoy_metric_is_documented() {
+    let server = Server::start_in(shop(), &format!("{EVERY_DOOR}envoy: {{config: config}}\n"));
+    ask(server.http);
+    let page = std::fs::read_to_string(crate::support::repository().join("docs/envoy.md")).unwrap();
+    let metrics = server.metrics();
+    let names = metrics
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE tidegate_envoy_"));
+    let names: Vec<&str> = names.filter_map(|line| line.split(' ').next()).collect();
+    assert_eq!(names.len(), 13, "{names:?}");
+    for name in names {
+        assert!(
+            page.contains(&format!("`tidegate_envoy_{name}`")),
+            "{name} is not in docs/envoy.md"
+        );
+    }
+}
+
+/// The environment of the original, on ports that the system picks.
+fn from_environment(scratch: &Scratch) -> std::process::Command {
+    let mut command = tidegate(&["serve", "--from-envoy-env"]);
+    command.current_dir(scratch.path());
+    for (name, value) in [
+        ("HOST", "127.0.0.1"),
+        ("PORT", "0"),
+        ("GRPC_HOST", "127.0.0.1"),
+        ("GRPC_PORT", "0"),
+        ("DEBUG_PORT", "0"),
+        ("RUNTIME_ROOT", "."),
+        ("RUNTIME_WATCH_ROOT", "false"),
+        ("LIMIT_RESPONSE_HEADERS_ENABLED", "true"),
+        ("REDIS_URL", "redis:6379"),
+        ("USE_STATSD", "false"),
+        ("LOG_LEVEL", "info"),
+    ] {
+        command.env(name, value);
+    }
+    command
+}
+
+#[test]
+fn the_environment_of_the_original_starts_it() {
+    let scratch = shop();
+    let mut process = Process::start(&mut from_environment(&scratch));
+    process.wait_for(&["REDIS_URL is ignored: counts are kept in the memory of this process"]);
+    process.wait_for(&["RUNTIME_WATCH_ROOT is ignored: "]);
+    process.wait_for(&["USE_STATSD is ignored: metrics are Prometheus', on the admin door"]);
+    let line = process
+        .wait_for(&["listening", "door=\"http\""])
+        .replace('"', "");
+    let address = line
+        .split_whitespace()
+        .find_map(|word| word.strip_prefix("address="))
+        .unwrap();
+    let answer = ask(address.parse().unwrap());
+    assert_eq!(answer.status, 200);
+    let headers = &answer.json()["responseHeadersToAdd"];
+    assert_eq!(
+        headers[1],
+        json!({"key": "RateLimit-Remaining", "value": "1"}),
+        "{headers}"
+    );
+}
+
+#[test]
+fn what_of_that_environment_cannot_be_done_is_refused() {
+    let scratch = shop();
+    let mut command = from_environment(&scratch);
+    for (name, value) in [
+        ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
+        ("GRPC_UDS", "/run/ratelimit.sock"),
+        ("NEAR_LIMIT_RATIO", "much"),
+        ("GRPC_SERVER_USE_TLS", "true"),
+        ("PORT", "http"),
+    ] {
+        command.env(name, value);
+    }
+    let output = run(&mut command);
+    assert_eq!(output.status.code(), Some(2));
+    let said = String::from_utf8(output.stderr).unwrap();
+    for problem in [
+        "CONFIG_TYPE: rules are read from files only",
+        "GRPC_UDS: the gRPC door does not listen on Unix sockets",
+        "NEAR_LIMIT_RATIO: expected a share from 0 to 1, such as 0.8, got \"much\"",
+        "GRPC_SERVER_TLS_CERT: is missing",
+        "PORT: expected a port from 0 to 65535, got \"http\"",
+    ] {
+        assert!(said.contains(problem), "no {problem:?} in:\n{said}");
+    }
+}

@@ -1,0 +1,303 @@
+//! A whole configuration from the environment variables of envoyproxy/ratelimit.
+//!
+//! Whoever starts the original with variables starts Tidegate with the same ones. A variable that cannot be honoured is
+//! named, with the reason; where passing over it would open a door or move one, the start is refused.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::PathBuf,
+    time::Duration,
+};
+
+use super::{
+    DomainFiles, Folder, Variables,
+    variables::{self, Reader},
+};
+use crate::config::{AdminToken, Config, Envoy, TlsFiles};
+
+/// The variable that holds the admin token, if the admin door is to be reached from other machines.
+pub const ADMIN_TOKEN: &str = "TIDEGATE_ADMIN_TOKEN";
+
+/// What the variables say.
+#[derive(Debug)]
+pub struct FromEnvironment {
+    /// The configuration.
+    pub config: Config,
+    /// What to log, by `LOG_LEVEL`: `error`, `warn`, `info`, `debug` or `trace`; `None` if it is not set.
+    pub log: Option<&'static str>,
+    /// The variables that were set and have no effect here, each with the reason.
+    pub ignored: Vec<String>,
+}
+
+/// Variables that have no effect here, by how they begin, and why.
+const IGNORED: &[(&str, &str)] = &[
+    (
+        "REDIS_",
+        "counts are kept in the memory of this process; for a store that replicas share, write a rules file with `store`",
+    ),
+    (
+        "BACKEND_TYPE",
+        "counts are kept in the memory of this process; for a store that replicas share, write a rules file with `store`",
+    ),
+    (
+        "MEMCACHE_",
+        "there is no such store; counts are kept in the memory of this process",
+    ),
+    (
+        "EXPIRATION_JITTER_MAX_SECONDS",
+        "counts do not expire all at once: nothing needs to be spread",
+    ),
+    (
+        "CACHE_KEY_PREFIX",
+        "the counts are in the memory of this process, which has no other user",
+    ),
+    (
+        "RUNTIME_IGNOREDOTFILES",
+        "names that begin with a dot are always passed over",
+    ),
+    (
+        "RUNTIME_WATCH_ROOT",
+        "files are read again whenever they change, links on the way to them included",
+    ),
+    (
+        "DEBUG_HOST",
+        "the admin door is for this machine only, unless TIDEGATE_ADMIN_TOKEN is set",
+    ),
+    (
+        "USE_STATSD",
+        "metrics are Prometheus', on the admin door at /metrics",
+    ),
+    (
+        "STATSD_",
+        "metrics are Prometheus', on the admin door at /metrics",
+    ),
+    (
+        "USE_DOG_STATSD",
+        "metrics are Prometheus', on the admin door at /metrics",
+    ),
+    (
+        "DOG_STATSD_",
+        "metrics are Prometheus', on the admin door at /metrics",
+    ),
+    (
+        "USE_PROMETHEUS",
+        "metrics are Prometheus' already, on the admin door at /metrics",
+    ),
+    (
+        "PROMETHEUS_",
+        "metrics are on the admin door at /metrics; their names are in docs/envoy.md",
+    ),
+    (
+        "EXTRA_TAGS",
+        "give the labels to the scrape configuration of Prometheus",
+    ),
+    (
+        "STATS_FLUSH_INTERVAL",
+        "metrics are read when they are asked for",
+    ),
+    (
+        "DISABLE_STATS",
+        "metrics cost nothing until they are asked for",
+    ),
+    ("LOG_FORMAT", "logs are text"),
+    ("TRACING_", "there is no tracing"),
+    ("OTEL_", "there is no tracing"),
+    ("CONFIG_GRPC_XDS_", "rules are read from files only"),
+    ("XDS_", "rules are read from files only"),
+];
+
+/// Reads `variables`.
+///
+/// # Errors
+///
+/// Everything that is wrong with one of them, or cannot be done although it matters, each with its name.
+pub fn from_environment(variables: &Variables) -> Result<FromEnvironment, Vec<String>> {
+    let mut reader = Reader::new(variables);
+    refuse(&mut reader);
+    let mut config = Config::default();
+    listen(&mut config, &mut reader);
+    config.envoy = Some(envoy(&mut reader));
+    grpc(&mut config, &mut reader);
+    let log = log_level(&mut reader);
+    if reader.problems.is_empty() {
+        let ignored = ignored(variables, &config);
+        Ok(FromEnvironment {
+            config,
+            log,
+            ignored,
+        })
+    } else {
+        Err(reader.problems)
+    }
+}
+
+/// What cannot be done, and would be missed.
+fn refuse(reader: &mut Reader<'_>) {
+    if reader
+        .text("CONFIG_TYPE")
+        .is_some_and(|kind| kind != "FILE")
+    {
+        reader
+            .problems
+            .push("CONFIG_TYPE: rules are read from files only; set it to FILE".into());
+    }
+    if reader.text("GRPC_UDS").is_some() {
+        reader.problems.push(
+            "GRPC_UDS: the gRPC door does not listen on Unix sockets; use GRPC_HOST and GRPC_PORT"
+                .into(),
+        );
+    }
+    if reader.text("GRPC_CLIENT_TLS_SAN").is_some() {
+        let problem = "GRPC_CLIENT_TLS_SAN: names in clients' certificates are not looked at; \
+                       give GRPC_CLIENT_TLS_CACERT an authority that signs for these clients only";
+        reader.problems.push(problem.into());
+    }
+}
+
+fn listen(config: &mut Config, reader: &mut Reader<'_>) {
+    config.listen.http = Some(address(("HOST", "PORT"), 8080, reader));
+    config.listen.grpc = Some(address(("GRPC_HOST", "GRPC_PORT"), 8081, reader));
+    config.listen.resp = None;
+    let debug = address(("DEBUG_HOST", "DEBUG_PORT"), 6070, reader);
+    config.listen.admin = if reader.text(ADMIN_TOKEN).is_some() {
+        config.admin_token = AdminToken::Env(ADMIN_TOKEN.into());
+        Some(debug)
+    } else {
+        Some(SocketAddr::new(
+            IpAddr::V4(Ipv4Addr::LOCALHOST),
+            debug.port(),
+        ))
+    };
+}
+
+fn address((host, port): (&str, &str), default: u16, reader: &mut Reader<'_>) -> SocketAddr {
+    let host = reader.parsed(host, "an IP address", |text| text.parse().ok());
+    let port = reader.parsed(port, "a port from 0 to 65535", |text| text.parse().ok());
+    SocketAddr::new(
+        host.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
+        port.unwrap_or(default),
+    )
+}
+
+fn envoy(reader: &mut Reader<'_>) -> Envoy {
+    let mut path = PathBuf::from(
+        reader
+            .text("RUNTIME_ROOT")
+            .unwrap_or("/srv/runtime_data/current"),
+    );
+    path.extend(reader.text("RUNTIME_SUBDIRECTORY"));
+    path.push(reader.text("RUNTIME_APPDIRECTORY").unwrap_or("config"));
+    let merging = if reader.flag("MERGE_DOMAIN_CONFIG") {
+        DomainFiles::Merged
+    } else {
+        DomainFiles::One
+    };
+    Envoy {
+        settings: variables::settings(reader),
+        start_without_config: reader.flag("FORCE_START_WITHOUT_INITIAL_CONFIG"),
+        ..Envoy::new(Folder { path, merging })
+    }
+}
+
+fn grpc(config: &mut Config, reader: &mut Reader<'_>) {
+    let age = reader.parsed("GRPC_MAX_CONNECTION_AGE", SPAN, span);
+    config.grpc.max_connection_age = age.unwrap_or(config.grpc.max_connection_age);
+    let grace = reader.parsed("GRPC_MAX_CONNECTION_AGE_GRACE", SPAN, span);
+    config.grpc.max_connection_age_grace = grace.unwrap_or(config.grpc.max_connection_age_grace);
+    if !reader.flag("GRPC_SERVER_USE_TLS") {
+        return;
+    }
+    let mut path = |name: &str| {
+        let path = reader.text(name).map(PathBuf::from);
+        if path.is_none() {
+            reader
+                .problems
+                .push(format!("{name}: is missing; GRPC_SERVER_USE_TLS needs it"));
+        }
+        path.unwrap_or_default()
+    };
+    let (certificate, key) = (path("GRPC_SERVER_TLS_CERT"), path("GRPC_SERVER_TLS_KEY"));
+    let client_ca = reader.text("GRPC_CLIENT_TLS_CACERT").map(PathBuf::from);
+    config.grpc.tls = Some(TlsFiles {
+        certificate,
+        key,
+        client_ca,
+    });
+}
+
+fn log_level(reader: &mut Reader<'_>) -> Option<&'static str> {
+    let what = "one of error, warn, info, debug, trace";
+    reader.parsed("LOG_LEVEL", what, |text| {
+        match text.to_lowercase().as_str() {
+            "panic" | "fatal" | "error" => Some("error"),
+            "warn" | "warning" => Some("warn"),
+            "info" => Some("info"),
+            "debug" => Some("debug"),
+            "trace" => Some("trace"),
+            _ => None,
+        }
+    })
+}
+
+const SPAN: &str = "a duration such as 30s, 10m or 24h";
+
+/// A duration as Go writes it: `1h30m`, `500ms`.
+fn span(text: &str) -> Option<Duration> {
+    let (mut rest, mut whole) = (text, Duration::ZERO);
+    while !rest.is_empty() {
+        let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+        let (number, after) = rest.split_at(digits);
+        let letters = after.bytes().take_while(u8::is_ascii_alphabetic).count();
+        let (unit, after) = after.split_at(letters);
+        let number: u64 = number.parse().ok()?;
+        let part = match unit {
+            "ms" => Duration::from_millis(number),
+            "s" => Duration::from_secs(number),
+            "m" => Duration::from_secs(number.checked_mul(60)?),
+            "h" => Duration::from_secs(number.checked_mul(3_600)?),
+            _ => return None,
+        };
+        whole = whole.checked_add(part)?;
+        rest = after;
+    }
+    (whole > Duration::ZERO).then_some(whole)
+}
+
+fn ignored(variables: &Variables, config: &Config) -> Vec<String> {
+    let is_honoured = |name: &str| name == "DEBUG_HOST" && config.admin_token != AdminToken::None;
+    let reason = |name: &str| IGNORED.iter().find(|(begins, _)| name.starts_with(begins));
+    let set = variables
+        .iter()
+        .filter(|(name, value)| !value.is_empty() && !is_honoured(name));
+    set.filter_map(|(name, _)| reason(name).map(|(_, why)| format!("{name} is ignored: {why}")))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_those_of_go() {
+        for (text, expected) in [
+            ("24h", Some(86_400_000)),
+            ("1h30m", Some(5_400_000)),
+            ("500ms", Some(500)),
+            ("10s", Some(10_000)),
+        ] {
+            assert_eq!(span(text), expected.map(Duration::from_millis), "{text}");
+        }
+        for text in [
+            "",
+            "0s",
+            "10",
+            "h",
+            "1d",
+            "-1s",
+            "1h 2m",
+            "99999999999999999999h",
+        ] {
+            assert_eq!(span(text), None, "{text}");
+        }
+    }
+}

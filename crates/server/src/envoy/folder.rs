@@ -1,0 +1,302 @@
+//! The configuration on the disk: a file or a folder, read again when it changes.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::SystemTime,
+};
+
+use super::{DomainFiles, File, FileMistake, Loaded, RateLimitService, read};
+use crate::config::MAX_FILE_BYTES;
+
+/// The most files of a folder.
+pub const MAX_FILES: usize = 10_000;
+
+/// How often a set of files is read that changes under the reader.
+const TRIES: usize = 3;
+
+/// The deepest nesting of folders.
+const MAX_DEPTH: usize = 16;
+
+/// Where a configuration is, and how its files come together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Folder {
+    /// A file, or a folder whose files are all read, those of its folders included. Names that begin with a dot are
+    /// passed over: a Kubernetes ConfigMap keeps its former versions under such names.
+    pub path: PathBuf,
+    /// Whether a domain may be in several files.
+    pub merging: DomainFiles,
+}
+
+/// Why a configuration could not be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FolderError {
+    /// It could not be read: the operator's path or permissions.
+    #[error("cannot read {}: {source}", path.display())]
+    Unreadable {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the file system said.
+        source: io::Error,
+    },
+    /// It was read and is wrong: its author's.
+    #[error("{} has {} mistake{}:\n{}", path.display(), mistakes.len(), plural(mistakes.len()), lines(mistakes))]
+    Mistaken {
+        /// The file or folder.
+        path: PathBuf,
+        /// Every mistake in it.
+        mistakes: Vec<FileMistake>,
+    },
+}
+
+impl FolderError {
+    /// One line for each thing that is wrong.
+    #[must_use]
+    pub fn problems(&self) -> Vec<String> {
+        match self {
+            Self::Unreadable { .. } => vec![self.to_string()],
+            Self::Mistaken { mistakes, .. } => {
+                mistakes.iter().map(FileMistake::to_string).collect()
+            }
+        }
+    }
+}
+
+impl Folder {
+    /// Reads every file.
+    ///
+    /// # Errors
+    ///
+    /// [`FolderError`]; see its variants.
+    pub fn load(&self) -> Result<Loaded, FolderError> {
+        let mut before = self.files()?;
+        let mut texts = self.texts(&before);
+        // What is replaced while it is being read may be half old and half new.
+        for _ in 1..TRIES {
+            let after = self.files()?;
+            if after == before && texts.is_ok() {
+                break;
+            }
+            texts = self.texts(&after);
+            before = after;
+        }
+        read(texts?, self.merging).map_err(|mistakes| FolderError::Mistaken {
+            path: self.path.clone(),
+            mistakes,
+        })
+    }
+
+    fn texts(&self, files: &[Found]) -> Result<Vec<File>, FolderError> {
+        let file = |found: &Found| {
+            Ok(File {
+                name: self.name_of(&found.path),
+                text: text(&found.path)?,
+            })
+        };
+        files.iter().map(file).collect()
+    }
+
+    /// The files, in the order of their paths.
+    fn files(&self) -> Result<Vec<Found>, FolderError> {
+        let mut files = Vec::new();
+        gather(&self.path, 0, &mut files)?;
+        files.sort_by(|a, b| a.path.cmp(&b.path));
+        Ok(files)
+    }
+
+    /// What messages call a file: its path within the folder.
+    fn name_of(&self, file: &Path) -> String {
+        let inside = file
+            .strip_prefix(&self.path)
+            .ok()
+            .filter(|inside| *inside != Path::new(""));
+        let alone = || file.file_name().map(Path::new);
+        inside.or_else(alone).unwrap_or(file).display().to_string()
+    }
+}
+
+/// A file, and what it looks like from outside: that changes when it is written or replaced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Found {
+    path: PathBuf,
+    modified: Option<SystemTime>,
+    len: u64,
+    inode: u64,
+}
+
+fn gather(path: &Path, depth: usize, files: &mut Vec<Found>) -> Result<(), FolderError> {
+    use std::os::unix::fs::MetadataExt;
+    let unreadable = |source| FolderError::Unreadable {
+        path: path.to_owned(),
+        source,
+    };
+    // Links are followed: a ConfigMap is made of them.
+    let metadata = fs::metadata(path).map_err(unreadable)?;
+    if metadata.is_file() {
+        if files.len() == MAX_FILES {
+            return Err(unreadable(io::Error::other(format!(
+                "more than {MAX_FILES} files"
+            ))));
+        }
+        files.push(Found {
+            path: path.to_owned(),
+            modified: metadata.modified().ok(),
+            len: metadata.len(),
+            inode: metadata.ino(),
+        });
+        return Ok(());
+    }
+    if depth == MAX_DEPTH {
+        return Err(unreadable(io::Error::other(format!(
+            "folders are nested deeper than {MAX_DEPTH}"
+        ))));
+    }
+    for entry in fs::read_dir(path).map_err(unreadable)? {
+        let entry = entry.map_err(unreadable)?;
+        if !entry.file_name().to_string_lossy().starts_with('.') {
+            gather(&entry.path(), depth + 1, files)?;
+        }
+    }
+    Ok(())
+}
+
+fn text(path: &Path) -> Result<String, FolderError> {
+    let unreadable = |source| FolderError::Unreadable {
+        path: path.to_owned(),
+        source,
+    };
+    let size = fs::metadata(path).map_err(unreadable)?.len();
+    if size > MAX_FILE_BYTES as u64 {
+        let problem = format!("{size} bytes are over the maximum of {MAX_FILE_BYTES}");
+        return Err(unreadable(io::Error::new(
+            io::ErrorKind::FileTooLarge,
+            problem,
+        )));
+    }
+    fs::read_to_string(path).map_err(unreadable)
+}
+
+/// Reads the configuration again when asked, or when it has changed.
+#[derive(Debug)]
+pub struct Watch {
+    folder: Folder,
+    service: Arc<RateLimitService>,
+    /// What was there when it was last read; `None` if it could not be looked at.
+    seen: Mutex<Option<Vec<Found>>>,
+    mistakes: Mutex<Vec<String>>,
+    loads: [AtomicU64; 2],
+}
+
+impl Watch {
+    /// Reads the configuration in `folder` into `service`, and watches it from then on.
+    ///
+    /// # Errors
+    ///
+    /// [`FolderError`].
+    pub fn open(folder: Folder, service: Arc<RateLimitService>) -> Result<Self, FolderError> {
+        let watch = Self::new(folder, service);
+        watch.load()?;
+        Ok(watch)
+    }
+
+    /// A watch on `folder`, which was not read yet.
+    #[must_use]
+    pub fn new(folder: Folder, service: Arc<RateLimitService>) -> Self {
+        Self {
+            folder,
+            service,
+            seen: Mutex::default(),
+            mistakes: Mutex::default(),
+            loads: Default::default(),
+        }
+    }
+
+    /// The service for which it watches.
+    #[must_use]
+    pub fn service(&self) -> &Arc<RateLimitService> {
+        &self.service
+    }
+
+    /// Reads every file and puts the rules in force; counts are kept. Returns how many domains there are.
+    ///
+    /// # Errors
+    ///
+    /// [`FolderError`]. The rules in force stay in force.
+    pub fn reload(&self) -> Result<usize, FolderError> {
+        let loaded = self.load();
+        let path = self.folder.path.display();
+        match &loaded {
+            Ok(domains) => {
+                tracing::info!(%path, domains, "reloaded the configuration of the rate limit service")
+            }
+            Err(error) => {
+                tracing::error!(%path, "kept the old configuration of the rate limit service: {error}")
+            }
+        }
+        loaded
+    }
+
+    fn load(&self) -> Result<usize, FolderError> {
+        let mut seen = lock(&self.seen);
+        *seen = self.folder.files().ok();
+        let loaded = self.folder.load().map(|loaded| {
+            loaded
+                .warnings
+                .iter()
+                .for_each(|warning| tracing::warn!("{warning}"));
+            let domains = loaded.domains();
+            self.service.load(loaded);
+            domains
+        });
+        self.loads[usize::from(loaded.is_err())].fetch_add(1, Ordering::Relaxed);
+        *lock(&self.mistakes) = loaded
+            .as_ref()
+            .err()
+            .map(FolderError::problems)
+            .unwrap_or_default();
+        loaded
+    }
+
+    /// What was wrong when it was last read; empty if that is in force.
+    #[must_use]
+    pub fn last_mistakes(&self) -> Vec<String> {
+        lock(&self.mistakes).clone()
+    }
+
+    /// Whether anything has changed since it was last read: a file's content, or which files there are.
+    #[must_use]
+    pub fn has_changed(&self) -> bool {
+        self.folder.files().ok() != *lock(&self.seen)
+    }
+
+    /// How often it was read, and how often in vain.
+    #[must_use]
+    pub fn loads(&self) -> (u64, u64) {
+        let [succeeded, failed] = &self.loads;
+        (
+            succeeded.load(Ordering::Relaxed),
+            failed.load(Ordering::Relaxed),
+        )
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn plural(count: usize) -> &'static str {
+    if count == 1 { "" } else { "s" }
+}
+
+fn lines(mistakes: &[FileMistake]) -> String {
+    mistakes
+        .iter()
+        .map(|mistake| format!("  {mistake}"))
+        .collect::<Vec<_>>()
+        .join("\n")
+}
