@@ -84,7 +84,8 @@ impl Limiter {
     /// Everything that was counted, in the Prometheus text format.
     #[must_use]
     pub fn exposition(&self) -> String {
-        self.metrics.exposition(&self.store.stats(), self.now())
+        self.metrics
+            .exposition(&self.store.stats(), self.quotas.counts(), self.now())
     }
 
     /// Counts the verdict that `door` is about to give.

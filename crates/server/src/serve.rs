@@ -313,11 +313,14 @@ impl Doors<'_> {
             );
         }
         if let Some(socket) = sockets.grpc {
+            let served = door::grpc::Served {
+                limiter: Arc::clone(self.limiter),
+                rate_limits: self.envoy.map(|envoy| Arc::clone(envoy.service())),
+            };
             let http2 = Http2::new(self.grpc.clone(), self.grpc_tls.clone());
-            let bounds = Bounds::default();
             self.opened(
                 "grpc",
-                door::grpc::listen(server, socket, bounds, self.limiter, http2)?,
+                door::grpc::listen(server, socket, Bounds::default(), served, http2)?,
             );
         }
         if let Some(socket) = sockets.resp {

@@ -11,7 +11,7 @@ use std::{
 
 use crate::{
     examples::Proxy,
-    support::{Scratch, Server, repository, run, tidegate},
+    support::{EVERY_DOOR, Envoy, Scratch, Server, repository, run, tidegate},
 };
 
 /// By how much a time in milliseconds may differ from the one that is printed.
@@ -68,8 +68,24 @@ fn the_caddy_example_is_true() {
 }
 
 #[test]
+fn the_envoy_example_is_true() {
+    let example = repository().join("examples/envoy");
+    let read = |name| fs::read_to_string(example.join(name)).unwrap();
+    let scratch = Scratch::new();
+    scratch.write("shop.yaml", &read("shop.yaml"));
+    let config = read("tidegate.yaml").replace("examples/envoy/", "");
+    let server = Server::start_in(scratch, &format!("{EVERY_DOOR}{config}"));
+    let envoy = Envoy::start(&read("envoy.yaml"), server.grpc);
+    let fronts = [
+        ("8000", envoy.listener("front")),
+        ("8002", envoy.listener("quotas")),
+    ];
+    assert_true_with("examples/envoy/README.md", &server, &fronts);
+}
+
+#[test]
 fn every_rules_file_that_is_printed_is_good() {
-    for document in ["docs/rules-file.md", "docs/operating.md"] {
+    for document in ["docs/rules-file.md", "docs/grpc.md", "docs/operating.md"] {
         let text = fs::read_to_string(repository().join(document)).unwrap();
         let files = blocks(&text, "yaml");
         assert!(!files.is_empty(), "{document} has no yaml block");

@@ -10,6 +10,7 @@ mod support;
 
 mod check;
 mod documents;
+mod envoy;
 mod envoy_rules;
 mod examples;
 mod operate;

@@ -23,7 +23,7 @@ use tidegate_core::{Decision, MemoryStats, Reason, Timestamp, Verdict};
 
 pub use rules::MAX_RULE_LABELS;
 
-use crate::net::Listener;
+use crate::{net::Listener, quota::QuotaCounts};
 use rules::Rules;
 use shard::Shards;
 pub(crate) use text::Text;
@@ -36,18 +36,21 @@ pub const SAMPLE_EVERY: u32 = 64;
 pub enum Door {
     /// Checks, throttles and forward-auth over HTTP.
     Http,
+    /// Envoy's rate limit service.
+    Grpc,
     /// The Redis protocol.
     Resp,
 }
 
 impl Door {
-    const ALL: [Self; 2] = [Self::Http, Self::Resp];
+    const ALL: [Self; 3] = [Self::Http, Self::Grpc, Self::Resp];
 
     /// The door's label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Http => "http",
+            Self::Grpc => "grpc",
             Self::Resp => "resp",
         }
     }
@@ -55,7 +58,8 @@ impl Door {
     const fn index(self) -> usize {
         match self {
             Self::Http => 0,
-            Self::Resp => 1,
+            Self::Grpc => 1,
+            Self::Resp => 2,
         }
     }
 }
@@ -122,6 +126,12 @@ impl Metrics {
         }
     }
 
+    /// Counts an answer of Envoy's rate limit service.
+    pub(crate) fn observe_answer(&self, door: Door, is_over_limit: bool) {
+        let answer = is_over_limit.then_some(Reason::Limit);
+        self.shards.mine().count(door.index(), answer_index(answer));
+    }
+
     pub(crate) fn observe_throttle(&self, door: Door, decision: &Decision) {
         let answer = match decision {
             Decision::Admitted => None,
@@ -166,15 +176,16 @@ impl Metrics {
             .push((door, listener));
     }
 
-    /// Everything in the Prometheus text format. `store` is what the store says of itself at `now`.
+    /// Everything in the Prometheus text format. `store` and `quotas` are what they say of themselves at `now`.
     #[must_use]
-    pub fn exposition(&self, store: &MemoryStats, now: Timestamp) -> String {
+    pub fn exposition(&self, store: &MemoryStats, quotas: QuotaCounts, now: Timestamp) -> String {
         let mut text = Text::default();
         self.write_process(&mut text, now);
         self.write_verdicts(&mut text);
         self.rules.write(&mut text);
         self.shards.write_latency(&mut text);
         write_store(&mut text, store);
+        write_quotas(&mut text, quotas);
         self.write_reloads(&mut text);
         self.write_connections(&mut text);
         text.finish()
@@ -281,6 +292,29 @@ type Family = (
     &'static str,
     fn(&Listener) -> u64,
 );
+
+fn write_quotas(text: &mut Text, quotas: QuotaCounts) {
+    let families = [
+        (
+            "tidegate_quota_buckets",
+            "Buckets whose quotas are divided.",
+            quotas.buckets,
+        ),
+        (
+            "tidegate_quota_streams",
+            "Envoys that quotas are divided among.",
+            quotas.streams,
+        ),
+    ];
+    for (name, help, count) in families {
+        text.single(
+            name,
+            "gauge",
+            help,
+            u64::try_from(count).unwrap_or(u64::MAX),
+        );
+    }
+}
 
 fn write_store(text: &mut Text, store: &MemoryStats) {
     let size = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);

@@ -17,5 +17,5 @@ mod rule;
 pub mod share;
 
 pub use bucket::{Assignment, StreamId, Usage};
-pub use registry::{Assigned, MAX_BUCKETS, MAX_STREAM_BUCKETS, Quotas};
+pub use registry::{Assigned, MAX_BUCKETS, MAX_STREAM_BUCKETS, QuotaCounts, Quotas};
 pub use rule::{BucketId, MAX_PERIOD, QuotaLimit, QuotaRule};

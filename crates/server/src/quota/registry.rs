@@ -28,6 +28,15 @@ const MAX_WAITING: usize = 64;
 /// What is assigned to a stream, bucket by bucket. `None` asks it to forget the bucket.
 pub type Assigned = Vec<(BucketId, Option<Assignment>)>;
 
+/// How much there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QuotaCounts {
+    /// Buckets, those included that are kept for what was used of them.
+    pub buckets: usize,
+    /// Streams.
+    pub streams: usize,
+}
+
 type Key = (Box<str>, BucketId);
 
 /// The quotas of one server: its rules, its buckets and the streams that use them.
@@ -141,9 +150,12 @@ impl Quotas {
 
     /// How many buckets and streams there are.
     #[must_use]
-    pub fn counts(&self) -> (usize, usize) {
+    pub fn counts(&self) -> QuotaCounts {
         let state = self.state();
-        (state.buckets.len(), state.streams.len())
+        QuotaCounts {
+            buckets: state.buckets.len(),
+            streams: state.streams.len(),
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

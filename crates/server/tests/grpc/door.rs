@@ -6,7 +6,8 @@ use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
 use tidegate_server::{
     clock::Clock,
     config::Config,
-    door::grpc::{self, Http2, Tls},
+    door::grpc::{self, Http2, Served, Tls},
+    envoy::{DomainFiles, File, RateLimitService, Settings, read},
     limiter::Limiter,
     net::{Bounds, Listener, Server},
 };
@@ -29,7 +30,36 @@ impl Door {
         Self::with(rules, Bounds::default())
     }
 
+    /// A door for Envoy, with a configuration of envoyproxy/ratelimit.
+    pub(crate) fn for_envoy(settings: Settings, file: &str) -> Self {
+        let file = File {
+            name: "shop.yaml".to_owned(),
+            text: file.to_owned(),
+        };
+        let loaded = read(vec![file], DomainFiles::One).unwrap();
+        Self::serving("", Bounds::default(), |limiter| {
+            let service = RateLimitService::new(limiter, settings);
+            service.load(loaded);
+            Some(Arc::new(service))
+        })
+    }
+
+    /// A door for Envoy that has no configuration.
+    pub(crate) fn without_a_domain(settings: Settings) -> Self {
+        Self::serving("", Bounds::default(), |limiter| {
+            Some(Arc::new(RateLimitService::new(limiter, settings)))
+        })
+    }
+
     pub(crate) fn with(rules: &str, bounds: Bounds) -> Self {
+        Self::serving(rules, bounds, |_| None)
+    }
+
+    fn serving(
+        rules: &str,
+        bounds: Bounds,
+        rate_limits: impl FnOnce(Arc<Limiter>) -> Option<Arc<RateLimitService>>,
+    ) -> Self {
         let config = Config::parse(rules).unwrap();
         let clock = Clock::manual(Timestamp::from_micros(START_MICROS));
         let store = MemoryStore::new(MemoryBounds::default());
@@ -43,7 +73,11 @@ impl Door {
             .as_ref()
             .map(|files| Tls::load(files).unwrap());
         let http2 = Http2::new(config.grpc, tls);
-        let listener = grpc::listen(&server, socket, bounds, &limiter, http2).unwrap();
+        let served = Served {
+            limiter: Arc::clone(&limiter),
+            rate_limits: rate_limits(Arc::clone(&limiter)),
+        };
+        let listener = grpc::listen(&server, socket, bounds, served, http2).unwrap();
         Self {
             limiter,
             listener,

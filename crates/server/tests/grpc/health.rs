@@ -27,6 +27,8 @@ async fn the_server_and_its_services_are_healthy() {
     for service in [
         "",
         "ratelimit",
+        "envoy.service.ratelimit.v3.RateLimitService",
+        "envoy.service.ratelimit.v2.RateLimitService",
         "envoy.service.rate_limit_quota.v3.RateLimitQuotaService",
     ] {
         let health: HealthCheckResponse = client.call(CHECK, asked(service)).await.unwrap();

@@ -117,6 +117,60 @@ async fn a_call_that_creeps_is_over_when_its_time_is() {
     );
 }
 
+/// A header as HPACK writes it that is in no table.
+fn literal(name: &str, value: &str) -> Vec<u8> {
+    let text = |text: &str| {
+        let length = u8::try_from(text.len()).unwrap();
+        [&[length], text.as_bytes()].concat()
+    };
+    [vec![0], text(name), text(value)].concat()
+}
+
+/// tonic's own client gives a call up when its time is over, so that it never hears what the server says.
+#[tokio::test]
+async fn a_call_is_over_when_its_caller_says_so() {
+    let door = Door::open("");
+    let mut stream = TcpStream::connect(door.listener.local_addr())
+        .await
+        .unwrap();
+    let headers = [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", CHECK),
+        (":authority", "a"),
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+        ("grpc-timeout", "1m"),
+    ]
+    .map(|(name, value)| literal(name, value))
+    .concat();
+    let length = u8::try_from(headers.len()).unwrap();
+    stream
+        .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
+        .await
+        .unwrap();
+    // The headers of stream 1, to which no message ever comes.
+    stream
+        .write_all(&[0, 0, length, 1, 4, 0, 0, 0, 1])
+        .await
+        .unwrap();
+    stream.write_all(&headers).await.unwrap();
+
+    let mut sent = Vec::new();
+    // An answer: headers that end stream 1.
+    let answer = [1, 5, 0, 0, 0, 1];
+    let answered = async {
+        while !sent.windows(answer.len()).any(|octets| octets == answer) {
+            assert_ne!(stream.read_buf(&mut sent).await.unwrap(), 0, "{sent:?}");
+        }
+    };
+    let soon = tokio::time::timeout(Duration::from_secs(8), answered).await;
+    assert!(
+        soon.is_ok(),
+        "without its caller's word a call may take 10 s"
+    );
+}
+
 #[tokio::test]
 async fn a_message_that_is_too_large_is_refused() {
     let door = Door::open("");

@@ -11,5 +11,6 @@ mod health;
 mod http2;
 mod proto;
 mod quota;
+mod rate_limit;
 mod reflection;
 mod tls;

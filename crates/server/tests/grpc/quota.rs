@@ -124,6 +124,8 @@ async fn shares_of_a_rate_add_up_and_follow_demand() {
 async fn each_bucket_has_its_own_count() {
     let door = Door::open(QUOTAS);
     let mut envoy = Envoy::join(&door).await;
+    let has = |line| door.limiter.exposition().contains(line);
+    assert!(has("tidegate_quota_buckets 0\n") && has("tidegate_quota_streams 1\n"));
     for name in ["alice", "bob"] {
         envoy
             .report(&[("api_key", name), ("service", "shop")], 1, 0)
@@ -134,6 +136,7 @@ async fn each_bucket_has_its_own_count() {
             matches!(strategy, Some(Strategy::TokenBucket(bucket)) if bucket.max_tokens == 100)
         );
     }
+    assert!(has("tidegate_quota_buckets 2\n"));
 }
 
 #[tokio::test]

@@ -18,6 +18,7 @@ pub(crate) const EVERY_DOOR: &str = "listen: {http: '127.0.0.1:0', grpc: '127.0.
 pub(crate) struct Server {
     process: Process,
     pub(crate) http: SocketAddr,
+    pub(crate) grpc: SocketAddr,
     pub(crate) resp: SocketAddr,
     pub(crate) admin: SocketAddr,
     scratch: Scratch,
@@ -34,10 +35,12 @@ impl Server {
         scratch.write("rules.yaml", config);
         let mut command = tidegate(&["serve", "--config", "rules.yaml"]);
         let mut process = Process::start(command.current_dir(scratch.path()));
-        let [http, resp, admin] = ["http", "resp", "admin"].map(|door| address(&mut process, door));
+        let [http, grpc, resp, admin] =
+            ["http", "grpc", "resp", "admin"].map(|door| address(&mut process, door));
         Self {
             process,
             http,
+            grpc,
             resp,
             admin,
             scratch,

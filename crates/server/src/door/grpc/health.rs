@@ -1,6 +1,6 @@
 //! `grpc.health.v1.Health`: whether to send requests here.
 
-use std::pin::Pin;
+use std::{pin::Pin, sync::Arc};
 
 use futures_util::{Stream, StreamExt as _, stream};
 use tonic::{Request, Response, Status};
@@ -9,24 +9,51 @@ use super::proto::grpc::health::v1::{
     HealthCheckRequest, HealthCheckResponse, health_check_response::ServingStatus,
     health_server::Health,
 };
-use crate::net::Shutdown;
+use crate::{envoy::RateLimitService, net::Shutdown};
 
-/// The services that have a health: the server as a whole, and the name under which Envoy is usually told to ask.
-const SERVICES: [&str; 3] = ["", "ratelimit", super::QUOTA];
+/// The services that have a health: the server as a whole, the name under which Envoy is usually told to ask, and those that
+/// are served.
+const SERVICES: [&str; 5] = [
+    "",
+    "ratelimit",
+    super::RATE_LIMIT,
+    super::RATE_LIMIT_V2,
+    super::QUOTA,
+];
 
-/// Healthy until the shutdown begins.
+/// Healthy until the shutdown begins, as far as the rate limit service is.
 #[derive(Clone, Debug)]
-pub(super) struct Healthy(pub(super) Shutdown);
+pub(super) struct Healthy {
+    shutdown: Shutdown,
+    rate_limits: Option<Arc<RateLimitService>>,
+}
 
 impl Healthy {
+    pub(super) const fn new(
+        shutdown: Shutdown,
+        rate_limits: Option<Arc<RateLimitService>>,
+    ) -> Self {
+        Self {
+            shutdown,
+            rate_limits,
+        }
+    }
+
     fn status(&self, service: &str) -> ServingStatus {
         if !SERVICES.contains(&service) {
             ServingStatus::ServiceUnknown
-        } else if self.0.has_begun() {
+        } else if self.shutdown.has_begun() || !self.decides(service) {
             ServingStatus::NotServing
         } else {
             ServingStatus::Serving
         }
+    }
+
+    /// Whether what `service` depends on is there.
+    fn decides(&self, service: &str) -> bool {
+        let depends = !matches!(service, "" | super::QUOTA);
+        let rate_limits = self.rate_limits.as_ref().filter(|_| depends);
+        rate_limits.is_none_or(|service| service.is_healthy())
     }
 }
 
@@ -52,7 +79,7 @@ impl Health for Healthy {
         let (watched, service) = (self.clone(), request.into_inner().service);
         let now = answer(self.status(&service));
         let last = async move {
-            watched.0.begun().await;
+            watched.shutdown.begun().await;
             answer(watched.status(&service))
         };
         let states = stream::iter([now]).chain(stream::once(last)).map(Ok);

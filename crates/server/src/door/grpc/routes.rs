@@ -2,6 +2,7 @@
 
 use std::{convert::Infallible, future::Future, io, pin::Pin, sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use tokio::time::timeout;
@@ -10,16 +11,25 @@ use tonic_reflection::server::Builder;
 use tower_service::Service;
 
 use super::{
-    MAX_MESSAGE_BYTES, QUOTA,
+    MAX_MESSAGE_BYTES, QUOTA, Served,
     health::Healthy,
     proto::{
         DESCRIPTORS,
         envoy::service::rate_limit_quota::v3::rate_limit_quota_service_server::RateLimitQuotaServiceServer,
+        envoy::service::ratelimit::v3::{RateLimitResponse, rate_limit_response::Code},
         grpc::health::v1::health_server::HealthServer,
     },
     quota::StreamedQuotas,
+    rate_limit,
+    unary::{self, Reply},
 };
-use crate::{limiter::Limiter, net::Shutdown};
+use crate::{metrics::Door, net::Shutdown};
+
+/// The paths of the one method of the one service that does not stream.
+const SHOULD_RATE_LIMIT: [&str; 2] = [
+    "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit",
+    "/envoy.service.ratelimit.v2.RateLimitService/ShouldRateLimit",
+];
 
 type Answered = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
@@ -30,32 +40,38 @@ struct Route {
 }
 
 /// Every service of the door.
-pub(super) struct Routes(Vec<Route>);
+pub(super) struct Routes {
+    served: Served,
+    streamed: Vec<Route>,
+}
 
 impl std::fmt::Debug for Routes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let services = self.0.iter().map(|route| route.service);
+        let services = self.streamed.iter().map(|route| route.service);
         f.debug_list().entries(services).finish()
     }
 }
 
 impl Routes {
-    pub(super) fn new(limiter: &Arc<Limiter>, shutdown: &Shutdown) -> io::Result<Self> {
-        let quotas = StreamedQuotas::new(Arc::clone(limiter), shutdown.clone());
+    pub(super) fn new(served: Served, shutdown: &Shutdown) -> io::Result<Self> {
+        let quotas = StreamedQuotas::new(Arc::clone(&served.limiter), shutdown.clone());
         let quotas =
             RateLimitQuotaServiceServer::new(quotas).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        let health = HealthServer::new(Healthy(shutdown.clone()))
-            .max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let health = Healthy::new(shutdown.clone(), served.rate_limits.clone());
+        let health = HealthServer::new(health).max_decoding_message_size(MAX_MESSAGE_BYTES);
         // The descriptors were compiled with the server, so that they are sound.
         let reflection = || Builder::configure().register_encoded_file_descriptor_set(DESCRIPTORS);
         let v1 = reflection().build_v1().map_err(io::Error::other)?;
         let v1alpha = reflection().build_v1alpha().map_err(io::Error::other)?;
-        Ok(Self(vec![
-            Route::to(QUOTA, quotas),
-            Route::to("grpc.health.v1.Health", health),
-            Route::to("grpc.reflection.v1.ServerReflection", v1),
-            Route::to("grpc.reflection.v1alpha.ServerReflection", v1alpha),
-        ]))
+        Ok(Self {
+            served,
+            streamed: vec![
+                Route::to(QUOTA, quotas),
+                Route::to("grpc.health.v1.Health", health),
+                Route::to("grpc.reflection.v1.ServerReflection", v1),
+                Route::to("grpc.reflection.v1alpha.ServerReflection", v1alpha),
+            ],
+        })
     }
 
     /// Answers a call, or begins to, within the time that its caller gives it and at most `most`.
@@ -63,16 +79,44 @@ impl Routes {
         &self,
         request: Request<Incoming>,
         most: Duration,
-    ) -> Result<Response<Body>, Infallible> {
-        let service = request.uri().path().split('/').nth(1).unwrap_or_default();
-        let Some(route) = self.0.iter().find(|route| route.service == service) else {
-            return Ok(Status::unimplemented("no such service here").into_http());
-        };
+    ) -> Result<Response<Reply>, Infallible> {
         let time = super::timeout::of(request.headers(), most);
-        let answered = timeout(time, (route.call)(request)).await;
+        let answered = timeout(time, self.route(request)).await;
         answered.unwrap_or_else(|_| {
-            Ok(Status::deadline_exceeded("the time for the call is over").into_http())
+            Ok(unary::failure(&Status::deadline_exceeded(
+                "the time for the call is over",
+            )))
         })
+    }
+
+    async fn route(&self, request: Request<Incoming>) -> Result<Response<Reply>, Infallible> {
+        let path = request.uri().path();
+        if SHOULD_RATE_LIMIT.contains(&path) {
+            return unary::call(request, |message| self.decide(message)).await;
+        }
+        let service = path.split('/').nth(1).unwrap_or_default();
+        match self.streamed.iter().find(|route| route.service == service) {
+            Some(route) => Ok((route.call)(request).await?.map(Reply::Streamed)),
+            None => Ok(unary::failure(&Status::unimplemented(
+                "no such service here",
+            ))),
+        }
+    }
+
+    async fn decide(&self, message: Result<Bytes, Status>) -> Result<RateLimitResponse, Status> {
+        let service = self.served.rate_limits.as_deref();
+        let decided = match message {
+            Ok(message) => rate_limit::decide(service, &message).await,
+            Err(status) => Err(status),
+        };
+        let metrics = self.served.limiter.metrics();
+        match &decided {
+            Ok(answer) => {
+                metrics.observe_answer(Door::Grpc, answer.overall_code() == Code::OverLimit);
+            }
+            Err(_) => metrics.count_bad_request(Door::Grpc),
+        }
+        decided
     }
 }
 

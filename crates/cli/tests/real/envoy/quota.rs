@@ -1,0 +1,56 @@
+//! Quotas of two Envoys.
+
+use crate::support::{Ask, EVERY_DOOR, Envoy, Scratch, Server, repository};
+
+/// A budget of a year, which nobody waits for to end.
+const LIMIT: usize = 500;
+
+/// What may pass between a report and the assignment that answers it.
+const SLACK: usize = LIMIT / 100;
+
+/// After so long without a request that passed, both have reported twice since the last one.
+const QUIET_SECONDS: u64 = 12;
+
+#[test]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "Envoy reports every five seconds, and cannot be told to hurry"
+)]
+fn two_envoys_share_a_budget_to_the_last_request() {
+    let quotas = format!(
+        "{EVERY_DOOR}quotas:\n  - {{name: keys, domain: shop, bucket: {{api_key: '*'}}, limit: {LIMIT}/366d}}\n"
+    );
+    let tidegate = Server::start_in(Scratch::new(), &quotas);
+    let bootstrap =
+        std::fs::read_to_string(repository().join("examples/envoy/envoy.yaml")).unwrap();
+    // Else an Envoy lets pass what it likes until it is first assigned something.
+    let before = "no_assignment_behavior: {fallback_rate_limit: {blanket_rule: ";
+    let bootstrap = bootstrap.replace(&format!("{before}ALLOW_ALL"), &format!("{before}DENY_ALL"));
+    let envoys = [(); 2].map(|()| Envoy::start(&bootstrap, tidegate.grpc));
+    let fronts = envoys.each_ref().map(|envoy| envoy.listener("quotas"));
+
+    let mut passed = [0, 0];
+    let mut last = std::time::Instant::now();
+    while last.elapsed().as_secs() < QUIET_SECONDS {
+        for (front, passed) in fronts.iter().zip(&mut passed) {
+            let answer = Ask::get(*front, "/").header("x-api-key", "alice").send();
+            match answer.status {
+                200 => {
+                    *passed += 1;
+                    last = std::time::Instant::now();
+                }
+                status => assert_eq!(status, 429),
+            }
+        }
+        assert!(passed[0] + passed[1] <= LIMIT + SLACK, "{passed:?} passed");
+    }
+    let total = passed[0] + passed[1];
+    assert!(
+        (LIMIT..=LIMIT + SLACK).contains(&total),
+        "{passed:?} passed"
+    );
+    assert!(
+        passed.iter().all(|&passed| passed > LIMIT / 100),
+        "{passed:?} passed"
+    );
+}

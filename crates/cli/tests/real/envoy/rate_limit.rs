@@ -1,0 +1,76 @@
+//! What Envoy makes of the answers.
+
+use super::{LIMITS, Pair};
+use crate::support::Answer;
+
+/// The limits of both descriptors, that of the least remaining first.
+const BOTH: &str = ", 1000;w=31536000, 3;w=31536000;name=\"per-key\"";
+
+fn remaining(answer: &Answer) -> (u16, &str, &str) {
+    let limit = answer.header("x-ratelimit-limit");
+    (answer.status, limit, answer.header("x-ratelimit-remaining"))
+}
+
+#[test]
+fn over_the_limit_is_429_and_every_answer_tells_what_is_left() {
+    let pair = Pair::start(LIMITS);
+    let ask = || pair.ask("/").header("x-api-key", "alice").send();
+    for left in ["2", "1", "0"] {
+        let answer = ask();
+        assert_eq!(remaining(&answer), (200, format!("3{BOTH}").as_str(), left));
+        assert_eq!(answer.header("x-envoy-ratelimited"), "");
+        let reset = answer.header("x-ratelimit-reset").parse::<u32>().unwrap();
+        assert!((1..=31_536_000).contains(&reset), "{reset}");
+    }
+    let denied = ask();
+    assert_eq!(remaining(&denied), (429, format!("3{BOTH}").as_str(), "0"));
+    assert_eq!(denied.header("x-envoy-ratelimited"), "true");
+
+    let bob = pair.ask("/").header("x-api-key", "bob").send();
+    assert_eq!(bob.status, 200, "another key has a count of its own");
+    let address = pair
+        .ask("/")
+        .header("x-forwarded-for", "203.0.113.9")
+        .send();
+    assert_eq!(remaining(&address), (200, "1000, 1000;w=31536000", "999"));
+}
+
+#[test]
+fn a_limit_that_comes_with_the_request_takes_the_place_of_the_rules() {
+    let pair = Pair::start(LIMITS);
+    let statuses = [(); 4].map(|()| {
+        let answer = pair.ask("/override").send();
+        assert_eq!(answer.header("x-ratelimit-limit"), "3, 3;w=3600");
+        answer.status
+    });
+    assert_eq!(statuses, [200, 200, 200, 429]);
+}
+
+#[test]
+fn a_request_costs_what_its_header_says_and_a_refund_gives_it_back() {
+    let pair = Pair::start(LIMITS);
+    let ask = |path: &str, cost: &str| {
+        let answer = pair.ask(path).header("x-cost", cost).send();
+        (
+            answer.status,
+            answer.header("x-ratelimit-remaining").to_owned(),
+        )
+    };
+    let left = |left: &str| (200, left.to_owned());
+    assert_eq!(ask("/cost", "4"), left("6"));
+    assert_eq!(ask("/cost", "0"), left("6"), "0 asks how things stand");
+    assert_eq!(ask("/cost", "6"), left("0"));
+    assert_eq!(ask("/cost", "1").0, 429);
+    assert_eq!(ask("/refund", "6").0, 200);
+    assert_eq!(
+        ask("/cost", "5"),
+        left("0"),
+        "11 were counted and 6 given back"
+    );
+    assert_eq!(ask("/refund", "1000").0, 200);
+    assert_eq!(
+        ask("/cost", "1"),
+        left("9"),
+        "no more comes back than was taken"
+    );
+}

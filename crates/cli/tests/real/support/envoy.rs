@@ -1,0 +1,71 @@
+//! A real Envoy, on ports that the system picks.
+
+use std::{net::SocketAddr, path::PathBuf, process::Command};
+
+use super::{Ask, Process, Scratch, repository, tool};
+
+/// Its admin interface, whatever the bootstrap says of it.
+const ADMIN: &str = "admin: {address: {socket_address: {address: 127.0.0.1, port_value: 0}}}";
+
+/// A running Envoy, in a directory of its own.
+#[derive(Debug)]
+pub(crate) struct Envoy {
+    admin: SocketAddr,
+    _process: Process,
+    _scratch: Scratch,
+}
+
+impl Envoy {
+    /// Starts an Envoy that asks the Tidegate at `tidegate`. In `bootstrap` Tidegate is at port 8081, the application
+    /// at 8001, and everything else at ports in the eight thousands.
+    pub(crate) fn start(bootstrap: &str, tidegate: SocketAddr) -> Self {
+        let port = |number: u16| format!("port_value: {number}}}");
+        let application = "{pipe: {path: application.sock}}";
+        let text = bootstrap
+            .replace(
+                "{socket_address: {address: 127.0.0.1, port_value: 8001}}",
+                application,
+            )
+            .replace(&port(8000), &port(0))
+            .replace(&port(8002), &port(0))
+            .replace(&port(8081), &port(tidegate.port()));
+        let scratch = Scratch::new();
+        scratch.write("envoy.yaml", &text);
+        let mut command = Command::new(program());
+        command
+            .args(["-c", "envoy.yaml", "--config-yaml", ADMIN])
+            .args(["--admin-address-path", "admin.txt", "--concurrency", "1"])
+            .args(["--disable-hot-restart", "--log-level", "info"])
+            .current_dir(scratch.path());
+        let mut process = Process::start(&mut command);
+        process.wait_for(&["all dependencies initialized. starting workers"]);
+        let admin = std::fs::read_to_string(scratch.join("admin.txt")).unwrap();
+        Self {
+            admin: admin.trim().parse().unwrap(),
+            _process: process,
+            _scratch: scratch,
+        }
+    }
+
+    /// Where the listener called `name` listens.
+    pub(crate) fn listener(&self, name: &str) -> SocketAddr {
+        let list = Ask::get(self.admin, "/listeners").send().body;
+        let found = list
+            .lines()
+            .find_map(|line| line.strip_prefix(&format!("{name}::")));
+        found
+            .unwrap_or_else(|| panic!("no listener {name} in:\n{list}"))
+            .parse()
+            .unwrap()
+    }
+}
+
+/// Where `scripts/setup` puts it, or where the machine has it.
+fn program() -> PathBuf {
+    let installed = repository().join("target/test-envoy/envoy");
+    if installed.exists() {
+        installed
+    } else {
+        tool("envoy")
+    }
+}

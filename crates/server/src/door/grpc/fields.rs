@@ -1,0 +1,166 @@
+//! The fields of a message, read where they stand.
+
+use std::fmt;
+
+use tonic::Status;
+
+/// What a message has under a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Value<'m> {
+    Number(u64),
+    Octets(&'m [u8]),
+    /// Of a kind that none of our messages has.
+    Other,
+}
+
+/// The fields of a message, one after another.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fields<'m>(&'m [u8]);
+
+/// The octets are no message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Malformed(&'static str);
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the message is malformed: {}", self.0)
+    }
+}
+
+impl From<Malformed> for Status {
+    fn from(malformed: Malformed) -> Self {
+        Self::invalid_argument(malformed.to_string())
+    }
+}
+
+impl<'m> Fields<'m> {
+    pub(super) const fn of(message: &'m [u8]) -> Self {
+        Self(message)
+    }
+
+    /// The next field and its number; `None` at the end.
+    pub(super) fn next(&mut self) -> Result<Option<(u32, Value<'m>)>, Malformed> {
+        if self.0.is_empty() {
+            return Ok(None);
+        }
+        let tag = u32::try_from(self.varint()?).map_err(|_| Malformed("a tag is too large"))?;
+        let (number, kind) = (tag >> 3, tag & 7);
+        if number == 0 {
+            return Err(Malformed("a field has the number 0"));
+        }
+        let value = match kind {
+            0 => Value::Number(self.varint()?),
+            1 => self.take(8).map(|_| Value::Other)?,
+            2 => {
+                let length = self.varint()?;
+                Value::Octets(self.take(usize::try_from(length).unwrap_or(usize::MAX))?)
+            }
+            5 => self.take(4).map(|_| Value::Other)?,
+            _ => return Err(Malformed("a field is of a kind that there is not")),
+        };
+        Ok(Some((number, value)))
+    }
+
+    fn take(&mut self, count: usize) -> Result<&'m [u8], Malformed> {
+        let (taken, rest) = self
+            .0
+            .split_at_checked(count)
+            .ok_or(Malformed("a field is longer than its message"))?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn varint(&mut self) -> Result<u64, Malformed> {
+        let mut number = 0_u64;
+        for (at, octet) in self.0.iter().enumerate().take(10) {
+            let bits = u64::from(octet & 0x7f);
+            // The tenth octet has room for one bit.
+            if at == 9 && bits > 1 {
+                break;
+            }
+            number |= bits << (7 * at);
+            if octet & 0x80 == 0 {
+                self.0 = &self.0[at + 1..];
+                return Ok(number);
+            }
+        }
+        Err(Malformed("a number does not end"))
+    }
+}
+
+impl<'m> Value<'m> {
+    /// The octets; nothing of a field that has none.
+    pub(super) const fn octets(self) -> &'m [u8] {
+        match self {
+            Self::Octets(octets) => octets,
+            Self::Number(_) | Self::Other => &[],
+        }
+    }
+
+    pub(super) fn text(self) -> Result<&'m str, Malformed> {
+        std::str::from_utf8(self.octets()).map_err(|_| Malformed("a text is not UTF-8"))
+    }
+
+    pub(super) const fn number(self) -> u64 {
+        match self {
+            Self::Number(number) => number,
+            Self::Octets(_) | Self::Other => 0,
+        }
+    }
+
+    /// A number of 32 bits; higher ones are cut off, as everybody does who reads this format.
+    pub(super) fn number_32(self) -> u32 {
+        let [a, b, c, d, ..] = self.number().to_le_bytes();
+        u32::from_le_bytes([a, b, c, d])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(mut fields: Fields<'_>) -> Result<Vec<(u32, Value<'_>)>, Malformed> {
+        let mut all = Vec::new();
+        while let Some(field) = fields.next()? {
+            all.push(field);
+        }
+        Ok(all)
+    }
+
+    #[test]
+    fn every_kind_of_field_is_read_or_passed_over() {
+        let message = b"\x08\x96\x01\x12\x02hi\x1d\0\0\0\0\x21\0\0\0\0\0\0\0\0\x28\x01";
+        let read = all(Fields::of(message)).unwrap();
+        assert_eq!(
+            read,
+            [
+                (1, Value::Number(150)),
+                (2, Value::Octets(b"hi")),
+                (3, Value::Other),
+                (4, Value::Other),
+                (5, Value::Number(1)),
+            ]
+        );
+        let largest = b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01";
+        assert_eq!(all(Fields::of(largest)).unwrap()[0].1.number(), u64::MAX);
+        assert_eq!(all(Fields::of(largest)).unwrap()[0].1.number_32(), u32::MAX);
+    }
+
+    #[test]
+    fn what_is_no_message_is_refused() {
+        for message in [
+            b"\x08".as_slice(),
+            b"\x00\x01",
+            b"\x12\x05hi",
+            b"\x0b",
+            b"\x0f",
+            b"\x1d\0\0",
+            b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x02",
+            b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",
+            b"\x12\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",
+        ] {
+            assert!(all(Fields::of(message)).is_err(), "{message:?}");
+        }
+        assert!(Value::Octets(b"\xff").text().is_err());
+    }
+}

@@ -1,0 +1,156 @@
+//! Calls of one message each way, without tonic.
+//!
+//! Every request to every Envoy is one such call, so what it costs is what the door costs. tonic prepares for streams,
+//! compression and metadata in both directions: two buffers of 8 KiB and half a dozen boxes a call. One message in
+//! and one out need none of it.
+
+use std::{
+    convert::Infallible,
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use http::{
+    HeaderMap, HeaderValue, Method, Request, Response, StatusCode,
+    header::{ALLOW, CONTENT_TYPE},
+};
+use http_body::{Frame, SizeHint};
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use hyper::body::Incoming;
+use prost::Message;
+use tonic::{Status, body::Body};
+
+use super::MAX_MESSAGE_BYTES;
+
+/// Before each message: whether it is compressed, and its length.
+const PREFIX_BYTES: usize = 5;
+
+const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
+
+/// The body of an answer.
+pub(super) enum Reply {
+    /// One message and then the trailers of success.
+    Message(Option<Bytes>, Option<HeaderMap>),
+    /// What tonic answers.
+    Streamed(Body),
+}
+
+impl http_body::Body for Reply {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        match self.get_mut() {
+            Self::Message(message, trailers) => {
+                let frame = message.take().map(Frame::data);
+                let frame = frame.or_else(|| trailers.take().map(Frame::trailers));
+                Poll::Ready(frame.map(Ok))
+            }
+            Self::Streamed(body) => Pin::new(body).poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Message(_, trailers) => trailers.is_none(),
+            Self::Streamed(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Message(..) => SizeHint::default(),
+            Self::Streamed(body) => body.size_hint(),
+        }
+    }
+}
+
+/// Answers a call with what `answer` makes of its message, or of why there is none.
+pub(super) async fn call<M, F>(
+    request: Request<Incoming>,
+    answer: impl FnOnce(Result<Bytes, Status>) -> F,
+) -> Result<Response<Reply>, Infallible>
+where
+    M: Message,
+    F: Future<Output = Result<M, Status>>,
+{
+    if let Some(refusal) = refusal(&request) {
+        return Ok(refusal);
+    }
+    let answered = answer(message(request.into_body()).await).await;
+    Ok(answered.map_or_else(|status| failure(&status), |message| success(&message)))
+}
+
+/// The answer to a call that failed.
+pub(super) fn failure(status: &Status) -> Response<Reply> {
+    status.clone().into_http().map(Reply::Streamed)
+}
+
+/// The answer to what is no gRPC.
+fn refusal(request: &Request<Incoming>) -> Option<Response<Reply>> {
+    let is_grpc = |value: &HeaderValue| value.as_bytes().starts_with(GRPC.as_bytes());
+    let mut refusal = Response::new(Reply::Streamed(Body::empty()));
+    if request.method() != Method::POST {
+        *refusal.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
+        refusal
+            .headers_mut()
+            .insert(ALLOW, HeaderValue::from_static("POST"));
+        return Some(refusal);
+    }
+    if !request.headers().get(CONTENT_TYPE).is_some_and(is_grpc) {
+        *refusal.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+        return Some(refusal);
+    }
+    None
+}
+
+/// The one message of a call.
+async fn message(body: Incoming) -> Result<Bytes, Status> {
+    let collected = Limited::new(body, PREFIX_BYTES + MAX_MESSAGE_BYTES)
+        .collect()
+        .await;
+    let mut octets = collected
+        .map_err(|error| {
+            if error.is::<LengthLimitError>() {
+                let message = format!("the message is over {MAX_MESSAGE_BYTES} bytes");
+                return Status::resource_exhausted(message);
+            }
+            Status::cancelled(format!("the call broke off: {error}"))
+        })?
+        .to_bytes();
+    if octets.len() < PREFIX_BYTES {
+        return Err(Status::invalid_argument("there is no message"));
+    }
+    let is_compressed = octets.get_u8() != 0;
+    let length = octets.get_u32();
+    if is_compressed {
+        return Err(Status::unimplemented(
+            "the message is compressed; only identity is understood",
+        ));
+    }
+    if usize::try_from(length) != Ok(octets.len()) {
+        return Err(Status::invalid_argument(
+            "the length of the message is not what its prefix says",
+        ));
+    }
+    Ok(octets)
+}
+
+fn success(message: &impl Message) -> Response<Reply> {
+    let length = message.encoded_len();
+    let mut octets = BytesMut::with_capacity(PREFIX_BYTES + length);
+    octets.put_u8(0);
+    // Answers are no longer than what was asked, give or take a few bytes a descriptor.
+    octets.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
+    message.encode_raw(&mut octets);
+    let mut trailers = HeaderMap::with_capacity(1);
+    trailers.insert(Status::GRPC_STATUS, HeaderValue::from_static("0"));
+    let mut response = Response::new(Reply::Message(Some(octets.freeze()), Some(trailers)));
+    response.headers_mut().insert(CONTENT_TYPE, GRPC);
+    response
+}
