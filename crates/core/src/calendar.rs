@@ -28,6 +28,15 @@ pub enum CalendarUnit {
     Month,
 }
 
+impl CalendarUnit {
+    /// Every unit by its name in a rules file.
+    pub const ALL: [(&'static str, Self); 3] = [
+        ("day", Self::Day),
+        ("week", Self::Week),
+        ("month", Self::Month),
+    ];
+}
+
 /// A grid of calendar windows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Calendar {

@@ -39,6 +39,14 @@ pub enum RefillMode {
     Interval,
 }
 
+impl RefillMode {
+    /// Every mode by its name in a rules file.
+    pub const ALL: [(&'static str, Self); 2] = [
+        ("continuous", Self::Continuous),
+        ("interval", Self::Interval),
+    ];
+}
+
 /// Where the windows of a fixed window begin, and how long they are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Window {

@@ -90,6 +90,25 @@ pub struct LimitSpec {
 }
 
 impl LimitSpec {
+    /// The names of the fields, in their order.
+    pub const FIELDS: [&'static str; 15] = [
+        "algorithm",
+        "rate",
+        "burst",
+        "capacity",
+        "refill",
+        "refill_mode",
+        "leak",
+        "queue",
+        "limit",
+        "window",
+        "anchor",
+        "buckets",
+        "strict",
+        "soft",
+        "count_denied",
+    ];
+
     /// The spec of a shorthand such as `20/min` under `algorithm`.
     ///
     /// The count is a bucket's capacity and its refill, a window's limit, or a GCRA's rate without burst.

@@ -2,7 +2,7 @@
 //!
 //! A store or a door that can express a case implements [`Subject`]; [`folder::run`](super::folder::run) asks it.
 
-use tidegate_core::{Charge, Cost, Effect, Limits, Retry, Span, Timestamp, Verdict};
+use tidegate_core::{Charge, Cost, Effect, LimitSpec, Limits, Retry, Span, Timestamp, Verdict};
 
 use super::{
     compare::compare,
@@ -116,7 +116,7 @@ pub(crate) fn limit_of(fields: &LimitFields) -> Result<tidegate_core::Limit, Str
 fn refuse_request(fields: &RequestFields) -> Result<(), String> {
     let cost = format::natural("cost", fields.cost)?.unwrap_or(1);
     let cost = Cost::new(cost).map_err(|problem| problem.to_string())?;
-    let spec = tidegate_core::LimitSpec::shorthand(
+    let spec = LimitSpec::shorthand(
         tidegate_core::notation::rate("1/s").map_err(|error| error.to_string())?,
         tidegate_core::AlgorithmName::Gcra,
     );
@@ -318,7 +318,7 @@ impl<S: Subject> Run<'_, S> {
             self.expect_field(
                 &format!("invalid {index}"),
                 refusal.as_deref(),
-                &LIMIT_FIELDS,
+                &LimitSpec::FIELDS,
             );
         }
         for (index, fields) in self.case.invalid_requests.iter().enumerate() {
@@ -341,22 +341,3 @@ impl<S: Subject> Run<'_, S> {
         }
     }
 }
-
-/// The fields of a limit, by their names in a rules file.
-const LIMIT_FIELDS: [&str; 15] = [
-    "algorithm",
-    "rate",
-    "burst",
-    "capacity",
-    "refill",
-    "refill_mode",
-    "leak",
-    "queue",
-    "limit",
-    "window",
-    "anchor",
-    "buckets",
-    "strict",
-    "soft",
-    "count_denied",
-];

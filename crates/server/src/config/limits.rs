@@ -9,25 +9,6 @@ use super::{
     value::{Fields, Shape, Value},
 };
 
-/// The fields of a limit.
-pub(crate) const FIELDS: &[&str] = &[
-    "algorithm",
-    "rate",
-    "burst",
-    "capacity",
-    "refill",
-    "refill_mode",
-    "leak",
-    "queue",
-    "limit",
-    "window",
-    "anchor",
-    "buckets",
-    "strict",
-    "soft",
-    "count_denied",
-];
-
 /// What a limit is where it does not say so itself.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fallback {
@@ -75,7 +56,7 @@ pub(crate) fn limit(value: &Value<'_>, fallback: Fallback, report: &mut Report) 
             (LimitSpec::shorthand(rate, fallback.algorithm), None)
         }
         Shape::List | Shape::Map => {
-            let fields = value.fields(report, what, FIELDS)?;
+            let fields = value.fields(report, what, &LimitSpec::FIELDS)?;
             (full_form(&fields, fallback.algorithm, report), Some(fields))
         }
     };
@@ -138,10 +119,6 @@ pub(crate) fn full_form(
     let (rate, refill, leak) = (rate("rate"), rate("refill"), rate("leak"));
     let mut flag = |name| fields.get(name).and_then(|value| value.flag(report));
     let (queue, strict, count_denied) = (flag("queue"), flag("strict"), flag("count_denied"));
-    let modes = [
-        ("continuous", RefillMode::Continuous),
-        ("interval", RefillMode::Interval),
-    ];
     LimitSpec {
         // A name that is none is reported; the fields are then judged by the algorithm that would hold.
         algorithm: fields
@@ -154,7 +131,7 @@ pub(crate) fn full_form(
         refill,
         refill_mode: fields
             .get("refill_mode")
-            .and_then(|value| value.choice(report, &modes)),
+            .and_then(|value| value.choice(report, &RefillMode::ALL)),
         leak,
         queue,
         limit,
@@ -198,13 +175,8 @@ enum AnchorName {
 fn calendar(value: &Value<'_>, report: &mut Report) -> Option<Calendar> {
     let before = report.count();
     let fields = value.fields(report, "a calendar", &["calendar", "zone", "day"])?;
-    let units = [
-        ("day", CalendarUnit::Day),
-        ("week", CalendarUnit::Week),
-        ("month", CalendarUnit::Month),
-    ];
     let unit = match fields.get("calendar") {
-        Some(unit) => unit.choice(report, &units),
+        Some(unit) => unit.choice(report, &CalendarUnit::ALL),
         None => {
             fields.wrong(report, "calendar", "is missing; one of day, week, month");
             None

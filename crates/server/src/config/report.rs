@@ -82,7 +82,7 @@ pub(crate) fn nearest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
     (distance <= tolerated).then_some(nearest)
 }
 
-/// A text from the file as a message shows it: on one line, and cut short.
+/// A text that somebody wrote as a message shows it: on one line, and cut short.
 pub(crate) fn shown(text: &str) -> String {
     let mut shown: String = text
         .chars()

@@ -5,10 +5,13 @@ use serde_json::{Value, json};
 use tidegate_core::{Block, Rule, RuleSet, Span, Timestamp, notation};
 
 use super::{
-    super::http::{Answer, Json, Members, Problem, json, object, shown},
+    super::http::{Answer, Json, Members, Problem, json, object},
     path::rule_and_key,
 };
-use crate::{config::report::advice, limiter::Limiter};
+use crate::{
+    config::report::{advice, shown},
+    limiter::Limiter,
+};
 
 /// What an operator asks for.
 #[derive(Debug)]

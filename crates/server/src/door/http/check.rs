@@ -7,11 +7,14 @@ use tidegate_core::{Cost, Effect, Request, Scratch, bounds::MAX_ENTRIES};
 use super::{
     Asked, Problem,
     fields::{Field, Place},
-    json::{self, Json, Members, shown},
+    json::{self, Json, Members},
     status,
     wire::Answer,
 };
-use crate::{config::report::advice, metrics::Door};
+use crate::{
+    config::report::{advice, shown},
+    metrics::Door,
+};
 
 thread_local! {
     /// Room for keys, kept from one request to the next one on this worker.

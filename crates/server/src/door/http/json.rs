@@ -8,6 +8,7 @@ use std::{borrow::Cow, fmt};
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
 use super::Problem;
+use crate::config::report::shown;
 
 /// A value. Numbers that are no whole numbers from 0 have their own kind, for messages.
 #[derive(Debug)]
@@ -62,20 +63,6 @@ pub(crate) fn check_members(path: &str, members: &Members<'_>) -> Result<(), Pro
         }
     }
     Ok(())
-}
-
-/// A text of the request as a message shows it: on one line, and cut short.
-pub(crate) fn shown(text: &str) -> String {
-    const SHOWN: usize = 60;
-    let mut shown: String = text
-        .chars()
-        .take(SHOWN)
-        .flat_map(char::escape_debug)
-        .collect();
-    if text.chars().nth(SHOWN).is_some() {
-        shown.push('…');
-    }
-    shown
 }
 
 /// The value as a message shows it.

@@ -7,38 +7,9 @@ use tidegate_core::{
 use super::{
     Problem,
     fields::{Field, Place},
-    json::{Json, check_members, shown},
+    json::{Json, check_members},
 };
-use crate::config::report::advice;
-
-const NAMES: [&str; 15] = [
-    "algorithm",
-    "rate",
-    "burst",
-    "capacity",
-    "refill",
-    "refill_mode",
-    "leak",
-    "queue",
-    "limit",
-    "window",
-    "anchor",
-    "buckets",
-    "strict",
-    "soft",
-    "count_denied",
-];
-
-const REFILL_MODES: [(&str, RefillMode); 2] = [
-    ("continuous", RefillMode::Continuous),
-    ("interval", RefillMode::Interval),
-];
-
-const UNITS: [(&str, CalendarUnit); 3] = [
-    ("day", CalendarUnit::Day),
-    ("week", CalendarUnit::Week),
-    ("month", CalendarUnit::Month),
-];
+use crate::config::report::{advice, shown};
 
 /// What a rate looks like, for messages.
 const RATE: &str = "a rate such as \"20/min\"";
@@ -51,7 +22,7 @@ pub(super) fn set(spec: &mut LimitSpec, field: Field<'_, '_>, problems: &mut Vec
         "burst" => spec.burst = field.number(problems),
         "capacity" => spec.capacity = field.number(problems),
         "refill" => spec.refill = field.parsed(RATE, notation::rate, problems),
-        "refill_mode" => spec.refill_mode = field.choice(&REFILL_MODES, problems),
+        "refill_mode" => spec.refill_mode = field.choice(&RefillMode::ALL, problems),
         "leak" => spec.leak = field.parsed(RATE, notation::rate, problems),
         "queue" => spec.queue = field.truth(problems),
         "limit" => spec.limit = field.number(problems),
@@ -74,12 +45,12 @@ pub(super) fn set(spec: &mut LimitSpec, field: Field<'_, '_>, problems: &mut Vec
 
 /// Whether limits have a field of that name.
 pub(super) fn is_field(name: &str) -> bool {
-    NAMES.contains(&name)
+    LimitSpec::FIELDS.contains(&name)
 }
 
 /// What to say of a field that is none of a limit's and none of `others`.
 pub(super) fn unknown(field: Field<'_, '_>, others: &[&str], problems: &mut Vec<Problem>) {
-    let known: Vec<&str> = others.iter().chain(&NAMES).copied().collect();
+    let known: Vec<&str> = others.iter().chain(&LimitSpec::FIELDS).copied().collect();
     let path = format!("{}{}", field.place, shown(field.name));
     problems.push(Problem::bad(
         path,
@@ -159,7 +130,7 @@ fn calendar(field: Field<'_, '_>, problems: &mut Vec<Problem>) -> Option<Calenda
             value,
         };
         match &**name {
-            "calendar" => unit = part.choice(&UNITS, problems),
+            "calendar" => unit = part.choice(&CalendarUnit::ALL, problems),
             "zone" => {
                 zone = part
                     .text("an IANA time zone such as Europe/Berlin", problems)

@@ -32,7 +32,7 @@ use tidegate_http::{HeaderWriter, Legacy};
 
 pub(crate) use self::{
     body::read as read_body,
-    json::{Json, Members, object, shown},
+    json::{Json, Members, object},
     problem::Problem,
     wire::{Answer, json},
 };

@@ -1,11 +1,12 @@
 //! A request, from protobuf's JSON.
 
 use super::{
-    super::{Json, Members, Problem, shown},
+    super::{Json, Members, Problem},
     wrong,
 };
-use crate::envoy::{
-    Descriptor, LimitOverride, MAX_DESCRIPTORS, MAX_ENTRIES, RateLimitRequest, Unit,
+use crate::{
+    config::report::shown,
+    envoy::{Descriptor, LimitOverride, MAX_DESCRIPTORS, MAX_ENTRIES, RateLimitRequest, Unit},
 };
 
 /// Reads a request; stops at the first thing that is wrong with it.
