@@ -1,101 +1,237 @@
 //! Who the client is, by the word of those who may be believed.
+//!
+//! Each proxy on the way appends whom it was asked by to a list, and so may the client, before all others. So
+//! the list is read from the right, from the socket's other end on, and only as far as there is a proxy that
+//! is believed:
+//!
+//! ```text
+//! X-Forwarded-For: 6.6.6.6, 203.0.113.9, 10.0.0.7        peer 10.0.0.8
+//!                  written   written by   written by
+//!                  by the    10.0.0.7:    10.0.0.8
+//!                  client    the client
+//! ```
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::{fmt, net::IpAddr};
 
-use http::{HeaderMap, HeaderName, header::AsHeaderName};
+use http::{HeaderMap, HeaderName};
+use ipnet::IpNet;
+
+use crate::{address, rfc7239};
 
 /// `X-Forwarded-For`.
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
-/// The element of `X-Forwarded-For` that the proxy at our door appended, or, behind `hops` more proxies
-/// that are to be believed, the one so many places to its left.
-///
-/// Counted from the right over all lines of the header, because everything further to the left was
-/// written by the client. `None` if there is no such element or it is no address.
-pub(crate) fn forwarded_for(headers: &HeaderMap, hops: usize) -> Option<IpAddr> {
-    let lines = headers.get_all(X_FORWARDED_FOR).iter().rev();
-    let element = lines
-        .flat_map(|line| line.to_str().unwrap_or("").rsplit(','))
-        .nth(hops)?;
-    address(element)
+/// `Forwarded`.
+const FORWARDED: HeaderName = HeaderName::from_static("forwarded");
+
+/// The prefix of an IPv6 address that counts are kept for, unless said otherwise: the network that one
+/// subscriber is given.
+pub const DEFAULT_IPV6_PREFIX: u8 = 64;
+
+/// Which proxies are believed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Proxies {
+    /// As many as stand between the clients and us, whatever their addresses. Where there are none, 0, the
+    /// socket's other end is the client. Right as long as nobody can ask us past one of them.
+    Hops(usize),
+    /// Those with an address in one of these networks. Right however many a request has passed.
+    Nets(Vec<IpNet>),
 }
 
-/// The address in the header `name`, if there is one.
-pub(crate) fn address_in(headers: &HeaderMap, name: impl AsHeaderName) -> Option<IpAddr> {
-    address(headers.get(name)?.to_str().ok()?)
+/// Where proxies write down whom they were asked by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AddressHeader {
+    /// The list in `X-Forwarded-For`.
+    XForwardedFor,
+    /// The list in `Forwarded`, RFC 7239.
+    Forwarded,
+    /// One address in a header of the provider's own, such as `CF-Connecting-IP`.
+    Single(HeaderName),
 }
 
-/// Reads an address with or without a port, brackets or a zone.
-fn address(text: &str) -> Option<IpAddr> {
-    let text = text.trim();
-    if let Ok(ip) = text.parse::<IpAddr>() {
-        return Some(ip.to_canonical());
-    }
-    if let Ok(socket) = text.parse::<SocketAddr>() {
-        return Some(socket.ip().to_canonical());
-    }
-    let bare = text
-        .strip_prefix('[')
-        .and_then(|rest| rest.split(']').next())
-        .unwrap_or(text);
-    let bare = bare.split('%').next().unwrap_or(bare);
-    bare.parse::<IpAddr>().ok().map(|ip| ip.to_canonical())
-}
-
-/// The address that counts are kept for: an IPv6 address without its lower 64 bits, because whoever has
-/// one of those has them all.
-pub(crate) fn counted(ip: IpAddr) -> IpAddr {
-    match ip {
-        IpAddr::V4(_) => ip,
-        IpAddr::V6(ip) => IpAddr::V6(Ipv6Addr::from_bits(ip.to_bits() & !u128::from(u64::MAX))),
+impl AddressHeader {
+    /// The header called `name`; `None` if no header can have that name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
+        Some(match name {
+            name if name == X_FORWARDED_FOR => Self::XForwardedFor,
+            name if name == FORWARDED => Self::Forwarded,
+            name => Self::Single(name),
+        })
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use http::HeaderValue;
+/// How the address of a client is found. The default believes nobody: the socket's other end is the client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trust {
+    proxies: Proxies,
+    header: AddressHeader,
+    ipv6_prefix: u8,
+}
 
-    use super::*;
-
-    fn forwarded(lines: &[&str], hops: usize) -> Option<String> {
-        let mut headers = HeaderMap::new();
-        for line in lines {
-            headers.append("x-forwarded-for", HeaderValue::from_str(line).unwrap());
-        }
-        forwarded_for(&headers, hops).map(|ip| ip.to_string())
+impl Default for Trust {
+    fn default() -> Self {
+        Self::new(Proxies::Hops(0), AddressHeader::XForwardedFor)
     }
+}
 
-    #[test]
-    fn the_client_is_counted_from_the_right() {
-        let lines = ["6.6.6.6, 203.0.113.9", "198.51.100.7 , 192.0.2.1"];
-        assert_eq!(forwarded(&lines, 0).unwrap(), "192.0.2.1");
-        assert_eq!(forwarded(&lines, 1).unwrap(), "198.51.100.7");
-        assert_eq!(forwarded(&lines, 2).unwrap(), "203.0.113.9");
-        assert_eq!(forwarded(&lines, 4), None);
-        assert_eq!(forwarded(&["1.2.3.4, unknown"], 0), None);
-        assert_eq!(forwarded(&[], 0), None);
-    }
-
-    #[test]
-    fn addresses_are_read_in_every_dress() {
-        for (text, expected) in [
-            ("192.0.2.1:5000", "192.0.2.1"),
-            ("::ffff:192.0.2.1", "192.0.2.1"),
-            ("[2001:db8::1]:443", "2001:db8::1"),
-            ("[2001:db8::1]", "2001:db8::1"),
-            ("fe80::1%eth0", "fe80::1"),
-        ] {
-            assert_eq!(address(text).unwrap().to_string(), expected);
-        }
-        for text in ["", "unix:", "1.2.3", "2001:db8::1::", "[", "%", "1.2.3.4.5"] {
-            assert_eq!(address(text), None, "{text}");
+impl Trust {
+    /// Believes `proxies` in what they write into `header`.
+    #[must_use]
+    pub const fn new(proxies: Proxies, header: AddressHeader) -> Self {
+        Self {
+            proxies,
+            header,
+            ipv6_prefix: DEFAULT_IPV6_PREFIX,
         }
     }
 
-    #[test]
-    fn a_subscriber_has_one_count() {
-        let ip = |text: &str| counted(text.parse().unwrap()).to_string();
-        assert_eq!(ip("2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::");
-        assert_eq!(ip("192.0.2.1"), "192.0.2.1");
+    /// Keeps counts for the first `bits` of an IPv6 address, from 1 to 128; `None` if there are not so many.
+    #[must_use]
+    pub fn with_ipv6_prefix(self, bits: u8) -> Option<Self> {
+        (1..=128).contains(&bits).then_some(Self {
+            ipv6_prefix: bits,
+            ..self
+        })
+    }
+
+    /// The address of the client whose request the socket's other end, `peer`, has brought.
+    ///
+    /// IPv4-mapped addresses are IPv4 addresses, and zones are dropped. Where a believed proxy names nobody
+    /// that can be read (`unknown`, nonsense, a list that is too short), the client is the last one known for
+    /// certain: with [`Proxies::Hops`] `peer`, with [`Proxies::Nets`] that proxy itself. So no header lets a
+    /// client choose an address that no believed proxy has written.
+    #[must_use]
+    pub fn client(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
+        let peer = peer.to_canonical();
+        match &self.proxies {
+            Proxies::Hops(hops) => self.behind(peer, headers, *hops),
+            Proxies::Nets(nets) if is_in(nets, peer) => self.behind(peer, headers, 1),
+            Proxies::Nets(_) => peer,
+        }
+    }
+
+    /// The same for a request about which `proxy` asks: it is believed, whatever its address, and one more
+    /// than the hops.
+    #[must_use]
+    pub fn client_of(&self, proxy: IpAddr, headers: &HeaderMap) -> IpAddr {
+        let hops = match self.proxies {
+            Proxies::Hops(hops) => hops.saturating_add(1),
+            Proxies::Nets(_) => 1,
+        };
+        self.behind(proxy.to_canonical(), headers, hops)
+    }
+
+    /// The address that counts are kept for.
+    #[must_use]
+    pub fn counted(&self, client: IpAddr) -> IpAddr {
+        address::network(client, self.ipv6_prefix)
+    }
+
+    /// What of this lets clients be counted for others, or not at all.
+    pub fn warnings(&self) -> impl Iterator<Item = Warning> {
+        let all = match &self.proxies {
+            Proxies::Hops(_) => false,
+            Proxies::Nets(nets) => nets.iter().any(|net| net.prefix_len() == 0),
+        };
+        let raw = self.ipv6_prefix > DEFAULT_IPV6_PREFIX;
+        let all = all.then_some(Warning::TrustAll);
+        all.into_iter().chain(raw.then_some(Warning::RawIpv6))
+    }
+
+    /// The client, where `peer` is believed if there are any `hops`.
+    fn behind(&self, peer: IpAddr, headers: &HeaderMap, hops: usize) -> IpAddr {
+        let Some(skipped) = hops.checked_sub(1) else {
+            return peer;
+        };
+        match &self.header {
+            AddressHeader::Single(name) => single(headers, name).unwrap_or(peer),
+            AddressHeader::XForwardedFor => {
+                let lines = headers.get_all(X_FORWARDED_FOR).iter().rev();
+                let elements =
+                    lines.flat_map(|line| line.as_bytes().rsplit(|octet| *octet == b','));
+                let addresses =
+                    elements.map(|element| address::read(std::str::from_utf8(element).ok()?));
+                self.last_known(peer, addresses, skipped)
+            }
+            AddressHeader::Forwarded => {
+                let lines = headers.get_all(FORWARDED).iter().rev();
+                let elements = lines.flat_map(|line| rfc7239::for_from_the_right(line.as_bytes()));
+                let addresses = elements.map(|element| address::read(&element?));
+                self.last_known(peer, addresses, skipped)
+            }
+        }
+    }
+
+    /// The first from the right whom nobody vouches for.
+    fn last_known(
+        &self,
+        peer: IpAddr,
+        mut from_the_right: impl Iterator<Item = Option<IpAddr>>,
+        skipped: usize,
+    ) -> IpAddr {
+        let Proxies::Nets(nets) = &self.proxies else {
+            return from_the_right.nth(skipped).flatten().unwrap_or(peer);
+        };
+        let mut known = peer;
+        while let Some(Some(address)) = from_the_right.next() {
+            known = address;
+            if !is_in(nets, address) {
+                break;
+            }
+        }
+        known
+    }
+}
+
+/// A setting by which abusers get in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Warning {
+    /// A network of all addresses is believed.
+    TrustAll,
+    /// IPv6 addresses are counted by more than their network.
+    RawIpv6,
+}
+
+impl Warning {
+    /// The warning's name, for those who look for it in a log.
+    #[must_use]
+    pub const fn code(self) -> &'static str {
+        match self {
+            Self::TrustAll => "trust-all",
+            Self::RawIpv6 => "raw-ipv6",
+        }
+    }
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (code, problem) = (
+            self.code(),
+            match self {
+                Self::TrustAll => {
+                    "every address is a trusted proxy, so a client can name any address as its own; name the networks of your proxies"
+                }
+                Self::RawIpv6 => {
+                    "counts are kept for less than a /64, of which a client has all addresses and so as many counts as it likes; use 64 or less"
+                }
+            },
+        );
+        write!(f, "{code}: {problem}")
+    }
+}
+
+fn is_in(nets: &[IpNet], address: IpAddr) -> bool {
+    nets.iter().any(|net| net.contains(&address))
+}
+
+/// The address in a header of which there is one line.
+pub(crate) fn single(headers: &HeaderMap, name: &HeaderName) -> Option<IpAddr> {
+    let mut lines = headers.get_all(name).iter();
+    match (lines.next(), lines.next()) {
+        (Some(line), None) => address::read(line.to_str().ok()?),
+        _ => None,
     }
 }

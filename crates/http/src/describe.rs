@@ -4,43 +4,48 @@
 //! configured to send `X-Original-Method`, `X-Original-URI` (ingress-nginx: `X-Original-URL`) and
 //! `X-Real-IP`; Caddy `forward_auth` and Traefik `ForwardAuth` send `X-Forwarded-Method`, `-Uri`, `-Host`,
 //! `-Proto` and `-For`. A proxy passes on the headers of the other family as the client wrote them, so
-//! the two are never mixed: a request in which they contradict each other is refused, unless the proxy's
-//! configuration says which family it is.
+//! the two are never mixed: a request that has both is refused, unless the proxy's configuration says which
+//! family it is.
 //!
 //! | entry | where it comes from |
 //! | --- | --- |
 //! | `method` | the original method |
 //! | `path` | the original path, without the query, in RFC 3986 normal form |
-//! | `host` | the original host in small letters, without the port |
+//! | `host` | the original host in small letters, without the port; nginx: `Host` |
 //! | `scheme` | `X-Forwarded-Proto` |
-//! | `ip` | the client's address; of an IPv6 address its /64 network, so that one subscriber has one count |
+//! | `ip` | the client's address; of an IPv6 address its network (/64), so that one subscriber has one count |
 //! | `ip.exact` | the client's address, whole |
 //! | `query.NAME` | the first parameter NAME of the query, decoded |
+//! | `cookie.NAME` | the first cookie NAME |
 //! | `header.NAME` | the header NAME; several lines are joined by `, ` |
 //! | any other NAME | the header `X-NAME`, `_` being `-`: `customer` is `X-Customer`, `api_key` is `X-Api-Key` |
 //!
-//! The last two are the client's own words unless the proxy sets them. What is empty counts as absent: a rule
+//! The last four are the client's own words unless the proxy sets them. What is empty counts as absent: a rule
 //! whose key it is does not apply.
 
 use std::{borrow::Cow, net::IpAddr};
 
-use http::{HeaderMap, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::{
-    client,
-    proxy::{Ambiguous, Proxy, pick},
+    client::{self, Trust},
+    cookies::cookie,
+    proxy::{Ambiguous, Family, Proxy},
     target::Target,
 };
 
+/// `X-Real-IP`.
+const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
+
 /// Who brought a forward-auth request, and how far they are believed.
 #[derive(Clone, Copy, Debug)]
-pub struct Source {
+pub struct Source<'t> {
     /// The socket's other end: the proxy.
     pub peer: IpAddr,
     /// The family of headers that it sends.
     pub proxy: Proxy,
-    /// How many more proxies stand between it and the client, each to be believed. Usually 0.
-    pub hops: usize,
+    /// Who is believed behind it. nginx names the client itself, in `X-Real-IP`.
+    pub trust: &'t Trust,
 }
 
 /// The request that a proxy asks about.
@@ -51,6 +56,7 @@ pub struct Forwarded<'r> {
     target: Option<Target<'r>>,
     host: Option<String>,
     ip: IpAddr,
+    counted_ip: IpAddr,
 }
 
 impl<'r> Forwarded<'r> {
@@ -58,28 +64,21 @@ impl<'r> Forwarded<'r> {
     ///
     /// # Errors
     ///
-    /// [`Ambiguous`] if the proxy's family is unknown and both families name the method or the target,
-    /// differently.
-    pub fn read(headers: &'r HeaderMap, source: Source) -> Result<Self, Ambiguous> {
-        let pick = |original, forwarded| pick(headers, source.proxy, original, forwarded);
-        let method = pick("x-original-method", "x-forwarded-method")?;
-        let uri = pick("x-original-uri", "x-forwarded-uri")?;
-        let url = if uri.is_none() {
-            pick("x-original-url", "x-forwarded-uri")?
+    /// [`Ambiguous`] if the proxy's family is unknown and headers of both are there.
+    pub fn read(headers: &'r HeaderMap, source: Source<'_>) -> Result<Self, Ambiguous> {
+        let family = Family::of(headers, source.proxy)?;
+        let ip = if family.has_real_ip {
+            client::single(headers, &X_REAL_IP).unwrap_or_else(|| source.peer.to_canonical())
         } else {
-            None
+            source.trust.client_of(source.peer, headers)
         };
-        let is_nginx =
-            headers.contains_key("x-original-uri") || headers.contains_key("x-original-url");
-        let host = ["x-forwarded-host", "host"]
-            .into_iter()
-            .find_map(|name| headers.get(name));
         Ok(Self {
             headers,
-            method,
-            target: uri.or(url).map(Target::read),
-            host: host.map(|host| bare_host(&text(host))),
-            ip: client_address(headers, source, is_nginx),
+            method: family.method(headers).map(text),
+            target: family.target(headers).map(|uri| Target::read(text(uri))),
+            host: family.host(headers).map(|host| bare_host(&text(host))),
+            counted_ip: source.trust.counted(ip),
+            ip,
         })
     }
 
@@ -104,7 +103,7 @@ impl<'r> Forwarded<'r> {
                 .map(|target| Cow::Borrowed(&*target.path)),
             "host" => self.host.as_deref().map(Cow::Borrowed),
             "scheme" => self.headers.get("x-forwarded-proto").map(text),
-            "ip" => Some(client::counted(self.ip).to_string().into()),
+            "ip" => Some(self.counted_ip.to_string().into()),
             "ip.exact" => Some(self.ip.to_string().into()),
             _ => self.named_entry(name),
         }
@@ -114,6 +113,9 @@ impl<'r> Forwarded<'r> {
         if let Some(header) = name.strip_prefix("header.") {
             return joined(self.headers, header);
         }
+        if let Some(name) = name.strip_prefix("cookie.") {
+            return cookie(self.headers, name).map(Cow::Owned);
+        }
         if let Some(parameter) = name.strip_prefix("query.") {
             return self.target.as_ref()?.parameter(parameter).map(Cow::Owned);
         }
@@ -121,26 +123,8 @@ impl<'r> Forwarded<'r> {
     }
 }
 
-/// The client, by the word of the proxy. A header that this proxy does not write is not read: the
-/// client could have written it.
-fn client_address(headers: &HeaderMap, source: Source, is_nginx: bool) -> IpAddr {
-    let real_ip = match source.proxy {
-        Proxy::Nginx => true,
-        Proxy::Unknown => is_nginx,
-        Proxy::Forwarding => false,
-    };
-    let named = if real_ip {
-        client::address_in(headers, "x-real-ip")
-    } else {
-        None
-    };
-    named
-        .or_else(|| client::forwarded_for(headers, source.hops))
-        .unwrap_or_else(|| source.peer.to_canonical())
-}
-
 /// Header values may hold any octet; what is no UTF-8 becomes U+FFFD, so that it has a count as well.
-pub(crate) fn text(value: &HeaderValue) -> Cow<'_, str> {
+fn text(value: &HeaderValue) -> Cow<'_, str> {
     String::from_utf8_lossy(value.as_bytes())
 }
 
@@ -164,24 +148,27 @@ fn bare_host(host: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::client::{AddressHeader, Proxies};
 
-    const PEER: Source = Source {
+    static TRUST: Trust = Trust::new(Proxies::Hops(0), AddressHeader::XForwardedFor);
+
+    const PEER: Source<'_> = Source {
         peer: IpAddr::V4(std::net::Ipv4Addr::LOCALHOST),
         proxy: Proxy::Unknown,
-        hops: 0,
+        trust: &TRUST,
     };
 
     fn headers(lines: &[(&'static str, &str)]) -> HeaderMap {
         let value = |text: &str| HeaderValue::from_bytes(text.as_bytes()).unwrap();
         lines
             .iter()
-            .map(|(name, text)| (http::HeaderName::from_static(name), value(text)))
+            .map(|(name, text)| (HeaderName::from_static(name), value(text)))
             .collect()
     }
 
     fn entries(
         lines: &[(&'static str, &str)],
-        source: Source,
+        source: Source<'_>,
         names: &[&str],
     ) -> Vec<Option<String>> {
         let headers = headers(lines);
@@ -205,8 +192,10 @@ mod tests {
             ("x-forwarded-for", "6.6.6.6"),
             ("host", "Example.org:8443"),
             ("x-customer", "acme"),
+            ("cookie", "theme=dark; session=s1"),
         ];
         let names = [
+            "cookie.session",
             "method",
             "path",
             "query.next",
@@ -216,6 +205,7 @@ mod tests {
             "header.X-Customer",
         ];
         let expected = some(&[
+            "s1",
             "POST",
             "/login",
             "/home",
@@ -280,6 +270,26 @@ mod tests {
     }
 
     #[test]
+    fn a_client_cannot_say_what_its_proxy_does_not() {
+        for (proxys, clients) in [
+            (("x-original-uri", "/login"), ("x-forwarded-method", "GET")),
+            (("x-original-uri", "/login"), ("x-forwarded-uri", "/login")),
+            (("x-forwarded-uri", "/login"), ("x-original-method", "GET")),
+        ] {
+            let found = headers(&[proxys, clients, ("x-real-ip", "6.6.6.6")]);
+            assert!(Forwarded::read(&found, PEER).is_err(), "{clients:?}");
+        }
+        let lines = [
+            ("x-original-uri", "/login"),
+            ("host", "example.org"),
+            ("x-forwarded-host", "chosen.example"),
+            ("x-forwarded-for", "6.6.6.6"),
+        ];
+        let expected = some(&["example.org", "127.0.0.1"]);
+        assert_eq!(entries(&lines, PEER, &["host", "ip"]), expected);
+    }
+
+    #[test]
     fn without_a_word_of_the_proxy_the_peer_is_the_client() {
         assert_eq!(
             entries(&[], PEER, &["ip", "path"]),
@@ -315,9 +325,16 @@ mod tests {
             ("x-customer", ""),
             ("x-original-method", ""),
             ("x-original-uri", "/?user=&x=1"),
+            ("cookie", "id="),
         ];
-        let names = ["customer", "header.x-customer", "method", "query.user"];
-        assert_eq!(entries(&lines, PEER, &names), [const { None }; 4]);
+        let names = [
+            "customer",
+            "header.x-customer",
+            "method",
+            "query.user",
+            "cookie.id",
+        ];
+        assert_eq!(entries(&lines, PEER, &names), [const { None }; 5]);
     }
 
     proptest::proptest! {

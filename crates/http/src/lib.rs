@@ -4,14 +4,18 @@
 //! forward-auth request into the entries that rules match on, and [`HeaderWriter`] turns a verdict into
 //! the headers of its answer, so that every program that speaks HTTP names and shows them alike.
 
-mod client;
+mod address;
+pub mod client;
+mod cookies;
 pub mod describe;
 mod fields;
 pub mod headers;
 mod path;
 mod proxy;
+mod rfc7239;
 mod target;
 
+pub use client::{AddressHeader, Proxies, Trust};
 pub use describe::{Forwarded, Source};
 pub use headers::{HeaderWriter, Legacy};
 pub use proxy::{Ambiguous, Proxy};

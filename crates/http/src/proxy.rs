@@ -1,15 +1,13 @@
 //! Which family of headers the proxy at the door writes, and which is therefore believed.
 
-use std::{borrow::Cow, fmt};
+use std::fmt;
 
-use http::HeaderMap;
-
-use crate::describe::text;
+use http::{HeaderMap, HeaderValue};
 
 /// The family of headers that the proxy at the door sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Proxy {
-    /// Whichever is there; contradictions are refused.
+    /// Whichever is there; if both are, the request is refused.
     #[default]
     Unknown,
     /// `X-Original-*` and `X-Real-IP`.
@@ -30,7 +28,7 @@ impl Proxy {
     }
 }
 
-/// Two headers say different things about the original request, and either may be the client's.
+/// Headers of both families describe the original request, and one of them may be the client's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ambiguous {
     /// What nginx would have sent.
@@ -47,34 +45,72 @@ impl fmt::Display for Ambiguous {
         } = self;
         write!(
             f,
-            "{original} and {forwarded} contradict each other; ask with ?proxy=nginx, caddy or traefik"
+            "{original} and {forwarded} are both there, and one may be the client's; ask with ?proxy=nginx, caddy or traefik"
         )
     }
 }
 
 impl std::error::Error for Ambiguous {}
 
-/// The one of the two headers that the proxy writes.
-pub(crate) fn pick<'r>(
-    headers: &'r HeaderMap,
-    proxy: Proxy,
-    original: &'static str,
-    forwarded: &'static str,
-) -> Result<Option<Cow<'r, str>>, Ambiguous> {
-    let nginx = || headers.get(original);
-    let forwarding = || headers.get(forwarded);
-    let value = match proxy {
-        Proxy::Nginx => nginx(),
-        Proxy::Forwarding => forwarding(),
-        Proxy::Unknown => match (nginx(), forwarding()) {
-            (Some(one), Some(other)) if one != other => {
-                return Err(Ambiguous {
+/// The headers of one family that name the method and the target.
+#[derive(Debug)]
+pub(crate) struct Family {
+    method: &'static str,
+    targets: &'static [&'static str],
+    host: &'static [&'static str],
+    /// Whether it names the client in `X-Real-IP`, and not in a list.
+    pub(crate) has_real_ip: bool,
+}
+
+static ORIGINAL: Family = Family {
+    method: "x-original-method",
+    targets: &["x-original-uri", "x-original-url"],
+    host: &["host"],
+    has_real_ip: true,
+};
+
+static FORWARDED: Family = Family {
+    method: "x-forwarded-method",
+    targets: &["x-forwarded-uri"],
+    host: &["x-forwarded-host", "host"],
+    has_real_ip: false,
+};
+
+impl Family {
+    /// The family of `proxy`, or of the headers that are there.
+    ///
+    /// The two are never mixed. A client that adds a header of the other family to its request would else
+    /// choose what its own proxy does not say.
+    pub(crate) fn of(headers: &HeaderMap, proxy: Proxy) -> Result<&'static Self, Ambiguous> {
+        match proxy {
+            Proxy::Nginx => Ok(&ORIGINAL),
+            Proxy::Forwarding => Ok(&FORWARDED),
+            Proxy::Unknown => match (ORIGINAL.present(headers), FORWARDED.present(headers)) {
+                (Some(original), Some(forwarded)) => Err(Ambiguous {
                     original,
                     forwarded,
-                });
-            }
-            (one, other) => one.or(other),
-        },
-    };
-    Ok(value.map(text))
+                }),
+                (Some(_), None) => Ok(&ORIGINAL),
+                (None, _) => Ok(&FORWARDED),
+            },
+        }
+    }
+
+    pub(crate) fn method<'h>(&self, headers: &'h HeaderMap) -> Option<&'h HeaderValue> {
+        headers.get(self.method)
+    }
+
+    pub(crate) fn target<'h>(&self, headers: &'h HeaderMap) -> Option<&'h HeaderValue> {
+        self.targets.iter().find_map(|name| headers.get(*name))
+    }
+
+    pub(crate) fn host<'h>(&self, headers: &'h HeaderMap) -> Option<&'h HeaderValue> {
+        self.host.iter().find_map(|name| headers.get(*name))
+    }
+
+    /// The first header that tells this family.
+    fn present(&self, headers: &HeaderMap) -> Option<&'static str> {
+        let mut names = self.targets.iter().copied().chain([self.method]);
+        names.find(|name| headers.contains_key(*name))
+    }
 }

@@ -4,7 +4,7 @@ use std::{borrow::Cow, sync::Once};
 
 use hyper::{Request, StatusCode, body::Incoming};
 use tidegate_core::{Cost, Effect};
-use tidegate_http::{Forwarded, Proxy, Source};
+use tidegate_http::{AddressHeader, Forwarded, Proxies, Proxy, Source, Trust};
 
 use super::{Asked, Problem, check::SCRATCH, wire::Answer};
 use crate::metrics::Door;
@@ -22,7 +22,7 @@ pub(super) fn authorize(asked: &Asked, request: &Request<Incoming>) -> Result<An
     let source = Source {
         peer: asked.peer,
         proxy: options.proxy,
-        hops: options.hops,
+        trust: &Trust::new(Proxies::Hops(options.hops), AddressHeader::XForwardedFor),
     };
     let forwarded = Forwarded::read(request.headers(), source)
         .map_err(|ambiguous| Problem::new(StatusCode::BAD_REQUEST, ambiguous.to_string()))?;

@@ -1,0 +1,89 @@
+//! Addresses as proxies write them, and as counts are kept for them.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+/// Reads an address with or without a port, brackets or a zone; an IPv4-mapped one is the IPv4 address.
+pub(crate) fn read(text: &str) -> Option<IpAddr> {
+    let text = text.trim();
+    if let Ok(ip) = text.parse::<IpAddr>() {
+        return Some(ip.to_canonical());
+    }
+    if let Ok(socket) = text.parse::<SocketAddr>() {
+        return Some(socket.ip().to_canonical());
+    }
+    // What stands behind brackets is a port, or an obfuscated one, which RFC 7239 allows.
+    let bare = text
+        .strip_prefix('[')
+        .and_then(|rest| rest.split(']').next())
+        .unwrap_or(text);
+    let bare = bare.split('%').next().unwrap_or(bare);
+    bare.parse::<IpAddr>().ok().map(|ip| ip.to_canonical())
+}
+
+/// The first `prefix` bits of an IPv6 address, because whoever has one address of a network has them all;
+/// an IPv4 address as it is. `prefix` is at most 128.
+pub(crate) fn network(ip: IpAddr, prefix: u8) -> IpAddr {
+    match ip {
+        IpAddr::V4(_) => ip,
+        IpAddr::V6(ip) => {
+            let dropped = 128_u32.saturating_sub(u32::from(prefix));
+            let mask = u128::MAX.checked_shl(dropped).unwrap_or(0);
+            IpAddr::V6(Ipv6Addr::from_bits(ip.to_bits() & mask))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_in_every_dress() {
+        for (text, expected) in [
+            ("192.0.2.1", "192.0.2.1"),
+            (" 192.0.2.1\t", "192.0.2.1"),
+            ("192.0.2.1:5000", "192.0.2.1"),
+            ("::ffff:192.0.2.1", "192.0.2.1"),
+            ("[::ffff:c000:201]:443", "192.0.2.1"),
+            ("2001:DB8::1", "2001:db8::1"),
+            ("[2001:db8::1]:443", "2001:db8::1"),
+            ("[2001:db8::1]:_hidden", "2001:db8::1"),
+            ("[2001:db8::1]", "2001:db8::1"),
+            ("fe80::1%eth0", "fe80::1"),
+            ("[fe80::1%25eth0]:80", "fe80::1"),
+        ] {
+            assert_eq!(read(text).unwrap().to_string(), expected);
+        }
+        for text in [
+            "",
+            "unix:",
+            "unknown",
+            "_hidden",
+            "1.2.3",
+            "01.2.3.4",
+            "0x7f000001",
+            "2130706433",
+            "2001:db8::1::",
+            "[",
+            "%",
+            "1.2.3.4.5",
+            "1.2.3.4, 5.6.7.8",
+            "localhost",
+        ] {
+            assert_eq!(read(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_subscriber_has_one_count() {
+        let ip = |text: &str, prefix| network(text.parse().unwrap(), prefix).to_string();
+        let address = "2001:db8:1:2ff:3:4:5:6";
+        assert_eq!(ip(address, 128), address);
+        assert_eq!(ip(address, 64), "2001:db8:1:2ff::");
+        assert_eq!(ip(address, 56), "2001:db8:1:200::");
+        assert_eq!(ip(address, 48), "2001:db8:1::");
+        assert_eq!(ip(address, 1), "::");
+        assert_eq!(ip(address, 0), "::");
+        assert_eq!(ip("192.0.2.1", 1), "192.0.2.1");
+    }
+}

@@ -1,0 +1,140 @@
+//! The `Forwarded` header of RFC 7239: who asked, in the words of each proxy on the way.
+//!
+//! ```text
+//! Forwarded: for=192.0.2.43, for="[2001:db8:cafe::17]:4711";proto=https;by=203.0.113.43
+//! ```
+//!
+//! It is read from the right, where the nearest proxy has written: a quotation mark that a client leaves
+//! open on the left cannot swallow what was appended behind it.
+
+/// The `for` of each element of one line, the last element first; `None` where it has none that can be read.
+pub(crate) fn for_from_the_right(line: &[u8]) -> impl Iterator<Item = Option<String>> {
+    FromTheRight(Some(line), b',').map(for_of)
+}
+
+fn for_of(element: &[u8]) -> Option<String> {
+    let pairs = FromTheRight(Some(element), b';').filter_map(|pair| {
+        let equals = pair.iter().position(|octet| *octet == b'=')?;
+        Some((&pair[..equals], &pair[equals + 1..]))
+    });
+    let mut values = pairs.filter(|(name, _)| name.trim_ascii().eq_ignore_ascii_case(b"for"));
+    match (values.next(), values.next()) {
+        (Some((_, value)), None) => unquoted(std::str::from_utf8(value).ok()?.trim()),
+        // Twice is once too often, and either may be a client's.
+        _ => None,
+    }
+}
+
+/// A token as it is, a quoted string without its quotation marks and backslashes.
+fn unquoted(value: &str) -> Option<String> {
+    let Some(rest) = value.strip_prefix('"') else {
+        return (!value.is_empty() && !value.contains('"')).then(|| value.to_owned());
+    };
+    let mut text = String::new();
+    let mut rest = rest.strip_suffix('"')?.chars();
+    while let Some(next) = rest.next() {
+        match next {
+            '\\' => text.push(rest.next()?),
+            '"' => return None,
+            other => text.push(other),
+        }
+    }
+    Some(text)
+}
+
+/// The parts of a text between separators that stand in no quoted string, the last first.
+struct FromTheRight<'t>(Option<&'t [u8]>, u8);
+
+impl<'t> Iterator for FromTheRight<'t> {
+    type Item = &'t [u8];
+
+    fn next(&mut self) -> Option<&'t [u8]> {
+        let rest = self.0?;
+        let mut quoted = false;
+        for at in (0..rest.len()).rev() {
+            match rest[at] {
+                b'"' if !(quoted && is_escaped(rest, at)) => quoted = !quoted,
+                octet if octet == self.1 && !quoted => {
+                    self.0 = Some(&rest[..at]);
+                    return Some(&rest[at + 1..]);
+                }
+                _ => {}
+            }
+        }
+        self.0 = None;
+        Some(rest)
+    }
+}
+
+/// Whether an odd number of backslashes stands before `at`.
+fn is_escaped(octets: &[u8], at: usize) -> bool {
+    let backslashes = octets[..at]
+        .iter()
+        .rev()
+        .take_while(|octet| **octet == b'\\');
+    backslashes.count() % 2 == 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(line: &str) -> Vec<Option<String>> {
+        for_from_the_right(line.as_bytes()).collect()
+    }
+
+    #[test]
+    fn elements_are_read_from_the_right() {
+        for (line, expected) in [
+            ("for=192.0.2.1", &[Some("192.0.2.1")][..]),
+            (
+                r#"for=192.0.2.43, For="[2001:db8:cafe::17]:4711";proto=https"#,
+                &[Some("[2001:db8:cafe::17]:4711"), Some("192.0.2.43")],
+            ),
+            ("proto=http;by=10.0.0.1; FOR = unknown", &[Some("unknown")]),
+            (r#"for="a\"b\\",for=_x"#, &[Some("_x"), Some(r#"a"b\"#)]),
+            (r#"for="a,b;c", for=d"#, &[Some("d"), Some("a,b;c")]),
+        ] {
+            let expected: Vec<_> = expected
+                .iter()
+                .map(|value| value.map(str::to_owned))
+                .collect();
+            assert_eq!(all(line), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_none_and_no_more_than_itself() {
+        for line in [
+            "",
+            "for=",
+            "for",
+            "proto=https",
+            "for=a;for=b",
+            r#"for="a"#,
+            r#"for=a""#,
+        ] {
+            assert_eq!(all(line), [None], "{line}");
+        }
+        assert_eq!(all("for=a,,"), [None, None, Some("a".to_owned())]);
+        assert_eq!(
+            all(r#"for="6.6.6.6, for=b"#)[0].as_deref(),
+            Some("b"),
+            "an open quote"
+        );
+        assert_eq!(all(r#"for="x\", for="b""#)[0].as_deref(), Some("b"));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn nothing_on_the_left_hides_what_is_appended(left in "[\"\\\\,;=for a1]{0,30}") {
+            for (appended, expected) in [
+                ("for=\"[2001:db8::1]:80\"", "[2001:db8::1]:80"),
+                ("for=192.0.2.1;proto=http", "192.0.2.1"),
+            ] {
+                let last = all(&format!("{left}, {appended}")).swap_remove(0);
+                proptest::prop_assert_eq!(last.as_deref(), Some(expected));
+            }
+        }
+    }
+}
