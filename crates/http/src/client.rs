@@ -96,6 +96,15 @@ impl Trust {
         })
     }
 
+    /// Believes so many proxies instead, whatever their addresses.
+    #[must_use]
+    pub fn with_hops(self, hops: usize) -> Self {
+        Self {
+            proxies: Proxies::Hops(hops),
+            ..self
+        }
+    }
+
     /// The address of the client whose request the socket's other end, `peer`, has brought.
     ///
     /// IPv4-mapped addresses are IPv4 addresses, and zones are dropped. Where a believed proxy names nobody
@@ -221,6 +230,13 @@ impl fmt::Display for Warning {
         );
         write!(f, "{code}: {problem}")
     }
+}
+
+/// Reads a network such as `10.0.0.0/8`, or one address.
+#[must_use]
+pub fn network(text: &str) -> Option<IpNet> {
+    let alone = || text.parse::<IpAddr>().ok().map(IpNet::from);
+    text.parse().ok().or_else(alone)
 }
 
 fn is_in(nets: &[IpNet], address: IpAddr) -> bool {

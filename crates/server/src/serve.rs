@@ -166,6 +166,7 @@ pub fn start(
         reloader: reloader.as_ref(),
         envoy: envoy.as_ref(),
         headers: config.headers,
+        identity: Arc::new(config.identity),
         grpc: config.grpc,
         grpc_tls,
         token,
@@ -294,6 +295,7 @@ struct Doors<'a> {
     reloader: Option<&'a Arc<Reloader>>,
     envoy: Option<&'a Arc<Watch>>,
     headers: crate::config::Headers,
+    identity: Arc<crate::config::Identity>,
     grpc: crate::config::Grpc,
     grpc_tls: Option<Tls>,
     token: Option<String>,
@@ -305,6 +307,7 @@ impl Doors<'_> {
             let served = door::http::Served {
                 limiter: Arc::clone(self.limiter),
                 headers: self.headers,
+                identity: Arc::clone(&self.identity),
                 rate_limits: self.envoy.map(|envoy| Arc::clone(envoy.service())),
             };
             self.opened(

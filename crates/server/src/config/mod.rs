@@ -8,6 +8,7 @@ mod conditions;
 mod doors;
 mod envoy;
 mod grpc;
+mod identity;
 pub(crate) mod limits;
 mod quotas;
 pub(crate) mod report;
@@ -24,6 +25,7 @@ use std::{
 };
 
 use tidegate_core::{MemoryBounds, RuleSet, Span};
+use tidegate_http::{Part, Trust};
 
 pub use envoy::Envoy;
 use report::Report;
@@ -37,7 +39,8 @@ pub const MAX_FILE_BYTES: usize = 16 << 20;
 
 /// The keys of the file.
 const SECTIONS: &[&str] = &[
-    "listen", "store", "defaults", "headers", "admin", "grpc", "envoy", "allow", "rules", "quotas",
+    "listen", "store", "defaults", "headers", "clients", "entries", "admin", "grpc", "envoy",
+    "allow", "rules", "quotas",
 ];
 
 /// What the rules file says. The default is what an empty file says: every door open on its usual
@@ -55,6 +58,8 @@ pub struct Config {
     pub headers: Headers,
     /// `grpc`: how the gRPC door serves its connections.
     pub grpc: Grpc,
+    /// `clients` and `entries`: how forward-auth finds out who is asking.
+    pub identity: Identity,
     /// `admin`: who may ask the admin door.
     pub admin_token: AdminToken,
     /// `envoy`: the rate limit service for Envoy; `None` without the section.
@@ -162,6 +167,15 @@ impl Default for Headers {
     }
 }
 
+/// How forward-auth finds out who is asking.
+#[derive(Clone, Debug, Default)]
+pub struct Identity {
+    /// `clients`: whose word is taken for a client's address; by default only that of the proxy that asks.
+    pub trust: Trust,
+    /// `entries`: the entries that are part of another, by their names.
+    pub parts: Vec<(Box<str>, Part)>,
+}
+
 /// How `X-RateLimit-Reset` is written, if the triple is sent at all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LegacyHeaders {
@@ -266,6 +280,7 @@ impl Config {
             config.headers = doors::headers(&file, &mut report);
             config.grpc = grpc::grpc(&file, &mut report);
             config.envoy = envoy::envoy(&file, &mut report);
+            config.identity = identity::identity(&file, &mut report);
             config.rules = rules::rule_set(&file, &mut report);
             config.quotas = quotas::quotas(&file, &config.listen, &mut report);
         }

@@ -50,6 +50,7 @@ impl Subject for OverHttp {
         let served = Served {
             limiter: Arc::clone(&started.limiter),
             headers: Headers::default(),
+            identity: Arc::default(),
             rate_limits: Some(Arc::clone(&started.service)),
         };
         let listener = http::listen(&server, socket, Bounds::default(), served).unwrap();

@@ -6,7 +6,7 @@ use serde_json::Value;
 use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
 use tidegate_server::{
     clock::Clock,
-    config::{Config, Headers},
+    config::Config,
     door::http::{self, Served},
     limiter::Limiter,
     net::{Bounds, Listener, Server},
@@ -39,7 +39,14 @@ impl Door {
             clock.clone(),
         ));
         let server = Server::start(1).unwrap();
-        let listener = listen(&server, &limiter, bounds, config.headers);
+        let served = Served {
+            limiter: Arc::clone(&limiter),
+            headers: config.headers,
+            identity: Arc::new(config.identity),
+            rate_limits: None,
+        };
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        let listener = http::listen(&server, socket, bounds, served).unwrap();
         Self {
             limiter,
             listener,
@@ -76,14 +83,4 @@ impl Door {
         let path = format!("/v1/authorize{query}");
         self.connect().ask("GET", &path, headers, b"")
     }
-}
-
-fn listen(server: &Server, limiter: &Arc<Limiter>, bounds: Bounds, headers: Headers) -> Listener {
-    let socket = TcpListener::bind("127.0.0.1:0").unwrap();
-    let served = Served {
-        limiter: Arc::clone(limiter),
-        headers,
-        rate_limits: None,
-    };
-    http::listen(server, socket, bounds, served).unwrap()
 }

@@ -12,5 +12,6 @@ mod client;
 mod connection;
 mod door;
 mod headers;
+mod identity;
 mod throttle;
 mod vectors;

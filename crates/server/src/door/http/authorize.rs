@@ -4,7 +4,7 @@ use std::{borrow::Cow, sync::Once};
 
 use hyper::{Request, StatusCode, body::Incoming};
 use tidegate_core::{Cost, Effect};
-use tidegate_http::{AddressHeader, Forwarded, Proxies, Proxy, Source, Trust};
+use tidegate_http::{Forwarded, Proxy, Source};
 
 use super::{Asked, Problem, check::SCRATCH, wire::Answer};
 use crate::metrics::Door;
@@ -14,15 +14,21 @@ use crate::metrics::Door;
 struct Options {
     deny: StatusCode,
     proxy: Proxy,
-    hops: usize,
+    /// How many more proxies are believed, instead of those of the configuration.
+    hops: Option<usize>,
 }
 
 pub(super) fn authorize(asked: &Asked, request: &Request<Incoming>) -> Result<Answer, Problem> {
     let options = options(request.uri().query().unwrap_or_default())?;
+    let identity = &asked.identity;
+    let hops = options
+        .hops
+        .map(|hops| identity.trust.clone().with_hops(hops));
     let source = Source {
         peer: asked.peer,
         proxy: options.proxy,
-        trust: &Trust::new(Proxies::Hops(options.hops), AddressHeader::XForwardedFor),
+        trust: hops.as_ref().unwrap_or(&identity.trust),
+        parts: &identity.parts,
     };
     let forwarded = Forwarded::read(request.headers(), source)
         .map_err(|ambiguous| Problem::new(StatusCode::BAD_REQUEST, ambiguous.to_string()))?;
@@ -68,7 +74,7 @@ fn options(query: &str) -> Result<Options, Problem> {
     let mut options = Options {
         deny: StatusCode::TOO_MANY_REQUESTS,
         proxy: Proxy::Unknown,
-        hops: 0,
+        hops: None,
     };
     for (name, value) in query
         .split('&')
@@ -93,8 +99,8 @@ fn options(query: &str) -> Result<Options, Problem> {
             }
             "hops" => {
                 let hops = value.parse().ok().filter(|hops| *hops <= 16);
-                options.hops =
-                    hops.ok_or_else(|| Problem::bad("hops", "must be a number from 0 to 16"))?;
+                let wrong = || Problem::bad("hops", "must be a number from 0 to 16");
+                options.hops = Some(hops.ok_or_else(wrong)?);
             }
             _ => {
                 return Err(Problem::bad(

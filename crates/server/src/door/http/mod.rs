@@ -37,7 +37,7 @@ pub(crate) use self::{
     wire::{Answer, json},
 };
 use crate::{
-    config::{Headers, LegacyHeaders},
+    config::{Headers, Identity, LegacyHeaders},
     envoy::RateLimitService,
     limiter::Limiter,
     metrics::Door,
@@ -54,6 +54,8 @@ pub struct Served {
     pub limiter: Arc<Limiter>,
     /// Which headers answers carry.
     pub headers: Headers,
+    /// How forward-auth finds out who is asking.
+    pub identity: Arc<Identity>,
     /// What `/json` and `/healthcheck` ask; without it there is nothing at these paths.
     pub rate_limits: Option<Arc<RateLimitService>>,
 }
@@ -80,6 +82,7 @@ pub fn listen(
             limiter: Arc::clone(&served.limiter),
             rate_limits: served.rate_limits.clone(),
             headers: RefCell::new(HeaderWriter::new(headers.ratelimit, legacy)),
+            identity: Arc::clone(&served.identity),
             peer: connection.peer.ip(),
         };
         async move {
@@ -106,6 +109,7 @@ pub fn transcript(limiter: &Arc<Limiter>, endpoint: Endpoint, body: &[u8]) -> (u
         limiter: Arc::clone(limiter),
         rate_limits: None,
         headers: RefCell::new(HeaderWriter::new(true, Legacy::Delta)),
+        identity: Arc::default(),
         peer: IpAddr::V4(Ipv4Addr::LOCALHOST),
     };
     let answer = asked.answer_body(endpoint, body);
@@ -119,6 +123,7 @@ struct Asked {
     limiter: Arc<Limiter>,
     rate_limits: Option<Arc<RateLimitService>>,
     headers: RefCell<HeaderWriter>,
+    identity: Arc<Identity>,
     peer: IpAddr,
 }
 

@@ -1,0 +1,258 @@
+//! What a proxy says about a request, and what a client cannot make of it.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot be set up fails")]
+
+use std::{borrow::Cow, net::IpAddr};
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+use tidegate_http::{AddressHeader, Forwarded, Part, Proxies, Proxy, Source, Trust};
+
+static TRUST: Trust = Trust::new(Proxies::Hops(0), AddressHeader::XForwardedFor);
+
+const PEER: Source<'_> = Source {
+    peer: IpAddr::V4(std::net::Ipv4Addr::LOCALHOST),
+    proxy: Proxy::Unknown,
+    trust: &TRUST,
+    parts: &[],
+};
+
+fn headers(lines: &[(&'static str, &str)]) -> HeaderMap {
+    let value = |text: &str| HeaderValue::from_bytes(text.as_bytes()).unwrap();
+    lines
+        .iter()
+        .map(|(name, text)| (HeaderName::from_static(name), value(text)))
+        .collect()
+}
+
+fn entries(
+    lines: &[(&'static str, &str)],
+    source: Source<'_>,
+    names: &[&str],
+) -> Vec<Option<String>> {
+    let headers = headers(lines);
+    let forwarded = Forwarded::read(&headers, source).unwrap();
+    names
+        .iter()
+        .map(|name| forwarded.entry(name).map(Cow::into_owned))
+        .collect()
+}
+
+fn some(texts: &[&str]) -> Vec<Option<String>> {
+    texts.iter().map(|text| Some((*text).to_owned())).collect()
+}
+
+#[test]
+fn nginx_is_understood() {
+    let lines = [
+        ("x-original-method", "POST"),
+        ("x-original-uri", "/login?next=%2Fhome&x=1"),
+        ("x-real-ip", "203.0.113.9"),
+        ("x-forwarded-for", "6.6.6.6"),
+        ("host", "Example.org:8443"),
+        ("x-customer", "acme"),
+        ("cookie", "theme=dark; session=s1"),
+    ];
+    let names = [
+        "cookie.session",
+        "method",
+        "path",
+        "query.next",
+        "ip",
+        "host",
+        "customer",
+        "header.X-Customer",
+    ];
+    let expected = some(&[
+        "s1",
+        "POST",
+        "/login",
+        "/home",
+        "203.0.113.9",
+        "example.org",
+        "acme",
+        "acme",
+    ]);
+    assert_eq!(entries(&lines, PEER, &names), expected);
+}
+
+#[test]
+fn caddy_and_traefik_are_understood() {
+    let lines = [
+        ("x-forwarded-method", "GET"),
+        ("x-forwarded-uri", "/a/../b"),
+        ("x-forwarded-host", "[2001:DB8::1]:443"),
+        ("x-forwarded-proto", "https"),
+        ("x-forwarded-for", "6.6.6.6, 2001:db8:1:2:3::4"),
+    ];
+    let names = ["method", "path", "host", "scheme", "ip", "ip.exact"];
+    let expected = some(&[
+        "GET",
+        "/b",
+        "[2001:db8::1]",
+        "https",
+        "2001:db8:1:2::",
+        "2001:db8:1:2:3::4",
+    ]);
+    assert_eq!(entries(&lines, PEER, &names), expected);
+    assert_eq!(
+        entries(&lines, PEER, &["query.x", "customer"]),
+        [None, None]
+    );
+}
+
+#[test]
+fn a_client_behind_caddy_cannot_choose_its_address() {
+    let lines = [
+        ("x-forwarded-uri", "/"),
+        ("x-forwarded-for", "203.0.113.9"),
+        ("x-real-ip", "6.6.6.6"),
+    ];
+    assert_eq!(entries(&lines, PEER, &["ip"]), some(&["203.0.113.9"]));
+}
+
+#[test]
+fn a_client_cannot_choose_its_path() {
+    let lines = [
+        ("x-original-uri", "/login"),
+        ("x-forwarded-uri", "/harmless"),
+    ];
+    let found = headers(&lines);
+    let refused = Forwarded::read(&found, PEER).unwrap_err();
+    assert_eq!(
+        (refused.original, refused.forwarded),
+        ("x-original-uri", "x-forwarded-uri")
+    );
+    let told = |proxy| entries(&lines, Source { proxy, ..PEER }, &["path"]);
+    assert_eq!(told(Proxy::Nginx), some(&["/login"]));
+    assert_eq!(told(Proxy::Forwarding), some(&["/harmless"]));
+}
+
+#[test]
+fn nginx_may_stand_behind_other_proxies() {
+    let trust = |proxies| Trust::new(proxies, AddressHeader::XForwardedFor);
+    let nets = trust(Proxies::Nets(vec!["198.51.100.0/24".parse().unwrap()]));
+    let lines = [
+        ("x-original-uri", "/"),
+        ("x-real-ip", "198.51.100.7"),
+        ("x-forwarded-for", "6.6.6.6, 203.0.113.9"),
+    ];
+    for (trust, ip) in [
+        (&TRUST, "198.51.100.7"),
+        (&trust(Proxies::Hops(1)), "203.0.113.9"),
+        (&nets, "203.0.113.9"),
+    ] {
+        let source = Source { trust, ..PEER };
+        assert_eq!(entries(&lines, source, &["ip"]), some(&[ip]));
+        let direct = [lines[0], ("x-real-ip", "192.0.2.1"), lines[2]];
+        if *trust == nets {
+            assert_eq!(entries(&direct, source, &["ip"]), some(&["192.0.2.1"]));
+        }
+    }
+}
+
+#[test]
+fn a_client_cannot_say_what_its_proxy_does_not() {
+    for (proxys, clients) in [
+        (("x-original-uri", "/login"), ("x-forwarded-method", "GET")),
+        (("x-original-uri", "/login"), ("x-forwarded-uri", "/login")),
+        (("x-forwarded-uri", "/login"), ("x-original-method", "GET")),
+    ] {
+        let found = headers(&[proxys, clients, ("x-real-ip", "6.6.6.6")]);
+        assert!(Forwarded::read(&found, PEER).is_err(), "{clients:?}");
+    }
+    let lines = [
+        ("x-original-uri", "/login"),
+        ("host", "example.org"),
+        ("x-forwarded-host", "chosen.example"),
+        ("x-forwarded-for", "6.6.6.6"),
+    ];
+    let expected = some(&["example.org", "127.0.0.1"]);
+    assert_eq!(entries(&lines, PEER, &["host", "ip"]), expected);
+}
+
+#[test]
+fn without_a_word_of_the_proxy_the_peer_is_the_client() {
+    assert_eq!(
+        entries(&[], PEER, &["ip", "path"]),
+        [Some("127.0.0.1".to_owned()), None]
+    );
+}
+
+#[test]
+fn what_is_repeated_or_no_text_still_counts() {
+    let lines = [
+        ("x-customer", "a"),
+        ("x-customer", "b"),
+        ("x-original-url", "https://h.example/p?q=1"),
+    ];
+    assert_eq!(
+        entries(&lines, PEER, &["customer", "path", "query.q"]),
+        some(&["a, b", "/p", "1"])
+    );
+    let mut found = HeaderMap::new();
+    found.insert("x-customer", HeaderValue::from_bytes(b"\xff").unwrap());
+    assert_eq!(
+        Forwarded::read(&found, PEER)
+            .unwrap()
+            .entry("customer")
+            .unwrap(),
+        "\u{fffd}"
+    );
+}
+
+#[test]
+fn an_entry_may_be_part_of_another() {
+    let part = |name: &str, of| (name.into(), Part::split(of, ".", 1).unwrap());
+    let parts = [
+        part("key_id", "header.x-key"),
+        part("customer", "query.customer"),
+    ];
+    let source = Source {
+        parts: &parts,
+        ..PEER
+    };
+    let lines = [
+        ("x-forwarded-uri", "/?customer=acme.7"),
+        ("x-key", "k1.secret"),
+        ("x-customer", "other"),
+    ];
+    assert_eq!(
+        entries(&lines, source, &["key_id", "customer"]),
+        some(&["k1", "acme"])
+    );
+    let lines = [("x-key", "secret"), ("x-customer", "other")];
+    assert_eq!(
+        entries(&lines, source, &["key_id", "customer"]),
+        [None, None]
+    );
+}
+
+#[test]
+fn what_is_empty_is_absent() {
+    let lines = [
+        ("x-customer", ""),
+        ("x-original-method", ""),
+        ("x-original-uri", "/?user=&x=1"),
+        ("cookie", "id="),
+    ];
+    let names = [
+        "customer",
+        "header.x-customer",
+        "method",
+        "query.user",
+        "cookie.id",
+    ];
+    assert_eq!(entries(&lines, PEER, &names), [const { None }; 5]);
+}
+
+proptest::proptest! {
+    #[test]
+    fn no_header_makes_it_panic(uri in "\\PC{0,40}", query in "[%+&=a-f0-9]{0,20}", host in "\\PC{0,20}") {
+        let uri = format!("{uri}?{query}");
+        let headers = headers(&[("x-original-uri", &uri), ("host", &host), ("x-forwarded-for", &host)]);
+        let forwarded = Forwarded::read(&headers, PEER).unwrap();
+        for name in ["path", "query.a", "host", "ip", "header.", "", "\u{e9} "] {
+            let _ = forwarded.entry(name);
+        }
+    }
+}

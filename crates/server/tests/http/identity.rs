@@ -1,0 +1,88 @@
+//! Who is asking, by the configuration: `clients` and `entries`.
+
+use crate::door::Door;
+
+const RULES: &str = "
+rules:
+  - {name: address, when: {path: /address}, key: [ip], limits: [1/h]}
+  - {name: api, when: {path: /api}, key: [key_id], limits: [1/h]}
+";
+
+fn open(identity: &str) -> Door {
+    Door::open(&format!("{identity}\n{RULES}"))
+}
+
+/// Whether a request for `/address` with these headers passes.
+fn passes(door: &Door, query: &str, headers: &[(&str, &str)]) -> bool {
+    let headers = [&[("x-forwarded-uri", "/address")], headers].concat();
+    door.authorize(query, &headers).status == 200
+}
+
+#[test]
+fn networks_of_proxies_are_believed() {
+    let door = open("clients: {proxies: [10.0.0.0/8, 192.0.2.7]}");
+    let from = |list: &str| passes(&door, "", &[("x-forwarded-for", list)]);
+    assert!(from("6.6.6.6, 203.0.113.9, 192.0.2.7, 10.0.0.1"));
+    assert!(!from("7.7.7.7, 203.0.113.9, 10.9.9.9"), "the same client");
+    assert!(from("7.7.7.7, 203.0.113.10"));
+}
+
+#[test]
+fn forwarded_and_a_providers_header_are_read_by_choice() {
+    let door = open("clients: {header: Forwarded}");
+    let from = |value: &str| {
+        passes(
+            &door,
+            "",
+            &[("forwarded", value), ("x-forwarded-for", "6.6.6.6")],
+        )
+    };
+    assert!(from("for=7.7.7.7, for=\"203.0.113.9:1\""));
+    assert!(!from("for=203.0.113.9"));
+    let door = open("clients: {header: cf-connecting-ip}");
+    let from = |value: &str| {
+        passes(
+            &door,
+            "",
+            &[("cf-connecting-ip", value), ("x-forwarded-for", "6.6.6.6")],
+        )
+    };
+    assert!(from("203.0.113.9") && from("203.0.113.10") && !from("203.0.113.9"));
+}
+
+#[test]
+fn the_network_of_an_ipv6_client_is_as_wide_as_configured() {
+    let door = open("clients: {ipv6_prefix: 48}");
+    let from = |ip: &str| passes(&door, "", &[("x-forwarded-for", ip)]);
+    assert!(from("2001:db8:1:2::3") && !from("2001:db8:1:4::5") && from("2001:db8:2::"));
+}
+
+#[test]
+fn hops_of_the_query_go_before_those_of_the_file() {
+    let door = open("clients: {proxies: 1}");
+    let from = |query: &str| {
+        passes(
+            &door,
+            query,
+            &[("x-forwarded-for", "203.0.113.9, 198.51.100.1")],
+        )
+    };
+    assert!(from("") && !from("?hops=1"), "203.0.113.9");
+    assert!(from("?hops=0"), "198.51.100.1");
+}
+
+#[test]
+fn an_api_key_is_counted_without_its_secret() {
+    let door = open("entries: {key_id: {of: header.x-api-key, split: \".\"}}");
+    let ask = |key: &str| {
+        let answer = door.authorize("", &[("x-forwarded-uri", "/api"), ("x-api-key", key)]);
+        (answer.status, answer.json()["rule"].clone())
+    };
+    assert_eq!(ask("acme.s3cret"), (200, "api".into()));
+    assert_eq!(ask("acme.wrong").0, 429);
+    assert_eq!(
+        ask("s3cret"),
+        (200, serde_json::Value::Null),
+        "no part, no entry"
+    );
+}
