@@ -171,7 +171,10 @@ fn listen(config: &mut Config, reader: &mut Reader<'_>) {
 }
 
 fn address((host, port): (&str, &str), default: u16, reader: &mut Reader<'_>) -> SocketAddr {
-    let host = reader.parsed(host, "an IP address", |text| text.parse().ok());
+    let host = reader.parsed(host, "an IP address", |text| match text {
+        "localhost" => Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+        address => address.parse().ok(),
+    });
     let port = reader.parsed(port, "a port from 0 to 65535", |text| text.parse().ok());
     SocketAddr::new(
         host.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),

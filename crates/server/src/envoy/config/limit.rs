@@ -220,39 +220,13 @@ fn with_unit(value: &Value<'_>, spec: LimitSpec, report: &mut Report) -> Option<
         (Some(count), Some(period), Some(algorithm)) => {
             LimitSpec::shorthand(Rate { count, period }, algorithm)
         }
-        (Some(count), None, _) => LimitSpec {
-            limit: Some(count),
+        (limit, window, _) => LimitSpec {
+            limit,
+            window,
             ..LimitSpec::default()
         },
-        (None, Some(period), _) => LimitSpec {
-            window: Some(period),
-            ..LimitSpec::default()
-        },
-        _ => LimitSpec::default(),
     };
-    for (name, twice) in [
-        ("rate", said.rate.is_some() && spec.rate.is_some()),
-        (
-            "capacity",
-            said.capacity.is_some() && spec.capacity.is_some(),
-        ),
-        ("refill", said.refill.is_some() && spec.refill.is_some()),
-        ("leak", said.leak.is_some() && spec.leak.is_some()),
-        ("limit", said.limit.is_some() && spec.limit.is_some()),
-        (
-            "window",
-            said.window.is_some() && (spec.window.is_some() || is_calendar(&spec)),
-        ),
-    ] {
-        if twice {
-            wrong(
-                value,
-                name,
-                report,
-                "says what unit and requests_per_unit say already; remove one of the two",
-            );
-        }
-    }
+    check_said_once(value, &said, &spec, report);
     Some(LimitSpec {
         rate: spec.rate.or(said.rate),
         capacity: spec.capacity.or(said.capacity),
@@ -262,6 +236,26 @@ fn with_unit(value: &Value<'_>, spec: LimitSpec, report: &mut Report) -> Option<
         window: spec.window.or(said.window),
         ..spec
     })
+}
+
+/// Reports the fields of `spec` that say what `unit` and `requests_per_unit` say too.
+fn check_said_once(value: &Value<'_>, said: &LimitSpec, spec: &LimitSpec, report: &mut Report) {
+    let has_window = spec.window.is_some() || is_calendar(spec);
+    let twice = [
+        ("rate", said.rate.is_some() && spec.rate.is_some()),
+        (
+            "capacity",
+            said.capacity.is_some() && spec.capacity.is_some(),
+        ),
+        ("refill", said.refill.is_some() && spec.refill.is_some()),
+        ("leak", said.leak.is_some() && spec.leak.is_some()),
+        ("limit", said.limit.is_some() && spec.limit.is_some()),
+        ("window", said.window.is_some() && has_window),
+    ];
+    for (name, _) in twice.into_iter().filter(|(_, twice)| *twice) {
+        let message = "says what unit and requests_per_unit say already; remove one of the two";
+        wrong(value, name, report, message);
+    }
 }
 
 fn is_calendar(spec: &LimitSpec) -> bool {
