@@ -16,5 +16,6 @@ mod corrected;
 mod folder;
 mod format;
 mod http;
+mod promises;
 mod runner;
 mod subject;

@@ -42,6 +42,8 @@ impl Wildcard {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -75,5 +77,25 @@ mod tests {
             }
         }
         assert_eq!(Wildcard::parse("plain"), None);
+    }
+
+    /// The slowest, most obviously right way to match.
+    fn naive(pattern: &[char], text: &[char]) -> bool {
+        match pattern {
+            [] => text.is_empty(),
+            ['*', rest @ ..] => (0..=text.len()).any(|skipped| naive(rest, &text[skipped..])),
+            [first, rest @ ..] => text.first() == Some(first) && naive(rest, &text[1..]),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn it_matches_as_the_naive_way_does(pattern in "[ab*]{0,8}", text in "[ab]{0,10}") {
+            let characters = |text: &str| text.chars().collect::<Vec<_>>();
+            if let Some(wildcard) = Wildcard::parse(&pattern) {
+                let expected = naive(&characters(&pattern), &characters(&text));
+                prop_assert_eq!(wildcard.matches(&text), expected, "{} {}", pattern, text);
+            }
+        }
     }
 }
