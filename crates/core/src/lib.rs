@@ -7,6 +7,7 @@
 
 pub mod bounds;
 pub mod notation;
+pub mod remote;
 
 mod calendar;
 mod charge;

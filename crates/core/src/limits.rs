@@ -1,15 +1,12 @@
 //! A rule's limits, compiled: all of them share one key and so one state.
 
-use std::{
-    hash::{DefaultHasher, Hasher},
-    sync::Arc,
-};
+use std::sync::Arc;
 
 use crate::{
     bounds,
     charge::Cost,
     kernel::{Kernel, Schedule, State},
-    limit::{Limit, LimitError},
+    limit::{Denials, Limit, LimitError},
     outcome::{Outcome, Retry},
     time::{Span, Timestamp},
 };
@@ -38,32 +35,11 @@ pub struct Limits {
 
 /// A kernel and the limits that it answers for.
 #[derive(Clone, Debug)]
-struct Member {
-    kernel: Kernel,
+pub(crate) struct Member {
+    pub(crate) kernel: Kernel,
     /// The index, in the rule's list, of the limit of each of the kernel's parts.
-    parts: Vec<usize>,
-    denials: Denials,
-}
-
-/// What becomes of the limits' count when the request is denied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Denials {
-    /// Nothing.
-    Forgotten,
-    /// It grows to the brim, whoever denied the request.
-    Counted,
-    /// It grows by the whole cost, if these limits denied it themselves.
-    InFull,
-}
-
-impl Denials {
-    fn of(limit: &Limit) -> Self {
-        match (limit.counts_in_full(), limit.count_denied()) {
-            (true, _) => Self::InFull,
-            (false, true) => Self::Counted,
-            (false, false) => Self::Forgotten,
-        }
-    }
+    pub(crate) parts: Vec<usize>,
+    pub(crate) denials: Denials,
 }
 
 /// Everything that is remembered of one key: a state for each kernel of its rule.
@@ -182,6 +158,11 @@ impl Limits {
     /// A number that differs, almost surely, between limits that decide differently.
     pub(crate) fn fingerprint(&self) -> u32 {
         self.fingerprint
+    }
+
+    /// The kernels, each with the limits that it answers for.
+    pub(crate) fn members(&self) -> &[Member] {
+        &self.members
     }
 
     /// The schedule, where the rule is nothing but one, hard and enforced: the commonest case.
@@ -337,6 +318,9 @@ impl Limits {
                     .is_some_and(|(_, state)| kernel.is_kind_of(state))
             });
             let (index, state) = same.and_then(Option::take)?;
+            if fingerprint == self.fingerprint && kernel.knows(&state) {
+                return Some(state);
+            }
             let old = former
                 .and_then(|former| former.members.get(index))
                 .map(|member| &member.kernel);
@@ -491,10 +475,14 @@ fn sole_schedule(limits: &[Limit], members: &[Member]) -> Option<Schedule> {
 }
 
 fn fingerprint(limits: &[Limit]) -> u32 {
-    let mut hasher = DefaultHasher::new();
+    // FNV-1a, written out: states outlive the process, and the next one may be of another compiler.
+    let mut hash: u64 = 0xCBF2_9CE4_8422_2325;
     for limit in limits {
-        hasher.write(format!("{limit:?}").as_bytes());
+        for byte in format!("{limit:?}").bytes() {
+            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3);
+        }
     }
-    // Half of the hash is as good as any.
-    (hasher.finish() >> 32) as u32
+    // 28 bits are what stores elsewhere have room for.
+    let folded = (hash ^ (hash << 32)) >> 36;
+    u32::try_from(folded).unwrap_or(u32::MAX)
 }

@@ -21,6 +21,7 @@ use crate::{
     kernel::Standing,
     limit::{LimitError, check_count, check_period},
     outcome::Retry,
+    remote::Numbers,
     time::{Span, Timestamp},
 };
 
@@ -45,6 +46,28 @@ impl BucketsState {
             .find(|back| self.count(self.newest.saturating_sub(*back)) > 0)
             .unwrap_or(0);
         Timestamp::from_micros((self.newest - newest + len).saturating_mul(self.width))
+    }
+
+    /// A state of at least one bucket, from the counts of its buckets, the newest last.
+    pub(crate) fn from_counts(newest: u64, width: u64, counts: &[u64]) -> Self {
+        let mut state = Self {
+            newest,
+            width: width.max(1),
+            counts: vec![0; counts.len().max(1)].into(),
+            total: 0,
+        };
+        for (oldest_first, count) in (newest.saturating_add(1)..).zip(counts) {
+            let (slot, count) = (state.slot(oldest_first), (*count).min(bounds::MAX_COUNT));
+            state.counts[slot] = count;
+            state.total += count;
+        }
+        state
+    }
+
+    /// The counts, the newest last: the slot after the newest is the oldest's.
+    pub(crate) fn oldest_first(&self) -> impl Iterator<Item = u64> {
+        let buckets = (self.newest + 1..).take(self.counts.len());
+        buckets.map(|bucket| self.count(bucket))
     }
 
     pub(crate) fn heap_bytes(&self) -> usize {
@@ -145,6 +168,15 @@ impl Buckets {
             width: window.as_micros() / u64::from(buckets),
             summed,
         })
+    }
+
+    /// The numbers for a store elsewhere.
+    pub(crate) fn numbers(&self) -> Numbers<'static> {
+        Numbers::Buckets {
+            limit: self.limit,
+            width: self.width,
+            summed: self.summed,
+        }
     }
 
     pub(crate) fn fresh(&self) -> BucketsState {

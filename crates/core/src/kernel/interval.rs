@@ -25,6 +25,7 @@ use crate::{
     kernel::Standing,
     limit::{LimitError, Rate, check_count, check_rate},
     outcome::Retry,
+    remote::Numbers,
     time::Timestamp,
 };
 
@@ -73,6 +74,15 @@ impl Interval {
             every: refill.period.as_micros(),
             capacity,
         })
+    }
+
+    /// The numbers for a store elsewhere.
+    pub(crate) fn numbers(&self) -> Numbers<'static> {
+        Numbers::Interval {
+            refill: self.refill,
+            every: self.every,
+            capacity: self.capacity,
+        }
     }
 
     /// The most that the last refill can bring.

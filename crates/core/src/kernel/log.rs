@@ -24,6 +24,7 @@ use crate::{
     kernel::Standing,
     limit::{LimitError, check_count, check_period},
     outcome::Retry,
+    remote::Numbers,
     time::{Span, Timestamp},
 };
 
@@ -38,6 +39,15 @@ impl Stamp {
     fn new(at: Timestamp, cost: u64) -> Self {
         debug_assert!(cost <= Self::MAX_COST, "a larger cost takes several stamps");
         Self(cost << Self::AT_BITS | at.as_micros())
+    }
+
+    /// What came from elsewhere; a cost that does not fit counts as the most that does.
+    pub(crate) fn of(at: u64, cost: u64) -> Self {
+        Self::new(Timestamp::from_micros(at), cost.min(Self::MAX_COST))
+    }
+
+    pub(crate) fn parts(self) -> (u64, u64) {
+        (self.at().as_micros(), self.cost())
     }
 
     pub(crate) fn from_bits(bits: u64) -> Self {
@@ -192,6 +202,17 @@ impl Log {
         self.largest = self.largest.max(other.largest);
     }
 
+    /// The numbers for a store elsewhere.
+    pub(crate) fn numbers(&self) -> Numbers<'static> {
+        let windows = self
+            .windows
+            .iter()
+            .map(|window| (window.limit, window.span));
+        Numbers::Log {
+            windows: windows.collect(),
+        }
+    }
+
     pub(crate) fn fresh(&self) -> LogState {
         LogState {
             stamps: VecDeque::new(),
@@ -215,8 +236,16 @@ impl Log {
         state.places.len() == self.windows.len() && state.longest == self.longest
     }
 
-    /// The entries stay as they are; every window finds its place among them.
+    /// The entries that the old windows still held stay as they are; every window finds its place among them.
     pub(crate) fn adopt(&self, state: &mut LogState, now: Timestamp) {
+        let old = state.longest;
+        while state
+            .stamps
+            .front()
+            .is_some_and(|stamp| stamp.at().after(old) <= now)
+        {
+            state.stamps.pop_front();
+        }
         state.longest = self.longest;
         let sum = state.stamps.iter().map(|stamp| stamp.cost()).sum();
         state.places = vec![Place { head: 0, sum }; self.windows.len()].into();

@@ -20,15 +20,17 @@ pub(crate) use self::{
     buckets::{Buckets, BucketsState},
     interval::{Interval, IntervalState},
     log::{Log, LogState, Stamp},
-    schedule::{Exact, Schedule, Step},
+    schedule::{Schedule, Step},
     weighted::{Weighted, WeightedState},
     window::{FixedWindow, WindowState},
 };
 
+pub use self::schedule::Exact;
 use crate::{
     bounds,
     limit::{Algorithm, Counting, Limit, LimitError, RefillMode},
     outcome::Retry,
+    remote::Numbers,
     time::{Span, Timestamp},
 };
 
@@ -127,6 +129,18 @@ impl Kernel {
                 ..
             } => Self::Buckets(Buckets::new(hard, *window, *buckets, *strict)?),
         })
+    }
+
+    /// The numbers for a store elsewhere, at a cost.
+    pub(crate) fn numbers(&self, cost: u64) -> Numbers<'_> {
+        match self {
+            Self::Schedule(schedule) => schedule.numbers(cost),
+            Self::Interval(interval) => interval.numbers(),
+            Self::Window(window) => window.numbers(),
+            Self::Log(log) => log.numbers(),
+            Self::Buckets(buckets) => buckets.numbers(),
+            Self::Weighted(weighted) => weighted.numbers(),
+        }
     }
 
     /// Whether all numbers of a state, but instants, fit 32 bits.

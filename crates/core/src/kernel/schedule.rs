@@ -24,14 +24,17 @@ use crate::{
     kernel::Standing,
     limit::{LimitError, Rate, check_count, check_rate},
     outcome::{Outcome, Retry},
+    remote::Numbers,
     time::{Span, Timestamp},
 };
 
 /// A number of microseconds with an exact fraction: `whole + part / l`, `part < l`, for the `l` of a schedule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Exact {
-    pub(crate) whole: u64,
-    pub(crate) part: u64,
+pub struct Exact {
+    /// Whole microseconds.
+    pub whole: u64,
+    /// The rest, in parts of a microsecond of which there are `l`.
+    pub part: u64,
 }
 
 impl Exact {
@@ -123,6 +126,15 @@ impl Schedule {
         schedule.tau = schedule.lasting(capacity);
         schedule.half = schedule.lasting(capacity.div_ceil(2));
         Ok(schedule)
+    }
+
+    /// The numbers for a store elsewhere, at a cost.
+    pub(crate) fn numbers(&self, cost: u64) -> Numbers<'static> {
+        Numbers::Schedule {
+            fraction: self.l,
+            lasting: (cost <= self.capacity).then(|| self.lasting(cost)),
+            tau: self.tau,
+        }
     }
 
     /// The largest fraction that a TAT can have.

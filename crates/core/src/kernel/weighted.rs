@@ -21,6 +21,7 @@ use crate::{
     kernel::Standing,
     limit::{LimitError, check_count, check_period},
     outcome::Retry,
+    remote::Numbers,
     time::{Span, Timestamp},
 };
 
@@ -88,6 +89,14 @@ impl Weighted {
             limit,
             window: window.as_micros(),
         })
+    }
+
+    /// The numbers for a store elsewhere.
+    pub(crate) fn numbers(&self) -> Numbers<'static> {
+        Numbers::Weighted {
+            limit: self.limit,
+            window: self.window,
+        }
     }
 
     pub(crate) fn fresh(&self) -> WeightedState {

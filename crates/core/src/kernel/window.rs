@@ -17,6 +17,7 @@ use crate::{
     kernel::Standing,
     limit::{LimitError, Window, check_count, check_period},
     outcome::Retry,
+    remote::Numbers,
     time::Timestamp,
 };
 
@@ -68,6 +69,15 @@ impl FixedWindow {
             grid: grid.clone(),
             in_full,
         })
+    }
+
+    /// The numbers for a store elsewhere.
+    pub(crate) fn numbers(&self) -> Numbers<'_> {
+        Numbers::Window {
+            limit: self.limit,
+            most: self.largest_count(),
+            grid: &self.grid,
+        }
     }
 
     /// The largest count of one window.

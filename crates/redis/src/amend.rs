@@ -1,0 +1,188 @@
+//! Changes that are computed here and written back if nothing changed there meanwhile: rare ones, which are not worth
+//! a script of their own.
+
+use tidegate_core::{
+    Charge, Decision, Effect, Outcome, Timestamp,
+    remote::{Held, Replay, expires, fingerprint},
+};
+
+use crate::{
+    decode::{self, Found},
+    encode,
+    error::StoreError,
+    scripts,
+    store::{MAX_TRIES, RedisStore, Settled},
+};
+
+/// What is to stand under a key.
+pub(crate) enum Amendment {
+    /// What stands there.
+    Keep,
+    /// These bytes, nothing if there are none, until that instant or for ever.
+    Write(Vec<u8>, Option<Timestamp>),
+}
+
+impl RedisStore {
+    /// Reads the values of `keys`, which share a slot, asks `amend` what is to stand there instead, and writes it; begins
+    /// again if another was faster.
+    pub(crate) async fn amend<T>(
+        &self,
+        keys: Vec<Vec<u8>>,
+        mut amend: impl FnMut(Timestamp, Vec<Found>) -> (Vec<Amendment>, T) + Send,
+    ) -> Result<T, StoreError> {
+        for _ in 0..MAX_TRIES {
+            let (now, values) = self.values(&keys).await?;
+            let found: Result<Vec<Found>, StoreError> = keys
+                .iter()
+                .zip(&values)
+                .map(|(key, value)| decode::found(key, value))
+                .collect();
+            let (amendments, answer) = amend(now, found?);
+            let mut args = Vec::with_capacity(3 * keys.len());
+            for (value, amendment) in values.into_iter().zip(amendments) {
+                args.push(value);
+                let (bytes, millis) = match amendment {
+                    Amendment::Keep => (Vec::new(), "-1".to_owned()),
+                    Amendment::Write(bytes, None) => (bytes, "0".to_owned()),
+                    Amendment::Write(bytes, Some(until)) => {
+                        let millis = until.since(now).as_millis_ceil() + self.slack_ms();
+                        (bytes, millis.to_string())
+                    }
+                };
+                args.push(bytes);
+                args.push(millis.into_bytes());
+            }
+            let reply = self.call(&scripts::REPLACE, keys.clone(), args).await?;
+            if decode::integer(&reply) == Some(1) {
+                return Ok(answer);
+            }
+        }
+        Err(StoreError::NotExecuted(
+            "others change the same keys faster".to_owned(),
+        ))
+    }
+
+    /// What stands under `key` now.
+    pub(crate) async fn look_at(&self, key: &[u8]) -> Result<(Timestamp, Found), StoreError> {
+        let key = self.key(key);
+        let (now, values) = self.values(std::slice::from_ref(&key)).await?;
+        Ok((now, decode::found(&key, &values.concat())?))
+    }
+
+    async fn values(&self, keys: &[Vec<u8>]) -> Result<(Timestamp, Vec<Vec<u8>>), StoreError> {
+        let now = self.instant();
+        let reply = self.call(&scripts::READ, keys.to_vec(), vec![now]).await?;
+        decode::values(reply, keys.len()).ok_or_else(StoreError::unreadable)
+    }
+
+    /// Takes over the states that were left under other numbers.
+    pub(crate) async fn adopt(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        let amend = |now: Timestamp, found: Vec<Found>| {
+            let adopted = charges
+                .iter()
+                .zip(found)
+                .map(|(charge, found)| match &found.held {
+                    Some((left_under, _)) if *left_under != fingerprint(charge.limits) => {
+                        let block = found.standing_block(now);
+                        let replay = Replay::open(charge, found.held, now, Effect::Look);
+                        rewritten(charge, &replay, block)
+                    }
+                    _ => Amendment::Keep,
+                });
+            (adopted.collect(), ())
+        };
+        self.amend(self.keys(charges), amend).await
+    }
+
+    /// Gives back what [`Effect::Refund`] says.
+    pub(crate) async fn refund(
+        &self,
+        charges: &[Charge<'_>],
+        outcomes: &mut Vec<Outcome>,
+    ) -> Result<Decision, StoreError> {
+        let amend = |now: Timestamp, found: Vec<Found>| {
+            outcomes.clear();
+            let mut amendments = Vec::with_capacity(charges.len());
+            let mut replays = Vec::with_capacity(charges.len());
+            for (charge, found) in charges.iter().zip(found) {
+                let block = found.standing_block(now);
+                let had_spent = found.held.is_some();
+                let replay = Replay::open(charge, found.held, now, Effect::Refund);
+                amendments.push(if had_spent {
+                    rewritten(charge, &replay, block)
+                } else {
+                    Amendment::Keep
+                });
+                replays.push(replay);
+            }
+            let decision = Settled::of(replays, now, Effect::Refund).report(now, outcomes);
+            (amendments, decision)
+        };
+        self.amend(self.keys(charges), amend).await
+    }
+
+    /// Forgets what `key` has spent; true if there was anything. A block on it stands.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`] when nothing was forgotten, or nobody knows.
+    pub async fn reset(&self, key: &[u8]) -> Result<bool, StoreError> {
+        let amend = |now: Timestamp, mut found: Vec<Found>| {
+            let found = found.pop().unwrap_or_default();
+            let had_spent = found
+                .held
+                .as_ref()
+                .is_some_and(|(_, held)| expires(held) > now);
+            let amendment = match found.standing_block(now) {
+                Some(until) => Amendment::Write(encode::blocked(until, &[]), until),
+                None => Amendment::Write(Vec::new(), Some(now)),
+            };
+            (vec![amendment], had_spent)
+        };
+        self.amend(vec![self.key(key)], amend).await
+    }
+
+    /// Puts the block of `until` on a key, or lifts the one that stands there; answers whether one stood.
+    pub(crate) async fn enforce(
+        &self,
+        key: &[u8],
+        block: Option<Option<Timestamp>>,
+    ) -> Result<bool, StoreError> {
+        let amend = |now: Timestamp, mut found: Vec<Found>| {
+            let found = found.pop().unwrap_or_default();
+            let stood = found.standing_block(now).is_some();
+            let spent_until = found
+                .held
+                .as_ref()
+                .map_or(now, |(_, held): &(u32, Vec<Held>)| expires(held));
+            let amendment = match block {
+                None if found.block.is_none() => Amendment::Keep,
+                None if spent_until <= now => Amendment::Write(Vec::new(), Some(now)),
+                None => Amendment::Write(found.state, Some(spent_until)),
+                Some(until) => {
+                    let lasts = until.map(|until| until.max(spent_until));
+                    Amendment::Write(encode::blocked(until, &found.state), lasts)
+                }
+            };
+            (vec![amendment], stood)
+        };
+        self.amend(vec![self.key(key)], amend).await
+    }
+}
+
+/// The value for what a replay came to, under the block that stands.
+fn rewritten(
+    charge: &Charge<'_>,
+    replay: &Replay<'_>,
+    block: Option<Option<Timestamp>>,
+) -> Amendment {
+    let (held, expires) = replay.held();
+    let state = encode::value(charge, &held);
+    match block {
+        None => Amendment::Write(state, Some(expires)),
+        Some(until) => {
+            let lasts = until.map(|until| until.max(expires));
+            Amendment::Write(encode::blocked(until, &state), lasts)
+        }
+    }
+}

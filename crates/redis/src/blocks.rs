@@ -1,0 +1,115 @@
+//! Manual blocks: enforced where their keys are, and listed in one place.
+
+use tidegate_core::{Block, Span, Timestamp, bounds};
+
+use crate::{call::Reply, decode, error::StoreError, scripts, store::RedisStore};
+
+/// Bytes of the end of a block.
+const END_BYTES: usize = 7;
+
+impl RedisStore {
+    /// Blocks `key` for `span`, or until it is lifted; replaces an earlier block. It holds on every instance at once.
+    ///
+    /// False, and nothing changes, if there are [`bounds::MAX_BLOCKS`] blocks already.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`] when the key was not blocked, or nobody knows. Blocking it again does no harm.
+    pub async fn block(
+        &self,
+        key: &[u8],
+        span: Option<Span>,
+        reason: &str,
+    ) -> Result<bool, StoreError> {
+        let micros = span.map_or(0, |span| span.as_micros().max(1));
+        let put = [
+            b"put".to_vec(),
+            key.to_vec(),
+            micros.to_string().into_bytes(),
+            reason.as_bytes().to_vec(),
+            bounds::MAX_BLOCKS.to_string().into_bytes(),
+        ];
+        match self.index(put.to_vec()).await? {
+            Reply::Int(-1) => Ok(false),
+            reply => {
+                let until = decode::integer(&reply).ok_or_else(StoreError::unreadable)?;
+                let until = (until > 0).then(|| Timestamp::from_micros(until));
+                self.enforce(key, Some(until)).await?;
+                Ok(true)
+            }
+        }
+    }
+
+    /// Lifts the block on `key`; true if one stood.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`] when it was not lifted, or nobody knows. Lifting it again does no harm.
+    pub async fn unblock(&self, key: &[u8]) -> Result<bool, StoreError> {
+        let stood = self.enforce(key, None).await?;
+        self.index(vec![b"drop".to_vec(), key.to_vec()]).await?;
+        Ok(stood)
+    }
+
+    /// The block on `key` that stands.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`] when the server does not tell.
+    pub async fn block_on(&self, key: &[u8]) -> Result<Option<Block>, StoreError> {
+        let (now, found) = self.look_at(key).await?;
+        let Some(until) = found.standing_block(now) else {
+            return Ok(None);
+        };
+        let entry = self.index(vec![b"get".to_vec(), key.to_vec()]).await?;
+        let entry = decode::bytes(entry).unwrap_or_default();
+        let reason = entry.get(END_BYTES..).unwrap_or_default();
+        Ok(Some(Block {
+            key: key.into(),
+            until,
+            reason: String::from_utf8_lossy(reason).into_owned(),
+        }))
+    }
+
+    /// Every block that stands, in no order.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`] when the server does not tell.
+    pub async fn blocks(&self) -> Result<Vec<Block>, StoreError> {
+        let (now, _) = self.look_at(b"#").await?;
+        let (mut blocks, mut cursor) = (Vec::new(), b"0".to_vec());
+        loop {
+            let reply = self.index(vec![b"scan".to_vec(), cursor]).await?;
+            let (next, entries) = decode::scanned(reply).ok_or_else(StoreError::unreadable)?;
+            blocks.extend(
+                entries
+                    .into_iter()
+                    .filter_map(|(key, entry)| block(key, &entry, now)),
+            );
+            if next == b"0" {
+                return Ok(blocks);
+            }
+            cursor = next;
+        }
+    }
+
+    /// Calls the script that keeps the list.
+    async fn index(&self, verb: Vec<Vec<u8>>) -> Result<Reply, StoreError> {
+        let mut args = vec![self.instant(), self.slack_ms().to_string().into_bytes()];
+        args.extend(verb);
+        self.call(&scripts::BLOCK_INDEX, vec![self.index_key()], args)
+            .await
+    }
+}
+
+/// What an entry of the list says, unless it has ended.
+fn block(key: Vec<u8>, entry: &[u8], now: Timestamp) -> Option<Block> {
+    let (end, reason) = entry.split_at_checked(END_BYTES)?;
+    let end = end.iter().fold(0, |end, byte| end << 8 | u64::from(*byte));
+    (end == 0 || end > now.as_micros()).then(|| Block {
+        key: key.into(),
+        until: (end > 0).then(|| Timestamp::from_micros(end)),
+        reason: String::from_utf8_lossy(reason).into_owned(),
+    })
+}

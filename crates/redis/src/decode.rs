@@ -1,0 +1,288 @@
+//! What comes back: values as states, and the answers of the scripts. Nothing here trusts a length.
+
+use tidegate_core::{
+    Timestamp,
+    remote::{Exact, Held},
+};
+
+use crate::{
+    call::Reply,
+    encode::{BLOCKED, KERNEL_BITS, SEVERAL, kernel},
+    error::StoreError,
+};
+
+/// What stands under a key.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Found {
+    /// The end of the block on it, 0 for none, and whether there is one.
+    pub(crate) block: Option<u64>,
+    /// The value as it would be without the block.
+    pub(crate) state: Vec<u8>,
+    /// The states, and 28 bits of the fingerprint of the limits that left them; `None` for a key that has spent nothing.
+    pub(crate) held: Option<(u32, Vec<Held>)>,
+}
+
+impl Found {
+    /// The block that stands at `now`: when it ends, if it does.
+    pub(crate) fn standing_block(&self, now: Timestamp) -> Option<Option<Timestamp>> {
+        match self.block? {
+            0 => Some(None),
+            until if until > now.as_micros() => Some(Some(Timestamp::from_micros(until))),
+            _ => None,
+        }
+    }
+}
+
+/// Reads the value under `key`.
+pub(crate) fn found(key: &[u8], bytes: &[u8]) -> Result<Found, StoreError> {
+    value(bytes).map_err(|problem| StoreError::Foreign {
+        key: key.escape_ascii().to_string(),
+        problem: problem.to_owned(),
+    })
+}
+
+/// Reads a value; the error says what is wrong with it.
+fn value(bytes: &[u8]) -> Result<Found, &'static str> {
+    let mut found = Found::default();
+    let Some(first) = bytes.first() else {
+        return Ok(found);
+    };
+    let mut input = Input(bytes);
+    if first & BLOCKED == 0 {
+        found.state = bytes.to_vec();
+    } else {
+        let head = input.number(4)?;
+        found.block = Some(input.number(7)?);
+        if !input.0.is_empty() {
+            let head = u32::try_from(head).unwrap_or(0) & !(u32::from(BLOCKED) << 24);
+            found.state = [&head.to_be_bytes(), input.0].concat();
+        }
+    }
+    if !found.state.is_empty() {
+        found.held = Some(Input(&found.state).states()?);
+    }
+    Ok(found)
+}
+
+/// What is admitted to a log is counted modulo 2^24.
+const SUMS: u64 = (1 << 24) - 1;
+
+fn non_empty(counts: Vec<u64>) -> Result<Vec<u64>, &'static str> {
+    if counts.is_empty() {
+        return Err("it has no buckets");
+    }
+    Ok(counts)
+}
+
+/// Bytes that are still to be read.
+struct Input<'b>(&'b [u8]);
+
+impl Input<'_> {
+    fn number(&mut self, bytes: usize) -> Result<u64, &'static str> {
+        let (number, rest) = self.0.split_at_checked(bytes).ok_or("it is too short")?;
+        self.0 = rest;
+        Ok(number
+            .iter()
+            .fold(0, |number, byte| number << 8 | u64::from(*byte)))
+    }
+
+    /// The fingerprint and the states of a value under no block.
+    fn states(mut self) -> Result<(u32, Vec<Held>), &'static str> {
+        let head = self.number(4)?;
+        // Three bits fit a byte, and 28 fit 32.
+        let shape = u8::try_from(head >> 28 & 7).unwrap_or(SEVERAL);
+        let fingerprint = u32::try_from(head & 0x0FFF_FFFF).unwrap_or(0);
+        let mut states = Vec::new();
+        if shape == SEVERAL {
+            for _ in 0..self.number(1)? {
+                let kind = u8::try_from(self.number(1)?).unwrap_or(0);
+                states.push(self.state(kind & 7, usize::from(kind >> KERNEL_BITS))?);
+            }
+        } else {
+            let fraction_bytes = self.0.len().saturating_sub(7);
+            states.push(self.state(shape, fraction_bytes)?);
+        }
+        if self.0.is_empty() {
+            Ok((fingerprint, states))
+        } else {
+            Err("it is too long")
+        }
+    }
+
+    fn state(&mut self, number: u8, fraction_bytes: usize) -> Result<Held, &'static str> {
+        match number {
+            kernel::SCHEDULE if fraction_bytes <= 7 => Ok(Held::Schedule(Exact {
+                whole: self.number(7)?,
+                part: self.number(fraction_bytes)?,
+            })),
+            kernel::INTERVAL => Ok(Held::Interval {
+                full_at: self.wide()?,
+                last: self.wide()?,
+            }),
+            kernel::WINDOW => Ok(Held::Window {
+                count: self.wide()?,
+                end: self.wide()?,
+            }),
+            kernel::WEIGHTED => Ok(Held::Weighted {
+                index: self.wide()?,
+                previous: self.wide()?,
+                current: self.wide()?,
+                window: self.wide()?,
+            }),
+            kernel::BUCKETS => self.buckets(),
+            kernel::LOG => self.log(),
+            _ => Err("its kind of state is not known"),
+        }
+    }
+
+    fn buckets(&mut self) -> Result<Held, &'static str> {
+        let (newest, width, _) = (self.wide()?, self.wide()?, self.wide()?);
+        let counts: Result<Vec<u64>, _> = (0..self.number(2)?).map(|_| self.wide()).collect();
+        Ok(Held::Buckets {
+            newest,
+            width,
+            counts: counts.and_then(non_empty)?,
+        })
+    }
+
+    fn log(&mut self) -> Result<Held, &'static str> {
+        let (longest, entries) = (self.wide()?, self.number(4)?);
+        let (windows, mut sum) = (self.number(1)?, self.number(3)?);
+        for _ in 0..windows {
+            self.number(7)?;
+            self.number(7)?;
+        }
+        let mut stamps = Vec::new();
+        for _ in 0..entries {
+            let (at, before) = (self.wide()?, sum);
+            sum = self.number(3)?;
+            stamps.push((at, sum.wrapping_sub(before) & SUMS));
+        }
+        Ok(Held::Log { longest, stamps })
+    }
+
+    /// An instant or a count.
+    fn wide(&mut self) -> Result<u64, &'static str> {
+        self.number(7)
+    }
+}
+
+/// What the script `check` answered.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Checked {
+    /// It decided: these were the values.
+    Decided {
+        admitted: bool,
+        now: Timestamp,
+        values: Vec<Vec<u8>>,
+    },
+    /// The key of one charge is blocked.
+    Blocked {
+        now: Timestamp,
+        charge: usize,
+        until: Option<Timestamp>,
+    },
+    /// A value was left under other numbers; nothing was decided.
+    Outdated {
+        now: Timestamp,
+        values: Vec<Vec<u8>>,
+    },
+    /// A calendar's windows were not those of the instant; nothing was decided.
+    Lost { now: Timestamp },
+}
+
+impl Checked {
+    /// The server's instant.
+    pub(crate) fn now(&self) -> Timestamp {
+        match self {
+            Self::Decided { now, .. }
+            | Self::Blocked { now, .. }
+            | Self::Outdated { now, .. }
+            | Self::Lost { now } => *now,
+        }
+    }
+}
+
+/// Reads the answer of `check` on so many charges.
+pub(crate) fn checked(reply: Reply, charges: usize) -> Option<Checked> {
+    let Reply::Array(parts) = reply else {
+        return None;
+    };
+    let mut parts = parts.into_iter();
+    let outcome = integer(&parts.next()?)?;
+    let now = Timestamp::from_micros(integer(&parts.next()?)?);
+    if outcome == 3 {
+        let charge = usize::try_from(integer(&parts.next()?)?).ok()?;
+        let until = integer(&parts.next()?)?;
+        let until = (until > 0).then(|| Timestamp::from_micros(until));
+        return (charge < charges).then_some(Checked::Blocked { now, charge, until });
+    }
+    if outcome == 4 {
+        return Some(Checked::Lost { now });
+    }
+    let values: Option<Vec<Vec<u8>>> = parts.map(bytes).collect();
+    let values = values.filter(|values| values.len() == charges)?;
+    match outcome {
+        0 | 1 => Some(Checked::Decided {
+            admitted: outcome == 1,
+            now,
+            values,
+        }),
+        2 => Some(Checked::Outdated { now, values }),
+        _ => None,
+    }
+}
+
+/// The value and the instant with which `schedule_alone` answers where it did not decide.
+pub(crate) fn other_value(reply: Reply) -> Option<(Timestamp, Vec<u8>)> {
+    let Reply::Array(parts) = reply else {
+        return None;
+    };
+    let [value, now] = <[Reply; 2]>::try_from(parts).ok()?;
+    Some((Timestamp::from_micros(integer(&now)?), bytes(value)?))
+}
+
+/// What `read` answered for so many keys.
+pub(crate) fn values(reply: Reply, keys: usize) -> Option<(Timestamp, Vec<Vec<u8>>)> {
+    let Reply::Array(parts) = reply else {
+        return None;
+    };
+    let mut parts = parts.into_iter();
+    let now = Timestamp::from_micros(integer(&parts.next()?)?);
+    let values: Vec<Vec<u8>> = parts.map(bytes).collect::<Option<_>>()?;
+    (values.len() == keys).then_some((now, values))
+}
+
+/// A cursor, and what it passed: keys and what stands under them.
+type Scanned = (Vec<u8>, Vec<(Vec<u8>, Vec<u8>)>);
+
+/// What a scan answered.
+pub(crate) fn scanned(reply: Reply) -> Option<Scanned> {
+    let Reply::Array(parts) = reply else {
+        return None;
+    };
+    let [cursor, Reply::Array(entries)] = <[Reply; 2]>::try_from(parts).ok()? else {
+        return None;
+    };
+    let mut entries = entries.into_iter().map(bytes);
+    let mut pairs = Vec::new();
+    while let Some(key) = entries.next() {
+        pairs.push((key?, entries.next()??));
+    }
+    Some((bytes(cursor)?, pairs))
+}
+
+/// A number that is none below zero.
+pub(crate) fn integer(reply: &Reply) -> Option<u64> {
+    match reply {
+        Reply::Int(integer) => u64::try_from(*integer).ok(),
+        _ => None,
+    }
+}
+
+pub(crate) fn bytes(reply: Reply) -> Option<Vec<u8>> {
+    match reply {
+        Reply::BulkString(bytes) => Some(bytes),
+        _ => None,
+    }
+}

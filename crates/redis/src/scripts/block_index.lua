@@ -1,0 +1,53 @@
+-- Keeps the list of the blocks, for those who want to see them all; each is enforced where its key is.
+--
+-- KEYS[1] the list
+-- ARGV    the instant, empty for the server's own; how many milliseconds the list outlives its last block; then
+--         'put', a key, microseconds or 0 for ever, a reason, the most blocks; answers when it ends, 0 for never, or -1
+--         where there are too many
+--         'drop', a key
+--         'get', a key; answers what was put
+--         'scan', a cursor; answers the next, and keys each followed by what was put
+-- What is put is the end of the block in 7 bytes, and the reason.
+local call, now, slack, verb, key = redis.call, tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], ARGV[4]
+if not now then
+  local time = call('TIME')
+  now = time[1] * 1000000 + time[2]
+end
+
+local function ended(entry)
+  local till = struct.unpack('>I7', entry)
+  return till > 0 and till <= now
+end
+
+if verb == 'drop' then
+  return call('HDEL', KEYS[1], key)
+elseif verb == 'get' then
+  return call('HGET', KEYS[1], key) or ''
+elseif verb == 'scan' then
+  return call('HSCAN', KEYS[1], key, 'COUNT', 1000)
+end
+
+local most = tonumber(ARGV[7])
+if call('HEXISTS', KEYS[1], key) == 0 and call('HLEN', KEYS[1]) >= most then
+  -- Those that have ended make room, and only then.
+  local entries = call('HGETALL', KEYS[1])
+  for i = 1, #entries, 2 do
+    if ended(entries[i + 1]) then
+      call('HDEL', KEYS[1], entries[i])
+    end
+  end
+  if call('HLEN', KEYS[1]) >= most then
+    return -1
+  end
+end
+local span = tonumber(ARGV[5])
+local till = span > 0 and now + span or 0
+local left = call('PTTL', KEYS[1])
+call('HSET', KEYS[1], key, struct.pack('>I7', till) .. ARGV[6])
+local millis = math.floor(span / 1000) + slack
+if till == 0 then
+  call('PERSIST', KEYS[1])
+elseif left == -2 or left > 0 and left < millis then
+  call('PEXPIRE', KEYS[1], millis)
+end
+return till

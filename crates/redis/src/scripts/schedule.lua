@@ -1,0 +1,33 @@
+-- Schedule: {…, parts of a microsecond, fits, lasting, its parts, tau, its parts, format}
+-- A state is the arrival time and, where a microsecond has parts, those.
+kernels[0] = function(member, value, position, mode)
+  local _, _, _, fraction, fits, lasting, lasting_parts, tau, tau_parts, format = each(member)
+  local ahead, rest = 0, 0
+  if position then
+    local arrival
+    if fraction == 1 then
+      arrival, position = unpack('>I7', value, position)
+    else
+      arrival, rest, position = unpack(format, value, position)
+    end
+    ahead = arrival - now
+    if ahead < 0 then
+      ahead, rest = 0, 0
+    end
+  end
+  if mode ~= KEEP then
+    ahead, rest = ahead + lasting, rest + lasting_parts
+    if rest >= fraction then
+      ahead, rest = ahead + 1, rest - fraction
+    end
+  end
+  local over = ahead > tau or ahead == tau and rest > tau_parts
+  if over and mode == CLAMP then
+    ahead, rest = tau, tau_parts
+  end
+  local expires = now + ahead
+  if fraction == 1 then
+    return position, over or not fits, pack('>I7', expires), expires
+  end
+  return position, over or not fits, pack(format, expires, rest), expires + (rest > 0 and 1 or 0)
+end

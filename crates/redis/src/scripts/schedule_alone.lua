@@ -1,0 +1,32 @@
+-- The commonest decision, cut short: one key, one hard schedule whose unit is a whole number of microseconds.
+--
+-- KEYS[1] the key
+-- ARGV    the head of its value, how long the cost lasts, how far the arrival time may lie ahead, [the instant]
+--
+-- Answers how far the arrival time lay ahead before; or {value, instant} where the value has another head,
+-- because the key is blocked or was left under other numbers, and nothing was charged.
+local key, head, now = KEYS[1], ARGV[1], ARGV[4] and tonumber(ARGV[4])
+if not now then
+  local time = redis.call('TIME')
+  now = time[1] * 1000000 + time[2]
+end
+local ahead = 0
+local value = redis.call('GET', key)
+if value then
+  if #value ~= 11 then
+    return {value, now}
+  end
+  local found, arrival = struct.unpack('>c4I7', value)
+  if found ~= head then
+    return {value, now}
+  end
+  ahead = arrival - now
+  if ahead < 0 then
+    ahead = 0
+  end
+end
+local after = ahead + ARGV[2]
+if after - ARGV[3] <= 0 then
+  redis.call('PSETEX', key, math.floor(after / 1000) + (ARGV[5] or 2), struct.pack('>c4I7', head, now + after))
+end
+return ahead

@@ -1,0 +1,305 @@
+//! [`RedisStore`]: one decision over many keys, and the operator's verbs.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use tidegate_core::{
+    Charge, Decision, Effect, Outcome, Retry, Timestamp,
+    remote::{Exact, Held, Replay, fingerprint},
+};
+
+use crate::{
+    call::{Call, Reply, Script},
+    decode::{self, Checked},
+    encode,
+    error::StoreError,
+    exec::{Exec, ExecError, Standalone},
+    layout, scripts,
+};
+
+/// How often a decision is begun again because its keys were left under other numbers, and others take them over
+/// at the same time, or because a calendar went on.
+pub(crate) const MAX_TRIES: usize = 8;
+
+/// How long a key outlives its state: its time to live is in whole milliseconds, its state is not.
+const SLACK_MS: u64 = 2;
+
+/// The same where the clock is pinned, and has nothing to do with the time by which the server forgets keys.
+const PINNED_SLACK_MS: u64 = 86_400_000;
+
+/// No instant is pinned.
+const UNPINNED: u64 = u64::MAX;
+
+/// The store that keeps its state in Redis or Valkey, so that a fleet shares it.
+///
+/// Decides at the time of the server that holds the keys. Clones share their connections.
+#[derive(Clone, Debug)]
+pub struct RedisStore {
+    exec: Arc<dyn Exec>,
+    prefix: Arc<[u8]>,
+    pinned: Arc<AtomicU64>,
+    /// The instant of the latest decision: calendars look for their windows around it.
+    latest: Arc<AtomicU64>,
+}
+
+impl RedisStore {
+    /// Connects to the one server at `url`: `redis://127.0.0.1:6379`, or `redis+unix:///run/redis.sock`. Keys begin with
+    /// `prefix`, so that several stores share a server.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Refused`] for a URL that is none, [`StoreError::NotExecuted`] when the server cannot be reached.
+    pub async fn connect(url: &str, prefix: &str) -> Result<Self, StoreError> {
+        let connection = Standalone::connect(url).await?;
+        Ok(Self::new(Arc::new(connection), prefix.as_bytes()))
+    }
+
+    /// A store that runs its scripts on `exec`.
+    pub(crate) fn new(exec: Arc<dyn Exec>, prefix: &[u8]) -> Self {
+        Self {
+            exec,
+            prefix: prefix.into(),
+            pinned: Arc::new(AtomicU64::new(UNPINNED)),
+            latest: Arc::default(),
+        }
+    }
+
+    /// The same store, at the server's time.
+    #[must_use]
+    pub fn unpinned(&self) -> Self {
+        Self {
+            pinned: Arc::new(AtomicU64::new(UNPINNED)),
+            ..self.clone()
+        }
+    }
+
+    /// Decides at `now` from here on, instead of at the server's time, as a test or a simulation does; an earlier
+    /// instant than the one before counts as that. Keys then live for a day longer than they need to.
+    pub fn pin_clock(&self, now: Timestamp) {
+        let _ = self
+            .pinned
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |before| {
+                (before == UNPINNED || before < now.as_micros()).then(|| now.as_micros())
+            });
+    }
+
+    /// Decides `charges`: all are charged, or none.
+    ///
+    /// `outcomes` is cleared and filled with one outcome a limit, in the order of the charges and their limits;
+    /// it stays empty when no limit was asked, because a key is blocked. The keys of `charges` must differ from
+    /// each other.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`] when nothing was decided, or nobody knows.
+    pub async fn check(
+        &self,
+        charges: &[Charge<'_>],
+        effect: Effect,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Result<Decision, StoreError> {
+        outcomes.clear();
+        if effect == Effect::Refund {
+            return self.refund(charges, outcomes).await;
+        }
+        if let ([charge], Effect::Charge) = (charges, effect)
+            && let Some(decision) = self.check_schedule(charge, outcomes).await?
+        {
+            return Ok(decision);
+        }
+        for _ in 0..MAX_TRIES {
+            match self.ask(charges, effect).await? {
+                Checked::Blocked { now, charge, until } => return Ok(blocked(charge, until, now)),
+                Checked::Decided { now, values, .. } => {
+                    let settled = self.replay(charges, &values, now, effect)?;
+                    return Ok(settled.report(now, outcomes));
+                }
+                Checked::Outdated { .. } if effect == Effect::Charge => {
+                    self.adopt(charges).await?;
+                }
+                Checked::Lost { .. } => {}
+                Checked::Outdated { now, values } => {
+                    let settled = self.replay(charges, &values, now, effect)?;
+                    return Ok(settled.report(now, outcomes));
+                }
+            }
+        }
+        let problem = "the limits' numbers change faster than the states are taken over";
+        Err(StoreError::NotExecuted(problem.to_owned()))
+    }
+
+    /// The short way, for a charge that is nothing but a schedule; `None` where it has to go the long one.
+    async fn check_schedule(
+        &self,
+        charge: &Charge<'_>,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Result<Option<Decision>, StoreError> {
+        let Some((lasting, tau)) = encode::schedule_alone(charge) else {
+            return Ok(None);
+        };
+        let mut args = vec![
+            encode::head(charge).to_vec(),
+            lasting.to_string().into_bytes(),
+            tau.to_string().into_bytes(),
+        ];
+        if let Some(now) = self.pinned() {
+            args.push(now.to_string().into_bytes());
+            args.push(PINNED_SLACK_MS.to_string().into_bytes());
+        }
+        let keys = vec![self.key(charge.key)];
+        let reply = self.call(&scripts::SCHEDULE_ALONE, keys, args).await?;
+        if let Some(ahead) = decode::integer(&reply) {
+            // How far ahead is all that matters, so any instant will do.
+            let now = Timestamp::default();
+            let held = vec![Held::Schedule(Exact {
+                whole: ahead,
+                part: 0,
+            })];
+            let held = Some((fingerprint(charge.limits), held));
+            let settled = Settled::of(
+                vec![Replay::open(charge, held, now, Effect::Charge)],
+                now,
+                Effect::Charge,
+            );
+            return Ok(Some(settled.report(now, outcomes)));
+        }
+        let (now, value) = decode::other_value(reply).ok_or_else(StoreError::unreadable)?;
+        let found = decode::found(&self.key(charge.key), &value)?;
+        Ok(found
+            .standing_block(now)
+            .map(|until| blocked(0, until, now)))
+    }
+
+    async fn ask(&self, charges: &[Charge<'_>], effect: Effect) -> Result<Checked, StoreError> {
+        let keys = self.keys(charges);
+        let effect = match effect {
+            Effect::Charge => "charge",
+            Effect::Peek => "peek",
+            Effect::Look | Effect::Refund => "look",
+        };
+        let mut args = vec![
+            self.instant(),
+            effect.as_bytes().to_vec(),
+            self.slack_ms().to_string().into_bytes(),
+        ];
+        for charge in charges {
+            args.push(encode::program(charge, self.around()));
+        }
+        let kernels = charges
+            .iter()
+            .fold(0, |bits, charge| bits | encode::kernels(charge));
+        let reply = self.call(scripts::check(kernels), keys, args).await?;
+        let checked = decode::checked(reply, charges.len()).ok_or_else(StoreError::unreadable)?;
+        self.latest
+            .store(checked.now().as_micros(), Ordering::Relaxed);
+        Ok(checked)
+    }
+
+    fn replay<'a>(
+        &self,
+        charges: &[Charge<'a>],
+        values: &[Vec<u8>],
+        now: Timestamp,
+        effect: Effect,
+    ) -> Result<Settled<'a>, StoreError> {
+        let mut replays = Vec::with_capacity(charges.len());
+        for (charge, value) in charges.iter().zip(values) {
+            let held = decode::found(&self.key(charge.key), value)?.held;
+            replays.push(Replay::open(charge, held, now, effect));
+        }
+        Ok(Settled::of(replays, now, effect))
+    }
+
+    pub(crate) async fn call(
+        &self,
+        script: &'static Script,
+        keys: Vec<Vec<u8>>,
+        args: Vec<Vec<u8>>,
+    ) -> Result<Reply, StoreError> {
+        let call = Call { script, keys, args };
+        let mut replies = self.exec.run(std::slice::from_ref(&call)).await;
+        let reply = replies.pop();
+        reply
+            .unwrap_or_else(|| Err(ExecError::Unknown("no reply".to_owned())))
+            .map_err(Into::into)
+    }
+
+    pub(crate) fn key(&self, key: &[u8]) -> Vec<u8> {
+        layout::state_key(&self.prefix, key)
+    }
+
+    pub(crate) fn keys(&self, charges: &[Charge<'_>]) -> Vec<Vec<u8>> {
+        charges.iter().map(|charge| self.key(charge.key)).collect()
+    }
+
+    pub(crate) fn index_key(&self) -> Vec<u8> {
+        layout::index_key(&self.prefix)
+    }
+
+    pub(crate) fn pinned(&self) -> Option<u64> {
+        let pinned = self.pinned.load(Ordering::Relaxed);
+        (pinned != UNPINNED).then_some(pinned)
+    }
+
+    /// The instant for a script: empty for the server's own.
+    pub(crate) fn instant(&self) -> Vec<u8> {
+        let pinned = self.pinned().map(|now| now.to_string());
+        pinned.unwrap_or_default().into_bytes()
+    }
+
+    fn around(&self) -> Timestamp {
+        let latest = || self.latest.load(Ordering::Relaxed);
+        Timestamp::from_micros(self.pinned().unwrap_or_else(latest))
+    }
+
+    pub(crate) fn slack_ms(&self) -> u64 {
+        if self.pinned().is_some() {
+            PINNED_SLACK_MS
+        } else {
+            SLACK_MS
+        }
+    }
+}
+
+/// Charges that were decided once more, with the kernels of the memory store.
+pub(crate) struct Settled<'a> {
+    replays: Vec<Replay<'a>>,
+    admitted: bool,
+}
+
+impl<'a> Settled<'a> {
+    pub(crate) fn of(mut replays: Vec<Replay<'a>>, now: Timestamp, effect: Effect) -> Self {
+        let mut admitted = true;
+        for replay in &mut replays {
+            admitted &= replay.ask(now);
+        }
+        if matches!(effect, Effect::Charge | Effect::Peek) {
+            replays
+                .iter_mut()
+                .for_each(|replay| replay.settle(admitted, now));
+        }
+        Self { replays, admitted }
+    }
+
+    pub(crate) fn report(&self, now: Timestamp, outcomes: &mut Vec<Outcome>) -> Decision {
+        self.replays
+            .iter()
+            .for_each(|replay| replay.report(now, outcomes));
+        if self.admitted {
+            Decision::Admitted
+        } else {
+            Decision::Limited
+        }
+    }
+}
+
+fn blocked(charge: usize, until: Option<Timestamp>, now: Timestamp) -> Decision {
+    let retry_after = until.map_or(Retry::Never, |until| Retry::After(until.since(now)));
+    Decision::Blocked {
+        charge,
+        until,
+        retry_after,
+    }
+}

@@ -1,0 +1,261 @@
+//! The memory store and the servers, put to the same traces: no field of any answer may differ.
+
+#[path = "../../../core/tests/proofs/strategies.rs"]
+#[allow(dead_code, reason = "the proofs of core use more of it")]
+mod strategies;
+
+use std::{fmt::Debug, sync::Arc};
+
+use proptest::{prelude::*, sample::Index, test_runner::TestRunner};
+use tidegate_core::{
+    Charge, Cost, Limit, Limits, MemoryBounds, MemoryStore, Outcome, Span, Timestamp,
+};
+use tidegate_redis::RedisStore;
+use tokio::runtime::Runtime;
+
+use self::strategies::{Ask, Kind};
+use crate::server::Server;
+
+/// A rule with a key of its own.
+#[derive(Clone, Debug)]
+struct Rule {
+    key: Vec<u8>,
+    limits: Arc<Limits>,
+}
+
+impl Rule {
+    fn charge(&self, cost: u64) -> Charge<'_> {
+        Charge::new(&self.key, &self.limits, Cost::new(cost).unwrap()).unwrap()
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Deed {
+    /// Asks the rules of these bits.
+    Ask {
+        rules: u8,
+        ask: Ask,
+    },
+    Block {
+        rule: Index,
+        micros: u64,
+    },
+    Unblock {
+        rule: Index,
+    },
+    Reset {
+        rule: Index,
+    },
+    /// Gives a rule other limits, which know the former ones or not.
+    Change {
+        rule: Index,
+        limits: Vec<Limit>,
+        known: bool,
+    },
+}
+
+fn limits() -> impl Strategy<Value = Vec<Limit>> {
+    prop::collection::vec(
+        strategies::any_kind().prop_flat_map(strategies::limit),
+        1..=3,
+    )
+}
+
+fn deed() -> impl Strategy<Value = Deed> {
+    prop_oneof![
+        20 => (1..8_u8, strategies::ask()).prop_map(|(rules, ask)| Deed::Ask { rules, ask }),
+        1 => (any::<Index>(), 1..=1_000_000_u64).prop_map(|(rule, micros)| Deed::Block { rule, micros }),
+        1 => any::<Index>().prop_map(|rule| Deed::Unblock { rule }),
+        1 => any::<Index>().prop_map(|rule| Deed::Reset { rule }),
+        2 => (any::<Index>(), limits(), any::<bool>())
+            .prop_map(|(rule, limits, known)| Deed::Change { rule, limits, known }),
+    ]
+}
+
+/// Rules, each with limits and in shadow or not; when it begins; and what happens.
+type Trace = (Vec<(Vec<Limit>, bool)>, u64, Vec<Deed>);
+
+/// A trace on up to three rules of any kinds.
+fn trace() -> impl Strategy<Value = Trace> {
+    let rules = prop::collection::vec((limits(), prop::bool::weighted(0.2)), 1..=3);
+    (
+        rules,
+        strategies::start(),
+        prop::collection::vec(deed(), 1..=40),
+    )
+}
+
+/// One rule of one kind, so that no kind is met too seldom.
+fn trace_of(kind: Kind) -> impl Strategy<Value = Trace> {
+    let rules = strategies::limit(kind).prop_map(|limit| vec![(vec![limit], false)]);
+    let deeds = prop::collection::vec(
+        prop_oneof![
+            12 => strategies::ask().prop_map(|ask| Deed::Ask { rules: 1, ask }),
+            1 => (any::<Index>(), strategies::limit(kind), any::<bool>())
+                .prop_map(|(rule, limit, known)| Deed::Change { rule, limits: vec![limit], known }),
+        ],
+        1..=40,
+    );
+    (rules, strategies::start(), deeds)
+}
+
+/// The two stores, at one instant.
+struct Pair<'r> {
+    runtime: &'r Runtime,
+    redis: RedisStore,
+    memory: MemoryStore,
+    rules: Vec<Rule>,
+    now: u64,
+    last: Vec<Outcome>,
+}
+
+impl Pair<'_> {
+    fn run(&mut self, deeds: &[Deed]) -> Result<(), TestCaseError> {
+        for (number, deed) in deeds.iter().enumerate() {
+            let (expected, got) = self.both(deed);
+            prop_assert_eq!(got, expected, "deed {} {:?} at {}", number, deed, self.now);
+        }
+        Ok(())
+    }
+
+    /// What the memory store answers, and what the server does.
+    fn both(&mut self, deed: &Deed) -> (String, String) {
+        if let Deed::Ask { rules, ask } = deed {
+            return self.ask(*rules, ask);
+        }
+        let now = Timestamp::from_micros(self.now);
+        if let Deed::Block { .. } | Deed::Unblock { .. } = deed {
+            self.redis.pin_clock(now);
+        }
+        match deed {
+            Deed::Ask { .. } => {}
+            Deed::Block { rule, micros } => {
+                let (key, span) = (&rule.get(&self.rules).key, Some(Span::from_micros(*micros)));
+                let there = self
+                    .runtime
+                    .block_on(self.redis.block(key, span, "by hand"));
+                return shown(self.memory.block(key, span, "by hand", now), there);
+            }
+            Deed::Unblock { rule } => {
+                let key = &rule.get(&self.rules).key;
+                let there = self.runtime.block_on(self.redis.unblock(key));
+                return shown(self.memory.unblock(key, now), there);
+            }
+            Deed::Reset { rule } => {
+                let key = &rule.get(&self.rules).key;
+                // What has expired may be there or not: whether there was anything is not compared.
+                self.memory.reset(key);
+                self.runtime.block_on(self.redis.reset(key)).unwrap();
+            }
+            Deed::Change {
+                rule,
+                limits,
+                known,
+            } => {
+                let at = rule.index(self.rules.len());
+                let old = Arc::clone(&self.rules[at].limits);
+                let new = Limits::new(limits.clone()).unwrap().in_shadow(old.shadow());
+                self.rules[at].limits = Arc::new(if *known { new.succeeding(&old) } else { new });
+            }
+        }
+        (String::new(), String::new())
+    }
+
+    fn ask(&mut self, rules: u8, ask: &Ask) -> (String, String) {
+        let last = (!self.last.is_empty()).then(|| ask.of.get(&self.last));
+        let cost = ask.price.units(last);
+        let now = ask.step.from(self.now, last);
+        let chosen = self
+            .rules
+            .iter()
+            .enumerate()
+            .filter(|(at, _)| rules >> at & 1 == 1);
+        let mut charges: Vec<Charge<'_>> = chosen.map(|(_, rule)| rule.charge(cost)).collect();
+        if charges.is_empty() {
+            charges.push(self.rules[0].charge(cost));
+        }
+        let instant = Timestamp::from_micros(now);
+        let (mut expected, mut got) = (Vec::new(), Vec::new());
+        let here = self
+            .memory
+            .check(&charges, instant, ask.effect, &mut expected);
+        self.redis.pin_clock(instant);
+        let there = self.redis.check(&charges, ask.effect, &mut got);
+        let answers = shown(
+            (here, &expected),
+            self.runtime.block_on(there).map(|there| (there, &got)),
+        );
+        drop(charges);
+        self.now = self.now.max(now);
+        self.last = expected;
+        answers
+    }
+}
+
+fn shown<T: Debug, E: Debug>(here: T, there: Result<T, E>) -> (String, String) {
+    let there = there.map_or_else(|error| format!("{error:?}"), |there| format!("{there:?}"));
+    (format!("{here:?}"), there)
+}
+
+/// Puts both stores to `cases` traces.
+fn compare<S>(server: &Server, cases: u32, traces: impl Fn() -> S)
+where
+    S: Strategy<Value = Trace>,
+{
+    let runtime = crate::runtime();
+    let redis = runtime
+        .block_on(RedisStore::connect(&server.url(), "tg"))
+        .unwrap();
+    let mut config = strategies::cases(cases);
+    config.failure_persistence = None;
+    let result = TestRunner::new(config).run(&traces(), |(rules, now, deeds)| {
+        server.command(&["FLUSHALL"]);
+        let rules = (0_u8..).zip(rules).map(|(number, (limits, shadow))| Rule {
+            key: vec![0xF8, number, 0, 0, 0, 0, 0, 0, b'k'],
+            limits: Arc::new(Limits::new(limits).unwrap().in_shadow(shadow)),
+        });
+        // With one shard, so that its one clock is that of all keys.
+        let bounds = MemoryBounds {
+            max_keys: 1_000,
+            ..MemoryBounds::default()
+        };
+        let mut pair = Pair {
+            runtime: &runtime,
+            redis: redis.unpinned(),
+            memory: MemoryStore::new(bounds),
+            rules: rules.collect(),
+            now,
+            last: Vec::new(),
+        };
+        pair.run(&deeds)
+    });
+    if let Err(failure) = result {
+        panic!("{failure}");
+    }
+}
+
+#[test]
+fn every_kind_decides_as_in_memory_in_redis() {
+    let server = Server::redis();
+    for kind in Kind::ALL {
+        compare(&server, 12, || trace_of(kind));
+    }
+}
+
+#[test]
+fn every_kind_decides_as_in_memory_in_valkey() {
+    let server = Server::valkey();
+    for kind in Kind::ALL {
+        compare(&server, 12, || trace_of(kind));
+    }
+}
+
+#[test]
+fn rules_decide_together_as_in_memory_in_redis() {
+    compare(&Server::redis(), 100, trace);
+}
+
+#[test]
+fn rules_decide_together_as_in_memory_in_valkey() {
+    compare(&Server::valkey(), 100, trace);
+}

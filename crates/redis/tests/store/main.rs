@@ -1,0 +1,138 @@
+//! The store against real servers, Redis and Valkey, each test on servers of its own.
+
+#![expect(clippy::unwrap_used, reason = "a test says what it expects by failing")]
+
+mod differential;
+mod server;
+mod vectors;
+
+use server::Server;
+use tidegate_core::{
+    AlgorithmName, Charge, Cost, Decision, Effect, LimitSpec, Limits, MemoryBounds, MemoryStore,
+    Outcome, Timestamp, notation,
+};
+use tidegate_redis::RedisStore;
+
+/// A moment in 2026.
+const START: u64 = 1_767_225_600_000_000;
+
+/// A runtime on this thread, for tests that do not run on one.
+fn runtime() -> tokio::runtime::Runtime {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().build().unwrap()
+}
+
+fn limits(rates: &[&str]) -> Limits {
+    let limit = |text: &&str| {
+        let rate = notation::rate(text).unwrap();
+        LimitSpec::shorthand(rate, AlgorithmName::TokenBucket)
+            .build()
+            .unwrap()
+    };
+    Limits::new(rates.iter().map(limit).collect()).unwrap()
+}
+
+/// Both stores at one instant: what they answered, which must be the same.
+async fn same(
+    redis: &RedisStore,
+    memory: &MemoryStore,
+    charges: &[Charge<'_>],
+    (now, effect): (Timestamp, Effect),
+) -> Decision {
+    let (mut expected, mut got) = (Vec::<Outcome>::new(), Vec::new());
+    let decision = memory.check(charges, now, effect, &mut expected);
+    redis.pin_clock(now);
+    let there = redis.check(charges, effect, &mut got).await.unwrap();
+    assert_eq!((there, got), (decision.clone(), expected));
+    decision
+}
+
+#[tokio::test]
+async fn schedules_decide_as_in_memory() {
+    for server in Server::each() {
+        let redis = RedisStore::connect(&server.url(), "tg").await.unwrap();
+        let memory = MemoryStore::new(MemoryBounds::default());
+        let sets = [
+            limits(&["3/s"]),
+            limits(&["7/s"]),
+            limits(&["3/s", "5/min"]),
+            limits(&["9/s"]).in_shadow(true),
+        ];
+        for step in 0..200_u64 {
+            let now = Timestamp::from_micros(START + step * 41_003);
+            let charges: Vec<Charge<'_>> = (0..sets.len())
+                .filter(|set| step >> (set % 3) & 1 == 0)
+                .map(|set| {
+                    let key = [b"one", b"two", b"six", b"ten"][set];
+                    Charge::new(key, &sets[set], Cost::new(1 + step % 4).unwrap()).unwrap()
+                })
+                .collect();
+            let effect = [Effect::Charge, Effect::Charge, Effect::Peek, Effect::Look]
+                [(step % 7 % 4) as usize];
+            if !charges.is_empty() {
+                same(&redis, &memory, &charges, (now, effect)).await;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_state_left_under_other_numbers_is_taken_over() {
+    for server in Server::each() {
+        let redis = RedisStore::connect(&server.url(), "tg").await.unwrap();
+        let memory = MemoryStore::new(MemoryBounds::default());
+        let old = std::sync::Arc::new(limits(&["20/min"]));
+        let known = limits(&["30/min"]).succeeding(&old);
+        let unknown = limits(&["7/s", "40/min"]);
+        for (second, limits) in [(0, &*old), (1, &known), (2, &unknown), (3, &*old)] {
+            for effect in [Effect::Peek, Effect::Charge, Effect::Charge] {
+                let charge = Charge::new(b"user:1", limits, Cost::new(4).unwrap()).unwrap();
+                let now = Timestamp::from_micros(START + second * 1_000_000);
+                same(&redis, &memory, &[charge], (now, effect)).await;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_server_s_own_clock_decides_where_none_is_pinned() {
+    for server in Server::each() {
+        let redis = RedisStore::connect(&server.url(), "tg").await.unwrap();
+        let limits = limits(&["2/d"]);
+        let charge = Charge::new(b"user:1", &limits, Cost::ONE).unwrap();
+        let mut outcomes = Vec::new();
+        for expected in [Decision::Admitted, Decision::Admitted, Decision::Limited] {
+            assert_eq!(
+                redis
+                    .check(&[charge], Effect::Charge, &mut outcomes)
+                    .await
+                    .unwrap(),
+                expected
+            );
+        }
+        let wait = outcomes[0].retry_after.span().unwrap().as_secs_ceil();
+        assert!((43_190..=43_200).contains(&wait), "{wait} s");
+    }
+}
+
+#[tokio::test]
+async fn what_others_wrote_under_a_key_is_named() {
+    for server in Server::each() {
+        let redis = RedisStore::connect(&server.url(), "tg").await.unwrap();
+        let limits = limits(&["2/d"]);
+        let charge = Charge::new(b"user:1", &limits, Cost::ONE).unwrap();
+        server.command(&["SET", "tg:user:1", "hello"]);
+        let error = redis
+            .check(&[charge], Effect::Charge, &mut Vec::new())
+            .await
+            .unwrap_err();
+        assert!(error.to_string().contains("tg:user:1"), "{error}");
+        server.command(&["DEL", "tg:user:1"]);
+        server.command(&["LPUSH", "tg:user:1", "hello"]);
+        let error = redis
+            .check(&[charge], Effect::Charge, &mut Vec::new())
+            .await
+            .unwrap_err();
+        assert!(error.to_string().contains("WRONGTYPE"), "{error}");
+    }
+}
