@@ -60,6 +60,7 @@ pub struct Forwarded<'r> {
     host: Option<String>,
     ip: IpAddr,
     counted_ip: IpAddr,
+    proxy_ip: IpAddr,
     parts: &'r [(Box<str>, Part)],
 }
 
@@ -85,6 +86,7 @@ impl<'r> Forwarded<'r> {
             target: family.target(headers).map(|uri| Target::read(text(uri))),
             host: family.host(headers).map(|host| bare_host(&text(host))),
             counted_ip: source.trust.counted(ip),
+            proxy_ip: source.peer.to_canonical(),
             ip,
             parts: source.parts,
         })
@@ -94,6 +96,12 @@ impl<'r> Forwarded<'r> {
     #[must_use]
     pub fn names_a_path(&self) -> bool {
         self.target.is_some()
+    }
+
+    /// Whether the proxy said who the client is. If not, `ip` is the proxy's own, and all clients have one count.
+    #[must_use]
+    pub fn names_a_client(&self) -> bool {
+        self.ip != self.proxy_ip
     }
 
     /// The value of the entry `name`, which is not empty; see the table in the module's documentation.

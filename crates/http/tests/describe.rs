@@ -171,6 +171,32 @@ fn a_client_cannot_say_what_its_proxy_does_not() {
 }
 
 #[test]
+fn a_proxy_that_names_nobody_is_told_apart() {
+    for (lines, named) in [
+        (
+            &[("x-original-uri", "/"), ("x-real-ip", "192.0.2.1")][..],
+            true,
+        ),
+        (
+            &[("x-original-uri", "/"), ("x-forwarded-for", "192.0.2.1")],
+            false,
+        ),
+        (
+            &[("x-forwarded-uri", "/"), ("x-forwarded-for", "192.0.2.1")],
+            true,
+        ),
+        (
+            &[("x-forwarded-uri", "/"), ("x-forwarded-for", "unknown")],
+            false,
+        ),
+    ] {
+        let headers = headers(lines);
+        let forwarded = Forwarded::read(&headers, PEER).unwrap();
+        assert_eq!(forwarded.names_a_client(), named, "{lines:?}");
+    }
+}
+
+#[test]
 fn without_a_word_of_the_proxy_the_peer_is_the_client() {
     assert_eq!(
         entries(&[], PEER, &["ip", "path"]),

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use tidegate_core::{Charge, Cost, Effect, Limit, Outcome, Retry};
 
 use super::{
-    super::http::{Answer, Problem, json},
+    super::http::{Answer, Problem, json, millis},
     blocks,
     path::rule_and_key,
 };
@@ -64,8 +64,4 @@ fn document(limit: &Limit, standing: &Outcome, retry: Option<Retry>) -> Value {
         "reset_after_ms": standing.reset_after.as_millis_ceil(),
         "retry_after_ms": retry.and_then(millis),
     })
-}
-
-fn millis(retry: Retry) -> Option<u64> {
-    retry.span().map(tidegate_core::Span::as_millis_ceil)
 }

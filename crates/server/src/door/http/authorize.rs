@@ -3,7 +3,7 @@
 use std::{borrow::Cow, sync::Once};
 
 use hyper::{Request, StatusCode, body::Incoming};
-use tidegate_core::{Cost, Effect};
+use tidegate_core::{Cost, Effect, RuleSet};
 use tidegate_http::{Forwarded, Proxy, Source};
 
 use super::{Asked, Problem, check::SCRATCH, wire::Answer};
@@ -32,8 +32,8 @@ pub(super) fn authorize(asked: &Asked, request: &Request<Incoming>) -> Result<An
     };
     let forwarded = Forwarded::read(request.headers(), source)
         .map_err(|ambiguous| Problem::new(StatusCode::BAD_REQUEST, ambiguous.to_string()))?;
-    warn_without_path(&forwarded);
     let rules = asked.limiter.rules();
+    warn_of_gaps(&forwarded, &rules);
     let named = rules
         .entry_names()
         .filter_map(|name| Some((name, forwarded.entry(name)?)));
@@ -58,13 +58,26 @@ pub(super) fn authorize(asked: &Asked, request: &Request<Incoming>) -> Result<An
     })
 }
 
-/// A proxy that does not say which path is asked for is usually not configured to the end.
-fn warn_without_path(forwarded: &Forwarded<'_>) {
-    static WARNED: Once = Once::new();
+/// A proxy that does not say which path is asked for, or by whom, is usually not configured to the end.
+fn warn_of_gaps(forwarded: &Forwarded<'_>, rules: &RuleSet) {
+    static NO_PATH: Once = Once::new();
+    static NO_CLIENT: Once = Once::new();
     if !forwarded.names_a_path() {
-        WARNED.call_once(|| {
+        NO_PATH.call_once(|| {
             tracing::warn!(
                 "a forward-auth request names no path (X-Original-URI or X-Forwarded-Uri), so no rule with a path applies to it; said once"
+            );
+        });
+    }
+    let counts_by_ip = || {
+        rules
+            .entry_names()
+            .any(|name| matches!(name, "ip" | "ip.exact"))
+    };
+    if !forwarded.names_a_client() && counts_by_ip() {
+        NO_CLIENT.call_once(|| {
+            tracing::warn!(
+                "a forward-auth request names no client (X-Real-IP from nginx, X-Forwarded-For from others), so its `ip` is the proxy's own, which all clients share; said once"
             );
         });
     }

@@ -34,6 +34,7 @@ pub(crate) use self::{
     body::read as read_body,
     json::{Json, Members, object},
     problem::Problem,
+    verdict::millis,
     wire::{Answer, json},
 };
 use crate::{
