@@ -15,7 +15,13 @@ mod config;
 mod corrected;
 mod folder;
 mod format;
+mod grpc;
+#[path = "../grpc/client.rs"]
+#[allow(dead_code, reason = "other tests need the rest of it")]
+mod grpc_client;
 mod http;
 mod promises;
+#[path = "../grpc/proto.rs"]
+mod proto;
 mod runner;
 mod subject;

@@ -33,6 +33,8 @@ pub(super) async fn decide(limiter: &Limiter, service: &RateLimitService, body: 
     };
     match service.should_rate_limit(&request).await {
         Ok(answer) => {
+            let is_over = answer.overall_code == Code::OverLimit;
+            limiter.metrics().observe_answer(Door::Http, is_over);
             let status = match answer.overall_code {
                 Code::Ok => StatusCode::OK,
                 Code::OverLimit => StatusCode::TOO_MANY_REQUESTS,
