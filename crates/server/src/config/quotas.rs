@@ -14,7 +14,7 @@ use crate::quota::{QuotaLimit, QuotaRule};
 const FIELDS: &[&str] = &["name", "domain", "bucket", "limit"];
 
 /// The most quotas of a file.
-const MAX_QUOTAS: usize = 10_000;
+const MAX_QUOTAS: usize = 1_000;
 
 pub(super) fn quotas(file: &Fields<'_>, listen: &Listen, report: &mut Report) -> Vec<QuotaRule> {
     let Some(value) = file.get("quotas") else {

@@ -96,9 +96,9 @@ impl Bucket {
         }
     }
 
-    /// When what was used no longer counts.
-    pub(super) fn window_end(&self) -> Timestamp {
-        self.window_end
+    /// When what was used no longer counts; `None` for a rate, which has no windows.
+    pub(super) fn window_end(&self) -> Option<Timestamp> {
+        (!self.is_rate()).then_some(self.window_end)
     }
 
     pub(super) fn is_vacant(&self) -> bool {

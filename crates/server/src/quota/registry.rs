@@ -59,6 +59,8 @@ struct State {
 struct Stream {
     outbox: mpsc::Sender<Assigned>,
     buckets: HashSet<Key>,
+    /// The end of the first window of any of its buckets.
+    window_end: Option<Timestamp>,
 }
 
 impl Quotas {
@@ -72,10 +74,12 @@ impl Quotas {
     pub fn join(&self) -> (StreamId, mpsc::Receiver<Assigned>) {
         let stream = StreamId(self.next_stream.fetch_add(1, Ordering::Relaxed));
         let (outbox, inbox) = mpsc::channel(MAX_WAITING);
-        let buckets = HashSet::new();
-        self.state()
-            .streams
-            .insert(stream, Stream { outbox, buckets });
+        let joined = Stream {
+            outbox,
+            buckets: HashSet::new(),
+            window_end: None,
+        };
+        self.state().streams.insert(stream, joined);
         (stream, inbox)
     }
 
@@ -103,27 +107,24 @@ impl Quotas {
     /// When the first window of a bucket of `stream` ends; [`Self::roll`] is due then.
     #[must_use]
     pub fn next_window(&self, stream: StreamId) -> Option<Timestamp> {
-        let state = self.state();
-        let buckets = &state.streams.get(&stream)?.buckets;
-        let ends = buckets.iter().filter_map(|key| state.buckets.get(key));
-        ends.map(Bucket::window_end).min()
+        self.state().streams.get(&stream)?.window_end
     }
 
     /// Begins the next windows of the buckets of `stream` whose time it is.
     pub fn roll(&self, stream: StreamId, now: Timestamp) {
-        let mut state = self.state();
-        let Some(buckets) = state
-            .streams
-            .get(&stream)
-            .map(|stream| stream.buckets.clone())
-        else {
+        let state = &mut *self.state();
+        let Some(rolled) = state.streams.get_mut(&stream) else {
             return;
         };
-        let mut told = HashMap::new();
-        for key in buckets {
-            let changes = state.buckets.get_mut(&key).map(|bucket| bucket.roll(now));
-            tell(&mut told, &key.1, changes.unwrap_or_default());
+        let (mut told, mut first_end) = (HashMap::new(), None);
+        for key in &rolled.buckets {
+            let Some(bucket) = state.buckets.get_mut(key) else {
+                continue;
+            };
+            tell(&mut told, &key.1, bucket.roll(now));
+            first_end = earlier(first_end, bucket.window_end());
         }
+        rolled.window_end = first_end;
         state.send(told);
     }
 
@@ -141,7 +142,7 @@ impl Quotas {
             let changes = bucket.leave(stream, now);
             tell(&mut told, &key.1, changes);
             if bucket.is_vacant() {
-                let end = bucket.window_end();
+                let end = counts_until(bucket);
                 state.vacant.insert((end, key));
             }
         }
@@ -161,6 +162,16 @@ impl Quotas {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The end of a bucket's window; nothing of a rate counts any longer once nobody uses it.
+fn counts_until(bucket: &Bucket) -> Timestamp {
+    bucket.window_end().unwrap_or(Timestamp::from_micros(0))
+}
+
+/// The earlier of two instants, of which either may be missing.
+fn earlier(one: Option<Timestamp>, other: Option<Timestamp>) -> Option<Timestamp> {
+    one.into_iter().chain(other).min()
 }
 
 type Told = HashMap<StreamId, Assigned>;
@@ -188,7 +199,11 @@ impl State {
         };
         let bucket = self.seat(stream, key, limit, now)?;
         bucket.set_limit(limit, now);
-        Some(bucket.report(stream, usage, now))
+        let (changes, end) = (bucket.report(stream, usage, now), bucket.window_end());
+        if let Some(stream) = self.streams.get_mut(&stream) {
+            stream.window_end = earlier(stream.window_end, end);
+        }
+        Some(changes)
     }
 
     /// The bucket, made if there is none; `None` if there is no room for it.
@@ -213,7 +228,7 @@ impl State {
         };
         if !is_known {
             held.insert(key.clone());
-            self.vacant.remove(&(bucket.window_end(), key.clone()));
+            self.vacant.remove(&(counts_until(bucket), key.clone()));
         }
         Some(bucket)
     }
@@ -238,5 +253,103 @@ impl State {
                 let _ = stream.outbox.try_send(assigned);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_core::Span;
+
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::from_micros(1_700_000_040_000_000);
+
+    fn quotas(rates: &[(&str, u64)]) -> Quotas {
+        let rule = |(domain, seconds): &(&str, u64)| QuotaRule {
+            name: (*domain).into(),
+            domain: (*domain).into(),
+            bucket: Vec::new(),
+            limit: QuotaLimit {
+                requests: 100,
+                period: Span::from_secs(*seconds),
+            },
+        };
+        let quotas = Quotas::default();
+        quotas.swap_rules(rates.iter().map(rule).collect());
+        quotas
+    }
+
+    fn used_one(name: &str) -> Vec<(BucketId, Usage)> {
+        let id = BucketId::from([("id".to_owned(), name.to_owned())]);
+        vec![(
+            id,
+            Usage {
+                allowed: 1,
+                denied: 0,
+            },
+        )]
+    }
+
+    #[test]
+    fn only_budgets_have_windows_to_wait_for() {
+        let quotas = quotas(&[("rate", 1), ("minute", 60), ("hour", 3_600)]);
+        let (stream, _inbox) = quotas.join();
+        assert_eq!(quotas.next_window(stream), None);
+        quotas.report(stream, "rate", used_one("a"), NOW);
+        assert_eq!(
+            quotas.next_window(stream),
+            None,
+            "a rate is never waited for"
+        );
+        quotas.report(stream, "hour", used_one("a"), NOW);
+        quotas.report(stream, "minute", used_one("a"), NOW);
+        let minute = NOW.after(Span::from_secs(60));
+        assert_eq!(quotas.next_window(stream), Some(minute));
+        quotas.roll(stream, minute);
+        assert_eq!(
+            quotas.next_window(stream),
+            Some(minute.after(Span::from_secs(60)))
+        );
+    }
+
+    #[test]
+    fn what_was_used_of_a_bucket_outlives_its_streams_until_its_window_ends() {
+        let quotas = quotas(&[("rate", 1), ("hour", 3_600)]);
+        let (stream, _inbox) = quotas.join();
+        quotas.report(stream, "rate", used_one("a"), NOW);
+        quotas.report(stream, "hour", used_one("a"), NOW);
+        quotas.leave(stream, NOW);
+        let count = |buckets, streams| QuotaCounts { buckets, streams };
+        assert_eq!(quotas.counts(), count(2, 0));
+        let (stream, _inbox) = quotas.join();
+        quotas.report(stream, "hour", used_one("b"), NOW);
+        assert_eq!(quotas.counts(), count(2, 1), "the rate is forgotten");
+        quotas.report(
+            stream,
+            "hour",
+            used_one("c"),
+            NOW.after(Span::from_secs(3_600)),
+        );
+        assert_eq!(
+            quotas.counts(),
+            count(2, 1),
+            "and so is the hour that has ended"
+        );
+    }
+
+    #[test]
+    fn a_stream_has_room_for_so_many_buckets() {
+        let quotas = quotas(&[("shop", 60)]);
+        let (stream, mut inbox) = quotas.join();
+        let all = (0..=MAX_STREAM_BUCKETS).flat_map(|number| used_one(&number.to_string()));
+        quotas.report(stream, "shop", all.collect(), NOW);
+        let assigned = inbox.try_recv().unwrap();
+        let abandoned = assigned
+            .iter()
+            .filter(|(_, assignment)| assignment.is_none());
+        assert_eq!(
+            (assigned.len(), abandoned.count()),
+            (MAX_STREAM_BUCKETS + 1, 1)
+        );
     }
 }

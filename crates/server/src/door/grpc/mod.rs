@@ -36,7 +36,7 @@ const RATE_LIMIT_V2: &str = "envoy.service.ratelimit.v2.RateLimitService";
 /// The service whose quotas are assigned ahead of the requests.
 const QUOTA: &str = "envoy.service.rate_limit_quota.v3.RateLimitQuotaService";
 
-/// The largest message, in bytes.
+/// The largest message, in bytes; a report of quotas is a quarter of it at most.
 pub const MAX_MESSAGE_BYTES: usize = 1 << 20;
 
 /// What is served.
