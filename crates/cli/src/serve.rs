@@ -3,9 +3,10 @@
 use std::{io::IsTerminal, process::ExitCode};
 
 use tidegate_server::{
-    config::{AdminToken, Config},
+    config::{AdminToken, Config, Password, RedisConfig},
     envoy::{self, Variables},
-    reload, serve as server,
+    reload,
+    serve::{self as server, Secrets},
 };
 use tracing_subscriber::EnvFilter;
 
@@ -21,7 +22,10 @@ pub(crate) fn serve(args: &Serve) -> Result<ExitCode, String> {
     for line in ignored {
         complain(&line);
     }
-    let token = admin_token(&config.admin_token)?;
+    let secrets = Secrets {
+        token: admin_token(&config.admin_token)?,
+        password: redis_password(config.redis.as_ref())?,
+    };
     let cannot_start = |error: std::io::Error| format!("cannot start: {error}");
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -30,8 +34,8 @@ pub(crate) fn serve(args: &Serve) -> Result<ExitCode, String> {
     let signals = runtime
         .block_on(server::Signals::hear())
         .map_err(cannot_start)?;
-    let running =
-        server::start(config, args.config.as_deref(), token).map_err(|error| error.to_string())?;
+    let running = server::start(config, args.config.as_deref(), secrets)
+        .map_err(|error| error.to_string())?;
     runtime
         .block_on(running.until_stopped(signals))
         .map_err(|error| format!("stopped, but: {error}"))?;
@@ -86,19 +90,33 @@ fn log_to_stderr(filter: &str) -> Result<(), String> {
     Ok(())
 }
 
-#[expect(
-    clippy::disallowed_methods,
-    reason = "the command line reads the environment"
-)]
 fn admin_token(token: &AdminToken) -> Result<Option<String>, String> {
     match token {
         AdminToken::None => Ok(None),
         AdminToken::Literal(token) => Ok(Some(token.clone())),
-        AdminToken::Env(name) => match std::env::var(name) {
-            Ok(token) if !token.is_empty() => Ok(Some(token)),
-            _ => Err(format!(
-                "admin.token_env: the environment variable {name} is not set; set it to the admin token"
-            )),
-        },
+        AdminToken::Env(name) => secret("admin.token_env", name, "the admin token").map(Some),
+    }
+}
+
+/// The password that the environment holds; one that the file holds is known already.
+fn redis_password(redis: Option<&RedisConfig>) -> Result<Option<String>, String> {
+    match redis.map(|redis| &redis.password) {
+        Some(Password::Env(name)) => {
+            secret("store.password_env", name, "the password for Redis").map(Some)
+        }
+        _ => Ok(None),
+    }
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the command line reads the environment"
+)]
+fn secret(field: &str, name: &str, what: &str) -> Result<String, String> {
+    match std::env::var(name) {
+        Ok(secret) if !secret.is_empty() => Ok(secret),
+        _ => Err(format!(
+            "{field}: the environment variable {name} is not set; set it to {what}"
+        )),
     }
 }

@@ -11,6 +11,7 @@ pub mod remote;
 
 mod calendar;
 mod charge;
+mod failure;
 mod kernel;
 mod limit;
 mod limits;
@@ -24,6 +25,7 @@ mod verdict;
 
 pub use calendar::{Calendar, CalendarUnit};
 pub use charge::{Charge, Cost, Effect, RequestError};
+pub use failure::{OnFailure, Share};
 pub use limit::{Algorithm, Counting, Limit, LimitError, Rate, RefillMode, Window};
 pub use limits::Limits;
 pub use memory::{Block, MemoryBounds, MemoryStats, MemoryStore, SnapshotError, WhenFull};
@@ -34,4 +36,4 @@ pub use rules::{
 };
 pub use spec::{AlgorithmName, Anchor, LimitSpec};
 pub use time::{Span, Timestamp};
-pub use verdict::{Exactness, Line, Reason, Verdict};
+pub use verdict::{Exactness, Line, Reason, Source, Verdict};

@@ -1,10 +1,11 @@
 //! A rule's limits, compiled: all of them share one key and so one state.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::{
     bounds,
     charge::Cost,
+    failure::{OnFailure, Share},
     kernel::{Kernel, Schedule, State},
     limit::{Denials, Limit, LimitError},
     outcome::{Outcome, Retry},
@@ -31,6 +32,9 @@ pub struct Limits {
     fingerprint: u32,
     sole_schedule: Option<Schedule>,
     formerly: Option<Arc<Self>>,
+    on_failure: Option<OnFailure>,
+    /// This node's share, once it was needed.
+    share: OnceLock<(Share, Arc<Self>)>,
 }
 
 /// A kernel and the limits that it answers for.
@@ -104,6 +108,8 @@ impl Limits {
             fingerprint,
             sole_schedule,
             formerly: None,
+            on_failure: None,
+            share: OnceLock::new(),
         })
     }
 
@@ -118,6 +124,14 @@ impl Limits {
     #[must_use]
     pub fn in_shadow(mut self, shadow: bool) -> Self {
         self.shadow = shadow;
+        self.share = OnceLock::new();
+        self
+    }
+
+    /// Lets `policy` answer while the store is out of reach; `None` leaves that to the store.
+    #[must_use]
+    pub fn failing(mut self, policy: Option<OnFailure>) -> Self {
+        self.on_failure = policy;
         self
     }
 
@@ -128,6 +142,7 @@ impl Limits {
     #[must_use]
     pub fn succeeding(mut self, old: &Arc<Self>) -> Self {
         self.formerly = Some(Arc::new(old.truncated(Self::MAX_FORMER)));
+        self.share = OnceLock::new();
         self
     }
 
@@ -141,6 +156,24 @@ impl Limits {
     #[must_use]
     pub fn shadow(&self) -> bool {
         self.shadow
+    }
+
+    /// What answers while the store is out of reach; `None` leaves that to the store.
+    #[must_use]
+    pub fn on_failure(&self) -> Option<OnFailure> {
+        self.on_failure
+    }
+
+    /// What one node may admit by itself: every limit's share, built when it is first asked for.
+    #[must_use]
+    pub fn share(&self, share: Share) -> Arc<Self> {
+        let (kept, limits) = self
+            .share
+            .get_or_init(|| (share, Arc::new(self.build_share(share))));
+        match *kept == share {
+            true => Arc::clone(limits),
+            false => Arc::new(self.build_share(share)),
+        }
     }
 
     /// The limits, in the order in which they were given.
@@ -289,6 +322,21 @@ impl Limits {
             // What is taken over is at most what was there, in the shape of something new.
             let kept = cell.states().iter().map(State::log_growth_bytes);
             self.newcomer_bytes(cost) + kept.sum::<usize>()
+        }
+    }
+
+    fn build_share(&self, share: Share) -> Self {
+        let limits = self.limits.iter().map(|limit| share.of(limit)).collect();
+        // A share of sound limits is as many sound limits.
+        let scaled = Self::new(limits).unwrap_or_else(|_| self.clone());
+        let scaled = Self {
+            name: self.name.clone(),
+            shadow: self.shadow,
+            ..scaled
+        };
+        match &self.formerly {
+            Some(old) => scaled.succeeding(&old.share(share)),
+            None => scaled,
         }
     }
 

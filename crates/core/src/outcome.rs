@@ -77,7 +77,8 @@ pub enum Decision {
         /// How long that is from now.
         retry_after: Retry,
     },
-    /// The store is full of keys that are being limited and its policy is to deny newcomers; nothing was charged.
+    /// The store is full of keys that are being limited and its policy is to deny newcomers, or it is out of
+    /// reach and the rule's policy is to deny; nothing was charged.
     Full {
         /// When it makes sense to try again.
         retry_after: Retry,

@@ -14,7 +14,7 @@ pub enum Reason {
     Limit,
     /// The key is blocked by hand.
     Blocked,
-    /// The store could not take the key in, and its policy is to deny.
+    /// The store could not take the key in, or is out of reach, and the policy for that is to deny.
     Store,
 }
 
@@ -38,6 +38,8 @@ pub enum Exactness {
     Exact,
     /// Decided on this node's share, because the store was out of reach.
     Local,
+    /// Nothing was counted: the store was out of reach, and a policy answered.
+    None,
 }
 
 impl Exactness {
@@ -47,6 +49,37 @@ impl Exactness {
         match self {
             Self::Exact => "exact",
             Self::Local => "local",
+            Self::None => "none",
+        }
+    }
+}
+
+/// Who gave a verdict.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Source {
+    /// The memory store, which is all there is.
+    #[default]
+    Memory,
+    /// Redis.
+    Redis,
+    /// What Redis said a moment ago, kept here: a denial until the moment that it named.
+    Cache,
+    /// This node's share, because Redis was out of reach.
+    Local,
+    /// The rule's policy, because Redis was out of reach.
+    Policy,
+}
+
+impl Source {
+    /// The source as it is written in a verdict and in a metric's label.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Redis => "redis",
+            Self::Cache => "cache",
+            Self::Local => "local",
+            Self::Policy => "policy",
         }
     }
 }
@@ -80,6 +113,8 @@ pub struct Verdict<'r> {
     pub delay: Span,
     /// How exact the answer is.
     pub exactness: Exactness,
+    /// Who gave it.
+    pub source: Source,
     /// Every limit that applied, in the order of the rules. Empty when none matched, or the key is blocked.
     pub lines: Vec<Line<'r>>,
     leading: Option<usize>,
@@ -96,6 +131,7 @@ impl<'r> Verdict<'r> {
             retry_after: Retry::NOW,
             delay: Span::ZERO,
             exactness: Exactness::Exact,
+            source: Source::Memory,
             lines: Vec::new(),
             leading: None,
         }

@@ -17,6 +17,7 @@
 mod amend;
 mod blocks;
 mod call;
+mod connect;
 mod decode;
 mod encode;
 mod error;
@@ -25,4 +26,8 @@ mod layout;
 mod scripts;
 mod store;
 
-pub use self::{error::StoreError, store::RedisStore};
+pub use self::{
+    connect::{Address, ConnectError, Health, Login, Redis, Settings, Tls, Topology, Transport},
+    error::StoreError,
+    store::RedisStore,
+};

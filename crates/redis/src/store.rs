@@ -1,21 +1,26 @@
 //! [`RedisStore`]: one decision over many keys, and the operator's verbs.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
 };
 
 use tidegate_core::{
     Charge, Decision, Effect, Outcome, Retry, Timestamp,
     remote::{Exact, Held, Replay, fingerprint},
 };
+use tokio::runtime::Handle;
 
 use crate::{
+    Address, ConnectError, Redis, Settings, Topology,
     call::{Call, Reply, Script},
     decode::{self, Checked},
     encode,
     error::StoreError,
-    exec::{Exec, ExecError, Standalone},
+    exec::{Exec, ExecError},
     layout, scripts,
 };
 
@@ -45,15 +50,29 @@ pub struct RedisStore {
 }
 
 impl RedisStore {
-    /// Connects to the one server at `url`: `redis://127.0.0.1:6379`, or `redis+unix:///run/redis.sock`. Keys begin with
-    /// `prefix`, so that several stores share a server.
+    /// A store on `redis`. Keys begin with `prefix`, so that several stores share a server.
+    #[must_use]
+    pub fn on(redis: Arc<Redis>, prefix: &str) -> Self {
+        Self::new(redis, prefix.as_bytes())
+    }
+
+    /// Connects to the one server at `url`, `redis://127.0.0.1:6379` or `redis+unix:///run/redis.sock`, on the runtime of
+    /// the caller, for tools that would rather wait for a decision, for up to 5 s, than do without.
     ///
     /// # Errors
     ///
-    /// [`StoreError::Refused`] for a URL that is none, [`StoreError::NotExecuted`] when the server cannot be reached.
+    /// [`StoreError::Refused`] for a URL that is none, [`StoreError::NotExecuted`] when the server cannot be asked.
     pub async fn connect(url: &str, prefix: &str) -> Result<Self, StoreError> {
-        let connection = Standalone::connect(url).await?;
-        Ok(Self::new(Arc::new(connection), prefix.as_bytes()))
+        let (address, login) = Address::parse(url).map_err(StoreError::Refused)?;
+        let settings = Settings {
+            login,
+            timeout: Duration::from_secs(5),
+            ..Settings::new(Topology::Standalone(address))
+        };
+        let redis = Redis::start(settings, &Handle::current());
+        let refused = |trouble: ConnectError| StoreError::NotExecuted(trouble.to_string());
+        redis.tried().await.map_err(refused)?;
+        Ok(Self::on(Arc::new(redis), prefix))
     }
 
     /// A store that runs its scripts on `exec`.

@@ -1,6 +1,10 @@
 //! The limiter that every door asks: the rules of the moment, one store, one clock.
+//!
+//! Doors await decisions, because Redis may have to be asked. With the memory store a decision never suspends; neither
+//! does one that Redis need not be asked for. A door that is no `async` code asks with the functions that end in
+//! `_now`, and awaits only what they leave open.
 
-use std::sync::Arc;
+use std::{pin::Pin, sync::Arc};
 
 use arc_swap::ArcSwap;
 use tidegate_core::{
@@ -10,6 +14,7 @@ use tidegate_core::{
 
 use crate::{
     clock::Clock,
+    fleet::{Decided, Fleet, Question},
     metrics::{Door, Metrics},
     quota::Quotas,
 };
@@ -19,6 +24,7 @@ use crate::{
 pub struct Limiter {
     rules: ArcSwap<RuleSet>,
     store: MemoryStore,
+    fleet: Option<Fleet>,
     clock: Clock,
     metrics: Metrics,
     quotas: Quotas,
@@ -33,10 +39,19 @@ impl Limiter {
         Self {
             rules: ArcSwap::from_pointee(rules),
             store,
+            fleet: None,
             clock,
             metrics,
             quotas: Quotas::default(),
         }
+    }
+
+    /// The same limiter, which decides in Redis with the whole fleet. Its memory store answers while Redis is out of
+    /// reach.
+    #[must_use]
+    pub fn with_fleet(mut self, fleet: Fleet) -> Self {
+        self.fleet = Some(fleet);
+        self
     }
 
     /// The time; a door reads it once a request.
@@ -61,12 +76,21 @@ impl Limiter {
     pub fn swap_rules(&self, rules: RuleSet) {
         self.metrics.name_rules(rules.iter().map(Rule::name));
         self.rules.store(Arc::new(rules));
+        if let Some(fleet) = &self.fleet {
+            fleet.forget_denials();
+        }
     }
 
-    /// The store.
+    /// The store in this process: the one that decides, or, with a fleet, what answers while Redis is out of reach.
     #[must_use]
     pub fn store(&self) -> &MemoryStore {
         &self.store
+    }
+
+    /// The fleet, if decisions are made in Redis.
+    #[must_use]
+    pub fn fleet(&self) -> Option<&Fleet> {
+        self.fleet.as_ref()
     }
 
     /// The limits that are divided among those who enforce them; none until there are rules for them.
@@ -84,8 +108,10 @@ impl Limiter {
     /// Everything that was counted, in the Prometheus text format.
     #[must_use]
     pub fn exposition(&self) -> String {
+        let fleet = self.fleet.as_ref().map(Fleet::stats);
+        let (store, quotas) = (self.store.stats(), self.quotas.counts());
         self.metrics
-            .exposition(&self.store.stats(), self.quotas.counts(), self.now())
+            .exposition(&store, quotas, fleet.as_ref(), self.now())
     }
 
     /// Counts the verdict that `door` is about to give.
@@ -94,8 +120,8 @@ impl Limiter {
     }
 
     /// Counts the decision on a limit that came with the request, which `door` is about to give.
-    pub fn observe_throttle(&self, door: Door, decision: &Decision) {
-        self.metrics.observe_throttle(door, decision);
+    pub fn observe_throttle(&self, door: Door, decided: &Decided) {
+        self.metrics.observe_throttle(door, decided);
     }
 
     /// Decides `request` under `rules`, which the caller got from [`Self::rules`].
@@ -103,45 +129,156 @@ impl Limiter {
     /// # Errors
     ///
     /// What [`RuleSet::charges`] refuses.
-    pub fn check<'a>(
+    pub async fn check<'a>(
         &self,
         rules: &'a RuleSet,
         scratch: &'a mut Scratch,
         request: &Request<'_>,
         effect: Effect,
     ) -> Result<Verdict<'a>, RequestError> {
-        let charges = rules.charges(request, scratch)?;
+        let mut charges = rules.charges(request, scratch)?;
         if charges.is_empty() {
             return Ok(Verdict::unlimited());
         }
-        let mut outcomes = Vec::new();
-        let decision = self.decide(&charges, self.now(), effect, &mut outcomes);
-        Ok(Verdict::of(&decision, &charges, &outcomes))
+        let (now, mut outcomes) = (self.now(), Vec::new());
+        let decided = match self.decide_now(&mut charges, now, effect, &mut outcomes) {
+            Some(decided) => decided,
+            None => {
+                self.ask_fleet(&mut charges, now, effect, &mut outcomes)
+                    .await
+            }
+        };
+        Ok(decided.verdict(&charges, &outcomes))
     }
 
-    /// Decides a limit that came with the request. `outcomes` is the caller's to reuse.
-    pub fn throttle(
+    /// Decides `charges` at `now`, which the caller read. `outcomes` is the caller's to reuse; there are none where a
+    /// policy answers for the store.
+    pub(crate) async fn decide(
         &self,
-        charge: Charge<'_>,
+        charges: &[Charge<'_>],
+        now: Timestamp,
         effect: Effect,
         outcomes: &mut Vec<Outcome>,
-    ) -> Decision {
-        self.throttle_at(charge, self.now(), effect, outcomes)
+    ) -> Decided {
+        if self.fleet.is_none() {
+            return Decided::in_memory(self.in_memory(charges, now, effect, outcomes));
+        }
+        let mut charges = charges.to_vec();
+        match self.decide_now(&mut charges, now, effect, outcomes) {
+            Some(decided) => decided,
+            None => self.ask_fleet(&mut charges, now, effect, outcomes).await,
+        }
     }
 
-    /// [`Self::throttle`] at an instant that the caller read, for requests that arrived together.
-    pub fn throttle_at(
+    /// [`Self::check`], if nothing has to be waited for; `None` leaves everything as it was.
+    ///
+    /// # Errors
+    ///
+    /// What [`RuleSet::charges`] refuses.
+    pub fn check_now<'a>(
+        &self,
+        rules: &'a RuleSet,
+        scratch: &'a mut Scratch,
+        request: &Request<'_>,
+        effect: Effect,
+    ) -> Result<Option<Verdict<'a>>, RequestError> {
+        let mut charges = rules.charges(request, scratch)?;
+        if charges.is_empty() {
+            return Ok(Some(Verdict::unlimited()));
+        }
+        let mut outcomes = Vec::new();
+        let decided = self.decide_now(&mut charges, self.now(), effect, &mut outcomes);
+        Ok(decided.map(|decided| decided.verdict(&charges, &outcomes)))
+    }
+
+    /// Decides a limit that came with the request at `now`, which the caller read. `outcomes` is the caller's to reuse.
+    pub async fn throttle(
         &self,
         charge: Charge<'_>,
         now: Timestamp,
         effect: Effect,
         outcomes: &mut Vec<Outcome>,
-    ) -> Decision {
-        self.decide(&[charge], now, effect, outcomes)
+    ) -> Decided {
+        match self.throttle_now(charge, now, effect, outcomes) {
+            Some(decided) => decided,
+            None => {
+                let mut charges = vec![charge];
+                self.ask_fleet(&mut charges, now, effect, outcomes).await
+            }
+        }
     }
 
-    /// Asks the store, and times it now and then. `outcomes` is the caller's to reuse.
-    pub(crate) fn decide(
+    /// [`Self::throttle`], if nothing has to be waited for; `None` leaves everything as it was.
+    pub fn throttle_now(
+        &self,
+        charge: Charge<'_>,
+        now: Timestamp,
+        effect: Effect,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Option<Decided> {
+        match &self.fleet {
+            None => Some(Decided::in_memory(self.in_memory(
+                &[charge],
+                now,
+                effect,
+                outcomes,
+            ))),
+            Some(_) => self.decide_now(&mut vec![charge], now, effect, outcomes),
+        }
+    }
+
+    /// Decides in memory, or what Redis need not be asked for.
+    fn decide_now(
+        &self,
+        charges: &mut Vec<Charge<'_>>,
+        now: Timestamp,
+        effect: Effect,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Option<Decided> {
+        match &self.fleet {
+            None => Some(Decided::in_memory(
+                self.in_memory(charges, now, effect, outcomes),
+            )),
+            Some(fleet) => {
+                let question = Question {
+                    charges,
+                    now,
+                    effect,
+                };
+                fleet.decide_now(&self.store, question, outcomes)
+            }
+        }
+    }
+
+    /// Asks Redis, and times it now and then. The future is in a box, so that a decision in memory does not carry it.
+    fn ask_fleet<'f, 'c: 'f>(
+        &'f self,
+        charges: &'f mut Vec<Charge<'c>>,
+        now: Timestamp,
+        effect: Effect,
+        outcomes: &'f mut Vec<Outcome>,
+    ) -> Pin<Box<dyn Future<Output = Decided> + Send + 'f>> {
+        Box::pin(async move {
+            let Some(fleet) = &self.fleet else {
+                return Decided::in_memory(self.in_memory(charges, now, effect, outcomes));
+            };
+            let began = Metrics::is_sampled().then(|| self.clock.nanos());
+            let question = Question {
+                charges,
+                now,
+                effect,
+            };
+            let decided = fleet.decide(&self.store, question, outcomes).await;
+            if let Some(began) = began {
+                let took = self.clock.nanos().saturating_sub(began);
+                self.metrics.observe_latency(took);
+            }
+            decided
+        })
+    }
+
+    /// Asks the memory store, and times it now and then.
+    fn in_memory(
         &self,
         charges: &[Charge<'_>],
         now: Timestamp,

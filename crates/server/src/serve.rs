@@ -29,6 +29,7 @@ use crate::{
         grpc::{Http2, Tls},
     },
     envoy::{FolderError, RateLimitService, Watch},
+    fleet::Link,
     limiter::Limiter,
     net::{Bounds, Listener, Server},
     reload::{LOOK_EVERY, Reloader},
@@ -75,9 +76,33 @@ pub enum ServeError {
         /// What the system said.
         source: io::Error,
     },
+    /// A certificate for Redis could not be read.
+    #[error("store.tls: cannot read {path}: {source}; mend the path or its permissions")]
+    Certificate {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
     /// Threads or signals could not be had.
     #[error("cannot start: {0}")]
     System(#[from] io::Error),
+}
+
+/// What the rules file names and does not hold; whoever starts the server reads it from the environment.
+#[derive(Clone, Default)]
+pub struct Secrets {
+    /// The admin token, if there is one.
+    pub token: Option<String>,
+    /// The password for Redis, if there is one.
+    pub password: Option<String>,
+}
+
+/// Secrets are not written to logs.
+impl std::fmt::Debug for Secrets {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secrets(…)")
+    }
 }
 
 /// The signals that a server hears.
@@ -111,6 +136,8 @@ impl Signals {
 #[derive(Debug)]
 pub struct Running {
     server: Server,
+    /// What the connections to Redis run on; ends after the doors.
+    link: Option<Link>,
     limiter: Arc<Limiter>,
     reloader: Option<Arc<Reloader>>,
     envoy: Option<Arc<Watch>>,
@@ -120,7 +147,8 @@ pub struct Running {
 /// Opens the doors that `config` names.
 ///
 /// `source` is the rules file that the configuration was read from; without one there is nothing to reload.
-/// `token` is the admin token, if there is one. [`Signals::hear`] comes first.
+/// [`Signals::hear`] comes first. A Redis that is not there stops nobody: what it is asked for is answered by policy,
+/// and exactly as soon as it comes.
 ///
 /// # Errors
 ///
@@ -128,8 +156,9 @@ pub struct Running {
 pub fn start(
     config: Config,
     source: Option<&Path>,
-    token: Option<String>,
+    secrets: Secrets,
 ) -> Result<Running, ServeError> {
+    let Secrets { token, password } = secrets;
     if let Some(address) = config.listen.admin
         && !address.ip().is_loopback()
         && token.is_none()
@@ -152,7 +181,15 @@ pub fn start(
     for warning in &config.warnings {
         tracing::warn!("{warning}");
     }
-    let limiter = Arc::new(Limiter::new(config.rules, store, clock));
+    let mut limiter = Limiter::new(config.rules, store, clock);
+    let link = config
+        .redis
+        .map(|redis| Link::start(redis, password))
+        .transpose()?;
+    if let Some(link) = &link {
+        limiter = limiter.with_fleet(link.fleet());
+    }
+    let limiter = Arc::new(limiter);
     limiter.quotas().swap_rules(config.quotas);
     let reloader =
         source.map(|path| Arc::new(Reloader::new(path.to_owned(), Arc::clone(&limiter))));
@@ -174,6 +211,7 @@ pub fn start(
     doors.open(&server, sockets)?;
     Ok(Running {
         server,
+        link,
         limiter,
         reloader,
         envoy,
@@ -236,11 +274,13 @@ impl Running {
         tracing::info!("shutting down: no new connections, requests that have begun are answered");
         let Self {
             server,
+            link,
             limiter,
             snapshot,
             ..
         } = self;
         let dropped = server.shutdown(DRAIN).await;
+        drop(link);
         if dropped > 0 {
             tracing::warn!(
                 connections = dropped,

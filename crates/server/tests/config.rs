@@ -207,12 +207,12 @@ fn what_is_no_rules_file_is_refused_with_its_line() {
             "line 1: expected a key, got a list, a map or nothing",
         ),
         (
-            "store: {redis: 'redis://localhost'}",
-            "store.redis (line 1): the Redis store is not in this build yet; use `memory`",
+            "store: redis",
+            "store (line 1): say where Redis is: {redis: \"redis://127.0.0.1:6379\"}",
         ),
         (
             "store: disk",
-            "store (line 1): expected `memory`, or a map such as {memory: {max_keys: 1000000}}, got \"disk\"",
+            "store (line 1): expected `memory`, or a map such as {redis: \"redis://127.0.0.1:6379\"}, got \"disk\"",
         ),
     ];
     for (text, expected) in cases {

@@ -85,7 +85,12 @@ fn the_envoy_example_is_true() {
 
 #[test]
 fn every_rules_file_that_is_printed_is_good() {
-    for document in ["docs/rules-file.md", "docs/grpc.md", "docs/operating.md"] {
+    for document in [
+        "docs/fleet.md",
+        "docs/rules-file.md",
+        "docs/grpc.md",
+        "docs/operating.md",
+    ] {
         let text = fs::read_to_string(repository().join(document)).unwrap();
         let files = blocks(&text, "yaml");
         assert!(!files.is_empty(), "{document} has no yaml block");

@@ -8,11 +8,15 @@
 
 mod support;
 
+#[path = "../../../redis/tests/support/mod.rs"]
+mod servers;
+
 mod check;
 mod documents;
 mod envoy;
 mod envoy_rules;
 mod examples;
+mod fleet;
 mod operate;
 mod reload;
 mod serve;

@@ -11,6 +11,7 @@ use super::{
 use crate::{
     bounds,
     charge::{Cost, RequestError},
+    failure::OnFailure,
     limit::Limit,
     limits::Limits,
     time::Span,
@@ -142,6 +143,14 @@ impl Rule {
     pub fn in_mode(mut self, mode: Mode) -> Self {
         let limits = Arc::unwrap_or_clone(self.limits);
         self.limits = Arc::new(limits.in_shadow(mode == Mode::Shadow));
+        self
+    }
+
+    /// Lets `policy` answer while the store is out of reach.
+    #[must_use]
+    pub fn failing(mut self, policy: OnFailure) -> Self {
+        let limits = Arc::unwrap_or_clone(self.limits);
+        self.limits = Arc::new(limits.failing(Some(policy)));
         self
     }
 

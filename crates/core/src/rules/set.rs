@@ -254,9 +254,13 @@ fn by_scope(rules: &[Rule]) -> Result<HashMap<Scope, usize>, Vec<RuleError>> {
 
 /// The limits to use in the place of `new`, given that `old` were in force until now.
 fn succeed(new: &Arc<Limits>, old: &Arc<Limits>) -> Arc<Limits> {
-    match (new.iter().eq(old.iter()), new.shadow() == old.shadow()) {
+    let same_manner = new.shadow() == old.shadow() && new.on_failure() == old.on_failure();
+    match (new.iter().eq(old.iter()), same_manner) {
         (true, true) => Arc::clone(old),
-        (true, false) => Arc::new(Limits::clone(old).in_shadow(new.shadow())),
+        (true, false) => {
+            let limits = Limits::clone(old).in_shadow(new.shadow());
+            Arc::new(limits.failing(new.on_failure()))
+        }
         (false, _) => Arc::new(Limits::clone(new).succeeding(old)),
     }
 }

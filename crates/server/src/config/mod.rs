@@ -2,7 +2,8 @@
 //!
 //! [`Config::parse`] reads the whole file and reports every mistake at once, each with its path and its
 //! line. What it returns needs no further checking: addresses are addresses, limits are built, rules are
-//! indexed. It reads no environment, opens no file and no socket; that is the command line's business.
+//! indexed. It reads no environment, opens no file and no socket; whoever starts the
+//! server does.
 
 mod conditions;
 mod doors;
@@ -11,6 +12,7 @@ mod grpc;
 mod identity;
 pub(crate) mod limits;
 mod quotas;
+mod redis;
 pub(crate) mod report;
 mod rules;
 mod store;
@@ -28,6 +30,7 @@ use tidegate_core::{MemoryBounds, RuleSet, Span};
 use tidegate_http::{Part, Trust};
 
 pub use envoy::Envoy;
+pub use redis::{Password, RedisConfig};
 use report::Report;
 use value::Value;
 use yaml::Dialect;
@@ -54,6 +57,8 @@ pub struct Config {
     pub memory: MemoryBounds,
     /// `store.memory.snapshot`: where counters are kept over a restart; `None` keeps them nowhere.
     pub snapshot: Option<Snapshot>,
+    /// `store.redis`: where a fleet shares its counts; `None` keeps them in this process.
+    pub redis: Option<RedisConfig>,
     /// `headers`: which headers answers carry.
     pub headers: Headers,
     /// `grpc`: how the gRPC door serves its connections.
@@ -276,7 +281,9 @@ impl Config {
         {
             config.admin_token = doors::admin_token(&file, &mut report);
             config.listen = doors::listen(&file, &config.admin_token, &mut report);
-            (config.memory, config.snapshot) = store::store(&file, &mut report);
+            let store = store::store(&file, &mut report);
+            (config.memory, config.snapshot, config.redis) =
+                (store.memory, store.snapshot, store.redis);
             config.headers = doors::headers(&file, &mut report);
             config.grpc = grpc::grpc(&file, &mut report);
             config.envoy = envoy::envoy(&file, &mut report);

@@ -3,13 +3,14 @@
 use std::collections::HashMap;
 
 use tidegate_core::{
-    Algorithm, AlgorithmName, Cost, CostSource, Limit, Mode, Rule, RuleError, RuleSet, Span, When,
-    Window,
+    Algorithm, AlgorithmName, Cost, CostSource, Limit, Mode, OnFailure, Rule, RuleError, RuleSet,
+    Span, When, Window,
 };
 
 use super::{
     conditions,
     limits::{self, Fallback},
+    redis,
     report::Report,
     value::{Fields, Value},
 };
@@ -25,6 +26,7 @@ const FIELDS: &[&str] = &[
     "allow",
     "soft",
     "count_denied",
+    "on_failure",
 ];
 
 /// The rules of the whole file; empty ones if there is a mistake in them, which is then reported.
@@ -100,6 +102,7 @@ struct Parts<'n> {
     cost: CostSource,
     allow: Vec<When>,
     mode: Mode,
+    on_failure: Option<OnFailure>,
 }
 
 fn rule(value: &Value<'_>, default: AlgorithmName, report: &mut Report) -> Option<Rule> {
@@ -140,6 +143,7 @@ fn parts<'n>(fields: &Fields<'n>, default: AlgorithmName, report: &mut Report) -
         cost: cost.unwrap_or_default(),
         allow: allow.unwrap_or_default(),
         mode: mode.unwrap_or_default(),
+        on_failure: redis::on_failure(fields, report),
     }
 }
 
@@ -149,7 +153,11 @@ impl Parts<'_> {
         let rule = rule.and_then(|rule| rule.keyed_by(&self.key));
         let rule = rule.and_then(|rule| rule.costing(self.cost.clone())).ok()?;
         let rule = rule.when(self.when.clone()).allowing(self.allow.clone());
-        Some(rule.in_mode(self.mode))
+        let rule = rule.in_mode(self.mode);
+        Some(match self.on_failure {
+            Some(policy) => rule.failing(policy),
+            None => rule,
+        })
     }
 
     /// What core refuses of each part, with something sound in the place of the others. A part that is

@@ -3,7 +3,7 @@
 use tidegate_core::{MemoryBounds, Span, WhenFull, notation};
 
 use super::{
-    Snapshot,
+    RedisConfig, Snapshot, redis,
     report::Report,
     value::{Fields, Shape, Value},
 };
@@ -13,8 +13,6 @@ const MIN_SNAPSHOT_INTERVAL: Span = Span::from_secs(1);
 
 /// The time between two snapshots where the file does not say.
 const DEFAULT_SNAPSHOT_INTERVAL: Span = Span::from_secs(30);
-
-const NO_REDIS: &str = "the Redis store is not in this build yet; use `memory`";
 
 /// Units of size by their names.
 const UNITS: [(&str, u64); 8] = [
@@ -28,37 +26,70 @@ const UNITS: [(&str, u64); 8] = [
     ("GB", 1_000_000_000),
 ];
 
-pub(super) fn store(file: &Fields<'_>, report: &mut Report) -> (MemoryBounds, Option<Snapshot>) {
-    let default = (MemoryBounds::default(), None);
+/// What `store` says.
+#[derive(Default)]
+pub(super) struct Store {
+    pub(super) memory: MemoryBounds,
+    pub(super) snapshot: Option<Snapshot>,
+    pub(super) redis: Option<RedisConfig>,
+}
+
+/// The keys of `store`; those after the first belong to Redis.
+const FIELDS: &[&str] = &[
+    "memory",
+    "redis",
+    "timeout",
+    "on_failure",
+    "share",
+    "denials",
+    "connections",
+    "prefix",
+    "username",
+    "password",
+    "password_env",
+    "tls",
+];
+
+pub(super) fn store(file: &Fields<'_>, report: &mut Report) -> Store {
     let Some(value) = file.get("store") else {
-        return default;
+        return Store::default();
     };
-    let what = "`memory`, or a map such as {memory: {max_keys: 1000000}}";
+    let what = "`memory`, or a map such as {redis: \"redis://127.0.0.1:6379\"}";
     if let Shape::Scalar | Shape::List = value.shape() {
         match value.text(report, what) {
-            Some("redis") => value.wrong(report, NO_REDIS),
+            Some("redis") => value.wrong(
+                report,
+                "say where Redis is: {redis: \"redis://127.0.0.1:6379\"}",
+            ),
             Some("memory") | None => {}
             Some(_) => value.expected(report, what),
         }
-        return default;
+        return Store::default();
     }
-    // The keys beside `redis` are those of its own form.
-    let known = &["memory", "redis", "timeout", "on_failure"];
-    let Some(fields) = value.fields(report, what, known) else {
-        return default;
+    let Some(fields) = value.fields(report, what, FIELDS) else {
+        return Store::default();
     };
-    if let Some(redis) = fields.get("redis") {
-        redis.wrong(report, NO_REDIS);
-    } else {
-        for name in ["timeout", "on_failure"] {
+    let (memory, snapshot) = fields
+        .get("memory")
+        .map_or_else(Default::default, |memory| bounds(memory, report));
+    let redis = fields
+        .get("redis")
+        .and_then(|value| redis::redis(value, &fields, report));
+    if fields.get("redis").is_none() {
+        for name in &FIELDS[2..] {
             if let Some(value) = fields.get(name) {
                 value.wrong(report, "belongs to the Redis store; remove it");
             }
         }
+    } else if let Some(snapshot) = fields.get("memory").filter(|_| snapshot.is_some()) {
+        let message = "a snapshot cannot be kept with the Redis store, which keeps the counts itself; remove `snapshot`";
+        snapshot.wrong(report, message);
     }
-    fields
-        .get("memory")
-        .map_or(default, |memory| bounds(memory, report))
+    Store {
+        memory,
+        snapshot,
+        redis,
+    }
 }
 
 fn bounds(value: &Value<'_>, report: &mut Report) -> (MemoryBounds, Option<Snapshot>) {
@@ -89,7 +120,11 @@ fn bounds(value: &Value<'_>, report: &mut Report) -> (MemoryBounds, Option<Snaps
     (bounds, snapshot)
 }
 
-fn at_least_one(number: Option<usize>, value: &Value<'_>, report: &mut Report) -> Option<usize> {
+pub(super) fn at_least_one(
+    number: Option<usize>,
+    value: &Value<'_>,
+    report: &mut Report,
+) -> Option<usize> {
     if number == Some(0) {
         value.wrong(report, "must be at least 1");
     }

@@ -91,42 +91,42 @@ pub(super) struct Bench<'s> {
 
 impl Bench<'_> {
     /// Decides every descriptor on its own, in order: what one of them came to does not matter to the others.
-    pub(super) fn decide_each(&self, standings: &mut [Standing<'_>]) {
+    pub(super) async fn decide_each(&self, standings: &mut [Standing<'_>]) {
         for applied in limited(standings) {
-            self.decide_one(applied);
+            self.decide_one(applied).await;
             self.count(applied);
         }
     }
 
     /// Decides those descriptors together that take hits: if any is over, the others are not charged, and whether
     /// it is itself is for its limits to say.
-    pub(super) fn decide_together(&self, standings: &mut [Standing<'_>]) {
+    pub(super) async fn decide_together(&self, standings: &mut [Standing<'_>]) {
         let mut together = Vec::new();
         let mut one_is_known = false;
         for applied in limited(standings) {
             match applied.hits {
                 Hits::Taken(_) if self.is_known_over(applied) => {
                     one_is_known = true;
-                    self.decide_one(applied);
+                    self.decide_one(applied).await;
                 }
                 Hits::Taken(cost) => together.push((applied, cost)),
-                Hits::None | Hits::GivenBack(_) => self.decide_one(applied),
+                Hits::None | Hits::GivenBack(_) => self.decide_one(applied).await,
             }
         }
         if one_is_known {
             for (applied, cost) in &mut together {
-                let (_, outcomes) = self.ask(&[applied.charge(*cost)], Effect::Look);
+                let (_, outcomes) = self.ask(&[applied.charge(*cost)], Effect::Look).await;
                 applied.judged = Judged::looking(&outcomes);
             }
         } else {
-            self.charge_together(&mut together);
+            self.charge_together(&mut together).await;
         }
         for applied in limited(standings) {
             self.count(applied);
         }
     }
 
-    fn charge_together(&self, together: &mut [(&mut Applied<'_>, Cost)]) {
+    async fn charge_together(&self, together: &mut [(&mut Applied<'_>, Cost)]) {
         // A descriptor that stands twice in the request is charged once, with the hits of both.
         let mut numbers: HashMap<&[u8], usize> = HashMap::new();
         let mut charges: Vec<Charge<'_>> = Vec::with_capacity(together.len());
@@ -142,7 +142,7 @@ impl Bench<'_> {
         if charges.is_empty() {
             return;
         }
-        let (decision, outcomes) = self.ask(&charges, Effect::Charge);
+        let (decision, outcomes) = self.ask(&charges, Effect::Charge).await;
         let mut first = 0;
         let judged: Vec<Judged> = charges
             .iter()
@@ -158,19 +158,21 @@ impl Bench<'_> {
         }
     }
 
-    fn decide_one(&self, applied: &mut Applied<'_>) {
+    async fn decide_one(&self, applied: &mut Applied<'_>) {
         applied.judged = match applied.hits {
             Hits::None | Hits::Taken(_) if self.is_known_over(applied) => Judged {
                 over: true,
                 ..Judged::default()
             },
-            Hits::None => Judged::looking(&self.ask(&[applied.charge(Cost::ONE)], Effect::Look).1),
+            Hits::None => {
+                Judged::looking(&self.ask(&[applied.charge(Cost::ONE)], Effect::Look).await.1)
+            }
             Hits::Taken(cost) => {
-                let (decision, outcomes) = self.ask(&[applied.charge(cost)], Effect::Charge);
+                let (decision, outcomes) = self.ask(&[applied.charge(cost)], Effect::Charge).await;
                 Judged::taking(&decision, &outcomes)
             }
             Hits::GivenBack(cost) => {
-                let (_, outcomes) = self.ask(&[applied.charge(cost)], Effect::Refund);
+                let (_, outcomes) = self.ask(&[applied.charge(cost)], Effect::Refund).await;
                 self.over.inspect(|cache| cache.forget(&applied.key));
                 Judged {
                     over: false,
@@ -181,12 +183,13 @@ impl Bench<'_> {
         self.remember(applied);
     }
 
-    fn ask(&self, charges: &[Charge<'_>], effect: Effect) -> (Decision, Vec<Outcome>) {
+    async fn ask(&self, charges: &[Charge<'_>], effect: Effect) -> (Decision, Vec<Outcome>) {
         let mut outcomes = Vec::new();
-        let decision = self
+        let decided = self
             .limiter
-            .decide(charges, self.now, effect, &mut outcomes);
-        (decision, outcomes)
+            .decide(charges, self.now, effect, &mut outcomes)
+            .await;
+        (decided.decision, outcomes)
     }
 
     fn is_known_over(&self, applied: &Applied<'_>) -> bool {

@@ -92,25 +92,20 @@ impl RateLimitService {
     /// # Errors
     ///
     /// [`RateLimitError`], and nothing is charged.
-    // The store in memory never waits; one behind a network does.
-    #[expect(
-        clippy::unused_async,
-        reason = "doors await the decision, whatever the store"
-    )]
     pub async fn should_rate_limit(
         &self,
         request: &RateLimitRequest,
     ) -> Result<RateLimitAnswer, RateLimitError> {
-        let answered = self.decide(request);
+        let answered = self.decide(request).await;
         if answered.is_err() {
             self.errors.fetch_add(1, Ordering::Relaxed);
         }
         answered
     }
 
-    fn decide(&self, request: &RateLimitRequest) -> Result<RateLimitAnswer, RateLimitError> {
+    async fn decide(&self, request: &RateLimitRequest) -> Result<RateLimitAnswer, RateLimitError> {
         check(request)?;
-        let domains = self.domains.load();
+        let domains = self.domains.load_full();
         let domains = domains.as_deref().ok_or(RateLimitError::NoConfiguration)?;
         let Some(domain) = domains.get(&request.domain) else {
             return Ok(self.unknown_domain(request));
@@ -127,9 +122,9 @@ impl RateLimitService {
             near_limit_ratio: self.settings.near_limit_ratio,
         };
         if self.settings.stop_increment || domain.charging == Charging::AllOrNothing {
-            bench.decide_together(&mut standings);
+            bench.decide_together(&mut standings).await;
         } else {
-            bench.decide_each(&mut standings);
+            bench.decide_each(&mut standings).await;
         }
         Ok(self.answer(request, &standings, bench.now))
     }

@@ -9,6 +9,7 @@
 //! Latency is measured on one decision in [`SAMPLE_EVERY`], because reading the clock twice would cost as much
 //! as the decision.
 
+mod fleet;
 mod histogram;
 mod rules;
 mod shard;
@@ -23,7 +24,11 @@ use tidegate_core::{Decision, MemoryStats, Reason, Timestamp, Verdict};
 
 pub use rules::MAX_RULE_LABELS;
 
-use crate::{net::Listener, quota::QuotaCounts};
+use crate::{
+    fleet::{Decided, FleetStats},
+    net::Listener,
+    quota::QuotaCounts,
+};
 use rules::Rules;
 use shard::Shards;
 pub(crate) use text::Text;
@@ -132,8 +137,8 @@ impl Metrics {
         self.shards.mine().count(door.index(), answer_index(answer));
     }
 
-    pub(crate) fn observe_throttle(&self, door: Door, decision: &Decision) {
-        let answer = match decision {
+    pub(crate) fn observe_throttle(&self, door: Door, decided: &Decided) {
+        let answer = match decided.decision {
             Decision::Admitted => None,
             Decision::Limited => Some(Reason::Limit),
             Decision::Blocked { .. } => Some(Reason::Blocked),
@@ -176,9 +181,15 @@ impl Metrics {
             .push((door, listener));
     }
 
-    /// Everything in the Prometheus text format. `store` and `quotas` are what they say of themselves at `now`.
+    /// Everything in the Prometheus text format. `store`, `quotas` and `fleet` are what they say of themselves at `now`.
     #[must_use]
-    pub fn exposition(&self, store: &MemoryStats, quotas: QuotaCounts, now: Timestamp) -> String {
+    pub fn exposition(
+        &self,
+        store: &MemoryStats,
+        quotas: QuotaCounts,
+        fleet: Option<&FleetStats>,
+        now: Timestamp,
+    ) -> String {
         let mut text = Text::default();
         self.write_process(&mut text, now);
         self.write_verdicts(&mut text);
@@ -186,6 +197,9 @@ impl Metrics {
         self.shards.write_latency(&mut text);
         write_store(&mut text, store);
         write_quotas(&mut text, quotas);
+        if let Some(fleet) = fleet {
+            fleet::write(&mut text, fleet);
+        }
         self.write_reloads(&mut text);
         self.write_connections(&mut text);
         text.finish()

@@ -103,7 +103,8 @@ impl Door {
         let (rules, mut scratch) = (self.limiter.rules(), Scratch::default());
         let verdict: Verdict<'_> = self
             .limiter
-            .check(&rules, &mut scratch, &request, Effect::Charge)
+            .check_now(&rules, &mut scratch, &request, Effect::Charge)
+            .unwrap()
             .unwrap();
         self.limiter.observe(metrics::Door::Http, &verdict);
         verdict.allowed

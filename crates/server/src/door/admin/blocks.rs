@@ -24,25 +24,25 @@ struct Wish<'b> {
 /// The longest reason that is kept, in bytes.
 const MAX_REASON_BYTES: usize = 1_024;
 
-pub(super) fn list(limiter: &Limiter) -> Answer {
+pub(super) async fn list(limiter: &Limiter) -> Result<Answer, Problem> {
     let (rules, now) = (limiter.rules(), limiter.now());
-    let mut blocks = limiter.store().blocks(now);
+    let mut blocks = limiter.blocks().await?;
     blocks.sort_by(|a, b| a.key.cmp(&b.key));
     let documents: Vec<Value> = blocks
         .iter()
         .map(|block| document(&rules, block, now))
         .collect();
-    json(StatusCode::OK, &json!({"blocks": documents}))
+    Ok(json(StatusCode::OK, &json!({"blocks": documents})))
 }
 
-pub(super) fn show(limiter: &Limiter, rule: &str, key: &[&str]) -> Result<Answer, Problem> {
+pub(super) async fn show(limiter: &Limiter, rule: &str, key: &[&str]) -> Result<Answer, Problem> {
     let (rules, now) = (limiter.rules(), limiter.now());
     let (_, key) = rule_and_key(&rules, rule, key)?;
-    let block = limiter.store().block_on(&key, now).ok_or_else(no_block)?;
+    let block = limiter.block_on(&key).await?.ok_or_else(no_block)?;
     Ok(json(StatusCode::OK, &document(&rules, &block, now)))
 }
 
-pub(super) fn put(
+pub(super) async fn put(
     limiter: &Limiter,
     rule: &str,
     key: &[&str],
@@ -55,12 +55,12 @@ pub(super) fn put(
         body => object(body)?,
     };
     let Wish { span, reason } = read(&members, rule)?;
-    if !limiter.store().block(&key, span, reason, now) {
+    if !limiter.block(&key, span, reason).await? {
         let most = tidegate_core::bounds::MAX_BLOCKS;
         let detail = format!("{most} blocks stand already; lift some first");
         return Err(Problem::new(StatusCode::CONFLICT, detail));
     }
-    let block = limiter.store().block_on(&key, now).ok_or_else(no_block)?;
+    let block = limiter.block_on(&key).await?.ok_or_else(no_block)?;
     Ok(json(StatusCode::OK, &document(&rules, &block, now)))
 }
 
@@ -101,10 +101,10 @@ fn read<'b>(members: &'b Members<'_>, rule: &Rule) -> Result<Wish<'b>, Problem> 
     Ok(Wish { span, reason })
 }
 
-pub(super) fn lift(limiter: &Limiter, rule: &str, key: &[&str]) -> Result<Answer, Problem> {
+pub(super) async fn lift(limiter: &Limiter, rule: &str, key: &[&str]) -> Result<Answer, Problem> {
     let rules = limiter.rules();
     let (rule, bytes) = rule_and_key(&rules, rule, key)?;
-    if !limiter.store().unblock(&bytes, limiter.now()) {
+    if !limiter.unblock(&bytes).await? {
         return Err(no_block());
     }
     Ok(json(

@@ -11,16 +11,13 @@ use super::{
 };
 use crate::limiter::Limiter;
 
-pub(super) fn show(limiter: &Limiter, rule: &str, key: &[&str]) -> Result<Answer, Problem> {
+pub(super) async fn show(limiter: &Limiter, rule: &str, key: &[&str]) -> Result<Answer, Problem> {
     let (rules, now) = (limiter.rules(), limiter.now());
     let (rule, bytes) = rule_and_key(&rules, rule, key)?;
-    let block = limiter.store().block_on(&bytes, now);
-    let charge = [Charge::new(&bytes, rule.limits(), Cost::ONE)?];
-    let (mut standing, mut next) = (Vec::new(), Vec::new());
-    limiter
-        .store()
-        .check(&charge, now, Effect::Look, &mut standing);
-    limiter.store().check(&charge, now, Effect::Peek, &mut next);
+    let block = limiter.block_on(&bytes).await?;
+    let charge = Charge::new(&bytes, rule.limits(), Cost::ONE)?;
+    let standing = limiter.inspect(charge, Effect::Look).await?;
+    let next = limiter.inspect(charge, Effect::Peek).await?;
     // While a block stands no limit is asked, and the block says when a request would pass.
     let retries = (0..standing.len()).map(|at| next.get(at).map(|outcome| outcome.retry_after));
     let limits: Vec<Value> = rule
@@ -39,10 +36,10 @@ pub(super) fn show(limiter: &Limiter, rule: &str, key: &[&str]) -> Result<Answer
     Ok(json(StatusCode::OK, &document))
 }
 
-pub(super) fn reset(limiter: &Limiter, rule: &str, key: &[&str]) -> Result<Answer, Problem> {
+pub(super) async fn reset(limiter: &Limiter, rule: &str, key: &[&str]) -> Result<Answer, Problem> {
     let rules = limiter.rules();
     let (rule, bytes) = rule_and_key(&rules, rule, key)?;
-    if !limiter.store().reset(&bytes) {
+    if !limiter.reset(&bytes).await? {
         return Err(Problem::new(
             StatusCode::NOT_FOUND,
             "this key has spent nothing",

@@ -28,6 +28,7 @@ use hyper::{
     header::{CONTENT_TYPE, HeaderValue},
 };
 use serde_json::json;
+use tidegate_redis::Health;
 
 use self::{access::Access, path::Path};
 use super::http::{Answer, Problem, json, read_body, wire};
@@ -115,20 +116,22 @@ impl Admin {
             (["metrics"], &Method::GET) => Ok(self.metrics()),
             (["v1", "rules"], &Method::GET) => Ok(rules::list(&self.limiter)),
             (["v1", "reload"], &Method::POST) => self.reload().await,
-            (["v1", "blocks"], &Method::GET) => Ok(blocks::list(&self.limiter)),
+            (["v1", "blocks"], &Method::GET) => blocks::list(&self.limiter).await,
             (["v1", "blocks", rule, key @ ..], &Method::GET) => {
-                blocks::show(&self.limiter, rule, key)
+                blocks::show(&self.limiter, rule, key).await
             }
             (["v1", "blocks", rule, key @ ..], &Method::PUT) => {
                 let body = read_body(request.into_body()).await?;
-                blocks::put(&self.limiter, rule, key, &body)
+                blocks::put(&self.limiter, rule, key, &body).await
             }
             (["v1", "blocks", rule, key @ ..], &Method::DELETE) => {
-                blocks::lift(&self.limiter, rule, key)
+                blocks::lift(&self.limiter, rule, key).await
             }
-            (["v1", "keys", rule, key @ ..], &Method::GET) => keys::show(&self.limiter, rule, key),
+            (["v1", "keys", rule, key @ ..], &Method::GET) => {
+                keys::show(&self.limiter, rule, key).await
+            }
             (["v1", "keys", rule, key @ ..], &Method::DELETE) => {
-                keys::reset(&self.limiter, rule, key)
+                keys::reset(&self.limiter, rule, key).await
             }
             (["healthz" | "readyz" | "metrics"] | ["v1", "rules" | "blocks"], _) => {
                 Err(Problem::method("GET"))
@@ -157,10 +160,11 @@ impl Admin {
         };
         let mut mistakes = of_rules.unwrap_or_default();
         mistakes.extend(of_envoy);
-        json(
-            StatusCode::OK,
-            &json!({"ready": true, "last_reload": last_reload, "mistakes": mistakes}),
-        )
+        let mut document = json!({"ready": true, "last_reload": last_reload, "mistakes": mistakes});
+        if let Some(fleet) = self.limiter.fleet() {
+            document["redis"] = redis(&fleet.stats().health);
+        }
+        json(StatusCode::OK, &document)
     }
 
     fn metrics(&self) -> Answer {
@@ -218,4 +222,16 @@ fn reload(reloader: Option<Arc<Reloader>>, envoy: Option<Arc<Watch>>) -> Result<
         members.insert("domains".into(), json!(domains?));
     }
     Ok(json(StatusCode::OK, &members))
+}
+
+/// How Redis is. A node that cannot reach it is ready all the same: its rules' `on_failure` answers, and to take every
+/// node out of service at once would help nobody.
+fn redis(health: &Health) -> serde_json::Value {
+    let state = match (health.up, health.up == health.servers) {
+        (0, _) => "out of reach; the rules' `on_failure` answers",
+        (_, true) => "ok",
+        (_, false) => "in part out of reach; the rules' `on_failure` answers there",
+    };
+    let problem = health.trouble.as_ref().map(ToString::to_string);
+    json!({"state": state, "servers": health.servers, "up": health.up, "problem": problem})
 }

@@ -6,7 +6,7 @@ use hyper::{Request, StatusCode, body::Incoming};
 use tidegate_core::{Cost, Effect, RuleSet};
 use tidegate_http::{Forwarded, Proxy, Source};
 
-use super::{Asked, Problem, check::SCRATCH, wire::Answer};
+use super::{Asked, Problem, check::with_scratch, wire::Answer};
 use crate::metrics::Door;
 
 /// What the query of the URL that the proxy was given says.
@@ -18,7 +18,10 @@ struct Options {
     hops: Option<usize>,
 }
 
-pub(super) fn authorize(asked: &Asked, request: &Request<Incoming>) -> Result<Answer, Problem> {
+pub(super) async fn authorize(
+    asked: &Asked,
+    request: &Request<Incoming>,
+) -> Result<Answer, Problem> {
     let options = options(request.uri().query().unwrap_or_default())?;
     let identity = &asked.identity;
     let hops = options
@@ -43,11 +46,12 @@ pub(super) fn authorize(asked: &Asked, request: &Request<Incoming>) -> Result<An
         .map(|(name, value)| (*name, &**value))
         .collect();
     let described = tidegate_core::Request::new(&entries, Cost::ONE)?;
-    SCRATCH.with_borrow_mut(|scratch| {
+    with_scratch(async |scratch| {
         let now = asked.limiter.now();
         let verdict = asked
             .limiter
-            .check(&rules, scratch, &described, Effect::Charge)?;
+            .check(&rules, scratch, &described, Effect::Charge)
+            .await?;
         asked.limiter.observe(Door::Http, &verdict);
         let status = if verdict.allowed {
             StatusCode::OK
@@ -56,6 +60,7 @@ pub(super) fn authorize(asked: &Asked, request: &Request<Incoming>) -> Result<An
         };
         Ok(asked.verdict(status, &verdict, now))
     })
+    .await
 }
 
 /// A proxy that does not say which path is asked for, or by whom, is usually not configured to the end.

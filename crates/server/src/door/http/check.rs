@@ -18,7 +18,7 @@ use crate::{
 
 thread_local! {
     /// Room for keys, kept from one request to the next one on this worker.
-    pub(super) static SCRATCH: RefCell<Scratch> = RefCell::default();
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
 /// What is asked.
@@ -28,19 +28,31 @@ struct Check<'j> {
     cost: Cost,
 }
 
-pub(super) fn check(asked: &Asked, body: &[u8], effect: Effect) -> Result<Answer, Problem> {
+pub(super) async fn check(asked: &Asked, body: &[u8], effect: Effect) -> Result<Answer, Problem> {
     let members = json::object(body)?;
     let Check { entries, cost } = read(&members)?;
     let request = Request::new(&entries, cost)?;
     let rules = asked.limiter.rules();
-    SCRATCH.with_borrow_mut(|scratch| {
+    with_scratch(async |scratch| {
         let now = asked.limiter.now();
-        let verdict = asked.limiter.check(&rules, scratch, &request, effect)?;
+        let verdict = asked
+            .limiter
+            .check(&rules, scratch, &request, effect)
+            .await?;
         if effect == Effect::Charge {
             asked.limiter.observe(Door::Http, &verdict);
         }
         Ok(asked.verdict(status(verdict.allowed), &verdict, now))
     })
+    .await
+}
+
+/// Lends the room for keys to `decide`. Whoever comes while it is lent, because a decision waits, has a new one.
+pub(super) async fn with_scratch<T>(decide: impl AsyncFnOnce(&mut Scratch) -> T) -> T {
+    let mut scratch = SCRATCH.take();
+    let decided = decide(&mut scratch).await;
+    SCRATCH.set(scratch);
+    decided
 }
 
 /// Reads a body, or finds everything that is wrong with it.

@@ -26,6 +26,7 @@ use std::{
     sync::Arc,
 };
 
+use futures_util::FutureExt;
 use hyper::{Method, Request, Response, StatusCode, body::Incoming, header::CONTENT_TYPE};
 use tidegate_core::{Effect, Timestamp, Verdict};
 use tidegate_http::{HeaderWriter, Legacy};
@@ -103,7 +104,8 @@ pub enum Endpoint {
     Throttle,
 }
 
-/// The status and the body with which `endpoint` answers `body`: the door without a socket, for fuzzing.
+/// The status and the body with which `endpoint` answers `body`: the door without a socket, for fuzzing, and without a
+/// fleet.
 #[must_use]
 pub fn transcript(limiter: &Arc<Limiter>, endpoint: Endpoint, body: &[u8]) -> (u16, Vec<u8>) {
     let asked = Asked {
@@ -113,7 +115,11 @@ pub fn transcript(limiter: &Arc<Limiter>, endpoint: Endpoint, body: &[u8]) -> (u
         identity: Arc::default(),
         peer: IpAddr::V4(Ipv4Addr::LOCALHOST),
     };
-    let answer = asked.answer_body(endpoint, body);
+    let alone = "a decision of a fleet has to be waited for";
+    let refused = || Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, alone));
+    // In memory a decision never suspends.
+    let answer = asked.answer_body(endpoint, body).now_or_never();
+    let answer = answer.unwrap_or_else(refused);
     let answer = answer.unwrap_or_else(|problem| asked.refuse(problem));
     (answer.status().as_u16(), wire::body(answer))
 }
@@ -139,7 +145,7 @@ impl Asked {
             "/v1/throttle" => Endpoint::Throttle,
             "/v1/check" => Endpoint::Check,
             "/v1/peek" => Endpoint::Peek,
-            "/v1/authorize" => return authorize::authorize(self, &request),
+            "/v1/authorize" => return authorize::authorize(self, &request).await,
             path => match (path, &self.rate_limits) {
                 ("/json", Some(service)) => {
                     let body = body::read(request.into_body()).await?;
@@ -153,14 +159,14 @@ impl Asked {
             return Err(Problem::method("POST"));
         }
         let body = body::read(request.into_body()).await?;
-        self.answer_body(endpoint, &body)
+        self.answer_body(endpoint, &body).await
     }
 
-    fn answer_body(&self, endpoint: Endpoint, body: &[u8]) -> Result<Answer, Problem> {
+    async fn answer_body(&self, endpoint: Endpoint, body: &[u8]) -> Result<Answer, Problem> {
         match endpoint {
-            Endpoint::Check => check::check(self, body, Effect::Charge),
-            Endpoint::Peek => check::check(self, body, Effect::Peek),
-            Endpoint::Throttle => throttle::throttle(self, body),
+            Endpoint::Check => check::check(self, body, Effect::Charge).await,
+            Endpoint::Peek => check::check(self, body, Effect::Peek).await,
+            Endpoint::Throttle => throttle::throttle(self, body).await,
         }
     }
 

@@ -6,6 +6,7 @@ use hyper::{
 };
 use serde::Serialize;
 use tidegate_core::RequestError;
+use tidegate_redis::StoreError;
 
 use super::wire::{Answer, json};
 
@@ -125,6 +126,17 @@ impl Problem {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         answer
+    }
+}
+
+/// Redis could not be asked, or did not do what was asked.
+impl From<StoreError> for Problem {
+    fn from(error: StoreError) -> Self {
+        let done = match error {
+            StoreError::Unknown(_) => "it may or may not have been done: look before you ask again",
+            _ => "nothing was changed",
+        };
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, format!("{error}; {done}"))
     }
 }
 

@@ -3,8 +3,7 @@
 use std::{cell::RefCell, sync::Arc};
 
 use tidegate_core::{
-    AlgorithmName, Charge, Cost, Effect, LimitSpec, Limits, Outcome, Verdict,
-    bounds::MAX_LIMITS_PER_RULE,
+    AlgorithmName, Charge, Cost, Effect, LimitSpec, Limits, Outcome, bounds::MAX_LIMITS_PER_RULE,
 };
 
 use super::{
@@ -27,11 +26,11 @@ const OWN_NAMES: [&str; 4] = ["key", "cost", "peek", "limits"];
 thread_local! {
     /// What one request leaves for the next one on this worker.
     static DESK: RefCell<Desk> = RefCell::default();
+    static CACHE: RefCell<LimitsCache> = RefCell::default();
 }
 
 #[derive(Debug, Default)]
 struct Desk {
-    cache: LimitsCache,
     key: Vec<u8>,
     outcomes: Vec<Outcome>,
 }
@@ -45,30 +44,35 @@ struct Throttle<'j> {
     specs: Vec<LimitSpec>,
 }
 
-pub(super) fn throttle(asked: &Asked, body: &[u8]) -> Result<Answer, Problem> {
+pub(super) async fn throttle(asked: &Asked, body: &[u8]) -> Result<Answer, Problem> {
     let members = json::object(body)?;
     let throttle = read(&members)?;
-    DESK.with_borrow_mut(|desk| answer(asked, throttle, desk))
+    // Whoever comes while this one waits for its decision has a desk of its own.
+    let mut desk = DESK.take();
+    let answered = answer(asked, throttle, &mut desk).await;
+    DESK.set(desk);
+    answered
 }
 
-fn answer(asked: &Asked, throttle: Throttle<'_>, desk: &mut Desk) -> Result<Answer, Problem> {
+async fn answer(asked: &Asked, throttle: Throttle<'_>, desk: &mut Desk) -> Result<Answer, Problem> {
     let Throttle {
         key,
         cost,
         effect,
         specs,
     } = throttle;
-    let limits: Arc<Limits> = desk.cache.limits(specs)?;
+    let limits: Arc<Limits> = CACHE.with_borrow_mut(|cache| cache.limits(specs))?;
     let key = Limiter::throttle_key(key.as_bytes(), &mut desk.key)?;
     let charge = Charge::new(key, &limits, cost)?;
     let now = asked.limiter.now();
-    let decision = asked
+    let decided = asked
         .limiter
-        .throttle_at(charge, now, effect, &mut desk.outcomes);
+        .throttle(charge, now, effect, &mut desk.outcomes)
+        .await;
     if effect == Effect::Charge {
-        asked.limiter.observe_throttle(Door::Http, &decision);
+        asked.limiter.observe_throttle(Door::Http, &decided);
     }
-    let verdict = Verdict::of(&decision, &[charge], &desk.outcomes);
+    let verdict = decided.verdict(&[charge], &desk.outcomes);
     Ok(asked.verdict(status(verdict.allowed), &verdict, now))
 }
 

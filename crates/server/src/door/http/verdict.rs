@@ -1,7 +1,7 @@
 //! A verdict as JSON.
 
 use serde::Serialize;
-use tidegate_core::{Line, Outcome, Retry, Verdict};
+use tidegate_core::{Line, Outcome, Retry, Source, Verdict};
 
 #[derive(Serialize)]
 struct Document<'v> {
@@ -15,6 +15,9 @@ struct Document<'v> {
     retry_after_ms: Option<u64>,
     delay_ms: u64,
     exactness: &'static str,
+    /// Absent where there is but one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    source: Option<&'static str>,
     limits: Vec<LineDocument<'v>>,
 }
 
@@ -45,6 +48,7 @@ pub(super) fn body(verdict: &Verdict<'_>) -> Vec<u8> {
         retry_after_ms: millis(verdict.retry_after),
         delay_ms: verdict.delay.as_millis_ceil(),
         exactness: verdict.exactness.as_str(),
+        source: (verdict.source != Source::Memory).then(|| verdict.source.as_str()),
         limits: verdict.lines.iter().map(line).collect(),
     };
     // Serialising to memory fails only for maps with keys that are no strings.

@@ -33,3 +33,6 @@ pub const MAX_NAME_BYTES: usize = 256;
 
 /// How much a client may still send after the answer that ends its connection, for it to read that answer.
 pub const LINGER_BYTES: usize = 1 << 20;
+
+/// The most decisions of one batch that wait for Redis; further commands are read when those are answered.
+pub const MAX_WAITING: usize = 1_024;

@@ -23,6 +23,7 @@ use super::{
     bounds::{LINGER_BYTES, MAX_HELD_BYTES, READ_BYTES, SMALL_BYTES},
     desk::Desk,
     session::{Ending, Session},
+    waiting::Deciding,
 };
 use crate::{
     limiter::Limiter,
@@ -87,6 +88,8 @@ struct Client<S> {
     unread: Vec<u8>,
     /// Whether `unread` may hold whole commands.
     more: bool,
+    /// The batch at hand, while Redis decides it.
+    deciding: Option<Deciding>,
     /// Answers that the client has not taken.
     unsent: Vec<u8>,
     sent: usize,
@@ -127,6 +130,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             limiter,
             unread: Vec::new(),
             more: false,
+            deciding: None,
             unsent: Vec::new(),
             sent: 0,
             waiting: None,
@@ -146,12 +150,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
                     return Poll::Pending;
                 }
                 Poll::Ready(Err(End)) => return Poll::Ready(()),
+                // The store keeps the time of what it decides.
+                Poll::Pending if self.deciding.is_some() => return Poll::Pending,
                 Poll::Pending => return self.poll_patience(cx),
             }
         }
     }
 
-    /// Writes what is unsent, or else answers what is unread, or else reads and answers.
+    /// Writes what is unsent, or else answers what has been decided or is unread, or else reads and answers.
     fn poll_step(
         &mut self,
         cx: &mut Context<'_>,
@@ -159,6 +165,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         answered: bool,
     ) -> Poll<Result<Turn, End>> {
         ready!(self.poll_flush(cx))?;
+        if let Some(deciding) = &mut self.deciding {
+            let mut output = ready!(deciding.poll(cx));
+            self.deciding = None;
+            self.send(cx, &mut output)?;
+            self.account()?;
+            return Poll::Ready(Ok(Turn::Go));
+        }
         let shutdown = || self.connection.shutdown.has_begun();
         if self.session.ending != Ending::No || (answered && self.unread.is_empty() && shutdown()) {
             return Poll::Ready(Err(End));
@@ -168,6 +181,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         } else {
             ready!(self.poll_read(cx, worker))?;
         }
+        self.deciding = worker.desk.undecided(&self.limiter);
         self.send(cx, &mut worker.desk.output)?;
         self.account()?;
         Poll::Ready(Ok(if self.more { Turn::Yield } else { Turn::Go }))

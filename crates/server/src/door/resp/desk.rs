@@ -3,15 +3,18 @@
 //! There is one for each worker, not one for each connection: a worker serves one batch at a time, so its
 //! buffers stay warm, and a connection that waits holds no memory but its own few fields.
 
+use std::sync::Arc;
+
 use tidegate_core::{Outcome, Scratch, Timestamp};
 
 use super::{
-    bounds::OUTPUT_BYTES,
+    bounds::{MAX_WAITING, OUTPUT_BYTES},
     command,
     limits_cache::LimitsCache,
     parse::Parser,
     reply::Reply,
     session::{Ending, Replies, Session},
+    waiting::{Deciding, Waiting},
 };
 use crate::{limiter::Limiter, metrics::Door};
 
@@ -20,6 +23,8 @@ use crate::{limiter::Limiter, metrics::Door};
 pub(super) struct Desk {
     /// The answers to the batch at hand.
     pub(super) output: Vec<u8>,
+    /// What another server is to decide before the batch is answered.
+    waiting: Vec<Waiting>,
     parser: Parser,
     memory: Memory,
 }
@@ -39,6 +44,8 @@ pub(super) struct Context<'c> {
     pub(super) limiter: &'c Limiter,
     pub(super) session: &'c mut Session,
     pub(super) memory: &'c mut Memory,
+    /// Where a command puts what it cannot decide at once.
+    pub(super) waiting: &'c mut Vec<Waiting>,
     /// When the batch arrived: what was read together is decided at one instant.
     pub(super) now: Timestamp,
 }
@@ -62,9 +69,10 @@ impl Desk {
     ) -> Progress {
         // Were a command ever to panic, its connection ends, and no other may get what it left here.
         self.output.clear();
+        self.waiting.clear();
         let now = limiter.now();
         let mut used = 0;
-        while self.output.len() < OUTPUT_BYTES {
+        while self.output.len() < OUTPUT_BYTES && self.waiting.len() < MAX_WAITING {
             let rest = &input[used..];
             match self.parser.parse(rest) {
                 Ok(None) => return Progress { used, more: false },
@@ -73,6 +81,7 @@ impl Desk {
                         limiter,
                         session,
                         memory: &mut self.memory,
+                        waiting: &mut self.waiting,
                         now,
                     };
                     execute(context, self.parser.arguments(rest), &mut self.output);
@@ -97,6 +106,15 @@ impl Desk {
         }
         Progress { used, more: true }
     }
+
+    /// What is still to be decided before the batch is answered, and the answers so far.
+    pub(super) fn undecided(&mut self, limiter: &Arc<Limiter>) -> Option<Deciding> {
+        (!self.waiting.is_empty()).then(|| {
+            let waiting = std::mem::take(&mut self.waiting);
+            let output = std::mem::take(&mut self.output);
+            Deciding::new(Arc::clone(limiter), waiting, output)
+        })
+    }
 }
 
 /// Runs one command and keeps quiet about it if the client wished so.
@@ -104,6 +122,7 @@ fn execute(mut context: Context<'_>, arguments: super::parse::Arguments<'_>, out
     if arguments.len() == 0 {
         return;
     }
+    let waited = context.waiting.len();
     let (start, before) = (out.len(), context.session.replies);
     command::run(&mut context, arguments, out);
     let after = &mut context.session.replies;
@@ -118,5 +137,7 @@ fn execute(mut context: Context<'_>, arguments: super::parse::Arguments<'_>, out
     };
     if muted {
         out.truncate(start);
+        let mute = |waiting: &mut Waiting| waiting.place = None;
+        context.waiting[waited..].iter_mut().for_each(mute);
     }
 }

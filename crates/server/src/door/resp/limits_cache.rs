@@ -3,6 +3,8 @@
 //! To compile a limit takes a division or two and some memory, and the same few limits are asked for over
 //! and over: an application has a handful of them, in its code.
 
+use std::sync::Arc;
+
 use tidegate_core::{Algorithm, Limit, LimitError, Limits, Rate, RefillMode, Span};
 
 /// The numbers of an ad-hoc limit.
@@ -64,14 +66,14 @@ impl Numbers {
 /// A table of compiled limits, each in the one slot where it may be.
 #[derive(Debug, Default)]
 pub(super) struct LimitsCache {
-    slots: Vec<Option<(Numbers, Limits)>>,
+    slots: Vec<Option<(Numbers, Arc<Limits>)>>,
 }
 
 impl LimitsCache {
     const SLOTS: usize = 64;
 
     /// The limits of these numbers.
-    pub(super) fn get(&mut self, numbers: Numbers) -> Result<&Limits, LimitError> {
+    pub(super) fn get(&mut self, numbers: Numbers) -> Result<&Arc<Limits>, LimitError> {
         if self.slots.is_empty() {
             self.slots.resize_with(Self::SLOTS, || None);
         }
@@ -81,7 +83,7 @@ impl LimitsCache {
         }
         match slot {
             Some((_, limits)) => Ok(limits),
-            empty => Ok(&empty.insert((numbers, numbers.compile()?)).1),
+            empty => Ok(&empty.insert((numbers, Arc::new(numbers.compile()?))).1),
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Read in this order, the modules tell a connection's story: `connection` moves bytes and watches the
 //! clock, `desk` answers every command that has arrived whole, `parse` takes one apart without copying
-//! it, `command` runs it, `reply` writes the answer.
+//! it, `command` runs it, `reply` writes the answer, and `waiting` holds what Redis is still to decide.
 //!
 //! What is read together is parsed, decided and answered together, with one `read` and one `write`:
 //! that, and nothing clever, is why a pipeline is fast. All throttles of such a batch are decided at one
@@ -22,6 +22,7 @@ mod parse;
 mod reply;
 mod session;
 mod transaction;
+mod waiting;
 
 use std::{
     io,
@@ -63,7 +64,7 @@ pub fn listen(
 }
 
 /// What a client that sends `input` and leaves is answered: the door without a socket, for tests and
-/// fuzzing. The client is number 1.
+/// fuzzing, and without a fleet. The client is number 1.
 #[must_use]
 pub fn transcript(limiter: &Limiter, input: &[u8]) -> Vec<u8> {
     let mut session = Session::new(1, SocketAddr::from((Ipv4Addr::LOCALHOST, 1)));

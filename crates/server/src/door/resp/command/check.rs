@@ -1,11 +1,18 @@
 //! `TIDEGATE.CHECK`: a request, decided under the rules.
 
-use tidegate_core::{Cost, Effect, Request, RequestError, Span, Verdict, bounds::MAX_ENTRIES};
+use tidegate_core::{
+    Cost, Effect, Request, RequestError, Scratch, Span, Verdict, bounds::MAX_ENTRIES,
+};
 
-use crate::metrics::Door;
+use crate::{limiter::Limiter, metrics::Door};
 
 use super::{
-    super::{desk::Context, parse::Arguments, reply::Reply},
+    super::{
+        desk::Context,
+        parse::Arguments,
+        reply::Reply,
+        waiting::{Later, Waiting},
+    },
     quoted, refuse, wrong_number,
 };
 
@@ -72,11 +79,14 @@ impl<'a> Asked<'a> {
         let scratch = &mut context.memory.scratch;
         let verdict = context
             .limiter
-            .check(&rules, scratch, &request, self.effect)?;
-        if self.effect == Effect::Charge {
-            context.limiter.observe(Door::Resp, &verdict);
+            .check_now(&rules, scratch, &request, self.effect)?;
+        match verdict {
+            Some(verdict) => give(context.limiter, &verdict, self.effect, reply),
+            None => {
+                let later = Later::Check(LaterCheck::new(&self, entries));
+                context.waiting.push(Waiting::new(later, reply));
+            }
         }
-        render(&verdict, reply);
         Ok(())
     }
 
@@ -101,6 +111,58 @@ impl<'a> Asked<'a> {
         }
         Ok(entries)
     }
+}
+
+/// A check that Redis is to decide.
+#[derive(Debug)]
+pub(in crate::door::resp) struct LaterCheck {
+    entries: Vec<(Box<str>, Box<str>)>,
+    cost: Cost,
+    effect: Effect,
+}
+
+impl LaterCheck {
+    fn new(asked: &Asked<'_>, entries: &[(&str, &str)]) -> Self {
+        let owned = entries
+            .iter()
+            .map(|(name, value)| (Box::from(*name), Box::from(*value)));
+        Self {
+            entries: owned.collect(),
+            cost: asked.cost,
+            effect: asked.effect,
+        }
+    }
+
+    pub(in crate::door::resp) async fn answer(self, limiter: &Limiter, reply: &mut Reply<'_>) {
+        let entries: Vec<(&str, &str)> = self
+            .entries
+            .iter()
+            .map(|(name, value)| (&**name, &**value))
+            .collect();
+        let (rules, mut scratch) = (limiter.rules(), Scratch::default());
+        let decided = match Request::new(&entries, self.cost) {
+            Ok(request) => {
+                limiter
+                    .check(&rules, &mut scratch, &request, self.effect)
+                    .await
+            }
+            Err(error) => Err(error),
+        };
+        match decided {
+            Ok(verdict) => give(limiter, &verdict, self.effect, reply),
+            Err(error) => {
+                limiter.metrics().count_bad_request(Door::Resp);
+                reply.error(format_args!("ERR {error}"));
+            }
+        }
+    }
+}
+
+fn give(limiter: &Limiter, verdict: &Verdict<'_>, effect: Effect, reply: &mut Reply<'_>) {
+    if effect == Effect::Charge {
+        limiter.observe(Door::Resp, verdict);
+    }
+    render(verdict, reply);
 }
 
 fn cost(text: &[u8]) -> Result<Cost, RequestError> {

@@ -12,6 +12,7 @@ mod transaction;
 
 use std::fmt;
 
+pub(super) use self::{check::LaterCheck, throttle::LaterThrottle};
 use super::{desk::Context, parse::Arguments, reply::Reply};
 use crate::metrics::Door;
 

@@ -3,7 +3,9 @@
 //! Both answer as those programs document it. Where they err, this does what they promise; and seconds
 //! are rounded up, so that a client that waits as long as it is told to has waited long enough.
 
-use tidegate_core::{Charge, Cost, Decision, Effect, Outcome, Span, bounds};
+use std::sync::Arc;
+
+use tidegate_core::{Charge, Cost, Decision, Effect, Limits, Outcome, Span, Timestamp, bounds};
 
 use super::{
     super::{
@@ -11,6 +13,7 @@ use super::{
         limits_cache::{Face, Numbers},
         parse::Arguments,
         reply::Reply,
+        waiting::{Later, Waiting},
     },
     refusal::{CellRefusal, CrabRefusal, Refusal},
     refuse,
@@ -24,24 +27,11 @@ pub(super) fn cl_throttle(
     arguments: Arguments<'_>,
     reply: &mut Reply<'_>,
 ) {
-    let answer = match Asked::read(arguments, Face::Gcra).and_then(|asked| asked.decide(context)) {
-        Ok(answer) => answer,
-        Err(refusal) => {
-            let refusal = CellRefusal(&refusal);
-            let error = format_args!("Cell error: Store error: {refusal}");
-            return refuse(context, reply, error);
-        }
-    };
-    reply.array(5);
-    reply.integer(i64::from(!answer.allowed));
-    reply.count(answer.limit);
-    reply.count(answer.remaining);
-    reply.integer(if answer.allowed {
-        -1
-    } else {
-        answer.retry_after_secs()
-    });
-    reply.count(answer.reset_after.as_secs_ceil());
+    if let Err(refusal) = run(context, arguments, Face::Gcra, reply) {
+        let refusal = CellRefusal(&refusal);
+        let error = format_args!("Cell error: Store error: {refusal}");
+        refuse(context, reply, error);
+    }
 }
 
 /// The answer to a `CL.THROTTLE` that is too short or too long.
@@ -55,24 +45,23 @@ pub(super) fn usage(context: &mut Context<'_>, reply: &mut Reply<'_>) {
 /// `THROTTLE key max_burst count_per_period period [quantity]` →
 /// `[allowed, limit, remaining, reset_after_s, retry_after_s or 0 or -1]`.
 pub(super) fn throttle(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
-    let answer = match Asked::read(arguments, Face::Bucket).and_then(|asked| asked.decide(context))
-    {
-        Ok(answer) => answer,
-        Err(refusal) => {
-            let refusal = CrabRefusal(&refusal);
-            return refuse(context, reply, format_args!("ERR {refusal}"));
-        }
-    };
-    reply.array(5);
-    reply.integer(i64::from(answer.allowed));
-    reply.count(answer.limit);
-    reply.count(answer.remaining);
-    reply.count(answer.reset_after.as_secs_ceil());
-    reply.integer(if answer.allowed {
-        0
-    } else {
-        answer.retry_after_secs()
-    });
+    if let Err(refusal) = run(context, arguments, Face::Bucket, reply) {
+        let refusal = CrabRefusal(&refusal);
+        refuse(context, reply, format_args!("ERR {refusal}"));
+    }
+}
+
+fn run<'a>(
+    context: &mut Context<'_>,
+    arguments: Arguments<'a>,
+    face: Face,
+    reply: &mut Reply<'_>,
+) -> Result<(), Refusal<'a>> {
+    let answer = Asked::read(arguments, face)?.decide(context, reply)?;
+    if let Some(answer) = answer {
+        answer.write(face, reply);
+    }
+    Ok(())
 }
 
 /// What the arguments ask for.
@@ -114,7 +103,12 @@ impl<'a> Asked<'a> {
         })
     }
 
-    fn decide(self, context: &mut Context<'_>) -> Result<Answer, Refusal<'a>> {
+    /// Decides, or leaves it for later.
+    fn decide(
+        self,
+        context: &mut Context<'_>,
+        reply: &Reply<'_>,
+    ) -> Result<Option<Answer>, Refusal<'a>> {
         let memory = &mut *context.memory;
         let refused = |error: tidegate_core::RequestError| Refusal::Key(error.problem);
         let key = Limiter::throttle_key(self.key, &mut memory.key).map_err(refused)?;
@@ -125,15 +119,57 @@ impl<'a> Asked<'a> {
             Effect::Look
         };
         let charge = Charge::new(key, limits, self.cost.unwrap_or(Cost::ONE)).map_err(refused)?;
-        let decision =
-            context
-                .limiter
-                .throttle_at(charge, context.now, effect, &mut memory.outcomes);
+        let now = context.now;
+        let decided = context
+            .limiter
+            .throttle_now(charge, now, effect, &mut memory.outcomes);
+        let Some(decided) = decided else {
+            let later = Later::Throttle(LaterThrottle {
+                key: key.into(),
+                limits: Arc::clone(limits),
+                numbers: self.numbers,
+                cost: charge.cost,
+                effect,
+                now,
+            });
+            context.waiting.push(Waiting::new(later, reply));
+            return Ok(None);
+        };
         if effect == Effect::Charge {
-            context.limiter.observe_throttle(Door::Resp, &decision);
+            context.limiter.observe_throttle(Door::Resp, &decided);
         }
-        let quota = self.numbers.burst + u64::from(self.numbers.face == Face::Gcra);
-        Ok(Answer::of(&decision, memory.outcomes.first(), quota))
+        let answer = Answer::of(&decided.decision, memory.outcomes.first(), self.numbers);
+        Ok(Some(answer))
+    }
+}
+
+/// A throttle that Redis is to decide.
+#[derive(Debug)]
+pub(in crate::door::resp) struct LaterThrottle {
+    key: Box<[u8]>,
+    limits: Arc<Limits>,
+    numbers: Numbers,
+    cost: Cost,
+    effect: Effect,
+    now: Timestamp,
+}
+
+impl LaterThrottle {
+    pub(in crate::door::resp) async fn answer(self, limiter: &Limiter, reply: &mut Reply<'_>) {
+        let charge = Charge {
+            key: &self.key,
+            limits: &self.limits,
+            cost: self.cost,
+        };
+        let mut outcomes = Vec::new();
+        let decided = limiter
+            .throttle(charge, self.now, self.effect, &mut outcomes)
+            .await;
+        if self.effect == Effect::Charge {
+            limiter.observe_throttle(Door::Resp, &decided);
+        }
+        let answer = Answer::of(&decided.decision, outcomes.first(), self.numbers);
+        answer.write(self.numbers.face, reply);
     }
 }
 
@@ -196,8 +232,9 @@ struct Answer {
 }
 
 impl Answer {
-    /// Sums up a decision on one limit of this `quota`.
-    fn of(decision: &Decision, outcome: Option<&Outcome>, quota: u64) -> Self {
+    /// Sums up a decision on the one limit of these numbers.
+    fn of(decision: &Decision, outcome: Option<&Outcome>, numbers: Numbers) -> Self {
+        let quota = numbers.burst + u64::from(numbers.face == Face::Gcra);
         let allowed = *decision == Decision::Admitted;
         if let Some(outcome) = outcome {
             let Outcome {
@@ -228,6 +265,29 @@ impl Answer {
             remaining,
             reset_after: retry_after.unwrap_or_default(),
             retry_after,
+        }
+    }
+
+    fn write(&self, face: Face, reply: &mut Reply<'_>) {
+        let wait = match (self.allowed, face) {
+            (false, _) => self.retry_after_secs(),
+            (true, Face::Gcra) => -1,
+            (true, Face::Bucket) => 0,
+        };
+        let reset_after = self.reset_after.as_secs_ceil();
+        reply.array(5);
+        reply.integer(i64::from(self.allowed == (face == Face::Bucket)));
+        reply.count(self.limit);
+        reply.count(self.remaining);
+        match face {
+            Face::Gcra => {
+                reply.integer(wait);
+                reply.count(reset_after);
+            }
+            Face::Bucket => {
+                reply.count(reset_after);
+                reply.integer(wait);
+            }
         }
     }
 

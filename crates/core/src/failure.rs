@@ -1,0 +1,233 @@
+//! What answers when the store is out of reach.
+
+use crate::limit::{Algorithm, Limit, Rate, RefillMode};
+use crate::{bounds, time::Span};
+
+/// What a rule does while nothing can be decided, because the store is out of reach.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum OnFailure {
+    /// Lets requests pass uncounted.
+    Open,
+    /// Denies them.
+    Closed,
+    /// Decides on this node's [`Share`] of the limits.
+    #[default]
+    Local,
+}
+
+impl OnFailure {
+    /// The policy as it is written in a rules file.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Open => "open",
+            Self::Closed => "closed",
+            Self::Local => "local",
+        }
+    }
+}
+
+/// How much of every limit one node may admit by itself: from 1 to 100 percent; default 50.
+///
+/// With `n` nodes and a share of 100 % / `n`, all of them together admit no more than the limit says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Share(u32);
+
+impl Default for Share {
+    fn default() -> Self {
+        Self(50)
+    }
+}
+
+impl Share {
+    /// A share of `percent`; `None` unless it is from 1 to 100.
+    #[must_use]
+    pub const fn percent(percent: u32) -> Option<Self> {
+        match percent {
+            1..=100 => Some(Self(percent)),
+            _ => None,
+        }
+    }
+
+    /// So much of `limit`, rounded down, but never nothing of something: a limit of 1 stays 1.
+    #[must_use]
+    pub fn of(self, limit: &Limit) -> Limit {
+        let scaled = match limit.algorithm().clone() {
+            Algorithm::Gcra { rate, burst } => Algorithm::Gcra {
+                rate: self.of_rate(rate),
+                burst: self.of_count(burst.saturating_add(1)) - 1,
+            },
+            Algorithm::TokenBucket {
+                capacity,
+                refill,
+                mode,
+            } => Algorithm::TokenBucket {
+                capacity: self.of_count(capacity),
+                refill: match mode {
+                    RefillMode::Interval if self.floor(refill.count) > 0 => Rate {
+                        count: self.floor(refill.count),
+                        ..refill
+                    },
+                    RefillMode::Interval | RefillMode::Continuous => self.of_rate(refill),
+                },
+                mode,
+            },
+            Algorithm::LeakyBucket {
+                capacity,
+                leak,
+                queue,
+            } => Algorithm::LeakyBucket {
+                capacity: self.of_count(capacity),
+                leak: self.of_rate(leak),
+                queue,
+            },
+            Algorithm::FixedWindow { limit, window } => Algorithm::FixedWindow {
+                limit: self.of_count(limit),
+                window,
+            },
+            Algorithm::SlidingWindowLog { limit, window } => Algorithm::SlidingWindowLog {
+                limit: self.of_count(limit),
+                window,
+            },
+            Algorithm::SlidingWindowCounter {
+                limit,
+                window,
+                counting,
+            } => Algorithm::SlidingWindowCounter {
+                limit: self.of_count(limit),
+                window,
+                counting,
+            },
+        };
+        let scaled =
+            Limit::new(scaled).and_then(|scaled| scaled.with_soft_percent(limit.soft_percent()));
+        // Smaller numbers are as sound as the ones they come from, but for a rounding at the very edge.
+        scaled.map_or_else(
+            |_| limit.clone(),
+            |scaled| scaled.counting_denied(limit.count_denied()),
+        )
+    }
+
+    fn floor(self, count: u64) -> u64 {
+        let share = u128::from(count) * u128::from(self.0) / 100;
+        // No more than `count`, which is a u64.
+        u64::try_from(share).unwrap_or(count)
+    }
+
+    /// Nothing of nothing, and at least one of something.
+    fn of_count(self, count: u64) -> u64 {
+        self.floor(count).max(count.min(1))
+    }
+
+    /// Exactly so much of a rate: a third of 10/s is 10 in 3 seconds.
+    fn of_rate(self, rate: Rate) -> Rate {
+        let divisor = gcd(u64::from(self.0), 100);
+        let (times, over) = (u64::from(self.0) / divisor, 100 / divisor);
+        let common = gcd(rate.count.max(1), over);
+        let exact = rate
+            .count
+            .checked_div(common)
+            .and_then(|count| count.checked_mul(times))
+            .zip(rate.period.as_micros().checked_mul(over / common))
+            .filter(|(count, period)| {
+                *count <= bounds::MAX_COUNT && *period <= bounds::MAX_PERIOD.as_micros()
+            });
+        match exact {
+            Some((count, period)) => Rate {
+                count,
+                period: Span::from_micros(period),
+            },
+            None => Rate {
+                count: self.of_count(rate.count),
+                ..rate
+            },
+        }
+    }
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limit::{Counting, Window};
+
+    fn of(percent: u32, algorithm: Algorithm) -> Algorithm {
+        let limit = Limit::new(algorithm).unwrap();
+        Share::percent(percent)
+            .unwrap()
+            .of(&limit)
+            .algorithm()
+            .clone()
+    }
+
+    fn per_second(count: u64) -> Rate {
+        Rate {
+            count,
+            period: Span::from_secs(1),
+        }
+    }
+
+    #[test]
+    fn a_share_is_a_smaller_limit_of_the_same_kind() {
+        let gcra = |rate, burst| Algorithm::Gcra { rate, burst };
+        assert_eq!(of(25, gcra(per_second(100), 19)), gcra(per_second(25), 4));
+        let third = Rate {
+            count: 33,
+            period: Span::from_secs(10),
+        };
+        assert_eq!(of(33, gcra(per_second(10), 0)), gcra(third, 0));
+        let window = Window::Epoch(Span::from_secs(60));
+        let fixed = |limit| Algorithm::FixedWindow {
+            limit,
+            window: window.clone(),
+        };
+        assert_eq!(of(50, fixed(7)), fixed(3));
+        assert_eq!(of(50, fixed(1)), fixed(1));
+        assert_eq!(of(50, fixed(0)), fixed(0));
+        let counter = |limit| Algorithm::SlidingWindowCounter {
+            limit,
+            window: Span::from_secs(60),
+            counting: Counting::Weighted,
+        };
+        assert_eq!(of(100, counter(9)), counter(9));
+        let bucket = |capacity, refill| Algorithm::TokenBucket {
+            capacity,
+            refill,
+            mode: RefillMode::Interval,
+        };
+        assert_eq!(
+            of(10, bucket(100, per_second(55))),
+            bucket(10, per_second(5))
+        );
+        let slow = Rate {
+            count: 1,
+            period: Span::from_secs(10),
+        };
+        assert_eq!(of(10, bucket(1, per_second(1))), bucket(1, slow));
+    }
+
+    #[test]
+    fn extreme_limits_have_shares_too() {
+        let most = Rate {
+            count: bounds::MAX_COUNT,
+            period: bounds::MAX_PERIOD,
+        };
+        for percent in [1, 33, 50, 99, 100] {
+            let Algorithm::Gcra { rate, burst } = of(
+                percent,
+                Algorithm::Gcra {
+                    rate: most,
+                    burst: 0,
+                },
+            ) else {
+                panic!("another algorithm");
+            };
+            assert!(rate.count >= 1 && rate.count <= bounds::MAX_COUNT && burst == 0);
+        }
+        assert_eq!(Share::percent(0), None);
+        assert_eq!(Share::percent(101), None);
+    }
+}

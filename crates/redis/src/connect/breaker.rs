@@ -1,0 +1,109 @@
+//! When to stop asking a server that does not answer.
+
+use std::{
+    hash::{BuildHasher, RandomState},
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
+
+/// How many of the latest batches are remembered.
+const REMEMBERED: u32 = 16;
+
+/// So many failures among them are too many.
+const TOO_MANY: u32 = 8;
+
+/// So many failures in a row are too many, whatever was before.
+const IN_A_ROW: u32 = 3;
+
+/// Remembers how the latest batches ended, one bit each. An answer that came too late is a failure: a slow server
+/// costs callers as much as a dead one.
+#[derive(Debug, Default)]
+pub(super) struct Breaker(AtomicU32);
+
+impl Breaker {
+    /// Notes how a batch ended; true if it is time to stop asking.
+    pub(super) fn note(&self, failed: bool) -> bool {
+        let shifted = |recent: u32| (recent << 1 | u32::from(failed)) & ((1 << REMEMBERED) - 1);
+        let before = self
+            .0
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |recent| {
+                Some(shifted(recent))
+            });
+        let recent = before.map_or(0, shifted);
+        recent.count_ones() >= TOO_MANY || recent.trailing_ones() >= IN_A_ROW
+    }
+
+    /// Forgets what was: another connection is another story.
+    pub(super) fn reset(&self) {
+        self.0.store(0, Ordering::Release);
+    }
+}
+
+/// How long to wait before the next attempt: a little more each time, and never all nodes at once.
+#[derive(Debug, Default)]
+pub(super) struct Backoff {
+    attempts: u32,
+}
+
+impl Backoff {
+    const FIRST: Duration = Duration::from_millis(50);
+    const LONGEST: Duration = Duration::from_secs(1);
+
+    /// The wait before the next attempt: none before the first; then half of what doubling says, and as much
+    /// again by chance.
+    pub(super) fn next(&mut self) -> Duration {
+        let attempts = self.attempts;
+        self.attempts = attempts.saturating_add(1);
+        if attempts == 0 {
+            return Duration::ZERO;
+        }
+        let doubled = Self::FIRST.saturating_mul(1 << (attempts - 1).min(10));
+        let half = doubled.min(Self::LONGEST) / 2;
+        // A hasher's random seed is as much chance as this needs.
+        let chance = RandomState::new().hash_one(attempts) % 1_000;
+        half + half * u32::try_from(chance).unwrap_or(0) / 1_000
+    }
+
+    pub(super) fn reset(&mut self) {
+        self.attempts = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn three_failures_in_a_row_or_half_of_sixteen_are_too_many() {
+        let breaker = Breaker::default();
+        assert!(
+            ![true, true, false, true, true]
+                .iter()
+                .any(|failed| breaker.note(*failed))
+        );
+        assert!(breaker.note(true));
+
+        let breaker = Breaker::default();
+        let trips = (0..16)
+            .map(|at| breaker.note(at % 2 == 0))
+            .collect::<Vec<_>>();
+        assert_eq!(trips.iter().position(|trips| *trips), Some(14));
+    }
+
+    #[test]
+    fn waits_grow_and_differ_and_have_an_end() {
+        let mut backoff = Backoff::default();
+        let waits: Vec<Duration> = (0..20).map(|_| backoff.next()).collect();
+        assert_eq!(waits[0], Duration::ZERO);
+        for (attempt, wait) in waits.iter().enumerate().skip(1) {
+            let most = (Backoff::FIRST * (1 << (attempt - 1).min(5))).min(Backoff::LONGEST);
+            assert!((most / 2..=most).contains(wait), "{attempt}: {wait:?}");
+        }
+        assert_ne!(
+            waits[18], waits[19],
+            "two waits are the same to the microsecond"
+        );
+        backoff.reset();
+        assert_eq!(backoff.next(), Duration::ZERO);
+    }
+}

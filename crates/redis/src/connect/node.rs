@@ -1,0 +1,290 @@
+//! One server: up, with its links, or down, with the reason why.
+//!
+//! ```text
+//!            too many failures, or the connection is lost
+//!        ┌────────────────────────────────────────────────┐
+//!        │                                                ▼
+//!   up (asked)                                     down (not asked)
+//!        ▲                                                │
+//!        └──────── connected, known, and fast ◀── probe ──┘ after a wait with jitter
+//! ```
+//!
+//! While it is down nothing waits for it: who asks is told at once, and a question that was never sent changed nothing.
+//! The probe is a connection of its own and a question that changes nothing, never a decision.
+
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use arc_swap::ArcSwapOption;
+use redis::{Cmd, aio::MultiplexedConnection};
+use tokio::{
+    runtime::Handle,
+    sync::{Notify, mpsc, oneshot, watch},
+    task::{AbortHandle, JoinSet},
+    time::Instant,
+};
+
+use super::{
+    breaker::{Backoff, Breaker},
+    error::ConnectError,
+    handshake::{self, Kind},
+    link::{self, Answer, Ended, Fate, Link, Question},
+    sentinel,
+    settings::{Address, Settings},
+};
+
+/// How long a server must have answered before its next failure is a new one.
+const STEADY: Duration = Duration::from_secs(1);
+
+/// Where a node is to be found.
+#[derive(Clone, Debug)]
+pub(super) enum Place {
+    /// At an address.
+    At(Address, Kind),
+    /// Where the Sentinels say.
+    Sentinels(Vec<Address>, String),
+}
+
+/// A server that can be asked.
+#[derive(Debug)]
+pub(super) struct Node {
+    shared: Arc<Shared>,
+    address: Option<Address>,
+    /// Whether the first attempt to connect has ended, however it did.
+    tried: watch::Receiver<bool>,
+    keeper: AbortHandle,
+    timeout: Duration,
+}
+
+/// What a node, its links and its keeper share.
+#[derive(Debug, Default)]
+pub(super) struct Shared {
+    links: ArcSwapOption<Vec<Link>>,
+    breaker: Breaker,
+    trouble: Mutex<Option<ConnectError>>,
+    tripped: Notify,
+    trips: AtomicU64,
+    batches: AtomicU64,
+}
+
+impl Node {
+    /// A node at `place`, kept up by a task on `runtime` for as long as it lives.
+    pub(super) fn start(place: Place, settings: &Arc<Settings>, runtime: &Handle) -> Self {
+        let (has_tried, tried) = watch::channel(false);
+        let shared = Arc::new(Shared::default());
+        let address = match &place {
+            Place::At(address, _) => Some(address.clone()),
+            Place::Sentinels(..) => None,
+        };
+        let keeper = keep(Arc::clone(&shared), place, Arc::clone(settings), has_tried);
+        Self {
+            shared,
+            address,
+            tried,
+            keeper: runtime.spawn(keeper).abort_handle(),
+            timeout: settings.timeout,
+        }
+    }
+
+    /// Asks the server; the link is chosen by `hash`, so that a key always takes the same one.
+    ///
+    /// A server that has just been named is waited for; one that is known to be down is not.
+    pub(super) async fn ask(&self, hash: u64, command: Cmd, asking: bool) -> Answer {
+        if !*self.tried.borrow() {
+            // Whatever came of it, the links say.
+            let _ = tokio::time::timeout(self.timeout, self.tried()).await;
+        }
+        let (sender, answer) = oneshot::channel();
+        {
+            let links = self.shared.links.load();
+            let links = links.as_ref().ok_or(Fate::NotSent)?;
+            let count = u64::try_from(links.len()).unwrap_or(1).max(1);
+            let link = usize::try_from(hash % count)
+                .ok()
+                .and_then(|at| links.get(at));
+            let question = Question {
+                command,
+                asking,
+                answer: sender,
+            };
+            // Full is as good as down: what waits longer than this has waited for nothing.
+            link.ok_or(Fate::NotSent)?
+                .try_send(question)
+                .map_err(|_| Fate::NotSent)?;
+        }
+        match tokio::time::timeout(self.timeout, answer).await {
+            Ok(Ok(answer)) => answer,
+            // Dropped unanswered, with the link: it may have been on its way.
+            Ok(Err(_)) | Err(_) => Err(Fate::Unknown),
+        }
+    }
+
+    /// Waits until the first attempt to connect has ended.
+    pub(super) async fn tried(&self) {
+        // The sender lives as long as the keeper, and that as long as the node.
+        let _ = self.tried.clone().wait_for(|tried| *tried).await;
+    }
+
+    /// Where it is; `None` where the Sentinels know.
+    pub(super) fn address(&self) -> Option<&Address> {
+        self.address.as_ref()
+    }
+
+    /// Why the server cannot be asked; `None` while it can.
+    pub(super) fn trouble(&self) -> Option<ConnectError> {
+        lock(&self.shared.trouble).clone()
+    }
+
+    /// Whether the server is asked.
+    pub(super) fn is_up(&self) -> bool {
+        self.shared.links.load().is_some()
+    }
+
+    /// Whether it is known that the server cannot be asked.
+    pub(super) fn is_down(&self) -> bool {
+        !self.is_up() && *self.tried.borrow()
+    }
+
+    /// Gives the server up for now: what it said shows that it is no longer the one to ask.
+    pub(super) fn give_up(&self) {
+        self.shared.trip();
+    }
+
+    /// How often the server was given up.
+    pub(super) fn trips(&self) -> u64 {
+        self.shared.trips.load(Ordering::Relaxed)
+    }
+
+    /// How many batches were answered or lost.
+    pub(super) fn batches(&self) -> u64 {
+        self.shared.batches.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.keeper.abort();
+    }
+}
+
+impl Shared {
+    /// Takes note of how a batch ended.
+    pub(super) fn note(&self, ended: Ended) {
+        self.batches.fetch_add(1, Ordering::Relaxed);
+        let too_many = self.breaker.note(ended != Ended::Answered);
+        if ended == Ended::Lost || too_many {
+            self.trip();
+        }
+    }
+
+    fn trip(&self) {
+        if self.links.swap(None).is_some() {
+            self.trips.fetch_add(1, Ordering::Relaxed);
+            self.tripped.notify_one();
+        }
+    }
+}
+
+/// Keeps the node up: connects, waits until it is given up, connects again.
+async fn keep(
+    shared: Arc<Shared>,
+    place: Place,
+    settings: Arc<Settings>,
+    tried: watch::Sender<bool>,
+) {
+    let mut backoff = Backoff::default();
+    loop {
+        tokio::time::sleep(backoff.next()).await;
+        match connect(&shared, &place, &settings).await {
+            Ok((address, connections)) => {
+                tracing::info!(%address, "connected to Redis");
+                *lock(&shared.trouble) = None;
+                let since = Instant::now();
+                let up = || {
+                    // Nobody listens once the node is gone.
+                    let _ = tried.send(true);
+                };
+                serve(&shared, (&place, &address), connections, &settings, up).await;
+                if since.elapsed() >= STEADY {
+                    backoff.reset();
+                }
+                tracing::warn!(%address, "Redis fails to answer; its rules' `on_failure` answers until it is back");
+            }
+            Err(error) => {
+                report(&shared, error);
+                let _ = tried.send(true);
+            }
+        }
+    }
+}
+
+/// Says what is wrong, once.
+fn report(shared: &Shared, error: ConnectError) {
+    let mut trouble = lock(&shared.trouble);
+    if trouble.as_ref() != Some(&error) {
+        tracing::error!("{error}");
+        *trouble = Some(error);
+    }
+}
+
+async fn connect(
+    shared: &Arc<Shared>,
+    place: &Place,
+    settings: &Settings,
+) -> Result<(Address, Vec<MultiplexedConnection>), ConnectError> {
+    let (address, kind) = match place {
+        Place::At(address, kind) => (address.clone(), *kind),
+        Place::Sentinels(sentinels, primary) => {
+            let address = sentinel::primary(settings, sentinels, primary).await?;
+            (address, Kind::Primary)
+        }
+    };
+    let mut connections = Vec::new();
+    for _ in 0..settings.connections.max(1) {
+        let shared = Arc::clone(shared);
+        let lost = move || shared.trip();
+        connections.push(handshake::connect(settings, (&address, kind), lost).await?);
+    }
+    Ok((address, connections))
+}
+
+/// Opens the links and waits until they are given up.
+async fn serve(
+    shared: &Arc<Shared>,
+    (place, address): (&Place, &Address),
+    connections: Vec<MultiplexedConnection>,
+    settings: &Settings,
+    up: impl FnOnce(),
+) {
+    shared.breaker.reset();
+    let mut tasks = JoinSet::new();
+    let mut links = Vec::with_capacity(connections.len());
+    for connection in connections {
+        let (link, questions) = mpsc::channel(settings.queue.max(1));
+        tasks.spawn(link::serve(questions, connection, Arc::clone(shared)));
+        links.push(link);
+    }
+    shared.links.store(Some(Arc::new(links)));
+    up();
+    tokio::select! {
+        () = shared.tripped.notified() => {}
+        () = sentinel::moved(settings, place, address) => {
+            tracing::warn!(%address, "the Sentinels name another primary");
+            shared.links.store(None);
+        }
+    }
+    // Without senders the links tell those who wait, and end; what is on its way may still be answered.
+    let _ = tokio::time::timeout(settings.timeout, async {
+        while tasks.join_next().await.is_some() {}
+    })
+    .await;
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,48 @@
+//! Calls of scripts, on whatever topology.
+
+use std::pin::Pin;
+
+use futures_util::future::join_all;
+
+use super::{Redis, link::Fate};
+use crate::{
+    call::{Call, Reply},
+    exec::{self, Exec, ExecError, Replies, Text},
+};
+
+impl Exec for Redis {
+    fn run<'a>(&'a self, calls: &'a [Call]) -> Pin<Box<dyn Future<Output = Replies> + Send + 'a>> {
+        Box::pin(async move {
+            match calls {
+                [call] => vec![self.call(call).await],
+                // Asked together, they are in the same batch.
+                calls => join_all(calls.iter().map(|call| self.call(call))).await,
+            }
+        })
+    }
+}
+
+impl Redis {
+    async fn call(&self, call: &Call) -> Result<Reply, ExecError> {
+        let key = call.keys.first().map_or(&[][..], Vec::as_slice);
+        let mut answer = self.ask(key, exec::command(call, Text::BySha)).await;
+        if answer.as_ref().is_ok_and(exec::is_no_script) {
+            // A script that the server does not know did not run; its text does, and is known from then on.
+            answer = self.ask(key, exec::command(call, Text::InFull)).await;
+        }
+        match answer {
+            Ok(value) => exec::read(value),
+            Err(Fate::NotSent) => Err(ExecError::NotExecuted(self.why_not_sent())),
+            Err(Fate::Unknown) => Err(ExecError::Unknown(
+                "it was sent, and no answer came in time".to_owned(),
+            )),
+        }
+    }
+
+    fn why_not_sent(&self) -> String {
+        match self.health().trouble {
+            Some(trouble) => trouble.to_string(),
+            None => "too many questions wait already, or the connection was just lost".to_owned(),
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Which of a cluster's 16,384 slots a key is in.
+
+/// How many slots a cluster has.
+pub(crate) const SLOTS: u16 = 16_384;
+
+/// The slot of `key`: of what is between its first `{` and the next `}`, if there is anything.
+pub(crate) fn slot(key: &[u8]) -> u16 {
+    let tagged = key.iter().position(|byte| *byte == b'{').and_then(|open| {
+        let rest = &key[open + 1..];
+        let close = rest.iter().position(|byte| *byte == b'}')?;
+        (close > 0).then(|| &rest[..close])
+    });
+    crc16(tagged.unwrap_or(key)) % SLOTS
+}
+
+/// CRC-16/XMODEM: polynomial 0x1021, from zero, not reflected.
+fn crc16(bytes: &[u8]) -> u16 {
+    bytes.iter().fold(0, |crc, byte| {
+        let at = (crc >> 8) ^ u16::from(*byte);
+        (crc << 8) ^ TABLE[usize::from(at)]
+    })
+}
+
+static TABLE: [u16; 256] = table();
+
+const fn table() -> [u16; 256] {
+    let mut table = [0; 256];
+    let (mut byte, mut number) = (0, 0_u16);
+    while byte < 256 {
+        let mut crc = number << 8;
+        let mut bit = 0;
+        while bit < 8 {
+            crc = if crc & 0x8000 != 0 {
+                (crc << 1) ^ 0x1021
+            } else {
+                crc << 1
+            };
+            bit += 1;
+        }
+        table[byte] = crc;
+        (byte, number) = (byte + 1, number.wrapping_add(1));
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_those_of_redis() {
+        // The checksum's own test vector, and what `CLUSTER KEYSLOT` answers.
+        assert_eq!(crc16(b"123456789"), 0x31C3);
+        assert_eq!(slot(b"foo"), 12_182);
+        assert_eq!(slot(b"{user1000}.following"), slot(b"user1000"));
+        assert_eq!(slot(b"foo{}{bar}"), crc16(b"foo{}{bar}") % SLOTS);
+        assert_eq!(slot(b"foo{{bar}}zap"), slot(b"{bar"));
+        assert_eq!(slot(b"foo{bar}{zap}"), slot(b"bar"));
+        assert_eq!(slot(b"{open"), crc16(b"{open") % SLOTS);
+        assert_eq!(slot(b""), 0);
+    }
+}

@@ -1,0 +1,100 @@
+//! A store on real servers, and what tests ask of it.
+
+use std::{sync::Arc, time::Duration};
+
+use tidegate_core::{AlgorithmName, Charge, Cost, Decision, Effect, LimitSpec, Limits, notation};
+use tidegate_redis::{Address, Health, Redis, RedisStore, Settings, StoreError, Topology};
+use tokio::runtime::Handle;
+
+use crate::support::PATIENCE;
+
+/// A store and the way to its servers.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    pub(crate) redis: Arc<Redis>,
+    pub(crate) store: RedisStore,
+    pub(crate) limits: Limits,
+}
+
+pub(crate) fn address(url: &str) -> Address {
+    Address::parse(url).unwrap().0
+}
+
+pub(crate) fn standalone(url: &str) -> Settings {
+    Settings {
+        // A busy machine may keep a test waiting for longer than a decision may take in earnest.
+        timeout: Duration::from_millis(500),
+        ..Settings::new(Topology::Standalone(address(url)))
+    }
+}
+
+impl Asked {
+    /// A store with the limit `10/h`.
+    pub(crate) fn with(settings: Settings) -> Self {
+        let redis = Arc::new(Redis::start(settings, &Handle::current()));
+        let rate = notation::rate("10/h").unwrap();
+        let limit = LimitSpec::shorthand(rate, AlgorithmName::TokenBucket)
+            .build()
+            .unwrap();
+        Self {
+            store: RedisStore::on(Arc::clone(&redis), "test"),
+            redis,
+            limits: Limits::new(vec![limit]).unwrap(),
+        }
+    }
+
+    pub(crate) async fn spend(&self, key: &str) -> Result<Decision, StoreError> {
+        let charge = Charge::new(key.as_bytes(), &self.limits, Cost::ONE).unwrap();
+        self.store
+            .check(&[charge], Effect::Charge, &mut Vec::new())
+            .await
+    }
+
+    /// How many of `tries` were admitted; every one must be decided.
+    pub(crate) async fn admitted(&self, key: &str, tries: usize) -> usize {
+        let mut admitted = 0;
+        for _ in 0..tries {
+            admitted += usize::from(self.spend(key).await.unwrap() == Decision::Admitted);
+        }
+        admitted
+    }
+
+    /// Waits until the servers are as `wanted`.
+    pub(crate) async fn until(&self, what: &str, wanted: impl Fn(&Health) -> bool) -> Health {
+        let waited = tokio::time::timeout(PATIENCE, async {
+            loop {
+                let health = self.redis.health();
+                if wanted(&health) {
+                    return health;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        });
+        waited
+            .await
+            .unwrap_or_else(|_| panic!("not {what}: {:?}", self.redis.health()))
+    }
+
+    /// Waits until a decision is made again.
+    pub(crate) async fn until_decided(&self, key: &str) -> Decision {
+        let waited = tokio::time::timeout(PATIENCE, async {
+            loop {
+                if let Ok(decision) = self.spend(key).await {
+                    return decision;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        });
+        waited
+            .await
+            .unwrap_or_else(|_| panic!("never decided: {:?}", self.redis.health()))
+    }
+
+    /// Waits for what is said to be wrong.
+    pub(crate) async fn trouble(&self) -> String {
+        let health = self
+            .until("in trouble", |health| health.trouble.is_some())
+            .await;
+        health.trouble.unwrap().to_string()
+    }
+}

@@ -1,0 +1,115 @@
+//! A cluster of three primaries and three replicas.
+
+use tidegate_core::Decision;
+use tidegate_redis::{Settings, Topology};
+
+use crate::{
+    asked::{Asked, address, standalone},
+    support::{RedisCluster, RedisServer, eventually},
+};
+
+fn asked(cluster: &RedisCluster) -> Asked {
+    Asked::with(Settings {
+        topology: Topology::Cluster {
+            seeds: vec![address(&cluster.url())],
+        },
+        ..standalone(&cluster.url())
+    })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_of_every_slot_are_decided_where_they_are_and_wherever_they_go() {
+    let mut cluster = tokio::task::block_in_place(RedisCluster::start);
+    let asked = asked(&cluster);
+    asked.until_decided("first").await;
+    assert_eq!(asked.redis.health().servers, 3);
+    for key in 0..60 {
+        assert_eq!(asked.admitted(&key.to_string(), 1).await, 1, "{key}");
+    }
+    a_slot_moves_while_it_is_used(&cluster, &asked).await;
+    a_primary_is_killed(&mut cluster, &asked).await;
+}
+
+/// Moves the slot of one key from node to node, deciding on it at every step.
+async fn a_slot_moves_while_it_is_used(cluster: &RedisCluster, asked: &Asked) {
+    // The key as Redis knows it.
+    let (key, stored) = ("moving", "test:moving");
+    assert_eq!(asked.admitted(key, 3).await, 3);
+    let from = cluster.owner(stored);
+    let primaries: Vec<usize> = ["a", "b", "c", "d", "e", "f", "g", "h"]
+        .iter()
+        .map(|key| cluster.owner(key))
+        .collect();
+    let to = primaries.into_iter().find(|to| *to != from).unwrap();
+    let [source, target] = [from, to].map(|number| &cluster.nodes()[number]);
+    let id = |node: &RedisServer| node.ask(&["CLUSTER", "MYID"]);
+    let slot = source.ask(&["CLUSTER", "KEYSLOT", stored]);
+    let slot = slot.trim_start_matches(':');
+    assert_eq!(
+        target.ask(&["CLUSTER", "SETSLOT", slot, "IMPORTING", &id(source)]),
+        "+OK"
+    );
+    assert_eq!(
+        source.ask(&["CLUSTER", "SETSLOT", slot, "MIGRATING", &id(target)]),
+        "+OK"
+    );
+    assert_eq!(
+        asked.admitted(key, 2).await,
+        2,
+        "while the slot migrates and the key is still there"
+    );
+    let port = target.port().to_string();
+    assert_eq!(
+        source.ask(&["MIGRATE", "127.0.0.1", &port, stored, "0", "5000"]),
+        "+OK"
+    );
+    assert_eq!(
+        asked.admitted(key, 2).await,
+        2,
+        "when the key has moved and the slot has not"
+    );
+    for node in [target, source] {
+        assert_eq!(
+            node.ask(&["CLUSTER", "SETSLOT", slot, "NODE", &id(target)]),
+            "+OK"
+        );
+    }
+    assert_eq!(
+        asked.admitted(key, 5).await,
+        3,
+        "ten in all, wherever they were counted"
+    );
+}
+
+async fn a_primary_is_killed(cluster: &mut RedisCluster, asked: &Asked) {
+    // A node that is not our seed, so that the others know whom to ask.
+    let victim = (1..6).find(|number| asked_owns(cluster, *number)).unwrap();
+    cluster.kill(victim);
+    let survivor = if victim == 1 { 2 } else { 1 };
+    tokio::task::block_in_place(|| {
+        eventually("a replica takes over", || {
+            let nodes = cluster.nodes()[survivor].ask(&["CLUSTER", "NODES"]);
+            let dead = nodes.lines().find(|line| line.contains("master,fail"))?;
+            // A dead node that has slots still is not replaced yet.
+            (dead.split_whitespace().count() == 8).then_some(())
+        });
+    });
+    for key in 100..160 {
+        assert_eq!(
+            asked.until_decided(&key.to_string()).await,
+            Decision::Admitted,
+            "{key}"
+        );
+    }
+}
+
+fn asked_owns(cluster: &RedisCluster, number: usize) -> bool {
+    cluster.nodes()[number]
+        .ask(&["CLUSTER", "NODES"])
+        .lines()
+        .any(|line| {
+            line.contains("myself")
+                && line.contains("master")
+                && line.split_whitespace().count() > 8
+        })
+}

@@ -1,0 +1,156 @@
+//! Servers that go away while they are asked.
+
+use std::time::Duration;
+
+use tidegate_core::Decision;
+use tidegate_redis::StoreError;
+use tokio::time::Instant;
+
+use crate::{
+    asked::{Asked, standalone},
+    support::{Proxy, RedisServer},
+};
+
+#[tokio::test]
+async fn a_server_that_comes_late_is_asked_when_it_comes() {
+    let port = crate::support::free_port();
+    let asked = Asked::with(standalone(&format!("redis://127.0.0.1:{port}")));
+    asked.trouble().await;
+    let _server = RedisServer::start_on(port, &[]);
+    assert_eq!(asked.until_decided("k").await, Decision::Admitted);
+    assert_eq!(
+        asked.until("up", |health| health.up == 1).await.trouble,
+        None
+    );
+}
+
+#[tokio::test]
+async fn a_server_that_is_killed_is_waited_for_by_nobody_and_asked_again_when_it_is_back() {
+    let mut server = RedisServer::start();
+    let asked = Asked::with(standalone(&server.url()));
+    assert_eq!(asked.admitted("k", 12).await, 10);
+    server.kill();
+    asked.until("down", |health| health.up == 0).await;
+    let began = Instant::now();
+    for _ in 0..100 {
+        assert!(matches!(
+            asked.spend("k").await,
+            Err(StoreError::NotExecuted(_))
+        ));
+    }
+    assert!(
+        began.elapsed() < Duration::from_millis(500),
+        "{:?}",
+        began.elapsed()
+    );
+    server.restart();
+    // What it held is gone: it kept nothing on disk.
+    assert_eq!(asked.until_decided("k").await, Decision::Admitted);
+    assert_eq!(asked.admitted("k", 12).await, 9);
+}
+
+#[tokio::test]
+async fn what_a_paused_server_was_asked_is_not_asked_again() {
+    let server = RedisServer::start();
+    let mut settings = standalone(&server.url());
+    settings.timeout = Duration::from_millis(50);
+    let asked = Asked::with(settings);
+    asked.until_decided("k").await;
+    server.pause();
+    let mut unknown = 0;
+    while asked.redis.health().up == 1 {
+        match asked.spend("k").await {
+            Err(StoreError::Unknown(_)) => unknown += 1,
+            Err(StoreError::NotExecuted(_)) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(
+        (1..=16).contains(&unknown),
+        "{unknown} questions before it was given up"
+    );
+    server.resume();
+    asked.until_decided("other").await;
+    // Each of those questions may have been executed once, and none twice: sent before the pause ended, they were
+    // charged when it did.
+    let left = asked.admitted("k", 12).await;
+    assert!(
+        left >= 9_usize.saturating_sub(unknown) && left <= 9,
+        "{left} left after {unknown}"
+    );
+}
+
+#[tokio::test]
+async fn a_slow_server_is_given_up_and_taken_back_when_it_is_fast() {
+    let server = RedisServer::start();
+    let proxy = Proxy::before(server.port());
+    let mut settings = standalone(&proxy.url());
+    settings.timeout = Duration::from_millis(100);
+    let asked = Asked::with(settings);
+    asked.until_decided("k").await;
+    proxy.delay(Duration::from_millis(300));
+    while asked.redis.health().up == 1 {
+        assert!(asked.spend("k").await.is_err());
+    }
+    assert!(asked.trouble().await.contains("answers too slowly"));
+    proxy.delay(Duration::ZERO);
+    asked.until_decided("k").await;
+}
+
+#[tokio::test]
+async fn connections_that_break_off_are_made_anew() {
+    let server = RedisServer::start();
+    let proxy = Proxy::before(server.port());
+    let asked = Asked::with(standalone(&proxy.url()));
+    for _ in 0..5 {
+        asked.until_decided("k").await;
+        proxy.reset();
+    }
+    asked.until_decided("k").await;
+    assert!(asked.redis.health().trips >= 1);
+}
+
+#[tokio::test]
+async fn a_forgotten_script_is_sent_again_and_charges_once() {
+    let server = RedisServer::start();
+    let asked = Asked::with(standalone(&server.url()));
+    for _ in 0..10 {
+        assert_eq!(asked.spend("k").await, Ok(Decision::Admitted));
+        server.ask(&["SCRIPT", "FLUSH"]);
+    }
+    assert_eq!(asked.spend("k").await, Ok(Decision::Limited));
+}
+
+#[tokio::test]
+async fn a_full_server_refuses_and_says_why() {
+    let server = RedisServer::start();
+    let asked = Asked::with(standalone(&server.url()));
+    asked.until_decided("k").await;
+    server.ask(&["CONFIG", "SET", "maxmemory", "1"]);
+    match asked.spend("new").await {
+        Err(StoreError::Refused(problem)) => assert!(problem.contains("OOM"), "{problem}"),
+        other => panic!("{other:?}"),
+    }
+    server.ask(&["CONFIG", "SET", "maxmemory", "0"]);
+    assert_eq!(asked.spend("new").await, Ok(Decision::Admitted));
+}
+
+#[tokio::test]
+async fn questions_that_wait_together_travel_together() {
+    let server = RedisServer::start();
+    let mut settings = standalone(&server.url());
+    settings.connections = 1;
+    let asked = Asked::with(settings);
+    asked.until_decided("first").await;
+    let before = asked.redis.health().batches;
+    let keys: Vec<String> = (0..500).map(|key| key.to_string()).collect();
+    let together = keys.iter().map(|key| asked.spend(key));
+    let decided = futures_util::future::join_all(together).await;
+    assert!(
+        decided
+            .iter()
+            .all(|decision| *decision == Ok(Decision::Admitted))
+    );
+    let batches = asked.redis.health().batches - before;
+    assert!(batches <= 20, "500 questions in {batches} batches");
+}

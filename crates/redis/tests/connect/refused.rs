@@ -1,0 +1,126 @@
+//! Servers that cannot be asked: each is told apart, and the message says what to do.
+
+use std::{
+    io::{Read, Write},
+    net::TcpListener,
+    thread,
+};
+
+use tidegate_redis::{Login, Settings, StoreError, Topology};
+
+use crate::{
+    asked::{Asked, address, standalone},
+    support::{RedisServer, free_port},
+};
+
+async fn trouble(settings: Settings, advice: &str) {
+    let asked = Asked::with(settings);
+    let trouble = asked.trouble().await;
+    assert!(trouble.contains(advice), "{trouble}");
+    // Nobody waits for such a server, and the caller hears why.
+    match asked.spend("k").await {
+        Err(StoreError::NotExecuted(problem)) => assert!(problem.contains(advice), "{problem}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there() {
+    let port = free_port();
+    let settings = standalone(&format!("redis://127.0.0.1:{port}"));
+    trouble(settings, &format!("cannot reach Redis at 127.0.0.1:{port}")).await;
+}
+
+#[tokio::test]
+async fn a_wrong_password_and_a_missing_one() {
+    let server = RedisServer::start_with(&["--requirepass", "secret"]);
+    let advice = "set `store.username` and `store.password_env`";
+    trouble(standalone(&server.url()), advice).await;
+    let wrong = Login {
+        username: None,
+        password: Some("wrong".into()),
+    };
+    let settings = Settings {
+        login: wrong,
+        ..standalone(&server.url())
+    };
+    trouble(settings, advice).await;
+}
+
+#[tokio::test]
+async fn a_replica_that_is_read_only() {
+    let primary = RedisServer::start();
+    let of = primary.port().to_string();
+    let replica = RedisServer::start_with(&["--replicaof", "127.0.0.1", &of]);
+    trouble(
+        standalone(&replica.url()),
+        "is a read-only replica; name the primary",
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_lone_server_under_the_address_of_a_cluster_and_the_other_way_round() {
+    let server = RedisServer::start();
+    let cluster = |url: &str| Settings {
+        topology: Topology::Cluster {
+            seeds: vec![address(url)],
+        },
+        ..standalone(url)
+    };
+    trouble(
+        cluster(&server.url()),
+        &format!("write `redis: {}`", server.url()),
+    )
+    .await;
+    let node = RedisServer::start_with(&[
+        "--cluster-enabled",
+        "yes",
+        "--cluster-port",
+        &free_port().to_string(),
+    ]);
+    let advice = format!("write `redis: {{cluster: [{}]}}`", node.url());
+    trouble(standalone(&node.url()), &advice).await;
+    trouble(cluster(&node.url()), "create the cluster first").await;
+}
+
+#[tokio::test]
+async fn a_server_that_is_too_old() {
+    let url =
+        pretender(b"%3\r\n+version\r\n+6.2.14\r\n+mode\r\n+standalone\r\n+role\r\n+master\r\n");
+    trouble(
+        standalone(&url),
+        "is version 6.2.14; Redis 7.0 or later, or Valkey, is needed",
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn something_that_is_no_redis() {
+    let url = pretender(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+    trouble(standalone(&url), "is it Redis?").await;
+}
+
+/// A server that answers every command with `answer`.
+fn pretender(answer: &'static [u8]) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    thread::spawn(move || {
+        for mut client in listener.incoming().map_while(Result::ok) {
+            thread::spawn(move || {
+                let mut room = [0; 4_096];
+                while let Ok(length) = client.read(&mut room) {
+                    // Every command is an array, and nothing else has a line that begins with a star.
+                    let commands = room[..length]
+                        .split(|byte| *byte == b'\n')
+                        .filter(|line| line.starts_with(b"*"));
+                    let answers = commands.flat_map(|_| answer).copied().collect::<Vec<u8>>();
+                    if length == 0 || client.write_all(&answers).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    format!("redis://127.0.0.1:{port}")
+}

@@ -1,0 +1,157 @@
+//! One Redis server.
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::{Ipv4Addr, TcpStream},
+    process::{Child, Command, Stdio},
+};
+
+use super::{PATIENCE, Scratch, eventually, free_port};
+
+/// A server, which ends with the test.
+#[derive(Debug)]
+pub struct RedisServer {
+    child: Child,
+    port: u16,
+    options: Vec<String>,
+    scratch: Scratch,
+}
+
+impl RedisServer {
+    /// A server that writes nothing to disk.
+    pub fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// A server with more `options`, such as `["--requirepass", "secret"]`.
+    pub fn start_with(options: &[&str]) -> Self {
+        Self::start_on(free_port(), options)
+    }
+
+    /// A server on this port.
+    pub fn start_on(port: u16, options: &[&str]) -> Self {
+        let scratch = Scratch::new();
+        let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
+        let child = spawn(port, &options, &scratch);
+        let server = Self {
+            child,
+            port,
+            options,
+            scratch,
+        };
+        server.wait_until_it_answers();
+        server
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    pub fn scratch(&self) -> &Scratch {
+        &self.scratch
+    }
+
+    /// Ends the server at once, without a word to anybody.
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Starts it again where it was; what it held is gone.
+    pub fn restart(&mut self) {
+        self.child = spawn(self.port, &self.options, &self.scratch);
+        self.wait_until_it_answers();
+    }
+
+    /// Stops it where it stands: connections stay, and nothing answers.
+    pub fn pause(&self) {
+        self.signal("STOP");
+    }
+
+    pub fn resume(&self) {
+        self.signal("CONT");
+    }
+
+    /// Asks a question and answers with what came, as it is on the wire: `+OK`, `:3`, or the text of a bulk string.
+    pub fn ask(&self, words: &[&str]) -> String {
+        ask(self.port, words).unwrap_or_else(|| panic!("no answer to {words:?}"))
+    }
+
+    fn wait_until_it_answers(&self) {
+        eventually("Redis answers", || {
+            let answer = ask(self.port, &["PING"])?;
+            // One that asks for a password first is there too.
+            (answer == "+PONG" || answer.starts_with("-NOAUTH") || answer.starts_with("-DENIED"))
+                .then_some(())
+        });
+    }
+
+    fn signal(&self, name: &str) {
+        let status = Command::new("kill")
+            .args([format!("-{name}"), self.child.id().to_string()])
+            .status();
+        assert!(status.unwrap().success());
+    }
+}
+
+impl Drop for RedisServer {
+    fn drop(&mut self) {
+        // One that was ended by the test already cannot be ended again.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn spawn(port: u16, options: &[String], scratch: &Scratch) -> Child {
+    Command::new("redis-server")
+        .args([
+            "--port",
+            &port.to_string(),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+        ])
+        .args([
+            "--dir",
+            scratch.path().to_str().unwrap(),
+            "--daemonize",
+            "no",
+        ])
+        .args(options)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap_or_else(|error| panic!("cannot start redis-server: {error}; run scripts/setup"))
+}
+
+/// Asks the server on `port`; `None` if nobody answers.
+pub(super) fn ask(port: u16, words: &[&str]) -> Option<String> {
+    let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()?;
+    stream.set_read_timeout(Some(PATIENCE)).ok()?;
+    let mut question = format!("*{}\r\n", words.len());
+    for word in words {
+        question.push_str(&format!("${}\r\n{word}\r\n", word.len()));
+    }
+    (&stream).write_all(question.as_bytes()).ok()?;
+    let mut reader = BufReader::new(&stream);
+    let mut line = String::new();
+    reader.read_line(&mut line).ok()?;
+    let line = line.trim_end();
+    let Some(length) = line
+        .strip_prefix('$')
+        .and_then(|length| length.parse::<usize>().ok())
+    else {
+        return (!line.is_empty()).then(|| line.to_owned());
+    };
+    let mut text = vec![0; length];
+    reader.read_exact(&mut text).ok()?;
+    String::from_utf8(text).ok()
+}

@@ -1,0 +1,308 @@
+//! `store.redis`: where a fleet shares its counts.
+
+use std::{path::PathBuf, time::Duration};
+
+use tidegate_core::{OnFailure, Share, Span, notation};
+use tidegate_redis::{Address, Login, Topology, Transport};
+
+use super::{
+    limits::percent,
+    report::Report,
+    store::at_least_one,
+    value::{Fields, Shape, Value},
+};
+use crate::fleet::FleetSettings;
+
+/// How long a decision may take: from what a network needs to what a caller bears.
+const TIMEOUTS: std::ops::RangeInclusive<Span> = Span::from_millis(1)..=Span::from_secs(10);
+
+/// The longest time for which a denial may be repeated without asking.
+const MAX_DENIALS: Span = Span::from_secs(60);
+
+/// The most connections to one server.
+const MAX_CONNECTIONS: usize = 64;
+
+/// The longest prefix, in bytes.
+const MAX_PREFIX_BYTES: usize = 64;
+
+const ONE_OF: &str = "a URL such as redis://127.0.0.1:6379, {cluster: [URL, …]} or {sentinel: [URL, …], primary: NAME}";
+
+/// What the rules file says of Redis.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RedisConfig {
+    /// `store.redis`: which servers there are.
+    pub topology: Topology,
+    /// What the URLs say of the Sentinels' user.
+    pub sentinel_login: Login,
+    /// `store.username`, or what the URL says; `None` is the default user.
+    pub username: Option<String>,
+    /// `store.password`, `store.password_env`, or what the URL says.
+    pub password: Password,
+    /// `store.tls.ca`: who may have signed the servers' certificates; `None` is whom the system trusts.
+    pub authority: Option<PathBuf>,
+    /// `store.tls.cert` and `store.tls.key`: who we are.
+    pub certificate: Option<(PathBuf, PathBuf)>,
+    /// `store.timeout`: how long a decision may take; default 25 ms.
+    pub timeout: Duration,
+    /// `store.connections`: how many to each server; default 2.
+    pub connections: usize,
+    /// `store.prefix`: what every key in Redis begins with; default `tidegate`.
+    pub prefix: String,
+    /// `store.on_failure`, `store.share` and `store.denials`.
+    pub fleet: FleetSettings,
+}
+
+/// The password of the user.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub enum Password {
+    /// None.
+    #[default]
+    None,
+    /// This one.
+    Literal(String),
+    /// The one in the environment variable of this name, which whoever starts the server must read. A variable that is
+    /// not set must stop the start.
+    Env(String),
+}
+
+/// Passwords are not written to logs.
+impl std::fmt::Debug for Password {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::None => f.write_str("None"),
+            Self::Literal(_) => f.write_str("Literal(…)"),
+            Self::Env(name) => f.debug_tuple("Env").field(name).finish(),
+        }
+    }
+}
+
+/// Reads `store.redis`, which is `value`, and what stands beside it in `store`.
+pub(super) fn redis(
+    value: &Value<'_>,
+    store: &Fields<'_>,
+    report: &mut Report,
+) -> Option<RedisConfig> {
+    let before = report.count();
+    let servers = servers(value, report);
+    let timeout = store
+        .get("timeout")
+        .and_then(|value| timeout(value, report));
+    let connections = store
+        .get("connections")
+        .and_then(|value| connections(value, report));
+    let prefix = store.get("prefix").and_then(|value| prefix(value, report));
+    let username = store
+        .get("username")
+        .and_then(|value| value.text(report, "a user's name"));
+    let password = password(store, report);
+    let (authority, certificate) = tls(store, report);
+    let fleet = fleet(store, report);
+    let (topology, login, sentinel_login) = servers?;
+    if report.count() > before {
+        return None;
+    }
+    Some(RedisConfig {
+        topology,
+        sentinel_login,
+        username: username.map(str::to_owned).or(login.username),
+        password: match (password, login.password) {
+            (Password::None, Some(password)) => Password::Literal(password),
+            (password, _) => password,
+        },
+        authority,
+        certificate,
+        timeout: timeout.unwrap_or(Duration::from_millis(25)),
+        connections: connections.unwrap_or(2),
+        prefix: prefix.unwrap_or_else(|| "tidegate".into()),
+        fleet,
+    })
+}
+
+/// The servers, who asks them, and who asks the Sentinels.
+fn servers(value: &Value<'_>, report: &mut Report) -> Option<(Topology, Login, Login)> {
+    if let Shape::Scalar = value.shape() {
+        let (address, login) = address(value, report)?;
+        return Some((Topology::Standalone(address), login, Login::default()));
+    }
+    let fields = value.fields(report, ONE_OF, &["cluster", "sentinel", "primary"])?;
+    let primary = fields
+        .get("primary")
+        .and_then(|value| value.text(report, "the name by which the Sentinels know the primary"));
+    match (fields.get("cluster"), fields.get("sentinel")) {
+        (Some(seeds), None) if fields.get("primary").is_none() => {
+            let (seeds, login) = addresses(seeds, report)?;
+            Some((Topology::Cluster { seeds }, login, Login::default()))
+        }
+        (None, Some(sentinels)) => {
+            let found = addresses(sentinels, report);
+            if fields.get("primary").is_none() {
+                let message = "is missing; write the name by which the Sentinels know the primary";
+                fields.wrong(report, "primary", message);
+            }
+            let (sentinels, login) = found?;
+            let primary = primary?.to_owned();
+            let topology = Topology::Sentinel { sentinels, primary };
+            Some((topology, Login::default(), login))
+        }
+        _ => {
+            value.wrong(report, format!("expected {ONE_OF}"));
+            None
+        }
+    }
+}
+
+fn address(value: &Value<'_>, report: &mut Report) -> Option<(Address, Login)> {
+    value.parsed(
+        report,
+        "a URL such as redis://127.0.0.1:6379",
+        Address::parse,
+    )
+}
+
+/// Addresses on the network, and what the first of them says of the user.
+fn addresses(value: &Value<'_>, report: &mut Report) -> Option<(Vec<Address>, Login)> {
+    let items = value.one_or_more(report);
+    if items.is_empty() {
+        value.wrong(report, "expected at least one URL");
+    }
+    let mut found = Vec::new();
+    let mut first = None;
+    for item in &items {
+        let Some((address, login)) = address(item, report) else {
+            continue;
+        };
+        if address.transport == Transport::Unix {
+            let message =
+                "a socket is of one machine; write the address of a server on the network";
+            item.wrong(report, message);
+        }
+        found.push(address);
+        first.get_or_insert(login);
+    }
+    Some((found, first?))
+}
+
+fn timeout(value: &Value<'_>, report: &mut Report) -> Option<Duration> {
+    let span = value.parsed(report, "a duration such as 25ms", notation::span)?;
+    if !TIMEOUTS.contains(&span) {
+        let (least, most) = (TIMEOUTS.start(), TIMEOUTS.end());
+        value.wrong(
+            report,
+            format!("must be from {least} to {most}, got {span}"),
+        );
+        return None;
+    }
+    Some(Duration::from_micros(span.as_micros()))
+}
+
+fn connections(value: &Value<'_>, report: &mut Report) -> Option<usize> {
+    let number = value.small_number(report);
+    let number = at_least_one(number, value, report)?;
+    if number > MAX_CONNECTIONS {
+        value.wrong(
+            report,
+            format!("must be at most {MAX_CONNECTIONS}, got {number}"),
+        );
+        return None;
+    }
+    Some(number)
+}
+
+fn prefix(value: &Value<'_>, report: &mut Report) -> Option<String> {
+    let what = "letters, digits, `-`, `_`, `.` or `:`, at most 64 of them";
+    let text = value.text(report, what)?;
+    let sound = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte);
+    if text.is_empty() || text.len() > MAX_PREFIX_BYTES || !text.bytes().all(sound) {
+        value.expected(report, what);
+        return None;
+    }
+    Some(text.to_owned())
+}
+
+fn password(store: &Fields<'_>, report: &mut Report) -> Password {
+    let literal = store
+        .get("password")
+        .and_then(|value| value.text(report, "a password"));
+    let env = store
+        .get("password_env")
+        .and_then(|value| value.text(report, "the name of an environment variable"));
+    match (literal, env) {
+        (Some(_), Some(_)) => {
+            store.wrong(
+                report,
+                "password",
+                "stands beside `password_env`; remove one of the two",
+            );
+            Password::None
+        }
+        (Some(password), None) => Password::Literal(password.to_owned()),
+        (None, Some(name)) => Password::Env(name.to_owned()),
+        (None, None) => Password::None,
+    }
+}
+
+type Certificates = (Option<PathBuf>, Option<(PathBuf, PathBuf)>);
+
+fn tls(store: &Fields<'_>, report: &mut Report) -> Certificates {
+    let Some(value) = store.get("tls") else {
+        return (None, None);
+    };
+    let what = "a map such as {ca: ca.pem, cert: client.pem, key: client.key}";
+    let Some(fields) = value.fields(report, what, &["ca", "cert", "key"]) else {
+        return (None, None);
+    };
+    let mut path = |name: &str| {
+        let text = fields.get(name)?.text(report, "the path of a PEM file")?;
+        Some(PathBuf::from(text))
+    };
+    let (authority, cert, key) = (path("ca"), path("cert"), path("key"));
+    match (fields.get("cert"), fields.get("key")) {
+        (Some(_), None) => fields.wrong(report, "key", "is missing; a certificate needs its key"),
+        (None, Some(_)) => fields.wrong(report, "cert", "is missing; a key needs its certificate"),
+        _ => {}
+    }
+    (authority, cert.zip(key))
+}
+
+fn fleet(store: &Fields<'_>, report: &mut Report) -> FleetSettings {
+    let default = FleetSettings::default();
+    let share = store.get("share").and_then(|value| share(value, report));
+    let denials = store
+        .get("denials")
+        .and_then(|value| denials(value, report));
+    FleetSettings {
+        on_failure: on_failure(store, report).unwrap_or(default.on_failure),
+        share: share.unwrap_or(default.share),
+        denials: denials.unwrap_or(default.denials),
+    }
+}
+
+/// `on_failure`, of the store or of a rule.
+pub(super) fn on_failure(fields: &Fields<'_>, report: &mut Report) -> Option<OnFailure> {
+    let choices = [OnFailure::Open, OnFailure::Closed, OnFailure::Local]
+        .map(|policy| (policy.as_str(), policy));
+    fields.get("on_failure")?.choice(report, &choices)
+}
+
+fn share(value: &Value<'_>, report: &mut Report) -> Option<Share> {
+    let share = Share::percent(percent(value, report)?);
+    if share.is_none() {
+        value.wrong(
+            report,
+            "must be from 1% to 100%: 100% divided by the number of nodes",
+        );
+    }
+    share
+}
+
+fn denials(value: &Value<'_>, report: &mut Report) -> Option<Span> {
+    if value.scalar() == Some("off") {
+        return Some(Span::ZERO);
+    }
+    let span = value.parsed(report, "a duration such as 1s, or off", notation::span)?;
+    if span > MAX_DENIALS {
+        value.wrong(report, format!("must be at most {MAX_DENIALS}, got {span}"));
+        return None;
+    }
+    Some(span)
+}

@@ -1,0 +1,112 @@
+//! Decisions that another server makes: a batch's answers, held together until the last of them is known.
+//!
+//! With the memory store there are none. With Redis behind, all the decisions of a batch are asked for at once, so that
+//! they travel together, and nothing more is read from the client until they are answered.
+
+use std::{fmt, pin::Pin, sync::Arc, task};
+
+use futures_util::future::join_all;
+
+use super::{
+    command::{LaterCheck, LaterThrottle},
+    reply::{Protocol, Reply},
+};
+use crate::limiter::Limiter;
+
+/// What a command left to be decided.
+#[derive(Debug)]
+pub(super) enum Later {
+    Check(LaterCheck),
+    Throttle(LaterThrottle),
+}
+
+/// A decision that waits, and where its answer belongs.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    pub(super) later: Later,
+    pub(super) protocol: Protocol,
+    /// The place of the answer among the bytes of the other answers; `None` if the client does not want to know.
+    pub(super) place: Option<usize>,
+}
+
+/// The answers to a batch, when all of them are known.
+pub(super) struct Deciding(Pin<Box<dyn Future<Output = Vec<u8>>>>);
+
+impl fmt::Debug for Deciding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Deciding")
+    }
+}
+
+impl Waiting {
+    /// A decision whose answer belongs where `reply` is now.
+    pub(super) fn new(later: Later, reply: &Reply<'_>) -> Self {
+        Self {
+            later,
+            protocol: reply.protocol,
+            place: Some(reply.out.len()),
+        }
+    }
+}
+
+impl Deciding {
+    /// Decides `waiting`, and puts the answers among those that are in `output` already.
+    pub(super) fn new(limiter: Arc<Limiter>, waiting: Vec<Waiting>, output: Vec<u8>) -> Self {
+        Self(Box::pin(async move {
+            let answers = join_all(waiting.into_iter().map(|one| answer(&limiter, one))).await;
+            merge(&output, &answers)
+        }))
+    }
+
+    pub(super) fn poll(&mut self, cx: &mut task::Context<'_>) -> task::Poll<Vec<u8>> {
+        self.0.as_mut().poll(cx)
+    }
+}
+
+async fn answer(limiter: &Limiter, waiting: Waiting) -> (Option<usize>, Vec<u8>) {
+    let mut out = Vec::new();
+    let mut reply = Reply {
+        out: &mut out,
+        protocol: waiting.protocol,
+    };
+    match waiting.later {
+        Later::Check(check) => check.answer(limiter, &mut reply).await,
+        Later::Throttle(throttle) => throttle.answer(limiter, &mut reply).await,
+    }
+    (waiting.place, out)
+}
+
+/// `answers` come in the order of their places.
+fn merge(output: &[u8], answers: &[(Option<usize>, Vec<u8>)]) -> Vec<u8> {
+    let bytes: usize = answers.iter().map(|(_, answer)| answer.len()).sum();
+    let mut merged = Vec::with_capacity(output.len() + bytes);
+    let mut written = 0;
+    for (place, answer) in answers {
+        if let Some(place) = place {
+            merged.extend_from_slice(&output[written..*place]);
+            merged.extend_from_slice(answer);
+            written = *place;
+        }
+    }
+    merged.extend_from_slice(&output[written..]);
+    merged
+}
+
+#[cfg(test)]
+mod tests {
+    use super::merge;
+
+    #[test]
+    fn answers_stand_where_they_were_asked_for() {
+        let answer = |place, text: &str| (place, text.as_bytes().to_vec());
+        let answers = [
+            answer(Some(0), "a"),
+            answer(Some(2), "b"),
+            answer(None, "muted"),
+            answer(Some(2), "c"),
+            answer(Some(4), "d"),
+        ];
+        assert_eq!(merge(b"1234", &answers), b"a12bc34d");
+        assert_eq!(merge(b"1234", &[]), b"1234");
+    }
+}

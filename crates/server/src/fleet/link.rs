@@ -1,0 +1,105 @@
+//! From what the rules file says of Redis to a fleet, on a thread of its own.
+//!
+//! Every worker asks through the same few connections: what waits there at the same time travels together, whichever
+//! worker it came from.
+
+use std::{fs, io, path::Path, sync::Arc, thread};
+
+use tidegate_redis::{Login, Redis, Settings, Tls};
+use tokio::{
+    runtime::{Builder, Handle},
+    sync::oneshot,
+};
+
+use super::{Fleet, FleetSettings};
+use crate::{
+    config::{Password, RedisConfig},
+    serve::ServeError,
+};
+
+/// The thread that keeps the connections; dropping it ends them.
+#[derive(Debug)]
+pub(crate) struct Link {
+    redis: Arc<Redis>,
+    prefix: String,
+    settings: FleetSettings,
+    _thread: Thread,
+}
+
+impl Link {
+    /// Begins to connect as `config` says; `password` is the one that it names, if it names one.
+    ///
+    /// # Errors
+    ///
+    /// If a certificate cannot be read, or the system gives no thread.
+    pub(crate) fn start(config: RedisConfig, password: Option<String>) -> Result<Self, ServeError> {
+        let thread = Thread::start()?;
+        let RedisConfig { prefix, fleet, .. } = config.clone();
+        let redis = Arc::new(Redis::start(settings(config, password)?, &thread.runtime));
+        Ok(Self {
+            redis,
+            prefix,
+            settings: fleet,
+            _thread: thread,
+        })
+    }
+
+    pub(crate) fn fleet(&self) -> Fleet {
+        Fleet::new(Arc::clone(&self.redis), &self.prefix, self.settings)
+    }
+}
+
+fn settings(config: RedisConfig, password: Option<String>) -> Result<Settings, ServeError> {
+    let pem = |path: &Path| {
+        fs::read(path).map_err(|source| ServeError::Certificate {
+            path: path.to_owned(),
+            source,
+        })
+    };
+    let client = match &config.certificate {
+        Some((cert, key)) => Some((pem(cert)?, pem(key)?)),
+        None => None,
+    };
+    let password = match config.password {
+        Password::Literal(literal) => Some(literal),
+        Password::None | Password::Env(_) => password,
+    };
+    Ok(Settings {
+        login: Login {
+            username: config.username,
+            password,
+        },
+        sentinel_login: config.sentinel_login,
+        tls: Tls {
+            authority: config.authority.as_deref().map(pem).transpose()?,
+            client,
+        },
+        timeout: config.timeout,
+        connections: config.connections,
+        ..Settings::new(config.topology)
+    })
+}
+
+/// A thread with a runtime, which ends when this is dropped.
+#[derive(Debug)]
+struct Thread {
+    runtime: Handle,
+    _stop: oneshot::Sender<()>,
+}
+
+impl Thread {
+    fn start() -> io::Result<Self> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let handle = runtime.handle().clone();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let body = move || {
+            // It ends by being dropped, which is all that it says.
+            let _ = runtime.block_on(stopped);
+        };
+        thread::Builder::new().name("redis".into()).spawn(body)?;
+        Ok(Self {
+            runtime: handle,
+            _stop: stop,
+        })
+    }
+}

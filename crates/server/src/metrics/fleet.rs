@@ -1,0 +1,38 @@
+//! What a node of a fleet has done, and how Redis is.
+
+use super::text::Text;
+use crate::fleet::{FAILURES, FleetStats, SOURCES};
+
+pub(super) fn write(text: &mut Text, fleet: &FleetStats) {
+    let name = "tidegate_decisions_total";
+    text.family(name, "counter", "Decisions by who made them.");
+    for (source, count) in SOURCES.iter().zip(fleet.decisions) {
+        text.sample(name, &[("source", source.as_str())], count);
+    }
+    let name = "tidegate_redis_failures_total";
+    let help = "Questions to which Redis gave no answer: not executed, of unknown fate, refused.";
+    text.family(name, "counter", help);
+    for (failure, count) in FAILURES.iter().zip(fleet.failures) {
+        text.sample(name, &[("failure", failure)], count);
+    }
+    let size = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+    let health = &fleet.health;
+    let help = "Redis servers that are known.";
+    text.single(
+        "tidegate_redis_servers",
+        "gauge",
+        help,
+        size(health.servers),
+    );
+    let help = "Redis servers that are asked.";
+    text.single("tidegate_redis_servers_up", "gauge", help, size(health.up));
+    let help = "Times that a Redis server was given up for a while.";
+    text.single("tidegate_redis_trips_total", "counter", help, health.trips);
+    let help = "Batches of questions sent to Redis.";
+    text.single(
+        "tidegate_redis_batches_total",
+        "counter",
+        help,
+        health.batches,
+    );
+}

@@ -1,0 +1,159 @@
+//! The doors of a node.
+
+use std::{
+    io::{Read, Write},
+    net::{Shutdown, SocketAddr, TcpStream},
+};
+
+use serde_json::Value;
+
+use crate::{
+    client::Client,
+    node::Node,
+    support::{PATIENCE, RedisServer, free_port},
+};
+
+fn converse(address: SocketAddr, input: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(input.as_bytes()).unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+fn json(address: SocketAddr, method: &str, path: &str, body: &str) -> (u16, Value) {
+    let answer = Client::connect(address).ask(method, path, &[], body.as_bytes());
+    (answer.status, answer.json())
+}
+
+#[test]
+fn a_pipeline_is_answered_in_order_whoever_decides() {
+    let redis = RedisServer::start();
+    let node = Node::start(&redis.url());
+    node.until_up(true);
+    let door = node.open_resp();
+    let asked = "PING one\r\nCL.THROTTLE k 1 1 3600\r\nPING two\r\nCL.THROTTLE k 1 1 3600\r\nCL.THROTTLE k 1 1 3600\r\n\
+                 THROTTLE other 5 1 3600 2\r\nTIDEGATE.CHECK path /local user u\r\nTIDEGATE.CHECK path /none\r\nPING three\r\n";
+    let expected = "$3\r\none\r\n*5\r\n:0\r\n:2\r\n:1\r\n:-1\r\n:3600\r\n$3\r\ntwo\r\n*5\r\n:0\r\n:2\r\n:0\r\n:-1\r\n:7200\r\n\
+                    *5\r\n:1\r\n:2\r\n:0\r\n:3600\r\n:7200\r\n*5\r\n:1\r\n:5\r\n:3\r\n:7200\r\n:0\r\n\
+                    *6\r\n:1\r\n$5\r\nlocal\r\n:10\r\n:9\r\n:360000\r\n:0\r\n*6\r\n:1\r\n$-1\r\n:-1\r\n:-1\r\n:0\r\n:0\r\n$5\r\nthree\r\n";
+    assert_eq!(converse(door, asked), expected);
+}
+
+#[test]
+fn a_client_that_wants_no_replies_gets_none_and_is_charged() {
+    let redis = RedisServer::start();
+    let node = Node::start(&redis.url());
+    node.until_up(true);
+    let door = node.open_resp();
+    let asked = "CLIENT REPLY SKIP\r\nCL.THROTTLE k 1 1 3600\r\nCL.THROTTLE k 1 1 3600\r\n";
+    assert_eq!(
+        converse(door, asked),
+        "*5\r\n:0\r\n:2\r\n:0\r\n:-1\r\n:7200\r\n"
+    );
+}
+
+#[test]
+fn a_batch_of_more_than_may_wait_is_answered_whole() {
+    let redis = RedisServer::start();
+    let node = Node::start(&redis.url());
+    node.until_up(true);
+    let asked: String = (0..3_000)
+        .map(|key| format!("CL.THROTTLE {key} 1 1 3600\r\n"))
+        .collect();
+    let answer = converse(node.open_resp(), &asked);
+    assert_eq!(
+        answer,
+        "*5\r\n:0\r\n:2\r\n:1\r\n:-1\r\n:3600\r\n".repeat(3_000)
+    );
+}
+
+#[test]
+fn verdicts_over_http_say_who_decided_and_how_exactly() {
+    let redis = RedisServer::start();
+    let node = Node::start(&redis.url());
+    node.until_up(true);
+    let door = node.open_http();
+    let body = r#"{"entries": {"path": "/local", "user": "u"}}"#;
+    let (status, verdict) = json(door, "POST", "/v1/check", body);
+    assert_eq!(
+        (status, &verdict["source"], &verdict["exactness"]),
+        (200, &"redis".into(), &"exact".into())
+    );
+    assert_eq!(verdict["remaining"], 9);
+    let body = r#"{"key": "k", "capacity": 1, "refill": "1/h"}"#;
+    assert_eq!(json(door, "POST", "/v1/throttle", body).0, 200);
+    let (status, verdict) = json(door, "POST", "/v1/throttle", body);
+    assert_eq!((status, &verdict["source"]), (429, &"redis".into()));
+    let (_, verdict) = json(door, "POST", "/v1/throttle", body);
+    assert_eq!(verdict["source"], "cache");
+}
+
+#[test]
+fn the_admin_door_shows_keys_and_readiness_of_the_whole_fleet() {
+    let mut redis = RedisServer::start();
+    let (a, b) = (Node::start(&redis.url()), Node::start(&redis.url()));
+    a.until_up(true);
+    b.until_up(true);
+    assert_eq!(a.admitted("local", "u", 3), 3);
+    let door = b.open_admin();
+    let (status, key) = json(door, "GET", "/v1/keys/local/u", "");
+    assert_eq!((status, &key["limits"][0]["remaining"]), (200, &7.into()));
+    let (_, ready) = json(door, "GET", "/readyz", "");
+    assert_eq!(
+        (&ready["redis"]["state"], &ready["redis"]["up"]),
+        (&"ok".into(), &1.into())
+    );
+    let metrics = b.limiter.exposition();
+    assert!(
+        metrics.contains("tidegate_redis_servers_up 1\n"),
+        "{metrics}"
+    );
+
+    redis.kill();
+    b.until_up(false);
+    let (status, ready) = json(door, "GET", "/readyz", "");
+    assert_eq!((status, &ready["ready"]), (200, &true.into()));
+    assert_eq!(
+        ready["redis"]["state"],
+        "out of reach; the rules' `on_failure` answers"
+    );
+    assert!(
+        ready["redis"]["problem"]
+            .as_str()
+            .unwrap()
+            .contains("cannot reach Redis")
+    );
+    let (status, problem) = json(door, "DELETE", "/v1/keys/local/u", "");
+    assert_eq!(status, 503);
+    assert!(
+        problem["detail"]
+            .as_str()
+            .unwrap()
+            .ends_with("nothing was changed"),
+        "{problem}"
+    );
+}
+
+#[test]
+fn doors_answer_by_policy_where_there_is_no_redis() {
+    let node = Node::start(&format!("redis://127.0.0.1:{}", free_port()));
+    node.until_up(false);
+    let body = r#"{"entries": {"path": "/closed", "user": "u"}}"#;
+    let (status, verdict) = json(node.open_http(), "POST", "/v1/check", body);
+    assert_eq!(
+        (status, &verdict["reason"], &verdict["exactness"]),
+        (429, &"store".into(), &"none".into())
+    );
+    let answer = converse(
+        node.open_resp(),
+        "TIDEGATE.CHECK path /open user u\r\nCL.THROTTLE k 9 1 3600\r\n",
+    );
+    // Half of ten, on this node's own count.
+    assert_eq!(
+        answer,
+        "*6\r\n:1\r\n$-1\r\n:-1\r\n:-1\r\n:0\r\n:0\r\n*5\r\n:0\r\n:5\r\n:4\r\n:-1\r\n:7200\r\n"
+    );
+}

@@ -1,0 +1,118 @@
+//! Redis out of reach: each rule's policy answers, says so, and gives nothing away.
+
+use tidegate_core::{Share, Source};
+use tidegate_server::fleet::FleetSettings;
+
+use crate::{
+    node::{Answer, Node},
+    support::{RedisServer, free_port},
+};
+
+#[test]
+fn a_node_starts_without_redis_and_is_exact_when_redis_comes() {
+    let port = free_port();
+    let node = Node::start(&format!("redis://127.0.0.1:{port}"));
+    node.until_up(false);
+    assert_eq!(node.spend("local", "u").source, Source::Local);
+    let _redis = RedisServer::start_on(port, &[]);
+    node.until_up(true);
+    assert_eq!(node.spend("local", "u").source, Source::Redis);
+}
+
+#[test]
+fn every_rule_has_its_own_policy() {
+    let node = Node::start(&format!("redis://127.0.0.1:{}", free_port()));
+    node.until_up(false);
+    let answer = |allowed, reason, exactness, source, remaining| Answer {
+        allowed,
+        reason,
+        exactness,
+        source,
+        remaining,
+    };
+    assert_eq!(
+        node.spend("open", "u"),
+        answer(true, None, "none", Source::Policy, None)
+    );
+    assert_eq!(
+        node.spend("closed", "u"),
+        answer(false, Some("store"), "none", Source::Policy, None)
+    );
+    assert_eq!(
+        node.spend("shadow", "u"),
+        answer(true, None, "none", Source::Policy, None)
+    );
+    assert_eq!(
+        node.spend("local", "u"),
+        answer(true, None, "local", Source::Local, Some(4))
+    );
+    // Half of ten, as the share is half unless said otherwise.
+    assert_eq!(node.admitted("local", "u", 20), 4);
+    assert_eq!(node.admitted("open", "u", 20), 20);
+}
+
+#[test]
+fn what_redis_admitted_is_not_given_again_when_it_goes_away() {
+    let mut redis = RedisServer::start();
+    let quarter = FleetSettings {
+        share: Share::percent(20).unwrap(),
+        ..FleetSettings::default()
+    };
+    let node = Node::with(&redis.url(), quarter);
+    node.until_up(true);
+    assert_eq!(node.admitted("local", "spent", 10), 10);
+    assert_eq!(node.admitted("local", "fresh", 1), 1);
+    redis.kill();
+    node.until_up(false);
+    assert_eq!(node.admitted("local", "spent", 5), 0);
+    assert_eq!(node.admitted("local", "fresh", 5), 1);
+    assert_eq!(node.admitted("local", "unseen", 5), 2);
+}
+
+#[test]
+fn a_block_that_this_node_has_seen_stands_while_redis_is_away() {
+    let mut redis = RedisServer::start();
+    let (a, b) = (Node::start(&redis.url()), Node::start(&redis.url()));
+    a.until_up(true);
+    b.until_up(true);
+    let key = a
+        .limiter
+        .rules()
+        .rule("local")
+        .unwrap()
+        .encode_key(&["u"])
+        .unwrap();
+    assert_eq!(a.run(a.limiter.block(&key, None, "abuse")), Ok(true));
+    assert_eq!(b.spend("local", "u").reason, Some("blocked"));
+    redis.kill();
+    for node in [&a, &b] {
+        node.until_up(false);
+        assert_eq!(node.spend("local", "u").reason, Some("blocked"));
+    }
+    redis.restart();
+    for node in [&a, &b] {
+        node.until_up(true);
+        assert!(
+            node.spend("local", "u").allowed,
+            "Redis has forgotten the block, and so has the node"
+        );
+    }
+    redis.kill();
+    a.until_up(false);
+    assert_ne!(a.spend("local", "u").reason, Some("blocked"));
+}
+
+#[test]
+fn an_operator_is_told_that_nothing_was_done() {
+    let node = Node::start(&format!("redis://127.0.0.1:{}", free_port()));
+    node.until_up(false);
+    let key = node
+        .limiter
+        .rules()
+        .rule("local")
+        .unwrap()
+        .encode_key(&["u"])
+        .unwrap();
+    let refused = node.run(node.limiter.reset(&key)).unwrap_err().to_string();
+    assert!(refused.contains("cannot reach Redis"), "{refused}");
+}

@@ -1,0 +1,158 @@
+//! A node of a fleet: a limiter on Redis, with its own clock, and doors where a test knocks.
+
+use std::{
+    net::{SocketAddr, TcpListener},
+    sync::Arc,
+};
+
+use tidegate_core::{Cost, Effect, MemoryBounds, MemoryStore, Request, Scratch, Source, Timestamp};
+use tidegate_redis::{Address, Redis, Settings, Topology};
+use tidegate_server::{
+    clock::Clock,
+    config::{Config, Headers},
+    door::{admin, http, resp},
+    fleet::{Fleet, FleetSettings},
+    limiter::Limiter,
+    net::{Bounds, Server},
+};
+use tokio::runtime::Runtime;
+
+use crate::support::{PATIENCE, eventually};
+
+/// When the clock of every node starts. Redis decides on its own.
+const START_MICROS: u64 = 1_700_000_000_000_000;
+
+/// A rule for every policy, each with the same limit; and one that nobody is asked about.
+pub(crate) const RULES: &str = "
+rules:
+  - {name: local, when: {path: /local}, key: [user], limits: [10/h], on_failure: local}
+  - {name: open, when: {path: /open}, key: [user], limits: [10/h], on_failure: open}
+  - {name: closed, when: {path: /closed}, key: [user], limits: [10/h], on_failure: closed}
+  - {name: shadow, when: {path: /shadow}, key: [user], limits: [10/h], on_failure: closed, mode: shadow}
+";
+
+pub(crate) struct Node {
+    pub(crate) limiter: Arc<Limiter>,
+    clock: Clock,
+    runtime: Runtime,
+    server: Server,
+}
+
+/// What came of a request.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Answer {
+    pub(crate) allowed: bool,
+    pub(crate) reason: Option<&'static str>,
+    pub(crate) exactness: &'static str,
+    pub(crate) source: Source,
+    pub(crate) remaining: Option<u64>,
+}
+
+impl Node {
+    pub(crate) fn start(url: &str) -> Self {
+        Self::with(url, FleetSettings::default())
+    }
+
+    pub(crate) fn with(url: &str, settings: FleetSettings) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        let topology = Topology::Standalone(Address::parse(url).unwrap().0);
+        let way = Settings {
+            // A busy machine may keep a test waiting for longer than a decision may take in earnest.
+            timeout: std::time::Duration::from_millis(500),
+            ..Settings::new(topology)
+        };
+        let redis = Arc::new(Redis::start(way, runtime.handle()));
+        let clock = Clock::manual(Timestamp::from_micros(START_MICROS));
+        let rules = Config::parse(RULES).unwrap().rules;
+        let store = MemoryStore::new(MemoryBounds::default());
+        let limiter = Limiter::new(rules, store, clock.clone());
+        Self {
+            limiter: Arc::new(limiter.with_fleet(Fleet::new(redis, "test", settings))),
+            clock,
+            runtime,
+            server: Server::start(1).unwrap(),
+        }
+    }
+
+    /// Sets the node's own clock to so long after the start.
+    pub(crate) fn at_millis(&self, millis: u64) {
+        self.clock
+            .set(Timestamp::from_micros(START_MICROS + millis * 1_000));
+    }
+
+    /// One request under the rule of that name.
+    pub(crate) fn spend(&self, rule: &str, user: &str) -> Answer {
+        let path = format!("/{rule}");
+        let entries = [("path", path.as_str()), ("user", user)];
+        let request = Request::new(&entries, Cost::ONE).unwrap();
+        let (rules, mut scratch) = (self.limiter.rules(), Scratch::default());
+        let asked = self
+            .limiter
+            .check(&rules, &mut scratch, &request, Effect::Charge);
+        let verdict = self.runtime.block_on(asked).unwrap();
+        Answer {
+            allowed: verdict.allowed,
+            reason: verdict.reason.map(|reason| reason.as_str()),
+            exactness: verdict.exactness.as_str(),
+            source: verdict.source,
+            remaining: verdict.leading().map(|line| line.outcome.remaining),
+        }
+    }
+
+    /// How many of `tries` passed.
+    pub(crate) fn admitted(&self, rule: &str, user: &str, tries: usize) -> usize {
+        (0..tries)
+            .filter(|_| self.spend(rule, user).allowed)
+            .count()
+    }
+
+    /// Waits until Redis answers, or does not.
+    pub(crate) fn until_up(&self, up: bool) {
+        eventually("Redis is as it should be", || {
+            let health = self.limiter.fleet().unwrap().stats().health;
+            ((health.up == 1) == up && (up || health.trouble.is_some())).then_some(())
+        });
+    }
+
+    /// The runtime on which the node's connections are.
+    pub(crate) fn run<T>(&self, future: impl Future<Output = T>) -> T {
+        self.runtime
+            .block_on(async { tokio::time::timeout(PATIENCE, future).await.unwrap() })
+    }
+
+    pub(crate) fn open_resp(&self) -> SocketAddr {
+        let (socket, limiter) = (socket(), Arc::clone(&self.limiter));
+        let listener = resp::listen(&self.server, socket, resp::default_bounds(), limiter);
+        listener.unwrap().local_addr()
+    }
+
+    pub(crate) fn open_http(&self) -> SocketAddr {
+        let served = http::Served {
+            limiter: Arc::clone(&self.limiter),
+            headers: Headers::default(),
+            identity: Arc::default(),
+            rate_limits: None,
+        };
+        let listener = http::listen(&self.server, socket(), Bounds::default(), served);
+        listener.unwrap().local_addr()
+    }
+
+    pub(crate) fn open_admin(&self) -> SocketAddr {
+        let operated = admin::Operated {
+            limiter: Arc::clone(&self.limiter),
+            reloader: None,
+            envoy: None,
+            token: None,
+        };
+        let listener = admin::listen(&self.server, socket(), Bounds::default(), operated);
+        listener.unwrap().local_addr()
+    }
+}
+
+fn socket() -> TcpListener {
+    TcpListener::bind("127.0.0.1:0").unwrap()
+}

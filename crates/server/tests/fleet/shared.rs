@@ -1,0 +1,157 @@
+//! What nodes share: counts, blocks, and what an operator gives back.
+
+use tidegate_core::{Source, Span};
+use tidegate_server::fleet::FleetSettings;
+
+use crate::{
+    node::{Answer, Node},
+    support::RedisServer,
+};
+
+fn two() -> (RedisServer, Node, Node) {
+    let redis = RedisServer::start();
+    let (a, b) = (Node::start(&redis.url()), Node::start(&redis.url()));
+    for node in [&a, &b] {
+        node.until_up(true);
+    }
+    (redis, a, b)
+}
+
+#[test]
+fn ten_in_all_whichever_node_is_asked() {
+    let (_redis, a, b) = two();
+    assert_eq!(
+        a.spend("local", "u"),
+        Answer {
+            allowed: true,
+            reason: None,
+            exactness: "exact",
+            source: Source::Redis,
+            remaining: Some(9),
+        }
+    );
+    assert_eq!(b.spend("local", "u").remaining, Some(8));
+    assert_eq!(a.admitted("local", "u", 5) + b.admitted("local", "u", 5), 8);
+    assert_eq!(b.admitted("local", "another", 12), 10);
+}
+
+#[test]
+fn nodes_whose_clocks_differ_by_minutes_are_no_more_generous() {
+    let (_redis, a, b) = two();
+    b.at_millis(5 * 60_000);
+    let admitted = (0..6).map(|_| {
+        usize::from(a.spend("local", "u").allowed) + usize::from(b.spend("local", "u").allowed)
+    });
+    assert_eq!(admitted.sum::<usize>(), 10);
+    let early = Node::start(&_redis.url());
+    early.until_up(true);
+    assert_eq!(early.admitted("local", "u", 3), 0);
+}
+
+#[test]
+fn an_abuser_costs_redis_nothing_until_the_bound_and_then_one_question() {
+    let (redis, a, _b) = two();
+    assert_eq!(a.admitted("local", "u", 11), 10);
+    let calls = || {
+        redis
+            .ask(&["INFO", "commandstats"])
+            .lines()
+            .filter(|line| line.contains("cmdstat_eval"))
+            .map(calls)
+            .sum::<u64>()
+    };
+    let before = calls();
+    a.at_millis(999);
+    for _ in 0..100 {
+        assert_eq!(a.spend("local", "u").source, Source::Cache);
+    }
+    assert_eq!(calls(), before);
+    a.at_millis(1_000);
+    assert_eq!(a.spend("local", "u").source, Source::Redis);
+    assert_eq!(a.spend("local", "u").source, Source::Cache);
+    assert_eq!(calls(), before + 1);
+}
+
+/// The number in `cmdstat_evalsha:calls=12,usec=…`.
+fn calls(line: &str) -> u64 {
+    let calls = line
+        .split("calls=")
+        .nth(1)
+        .and_then(|rest| rest.split(',').next());
+    calls.unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_cached_denial_says_how_long_it_still_stands() {
+    let (_redis, a, _b) = two();
+    assert_eq!(a.admitted("local", "u", 11), 10);
+    let denied = a.spend("local", "u");
+    assert_eq!(
+        (denied.allowed, denied.reason, denied.exactness),
+        (false, Some("limit"), "exact")
+    );
+    assert_eq!((denied.source, denied.remaining), (Source::Cache, Some(0)));
+}
+
+#[test]
+fn a_block_on_one_node_denies_on_all_at_once_and_so_it_is_lifted() {
+    let (_redis, a, b) = two();
+    let key = a
+        .limiter
+        .rules()
+        .rule("local")
+        .unwrap()
+        .encode_key(&["u"])
+        .unwrap();
+    assert!(a.spend("local", "u").allowed && b.spend("local", "u").allowed);
+    let minute = Some(Span::from_secs(60));
+    assert_eq!(a.run(a.limiter.block(&key, minute, "abuse")), Ok(true));
+    for node in [&a, &b] {
+        assert_eq!(node.spend("local", "u").reason, Some("blocked"));
+        let block = node.run(node.limiter.block_on(&key)).unwrap().unwrap();
+        assert_eq!(block.reason, "abuse");
+        assert_eq!(node.run(node.limiter.blocks()).unwrap(), [block]);
+    }
+    assert_eq!(b.run(b.limiter.unblock(&key)), Ok(true));
+    for node in [&a, &b] {
+        assert!(node.spend("local", "u").allowed);
+        assert_eq!(node.run(node.limiter.blocks()).unwrap(), []);
+    }
+    assert_eq!(b.run(b.limiter.unblock(&key)), Ok(false));
+}
+
+#[test]
+fn what_is_reset_on_one_node_is_noticed_there_at_once_and_elsewhere_within_the_bound() {
+    let (_redis, a, b) = two();
+    let key = a
+        .limiter
+        .rules()
+        .rule("local")
+        .unwrap()
+        .encode_key(&["u"])
+        .unwrap();
+    assert_eq!(
+        a.admitted("local", "u", 11) + b.admitted("local", "u", 2),
+        10
+    );
+    assert_eq!(a.run(a.limiter.reset(&key)), Ok(true));
+    assert!(a.spend("local", "u").allowed);
+    assert_eq!(b.spend("local", "u").source, Source::Cache);
+    b.at_millis(1_000);
+    assert!(b.spend("local", "u").allowed);
+    assert_eq!(b.run(b.limiter.reset(&key)), Ok(true));
+    assert_eq!(b.run(b.limiter.reset(&key)), Ok(false));
+}
+
+#[test]
+fn without_a_bound_nothing_is_remembered() {
+    let redis = RedisServer::start();
+    let settings = FleetSettings {
+        denials: Span::ZERO,
+        ..FleetSettings::default()
+    };
+    let node = Node::with(&redis.url(), settings);
+    node.until_up(true);
+    assert_eq!(node.admitted("local", "u", 11), 10);
+    assert_eq!(node.spend("local", "u").source, Source::Redis);
+}
