@@ -27,6 +27,16 @@ fn every_door_answers() {
 }
 
 #[test]
+fn the_log_says_what_is_in_force() {
+    let mut server = Server::start(FIVE_AN_HOUR);
+    let line = server.wait_for(&["rules are in force"]);
+    assert!(
+        line.contains("rules=1") && line.contains("file=rules.yaml"),
+        "{line}"
+    );
+}
+
+#[test]
 fn every_door_counts_the_same() {
     let server = Server::start(FIVE_AN_HOUR);
     server.check(&json!({"user": "u1"}));
