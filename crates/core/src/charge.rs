@@ -108,8 +108,9 @@ pub enum Effect {
     /// Charges nothing and answers how the limits stand: the cost is ignored, as if it were 0, and so nothing
     /// denies, a manual block included.
     Look,
-    /// Gives the cost back, the newest spending first, and never more than was spent; denies nothing, and answers how
-    /// the limits stand then.
+    /// Gives the cost back, the newest spending first, and never more than was spent; no limit denies it, and all answer
+    /// how they stand then. Only where the limits were changed since, so that the state takes another shape, can it find
+    /// the store full.
     ///
     /// It takes no receipt: who may ask for it may pass as often as he likes. It is for callers that are trusted to
     /// give back only what they took, such as a proxy that learns the true cost afterwards.

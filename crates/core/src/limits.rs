@@ -4,7 +4,6 @@ use std::sync::{Arc, OnceLock};
 
 use crate::{
     bounds,
-    charge::Cost,
     failure::{OnFailure, Share},
     kernel::{Kernel, Schedule, State},
     limit::{Denials, Limit, LimitError},
@@ -297,8 +296,7 @@ impl Limits {
     }
 
     /// The most bytes on the heap that the state of a new key takes once `cost` is charged.
-    pub(crate) fn newcomer_bytes(&self, cost: Cost) -> usize {
-        let cost = cost.units();
+    pub(crate) fn newcomer_bytes(&self, cost: u64) -> usize {
         match self.members.as_slice() {
             [member] if member.kernel.is_small() => 0,
             [member] => size_of::<Cell>() + member.kernel.newcomer_bytes(cost),
@@ -311,9 +309,8 @@ impl Limits {
     }
 
     /// The most bytes that `cell`, left under limits of `fingerprint`, grows by when `cost` is charged.
-    pub(crate) fn growth_bytes(&self, cell: &Cell, fingerprint: u32, cost: Cost) -> usize {
+    pub(crate) fn growth_bytes(&self, cell: &Cell, fingerprint: u32, cost: u64) -> usize {
         if fingerprint == self.fingerprint && self.knows(cell) {
-            let cost = cost.units();
             let members = self.members.iter().zip(cell.states());
             members
                 .map(|(member, state)| member.kernel.growth_bytes(state, cost))

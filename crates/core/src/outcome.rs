@@ -77,10 +77,22 @@ pub enum Decision {
         /// How long that is from now.
         retry_after: Retry,
     },
-    /// The store is full of keys that are being limited and its policy is to deny newcomers, or it is out of
-    /// reach and the rule's policy is to deny; nothing was charged.
+    /// The store is full, and what was found in it at a few places is not to be forgotten; or it is out of reach, and the
+    /// rule's policy is to deny. Nothing was charged.
     Full {
-        /// When it makes sense to try again.
+        /// When it makes sense to try again: as the first of what was found expires. Never for what is too large for the
+        /// store.
         retry_after: Retry,
     },
+}
+
+impl Decision {
+    pub(crate) fn blocked(charge: usize, until: Option<Timestamp>, now: Timestamp) -> Self {
+        let retry_after = until.map_or(Retry::Never, |until| Retry::After(until.since(now)));
+        Self::Blocked {
+            charge,
+            until,
+            retry_after,
+        }
+    }
 }

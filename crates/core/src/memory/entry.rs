@@ -1,7 +1,6 @@
 //! What the store keeps of one key: 48 bytes, with short keys and plain states inside.
 
 use crate::{
-    charge::Cost,
     kernel::{Exact, IntervalState, State, WindowState},
     limits::{Cell, Limits},
     time::Timestamp,
@@ -131,7 +130,7 @@ impl Entry {
 
     /// The most bytes that charging `cost` to `limits` adds.
     #[inline]
-    pub(super) fn growth_bytes(&self, limits: &Limits, cost: Cost) -> usize {
+    pub(super) fn growth_bytes(&self, limits: &Limits, cost: u64) -> usize {
         match &self.packed {
             Packed::Wide(cell) => limits.growth_bytes(cell, self.fingerprint, cost),
             _ => limits.newcomer_bytes(cost),

@@ -1,16 +1,33 @@
-//! The shards of a decision over several keys.
+//! A decision over several keys, while it holds their shards.
 
-use super::{Guard, MemoryStore, blocked, shard::Shard};
-use crate::{charge::Charge, outcome::Decision, time::Timestamp};
+use super::{
+    Guard, MemoryStore,
+    pending::{Pending, Place},
+    room::Full,
+    shard::{Shard, hash_with},
+};
+use crate::{
+    charge::{Charge, Effect},
+    outcome::Decision,
+    time::Timestamp,
+};
 
-/// The locks of all the shards of one decision, taken in order.
-pub(super) struct Held<'s> {
+/// The charges of one decision, and the locks of all their shards, taken in order.
+pub(super) struct Held<'s, 'c> {
+    store: &'s MemoryStore,
+    charges: &'c [Charge<'c>],
+    /// Of the charges' keys.
+    hashes: Vec<u64>,
     numbers: Vec<usize>,
     guards: Vec<Guard<'s>>,
 }
 
-impl<'s> Held<'s> {
-    pub(super) fn lock(store: &'s MemoryStore, hashes: &[u64]) -> Self {
+impl<'s, 'c> Held<'s, 'c> {
+    pub(super) fn lock(store: &'s MemoryStore, charges: &'c [Charge<'c>]) -> Self {
+        let hashes: Vec<u64> = charges
+            .iter()
+            .map(|charge| hash_with(&store.hasher, charge.key))
+            .collect();
         let mut numbers: Vec<usize> = hashes.iter().map(|hash| store.shard_of(*hash)).collect();
         numbers.sort_unstable();
         numbers.dedup();
@@ -18,13 +35,13 @@ impl<'s> Held<'s> {
             .iter()
             .map(|number| store.shards[*number].0.lock())
             .collect();
-        Self { numbers, guards }
-    }
-
-    /// The shard of that number, which is one of those that were locked.
-    pub(super) fn shard(&mut self, number: usize) -> &mut Shard {
-        let at = self.numbers.partition_point(|held| *held < number);
-        &mut self.guards[at]
+        Self {
+            store,
+            charges,
+            hashes,
+            numbers,
+            guards,
+        }
     }
 
     pub(super) fn latest(&mut self, now: Timestamp) -> Timestamp {
@@ -38,26 +55,81 @@ impl<'s> Held<'s> {
     }
 
     /// The block that stands longest, if any key is blocked.
-    pub(super) fn blocked(
-        &mut self,
-        store: &MemoryStore,
-        charges: &[Charge<'_>],
-        hashes: &[u64],
-        now: Timestamp,
-    ) -> Option<Decision> {
+    pub(super) fn blocked(&mut self, now: Timestamp) -> Option<Decision> {
         let mut longest: Option<(usize, Option<Timestamp>)> = None;
-        for (index, (charge, hash)) in charges.iter().zip(hashes).enumerate() {
-            if let Some(until) = self.shard(store.shard_of(*hash)).blocked(charge.key, now) {
+        for (index, charge) in self.charges.iter().enumerate() {
+            if let Some(until) = self.shard(self.hashes[index]).blocked(charge.key, now) {
                 let rank = |until: Option<Timestamp>| until.unwrap_or(Timestamp::MAX);
                 if longest.is_none_or(|(_, other)| rank(until) > rank(other)) {
                     longest = Some((index, until));
                 }
             }
         }
-        longest.map(|(index, until)| blocked(index, until, now))
+        longest.map(|(index, until)| Decision::blocked(index, until, now))
     }
 
-    pub(super) fn finish(&mut self) {
-        self.guards.iter_mut().for_each(|shard| shard.finish());
+    /// Finds all keys and makes room for those that are new; only then does no entry move any more.
+    pub(super) fn locate(&mut self, now: Timestamp, effect: Effect) -> Result<Vec<Place>, Full> {
+        let charges = self.charges;
+        let located: Result<Vec<_>, Full> = charges
+            .iter()
+            .enumerate()
+            .map(|(index, charge)| {
+                let hash = self.hashes[index];
+                self.shard(hash)
+                    .locate((charge, charges), hash, now, effect)
+            })
+            .collect();
+        for shard in &mut self.guards {
+            shard.carry_out(now, effect);
+        }
+        let located = located?.into_iter().enumerate();
+        let places = located.map(|(index, located)| {
+            let hash = self.hashes[index];
+            let located = self
+                .shard(hash)
+                .locate_again(hash, charges[index].key, located);
+            Place { hash, located }
+        });
+        Ok(places.collect())
+    }
+
+    /// Takes the states of all charges out of their places.
+    pub(super) fn open(
+        &mut self,
+        places: Vec<Place>,
+        now: Timestamp,
+        effect: Effect,
+    ) -> Vec<Pending<'c>> {
+        let located = self.charges.iter().zip(places);
+        located
+            .map(|(charge, place)| self.shard(place.hash).open(charge, place, now, effect))
+            .collect()
+    }
+
+    /// Puts the states of a decision back: first those that were there, because an insertion moves others.
+    pub(super) fn put_back(&mut self, decided: impl Iterator<Item = (Pending<'c>, bool)>) {
+        let mut newcomers = Vec::new();
+        for (pending, pressed) in decided {
+            let hash = pending.place.hash;
+            let newcomer = self.shard(hash).put_back(pending, pressed);
+            newcomers.extend(newcomer.map(|newcomer| (hash, newcomer, pressed)));
+        }
+        for (hash, newcomer, pressed) in newcomers {
+            self.shard(hash).insert_pending(newcomer, pressed);
+        }
+    }
+
+    pub(super) fn finish(mut self, effect: Effect) {
+        for shard in &mut self.guards {
+            shard.finish(effect);
+        }
+    }
+
+    /// The shard of a key of that hash, which is one of those that were locked.
+    fn shard(&mut self, hash: u64) -> &mut Shard {
+        let number = self.store.shard_of(hash);
+        let at = self.numbers.partition_point(|held| *held < number);
+        &mut self.guards[at]
     }
 }

@@ -3,13 +3,42 @@
 //! A key lives in the shard that its hash names, under that shard's lock. A decision over several keys takes
 //! the locks of their shards in order, decides on what it finds, and puts everything back before it lets go:
 //! nobody ever sees half of it. There are no sweeps: each decision looks at a few entries at most, and an
-//! insertion into a full shard at [a few more](shard).
+//! insertion into a full shard at [a few more](room).
+//!
+//! The path of one decision, of which [`decide`] tells one step a line:
+//!
+//! ```text
+//!   charges ─▶ hash each key ─▶ lock its shard                                 decide, held
+//!                                    │  now = the latest instant seen          shard
+//!                                    ▼
+//!                               a block? ──────────────▶ Blocked               blocks
+//!                                    │ no
+//!                                    ▼
+//!                    find the entry, reserve room ─────▶ Full                  index, room
+//!                                    │
+//!                                    ▼
+//!                  take each state out (a peek: copy)                          entry, slab
+//!                                    │
+//!                                    ▼
+//!          ask every limit ─▶ charge all, or none ─▶ report outcomes           pending
+//!                                    │
+//!                                    ▼
+//!                    put back, insert newcomers, tidy                          shard
+//!                                    │
+//!                                    ▼
+//!                             unlock ─▶ Admitted or Limited
+//! ```
+//!
+//! Most decisions take a short cut: where the rule is one plain schedule and its state lies in an entry, the step is made
+//! [in place](shard::Shard::step_in_place), and answers the same.
 
 mod blocks;
+mod decide;
 mod entry;
 mod held;
 mod index;
 mod pending;
+mod room;
 mod shard;
 mod slab;
 mod snapshot;
@@ -21,19 +50,16 @@ use foldhash::quality::RandomState;
 
 pub use self::snapshot::SnapshotError;
 use self::{
-    held::Held,
-    pending::{Pending, Place},
-    shard::{Full, Room, Shard, hash_with},
+    room::Room,
+    shard::{Shard, hash_with},
 };
 use crate::{
     bounds,
-    charge::{Charge, Effect},
-    outcome::{Decision, Outcome, Retry},
     sync::{self, Mutex},
     time::{Span, Timestamp},
 };
 
-/// What a full store does for a key that it has not seen.
+/// What a full store does for a key that it has not seen, and for one whose log has to grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WhenFull {
     /// Forgets a key that has spent no more than half of each limit and was not denied; if none is at hand,
@@ -42,7 +68,8 @@ pub enum WhenFull {
     Evict,
     /// Forgets nothing and denies the newcomer.
     Deny,
-    /// Forgets nothing and lets the newcomer pass uncounted.
+    /// Forgets nothing and lets the newcomer pass uncounted; a log that cannot grow still denies what is too much for it
+    /// as it is.
     Allow,
 }
 
@@ -92,9 +119,9 @@ pub struct MemoryStats {
     pub expired: u64,
     /// Live keys that were forgotten to make room.
     pub evicted: u64,
-    /// Newcomers denied because the store was full.
+    /// Charges denied because the store was full: on newcomers, and on keys whose log had to grow.
     pub newcomers_denied: u64,
-    /// Newcomers let through uncounted because the store was full.
+    /// Such charges let through uncounted.
     pub newcomers_allowed: u64,
     /// Manual blocks held now.
     pub blocks: usize,
@@ -174,169 +201,6 @@ impl MemoryStore {
         Self { hasher, shards }
     }
 
-    /// Decides `charges` at `now`: all are charged, or none.
-    ///
-    /// `outcomes` is cleared and filled with one outcome a limit, in the order of the charges and their
-    /// limits; it stays empty when no limit was asked, because a key is blocked or the store is full. The
-    /// keys of `charges` must differ from each other. An instant earlier than one that the keys' shards
-    /// have seen counts as the latest seen.
-    pub fn check(
-        &self,
-        charges: &[Charge<'_>],
-        now: Timestamp,
-        effect: Effect,
-        outcomes: &mut Vec<Outcome>,
-    ) -> Decision {
-        outcomes.clear();
-        if let [charge] = charges {
-            self.check_one(charge, now, effect, outcomes)
-        } else {
-            self.check_all(charges, now, effect, outcomes)
-        }
-    }
-
-    #[inline]
-    fn check_one(
-        &self,
-        charge: &Charge<'_>,
-        now: Timestamp,
-        effect: Effect,
-        outcomes: &mut Vec<Outcome>,
-    ) -> Decision {
-        let hash = hash_with(&self.hasher, charge.key);
-        let mut shard = self.shards[self.shard_of(hash)].0.lock();
-        let now = shard.latest(now);
-        if effect == Effect::Charge
-            && let Some(schedule) = charge.limits.sole_schedule()
-            && let Some(step) = shard.step_in_place(charge, schedule, hash, now)
-        {
-            drop(shard);
-            outcomes.push(schedule.outcome(&step, now));
-            return if step.allowed() {
-                Decision::Admitted
-            } else {
-                Decision::Limited
-            };
-        }
-        if effect.asks()
-            && let Some(until) = shard.blocked(charge.key, now)
-        {
-            return blocked(0, until, now);
-        }
-        let alone = std::slice::from_ref(charge);
-        let located = match shard.locate((charge, alone), hash, now, effect) {
-            Ok(located) => located,
-            Err(Full { retry_after }) => return Decision::Full { retry_after },
-        };
-        let mut pending = shard.open(charge, Place { hash, located }, now, effect);
-        let admitted = pending.ask(now);
-        if effect.asks() {
-            pending.settle(admitted, now);
-        }
-        let pressed = pending.report(now, outcomes);
-        if effect.writes() {
-            if let Some(newcomer) = shard.put_back(pending, pressed) {
-                shard.insert_pending(newcomer, pressed);
-            }
-            shard.finish();
-        }
-        if admitted {
-            Decision::Admitted
-        } else {
-            Decision::Limited
-        }
-    }
-
-    fn check_all(
-        &self,
-        charges: &[Charge<'_>],
-        now: Timestamp,
-        effect: Effect,
-        outcomes: &mut Vec<Outcome>,
-    ) -> Decision {
-        let hashes: Vec<u64> = charges
-            .iter()
-            .map(|charge| hash_with(&self.hasher, charge.key))
-            .collect();
-        let mut held = Held::lock(self, &hashes);
-        let now = held.latest(now);
-        if effect.asks()
-            && let Some(decision) = held.blocked(self, charges, &hashes, now)
-        {
-            return decision;
-        }
-        let mut located = Vec::with_capacity(charges.len());
-        for (charge, hash) in charges.iter().zip(&hashes) {
-            let shard = held.shard(self.shard_of(*hash));
-            match shard.locate((charge, charges), *hash, now, effect) {
-                Ok(place) => located.push(place),
-                Err(Full { retry_after }) => {
-                    held.finish();
-                    return Decision::Full { retry_after };
-                }
-            }
-        }
-        let mut pending: Vec<Pending<'_>> = charges
-            .iter()
-            .zip(&hashes)
-            .zip(located)
-            .map(|((charge, hash), located)| {
-                let shard = held.shard(self.shard_of(*hash));
-                let located = shard.locate_again(*hash, charge.key, located);
-                shard.open(
-                    charge,
-                    Place {
-                        hash: *hash,
-                        located,
-                    },
-                    now,
-                    effect,
-                )
-            })
-            .collect();
-        let mut admitted = true;
-        for pending in &mut pending {
-            // Every limit is asked, whatever the others say: each has its own answer.
-            admitted &= pending.ask(now);
-        }
-        if effect.asks() {
-            pending
-                .iter_mut()
-                .for_each(|pending| pending.settle(admitted, now));
-        }
-        let pressed: Vec<bool> = pending
-            .iter()
-            .map(|pending| pending.report(now, outcomes))
-            .collect();
-        if effect.writes() {
-            self.put_all(&mut held, pending.into_iter().zip(pressed), &hashes);
-        }
-        if admitted {
-            Decision::Admitted
-        } else {
-            Decision::Limited
-        }
-    }
-
-    /// Puts the states of a decision back: first those that were there, because an insertion moves others.
-    fn put_all<'c>(
-        &self,
-        held: &mut Held<'_>,
-        decided: impl Iterator<Item = (Pending<'c>, bool)>,
-        hashes: &[u64],
-    ) {
-        let mut newcomers = Vec::new();
-        for ((pending, pressed), hash) in decided.zip(hashes) {
-            let shard = self.shard_of(*hash);
-            let newcomer = held.shard(shard).put_back(pending, pressed);
-            newcomers.extend(newcomer.map(|newcomer| (shard, newcomer, pressed)));
-        }
-        for (shard, newcomer, pressed) in newcomers {
-            held.shard(shard).insert_pending(newcomer, pressed);
-        }
-        held.finish();
-    }
-
     /// Forgets what `key` has spent; true if there was anything. A block on it stands.
     pub fn reset(&self, key: &[u8]) -> bool {
         let hash = hash_with(&self.hasher, key);
@@ -400,14 +264,5 @@ impl MemoryStore {
     fn shard_of(&self, hash: u64) -> usize {
         // Eight bits fit a usize, and the number of shards is a power of two up to 256.
         (hash >> 56) as usize & (self.shards.len() - 1)
-    }
-}
-
-fn blocked(charge: usize, until: Option<Timestamp>, now: Timestamp) -> Decision {
-    let retry_after = until.map_or(Retry::Never, |until| Retry::After(until.since(now)));
-    Decision::Blocked {
-        charge,
-        until,
-        retry_after,
     }
 }

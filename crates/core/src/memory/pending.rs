@@ -7,12 +7,12 @@ use crate::{
     time::Timestamp,
 };
 
-/// Where the key of a charge is.
+/// Where the key of a charge is, and whether there is room for what is charged: if not, it passes uncounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Located {
     /// In the entry of this number.
-    At(usize),
-    /// Nowhere; there is room for it or not.
+    At { number: usize, has_room: bool },
+    /// Nowhere.
     Absent { has_room: bool },
 }
 

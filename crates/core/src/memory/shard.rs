@@ -1,27 +1,24 @@
-//! A part of the store, under one lock: its keys, and room for so many and no more.
+//! A part of the store, under one lock: its keys and what is remembered of each.
 
 use std::hash::{BuildHasher, Hasher};
 
 use super::{
-    MemoryStats, RandomState, WhenFull,
+    MemoryStats, RandomState,
     blocks::Blocks,
-    entry::{Entry, key_bytes},
+    entry::Entry,
     index::{self, Index},
     pending::{Located, Pending, Place},
+    room::{Full, Reserved, Room},
     slab::Slab,
 };
 use crate::{
     charge::{Charge, Effect},
     kernel::{Schedule, Step},
-    outcome::Retry,
-    time::{Span, Timestamp},
+    time::Timestamp,
 };
 
-/// How many entries an insertion looks at to find one that has expired or may be forgotten.
-const SAMPLE: usize = 8;
-
-/// How many entries an insertion looks at to drop those that have expired: more than one, so that under a
-/// stream of new keys the expired ones go faster than new ones come.
+/// How many entries a decision looks at for each key that it inserts, to drop those that have expired: more than
+/// one, so that under a stream of new keys the expired ones go faster than new ones come.
 const TIDY_ON_INSERT: usize = 3;
 
 /// One decision in so many looks at one entry, so that an idle store empties without insertions.
@@ -32,9 +29,9 @@ const TIDY_EVERY: u32 = 16;
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Shard {
-    entries: Slab,
-    rest: Box<Rest>,
-    index: Index,
+    pub(super) entries: Slab,
+    pub(super) rest: Box<Rest>,
+    pub(super) index: Index,
     /// The latest instant seen: a clock that goes backwards counts as this.
     latest: Timestamp,
     decisions: u32,
@@ -44,36 +41,15 @@ pub(super) struct Shard {
 
 /// What only some decisions touch.
 #[derive(Debug)]
-struct Rest {
+pub(super) struct Rest {
     hasher: RandomState,
-    room: Room,
+    pub(super) room: Room,
     /// Where tidying goes on.
-    cursor: usize,
+    pub(super) cursor: usize,
     /// Bytes on the heap that belong to the entries.
-    heap_bytes: usize,
-    reserved: Reserved,
-    counts: MemoryStats,
-}
-
-/// What a shard may hold.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Room {
-    pub(super) keys: usize,
-    pub(super) bytes: usize,
-    pub(super) when_full: WhenFull,
-}
-
-/// Room that is kept for the keys that a decision is about to insert, and for what it lets grow.
-#[derive(Clone, Copy, Debug, Default)]
-struct Reserved {
-    keys: usize,
-    bytes: usize,
-}
-
-/// There is no room, and this is when there may be.
-#[derive(Debug)]
-pub(super) struct Full {
-    pub(super) retry_after: Retry,
+    pub(super) heap_bytes: usize,
+    pub(super) reserved: Reserved,
+    pub(super) counts: MemoryStats,
 }
 
 impl Shard {
@@ -106,8 +82,7 @@ impl Shard {
         self.latest
     }
 
-    /// Finds the entry of `charge`, one of `all` that are decided together, and makes sure that what is
-    /// charged can be kept.
+    /// Finds the entry of `charge`, one of `all` that are decided together, and reserves room for what is charged.
     #[inline]
     pub(super) fn locate(
         &mut self,
@@ -117,55 +92,20 @@ impl Shard {
         effect: Effect,
     ) -> Result<Located, Full> {
         let found = self.find(hash, charge.key);
-        let Some(number) = found else {
-            let has_room = effect == Effect::Charge && self.reserve(charge, all, now)?;
-            return Ok(Located::Absent { has_room });
-        };
-        if !effect.writes() {
-            return Ok(Located::At(number));
-        }
-        match self.entries[number].growth_bytes(charge.limits, charge.cost) {
-            0 => Ok(Located::At(number)),
-            growth => {
-                self.make_room(0, growth, all, now)?;
-                self.rest.reserved.bytes += growth;
-                Ok(self.locate_again(hash, charge.key, Located::At(number)))
-            }
-        }
+        let wanted = self.wanted(charge, found, effect);
+        let has_room = wanted.is_nothing() || self.reserve_for(wanted, all, now, effect)?;
+        Ok(match found {
+            Some(number) => Located::At { number, has_room },
+            None => Located::Absent { has_room },
+        })
     }
 
-    /// The place of an entry that making room for others may have moved.
+    /// The place of an entry that making way for others may have moved.
     pub(super) fn locate_again(&self, hash: u64, key: &[u8], located: Located) -> Located {
         match (located, self.find(hash, key)) {
-            (Located::At(_), Some(number)) => Located::At(number),
-            (Located::At(_), None) => Located::Absent { has_room: false },
+            (Located::At { has_room, .. }, Some(number)) => Located::At { number, has_room },
+            (Located::At { .. }, None) => Located::Absent { has_room: false },
             (absent @ Located::Absent { .. }, _) => absent,
-        }
-    }
-
-    /// Makes room for the key of `charge`; false if it is to pass uncounted.
-    #[cold]
-    fn reserve(
-        &mut self,
-        charge: &Charge<'_>,
-        all: &[Charge<'_>],
-        now: Timestamp,
-    ) -> Result<bool, Full> {
-        let bytes = key_bytes(charge.key) + charge.limits.newcomer_bytes(charge.cost);
-        match self.make_room(1, bytes, all, now) {
-            Ok(()) => {
-                self.rest.reserved.keys += 1;
-                self.rest.reserved.bytes += bytes;
-                Ok(true)
-            }
-            Err(_) if self.rest.room.when_full == WhenFull::Allow => {
-                self.rest.counts.newcomers_allowed += 1;
-                Ok(false)
-            }
-            Err(full) => {
-                self.rest.counts.newcomers_denied += 1;
-                Err(full)
-            }
         }
     }
 
@@ -205,11 +145,14 @@ impl Shard {
         let limits = charge.limits;
         let mut cell = match located {
             Located::Absent { .. } => limits.fresh(),
-            Located::At(number) if effect.writes() => {
+            Located::At {
+                number,
+                has_room: true,
+            } if effect.writes() => {
                 self.rest.heap_bytes -= self.entries[number].heap_bytes();
                 self.entries[number].take(limits, now)
             }
-            Located::At(number) => self.entries[number].copy(limits, now),
+            Located::At { number, .. } => self.entries[number].copy(limits, now),
         };
         if effect == Effect::Refund {
             limits.refund(&mut cell, now, charge.cost.units());
@@ -222,16 +165,19 @@ impl Shard {
         Pending::new(charge, Place { hash, located }, cell, cost)
     }
 
-    /// Puts the state of a charge back that was there before; the others are to be inserted.
+    /// Puts the state of a charge back that [`Self::open`] took; those of newcomers are to be inserted.
     #[inline]
     pub(super) fn put_back<'c>(
         &mut self,
         pending: Pending<'c>,
         pressed: bool,
     ) -> Option<Pending<'c>> {
-        let Located::At(number) = pending.place.located else {
+        let Located::At { number, has_room } = pending.place.located else {
             return Some(pending);
         };
+        if !has_room {
+            return None;
+        }
         let entry = &mut self.entries[number];
         entry.put(pending.cell, pending.charge.limits.fingerprint(), pressed);
         self.rest.heap_bytes += entry.heap_bytes();
@@ -247,15 +193,18 @@ impl Shard {
                 pending.place.hash,
                 Entry::new(pending.charge.key, pending.cell, fingerprint, pressed),
             );
-            self.tidy(TIDY_ON_INSERT, self.latest);
         }
     }
 
-    /// Ends a decision. Nothing may move entries between [`Self::open`] and the last [`Self::put_back`].
+    /// Ends a decision, and tidies a little. Nothing may move entries between [`Self::open`] and the last
+    /// [`Self::put_back`].
     #[inline]
-    pub(super) fn finish(&mut self) {
-        self.rest.reserved = Reserved::default();
-        self.count();
+    pub(super) fn finish(&mut self, effect: Effect) {
+        let newcomers = self.rest.reserved.clear();
+        if effect.writes() {
+            self.tidy(newcomers * TIDY_ON_INSERT, self.latest);
+            self.count();
+        }
     }
 
     /// Counts a decision, and tidies now and then.
@@ -272,14 +221,15 @@ impl Shard {
         let found = self.find(hash, key);
         if let Some(number) = found {
             self.remove(number);
+            self.shrink();
         }
         found.is_some()
     }
 
     /// Takes in a key from a snapshot, unless it is there already, has expired, or does not fit.
     pub(super) fn restore(&mut self, hash: u64, entry: Entry, now: Timestamp) -> bool {
-        let wanted = entry.expires() > now && self.find(hash, entry.key()).is_none();
-        let fits = wanted && self.make_room(1, entry.heap_bytes(), &[], now).is_ok();
+        let is_wanted = entry.expires() > now && self.find(hash, entry.key()).is_none();
+        let fits = is_wanted && self.make_room_for(&entry, now);
         if fits {
             self.insert(hash, entry);
         }
@@ -314,7 +264,7 @@ impl Shard {
         });
     }
 
-    fn remove(&mut self, number: usize) {
+    pub(super) fn remove(&mut self, number: usize) {
         let (entries, hasher) = (&self.entries, &self.rest.hasher);
         let hash_of = |number: usize| hash_with(hasher, entries[number].key());
         self.index.remove(hash_of(number), number, hash_of);
@@ -325,6 +275,10 @@ impl Shard {
         if let Some(removed) = self.entries.swap_remove(number) {
             self.rest.heap_bytes -= removed.heap_bytes();
         }
+    }
+
+    /// Gives memory back after a removal that no insertion follows.
+    fn shrink(&mut self) {
         let (entries, hasher) = (&self.entries, &self.rest.hasher);
         self.index
             .shrink_if_empty(|number| hash_with(hasher, entries[number].key()));
@@ -338,6 +292,7 @@ impl Shard {
             }
             if self.entries[self.rest.cursor].expires() <= now {
                 self.remove(self.rest.cursor);
+                self.shrink();
                 self.rest.counts.expired += 1;
             } else {
                 self.rest.cursor += 1;
@@ -348,61 +303,7 @@ impl Shard {
         }
     }
 
-    /// Makes room for `keys` more keys with `bytes` on the heap, by dropping what has expired or, if the
-    /// policy is to evict, what has hardly been used, but none of those that are being `decided`: a bounded
-    /// number of tries.
-    fn make_room(
-        &mut self,
-        keys: usize,
-        bytes: usize,
-        decided: &[Charge<'_>],
-        now: Timestamp,
-    ) -> Result<(), Full> {
-        let mut soonest = Timestamp::MAX;
-        for _ in 0..SAMPLE {
-            if self.has_room(keys, bytes) {
-                return Ok(());
-            }
-            if self.entries.is_empty() {
-                break;
-            }
-            self.rest.cursor = if self.rest.cursor < self.entries.len() {
-                self.rest.cursor
-            } else {
-                0
-            };
-            let candidate = &self.entries[self.rest.cursor];
-            let expired = candidate.expires() <= now;
-            let idle = self.rest.room.when_full == WhenFull::Evict && !candidate.pressed();
-            let kept = || decided.iter().any(|charge| charge.key == candidate.key());
-            soonest = soonest.min(candidate.expires());
-            if (expired || idle) && !kept() {
-                self.remove(self.rest.cursor);
-                *(if expired {
-                    &mut self.rest.counts.expired
-                } else {
-                    &mut self.rest.counts.evicted
-                }) += 1;
-            } else {
-                self.rest.cursor += 1;
-            }
-        }
-        if self.has_room(keys, bytes) {
-            return Ok(());
-        }
-        Err(Full {
-            retry_after: Retry::After(soonest.since(now).max(Span::from_micros(1))),
-        })
-    }
-
-    fn has_room(&self, keys: usize, bytes: usize) -> bool {
-        let keys = self.rest.reserved.keys + keys;
-        let growth = self.entries.growth_bytes(keys) + self.index.growth_bytes(keys);
-        self.entries.len() + keys <= self.rest.room.keys
-            && self.bytes() + self.rest.reserved.bytes + growth + bytes <= self.rest.room.bytes
-    }
-
-    fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         self.entries.heap_bytes() + self.index.heap_bytes() + self.rest.heap_bytes
     }
 }
@@ -413,4 +314,61 @@ pub(super) fn hash_with(hasher: &RandomState, key: &[u8]) -> u64 {
     let mut hasher = hasher.build_hasher();
     hasher.write(key);
     hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{
+        AlgorithmName, Charge, Cost, LimitSpec, Limits, MemoryBounds, MemoryStore, WhenFull,
+        notation,
+    };
+
+    fn limits() -> Vec<Limits> {
+        use AlgorithmName::{FixedWindow, Gcra, SlidingWindowCounter, SlidingWindowLog};
+        let limit = |text, name| {
+            let rate = notation::rate(text).unwrap();
+            LimitSpec::shorthand(rate, name).build().unwrap()
+        };
+        [
+            vec![limit("5/s", Gcra)],
+            vec![limit("77777777777/min", FixedWindow)],
+            vec![limit("900/s", SlidingWindowLog)],
+            vec![
+                limit("5/s", SlidingWindowCounter),
+                limit("9/min", SlidingWindowLog),
+            ],
+        ]
+        .map(|limits| Limits::new(limits).unwrap())
+        .into()
+    }
+
+    proptest! {
+        /// The bytes that are kept count of are those that there are, whatever came, went, grew and changed its limits.
+        #[test]
+        fn bytes_are_counted_as_they_are(
+            operations in prop::collection::vec((0..40_u8, 0..4_usize, 1..60_u64, 0..4_u8, 0..400_000_u64), 1..300),
+            when_full in prop::sample::select(vec![WhenFull::Evict, WhenFull::Deny, WhenFull::Allow]),
+        ) {
+            let store = MemoryStore::new(MemoryBounds { max_keys: 30, max_bytes: 1, when_full });
+            let (limits, mut now, mut outcomes) = (limits(), 1_000_000, Vec::new());
+            for (key, limit, cost, effect, wait) in operations {
+                now += wait;
+                let effect = [Effect::Charge, Effect::Charge, Effect::Peek, Effect::Refund][usize::from(effect)];
+                let long = vec![key; 1 + usize::from(key) * 3];
+                let cost = Cost::new(cost).unwrap();
+                let charges = [
+                    Charge::new(&long, &limits[limit], cost).unwrap(),
+                    Charge::new(b"other", &limits[3 - limit], cost).unwrap(),
+                ];
+                store.check(&charges, Timestamp::from_micros(now), effect, &mut outcomes);
+                let shard = store.shards[0].0.lock();
+                let counted: usize = shard.entries().map(Entry::heap_bytes).sum();
+                prop_assert_eq!(shard.rest.heap_bytes, counted);
+                prop_assert_eq!(shard.entries().count(), shard.entries.len());
+            }
+        }
+    }
 }

@@ -129,8 +129,11 @@ proptest! {
                 .collect();
             let charges: Vec<Charge<'_>> = rules.iter().map(|rule| rule.charge(wave.cost)).collect();
             let (known, before) = (store.stats(), kept.len());
-            let mut outcomes = Vec::new();
+            let (mut foreseen, mut outcomes) = (Vec::new(), Vec::new());
+            let peeked = store.check(&charges, instant, Effect::Peek, &mut foreseen);
+            prop_assert_eq!(store.stats(), known, "a peek leaves no trace");
             let decision = store.check(&charges, instant, Effect::Charge, &mut outcomes);
+            prop_assert_eq!((&peeked, &foreseen), (&decision, &outcomes), "{:?}", wave);
             let stats = store.stats();
             prop_assert!(stats.keys <= bounds.max_keys, "{stats:?} of {bounds:?} after {before}");
             prop_assert!(stats.bytes <= bounds.max_bytes.max(65_536), "{known:?} {stats:?} {wave:?}");
@@ -138,9 +141,11 @@ proptest! {
             prop_assert!(evicts || stats.evicted == 0);
             prop_assert!(bounds.when_full == WhenFull::Allow || stats.newcomers_allowed == 0);
             prop_assert!(bounds.when_full != WhenFull::Allow || stats.newcomers_denied == 0);
+            let is_full = matches!(decision, Decision::Full { .. });
+            prop_assert_eq!(stats.newcomers_denied - known.newcomers_denied, u64::from(is_full));
             let uncounted = stats.newcomers_allowed > known.newcomers_allowed;
             if let Decision::Full { retry_after } = decision {
-                prop_assert!(retry_after.span().is_some_and(|wait| wait > Span::ZERO));
+                prop_assert!(retry_after.span().is_none_or(|wait| wait > Span::ZERO));
                 prop_assert!(outcomes.is_empty());
             } else if uncounted {
                 // Nobody can tell which of them; those that changed their limits are not what they were.
@@ -248,6 +253,121 @@ fn a_full_store_lets_newcomers_pass_uncounted_if_told_so() {
         (store.stats().keys, store.stats().newcomers_allowed),
         (500, 200)
     );
+}
+
+/// A full store has room for the newcomer that a peek was told of only if the charge after it finds some too.
+#[test]
+fn a_peek_foresees_whether_there_is_room() {
+    for (when_full, quota, expected) in [
+        (WhenFull::Deny, 10, None),
+        (WhenFull::Evict, 1, None),
+        (WhenFull::Evict, 10, Some(Decision::Admitted)),
+        (WhenFull::Allow, 1, Some(Decision::Admitted)),
+    ] {
+        let store = small(when_full);
+        flood(&store, &hourly(quota), 0..500);
+        let full = store.stats();
+        let newcomer = Rule {
+            key: b"newcomer".to_vec(),
+            limits: hourly(quota),
+        };
+        let ask = |effect| {
+            let now = Timestamp::from_micros(NOW);
+            store.check(&[newcomer.charge(1)], now, effect, &mut Vec::new())
+        };
+        let peeked = ask(Effect::Peek);
+        assert_eq!(store.stats(), full, "{when_full:?}: nobody made way");
+        match expected {
+            Some(decision) => assert_eq!(peeked, decision, "{when_full:?}"),
+            None => assert!(matches!(peeked, Decision::Full { .. }), "{when_full:?}"),
+        }
+        assert_eq!(
+            ask(Effect::Look),
+            Decision::Admitted,
+            "to look takes no room"
+        );
+        assert_eq!(ask(Effect::Charge), peeked, "{when_full:?}");
+    }
+}
+
+/// A log of an hour's admissions, in a store with room for 64 KiB, charged until it cannot grow any more; then once more.
+fn overgrown(when_full: WhenFull) -> (MemoryStore, Rule, Timestamp, Decision) {
+    let store = MemoryStore::new(MemoryBounds {
+        max_bytes: 1,
+        when_full,
+        ..MemoryBounds::default()
+    });
+    let rule = Rule {
+        key: b"busy".to_vec(),
+        limits: hourly(100_000),
+    };
+    let mut decision = Decision::Admitted;
+    let mut now = NOW;
+    while store.stats().newcomers_allowed + store.stats().newcomers_denied == 0 {
+        assert_eq!(decision, Decision::Admitted);
+        now += 1;
+        let now = Timestamp::from_micros(now);
+        decision = store.check(&[rule.charge(1)], now, Effect::Charge, &mut Vec::new());
+    }
+    (store, rule, Timestamp::from_micros(now), decision)
+}
+
+#[test]
+fn a_log_that_cannot_grow_is_denied() {
+    for when_full in [WhenFull::Deny, WhenFull::Evict] {
+        let (store, rule, now, decision) = overgrown(when_full);
+        assert!(matches!(decision, Decision::Full { .. }), "{decision:?}");
+        let mut outcomes = Vec::new();
+        store.check(&[rule.charge(1)], now, Effect::Refund, &mut outcomes);
+        assert!(outcomes[0].allowed, "what is given back needs no room");
+        store.check(&[rule.charge(1)], now, Effect::Charge, &mut outcomes);
+        assert_eq!(outcomes.len(), 1, "there is room for one again");
+    }
+}
+
+/// It did not, although newcomers did.
+#[test]
+fn a_log_that_cannot_grow_passes_uncounted_if_told_so() {
+    let (store, rule, now, decision) = overgrown(WhenFull::Allow);
+    assert_eq!(decision, Decision::Admitted);
+    let mut outcomes = Vec::new();
+    store.check(&[rule.charge(1)], now, Effect::Look, &mut outcomes);
+    let left = outcomes[0].remaining;
+    assert!(left > 90_000, "{left}");
+    for _ in 0..10 {
+        let decision = store.check(&[rule.charge(1)], now, Effect::Charge, &mut outcomes);
+        assert_eq!(
+            (decision, outcomes[0].remaining),
+            (Decision::Admitted, left - 1)
+        );
+    }
+    let decision = store.check(&[rule.charge(left + 1)], now, Effect::Charge, &mut outcomes);
+    assert_eq!(
+        decision,
+        Decision::Limited,
+        "more than is left, counted or not"
+    );
+    assert_eq!(store.stats().newcomers_allowed, 12);
+}
+
+/// What is larger than the whole store never fits, and says so.
+#[test]
+fn what_fits_into_no_store_is_never_to_be_tried_again() {
+    let store = MemoryStore::new(MemoryBounds {
+        max_bytes: 1,
+        ..MemoryBounds::default()
+    });
+    let minute = Rate {
+        count: 60,
+        period: Span::from_secs(60),
+    };
+    let limit =
+        Limit::new(Kind::StrictBuckets.algorithm(60, minute, 1_000)).expect("8 KB of counts");
+    let rule = Rule::new(b"large", vec![limit; 16], false);
+    let now = Timestamp::from_micros(NOW);
+    let decision = store.check(&[rule.charge(1)], now, Effect::Charge, &mut Vec::new());
+    let retry_after = tidegate_core::Retry::Never;
+    assert_eq!(decision, Decision::Full { retry_after });
 }
 
 /// Once everything has ended, decisions about one key alone empty the store, and its memory goes too.

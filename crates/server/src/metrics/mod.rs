@@ -368,7 +368,7 @@ fn write_store(text: &mut Text, store: &MemoryStats) {
     text.family(
         name,
         "counter",
-        "New keys that found the store full, by what became of them.",
+        "Charges on new keys, or on logs that had to grow, that found the store full.",
     );
     text.sample(name, &[("outcome", "denied")], store.newcomers_denied);
     text.sample(name, &[("outcome", "allowed")], store.newcomers_allowed);

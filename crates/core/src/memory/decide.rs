@@ -1,0 +1,148 @@
+//! The decision: every step that one takes, over one key or over several.
+
+use super::{MemoryStore, held::Held, pending::Place, room::Full, shard::hash_with};
+use crate::{
+    charge::{Charge, Effect},
+    outcome::{Decision, Outcome},
+    time::Timestamp,
+};
+
+impl MemoryStore {
+    /// Decides `charges` at `now`: all are charged, or none.
+    ///
+    /// `outcomes` is cleared and filled with one outcome a limit, in the order of the charges and their
+    /// limits; it stays empty when no limit was asked, because a key is blocked or the store is full. An
+    /// instant earlier than one that the keys' shards have seen counts as the latest seen.
+    ///
+    /// # Panics
+    ///
+    /// With debug assertions, if two of `charges` have one key, which [`RuleSet::charges`] sees to. Without them, what one
+    /// of the two has spent is lost.
+    ///
+    /// [`RuleSet::charges`]: crate::RuleSet::charges
+    pub fn check(
+        &self,
+        charges: &[Charge<'_>],
+        now: Timestamp,
+        effect: Effect,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Decision {
+        outcomes.clear();
+        if let [charge] = charges {
+            self.check_one(charge, now, effect, outcomes)
+        } else {
+            self.check_all(charges, now, effect, outcomes)
+        }
+    }
+
+    #[inline]
+    fn check_one(
+        &self,
+        charge: &Charge<'_>,
+        now: Timestamp,
+        effect: Effect,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Decision {
+        let hash = hash_with(&self.hasher, charge.key);
+        let mut shard = self.shards[self.shard_of(hash)].0.lock();
+        let now = shard.latest(now);
+        if effect == Effect::Charge
+            && let Some(schedule) = charge.limits.sole_schedule()
+            && let Some(step) = shard.step_in_place(charge, schedule, hash, now)
+        {
+            drop(shard);
+            outcomes.push(schedule.outcome(&step, now));
+            return decision(step.allowed());
+        }
+        if effect.asks()
+            && let Some(until) = shard.blocked(charge.key, now)
+        {
+            return Decision::blocked(0, until, now);
+        }
+        let alone = std::slice::from_ref(charge);
+        let located = shard.locate((charge, alone), hash, now, effect);
+        let has_moved = shard.carry_out(now, effect);
+        let located = match located {
+            Ok(located) if has_moved => shard.locate_again(hash, charge.key, located),
+            Ok(located) => located,
+            Err(Full { retry_after }) => {
+                shard.finish(effect);
+                return Decision::Full { retry_after };
+            }
+        };
+        let mut pending = shard.open(charge, Place { hash, located }, now, effect);
+        let admitted = pending.ask(now);
+        if effect.asks() {
+            pending.settle(admitted, now);
+        }
+        let pressed = pending.report(now, outcomes);
+        if effect.writes()
+            && let Some(newcomer) = shard.put_back(pending, pressed)
+        {
+            shard.insert_pending(newcomer, pressed);
+        }
+        shard.finish(effect);
+        decision(admitted)
+    }
+
+    fn check_all(
+        &self,
+        charges: &[Charge<'_>],
+        now: Timestamp,
+        effect: Effect,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Decision {
+        debug_assert!(
+            are_apart(charges),
+            "charges decided together have keys that differ"
+        );
+        let mut held = Held::lock(self, charges);
+        let now = held.latest(now);
+        if effect.asks()
+            && let Some(decision) = held.blocked(now)
+        {
+            return decision;
+        }
+        let places = match held.locate(now, effect) {
+            Ok(places) => places,
+            Err(Full { retry_after }) => {
+                held.finish(effect);
+                return Decision::Full { retry_after };
+            }
+        };
+        let mut pending = held.open(places, now, effect);
+        let mut admitted = true;
+        for pending in &mut pending {
+            // Every limit is asked, whatever the others say: each has its own answer.
+            admitted &= pending.ask(now);
+        }
+        if effect.asks() {
+            pending
+                .iter_mut()
+                .for_each(|pending| pending.settle(admitted, now));
+        }
+        let pressed: Vec<bool> = pending
+            .iter()
+            .map(|pending| pending.report(now, outcomes))
+            .collect();
+        if effect.writes() {
+            held.put_back(pending.into_iter().zip(pressed));
+        }
+        held.finish(effect);
+        decision(admitted)
+    }
+}
+
+fn decision(admitted: bool) -> Decision {
+    if admitted {
+        Decision::Admitted
+    } else {
+        Decision::Limited
+    }
+}
+
+fn are_apart(charges: &[Charge<'_>]) -> bool {
+    let mut keys: Vec<&[u8]> = charges.iter().map(|charge| charge.key).collect();
+    keys.sort_unstable();
+    keys.windows(2).all(|pair| pair[0] != pair[1])
+}
