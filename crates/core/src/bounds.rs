@@ -59,3 +59,6 @@ pub const MAX_RULES: usize = 100_000;
 
 /// The most manual blocks at once.
 pub const MAX_BLOCKS: usize = 100_000;
+
+/// The longest reason of a manual block, in bytes.
+pub const MAX_REASON_BYTES: usize = 1_024;

@@ -16,7 +16,7 @@ impl Cost {
     ///
     /// # Errors
     ///
-    /// Refuses 0, which [`Effect::Look`](crate::Effect::Look) is for, and more than [`bounds::MAX_COUNT`].
+    /// Refuses 0, which [`Effect::Look`] is for, and more than [`bounds::MAX_COUNT`].
     pub fn new(units: u64) -> Result<Self, RequestError> {
         if (1..=bounds::MAX_COUNT).contains(&units) {
             return Ok(Self(units));

@@ -7,7 +7,11 @@ use crate::time::Timestamp;
 
 /// The blocks of one shard: at least one, for a shard without any has none of this.
 #[derive(Debug, Default)]
-pub(super) struct Blocks(HashMap<Box<[u8]>, Standing>);
+pub(super) struct Blocks {
+    by_key: HashMap<Box<[u8]>, Standing>,
+    /// Bytes of keys and reasons.
+    text_bytes: usize,
+}
 
 #[derive(Clone, Debug)]
 struct Standing {
@@ -17,7 +21,40 @@ struct Standing {
 
 impl Blocks {
     pub(super) fn len(&self) -> usize {
-        self.0.len()
+        self.by_key.len()
+    }
+
+    /// Bytes on the heap, about: of its own table a map tells only how much it can hold.
+    pub(super) fn heap_bytes(&self) -> usize {
+        let slot = size_of::<(Box<[u8]>, Standing)>() + 1;
+        self.by_key.capacity() * 8 / 7 * slot + self.text_bytes
+    }
+
+    fn insert(&mut self, key: &[u8], standing: Standing, now: Timestamp) {
+        self.remove(key);
+        if self.by_key.len() == self.by_key.capacity() {
+            // To grow is dear already: that is when those that ended go, so that they never pile up.
+            self.drop_ended(now);
+        }
+        self.text_bytes += key.len() + standing.reason.len();
+        self.by_key.insert(key.into(), standing);
+    }
+
+    fn remove(&mut self, key: &[u8]) {
+        if let Some(standing) = self.by_key.remove(key) {
+            self.text_bytes -= key.len() + standing.reason.len();
+        }
+    }
+
+    fn drop_ended(&mut self, now: Timestamp) {
+        let text_bytes = &mut self.text_bytes;
+        self.by_key.retain(|key, standing| {
+            let stands = !standing.is_over(now);
+            if !stands {
+                *text_bytes -= key.len() + standing.reason.len();
+            }
+            stands
+        });
     }
 }
 
@@ -43,10 +80,16 @@ impl Shard {
         self.standing(key, now).map(|standing| standing.until)
     }
 
-    pub(super) fn block(&mut self, key: &[u8], until: Option<Timestamp>, reason: &str) {
+    pub(super) fn block(
+        &mut self,
+        key: &[u8],
+        until: Option<Timestamp>,
+        reason: &str,
+        now: Timestamp,
+    ) {
         let reason = reason.into();
         let blocks = self.blocks.get_or_insert_default();
-        blocks.0.insert(key.into(), Standing { until, reason });
+        blocks.insert(key, Standing { until, reason }, now);
     }
 
     /// Lifts the block on `key`; true if one stood.
@@ -63,29 +106,42 @@ impl Shard {
 
     /// The blocks that stand at `now`; those that ended are dropped.
     pub(super) fn blocks(&mut self, now: Timestamp) -> Vec<Block> {
-        if let Some(blocks) = &mut self.blocks {
-            blocks.0.retain(|_, standing| !standing.is_over(now));
-        }
-        self.blocks.take_if(|blocks| blocks.0.is_empty());
-        let blocks = self.blocks.iter().flat_map(|blocks| &blocks.0);
+        self.drop_ended_blocks(now);
+        let blocks = self.blocks.iter().flat_map(|blocks| &blocks.by_key);
         blocks
             .map(|(key, standing)| standing.as_block(key))
             .collect()
     }
 
+    /// How many blocks there are; those that ended may be among them.
+    pub(super) fn block_count(&self) -> usize {
+        self.blocks.as_ref().map_or(0, |blocks| blocks.len())
+    }
+
+    pub(super) fn block_bytes(&self) -> usize {
+        self.blocks.as_ref().map_or(0, |blocks| blocks.heap_bytes())
+    }
+
+    pub(super) fn drop_ended_blocks(&mut self, now: Timestamp) {
+        if let Some(blocks) = &mut self.blocks {
+            blocks.drop_ended(now);
+        }
+        self.blocks.take_if(|blocks| blocks.len() == 0);
+    }
+
     /// The block on `key`, which is dropped if it has ended.
     fn standing(&mut self, key: &[u8], now: Timestamp) -> Option<&Standing> {
-        let ended = self.blocks.as_ref()?.0.get(key)?.is_over(now);
+        let ended = self.blocks.as_ref()?.by_key.get(key)?.is_over(now);
         if ended {
             self.drop_block(key);
         }
-        self.blocks.as_ref()?.0.get(key)
+        self.blocks.as_ref()?.by_key.get(key)
     }
 
     fn drop_block(&mut self, key: &[u8]) {
         if let Some(blocks) = &mut self.blocks {
-            blocks.0.remove(key);
+            blocks.remove(key);
         }
-        self.blocks.take_if(|blocks| blocks.0.is_empty());
+        self.blocks.take_if(|blocks| blocks.len() == 0);
     }
 }

@@ -78,7 +78,9 @@ pub enum WhenFull {
 pub struct MemoryBounds {
     /// The most keys, at least 1; default 10,000,000.
     pub max_keys: usize,
-    /// The most bytes, for keys and states and their index, at least 64 KiB; default 1 GiB.
+    /// The most bytes, for keys and states and their index, at least 64 KiB; default 1 GiB. Manual blocks come on top, so
+    /// that an operator can block whoever fills the store: at most [`bounds::MAX_BLOCKS`], each a key, a reason and some
+    /// 100 bytes.
     pub max_bytes: usize,
     /// What a full store does for newcomers; default [`WhenFull::Evict`].
     pub when_full: WhenFull,
@@ -113,7 +115,7 @@ const MAX_SHARDS: usize = 256;
 pub struct MemoryStats {
     /// Keys held now.
     pub keys: usize,
-    /// Bytes held now for keys, their states and their index, by the store's own account.
+    /// Bytes held now for keys, their states, their index and manual blocks, by the store's own account.
     pub bytes: usize,
     /// Expired keys that were dropped.
     pub expired: u64,
@@ -123,7 +125,7 @@ pub struct MemoryStats {
     pub newcomers_denied: u64,
     /// Such charges let through uncounted.
     pub newcomers_allowed: u64,
-    /// Manual blocks held now.
+    /// Manual blocks held now. One that ended is held until its key is asked about, blocks are listed, or more need room.
     pub blocks: usize,
 }
 
@@ -209,16 +211,35 @@ impl MemoryStore {
 
     /// Blocks `key` for `span`, or until it is lifted; replaces an earlier block.
     ///
-    /// False, and nothing changes, if there are [`bounds::MAX_BLOCKS`] blocks already.
+    /// False, and nothing changes, if [`bounds::MAX_BLOCKS`] blocks stand already, the key is over
+    /// [`bounds::MAX_KEY_BYTES`], or the reason over [`bounds::MAX_REASON_BYTES`].
     pub fn block(&self, key: &[u8], span: Option<Span>, reason: &str, now: Timestamp) -> bool {
-        let is_full = self.stats().blocks >= bounds::MAX_BLOCKS;
-        let mut shard = self.lock_of(hash_with(&self.hasher, key));
-        let now = shard.latest(now);
-        if is_full && shard.blocked(key, now).is_none() {
+        if key.len() > bounds::MAX_KEY_BYTES || reason.len() > bounds::MAX_REASON_BYTES {
             return false;
         }
-        shard.block(key, span.map(|span| now.after(span)), reason);
+        let has_room = self.has_room_for_block(now);
+        let mut shard = self.lock_of(hash_with(&self.hasher, key));
+        let now = shard.latest(now);
+        if !has_room && shard.blocked(key, now).is_none() {
+            return false;
+        }
+        shard.block(key, span.map(|span| now.after(span)), reason, now);
         true
+    }
+
+    /// Whether there are fewer blocks than the most; looks for such as have ended only if there are not.
+    fn has_room_for_block(&self, now: Timestamp) -> bool {
+        let count = || -> usize {
+            let shards = self.shards.iter();
+            shards.map(|shard| shard.0.lock().block_count()).sum()
+        };
+        if count() < bounds::MAX_BLOCKS {
+            return true;
+        }
+        for shard in &self.shards {
+            shard.0.lock().drop_ended_blocks(now);
+        }
+        count() < bounds::MAX_BLOCKS
     }
 
     /// Lifts the block on `key`; true if one stood.

@@ -243,8 +243,8 @@ impl Shard {
     pub(super) fn stats(&self) -> MemoryStats {
         MemoryStats {
             keys: self.entries.len(),
-            bytes: self.bytes(),
-            blocks: self.blocks.as_ref().map_or(0, |blocks| blocks.len()),
+            bytes: self.bytes() + self.block_bytes(),
+            blocks: self.block_count(),
             ..self.rest.counts
         }
     }
@@ -303,6 +303,7 @@ impl Shard {
         }
     }
 
+    /// Bytes on the heap, but for the blocks, which are bounded on their own.
     pub(super) fn bytes(&self) -> usize {
         self.entries.heap_bytes() + self.index.heap_bytes() + self.rest.heap_bytes
     }

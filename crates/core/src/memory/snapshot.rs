@@ -71,7 +71,8 @@ impl MemoryStore {
 
     /// Takes in what [`Self::save`] wrote, of any number of parts in any order; returns how many keys.
     ///
-    /// A key that is there already, has expired or does not fit is left out.
+    /// A key that is there already, has expired or does not fit is left out, and so is a block that has ended or does not
+    /// fit. In a full store keys make way as they do for newcomers, those that were just taken in among them.
     ///
     /// # Errors
     ///
@@ -94,9 +95,10 @@ impl MemoryStore {
                 self.lock_of(hash).restore(hash, entry, now)
             }
             Record::Block { key, until, reason } => {
-                if until.is_none_or(|until| until > now) {
-                    self.block(key, until.map(|until| until.since(now)), reason, now);
-                }
+                let stands = until.is_none_or(|until| until > now);
+                let span = until.map(|until| until.since(now));
+                // One that does not fit is left out, as a key is.
+                let _ = stands && self.block(key, span, reason, now);
                 false
             }
         }

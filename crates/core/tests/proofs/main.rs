@@ -6,6 +6,7 @@
 
 #![cfg(not(loom))]
 
+mod blocks;
 mod calendars;
 mod flood;
 mod promises;

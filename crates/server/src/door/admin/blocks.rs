@@ -2,7 +2,7 @@
 
 use hyper::StatusCode;
 use serde_json::{Value, json};
-use tidegate_core::{Block, Rule, RuleSet, Span, Timestamp, notation};
+use tidegate_core::{Block, Rule, RuleSet, Span, Timestamp, bounds::MAX_REASON_BYTES, notation};
 
 use super::{
     super::http::{Answer, Json, Members, Problem, json, object},
@@ -20,9 +20,6 @@ struct Wish<'b> {
     span: Option<Span>,
     reason: &'b str,
 }
-
-/// The longest reason that is kept, in bytes.
-const MAX_REASON_BYTES: usize = 1_024;
 
 pub(super) async fn list(limiter: &Limiter) -> Result<Answer, Problem> {
     let (rules, now) = (limiter.rules(), limiter.now());

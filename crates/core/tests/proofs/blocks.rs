@@ -1,0 +1,74 @@
+//! Manual blocks: bounded, counted, and gone when they have ended.
+
+use tidegate_core::{MemoryStore, Span, Timestamp, bounds};
+
+use crate::world::one_shard;
+
+const NOW: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
+const SECOND: Span = Span::from_secs(1);
+
+fn bytes(store: &MemoryStore) -> usize {
+    store.stats().bytes
+}
+
+#[test]
+fn the_bytes_of_blocks_are_counted() {
+    let store = one_shard();
+    let empty = bytes(&store);
+    assert!(store.block(b"key", None, "why", NOW));
+    let one = bytes(&store);
+    assert!(one >= empty + 6, "{one} with one block, {empty} without");
+    assert!(store.block(b"key", Some(SECOND), "for good reason", NOW));
+    assert_eq!(bytes(&store), one + "for good reason".len() - "why".len());
+    assert!(store.unblock(b"key", NOW));
+    assert_eq!(bytes(&store), empty);
+
+    assert!(store.block(b"key", Some(SECOND), "why", NOW));
+    assert!(store.blocks(NOW.after(SECOND)).is_empty());
+    assert_eq!(
+        (bytes(&store), store.stats().blocks),
+        (empty, 0),
+        "it has ended"
+    );
+}
+
+/// They were counted until somebody listed the blocks, so that in the end none could be set.
+#[test]
+fn blocks_that_ended_make_room_for_others() {
+    let store = one_shard();
+    for key in 0..bounds::MAX_BLOCKS {
+        assert!(store.block(&key.to_le_bytes(), Some(SECOND), "", NOW));
+    }
+    assert!(!store.block(b"one more", None, "", NOW));
+    assert!(store.block_on(b"one more", NOW).is_none());
+    assert!(
+        store.block(&0_usize.to_le_bytes(), Some(SECOND), "again", NOW),
+        "it stands already"
+    );
+    assert!(store.block(b"one more", None, "", NOW.after(SECOND)));
+    assert_eq!(store.stats().blocks, 1);
+}
+
+#[test]
+fn blocks_that_ended_do_not_pile_up() {
+    let (store, mut now) = (one_shard(), NOW);
+    for key in 0..10_000_u64 {
+        now = now.after(SECOND);
+        assert!(store.block(&key.to_le_bytes(), Some(SECOND), "", now));
+    }
+    let held = store.stats().blocks;
+    assert!(held < 10, "{held} blocks are held of which one stands");
+}
+
+#[test]
+fn a_key_that_no_charge_has_and_a_story_for_a_reason_are_refused() {
+    let store = one_shard();
+    let (key, reason) = (
+        vec![7; bounds::MAX_KEY_BYTES],
+        "y".repeat(bounds::MAX_REASON_BYTES),
+    );
+    assert!(store.block(&key, None, &reason, NOW));
+    assert!(!store.block(&[key.as_slice(), &[7]].concat(), None, "", NOW));
+    assert!(!store.block(b"key", None, &format!("{reason}."), NOW));
+    assert_eq!(store.stats().blocks, 1);
+}
