@@ -1,6 +1,9 @@
 //! Every maximum, by name. A constructor that refuses a number refuses it because of a line here.
 
-use crate::time::Span;
+use crate::{
+    limit::{LimitError, Rate},
+    time::Span,
+};
 
 /// The largest count, cost, burst or capacity: 10^15 - 1, the largest integer that an HTTP structured
 /// field carries, and exact in Lua's doubles with room to add.
@@ -62,3 +65,40 @@ pub const MAX_BLOCKS: usize = 100_000;
 
 /// The longest reason of a manual block, in bytes.
 pub const MAX_REASON_BYTES: usize = 1_024;
+
+/// Checks that `count` is from `least` to [`MAX_COUNT`].
+pub(crate) fn check_count(field: &'static str, count: u64, least: u64) -> Result<(), LimitError> {
+    if count < least {
+        return Err(LimitError::new(
+            field,
+            format!("must be at least {least}, got {count}"),
+        ));
+    }
+    if count > MAX_COUNT {
+        return Err(LimitError::new(
+            field,
+            format!("{count} is over the maximum of {MAX_COUNT}"),
+        ));
+    }
+    Ok(())
+}
+
+/// Checks that `span` is longer than zero and at most [`MAX_PERIOD`].
+pub(crate) fn check_period(field: &'static str, span: Span) -> Result<(), LimitError> {
+    if span == Span::ZERO {
+        return Err(LimitError::new(field, "must be longer than zero"));
+    }
+    if span > MAX_PERIOD {
+        return Err(LimitError::new(
+            field,
+            format!("{span} is over the maximum of {MAX_PERIOD} (10 years)"),
+        ));
+    }
+    Ok(())
+}
+
+/// Checks a rate's count and period.
+pub(crate) fn check_rate(field: &'static str, rate: Rate) -> Result<(), LimitError> {
+    check_count(field, rate.count, 1)?;
+    check_period(field, rate.period)
+}

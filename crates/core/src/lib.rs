@@ -3,18 +3,30 @@
 //! This crate decides and does not act: no I/O, no runtime, no clock, no randomness in a decision. Time
 //! is an argument, arithmetic is in integers, and every maximum has a name in [`bounds`].
 //!
-//! Read from top to bottom, the modules tell the story of one request.
+//! The story of one request, a step a line:
+//!
+//! ```text
+//! rules      Request, RuleSet::charges    the rules that apply, each one's limits on one key at a cost
+//! charge     Charge, Effect               what is asked of a store
+//! memory     MemoryStore::check           blocks, room, locks: all charged, or none
+//! limits     Limits: members              one key's state, a kernel each
+//! kernel     state, now, cost -> state    pure; the promise of each algorithm is written there
+//! outcome    Outcome, Decision            one limit's answer; why it came out so
+//! verdict    Verdict::of                  the request's answer
+//! ```
 
 pub mod bounds;
 pub mod notation;
 pub mod remote;
 
 mod calendar;
+mod cell;
 mod charge;
 mod failure;
 mod kernel;
 mod limit;
 mod limits;
+mod member;
 mod memory;
 mod outcome;
 mod rules;

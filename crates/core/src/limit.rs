@@ -2,7 +2,8 @@
 
 use std::{fmt, sync::Arc};
 
-use crate::{bounds, calendar::Calendar, kernel::Kernel, time::Span};
+pub(crate) use crate::bounds::{check_count, check_period, check_rate};
+use crate::{calendar::Calendar, kernel::Kernel, time::Span};
 
 /// So many units per period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -218,7 +219,7 @@ impl Limit {
     /// # Errors
     ///
     /// Names the first field whose number is zero where it must not be, over its maximum in
-    /// [`bounds`], or at odds with another.
+    /// [`bounds`](crate::bounds), or at odds with another.
     pub fn new(algorithm: Algorithm) -> Result<Self, LimitError> {
         let policy = policy_text(&algorithm).into();
         let limit = Self {
@@ -332,8 +333,8 @@ impl Limit {
         self.quota().saturating_add(self.soft_allowance)
     }
 
-    /// The time in which the whole quota comes back: a window's length, or a bucket's time to fill.
-    /// The longest that a calendar's unit can be.
+    /// A window's length, or the time in which a bucket's whole quota comes back; of a calendar, the longest that its
+    /// unit usually is. A key of a sliding counter can take longer to be as good as new.
     #[must_use]
     pub fn window(&self) -> Span {
         match &self.algorithm {
@@ -406,44 +407,4 @@ fn policy_text(algorithm: &Algorithm) -> String {
             window: Window::Calendar(calendar),
         } => format!("{limit}/{calendar}"),
     }
-}
-
-/// Checks that `count` is from `least` to [`bounds::MAX_COUNT`].
-pub(crate) fn check_count(field: &'static str, count: u64, least: u64) -> Result<(), LimitError> {
-    if count < least {
-        return Err(LimitError::new(
-            field,
-            format!("must be at least {least}, got {count}"),
-        ));
-    }
-    if count > bounds::MAX_COUNT {
-        return Err(LimitError::new(
-            field,
-            format!("{count} is over the maximum of {}", bounds::MAX_COUNT),
-        ));
-    }
-    Ok(())
-}
-
-/// Checks that `span` is longer than zero and at most [`bounds::MAX_PERIOD`].
-pub(crate) fn check_period(field: &'static str, span: Span) -> Result<(), LimitError> {
-    if span == Span::ZERO {
-        return Err(LimitError::new(field, "must be longer than zero"));
-    }
-    if span > bounds::MAX_PERIOD {
-        return Err(LimitError::new(
-            field,
-            format!(
-                "{span} is over the maximum of {} (10 years)",
-                bounds::MAX_PERIOD
-            ),
-        ));
-    }
-    Ok(())
-}
-
-/// Checks a rate's count and period.
-pub(crate) fn check_rate(field: &'static str, rate: Rate) -> Result<(), LimitError> {
-    check_count(field, rate.count, 1)?;
-    check_period(field, rate.period)
 }

@@ -4,11 +4,13 @@ use std::sync::{Arc, OnceLock};
 
 use crate::{
     bounds,
+    cell::Cell,
     failure::{OnFailure, Share},
     kernel::{Kernel, Schedule, State},
     limit::{Denials, Limit, LimitError},
-    outcome::{Outcome, Retry},
-    time::{Span, Timestamp},
+    member::{Asked, Member},
+    outcome::Outcome,
+    time::Timestamp,
 };
 
 /// A rule's limits over one key, compiled into kernels.
@@ -34,22 +36,6 @@ pub struct Limits {
     on_failure: Option<OnFailure>,
     /// This node's share, once it was needed.
     share: OnceLock<(Share, Arc<Self>)>,
-}
-
-/// A kernel and the limits that it answers for.
-#[derive(Clone, Debug)]
-pub(crate) struct Member {
-    pub(crate) kernel: Kernel,
-    /// The index, in the rule's list, of the limit of each of the kernel's parts.
-    pub(crate) parts: Vec<usize>,
-    pub(crate) denials: Denials,
-}
-
-/// Everything that is remembered of one key: a state for each kernel of its rule.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Cell {
-    One(State),
-    Many(Box<[State]>),
 }
 
 /// Limits as bits, in the order of the rule's list.
@@ -351,32 +337,15 @@ impl Limits {
     #[cold]
     fn adopt(&self, cell: Cell, fingerprint: u32, now: Timestamp) -> Cell {
         let former = self.former(fingerprint);
-        let mut left: Vec<Option<(usize, State)>> = cell
-            .into_states()
-            .into_iter()
-            .enumerate()
-            .map(Some)
-            .collect();
-        let mut take = |kernel: &Kernel| {
-            let same = left.iter_mut().find(|left| {
-                left.as_ref()
-                    .is_some_and(|(_, state)| kernel.is_kind_of(state))
-            });
-            let (index, state) = same.and_then(Option::take)?;
-            if fingerprint == self.fingerprint && kernel.knows(&state) {
-                return Some(state);
+        let is_same = fingerprint == self.fingerprint;
+        let kernels = self.members.iter().map(|member| &member.kernel);
+        cell.taken_over(kernels, |kernel, index, state| {
+            if is_same && kernel.knows(&state) {
+                return state;
             }
-            let old = former
-                .and_then(|former| former.members.get(index))
-                .map(|member| &member.kernel);
-            Some(kernel.adopt(old, state, now))
-        };
-        let states: Vec<State> = self
-            .members
-            .iter()
-            .map(|member| take(&member.kernel).unwrap_or_else(|| member.kernel.fresh()))
-            .collect();
-        Cell::from_states(states)
+            let left_by = former.and_then(|former| former.members.get(index));
+            kernel.adopt(left_by.map(|member| &member.kernel), state, now)
+        })
     }
 
     fn former(&self, fingerprint: u32) -> Option<&Self> {
@@ -397,111 +366,6 @@ impl Limits {
             formerly: formerly.map(|old| Arc::new(old.truncated(generations - 1))),
             ..self.clone()
         }
-    }
-}
-
-/// What was asked of one key's limits, and what came of it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked {
-    pub(crate) now: Timestamp,
-    pub(crate) cost: u64,
-    /// The limits that denied it.
-    pub(crate) denied: Mask,
-    /// Whether it was spent.
-    pub(crate) charged: bool,
-}
-
-impl Member {
-    fn shares_log(&self, kernel: &Kernel, denials: Denials) -> bool {
-        self.denials == denials
-            && matches!((&self.kernel, kernel), (Kernel::Log(_), Kernel::Log(_)))
-    }
-
-    fn join(&mut self, kernel: &Kernel, index: usize) {
-        if let (Kernel::Log(log), Kernel::Log(other)) = (&mut self.kernel, kernel) {
-            log.join(other);
-            self.parts.push(index);
-        }
-    }
-
-    #[inline]
-    fn outcome(&self, limit: &Limit, state: &State, part: usize, asked: Asked) -> Outcome {
-        let now = asked.now;
-        let standing = self.kernel.standing(state, now, part);
-        let allowed = asked.denied & 1 == 0;
-        let soft = limit.soft_allowance();
-        Outcome {
-            allowed,
-            over_limit: asked.charged && standing.remaining < soft,
-            limit: limit.quota(),
-            remaining: standing.remaining,
-            reset_after: standing.reset_after,
-            retry_after: if allowed {
-                Retry::NOW
-            } else {
-                self.kernel.retry(state, now, part, asked.cost)
-            },
-            delay: if asked.charged {
-                self.kernel.delay(state, now, asked.cost)
-            } else {
-                Span::ZERO
-            },
-            excess: self.kernel.excess(state, now),
-        }
-    }
-}
-
-impl Cell {
-    pub(crate) fn from_states(mut states: Vec<State>) -> Self {
-        if states.len() == 1
-            && let Some(state) = states.pop()
-        {
-            return Self::One(state);
-        }
-        Self::Many(states.into())
-    }
-
-    #[inline]
-    pub(crate) fn states(&self) -> &[State] {
-        match self {
-            Self::One(state) => std::slice::from_ref(state),
-            Self::Many(states) => states,
-        }
-    }
-
-    #[inline]
-    fn states_mut(&mut self) -> &mut [State] {
-        match self {
-            Self::One(state) => std::slice::from_mut(state),
-            Self::Many(states) => states,
-        }
-    }
-
-    fn into_states(self) -> Vec<State> {
-        match self {
-            Self::One(state) => vec![state],
-            Self::Many(states) => states.into_vec(),
-        }
-    }
-
-    /// The instant from which forgetting the cell changes nothing.
-    pub(crate) fn expires(&self) -> Timestamp {
-        self.states()
-            .iter()
-            .map(State::expires)
-            .max()
-            .unwrap_or_default()
-    }
-
-    /// Bytes that the cell holds on the heap, if it is on the heap itself.
-    pub(crate) fn boxed_bytes(&self) -> usize {
-        let states = self.states();
-        let outside = if let Self::Many(_) = self {
-            size_of_val(states)
-        } else {
-            0
-        };
-        size_of::<Self>() + outside + states.iter().map(State::heap_bytes).sum::<usize>()
     }
 }
 

@@ -11,10 +11,12 @@
 //! ```
 
 use crate::{
+    cell::Cell,
     charge::{Charge, Cost, Effect},
     kernel::{BucketsState, IntervalState, LogState, Stamp, State, WeightedState, WindowState},
     limit::Window,
-    limits::{Asked, Cell, Limits, Mask},
+    limits::{Limits, Mask},
+    member::Asked,
     outcome::Outcome,
     time::{Span, Timestamp},
 };

@@ -1,8 +1,9 @@
 //! What the store keeps of one key: 48 bytes, with short keys and plain states inside.
 
 use crate::{
+    cell::Cell,
     kernel::{Exact, IntervalState, State, WindowState},
-    limits::{Cell, Limits},
+    limits::Limits,
     time::Timestamp,
 };
 

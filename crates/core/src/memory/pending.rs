@@ -1,9 +1,7 @@
 //! A charge while it is being decided.
 
 use crate::{
-    charge::Charge,
-    limits::{Asked, Cell, Mask},
-    outcome::Outcome,
+    cell::Cell, charge::Charge, limit::Limit, limits::Mask, member::Asked, outcome::Outcome,
     time::Timestamp,
 };
 

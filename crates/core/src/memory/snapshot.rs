@@ -9,10 +9,10 @@ use std::collections::VecDeque;
 use super::{MemoryStore, entry::Entry, shard::hash_with};
 use crate::{
     bounds,
+    cell::Cell,
     kernel::{
         BucketsState, Exact, IntervalState, LogState, Stamp, State, WeightedState, WindowState,
     },
-    limits::Cell,
     time::{Span, Timestamp},
 };
 

@@ -9,6 +9,7 @@
 mod blocks;
 mod calendars;
 mod flood;
+mod full;
 mod promises;
 mod regressions;
 mod restart;

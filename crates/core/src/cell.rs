@@ -1,0 +1,87 @@
+//! A cell: everything that is remembered of one key.
+
+use crate::{
+    kernel::{Kernel, State},
+    time::Timestamp,
+};
+
+/// Everything that is remembered of one key: a state for each kernel of its rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Cell {
+    One(State),
+    Many(Box<[State]>),
+}
+
+impl Cell {
+    pub(crate) fn from_states(mut states: Vec<State>) -> Self {
+        if states.len() == 1
+            && let Some(state) = states.pop()
+        {
+            return Self::One(state);
+        }
+        Self::Many(states.into())
+    }
+
+    #[inline]
+    pub(crate) fn states(&self) -> &[State] {
+        match self {
+            Self::One(state) => std::slice::from_ref(state),
+            Self::Many(states) => states,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn states_mut(&mut self) -> &mut [State] {
+        match self {
+            Self::One(state) => std::slice::from_mut(state),
+            Self::Many(states) => states,
+        }
+    }
+
+    /// Lets every one of `kernels` adopt the first state of its kind that is left, and its index, or else begin afresh.
+    pub(crate) fn taken_over<'k>(
+        self,
+        kernels: impl Iterator<Item = &'k Kernel>,
+        adopt: impl Fn(&Kernel, usize, State) -> State,
+    ) -> Self {
+        let states = self.into_states().into_iter().enumerate();
+        let mut left: Vec<Option<(usize, State)>> = states.map(Some).collect();
+        let mut take = |kernel: &Kernel| {
+            let same = left.iter_mut().find(|left| {
+                left.as_ref()
+                    .is_some_and(|(_, state)| kernel.is_kind_of(state))
+            });
+            let (index, state) = same.and_then(Option::take)?;
+            Some(adopt(kernel, index, state))
+        };
+        let states = kernels.map(|kernel| take(kernel).unwrap_or_else(|| kernel.fresh()));
+        Self::from_states(states.collect())
+    }
+
+    fn into_states(self) -> Vec<State> {
+        match self {
+            Self::One(state) => vec![state],
+            Self::Many(states) => states.into_vec(),
+        }
+    }
+
+    /// The instant from which forgetting the cell changes nothing.
+    pub(crate) fn expires(&self) -> Timestamp {
+        self.states()
+            .iter()
+            .map(State::expires)
+            .max()
+            .unwrap_or_default()
+    }
+
+    /// Bytes that the cell holds on the heap, if it is on the heap itself.
+    pub(crate) fn boxed_bytes(&self) -> usize {
+        let states = self.states();
+        let outside = if let Self::Many(_) = self {
+            size_of_val(states)
+        } else {
+            0
+        };
+        size_of::<Self>() + outside + states.iter().map(State::heap_bytes).sum::<usize>()
+    }
+}

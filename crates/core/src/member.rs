@@ -1,0 +1,76 @@
+//! A member of a rule's limits: a kernel and the limits that it answers for, one but for a log, which several share.
+
+use crate::{
+    kernel::{Kernel, State},
+    limit::{Denials, Limit},
+    limits::Mask,
+    outcome::{Outcome, Retry},
+    time::{Span, Timestamp},
+};
+
+/// A kernel and the limits that it answers for.
+#[derive(Clone, Debug)]
+pub(crate) struct Member {
+    pub(crate) kernel: Kernel,
+    /// The index, in the rule's list, of the limit of each of the kernel's parts.
+    pub(crate) parts: Vec<usize>,
+    pub(crate) denials: Denials,
+}
+
+/// What was asked of one key's limits, and what came of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    pub(crate) now: Timestamp,
+    pub(crate) cost: u64,
+    /// The limits that denied it.
+    pub(crate) denied: Mask,
+    /// Whether it was spent.
+    pub(crate) charged: bool,
+}
+
+impl Member {
+    /// Whether the limit of `kernel` can share this log.
+    pub(crate) fn shares_log(&self, kernel: &Kernel, denials: Denials) -> bool {
+        self.denials == denials
+            && matches!((&self.kernel, kernel), (Kernel::Log(_), Kernel::Log(_)))
+    }
+
+    pub(crate) fn join(&mut self, kernel: &Kernel, index: usize) {
+        if let (Kernel::Log(log), Kernel::Log(other)) = (&mut self.kernel, kernel) {
+            log.join(other);
+            self.parts.push(index);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn outcome(
+        &self,
+        limit: &Limit,
+        state: &State,
+        part: usize,
+        asked: Asked,
+    ) -> Outcome {
+        let now = asked.now;
+        let standing = self.kernel.standing(state, now, part);
+        let allowed = asked.denied & 1 == 0;
+        let soft = limit.soft_allowance();
+        Outcome {
+            allowed,
+            over_limit: asked.charged && standing.remaining < soft,
+            limit: limit.quota(),
+            remaining: standing.remaining,
+            reset_after: standing.reset_after,
+            retry_after: if allowed {
+                Retry::NOW
+            } else {
+                self.kernel.retry(state, now, part, asked.cost)
+            },
+            delay: if asked.charged {
+                self.kernel.delay(state, now, asked.cost)
+            } else {
+                Span::ZERO
+            },
+            excess: self.kernel.excess(state, now),
+        }
+    }
+}

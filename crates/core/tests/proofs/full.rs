@@ -1,0 +1,266 @@
+//! What a full store does for whom, by example.
+
+use tidegate_core::{
+    Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Rate, Span, Timestamp, WhenFull,
+};
+
+use crate::{strategies::Kind, world::Rule};
+
+const NOW: u64 = 1_700_000_000_000_000;
+
+fn hourly(count: u64) -> Limits {
+    let rate = Rate {
+        count,
+        period: Span::from_secs(3_600),
+    };
+    Limits::new(vec![
+        Limit::new(Kind::Log.algorithm(count, rate, 1)).expect("a sound limit"),
+    ])
+    .expect("one limit")
+}
+
+fn small(when_full: WhenFull) -> MemoryStore {
+    MemoryStore::new(MemoryBounds {
+        max_keys: 500,
+        when_full,
+        ..MemoryBounds::default()
+    })
+}
+
+/// Charges once for each of `keys`; answers how often each decision was made: admitted, limited, full.
+fn flood(store: &MemoryStore, limits: &Limits, keys: std::ops::Range<u32>) -> [usize; 3] {
+    let mut decisions = [0; 3];
+    for key in keys {
+        let rule = Rule {
+            key: key.to_le_bytes().to_vec(),
+            limits: limits.clone(),
+        };
+        let now = Timestamp::from_micros(NOW);
+        match store.check(&[rule.charge(1)], now, Effect::Charge, &mut Vec::new()) {
+            Decision::Admitted => decisions[0] += 1,
+            Decision::Limited => decisions[1] += 1,
+            _ => decisions[2] += 1,
+        }
+    }
+    decisions
+}
+
+#[test]
+fn a_full_store_evicts_what_has_hardly_been_used() {
+    let store = small(WhenFull::Evict);
+    assert_eq!(flood(&store, &hourly(1), 0..100), [100, 0, 0]);
+    let [admitted, limited, full] = flood(&store, &hourly(10), 1_000..5_000);
+    assert_eq!((admitted + full, limited), (4_000, 0));
+    assert!(full < 400, "a few met nothing but limited keys: {full}");
+    assert_eq!(
+        flood(&store, &hourly(1), 0..100),
+        [0, 100, 0],
+        "the limited are kept"
+    );
+    let stats = store.stats();
+    assert_eq!((stats.keys, stats.evicted), (500, admitted as u64 - 400));
+    assert_eq!((stats.expired, stats.newcomers_denied), (0, full as u64));
+    assert_eq!(stats.newcomers_allowed, 0);
+}
+
+#[test]
+fn a_full_store_of_limited_keys_denies_newcomers() {
+    let store = small(WhenFull::Evict);
+    assert_eq!(flood(&store, &hourly(1), 0..600), [500, 0, 100]);
+    assert_eq!(
+        (store.stats().keys, store.stats().newcomers_denied),
+        (500, 100)
+    );
+}
+
+#[test]
+fn a_full_store_denies_newcomers_if_told_so() {
+    let store = small(WhenFull::Deny);
+    assert_eq!(flood(&store, &hourly(10), 0..600), [500, 0, 100]);
+    assert_eq!(
+        (store.stats().keys, store.stats().newcomers_denied),
+        (500, 100)
+    );
+}
+
+#[test]
+fn a_full_store_lets_newcomers_pass_uncounted_if_told_so() {
+    let store = small(WhenFull::Allow);
+    assert_eq!(flood(&store, &hourly(1), 0..600), [600, 0, 0]);
+    assert_eq!(flood(&store, &hourly(1), 0..600), [100, 500, 0]);
+    assert_eq!(
+        (store.stats().keys, store.stats().newcomers_allowed),
+        (500, 200)
+    );
+}
+
+/// A full store has room for the newcomer that a peek was told of only if the charge after it finds some too.
+#[test]
+fn a_peek_foresees_whether_there_is_room() {
+    for (when_full, quota, expected) in [
+        (WhenFull::Deny, 10, None),
+        (WhenFull::Evict, 1, None),
+        (WhenFull::Evict, 10, Some(Decision::Admitted)),
+        (WhenFull::Allow, 1, Some(Decision::Admitted)),
+    ] {
+        let store = small(when_full);
+        flood(&store, &hourly(quota), 0..500);
+        let full = store.stats();
+        let newcomer = Rule {
+            key: b"newcomer".to_vec(),
+            limits: hourly(quota),
+        };
+        let ask = |effect| {
+            let now = Timestamp::from_micros(NOW);
+            store.check(&[newcomer.charge(1)], now, effect, &mut Vec::new())
+        };
+        let peeked = ask(Effect::Peek);
+        assert_eq!(store.stats(), full, "{when_full:?}: nobody made way");
+        match expected {
+            Some(decision) => assert_eq!(peeked, decision, "{when_full:?}"),
+            None => assert!(matches!(peeked, Decision::Full { .. }), "{when_full:?}"),
+        }
+        assert_eq!(
+            ask(Effect::Look),
+            Decision::Admitted,
+            "to look takes no room"
+        );
+        assert_eq!(ask(Effect::Charge), peeked, "{when_full:?}");
+    }
+}
+
+/// A log of an hour's admissions, in a store with room for 64 KiB, charged until it cannot grow any more; then once more.
+fn overgrown(when_full: WhenFull) -> (MemoryStore, Rule, Timestamp, Decision) {
+    let store = MemoryStore::new(MemoryBounds {
+        max_bytes: 1,
+        when_full,
+        ..MemoryBounds::default()
+    });
+    let rule = Rule {
+        key: b"busy".to_vec(),
+        limits: hourly(100_000),
+    };
+    let mut decision = Decision::Admitted;
+    let mut now = NOW;
+    while store.stats().newcomers_allowed + store.stats().newcomers_denied == 0 {
+        assert_eq!(decision, Decision::Admitted);
+        now += 1;
+        let now = Timestamp::from_micros(now);
+        decision = store.check(&[rule.charge(1)], now, Effect::Charge, &mut Vec::new());
+    }
+    (store, rule, Timestamp::from_micros(now), decision)
+}
+
+#[test]
+fn a_log_that_cannot_grow_is_denied() {
+    for when_full in [WhenFull::Deny, WhenFull::Evict] {
+        let (store, rule, now, decision) = overgrown(when_full);
+        assert!(matches!(decision, Decision::Full { .. }), "{decision:?}");
+        let mut outcomes = Vec::new();
+        store.check(&[rule.charge(1)], now, Effect::Refund, &mut outcomes);
+        assert!(outcomes[0].allowed, "what is given back needs no room");
+        store.check(&[rule.charge(1)], now, Effect::Charge, &mut outcomes);
+        assert_eq!(outcomes.len(), 1, "there is room for one again");
+    }
+}
+
+/// It did not, although newcomers did.
+#[test]
+fn a_log_that_cannot_grow_passes_uncounted_if_told_so() {
+    let (store, rule, now, decision) = overgrown(WhenFull::Allow);
+    assert_eq!(decision, Decision::Admitted);
+    let mut outcomes = Vec::new();
+    store.check(&[rule.charge(1)], now, Effect::Look, &mut outcomes);
+    let left = outcomes[0].remaining;
+    assert!(left > 90_000, "{left}");
+    for _ in 0..10 {
+        let decision = store.check(&[rule.charge(1)], now, Effect::Charge, &mut outcomes);
+        assert_eq!(
+            (decision, outcomes[0].remaining),
+            (Decision::Admitted, left - 1)
+        );
+    }
+    let decision = store.check(&[rule.charge(left + 1)], now, Effect::Charge, &mut outcomes);
+    assert_eq!(
+        decision,
+        Decision::Limited,
+        "more than is left, counted or not"
+    );
+    assert_eq!(store.stats().newcomers_allowed, 12);
+}
+
+/// What is larger than the whole store never fits, and says so.
+#[test]
+fn what_fits_into_no_store_is_never_to_be_tried_again() {
+    let store = MemoryStore::new(MemoryBounds {
+        max_bytes: 1,
+        ..MemoryBounds::default()
+    });
+    let minute = Rate {
+        count: 60,
+        period: Span::from_secs(60),
+    };
+    let limit =
+        Limit::new(Kind::StrictBuckets.algorithm(60, minute, 1_000)).expect("8 KB of counts");
+    let rule = Rule::new(b"large", vec![limit; 16], false);
+    let now = Timestamp::from_micros(NOW);
+    let decision = store.check(&[rule.charge(1)], now, Effect::Charge, &mut Vec::new());
+    let retry_after = tidegate_core::Retry::Never;
+    assert_eq!(decision, Decision::Full { retry_after });
+}
+
+/// Once everything has ended, decisions about one key alone empty the store, and its memory goes too.
+#[test]
+fn time_empties_the_store() {
+    let store = MemoryStore::new(MemoryBounds {
+        max_keys: 2_000,
+        ..MemoryBounds::default()
+    });
+    flood(&store, &hourly(10), 0..2_000);
+    let full = store.stats();
+    let rule = Rule::new(
+        b"one",
+        hourly(1_000_000).iter().take(1).cloned().collect(),
+        false,
+    );
+    let later = Timestamp::from_micros(NOW).after(Span::from_secs(3_600));
+    for _ in 0..2_000 * 16 {
+        store.check(&[rule.charge(1)], later, Effect::Charge, &mut Vec::new());
+    }
+    let stats = store.stats();
+    assert_eq!((stats.keys, stats.expired, stats.evicted), (1, 2_000, 0));
+    assert!(stats.bytes * 10 < full.bytes, "{stats:?} after {full:?}");
+}
+
+/// Two keys charged together in a full store: making room for one must not lose the other, or the other
+/// would never be limited.
+#[test]
+fn what_is_decided_together_is_kept_together() {
+    let store = small(WhenFull::Evict);
+    let [old, new] = [b"old", b"new"].map(|key| Rule {
+        key: key.to_vec(),
+        limits: hourly(10),
+    });
+    let now = Timestamp::from_micros(NOW);
+    flood(&store, &hourly(10), 0..499);
+    store.check(&[old.charge(1)], now, Effect::Charge, &mut Vec::new());
+    for round in 1..=9 {
+        // A few at a time, until the store looks for room where the old key lies.
+        flood(&store, &hourly(10), round * 1_000..round * 1_000 + 55);
+        let charges = [old.charge(1), new.charge(1)];
+        let decision = store.check(&charges, now, Effect::Charge, &mut Vec::new());
+        assert_eq!(decision, Decision::Admitted);
+        let mut outcomes = Vec::new();
+        store.check(&charges, now, Effect::Look, &mut outcomes);
+        assert!(
+            outcomes.iter().all(|outcome| outcome.remaining < 10),
+            "{outcomes:?}"
+        );
+        store.reset(&new.key);
+        flood(
+            &store,
+            &hourly(10),
+            round * 1_000 + 900..round * 1_000 + 901,
+        );
+    }
+}
