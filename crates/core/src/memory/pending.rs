@@ -78,12 +78,15 @@ impl<'c> Pending<'c> {
             denied: self.denied,
             charged: self.charged && self.cost > 0,
         };
-        self.charge.limits.report(&self.cell, asked, outcomes);
-        outcomes[first..].iter().any(is_pressed)
+        let limits = self.charge.limits;
+        limits.report(&self.cell, asked, outcomes);
+        let mut reported = limits.iter().zip(&outcomes[first..]);
+        reported.any(|(limit, outcome)| is_pressed(limit, outcome))
     }
 }
 
-/// Whether the limit denied the request or is more than half spent: its key is not forgotten to make room.
-fn is_pressed(outcome: &Outcome) -> bool {
-    !outcome.allowed || outcome.remaining.saturating_mul(2) < outcome.limit
+/// Whether the limit denied the request or is more than half spent, its soft allowance included: its key is not forgotten
+/// to make room.
+fn is_pressed(limit: &Limit, outcome: &Outcome) -> bool {
+    !outcome.allowed || outcome.remaining.saturating_mul(2) < limit.hard_quota()
 }

@@ -264,3 +264,30 @@ fn what_is_decided_together_is_kept_together() {
         );
     }
 }
+
+/// What is spent of the soft allowance was not held against a key, so that one far beyond its limit made way.
+#[test]
+fn a_key_inside_its_soft_allowance_does_not_make_way() {
+    let store = small(WhenFull::Evict);
+    let soft: Vec<Limit> = hourly(4)
+        .iter()
+        .map(|limit| {
+            limit
+                .clone()
+                .with_soft_percent(300)
+                .expect("16 at the most")
+        })
+        .collect();
+    let soft = Limits::new(soft).expect("one limit");
+    let over = Rule {
+        key: b"over".to_vec(),
+        limits: soft.clone(),
+    };
+    let now = Timestamp::from_micros(NOW);
+    let decision = store.check(&[over.charge(13)], now, Effect::Charge, &mut Vec::new());
+    assert_eq!(decision, Decision::Admitted);
+    flood(&store, &soft, 0..2_000);
+    let mut outcomes = Vec::new();
+    store.check(&[over.charge(1)], now, Effect::Look, &mut outcomes);
+    assert_eq!(outcomes[0].remaining, 3);
+}
