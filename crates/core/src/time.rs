@@ -41,10 +41,10 @@ impl Timestamp {
         Span(self.0.saturating_sub(earlier.0))
     }
 
-    /// The instant `span` later.
+    /// The instant `span` later, at most [`Self::MAX`].
     #[must_use]
     pub const fn after(self, span: Span) -> Self {
-        Self(self.0.saturating_add(span.0))
+        Self::from_micros(self.0.saturating_add(span.0))
     }
 }
 
@@ -94,5 +94,31 @@ impl fmt::Display for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (unit, name) = crate::notation::largest_unit(self.0);
         write!(f, "{}{name}", self.0 / unit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A log keeps an instant in 53 bits, and so may every store.
+    #[test]
+    fn no_instant_is_later_than_the_last() {
+        let late = Timestamp::from_micros(u64::MAX);
+        assert_eq!(late, Timestamp::MAX);
+        assert_eq!(late.after(Span::from_micros(1)), Timestamp::MAX);
+        assert_eq!(
+            Timestamp::default().after(Span::from_micros(u64::MAX)),
+            Timestamp::MAX
+        );
+        assert_eq!(Timestamp::default().since(late), Span::ZERO);
+    }
+
+    #[test]
+    fn waits_are_rounded_up() {
+        for (micros, millis, secs) in [(0, 0, 0), (1, 1, 1), (1_000, 1, 1), (1_000_001, 1_001, 2)] {
+            let span = Span::from_micros(micros);
+            assert_eq!((span.as_millis_ceil(), span.as_secs_ceil()), (millis, secs));
+        }
     }
 }

@@ -105,9 +105,10 @@ pub struct Verdict<'r> {
     /// Why not; `None` when allowed.
     pub reason: Option<Reason>,
     /// The rule that speaks for the request: the one that denies longest, or the one with least remaining.
-    /// `None` when no rule matched or the limit came with the request.
+    /// `None` when no rule matched, the limit came with the request, or the store was full.
     pub rule: Option<&'r str>,
-    /// How long until the same request would pass: the largest wait over the limits that deny.
+    /// How long until the same request would pass: the largest wait over the limits that deny; the end of the block; when
+    /// a full store may have room. Zero when allowed.
     pub retry_after: Retry,
     /// How long to hold an admitted request back: the largest delay over its queues.
     pub delay: Span,
@@ -115,7 +116,8 @@ pub struct Verdict<'r> {
     pub exactness: Exactness,
     /// Who gave it.
     pub source: Source,
-    /// Every limit that applied, in the order of the rules. Empty when none matched, or the key is blocked.
+    /// Every limit that was asked, in the order of the rules. Empty when none matched, a key is blocked, or the store was
+    /// full.
     pub lines: Vec<Line<'r>>,
     leading: Option<usize>,
 }

@@ -11,10 +11,12 @@
 //!
 //! - **Promise.** Strict: every half-open interval of length `W` admits at most `L`. Under saturation that
 //!   is `L` in each `W + w`, or `k / (k + 1)` of the limit. Loose: at most `L` in any `k` buckets.
-//! - **Memory.** 8 bytes a bucket, and some 50 more; independent of the limit.
+//! - **Memory.** 8 bytes a bucket, and some 70 more; independent of the limit.
+//! - **Work.** A decision reads each bucket once or twice: at most 1,001 of them.
 //! - **Weakness.** Loose: up to `2 * L` in an interval of `W`. Strict: a key waits up to one bucket longer
 //!   than it would with a log.
-//! - **Source.** Folklore ("sliding window with sub-windows"); .NET's `SlidingWindowRateLimiter` is the loose one.
+//! - **Source.** Folklore; Figma 2017, "An alternative approach to rate limiting"; .NET's `SlidingWindowRateLimiter` is
+//!   the loose one.
 
 use crate::{
     bounds,

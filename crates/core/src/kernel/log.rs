@@ -11,11 +11,13 @@
 //!
 //! - **Promise.** Strict: every half-open interval of length `W` admits at most `L`, across every boundary.
 //! - **Memory.** 8 bytes for each admission that is still inside the longest window (more only for a cost
-//!   over 2,047); at most `L` entries.
+//!   over 2,047), at most `L` of them, and an eighth to spare; what a busy time took is kept until the key is idle
+//!   for a whole window.
 //! - **Work.** Each entry is passed once by each window, so that a decision costs a constant amount on
-//!   average; a denied cost of `n` reads at most `n` entries to name its wait.
+//!   average, though one that comes after a long silence passes all of them at once. A denied cost of `n` reads at most
+//!   `n` entries to name its wait, and a peek or a look copies the log.
 //! - **Weakness.** Memory grows with the limit: over 100,000 it is refused, and a counter is right.
-//! - **Source.** Folklore; Bucher, "Rate limiting: a sliding window log", and Figma 2017 for several rules.
+//! - **Source.** Folklore; ClassDojo 2015, "Better Rate Limiting With Redis Sorted Sets", for two windows over one log.
 
 use std::collections::VecDeque;
 
@@ -353,7 +355,7 @@ impl Log {
     fn expire(&self, state: &mut LogState, now: Timestamp) {
         for (window, place) in self.windows.iter().zip(&mut state.places) {
             while let Some(stamp) = state.stamps.get(place.head)
-                && stamp.at().after(window.span) <= now
+                && now.since(stamp.at()) >= window.span
             {
                 place.sum -= stamp.cost();
                 place.head += 1;

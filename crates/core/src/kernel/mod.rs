@@ -1,6 +1,7 @@
 //! The kernels: pure functions of state, time and cost.
 //!
-//! Every algorithm of [`Algorithm`] is a face of one of six kernels. Each answers four questions about its own state, and nobody else computes anything:
+//! Every algorithm of [`Algorithm`] is a face of one of six kernels. Each answers four questions about its own state, and
+//! nobody else computes anything:
 //!
 //! - would this cost be *denied* now?
 //! - what is the state once it is *charged*?
@@ -8,6 +9,10 @@
 //! - when is the state *as good as new*, so that forgetting it changes nothing?
 //!
 //! Time never runs backwards here: the store hands in the latest instant that it has seen.
+//!
+//! The `L`, `B` and capacity of the promises are those of [`Limit::hard_quota`]: with the soft allowance on top. They hold
+//! for what is charged; who may ask for an [`Effect::Refund`](crate::Effect::Refund) is trusted. What a state takes is the
+//! kernel's; the store adds its entry of 48 bytes, which holds 16 bytes of state itself.
 
 mod buckets;
 mod interval;

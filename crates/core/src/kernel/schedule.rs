@@ -11,6 +11,9 @@
 //!
 //! - **Promise.** With rate `L` per period `P` and capacity `B`, any closed interval of `t` admits at most
 //!   `B + floor(t * L / P)` units; a half-open one less by one where `t * L / P` is whole.
+//! - **Queue.** What is admitted is served in the order of its admission, and a cost of `n` keeps whatever comes after it
+//!   waiting for `n * T`: starts are that far apart, but for each being rounded up to a whole microsecond. A cost of `n`
+//!   waits for `tau - n * T` at most.
 //! - **Exact.** One unit is `p / l` microseconds, in lowest terms. The TAT is whole microseconds and a
 //!   fraction in `l`-ths, added with a carry: nothing is ever rounded, so that 7 per second earn back
 //!   exactly 7 each second.
@@ -45,7 +48,7 @@ impl Exact {
     };
 
     fn as_span(self) -> Span {
-        Span::from_micros(self.whole + u64::from(self.part > 0))
+        Span::from_micros(self.whole.saturating_add(u64::from(self.part > 0)))
     }
 
     fn at(now: Timestamp) -> Self {

@@ -10,11 +10,12 @@
 //!              now - W    e         now
 //! ```
 //!
-//! - **Promise.** The estimate errs by at most `prev * e / W` above and `prev * (1 - e / W)` below the true
-//!   count, so that an interval of length `W` admits at most `2 * L - 1`.
-//! - **Memory.** 32 bytes.
+//! - **Promise.** At most `L` in each window of the grid, and at most `2 * L - 1` in any half-open interval of length
+//!   `W`. The estimate is at most `prev * (W - e) / W` above the true count, and at most `prev * e / W` below it.
+//! - **Memory.** 32 bytes, and some 30 more.
 //! - **Weakness.** That bound is reached by a client that spends its limit at the end of one window and
-//!   trickles through the next. Natural traffic comes nowhere near; where a promise is needed take `buckets`.
+//!   trickles through the next. Natural traffic comes nowhere near; where a promise is needed take `buckets`. A key
+//!   that has been idle for almost `W` is still held to what it spent before.
 //! - **Source.** Cloudflare 2017, "How we built rate limiting capable of scaling to millions of domains".
 
 use crate::{

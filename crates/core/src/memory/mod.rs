@@ -203,7 +203,7 @@ impl MemoryStore {
         Self { hasher, shards }
     }
 
-    /// Forgets what `key` has spent; true if there was anything. A block on it stands.
+    /// Forgets what `key` has spent; true if the store held it. A block on it stands.
     pub fn reset(&self, key: &[u8]) -> bool {
         let hash = hash_with(&self.hasher, key);
         self.lock_of(hash).forget(hash, key)

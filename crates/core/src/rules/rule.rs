@@ -207,7 +207,7 @@ impl Rule {
             .chain(allowed)
     }
 
-    /// The longest window of the limits: how long it takes at most until a key is as good as new.
+    /// The longest window of the limits: how long a manual block stands where nobody says how long.
     #[must_use]
     pub fn longest_window(&self) -> Span {
         let windows = self.limits.iter().map(Limit::window);

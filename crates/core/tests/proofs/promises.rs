@@ -8,7 +8,7 @@ use tidegate_core::{
 };
 
 use crate::{
-    strategies::{self, Ask, any_kind},
+    strategies::{self, Ask, Kind, any_kind},
     world::{Rule, one_shard},
 };
 
@@ -89,6 +89,34 @@ proptest! {
             prop_assert!(largest >= admitted, "what was admitted is so no longer");
             admitted = largest;
         }
+    }
+
+    /// Starts are apart by what the cost before lasts, but for the rounding; and nobody waits longer than the queue is.
+    #[test]
+    fn a_queue_spaces_what_it_admits(
+        limit in strategies::limit(Kind::Queue),
+        start in strategies::start(),
+        asks in strategies::asks(40),
+    ) {
+        let Algorithm::LeakyBucket { leak, .. } = *limit.algorithm() else { unreachable!() };
+        let (count, period) = (u128::from(leak.count), u128::from(leak.period.as_micros()));
+        let most = limit.quota() + limit.soft_allowance();
+        let (rule, store) = (Rule::new(b"key", vec![limit], false), one_shard());
+        let mut before: Option<(u64, u64)> = None;
+        walk(&rule, &store, start, &asks, |now, cost, outcome| {
+            if outcome.allowed {
+                let delay = outcome.delay.as_micros();
+                let longest = (u128::from(most - cost) * period).div_ceil(count);
+                prop_assert!(u128::from(delay) <= longest, "{} us of {}", delay, longest);
+                if let Some((begun, spent)) = before {
+                    prop_assert!(now + delay >= begun, "overtaken");
+                    let apart = u128::from(now + delay - begun);
+                    prop_assert!((apart + 1) * count > u128::from(spent) * period, "{} us apart", apart);
+                }
+                before = Some((now + delay, cost));
+            }
+            Ok(())
+        })?;
     }
 
     /// P7, P9, P10: what can never fit says so and leaves no trace; neither does looking, however often the
