@@ -261,7 +261,8 @@ impl Limit {
     }
 
     /// Counts in full what it denies, so that the count may lie beyond the limit, which [`Outcome::excess`] tells. What only
-    /// other limits deny is not counted: so counts a service that charges each of several descriptors on its own.
+    /// other limits deny is not counted: so counts a service that charges each of several descriptors on its own. It takes
+    /// the place of [`Self::counting_denied`].
     ///
     /// # Errors
     ///

@@ -87,6 +87,16 @@ macro_rules! dispatch {
     };
 }
 
+/// The kernel inside, if it is of that kind.
+macro_rules! of_kind {
+    ($kernel:expr, $kind:ident) => {
+        match $kernel {
+            Some(Kernel::$kind(kernel)) => Some(kernel),
+            _ => None,
+        }
+    };
+}
+
 impl Kernel {
     /// Checks a limit's numbers and prepares them.
     pub(crate) fn compile(limit: &Limit) -> Result<Self, LimitError> {
@@ -218,34 +228,13 @@ impl Kernel {
     pub(crate) fn adopt(&self, old: Option<&Self>, state: State, now: Timestamp) -> State {
         match (self, state) {
             (Self::Schedule(new), State::Schedule(tat)) => {
-                let old = old.and_then(|old| {
-                    if let Self::Schedule(old) = old {
-                        Some(old)
-                    } else {
-                        None
-                    }
-                });
-                State::Schedule(new.adopt(old, tat, now))
+                State::Schedule(new.adopt(of_kind!(old, Schedule), tat, now))
             }
             (Self::Interval(new), State::Interval(state)) => {
-                let old = old.and_then(|old| {
-                    if let Self::Interval(old) = old {
-                        Some(old)
-                    } else {
-                        None
-                    }
-                });
-                State::Interval(new.adopt(old, state, now))
+                State::Interval(new.adopt(of_kind!(old, Interval), state, now))
             }
             (Self::Window(new), State::Window(state)) => {
-                let old = old.and_then(|old| {
-                    if let Self::Window(old) = old {
-                        Some(old)
-                    } else {
-                        None
-                    }
-                });
-                State::Window(new.adopt(old, state, now))
+                State::Window(new.adopt(of_kind!(old, Window), state, now))
             }
             (Self::Log(new), State::Log(mut state)) => {
                 new.adopt(&mut state, now);

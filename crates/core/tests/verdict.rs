@@ -1,0 +1,148 @@
+//! What the outcomes of several limits come to: who leads, how long to wait, and what is silent.
+
+#![cfg(not(loom))]
+
+use tidegate_core::{
+    AlgorithmName, Charge, Cost, Decision, Effect, LimitSpec, Limits, MemoryBounds, MemoryStore,
+    Reason, Retry, Span, Timestamp, Verdict, WhenFull, notation,
+};
+
+const NOW: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
+
+fn limits(name: &str, rates: &[&str]) -> Limits {
+    let limit = |rate: &&str| {
+        let rate = notation::rate(rate).expect("a rate");
+        let spec = LimitSpec::shorthand(rate, AlgorithmName::SlidingWindowLog);
+        spec.build().expect("a sound limit")
+    };
+    let limits = Limits::new(rates.iter().map(limit).collect());
+    limits.expect("a few limits").named(name)
+}
+
+fn store() -> MemoryStore {
+    MemoryStore::new(MemoryBounds::default())
+}
+
+/// Charges every rule on a key of its name, and sums up.
+fn verdict<'r>(store: &MemoryStore, rules: &[&'r Limits], cost: u64) -> Verdict<'r> {
+    let charge = |rule: &&'r Limits| {
+        let key = rule.name().expect("a rule with a name").as_bytes();
+        Charge::new(key, rule, Cost::new(cost).expect("a small cost")).expect("a short key")
+    };
+    let charges: Vec<Charge<'r>> = rules.iter().map(charge).collect();
+    let mut outcomes = Vec::new();
+    let decision = store.check(&charges, NOW, Effect::Charge, &mut outcomes);
+    Verdict::of(&decision, &charges, &outcomes)
+}
+
+fn policy_of_leader<'v>(verdict: &'v Verdict<'_>) -> Option<&'v str> {
+    verdict.leading().map(|line| &**line.limit.policy())
+}
+
+fn seconds(seconds: u64) -> Retry {
+    Retry::After(Span::from_secs(seconds))
+}
+
+#[test]
+fn the_limit_with_least_remaining_leads_and_of_two_the_slower() {
+    let (store, loose, tight) = (
+        store(),
+        limits("loose", &["9/min"]),
+        limits("tight", &["5/s", "5/h", "7/d"]),
+    );
+    let verdict = verdict(&store, &[&loose, &tight], 1);
+    assert!(verdict.allowed);
+    assert_eq!((verdict.rule, verdict.reason), (Some("tight"), None));
+    assert_eq!(policy_of_leader(&verdict), Some("5/h"));
+    assert_eq!((verdict.retry_after, verdict.lines.len()), (Retry::NOW, 4));
+}
+
+#[test]
+fn the_limit_that_denies_longest_leads_and_never_is_longest() {
+    let (store, short, long) = (
+        store(),
+        limits("short", &["2/min", "1000/h"]),
+        limits("long", &["2/h", "3/d"]),
+    );
+    assert!(verdict(&store, &[&short, &long], 2).allowed);
+    let denied = verdict(&store, &[&short, &long], 1);
+    assert_eq!(
+        (denied.allowed, denied.reason),
+        (false, Some(Reason::Limit))
+    );
+    assert_eq!(policy_of_leader(&denied), Some("2/h"));
+    assert_eq!(
+        (denied.rule, denied.retry_after),
+        (Some("long"), seconds(3_600))
+    );
+    let hopeless = verdict(&store, &[&short, &long], 3);
+    assert_eq!(
+        policy_of_leader(&hopeless),
+        Some("2/min"),
+        "the first of those"
+    );
+    assert_eq!(hopeless.retry_after, Retry::Never);
+}
+
+#[test]
+fn a_shadow_neither_denies_nor_leads() {
+    let (store, real) = (store(), limits("real", &["5/min"]));
+    let shadow = limits("shadow", &["1/h"]).in_shadow(true);
+    for remaining in [4, 3] {
+        let verdict = verdict(&store, &[&shadow, &real], 1);
+        assert!(verdict.allowed);
+        assert_eq!(
+            (verdict.rule, verdict.retry_after),
+            (Some("real"), Retry::NOW)
+        );
+        let leader = verdict.leading().expect("an enforced limit");
+        assert_eq!(
+            (leader.shadow, leader.outcome.remaining),
+            (false, remaining)
+        );
+    }
+    let verdict = verdict(&store, &[&shadow, &real], 1);
+    assert!(
+        !verdict.lines[0].outcome.allowed,
+        "but it says what it would have done"
+    );
+}
+
+#[test]
+fn a_block_names_the_rule_whose_key_it_is_on() {
+    let (store, one, other) = (
+        store(),
+        limits("one", &["5/min"]),
+        limits("other", &["5/min"]),
+    );
+    assert!(store.block(b"other", Some(Span::from_secs(9)), "", NOW));
+    let blocked = verdict(&store, &[&one, &other], 1);
+    assert_eq!(
+        (blocked.rule, blocked.reason),
+        (Some("other"), Some(Reason::Blocked))
+    );
+    assert_eq!((blocked.allowed, blocked.retry_after), (false, seconds(9)));
+    assert!(blocked.lines.is_empty() && blocked.leading().is_none());
+}
+
+#[test]
+fn a_full_store_speaks_for_no_rule() {
+    let store = MemoryStore::new(MemoryBounds {
+        max_keys: 1,
+        when_full: WhenFull::Deny,
+        ..MemoryBounds::default()
+    });
+    let (first, second) = (limits("first", &["5/min"]), limits("second", &["5/min"]));
+    assert!(verdict(&store, &[&first], 1).allowed);
+    let full = verdict(&store, &[&second], 1);
+    assert_eq!((full.rule, full.reason), (None, Some(Reason::Store)));
+    assert_eq!((full.allowed, full.retry_after), (false, seconds(60)));
+    assert!(full.lines.is_empty());
+}
+
+#[test]
+fn no_rule_at_all_lets_pass() {
+    let verdict = Verdict::of(&Decision::Admitted, &[], &[]);
+    assert!(verdict.allowed && verdict.lines.is_empty() && verdict.leading().is_none());
+    assert_eq!((verdict.rule, verdict.retry_after), (None, Retry::NOW));
+}
