@@ -1,0 +1,178 @@
+#!/usr/bin/env python3
+"""Tidegate's gRPC door beside a plain tonic service, under h2load; and Envoy with and without it, under wrk.
+
+    grpc_bench.py --tidegate target/release/tidegate --echo bench/target/release/grpc --envoy target/test-envoy/envoy
+"""
+
+import argparse
+import contextlib
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from statistics import median
+
+from load import Measured
+from processes import Server, free_port
+from resp_bench import judged
+
+# limitador-server, in memory, needs 17 to 20 us a call (METHOD.md). A tonic service that decides nothing is the best
+# that a server on tonic could do.
+CPU_OF_ECHO = 1.0
+LATENCY_OF_ENVOY = 1.3
+BOOTSTRAP = pathlib.Path(__file__).with_name("envoy.yaml")
+APPLICATIONS = {"/": "answers at once", "/working": "works 1 ms"}
+SITUATIONS = [(path, connections) for path in APPLICATIONS for connections in (1, 8)]
+PATH = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
+
+LIMITS = """\
+domain: bench
+descriptors:
+  - {key: remote_address, rate_limit: {unit: year, requests_per_unit: 4294967295}}
+  - {key: generic_key, value: allowed, rate_limit: {unit: year, requests_per_unit: 4294967295}}
+  - {key: generic_key, value: denied, rate_limit: {unit: year, requests_per_unit: 10}}
+  - {key: generic_key, rate_limit: {unit: year, requests_per_unit: 10}}
+"""
+
+
+def main():
+    options = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+    rounds, requests, seconds = (1, 5_000, 1) if options.smoke else (5, 200_000, 5)
+    with contextlib.ExitStack() as running:
+        folder = running.enter_context(tempfile.TemporaryDirectory())
+        echo = running.enter_context(start_echo(options.echo))
+        tidegate = running.enter_context(start_tidegate(options.tidegate, folder))
+        print("\n## ShouldRateLimit\n", flush=True)
+        calls(options.echo, echo, tidegate, folder, rounds, requests)
+        envoy = running.enter_context(start_envoy(options.envoy, tidegate.ports[0], folder))
+        print("\n## Envoy\n", flush=True)
+        envoy_latency(envoy, rounds, seconds)
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("tidegate", "echo", "envoy"):
+        parser.add_argument(f"--{name}", required=True, type=os.path.abspath)
+    parser.add_argument("--smoke", action="store_true", help="one short round: shows that it works, measures nothing")
+    return parser.parse_args()
+
+
+def start_echo(program):
+    port = free_port()
+    return Server("tonic echo", [program, "echo", str(port)], [port])
+
+
+def start_tidegate(program, folder):
+    port = free_port()
+    limits, config = os.path.join(folder, "bench.yaml"), os.path.join(folder, "tidegate.yaml")
+    with open(limits, "w") as file:
+        file.write(LIMITS)
+    with open(config, "w") as file:
+        file.write(f"listen: {{http: off, resp: off, admin: off, grpc: '127.0.0.1:{port}'}}\nenvoy: {{config: {limits}}}\n")
+    return Server("tidegate", [program, "serve", "--config", config], [port])
+
+
+def calls(client, echo, tidegate, folder, rounds, requests):
+    """CPU of the server for each call."""
+    counts_exactly(client, tidegate, "before")
+    bodies = {}
+    for load in ("allowed", "denied"):
+        bodies[load] = os.path.join(folder, load)
+        subprocess.run([client, "body", bodies[load], load], check=True)
+    admitted(client, tidegate, "denied", 20)
+    turns = [(echo, "allowed"), (tidegate, "allowed"), (tidegate, "denied")]
+    cells = {}
+    for turn in range(rounds):
+        for server, load in turns if turn % 2 == 0 else reversed(turns):
+            cells.setdefault((server.name, load), []).append(h2load(server, bodies[load], requests))
+    counts_exactly(client, tidegate, "after")
+    if admitted(client, tidegate, "denied", 20) != 0:
+        raise SystemExit("tidegate forgot a key that is being limited")
+    print("| server | load | calls/s | least to most | server CPU a call |")
+    print("| --- | --- | --- | --- | --- |")
+    for (name, load), runs in cells.items():
+        rates = [run.rate for run in runs]
+        print(f"| {name} | {load} | {median(rates):,.0f} | {min(rates):,.0f} to {max(rates):,.0f} "
+              f"| {median(run.cpu for run in runs):.2f} us |")
+    print()
+    for load in ("allowed", "denied"):
+        pairs = zip(cells["tidegate", load], cells["tonic echo", "allowed"])
+        ratio = median(our.cpu / its.cpu for our, its in pairs)
+        print(f"- {load}: CPU a call is {ratio:.3f} of the echo's" + judged(ratio, CPU_OF_ECHO, at_most=True))
+
+
+def admitted(client, server, value, count):
+    done = subprocess.run([client, "ask", str(server.ports[0]), value, str(count)],
+                          capture_output=True, text=True, timeout=60)
+    if done.returncode != 0:
+        raise SystemExit(f"asking {server.name} failed:\n{done.stderr}")
+    return int(done.stdout)
+
+
+def counts_exactly(client, server, tag):
+    """Of 40 attempts on a key that has room for 10, 10 must pass."""
+    for key in range(5):
+        passed = admitted(client, server, f"check-{tag}-{key}", 40)
+        if passed != 10:
+            raise SystemExit(f"{server.name} admitted {passed} of 40, and should have admitted 10")
+
+
+def h2load(server, body, requests):
+    command = ["h2load", "-c", "8", "-m", "8", "-n", str(requests), "-d", body, "-H", "content-type: application/grpc",
+               "-H", "te: trailers", f"http://127.0.0.1:{server.ports[0]}{PATH}"]
+    before = server.cpu_seconds()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
+    used = server.cpu_seconds() - before
+    rate = re.search(r"finished in [\d.]+\w+, ([\d.]+) req/s", done.stdout)
+    succeeded = re.search(r"(\d+) succeeded", done.stdout)
+    if done.returncode != 0 or not rate or not succeeded or int(succeeded[1]) != requests:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+    return Measured(float(rate[1]), used / requests * 1e6, requests)
+
+
+def start_envoy(program, tidegate, folder):
+    """One Envoy with two listeners to one application: `asking` asks Tidegate about each request, `plain` does not."""
+    asking, plain, application = free_port(), free_port(), free_port()
+    text = BOOTSTRAP.read_text()
+    for name, port in {"ASKING": asking, "PLAIN": plain, "APPLICATION": application, "TIDEGATE": tidegate}.items():
+        text = text.replace(f"@{name}@", str(port))
+    bootstrap = os.path.join(folder, "envoy.yaml")
+    with open(bootstrap, "w") as file:
+        file.write(text)
+    return Server("envoy", [program, "-c", bootstrap, "--disable-hot-restart", "--concurrency", "1",
+                            "--log-level", "error"], [asking, plain, application])
+
+
+def envoy_latency(envoy, rounds, seconds):
+    """The median latency of a request through each listener, in turns."""
+    cells = {}
+    for turn in range(rounds):
+        listeners = list(zip(("asking", "plain"), envoy.ports))
+        for path, connections in SITUATIONS:
+            for name, port in listeners if turn % 2 == 0 else reversed(listeners):
+                measured = wrk_median(port, path, connections, seconds)
+                cells.setdefault((path, connections, name), []).append(measured)
+    print("| application | connections | Envoy alone | with Tidegate | ratio |")
+    print("| --- | --- | --- | --- | --- |")
+    for path, connections in SITUATIONS:
+        plain, asking = (cells[path, connections, name] for name in ("plain", "asking"))
+        ratio = median(its / alone for its, alone in zip(asking, plain))
+        print(f"| {APPLICATIONS[path]} | {connections} | {median(plain):,.0f} us | {median(asking):,.0f} us "
+              f"| {ratio:.2f}{judged(ratio, LATENCY_OF_ENVOY, at_most=True)} |")
+
+
+def wrk_median(port, path, connections, seconds):
+    command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--latency", f"http://127.0.0.1:{port}{path}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 60, stdin=subprocess.DEVNULL)
+    found = re.search(r"50%\s+([\d.]+)(us|ms)", done.stdout)
+    if done.returncode != 0 or not found or re.search(r"Socket errors|Non-2xx", done.stdout):
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+    return float(found[1]) * (1000 if found[2] == "ms" else 1)
+
+
+if __name__ == "__main__":
+    main()
