@@ -206,7 +206,7 @@ async fn what_cannot_be_decided_is_an_error_that_says_why() {
         (
             request(vec![descriptor(&[("user", &long.repeat(40))])]),
             Status::ResourceExhausted,
-            "over 1048576 bytes",
+            "over 262144 bytes",
         ),
     ] {
         let error = client

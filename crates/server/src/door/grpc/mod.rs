@@ -36,8 +36,9 @@ const RATE_LIMIT_V2: &str = "envoy.service.ratelimit.v2.RateLimitService";
 /// The service whose quotas are assigned ahead of the requests.
 const QUOTA: &str = "envoy.service.rate_limit_quota.v3.RateLimitQuotaService";
 
-/// The largest message, in bytes; a report of quotas is a quarter of it at most.
-pub const MAX_MESSAGE_BYTES: usize = 1 << 20;
+/// The largest message, in bytes: as large as a body of the HTTP door. A connection may send as many at once as it may
+/// have calls, and a report of quotas takes fifty times its size in memory.
+pub const MAX_MESSAGE_BYTES: usize = 256 << 10;
 
 /// What is served.
 #[derive(Clone, Debug)]

@@ -40,9 +40,6 @@ const NEVER_SECONDS: i64 = 366 * 86_400;
 const MAX_ID_ENTRIES: usize = 32;
 const MAX_ID_BYTES: usize = 4 << 10;
 
-/// The largest message of reports, in bytes: a small report takes fifty times its size in memory.
-pub(super) const MAX_REPORT_BYTES: usize = super::MAX_MESSAGE_BYTES / 4;
-
 /// The most messages of one stream that wait to be sent.
 const MAX_UNSENT: usize = 16;
 

@@ -19,7 +19,7 @@ use super::{
         envoy::service::ratelimit::v3::{RateLimitResponse, rate_limit_response::Code},
         grpc::health::v1::health_server::HealthServer,
     },
-    quota::{MAX_REPORT_BYTES, StreamedQuotas},
+    quota::StreamedQuotas,
     rate_limit,
     unary::{self, Reply},
 };
@@ -56,7 +56,7 @@ impl Routes {
     pub(super) fn new(served: Served, shutdown: &Shutdown) -> io::Result<Self> {
         let quotas = StreamedQuotas::new(Arc::clone(&served.limiter), shutdown.clone());
         let quotas =
-            RateLimitQuotaServiceServer::new(quotas).max_decoding_message_size(MAX_REPORT_BYTES);
+            RateLimitQuotaServiceServer::new(quotas).max_decoding_message_size(MAX_MESSAGE_BYTES);
         let health = Healthy::new(shutdown.clone(), served.rate_limits.clone());
         let health = HealthServer::new(health).max_decoding_message_size(MAX_MESSAGE_BYTES);
         // The descriptors were compiled with the server, so that they are sound.
