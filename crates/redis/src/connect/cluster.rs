@@ -142,6 +142,11 @@ impl Cluster {
         trouble.or_else(|| self.nodes().iter().find_map(|node| node.trouble()))
     }
 
+    /// How long a question may take, every direction that it follows included.
+    pub(super) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
     /// Waits until the first attempt to read the map has ended.
     pub(super) async fn tried(&self) {
         // The sender lives in what is shared.

@@ -14,7 +14,7 @@ mod sentinel;
 mod settings;
 mod slots;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use redis::{Cmd, Value};
 use tokio::runtime::Handle;
@@ -99,6 +99,15 @@ impl Redis {
             Routes::Many(cluster) => cluster.tried().await,
         }
         self.health().trouble.map_or(Ok(()), Err)
+    }
+
+    /// How long a decision may take.
+    #[must_use]
+    pub fn timeout(&self) -> Duration {
+        match &self.0 {
+            Routes::One(node) => node.timeout(),
+            Routes::Many(cluster) => cluster.timeout(),
+        }
     }
 
     /// Whether it is known that nobody can be asked.

@@ -130,6 +130,11 @@ impl Node {
         let _ = self.tried.clone().wait_for(|tried| *tried).await;
     }
 
+    /// How long a question may take.
+    pub(super) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
     /// Where it is; `None` where the Sentinels know.
     pub(super) fn address(&self) -> Option<&Address> {
         self.address.as_ref()

@@ -19,7 +19,7 @@ use tidegate_core::{
     Charge, Decision, Effect, Exactness, Limits, MemoryStore, OnFailure, Outcome, Retry, Share,
     Source, Span, Timestamp, Verdict,
 };
-use tidegate_redis::{Redis, RedisStore};
+use tidegate_redis::{Redis, RedisStore, StoreError};
 
 pub use self::stats::FleetStats;
 use self::{denials::Denials, stats::Counters};
@@ -154,8 +154,11 @@ impl Fleet {
     ) -> Decided {
         let asked = self
             .store
-            .check(question.charges, question.effect, outcomes)
-            .await;
+            .check(question.charges, question.effect, outcomes);
+        // A decision may take several questions, and all of them together so long.
+        let asked = tokio::time::timeout(self.redis.timeout(), asked).await;
+        let too_late = || "it takes longer than a decision may".to_owned();
+        let asked = asked.unwrap_or_else(|_| Err(StoreError::Unknown(too_late())));
         match asked {
             Ok(decision) => {
                 match question.effect {
