@@ -1,7 +1,11 @@
 //! What answers when the store is out of reach.
 
-use crate::limit::{Algorithm, Limit, Rate, RefillMode};
-use crate::{bounds, time::Span};
+use crate::{
+    bounds,
+    kernel::gcd,
+    limit::{Algorithm, Limit, Rate, RefillMode},
+    time::Span,
+};
 
 /// What a rule does while nothing can be decided, because the store is out of reach.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -29,7 +33,8 @@ impl OnFailure {
 
 /// How much of every limit one node may admit by itself: from 1 to 100 percent; default 50.
 ///
-/// With `n` nodes and a share of 100 % / `n`, all of them together admit no more than the limit says.
+/// With `n` nodes and a share of 100 % / `n`, all of them together admit no more than the limit says, unless it is so
+/// small that a share of it would be nothing: each node admits one then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Share(u32);
 
@@ -77,7 +82,9 @@ impl Share {
                 leak,
                 queue,
             } => Algorithm::LeakyBucket {
-                capacity: self.of_count(capacity),
+                // As a queue it holds one more, the one that is being served.
+                capacity: self.of_count(capacity.saturating_add(u64::from(queue)))
+                    - u64::from(queue),
                 leak: self.of_rate(leak),
                 queue,
             },
@@ -102,10 +109,15 @@ impl Share {
         let scaled =
             Limit::new(scaled).and_then(|scaled| scaled.with_soft_percent(limit.soft_percent()));
         // Smaller numbers are as sound as the ones they come from, but for a rounding at the very edge.
-        scaled.map_or_else(
-            |_| limit.clone(),
-            |scaled| scaled.counting_denied(limit.count_denied()),
-        )
+        let Ok(scaled) = scaled else {
+            return limit.clone();
+        };
+        let scaled = scaled.counting_denied(limit.count_denied());
+        if limit.counts_in_full() {
+            scaled.clone().counting_in_full().unwrap_or(scaled)
+        } else {
+            scaled
+        }
     }
 
     fn floor(self, count: u64) -> u64 {
@@ -143,10 +155,6 @@ impl Share {
             },
         }
     }
-}
-
-fn gcd(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 #[cfg(test)]
@@ -207,6 +215,36 @@ mod tests {
             period: Span::from_secs(10),
         };
         assert_eq!(of(10, bucket(1, per_second(1))), bucket(1, slow));
+    }
+
+    /// A queue's share had room for one more on every node, and what counts in full did not on any.
+    #[test]
+    fn the_shares_of_all_nodes_are_no_more_than_the_whole_and_count_alike() {
+        for capacity in 0..40 {
+            let leak = per_second(3);
+            let queue = Algorithm::LeakyBucket {
+                capacity,
+                leak,
+                queue: true,
+            };
+            let whole = Limit::new(queue).unwrap();
+            for nodes in [1, 2, 4, 5] {
+                let share = Share::percent(100 / nodes).unwrap().of(&whole).quota();
+                let together = share * u64::from(nodes);
+                assert!(
+                    together <= whole.quota() || share == 1,
+                    "{share} of {capacity}"
+                );
+            }
+        }
+        let window = Window::Epoch(Span::from_secs(60));
+        let fixed = Limit::new(Algorithm::FixedWindow { limit: 9, window }).unwrap();
+        for (limit, in_full) in [
+            (fixed.clone(), false),
+            (fixed.counting_in_full().unwrap(), true),
+        ] {
+            assert_eq!(Share::default().of(&limit).counts_in_full(), in_full);
+        }
     }
 
     #[test]
