@@ -166,27 +166,6 @@ impl PartialEq for Limit {
 
 impl Eq for Limit {}
 
-/// What becomes of a limit's count when the request is denied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Denials {
-    /// Nothing.
-    Forgotten,
-    /// It grows to the brim, whoever denied the request.
-    Counted,
-    /// It grows by the whole cost, if this limit denied it itself.
-    InFull,
-}
-
-impl Denials {
-    pub(crate) fn of(limit: &Limit) -> Self {
-        match (limit.counts_in_full(), limit.count_denied()) {
-            (true, _) => Self::InFull,
-            (false, true) => Self::Counted,
-            (false, false) => Self::Forgotten,
-        }
-    }
-}
-
 /// A number that a limit cannot have: which field it is, and what would be right.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LimitError {

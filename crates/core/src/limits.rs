@@ -7,8 +7,8 @@ use crate::{
     cell::Cell,
     failure::{OnFailure, Share},
     kernel::{Kernel, Schedule, State},
-    limit::{Denials, Limit, LimitError},
-    member::{Asked, Member},
+    limit::{Limit, LimitError},
+    member::{Asked, Denials, Member},
     outcome::Outcome,
     time::Timestamp,
 };

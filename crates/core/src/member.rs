@@ -2,7 +2,7 @@
 
 use crate::{
     kernel::{Kernel, State},
-    limit::{Denials, Limit},
+    limit::Limit,
     limits::Mask,
     outcome::{Outcome, Retry},
     time::{Span, Timestamp},
@@ -15,6 +15,27 @@ pub(crate) struct Member {
     /// The index, in the rule's list, of the limit of each of the kernel's parts.
     pub(crate) parts: Vec<usize>,
     pub(crate) denials: Denials,
+}
+
+/// What becomes of a limit's count when the request is denied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Denials {
+    /// Nothing.
+    Forgotten,
+    /// It grows to the brim, whoever denied the request.
+    Counted,
+    /// It grows by the whole cost, if this limit denied it itself.
+    InFull,
+}
+
+impl Denials {
+    pub(crate) fn of(limit: &Limit) -> Self {
+        match (limit.counts_in_full(), limit.count_denied()) {
+            (true, _) => Self::InFull,
+            (false, true) => Self::Counted,
+            (false, false) => Self::Forgotten,
+        }
+    }
 }
 
 /// What was asked of one key's limits, and what came of it.

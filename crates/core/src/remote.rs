@@ -20,7 +20,7 @@ use crate::{
     outcome::Outcome,
     time::{Span, Timestamp},
 };
-pub use crate::{kernel::Exact, limit::Denials};
+pub use crate::{kernel::Exact, member::Denials};
 
 /// The numbers of one kernel at one cost, multiplied out: who has them needs only to add, carry and compare.
 /// Times are in microseconds.
