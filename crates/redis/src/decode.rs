@@ -233,13 +233,33 @@ pub(crate) fn checked(reply: Reply, charges: usize) -> Option<Checked> {
     }
 }
 
-/// The value and the instant with which `schedule_alone` answers where it did not decide.
-pub(crate) fn other_value(reply: Reply) -> Option<(Timestamp, Vec<u8>)> {
-    let Reply::Array(parts) = reply else {
-        return None;
-    };
-    let [value, now] = <[Reply; 2]>::try_from(parts).ok()?;
-    Some((Timestamp::from_micros(integer(&now)?), bytes(value)?))
+/// What `schedule_alone` and `schedules_alone` answered.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Alone {
+    /// How far the one arrival time lay ahead when they decided.
+    Ahead(u64),
+    /// The value as it was when they decided.
+    Decided { now: Timestamp, value: Vec<u8> },
+    /// The value that stands there, which they did not decide on.
+    Other { now: Timestamp, value: Vec<u8> },
+}
+
+/// Reads what `schedule_alone` or `schedules_alone` answered.
+pub(crate) fn alone(reply: Reply) -> Option<Alone> {
+    match reply {
+        Reply::Int(_) => integer(&reply).map(Alone::Ahead),
+        Reply::BulkString(mut now) => {
+            let value = now.split_off(now.len().min(7));
+            let now = Timestamp::from_micros(Input(&now).wide().ok()?);
+            Some(Alone::Decided { now, value })
+        }
+        Reply::Array(parts) => {
+            let [value, now] = <[Reply; 2]>::try_from(parts).ok()?;
+            let (now, value) = (Timestamp::from_micros(integer(&now)?), bytes(value)?);
+            Some(Alone::Other { now, value })
+        }
+        _ => None,
+    }
 }
 
 /// What `read` answered for so many keys.

@@ -56,12 +56,11 @@ pub(crate) fn head(charge: &Charge<'_>) -> Head {
     (u32::from(shape) << 28 | fingerprint).to_be_bytes()
 }
 
-/// What the script `schedule_alone` needs for `charge`: how long the cost lasts and how far the arrival time may lie
-/// ahead; `None` if it cannot decide this charge.
-pub(crate) fn schedule_alone(charge: &Charge<'_>) -> Option<(u64, u64)> {
-    let mut members = remote::numbers(charge.limits, charge.cost);
-    match (members.next()?, members.next()) {
-        (
+/// For each limit of `charge` how long its cost lasts and how far its arrival time may lie ahead, if all are hard
+/// schedules of whole microseconds: what the scripts `schedule_alone` and `schedules_alone` decide.
+pub(crate) fn schedules_alone(charge: &Charge<'_>) -> Option<Vec<(u64, u64)>> {
+    remote::numbers(charge.limits, charge.cost)
+        .map(|member| match member {
             Member {
                 numbers:
                     Numbers::Schedule {
@@ -70,11 +69,15 @@ pub(crate) fn schedule_alone(charge: &Charge<'_>) -> Option<(u64, u64)> {
                         tau,
                     },
                 denials: Denials::Forgotten,
-            },
-            None,
-        ) => Some((lasting.whole, tau.whole)),
-        _ => None,
-    }
+            } => Some((lasting.whole, tau.whole)),
+            _ => None,
+        })
+        .collect()
+}
+
+/// The format of the value of so many schedules.
+pub(crate) fn schedules_format(count: usize) -> String {
+    format!(">c4B{}", "BI7".repeat(count))
 }
 
 /// The program of `charge` for the script `check`, which says what is in it; `around` is the latest instant known.

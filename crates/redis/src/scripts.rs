@@ -11,6 +11,10 @@ const ROOM: &str = "-- (the kernels that the programs name come here)\n";
 pub(crate) static SCHEDULE_ALONE: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("scripts/schedule_alone.lua").to_owned()));
 
+/// The same for several of them.
+pub(crate) static SCHEDULES_ALONE: LazyLock<Script> =
+    LazyLock::new(|| Script::new(include_str!("scripts/schedules_alone.lua").to_owned()));
+
 /// The kernels, by the numbers of [`kernel`](crate::encode::kernel).
 const KERNELS: [&str; 6] = [
     include_str!("scripts/schedule.lua"),

@@ -17,7 +17,7 @@ use tokio::runtime::Handle;
 use crate::{
     Address, ConnectError, Redis, Settings, Topology,
     call::{Call, Reply, Script},
-    decode::{self, Checked},
+    decode::{self, Alone, Checked},
     encode,
     error::StoreError,
     exec::{Exec, ExecError},
@@ -124,7 +124,7 @@ impl RedisStore {
             return self.refund(charges, outcomes).await;
         }
         if let ([charge], Effect::Charge) = (charges, effect)
-            && let Some(decision) = self.check_schedule(charge, outcomes).await?
+            && let Some(decision) = self.check_schedules(charge, outcomes).await?
         {
             return Ok(decision);
         }
@@ -149,46 +149,53 @@ impl RedisStore {
         Err(StoreError::NotExecuted(problem.to_owned()))
     }
 
-    /// The short way, for a charge that is nothing but a schedule; `None` where it has to go the long one.
-    async fn check_schedule(
+    /// The short way, for a charge that is nothing but hard schedules of whole microseconds; `None` where it has to go the
+    /// long one.
+    async fn check_schedules(
         &self,
         charge: &Charge<'_>,
         outcomes: &mut Vec<Outcome>,
     ) -> Result<Option<Decision>, StoreError> {
-        let Some((lasting, tau)) = encode::schedule_alone(charge) else {
+        let Some(schedules) = encode::schedules_alone(charge) else {
             return Ok(None);
         };
-        let mut args = vec![
-            encode::head(charge).to_vec(),
-            lasting.to_string().into_bytes(),
-            tau.to_string().into_bytes(),
-        ];
-        if let Some(now) = self.pinned() {
-            args.push(now.to_string().into_bytes());
-            args.push(PINNED_SLACK_MS.to_string().into_bytes());
+        let is_single = schedules.len() == 1;
+        let mut args = Vec::with_capacity(4 + 2 * schedules.len());
+        args.push(encode::head(charge).to_vec());
+        if !is_single {
+            args.push(encode::schedules_format(schedules.len()).into_bytes());
         }
-        let keys = vec![self.key(charge.key)];
-        let reply = self.call(&scripts::SCHEDULE_ALONE, keys, args).await?;
-        if let Some(ahead) = decode::integer(&reply) {
-            // How far ahead is all that matters, so any instant will do.
-            let now = Timestamp::default();
-            let held = vec![Held::Schedule(Exact {
-                whole: ahead,
-                part: 0,
-            })];
-            let held = Some((fingerprint(charge.limits), held));
-            let settled = Settled::of(
-                vec![Replay::open(charge, held, now, Effect::Charge)],
-                now,
-                Effect::Charge,
-            );
-            return Ok(Some(settled.report(now, outcomes)));
+        for (lasting, tau) in &schedules {
+            args.extend([lasting, tau].map(|micros| micros.to_string().into_bytes()));
         }
-        let (now, value) = decode::other_value(reply).ok_or_else(StoreError::unreadable)?;
-        let found = decode::found(&self.key(charge.key), &value)?;
-        Ok(found
-            .standing_block(now)
-            .map(|until| blocked(0, until, now)))
+        args.extend(self.pinned().map(|now| now.to_string().into_bytes()));
+        let script = if is_single {
+            &scripts::SCHEDULE_ALONE
+        } else {
+            &scripts::SCHEDULES_ALONE
+        };
+        let reply = self.call(script, vec![self.key(charge.key)], args).await?;
+        match decode::alone(reply).ok_or_else(StoreError::unreadable)? {
+            Alone::Ahead(whole) => {
+                // How far ahead is all that matters, so any instant will do.
+                let now = Timestamp::default();
+                let held = vec![Held::Schedule(Exact { whole, part: 0 })];
+                let held = Some((fingerprint(charge.limits), held));
+                let replay = Replay::open(charge, held, now, Effect::Charge);
+                let settled = Settled::of(vec![replay], now, Effect::Charge);
+                Ok(Some(settled.report(now, outcomes)))
+            }
+            Alone::Decided { now, value } => {
+                let alone = std::slice::from_ref(charge);
+                let settled = self.replay(alone, &[value], now, Effect::Charge)?;
+                Ok(Some(settled.report(now, outcomes)))
+            }
+            Alone::Other { now, value } => {
+                let found = decode::found(&self.key(charge.key), &value)?;
+                let block = found.standing_block(now);
+                Ok(block.map(|until| blocked(0, until, now)))
+            }
+        }
     }
 
     async fn ask(&self, charges: &[Charge<'_>], effect: Effect) -> Result<Checked, StoreError> {

@@ -10,7 +10,7 @@ if not now then
   local time = redis.call('TIME')
   now = time[1] * 1000000 + time[2]
 end
-local ahead = 0
+local ahead, slack = 0, ARGV[4] and 86400000 or 2
 local value = redis.call('GET', key)
 if value then
   if #value ~= 11 then
@@ -27,6 +27,6 @@ if value then
 end
 local after = ahead + ARGV[2]
 if after - ARGV[3] <= 0 then
-  redis.call('PSETEX', key, math.floor(after / 1000) + (ARGV[5] or 2), struct.pack('>c4I7', head, now + after))
+  redis.call('PSETEX', key, math.floor(after / 1000) + slack, struct.pack('>c4I7', head, now + after))
 end
 return ahead

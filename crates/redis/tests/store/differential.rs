@@ -250,6 +250,32 @@ fn every_kind_decides_as_in_memory_in_valkey() {
     }
 }
 
+/// One rule of several schedules, which have scripts of their own.
+fn trace_of_schedules() -> impl Strategy<Value = Trace> {
+    let kinds = [Kind::Gcra, Kind::TokenBucket, Kind::Meter, Kind::Queue];
+    let kind = prop::sample::select(kinds.to_vec());
+    let limits = prop::collection::vec(kind.prop_flat_map(strategies::plain_limit), 2..=4);
+    let deed = prop_oneof![
+        12 => strategies::ask().prop_map(|ask| Deed::Ask { rules: 1, ask }),
+        1 => (any::<Index>(), 1..=1_000_u64).prop_map(|(rule, micros)| Deed::Block { rule, micros }),
+        1 => any::<Index>().prop_map(|rule| Deed::Unblock { rule }),
+        1 => any::<Index>().prop_map(|rule| Deed::Reset { rule }),
+    ];
+    let rules = (limits, any::<bool>()).prop_map(|rule| vec![rule]);
+    (
+        rules,
+        strategies::start(),
+        prop::collection::vec(deed, 1..=40),
+    )
+}
+
+#[test]
+fn schedules_decide_together_as_in_memory() {
+    for server in Server::each() {
+        compare(&server, 60, trace_of_schedules);
+    }
+}
+
 #[test]
 fn rules_decide_together_as_in_memory_in_redis() {
     compare(&Server::redis(), 100, trace);
