@@ -13,6 +13,25 @@
 //!   in full until the clock has caught up.
 //! - **Changed numbers keep counts.** A value names the limits that left it. Where they are others, the host takes the state
 //!   over as the memory store does, and writes it back if nothing changed meanwhile.
+//!
+//! # What it costs
+//!
+//! CPU of the server a call, 64 in a pipeline, 100,000 random keys, medians of one run on two shared cores (Redis 7.0.15 /
+//! Valkey 9.1.2); the best exact script alone is one that reads `TIME`, `GET`s, and writes with `PSETEX`, and does nothing else:
+//!
+//! | decision | µs |
+//! | --- | --- |
+//! | the best exact script alone, GCRA | 4.9 / 4.8 |
+//! | one schedule (`gcra`, `token_bucket`, `leaky_bucket`) | 4.7 / 4.8 |
+//! | four schedules on one key | 6.8 / 6.9 |
+//! | one fixed window; weighted; 10 buckets | 10.2 / 12.3; 10.0 / 10.4; 11.0 / 14.3 |
+//! | one log of 60; four windows over one log of up to 800 | 12.2 / 19.9; 21.5 / 22.7 |
+//!
+//! In Redis a schedule takes 88 bytes by `MEMORY USAGE` under a key of 16 bytes, and 144 of the server's memory with its
+//! places in the tables of keys and of expiries; 100,000 logs of 60 requests take 77 MB.
+//!
+//! A log is read and written whole at each decision, 10 bytes a request, and sent to the host: with thousands of requests
+//! in its longest window a counter is cheaper.
 
 mod amend;
 mod blocks;
