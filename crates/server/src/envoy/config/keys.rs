@@ -4,6 +4,8 @@
 //! The keys that are ours stand only where they mean something; the original refuses them everywhere, so that no file of
 //! its users changes its meaning here.
 
+use tidegate_core::LimitSpec;
+
 use super::scalar::{self, Scalar};
 use crate::config::{
     report::{Report, nearest, shown},
@@ -59,31 +61,23 @@ impl Place {
                 "share_threshold",
                 "metadata",
             ],
-            Self::RateLimit => &[
-                "unit",
-                "requests_per_unit",
-                "unlimited",
-                "name",
-                "replaces",
-                "algorithm",
-                "rate",
-                "burst",
-                "capacity",
-                "refill",
-                "refill_mode",
-                "leak",
-                "queue",
-                "limit",
-                "window",
-                "anchor",
-                "buckets",
-                "strict",
-                "soft",
-                "count_denied",
-            ],
+            // And every field of a limit.
+            Self::RateLimit => &["unit", "requests_per_unit", "unlimited", "name", "replaces"],
             Self::Replaces => &["name"],
             Self::Anchor => &["calendar", "zone", "day"],
         }
+    }
+
+    /// The fields of a limit, where one may stand.
+    const fn fields(self) -> &'static [&'static str] {
+        match self {
+            Self::RateLimit => &LimitSpec::FIELDS,
+            Self::File | Self::Descriptor | Self::Replaces | Self::Anchor => &[],
+        }
+    }
+
+    fn has(self, key: &str) -> bool {
+        self.effective().contains(&key) || self.fields().contains(&key)
     }
 
     /// The kind of map that `key` leads to; `None` for what is not looked into.
@@ -105,16 +99,22 @@ pub(super) fn check(value: &Value<'_>, place: Place, report: &mut Report) {
         let Some(name) = name_of(key, &value, report) else {
             continue;
         };
-        let effective = place.effective();
-        if !effective.contains(&name) && KNOWN.contains(&name) {
+        let is_effective = place.has(name);
+        if !is_effective && KNOWN.contains(&name) {
             let message = format!(
                 "`{}` has no effect here; it belongs {}",
                 name,
                 home_of(name)
             );
             value.warn(report, message);
-        } else if !effective.contains(&name) {
-            let known: Vec<&str> = effective.iter().chain(KNOWN).copied().collect();
+        } else if !is_effective {
+            let known: Vec<&str> = place
+                .effective()
+                .iter()
+                .chain(KNOWN)
+                .chain(place.fields())
+                .copied()
+                .collect();
             let guess = nearest(name, &known).map(|guess| format!("; did you mean `{guess}`?"));
             let message = format!(
                 "config error, unknown key '{}'{}",
