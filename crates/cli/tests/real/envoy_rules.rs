@@ -190,7 +190,7 @@ fn from_environment(scratch: &Scratch) -> std::process::Command {
         ("RUNTIME_ROOT", "."),
         ("RUNTIME_WATCH_ROOT", "false"),
         ("LIMIT_RESPONSE_HEADERS_ENABLED", "true"),
-        ("REDIS_URL", "redis:6379"),
+        ("REDIS_POOL_SIZE", "5"),
         ("USE_STATSD", "false"),
         ("LOG_LEVEL", "info"),
     ] {
@@ -203,7 +203,7 @@ fn from_environment(scratch: &Scratch) -> std::process::Command {
 fn the_environment_of_the_original_starts_it() {
     let scratch = shop();
     let mut process = Process::start(&mut from_environment(&scratch));
-    process.wait_for(&["REDIS_URL is ignored: counts are kept in the memory of this process"]);
+    process.wait_for(&["REDIS_POOL_SIZE is ignored: "]);
     process.wait_for(&["RUNTIME_WATCH_ROOT is ignored: "]);
     process.wait_for(&["USE_STATSD is ignored: metrics are Prometheus', on the admin door"]);
     let line = process

@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{
-    DomainFiles, Folder, Variables,
+    DomainFiles, Folder, Variables, redis_variables,
     variables::{self, Reader},
 };
 use crate::config::{AdminToken, Config, Envoy, TlsFiles};
@@ -33,11 +33,11 @@ pub struct FromEnvironment {
 const IGNORED: &[(&str, &str)] = &[
     (
         "REDIS_",
-        "counts are kept in the memory of this process; for a store that replicas share, write a rules file with `store`",
+        "the store in Redis has settings of its own; write a rules file with `store` for them",
     ),
     (
         "BACKEND_TYPE",
-        "counts are kept in the memory of this process; for a store that replicas share, write a rules file with `store`",
+        "there is no such store; counts are kept in the memory of this process",
     ),
     (
         "MEMCACHE_",
@@ -116,6 +116,7 @@ pub fn from_environment(variables: &Variables) -> Result<FromEnvironment, Vec<St
     refuse(&mut reader);
     let mut config = Config::default();
     listen(&mut config, &mut reader);
+    config.redis = redis_variables::redis(&mut reader);
     config.envoy = Some(envoy(&mut reader));
     grpc(&mut config, &mut reader);
     let log = log_level(&mut reader);
@@ -267,7 +268,10 @@ fn span(text: &str) -> Option<Duration> {
 }
 
 fn ignored(variables: &Variables, config: &Config) -> Vec<String> {
-    let is_honoured = |name: &str| name == "DEBUG_HOST" && config.admin_token != AdminToken::None;
+    let is_honoured = |name: &str| {
+        let of_redis = config.redis.is_some() && redis_variables::HONOURED.contains(&name);
+        of_redis || name == "DEBUG_HOST" && config.admin_token != AdminToken::None
+    };
     let reason = |name: &str| IGNORED.iter().find(|(begins, _)| name.starts_with(begins));
     let set = variables
         .iter()
@@ -279,6 +283,97 @@ fn ignored(variables: &Variables, config: &Config) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn read(variables: &[(&str, &str)]) -> Result<FromEnvironment, Vec<String>> {
+        let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        from_environment(&variables.iter().map(own).collect())
+    }
+
+    #[test]
+    fn redis_is_that_of_the_variables() {
+        for (variables, store) in [
+            (
+                &[("REDIS_URL", "redis:6379")][..],
+                "{redis: 'redis://redis:6379'}",
+            ),
+            (
+                &[
+                    ("REDIS_URL", "r:1"),
+                    ("REDIS_SOCKET_TYPE", "tcp"),
+                    ("REDIS_TLS", "true"),
+                    ("REDIS_AUTH", "me:se:cret"),
+                    ("CACHE_KEY_PREFIX", "rl:"),
+                ],
+                "{redis: 'rediss://r:1', username: me, password: 'se:cret', prefix: 'rl:'}",
+            ),
+            (
+                &[("REDIS_URL", "/run/redis.sock"), ("REDIS_AUTH", "x")],
+                "{redis: 'redis+unix:///run/redis.sock', password: x}",
+            ),
+            (
+                &[("REDIS_TYPE", "cluster"), ("REDIS_URL", "a:1,b:2")],
+                "{redis: {cluster: ['redis://a:1', 'redis://b:2']}}",
+            ),
+            (
+                &[
+                    ("REDIS_TYPE", "SENTINEL"),
+                    ("REDIS_URL", "main,a:1,b:2"),
+                    ("REDIS_SENTINEL_AUTH", "p@ss"),
+                ],
+                "{redis: {sentinel: ['redis://:p%40ss@a:1', 'redis://b:2'], primary: main}}",
+            ),
+        ] {
+            let expected = Config::parse(&format!("store: {store}")).unwrap().redis;
+            assert!(expected.is_some());
+            assert_eq!(
+                read(variables).unwrap().config.redis,
+                expected,
+                "{variables:?}"
+            );
+        }
+        assert_eq!(
+            read(&[("REDIS_URL", "r:1"), ("BACKEND_TYPE", "memcache")])
+                .unwrap()
+                .config
+                .redis,
+            None
+        );
+        for (variables, expected) in [
+            (
+                &[("REDIS_URL", "r:1"), ("REDIS_TYPE", "ring")][..],
+                "REDIS_TYPE: expected one of SINGLE, SENTINEL, CLUSTER",
+            ),
+            (
+                &[("REDIS_URL", "r:what")],
+                "REDIS_URL and what goes with it: expected a URL",
+            ),
+            (
+                &[
+                    ("REDIS_URL", "r:1"),
+                    ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "true"),
+                ],
+                "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION: ",
+            ),
+        ] {
+            let problems = read(variables).unwrap_err();
+            assert!(problems[0].starts_with(expected), "{problems:?}");
+        }
+    }
+
+    #[test]
+    fn what_has_no_effect_is_told_and_only_that() {
+        let read = read(&[
+            ("REDIS_URL", "r:1"),
+            ("REDIS_POOL_SIZE", "5"),
+            ("USE_STATSD", ""),
+            ("PATH", "/bin"),
+            ("LOG_FORMAT", "json"),
+        ]);
+        let ignored = read.unwrap().ignored;
+        assert_eq!(ignored.len(), 2, "{ignored:?}");
+        assert!(ignored[0].starts_with("LOG_FORMAT is ignored: logs are text"));
+        assert!(ignored[1].starts_with("REDIS_POOL_SIZE is ignored: "));
+    }
 
     #[test]
     fn durations_are_those_of_go() {

@@ -23,6 +23,7 @@ mod key;
 mod metadata;
 mod over_cache;
 mod overrides;
+mod redis_variables;
 mod request;
 mod rules;
 mod service;
