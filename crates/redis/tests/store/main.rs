@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test says what it expects by failing")]
 
 mod differential;
+mod operate;
 mod server;
 mod vectors;
 

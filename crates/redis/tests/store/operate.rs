@@ -1,0 +1,98 @@
+//! What the operator does, and what the server is left with.
+
+use tidegate_core::{Charge, Cost, Decision, Effect, Span};
+use tidegate_redis::RedisStore;
+
+use crate::{limits, server::Server};
+
+#[tokio::test]
+async fn blocks_are_listed_enforced_and_lifted() {
+    for server in Server::each() {
+        let store = RedisStore::connect(&server.url(), "tg").await.unwrap();
+        let limits = limits(&["2/d"]);
+        let charge = Charge::new(b"user:1", &limits, Cost::ONE).unwrap();
+        let mut outcomes = Vec::new();
+        store
+            .check(&[charge], Effect::Charge, &mut outcomes)
+            .await
+            .unwrap();
+        assert!(store.block(b"user:1", None, "abuse").await.unwrap());
+        assert!(
+            store
+                .block(b"user:2", Some(Span::from_secs(60)), "")
+                .await
+                .unwrap()
+        );
+
+        let mut blocks = store.blocks().await.unwrap();
+        blocks.sort_by(|a, b| a.key.cmp(&b.key));
+        assert_eq!(
+            (&*blocks[0].key, blocks[0].until, &*blocks[0].reason),
+            (&b"user:1"[..], None, "abuse")
+        );
+        assert!(blocks.len() == 2 && blocks[1].until.is_some());
+        assert_eq!(
+            store.block_on(b"user:1").await.unwrap().as_ref(),
+            blocks.first()
+        );
+
+        // Forgetting what was spent leaves the block, and lifting the block leaves what was spent.
+        let blocked = store
+            .check(&[charge], Effect::Charge, &mut outcomes)
+            .await
+            .unwrap();
+        assert!(
+            matches!(blocked, Decision::Blocked { until: None, .. }),
+            "{blocked:?}"
+        );
+        assert!(store.unblock(b"user:1").await.unwrap());
+        assert!(!store.unblock(b"user:1").await.unwrap());
+        store
+            .check(&[charge], Effect::Look, &mut outcomes)
+            .await
+            .unwrap();
+        assert_eq!(outcomes[0].remaining, 1);
+        assert!(store.block(b"user:1", None, "").await.unwrap());
+        assert!(store.reset(b"user:1").await.unwrap());
+        assert!(!store.reset(b"user:1").await.unwrap());
+        let blocked = store
+            .check(&[charge], Effect::Peek, &mut outcomes)
+            .await
+            .unwrap();
+        assert!(matches!(blocked, Decision::Blocked { .. }), "{blocked:?}");
+        assert!(store.unblock(b"user:1").await.unwrap());
+        store
+            .check(&[charge], Effect::Look, &mut outcomes)
+            .await
+            .unwrap();
+        assert_eq!(outcomes[0].remaining, 2);
+        assert_eq!(store.blocks().await.unwrap().len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn keys_are_small_and_expire_by_themselves() {
+    let server = Server::redis();
+    let store = RedisStore::connect(&server.url(), "tg").await.unwrap();
+    let mut outcomes = Vec::new();
+    for (key, rates) in [
+        ("one", &["2/d"][..]),
+        ("four", &["2/d", "3/d", "4/d", "5/d"]),
+    ] {
+        let limits = limits(rates);
+        let charge = Charge::new(key.as_bytes(), &limits, Cost::ONE).unwrap();
+        store
+            .check(&[charge], Effect::Charge, &mut outcomes)
+            .await
+            .unwrap();
+        let key = format!("tg:{key}");
+        let usage: u64 = server.command(&["MEMORY", "USAGE", &key]).parse().unwrap();
+        assert!(usage <= 120, "{key} takes {usage} bytes");
+        // The slowest of these limits has its unit back after half a day.
+        let millis: u64 = server.command(&["PTTL", &key]).parse().unwrap();
+        assert!(
+            (43_100_000..=43_200_002).contains(&millis),
+            "{key} lives {millis} ms"
+        );
+    }
+}
