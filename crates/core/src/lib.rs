@@ -29,6 +29,7 @@ mod limits;
 mod member;
 mod memory;
 mod outcome;
+mod question;
 mod rules;
 mod spec;
 mod sync;

@@ -15,9 +15,9 @@ use crate::{
     charge::{Charge, Cost, Effect},
     kernel::{BucketsState, IntervalState, LogState, Stamp, State, WeightedState, WindowState},
     limit::Window,
-    limits::{Limits, Mask},
-    member::Asked,
+    limits::Limits,
     outcome::Outcome,
+    question::Question,
     time::{Span, Timestamp},
 };
 pub use crate::{kernel::Exact, member::Denials};
@@ -152,13 +152,7 @@ pub enum Held {
 /// One charge, decided again on the state that a store elsewhere found: the same questions in the same order
 /// as in the memory store.
 #[derive(Debug)]
-pub struct Replay<'a> {
-    limits: &'a Limits,
-    cell: Cell,
-    cost: u64,
-    denied: Mask,
-    charged: bool,
-}
+pub struct Replay<'a>(Question<'a>);
 
 impl<'a> Replay<'a> {
     /// Begins with what is `held` of the charge's key, one state a kernel, left under the limits of that
@@ -172,65 +166,36 @@ impl<'a> Replay<'a> {
         effect: Effect,
     ) -> Self {
         let limits = charge.limits;
-        let mut cell = match held {
+        let cell = match held {
             None => limits.fresh(),
             Some((fingerprint, states)) => {
                 let states = states.into_iter().map(State::from).collect();
                 limits.load(Cell::from_states(states), fingerprint, now)
             }
         };
-        if effect == Effect::Refund {
-            limits.refund(&mut cell, now, charge.cost.units());
-        }
-        let cost = if effect.asks() {
-            charge.cost.units()
-        } else {
-            0
-        };
-        Self {
-            limits,
-            cell,
-            cost,
-            denied: 0,
-            charged: false,
-        }
+        Self(Question::open(charge, cell, now, effect))
     }
 
     /// Asks the limits; true if they let the request pass, as those of a shadow rule always do.
     pub fn ask(&mut self, now: Timestamp) -> bool {
-        let denied = self.limits.denied(&mut self.cell, now, self.cost);
-        // A cost of nothing always fits, also where more is spent than a lowered limit holds.
-        self.denied = if self.cost == 0 { 0 } else { denied };
-        self.denied == 0 || self.limits.shadow()
+        self.0.ask(now)
     }
 
     /// Spends what is to be spent, given whether the request as a whole is `admitted`.
     pub fn settle(&mut self, admitted: bool, now: Timestamp) {
-        if admitted && self.denied == 0 {
-            self.limits.charge(&mut self.cell, now, self.cost);
-            self.charged = self.cost > 0;
-        } else if admitted == self.limits.shadow() {
-            let (cost, denied) = (self.cost, self.denied);
-            self.limits.charge_denied(&mut self.cell, now, cost, denied);
-        }
+        self.0.settle(admitted, now);
     }
 
     /// Appends what every limit answers.
     pub fn report(&self, now: Timestamp, outcomes: &mut Vec<Outcome>) {
-        let asked = Asked {
-            now,
-            cost: self.cost,
-            denied: self.denied,
-            charged: self.charged,
-        };
-        self.limits.report(&self.cell, asked, outcomes);
+        self.0.report(now, outcomes);
     }
 
     /// The states as they are now, one a kernel, and the instant from which forgetting them changes nothing.
     #[must_use]
     pub fn held(&self) -> (Vec<Held>, Timestamp) {
-        let states = self.cell.states().iter().map(Held::from).collect();
-        (states, self.cell.expires())
+        let states = self.0.cell.states().iter().map(Held::from).collect();
+        (states, self.0.cell.expires())
     }
 }
 

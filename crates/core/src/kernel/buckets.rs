@@ -52,6 +52,9 @@ impl BucketsState {
 
     /// A state of at least one bucket, from the counts of its buckets, the newest last.
     pub(crate) fn from_counts(newest: u64, width: u64, counts: &[u64]) -> Self {
+        // No limit has more, and the sum of so many fits.
+        let most = bounds::MAX_BUCKETS as usize + 1;
+        let counts = &counts[counts.len().saturating_sub(most)..];
         let mut state = Self {
             newest,
             width: width.max(1),

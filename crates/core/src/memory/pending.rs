@@ -1,9 +1,6 @@
 //! A charge while it is being decided.
 
-use crate::{
-    cell::Cell, charge::Charge, limit::Limit, limits::Mask, member::Asked, outcome::Outcome,
-    time::Timestamp,
-};
+use crate::{charge::Charge, limit::Limit, outcome::Outcome, question::Question, time::Timestamp};
 
 /// Where the key of a charge is, and whether there is room for what is charged: if not, it passes uncounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,62 +22,29 @@ pub(super) struct Place {
 #[derive(Debug)]
 pub(super) struct Pending<'c> {
     pub(super) charge: &'c Charge<'c>,
-    cost: u64,
     pub(super) place: Place,
-    pub(super) cell: Cell,
-    denied: Mask,
-    charged: bool,
+    pub(super) question: Question<'c>,
+    /// Whether there is anything to remember of a key that was not there.
     pub(super) kept: bool,
 }
 
-impl<'c> Pending<'c> {
-    pub(super) fn new(charge: &'c Charge<'c>, place: Place, cell: Cell, cost: u64) -> Self {
-        Self {
-            charge,
-            cost,
-            place,
-            cell,
-            denied: 0,
-            charged: false,
-            kept: false,
-        }
-    }
-
-    /// Asks the limits; true if they let the request pass, as those of a shadow rule always do.
+impl Pending<'_> {
     #[inline]
     pub(super) fn ask(&mut self, now: Timestamp) -> bool {
-        let denied = self.charge.limits.denied(&mut self.cell, now, self.cost);
-        // A cost of nothing always fits, also where more is spent than a lowered limit holds.
-        self.denied = if self.cost == 0 { 0 } else { denied };
-        self.denied == 0 || self.charge.limits.shadow()
+        self.question.ask(now)
     }
 
-    /// Spends what is to be spent, given whether the request as a whole is `admitted`.
     #[inline]
     pub(super) fn settle(&mut self, admitted: bool, now: Timestamp) {
-        let limits = self.charge.limits;
-        if admitted && self.denied == 0 {
-            limits.charge(&mut self.cell, now, self.cost);
-            self.charged = true;
-        } else if admitted == limits.shadow() {
-            // Denied by these limits, or by others of the same request: a shadow limit takes no notice of those.
-            self.kept |= limits.charge_denied(&mut self.cell, now, self.cost, self.denied);
-        }
-        self.kept |= self.charged;
+        self.kept = self.question.settle(admitted, now);
     }
 
+    /// Appends what every limit answers; true if the key is not to be forgotten to make room.
     #[inline]
     pub(super) fn report(&self, now: Timestamp, outcomes: &mut Vec<Outcome>) -> bool {
         let first = outcomes.len();
-        let asked = Asked {
-            now,
-            cost: self.cost,
-            denied: self.denied,
-            charged: self.charged && self.cost > 0,
-        };
-        let limits = self.charge.limits;
-        limits.report(&self.cell, asked, outcomes);
-        let mut reported = limits.iter().zip(&outcomes[first..]);
+        self.question.report(now, outcomes);
+        let mut reported = self.charge.limits.iter().zip(&outcomes[first..]);
         reported.any(|(limit, outcome)| is_pressed(limit, outcome))
     }
 }

@@ -14,6 +14,7 @@ use super::{
 use crate::{
     charge::{Charge, Effect},
     kernel::{Schedule, Step},
+    question::Question,
     time::Timestamp,
 };
 
@@ -143,7 +144,7 @@ impl Shard {
         effect: Effect,
     ) -> Pending<'c> {
         let limits = charge.limits;
-        let mut cell = match located {
+        let cell = match located {
             Located::Absent { .. } => limits.fresh(),
             Located::At {
                 number,
@@ -154,15 +155,12 @@ impl Shard {
             }
             Located::At { number, .. } => self.entries[number].copy(limits, now),
         };
-        if effect == Effect::Refund {
-            limits.refund(&mut cell, now, charge.cost.units());
+        Pending {
+            charge,
+            place: Place { hash, located },
+            question: Question::open(charge, cell, now, effect),
+            kept: false,
         }
-        let cost = if effect.asks() {
-            charge.cost.units()
-        } else {
-            0
-        };
-        Pending::new(charge, Place { hash, located }, cell, cost)
     }
 
     /// Puts the state of a charge back that [`Self::open`] took; those of newcomers are to be inserted.
@@ -179,7 +177,11 @@ impl Shard {
             return None;
         }
         let entry = &mut self.entries[number];
-        entry.put(pending.cell, pending.charge.limits.fingerprint(), pressed);
+        entry.put(
+            pending.question.cell,
+            pending.charge.limits.fingerprint(),
+            pressed,
+        );
         self.rest.heap_bytes += entry.heap_bytes();
         None
     }
@@ -191,7 +193,12 @@ impl Shard {
             let fingerprint = pending.charge.limits.fingerprint();
             self.insert(
                 pending.place.hash,
-                Entry::new(pending.charge.key, pending.cell, fingerprint, pressed),
+                Entry::new(
+                    pending.charge.key,
+                    pending.question.cell,
+                    fingerprint,
+                    pressed,
+                ),
             );
         }
     }

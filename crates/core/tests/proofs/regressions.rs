@@ -2,6 +2,7 @@
 
 use tidegate_core::{
     Decision, Effect, Limit, MemoryBounds, MemoryStore, Rate, Retry, Span, Timestamp,
+    remote::{Held, Replay},
 };
 
 use crate::{
@@ -197,5 +198,32 @@ fn impossible_numbers_in_a_snapshot_are_survived() {
                 }
             }
         }
+    }
+}
+
+/// So did the sum of more buckets than any limit has, from a store elsewhere.
+#[test]
+fn impossible_numbers_from_elsewhere_are_survived() {
+    let counter = limit(Kind::StrictBuckets, 6, Span::from_secs(6));
+    let rule = Rule::new(b"key", vec![counter], false);
+    let now = Timestamp::from_micros(NOW);
+    for (newest, width) in [(NOW, 1), (NOW / 1_000_000, 1_000_000), (0, 0)] {
+        let counts = vec![u64::MAX; 65_535];
+        let held = Held::Buckets {
+            newest,
+            width,
+            counts,
+        };
+        let charge = rule.charge(1);
+        let mut replay = Replay::open(&charge, Some((0, vec![held])), now, Effect::Charge);
+        let admitted = replay.ask(now);
+        replay.settle(admitted, now);
+        let mut outcomes = Vec::new();
+        replay.report(now, &mut outcomes);
+        assert_eq!(
+            outcomes[0].allowed,
+            width == 0,
+            "long gone, or far too much"
+        );
     }
 }
