@@ -35,6 +35,9 @@ pub(crate) type Replies = Vec<Result<Reply, ExecError>>;
 /// Runs calls, those of a node in the order in which they are given, in one round trip a node; one reply a call.
 pub(crate) trait Exec: fmt::Debug + Send + Sync {
     fn run<'a>(&'a self, calls: &'a [Call]) -> Pin<Box<dyn Future<Output = Replies> + Send + 'a>>;
+
+    /// Whether keys of different slots must not come in one call.
+    fn is_slotted(&self) -> bool;
 }
 
 /// How a script is named to the server.

@@ -34,6 +34,7 @@
 //! in its longest window a counter is cheaper.
 
 mod amend;
+mod apart;
 mod blocks;
 mod call;
 mod connect;

@@ -119,6 +119,22 @@ impl RedisStore {
         effect: Effect,
         outcomes: &mut Vec<Outcome>,
     ) -> Result<Decision, StoreError> {
+        if charges.len() > 1 && self.exec.is_slotted() {
+            let slots = self.slots(charges);
+            if slots.len() > 1 {
+                return self.check_apart((&slots, charges), effect, outcomes).await;
+            }
+        }
+        self.check_together(charges, effect, outcomes).await
+    }
+
+    /// Decides charges whose keys one script may touch.
+    pub(crate) async fn check_together(
+        &self,
+        charges: &[Charge<'_>],
+        effect: Effect,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Result<Decision, StoreError> {
         outcomes.clear();
         if effect == Effect::Refund {
             return self.refund(charges, outcomes).await;

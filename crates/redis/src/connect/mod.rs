@@ -19,12 +19,12 @@ use std::{sync::Arc, time::Duration};
 use redis::{Cmd, Value};
 use tokio::runtime::Handle;
 
+pub(crate) use self::slots::slot;
 use self::{
     cluster::Cluster,
     handshake::Kind,
     link::Answer,
     node::{Node, Place},
-    slots::slot,
 };
 pub use self::{
     error::ConnectError,

@@ -4,7 +4,7 @@ use std::pin::Pin;
 
 use futures_util::future::join_all;
 
-use super::{Redis, link::Fate};
+use super::{Redis, Routes, link::Fate};
 use crate::{
     call::{Call, Reply},
     exec::{self, Exec, ExecError, Replies, Text},
@@ -19,6 +19,10 @@ impl Exec for Redis {
                 calls => join_all(calls.iter().map(|call| self.call(call))).await,
             }
         })
+    }
+
+    fn is_slotted(&self) -> bool {
+        matches!(self.0, Routes::Many(_))
     }
 }
 

@@ -1,6 +1,6 @@
 //! A cluster of three primaries and three replicas.
 
-use tidegate_core::Decision;
+use tidegate_core::{Charge, Cost, Decision, Effect};
 use tidegate_redis::{Settings, Topology};
 
 use crate::{
@@ -26,8 +26,36 @@ async fn keys_of_every_slot_are_decided_where_they_are_and_wherever_they_go() {
     for key in 0..60 {
         assert_eq!(asked.admitted(&key.to_string(), 1).await, 1, "{key}");
     }
+    limits_of_several_slots_are_one_decision(&asked).await;
     a_slot_moves_while_it_is_used(&cluster, &asked).await;
     a_primary_is_killed(&mut cluster, &asked).await;
+}
+
+/// Charges two keys at a time, most of them in two slots, until the one that they have in common is spent.
+async fn limits_of_several_slots_are_one_decision(asked: &Asked) {
+    let charge = |key: &'static str| Charge::new(key.as_bytes(), &asked.limits, Cost::ONE).unwrap();
+    let mut outcomes = Vec::new();
+    for (number, other) in ["p", "q", "r", "s", "t"]
+        .into_iter()
+        .cycle()
+        .take(12)
+        .enumerate()
+    {
+        let charges = [charge("common"), charge(other)];
+        let decision = asked
+            .store
+            .check(&charges, Effect::Charge, &mut outcomes)
+            .await;
+        let (expected, left) = if number < 10 {
+            (Decision::Admitted, 9 - number)
+        } else {
+            (Decision::Limited, 0)
+        };
+        assert_eq!(decision, Ok(expected), "{number}");
+        assert_eq!(outcomes[0].remaining, u64::try_from(left).unwrap());
+        // Two were admitted with each of the others, and what was denied has spent nothing of them.
+        assert_eq!(outcomes[1].remaining, if number < 5 { 9 } else { 8 });
+    }
 }
 
 /// Moves the slot of one key from node to node, deciding on it at every step.
