@@ -5,7 +5,10 @@ mod check;
 mod operate;
 mod serve;
 
-use std::process::ExitCode;
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+};
 
 use clap::Parser;
 
@@ -36,18 +39,12 @@ fn main() -> ExitCode {
     })
 }
 
-#[expect(
-    clippy::print_stderr,
-    reason = "a command line speaks to the person who typed it"
-)]
+/// Complaints go to standard error. Whoever does not listen any more misses nothing that was asked for.
 fn complain(problem: &str) {
-    eprintln!("tidegate: {problem}");
+    let _ = writeln!(io::stderr(), "tidegate: {problem}");
 }
 
-#[expect(
-    clippy::print_stdout,
-    reason = "what was asked for goes to standard output"
-)]
+/// What was asked for goes to standard output. A pipe that is closed, as by `head`, has had enough.
 fn answer(text: &str) {
-    println!("{text}");
+    let _ = writeln!(io::stdout(), "{text}");
 }

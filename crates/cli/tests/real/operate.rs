@@ -1,6 +1,6 @@
 //! The operator's verbs against a running server.
 
-use std::process::Output;
+use std::process::{Output, Stdio};
 
 use serde_json::{Value, json};
 
@@ -136,6 +136,18 @@ fn an_address_may_be_written_as_a_url() {
     let url = format!("http://{}/", server.admin);
     let output = run(&mut tidegate(&["blocks", "--admin", &url]));
     assert!(output.status.success(), "{output:?}");
+}
+
+#[test]
+fn an_output_that_nobody_reads_is_no_trouble() {
+    let server = Server::start(RULES);
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = tidegate(&["blocks", "--admin", &server.admin.to_string()]);
+    let asked = command.stdout(writer).stderr(Stdio::piped()).spawn();
+    let output = asked.unwrap().wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
 }
 
 #[test]
