@@ -1,16 +1,35 @@
 //! The cases, and proof that the runner finds out what is wrong.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use tidegate_redis::{Address, Redis, Settings, Topology};
+use tokio::runtime::Handle;
 
 use crate::{
     format,
     runner::{self, Report},
     subject::{InProcess, Subject},
+    support::RedisServer,
 };
 
 #[tokio::test]
 async fn envoy_cases_hold_in_process() {
     hold::<InProcess>().await;
+}
+
+#[tokio::test]
+async fn envoy_cases_hold_in_redis() {
+    let server = RedisServer::start();
+    let (address, ..) = Address::parse(&server.url()).unwrap();
+    let settings = Settings {
+        // A busy machine may keep a test waiting for longer than a decision may take in earnest.
+        timeout: Duration::from_secs(5),
+        ..Settings::new(Topology::Standalone(address))
+    };
+    let redis = Arc::new(Redis::start(settings, &Handle::current()));
+    redis.tried().await.unwrap();
+    hold_in::<InProcess>(Some(&redis)).await;
+    assert!(redis.health().batches > 0, "Redis was asked");
 }
 
 #[test]
@@ -39,7 +58,7 @@ cases:
   - {domain: '', expect: {overall_code: OK}}
   expect_stats: {d.k.total_hits: 1, d.k.unknown: 0}
 - {id: empty, t0: 0, config: [], steps: []}";
-    let report = runner::run::<InProcess>(&format::parse(text).unwrap()).await;
+    let report = runner::run::<InProcess>(&format::parse(text).unwrap(), None).await;
     let found = report.failures.join("\n");
     for expected in [
         "wrong: step 0: overall_code: expected \"OVER_LIMIT\", got \"OK\"",
@@ -65,11 +84,15 @@ cases:
     }
 }
 
-/// Every decision of every file, put to `S`.
+/// Every decision of every file, put to `S` with counts in memory.
 pub(crate) async fn hold<S: Subject>() {
+    hold_in::<S>(None).await;
+}
+
+async fn hold_in<S: Subject>(redis: Option<&Arc<Redis>>) {
     let mut report = Report::default();
     for (_, cases) in runner::files(&folder()) {
-        add(&mut report, runner::run::<S>(&cases).await);
+        add(&mut report, runner::run::<S>(&cases, redis).await);
     }
     assert_all_ran(&report);
 }

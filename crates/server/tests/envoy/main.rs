@@ -25,3 +25,6 @@ mod promises;
 mod proto;
 mod runner;
 mod subject;
+#[path = "../../../redis/tests/support/mod.rs"]
+#[allow(dead_code, reason = "other tests need the rest of it")]
+mod support;

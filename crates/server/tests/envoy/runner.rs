@@ -1,8 +1,9 @@
 //! Runs the cases of a folder against a [`Subject`].
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, sync::Arc};
 
 use serde_json::Value;
+use tidegate_redis::Redis;
 use tidegate_server::envoy::{
     Counter, Descriptor, LimitOverride, RateLimitRequest, RateLimitService, Unit, Variables,
 };
@@ -11,7 +12,7 @@ use crate::{
     compare::compare,
     corrected,
     format::{self, Case, Cases, DescriptorFields, LoadErrorCase, Step},
-    subject::{Started, Subject},
+    subject::{Place, Started, Subject},
 };
 
 /// What came of a run.
@@ -44,12 +45,13 @@ pub(crate) fn files(folder: &Path) -> Vec<(String, Cases)> {
     paths.iter().map(|path| read(path)).collect()
 }
 
-/// Runs every decision in `cases`.
-pub(crate) async fn run<S: Subject>(cases: &Cases) -> Report {
+/// Runs every decision in `cases`, with counts in memory or in `redis`.
+pub(crate) async fn run<S: Subject>(cases: &Cases, redis: Option<&Arc<Redis>>) -> Report {
     let mut report = Report::default();
     for case in &cases.cases {
         report.ran += 1;
-        let failures = run_case::<S>(case).await;
+        let place = redis.map_or(Place::Memory, |redis| Place::Redis(redis, &case.id));
+        let failures = run_case::<S>(case, place).await;
         report.failures.extend(
             failures
                 .into_iter()
@@ -59,8 +61,8 @@ pub(crate) async fn run<S: Subject>(cases: &Cases) -> Report {
     report
 }
 
-pub(crate) async fn run_case<S: Subject>(case: &Case) -> Vec<String> {
-    let started = match Started::new(&variables(&case.settings), case.t0) {
+pub(crate) async fn run_case<S: Subject>(case: &Case, place: Place<'_>) -> Vec<String> {
+    let started = match Started::on(place, &variables(&case.settings), case.t0) {
         Ok(started) => started,
         Err(error) => return vec![format!("settings: {error}")],
     };
@@ -79,6 +81,14 @@ pub(crate) async fn run_case<S: Subject>(case: &Case) -> Vec<String> {
                 .into_iter()
                 .map(|difference| format!("step {at}: {difference}")),
         );
+    }
+    if let Some(fleet) = started.limiter.fleet() {
+        let [_, _, local, policy] = fleet.stats().decisions;
+        if local + policy > 0 {
+            failures.push(format!(
+                "{local} and {policy} decisions came from elsewhere"
+            ));
+        }
     }
     for (name, expected) in &case.expect_stats {
         let got = stat(&started.service, name);

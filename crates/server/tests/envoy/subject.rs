@@ -3,12 +3,14 @@
 use std::sync::Arc;
 
 use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
+use tidegate_redis::Redis;
 use tidegate_server::{
     clock::Clock,
     envoy::{
         self, DomainFiles, File, RateLimitAnswer, RateLimitRequest, RateLimitService, Settings,
         Variables,
     },
+    fleet::{Fleet, FleetSettings},
     limiter::Limiter,
 };
 
@@ -39,6 +41,14 @@ impl Subject for InProcess {
     }
 }
 
+/// Where counts are kept.
+#[derive(Clone, Copy)]
+pub(crate) enum Place<'r> {
+    Memory,
+    /// In a Redis, apart from those of other cases.
+    Redis(&'r Arc<Redis>, &'r str),
+}
+
 /// A service on an empty store, under a clock that the case sets.
 pub(crate) struct Started {
     pub(crate) service: Arc<RateLimitService>,
@@ -49,6 +59,14 @@ pub(crate) struct Started {
 
 impl Started {
     pub(crate) fn new(variables: &Variables, seconds: u64) -> Result<Self, String> {
+        Self::on(Place::Memory, variables, seconds)
+    }
+
+    pub(crate) fn on(
+        place: Place<'_>,
+        variables: &Variables,
+        seconds: u64,
+    ) -> Result<Self, String> {
         let settings =
             Settings::from_variables(variables).map_err(|problems| problems.join("; "))?;
         let is_merged = variables
@@ -56,7 +74,13 @@ impl Started {
             .is_some_and(|text| text == "true");
         let clock = Clock::manual(at(seconds));
         let store = MemoryStore::new(MemoryBounds::default());
-        let limiter = Arc::new(Limiter::new(RuleSet::default(), store, clock.clone()));
+        let mut limiter = Limiter::new(RuleSet::default(), store, clock.clone());
+        if let Place::Redis(redis, prefix) = place {
+            let fleet = Fleet::new(Arc::clone(redis), prefix, FleetSettings::default());
+            fleet.store().pin_clock(at(seconds));
+            limiter = limiter.with_fleet(fleet);
+        }
+        let limiter = Arc::new(limiter);
         Ok(Self {
             service: Arc::new(RateLimitService::new(Arc::clone(&limiter), settings)),
             limiter,
@@ -71,6 +95,9 @@ impl Started {
 
     pub(crate) fn set(&self, seconds: u64) {
         self.clock.set(at(seconds));
+        if let Some(fleet) = self.limiter.fleet() {
+            fleet.store().pin_clock(at(seconds));
+        }
     }
 
     /// Loads `files`; an `Err` is every mistake in them, a line each.
