@@ -26,5 +26,4 @@ mod proto;
 mod runner;
 mod subject;
 #[path = "../../../redis/tests/support/mod.rs"]
-#[allow(dead_code, reason = "other tests need the rest of it")]
 mod support;
