@@ -12,6 +12,8 @@ use tidegate_core::{
     Scratch, Timestamp, Verdict, free_key,
 };
 
+use tidegate_redis::StoreError;
+
 use crate::{
     clock::Clock,
     fleet::{Decided, Fleet, Question},
@@ -170,6 +172,33 @@ impl Limiter {
         }
     }
 
+    /// [`Self::decide`], which fails where a policy would answer for Redis.
+    pub(crate) async fn decide_or_fail(
+        &self,
+        charges: &[Charge<'_>],
+        now: Timestamp,
+        effect: Effect,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Result<Decided, StoreError> {
+        let Some(fleet) = &self.fleet else {
+            return Ok(Decided::in_memory(
+                self.in_memory(charges, now, effect, outcomes),
+            ));
+        };
+        let question = Question {
+            charges: &mut charges.to_vec(),
+            now,
+            effect,
+        };
+        match fleet.recall(&question, outcomes) {
+            Some(decided) => Ok(decided),
+            None => {
+                let asked = Box::pin(fleet.ask(&self.store, &question, outcomes));
+                self.timed(asked).await
+            }
+        }
+    }
+
     /// [`Self::check`], if nothing has to be waited for; `None` leaves everything as it was.
     ///
     /// # Errors
@@ -250,7 +279,7 @@ impl Limiter {
         }
     }
 
-    /// Asks Redis, and times it now and then. The future is in a box, so that a decision in memory does not carry it.
+    /// Asks Redis, or the rules' policies. The future is in a box, so that a decision in memory does not carry it.
     fn ask_fleet<'f, 'c: 'f>(
         &'f self,
         charges: &'f mut Vec<Charge<'c>>,
@@ -262,19 +291,25 @@ impl Limiter {
             let Some(fleet) = &self.fleet else {
                 return Decided::in_memory(self.in_memory(charges, now, effect, outcomes));
             };
-            let began = Metrics::is_sampled().then(|| self.clock.nanos());
             let question = Question {
                 charges,
                 now,
                 effect,
             };
-            let decided = fleet.decide(&self.store, question, outcomes).await;
-            if let Some(began) = began {
-                let took = self.clock.nanos().saturating_sub(began);
-                self.metrics.observe_latency(took);
-            }
-            decided
+            self.timed(fleet.decide(&self.store, question, outcomes))
+                .await
         })
+    }
+
+    /// Waits for `decided`, and now and then notes how long that took.
+    async fn timed<T>(&self, decided: impl Future<Output = T>) -> T {
+        let began = Metrics::is_sampled().then(|| self.clock.nanos());
+        let decided = decided.await;
+        if let Some(began) = began {
+            let took = self.clock.nanos().saturating_sub(began);
+            self.metrics.observe_latency(took);
+        }
+        decided
     }
 
     /// Asks the memory store, and times it now and then.

@@ -7,7 +7,7 @@ use super::{
     store,
     value::{Fields, Shape, Value},
 };
-use crate::envoy::{DomainFiles, Folder, HeaderNames, Ratio, Settings};
+use crate::envoy::{DomainFiles, Folder, HeaderNames, Ratio, Settings, StoreFailure};
 
 /// The service as it is configured.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +46,7 @@ const FIELDS: &[&str] = &[
     "dynamic_metadata",
     "stop_increment",
     "local_cache",
+    "store_failure",
 ];
 
 pub(super) fn envoy(file: &Fields<'_>, report: &mut Report) -> Option<Envoy> {
@@ -72,6 +73,7 @@ pub(super) fn envoy(file: &Fields<'_>, report: &mut Report) -> Option<Envoy> {
         near_limit_ratio: ratio(&fields, report),
         response_headers: response_headers(&fields, report),
         local_cache_bytes: local_cache(&fields, report),
+        store_failure: store_failure(&fields, report),
     };
     let path = config(&fields, report)?;
     Some(Envoy {
@@ -141,6 +143,17 @@ fn header_name(value: &Value<'_>, report: &mut Report) -> Option<Arc<str>> {
         return None;
     }
     Some(text.into())
+}
+
+fn store_failure(fields: &Fields<'_>, report: &mut Report) -> StoreFailure {
+    let choices = [
+        ("answer", StoreFailure::Answer),
+        ("error", StoreFailure::Error),
+    ];
+    let chosen = fields
+        .get("store_failure")
+        .and_then(|value| value.choice(report, &choices));
+    chosen.unwrap_or_default()
 }
 
 fn local_cache(fields: &Fields<'_>, report: &mut Report) -> usize {

@@ -95,6 +95,10 @@ pub enum RateLimitError {
     /// No configuration was ever loaded: the operator's.
     #[error("no rate limit configuration loaded")]
     NoConfiguration,
+    /// The store did not answer, and the settings want no other answer: the operator's. What the request asked of several
+    /// limits may have been charged to some of them.
+    #[error("the store is out of reach")]
+    Store,
     /// The caller's: a field that is out of bounds, by its name in the request.
     #[error("{field}: {problem}")]
     Invalid {

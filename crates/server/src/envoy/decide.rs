@@ -1,11 +1,16 @@
-//! The decision on a request's descriptors, and what is counted of it.
+//! The decision on a request's descriptors.
 
-use std::{collections::HashMap, ops::Deref, sync::Arc};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    ops::Deref,
+    sync::Arc,
+};
 
+use futures_util::future::{join, join_all};
 use tidegate_core::{Charge, Cost, Decision, Effect, Outcome, Timestamp};
 
 use super::{
-    Counter, Ratio,
+    RateLimitError, Ratio, StoreFailure,
     counters::Counters,
     over_cache::OverCache,
     rules::{Rule, RuleLimits},
@@ -57,6 +62,8 @@ pub(super) struct Applied<'d> {
 pub(super) struct Judged {
     /// Whether it is over, in shadow or not.
     pub(super) over: bool,
+    /// Whether that was known without asking.
+    pub(super) was_known: bool,
     /// Which of its limits speaks for it.
     pub(super) limit: usize,
     /// What that limit answered; `None` if it was not asked.
@@ -84,49 +91,114 @@ impl<'d> Applied<'d> {
 #[derive(Debug)]
 pub(super) struct Bench<'s> {
     pub(super) limiter: &'s Limiter,
+    pub(super) store_failure: StoreFailure,
     pub(super) over: Option<&'s OverCache>,
     pub(super) now: Timestamp,
     pub(super) near_limit_ratio: Ratio,
 }
 
 impl Bench<'_> {
-    /// Decides every descriptor on its own, in order: what one of them came to does not matter to the others.
-    pub(super) async fn decide_each(&self, standings: &mut [Standing<'_>]) {
-        for applied in limited(standings) {
-            self.decide_one(applied).await;
-            self.count(applied);
-        }
+    /// Decides every descriptor on its own: what one of them came to does not matter to the others.
+    ///
+    /// # Errors
+    ///
+    /// [`RateLimitError::Store`]; see [`Self::ask`].
+    pub(super) async fn decide_each(
+        &self,
+        standings: &mut [Standing<'_>],
+    ) -> Result<(), RateLimitError> {
+        let decided = self.decide_alone(limited(standings)).await;
+        self.count(standings, &decided);
+        decided
     }
 
     /// Decides those descriptors together that take hits: if any is over, the others are not charged, and whether
     /// it is itself is for its limits to say.
-    pub(super) async fn decide_together(&self, standings: &mut [Standing<'_>]) {
-        let mut together = Vec::new();
+    ///
+    /// # Errors
+    ///
+    /// [`RateLimitError::Store`]; see [`Self::ask`].
+    pub(super) async fn decide_together(
+        &self,
+        standings: &mut [Standing<'_>],
+    ) -> Result<(), RateLimitError> {
+        let (mut alone, mut together) = (Vec::new(), Vec::new());
         let mut one_is_known = false;
         for applied in limited(standings) {
             match applied.hits {
-                Hits::Taken(_) if self.is_known_over(applied) => {
-                    one_is_known = true;
-                    self.decide_one(applied).await;
+                Hits::Taken(cost) if !self.is_known_over(applied) => {
+                    together.push((applied, cost));
                 }
-                Hits::Taken(cost) => together.push((applied, cost)),
-                Hits::None | Hits::GivenBack(_) => self.decide_one(applied).await,
+                Hits::Taken(_) => {
+                    one_is_known = true;
+                    alone.push(applied);
+                }
+                Hits::None | Hits::GivenBack(_) => alone.push(applied),
             }
         }
-        if one_is_known {
-            for (applied, cost) in &mut together {
-                let (_, outcomes) = self.ask(&[applied.charge(*cost)], Effect::Look).await;
-                applied.judged = Judged::looking(&outcomes);
+        let charged = async {
+            if one_is_known {
+                self.look_at_each(&mut together).await
+            } else {
+                self.charge_together(&mut together).await
             }
-        } else {
-            self.charge_together(&mut together).await;
-        }
-        for applied in limited(standings) {
-            self.count(applied);
-        }
+        };
+        let (alone, together) = join(self.decide_alone(alone.into_iter()), charged).await;
+        let decided = alone.and(together);
+        self.count(standings, &decided);
+        decided
     }
 
-    async fn charge_together(&self, together: &mut [(&mut Applied<'_>, Cost)]) {
+    /// Decides each of `descriptors` on its own, those of one key in their order. Elsewhere they are asked about at the
+    /// same time, so that their questions travel together; in memory there is nothing to wait for.
+    async fn decide_alone<'a, 'd: 'a>(
+        &self,
+        descriptors: impl Iterator<Item = &'a mut Applied<'d>>,
+    ) -> Result<(), RateLimitError> {
+        if self.limiter.fleet().is_none() {
+            for applied in descriptors {
+                self.decide_one(applied).await?;
+            }
+            return Ok(());
+        }
+        let mut keys: HashMap<Vec<u8>, usize> = HashMap::new();
+        let mut of_one_key: Vec<Vec<&mut Applied<'d>>> = Vec::new();
+        for applied in descriptors {
+            let next = of_one_key.len();
+            match keys.entry(applied.key.clone()) {
+                Entry::Occupied(known) => of_one_key[*known.get()].push(applied),
+                Entry::Vacant(new) => {
+                    new.insert(next);
+                    of_one_key.push(vec![applied]);
+                }
+            }
+        }
+        let each = of_one_key.into_iter().map(|descriptors| async move {
+            for applied in descriptors {
+                self.decide_one(applied).await?;
+            }
+            Ok(())
+        });
+        join_all(each).await.into_iter().collect()
+    }
+
+    /// Takes nothing from any of `together`, because another descriptor of the request is over.
+    async fn look_at_each(
+        &self,
+        together: &mut [(&mut Applied<'_>, Cost)],
+    ) -> Result<(), RateLimitError> {
+        let each = together.iter_mut().map(|(applied, cost)| async move {
+            let (_, outcomes) = self.ask(&[applied.charge(*cost)], Effect::Look).await?;
+            applied.judged = Judged::looking(&outcomes);
+            Ok(())
+        });
+        join_all(each).await.into_iter().collect()
+    }
+
+    async fn charge_together(
+        &self,
+        together: &mut [(&mut Applied<'_>, Cost)],
+    ) -> Result<(), RateLimitError> {
         // A descriptor that stands twice in the request is charged once, with the hits of both.
         let mut numbers: HashMap<&[u8], usize> = HashMap::new();
         let mut charges: Vec<Charge<'_>> = Vec::with_capacity(together.len());
@@ -140,9 +212,9 @@ impl Bench<'_> {
             }
         }
         if charges.is_empty() {
-            return;
+            return Ok(());
         }
-        let (decision, outcomes) = self.ask(&charges, Effect::Charge).await;
+        let (decision, outcomes) = self.ask(&charges, Effect::Charge).await?;
         let mut first = 0;
         let judged: Vec<Judged> = charges
             .iter()
@@ -156,23 +228,26 @@ impl Bench<'_> {
             applied.judged = judged[number];
             self.remember(applied);
         }
+        Ok(())
     }
 
-    async fn decide_one(&self, applied: &mut Applied<'_>) {
+    async fn decide_one(&self, applied: &mut Applied<'_>) -> Result<(), RateLimitError> {
         applied.judged = match applied.hits {
             Hits::None | Hits::Taken(_) if self.is_known_over(applied) => Judged {
                 over: true,
+                was_known: true,
                 ..Judged::default()
             },
             Hits::None => {
-                Judged::looking(&self.ask(&[applied.charge(Cost::ONE)], Effect::Look).await.1)
+                let (_, outcomes) = self.ask(&[applied.charge(Cost::ONE)], Effect::Look).await?;
+                Judged::looking(&outcomes)
             }
             Hits::Taken(cost) => {
-                let (decision, outcomes) = self.ask(&[applied.charge(cost)], Effect::Charge).await;
+                let (decision, outcomes) = self.ask(&[applied.charge(cost)], Effect::Charge).await?;
                 Judged::taking(&decision, &outcomes)
             }
             Hits::GivenBack(cost) => {
-                let (_, outcomes) = self.ask(&[applied.charge(cost)], Effect::Refund).await;
+                let (_, outcomes) = self.ask(&[applied.charge(cost)], Effect::Refund).await?;
                 self.over.inspect(|cache| cache.forget(&applied.key));
                 Judged {
                     over: false,
@@ -181,15 +256,30 @@ impl Bench<'_> {
             }
         };
         self.remember(applied);
+        Ok(())
     }
 
-    async fn ask(&self, charges: &[Charge<'_>], effect: Effect) -> (Decision, Vec<Outcome>) {
-        let mut outcomes = Vec::new();
-        let decided = self
-            .limiter
-            .decide(charges, self.now, effect, &mut outcomes)
-            .await;
-        (decided.decision, outcomes)
+    /// # Errors
+    ///
+    /// [`RateLimitError::Store`] if the store is out of reach and the settings want an error then.
+    async fn ask(
+        &self,
+        charges: &[Charge<'_>],
+        effect: Effect,
+    ) -> Result<(Decision, Vec<Outcome>), RateLimitError> {
+        let (limiter, mut outcomes) = (self.limiter, Vec::new());
+        let decided = match self.store_failure {
+            StoreFailure::Answer => {
+                limiter
+                    .decide(charges, self.now, effect, &mut outcomes)
+                    .await
+            }
+            StoreFailure::Error => {
+                let asked = limiter.decide_or_fail(charges, self.now, effect, &mut outcomes);
+                asked.await.map_err(|_| RateLimitError::Store)?
+            }
+        };
+        Ok((decided.decision, outcomes))
     }
 
     fn is_known_over(&self, applied: &Applied<'_>) -> bool {
@@ -206,78 +296,6 @@ impl Bench<'_> {
             cache.remember(&applied.key, self.now.after(outcome.reset_after));
         }
     }
-
-    fn count(&self, applied: &Applied<'_>) {
-        let counters = &applied.counters;
-        let hits = match applied.hits {
-            Hits::None => 0,
-            Hits::Taken(cost) => cost.units(),
-            Hits::GivenBack(cost) => return counters.add(Counter::TotalNegativeHits, cost.units()),
-        };
-        counters.add(Counter::TotalHits, hits);
-        let share = self.share(&applied.judged, hits);
-        counters.add(Counter::WithinLimit, share.within);
-        counters.add(Counter::NearLimit, share.near);
-        counters.add(Counter::OverLimit, share.over);
-        if applied.judged.over && applied.judged.outcome.is_none() && self.over.is_some() {
-            counters.add(Counter::OverLimitWithLocalCache, share.over);
-        }
-        if applied.rule().is_some_and(|rule| rule.shadow) {
-            counters.add(Counter::ShadowMode, share.over);
-        }
-    }
-
-    /// How many of `hits` were within the limit, near it and over it.
-    ///
-    /// ```text
-    ///   0 ──────────── near ─────── limit ─────────▶ hits counted
-    ///        before ├──────────────────────────┤ after
-    ///                    ├─ near ──┼── over ───┤
-    /// ```
-    fn share(&self, judged: &Judged, hits: u64) -> Share {
-        let Some(outcome) = judged.outcome else {
-            let over = if judged.over { hits } else { 0 };
-            return Share {
-                over,
-                within: hits - over,
-                near: 0,
-            };
-        };
-        let limit = outcome.limit;
-        let after = limit
-            .saturating_sub(outcome.remaining)
-            .saturating_add(outcome.excess);
-        let before = after.saturating_sub(hits);
-        let near = self.near_limit_ratio.of(limit);
-        if !judged.over {
-            return Share {
-                within: hits,
-                near: after.saturating_sub(near.max(before)),
-                over: 0,
-            };
-        }
-        // Only where what is denied is counted can a request lie on both sides of the limit.
-        let counts_denied = outcome.excess > 0;
-        if !counts_denied || before >= limit {
-            return Share {
-                over: hits,
-                ..Share::default()
-            };
-        }
-        Share {
-            within: 0,
-            near: limit - near.max(before).min(limit),
-            over: after - limit,
-        }
-    }
-}
-
-/// How a request's hits lie about the limit.
-#[derive(Clone, Copy, Debug, Default)]
-struct Share {
-    within: u64,
-    near: u64,
-    over: u64,
 }
 
 impl Judged {
@@ -314,13 +332,15 @@ impl Judged {
         let limit = over.unwrap_or_else(tightest);
         Self {
             over: over.is_some(),
+            was_known: false,
             limit,
             outcome: outcomes.get(limit).copied(),
         }
     }
 }
 
-fn limited<'s, 'd>(standings: &'s mut [Standing<'d>]) -> impl Iterator<Item = &'s mut Applied<'d>> {
+/// Those descriptors to which a limit applies.
+pub(super) fn limited<'s, 'd>(standings: &'s mut [Standing<'d>]) -> impl Iterator<Item = &'s mut Applied<'d>> {
     standings.iter_mut().filter_map(|standing| match standing {
         Standing::Limited(applied) => Some(applied),
         Standing::NoLimit | Standing::Unlimited(_) => None,

@@ -29,6 +29,7 @@ mod rules;
 mod service;
 mod settings;
 mod summary;
+mod tally;
 mod unit;
 mod variables;
 
@@ -46,7 +47,7 @@ pub use self::{
         MAX_ENTRIES, RateLimitRequest,
     },
     service::RateLimitService,
-    settings::{HeaderNames, Ratio, Settings},
+    settings::{HeaderNames, Ratio, Settings, StoreFailure},
     unit::Unit,
     variables::Variables,
 };

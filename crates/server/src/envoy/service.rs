@@ -91,7 +91,7 @@ impl RateLimitService {
     ///
     /// # Errors
     ///
-    /// [`RateLimitError`], and nothing is charged.
+    /// [`RateLimitError`], and nothing is charged but where the store failed.
     pub async fn should_rate_limit(
         &self,
         request: &RateLimitRequest,
@@ -117,14 +117,15 @@ impl RateLimitService {
         drop_replaced(&mut standings);
         let bench = Bench {
             limiter: &self.limiter,
+            store_failure: self.settings.store_failure,
             over: self.over.as_ref(),
             now: self.limiter.now(),
             near_limit_ratio: self.settings.near_limit_ratio,
         };
         if self.settings.stop_increment || domain.charging == Charging::AllOrNothing {
-            bench.decide_together(&mut standings).await;
+            bench.decide_together(&mut standings).await?;
         } else {
-            bench.decide_each(&mut standings).await;
+            bench.decide_each(&mut standings).await?;
         }
         Ok(self.answer(request, &standings, bench.now))
     }

@@ -23,6 +23,18 @@ pub struct Settings {
     pub healthy_with_a_domain: bool,
     /// How many bytes the cache of what is over may take; 0 is no cache.
     pub local_cache_bytes: usize,
+    /// What a request comes to while the store is out of reach.
+    pub store_failure: StoreFailure,
+}
+
+/// What a request comes to while the store is out of reach.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StoreFailure {
+    /// An answer: that of the store's policy.
+    #[default]
+    Answer,
+    /// An error, so that the proxy does what it is told to do without an answer.
+    Error,
 }
 
 /// The names of the headers that an answer carries.

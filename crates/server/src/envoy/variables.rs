@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use super::{HeaderNames, Ratio, Settings};
+use super::{HeaderNames, Ratio, Settings, StoreFailure};
 
 /// Environment variables by their names.
 pub type Variables = BTreeMap<String, String>;
@@ -96,6 +96,7 @@ pub(super) fn settings(reader: &mut Reader<'_>) -> Settings {
         healthy_with_a_domain: reader.flag("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED"),
         stop_increment: reader.flag("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT"),
         local_cache_bytes: bytes.unwrap_or(0),
+        store_failure: StoreFailure::default(),
     }
 }
 

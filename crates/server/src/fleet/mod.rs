@@ -125,24 +125,31 @@ impl Fleet {
         question: Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
     ) -> Option<Decided> {
-        let Question {
-            charges,
-            now,
-            effect,
-        } = &question;
-        if matches!(effect, Effect::Charge | Effect::Peek)
-            && self.denials.recall(charges, *now, outcomes)
-        {
+        self.recall(&question, outcomes).or_else(|| {
+            self.redis
+                .is_down()
+                .then(|| self.fall_back(local, question, outcomes))
+        })
+    }
+
+    /// A denial of a moment ago, if it still stands.
+    pub(crate) fn recall(
+        &self,
+        question: &Question<'_, '_>,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Option<Decided> {
+        let is_denied = matches!(question.effect, Effect::Charge | Effect::Peek)
+            && self
+                .denials
+                .recall(question.charges, question.now, outcomes);
+        is_denied.then(|| {
             self.counters.count(Source::Cache);
-            return Some(Decided {
+            Decided {
                 decision: Decision::Limited,
                 exactness: Exactness::Exact,
                 source: Source::Cache,
-            });
-        }
-        self.redis
-            .is_down()
-            .then(|| self.fall_back(local, question, outcomes))
+            }
+        })
     }
 
     /// Asks Redis, or lets the rules' policies answer.
@@ -152,6 +159,19 @@ impl Fleet {
         question: Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
     ) -> Decided {
+        match self.ask(local, &question, outcomes).await {
+            Ok(decided) => decided,
+            Err(_) => self.fall_back(local, question, outcomes),
+        }
+    }
+
+    /// Asks Redis. An `Err` is counted, and nothing answers in its place.
+    pub(crate) async fn ask(
+        &self,
+        local: &MemoryStore,
+        question: &Question<'_, '_>,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Result<Decided, StoreError> {
         let asked = self
             .store
             .check(question.charges, question.effect, outcomes);
@@ -162,20 +182,20 @@ impl Fleet {
         match asked {
             Ok(decision) => {
                 match question.effect {
-                    Effect::Charge => self.learn(local, &question, &decision, outcomes),
+                    Effect::Charge => self.learn(local, question, &decision, outcomes),
                     Effect::Refund => self.forget_denials(),
                     Effect::Peek | Effect::Look => {}
                 }
                 self.counters.count(Source::Redis);
-                Decided {
+                Ok(Decided {
                     decision,
                     exactness: Exactness::Exact,
                     source: Source::Redis,
-                }
+                })
             }
             Err(error) => {
                 self.counters.count_failure(&error);
-                self.fall_back(local, question, outcomes)
+                Err(error)
             }
         }
     }

@@ -8,8 +8,8 @@ use tidegate_server::{
     config::Headers,
     door::http::{self, Served},
     envoy::{
-        Code, CurrentLimit, Descriptor, DescriptorStatus, Metadata, RateLimitAnswer,
-        RateLimitRequest, ResponseHeader, Unit, Variables,
+        Code, CurrentLimit, Descriptor, DescriptorStatus, DomainFiles, Metadata, RateLimitAnswer,
+        RateLimitRequest, ResponseHeader, Settings, StoreFailure, Unit, Variables,
     },
     net::{Bounds, Server},
 };
@@ -19,7 +19,8 @@ use crate::{
     client::{Answer, Client},
     format::{ConfigFile, HttpCase},
     runner::{self, Report},
-    subject::{Started, Subject},
+    store::gone,
+    subject::{Place, Started, Subject},
 };
 
 /// What the HTTP cases ask under.
@@ -184,12 +185,13 @@ async fn envoy_cases_hold_over_http() {
     hold::<OverHttp>().await;
 }
 
-#[test]
-fn envoy_http_cases_hold() {
+#[tokio::test]
+async fn envoy_http_cases_hold() {
     let mut report = Report::default();
     for (_, cases) in runner::files(&folder()) {
         for case in &cases.http_json_cases {
             let failures = run(case)
+                .await
                 .into_iter()
                 .map(|failure| format!("{}: {failure}", case.id))
                 .collect();
@@ -200,7 +202,7 @@ fn envoy_http_cases_hold() {
 }
 
 /// Sends what the case says, or what its name stands for.
-fn run(case: &HttpCase) -> Vec<String> {
+async fn run(case: &HttpCase) -> Vec<String> {
     const OK: &str =
         r#"{"domain":"shop","descriptors":[{"entries":[{"key":"api_key","value":"a"}]}]}"#;
     const SNAKE: &str = r#"{"domain":"shop","hits_addend":2,"descriptors":[{"entries":[{"key":"api_key","value":"a"}],
@@ -221,8 +223,7 @@ fn run(case: &HttpCase) -> Vec<String> {
             );
             config.clear();
         }
-        // The store in memory is always in reach; that in Redis has its own test.
-        "json-backend-error" => return Vec::new(),
+        "json-backend-error" => body = Some(OK),
         _ => {}
     }
     let path = case.path.as_deref().unwrap_or("/json");
@@ -237,7 +238,10 @@ fn run(case: &HttpCase) -> Vec<String> {
     };
     let mut failures = Vec::new();
     for method in methods {
-        let started = Started::new(&settings, 1_700_000_040).unwrap();
+        let started = match case.id.as_str() {
+            "json-backend-error" => on_a_store_that_is_gone(&settings).await,
+            _ => Started::new(&settings, 1_700_000_040).unwrap(),
+        };
         started.load(&config).unwrap();
         let door = OverHttp::new(&started);
         for _ in 0..before {
@@ -249,6 +253,15 @@ fn run(case: &HttpCase) -> Vec<String> {
         ));
     }
     failures
+}
+
+/// A service that answers errors while its Redis is out of reach, which it is.
+async fn on_a_store_that_is_gone(variables: &Variables) -> Started {
+    let mut settings = Settings::from_variables(variables).unwrap();
+    settings.store_failure = StoreFailure::Error;
+    let redis = gone().await;
+    let place = Place::Redis(&redis, "gone");
+    Started::with(place, settings, DomainFiles::One, 1_700_000_040)
 }
 
 fn differences(case: &HttpCase, answer: &Answer) -> Vec<String> {

@@ -24,6 +24,8 @@ mod promises;
 #[path = "../grpc/proto.rs"]
 mod proto;
 mod runner;
+mod store;
 mod subject;
 #[path = "../../../redis/tests/support/mod.rs"]
 mod support;
+mod together;

@@ -72,6 +72,20 @@ impl Started {
         let is_merged = variables
             .get("MERGE_DOMAIN_CONFIG")
             .is_some_and(|text| text == "true");
+        let merging = if is_merged {
+            DomainFiles::Merged
+        } else {
+            DomainFiles::One
+        };
+        Ok(Self::with(place, settings, merging, seconds))
+    }
+
+    pub(crate) fn with(
+        place: Place<'_>,
+        settings: Settings,
+        merging: DomainFiles,
+        seconds: u64,
+    ) -> Self {
         let clock = Clock::manual(at(seconds));
         let store = MemoryStore::new(MemoryBounds::default());
         let mut limiter = Limiter::new(RuleSet::default(), store, clock.clone());
@@ -81,16 +95,12 @@ impl Started {
             limiter = limiter.with_fleet(fleet);
         }
         let limiter = Arc::new(limiter);
-        Ok(Self {
+        Self {
             service: Arc::new(RateLimitService::new(Arc::clone(&limiter), settings)),
             limiter,
             clock,
-            merging: if is_merged {
-                DomainFiles::Merged
-            } else {
-                DomainFiles::One
-            },
-        })
+            merging,
+        }
     }
 
     pub(crate) fn set(&self, seconds: u64) {

@@ -52,6 +52,8 @@ fn status(error: &RateLimitError) -> Status {
         RateLimitError::EmptyDomain
         | RateLimitError::EmptyDescriptors
         | RateLimitError::NoConfiguration => Status::unknown(message),
+        // There it is UNKNOWN too, and a caller cannot tell trouble with the store from its own mistakes.
+        RateLimitError::Store => Status::unavailable(message),
         RateLimitError::Invalid { .. } => Status::invalid_argument(message),
     }
 }

@@ -1,0 +1,136 @@
+//! A store that is out of reach: what its policy answers, or an error so that Envoy decides.
+
+use std::{sync::Arc, time::Duration};
+
+use tidegate_redis::{Address, Redis, Settings as Way, Topology};
+use tidegate_server::envoy::{
+    Code, Counter, Descriptor, DomainFiles, RateLimitError, RateLimitRequest, Settings,
+    StoreFailure,
+};
+use tokio::runtime::Handle;
+
+use crate::{
+    format::ConfigFile,
+    subject::{Place, Started},
+    support::{PATIENCE, RedisServer, free_port},
+};
+
+const SHOP: &str = "
+domain: shop
+descriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 4}}]";
+
+/// Connections to a Redis that is not there, as they know already; on the runtime of the caller.
+pub(crate) async fn gone() -> Arc<Redis> {
+    let redis = at(&format!("redis://127.0.0.1:{}", free_port()));
+    redis.tried().await.unwrap_err();
+    Arc::new(redis)
+}
+
+fn at(url: &str) -> Redis {
+    let (address, ..) = Address::parse(url).unwrap();
+    let way = Way {
+        timeout: Duration::from_secs(5),
+        ..Way::new(Topology::Standalone(address))
+    };
+    Redis::start(way, &Handle::current())
+}
+
+fn started(redis: &Arc<Redis>, store_failure: StoreFailure, with: fn(&mut Settings)) -> Started {
+    let mut settings = Settings::default();
+    settings.store_failure = store_failure;
+    with(&mut settings);
+    let place = Place::Redis(redis, "t");
+    let started = Started::with(place, settings, DomainFiles::One, 1_700_000_040);
+    let file = ConfigFile {
+        name: "shop.yaml".into(),
+        yaml: SHOP.into(),
+    };
+    started.load(&[file]).unwrap();
+    started
+}
+
+/// One hit, a question, and one that gives back: each on a key of its own.
+fn request() -> RateLimitRequest {
+    let descriptor = |value: &str, hits, is_negative_hits| Descriptor {
+        entries: vec![("k".into(), value.into())],
+        hits_addend: Some(hits),
+        is_negative_hits,
+        ..Descriptor::default()
+    };
+    RateLimitRequest {
+        domain: "shop".into(),
+        descriptors: vec![
+            descriptor("a", 1, false),
+            descriptor("b", 0, false),
+            descriptor("c", 1, true),
+        ],
+        hits_addend: 0,
+    }
+}
+
+fn counted(started: &Started, wanted: Counter) -> u64 {
+    let mut found = 0;
+    started.service.for_each_counter(|_, _, counter, hits| {
+        if counter == wanted {
+            found += hits;
+        }
+    });
+    found
+}
+
+#[tokio::test]
+async fn envoy_is_told_of_a_store_that_fails_if_it_shall_decide_itself() {
+    for with in [|_: &mut Settings| {}, |settings: &mut Settings| {
+        settings.stop_increment = true;
+        settings.local_cache_bytes = 1 << 20;
+    }] {
+        let redis = gone().await;
+        let started = started(&redis, StoreFailure::Error, with);
+        for _ in 0..3 {
+            let answered = started.service.should_rate_limit(&request()).await;
+            assert_eq!(answered, Err(RateLimitError::Store));
+        }
+        assert_eq!(started.service.errors(), 3);
+        assert_eq!(counted(&started, Counter::TotalHits), 3, "as the original");
+        assert_eq!(counted(&started, Counter::WithinLimit), 0);
+        assert_eq!(counted(&started, Counter::TotalNegativeHits), 0);
+        let local = started.limiter.store().stats();
+        assert_eq!(local.keys, 0, "no policy answered in its place");
+    }
+}
+
+#[tokio::test]
+async fn envoy_is_answered_by_this_server_alone_while_the_store_fails() {
+    let redis = gone().await;
+    let started = started(&redis, StoreFailure::Answer, |_| {});
+    let mut passed = 0;
+    for _ in 0..5 {
+        let answer = started.service.should_rate_limit(&request()).await;
+        passed += usize::from(answer.unwrap().overall_code == Code::Ok);
+    }
+    assert_eq!(passed, 2, "half of four, as the share is half by default");
+}
+
+#[tokio::test]
+async fn envoy_is_answered_again_when_the_store_is_back() {
+    let mut server = RedisServer::start();
+    let redis = Arc::new(at(&server.url()));
+    redis.tried().await.unwrap();
+    let started = started(&redis, StoreFailure::Error, |_| {});
+    let ask = || async { started.service.should_rate_limit(&request()).await };
+    assert_eq!(ask().await.unwrap().statuses[0].limit_remaining, 3);
+    server.kill();
+    assert_eq!(ask().await, Err(RateLimitError::Store));
+    server.restart();
+    let back = async {
+        loop {
+            match ask().await {
+                Err(RateLimitError::Store) => tokio::time::sleep(Duration::from_millis(10)).await,
+                answered => return answered.unwrap(),
+            }
+        }
+    };
+    let answered = tokio::time::timeout(PATIENCE, back).await.unwrap();
+    // What was held there is gone with the server.
+    assert_eq!(answered.statuses[0].limit_remaining, 3);
+}

@@ -1,0 +1,156 @@
+//! The descriptors of one request, decided in Redis: asked about together, and each answered as if it were alone.
+
+use std::{sync::Arc, time::Duration};
+
+use tidegate_redis::{Address, Redis, Settings, Topology};
+use tidegate_server::envoy::{Code, Descriptor, RateLimitAnswer, RateLimitRequest, Variables};
+use tokio::runtime::Handle;
+
+use crate::{
+    format::ConfigFile,
+    subject::{Place, Started},
+    support::RedisServer,
+};
+
+const SHOP: &str = "
+domain: shop
+descriptors:
+  - {key: k, rate_limit: {unit: hour, requests_per_unit: 2}}
+  - {key: sliding, rate_limit: {unit: hour, requests_per_unit: 2, algorithm: sliding_window_log}}";
+
+struct Shop {
+    server: RedisServer,
+    redis: Arc<Redis>,
+    started: Started,
+}
+
+impl Shop {
+    async fn open(settings: &[(&str, &str)]) -> Self {
+        let server = RedisServer::start();
+        let (address, ..) = Address::parse(&server.url()).unwrap();
+        let way = Settings {
+            timeout: Duration::from_secs(5),
+            ..Settings::new(Topology::Standalone(address))
+        };
+        let redis = Arc::new(Redis::start(way, &Handle::current()));
+        redis.tried().await.unwrap();
+        let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        let variables: Variables = settings.iter().map(own).collect();
+        let started = Started::on(Place::Redis(&redis, "t"), &variables, 1_700_000_040).unwrap();
+        let file = ConfigFile {
+            name: "shop.yaml".into(),
+            yaml: SHOP.into(),
+        };
+        started.load(&[file]).unwrap();
+        Self {
+            server,
+            redis,
+            started,
+        }
+    }
+
+    async fn ask(&self, descriptors: Vec<Descriptor>) -> RateLimitAnswer {
+        let request = RateLimitRequest {
+            domain: "shop".into(),
+            descriptors,
+            hits_addend: 0,
+        };
+        let answered = self.started.service.should_rate_limit(&request).await;
+        answered.unwrap()
+    }
+
+    /// How often this server has read from a connection, as it says itself; asking is one reading more.
+    fn readings(&self) -> u64 {
+        let stats = self.server.ask(&["INFO", "stats"]);
+        let line = stats
+            .lines()
+            .find_map(|line| line.strip_prefix("total_reads_processed:"));
+        line.unwrap().parse().unwrap()
+    }
+}
+
+fn hits(key: &str, value: &str, hits: u64) -> Descriptor {
+    Descriptor {
+        entries: vec![(key.into(), value.into())],
+        hits_addend: Some(hits),
+        ..Descriptor::default()
+    }
+}
+
+fn hit(key: &str, value: usize) -> Descriptor {
+    hits(key, &value.to_string(), 1)
+}
+
+/// Two connections, and what is asked on each of them travels at once.
+const CONNECTIONS: u64 = 2;
+
+#[tokio::test]
+async fn envoy_descriptors_of_a_request_make_one_journey_to_redis() {
+    for settings in [
+        &[][..],
+        &[("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true")],
+    ] {
+        let shop = Shop::open(settings).await;
+        let request = || {
+            let plain = (0..20).map(|value| hit("k", value));
+            let questions = (0..10).map(|value| hits("k", &format!("q{value}"), 0));
+            let sliding = (0..10).map(|value| hit("sliding", value));
+            plain.chain(questions).chain(sliding).collect::<Vec<_>>()
+        };
+        // The first request makes the scripts known.
+        shop.ask(request()).await;
+        let (batches, readings) = (shop.redis.health().batches, shop.readings());
+        let answer = shop.ask(request()).await;
+        let readings = shop.readings() - readings - 1;
+        let batches = shop.redis.health().batches - batches;
+        assert_eq!(answer.statuses.len(), 40);
+        assert!(
+            (1..=CONNECTIONS).contains(&batches) && readings <= CONNECTIONS,
+            "{settings:?}: {batches} batches in {readings} readings"
+        );
+        for (at, status) in answer.statuses.iter().enumerate() {
+            let left = if (20..30).contains(&at) { 2 } else { 0 };
+            assert_eq!((status.code, status.limit_remaining), (Code::Ok, left));
+        }
+    }
+}
+
+#[tokio::test]
+async fn envoy_descriptors_of_one_key_keep_their_order_in_redis() {
+    let shop = Shop::open(&[]).await;
+    let taken = |hits_of_it| hits("k", "same", hits_of_it);
+    let back = Descriptor {
+        is_negative_hits: true,
+        ..taken(1)
+    };
+    let descriptors = vec![
+        taken(1),
+        hit("k", 7),
+        taken(0),
+        taken(1),
+        taken(1),
+        back,
+        taken(0),
+        taken(1),
+    ];
+    let answer = shop.ask(descriptors).await;
+    let left: Vec<_> = answer
+        .statuses
+        .iter()
+        .map(|status| (status.code, status.limit_remaining))
+        .collect();
+    let (ok, over) = (Code::Ok, Code::OverLimit);
+    assert_eq!(
+        left,
+        [
+            (ok, 1),
+            (ok, 1),
+            (ok, 1),
+            (ok, 0),
+            (over, 0),
+            (ok, 0),
+            (ok, 0),
+            (over, 0)
+        ]
+    );
+}
