@@ -85,7 +85,7 @@ pub struct Reloader {
 
 /// What a file looks like from outside; it changes when the file is written or replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Mark {
+pub(crate) struct Mark {
     modified: SystemTime,
     len: u64,
     inode: u64,
@@ -154,7 +154,8 @@ impl Reloader {
     }
 }
 
-fn mark(path: &Path) -> Option<Mark> {
+/// What the file at `path` looks like now, links followed; `None` if it cannot be looked at.
+pub(crate) fn mark(path: &Path) -> Option<Mark> {
     use std::os::unix::fs::MetadataExt;
     let metadata = fs::metadata(path).ok()?;
     Some(Mark {

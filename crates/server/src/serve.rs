@@ -141,6 +141,7 @@ pub struct Running {
     limiter: Arc<Limiter>,
     reloader: Option<Arc<Reloader>>,
     envoy: Option<Arc<Watch>>,
+    grpc_tls: Option<Arc<Tls>>,
     snapshot: Option<Snapshot>,
 }
 
@@ -167,6 +168,7 @@ pub fn start(
     }
     let listen = config.listen;
     let grpc_tls = config.grpc.tls.as_ref().map(Tls::load).transpose()?;
+    let grpc_tls = grpc_tls.map(Arc::new);
     let sockets = Sockets {
         http: bind("http", listen.http)?,
         grpc: bind("grpc", listen.grpc)?,
@@ -205,7 +207,7 @@ pub fn start(
         headers: config.headers,
         identity: Arc::new(config.identity),
         grpc: config.grpc,
-        grpc_tls,
+        grpc_tls: grpc_tls.as_ref(),
         token,
     };
     doors.open(&server, sockets)?;
@@ -215,6 +217,7 @@ pub fn start(
         limiter,
         reloader,
         envoy,
+        grpc_tls,
         snapshot: config.snapshot,
     })
 }
@@ -298,6 +301,9 @@ impl Running {
         if let Some(envoy) = &self.envoy {
             drop(envoy.reload());
         }
+        if let Some(tls) = &self.grpc_tls {
+            drop(tls.reload());
+        }
         if self.reloader.is_none() && self.envoy.is_none() {
             tracing::warn!("there is no rules file to reload; start with --config FILE");
         }
@@ -313,6 +319,11 @@ impl Running {
             && envoy.has_changed()
         {
             drop(envoy.reload());
+        }
+        if let Some(tls) = &self.grpc_tls
+            && tls.has_changed()
+        {
+            drop(tls.reload());
         }
     }
 
@@ -337,7 +348,7 @@ struct Doors<'a> {
     headers: crate::config::Headers,
     identity: Arc<crate::config::Identity>,
     grpc: crate::config::Grpc,
-    grpc_tls: Option<Tls>,
+    grpc_tls: Option<&'a Arc<Tls>>,
     token: Option<String>,
 }
 
@@ -360,7 +371,7 @@ impl Doors<'_> {
                 limiter: Arc::clone(self.limiter),
                 rate_limits: self.envoy.map(|envoy| Arc::clone(envoy.service())),
             };
-            let http2 = Http2::new(self.grpc.clone(), self.grpc_tls.clone());
+            let http2 = Http2::new(self.grpc.clone(), self.grpc_tls.cloned());
             self.opened(
                 "grpc",
                 door::grpc::listen(server, socket, Bounds::default(), served, http2)?,
@@ -375,6 +386,7 @@ impl Doors<'_> {
                 limiter: Arc::clone(self.limiter),
                 reloader: self.reloader.cloned(),
                 envoy: self.envoy.cloned(),
+                tls: self.grpc_tls.cloned(),
                 token: self.token.clone(),
             };
             let listener = door::admin::listen(server, socket, Bounds::default(), operated)?;

@@ -243,7 +243,8 @@ impl Bench<'_> {
                 Judged::looking(&outcomes)
             }
             Hits::Taken(cost) => {
-                let (decision, outcomes) = self.ask(&[applied.charge(cost)], Effect::Charge).await?;
+                let (decision, outcomes) =
+                    self.ask(&[applied.charge(cost)], Effect::Charge).await?;
                 Judged::taking(&decision, &outcomes)
             }
             Hits::GivenBack(cost) => {
@@ -340,7 +341,9 @@ impl Judged {
 }
 
 /// Those descriptors to which a limit applies.
-pub(super) fn limited<'s, 'd>(standings: &'s mut [Standing<'d>]) -> impl Iterator<Item = &'s mut Applied<'d>> {
+pub(super) fn limited<'s, 'd>(
+    standings: &'s mut [Standing<'d>],
+) -> impl Iterator<Item = &'s mut Applied<'d>> {
     standings.iter_mut().filter_map(|standing| match standing {
         Standing::Limited(applied) => Some(applied),
         Standing::NoLimit | Standing::Unlimited(_) => None,

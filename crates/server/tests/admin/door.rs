@@ -60,6 +60,7 @@ impl Door {
             limiter: Arc::clone(&limiter),
             reloader: Some(Arc::new(reloader)),
             envoy: None,
+            tls: None,
             token: token.map(str::to_owned),
         };
         let server = Server::start(1).unwrap();

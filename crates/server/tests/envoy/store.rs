@@ -80,10 +80,13 @@ fn counted(started: &Started, wanted: Counter) -> u64 {
 
 #[tokio::test]
 async fn envoy_is_told_of_a_store_that_fails_if_it_shall_decide_itself() {
-    for with in [|_: &mut Settings| {}, |settings: &mut Settings| {
-        settings.stop_increment = true;
-        settings.local_cache_bytes = 1 << 20;
-    }] {
+    for with in [
+        |_: &mut Settings| {},
+        |settings: &mut Settings| {
+            settings.stop_increment = true;
+            settings.local_cache_bytes = 1 << 20;
+        },
+    ] {
         let redis = gone().await;
         let started = started(&redis, StoreFailure::Error, with);
         for _ in 0..3 {

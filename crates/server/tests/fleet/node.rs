@@ -146,6 +146,7 @@ impl Node {
             limiter: Arc::clone(&self.limiter),
             reloader: None,
             envoy: None,
+            tls: None,
             token: None,
         };
         let listener = admin::listen(&self.server, socket(), Bounds::default(), operated);

@@ -21,6 +21,7 @@ pub(crate) struct Door {
     pub(crate) limiter: Arc<Limiter>,
     pub(crate) listener: Listener,
     pub(crate) server: Server,
+    pub(crate) tls: Option<Arc<Tls>>,
     clock: Clock,
 }
 
@@ -71,8 +72,8 @@ impl Door {
             .grpc
             .tls
             .as_ref()
-            .map(|files| Tls::load(files).unwrap());
-        let http2 = Http2::new(config.grpc, tls);
+            .map(|files| Arc::new(Tls::load(files).unwrap()));
+        let http2 = Http2::new(config.grpc, tls.clone());
         let served = Served {
             limiter: Arc::clone(&limiter),
             rate_limits: rate_limits(Arc::clone(&limiter)),
@@ -82,6 +83,7 @@ impl Door {
             limiter,
             listener,
             server,
+            tls,
             clock,
         }
     }

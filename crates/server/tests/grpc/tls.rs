@@ -42,9 +42,7 @@ impl Authority {
 
 /// Files in `folder`, and the settings that name them.
 fn settings(folder: &Path, authority: &Authority, with_clients: bool) -> String {
-    let (certificate, key) = authority.sign();
-    fs::write(folder.join("server.pem"), certificate).unwrap();
-    fs::write(folder.join("server.key"), key).unwrap();
+    renew(folder, authority);
     fs::write(folder.join("clients.pem"), authority.pem()).unwrap();
     let path = |name: &str| folder.join(name).display().to_string();
     let client_ca = if with_clients {
@@ -57,6 +55,13 @@ fn settings(folder: &Path, authority: &Authority, with_clients: bool) -> String 
         path("server.pem"),
         path("server.key")
     )
+}
+
+/// A new certificate of `authority` in the place of the one in `folder`, with its key.
+fn renew(folder: &Path, authority: &Authority) {
+    let (certificate, key) = authority.sign();
+    fs::write(folder.join("server.pem"), certificate).unwrap();
+    fs::write(folder.join("server.key"), key).unwrap();
 }
 
 async fn is_served(door: &Door, tls: ClientTlsConfig) -> bool {
@@ -111,6 +116,69 @@ async fn a_door_with_tls_does_not_speak_in_the_clear() {
         Err(_) => false,
     };
     assert!(!answered);
+}
+
+#[tokio::test]
+async fn a_renewed_certificate_is_shown_and_a_connection_from_before_goes_on() {
+    let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+    let door = Door::open(&settings(folder.path(), &authority, false));
+    let tls = door.tls.as_deref().unwrap();
+    let port = door.listener.local_addr().port();
+    let endpoint = Endpoint::from_shared(format!("https://localhost:{port}")).unwrap();
+    let endpoint = endpoint.tls_config(trusting(&authority)).unwrap();
+    let mut before = Client::over(endpoint).await.unwrap();
+    assert!(!tls.has_changed());
+
+    let successor = Authority::new();
+    renew(folder.path(), &successor);
+    assert!(!tls.has_changed(), "two files are not written at once");
+    assert!(tls.has_changed());
+    assert!(is_served(&door, trusting(&authority)).await, "not yet read");
+    tls.reload().unwrap();
+    assert!(!tls.has_changed());
+    assert!(is_served(&door, trusting(&successor)).await);
+    assert!(!is_served(&door, trusting(&authority)).await);
+    let asked = HealthCheckRequest::default();
+    before
+        .call::<_, HealthCheckResponse>("/grpc.health.v1.Health/Check", asked)
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_pair_that_cannot_be_used_changes_nothing_and_is_told() {
+    let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+    let door = Door::open(&settings(folder.path(), &authority, false));
+    let tls = door.tls.as_deref().unwrap();
+    let (certificate, _) = Authority::new().sign();
+    fs::write(folder.path().join("server.pem"), certificate).unwrap();
+    let refused = tls.reload().unwrap_err().to_string();
+    assert!(refused.starts_with("grpc.tls: "), "{refused}");
+    assert_eq!(tls.problem(), Some(refused));
+    assert!(is_served(&door, trusting(&authority)).await);
+
+    fs::remove_file(folder.path().join("server.key")).unwrap();
+    for _ in 0..2 {
+        assert!(!tls.has_changed(), "it is being replaced");
+    }
+    renew(folder.path(), &authority);
+    tls.reload().unwrap();
+    assert_eq!(tls.problem(), None);
+    assert!(is_served(&door, trusting(&authority)).await);
+}
+
+#[tokio::test]
+async fn clients_of_a_new_authority_are_let_in_and_those_of_the_old_are_not() {
+    let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+    let door = Door::open(&settings(folder.path(), &authority, true));
+    let clients = Authority::new();
+    fs::write(folder.path().join("clients.pem"), clients.pem()).unwrap();
+    door.tls.as_deref().unwrap().reload().unwrap();
+    let shows = |(certificate, key): (String, String)| {
+        trusting(&authority).identity(Identity::from_pem(certificate, key))
+    };
+    assert!(is_served(&door, shows(clients.sign())).await);
+    assert!(!is_served(&door, shows(authority.sign())).await);
 }
 
 #[test]

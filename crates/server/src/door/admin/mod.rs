@@ -31,7 +31,10 @@ use serde_json::json;
 use tidegate_redis::Health;
 
 use self::{access::Access, path::Path};
-use super::http::{Answer, Problem, json, read_body, wire};
+use super::{
+    grpc::Tls,
+    http::{Answer, Problem, json, read_body, wire},
+};
 use crate::{
     envoy::Watch,
     limiter::Limiter,
@@ -49,6 +52,8 @@ pub struct Operated {
     pub reloader: Option<Arc<Reloader>>,
     /// The configuration of the rate limit service for Envoy, which `POST /v1/reload` reads again too.
     pub envoy: Option<Arc<Watch>>,
+    /// The certificate of the gRPC door, which `POST /v1/reload` reads again too.
+    pub tls: Option<Arc<Tls>>,
     /// Who shows it may ask; without one, whoever is on this machine.
     pub token: Option<String>,
 }
@@ -69,12 +74,14 @@ pub fn listen(
         limiter,
         reloader,
         envoy,
+        tls,
         token,
     } = operated;
     let admin = Arc::new(Admin {
         limiter,
         reloader,
         envoy,
+        tls,
         access: Access::new(token, socket.local_addr()?)?,
     });
     server.listen(socket, bounds, move |stream, connection| {
@@ -90,6 +97,7 @@ struct Admin {
     limiter: Arc<Limiter>,
     reloader: Option<Arc<Reloader>>,
     envoy: Option<Arc<Watch>>,
+    tls: Option<Arc<Tls>>,
     access: Access,
 }
 
@@ -152,14 +160,18 @@ impl Admin {
             .map(|reloader| reloader.last_mistakes());
         let of_envoy = self.envoy.as_ref().map(|envoy| envoy.last_mistakes());
         let of_envoy = of_envoy.unwrap_or_default();
+        let of_tls = self.tls.as_ref().and_then(|tls| tls.problem());
         let failed = self.limiter.metrics().last_reload_failed() || !of_envoy.is_empty();
         let last_reload = if failed {
             "failed; the old rules are in force"
+        } else if of_tls.is_some() {
+            "failed; the old certificate is in force"
         } else {
             "ok"
         };
         let mut mistakes = of_rules.unwrap_or_default();
         mistakes.extend(of_envoy);
+        mistakes.extend(of_tls);
         let mut document = json!({"ready": true, "last_reload": last_reload, "mistakes": mistakes});
         if let Some(fleet) = self.limiter.fleet() {
             document["redis"] = redis(&fleet.stats().health);
@@ -173,6 +185,9 @@ impl Admin {
         if let Some(envoy) = &self.envoy {
             envoy.write(&mut text);
         }
+        if let Some(tls) = &self.tls {
+            tls.write(&mut text);
+        }
         let mut answer = Response::new(Full::from(text.finish()));
         let text = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
         answer.headers_mut().insert(CONTENT_TYPE, text);
@@ -180,15 +195,19 @@ impl Admin {
     }
 
     async fn reload(&self) -> Result<Answer, Problem> {
-        let (reloader, envoy) = (self.reloader.clone(), self.envoy.clone());
-        if reloader.is_none() && envoy.is_none() {
+        let reloading = Reloading {
+            rules: self.reloader.clone(),
+            envoy: self.envoy.clone(),
+            tls: self.tls.clone(),
+        };
+        if reloading.rules.is_none() && reloading.envoy.is_none() && reloading.tls.is_none() {
             return Err(Problem::new(
                 StatusCode::CONFLICT,
                 "there is no rules file; start with --config FILE",
             ));
         }
         // A large file takes a while to read, and this worker has others to answer meanwhile.
-        let reloaded = tokio::task::spawn_blocking(move || reload(reloader, envoy)).await;
+        let reloaded = tokio::task::spawn_blocking(move || reloading.answer()).await;
         reloaded.unwrap_or_else(|_| {
             let detail = "the server is shutting down";
             Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail))
@@ -196,32 +215,49 @@ impl Admin {
     }
 }
 
-/// Reads whatever there is to be read again; one that cannot be used does not keep the other from its effect.
-fn reload(reloader: Option<Arc<Reloader>>, envoy: Option<Arc<Watch>>) -> Result<Answer, Problem> {
-    let refused = |detail: &str, mistakes: Vec<String>| {
-        Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail).with_mistakes(mistakes)
-    };
-    let rules = reloader.map(|reloader| {
-        let detail = "the rules file cannot be used; the old rules are in force";
-        reloader
-            .reload()
-            .map_err(|error| refused(detail, error.problems()))
-    });
-    let domains = envoy.map(|envoy| {
-        let detail =
-            "the configuration of the rate limit service cannot be used; the old one is in force";
-        envoy
-            .reload()
-            .map_err(|error| refused(detail, error.problems()))
-    });
-    let mut members = serde_json::Map::new();
-    if let Some(rules) = rules {
-        members.insert("rules".into(), json!(rules?));
+/// Whatever there is to be read again.
+struct Reloading {
+    rules: Option<Arc<Reloader>>,
+    envoy: Option<Arc<Watch>>,
+    tls: Option<Arc<Tls>>,
+}
+
+impl Reloading {
+    /// Reads all of it; one that cannot be used does not keep the others from their effect.
+    fn answer(self) -> Result<Answer, Problem> {
+        let refused = |detail: &str, mistakes: Vec<String>| {
+            Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail).with_mistakes(mistakes)
+        };
+        let rules = self.rules.map(|rules| {
+            let detail = "the rules file cannot be used; the old rules are in force";
+            rules
+                .reload()
+                .map_err(|error| refused(detail, error.problems()))
+        });
+        let domains = self.envoy.map(|envoy| {
+            let detail = "the configuration of the rate limit service cannot be used; the old one is in force";
+            envoy
+                .reload()
+                .map_err(|error| refused(detail, error.problems()))
+        });
+        let certificate = self.tls.map(|tls| {
+            let detail = "the certificate of the gRPC door cannot be used; the old one is in force";
+            tls.reload()
+                .map_err(|error| refused(detail, vec![error.to_string()]))
+        });
+        let mut members = serde_json::Map::new();
+        if let Some(rules) = rules {
+            members.insert("rules".into(), json!(rules?));
+        }
+        if let Some(domains) = domains {
+            members.insert("domains".into(), json!(domains?));
+        }
+        if let Some(certificate) = certificate {
+            certificate?;
+            members.insert("certificate".into(), json!("ok"));
+        }
+        Ok(json(StatusCode::OK, &members))
     }
-    if let Some(domains) = domains {
-        members.insert("domains".into(), json!(domains?));
-    }
-    Ok(json(StatusCode::OK, &members))
 }
 
 /// How Redis is. A node that cannot reach it is ready all the same: its rules' `on_failure` answers, and to take every

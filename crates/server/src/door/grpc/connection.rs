@@ -27,13 +27,13 @@ const CONNECTION_WINDOW: u32 = 1 << 20;
 #[derive(Debug)]
 pub struct Http2 {
     settings: Grpc,
-    tls: Option<Tls>,
+    tls: Option<Arc<Tls>>,
 }
 
 impl Http2 {
     /// As `settings` have it, and in the clear unless there is `tls`, which is loaded from their files.
     #[must_use]
-    pub const fn new(settings: Grpc, tls: Option<Tls>) -> Self {
+    pub const fn new(settings: Grpc, tls: Option<Arc<Tls>>) -> Self {
         Self { settings, tls }
     }
 
