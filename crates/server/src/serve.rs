@@ -4,23 +4,22 @@
 //! config -> limiter (rules, store with what the snapshot held, clock)
 //!        -> server  (workers) -> one listener a door
 //!        -> running: reload on change and on SIGHUP, snapshots, until SIGTERM or SIGINT
+//!        -> announced: not ready any more, and served as ever
 //!        -> drained: no new connections, begun requests answered, the last snapshot written
 //! ```
+
+mod running;
 
 use std::{
     io,
     net::{SocketAddr, TcpListener},
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
 };
 
 use tidegate_core::MemoryStore;
-use tokio::{
-    signal::unix::{Signal, SignalKind, signal},
-    time::{Interval, MissedTickBehavior, interval},
-};
 
+pub use self::running::{Running, Signals};
 use crate::{
     clock::Clock,
     config::{Config, Envoy, Snapshot},
@@ -32,12 +31,9 @@ use crate::{
     fleet::Link,
     limiter::Limiter,
     net::{Bounds, Listener, Server},
-    reload::{LOOK_EVERY, Reloader},
+    reload::Reloader,
     snapshot::{self, Restored},
 };
-
-/// How long requests that have begun may take to finish once the server shuts down.
-pub const DRAIN: Duration = Duration::from_secs(10);
 
 /// Why the server could not start.
 #[derive(Debug, thiserror::Error)]
@@ -103,46 +99,6 @@ impl std::fmt::Debug for Secrets {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Secrets(…)")
     }
-}
-
-/// The signals that a server hears.
-///
-/// Made before the doors open: a SIGTERM that came right after would else end the process where it stands.
-#[derive(Debug)]
-pub struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-    hangup: Signal,
-}
-
-impl Signals {
-    /// Hears signals from now on.
-    ///
-    /// # Errors
-    ///
-    /// What the system says if it gives none.
-    // Signals belong to the runtime in which they are made, which is why this is async.
-    #[expect(clippy::unused_async, reason = "it must run within a runtime")]
-    pub async fn hear() -> io::Result<Self> {
-        Ok(Self {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-            hangup: signal(SignalKind::hangup())?,
-        })
-    }
-}
-
-/// A server with its doors open.
-#[derive(Debug)]
-pub struct Running {
-    server: Server,
-    /// What the connections to Redis run on; ends after the doors.
-    link: Option<Link>,
-    limiter: Arc<Limiter>,
-    reloader: Option<Arc<Reloader>>,
-    envoy: Option<Arc<Watch>>,
-    grpc_tls: Option<Arc<Tls>>,
-    snapshot: Option<Snapshot>,
 }
 
 /// Opens the doors that `config` names.
@@ -218,6 +174,7 @@ pub fn start(
         reloader,
         envoy,
         grpc_tls,
+        shutdown: config.shutdown,
         snapshot: config.snapshot,
     })
 }
@@ -234,102 +191,6 @@ fn watch(envoy: Envoy, limiter: &Arc<Limiter>) -> Result<Arc<Watch>, FolderError
         Err(error) => return Err(error),
     };
     Ok(Arc::new(watch))
-}
-
-impl Running {
-    /// Serves until SIGTERM or SIGINT, then drains and writes the last snapshot.
-    ///
-    /// # Errors
-    ///
-    /// If the last snapshot cannot be written.
-    pub async fn until_stopped(self, signals: Signals) -> io::Result<()> {
-        let Signals {
-            mut terminate,
-            mut interrupt,
-            mut hangup,
-        } = signals;
-        let mut look = ticks(LOOK_EVERY);
-        let mut save = ticks(
-            self.snapshot
-                .as_ref()
-                .map_or(DRAIN, |snapshot| micros(snapshot.every)),
-        );
-        loop {
-            tokio::select! {
-                () = received(&mut terminate) => break,
-                () = received(&mut interrupt) => break,
-                () = received(&mut hangup) => self.reload(),
-                _ = look.tick() => {
-                    self.limiter.clock().follow();
-                    self.reload_if_changed();
-                }
-                _ = save.tick(), if self.snapshot.is_some() => {
-                    if let Err(error) = self.save() {
-                        tracing::error!("cannot write the snapshot: {error}; the last one stands");
-                    }
-                }
-            }
-        }
-        self.stop().await
-    }
-
-    async fn stop(self) -> io::Result<()> {
-        tracing::info!("shutting down: no new connections, requests that have begun are answered");
-        let Self {
-            server,
-            link,
-            limiter,
-            snapshot,
-            ..
-        } = self;
-        let dropped = server.shutdown(DRAIN).await;
-        drop(link);
-        if dropped > 0 {
-            tracing::warn!(
-                connections = dropped,
-                "the drain deadline passed; connections were dropped"
-            );
-        }
-        save(&limiter, snapshot.as_ref())
-    }
-
-    fn reload(&self) {
-        // What came of it is reported there: in the log, on the admin door and as a metric.
-        if let Some(reloader) = &self.reloader {
-            drop(reloader.reload());
-        }
-        if let Some(envoy) = &self.envoy {
-            drop(envoy.reload());
-        }
-        if let Some(tls) = &self.grpc_tls {
-            drop(tls.reload());
-        }
-        if self.reloader.is_none() && self.envoy.is_none() {
-            tracing::warn!("there is no rules file to reload; start with --config FILE");
-        }
-    }
-
-    fn reload_if_changed(&self) {
-        if let Some(reloader) = &self.reloader
-            && reloader.has_changed()
-        {
-            drop(reloader.reload());
-        }
-        if let Some(envoy) = &self.envoy
-            && envoy.has_changed()
-        {
-            drop(envoy.reload());
-        }
-        if let Some(tls) = &self.grpc_tls
-            && tls.has_changed()
-        {
-            drop(tls.reload());
-        }
-    }
-
-    fn save(&self) -> io::Result<()> {
-        save(&self.limiter, self.snapshot.as_ref())
-    }
 }
 
 /// Where each door listens; `None` stays shut.
@@ -432,28 +293,4 @@ fn restore(store: &MemoryStore, snapshot: &Snapshot, clock: &Clock) -> Result<()
         ),
     }
     Ok(())
-}
-
-fn save(limiter: &Limiter, snapshot: Option<&Snapshot>) -> io::Result<()> {
-    snapshot.map_or(Ok(()), |snapshot| {
-        snapshot::save(limiter.store(), &snapshot.path, limiter.now())
-    })
-}
-
-fn ticks(every: Duration) -> Interval {
-    let mut ticks = interval(every);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    ticks.reset();
-    ticks
-}
-
-/// Waits for the signal; a stream of signals that ends never was one.
-async fn received(signal: &mut Signal) {
-    if signal.recv().await.is_none() {
-        std::future::pending::<()>().await;
-    }
-}
-
-fn micros(span: tidegate_core::Span) -> Duration {
-    Duration::from_micros(span.as_micros())
 }

@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::json;
 
-use crate::support::{Answer, Ask, Process, Scratch, Server, free_port, run, tidegate};
+use crate::support::{Answer, Ask, EVERY_DOOR, Process, Scratch, Server, free_port, run, tidegate};
 
 const FIVE_AN_HOUR: &str =
     "rules: [{name: api, key: [user], limits: [5/h], algorithm: fixed_window}]\n";
@@ -34,6 +34,28 @@ fn the_log_says_what_is_in_force() {
         line.contains("rules=1") && line.contains("file=rules.yaml"),
         "{line}"
     );
+}
+
+/// Neither time is waited out: the notice is of an hour, and a second signal ends it.
+#[test]
+fn the_end_is_announced_and_everything_is_served_until_then() {
+    let rules = "shutdown: {notice: 1h}\nenvoy: {config: shop.yaml}\n";
+    let scratch = Scratch::new();
+    scratch.write("shop.yaml", "domain: shop\ndescriptors: []\n");
+    let config = format!("{EVERY_DOOR}{FIVE_AN_HOUR}{rules}");
+    let mut server = Server::start_in(scratch, &config);
+    let health = |server: &Server| {
+        let ready = Ask::get(server.admin, "/readyz").send();
+        let envoys = Ask::get(server.http, "/healthcheck").send();
+        (ready.status, ready.json()["ready"].clone(), envoys.status)
+    };
+    assert_eq!(health(&server), (200, json!(true), 200));
+    server.signal("TERM");
+    server.wait_for(&["not ready any more", "notice=3600s"]);
+    assert_eq!(health(&server), (503, json!(false), 500));
+    assert_eq!(server.check(&json!({"user": "u1"})).status, 200);
+    assert_eq!(inline(server.resp, "PING"), "+PONG\r\n");
+    server.stop();
 }
 
 #[test]

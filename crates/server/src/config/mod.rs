@@ -15,6 +15,7 @@ mod quotas;
 mod redis;
 pub(crate) mod report;
 mod rules;
+mod shutdown;
 mod store;
 pub(crate) mod value;
 pub(crate) mod yaml;
@@ -32,6 +33,7 @@ use tidegate_http::{Part, Trust};
 pub use envoy::Envoy;
 pub use redis::{Password, RedisConfig};
 use report::Report;
+pub use shutdown::Shutdown;
 use value::Value;
 use yaml::Dialect;
 
@@ -43,7 +45,7 @@ pub const MAX_FILE_BYTES: usize = 16 << 20;
 /// The keys of the file.
 const SECTIONS: &[&str] = &[
     "listen", "store", "defaults", "headers", "clients", "entries", "admin", "grpc", "envoy",
-    "allow", "rules", "quotas",
+    "allow", "rules", "quotas", "shutdown",
 ];
 
 /// What the rules file says. The default is what an empty file says: every door open on its usual
@@ -63,6 +65,8 @@ pub struct Config {
     pub headers: Headers,
     /// `grpc`: how the gRPC door serves its connections.
     pub grpc: Grpc,
+    /// `shutdown`: how the server comes to its end.
+    pub shutdown: Shutdown,
     /// `clients` and `entries`: how forward-auth finds out who is asking.
     pub identity: Identity,
     /// `admin`: who may ask the admin door.
@@ -287,6 +291,7 @@ impl Config {
             config.headers = doors::headers(&file, &mut report);
             config.grpc = grpc::grpc(&file, &mut report);
             config.envoy = envoy::envoy(&file, &mut report);
+            config.shutdown = shutdown::shutdown(&file, &mut report);
             config.identity = identity::identity(&file, &mut report);
             config.rules = rules::rule_set(&file, &mut report);
             config.quotas = quotas::quotas(&file, &config.listen, &mut report);

@@ -97,6 +97,12 @@ impl Server {
         self.first().spawn(make);
     }
 
+    /// Lets it be known that the server is going to shut down: whoever asks for its health is sent elsewhere, and
+    /// everything is served as before.
+    pub fn announce_shutdown(&self) {
+        self.shutdown.announce();
+    }
+
     /// Stops listening at once, lets connections finish the requests that they have begun for up to
     /// `drain`, drops the others, and answers how many were dropped.
     ///

@@ -1,4 +1,8 @@
 //! The signal to finish, and the count of those who have not.
+//!
+//! ```text
+//! serving ──▶ announced: told to be elsewhere, and served as ever ──▶ begun: what has begun is finished
+//! ```
 
 use std::sync::{
     Arc,
@@ -7,36 +11,74 @@ use std::sync::{
 
 use tokio::sync::Notify;
 
-/// Tells everyone who holds a clone that the server shuts down. It begins once and never ends.
+/// Tells everyone who holds a clone that the server shuts down. It is announced, begins once and never ends.
 #[derive(Clone, Debug, Default)]
 pub struct Shutdown(Arc<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
-    begun: AtomicBool,
-    begins: Notify,
+    announced: Event,
+    begun: Event,
 }
 
 impl Shutdown {
+    /// Whether it is known that the shutdown is going to begin.
+    #[must_use]
+    pub fn is_announced(&self) -> bool {
+        self.0.announced.has_come()
+    }
+
+    /// Waits until the shutdown is announced; returns at once if it is.
+    pub async fn announced(&self) {
+        self.0.announced.come().await;
+    }
+
     /// Whether the shutdown has begun.
     #[must_use]
     pub fn has_begun(&self) -> bool {
-        self.0.begun.load(Ordering::Acquire)
+        self.0.begun.has_come()
     }
 
     /// Waits until the shutdown begins; returns at once if it has.
     pub async fn begun(&self) {
-        // Registered before the flag is read, so that a beginning in between is not missed.
-        let mut begins = std::pin::pin!(self.0.begins.notified());
-        begins.as_mut().enable();
-        if !self.has_begun() {
-            begins.await;
+        self.0.begun.come().await;
+    }
+
+    pub(crate) fn announce(&self) {
+        self.0.announced.happen();
+    }
+
+    /// Begins it, unannounced or not.
+    pub(crate) fn begin(&self) {
+        self.announce();
+        self.0.begun.happen();
+    }
+}
+
+/// What happens once.
+#[derive(Debug, Default)]
+struct Event {
+    happened: AtomicBool,
+    happens: Notify,
+}
+
+impl Event {
+    fn has_come(&self) -> bool {
+        self.happened.load(Ordering::Acquire)
+    }
+
+    async fn come(&self) {
+        // Registered before the flag is read, so that what happens in between is not missed.
+        let mut happens = std::pin::pin!(self.happens.notified());
+        happens.as_mut().enable();
+        if !self.has_come() {
+            happens.await;
         }
     }
 
-    pub(crate) fn begin(&self) {
-        self.0.begun.store(true, Ordering::Release);
-        self.0.begins.notify_waiters();
+    fn happen(&self) {
+        self.happened.store(true, Ordering::Release);
+        self.happens.notify_waiters();
     }
 }
 

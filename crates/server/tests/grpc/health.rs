@@ -50,10 +50,16 @@ async fn who_watches_is_told_of_the_shutdown_and_not_waited_for() {
     let now = watched.message().await.unwrap().unwrap();
     assert_eq!(now.status(), ServingStatus::Serving);
 
-    let dropped = tokio::spawn(door.server.shutdown(Duration::from_secs(30)));
+    door.server.announce_shutdown();
     let last = watched.message().await.unwrap().unwrap();
     assert_eq!(last.status(), ServingStatus::NotServing);
     assert!(watched.message().await.unwrap().is_none());
+    // It is only said so far: who comes now is served.
+    let mut late = door.connect().await;
+    let health: HealthCheckResponse = late.call(CHECK, asked("")).await.unwrap();
+    assert_eq!(health.status(), ServingStatus::NotServing);
+
+    let dropped = tokio::spawn(door.server.shutdown(Duration::from_secs(30)));
     assert_eq!(dropped.await.unwrap(), 0, "nobody had to be dropped");
 }
 

@@ -39,7 +39,7 @@ use crate::{
     envoy::Watch,
     limiter::Limiter,
     metrics::Text,
-    net::{Bounds, Listener, Server},
+    net::{Bounds, Listener, Server, Shutdown},
     reload::Reloader,
 };
 
@@ -82,6 +82,7 @@ pub fn listen(
         reloader,
         envoy,
         tls,
+        shutdown: server.shutdown_signal(),
         access: Access::new(token, socket.local_addr()?)?,
     });
     server.listen(socket, bounds, move |stream, connection| {
@@ -98,6 +99,7 @@ struct Admin {
     reloader: Option<Arc<Reloader>>,
     envoy: Option<Arc<Watch>>,
     tls: Option<Arc<Tls>>,
+    shutdown: Shutdown,
     access: Access,
 }
 
@@ -172,11 +174,18 @@ impl Admin {
         let mut mistakes = of_rules.unwrap_or_default();
         mistakes.extend(of_envoy);
         mistakes.extend(of_tls);
-        let mut document = json!({"ready": true, "last_reload": last_reload, "mistakes": mistakes});
+        let ready = !self.shutdown.is_announced();
+        let mut document =
+            json!({"ready": ready, "last_reload": last_reload, "mistakes": mistakes});
         if let Some(fleet) = self.limiter.fleet() {
             document["redis"] = redis(&fleet.stats().health);
         }
-        json(StatusCode::OK, &document)
+        let status = if ready {
+            StatusCode::OK
+        } else {
+            StatusCode::SERVICE_UNAVAILABLE
+        };
+        json(status, &document)
     }
 
     fn metrics(&self) -> Answer {

@@ -21,7 +21,7 @@ const SERVICES: [&str; 5] = [
     super::QUOTA,
 ];
 
-/// Healthy until the shutdown begins, as far as the rate limit service is.
+/// Healthy until the shutdown is announced, as far as the rate limit service is.
 #[derive(Clone, Debug)]
 pub(super) struct Healthy {
     shutdown: Shutdown,
@@ -42,7 +42,7 @@ impl Healthy {
     fn status(&self, service: &str) -> ServingStatus {
         if !SERVICES.contains(&service) {
             ServingStatus::ServiceUnknown
-        } else if self.shutdown.has_begun() || !self.decides(service) {
+        } else if self.shutdown.is_announced() || !self.decides(service) {
             ServingStatus::NotServing
         } else {
             ServingStatus::Serving
@@ -71,7 +71,7 @@ impl Health for Healthy {
 
     type WatchStream = Pin<Box<dyn Stream<Item = Result<HealthCheckResponse, Status>> + Send>>;
 
-    /// The state now; and when the shutdown begins, that it has changed, and the end.
+    /// The state now; and when the shutdown is announced, that it has changed, and the end.
     async fn watch(
         &self,
         request: Request<HealthCheckRequest>,
@@ -79,7 +79,7 @@ impl Health for Healthy {
         let (watched, service) = (self.clone(), request.into_inner().service);
         let now = answer(self.status(&service));
         let last = async move {
-            watched.shutdown.begun().await;
+            watched.shutdown.announced().await;
             answer(watched.status(&service))
         };
         let states = stream::iter([now]).chain(stream::once(last)).map(Ok);

@@ -43,7 +43,7 @@ use crate::{
     envoy::RateLimitService,
     limiter::Limiter,
     metrics::Door,
-    net::{Bounds, Listener, Server},
+    net::{Bounds, Listener, Server, Shutdown},
 };
 
 /// What there is, for those who asked for something else.
@@ -86,6 +86,7 @@ pub fn listen(
             headers: RefCell::new(HeaderWriter::new(headers.ratelimit, legacy)),
             identity: Arc::clone(&served.identity),
             peer: connection.peer.ip(),
+            shutdown: connection.shutdown.clone(),
         };
         async move {
             wire::serve(stream, &connection, |request| asked.answer(request)).await;
@@ -114,6 +115,7 @@ pub fn transcript(limiter: &Arc<Limiter>, endpoint: Endpoint, body: &[u8]) -> (u
         headers: RefCell::new(HeaderWriter::new(true, Legacy::Delta)),
         identity: Arc::default(),
         peer: IpAddr::V4(Ipv4Addr::LOCALHOST),
+        shutdown: Shutdown::default(),
     };
     let alone = "a decision of a fleet has to be waited for";
     let refused = || Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, alone));
@@ -132,6 +134,7 @@ struct Asked {
     headers: RefCell<HeaderWriter>,
     identity: Arc<Identity>,
     peer: IpAddr,
+    shutdown: Shutdown,
 }
 
 impl Asked {
@@ -151,7 +154,9 @@ impl Asked {
                     let body = body::read(request.into_body()).await?;
                     return Ok(envoy::decide(&self.limiter, service, &body).await);
                 }
-                ("/healthcheck", Some(service)) => return Ok(envoy::healthcheck(service)),
+                ("/healthcheck", Some(service)) => {
+                    return Ok(envoy::healthcheck(service, &self.shutdown));
+                }
                 _ => return Err(Problem::not_found(PATHS)),
             },
         };

@@ -19,6 +19,7 @@ use crate::{
     envoy::{Code, RateLimitError, RateLimitService},
     limiter::Limiter,
     metrics::Door,
+    net::Shutdown,
 };
 
 /// Says what is wrong with a bad request.
@@ -45,9 +46,9 @@ pub(super) async fn decide(limiter: &Limiter, service: &RateLimitService, body: 
     }
 }
 
-/// Whether the service can decide.
-pub(super) fn healthcheck(service: &RateLimitService) -> Answer {
-    if service.is_healthy() {
+/// Whether the service can decide, and is going to for a while.
+pub(super) fn healthcheck(service: &RateLimitService, shutdown: &Shutdown) -> Answer {
+    if service.is_healthy() && !shutdown.is_announced() {
         text(StatusCode::OK, "OK")
     } else {
         text(StatusCode::INTERNAL_SERVER_ERROR, "")

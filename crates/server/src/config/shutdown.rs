@@ -1,0 +1,62 @@
+//! `shutdown`: how the server comes to its end.
+
+use std::time::Duration;
+
+use tidegate_core::{Span, notation};
+
+use super::{
+    report::Report,
+    value::{Fields, Value},
+};
+
+/// The longest time that either may take.
+const LONGEST: Span = Span::from_secs(3_600);
+
+/// How the server comes to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shutdown {
+    /// `shutdown.notice`: for how long it says that it is going to end, and serves as ever; default not at all, at most
+    /// an hour.
+    pub notice: Duration,
+    /// `shutdown.drain`: how long requests that have begun may then take to finish; default 10 s, 1 ms to an hour.
+    pub drain: Duration,
+}
+
+impl Default for Shutdown {
+    fn default() -> Self {
+        Self {
+            notice: Duration::ZERO,
+            drain: Duration::from_secs(10),
+        }
+    }
+}
+
+pub(super) fn shutdown(file: &Fields<'_>, report: &mut Report) -> Shutdown {
+    let mut shutdown = Shutdown::default();
+    let known = &["notice", "drain"];
+    let what = "a map such as {notice: 5s, drain: 10s}";
+    let value = file.get("shutdown");
+    let Some(fields) = value.and_then(|value| value.fields(report, what, known)) else {
+        return shutdown;
+    };
+    if let Some(notice) = fields.get("notice")
+        && notice.scalar() != Some("off")
+    {
+        let what = "a duration such as 5s, or off";
+        shutdown.notice = time(notice, what, report).unwrap_or_default();
+    }
+    if let Some(value) = fields.get("drain") {
+        let drain = time(value, "a duration such as 10s", report);
+        shutdown.drain = drain.unwrap_or(shutdown.drain);
+    }
+    shutdown
+}
+
+fn time(value: &Value<'_>, what: &str, report: &mut Report) -> Option<Duration> {
+    let span = value.parsed(report, what, notation::span)?;
+    if span < Span::from_millis(1) || span > LONGEST {
+        value.wrong(report, "must be 1ms to 1h");
+        return None;
+    }
+    Some(Duration::from_micros(span.as_micros()))
+}

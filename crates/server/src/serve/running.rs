@@ -1,0 +1,208 @@
+//! A server from its open doors to its end: reloads, snapshots, and the way out.
+
+use std::{io, sync::Arc, time::Duration};
+
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    time::{Instant, Interval, MissedTickBehavior, interval, sleep_until},
+};
+
+use crate::{
+    config::{Shutdown, Snapshot},
+    door::grpc::Tls,
+    envoy::Watch,
+    fleet::Link,
+    limiter::Limiter,
+    net::Server,
+    reload::{LOOK_EVERY, Reloader},
+    snapshot,
+};
+
+/// The signals that a server hears.
+///
+/// Made before the doors open: a SIGTERM that came right after would else end the process where it stands.
+#[derive(Debug)]
+pub struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    /// Hears signals from now on.
+    ///
+    /// # Errors
+    ///
+    /// What the system says if it gives none.
+    // Signals belong to the runtime in which they are made, which is why this is async.
+    #[expect(clippy::unused_async, reason = "it must run within a runtime")]
+    pub async fn hear() -> io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    async fn next(&mut self) -> Heard {
+        tokio::select! {
+            () = received(&mut self.terminate) => Heard::Stop,
+            () = received(&mut self.interrupt) => Heard::Stop,
+            () = received(&mut self.hangup) => Heard::Reload,
+        }
+    }
+}
+
+/// What a signal asks for.
+enum Heard {
+    Stop,
+    Reload,
+}
+
+/// A server with its doors open.
+#[derive(Debug)]
+pub struct Running {
+    pub(super) server: Server,
+    /// What the connections to Redis run on; ends after the doors.
+    pub(super) link: Option<Link>,
+    pub(super) limiter: Arc<Limiter>,
+    pub(super) reloader: Option<Arc<Reloader>>,
+    pub(super) envoy: Option<Arc<Watch>>,
+    pub(super) grpc_tls: Option<Arc<Tls>>,
+    pub(super) shutdown: Shutdown,
+    pub(super) snapshot: Option<Snapshot>,
+}
+
+impl Running {
+    /// Serves until SIGTERM or SIGINT, says that the end is near and serves on for as long as the configuration has it,
+    /// then drains and writes the last snapshot. A second signal cuts the notice short.
+    ///
+    /// # Errors
+    ///
+    /// If the last snapshot cannot be written.
+    pub async fn until_stopped(self, mut signals: Signals) -> io::Result<()> {
+        self.serve(&mut signals, None).await;
+        self.server.announce_shutdown();
+        let notice = self.shutdown.notice;
+        if !notice.is_zero() {
+            tracing::info!(
+                ?notice,
+                "shutting down: not ready any more, and serving on for as long as the notice takes"
+            );
+            self.serve(&mut signals, Some(Instant::now() + notice))
+                .await;
+        }
+        self.stop().await
+    }
+
+    /// Serves until it is told to stop, or until the `end`.
+    async fn serve(&self, signals: &mut Signals, end: Option<Instant>) {
+        let mut look = ticks(LOOK_EVERY);
+        let save_every = self
+            .snapshot
+            .as_ref()
+            .map_or(LOOK_EVERY, |snapshot| micros(snapshot.every));
+        let mut save = ticks(save_every);
+        loop {
+            tokio::select! {
+                heard = signals.next() => match heard {
+                    Heard::Stop => return,
+                    Heard::Reload => self.reload(),
+                },
+                () = sleep_until(end.unwrap_or_else(Instant::now)), if end.is_some() => return,
+                _ = look.tick() => {
+                    self.limiter.clock().follow();
+                    self.reload_if_changed();
+                }
+                _ = save.tick(), if self.snapshot.is_some() => {
+                    if let Err(error) = self.save() {
+                        tracing::error!("cannot write the snapshot: {error}; the last one stands");
+                    }
+                }
+            }
+        }
+    }
+
+    async fn stop(self) -> io::Result<()> {
+        tracing::info!("shutting down: no new connections, requests that have begun are answered");
+        let Self {
+            server,
+            link,
+            limiter,
+            shutdown,
+            snapshot,
+            ..
+        } = self;
+        let dropped = server.shutdown(shutdown.drain).await;
+        drop(link);
+        if dropped > 0 {
+            tracing::warn!(
+                connections = dropped,
+                "the drain deadline passed; connections were dropped"
+            );
+        }
+        save(&limiter, snapshot.as_ref())
+    }
+
+    fn reload(&self) {
+        // What came of it is reported there: in the log, on the admin door and as a metric.
+        if let Some(reloader) = &self.reloader {
+            drop(reloader.reload());
+        }
+        if let Some(envoy) = &self.envoy {
+            drop(envoy.reload());
+        }
+        if let Some(tls) = &self.grpc_tls {
+            drop(tls.reload());
+        }
+        if self.reloader.is_none() && self.envoy.is_none() {
+            tracing::warn!("there is no rules file to reload; start with --config FILE");
+        }
+    }
+
+    fn reload_if_changed(&self) {
+        if let Some(reloader) = &self.reloader
+            && reloader.has_changed()
+        {
+            drop(reloader.reload());
+        }
+        if let Some(envoy) = &self.envoy
+            && envoy.has_changed()
+        {
+            drop(envoy.reload());
+        }
+        if let Some(tls) = &self.grpc_tls
+            && tls.has_changed()
+        {
+            drop(tls.reload());
+        }
+    }
+
+    fn save(&self) -> io::Result<()> {
+        save(&self.limiter, self.snapshot.as_ref())
+    }
+}
+
+fn save(limiter: &Limiter, snapshot: Option<&Snapshot>) -> io::Result<()> {
+    snapshot.map_or(Ok(()), |snapshot| {
+        snapshot::save(limiter.store(), &snapshot.path, limiter.now())
+    })
+}
+
+fn ticks(every: Duration) -> Interval {
+    let mut ticks = interval(every);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks.reset();
+    ticks
+}
+
+/// Waits for the signal; a stream of signals that ends never was one.
+async fn received(signal: &mut Signal) {
+    if signal.recv().await.is_none() {
+        std::future::pending::<()>().await;
+    }
+}
+
+fn micros(span: tidegate_core::Span) -> Duration {
+    Duration::from_micros(span.as_micros())
+}

@@ -1,0 +1,43 @@
+//! `shutdown` in the rules file.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+use std::time::Duration;
+
+use tidegate_server::config::{Config, Shutdown};
+
+fn read(text: &str) -> Shutdown {
+    Config::parse(text).unwrap().shutdown
+}
+
+#[test]
+fn without_a_setting_there_is_no_notice_and_ten_seconds() {
+    for text in [
+        "",
+        "shutdown: {}",
+        "shutdown: {notice: off}",
+        "shutdown: {drain: 10s}",
+    ] {
+        let shutdown = read(text);
+        assert_eq!(shutdown.notice, Duration::ZERO, "{text}");
+        assert_eq!(shutdown.drain, Duration::from_secs(10), "{text}");
+    }
+}
+
+#[test]
+fn times_are_read_and_bounded() {
+    let shutdown = read("shutdown: {notice: 5s, drain: 1h}");
+    assert_eq!(shutdown.notice, Duration::from_secs(5));
+    assert_eq!(shutdown.drain, Duration::from_secs(3_600));
+    let mistakes = Config::parse("shutdown: {notice: soon, drain: 61min, drane: 1s}").unwrap_err();
+    let mistakes: Vec<String> = mistakes.iter().map(ToString::to_string).collect();
+    let expected = [
+        "shutdown.drane (line 1): unknown key `drane`; known are notice, drain",
+        "shutdown.notice (line 1): expected a duration",
+        "shutdown.drain (line 1): must be 1ms to 1h",
+    ];
+    for (mistake, expected) in mistakes.iter().zip(expected) {
+        assert!(mistake.starts_with(expected), "{mistakes:?}");
+    }
+    assert_eq!(mistakes.len(), 3, "{mistakes:?}");
+}
