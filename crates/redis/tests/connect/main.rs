@@ -8,6 +8,7 @@ mod support;
 mod asked;
 mod cluster;
 mod faults;
+mod login;
 mod refused;
 mod sentinels;
 mod tls;

@@ -1,7 +1,7 @@
-//! Certificates on both sides, and a user that may do no more than it has to.
+//! Certificates on both sides.
 
 use tidegate_core::Decision;
-use tidegate_redis::{Login, Settings, Tls, Topology};
+use tidegate_redis::{Settings, Tls, Topology};
 
 use crate::{
     asked::{Asked, address, standalone},
@@ -72,46 +72,4 @@ async fn a_server_that_asks_for_certificates_is_asked_with_ours_and_with_no_othe
             .contains(&format!("127.0.0.1:{port}"))
             || broken.trouble().await.contains("store.tls")
     );
-}
-
-#[tokio::test]
-async fn a_user_with_the_documented_rights_decides_and_one_with_fewer_is_told() {
-    let server = RedisServer::start();
-    server.ask(&[
-        "ACL",
-        "SETUSER",
-        "tidegate",
-        "on",
-        ">secret",
-        "~test*",
-        "resetchannels",
-        "-@all",
-        "+evalsha",
-        "+eval",
-        "+@read",
-        "+@write",
-        "+time",
-        "+client|setname",
-        "+ping",
-    ]);
-    server.ask(&[
-        "ACL", "SETUSER", "nobody", "on", ">secret", "~test*", "-@all", "+ping",
-    ]);
-    let with = |username: &str| {
-        Asked::with(Settings {
-            login: Login {
-                username: Some(username.into()),
-                password: Some("secret".into()),
-            },
-            ..standalone(&server.url())
-        })
-    };
-    assert_eq!(
-        with("tidegate").until_decided("k").await,
-        Decision::Admitted
-    );
-    let nobody = with("nobody");
-    nobody.until("up", |health| health.up == 1).await;
-    let refused = nobody.spend("k").await.unwrap_err().to_string();
-    assert!(refused.contains("no permissions"), "{refused}");
 }

@@ -25,6 +25,12 @@ use std::{
     time::Duration,
 };
 
+/// What is started where these tests say Redis.
+pub const SERVER: &str = match env!("CARGO_CRATE_NAME").as_bytes() {
+    b"connect_valkey" => "valkey-server",
+    _ => "redis-server",
+};
+
 /// How long anything may take that takes milliseconds on an idle machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 

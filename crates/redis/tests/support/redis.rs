@@ -6,7 +6,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use super::{PATIENCE, Scratch, eventually, free_port};
+use super::{PATIENCE, SERVER, Scratch, eventually, free_port};
 
 /// A server, which ends with the test.
 #[derive(Debug)]
@@ -107,7 +107,7 @@ impl Drop for RedisServer {
 }
 
 fn spawn(port: u16, options: &[String], scratch: &Scratch) -> Child {
-    Command::new("redis-server")
+    Command::new(SERVER)
         .args([
             "--port",
             &port.to_string(),
@@ -129,7 +129,7 @@ fn spawn(port: u16, options: &[String], scratch: &Scratch) -> Child {
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
-        .unwrap_or_else(|error| panic!("cannot start redis-server: {error}; run scripts/setup"))
+        .unwrap_or_else(|error| panic!("cannot start {SERVER}: {error}; run scripts/setup"))
 }
 
 /// Asks the server on `port`; `None` if nobody answers.

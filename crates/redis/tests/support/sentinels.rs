@@ -5,7 +5,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use super::{RedisServer, Scratch, eventually, free_port, redis::ask};
+use super::{RedisServer, SERVER, Scratch, eventually, free_port, redis::ask};
 
 /// The name by which the Sentinels know the primary.
 pub const PRIMARY: &str = "tide";
@@ -91,12 +91,12 @@ fn sentinel(port: u16, primary: u16, scratch: &Scratch) -> Child {
          sentinel down-after-milliseconds {PRIMARY} 500\nsentinel failover-timeout {PRIMARY} 3000\n"
     );
     fs::write(&file, text).unwrap();
-    Command::new("redis-server")
+    Command::new(SERVER)
         .arg(&file)
         .arg("--sentinel")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
-        .unwrap_or_else(|error| panic!("cannot start redis-server: {error}; run scripts/setup"))
+        .unwrap_or_else(|error| panic!("cannot start {SERVER}: {error}; run scripts/setup"))
 }

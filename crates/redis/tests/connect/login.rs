@@ -1,0 +1,51 @@
+//! A user that may do no more than it has to.
+
+use tidegate_core::Decision;
+use tidegate_redis::{Login, Settings};
+
+use crate::{
+    asked::{Asked, standalone},
+    support::RedisServer,
+};
+
+#[tokio::test]
+async fn a_user_with_the_documented_rights_decides_and_one_with_fewer_is_told() {
+    let server = RedisServer::start();
+    server.ask(&[
+        "ACL",
+        "SETUSER",
+        "tidegate",
+        "on",
+        ">secret",
+        "~test*",
+        "resetchannels",
+        "-@all",
+        "+evalsha",
+        "+eval",
+        "+@read",
+        "+@write",
+        "+time",
+        "+client|setname",
+        "+ping",
+    ]);
+    server.ask(&[
+        "ACL", "SETUSER", "nobody", "on", ">secret", "~test*", "-@all", "+ping",
+    ]);
+    let with = |username: &str| {
+        Asked::with(Settings {
+            login: Login {
+                username: Some(username.into()),
+                password: Some("secret".into()),
+            },
+            ..standalone(&server.url())
+        })
+    };
+    assert_eq!(
+        with("tidegate").until_decided("k").await,
+        Decision::Admitted
+    );
+    let nobody = with("nobody");
+    nobody.until("up", |health| health.up == 1).await;
+    let refused = nobody.spend("k").await.unwrap_err().to_string();
+    assert!(refused.contains("no permissions"), "{refused}");
+}

@@ -1,0 +1,20 @@
+//! The tests of `connect`, with Valkey where they have Redis: `support::SERVER` goes by the name of this program. Its
+//! certificates are left out: the Valkey that `scripts/setup` installs is built without TLS.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+#[path = "../connect/asked.rs"]
+mod asked;
+#[path = "../connect/cluster.rs"]
+mod cluster;
+#[path = "../connect/faults.rs"]
+mod faults;
+#[path = "../connect/login.rs"]
+mod login;
+#[path = "../connect/refused.rs"]
+mod refused;
+#[path = "../connect/sentinels.rs"]
+mod sentinels;
