@@ -1,0 +1,44 @@
+"""Programs on free ports of this machine, and patience."""
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+
+def spawn(*command):
+    if not shutil.which(command[0]):
+        sys.exit(f"{command[0]} is not installed; run scripts/setup")
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def fetch(port, path, body=None):
+    """The whole answer: its headers, and `read()`. A denial is an answer too."""
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data=body)
+    try:
+        return urllib.request.urlopen(request, timeout=30)
+    except urllib.error.HTTPError as answer:
+        return answer
+
+
+def answers(port):
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def eventually(what, attempt, patience=30.0):
+    until = time.monotonic() + patience
+    while time.monotonic() < until:
+        if attempt():
+            return
+        time.sleep(0.02)
+    sys.exit(f"it never came to this: {what}")
