@@ -16,10 +16,12 @@ pub(super) struct Entry {
     fingerprint: u32,
     /// Whether half of a limit is spent, or the key was denied: such a key is not forgotten to make room.
     pressed: bool,
+    /// How many slots the table has put it behind its home.
+    pub(super) distance: u16,
 }
 
 const _: () = assert!(
-    size_of::<Entry>() == 48,
+    size_of::<Option<Entry>>() == 48,
     "a million keys are paid for by the byte"
 );
 
@@ -30,6 +32,7 @@ impl Entry {
             packed: Packed::new(cell),
             fingerprint,
             pressed,
+            distance: 0,
         }
     }
 

@@ -14,10 +14,10 @@
 //!                               a block? ──────────────▶ Blocked               blocks
 //!                                    │ no
 //!                                    ▼
-//!                    find the entry, reserve room ─────▶ Full                  index, room
+//!                    find the entry, reserve room ─────▶ Full                  table, room
 //!                                    │
 //!                                    ▼
-//!                  take each state out (a peek: copy)                          entry, slab
+//!                  take each state out (a peek: copy)                          entry
 //!                                    │
 //!                                    ▼
 //!          ask every limit ─▶ charge all, or none ─▶ report outcomes           pending
@@ -36,12 +36,12 @@ mod blocks;
 mod decide;
 mod entry;
 mod held;
-mod index;
 mod pending;
 mod room;
 mod shard;
-mod slab;
 mod snapshot;
+mod table;
+mod tags;
 
 #[cfg(loom)]
 use foldhash::quality::FixedState as RandomState;

@@ -54,6 +54,8 @@ pub(super) struct Reserved {
     freed: usize,
     /// How many entries were looked at, from the cursor on.
     looked: usize,
+    /// The slot behind the last of them.
+    next: usize,
     /// When the first of those that were looked at expires.
     soonest: Option<Timestamp>,
 }
@@ -133,18 +135,23 @@ impl Shard {
         decided: &[Charge<'_>],
         now: Timestamp,
     ) -> Result<(), Full> {
-        let (mut tries, len) = (SAMPLE, self.entries.len());
+        let mut tries = SAMPLE;
         while !self.has_room(wanted) {
             let Self { entries, rest, .. } = self;
             let reserved = &mut rest.reserved;
-            if tries == 0 || reserved.looked == len {
+            if reserved.looked == 0 {
+                reserved.next = rest.cursor;
+            }
+            let found = entries.next_from(reserved.next);
+            let is_left = tries > 0 && reserved.looked < entries.len();
+            let Some(number) = found.filter(|_| is_left) else {
                 return Err(Full {
                     retry_after: retry_after(reserved.soonest, now),
                 });
-            }
-            let number = (rest.cursor + reserved.looked) % len;
+            };
             tries -= 1;
             reserved.looked += 1;
+            reserved.next = number + 1;
             let candidate = &entries[number];
             let expires = candidate.expires();
             let is_idle = rest.room.when_full == WhenFull::Evict && !candidate.pressed();
@@ -175,12 +182,10 @@ impl Shard {
     fn make_way(&mut self, now: Timestamp) -> bool {
         let reserved = &mut self.rest.reserved;
         let mut leaving = std::mem::take(&mut reserved.leaving);
-        // Where one left another lies now, which is looked at next: so newcomers make way before those that were here
-        // for longer.
-        self.rest.cursor += reserved.looked - leaving.len();
+        self.rest.cursor = reserved.next.saturating_sub(leaving.len());
         (reserved.looked, reserved.freed) = (0, 0);
         let has_moved = !leaving.is_empty();
-        // The last entry takes the number of one that is removed, so the largest number goes first.
+        // Those behind one that is removed move up, so the largest number goes first.
         leaving.sort_unstable_by(|a, b| b.cmp(a));
         for number in leaving.drain(..) {
             let has_expired = self.entries[number].expires() <= now;
@@ -213,7 +218,7 @@ impl Shard {
         let (room, reserved) = (&self.rest.room, &self.rest.reserved);
         let keys = reserved.keys + wanted.keys;
         let more_keys = keys.saturating_sub(reserved.leaving.len());
-        let growth = self.entries.growth_bytes(more_keys) + self.index.growth_bytes(more_keys);
+        let growth = self.entries.growth_bytes(more_keys);
         let bytes = self.bytes() - reserved.freed + reserved.bytes + wanted.bytes + growth;
         self.entries.len() + more_keys <= room.keys && bytes <= room.bytes
     }

@@ -6,10 +6,9 @@ use super::{
     MemoryStats, RandomState,
     blocks::Blocks,
     entry::Entry,
-    index::{self, Index},
     pending::{Located, Pending, Place},
     room::{Full, Reserved, Room},
-    slab::Slab,
+    table::{self, Table},
 };
 use crate::{
     charge::{Charge, Effect},
@@ -18,21 +17,21 @@ use crate::{
     time::Timestamp,
 };
 
-/// How many entries a decision looks at for each key that it inserts, to drop those that have expired: more than
-/// one, so that under a stream of new keys the expired ones go faster than new ones come.
-const TIDY_ON_INSERT: usize = 3;
+/// How many slots a decision looks at for each key that it inserts, to drop the entries that have expired: enough that
+/// under a stream of new keys the expired ones go faster than new ones come.
+const TIDY_ON_INSERT: usize = 6;
 
-/// One decision in so many looks at one entry, so that an idle store empties without insertions.
-const TIDY_EVERY: u32 = 16;
+/// One decision in so many looks at a few slots that lie together, so that an idle store empties without insertions.
+const TIDY_EVERY: u32 = 64;
+const TIDY_TOGETHER: usize = 6;
 
 /// What every decision touches lies together, beside the lock, and what few touch lies elsewhere: two threads in
 /// one shard hand over one cache line.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Shard {
-    pub(super) entries: Slab,
+    pub(super) entries: Table,
     pub(super) rest: Box<Rest>,
-    pub(super) index: Index,
     /// The latest instant seen: a clock that goes backwards counts as this.
     latest: Timestamp,
     decisions: u32,
@@ -56,7 +55,7 @@ pub(super) struct Rest {
 impl Shard {
     pub(super) fn new(hasher: RandomState, room: Room) -> Self {
         let room = Room {
-            keys: room.keys.clamp(1, index::MAX_ENTRIES),
+            keys: room.keys.clamp(1, table::MAX_ENTRIES),
             ..room
         };
         let rest = Rest {
@@ -68,9 +67,8 @@ impl Shard {
             counts: MemoryStats::default(),
         };
         Self {
-            entries: Slab::default(),
+            entries: Table::default(),
             rest: Box::new(rest),
-            index: Index::default(),
             latest: Timestamp::default(),
             decisions: 0,
             blocks: None,
@@ -219,7 +217,7 @@ impl Shard {
     fn count(&mut self) {
         self.decisions = self.decisions.wrapping_add(1);
         if self.decisions.is_multiple_of(TIDY_EVERY) {
-            self.tidy(1, self.latest);
+            self.tidy(TIDY_TOGETHER, self.latest);
         }
     }
 
@@ -258,61 +256,48 @@ impl Shard {
 
     #[inline]
     fn find(&self, hash: u64, key: &[u8]) -> Option<usize> {
-        self.index
-            .find(hash, |number| self.entries[number].key() == key)
+        self.entries.find(hash, key)
     }
 
     fn insert(&mut self, hash: u64, entry: Entry) {
         self.rest.heap_bytes += entry.heap_bytes();
-        self.entries.push(entry);
-        let (entries, hasher) = (&self.entries, &self.rest.hasher);
-        self.index.insert(hash, entries.len() - 1, |number| {
-            hash_with(hasher, entries[number].key())
-        });
+        let hasher = &self.rest.hasher;
+        let hash_of = |entry: &Entry| hash_with(hasher, entry.key());
+        self.entries.insert(hash, entry, hash_of);
     }
 
     pub(super) fn remove(&mut self, number: usize) {
-        let (entries, hasher) = (&self.entries, &self.rest.hasher);
-        let hash_of = |number: usize| hash_with(hasher, entries[number].key());
-        self.index.remove(hash_of(number), number, hash_of);
-        let last = entries.len() - 1;
-        if number != last {
-            self.index.renumber(hash_of(last), last, number);
-        }
-        if let Some(removed) = self.entries.swap_remove(number) {
+        if let Some(removed) = self.entries.remove(number) {
             self.rest.heap_bytes -= removed.heap_bytes();
         }
     }
 
     /// Gives memory back after a removal that no insertion follows.
     fn shrink(&mut self) {
-        let (entries, hasher) = (&self.entries, &self.rest.hasher);
-        self.index
-            .shrink_if_empty(|number| hash_with(hasher, entries[number].key()));
+        let hasher = &self.rest.hasher;
+        self.entries
+            .shrink_if_empty(|entry| hash_with(hasher, entry.key()));
     }
 
-    /// Looks at the next `count` entries and drops those that have expired.
+    /// Looks at the next `count` slots and drops the entries in them that have expired.
     fn tidy(&mut self, count: usize, now: Timestamp) {
-        for _ in 0..count.min(self.entries.len()) {
-            if self.rest.cursor >= self.entries.len() {
-                self.rest.cursor = 0;
-            }
-            if self.entries[self.rest.cursor].expires() <= now {
-                self.remove(self.rest.cursor);
-                self.shrink();
-                self.rest.counts.expired += 1;
-            } else {
-                self.rest.cursor += 1;
-            }
-            if self.entries.is_empty() {
-                return;
+        for _ in 0..count {
+            let number = self.rest.cursor;
+            match self.entries.get(number) {
+                Some(entry) if entry.expires() <= now => {
+                    self.remove(number);
+                    self.shrink();
+                    self.rest.counts.expired += 1;
+                }
+                _ if number < self.entries.slots() => self.rest.cursor += 1,
+                _ => self.rest.cursor = 0,
             }
         }
     }
 
     /// Bytes on the heap, but for the blocks, which are bounded on their own.
     pub(super) fn bytes(&self) -> usize {
-        self.entries.heap_bytes() + self.index.heap_bytes() + self.rest.heap_bytes
+        self.entries.heap_bytes() + self.rest.heap_bytes
     }
 }
 

@@ -224,7 +224,7 @@ fn time_empties_the_store() {
         false,
     );
     let later = Timestamp::from_micros(NOW).after(Span::from_secs(3_600));
-    for _ in 0..2_000 * 16 {
+    for _ in 0..2_000 * 40 {
         store.check(&[rule.charge(1)], later, Effect::Charge, &mut Vec::new());
     }
     let stats = store.stats();
