@@ -82,20 +82,24 @@ impl<'a> Charge<'a> {
     /// # Errors
     ///
     /// Refuses an empty key and one over [`bounds::MAX_KEY_BYTES`].
+    #[inline]
     pub fn new(key: &'a [u8], limits: &'a Limits, cost: Cost) -> Result<Self, RequestError> {
-        if key.is_empty() {
-            return Err(RequestError::new("key", "must not be empty"));
+        if (1..=bounds::MAX_KEY_BYTES).contains(&key.len()) {
+            Ok(Self { key, limits, cost })
+        } else {
+            Err(unusable(key))
         }
-        if key.len() > bounds::MAX_KEY_BYTES {
-            let problem = format!(
-                "{} bytes is over the maximum of {}",
-                key.len(),
-                bounds::MAX_KEY_BYTES
-            );
-            return Err(RequestError::new("key", problem));
-        }
-        Ok(Self { key, limits, cost })
     }
+}
+
+#[cold]
+fn unusable(key: &[u8]) -> RequestError {
+    let (len, most) = (key.len(), bounds::MAX_KEY_BYTES);
+    let problem = match len {
+        0 => "must not be empty".to_owned(),
+        _ => format!("{len} bytes is over the maximum of {most}"),
+    };
+    RequestError::new("key", problem)
 }
 
 /// What a decision does to the state.
@@ -119,7 +123,9 @@ pub enum Effect {
 
 impl Effect {
     /// Whether the limits are asked, and may deny.
-    pub(crate) fn asks(self) -> bool {
+    #[must_use]
+    #[inline]
+    pub fn asks(self) -> bool {
         match self {
             Self::Charge | Self::Peek => true,
             Self::Look | Self::Refund => false,
@@ -127,7 +133,9 @@ impl Effect {
     }
 
     /// Whether the state changes.
-    pub(crate) fn writes(self) -> bool {
+    #[must_use]
+    #[inline]
+    pub fn writes(self) -> bool {
         match self {
             Self::Charge | Self::Refund => true,
             Self::Peek | Self::Look => false,

@@ -87,7 +87,20 @@ pub enum Decision {
 }
 
 impl Decision {
-    pub(crate) fn blocked(charge: usize, until: Option<Timestamp>, now: Timestamp) -> Self {
+    /// What the limits say, if all of those that are enforced admit or not.
+    #[must_use]
+    #[inline]
+    pub fn of_limits(admitted: bool) -> Self {
+        if admitted {
+            Self::Admitted
+        } else {
+            Self::Limited
+        }
+    }
+
+    /// The key of charge number `charge` is blocked until then.
+    #[must_use]
+    pub fn blocked(charge: usize, until: Option<Timestamp>, now: Timestamp) -> Self {
         let retry_after = until.map_or(Retry::Never, |until| Retry::After(until.since(now)));
         Self::Blocked {
             charge,

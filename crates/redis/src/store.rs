@@ -9,7 +9,7 @@ use std::{
 };
 
 use tidegate_core::{
-    Charge, Decision, Effect, Outcome, Retry, Timestamp,
+    Charge, Decision, Effect, Outcome, Timestamp,
     remote::{Exact, Held, Replay, fingerprint},
 };
 use tokio::runtime::Handle;
@@ -146,7 +146,9 @@ impl RedisStore {
         }
         for _ in 0..MAX_TRIES {
             match self.ask(charges, effect).await? {
-                Checked::Blocked { now, charge, until } => return Ok(blocked(charge, until, now)),
+                Checked::Blocked { now, charge, until } => {
+                    return Ok(Decision::blocked(charge, until, now));
+                }
                 Checked::Decided { now, values, .. } => {
                     let settled = self.replay(charges, &values, now, effect)?;
                     return Ok(settled.report(now, outcomes));
@@ -209,7 +211,7 @@ impl RedisStore {
             Alone::Other { now, value } => {
                 let found = decode::found(&self.key(charge.key), &value)?;
                 let block = found.standing_block(now);
-                Ok(block.map(|until| blocked(0, until, now)))
+                Ok(block.map(|until| Decision::blocked(0, until, now)))
             }
         }
     }
@@ -317,7 +319,7 @@ impl<'a> Settled<'a> {
         for replay in &mut replays {
             admitted &= replay.ask(now);
         }
-        if matches!(effect, Effect::Charge | Effect::Peek) {
+        if effect.asks() {
             replays
                 .iter_mut()
                 .for_each(|replay| replay.settle(admitted, now));
@@ -329,19 +331,6 @@ impl<'a> Settled<'a> {
         self.replays
             .iter()
             .for_each(|replay| replay.report(now, outcomes));
-        if self.admitted {
-            Decision::Admitted
-        } else {
-            Decision::Limited
-        }
-    }
-}
-
-fn blocked(charge: usize, until: Option<Timestamp>, now: Timestamp) -> Decision {
-    let retry_after = until.map_or(Retry::Never, |until| Retry::After(until.since(now)));
-    Decision::Blocked {
-        charge,
-        until,
-        retry_after,
+        Decision::of_limits(self.admitted)
     }
 }

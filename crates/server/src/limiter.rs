@@ -8,8 +8,8 @@ use std::{pin::Pin, sync::Arc};
 
 use arc_swap::ArcSwap;
 use tidegate_core::{
-    Charge, Decision, Effect, Limits, MemoryStore, Outcome, Request, RequestError, Rule, RuleSet,
-    Scratch, Timestamp, Verdict, free_key,
+    Charge, Effect, Limits, MemoryStore, Outcome, Request, RequestError, Rule, RuleSet, Scratch,
+    Timestamp, Verdict, free_key,
 };
 
 use tidegate_redis::StoreError;
@@ -163,7 +163,7 @@ impl Limiter {
         outcomes: &mut Vec<Outcome>,
     ) -> Decided {
         if self.fleet.is_none() {
-            return Decided::in_memory(self.in_memory(charges, now, effect, outcomes));
+            return self.in_memory(charges, now, effect, outcomes);
         }
         let mut charges = charges.to_vec();
         match self.decide_now(&mut charges, now, effect, outcomes) {
@@ -181,9 +181,7 @@ impl Limiter {
         outcomes: &mut Vec<Outcome>,
     ) -> Result<Decided, StoreError> {
         let Some(fleet) = &self.fleet else {
-            return Ok(Decided::in_memory(
-                self.in_memory(charges, now, effect, outcomes),
-            ));
+            return Ok(self.in_memory(charges, now, effect, outcomes));
         };
         let question = Question {
             charges: &mut charges.to_vec(),
@@ -246,12 +244,7 @@ impl Limiter {
         outcomes: &mut Vec<Outcome>,
     ) -> Option<Decided> {
         match &self.fleet {
-            None => Some(Decided::in_memory(self.in_memory(
-                &[charge],
-                now,
-                effect,
-                outcomes,
-            ))),
+            None => Some(self.in_memory(&[charge], now, effect, outcomes)),
             Some(_) => self.decide_now(&mut vec![charge], now, effect, outcomes),
         }
     }
@@ -265,9 +258,7 @@ impl Limiter {
         outcomes: &mut Vec<Outcome>,
     ) -> Option<Decided> {
         match &self.fleet {
-            None => Some(Decided::in_memory(
-                self.in_memory(charges, now, effect, outcomes),
-            )),
+            None => Some(self.in_memory(charges, now, effect, outcomes)),
             Some(fleet) => {
                 let question = Question {
                     charges,
@@ -289,7 +280,7 @@ impl Limiter {
     ) -> Pin<Box<dyn Future<Output = Decided> + Send + 'f>> {
         Box::pin(async move {
             let Some(fleet) = &self.fleet else {
-                return Decided::in_memory(self.in_memory(charges, now, effect, outcomes));
+                return self.in_memory(charges, now, effect, outcomes);
             };
             let question = Question {
                 charges,
@@ -303,12 +294,9 @@ impl Limiter {
 
     /// Waits for `decided`, and now and then notes how long that took.
     async fn timed<T>(&self, decided: impl Future<Output = T>) -> T {
-        let began = Metrics::is_sampled().then(|| self.clock.nanos());
+        let began = self.time();
         let decided = decided.await;
-        if let Some(began) = began {
-            let took = self.clock.nanos().saturating_sub(began);
-            self.metrics.observe_latency(took);
-        }
+        self.took(began);
         decided
     }
 
@@ -319,15 +307,23 @@ impl Limiter {
         now: Timestamp,
         effect: Effect,
         outcomes: &mut Vec<Outcome>,
-    ) -> Decision {
-        if !Metrics::is_sampled() {
-            return self.store.check(charges, now, effect, outcomes);
-        }
-        let began = self.clock.nanos();
+    ) -> Decided {
+        let began = self.time();
         let decision = self.store.check(charges, now, effect, outcomes);
-        let took = self.clock.nanos().saturating_sub(began);
-        self.metrics.observe_latency(took);
-        decision
+        self.took(began);
+        Decided::in_memory(decision)
+    }
+
+    /// When a decision begins, if it is one of those that are timed.
+    fn time(&self) -> Option<u64> {
+        Metrics::is_sampled().then(|| self.clock.nanos())
+    }
+
+    fn took(&self, began: Option<u64>) {
+        if let Some(began) = began {
+            let took = self.clock.nanos().saturating_sub(began);
+            self.metrics.observe_latency(took);
+        }
     }
 
     /// The key under which a limit that came with the request counts for `key`: [`free_key`], which no

@@ -52,7 +52,7 @@ impl MemoryStore {
         {
             drop(shard);
             outcomes.push(schedule.outcome(&step, now));
-            return decision(step.allowed());
+            return Decision::of_limits(step.allowed());
         }
         if effect.asks()
             && let Some(until) = shard.blocked(charge.key, now)
@@ -82,7 +82,7 @@ impl MemoryStore {
             shard.insert_pending(newcomer, pressed);
         }
         shard.finish(effect);
-        decision(admitted)
+        Decision::of_limits(admitted)
     }
 
     fn check_all(
@@ -129,15 +129,7 @@ impl MemoryStore {
             held.put_back(pending.into_iter().zip(pressed));
         }
         held.finish(effect);
-        decision(admitted)
-    }
-}
-
-fn decision(admitted: bool) -> Decision {
-    if admitted {
-        Decision::Admitted
-    } else {
-        Decision::Limited
+        Decision::of_limits(admitted)
     }
 }
 

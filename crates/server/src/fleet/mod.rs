@@ -138,7 +138,7 @@ impl Fleet {
         question: &Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
     ) -> Option<Decided> {
-        let is_denied = matches!(question.effect, Effect::Charge | Effect::Peek)
+        let is_denied = question.effect.asks()
             && self
                 .denials
                 .recall(question.charges, question.now, outcomes);
@@ -282,7 +282,7 @@ impl Fleet {
             exactness: Exactness::None,
             source: Source::Policy,
         };
-        let closed = matches!(effect, Effect::Charge | Effect::Peek)
+        let closed = effect.asks()
             && charges
                 .iter()
                 .any(|charge| self.policy(charge) == OnFailure::Closed);
