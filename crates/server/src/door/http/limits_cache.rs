@@ -18,12 +18,16 @@ impl LimitsCache {
     /// How many are kept. Callers use a handful of limits; whoever uses more builds them anew.
     const KEPT: usize = 16;
 
-    /// The limits of `specs`.
-    pub(super) fn limits(&mut self, specs: Vec<LimitSpec>) -> Result<Arc<Limits>, Problem> {
+    /// The limits of `specs`, each of which stands in the request at its `place`.
+    pub(super) fn limits(
+        &mut self,
+        specs: Vec<LimitSpec>,
+        place: fn(usize) -> Place,
+    ) -> Result<Arc<Limits>, Problem> {
         if let Some((_, limits)) = self.built.iter().find(|(known, _)| *known == specs) {
             return Ok(Arc::clone(limits));
         }
-        let limits = Arc::new(build(&specs)?);
+        let limits = Arc::new(build(&specs, place)?);
         let entry = (specs, Arc::clone(&limits));
         if self.built.len() < Self::KEPT {
             self.built.push(entry);
@@ -36,17 +40,14 @@ impl LimitsCache {
 }
 
 /// Builds every limit, or finds everything that is wrong with any of them.
-fn build(specs: &[LimitSpec]) -> Result<Limits, Problem> {
+fn build(specs: &[LimitSpec], place: fn(usize) -> Place) -> Result<Limits, Problem> {
     let (mut limits, mut problems) = (Vec::new(), Vec::new());
     for (index, spec) in specs.iter().enumerate() {
-        let place = if specs.len() == 1 {
-            Place::Body
-        } else {
-            Place::Limit(index)
-        };
         match spec.build() {
             Ok(limit) => limits.push(limit),
-            Err(errors) => problems.extend(errors.into_iter().map(|error| refused(place, error))),
+            Err(errors) => {
+                problems.extend(errors.into_iter().map(|error| refused(place(index), error)))
+            }
         }
     }
     if !problems.is_empty() {
@@ -72,7 +73,10 @@ mod tests {
             for count in 1..100 {
                 let rate = notation::rate(&format!("{count}/s")).unwrap();
                 let limits = cache
-                    .limits(vec![LimitSpec::shorthand(rate, AlgorithmName::TokenBucket)])
+                    .limits(
+                        vec![LimitSpec::shorthand(rate, AlgorithmName::TokenBucket)],
+                        Place::Limit,
+                    )
                     .unwrap();
                 assert_eq!(limits.iter().map(Limit::quota).collect::<Vec<_>>(), [count]);
             }

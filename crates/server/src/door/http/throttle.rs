@@ -42,6 +42,8 @@ struct Throttle<'j> {
     cost: Cost,
     effect: Effect,
     specs: Vec<LimitSpec>,
+    /// Where each of them stands.
+    place: fn(usize) -> Place,
 }
 
 pub(super) async fn throttle(asked: &Asked, body: &[u8]) -> Result<Answer, Problem> {
@@ -60,8 +62,9 @@ async fn answer(asked: &Asked, throttle: Throttle<'_>, desk: &mut Desk) -> Resul
         cost,
         effect,
         specs,
+        place,
     } = throttle;
-    let limits: Arc<Limits> = CACHE.with_borrow_mut(|cache| cache.limits(specs))?;
+    let limits: Arc<Limits> = CACHE.with_borrow_mut(|cache| cache.limits(specs, place))?;
     let key = Limiter::throttle_key(key.as_bytes(), &mut desk.key)?;
     let charge = Charge::new(key, &limits, cost)?;
     let now = asked.limiter.now();
@@ -103,6 +106,11 @@ fn read<'j>(members: &'j Members<'_>) -> Result<Throttle<'j>, Problem> {
         problems.push(Problem::bad("key", "is missing; it says whose count it is"));
     }
     let given = members.iter().any(|(name, _)| is_field(name));
+    let place: fn(usize) -> Place = if list.is_some() {
+        Place::Limit
+    } else {
+        |_| Place::Body
+    };
     let specs = match list {
         Some(list) => specs_of(list, &beside, &spec, &mut problems),
         None if given => vec![with_default(spec)],
@@ -119,6 +127,7 @@ fn read<'j>(members: &'j Members<'_>) -> Result<Throttle<'j>, Problem> {
             cost,
             effect,
             specs,
+            place,
         }),
         _ => Err(Problem::several(problems)),
     }
