@@ -75,13 +75,7 @@ fn a_block_that_this_node_has_seen_stands_while_redis_is_away() {
     let (a, b) = (Node::start(&redis.url()), Node::start(&redis.url()));
     a.until_up(true);
     b.until_up(true);
-    let key = a
-        .limiter
-        .rules()
-        .rule("local")
-        .unwrap()
-        .encode_key(&["u"])
-        .unwrap();
+    let key = a.key("local", "u");
     assert_eq!(a.run(a.limiter.block(&key, None, "abuse")), Ok(true));
     assert_eq!(b.spend("local", "u").reason, Some("blocked"));
     redis.kill();
@@ -106,13 +100,7 @@ fn a_block_that_this_node_has_seen_stands_while_redis_is_away() {
 fn an_operator_is_told_that_nothing_was_done() {
     let node = Node::start(&format!("redis://127.0.0.1:{}", free_port()));
     node.until_up(false);
-    let key = node
-        .limiter
-        .rules()
-        .rule("local")
-        .unwrap()
-        .encode_key(&["u"])
-        .unwrap();
+    let key = node.key("local", "u");
     let refused = node.run(node.limiter.reset(&key)).unwrap_err().to_string();
     assert!(refused.contains("cannot reach Redis"), "{refused}");
 }

@@ -84,6 +84,12 @@ impl Node {
             .set(Timestamp::from_micros(START_MICROS + millis * 1_000));
     }
 
+    /// The key of `user` under the rule of that name.
+    pub(crate) fn key(&self, rule: &str, user: &str) -> Vec<u8> {
+        let rules = self.limiter.rules();
+        rules.rule(rule).unwrap().encode_key(&[user]).unwrap()
+    }
+
     /// One request under the rule of that name.
     pub(crate) fn spend(&self, rule: &str, user: &str) -> Answer {
         let path = format!("/{rule}");

@@ -96,13 +96,7 @@ fn a_cached_denial_says_how_long_it_still_stands() {
 #[test]
 fn a_block_on_one_node_denies_on_all_at_once_and_so_it_is_lifted() {
     let (_redis, a, b) = two();
-    let key = a
-        .limiter
-        .rules()
-        .rule("local")
-        .unwrap()
-        .encode_key(&["u"])
-        .unwrap();
+    let key = a.key("local", "u");
     assert!(a.spend("local", "u").allowed && b.spend("local", "u").allowed);
     let minute = Some(Span::from_secs(60));
     assert_eq!(a.run(a.limiter.block(&key, minute, "abuse")), Ok(true));
@@ -123,13 +117,7 @@ fn a_block_on_one_node_denies_on_all_at_once_and_so_it_is_lifted() {
 #[test]
 fn what_is_reset_on_one_node_is_noticed_there_at_once_and_elsewhere_within_the_bound() {
     let (_redis, a, b) = two();
-    let key = a
-        .limiter
-        .rules()
-        .rule("local")
-        .unwrap()
-        .encode_key(&["u"])
-        .unwrap();
+    let key = a.key("local", "u");
     assert_eq!(
         a.admitted("local", "u", 11) + b.admitted("local", "u", 2),
         10
