@@ -14,6 +14,7 @@ mod routes;
 mod stream;
 mod timeout;
 mod tls;
+mod transcript;
 mod unary;
 
 use std::{io, net::TcpListener, sync::Arc};
@@ -22,6 +23,7 @@ use self::routes::Routes;
 pub use self::{
     connection::Http2,
     tls::{Tls, TlsError},
+    transcript::{QuotaStream, rate_limit_transcript},
 };
 use crate::{
     envoy::RateLimitService,

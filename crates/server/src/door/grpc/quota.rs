@@ -68,13 +68,13 @@ impl RateLimitQuotaService for StreamedQuotas {
         request: Request<Streaming<RateLimitQuotaUsageReports>>,
     ) -> Result<Response<Self::StreamRateLimitQuotasStream>, Status> {
         let (outbox, mut unsent) = mpsc::channel(MAX_UNSENT);
-        let conversation = Conversation::new(Arc::clone(&self.limiter));
+        let (conversation, inbox) = Conversation::new(Arc::clone(&self.limiter));
         let shutdown = self.shutdown.clone();
         tokio::spawn(async move {
             tokio::select! {
                 () = shutdown.begun() => {}
                 () = outbox.closed() => {}
-                ended = conversation.hold(request.into_inner(), &outbox) => {
+                ended = conversation.hold(request.into_inner(), inbox, &outbox) => {
                     if let Err(status) = ended {
                         // Nobody is there to hear it if the client has left.
                         let _ = outbox.send(Err(status)).await;
@@ -88,33 +88,32 @@ impl RateLimitQuotaService for StreamedQuotas {
 }
 
 /// One stream's place among the quotas; it is given up when this is dropped.
-struct Conversation {
+#[derive(Debug)]
+pub(super) struct Conversation {
     limiter: Arc<Limiter>,
-    stream: StreamId,
-    inbox: Option<mpsc::Receiver<Assigned>>,
+    pub(super) stream: StreamId,
     domain: String,
 }
 
 impl Conversation {
-    fn new(limiter: Arc<Limiter>) -> Self {
+    /// A conversation, and where it finds what it is assigned.
+    pub(super) fn new(limiter: Arc<Limiter>) -> (Self, mpsc::Receiver<Assigned>) {
         let (stream, inbox) = limiter.quotas().join();
-        Self {
+        let conversation = Self {
             limiter,
             stream,
-            inbox: Some(inbox),
             domain: String::new(),
-        }
+        };
+        (conversation, inbox)
     }
 
     /// Until the client has no more to report, or reports nonsense.
     async fn hold(
         mut self,
         mut reports: Streaming<RateLimitQuotaUsageReports>,
+        mut inbox: mpsc::Receiver<Assigned>,
         outbox: &Outbox,
     ) -> Result<(), Status> {
-        let Some(mut inbox) = self.inbox.take() else {
-            return Ok(());
-        };
         loop {
             tokio::select! {
                 report = reports.next() => match report {
@@ -133,7 +132,7 @@ impl Conversation {
         }
     }
 
-    fn hear(&mut self, reports: RateLimitQuotaUsageReports) -> Result<(), Status> {
+    pub(super) fn hear(&mut self, reports: RateLimitQuotaUsageReports) -> Result<(), Status> {
         if self.domain.is_empty() {
             self.domain = reports.domain;
         } else if !reports.domain.is_empty() && reports.domain != self.domain {
@@ -195,7 +194,7 @@ fn read(usage: BucketQuotaUsage) -> Result<(BucketId, Usage), Status> {
     Ok((id, usage))
 }
 
-fn written(assigned: Assigned) -> RateLimitQuotaResponse {
+pub(super) fn written(assigned: Assigned) -> RateLimitQuotaResponse {
     let action = |(id, assignment): (BucketId, Option<Assignment>)| BucketAction {
         bucket_id: Some(WireId {
             bucket: id.into_iter().collect(),

@@ -1,0 +1,90 @@
+//! Any texts as configuration files of Envoy's rate limit service: rules under which requests can be decided, before
+//! and after they are read again, or mistakes that can be shown.
+//!
+//! The first byte says whether a domain may be in several files; a byte of 0 ends a file.
+
+#![no_main]
+
+use std::sync::Arc;
+
+use futures_util::FutureExt as _;
+use libfuzzer_sys::fuzz_target;
+use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
+use tidegate_server::{
+    clock::Clock,
+    envoy::{Descriptor, DomainFiles, File, RateLimitRequest, RateLimitService, Settings, read},
+    limiter::Limiter,
+};
+
+fuzz_target!(|input: (bool, &str)| {
+    let (is_merged, text) = input;
+    let merging = if is_merged {
+        DomainFiles::Merged
+    } else {
+        DomainFiles::One
+    };
+    let files = || {
+        let parts = text.split('\0').enumerate();
+        parts
+            .map(|(at, text)| File {
+                name: format!("{at}.yaml"),
+                text: text.to_owned(),
+            })
+            .collect()
+    };
+    match read(files(), merging) {
+        Err(mistakes) => {
+            assert!(!mistakes.is_empty(), "a refusal says why");
+            assert!(
+                mistakes
+                    .iter()
+                    .all(|mistake| !mistake.to_string().is_empty())
+            );
+        }
+        Ok(loaded) => {
+            let service = service();
+            let domains = loaded.domains();
+            service.load(loaded);
+            assert_eq!(service.domains(), u64::try_from(domains).expect("few"));
+            ask(&service);
+            let again = read(files(), merging).expect("what was read is read again");
+            service.load(again);
+            ask(&service);
+        }
+    }
+});
+
+fn service() -> RateLimitService {
+    let bounds = MemoryBounds {
+        max_keys: 100,
+        ..MemoryBounds::default()
+    };
+    let clock = Clock::manual(Timestamp::from_micros(1_700_000_040_000_000));
+    let limiter = Limiter::new(RuleSet::default(), MemoryStore::new(bounds), clock);
+    RateLimitService::new(Arc::new(limiter), Settings::default())
+}
+
+/// Asks what the rules of the seeds are about; any answer will do.
+fn ask(service: &RateLimitService) {
+    let one = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+    let descriptor = |entries| Descriptor {
+        entries,
+        ..Descriptor::default()
+    };
+    for domain in ["d", "shop", "api"] {
+        let request = RateLimitRequest {
+            domain: domain.to_owned(),
+            descriptors: vec![
+                descriptor(vec![one("k", "v")]),
+                descriptor(vec![one("k", "")]),
+                descriptor(vec![one("k", "v"), one("k", "v")]),
+                descriptor(vec![one("api_key", "vip"), one("path", "/api/x")]),
+            ],
+            hits_addend: 1,
+        };
+        let answered = service.should_rate_limit(&request).now_or_never();
+        let answered = answered.expect("in memory a decision never suspends");
+        let answer = answered.expect("the request is sound, and there is a configuration");
+        assert_eq!(answer.statuses.len(), 4);
+    }
+}

@@ -1,0 +1,62 @@
+//! Any reports on four streams of quotas: heard or refused, never a panic, and no stream, bucket or message stays
+//! behind when all have left.
+
+#![no_main]
+
+mod frames;
+
+use std::sync::Arc;
+
+use libfuzzer_sys::fuzz_target;
+use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Span, Timestamp};
+use tidegate_server::{clock::Clock, config::Config, door::grpc::QuotaStream, limiter::Limiter};
+
+use frames::frames;
+
+const START: u64 = 1_700_000_040_000_000;
+const STREAMS: usize = 4;
+
+/// A rate, a budget, and one of a single request, of which three streams get none.
+const QUOTAS: &str = "
+quotas:
+  - {name: rate, domain: d, bucket: {k: 'r*'}, limit: 100/s}
+  - {name: budget, domain: d, bucket: {k: 'b*'}, limit: 1000/h}
+  - {name: one, domain: d, bucket: {k: 'o*'}, limit: 1/min}
+";
+
+fuzz_target!(|input: &[u8]| {
+    let clock = Clock::manual(Timestamp::from_micros(START));
+    let store = MemoryStore::new(MemoryBounds::default());
+    let limiter = Arc::new(Limiter::new(RuleSet::default(), store, clock.clone()));
+    let quotas = Config::parse(QUOTAS)
+        .expect("the quotas above are sound")
+        .quotas;
+    limiter.quotas().swap_rules(quotas);
+    let mut streams: [Option<QuotaStream>; STREAMS] = Default::default();
+    let mut now = Timestamp::from_micros(START);
+    for frame in frames(input).take(64) {
+        // Up to a quarter of an hour, so that windows end.
+        now = now.after(Span::from_secs(frame.seconds * 4));
+        clock.set(now);
+        let place = &mut streams[frame.sender % STREAMS];
+        if frame.message.is_empty() {
+            *place = None;
+            continue;
+        }
+        let stream = place.get_or_insert_with(|| QuotaStream::open(&limiter));
+        if let Err(problem) = stream.report(frame.message) {
+            assert!(!problem.is_empty(), "a refusal says why");
+            *place = None;
+        }
+        for stream in streams.iter_mut().flatten() {
+            stream.roll();
+            for message in stream.hear() {
+                assert!(!message.is_empty(), "what is sent assigns something");
+            }
+        }
+        let open = streams.iter().flatten().count();
+        assert_eq!(limiter.quotas().counts().streams, open);
+    }
+    drop(streams);
+    assert_eq!(limiter.quotas().counts().streams, 0);
+});
