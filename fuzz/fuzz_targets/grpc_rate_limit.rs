@@ -5,6 +5,7 @@
 
 #![no_main]
 
+#[allow(dead_code, reason = "who sends a message does not matter here")]
 mod frames;
 
 use std::sync::Arc;
@@ -32,8 +33,8 @@ descriptors:
   - {key: k, value: free, rate_limit: {unlimited: true, name: free, replaces: [{name: k}]}}
   - {key: q, quota_mode: true, metadata: {from: q, list: [1, 2.5]}, rate_limit: {unit: week, requests_per_unit: 1}}
   - {key: s, shadow_mode: true, value_to_metric: true, rate_limit: {unit: month, requests_per_unit: 0}}
-  - {key: l, rate_limits: [2/s, {unit: day, requests_per_unit: 5, algorithm: sliding_window_log}]}
-  - {key: d, detailed_metric: true, descriptors: [{key: e, rate_limit: {algorithm: gcra, requests_per_unit: 1, unit: hour, burst: 2}}]}
+  - {key: l, rate_limits: [2/s, 5/d]}
+  - {key: d, detailed_metric: true, descriptors: [{key: e, rate_limit: {unit: hour, requests_per_unit: 1}}]}
 ";
 
 /// The same, charged together.

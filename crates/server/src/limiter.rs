@@ -4,7 +4,7 @@
 //! does one that Redis need not be asked for. A door that is no `async` code asks with the functions that end in
 //! `_now`, and awaits only what they leave open.
 
-use std::{pin::Pin, sync::Arc};
+use std::{pin::Pin, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use tidegate_core::{
@@ -20,6 +20,17 @@ use crate::{
     metrics::{Door, Metrics},
     quota::Quotas,
 };
+
+/// What is asked of a limiter, whoever decides it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked<'a> {
+    pub(crate) charges: &'a [Charge<'a>],
+    /// The time, which the caller read.
+    pub(crate) now: Timestamp,
+    pub(crate) effect: Effect,
+    /// How long Redis may take, if less than a decision may.
+    pub(crate) within: Option<Duration>,
+}
 
 /// What every door asks. One lives in a process, behind an [`Arc`].
 #[derive(Debug)]
@@ -146,40 +157,56 @@ impl Limiter {
         let decided = match self.decide_now(&mut charges, now, effect, &mut outcomes) {
             Some(decided) => decided,
             None => {
-                self.ask_fleet(&mut charges, now, effect, &mut outcomes)
-                    .await
+                let question = Question {
+                    charges: &mut charges,
+                    now,
+                    effect,
+                    within: None,
+                };
+                self.ask_fleet(question, &mut outcomes).await
             }
         };
         Ok(decided.verdict(&charges, &outcomes))
     }
 
-    /// Decides `charges` at `now`, which the caller read. `outcomes` is the caller's to reuse; there are none where a
-    /// policy answers for the store.
-    pub(crate) async fn decide(
-        &self,
-        charges: &[Charge<'_>],
-        now: Timestamp,
-        effect: Effect,
-        outcomes: &mut Vec<Outcome>,
-    ) -> Decided {
+    /// Decides what is `asked`. `outcomes` is the caller's to reuse; there are none where a policy answers for the store.
+    pub(crate) async fn decide(&self, asked: Asked<'_>, outcomes: &mut Vec<Outcome>) -> Decided {
+        let Asked {
+            charges,
+            now,
+            effect,
+            within,
+        } = asked;
         if self.fleet.is_none() {
             return self.in_memory(charges, now, effect, outcomes);
         }
         let mut charges = charges.to_vec();
         match self.decide_now(&mut charges, now, effect, outcomes) {
             Some(decided) => decided,
-            None => self.ask_fleet(&mut charges, now, effect, outcomes).await,
+            None => {
+                let question = Question {
+                    charges: &mut charges,
+                    now,
+                    effect,
+                    within,
+                };
+                self.ask_fleet(question, outcomes).await
+            }
         }
     }
 
     /// [`Self::decide`], which fails where a policy would answer for Redis.
     pub(crate) async fn decide_or_fail(
         &self,
-        charges: &[Charge<'_>],
-        now: Timestamp,
-        effect: Effect,
+        asked: Asked<'_>,
         outcomes: &mut Vec<Outcome>,
     ) -> Result<Decided, StoreError> {
+        let Asked {
+            charges,
+            now,
+            effect,
+            within,
+        } = asked;
         let Some(fleet) = &self.fleet else {
             return Ok(self.in_memory(charges, now, effect, outcomes));
         };
@@ -187,6 +214,7 @@ impl Limiter {
             charges: &mut charges.to_vec(),
             now,
             effect,
+            within,
         };
         match fleet.recall(&question, outcomes) {
             Some(decided) => Ok(decided),
@@ -229,8 +257,13 @@ impl Limiter {
         match self.throttle_now(charge, now, effect, outcomes) {
             Some(decided) => decided,
             None => {
-                let mut charges = vec![charge];
-                self.ask_fleet(&mut charges, now, effect, outcomes).await
+                let question = Question {
+                    charges: &mut vec![charge],
+                    now,
+                    effect,
+                    within: None,
+                };
+                self.ask_fleet(question, outcomes).await
             }
         }
     }
@@ -264,6 +297,7 @@ impl Limiter {
                     charges,
                     now,
                     effect,
+                    within: None,
                 };
                 fleet.decide_now(&self.store, question, outcomes)
             }
@@ -273,19 +307,18 @@ impl Limiter {
     /// Asks Redis, or the rules' policies. The future is in a box, so that a decision in memory does not carry it.
     fn ask_fleet<'f, 'c: 'f>(
         &'f self,
-        charges: &'f mut Vec<Charge<'c>>,
-        now: Timestamp,
-        effect: Effect,
+        question: Question<'f, 'c>,
         outcomes: &'f mut Vec<Outcome>,
     ) -> Pin<Box<dyn Future<Output = Decided> + Send + 'f>> {
         Box::pin(async move {
             let Some(fleet) = &self.fleet else {
+                let Question {
+                    charges,
+                    now,
+                    effect,
+                    ..
+                } = question;
                 return self.in_memory(charges, now, effect, outcomes);
-            };
-            let question = Question {
-                charges,
-                now,
-                effect,
             };
             self.timed(fleet.decide(&self.store, question, outcomes))
                 .await

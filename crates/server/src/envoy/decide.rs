@@ -4,6 +4,7 @@ use std::{
     collections::{HashMap, hash_map::Entry},
     ops::Deref,
     sync::Arc,
+    time::Duration,
 };
 
 use futures_util::future::{join, join_all};
@@ -16,7 +17,7 @@ use super::{
     rules::{Rule, RuleLimits},
     service::Standing,
 };
-use crate::limiter::Limiter;
+use crate::limiter::{Asked, Limiter};
 
 /// What a descriptor asks of its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +95,7 @@ pub(super) struct Bench<'s> {
     pub(super) store_failure: StoreFailure,
     pub(super) over: Option<&'s OverCache>,
     pub(super) now: Timestamp,
+    pub(super) within: Option<Duration>,
     pub(super) near_limit_ratio: Ratio,
 }
 
@@ -269,15 +271,17 @@ impl Bench<'_> {
         effect: Effect,
     ) -> Result<(Decision, Vec<Outcome>), RateLimitError> {
         let (limiter, mut outcomes) = (self.limiter, Vec::new());
+        let asked = Asked {
+            charges,
+            now: self.now,
+            effect,
+            within: self.within,
+        };
         let decided = match self.store_failure {
-            StoreFailure::Answer => {
-                limiter
-                    .decide(charges, self.now, effect, &mut outcomes)
-                    .await
-            }
+            StoreFailure::Answer => limiter.decide(asked, &mut outcomes).await,
             StoreFailure::Error => {
-                let asked = limiter.decide_or_fail(charges, self.now, effect, &mut outcomes);
-                asked.await.map_err(|_| RateLimitError::Store)?
+                let decided = limiter.decide_or_fail(asked, &mut outcomes).await;
+                decided.map_err(|_| RateLimitError::Store)?
             }
         };
         Ok((decided.decision, outcomes))

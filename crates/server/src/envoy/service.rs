@@ -1,8 +1,11 @@
 //! The service: from a request to its answer.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
 };
 
 use arc_swap::ArcSwapOption;
@@ -96,14 +99,32 @@ impl RateLimitService {
         &self,
         request: &RateLimitRequest,
     ) -> Result<RateLimitAnswer, RateLimitError> {
-        let answered = self.decide(request).await;
+        self.should_rate_limit_within(request, None).await
+    }
+
+    /// [`Self::should_rate_limit`] for a caller who does not wait longer than `within`: what Redis has not answered by
+    /// then counts as out of reach.
+    ///
+    /// # Errors
+    ///
+    /// The same.
+    pub async fn should_rate_limit_within(
+        &self,
+        request: &RateLimitRequest,
+        within: Option<Duration>,
+    ) -> Result<RateLimitAnswer, RateLimitError> {
+        let answered = self.decide(request, within).await;
         if answered.is_err() {
             self.errors.fetch_add(1, Ordering::Relaxed);
         }
         answered
     }
 
-    async fn decide(&self, request: &RateLimitRequest) -> Result<RateLimitAnswer, RateLimitError> {
+    async fn decide(
+        &self,
+        request: &RateLimitRequest,
+        within: Option<Duration>,
+    ) -> Result<RateLimitAnswer, RateLimitError> {
         check(request)?;
         let domains = self.domains.load_full();
         let domains = domains.as_deref().ok_or(RateLimitError::NoConfiguration)?;
@@ -120,6 +141,7 @@ impl RateLimitService {
             store_failure: self.settings.store_failure,
             over: self.over.as_ref(),
             now: self.limiter.now(),
+            within,
             near_limit_ratio: self.settings.near_limit_ratio,
         };
         if self.settings.stop_increment || domain.charging == Charging::AllOrNothing {

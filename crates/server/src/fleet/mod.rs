@@ -13,7 +13,7 @@ mod denials;
 mod link;
 mod stats;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use tidegate_core::{
     Charge, Decision, Effect, Exactness, Limits, MemoryStore, OnFailure, Outcome, Retry, Share,
@@ -72,6 +72,8 @@ pub struct Question<'q, 'c> {
     pub now: Timestamp,
     /// What is done to the state.
     pub effect: Effect,
+    /// How long Redis may take, if less than a decision may; the policies answer after that.
+    pub within: Option<Duration>,
 }
 
 /// A decision, by whom it was made, and how exact it is.
@@ -176,7 +178,11 @@ impl Fleet {
             .store
             .check(question.charges, question.effect, outcomes);
         // A decision may take several questions, and all of them together so long.
-        let asked = tokio::time::timeout(self.redis.timeout(), asked).await;
+        let longest = self.redis.timeout();
+        let within = question
+            .within
+            .map_or(longest, |within| within.min(longest));
+        let asked = tokio::time::timeout(within, asked).await;
         let too_late = || "it takes longer than a decision may".to_owned();
         let asked = asked.unwrap_or_else(|_| Err(StoreError::Unknown(too_late())));
         match asked {
@@ -276,6 +282,7 @@ impl Fleet {
             charges,
             now,
             effect,
+            ..
         } = question;
         let by_policy = |decision| Decided {
             decision,

@@ -13,6 +13,7 @@ mod client;
 mod compare;
 mod config;
 mod corrected;
+mod environment;
 mod folder;
 mod format;
 mod grpc;

@@ -11,7 +11,8 @@ use tokio::runtime::Handle;
 
 use crate::{
     format::ConfigFile,
-    subject::{Place, Started},
+    grpc::OverGrpc,
+    subject::{Place, Started, Subject as _},
     support::{PATIENCE, RedisServer, free_port},
 };
 
@@ -112,6 +113,27 @@ async fn envoy_is_answered_by_this_server_alone_while_the_store_fails() {
         passed += usize::from(answer.unwrap().overall_code == Code::Ok);
     }
     assert_eq!(passed, 2, "half of four, as the share is half by default");
+}
+
+/// A Redis that hangs may take longer than Envoy waits: what answers in its place does so in time.
+#[tokio::test]
+async fn envoy_is_answered_within_its_time_though_the_store_takes_longer() {
+    let server = RedisServer::start();
+    for (store_failure, expected) in [
+        (StoreFailure::Answer, Ok(1)),
+        (StoreFailure::Error, Err(tonic::Code::Unavailable)),
+    ] {
+        let redis = Arc::new(at(&server.url()));
+        redis.tried().await.unwrap();
+        let started = started(&redis, store_failure, |_| {});
+        let door = OverGrpc::new(&started);
+        server.pause();
+        let time = Duration::from_secs(1);
+        let answered = door.ask_within(&request(), time).await;
+        server.resume();
+        let left = answered.map(|answer| answer.statuses[0].limit_remaining);
+        assert_eq!(left.map_err(|status| status.code()), expected);
+    }
 }
 
 #[tokio::test]

@@ -1,5 +1,7 @@
 //! `RateLimitService`: a request off the wire, its answer onto it.
 
+use std::time::Duration;
+
 use prost_types::{ListValue, Struct, Value as WireValue, value::Kind};
 use tidegate_core::Span;
 use tonic::Status;
@@ -34,14 +36,17 @@ const UNITS: [(rate_limit::Unit, Unit); 8] = [
     (rate_limit::Unit::Week, Unit::Week),
 ];
 
-/// Decides the request in `message`.
+/// Decides the request in `message`; the store may take so long.
 pub(super) async fn decide(
     service: Option<&RateLimitService>,
     message: &[u8],
+    within: Duration,
 ) -> Result<RateLimitResponse, Status> {
     let service = service.ok_or_else(|| status(&RateLimitError::NoConfiguration))?;
     let request = request(message)?;
-    let answer = service.should_rate_limit(&request).await;
+    let answer = service
+        .should_rate_limit_within(&request, Some(within))
+        .await;
     answer.map(written).map_err(|error| status(&error))
 }
 

@@ -81,7 +81,7 @@ impl Routes {
         most: Duration,
     ) -> Result<Response<Reply>, Infallible> {
         let time = super::timeout::of(request.headers(), most);
-        let answered = timeout(time, self.route(request)).await;
+        let answered = timeout(time, self.route(request, time)).await;
         answered.unwrap_or_else(|_| {
             Ok(unary::failure(&Status::deadline_exceeded(
                 "the time for the call is over",
@@ -89,10 +89,14 @@ impl Routes {
         })
     }
 
-    async fn route(&self, request: Request<Incoming>) -> Result<Response<Reply>, Infallible> {
+    async fn route(
+        &self,
+        request: Request<Incoming>,
+        time: Duration,
+    ) -> Result<Response<Reply>, Infallible> {
         let path = request.uri().path();
         if SHOULD_RATE_LIMIT.contains(&path) {
-            return unary::call(request, |message| self.decide(message)).await;
+            return unary::call(request, |message| self.decide(message, time)).await;
         }
         let service = path.split('/').nth(1).unwrap_or_default();
         match self.streamed.iter().find(|route| route.service == service) {
@@ -103,10 +107,16 @@ impl Routes {
         }
     }
 
-    async fn decide(&self, message: Result<Bytes, Status>) -> Result<RateLimitResponse, Status> {
+    async fn decide(
+        &self,
+        message: Result<Bytes, Status>,
+        time: Duration,
+    ) -> Result<RateLimitResponse, Status> {
         let service = self.served.rate_limits.as_deref();
         let decided = match message {
-            Ok(message) => rate_limit::decide(service, &message).await,
+            Ok(message) => {
+                rate_limit::decide(service, &message, super::timeout::for_store(time)).await
+            }
             Err(status) => Err(status),
         };
         let metrics = self.served.limiter.metrics();
