@@ -35,6 +35,8 @@ pub enum Numbers<'l> {
         lasting: Option<Exact>,
         /// How far the arrival time may lie ahead of the clock.
         tau: Exact,
+        /// Whether what is admitted is told when it starts, and so cannot be moved forward.
+        queue: bool,
     },
     /// Tokens that come back an interval's worth at once.
     Interval {

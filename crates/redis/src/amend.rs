@@ -7,6 +7,7 @@ use tidegate_core::{
 };
 
 use crate::{
+    call::Intent,
     decode::{self, Found},
     encode,
     error::StoreError,
@@ -57,9 +58,7 @@ impl RedisStore {
                 return Ok(answer);
             }
         }
-        Err(StoreError::NotExecuted(
-            "others change the same keys faster".to_owned(),
-        ))
+        Err(StoreError::overtaken())
     }
 
     /// What stands under `key` now.
@@ -115,7 +114,7 @@ impl RedisStore {
                 });
                 replays.push(replay);
             }
-            let decision = Settled::of(replays, now, Effect::Refund).report(now, outcomes);
+            let decision = Settled::of(replays, now, Intent::Look).report(now, outcomes);
             (amendments, decision)
         };
         self.amend(self.keys(charges), amend).await

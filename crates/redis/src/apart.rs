@@ -1,91 +1,215 @@
 //! Charges that lie in several slots of a cluster, where no script can decide them at once.
 //!
 //! ```text
-//! charge ─▶ what would each slot say? ─▶ one denies:  denied, charged nowhere
-//!                                     └▶ none does:   every slot is charged
+//!            every slot charges ─▶ all admit:   admitted, after one round trip
+//!                               └▶ one denies:  denied; the others give back what they charged, in one more
 //! ```
 //!
-//! The slots of a step are asked at the same time. Another request may come in between the two steps, and one slot may deny
-//! after all what the others have charged. That stays charged: to give it back without knowing what came in between could
-//! admit too much. So never more passes than the limits say; at worst, in such a race, a denied request has spent some of them.
-//! Limits that count denied requests do not count those that are denied here.
+//! **Never too much.** What is admitted was charged in every slot, and each slot admits no more than its limits say. A slot brings
+//! back a receipt of what it charged, and gives back this and nothing of anybody else's: a window's, bucket's or log's units where
+//! they were counted, if that is still there. A schedule is time that passes, and part of what was charged may have passed with it.
+//! To take it all back (`arrival -= cost`) would mint what was already used. Let the schedule be a queue of work, served in the order
+//! of arrival: what may be taken out is the part of the charge that is not served. That is
+//!
+//! - at least `cost - (now - then)`, because no more can have been served meanwhile; and
+//! - at least `min(cost, arrival after the charge - given back by others since - now)`, because it lies right before that
+//!   place, which moves forward by what others take out and by nothing else.
+//!
+//! `give_back.lua` takes the larger of the two. A ledger beside the key, which lives for a minute, knows what others have given back.
+//! What is left of a charge in a queue that delays can be taken out at its end only: who came later knows his start.
+//!
+//! **Denied by what is given back.** What is charged and will be given back denies others for a round trip. Were it so with every
+//! request that is denied, a client far over its own limit would keep taking from a limit that it shares with others. So where
+//! the same limits have denied one of the last sixteen requests, the slots are asked first, and charged if none denies: two round
+//! trips, and what is denied by the first takes from nobody. Where a limit counts what is denied they are always asked first, because
+//! only then is it known whether it is.
+//!
+//! **Unknown fates.** Nothing is sent twice. A charge or a give-back whose answer never came may leave its cost charged in its
+//! slot. The others give back, and so they do when whoever asked has stopped waiting.
 
 use std::collections::BTreeMap;
 
 use futures_util::future::try_join_all;
 use tidegate_core::{Charge, Decision, Effect, Outcome, Timestamp};
 
-use crate::{RedisStore, StoreError, connect::slot};
+use crate::{
+    RedisStore, StoreError, call::Intent, connect::slot, decode::Checked, encode, reserve::Asked,
+    store::MAX_TRIES,
+};
 
-/// What one slot answered: which of the charges are its own, its decision, and its outcomes.
-type Part = (Vec<usize>, Decision, Vec<Outcome>);
+/// The charges of one slot, and their numbers among all.
+#[derive(Debug)]
+pub(crate) struct Part<'c> {
+    numbers: Vec<usize>,
+    charges: Vec<Charge<'c>>,
+}
+
+/// What a slot answered: the instant, and the values that it found; or that a key is blocked.
+#[derive(Debug)]
+enum Found {
+    Values(Timestamp, Vec<Vec<u8>>),
+    Blocked(Decision),
+}
+
+/// A part's numbers, its decision, and its outcomes.
+type Answer<'p> = (&'p [usize], Decision, Vec<Outcome>);
 
 impl RedisStore {
-    /// The charges of each slot, by their numbers.
-    pub(crate) fn slots(&self, charges: &[Charge<'_>]) -> Vec<Vec<usize>> {
-        let mut slots: BTreeMap<u16, Vec<usize>> = BTreeMap::new();
+    /// The charges of each slot.
+    pub(crate) fn parts<'c>(&self, charges: &[Charge<'c>]) -> Vec<Part<'c>> {
+        let mut parts: BTreeMap<u16, Part<'c>> = BTreeMap::new();
         for (number, charge) in charges.iter().enumerate() {
-            slots
-                .entry(slot(&self.key(charge.key)))
-                .or_default()
-                .push(number);
+            let part = parts.entry(slot(&self.key(charge.key))).or_insert(Part {
+                numbers: Vec::new(),
+                charges: Vec::new(),
+            });
+            part.numbers.push(number);
+            part.charges.push(*charge);
         }
-        slots.into_values().collect()
+        parts.into_values().collect()
     }
 
     /// Decides the charges of several slots.
     pub(crate) async fn check_apart(
         &self,
-        (slots, charges): (&[Vec<usize>], &[Charge<'_>]),
+        charges: &[Charge<'_>],
+        parts: &[Part<'_>],
         effect: Effect,
         outcomes: &mut Vec<Outcome>,
     ) -> Result<Decision, StoreError> {
-        if effect == Effect::Charge {
-            let mut parts = self.ask_slots(slots, charges, Effect::Peek).await?;
-            let decision = sum_up(charges, &parts, outcomes);
-            if decision == Decision::Limited {
-                self.look_again(&mut parts, charges).await?;
-                return Ok(sum_up(charges, &parts, outcomes));
+        match effect {
+            Effect::Refund => {
+                let mut answers: Vec<Answer<'_>> = Vec::with_capacity(parts.len());
+                for part in parts {
+                    let mut own = Vec::new();
+                    let decision = self.refund(&part.charges, &mut own).await?;
+                    answers.push((&part.numbers, decision, own));
+                }
+                Ok(sum_up(charges, &answers, outcomes))
+            }
+            Effect::Peek | Effect::Look => {
+                let intent = Intent::of(effect);
+                let found = self.ask_apart(parts, intent).await?;
+                self.weigh((charges, parts), &found, intent, outcomes)
+            }
+            Effect::Charge => {
+                let wary = self.wariness.of(charges);
+                let decided = self.charge_apart(charges, parts, outcomes).await;
+                wary.note(decided == Ok(Decision::Admitted));
+                decided
+            }
+        }
+    }
+
+    async fn charge_apart(
+        &self,
+        charges: &[Charge<'_>],
+        parts: &[Part<'_>],
+        outcomes: &mut Vec<Outcome>,
+    ) -> Result<Decision, StoreError> {
+        let counts_denials = charges.iter().any(encode::counts_denials);
+        if counts_denials || self.wariness.of(charges).asks_first() {
+            let found = self.ask_apart(parts, Intent::Foresee).await?;
+            let decision = self.weigh((charges, parts), &found, Intent::Foresee, outcomes)?;
+            if decision == Decision::Limited && counts_denials {
+                self.ask_apart(parts, Intent::Deny).await?;
             }
             if decision != Decision::Admitted {
                 return Ok(decision);
             }
         }
-        let parts = self.ask_slots(slots, charges, effect).await?;
-        Ok(sum_up(charges, &parts, outcomes))
+        let found = self.ask_apart(parts, Intent::Reserve).await?;
+        self.weigh((charges, parts), &found, Intent::Reserve, outcomes)
     }
 
-    /// How the slots stand that would have admitted what others deny: they were asked as if they were to be charged.
-    async fn look_again(
+    /// Asks every slot; where nobody knows yet, because a state has to be taken over or a calendar went on, all are asked again.
+    async fn ask_apart(
         &self,
-        parts: &mut Vec<Part>,
-        charges: &[Charge<'_>],
-    ) -> Result<(), StoreError> {
-        let admitted = parts.extract_if(.., |(_, decision, _)| *decision == Decision::Admitted);
-        let slots: Vec<Vec<usize>> = admitted.map(|(numbers, _, _)| numbers).collect();
-        parts.extend(self.ask_slots(&slots, charges, Effect::Look).await?);
-        Ok(())
+        parts: &[Part<'_>],
+        intent: Intent,
+    ) -> Result<Vec<Found>, StoreError> {
+        for _ in 0..MAX_TRIES {
+            let questions = parts.iter().map(|part| Asked {
+                call: self.question(&part.charges, intent),
+                charges: part.charges.len(),
+            });
+            let questions: Vec<Asked> = questions.collect();
+            let checked = if intent == Intent::Reserve {
+                self.reserve(questions).await?
+            } else {
+                let put = questions.iter().map(|asked| asked.put(self));
+                try_join_all(put).await?
+            };
+            let is_blocked = |checked: &Checked| matches!(checked, Checked::Blocked { .. });
+            let adopts = intent.adopts() && !checked.iter().any(is_blocked);
+            let mut found = Vec::with_capacity(parts.len());
+            for (part, checked) in parts.iter().zip(checked) {
+                match checked {
+                    Checked::Outdated { .. } if adopts => self.adopt(&part.charges).await?,
+                    Checked::Lost { .. } => {}
+                    Checked::Blocked { now, charge, until } => {
+                        found.push(Found::Blocked(Decision::blocked(charge, until, now)));
+                    }
+                    Checked::Decided { now, values, .. } | Checked::Outdated { now, values } => {
+                        found.push(Found::Values(now, values));
+                    }
+                }
+            }
+            if found.len() == parts.len() {
+                return Ok(found);
+            }
+        }
+        Err(StoreError::overtaken())
     }
 
-    async fn ask_slots(
+    /// The decision that the slots' answers come to.
+    fn weigh(
         &self,
-        slots: &[Vec<usize>],
-        charges: &[Charge<'_>],
-        effect: Effect,
-    ) -> Result<Vec<Part>, StoreError> {
-        let asked = slots.iter().map(async |numbers| {
-            let own: Vec<Charge<'_>> = numbers.iter().map(|number| charges[*number]).collect();
-            let mut outcomes = Vec::new();
-            let decision = self.check_together(&own, effect, &mut outcomes).await?;
-            Ok((numbers.clone(), decision, outcomes))
-        });
-        try_join_all(asked).await
+        (charges, parts): (&[Charge<'_>], &[Part<'_>]),
+        found: &[Found],
+        intent: Intent,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Result<Decision, StoreError> {
+        let mut answers: Vec<Answer<'_>> = Vec::with_capacity(parts.len());
+        for (part, found) in parts.iter().zip(found) {
+            let (decision, own) = self.answer(part, found, intent)?;
+            answers.push((&part.numbers, decision, own));
+        }
+        let decision = sum_up(charges, &answers, outcomes);
+        if decision != Decision::Limited {
+            return Ok(decision);
+        }
+        // Those that would have admitted it learn that others deny.
+        for ((part, found), (_, decision, own)) in parts.iter().zip(found).zip(&mut answers) {
+            if *decision == Decision::Admitted {
+                *own = self.answer(part, found, Intent::Deny)?.1;
+            }
+        }
+        Ok(sum_up(charges, &answers, outcomes))
+    }
+
+    /// What a slot has said, with every number that a caller sees.
+    fn answer(
+        &self,
+        part: &Part<'_>,
+        found: &Found,
+        intent: Intent,
+    ) -> Result<(Decision, Vec<Outcome>), StoreError> {
+        let mut own = Vec::new();
+        let decision = match found {
+            Found::Blocked(decision) => decision.clone(),
+            Found::Values(now, values) => {
+                let settled = self.replay(&part.charges, values, *now, intent)?;
+                settled.report(*now, &mut own)
+            }
+        };
+        Ok((decision, own))
     }
 }
 
 /// The decision that the parts come to, with their outcomes in the order of the charges. The block that stands longest
 /// answers for all, as in one script.
-fn sum_up(charges: &[Charge<'_>], parts: &[Part], outcomes: &mut Vec<Outcome>) -> Decision {
+fn sum_up(charges: &[Charge<'_>], parts: &[Answer<'_>], outcomes: &mut Vec<Outcome>) -> Decision {
     outcomes.clear();
     let ends = |until: Option<Timestamp>| until.unwrap_or(Timestamp::MAX);
     let blocks = parts
@@ -108,7 +232,7 @@ fn sum_up(charges: &[Charge<'_>], parts: &[Part], outcomes: &mut Vec<Outcome>) -
     let mut by_charge: BTreeMap<usize, &[Outcome]> = BTreeMap::new();
     for (numbers, _, found) in parts {
         let mut rest = found.as_slice();
-        for number in numbers {
+        for number in *numbers {
             let (own, others) = rest.split_at(charges[*number].limits.len().min(rest.len()));
             by_charge.insert(*number, own);
             rest = others;
@@ -162,9 +286,10 @@ mod tests {
             );
             outcomes.remove(0)
         };
-        let together: Part = (vec![0, 2], Decision::Admitted, vec![outcome(0), outcome(2)]);
+        let together: Answer<'_> = (&[0, 2], Decision::Admitted, vec![outcome(0), outcome(2)]);
         let mut outcomes = Vec::new();
-        let parts = [(vec![1], Decision::Limited, vec![outcome(1)]), together];
+        let alone: Answer<'_> = (&[1], Decision::Limited, vec![outcome(1)]);
+        let parts = [alone, together];
         assert_eq!(sum_up(&charges, &parts, &mut outcomes), Decision::Limited);
         assert_eq!(
             outcomes
@@ -180,10 +305,9 @@ mod tests {
             retry_after: Retry::Never,
         };
         let early = Some(Timestamp::from_micros(1));
-        let parts = [
-            (vec![1], block(0, early), Vec::new()),
-            (vec![0, 2], block(1, None), Vec::new()),
-        ];
+        let alone: Answer<'_> = (&[1], block(0, early), Vec::new());
+        let together: Answer<'_> = (&[0, 2], block(1, None), Vec::new());
+        let parts = [alone, together];
         assert_eq!(sum_up(&charges, &parts, &mut outcomes), block(2, None));
         assert!(outcomes.is_empty());
     }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use tidegate_core::Effect;
+
 /// A script and its digest, by which the server knows it once it has seen the text.
 pub(crate) struct Script {
     pub(crate) text: String,
@@ -32,3 +34,46 @@ pub(crate) struct Call {
 
 /// What a script answered.
 pub(crate) type Reply = redis::Value;
+
+/// What the script `check` is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Intent {
+    /// Charge what is admitted.
+    Charge,
+    /// The same, with receipts to give it back by.
+    Reserve,
+    /// Charge nothing, and answer what is to be charged next.
+    Foresee,
+    /// Charge what counts denied requests: others have denied it.
+    Deny,
+    /// Charge nothing, and answer what a charge would be answered.
+    Peek,
+    /// Charge nothing, and answer how the limits stand.
+    Look,
+}
+
+impl Intent {
+    pub(crate) fn of(effect: Effect) -> Self {
+        match effect {
+            Effect::Charge => Self::Charge,
+            Effect::Peek => Self::Peek,
+            Effect::Look | Effect::Refund => Self::Look,
+        }
+    }
+
+    /// Whether states that were left under other numbers are taken over, and not only read as if they were.
+    pub(crate) fn adopts(self) -> bool {
+        !matches!(self, Self::Peek | Self::Look)
+    }
+
+    /// What the script calls it.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Charge => "charge",
+            Self::Reserve => "reserve",
+            Self::Deny => "deny",
+            Self::Foresee | Self::Peek => "peek",
+            Self::Look => "look",
+        }
+    }
+}

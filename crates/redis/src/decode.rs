@@ -170,11 +170,12 @@ impl Input<'_> {
 /// What the script `check` answered.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Checked {
-    /// It decided: these were the values.
+    /// It decided: these were the values, and these are the receipts where it was asked for them.
     Decided {
         admitted: bool,
         now: Timestamp,
         values: Vec<Vec<u8>>,
+        receipts: Vec<Vec<u8>>,
     },
     /// The key of one charge is blocked.
     Blocked {
@@ -220,13 +221,18 @@ pub(crate) fn checked(reply: Reply, charges: usize) -> Option<Checked> {
     if outcome == 4 {
         return Some(Checked::Lost { now });
     }
-    let values: Option<Vec<Vec<u8>>> = parts.map(bytes).collect();
-    let values = values.filter(|values| values.len() == charges)?;
+    let mut values: Vec<Vec<u8>> = parts.map(bytes).collect::<Option<_>>()?;
+    let receipts = values.split_off(charges.min(values.len()));
+    let is_whole = |list: &Vec<Vec<u8>>| list.len() == charges;
+    if !is_whole(&values) || !(receipts.is_empty() || is_whole(&receipts)) {
+        return None;
+    }
     match outcome {
         0 | 1 => Some(Checked::Decided {
             admitted: outcome == 1,
             now,
             values,
+            receipts,
         }),
         2 => Some(Checked::Outdated { now, values }),
         _ => None,

@@ -67,6 +67,7 @@ pub(crate) fn schedules_alone(charge: &Charge<'_>) -> Option<Vec<(u64, u64)>> {
                         fraction: 1,
                         lasting: Some(lasting),
                         tau,
+                        ..
                     },
                 denials: Denials::Forgotten,
             } => Some((lasting.whole, tau.whole)),
@@ -92,16 +93,16 @@ pub(crate) fn program(charge: &Charge<'_>, around: Timestamp) -> Vec<u8> {
         _ => pack.bytes(&[]),
     }
     pack.boolean(charge.limits.shadow());
-    let members: Vec<Member<'_>> = members.collect();
-    pack.boolean(
-        members
-            .iter()
-            .any(|member| member.denials != Denials::Forgotten),
-    );
+    pack.boolean(counts_denials(charge));
     for member in members {
         put_member(&mut pack, &member, several, charge.cost.units(), around);
     }
     pack.0
+}
+
+/// Whether anything of `charge` counts what is denied.
+pub(crate) fn counts_denials(charge: &Charge<'_>) -> bool {
+    remote::numbers(charge.limits, charge.cost).any(|member| member.denials != Denials::Forgotten)
 }
 
 /// The value of a key with these states, one a kernel of `charge`, under no block.
@@ -223,8 +224,9 @@ fn put_member(pack: &mut Pack, member: &Member<'_>, several: bool, cost: u64, ar
             fraction,
             lasting,
             tau,
+            queue,
         } => {
-            begin(pack, 7);
+            begin(pack, 8);
             pack.number(*fraction);
             pack.boolean(lasting.is_some());
             // What never fits fills the bucket to the brim where it counts.
@@ -232,6 +234,7 @@ fn put_member(pack: &mut Pack, member: &Member<'_>, several: bool, cost: u64, ar
                 pack.numbers(&[exact.whole, exact.part]);
             }
             pack.bytes(format!(">I7I{}", fraction_bytes(&member.numbers)).as_bytes());
+            pack.boolean(*queue);
         }
         Numbers::Interval {
             refill,

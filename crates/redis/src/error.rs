@@ -26,6 +26,12 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// Others change the same keys at the same time, every time.
+    pub(crate) fn overtaken() -> Self {
+        let problem = "others take over or change the same keys faster";
+        Self::NotExecuted(problem.to_owned())
+    }
+
     pub(crate) fn unreadable() -> Self {
         let problem = "the script's answer makes no sense: is there a proxy in between?";
         Self::Unknown(problem.to_owned())

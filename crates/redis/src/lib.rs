@@ -43,8 +43,10 @@ mod encode;
 mod error;
 mod exec;
 mod layout;
+mod reserve;
 mod scripts;
 mod store;
+mod wary;
 
 pub use self::{
     connect::{Address, ConnectError, Health, Login, Redis, Settings, Tls, Topology, Transport},

@@ -38,6 +38,10 @@ pub(crate) fn check(kernels: u8) -> &'static Script {
     })
 }
 
+/// Gives back what was reserved.
+pub(crate) static GIVE_BACK: LazyLock<Script> =
+    LazyLock::new(|| Script::new(include_str!("scripts/give_back.lua").to_owned()));
+
 /// Reads values as they are.
 pub(crate) static READ: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("scripts/read.lua").to_owned()));

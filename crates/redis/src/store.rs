@@ -16,12 +16,13 @@ use tokio::runtime::Handle;
 
 use crate::{
     Address, ConnectError, Redis, Settings, Topology,
-    call::{Call, Reply, Script},
+    call::{Call, Intent, Reply, Script},
     decode::{self, Alone, Checked},
     encode,
     error::StoreError,
     exec::{Exec, ExecError},
     layout, scripts,
+    wary::Wariness,
 };
 
 /// How often a decision is begun again because its keys were left under other numbers, and others take them over
@@ -47,6 +48,7 @@ pub struct RedisStore {
     pinned: Arc<AtomicU64>,
     /// The instant of the latest decision: calendars look for their windows around it.
     latest: Arc<AtomicU64>,
+    pub(crate) wariness: Arc<Wariness>,
 }
 
 impl RedisStore {
@@ -82,6 +84,7 @@ impl RedisStore {
             prefix: prefix.into(),
             pinned: Arc::new(AtomicU64::new(UNPINNED)),
             latest: Arc::default(),
+            wariness: Arc::default(),
         }
     }
 
@@ -120,16 +123,16 @@ impl RedisStore {
         outcomes: &mut Vec<Outcome>,
     ) -> Result<Decision, StoreError> {
         if charges.len() > 1 && self.exec.is_slotted() {
-            let slots = self.slots(charges);
-            if slots.len() > 1 {
-                return self.check_apart((&slots, charges), effect, outcomes).await;
+            let parts = self.parts(charges);
+            if parts.len() > 1 {
+                return self.check_apart(charges, &parts, effect, outcomes).await;
             }
         }
         self.check_together(charges, effect, outcomes).await
     }
 
     /// Decides charges whose keys one script may touch.
-    pub(crate) async fn check_together(
+    async fn check_together(
         &self,
         charges: &[Charge<'_>],
         effect: Effect,
@@ -144,27 +147,22 @@ impl RedisStore {
         {
             return Ok(decision);
         }
+        let intent = Intent::of(effect);
         for _ in 0..MAX_TRIES {
-            match self.ask(charges, effect).await? {
+            let call = self.question(charges, intent);
+            match self.put(&call, charges.len()).await? {
                 Checked::Blocked { now, charge, until } => {
                     return Ok(Decision::blocked(charge, until, now));
                 }
-                Checked::Decided { now, values, .. } => {
-                    let settled = self.replay(charges, &values, now, effect)?;
-                    return Ok(settled.report(now, outcomes));
-                }
-                Checked::Outdated { .. } if effect == Effect::Charge => {
-                    self.adopt(charges).await?;
-                }
+                Checked::Outdated { .. } if intent.adopts() => self.adopt(charges).await?,
                 Checked::Lost { .. } => {}
-                Checked::Outdated { now, values } => {
-                    let settled = self.replay(charges, &values, now, effect)?;
+                Checked::Decided { now, values, .. } | Checked::Outdated { now, values } => {
+                    let settled = self.replay(charges, &values, now, intent)?;
                     return Ok(settled.report(now, outcomes));
                 }
             }
         }
-        let problem = "the limits' numbers change faster than the states are taken over";
-        Err(StoreError::NotExecuted(problem.to_owned()))
+        Err(StoreError::overtaken())
     }
 
     /// The short way, for a charge that is nothing but hard schedules of whole microseconds; `None` where it has to go the
@@ -200,12 +198,12 @@ impl RedisStore {
                 let held = vec![Held::Schedule(Exact { whole, part: 0 })];
                 let held = Some((fingerprint(charge.limits), held));
                 let replay = Replay::open(charge, held, now, Effect::Charge);
-                let settled = Settled::of(vec![replay], now, Effect::Charge);
+                let settled = Settled::of(vec![replay], now, Intent::Charge);
                 Ok(Some(settled.report(now, outcomes)))
             }
             Alone::Decided { now, value } => {
                 let alone = std::slice::from_ref(charge);
-                let settled = self.replay(alone, &[value], now, Effect::Charge)?;
+                let settled = self.replay(alone, &[value], now, Intent::Charge)?;
                 Ok(Some(settled.report(now, outcomes)))
             }
             Alone::Other { now, value } => {
@@ -216,16 +214,16 @@ impl RedisStore {
         }
     }
 
-    async fn ask(&self, charges: &[Charge<'_>], effect: Effect) -> Result<Checked, StoreError> {
-        let keys = self.keys(charges);
-        let effect = match effect {
-            Effect::Charge => "charge",
-            Effect::Peek => "peek",
-            Effect::Look | Effect::Refund => "look",
-        };
+    /// The call of the script `check` on charges whose keys share a slot.
+    pub(crate) fn question(&self, charges: &[Charge<'_>], intent: Intent) -> Call {
+        let mut keys = self.keys(charges);
+        if intent == Intent::Reserve {
+            let ledger = |key: &Vec<u8>| layout::ledger_key(&self.prefix, key);
+            keys.extend(keys.iter().map(ledger).collect::<Vec<_>>());
+        }
         let mut args = vec![
             self.instant(),
-            effect.as_bytes().to_vec(),
+            intent.word().as_bytes().to_vec(),
             self.slack_ms().to_string().into_bytes(),
         ];
         for charge in charges {
@@ -234,26 +232,37 @@ impl RedisStore {
         let kernels = charges
             .iter()
             .fold(0, |bits, charge| bits | encode::kernels(charge));
-        let reply = self.call(scripts::check(kernels), keys, args).await?;
-        let checked = decode::checked(reply, charges.len()).ok_or_else(StoreError::unreadable)?;
+        let script = scripts::check(kernels);
+        Call { script, keys, args }
+    }
+
+    /// Asks a question about so many charges.
+    pub(crate) async fn put(&self, call: &Call, charges: usize) -> Result<Checked, StoreError> {
+        let reply = self.run(call).await?;
+        let checked = decode::checked(reply, charges).ok_or_else(StoreError::unreadable)?;
         self.latest
             .store(checked.now().as_micros(), Ordering::Relaxed);
         Ok(checked)
     }
 
-    fn replay<'a>(
+    /// Decides once more on the states that were found.
+    pub(crate) fn replay<'a>(
         &self,
         charges: &[Charge<'a>],
         values: &[Vec<u8>],
         now: Timestamp,
-        effect: Effect,
+        intent: Intent,
     ) -> Result<Settled<'a>, StoreError> {
+        let effect = match intent {
+            Intent::Look => Effect::Look,
+            _ => Effect::Charge,
+        };
         let mut replays = Vec::with_capacity(charges.len());
         for (charge, value) in charges.iter().zip(values) {
             let held = decode::found(&self.key(charge.key), value)?.held;
             replays.push(Replay::open(charge, held, now, effect));
         }
-        Ok(Settled::of(replays, now, effect))
+        Ok(Settled::of(replays, now, intent))
     }
 
     pub(crate) async fn call(
@@ -262,8 +271,11 @@ impl RedisStore {
         keys: Vec<Vec<u8>>,
         args: Vec<Vec<u8>>,
     ) -> Result<Reply, StoreError> {
-        let call = Call { script, keys, args };
-        let mut replies = self.exec.run(std::slice::from_ref(&call)).await;
+        self.run(&Call { script, keys, args }).await
+    }
+
+    pub(crate) async fn run(&self, call: &Call) -> Result<Reply, StoreError> {
+        let mut replies = self.exec.run(std::slice::from_ref(call)).await;
         let reply = replies.pop();
         reply
             .unwrap_or_else(|| Err(ExecError::Unknown("no reply".to_owned())))
@@ -314,12 +326,12 @@ pub(crate) struct Settled<'a> {
 }
 
 impl<'a> Settled<'a> {
-    pub(crate) fn of(mut replays: Vec<Replay<'a>>, now: Timestamp, effect: Effect) -> Self {
-        let mut admitted = true;
+    pub(crate) fn of(mut replays: Vec<Replay<'a>>, now: Timestamp, intent: Intent) -> Self {
+        let mut admitted = intent != Intent::Deny;
         for replay in &mut replays {
             admitted &= replay.ask(now);
         }
-        if effect.asks() {
+        if intent != Intent::Look {
             replays
                 .iter_mut()
                 .for_each(|replay| replay.settle(admitted, now));

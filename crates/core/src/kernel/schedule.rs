@@ -137,6 +137,7 @@ impl Schedule {
             fraction: self.l,
             lasting: (cost <= self.capacity).then(|| self.lasting(cost)),
             tau: self.tau,
+            queue: self.queue,
         }
     }
 

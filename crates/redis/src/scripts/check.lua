@@ -1,19 +1,19 @@
 -- Decides charges, each the limits of one rule on one key: all are charged, or none.
 --
--- KEYS     the key of each charge
+-- KEYS     the key of each charge; to reserve, then the ledger of each too, where `give_back.lua` writes down what it gives back
 -- ARGV[1]  the instant; empty for the server's own
--- ARGV[2]  'charge', 'peek' or 'look'
+-- ARGV[2]  'charge'; 'reserve', the same with a receipt for each charge; 'deny', as if others had denied it; 'peek' or 'look'
 -- ARGV[3]  how many milliseconds a key outlives its state
 -- ARGV[4…] the program of each charge, as MessagePack:
 --          {head of the value, what follows it, shadow, whether a member counts denials, member, …},
 --          a member being {kernel, denials, what its state begins with, the kernel's numbers…}; what is denied is
 --          not counted (0), counted to the brim (1), or in full by a member that denies it itself (2)
 --
--- Answers {1 admitted, 0 limited; the instant; each value as it was}, or {3 blocked; the instant; which, until
+-- Answers {1 admitted, 0 limited; the instant; each value as it was; each receipt}, or {3 blocked; the instant; which, until
 -- when}, or {2 left under other numbers; the instant; each value}, or {4 a calendar's windows are not those of the
 -- instant; the instant}. The last three charge nothing.
 local call, pack, unpack, sub, each = redis.call, struct.pack, struct.unpack, string.sub, unpack
-local now, effect = tonumber(ARGV[1]), ARGV[2]
+local now, effect, count = tonumber(ARGV[1]), ARGV[2], #ARGV - 3
 if not now then
   local time = call('TIME')
   now = time[1] * 1000000 + time[2]
@@ -39,7 +39,7 @@ local programs, values = {}, {}
 
 -- Blocks come first: the one that stands longest answers.
 local longest, blocked
-for i = 1, #KEYS do
+for i = 1, count do
   programs[i] = cmsgpack.unpack(ARGV[3 + i])
   local value = call('GET', KEYS[i]) or ''
   local first = string.byte(value)
@@ -57,10 +57,10 @@ if blocked then
   return blocked
 end
 
-for i = 1, #KEYS do
+for i = 1, count do
   if values[i] ~= '' and sub(values[i], 1, 4) ~= programs[i][1] then
     local reply = {2, now}
-    for k = 1, #KEYS do
+    for k = 1, count do
       reply[2 + k] = call('GET', KEYS[k]) or ''
     end
     return reply
@@ -86,8 +86,8 @@ local function charge(i, mode)
 end
 
 -- What is written if all are admitted.
-local admitted, charged, expiries, denials = 1, {}, {}, {}
-for i = 1, #KEYS do
+local admitted, charged, expiries, denials = effect == 'deny' and 0 or 1, {}, {}, {}
+for i = 1, count do
   charged[i], expiries[i], denials[i] = charge(i)
   if denials[i] and not programs[i][3] then
     admitted = 0
@@ -98,8 +98,8 @@ if lost then
   return {4, now}
 end
 
-if effect == 'charge' then
-  for i = 1, #KEYS do
+if effect ~= 'peek' and effect ~= 'look' then
+  for i = 1, count do
     local program, states, expires = programs[i], charged[i], expiries[i]
     local is_charged = admitted == 1
     if admitted == 1 and denials[i] or admitted == 0 and not program[3] then
@@ -116,7 +116,18 @@ if effect == 'charge' then
   end
 end
 local reply = {admitted, now}
-for i = 1, #KEYS do
+for i = 1, count do
   reply[2 + i] = values[i]
+end
+if effect == 'reserve' then
+  for i = 1, count do
+    local receipt = {now, call('GET', KEYS[count + i]) or ''}
+    for j = 5, #programs[i] do
+      -- A log's charge is its last entry's; any other state begins with where its charge is.
+      local kernel, begin, state = programs[i][j][1], #programs[i][j][3], charged[i][j - 4]
+      receipt[j - 2] = kernel == 3 and sub(state, -10, -4) or sub(state, begin + 1, begin + 15)
+    end
+    reply[2 + count + i] = admitted == 1 and not denials[i] and cmsgpack.pack(receipt) or ''
+  end
 end
 return reply

@@ -1,4 +1,4 @@
--- Schedule: {…, parts of a microsecond, fits, lasting, its parts, tau, its parts, format}
+-- Schedule: {…, parts of a microsecond, fits, lasting, its parts, tau, its parts, format, whether it is a queue}
 -- A state is the arrival time and, where a microsecond has parts, those.
 kernels[0] = function(member, value, position, mode)
   local _, _, _, fraction, fits, lasting, lasting_parts, tau, tau_parts, format = each(member)

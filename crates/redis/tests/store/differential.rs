@@ -2,7 +2,7 @@
 
 #[path = "../../../core/tests/proofs/strategies.rs"]
 #[allow(dead_code, reason = "the proofs of core use more of it")]
-mod strategies;
+pub(crate) mod strategies;
 
 use std::{fmt::Debug, sync::Arc};
 
@@ -14,7 +14,7 @@ use tidegate_redis::RedisStore;
 use tokio::runtime::Runtime;
 
 use self::strategies::{Ask, Kind};
-use crate::server::Server;
+use crate::{server::Server, support::RedisServer};
 
 /// A rule with a key of its own.
 #[derive(Clone, Debug)]
@@ -203,15 +203,35 @@ where
     S: Strategy<Value = Trace>,
 {
     let runtime = crate::runtime();
-    let redis = runtime
-        .block_on(RedisStore::connect(&server.url(), "tg"))
-        .unwrap();
+    let redis = runtime.block_on(RedisStore::connect(&server.url(), "tg"));
+    let empty = || drop(server.command(&["FLUSHALL"]));
+    compare_on((&runtime, &redis.unwrap(), &empty), cases, traces);
+}
+
+/// The same on a cluster, where every rule's key has a slot of its own.
+fn compare_apart<S>(server: &RedisServer, cases: u32, traces: impl Fn() -> S)
+where
+    S: Strategy<Value = Trace>,
+{
+    let runtime = crate::runtime();
+    let store = runtime.block_on(crate::apart::store(&server.url()));
+    let empty = || drop(server.ask(&["FLUSHALL"]));
+    compare_on((&runtime, &store, &empty), cases, traces);
+}
+
+fn compare_on<S>(
+    (runtime, redis, empty): (&Runtime, &RedisStore, &dyn Fn()),
+    cases: u32,
+    traces: impl Fn() -> S,
+) where
+    S: Strategy<Value = Trace>,
+{
     let mut config = strategies::cases(cases);
     config.failure_persistence = None;
     let result = TestRunner::new(config).run(&traces(), |(rules, now, deeds)| {
-        server.command(&["FLUSHALL"]);
+        empty();
         let rules = (0_u8..).zip(rules).map(|(number, (limits, shadow))| Rule {
-            key: vec![0xF8, number, 0, 0, 0, 0, 0, 0, b'k'],
+            key: vec![0xF8, number, 0, 0, 0, 0, 0, 0, b'k' + number],
             limits: Arc::new(Limits::new(limits).unwrap().in_shadow(shadow)),
         });
         // With one shard, so that its one clock is that of all keys.
@@ -220,7 +240,7 @@ where
             ..MemoryBounds::default()
         };
         let mut pair = Pair {
-            runtime: &runtime,
+            runtime,
             redis: redis.unpinned(),
             memory: MemoryStore::new(bounds),
             rules: rules.collect(),
@@ -284,4 +304,28 @@ fn rules_decide_together_as_in_memory_in_redis() {
 #[test]
 fn rules_decide_together_as_in_memory_in_valkey() {
     compare(&Server::valkey(), 100, trace);
+}
+
+/// Rules in slots of their own, asked together.
+fn trace_apart() -> impl Strategy<Value = Trace> {
+    let rules = prop::collection::vec((limits(), prop::bool::weighted(0.2)), 2..=3);
+    let deed = prop_oneof![
+        12 => strategies::ask().prop_map(|ask| Deed::Ask { rules: 7, ask }),
+        2 => deed(),
+    ];
+    (
+        rules,
+        strategies::start(),
+        prop::collection::vec(deed, 1..=40),
+    )
+}
+
+#[test]
+fn rules_in_several_slots_decide_as_in_memory_in_redis() {
+    compare_apart(&RedisServer::slotted("redis-server"), 150, trace_apart);
+}
+
+#[test]
+fn rules_in_several_slots_decide_as_in_memory_in_valkey() {
+    compare_apart(&RedisServer::slotted("valkey-server"), 150, trace_apart);
 }

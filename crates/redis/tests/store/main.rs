@@ -2,9 +2,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a test says what it expects by failing")]
 
+mod apart;
 mod differential;
 mod operate;
 mod server;
+#[path = "../support/mod.rs"]
+mod support;
 mod vectors;
 
 use server::Server;

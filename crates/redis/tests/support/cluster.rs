@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-use super::{RedisServer, eventually, free_port, redis::ask};
+use super::{RedisServer, SERVER, eventually, redis::ask};
 
 /// The nodes of a cluster, which end with the test.
 #[derive(Debug)]
@@ -81,15 +81,9 @@ fn holds(range: &str, slot: u32) -> bool {
 }
 
 fn node() -> RedisServer {
-    // The cluster bus listens 10,000 ports higher, unless it is told where.
-    let (port, bus) = (free_port(), free_port().to_string());
-    RedisServer::start_on(
-        port,
+    RedisServer::node(
+        SERVER,
         &[
-            "--cluster-enabled",
-            "yes",
-            "--cluster-port",
-            &bus,
             "--cluster-node-timeout",
             "1000",
             // A replica that follows at once and stands in however long it has heard nothing: nothing is kept here.

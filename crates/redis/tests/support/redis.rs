@@ -12,6 +12,7 @@ use super::{PATIENCE, SERVER, Scratch, eventually, free_port};
 #[derive(Debug)]
 pub struct RedisServer {
     child: Child,
+    program: &'static str,
     port: u16,
     options: Vec<String>,
     scratch: Scratch,
@@ -25,22 +26,62 @@ impl RedisServer {
 
     /// A server with more `options`, such as `["--requirepass", "secret"]`.
     pub fn start_with(options: &[&str]) -> Self {
-        Self::start_on(free_port(), options)
+        Self::on_free_ports(SERVER, |_| {
+            options.iter().map(|option| (*option).to_owned()).collect()
+        })
     }
 
     /// A server on this port.
     pub fn start_on(port: u16, options: &[&str]) -> Self {
+        let options = options.iter().map(|option| (*option).to_owned()).collect();
+        Self::run(SERVER, port, options)
+            .unwrap_or_else(|| panic!("{SERVER} ends at once on port {port}"))
+    }
+
+    /// A node of a cluster that is still to be formed, with more `options`; `program` is `redis-server` or `valkey-server`.
+    pub fn node(program: &'static str, options: &[&str]) -> Self {
+        Self::on_free_ports(program, |bus| {
+            // The cluster bus listens 10,000 ports higher, unless it is told where.
+            let bus = bus.to_string();
+            let clustered = ["--cluster-enabled", "yes", "--cluster-port", &bus];
+            let all = clustered.iter().chain(options);
+            all.map(|option| (*option).to_owned()).collect()
+        })
+    }
+
+    /// A cluster of one node, which has all slots: keys of different ones are kept apart as in any cluster.
+    pub fn slotted(program: &'static str) -> Self {
+        let server = Self::node(program, &[]);
+        assert_eq!(
+            server.ask(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]),
+            "+OK"
+        );
+        eventually("the node serves all slots", || {
+            let info = ask(server.port, &["CLUSTER", "INFO"])?;
+            info.contains("cluster_state:ok").then_some(())
+        });
+        server
+    }
+
+    /// A server on a port that nobody took in the meantime; `options` may name another free one.
+    fn on_free_ports(program: &'static str, options: impl Fn(u16) -> Vec<String>) -> Self {
+        (0..10)
+            .find_map(|_| Self::run(program, free_port(), options(free_port())))
+            .unwrap_or_else(|| panic!("{program} finds no port that is free"))
+    }
+
+    /// A server on this port, or `None` if it ends before it answers, because somebody has the port.
+    fn run(program: &'static str, port: u16, options: Vec<String>) -> Option<Self> {
         let scratch = Scratch::new();
-        let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
-        let child = spawn(port, &options, &scratch);
-        let server = Self {
+        let child = spawn(program, port, &options, &scratch);
+        let mut server = Self {
             child,
+            program,
             port,
             options,
             scratch,
         };
-        server.wait_until_it_answers();
-        server
+        server.wait_until_it_answers().then_some(server)
     }
 
     pub fn port(&self) -> u16 {
@@ -63,8 +104,12 @@ impl RedisServer {
 
     /// Starts it again where it was; what it held is gone.
     pub fn restart(&mut self) {
-        self.child = spawn(self.port, &self.options, &self.scratch);
-        self.wait_until_it_answers();
+        self.child = spawn(self.program, self.port, &self.options, &self.scratch);
+        assert!(
+            self.wait_until_it_answers(),
+            "somebody took port {}",
+            self.port
+        );
     }
 
     /// Stops it where it stands: connections stay, and nothing answers.
@@ -81,13 +126,17 @@ impl RedisServer {
         ask(self.port, words).unwrap_or_else(|| panic!("no answer to {words:?}"))
     }
 
-    fn wait_until_it_answers(&self) {
+    /// False if it has ended instead.
+    fn wait_until_it_answers(&mut self) -> bool {
         eventually("Redis answers", || {
+            if self.child.try_wait().unwrap().is_some() {
+                return Some(false);
+            }
             let answer = ask(self.port, &["PING"])?;
             // One that asks for a password first is there too.
             (answer == "+PONG" || answer.starts_with("-NOAUTH") || answer.starts_with("-DENIED"))
-                .then_some(())
-        });
+                .then_some(true)
+        })
     }
 
     fn signal(&self, name: &str) {
@@ -106,8 +155,8 @@ impl Drop for RedisServer {
     }
 }
 
-fn spawn(port: u16, options: &[String], scratch: &Scratch) -> Child {
-    Command::new(SERVER)
+fn spawn(program: &str, port: u16, options: &[String], scratch: &Scratch) -> Child {
+    Command::new(program)
         .args([
             "--port",
             &port.to_string(),
@@ -129,7 +178,7 @@ fn spawn(port: u16, options: &[String], scratch: &Scratch) -> Child {
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
-        .unwrap_or_else(|error| panic!("cannot start {SERVER}: {error}; run scripts/setup"))
+        .unwrap_or_else(|error| panic!("cannot start {program}: {error}; run scripts/setup"))
 }
 
 /// Asks the server on `port`; `None` if nobody answers.

@@ -1,0 +1,224 @@
+-- Gives back what `check` has reserved, and nothing else; `apart.rs` says when, and why that much.
+--
+-- KEYS     the key of each charge, and then the ledger of each
+-- ARGV[1]  the instant; empty for the server's own
+-- ARGV[2…] the program of each charge, as it was charged, and its receipt, empty where nothing is to be given back
+--
+-- A receipt is {the instant, what the ledger said, of each state where the charge is in it, …}. A ledger says how much time was
+-- ever given back to each of a key's schedules, 7 bytes each; it is forgotten a minute after the last.
+local call, pack, unpack, sub, each = redis.call, struct.pack, struct.unpack, string.sub, unpack
+local now, count = tonumber(ARGV[1]), #KEYS / 2
+if not now then
+  local time = call('TIME')
+  now = time[1] * 1000000 + time[2]
+end
+local LEDGER_MS, MOST = 60000, 2 ^ 52
+
+-- kernels[k](member, value, position, mark, since, shift): the position behind the state at `position` of `value`; the state
+-- without what was charged at `since`, which `mark` finds; when that has expired; and of a schedule how much time that was.
+-- `shift` is how much of it others have given back since, nil if nobody knows.
+local kernels = {}
+
+-- How often a size fits into a whole.
+local function times(whole, size)
+  return (whole - math.fmod(whole, size)) / size
+end
+
+-- The time that a charge took is work in a queue, first come first served, some of which may be done. At least what is longer than
+-- the time since then is not; and what lies before the place where it ended, once those before it have given back theirs.
+kernels[0] = function(member, value, position, mark, since, shift)
+  local _, _, _, fraction, _, lasting, lasting_rest, _, _, format, queue = each(member)
+  local function exact(bytes, at)
+    if fraction > 1 then
+      return unpack(format, bytes, at)
+    end
+    local whole, behind = unpack('>I7', bytes, at)
+    return whole, 0, behind
+  end
+  local arrival, rest, behind = exact(value, position)
+  local left, left_rest = lasting - (now - since), lasting_rest
+  local ended, ended_rest = exact(mark, 1)
+  if queue then
+    -- Those behind it have been told when they start: only the last can leave.
+    left, left_rest = ended - now, ended_rest
+    if ended ~= arrival or ended_rest ~= rest then
+      left, left_rest = 0, 0
+    end
+  elseif shift then
+    ended = ended - shift
+    if ended > arrival or ended == arrival and ended_rest > rest then
+      left, left_rest = 0, 0
+    elseif ended - now > left or ended - now == left and ended_rest > left_rest then
+      left, left_rest = ended - now, ended_rest
+    end
+  end
+  if left > lasting or left == lasting and left_rest > lasting_rest then
+    left, left_rest = lasting, lasting_rest
+  elseif left < 0 then
+    left, left_rest = 0, 0
+  end
+  arrival, rest = arrival - left, rest - left_rest
+  if rest < 0 then
+    arrival, rest = arrival - 1, rest + fraction
+  end
+  if arrival < now then
+    arrival, rest = now, 0
+  end
+  local state = fraction > 1 and pack(format, arrival, rest) or pack('>I7', arrival)
+  return behind, state, arrival + (rest > 0 and 1 or 0), left + (left_rest > 0 and 1 or 0)
+end
+
+-- What the refills since then may have brought of it has come back already.
+kernels[1] = function(member, value, position, mark, since)
+  local _, _, _, refill, every, capacity, cost = each(member)
+  local full_at, last, behind = unpack('>I7I7', value, position)
+  if full_at <= now then
+    return behind, pack('>I7I7', 0, 0), 0
+  end
+  local more = times(full_at - now - 1, every)
+  local missing = math.min(more * refill + last, capacity)
+  local next_refill = full_at - more * every
+  local full_then = unpack('>I7', mark)
+  local refill_then = full_then - times(full_then - since - 1, every) * every
+  local passed = now < refill_then and 0 or 1 + times(now - refill_then, every)
+  missing = math.max(missing - math.max(cost - passed * refill, 0), 0)
+  if missing == 0 then
+    return behind, pack('>I7I7', 0, 0), 0
+  end
+  more = times(missing - 1, refill)
+  full_at = next_refill + more * every
+  return behind, pack('>I7I7', full_at, missing - more * refill), full_at
+end
+
+kernels[2] = function(member, value, position, mark)
+  local _, _, _, _, cost = each(member)
+  local counted, ends, behind = unpack('>I7I7', value, position)
+  if select(2, unpack('>I7I7', mark)) == ends then
+    counted = math.max(counted - cost, 0)
+  end
+  ends = counted > 0 and ends or 0
+  return behind, pack('>I7I7', counted, ends), ends
+end
+
+kernels[3] = function(member, value, position, mark)
+  local ENTRY, TURN = 10, 2 ^ 24
+  local longest, held, windows, base, after = unpack('>I7I4I1I3', value, position)
+  local first, at, left = after + 14 * windows, unpack('>I7', mark), member[5]
+  local function entry(number)
+    return unpack('>I7I3', value, first + ENTRY * number)
+  end
+  local function before(number)
+    return number > 0 and select(2, entry(number - 1)) or base
+  end
+  -- The entries of that instant lose it, the newest first; those that come after count less by as much.
+  local newest = held - 1
+  while newest >= 0 and entry(newest) > at do
+    newest = newest - 1
+  end
+  local taken, total, oldest = {}, 0, newest
+  while left > 0 and oldest >= 0 and entry(oldest) == at do
+    local own = (select(2, entry(oldest)) - before(oldest)) % TURN
+    taken[oldest] = math.min(own, left)
+    left, total, oldest = left - taken[oldest], total + taken[oldest], oldest - 1
+  end
+  local kept, lost, gone = {}, 0, {}
+  for number = oldest + 1, held - 1 do
+    local instant, sum = entry(number)
+    local own = (sum - before(number)) % TURN
+    lost = lost + (taken[number] or 0)
+    gone[number] = own == taken[number]
+    if not gone[number] then
+      kept[#kept + 1] = pack('>I7I3', instant, (sum - lost) % TURN)
+    end
+  end
+  local entries = sub(value, first, first + ENTRY * (oldest + 1) - 1) .. table.concat(kept)
+  local left_held = #entries / ENTRY
+  local places = {}
+  for w = 1, windows do
+    local head, sum = unpack('>I4I3', value, after + 14 * (w - 1))
+    local moved = head
+    for number = oldest + 1, math.min(head, newest + 1) - 1 do
+      sum = sum - (taken[number] or 0)
+      moved = moved - (gone[number] and 1 or 0)
+    end
+    local begins = moved < left_held and unpack('>I7', entries, 1 + ENTRY * moved) or 0
+    places[w] = pack('>I4I3I7', moved, sum % TURN, begins)
+  end
+  local state = pack('>I7I4I1I3', longest, left_held, windows, base) .. table.concat(places) .. entries
+  local expires = left_held > 0 and unpack('>I7', entries, 1 + ENTRY * (left_held - 1)) + longest or 0
+  return first + ENTRY * held, state, expires
+end
+
+kernels[4] = function(member, value, position, mark)
+  local _, _, _, _, width, _, cost = each(member)
+  local newest, _, total, held, first = unpack('>I7I7I7I2', value, position)
+  local counts, back = sub(value, first, first + 7 * held - 1), newest - unpack('>I7', mark)
+  if back >= 0 and back < held then
+    local at = 1 + 7 * (held - 1 - back)
+    local counted = unpack('>I7', counts, at)
+    local taken = math.min(cost, counted)
+    total = total - taken
+    counts = sub(counts, 1, at - 1) .. pack('>I7', counted - taken) .. sub(counts, at + 7)
+  end
+  local expires = total > 0 and (newest + held) * width or 0
+  return first + 7 * held, pack('>I7I7I7I2', newest, width, total, held) .. counts, expires
+end
+
+kernels[5] = function(member, value, position, mark)
+  local _, _, _, _, _, cost = each(member)
+  local index, previous, current, window, behind = unpack('>I7I7I7I7', value, position)
+  local back = index - unpack('>I7', mark)
+  if back == 0 then
+    current = math.max(current - cost, 0)
+  elseif back == 1 then
+    previous = math.max(previous - cost, 0)
+  end
+  local expires = (current > 0 and index + 2 or previous > 0 and index + 1 or 0) * window
+  return behind, pack('>I7I7I7I7', index, previous, current, window), expires
+end
+
+-- The time that is in the ledger for the schedule that is member `number`.
+local function entered(ledger, number)
+  return #ledger >= 7 * number and unpack('>I7', ledger, 7 * number - 6) or 0
+end
+
+for i = 1, count do
+  local receipt = ARGV[2 * i + 1] ~= '' and cmsgpack.unpack(ARGV[2 * i + 1])
+  local program, value = cmsgpack.unpack(ARGV[2 * i]), receipt and call('GET', KEYS[i]) or ''
+  local block, first = '', string.byte(value)
+  if first and first >= 128 then
+    block, value = sub(value, 5, 11), string.char(first - 128) .. sub(value, 2, 4) .. sub(value, 12)
+  end
+  -- Nothing is taken from what others left under other numbers.
+  if #value > 4 and sub(value, 1, 4) == program[1] then
+    local since, ledger_then, ledger = receipt[1], receipt[2], call('GET', KEYS[count + i]) or ''
+    local position, states, expires, sums, entries = 5 + #program[2], {}, 0, {}, 0
+    for j = 5, #program do
+      local member, number = program[j], j - 4
+      local sum = entered(ledger, number)
+      local shift = sum - entered(ledger_then, number)
+      local start = position + #member[3]
+      local behind, state, till, given = kernels[member[1]](
+        member, value, start, receipt[2 + number], since, shift >= 0 and sum < MOST and shift or nil)
+      if member[2] == 1 and not program[3] then
+        -- It counts what others deny as well.
+        state, till, given = sub(value, start, behind - 1), math.huge, nil
+      end
+      states[number], expires, position = member[3] .. state, math.max(expires, till), behind
+      sums[number], entries = pack('>I7', math.min(sum + (given or 0), MOST)), entries + (given or 0)
+    end
+    if expires <= now and block == '' then
+      call('DEL', KEYS[i])
+    else
+      local head = program[1]
+      if block ~= '' then
+        head = string.char(string.byte(head) + 128) .. sub(head, 2) .. block
+      end
+      call('SET', KEYS[i], head .. program[2] .. table.concat(states), 'KEEPTTL')
+    end
+    if entries > 0 then
+      call('PSETEX', KEYS[count + i], LEDGER_MS, table.concat(sums))
+    end
+  end
+end
+return count

@@ -1,0 +1,84 @@
+//! Which limits have denied lately, so that what they are likely to deny is not charged elsewhere first.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use tidegate_core::{Charge, remote::fingerprint};
+
+/// After a denial so many requests in a row are asked about before they are charged.
+const LASTS: u8 = 16;
+
+/// Requests on the same limits share one of so many counts; that strangers share it too only costs them a question.
+const COUNTS: usize = 64;
+
+/// For how many requests to be wary still.
+#[derive(Debug)]
+pub(crate) struct Wariness([AtomicU8; COUNTS]);
+
+impl Default for Wariness {
+    fn default() -> Self {
+        Self([const { AtomicU8::new(0) }; COUNTS])
+    }
+}
+
+impl Wariness {
+    /// The count for requests like this one.
+    pub(crate) fn of(&self, charges: &[Charge<'_>]) -> Wary<'_> {
+        let mixed = charges.iter().fold(0_u32, |mixed, charge| {
+            mixed.rotate_left(5) ^ fingerprint(charge.limits)
+        });
+        // 32 bits are a usize here.
+        let mixed = usize::try_from(mixed).unwrap_or(0);
+        Wary(&self.0[mixed % COUNTS])
+    }
+}
+
+/// The count for requests on the same limits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wary<'w>(&'w AtomicU8);
+
+impl Wary<'_> {
+    /// Whether to ask before charging.
+    pub(crate) fn asks_first(self) -> bool {
+        self.0.load(Ordering::Relaxed) > 0
+    }
+
+    /// Takes note of what came of a request.
+    pub(crate) fn note(self, admitted: bool) {
+        if !admitted {
+            self.0.store(LASTS, Ordering::Relaxed);
+        } else if self.asks_first() {
+            let _ = self
+                .0
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+                    left.checked_sub(1)
+                });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_core::{AlgorithmName, Cost, LimitSpec, Limits, notation};
+
+    use super::*;
+
+    #[test]
+    fn one_denial_is_remembered_for_sixteen_requests_on_the_same_limits() {
+        let limits = |rate: &str| {
+            let rate = notation::rate(rate).unwrap();
+            let limit = LimitSpec::shorthand(rate, AlgorithmName::TokenBucket);
+            Limits::new(vec![limit.build().unwrap()]).unwrap()
+        };
+        let (one, other) = (limits("1/s"), limits("2/s"));
+        let charge = |limits| Charge::new(b"key", limits, Cost::ONE).unwrap();
+        let wariness = Wariness::default();
+        assert!(!wariness.of(&[charge(&one)]).asks_first());
+        wariness.of(&[charge(&one)]).note(false);
+        assert!(!wariness.of(&[charge(&other)]).asks_first());
+        for _ in 0..LASTS {
+            assert!(wariness.of(&[charge(&one)]).asks_first());
+            wariness.of(&[charge(&one)]).note(true);
+        }
+        assert!(!wariness.of(&[charge(&one)]).asks_first());
+    }
+}
