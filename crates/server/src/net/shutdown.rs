@@ -4,9 +4,13 @@
 //! serving ──▶ announced: told to be elsewhere, and served as ever ──▶ begun: what has begun is finished
 //! ```
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicUsize, Ordering},
+use std::{
+    future::poll_fn,
+    pin::{Pin, pin},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
 };
 
 use tokio::sync::Notify;
@@ -42,6 +46,33 @@ impl Shutdown {
     /// Waits until the shutdown begins; returns at once if it has.
     pub async fn begun(&self) {
         self.0.begun.come().await;
+    }
+
+    /// Waits for `serving`, which `finish` tells to come to its end once the shutdown begins.
+    ///
+    /// The signal is registered once and then only looked at, because to poll it costs more than much of a request. So this
+    /// must be in a task of its own, whose waker stays the same.
+    pub(crate) async fn serve<F: Future>(
+        &self,
+        mut serving: Pin<&mut F>,
+        finish: impl FnOnce(Pin<&mut F>),
+    ) -> F::Output {
+        let mut begun = pin!(self.begun());
+        let (mut is_registered, mut finish) = (false, Some(finish));
+        poll_fn(|cx| {
+            if !is_registered {
+                is_registered = true;
+                // Whether it has begun is looked up below.
+                let _ = begun.as_mut().poll(cx);
+            }
+            if self.has_begun()
+                && let Some(finish) = finish.take()
+            {
+                finish(serving.as_mut());
+            }
+            serving.as_mut().poll(cx)
+        })
+        .await
     }
 
     pub(crate) fn announce(&self) {

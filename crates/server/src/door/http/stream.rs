@@ -1,8 +1,8 @@
 //! A stream that ends when its client is too slow.
 //!
 //! hyper can time the head of a request, at the price of a timer for each; a body or a reader of answers
-//! that creeps it leaves to others. Here one lazy timer per connection sees to all three, and costs two
-//! readings of the clock per request.
+//! that creeps it leaves to others. Here one lazy timer per connection sees to all three, and is set only when there is
+//! something to wait for: it costs one reading of the clock per request.
 
 use std::{
     io,
@@ -24,6 +24,8 @@ pub(super) struct TimedStream {
     bounds: Bounds,
     timer: LazyTimer,
     awaited: Awaited,
+    /// Whether the timer runs for what is awaited.
+    is_timed: bool,
 }
 
 /// What the client owes.
@@ -51,22 +53,27 @@ impl TimedStream {
             bounds,
             timer,
             awaited: Awaited::Rest,
+            is_timed: true,
         }
     }
 
     fn await_now(&mut self, awaited: Awaited) {
         if self.awaited != awaited {
             self.awaited = awaited;
-            self.timer.set(match awaited {
-                Awaited::Request => self.bounds.idle,
-                Awaited::Rest => self.bounds.request,
-                Awaited::Reading => self.bounds.write,
-            });
+            self.is_timed = false;
         }
     }
 
     /// Pending, or an error if the client's time is up.
     fn poll_time<T>(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
+        if !self.is_timed {
+            self.is_timed = true;
+            self.timer.set(match self.awaited {
+                Awaited::Request => self.bounds.idle,
+                Awaited::Rest => self.bounds.request,
+                Awaited::Reading => self.bounds.write,
+            });
+        }
         ready!(self.timer.poll_due(cx));
         let late = match self.awaited {
             Awaited::Request => "no request came",

@@ -53,15 +53,11 @@ pub(crate) async fn serve<F>(
             TokioIo::new(TimedStream::new(stream, connection.bounds)),
             service,
         );
-    let mut serving = std::pin::pin!(serving);
-    let ended = tokio::select! {
-        biased;
-        ended = serving.as_mut() => ended,
-        () = connection.shutdown.begun() => {
-            serving.as_mut().graceful_shutdown();
-            serving.await
-        }
-    };
+    let serving = std::pin::pin!(serving);
+    let ended = connection
+        .shutdown
+        .serve(serving, |serving| serving.graceful_shutdown())
+        .await;
     if let Err(error) = ended {
         // Whoever broke the connection off knows; for the operator it is no news.
         tracing::debug!(peer = %connection.peer, "connection ended: {error}");
