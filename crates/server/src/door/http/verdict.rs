@@ -1,6 +1,6 @@
 //! A verdict as JSON.
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use tidegate_core::{Line, Outcome, Retry, Source, Verdict};
 
 #[derive(Serialize)]
@@ -18,7 +18,8 @@ struct Document<'v> {
     /// Absent where there is but one.
     #[serde(skip_serializing_if = "Option::is_none")]
     source: Option<&'static str>,
-    limits: Vec<LineDocument<'v>>,
+    #[serde(serialize_with = "lines")]
+    limits: &'v [Line<'v>],
 }
 
 #[derive(Serialize)]
@@ -35,6 +36,9 @@ struct LineDocument<'v> {
     shadow: bool,
 }
 
+/// As much as most documents take, so that they are written in one piece of memory.
+const USUAL_BYTES: usize = 512;
+
 /// The verdict's document. Times are milliseconds, rounded up; a `retry_after_ms` of null is never.
 pub(super) fn body(verdict: &Verdict<'_>) -> Vec<u8> {
     let leading: Option<&Outcome> = verdict.leading().map(|line| &line.outcome);
@@ -49,15 +53,21 @@ pub(super) fn body(verdict: &Verdict<'_>) -> Vec<u8> {
         delay_ms: verdict.delay.as_millis_ceil(),
         exactness: verdict.exactness.as_str(),
         source: (verdict.source != Source::Memory).then(|| verdict.source.as_str()),
-        limits: verdict.lines.iter().map(line).collect(),
+        limits: &verdict.lines,
     };
+    let mut octets = Vec::with_capacity(USUAL_BYTES);
     // Serialising to memory fails only for maps with keys that are no strings.
-    serde_json::to_vec(&document).unwrap_or_default()
+    let _ = serde_json::to_writer(&mut octets, &document);
+    octets
 }
 
 /// Milliseconds until a retry would pass; `None` is never.
 pub(crate) fn millis(retry: Retry) -> Option<u64> {
     retry.span().map(tidegate_core::Span::as_millis_ceil)
+}
+
+fn lines<S: Serializer>(lines: &[Line<'_>], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(lines.iter().map(line))
 }
 
 fn line<'v>(line: &Line<'v>) -> LineDocument<'v> {
