@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tidegate's gRPC door beside a plain tonic service, under h2load; and Envoy with and without it, under wrk.
+"""Tidegate's gRPC door beside a plain tonic service, under h2load; and Envoy with either and with none, under wrk.
 
     grpc_bench.py --tidegate target/release/tidegate --echo bench/target/release/grpc --envoy target/test-envoy/envoy
 """
@@ -23,7 +23,9 @@ from resp_bench import judged
 # that a server on tonic could do.
 CPU_OF_ECHO = 1.0
 LATENCY_OF_ENVOY = 1.3
-BOOTSTRAP = pathlib.Path(__file__).with_name("envoy.yaml")
+# What an Envoy waits for a server that decides nothing, it waits for any.
+LATENCY_OF_ECHO = 1.05
+LISTENERS = {"envoy": ("asking", "floor", "plain"), "application": ("application",)}
 APPLICATIONS = {"/": "answers at once", "/working": "works 1 ms"}
 SITUATIONS = [(path, connections) for path in APPLICATIONS for connections in (1, 8)]
 PATH = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
@@ -48,7 +50,9 @@ def main():
         tidegate = running.enter_context(start_tidegate(options.tidegate, folder))
         print("\n## ShouldRateLimit\n", flush=True)
         calls(options.echo, echo, tidegate, folder, rounds, requests)
-        envoy = running.enter_context(start_envoy(options.envoy, tidegate.ports[0], folder))
+        application = running.enter_context(start_envoy(options.envoy, "application", {}, folder))
+        asked = {"tidegate": tidegate, "echo": echo, "application": application}
+        envoy = running.enter_context(start_envoy(options.envoy, "envoy", asked, folder))
         print("\n## Envoy\n", flush=True)
         envoy_latency(envoy, rounds, seconds)
 
@@ -134,35 +138,45 @@ def h2load(server, body, requests):
     return Measured(float(rate[1]), used / requests * 1e6, requests)
 
 
-def start_envoy(program, tidegate, folder):
-    """One Envoy with two listeners to one application: `asking` asks Tidegate about each request, `plain` does not."""
-    asking, plain, application = free_port(), free_port(), free_port()
-    text = BOOTSTRAP.read_text()
-    for name, port in {"ASKING": asking, "PLAIN": plain, "APPLICATION": application, "TIDEGATE": tidegate}.items():
-        text = text.replace(f"@{name}@", str(port))
-    bootstrap = os.path.join(folder, "envoy.yaml")
+def start_envoy(program, name, upstreams, folder):
+    """The Envoy of that file. `envoy` has three listeners to the application: `asking` asks Tidegate about each request,
+    `floor` the echo, and `plain` nobody."""
+    ports = {listener: free_port() for listener in LISTENERS[name]}
+    text = pathlib.Path(__file__).with_name(f"{name}.yaml").read_text()
+    for place, port in {**ports, **{upstream: server.ports[0] for upstream, server in upstreams.items()}}.items():
+        text = text.replace(f"@{place.upper()}@", str(port))
+    bootstrap = os.path.join(folder, f"{name}.yaml")
     with open(bootstrap, "w") as file:
         file.write(text)
-    return Server("envoy", [program, "-c", bootstrap, "--disable-hot-restart", "--concurrency", "1",
-                            "--log-level", "error"], [asking, plain, application])
+    return Server(name, [program, "-c", bootstrap, "--disable-hot-restart", "--concurrency", "1",
+                         "--log-level", "error"], list(ports.values()))
 
 
 def envoy_latency(envoy, rounds, seconds):
     """The median latency of a request through each listener, in turns."""
     cells = {}
     for turn in range(rounds):
-        listeners = list(zip(("asking", "plain"), envoy.ports))
+        listeners = list(zip(LISTENERS["envoy"], envoy.ports))
         for path, connections in SITUATIONS:
             for name, port in listeners if turn % 2 == 0 else reversed(listeners):
                 measured = wrk_median(port, path, connections, seconds)
                 cells.setdefault((path, connections, name), []).append(measured)
-    print("| application | connections | Envoy alone | with Tidegate | ratio |")
-    print("| --- | --- | --- | --- | --- |")
+    print("| application | connections | Envoy alone | asking the echo | asking Tidegate "
+          "| echo to alone | Tidegate to alone | Tidegate to echo |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for path, connections in SITUATIONS:
-        plain, asking = (cells[path, connections, name] for name in ("plain", "asking"))
-        ratio = median(its / alone for its, alone in zip(asking, plain))
-        print(f"| {APPLICATIONS[path]} | {connections} | {median(plain):,.0f} us | {median(asking):,.0f} us "
-              f"| {ratio:.2f}{judged(ratio, LATENCY_OF_ENVOY, at_most=True)} |")
+        plain, floor, asking = (cells[path, connections, name] for name in ("plain", "floor", "asking"))
+        row = [APPLICATIONS[path], connections, *(f"{median(runs):,.0f} us" for runs in (plain, floor, asking))]
+        row.append(f"{ratio_of(floor, plain):.2f}")
+        row += [f"{ratio:.2f}{judged(ratio, most, at_most=True)}"
+                for ratio, most in ((ratio_of(asking, plain), LATENCY_OF_ENVOY),
+                                    (ratio_of(asking, floor), LATENCY_OF_ECHO))]
+        print(f"| {' | '.join(map(str, row))} |")
+
+
+def ratio_of(these, those):
+    """The median of the ratios within each round."""
+    return median(one / other for one, other in zip(these, those))
 
 
 def wrk_median(port, path, connections, seconds):
