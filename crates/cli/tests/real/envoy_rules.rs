@@ -77,7 +77,10 @@ fn an_envoy_folder_is_checked() {
 #[test]
 fn a_rules_file_is_checked_with_the_envoy_folder_to_which_it_leads() {
     let scratch = shop();
-    scratch.write("rules.yaml", "envoy: {config: config}\n");
+    scratch.write(
+        "rules.yaml",
+        &format!("{EVERY_DOOR}envoy: {{config: config}}\n"),
+    );
     let good = "rules.yaml: 0 rules, no mistakes\nconfig: 1 domain, no mistakes\n";
     assert_eq!(
         check(&scratch, &["check", "rules.yaml"]),

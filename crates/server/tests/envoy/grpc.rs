@@ -1,6 +1,6 @@
 //! The service over gRPC, in process and over real sockets.
 
-use std::{net::TcpListener, sync::Arc, time::Duration};
+use std::{net::TcpListener, sync::Arc};
 
 use prost_types::{Struct, Value as WireValue, value::Kind};
 use tidegate_core::Span;
@@ -38,21 +38,6 @@ pub(crate) struct OverGrpc {
     listener: Listener,
     client: tokio::sync::OnceCell<Client>,
     _server: Server,
-}
-
-impl OverGrpc {
-    /// Asks as Envoy does, which says how long it waits.
-    pub(crate) async fn ask_within(
-        &self,
-        request: &RateLimitRequest,
-        time: Duration,
-    ) -> Result<RateLimitAnswer, tonic::Status> {
-        let mut client = Client::connect(self.listener.local_addr()).await;
-        let mut asked = tonic::Request::new(written(request));
-        asked.set_timeout(time);
-        let answer: RateLimitResponse = client.request(PATH, asked).await?;
-        Ok(read(&answer))
-    }
 }
 
 impl Subject for OverGrpc {

@@ -11,8 +11,7 @@ use tokio::runtime::Handle;
 
 use crate::{
     format::ConfigFile,
-    grpc::OverGrpc,
-    subject::{Place, Started, Subject as _},
+    subject::{Place, Started},
     support::{PATIENCE, RedisServer, free_port},
 };
 
@@ -28,9 +27,14 @@ pub(crate) async fn gone() -> Arc<Redis> {
 }
 
 fn at(url: &str) -> Redis {
+    waiting(url, Duration::from_secs(5))
+}
+
+/// Connections to the Redis at `url`, which may take so long for an answer.
+fn waiting(url: &str, timeout: Duration) -> Redis {
     let (address, ..) = Address::parse(url).unwrap();
     let way = Way {
-        timeout: Duration::from_secs(5),
+        timeout,
         ..Way::new(Topology::Standalone(address))
     };
     Redis::start(way, &Handle::current())
@@ -121,18 +125,19 @@ async fn envoy_is_answered_within_its_time_though_the_store_takes_longer() {
     let server = RedisServer::start();
     for (store_failure, expected) in [
         (StoreFailure::Answer, Ok(1)),
-        (StoreFailure::Error, Err(tonic::Code::Unavailable)),
+        (StoreFailure::Error, Err(RateLimitError::Store)),
     ] {
-        let redis = Arc::new(at(&server.url()));
+        let redis = Arc::new(waiting(&server.url(), 10 * PATIENCE));
         redis.tried().await.unwrap();
         let started = started(&redis, store_failure, |_| {});
-        let door = OverGrpc::new(&started);
         server.pause();
-        let time = Duration::from_secs(1);
-        let answered = door.ask_within(&request(), time).await;
+        let (request, within) = (request(), Some(Duration::from_millis(20)));
+        let asked = started.service.should_rate_limit_within(&request, within);
+        let answered = tokio::time::timeout(PATIENCE, asked).await;
         server.resume();
-        let left = answered.map(|answer| answer.statuses[0].limit_remaining);
-        assert_eq!(left.map_err(|status| status.code()), expected);
+        let left =
+            answered.map(|answered| answered.map(|answer| answer.statuses[0].limit_remaining));
+        assert_eq!(left.unwrap(), expected);
     }
 }
 

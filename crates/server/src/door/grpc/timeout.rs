@@ -43,6 +43,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_store_leaves_time_for_the_answer_in_its_place() {
+        let envoys_default = Duration::from_millis(20);
+        assert_eq!(for_store(envoys_default), Duration::from_millis(15));
+        assert_eq!(for_store(Duration::ZERO), Duration::ZERO);
+        assert!(for_store(Duration::MAX) < Duration::MAX);
+    }
+
+    #[test]
     fn every_unit_is_read_and_nonsense_is_none() {
         for (text, nanos) in [
             ("1H", 3_600_000_000_000),
