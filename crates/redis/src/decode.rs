@@ -67,6 +67,9 @@ fn value(bytes: &[u8]) -> Result<Found, &'static str> {
 /// What is admitted to a log is counted modulo 2^24.
 const SUMS: u64 = (1 << 24) - 1;
 
+/// The most that one stamp of a log can cost.
+const MOST: u64 = 2_047;
+
 fn non_empty(counts: Vec<u64>) -> Result<Vec<u64>, &'static str> {
     if counts.is_empty() {
         return Err("it has no buckets");
@@ -156,7 +159,13 @@ impl Input<'_> {
         for _ in 0..entries {
             let (at, before) = (self.wide()?, sum);
             sum = self.number(3)?;
-            stamps.push((at, sum.wrapping_sub(before) & SUMS));
+            let mut cost = sum.wrapping_sub(before) & SUMS;
+            // Entries that were drawn together are of more than one stamp.
+            while cost > MOST {
+                stamps.push((at, MOST));
+                cost -= MOST;
+            }
+            stamps.push((at, cost));
         }
         Ok(Held::Log { longest, stamps })
     }
@@ -239,7 +248,7 @@ pub(crate) fn checked(reply: Reply, charges: usize) -> Option<Checked> {
     }
 }
 
-/// What `schedule_alone` and `schedules_alone` answered.
+/// What the scripts that decide one charge alone answered.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Alone {
     /// How far the one arrival time lay ahead when they decided.
@@ -250,7 +259,7 @@ pub(crate) enum Alone {
     Other { now: Timestamp, value: Vec<u8> },
 }
 
-/// Reads what `schedule_alone` or `schedules_alone` answered.
+/// Reads what such a script answered.
 pub(crate) fn alone(reply: Reply) -> Option<Alone> {
     match reply {
         Reply::Int(_) => integer(&reply).map(Alone::Ahead),

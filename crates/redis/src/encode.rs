@@ -56,31 +56,6 @@ pub(crate) fn head(charge: &Charge<'_>) -> Head {
     (u32::from(shape) << 28 | fingerprint).to_be_bytes()
 }
 
-/// For each limit of `charge` how long its cost lasts and how far its arrival time may lie ahead, if all are hard
-/// schedules of whole microseconds: what the scripts `schedule_alone` and `schedules_alone` decide.
-pub(crate) fn schedules_alone(charge: &Charge<'_>) -> Option<Vec<(u64, u64)>> {
-    remote::numbers(charge.limits, charge.cost)
-        .map(|member| match member {
-            Member {
-                numbers:
-                    Numbers::Schedule {
-                        fraction: 1,
-                        lasting: Some(lasting),
-                        tau,
-                        ..
-                    },
-                denials: Denials::Forgotten,
-            } => Some((lasting.whole, tau.whole)),
-            _ => None,
-        })
-        .collect()
-}
-
-/// The format of the value of so many schedules.
-pub(crate) fn schedules_format(count: usize) -> String {
-    format!(">c4B{}", "BI7".repeat(count))
-}
-
 /// The program of `charge` for the script `check`, which says what is in it; `around` is the latest instant known.
 pub(crate) fn program(charge: &Charge<'_>, around: Timestamp) -> Vec<u8> {
     let members = remote::numbers(charge.limits, charge.cost);

@@ -30,9 +30,11 @@
 //! In Redis a schedule takes 88 bytes by `MEMORY USAGE` under a key of 16 bytes, and 144 of the server's memory with its
 //! places in the tables of keys and of expiries; 100,000 logs of 60 requests take 77 MB.
 //!
-//! A log is read and written whole at each decision, 10 bytes a request, and sent to the host: with thousands of requests
-//! in its longest window a counter is cheaper.
+//! A log takes 10 bytes a request. A rule of nothing but log limits that count nothing that they deny reads and writes a few places
+//! of it, however long it is; a log among other algorithms, one that counts denials, and every peek read it whole: `docs/fleet.md`
+//! has what that costs.
 
+mod alone;
 mod amend;
 mod apart;
 mod blocks;

@@ -15,6 +15,10 @@ pub(crate) static SCHEDULE_ALONE: LazyLock<Script> =
 pub(crate) static SCHEDULES_ALONE: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("scripts/schedules_alone.lua").to_owned()));
 
+/// One key, limits that share one log.
+pub(crate) static LOG_ALONE: LazyLock<Script> =
+    LazyLock::new(|| Script::new(include_str!("scripts/log_alone.lua").to_owned()));
+
 /// The kernels, by the numbers of [`kernel`](crate::encode::kernel).
 const KERNELS: [&str; 6] = [
     include_str!("scripts/schedule.lua"),

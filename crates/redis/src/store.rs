@@ -8,16 +8,13 @@ use std::{
     time::Duration,
 };
 
-use tidegate_core::{
-    Charge, Decision, Effect, Outcome, Timestamp,
-    remote::{Exact, Held, Replay, fingerprint},
-};
+use tidegate_core::{Charge, Decision, Effect, Outcome, Timestamp, remote::Replay};
 use tokio::runtime::Handle;
 
 use crate::{
     Address, ConnectError, Redis, Settings, Topology,
     call::{Call, Intent, Reply, Script},
-    decode::{self, Alone, Checked},
+    decode::{self, Checked},
     encode,
     error::StoreError,
     exec::{Exec, ExecError},
@@ -143,7 +140,7 @@ impl RedisStore {
             return self.refund(charges, outcomes).await;
         }
         if let ([charge], Effect::Charge) = (charges, effect)
-            && let Some(decision) = self.check_schedules(charge, outcomes).await?
+            && let Some(decision) = self.check_alone(charge, outcomes).await?
         {
             return Ok(decision);
         }
@@ -163,55 +160,6 @@ impl RedisStore {
             }
         }
         Err(StoreError::overtaken())
-    }
-
-    /// The short way, for a charge that is nothing but hard schedules of whole microseconds; `None` where it has to go the
-    /// long one.
-    async fn check_schedules(
-        &self,
-        charge: &Charge<'_>,
-        outcomes: &mut Vec<Outcome>,
-    ) -> Result<Option<Decision>, StoreError> {
-        let Some(schedules) = encode::schedules_alone(charge) else {
-            return Ok(None);
-        };
-        let is_single = schedules.len() == 1;
-        let mut args = Vec::with_capacity(4 + 2 * schedules.len());
-        args.push(encode::head(charge).to_vec());
-        if !is_single {
-            args.push(encode::schedules_format(schedules.len()).into_bytes());
-        }
-        for (lasting, tau) in &schedules {
-            args.extend([lasting, tau].map(|micros| micros.to_string().into_bytes()));
-        }
-        args.extend(self.pinned().map(|now| now.to_string().into_bytes()));
-        let script = if is_single {
-            &scripts::SCHEDULE_ALONE
-        } else {
-            &scripts::SCHEDULES_ALONE
-        };
-        let reply = self.call(script, vec![self.key(charge.key)], args).await?;
-        match decode::alone(reply).ok_or_else(StoreError::unreadable)? {
-            Alone::Ahead(whole) => {
-                // How far ahead is all that matters, so any instant will do.
-                let now = Timestamp::default();
-                let held = vec![Held::Schedule(Exact { whole, part: 0 })];
-                let held = Some((fingerprint(charge.limits), held));
-                let replay = Replay::open(charge, held, now, Effect::Charge);
-                let settled = Settled::of(vec![replay], now, Intent::Charge);
-                Ok(Some(settled.report(now, outcomes)))
-            }
-            Alone::Decided { now, value } => {
-                let alone = std::slice::from_ref(charge);
-                let settled = self.replay(alone, &[value], now, Intent::Charge)?;
-                Ok(Some(settled.report(now, outcomes)))
-            }
-            Alone::Other { now, value } => {
-                let found = decode::found(&self.key(charge.key), &value)?;
-                let block = found.standing_block(now);
-                Ok(block.map(|until| Decision::blocked(0, until, now)))
-            }
-        }
     }
 
     /// The call of the script `check` on charges whose keys share a slot.

@@ -80,6 +80,58 @@ async fn schedules_decide_as_in_memory() {
     }
 }
 
+/// Logs that are long enough to be changed in place, through windows that empty in part, at once, and never.
+#[tokio::test]
+async fn long_logs_decide_as_in_memory() {
+    for server in Server::each() {
+        let redis = RedisStore::connect(&server.url(), "tg").await.unwrap();
+        let memory = MemoryStore::new(MemoryBounds::default());
+        let log = |rates: &[&str]| {
+            let limit = |text: &&str| {
+                let rate = notation::rate(text).unwrap();
+                let spec = LimitSpec::shorthand(rate, AlgorithmName::SlidingWindowLog);
+                spec.build().unwrap()
+            };
+            Limits::new(rates.iter().map(limit).collect()).unwrap()
+        };
+        let sets = [log(&["900/10s"]), log(&["1500/min", "300/s", "4000/h"])];
+        let (mut now, mut longest) = (START, 0);
+        for step in 0..4_000_u64 {
+            now += match step % 1_000 {
+                999 => 70_000_000,
+                500 => 9_000_000,
+                part => [0, 1, 700, 4_000, 20_000][(part * 7 % 5) as usize],
+            };
+            let units = match step % 97 {
+                96 => 2_500,
+                part => 1 + part % 3,
+            };
+            let effect = match step % 50 {
+                49 => Effect::Peek,
+                48 => Effect::Refund,
+                _ => Effect::Charge,
+            };
+            let (key, limits) = (
+                [b"one", b"two"][(step % 2) as usize],
+                &sets[(step % 2) as usize],
+            );
+            let charge = Charge::new(key, limits, Cost::new(units).unwrap()).unwrap();
+            same(
+                &redis,
+                &memory,
+                &[charge],
+                (Timestamp::from_micros(now), effect),
+            )
+            .await;
+            if step % 400 == 0 {
+                let bytes = server.command(&["STRLEN", "tg:two"]);
+                longest = longest.max(bytes.parse().unwrap());
+            }
+        }
+        assert!(longest > 8_000, "{longest} bytes are no long log");
+    }
+}
+
 #[tokio::test]
 async fn a_state_left_under_other_numbers_is_taken_over() {
     for server in Server::each() {

@@ -1,0 +1,156 @@
+-- A common decision, cut short: one key, all of whose limits share one log that counts nothing that it denies. A long log is
+-- read and written in a few places only.
+--
+-- KEYS[1] the key
+-- ARGV    the head of its value; the cost; for each window its limit and span; [the instant]
+--
+-- Answers the instant in 7 bytes, and the value as it was, its entries drawn together so that the same is decided on them; or
+-- {value, instant} where the value has another head, because the key is blocked or was left under other numbers, and nothing was
+-- charged. The state is that of `log.lua`; here entries that no window needs may stay in front for a while.
+local call, pack, unpack, sub = redis.call, struct.pack, struct.unpack, string.sub
+local key, head, cost = KEYS[1], ARGV[1], tonumber(ARGV[2])
+local windows = math.floor((#ARGV - 2) / 2)
+local now, slack = ARGV[3 + 2 * windows] and tonumber(ARGV[3 + 2 * windows]), 86400000
+if not now then
+  local time = call('TIME')
+  now, slack = time[1] * 1000000 + time[2], 2
+end
+-- A value of so many bytes is changed in place, for which Redis gives it room to grow; a shorter one is written anew.
+local LONG, ENTRY, TURN, MOST = 2048, 10, 2 ^ 24, 2047
+
+local value, begin = call('GETRANGE', key, 0, LONG - 1), 19 + 14 * windows
+local count, base, total, last_at, places, longest = 0, 0, 0, 0, {}, 0
+local is_long = #value == LONG
+local function entry(number)
+  if is_long then
+    local at = begin + ENTRY * number
+    return unpack('>I7I3', call('GETRANGE', key, at, at + ENTRY - 1))
+  end
+  return unpack('>I7I3', value, begin + 1 + ENTRY * number)
+end
+if value ~= '' then
+  if sub(value, 1, 4) ~= head then
+    return {call('GET', key), now}
+  end
+  local _
+  _, count, _, base = unpack('>I7I4I1I3', value, 5)
+  total = base
+  if count > 0 then
+    last_at, total = entry(count - 1)
+  end
+end
+
+-- The first entry from `low` on, `low` not being one, that is `beyond`; there may be none.
+local function search(low, beyond)
+  local step = 1
+  while low + step < count and not beyond(low + step) do
+    low, step = low + step, step * 2
+  end
+  local high = math.min(low + step, count)
+  while high - low > 1 do
+    local middle = math.floor((low + high) / 2)
+    if beyond(middle) then
+      high = middle
+    else
+      low = middle
+    end
+  end
+  return high, low
+end
+
+local denied, fewest, fewest_base, points = false, count, total, {}
+for w = 1, windows do
+  local limit, span = tonumber(ARGV[1 + 2 * w]), tonumber(ARGV[2 + 2 * w])
+  local first, before, at = 0, base, 0
+  if value ~= '' then
+    first, before, at = unpack('>I4I3I7', value, 6 + 14 * w)
+  end
+  if first < count and at + span <= now then
+    local gone
+    first, gone = search(first, function(number)
+      return entry(number) + span > now
+    end)
+    before = select(2, entry(gone))
+    at = first < count and entry(first) or 0
+  end
+  local sum = count > 0 and (total - before) % TURN or 0
+  if cost > limit or sum > limit - cost then
+    denied = true
+    if cost <= limit then
+      -- When so much has left the window, the cost fits.
+      local frees = search(first - 1, function(number)
+        local _, upto = entry(number)
+        return (upto - before) % TURN >= sum - (limit - cost)
+      end)
+      points[#points + 1] = {frees, entry(frees)}
+    end
+  end
+  if first > 0 then
+    points[#points + 1] = {first - 1, now - span, before}
+  end
+  if first < fewest then
+    fewest, fewest_base = first, before
+  end
+  places[w], longest = {first, before, at}, math.max(longest, span)
+end
+
+local found = ''
+if count > fewest then
+  points[#points + 1] = {count - 1, last_at, total}
+  table.sort(points, function(a, b)
+    return a[1] < b[1] or a[1] == b[1] and a[2] < b[2]
+  end)
+  local entries, passed = {}, fewest - 1
+  for i = 1, #points do
+    if points[i][1] > passed then
+      entries[#entries + 1] = pack('>I7I3', points[i][2], points[i][3])
+      passed = points[i][1]
+    end
+  end
+  found = head .. pack('>I7I4I1I3', longest, #entries, 0, fewest_base) .. table.concat(entries)
+end
+if denied then
+  return pack('>I7', now) .. found
+end
+
+local at, added, kept = math.max(now, last_at), {}, count
+if last_at == at and count > fewest then
+  local before_last = count > 1 and select(2, entry(count - 2)) or base
+  if (total - before_last) % TURN + cost <= MOST then
+    -- It joins the last entry.
+    kept, total = count - 1, total + cost
+    cost, added[1] = 0, pack('>I7I3', at, total % TURN)
+  end
+end
+for w = 1, windows do
+  if places[w][1] == count then
+    places[w] = {count, total % TURN, at}
+  end
+end
+while cost > 0 do
+  local part = math.min(cost, MOST)
+  total, cost = total + part, cost - part
+  added[#added + 1] = pack('>I7I3', at, total % TURN)
+end
+
+-- What no window needs goes when it is half of it, so that a long log is seldom copied.
+local dropped = (not is_long or fewest > kept / 2) and fewest or 0
+if dropped > 0 then
+  base = fewest_base
+end
+local header = {head, pack('>I7I4I1I3', longest, kept + #added - dropped, windows, base)}
+for w = 1, windows do
+  header[2 + w] = pack('>I4I3I7', places[w][1] - dropped, places[w][2], places[w][3])
+end
+header, added = table.concat(header), table.concat(added)
+local millis = math.floor((at + longest - now) / 1000) + slack
+local from, upto = begin + ENTRY * dropped, begin + ENTRY * kept
+if is_long and dropped == 0 then
+  call('SETRANGE', key, 0, header)
+  call('SETRANGE', key, upto, added)
+  call('PEXPIRE', key, millis)
+else
+  local entries = is_long and upto > from and call('GETRANGE', key, from, upto - 1) or sub(value, from + 1, upto)
+  call('PSETEX', key, millis, header .. entries .. added)
+end
+return pack('>I7', now) .. found
