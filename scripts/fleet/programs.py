@@ -1,12 +1,15 @@
 """Programs on free ports of this machine, and patience."""
 
 import contextlib
+import random
 import shutil
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
+
+PORTS = (12_000, 32_000)  # below those that connections are given
 
 
 def spawn(*command):
@@ -31,8 +34,11 @@ def answers(port):
 
 
 def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
+    """A port that is free now, and that the system gives nobody who asks it for any: who listens on it next is who we start."""
+    while True:
+        port = random.randrange(*PORTS)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def eventually(what, attempt, patience=30.0):
