@@ -11,6 +11,8 @@ use std::{
 
 use crate::{
     examples::Proxy,
+    fleet::until_exact,
+    servers::RedisServer,
     support::{EVERY_DOOR, Envoy, Scratch, Server, repository, run, tidegate},
 };
 
@@ -81,6 +83,28 @@ fn the_envoy_example_is_true() {
         ("8002", envoy.listener("quotas")),
     ];
     assert_true_with("examples/envoy/README.md", &server, &fronts);
+}
+
+#[test]
+fn the_fleet_example_is_true() {
+    let redis = RedisServer::start();
+    let [first, second] = ["first.yaml", "second.yaml"].map(|name| {
+        let text = fs::read_to_string(repository().join("examples/fleet").join(name)).unwrap();
+        // The doors are the test's, and a busy machine has more time than the default.
+        let (_, store) = text.split_once("\nstore:\n").unwrap();
+        let store = store.replace("redis://127.0.0.1:6379", &redis.url());
+        let config = format!("{EVERY_DOOR}store:\n  timeout: 2s\n{store}");
+        let server = Server::start_in(Scratch::new(), &config);
+        until_exact(&server);
+        server
+    });
+    let others = [
+        ("8180", second.http),
+        ("6381", second.resp),
+        ("9190", second.admin),
+        ("6379", SocketAddr::from(([127, 0, 0, 1], redis.port()))),
+    ];
+    assert_true_with("examples/fleet/README.md", &first, &others);
 }
 
 #[test]

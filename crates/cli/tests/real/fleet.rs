@@ -24,7 +24,7 @@ fn fleet(redis: &RedisServer, more: &str, rules: &str) -> Vec<Server> {
 }
 
 /// Waits until Redis decides.
-fn until_exact(server: &Server) {
+pub(crate) fn until_exact(server: &Server) {
     crate::servers::eventually("the server has found Redis", || {
         Ask::get(server.admin, "/readyz")
             .send()
