@@ -11,6 +11,7 @@ mod support;
 #[path = "../../../redis/tests/support/mod.rs"]
 mod servers;
 
+mod certificates;
 mod check;
 mod documents;
 mod envoy;

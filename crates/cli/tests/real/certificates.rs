@@ -1,0 +1,85 @@
+//! The certificate of the gRPC door, renewed while it is served, as a client sees it.
+
+use std::{net::SocketAddr, process::Command};
+
+use crate::support::{Ask, EVERY_DOOR, Scratch, Server, run, tool};
+
+/// A certificate of its own authority for the name, and its key, in the place of those that are there.
+fn issue(scratch: &std::path::Path, name: &str) {
+    let output = run(Command::new(tool("openssl"))
+        .args(["req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt"])
+        .args(["ec_paramgen_curve:prime256v1", "-days", "2", "-subj"])
+        .args([
+            &format!("/CN={name}"),
+            "-keyout",
+            "key.new",
+            "-out",
+            "certificate.new",
+        ])
+        .current_dir(scratch));
+    assert!(output.status.success(), "{output:?}");
+    for file in ["key", "certificate"] {
+        std::fs::rename(scratch.join(format!("{file}.new")), scratch.join(file)).unwrap();
+    }
+}
+
+/// The name in the certificate that is shown at `address`.
+fn shown(address: SocketAddr) -> String {
+    let output = run(Command::new(tool("openssl")).args([
+        "s_client",
+        "-connect",
+        &address.to_string(),
+        "-alpn",
+        "h2",
+    ]));
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let subject = said
+        .lines()
+        .find_map(|line| line.strip_prefix("subject=CN = "));
+    subject
+        .unwrap_or_else(|| panic!("no subject in:\n{said}"))
+        .to_owned()
+}
+
+#[test]
+fn a_renewed_certificate_is_served_and_one_that_cannot_be_used_is_not() {
+    let scratch = Scratch::new();
+    issue(scratch.path(), "first");
+    let config = format!("{EVERY_DOOR}grpc: {{tls: {{certificate: certificate, key: key}}}}\n");
+    let mut server = Server::start_in(scratch, &config);
+    assert_eq!(shown(server.grpc), "first");
+
+    issue(server.directory(), "second");
+    server.wait_for(&["reloaded the certificate of the gRPC door"]);
+    assert_eq!(shown(server.grpc), "second");
+
+    std::fs::write(server.directory().join("key"), "no key").unwrap();
+    server.wait_for(&[
+        "kept the old certificate of the gRPC door",
+        "grpc.tls.key: cannot use key",
+    ]);
+    assert_eq!(shown(server.grpc), "second");
+    let ready = Ask::get(server.admin, "/readyz").send().json();
+    assert_eq!(
+        ready["last_reload"],
+        "failed; the old certificate is in force"
+    );
+    assert!(
+        server
+            .metrics()
+            .contains("tidegate_last_certificate_load_success 0\n")
+    );
+    let refused = Ask::new("POST", server.admin, "/v1/reload").send();
+    assert_eq!(refused.status, 422, "{}", refused.body);
+
+    issue(server.directory(), "third");
+    server.signal("HUP");
+    server.wait_for(&["reloaded the certificate of the gRPC door"]);
+    assert_eq!(shown(server.grpc), "third");
+    assert!(
+        server
+            .metrics()
+            .contains("tidegate_last_certificate_load_success 1\n")
+    );
+    server.stop();
+}
