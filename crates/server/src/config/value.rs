@@ -216,6 +216,17 @@ impl<'n> Value<'n> {
         })
     }
 
+    /// Those fields of a map that are `known`; nothing is said of others, which somebody else looks at.
+    pub(crate) fn fields_among(&self, known: &[&'static str]) -> Option<Fields<'n>> {
+        let mut fields = self.pairs(&mut Report::default(), "")?;
+        fields.retain(|(key, _)| known.contains(key));
+        Some(Fields {
+            map: self.clone(),
+            fields,
+            misspelt: Vec::new(),
+        })
+    }
+
     /// The keys and values of a map, each key once; no value is an empty map.
     pub(crate) fn pairs(&self, report: &mut Report, what: &str) -> Option<Vec<(&'n str, Self)>> {
         let pairs = match &self.node.content {

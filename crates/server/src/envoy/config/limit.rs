@@ -179,7 +179,7 @@ fn limit(value: &Value<'_>, denied: Denied, report: &mut Report) -> Option<Limit
     };
     let before = report.count();
     // Keys that are not known are reported where all of them are looked at.
-    let fields = value.fields(&mut Report::default(), "", &LimitSpec::FIELDS)?;
+    let fields = value.fields_among(&LimitSpec::FIELDS)?;
     let spec = limits::full_form(&fields, fallback.algorithm, report);
     let spec = with_unit(value, spec, report)?;
     let limit = limits::build(
