@@ -71,6 +71,20 @@ fn a_batch_of_more_than_may_wait_is_answered_whole() {
 }
 
 #[test]
+fn a_transaction_of_more_than_redis_is_asked_at_once_is_decided_whole() {
+    let redis = RedisServer::start();
+    let node = Node::start(&redis.url());
+    node.until_up(true);
+    // More than fit the queue to Redis: had they been asked at once, this server would have answered the rest by itself.
+    let throttle = "CL.THROTTLE k 9999 1 3600\r\n".repeat(10_000);
+    let answer = converse(node.open_resp(), &format!("MULTI\r\n{throttle}EXEC\r\n"));
+    let (_, answers) = answer.split_once("*10000\r\n").unwrap();
+    let last = answers.rsplit_once("*5\r\n").unwrap().1;
+    assert!(last.starts_with(":0\r\n:10000\r\n:0\r\n:-1\r\n"), "{last}");
+    assert_eq!(answers.matches("*5\r\n:0\r\n").count(), 10_000);
+}
+
+#[test]
 fn verdicts_over_http_say_who_decided_and_how_exactly() {
     let redis = RedisServer::start();
     let node = Node::start(&redis.url());

@@ -25,7 +25,7 @@ pub const OUTPUT_BYTES: usize = 65_536;
 pub const SMALL_BYTES: usize = 4_096;
 
 /// The most that all the connections of one worker may hold together, in commands that have not arrived
-/// whole, open transactions, and answers that have not been taken. One that would hold more is closed.
+/// whole, open transactions, decisions that wait for Redis, and answers that have not been taken. One that would hold more is closed.
 pub const MAX_HELD_BYTES: usize = 64 << 20;
 
 /// The longest name of a connection, library or library version.
@@ -34,5 +34,6 @@ pub const MAX_NAME_BYTES: usize = 256;
 /// How much a client may still send after the answer that ends its connection, for it to read that answer.
 pub const LINGER_BYTES: usize = 1 << 20;
 
-/// The most decisions of one batch that wait for Redis; further commands are read when those are answered.
+/// The most decisions of one client that are asked of Redis at the same time; further commands are read when those of a batch are
+/// answered, and further ones of a transaction wait their turn.
 pub const MAX_WAITING: usize = 1_024;

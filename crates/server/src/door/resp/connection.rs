@@ -265,7 +265,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         if self.unread.is_empty() && self.unread.capacity() > 0 {
             self.unread = Vec::new();
         }
-        let holds = self.unread.capacity() + self.unsent.capacity() + self.session.held();
+        let deciding = self.deciding.as_ref().map_or(0, |deciding| deciding.held);
+        let holds =
+            self.unread.capacity() + self.unsent.capacity() + self.session.held() + deciding;
         if holds == self.held {
             return Ok(());
         }

@@ -1,13 +1,15 @@
 //! Decisions that another server makes: a batch's answers, held together until the last of them is known.
 //!
 //! With the memory store there are none. With Redis behind, all the decisions of a batch are asked for at once, so that
-//! they travel together, and nothing more is read from the client until they are answered.
+//! they travel together, and nothing more is read from the client until they are answered. A transaction may hold more of them than
+//! that: then some wait here until others are answered, and no client fills the queue to Redis by itself.
 
 use std::{fmt, pin::Pin, sync::Arc, task};
 
-use futures_util::future::join_all;
+use futures_util::{StreamExt, stream};
 
 use super::{
+    bounds::MAX_WAITING,
     command::{LaterCheck, LaterThrottle},
     reply::{Protocol, Reply},
 };
@@ -30,11 +32,24 @@ pub(super) struct Waiting {
 }
 
 /// The answers to a batch, when all of them are known.
-pub(super) struct Deciding(Pin<Box<dyn Future<Output = Vec<u8>>>>);
+pub(super) struct Deciding {
+    answers: Pin<Box<dyn Future<Output = Vec<u8>>>>,
+    /// How much memory the decisions take.
+    pub(super) held: usize,
+}
 
 impl fmt::Debug for Deciding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Deciding")
+    }
+}
+
+impl Later {
+    fn heap_bytes(&self) -> usize {
+        match self {
+            Self::Check(check) => check.heap_bytes(),
+            Self::Throttle(throttle) => throttle.heap_bytes(),
+        }
     }
 }
 
@@ -52,14 +67,18 @@ impl Waiting {
 impl Deciding {
     /// Decides `waiting`, and puts the answers among those that are in `output` already.
     pub(super) fn new(limiter: Arc<Limiter>, waiting: Vec<Waiting>, output: Vec<u8>) -> Self {
-        Self(Box::pin(async move {
-            let answers = join_all(waiting.into_iter().map(|one| answer(&limiter, one))).await;
+        let decisions = waiting.iter().map(|one| one.later.heap_bytes());
+        let held = waiting.capacity() * size_of::<Waiting>() + decisions.sum::<usize>();
+        let answers = Box::pin(async move {
+            let decisions = stream::iter(waiting).map(|one| answer(&limiter, one));
+            let answers: Vec<_> = decisions.buffered(MAX_WAITING).collect().await;
             merge(&output, &answers)
-        }))
+        });
+        Self { answers, held }
     }
 
     pub(super) fn poll(&mut self, cx: &mut task::Context<'_>) -> task::Poll<Vec<u8>> {
-        self.0.as_mut().poll(cx)
+        self.answers.as_mut().poll(cx)
     }
 }
 

@@ -122,6 +122,14 @@ pub(in crate::door::resp) struct LaterCheck {
 }
 
 impl LaterCheck {
+    pub(in crate::door::resp) fn heap_bytes(&self) -> usize {
+        let texts = self
+            .entries
+            .iter()
+            .map(|(name, value)| name.len() + value.len());
+        size_of_val(self.entries.as_slice()) + texts.sum::<usize>()
+    }
+
     fn new(asked: &Asked<'_>, entries: &[(&str, &str)]) -> Self {
         let owned = entries
             .iter()

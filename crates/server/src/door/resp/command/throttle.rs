@@ -155,6 +155,11 @@ pub(in crate::door::resp) struct LaterThrottle {
 }
 
 impl LaterThrottle {
+    /// The limits are shared.
+    pub(in crate::door::resp) fn heap_bytes(&self) -> usize {
+        self.key.len()
+    }
+
     pub(in crate::door::resp) async fn answer(self, limiter: &Limiter, reply: &mut Reply<'_>) {
         let charge = Charge {
             key: &self.key,
