@@ -27,8 +27,8 @@
 //! | one fixed window; weighted; 10 buckets | 10.2 / 12.3; 10.0 / 10.4; 11.0 / 14.3 |
 //! | one log of 60; four windows over one log of up to 800 | 12.2 / 19.9; 21.5 / 22.7 |
 //!
-//! In Redis a schedule takes 88 bytes by `MEMORY USAGE` under a key of 16 bytes, and 144 of the server's memory with its
-//! places in the tables of keys and of expiries; 100,000 logs of 60 requests take 77 MB.
+//! In Redis a schedule takes 88 bytes by `MEMORY USAGE` under a key of 16 bytes, and 145 of the server's memory with its
+//! places in the tables of keys and of expiries (`docs/fleet.md` has what takes them); 100,000 logs of 60 requests take 77 MB.
 //!
 //! A log takes 10 bytes a request. A rule of nothing but log limits that count nothing that they deny reads and writes a few places
 //! of it, however long it is; a log among other algorithms, one that counts denials, and every peek read it whole: `docs/fleet.md`
