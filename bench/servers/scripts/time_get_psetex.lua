@@ -1,0 +1,12 @@
+-- GCRA, exact to the microsecond, and nothing else: the arrival time under the key, packed.
+-- ARGV: how long a unit lasts, how far the arrival time may lie ahead.
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local arrival = redis.call('GET', KEYS[1])
+arrival = arrival and struct.unpack('>I7', arrival) or now
+local ahead = (arrival > now and arrival - now or 0) + ARGV[1]
+if ahead - ARGV[2] > 0 then
+  return -ahead
+end
+redis.call('PSETEX', KEYS[1], math.floor(ahead / 1000) + 2, struct.pack('>I7', now + ahead))
+return ahead
