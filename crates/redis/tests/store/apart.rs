@@ -210,10 +210,9 @@ async fn limits_on_several_primaries_are_spent_and_never_exceeded() {
             "{admitted} in {seconds} s"
         );
     }
-    assert!(
-        !within(total, most(100.0, 400.0) / 2.0),
-        "{total} in {seconds} s"
-    );
+    // A machine that is too slow to ask for so much gets what it asks for.
+    let spent = !within(total, most(100.0, 400.0) / 2.0) || total * 2 > asked;
+    assert!(spent, "{total} of {asked} in {seconds} s");
 }
 
 #[expect(
