@@ -11,7 +11,7 @@ mod world;
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use tidegate_core::{
-    Algorithm, Counting, Effect, Limit, Outcome, Rate, RefillMode, Retry, Span, Timestamp, Window,
+    Algorithm, Calendar, CalendarUnit, Counting, Effect, Limit, Outcome, Rate, RefillMode, Retry, Span, Timestamp, Window,
     bounds,
 };
 
@@ -32,7 +32,15 @@ struct Numbers {
     period: Count,
     buckets: u8,
     soft: u8,
-    count_denied: bool,
+    denials: Denials,
+}
+
+/// What becomes of a limit's count when it denies.
+#[derive(Arbitrary, Debug)]
+enum Denials {
+    Forgotten,
+    Counted,
+    InFull,
 }
 
 /// Small numbers as often as large ones.
@@ -49,6 +57,7 @@ enum Operation {
     /// A bit for each rule that is charged.
     Charge(Clock, u8, Count),
     Peek(Clock, u8, Count),
+    Refund(Clock, u8, Count),
     Look(u8),
     Reset(u8),
     Block(u8, u32),
@@ -81,10 +90,15 @@ fn run(rules: &[Rule], input: &Input) {
     let (mut now, mut last) = (input.start % LATEST, Vec::new());
     for operation in input.operations.iter().take(64) {
         let (mask, cost, effect) = match operation {
-            Operation::Charge(clock, mask, cost) | Operation::Peek(clock, mask, cost) => {
+            Operation::Charge(clock, mask, cost)
+            | Operation::Peek(clock, mask, cost)
+            | Operation::Refund(clock, mask, cost) => {
                 now = clock.from(now, &last);
-                let peek = matches!(operation, Operation::Peek(..));
-                let effect = if peek { Effect::Peek } else { Effect::Charge };
+                let effect = match operation {
+                    Operation::Peek(..) => Effect::Peek,
+                    Operation::Refund(..) => Effect::Refund,
+                    _ => Effect::Charge,
+                };
                 (*mask, cost.number().clamp(1, bounds::MAX_COUNT), effect)
             }
             Operation::Look(mask) => (*mask, 1, Effect::Look),
@@ -143,7 +157,11 @@ impl Numbers {
     fn limit(&self) -> Option<Limit> {
         let limit = Limit::new(self.algorithm()).ok()?;
         let limit = limit.with_soft_percent(self.soft.into()).ok()?;
-        Some(limit.counting_denied(self.count_denied))
+        match self.denials {
+            Denials::Forgotten => Some(limit),
+            Denials::Counted => Some(limit.counting_denied(true)),
+            Denials::InFull => limit.counting_in_full().ok(),
+        }
     }
 
     fn algorithm(&self) -> Algorithm {
@@ -153,7 +171,7 @@ impl Numbers {
             period: window,
         };
         let buckets = u32::from(self.buckets);
-        match self.kind % 11 {
+        match self.kind % 12 {
             0 => Algorithm::Gcra { rate, burst: count },
             1 => Algorithm::TokenBucket {
                 capacity: count,
@@ -187,7 +205,11 @@ impl Numbers {
                 limit: count,
                 window,
             },
-            8 => Algorithm::SlidingWindowCounter {
+            8 => Algorithm::FixedWindow {
+                limit: count,
+                window: Window::Calendar(self.calendar()),
+            },
+            9 => Algorithm::SlidingWindowCounter {
                 limit: count,
                 window,
                 counting: Counting::Weighted,
@@ -198,10 +220,20 @@ impl Numbers {
                 window: Span::from_micros(window.as_micros().saturating_mul(self.buckets.into())),
                 counting: Counting::Buckets {
                     buckets,
-                    strict: kind == 9,
+                    strict: kind == 10,
                 },
             },
         }
+    }
+
+    /// One of a few: a day in a zone with a summer time, a week from Wednesday on, a month from its last day on.
+    fn calendar(&self) -> Calendar {
+        let (unit, zone, day) = match self.buckets % 3 {
+            0 => (CalendarUnit::Day, "Europe/Berlin", None),
+            1 => (CalendarUnit::Week, "Pacific/Auckland", Some(3)),
+            _ => (CalendarUnit::Month, "UTC", Some(31)),
+        };
+        Calendar::new(unit, zone, day).expect("a zone of the database, and a day of the unit")
     }
 }
 
