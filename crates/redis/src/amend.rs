@@ -120,7 +120,8 @@ impl RedisStore {
         self.amend(self.keys(charges), amend).await
     }
 
-    /// Forgets what `key` has spent; true if there was anything. A block on it stands.
+    /// Forgets what `key` has spent; true if there was anything. A block on it stands. What stands there and was not written
+    /// by this store is deleted.
     ///
     /// # Errors
     ///
@@ -138,7 +139,14 @@ impl RedisStore {
             };
             (vec![amendment], had_spent)
         };
-        self.amend(vec![self.key(key)], amend).await
+        let keys = vec![self.key(key)];
+        match self.amend(keys.clone(), amend).await {
+            Err(StoreError::Foreign { .. }) => {
+                self.call(&scripts::FORGET, keys, Vec::new()).await?;
+                Ok(true)
+            }
+            reset => reset,
+        }
     }
 
     /// Puts the block of `until` on a key, or lifts the one that stands there; answers whether one stood.

@@ -15,7 +15,7 @@ pub enum StoreError {
     Refused(String),
     /// What stands under the key was not written by this store.
     #[error(
-        "the value under the key \"{key}\" was not written by Tidegate ({problem}): delete it, or give the store a prefix of its own"
+        "the value under the key \"{key}\" was not written by Tidegate ({problem}): `tidegate reset` deletes it; if another program writes there, give the store a prefix of its own"
     )]
     Foreign {
         /// The key as Redis knows it, escaped.

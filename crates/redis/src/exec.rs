@@ -18,14 +18,24 @@ pub(crate) enum ExecError {
     Unknown(String),
     /// The server refuses, and will refuse again.
     Refused(String),
+    /// A key holds what is no value of this store's.
+    WrongType,
 }
 
-impl From<ExecError> for StoreError {
-    fn from(error: ExecError) -> Self {
-        match error {
-            ExecError::NotExecuted(problem) => Self::NotExecuted(problem),
-            ExecError::Unknown(problem) => Self::Unknown(problem),
-            ExecError::Refused(problem) => Self::Refused(problem),
+impl ExecError {
+    /// What it means for the keys of `call`.
+    pub(crate) fn of(self, call: &Call) -> StoreError {
+        match self {
+            Self::NotExecuted(problem) => StoreError::NotExecuted(problem),
+            Self::Unknown(problem) => StoreError::Unknown(problem),
+            Self::Refused(problem) => StoreError::Refused(problem),
+            Self::WrongType => {
+                let keys = call.keys.iter().map(|key| key.escape_ascii().to_string());
+                StoreError::Foreign {
+                    key: keys.collect::<Vec<_>>().join("\" or \""),
+                    problem: "it is of another type".to_owned(),
+                }
+            }
         }
     }
 }
@@ -71,6 +81,23 @@ pub(crate) fn read(answer: Value) -> Result<Reply, ExecError> {
         return Ok(answer);
     };
     let kind = error.kind();
+    // An error inside a script has its code in the midst of the text.
+    let says = |text: &str| {
+        error.code() == text
+            || error
+                .details()
+                .is_some_and(|details| details.contains(text))
+    };
+    if says("WRONGTYPE") {
+        return Err(ExecError::WrongType);
+    }
+    let advice = if says("OOM") {
+        "; raise its `maxmemory`, and let nothing else use it"
+    } else if says("NOPERM") || says("The user executing the script") {
+        "; let the store's user do and touch what docs/fleet.md says (ACL SETUSER), with the prefix of this store"
+    } else {
+        ""
+    };
     let problem = RedisError::from(error).to_string();
     Err(match kind {
         Some(
@@ -83,6 +110,6 @@ pub(crate) fn read(answer: Value) -> Result<Reply, ExecError> {
             | ServerErrorKind::Ask
             | ServerErrorKind::NoScript,
         ) => ExecError::NotExecuted(problem),
-        _ => ExecError::Refused(problem),
+        _ => ExecError::Refused(problem + advice),
     })
 }

@@ -50,6 +50,10 @@ pub(crate) static GIVE_BACK: LazyLock<Script> =
 pub(crate) static READ: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("scripts/read.lua").to_owned()));
 
+/// Deletes a key, whatever stands there.
+pub(crate) static FORGET: LazyLock<Script> =
+    LazyLock::new(|| Script::new("return redis.call('DEL', KEYS[1])".to_owned()));
+
 /// Writes values over others, if those still stand.
 pub(crate) static REPLACE: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("scripts/replace.lua").to_owned()));

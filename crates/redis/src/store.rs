@@ -227,7 +227,7 @@ impl RedisStore {
         let reply = replies.pop();
         reply
             .unwrap_or_else(|| Err(ExecError::Unknown("no reply".to_owned())))
-            .map_err(Into::into)
+            .map_err(|error| error.of(call))
     }
 
     pub(crate) fn key(&self, key: &[u8]) -> Vec<u8> {
