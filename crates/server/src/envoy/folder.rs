@@ -231,6 +231,9 @@ impl Watch {
         let loaded = self.load();
         let path = self.folder.path.display();
         match &loaded {
+            Ok(0) => {
+                tracing::warn!(%path, "no domain is configured any more: nothing that Envoy asks about is limited")
+            }
             Ok(domains) => {
                 tracing::info!(%path, domains, "reloaded the configuration of the rate limit service")
             }

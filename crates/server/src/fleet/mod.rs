@@ -11,6 +11,7 @@
 
 mod denials;
 mod link;
+mod refusals;
 mod stats;
 
 use std::{sync::Arc, time::Duration};
@@ -22,7 +23,7 @@ use tidegate_core::{
 use tidegate_redis::{Redis, RedisStore, StoreError};
 
 pub use self::stats::FleetStats;
-use self::{denials::Denials, stats::Counters};
+use self::{denials::Denials, refusals::Refusals, stats::Counters};
 pub(crate) use self::{
     link::Link,
     stats::{FAILURES, SOURCES},
@@ -61,6 +62,7 @@ pub struct Fleet {
     settings: FleetSettings,
     denials: Denials,
     counters: Counters,
+    refusals: Refusals,
 }
 
 /// What is asked.
@@ -116,6 +118,7 @@ impl Fleet {
             settings,
             denials: Denials::default(),
             counters: Counters::default(),
+            refusals: Refusals::default(),
         }
     }
 
@@ -201,6 +204,7 @@ impl Fleet {
             }
             Err(error) => {
                 self.counters.count_failure(&error);
+                self.refusals.note(&error, question.now);
                 Err(error)
             }
         }
@@ -221,6 +225,12 @@ impl Fleet {
     #[must_use]
     pub fn stats(&self) -> FleetStats {
         self.counters.stats(self.redis.health())
+    }
+
+    /// What Redis has refused within the last minute, in words that say what to do.
+    #[must_use]
+    pub fn refusal(&self, now: Timestamp) -> Option<String> {
+        self.refusals.latest(now)
     }
 
     /// Keeps this node's own state close to that in Redis: what was spent, what is blocked, what was denied.

@@ -23,7 +23,7 @@ fn converse(address: SocketAddr, input: &str) -> String {
     answer
 }
 
-fn json(address: SocketAddr, method: &str, path: &str, body: &str) -> (u16, Value) {
+pub(crate) fn json(address: SocketAddr, method: &str, path: &str, body: &str) -> (u16, Value) {
     let answer = Client::connect(address).ask(method, path, &[], body.as_bytes());
     (answer.status, answer.json())
 }

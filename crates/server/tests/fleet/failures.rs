@@ -4,6 +4,7 @@ use tidegate_core::{Share, Source};
 use tidegate_server::fleet::FleetSettings;
 
 use crate::{
+    doors::json,
     node::{Answer, Node},
     support::{RedisServer, free_port},
 };
@@ -103,4 +104,54 @@ fn an_operator_is_told_that_nothing_was_done() {
     let key = node.key("local", "u");
     let refused = node.run(node.limiter.reset(&key)).unwrap_err().to_string();
     assert!(refused.contains("cannot reach Redis"), "{refused}");
+}
+
+/// A Redis that can be reached and does not decide is said to be so, with what to do.
+#[test]
+fn a_refusal_is_shown_for_a_minute() {
+    let redis = RedisServer::start();
+    let node = Node::start(&redis.url());
+    node.until_up(true);
+    node.at_millis(0);
+    assert_eq!(node.spend("local", "u").source, Source::Redis);
+    let door = node.open_admin();
+    let shown = || json(door, "GET", "/readyz", "").1["redis"].clone();
+    assert_eq!(shown()["state"], "ok");
+
+    redis.ask(&["CONFIG", "SET", "maxmemory", "1"]);
+    assert_eq!(node.spend("closed", "u").reason, Some("store"));
+    let problem = shown()["problem"].as_str().unwrap().to_owned();
+    assert!(problem.contains("raise its `maxmemory`"), "{problem}");
+    redis.ask(&["CONFIG", "SET", "maxmemory", "0"]);
+    redis.ask(&["ACL", "SETUSER", "default", "-time"]);
+    assert_eq!(node.spend("local", "u").source, Source::Local);
+    let problem = shown()["problem"].as_str().unwrap().to_owned();
+    assert!(problem.contains("ACL SETUSER"), "{problem}");
+    redis.ask(&["ACL", "SETUSER", "default", "+time"]);
+    assert_eq!(node.spend("local", "u").source, Source::Redis);
+    node.at_millis(60_000);
+    assert_eq!(shown()["state"], "ok");
+}
+
+#[test]
+fn a_reset_repairs_a_key_that_another_program_has_written() {
+    let redis = RedisServer::start();
+    let node = Node::start(&redis.url());
+    node.until_up(true);
+    let key = node.key("local", "u");
+    for write in [
+        "redis.call('LPUSH', k, 'x')",
+        "redis.call('SET', k, 'hello')",
+    ] {
+        assert_eq!(node.spend("local", "u").source, Source::Redis);
+        let script =
+            format!("local k = redis.call('KEYS', '*')[1]; redis.call('DEL', k); return {write}");
+        redis.ask(&["EVAL", &script, "0"]);
+        assert_eq!(node.spend("local", "u").source, Source::Local);
+        let refusal = node.limiter.fleet().unwrap().refusal(node.limiter.now());
+        let problem = refusal.unwrap();
+        assert!(problem.contains("`tidegate reset` deletes it"), "{problem}");
+        assert_eq!(node.run(node.limiter.reset(&key)), Ok(true));
+    }
+    assert_eq!(node.spend("local", "u").source, Source::Redis);
 }

@@ -178,7 +178,8 @@ impl Admin {
         let mut document =
             json!({"ready": ready, "last_reload": last_reload, "mistakes": mistakes});
         if let Some(fleet) = self.limiter.fleet() {
-            document["redis"] = redis(&fleet.stats().health);
+            let refusal = fleet.refusal(self.limiter.now());
+            document["redis"] = redis(&fleet.stats().health, refusal);
         }
         let status = if ready {
             StatusCode::OK
@@ -271,12 +272,15 @@ impl Reloading {
 
 /// How Redis is. A node that cannot reach it is ready all the same: its rules' `on_failure` answers, and to take every
 /// node out of service at once would help nobody.
-fn redis(health: &Health) -> serde_json::Value {
-    let state = match (health.up, health.up == health.servers) {
-        (0, _) => "out of reach; the rules' `on_failure` answers",
-        (_, true) => "ok",
-        (_, false) => "in part out of reach; the rules' `on_failure` answers there",
+fn redis(health: &Health, refusal: Option<String>) -> serde_json::Value {
+    let state = match (health.up, health.up == health.servers, &refusal) {
+        (0, _, _) => "out of reach; the rules' `on_failure` answers",
+        (_, true, None) => "ok",
+        (_, true, Some(_)) => {
+            "did not decide everything in the last minute; the rules' `on_failure` answers then"
+        }
+        (_, false, _) => "in part out of reach; the rules' `on_failure` answers there",
     };
-    let problem = health.trouble.as_ref().map(ToString::to_string);
+    let problem = health.trouble.as_ref().map(ToString::to_string).or(refusal);
     json!({"state": state, "servers": health.servers, "up": health.up, "problem": problem})
 }

@@ -1,0 +1,51 @@
+//! What Redis refuses although it can be reached: nothing in a connection that works would show it.
+
+use std::sync::{Mutex, PoisonError};
+
+use tidegate_core::{Span, Timestamp};
+use tidegate_redis::StoreError;
+
+/// For how long a refusal is shown, and how long another is kept out of the log.
+const SHOWN: Span = Span::from_secs(60);
+
+/// The latest refusal.
+#[derive(Debug, Default)]
+pub(super) struct Refusals(Mutex<Option<Refusal>>);
+
+#[derive(Debug)]
+struct Refusal {
+    at: Timestamp,
+    logged_at: Timestamp,
+    problem: String,
+}
+
+impl Refusals {
+    /// Takes note of `error`, if somebody has to do something about it, and now and then puts it into the log. What
+    /// is out of reach, or fails over, shows in the health of the servers.
+    pub(super) fn note(&self, error: &StoreError, now: Timestamp) {
+        if let StoreError::NotExecuted(_) | StoreError::Unknown(_) = error {
+            return;
+        }
+        let problem = error.to_string();
+        let mut latest = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let logged = latest.as_ref().map(|refusal| refusal.logged_at);
+        let is_news = logged.is_none_or(|logged| logged.after(SHOWN) <= now);
+        if is_news {
+            tracing::warn!("the rules' `on_failure` answers: {problem}");
+        }
+        *latest = Some(Refusal {
+            at: now,
+            logged_at: logged.filter(|_| !is_news).unwrap_or(now),
+            problem,
+        });
+    }
+
+    /// What was refused within the last minute.
+    pub(super) fn latest(&self, now: Timestamp) -> Option<String> {
+        let latest = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let shown = latest
+            .as_ref()
+            .filter(|refusal| refusal.at.after(SHOWN) > now);
+        shown.map(|refusal| refusal.problem.clone())
+    }
+}
