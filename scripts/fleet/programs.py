@@ -1,5 +1,6 @@
 """Programs on free ports of this machine, and patience."""
 
+import atexit
 import contextlib
 import random
 import shutil
@@ -13,9 +14,12 @@ PORTS = (12_000, 32_000)  # below those that connections are given
 
 
 def spawn(*command):
+    """Starts a program, which ends with this one at the latest."""
     if not shutil.which(command[0]):
         sys.exit(f"{command[0]} is not installed; run scripts/setup")
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    atexit.register(process.kill)
+    return process
 
 
 def fetch(port, path, body=None):
