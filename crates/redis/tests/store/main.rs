@@ -189,6 +189,6 @@ async fn what_others_wrote_under_a_key_is_named() {
             .check(&[charge], Effect::Charge, &mut Vec::new())
             .await
             .unwrap_err();
-        assert!(error.to_string().contains("WRONGTYPE"), "{error}");
+        assert!(error.to_string().contains("of another type"), "{error}");
     }
 }
