@@ -78,7 +78,7 @@ pub enum WhenFull {
 pub struct MemoryBounds {
     /// The most keys, at least 1; default 10,000,000.
     pub max_keys: usize,
-    /// The most bytes, for keys and states and their index, at least 64 KiB; default 1 GiB. Manual blocks come on top, so
+    /// The most bytes, for keys and states and their table, at least 64 KiB; default 1 GiB. Manual blocks come on top, so
     /// that an operator can block whoever fills the store: at most [`bounds::MAX_BLOCKS`], each a key, a reason and some
     /// 100 bytes.
     pub max_bytes: usize,
@@ -115,7 +115,7 @@ const MAX_SHARDS: usize = 256;
 pub struct MemoryStats {
     /// Keys held now.
     pub keys: usize,
-    /// Bytes held now for keys, their states, their index and manual blocks, by the store's own account.
+    /// Bytes held now for keys, their states, their table and manual blocks, by the store's own account.
     pub bytes: usize,
     /// Expired keys that were dropped.
     pub expired: u64,

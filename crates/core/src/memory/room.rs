@@ -156,7 +156,10 @@ impl Shard {
             let expires = candidate.expires();
             let is_idle = rest.room.when_full == WhenFull::Evict && !candidate.pressed();
             let is_decided = || decided.iter().any(|charge| charge.key == candidate.key());
-            if (expires <= now || is_idle) && !is_decided() {
+            // What neither frees a slot that is wanted nor bytes is not forgotten for nothing.
+            let helps =
+                reserved.keys + wanted.keys > reserved.leaving.len() || candidate.heap_bytes() > 0;
+            if (expires <= now || is_idle && helps) && !is_decided() {
                 reserved.leaving.push(number);
                 reserved.freed += candidate.heap_bytes();
             }
@@ -208,7 +211,9 @@ impl Shard {
             bytes: entry.heap_bytes(),
         };
         let fits = self.reserve(wanted, &[], now).is_ok();
-        self.make_way(now);
+        if fits {
+            self.make_way(now);
+        }
         self.rest.reserved.clear();
         fits
     }

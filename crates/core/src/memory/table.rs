@@ -132,7 +132,10 @@ impl Table {
     fn place(&mut self, hash: u64, mut entry: Entry) {
         let home = self.home(hash);
         let slot = self.tags.vacant(home);
-        // So many keys do not come together by chance, and nobody can choose keys that do: one would be forgotten.
+        debug_assert!(
+            slot - home <= usize::from(u16::MAX),
+            "so many keys do not come together by chance, and nobody can choose keys that do: one would be forgotten"
+        );
         if let Ok(distance) = u16::try_from(slot - home) {
             while self.slots() <= slot {
                 self.add_chunk();
