@@ -16,7 +16,7 @@ pub(super) struct Refusals(Mutex<Option<Refusal>>);
 struct Refusal {
     at: Timestamp,
     logged_at: Timestamp,
-    problem: String,
+    error: StoreError,
 }
 
 impl Refusals {
@@ -26,17 +26,23 @@ impl Refusals {
         if let StoreError::NotExecuted(_) | StoreError::Unknown(_) = error {
             return;
         }
-        let problem = error.to_string();
         let mut latest = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(refusal) = &mut *latest
+            && refusal.error == *error
+            && refusal.logged_at.after(SHOWN) > now
+        {
+            refusal.at = now;
+            return;
+        }
         let logged = latest.as_ref().map(|refusal| refusal.logged_at);
         let is_news = logged.is_none_or(|logged| logged.after(SHOWN) <= now);
         if is_news {
-            tracing::warn!("the rules' `on_failure` answers: {problem}");
+            tracing::warn!("{error}");
         }
         *latest = Some(Refusal {
             at: now,
             logged_at: logged.filter(|_| !is_news).unwrap_or(now),
-            problem,
+            error: error.clone(),
         });
     }
 
@@ -46,6 +52,6 @@ impl Refusals {
         let shown = latest
             .as_ref()
             .filter(|refusal| refusal.at.after(SHOWN) > now);
-        shown.map(|refusal| refusal.problem.clone())
+        shown.map(|refusal| refusal.error.to_string())
     }
 }
