@@ -110,7 +110,12 @@ impl Bucket {
         if limit.period != self.limit.period {
             self.window_end = window_end(limit, now);
         }
+        let was_rate = self.is_rate();
         self.limit = limit;
+        if self.is_rate() != was_rate {
+            // A share of a rate is no grant of a budget, nor the other way round.
+            self.seats.iter_mut().for_each(|seat| seat.granted = 0);
+        }
     }
 
     /// Hears what `stream` used; a first report takes a seat. The stream gets an assignment in any case,

@@ -40,6 +40,9 @@ const NEVER_SECONDS: i64 = 366 * 86_400;
 const MAX_ID_ENTRIES: usize = 32;
 const MAX_ID_BYTES: usize = 4 << 10;
 
+/// The most bytes of a domain's name.
+const MAX_DOMAIN_BYTES: usize = 4 << 10;
+
 /// The most messages of one stream that wait to be sent.
 const MAX_UNSENT: usize = 16;
 
@@ -133,6 +136,12 @@ impl Conversation {
     }
 
     pub(super) fn hear(&mut self, reports: RateLimitQuotaUsageReports) -> Result<(), Status> {
+        if reports.domain.len() > MAX_DOMAIN_BYTES {
+            return Err(Status::invalid_argument(format!(
+                "domain: {} bytes are over the maximum of {MAX_DOMAIN_BYTES}",
+                reports.domain.len()
+            )));
+        }
         if self.domain.is_empty() {
             self.domain = reports.domain;
         } else if !reports.domain.is_empty() && reports.domain != self.domain {

@@ -246,3 +246,13 @@ proptest! {
         }
     }
 }
+
+/// A share of a rate is no grant of a budget of like size.
+#[test]
+fn a_rate_that_becomes_a_budget_is_divided_anew() {
+    let mut bucket = Bucket::new(limit(100, 1), at(0));
+    bucket.report(A, used(1, 0), at(0));
+    bucket.set_limit(limit(100, 60), at(1));
+    let told = of(&bucket.report(A, used(1, 0), at(2)), A);
+    assert!(matches!(told, Some(Assignment::Budget { .. })), "{told:?}");
+}
