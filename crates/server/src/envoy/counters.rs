@@ -12,6 +12,9 @@ use std::{
 /// request, and whoever sends requests must not be able to fill the memory, or a dashboard.
 pub const MAX_PATHS: usize = 4_096;
 
+/// The longest path that has counters of its own: an override shows what the request says.
+const MAX_PATH_BYTES: usize = 512;
+
 /// The path of those that have none of their own.
 pub(super) const OTHER: &str = "other";
 
@@ -81,14 +84,13 @@ type DomainAndPath = (Arc<str>, Box<str>);
 impl Registry {
     /// The counters of `path` in `domain`.
     pub(super) fn counters(&self, domain: &Arc<str>, path: &str) -> Arc<Counters> {
+        let path = if path.len() > MAX_PATH_BYTES {
+            OTHER
+        } else {
+            path
+        };
         let key = (Arc::clone(domain), Box::from(path));
-        let known = self
-            .0
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&key)
-            .cloned();
-        known.unwrap_or_else(|| {
+        self.known(&key).unwrap_or_else(|| {
             let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
             let key = if known.len() < MAX_PATHS || known.contains_key(&key) {
                 key
@@ -97,6 +99,17 @@ impl Registry {
             };
             Arc::clone(known.entry(key).or_default())
         })
+    }
+
+    /// What is counted under `key` already; under the others, once there is no room for more.
+    fn known(&self, key: &DomainAndPath) -> Option<Arc<Counters>> {
+        let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let others = || known.get(&(OTHER.into(), OTHER.into()));
+        let is_full = known.len() >= MAX_PATHS;
+        known
+            .get(key)
+            .or_else(|| is_full.then(others).flatten())
+            .cloned()
     }
 
     /// Calls `each` with every domain, path and its counters, in order.

@@ -8,7 +8,7 @@ use std::{
 };
 
 use futures_util::future::{join, join_all};
-use tidegate_core::{Charge, Cost, Decision, Effect, Outcome, Timestamp};
+use tidegate_core::{Charge, Cost, Decision, Effect, Exactness, Limits, Outcome, Timestamp};
 
 use super::{
     RateLimitError, Ratio, StoreFailure,
@@ -17,7 +17,10 @@ use super::{
     rules::{Rule, RuleLimits},
     service::Standing,
 };
-use crate::limiter::{Asked, Limiter};
+use crate::{
+    fleet::Decided,
+    limiter::{Asked, Limiter},
+};
 
 /// What a descriptor asks of its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,10 +82,14 @@ impl<'d> Applied<'d> {
         }
     }
 
+    fn limits(&self) -> &Limits {
+        &self.limits.limits
+    }
+
     fn charge(&self, cost: Cost) -> Charge<'_> {
         Charge {
             key: &self.key,
-            limits: &self.limits.limits,
+            limits: self.limits(),
             cost,
         }
     }
@@ -124,17 +131,21 @@ impl Bench<'_> {
         &self,
         standings: &mut [Standing<'_>],
     ) -> Result<(), RateLimitError> {
-        let (mut alone, mut together) = (Vec::new(), Vec::new());
+        let mut alone: Vec<&mut Applied<'_>> = Vec::new();
+        let mut together: Vec<(&mut Applied<'_>, Cost)> = Vec::new();
         let mut one_is_known = false;
         for applied in limited(standings) {
             match applied.hits {
-                Hits::Taken(cost) if !self.is_known_over(applied) => {
-                    together.push((applied, cost));
-                }
-                Hits::Taken(_) => {
-                    one_is_known = true;
+                Hits::Taken(_) if self.is_known_over(applied) => {
+                    // What only counts denies nothing.
+                    one_is_known |= !applied.limits().shadow();
                     alone.push(applied);
                 }
+                // One count under two limits cannot be charged at once.
+                Hits::Taken(_) if together.iter().any(|(other, _)| clash(other, applied)) => {
+                    alone.push(applied);
+                }
+                Hits::Taken(cost) => together.push((applied, cost)),
                 Hits::None | Hits::GivenBack(_) => alone.push(applied),
             }
         }
@@ -216,24 +227,25 @@ impl Bench<'_> {
         if charges.is_empty() {
             return Ok(());
         }
-        let (decision, outcomes) = self.ask(&charges, Effect::Charge).await?;
+        let (decided, outcomes) = self.ask(&charges, Effect::Charge).await?;
         let mut first = 0;
         let judged: Vec<Judged> = charges
             .iter()
             .map(|charge| {
                 let own = outcomes.get(first..first + charge.limits.len());
                 first += charge.limits.len();
-                Judged::taking(&decision, own.unwrap_or_default())
+                Judged::taking(&decided.decision, own.unwrap_or_default())
             })
             .collect();
         for ((applied, _), number) in together.iter_mut().zip(charge_of) {
             applied.judged = judged[number];
-            self.remember(applied);
+            self.remember(applied, decided.exactness);
         }
         Ok(())
     }
 
     async fn decide_one(&self, applied: &mut Applied<'_>) -> Result<(), RateLimitError> {
+        let mut exactness = Exactness::Exact;
         applied.judged = match applied.hits {
             Hits::None | Hits::Taken(_) if self.is_known_over(applied) => Judged {
                 over: true,
@@ -241,13 +253,15 @@ impl Bench<'_> {
                 ..Judged::default()
             },
             Hits::None => {
-                let (_, outcomes) = self.ask(&[applied.charge(Cost::ONE)], Effect::Look).await?;
+                let (decided, outcomes) =
+                    self.ask(&[applied.charge(Cost::ONE)], Effect::Look).await?;
+                exactness = decided.exactness;
                 Judged::looking(&outcomes)
             }
             Hits::Taken(cost) => {
-                let (decision, outcomes) =
-                    self.ask(&[applied.charge(cost)], Effect::Charge).await?;
-                Judged::taking(&decision, &outcomes)
+                let (decided, outcomes) = self.ask(&[applied.charge(cost)], Effect::Charge).await?;
+                exactness = decided.exactness;
+                Judged::taking(&decided.decision, &outcomes)
             }
             Hits::GivenBack(cost) => {
                 let (_, outcomes) = self.ask(&[applied.charge(cost)], Effect::Refund).await?;
@@ -258,7 +272,7 @@ impl Bench<'_> {
                 }
             }
         };
-        self.remember(applied);
+        self.remember(applied, exactness);
         Ok(())
     }
 
@@ -269,7 +283,7 @@ impl Bench<'_> {
         &self,
         charges: &[Charge<'_>],
         effect: Effect,
-    ) -> Result<(Decision, Vec<Outcome>), RateLimitError> {
+    ) -> Result<(Decided, Vec<Outcome>), RateLimitError> {
         let (limiter, mut outcomes) = (self.limiter, Vec::new());
         let asked = Asked {
             charges,
@@ -284,7 +298,7 @@ impl Bench<'_> {
                 decided.map_err(|_| RateLimitError::Store)?
             }
         };
-        Ok((decided.decision, outcomes))
+        Ok((decided, outcomes))
     }
 
     fn is_known_over(&self, applied: &Applied<'_>) -> bool {
@@ -292,15 +306,22 @@ impl Bench<'_> {
             .is_some_and(|cache| cache.is_over(&applied.key, self.now))
     }
 
-    /// Remembers what no hit can pass before its window ends: where more than the limit is counted.
-    fn remember(&self, applied: &Applied<'_>) {
+    /// Remembers what no hit can pass before its window ends: where more than the limit is counted, and not only more than
+    /// this node's share of it.
+    fn remember(&self, applied: &Applied<'_>, exactness: Exactness) {
         if let (Some(cache), Some(outcome)) = (self.over, &applied.judged.outcome)
             && applied.judged.over
+            && exactness == Exactness::Exact
             && outcome.excess > 0
         {
             cache.remember(&applied.key, self.now.after(outcome.reset_after));
         }
     }
+}
+
+/// Whether two descriptors count under one key, but not under the same limits.
+fn clash(one: &Applied<'_>, other: &Applied<'_>) -> bool {
+    one.key == other.key && !std::ptr::eq(one.limits(), other.limits())
 }
 
 impl Judged {

@@ -144,7 +144,9 @@ impl RateLimitService {
             within,
             near_limit_ratio: self.settings.near_limit_ratio,
         };
-        if self.settings.stop_increment || domain.charging == Charging::AllOrNothing {
+        let is_one = self.settings.stop_increment || domain.charging == Charging::AllOrNothing;
+        // With every rule in quota mode none denies by itself, and so none keeps the others from being charged.
+        if is_one && !self.settings.quota_mode {
             bench.decide_together(&mut standings).await?;
         } else {
             bench.decide_each(&mut standings).await?;

@@ -21,6 +21,7 @@ mod grpc;
 #[allow(dead_code, reason = "other tests need the rest of it")]
 mod grpc_client;
 mod http;
+mod one_decision;
 mod promises;
 #[path = "../grpc/proto.rs"]
 mod proto;

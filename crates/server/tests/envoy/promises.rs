@@ -18,7 +18,7 @@ descriptors:
   - {key: broad, rate_limit: {unit: minute, requests_per_unit: 1000000}}
   - {key: narrow, rate_limit: {unit: hour, requests_per_unit: 100}}";
 
-fn started(text: &str, settings: &[(&str, &str)]) -> Started {
+pub(crate) fn started(text: &str, settings: &[(&str, &str)]) -> Started {
     let variables: Variables = settings
         .iter()
         .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
@@ -33,14 +33,14 @@ fn started(text: &str, settings: &[(&str, &str)]) -> Started {
     started
 }
 
-fn descriptor(key: &str) -> Descriptor {
+pub(crate) fn descriptor(key: &str) -> Descriptor {
     Descriptor {
         entries: vec![(key.into(), "x".into())],
         ..Descriptor::default()
     }
 }
 
-fn request(descriptors: Vec<Descriptor>) -> RateLimitRequest {
+pub(crate) fn request(descriptors: Vec<Descriptor>) -> RateLimitRequest {
     RateLimitRequest {
         domain: "two".into(),
         descriptors,
@@ -48,7 +48,7 @@ fn request(descriptors: Vec<Descriptor>) -> RateLimitRequest {
     }
 }
 
-async fn ask(
+pub(crate) async fn ask(
     service: &RateLimitService,
     request: &RateLimitRequest,
 ) -> Result<RateLimitAnswer, RateLimitError> {
@@ -56,7 +56,7 @@ async fn ask(
 }
 
 /// How many hits are counted under `key`, by a question that counts none.
-async fn counted(service: &RateLimitService, key: &str, limit: u32) -> u32 {
+pub(crate) async fn counted(service: &RateLimitService, key: &str, limit: u32) -> u32 {
     let asked = Descriptor {
         hits_addend: Some(0),
         ..descriptor(key)
@@ -227,6 +227,22 @@ async fn envoy_metrics_are_bounded() {
     });
     started.service.for_each_unknown_domain(|_, _| domains += 1);
     assert_eq!((paths, hits, domains), (4_097, 5_000, 257));
+}
+
+#[tokio::test]
+async fn envoy_metrics_have_no_long_paths() {
+    let text = "domain: two\ndescriptors: [{key: k, detailed_metric: true, rate_limit: {unit: hour, requests_per_unit: 1}}]";
+    let started = started(text, &[]);
+    let long = Descriptor {
+        entries: vec![("k".to_owned(), "x".repeat(10_000))],
+        ..Descriptor::default()
+    };
+    ask(&started.service, &request(vec![long])).await.unwrap();
+    let mut longest = 0;
+    started
+        .service
+        .for_each_counter(|_, path, _, _| longest = longest.max(path.len()));
+    assert!((1..1_000).contains(&longest), "{longest}");
 }
 
 /// Pieces of a configuration, right and wrong.
