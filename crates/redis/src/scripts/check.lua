@@ -98,6 +98,12 @@ if lost then
   return {4, now}
 end
 
+-- Whatever can fail is read before the first write.
+local ledgers = {}
+for i = 1, effect == 'reserve' and count or 0 do
+  ledgers[i] = call('GET', KEYS[count + i]) or ''
+end
+
 if effect ~= 'peek' and effect ~= 'look' then
   for i = 1, count do
     local program, states, expires = programs[i], charged[i], expiries[i]
@@ -121,7 +127,7 @@ for i = 1, count do
 end
 if effect == 'reserve' then
   for i = 1, count do
-    local receipt = {now, call('GET', KEYS[count + i]) or ''}
+    local receipt = {now, ledgers[i]}
     for j = 5, #programs[i] do
       -- A log's charge is its last entry's; any other state begins with where its charge is.
       local kernel, begin, state = programs[i][j][1], #programs[i][j][3], charged[i][j - 4]
