@@ -182,14 +182,14 @@ pub fn start(
 /// Reads the rules of the rate limit service; without them it starts only if it was told to.
 fn watch(envoy: Envoy, limiter: &Arc<Limiter>) -> Result<Arc<Watch>, FolderError> {
     let service = Arc::new(RateLimitService::new(Arc::clone(limiter), envoy.settings));
-    let watch = match Watch::open(envoy.folder.clone(), Arc::clone(&service)) {
-        Ok(watch) => watch,
+    let watch = Watch::new(envoy.folder, service);
+    match watch.load() {
+        Ok(_) => {}
         Err(error) if envoy.start_without_config => {
             tracing::error!("started without a configuration of the rate limit service: {error}");
-            Watch::new(envoy.folder, service)
         }
         Err(error) => return Err(error),
-    };
+    }
     Ok(Arc::new(watch))
 }
 

@@ -110,6 +110,15 @@ pub enum RateLimitError {
 }
 
 impl RateLimitError {
+    /// Whether it is not the caller's fault.
+    #[must_use]
+    pub fn is_ours(&self) -> bool {
+        match self {
+            Self::NoConfiguration | Self::Store => true,
+            Self::EmptyDomain | Self::EmptyDescriptors | Self::Invalid { .. } => false,
+        }
+    }
+
     pub(super) fn invalid(field: impl Into<String>, problem: impl Into<String>) -> Self {
         Self::Invalid {
             field: field.into(),

@@ -193,17 +193,6 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Reads the configuration in `folder` into `service`, and watches it from then on.
-    ///
-    /// # Errors
-    ///
-    /// [`FolderError`].
-    pub fn open(folder: Folder, service: Arc<RateLimitService>) -> Result<Self, FolderError> {
-        let watch = Self::new(folder, service);
-        watch.load()?;
-        Ok(watch)
-    }
-
     /// A watch on `folder`, which was not read yet.
     #[must_use]
     pub fn new(folder: Folder, service: Arc<RateLimitService>) -> Self {
@@ -244,7 +233,12 @@ impl Watch {
         loaded
     }
 
-    fn load(&self) -> Result<usize, FolderError> {
+    /// Reads every file and puts the rules in force, without a word in the log. Returns how many domains there are.
+    ///
+    /// # Errors
+    ///
+    /// [`FolderError`]. The rules in force stay in force, and [`Self::last_mistakes`] and [`Self::loads`] tell of it.
+    pub fn load(&self) -> Result<usize, FolderError> {
         let mut seen = lock(&self.seen);
         *seen = self.folder.files().ok();
         let loaded = self.folder.load().map(|loaded| {

@@ -38,7 +38,8 @@ impl OnDisk {
             path,
             merging: DomainFiles::One,
         };
-        let watch = Watch::open(watched, Arc::clone(&started.service)).unwrap();
+        let watch = Watch::new(watched, Arc::clone(&started.service));
+        watch.load().unwrap();
         Self {
             folder,
             started,
@@ -227,4 +228,18 @@ async fn envoy_file_alone_is_a_configuration_too() {
         error.problems(),
         ["shop.yaml: line 1: config file cannot have empty domain"]
     );
+}
+
+/// A server that was told to start without a configuration says all the same that it has none.
+#[test]
+fn a_first_load_that_fails_is_told_like_any_other() {
+    let started = Started::new(&Variables::new(), 1_700_000_040).unwrap();
+    let missing = Folder {
+        path: TempDir::new().unwrap().path().join("missing"),
+        merging: DomainFiles::One,
+    };
+    let watch = Watch::new(missing, Arc::clone(&started.service));
+    watch.load().unwrap_err();
+    assert_eq!(watch.loads(), (0, 1));
+    assert!(!watch.last_mistakes().is_empty());
 }

@@ -124,6 +124,8 @@ impl Routes {
             Ok(answer) => {
                 metrics.observe_answer(Door::Grpc, answer.overall_code() == Code::OverLimit);
             }
+            // The store's trouble is no caller's mistake.
+            Err(status) if status.code() == tonic::Code::Unavailable => {}
             Err(_) => metrics.count_bad_request(Door::Grpc),
         }
         decided

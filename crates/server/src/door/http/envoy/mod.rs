@@ -56,11 +56,21 @@ pub(super) fn healthcheck(service: &RateLimitService, shutdown: &Shutdown) -> An
 }
 
 fn refused(limiter: &Limiter, error: &RateLimitError) -> Answer {
-    bad(limiter, &error.to_string())
+    if error.is_ours() {
+        bad_request(&error.to_string())
+    } else {
+        bad(limiter, &error.to_string())
+    }
 }
 
+/// The answer to what the caller did wrong.
 fn bad(limiter: &Limiter, problem: &str) -> Answer {
     limiter.metrics().count_bad_request(Door::Http);
+    bad_request(problem)
+}
+
+/// The original answers so whoever is at fault.
+fn bad_request(problem: &str) -> Answer {
     let mut answer = text(StatusCode::BAD_REQUEST, "Bad Request\n");
     // What a header cannot carry is left out: the problem may quote the request.
     let visible: String = problem.chars().filter(|c| matches!(c, ' '..='~')).collect();
