@@ -26,6 +26,9 @@
 //!
 //! **Unknown fates.** Nothing is sent twice. A charge or a give-back whose answer never came may leave its cost charged in its
 //! slot. The others give back, and so they do when whoever asked has stopped waiting.
+//!
+//! **Lost states.** A receipt knows its place, not its owner. Where a failover or a reset took the charge away before it was given back,
+//! and others have charged the same place since, it is theirs that is given back: as much too much as the charge, once.
 
 use std::collections::BTreeMap;
 
