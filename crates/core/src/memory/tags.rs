@@ -6,7 +6,7 @@
 pub(super) struct Tags(Vec<u8>);
 
 /// So many tags are looked at together, and so many beyond the last slot are always vacant.
-const GROUP: usize = 8;
+pub(super) const GROUP: usize = 8;
 
 const LOWEST: u64 = 0x0101_0101_0101_0101;
 const HIGHEST: u64 = LOWEST << 7;
