@@ -1,0 +1,138 @@
+//! What a server says of its limits: when to come back, and how much is left until when.
+//!
+//! Servers say it in a dozen ways, and on any status. All of them come to two values here: a [`Wait`], which answers the
+//! request that was sent, and a [`Standing`], which is about those to come. A field that is malformed is ignored, as
+//! the drafts ask; reading is bounded, and never panics.
+//!
+//! | who says it | fields |
+//! | --- | --- |
+//! | HTTP | `Retry-After` in seconds or as a date, which is read against `Date`; `retry-after-ms` |
+//! | RateLimit drafts 00 to 06 | `RateLimit-Limit`, `-Remaining`, `-Reset` |
+//! | draft 07 | `RateLimit: limit=100, remaining=50, reset=5` |
+//! | drafts 08 to 11 | `RateLimit: "day";r=50;t=30`, `RateLimit-Policy`; `a` and `w` for what may be renamed so |
+//! | everybody else | `X-RateLimit-Remaining`, `-Reset` (seconds from now, or since the epoch), `-Reset-After` |
+//! | gRPC | `grpc-retry-pushback-ms`; `RetryInfo` in `grpc-status-details-bin` |
+
+use http::{HeaderMap, StatusCode, header};
+use tidegate_core::{Span, Timestamp};
+
+mod grpc;
+mod legacy;
+mod rate_limit;
+mod retry_after;
+mod structured;
+
+/// The most lines of one field that are read.
+const MAX_LINES: usize = 16;
+
+/// When the server wants to see this request again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// Not before this long from now; never zero.
+    After(Span),
+    /// Never: the server asks not to be tried again.
+    Never,
+}
+
+/// How a limit of the server stands, after this answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// How many more requests it takes.
+    pub remaining: u64,
+    /// Until it takes more than that; never zero.
+    pub reset_after: Span,
+}
+
+/// What an answer says of the server's limits. Nothing, where nothing was said or understood.
+///
+/// # Examples
+///
+/// ```
+/// use http::{HeaderMap, StatusCode};
+/// use tidegate_client::{Advice, Span, Standing, Timestamp, Wait};
+///
+/// let mut headers = HeaderMap::new();
+/// headers.insert("ratelimit", "\"second\";r=0;t=1, \"day\";r=700;t=3600".parse()?);
+/// headers.insert("retry-after", "2".parse()?);
+/// let advice = Advice::of(StatusCode::TOO_MANY_REQUESTS, &headers, Timestamp::from_micros(1));
+/// assert_eq!(advice.wait, Some(Wait::After(Span::from_secs(2))));
+/// assert_eq!(advice.standing, Some(Standing { remaining: 0, reset_after: Span::from_secs(1) }));
+/// # Ok::<(), http::header::InvalidHeaderValue>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Advice {
+    /// When to send this request again, if it was refused or failed.
+    pub wait: Option<Wait>,
+    /// The limit that leaves least, if several are shown.
+    pub standing: Option<Standing>,
+}
+
+impl Advice {
+    /// Reads what an answer that arrived at `now` says. `now` is the client's wall clock, and only asked where the server
+    /// gives an instant and no `Date`.
+    #[must_use]
+    pub fn of(status: StatusCode, headers: &HeaderMap, now: Timestamp) -> Self {
+        let server_now = retry_after::date(headers).unwrap_or(now);
+        // A stored answer tells how things stood when it was stored.
+        let stored = field(headers, header::AGE.as_str())
+            .is_some_and(|age| age.trim().parse::<u64>() != Ok(0));
+        let standing = if stored {
+            None
+        } else {
+            rate_limit::standing(headers).or_else(|| legacy::standing(headers, server_now))
+        };
+        let told = grpc::wait(headers).or_else(|| retry_after::wait(headers, server_now));
+        let wait = told.or_else(|| {
+            let refused = refuses(status, headers);
+            let spent = standing.filter(|standing| refused && standing.remaining == 0);
+            spent.map(|standing| Wait::After(standing.reset_after))
+        });
+        Self { wait, standing }
+    }
+}
+
+/// Whether the answer says that the server did not take the request on: 429, 503, and what gRPC says in their place.
+fn refuses(status: StatusCode, headers: &HeaderMap) -> bool {
+    const RESOURCE_EXHAUSTED: u32 = 8;
+    const UNAVAILABLE: u32 = 14;
+    match grpc::status(headers) {
+        Some(code) => matches!(code, RESOURCE_EXHAUSTED | UNAVAILABLE),
+        None => matches!(
+            status,
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE
+        ),
+    }
+}
+
+/// The lines of a field, joined as a list; `None` if it is absent, too long, or no text.
+fn field(headers: &HeaderMap, name: &str) -> Option<String> {
+    let mut joined = String::new();
+    for (number, line) in headers.get_all(name).iter().enumerate() {
+        let line = line.to_str().ok()?;
+        if number == MAX_LINES || joined.len() + line.len() + 2 > structured::MAX_BYTES {
+            return None;
+        }
+        if number > 0 {
+            joined.push_str(", ");
+        }
+        joined.push_str(line);
+    }
+    (!joined.is_empty()).then_some(joined)
+}
+
+/// Seconds with at most so many decimals as there are, rounded up to microseconds: `5`, `0.25`.
+fn seconds(text: &str) -> Option<Span> {
+    let (whole, part) = text.split_once('.').unwrap_or((text, "0"));
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    if !digits(whole) || !digits(part) || whole.len() > 15 || part.len() > 18 {
+        return None;
+    }
+    let micros = whole.parse::<u64>().ok()?.checked_mul(1_000_000)?;
+    let scale = 10_u64.pow(u32::try_from(part.len()).ok()?);
+    let part = u128::from(part.parse::<u64>().ok()?) * 1_000_000;
+    let part = u64::try_from(part.div_ceil(u128::from(scale))).ok()?;
+    micros.checked_add(part).map(Span::from_micros)
+}
+
+#[cfg(test)]
+mod tests;

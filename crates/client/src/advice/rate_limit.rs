@@ -1,0 +1,101 @@
+//! The `RateLimit` fields of the IETF's drafts, all generations of them.
+
+use http::HeaderMap;
+use tidegate_core::Span;
+
+use super::{
+    Standing, field,
+    structured::{self, Bare, Member},
+};
+
+/// The longest window that is believed: a century. Beyond that a number is garbage, or no number of seconds.
+const MAX_RESET_SECS: u64 = 100 * 366 * 86_400;
+
+/// The limit that leaves least.
+pub(super) fn standing(headers: &HeaderMap) -> Option<Standing> {
+    match field(headers, "ratelimit") {
+        Some(text) => match structured::list(&text) {
+            Some(members) => of_list(&members, &policies(headers)),
+            None => of_dictionary(&structured::dictionary(&text)?),
+        },
+        None => of_triple(headers),
+    }
+}
+
+/// Drafts 08 and later: `"day";r=50;t=30`.
+fn of_list(members: &[Member], policies: &[Member]) -> Option<Standing> {
+    let shown = members.iter().filter_map(|member| {
+        let standing = item(member)?;
+        // What is left in bytes paces no requests; none left stops them.
+        (standing.remaining == 0 || counts_requests(member, policies)).then_some(standing)
+    });
+    tightest(shown)
+}
+
+/// `r` and `t`, or `a` (available) and `w` (effective window) as the working group may rename them.
+fn item(member: &Member) -> Option<Standing> {
+    let (remaining, reset) = match member.count("r") {
+        Some(remaining) => (remaining, member.count("t")),
+        None => (member.count("a")?, member.count("w")),
+    };
+    standing_of(remaining, reset?)
+}
+
+fn counts_requests(member: &Member, policies: &[Member]) -> bool {
+    let Some(policy) = policies.iter().find(|policy| policy.value == member.value) else {
+        return true;
+    };
+    match policy.parameter("qu") {
+        Some(Bare::Text(unit)) => matches!(unit.as_str(), "request" | "requests"),
+        Some(_) | None => true,
+    }
+}
+
+fn policies(headers: &HeaderMap) -> Vec<Member> {
+    field(headers, "ratelimit-policy")
+        .and_then(|text| structured::list(&text))
+        .unwrap_or_default()
+}
+
+/// Draft 07: `limit=100, remaining=50, reset=5`.
+fn of_dictionary(members: &[Member]) -> Option<Standing> {
+    let named = |name: &str| {
+        let mut found = members.iter().rev().filter(|member| member.key == name);
+        found.next()?.value.count()
+    };
+    standing_of(named("remaining")?, named("reset")?)
+}
+
+/// Drafts 00 to 06: three fields.
+fn of_triple(headers: &HeaderMap) -> Option<Standing> {
+    let number = |name: &str| field(headers, name)?.trim().parse::<u64>().ok();
+    standing_of(number("ratelimit-remaining")?, number("ratelimit-reset")?)
+}
+
+/// A standing, if there is a reset to come that can be meant.
+fn standing_of(remaining: u64, reset_secs: u64) -> Option<Standing> {
+    (1..=MAX_RESET_SECS)
+        .contains(&reset_secs)
+        .then(|| Standing {
+            remaining,
+            reset_after: Span::from_secs(reset_secs),
+        })
+}
+
+/// Of those that leave nothing the one that does so longest; else the one that leaves least for its time.
+fn tightest(shown: impl Iterator<Item = Standing>) -> Option<Standing> {
+    shown.reduce(|one, other| if is_tighter(other, one) { other } else { one })
+}
+
+fn is_tighter(one: Standing, other: Standing) -> bool {
+    match (one.remaining, other.remaining) {
+        (0, 0) => one.reset_after > other.reset_after,
+        (0, _) => true,
+        (_, 0) => false,
+        // one.r / one.t < other.r / other.t
+        (r, s) => {
+            u128::from(r) * u128::from(other.reset_after.as_micros())
+                < u128::from(s) * u128::from(one.reset_after.as_micros())
+        }
+    }
+}

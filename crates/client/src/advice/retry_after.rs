@@ -1,0 +1,57 @@
+//! `Retry-After`, in seconds or as a date, and `retry-after-ms`.
+
+use std::time::UNIX_EPOCH;
+
+use http::{HeaderMap, header};
+use tidegate_core::{Span, Timestamp};
+
+use super::{Wait, field};
+
+const RETRY_AFTER_MS: &str = "retry-after-ms";
+
+/// What the server's clock showed when it answered.
+pub(super) fn date(headers: &HeaderMap) -> Option<Timestamp> {
+    http_date(headers.get(header::DATE)?.to_str().ok()?)
+}
+
+/// How long to stay away. Both fields together are one wait if the seconds are the milliseconds rounded up, else the
+/// longer of them. Zero is as good as nothing.
+pub(super) fn wait(headers: &HeaderMap, server_now: Timestamp) -> Option<Wait> {
+    let whole = longest(headers, header::RETRY_AFTER.as_str(), |line| {
+        delta(line).or_else(|| Some(http_date(line)?.since(server_now)))
+    });
+    let fine = longest(headers, RETRY_AFTER_MS, |line| {
+        super::seconds(line).map(|span| Span::from_micros(span.as_micros().div_ceil(1_000)))
+    });
+    let span = match (whole, fine) {
+        (Some(whole), Some(fine)) if whole.as_secs_ceil() == fine.as_secs_ceil() => fine,
+        (Some(whole), Some(fine)) => whole.max(fine),
+        (one, None) => one?,
+        (None, one) => one?,
+    };
+    (span > Span::ZERO).then_some(Wait::After(span))
+}
+
+/// The field should come once; of several lines the longest counts.
+fn longest(headers: &HeaderMap, name: &str, read: impl Fn(&str) -> Option<Span>) -> Option<Span> {
+    field(headers, name)?;
+    let lines = headers.get_all(name).iter();
+    lines
+        .filter_map(|line| read(line.to_str().ok()?.trim()))
+        .max()
+}
+
+/// Whole seconds, and such with decimals, which some servers send although they may not.
+fn delta(text: &str) -> Option<Span> {
+    super::seconds(text)
+}
+
+/// One of the three forms of RFC 9110, from 1970 on.
+fn http_date(text: &str) -> Option<Timestamp> {
+    let since_epoch = httpdate::parse_http_date(text)
+        .ok()?
+        .duration_since(UNIX_EPOCH)
+        .ok()?;
+    let micros = u64::try_from(since_epoch.as_micros()).ok()?;
+    Some(Timestamp::from_micros(micros))
+}

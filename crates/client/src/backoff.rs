@@ -1,0 +1,116 @@
+//! How long to wait before trying again, when the server does not say.
+//!
+//! Exponential, and spread at random: clients that failed together must not come back together. What each kind of
+//! spreading buys is drawn in `docs/client.md`.
+
+use fastrand::Rng;
+use tidegate_core::Span;
+
+/// How much of a wait is left to chance.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Jitter {
+    /// Anything from nothing to the whole: spreads best, and is what to take.
+    #[default]
+    Full,
+    /// From half to the whole: waits at least half, and so finishes later under the same load.
+    Equal,
+    /// The whole, always. Whoever failed together comes back together.
+    None,
+}
+
+/// Exponential backoff: `base` after the first try, twice that after the second, and so on up to `cap`.
+///
+/// The cap is taken before chance is, so that late waits are as spread as early ones. The numbers are whole
+/// microseconds, and nothing overflows.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate_client::{Backoff, Jitter, Span};
+///
+/// let backoff = Backoff::new(Span::from_millis(50), Span::from_secs(20), Jitter::Full);
+/// let mut rng = fastrand::Rng::with_seed(7);
+/// assert!(backoff.wait(3, &mut rng) <= Span::from_millis(400));
+/// assert_eq!(backoff.longest(3), Span::from_millis(400));
+/// assert_eq!(backoff.longest(60), Span::from_secs(20));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Backoff {
+    base: Span,
+    cap: Span,
+    jitter: Jitter,
+}
+
+/// From 50 ms to 20 s, with full jitter.
+impl Default for Backoff {
+    fn default() -> Self {
+        Self::new(
+            Span::from_millis(50),
+            Span::from_secs(20),
+            Jitter::default(),
+        )
+    }
+}
+
+impl Backoff {
+    /// Waits from `base` to `cap`; a base above the cap counts as the cap.
+    #[must_use]
+    pub const fn new(base: Span, cap: Span, jitter: Jitter) -> Self {
+        Self { base, cap, jitter }
+    }
+
+    /// The longest wait before retry number `retry`, which begins at 0.
+    #[must_use]
+    pub fn longest(&self, retry: u32) -> Span {
+        let factor = 1_u64.checked_shl(retry).unwrap_or(u64::MAX);
+        let doubled = self.base.as_micros().saturating_mul(factor);
+        Span::from_micros(doubled.min(self.cap.as_micros()))
+    }
+
+    /// The wait before retry number `retry`, which begins at 0.
+    pub fn wait(&self, retry: u32, rng: &mut Rng) -> Span {
+        let longest = self.longest(retry).as_micros();
+        Span::from_micros(match self.jitter {
+            Jitter::None => longest,
+            Jitter::Equal => longest - rng.u64(0..=longest / 2),
+            Jitter::Full => rng.u64(0..=longest),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_wait_stays_within_its_bounds(base: u64, cap: u64, retry in 0..200_u32, seed: u64) {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let exact = u128::from(base)
+                .saturating_mul(1_u128.checked_shl(retry).unwrap_or(u128::MAX))
+                .min(u128::from(cap));
+            let spans = (Span::from_micros(base), Span::from_micros(cap));
+            let wait = |jitter, rng: &mut fastrand::Rng| {
+                u128::from(Backoff::new(spans.0, spans.1, jitter).wait(retry, rng).as_micros())
+            };
+            prop_assert_eq!(wait(Jitter::None, &mut rng), exact);
+            prop_assert!(wait(Jitter::Full, &mut rng) <= exact);
+            let equal = wait(Jitter::Equal, &mut rng);
+            prop_assert!(equal <= exact && equal >= exact / 2);
+        }
+    }
+
+    #[test]
+    fn full_jitter_reaches_both_ends() {
+        let backoff = Backoff::new(Span::from_micros(3), Span::from_micros(3), Jitter::Full);
+        let mut rng = fastrand::Rng::with_seed(1);
+        let mut seen = [0_u32; 4];
+        for _ in 0..1_000 {
+            let wait = backoff.wait(0, &mut rng).as_micros();
+            seen[usize::try_from(wait).unwrap()] += 1;
+        }
+        assert!(seen.iter().all(|count| *count > 200), "{seen:?}");
+    }
+}

@@ -1,0 +1,336 @@
+//! A circuit breaker: while a server mostly fails, nothing is sent to it but a probe now and then.
+//!
+//! ```text
+//!           failures of the window reach the ratio
+//!   Closed ───────────────────────────────────────▶ Open
+//!     ▲                                              │ after `open_for`
+//!     │ every probe succeeds                         ▼
+//!     └──────────────────────────────────────── HalfOpen ──▶ Open: a probe fails
+//! ```
+
+use tidegate_core::{Span, Timestamp};
+
+use crate::recent::{Counts, Recent};
+
+/// When a breaker opens, and how it closes again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BreakerSettings {
+    /// What is looked back on; 30 s.
+    pub window: Span,
+    /// The part of failures that opens it, in percent; 50. Over 100 never does.
+    pub failure_percent: u32,
+    /// So many results must be in the window before they say anything; 20.
+    pub min_requests: u32,
+    /// How long nothing is sent; 5 s.
+    pub open_for: Span,
+    /// So many probes are sent then, no more at once, and all of them must succeed; 3. At least one is.
+    pub probes: u32,
+}
+
+impl Default for BreakerSettings {
+    fn default() -> Self {
+        Self {
+            window: Span::from_secs(30),
+            failure_percent: 50,
+            min_requests: 20,
+            open_for: Span::from_secs(5),
+            probes: 3,
+        }
+    }
+}
+
+/// The leave to send one request, to be given back to [`CircuitBreaker::record`].
+#[derive(Debug)]
+#[must_use = "a probe that is never recorded keeps the breaker half-open"]
+pub struct Permit {
+    /// The state it was given in.
+    era: u64,
+}
+
+/// What came of a request, as far as it says something about the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// The server works.
+    Success,
+    /// It does not.
+    Failure,
+    /// Nothing was learnt: the request was cancelled, or never sent.
+    Unknown,
+}
+
+/// A circuit breaker by the failure ratio of a window.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate_client::{BreakerSettings, CircuitBreaker, Health, Span, Timestamp};
+///
+/// let settings = BreakerSettings { min_requests: 4, ..BreakerSettings::default() };
+/// let mut breaker = CircuitBreaker::new(settings);
+/// let now = Timestamp::from_micros(1);
+/// for _ in 0..4 {
+///     let permit = breaker.acquire(now).expect("the breaker is closed");
+///     breaker.record(permit, Health::Failure, now);
+/// }
+/// assert_eq!(breaker.acquire(now).unwrap_err(), Span::from_secs(5));
+/// assert!(breaker.acquire(now.after(Span::from_secs(5))).is_ok(), "a probe");
+/// ```
+#[derive(Clone, Debug)]
+pub struct CircuitBreaker {
+    settings: BreakerSettings,
+    state: State,
+    /// Counts the changes of state: a result from an earlier one says nothing about this one.
+    era: u64,
+    /// Results and failures.
+    recent: Recent,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Closed,
+    Open { until: Timestamp },
+    HalfOpen { in_flight: u32, succeeded: u32 },
+}
+
+impl Default for CircuitBreaker {
+    fn default() -> Self {
+        Self::new(BreakerSettings::default())
+    }
+}
+
+impl CircuitBreaker {
+    /// A closed breaker.
+    #[must_use]
+    pub fn new(settings: BreakerSettings) -> Self {
+        Self {
+            settings: BreakerSettings {
+                probes: settings.probes.max(1),
+                ..settings
+            },
+            state: State::Closed,
+            era: 0,
+            recent: Recent::over(settings.window),
+        }
+    }
+
+    /// Leave to send a request.
+    ///
+    /// # Errors
+    ///
+    /// While open, how long it will be; while half-open with every probe on its way, zero: as soon as one of them is back.
+    pub fn acquire(&mut self, now: Timestamp) -> Result<Permit, Span> {
+        match &mut self.state {
+            State::Closed => {}
+            State::Open { until } if now < *until => return Err(until.since(now)),
+            State::Open { .. } => self.turn(State::HalfOpen {
+                in_flight: 1,
+                succeeded: 0,
+            }),
+            State::HalfOpen {
+                in_flight,
+                succeeded,
+            } if *in_flight + *succeeded < self.settings.probes => *in_flight += 1,
+            State::HalfOpen { .. } => return Err(Span::ZERO),
+        }
+        Ok(Permit { era: self.era })
+    }
+
+    /// Tells what came of a request.
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "a permit is good for one request"
+    )]
+    pub fn record(&mut self, permit: Permit, health: Health, now: Timestamp) {
+        if permit.era != self.era {
+            return;
+        }
+        match self.state {
+            State::Closed => self.count(health, now),
+            State::HalfOpen {
+                in_flight,
+                succeeded,
+            } => self.probed(health, in_flight.saturating_sub(1), succeeded, now),
+            State::Open { .. } => {}
+        }
+    }
+
+    fn count(&mut self, health: Health, now: Timestamp) {
+        let second = match health {
+            Health::Success => 0,
+            Health::Failure => 1,
+            Health::Unknown => return,
+        };
+        self.recent.add(Counts { first: 1, second }, now);
+        let counts = self.recent.sum(now);
+        let enough = counts.first >= u64::from(self.settings.min_requests);
+        let percent = u64::from(self.settings.failure_percent);
+        let failed = counts.second > 0
+            && counts.second.saturating_mul(100) >= counts.first.saturating_mul(percent);
+        if enough && failed {
+            self.open(now);
+        }
+    }
+
+    fn probed(&mut self, health: Health, in_flight: u32, succeeded: u32, now: Timestamp) {
+        let succeeded = match health {
+            Health::Success => succeeded + 1,
+            Health::Failure => return self.open(now),
+            Health::Unknown => succeeded,
+        };
+        if succeeded >= self.settings.probes {
+            self.recent.clear();
+            self.turn(State::Closed);
+        } else {
+            self.state = State::HalfOpen {
+                in_flight,
+                succeeded,
+            };
+        }
+    }
+
+    fn open(&mut self, now: Timestamp) {
+        let until = now.after(self.settings.open_for);
+        self.turn(State::Open { until });
+    }
+
+    fn turn(&mut self, state: State) {
+        self.state = state;
+        self.era += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SETTINGS: BreakerSettings = BreakerSettings {
+        window: Span::from_secs(10),
+        failure_percent: 50,
+        min_requests: 4,
+        open_for: Span::from_secs(5),
+        probes: 2,
+    };
+
+    fn at(secs: u64) -> Timestamp {
+        Timestamp::from_micros(1_700_000_000_000_000).after(Span::from_secs(secs))
+    }
+
+    fn opened() -> CircuitBreaker {
+        let mut breaker = CircuitBreaker::new(SETTINGS);
+        for health in [
+            Health::Success,
+            Health::Success,
+            Health::Failure,
+            Health::Failure,
+        ] {
+            let permit = breaker.acquire(at(0)).unwrap();
+            breaker.record(permit, health, at(0));
+        }
+        breaker
+    }
+
+    #[test]
+    fn probes_close_it() {
+        let mut breaker = opened();
+        assert_eq!(breaker.acquire(at(2)).unwrap_err(), Span::from_secs(3));
+        let (one, other) = (
+            breaker.acquire(at(5)).unwrap(),
+            breaker.acquire(at(5)).unwrap(),
+        );
+        assert_eq!(breaker.acquire(at(5)).unwrap_err(), Span::ZERO);
+        breaker.record(one, Health::Success, at(5));
+        assert_eq!(breaker.acquire(at(5)).unwrap_err(), Span::ZERO);
+        breaker.record(other, Health::Success, at(5));
+        assert!(breaker.acquire(at(5)).is_ok());
+    }
+
+    #[test]
+    fn a_probe_that_fails_opens_it_again_and_one_that_is_cancelled_is_sent_again() {
+        let mut breaker = opened();
+        let cancelled = breaker.acquire(at(5)).unwrap();
+        breaker.record(cancelled, Health::Unknown, at(5));
+        let (one, late) = (
+            breaker.acquire(at(5)).unwrap(),
+            breaker.acquire(at(5)).unwrap(),
+        );
+        breaker.record(one, Health::Failure, at(6));
+        assert_eq!(breaker.acquire(at(6)).unwrap_err(), Span::from_secs(5));
+        breaker.record(late, Health::Success, at(6));
+        assert_eq!(breaker.acquire(at(6)).unwrap_err(), Span::from_secs(5));
+    }
+
+    #[test]
+    fn results_from_before_do_not_count() {
+        let mut breaker = CircuitBreaker::new(SETTINGS);
+        let late = breaker.acquire(at(0)).unwrap();
+        for _ in 0..4 {
+            let permit = breaker.acquire(at(0)).unwrap();
+            breaker.record(permit, Health::Failure, at(0));
+        }
+        let (one, other) = (
+            breaker.acquire(at(5)).unwrap(),
+            breaker.acquire(at(5)).unwrap(),
+        );
+        breaker.record(late, Health::Failure, at(5));
+        breaker.record(one, Health::Success, at(5));
+        breaker.record(other, Health::Success, at(5));
+        assert!(breaker.acquire(at(5)).is_ok());
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Wait(u64),
+        Acquire,
+        Record(usize, Health),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let health = prop_oneof![
+            Just(Health::Success),
+            Just(Health::Failure),
+            Just(Health::Unknown)
+        ];
+        prop_oneof![
+            (0..4_u64).prop_map(Step::Wait),
+            Just(Step::Acquire),
+            (0..8_usize, health).prop_map(|(which, health)| Step::Record(which, health)),
+        ]
+    }
+
+    proptest! {
+        /// Against what can be said without looking inside: nothing passes for `open_for` after it opened, and no more probes
+        /// are on their way than are allowed.
+        #[test]
+        fn it_keeps_its_promises(steps in proptest::collection::vec(step(), 1..300)) {
+            let mut breaker = CircuitBreaker::new(SETTINGS);
+            let (mut now, mut held, mut closed_until) = (at(0), Vec::new(), None);
+            for step in steps {
+                let was = breaker.state;
+                match step {
+                    Step::Wait(secs) => now = now.after(Span::from_secs(secs)),
+                    Step::Acquire => match breaker.acquire(now) {
+                        Ok(permit) => {
+                            prop_assert!(closed_until.is_none_or(|until| now >= until));
+                            held.push(permit);
+                        }
+                        Err(wait) => prop_assert!(wait <= SETTINGS.open_for),
+                    },
+                    Step::Record(which, health) if which < held.len() => {
+                        breaker.record(held.swap_remove(which), health, now);
+                    }
+                    Step::Record(..) => {}
+                }
+                if let (State::Open { until }, true) = (breaker.state, was != breaker.state) {
+                    prop_assert_eq!(until, now.after(SETTINGS.open_for));
+                    closed_until = Some(until);
+                }
+                if let State::HalfOpen { .. } = breaker.state {
+                    let probes = held.iter().filter(|permit| permit.era == breaker.era).count();
+                    prop_assert!(probes <= 2);
+                }
+            }
+        }
+    }
+}

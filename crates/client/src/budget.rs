@@ -1,0 +1,141 @@
+//! A retry budget: how much load retries may add, whatever fails.
+//!
+//! Retries heal what fails now and then. When everything fails they multiply the load on a server that is already
+//! down, and three layers that each try three times make it twenty-seven times the load. A budget ties them to what is
+//! asked anyway: each request pays a part of a retry in, each retry takes a whole one out, and what was paid in is forgotten
+//! after a while. A few retries a second are free, so that a client that asks seldom can retry at all.
+
+use tidegate_core::{Span, Timestamp};
+
+use crate::recent::{Counts, Recent};
+
+/// What a budget allows.
+///
+/// The bound, for a budget of `percent`, `min_per_sec` and `ttl`: the retries of any window of ten slots, of `ttl / 10` each,
+/// that ends with a retry are at most `percent / 100 * requests + min_per_sec * ttl`, requests counted in the same window. Over
+/// a stretch of `T` that is at most `percent / 100 * requests + min_per_sec * ttl * (T / (0.9 * ttl) + 1)`.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate_client::{RetryBudget, Span, Timestamp};
+///
+/// let mut budget = RetryBudget::new(Span::from_secs(10), 0, 20);
+/// let now = Timestamp::from_micros(1_000_000);
+/// (0..10).for_each(|_| budget.deposit(now));
+/// assert!(budget.withdraw(now));
+/// assert!(budget.withdraw(now));
+/// assert!(!budget.withdraw(now), "ten requests pay for two retries");
+/// ```
+#[derive(Clone, Debug)]
+pub struct RetryBudget {
+    percent: u64,
+    /// Retries that are free in a window.
+    reserve: u64,
+    /// Requests and retries.
+    recent: Recent,
+}
+
+/// Windows of 10 s, 10 retries a second free, and 20 % of the requests: what tower and Finagle take too.
+impl Default for RetryBudget {
+    fn default() -> Self {
+        Self::new(Span::from_secs(10), 10, 20)
+    }
+}
+
+impl RetryBudget {
+    /// The longest that a deposit is remembered.
+    pub const MAX_TTL: Span = Span::from_secs(60);
+
+    /// A budget that remembers for `ttl` (from 1 s to [`Self::MAX_TTL`]; else the nearer of them), with `min_per_sec` retries a
+    /// second free and `percent` of the requests on top. 0 and 0 is no retry ever.
+    #[must_use]
+    pub fn new(ttl: Span, min_per_sec: u32, percent: u32) -> Self {
+        let ttl = ttl.clamp(Span::from_secs(1), Self::MAX_TTL);
+        Self {
+            percent: u64::from(percent),
+            reserve: u64::from(min_per_sec).saturating_mul(ttl.as_micros()) / 1_000_000,
+            recent: Recent::over(ttl),
+        }
+    }
+
+    /// A request is sent for the first time.
+    pub fn deposit(&mut self, now: Timestamp) {
+        self.recent.add(
+            Counts {
+                first: 1,
+                second: 0,
+            },
+            now,
+        );
+    }
+
+    /// Takes one retry out, if there is one.
+    #[must_use]
+    pub fn withdraw(&mut self, now: Timestamp) -> bool {
+        let Counts {
+            first: requests,
+            second: retries,
+        } = self.recent.sum(now);
+        let earned = requests.saturating_mul(self.percent) / 100;
+        let affordable = retries < earned.saturating_add(self.reserve);
+        if affordable {
+            self.recent.add(
+                Counts {
+                    first: 0,
+                    second: 1,
+                },
+                now,
+            );
+        }
+        affordable
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const TTL: Span = Span::from_secs(10);
+
+    proptest! {
+        /// Whatever is asked, and whenever: retries stay within the documented bound.
+        #[test]
+        fn retries_stay_within_the_bound(
+            percent in 0..200_u32,
+            min in 0..20_u32,
+            steps in proptest::collection::vec((0..2_000_000_u64, 0..20_u32, 0..20_u32), 1..200),
+        ) {
+            let mut budget = RetryBudget::new(TTL, min, percent);
+            let start = Timestamp::from_micros(1_700_000_000_000_000);
+            let (mut now, mut requests, mut retries) = (start, 0_u64, 0_u64);
+            for (wait, sent, failed) in steps {
+                now = now.after(Span::from_micros(wait));
+                (0..sent).for_each(|_| budget.deposit(now));
+                requests += u64::from(sent);
+                retries += (0..failed).filter(|_| budget.withdraw(now)).count() as u64;
+                let windows = now.since(start).as_micros() / (TTL.as_micros() * 9 / 10) + 1;
+                let bound = requests * u64::from(percent) / 100 + u64::from(min) * 10 * windows;
+                prop_assert!(retries <= bound, "{retries} retries over {bound}");
+            }
+        }
+    }
+
+    #[test]
+    fn deposits_expire() {
+        let mut budget = RetryBudget::new(TTL, 0, 100);
+        let now = Timestamp::from_micros(5_000_000);
+        budget.deposit(now);
+        assert!(!budget.clone().withdraw(now.after(TTL)));
+        assert!(budget.withdraw(now));
+    }
+
+    #[test]
+    fn nothing_is_never() {
+        let mut budget = RetryBudget::new(TTL, 0, 0);
+        budget.deposit(Timestamp::default());
+        assert!(!budget.withdraw(Timestamp::default()));
+    }
+}
