@@ -10,8 +10,8 @@ use std::sync::Arc;
 use futures_util::FutureExt as _;
 use libfuzzer_sys::fuzz_target;
 use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
+use tidegate_http::Clock;
 use tidegate_server::{
-    clock::Clock,
     envoy::{Descriptor, DomainFiles, File, RateLimitRequest, RateLimitService, Settings, read},
     limiter::Limiter,
 };

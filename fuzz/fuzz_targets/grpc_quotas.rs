@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
 use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Span, Timestamp};
-use tidegate_server::{clock::Clock, config::Config, door::grpc::QuotaStream, limiter::Limiter};
+use tidegate_http::Clock;
+use tidegate_server::{config::Config, door::grpc::QuotaStream, limiter::Limiter};
 
 use frames::frames;
 

@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
 use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
+use tidegate_http::Clock;
 use tidegate_server::{
-    clock::Clock,
     door::grpc::rate_limit_transcript,
     envoy::{DomainFiles, File, HeaderNames, RateLimitService, Settings, read},
     limiter::Limiter,

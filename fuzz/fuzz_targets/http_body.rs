@@ -10,8 +10,8 @@ use std::sync::Arc;
 use libfuzzer_sys::{Corpus, fuzz_target};
 use serde_json::Value;
 use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
+use tidegate_http::Clock;
 use tidegate_server::{
-    clock::Clock,
     config::Config,
     door::http::{Endpoint, transcript},
     limiter::Limiter,

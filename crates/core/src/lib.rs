@@ -8,6 +8,7 @@
 //! ```text
 //! rules      Request, RuleSet::charges    the rules that apply, each one's limits on one key at a cost
 //! charge     Charge, Effect               what is asked of a store
+//! store      Store: Question -> Decided   the seam: whoever keeps the state
 //! memory     MemoryStore::check           blocks, room, locks: all charged, or none
 //! limits     Limits: members              one key's state, a kernel each
 //! kernel     state, now, cost -> state    pure; the promise of each algorithm is written there
@@ -32,6 +33,7 @@ mod outcome;
 mod question;
 mod rules;
 mod spec;
+mod store;
 mod sync;
 mod time;
 mod verdict;
@@ -48,5 +50,6 @@ pub use rules::{
     Scratch, When, free_key,
 };
 pub use spec::{AlgorithmName, Anchor, LimitSpec};
+pub use store::{Decided, Question, Store};
 pub use time::{Span, Timestamp};
 pub use verdict::{Exactness, Line, Reason, Source, Verdict};

@@ -1,15 +1,19 @@
 //! The HTTP edge: what a request's parts are called in the rules, and how a verdict looks as headers.
 //!
-//! Nothing here reads a socket or decides anything. [`Forwarded`] turns the headers of a proxy's
+//! Nothing here reads a socket or decides anything itself. A [`Limiter`] brings rules, a store and the [`Clock`] together:
+//! it is what an application asks, and one of those whom a [`Gate`] can be asked of. [`Forwarded`] turns the headers of a proxy's
 //! forward-auth request into the entries that rules match on, and [`HeaderWriter`] turns a verdict into
 //! the headers of its answer, so that every program that speaks HTTP names and shows them alike.
 
 mod address;
 pub mod client;
+mod clock;
 mod cookies;
 pub mod describe;
 mod fields;
+mod gate;
 pub mod headers;
+mod limiter;
 pub mod part;
 mod path;
 mod proxy;
@@ -17,7 +21,10 @@ mod rfc7239;
 mod target;
 
 pub use client::{AddressHeader, Proxies, Trust};
+pub use clock::Clock;
 pub use describe::{Forwarded, Source};
+pub use gate::Gate;
 pub use headers::{HeaderWriter, Legacy};
+pub use limiter::Limiter;
 pub use part::Part;
 pub use proxy::{Ambiguous, Proxy};

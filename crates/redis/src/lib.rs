@@ -44,6 +44,7 @@ mod decode;
 mod encode;
 mod error;
 mod exec;
+mod fleet;
 mod layout;
 mod reserve;
 mod scripts;
@@ -53,5 +54,6 @@ mod wary;
 pub use self::{
     connect::{Address, ConnectError, Health, Login, Redis, Settings, Tls, Topology, Transport},
     error::StoreError,
+    fleet::{Fleet, FleetSettings, FleetStats},
     store::RedisStore,
 };

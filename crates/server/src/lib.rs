@@ -1,11 +1,10 @@
 //! The doors around one limiter: configuration, HTTP, the Redis protocol, Envoy's rate limit service, admin and metrics.
 
-pub mod clock;
 pub mod config;
 pub mod door;
 pub mod envoy;
-pub mod fleet;
 pub mod limiter;
+mod link;
 pub mod metrics;
 pub mod net;
 mod operate;

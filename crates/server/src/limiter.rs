@@ -8,15 +8,13 @@ use std::{pin::Pin, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use tidegate_core::{
-    Charge, Effect, Limits, MemoryStore, Outcome, Request, RequestError, Rule, RuleSet, Scratch,
-    Timestamp, Verdict, free_key,
+    Charge, Decided, Effect, Limits, MemoryStore, Outcome, Question, Request, RequestError, Rule,
+    RuleSet, Scratch, Store, Timestamp, Verdict, free_key,
 };
-
-use tidegate_redis::StoreError;
+use tidegate_http::Clock;
+use tidegate_redis::{Fleet, StoreError};
 
 use crate::{
-    clock::Clock,
-    fleet::{Decided, Fleet, Question},
     metrics::{Door, Metrics},
     quota::Quotas,
 };
@@ -32,39 +30,54 @@ pub(crate) struct Asked<'a> {
     pub(crate) within: Option<Duration>,
 }
 
+/// Who decides: the store in this process, or Redis with the whole fleet.
+#[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one lives in a process, and a decision should not follow one pointer more"
+)]
+pub enum Backend {
+    /// The store in this process.
+    Memory(MemoryStore),
+    /// Redis. This node's own count answers while it is out of reach.
+    Fleet(Fleet),
+}
+
+impl From<MemoryStore> for Backend {
+    fn from(store: MemoryStore) -> Self {
+        Self::Memory(store)
+    }
+}
+
+impl From<Fleet> for Backend {
+    fn from(fleet: Fleet) -> Self {
+        Self::Fleet(fleet)
+    }
+}
+
 /// What every door asks. One lives in a process, behind an [`Arc`].
 #[derive(Debug)]
 pub struct Limiter {
     rules: ArcSwap<RuleSet>,
-    store: MemoryStore,
-    fleet: Option<Fleet>,
+    backend: Backend,
     clock: Clock,
     metrics: Metrics,
     quotas: Quotas,
 }
 
 impl Limiter {
-    /// A limiter under `rules`.
+    /// A limiter under `rules`, for which `backend` decides.
     #[must_use]
-    pub fn new(rules: RuleSet, store: MemoryStore, clock: Clock) -> Self {
+    pub fn new(rules: RuleSet, backend: impl Into<Backend>, clock: Clock) -> Self {
         let metrics = Metrics::new(clock.now());
         metrics.name_rules(rules.iter().map(Rule::name));
         Self {
             rules: ArcSwap::from_pointee(rules),
-            store,
-            fleet: None,
+            backend: backend.into(),
             clock,
             metrics,
             quotas: Quotas::default(),
         }
-    }
-
-    /// The same limiter, which decides in Redis with the whole fleet. Its memory store answers while Redis is out of
-    /// reach.
-    #[must_use]
-    pub fn with_fleet(mut self, fleet: Fleet) -> Self {
-        self.fleet = Some(fleet);
-        self
     }
 
     /// The time; a door reads it once a request.
@@ -89,7 +102,7 @@ impl Limiter {
     pub fn swap_rules(&self, rules: RuleSet) {
         self.metrics.name_rules(rules.iter().map(Rule::name));
         self.rules.store(Arc::new(rules));
-        if let Some(fleet) = &self.fleet {
+        if let Some(fleet) = self.fleet() {
             fleet.forget_denials();
         }
     }
@@ -97,13 +110,19 @@ impl Limiter {
     /// The store in this process: the one that decides, or, with a fleet, what answers while Redis is out of reach.
     #[must_use]
     pub fn store(&self) -> &MemoryStore {
-        &self.store
+        match &self.backend {
+            Backend::Memory(store) => store,
+            Backend::Fleet(fleet) => fleet.local(),
+        }
     }
 
     /// The fleet, if decisions are made in Redis.
     #[must_use]
     pub fn fleet(&self) -> Option<&Fleet> {
-        self.fleet.as_ref()
+        match &self.backend {
+            Backend::Memory(_) => None,
+            Backend::Fleet(fleet) => Some(fleet),
+        }
     }
 
     /// The limits that are divided among those who enforce them; none until there are rules for them.
@@ -121,8 +140,8 @@ impl Limiter {
     /// Everything that was counted, in the Prometheus text format.
     #[must_use]
     pub fn exposition(&self) -> String {
-        let fleet = self.fleet.as_ref().map(Fleet::stats);
-        let (store, quotas) = (self.store.stats(), self.quotas.counts());
+        let fleet = self.fleet().map(Fleet::stats);
+        let (store, quotas) = (self.store().stats(), self.quotas.counts());
         self.metrics
             .exposition(&store, quotas, fleet.as_ref(), self.now())
     }
@@ -154,18 +173,13 @@ impl Limiter {
             return Ok(Verdict::unlimited());
         }
         let (now, mut outcomes) = (self.now(), Vec::new());
-        let decided = match self.decide_now(&mut charges, now, effect, &mut outcomes) {
-            Some(decided) => decided,
-            None => {
-                let question = Question {
-                    charges: &mut charges,
-                    now,
-                    effect,
-                    within: None,
-                };
-                self.ask_fleet(question, &mut outcomes).await
-            }
+        let question = Question {
+            charges: &mut charges,
+            now,
+            effect,
+            within: None,
         };
+        let decided = self.answer(question, &mut outcomes).await;
         Ok(decided.verdict(&charges, &outcomes))
     }
 
@@ -177,22 +191,16 @@ impl Limiter {
             effect,
             within,
         } = asked;
-        if self.fleet.is_none() {
-            return self.in_memory(charges, now, effect, outcomes);
+        if let Backend::Memory(store) = &self.backend {
+            return self.in_memory(store, charges, (now, effect), outcomes);
         }
-        let mut charges = charges.to_vec();
-        match self.decide_now(&mut charges, now, effect, outcomes) {
-            Some(decided) => decided,
-            None => {
-                let question = Question {
-                    charges: &mut charges,
-                    now,
-                    effect,
-                    within,
-                };
-                self.ask_fleet(question, outcomes).await
-            }
-        }
+        let question = Question {
+            charges: &mut charges.to_vec(),
+            now,
+            effect,
+            within,
+        };
+        self.answer(question, outcomes).await
     }
 
     /// [`Self::decide`], which fails where a policy would answer for Redis.
@@ -207,8 +215,11 @@ impl Limiter {
             effect,
             within,
         } = asked;
-        let Some(fleet) = &self.fleet else {
-            return Ok(self.in_memory(charges, now, effect, outcomes));
+        let fleet = match &self.backend {
+            Backend::Memory(store) => {
+                return Ok(self.in_memory(store, charges, (now, effect), outcomes));
+            }
+            Backend::Fleet(fleet) => fleet,
         };
         let question = Question {
             charges: &mut charges.to_vec(),
@@ -219,7 +230,7 @@ impl Limiter {
         match fleet.recall(&question, outcomes) {
             Some(decided) => Ok(decided),
             None => {
-                let asked = Box::pin(fleet.ask(&self.store, &question, outcomes));
+                let asked = Box::pin(fleet.ask(&question, outcomes));
                 self.timed(asked).await
             }
         }
@@ -242,7 +253,13 @@ impl Limiter {
             return Ok(Some(Verdict::unlimited()));
         }
         let mut outcomes = Vec::new();
-        let decided = self.decide_now(&mut charges, self.now(), effect, &mut outcomes);
+        let mut question = Question {
+            charges: &mut charges,
+            now: self.now(),
+            effect,
+            within: None,
+        };
+        let decided = self.decide_now(&mut question, &mut outcomes);
         Ok(decided.map(|decided| decided.verdict(&charges, &outcomes)))
     }
 
@@ -254,18 +271,13 @@ impl Limiter {
         effect: Effect,
         outcomes: &mut Vec<Outcome>,
     ) -> Decided {
-        match self.throttle_now(charge, now, effect, outcomes) {
-            Some(decided) => decided,
-            None => {
-                let question = Question {
-                    charges: &mut vec![charge],
-                    now,
-                    effect,
-                    within: None,
-                };
-                self.ask_fleet(question, outcomes).await
-            }
-        }
+        let asked = Asked {
+            charges: &[charge],
+            now,
+            effect,
+            within: None,
+        };
+        self.decide(asked, outcomes).await
     }
 
     /// [`Self::throttle`], if nothing has to be waited for; `None` leaves everything as it was.
@@ -276,52 +288,52 @@ impl Limiter {
         effect: Effect,
         outcomes: &mut Vec<Outcome>,
     ) -> Option<Decided> {
-        match &self.fleet {
-            None => Some(self.in_memory(&[charge], now, effect, outcomes)),
-            Some(_) => self.decide_now(&mut vec![charge], now, effect, outcomes),
+        if let Backend::Memory(store) = &self.backend {
+            return Some(self.in_memory(store, &[charge], (now, effect), outcomes));
         }
+        let mut question = Question {
+            charges: &mut vec![charge],
+            now,
+            effect,
+            within: None,
+        };
+        self.decide_now(&mut question, outcomes)
     }
 
     /// Decides in memory, or what Redis need not be asked for.
     fn decide_now(
         &self,
-        charges: &mut Vec<Charge<'_>>,
-        now: Timestamp,
-        effect: Effect,
+        question: &mut Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
     ) -> Option<Decided> {
-        match &self.fleet {
-            None => Some(self.in_memory(charges, now, effect, outcomes)),
-            Some(fleet) => {
-                let question = Question {
-                    charges,
-                    now,
-                    effect,
-                    within: None,
-                };
-                fleet.decide_now(&self.store, question, outcomes)
+        match &self.backend {
+            Backend::Memory(store) => {
+                let at = (question.now, question.effect);
+                Some(self.in_memory(store, question.charges, at, outcomes))
             }
+            Backend::Fleet(fleet) => fleet.decide_now(question, outcomes),
         }
     }
 
-    /// Asks Redis, or the rules' policies. The future is in a box, so that a decision in memory does not carry it.
-    fn ask_fleet<'f, 'c: 'f>(
+    /// Decides, and asks Redis if need be.
+    async fn answer(&self, mut question: Question<'_, '_>, outcomes: &mut Vec<Outcome>) -> Decided {
+        match self.decide_now(&mut question, outcomes) {
+            Some(decided) => decided,
+            None => self.decide_later(question, outcomes).await,
+        }
+    }
+
+    /// Decides what [`Self::decide_now`] left open. The future is in a box, so that a decision in memory does not carry it.
+    fn decide_later<'f, 'c: 'f>(
         &'f self,
         question: Question<'f, 'c>,
         outcomes: &'f mut Vec<Outcome>,
     ) -> Pin<Box<dyn Future<Output = Decided> + Send + 'f>> {
         Box::pin(async move {
-            let Some(fleet) = &self.fleet else {
-                let Question {
-                    charges,
-                    now,
-                    effect,
-                    ..
-                } = question;
-                return self.in_memory(charges, now, effect, outcomes);
-            };
-            self.timed(fleet.decide(&self.store, question, outcomes))
-                .await
+            match &self.backend {
+                Backend::Memory(store) => store.decide_later(question, outcomes).await,
+                Backend::Fleet(fleet) => self.timed(fleet.decide_later(question, outcomes)).await,
+            }
         })
     }
 
@@ -336,13 +348,13 @@ impl Limiter {
     /// Asks the memory store, and times it now and then.
     fn in_memory(
         &self,
+        store: &MemoryStore,
         charges: &[Charge<'_>],
-        now: Timestamp,
-        effect: Effect,
+        (now, effect): (Timestamp, Effect),
         outcomes: &mut Vec<Outcome>,
     ) -> Decided {
         let began = self.time();
-        let decision = self.store.check(charges, now, effect, outcomes);
+        let decision = store.check(charges, now, effect, outcomes);
         self.took(began);
         Decided::in_memory(decision)
     }

@@ -1,6 +1,6 @@
 //! What an operator does to one key: on this node, or on every node of a fleet at once.
 
-use tidegate_core::{Block, Charge, Effect, Outcome, Span};
+use tidegate_core::{Block, Charge, Effect, Outcome, Span, Store};
 use tidegate_redis::StoreError;
 
 use crate::limiter::Limiter;

@@ -18,18 +18,18 @@ use std::{
 };
 
 use tidegate_core::MemoryStore;
+use tidegate_http::Clock;
 
 pub use self::running::{Running, Signals};
 use crate::{
-    clock::Clock,
     config::{Config, Envoy, Snapshot},
     door::{
         self,
         grpc::{Http2, Tls},
     },
     envoy::{FolderError, RateLimitService, Watch},
-    fleet::Link,
-    limiter::Limiter,
+    limiter::{Backend, Limiter},
+    link::Link,
     net::{Bounds, Listener, Server},
     reload::Reloader,
     snapshot::{self, Restored},
@@ -139,15 +139,15 @@ pub fn start(
     for warning in &config.warnings {
         tracing::warn!("{warning}");
     }
-    let mut limiter = Limiter::new(config.rules, store, clock);
     let link = config
         .redis
         .map(|redis| Link::start(redis, password))
         .transpose()?;
-    if let Some(link) = &link {
-        limiter = limiter.with_fleet(link.fleet());
-    }
-    let limiter = Arc::new(limiter);
+    let backend = match &link {
+        None => Backend::Memory(store),
+        Some(link) => Backend::Fleet(link.fleet(store)),
+    };
+    let limiter = Arc::new(Limiter::new(config.rules, backend, clock));
     limiter.quotas().swap_rules(config.quotas);
     let reloader =
         source.map(|path| Arc::new(Reloader::new(path.to_owned(), Arc::clone(&limiter))));

@@ -3,7 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use tidegate_core::{OnFailure, Share, Span, notation};
-use tidegate_redis::{Address, Login, Topology, Transport};
+use tidegate_redis::{Address, FleetSettings, Login, Topology, Transport};
 
 use super::{
     limits::percent,
@@ -11,7 +11,6 @@ use super::{
     store::at_least_one,
     value::{Fields, Shape, Value},
 };
-use crate::fleet::FleetSettings;
 
 /// How long a decision may take: from what a network needs to what a caller bears.
 const TIMEOUTS: std::ops::RangeInclusive<Span> = Span::from_millis(1)..=Span::from_secs(10);

@@ -8,7 +8,9 @@ use std::{
 };
 
 use futures_util::future::{join, join_all};
-use tidegate_core::{Charge, Cost, Decision, Effect, Exactness, Limits, Outcome, Timestamp};
+use tidegate_core::{
+    Charge, Cost, Decided, Decision, Effect, Exactness, Limits, Outcome, Timestamp,
+};
 
 use super::{
     RateLimitError, Ratio, StoreFailure,
@@ -17,10 +19,7 @@ use super::{
     rules::{Rule, RuleLimits},
     service::Standing,
 };
-use crate::{
-    fleet::Decided,
-    limiter::{Asked, Limiter},
-};
+use crate::limiter::{Asked, Limiter};
 
 /// What a descriptor asks of its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

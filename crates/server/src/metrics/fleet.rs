@@ -1,18 +1,19 @@
 //! What a node of a fleet has done, and how Redis is.
 
+use tidegate_redis::FleetStats;
+
 use super::text::Text;
-use crate::fleet::{FAILURES, FleetStats, SOURCES};
 
 pub(super) fn write(text: &mut Text, fleet: &FleetStats) {
     let name = "tidegate_decisions_total";
     text.family(name, "counter", "Decisions by who made them.");
-    for (source, count) in SOURCES.iter().zip(fleet.decisions) {
+    for (source, count) in fleet.decisions {
         text.sample(name, &[("source", source.as_str())], count);
     }
     let name = "tidegate_redis_failures_total";
     let help = "Questions to which Redis gave no answer: not executed, of unknown fate, refused.";
     text.family(name, "counter", help);
-    for (failure, count) in FAILURES.iter().zip(fleet.failures) {
+    for (failure, count) in fleet.failures {
         text.sample(name, &[("failure", failure)], count);
     }
     let size = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);

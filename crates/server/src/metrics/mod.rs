@@ -20,15 +20,12 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
-use tidegate_core::{Decision, MemoryStats, Reason, Timestamp, Verdict};
+use tidegate_core::{Decided, Decision, MemoryStats, Reason, Timestamp, Verdict};
+use tidegate_redis::FleetStats;
 
 pub use rules::MAX_RULE_LABELS;
 
-use crate::{
-    fleet::{Decided, FleetStats},
-    net::Listener,
-    quota::QuotaCounts,
-};
+use crate::{net::Listener, quota::QuotaCounts};
 use rules::Rules;
 use shard::Shards;
 pub(crate) use text::Text;

@@ -6,8 +6,8 @@ use tempfile::NamedTempFile;
 use tidegate_core::{
     Cost, Effect, MemoryBounds, MemoryStore, Request, Scratch, Timestamp, Verdict,
 };
+use tidegate_http::Clock;
 use tidegate_server::{
-    clock::Clock,
     config::Config,
     door::admin::{self, Operated},
     limiter::Limiter,

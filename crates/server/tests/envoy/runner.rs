@@ -83,7 +83,7 @@ pub(crate) async fn run_case<S: Subject>(case: &Case, place: Place<'_>) -> Vec<S
         );
     }
     if let Some(fleet) = started.limiter.fleet() {
-        let [_, _, local, policy] = fleet.stats().decisions;
+        let [_, _, (_, local), (_, policy)] = fleet.stats().decisions;
         if local + policy > 0 {
             failures.push(format!(
                 "{local} and {policy} decisions came from elsewhere"

@@ -3,15 +3,14 @@
 use std::sync::Arc;
 
 use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
-use tidegate_redis::Redis;
+use tidegate_http::Clock;
+use tidegate_redis::{Fleet, FleetSettings, Redis};
 use tidegate_server::{
-    clock::Clock,
     envoy::{
         self, DomainFiles, File, RateLimitAnswer, RateLimitRequest, RateLimitService, Settings,
         Variables,
     },
-    fleet::{Fleet, FleetSettings},
-    limiter::Limiter,
+    limiter::{Backend, Limiter},
 };
 
 use crate::format::ConfigFile;
@@ -88,13 +87,16 @@ impl Started {
     ) -> Self {
         let clock = Clock::manual(at(seconds));
         let store = MemoryStore::new(MemoryBounds::default());
-        let mut limiter = Limiter::new(RuleSet::default(), store, clock.clone());
-        if let Place::Redis(redis, prefix) = place {
-            let fleet = Fleet::new(Arc::clone(redis), prefix, FleetSettings::default());
-            fleet.store().pin_clock(at(seconds));
-            limiter = limiter.with_fleet(fleet);
-        }
-        let limiter = Arc::new(limiter);
+        let backend = match place {
+            Place::Redis(redis, prefix) => {
+                let settings = FleetSettings::default();
+                let fleet = Fleet::new(Arc::clone(redis), prefix, store, settings);
+                fleet.store().pin_clock(at(seconds));
+                Backend::Fleet(fleet)
+            }
+            Place::Memory => Backend::Memory(store),
+        };
+        let limiter = Arc::new(Limiter::new(RuleSet::default(), backend, clock.clone()));
         Self {
             service: Arc::new(RateLimitService::new(Arc::clone(&limiter), settings)),
             limiter,

@@ -1,7 +1,7 @@
 //! Redis out of reach: each rule's policy answers, says so, and gives nothing away.
 
 use tidegate_core::{Share, Source};
-use tidegate_server::fleet::FleetSettings;
+use tidegate_redis::FleetSettings;
 
 use crate::{
     doors::json,

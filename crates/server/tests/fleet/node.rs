@@ -6,12 +6,11 @@ use std::{
 };
 
 use tidegate_core::{Cost, Effect, MemoryBounds, MemoryStore, Request, Scratch, Source, Timestamp};
-use tidegate_redis::{Address, Redis, Settings, Topology};
+use tidegate_http::Clock;
+use tidegate_redis::{Address, Fleet, FleetSettings, Redis, Settings, Topology};
 use tidegate_server::{
-    clock::Clock,
     config::{Config, Headers},
     door::{admin, http, resp},
-    fleet::{Fleet, FleetSettings},
     limiter::Limiter,
     net::{Bounds, Server},
 };
@@ -69,9 +68,9 @@ impl Node {
         let clock = Clock::manual(Timestamp::from_micros(START_MICROS));
         let rules = Config::parse(RULES).unwrap().rules;
         let store = MemoryStore::new(MemoryBounds::default());
-        let limiter = Limiter::new(rules, store, clock.clone());
+        let fleet = Fleet::new(redis, "test", store, settings);
         Self {
-            limiter: Arc::new(limiter.with_fleet(Fleet::new(redis, "test", settings))),
+            limiter: Arc::new(Limiter::new(rules, fleet, clock.clone())),
             clock,
             runtime,
             server: Server::start(1).unwrap(),

@@ -1,7 +1,7 @@
 //! What nodes share: counts, blocks, and what an operator gives back.
 
 use tidegate_core::{Source, Span};
-use tidegate_server::fleet::FleetSettings;
+use tidegate_redis::FleetSettings;
 
 use crate::{
     node::{Answer, Node},

@@ -3,8 +3,8 @@
 use std::{net::TcpListener, sync::Arc};
 
 use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
+use tidegate_http::Clock;
 use tidegate_server::{
-    clock::Clock,
     config::Config,
     door::grpc::{self, Http2, Served, Tls},
     envoy::{DomainFiles, File, RateLimitService, Settings, read},

@@ -4,8 +4,8 @@ use std::{net::TcpListener, sync::Arc};
 
 use serde_json::Value;
 use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
+use tidegate_http::Clock;
 use tidegate_server::{
-    clock::Clock,
     config::Config,
     door::http::{self, Served},
     limiter::Limiter,

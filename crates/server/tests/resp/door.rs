@@ -8,8 +8,8 @@ use std::{
 };
 
 use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
+use tidegate_http::Clock;
 use tidegate_server::{
-    clock::Clock,
     door::resp,
     limiter::Limiter,
     net::{Bounds, Listener, Server},

@@ -8,10 +8,10 @@ use tokio::{io::DuplexStream, time::Instant};
 
 use super::*;
 use crate::{
-    clock::Clock,
     door::resp::{bounds::OUTPUT_BYTES, transcript},
     net::{Bounds, Shutdown},
 };
+use tidegate_http::Clock;
 
 /// One of each kind of command, and of each kind of thing that can go wrong short of the end.
 const PIPELINE: &[u8] = b"*1\r\n$4\r\nPING\r\n\

@@ -2,8 +2,8 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use crate::StoreError;
 use tidegate_core::{Span, Timestamp};
-use tidegate_redis::StoreError;
 
 /// For how long a refusal is shown, and how long another is kept out of the log.
 const SHOWN: Span = Span::from_secs(60);

@@ -2,15 +2,14 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::{Health, StoreError};
 use tidegate_core::Source;
-use tidegate_redis::{Health, StoreError};
 
 /// The sources of a fleet's decisions.
-pub(crate) const SOURCES: [Source; 4] =
-    [Source::Redis, Source::Cache, Source::Local, Source::Policy];
+const SOURCES: [Source; 4] = [Source::Redis, Source::Cache, Source::Local, Source::Policy];
 
 /// Why Redis gave no answer, as a metric's label says it.
-pub(crate) const FAILURES: [&str; 3] = ["not_executed", "unknown", "refused"];
+const FAILURES: [&str; 3] = ["not_executed", "unknown", "refused"];
 
 #[derive(Debug, Default)]
 pub(super) struct Counters {
@@ -21,10 +20,10 @@ pub(super) struct Counters {
 /// What was done, and how Redis is.
 #[derive(Clone, Debug)]
 pub struct FleetStats {
-    /// Decisions from Redis, from the cache of denials, on this node's share, and by policy.
-    pub decisions: [u64; SOURCES.len()],
-    /// Questions that were not executed, whose fate is unknown, and that Redis refused.
-    pub failures: [u64; FAILURES.len()],
+    /// How many decisions came from Redis, from the cache of denials, from this node's share, and by policy.
+    pub decisions: [(Source, u64); SOURCES.len()],
+    /// How many questions were `not_executed`, of `unknown` fate, and `refused` by Redis.
+    pub failures: [(&'static str, u64); FAILURES.len()],
     /// How Redis is.
     pub health: Health,
 }
@@ -47,15 +46,10 @@ impl Counters {
     }
 
     pub(super) fn stats(&self, health: Health) -> FleetStats {
+        let counted = |count: &AtomicU64| count.load(Ordering::Relaxed);
         FleetStats {
-            decisions: self
-                .decisions
-                .each_ref()
-                .map(|count| count.load(Ordering::Relaxed)),
-            failures: self
-                .failures
-                .each_ref()
-                .map(|count| count.load(Ordering::Relaxed)),
+            decisions: std::array::from_fn(|at| (SOURCES[at], counted(&self.decisions[at]))),
+            failures: std::array::from_fn(|at| (FAILURES[at], counted(&self.failures[at]))),
             health,
         }
     }

@@ -5,13 +5,13 @@
 
 use std::{fs, io, path::Path, sync::Arc, thread};
 
-use tidegate_redis::{Login, Redis, Settings, Tls};
+use tidegate_core::MemoryStore;
+use tidegate_redis::{Fleet, FleetSettings, Login, Redis, Settings, Tls};
 use tokio::{
     runtime::{Builder, Handle},
     sync::oneshot,
 };
 
-use super::{Fleet, FleetSettings};
 use crate::{
     config::{Password, RedisConfig},
     serve::ServeError,
@@ -44,8 +44,10 @@ impl Link {
         })
     }
 
-    pub(crate) fn fleet(&self) -> Fleet {
-        Fleet::new(Arc::clone(&self.redis), &self.prefix, self.settings)
+    /// A node of the fleet, whose own count is kept in `local`.
+    pub(crate) fn fleet(&self, local: MemoryStore) -> Fleet {
+        let redis = Arc::clone(&self.redis);
+        Fleet::new(redis, &self.prefix, local, self.settings)
     }
 }
 

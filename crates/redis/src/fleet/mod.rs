@@ -10,24 +10,19 @@
 //! spent its limit is not given a fresh one.
 
 mod denials;
-mod link;
 mod refusals;
 mod stats;
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use tidegate_core::{
-    Charge, Decision, Effect, Exactness, Limits, MemoryStore, OnFailure, Outcome, Retry, Share,
-    Source, Span, Timestamp, Verdict,
+    Charge, Decided, Decision, Effect, Exactness, Limits, MemoryStore, OnFailure, Outcome,
+    Question, Retry, Share, Source, Span, Store, Timestamp,
 };
-use tidegate_redis::{Redis, RedisStore, StoreError};
 
 pub use self::stats::FleetStats;
 use self::{denials::Denials, refusals::Refusals, stats::Counters};
-pub(crate) use self::{
-    link::Link,
-    stats::{FAILURES, SOURCES},
-};
+use crate::{Redis, RedisStore, StoreError};
 
 /// When to ask again after a denial for want of a store.
 const ASK_AGAIN: Span = Span::from_secs(1);
@@ -59,62 +54,27 @@ impl Default for FleetSettings {
 pub struct Fleet {
     store: RedisStore,
     redis: Arc<Redis>,
+    local: MemoryStore,
     settings: FleetSettings,
     denials: Denials,
     counters: Counters,
     refusals: Refusals,
 }
 
-/// What is asked.
-#[derive(Debug)]
-pub struct Question<'q, 'c> {
-    /// What is to be charged. Charges for which a policy answers are taken out.
-    pub charges: &'q mut Vec<Charge<'c>>,
-    /// The time on this node's clock; Redis decides on its own.
-    pub now: Timestamp,
-    /// What is done to the state.
-    pub effect: Effect,
-    /// How long Redis may take, if less than a decision may; the policies answer after that.
-    pub within: Option<Duration>,
-}
-
-/// A decision, by whom it was made, and how exact it is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Decided {
-    /// The decision.
-    pub decision: Decision,
-    /// How exact it is.
-    pub exactness: Exactness,
-    /// Who made it.
-    pub source: Source,
-}
-
-impl Decided {
-    pub(crate) fn in_memory(decision: Decision) -> Self {
-        Self {
-            decision,
-            exactness: Exactness::Exact,
-            source: Source::Memory,
-        }
-    }
-
-    /// The verdict on `charges`, given their `outcomes`.
-    #[must_use]
-    pub fn verdict<'r>(&self, charges: &[Charge<'r>], outcomes: &[Outcome]) -> Verdict<'r> {
-        let mut verdict = Verdict::of(&self.decision, charges, outcomes);
-        verdict.exactness = self.exactness;
-        verdict.source = self.source;
-        verdict
-    }
-}
-
 impl Fleet {
-    /// Decides in `redis`, under keys that begin with `prefix`.
+    /// Decides in `redis`, under keys that begin with `prefix`; `local` keeps this node's own count, which answers while
+    /// Redis is out of reach.
     #[must_use]
-    pub fn new(redis: Arc<Redis>, prefix: &str, settings: FleetSettings) -> Self {
+    pub fn new(
+        redis: Arc<Redis>,
+        prefix: &str,
+        local: MemoryStore,
+        settings: FleetSettings,
+    ) -> Self {
         Self {
             store: RedisStore::on(Arc::clone(&redis), prefix),
             redis,
+            local,
             settings,
             denials: Denials::default(),
             counters: Counters::default(),
@@ -122,23 +82,8 @@ impl Fleet {
         }
     }
 
-    /// What can be said without asking Redis: that a denial of a moment ago still stands, or, where nobody can be
-    /// asked, what the rules' policies say. `None` leaves everything as it was.
-    pub fn decide_now(
-        &self,
-        local: &MemoryStore,
-        question: Question<'_, '_>,
-        outcomes: &mut Vec<Outcome>,
-    ) -> Option<Decided> {
-        self.recall(&question, outcomes).or_else(|| {
-            self.redis
-                .is_down()
-                .then(|| self.fall_back(local, question, outcomes))
-        })
-    }
-
     /// A denial of a moment ago, if it still stands.
-    pub(crate) fn recall(
+    pub fn recall(
         &self,
         question: &Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
@@ -157,23 +102,13 @@ impl Fleet {
         })
     }
 
-    /// Asks Redis, or lets the rules' policies answer.
-    pub async fn decide(
+    /// Asks Redis, and lets nothing answer in its place.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`] when nothing was decided, or nobody knows; it is counted.
+    pub async fn ask(
         &self,
-        local: &MemoryStore,
-        question: Question<'_, '_>,
-        outcomes: &mut Vec<Outcome>,
-    ) -> Decided {
-        match self.ask(local, &question, outcomes).await {
-            Ok(decided) => decided,
-            Err(_) => self.fall_back(local, question, outcomes),
-        }
-    }
-
-    /// Asks Redis. An `Err` is counted, and nothing answers in its place.
-    pub(crate) async fn ask(
-        &self,
-        local: &MemoryStore,
         question: &Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
     ) -> Result<Decided, StoreError> {
@@ -191,7 +126,7 @@ impl Fleet {
         match asked {
             Ok(decision) => {
                 match question.effect {
-                    Effect::Charge => self.learn(local, question, &decision, outcomes),
+                    Effect::Charge => self.learn(question, &decision, outcomes),
                     Effect::Refund => self.forget_denials(),
                     Effect::Peek | Effect::Look => {}
                 }
@@ -210,15 +145,16 @@ impl Fleet {
         }
     }
 
-    /// Forgets what was denied, because something may have been given back.
-    pub fn forget_denials(&self) {
-        self.denials.forget();
-    }
-
     /// The store, for what operators do.
     #[must_use]
     pub fn store(&self) -> &RedisStore {
         &self.store
+    }
+
+    /// This node's own count.
+    #[must_use]
+    pub fn local(&self) -> &MemoryStore {
+        &self.local
     }
 
     /// What was done, and how Redis is.
@@ -234,16 +170,10 @@ impl Fleet {
     }
 
     /// Keeps this node's own state close to that in Redis: what was spent, what is blocked, what was denied.
-    fn learn(
-        &self,
-        local: &MemoryStore,
-        question: &Question<'_, '_>,
-        decision: &Decision,
-        outcomes: &[Outcome],
-    ) {
+    fn learn(&self, question: &Question<'_, '_>, decision: &Decision, outcomes: &[Outcome]) {
         let Question { charges, now, .. } = question;
         match decision {
-            Decision::Admitted => self.keep_warm(local, charges, *now),
+            Decision::Admitted => self.keep_warm(charges, *now),
             Decision::Limited => {
                 let longest = self.settings.denials;
                 self.denials.remember(charges, *now, longest, outcomes);
@@ -254,7 +184,7 @@ impl Fleet {
                 ..
             } => {
                 if let Some(charge) = charges.get(*charge) {
-                    local.block(charge.key, retry_after.span(), "", *now);
+                    self.local.block(charge.key, retry_after.span(), "", *now);
                 }
             }
             Decision::Full { .. } => {}
@@ -262,7 +192,7 @@ impl Fleet {
     }
 
     /// Charges what Redis admitted to this node's share, as far as it goes.
-    fn keep_warm(&self, local: &MemoryStore, charges: &[Charge<'_>], now: Timestamp) {
+    fn keep_warm(&self, charges: &[Charge<'_>], now: Timestamp) {
         let mut outcomes = Vec::new();
         for charge in charges {
             if self.policy(charge) != OnFailure::Local {
@@ -273,27 +203,20 @@ impl Fleet {
                 limits: &limits,
                 ..*charge
             };
-            let kept = local.check(&[shared], now, Effect::Charge, &mut outcomes);
+            let kept = self
+                .local
+                .check(&[shared], now, Effect::Charge, &mut outcomes);
             if let Decision::Blocked { .. } = kept {
                 // Redis knows better: the block was lifted.
-                local.unblock(charge.key, now);
+                self.local.unblock(charge.key, now);
             }
         }
     }
 
-    fn fall_back(
-        &self,
-        local: &MemoryStore,
-        question: Question<'_, '_>,
-        outcomes: &mut Vec<Outcome>,
-    ) -> Decided {
+    fn fall_back(&self, question: &mut Question<'_, '_>, outcomes: &mut Vec<Outcome>) -> Decided {
         outcomes.clear();
-        let Question {
-            charges,
-            now,
-            effect,
-            ..
-        } = question;
+        let (now, effect) = (question.now, question.effect);
+        let charges = &mut *question.charges;
         let by_policy = |decision| Decided {
             decision,
             exactness: Exactness::None,
@@ -325,7 +248,7 @@ impl Fleet {
             .collect();
         self.counters.count(Source::Local);
         Decided {
-            decision: local.check(&shared, now, effect, outcomes),
+            decision: self.local.check(&shared, now, effect, outcomes),
             exactness: Exactness::Local,
             source: Source::Local,
         }
@@ -341,5 +264,36 @@ impl Fleet {
             (OnFailure::Closed, true) => OnFailure::Open,
             (policy, _) => policy,
         }
+    }
+}
+
+/// What is answered now is what need not be asked: that a denial of a moment ago still stands, or, where nobody can be
+/// asked, what the rules' policies say.
+impl Store for Fleet {
+    fn decide_now(
+        &self,
+        question: &mut Question<'_, '_>,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Option<Decided> {
+        self.recall(question, outcomes).or_else(|| {
+            self.redis
+                .is_down()
+                .then(|| self.fall_back(question, outcomes))
+        })
+    }
+
+    async fn decide_later(
+        &self,
+        mut question: Question<'_, '_>,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Decided {
+        match self.ask(&question, outcomes).await {
+            Ok(decided) => decided,
+            Err(_) => self.fall_back(&mut question, outcomes),
+        }
+    }
+
+    fn forget_denials(&self) {
+        self.denials.forget();
     }
 }

@@ -1,0 +1,176 @@
+//! The limiter of an application: the rules of the moment, one store, one clock.
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use tidegate_core::{
+    Effect, Question, Request, RequestError, RuleSet, Scratch, Store, Timestamp, Verdict,
+};
+
+use crate::{Clock, Gate};
+
+/// What an application asks: the rules of the moment, one store, one clock.
+///
+/// One lives in a process for every set of rules, behind an [`Arc`]. `S` is any [`Store`]: the memory store, or
+/// `tidegate_redis::Fleet`, with which every process that uses the same rules shares their counts.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate_core::{
+///     AlgorithmName, Cost, Effect, LimitSpec, MemoryBounds, MemoryStore, Request, Rule, RuleSet, Scratch, notation,
+/// };
+/// use tidegate_http::{Clock, Gate, Limiter};
+///
+/// let rate = notation::rate("2/min").unwrap();
+/// let limit = LimitSpec::shorthand(rate, AlgorithmName::TokenBucket).build().unwrap();
+/// let rule = Rule::new("per-customer", vec![limit]).unwrap().keyed_by(&["customer"]).unwrap();
+/// let rules = RuleSet::build(vec![rule], Vec::new()).unwrap();
+/// let limiter = Limiter::new(rules, MemoryStore::new(MemoryBounds::default()), Clock::real());
+///
+/// let entries = [("customer", "acme")];
+/// let request = Request::new(&entries, Cost::new(2).unwrap()).unwrap();
+/// let (rules, mut scratch) = (limiter.rules(), Scratch::default());
+/// let verdict = limiter.check_now(&rules, &mut scratch, &request, Effect::Charge).unwrap();
+/// assert!(verdict.unwrap().allowed);
+/// let verdict = limiter.check_now(&rules, &mut scratch, &request, Effect::Charge).unwrap();
+/// assert!(!verdict.unwrap().allowed);
+/// ```
+#[derive(Debug)]
+pub struct Limiter<S> {
+    rules: ArcSwap<RuleSet>,
+    store: S,
+    clock: Clock,
+}
+
+impl<S: Store> Limiter<S> {
+    /// A limiter under `rules`, whose counts are kept in `store`.
+    ///
+    /// A [real clock](Clock::real) of an application that runs for days wants to [follow](Clock::follow) the system's.
+    #[must_use]
+    pub fn new(rules: RuleSet, store: S, clock: Clock) -> Self {
+        Self {
+            rules: ArcSwap::from_pointee(rules),
+            store,
+            clock,
+        }
+    }
+
+    /// Puts `rules` in the place of those of the moment. What was spent under a rule of the same name and key stays spent;
+    /// requests that are being decided are so under the rules that they began with.
+    pub fn swap_rules(&self, rules: RuleSet) {
+        let rules = rules.succeeding(&self.rules.load());
+        self.rules.store(Arc::new(rules));
+        self.store.forget_denials();
+    }
+
+    /// The store.
+    #[must_use]
+    pub fn store(&self) -> &S {
+        &self.store
+    }
+
+    /// The clock by which requests are decided.
+    #[must_use]
+    pub fn clock(&self) -> &Clock {
+        &self.clock
+    }
+}
+
+impl<S: Store> Gate for Limiter<S> {
+    fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    fn rules(&self) -> Arc<RuleSet> {
+        self.rules.load_full()
+    }
+
+    async fn check<'a>(
+        &self,
+        rules: &'a RuleSet,
+        scratch: &'a mut Scratch,
+        request: &Request<'_>,
+        effect: Effect,
+    ) -> Result<Verdict<'a>, RequestError> {
+        let mut charges = rules.charges(request, scratch)?;
+        if charges.is_empty() {
+            return Ok(Verdict::unlimited());
+        }
+        let (now, mut outcomes) = (self.now(), Vec::new());
+        let question = Question {
+            charges: &mut charges,
+            now,
+            effect,
+            within: None,
+        };
+        let decided = self.store.decide(question, &mut outcomes).await;
+        Ok(decided.verdict(&charges, &outcomes))
+    }
+
+    fn check_now<'a>(
+        &self,
+        rules: &'a RuleSet,
+        scratch: &'a mut Scratch,
+        request: &Request<'_>,
+        effect: Effect,
+    ) -> Result<Option<Verdict<'a>>, RequestError> {
+        let mut charges = rules.charges(request, scratch)?;
+        if charges.is_empty() {
+            return Ok(Some(Verdict::unlimited()));
+        }
+        let mut outcomes = Vec::new();
+        let mut question = Question {
+            charges: &mut charges,
+            now: self.now(),
+            effect,
+            within: None,
+        };
+        let decided = self.store.decide_now(&mut question, &mut outcomes);
+        Ok(decided.map(|decided| decided.verdict(&charges, &outcomes)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+    use tidegate_core::{
+        AlgorithmName, Cost, LimitSpec, MemoryBounds, MemoryStore, Rule, Span, notation,
+    };
+
+    use super::*;
+
+    fn rules(rate: &str) -> RuleSet {
+        let rate = notation::rate(rate).unwrap();
+        let spec = LimitSpec::shorthand(rate, AlgorithmName::FixedWindow);
+        let rule = Rule::new("all", vec![spec.build().unwrap()]).unwrap();
+        RuleSet::build(vec![rule], Vec::new()).unwrap()
+    }
+
+    fn passes(limiter: &Limiter<MemoryStore>, effect: Effect) -> bool {
+        let request = Request::new(&[], Cost::ONE).unwrap();
+        let (rules, mut scratch) = (limiter.rules(), Scratch::default());
+        let verdict = limiter.check(&rules, &mut scratch, &request, effect);
+        let verdict = verdict.now_or_never().expect("memory never suspends");
+        verdict.unwrap().allowed
+    }
+
+    #[test]
+    fn rules_are_swapped_and_counts_stay() {
+        let clock = Clock::manual(Timestamp::from_micros(7_200_000_000));
+        let store = MemoryStore::new(MemoryBounds::default());
+        let limiter = Limiter::new(rules("2/h"), store, clock);
+        let passed = |effect, expected: &[bool]| {
+            for expected in expected {
+                assert_eq!(passes(&limiter, effect), *expected);
+            }
+        };
+        passed(Effect::Charge, &[true, true, false]);
+        limiter.swap_rules(rules("3/h"));
+        passed(Effect::Peek, &[true, true]);
+        passed(Effect::Charge, &[true, false]);
+        let later = limiter.now().after(Span::from_secs(3_600));
+        limiter.clock().set(later);
+        passed(Effect::Charge, &[true]);
+    }
+}
