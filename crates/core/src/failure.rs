@@ -96,6 +96,10 @@ impl Share {
                 limit: self.of_count(limit),
                 window,
             },
+            Algorithm::Concurrency { limit, lease } => Algorithm::Concurrency {
+                limit: self.of_count(limit),
+                lease,
+            },
             Algorithm::SlidingWindowCounter {
                 limit,
                 window,

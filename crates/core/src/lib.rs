@@ -31,6 +31,7 @@ mod member;
 mod memory;
 mod outcome;
 mod question;
+mod receipt;
 mod rules;
 mod spec;
 mod store;
@@ -45,6 +46,7 @@ pub use limit::{Algorithm, Counting, Limit, LimitError, Rate, RefillMode, Window
 pub use limits::Limits;
 pub use memory::{Block, MemoryBounds, MemoryStats, MemoryStore, SnapshotError, WhenFull};
 pub use outcome::{Decision, Outcome, Retry};
+pub use receipt::{Receipt, Settlement};
 pub use rules::{
     Condition, CostSource, DESCRIPTOR_KEY, Mode, Pattern, Request, Rule, RuleError, RuleSet,
     Scratch, When, free_key,

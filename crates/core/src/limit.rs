@@ -102,6 +102,15 @@ pub enum Algorithm {
         /// The length of the window.
         window: Span,
     },
+    /// At most `limit` at once: who is admitted holds his place until it is [settled](crate::MemoryStore::settle), or for
+    /// `lease` if it never is.
+    Concurrency {
+        /// The most at once; 0 refuses everything.
+        limit: u64,
+        /// How long a place is held at most: longer than any request should take, for what takes longer is not counted
+        /// any more. A holder that crashed gives its place back when this is over.
+        lease: Span,
+    },
     /// At most `limit` in a sliding `window`, kept as counts.
     SlidingWindowCounter {
         /// The most in a window; 0 refuses everything.
@@ -298,6 +307,7 @@ impl Limit {
             } => capacity.saturating_add(u64::from(queue)),
             Algorithm::FixedWindow { limit, .. }
             | Algorithm::SlidingWindowLog { limit, .. }
+            | Algorithm::Concurrency { limit, .. }
             | Algorithm::SlidingWindowCounter { limit, .. } => limit,
         }
     }
@@ -343,6 +353,7 @@ impl Limit {
                 ..
             } => calendar.longest(),
             Algorithm::SlidingWindowLog { window, .. }
+            | Algorithm::Concurrency { lease: window, .. }
             | Algorithm::SlidingWindowCounter { window, .. } => *window,
         }
     }
@@ -386,5 +397,6 @@ fn policy_text(algorithm: &Algorithm) -> String {
             limit,
             window: Window::Calendar(calendar),
         } => format!("{limit}/{calendar}"),
+        Algorithm::Concurrency { limit, .. } => format!("{limit} at once"),
     }
 }

@@ -6,10 +6,11 @@ use crate::{
     bounds,
     cell::Cell,
     failure::{OnFailure, Share},
-    kernel::{Kernel, Schedule, State},
+    kernel::{Kernel, Mark, Schedule, State},
     limit::{Limit, LimitError},
     member::{Asked, Denials, Member},
     outcome::Outcome,
+    receipt::{Charged, Place, Settlement},
     time::Timestamp,
 };
 
@@ -234,6 +235,42 @@ impl Limits {
         for (member, state) in self.members.iter().zip(cell.states_mut()) {
             member.kernel.refund(state, now, units);
         }
+    }
+
+    /// Where in `cell` the charge is that was just made.
+    pub(crate) fn marks(&self, cell: &Cell) -> Box<[Option<Mark>]> {
+        let members = self.members.iter().zip(cell.states());
+        // What is denied is counted as well there: nothing can be told apart.
+        let keeps = |member: &Member| member.denials == Denials::Counted && !self.shadow;
+        members
+            .map(|(member, state)| (!keeps(member)).then(|| Kernel::mark(state)))
+            .collect()
+    }
+
+    /// Takes what is to come back of a charge out of `cell`. Answers how much time that was of each member, where that is a
+    /// schedule; `shift` says how much of it others have given back since.
+    pub(crate) fn settle(
+        &self,
+        cell: &mut Cell,
+        now: Timestamp,
+        (charged, settlement): (&Charged, Settlement),
+        shift: impl Fn(usize) -> Option<u64>,
+    ) -> Vec<u64> {
+        let states = cell.states_mut().iter_mut().zip(&charged.marks);
+        let members = self.members.iter().zip(states).enumerate();
+        let settled = members.map(|(number, (member, (state, mark)))| {
+            let Some(mark) = *mark else { return 0 };
+            let place = Place {
+                at: charged.at,
+                cost: charged.cost,
+                mark,
+                shift: shift(number),
+            };
+            member
+                .kernel
+                .give_back(state, now, &place, settlement.unused)
+        });
+        settled.collect()
     }
 
     /// Spends `cost`, which is denied, of the limits that count it nevertheless; true if there are any. `denied` are the

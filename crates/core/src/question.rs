@@ -6,6 +6,7 @@ use crate::{
     limits::{Limits, Mask},
     member::Asked,
     outcome::Outcome,
+    receipt::Charged,
     time::Timestamp,
 };
 
@@ -68,6 +69,17 @@ impl<'a> Question<'a> {
         } else {
             false
         }
+    }
+
+    /// Where the charge is in the state, if it was made: what was denied in a shadow was not.
+    pub(crate) fn charged(&self, at: Timestamp, given: Box<[u64]>) -> Option<Charged> {
+        self.charged.then(|| Charged {
+            at,
+            cost: self.cost,
+            fingerprint: self.limits.fingerprint(),
+            marks: self.limits.marks(&self.cell),
+            given,
+        })
     }
 
     /// Appends what every limit answers.

@@ -77,6 +77,13 @@ pub enum Numbers<'l> {
         /// The most in each window, and how long that is.
         windows: Vec<(u64, Span)>,
     },
+    /// The instants of those who hold a place: a log of one window.
+    Lease {
+        /// The most at once.
+        limit: u64,
+        /// How long a place is held at most.
+        lease: Span,
+    },
 }
 
 /// The numbers of a kernel, and how it is charged.
@@ -145,6 +152,13 @@ pub enum Held {
     /// What was admitted.
     Log {
         /// The longest window that the log was last used with.
+        longest: u64,
+        /// Instants and costs, oldest first; one cost is at most 2,047.
+        stamps: Vec<(u64, u64)>,
+    },
+    /// Who holds a place.
+    Lease {
+        /// How long a place is held at most.
         longest: u64,
         /// Instants and costs, oldest first; one cost is at most 2,047.
         stamps: Vec<(u64, u64)>,
@@ -233,13 +247,16 @@ impl From<Held> for State {
                 width,
                 counts,
             } => Self::Buckets(Box::new(BucketsState::from_counts(newest, width, &counts))),
-            Held::Log { longest, stamps } => {
-                let stamps = stamps.into_iter().map(|(at, cost)| Stamp::of(at, cost));
-                let longest = Span::from_micros(longest);
-                Self::Log(Box::new(LogState::from_stamps(stamps.collect(), longest)))
-            }
+            Held::Log { longest, stamps } => Self::Log(log_of(longest, stamps)),
+            Held::Lease { longest, stamps } => Self::Lease(log_of(longest, stamps)),
         }
     }
+}
+
+fn log_of(longest: u64, stamps: Vec<(u64, u64)>) -> Box<LogState> {
+    let stamps = stamps.into_iter().map(|(at, cost)| Stamp::of(at, cost));
+    let longest = Span::from_micros(longest);
+    Box::new(LogState::from_stamps(stamps.collect(), longest))
 }
 
 impl From<&State> for Held {
@@ -266,6 +283,10 @@ impl From<&State> for Held {
                 counts: state.oldest_first().collect(),
             },
             State::Log(state) => Self::Log {
+                longest: state.longest().as_micros(),
+                stamps: state.stamps().map(Stamp::parts).collect(),
+            },
+            State::Lease(state) => Self::Lease {
                 longest: state.longest().as_micros(),
                 stamps: state.stamps().map(Stamp::parts).collect(),
             },

@@ -19,17 +19,19 @@ pub enum AlgorithmName {
     FixedWindow,
     SlidingWindowLog,
     SlidingWindowCounter,
+    Concurrency,
 }
 
 impl AlgorithmName {
     /// Every name as it is written, in the order of the documentation.
-    pub const ALL: [(&'static str, Self); 6] = [
+    pub const ALL: [(&'static str, Self); 7] = [
         ("gcra", Self::Gcra),
         ("token_bucket", Self::TokenBucket),
         ("leaky_bucket", Self::LeakyBucket),
         ("fixed_window", Self::FixedWindow),
         ("sliding_window_log", Self::SlidingWindowLog),
         ("sliding_window_counter", Self::SlidingWindowCounter),
+        ("concurrency", Self::Concurrency),
     ];
 
     /// The algorithm of that name.
@@ -84,14 +86,19 @@ pub struct LimitSpec {
     pub anchor: Option<Anchor>,
     pub buckets: Option<u32>,
     pub strict: Option<bool>,
+    /// Default [`LimitSpec::LEASE`].
+    pub lease: Option<Span>,
     /// Percent over the limit that are admitted, marked.
     pub soft: Option<u32>,
     pub count_denied: Option<bool>,
 }
 
 impl LimitSpec {
+    /// How long a place is held that is never given back, unless it is said: a minute.
+    pub const LEASE: Span = Span::from_secs(60);
+
     /// The names of the fields, in their order.
-    pub const FIELDS: [&'static str; 15] = [
+    pub const FIELDS: [&'static str; 16] = [
         "algorithm",
         "rate",
         "burst",
@@ -105,13 +112,15 @@ impl LimitSpec {
         "anchor",
         "buckets",
         "strict",
+        "lease",
         "soft",
         "count_denied",
     ];
 
     /// The spec of a shorthand such as `20/min` under `algorithm`.
     ///
-    /// The count is a bucket's capacity and its refill, a window's limit, or a GCRA's rate without burst.
+    /// The count is a bucket's capacity and its refill, a window's limit, a GCRA's rate without burst, or how many may be
+    /// in flight, each for as long as the period.
     #[must_use]
     pub fn shorthand(rate: Rate, algorithm: AlgorithmName) -> Self {
         let spec = Self {
@@ -138,6 +147,11 @@ impl LimitSpec {
             | AlgorithmName::SlidingWindowCounter => Self {
                 limit: Some(rate.count),
                 window: Some(rate.period),
+                ..spec
+            },
+            AlgorithmName::Concurrency => Self {
+                limit: Some(rate.count),
+                lease: Some(rate.period),
                 ..spec
             },
         }
@@ -186,6 +200,7 @@ impl LimitSpec {
             ("anchor", self.anchor.is_some()),
             ("buckets", self.buckets.is_some()),
             ("strict", self.strict.is_some()),
+            ("lease", self.lease.is_some()),
         ];
         let taken = fields_of(name);
         let problem = || {
@@ -261,6 +276,17 @@ impl LimitSpec {
                     counting: self.counting(problems)?,
                 }
             }
+            AlgorithmName::Concurrency => {
+                if self.count_denied == Some(true) {
+                    let problem =
+                        "goes with what is counted over time; who is denied holds no place";
+                    problems.push(LimitError::new("count_denied", problem));
+                }
+                Algorithm::Concurrency {
+                    limit: need("limit", self.limit, problems)?,
+                    lease: self.lease.unwrap_or(Self::LEASE),
+                }
+            }
         })
     }
 
@@ -305,6 +331,7 @@ fn fields_of(name: AlgorithmName) -> &'static [&'static str] {
         AlgorithmName::FixedWindow => &["limit", "window", "anchor"],
         AlgorithmName::SlidingWindowLog => &["limit", "window"],
         AlgorithmName::SlidingWindowCounter => &["limit", "window", "buckets", "strict"],
+        AlgorithmName::Concurrency => &["limit", "lease"],
     }
 }
 
@@ -351,7 +378,9 @@ mod tests {
             let limit = LimitSpec::shorthand(notation::rate("5/10s").unwrap(), algorithm)
                 .build()
                 .unwrap();
-            assert!(limit.policy().starts_with("5/10s"), "{}", limit.policy());
+            let policy = limit.policy();
+            let is_short = policy.starts_with("5/10s") || &**policy == "5 at once";
+            assert!(is_short, "{policy}");
         }
     }
 }

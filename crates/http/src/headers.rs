@@ -268,6 +268,7 @@ fn next_unit(limit: &Limit, outcome: &Outcome) -> Span {
         | Algorithm::LeakyBucket { leak: rate, .. } => time_for(units.saturating_sub(1), rate),
         Algorithm::FixedWindow { .. }
         | Algorithm::SlidingWindowLog { .. }
+        | Algorithm::Concurrency { .. }
         | Algorithm::SlidingWindowCounter { .. } => Span::ZERO,
     };
     Span::from_micros(

@@ -6,17 +6,8 @@
 //! ```
 //!
 //! **Never too much.** What is admitted was charged in every slot, and each slot admits no more than its limits say. A slot brings
-//! back a receipt of what it charged, and gives back this and nothing of anybody else's: a window's, bucket's or log's units where
-//! they were counted, if that is still there. A schedule is time that passes, and part of what was charged may have passed with it.
-//! To take it all back (`arrival -= cost`) would mint what was already used. Let the schedule be a queue of work, served in the order
-//! of arrival: what may be taken out is the part of the charge that is not served. That is
-//!
-//! - at least `cost - (now - then)`, because no more can have been served meanwhile; and
-//! - at least `min(cost, arrival after the charge - given back by others since - now)`, because it lies right before that
-//!   place, which moves forward by what others take out and by nothing else.
-//!
-//! `give_back.lua` takes the larger of the two. A ledger beside the key, which lives for a minute, knows what others have given back.
-//! What is left of a charge in a queue that delays can be taken out at its end only: who came later knows his start.
+//! back a receipt of what it charged, and gives back this and nothing of anybody else's, as far as it is still there: core's
+//! `receipt.rs` says what is sound about that. A ledger beside the key, which lives for a minute, knows what others have given back.
 //!
 //! **Denied by what is given back.** What is charged and will be given back denies others for a round trip. Were it so with every
 //! request that is denied, a client far over its own limit would keep taking from a limit that it shares with others. So where
@@ -36,8 +27,8 @@ use futures_util::future::try_join_all;
 use tidegate_core::{Charge, Decision, Effect, Outcome, Timestamp};
 
 use crate::{
-    RedisStore, StoreError, call::Intent, connect::slot, decode::Checked, encode, reserve::Asked,
-    store::MAX_TRIES,
+    RedisReceipt, RedisStore, StoreError, call::Intent, connect::slot, decode::Checked, encode,
+    reserve::Asked, store::MAX_TRIES,
 };
 
 /// The charges of one slot, and their numbers among all.
@@ -47,15 +38,22 @@ pub(crate) struct Part<'c> {
     charges: Vec<Charge<'c>>,
 }
 
-/// What a slot answered: the instant, and the values that it found; or that a key is blocked.
+/// What a slot answered: the instant, the values that it found, and receipts if it reserved; or that a key is blocked.
 #[derive(Debug)]
 enum Found {
-    Values(Timestamp, Vec<Vec<u8>>),
+    Values(Timestamp, Vec<Vec<u8>>, Vec<Vec<u8>>),
     Blocked(Decision),
 }
 
 /// A part's numbers, its decision, and its outcomes.
 type Answer<'p> = (&'p [usize], Decision, Vec<Outcome>);
+
+impl Part<'_> {
+    /// Of its charges, among all.
+    pub(crate) fn numbers(self) -> Vec<usize> {
+        self.numbers
+    }
+}
 
 impl RedisStore {
     /// The charges of each slot.
@@ -75,10 +73,10 @@ impl RedisStore {
     /// Decides the charges of several slots.
     pub(crate) async fn check_apart(
         &self,
-        charges: &[Charge<'_>],
+        (charges, effect): (&[Charge<'_>], Effect),
         parts: &[Part<'_>],
-        effect: Effect,
         outcomes: &mut Vec<Outcome>,
+        receipt: Option<&mut RedisReceipt>,
     ) -> Result<Decision, StoreError> {
         match effect {
             Effect::Refund => {
@@ -97,7 +95,7 @@ impl RedisStore {
             }
             Effect::Charge => {
                 let wary = self.wariness.of(charges);
-                let decided = self.charge_apart(charges, parts, outcomes).await;
+                let decided = self.charge_apart(charges, parts, outcomes, receipt).await;
                 wary.note(decided == Ok(Decision::Admitted));
                 decided
             }
@@ -109,6 +107,7 @@ impl RedisStore {
         charges: &[Charge<'_>],
         parts: &[Part<'_>],
         outcomes: &mut Vec<Outcome>,
+        receipt: Option<&mut RedisReceipt>,
     ) -> Result<Decision, StoreError> {
         let counts_denials = charges.iter().any(encode::counts_denials);
         if counts_denials || self.wariness.of(charges).asks_first() {
@@ -122,7 +121,13 @@ impl RedisStore {
             }
         }
         let found = self.ask_apart(parts, Intent::Reserve).await?;
-        self.weigh((charges, parts), &found, Intent::Reserve, outcomes)
+        let decision = self.weigh((charges, parts), &found, Intent::Reserve, outcomes)?;
+        if let Some(receipt) = receipt
+            && decision == Decision::Admitted
+        {
+            receipt.of_charges = receipts_of(parts, found);
+        }
+        Ok(decision)
     }
 
     /// Asks every slot; where nobody knows yet, because a state has to be taken over or a calendar went on, all are asked again.
@@ -138,7 +143,7 @@ impl RedisStore {
             });
             let questions: Vec<Asked> = questions.collect();
             let checked = if intent == Intent::Reserve {
-                self.reserve(questions).await?
+                self.reserve_all(questions).await?
             } else {
                 let put = questions.iter().map(|asked| asked.put(self));
                 try_join_all(put).await?
@@ -153,8 +158,14 @@ impl RedisStore {
                     Checked::Blocked { now, charge, until } => {
                         found.push(Found::Blocked(Decision::blocked(charge, until, now)));
                     }
-                    Checked::Decided { now, values, .. } | Checked::Outdated { now, values } => {
-                        found.push(Found::Values(now, values));
+                    Checked::Decided {
+                        now,
+                        values,
+                        receipts,
+                        ..
+                    } => found.push(Found::Values(now, values, receipts)),
+                    Checked::Outdated { now, values } => {
+                        found.push(Found::Values(now, values, Vec::new()));
                     }
                 }
             }
@@ -201,13 +212,24 @@ impl RedisStore {
         let mut own = Vec::new();
         let decision = match found {
             Found::Blocked(decision) => decision.clone(),
-            Found::Values(now, values) => {
+            Found::Values(now, values, _) => {
                 let settled = self.replay(&part.charges, values, *now, intent)?;
                 settled.report(*now, &mut own)
             }
         };
         Ok((decision, own))
     }
+}
+
+/// The receipts of all slots, in the order of the charges.
+fn receipts_of(parts: &[Part<'_>], found: Vec<Found>) -> Vec<Vec<u8>> {
+    let mut by_charge: BTreeMap<usize, Vec<u8>> = BTreeMap::new();
+    for (part, found) in parts.iter().zip(found) {
+        if let Found::Values(_, _, receipts) = found {
+            by_charge.extend(part.numbers.iter().copied().zip(receipts));
+        }
+    }
+    by_charge.into_values().collect()
 }
 
 /// The decision that the parts come to, with their outcomes in the order of the charges. The block that stands longest

@@ -133,7 +133,14 @@ impl Input<'_> {
                 window: self.wide()?,
             }),
             kernel::BUCKETS => self.buckets(),
-            kernel::LOG => self.log(),
+            kernel::LOG => {
+                let (longest, stamps) = self.log()?;
+                Ok(Held::Log { longest, stamps })
+            }
+            kernel::LEASE => {
+                let (longest, stamps) = self.log()?;
+                Ok(Held::Lease { longest, stamps })
+            }
             _ => Err("its kind of state is not known"),
         }
     }
@@ -148,7 +155,8 @@ impl Input<'_> {
         })
     }
 
-    fn log(&mut self) -> Result<Held, &'static str> {
+    /// The longest window of a log, and its entries.
+    fn log(&mut self) -> Result<(u64, Stamps), &'static str> {
         let (longest, entries) = (self.wide()?, self.number(4)?);
         let (windows, mut sum) = (self.number(1)?, self.number(3)?);
         for _ in 0..windows {
@@ -167,7 +175,7 @@ impl Input<'_> {
             }
             stamps.push((at, cost));
         }
-        Ok(Held::Log { longest, stamps })
+        Ok((longest, stamps))
     }
 
     /// An instant or a count.
@@ -247,6 +255,9 @@ pub(crate) fn checked(reply: Reply, charges: usize) -> Option<Checked> {
         _ => None,
     }
 }
+
+/// Instants and costs.
+type Stamps = Vec<(u64, u64)>;
 
 /// What the scripts that decide one charge alone answered.
 #[derive(Debug, PartialEq, Eq)]

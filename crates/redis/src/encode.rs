@@ -15,7 +15,7 @@
 //! its smallest allocation for strings.
 
 use tidegate_core::{
-    Charge, Timestamp, Window,
+    Charge, Span, Timestamp, Window,
     remote::{self, Denials, Held, Member, Numbers},
 };
 
@@ -43,6 +43,7 @@ pub(crate) mod kernel {
     pub(crate) const LOG: u8 = 3;
     pub(crate) const BUCKETS: u8 = 4;
     pub(crate) const WEIGHTED: u8 = 5;
+    pub(crate) const LEASE: u8 = 6;
 }
 
 /// The head of the values that the limits of `charge` leave.
@@ -131,9 +132,10 @@ fn put_state(value: &mut Vec<u8>, numbers: &Numbers<'_>, held: &Held) {
             put(value, counts.len() as u64, 2);
             counts.iter().for_each(|count| put(value, *count, 7));
         }
-        Held::Log { longest, stamps } => {
+        Held::Log { longest, stamps } | Held::Lease { longest, stamps } => {
             let windows = match numbers {
                 Numbers::Log { windows } => windows.len(),
+                Numbers::Lease { .. } => 1,
                 _ => 0,
             };
             wide(&[*longest]);
@@ -162,10 +164,13 @@ fn put(value: &mut Vec<u8>, number: u64, bytes: usize) {
     value.extend_from_slice(&number.to_be_bytes()[8 - bytes.min(8)..]);
 }
 
-/// The kernels of `charge`, each with its bit, by the numbers of [`kernel`].
+/// The kernels that decide `charge`, each with its bit, by the numbers of [`kernel`].
 pub(crate) fn kernels(charge: &Charge<'_>) -> u8 {
-    remote::numbers(charge.limits, charge.cost)
-        .fold(0, |bits, member| bits | 1 << number_of(&member.numbers))
+    let members = remote::numbers(charge.limits, charge.cost);
+    members.fold(0, |bits, member| match number_of(&member.numbers) {
+        kernel::LEASE => bits | 1 << kernel::LEASE | 1 << kernel::LOG,
+        number => bits | 1 << number,
+    })
 }
 
 fn number_of(numbers: &Numbers<'_>) -> u8 {
@@ -176,6 +181,7 @@ fn number_of(numbers: &Numbers<'_>) -> u8 {
         Numbers::Log { .. } => kernel::LOG,
         Numbers::Buckets { .. } => kernel::BUCKETS,
         Numbers::Weighted { .. } => kernel::WEIGHTED,
+        Numbers::Lease { .. } => kernel::LEASE,
         _ => unreachable!("core has no other kernel"),
     }
 }
@@ -244,13 +250,22 @@ fn put_member(pack: &mut Pack, member: &Member<'_>, several: bool, cost: u64, ar
         }
         Numbers::Log { windows } => {
             begin(pack, 2 + 2 * windows.len());
-            let largest = windows.iter().map(|(limit, _)| *limit).max();
-            pack.numbers(&[largest.unwrap_or(0), cost]);
-            for (limit, span) in windows {
-                pack.numbers(&[*limit, span.as_micros()]);
-            }
+            put_windows(pack, windows, cost);
+        }
+        Numbers::Lease { limit, lease } => {
+            begin(pack, 4);
+            put_windows(pack, &[(*limit, *lease)], cost);
         }
         _ => unreachable!("core has no other kernel"),
+    }
+}
+
+/// The windows of a log.
+fn put_windows(pack: &mut Pack, windows: &[(u64, Span)], cost: u64) {
+    let largest = windows.iter().map(|(limit, _)| *limit).max();
+    pack.numbers(&[largest.unwrap_or(0), cost]);
+    for (limit, span) in windows {
+        pack.numbers(&[*limit, span.as_micros()]);
     }
 }
 

@@ -55,5 +55,6 @@ pub use self::{
     connect::{Address, ConnectError, Health, Login, Redis, Settings, Tls, Topology, Transport},
     error::StoreError,
     fleet::{Fleet, FleetSettings, FleetStats},
+    reserve::RedisReceipt,
     store::RedisStore,
 };

@@ -1,8 +1,33 @@
-//! Charging several slots of a cluster, or none of them; `apart.rs` says what is sound about it.
+//! What is charged with a receipt, and given back by it: in several slots of a cluster, where one denies, and wherever a
+//! request did not need what it was charged.
 
 use futures_util::future::join_all;
+use tidegate_core::{Charge, Cost, Decision, Effect, Outcome, Settlement};
 
-use crate::{RedisStore, StoreError, call::Call, decode::Checked, scripts};
+use crate::{RedisStore, StoreError, call::Call, decode::Checked, encode, scripts};
+
+/// What a decision charged, and where: good once, for the charges that it came with.
+///
+/// One that is dropped gives nothing back, which is safe.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RedisReceipt {
+    /// Of each charge; empty where nothing was charged.
+    pub(crate) of_charges: Vec<Vec<u8>>,
+}
+
+impl RedisReceipt {
+    /// Whether there is nothing to give back: nothing was charged.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.of_charges.iter().all(Vec::is_empty)
+    }
+}
+
+/// A charge, its receipt, and what comes back of it.
+type Settled<'s> = (&'s Charge<'s>, &'s [u8], Settlement);
+
+/// What `give_back.lua` calls nothing but the leases.
+const LEASES: &[u8] = b"leases";
 
 /// A question to a slot, about so many charges.
 #[derive(Debug)]
@@ -12,8 +37,86 @@ pub(crate) struct Asked {
 }
 
 impl RedisStore {
+    /// [`check`](Self::check) with [`Effect::Charge`], and a receipt by which what was charged can be
+    /// [settled](Self::settle).
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`] when nothing was decided, or nobody knows.
+    pub async fn reserve(
+        &self,
+        charges: &[Charge<'_>],
+        outcomes: &mut Vec<Outcome>,
+    ) -> Result<(Decision, RedisReceipt), StoreError> {
+        let mut receipt = RedisReceipt::default();
+        let asked = (charges, Effect::Charge);
+        let decision = self.decide(asked, outcomes, Some(&mut receipt)).await?;
+        Ok((decision, receipt))
+    }
+
+    /// Settles `charges`, for which [`reserve`](Self::reserve) wrote `receipt`: gives back what each of `settlements` says, as
+    /// far as it is still there.
+    ///
+    /// Nothing is given back where the key was forgotten, or was charged under other numbers since, or where its limits count
+    /// what is denied. Of a schedule what is given back more than a minute after it was charged is only what the clock
+    /// says cannot have drained.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`] when not all was given back, or nobody knows. What was not stays charged, and leases end by
+    /// themselves.
+    pub async fn settle(
+        &self,
+        charges: &[Charge<'_>],
+        receipt: RedisReceipt,
+        settlements: &[Settlement],
+    ) -> Result<(), StoreError> {
+        let settled = charges.iter().zip(&receipt.of_charges).zip(settlements);
+        let settled: Vec<Settled<'_>> = settled
+            .filter(|((_, receipt), _)| !receipt.is_empty())
+            .map(|((charge, receipt), settlement)| (charge, receipt.as_slice(), *settlement))
+            .collect();
+        if settled.is_empty() {
+            return Ok(());
+        }
+        let charges: Vec<Charge<'_>> = settled.iter().map(|(charge, ..)| **charge).collect();
+        let slots = self.slots(&charges);
+        let calls: Vec<Call> = slots
+            .iter()
+            .map(|slot| self.settling(slot.iter().map(|number| settled[*number])))
+            .collect();
+        for answer in join_all(calls.iter().map(|call| self.run(call))).await {
+            answer?;
+        }
+        Ok(())
+    }
+
+    /// The call that settles charges of one slot.
+    fn settling<'s>(&self, settled: impl Iterator<Item = Settled<'s>>) -> Call {
+        let (mut charges, mut args) = (Vec::new(), vec![self.instant()]);
+        for (charge, receipt, settlement) in settled {
+            let unused = settlement.unused.min(charge.cost.units());
+            let part = match Cost::new(unused) {
+                Ok(cost) if cost == charge.cost => Vec::new(),
+                Ok(cost) => encode::program(&Charge { cost, ..*charge }, self.around()),
+                Err(_) => LEASES.to_vec(),
+            };
+            let program = encode::program(charge, self.around());
+            args.extend([program, receipt.to_vec(), part]);
+            charges.push(*charge);
+        }
+        Call {
+            script: &scripts::GIVE_BACK,
+            keys: self.keys_with_ledgers(&charges),
+            args,
+        }
+    }
+
     /// Charges every slot, or none: those that admit give back where others do not.
-    pub(crate) async fn reserve(&self, questions: Vec<Asked>) -> Result<Vec<Checked>, StoreError> {
+    pub(crate) async fn reserve_all(
+        &self,
+        questions: Vec<Asked>,
+    ) -> Result<Vec<Checked>, StoreError> {
         // A task of its own, so that it comes to its end when nobody waits for it any more.
         let task = tokio::spawn(all_or_none(self.clone(), questions));
         let ended = |_| StoreError::Unknown("the runtime came to its end".to_owned());
@@ -33,7 +136,7 @@ impl Asked {
         };
         let mut args = vec![instant.clone()];
         for (program, receipt) in programs.iter().zip(receipts) {
-            args.extend([program.clone(), receipt.clone()]);
+            args.extend([program.clone(), receipt.clone(), Vec::new()]);
         }
         Call {
             script: &scripts::GIVE_BACK,

@@ -12,7 +12,8 @@ use tidegate_core::{Charge, Decision, Effect, Outcome, Timestamp, remote::Replay
 use tokio::runtime::Handle;
 
 use crate::{
-    Address, ConnectError, Redis, Settings, Topology,
+    Address, ConnectError, Redis, RedisReceipt, Settings, Topology,
+    apart::Part,
     call::{Call, Intent, Reply, Script},
     decode::{self, Checked},
     encode,
@@ -119,32 +120,46 @@ impl RedisStore {
         effect: Effect,
         outcomes: &mut Vec<Outcome>,
     ) -> Result<Decision, StoreError> {
+        self.decide((charges, effect), outcomes, None).await
+    }
+
+    /// Decides charges, and writes down what was charged if there is a `receipt`.
+    pub(crate) async fn decide(
+        &self,
+        asked: (&[Charge<'_>], Effect),
+        outcomes: &mut Vec<Outcome>,
+        receipt: Option<&mut RedisReceipt>,
+    ) -> Result<Decision, StoreError> {
+        let (charges, _) = asked;
         if charges.len() > 1 && self.exec.is_slotted() {
             let parts = self.parts(charges);
             if parts.len() > 1 {
-                return self.check_apart(charges, &parts, effect, outcomes).await;
+                return self.check_apart(asked, &parts, outcomes, receipt).await;
             }
         }
-        self.check_together(charges, effect, outcomes).await
+        self.check_together(asked, outcomes, receipt).await
     }
 
     /// Decides charges whose keys one script may touch.
     async fn check_together(
         &self,
-        charges: &[Charge<'_>],
-        effect: Effect,
+        (charges, effect): (&[Charge<'_>], Effect),
         outcomes: &mut Vec<Outcome>,
+        receipt: Option<&mut RedisReceipt>,
     ) -> Result<Decision, StoreError> {
         outcomes.clear();
         if effect == Effect::Refund {
             return self.refund(charges, outcomes).await;
         }
-        if let ([charge], Effect::Charge) = (charges, effect)
+        if let ([charge], Effect::Charge, None) = (charges, effect, &receipt)
             && let Some(decision) = self.check_alone(charge, outcomes).await?
         {
             return Ok(decision);
         }
-        let intent = Intent::of(effect);
+        let intent = match receipt {
+            Some(_) => Intent::Reserve,
+            None => Intent::of(effect),
+        };
         for _ in 0..MAX_TRIES {
             let call = self.question(charges, intent);
             match self.put(&call, charges.len()).await? {
@@ -153,7 +168,19 @@ impl RedisStore {
                 }
                 Checked::Outdated { .. } if intent.adopts() => self.adopt(charges).await?,
                 Checked::Lost { .. } => {}
-                Checked::Decided { now, values, .. } | Checked::Outdated { now, values } => {
+                Checked::Decided {
+                    now,
+                    values,
+                    receipts,
+                    ..
+                } => {
+                    if let Some(receipt) = receipt {
+                        receipt.of_charges = receipts;
+                    }
+                    let settled = self.replay(charges, &values, now, intent)?;
+                    return Ok(settled.report(now, outcomes));
+                }
+                Checked::Outdated { now, values } => {
                     let settled = self.replay(charges, &values, now, intent)?;
                     return Ok(settled.report(now, outcomes));
                 }
@@ -164,11 +191,11 @@ impl RedisStore {
 
     /// The call of the script `check` on charges whose keys share a slot.
     pub(crate) fn question(&self, charges: &[Charge<'_>], intent: Intent) -> Call {
-        let mut keys = self.keys(charges);
-        if intent == Intent::Reserve {
-            let ledger = |key: &Vec<u8>| layout::ledger_key(&self.prefix, key);
-            keys.extend(keys.iter().map(ledger).collect::<Vec<_>>());
-        }
+        let keys = if intent == Intent::Reserve {
+            self.keys_with_ledgers(charges)
+        } else {
+            self.keys(charges)
+        };
         let mut args = vec![
             self.instant(),
             intent.word().as_bytes().to_vec(),
@@ -238,6 +265,23 @@ impl RedisStore {
         charges.iter().map(|charge| self.key(charge.key)).collect()
     }
 
+    /// The keys, and then the ledger of each.
+    pub(crate) fn keys_with_ledgers(&self, charges: &[Charge<'_>]) -> Vec<Vec<u8>> {
+        let mut keys = self.keys(charges);
+        let ledger = |key: &Vec<u8>| layout::ledger_key(&self.prefix, key);
+        keys.extend(keys.iter().map(ledger).collect::<Vec<_>>());
+        keys
+    }
+
+    /// The numbers of the charges that one script may touch together.
+    pub(crate) fn slots(&self, charges: &[Charge<'_>]) -> Vec<Vec<usize>> {
+        if self.exec.is_slotted() {
+            self.parts(charges).into_iter().map(Part::numbers).collect()
+        } else {
+            vec![(0..charges.len()).collect()]
+        }
+    }
+
     pub(crate) fn index_key(&self) -> Vec<u8> {
         layout::index_key(&self.prefix)
     }
@@ -253,7 +297,7 @@ impl RedisStore {
         pinned.unwrap_or_default().into_bytes()
     }
 
-    fn around(&self) -> Timestamp {
+    pub(crate) fn around(&self) -> Timestamp {
         let latest = || self.latest.load(Ordering::Relaxed);
         Timestamp::from_micros(self.pinned().unwrap_or_else(latest))
     }

@@ -84,6 +84,18 @@ impl BucketsState {
         self.drop_newest(units);
     }
 
+    /// Takes up to `units` out of the bucket of that number, if it is still held.
+    pub(crate) fn give_back(&mut self, now: Timestamp, bucket: u64, units: u64) {
+        self.advance(now);
+        let is_held = self.newest.saturating_sub(bucket) < self.counts.len() as u64;
+        if is_held && bucket <= self.newest {
+            let slot = self.slot(bucket);
+            let taken = units.min(self.counts[slot]);
+            self.counts[slot] -= taken;
+            self.total -= taken;
+        }
+    }
+
     fn slot(&self, bucket: u64) -> usize {
         // The remainder is below the length of a slice, so it is a usize.
         usize::try_from(bucket % self.counts.len() as u64).unwrap_or(0)

@@ -25,6 +25,7 @@ use crate::{
     kernel::Standing,
     limit::{LimitError, Rate, check_count, check_rate},
     outcome::Retry,
+    receipt::Place,
     remote::Numbers,
     time::Timestamp,
 };
@@ -106,6 +107,26 @@ impl Interval {
             0 => IntervalState::default(),
             tokens => self.state_of(tokens, missing.next_refill),
         };
+    }
+
+    /// Takes up to `units` of a charge out that left the bucket full again at `full_at`: what the refills since may have
+    /// brought of it has come back already.
+    pub(crate) fn give_back(
+        &self,
+        state: &mut IntervalState,
+        now: Timestamp,
+        (place, full_at): (&Place, u64),
+        units: u64,
+    ) {
+        let then = place.at.as_micros();
+        let refills = full_at.saturating_sub(then).div_ceil(self.every).max(1);
+        let next_refill = full_at.saturating_sub((refills - 1).saturating_mul(self.every));
+        let passed = match now.as_micros().checked_sub(next_refill) {
+            Some(since) => since / self.every + 1,
+            None => 0,
+        };
+        let refilled = passed.saturating_mul(self.refill);
+        self.refund(state, now, units.min(place.cost.saturating_sub(refilled)));
     }
 
     pub(crate) fn standing(&self, state: &IntervalState, now: Timestamp) -> Standing {

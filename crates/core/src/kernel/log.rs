@@ -1,7 +1,8 @@
 //! The log kernel: the instants of what was admitted.
 //!
-//! Face: `sliding_window_log`. All the windows of one rule share one log: each keeps its place in it and
-//! the sum of what lies inside.
+//! Faces: `sliding_window_log`. All the windows of one rule share one log: each keeps its place in it and
+//! the sum of what lies inside. And `concurrency`, whose log is of those who hold a place: they leave it when they are
+//! done, and are not counted any more when their lease is over.
 //!
 //! ```text
 //!   expired      1/min window            1/s window
@@ -10,6 +11,8 @@
 //! ```
 //!
 //! - **Promise.** Strict: every half-open interval of length `W` admits at most `L`, across every boundary.
+//!   Of `concurrency`: at no instant do more than `L` hold a place that took it within the last lease and have not given it
+//!   back. Its waits are those for leases to run out; who gives his place back sooner shortens them.
 //! - **Memory.** 8 bytes for each admission that is still inside the longest window (more only for a cost
 //!   over 2,047), at most `L` of them, and an eighth to spare; what a busy time took is kept until the key is idle
 //!   for a whole window.
@@ -142,6 +145,27 @@ impl LogState {
         }
     }
 
+    /// Takes `units` out of entry `number`, which has as many, and the entry out of the log if it has no more.
+    fn take(&mut self, number: usize, units: u64) {
+        let stamp = self.stamps[number];
+        let left = Stamp::new(stamp.at(), stamp.cost() - units);
+        self.stamps[number] = left;
+        for place in &mut self.places {
+            if place.head <= number {
+                place.sum -= units;
+            }
+        }
+        if left.cost() > 0 {
+            return;
+        }
+        self.stamps.remove(number);
+        for place in &mut self.places {
+            if place.head > number {
+                place.head -= 1;
+            }
+        }
+    }
+
     /// Drops the oldest entry from the log and from every window that it is in.
     fn drop_oldest(&mut self) {
         let Some(oldest) = self.stamps.pop_front() else {
@@ -181,13 +205,26 @@ struct LogWindow {
 
 impl Log {
     pub(crate) fn new(limit: u64, span: Span) -> Result<Self, LimitError> {
+        Self::of_field(limit, ("window", span))
+    }
+
+    /// A log of those who hold a place for up to `lease`.
+    pub(crate) fn new_lease(limit: u64, lease: Span) -> Result<Self, LimitError> {
+        Self::of_field(limit, ("lease", lease))
+    }
+
+    fn of_field(limit: u64, (field, span): (&'static str, Span)) -> Result<Self, LimitError> {
         check_count("limit", limit, 0)?;
-        check_period("window", span)?;
+        check_period(field, span)?;
         if limit > bounds::MAX_LOG_LIMIT {
-            let problem = format!(
-                "{limit} is over the log's maximum of {}; use sliding_window_counter for larger limits",
-                bounds::MAX_LOG_LIMIT
-            );
+            let most = bounds::MAX_LOG_LIMIT;
+            let problem = if field == "window" {
+                format!(
+                    "{limit} is over the log's maximum of {most}; use sliding_window_counter for larger limits"
+                )
+            } else {
+                format!("{limit} at once is over the maximum of {most}")
+            };
             return Err(LimitError::new("limit", problem));
         }
         Ok(Self {
@@ -212,6 +249,14 @@ impl Log {
             .map(|window| (window.limit, window.span));
         Numbers::Log {
             windows: windows.collect(),
+        }
+    }
+
+    /// The same of leases.
+    pub(crate) fn lease_numbers(&self) -> Numbers<'static> {
+        Numbers::Lease {
+            limit: self.largest,
+            lease: self.longest,
         }
     }
 
@@ -287,24 +332,29 @@ impl Log {
         self.expire(state, now);
         self.trim(state);
         while units > 0
-            && let Some(newest) = state.stamps.back_mut()
+            && let Some(newest) = state.stamps.back()
         {
             let given_back = units.min(newest.cost());
-            *newest = Stamp::new(newest.at(), newest.cost() - given_back);
-            let is_empty = newest.cost() == 0;
             units -= given_back;
-            let last = state.stamps.len() - 1;
-            for place in &mut state.places {
-                if place.head <= last {
-                    place.sum -= given_back;
-                }
-            }
-            if is_empty {
-                state.stamps.pop_back();
-                for place in &mut state.places {
-                    place.head = place.head.min(last);
-                }
-            }
+            state.take(state.stamps.len() - 1, given_back);
+        }
+    }
+
+    /// Takes up to `units` of what was charged at `at` out, the newest entry first.
+    pub(crate) fn give_back(
+        &self,
+        state: &mut LogState,
+        now: Timestamp,
+        at: Timestamp,
+        mut units: u64,
+    ) {
+        self.expire(state, now);
+        let mut behind = state.stamps.partition_point(|stamp| stamp.at() <= at);
+        while units > 0 && behind > 0 && state.stamps[behind - 1].at() == at {
+            behind -= 1;
+            let taken = units.min(state.stamps[behind].cost());
+            units -= taken;
+            state.take(behind, taken);
         }
     }
 

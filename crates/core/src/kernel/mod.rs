@@ -35,6 +35,7 @@ use crate::{
     bounds,
     limit::{Algorithm, Counting, Limit, LimitError, RefillMode},
     outcome::Retry,
+    receipt::Place,
     remote::Numbers,
     time::{Span, Timestamp},
 };
@@ -46,6 +47,8 @@ pub(crate) enum Kernel {
     Interval(Interval),
     Window(FixedWindow),
     Log(Log),
+    /// A log of those who hold a place.
+    Lease(Log),
     Buckets(Buckets),
     Weighted(Weighted),
 }
@@ -57,8 +60,24 @@ pub(crate) enum State {
     Interval(IntervalState),
     Window(WindowState),
     Log(Box<LogState>),
+    Lease(Box<LogState>),
     Buckets(Box<BucketsState>),
     Weighted(Box<WeightedState>),
+}
+
+/// Where in a state its latest charge is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mark {
+    /// Right before this arrival time.
+    Before(Exact),
+    /// In the debt of a bucket that was full again at that instant.
+    FullAt(u64),
+    /// In the window that ends then.
+    Ending(u64),
+    /// In the log, at the instant of the charge.
+    Stamped,
+    /// In the bucket, or the weighted window, of that number.
+    Numbered(u64),
 }
 
 /// How one limit stands.
@@ -79,7 +98,7 @@ macro_rules! dispatch {
             (Kernel::Schedule($k), State::Schedule($s)) => $call,
             (Kernel::Interval($k), State::Interval($s)) => $call,
             (Kernel::Window($k), State::Window($s)) => $call,
-            (Kernel::Log($l), State::Log($ls)) => $log,
+            (Kernel::Log($l), State::Log($ls)) | (Kernel::Lease($l), State::Lease($ls)) => $log,
             (Kernel::Buckets($k), State::Buckets($s)) => $call,
             (Kernel::Weighted($k), State::Weighted($s)) => $call,
             _ => unreachable!("a state is checked with `Kernel::knows` when it is loaded"),
@@ -133,6 +152,7 @@ impl Kernel {
                 Self::Window(FixedWindow::new(hard, window, limit.counts_in_full())?)
             }
             Algorithm::SlidingWindowLog { window, .. } => Self::Log(Log::new(hard, *window)?),
+            Algorithm::Concurrency { lease, .. } => Self::Lease(Log::new_lease(hard, *lease)?),
             Algorithm::SlidingWindowCounter {
                 window,
                 counting: Counting::Weighted,
@@ -153,6 +173,7 @@ impl Kernel {
             Self::Interval(interval) => interval.numbers(),
             Self::Window(window) => window.numbers(),
             Self::Log(log) => log.numbers(),
+            Self::Lease(log) => log.lease_numbers(),
             Self::Buckets(buckets) => buckets.numbers(),
             Self::Weighted(weighted) => weighted.numbers(),
         }
@@ -164,7 +185,7 @@ impl Kernel {
             Self::Schedule(schedule) => schedule.largest_part(),
             Self::Interval(interval) => interval.largest_refill(),
             Self::Window(window) => window.largest_count(),
-            Self::Log(_) | Self::Buckets(_) | Self::Weighted(_) => u64::MAX,
+            Self::Log(_) | Self::Lease(_) | Self::Buckets(_) | Self::Weighted(_) => u64::MAX,
         };
         u32::try_from(largest).is_ok()
     }
@@ -173,7 +194,7 @@ impl Kernel {
     pub(crate) fn newcomer_bytes(&self, cost: u64) -> usize {
         match self {
             Self::Schedule(_) | Self::Interval(_) | Self::Window(_) => 0,
-            Self::Log(log) => size_of::<LogState>() + log.newcomer_bytes(cost),
+            Self::Log(log) | Self::Lease(log) => size_of::<LogState>() + log.newcomer_bytes(cost),
             Self::Buckets(buckets) => size_of::<BucketsState>() + buckets.newcomer_bytes(),
             Self::Weighted(_) => size_of::<WeightedState>(),
         }
@@ -182,7 +203,9 @@ impl Kernel {
     /// The most bytes that charging `cost` adds to a state.
     pub(crate) fn growth_bytes(&self, state: &State, cost: u64) -> usize {
         match (self, state) {
-            (Self::Log(log), State::Log(state)) => log.growth_bytes(state, cost),
+            (Self::Log(log), State::Log(state)) | (Self::Lease(log), State::Lease(state)) => {
+                log.growth_bytes(state, cost)
+            }
             _ => 0,
         }
     }
@@ -194,6 +217,7 @@ impl Kernel {
             Self::Interval(_) => State::Interval(IntervalState::default()),
             Self::Window(_) => State::Window(WindowState::default()),
             Self::Log(log) => State::Log(Box::new(log.fresh())),
+            Self::Lease(log) => State::Lease(Box::new(log.fresh())),
             Self::Buckets(buckets) => State::Buckets(Box::new(buckets.fresh())),
             Self::Weighted(weighted) => State::Weighted(Box::new(weighted.fresh())),
         }
@@ -202,7 +226,9 @@ impl Kernel {
     /// Whether `state` is of this kernel's kind and shape.
     pub(crate) fn knows(&self, state: &State) -> bool {
         match (self, state) {
-            (Self::Log(log), State::Log(state)) => log.knows(state),
+            (Self::Log(log), State::Log(state)) | (Self::Lease(log), State::Lease(state)) => {
+                log.knows(state)
+            }
             (Self::Buckets(buckets), State::Buckets(state)) => buckets.knows(state),
             (Self::Weighted(weighted), State::Weighted(state)) => weighted.knows(state),
             _ => self.is_kind_of(state),
@@ -217,6 +243,7 @@ impl Kernel {
                 | (Self::Interval(_), State::Interval(_))
                 | (Self::Window(_), State::Window(_))
                 | (Self::Log(_), State::Log(_))
+                | (Self::Lease(_), State::Lease(_))
                 | (Self::Buckets(_), State::Buckets(_))
                 | (Self::Weighted(_), State::Weighted(_))
         )
@@ -239,6 +266,10 @@ impl Kernel {
             (Self::Log(new), State::Log(mut state)) => {
                 new.adopt(&mut state, now);
                 State::Log(state)
+            }
+            (Self::Lease(new), State::Lease(mut state)) => {
+                new.adopt(&mut state, now);
+                State::Lease(state)
             }
             (Self::Buckets(new), State::Buckets(state)) => {
                 State::Buckets(Box::new(new.adopt(&state, now)))
@@ -282,12 +313,63 @@ impl Kernel {
             (Self::Interval(interval), State::Interval(state)) => {
                 interval.refund(state, now, units);
             }
-            (Self::Log(log), State::Log(state)) => log.refund(state, now, units),
+            (Self::Log(log), State::Log(state)) | (Self::Lease(log), State::Lease(state)) => {
+                log.refund(state, now, units);
+            }
             (Self::Window(_), State::Window(state)) => state.refund(now, units),
             (Self::Buckets(_), State::Buckets(state)) => state.refund(now, units),
             (Self::Weighted(_), State::Weighted(state)) => state.refund(now, units),
             _ => unreachable!("a state is checked with `Kernel::knows` when it is loaded"),
         }
+    }
+
+    /// Where in `state` the charge is that was just made.
+    pub(crate) fn mark(state: &State) -> Mark {
+        match state {
+            State::Schedule(tat) => Mark::Before(*tat),
+            State::Interval(state) => Mark::FullAt(state.full_at),
+            State::Window(state) => Mark::Ending(state.end),
+            State::Log(_) | State::Lease(_) => Mark::Stamped,
+            State::Buckets(state) => Mark::Numbered(state.newest),
+            State::Weighted(state) => Mark::Numbered(state.index),
+        }
+    }
+
+    /// Takes up to `units` of a charge out of the state, as much as is still there, and all of a lease. Answers how much time
+    /// that was, of a schedule.
+    pub(crate) fn give_back(
+        &self,
+        state: &mut State,
+        now: Timestamp,
+        place: &Place,
+        units: u64,
+    ) -> u64 {
+        let units = units.min(place.cost);
+        match (self, state, place.mark) {
+            (Self::Schedule(schedule), State::Schedule(tat), Mark::Before(end)) => {
+                return schedule.give_back(tat, now, (place, end), units);
+            }
+            (Self::Interval(interval), State::Interval(state), Mark::FullAt(full_at)) => {
+                interval.give_back(state, now, (place, full_at), units);
+            }
+            (Self::Window(_), State::Window(state), Mark::Ending(end)) if state.end == end => {
+                state.refund(now, units);
+            }
+            (Self::Log(log), State::Log(state), Mark::Stamped) => {
+                log.give_back(state, now, place.at, units);
+            }
+            (Self::Lease(log), State::Lease(state), Mark::Stamped) => {
+                log.give_back(state, now, place.at, place.cost);
+            }
+            (Self::Buckets(_), State::Buckets(state), Mark::Numbered(bucket)) => {
+                state.give_back(now, bucket, units);
+            }
+            (Self::Weighted(_), State::Weighted(state), Mark::Numbered(window)) => {
+                state.give_back(now, window, units);
+            }
+            _ => {}
+        }
+        0
     }
 
     /// How part `part` stands.
@@ -338,7 +420,7 @@ impl State {
             Self::Schedule(tat) => tat.ceil(),
             Self::Interval(state) => state.full_at(),
             Self::Window(state) => state.end(),
-            Self::Log(state) => state.expires(),
+            Self::Log(state) | Self::Lease(state) => state.expires(),
             Self::Buckets(state) => state.expires(),
             Self::Weighted(state) => state.expires(),
         }
@@ -348,7 +430,7 @@ impl State {
     pub(crate) fn heap_bytes(&self) -> usize {
         match self {
             Self::Schedule(_) | Self::Interval(_) | Self::Window(_) => 0,
-            Self::Log(state) => size_of::<LogState>() + state.heap_bytes(),
+            Self::Log(state) | Self::Lease(state) => size_of::<LogState>() + state.heap_bytes(),
             Self::Buckets(state) => size_of::<BucketsState>() + state.heap_bytes(),
             Self::Weighted(_) => size_of::<WeightedState>(),
         }
@@ -356,7 +438,7 @@ impl State {
 
     /// Bytes that a log may grow by when it is taken over by other limits and charged.
     pub(crate) fn log_growth_bytes(&self) -> usize {
-        if let Self::Log(state) = self {
+        if let Self::Log(state) | Self::Lease(state) = self {
             state.growth_bytes(bounds::MAX_LOG_LIMIT)
         } else {
             0

@@ -27,6 +27,7 @@ use crate::{
     kernel::Standing,
     limit::{LimitError, Rate, check_count, check_rate},
     outcome::{Outcome, Retry},
+    receipt::Place,
     remote::Numbers,
     time::{Span, Timestamp},
 };
@@ -217,6 +218,56 @@ impl Schedule {
         *tat = self
             .minus(self.base(*tat, now), given_back)
             .max(Exact::at(now));
+    }
+
+    /// Takes the part of a charge out that is not served yet, up to `units`; answers how long that is, in whole
+    /// microseconds at least.
+    pub(crate) fn give_back(
+        &self,
+        tat: &mut Exact,
+        now: Timestamp,
+        (place, end): (&Place, Exact),
+        units: u64,
+    ) -> u64 {
+        let lasting = self.lasting(place.cost.min(self.capacity));
+        let unserved = if self.queue {
+            if end == *tat {
+                self.minus(end, Exact::at(now))
+            } else {
+                Exact::default()
+            }
+        } else {
+            self.unserved(*tat, now, (place, end), lasting)
+        };
+        let given = unserved
+            .min(lasting)
+            .min(self.lasting(units.min(self.capacity)));
+        *tat = self.minus(*tat, given).max(Exact::at(now));
+        given.as_span().as_micros()
+    }
+
+    /// How much of a charge has not been served, at least.
+    fn unserved(
+        &self,
+        tat: Exact,
+        now: Timestamp,
+        (place, end): (&Place, Exact),
+        lasting: Exact,
+    ) -> Exact {
+        let passed = Exact {
+            whole: now.since(place.at).as_micros(),
+            part: 0,
+        };
+        let by_time = self.minus(lasting, passed);
+        let Some(whole) = place.shift else {
+            return by_time;
+        };
+        let moved = self.minus(end, Exact { whole, part: 0 });
+        if moved > tat {
+            // It was taken away as a whole: the key was reset.
+            return Exact::default();
+        }
+        by_time.max(self.minus(moved, Exact::at(now)))
     }
 
     pub(crate) fn standing(&self, tat: &Exact, now: Timestamp) -> Standing {

@@ -53,6 +53,16 @@ impl WeightedState {
         self.previous = self.previous.saturating_sub(units - from_current);
     }
 
+    /// Takes up to `units` out of the window of that number, if it is still held.
+    pub(crate) fn give_back(&mut self, now: Timestamp, window: u64, units: u64) {
+        self.advance(now);
+        if window == self.index {
+            self.current = self.current.saturating_sub(units);
+        } else if window + 1 == self.index {
+            self.previous = self.previous.saturating_sub(units);
+        }
+    }
+
     fn advance(&mut self, now: Timestamp) {
         let index = now.as_micros() / self.window;
         if index <= self.index {

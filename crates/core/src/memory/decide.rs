@@ -4,6 +4,7 @@ use super::{MemoryStore, held::Held, pending::Place, room::Full, shard::hash_wit
 use crate::{
     charge::{Charge, Effect},
     outcome::{Decision, Outcome},
+    receipt::Receipt,
     time::Timestamp,
 };
 
@@ -31,7 +32,7 @@ impl MemoryStore {
         if let [charge] = charges {
             self.check_one(charge, now, effect, outcomes)
         } else {
-            self.check_all(charges, now, effect, outcomes)
+            self.check_all((charges, now, effect), outcomes, None)
         }
     }
 
@@ -85,12 +86,12 @@ impl MemoryStore {
         Decision::of_limits(admitted)
     }
 
-    fn check_all(
+    /// Decides any number of charges, and writes down what was charged if there is a `receipt`.
+    pub(super) fn check_all(
         &self,
-        charges: &[Charge<'_>],
-        now: Timestamp,
-        effect: Effect,
+        (charges, now, effect): (&[Charge<'_>], Timestamp, Effect),
         outcomes: &mut Vec<Outcome>,
+        receipt: Option<&mut Receipt>,
     ) -> Decision {
         debug_assert!(
             are_apart(charges),
@@ -120,6 +121,9 @@ impl MemoryStore {
             pending
                 .iter_mut()
                 .for_each(|pending| pending.settle(admitted, now));
+        }
+        if let Some(receipt) = receipt {
+            receipt.charged = held.charged(&pending, now);
         }
         let pressed: Vec<bool> = pending
             .iter()

@@ -9,6 +9,7 @@ use super::{
 use crate::{
     charge::{Charge, Effect},
     outcome::Decision,
+    receipt::Charged,
     time::Timestamp,
 };
 
@@ -105,6 +106,21 @@ impl<'s, 'c> Held<'s, 'c> {
         located
             .map(|(charge, place)| self.shard(place.hash).open(charge, place, now, effect))
             .collect()
+    }
+
+    /// Where what was charged is, of each charge that is kept.
+    pub(super) fn charged(
+        &mut self,
+        pending: &[Pending<'_>],
+        now: Timestamp,
+    ) -> Vec<Option<Charged>> {
+        let charged = pending.iter().map(|pending| {
+            let ledger = &self.shard(pending.place.hash).rest.ledger;
+            let given = ledger.given(pending.charge.key);
+            let is_kept = pending.place.located.has_room();
+            is_kept.then(|| pending.question.charged(now, given))?
+        });
+        charged.collect()
     }
 
     /// Puts the states of a decision back: first those that were there, because an insertion moves others.

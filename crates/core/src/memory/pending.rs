@@ -11,6 +11,15 @@ pub(super) enum Located {
     Absent { has_room: bool },
 }
 
+impl Located {
+    /// Whether there is room for what is charged.
+    pub(super) fn has_room(self) -> bool {
+        match self {
+            Self::At { has_room, .. } | Self::Absent { has_room } => has_room,
+        }
+    }
+}
+
 /// Where the key of a charge is, or would be.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {

@@ -6,6 +6,7 @@ use super::{
     MemoryStats, RandomState,
     blocks::Blocks,
     entry::Entry,
+    ledger::Ledger,
     pending::{Located, Pending, Place},
     room::{Full, Reserved, Room},
     table::{self, Table},
@@ -50,6 +51,7 @@ pub(super) struct Rest {
     pub(super) heap_bytes: usize,
     pub(super) reserved: Reserved,
     pub(super) counts: MemoryStats,
+    pub(super) ledger: Ledger,
 }
 
 impl Shard {
@@ -65,6 +67,7 @@ impl Shard {
             heap_bytes: 0,
             reserved: Reserved::default(),
             counts: MemoryStats::default(),
+            ledger: Ledger::default(),
         };
         Self {
             entries: Table::default(),
@@ -255,7 +258,7 @@ impl Shard {
     }
 
     #[inline]
-    fn find(&self, hash: u64, key: &[u8]) -> Option<usize> {
+    pub(super) fn find(&self, hash: u64, key: &[u8]) -> Option<usize> {
         self.entries.find(hash, key)
     }
 

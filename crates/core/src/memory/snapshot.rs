@@ -140,9 +140,10 @@ fn put_state(out: &mut Vec<u8>, state: &State) {
         State::Schedule(tat) => numbers(out, 0, &[tat.whole, tat.part]),
         State::Interval(state) => numbers(out, 1, &[state.full_at, state.last]),
         State::Window(state) => numbers(out, 2, &[state.count, state.end]),
-        State::Log(state) => {
-            let stamps = state.stamps();
-            numbers(out, 3, &[state.longest().as_micros(), stamps.len() as u64]);
+        State::Log(log) | State::Lease(log) => {
+            let tag = if let State::Lease(_) = state { 6 } else { 3 };
+            let stamps = log.stamps();
+            numbers(out, tag, &[log.longest().as_micros(), stamps.len() as u64]);
             stamps.for_each(|stamp| put(out, stamp.to_bits()));
         }
         State::Buckets(state) => {
@@ -229,12 +230,8 @@ impl<'b> Input<'b> {
                 count: self.number().filter(is_count)?,
                 end: self.number()?,
             }),
-            3 => {
-                let longest = Span::from_micros(self.number()?);
-                let stamps: VecDeque<Stamp> =
-                    self.counted_numbers()?.map(Stamp::from_bits).collect();
-                State::Log(Box::new(LogState::from_stamps(stamps, longest)))
-            }
+            3 => State::Log(self.log()?),
+            6 => State::Lease(self.log()?),
             4 => {
                 let (newest, width) = (self.number().filter(is_instant)?, self.number()?);
                 let counts: Box<[u64]> = self.counted_numbers()?.collect();
@@ -270,6 +267,12 @@ impl<'b> Input<'b> {
             }
             _ => return None,
         })
+    }
+
+    fn log(&mut self) -> Option<Box<LogState>> {
+        let longest = Span::from_micros(self.number()?);
+        let stamps: VecDeque<Stamp> = self.counted_numbers()?.map(Stamp::from_bits).collect();
+        Some(Box::new(LogState::from_stamps(stamps, longest)))
     }
 
     fn take(&mut self, len: usize) -> Option<&'b [u8]> {

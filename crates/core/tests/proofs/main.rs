@@ -14,6 +14,7 @@ mod promises;
 mod regressions;
 mod restart;
 mod same_as_twin;
+mod settlements;
 mod strategies;
 mod succession;
 mod threads;

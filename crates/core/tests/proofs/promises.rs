@@ -257,7 +257,8 @@ pub(crate) fn bound(limit: &Limit, from: u64, to: u64) -> Option<u128> {
             Some(most + u128::from(refill.count) * intervals)
         }
         Algorithm::FixedWindow { window, .. } => Some(most * windows(window, from, to)),
-        Algorithm::SlidingWindowLog { window, .. } => {
+        Algorithm::SlidingWindowLog { window, .. }
+        | Algorithm::Concurrency { lease: window, .. } => {
             (to - from < window.as_micros()).then_some(most)
         }
         Algorithm::SlidingWindowCounter {

@@ -122,6 +122,7 @@ one_limit_is_its_twin! {
     first_request_window_is_its_twin: FirstRequestWindow,
     calendar_window_is_its_twin: CalendarWindow,
     log_is_its_twin: Log,
+    lease_is_its_twin: Concurrency,
     weighted_counter_is_its_twin: Weighted,
     strict_buckets_are_their_twin: StrictBuckets,
     loose_buckets_are_their_twin: LooseBuckets,
@@ -165,7 +166,11 @@ fn rules() -> impl Strategy<Value = Vec<Rule>> {
 /// more to give back.
 fn shares_denials(rule: &Rule) -> bool {
     let counts = |limit: &&Limit| {
-        limit.count_denied() && matches!(limit.algorithm(), Algorithm::SlidingWindowLog { .. })
+        limit.count_denied()
+            && matches!(
+                limit.algorithm(),
+                Algorithm::SlidingWindowLog { .. } | Algorithm::Concurrency { .. }
+            )
     };
     rule.limits.iter().filter(counts).count() > 1
 }

@@ -32,13 +32,14 @@ pub(crate) enum Kind {
     FirstRequestWindow,
     CalendarWindow,
     Log,
+    Concurrency,
     Weighted,
     StrictBuckets,
     LooseBuckets,
 }
 
 impl Kind {
-    pub(crate) const ALL: [Self; 12] = [
+    pub(crate) const ALL: [Self; 13] = [
         Self::Gcra,
         Self::TokenBucket,
         Self::Interval,
@@ -48,6 +49,7 @@ impl Kind {
         Self::FirstRequestWindow,
         Self::CalendarWindow,
         Self::Log,
+        Self::Concurrency,
         Self::Weighted,
         Self::StrictBuckets,
         Self::LooseBuckets,
@@ -81,6 +83,10 @@ impl Kind {
             Self::Log => Algorithm::SlidingWindowLog {
                 limit: count.min(bounds::MAX_LOG_LIMIT),
                 window,
+            },
+            Self::Concurrency => Algorithm::Concurrency {
+                limit: count.min(bounds::MAX_LOG_LIMIT),
+                lease: window,
             },
             Self::Weighted => counter(count, window, Counting::Weighted),
             Self::StrictBuckets | Self::LooseBuckets => {

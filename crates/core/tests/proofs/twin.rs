@@ -245,7 +245,8 @@ impl Model {
                 }),
             },
             Algorithm::FixedWindow { window, .. } => past(Counted::Grid(window.clone())),
-            Algorithm::SlidingWindowLog { window, .. } => {
+            Algorithm::SlidingWindowLog { window, .. }
+            | Algorithm::Concurrency { lease: window, .. } => {
                 past(Counted::Sliding(window.as_micros()))
             }
             Algorithm::SlidingWindowCounter {

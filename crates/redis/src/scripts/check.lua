@@ -131,7 +131,7 @@ if effect == 'reserve' then
     for j = 5, #programs[i] do
       -- A log's charge is its last entry's; any other state begins with where its charge is.
       local kernel, begin, state = programs[i][j][1], #programs[i][j][3], charged[i][j - 4]
-      receipt[j - 2] = kernel == 3 and sub(state, -10, -4) or sub(state, begin + 1, begin + 15)
+      receipt[j - 2] = (kernel == 3 or kernel == 6) and sub(state, -10, -4) or sub(state, begin + 1, begin + 15)
     end
     reply[2 + count + i] = admitted == 1 and not denials[i] and cmsgpack.pack(receipt) or ''
   end

@@ -1,11 +1,13 @@
--- Gives back what `check` has reserved, and nothing else; `apart.rs` says when, and why that much.
+-- Gives back of what `check` has reserved, and of nothing else; core's `receipt.rs` says why that much.
 --
 -- KEYS     the key of each charge, and then the ledger of each
 -- ARGV[1]  the instant; empty for the server's own
--- ARGV[2…] the program of each charge, as it was charged, and its receipt, empty where nothing is to be given back
+-- ARGV[2…] of each charge three: its program, as it was charged; its receipt, empty where nothing is to be given back; and what
+--          comes back, the program of a lower cost, empty for all of it, or 'leases' for nothing but those. Leases always do.
 --
--- A receipt is {the instant, what the ledger said, of each state where the charge is in it, …}. A ledger says how much time was
--- ever given back to each of a key's schedules, 7 bytes each; it is forgotten a minute after the last.
+-- A receipt is {the instant, what the ledger said, of each state where the charge is in it, …}. A ledger says when it was
+-- begun, and how much time was given back to each of a key's schedules since, 7 bytes each; it is forgotten a minute after
+-- the last. What is given back later than that goes by the clock alone.
 local call, pack, unpack, sub, each = redis.call, struct.pack, struct.unpack, string.sub, unpack
 local now, count = tonumber(ARGV[1]), #KEYS / 2
 if not now then
@@ -14,9 +16,9 @@ if not now then
 end
 local LEDGER_MS, MOST = 60000, 2 ^ 52
 
--- kernels[k](member, value, position, mark, since, shift): the position behind the state at `position` of `value`; the state
--- without what was charged at `since`, which `mark` finds; when that has expired; and of a schedule how much time that was.
--- `shift` is how much of it others have given back since, nil if nobody knows.
+-- kernels[k](member, part, value, position, mark, since, shift): the position behind the state at `position` of `value`; the
+-- state without the `part` that comes back of what was charged at `since`, which `mark` finds; when that has expired; and of a
+-- schedule how much time that was. `shift` is how much of it others have given back since, nil if nobody knows.
 local kernels = {}
 
 -- How often a size fits into a whole.
@@ -26,8 +28,9 @@ end
 
 -- The time that a charge took is work in a queue, first come first served, some of which may be done. At least what is longer than
 -- the time since then is not; and what lies before the place where it ended, once those before it have given back theirs.
-kernels[0] = function(member, value, position, mark, since, shift)
+kernels[0] = function(member, part, value, position, mark, since, shift)
   local _, _, _, fraction, _, lasting, lasting_rest, _, _, format, queue = each(member)
+  local most, most_rest = part[6], part[7]
   local function exact(bytes, at)
     if fraction > 1 then
       return unpack(format, bytes, at)
@@ -52,8 +55,8 @@ kernels[0] = function(member, value, position, mark, since, shift)
       left, left_rest = ended - now, ended_rest
     end
   end
-  if left > lasting or left == lasting and left_rest > lasting_rest then
-    left, left_rest = lasting, lasting_rest
+  if left > most or left == most and left_rest > most_rest then
+    left, left_rest = most, most_rest
   elseif left < 0 then
     left, left_rest = 0, 0
   end
@@ -69,7 +72,7 @@ kernels[0] = function(member, value, position, mark, since, shift)
 end
 
 -- What the refills since then may have brought of it has come back already.
-kernels[1] = function(member, value, position, mark, since)
+kernels[1] = function(member, part, value, position, mark, since)
   local _, _, _, refill, every, capacity, cost = each(member)
   local full_at, last, behind = unpack('>I7I7', value, position)
   if full_at <= now then
@@ -81,7 +84,7 @@ kernels[1] = function(member, value, position, mark, since)
   local full_then = unpack('>I7', mark)
   local refill_then = full_then - times(full_then - since - 1, every) * every
   local passed = now < refill_then and 0 or 1 + times(now - refill_then, every)
-  missing = math.max(missing - math.max(cost - passed * refill, 0), 0)
+  missing = math.max(missing - math.max(math.min(cost - passed * refill, part[7]), 0), 0)
   if missing == 0 then
     return behind, pack('>I7I7', 0, 0), 0
   end
@@ -90,8 +93,8 @@ kernels[1] = function(member, value, position, mark, since)
   return behind, pack('>I7I7', full_at, missing - more * refill), full_at
 end
 
-kernels[2] = function(member, value, position, mark)
-  local _, _, _, _, cost = each(member)
+kernels[2] = function(member, part, value, position, mark)
+  local cost = part[5]
   local counted, ends, behind = unpack('>I7I7', value, position)
   if select(2, unpack('>I7I7', mark)) == ends then
     counted = math.max(counted - cost, 0)
@@ -100,10 +103,10 @@ kernels[2] = function(member, value, position, mark)
   return behind, pack('>I7I7', counted, ends), ends
 end
 
-kernels[3] = function(member, value, position, mark)
+kernels[3] = function(member, part, value, position, mark)
   local ENTRY, TURN = 10, 2 ^ 24
   local longest, held, windows, base, after = unpack('>I7I4I1I3', value, position)
-  local first, at, left = after + 14 * windows, unpack('>I7', mark), member[5]
+  local first, at, left = after + 14 * windows, unpack('>I7', mark), part[5]
   local function entry(number)
     return unpack('>I7I3', value, first + ENTRY * number)
   end
@@ -149,8 +152,13 @@ kernels[3] = function(member, value, position, mark)
   return first + ENTRY * held, state, expires
 end
 
-kernels[4] = function(member, value, position, mark)
-  local _, _, _, _, width, _, cost = each(member)
+-- Who holds a place gives it back as a whole.
+kernels[6] = function(member, _, value, position, mark)
+  return kernels[3](member, member, value, position, mark)
+end
+
+kernels[4] = function(member, part, value, position, mark)
+  local width, cost = member[5], part[7]
   local newest, _, total, held, first = unpack('>I7I7I7I2', value, position)
   local counts, back = sub(value, first, first + 7 * held - 1), newest - unpack('>I7', mark)
   if back >= 0 and back < held then
@@ -164,8 +172,8 @@ kernels[4] = function(member, value, position, mark)
   return first + 7 * held, pack('>I7I7I7I2', newest, width, total, held) .. counts, expires
 end
 
-kernels[5] = function(member, value, position, mark)
-  local _, _, _, _, _, cost = each(member)
+kernels[5] = function(member, part, value, position, mark)
+  local cost = part[6]
   local index, previous, current, window, behind = unpack('>I7I7I7I7', value, position)
   local back = index - unpack('>I7', mark)
   if back == 0 then
@@ -179,12 +187,22 @@ end
 
 -- The time that is in the ledger for the schedule that is member `number`.
 local function entered(ledger, number)
-  return #ledger >= 7 * number and unpack('>I7', ledger, 7 * number - 6) or 0
+  return #ledger >= 7 * number + 7 and unpack('>I7', ledger, 7 * number + 1) or 0
+end
+
+-- How much of it others have given back since then, nil if nobody knows.
+local function moved(ledger, ledger_then, since, number)
+  local sum = entered(ledger, number)
+  local is_new = ledger == '' or unpack('>I7', ledger) > since
+  local shift = sum - (is_new and 0 or entered(ledger_then, number))
+  return now - since < LEDGER_MS * 1000 and shift >= 0 and sum < MOST and shift or nil
 end
 
 for i = 1, count do
-  local receipt = ARGV[2 * i + 1] ~= '' and cmsgpack.unpack(ARGV[2 * i + 1])
-  local program, value = cmsgpack.unpack(ARGV[2 * i]), receipt and call('GET', KEYS[i]) or ''
+  local receipt = ARGV[3 * i] ~= '' and cmsgpack.unpack(ARGV[3 * i])
+  local program, value = cmsgpack.unpack(ARGV[3 * i - 1]), receipt and call('GET', KEYS[i]) or ''
+  local unused = ARGV[3 * i + 1]
+  local parts = unused == '' and program or unused ~= 'leases' and cmsgpack.unpack(unused) or {}
   local block, first = '', string.byte(value)
   if first and first >= 128 then
     block, value = sub(value, 5, 11), string.char(first - 128) .. sub(value, 2, 4) .. sub(value, 12)
@@ -195,17 +213,19 @@ for i = 1, count do
     local position, states, expires, sums, entries = 5 + #program[2], {}, 0, {}, 0
     for j = 5, #program do
       local member, number = program[j], j - 4
-      local sum = entered(ledger, number)
-      local shift = sum - entered(ledger_then, number)
       local start = position + #member[3]
+      local part = parts[j] or member
+      local shift = moved(ledger, ledger_then, since, number)
       local behind, state, till, given = kernels[member[1]](
-        member, value, start, receipt[2 + number], since, shift >= 0 and sum < MOST and shift or nil)
-      if member[2] == 1 and not program[3] then
-        -- It counts what others deny as well.
+        member, part, value, start, receipt[2 + number], since, shift)
+      local stays = unused == 'leases' and member[1] ~= 6
+      if stays or member[2] == 1 and not program[3] then
+        -- It was used, or is counted by one that counts what others deny as well.
         state, till, given = sub(value, start, behind - 1), math.huge, nil
       end
       states[number], expires, position = member[3] .. state, math.max(expires, till), behind
-      sums[number], entries = pack('>I7', math.min(sum + (given or 0), MOST)), entries + (given or 0)
+      sums[number] = pack('>I7', math.min(entered(ledger, number) + (given or 0), MOST))
+      entries = entries + (given or 0)
     end
     if expires <= now and block == '' then
       call('DEL', KEYS[i])
@@ -217,7 +237,9 @@ for i = 1, count do
       call('SET', KEYS[i], head .. program[2] .. table.concat(states), 'KEEPTTL')
     end
     if entries > 0 then
-      call('PSETEX', KEYS[count + i], LEDGER_MS, table.concat(sums))
+      local begun = ledger ~= '' and sub(ledger, 1, 7) or pack('>I7', now)
+      local others = sub(ledger, 8 + 7 * #sums)
+      call('PSETEX', KEYS[count + i], LEDGER_MS, begun .. table.concat(sums) .. others)
     end
   end
 end

@@ -8,9 +8,10 @@ use std::{fmt::Debug, sync::Arc};
 
 use proptest::{prelude::*, sample::Index, test_runner::TestRunner};
 use tidegate_core::{
-    Charge, Cost, Limit, Limits, MemoryBounds, MemoryStore, Outcome, Span, Timestamp,
+    Charge, Cost, Effect, Limit, Limits, MemoryBounds, MemoryStore, Outcome, Receipt, Settlement,
+    Span, Timestamp,
 };
-use tidegate_redis::RedisStore;
+use tidegate_redis::{RedisReceipt, RedisStore};
 use tokio::runtime::Runtime;
 
 use self::strategies::{Ask, Kind};
@@ -35,6 +36,16 @@ enum Deed {
     Ask {
         rules: u8,
         ask: Ask,
+    },
+    /// The same, with a receipt.
+    Reserve {
+        rules: u8,
+        ask: Ask,
+    },
+    /// Settles one of what is reserved: so much of every cost was not needed.
+    Settle {
+        which: Index,
+        unused: u64,
     },
     Block {
         rule: Index,
@@ -64,12 +75,19 @@ fn limits() -> impl Strategy<Value = Vec<Limit>> {
 fn deed() -> impl Strategy<Value = Deed> {
     prop_oneof![
         20 => (1..8_u8, strategies::ask()).prop_map(|(rules, ask)| Deed::Ask { rules, ask }),
+        8 => (1..8_u8, strategies::ask()).prop_map(|(rules, ask)| Deed::Reserve { rules, ask }),
+        6 => settle(),
         1 => (any::<Index>(), 1..=1_000_000_u64).prop_map(|(rule, micros)| Deed::Block { rule, micros }),
         1 => any::<Index>().prop_map(|rule| Deed::Unblock { rule }),
         1 => any::<Index>().prop_map(|rule| Deed::Reset { rule }),
         2 => (any::<Index>(), limits(), any::<bool>())
             .prop_map(|(rule, limits, known)| Deed::Change { rule, limits, known }),
     ]
+}
+
+fn settle() -> impl Strategy<Value = Deed> {
+    let unused = prop_oneof![3 => Just(u64::MAX), 2 => 0..=4_u64, 1 => any::<u64>()];
+    (any::<Index>(), unused).prop_map(|(which, unused)| Deed::Settle { which, unused })
 }
 
 /// Rules, each with limits and in shadow or not; when it begins; and what happens.
@@ -91,6 +109,8 @@ fn trace_of(kind: Kind) -> impl Strategy<Value = Trace> {
     let deeds = prop::collection::vec(
         prop_oneof![
             12 => strategies::ask().prop_map(|ask| Deed::Ask { rules: 1, ask }),
+            8 => strategies::ask().prop_map(|ask| Deed::Reserve { rules: 1, ask }),
+            6 => settle(),
             1 => (any::<Index>(), strategies::limit(kind), any::<bool>())
                 .prop_map(|(rule, limit, known)| Deed::Change { rule, limits: vec![limit], known }),
         ],
@@ -98,6 +118,9 @@ fn trace_of(kind: Kind) -> impl Strategy<Value = Trace> {
     );
     (rules, strategies::start(), deeds)
 }
+
+/// What was reserved in both stores: the rules as they were, the cost of each, and the receipts.
+type Reserved = (Vec<Rule>, u64, Receipt, RedisReceipt);
 
 /// The two stores, at one instant.
 struct Pair<'r> {
@@ -107,6 +130,7 @@ struct Pair<'r> {
     rules: Vec<Rule>,
     now: u64,
     last: Vec<Outcome>,
+    reserved: Vec<Reserved>,
 }
 
 impl Pair<'_> {
@@ -120,15 +144,18 @@ impl Pair<'_> {
 
     /// What the memory store answers, and what the server does.
     fn both(&mut self, deed: &Deed) -> (String, String) {
-        if let Deed::Ask { rules, ask } = deed {
-            return self.ask(*rules, ask);
+        match deed {
+            Deed::Ask { rules, ask } => return self.ask(*rules, ask, false),
+            Deed::Reserve { rules, ask } => return self.ask(*rules, ask, true),
+            Deed::Settle { which, unused } => return self.settle(which, *unused),
+            _ => {}
         }
         let now = Timestamp::from_micros(self.now);
         if let Deed::Block { .. } | Deed::Unblock { .. } = deed {
             self.redis.pin_clock(now);
         }
         match deed {
-            Deed::Ask { .. } => {}
+            Deed::Ask { .. } | Deed::Reserve { .. } | Deed::Settle { .. } => {}
             Deed::Block { rule, micros } => {
                 let (key, span) = (&rule.get(&self.rules).key, Some(Span::from_micros(*micros)));
                 let there = self
@@ -161,7 +188,7 @@ impl Pair<'_> {
         (String::new(), String::new())
     }
 
-    fn ask(&mut self, rules: u8, ask: &Ask) -> (String, String) {
+    fn ask(&mut self, rules: u8, ask: &Ask, reserves: bool) -> (String, String) {
         let last = (!self.last.is_empty()).then(|| ask.of.get(&self.last));
         let cost = ask.price.units(last);
         let now = ask.step.from(self.now, last);
@@ -170,25 +197,61 @@ impl Pair<'_> {
             .iter()
             .enumerate()
             .filter(|(at, _)| rules >> at & 1 == 1);
-        let mut charges: Vec<Charge<'_>> = chosen.map(|(_, rule)| rule.charge(cost)).collect();
-        if charges.is_empty() {
-            charges.push(self.rules[0].charge(cost));
+        let mut chosen: Vec<Rule> = chosen.map(|(_, rule)| rule.clone()).collect();
+        if chosen.is_empty() {
+            chosen.push(self.rules[0].clone());
         }
+        let charges: Vec<Charge<'_>> = chosen.iter().map(|rule| rule.charge(cost)).collect();
         let instant = Timestamp::from_micros(now);
         let (mut expected, mut got) = (Vec::new(), Vec::new());
-        let here = self
-            .memory
-            .check(&charges, instant, ask.effect, &mut expected);
         self.redis.pin_clock(instant);
-        let there = self.redis.check(&charges, ask.effect, &mut got);
-        let answers = shown(
-            (here, &expected),
-            self.runtime.block_on(there).map(|there| (there, &got)),
-        );
-        drop(charges);
+        let answers = if reserves {
+            let (here, receipt) = self.memory.reserve(&charges, instant, &mut expected);
+            let there = self
+                .runtime
+                .block_on(self.redis.reserve(&charges, &mut got));
+            let (there, remote) = there.unwrap();
+            assert_eq!(receipt.is_empty(), remote.is_empty(), "{here:?}");
+            let answers = (
+                format!("{here:?} {expected:?}"),
+                format!("{there:?} {got:?}"),
+            );
+            self.reserved.push((chosen, cost, receipt, remote));
+            answers
+        } else {
+            let here = self
+                .memory
+                .check(&charges, instant, ask.effect, &mut expected);
+            let there = self.redis.check(&charges, ask.effect, &mut got);
+            let there = self.runtime.block_on(there).map(|there| (there, &got));
+            shown((here, &expected), there)
+        };
         self.now = self.now.max(now);
         self.last = expected;
         answers
+    }
+}
+
+impl Pair<'_> {
+    /// Settles, and shows how the limits stand then.
+    fn settle(&mut self, which: &Index, unused: u64) -> (String, String) {
+        if self.reserved.is_empty() {
+            return (String::new(), String::new());
+        }
+        let (rules, cost, receipt, remote) = self.reserved.remove(which.index(self.reserved.len()));
+        let charges: Vec<Charge<'_>> = rules.iter().map(|rule| rule.charge(cost)).collect();
+        let settlements = vec![Settlement { unused }; charges.len()];
+        let now = Timestamp::from_micros(self.now);
+        self.redis.pin_clock(now);
+        self.memory.settle(&charges, receipt, &settlements, now);
+        let settled = self.redis.settle(&charges, remote, &settlements);
+        self.runtime.block_on(settled).unwrap();
+        let (mut expected, mut got) = (Vec::new(), Vec::new());
+        self.memory
+            .check(&charges, now, Effect::Look, &mut expected);
+        let there = self.redis.check(&charges, Effect::Look, &mut got);
+        self.runtime.block_on(there).unwrap();
+        (format!("{expected:?}"), format!("{got:?}"))
     }
 }
 
@@ -246,6 +309,7 @@ fn compare_on<S>(
             rules: rules.collect(),
             now,
             last: Vec::new(),
+            reserved: Vec::new(),
         };
         pair.run(&deeds)
     });

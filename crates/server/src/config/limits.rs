@@ -117,6 +117,13 @@ pub(crate) fn full_form(
             .and_then(|value| value.parsed(report, what, notation::rate))
     };
     let (rate, refill, leak) = (rate("rate"), rate("refill"), rate("leak"));
+    let mut span = |name| {
+        let what = "a duration with its unit, such as 20s or 1d";
+        fields
+            .get(name)
+            .and_then(|value| value.parsed(report, what, notation::span))
+    };
+    let (window, lease) = (span("window"), span("lease"));
     let mut flag = |name| fields.get(name).and_then(|value| value.flag(report));
     let (queue, strict, count_denied) = (flag("queue"), flag("strict"), flag("count_denied"));
     LimitSpec {
@@ -135,18 +142,13 @@ pub(crate) fn full_form(
         leak,
         queue,
         limit,
-        window: fields.get("window").and_then(|value| {
-            value.parsed(
-                report,
-                "a duration with its unit, such as 20s or 1d",
-                notation::span,
-            )
-        }),
+        window,
         anchor: fields.get("anchor").and_then(|value| anchor(value, report)),
         buckets: fields
             .get("buckets")
             .and_then(|value| value.small_number(report)),
         strict,
+        lease,
         soft: fields.get("soft").and_then(|value| percent(value, report)),
         count_denied,
     }

@@ -142,14 +142,14 @@ fn members(fields: &LimitFields) -> Map<String, Value> {
         anchor,
         soft_percent,
         count_denied,
+        lease_ms,
     } = fields;
+    let millis = |millis: &Number| json!(format!("{}ms", number(*millis)));
     let members = [
         ("algorithm", Some(json!(algorithm))),
         ("limit", limit.map(number)),
-        (
-            "window",
-            window_ms.map(|millis| json!(format!("{}ms", number(millis)))),
-        ),
+        ("window", window_ms.as_ref().map(millis)),
+        ("lease", lease_ms.as_ref().map(millis)),
         ("capacity", capacity.map(number)),
         ("refill", rate_of(*refill_tokens, *refill_interval_ms)),
         ("refill_mode", refill_mode.as_ref().map(|mode| json!(mode))),

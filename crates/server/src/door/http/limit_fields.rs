@@ -14,6 +14,9 @@ use crate::config::report::{advice, shown};
 /// What a rate looks like, for messages.
 const RATE: &str = "a rate such as \"20/min\"";
 
+/// What a duration looks like.
+const SPAN: &str = "a duration such as \"1min\"";
+
 /// Sets what `field` says in `spec`; false if no limit has a field of that name.
 pub(super) fn set(spec: &mut LimitSpec, field: Field<'_, '_>, problems: &mut Vec<Problem>) -> bool {
     match field.name {
@@ -26,9 +29,8 @@ pub(super) fn set(spec: &mut LimitSpec, field: Field<'_, '_>, problems: &mut Vec
         "leak" => spec.leak = field.parsed(RATE, notation::rate, problems),
         "queue" => spec.queue = field.truth(problems),
         "limit" => spec.limit = field.number(problems),
-        "window" => {
-            spec.window = field.parsed("a duration such as \"1min\"", notation::span, problems)
-        }
+        "window" => spec.window = field.parsed(SPAN, notation::span, problems),
+        "lease" => spec.lease = field.parsed(SPAN, notation::span, problems),
         "anchor" => spec.anchor = anchor(field, problems),
         "buckets" => {
             spec.buckets = field

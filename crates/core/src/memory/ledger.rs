@@ -1,0 +1,116 @@
+//! How much time was given back to each key's schedules: whoever gives back later must know how far that has moved his place.
+
+use std::collections::HashMap;
+
+use super::RandomState;
+use crate::{
+    receipt::Charged,
+    time::{Span, Timestamp},
+};
+
+/// What was given back to the keys of one shard.
+///
+/// It is bounded: when it is full it forgets everything, and what was charged before that gives back by the clock alone,
+/// which is less and never too much.
+#[derive(Debug, Default)]
+pub(super) struct Ledger {
+    /// Of each key, microseconds for each of its members.
+    given: HashMap<Box<[u8]>, Box<[u64]>, RandomState>,
+    bytes: usize,
+    /// When everything was last forgotten.
+    forgot: Option<Timestamp>,
+}
+
+/// The most bytes of one shard's ledger.
+const MAX_BYTES: usize = 64 << 10;
+
+/// What an entry takes beside its key and its numbers.
+const ENTRY_BYTES: usize = 64;
+
+/// For so long after a charge it is known what others have given back since: a store elsewhere keeps its ledgers no longer.
+const REMEMBERED: Span = Span::from_secs(60);
+
+impl Ledger {
+    /// What was ever given back to `key`: nothing for each member that is not named.
+    pub(super) fn given(&self, key: &[u8]) -> Box<[u64]> {
+        self.given.get(key).cloned().unwrap_or_default()
+    }
+
+    /// What was given back to member `number` of `key` since `charged`; `None` if nobody knows.
+    pub(super) fn since(
+        &self,
+        key: &[u8],
+        number: usize,
+        (charged, now): (&Charged, Timestamp),
+    ) -> Option<u64> {
+        let is_forgotten = self.forgot.is_some_and(|forgot| charged.at <= forgot);
+        if is_forgotten || now.since(charged.at) >= REMEMBERED {
+            return None;
+        }
+        let given = |given: &[u64]| given.get(number).copied().unwrap_or_default();
+        let now = self.given.get(key).map_or(0, |all| given(all));
+        now.checked_sub(given(&charged.given))
+    }
+
+    /// Enters what was given back to each member of `key` at `now`.
+    pub(super) fn enter(&mut self, key: &[u8], more: &[u64], now: Timestamp) {
+        if more.iter().all(|more| *more == 0) {
+            return;
+        }
+        let mut given = self.given(key).into_vec();
+        let longer = more.len().saturating_sub(given.len());
+        given.resize(given.len() + longer, 0);
+        for (given, more) in given.iter_mut().zip(more) {
+            *given = given.saturating_add(*more);
+        }
+        let is_new = !self.given.contains_key(key);
+        let entry = if is_new { key.len() + ENTRY_BYTES } else { 0 };
+        let bytes = entry + longer * size_of::<u64>();
+        if self.bytes + bytes > MAX_BYTES {
+            *self = Self {
+                forgot: Some(now),
+                ..Self::default()
+            };
+            return;
+        }
+        self.bytes += bytes;
+        self.given.insert(key.into(), given.into());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn charged(ledger: &Ledger, at: u64) -> Charged {
+        Charged {
+            at: Timestamp::from_micros(at),
+            cost: 1,
+            fingerprint: 0,
+            marks: Box::default(),
+            given: ledger.given(b"key"),
+        }
+    }
+
+    #[test]
+    fn what_a_full_ledger_has_forgotten_nobody_knows() {
+        let mut ledger = Ledger::default();
+        ledger.enter(b"key", &[5, 0], Timestamp::from_micros(1));
+        let before = charged(&ledger, 2);
+        ledger.enter(b"key", &[0, 7], Timestamp::from_micros(3));
+        let now = Timestamp::from_micros(4);
+        assert_eq!(ledger.since(b"key", 0, (&before, now)), Some(0));
+        assert_eq!(ledger.since(b"key", 1, (&before, now)), Some(7));
+        let later = now.after(REMEMBERED);
+        assert_eq!(ledger.since(b"key", 1, (&before, later)), None);
+        for number in 0..2_000_u64 {
+            ledger.enter(&number.to_le_bytes(), &[1], now);
+            assert!(ledger.bytes <= MAX_BYTES);
+        }
+        assert_eq!(ledger.since(b"key", 1, (&before, now)), None);
+        let after = charged(&ledger, 5);
+        ledger.enter(b"key", &[2], Timestamp::from_micros(6));
+        let now = Timestamp::from_micros(7);
+        assert_eq!(ledger.since(b"key", 0, (&after, now)), Some(2));
+    }
+}

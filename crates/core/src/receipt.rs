@@ -1,0 +1,68 @@
+//! Receipts: where a charge is in the state of its key, so that it can be given back, and nothing of anybody else's.
+//!
+//! Whoever gives units back without one can mint them: a bucket that has drained since has nothing left to return. What a
+//! receipt gives back was charged by its owner and is still there.
+//!
+//! ```text
+//!   reserve ──▶ admitted, and a receipt ──▶ the request runs ──▶ settle: its leases end, and what it did not
+//!                                                                need comes back
+//! ```
+//!
+//! - **Windows, buckets, logs.** The units are taken out where they were counted, if they still are.
+//! - **Schedules.** A schedule is time that passes, and part of a charge may have passed with it. Let it be a queue of work that is
+//!   served in the order of arrival: what may be taken out is the part of the charge that is not served. That is at least
+//!   `cost - (now - then)`, because no more can have been served meanwhile; and at least
+//!   `min(cost, arrival after the charge - given back by others since - now)`, because it lies right before that place, which
+//!   moves forward by what others take out and by nothing else. The larger of the two is taken. Of a queue that delays, only
+//!   the last in line can leave: who came later has been told when he starts.
+//! - **Tokens by the interval.** What the refills since then may have brought of the charge has come back already.
+//!
+//! A receipt that is dropped gives nothing back, which is safe: the charge stays, and leases end by themselves.
+
+use crate::{kernel::Mark, time::Timestamp};
+
+/// What a decision charged, and where.
+///
+/// It is good once, for the charges that it came with, in the store that wrote it.
+#[derive(Debug, Default)]
+pub struct Receipt {
+    pub(crate) charged: Vec<Option<Charged>>,
+}
+
+impl Receipt {
+    /// Whether there is nothing to give back: nothing was charged.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.charged.iter().all(Option::is_none)
+    }
+}
+
+/// What becomes of one charge once its request has ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Settlement {
+    /// How many units of its cost come back, at most the cost; 0 leaves it charged. Leases end either way.
+    pub unused: u64,
+}
+
+/// Where one charge is.
+#[derive(Clone, Debug)]
+pub(crate) struct Charged {
+    pub(crate) at: Timestamp,
+    pub(crate) cost: u64,
+    /// Of the limits.
+    pub(crate) fingerprint: u32,
+    /// Where it is in the state of each kernel; nowhere in those that count what is denied as well.
+    pub(crate) marks: Box<[Option<Mark>]>,
+    /// How much time had ever been given back to each, by the ledger.
+    pub(crate) given: Box<[u64]>,
+}
+
+/// Where a charge is in one state, and what is known of what came after it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) at: Timestamp,
+    pub(crate) cost: u64,
+    pub(crate) mark: Mark,
+    /// How much time others have given back since, in microseconds; `None` if nobody knows.
+    pub(crate) shift: Option<u64>,
+}

@@ -1,0 +1,205 @@
+//! What comes back of a charge with a receipt: never more than is still there, so that no interval sees more than its bound
+//! of what was used in the end.
+
+use proptest::{prelude::*, sample::Index};
+use tidegate_core::{
+    Charge, Decision, Effect, Limit, MemoryStore, Outcome, Rate, Receipt, Settlement, Span,
+    Timestamp,
+};
+
+use crate::{
+    promises::{ask, bound},
+    strategies::{self, Ask, Kind, any_kind},
+    world::{Rule, one_shard},
+};
+
+/// A charge with its receipt, or one that is settled: then how much was used in the end.
+struct Used {
+    at: u64,
+    units: u64,
+    open: Option<Receipt>,
+}
+
+/// A request, and which of the charges that are open is settled after it, and how much of its cost was not needed.
+type Turn = (Ask, Option<(Index, u64)>);
+
+fn turns(length: usize) -> impl Strategy<Value = Vec<Turn>> {
+    let unused = prop_oneof![3 => Just(u64::MAX), 2 => 0..=4_u64, 1 => any::<u64>()];
+    let settled = prop::option::weighted(0.7, (any::<Index>(), unused));
+    prop::collection::vec((strategies::ask(), settled), 1..=length)
+}
+
+proptest! {
+    #![proptest_config(strategies::cases(2_000))]
+
+    /// P13: what was used in the end, whatever came back meanwhile, stays within the bound of every interval.
+    #[test]
+    fn what_comes_back_mints_nothing(
+        // Places come back whether they were used or not.
+        limit in any_kind().prop_filter("units", |kind| *kind != Kind::Concurrency).prop_flat_map(strategies::limit),
+        start in strategies::start(),
+        turns in turns(60),
+    ) {
+        let used = run(&limit, start, &turns);
+        for first in 0..used.len() {
+            let mut sum = 0_u128;
+            for last in first..used.len() {
+                sum += u128::from(used[last].units);
+                let (from, to) = (used[first].at, used[last].at);
+                let bound = bound(&limit, from, to);
+                prop_assert!(bound.is_none_or(|bound| sum <= bound), "{sum} in [{from}, {to}] over {bound:?}");
+            }
+        }
+    }
+
+    /// What is settled at once, before anybody else comes, is as if it had never been charged.
+    #[test]
+    fn what_comes_back_at_once_was_never_there(
+        limit in any_kind().prop_flat_map(strategies::plain_limit),
+        start in strategies::start(),
+        asks in strategies::asks(20),
+        cost in 1..=5_u64,
+    ) {
+        let (rule, store) = (Rule::new(b"key", vec![limit], false), one_shard());
+        let (mut now, mut last): (u64, Option<Outcome>) = (start, None);
+        for step in &asks {
+            now = now.max(step.step.from(now, last.as_ref()));
+            last = Some(ask(&store, &rule, now, step.price.units(last.as_ref()), Effect::Charge));
+        }
+        let before = ask(&store, &rule, now, cost, Effect::Peek);
+        let (receipt, _) = reserve(&store, &rule.charge(cost), now);
+        let settlement = Settlement { unused: cost };
+        store.settle(&[rule.charge(cost)], receipt, &[settlement], Timestamp::from_micros(now));
+        let after = ask(&store, &rule, now, cost, Effect::Peek);
+        prop_assert_eq!(after, before);
+    }
+
+    /// Nobody holds a place beyond the limit, and whoever is admitted finds one: those hold places who took them less than
+    /// a lease ago and have not given them back.
+    #[test]
+    fn no_more_hold_places_than_may(
+        limit in strategies::plain_limit(Kind::Concurrency),
+        start in strategies::start(),
+        turns in turns(60),
+    ) {
+        let (quota, lease) = (limit.quota(), limit.window().as_micros());
+        let (rule, store) = (Rule::new(b"key", vec![limit], false), one_shard());
+        let (mut now, mut last): (u64, Option<Outcome>) = (start, None);
+        let mut holders: Vec<(u64, u64, Receipt)> = Vec::new();
+        for (step, settled) in &turns {
+            now = now.max(step.step.from(now, last.as_ref()));
+            let units = step.price.units(last.as_ref());
+            let held = |holders: &[(u64, u64, Receipt)]| {
+                let live = holders.iter().filter(|(at, ..)| now - at < lease);
+                live.map(|(_, units, _)| units).sum::<u64>()
+            };
+            let fits = held(&holders) + units <= quota;
+            let (receipt, outcome) = reserve(&store, &rule.charge(units), now);
+            prop_assert_eq!(outcome.allowed, fits);
+            if outcome.allowed {
+                holders.push((now, units, receipt));
+            }
+            prop_assert_eq!(outcome.remaining, quota - held(&holders));
+            last = Some(outcome);
+            if let (Some((index, unused)), false) = (settled, holders.is_empty()) {
+                let (_, units, receipt) = holders.remove(index.index(holders.len()));
+                let settlement = Settlement { unused: *unused };
+                store.settle(&[rule.charge(units)], receipt, &[settlement], Timestamp::from_micros(now));
+            }
+        }
+    }
+
+    /// Of a queue only the last in line can leave: nobody who was told when he starts is overtaken, and starts keep apart.
+    #[test]
+    fn who_leaves_a_queue_moves_nobody(
+        limit in strategies::plain_limit(Kind::Queue),
+        start in strategies::start(),
+        turns in turns(40),
+    ) {
+        let (rule, store) = (Rule::new(b"key", vec![limit], false), one_shard());
+        let (mut now, mut last): (u64, Option<Outcome>) = (start, None);
+        // When those who are still there start, and what they cost.
+        let mut line: Vec<(u64, u64, Option<Receipt>)> = Vec::new();
+        for (step, settled) in &turns {
+            now = now.max(step.step.from(now, last.as_ref()));
+            let cost = step.price.units(last.as_ref());
+            let (receipt, outcome) = reserve(&store, &rule.charge(cost), now);
+            if outcome.allowed {
+                let begins = now + outcome.delay.as_micros();
+                prop_assert!(line.iter().all(|(other, ..)| *other <= begins), "overtaken");
+                line.push((begins, cost, Some(receipt)));
+            }
+            last = Some(outcome);
+            let waiting = line.iter().position(|(begins, _, receipt)| *begins > now && receipt.is_some());
+            if let (Some((index, _)), Some(first)) = (settled, waiting) {
+                let left = first + index.index(line.len() - first);
+                if let (_, cost, Some(receipt)) = line.remove(left) {
+                    let settlement = Settlement { unused: cost };
+                    store.settle(&[rule.charge(cost)], receipt, &[settlement], Timestamp::from_micros(now));
+                }
+            }
+        }
+    }
+}
+
+/// What the refill since then has brought is not given back once more.
+#[test]
+fn tokens_of_an_interval_come_back_once() {
+    let rate = Rate {
+        count: 2,
+        period: Span::from_secs(1),
+    };
+    let limit = Limit::new(Kind::Interval.algorithm(2, rate, 1)).expect("a sound limit");
+    let (rule, store) = (Rule::new(b"key", vec![limit], false), one_shard());
+    let (first, _) = reserve(&store, &rule.charge(2), 0);
+    assert!(ask(&store, &rule, 1_000_000, 2, Effect::Charge).allowed);
+    let now = Timestamp::from_micros(1_000_000);
+    store.settle(&[rule.charge(2)], first, &[Settlement { unused: 2 }], now);
+    assert_eq!(ask(&store, &rule, 1_000_000, 1, Effect::Look).remaining, 0);
+}
+
+fn run(limit: &Limit, start: u64, turns: &[Turn]) -> Vec<Used> {
+    let (rule, store) = (Rule::new(b"key", vec![limit.clone()], false), one_shard());
+    let (mut now, mut latest, mut last): (u64, u64, Option<Outcome>) = (start, 0, None);
+    let mut used: Vec<Used> = Vec::new();
+    for (step, settled) in turns {
+        now = step.step.from(now, last.as_ref());
+        latest = latest.max(now);
+        let units = step.price.units(last.as_ref());
+        let (receipt, outcome) = reserve(&store, &rule.charge(units), now);
+        if outcome.allowed {
+            used.push(Used {
+                at: latest,
+                units,
+                open: Some(receipt),
+            });
+        }
+        last = Some(outcome);
+        let mut open: Vec<&mut Used> = used.iter_mut().filter(|used| used.open.is_some()).collect();
+        if let Some((index, unused)) = settled
+            && !open.is_empty()
+        {
+            let chosen = index.index(open.len());
+            let settled = &mut open[chosen];
+            let unused = (*unused).min(settled.units);
+            let (charge, settlement) = (rule.charge(settled.units), Settlement { unused });
+            let receipt = settled.open.take().expect("it is open");
+            store.settle(
+                &[charge],
+                receipt,
+                &[settlement],
+                Timestamp::from_micros(now),
+            );
+            settled.units -= unused;
+        }
+    }
+    used
+}
+
+fn reserve(store: &MemoryStore, charge: &Charge<'_>, now: u64) -> (Receipt, Outcome) {
+    let mut outcomes = Vec::new();
+    let now = Timestamp::from_micros(now);
+    let (decision, receipt) = store.reserve(&[*charge], now, &mut outcomes);
+    assert_eq!(decision == Decision::Admitted, outcomes[0].allowed);
+    (receipt, outcomes[0])
+}
