@@ -130,7 +130,7 @@ fn what_is_wrong_with_a_check_is_said() {
 const BAD_THROTTLES: &[(&str, &str)] = &[
     (
         r#""algorithm": "gcr", "rate": "1/s""#,
-        "algorithm: expected one of gcra, token_bucket, leaky_bucket, fixed_window, sliding_window_log, sliding_window_counter, got \"gcr\"",
+        "algorithm: expected one of gcra, token_bucket, leaky_bucket, fixed_window, sliding_window_log, sliding_window_counter, concurrency, got \"gcr\"",
     ),
     (r#""algorithm": "gcra""#, "rate: is missing"),
     (
