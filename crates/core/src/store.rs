@@ -3,12 +3,13 @@
 //! [`Store`] is the seam between who asks and who decides. A store answers always: where one can be out of reach, it has a
 //! policy for that, and says so in [`Decided`].
 
-use std::{future, time::Duration};
+use std::{fmt, future, time::Duration};
 
 use crate::{
     charge::{Charge, Effect},
     memory::MemoryStore,
     outcome::{Decision, Outcome},
+    receipt::{Receipt, Settlement},
     time::Timestamp,
     verdict::{Exactness, Source, Verdict},
 };
@@ -64,6 +65,10 @@ impl Decided {
 /// A decision charges all of a question's charges, or none. It fills `outcomes`, which it clears first, with one outcome a
 /// limit, in the order of the charges and their limits; there are none when no limit was asked.
 pub trait Store: Send + Sync {
+    /// By what a charge is settled. One that is dropped gives nothing back, which is safe: the charge stays, and leases end
+    /// by themselves.
+    type Receipt: fmt::Debug + Send + 'static;
+
     /// Decides, if nothing has to be waited for; `None` leaves everything as it was.
     fn decide_now(
         &self,
@@ -79,6 +84,29 @@ pub trait Store: Send + Sync {
         question: Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
     ) -> impl Future<Output = Decided> + Send;
+
+    /// Charges, and writes a receipt for it, by which what is left of `question.charges` can be [settled](Self::settle); there is
+    /// none where nothing was charged.
+    ///
+    /// Asks the limits, whatever the effect of the question. A future that is dropped may have charged what was asked.
+    fn reserve(
+        &self,
+        question: &mut Question<'_, '_>,
+        outcomes: &mut Vec<Outcome>,
+    ) -> impl Future<Output = (Decided, Option<Self::Receipt>)> + Send;
+
+    /// Settles `charges`, those that [`reserve`](Self::reserve) left in its question, one settlement each: their leases end,
+    /// and what they did not need comes back, as far as it is still there.
+    ///
+    /// Where a store elsewhere cannot be asked nothing comes back there. A future that is dropped may have given back or
+    /// not.
+    fn settle(
+        &self,
+        charges: &[Charge<'_>],
+        receipt: Self::Receipt,
+        settlements: &[Settlement],
+        now: Timestamp,
+    ) -> impl Future<Output = ()> + Send;
 
     /// Forgets what was remembered of earlier answers, because other rules are in force.
     fn forget_denials(&self) {}
@@ -100,6 +128,8 @@ pub trait Store: Send + Sync {
 
 /// Never suspends.
 impl Store for MemoryStore {
+    type Receipt = Receipt;
+
     fn decide_now(
         &self,
         question: &mut Question<'_, '_>,
@@ -128,6 +158,27 @@ impl Store for MemoryStore {
         } = question;
         let decision = self.check(charges, now, effect, outcomes);
         future::ready(Decided::in_memory(decision))
+    }
+
+    fn reserve(
+        &self,
+        question: &mut Question<'_, '_>,
+        outcomes: &mut Vec<Outcome>,
+    ) -> impl Future<Output = (Decided, Option<Receipt>)> + Send {
+        let (decision, receipt) = self.reserve(question.charges, question.now, outcomes);
+        let receipt = Some(receipt).filter(|receipt| !receipt.is_empty());
+        future::ready((Decided::in_memory(decision), receipt))
+    }
+
+    fn settle(
+        &self,
+        charges: &[Charge<'_>],
+        receipt: Receipt,
+        settlements: &[Settlement],
+        now: Timestamp,
+    ) -> impl Future<Output = ()> + Send {
+        self.settle(charges, receipt, settlements, now);
+        future::ready(())
     }
 }
 

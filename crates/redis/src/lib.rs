@@ -54,7 +54,7 @@ mod wary;
 pub use self::{
     connect::{Address, ConnectError, Health, Login, Redis, Settings, Tls, Topology, Transport},
     error::StoreError,
-    fleet::{Fleet, FleetSettings, FleetStats},
+    fleet::{Fleet, FleetReceipt, FleetSettings, FleetStats},
     reserve::RedisReceipt,
     store::RedisStore,
 };

@@ -1,6 +1,7 @@
 //! Denials of a moment ago: who asks again too soon is denied again, and Redis is not asked.
 //!
-//! A denial names the instant until which nothing can change, unless something is given back. It is kept until then,
+//! A denial names the instant until which nothing can change, unless something is given back, as places are all the time. It is
+//! kept until then,
 //! but never longer than the bound that the settings name: what another node gives back is noticed after that.
 //! What is kept is bounded too: so many slots, each with the denial that came last.
 
@@ -12,7 +13,9 @@ use std::{
     },
 };
 
-use tidegate_core::{Charge, Limits, Outcome, Retry, Span, Timestamp, remote::fingerprint};
+use tidegate_core::{
+    Algorithm, Charge, Limit, Outcome, Retry, Span, Timestamp, remote::fingerprint,
+};
 
 /// How many denials are kept, a power of two.
 const SLOTS: usize = 1 << 14;
@@ -154,13 +157,18 @@ impl Denial {
     }
 }
 
-/// How long the denial stands; `None` if it is not to be kept: a limit that counts denied requests must hear of each.
+/// How long the denial stands; `None` if it is not to be kept: a limit that counts denied requests must hear of each, and a place
+/// may be free again at any moment.
 fn worth_keeping(charges: &[Charge<'_>], outcomes: &[Outcome]) -> Option<Span> {
     let bytes: usize = charges.iter().map(|charge| charge.key.len()).sum();
-    let counts_denied = |limits: &Limits| limits.iter().any(tidegate_core::Limit::count_denied);
+    let must_hear = |limit: &Limit| {
+        limit.count_denied() || matches!(limit.algorithm(), Algorithm::Concurrency { .. })
+    };
     if bytes > MAX_KEY_BYTES
         || outcomes.len() > MAX_LIMITS
-        || charges.iter().any(|charge| counts_denied(charge.limits))
+        || charges
+            .iter()
+            .any(|charge| charge.limits.iter().any(must_hear))
     {
         return None;
     }
@@ -204,7 +212,8 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use tidegate_core::{
-        AlgorithmName, Cost, Decision, Effect, LimitSpec, MemoryBounds, MemoryStore, notation,
+        AlgorithmName, Cost, Decision, Effect, LimitSpec, Limits, MemoryBounds, MemoryStore,
+        notation,
     };
 
     use super::*;

@@ -10,18 +10,19 @@
 //! spent its limit is not given a fresh one.
 
 mod denials;
+mod receipt;
 mod refusals;
 mod stats;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use tidegate_core::{
     Charge, Decided, Decision, Effect, Exactness, Limits, MemoryStore, OnFailure, Outcome,
-    Question, Retry, Share, Source, Span, Store, Timestamp,
+    Question, Receipt, Retry, Settlement, Share, Source, Span, Store, Timestamp,
 };
 
-pub use self::stats::FleetStats;
 use self::{denials::Denials, refusals::Refusals, stats::Counters};
+pub use self::{receipt::FleetReceipt, stats::FleetStats};
 use crate::{Redis, RedisStore, StoreError};
 
 /// When to ask again after a denial for want of a store.
@@ -115,33 +116,46 @@ impl Fleet {
         let asked = self
             .store
             .check(question.charges, question.effect, outcomes);
-        // A decision may take several questions, and all of them together so long.
-        let longest = self.redis.timeout();
-        let within = question
-            .within
-            .map_or(longest, |within| within.min(longest));
-        let asked = tokio::time::timeout(within, asked).await;
-        let too_late = || "it takes longer than a decision may".to_owned();
-        let asked = asked.unwrap_or_else(|_| Err(StoreError::Unknown(too_late())));
-        match asked {
-            Ok(decision) => {
-                match question.effect {
-                    Effect::Charge => self.learn(question, &decision, outcomes),
-                    Effect::Refund => self.forget_denials(),
-                    Effect::Peek | Effect::Look => {}
+        let decision = self.in_time(asked, question.within, question.now).await?;
+        match question.effect {
+            Effect::Charge => {
+                self.learn(question, &decision, outcomes);
+                if decision == Decision::Admitted {
+                    self.keep_warm(question.charges, question.now);
                 }
-                self.counters.count(Source::Redis);
-                Ok(Decided {
-                    decision,
-                    exactness: Exactness::Exact,
-                    source: Source::Redis,
-                })
             }
-            Err(error) => {
-                self.counters.count_failure(&error);
-                self.refusals.note(&error, question.now);
-                Err(error)
-            }
+            Effect::Refund => self.forget_denials(),
+            Effect::Peek | Effect::Look => {}
+        }
+        Ok(self.decided(decision))
+    }
+
+    /// Waits for Redis as long as a decision may take, which may be several questions, or as long as it is `within`.
+    async fn in_time<T>(
+        &self,
+        asked: impl Future<Output = Result<T, StoreError>>,
+        within: Option<Duration>,
+        now: Timestamp,
+    ) -> Result<T, StoreError> {
+        let longest = self.redis.timeout();
+        let within = within.map_or(longest, |within| within.min(longest));
+        let too_late = || "it takes longer than a decision may".to_owned();
+        let asked = tokio::time::timeout(within, asked).await;
+        asked
+            .unwrap_or_else(|_| Err(StoreError::Unknown(too_late())))
+            .inspect_err(|error| {
+                self.counters.count_failure(error);
+                self.refusals.note(error, now);
+            })
+    }
+
+    /// What Redis has decided.
+    fn decided(&self, decision: Decision) -> Decided {
+        self.counters.count(Source::Redis);
+        Decided {
+            decision,
+            exactness: Exactness::Exact,
+            source: Source::Redis,
         }
     }
 
@@ -169,11 +183,10 @@ impl Fleet {
         self.refusals.latest(now)
     }
 
-    /// Keeps this node's own state close to that in Redis: what was spent, what is blocked, what was denied.
+    /// Keeps this node's own state close to that in Redis: what is blocked, what was denied.
     fn learn(&self, question: &Question<'_, '_>, decision: &Decision, outcomes: &[Outcome]) {
         let Question { charges, now, .. } = question;
         match decision {
-            Decision::Admitted => self.keep_warm(charges, *now),
             Decision::Limited => {
                 let longest = self.settings.denials;
                 self.denials.remember(charges, *now, longest, outcomes);
@@ -187,33 +200,49 @@ impl Fleet {
                     self.local.block(charge.key, retry_after.span(), "", *now);
                 }
             }
-            Decision::Full { .. } => {}
+            Decision::Admitted | Decision::Full { .. } => {}
         }
     }
 
     /// Charges what Redis admitted to this node's share, as far as it goes.
     fn keep_warm(&self, charges: &[Charge<'_>], now: Timestamp) {
-        let mut outcomes = Vec::new();
+        let charge_local = |shared: &Charge<'_>| {
+            let mut outcomes = Vec::new();
+            self.local
+                .check(&[*shared], now, Effect::Charge, &mut outcomes)
+        };
         for charge in charges {
-            if self.policy(charge) != OnFailure::Local {
-                continue;
-            }
-            let limits = charge.limits.share(self.settings.share);
-            let shared = Charge {
-                limits: &limits,
-                ..*charge
-            };
-            let kept = self
-                .local
-                .check(&[shared], now, Effect::Charge, &mut outcomes);
-            if let Decision::Blocked { .. } = kept {
-                // Redis knows better: the block was lifted.
-                self.local.unblock(charge.key, now);
-            }
+            self.warm(charge, now, charge_local);
         }
     }
 
-    fn fall_back(&self, question: &mut Question<'_, '_>, outcomes: &mut Vec<Outcome>) -> Decided {
+    /// Charges this node's share of what `charge` is, where that is what answers when Redis is away.
+    fn warm(
+        &self,
+        charge: &Charge<'_>,
+        now: Timestamp,
+        charge_local: impl FnOnce(&Charge<'_>) -> Decision,
+    ) {
+        if self.policy(charge) != OnFailure::Local {
+            return;
+        }
+        let limits = charge.limits.share(self.settings.share);
+        let shared = Charge {
+            limits: &limits,
+            ..*charge
+        };
+        if let Decision::Blocked { .. } = charge_local(&shared) {
+            // Redis knows better: the block was lifted.
+            self.local.unblock(charge.key, now);
+        }
+    }
+
+    fn fall_back(
+        &self,
+        question: &mut Question<'_, '_>,
+        outcomes: &mut Vec<Outcome>,
+        receipt: Option<&mut Receipt>,
+    ) -> Decided {
         outcomes.clear();
         let (now, effect) = (question.now, question.effect);
         let charges = &mut *question.charges;
@@ -247,8 +276,16 @@ impl Fleet {
             .map(|(charge, limits)| Charge { limits, ..*charge })
             .collect();
         self.counters.count(Source::Local);
+        let decision = match receipt {
+            None => self.local.check(&shared, now, effect, outcomes),
+            Some(receipt) => {
+                let (decision, reserved) = self.local.reserve(&shared, now, outcomes);
+                *receipt = reserved;
+                decision
+            }
+        };
         Decided {
-            decision: self.local.check(&shared, now, effect, outcomes),
+            decision,
             exactness: Exactness::Local,
             source: Source::Local,
         }
@@ -270,6 +307,8 @@ impl Fleet {
 /// What is answered now is what need not be asked: that a denial of a moment ago still stands, or, where nobody can be
 /// asked, what the rules' policies say.
 impl Store for Fleet {
+    type Receipt = FleetReceipt;
+
     fn decide_now(
         &self,
         question: &mut Question<'_, '_>,
@@ -278,7 +317,7 @@ impl Store for Fleet {
         self.recall(question, outcomes).or_else(|| {
             self.redis
                 .is_down()
-                .then(|| self.fall_back(question, outcomes))
+                .then(|| self.fall_back(question, outcomes, None))
         })
     }
 
@@ -289,8 +328,27 @@ impl Store for Fleet {
     ) -> Decided {
         match self.ask(&question, outcomes).await {
             Ok(decided) => decided,
-            Err(_) => self.fall_back(&mut question, outcomes),
+            Err(_) => self.fall_back(&mut question, outcomes, None),
         }
+    }
+
+    async fn reserve(
+        &self,
+        question: &mut Question<'_, '_>,
+        outcomes: &mut Vec<Outcome>,
+    ) -> (Decided, Option<FleetReceipt>) {
+        self.reserve_anywhere(question, outcomes).await
+    }
+
+    async fn settle(
+        &self,
+        charges: &[Charge<'_>],
+        receipt: FleetReceipt,
+        settlements: &[Settlement],
+        now: Timestamp,
+    ) {
+        self.settle_everywhere(charges, receipt, settlements, now)
+            .await;
     }
 
     fn forget_denials(&self) {

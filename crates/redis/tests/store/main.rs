@@ -4,6 +4,7 @@
 
 mod apart;
 mod differential;
+mod fleet;
 mod operate;
 mod server;
 #[path = "../support/mod.rs"]

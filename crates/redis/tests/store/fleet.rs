@@ -1,0 +1,87 @@
+//! A node of a fleet that charges with receipts, while Redis is there and after it has gone.
+
+use std::{sync::Arc, time::Duration};
+
+use tidegate_core::{
+    Algorithm, Charge, Cost, Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Question,
+    Settlement, Source, Span, Store, Timestamp,
+};
+use tidegate_redis::{Address, Fleet, FleetReceipt, FleetSettings, Redis, Settings, Topology};
+use tokio::runtime::Handle;
+
+use crate::{START, support::RedisServer};
+
+/// Four at once; in a fleet of two, two for this node by itself.
+fn limits() -> Limits {
+    let limit = Limit::new(Algorithm::Concurrency {
+        limit: 4,
+        lease: Span::from_secs(600),
+    });
+    Limits::new(vec![limit.unwrap()]).unwrap()
+}
+
+async fn node(url: &str) -> Fleet {
+    let topology = Topology::Standalone(Address::parse(url).unwrap().0);
+    let settings = Settings {
+        timeout: Duration::from_secs(5),
+        ..Settings::new(topology)
+    };
+    let redis = Redis::start(settings, &Handle::current());
+    redis.tried().await.unwrap();
+    let local = MemoryStore::new(MemoryBounds::default());
+    Fleet::new(Arc::new(redis), "tg", local, FleetSettings::default())
+}
+
+async fn reserve(node: &Fleet, limits: &Limits) -> (Decision, Source, Option<FleetReceipt>) {
+    let mut question = Question {
+        charges: &mut vec![Charge::new(b"key", limits, Cost::ONE).unwrap()],
+        now: Timestamp::from_micros(START),
+        effect: Effect::Charge,
+        within: None,
+    };
+    let mut outcomes = Vec::new();
+    let (decided, receipt) = node.reserve(&mut question, &mut outcomes).await;
+    (decided.decision, decided.source, receipt)
+}
+
+async fn settle(node: &Fleet, limits: &Limits, receipt: Option<FleetReceipt>) {
+    let charges = [Charge::new(b"key", limits, Cost::ONE).unwrap()];
+    let now = Timestamp::from_micros(START);
+    let settled = Settlement::default();
+    node.settle(&charges, receipt.unwrap(), &[settled], now)
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn places_come_back_in_redis_and_at_the_node_that_gave_them() {
+    let mut redis = tokio::task::block_in_place(RedisServer::start);
+    let (one, other, limits) = (node(&redis.url()).await, node(&redis.url()).await, limits());
+    let mut held = Vec::new();
+    for _ in 0..4 {
+        let (decision, source, receipt) = reserve(&one, &limits).await;
+        assert_eq!((decision, source), (Decision::Admitted, Source::Redis));
+        held.push(receipt);
+    }
+    // A denial is not remembered: the next moment a place may be free.
+    for _ in 0..2 {
+        let (decision, source, receipt) = reserve(&other, &limits).await;
+        assert_eq!((decision, source), (Decision::Limited, Source::Redis));
+        assert!(receipt.is_none());
+    }
+    for receipt in held.drain(2..) {
+        settle(&one, &limits, receipt).await;
+    }
+    let (decision, ..) = reserve(&other, &limits).await;
+    assert_eq!(decision, Decision::Admitted);
+
+    redis.kill();
+    while reserve(&one, &limits).await.1 != Source::Local {}
+    // Its share is two, and two of its own are in flight: what Redis gave counts here too.
+    assert_eq!(reserve(&one, &limits).await.0, Decision::Limited);
+    settle(&one, &limits, held.remove(0)).await;
+    let (decision, source, receipt) = reserve(&one, &limits).await;
+    assert_eq!((decision, source), (Decision::Admitted, Source::Local));
+    assert_eq!(reserve(&one, &limits).await.0, Decision::Limited);
+    settle(&one, &limits, receipt).await;
+    assert_eq!(reserve(&one, &limits).await.0, Decision::Admitted);
+}
