@@ -1,26 +1,41 @@
 //! The other side of a limit: a client that comes back when it may, and not before.
 //!
 //! ```text
-//! advice     Advice::of      headers -> when to come back, how much is left   every dialect of Retry-After and RateLimit
-//! backoff    Backoff::wait   how long to wait when the server does not say   exponential, with jitter
-//! budget     RetryBudget     how much load retries may add
+//! retry      Retry               sends again, when and as often as makes sense
+//! retry      RetryPolicy::next       whether, and when
+//! advice     Advice::of              headers -> when to come back, how much is left   every dialect of Retry-After and RateLimit
+//! backoff    Backoff::wait           how long to wait when the server does not say   exponential, with jitter
+//! budget     RetryBudget             how much load retries may add
 //! adaptive   AdaptiveThrottle    keeps back what the server would most likely refuse
 //! breaker    CircuitBreaker      sends nothing to a server that mostly fails, but for probes
 //! ```
 //!
-//! Each piece decides and does not act: time and chance are arguments, arithmetic is in integers.
+//! What decides does not act: time and chance are arguments, arithmetic is in integers. What acts is thin: layers for tower
+//! (hyper-util's client, tonic's channels), and with the feature `reqwest` middleware for reqwest. Both wait with tokio's timers, and
+//! [`Clock`] reads the time from them.
 
 mod adaptive;
 pub mod advice;
 mod backoff;
+mod body;
 mod breaker;
 mod budget;
+mod clock;
+mod error;
+mod host;
+mod layer;
 mod recent;
+pub mod retry;
 
 pub use adaptive::AdaptiveThrottle;
 pub use advice::{Advice, Standing, Wait};
 pub use backoff::{Backoff, Jitter};
+pub use body::{PeekedBody, ReplayBody};
 pub use breaker::{BreakerSettings, CircuitBreaker, Health, Permit};
 pub use budget::RetryBudget;
+pub use clock::Clock;
+pub use error::{BoxError, Error, TryTimeout};
 pub use fastrand::Rng;
+pub use layer::RetryService;
+pub use retry::{BudgetFor, GiveUp, NonIdempotent, Retried, Retry, RetryPolicy};
 pub use tidegate_core::{Span, Timestamp};

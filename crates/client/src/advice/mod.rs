@@ -92,7 +92,7 @@ impl Advice {
 }
 
 /// Whether the answer says that the server did not take the request on: 429, 503, and what gRPC says in their place.
-fn refuses(status: StatusCode, headers: &HeaderMap) -> bool {
+pub(crate) fn refuses(status: StatusCode, headers: &HeaderMap) -> bool {
     const RESOURCE_EXHAUSTED: u32 = 8;
     const UNAVAILABLE: u32 = 14;
     match grpc::status(headers) {
@@ -103,6 +103,8 @@ fn refuses(status: StatusCode, headers: &HeaderMap) -> bool {
         ),
     }
 }
+
+pub(crate) use grpc::status as grpc_status;
 
 /// The lines of a field, joined as a list; `None` if it is absent, too long, or no text.
 fn field(headers: &HeaderMap, name: &str) -> Option<String> {

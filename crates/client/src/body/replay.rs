@@ -1,0 +1,257 @@
+//! The body of a request, kept while it is sent, so that it can be sent again.
+//!
+//! Nothing waits for the whole of it: what streams streams the first time, and what was kept of it is sent again before the rest.
+
+use std::{
+    fmt,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http_body::{Body, Frame, SizeHint};
+
+use crate::error::BoxError;
+
+/// The body of a request that may be sent more than once.
+pub struct ReplayBody<B> {
+    shared: Arc<Mutex<Source<B>>>,
+    /// Which of those that share the source this is: only the last one may read from it.
+    turn: u32,
+    /// How many of the kept frames were sent already.
+    sent: usize,
+}
+
+/// Where the frames come from, and those that came already.
+struct Source<B> {
+    rest: Pin<Box<B>>,
+    ended: bool,
+    turn: u32,
+    kept: Vec<Kept>,
+    /// How many more bytes may be kept; `None` once there were too many, or the body failed.
+    room: Option<usize>,
+}
+
+#[derive(Clone)]
+enum Kept {
+    Data(Bytes),
+    Trailers(HeaderMap),
+}
+
+impl<B> fmt::Debug for ReplayBody<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReplayBody")
+            .field("sent", &self.sent)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<B: Body<Data = Bytes>> ReplayBody<B> {
+    /// `body`, of which at most `most` bytes are kept.
+    pub(crate) fn new(body: B, most: usize) -> Self {
+        let known = body.size_hint().lower();
+        let fits = usize::try_from(known).is_ok_and(|known| known <= most);
+        let source = Source {
+            ended: body.is_end_stream(),
+            rest: Box::pin(body),
+            turn: 0,
+            kept: Vec::new(),
+            room: fits.then_some(most),
+        };
+        Self {
+            shared: Arc::new(Mutex::new(source)),
+            turn: 0,
+            sent: 0,
+        }
+    }
+
+    /// Whether it can be sent from its beginning.
+    pub(crate) fn is_replayable(&self) -> bool {
+        self.source().room.is_some()
+    }
+
+    /// The same body from its beginning. Those that were handed out before fail from here on.
+    pub(crate) fn again(&self) -> Self {
+        let mut source = self.source();
+        source.turn += 1;
+        Self {
+            shared: Arc::clone(&self.shared),
+            turn: source.turn,
+            sent: 0,
+        }
+    }
+
+    fn source(&self) -> MutexGuard<'_, Source<B>> {
+        // A body that panicked while it was read is at its end, at the worst.
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<B> Source<B> {
+    /// Keeps `frame`, if there is room for it and all before it.
+    fn keep(&mut self, frame: &Frame<Bytes>) {
+        let length = frame.data_ref().map_or(0, Bytes::len);
+        self.room = self.room.and_then(|room| room.checked_sub(length));
+        if self.room.is_none() {
+            self.kept = Vec::new();
+        } else if let Some(data) = frame.data_ref() {
+            self.kept.push(Kept::Data(data.clone()));
+        } else if let Some(trailers) = frame.trailers_ref() {
+            self.kept.push(Kept::Trailers(trailers.clone()));
+        }
+    }
+}
+
+impl<B> Body for ReplayBody<B>
+where
+    B: Body<Data = Bytes>,
+    B::Error: Into<BoxError>,
+{
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let this = self.get_mut();
+        let mut source = this.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        if source.turn != this.turn {
+            return Poll::Ready(Some(Err("the request is being sent again".into())));
+        }
+        if let Some(kept) = source.kept.get(this.sent) {
+            this.sent += 1;
+            return Poll::Ready(Some(Ok(kept.frame())));
+        }
+        if source.ended {
+            return Poll::Ready(None);
+        }
+        match ready!(source.rest.as_mut().poll_frame(cx)) {
+            Some(Ok(frame)) => {
+                source.keep(&frame);
+                this.sent = source.kept.len();
+                Poll::Ready(Some(Ok(frame)))
+            }
+            Some(Err(error)) => {
+                source.room = None;
+                Poll::Ready(Some(Err(error.into())))
+            }
+            None => {
+                source.ended = true;
+                Poll::Ready(None)
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        let source = self.source();
+        let all_sent = self.sent >= source.kept.len();
+        all_sent && (source.ended || source.rest.is_end_stream())
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let source = self.source();
+        let kept = source.kept.iter().skip(self.sent).map(Kept::len).sum();
+        let rest = if source.ended {
+            SizeHint::with_exact(0)
+        } else {
+            source.rest.size_hint()
+        };
+        longer(rest, kept)
+    }
+}
+
+impl Kept {
+    fn frame(&self) -> Frame<Bytes> {
+        match self.clone() {
+            Self::Data(data) => Frame::data(data),
+            Self::Trailers(trailers) => Frame::trailers(trailers),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::Data(data) => data.len(),
+            Self::Trailers(_) => 0,
+        }
+    }
+}
+
+/// `hint` for a body that is so many bytes longer.
+pub(super) fn longer(hint: SizeHint, bytes: usize) -> SizeHint {
+    let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+    let mut sum = SizeHint::new();
+    if let Some(upper) = hint.upper().and_then(|upper| upper.checked_add(bytes)) {
+        sum.set_upper(upper);
+    }
+    let lower = hint.lower().saturating_add(bytes);
+    sum.set_lower(lower.min(sum.upper().unwrap_or(u64::MAX)));
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use futures_util::{FutureExt as _, stream};
+    use http_body_util::{BodyExt as _, Full, StreamBody};
+
+    use super::*;
+
+    fn streamed(parts: &[&'static str]) -> impl Body<Data = Bytes, Error = Infallible> + use<> {
+        let trailers =
+            HeaderMap::from_iter([(http::header::ETAG, http::HeaderValue::from_static("x"))]);
+        let data = parts
+            .iter()
+            .map(|part| Frame::data(Bytes::from_static(part.as_bytes())));
+        let frames: Vec<_> = data.chain([Frame::trailers(trailers)]).map(Ok).collect();
+        StreamBody::new(stream::iter(frames))
+    }
+
+    fn all<B: Body<Data = Bytes>>(body: B) -> Option<(Bytes, bool)>
+    where
+        B::Error: fmt::Debug,
+    {
+        let collected = body.collect().now_or_never()?.ok()?;
+        let trailers = collected.trailers().is_some();
+        Some((collected.to_bytes(), trailers))
+    }
+
+    #[test]
+    fn what_was_kept_is_sent_before_the_rest() {
+        let mut first = ReplayBody::new(streamed(&["a", "bc", "def"]), 6);
+        for part in ["a", "bc"] {
+            let frame = first.frame().now_or_never().unwrap().unwrap().unwrap();
+            assert_eq!(frame.into_data().unwrap(), part);
+        }
+        let again = first.again();
+        assert_eq!(all(again), Some((Bytes::from_static(b"abcdef"), true)));
+        assert!(all(first.again()).is_some(), "as often as needed");
+        assert!(all(first).is_none(), "who was handed out before fails");
+    }
+
+    #[test]
+    fn what_is_too_long_is_sent_once() {
+        let body = ReplayBody::new(streamed(&["abc", "def"]), 5);
+        assert!(body.is_replayable());
+        let shared = ReplayBody {
+            shared: Arc::clone(&body.shared),
+            ..body
+        };
+        assert_eq!(all(shared), Some((Bytes::from_static(b"abcdef"), true)));
+        assert!(!body.is_replayable());
+        assert!(!ReplayBody::new(Full::new(Bytes::from_static(b"abcdef")), 5).is_replayable());
+    }
+
+    #[test]
+    fn the_length_is_that_of_what_is_to_come() {
+        let mut body = ReplayBody::new(Full::new(Bytes::from_static(b"abc")), 5);
+        assert_eq!(body.size_hint().exact(), Some(3));
+        body.frame().now_or_never().unwrap().unwrap().unwrap();
+        assert!(body.is_end_stream());
+        assert_eq!(body.again().size_hint().exact(), Some(3));
+        assert!(ReplayBody::new(http_body_util::Empty::<Bytes>::new(), 0).is_end_stream());
+    }
+}

@@ -1,0 +1,52 @@
+//! Why a request got no answer.
+
+use tidegate_core::Span;
+
+use crate::retry::GiveUp;
+
+/// Whatever went wrong below.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Why a request got no answer, and what to do about it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Sending failed, and trying again is over. The source says what happened the last time.
+    #[error("no answer after {tries} {}: {gave_up}", if *.tries == 1 { "try" } else { "tries" })]
+    Failed {
+        /// How often it was sent.
+        tries: u32,
+        /// Why no more often.
+        gave_up: GiveUp,
+        /// What happened the last time.
+        source: BoxError,
+    },
+    /// The time for the whole call is over, while the server was being asked. It may have done what it was asked. Give the call
+    /// more time, or ask for less.
+    #[error("no answer within the deadline of {deadline}")]
+    DeadlineExceeded {
+        /// What the policy gives a call.
+        deadline: Span,
+    },
+    /// Something below failed, which is no business of this piece.
+    #[error(transparent)]
+    Inner(BoxError),
+}
+
+/// A try took longer than a try may.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("no answer to one try within {timeout}")]
+pub struct TryTimeout {
+    /// What the policy gives a try.
+    pub timeout: Span,
+}
+
+impl Error {
+    /// What a service below came back with: this crate's own errors as they are, others inside.
+    pub(crate) fn of(error: BoxError) -> Self {
+        match error.downcast::<Self>() {
+            Ok(own) => *own,
+            Err(other) => Self::Inner(other),
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! The pieces as tower layers.
+
+mod retry;
+
+use http::{Request, header::HOST};
+
+pub use retry::RetryService;
+
+/// Whom a request is for; empty if it does not say.
+pub(crate) fn host_of<B>(request: &Request<B>) -> String {
+    let named = || request.headers().get(HOST)?.to_str().ok();
+    let authority = request.uri().authority().map(http::uri::Authority::as_str);
+    authority
+        .or_else(named)
+        .unwrap_or_default()
+        .to_ascii_lowercase()
+}

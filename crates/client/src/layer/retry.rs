@@ -1,0 +1,122 @@
+//! [`Retry`] as a tower layer.
+
+use std::{
+    future::{Future, poll_fn},
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response, StatusCode, request::Parts};
+use http_body::Body;
+use tower_layer::Layer;
+use tower_service::Service;
+
+use super::host_of;
+use crate::{
+    body::{PeekedBody, ReplayBody},
+    error::{BoxError, Error},
+    retry::{Answer, Retried, Retry, Safety, Sender, refusal, run},
+};
+
+/// A service whose requests are [tried again](Retry). It is always ready: whether the one below is, is asked before each try.
+#[derive(Clone, Debug)]
+pub struct RetryService<S> {
+    retry: Retry,
+    inner: S,
+}
+
+impl<S> Layer<S> for Retry {
+    type Service = RetryService<S>;
+
+    fn layer(&self, inner: S) -> RetryService<S> {
+        let retry = self.clone();
+        RetryService { retry, inner }
+    }
+}
+
+impl<S, B, R> Service<Request<B>> for RetryService<S>
+where
+    S: Service<Request<ReplayBody<B>>, Response = Response<R>> + Clone + Send + 'static,
+    S::Future: Send,
+    S::Error: Into<BoxError>,
+    B: Body<Data = Bytes> + Send + 'static,
+    R: Body<Data = Bytes> + Send + 'static,
+    R::Error: Send,
+{
+    type Response = Response<PeekedBody<R>>;
+    type Error = Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Error>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let host = host_of(&request);
+        let safety = Safety::of(request.method(), request.headers());
+        let (head, body) = request.into_parts();
+        let most = self.retry.shared().policy.max_replay_bytes;
+        let sender = Sending {
+            service: self.inner.clone(),
+            head,
+            body: ReplayBody::new(body, most),
+        };
+        let retry = self.retry.clone();
+        Box::pin(async move { run(retry.shared(), &host, safety, sender).await })
+    }
+}
+
+/// One request on its way to a service.
+struct Sending<S, B> {
+    service: S,
+    head: Parts,
+    body: ReplayBody<B>,
+}
+
+impl<S, B, R> Sender for Sending<S, B>
+where
+    S: Service<Request<ReplayBody<B>>, Response = Response<R>> + Send,
+    S::Future: Send,
+    S::Error: Into<BoxError>,
+    B: Body<Data = Bytes> + Send,
+    R: Body<Data = Bytes> + Send,
+    R::Error: Send,
+{
+    type Answer = Response<PeekedBody<R>>;
+
+    async fn send(&mut self) -> Result<Self::Answer, BoxError> {
+        let ready = poll_fn(|cx| self.service.poll_ready(cx)).await;
+        ready.map_err(Into::into)?;
+        let request = Request::from_parts(self.head.clone(), self.body.again());
+        let answer = self.service.call(request).await.map_err(Into::into)?;
+        Ok(answer.map(PeekedBody::new))
+    }
+
+    fn is_replayable(&self) -> bool {
+        self.body.is_replayable()
+    }
+}
+
+impl<R> Answer for Response<PeekedBody<R>>
+where
+    R: Body<Data = Bytes> + Send,
+    R::Error: Send,
+{
+    fn status(&self) -> StatusCode {
+        self.status()
+    }
+
+    fn headers(&self) -> &HeaderMap {
+        self.headers()
+    }
+
+    async fn peeked(mut self) -> (Self, Bytes) {
+        let beginning = self.body_mut().peek(refusal::MAX_BYTES).await;
+        (self, beginning)
+    }
+
+    fn note(&mut self, retried: Retried) {
+        self.extensions_mut().insert(retried);
+    }
+}

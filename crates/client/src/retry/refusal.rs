@@ -1,0 +1,58 @@
+//! What the body of a refusal says: whether there is any sense in coming back.
+
+use bytes::Bytes;
+use http::{HeaderMap, header::CONTENT_TYPE};
+use serde_json::Value;
+
+/// The most of a body that is read to find out.
+pub(crate) const MAX_BYTES: usize = 16 * 1024;
+
+/// Whether the body can be asked: problem documents are JSON.
+pub(crate) fn may_say(headers: &HeaderMap) -> bool {
+    let is_json = |value: &http::HeaderValue| {
+        let media = value.as_bytes().split(|byte| *byte == b';').next();
+        media.is_some_and(|media| media.trim_ascii().ends_with(b"json"))
+    };
+    headers.get(CONTENT_TYPE).is_some_and(is_json)
+}
+
+/// Whether the document says that the request will never pass: `"retry_after_ms": null`, as Tidegate's servers do, or
+/// `"retryable": false`.
+pub(crate) fn is_permanent(body: &Bytes) -> bool {
+    let Ok(Value::Object(problem)) = serde_json::from_slice(body) else {
+        return false;
+    };
+    problem.get("retry_after_ms") == Some(&Value::Null)
+        || problem.get("retryable") == Some(&Value::Bool(false))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_document_that_says_so_is_believed() {
+        let says = |text: &'static str| is_permanent(&Bytes::from_static(text.as_bytes()));
+        assert!(says(r#"{"status":429,"retry_after_ms":null}"#));
+        assert!(says(r#"{"retryable":false}"#));
+        for other in [
+            "",
+            "{",
+            "null",
+            "[]",
+            "{}",
+            r#"{"retry_after_ms":5}"#,
+            r#"{"retryable":null}"#,
+        ] {
+            assert!(!says(other), "{other}");
+        }
+        let of = |value| {
+            may_say(&HeaderMap::from_iter([(
+                CONTENT_TYPE,
+                http::HeaderValue::from_static(value),
+            )]))
+        };
+        assert!(of("application/problem+json; charset=utf-8") && of("application/json"));
+        assert!(!of("text/html"));
+    }
+}

@@ -1,0 +1,166 @@
+//! What came of a try, and what that says about trying again.
+
+use std::{error::Error as StdError, io};
+
+use http::{HeaderMap, Method, StatusCode, header::CONTENT_TYPE};
+
+use crate::advice::{Advice, Wait, grpc_status, refuses};
+
+/// What came of a try.
+#[derive(Clone, Copy, Debug)]
+pub enum Seen<'a> {
+    /// The server answered.
+    Answer {
+        /// The status.
+        status: StatusCode,
+        /// The headers, read already.
+        headers: &'a HeaderMap,
+    },
+    /// Nothing was sent: there was no connection.
+    NeverSent,
+    /// Something was sent, and no answer came: nobody knows what the server did.
+    NoAnswer,
+}
+
+/// What that means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// It is done: what it was asked, or what will come out the same again.
+    Done,
+    /// The server did not take the request on: 429, 503, whatever 4xx comes with a time to come back at, and gRPC's
+    /// `RESOURCE_EXHAUSTED` and `UNAVAILABLE`.
+    Refused,
+    /// It failed, and may have been carried out: 408, 425, 500, 502, 504, or no answer.
+    Failed,
+    /// Nothing was sent.
+    NeverSent,
+}
+
+/// What happens if a request is carried out twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Safety {
+    /// The same as once: the method says so, or there is an `Idempotency-Key`.
+    Idempotent,
+    /// A call over gRPC, whose methods are unknown here: a refusal is trusted to have done nothing.
+    Grpc,
+    /// Something else than once.
+    Once,
+}
+
+impl Seen<'_> {
+    /// What it means.
+    #[must_use]
+    pub fn kind(&self, advice: &Advice) -> Kind {
+        let (status, headers) = match self {
+            Self::Answer { status, headers } => (*status, *headers),
+            Self::NeverSent => return Kind::NeverSent,
+            Self::NoAnswer => return Kind::Failed,
+        };
+        if refuses(status, headers) {
+            return Kind::Refused;
+        }
+        if grpc_status(headers).is_some() {
+            return Kind::Done;
+        }
+        match status.as_u16() {
+            408 | 425 | 500 | 502 | 504 => Kind::Failed,
+            400..=499 if matches!(advice.wait, Some(Wait::After(_))) => Kind::Refused,
+            _ => Kind::Done,
+        }
+    }
+}
+
+impl Safety {
+    /// What a request says of itself.
+    #[must_use]
+    pub fn of(method: &Method, headers: &HeaderMap) -> Self {
+        let grpc = |value: &http::HeaderValue| value.as_bytes().starts_with(b"application/grpc");
+        if method.is_idempotent() || headers.contains_key("idempotency-key") {
+            Self::Idempotent
+        } else if headers.get(CONTENT_TYPE).is_some_and(grpc) {
+            Self::Grpc
+        } else {
+            Self::Once
+        }
+    }
+}
+
+/// Whether nobody listened. Only `connect` fails so.
+pub(super) fn connection_refused(error: &(dyn StdError + 'static)) -> bool {
+    /// A chain of sources that is longer goes round in a ring.
+    const MAX_DEPTH: usize = 16;
+    std::iter::successors(Some(error), |error| (*error).source())
+        .take(MAX_DEPTH)
+        .filter_map(|error| error.downcast_ref::<io::Error>())
+        .any(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statuses_and_what_they_mean() {
+        let kind = |status: u16, pairs: &[(&'static str, &'static str)]| {
+            let named = pairs.iter().map(|(name, value)| {
+                let value = http::HeaderValue::from_static(value);
+                (http::HeaderName::from_static(name), value)
+            });
+            let headers: HeaderMap = named.collect();
+            let status = StatusCode::from_u16(status).unwrap();
+            let advice = Advice::of(status, &headers, tidegate_core::Timestamp::default());
+            let headers = &headers;
+            Seen::Answer { status, headers }.kind(&advice)
+        };
+        for status in [200, 204, 301, 400, 401, 403, 404, 413, 501] {
+            assert_eq!(kind(status, &[]), Kind::Done, "{status}");
+        }
+        for status in [408, 425, 500, 502, 504] {
+            assert_eq!(kind(status, &[]), Kind::Failed, "{status}");
+        }
+        assert_eq!(
+            (kind(429, &[]), kind(503, &[])),
+            (Kind::Refused, Kind::Refused)
+        );
+        assert_eq!(kind(403, &[("retry-after", "3")]), Kind::Refused);
+        assert_eq!(kind(200, &[("retry-after", "3")]), Kind::Done);
+        assert_eq!(kind(200, &[("grpc-status", "14")]), Kind::Refused);
+        assert_eq!(kind(200, &[("grpc-status", "13")]), Kind::Done);
+    }
+
+    #[test]
+    fn who_may_be_sent_twice() {
+        let safety = |method: Method, name: &'static str, value: &'static str| {
+            let pair = (
+                http::HeaderName::from_static(name),
+                http::HeaderValue::from_static(value),
+            );
+            Safety::of(&method, &HeaderMap::from_iter([pair]))
+        };
+        assert_eq!(safety(Method::PUT, "accept", "*/*"), Safety::Idempotent);
+        assert_eq!(safety(Method::PATCH, "accept", "*/*"), Safety::Once);
+        assert_eq!(
+            safety(Method::POST, "idempotency-key", "7"),
+            Safety::Idempotent
+        );
+        assert_eq!(
+            safety(Method::POST, "content-type", "application/grpc+proto"),
+            Safety::Grpc
+        );
+    }
+
+    #[test]
+    fn a_refused_connection_is_found_however_deep() {
+        let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
+        assert!(connection_refused(&refused));
+        let wrapped = crate::Error::Failed {
+            tries: 1,
+            gave_up: super::super::GiveUp::Tries,
+            source: Box::new(refused),
+        };
+        assert!(connection_refused(&wrapped));
+        assert!(!connection_refused(&io::Error::from(
+            io::ErrorKind::ConnectionReset
+        )));
+    }
+}
