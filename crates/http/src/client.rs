@@ -132,6 +132,15 @@ impl Trust {
         self.behind(proxy.to_canonical(), headers, hops)
     }
 
+    /// Whether `peer`, the socket's other end, is a proxy that is believed.
+    #[must_use]
+    pub fn believes(&self, peer: IpAddr) -> bool {
+        match &self.proxies {
+            Proxies::Hops(hops) => *hops > 0,
+            Proxies::Nets(nets) => is_in(nets, peer.to_canonical()),
+        }
+    }
+
     /// The address that counts are kept for.
     #[must_use]
     pub fn counted(&self, client: IpAddr) -> IpAddr {

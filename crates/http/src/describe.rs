@@ -160,7 +160,9 @@ fn joined<'r>(headers: &'r HeaderMap, name: &str) -> Option<Cow<'r, str>> {
     }))
 }
 
-fn bare_host(host: &str) -> String {
+/// A host in small letters, without its port.
+#[must_use]
+pub fn bare_host(host: &str) -> String {
     let end = if host.starts_with('[') {
         host.find(']').map(|at| at + 1)
     } else {

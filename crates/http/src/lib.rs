@@ -22,9 +22,10 @@ mod target;
 
 pub use client::{AddressHeader, Proxies, Trust};
 pub use clock::Clock;
-pub use describe::{Forwarded, Source};
+pub use describe::{Forwarded, Source, bare_host};
 pub use gate::Gate;
 pub use headers::{HeaderWriter, Legacy};
 pub use limiter::Limiter;
 pub use part::Part;
+pub use path::normal as normal_path;
 pub use proxy::{Ambiguous, Proxy};

@@ -7,7 +7,8 @@ use std::borrow::Cow;
 ///
 /// A rule for `/login` would otherwise be passed by as `/%6Cogin` or `/x/../login`, which most servers
 /// take for the same. What the RFC holds apart stays apart: `//login`, `/Login`, `/a%2Fb`.
-pub(crate) fn normal(path: &str) -> Cow<'_, str> {
+#[must_use]
+pub fn normal(path: &str) -> Cow<'_, str> {
     if path.starts_with('/') && !path.contains('%') && !path.contains("/.") {
         return Cow::Borrowed(path);
     }

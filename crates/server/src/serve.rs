@@ -26,6 +26,7 @@ use crate::{
     door::{
         self,
         grpc::{Http2, Tls},
+        proxy::Upstreams,
     },
     envoy::{FolderError, RateLimitService, Watch},
     limiter::{Backend, Limiter},
@@ -130,6 +131,7 @@ pub fn start(
         grpc: bind("grpc", listen.grpc)?,
         resp: bind("resp", listen.resp)?,
         admin: bind("admin", listen.admin)?,
+        proxy: bind("proxy", config.proxy.as_ref().map(|proxy| proxy.listen))?,
     };
     let clock = Clock::real();
     let store = MemoryStore::new(config.memory);
@@ -156,6 +158,10 @@ pub fn start(
         .map(|envoy| watch(envoy, &limiter))
         .transpose()?;
     let server = Server::start(Server::default_workers())?;
+    let proxy = config.proxy.map(|settings| Proxied {
+        upstreams: Arc::new(Upstreams::new(&settings.upstreams, server.workers())),
+        settings: Arc::new(settings),
+    });
     let doors = Doors {
         limiter: &limiter,
         reloader: reloader.as_ref(),
@@ -164,6 +170,7 @@ pub fn start(
         identity: Arc::new(config.identity),
         grpc: config.grpc,
         grpc_tls: grpc_tls.as_ref(),
+        proxy,
         token,
     };
     doors.open(&server, sockets)?;
@@ -199,6 +206,13 @@ struct Sockets {
     grpc: Option<TcpListener>,
     resp: Option<TcpListener>,
     admin: Option<TcpListener>,
+    proxy: Option<TcpListener>,
+}
+
+/// What the proxy does, and what stands behind it.
+struct Proxied {
+    settings: Arc<crate::config::Proxy>,
+    upstreams: Arc<Upstreams>,
 }
 
 /// What every door is opened with.
@@ -210,6 +224,7 @@ struct Doors<'a> {
     identity: Arc<crate::config::Identity>,
     grpc: crate::config::Grpc,
     grpc_tls: Option<&'a Arc<Tls>>,
+    proxy: Option<Proxied>,
     token: Option<String>,
 }
 
@@ -242,12 +257,24 @@ impl Doors<'_> {
             let (limiter, bounds) = (Arc::clone(self.limiter), door::resp::default_bounds());
             self.opened("resp", door::resp::listen(server, socket, bounds, limiter)?);
         }
+        if let Some((socket, proxy)) = sockets.proxy.zip(self.proxy.as_ref()) {
+            let served = door::proxy::Served {
+                settings: Arc::clone(&proxy.settings),
+                upstreams: Arc::clone(&proxy.upstreams),
+                identity: Arc::clone(&self.identity),
+            };
+            self.opened("proxy", door::proxy::listen(server, socket, served)?);
+        }
         if let Some(socket) = sockets.admin {
             let operated = door::admin::Operated {
                 limiter: Arc::clone(self.limiter),
                 reloader: self.reloader.cloned(),
                 envoy: self.envoy.cloned(),
                 tls: self.grpc_tls.cloned(),
+                upstreams: self
+                    .proxy
+                    .as_ref()
+                    .map(|proxy| Arc::clone(&proxy.upstreams)),
                 token: self.token.clone(),
             };
             let listener = door::admin::listen(server, socket, Bounds::default(), operated)?;

@@ -48,6 +48,18 @@ impl When {
         Self(conditions.into())
     }
 
+    /// Whether the conditions hold for `request`.
+    #[must_use]
+    pub fn holds_for(&self, request: &Request<'_>) -> bool {
+        self.0.iter().all(|condition| condition.holds(request))
+    }
+
+    /// Whether there are no conditions, so that they hold for every request.
+    #[must_use]
+    pub fn is_always(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Whether the conditions hold for `request`; adds to `evaluated` how many were looked at.
     pub(super) fn holds(&self, request: &Request<'_>, evaluated: &mut usize) -> bool {
         self.0.iter().all(|condition| {

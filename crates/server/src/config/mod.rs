@@ -11,6 +11,7 @@ mod envoy;
 mod grpc;
 mod identity;
 pub(crate) mod limits;
+mod proxy;
 mod quotas;
 mod redis;
 pub(crate) mod report;
@@ -31,6 +32,7 @@ use tidegate_core::{MemoryBounds, RuleSet, Span};
 use tidegate_http::{Part, Trust};
 
 pub use envoy::Envoy;
+pub use proxy::{ForwardedHeaders, Proxy, Scheme, Timeouts, Upstream, Url};
 pub use redis::{Password, RedisConfig};
 use report::Report;
 pub use shutdown::Shutdown;
@@ -45,7 +47,7 @@ pub const MAX_FILE_BYTES: usize = 16 << 20;
 /// The keys of the file.
 const SECTIONS: &[&str] = &[
     "listen", "store", "defaults", "headers", "clients", "entries", "admin", "grpc", "envoy",
-    "allow", "rules", "quotas", "shutdown",
+    "allow", "rules", "quotas", "proxy", "shutdown",
 ];
 
 /// What the rules file says. The default is what an empty file says: every door open on its usual
@@ -77,6 +79,8 @@ pub struct Config {
     pub rules: RuleSet,
     /// `quotas`: limits that are divided among the Envoys that enforce them.
     pub quotas: Vec<QuotaRule>,
+    /// `proxy`: the reverse proxy; `None` without the section.
+    pub proxy: Option<Proxy>,
     /// What was understood but will not do what its author may expect.
     pub warnings: Vec<Mistake>,
 }
@@ -295,6 +299,7 @@ impl Config {
             config.identity = identity::identity(&file, &mut report);
             config.rules = rules::rule_set(&file, &mut report);
             config.quotas = quotas::quotas(&file, &config.listen, &mut report);
+            config.proxy = proxy::proxy(&file, &mut report);
         }
         config.warnings = report.finish()?;
         Ok(config)

@@ -3,4 +3,5 @@
 pub mod admin;
 pub mod grpc;
 pub mod http;
+pub mod proxy;
 pub mod resp;

@@ -61,6 +61,7 @@ impl Door {
             reloader: Some(Arc::new(reloader)),
             envoy: None,
             tls: None,
+            upstreams: None,
             token: token.map(str::to_owned),
         };
         let server = Server::start(1).unwrap();

@@ -152,6 +152,7 @@ impl Node {
             reloader: None,
             envoy: None,
             tls: None,
+            upstreams: None,
             token: None,
         };
         let listener = admin::listen(&self.server, socket(), Bounds::default(), operated);

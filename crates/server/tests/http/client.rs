@@ -132,6 +132,25 @@ impl Client {
         self.text()
     }
 
+    /// Reads until these octets, and answers what came up to their end.
+    #[allow(dead_code, reason = "another test uses it")]
+    pub(crate) fn read_until(&mut self, end: &str) -> String {
+        let end = loop {
+            if let Some(at) = find(&self.received, end.as_bytes()) {
+                break at + end.len();
+            }
+            assert!(self.read_more(), "closed after {:?}", self.text());
+        };
+        let read: Vec<u8> = self.received.drain(..end).collect();
+        String::from_utf8_lossy(&read).into_owned()
+    }
+
+    /// The same connection once more, to write on it from elsewhere.
+    #[allow(dead_code, reason = "another test uses it")]
+    pub(crate) fn clone_stream(&self) -> TcpStream {
+        self.stream.try_clone().unwrap()
+    }
+
     fn text(&self) -> String {
         String::from_utf8_lossy(&self.received).into_owned()
     }

@@ -34,6 +34,7 @@ use self::{access::Access, path::Path};
 use super::{
     grpc::Tls,
     http::{Answer, Problem, json, read_body, wire},
+    proxy::Upstreams,
 };
 use crate::{
     envoy::Watch,
@@ -54,6 +55,8 @@ pub struct Operated {
     pub envoy: Option<Arc<Watch>>,
     /// The certificate of the gRPC door, which `POST /v1/reload` reads again too.
     pub tls: Option<Arc<Tls>>,
+    /// What stands behind the reverse proxy; without one there is none.
+    pub upstreams: Option<Arc<Upstreams>>,
     /// Who shows it may ask; without one, whoever is on this machine.
     pub token: Option<String>,
 }
@@ -75,6 +78,7 @@ pub fn listen(
         reloader,
         envoy,
         tls,
+        upstreams,
         token,
     } = operated;
     let admin = Arc::new(Admin {
@@ -82,6 +86,7 @@ pub fn listen(
         reloader,
         envoy,
         tls,
+        upstreams,
         shutdown: server.shutdown_signal(),
         access: Access::new(token, socket.local_addr()?)?,
     });
@@ -99,6 +104,7 @@ struct Admin {
     reloader: Option<Arc<Reloader>>,
     envoy: Option<Arc<Watch>>,
     tls: Option<Arc<Tls>>,
+    upstreams: Option<Arc<Upstreams>>,
     shutdown: Shutdown,
     access: Access,
 }
@@ -197,6 +203,9 @@ impl Admin {
         }
         if let Some(tls) = &self.tls {
             tls.write(&mut text);
+        }
+        if let Some(upstreams) = &self.upstreams {
+            upstreams.write(&mut text);
         }
         let mut answer = Response::new(Full::from(text.finish()));
         let text = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");

@@ -1,0 +1,157 @@
+//! `proxy.upstreams`: one service each, at one or several addresses.
+
+use std::collections::HashSet;
+
+use tidegate_core::{Condition, When};
+
+use super::{Url, within};
+use crate::config::{
+    conditions,
+    report::{Report, advice},
+    value::{Fields, Value},
+};
+
+/// The most upstreams, which bounds the labels of their metrics.
+const MAX_UPSTREAMS: usize = 100;
+
+/// The most addresses of one upstream.
+const MAX_URLS: usize = 64;
+
+/// The longest name of an upstream, in bytes.
+const MAX_NAME_BYTES: usize = 64;
+
+/// The most connections that may be allowed to one address.
+const MOST_CONNECTIONS: usize = 65_536;
+
+/// What the conditions of an upstream can be about.
+const ENTRIES: &[&str] = &["path", "host", "method"];
+
+const FIELDS: &[&str] = &["name", "urls", "when", "max_connections"];
+
+/// A service behind the proxy.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Upstream {
+    /// `name`: what it is called in logs and metrics, 1 to 64 letters, digits, `-`, `_` and `.`.
+    pub name: Box<str>,
+    /// `urls`: its addresses, one to 64, which share the load.
+    pub urls: Vec<Url>,
+    /// `when`: which requests are for it, by their `path`, `host` and `method`; without it all are.
+    pub when: When,
+    /// `max_connections`: the most connections to one address at once, 1 to 65,536; default 1,024.
+    pub max_connections: usize,
+}
+
+pub(super) fn upstreams(proxy: &Fields<'_>, report: &mut Report) -> Option<Vec<Upstream>> {
+    let what = "a list of upstreams such as [{name: app, urls: [\"http://127.0.0.1:3000\"]}]";
+    let Some(value) = proxy.get("upstreams") else {
+        if !proxy.tries("upstreams") {
+            proxy.wrong(report, "upstreams", format!("is missing; give {what}"));
+        }
+        return None;
+    };
+    let before = report.count();
+    let items = value.items(report, what)?;
+    if !(1..=MAX_UPSTREAMS).contains(&items.len()) {
+        let problem = format!(
+            "must be 1 to {MAX_UPSTREAMS} upstreams, got {}",
+            items.len()
+        );
+        value.wrong(report, problem);
+    }
+    let read: Vec<Upstream> = items
+        .iter()
+        .take(MAX_UPSTREAMS)
+        .filter_map(|item| upstream(item, report))
+        .collect();
+    let mut names = HashSet::new();
+    for (item, upstream) in items.iter().zip(&read) {
+        if !names.insert(&upstream.name) {
+            item.wrong(report, format!("another is called `{}`", upstream.name));
+        }
+    }
+    (report.count() == before).then_some(read)
+}
+
+fn upstream(value: &Value<'_>, report: &mut Report) -> Option<Upstream> {
+    let what = "a map such as {name: app, urls: [\"http://127.0.0.1:3000\"]}";
+    let fields = value.fields(report, what, FIELDS)?;
+    for name in ["name", "urls"] {
+        if !fields.tries(name) {
+            fields.wrong(report, name, "is missing");
+        }
+    }
+    let name = fields.get("name").and_then(|value| name(value, report));
+    let urls = fields.get("urls").and_then(|value| urls(value, report));
+    let when = match fields.get("when") {
+        Some(value) => conditions(value, report),
+        None => Some(When::default()),
+    };
+    let most = fields.get("max_connections").and_then(|value| {
+        within(
+            value.small_number(report)?,
+            1..=MOST_CONNECTIONS,
+            value,
+            report,
+        )
+    });
+    Some(Upstream {
+        name: name?,
+        urls: urls?,
+        when: when?,
+        max_connections: most.unwrap_or(1_024),
+    })
+}
+
+fn name(value: &Value<'_>, report: &mut Report) -> Option<Box<str>> {
+    let what = "a name of 1 to 64 letters, digits, `-`, `_` and `.`";
+    let name = value.text(report, what)?;
+    let is_sound = (1..=MAX_NAME_BYTES).contains(&name.len())
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
+    if !is_sound {
+        value.expected(report, what);
+    }
+    is_sound.then(|| name.into())
+}
+
+fn urls(value: &Value<'_>, report: &mut Report) -> Option<Vec<Url>> {
+    let items = value.one_or_more(report);
+    let before = report.count();
+    if !(1..=MAX_URLS).contains(&items.len()) {
+        let problem = format!("must be 1 to {MAX_URLS} URLs, got {}", items.len());
+        value.wrong(report, problem);
+    }
+    let urls: Vec<Url> = items
+        .iter()
+        .take(MAX_URLS)
+        .filter_map(|item| item.parsed(report, "a URL such as http://127.0.0.1:3000", Url::parse))
+        .collect();
+    for (at, (item, url)) in items.iter().zip(&urls).enumerate() {
+        if urls[..at].contains(url) {
+            item.wrong(report, "stands there twice");
+        }
+    }
+    (report.count() == before).then_some(urls)
+}
+
+fn conditions(value: &Value<'_>, report: &mut Report) -> Option<When> {
+    let what = "a map of conditions such as {path: /api/**}";
+    let before = report.count();
+    let mut read: Vec<Condition> = Vec::new();
+    for (entry, value) in value.pairs(report, what)? {
+        if !ENTRIES.contains(&entry) {
+            let advice = advice(entry, ENTRIES);
+            value.wrong(
+                report,
+                format!("an upstream is chosen by path, host and method; {advice}"),
+            );
+            continue;
+        }
+        let pattern = conditions::pattern(&value, report);
+        // A known name is one that an entry may have.
+        read.extend(pattern.and_then(|pattern| Condition::new(entry, pattern).ok()));
+    }
+    (report.count() == before).then(|| When::all(read))
+}

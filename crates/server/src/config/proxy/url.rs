@@ -1,0 +1,132 @@
+//! Where an upstream is: a scheme, a host and a port, and nothing behind them.
+
+use std::fmt;
+
+use http::{Uri, uri::Authority};
+
+/// How an upstream is spoken to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Scheme {
+    /// In the clear.
+    Http,
+}
+
+impl Scheme {
+    /// `http`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+        }
+    }
+}
+
+/// The address of an upstream.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Url {
+    /// How it is spoken to.
+    pub scheme: Scheme,
+    /// A name, or an address without brackets.
+    pub host: Box<str>,
+    /// Its port; by default that of the scheme.
+    pub port: u16,
+}
+
+impl Url {
+    /// Reads `http://HOST[:PORT]`.
+    ///
+    /// # Errors
+    ///
+    /// What else stands there, in words.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let wrong = |problem: &str| format!("{problem}; give a URL such as http://127.0.0.1:3000");
+        let uri: Uri = text.parse().map_err(|_| wrong("this is no URL"))?;
+        let scheme = match uri.scheme_str() {
+            Some("http") => Scheme::Http,
+            Some(_) => return Err(wrong("only http:// can be asked")),
+            None => return Err(wrong("there is no scheme")),
+        };
+        let authority = uri
+            .authority()
+            .map(Authority::as_str)
+            .ok_or_else(|| wrong("there is no host"))?;
+        if authority.contains('@') {
+            return Err(wrong("there must be no user in it"));
+        }
+        if uri.path() != "/" || uri.query().is_some() {
+            return Err(wrong(
+                "there must be no path in it: what clients ask for is passed on as it is",
+            ));
+        }
+        let host = uri.host().unwrap_or_default();
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        if host.is_empty() {
+            return Err(wrong("there is no host"));
+        }
+        let port = match (uri.port_u16(), authority.rsplit_once(':')) {
+            (Some(0), _) => return Err(wrong("port 0 is nobody's")),
+            (Some(port), _) => port,
+            (None, Some((_, port))) if !port.contains(']') => {
+                return Err(wrong("the port is none"));
+            }
+            (None, _) => 80,
+        };
+        Ok(Self {
+            scheme,
+            host: host.to_ascii_lowercase().into(),
+            port,
+        })
+    }
+
+    /// Host and port as they stand in a `Host` header.
+    #[must_use]
+    pub fn authority(&self) -> String {
+        let Self { host, port, .. } = self;
+        if host.contains(':') {
+            format!("[{host}]:{port}")
+        } else {
+            format!("{host}:{port}")
+        }
+    }
+}
+
+impl fmt::Display for Url {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}://{}", self.scheme.as_str(), self.authority())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_is_a_host_and_a_port() {
+        for (text, shown) in [
+            ("http://127.0.0.1:3000", "http://127.0.0.1:3000"),
+            ("http://App.internal/", "http://app.internal:80"),
+            ("http://[::1]:8080", "http://[::1]:8080"),
+            ("http://[::1]", "http://[::1]:80"),
+        ] {
+            assert_eq!(Url::parse(text).unwrap().to_string(), shown);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_asked_is_refused() {
+        for (text, problem) in [
+            ("127.0.0.1:3000", "there is no scheme"),
+            ("ftp://h", "only http:// can be asked"),
+            ("http://u:p@h", "there must be no user in it"),
+            ("http://h/v1", "there must be no path in it"),
+            ("http://h?x", "there must be no path in it"),
+            ("http://h:0", "port 0 is nobody's"),
+            ("http://h:99999", "the port is none"),
+            ("http://", "this is no URL"),
+            ("http://h h", "this is no URL"),
+        ] {
+            let error = Url::parse(text).unwrap_err();
+            assert!(error.starts_with(problem), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! One address of an upstream: how busy it is, and the connections that wait there for the next request.
+//!
+//! Every worker has a pool of its own, because a connection lives on the worker that made it. The lock around a pool
+//! is therefore free whenever its worker wants it, but for one case: a worker that may make no connection more takes an
+//! idle one of another's away.
+
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::time::{Instant, sleep};
+
+use super::link::Link;
+use crate::config::Url;
+
+/// An address of an upstream.
+#[derive(Debug)]
+pub(super) struct Address {
+    pub(super) url: Url,
+    /// The most connections at once.
+    most: usize,
+    connections: AtomicUsize,
+    in_flight: AtomicUsize,
+    pools: Box<[Mutex<Pool>]>,
+}
+
+/// The connections of one worker that wait for a request, the latest last.
+#[derive(Debug, Default)]
+struct Pool {
+    idle: Vec<(Instant, Link)>,
+    /// Whether somebody closes those that wait for too long.
+    is_tended: bool,
+}
+
+impl Address {
+    /// `url`, asked by so many workers on at most so many connections at once.
+    pub(super) fn new(url: Url, most: usize, workers: usize) -> Self {
+        Self {
+            url,
+            most,
+            connections: AtomicUsize::new(0),
+            in_flight: AtomicUsize::new(0),
+            pools: (0..workers).map(|_| Mutex::default()).collect(),
+        }
+    }
+
+    /// How many requests are on their way.
+    pub(super) fn in_flight(&self) -> usize {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// How many connections there are, with those that wait.
+    pub(super) fn connections(&self) -> usize {
+        self.connections.load(Ordering::Relaxed)
+    }
+
+    /// A connection that `worker` has kept, the one that was used last.
+    pub(super) fn take(&self, worker: usize) -> Option<Link> {
+        let mut pool = lock(self.pools.get(worker)?);
+        // Those that the upstream has closed meanwhile are dropped on the way.
+        std::iter::from_fn(|| pool.idle.pop())
+            .map(|(_, link)| link)
+            .find(|link| !link.is_closed())
+    }
+
+    /// Keeps `link` for the next request of `worker`, for at most `longest`.
+    pub(super) fn keep(self: &Arc<Self>, worker: usize, link: Link, longest: Duration) {
+        let Some(pool) = self.pools.get(worker) else {
+            return;
+        };
+        let mut pool = lock(pool);
+        pool.idle.push((Instant::now(), link));
+        if !pool.is_tended {
+            pool.is_tended = true;
+            tokio::task::spawn_local(tend(Arc::downgrade(self), worker, longest));
+        }
+    }
+
+    /// Leave to make one connection more; `None` if there are as many as may be, and none of them waits.
+    pub(super) fn admit(self: &Arc<Self>) -> Option<Admitted> {
+        let below = |count: usize| (count < self.most).then_some(count + 1);
+        let step = || {
+            self.connections
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, below)
+        };
+        if step().is_err() {
+            let mut pools = self.pools.iter();
+            let idle = pools.find_map(|pool| {
+                let mut pool = lock(pool);
+                // The one that has waited longest is used least.
+                (!pool.idle.is_empty()).then(|| pool.idle.remove(0))
+            });
+            drop(idle?);
+            step().ok()?;
+        }
+        Some(Admitted(Arc::clone(self)))
+    }
+
+    /// Counts a request as on its way for as long as the result lives.
+    pub(super) fn enter(self: &Arc<Self>) -> Load {
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        Load(Arc::clone(self))
+    }
+
+    /// Closes what has waited for `longest`; answers whether nothing is left to wait.
+    fn tidy(&self, worker: usize, longest: Duration) -> bool {
+        let Some(pool) = self.pools.get(worker) else {
+            return true;
+        };
+        let mut pool = lock(pool);
+        let now = Instant::now();
+        pool.idle
+            .retain(|(since, link)| !link.is_closed() && now.duration_since(*since) < longest);
+        pool.is_tended = !pool.idle.is_empty();
+        !pool.is_tended
+    }
+}
+
+/// Closes connections that wait for too long, until none waits any more.
+async fn tend(address: std::sync::Weak<Address>, worker: usize, longest: Duration) {
+    loop {
+        sleep(longest).await;
+        if address
+            .upgrade()
+            .is_none_or(|address| address.tidy(worker, longest))
+        {
+            return;
+        }
+    }
+}
+
+fn lock(pool: &Mutex<Pool>) -> MutexGuard<'_, Pool> {
+    pool.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One of the connections that an address may have.
+#[derive(Debug)]
+pub(super) struct Admitted(Arc<Address>);
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A request that is on its way to an address.
+#[derive(Debug)]
+pub(super) struct Load(Arc<Address>);
+
+impl Load {
+    pub(super) fn address(&self) -> &Arc<Address> {
+        &self.0
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,247 @@
+//! Bodies on their way through: never held back, never gathered, and timed.
+
+use std::{
+    error::Error,
+    fmt,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU8, Ordering},
+    },
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use http_body_util::Full;
+use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
+
+use super::{lease::Lease, refusal::Refusal, stall::Silence};
+
+/// Why a body was not passed on to its end.
+#[derive(Debug)]
+pub(super) enum BodyError {
+    /// Nothing came for too long.
+    Silent,
+    /// It is longer than it may be.
+    TooLarge,
+    /// Its sender broke off.
+    Broken(hyper::Error),
+}
+
+impl fmt::Display for BodyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Silent => f.write_str("the body did not arrive in time"),
+            Self::TooLarge => f.write_str("the body is too large"),
+            Self::Broken(error) => write!(f, "the body broke off: {error}"),
+        }
+    }
+}
+
+impl Error for BodyError {}
+
+/// How far the body of a request has come, for who waits for the answer.
+#[derive(Clone, Debug)]
+pub(super) struct Progress(Option<Arc<AtomicU8>>);
+
+const SENDING: u8 = 0;
+const SENT: u8 = 1;
+const SILENT: u8 = 2;
+const TOO_LARGE: u8 = 3;
+const BROKEN: u8 = 4;
+
+impl Progress {
+    /// Whether there may be more to come.
+    pub(super) fn is_sending(&self) -> bool {
+        self.state() == SENDING
+    }
+
+    /// What went wrong with the body, if something did.
+    pub(super) fn failure(&self, most: u64) -> Option<Refusal> {
+        match self.state() {
+            SILENT => Some(Refusal::BodyTooSlow),
+            TOO_LARGE => Some(Refusal::TooLarge(most)),
+            BROKEN => Some(Refusal::BodyBroke),
+            _ => None,
+        }
+    }
+
+    fn state(&self) -> u8 {
+        self.0
+            .as_ref()
+            .map_or(SENT, |state| state.load(Ordering::Relaxed))
+    }
+
+    fn set(&self, state: u8) {
+        if let Some(shared) = &self.0 {
+            shared.store(state, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The body of a request on its way to an upstream.
+#[derive(Debug)]
+pub(super) struct Upload {
+    body: Incoming,
+    silence: Silence,
+    /// How many bytes may still come.
+    left: u64,
+    progress: Progress,
+}
+
+impl Upload {
+    /// `body`, of which there may be `most` bytes, and never nothing for longer than `idle`.
+    pub(super) fn new(body: Incoming, most: u64, idle: Duration) -> Self {
+        // Most requests have no body, and nothing to share.
+        let progress = (!body.is_end_stream()).then(Arc::default);
+        Self {
+            body,
+            silence: Silence::new(idle),
+            left: most,
+            progress: Progress(progress),
+        }
+    }
+
+    pub(super) fn progress(&self) -> Progress {
+        self.progress.clone()
+    }
+
+    fn failed(&self, state: u8, error: BodyError) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        self.progress.set(state);
+        Poll::Ready(Some(Err(error)))
+    }
+}
+
+impl HttpBody for Upload {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let this = &mut *self;
+        let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(cx) else {
+            ready!(this.silence.poll_too_long(cx));
+            return this.failed(SILENT, BodyError::Silent);
+        };
+        this.silence.broken();
+        match frame {
+            Some(Ok(frame)) => {
+                let bytes = frame.data_ref().map_or(0, Bytes::len);
+                match this
+                    .left
+                    .checked_sub(u64::try_from(bytes).unwrap_or(u64::MAX))
+                {
+                    Some(left) => this.left = left,
+                    None => return this.failed(TOO_LARGE, BodyError::TooLarge),
+                }
+                if this.body.is_end_stream() {
+                    this.progress.set(SENT);
+                }
+                Poll::Ready(Some(Ok(frame)))
+            }
+            Some(Err(error)) => this.failed(BROKEN, BodyError::Broken(error)),
+            None => {
+                this.progress.set(SENT);
+                Poll::Ready(None)
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// The body of an answer.
+#[derive(Debug)]
+pub(super) enum Body {
+    /// The proxy's own words.
+    Whole(Full<Bytes>),
+    /// An upstream's, as they come.
+    Passed(Download),
+}
+
+/// The body of an answer on its way from an upstream. When it is over, the connection goes back to the pool; when it is
+/// dropped before, the connection goes with it.
+#[derive(Debug)]
+pub(super) struct Download {
+    body: Incoming,
+    silence: Silence,
+    lease: Option<Lease>,
+    is_over: bool,
+}
+
+impl Download {
+    /// `body`, which comes on the connection of `lease`, and never nothing for longer than `idle`.
+    pub(super) fn new(body: Incoming, lease: Lease, idle: Duration) -> Self {
+        Self {
+            body,
+            silence: Silence::new(idle),
+            lease: Some(lease),
+            is_over: false,
+        }
+    }
+
+    fn poll_passed(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) else {
+            ready!(self.silence.poll_too_long(cx));
+            return Poll::Ready(Some(Err(BodyError::Silent)));
+        };
+        self.silence.broken();
+        self.is_over |= frame.is_none();
+        Poll::Ready(frame.map(|frame| frame.map_err(BodyError::Broken)))
+    }
+}
+
+impl Drop for Download {
+    fn drop(&mut self) {
+        // A body of a known length ends with its last octet, and is not asked for more.
+        let is_over = self.is_over || self.body.is_end_stream();
+        if let Some(lease) = self.lease.take()
+            && is_over
+        {
+            lease.give_back();
+        }
+    }
+}
+
+impl HttpBody for Body {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match self.get_mut() {
+            Self::Whole(whole) => {
+                let frame = ready!(Pin::new(whole).poll_frame(cx));
+                Poll::Ready(frame.map(|frame| frame.map_err(|never| match never {})))
+            }
+            Self::Passed(passed) => passed.poll_passed(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Whole(whole) => whole.is_end_stream(),
+            Self::Passed(passed) => passed.body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Whole(whole) => whole.size_hint(),
+            Self::Passed(passed) => passed.body.size_hint(),
+        }
+    }
+}

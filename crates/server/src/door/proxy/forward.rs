@@ -1,0 +1,221 @@
+//! A request passed on, and its answer passed back.
+//!
+//! ```text
+//! target::settle      the target is a path, and there is one Host
+//! Upstreams::choose   whose request it is
+//! hop, forwarded      headers of the connection off, the client's address on
+//! take or make        a connection that was kept, or a new one
+//! Link::ask           the request goes out, and the head of an answer comes in time
+//! Download            the answer's body, as it comes; at its end the connection is kept
+//! ```
+//!
+//! A request is sent once. It is sent again only if nothing of it was sent: nobody took the connection, or a
+//! connection that was kept turned out to have been closed before the first octet.
+
+use std::{
+    convert::Infallible,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use http::{
+    HeaderValue, Version,
+    header::{CONTENT_LENGTH, EXPECT},
+    request::Parts,
+};
+use http_body_util::Full;
+use hyper::{Request, Response, StatusCode, body::Incoming, upgrade::OnUpgrade};
+use tower_service::Service;
+
+use super::{
+    address::Load,
+    body::{Body, Download, Progress, Upload},
+    forwarded::Forwarding,
+    hop,
+    lease::Lease,
+    link::{Link, Unanswered},
+    refusal::Refusal,
+    target,
+    tunnel::{Planned, Tunnel},
+    upstreams::{Upstream, Upstreams},
+};
+use crate::config::Proxy;
+
+/// Passes the requests of one connection on.
+#[derive(Clone, Debug)]
+pub(super) struct Forwarder(Arc<Way>);
+
+/// What all requests of a connection have in common.
+#[derive(Debug)]
+pub(super) struct Way {
+    pub(super) settings: Arc<Proxy>,
+    pub(super) upstreams: Arc<Upstreams>,
+    pub(super) forwarding: Forwarding,
+    pub(super) worker: usize,
+    /// Where to leave a tunnel for when the answer is out.
+    pub(super) planned: Planned,
+}
+
+impl Forwarder {
+    pub(super) fn new(way: Way) -> Self {
+        Self(Arc::new(way))
+    }
+}
+
+/// Always ready, and never fails: what goes wrong is an answer too.
+impl Service<Request<Incoming>> for Forwarder {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Incoming>) -> Self::Future {
+        let way = Arc::clone(&self.0);
+        Box::pin(async move {
+            let answer = way.pass(request).await;
+            Ok(answer.unwrap_or_else(Refusal::answer))
+        })
+    }
+}
+
+impl Way {
+    async fn pass(&self, mut request: Request<Incoming>) -> Result<Response<Body>, Refusal> {
+        let protocol = hop::upgrade(request.headers());
+        let client = protocol.is_some().then(|| hyper::upgrade::on(&mut request));
+        let (mut head, body) = request.into_parts();
+        target::settle(&mut head)?;
+        let upstream = self.upstreams.choose(&head)?;
+        let most = self.settings.max_body.unwrap_or(u64::MAX);
+        if body_length(&head).is_some_and(|length| length > most) {
+            return Err(Refusal::TooLarge(most));
+        }
+        self.rewrite(&mut head, protocol);
+        let upload = Upload::new(body, most, self.settings.timeouts.idle);
+        let request = Request::from_parts(head, upload);
+        let asked = self.ask(upstream, request).await;
+        let answered = asked.and_then(|(answer, lease)| self.pass_back(answer, lease, client));
+        match &answered {
+            Ok(answer) => upstream.tally.count_answer(self.worker, answer.status()),
+            Err(refusal) => upstream.tally.count_failure(self.worker, *refusal),
+        }
+        answered
+    }
+
+    fn rewrite(&self, head: &mut Parts, protocol: Option<HeaderValue>) {
+        head.version = Version::HTTP_11;
+        // Whoever expects `100 Continue` is told by us when the body is asked for.
+        head.headers.remove(EXPECT);
+        hop::strip_request(&mut head.headers);
+        if let Some(protocol) = protocol {
+            hop::set_upgrade(&mut head.headers, protocol);
+        }
+        self.forwarding.write(&mut head.headers);
+    }
+
+    /// Asks addresses of `upstream`, the one with the least to do first, until one has been sent the request.
+    async fn ask(
+        &self,
+        upstream: &Upstream,
+        mut request: Request<Upload>,
+    ) -> Result<(Response<Incoming>, Lease), Refusal> {
+        let progress = request.body().progress();
+        let (mut tried, mut refusal) = (0, Refusal::Unreachable);
+        while let Some((at, address)) = upstream.least_loaded(tried) {
+            let load = address.enter();
+            let kept = address.take(self.worker);
+            let is_kept = kept.is_some();
+            let link = match kept {
+                Some(link) => Ok(link),
+                None => Link::make(address, &self.settings).await,
+            };
+            let link = match link {
+                Ok(link) => link,
+                Err(problem) => {
+                    (tried, refusal) = (tried | 1 << at, problem);
+                    continue;
+                }
+            };
+            match self.ask_on(link, load, request, &progress).await {
+                Ok(answer) => return Ok(answer),
+                Err(Unanswered::Refused(problem)) => return Err(problem),
+                Err(Unanswered::Unsent(unsent)) => request = *unsent,
+            }
+            // Of a kept connection it was to be expected; a new one that takes nothing is no address to ask.
+            if !is_kept {
+                (tried, refusal) = (tried | 1 << at, Refusal::BadAnswer);
+            }
+            upstream.tally.count_retry(self.worker);
+        }
+        Err(refusal)
+    }
+
+    async fn ask_on(
+        &self,
+        mut link: Link,
+        load: Load,
+        request: Request<Upload>,
+        progress: &Progress,
+    ) -> Result<(Response<Incoming>, Lease), Unanswered> {
+        let times = &self.settings.timeouts;
+        let asked = link.ask(request, progress, times).await;
+        let answer = asked.map_err(|unanswered| match unanswered {
+            // Where the client's body broke off, that is why the upstream gave no answer.
+            Unanswered::Refused(refusal) => {
+                let most = self.settings.max_body.unwrap_or(u64::MAX);
+                Unanswered::Refused(progress.failure(most).unwrap_or(refusal))
+            }
+            unsent @ Unanswered::Unsent(_) => unsent,
+        })?;
+        let lease = Lease {
+            link,
+            load,
+            worker: self.worker,
+            keep: times.pool,
+        };
+        Ok((answer, lease))
+    }
+
+    /// The answer as the client gets it. `client` is there if it wants to go on with another protocol.
+    fn pass_back(
+        &self,
+        mut answer: Response<Incoming>,
+        lease: Lease,
+        client: Option<OnUpgrade>,
+    ) -> Result<Response<Body>, Refusal> {
+        if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
+            // Who speaks another protocol without being asked to makes no sense.
+            let client = client.ok_or(Refusal::BadAnswer)?;
+            let protocol = hop::upgrade(answer.headers()).ok_or(Refusal::BadAnswer)?;
+            let upstream = hyper::upgrade::on(&mut answer);
+            let (mut head, _) = answer.into_parts();
+            hop::strip_answer(&mut head.headers);
+            hop::set_upgrade(&mut head.headers, protocol);
+            self.planned.plan(Tunnel {
+                client,
+                upstream,
+                lease,
+            });
+            return Ok(Response::from_parts(head, Body::Whole(Full::default())));
+        }
+        let (mut head, body) = answer.into_parts();
+        head.version = Version::HTTP_11;
+        hop::strip_answer(&mut head.headers);
+        let download = Download::new(body, lease, self.settings.timeouts.idle);
+        Ok(Response::from_parts(head, Body::Passed(download)))
+    }
+}
+
+/// What a request says of the length of its body.
+fn body_length(head: &Parts) -> Option<u64> {
+    head.headers
+        .get(CONTENT_LENGTH)?
+        .to_str()
+        .ok()?
+        .parse()
+        .ok()
+}

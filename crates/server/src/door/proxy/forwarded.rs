@@ -1,0 +1,236 @@
+//! How an upstream learns who the client is: `X-Forwarded-*` and `Forwarded`.
+//!
+//! What a client writes there itself is removed, unless it is one of the proxies that the configuration believes: then
+//! its lists are extended. So the last element is always our word, and what stands before it that of somebody believed.
+
+use std::net::IpAddr;
+
+use http::{
+    HeaderMap, HeaderName, HeaderValue,
+    header::{FORWARDED, HOST},
+};
+
+use crate::config::ForwardedHeaders;
+
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+
+/// What else proxies say of clients, and clients must not say of themselves.
+const ALSO_REMOVED: [HeaderName; 5] = [
+    HeaderName::from_static("x-forwarded-port"),
+    HeaderName::from_static("x-forwarded-server"),
+    HeaderName::from_static("x-forwarded-prefix"),
+    HeaderName::from_static("x-forwarded-by"),
+    HeaderName::from_static("x-real-ip"),
+];
+
+/// What is written about the client of one connection.
+#[derive(Clone, Debug)]
+pub(super) struct Forwarding {
+    headers: ForwardedHeaders,
+    is_believed: bool,
+    address: HeaderValue,
+    scheme: &'static str,
+    /// As RFC 7239 writes it.
+    node: Box<str>,
+}
+
+impl Forwarding {
+    /// For the client `peer`, who spoke `scheme`, and whose own words are kept if it `is_believed`.
+    pub(super) fn new(
+        headers: ForwardedHeaders,
+        peer: IpAddr,
+        scheme: &'static str,
+        is_believed: bool,
+    ) -> Self {
+        let peer = peer.to_canonical();
+        let node = match peer {
+            IpAddr::V4(address) => address.to_string(),
+            IpAddr::V6(address) => format!("\"[{address}]\""),
+        };
+        let address = HeaderValue::try_from(peer.to_string());
+        Self {
+            headers,
+            is_believed,
+            // An address is digits, letters, dots and colons.
+            address: address.unwrap_or_else(|_| HeaderValue::from_static("unknown")),
+            scheme,
+            node: node.into(),
+        }
+    }
+
+    /// Writes down the client of a request that has one `Host`.
+    pub(super) fn write(&self, headers: &mut HeaderMap) {
+        if !self.is_believed {
+            for name in &ALSO_REMOVED {
+                headers.remove(name);
+            }
+        }
+        let (x_forwarded, forwarded) = match self.headers {
+            ForwardedHeaders::XForwarded => (true, false),
+            ForwardedHeaders::Forwarded => (false, true),
+            ForwardedHeaders::Both => (true, true),
+        };
+        self.write_x_forwarded(x_forwarded, headers);
+        let keeps = self.is_believed && headers.contains_key(FORWARDED);
+        if forwarded || keeps {
+            let element = self.element(headers.get(HOST));
+            self.extend(FORWARDED, element, headers);
+        } else {
+            headers.remove(FORWARDED);
+        }
+    }
+
+    fn write_x_forwarded(&self, is_wanted: bool, headers: &mut HeaderMap) {
+        let keeps = self.is_believed && headers.contains_key(X_FORWARDED_FOR);
+        if !(is_wanted || keeps) {
+            for name in [X_FORWARDED_FOR, X_FORWARDED_PROTO, X_FORWARDED_HOST] {
+                headers.remove(name);
+            }
+            return;
+        }
+        self.extend(X_FORWARDED_FOR, self.address.clone(), headers);
+        // Of the scheme and the host the first proxy knows what the client asked for.
+        self.keep_or_set(
+            X_FORWARDED_PROTO,
+            HeaderValue::from_static(self.scheme),
+            headers,
+        );
+        if let Some(host) = headers.get(HOST).cloned() {
+            self.keep_or_set(X_FORWARDED_HOST, host, headers);
+        }
+    }
+
+    fn keep_or_set(&self, name: HeaderName, value: HeaderValue, headers: &mut HeaderMap) {
+        if !(self.is_believed && headers.contains_key(&name)) {
+            headers.insert(name, value);
+        }
+    }
+
+    /// Adds `element` to the list of a believed proxy, in one line; else it is the whole list.
+    fn extend(&self, name: HeaderName, element: HeaderValue, headers: &mut HeaderMap) {
+        if !(self.is_believed && headers.contains_key(&name)) {
+            headers.insert(name, element);
+            return;
+        }
+        let mut list = Vec::new();
+        for line in headers
+            .get_all(&name)
+            .iter()
+            .map(HeaderValue::as_bytes)
+            .chain([element.as_bytes()])
+        {
+            if !list.is_empty() {
+                list.extend_from_slice(b", ");
+            }
+            list.extend_from_slice(line);
+        }
+        // Lines that are values make a value when they are joined.
+        headers.insert(name, HeaderValue::from_bytes(&list).unwrap_or(element));
+    }
+
+    fn element(&self, host: Option<&HeaderValue>) -> HeaderValue {
+        let mut element = format!("for={};proto={}", self.node, self.scheme);
+        if let Some(host) = host.and_then(|host| host.to_str().ok()) {
+            element.push_str(";host=\"");
+            for c in host.chars() {
+                if matches!(c, '"' | '\\') {
+                    element.push('\\');
+                }
+                element.push(c);
+            }
+            element.push('"');
+        }
+        // The host was a header's value, and the rest is ours.
+        HeaderValue::try_from(element).unwrap_or_else(|_| self.address.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(forwarding: &Forwarding, lines: &[(&'static str, &str)]) -> Vec<(String, String)> {
+        let mut headers = HeaderMap::new();
+        headers.insert(HOST, HeaderValue::from_static("h.example:8000"));
+        for (name, value) in lines {
+            headers.append(*name, value.parse().unwrap());
+        }
+        forwarding.write(&mut headers);
+        headers.remove(HOST);
+        let mut written: Vec<(String, String)> = headers
+            .iter()
+            .map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_owned()))
+            .collect();
+        written.sort();
+        written
+    }
+
+    fn own(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+        let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        pairs.iter().map(own).collect()
+    }
+
+    const CLAIMS: [(&str, &str); 7] = [
+        ("x-forwarded-for", "6.6.6.6"),
+        ("x-forwarded-for", "7.7.7.7, 8.8.8.8"),
+        ("x-forwarded-proto", "https"),
+        ("x-forwarded-host", "evil.example"),
+        ("x-forwarded-port", "444"),
+        ("x-real-ip", "6.6.6.6"),
+        ("forwarded", "for=6.6.6.6"),
+    ];
+
+    #[test]
+    fn what_a_stranger_claims_is_replaced() {
+        let peer = "203.0.113.9".parse().unwrap();
+        let forwarding = Forwarding::new(ForwardedHeaders::XForwarded, peer, "http", false);
+        let expected = own(&[
+            ("x-forwarded-for", "203.0.113.9"),
+            ("x-forwarded-host", "h.example:8000"),
+            ("x-forwarded-proto", "http"),
+        ]);
+        assert_eq!(written(&forwarding, &CLAIMS), expected);
+        let forwarding = Forwarding::new(ForwardedHeaders::Forwarded, peer, "http", false);
+        let expected = own(&[(
+            "forwarded",
+            "for=203.0.113.9;proto=http;host=\"h.example:8000\"",
+        )]);
+        assert_eq!(written(&forwarding, &CLAIMS), expected);
+    }
+
+    #[test]
+    fn what_a_believed_proxy_says_is_extended() {
+        let peer = "2001:db8::7".parse().unwrap();
+        let forwarding = Forwarding::new(ForwardedHeaders::XForwarded, peer, "http", true);
+        let expected = own(&[
+            (
+                "forwarded",
+                "for=6.6.6.6, for=\"[2001:db8::7]\";proto=http;host=\"h.example:8000\"",
+            ),
+            ("x-forwarded-for", "6.6.6.6, 7.7.7.7, 8.8.8.8, 2001:db8::7"),
+            ("x-forwarded-host", "evil.example"),
+            ("x-forwarded-port", "444"),
+            ("x-forwarded-proto", "https"),
+            ("x-real-ip", "6.6.6.6"),
+        ]);
+        assert_eq!(written(&forwarding, &CLAIMS), expected);
+    }
+
+    #[test]
+    fn a_mapped_address_is_what_it_maps() {
+        let peer = "::ffff:203.0.113.9".parse().unwrap();
+        let forwarding = Forwarding::new(ForwardedHeaders::Both, peer, "https", true);
+        let expected = own(&[
+            (
+                "forwarded",
+                "for=203.0.113.9;proto=https;host=\"h.example:8000\"",
+            ),
+            ("x-forwarded-for", "203.0.113.9"),
+            ("x-forwarded-host", "h.example:8000"),
+            ("x-forwarded-proto", "https"),
+        ]);
+        assert_eq!(written(&forwarding, &[]), expected);
+    }
+}

@@ -1,0 +1,83 @@
+//! The reverse proxy: in front of a service, and in the way of whoever asks too much of it.
+//!
+//! It is hyper on the workers of [`crate::net`], like the other doors: a connection of a client, what it asks for and
+//! the connections to upstreams live on one thread, and nothing is handed to another. `connection` serves a client,
+//! `forward` passes a request on; what lies between them is bounded in bytes and in time.
+
+mod address;
+mod body;
+mod client_stream;
+mod connection;
+mod forward;
+mod forwarded;
+mod hop;
+mod lease;
+mod link;
+mod refusal;
+mod stall;
+mod tally;
+mod target;
+mod tunnel;
+mod upstreams;
+
+use std::{io, net::TcpListener, sync::Arc};
+
+pub use self::upstreams::Upstreams;
+use self::{
+    connection::Client,
+    forward::{Forwarder, Way},
+    forwarded::Forwarding,
+    tunnel::Planned,
+};
+use crate::{
+    config::{Identity, Proxy},
+    net::{Bounds, Listener, Server},
+};
+
+/// What the proxy needs.
+#[derive(Clone, Debug)]
+pub struct Served {
+    /// What it does.
+    pub settings: Arc<Proxy>,
+    /// What stands behind it.
+    pub upstreams: Arc<Upstreams>,
+    /// Which proxies in front of it are believed.
+    pub identity: Arc<Identity>,
+}
+
+/// Passes on what is asked on `socket`.
+///
+/// # Errors
+///
+/// What the system says if `socket` is not a listening socket.
+pub fn listen(server: &Server, socket: TcpListener, served: Served) -> io::Result<Listener> {
+    let bounds = Bounds {
+        connections: served.settings.max_connections,
+        ..Bounds::default()
+    };
+    server.listen(socket, bounds, move |stream, connection| {
+        let Served {
+            settings,
+            upstreams,
+            identity,
+        } = served.clone();
+        async move {
+            let peer = connection.peer.ip();
+            let planned = Planned::default();
+            let is_believed = identity.trust.believes(peer);
+            let forwarder = Forwarder::new(Way {
+                settings: Arc::clone(&settings),
+                upstreams,
+                forwarding: Forwarding::new(settings.forwarded, peer, "http", is_believed),
+                worker: connection.worker,
+                planned: planned.clone(),
+            });
+            let client = Client {
+                connection,
+                settings,
+                planned,
+            };
+            client.serve(stream, forwarder).await;
+        }
+    })
+}

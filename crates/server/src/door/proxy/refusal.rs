@@ -1,0 +1,100 @@
+//! What the proxy answers itself, because no upstream did.
+
+use http::{HeaderValue, Response, StatusCode, header::RETRY_AFTER};
+
+use super::body::Body;
+use crate::door::http::Problem;
+
+/// Why there is no answer of an upstream. None of them names the upstream to the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// A client wants a tunnel to somewhere.
+    Tunnel,
+    /// The host is missing or makes no sense; with what is wrong.
+    Host(&'static str),
+    /// The path or the host is too long to choose an upstream by.
+    Unroutable,
+    /// No upstream is for this request.
+    NoUpstream,
+    /// The body is over so many bytes.
+    TooLarge(u64),
+    /// The body did not arrive in time.
+    BodyTooSlow,
+    /// The body broke off.
+    BodyBroke,
+    /// The upstream has as many connections as it may have.
+    Full,
+    /// Nobody took the connection.
+    Unreachable,
+    /// Nobody took the connection in time.
+    ConnectTimeout,
+    /// The head of the answer did not come in time.
+    HeadTimeout,
+    /// The upstream broke off, or sent what is no HTTP.
+    BadAnswer,
+}
+
+impl Refusal {
+    fn status(self) -> StatusCode {
+        match self {
+            Self::Tunnel => StatusCode::NOT_IMPLEMENTED,
+            Self::Host(_) | Self::BodyBroke => StatusCode::BAD_REQUEST,
+            Self::Unroutable => StatusCode::URI_TOO_LONG,
+            Self::NoUpstream => StatusCode::NOT_FOUND,
+            Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::BodyTooSlow => StatusCode::REQUEST_TIMEOUT,
+            Self::Full => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Unreachable | Self::BadAnswer => StatusCode::BAD_GATEWAY,
+            Self::ConnectTimeout | Self::HeadTimeout => StatusCode::GATEWAY_TIMEOUT,
+        }
+    }
+
+    fn detail(self) -> String {
+        let detail = match self {
+            Self::Tunnel => "tunnels are not made here; ask for the resource itself",
+            Self::Host(problem) => problem,
+            Self::Unroutable => "the path or the host is too long",
+            Self::NoUpstream => "there is nothing here for this host and path",
+            Self::TooLarge(most) => {
+                return format!("the body is over the maximum of {most} bytes");
+            }
+            Self::BodyTooSlow => "the body did not arrive in time",
+            Self::BodyBroke => "the body broke off",
+            Self::Full => "the service has as many requests as it can take; try again",
+            Self::Unreachable => "the service cannot be reached",
+            Self::ConnectTimeout => "the service cannot be reached in time",
+            Self::HeadTimeout => "the service did not answer in time",
+            Self::BadAnswer => "the service gave no answer that makes sense",
+        };
+        detail.to_owned()
+    }
+
+    /// What this is called in metrics.
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Tunnel => "tunnel",
+            Self::Host(_) => "host",
+            Self::Unroutable => "unroutable",
+            Self::NoUpstream => "no_upstream",
+            Self::TooLarge(_) => "too_large",
+            Self::BodyTooSlow => "body_too_slow",
+            Self::BodyBroke => "body_broke",
+            Self::Full => "full",
+            Self::Unreachable => "unreachable",
+            Self::ConnectTimeout => "connect_timeout",
+            Self::HeadTimeout => "head_timeout",
+            Self::BadAnswer => "bad_answer",
+        }
+    }
+
+    /// The problem document.
+    pub(super) fn answer(self) -> Response<Body> {
+        let mut answer = Problem::new(self.status(), self.detail()).answer();
+        if self.status() == StatusCode::SERVICE_UNAVAILABLE {
+            answer
+                .headers_mut()
+                .insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        answer.map(Body::Whole)
+    }
+}

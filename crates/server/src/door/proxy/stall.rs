@@ -1,0 +1,134 @@
+//! Whoever takes nothing of what is ready for them is not waited for forever.
+
+use std::{
+    io,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::net::LazyTimer;
+
+/// A socket whose other end must take what it is sent, in time.
+#[derive(Debug)]
+pub(super) struct Stalling<S> {
+    stream: S,
+    stall: Stall,
+}
+
+impl<S> Stalling<S> {
+    pub(super) const fn new(stream: S, longest: Duration) -> Self {
+        let stall = Stall {
+            longest,
+            stuck: None,
+        };
+        Self { stream, stall }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Stalling<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Stalling<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        octets: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let wrote = Pin::new(&mut self.stream).poll_write(cx, octets);
+        self.stall.in_time(cx, wrote)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let wrote = Pin::new(&mut self.stream).poll_write_vectored(cx, pieces);
+        self.stall.in_time(cx, wrote)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = Pin::new(&mut self.stream).poll_flush(cx);
+        self.stall.in_time(cx, flushed)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let shut = Pin::new(&mut self.stream).poll_shutdown(cx);
+        self.stall.in_time(cx, shut)
+    }
+}
+
+/// Times a writer that is stuck. A writer that is not costs nothing.
+#[derive(Debug)]
+struct Stall {
+    longest: Duration,
+    stuck: Option<LazyTimer>,
+}
+
+impl Stall {
+    /// What a write came to, unless nothing has been taken for too long.
+    fn in_time<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        wrote: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if wrote.is_ready() {
+            self.stuck = None;
+            return wrote;
+        }
+        let longest = self.longest;
+        let stuck = self.stuck.get_or_insert_with(|| LazyTimer::new(longest));
+        ready!(stuck.poll_due(cx));
+        let late = "the other side did not take what it was sent in time";
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, late)))
+    }
+}
+
+/// How long the next octets may be waited for. Time in which nobody waits does not count, so that a slow reader at
+/// the other end of a body is not blamed on its writer.
+#[derive(Debug)]
+pub(super) struct Silence {
+    longest: Duration,
+    timer: Option<LazyTimer>,
+    is_awaited: bool,
+}
+
+impl Silence {
+    pub(super) const fn new(longest: Duration) -> Self {
+        Self {
+            longest,
+            timer: None,
+            is_awaited: false,
+        }
+    }
+
+    /// Something has come.
+    pub(super) fn broken(&mut self) {
+        self.is_awaited = false;
+    }
+
+    /// Nothing has come: ready once that has lasted too long.
+    pub(super) fn poll_too_long(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let longest = self.longest;
+        let timer = self.timer.get_or_insert_with(|| LazyTimer::new(longest));
+        if !self.is_awaited {
+            self.is_awaited = true;
+            timer.set(longest);
+        }
+        timer.poll_due(cx)
+    }
+}

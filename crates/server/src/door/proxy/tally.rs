@@ -1,0 +1,137 @@
+//! What an upstream was asked and answered, counted by each worker for itself.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use http::StatusCode;
+
+use super::{Upstreams, refusal::Refusal};
+use crate::metrics::Text;
+
+/// What requests came to: the classes of their answers' statuses.
+const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
+
+/// What can become of a request that an upstream did not answer.
+const FAILURES: [Refusal; 5] = [
+    Refusal::Full,
+    Refusal::Unreachable,
+    Refusal::ConnectTimeout,
+    Refusal::HeadTimeout,
+    Refusal::BadAnswer,
+];
+
+/// The counters of one upstream.
+#[derive(Debug)]
+pub(super) struct Tally(Box<[Shard]>);
+
+// Two cache lines, because processors fetch them in pairs.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Shard {
+    answers: [AtomicU64; CLASSES.len()],
+    failures: [AtomicU64; FAILURES.len()],
+    retries: AtomicU64,
+}
+
+impl Tally {
+    pub(super) fn new(workers: usize) -> Self {
+        Self((0..workers).map(|_| Shard::default()).collect())
+    }
+
+    /// Counts an answer of the upstream.
+    pub(super) fn count_answer(&self, worker: usize, status: StatusCode) {
+        let class = usize::from(status.as_u16() / 100).wrapping_sub(1);
+        let counter = self
+            .0
+            .get(worker)
+            .and_then(|shard| shard.answers.get(class));
+        if let Some(counter) = counter {
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts what became of a request that the upstream did not answer, if that was the upstream's doing.
+    pub(super) fn count_failure(&self, worker: usize, refusal: Refusal) {
+        let at = FAILURES.iter().position(|failure| *failure == refusal);
+        if let Some((shard, at)) = self.0.get(worker).zip(at) {
+            shard.failures[at].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts a request that is sent once more, because nothing of it had been sent.
+    pub(super) fn count_retry(&self, worker: usize) {
+        if let Some(shard) = self.0.get(worker) {
+            shard.retries.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn sum(&self, counter: impl Fn(&Shard) -> &AtomicU64) -> u64 {
+        self.0
+            .iter()
+            .map(|shard| counter(shard).load(Ordering::Relaxed))
+            .sum()
+    }
+}
+
+impl Upstreams {
+    /// Appends what was counted to `text`.
+    pub(crate) fn write(&self, text: &mut Text) {
+        let name = "tidegate_proxy_answers_total";
+        text.family(name, "counter", "Answers of upstreams by status.");
+        for upstream in self.iter() {
+            for (at, class) in CLASSES.iter().enumerate() {
+                let labels = [("upstream", &*upstream.name), ("status", class)];
+                text.sample(
+                    name,
+                    &labels,
+                    upstream.tally.sum(|shard| &shard.answers[at]),
+                );
+            }
+        }
+        let name = "tidegate_proxy_failures_total";
+        let help = "Requests that an upstream did not answer, by what went wrong.";
+        text.family(name, "counter", help);
+        for upstream in self.iter() {
+            for (at, failure) in FAILURES.iter().enumerate() {
+                let labels = [("upstream", &*upstream.name), ("failure", failure.as_str())];
+                text.sample(
+                    name,
+                    &labels,
+                    upstream.tally.sum(|shard| &shard.failures[at]),
+                );
+            }
+        }
+        let name = "tidegate_proxy_retries_total";
+        let help = "Requests sent once more, because nothing of them had been sent.";
+        text.family(name, "counter", help);
+        for upstream in self.iter() {
+            let retries = upstream.tally.sum(|shard| &shard.retries);
+            text.sample(name, &[("upstream", &upstream.name)], retries);
+        }
+        let families: [Family; 2] = [
+            (
+                "tidegate_proxy_in_flight",
+                "Requests on their way.",
+                |upstream| upstream.in_flight(),
+            ),
+            (
+                "tidegate_proxy_connections",
+                "Connections to upstreams, with those that wait.",
+                |upstream| upstream.connections(),
+            ),
+        ];
+        for (name, help, read) in families {
+            text.family(name, "gauge", help);
+            for upstream in self.iter() {
+                let value = u64::try_from(read(upstream)).unwrap_or(u64::MAX);
+                text.sample(name, &[("upstream", &upstream.name)], value);
+            }
+        }
+    }
+}
+
+/// A gauge of every upstream: its name and help, and where its number comes from.
+type Family = (
+    &'static str,
+    &'static str,
+    fn(&super::upstreams::Upstream) -> usize,
+);

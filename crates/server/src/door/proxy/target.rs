@@ -1,0 +1,57 @@
+//! What a request asks for, in the one form in which it is passed on: a path on the wire, and one `Host`.
+
+use http::{
+    HeaderMap, HeaderValue, Method, Uri,
+    header::{COOKIE, HOST},
+    request::Parts,
+    uri::PathAndQuery,
+};
+
+use super::refusal::Refusal;
+
+/// Leaves the path and the query in the target, and the host in `Host`.
+///
+/// # Errors
+///
+/// A tunnel, which is not for a reverse proxy, and a host that is not there, or there several times.
+pub(super) fn settle(head: &mut Parts) -> Result<(), Refusal> {
+    if head.method == Method::CONNECT {
+        return Err(Refusal::Tunnel);
+    }
+    if head.headers.get_all(HOST).iter().nth(1).is_some() {
+        return Err(Refusal::Host("there must be one `Host`"));
+    }
+    // The target of HTTP/2, and of HTTP/1.1 in absolute form, has the host, and it comes before `Host`.
+    if let Some(authority) = head.uri.authority() {
+        if authority.as_str().contains('@') {
+            return Err(Refusal::Host("there must be no user in the target"));
+        }
+        let host = HeaderValue::from_str(authority.as_str());
+        let host = host.map_err(|_| Refusal::Host("the host is no header value"))?;
+        head.headers.insert(HOST, host);
+        let path = head.uri.path_and_query().cloned();
+        head.uri = Uri::from(path.unwrap_or_else(|| PathAndQuery::from_static("/")));
+    }
+    match head.headers.get(HOST) {
+        Some(host) if !host.is_empty() => {}
+        _ => return Err(Refusal::Host("there is no `Host`")),
+    }
+    join_cookies(&mut head.headers);
+    Ok(())
+}
+
+/// HTTP/2 may send cookies a line each; HTTP/1.1 has one line.
+fn join_cookies(headers: &mut HeaderMap) {
+    if headers.get_all(COOKIE).iter().nth(1).is_none() {
+        return;
+    }
+    let lines: Vec<&[u8]> = headers
+        .get_all(COOKIE)
+        .iter()
+        .map(HeaderValue::as_bytes)
+        .collect();
+    // Values that are joined are a value.
+    if let Ok(joined) = HeaderValue::from_bytes(&lines.join(&b"; "[..])) {
+        headers.insert(COOKIE, joined);
+    }
+}

@@ -1,0 +1,125 @@
+//! A connection that was upgraded: octets in both directions, until both sides have closed or nothing moves any more.
+
+use std::{
+    cell::Cell,
+    future::poll_fn,
+    io,
+    pin::{Pin, pin},
+    rc::Rc,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use hyper::upgrade::{OnUpgrade, Upgraded};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional_with_sizes};
+
+use super::lease::Lease;
+use crate::net::LazyTimer;
+
+/// How many octets wait in each direction.
+const BUFFER_BYTES: usize = 16 << 10;
+
+/// The tunnel that the last request of a connection has led to, if it has; it is dug when the answer is out.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Planned(Arc<Mutex<Option<Tunnel>>>);
+
+impl Planned {
+    pub(super) fn plan(&self, tunnel: Tunnel) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(tunnel);
+    }
+
+    pub(super) fn take(&self) -> Option<Tunnel> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+/// Two connections that become one.
+#[derive(Debug)]
+pub(super) struct Tunnel {
+    pub(super) client: OnUpgrade,
+    pub(super) upstream: OnUpgrade,
+    /// The upstream's connection, which counts as in use to the end.
+    pub(super) lease: Lease,
+}
+
+impl Tunnel {
+    /// Carries octets both ways, until nothing has moved for `longest`.
+    pub(super) async fn carry(self, longest: Duration) -> io::Result<()> {
+        let Self {
+            client,
+            upstream,
+            lease,
+        } = self;
+        let client = client.await.map_err(io::Error::other)?;
+        let upstream = upstream.await.map_err(io::Error::other)?;
+        let moved = Rc::new(Cell::new(false));
+        let mut client = Watched::new(client, &moved);
+        let mut upstream = Watched::new(upstream, &moved);
+        let carrying =
+            copy_bidirectional_with_sizes(&mut client, &mut upstream, BUFFER_BYTES, BUFFER_BYTES);
+        let mut carrying = pin!(carrying);
+        let mut silence = LazyTimer::new(longest);
+        let carried = poll_fn(|cx| {
+            if let Poll::Ready(ended) = carrying.as_mut().poll(cx) {
+                return Poll::Ready(ended.map(drop));
+            }
+            if moved.take() {
+                silence.set(longest);
+            }
+            ready!(silence.poll_due(cx));
+            Poll::Ready(Err(io::Error::from(io::ErrorKind::TimedOut)))
+        })
+        .await;
+        drop(lease);
+        carried
+    }
+}
+
+/// A side of a tunnel that tells when something has come from it.
+struct Watched {
+    stream: TokioIo<Upgraded>,
+    moved: Rc<Cell<bool>>,
+}
+
+impl Watched {
+    fn new(stream: Upgraded, moved: &Rc<Cell<bool>>) -> Self {
+        Self {
+            stream: TokioIo::new(stream),
+            moved: Rc::clone(moved),
+        }
+    }
+}
+
+impl AsyncRead for Watched {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
+        if read.is_ready() {
+            self.moved.set(true);
+        }
+        read
+    }
+}
+
+impl AsyncWrite for Watched {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        octets: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, octets)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}

@@ -1,0 +1,102 @@
+//! What stands behind the proxy: which upstream is for a request, and which of its addresses has the least to do.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use http::{header::HOST, request::Parts};
+use tidegate_core::{Cost, Request, When};
+
+use super::{address::Address, refusal::Refusal, tally::Tally};
+use crate::config;
+
+/// All upstreams, in the order of the configuration.
+#[derive(Debug)]
+pub struct Upstreams(Box<[Arc<Upstream>]>);
+
+/// One upstream.
+#[derive(Debug)]
+pub(super) struct Upstream {
+    pub(super) name: Box<str>,
+    when: When,
+    addresses: Box<[Arc<Address>]>,
+    /// Where to begin looking, so that addresses with equally much to do take turns.
+    next: AtomicUsize,
+    pub(super) tally: Tally,
+}
+
+impl Upstreams {
+    /// As `settings` have them, for so many workers.
+    #[must_use]
+    pub fn new(settings: &[config::Upstream], workers: usize) -> Self {
+        let upstream = |settings: &config::Upstream| {
+            let address = |url| Arc::new(Address::new(url, settings.max_connections, workers));
+            Arc::new(Upstream {
+                name: settings.name.clone(),
+                when: settings.when.clone(),
+                addresses: settings.urls.iter().cloned().map(address).collect(),
+                next: AtomicUsize::new(0),
+                tally: Tally::new(workers),
+            })
+        };
+        Self(settings.iter().map(upstream).collect())
+    }
+
+    pub(super) fn iter(&self) -> std::slice::Iter<'_, Arc<Upstream>> {
+        self.0.iter()
+    }
+
+    /// The first upstream whose conditions hold for the request with this head, whose `Host` there is.
+    pub(super) fn choose(&self, head: &Parts) -> Result<&Arc<Upstream>, Refusal> {
+        if let Some(first) = self.0.first()
+            && first.when.is_always()
+        {
+            return Ok(first);
+        }
+        let path = tidegate_http::normal_path(head.uri.path());
+        let host = head.headers.get(HOST).map(|host| host.as_bytes());
+        let host = tidegate_http::bare_host(&String::from_utf8_lossy(host.unwrap_or_default()));
+        let entries = [
+            ("path", &*path),
+            ("host", &*host),
+            ("method", head.method.as_str()),
+        ];
+        let request = Request::new(&entries, Cost::ONE).map_err(|_| Refusal::Unroutable)?;
+        let mut upstreams = self.0.iter();
+        upstreams
+            .find(|upstream| upstream.when.holds_for(&request))
+            .ok_or(Refusal::NoUpstream)
+    }
+}
+
+impl Upstream {
+    /// The address with the least to do among those that were not `tried`, a bit for each.
+    pub(super) fn least_loaded(&self, tried: u64) -> Option<(usize, &Arc<Address>)> {
+        let count = self.addresses.len();
+        let first = if count == 1 {
+            0
+        } else {
+            self.next.fetch_add(1, Ordering::Relaxed)
+        };
+        (0..count)
+            .map(|step| first.wrapping_add(step) % count)
+            .filter(|at| tried & (1 << at) == 0)
+            .map(|at| (at, &self.addresses[at]))
+            .min_by_key(|(_, address)| address.in_flight())
+    }
+
+    pub(super) fn in_flight(&self) -> usize {
+        self.addresses
+            .iter()
+            .map(|address| address.in_flight())
+            .sum()
+    }
+
+    pub(super) fn connections(&self) -> usize {
+        self.addresses
+            .iter()
+            .map(|address| address.connections())
+            .sum()
+    }
+}

@@ -1,0 +1,125 @@
+//! The section `proxy` of the rules file.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::time::Duration;
+
+use tidegate_server::config::{Config, ForwardedHeaders, Proxy};
+
+fn proxy(text: &str) -> Proxy {
+    let config = Config::parse(text).unwrap_or_else(|mistakes| panic!("{mistakes:#?}"));
+    config.proxy.unwrap()
+}
+
+fn mistakes(text: &str) -> Vec<String> {
+    let mistakes = Config::parse(text).unwrap_err();
+    mistakes.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn without_the_section_there_is_no_proxy() {
+    assert!(Config::parse("").unwrap().proxy.is_none());
+}
+
+#[test]
+fn what_is_left_out_has_its_default() {
+    let proxy = proxy(
+        "proxy: {listen: '127.0.0.1:8000', upstreams: [{name: app, urls: 'http://127.0.0.1:3000'}]}",
+    );
+    assert_eq!(proxy.listen, ([127, 0, 0, 1], 8000).into());
+    assert_eq!(proxy.max_body, None);
+    assert_eq!((proxy.max_head, proxy.max_headers), (64 << 10, 100));
+    assert_eq!(proxy.max_connections, 10_000);
+    assert_eq!(proxy.forwarded, ForwardedHeaders::XForwarded);
+    assert_eq!(proxy.timeouts.head, Duration::from_secs(30));
+    let [upstream] = &proxy.upstreams[..] else {
+        panic!("{:?}", proxy.upstreams)
+    };
+    assert_eq!((&*upstream.name, upstream.max_connections), ("app", 1_024));
+    assert_eq!(upstream.urls[0].to_string(), "http://127.0.0.1:3000");
+    assert!(upstream.when.is_always());
+}
+
+#[test]
+fn everything_can_be_set() {
+    let proxy = proxy(
+        "
+proxy:
+  listen: '[::1]:8000'
+  upstreams:
+    - {name: api, urls: [http://10.0.0.1:80, http://10.0.0.2:80], when: {path: /api/**, host: [a, b]}, max_connections: 7}
+    - {name: app, urls: http://app.internal}
+  timeouts: {connect: 2s, head: 1min, idle: 1h, request_head: 5s, keep_alive: 1d, pool: 500ms, upgraded: 2h}
+  max_body: 10MB
+  max_head: 16KiB
+  max_headers: 50
+  max_connections: 20
+  forwarded: both
+",
+    );
+    assert_eq!(proxy.upstreams.len(), 2);
+    assert_eq!(proxy.upstreams[0].max_connections, 7);
+    assert!(!proxy.upstreams[0].when.is_always());
+    assert_eq!(proxy.timeouts.connect, Duration::from_secs(2));
+    assert_eq!(proxy.timeouts.pool, Duration::from_millis(500));
+    assert_eq!(proxy.timeouts.upgraded, Duration::from_secs(7_200));
+    assert_eq!(
+        (proxy.max_body, proxy.max_head),
+        (Some(10_000_000), 16 << 10)
+    );
+    assert_eq!((proxy.max_headers, proxy.max_connections), (50, 20));
+    assert_eq!(proxy.forwarded, ForwardedHeaders::Both);
+}
+
+#[test]
+fn every_mistake_is_told_with_its_line() {
+    let text = "
+proxy:
+  lisen: 127.0.0.1:8000
+  upstreams:
+    - {name: 'a b', urls: []}
+    - {name: app, urls: [ftp://h, http://h/v1]}
+    - {name: app, urls: [http://h, http://h], max_connections: 0}
+    - {nam: x, when: {ip: 10.0.0.1}}
+  timeouts: {head: 1us, ide: 1s, pool: 2d}
+  max_head: 1KiB
+  max_headers: 0
+  forwarded: x-forward
+";
+    let expected = [
+        "proxy.lisen (line 3): unknown key `lisen`; did you mean `listen`?",
+        "proxy.upstreams[0].name (line 5): expected a name of 1 to 64 letters, digits, `-`, `_` and `.`, got \"a b\"",
+        "proxy.upstreams[0].urls (line 5): must be 1 to 64 URLs, got 0",
+        "proxy.upstreams[1].urls[0] (line 6): only http:// can be asked; give a URL such as http://127.0.0.1:3000",
+        "proxy.upstreams[1].urls[1] (line 6): there must be no path in it: what clients ask for is passed on as it is; give a URL such as http://127.0.0.1:3000",
+        "proxy.upstreams[2].urls[1] (line 7): stands there twice",
+        "proxy.upstreams[2].max_connections (line 7): must be from 1 to 65536, got 0",
+        "proxy.upstreams[3].nam (line 8): unknown key `nam`; did you mean `name`?",
+        "proxy.upstreams[3].urls (line 8): is missing",
+        "proxy.upstreams[3].when.ip (line 8): an upstream is chosen by path, host and method; known are path, host, method",
+        "proxy.timeouts.ide (line 9): unknown key `ide`; did you mean `idle`?",
+        "proxy.timeouts.head (line 9): must be 1ms to 1d",
+        "proxy.timeouts.pool (line 9): must be 1ms to 1d",
+        "proxy.max_head (line 10): must be from 8192 to 1048576, got 1024",
+        "proxy.max_headers (line 11): must be from 1 to 1000, got 0",
+        "proxy.forwarded (line 12): expected one of x-forwarded, forwarded, both, got \"x-forward\"; did you mean `x-forwarded`?",
+    ];
+    assert_eq!(mistakes(text), expected);
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    let expected = [
+        "proxy.listen (line 1): is missing; name an address and port such as 127.0.0.1:8000",
+        "proxy.upstreams (line 1): is missing; give a list of upstreams such as [{name: app, urls: [\"http://127.0.0.1:3000\"]}]",
+    ];
+    assert_eq!(mistakes("proxy: {}"), expected);
+    let text = "proxy: {listen: 8000, upstreams: []}";
+    let expected = [
+        "proxy.listen (line 1): expected an address and port such as 127.0.0.1:8000, got the number 8000",
+        "proxy.upstreams (line 1): must be 1 to 100 upstreams, got 0",
+    ];
+    assert_eq!(mistakes(text), expected);
+    let text = "proxy: {listen: '127.0.0.1:1', upstreams: [{name: a, urls: 'http://h'}, {name: a, urls: 'http://i'}]}";
+    let expected = ["proxy.upstreams[1] (line 1): another is called `a`"];
+    assert_eq!(mistakes(text), expected);
+}

@@ -1,0 +1,129 @@
+//! Clients that are slow, silent or too large, and how much of everything there may be.
+
+use std::time::Duration;
+
+use crate::{door::Door, upstream::Upstream};
+
+#[test]
+fn a_head_that_drips_is_cut_off() {
+    let upstream = Upstream::ok();
+    let door = Door::with(upstream.url(), "timeouts: {request_head: 200ms}");
+    let mut client = door.connect();
+    client.send("GET / HTTP/1.1\r\nhost: h\r\n");
+    let drip = client.clone_stream();
+    std::thread::spawn(move || {
+        use std::io::Write as _;
+        let mut drip = drip;
+        // A line now and then, forever: the time is that of the whole head.
+        while drip.write_all(b"a: b\r\n").is_ok() {
+            std::thread::park_timeout(Duration::from_millis(20));
+        }
+    });
+    assert_eq!(client.until_closed(), "");
+    assert_eq!(upstream.connections(), 0);
+}
+
+#[test]
+fn an_idle_client_is_sent_away() {
+    let upstream = Upstream::ok();
+    let door = Door::with(upstream.url(), "timeouts: {keep_alive: 100ms}");
+    let mut client = door.connect();
+    assert_eq!(client.ask("GET", "/", &[], b"").status, 200);
+    assert_eq!(client.until_closed(), "");
+}
+
+#[test]
+fn a_body_that_stops_is_408() {
+    let upstream = Upstream::start(|talk| {
+        talk.head();
+        talk.until_closed();
+    });
+    let door = Door::with(upstream.url(), "timeouts: {idle: 100ms}");
+    let mut client = door.connect();
+    client.send("POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 10\r\n\r\nhalf");
+    assert_eq!(client.read_answer(false).status, 408);
+}
+
+#[test]
+fn a_body_that_is_slow_but_comes_is_waited_for() {
+    let upstream = Upstream::start(|talk| {
+        talk.head();
+        talk.octets(6);
+        talk.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
+        talk.until_closed();
+    });
+    // Longer in all than the head of the answer may take, which does not count yet.
+    let door = Door::with(upstream.url(), "timeouts: {idle: 10s, head: 100ms}");
+    let mut client = door.connect();
+    client.send("POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 6\r\n\r\n");
+    for _ in 0..6 {
+        std::thread::park_timeout(Duration::from_millis(50));
+        client.send("x");
+    }
+    assert_eq!(client.read_answer(false).status, 200);
+}
+
+#[test]
+fn a_body_that_is_too_large_is_413() {
+    let upstream = Upstream::start(|talk| {
+        talk.head();
+        talk.until_closed();
+    });
+    let door = Door::with(upstream.url(), "max_body: 10");
+    let mut client = door.connect();
+    client.send("POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 11\r\n\r\n");
+    let answer = client.read_answer(false);
+    assert_eq!(answer.status, 413);
+    assert_eq!(answer.problem(), "the body is over the maximum of 10 bytes");
+    assert_eq!(upstream.connections(), 0, "its length said so");
+    let mut client = door.connect();
+    client.send("POST / HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n8\r\n12345678\r\n3\r\n123\r\n");
+    assert_eq!(client.read_answer(false).status, 413);
+}
+
+#[test]
+fn a_head_that_is_too_large_is_431() {
+    let upstream = Upstream::ok();
+    let door = Door::with(upstream.url(), "max_head: 8KiB\nmax_headers: 10");
+    for headers in [
+        format!("a: {}\r\n", "x".repeat(20_000)),
+        "a: b\r\n".repeat(11),
+    ] {
+        let mut client = door.connect();
+        client.send_what_fits(format!("GET / HTTP/1.1\r\nhost: h\r\n{headers}\r\n"));
+        let answer = client.until_closed();
+        assert!(answer.starts_with("HTTP/1.1 431 "), "{answer}");
+    }
+    assert_eq!(upstream.connections(), 0);
+}
+
+#[test]
+fn an_answer_that_is_not_read_is_not_waited_for() {
+    let (send, gone) = std::sync::mpsc::channel();
+    let send = std::sync::Mutex::new(send);
+    let upstream = Upstream::start(move |talk| {
+        talk.head();
+        talk.send("HTTP/1.1 200 OK\r\ncontent-length: 1000000000\r\n\r\n");
+        // Until the proxy takes no more: it has no memory for what its client does not read.
+        let mut sent = 0;
+        while std::io::Write::write_all(&mut talk.stream, &[0; 1 << 16]).is_ok() {
+            sent += 1 << 16;
+        }
+        send.lock().unwrap().send(sent).unwrap();
+    });
+    let door = Door::with(upstream.url(), "timeouts: {idle: 300ms}");
+    let mut client = door.connect();
+    client.send("GET / HTTP/1.1\r\nhost: h\r\n\r\n");
+    let sent: usize = gone.recv_timeout(Duration::from_secs(30)).unwrap();
+    assert!(sent < 50_000_000, "{sent} bytes are somewhere");
+}
+
+#[test]
+fn there_are_so_many_clients_and_no_more() {
+    let upstream = Upstream::ok();
+    let door = Door::with(upstream.url(), "max_connections: 1");
+    let mut first = door.connect();
+    assert_eq!(first.ask("GET", "/", &[], b"").status, 200);
+    assert_eq!(door.connect().until_closed(), "");
+    assert_eq!(door.listener.refused(), 1);
+}

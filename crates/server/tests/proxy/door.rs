@@ -1,0 +1,67 @@
+//! A proxy in this process.
+
+use std::{fmt::Display, net::TcpListener, sync::Arc, time::Duration};
+
+use tidegate_server::{
+    config::Config,
+    door::proxy::{self, Served, Upstreams},
+    net::{Listener, Server},
+};
+
+use crate::client::{Answer, Client};
+
+pub(crate) struct Door {
+    pub(crate) listener: Listener,
+    pub(crate) server: Server,
+}
+
+impl Door {
+    /// A proxy in front of one upstream.
+    pub(crate) fn before(url: impl Display) -> Self {
+        Self::with(url, "")
+    }
+
+    /// A proxy in front of one upstream, with more settings in `proxy:`, a line each.
+    pub(crate) fn with(url: impl Display, settings: &str) -> Self {
+        let mut text = format!(
+            "proxy:\n  listen: 127.0.0.1:0\n  upstreams: [{{name: app, urls: [\"{url}\"]}}]\n"
+        );
+        for line in settings.lines() {
+            text.push_str("  ");
+            text.push_str(line);
+            text.push('\n');
+        }
+        Self::open(&text)
+    }
+
+    /// A proxy as this rules file has it.
+    pub(crate) fn open(text: &str) -> Self {
+        let config = Config::parse(text).unwrap_or_else(|mistakes| panic!("{mistakes:?}"));
+        let server = Server::start(1).unwrap();
+        let settings = config.proxy.unwrap();
+        let served = Served {
+            upstreams: Arc::new(Upstreams::new(&settings.upstreams, server.workers())),
+            settings: Arc::new(settings),
+            identity: Arc::new(config.identity),
+        };
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        let listener = proxy::listen(&server, socket, served).unwrap();
+        Self { listener, server }
+    }
+
+    pub(crate) fn connect(&self) -> Client {
+        Client::connect(self.listener.local_addr())
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Answer {
+        self.connect().ask("GET", path, &[], b"")
+    }
+
+    pub(crate) fn shut_down(self) -> usize {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .unwrap()
+            .block_on(self.server.shutdown(Duration::from_secs(20)))
+    }
+}

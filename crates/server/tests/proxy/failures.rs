@@ -1,0 +1,165 @@
+//! Upstreams that are not there, lie, or say nothing: a clear answer, soon, that does not tell on them.
+
+use crate::{
+    client::Answer,
+    door::Door,
+    upstream::{Talk, Upstream},
+};
+
+/// What a client gets of an upstream that conducts itself like this.
+fn answer_of(conduct: impl Fn(&mut Talk) + Send + Sync + 'static) -> Answer {
+    let upstream = Upstream::start(conduct);
+    let door = Door::with(upstream.url(), "timeouts: {head: 100ms, idle: 100ms}");
+    let answer = door.get("/");
+    assert!(
+        !answer.body.contains(&upstream.address.port().to_string()),
+        "an address is told: {answer:?}"
+    );
+    answer
+}
+
+#[test]
+fn nobody_there_is_502() {
+    let nobody = Upstream::nobody();
+    let answer = Door::before(format!("http://{nobody}")).get("/");
+    assert_eq!(answer.status, 502);
+    assert_eq!(answer.problem(), "the service cannot be reached");
+}
+
+#[test]
+fn a_name_that_is_none_is_502() {
+    let answer = Door::with("http://no..where", "timeouts: {connect: 20s}").get("/");
+    assert_eq!(answer.status, 502);
+    assert!(!answer.body.contains("no..where"), "{answer:?}");
+}
+
+#[test]
+fn what_is_no_http_is_502() {
+    let garbage: [&'static str; 6] = [
+        "SSH-2.0-OpenSSH_9.2\r\n",
+        "HTTP/1.1 999999 X\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nno colon\r\n\r\n",
+        "HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello",
+        "HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\nhello",
+        "HTTP/1.1 200 OK\r\na: b\r\n folded\r\n\r\n",
+    ];
+    for octets in garbage {
+        let answer = answer_of(move |talk| {
+            talk.head();
+            talk.send(octets);
+            talk.until_closed();
+        });
+        assert_eq!(answer.status, 502, "{octets:?}");
+        let problem = answer.problem();
+        assert_eq!(problem, "the service gave no answer that makes sense");
+    }
+}
+
+#[test]
+fn another_protocol_that_nobody_asked_for_is_502() {
+    let answer = answer_of(|talk| {
+        talk.head();
+        talk.send("HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n");
+        talk.until_closed();
+    });
+    assert_eq!(answer.status, 502);
+}
+
+#[test]
+fn a_head_that_is_too_large_is_502() {
+    let answer = answer_of(|talk| {
+        talk.head();
+        talk.send(format!(
+            "HTTP/1.1 200 OK\r\na: {}\r\n\r\n",
+            "x".repeat(200_000)
+        ));
+        talk.until_closed();
+    });
+    assert_eq!(answer.status, 502);
+    let answer = answer_of(|talk| {
+        talk.head();
+        talk.send(format!("HTTP/1.1 200 OK\r\n{}\r\n", "a: b\r\n".repeat(101)));
+        talk.until_closed();
+    });
+    assert_eq!(answer.status, 502);
+}
+
+#[test]
+fn whoever_hangs_up_without_an_answer_is_502_and_is_not_asked_again() {
+    let upstream = Upstream::start(|talk| {
+        talk.head();
+        talk.close();
+    });
+    let answer = Door::before(upstream.url()).get("/");
+    assert_eq!(answer.status, 502);
+    assert_eq!(upstream.heads().len(), 1);
+}
+
+#[test]
+fn whoever_never_answers_is_504() {
+    let answer = answer_of(|talk| {
+        talk.head();
+        talk.until_closed();
+    });
+    assert_eq!(answer.status, 504);
+    assert_eq!(answer.problem(), "the service did not answer in time");
+}
+
+#[test]
+fn half_a_head_is_504() {
+    let answer = answer_of(|talk| {
+        talk.head();
+        talk.send("HTTP/1.1 200 OK\r\ncontent-le");
+        talk.until_closed();
+    });
+    assert_eq!(answer.status, 504);
+}
+
+/// The head has been passed on when the lie comes out: the connection breaks, so that the client does not take half
+/// for the whole.
+#[test]
+fn a_body_that_is_shorter_than_it_says_breaks_off() {
+    for (conduct, begins) in [
+        (
+            (|talk: &mut Talk| talk.close()) as fn(&mut Talk),
+            "content-length: 10\r\n",
+        ),
+        (|talk| talk.until_closed(), "content-length: 10\r\n"),
+        (|talk| talk.close(), "transfer-encoding: chunked\r\n"),
+    ] {
+        let upstream = Upstream::start(move |talk| {
+            talk.head();
+            let piece = if begins.starts_with('c') {
+                "half"
+            } else {
+                "4\r\nhalf\r\n"
+            };
+            talk.send(format!("HTTP/1.1 200 OK\r\n{begins}\r\n{piece}"));
+            conduct(talk);
+        });
+        let door = Door::with(upstream.url(), "timeouts: {idle: 100ms}");
+        let mut client = door.connect();
+        client.send("GET / HTTP/1.1\r\nhost: h\r\n\r\n");
+        let answer = client.until_closed();
+        assert!(answer.contains("half"), "{answer}");
+        assert!(
+            !answer.ends_with("0\r\n\r\n"),
+            "half is taken for all: {answer}"
+        );
+    }
+}
+
+#[test]
+fn what_comes_after_a_body_is_not_the_next_answer() {
+    let upstream = Upstream::start(|talk| {
+        while talk.head().is_some() {
+            talk.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nokHTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\npoison");
+        }
+    });
+    let door = Door::before(upstream.url());
+    let mut client = door.connect();
+    for _ in 0..5 {
+        let answer = client.ask("GET", "/", &[], b"");
+        assert_ne!(answer.body, "poison");
+    }
+}

@@ -1,0 +1,123 @@
+//! What an upstream is told of the client, and what it is not told of the connection.
+
+use crate::{door::Door, upstream::Upstream};
+
+/// The lines of the request that reaches the upstream, sorted, without the request line.
+fn told(settings: &str, identity: &str, headers: &[(&str, &str)]) -> Vec<String> {
+    let upstream = Upstream::ok();
+    let text = format!(
+        "{identity}\nproxy:\n  listen: 127.0.0.1:0\n  {settings}\n  upstreams: [{{name: app, urls: [\"{}\"]}}]\n",
+        upstream.url()
+    );
+    let door = Door::open(&text);
+    assert_eq!(door.connect().ask("GET", "/", headers, b"").status, 200);
+    let head = &upstream.heads()[0];
+    let mut lines: Vec<String> = head.lines().skip(1).map(str::to_owned).collect();
+    lines.retain(|line| line != "content-length: 0");
+    lines.sort();
+    lines
+}
+
+#[test]
+fn a_stranger_does_not_choose_its_address() {
+    let claims = [
+        ("host", "h.example"),
+        ("x-forwarded-for", "6.6.6.6"),
+        ("x-forwarded-proto", "https"),
+        ("x-real-ip", "6.6.6.6"),
+        ("forwarded", "for=6.6.6.6"),
+        ("connection", "x-forwarded-for"),
+    ];
+    let expected = [
+        "host: h.example",
+        "x-forwarded-for: 127.0.0.1",
+        "x-forwarded-host: h.example",
+        "x-forwarded-proto: http",
+    ];
+    assert_eq!(told("", "", &claims), expected);
+}
+
+#[test]
+fn a_believed_proxy_is_extended() {
+    let claims = [
+        ("host", "h.example"),
+        ("x-forwarded-for", "203.0.113.9"),
+        ("x-forwarded-proto", "https"),
+    ];
+    let expected = [
+        "forwarded: for=127.0.0.1;proto=http;host=\"h.example\"",
+        "host: h.example",
+        "x-forwarded-for: 203.0.113.9, 127.0.0.1",
+        "x-forwarded-host: h.example",
+        "x-forwarded-proto: https",
+    ];
+    let believed = "clients: {proxies: [127.0.0.0/8]}";
+    assert_eq!(told("forwarded: both", believed, &claims), expected);
+}
+
+#[test]
+fn headers_of_the_connection_stay_on_it() {
+    let asked = [
+        ("host", "h"),
+        ("connection", "keep-alive, x-secret"),
+        ("x-secret", "1"),
+        ("keep-alive", "timeout=5"),
+        ("te", "gzip"),
+        ("proxy-authorization", "Basic x"),
+        ("upgrade", "h2c"),
+        ("authorization", "Bearer x"),
+    ];
+    let told = told("", "", &asked);
+    let names: Vec<&str> = told
+        .iter()
+        .map(|line| line.split(':').next().unwrap())
+        .collect();
+    let kept = [
+        "authorization",
+        "host",
+        "x-forwarded-for",
+        "x-forwarded-host",
+        "x-forwarded-proto",
+    ];
+    assert_eq!(names, kept);
+}
+
+#[test]
+fn so_do_those_of_the_answer() {
+    let upstream = Upstream::answering(
+        "HTTP/1.1 200 OK\r\nconnection: x-hop, keep-alive\r\nx-hop: 1\r\nkeep-alive: timeout=5\r\nupgrade: h2c\r\nproxy-authenticate: Basic\r\nset-cookie: a=1\r\nset-cookie: b=2\r\ncontent-length: 0\r\n\r\n",
+    );
+    let door = Door::before(upstream.url());
+    let mut client = door.connect();
+    client.send("GET / HTTP/1.1\r\nhost: h\r\n\r\n");
+    let head = client.read_until("\r\n\r\n");
+    for gone in [
+        "connection",
+        "x-hop",
+        "keep-alive",
+        "upgrade",
+        "proxy-authenticate",
+    ] {
+        assert!(!head.contains(&format!("\r\n{gone}:")), "{head}");
+    }
+    assert!(
+        head.contains("set-cookie: a=1\r\nset-cookie: b=2\r\n"),
+        "{head}"
+    );
+}
+
+#[test]
+fn a_target_with_a_host_is_believed_before_host() {
+    let upstream = Upstream::ok();
+    let door = Door::before(upstream.url());
+    let mut client = door.connect();
+    client.send("GET http://other.example/p?q HTTP/1.1\r\nhost: h.example\r\n\r\n");
+    client.read_until("\r\n\r\n");
+    let head = &upstream.heads()[0];
+    assert!(head.starts_with("GET /p?q HTTP/1.1\r\n"), "{head}");
+    assert!(head.contains("\r\nhost: other.example"), "{head}");
+    assert!(
+        !head.contains("h.example\r\n") || head.contains("other.example"),
+        "{head}"
+    );
+}

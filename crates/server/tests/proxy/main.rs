@@ -1,0 +1,21 @@
+//! The reverse proxy between plain sockets: what reaches an upstream, and what comes back, octet by octet.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
+
+#[path = "../http/client.rs"]
+#[allow(dead_code, reason = "another test uses what this one does not")]
+mod client;
+
+mod bounds;
+mod door;
+mod failures;
+mod headers;
+mod passing;
+mod pool;
+mod routing;
+mod smuggling;
+mod upgrade;
+mod upstream;

@@ -1,0 +1,202 @@
+//! What passes through unchanged.
+
+use crate::{client::Client, door::Door, upstream::Upstream};
+
+#[test]
+fn a_request_and_its_answer_pass() {
+    let upstream = Upstream::start(|talk| {
+        while let Some(head) = talk.head() {
+            assert!(
+                head.starts_with("POST /a/%2e%2e/b?q=1&q=%20 HTTP/1.1\r\n"),
+                "{head}"
+            );
+            assert_eq!(talk.octets(5), b"hello");
+            talk.send("HTTP/1.1 418 Whatever\r\ncontent-length: 5\r\nx-answer: 1\r\n\r\nworld");
+        }
+    });
+    let door = Door::before(upstream.url());
+    let mut client = door.connect();
+    for _ in 0..3 {
+        let answer = client.ask(
+            "POST",
+            "/a/%2e%2e/b?q=1&q=%20",
+            &[("x-asked", "1")],
+            b"hello",
+        );
+        assert_eq!((answer.status, &*answer.body), (418, "world"));
+        assert_eq!(answer.header("x-answer"), Some("1"));
+    }
+    assert!(upstream.heads()[0].contains("\r\nx-asked: 1"));
+}
+
+#[test]
+fn chunks_pass_as_they_come_in_both_directions() {
+    let upstream = Upstream::start(|talk| {
+        let head = talk.head().unwrap();
+        assert!(head.contains("transfer-encoding: chunked"), "{head}");
+        // Nothing is gathered: each piece is here before the next is sent.
+        assert_eq!(talk.until("one\r\n"), "3\r\none\r\n");
+        talk.send(
+            "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\neins\r\n"
+                .replace("3\r\neins", "4\r\neins"),
+        );
+        assert_eq!(talk.until("two\r\n"), "3\r\ntwo\r\n");
+        talk.send("4\r\nzwei\r\n");
+        assert_eq!(talk.until("\r\n\r\n"), "0\r\n\r\n");
+        talk.send("0\r\n\r\n");
+        talk.until_closed();
+    });
+    let door = Door::before(upstream.url());
+    let mut client = door.connect();
+    client.send("POST / HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n3\r\none\r\n");
+    assert!(
+        client
+            .read_until("4\r\neins\r\n")
+            .starts_with("HTTP/1.1 200 OK\r\n")
+    );
+    client.send("3\r\ntwo\r\n");
+    assert_eq!(client.read_until("zwei\r\n"), "4\r\nzwei\r\n");
+    client.send("0\r\n\r\n");
+    assert_eq!(client.read_until("0\r\n\r\n"), "0\r\n\r\n");
+}
+
+#[test]
+fn trailers_pass_in_both_directions() {
+    let upstream = Upstream::start(|talk| {
+        let head = talk.head().unwrap();
+        assert!(head.contains("te: trailers"), "{head}");
+        let body = talk.until("\r\n\r\n");
+        assert_eq!(body, "2\r\nhi\r\n0\r\nx-sum: 7\r\n\r\n");
+        talk.send("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ntrailer: x-total\r\n\r\n2\r\nho\r\n0\r\nx-total: 9\r\n\r\n");
+        talk.until_closed();
+    });
+    let door = Door::before(upstream.url());
+    let mut client = door.connect();
+    client.send("POST / HTTP/1.1\r\nhost: h\r\nte: trailers\r\nconnection: te\r\ntrailer: x-sum\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\nx-sum: 7\r\n\r\n");
+    let answer = client.read_until("x-total: 9\r\n\r\n");
+    assert!(
+        answer.ends_with("2\r\nho\r\n0\r\nx-total: 9\r\n\r\n"),
+        "{answer}"
+    );
+}
+
+#[test]
+fn the_length_of_what_head_asks_about_passes() {
+    let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 1234\r\n\r\n");
+    let door = Door::before(upstream.url());
+    let mut client = door.connect();
+    for _ in 0..2 {
+        let answer = client.ask("HEAD", "/", &[], b"");
+        assert_eq!(
+            (answer.status, answer.header("content-length")),
+            (200, Some("1234"))
+        );
+    }
+    assert_eq!(upstream.connections(), 1);
+}
+
+#[test]
+fn answers_without_a_body_pass() {
+    for answer in [
+        "HTTP/1.1 204 No Content\r\nx: 1\r\n\r\n",
+        "HTTP/1.1 304 Not Modified\r\netag: \"a\"\r\n\r\n",
+    ] {
+        let upstream = Upstream::answering(answer);
+        let door = Door::before(upstream.url());
+        let mut client = door.connect();
+        for _ in 0..2 {
+            let passed = client.ask("GET", "/", &[], b"");
+            assert!(answer.contains(&passed.status.to_string()));
+            assert_eq!(passed.header("content-length"), None);
+        }
+        assert_eq!(upstream.connections(), 1);
+    }
+}
+
+#[test]
+fn a_body_that_ends_with_its_connection_passes() {
+    let upstream = Upstream::start(|talk| {
+        talk.head().unwrap();
+        talk.send("HTTP/1.0 200 OK\r\n\r\nall of it");
+        talk.close();
+    });
+    let door = Door::before(upstream.url());
+    let mut client = door.connect();
+    client.send("GET / HTTP/1.1\r\nhost: h\r\n\r\n");
+    let answer = client.read_until("0\r\n\r\n");
+    assert!(
+        answer.contains("transfer-encoding: chunked\r\n"),
+        "{answer}"
+    );
+    assert!(answer.ends_with("9\r\nall of it\r\n0\r\n\r\n"), "{answer}");
+}
+
+#[test]
+fn who_expects_100_is_told_before_the_body_comes() {
+    let upstream = Upstream::start(|talk| {
+        let head = talk.head().unwrap();
+        assert!(!head.contains("expect"), "{head}");
+        assert_eq!(talk.octets(2), b"hi");
+        talk.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
+        talk.until_closed();
+    });
+    let door = Door::before(upstream.url());
+    let mut client = door.connect();
+    client.send("POST / HTTP/1.1\r\nhost: h\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n");
+    assert_eq!(
+        client.read_until("\r\n\r\n"),
+        "HTTP/1.1 100 Continue\r\n\r\n"
+    );
+    client.send("hi");
+    assert!(
+        client
+            .read_until("\r\n\r\n")
+            .starts_with("HTTP/1.1 200 OK\r\n")
+    );
+}
+
+#[test]
+fn an_interim_answer_is_no_answer() {
+    let upstream = Upstream::start(|talk| {
+        talk.head().unwrap();
+        talk.send("HTTP/1.1 103 Early Hints\r\nlink: </a.css>\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
+        talk.until_closed();
+    });
+    let door = Door::before(upstream.url());
+    assert_eq!(door.get("/").body, "ok");
+}
+
+#[test]
+fn an_old_client_is_served_as_it_asks() {
+    let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
+    let door = Door::before(upstream.url());
+    let mut client: Client = door.connect();
+    client.send("GET / HTTP/1.0\r\nhost: h\r\n\r\n");
+    let answer = client.until_closed();
+    assert!(
+        answer.starts_with("HTTP/1.0 200 OK\r\n") && answer.ends_with("\r\n\r\nok"),
+        "{answer}"
+    );
+}
+
+#[test]
+fn a_shutdown_waits_for_the_answer_that_has_begun() {
+    let (send, wait) = std::sync::mpsc::channel::<()>();
+    let wait = std::sync::Mutex::new(wait);
+    let upstream = Upstream::start(move |talk| {
+        talk.head().unwrap();
+        wait.lock().unwrap().recv().unwrap();
+        talk.send("HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nlate");
+        talk.until_closed();
+    });
+    let door = Door::before(upstream.url());
+    let mut client = door.connect();
+    client.send("GET / HTTP/1.1\r\nhost: h\r\n\r\n");
+    while upstream.heads().is_empty() {
+        std::thread::yield_now();
+    }
+    let ended = std::thread::spawn(move || door.shut_down());
+    send.send(()).unwrap();
+    assert!(client.until_closed().ends_with("\r\n\r\nlate"));
+    assert_eq!(ended.join().unwrap(), 0, "nothing was dropped");
+}

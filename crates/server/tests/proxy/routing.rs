@@ -1,0 +1,103 @@
+//! Which upstream is asked, and which of its addresses.
+
+use crate::{
+    door::Door,
+    upstream::{Talk, Upstream},
+};
+
+fn named(name: &'static str) -> Upstream {
+    Upstream::start(move |talk: &mut Talk| {
+        while talk.head().is_some() {
+            talk.send(format!(
+                "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{name}",
+                name.len()
+            ));
+        }
+    })
+}
+
+#[test]
+fn the_first_whose_conditions_hold_is_asked() {
+    let (api, admin, posts) = (named("api"), named("admin"), named("posts"));
+    let door = Door::open(&format!(
+        "proxy:
+  listen: 127.0.0.1:0
+  upstreams:
+    - {{name: api, urls: [\"{}\"], when: {{path: /api/**}}}}
+    - {{name: admin, urls: [\"{}\"], when: {{host: [admin.example, admin.internal]}}}}
+    - {{name: posts, urls: [\"{}\"], when: {{method: POST, path: {{not: /api/**}}}}}}
+",
+        api.url(),
+        admin.url(),
+        posts.url()
+    ));
+    let mut client = door.connect();
+    for (method, path, host, expected) in [
+        ("GET", "/api/x?y", "h", "api"),
+        ("GET", "/%61pi/x", "h", "api"),
+        ("GET", "/x/../api/x", "admin.example", "api"),
+        ("GET", "/x", "ADMIN.example:8080", "admin"),
+        ("POST", "/x", "h", "posts"),
+    ] {
+        let answer = client.ask(method, path, &[("host", host)], b"");
+        assert_eq!(answer.body, expected, "{method} {path} at {host}");
+    }
+    let answer = client.ask("GET", "/x", &[], b"");
+    assert_eq!(answer.status, 404);
+    assert_eq!(
+        answer.problem(),
+        "there is nothing here for this host and path"
+    );
+}
+
+#[test]
+fn addresses_share_the_load() {
+    let (one, two) = (named("one"), named("two"));
+    let door = Door::open(&format!(
+        "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: [\"{}\", \"{}\"]}}]}}\n",
+        one.url(),
+        two.url()
+    ));
+    for _ in 0..10 {
+        assert_eq!(door.get("/").status, 200);
+    }
+    assert_eq!((one.heads().len(), two.heads().len()), (5, 5));
+}
+
+#[test]
+fn the_address_with_the_least_to_do_is_asked() {
+    let busy = Upstream::start(|talk| {
+        talk.head();
+        talk.until_closed();
+    });
+    let free = named("free");
+    let door = Door::open(&format!(
+        "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: [\"{}\", \"{}\"]}}]}}\n",
+        busy.url(),
+        free.url()
+    ));
+    let mut waiting = Vec::new();
+    while busy.heads().is_empty() {
+        let mut client = door.connect();
+        client.send("GET / HTTP/1.1\r\nhost: h\r\n\r\n");
+        waiting.push(client);
+        std::thread::park_timeout(std::time::Duration::from_millis(20));
+    }
+    for _ in 0..10 {
+        assert_eq!(door.get("/").body, "free");
+    }
+}
+
+#[test]
+fn an_address_at_which_nobody_is_costs_no_request() {
+    let there = named("there");
+    let door = Door::open(&format!(
+        "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: [\"http://{}\", \"{}\"]}}]}}\n",
+        Upstream::nobody(),
+        there.url()
+    ));
+    for _ in 0..10 {
+        let answer = door.connect().ask("POST", "/", &[], b"");
+        assert_eq!(answer.body, "there");
+    }
+}

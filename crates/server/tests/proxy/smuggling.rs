@@ -1,0 +1,114 @@
+//! Messages that two readers could end at different places: refused, or made unambiguous.
+
+use crate::{door::Door, upstream::Upstream};
+
+/// What a client gets for these octets, and the heads that reach the upstream for them.
+fn smuggled(octets: &str) -> (String, Vec<String>) {
+    let upstream = Upstream::start(|talk| {
+        while let Some(head) = talk.head() {
+            if head.contains("transfer-encoding: chunked") {
+                talk.until("0\r\n\r\n");
+            }
+            talk.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
+        }
+    });
+    let door = Door::with(
+        upstream.url(),
+        "timeouts: {request_head: 300ms, keep_alive: 300ms}",
+    );
+    let mut client = door.connect();
+    client.send_what_fits(octets);
+    (client.until_closed(), upstream.heads())
+}
+
+#[test]
+fn what_is_ambiguous_reaches_nobody() {
+    for octets in [
+        "POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello!",
+        "POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 5, 6\r\n\r\nhello!",
+        "POST / HTTP/1.1\r\nhost: h\r\ncontent-length: +5\r\n\r\nhello",
+        "POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 0x5\r\n\r\nhello",
+        "POST / HTTP/1.1\r\nhost: h\r\ncontent-length: -1\r\n\r\nhello",
+        "POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 99999999999999999999\r\n\r\nhello",
+        "POST / HTTP/1.1\r\nhost: h\r\ntransfer-encoding: gzip\r\n\r\nhello",
+        "POST / HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked, gzip\r\n\r\n0\r\n\r\n",
+        "POST / HTTP/1.1\r\nhost: h\r\ntransfer-encoding: xchunked\r\n\r\n0\r\n\r\n",
+        "POST / HTTP/1.0\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        "POST / HTTP/1.1\r\nhost: h\r\ntransfer-encoding : chunked\r\n\r\n0\r\n\r\n",
+        "GET / HTTP/1.1\r\nhost: h\r\na: b\r\n folded: c\r\n\r\n",
+        "GET / HTTP/1.1\r\nhost: h\r\na\0: b\r\n\r\n",
+        "GET / HTTP/1.1\r\nhost: h\r\na: b\rc\r\n\r\n",
+        "GET / HTTP/1.1\r\nhost: h\r\n: b\r\n\r\n",
+        "GET / HTTP/1.1\r\n host: h\r\n\r\n",
+        "GET /a b HTTP/1.1\r\nhost: h\r\n\r\n",
+        "GET / HTTP/9.9\r\nhost: h\r\n\r\n",
+        "\0\0\0\0",
+    ] {
+        let (answer, heads) = smuggled(octets);
+        assert!(
+            heads.is_empty(),
+            "{octets:?} reached the upstream: {heads:?}"
+        );
+        assert!(
+            answer.is_empty() || answer.starts_with("HTTP/1.1 400 "),
+            "{octets:?}: {answer}"
+        );
+    }
+}
+
+#[test]
+fn a_host_is_there_once() {
+    for (octets, status) in [
+        ("GET / HTTP/1.1\r\n\r\n", "400"),
+        ("GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n", "400"),
+        ("GET / HTTP/1.1\r\nhost: \r\n\r\n", "400"),
+        ("GET http://u@h/ HTTP/1.1\r\nhost: h\r\n\r\n", "400"),
+        ("CONNECT h:443 HTTP/1.1\r\nhost: h:443\r\n\r\n", "501"),
+    ] {
+        let (answer, heads) = smuggled(octets);
+        assert!(heads.is_empty(), "{octets:?}");
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status} ")),
+            "{octets:?}: {answer}"
+        );
+    }
+}
+
+/// The encoding counts, as RFC 9112 has it, and the length that lies beside it is not passed on: the upstream
+/// gets a message with one end.
+#[test]
+fn a_length_beside_an_encoding_is_not_passed_on() {
+    for lengths in [
+        "content-length: 3\r\ntransfer-encoding: chunked",
+        "transfer-encoding: chunked\r\ncontent-length: 3",
+    ] {
+        let octets = format!("POST / HTTP/1.1\r\nhost: h\r\n{lengths}\r\n\r\n2\r\nhi\r\n0\r\n\r\n");
+        let (answer, heads) = smuggled(&octets);
+        assert_eq!(heads.len(), 1, "{heads:?}");
+        assert!(!heads[0].contains("content-length"), "{heads:?}");
+        assert!(heads[0].contains("transfer-encoding: chunked"), "{heads:?}");
+        assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
+    }
+}
+
+#[test]
+fn a_bad_chunk_is_the_end() {
+    for chunks in [
+        "zz\r\n\r\n",
+        "5\r\nhelloX",
+        "-1\r\n\r\n",
+        "fffffffffffffffff\r\n",
+    ] {
+        let upstream = Upstream::start(|talk| {
+            talk.head();
+            talk.until_closed();
+        });
+        let door = Door::with(upstream.url(), "timeouts: {idle: 300ms}");
+        let mut client = door.connect();
+        client.send(format!(
+            "POST / HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n{chunks}"
+        ));
+        let answer = client.read_answer(false);
+        assert_eq!(answer.status, 400, "{chunks:?}");
+    }
+}

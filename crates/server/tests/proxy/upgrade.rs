@@ -1,0 +1,133 @@
+//! Connections that go on with another protocol.
+
+use std::time::Duration;
+
+use crate::{door::Door, upstream::Upstream};
+
+const ASKED: &str = "GET /chat HTTP/1.1\r\nhost: h\r\nconnection: keep-alive, Upgrade\r\nupgrade: echo\r\nsec-key: k\r\n\r\n";
+
+/// An upstream that upgrades, says a word at once, and echoes until it is told to end.
+fn echo() -> Upstream {
+    Upstream::start(|talk| {
+        let head = talk.head().unwrap();
+        assert!(head.contains("connection: upgrade"), "{head}");
+        assert!(head.contains("upgrade: echo"), "{head}");
+        assert!(head.contains("sec-key: k"), "{head}");
+        talk.send("HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: echo\r\nsec-accept: a\r\n\r\nhello\n");
+        while let Some(line) = talk.line() {
+            if line == "end\n" {
+                return talk.close();
+            }
+            talk.send(line);
+        }
+        talk.send("you are gone\n");
+        talk.close();
+    })
+}
+
+#[test]
+fn octets_pass_both_ways_until_the_upstream_closes() {
+    let upstream = echo();
+    let door = Door::before(upstream.url());
+    let mut client = door.connect();
+    client.send(ASKED);
+    let head = client.read_until("\r\n\r\n");
+    assert!(
+        head.starts_with("HTTP/1.1 101 Switching Protocols\r\n"),
+        "{head}"
+    );
+    for line in [
+        "connection: upgrade\r\n",
+        "upgrade: echo\r\n",
+        "sec-accept: a\r\n",
+    ] {
+        assert!(head.contains(line), "{head}");
+    }
+    assert_eq!(client.read_until("\n"), "hello\n");
+    let long = format!("{}\n", "x".repeat(1 << 20));
+    for line in ["one\n", "two\n", &long] {
+        client.send(line);
+        assert_eq!(client.read_until("\n"), line);
+    }
+    client.send("end\n");
+    assert_eq!(client.until_closed(), "");
+}
+
+#[test]
+fn a_client_that_has_said_all_may_still_listen() {
+    let upstream = echo();
+    let door = Door::before(upstream.url());
+    let mut client = door.connect();
+    client.send(ASKED);
+    client.read_until("hello\n");
+    client
+        .clone_stream()
+        .shutdown(std::net::Shutdown::Write)
+        .unwrap();
+    assert_eq!(client.until_closed(), "you are gone\n");
+}
+
+#[test]
+fn nothing_moves_for_long_is_the_end() {
+    let upstream = echo();
+    let door = Door::with(
+        upstream.url(),
+        "timeouts: {upgraded: 200ms, keep_alive: 50ms, request_head: 50ms}",
+    );
+    let mut client = door.connect();
+    client.send(ASKED);
+    client.read_until("hello\n");
+    // Longer than a request or an idle connection may take.
+    for _ in 0..3 {
+        std::thread::park_timeout(Duration::from_millis(80));
+        client.send("still here\n");
+        assert_eq!(client.read_until("\n"), "still here\n");
+    }
+    assert_eq!(client.until_closed(), "");
+}
+
+#[test]
+fn an_upstream_may_decline() {
+    let upstream = Upstream::answering("HTTP/1.1 403 Forbidden\r\ncontent-length: 2\r\n\r\nno");
+    let door = Door::before(upstream.url());
+    let mut client = door.connect();
+    for _ in 0..2 {
+        client.send(ASKED);
+        let answer = client.read_answer(false);
+        assert_eq!((answer.status, &*answer.body), (403, "no"));
+    }
+    assert_eq!(
+        upstream.connections(),
+        1,
+        "the connection is as good as before"
+    );
+}
+
+#[test]
+fn http2_in_this_way_is_not_asked_for() {
+    let upstream = Upstream::ok();
+    let door = Door::before(upstream.url());
+    let mut client = door.connect();
+    client.send("GET / HTTP/1.1\r\nhost: h\r\nconnection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n\r\n");
+    assert_eq!(client.read_answer(false).status, 200);
+    let head = &upstream.heads()[0];
+    assert!(
+        !head.contains("upgrade") && !head.contains("http2"),
+        "{head}"
+    );
+}
+
+#[test]
+fn an_open_tunnel_is_a_connection_to_the_end() {
+    let upstream = echo();
+    let door = Door::before(upstream.url());
+    let mut client = door.connect();
+    client.send(ASKED);
+    client.read_until("hello\n");
+    assert_eq!(door.listener.open(), 1);
+    client.send("end\n");
+    client.until_closed();
+    while door.listener.open() > 0 {
+        std::thread::yield_now();
+    }
+}

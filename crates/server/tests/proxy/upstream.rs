@@ -1,0 +1,189 @@
+//! An upstream that says what a test has it say.
+
+use std::{
+    io::{Read, Write},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread::spawn,
+    time::Duration,
+};
+
+/// Longer than anything takes: a test that would hang fails instead.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A server whose connections are conducted by a function.
+pub(crate) struct Upstream {
+    pub(crate) address: SocketAddr,
+    connections: Arc<AtomicUsize>,
+    heads: Arc<Mutex<Vec<String>>>,
+}
+
+impl Upstream {
+    /// Conducts every connection with `conduct`, on a thread of its own.
+    pub(crate) fn start(conduct: impl Fn(&mut Talk) + Send + Sync + 'static) -> Self {
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        let upstream = Self {
+            address: socket.local_addr().unwrap(),
+            connections: Arc::default(),
+            heads: Arc::default(),
+        };
+        let (connections, heads) = (
+            Arc::clone(&upstream.connections),
+            Arc::clone(&upstream.heads),
+        );
+        let conduct = Arc::new(conduct);
+        spawn(move || {
+            for stream in socket.incoming().map_while(Result::ok) {
+                connections.fetch_add(1, Ordering::SeqCst);
+                let (conduct, heads) = (Arc::clone(&conduct), Arc::clone(&heads));
+                stream.set_read_timeout(Some(PATIENCE)).unwrap();
+                stream.set_write_timeout(Some(PATIENCE)).unwrap();
+                let received = Vec::new();
+                spawn(move || {
+                    conduct(&mut Talk {
+                        stream,
+                        received,
+                        heads,
+                    });
+                });
+            }
+        });
+        upstream
+    }
+
+    /// Answers every request with `answer`, octet by octet, and keeps the connection.
+    pub(crate) fn answering(answer: &'static str) -> Self {
+        Self::start(move |talk| {
+            while let Some(head) = talk.head() {
+                talk.skip_body(&head);
+                talk.send(answer);
+            }
+        })
+    }
+
+    /// Answers with an empty 200.
+    pub(crate) fn ok() -> Self {
+        Self::answering("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+    }
+
+    /// An address at which nobody listens.
+    pub(crate) fn nobody() -> SocketAddr {
+        // Bound and let go at once: for a while the system gives this port to nobody else.
+        TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap()
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// How many connections were made.
+    pub(crate) fn connections(&self) -> usize {
+        self.connections.load(Ordering::SeqCst)
+    }
+
+    /// The heads of all requests that came, without their last empty line.
+    pub(crate) fn heads(&self) -> Vec<String> {
+        self.heads.lock().unwrap().clone()
+    }
+}
+
+/// One connection, seen from the upstream.
+pub(crate) struct Talk {
+    pub(crate) stream: TcpStream,
+    received: Vec<u8>,
+    heads: Arc<Mutex<Vec<String>>>,
+}
+
+impl Talk {
+    /// The head of the next request, without its last empty line; `None` if there is none any more.
+    pub(crate) fn head(&mut self) -> Option<String> {
+        let end = loop {
+            let mut windows = self.received.windows(4);
+            if let Some(at) = windows.position(|four| four == b"\r\n\r\n") {
+                break at;
+            }
+            if !self.read_more() {
+                return None;
+            }
+        };
+        let head = String::from_utf8(self.received[..end].to_vec()).unwrap();
+        self.received.drain(..end + 4);
+        self.heads.lock().unwrap().push(head.clone());
+        Some(head)
+    }
+
+    /// The next octets of a body.
+    pub(crate) fn octets(&mut self, count: usize) -> Vec<u8> {
+        while self.received.len() < count {
+            assert!(self.read_more(), "closed within a body");
+        }
+        self.received.drain(..count).collect()
+    }
+
+    /// What comes until these octets, and they themselves.
+    pub(crate) fn until(&mut self, end: &str) -> String {
+        loop {
+            let text = String::from_utf8_lossy(&self.received).into_owned();
+            if let Some(at) = text.find(end) {
+                self.received.drain(..at + end.len());
+                return text[..at + end.len()].to_owned();
+            }
+            assert!(self.read_more(), "closed after {text:?}");
+        }
+    }
+
+    /// The next line with its end; `None` if there is none any more.
+    pub(crate) fn line(&mut self) -> Option<String> {
+        loop {
+            if let Some(at) = self.received.iter().position(|octet| *octet == b'\n') {
+                let line: Vec<u8> = self.received.drain(..=at).collect();
+                return Some(String::from_utf8(line).unwrap());
+            }
+            if !self.read_more() {
+                return None;
+            }
+        }
+    }
+
+    fn skip_body(&mut self, head: &str) {
+        let length = head
+            .lines()
+            .find_map(|line| line.strip_prefix("content-length: "));
+        if let Some(length) = length {
+            self.octets(length.parse().unwrap());
+        }
+    }
+
+    pub(crate) fn send(&mut self, octets: impl AsRef<[u8]>) {
+        // The proxy may have gone, as some tests have it.
+        let _ = self.stream.write_all(octets.as_ref());
+    }
+
+    /// Sends nothing more.
+    pub(crate) fn close(&mut self) {
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
+    /// Waits until the proxy closes.
+    pub(crate) fn until_closed(&mut self) {
+        while self.read_more() {}
+    }
+
+    /// False if the other side has closed.
+    fn read_more(&mut self) -> bool {
+        let mut buffer = [0; 16 << 10];
+        match self.stream.read(&mut buffer) {
+            Ok(read) => {
+                self.received.extend_from_slice(&buffer[..read]);
+                read > 0
+            }
+            Err(_) => false,
+        }
+    }
+}
