@@ -28,6 +28,29 @@ pub enum Error {
         /// What the policy gives a call.
         deadline: Span,
     },
+    /// The circuit breaker is open: the server mostly failed of late. Nothing was sent. Do without, or try again later.
+    #[error("not sent: the circuit breaker is open for {retry_after}")]
+    CircuitOpen {
+        /// When it will let a probe pass; zero where it waits for one.
+        retry_after: Span,
+    },
+    /// Adaptive throttling kept it back: the server refuses most of what it is sent. Nothing was sent. Do without, or ask for less.
+    #[error("not sent: the server refuses too much of what it is sent")]
+    Overloaded,
+    /// As many requests wait for this host as may. Nothing was sent. Slow down, or let more wait.
+    #[error("not sent: {most} requests wait for this host already")]
+    QueueFull {
+        /// How many may wait.
+        most: u32,
+    },
+    /// It would wait for longer than it may. Nothing was sent. Try again later.
+    #[error("not sent: the wait of at least {wait} is longer than the {most} that it may take")]
+    WaitTooLong {
+        /// How long it would be, as far as is known.
+        wait: Span,
+        /// What it may be.
+        most: Span,
+    },
     /// Something below failed, which is no business of this piece.
     #[error(transparent)]
     Inner(BoxError),

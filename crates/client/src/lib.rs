@@ -6,8 +6,10 @@
 //! advice     Advice::of              headers -> when to come back, how much is left   every dialect of Retry-After and RateLimit
 //! backoff    Backoff::wait           how long to wait when the server does not say   exponential, with jitter
 //! budget     RetryBudget             how much load retries may add
-//! adaptive   AdaptiveThrottle    keeps back what the server would most likely refuse
-//! breaker    CircuitBreaker      sends nothing to a server that mostly fails, but for probes
+//! guard      Guard, Guarded      stands before a request and learns from its answer
+//! guard      QueueLayer              sends later what must not be sent now: in order, bounded, at the server's pace
+//! adaptive   AdaptiveThrottle        keeps back what the server would most likely refuse
+//! breaker    CircuitBreaker          sends nothing to a server that mostly fails, but for probes
 //! ```
 //!
 //! What decides does not act: time and chance are arguments, arithmetic is in integers. What acts is thin: layers for tower
@@ -22,8 +24,10 @@ mod breaker;
 mod budget;
 mod clock;
 mod error;
+pub mod guard;
 mod host;
 mod layer;
+mod pace;
 mod recent;
 pub mod retry;
 
@@ -36,6 +40,7 @@ pub use budget::RetryBudget;
 pub use clock::Clock;
 pub use error::{BoxError, Error, TryTimeout};
 pub use fastrand::Rng;
-pub use layer::RetryService;
+pub use guard::{AdaptiveLayer, BreakerLayer, Guard, Guarded, LaneSettings, Pacing, QueueLayer};
+pub use layer::{GuardedService, RetryService};
 pub use retry::{BudgetFor, GiveUp, NonIdempotent, Retried, Retry, RetryPolicy};
-pub use tidegate_core::{Span, Timestamp};
+pub use tidegate_core::{Cost, Span, Timestamp};

@@ -1,9 +1,11 @@
 //! The pieces as tower layers.
 
+mod guard;
 mod retry;
 
 use http::{Request, header::HOST};
 
+pub use guard::GuardedService;
 pub use retry::RetryService;
 
 /// Whom a request is for; empty if it does not say.

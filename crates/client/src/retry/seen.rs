@@ -4,7 +4,10 @@ use std::{error::Error as StdError, io};
 
 use http::{HeaderMap, Method, StatusCode, header::CONTENT_TYPE};
 
-use crate::advice::{Advice, Wait, grpc_status, refuses};
+use crate::{
+    Health,
+    advice::{Advice, Wait, grpc_status, refuses},
+};
 
 /// What came of a try.
 #[derive(Clone, Copy, Debug)]
@@ -66,6 +69,36 @@ impl Seen<'_> {
             408 | 425 | 500 | 502 | 504 => Kind::Failed,
             400..=499 if matches!(advice.wait, Some(Wait::After(_))) => Kind::Refused,
             _ => Kind::Done,
+        }
+    }
+}
+
+impl Seen<'_> {
+    /// Whether the server took the request on, whatever came of it.
+    #[must_use]
+    pub fn is_accepted(&self) -> bool {
+        match self {
+            Self::Answer { status, headers } => !refuses(*status, headers),
+            Self::NeverSent | Self::NoAnswer => false,
+        }
+    }
+
+    /// What it says about the server.
+    #[must_use]
+    pub fn health(&self) -> Health {
+        /// `UNKNOWN`, `DEADLINE_EXCEEDED`, `INTERNAL`, `UNAVAILABLE` and `DATA_LOSS`.
+        const SERVERS_FAULT: [u32; 5] = [2, 4, 13, 14, 15];
+        let failed = match self {
+            Self::Answer { status, headers } => match grpc_status(headers) {
+                Some(code) => SERVERS_FAULT.contains(&code),
+                None => status.is_server_error(),
+            },
+            Self::NeverSent | Self::NoAnswer => true,
+        };
+        if failed {
+            Health::Failure
+        } else {
+            Health::Success
         }
     }
 }

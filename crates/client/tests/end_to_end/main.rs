@@ -2,5 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
+mod guards;
 mod retry;
 mod support;

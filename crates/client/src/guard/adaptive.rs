@@ -1,0 +1,58 @@
+//! [`AdaptiveThrottle`] as a guard.
+
+use std::sync::{Mutex, PoisonError};
+
+use super::{AdaptiveLayer, Call, Guard};
+use crate::{AdaptiveThrottle, Advice, Clock, Error, Rng, host::PerHost, retry::Seen};
+
+/// Adaptive throttling for each host. A request is accepted if it was answered with anything but a refusal (429, 503, gRPC's
+/// `RESOURCE_EXHAUSTED` and `UNAVAILABLE`).
+#[derive(Debug)]
+pub struct AdaptiveGuard {
+    hosts: PerHost<Mutex<AdaptiveThrottle>>,
+    clock: Clock,
+    rng: Mutex<Rng>,
+}
+
+impl AdaptiveLayer {
+    /// Throttles like this one.
+    #[must_use]
+    pub fn new(throttle: AdaptiveThrottle) -> Self {
+        Self::on(throttle, Clock::system(), Rng::new())
+    }
+
+    /// The same, with the time from `clock` and chance from `rng`.
+    #[must_use]
+    pub fn on(throttle: AdaptiveThrottle, clock: Clock, rng: Rng) -> Self {
+        let guard = AdaptiveGuard {
+            hosts: PerHost::new(move || Mutex::new(throttle.clone())),
+            clock,
+            rng: Mutex::new(rng),
+        };
+        Self::by(guard, clock)
+    }
+}
+
+impl Guard for AdaptiveGuard {
+    type Pass = ();
+
+    async fn enter(&self, call: Call<'_>) -> Result<(), Error> {
+        let throttle = self.hosts.of(call.host);
+        // What is behind the locks is whole at any moment.
+        let mut rng = self.rng.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut throttle = throttle.lock().unwrap_or_else(PoisonError::into_inner);
+        if throttle.admits(self.clock.now(), &mut rng) {
+            Ok(())
+        } else {
+            Err(Error::Overloaded)
+        }
+    }
+
+    async fn leave(&self, call: Call<'_>, (): (), seen: Seen<'_>, _: &Advice) {
+        if seen.is_accepted() {
+            let throttle = self.hosts.of(call.host);
+            let mut throttle = throttle.lock().unwrap_or_else(PoisonError::into_inner);
+            throttle.accepted(self.clock.now());
+        }
+    }
+}

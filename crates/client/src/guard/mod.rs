@@ -1,0 +1,92 @@
+//! What stands before a request and learns from its answer: it lets it pass, makes it wait, or keeps it back.
+
+mod adaptive;
+mod breaker;
+mod lane;
+mod queue;
+
+use std::{future::Future, sync::Arc};
+
+use tidegate_core::Cost;
+
+use crate::{Advice, Error, retry::Seen};
+
+pub use adaptive::AdaptiveGuard;
+pub use breaker::{BreakerGuard, Trial};
+pub use lane::LaneSettings;
+pub use queue::{Pacing, QueueGuard};
+
+/// A circuit breaker for each host, as a layer. What it keeps back fails with [`Error::CircuitOpen`].
+pub type BreakerLayer = Guarded<BreakerGuard>;
+/// Adaptive throttling for each host, as a layer. What it keeps back fails with [`Error::Overloaded`].
+pub type AdaptiveLayer = Guarded<AdaptiveGuard>;
+/// A queue for each host, as a layer, which sends later what must not be sent now.
+pub type QueueLayer = Guarded<QueueGuard>;
+
+/// A request, as far as a guard cares.
+#[derive(Clone, Copy, Debug)]
+pub struct Call<'a> {
+    /// Whom it is for: host and port. Guards tell hosts apart.
+    pub host: &'a str,
+    /// What it is worth; a [`Cost`] among the request's extensions, else one.
+    pub cost: Cost,
+}
+
+/// Stands before requests and learns from their answers.
+///
+/// Every request that was let in is either left, with what came of it, or its pass is dropped, because it was cancelled or kept back
+/// further on.
+pub trait Guard: Send + Sync + 'static {
+    /// What a request holds while it is on its way.
+    type Pass: Send + 'static;
+
+    /// Lets a request in, now or later.
+    ///
+    /// # Errors
+    ///
+    /// Why it is kept back; then nothing is sent.
+    fn enter(&self, call: Call<'_>) -> impl Future<Output = Result<Self::Pass, Error>> + Send;
+
+    /// Learns what came of it.
+    fn leave(
+        &self,
+        call: Call<'_>,
+        pass: Self::Pass,
+        seen: Seen<'_>,
+        advice: &Advice,
+    ) -> impl Future<Output = ()> + Send;
+}
+
+/// A guard as a layer for tower, and with the feature `reqwest` as a middleware for reqwest. A clone is the same guard.
+///
+/// Put it inside of [`Retry`](crate::Retry), so that every try passes it, or outside, so that only whole calls do.
+#[derive(Debug)]
+pub struct Guarded<G> {
+    pub(crate) guard: Arc<G>,
+    pub(crate) clock: crate::Clock,
+}
+
+impl<G> Clone for Guarded<G> {
+    fn clone(&self) -> Self {
+        Self {
+            guard: Arc::clone(&self.guard),
+            clock: self.clock,
+        }
+    }
+}
+
+impl<G: Guard> Guarded<G> {
+    /// A layer of this guard, which has the time from `clock` too.
+    pub fn by(guard: G, clock: crate::Clock) -> Self {
+        Self {
+            guard: Arc::new(guard),
+            clock,
+        }
+    }
+
+    /// The guard.
+    #[must_use]
+    pub fn guard(&self) -> &G {
+        &self.guard
+    }
+}

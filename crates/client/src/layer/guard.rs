@@ -1,0 +1,109 @@
+//! A [`Guard`] as a tower layer.
+
+use std::{
+    future::{Future, poll_fn},
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use http::{Request, Response};
+use tidegate_core::Cost;
+use tower_layer::Layer;
+use tower_service::Service;
+
+use super::host_of;
+use crate::{
+    advice::Advice,
+    error::{BoxError, Error},
+    guard::{Call, Guard, Guarded},
+    retry::Seen,
+};
+
+/// A service with a guard before it. It is always ready: whether the one below is, is asked once the guard lets the request pass.
+#[derive(Debug)]
+pub struct GuardedService<G, S> {
+    guarded: Guarded<G>,
+    inner: S,
+}
+
+impl<G, S: Clone> Clone for GuardedService<G, S> {
+    fn clone(&self) -> Self {
+        Self {
+            guarded: self.guarded.clone(),
+            inner: self.inner.clone(),
+        }
+    }
+}
+
+impl<G: Guard, S> Layer<S> for Guarded<G> {
+    type Service = GuardedService<G, S>;
+
+    fn layer(&self, inner: S) -> GuardedService<G, S> {
+        let guarded = self.clone();
+        GuardedService { guarded, inner }
+    }
+}
+
+impl<G, S, B, R> Service<Request<B>> for GuardedService<G, S>
+where
+    G: Guard,
+    S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
+    S::Future: Send,
+    S::Error: Into<BoxError>,
+    B: Send + 'static,
+    R: Send + 'static,
+{
+    type Response = Response<R>;
+    type Error = Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<R>, Error>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let (guarded, mut inner) = (self.guarded.clone(), self.inner.clone());
+        Box::pin(async move {
+            let host = host_of(&request);
+            let cost = request.extensions().get().copied().unwrap_or(Cost::ONE);
+            let sending = async {
+                poll_fn(|cx| inner.poll_ready(cx))
+                    .await
+                    .map_err(Into::into)?;
+                inner.call(request).await.map_err(Into::into)
+            };
+            guarded.pass(Call { host: &host, cost }, sending).await
+        })
+    }
+}
+
+impl<G: Guard> Guarded<G> {
+    /// Sends something that is answered over HTTP, past the guard.
+    async fn pass<R: Send>(
+        &self,
+        call: Call<'_>,
+        sending: impl Future<Output = Result<Response<R>, BoxError>> + Send,
+    ) -> Result<Response<R>, Error> {
+        let pass = self.guard.enter(call).await?;
+        match sending.await {
+            Ok(answer) => {
+                let (status, headers) = (answer.status(), answer.headers());
+                let advice = Advice::of(status, headers, self.clock.now());
+                let seen = Seen::Answer { status, headers };
+                self.guard.leave(call, pass, seen, &advice).await;
+                Ok(answer)
+            }
+            Err(error) => Err(self.failed(call, pass, error).await),
+        }
+    }
+
+    /// What another piece of this crate kept back says nothing about the server.
+    pub(crate) async fn failed(&self, call: Call<'_>, pass: G::Pass, error: BoxError) -> Error {
+        let error = Error::of(error);
+        if let Error::Inner(_) = error {
+            let seen = Seen::NoAnswer;
+            self.guard.leave(call, pass, seen, &Advice::default()).await;
+        }
+        error
+    }
+}

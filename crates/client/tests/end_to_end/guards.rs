@@ -1,0 +1,224 @@
+//! The guards around hyper's client: who is let in, who waits, and who is kept back.
+
+use std::{sync::Mutex, time::Duration};
+
+use bytes::Bytes;
+use http::Request;
+use http_body_util::Full;
+use tidegate_client::{
+    AdaptiveLayer, AdaptiveThrottle, BreakerLayer, BreakerSettings, Error, LaneSettings, Pacing,
+    QueueLayer, Retry, RetryPolicy, Rng, Span,
+};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+use tower::{Layer as _, ServiceBuilder, ServiceExt as _};
+
+use crate::support::{Server, clock, get, reply, request};
+
+fn queue(max_waiting: u32, pacing: Pacing) -> QueueLayer {
+    let settings = LaneSettings {
+        max_waiting,
+        max_wait: Span::from_secs(10),
+    };
+    QueueLayer::on(settings, pacing, clock())
+}
+
+fn numbered(number: usize) -> Request<Full<Bytes>> {
+    let mut request = get();
+    request.headers_mut().insert("x-number", number.into());
+    request
+}
+
+/// A server that notes the numbers of requests, and how it answers them.
+fn noting(headers: &'static [(&str, &str)]) -> (Server, std::sync::Arc<Mutex<Vec<usize>>>) {
+    let seen = std::sync::Arc::new(Mutex::new(Vec::new()));
+    let noted = std::sync::Arc::clone(&seen);
+    let server = Server::new(move |request, _| {
+        let number = request.headers()["x-number"]
+            .to_str()
+            .unwrap()
+            .parse()
+            .unwrap();
+        noted.lock().unwrap().push(number);
+        reply(200, headers)
+    });
+    (server, seen)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_queue_sends_later_and_in_order() {
+    let (server, seen) = noting(&[("ratelimit", "\"s\";r=2;t=1")]);
+    let client = queue(100, Pacing::Spread).layer(server.client());
+    client.clone().oneshot(numbered(0)).await.unwrap();
+    let mut calls = JoinSet::new();
+    for number in 1..=10 {
+        calls.spawn(client.clone().oneshot(numbered(number)));
+        tokio::task::yield_now().await;
+    }
+    while let Some(answer) = calls.join_next().await {
+        answer.unwrap().unwrap();
+    }
+    assert_eq!(*seen.lock().unwrap(), Vec::from_iter(0..=10));
+    let gaps = server.gaps_ms();
+    assert!(
+        gaps.iter().all(|gap| (500..510).contains(gap)),
+        "two a second: {gaps:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_stops_waiting_leaves_no_gap() {
+    let (server, seen) = noting(&[("ratelimit", "\"s\";r=1;t=1")]);
+    let client = queue(100, Pacing::Spread).layer(server.client());
+    client.clone().oneshot(numbered(0)).await.unwrap();
+    let mut calls = Vec::new();
+    for number in 1..=6 {
+        calls.push(tokio::spawn(client.clone().oneshot(numbered(number))));
+        tokio::task::yield_now().await;
+    }
+    // The first in line, one in the middle, and the last.
+    for cancelled in [0, 2, 5] {
+        calls[cancelled].abort();
+    }
+    for call in calls {
+        let _ = call.await;
+    }
+    assert_eq!(*seen.lock().unwrap(), [0, 2, 4, 5]);
+    let gaps = server.gaps_ms();
+    assert!(
+        gaps.iter().all(|gap| (1_000..1_010).contains(gap)),
+        "{gaps:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_queue_is_bounded_in_number_and_in_time() {
+    let server = Server::scripted(vec![reply(200, &[("retry-after", "8")])]);
+    let client = queue(2, Pacing::Off).layer(server.client());
+    client.clone().oneshot(get()).await.unwrap();
+    let begun = Instant::now();
+    let mut calls = JoinSet::new();
+    for _ in 0..3 {
+        calls.spawn(client.clone().oneshot(get()));
+        tokio::task::yield_now().await;
+    }
+    let first = calls.join_next().await.unwrap().unwrap();
+    assert!(
+        matches!(first, Err(Error::QueueFull { most: 2 })),
+        "{first:?}"
+    );
+    assert!(begun.elapsed() < Duration::from_millis(1));
+    let passed = calls.join_next().await.unwrap().unwrap();
+    assert_eq!(
+        (passed.unwrap().status().as_u16(), begun.elapsed().as_secs()),
+        (200, 8)
+    );
+    // It was told to wait for another 8 s, which is longer than the last one may.
+    let last = calls.join_next().await.unwrap().unwrap();
+    assert!(matches!(last, Err(Error::WaitTooLong { .. })), "{last:?}");
+    assert_eq!(begun.elapsed().as_secs(), 10);
+
+    let hour = Server::scripted(vec![reply(503, &[("retry-after", "3600")])]);
+    let client = queue(2, Pacing::Off).layer(hour.client());
+    client.clone().oneshot(get()).await.unwrap();
+    let begun = Instant::now();
+    let refused = client.oneshot(get()).await;
+    assert!(
+        matches!(refused, Err(Error::WaitTooLong { wait, .. }) if wait > Span::from_secs(3_590))
+    );
+    assert!(
+        begun.elapsed() < Duration::from_millis(1),
+        "nobody waits in vain"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn hosts_do_not_wait_for_each_other() {
+    let server = Server::scripted(vec![reply(429, &[("retry-after", "5")]), reply(200, &[])]);
+    let client = queue(2, Pacing::Spread).layer(server.client());
+    let begun = Instant::now();
+    client.clone().oneshot(get()).await.unwrap();
+    let mut other = get();
+    *other.uri_mut() = "http://other.test/".parse().unwrap();
+    client.clone().oneshot(other).await.unwrap();
+    assert!(begun.elapsed() < Duration::from_millis(10));
+    client.oneshot(get()).await.unwrap();
+    assert_eq!(begun.elapsed().as_secs(), 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_breaker_spares_a_server_that_fails_and_notices_that_it_is_well() {
+    let failing = std::sync::Arc::new(Mutex::new(true));
+    let well = std::sync::Arc::clone(&failing);
+    let server =
+        Server::new(move |_, _| reply(if *failing.lock().unwrap() { 500 } else { 200 }, &[]));
+    let breaker = BreakerLayer::on(BreakerSettings::default(), clock());
+    let retry = Retry::new(RetryPolicy::default()).with_clock(clock());
+    let client = ServiceBuilder::new()
+        .layer(retry)
+        .layer(breaker)
+        .service(server.client());
+    for _ in 0..20 {
+        let _ = client.clone().oneshot(request("POST", "")).await;
+    }
+    for _ in 0..100 {
+        let kept_back = client.clone().oneshot(get()).await;
+        assert!(
+            matches!(kept_back, Err(Error::CircuitOpen { .. })),
+            "{kept_back:?}"
+        );
+    }
+    assert_eq!(server.asked(), 20, "nor was anything tried again");
+    *well.lock().unwrap() = false;
+    sleep(Duration::from_secs(5)).await;
+    for _ in 0..10 {
+        assert_eq!(client.clone().oneshot(get()).await.unwrap().status(), 200);
+    }
+}
+
+/// A probe that is cancelled makes room for another.
+#[tokio::test(start_paused = true)]
+async fn a_cancelled_probe_is_no_result() {
+    let silent = std::sync::Arc::new(Mutex::new(false));
+    let hang = std::sync::Arc::clone(&silent);
+    let service = tower::service_fn(move |_: Request<Full<Bytes>>| {
+        let hangs = *hang.lock().unwrap();
+        async move {
+            if hangs {
+                std::future::pending::<()>().await;
+            }
+            Ok::<_, std::convert::Infallible>(reply(503, &[]))
+        }
+    });
+    let settings = BreakerSettings {
+        probes: 1,
+        min_requests: 1,
+        ..BreakerSettings::default()
+    };
+    let client = BreakerLayer::on(settings, clock()).layer(service);
+    client.clone().oneshot(get()).await.unwrap();
+    sleep(Duration::from_secs(5)).await;
+    *silent.lock().unwrap() = true;
+    for _ in 0..3 {
+        let probe = tokio::time::timeout(Duration::from_secs(1), client.clone().oneshot(get()));
+        assert!(probe.await.is_err(), "it is sent, and hangs");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn adaptive_throttling_spares_a_server_that_refuses() {
+    let server = Server::scripted(vec![reply(503, &[])]);
+    let layer = AdaptiveLayer::on(AdaptiveThrottle::default(), clock(), Rng::with_seed(5));
+    let client = layer.layer(server.client());
+    let mut kept_back = 0;
+    for _ in 0..1_000 {
+        if let Err(error) = client.clone().oneshot(get()).await {
+            assert!(matches!(error, Error::Overloaded), "{error:?}");
+            kept_back += 1;
+        }
+    }
+    assert_eq!(server.asked() + kept_back, 1_000);
+    assert!(server.asked() < 20, "{}", server.asked());
+}
