@@ -37,6 +37,11 @@ pub struct Limits {
     on_failure: Option<OnFailure>,
     /// This node's share, once it was needed.
     share: OnceLock<(Share, Arc<Self>)>,
+    /// By how many percent the limits stretch where there is room, and the limits then, once they were needed.
+    stretch: u32,
+    stretched: OnceLock<Arc<Self>>,
+    /// Of stretched limits, what they were.
+    unstretched: Option<Arc<Self>>,
 }
 
 /// Limits as bits, in the order of the rule's list.
@@ -96,13 +101,64 @@ impl Limits {
             formerly: None,
             on_failure: None,
             share: OnceLock::new(),
+            stretch: 0,
+            stretched: OnceLock::new(),
+            unstretched: None,
         })
+    }
+
+    /// Lets the limits stretch: so many percent more are admitted, marked, of requests that are charged under
+    /// [`Self::stretched`]. Both keep one state, so that what was admitted beyond the limits while there was room counts
+    /// once there is none.
+    ///
+    /// # Errors
+    ///
+    /// Names `elastic`: refuses what a soft allowance of so much would be refused, and limits that count what they
+    /// deny, which would forget what lies beyond them.
+    pub fn stretching(mut self, percent: u32) -> Result<Self, LimitError> {
+        if self
+            .members
+            .iter()
+            .any(|member| member.denials != Denials::Forgotten)
+        {
+            let problem = "does not go with count_denied; remove one of the two";
+            return Err(LimitError::new("elastic", problem));
+        }
+        self.stretch = percent;
+        self.share = OnceLock::new();
+        self.stretched = OnceLock::new();
+        if percent > 0 {
+            let stretched = self.build_stretched();
+            let stretched = stretched.map_err(|error| LimitError::new("elastic", error.problem))?;
+            self.stretched = OnceLock::from(Arc::new(stretched));
+        }
+        Ok(self)
+    }
+
+    /// The limits where there is room, if they stretch.
+    #[must_use]
+    pub fn stretched(&self) -> Option<&Self> {
+        let build = || Arc::new(self.build_stretched().unwrap_or_else(|_| self.clone()));
+        (self.stretch > 0).then(|| &**self.stretched.get_or_init(build))
+    }
+
+    /// By how many percent the limits stretch where there is room.
+    #[must_use]
+    pub fn stretch(&self) -> u32 {
+        self.stretch
+    }
+
+    /// Whether these are stretched limits.
+    #[must_use]
+    pub fn is_stretched(&self) -> bool {
+        self.unstretched.is_some()
     }
 
     /// Gives the limits their rule's name.
     #[must_use]
     pub fn named(mut self, rule: &str) -> Self {
         self.name = Some(rule.into());
+        self.stretched = OnceLock::new();
         self
     }
 
@@ -111,6 +167,7 @@ impl Limits {
     pub fn in_shadow(mut self, shadow: bool) -> Self {
         self.shadow = shadow;
         self.share = OnceLock::new();
+        self.stretched = OnceLock::new();
         self
     }
 
@@ -118,6 +175,7 @@ impl Limits {
     #[must_use]
     pub fn failing(mut self, policy: Option<OnFailure>) -> Self {
         self.on_failure = policy;
+        self.stretched = OnceLock::new();
         self
     }
 
@@ -129,6 +187,7 @@ impl Limits {
     pub fn succeeding(mut self, old: &Arc<Self>) -> Self {
         self.formerly = Some(Arc::new(old.truncated(Self::MAX_FORMER)));
         self.share = OnceLock::new();
+        self.stretched = OnceLock::new();
         self
     }
 
@@ -345,13 +404,39 @@ impl Limits {
         }
     }
 
+    /// The same limits with a wider allowance. They know the states of these, and the other way round.
+    fn build_stretched(&self) -> Result<Self, LimitError> {
+        let wider = |limit: &Limit| {
+            let percent = limit.soft_percent().saturating_add(self.stretch);
+            limit.clone().with_soft_percent(percent)
+        };
+        let limits: Result<Vec<Limit>, _> = self.limits.iter().map(wider).collect();
+        Ok(Self {
+            name: self.name.clone(),
+            shadow: self.shadow,
+            fingerprint: self.fingerprint,
+            formerly: self.formerly.clone(),
+            on_failure: self.on_failure,
+            unstretched: Some(Arc::new(Self {
+                stretched: OnceLock::new(),
+                ..self.clone()
+            })),
+            ..Self::new(limits?)?
+        })
+    }
+
     fn build_share(&self, share: Share) -> Self {
+        if let Some(unstretched) = &self.unstretched {
+            let scaled = unstretched.build_share(share);
+            return scaled.build_stretched().unwrap_or(scaled);
+        }
         let limits = self.limits.iter().map(|limit| share.of(limit)).collect();
         // A share of sound limits is as many sound limits.
         let scaled = Self::new(limits).unwrap_or_else(|_| self.clone());
         let scaled = Self {
             name: self.name.clone(),
             shadow: self.shadow,
+            stretch: self.stretch,
             ..scaled
         };
         match &self.formerly {

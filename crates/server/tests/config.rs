@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 use proptest::prelude::*;
-use tidegate_core::{Cost, Mode, Request, Scratch, WhenFull};
+use tidegate_core::{
+    Cost, Effect, MemoryBounds, MemoryStore, Mode, Request, Scratch, Timestamp, WhenFull,
+};
 use tidegate_server::config::{AdminToken, Config, Grpc, LegacyHeaders, MAX_FILE_BYTES};
 
 fn mistakes(text: &str) -> Vec<String> {
@@ -453,6 +455,42 @@ fn mistakes_in_the_settings_of_the_grpc_door_are_named() {
             "grpc.tls.certificate (line 1): is missing; name a PEM file",
         ]
     );
+}
+
+#[test]
+fn a_rule_stretches_where_there_is_room() {
+    let file = "rules:
+  - {name: api, key: [user], limits: [2/h], elastic: {by: 50%, when: {room.app: 'yes'}}}
+";
+    let rules = Config::parse(file).unwrap().rules;
+    assert!(rules.entry_names().any(|name| name == "room.app"));
+    let store = MemoryStore::new(MemoryBounds::default());
+    let admitted = |room: &'static str| {
+        let entries = [("user", "u"), ("room.app", room)];
+        let request = Request::new(&entries, Cost::ONE).unwrap();
+        let mut scratch = Scratch::default();
+        let charges = rules.charges(&request, &mut scratch).unwrap();
+        let mut outcomes = Vec::new();
+        let now = Timestamp::from_micros(1);
+        store.check(&charges, now, Effect::Charge, &mut outcomes);
+        (outcomes[0].allowed, outcomes[0].over_limit)
+    };
+    assert_eq!(admitted("no"), (true, false));
+    assert_eq!(admitted("yes"), (true, false));
+    assert_eq!(admitted("no"), (false, false));
+    assert_eq!(admitted("yes"), (true, true));
+    assert_eq!(admitted("yes"), (false, false));
+}
+
+#[test]
+fn mistakes_in_what_stretches_are_named() {
+    let file = "rules:
+  - {name: a, limits: [2/h], elastic: {by: 2000%, when: {room: 'yes'}}}
+  - {name: b, limits: [2/h], elastic: {when: {}, wen: 1}}
+  - {name: c, limits: [2/h], elastic: {by: 50%}}
+  - {name: d, limits: [2/h], count_denied: true, elastic: {by: 50%, when: {room: 'yes'}}}
+";
+    assert_eq!(mistakes(file), ["?",]);
 }
 
 #[test]

@@ -51,7 +51,8 @@ pub(crate) struct Interval {
     capacity: u64,
 }
 
-/// What is missing from a bucket, and when the next refill comes.
+/// What is missing from a bucket, more than all of it where more was admitted under wider limits; and when the next refill
+/// comes.
 struct Missing {
     tokens: u64,
     next_refill: u64,
@@ -130,7 +131,9 @@ impl Interval {
     }
 
     pub(crate) fn standing(&self, state: &IntervalState, now: Timestamp) -> Standing {
-        let remaining = self.capacity - self.missing(state, now).tokens;
+        let remaining = self
+            .capacity
+            .saturating_sub(self.missing(state, now).tokens);
         Standing {
             remaining,
             reset_after: state.full_at().since(now),
@@ -183,7 +186,7 @@ impl Interval {
             .saturating_mul(self.refill)
             .saturating_add(state.last);
         Missing {
-            tokens: tokens.min(self.capacity),
+            tokens,
             next_refill: state.full_at - (refills - 1) * self.every,
         }
     }

@@ -64,6 +64,8 @@ pub struct Rule {
     limits: Arc<Limits>,
     cost: CostSource,
     allow: AllowList,
+    /// Where there is room for more than the limits.
+    room: Option<When>,
 }
 
 impl Rule {
@@ -87,6 +89,7 @@ impl Rule {
             limits: Arc::new(limits.named(name)),
             cost: CostSource::default(),
             allow: AllowList::default(),
+            room: None,
         })
     }
 
@@ -136,6 +139,19 @@ impl Rule {
     pub fn allowing(mut self, allow: Vec<When>) -> Self {
         self.allow = AllowList::new(allow);
         self
+    }
+
+    /// Admits `percent` more, marked, where `room` holds: more while the system has room.
+    ///
+    /// # Errors
+    ///
+    /// Names `elastic`: what [`Limits::stretching`] refuses.
+    pub fn elastic(mut self, percent: u32, room: When) -> Result<Self, RuleError> {
+        let limits = Arc::unwrap_or_clone(self.limits).stretching(percent);
+        let limits = limits.map_err(|error| RuleError::new(error.field, error.problem))?;
+        self.limits = Arc::new(limits);
+        self.room = Some(room);
+        Ok(self)
     }
 
     /// Denies, or only counts and reports.
@@ -200,11 +216,13 @@ impl Rule {
             CostSource::Request | CostSource::Fixed(_) => None,
         };
         let allowed = self.allow.entry_names();
+        let room = self.room.iter().flat_map(When::entry_names);
         self.when
             .entry_names()
             .chain(self.key())
             .chain(cost)
             .chain(allowed)
+            .chain(room)
     }
 
     /// The longest window of the limits: how long a manual block stands where nobody says how long.
@@ -259,6 +277,12 @@ impl Rule {
         self.key.iter().all(|entry| request.entry(entry).is_some())
             && self.when.holds(request, &mut room.evaluated)
             && !self.allow.covers(request, room)
+    }
+
+    /// Whether there is room for more than the limits.
+    pub(super) fn has_room(&self, request: &Request<'_>, room: &mut super::Room) -> bool {
+        let conditions = self.room.as_ref();
+        conditions.is_some_and(|when| when.holds(request, &mut room.evaluated))
     }
 
     /// Writes the key of `request`, to which the rule applies, at the end of `bytes`.

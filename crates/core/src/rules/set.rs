@@ -47,6 +47,8 @@ struct Due {
     rule: usize,
     key: Range<usize>,
     cost: Cost,
+    /// Whether the rule's limits stretch.
+    has_room: bool,
 }
 
 /// Every rule, indexed by what it matches.
@@ -143,9 +145,11 @@ impl RuleSet {
         }
         self.find_due(request, room, keys, due)?;
         let charge = |due: &Due| {
+            let limits = self.rules[due.rule].limits();
+            let stretched = limits.stretched().filter(|_| due.has_room);
             Charge::new(
                 &keys[due.key.clone()],
-                self.rules[due.rule].limits(),
+                stretched.unwrap_or(limits),
                 due.cost,
             )
         };
@@ -219,6 +223,7 @@ impl RuleSet {
                 rule: *at,
                 key: start..keys.len(),
                 cost: rule.cost_of(request)?,
+                has_room: rule.has_room(request, room),
             });
         }
         room.rules = found;
@@ -254,12 +259,16 @@ fn by_scope(rules: &[Rule]) -> Result<HashMap<Scope, usize>, Vec<RuleError>> {
 
 /// The limits to use in the place of `new`, given that `old` were in force until now.
 fn succeed(new: &Arc<Limits>, old: &Arc<Limits>) -> Arc<Limits> {
-    let same_manner = new.shadow() == old.shadow() && new.on_failure() == old.on_failure();
+    let same_manner = new.shadow() == old.shadow()
+        && new.on_failure() == old.on_failure()
+        && new.stretch() == old.stretch();
     match (new.iter().eq(old.iter()), same_manner) {
         (true, true) => Arc::clone(old),
         (true, false) => {
             let limits = Limits::clone(old).in_shadow(new.shadow());
-            Arc::new(limits.failing(new.on_failure()))
+            let limits = limits.failing(new.on_failure());
+            // What the new limits could be stretched by, so can the old ones, which are equal.
+            Arc::new(limits.clone().stretching(new.stretch()).unwrap_or(limits))
         }
         (false, _) => Arc::new(Limits::clone(new).succeeding(old)),
     }

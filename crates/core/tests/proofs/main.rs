@@ -8,6 +8,7 @@
 
 mod blocks;
 mod calendars;
+mod elastic;
 mod flood;
 mod full;
 mod promises;

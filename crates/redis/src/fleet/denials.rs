@@ -14,7 +14,7 @@ use std::{
 };
 
 use tidegate_core::{
-    Algorithm, Charge, Limit, Outcome, Retry, Span, Timestamp, remote::fingerprint,
+    Algorithm, Charge, Limit, Limits, Outcome, Retry, Span, Timestamp, remote::fingerprint,
 };
 
 /// How many denials are kept, a power of two.
@@ -46,7 +46,12 @@ struct Denial {
 }
 
 /// One charge of a request: whose count, which limits, at which cost.
-type Charged = (Box<[u8]>, u32, u64);
+type Charged = (Box<[u8]>, (u32, bool), u64);
+
+/// What tells limits apart that decide differently: stretched ones leave the states of those that are not.
+fn numbers(limits: &Limits) -> (u32, bool) {
+    (fingerprint(limits), limits.is_stretched())
+}
 
 impl Default for Denials {
     fn default() -> Self {
@@ -83,7 +88,7 @@ impl Denials {
                 .map(|charge| {
                     (
                         charge.key.into(),
-                        fingerprint(charge.limits),
+                        numbers(charge.limits),
                         charge.cost.units(),
                     )
                 })
@@ -135,7 +140,7 @@ impl Denials {
         let mut hasher = self.hasher.build_hasher();
         for charge in charges {
             charge.key.hash(&mut hasher);
-            hasher.write_u32(fingerprint(charge.limits));
+            numbers(charge.limits).hash(&mut hasher);
             hasher.write_u64(charge.cost.units());
         }
         hasher.finish()
@@ -151,7 +156,7 @@ impl Denial {
                 .zip(charges)
                 .all(|((key, limits, cost), charge)| {
                     **key == *charge.key
-                        && *limits == fingerprint(charge.limits)
+                        && *limits == numbers(charge.limits)
                         && *cost == charge.cost.units()
                 })
     }
@@ -212,8 +217,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use tidegate_core::{
-        AlgorithmName, Cost, Decision, Effect, LimitSpec, Limits, MemoryBounds, MemoryStore,
-        notation,
+        AlgorithmName, Cost, Decision, Effect, LimitSpec, MemoryBounds, MemoryStore, notation,
     };
 
     use super::*;

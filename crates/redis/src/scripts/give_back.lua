@@ -73,13 +73,13 @@ end
 
 -- What the refills since then may have brought of it has come back already.
 kernels[1] = function(member, part, value, position, mark, since)
-  local _, _, _, refill, every, capacity, cost = each(member)
+  local _, _, _, refill, every, _, cost = each(member)
   local full_at, last, behind = unpack('>I7I7', value, position)
   if full_at <= now then
     return behind, pack('>I7I7', 0, 0), 0
   end
   local more = times(full_at - now - 1, every)
-  local missing = math.min(more * refill + last, capacity)
+  local missing = more * refill + last
   local next_refill = full_at - more * every
   local full_then = unpack('>I7', mark)
   local refill_then = full_then - times(full_then - since - 1, every) * every

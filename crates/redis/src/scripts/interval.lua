@@ -9,7 +9,7 @@ kernels[1] = function(member, value, position, mode)
   local missing, next_refill = 0, now + every
   if full_at > now then
     local refills = parts(full_at - now, every)
-    missing = math.min((refills - 1) * refill + last, capacity)
+    missing = (refills - 1) * refill + last
     next_refill = full_at - (refills - 1) * every
   end
   local over = not fits or missing > capacity - cost

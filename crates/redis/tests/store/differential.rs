@@ -22,11 +22,20 @@ use crate::{server::Server, support::RedisServer};
 struct Rule {
     key: Vec<u8>,
     limits: Arc<Limits>,
+    has_room: bool,
+}
+
+/// Limits that stretch, where they can.
+fn elastic(limits: Vec<Limit>) -> Limits {
+    let limits = Limits::new(limits).unwrap();
+    limits.clone().stretching(50).unwrap_or(limits)
 }
 
 impl Rule {
     fn charge(&self, cost: u64) -> Charge<'_> {
-        Charge::new(&self.key, &self.limits, Cost::new(cost).unwrap()).unwrap()
+        let stretched = self.limits.stretched().filter(|_| self.has_room);
+        let limits = stretched.unwrap_or(&self.limits);
+        Charge::new(&self.key, limits, Cost::new(cost).unwrap()).unwrap()
     }
 }
 
@@ -181,7 +190,7 @@ impl Pair<'_> {
             } => {
                 let at = rule.index(self.rules.len());
                 let old = Arc::clone(&self.rules[at].limits);
-                let new = Limits::new(limits.clone()).unwrap().in_shadow(old.shadow());
+                let new = elastic(limits.clone()).in_shadow(old.shadow());
                 self.rules[at].limits = Arc::new(if *known { new.succeeding(&old) } else { new });
             }
         }
@@ -201,6 +210,8 @@ impl Pair<'_> {
         if chosen.is_empty() {
             chosen.push(self.rules[0].clone());
         }
+        let has_room = ask.of.index(3) == 0;
+        chosen.iter_mut().for_each(|rule| rule.has_room = has_room);
         let charges: Vec<Charge<'_>> = chosen.iter().map(|rule| rule.charge(cost)).collect();
         let instant = Timestamp::from_micros(now);
         let (mut expected, mut got) = (Vec::new(), Vec::new());
@@ -295,7 +306,8 @@ fn compare_on<S>(
         empty();
         let rules = (0_u8..).zip(rules).map(|(number, (limits, shadow))| Rule {
             key: vec![0xF8, number, 0, 0, 0, 0, 0, 0, b'k' + number],
-            limits: Arc::new(Limits::new(limits).unwrap().in_shadow(shadow)),
+            limits: Arc::new(elastic(limits).in_shadow(shadow)),
+            has_room: false,
         });
         // With one shard, so that its one clock is that of all keys.
         let bounds = MemoryBounds {

@@ -25,6 +25,7 @@ const FIELDS: &[&str] = &[
     "cost",
     "allow",
     "soft",
+    "elastic",
     "count_denied",
     "on_failure",
 ];
@@ -102,6 +103,7 @@ struct Parts<'n> {
     cost: CostSource,
     allow: Vec<When>,
     mode: Mode,
+    elastic: Option<(u32, When)>,
     on_failure: Option<OnFailure>,
 }
 
@@ -143,6 +145,9 @@ fn parts<'n>(fields: &Fields<'n>, default: AlgorithmName, report: &mut Report) -
         cost: cost.unwrap_or_default(),
         allow: allow.unwrap_or_default(),
         mode: mode.unwrap_or_default(),
+        elastic: fields
+            .get("elastic")
+            .and_then(|value| elastic(value, report)),
         on_failure: redis::on_failure(fields, report),
     }
 }
@@ -153,11 +158,22 @@ impl Parts<'_> {
         let rule = rule.and_then(|rule| rule.keyed_by(&self.key));
         let rule = rule.and_then(|rule| rule.costing(self.cost.clone())).ok()?;
         let rule = rule.when(self.when.clone()).allowing(self.allow.clone());
+        let rule = match self.elastic.clone() {
+            Some((percent, room)) => rule.elastic(percent, room).ok()?,
+            None => rule,
+        };
         let rule = rule.in_mode(self.mode);
         Some(match self.on_failure {
             Some(policy) => rule.failing(policy),
             None => rule,
         })
+    }
+
+    /// The limits alone, and how they stretch.
+    fn stretched(&self) -> Option<Result<Rule, RuleError>> {
+        let (percent, room) = self.elastic.clone()?;
+        let rule = Rule::new("sound", self.limits.clone()).ok()?;
+        Some(rule.elastic(percent, room))
     }
 
     /// What core refuses of each part, with something sound in the place of the others. A part that is
@@ -175,6 +191,7 @@ impl Parts<'_> {
             (!self.limits.is_empty()).then(|| Rule::new("sound", self.limits.clone())),
             Some(rule().and_then(|rule| rule.keyed_by(&self.key))),
             Some(rule().and_then(|rule| rule.costing(self.cost.clone()))),
+            self.stretched(),
         ];
         tried
             .into_iter()
@@ -223,6 +240,31 @@ fn rule_limits(fields: &Fields<'_>, default: AlgorithmName, report: &mut Report)
             Vec::new()
         }
     }
+}
+
+/// How much more is admitted, and where there is room for it.
+fn elastic(value: &Value<'_>, report: &mut Report) -> Option<(u32, When)> {
+    let fields = value.fields(
+        report,
+        "how far the limits stretch, and when",
+        &["by", "when"],
+    )?;
+    let by = match fields.get("by") {
+        Some(by) => limits::percent(by, report),
+        None => {
+            fields.wrong(report, "by", "is missing; say how much more, such as 50%");
+            None
+        }
+    };
+    let room = match fields.get("when") {
+        Some(when) => conditions::when(when, report),
+        None => {
+            let advice = "is missing; say when there is room, or use soft, which is always";
+            fields.wrong(report, "when", advice);
+            None
+        }
+    };
+    Some((by?, room?))
 }
 
 fn key_entries<'n>(value: &Value<'n>, report: &mut Report) -> Vec<&'n str> {

@@ -1,0 +1,94 @@
+//! Limits that stretch where there is room: one state, two widths.
+
+use proptest::prelude::*;
+use tidegate_core::{
+    Charge, Cost, Effect, Limit, Limits, MemoryStore, Outcome, Rate, Share, Span, Timestamp,
+};
+
+use crate::{
+    promises::copy_of,
+    strategies::{self, Kind, any_kind},
+    world::one_shard,
+};
+
+fn limits(kind: Kind, stretch: u32) -> impl Strategy<Value = Limits> {
+    let limits = strategies::plain_limit(kind);
+    limits.prop_filter_map("limits that can stretch", move |limit| {
+        Limits::new(vec![limit]).ok()?.stretching(stretch).ok()
+    })
+}
+
+fn ask(store: &MemoryStore, limits: &Limits, (now, cost): (u64, u64), effect: Effect) -> Outcome {
+    let (cost, mut outcomes) = (Cost::new(cost).expect("a cost"), Vec::new());
+    let charge = Charge::new(b"key", limits, cost).expect("a key");
+    store.check(
+        &[charge],
+        Timestamp::from_micros(now),
+        effect,
+        &mut outcomes,
+    );
+    outcomes[0]
+}
+
+proptest! {
+    #![proptest_config(strategies::cases(800))]
+
+    /// Where there is room all is as under limits that are so wide, and where there is none the limits hold, whatever was
+    /// admitted beyond them: what is denied then would be admitted if what is beyond had not been, at the wait that is
+    /// named and not before.
+    #[test]
+    fn what_passed_while_there_was_room_counts_when_there_is_none(
+        limits in any_kind().prop_flat_map(|kind| limits(kind, 50)),
+        start in strategies::start(),
+        asks in strategies::asks(40),
+        room in prop::collection::vec(any::<bool>(), 40),
+    ) {
+        let stretched = limits.stretched().expect("they stretch");
+        let (store, mut last): (_, Option<Outcome>) = (one_shard(), None);
+        let mut now = start;
+        for (step, has_room) in asks.iter().zip(room) {
+            now = now.max(step.step.from(now, last.as_ref()));
+            let cost = step.price.units(last.as_ref());
+            let (used, other) = if has_room { (stretched, &limits) } else { (&limits, stretched) };
+            let other = ask(&store, other, (now, cost), Effect::Peek);
+            let outcome = ask(&store, used, (now, cost), Effect::Charge);
+            let (narrow, wide) = if has_room { (other, outcome) } else { (outcome, other) };
+            prop_assert!(wide.allowed || !narrow.allowed, "denied only where there is room");
+            prop_assert_eq!(narrow.limit, wide.limit);
+            if !outcome.allowed && let Some(wait) = outcome.retry_after.span() {
+                // On a copy, for a look into the future moves the clock.
+                let copy = copy_of(&store, now);
+                let at = |micros: u64| ask(&copy, used, (now + micros, cost), Effect::Peek).allowed;
+                prop_assert!(!at(wait.as_micros() - 1) && at(wait.as_micros()), "{wait:?} is not tight");
+            }
+            last = Some(outcome);
+        }
+    }
+}
+
+#[test]
+fn a_limit_stretches_and_springs_back() {
+    let second = Span::from_secs(1);
+    let rate = Rate {
+        count: 4,
+        period: second,
+    };
+    for kind in Kind::ALL {
+        let limit = Limit::new(kind.algorithm(4, rate, 1)).expect("a sound limit");
+        let limits = Limits::new(vec![limit]).expect("a limit");
+        let quota = limits.iter().map(Limit::quota).sum::<u64>();
+        let limits = limits.stretching(50).expect("it counts nothing it denies");
+        let stretched = limits.stretched().expect("it stretches");
+        let store = one_shard();
+        let admitted = |limits: &Limits| {
+            let mut asked = std::iter::repeat_with(|| ask(&store, limits, (0, 1), Effect::Charge));
+            asked.by_ref().take_while(|outcome| outcome.allowed).count() as u64
+        };
+        assert_eq!(admitted(&limits), quota, "{kind:?}");
+        assert_eq!(admitted(stretched), quota / 2, "{kind:?}");
+        assert_eq!(admitted(&limits), 0, "{kind:?}");
+        let share = Share::percent(50).expect("a share");
+        let half = (limits.share(share), stretched.share(share));
+        assert!(half.1.is_stretched() && !half.0.is_stretched());
+    }
+}
