@@ -107,15 +107,7 @@ impl<'r> Forwarded<'r> {
     /// The value of the entry `name`, which is not empty; see the table in the module's documentation.
     #[must_use]
     pub fn entry(&self, name: &str) -> Option<Cow<'_, str>> {
-        let part = self.parts.iter().find(|(known, _)| **known == *name);
-        let value = match part {
-            None => self.given_entry(name)?,
-            Some((_, part)) => match self.given_entry(part.source())? {
-                Cow::Borrowed(whole) => Cow::Borrowed(part.of(whole)?),
-                Cow::Owned(whole) => Cow::Owned(part.of(&whole)?.to_owned()),
-            },
-        };
-        (!value.is_empty()).then_some(value)
+        whole_or_part(self.parts, name, |name| self.given_entry(name))
     }
 
     fn given_entry(&self, name: &str) -> Option<Cow<'_, str>> {
@@ -134,21 +126,59 @@ impl<'r> Forwarded<'r> {
     }
 
     fn named_entry(&self, name: &str) -> Option<Cow<'_, str>> {
-        if let Some(header) = name.strip_prefix("header.") {
-            return joined(self.headers, header);
+        match named(name, self.headers, self.target.as_ref()) {
+            Named::Found(value) => Some(value),
+            Named::Missing => None,
+            Named::Other => joined(self.headers, &format!("x-{}", name.replace('_', "-"))),
         }
-        if let Some(name) = name.strip_prefix("cookie.") {
-            return cookie(self.headers, name).map(Cow::Owned);
-        }
-        if let Some(parameter) = name.strip_prefix("query.") {
-            return self.target.as_ref()?.parameter(parameter).map(Cow::Owned);
-        }
-        joined(self.headers, &format!("x-{}", name.replace('_', "-")))
     }
 }
 
+/// The value of the entry `name`, which is not empty: a part of another, or what is `given`.
+pub(crate) fn whole_or_part<'r>(
+    parts: &[(Box<str>, Part)],
+    name: &str,
+    given: impl Fn(&str) -> Option<Cow<'r, str>>,
+) -> Option<Cow<'r, str>> {
+    let part = parts.iter().find(|(known, _)| **known == *name);
+    let value = match part {
+        None => given(name)?,
+        Some((_, part)) => match given(part.source())? {
+            Cow::Borrowed(whole) => Cow::Borrowed(part.of(whole)?),
+            Cow::Owned(whole) => Cow::Owned(part.of(&whole)?.to_owned()),
+        },
+    };
+    (!value.is_empty()).then_some(value)
+}
+
+/// What the client's own words are for an entry.
+pub(crate) enum Named<'r> {
+    Found(Cow<'r, str>),
+    Missing,
+    /// The name is not of the kind that clients have words for.
+    Other,
+}
+
+/// The header, cookie or parameter of the query that `name` names, by its prefix.
+pub(crate) fn named<'r>(
+    name: &str,
+    headers: &'r HeaderMap,
+    target: Option<&Target<'_>>,
+) -> Named<'r> {
+    let value = if let Some(header) = name.strip_prefix("header.") {
+        joined(headers, header)
+    } else if let Some(name) = name.strip_prefix("cookie.") {
+        cookie(headers, name).map(Cow::Owned)
+    } else if let Some(parameter) = name.strip_prefix("query.") {
+        target.and_then(|target| target.parameter(parameter).map(Cow::Owned))
+    } else {
+        return Named::Other;
+    };
+    value.map_or(Named::Missing, Named::Found)
+}
+
 /// Header values may hold any octet; what is no UTF-8 becomes U+FFFD, so that it has a count as well.
-fn text(value: &HeaderValue) -> Cow<'_, str> {
+pub(crate) fn text(value: &HeaderValue) -> Cow<'_, str> {
     String::from_utf8_lossy(value.as_bytes())
 }
 

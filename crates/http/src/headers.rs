@@ -160,6 +160,37 @@ impl HeaderWriter {
     }
 }
 
+/// Says when to ask again, in whole seconds, at least 1; `None` says nothing.
+pub(crate) fn put_retry_after(wait: Option<Span>, headers: &mut HeaderMap) {
+    if let Some(wait) = wait {
+        headers.insert(RETRY_AFTER, HeaderValue::from(wait.as_secs_ceil().max(1)));
+    }
+}
+
+/// Adds what one limiter says to the headers of an answer of which another may have spoken before.
+///
+/// The fields that are lists become longer. Of the others there can be one: what was said before stays, because it was said
+/// nearer to the answer, unless less remains by what is added.
+pub(crate) fn merge(added: HeaderMap, headers: &mut HeaderMap) {
+    let remaining = |headers: &HeaderMap| -> Option<u64> {
+        headers.get(X_REMAINING)?.to_str().ok()?.parse().ok()
+    };
+    let is_tighter = match (remaining(headers), remaining(&added)) {
+        (Some(said), Some(adds)) => adds < said,
+        _ => true,
+    };
+    for (name, value) in added {
+        let Some(name) = name else { continue };
+        if name == RATELIMIT || name == RATELIMIT_POLICY {
+            headers.append(name, value);
+        } else if is_tighter && [X_LIMIT, X_REMAINING, X_RESET].contains(&name) {
+            headers.insert(name, value);
+        } else {
+            headers.entry(name).or_insert(value);
+        }
+    }
+}
+
 /// The lines that are shown, the most constrained first.
 struct Shown<'v, 'r> {
     lines: &'v [Line<'r>],

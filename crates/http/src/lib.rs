@@ -1,7 +1,7 @@
 //! The HTTP edge: what a request's parts are called in the rules, and how a verdict looks as headers.
 //!
-//! Nothing here reads a socket or decides anything itself. A [`Limiter`] brings rules, a store and the [`Clock`] together:
-//! it is what an application asks, and one of those whom a [`Gate`] can be asked of. [`Forwarded`] turns the headers of a proxy's
+//! Nothing here reads a socket. A [`Limiter`] brings rules, a store and the [`Clock`] together: it is what an application
+//! asks, and and a [`Gate`] for a [`LimiterLayer`], which stands in front of a tower service. [`Forwarded`] turns the headers of a proxy's
 //! forward-auth request into the entries that rules match on, and [`HeaderWriter`] turns a verdict into
 //! the headers of its answer, so that every program that speaks HTTP names and shows them alike.
 
@@ -13,6 +13,7 @@ pub mod describe;
 mod fields;
 mod gate;
 pub mod headers;
+mod layer;
 mod limiter;
 pub mod part;
 mod path;
@@ -25,6 +26,7 @@ pub use clock::Clock;
 pub use describe::{Forwarded, Source, bare_host};
 pub use gate::Gate;
 pub use headers::{HeaderWriter, Legacy};
+pub use layer::{Entries, Limited, LimitedBody, LimiterLayer, Passed, Peer, ResponseFuture};
 pub use limiter::Limiter;
 pub use part::Part;
 pub use path::normal as normal_path;

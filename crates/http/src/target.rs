@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+use http::Uri;
+
 use crate::path;
 
 /// The target of a request.
@@ -30,6 +32,14 @@ impl<'r> Target<'r> {
                     query: Cow::Owned(query.to_owned()),
                 }
             }
+        }
+    }
+
+    /// The target of a request as a server has read it.
+    pub(crate) fn of(uri: &'r Uri) -> Self {
+        Self {
+            path: path::normal(uri.path()),
+            query: Cow::Borrowed(uri.query().unwrap_or_default()),
         }
     }
 

@@ -1,0 +1,149 @@
+//! Denials as HTTP says them: a status, and a problem document (RFC 9457) for those who read it.
+
+use bytes::Bytes;
+use http::{HeaderValue, Response, StatusCode, header::CONTENT_TYPE};
+use serde::Serialize;
+use tidegate_core::{Line, Reason, RequestError, Retry, Span, Verdict};
+
+use crate::headers::MAX_SHOWN;
+
+const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
+
+/// Why a request does not reach the inner service, in words that any protocol can send.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Denial<'v> {
+    pub(super) cause: Cause,
+    /// What is wrong and when to ask again. Nothing of the key, which may be secret.
+    pub(super) detail: String,
+    /// The limits that deny.
+    pub(super) violated: Vec<Violated<'v>>,
+    /// How long until the same request would pass; `None` for never, and where there is no waiting.
+    pub(super) retry_after: Option<Span>,
+}
+
+/// Whose fault it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cause {
+    /// A limit is spent, or somebody has blocked the key.
+    Spent,
+    /// The store could not decide.
+    Store,
+    /// The request cannot be counted as it is.
+    Malformed,
+}
+
+/// A limit that denies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Violated<'v> {
+    pub(super) rule: &'v str,
+    pub(super) policy: &'v str,
+    pub(super) quota: u64,
+}
+
+impl<'v> Denial<'v> {
+    /// The denial that `verdict` is.
+    pub(super) fn of(verdict: &'v Verdict<'_>) -> Self {
+        let enforced = verdict.lines.iter().filter(|line| !line.shadow);
+        let denying = enforced.filter(|line| !line.outcome.allowed);
+        let violated: Vec<Violated<'v>> = denying.take(MAX_SHOWN).map(violated).collect();
+        let retry_after = verdict.retry_after.span();
+        let cause = match verdict.reason {
+            Some(Reason::Store) => Cause::Store,
+            _ => Cause::Spent,
+        };
+        Self {
+            cause,
+            detail: detail(verdict),
+            violated,
+            retry_after,
+        }
+    }
+
+    /// A request that would have had to wait for `delay`, which is longer than it may.
+    pub(super) fn of_wait(verdict: &'v Verdict<'_>, delay: Span, longest: Span) -> Self {
+        let rule = verdict.rule.unwrap_or_default();
+        let queues = verdict.lines.iter().filter(|line| !line.shadow);
+        let queues = queues.filter(|line| line.outcome.delay > longest);
+        Self {
+            cause: Cause::Spent,
+            detail: format!(
+                "the queue of \"{rule}\" is {delay} long, and no request waits for more than {longest}"
+            ),
+            violated: queues.take(MAX_SHOWN).map(violated).collect(),
+            retry_after: Some(Span::from_micros(
+                delay.as_micros().saturating_sub(longest.as_micros()),
+            )),
+        }
+    }
+
+    /// A request that cannot be counted.
+    pub(super) fn malformed(error: &RequestError) -> Self {
+        Self {
+            cause: Cause::Malformed,
+            detail: error.to_string(),
+            violated: Vec::new(),
+            retry_after: None,
+        }
+    }
+
+    /// The answer, without the headers that tell of limits.
+    pub(super) fn response(&self) -> Response<Bytes> {
+        let status = match self.cause {
+            Cause::Spent => StatusCode::TOO_MANY_REQUESTS,
+            Cause::Store => StatusCode::SERVICE_UNAVAILABLE,
+            Cause::Malformed => StatusCode::BAD_REQUEST,
+        };
+        let mut names: Vec<&str> = self.violated.iter().map(|limit| limit.rule).collect();
+        names.dedup();
+        let document = Document {
+            title: status.canonical_reason().unwrap_or_default(),
+            status: status.as_u16(),
+            detail: &self.detail,
+            violated_policies: &names,
+            retry_after_ms: self.retry_after.map(Span::as_millis_ceil),
+        };
+        // Serialising to memory fails only for maps with keys that are no strings.
+        let body = serde_json::to_vec(&document).unwrap_or_default();
+        let mut response = Response::new(Bytes::from(body));
+        *response.status_mut() = status;
+        response.headers_mut().insert(CONTENT_TYPE, PROBLEM);
+        response
+    }
+}
+
+#[derive(Serialize)]
+struct Document<'d> {
+    title: &'d str,
+    status: u16,
+    detail: &'d str,
+    #[serde(rename = "violated-policies", skip_serializing_if = "<[_]>::is_empty")]
+    violated_policies: &'d [&'d str],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retry_after_ms: Option<u64>,
+}
+
+fn violated<'v>(line: &'v Line<'_>) -> Violated<'v> {
+    Violated {
+        rule: line.rule.unwrap_or_default(),
+        policy: line.limit.policy(),
+        quota: line.outcome.limit,
+    }
+}
+
+fn detail(verdict: &Verdict<'_>) -> String {
+    let rule = verdict.rule.unwrap_or_default();
+    let again = match verdict.retry_after {
+        Retry::After(span) => format!("ask again in {span}"),
+        Retry::Never => "asking again is no use".to_owned(),
+    };
+    match (verdict.reason, verdict.leading()) {
+        (Some(Reason::Store), _) => format!("the limiter could not decide; {again}"),
+        (Some(Reason::Blocked), _) => format!("blocked under \"{rule}\"; {again}"),
+        (_, Some(line)) if verdict.retry_after == Retry::Never => format!(
+            "the request costs more than {} of \"{rule}\" ever holds; {again}",
+            line.limit.policy()
+        ),
+        (_, Some(line)) => format!("{} of \"{rule}\" is spent; {again}", line.limit.policy()),
+        (_, None) => format!("a limit is spent; {again}"),
+    }
+}

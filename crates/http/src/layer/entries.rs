@@ -1,0 +1,232 @@
+//! What a request is, in entries: what it says of itself, and what the application knows of it.
+
+use std::{
+    borrow::Cow,
+    net::{IpAddr, SocketAddr},
+};
+
+use http::{Extensions, header::HOST, request::Parts};
+
+use crate::{
+    Part, Trust,
+    describe::{Named, bare_host, named, text, whole_or_part},
+    target::Target,
+};
+
+/// The other end of the socket, as an extension of a request: whoever accepts connections puts it there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer(pub SocketAddr);
+
+/// Entries that the application knows, as an extension of a request: claims of a token that it has verified, the tenant,
+/// the name in a TLS client's certificate. They come before what the request says of itself.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate_http::Entries;
+///
+/// let mut request = http::Request::new(());
+/// request.extensions_mut().insert(Entries::new().with("customer", "acme"));
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Entries(Vec<(Box<str>, Box<str>)>);
+
+impl Entries {
+    /// No entries.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// These, and the entry `name` with `value`, in the place of any that had that name. An empty value counts as absent.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: impl Into<Box<str>>) -> Self {
+        self.0.retain(|(known, _)| **known != *name);
+        self.0.push((name.into(), value.into()));
+        self
+    }
+
+    /// The value of the entry `name`.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&str> {
+        let named = self.0.iter().find(|(known, _)| **known == *name);
+        named.map(|(_, value)| &**value)
+    }
+}
+
+/// How the entries of a request are found.
+#[derive(Clone, Debug)]
+pub(super) struct Identity {
+    pub(super) trust: Trust,
+    pub(super) parts: Vec<(Box<str>, Part)>,
+    pub(super) peer: fn(&Extensions) -> Option<IpAddr>,
+}
+
+impl Default for Identity {
+    fn default() -> Self {
+        Self {
+            trust: Trust::default(),
+            parts: Vec::new(),
+            peer: |extensions| extensions.get().map(|Peer(address)| address.ip()),
+        }
+    }
+}
+
+/// A request that is asked for its entries.
+#[derive(Debug)]
+pub(super) struct Described<'r> {
+    parts: &'r Parts,
+    identity: &'r Identity,
+    target: Target<'r>,
+    known: Option<&'r Entries>,
+}
+
+impl<'r> Described<'r> {
+    pub(super) fn new(parts: &'r Parts, identity: &'r Identity) -> Self {
+        Self {
+            parts,
+            identity,
+            target: Target::of(&parts.uri),
+            known: parts.extensions.get(),
+        }
+    }
+
+    /// The value of the entry `name`, which is not empty.
+    pub(super) fn entry(&self, name: &str) -> Option<Cow<'_, str>> {
+        whole_or_part(&self.identity.parts, name, |name| self.given(name))
+    }
+
+    /// Whether anybody said whom the request came from.
+    pub(super) fn has_peer(&self) -> bool {
+        (self.identity.peer)(&self.parts.extensions).is_some()
+    }
+
+    fn given(&self, name: &str) -> Option<Cow<'_, str>> {
+        if let Some(value) = self.known.and_then(|known| known.get(name)) {
+            return Some(Cow::Borrowed(value));
+        }
+        match name {
+            "method" => Some(Cow::Borrowed(self.parts.method.as_str())),
+            "path" => Some(Cow::Borrowed(&self.target.path)),
+            "host" => self.host().map(Cow::Owned),
+            "ip" => Some(
+                self.identity
+                    .trust
+                    .counted(self.client()?)
+                    .to_string()
+                    .into(),
+            ),
+            "ip.exact" => Some(self.client()?.to_string().into()),
+            _ => match named(name, &self.parts.headers, Some(&self.target)) {
+                Named::Found(value) => Some(value),
+                Named::Missing | Named::Other => None,
+            },
+        }
+    }
+
+    /// The host that is asked for, in small letters and without the port.
+    fn host(&self) -> Option<String> {
+        let of_target = self.parts.uri.host().map(bare_host);
+        of_target.or_else(|| Some(bare_host(&text(self.parts.headers.get(HOST)?))))
+    }
+
+    fn client(&self) -> Option<IpAddr> {
+        let peer = (self.identity.peer)(&self.parts.extensions)?;
+        Some(self.identity.trust.client(peer, &self.parts.headers))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ipnet::IpNet;
+
+    use super::*;
+    use crate::{AddressHeader, Proxies};
+
+    fn request(uri: &str, headers: &[(&str, &str)]) -> Parts {
+        let mut builder = http::Request::builder().method("PUT").uri(uri);
+        for (name, value) in headers {
+            builder = builder.header(*name, *value);
+        }
+        builder.body(()).unwrap().into_parts().0
+    }
+
+    fn found(parts: &Parts, identity: &Identity, name: &str) -> Option<String> {
+        let described = Described::new(parts, identity);
+        described.entry(name).map(Cow::into_owned)
+    }
+
+    #[test]
+    fn a_request_is_described_by_what_it_says() {
+        let parts = request(
+            "https://Example.org:8443/a/../login?next=%2Fhome",
+            &[
+                ("host", "other.org"),
+                ("cookie", "s=1"),
+                ("x-key", "acme.secret"),
+            ],
+        );
+        let identity = Identity {
+            parts: vec![("key".into(), Part::split("header.x-key", ".", 1).unwrap())],
+            ..Identity::default()
+        };
+        for (name, expected) in [
+            ("method", Some("PUT")),
+            ("path", Some("/login")),
+            ("host", Some("example.org")),
+            ("query.next", Some("/home")),
+            ("cookie.s", Some("1")),
+            ("key", Some("acme")),
+            ("header.x-none", None),
+            ("ip", None),
+        ] {
+            assert_eq!(
+                found(&parts, &identity, name).as_deref(),
+                expected,
+                "{name}"
+            );
+        }
+        let parts = request("/", &[("host", "[::1]:80")]);
+        let host = found(&parts, &Identity::default(), "host");
+        assert_eq!(host.as_deref(), Some("[::1]"));
+    }
+
+    /// Behind a proxy `X-Customer` may be believed, in an application it is the client's own word.
+    #[test]
+    fn what_the_application_knows_comes_first_and_no_header_stands_in_for_it() {
+        let mut parts = request("/login", &[("x-customer", "evil")]);
+        let identity = Identity::default();
+        assert_eq!(found(&parts, &identity, "customer"), None);
+        let known = Entries::new().with("customer", "old").with("path", "/");
+        parts.extensions.insert(known.with("customer", "acme"));
+        assert_eq!(
+            found(&parts, &identity, "customer").as_deref(),
+            Some("acme")
+        );
+        assert_eq!(found(&parts, &identity, "path").as_deref(), Some("/"));
+        parts.extensions.insert(Entries::new().with("customer", ""));
+        assert_eq!(found(&parts, &identity, "customer"), None);
+    }
+
+    #[test]
+    fn the_client_is_who_the_socket_says_unless_a_believed_proxy_says_another() {
+        let mut parts = request("/", &[("x-forwarded-for", "6.6.6.6, 2001:db8:1:2:3::4")]);
+        let socket = |ip: &str| Peer(SocketAddr::new(ip.parse().unwrap(), 4_711));
+        parts.extensions.insert(socket("::ffff:10.0.0.7"));
+        let nobody = Identity::default();
+        assert_eq!(found(&parts, &nobody, "ip").as_deref(), Some("10.0.0.7"));
+        let nets: Vec<IpNet> = vec!["10.0.0.0/8".parse().unwrap()];
+        let proxies = Identity {
+            trust: Trust::new(Proxies::Nets(nets), AddressHeader::XForwardedFor),
+            ..Identity::default()
+        };
+        assert_eq!(
+            found(&parts, &proxies, "ip").as_deref(),
+            Some("2001:db8:1:2::")
+        );
+        let exact = found(&parts, &proxies, "ip.exact");
+        assert_eq!(exact.as_deref(), Some("2001:db8:1:2:3::4"));
+        parts.extensions.insert(socket("192.0.2.1"));
+        assert_eq!(found(&parts, &proxies, "ip").as_deref(), Some("192.0.2.1"));
+    }
+}

@@ -1,0 +1,194 @@
+//! The way of one request through a layer.
+//!
+//! ```text
+//! Asking ─▶ Waiting ─▶ Calling ─▶ the inner service's answer, and headers
+//!   │ └───────────────────▲
+//!   └─▶ Denied ─▶ the denial
+//! ```
+//!
+//! It may be dropped anywhere. Until it is Calling, the inner service knows nothing of the request.
+
+use std::{
+    fmt, mem,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response};
+use http_body::Body;
+use pin_project_lite::pin_project;
+use tokio::time::{Sleep, sleep};
+use tower_service::Service;
+
+use super::{
+    LimitedBody,
+    ruling::{Pass, Ruling},
+    service::Asking,
+};
+use crate::headers;
+
+pin_project! {
+    /// The answer to a request, of a service behind a limiter.
+    pub struct ResponseFuture<S, B>
+    where
+        S: Service<Request<B>>,
+    {
+        #[pin]
+        state: State<S, B, S::Future>,
+    }
+}
+
+pin_project! {
+    #[project = StateProjection]
+    enum State<S, B, F> {
+        Asking { asking: Asking, held: Option<Held<S, B>> },
+        Waiting { #[pin] sleep: Sleep, held: Option<Held<S, B>>, headers: HeaderMap },
+        Calling { #[pin] answered: F, headers: HeaderMap },
+        Denied { response: Option<Box<Response<Bytes>>> },
+    }
+}
+
+/// A request that has not reached the service yet, and the service, which is ready for it.
+struct Held<S, B> {
+    service: S,
+    request: Request<B>,
+}
+
+impl<S, B> Held<S, B>
+where
+    S: Service<Request<B>> + Clone,
+{
+    /// Takes the service that is ready, and leaves one that has yet to be.
+    fn new(request: Request<B>, service: &mut S) -> Self {
+        let unready = service.clone();
+        Self {
+            service: mem::replace(service, unready),
+            request,
+        }
+    }
+
+    fn call(mut self) -> S::Future {
+        self.service.call(self.request)
+    }
+}
+
+impl<S, B> ResponseFuture<S, B>
+where
+    S: Service<Request<B>> + Clone,
+{
+    /// A request of which it is known already what becomes of it.
+    pub(super) fn ruled(ruling: Ruling, mut request: Request<B>, service: &mut S) -> Self {
+        let state = match ruling {
+            Ruling::Pass(Pass {
+                passed,
+                delay: Duration::ZERO,
+                headers,
+            }) => {
+                request.extensions_mut().insert(passed);
+                let answered = service.call(request);
+                State::Calling { answered, headers }
+            }
+            Ruling::Pass(pass) => State::after(pass, Held::new(request, service)),
+            Ruling::Deny(response) => State::denied(response),
+        };
+        Self { state }
+    }
+
+    /// A request about which a store elsewhere is asked.
+    pub(super) fn asking(asking: Asking, request: Request<B>, service: &mut S) -> Self {
+        let held = Some(Held::new(request, service));
+        Self {
+            state: State::Asking { asking, held },
+        }
+    }
+}
+
+impl<S, B> State<S, B, S::Future>
+where
+    S: Service<Request<B>> + Clone,
+{
+    /// A request that may pass, now or later.
+    fn after(pass: Pass, mut held: Held<S, B>) -> Self {
+        let Pass {
+            passed,
+            delay,
+            headers,
+        } = pass;
+        held.request.extensions_mut().insert(passed);
+        if delay.is_zero() {
+            let answered = held.call();
+            return Self::Calling { answered, headers };
+        }
+        Self::Waiting {
+            sleep: sleep(delay),
+            held: Some(held),
+            headers,
+        }
+    }
+
+    fn denied(response: Box<Response<Bytes>>) -> Self {
+        let response = Some(response);
+        Self::Denied { response }
+    }
+}
+
+/// # Panics
+///
+/// When it is polled after it was ready.
+impl<S, B, R> Future for ResponseFuture<S, B>
+where
+    S: Service<Request<B>, Response = Response<R>> + Clone,
+    R: Body<Data = Bytes>,
+{
+    type Output = Result<Response<LimitedBody<R>>, S::Error>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        const ONCE: &str = "a future is not polled after it was ready";
+        let mut state = self.project().state;
+        loop {
+            let next = match state.as_mut().project() {
+                StateProjection::Asking { asking, held } => {
+                    let ruling = ready!(asking.as_mut().poll(context));
+                    let held = held.take().expect(ONCE);
+                    match ruling {
+                        Ruling::Pass(pass) => State::after(pass, held),
+                        Ruling::Deny(response) => State::denied(response),
+                    }
+                }
+                StateProjection::Waiting {
+                    sleep,
+                    held,
+                    headers,
+                } => {
+                    ready!(sleep.poll(context));
+                    let answered = held.take().expect(ONCE).call();
+                    let headers = mem::take(headers);
+                    State::Calling { answered, headers }
+                }
+                StateProjection::Calling { answered, headers } => {
+                    let mut response = ready!(answered.poll(context))?;
+                    headers::merge(mem::take(headers), response.headers_mut());
+                    return Poll::Ready(Ok(response.map(LimitedBody::inner)));
+                }
+                StateProjection::Denied { response } => {
+                    let response = response.take().expect(ONCE);
+                    return Poll::Ready(Ok(response.map(LimitedBody::denial)));
+                }
+            };
+            state.set(next);
+        }
+    }
+}
+
+impl<S: Service<Request<B>>, B> fmt::Debug for ResponseFuture<S, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match &self.state {
+            State::Asking { .. } => "ResponseFuture(asking)",
+            State::Waiting { .. } => "ResponseFuture(waiting)",
+            State::Calling { .. } => "ResponseFuture(calling)",
+            State::Denied { .. } => "ResponseFuture(denied)",
+        })
+    }
+}

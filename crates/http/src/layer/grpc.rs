@@ -1,0 +1,133 @@
+//! Denials as gRPC says them: an answer of nothing but trailers, whose status carries google.rpc's details.
+//!
+//! The messages are those of `google/rpc/status.proto` and `error_details.proto`, as far as they are sent.
+
+use base64::{Engine, engine::general_purpose::STANDARD_NO_PAD};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Response, header::CONTENT_TYPE};
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
+use prost::Message;
+use tidegate_core::Span;
+
+use super::denial::{Cause, Denial};
+
+const STATUS: HeaderName = HeaderName::from_static("grpc-status");
+const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+const DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
+
+/// The codes of `google.rpc.Code`.
+const INVALID_ARGUMENT: u8 = 3;
+const RESOURCE_EXHAUSTED: u8 = 8;
+const UNAVAILABLE: u8 = 14;
+
+/// What stands in a `grpc-message` as `%XX`, and all that is not ASCII.
+const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
+
+/// `google.rpc.Status`
+#[derive(Clone, PartialEq, Message)]
+struct Status {
+    #[prost(int32, tag = "1")]
+    code: i32,
+    #[prost(string, tag = "2")]
+    message: String,
+    #[prost(message, repeated, tag = "3")]
+    details: Vec<prost_types::Any>,
+}
+
+/// `google.rpc.RetryInfo`
+#[derive(Clone, PartialEq, Message)]
+struct RetryInfo {
+    #[prost(message, optional, tag = "1")]
+    retry_delay: Option<prost_types::Duration>,
+}
+
+/// `google.rpc.QuotaFailure`
+#[derive(Clone, PartialEq, Message)]
+struct QuotaFailure {
+    #[prost(message, repeated, tag = "1")]
+    violations: Vec<Violation>,
+}
+
+/// `google.rpc.QuotaFailure.Violation`
+#[derive(Clone, PartialEq, Message)]
+struct Violation {
+    #[prost(string, tag = "1")]
+    subject: String,
+    #[prost(string, tag = "2")]
+    description: String,
+    #[prost(string, tag = "5")]
+    quota_id: String,
+    #[prost(int64, tag = "7")]
+    quota_value: i64,
+}
+
+/// The content type of a call, if the request is one.
+pub(super) fn call(headers: &HeaderMap) -> Option<&HeaderValue> {
+    let content_type = headers.get(CONTENT_TYPE)?;
+    let is_grpc = content_type.as_bytes().starts_with(b"application/grpc");
+    is_grpc.then_some(content_type)
+}
+
+/// The answer to a call, without the headers that tell of limits.
+pub(super) fn response(denial: &Denial<'_>, content_type: &HeaderValue) -> Response<Bytes> {
+    let code = match denial.cause {
+        Cause::Spent => RESOURCE_EXHAUSTED,
+        Cause::Store => UNAVAILABLE,
+        Cause::Malformed => INVALID_ARGUMENT,
+    };
+    let status = Status {
+        code: code.into(),
+        message: denial.detail.clone(),
+        details: details(denial),
+    };
+    let message = utf8_percent_encode(&denial.detail, ESCAPED).to_string();
+    let binary = STANDARD_NO_PAD.encode(status.encode_to_vec());
+    let mut response = Response::new(Bytes::new());
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, content_type.clone());
+    headers.insert(STATUS, HeaderValue::from(u16::from(code)));
+    for (name, text) in [(MESSAGE, message), (DETAILS, binary)] {
+        // Both are printable ASCII.
+        if let Ok(value) = HeaderValue::try_from(text) {
+            headers.insert(name, value);
+        }
+    }
+    response
+}
+
+fn details(denial: &Denial<'_>) -> Vec<prost_types::Any> {
+    let retry = denial.retry_after.map(|span| RetryInfo {
+        retry_delay: Some(duration(span)),
+    });
+    let violations: Vec<Violation> = denial
+        .violated
+        .iter()
+        .map(|limit| Violation {
+            subject: limit.rule.to_owned(),
+            description: format!("{} is spent", limit.policy),
+            quota_id: format!("{}:{}", limit.rule, limit.policy),
+            quota_value: i64::try_from(limit.quota).unwrap_or(i64::MAX),
+        })
+        .collect();
+    let quota = (!violations.is_empty()).then_some(QuotaFailure { violations });
+    let retry = retry.map(|info| any("RetryInfo", &info));
+    retry
+        .into_iter()
+        .chain(quota.map(|failure| any("QuotaFailure", &failure)))
+        .collect()
+}
+
+fn any(name: &str, message: &impl Message) -> prost_types::Any {
+    prost_types::Any {
+        type_url: format!("type.googleapis.com/google.rpc.{name}"),
+        value: message.encode_to_vec(),
+    }
+}
+
+fn duration(span: Span) -> prost_types::Duration {
+    let micros = span.as_micros();
+    // A second's microseconds, times a thousand, fit 31 bits; spans end within some hundred thousand years.
+    let nanos = i32::try_from(micros % 1_000_000 * 1_000).unwrap_or(0);
+    let seconds = i64::try_from(micros / 1_000_000).unwrap_or(i64::MAX);
+    prost_types::Duration { seconds, nanos }
+}

@@ -1,0 +1,134 @@
+//! What comes of a verdict: the request goes on, at once or after a while, or is answered here.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Response};
+use tidegate_core::{Exactness, RequestError, Source, Span, Timestamp, Verdict};
+
+use super::{denial::Denial, grpc};
+use crate::{HeaderWriter, headers};
+
+/// What is to be done with a request.
+#[derive(Debug)]
+pub(super) enum Ruling {
+    /// It goes on to the inner service.
+    Pass(Pass),
+    /// It is answered here.
+    Deny(Box<Response<Bytes>>),
+}
+
+/// How a request goes on to the inner service.
+#[derive(Debug)]
+pub(super) struct Pass {
+    /// What the inner service is told.
+    pub(super) passed: Passed,
+    /// For how long it is held back first.
+    pub(super) delay: Duration,
+    /// What goes with the answer.
+    pub(super) headers: HeaderMap,
+}
+
+/// What the limits said of a request that has passed, as an extension of the request that the inner service gets.
+///
+/// Where several layers stand behind each other, it is the innermost's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Passed {
+    /// The rule that speaks for the request: the one with least remaining. `None` where none applies, or a policy has
+    /// answered for the store.
+    pub rule: Option<Box<str>>,
+    /// That rule's quota.
+    pub limit: Option<u64>,
+    /// What could still be spent of it.
+    pub remaining: Option<u64>,
+    /// How long until its key is as good as new.
+    pub reset_after: Option<Span>,
+    /// Whether the request is beyond an enforced limit proper, inside its soft allowance: what should be served cheaply, or
+    /// last.
+    pub over_limit: bool,
+    /// For how long the request was held back.
+    pub delay: Span,
+    /// How exact the verdict was.
+    pub exactness: Exactness,
+    /// Who gave it.
+    pub source: Source,
+}
+
+impl Passed {
+    fn of(verdict: &Verdict<'_>) -> Self {
+        let leading = verdict.leading().map(|line| line.outcome);
+        let mut enforced = verdict.lines.iter().filter(|line| !line.shadow);
+        Self {
+            rule: verdict.rule.map(Box::from),
+            limit: leading.map(|outcome| outcome.limit),
+            remaining: leading.map(|outcome| outcome.remaining),
+            reset_after: leading.map(|outcome| outcome.reset_after),
+            over_limit: enforced.any(|line| line.outcome.over_limit),
+            delay: verdict.delay,
+            exactness: verdict.exactness,
+            source: verdict.source,
+        }
+    }
+}
+
+/// How verdicts are carried out.
+#[derive(Clone, Debug)]
+pub(super) struct Terms {
+    pub(super) headers: HeaderWriter,
+    pub(super) longest_wait: Span,
+}
+
+impl Default for Terms {
+    fn default() -> Self {
+        Self {
+            headers: HeaderWriter::default(),
+            longest_wait: Span::from_secs(30),
+        }
+    }
+}
+
+impl Terms {
+    /// What comes of `verdict`, which was decided at `now`. `call` is the content type of a gRPC call.
+    pub(super) fn ruling(
+        &self,
+        verdict: &Verdict<'_>,
+        now: Timestamp,
+        call: Option<&HeaderValue>,
+    ) -> Ruling {
+        let mut headers = HeaderMap::new();
+        self.headers.clone().write(verdict, now, &mut headers);
+        let denial = match verdict.delay {
+            _ if !verdict.allowed => Denial::of(verdict),
+            delay if delay > self.longest_wait => {
+                Denial::of_wait(verdict, delay, self.longest_wait)
+            }
+            delay => {
+                return Ruling::Pass(Pass {
+                    passed: Passed::of(verdict),
+                    delay: Duration::from_micros(delay.as_micros()),
+                    headers,
+                });
+            }
+        };
+        if verdict.allowed {
+            headers::put_retry_after(denial.retry_after, &mut headers);
+        }
+        let mut response = answer(&denial, call);
+        response.headers_mut().extend(headers);
+        Ruling::Deny(Box::new(response))
+    }
+
+    /// What comes of a request that cannot be counted.
+    pub(super) fn refusal(error: &RequestError, call: Option<&HeaderValue>) -> Ruling {
+        let response = answer(&Denial::malformed(error), call);
+        Ruling::Deny(Box::new(response))
+    }
+}
+
+fn answer(denial: &Denial<'_>, call: Option<&HeaderValue>) -> Response<Bytes> {
+    match call {
+        Some(content_type) => grpc::response(denial, content_type),
+        None => denial.response(),
+    }
+}

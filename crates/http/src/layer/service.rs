@@ -1,0 +1,183 @@
+//! The service that a layer makes: asks, and lets the inner service have what may pass.
+
+use std::{
+    cell::RefCell,
+    fmt,
+    pin::Pin,
+    sync::{Arc, Once},
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http::{HeaderValue, Request, Response, request::Parts};
+use http_body::Body;
+use tidegate_core::{Cost, Effect, RequestError, RuleSet, Scratch};
+use tower_service::Service;
+
+use super::{
+    LimitedBody, LimiterLayer, ResponseFuture,
+    entries::Described,
+    grpc,
+    ruling::{Ruling, Terms},
+};
+use crate::Gate;
+
+thread_local! {
+    /// Room for one request's keys, from request to request of a thread.
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// A service behind a limiter.
+pub struct Limited<S, G> {
+    inner: S,
+    layer: LimiterLayer<G>,
+}
+
+/// A verdict that has to be waited for.
+pub(super) type Asking = Pin<Box<dyn Future<Output = Ruling> + Send>>;
+
+/// What is known of a request by now.
+enum Asked {
+    Ruled(Ruling),
+    Asking(Asking),
+}
+
+impl<S, G> Limited<S, G> {
+    pub(super) fn new(inner: S, layer: LimiterLayer<G>) -> Self {
+        Self { inner, layer }
+    }
+
+    /// The inner service.
+    pub fn inner(&self) -> &S {
+        &self.inner
+    }
+}
+
+impl<S: Clone, G> Clone for Limited<S, G> {
+    fn clone(&self) -> Self {
+        Self::new(self.inner.clone(), self.layer.clone())
+    }
+}
+
+impl<S: fmt::Debug, G> fmt::Debug for Limited<S, G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Limited")
+            .field("inner", &self.inner)
+            .field("layer", &self.layer)
+            .finish()
+    }
+}
+
+impl<S, G, B, R> Service<Request<B>> for Limited<S, G>
+where
+    S: Service<Request<B>, Response = Response<R>> + Clone,
+    R: Body<Data = Bytes>,
+    G: Gate + 'static,
+{
+    type Response = Response<LimitedBody<R>>;
+    type Error = S::Error;
+    type Future = ResponseFuture<S, B>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let (parts, body) = request.into_parts();
+        let asked = self.layer.ask(&parts);
+        let request = Request::from_parts(parts, body);
+        match asked {
+            Asked::Ruled(ruling) => ResponseFuture::ruled(ruling, request, &mut self.inner),
+            Asked::Asking(asking) => ResponseFuture::asking(asking, request, &mut self.inner),
+        }
+    }
+}
+
+impl<G: Gate + 'static> LimiterLayer<G> {
+    fn ask(&self, parts: &Parts) -> Asked {
+        let (gate, settings) = (&self.gate, &self.settings);
+        let call = grpc::call(&parts.headers);
+        let now = gate.now();
+        let rules = gate.rules();
+        let described = Described::new(parts, &settings.identity);
+        warn_of_gaps(&described, &rules);
+        let found: Vec<(&str, _)> = rules
+            .entry_names()
+            .filter_map(|name| Some((name, described.entry(name)?)))
+            .collect();
+        let entries: Vec<(&str, &str)> = found
+            .iter()
+            .map(|(name, value)| (*name, &**value))
+            .collect();
+        let cost = settings.cost.of(parts);
+        let ruled = SCRATCH.with_borrow_mut(|scratch| {
+            let described = tidegate_core::Request::new(&entries, cost)?;
+            let verdict = gate.check_now(&rules, scratch, &described, Effect::Charge)?;
+            Ok(verdict.map(|verdict| {
+                gate.observe(&verdict);
+                settings.terms.ruling(&verdict, now, call)
+            }))
+        });
+        match ruled {
+            Ok(Some(ruling)) => Asked::Ruled(ruling),
+            Err(error) => Asked::Ruled(Terms::refusal(&error, call)),
+            Ok(None) => Asked::Asking(Box::pin(self.clone().ask_later(Owned {
+                entries: owned(&entries),
+                cost,
+                call: call.cloned(),
+                rules: Arc::clone(&rules),
+            }))),
+        }
+    }
+
+    /// Asks where there is something to wait for.
+    async fn ask_later(self, asked: Owned) -> Ruling {
+        let (gate, call) = (&self.gate, asked.call.as_ref());
+        let now = gate.now();
+        let verdict: Result<Ruling, RequestError> = async {
+            let entries: Vec<(&str, &str)> = asked
+                .entries
+                .iter()
+                .map(|(name, value)| (&**name, &**value))
+                .collect();
+            let described = tidegate_core::Request::new(&entries, asked.cost)?;
+            let mut scratch = Scratch::default();
+            let checked = gate.check(&asked.rules, &mut scratch, &described, Effect::Charge);
+            let verdict = checked.await?;
+            gate.observe(&verdict);
+            Ok(self.settings.terms.ruling(&verdict, now, call))
+        }
+        .await;
+        verdict.unwrap_or_else(|error| Terms::refusal(&error, call))
+    }
+}
+
+/// A question that outlives the request that it is about.
+struct Owned {
+    entries: Vec<(Box<str>, Box<str>)>,
+    cost: Cost,
+    call: Option<HeaderValue>,
+    rules: Arc<RuleSet>,
+}
+
+fn owned(entries: &[(&str, &str)]) -> Vec<(Box<str>, Box<str>)> {
+    let owned = |(name, value): &(&str, &str)| (Box::from(*name), Box::from(*value));
+    entries.iter().map(owned).collect()
+}
+
+/// Rules that count by an address which nobody tells apply to nobody.
+fn warn_of_gaps(described: &Described<'_>, rules: &RuleSet) {
+    static NO_PEER: Once = Once::new();
+    let counts_by_ip = || {
+        rules
+            .entry_names()
+            .any(|name| matches!(name, "ip" | "ip.exact"))
+    };
+    if !NO_PEER.is_completed() && counts_by_ip() && !described.has_peer() {
+        NO_PEER.call_once(|| {
+            tracing::error!(
+                "no-peer: rules count by `ip`, and a request does not say where it came from, so they do not apply to it; put a `Peer` into its extensions, or say with `LimiterLayer::peer` which extension has the address; said once"
+            );
+        });
+    }
+}

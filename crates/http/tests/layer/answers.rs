@@ -1,0 +1,116 @@
+//! What clients and inner services are told.
+
+use tidegate_core::{AlgorithmName, Cost, LimitSpec, Rule, notation};
+use tidegate_http::{Gate, HeaderWriter, Legacy, LimiterLayer};
+use tower::Layer;
+
+use crate::support::{Notes, fixed, get, limited, limiter, send, statuses};
+
+#[tokio::test]
+async fn every_answer_tells_of_the_limit_and_a_denial_is_a_problem_document() {
+    let (_, mut service) = limited(vec![fixed("all", "1/min")]);
+    let allowed = send(&mut service, get("/")).await;
+    assert_eq!(allowed.body, "served");
+    assert_eq!(allowed.header("ratelimit"), Some("\"all\";r=0;t=60"));
+    assert_eq!(allowed.header("ratelimit-policy"), Some("\"all\";q=1;w=60"));
+    assert_eq!(allowed.header("retry-after"), None);
+    let denied = send(&mut service, get("/")).await;
+    assert_eq!(denied.status, 429);
+    assert_eq!(denied.header("retry-after"), Some("60"));
+    assert_eq!(denied.header("ratelimit"), Some("\"all\";r=0;t=60"));
+    assert_eq!(
+        denied.header("content-type"),
+        Some("application/problem+json")
+    );
+    assert_eq!(
+        denied.body,
+        r#"{"title":"Too Many Requests","status":429,"detail":"1/min of \"all\" is spent; ask again in 1min","violated-policies":["all"],"retry_after_ms":60000}"#
+    );
+}
+
+#[tokio::test]
+async fn what_never_fits_is_told_so() {
+    let limiter = limiter(vec![fixed("all", "5/min")]);
+    let mut service = LimiterLayer::new(limiter)
+        .cost(Cost::new(6).unwrap())
+        .layer(Notes::default());
+    let denied = send(&mut service, get("/")).await;
+    assert_eq!((denied.status, denied.header("retry-after")), (429, None));
+    assert!(
+        denied.body.contains("asking again is no use"),
+        "{}",
+        denied.body
+    );
+    assert!(!denied.body.contains("retry_after_ms"), "{}", denied.body);
+}
+
+#[tokio::test]
+async fn a_block_denies_without_telling_whom() {
+    let limiter = limiter(vec![
+        fixed("all", "5/min").keyed_by(&["header.key"]).unwrap(),
+    ]);
+    let key = limiter
+        .rules()
+        .rule("all")
+        .unwrap()
+        .encode_key(&["secret"])
+        .unwrap();
+    limiter.store().block(&key, None, "abuse", limiter.now());
+    let mut service = LimiterLayer::new(limiter).layer(Notes::default());
+    let mut request = get("/");
+    request
+        .headers_mut()
+        .insert("key", "secret".parse().unwrap());
+    let denied = send(&mut service, request).await;
+    assert_eq!(denied.status, 429);
+    assert!(denied.body.contains("blocked under"), "{}", denied.body);
+    assert!(!denied.body.contains("secret"), "{}", denied.body);
+}
+
+#[tokio::test]
+async fn what_cannot_be_counted_is_refused_with_its_field() {
+    let (notes, mut service) = limited(vec![fixed("q", "1/min").keyed_by(&["query.q"]).unwrap()]);
+    let long = format!("/?q={}", "x".repeat(9_000));
+    let refused = send(&mut service, get(&long)).await;
+    assert_eq!(refused.status, 400);
+    assert!(refused.body.contains("entries.query.q"), "{}", refused.body);
+    assert!(notes.paths().is_empty());
+}
+
+#[tokio::test]
+async fn the_inner_service_is_told_too_and_soft_limits_mark() {
+    let spec = LimitSpec::shorthand(notation::rate("2/min").unwrap(), AlgorithmName::FixedWindow);
+    let soft = spec.build().unwrap().with_soft_percent(50).unwrap();
+    let (notes, mut service) = limited(vec![Rule::new("soft", vec![soft]).unwrap()]);
+    for (over_limit, remaining) in [(false, 2), (false, 1), (true, 0)] {
+        assert_eq!(statuses(&mut service, "/", 1).await, [200]);
+        let passed = notes.last();
+        assert_eq!(passed.rule.as_deref(), Some("soft"));
+        assert_eq!(
+            (passed.over_limit, passed.remaining),
+            (over_limit, Some(remaining))
+        );
+    }
+    assert_eq!(statuses(&mut service, "/", 1).await, [429]);
+}
+
+#[tokio::test]
+async fn several_layers_and_the_service_itself_speak_in_one_answer() {
+    let legacy = |limiter| {
+        let headers = HeaderWriter::new(true, Legacy::Delta);
+        LimiterLayer::new(limiter).headers(headers)
+    };
+    let inner = legacy(limiter(vec![fixed("inner", "9/min")]));
+    let outer = legacy(limiter(vec![fixed("outer", "2/min")]));
+    let notes = Notes::default().answering("ratelimit", "\"app\";r=1");
+    let mut service = outer.layer(inner.layer(notes));
+    let answer = send(&mut service, get("/")).await;
+    let lines: Vec<_> = answer.headers.get_all("ratelimit").iter().collect();
+    assert_eq!(
+        lines,
+        ["\"app\";r=1", "\"inner\";r=8;t=60", "\"outer\";r=1;t=60"]
+    );
+    assert_eq!(answer.header("x-ratelimit-remaining"), Some("1"));
+    assert_eq!(answer.header("x-ratelimit-limit"), Some("2"));
+    assert_eq!(statuses(&mut service, "/", 2).await, [200, 429]);
+}

@@ -1,0 +1,10 @@
+//! The tower layer, around services that take notes.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot be set up fails")]
+
+mod answers;
+mod grpc;
+mod queue;
+mod routes;
+mod stores;
+mod support;

@@ -1,0 +1,81 @@
+//! Limits that delay instead of denying. Time is tokio's, paused: it goes on when everybody waits.
+
+use std::time::Duration;
+
+use futures_util::{FutureExt, future::join_all};
+use tidegate_core::{Algorithm, Limit, Rate, Rule, Span};
+use tidegate_http::LimiterLayer;
+use tokio::time::Instant;
+use tower::{Layer, Service, ServiceExt};
+
+use crate::support::{Notes, get, limited, limiter, read, send};
+
+/// One a second, and so many in line.
+fn queue(capacity: u64) -> Vec<Rule> {
+    let leak = Rate {
+        count: 1,
+        period: Span::from_secs(1),
+    };
+    let queue = Algorithm::LeakyBucket {
+        capacity,
+        leak,
+        queue: true,
+    };
+    vec![Rule::new("queue", vec![Limit::new(queue).unwrap()]).unwrap()]
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_wait_for_their_turn_in_order_and_are_denied_when_the_line_is_full() {
+    let (notes, mut service) = limited(queue(3));
+    let start = Instant::now();
+    let mut asked = Vec::new();
+    for path in ["/1", "/2", "/3", "/4", "/5"] {
+        let answer = service.ready().await.unwrap().call(get(path));
+        asked.push(answer.map(|answer| (answer.unwrap(), start.elapsed().as_secs())));
+    }
+    let mut told = Vec::new();
+    for (answer, after) in join_all(asked).await {
+        told.push((read(answer).await.status, after));
+    }
+    let denied = told.pop().unwrap();
+    assert_eq!(told, [(200, 0), (200, 1), (200, 2), (200, 3)]);
+    assert_eq!(denied, (429, 0));
+    assert_eq!(notes.paths(), ["/1", "/2", "/3", "/4"]);
+    assert_eq!(notes.last().delay, Span::from_secs(3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_is_given_up_never_arrives() {
+    let (notes, mut service) = limited(queue(5));
+    assert_eq!(send(&mut service, get("/1")).await.status, 200);
+    let waiting = service.ready().await.unwrap().call(get("/given-up"));
+    let gave_up = tokio::time::timeout(Duration::from_millis(500), waiting).await;
+    assert!(gave_up.is_err());
+    assert_eq!(send(&mut service, get("/3")).await.status, 200);
+    assert_eq!(notes.paths(), ["/1", "/3"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_waits_for_longer_than_a_request_may() {
+    let notes = Notes::default();
+    let mut service = LimiterLayer::new(limiter(queue(9)))
+        .longest_wait(Span::from_millis(1_500))
+        .layer(notes.clone());
+    let first = service.ready().await.unwrap().call(get("/1"));
+    let second = service.ready().await.unwrap().call(get("/2"));
+    let third = service.ready().await.unwrap().call(get("/3"));
+    let denied = read(third.now_or_never().unwrap().unwrap()).await;
+    assert_eq!(
+        (denied.status, denied.header("retry-after")),
+        (429, Some("1"))
+    );
+    assert!(
+        denied
+            .body
+            .contains("no request waits for more than 1500ms"),
+        "{}",
+        denied.body
+    );
+    assert!(first.await.is_ok() && second.await.is_ok());
+    assert_eq!(notes.paths(), ["/1", "/2"]);
+}

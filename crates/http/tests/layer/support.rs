@@ -1,0 +1,156 @@
+//! A service that takes notes, limits in a line, and stores that cannot decide at once.
+
+use std::{
+    convert::Infallible,
+    sync::{Arc, Mutex},
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response};
+use http_body_util::{BodyExt, Full};
+use tidegate_core::{
+    AlgorithmName, Condition, LimitSpec, MemoryBounds, MemoryStore, Pattern, Rule, RuleSet,
+    Timestamp, When, notation,
+};
+use tidegate_http::{Clock, Limited, LimiterLayer, Passed};
+use tower::{Layer, Service, ServiceExt};
+
+pub(crate) type Limiter<S = MemoryStore> = tidegate_http::Limiter<S>;
+
+/// A midnight, so that windows on the clock begin here.
+const START: Timestamp = Timestamp::from_micros(1_700_006_400_000_000);
+
+/// Answers every request, and keeps what came.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Notes {
+    came: Arc<Mutex<Vec<(String, Passed)>>>,
+    answer: HeaderMap,
+    is_ready: bool,
+}
+
+impl Notes {
+    pub(crate) fn paths(&self) -> Vec<String> {
+        let came = self.came.lock().unwrap();
+        came.iter().map(|(path, _)| path.clone()).collect()
+    }
+
+    pub(crate) fn last(&self) -> Passed {
+        self.came.lock().unwrap().last().unwrap().1.clone()
+    }
+
+    pub(crate) fn answering(mut self, name: &'static str, value: &'static str) -> Self {
+        self.answer.insert(name, value.parse().unwrap());
+        self
+    }
+}
+
+impl Service<Request<()>> for Notes {
+    type Response = Response<Full<Bytes>>;
+    type Error = Infallible;
+    type Future = std::future::Ready<Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.is_ready = true;
+        Poll::Ready(Ok(()))
+    }
+
+    /// A clone is not ready because the original was.
+    fn call(&mut self, request: Request<()>) -> Self::Future {
+        assert!(
+            std::mem::take(&mut self.is_ready),
+            "called before it was ready"
+        );
+        let passed = request.extensions().get::<Passed>().unwrap().clone();
+        let path = request.uri().path().to_owned();
+        self.came.lock().unwrap().push((path, passed));
+        let mut response = Response::new(Full::from("served"));
+        *response.headers_mut() = self.answer.clone();
+        std::future::ready(Ok(response))
+    }
+}
+
+/// What came back, read to the end.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: String,
+}
+
+impl Answer {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        Some(self.headers.get(name)?.to_str().unwrap())
+    }
+}
+
+/// A limit as people write it, with the algorithm that they name.
+pub(crate) fn rule(name: &str, algorithm: AlgorithmName, rate: &str) -> Rule {
+    let spec = LimitSpec::shorthand(notation::rate(rate).unwrap(), algorithm);
+    Rule::new(name, vec![spec.build().unwrap()]).unwrap()
+}
+
+pub(crate) fn fixed(name: &str, rate: &str) -> Rule {
+    rule(name, AlgorithmName::FixedWindow, rate)
+}
+
+pub(crate) fn on(path: &str) -> When {
+    let pattern = Pattern::text(path).unwrap();
+    When::all(vec![Condition::new("path", pattern).unwrap()])
+}
+
+pub(crate) fn limiter(rules: Vec<Rule>) -> Arc<Limiter> {
+    limiter_on(MemoryStore::new(MemoryBounds::default()), rules)
+}
+
+pub(crate) fn limiter_on<S: tidegate_core::Store>(store: S, rules: Vec<Rule>) -> Arc<Limiter<S>> {
+    let rules = RuleSet::build(rules, Vec::new()).unwrap();
+    Arc::new(Limiter::new(rules, store, Clock::manual(START)))
+}
+
+/// A service that takes notes, behind a limiter under `rules`.
+pub(crate) fn limited(rules: Vec<Rule>) -> (Notes, Limited<Notes, Limiter>) {
+    let notes = Notes::default();
+    let service = LimiterLayer::new(limiter(rules)).layer(notes.clone());
+    (notes, service)
+}
+
+pub(crate) fn get(uri: &str) -> Request<()> {
+    Request::builder().uri(uri).body(()).unwrap()
+}
+
+/// Sends `request` and reads the answer.
+pub(crate) async fn send<S, R>(service: &mut S, request: Request<()>) -> Answer
+where
+    S: Service<Request<()>, Response = Response<R>, Error = Infallible>,
+    R: http_body::Body<Data = Bytes, Error = Infallible>,
+{
+    let response = service.ready().await.unwrap().call(request).await.unwrap();
+    read(response).await
+}
+
+pub(crate) async fn read<R>(response: Response<R>) -> Answer
+where
+    R: http_body::Body<Data = Bytes, Error = Infallible>,
+{
+    let (parts, body) = response.into_parts();
+    let body = body.collect().await.unwrap().to_bytes();
+    Answer {
+        status: parts.status.as_u16(),
+        headers: parts.headers,
+        body: String::from_utf8(body.to_vec()).unwrap(),
+    }
+}
+
+/// The statuses of so many requests for `uri`.
+pub(crate) async fn statuses<S, R>(service: &mut S, uri: &str, count: usize) -> Vec<u16>
+where
+    S: Service<Request<()>, Response = Response<R>, Error = Infallible>,
+    R: http_body::Body<Data = Bytes, Error = Infallible>,
+{
+    let mut statuses = Vec::new();
+    for _ in 0..count {
+        statuses.push(send(service, get(uri)).await.status);
+    }
+    statuses
+}
