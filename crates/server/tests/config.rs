@@ -490,7 +490,16 @@ fn mistakes_in_what_stretches_are_named() {
   - {name: c, limits: [2/h], elastic: {by: 50%}}
   - {name: d, limits: [2/h], count_denied: true, elastic: {by: 50%, when: {room: 'yes'}}}
 ";
-    assert_eq!(mistakes(file), ["?",]);
+    assert_eq!(
+        mistakes(file),
+        [
+            "rules[0].elastic (line 2): 2000% is over the maximum of 1000%",
+            "rules[1].elastic.wen (line 3): unknown key `wen`; did you mean `when`?",
+            "rules[1].elastic.by (line 3): is missing; say how much more, such as 50%",
+            "rules[2].elastic.when (line 4): is missing; say when there is room, or use soft, which is always",
+            "rules[3].elastic (line 5): does not go with count_denied; remove one of the two",
+        ]
+    );
 }
 
 #[test]
