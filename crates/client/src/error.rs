@@ -51,6 +51,12 @@ pub enum Error {
         /// What it may be.
         most: Span,
     },
+    /// It costs more than the limits that the client keeps to could ever hold. Nothing was sent. Ask for less at once.
+    #[error("not sent: a cost of {cost} never fits the limits that are kept to")]
+    NeverFits {
+        /// What it costs.
+        cost: u64,
+    },
     /// Something below failed, which is no business of this piece.
     #[error(transparent)]
     Inner(BoxError),

@@ -8,6 +8,7 @@
 //! budget     RetryBudget             how much load retries may add
 //! guard      Guard, Guarded      stands before a request and learns from its answer
 //! guard      QueueLayer              sends later what must not be sent now: in order, bounded, at the server's pace
+//! guard      ThrottleLayer           keeps to limits by itself, counted here or with others
 //! adaptive   AdaptiveThrottle        keeps back what the server would most likely refuse
 //! breaker    CircuitBreaker          sends nothing to a server that mostly fails, but for probes
 //! ```
@@ -40,7 +41,10 @@ pub use budget::RetryBudget;
 pub use clock::Clock;
 pub use error::{BoxError, Error, TryTimeout};
 pub use fastrand::Rng;
-pub use guard::{AdaptiveLayer, BreakerLayer, Guard, Guarded, LaneSettings, Pacing, QueueLayer};
+pub use guard::{
+    AdaptiveLayer, BreakerLayer, Guard, Guarded, LaneSettings, Pacing, QueueLayer, ThrottleLayer,
+    spaced,
+};
 pub use layer::{GuardedService, RetryService};
 pub use retry::{BudgetFor, GiveUp, NonIdempotent, Retried, Retry, RetryPolicy};
 pub use tidegate_core::{Cost, Span, Timestamp};

@@ -90,6 +90,11 @@ impl Lane {
         self.changed.notify_one();
     }
 
+    /// Waits until something was learnt.
+    pub(crate) fn changed(&self) -> impl Future<Output = ()> + '_ {
+        self.changed.notified()
+    }
+
     /// Waits until the pace lets the next one go.
     async fn open(&self, clock: &Clock) -> Result<(), Error> {
         loop {
@@ -99,7 +104,7 @@ impl Lane {
                 return Ok(());
             };
             // Either is a reason to look again.
-            let _ = timeout(duration(wait), self.changed.notified()).await;
+            let _ = timeout(duration(wait), self.changed()).await;
         }
     }
 

@@ -4,10 +4,11 @@ mod adaptive;
 mod breaker;
 mod lane;
 mod queue;
+mod throttle;
 
 use std::{future::Future, sync::Arc};
 
-use tidegate_core::Cost;
+use tidegate_core::{Cost, MemoryStore};
 
 use crate::{Advice, Error, retry::Seen};
 
@@ -15,6 +16,7 @@ pub use adaptive::AdaptiveGuard;
 pub use breaker::{BreakerGuard, Trial};
 pub use lane::LaneSettings;
 pub use queue::{Pacing, QueueGuard};
+pub use throttle::{Admission, ThrottleGuard, spaced};
 
 /// A circuit breaker for each host, as a layer. What it keeps back fails with [`Error::CircuitOpen`].
 pub type BreakerLayer = Guarded<BreakerGuard>;
@@ -22,6 +24,20 @@ pub type BreakerLayer = Guarded<BreakerGuard>;
 pub type AdaptiveLayer = Guarded<AdaptiveGuard>;
 /// A queue for each host, as a layer, which sends later what must not be sent now.
 pub type QueueLayer = Guarded<QueueGuard>;
+
+/// Limits that a client keeps to by itself, as a layer. What is over them waits; it fails with [`Error::WaitTooLong`] or
+/// [`Error::QueueFull`] where it cannot, and with [`Error::NeverFits`] where there is no sense in it.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate_client::{ThrottleLayer, spaced};
+///
+/// let throttle = ThrottleLayer::new(spaced("100/s")?);
+/// # drop(throttle);
+/// # Ok::<(), tidegate_core::LimitError>(())
+/// ```
+pub type ThrottleLayer<S = MemoryStore> = Guarded<ThrottleGuard<S>>;
 
 /// A request, as far as a guard cares.
 #[derive(Clone, Copy, Debug)]

@@ -5,3 +5,4 @@
 mod guards;
 mod retry;
 mod support;
+mod throttle;

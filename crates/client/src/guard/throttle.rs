@@ -1,0 +1,221 @@
+//! Self-throttling: Tidegate's limits, used against oneself.
+
+use std::sync::Arc;
+
+use tidegate_core::{
+    Algorithm, AlgorithmName, Charge, Cost, Effect, Limit, LimitError, LimitSpec, Limits,
+    MemoryBounds, MemoryStore, Outcome, Question, Retry, Settlement, Span, Store, notation,
+};
+use tokio::time::{sleep, timeout};
+
+use super::{Call, Guard, LaneSettings, ThrottleLayer, lane::Lane};
+use crate::{Advice, Clock, Error, Wait, clock::duration, host::PerHost, retry::Seen};
+
+/// How long a place in flight is waited for before it is asked for again: somebody elsewhere may have freed one.
+const LOOK_AGAIN: Span = Span::from_millis(100);
+
+/// Limits that a client keeps to by itself, for each host, in a store that several may share.
+///
+/// What is over the limit waits, in order. A refusal by the server nevertheless (429, or gRPC's `RESOURCE_EXHAUSTED`) closes the lane until
+/// the time that it names, and spends in the store what would have come back until then, so that whoever shares it slows down too.
+#[derive(Debug)]
+pub struct ThrottleGuard<S> {
+    store: Arc<S>,
+    name: String,
+    limits: Limits,
+    leases: bool,
+    lanes: PerHost<Lane>,
+    settings: LaneSettings,
+    clock: Clock,
+}
+
+/// The limit of `rate`, such as `100/s`, that a client should keep to whatever the server's algorithm is: one request each
+/// hundredth of a second. In no window of a second there are more than a hundred.
+///
+/// # Errors
+///
+/// Refuses what is no rate.
+pub fn spaced(rate: &str) -> Result<Limits, LimitError> {
+    let rate = notation::rate(rate).map_err(|wrong| LimitError {
+        field: "rate",
+        problem: wrong.to_string(),
+    })?;
+    let limit = LimitSpec::shorthand(rate, AlgorithmName::Gcra).build();
+    Limits::new(vec![limit.map_err(|mut wrong| wrong.swap_remove(0))?])
+}
+
+impl ThrottleLayer<MemoryStore> {
+    /// Keeps to `limits`, counted in this process.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        let store = Arc::new(MemoryStore::new(MemoryBounds::default()));
+        Self::on(store, "", limits, LaneSettings::default(), Clock::system())
+    }
+}
+
+impl<S: Store + 'static> ThrottleLayer<S> {
+    /// Keeps to `limits` together with all who share `store`, under the same name.
+    #[must_use]
+    pub fn on(
+        store: Arc<S>,
+        name: &str,
+        limits: Limits,
+        settings: LaneSettings,
+        clock: Clock,
+    ) -> Self {
+        let lease = |limit: &Limit| matches!(limit.algorithm(), Algorithm::Concurrency { .. });
+        let guard = ThrottleGuard {
+            store,
+            name: name.to_owned(),
+            leases: limits.iter().any(lease),
+            limits,
+            lanes: PerHost::new(move || Lane::new(settings)),
+            settings,
+            clock,
+        };
+        Self::by(guard, clock)
+    }
+}
+
+/// How long an admitted request is held back, or when to ask again; and the receipt, where there is one.
+type Asked<R> = (Result<Span, Retry>, Option<R>);
+
+/// What an admitted request holds.
+#[derive(Debug)]
+pub struct Admission<R> {
+    /// For what has to be given back, if the limits are about requests in flight.
+    receipt: Option<R>,
+    /// How long a queue holds the request back.
+    delay: Span,
+}
+
+impl<S: Store + 'static> Guard for ThrottleGuard<S> {
+    type Pass = Admission<S::Receipt>;
+
+    async fn enter(&self, call: Call<'_>) -> Result<Self::Pass, Error> {
+        let lane = self.lanes.of(call.host);
+        let admission = lane.pass(&self.clock, self.admitted(&lane, call)).await?;
+        if admission.delay > Span::ZERO {
+            sleep(duration(admission.delay)).await;
+        }
+        Ok(admission)
+    }
+
+    async fn leave(&self, call: Call<'_>, pass: Self::Pass, seen: Seen<'_>, advice: &Advice) {
+        let lane = self.lanes.of(call.host);
+        let now = self.clock.now();
+        lane.learn(|pace| {
+            pace.hear(now);
+            if let (Some(wait), false) = (advice.wait, seen.is_accepted()) {
+                pace.close(wait, now);
+            }
+        });
+        if let Some(receipt) = pass.receipt {
+            self.give_back(call, receipt).await;
+            lane.learn(|_| {});
+        } else if let (Some(Wait::After(wait)), false) = (advice.wait, seen.is_accepted()) {
+            self.spend(call, wait).await;
+        }
+    }
+}
+
+impl<S: Store> ThrottleGuard<S> {
+    /// Asks until the limits admit the request.
+    async fn admitted(&self, lane: &Lane, call: Call<'_>) -> Result<Admission<S::Receipt>, Error> {
+        let most = self.settings.max_wait;
+        loop {
+            let (answer, receipt) = self.asked(call).await?;
+            let wait = match answer {
+                Ok(delay) => return Ok(Admission { receipt, delay }),
+                Err(Retry::Never) => {
+                    return Err(Error::NeverFits {
+                        cost: call.cost.units(),
+                    });
+                }
+                Err(Retry::After(wait)) if self.leases => wait.min(LOOK_AGAIN),
+                Err(Retry::After(wait)) if wait > most => {
+                    return Err(Error::WaitTooLong { wait, most });
+                }
+                Err(Retry::After(wait)) => wait.max(Span::from_micros(1)),
+            };
+            // Either is a reason to look again.
+            let _ = timeout(duration(wait), lane.changed()).await;
+        }
+    }
+
+    /// How long an admitted request is held back, or when to ask again.
+    async fn asked(&self, call: Call<'_>) -> Result<Asked<S::Receipt>, Error> {
+        let key = self.key(call);
+        let mut charges = vec![self.charge(&key, call.cost)?];
+        let mut outcomes = Vec::new();
+        let mut question = Question {
+            charges: &mut charges,
+            now: self.clock.now(),
+            effect: Effect::Charge,
+            within: None,
+        };
+        let (decided, receipt) = if self.leases {
+            self.store.reserve(&mut question, &mut outcomes).await
+        } else {
+            (self.store.decide(question, &mut outcomes).await, None)
+        };
+        let verdict = decided.verdict(&charges, &outcomes);
+        let answer = if verdict.allowed {
+            Ok(verdict.delay)
+        } else {
+            Err(verdict.retry_after)
+        };
+        Ok((answer, receipt))
+    }
+
+    async fn give_back(&self, call: Call<'_>, receipt: S::Receipt) {
+        let key = self.key(call);
+        if let Ok(charge) = self.charge(&key, call.cost) {
+            let (charges, settlements) = ([charge], [Settlement::default()]);
+            let now = self.clock.now();
+            let settled = self.store.settle(&charges, receipt, &settlements, now);
+            settled.await;
+        }
+    }
+
+    /// Spends what would come back within `wait`, as far as it is there.
+    async fn spend(&self, call: Call<'_>, wait: Span) {
+        let standing = self.decided(call, Cost::ONE, Effect::Look).await;
+        let room = standing.iter().map(|outcome| outcome.remaining).min();
+        let earned = self.limits.iter().map(|limit| earned(limit, wait)).min();
+        let units = room.unwrap_or(0).min(earned.unwrap_or(0));
+        if let Ok(cost) = Cost::new(units) {
+            self.decided(call, cost, Effect::Charge).await;
+        }
+    }
+
+    async fn decided(&self, call: Call<'_>, cost: Cost, effect: Effect) -> Vec<Outcome> {
+        let key = self.key(call);
+        let mut outcomes = Vec::new();
+        if let Ok(charge) = self.charge(&key, cost) {
+            let question = Question {
+                charges: &mut vec![charge],
+                now: self.clock.now(),
+                effect,
+                within: None,
+            };
+            self.store.decide(question, &mut outcomes).await;
+        }
+        outcomes
+    }
+
+    fn charge<'a>(&'a self, key: &'a [u8], cost: Cost) -> Result<Charge<'a>, Error> {
+        Charge::new(key, &self.limits, cost).map_err(|wrong| Error::Inner(wrong.into()))
+    }
+
+    fn key(&self, call: Call<'_>) -> Vec<u8> {
+        format!("client:{}:{}", self.name, call.host).into_bytes()
+    }
+}
+
+/// How many units of `limit` come back within `wait`, at most all of them.
+fn earned(limit: &Limit, wait: Span) -> u64 {
+    let (quota, window) = (limit.quota(), limit.window().as_micros().max(1));
+    let earned = u128::from(quota) * u128::from(wait.as_micros()) / u128::from(window);
+    u64::try_from(earned).unwrap_or(u64::MAX).min(quota)
+}

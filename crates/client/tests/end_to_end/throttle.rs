@@ -1,0 +1,252 @@
+//! Self-throttling, and what it comes to with a server that limits: nothing is lost, nothing is sent in vain, and it is done in time.
+
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use tidegate_client::{
+    Backoff, Error, Jitter, LaneSettings, Pacing, QueueLayer, Retry, RetryPolicy, Rng, Span,
+    ThrottleLayer, spaced,
+};
+use tidegate_core::{
+    AlgorithmName, Charge, Cost, Effect, LimitSpec, Limits, MemoryBounds, MemoryStore, Verdict,
+    notation,
+};
+use tidegate_http::{HeaderWriter, Legacy};
+use tokio::{task::JoinSet, time::Instant};
+use tower::{Layer, Service, ServiceBuilder, ServiceExt as _};
+
+use crate::support::{Server, clock, get, reply};
+
+fn store() -> Arc<MemoryStore> {
+    Arc::new(MemoryStore::new(MemoryBounds::default()))
+}
+
+fn limits(rate: &str, algorithm: AlgorithmName) -> Limits {
+    let spec = LimitSpec::shorthand(notation::rate(rate).unwrap(), algorithm);
+    Limits::new(vec![spec.build().unwrap()]).unwrap()
+}
+
+/// A server that limits everybody together, and says so in all its headers; and how many it has refused.
+fn limiting(rate: &str, algorithm: AlgorithmName) -> (Server, Arc<Mutex<u64>>) {
+    let (store, limits, refused) = (store(), limits(rate, algorithm), Arc::new(Mutex::new(0)));
+    let count = Arc::clone(&refused);
+    let server = Server::new(move |_, now| {
+        let mut outcomes = Vec::new();
+        let charges = [Charge::new(b"all", &limits, Cost::ONE).unwrap()];
+        let decision = store.check(&charges, now, Effect::Charge, &mut outcomes);
+        let verdict = Verdict::of(&decision, &charges, &outcomes);
+        if !verdict.allowed {
+            *count.lock().unwrap() += 1;
+        }
+        let mut reply = reply(if verdict.allowed { 200 } else { 429 }, &[]);
+        HeaderWriter::new(true, Legacy::Off).write(&verdict, now, reply.headers_mut());
+        reply
+    });
+    (server, refused)
+}
+
+/// Sends `each` requests one after another from each of the clients; all must pass. How long it took, in milliseconds.
+async fn all_pass<S, B>(clients: Vec<S>, each: u32) -> u128
+where
+    S: Service<Request<Full<Bytes>>, Response = Response<B>, Error = Error>
+        + Clone
+        + Send
+        + 'static,
+    S::Future: Send,
+    B: Send + 'static,
+{
+    let begun = Instant::now();
+    let mut calls = JoinSet::new();
+    for client in clients {
+        calls.spawn(async move {
+            for _ in 0..each {
+                let answer = client.clone().oneshot(get()).await.unwrap();
+                assert_eq!(answer.status(), 200);
+            }
+        });
+    }
+    while let Some(done) = calls.join_next().await {
+        done.unwrap();
+    }
+    begun.elapsed().as_millis()
+}
+
+fn within(took: u128, ideal: u128) {
+    assert!(
+        took * 10 <= ideal * 11,
+        "{took} ms, which is more than 1.1 of {ideal} ms"
+    );
+}
+
+/// Ten clients share a store, as ten processes would: nothing is refused, and a request leaves whenever one may.
+#[tokio::test(start_paused = true)]
+async fn clients_that_share_a_store_are_never_refused() {
+    for algorithm in [
+        AlgorithmName::Gcra,
+        AlgorithmName::TokenBucket,
+        AlgorithmName::SlidingWindowLog,
+        AlgorithmName::FixedWindow,
+    ] {
+        let (server, refused) = limiting("100/s", algorithm);
+        let shared = store();
+        let client = |_| {
+            let lanes = LaneSettings::default();
+            let limits = spaced("100/s").unwrap();
+            ThrottleLayer::on(Arc::clone(&shared), "api", limits, lanes, clock())
+                .layer(server.client::<Full<Bytes>>())
+        };
+        let took = all_pass((0..10).map(client).collect(), 100).await;
+        assert_eq!(
+            (server.asked(), *refused.lock().unwrap()),
+            (1_000, 0),
+            "{algorithm:?}"
+        );
+        within(took, 9_990);
+    }
+}
+
+fn patient() -> RetryPolicy {
+    RetryPolicy {
+        backoff: Backoff::new(Span::from_millis(10), Span::from_millis(200), Jitter::Full),
+        max_tries: 100,
+        deadline: Span::from_secs(3_600),
+        budget_for: tidegate_client::BudgetFor::AllButScheduled,
+        ..RetryPolicy::default()
+    }
+}
+
+fn retry(seed: u64) -> Retry {
+    Retry::new(patient())
+        .with_clock(clock())
+        .with_rng(Rng::with_seed(seed))
+}
+
+/// One client, many requests at once, and no word of the limit but what the server says: the queue finds its pace.
+#[tokio::test(start_paused = true)]
+async fn a_queue_keeps_to_what_the_server_says() {
+    // 300 requests: in 15 windows, the last of which begins after 140 s; and 60 at once, then one a second.
+    for (rate, algorithm, ideal, resets) in [
+        ("20/10s", AlgorithmName::FixedWindow, 140_000, 15_u32),
+        ("20/10s", AlgorithmName::SlidingWindowLog, 140_000, 15),
+        ("60/min", AlgorithmName::TokenBucket, 240_000, 240),
+    ] {
+        let (server, refused) = limiting(rate, algorithm);
+        let lanes = LaneSettings {
+            max_waiting: 1_000,
+            max_wait: Span::from_secs(3_600),
+        };
+        let queue = QueueLayer::on(lanes, Pacing::Burst, clock());
+        let client = ServiceBuilder::new()
+            .layer(retry(3))
+            .layer(queue)
+            .service(server.client());
+        let took = all_pass(vec![client; 20], 15).await;
+        let refused = *refused.lock().unwrap();
+        assert_eq!(server.asked() as u64, 300 + refused, "nothing is lost");
+        within(took, ideal);
+        // What was on its way when the limit was spent, once for each time that it was spent.
+        assert!(refused <= 20 * u64::from(resets), "{refused}");
+    }
+}
+
+/// Fifty clients that know nothing of each other, and a limit of theirs together.
+#[tokio::test(start_paused = true)]
+async fn strangers_lose_nothing_and_are_done_in_time() {
+    for algorithm in [AlgorithmName::TokenBucket, AlgorithmName::FixedWindow] {
+        let (server, refused) = limiting("50/s", algorithm);
+        let client =
+            |seed| retry(seed).layer(server.client::<tidegate_client::ReplayBody<Full<Bytes>>>());
+        let took = all_pass((0..50).map(client).collect(), 20).await;
+        let refused = *refused.lock().unwrap();
+        assert_eq!(server.asked() as u64, 1_000 + refused, "nothing is lost");
+        // 50 at once, and then 50 a second.
+        within(took, 19_000);
+        // A client is refused once, and then waits for as long as it was told: a second.
+        assert!(refused <= 50 * 20, "{refused}");
+    }
+}
+
+/// The server allows less than the client thought: a refusal closes the lane of everybody who shares the store.
+#[tokio::test(start_paused = true)]
+async fn a_refusal_is_learnt_from() {
+    let server = Server::scripted(vec![reply(429, &[("retry-after", "3")]), reply(200, &[])]);
+    let shared = store();
+    let client = |_| {
+        let limits = limits("10/s", AlgorithmName::TokenBucket);
+        let lanes = LaneSettings::default();
+        ThrottleLayer::on(Arc::clone(&shared), "api", limits, lanes, clock())
+            .layer(server.client::<Full<Bytes>>())
+    };
+    let [first, other] = [0, 1].map(client);
+    first.clone().oneshot(get()).await.unwrap();
+    first.oneshot(get()).await.unwrap();
+    assert!(
+        (3_000..3_010).contains(&server.gaps_ms()[0]),
+        "{:?}",
+        server.gaps_ms()
+    );
+
+    let refusing = Server::scripted(vec![reply(429, &[("retry-after", "3")]), reply(200, &[])]);
+    let stranger = ThrottleLayer::on(
+        Arc::clone(&shared),
+        "api",
+        limits("10/s", AlgorithmName::TokenBucket),
+        LaneSettings::default(),
+        clock(),
+    );
+    stranger
+        .layer(refusing.client::<Full<Bytes>>())
+        .oneshot(get())
+        .await
+        .unwrap();
+    let begun = Instant::now();
+    other.oneshot(get()).await.unwrap();
+    assert!(
+        (90..=110).contains(&begun.elapsed().as_millis()),
+        "the bucket was emptied: {begun:?}"
+    );
+}
+
+/// At most so many in flight: the place is given back when the answer is there, and the next in line has it at once.
+#[tokio::test(start_paused = true)]
+async fn how_many_are_in_flight_is_a_limit_too() {
+    let in_flight = Arc::new(Mutex::new((0, 0)));
+    let seen = Arc::clone(&in_flight);
+    let slow = tower::service_fn(move |_: Request<Full<Bytes>>| {
+        let seen = Arc::clone(&seen);
+        async move {
+            {
+                let (now, most) = &mut *seen.lock().unwrap();
+                *now += 1;
+                *most = (*most).max(*now);
+            }
+            tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+            seen.lock().unwrap().0 -= 1;
+            Ok::<Response<Full<Bytes>>, std::io::Error>(reply(200, &[]))
+        }
+    });
+    let limits = limits("3/min", AlgorithmName::Concurrency);
+    let layer = ThrottleLayer::on(store(), "api", limits, LaneSettings::default(), clock());
+    let took = all_pass(vec![layer.layer(slow); 9], 1).await;
+    assert_eq!(in_flight.lock().unwrap().1, 3);
+    assert!((3_000..3_010).contains(&took), "{took}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_never_fits_is_not_waited_for() {
+    let server = Server::scripted(vec![reply(200, &[])]);
+    let client =
+        ThrottleLayer::new(limits("5/s", AlgorithmName::TokenBucket)).layer(server.client());
+    let mut dear = get();
+    dear.extensions_mut().insert(Cost::new(6).unwrap());
+    let error = client.clone().oneshot(dear).await;
+    assert!(
+        matches!(error, Err(Error::NeverFits { cost: 6 })),
+        "{error:?}"
+    );
+    let answer: Response<Incoming> = client.oneshot(get()).await.unwrap();
+    assert_eq!(answer.status(), 200);
+}
