@@ -22,16 +22,12 @@ use tidegate_http::Clock;
 
 pub use self::running::{Running, Signals};
 use crate::{
-    config::{Config, Envoy, Snapshot},
-    door::{
-        self,
-        grpc::{Http2, Tls},
-        proxy::Upstreams,
-    },
+    config::{Config, Envoy, Snapshot, TlsFiles},
+    door::{self, grpc::Http2, proxy::Upstreams},
     envoy::{FolderError, RateLimitService, Watch},
     limiter::{Backend, Limiter},
     link::Link,
-    net::{Bounds, Listener, Server},
+    net::{Behind, Bounds, Listener, Server, Tls, TlsError},
     reload::Reloader,
     snapshot::{self, Restored},
 };
@@ -60,9 +56,9 @@ pub enum ServeError {
     /// The configuration of the rate limit service cannot be used.
     #[error("envoy.config: {0}")]
     Envoy(#[from] FolderError),
-    /// The gRPC door cannot have TLS as configured.
+    /// A door cannot have TLS as configured.
     #[error(transparent)]
-    Tls(#[from] door::grpc::TlsError),
+    Tls(#[from] TlsError),
     /// The snapshot could not be read.
     #[error(
         "cannot read the snapshot {path}: {source}; mend its permissions, or remove `store.memory.snapshot`"
@@ -124,8 +120,10 @@ pub fn start(
         return Err(ServeError::OpenAdmin(address));
     }
     let listen = config.listen;
-    let grpc_tls = config.grpc.tls.as_ref().map(Tls::load).transpose()?;
-    let grpc_tls = grpc_tls.map(Arc::new);
+    let grpc_tls = tls(Behind::Grpc, config.grpc.tls.as_ref())?;
+    let of_proxy = config.proxy.as_ref().and_then(|proxy| proxy.tls.as_ref());
+    let proxy_tls = tls(Behind::Proxy, of_proxy)?;
+    let certificates: Vec<Arc<Tls>> = grpc_tls.iter().chain(&proxy_tls).cloned().collect();
     let sockets = Sockets {
         http: bind("http", listen.http)?,
         grpc: bind("grpc", listen.grpc)?,
@@ -158,10 +156,9 @@ pub fn start(
         .map(|envoy| watch(envoy, &limiter))
         .transpose()?;
     let server = Server::start(Server::default_workers())?;
-    let proxy = config.proxy.map(|settings| Proxied {
-        upstreams: Arc::new(Upstreams::new(&settings.upstreams, server.workers())),
-        settings: Arc::new(settings),
-    });
+    let proxy = config
+        .proxy
+        .map(|settings| Proxied::new(settings, server.workers(), proxy_tls));
     let doors = Doors {
         limiter: &limiter,
         reloader: reloader.as_ref(),
@@ -169,7 +166,8 @@ pub fn start(
         headers: config.headers,
         identity: Arc::new(config.identity),
         grpc: config.grpc,
-        grpc_tls: grpc_tls.as_ref(),
+        grpc_tls,
+        certificates: certificates.clone(),
         proxy,
         token,
     };
@@ -180,10 +178,15 @@ pub fn start(
         limiter,
         reloader,
         envoy,
-        grpc_tls,
+        certificates,
         shutdown: config.shutdown,
         snapshot: config.snapshot,
     })
+}
+
+fn tls(behind: Behind, files: Option<&TlsFiles>) -> Result<Option<Arc<Tls>>, TlsError> {
+    let loaded = files.map(|files| Tls::load(behind, files)).transpose()?;
+    Ok(loaded.map(Arc::new))
 }
 
 /// Reads the rules of the rate limit service; without them it starts only if it was told to.
@@ -213,6 +216,17 @@ struct Sockets {
 struct Proxied {
     settings: Arc<crate::config::Proxy>,
     upstreams: Arc<Upstreams>,
+    tls: Option<Arc<Tls>>,
+}
+
+impl Proxied {
+    fn new(settings: crate::config::Proxy, workers: usize, tls: Option<Arc<Tls>>) -> Self {
+        Self {
+            upstreams: Arc::new(Upstreams::new(&settings.upstreams, workers)),
+            settings: Arc::new(settings),
+            tls,
+        }
+    }
 }
 
 /// What every door is opened with.
@@ -223,7 +237,8 @@ struct Doors<'a> {
     headers: crate::config::Headers,
     identity: Arc<crate::config::Identity>,
     grpc: crate::config::Grpc,
-    grpc_tls: Option<&'a Arc<Tls>>,
+    grpc_tls: Option<Arc<Tls>>,
+    certificates: Vec<Arc<Tls>>,
     proxy: Option<Proxied>,
     token: Option<String>,
 }
@@ -247,7 +262,7 @@ impl Doors<'_> {
                 limiter: Arc::clone(self.limiter),
                 rate_limits: self.envoy.map(|envoy| Arc::clone(envoy.service())),
             };
-            let http2 = Http2::new(self.grpc.clone(), self.grpc_tls.cloned());
+            let http2 = Http2::new(self.grpc.clone(), self.grpc_tls.clone());
             self.opened(
                 "grpc",
                 door::grpc::listen(server, socket, Bounds::default(), served, http2)?,
@@ -262,6 +277,7 @@ impl Doors<'_> {
                 settings: Arc::clone(&proxy.settings),
                 upstreams: Arc::clone(&proxy.upstreams),
                 identity: Arc::clone(&self.identity),
+                tls: proxy.tls.clone(),
             };
             self.opened("proxy", door::proxy::listen(server, socket, served)?);
         }
@@ -270,7 +286,7 @@ impl Doors<'_> {
                 limiter: Arc::clone(self.limiter),
                 reloader: self.reloader.cloned(),
                 envoy: self.envoy.cloned(),
-                tls: self.grpc_tls.cloned(),
+                certificates: self.certificates.clone(),
                 upstreams: self
                     .proxy
                     .as_ref()

@@ -50,14 +50,11 @@ fn a_renewed_certificate_is_served_and_one_that_cannot_be_used_is_not() {
     assert_eq!(shown(server.grpc), "first");
 
     issue(server.directory(), "second");
-    server.wait_for(&["reloaded the certificate of the gRPC door"]);
+    server.wait_for(&["reloaded the certificate", "grpc"]);
     assert_eq!(shown(server.grpc), "second");
 
     std::fs::write(server.directory().join("key"), "no key").unwrap();
-    server.wait_for(&[
-        "kept the old certificate of the gRPC door",
-        "grpc.tls.key: cannot use key",
-    ]);
+    server.wait_for(&["kept the old certificate", "grpc.tls.key: cannot use key"]);
     assert_eq!(shown(server.grpc), "second");
     let ready = Ask::get(server.admin, "/readyz").send().json();
     assert_eq!(
@@ -67,19 +64,19 @@ fn a_renewed_certificate_is_served_and_one_that_cannot_be_used_is_not() {
     assert!(
         server
             .metrics()
-            .contains("tidegate_last_certificate_load_success 0\n")
+            .contains("tidegate_last_certificate_load_success{door=\"grpc\"} 0\n")
     );
     let refused = Ask::new("POST", server.admin, "/v1/reload").send();
     assert_eq!(refused.status, 422, "{}", refused.body);
 
     issue(server.directory(), "third");
     server.signal("HUP");
-    server.wait_for(&["reloaded the certificate of the gRPC door"]);
+    server.wait_for(&["reloaded the certificate", "grpc"]);
     assert_eq!(shown(server.grpc), "third");
     assert!(
         server
             .metrics()
-            .contains("tidegate_last_certificate_load_success 1\n")
+            .contains("tidegate_last_certificate_load_success{door=\"grpc\"} 1\n")
     );
     server.stop();
 }

@@ -70,7 +70,7 @@ fn streams(value: &Value<'_>, report: &mut Report) -> Option<u32> {
     Some(streams)
 }
 
-fn tls(value: &Value<'_>, report: &mut Report) -> Option<TlsFiles> {
+pub(super) fn tls(value: &Value<'_>, report: &mut Report) -> Option<TlsFiles> {
     let what = "a map such as {certificate: server.pem, key: server.key}";
     let fields = value.fields(report, what, &["certificate", "key", "client_ca"])?;
     let mut path = |name| {

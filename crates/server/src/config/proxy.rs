@@ -8,6 +8,8 @@ use std::{net::SocketAddr, time::Duration};
 use tidegate_core::{Span, notation};
 
 use super::{
+    TlsFiles,
+    grpc::tls,
     report::Report,
     store::size,
     value::{Fields, Value},
@@ -30,6 +32,7 @@ const MOST_CONNECTIONS: usize = 1_000_000;
 
 const FIELDS: &[&str] = &[
     "listen",
+    "tls",
     "upstreams",
     "timeouts",
     "max_body",
@@ -45,6 +48,8 @@ const FIELDS: &[&str] = &[
 pub struct Proxy {
     /// `proxy.listen`: where clients come to.
     pub listen: SocketAddr,
+    /// `proxy.tls`: its certificate; `None` is in the clear.
+    pub tls: Option<TlsFiles>,
     /// `proxy.upstreams`: what stands behind it; the first whose conditions hold is asked.
     pub upstreams: Vec<Upstream>,
     /// `proxy.timeouts`.
@@ -112,6 +117,7 @@ pub(super) fn proxy(file: &Fields<'_>, report: &mut Report) -> Option<Proxy> {
     let what = "a map such as {listen: 127.0.0.1:8000, upstreams: […]}";
     let fields = value.fields(report, what, FIELDS)?;
     let listen = listen(&fields, report);
+    let tls = fields.get("tls").and_then(|value| tls(value, report));
     let upstreams = upstream::upstreams(&fields, report);
     let timeouts = fields
         .get("timeouts")
@@ -136,6 +142,7 @@ pub(super) fn proxy(file: &Fields<'_>, report: &mut Report) -> Option<Proxy> {
         .and_then(|value| value.choice(report, &choices));
     Some(Proxy {
         listen: listen?,
+        tls,
         upstreams: upstreams?,
         timeouts: timeouts.unwrap_or_default(),
         max_body: max_body.and_then(|bytes| u64::try_from(bytes).ok()),

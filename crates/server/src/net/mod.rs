@@ -31,17 +31,23 @@
 //! ```
 
 mod listener;
+mod live;
+mod local;
 mod server;
 mod shutdown;
 mod timer;
+mod tls;
 mod worker;
 
 use std::{net::SocketAddr, time::Duration};
 
 pub use listener::Listener;
+pub(crate) use live::LiveStream;
+pub(crate) use local::Local;
 pub use server::Server;
 pub use shutdown::Shutdown;
 pub use timer::LazyTimer;
+pub use tls::{Behind, Tls, TlsError};
 
 /// What one listener and each of its connections may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,11 +9,10 @@ use tokio::{
 
 use crate::{
     config::{Shutdown, Snapshot},
-    door::grpc::Tls,
     envoy::Watch,
     limiter::Limiter,
     link::Link,
-    net::Server,
+    net::{Server, Tls},
     reload::{LOOK_EVERY, Reloader},
     snapshot,
 };
@@ -68,7 +67,7 @@ pub struct Running {
     pub(super) limiter: Arc<Limiter>,
     pub(super) reloader: Option<Arc<Reloader>>,
     pub(super) envoy: Option<Arc<Watch>>,
-    pub(super) grpc_tls: Option<Arc<Tls>>,
+    pub(super) certificates: Vec<Arc<Tls>>,
     pub(super) shutdown: Shutdown,
     pub(super) snapshot: Option<Snapshot>,
 }
@@ -152,7 +151,7 @@ impl Running {
         if let Some(envoy) = &self.envoy {
             drop(envoy.reload());
         }
-        if let Some(tls) = &self.grpc_tls {
+        for tls in &self.certificates {
             drop(tls.reload());
         }
         if self.reloader.is_none() && self.envoy.is_none() {
@@ -171,10 +170,10 @@ impl Running {
         {
             drop(envoy.reload());
         }
-        if let Some(tls) = &self.grpc_tls
-            && tls.has_changed()
-        {
-            drop(tls.reload());
+        for tls in &self.certificates {
+            if tls.has_changed() {
+                drop(tls.reload());
+            }
         }
     }
 

@@ -60,7 +60,7 @@ impl Door {
             limiter: Arc::clone(&limiter),
             reloader: Some(Arc::new(reloader)),
             envoy: None,
-            tls: None,
+            certificates: Vec::new(),
             upstreams: None,
             token: token.map(str::to_owned),
         };

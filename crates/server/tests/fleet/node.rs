@@ -151,7 +151,7 @@ impl Node {
             limiter: Arc::clone(&self.limiter),
             reloader: None,
             envoy: None,
-            tls: None,
+            certificates: Vec::new(),
             upstreams: None,
             token: None,
         };

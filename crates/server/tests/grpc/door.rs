@@ -6,10 +6,10 @@ use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
 use tidegate_http::Clock;
 use tidegate_server::{
     config::Config,
-    door::grpc::{self, Http2, Served, Tls},
+    door::grpc::{self, Http2, Served},
     envoy::{DomainFiles, File, RateLimitService, Settings, read},
     limiter::Limiter,
-    net::{Bounds, Listener, Server},
+    net::{Behind, Bounds, Listener, Server, Tls},
 };
 
 use crate::client::Client;
@@ -72,7 +72,7 @@ impl Door {
             .grpc
             .tls
             .as_ref()
-            .map(|files| Arc::new(Tls::load(files).unwrap()));
+            .map(|files| Arc::new(Tls::load(Behind::Grpc, files).unwrap()));
         let http2 = Http2::new(config.grpc, tls.clone());
         let served = Served {
             limiter: Arc::clone(&limiter),

@@ -3,7 +3,10 @@
 use std::{fs, path::Path};
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
-use tidegate_server::{config::Config, door::grpc::Tls};
+use tidegate_server::{
+    config::Config,
+    net::{Behind, Tls},
+};
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
 use crate::{
@@ -186,7 +189,7 @@ fn files_that_cannot_be_used_are_named() {
     let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
     let config = Config::parse(&settings(folder.path(), &authority, true)).unwrap();
     let files = config.grpc.tls.unwrap();
-    let refused = || Tls::load(&files).unwrap_err().to_string();
+    let refused = || Tls::load(Behind::Grpc, &files).unwrap_err().to_string();
 
     let (_, other_key) = authority.sign();
     fs::write(folder.path().join("server.key"), other_key).unwrap();

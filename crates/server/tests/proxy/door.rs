@@ -5,7 +5,7 @@ use std::{fmt::Display, net::TcpListener, sync::Arc, time::Duration};
 use tidegate_server::{
     config::Config,
     door::proxy::{self, Served, Upstreams},
-    net::{Listener, Server},
+    net::{Behind, Listener, Server, Tls},
 };
 
 use crate::client::{Answer, Client};
@@ -13,6 +13,7 @@ use crate::client::{Answer, Client};
 pub(crate) struct Door {
     pub(crate) listener: Listener,
     pub(crate) server: Server,
+    pub(crate) tls: Option<Arc<Tls>>,
 }
 
 impl Door {
@@ -39,14 +40,21 @@ impl Door {
         let config = Config::parse(text).unwrap_or_else(|mistakes| panic!("{mistakes:?}"));
         let server = Server::start(1).unwrap();
         let settings = config.proxy.unwrap();
+        let tls = settings.tls.as_ref();
+        let tls = tls.map(|files| Arc::new(Tls::load(Behind::Proxy, files).unwrap()));
         let served = Served {
             upstreams: Arc::new(Upstreams::new(&settings.upstreams, server.workers())),
             settings: Arc::new(settings),
             identity: Arc::new(config.identity),
+            tls: tls.clone(),
         };
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let listener = proxy::listen(&server, socket, served).unwrap();
-        Self { listener, server }
+        Self {
+            listener,
+            server,
+            tls,
+        }
     }
 
     pub(crate) fn connect(&self) -> Client {

@@ -13,6 +13,7 @@ mod bounds;
 mod door;
 mod failures;
 mod headers;
+mod http2;
 mod passing;
 mod pool;
 mod routing;

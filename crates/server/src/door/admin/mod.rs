@@ -32,7 +32,6 @@ use tidegate_redis::Health;
 
 use self::{access::Access, path::Path};
 use super::{
-    grpc::Tls,
     http::{Answer, Problem, json, read_body, wire},
     proxy::Upstreams,
 };
@@ -40,7 +39,7 @@ use crate::{
     envoy::Watch,
     limiter::Limiter,
     metrics::Text,
-    net::{Bounds, Listener, Server, Shutdown},
+    net::{Bounds, Listener, Server, Shutdown, Tls},
     reload::Reloader,
 };
 
@@ -53,8 +52,8 @@ pub struct Operated {
     pub reloader: Option<Arc<Reloader>>,
     /// The configuration of the rate limit service for Envoy, which `POST /v1/reload` reads again too.
     pub envoy: Option<Arc<Watch>>,
-    /// The certificate of the gRPC door, which `POST /v1/reload` reads again too.
-    pub tls: Option<Arc<Tls>>,
+    /// The certificates of doors, which `POST /v1/reload` reads again too.
+    pub certificates: Vec<Arc<Tls>>,
     /// What stands behind the reverse proxy; without one there is none.
     pub upstreams: Option<Arc<Upstreams>>,
     /// Who shows it may ask; without one, whoever is on this machine.
@@ -77,7 +76,7 @@ pub fn listen(
         limiter,
         reloader,
         envoy,
-        tls,
+        certificates,
         upstreams,
         token,
     } = operated;
@@ -85,7 +84,7 @@ pub fn listen(
         limiter,
         reloader,
         envoy,
-        tls,
+        certificates,
         upstreams,
         shutdown: server.shutdown_signal(),
         access: Access::new(token, socket.local_addr()?)?,
@@ -103,7 +102,7 @@ struct Admin {
     limiter: Arc<Limiter>,
     reloader: Option<Arc<Reloader>>,
     envoy: Option<Arc<Watch>>,
-    tls: Option<Arc<Tls>>,
+    certificates: Vec<Arc<Tls>>,
     upstreams: Option<Arc<Upstreams>>,
     shutdown: Shutdown,
     access: Access,
@@ -168,11 +167,15 @@ impl Admin {
             .map(|reloader| reloader.last_mistakes());
         let of_envoy = self.envoy.as_ref().map(|envoy| envoy.last_mistakes());
         let of_envoy = of_envoy.unwrap_or_default();
-        let of_tls = self.tls.as_ref().and_then(|tls| tls.problem());
+        let of_tls: Vec<String> = self
+            .certificates
+            .iter()
+            .filter_map(|tls| tls.problem())
+            .collect();
         let failed = self.limiter.metrics().last_reload_failed() || !of_envoy.is_empty();
         let last_reload = if failed {
             "failed; the old rules are in force"
-        } else if of_tls.is_some() {
+        } else if !of_tls.is_empty() {
             "failed; the old certificate is in force"
         } else {
             "ok"
@@ -201,8 +204,8 @@ impl Admin {
         if let Some(envoy) = &self.envoy {
             envoy.write(&mut text);
         }
-        if let Some(tls) = &self.tls {
-            tls.write(&mut text);
+        if !self.certificates.is_empty() {
+            Tls::write(&self.certificates, &mut text);
         }
         if let Some(upstreams) = &self.upstreams {
             upstreams.write(&mut text);
@@ -217,9 +220,12 @@ impl Admin {
         let reloading = Reloading {
             rules: self.reloader.clone(),
             envoy: self.envoy.clone(),
-            tls: self.tls.clone(),
+            certificates: self.certificates.clone(),
         };
-        if reloading.rules.is_none() && reloading.envoy.is_none() && reloading.tls.is_none() {
+        if reloading.rules.is_none()
+            && reloading.envoy.is_none()
+            && reloading.certificates.is_empty()
+        {
             return Err(Problem::new(
                 StatusCode::CONFLICT,
                 "there is no rules file; start with --config FILE",
@@ -238,7 +244,7 @@ impl Admin {
 struct Reloading {
     rules: Option<Arc<Reloader>>,
     envoy: Option<Arc<Watch>>,
-    tls: Option<Arc<Tls>>,
+    certificates: Vec<Arc<Tls>>,
 }
 
 impl Reloading {
@@ -259,11 +265,16 @@ impl Reloading {
                 .reload()
                 .map_err(|error| refused(detail, error.problems()))
         });
-        let certificate = self.tls.map(|tls| {
-            let detail = "the certificate of the gRPC door cannot be used; the old one is in force";
-            tls.reload()
-                .map_err(|error| refused(detail, vec![error.to_string()]))
-        });
+        // All of them are read, whatever comes of the first.
+        let certificates: Vec<Result<(), Problem>> = self
+            .certificates
+            .iter()
+            .map(|tls| {
+                let detail = "the certificate of a door cannot be used; the old one is in force";
+                tls.reload()
+                    .map_err(|error| refused(detail, vec![error.to_string()]))
+            })
+            .collect();
         let mut members = serde_json::Map::new();
         if let Some(rules) = rules {
             members.insert("rules".into(), json!(rules?));
@@ -271,8 +282,8 @@ impl Reloading {
         if let Some(domains) = domains {
             members.insert("domains".into(), json!(domains?));
         }
-        if let Some(certificate) = certificate {
-            certificate?;
+        if !certificates.is_empty() {
+            certificates.into_iter().collect::<Result<(), Problem>>()?;
             members.insert("certificate".into(), json!("ok"));
         }
         Ok(json(StatusCode::OK, &members))

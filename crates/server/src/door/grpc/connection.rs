@@ -1,8 +1,8 @@
 //! HTTP/2 on a connection: bounded, kept alive, of a limited age, and closed in good order.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use hyper::{body::Incoming, rt::Executor, server::conn::http2, service::service_fn};
+use hyper::{body::Incoming, server::conn::http2, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -10,8 +10,11 @@ use tokio::{
     time::timeout,
 };
 
-use super::{routes::Routes, stream::LiveStream, tls::Tls};
-use crate::{config::Grpc, net::Connection};
+use super::routes::Routes;
+use crate::{
+    config::Grpc,
+    net::{Connection, LiveStream, Local, Tls},
+};
 
 /// The most bytes of a call's headers together.
 const MAX_HEADER_BYTES: u32 = 16 << 10;
@@ -109,18 +112,5 @@ impl Http2 {
         // Clients count their ports up, and so their connections are spread evenly.
         let spread = u32::from(connection.peer.port()) % 21;
         self.settings.max_connection_age - tenth + tenth / 10 * spread
-    }
-}
-
-/// Runs a connection's calls on the thread of the connection.
-#[derive(Clone, Copy, Debug)]
-struct Local;
-
-impl<F> Executor<F> for Local
-where
-    F: Future<Output = ()> + 'static,
-{
-    fn execute(&self, future: F) {
-        drop(tokio::task::spawn_local(future));
     }
 }

@@ -11,9 +11,7 @@ mod proto;
 mod quota;
 mod rate_limit;
 mod routes;
-mod stream;
 mod timeout;
-mod tls;
 mod transcript;
 mod unary;
 
@@ -22,7 +20,6 @@ use std::{io, net::TcpListener, sync::Arc};
 use self::routes::Routes;
 pub use self::{
     connection::Http2,
-    tls::{Tls, TlsError},
     transcript::{QuotaStream, rate_limit_transcript},
 };
 use crate::{

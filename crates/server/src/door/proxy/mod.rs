@@ -31,7 +31,7 @@ use self::{
 };
 use crate::{
     config::{Identity, Proxy},
-    net::{Bounds, Listener, Server},
+    net::{Bounds, Listener, Server, Tls},
 };
 
 /// What the proxy needs.
@@ -43,6 +43,8 @@ pub struct Served {
     pub upstreams: Arc<Upstreams>,
     /// Which proxies in front of it are believed.
     pub identity: Arc<Identity>,
+    /// Its certificate; without one clients speak in the clear.
+    pub tls: Option<Arc<Tls>>,
 }
 
 /// Passes on what is asked on `socket`.
@@ -60,21 +62,24 @@ pub fn listen(server: &Server, socket: TcpListener, served: Served) -> io::Resul
             settings,
             upstreams,
             identity,
+            tls,
         } = served.clone();
         async move {
             let peer = connection.peer.ip();
             let planned = Planned::default();
+            let scheme = if tls.is_some() { "https" } else { "http" };
             let is_believed = identity.trust.believes(peer);
             let forwarder = Forwarder::new(Way {
                 settings: Arc::clone(&settings),
                 upstreams,
-                forwarding: Forwarding::new(settings.forwarded, peer, "http", is_believed),
+                forwarding: Forwarding::new(settings.forwarded, peer, scheme, is_believed),
                 worker: connection.worker,
                 planned: planned.clone(),
             });
             let client = Client {
                 connection,
                 settings,
+                tls,
                 planned,
             };
             client.serve(stream, forwarder).await;

@@ -12,12 +12,12 @@ use std::{
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::net::{Bounds, LazyTimer};
+use super::{Bounds, LazyTimer};
 
 /// A socket under the times of its listener's [`Bounds`]: `request` for its first octets, `idle` for the next
 /// ones (an alive HTTP/2 client answers pings sooner), `write` for taking what is ready for it.
 #[derive(Debug)]
-pub(super) struct LiveStream<S> {
+pub(crate) struct LiveStream<S> {
     stream: S,
     bounds: Bounds,
     silence: LazyTimer,
@@ -26,7 +26,7 @@ pub(super) struct LiveStream<S> {
 }
 
 impl<S> LiveStream<S> {
-    pub(super) fn new(stream: S, bounds: Bounds) -> Self {
+    pub(crate) fn new(stream: S, bounds: Bounds) -> Self {
         Self {
             stream,
             bounds,

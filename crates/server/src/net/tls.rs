@@ -1,4 +1,4 @@
-//! TLS in front of the door: its certificate, and whose clients are let in.
+//! TLS in front of a door: its certificate, and whose clients are let in.
 //!
 //! The files are looked at as the rules file is, and read again when they have changed: whoever renews a certificate
 //! writes it in place, and no connection notices but those that are made after that. A certificate and its key
@@ -16,7 +16,7 @@ use std::{
 use arc_swap::ArcSwap;
 use rustls::{
     RootCertStore, ServerConfig,
-    crypto::ring::default_provider,
+    crypto::{CryptoProvider, ring::default_provider},
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
     server::{WebPkiClientVerifier, danger::ClientCertVerifier},
 };
@@ -29,13 +29,42 @@ use crate::{
     reload::{Mark, mark},
 };
 
+/// The door that speaks behind TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Behind {
+    /// The gRPC door, which speaks HTTP/2.
+    Grpc,
+    /// The reverse proxy, which speaks HTTP/2 or HTTP/1.1, as the client likes.
+    Proxy,
+}
+
+impl Behind {
+    /// What the door's section is called in the rules file.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Grpc => "grpc",
+            Self::Proxy => "proxy",
+        }
+    }
+
+    fn protocols(self) -> Vec<Vec<u8>> {
+        match self {
+            Self::Grpc => vec![b"h2".to_vec()],
+            Self::Proxy => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
+        }
+    }
+}
+
 /// Why TLS cannot be had. Each names the setting.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TlsError {
     /// A file could not be read, or has nothing in it that it should have.
-    #[error("grpc.tls.{setting}: cannot use {path}: {problem}")]
+    #[error("{}.tls.{setting}: cannot use {path}: {problem}", behind.as_str())]
     File {
+        /// The door whose file it is.
+        behind: Behind,
         /// The setting that names the file.
         setting: &'static str,
         /// The file.
@@ -44,13 +73,19 @@ pub enum TlsError {
         problem: String,
     },
     /// The key is not that of the certificate, or neither can be used.
-    #[error("grpc.tls: {0}")]
-    Unusable(#[from] rustls::Error),
+    #[error("{}.tls: {source}", behind.as_str())]
+    Unusable {
+        /// The door whose key it is.
+        behind: Behind,
+        /// What is wrong with it.
+        source: rustls::Error,
+    },
 }
 
 /// What connections are accepted with, and the files that it comes from.
 #[derive(Debug)]
 pub struct Tls {
+    behind: Behind,
     files: TlsFiles,
     in_force: ArcSwap<ServerConfig>,
     seen: Mutex<Seen>,
@@ -77,10 +112,11 @@ impl Tls {
     /// # Errors
     ///
     /// [`TlsError`]: a file that cannot be read, has nothing of its kind in it, or does not fit the others.
-    pub fn load(files: &TlsFiles) -> Result<Self, TlsError> {
+    pub fn load(behind: Behind, files: &TlsFiles) -> Result<Self, TlsError> {
         let marks = marks(files);
         Ok(Self {
-            in_force: ArcSwap::from_pointee(server_config(files)?),
+            behind,
+            in_force: ArcSwap::from_pointee(server_config(behind, files)?),
             files: files.clone(),
             seen: Mutex::new(Seen {
                 read: marks.clone(),
@@ -99,12 +135,13 @@ impl Tls {
     pub fn reload(&self) -> Result<(), TlsError> {
         let mut seen = lock(&self.seen);
         seen.read = marks(&self.files);
-        let loaded = server_config(&self.files).map(|config| self.in_force.store(Arc::new(config)));
+        let loaded = server_config(self.behind, &self.files)
+            .map(|config| self.in_force.store(Arc::new(config)));
         self.loads[usize::from(loaded.is_err())].fetch_add(1, Ordering::Relaxed);
         *lock(&self.problem) = loaded.as_ref().err().map(ToString::to_string);
         match &loaded {
-            Ok(()) => tracing::info!("reloaded the certificate of the gRPC door"),
-            Err(error) => tracing::error!("kept the old certificate of the gRPC door: {error}"),
+            Ok(()) => tracing::info!(door = self.behind.as_str(), "reloaded the certificate"),
+            Err(error) => tracing::error!("kept the old certificate: {error}"),
         }
         loaded
     }
@@ -127,26 +164,34 @@ impl Tls {
         lock(&self.problem).clone()
     }
 
-    /// Appends what was counted to `text`.
-    pub(crate) fn write(&self, text: &mut Text) {
-        let name = "tidegate_certificate_loads_total";
-        let help = "Loads of the gRPC door's certificate after the start.";
-        text.family(name, "counter", help);
-        let [succeeded, failed] = &self.loads;
-        for (result, count) in [("ok", succeeded), ("failed", failed)] {
-            text.sample(name, &[("result", result)], count.load(Ordering::Relaxed));
-        }
-        let help = "1 unless the last load of the gRPC door's certificate failed.";
-        let is_in_force = u64::from(self.problem().is_none());
-        text.single(
-            "tidegate_last_certificate_load_success",
-            "gauge",
-            help,
-            is_in_force,
-        );
+    /// The door that speaks behind it.
+    #[must_use]
+    pub const fn behind(&self) -> Behind {
+        self.behind
     }
 
-    pub(super) async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+    /// Appends what was counted of `certificates` to `text`.
+    pub(crate) fn write(certificates: &[Arc<Self>], text: &mut Text) {
+        let name = "tidegate_certificate_loads_total";
+        let help = "Loads of a door's certificate after the start.";
+        text.family(name, "counter", help);
+        for tls in certificates {
+            let [succeeded, failed] = &tls.loads;
+            for (result, count) in [("ok", succeeded), ("failed", failed)] {
+                let labels = [("door", tls.behind.as_str()), ("result", result)];
+                text.sample(name, &labels, count.load(Ordering::Relaxed));
+            }
+        }
+        let name = "tidegate_last_certificate_load_success";
+        let help = "1 unless the last load of the door's certificate failed.";
+        text.family(name, "gauge", help);
+        for tls in certificates {
+            let is_in_force = u64::from(tls.problem().is_none());
+            text.sample(name, &[("door", tls.behind.as_str())], is_in_force);
+        }
+    }
+
+    pub(crate) async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         TlsAcceptor::from(self.in_force.load_full())
             .accept(stream)
             .await
@@ -164,57 +209,62 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn server_config(files: &TlsFiles) -> Result<ServerConfig, TlsError> {
+fn server_config(behind: Behind, files: &TlsFiles) -> Result<ServerConfig, TlsError> {
     let provider = Arc::new(default_provider());
-    let certificates = certificates("certificate", &files.certificate)?;
+    let certificates = certificates(&files.certificate)
+        .map_err(|problem| unusable(behind, "certificate", &files.certificate, problem))?;
     let key = PrivateKeyDer::from_pem_file(&files.key)
-        .map_err(|error| unusable("key", &files.key, error.to_string()))?;
+        .map_err(|error| unusable(behind, "key", &files.key, error.to_string()))?;
+    let misfit = |source| TlsError::Unusable { behind, source };
     let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
-        .with_safe_default_protocol_versions()?;
+        .with_safe_default_protocol_versions()
+        .map_err(misfit)?;
     let builder = match &files.client_ca {
         None => builder.with_no_client_auth(),
         Some(path) => {
-            let roots = certificates_as_roots(path)?;
-            let verifier: Arc<dyn ClientCertVerifier> =
-                WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
-                    .build()
-                    .map_err(|error| unusable("client_ca", path, error.to_string()))?;
-            builder.with_client_cert_verifier(verifier)
+            let verifier = client_verifier(path, provider);
+            let wrong = |problem| unusable(behind, "client_ca", path, problem);
+            builder.with_client_cert_verifier(verifier.map_err(wrong)?)
         }
     };
-    let mut config = builder.with_single_cert(certificates, key)?;
-    config.alpn_protocols = vec![b"h2".to_vec()];
+    let mut config = builder
+        .with_single_cert(certificates, key)
+        .map_err(misfit)?;
+    config.alpn_protocols = behind.protocols();
     Ok(config)
 }
 
-fn certificates(
-    setting: &'static str,
+fn client_verifier(
     path: &Path,
-) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
-    let certificates: Vec<_> = read.map_err(|error| unusable(setting, path, error.to_string()))?;
-    if certificates.is_empty() {
-        return Err(unusable(
-            setting,
-            path,
-            "there is no certificate in it".into(),
-        ));
-    }
-    Ok(certificates)
+    provider: Arc<CryptoProvider>,
+) -> Result<Arc<dyn ClientCertVerifier>, String> {
+    let roots = Arc::new(roots(path)?);
+    let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider).build();
+    let verifier = verifier.map_err(|error| error.to_string())?;
+    Ok(verifier)
 }
 
-fn certificates_as_roots(path: &Path) -> Result<RootCertStore, TlsError> {
+/// The authorities in the file at `path`, or what is wrong with it.
+pub(crate) fn roots(path: &Path) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
-    for certificate in certificates("client_ca", path)? {
-        roots
-            .add(certificate)
-            .map_err(|error| unusable("client_ca", path, error.to_string()))?;
+    for certificate in certificates(path)? {
+        roots.add(certificate).map_err(|error| error.to_string())?;
     }
     Ok(roots)
 }
 
-fn unusable(setting: &'static str, path: &Path, problem: String) -> TlsError {
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
+    let certificates: Vec<_> = read.map_err(|error| error.to_string())?;
+    if certificates.is_empty() {
+        return Err("there is no certificate in it".into());
+    }
+    Ok(certificates)
+}
+
+fn unusable(behind: Behind, setting: &'static str, path: &Path, problem: String) -> TlsError {
     TlsError::File {
+        behind,
         setting,
         path: path.to_owned(),
         problem,

@@ -1,0 +1,86 @@
+//! HTTP/1.1: one request after the other, and perhaps a tunnel at the end.
+
+use std::{
+    convert::Infallible,
+    pin::{Pin, pin},
+    task::{Context, Poll},
+};
+
+use hyper::{
+    Request, Response,
+    body::{Body, Frame, Incoming, SizeHint},
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tower_service::Service;
+
+use super::{
+    super::client_stream::{ClientStream, Taken, Turn},
+    Client,
+};
+
+impl Client {
+    pub(super) async fn serve_http1<T, S, B>(self, stream: T, service: S) -> hyper::Result<()>
+    where
+        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + 'static,
+        B: Body + Unpin + 'static,
+        B::Error: std::error::Error + Send + Sync + 'static,
+    {
+        let turn = Turn::default();
+        let stream = ClientStream::new(stream, self.settings.timeouts, turn.clone());
+        let answering = service_fn(|request| {
+            let taken = turn.take();
+            let answering = service.clone().call(request);
+            async move {
+                let answer = answering.await?;
+                Ok::<_, Infallible>(answer.map(|body| Answered {
+                    body,
+                    _taken: taken,
+                }))
+            }
+        });
+        let serving = http1::Builder::new()
+            // The stream keeps the time.
+            .header_read_timeout(None)
+            .max_buf_size(self.settings.max_head)
+            .max_headers(self.settings.max_headers)
+            .serve_connection(TokioIo::new(stream), answering)
+            .with_upgrades();
+        let serving = pin!(serving);
+        let shutdown = &self.connection.shutdown;
+        let ended = shutdown
+            .serve(serving, |serving| serving.graceful_shutdown())
+            .await;
+        self.carry_on(&turn).await;
+        ended
+    }
+}
+
+/// The body of an answer. When it has been sent, or cannot be, it is the client's turn again.
+struct Answered<B> {
+    body: B,
+    _taken: Taken,
+}
+
+impl<B: Body + Unpin> Body for Answered<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

@@ -1,0 +1,124 @@
+//! HTTP/2: many requests at once, on a connection that is asked whether it is alive, and let go when it is idle.
+
+use std::{cell::Cell, convert::Infallible, pin::pin, rc::Rc, time::Duration};
+
+use hyper::{
+    Request, Response,
+    body::{Body, Incoming},
+    server::conn::http2,
+    service::service_fn,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::sleep,
+};
+use tower_service::Service;
+
+use super::Client;
+use crate::net::{Bounds, LiveStream, Local};
+
+/// The most requests at once on one connection.
+const MAX_STREAMS: u32 = 128;
+
+/// The most bytes that wait on a connection to be sent.
+const MAX_SEND_BYTES: usize = 256 << 10;
+
+/// The octets that a client may send before it waits: for one request, and for all of a connection.
+const STREAM_WINDOW: u32 = 256 << 10;
+const CONNECTION_WINDOW: u32 = 1 << 20;
+
+/// How often a client must answer a ping, and in what time.
+const PING_EVERY: Duration = Duration::from_secs(30);
+const PING_WITHIN: Duration = Duration::from_secs(10);
+
+/// How long a client may be silent, pings included.
+const SILENCE: Duration = Duration::from_secs(60);
+
+impl Client {
+    pub(super) async fn serve_http2<T, S, B>(self, stream: T, service: S) -> hyper::Result<()>
+    where
+        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + 'static,
+        B: Body + Unpin + 'static,
+        B::Data: Send,
+        B::Error: std::error::Error + Send + Sync + 'static,
+    {
+        let times = self.settings.timeouts;
+        let bounds = Bounds {
+            request: times.request_head,
+            idle: SILENCE,
+            write: times.idle,
+            ..self.connection.bounds
+        };
+        let asked = Rc::new(Asked::default());
+        let answering = service_fn(|request| {
+            asked.count.set(asked.count.get() + 1);
+            let underway = Underway::new(&asked);
+            let answering = service.clone().call(request);
+            async move {
+                let answer = answering.await;
+                // A body that is underway when the connection counts as idle is sent to its end all the same.
+                drop(underway);
+                answer
+            }
+        });
+        let max_head = u32::try_from(self.settings.max_head).unwrap_or(u32::MAX);
+        let serving = http2::Builder::new(Local)
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(MAX_STREAMS)
+            .max_header_list_size(max_head)
+            .max_send_buf_size(MAX_SEND_BYTES)
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .keep_alive_interval(PING_EVERY)
+            .keep_alive_timeout(PING_WITHIN)
+            .serve_connection(TokioIo::new(LiveStream::new(stream, bounds)), answering);
+        let mut serving = pin!(serving);
+        tokio::select! {
+            biased;
+            ended = serving.as_mut() => return ended,
+            () = self.connection.shutdown.begun() => {}
+            () = asked.idle(times.request_head, times.keep_alive) => {}
+        }
+        serving.as_mut().graceful_shutdown();
+        serving.await
+    }
+}
+
+/// How many requests have come on a connection, and are being answered.
+#[derive(Debug, Default)]
+struct Asked {
+    count: Cell<u64>,
+    underway: Cell<usize>,
+}
+
+impl Asked {
+    /// Waits until nothing has been asked for `longest`, and nothing is underway; or nothing at all within `first`.
+    async fn idle(&self, first: Duration, longest: Duration) {
+        sleep(first).await;
+        while self.count.get() > 0 {
+            let before = self.count.get();
+            sleep(longest).await;
+            if self.count.get() == before && self.underway.get() == 0 {
+                return;
+            }
+        }
+    }
+}
+
+/// A request that is being answered.
+struct Underway(Rc<Asked>);
+
+impl Underway {
+    fn new(asked: &Rc<Asked>) -> Self {
+        asked.underway.set(asked.underway.get() + 1);
+        Self(Rc::clone(asked))
+    }
+}
+
+impl Drop for Underway {
+    fn drop(&mut self) {
+        self.0.underway.set(self.0.underway.get() - 1);
+    }
+}

@@ -1,0 +1,256 @@
+//! Clients that speak HTTP/2, in the clear and behind TLS.
+
+use std::{convert::Infallible, path::Path, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::{Request, body::Frame, client::conn::http2, header::HeaderMap, http::request::Builder};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    net::TcpStream,
+};
+use tokio_rustls::{
+    TlsConnector,
+    client::TlsStream,
+    rustls::{ClientConfig, RootCertStore, crypto::ring::default_provider, pki_types::ServerName},
+};
+
+use crate::{door::Door, upstream::Upstream};
+
+type Client = http2::SendRequest<Full<Bytes>>;
+
+async fn connect<T>(stream: T) -> Client
+where
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (client, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
+        .await
+        .unwrap();
+    tokio::spawn(connection);
+    client
+}
+
+async fn in_the_clear(door: &Door) -> Client {
+    let stream = TcpStream::connect(door.listener.local_addr()).await;
+    connect(stream.unwrap()).await
+}
+
+/// The status, the headers and the body of the answer.
+async fn ask(client: &mut Client, request: Request<Full<Bytes>>) -> (u16, HeaderMap, String) {
+    let answer = client.send_request(request).await.unwrap();
+    let (head, body) = answer.into_parts();
+    let body = body.collect().await.unwrap().to_bytes();
+    let body = String::from_utf8(body.to_vec()).unwrap();
+    (head.status.as_u16(), head.headers, body)
+}
+
+fn get(path: &str) -> Builder {
+    Request::builder().uri(format!("http://h.example{path}"))
+}
+
+#[tokio::test]
+async fn http2_in_the_clear_reaches_an_upstream_as_http1() {
+    let upstream = Upstream::answering(
+        "HTTP/1.1 200 OK\r\nconnection: x-hop\r\nx-hop: 1\r\nx-kept: 2\r\ncontent-length: 2\r\n\r\nok",
+    );
+    let door = Door::before(upstream.url());
+    let mut client = in_the_clear(&door).await;
+    let request = get("/p?q")
+        .header("cookie", "a=1")
+        .header("cookie", "b=2")
+        .header("te", "trailers");
+    let (status, headers, body) = ask(&mut client, request.body(Full::default()).unwrap()).await;
+    assert_eq!((status, &*body), (200, "ok"));
+    assert_eq!(headers["x-kept"], "2");
+    assert!(!headers.contains_key("x-hop"), "{headers:?}");
+    let head = &upstream.heads()[0];
+    assert!(head.starts_with("GET /p?q HTTP/1.1\r\n"), "{head}");
+    for line in [
+        "host: h.example",
+        "cookie: a=1; b=2",
+        "te: trailers",
+        "x-forwarded-proto: http",
+        "x-forwarded-host: h.example",
+    ] {
+        assert!(head.lines().any(|told| told == line), "{line}: {head}");
+    }
+}
+
+#[tokio::test]
+async fn many_requests_share_a_connection() {
+    let upstream = Upstream::start(|talk| {
+        while let Some(head) = talk.head() {
+            let path = head.split(' ').nth(1).unwrap();
+            let (length, path) = (path.len(), path.to_owned());
+            talk.send(format!(
+                "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{path}"
+            ));
+        }
+    });
+    let door = Door::before(upstream.url());
+    let client = in_the_clear(&door).await;
+    let asked = (0..100).map(|number| {
+        let mut client = client.clone();
+        tokio::spawn(async move {
+            let path = format!("/{number}");
+            let request = get(&path).body(Full::default()).unwrap();
+            let (status, _, body) = ask(&mut client, request).await;
+            assert_eq!((status, body), (200, path));
+        })
+    });
+    for asked in asked.collect::<Vec<_>>() {
+        asked.await.unwrap();
+    }
+    assert_eq!(door.listener.accepted(), 1);
+}
+
+#[tokio::test]
+async fn bodies_and_trailers_pass_both_ways() {
+    let upstream = Upstream::start(|talk| {
+        let head = talk.head().unwrap();
+        assert!(head.contains("transfer-encoding: chunked"), "{head}");
+        let body = talk.until("\r\n\r\n");
+        assert_eq!(body, "2\r\nhi\r\n0\r\nx-sum: 7\r\n\r\n");
+        talk.send("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ntrailer: x-total\r\n\r\n2\r\nho\r\n0\r\nx-total: 9\r\n\r\n");
+        talk.until_closed();
+    });
+    let door = Door::before(upstream.url());
+    let stream = TcpStream::connect(door.listener.local_addr()).await;
+    let (mut client, connection) =
+        http2::handshake(TokioExecutor::new(), TokioIo::new(stream.unwrap()))
+            .await
+            .unwrap();
+    tokio::spawn(connection);
+    let mut trailers = HeaderMap::new();
+    trailers.insert("x-sum", "7".parse().unwrap());
+    let frames = [
+        Frame::data(Bytes::from_static(b"hi")),
+        Frame::trailers(trailers),
+    ];
+    let body = StreamBody::new(futures_util::stream::iter(frames.map(Ok::<_, Infallible>)));
+    let request = get("/").method("POST").header("trailer", "x-sum");
+    let answer = client.send_request(request.body(body).unwrap()).await;
+    let collected = answer.unwrap().into_body().collect().await.unwrap();
+    assert_eq!(collected.trailers().unwrap()["x-total"], "9");
+    assert_eq!(collected.to_bytes(), "ho");
+}
+
+#[tokio::test]
+async fn what_goes_wrong_is_an_answer() {
+    let door = Door::with(format!("http://{}", Upstream::nobody()), "max_body: 4");
+    let mut client = in_the_clear(&door).await;
+    let request = get("/").body(Full::default()).unwrap();
+    assert_eq!(ask(&mut client, request).await.0, 502);
+    let request = get("/").method("POST").body(Full::from("hello"));
+    assert_eq!(ask(&mut client, request.unwrap()).await.0, 413);
+}
+
+#[tokio::test]
+async fn an_idle_connection_is_ended() {
+    let upstream = Upstream::ok();
+    let door = Door::with(upstream.url(), "timeouts: {keep_alive: 100ms}");
+    let mut client = in_the_clear(&door).await;
+    let request = get("/").body(Full::default()).unwrap();
+    assert_eq!(ask(&mut client, request).await.0, 200);
+    let patience = Duration::from_secs(20);
+    let ended = async {
+        while client.ready().await.is_ok() {
+            tokio::task::yield_now().await
+        }
+    };
+    tokio::time::timeout(patience, ended).await.unwrap();
+}
+
+#[tokio::test]
+async fn who_begins_http2_and_goes_silent_is_cut_off() {
+    let upstream = Upstream::ok();
+    let door = Door::with(upstream.url(), "timeouts: {request_head: 100ms}");
+    for octets in ["", "P", "PRI * HTTP/2.0\r\n\r\nSM"] {
+        let stream = TcpStream::connect(door.listener.local_addr()).await;
+        let mut stream = stream.unwrap();
+        stream.write_all(octets.as_bytes()).await.unwrap();
+        let mut rest = Vec::new();
+        let read = tokio::time::timeout(Duration::from_secs(20), stream.read_to_end(&mut rest));
+        // Closed or reset, but not left open.
+        let _ = read
+            .await
+            .unwrap_or_else(|_| panic!("left open after {octets:?}"));
+    }
+}
+
+/// A new certificate for `localhost` in `folder`, and a client's roots that believe it.
+fn issue(folder: &Path) -> RootCertStore {
+    let issued = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    std::fs::write(folder.join("server.pem"), issued.cert.pem()).unwrap();
+    std::fs::write(
+        folder.join("server.key"),
+        issued.signing_key.serialize_pem(),
+    )
+    .unwrap();
+    let mut roots = RootCertStore::empty();
+    roots.add(issued.cert.der().clone()).unwrap();
+    roots
+}
+
+fn settings(folder: &Path) -> String {
+    let path = |name: &str| folder.join(name).display().to_string();
+    let (certificate, key) = (path("server.pem"), path("server.key"));
+    format!("tls: {{certificate: '{certificate}', key: '{key}'}}")
+}
+
+async fn tls(
+    door: &Door,
+    roots: &RootCertStore,
+    protocol: &str,
+) -> std::io::Result<TlsStream<TcpStream>> {
+    let config = ClientConfig::builder_with_provider(Arc::new(default_provider()));
+    let config = config.with_safe_default_protocol_versions().unwrap();
+    let mut config = config
+        .with_root_certificates(roots.clone())
+        .with_no_client_auth();
+    config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
+    let stream = TcpStream::connect(door.listener.local_addr()).await?;
+    let name = ServerName::try_from("localhost").unwrap();
+    TlsConnector::from(Arc::new(config))
+        .connect(name, stream)
+        .await
+}
+
+#[tokio::test]
+async fn behind_tls_a_client_chooses_its_version() {
+    let folder = tempfile::tempdir().unwrap();
+    let roots = issue(folder.path());
+    let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
+    let door = Door::with(upstream.url(), &settings(folder.path()));
+    let mut client = connect(tls(&door, &roots, "h2").await.unwrap()).await;
+    let request = get("/").body(Full::default()).unwrap();
+    assert_eq!(ask(&mut client, request).await.2, "ok");
+
+    let mut stream = tls(&door, &roots, "http/1.1").await.unwrap();
+    stream
+        .write_all(b"GET / HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n")
+        .await
+        .unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    for head in upstream.heads() {
+        assert!(head.contains("x-forwarded-proto: https"), "{head}");
+    }
+}
+
+#[tokio::test]
+async fn a_renewed_certificate_is_shown_to_whoever_comes_next() {
+    let folder = tempfile::tempdir().unwrap();
+    let old = issue(folder.path());
+    let upstream = Upstream::ok();
+    let door = Door::with(upstream.url(), &settings(folder.path()));
+    let mut client = connect(tls(&door, &old, "h2").await.unwrap()).await;
+    let new = issue(folder.path());
+    door.tls.as_ref().unwrap().reload().unwrap();
+    assert!(tls(&door, &old, "h2").await.is_err());
+    assert!(tls(&door, &new, "h2").await.is_ok());
+    let request = get("/").body(Full::default()).unwrap();
+    assert_eq!(ask(&mut client, request).await.0, 200, "it goes on");
+}
