@@ -26,8 +26,11 @@ mod budget;
 mod clock;
 mod error;
 pub mod guard;
+mod head;
 mod host;
 mod layer;
+#[cfg(feature = "reqwest")]
+mod middleware;
 mod pace;
 mod recent;
 pub mod retry;

@@ -10,7 +10,7 @@ use std::{future::Future, sync::Arc};
 
 use tidegate_core::{Cost, MemoryStore};
 
-use crate::{Advice, Error, retry::Seen};
+use crate::{Advice, BoxError, Error, head::Head, retry::Seen};
 
 pub use adaptive::AdaptiveGuard;
 pub use breaker::{BreakerGuard, Trial};
@@ -104,5 +104,34 @@ impl<G: Guard> Guarded<G> {
     #[must_use]
     pub fn guard(&self) -> &G {
         &self.guard
+    }
+
+    /// Sends something past the guard.
+    pub(crate) async fn pass<A: Head>(
+        &self,
+        call: Call<'_>,
+        sending: impl Future<Output = Result<A, BoxError>> + Send,
+    ) -> Result<A, Error> {
+        let pass = self.guard.enter(call).await?;
+        match sending.await {
+            Ok(answer) => {
+                let (status, headers) = (answer.status(), answer.headers());
+                let advice = Advice::of(status, headers, self.clock.now());
+                let seen = Seen::Answer { status, headers };
+                self.guard.leave(call, pass, seen, &advice).await;
+                Ok(answer)
+            }
+            Err(error) => Err(self.failed(call, pass, error).await),
+        }
+    }
+
+    /// What another piece of this crate kept back says nothing about the server.
+    async fn failed(&self, call: Call<'_>, pass: G::Pass, error: BoxError) -> Error {
+        let error = Error::of(error);
+        if let Error::Inner(_) = error {
+            let seen = Seen::NoAnswer;
+            self.guard.leave(call, pass, seen, &Advice::default()).await;
+        }
+        error
     }
 }

@@ -13,10 +13,8 @@ use tower_service::Service;
 
 use super::host_of;
 use crate::{
-    advice::Advice,
     error::{BoxError, Error},
     guard::{Call, Guard, Guarded},
-    retry::Seen,
 };
 
 /// A service with a guard before it. It is always ready: whether the one below is, is asked once the guard lets the request pass.
@@ -74,36 +72,5 @@ where
             };
             guarded.pass(Call { host: &host, cost }, sending).await
         })
-    }
-}
-
-impl<G: Guard> Guarded<G> {
-    /// Sends something that is answered over HTTP, past the guard.
-    async fn pass<R: Send>(
-        &self,
-        call: Call<'_>,
-        sending: impl Future<Output = Result<Response<R>, BoxError>> + Send,
-    ) -> Result<Response<R>, Error> {
-        let pass = self.guard.enter(call).await?;
-        match sending.await {
-            Ok(answer) => {
-                let (status, headers) = (answer.status(), answer.headers());
-                let advice = Advice::of(status, headers, self.clock.now());
-                let seen = Seen::Answer { status, headers };
-                self.guard.leave(call, pass, seen, &advice).await;
-                Ok(answer)
-            }
-            Err(error) => Err(self.failed(call, pass, error).await),
-        }
-    }
-
-    /// What another piece of this crate kept back says nothing about the server.
-    pub(crate) async fn failed(&self, call: Call<'_>, pass: G::Pass, error: BoxError) -> Error {
-        let error = Error::of(error);
-        if let Error::Inner(_) = error {
-            let seen = Seen::NoAnswer;
-            self.guard.leave(call, pass, seen, &Advice::default()).await;
-        }
-        error
     }
 }

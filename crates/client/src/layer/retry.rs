@@ -7,7 +7,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, Response, StatusCode, request::Parts};
+use http::{Request, Response, request::Parts};
 use http_body::Body;
 use tower_layer::Layer;
 use tower_service::Service;
@@ -103,14 +103,6 @@ where
     R: Body<Data = Bytes> + Send,
     R::Error: Send,
 {
-    fn status(&self) -> StatusCode {
-        self.status()
-    }
-
-    fn headers(&self) -> &HeaderMap {
-        self.headers()
-    }
-
     async fn peeked(mut self) -> (Self, Bytes) {
         let beginning = self.body_mut().peek(refusal::MAX_BYTES).await;
         (self, beginning)

@@ -36,6 +36,22 @@ use crate::{Clock, Rng, budget::RetryBudget, host::PerHost};
 /// # drop(call);
 /// # Ok::<(), http::Error>(())
 /// ```
+///
+/// With reqwest, whose bodies can be sent again if they are not streams, and which knows itself whether anything was sent:
+///
+/// ```
+/// # #[cfg(feature = "reqwest")] {
+/// use reqwest_middleware::ClientBuilder;
+/// use tidegate_client::{Retry, RetryPolicy, ThrottleLayer, spaced};
+///
+/// let client = ClientBuilder::new(reqwest::Client::new())
+///     .with(Retry::new(RetryPolicy::default()))
+///     .with(ThrottleLayer::new(spaced("100/s")?))
+///     .build();
+/// # drop(client);
+/// # }
+/// # Ok::<(), tidegate_core::LimitError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Retry(Arc<Shared>);
 

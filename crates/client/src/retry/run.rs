@@ -6,7 +6,6 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, StatusCode};
 use tokio::time::{sleep, timeout};
 
 use super::{Attempt, GiveUp, Next, Retried, Safety, Seen, Shared, refusal};
@@ -15,6 +14,7 @@ use crate::{
     budget::RetryBudget,
     clock::duration,
     error::{BoxError, Error, TryTimeout},
+    head::Head,
 };
 
 /// One request, as often as it is needed.
@@ -26,14 +26,15 @@ pub(crate) trait Sender: Send {
 
     /// Whether it can be sent again.
     fn is_replayable(&self) -> bool;
+
+    /// Whether this error says that nothing was sent, as far as the client itself knows.
+    fn never_sent(&self, _: &BoxError) -> bool {
+        false
+    }
 }
 
 /// An answer of whatever client.
-pub(crate) trait Answer: Sized + Send {
-    fn status(&self) -> StatusCode;
-
-    fn headers(&self) -> &HeaderMap;
-
+pub(crate) trait Answer: Head + Sized {
     /// The beginning of the body, at least [`refusal::MAX_BYTES`] of it, and the answer as if nobody had looked.
     fn peeked(self) -> impl Future<Output = (Self, Bytes)> + Send;
 
@@ -132,7 +133,9 @@ impl<S: Sender> Call<'_, S> {
 
     fn failed(&self, error: BoxError) -> Tried<S::Answer> {
         match Error::of(error) {
-            Error::Inner(source) if (self.shared.never_sent)(&*source) => {
+            Error::Inner(source)
+                if self.sender.never_sent(&source) || (self.shared.never_sent)(&*source) =>
+            {
                 Tried::Failed(source, Seen::NeverSent)
             }
             Error::Inner(source) => Tried::Failed(source, Seen::NoAnswer),

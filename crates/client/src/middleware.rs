@@ -1,0 +1,150 @@
+//! The pieces as middleware for reqwest: [`Retry`] and [`Guarded`] are `reqwest_middleware::Middleware`.
+//!
+//! reqwest has no hook of its own around whole requests, and `reqwest-middleware` is what its users have agreed on: it is kept up
+//! with reqwest's releases, and small.
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use http::{Extensions, HeaderMap, StatusCode};
+use reqwest::{Body, Request, Response, ResponseBuilderExt as _};
+use reqwest_middleware::{Middleware, Next, Result};
+use tidegate_core::Cost;
+
+use crate::{
+    body::PeekedBody,
+    error::{BoxError, Error},
+    guard::{Call, Guard, Guarded},
+    head::Head,
+    retry::{Answer, Retried, Retry, Safety, Sender, refusal, run},
+};
+
+#[async_trait]
+impl Middleware for Retry {
+    async fn handle(
+        &self,
+        request: Request,
+        extensions: &mut Extensions,
+        next: Next<'_>,
+    ) -> Result<Response> {
+        let host = host_of(&request);
+        let safety = Safety::of(request.method(), request.headers());
+        let sender = Sending {
+            replayable: request.try_clone().is_some(),
+            request: Some(request),
+            extensions,
+            next,
+        };
+        let called = run(self.shared(), &host, safety, sender).await;
+        called.map_err(surfaced)
+    }
+}
+
+#[async_trait]
+impl<G: Guard> Middleware for Guarded<G> {
+    async fn handle(
+        &self,
+        request: Request,
+        extensions: &mut Extensions,
+        next: Next<'_>,
+    ) -> Result<Response> {
+        let host = host_of(&request);
+        let cost = extensions.get().copied().unwrap_or(Cost::ONE);
+        let sending = async { next.run(request, extensions).await.map_err(boxed) };
+        let call = Call { host: &host, cost };
+        self.pass(call, sending).await.map_err(surfaced)
+    }
+}
+
+/// One request on its way down the chain.
+struct Sending<'a> {
+    request: Option<Request>,
+    replayable: bool,
+    extensions: &'a mut Extensions,
+    next: Next<'a>,
+}
+
+impl Sender for Sending<'_> {
+    type Answer = Response;
+
+    async fn send(&mut self) -> std::result::Result<Response, BoxError> {
+        let copy = self.request.as_ref().and_then(Request::try_clone);
+        // What cannot be copied is sent once, and not asked for again.
+        let request = copy.or_else(|| self.request.take());
+        let request = request.ok_or("a body that cannot be sent twice")?;
+        let next = self.next.clone();
+        next.run(request, self.extensions).await.map_err(boxed)
+    }
+
+    fn is_replayable(&self) -> bool {
+        self.replayable
+    }
+
+    fn never_sent(&self, error: &BoxError) -> bool {
+        let error = error.downcast_ref::<reqwest::Error>();
+        error.is_some_and(reqwest::Error::is_connect)
+    }
+}
+
+impl Head for Response {
+    fn status(&self) -> StatusCode {
+        self.status()
+    }
+
+    fn headers(&self) -> &HeaderMap {
+        self.headers()
+    }
+}
+
+impl Answer for Response {
+    async fn peeked(self) -> (Self, Bytes) {
+        let url = self.url().clone();
+        let (head, body) = http::Response::<Body>::from(self).into_parts();
+        let mut body = PeekedBody::new(body);
+        let beginning = body.peek(refusal::MAX_BYTES).await;
+        let mut whole = http::Response::new(Body::wrap(body));
+        // reqwest keeps the address of an answer where only it can.
+        if let Ok(located) = http::Response::builder().url(url).body(()) {
+            *whole.extensions_mut() = located.into_parts().0.extensions;
+        }
+        *whole.status_mut() = head.status;
+        *whole.version_mut() = head.version;
+        *whole.headers_mut() = head.headers;
+        whole.extensions_mut().extend(head.extensions);
+        (whole.into(), beginning)
+    }
+
+    fn note(&mut self, retried: Retried) {
+        self.extensions_mut().insert(retried);
+    }
+}
+
+/// This crate's errors as they are, reqwest's as they are, others as they come.
+fn boxed(error: reqwest_middleware::Error) -> BoxError {
+    match error {
+        reqwest_middleware::Error::Reqwest(error) => error.into(),
+        reqwest_middleware::Error::Middleware(error) => match error.downcast::<Error>() {
+            Ok(own) => own.into(),
+            Err(other) => other.into(),
+        },
+    }
+}
+
+/// reqwest's errors come out as if nobody had stood between; ours as middleware's, to be had back by `downcast_ref`.
+fn surfaced(error: Error) -> reqwest_middleware::Error {
+    match error {
+        Error::Inner(source) => match source.downcast::<reqwest::Error>() {
+            Ok(error) => (*error).into(),
+            Err(other) => reqwest_middleware::Error::middleware(Error::Inner(other)),
+        },
+        own => reqwest_middleware::Error::middleware(own),
+    }
+}
+
+fn host_of(request: &Request) -> String {
+    let url = request.url();
+    let host = url.host_str().unwrap_or_default();
+    match url.port() {
+        Some(port) => format!("{host}:{port}"),
+        None => host.to_owned(),
+    }
+}

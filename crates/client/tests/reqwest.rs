@@ -1,0 +1,177 @@
+//! The pieces as middleware of a real reqwest, against a real server on a real socket.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+use std::{
+    convert::Infallible,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use bytes::Bytes;
+use http::{Response, StatusCode};
+use http_body_util::{BodyExt as _, Full};
+use hyper::{server::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
+use reqwest_middleware::{ClientBuilder, ClientWithMiddleware};
+use tidegate_client::{
+    BreakerLayer, BreakerSettings, Error, GiveUp, LaneSettings, Pacing, QueueLayer, Retried, Retry,
+    RetryPolicy,
+};
+use tokio::net::TcpListener;
+
+/// Refuses so many requests, in these words, and then answers with what it was sent; and how often it was asked.
+async fn server(refusals: usize, refusal: Response<Full<Bytes>>) -> (SocketAddr, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&asked);
+    tokio::spawn(async move {
+        while let Ok((socket, _)) = listener.accept().await {
+            let (count, refusal) = (Arc::clone(&count), refusal.clone());
+            let service = service_fn(move |request: http::Request<hyper::body::Incoming>| {
+                let (number, refusal) = (count.fetch_add(1, Ordering::Relaxed), refusal.clone());
+                async move {
+                    let body = request.into_body().collect().await;
+                    let echo = Full::new(body.map(|body| body.to_bytes()).unwrap_or_default());
+                    let answer = if number < refusals {
+                        refusal
+                    } else {
+                        Response::new(echo)
+                    };
+                    Ok::<_, Infallible>(answer)
+                }
+            });
+            tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(socket), service));
+        }
+    });
+    (address, asked)
+}
+
+fn refusal(status: u16, header: (&str, &str), body: &'static str) -> Response<Full<Bytes>> {
+    let refusal = Response::builder()
+        .status(status)
+        .header(header.0, header.1);
+    refusal
+        .body(Full::new(Bytes::from_static(body.as_bytes())))
+        .unwrap()
+}
+
+fn retrying() -> ClientBuilder {
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    ClientBuilder::new(client).with(Retry::new(RetryPolicy::default()))
+}
+
+fn told(answer: &reqwest::Response) -> Option<Retried> {
+    answer.extensions().get::<Retried>().copied()
+}
+
+fn ours(error: &reqwest_middleware::Error) -> &Error {
+    match error {
+        reqwest_middleware::Error::Middleware(error) => error.downcast_ref().unwrap(),
+        reqwest_middleware::Error::Reqwest(error) => panic!("{error:?}"),
+    }
+}
+
+async fn put(client: &ClientWithMiddleware, address: SocketAddr) -> reqwest::Response {
+    client
+        .put(format!("http://{address}/x"))
+        .body("a thing")
+        .send()
+        .await
+        .unwrap()
+}
+
+#[tokio::test]
+async fn what_was_refused_is_sent_again_with_its_body() {
+    let (address, asked) = server(2, refusal(429, ("retry-after-ms", "3"), "")).await;
+    let queue = QueueLayer::new(LaneSettings::default(), Pacing::Spread);
+    let answer = put(&retrying().with(queue).build(), address).await;
+    assert_eq!(
+        told(&answer),
+        Some(Retried {
+            tries: 3,
+            gave_up: None
+        })
+    );
+    assert_eq!(asked.load(Ordering::Relaxed), 3);
+    assert_eq!(answer.text().await.unwrap(), "a thing");
+}
+
+#[tokio::test]
+async fn a_refusal_for_good_comes_out_whole() {
+    let body = r#"{"status":429,"retry_after_ms":null}"#;
+    let (address, _) = server(
+        9,
+        refusal(429, ("content-type", "application/problem+json"), body),
+    )
+    .await;
+    let answer = put(&retrying().build(), address).await;
+    assert_eq!(
+        told(&answer),
+        Some(Retried {
+            tries: 1,
+            gave_up: Some(GiveUp::Permanent)
+        })
+    );
+    assert_eq!(
+        (answer.status(), answer.url().path()),
+        (StatusCode::TOO_MANY_REQUESTS, "/x")
+    );
+    assert_eq!(answer.headers()["content-type"], "application/problem+json");
+    assert_eq!(answer.text().await.unwrap(), body);
+}
+
+#[tokio::test]
+async fn nobody_listening_is_tried_again_whatever_it_is() {
+    let closed = TcpListener::bind("127.0.0.1:0")
+        .await
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let client = retrying().build();
+    let error = client
+        .post(format!("http://{closed}/"))
+        .send()
+        .await
+        .unwrap_err();
+    match ours(&error) {
+        Error::Failed {
+            tries: 4,
+            gave_up: GiveUp::Tries,
+            source,
+        } => {
+            assert!(
+                source
+                    .downcast_ref::<reqwest::Error>()
+                    .unwrap()
+                    .is_connect()
+            );
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn what_a_guard_keeps_back_is_not_tried_again() {
+    let (address, asked) = server(9, refusal(500, ("x-nothing", "0"), "")).await;
+    let breaker = BreakerLayer::new(BreakerSettings {
+        min_requests: 4,
+        ..BreakerSettings::default()
+    });
+    let client = retrying().with(breaker).build();
+    assert_eq!(put(&client, address).await.status(), 500);
+    let kept_back = client
+        .get(format!("http://{address}/"))
+        .send()
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(ours(&kept_back), Error::CircuitOpen { .. }),
+        "{kept_back:?}"
+    );
+    assert_eq!(asked.load(Ordering::Relaxed), 4);
+}
