@@ -274,6 +274,8 @@ impl Doors<'_> {
         }
         if let Some((socket, proxy)) = sockets.proxy.zip(self.proxy.as_ref()) {
             let served = door::proxy::Served {
+                limiter: Arc::clone(self.limiter),
+                headers: self.headers,
                 settings: Arc::clone(&proxy.settings),
                 upstreams: Arc::clone(&proxy.upstreams),
                 identity: Arc::clone(&self.identity),

@@ -42,10 +42,12 @@ pub enum Door {
     Grpc,
     /// The Redis protocol.
     Resp,
+    /// The reverse proxy.
+    Proxy,
 }
 
 impl Door {
-    const ALL: [Self; 3] = [Self::Http, Self::Grpc, Self::Resp];
+    const ALL: [Self; 4] = [Self::Http, Self::Grpc, Self::Resp, Self::Proxy];
 
     /// The door's label.
     #[must_use]
@@ -54,6 +56,7 @@ impl Door {
             Self::Http => "http",
             Self::Grpc => "grpc",
             Self::Resp => "resp",
+            Self::Proxy => "proxy",
         }
     }
 
@@ -62,6 +65,7 @@ impl Door {
             Self::Http => 0,
             Self::Grpc => 1,
             Self::Resp => 2,
+            Self::Proxy => 3,
         }
     }
 }

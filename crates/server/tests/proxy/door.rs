@@ -2,17 +2,24 @@
 
 use std::{fmt::Display, net::TcpListener, sync::Arc, time::Duration};
 
+use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
+use tidegate_http::Clock;
 use tidegate_server::{
     config::Config,
     door::proxy::{self, Served, Upstreams},
+    limiter::Limiter,
     net::{Behind, Listener, Server, Tls},
 };
 
 use crate::client::{Answer, Client};
 
+/// When the clock of every test starts: the first second of a minute.
+const START_MICROS: u64 = 1_700_000_040_000_000;
+
 pub(crate) struct Door {
     pub(crate) listener: Listener,
     pub(crate) server: Server,
+    pub(crate) limiter: Arc<Limiter>,
     pub(crate) tls: Option<Arc<Tls>>,
 }
 
@@ -42,7 +49,12 @@ impl Door {
         let settings = config.proxy.unwrap();
         let tls = settings.tls.as_ref();
         let tls = tls.map(|files| Arc::new(Tls::load(Behind::Proxy, files).unwrap()));
+        let clock = Clock::manual(Timestamp::from_micros(START_MICROS));
+        let store = MemoryStore::new(MemoryBounds::default());
+        let limiter = Arc::new(Limiter::new(config.rules, store, clock));
         let served = Served {
+            limiter: Arc::clone(&limiter),
+            headers: config.headers,
             upstreams: Arc::new(Upstreams::new(&settings.upstreams, server.workers())),
             settings: Arc::new(settings),
             identity: Arc::new(config.identity),
@@ -53,6 +65,7 @@ impl Door {
         Self {
             listener,
             server,
+            limiter,
             tls,
         }
     }

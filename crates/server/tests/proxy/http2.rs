@@ -149,7 +149,10 @@ async fn what_goes_wrong_is_an_answer() {
 #[tokio::test]
 async fn an_idle_connection_is_ended() {
     let upstream = Upstream::ok();
-    let door = Door::with(upstream.url(), "timeouts: {keep_alive: 100ms}");
+    let door = Door::with(
+        upstream.url(),
+        "timeouts: {keep_alive: 100ms, request_head: 100ms}",
+    );
     let mut client = in_the_clear(&door).await;
     let request = get("/").body(Full::default()).unwrap();
     assert_eq!(ask(&mut client, request).await.0, 200);

@@ -14,6 +14,7 @@ mod door;
 mod failures;
 mod headers;
 mod http2;
+mod limits;
 mod passing;
 mod pool;
 mod routing;

@@ -73,17 +73,12 @@ pub fn listen(
     bounds: Bounds,
     served: Served,
 ) -> io::Result<Listener> {
-    let headers = served.headers;
-    let legacy = match headers.legacy {
-        LegacyHeaders::Off => Legacy::Off,
-        LegacyHeaders::Delta => Legacy::Delta,
-        LegacyHeaders::Epoch => Legacy::Epoch,
-    };
+    let headers = header_writer(served.headers);
     server.listen(socket, bounds, move |stream, connection| {
         let asked = Asked {
             limiter: Arc::clone(&served.limiter),
             rate_limits: served.rate_limits.clone(),
-            headers: RefCell::new(HeaderWriter::new(headers.ratelimit, legacy)),
+            headers: RefCell::new(headers.clone()),
             identity: Arc::clone(&served.identity),
             peer: connection.peer.ip(),
             shutdown: connection.shutdown.clone(),
@@ -92,6 +87,16 @@ pub fn listen(
             wire::serve(stream, &connection, |request| asked.answer(request)).await;
         }
     })
+}
+
+/// A writer of the headers that `headers` name.
+pub(super) fn header_writer(headers: Headers) -> HeaderWriter {
+    let legacy = match headers.legacy {
+        LegacyHeaders::Off => Legacy::Off,
+        LegacyHeaders::Delta => Legacy::Delta,
+        LegacyHeaders::Epoch => Legacy::Epoch,
+    };
+    HeaderWriter::new(headers.ratelimit, legacy)
 }
 
 /// An endpoint that is asked by a body.

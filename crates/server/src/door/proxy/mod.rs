@@ -2,7 +2,8 @@
 //!
 //! It is hyper on the workers of [`crate::net`], like the other doors: a connection of a client, what it asks for and
 //! the connections to upstreams live on one thread, and nothing is handed to another. `connection` serves a client,
-//! `forward` passes a request on; what lies between them is bounded in bytes and in time.
+//! `forward` passes a request on; what lies between them is bounded in bytes and in time. Between the two stands the layer
+//! of `tidegate-http`, around the service that `forward` is: what it denies reaches no upstream.
 
 mod address;
 mod body;
@@ -10,6 +11,7 @@ mod client_stream;
 mod connection;
 mod forward;
 mod forwarded;
+mod gate;
 mod hop;
 mod lease;
 mod link;
@@ -23,20 +25,28 @@ mod upstreams;
 use std::{io, net::TcpListener, sync::Arc};
 
 pub use self::upstreams::Upstreams;
+use tower_layer::Layer as _;
+
 use self::{
     connection::Client,
     forward::{Forwarder, Way},
     forwarded::Forwarding,
     tunnel::Planned,
 };
+use super::http::header_writer;
 use crate::{
-    config::{Identity, Proxy},
+    config::{Headers, Identity, Proxy},
+    limiter::Limiter,
     net::{Bounds, Listener, Server, Tls},
 };
 
 /// What the proxy needs.
 #[derive(Clone, Debug)]
 pub struct Served {
+    /// Who says what may pass.
+    pub limiter: Arc<Limiter>,
+    /// Which headers answers carry.
+    pub headers: Headers,
     /// What it does.
     pub settings: Arc<Proxy>,
     /// What stands behind it.
@@ -57,13 +67,17 @@ pub fn listen(server: &Server, socket: TcpListener, served: Served) -> io::Resul
         connections: served.settings.max_connections,
         ..Bounds::default()
     };
+    let writer = header_writer(served.headers);
+    let layer = gate::layer(&served.limiter, &served.identity, writer);
     server.listen(socket, bounds, move |stream, connection| {
         let Served {
             settings,
             upstreams,
             identity,
             tls,
+            ..
         } = served.clone();
+        let layer = layer.clone();
         async move {
             let peer = connection.peer.ip();
             let planned = Planned::default();
@@ -82,7 +96,7 @@ pub fn listen(server: &Server, socket: TcpListener, served: Served) -> io::Resul
                 tls,
                 planned,
             };
-            client.serve(stream, forwarder).await;
+            client.serve(stream, layer.layer(forwarder)).await;
         }
     })
 }

@@ -13,6 +13,7 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::TokioIo;
+use tidegate_http::Peer;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tower_service::Service;
 
@@ -31,7 +32,9 @@ impl Client {
     {
         let turn = Turn::default();
         let stream = ClientStream::new(stream, self.settings.timeouts, turn.clone());
-        let answering = service_fn(|request| {
+        let peer = Peer(self.connection.peer);
+        let answering = service_fn(|mut request: Request<Incoming>| {
+            request.extensions_mut().insert(peer);
             let taken = turn.take();
             let answering = service.clone().call(request);
             async move {

@@ -9,9 +9,10 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
+use tidegate_http::Peer;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    time::sleep,
+    time::{sleep, timeout},
 };
 use tower_service::Service;
 
@@ -52,7 +53,9 @@ impl Client {
             ..self.connection.bounds
         };
         let asked = Rc::new(Asked::default());
-        let answering = service_fn(|request| {
+        let peer = Peer(self.connection.peer);
+        let answering = service_fn(|mut request: Request<Incoming>| {
+            request.extensions_mut().insert(peer);
             asked.count.set(asked.count.get() + 1);
             let underway = Underway::new(&asked);
             let answering = service.clone().call(request);
@@ -82,7 +85,12 @@ impl Client {
             () = asked.idle(times.request_head, times.keep_alive) => {}
         }
         serving.as_mut().graceful_shutdown();
-        serving.await
+        if asked.count.get() > 0 {
+            return serving.await;
+        }
+        // Whoever has asked nothing so far may have begun to; but not for long.
+        let ended = timeout(times.request_head, serving).await;
+        ended.unwrap_or(Ok(()))
     }
 }
 

@@ -1,0 +1,60 @@
+//! The limiter of the server, as the layer around the proxy asks it.
+
+use std::sync::Arc;
+
+use tidegate_core::{Effect, Request, RequestError, RuleSet, Scratch, Timestamp, Verdict};
+use tidegate_http::{Gate, HeaderWriter, LimiterLayer};
+
+use crate::{config::Identity, limiter::Limiter, metrics::Door};
+
+/// Asks in the name of the proxy.
+#[derive(Debug)]
+pub(super) struct ProxyGate(Arc<Limiter>);
+
+/// What stands in the way of every request: the rules, by the word of those whom `identity` believes, and with
+/// `headers` on every answer.
+pub(super) fn layer(
+    limiter: &Arc<Limiter>,
+    identity: &Identity,
+    headers: HeaderWriter,
+) -> LimiterLayer<ProxyGate> {
+    let layer = LimiterLayer::new(Arc::new(ProxyGate(Arc::clone(limiter))))
+        .trust(identity.trust.clone())
+        .headers(headers);
+    let parts = identity.parts.iter();
+    parts.fold(layer, |layer, (name, part)| layer.part(name, part.clone()))
+}
+
+impl Gate for ProxyGate {
+    fn now(&self) -> Timestamp {
+        self.0.now()
+    }
+
+    fn rules(&self) -> Arc<RuleSet> {
+        self.0.rules()
+    }
+
+    async fn check<'a>(
+        &self,
+        rules: &'a RuleSet,
+        scratch: &'a mut Scratch,
+        request: &Request<'_>,
+        effect: Effect,
+    ) -> Result<Verdict<'a>, RequestError> {
+        self.0.check(rules, scratch, request, effect).await
+    }
+
+    fn check_now<'a>(
+        &self,
+        rules: &'a RuleSet,
+        scratch: &'a mut Scratch,
+        request: &Request<'_>,
+        effect: Effect,
+    ) -> Result<Option<Verdict<'a>>, RequestError> {
+        self.0.check_now(rules, scratch, request, effect)
+    }
+
+    fn observe(&self, verdict: &Verdict<'_>) {
+        self.0.observe(Door::Proxy, verdict);
+    }
+}

@@ -1,0 +1,109 @@
+//! What the rules deny reaches no upstream.
+
+use crate::{door::Door, upstream::Upstream};
+
+fn limited(rules: &str) -> (Upstream, Door) {
+    let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
+    let text = format!(
+        "{rules}\nproxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: '{}'}}]}}\n",
+        upstream.url()
+    );
+    let door = Door::open(&text);
+    (upstream, door)
+}
+
+const LOGIN: &str = "rules: [{name: login, when: {path: /login, method: POST}, key: [ip], limits: [2/min], algorithm: fixed_window}]";
+
+#[test]
+fn a_denial_is_answered_here() {
+    let (upstream, door) = limited(LOGIN);
+    let mut client = door.connect();
+    for remaining in [1, 0] {
+        let answer = client.ask("POST", "/login", &[], b"x");
+        assert_eq!((answer.status, &*answer.body), (200, "ok"));
+        let told = answer.header("ratelimit").unwrap();
+        assert!(
+            told.starts_with(&format!("\"login\";r={remaining}")),
+            "{told}"
+        );
+    }
+    let answer = client.ask("POST", "/login", &[], b"x");
+    assert_eq!(
+        (answer.status, answer.header("retry-after")),
+        (429, Some("60"))
+    );
+    assert_eq!(answer.json()["violated-policies"][0], "login");
+    assert_eq!(
+        upstream.heads().len(),
+        2,
+        "a denial costs the upstream nothing"
+    );
+    // Neither another method nor another path is the rule's business, but another way to write the path is.
+    assert_eq!(client.ask("GET", "/login", &[], b"").status, 200);
+    assert_eq!(client.ask("POST", "/x/../%6Cogin", &[], b"").status, 429);
+    let metrics = door.limiter.exposition();
+    let denied = "tidegate_verdicts_total{door=\"proxy\",outcome=\"limit\"} 2";
+    assert!(metrics.contains(denied), "{metrics}");
+}
+
+#[test]
+fn a_client_does_not_choose_whose_count_it_is() {
+    let (_upstream, door) = limited(LOGIN);
+    for claim in ["6.6.6.6", "7.7.7.7", "8.8.8.8"] {
+        let claims = [("x-forwarded-for", claim), ("x-real-ip", claim)];
+        let answer = door.connect().ask("POST", "/login", &claims, b"x");
+        assert_eq!(answer.status, if claim == "8.8.8.8" { 429 } else { 200 });
+    }
+}
+
+#[test]
+fn a_believed_proxy_says_whose_count_it_is() {
+    let (_upstream, door) = limited(&format!("clients: {{proxies: [127.0.0.1]}}\n{LOGIN}"));
+    for client in ["203.0.113.9", "203.0.113.10", "203.0.113.9", "203.0.113.10"] {
+        let told = [("x-forwarded-for", client)];
+        assert_eq!(
+            door.connect().ask("POST", "/login", &told, b"x").status,
+            200
+        );
+    }
+    let told = [("x-forwarded-for", "203.0.113.9")];
+    assert_eq!(
+        door.connect().ask("POST", "/login", &told, b"x").status,
+        429
+    );
+}
+
+#[test]
+fn who_is_denied_need_not_send_its_body() {
+    let (upstream, door) =
+        limited("rules: [{name: all, limits: [{algorithm: fixed_window, limit: 1, window: 1h}]}]");
+    assert_eq!(door.get("/").status, 200);
+    let mut client = door.connect();
+    client.send(
+        "POST / HTTP/1.1\r\nhost: h\r\nexpect: 100-continue\r\ncontent-length: 1000000\r\n\r\n",
+    );
+    assert_eq!(client.read_answer(false).status, 429);
+    assert_eq!(upstream.heads().len(), 1);
+}
+
+#[test]
+fn a_queue_holds_requests_back() {
+    let queue = "rules: [{name: slow, limits: [{algorithm: leaky_bucket, capacity: 3, leak: 20/s, queue: true}]}]";
+    let (upstream, door) = limited(queue);
+    let asked: Vec<_> = (0..4)
+        .map(|_| {
+            let mut client = door.connect();
+            client.send("GET / HTTP/1.1\r\nhost: h\r\n\r\n");
+            client
+        })
+        .collect();
+    for mut client in asked {
+        assert_eq!(client.read_answer(false).status, 200);
+    }
+    assert_eq!(upstream.heads().len(), 4, "later, but all");
+    assert_eq!(
+        door.get("/").status,
+        429,
+        "the clock of this test stands still, so the queue is full"
+    );
+}
