@@ -69,11 +69,29 @@ impl Backoff {
 
     /// The wait before retry number `retry`, which begins at 0.
     pub fn wait(&self, retry: u32, rng: &mut Rng) -> Span {
-        let longest = self.longest(retry).as_micros();
+        self.spread(self.longest(retry), rng)
+    }
+
+    /// The wait before retry number `retry` where the server asked to be left alone for `asked`: that, and on top of it a wait as if
+    /// nothing had been said, but with jitter spread over half of `asked` at least. A server tells everybody the same, and a
+    /// jitter of milliseconds after seconds is none.
+    pub fn wait_after(&self, asked: Span, retry: u32, rng: &mut Rng) -> Span {
+        let extent = match self.jitter {
+            Jitter::None => self.longest(retry),
+            Jitter::Full | Jitter::Equal => self
+                .longest(retry)
+                .max(Span::from_micros(asked.as_micros() / 2)),
+        };
+        let extra = self.spread(extent, rng);
+        Span::from_micros(asked.as_micros().saturating_add(extra.as_micros()))
+    }
+
+    fn spread(&self, extent: Span, rng: &mut Rng) -> Span {
+        let extent = extent.as_micros();
         Span::from_micros(match self.jitter {
-            Jitter::None => longest,
-            Jitter::Equal => longest - rng.u64(0..=longest / 2),
-            Jitter::Full => rng.u64(0..=longest),
+            Jitter::None => extent,
+            Jitter::Equal => extent - rng.u64(0..=extent / 2),
+            Jitter::Full => rng.u64(0..=extent),
         })
     }
 }

@@ -14,8 +14,8 @@ use crate::{
 
 /// Whether to try again, and when.
 ///
-/// The wait before a retry is what the server asked for, and on top of it a backoff with jitter: never sooner than told, and not
-/// together with everybody who was told the same.
+/// The wait before a retry is [what the server asked for, and on top of it a backoff](Backoff::wait_after) with jitter: never sooner than
+/// told, and not together with everybody who was told the same.
 #[derive(Clone, Copy, Debug)]
 pub struct RetryPolicy {
     /// What is waited when the server says nothing, and added when it does.
@@ -190,8 +190,8 @@ impl RetryPolicy {
         rng: &mut Rng,
         now: Timestamp,
     ) -> Result<Span, GiveUp> {
-        let jitter = self.backoff.wait(attempt.number.saturating_sub(1), rng);
-        let after = Span::from_micros(asked.as_micros().saturating_add(jitter.as_micros()));
+        let retry = attempt.number.saturating_sub(1);
+        let after = self.backoff.wait_after(asked, retry, rng);
         if now.after(after) < attempt.began.after(self.deadline) {
             Ok(after)
         } else {

@@ -1,0 +1,15 @@
+//! What jitter buys: a thousand clients that were all sent away at once, and how they come back. Prints an SVG.
+//!
+//! ```sh
+//! cargo run -p tidegate-client --example herd > docs/herd.svg
+//! ```
+
+mod picture;
+mod simulation;
+
+use std::io::{self, Write as _};
+
+fn main() -> io::Result<()> {
+    let herds = simulation::all();
+    io::stdout().write_all(picture::svg(&herds).as_bytes())
+}

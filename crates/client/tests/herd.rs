@@ -1,0 +1,44 @@
+//! The picture in the documents is what the example draws, and says what the documents say of it.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+use tidegate_client::Jitter;
+
+#[path = "../examples/herd/picture.rs"]
+mod picture;
+#[path = "../examples/herd/simulation.rs"]
+mod simulation;
+
+use simulation::{Herd, Listening};
+
+#[test]
+fn the_picture_is_what_comes_out() {
+    let drawn = picture::svg(&simulation::all());
+    let committed = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/herd.svg");
+    let committed = std::fs::read_to_string(committed).unwrap();
+    assert!(
+        drawn == committed,
+        "draw it anew: cargo run -p tidegate-client --example herd > docs/herd.svg"
+    );
+}
+
+#[test]
+fn jitter_spreads_and_listening_spares() {
+    let herds = simulation::all();
+    let herd = |jitter, listening| {
+        let found = herds
+            .iter()
+            .find(|herd: &&Herd| (herd.jitter, herd.listening) == (jitter, listening));
+        found.unwrap()
+    };
+    for herd in &herds {
+        let admitted: u32 = herd.bars.iter().map(|(admitted, _)| admitted).sum();
+        assert_eq!(admitted, simulation::CLIENTS, "nobody is lost");
+    }
+    for listening in [Listening::No, Listening::Yes] {
+        assert!(herd(Jitter::Full, listening).done < herd(Jitter::None, listening).done);
+    }
+    for jitter in [Jitter::None, Jitter::Equal, Jitter::Full] {
+        assert!(herd(jitter, Listening::Yes).refused <= herd(jitter, Listening::No).refused);
+    }
+}
