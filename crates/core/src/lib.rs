@@ -16,6 +16,7 @@
 //! verdict    Verdict::of                  the request's answer
 //! ```
 
+pub mod adaptive;
 pub mod bounds;
 pub mod notation;
 pub mod remote;

@@ -1,0 +1,170 @@
+//! How many requests at once a service bears, learnt from how long they take.
+//!
+//! A limit that somebody writes down is wrong as soon as the service, its database or its traffic changes. This one is
+//! measured: while answers come as fast as ever there is room for more at once, and when they take longer they are waiting for
+//! each other, so that fewer at once would be served as many.
+//!
+//! ```text
+//!   request ─▶ admits? ─▶ in flight ─▶ ended: how long, or failed ─▶ learn ─▶ at the end of each window: the next limit
+//! ```
+//!
+//! Whoever holds one counts what is in flight, and tells it of every request that has ended. Nothing here reads a clock, and
+//! all of it is in integers.
+//!
+//! - **[`Method::Aimd`]** adds a place with every window in which all went well and takes a tenth of all when one request
+//!   failed or was too slow. **Promise.** It never exceeds the maximum, and after a failure it is at most nine tenths of what it was.
+//!   **Weakness.** It must be told what is too slow, and learns it by making somebody wait so long. **Source.** Chiu and Jain 1989.
+//! - **[`Method::Gradient`]** compares how long requests take now with how long they take when they do not wait for each other, and
+//!   follows the ratio. While the limit is in use it is halved for two windows in a hundred, to see that. **Weakness.** It
+//!   needs traffic of one kind: where slow and fast requests are mixed, a change of the mixture looks like a change of load.
+//!   **Source.** Netflix, concurrency-limits (Gradient2), whose long average drifts upwards under a load that never
+//!   ends; Envoy's adaptive concurrency filter, which probes.
+
+mod method;
+mod window;
+
+pub use self::method::{Aimd, Gradient, Method};
+use self::{method::Learnt, window::Window};
+use crate::{
+    limit::LimitError,
+    time::{Span, Timestamp},
+};
+
+/// The most that an adaptive limit may be.
+pub const MAX_ADAPTIVE: u32 = 1_000_000;
+
+/// Between which bounds a limit adapts, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AdaptiveSettings {
+    /// How the limit follows what is measured.
+    pub method: Method,
+    /// The least, from 1; default 1.
+    pub min: u32,
+    /// What it begins with; default 20.
+    pub initial: u32,
+    /// The most, up to [`MAX_ADAPTIVE`]; default 1,000.
+    pub max: u32,
+    /// For how long is measured before the limit changes, 1 ms to 1 min; default 100 ms.
+    pub window: Span,
+    /// How many requests have to end in it at least, from 1; until then the window goes on. Default 10.
+    pub samples: u32,
+}
+
+impl Default for AdaptiveSettings {
+    fn default() -> Self {
+        Self {
+            method: Method::default(),
+            min: 1,
+            initial: 20,
+            max: 1_000,
+            window: Span::from_millis(100),
+            samples: 10,
+        }
+    }
+}
+
+/// How a request ended, for who learns from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// It was served, and took so long.
+    Served(Span),
+    /// It failed in a way that says that there was too much: a timeout, a refusal.
+    Dropped,
+    /// It says nothing about how busy the service is: it was refused for its own sake, or its client went away.
+    Ignored,
+}
+
+/// A limit that adapts.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate_core::adaptive::{Adaptive, AdaptiveSettings, Ended};
+/// use tidegate_core::{Span, Timestamp};
+///
+/// let mut limit = Adaptive::new(AdaptiveSettings::default()).unwrap();
+/// assert_eq!(limit.limit(), 20);
+/// // Twenty at once, each served in 5 ms as ever: there is room for more.
+/// for request in 0..2_000 {
+///     let now = Timestamp::from_micros(request * 1_000);
+///     limit.learn(now, 20, Ended::Served(Span::from_millis(5)));
+/// }
+/// assert!(limit.limit() > 20);
+/// ```
+#[derive(Clone, Debug)]
+pub struct Adaptive {
+    settings: AdaptiveSettings,
+    /// In parts of a place, of which there are [`Self::PARTS`].
+    limit: u64,
+    window: Window,
+    learnt: Learnt,
+}
+
+impl Adaptive {
+    /// Parts of a place, so that a limit can grow by less than one.
+    const PARTS: u64 = 1 << 16;
+
+    /// A limit that has learnt nothing yet.
+    ///
+    /// # Errors
+    ///
+    /// Names the field that is out of its range, as [`AdaptiveSettings`] and [`Method`] say.
+    pub fn new(settings: AdaptiveSettings) -> Result<Self, LimitError> {
+        check("min", settings.min.into(), 1, settings.max.into())?;
+        check("max", settings.max.into(), 1, MAX_ADAPTIVE.into())?;
+        let (min, max) = (settings.min.into(), settings.max.into());
+        check("initial", settings.initial.into(), min, max)?;
+        check("samples", settings.samples.into(), 1, 1_000_000)?;
+        let (least, most) = (Span::from_millis(1), Span::from_secs(60));
+        if settings.window < least || settings.window > most {
+            let problem = format!("must be {least} to {most}, got {}", settings.window);
+            return Err(LimitError::new("window", problem));
+        }
+        settings.method.check()?;
+        Ok(Self {
+            settings,
+            limit: u64::from(settings.initial) * Self::PARTS,
+            window: Window::default(),
+            learnt: Learnt::default(),
+        })
+    }
+
+    /// The most at once now, in whole places: at least the minimum.
+    #[must_use]
+    pub fn limit(&self) -> u32 {
+        let parts = if self.learnt.is_probing() {
+            (self.limit / 2).max(u64::from(self.settings.min) * Self::PARTS)
+        } else {
+            self.limit
+        };
+        u32::try_from(parts / Self::PARTS).unwrap_or(u32::MAX)
+    }
+
+    /// Takes note that one of `in_flight` requests, itself included, ended at `now`. An instant that lies before an earlier one
+    /// counts as that.
+    pub fn learn(&mut self, now: Timestamp, in_flight: u32, ended: Ended) {
+        self.window.note(now, in_flight, ended);
+        let Some(seen) = self.window.close(now, &self.settings) else {
+            return;
+        };
+        let limit = self
+            .settings
+            .method
+            .next(self.limit, &mut self.learnt, &seen);
+        let (min, max) = (self.settings.min, self.settings.max);
+        self.limit = limit.clamp(u64::from(min) * Self::PARTS, u64::from(max) * Self::PARTS);
+    }
+}
+
+fn check(field: &'static str, value: u64, least: u64, most: u64) -> Result<(), LimitError> {
+    if (least..=most).contains(&value) {
+        return Ok(());
+    }
+    Err(LimitError::new(
+        field,
+        format!("must be {least} to {most}, got {value}"),
+    ))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,228 @@
+//! A service of so many workers, in virtual time: what the limit comes to, and what its clients feel.
+
+use std::{cmp::Reverse, collections::BinaryHeap};
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// A service that works on so many requests at once, each for so long; the others wait in line.
+struct Service {
+    workers: usize,
+    takes: u64,
+    /// When each of those that are being worked on is done.
+    free: BinaryHeap<Reverse<u64>>,
+}
+
+impl Service {
+    fn new(workers: usize, takes: u64) -> Self {
+        let free = (0..workers).map(|_| Reverse(0)).collect();
+        Self {
+            workers,
+            takes,
+            free,
+        }
+    }
+
+    /// When a request that comes at `now` is done.
+    fn serve(&mut self, now: u64) -> u64 {
+        let Reverse(free) = self.free.pop().expect("there is a worker");
+        let done = free.max(now) + self.takes;
+        self.free.push(Reverse(done));
+        done
+    }
+
+    fn set_workers(&mut self, workers: usize, now: u64) {
+        while self.free.len() > workers {
+            self.free.pop();
+        }
+        while self.free.len() < workers {
+            self.free.push(Reverse(now));
+        }
+        self.workers = workers;
+    }
+}
+
+/// How it went: the limits at the end of each second, how many were served, and the longest that one took in the last second.
+struct Run {
+    limits: Vec<u32>,
+    served: u64,
+    slowest: u64,
+}
+
+/// `every` so many microseconds a request comes; those over the limit are shed.
+fn run(
+    limit: &mut Adaptive,
+    service: &mut Service,
+    every: u64,
+    seconds: u64,
+    changes: &[(u64, usize)],
+) -> Run {
+    let mut ended: BinaryHeap<Reverse<(u64, u64)>> = BinaryHeap::new();
+    let mut run = Run {
+        limits: Vec::new(),
+        served: 0,
+        slowest: 0,
+    };
+    let mut changes = changes.iter().peekable();
+    for second in 0..seconds {
+        run.slowest = 0;
+        for now in (second * 1_000_000..(second + 1) * 1_000_000)
+            .step_by(usize::try_from(every).expect("a few"))
+        {
+            if let Some((_, workers)) = changes.next_if(|(at, _)| *at <= now) {
+                service.set_workers(*workers, now);
+            }
+            while let Some(Reverse((at, began))) =
+                ended.peek().copied().filter(|Reverse((at, _))| *at <= now)
+            {
+                let in_flight = u32::try_from(ended.len()).expect("a few");
+                ended.pop();
+                run.served += 1;
+                run.slowest = run.slowest.max(at - began);
+                let took = Span::from_micros(at - began);
+                limit.learn(Timestamp::from_micros(at), in_flight, Ended::Served(took));
+            }
+            if ended.len() < limit.limit() as usize {
+                ended.push(Reverse((service.serve(now), now)));
+            }
+        }
+        run.limits
+            .push(u32::try_from(limit.limit / Adaptive::PARTS).expect("a few"));
+    }
+    run
+}
+
+fn gradient() -> Adaptive {
+    Adaptive::new(AdaptiveSettings::default()).unwrap()
+}
+
+fn aimd(too_slow: u64) -> Adaptive {
+    let method = Method::Aimd(Aimd {
+        too_slow: Span::from_millis(too_slow),
+        ..Aimd::default()
+    });
+    Adaptive::new(AdaptiveSettings {
+        method,
+        ..AdaptiveSettings::default()
+    })
+    .unwrap()
+}
+
+#[test]
+fn twice_what_a_service_can_do_does_not_make_it_slower() {
+    // Ten workers, ten milliseconds each: a thousand a second can be served, and two thousand come.
+    for (name, mut limit) in [("gradient", gradient()), ("aimd", aimd(20))] {
+        let mut service = Service::new(10, 10_000);
+        let run = run(&mut limit, &mut service, 500, 60, &[]);
+        let last = *run.limits.last().unwrap();
+        assert!((10..=30).contains(&last), "{name}: {:?}", run.limits);
+        assert!(run.slowest <= 30_000, "{name}: {} us", run.slowest);
+        assert!(run.served >= 59_000, "{name}: {} served", run.served);
+    }
+}
+
+#[test]
+fn a_service_that_loses_half_its_workers_is_spared_and_used_again_when_they_return() {
+    for mut limit in [aimd(20), gradient()] {
+        let mut service = Service::new(20, 10_000);
+        let changes = [(60_000_000, 10), (120_000_000, 20)];
+        let run = run(&mut limit, &mut service, 250, 180, &changes);
+        let (before, during, after) = (run.limits[59], run.limits[119], run.limits[179]);
+        assert!(during < before && during <= 30, "{:?}", run.limits);
+        assert!(after > during && after >= 20, "{:?}", run.limits);
+    }
+}
+
+#[test]
+fn who_needs_little_learns_nothing_about_more() {
+    for mut limit in [gradient(), aimd(1_000)] {
+        let mut service = Service::new(10, 1_000);
+        // One at a time.
+        let run = run(&mut limit, &mut service, 2_000, 30, &[]);
+        assert!(
+            run.limits.iter().all(|limit| *limit <= 20),
+            "{:?}",
+            run.limits
+        );
+    }
+}
+
+#[test]
+fn failures_take_places_away_until_the_least_is_left() {
+    for mut limit in [gradient(), aimd(1_000)] {
+        let mut before = limit.limit();
+        for window in 1..=100_u64 {
+            limit.learn(Timestamp::from_micros(window * 200_000), 20, Ended::Dropped);
+            limit.learn(
+                Timestamp::from_micros(window * 200_000 + 100_000),
+                20,
+                Ended::Dropped,
+            );
+            assert!(limit.limit() <= before);
+            before = limit.limit();
+        }
+        assert!(before <= 8, "{before}");
+    }
+}
+
+#[test]
+fn what_says_nothing_changes_nothing() {
+    let mut limit = gradient();
+    for at in 0..10_000 {
+        limit.learn(Timestamp::from_micros(at * 1_000), 20, Ended::Ignored);
+    }
+    assert_eq!(limit.limit(), 20);
+}
+
+#[test]
+fn what_cannot_work_is_refused_by_its_field() {
+    let refused = |change: fn(&mut AdaptiveSettings)| {
+        let mut settings = AdaptiveSettings::default();
+        change(&mut settings);
+        Adaptive::new(settings).unwrap_err().field
+    };
+    assert_eq!(refused(|settings| settings.min = 0), "min");
+    assert_eq!(refused(|settings| settings.min = 2_000), "min");
+    assert_eq!(refused(|settings| settings.max = 2_000_000), "max");
+    assert_eq!(refused(|settings| settings.initial = 1_001), "initial");
+    assert_eq!(refused(|settings| settings.samples = 0), "samples");
+    assert_eq!(refused(|settings| settings.window = Span::ZERO), "window");
+    let gradient = |change: fn(&mut Gradient)| {
+        let mut gradient = Gradient::default();
+        change(&mut gradient);
+        let method = Method::Gradient(gradient);
+        let settings = AdaptiveSettings {
+            method,
+            ..AdaptiveSettings::default()
+        };
+        Adaptive::new(settings).unwrap_err().field
+    };
+    assert_eq!(gradient(|gradient| gradient.tolerance = 99), "tolerance");
+    assert_eq!(gradient(|gradient| gradient.queue = 1_001), "queue");
+    assert_eq!(gradient(|gradient| gradient.smoothing = 0), "smoothing");
+}
+
+proptest! {
+    /// Whatever is learnt, in whatever order and however extreme: the limit stays within its bounds.
+    #[test]
+    fn the_limit_stays_within_its_bounds(
+        is_gradient in any::<bool>(),
+        (min, more) in (1..=50_u32, 0..=1_000_000_u32),
+        learnt in prop::collection::vec((any::<u64>(), any::<u32>(), 0..3_u8, any::<u64>()), 0..200),
+    ) {
+        let max = min.saturating_add(more).min(MAX_ADAPTIVE);
+        let method = if is_gradient { Method::default() } else { Method::Aimd(Aimd::default()) };
+        let settings = AdaptiveSettings { method, min, max, initial: min, samples: 1, ..AdaptiveSettings::default() };
+        let mut limit = Adaptive::new(settings).unwrap();
+        for (at, in_flight, ended, took) in learnt {
+            let ended = match ended {
+                0 => Ended::Served(Span::from_micros(took)),
+                1 => Ended::Dropped,
+                _ => Ended::Ignored,
+            };
+            limit.learn(Timestamp::from_micros(at), in_flight, ended);
+            prop_assert!((min..=max).contains(&limit.limit()));
+        }
+    }
+}
