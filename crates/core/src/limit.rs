@@ -193,7 +193,9 @@ impl fmt::Display for LimitError {
 impl std::error::Error for LimitError {}
 
 impl LimitError {
-    pub(crate) fn new(field: &'static str, problem: impl Into<String>) -> Self {
+    /// A complaint about `field`.
+    #[must_use]
+    pub fn new(field: &'static str, problem: impl Into<String>) -> Self {
         Self {
             field,
             problem: problem.into(),

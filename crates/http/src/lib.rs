@@ -1,7 +1,8 @@
 //! The HTTP edge: what a request's parts are called in the rules, and how a verdict looks as headers.
 //!
 //! Nothing here reads a socket. A [`Limiter`] brings rules, a store and the [`Clock`] together: it is what an application
-//! asks, and and a [`Gate`] for a [`LimiterLayer`], which stands in front of a tower service. [`Forwarded`] turns the headers of a proxy's
+//! asks, and a [`Gate`] for a [`LimiterLayer`], which stands in front of a tower service; a [`ShedLayer`] does so by what the
+//! service can bear. [`Forwarded`] turns the headers of a proxy's
 //! forward-auth request into the entries that rules match on, and [`HeaderWriter`] turns a verdict into
 //! the headers of its answer, so that every program that speaks HTTP names and shows them alike.
 
@@ -19,6 +20,7 @@ pub mod part;
 mod path;
 mod proxy;
 mod rfc7239;
+mod shed;
 mod target;
 
 pub use client::{AddressHeader, Proxies, Trust};
@@ -31,3 +33,4 @@ pub use limiter::Limiter;
 pub use part::Part;
 pub use path::normal as normal_path;
 pub use proxy::{Ambiguous, Proxy};
+pub use shed::{Load, ShedFuture, ShedLayer, Shedding};

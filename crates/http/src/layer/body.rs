@@ -28,13 +28,13 @@ pin_project! {
 }
 
 impl<B> LimitedBody<B> {
-    pub(super) fn inner(body: B) -> Self {
+    pub(crate) fn inner(body: B) -> Self {
         Self {
             content: Content::Inner { body },
         }
     }
 
-    pub(super) fn denial(rest: Bytes) -> Self {
+    pub(crate) fn denial(rest: Bytes) -> Self {
         Self {
             content: Content::Denial { rest },
         }

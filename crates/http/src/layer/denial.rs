@@ -28,6 +28,8 @@ pub(super) enum Cause {
     Spent,
     /// The store could not decide.
     Store,
+    /// The service has too much to do.
+    Busy,
     /// The request cannot be counted as it is.
     Malformed,
 }
@@ -76,6 +78,17 @@ impl<'v> Denial<'v> {
         }
     }
 
+    /// A request for which the service has no room now, and perhaps has the next moment.
+    pub(super) fn busy() -> Self {
+        let again = Span::from_secs(1);
+        Self {
+            cause: Cause::Busy,
+            detail: format!("the service has too much to do; ask again in {again}"),
+            violated: Vec::new(),
+            retry_after: Some(again),
+        }
+    }
+
     /// A request that cannot be counted.
     pub(super) fn malformed(error: &RequestError) -> Self {
         Self {
@@ -90,7 +103,7 @@ impl<'v> Denial<'v> {
     pub(super) fn response(&self) -> Response<Bytes> {
         let status = match self.cause {
             Cause::Spent => StatusCode::TOO_MANY_REQUESTS,
-            Cause::Store => StatusCode::SERVICE_UNAVAILABLE,
+            Cause::Store | Cause::Busy => StatusCode::SERVICE_UNAVAILABLE,
             Cause::Malformed => StatusCode::BAD_REQUEST,
         };
         let mut names: Vec<&str> = self.violated.iter().map(|limit| limit.rule).collect();

@@ -72,7 +72,7 @@ pub(super) fn call(headers: &HeaderMap) -> Option<&HeaderValue> {
 pub(super) fn response(denial: &Denial<'_>, content_type: &HeaderValue) -> Response<Bytes> {
     let code = match denial.cause {
         Cause::Spent => RESOURCE_EXHAUSTED,
-        Cause::Store => UNAVAILABLE,
+        Cause::Store | Cause::Busy => UNAVAILABLE,
         Cause::Malformed => INVALID_ARGUMENT,
     };
     let status = Status {

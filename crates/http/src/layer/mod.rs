@@ -38,6 +38,7 @@ use http::{Extensions, request::Parts};
 use tidegate_core::{Cost, Span};
 use tower_layer::Layer;
 
+pub(crate) use self::ruling::busy;
 pub use self::{
     body::LimitedBody,
     entries::{Entries, Peer},

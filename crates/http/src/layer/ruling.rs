@@ -126,6 +126,14 @@ impl Terms {
     }
 }
 
+/// The answer to a request, with these headers, for which a service has no room.
+pub(crate) fn busy(headers: &HeaderMap) -> Response<Bytes> {
+    let denial = Denial::busy();
+    let mut response = answer(&denial, grpc::call(headers));
+    headers::put_retry_after(denial.retry_after, response.headers_mut());
+    response
+}
+
 fn answer(denial: &Denial<'_>, call: Option<&HeaderValue>) -> Response<Bytes> {
     match call {
         Some(content_type) => grpc::response(denial, content_type),

@@ -1,0 +1,136 @@
+//! A tower layer that sheds what a service cannot bear: as many requests at once as it serves without slowing down, and no more.
+//!
+//! ```text
+//! request ─▶ a place for its class? ─┬─▶ yes ─▶ inner service ─▶ its answer; how long it took ─▶ the next limit
+//!                                    └─▶ no ──────────────────▶ 503, or gRPC's UNAVAILABLE
+//! ```
+//!
+//! Nobody writes the limit down: an [`Adaptive`] one learns it from how long requests take until their answers begin. Where there are
+//! not places enough for all, those of lower classes go first. It belongs outside of whatever costs time, and outside of a
+//! [`LimiterLayer`](crate::LimiterLayer), whose rules can then see whether there is [room](ShedLayer::tell_room).
+
+mod gauge;
+mod service;
+
+use std::{fmt, sync::Arc};
+
+use http::request::Parts;
+use tidegate_core::{
+    LimitError,
+    adaptive::{Adaptive, AdaptiveSettings},
+};
+use tower_layer::Layer;
+
+use self::gauge::Gauge;
+pub use self::{
+    gauge::Load,
+    service::{ShedFuture, Shedding},
+};
+use crate::Clock;
+
+/// A tower layer that lets a service have as many requests at once as it can bear.
+///
+/// Clones, and all services that they wrap, share their places. A request has its place from when it comes until its answer
+/// begins; what a slow client makes of the body is not the service's fault. An answer with status 503 or 504, and an error,
+/// count as failures, 429 counts as nothing.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate_core::adaptive::AdaptiveSettings;
+/// use tidegate_http::{Clock, ShedLayer};
+///
+/// // Health checks may take the last place, batches no more than half of them.
+/// let layer = ShedLayer::new(AdaptiveSettings::default(), Clock::real())
+///     .unwrap()
+///     .classes(&[100, 90, 50], |request| match request.uri.path() {
+///         "/healthz" => 0,
+///         path if path.starts_with("/batch/") => 2,
+///         _ => 1,
+///     })
+///     .unwrap();
+/// assert_eq!(layer.load().limit, 20);
+/// ```
+#[derive(Clone)]
+pub struct ShedLayer {
+    gauge: Arc<Gauge>,
+    class: Arc<ClassOf>,
+    room: Option<Room>,
+}
+
+/// The class of a request.
+type ClassOf = dyn Fn(&Parts) -> usize + Send + Sync;
+
+/// The entry that tells whether there is room, and of how much of the limit less has to be in use for that, in percent.
+#[derive(Clone, Debug)]
+struct Room {
+    entry: Arc<str>,
+    below: u32,
+}
+
+impl ShedLayer {
+    /// A layer that adapts as `settings` say, and treats all requests alike.
+    ///
+    /// # Errors
+    ///
+    /// What [`Adaptive::new`] refuses.
+    pub fn new(settings: AdaptiveSettings, clock: Clock) -> Result<Self, LimitError> {
+        let adaptive = Adaptive::new(settings)?;
+        Ok(Self {
+            gauge: Arc::new(Gauge::new(adaptive, clock)),
+            class: Arc::new(|_| 0),
+            room: None,
+        })
+    }
+
+    /// Tells requests apart: those of class `n` may use `shares[n]` percent of the places, and always at least one. `class`
+    /// finds a request's class by what is known of it before its body; one beyond the last counts as the last.
+    ///
+    /// # Errors
+    ///
+    /// Names `shares` if there are none, more than 16, or one is not from 1 to 100.
+    pub fn classes(
+        mut self,
+        shares: &[u32],
+        class: impl Fn(&Parts) -> usize + Send + Sync + 'static,
+    ) -> Result<Self, LimitError> {
+        self.gauge = Arc::new(self.gauge.with_shares(shares)?);
+        self.class = Arc::new(class);
+        Ok(self)
+    }
+
+    /// Tells those behind this layer whether there is room, in the entry of that name in the request's
+    /// [`Entries`](crate::Entries): `yes` while less than `below` percent of the places are taken, else `no`. A rule's `elastic`
+    /// goes by it.
+    #[must_use]
+    pub fn tell_room(mut self, entry: &str, below: u32) -> Self {
+        self.room = Some(Room {
+            entry: entry.into(),
+            below,
+        });
+        self
+    }
+
+    /// How busy the service is, for metrics.
+    #[must_use]
+    pub fn load(&self) -> Load {
+        self.gauge.load()
+    }
+}
+
+impl fmt::Debug for ShedLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ShedLayer")
+            .field("load", &self.load())
+            .field("room", &self.room)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<S> Layer<S> for ShedLayer {
+    type Service = Shedding<S>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        Shedding::new(inner, self.clone())
+    }
+}

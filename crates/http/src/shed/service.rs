@@ -1,0 +1,127 @@
+//! The service that the layer makes.
+
+use std::{
+    fmt,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body::Body;
+use pin_project_lite::pin_project;
+use tower_service::Service;
+
+use super::{ShedLayer, gauge::Place};
+use crate::{Entries, LimitedBody, layer::busy};
+
+/// A service that gets no more than it can bear.
+#[derive(Clone, Debug)]
+pub struct Shedding<S> {
+    inner: S,
+    layer: ShedLayer,
+}
+
+impl<S> Shedding<S> {
+    pub(super) fn new(inner: S, layer: ShedLayer) -> Self {
+        Self { inner, layer }
+    }
+}
+
+impl<S, B, R> Service<Request<B>> for Shedding<S>
+where
+    S: Service<Request<B>, Response = Response<R>>,
+    R: Body<Data = Bytes>,
+{
+    type Response = Response<LimitedBody<R>>;
+    type Error = S::Error;
+    type Future = ShedFuture<S::Future>;
+
+    /// Takes no place: that is taken when a request comes.
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let (mut parts, body) = request.into_parts();
+        let class = (self.layer.class)(&parts);
+        let Some(place) = self.layer.gauge.enter(class) else {
+            return ShedFuture {
+                state: State::Shed {
+                    response: Some(Box::new(busy(&parts.headers))),
+                },
+            };
+        };
+        if let Some(room) = &self.layer.room {
+            let has_room = self.layer.gauge.is_below(room.below);
+            let known: Entries = parts.extensions.remove().unwrap_or_default();
+            let told = known.with(&room.entry, if has_room { "yes" } else { "no" });
+            parts.extensions.insert(told);
+        }
+        let answered = self.inner.call(Request::from_parts(parts, body));
+        ShedFuture {
+            state: State::Calling {
+                answered,
+                place: Some(place),
+            },
+        }
+    }
+}
+
+pin_project! {
+    /// The answer to a request, of a service that gets no more than it can bear. Dropping it gives the place back.
+    pub struct ShedFuture<F> {
+        #[pin]
+        state: State<F>,
+    }
+}
+
+pin_project! {
+    #[project = StateProjection]
+    enum State<F> {
+        Calling { #[pin] answered: F, place: Option<Place> },
+        Shed { response: Option<Box<Response<Bytes>>> },
+    }
+}
+
+impl<F> fmt::Debug for ShedFuture<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ShedFuture").finish_non_exhaustive()
+    }
+}
+
+/// # Panics
+///
+/// When it is polled after it was ready.
+impl<F, R, E> Future for ShedFuture<F>
+where
+    F: Future<Output = Result<Response<R>, E>>,
+    R: Body<Data = Bytes>,
+{
+    type Output = Result<Response<LimitedBody<R>>, E>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.project().state.project() {
+            StateProjection::Calling { answered, place } => {
+                let answer = ready!(answered.poll(context));
+                if let Some(place) = place.take() {
+                    match answer.as_ref().map(Response::status) {
+                        Err(_)
+                        | Ok(StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT) => {
+                            place.failed();
+                        }
+                        // Refused for its own sake, and often sooner than any other is served.
+                        Ok(StatusCode::TOO_MANY_REQUESTS) => drop(place),
+                        Ok(_) => place.served(),
+                    }
+                }
+                Poll::Ready(answer.map(|answer| answer.map(LimitedBody::inner)))
+            }
+            StateProjection::Shed { response } => {
+                let response = response.take();
+                let response = response.expect("a future is not polled after it was ready");
+                Poll::Ready(Ok(response.map(LimitedBody::denial)))
+            }
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! The layer that sheds what a service cannot bear, around a service whose answers a test gives one by one.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot be set up fails")]
+
+use std::{
+    convert::Infallible,
+    sync::{Arc, Mutex},
+};
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
+use tidegate_core::{
+    Span, Timestamp,
+    adaptive::{AdaptiveSettings, Aimd, Method},
+};
+use tidegate_http::{Clock, Entries, ShedLayer};
+use tokio::sync::oneshot;
+use tower::{Layer, Service, ServiceExt, service_fn};
+
+/// What stands at the other end: requests as they came, each with the way to answer it.
+type Held = Arc<Mutex<Vec<(Option<Entries>, oneshot::Sender<Option<StatusCode>>)>>>;
+
+/// A service that holds on to every request until the test answers it; `None` is a failure.
+fn holding(
+    held: &Held,
+) -> impl Service<
+    Request<()>,
+    Response = Response<Full<Bytes>>,
+    Error = &'static str,
+    Future: Send + 'static,
+> + Clone {
+    let held = Arc::clone(held);
+    service_fn(move |request: Request<()>| {
+        let (answer, answered) = oneshot::channel();
+        let entries = request.extensions().get::<Entries>().cloned();
+        held.lock().unwrap().push((entries, answer));
+        async move {
+            let status = answered.await.map_err(|_| "gone")?.ok_or("failed")?;
+            let mut response = Response::new(Full::default());
+            *response.status_mut() = status;
+            Ok(response)
+        }
+    })
+}
+
+fn layer(initial: u32, clock: &Clock) -> ShedLayer {
+    let settings = AdaptiveSettings {
+        method: Method::Aimd(Aimd::default()),
+        initial,
+        samples: 1,
+        ..AdaptiveSettings::default()
+    };
+    ShedLayer::new(settings, clock.clone()).unwrap()
+}
+
+fn clock() -> Clock {
+    Clock::manual(Timestamp::from_micros(1_000_000))
+}
+
+fn request(path: &str) -> Request<()> {
+    Request::get(path).body(()).unwrap()
+}
+
+#[tokio::test]
+async fn what_is_over_the_limit_is_shed_and_the_inner_service_never_sees_it() {
+    let (held, clock) = (Held::default(), clock());
+    let layer = layer(2, &clock);
+    let service = layer.layer(holding(&held));
+    let mut waiting: Vec<_> = (0..2)
+        .map(|_| Box::pin(service.clone().oneshot(request("/"))))
+        .collect();
+    assert!(waiting.iter_mut().all(|one| one.now_or_never().is_none()));
+
+    let shed = service.clone().oneshot(request("/")).await.unwrap();
+    assert_eq!(shed.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(shed.headers()["retry-after"], "1");
+    assert_eq!(shed.headers()["content-type"], "application/problem+json");
+    let body = shed.into_body().collect().await.unwrap().to_bytes();
+    let text = String::from_utf8(body.to_vec()).unwrap();
+    assert!(text.contains("too much to do"), "{text}");
+    assert_eq!(held.lock().unwrap().len(), 2);
+    let load = layer.load();
+    assert_eq!((load.limit, load.in_flight, load.shed), (2, 2, 1));
+
+    // One is answered and one is given up: both places are free.
+    let (_, answer) = held.lock().unwrap().remove(0);
+    answer.send(Some(StatusCode::OK)).unwrap();
+    assert_eq!(waiting.remove(0).await.unwrap().status(), StatusCode::OK);
+    drop(waiting);
+    assert_eq!(layer.load().in_flight, 0);
+}
+
+#[tokio::test]
+async fn a_grpc_call_is_told_in_its_own_words() {
+    let (held, clock) = (Held::default(), clock());
+    let service = layer(1, &clock).layer(holding(&held));
+    let mut first = Box::pin(service.clone().oneshot(request("/")));
+    assert!((&mut first).now_or_never().is_none());
+    let mut call = request("/pkg.Service/Method");
+    let headers = call.headers_mut();
+    headers.insert("content-type", "application/grpc".parse().unwrap());
+    let shed = service.clone().oneshot(call).await.unwrap();
+    assert_eq!(shed.status(), StatusCode::OK);
+    assert_eq!(shed.headers()["grpc-status"], "14");
+}
+
+#[tokio::test]
+async fn the_lower_classes_go_first() {
+    let (held, clock) = (Held::default(), clock());
+    let layer = layer(4, &clock)
+        .classes(&[100, 50], |request| {
+            usize::from(request.uri.path() == "/batch")
+        })
+        .unwrap();
+    let service = layer.layer(holding(&held));
+    let mut waiting = Vec::new();
+    let mut joins = |path: &str| {
+        let mut one = Box::pin(service.clone().oneshot(request(path)));
+        let joined = (&mut one).now_or_never().is_none();
+        waiting.push(one);
+        joined
+    };
+    assert!(joins("/batch") && joins("/batch"));
+    assert!(!joins("/batch"), "half of the places are taken");
+    assert!(joins("/") && joins("/"));
+    assert!(!joins("/"), "all of them are");
+}
+
+#[tokio::test]
+async fn failures_and_slowness_shrink_the_limit_and_what_says_nothing_does_not() {
+    let (held, clock) = (Held::default(), clock());
+    let layer = layer(20, &clock);
+    let service = layer.layer(holding(&held));
+    let ends = async |with: Option<StatusCode>, after: Span| {
+        let mut one = Box::pin(service.clone().oneshot(request("/")));
+        assert!((&mut one).now_or_never().is_none());
+        clock.set(clock.now().after(after));
+        let (_, answer) = held.lock().unwrap().remove(0);
+        answer.send(with).unwrap();
+        let _ = one.await;
+        layer.load().limit
+    };
+    let window = Span::from_millis(200);
+    // A window begins with the first request that ends in it.
+    assert_eq!(ends(Some(StatusCode::OK), window).await, 20);
+    assert_eq!(
+        ends(Some(StatusCode::OK), window).await,
+        20,
+        "one of twenty is in use"
+    );
+    assert_eq!(ends(None, window).await, 20);
+    assert_eq!(ends(Some(StatusCode::OK), window).await, 18, "it failed");
+    assert_eq!(ends(Some(StatusCode::GATEWAY_TIMEOUT), window).await, 18);
+    assert_eq!(ends(Some(StatusCode::OK), window).await, 16);
+    let long = Span::from_secs(6);
+    assert_eq!(ends(Some(StatusCode::TOO_MANY_REQUESTS), long).await, 16);
+    assert_eq!(ends(Some(StatusCode::OK), long).await, 16);
+    assert_eq!(
+        ends(Some(StatusCode::OK), window).await,
+        14,
+        "it was too slow"
+    );
+}
+
+#[tokio::test]
+async fn those_behind_are_told_whether_there_is_room() {
+    let (held, clock) = (Held::default(), clock());
+    let layer = layer(4, &clock).tell_room("room.app", 75);
+    let service = layer.layer(holding(&held));
+    let mut waiting = Vec::new();
+    for expected in ["yes", "yes", "no", "no"] {
+        let mut asked = request("/");
+        let known = Entries::new().with("customer", "acme");
+        asked
+            .extensions_mut()
+            .insert(known.with("room.app", "maybe"));
+        let mut one = Box::pin(service.clone().oneshot(asked));
+        assert!((&mut one).now_or_never().is_none());
+        waiting.push(one);
+        let held = held.lock().unwrap();
+        let entries = held.last().unwrap().0.as_ref().unwrap();
+        assert_eq!(entries.get("room.app"), Some(expected));
+        assert_eq!(entries.get("customer"), Some("acme"));
+    }
+}
+
+#[test]
+fn shares_that_cannot_be_are_refused() {
+    for shares in [&[][..], &[0], &[101], &[100; 17]] {
+        let refused = layer(1, &clock()).classes(shares, |_| 0).unwrap_err();
+        assert_eq!(refused.field, "shares", "{shares:?}");
+    }
+}
+
+#[tokio::test]
+async fn being_ready_takes_no_place() {
+    let clock = clock();
+    let layer = layer(1, &clock);
+    let inner = service_fn(|_: Request<()>| async {
+        Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
+    });
+    let mut service = layer.layer(inner);
+    for _ in 0..3 {
+        ServiceExt::<Request<()>>::ready(&mut service)
+            .await
+            .unwrap();
+        assert_eq!(layer.load().in_flight, 0);
+    }
+}
