@@ -1,0 +1,66 @@
+//! An application in axum that limits by itself. `axum-app [ADDRESS [REDIS_URL]]`
+
+use std::{error::Error, net::SocketAddr, sync::Arc};
+
+use axum::{
+    Router,
+    extract::{ConnectInfo, Request},
+    middleware::{self, Next},
+    response::Response,
+    routing::{get, post},
+};
+use tidegate_core::{Condition, Pattern, Rule, RuleSet, Store, When};
+use tidegate_examples::{in_memory, in_redis, limit, rule_set};
+use tidegate_http::{Clock, Entries, Limiter, LimiterLayer};
+use tokio::net::TcpListener;
+
+/// Three tries to log in from one address, and five requests to the API for a customer.
+fn rules() -> Result<RuleSet, Box<dyn Error>> {
+    let path = |path| Condition::new("path", Pattern::text(path)?);
+    let login = Rule::new("login", vec![limit("3/min")?])?
+        .when(When::all(vec![path("/login")?]))
+        .keyed_by(&["ip"])?;
+    let api = Rule::new("api", vec![limit("5/min")?])?
+        .when(When::all(vec![path("/api/**")?]))
+        .keyed_by(&["customer"])?;
+    rule_set(vec![login, api])
+}
+
+/// Says who is asking, once it is certain: an entry for the limiter, which runs after this.
+async fn authenticate(mut request: Request, next: Next) -> Response {
+    let token = request.headers().get("authorization");
+    if token.is_some_and(|token| token == "Bearer acme-secret") {
+        let known = Entries::new().with("customer", "acme");
+        request.extensions_mut().insert(known);
+    }
+    next.run(request).await
+}
+
+async fn serve(listener: TcpListener, store: impl Store + 'static) -> Result<(), Box<dyn Error>> {
+    let limiter = Arc::new(Limiter::new(rules()?, store, Clock::real()));
+    let limits = LimiterLayer::new(limiter)
+        .peer(|extensions| Some(extensions.get::<ConnectInfo<SocketAddr>>()?.0.ip()));
+    let app = Router::new()
+        .route("/login", post(|| async { "welcome\n" }))
+        .route("/api/orders", get(|| async { "no orders\n" }))
+        .layer(limits)
+        // What is added last sees a request first: the limiter must know what this finds out.
+        .layer(middleware::from_fn(authenticate));
+    let app = app.into_make_service_with_connect_info::<SocketAddr>();
+    Ok(axum::serve(listener, app).await?)
+}
+
+#[tokio::main]
+#[expect(clippy::print_stdout, reason = "says where it listens")]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let address = arguments
+        .next()
+        .unwrap_or_else(|| "127.0.0.1:3000".to_owned());
+    let listener = TcpListener::bind(address).await?;
+    println!("listening on {}", listener.local_addr()?);
+    match arguments.next() {
+        None => serve(listener, in_memory()).await,
+        Some(url) => serve(listener, in_redis(&url)?).await,
+    }
+}

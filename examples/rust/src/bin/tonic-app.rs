@@ -1,0 +1,72 @@
+//! A gRPC service in tonic that limits by itself. `tonic-app [ADDRESS [REDIS_URL]]`
+
+use std::{error::Error, sync::Arc};
+
+use tidegate_core::{Condition, Pattern, Rule, RuleSet, Store, When};
+use tidegate_examples::{
+    greeter::{
+        GreetRequest, GreetResponse,
+        greeter_server::{Greeter, GreeterServer},
+    },
+    in_memory, in_redis, limit, rule_set,
+};
+use tidegate_http::{Clock, Limiter, LimiterLayer, Passed};
+use tokio::net::TcpListener;
+use tonic::{
+    Request, Response, Status,
+    transport::server::{Server, TcpConnectInfo, TcpIncoming},
+};
+
+struct Friendly;
+
+#[tonic::async_trait]
+impl Greeter for Friendly {
+    async fn greet(
+        &self,
+        request: Request<GreetRequest>,
+    ) -> Result<Response<GreetResponse>, Status> {
+        let left = request
+            .extensions()
+            .get()
+            .and_then(|passed: &Passed| passed.remaining);
+        let name = &request.get_ref().name;
+        let greeting = format!("Hello {name}, {} more to come", left.unwrap_or_default());
+        Ok(Response::new(GreetResponse { greeting }))
+    }
+}
+
+/// Three greetings for one address. The path of a call is its service and its method.
+fn rules() -> Result<RuleSet, Box<dyn Error>> {
+    let greet = Condition::new("path", Pattern::text("/greeter.Greeter/Greet")?)?;
+    let rule = Rule::new("greetings", vec![limit("3/min")?])?
+        .when(When::all(vec![greet]))
+        .keyed_by(&["ip"])?;
+    rule_set(vec![rule])
+}
+
+async fn serve(listener: TcpListener, store: impl Store + 'static) -> Result<(), Box<dyn Error>> {
+    let limiter = Arc::new(Limiter::new(rules()?, store, Clock::real()));
+    let limits = LimiterLayer::new(limiter)
+        .peer(|extensions| Some(extensions.get::<TcpConnectInfo>()?.remote_addr()?.ip()));
+    Server::builder()
+        .layer(limits)
+        .add_service(GreeterServer::new(Friendly))
+        .serve_with_incoming(TcpIncoming::from(listener))
+        .await?;
+    Ok(())
+}
+
+#[tokio::main]
+#[expect(clippy::print_stdout, reason = "says where it listens")]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let address = arguments
+        .next()
+        .unwrap_or_else(|| "127.0.0.1:3001".to_owned());
+    let listener = TcpListener::bind(address).await?;
+    println!("listening on {}", listener.local_addr()?);
+    match arguments.next() {
+        None => serve(listener, in_memory()).await,
+        Some(url) => serve(listener, in_redis(&url)?).await,
+    }
+}

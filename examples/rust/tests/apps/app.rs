@@ -1,0 +1,73 @@
+//! An application that runs until its test ends.
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::{SocketAddr, TcpStream},
+    process::{Child, Command, Stdio},
+};
+
+use crate::support::{PATIENCE, RedisServer, eventually};
+
+pub(crate) struct App {
+    process: Child,
+    pub(crate) address: SocketAddr,
+}
+
+impl App {
+    /// Starts `program`, with `redis` if it is to share its counts.
+    pub(crate) fn start(program: &str, redis: Option<&str>) -> Self {
+        let mut process = Command::new(program)
+            .arg("127.0.0.1:0")
+            .args(redis)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let mut output = BufReader::new(process.stdout.take().unwrap());
+        output.read_line(&mut line).unwrap();
+        let address = line.trim().strip_prefix("listening on ").unwrap();
+        Self {
+            address: address.parse().unwrap(),
+            process,
+        }
+    }
+
+    /// The whole answer to a request of HTTP/1.1, as it came.
+    pub(crate) fn ask(&self, method: &str, path: &str, headers: &str) -> String {
+        let mut stream = TcpStream::connect(self.address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let head =
+            format!("{method} {path} HTTP/1.1\r\nhost: example.org\r\nconnection: close\r\n");
+        write!(stream, "{head}{headers}\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    pub(crate) fn status(&self, method: &str, path: &str, headers: &str) -> u16 {
+        let answer = self.ask(method, path, headers);
+        answer.split(' ').nth(1).unwrap().parse().unwrap()
+    }
+}
+
+impl Drop for App {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Waits until what each of `apps` is asked is counted in `redis`, where nothing is counted then.
+///
+/// An application that is not connected yet goes on with its share of the limits, which is right and not what is tested.
+pub(crate) fn until_shared(redis: &RedisServer, apps: &[App], mut ask: impl FnMut(&App)) {
+    for app in apps {
+        redis.ask(&["FLUSHALL"]);
+        eventually("the application counts in Redis", || {
+            ask(app);
+            (redis.ask(&["DBSIZE"]) != ":0").then_some(())
+        });
+    }
+    redis.ask(&["FLUSHALL"]);
+}

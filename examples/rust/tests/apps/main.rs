@@ -1,0 +1,10 @@
+//! The applications as they are printed, each a process of its own.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+#[path = "../../../../crates/redis/tests/support/mod.rs"]
+mod support;
+
+mod app;
+mod grpc;
+mod http;
