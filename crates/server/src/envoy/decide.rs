@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::{join, join_all};
+use futures_util::future::join_all;
 use tidegate_core::{
     Charge, Cost, Decided, Decision, Effect, Exactness, Limits, Outcome, Timestamp,
 };
@@ -15,7 +15,7 @@ use tidegate_core::{
 use super::{
     RateLimitError, Ratio, StoreFailure,
     counters::Counters,
-    over_cache::OverCache,
+    over_cache::{OverCache, Since},
     rules::{Rule, RuleLimits},
     service::Standing,
 };
@@ -57,6 +57,8 @@ pub(super) struct Applied<'d> {
     pub(super) key: Vec<u8>,
     pub(super) counters: Arc<Counters>,
     pub(super) hits: Hits,
+    /// What the cache of what is over had forgotten when this began.
+    pub(super) since: Since,
     pub(super) judged: Judged,
 }
 
@@ -81,11 +83,16 @@ impl<'d> Applied<'d> {
         }
     }
 
-    fn limits(&self) -> &Limits {
+    /// Whether its rule is in quota mode: over only together with the other quotas of the request.
+    pub(super) fn is_quota(&self) -> bool {
+        self.rule().is_some_and(|rule| rule.quota)
+    }
+
+    pub(super) fn limits(&self) -> &Limits {
         &self.limits.limits
     }
 
-    fn charge(&self, cost: Cost) -> Charge<'_> {
+    pub(super) fn charge(&self, cost: Cost) -> Charge<'_> {
         Charge {
             key: &self.key,
             limits: self.limits(),
@@ -120,50 +127,9 @@ impl Bench<'_> {
         decided
     }
 
-    /// Decides those descriptors together that take hits: if any is over, the others are not charged, and whether
-    /// it is itself is for its limits to say.
-    ///
-    /// # Errors
-    ///
-    /// [`RateLimitError::Store`]; see [`Self::ask`].
-    pub(super) async fn decide_together(
-        &self,
-        standings: &mut [Standing<'_>],
-    ) -> Result<(), RateLimitError> {
-        let mut alone: Vec<&mut Applied<'_>> = Vec::new();
-        let mut together: Vec<(&mut Applied<'_>, Cost)> = Vec::new();
-        let mut one_is_known = false;
-        for applied in limited(standings) {
-            match applied.hits {
-                Hits::Taken(_) if self.is_known_over(applied) => {
-                    // What only counts denies nothing.
-                    one_is_known |= !applied.limits().shadow();
-                    alone.push(applied);
-                }
-                // One count under two limits cannot be charged at once.
-                Hits::Taken(_) if together.iter().any(|(other, _)| clash(other, applied)) => {
-                    alone.push(applied);
-                }
-                Hits::Taken(cost) => together.push((applied, cost)),
-                Hits::None | Hits::GivenBack(_) => alone.push(applied),
-            }
-        }
-        let charged = async {
-            if one_is_known {
-                self.look_at_each(&mut together).await
-            } else {
-                self.charge_together(&mut together).await
-            }
-        };
-        let (alone, together) = join(self.decide_alone(alone.into_iter()), charged).await;
-        let decided = alone.and(together);
-        self.count(standings, &decided);
-        decided
-    }
-
     /// Decides each of `descriptors` on its own, those of one key in their order. Elsewhere they are asked about at the
     /// same time, so that their questions travel together; in memory there is nothing to wait for.
-    async fn decide_alone<'a, 'd: 'a>(
+    pub(super) async fn decide_alone<'a, 'd: 'a>(
         &self,
         descriptors: impl Iterator<Item = &'a mut Applied<'d>>,
     ) -> Result<(), RateLimitError> {
@@ -194,55 +160,6 @@ impl Bench<'_> {
         join_all(each).await.into_iter().collect()
     }
 
-    /// Takes nothing from any of `together`, because another descriptor of the request is over.
-    async fn look_at_each(
-        &self,
-        together: &mut [(&mut Applied<'_>, Cost)],
-    ) -> Result<(), RateLimitError> {
-        let each = together.iter_mut().map(|(applied, cost)| async move {
-            let (_, outcomes) = self.ask(&[applied.charge(*cost)], Effect::Look).await?;
-            applied.judged = Judged::looking(&outcomes);
-            Ok(())
-        });
-        join_all(each).await.into_iter().collect()
-    }
-
-    async fn charge_together(
-        &self,
-        together: &mut [(&mut Applied<'_>, Cost)],
-    ) -> Result<(), RateLimitError> {
-        // A descriptor that stands twice in the request is charged once, with the hits of both.
-        let mut numbers: HashMap<&[u8], usize> = HashMap::new();
-        let mut charges: Vec<Charge<'_>> = Vec::with_capacity(together.len());
-        let mut charge_of = Vec::with_capacity(together.len());
-        for (applied, cost) in together.iter() {
-            let number = *numbers.entry(&applied.key).or_insert(charges.len());
-            charge_of.push(number);
-            match charges.get_mut(number) {
-                Some(charge) => charge.cost = plus(charge.cost, *cost),
-                None => charges.push(applied.charge(*cost)),
-            }
-        }
-        if charges.is_empty() {
-            return Ok(());
-        }
-        let (decided, outcomes) = self.ask(&charges, Effect::Charge).await?;
-        let mut first = 0;
-        let judged: Vec<Judged> = charges
-            .iter()
-            .map(|charge| {
-                let own = outcomes.get(first..first + charge.limits.len());
-                first += charge.limits.len();
-                Judged::taking(&decided.decision, own.unwrap_or_default())
-            })
-            .collect();
-        for ((applied, _), number) in together.iter_mut().zip(charge_of) {
-            applied.judged = judged[number];
-            self.remember(applied, decided.exactness);
-        }
-        Ok(())
-    }
-
     async fn decide_one(&self, applied: &mut Applied<'_>) -> Result<(), RateLimitError> {
         let mut exactness = Exactness::Exact;
         applied.judged = match applied.hits {
@@ -263,8 +180,9 @@ impl Bench<'_> {
                 Judged::taking(&decided.decision, &outcomes)
             }
             Hits::GivenBack(cost) => {
+                // Also where nobody waits for the answer any more, or knows it.
+                let _forgotten = self.over.map(|cache| cache.forgetting(&applied.key));
                 let (_, outcomes) = self.ask(&[applied.charge(cost)], Effect::Refund).await?;
-                self.over.inspect(|cache| cache.forget(&applied.key));
                 Judged {
                     over: false,
                     ..Judged::looking(&outcomes)
@@ -278,7 +196,7 @@ impl Bench<'_> {
     /// # Errors
     ///
     /// [`RateLimitError::Store`] if the store is out of reach and the settings want an error then.
-    async fn ask(
+    pub(super) async fn ask(
         &self,
         charges: &[Charge<'_>],
         effect: Effect,
@@ -300,38 +218,34 @@ impl Bench<'_> {
         Ok((decided, outcomes))
     }
 
-    fn is_known_over(&self, applied: &Applied<'_>) -> bool {
+    pub(super) fn is_known_over(&self, applied: &Applied<'_>) -> bool {
         self.over
             .is_some_and(|cache| cache.is_over(&applied.key, self.now))
     }
 
     /// Remembers what no hit can pass before its window ends: where more than the limit is counted, and not only more than
     /// this node's share of it.
-    fn remember(&self, applied: &Applied<'_>, exactness: Exactness) {
+    pub(super) fn remember(&self, applied: &Applied<'_>, exactness: Exactness) {
         if let (Some(cache), Some(outcome)) = (self.over, &applied.judged.outcome)
             && applied.judged.over
             && exactness == Exactness::Exact
             && outcome.excess > 0
         {
-            cache.remember(&applied.key, self.now.after(outcome.reset_after));
+            let until = self.now.after(outcome.reset_after);
+            cache.remember(&applied.key, until, applied.since);
         }
     }
 }
 
-/// Whether two descriptors count under one key, but not under the same limits.
-fn clash(one: &Applied<'_>, other: &Applied<'_>) -> bool {
-    one.key == other.key && !std::ptr::eq(one.limits(), other.limits())
-}
-
 impl Judged {
     /// Where nothing was taken: over if more than the limit is counted.
-    fn looking(outcomes: &[Outcome]) -> Self {
+    pub(super) fn looking(outcomes: &[Outcome]) -> Self {
         let over = outcomes.iter().position(|outcome| outcome.excess > 0);
         Self::led_by(over, outcomes)
     }
 
     /// Where hits were taken: over if any limit denied them, or the store could not take them in.
-    fn taking(decision: &Decision, outcomes: &[Outcome]) -> Self {
+    pub(super) fn taking(decision: &Decision, outcomes: &[Outcome]) -> Self {
         if let Decision::Full { .. } | Decision::Blocked { .. } = decision {
             return Self {
                 over: true,
@@ -372,10 +286,4 @@ pub(super) fn limited<'s, 'd>(
         Standing::Limited(applied) => Some(applied),
         Standing::NoLimit | Standing::Unlimited(_) => None,
     })
-}
-
-/// The sum of two costs, or the most that a cost can be.
-fn plus(one: Cost, other: Cost) -> Cost {
-    let most = tidegate_core::bounds::MAX_COUNT;
-    Cost::new(one.units().saturating_add(other.units()).min(most)).unwrap_or(one)
 }

@@ -23,6 +23,7 @@ mod key;
 mod metadata;
 mod over_cache;
 mod overrides;
+mod path;
 mod redis_variables;
 mod request;
 mod rules;
@@ -30,6 +31,7 @@ mod service;
 mod settings;
 mod summary;
 mod tally;
+mod together;
 mod unit;
 mod variables;
 

@@ -1,7 +1,17 @@
 //! What is known to be over its limit, and until when: such a descriptor is answered without asking the store.
+//!
+//! What a decision finds is old by the time that it is known: the limits may have changed since it began, or something may
+//! have been given back. So whoever decides notes beforehand what was forgotten so far, and where more has been forgotten
+//! since then, nothing is remembered.
+//!
+//! ```text
+//! decision  ├─ since ──── the store says: over ─────────── remember: refused
+//! refund            the store gives back ─── forget ┘
+//! ```
 
 use std::{
     collections::HashMap,
+    hash::{BuildHasher as _, RandomState},
     sync::{Mutex, PoisonError},
 };
 
@@ -10,15 +20,30 @@ use tidegate_core::Timestamp;
 /// What an entry takes beside its key, by estimate.
 const ENTRY_BYTES: usize = 64;
 
+/// In how many classes of keys it is told apart to which something was given back.
+const CLASSES: usize = 256;
+
+/// What had been forgotten when a decision began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Since {
+    /// How often everything was.
+    pub(super) cleared: u64,
+    /// How often a key of the same class was.
+    pub(super) given_back: u64,
+}
+
 /// Keys that are over until some instant. Old entries go when there are many: nothing is lost with them but time.
 #[derive(Debug)]
 pub(super) struct OverCache {
     most_bytes: usize,
+    hasher: RandomState,
     generations: Mutex<Generations>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Generations {
+    cleared: u64,
+    given_back: Box<[u64; CLASSES]>,
     young: HashMap<Box<[u8]>, Timestamp>,
     young_bytes: usize,
     old: HashMap<Box<[u8]>, Timestamp>,
@@ -29,8 +54,25 @@ impl OverCache {
     pub(super) fn new(bytes: usize) -> Option<Self> {
         (bytes > 0).then(|| Self {
             most_bytes: bytes,
-            generations: Mutex::default(),
+            hasher: RandomState::new(),
+            generations: Mutex::new(Generations {
+                cleared: 0,
+                given_back: Box::new([0; CLASSES]),
+                young: HashMap::new(),
+                young_bytes: 0,
+                old: HashMap::new(),
+            }),
         })
+    }
+
+    /// How often everything was forgotten; noted before the limits are looked up.
+    pub(super) fn cleared(&self) -> u64 {
+        self.lock().cleared
+    }
+
+    /// How often something was given back to a key of the class of `key`; noted before the store is asked.
+    pub(super) fn given_back(&self, key: &[u8]) -> u64 {
+        self.lock().given_back[self.class(key)]
     }
 
     pub(super) fn is_over(&self, key: &[u8], now: Timestamp) -> bool {
@@ -42,8 +84,17 @@ impl OverCache {
         until.is_some_and(|until| *until > now)
     }
 
-    pub(super) fn remember(&self, key: &[u8], until: Timestamp) {
+    /// Remembers that `key` is over, unless that may have changed since the decision began which found it.
+    pub(super) fn remember(&self, key: &[u8], until: Timestamp, since: Since) {
+        let class = self.class(key);
         let mut generations = self.lock();
+        let now = Since {
+            cleared: generations.cleared,
+            given_back: generations.given_back[class],
+        };
+        if since != now {
+            return;
+        }
         let bytes = key.len() + ENTRY_BYTES;
         if generations.young_bytes + bytes > self.most_bytes / 2 {
             generations.old = std::mem::take(&mut generations.young);
@@ -54,9 +105,15 @@ impl OverCache {
         }
     }
 
-    /// Forgets `key`: something was given back to it.
-    pub(super) fn forget(&self, key: &[u8]) {
+    /// Forgets `key` when what it returns is dropped: something is being given back, and whoever waits for that may go.
+    pub(super) fn forgetting<'c>(&'c self, key: &'c [u8]) -> Forgetting<'c> {
+        Forgetting { cache: self, key }
+    }
+
+    fn forget(&self, key: &[u8]) {
+        let class = self.class(key);
         let mut generations = self.lock();
+        generations.given_back[class] += 1;
         generations.old.remove(key);
         if generations.young.remove(key).is_some() {
             generations.young_bytes -= key.len() + ENTRY_BYTES;
@@ -65,7 +122,16 @@ impl OverCache {
 
     /// Forgets everything: the limits have changed.
     pub(super) fn clear(&self) {
-        *self.lock() = Generations::default();
+        let mut generations = self.lock();
+        generations.cleared += 1;
+        generations.young = HashMap::new();
+        generations.young_bytes = 0;
+        generations.old = HashMap::new();
+    }
+
+    fn class(&self, key: &[u8]) -> usize {
+        let bits = self.hasher.hash_one(key) % CLASSES as u64;
+        usize::try_from(bits).unwrap_or(0)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Generations> {
@@ -75,26 +141,62 @@ impl OverCache {
     }
 }
 
+/// Forgets a key at its end.
+#[derive(Debug)]
+pub(super) struct Forgetting<'c> {
+    cache: &'c OverCache,
+    key: &'c [u8],
+}
+
+impl Drop for Forgetting<'_> {
+    fn drop(&mut self) {
+        self.cache.forget(self.key);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn since(cache: &OverCache, key: &[u8]) -> Since {
+        Since {
+            cleared: cache.cleared(),
+            given_back: cache.given_back(key),
+        }
+    }
+
+    #[test]
+    fn what_was_found_before_something_was_forgotten_is_not_remembered() {
+        let (cache, until) = (OverCache::new(1_000).unwrap(), Timestamp::from_micros(10));
+        let is_over = || cache.is_over(b"a", Timestamp::from_micros(9));
+        let before = since(&cache, b"a");
+        drop(cache.forgetting(b"a"));
+        cache.remember(b"a", until, before);
+        assert!(!is_over(), "something was given back meanwhile");
+        let before = since(&cache, b"a");
+        cache.clear();
+        cache.remember(b"a", until, before);
+        assert!(!is_over(), "the limits have changed meanwhile");
+        cache.remember(b"a", until, since(&cache, b"a"));
+        assert!(is_over());
+    }
 
     #[test]
     fn it_forgets_what_is_old_and_stays_within_its_bytes() {
         let cache = OverCache::new(1_000).unwrap();
         let at = Timestamp::from_micros;
-        cache.remember(b"a", at(10));
+        cache.remember(b"a", at(10), Since::default());
         assert!(cache.is_over(b"a", at(9)));
         assert!(!cache.is_over(b"a", at(10)));
         for number in 0..1_000_u32 {
-            cache.remember(&number.to_be_bytes(), at(10));
+            cache.remember(&number.to_be_bytes(), at(10), Since::default());
         }
         let generations = cache.lock();
         assert!(generations.young.len() + generations.old.len() <= 1_000 / (4 + ENTRY_BYTES));
         drop(generations);
         assert!(!cache.is_over(b"a", at(9)));
         assert!(cache.is_over(&999_u32.to_be_bytes(), at(9)));
-        cache.forget(&999_u32.to_be_bytes());
+        drop(cache.forgetting(&999_u32.to_be_bytes()));
         assert!(!cache.is_over(&999_u32.to_be_bytes(), at(9)));
         cache.clear();
         assert!(!cache.is_over(&998_u32.to_be_bytes(), at(9)));

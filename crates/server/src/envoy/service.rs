@@ -10,6 +10,7 @@ use std::{
 
 use arc_swap::ArcSwapOption;
 use tidegate_core::{Cost, Timestamp};
+use tokio::sync::watch;
 
 use super::{
     Code, Counter, Descriptor, Loaded, MAX_DESCRIPTOR_BYTES, MAX_DESCRIPTORS, MAX_DOMAIN_BYTES,
@@ -17,8 +18,9 @@ use super::{
     counters::{Counters, Registry, UnknownDomains},
     decide::{Applied, Bench, Hits, Judged, Source},
     key,
-    over_cache::OverCache,
+    over_cache::{OverCache, Since},
     overrides::Overrides,
+    path,
     rules::{Allowance, Charging, Detail, Domain, Domains, Found, Node, Rule},
     summary,
 };
@@ -30,6 +32,7 @@ pub struct RateLimitService {
     limiter: Arc<Limiter>,
     settings: Settings,
     domains: ArcSwapOption<Domains>,
+    healthy: watch::Sender<bool>,
     overrides: Overrides,
     over: Option<OverCache>,
     registry: Registry,
@@ -64,10 +67,12 @@ impl RateLimitService {
     #[must_use]
     pub fn new(limiter: Arc<Limiter>, settings: Settings) -> Self {
         let over = OverCache::new(settings.local_cache_bytes);
+        let healthy = watch::Sender::new(!settings.healthy_with_a_domain);
         Self {
             limiter,
             settings,
             domains: ArcSwapOption::empty(),
+            healthy,
             overrides: Overrides::default(),
             over,
             registry: Registry::default(),
@@ -85,6 +90,9 @@ impl RateLimitService {
         }
         self.domains.store(Some(Arc::new(domains)));
         self.over.as_ref().inspect(|cache| cache.clear());
+        let healthy = !self.settings.healthy_with_a_domain || self.domains() > 0;
+        self.healthy
+            .send_if_modified(|was| std::mem::replace(was, healthy) != healthy);
     }
 
     /// Decides `request`.
@@ -126,6 +134,8 @@ impl RateLimitService {
         within: Option<Duration>,
     ) -> Result<RateLimitAnswer, RateLimitError> {
         check(request)?;
+        // Before the rules are taken: what is found under former ones is not to be remembered under new ones.
+        let cleared = self.over.as_ref().map_or(0, OverCache::cleared);
         let domains = self.domains.load_full();
         let domains = domains.as_deref().ok_or(RateLimitError::NoConfiguration)?;
         let Some(domain) = domains.get(&request.domain) else {
@@ -133,7 +143,7 @@ impl RateLimitService {
         };
         let mut standings = Vec::with_capacity(request.descriptors.len());
         for (at, descriptor) in request.descriptors.iter().enumerate() {
-            standings.push(self.standing(domain, request, at, descriptor)?);
+            standings.push(self.standing(domain, request, (at, descriptor), cleared)?);
         }
         drop_replaced(&mut standings);
         let bench = Bench {
@@ -187,8 +197,8 @@ impl RateLimitService {
         &self,
         domain: &'d Domain,
         request: &RateLimitRequest,
-        at: usize,
-        descriptor: &Descriptor,
+        (at, descriptor): (usize, &Descriptor),
+        cleared: u64,
     ) -> Result<Standing<'d>, RateLimitError> {
         let hits = hits(request, descriptor);
         let pairs = || {
@@ -206,15 +216,9 @@ impl RateLimitService {
             key::write(&mut key, (&domain.name, limits.window_seconds), pairs());
             let counters = self
                 .registry
-                .counters(&domain.name, &shown_in_full(descriptor, &[]));
-            let (limits, judged) = (Source::Request(limits), Judged::default());
-            return Ok(Standing::Limited(Applied {
-                limits,
-                key,
-                counters,
-                hits,
-                judged,
-            }));
+                .counters(&domain.name, &path::shown_in_full(descriptor, &[]));
+            let limits = Source::Request(limits);
+            return Ok(self.limited(limits, key, counters, (hits, cleared)));
         }
         let Some(Found { rule, path }) = domain.find(&descriptor.entries) else {
             return Ok(Standing::NoLimit);
@@ -228,30 +232,46 @@ impl RateLimitService {
             .map(|((key, value), node)| (key, node.counted(value)));
         key::write(&mut key, (&domain.name, limits.window_seconds), counted);
         let counters = self.counters_of(domain, rule, &path, descriptor);
-        let (limits, judged) = (Source::Rule(rule, limits), Judged::default());
-        Ok(Standing::Limited(Applied {
+        let limits = Source::Rule(rule, limits);
+        Ok(self.limited(limits, key, counters, (hits, cleared)))
+    }
+
+    fn limited<'d>(
+        &self,
+        limits: Source<'d>,
+        key: Vec<u8>,
+        counters: Arc<Counters>,
+        (hits, cleared): (Hits, u64),
+    ) -> Standing<'d> {
+        let given_back = self.over.as_ref().map_or(0, |over| over.given_back(&key));
+        let since = Since {
+            cleared,
+            given_back,
+        };
+        Standing::Limited(Applied {
             limits,
             key,
             counters,
             hits,
-            judged,
-        }))
+            since,
+            judged: Judged::default(),
+        })
     }
 
     fn counters_of(
         &self,
         domain: &Domain,
         rule: &Rule,
-        path: &[&Node],
+        nodes: &[&Node],
         descriptor: &Descriptor,
     ) -> Arc<Counters> {
         let shows_values = rule.detail == Detail::Full
-            || path
+            || nodes
                 .iter()
                 .any(|node| node.value_to_metric && !node.share_threshold);
         let registered = || {
             self.registry
-                .counters(&domain.name, &metric_path(rule, path, descriptor))
+                .counters(&domain.name, &path::of_rule(rule, nodes, descriptor))
         };
         if shows_values {
             registered()
@@ -333,48 +353,18 @@ fn drop_replaced(standings: &mut [Standing<'_>]) {
     }
 }
 
-/// The path under which a rule is counted: keys, with the values that the rule's own levels name or show.
-fn metric_path(rule: &Rule, path: &[&Node], descriptor: &Descriptor) -> String {
-    if rule.detail == Detail::Full {
-        return shown_in_full(descriptor, path);
-    }
-    let levels = descriptor
-        .entries
-        .iter()
-        .zip(path)
-        .map(|((key, value), node)| {
-            let written = node.value.as_deref();
-            let shown = if node.value_to_metric && !node.share_threshold {
-                Some(value.as_str())
-            } else {
-                written
-            };
-            shown.map_or_else(|| key.clone(), |value| format!("{key}_{value}"))
-        });
-    levels.collect::<Vec<_>>().join(".")
-}
-
-/// The path with every value of the request, but for those that count together.
-fn shown_in_full(descriptor: &Descriptor, path: &[&Node]) -> String {
-    let levels = descriptor
-        .entries
-        .iter()
-        .enumerate()
-        .map(|(at, (key, value))| {
-            let counted = path
-                .get(at)
-                .map_or(value.as_str(), |node| node.counted(value));
-            format!("{key}_{counted}")
-        });
-    levels.collect::<Vec<_>>().join(".")
-}
-
 /// How it is, and what was counted.
 impl RateLimitService {
     /// Whether it can decide; where the settings ask for a domain, only if there is one.
     #[must_use]
     pub fn is_healthy(&self) -> bool {
-        !self.settings.healthy_with_a_domain || self.domains() > 0
+        *self.healthy.borrow()
+    }
+
+    /// [`Self::is_healthy`], and every change of it from now on.
+    #[must_use]
+    pub fn health(&self) -> watch::Receiver<bool> {
+        self.healthy.subscribe()
     }
 
     /// How many domains the configuration in force has.
@@ -383,6 +373,13 @@ impl RateLimitService {
         let domains = self.domains.load();
         let count = domains.as_deref().map_or(0, Domains::len);
         u64::try_from(count).unwrap_or(u64::MAX)
+    }
+
+    /// How many descriptors the configuration in force has, at every depth.
+    #[must_use]
+    pub fn descriptors(&self) -> usize {
+        let domains = self.domains.load();
+        domains.as_deref().map_or(0, Domains::descriptors)
     }
 
     /// How many requests could not be decided.

@@ -1,16 +1,25 @@
 //! Descriptors that are decided together: which of them keeps the others from being charged.
 
+use std::thread;
+
+use futures_util::FutureExt as _;
 use tidegate_server::envoy::{Code, Descriptor, LimitOverride, Unit};
 
 use crate::promises::{ask, counted, descriptor, request, started};
 
 const TOGETHER: (&str, &str) = ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true");
 
+const CACHED: (&str, &str) = ("LOCAL_CACHE_SIZE_IN_BYTES", "1048576");
+
 const TEXT: &str = "
 domain: two
 descriptors:
   - {key: broad, rate_limit: {unit: hour, requests_per_unit: 100}}
   - {key: narrow, rate_limit: {unit: hour, requests_per_unit: 1}}
+  - {key: few, quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 1}}
+  - {key: more, quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 5}}
+  - {key: logged, quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 1, algorithm: sliding_window_log}}
+  - {key: shadowed, quota_mode: true, shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 1}}
   - {key: shadow, shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 1}}";
 
 /// How many of `times` requests about `descriptors` are OK.
@@ -36,9 +45,8 @@ async fn in_quota_mode_no_rule_keeps_others_from_being_charged() {
 
 #[tokio::test]
 async fn a_shadow_rule_that_is_known_to_be_over_keeps_none_from_being_charged() {
-    let cached = ("LOCAL_CACHE_SIZE_IN_BYTES", "1048576");
     let both = [descriptor("shadow"), descriptor("broad")];
-    assert_eq!(passed(&[TOGETHER, cached], &both, 150).await.0, 100);
+    assert_eq!(passed(&[TOGETHER, CACHED], &both, 150).await.0, 100);
 }
 
 #[tokio::test]
@@ -52,4 +60,100 @@ async fn one_descriptor_under_its_rule_and_under_an_override_is_held_to_both() {
     };
     let (ok, _) = passed(&[TOGETHER], &[descriptor("broad"), lowered], 20).await;
     assert!(ok <= 5, "{ok} passed");
+}
+
+/// A quota alone denies as any other rule: what it denies is charged to none.
+#[tokio::test]
+async fn a_quota_that_is_alone_of_its_kind_keeps_the_others_from_being_charged() {
+    for settings in [&[TOGETHER][..], &[TOGETHER, CACHED]] {
+        for quota in ["few", "logged"] {
+            let both = [descriptor(quota), descriptor("broad")];
+            assert_eq!(
+                passed(settings, &both, 20).await,
+                (1, 1),
+                "{settings:?}, {quota}"
+            );
+        }
+    }
+}
+
+/// Several quotas deny once all of them are over: until then the others are charged, and from then on no more.
+#[tokio::test]
+async fn quotas_keep_the_others_from_being_charged_once_all_are_over() {
+    for settings in [&[TOGETHER][..], &[TOGETHER, CACHED]] {
+        for quotas in [["few", "more"], ["more", "few"], ["logged", "more"]] {
+            let mut all = quotas.map(descriptor).to_vec();
+            all.push(descriptor("broad"));
+            assert_eq!(
+                passed(settings, &all, 20).await,
+                (5, 5),
+                "{settings:?}, {quotas:?}"
+            );
+        }
+    }
+}
+
+/// A rule that denies keeps quotas from being charged too, and one quota that always lets pass lets all of them.
+#[tokio::test]
+async fn quotas_are_charged_only_with_the_others() {
+    let started = started(TEXT, &[TOGETHER]);
+    let all = ["narrow", "few", "more"].map(descriptor).to_vec();
+    for _ in 0..4 {
+        ask(&started.service, &request(all.clone())).await.unwrap();
+    }
+    assert_eq!(counted(&started.service, "more", 5).await, 1);
+    let lenient = ["few", "shadowed", "broad"].map(descriptor);
+    assert_eq!(passed(&[TOGETHER], &lenient, 20).await, (20, 20));
+}
+
+/// What is only asked about is a quota of the request too.
+#[tokio::test]
+async fn a_quota_that_is_peeked_at_counts_among_the_others() {
+    let started = started(TEXT, &[TOGETHER]);
+    let peeked = Descriptor {
+        hits_addend: Some(0),
+        ..descriptor("more")
+    };
+    let all = request(vec![descriptor("few"), peeked, descriptor("broad")]);
+    let mut codes = Vec::new();
+    for _ in 0..3 {
+        codes.push(ask(&started.service, &all).await.unwrap().overall_code);
+    }
+    assert_eq!(codes, [Code::Ok; 3]);
+    assert_eq!(counted(&started.service, "broad", 100).await, 3);
+    let hits = Descriptor {
+        hits_addend: Some(6),
+        ..descriptor("more")
+    };
+    ask(&started.service, &request(vec![hits])).await.unwrap();
+    let denied = ask(&started.service, &all).await.unwrap();
+    assert_eq!(denied.overall_code, Code::OverLimit);
+    assert_eq!(counted(&started.service, "broad", 100).await, 3);
+}
+
+/// However many ask at once, the answer and the charge agree.
+#[test]
+fn what_quotas_deny_is_charged_to_none_of_many_who_ask_at_once() {
+    let started = started(TEXT, &[TOGETHER]);
+    let all = request(["few", "more", "broad"].map(descriptor).to_vec());
+    let ask_often = || {
+        let asked = (0..50).map(|_| block_on(ask(&started.service, &all)).unwrap());
+        asked
+            .filter(|answer| answer.overall_code == Code::Ok)
+            .count()
+    };
+    let passed: usize = thread::scope(|scope| {
+        let clients: Vec<_> = (0..4).map(|_| scope.spawn(ask_often)).collect();
+        clients
+            .into_iter()
+            .map(|client| client.join().unwrap())
+            .sum()
+    });
+    assert_eq!(passed, 5);
+    assert_eq!(block_on(counted(&started.service, "broad", 100)), 5);
+}
+
+/// In memory nothing is waited for.
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    future.now_or_never().unwrap()
 }

@@ -16,7 +16,10 @@ const SHOP: &str = "
 domain: shop
 descriptors:
   - {key: k, rate_limit: {unit: hour, requests_per_unit: 2}}
-  - {key: sliding, rate_limit: {unit: hour, requests_per_unit: 2, algorithm: sliding_window_log}}";
+  - {key: sliding, rate_limit: {unit: hour, requests_per_unit: 2, algorithm: sliding_window_log}}
+  - {key: few, quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 1}}
+  - {key: more, quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 3}}
+  - {key: all, rate_limit: {unit: hour, requests_per_unit: 100}}";
 
 struct Shop {
     server: RedisServer,
@@ -154,4 +157,19 @@ async fn envoy_descriptors_of_one_key_keep_their_order_in_redis() {
             (over, 0)
         ]
     );
+}
+
+/// Quotas deny once all are over, and what they deny is charged to none.
+#[tokio::test]
+async fn envoy_quotas_deny_together_in_redis() {
+    let shop = Shop::open(&[("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true")]).await;
+    let mut passed = 0;
+    for _ in 0..6 {
+        let answer = shop
+            .ask(vec![hit("few", 0), hit("more", 0), hit("all", 0)])
+            .await;
+        passed += u32::from(answer.overall_code == Code::Ok);
+    }
+    let counted = shop.ask(vec![hits("all", "0", 0)]).await;
+    assert_eq!((passed, counted.statuses[0].limit_remaining), (3, 97));
 }

@@ -136,7 +136,7 @@ fn rule(item: &Value<'_>, denied: Denied, report: &mut Report) -> Option<Rule> {
     let detailed = flag(item, "detailed_metric", report);
     let metadata = field(item, "metadata").and_then(|value| metadata::read(&value, report));
     let limits = limit::read(item, denied, report)?;
-    let limits = limits.in_shadow(shadow || quota);
+    let limits = limits.denying(shadow, quota);
     Some(Rule {
         allowance: limits.allowance,
         name: limits.name,

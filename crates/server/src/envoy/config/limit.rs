@@ -42,20 +42,17 @@ pub(super) struct Read {
 }
 
 impl Read {
-    /// Lets the limits veto nothing in a decision on several descriptors: a shadow rule never does, and one in quota mode
-    /// not alone.
-    pub(super) fn in_shadow(self, shadow: bool) -> Self {
-        let allowance = match self.allowance {
-            Allowance::Limited(limits) if shadow => {
-                let limits_in_shadow = Arc::unwrap_or_clone(limits.limits).in_shadow(true);
-                Allowance::Limited(RuleLimits {
-                    limits: Arc::new(limits_in_shadow),
-                    ..limits
-                })
+    /// Lets the limits deny nothing in shadow, and in quota mode only for all quotas of a request.
+    pub(super) fn denying(mut self, shadow: bool, quota: bool) -> Self {
+        if let Allowance::Limited(limits) = &mut self.allowance {
+            if shadow {
+                let in_shadow = Limits::clone(&limits.limits).in_shadow(true);
+                limits.limits = Arc::new(in_shadow);
+            } else if quota {
+                limits.yield_to_others();
             }
-            allowance => allowance,
-        };
-        Self { allowance, ..self }
+        }
+        self
     }
 }
 
@@ -136,6 +133,7 @@ fn compile(limits: Vec<Limit>, value: &Value<'_>, report: &mut Report) -> Option
     match Limits::new(limits) {
         Ok(limits) => Some(RuleLimits {
             limits: Arc::new(limits),
+            yielding: None,
             units,
             window_seconds,
         }),

@@ -34,6 +34,9 @@ impl Rule {
         {
             let limits = Arc::unwrap_or_clone(Arc::clone(&new.limits));
             new.limits = Arc::new(limits.succeeding(&old.limits));
+            if new.yielding.is_some() {
+                new.yield_to_others();
+            }
         }
     }
 }
@@ -51,10 +54,20 @@ pub(crate) enum Allowance {
 #[derive(Clone, Debug)]
 pub(crate) struct RuleLimits {
     pub(crate) limits: Arc<Limits>,
+    /// The same limits in shadow, for a rule in quota mode: where another quota of the request denies for it.
+    pub(crate) yielding: Option<Arc<Limits>>,
     /// The units of the limits, in their order; [`Unit::Unknown`] for a window of another length.
     pub(crate) units: Box<[Unit]>,
     /// Sets counters of the same descriptor apart whose windows have different lengths.
     pub(crate) window_seconds: u64,
+}
+
+impl RuleLimits {
+    /// Lets the limits leave it to another quota of the request to deny.
+    pub(crate) fn yield_to_others(&mut self) {
+        let in_shadow = Limits::clone(&self.limits).in_shadow(true);
+        self.yielding = Some(Arc::new(in_shadow));
+    }
 }
 
 /// Which values of the request the metrics of a rule show.

@@ -95,6 +95,14 @@ impl Domains {
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
+
+    /// How many descriptors there are, at every depth.
+    pub(crate) fn descriptors(&self) -> usize {
+        self.0
+            .values()
+            .map(|domain| domain.root.descriptors())
+            .sum()
+    }
 }
 
 impl Domain {
@@ -144,6 +152,11 @@ impl Level {
             .find(|(wildcard, _)| wildcard.matches(joined));
         let name = matching.map_or(key, |(_, name)| name);
         self.children.get(name)
+    }
+
+    fn descriptors(&self) -> usize {
+        let nodes = self.children.values();
+        nodes.map(|node| 1 + node.children.descriptors()).sum()
     }
 
     fn succeed(&mut self, old: &Self) {

@@ -1,0 +1,102 @@
+//! The paths under which rules are counted, in metrics: written as envoyproxy/ratelimit writes them, so that what was made for
+//! its metrics finds them.
+
+use super::{
+    Descriptor,
+    rules::{Detail, Node, Rule},
+};
+
+/// The path of a rule: keys, with the values that the rule's own levels name or show, joined with dots.
+pub(super) fn of_rule(rule: &Rule, nodes: &[&Node], descriptor: &Descriptor) -> String {
+    if rule.detail == Detail::Full {
+        return shown_in_full(descriptor, nodes);
+    }
+    let levels = descriptor
+        .entries
+        .iter()
+        .zip(nodes)
+        .map(|((key, value), node)| {
+            let written = node.value.as_deref();
+            let shown = if node.value_to_metric && !node.share_threshold {
+                Some(value.as_str())
+            } else {
+                written
+            };
+            shown.map_or_else(|| key.clone(), |value| format!("{key}_{value}"))
+        });
+    joined(levels)
+}
+
+/// The path with every value of the request, but for those that count together.
+pub(super) fn shown_in_full(descriptor: &Descriptor, nodes: &[&Node]) -> String {
+    let levels = descriptor
+        .entries
+        .iter()
+        .enumerate()
+        .map(|(at, (key, value))| {
+            let counted = nodes
+                .get(at)
+                .map_or(value.as_str(), |node| node.counted(value));
+            format!("{key}_{counted}")
+        });
+    joined(levels)
+}
+
+/// Levels as a path. The original writes `_` for what has a meaning in the names of its metrics: for `:` and `|`, and for the
+/// dots of an IPv4 address, which would else be three levels more.
+fn joined(levels: impl Iterator<Item = String>) -> String {
+    let path = levels.collect::<Vec<_>>().join(".");
+    let mut written = String::with_capacity(path.len());
+    let mut rest = path.as_str();
+    while let Some(next) = rest.chars().next() {
+        let address = address(rest.as_bytes());
+        let (taken, left) = rest.split_at(address.unwrap_or_else(|| next.len_utf8()));
+        match next {
+            _ if address.is_some() => written.push_str(&taken.replace('.', "_")),
+            ':' | '|' => written.push('_'),
+            _ => written.push_str(taken),
+        }
+        rest = left;
+    }
+    written
+}
+
+/// How long the IPv4 address is with which `bytes` begin: four numbers of one to three digits, as the original finds them.
+fn address(bytes: &[u8]) -> Option<usize> {
+    let mut len = 0;
+    for number in 0..4 {
+        if number > 0 {
+            (bytes.get(len) == Some(&b'.')).then(|| len += 1)?;
+        }
+        let digits = bytes[len..].iter().take(3);
+        let digits = digits.take_while(|byte| byte.is_ascii_digit()).count();
+        (digits > 0).then(|| len += digits)?;
+    }
+    Some(len)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_a_meaning_in_names_is_written_as_the_original_writes_it() {
+        for (level, expected) in [
+            ("remote_address_203.0.113.9", "remote_address_203_0_113_9"),
+            ("masked_10.0.0.0/8", "masked_10_0_0_0/8"),
+            ("ip_2001:db8::1", "ip_2001_db8__1"),
+            ("plan_gold.v1", "plan_gold.v1"),
+            ("a|b", "a_b"),
+            ("version_1.2.3", "version_1.2.3"),
+            ("1234.5.6.7", "1234_5_6_7"),
+            ("1.2.3.4.5", "1_2_3_4.5"),
+            ("1.2..4", "1.2..4"),
+            ("stra\u{df}e_1", "stra\u{df}e_1"),
+            ("", ""),
+        ] {
+            assert_eq!(joined([level.to_owned()].into_iter()), expected);
+        }
+        let levels = ["a_1.2.3.4", "b"].map(str::to_owned);
+        assert_eq!(joined(levels.into_iter()), "a_1_2_3_4.b");
+    }
+}

@@ -1,0 +1,311 @@
+//! The descriptors of one request, decided together: all of them are charged, or none.
+//!
+//! Rules in quota mode deny a request only if all of its quotas are over, and no store knows such a veto. So one of them leads:
+//! it denies as every other rule does, while its fellows only count, and the first that has room is the one that leads.
+//!
+//! ```text
+//! rules  ──────────────────────────▶ deny ──┐
+//! quotas ─┬─ the first that has room ▶ deny ─┼─▶ one decision
+//!         └─ its fellows ──────────▶ count ─┘
+//! ```
+//!
+//! Where a quota is the only one of its request there is no choice, and nothing to ask beforehand.
+
+use std::collections::HashMap;
+
+use futures_util::future::{join, join_all};
+use tidegate_core::{Charge, Cost, Decision, Effect, Exactness, Limits, Outcome};
+
+use super::{
+    RateLimitError,
+    decide::{Applied, Bench, Hits, Judged, limited},
+    service::Standing,
+};
+
+/// A request's descriptors, by how they are decided.
+#[derive(Debug, Default)]
+struct Sorted<'a, 'd> {
+    alone: Vec<&'a mut Applied<'d>>,
+    together: Vec<(&'a mut Applied<'d>, Cost)>,
+    /// Whether a rule that denies by itself is known to be over.
+    one_is_known: bool,
+}
+
+/// What the quotas have come to that are not decided with the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OtherQuotas {
+    /// There are none.
+    None,
+    /// One of them lets the request pass, and so the quotas do.
+    Pass,
+    /// All of them are over.
+    Over,
+}
+
+/// One count of a request: a descriptor that stands twice in it is charged once, with the hits of both.
+#[derive(Debug)]
+struct Count<'a> {
+    key: &'a [u8],
+    limits: &'a Limits,
+    /// The same limits where they do not deny; `None` for what is no quota.
+    yielding: Option<&'a Limits>,
+    cost: Cost,
+}
+
+impl<'a> Count<'a> {
+    fn charge(&self, limits: &'a Limits) -> Charge<'a> {
+        Charge {
+            key: self.key,
+            limits,
+            cost: self.cost,
+        }
+    }
+
+    fn is_quota(&self) -> bool {
+        self.yielding.is_some()
+    }
+
+    /// Whether it denies by itself where it is over.
+    fn denies(&self) -> bool {
+        !self.is_quota() && !self.limits.shadow()
+    }
+}
+
+/// What came of a count, and how exact that is.
+type Found = (Judged, Exactness);
+
+impl Bench<'_> {
+    /// Decides those descriptors together that take hits: if they deny the request none of them is charged, and whether
+    /// what is over is counted is for its limits to say.
+    ///
+    /// # Errors
+    ///
+    /// [`RateLimitError::Store`]; see [`Self::ask`].
+    pub(super) async fn decide_together(
+        &self,
+        standings: &mut [Standing<'_>],
+    ) -> Result<(), RateLimitError> {
+        let Sorted {
+            mut alone,
+            mut together,
+            one_is_known,
+        } = self.sorted(standings);
+        let decided = if one_is_known {
+            let (alone, together) = join(
+                self.decide_alone(reborrowed(&mut alone)),
+                self.look_at_each(&mut together),
+            )
+            .await;
+            alone.and(together)
+        } else if alone.iter().any(|applied| applied.is_quota()) {
+            // Whether the quotas deny depends on these too.
+            match self.decide_alone(reborrowed(&mut alone)).await {
+                Ok(()) => {
+                    let others = other_quotas(&alone, &together);
+                    self.charge_together(&mut together, others).await
+                }
+                error => error,
+            }
+        } else {
+            let others = other_quotas(&alone, &together);
+            let (alone, together) = join(
+                self.decide_alone(reborrowed(&mut alone)),
+                self.charge_together(&mut together, others),
+            )
+            .await;
+            alone.and(together)
+        };
+        self.count(standings, &decided);
+        decided
+    }
+
+    fn sorted<'a, 'd>(&self, standings: &'a mut [Standing<'d>]) -> Sorted<'a, 'd> {
+        let mut sorted = Sorted::default();
+        for applied in limited(standings) {
+            match applied.hits {
+                Hits::Taken(_) if self.is_known_over(applied) => {
+                    // What only counts denies nothing, and a quota not alone.
+                    sorted.one_is_known |= !applied.limits().shadow() && !applied.is_quota();
+                    sorted.alone.push(applied);
+                }
+                // One count under two limits cannot be charged at once.
+                Hits::Taken(_)
+                    if sorted
+                        .together
+                        .iter()
+                        .any(|(other, _)| clash(other, applied)) =>
+                {
+                    sorted.alone.push(applied);
+                }
+                Hits::Taken(cost) => sorted.together.push((applied, cost)),
+                Hits::None | Hits::GivenBack(_) => sorted.alone.push(applied),
+            }
+        }
+        sorted
+    }
+
+    /// Takes nothing from any of `together`, because what the request is over is known already.
+    async fn look_at_each(
+        &self,
+        together: &mut [(&mut Applied<'_>, Cost)],
+    ) -> Result<(), RateLimitError> {
+        let each = together.iter_mut().map(|(applied, cost)| async move {
+            let (_, outcomes) = self.ask(&[applied.charge(*cost)], Effect::Look).await?;
+            applied.judged = Judged::looking(&outcomes);
+            Ok(())
+        });
+        join_all(each).await.into_iter().collect()
+    }
+
+    async fn charge_together(
+        &self,
+        together: &mut [(&mut Applied<'_>, Cost)],
+        others: OtherQuotas,
+    ) -> Result<(), RateLimitError> {
+        let (counts, count_of) = counts(together);
+        if others == OtherQuotas::Over && !counts.iter().any(Count::is_quota) {
+            return self.look_at_each(together).await;
+        }
+        let found = self.charge_counts(&counts, others).await?;
+        for ((applied, _), number) in together.iter_mut().zip(count_of) {
+            let (judged, exactness) = found[number];
+            applied.judged = judged;
+            self.remember(applied, exactness);
+        }
+        Ok(())
+    }
+
+    /// Charges all of `counts` or none of them, and answers what came of each.
+    async fn charge_counts(
+        &self,
+        counts: &[Count<'_>],
+        others: OtherQuotas,
+    ) -> Result<Vec<Found>, RateLimitError> {
+        let mut found = vec![Found::default(); counts.len()];
+        let mut open: Vec<usize> = (0..counts.len()).collect();
+        // Every turn but the last closes a quota that had room when it was asked, and had none any more when it led.
+        while !open.is_empty() {
+            let lead = self.lead(counts, &open, others).await?;
+            let charge = |number: &usize| {
+                let count = &counts[*number];
+                let yields = lead != Some(*number);
+                let limits = count.yielding.filter(|_| yields);
+                count.charge(limits.unwrap_or(count.limits))
+            };
+            let charges: Vec<Charge<'_>> = open.iter().map(charge).collect();
+            let (decided, outcomes) = self.ask(&charges, Effect::Charge).await?;
+            for (number, own) in open.iter().zip(of_each(&charges, &outcomes)) {
+                found[*number] = (Judged::taking(&decided.decision, own), decided.exactness);
+            }
+            let is_over = |number: &&usize| found[**number].0.over;
+            let denied_by_lead = decided.decision == Decision::Limited
+                && lead.is_some()
+                && !open
+                    .iter()
+                    .filter(is_over)
+                    .any(|number| counts[*number].denies());
+            let another_has_room = open
+                .iter()
+                .any(|number| counts[*number].is_quota() && !is_over(&number));
+            if !(denied_by_lead && another_has_room) {
+                break;
+            }
+            open.retain(|number| Some(*number) != lead);
+        }
+        Ok(found)
+    }
+
+    /// The quota among the `open` counts that denies for all of them: one with room, if any has. `None` if they let the
+    /// request pass whatever they come to, or there are none.
+    async fn lead(
+        &self,
+        counts: &[Count<'_>],
+        open: &[usize],
+        others: OtherQuotas,
+    ) -> Result<Option<usize>, RateLimitError> {
+        let quotas = open.iter().filter_map(|number| {
+            let count = &counts[*number];
+            count.yielding.map(|limits| (*number, count.charge(limits)))
+        });
+        let (numbers, charges): (Vec<usize>, Vec<Charge<'_>>) = quotas.unzip();
+        if others == OtherQuotas::Pass || numbers.len() < 2 {
+            return Ok(numbers
+                .first()
+                .copied()
+                .filter(|_| others != OtherQuotas::Pass));
+        }
+        let (_, outcomes) = self.ask(&charges, Effect::Peek).await?;
+        let mut with_room = numbers
+            .iter()
+            .zip(of_each(&charges, &outcomes))
+            .filter(|(_, own)| own.iter().all(|outcome| outcome.allowed))
+            .map(|(number, _)| *number);
+        Ok(with_room.next().or_else(|| numbers.first().copied()))
+    }
+}
+
+/// The counts of `together`, and which of them is that of each descriptor.
+fn counts<'a>(together: &'a [(&mut Applied<'_>, Cost)]) -> (Vec<Count<'a>>, Vec<usize>) {
+    let mut numbers: HashMap<&[u8], usize> = HashMap::new();
+    let (mut counts, mut count_of) = (Vec::<Count<'_>>::new(), Vec::new());
+    for (applied, cost) in together {
+        let number = *numbers.entry(&applied.key).or_insert(counts.len());
+        count_of.push(number);
+        match counts.get_mut(number) {
+            Some(count) => count.cost = plus(count.cost, *cost),
+            None => counts.push(Count {
+                key: &applied.key,
+                limits: applied.limits(),
+                yielding: applied.limits.yielding.as_deref(),
+                cost: *cost,
+            }),
+        }
+    }
+    (counts, count_of)
+}
+
+/// What the quotas of a request have come to that are decided alone, or let pass whatever they count.
+fn other_quotas(alone: &[&mut Applied<'_>], together: &[(&mut Applied<'_>, Cost)]) -> OtherQuotas {
+    let in_shadow = |applied: &Applied<'_>| applied.is_quota() && applied.limits().shadow();
+    let mut quotas = alone.iter().filter(|applied| applied.is_quota()).peekable();
+    let has_some = quotas.peek().is_some();
+    if quotas.any(|applied| !applied.judged.over || in_shadow(applied))
+        || together.iter().any(|(applied, _)| in_shadow(applied))
+    {
+        OtherQuotas::Pass
+    } else if has_some {
+        OtherQuotas::Over
+    } else {
+        OtherQuotas::None
+    }
+}
+
+/// The outcomes of each of `charges`; none where none was asked.
+fn of_each<'o>(
+    charges: &[Charge<'_>],
+    mut outcomes: &'o [Outcome],
+) -> impl Iterator<Item = &'o [Outcome]> {
+    let sizes: Vec<usize> = charges.iter().map(|charge| charge.limits.len()).collect();
+    sizes.into_iter().map(move |size| {
+        let (own, rest) = outcomes.split_at(size.min(outcomes.len()));
+        outcomes = rest;
+        own
+    })
+}
+
+fn reborrowed<'b, 'd>(
+    descriptors: &'b mut [&mut Applied<'d>],
+) -> impl Iterator<Item = &'b mut Applied<'d>> {
+    descriptors.iter_mut().map(|applied| &mut **applied)
+}
+
+/// Whether two descriptors count under one key, but not under the same limits.
+fn clash(one: &Applied<'_>, other: &Applied<'_>) -> bool {
+    one.key == other.key && !std::ptr::eq(one.limits(), other.limits())
+}
+
+/// The sum of two costs, or the most that a cost can be.
+fn plus(one: Cost, other: Cost) -> Cost {
+    let most = tidegate_core::bounds::MAX_COUNT;
+    Cost::new(one.units().saturating_add(other.units()).min(most)).unwrap_or(one)
+}
