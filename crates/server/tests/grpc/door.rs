@@ -22,6 +22,7 @@ pub(crate) struct Door {
     pub(crate) listener: Listener,
     pub(crate) server: Server,
     pub(crate) tls: Option<Arc<Tls>>,
+    pub(crate) rate_limits: Option<Arc<RateLimitService>>,
     clock: Clock,
 }
 
@@ -65,7 +66,7 @@ impl Door {
         let clock = Clock::manual(Timestamp::from_micros(START_MICROS));
         let store = MemoryStore::new(MemoryBounds::default());
         let limiter = Arc::new(Limiter::new(config.rules, store, clock.clone()));
-        limiter.quotas().swap_rules(config.quotas);
+        limiter.quotas().swap_rules(config.quotas, limiter.now());
         let server = Server::start(2).unwrap();
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let tls = config
@@ -74,9 +75,10 @@ impl Door {
             .as_ref()
             .map(|files| Arc::new(Tls::load(Behind::Grpc, files).unwrap()));
         let http2 = Http2::new(config.grpc, tls.clone());
+        let rate_limits = rate_limits(Arc::clone(&limiter));
         let served = Served {
             limiter: Arc::clone(&limiter),
-            rate_limits: rate_limits(Arc::clone(&limiter)),
+            rate_limits: rate_limits.clone(),
         };
         let listener = grpc::listen(&server, socket, bounds, served, http2).unwrap();
         Self {
@@ -84,8 +86,15 @@ impl Door {
             listener,
             server,
             tls,
+            rate_limits,
             clock,
         }
+    }
+
+    /// Puts the quotas of another rules file in force.
+    pub(crate) fn reload(&self, rules: &str) {
+        let quotas = Config::parse(rules).unwrap().quotas;
+        self.limiter.quotas().swap_rules(quotas, self.limiter.now());
     }
 
     pub(crate) async fn connect(&self) -> Client {

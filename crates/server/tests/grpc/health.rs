@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tidegate_server::envoy::{DomainFiles, File, Loaded, Settings, read};
 use tonic::Code;
 
 use crate::{
@@ -72,4 +73,61 @@ async fn who_watches_an_unknown_service_is_told_so() {
         .await;
     let now = watched.message().await.unwrap().unwrap();
     assert_eq!(now.status(), ServingStatus::ServiceUnknown);
+}
+
+/// With `healthy_with_a_domain`: a load balancer that watches sends requests only while there is a domain.
+#[tokio::test]
+async fn who_watches_is_told_when_domains_come_and_go() {
+    let mut settings = Settings::default();
+    settings.healthy_with_a_domain = true;
+    let door = Door::without_a_domain(settings);
+    let service = door.rate_limits.as_deref().unwrap();
+    let mut client = door.connect().await;
+    let mut watched = client
+        .watch::<_, HealthCheckResponse>(WATCH, asked("ratelimit"))
+        .await;
+    let mut whole = client
+        .watch::<_, HealthCheckResponse>(WATCH, asked(""))
+        .await;
+    let expected = [
+        (None, ServingStatus::NotServing),
+        (Some("domain: shop"), ServingStatus::Serving),
+        (Some(""), ServingStatus::NotServing),
+    ];
+    for (file, status) in expected {
+        if let Some(text) = file {
+            service.load(loaded(text));
+        }
+        let told = watched.message().await.unwrap().unwrap();
+        assert_eq!(told.status(), status, "{file:?}");
+    }
+    // What is told twice is told once.
+    service.load(loaded(""));
+    service.load(loaded("domain: shop"));
+    let told = watched.message().await.unwrap().unwrap();
+    assert_eq!(told.status(), ServingStatus::Serving);
+    door.server.announce_shutdown();
+    let mut of_the_whole = Vec::new();
+    while let Some(told) = whole.message().await.unwrap() {
+        of_the_whole.push(told.status());
+    }
+    assert_eq!(
+        of_the_whole,
+        [ServingStatus::Serving, ServingStatus::NotServing],
+        "the server as a whole has served all the time"
+    );
+}
+
+/// A configuration of one file; of none if it is empty.
+fn loaded(text: &str) -> Loaded {
+    let file = File {
+        name: "shop.yaml".to_owned(),
+        text: text.to_owned(),
+    };
+    let files = if text.is_empty() {
+        Vec::new()
+    } else {
+        vec![file]
+    };
+    read(files, DomainFiles::One).unwrap()
 }

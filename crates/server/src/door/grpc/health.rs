@@ -3,6 +3,7 @@
 use std::{pin::Pin, sync::Arc};
 
 use futures_util::{Stream, StreamExt as _, stream};
+use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
 use super::proto::grpc::health::v1::{
@@ -71,20 +72,62 @@ impl Health for Healthy {
 
     type WatchStream = Pin<Box<dyn Stream<Item = Result<HealthCheckResponse, Status>> + Send>>;
 
-    /// The state now; and when the shutdown is announced, that it has changed, and the end.
+    /// The state now, and every other one that it comes to; the end when the shutdown is announced.
     async fn watch(
         &self,
         request: Request<HealthCheckRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
-        let (watched, service) = (self.clone(), request.into_inner().service);
-        let now = answer(self.status(&service));
-        let last = async move {
-            watched.shutdown.announced().await;
-            answer(watched.status(&service))
+        let watcher = Watcher {
+            changes: self.rate_limits.as_ref().map(|service| service.health()),
+            healthy: self.clone(),
+            service: request.into_inner().service,
+            told: None,
         };
-        let states = stream::iter([now]).chain(stream::once(last)).map(Ok);
+        let states = stream::unfold(watcher, Watcher::next).map(|status| Ok(answer(status)));
         Ok(Response::new(Box::pin(states)))
     }
+}
+
+/// Who wants to know whenever the health of a service changes.
+#[derive(Debug)]
+struct Watcher {
+    healthy: Healthy,
+    service: String,
+    /// Of the rate limit service, if there is one.
+    changes: Option<watch::Receiver<bool>>,
+    told: Option<ServingStatus>,
+}
+
+impl Watcher {
+    /// Waits for a state that was not told yet; `None` where none follows.
+    async fn next(mut self) -> Option<(ServingStatus, Self)> {
+        loop {
+            // Looked at before the state is, so that the last state is told.
+            let is_last = self.healthy.shutdown.is_announced();
+            let status = self.healthy.status(&self.service);
+            if self.told != Some(status) {
+                self.told = Some(status);
+                return Some((status, self));
+            }
+            if is_last {
+                return None;
+            }
+            tokio::select! {
+                () = self.healthy.shutdown.announced() => {}
+                () = changed(self.changes.as_mut()) => {}
+            }
+        }
+    }
+}
+
+/// Waits for a change; forever if there is nothing that could.
+async fn changed(changes: Option<&mut watch::Receiver<bool>>) {
+    if let Some(changes) = changes
+        && changes.changed().await.is_ok()
+    {
+        return;
+    }
+    std::future::pending().await
 }
 
 fn answer(status: ServingStatus) -> HealthCheckResponse {
