@@ -1,4 +1,4 @@
-//! Any reports on four streams of quotas: heard or refused, never a panic, and no stream, bucket or message stays
+//! Any reports on four streams of quotas, under quotas that come and go: heard or refused, never a panic, and no stream, bucket or message stays
 //! behind when all have left.
 
 #![no_main]
@@ -17,6 +17,9 @@ use frames::frames;
 const START: u64 = 1_700_000_040_000_000;
 const STREAMS: usize = 4;
 
+/// From this sender on it is no stream that speaks, but a reload: which quotas there are is in the last three bits.
+const RELOADS: usize = 248;
+
 /// A rate, a budget, and one of a single request, of which three streams get none.
 const QUOTAS: &str = "
 quotas:
@@ -32,7 +35,7 @@ fuzz_target!(|input: &[u8]| {
     let quotas = Config::parse(QUOTAS)
         .expect("the quotas above are sound")
         .quotas;
-    limiter.quotas().swap_rules(quotas);
+    limiter.quotas().swap_rules(quotas.clone(), limiter.now());
     let mut streams: [Option<QuotaStream>; STREAMS] = Default::default();
     let mut now = Timestamp::from_micros(START);
     for frame in frames(input).take(64) {
@@ -40,14 +43,20 @@ fuzz_target!(|input: &[u8]| {
         now = now.after(Span::from_secs(frame.seconds * 4));
         clock.set(now);
         let place = &mut streams[frame.sender % STREAMS];
-        if frame.message.is_empty() {
+        if frame.sender >= RELOADS {
+            let stays = |number: &usize| frame.sender >> number & 1 == 1;
+            let kept = (0..quotas.len()).filter(stays);
+            let kept = kept.map(|number| quotas[number].clone()).collect();
+            limiter.quotas().swap_rules(kept, now);
+        } else if frame.message.is_empty() {
             *place = None;
             continue;
-        }
-        let stream = place.get_or_insert_with(|| QuotaStream::open(&limiter));
-        if let Err(problem) = stream.report(frame.message) {
-            assert!(!problem.is_empty(), "a refusal says why");
-            *place = None;
+        } else {
+            let stream = place.get_or_insert_with(|| QuotaStream::open(&limiter));
+            if let Err(problem) = stream.report(frame.message) {
+                assert!(!problem.is_empty(), "a refusal says why");
+                *place = None;
+            }
         }
         for stream in streams.iter_mut().flatten() {
             stream.roll();

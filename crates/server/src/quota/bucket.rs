@@ -136,9 +136,25 @@ impl Bucket {
         changes
     }
 
+    /// Follows a limit that may have changed: at once, where that needs no report.
+    pub(super) fn follow(&mut self, limit: QuotaLimit, now: Timestamp) -> Changes {
+        if limit == self.limit {
+            return Changes::new();
+        }
+        self.set_limit(limit, now);
+        let mut changes = self.roll(now);
+        changes.extend(self.reshare());
+        changes
+    }
+
+    /// Takes the seat of `stream`, of which the others are told nothing.
+    pub(super) fn unseat(&mut self, stream: StreamId) {
+        self.seats.retain(|seat| seat.stream != stream);
+    }
+
     /// Gives up the seat of `stream`, to the good of those who stay.
     pub(super) fn leave(&mut self, stream: StreamId, now: Timestamp) -> Changes {
-        self.seats.retain(|seat| seat.stream != stream);
+        self.unseat(stream);
         let mut changes = self.roll(now);
         changes.extend(self.reshare());
         changes

@@ -64,10 +64,18 @@ struct Stream {
 }
 
 impl Quotas {
-    /// Puts `rules` in the place of those of the moment. Buckets keep what was used of them, and follow with
-    /// their next report.
-    pub fn swap_rules(&self, rules: Vec<QuotaRule>) {
-        self.state().rules = rules;
+    /// Puts `rules` in the place of those of the moment, and tells every stream what follows from it: new shares of
+    /// rates, at once; of budgets, as far as their grants are used up; and that a bucket is let pass which no quota is about any more.
+    /// Buckets keep what was used of them until their windows end.
+    pub fn swap_rules(&self, rules: Vec<QuotaRule>, now: Timestamp) {
+        let mut state = self.state();
+        state.rules = rules;
+        let streams: Vec<StreamId> = state.streams.keys().copied().collect();
+        drop(state);
+        // One at a time, so that nobody who reports waits for all of them.
+        for stream in streams {
+            self.state().follow(stream, now);
+        }
     }
 
     /// A new stream, and where it finds what it is assigned.
@@ -130,7 +138,7 @@ impl Quotas {
 
     /// The stream has ended: what it was assigned goes to others.
     pub fn leave(&self, stream: StreamId, now: Timestamp) {
-        let mut state = self.state();
+        let state = &mut *self.state();
         let Some(left) = state.streams.remove(&stream) else {
             return;
         };
@@ -141,10 +149,7 @@ impl Quotas {
             };
             let changes = bucket.leave(stream, now);
             tell(&mut told, &key.1, changes);
-            if bucket.is_vacant() {
-                let end = counts_until(bucket);
-                state.vacant.insert((end, key));
-            }
+            state.vacate(key);
         }
         state.send(told);
     }
@@ -162,11 +167,6 @@ impl Quotas {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// The end of a bucket's window; nothing of a rate counts any longer once nobody uses it.
-fn counts_until(bucket: &Bucket) -> Timestamp {
-    bucket.window_end().unwrap_or(Timestamp::from_micros(0))
 }
 
 /// The earlier of two instants, of which either may be missing.
@@ -195,6 +195,7 @@ impl State {
     ) -> Option<Changes> {
         let rule = self.rules.iter().find(|rule| rule.applies(&key.0, &key.1));
         let Some(limit) = rule.map(|rule| rule.limit) else {
+            self.release(stream, key);
             return Some(vec![(stream, Assignment::AllowAll)]);
         };
         let bucket = self.seat(stream, key, limit, now)?;
@@ -204,6 +205,59 @@ impl State {
             stream.window_end = earlier(stream.window_end, end);
         }
         Some(changes)
+    }
+
+    /// Lets the buckets of `stream` follow rules that have changed.
+    fn follow(&mut self, stream: StreamId, now: Timestamp) {
+        let Some(held) = self.streams.get(&stream).map(|stream| &stream.buckets) else {
+            return;
+        };
+        let (mut told, mut first_end, mut gone) = (HashMap::new(), None, Vec::new());
+        for key in held {
+            let rule = self.rules.iter().find(|rule| rule.applies(&key.0, &key.1));
+            match (rule, self.buckets.get_mut(key)) {
+                (Some(rule), Some(bucket)) => {
+                    tell(&mut told, &key.1, bucket.follow(rule.limit, now));
+                    first_end = earlier(first_end, bucket.window_end());
+                }
+                (None, _) => gone.push(key.clone()),
+                (Some(_), None) => {}
+            }
+        }
+        for key in gone {
+            self.release(stream, &key);
+            tell(&mut told, &key.1, vec![(stream, Assignment::AllowAll)]);
+        }
+        if let Some(stream) = self.streams.get_mut(&stream) {
+            stream.window_end = first_end;
+        }
+        self.send(told);
+    }
+
+    /// Takes from `stream` what it has of a bucket that no quota is about any more.
+    fn release(&mut self, stream: StreamId, key: &Key) {
+        let held = self.streams.get_mut(&stream);
+        if held.is_some_and(|stream| stream.buckets.remove(key)) {
+            if let Some(bucket) = self.buckets.get_mut(key) {
+                bucket.unseat(stream);
+            }
+            self.vacate(key.clone());
+        }
+    }
+
+    /// Keeps a bucket that nobody uses for what was used of it: until its window ends. Nothing of a rate counts any longer.
+    fn vacate(&mut self, key: Key) {
+        let Some(bucket) = self.buckets.get(&key).filter(|bucket| bucket.is_vacant()) else {
+            return;
+        };
+        match bucket.window_end() {
+            Some(end) => {
+                self.vacant.insert((end, key));
+            }
+            None => {
+                self.buckets.remove(&key);
+            }
+        }
     }
 
     /// The bucket, made if there is none; `None` if there is no room for it.
@@ -228,7 +282,9 @@ impl State {
         };
         if !is_known {
             held.insert(key.clone());
-            self.vacant.remove(&(counts_until(bucket), key.clone()));
+            if let Some(end) = bucket.window_end() {
+                self.vacant.remove(&(end, key.clone()));
+            }
         }
         Some(bucket)
     }
@@ -264,7 +320,7 @@ mod tests {
 
     const NOW: Timestamp = Timestamp::from_micros(1_700_000_040_000_000);
 
-    fn quotas(rates: &[(&str, u64)]) -> Quotas {
+    fn rules(rates: &[(&str, u64)]) -> Vec<QuotaRule> {
         let rule = |(domain, seconds): &(&str, u64)| QuotaRule {
             name: (*domain).into(),
             domain: (*domain).into(),
@@ -274,8 +330,12 @@ mod tests {
                 period: Span::from_secs(*seconds),
             },
         };
+        rates.iter().map(rule).collect()
+    }
+
+    fn quotas(rates: &[(&str, u64)]) -> Quotas {
         let quotas = Quotas::default();
-        quotas.swap_rules(rates.iter().map(rule).collect());
+        quotas.swap_rules(rules(rates), NOW);
         quotas
     }
 
@@ -320,10 +380,10 @@ mod tests {
         quotas.report(stream, "hour", used_one("a"), NOW);
         quotas.leave(stream, NOW);
         let count = |buckets, streams| QuotaCounts { buckets, streams };
-        assert_eq!(quotas.counts(), count(2, 0));
+        assert_eq!(quotas.counts(), count(1, 0), "nothing of a rate counts");
         let (stream, _inbox) = quotas.join();
         quotas.report(stream, "hour", used_one("b"), NOW);
-        assert_eq!(quotas.counts(), count(2, 1), "the rate is forgotten");
+        assert_eq!(quotas.counts(), count(2, 1));
         quotas.report(
             stream,
             "hour",
@@ -334,6 +394,68 @@ mod tests {
             quotas.counts(),
             count(2, 1),
             "and so is the hour that has ended"
+        );
+    }
+
+    /// A reload takes a quota away: everybody who used it is told so at once, and nobody sits in its buckets any more.
+    #[test]
+    fn a_quota_that_is_gone_lets_pass_at_once() {
+        let quotas = quotas(&[("rate", 1), ("hour", 3_600)]);
+        let mut streams = [(); 2].map(|()| quotas.join());
+        for (stream, inbox) in &mut streams {
+            quotas.report(*stream, "rate", used_one("a"), NOW);
+            quotas.report(*stream, "hour", used_one("a"), NOW);
+            while inbox.try_recv().is_ok() {}
+        }
+        while streams[0].1.try_recv().is_ok() {}
+        quotas.swap_rules(Vec::new(), NOW);
+        for (stream, inbox) in &mut streams {
+            let told = inbox.try_recv().unwrap();
+            let told: Vec<_> = told.iter().map(|(_, assignment)| *assignment).collect();
+            assert_eq!(told, [Some(Assignment::AllowAll); 2]);
+            assert!(inbox.try_recv().is_err(), "and of nothing else");
+            assert_eq!(quotas.next_window(*stream), None);
+        }
+        let count = |buckets, streams| QuotaCounts { buckets, streams };
+        assert_eq!(
+            quotas.counts(),
+            count(1, 2),
+            "what was used of the hour counts if its quota comes back"
+        );
+        // The seats are free: whoever comes back has the whole limit to itself.
+        quotas.swap_rules(rules(&[("rate", 1)]), NOW);
+        let (stream, inbox) = &mut streams[0];
+        quotas.report(*stream, "rate", used_one("a"), NOW);
+        let share = Assignment::Rate {
+            requests: 100,
+            period: Span::from_secs(1),
+        };
+        assert_eq!(inbox.try_recv().unwrap()[0].1, Some(share));
+    }
+
+    #[test]
+    fn a_limit_that_changes_is_told_at_once() {
+        let quotas = quotas(&[("rate", 1)]);
+        let (stream, mut inbox) = quotas.join();
+        quotas.report(stream, "rate", used_one("a"), NOW);
+        inbox.try_recv().unwrap();
+        quotas.swap_rules(rules(&[("rate", 2)]), NOW);
+        let share = Assignment::Rate {
+            requests: 100,
+            period: Span::from_secs(2),
+        };
+        assert_eq!(inbox.try_recv().unwrap()[0].1, Some(share));
+        quotas.swap_rules(rules(&[("rate", 2)]), NOW);
+        assert!(inbox.try_recv().is_err(), "nothing has changed");
+        quotas.swap_rules(rules(&[("rate", 60)]), NOW);
+        let granted = inbox.try_recv().unwrap()[0].1;
+        assert!(
+            matches!(granted, Some(Assignment::Budget { .. })),
+            "{granted:?}"
+        );
+        assert_eq!(
+            quotas.next_window(stream),
+            Some(NOW.after(Span::from_secs(60)))
         );
     }
 

@@ -88,6 +88,8 @@ impl Envoy {
     }
 }
 
+const ALLOW_ALL: Option<Strategy> = Some(Strategy::BlanketRule(0));
+
 const ALICE: &[(&str, &str)] = &[("service", "shop"), ("api_key", "alice")];
 const EXPORTS: &[(&str, &str)] = &[("service", "exports")];
 
@@ -163,7 +165,6 @@ async fn a_budget_that_is_spent_is_denied_and_comes_back_with_the_next_window() 
 
 #[tokio::test]
 async fn a_bucket_that_no_quota_is_about_is_let_pass() {
-    const ALLOW_ALL: Option<Strategy> = Some(Strategy::BlanketRule(0));
     let door = Door::open(QUOTAS);
     let mut envoy = Envoy::join(&door).await;
     envoy.report(&[("service", "blog")], 1, 0).await;
@@ -171,15 +172,26 @@ async fn a_bucket_that_no_quota_is_about_is_let_pass() {
 }
 
 #[tokio::test]
-async fn a_reload_is_followed_with_the_next_report() {
+async fn a_reload_is_followed_at_once() {
     let door = Door::open(QUOTAS);
     let mut envoy = Envoy::join(&door).await;
     envoy.report(ALICE, 1, 0).await;
     assert_eq!(envoy.bucket().await.max_tokens, 100);
-    let config = tidegate_server::config::Config::parse(&QUOTAS.replace("100/s", "300/s")).unwrap();
-    door.limiter.quotas().swap_rules(config.quotas);
-    envoy.report(ALICE, 1, 0).await;
+    door.reload(&QUOTAS.replace("100/s", "300/s"));
     assert_eq!(envoy.bucket().await.max_tokens, 300);
+    door.reload("");
+    assert_eq!(envoy.assigned().await.1, ALLOW_ALL);
+    assert!(
+        door.limiter
+            .exposition()
+            .contains("tidegate_quota_buckets 0\n")
+    );
+    // It reports on, and is told the same until there is a quota again.
+    envoy.report(ALICE, 1, 0).await;
+    assert_eq!(envoy.assigned().await.1, ALLOW_ALL);
+    door.reload(QUOTAS);
+    envoy.report(ALICE, 1, 0).await;
+    assert_eq!(envoy.bucket().await.max_tokens, 100);
 }
 
 #[tokio::test]
