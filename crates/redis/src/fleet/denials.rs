@@ -3,7 +3,8 @@
 //! A denial names the instant until which nothing can change, unless something is given back, as places are all the time. It is
 //! kept until then,
 //! but never longer than the bound that the settings name: what another node gives back is noticed after that.
-//! What is kept is bounded too: so many slots, each with the denial that came last.
+//! What a decision finds is old by the time that it is known, so it is kept only if nothing was forgotten since the decision
+//! began. What is kept is bounded too: so many slots, each with the denial that came last.
 
 use std::{
     hash::{BuildHasher, Hash, Hasher, RandomState},
@@ -45,6 +46,10 @@ struct Denial {
     outcomes: Box<[Outcome]>,
 }
 
+/// How often everything had been forgotten when a decision began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Epoch(u64);
+
 /// One charge of a request: whose count, which limits, at which cost.
 type Charged = (Box<[u8]>, (u32, bool), u64);
 
@@ -65,13 +70,19 @@ impl Default for Denials {
 }
 
 impl Denials {
-    /// Remembers that `charges`, asked about at `now`, were denied with `outcomes`.
+    /// When a decision begins.
+    pub(super) fn epoch(&self) -> Epoch {
+        Epoch(self.epoch.load(Ordering::Acquire))
+    }
+
+    /// Remembers that `charges`, asked about at `now`, were denied with `outcomes` by a decision that was begun in the
+    /// `epoch`.
     pub(super) fn remember(
         &self,
         charges: &[Charge<'_>],
         now: Timestamp,
         longest: Span,
-        outcomes: &[Outcome],
+        (outcomes, Epoch(epoch)): (&[Outcome], Epoch),
     ) {
         let Some(wait) = worth_keeping(charges, outcomes) else {
             return;
@@ -93,7 +104,7 @@ impl Denials {
                     )
                 })
                 .collect(),
-            epoch: self.epoch.load(Ordering::Acquire),
+            epoch,
             since: now,
             until,
             outcomes: outcomes.into(),
@@ -131,6 +142,12 @@ impl Denials {
         stands
     }
 
+    /// Forgets all of them when what it returns is dropped: something is being given back, and whoever waits for that may
+    /// go.
+    pub(super) fn forgetting(&self) -> Forgetting<'_> {
+        Forgetting(self)
+    }
+
     /// Forgets all of them.
     pub(super) fn forget(&self) {
         self.epoch.fetch_add(1, Ordering::AcqRel);
@@ -144,6 +161,16 @@ impl Denials {
             hasher.write_u64(charge.cost.units());
         }
         hasher.finish()
+    }
+}
+
+/// Forgets every denial at its end.
+#[derive(Debug)]
+pub(super) struct Forgetting<'d>(&'d Denials);
+
+impl Drop for Forgetting<'_> {
+    fn drop(&mut self) {
+        self.0.forget();
     }
 }
 
@@ -257,11 +284,33 @@ mod tests {
         outcomes
     }
 
+    /// What a decision has found that nothing came between.
+    fn found<'o>(denials: &Denials, outcomes: &'o [Outcome]) -> (&'o [Outcome], Epoch) {
+        (outcomes, denials.epoch())
+    }
+
+    #[test]
+    fn what_was_found_before_something_was_given_back_is_not_remembered() {
+        let (denials, limits, mut outcomes) = (Denials::default(), limits("2/h"), Vec::new());
+        let charge = charge("a", &limits, 1);
+        let (denied, begun) = (denied(charge), denials.epoch());
+        drop(denials.forgetting());
+        denials.remember(&[charge], at(0), SECOND, (&denied, begun));
+        assert!(!denials.recall(&[charge], at(1), &mut outcomes));
+        denials.remember(&[charge], at(0), SECOND, found(&denials, &denied));
+        assert!(denials.recall(&[charge], at(1), &mut outcomes));
+    }
+
     #[test]
     fn a_denial_stands_until_the_moment_it_named_and_no_longer() {
         let (denials, limits, mut outcomes) = (Denials::default(), limits("2/s"), Vec::new());
         let charge = charge("a", &limits, 1);
-        denials.remember(&[charge], at(0), Span::from_secs(60), &denied(charge));
+        denials.remember(
+            &[charge],
+            at(0),
+            Span::from_secs(60),
+            found(&denials, &denied(charge)),
+        );
         assert!(denials.recall(&[charge], at(400), &mut outcomes));
         assert_eq!(
             outcomes[0].retry_after,
@@ -276,7 +325,7 @@ mod tests {
         let (denials, limits, other, mut outcomes) =
             (Denials::default(), limits("2/h"), limits("3/h"), Vec::new());
         let dear = charge("a", &limits, 2);
-        denials.remember(&[dear], at(0), SECOND, &denied(dear));
+        denials.remember(&[dear], at(0), SECOND, found(&denials, &denied(dear)));
         assert!(denials.recall(&[dear], at(1), &mut outcomes));
         for another in [
             charge("a", &limits, 1),
@@ -292,12 +341,17 @@ mod tests {
     fn what_is_given_back_ends_every_denial_and_so_does_the_bound() {
         let (denials, limits, mut outcomes) = (Denials::default(), limits("2/h"), Vec::new());
         let charge = charge("a", &limits, 1);
-        denials.remember(&[charge], at(0), SECOND, &denied(charge));
+        denials.remember(&[charge], at(0), SECOND, found(&denials, &denied(charge)));
         assert!(!denials.recall(&[charge], at(1_000), &mut outcomes));
         assert!(denials.recall(&[charge], at(999), &mut outcomes));
         denials.forget();
         assert!(!denials.recall(&[charge], at(999), &mut outcomes));
-        denials.remember(&[charge], at(0), Span::ZERO, &denied(charge));
+        denials.remember(
+            &[charge],
+            at(0),
+            Span::ZERO,
+            found(&denials, &denied(charge)),
+        );
         assert!(!denials.recall(&[charge], at(0), &mut outcomes));
     }
 
@@ -307,7 +361,12 @@ mod tests {
         let keys: Vec<String> = (0..SLOTS * 2).map(|number| number.to_string()).collect();
         let outcomes = denied(charge("0", &limits, 1));
         for key in &keys {
-            denials.remember(&[charge(key, &limits, 1)], at(0), SECOND, &outcomes);
+            denials.remember(
+                &[charge(key, &limits, 1)],
+                at(0),
+                SECOND,
+                found(&denials, &outcomes),
+            );
         }
         let kept: usize = denials.shards.iter().map(|shard| lock(shard).len()).sum();
         assert_eq!(kept, SLOTS);

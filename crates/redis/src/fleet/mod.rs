@@ -21,7 +21,11 @@ use tidegate_core::{
     Question, Receipt, Retry, Settlement, Share, Source, Span, Store, Timestamp,
 };
 
-use self::{denials::Denials, refusals::Refusals, stats::Counters};
+use self::{
+    denials::{Denials, Epoch},
+    refusals::Refusals,
+    stats::Counters,
+};
 pub use self::{receipt::FleetReceipt, stats::FleetStats};
 use crate::{Redis, RedisStore, StoreError};
 
@@ -113,18 +117,21 @@ impl Fleet {
         question: &Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
     ) -> Result<Decided, StoreError> {
+        let epoch = self.denials.epoch();
+        // Also where nobody waits for the answer any more, or knows it.
+        let _forgotten = (question.effect == Effect::Refund).then(|| self.denials.forgetting());
         let asked = self
             .store
             .check(question.charges, question.effect, outcomes);
         let decision = self.in_time(asked, question.within, question.now).await?;
         match question.effect {
             Effect::Charge => {
-                self.learn(question, &decision, outcomes);
+                self.learn(question, &decision, (outcomes, epoch));
                 if decision == Decision::Admitted {
-                    self.keep_warm(question.charges, question.now);
+                    self.keep_warm(question, Effect::Charge);
                 }
             }
-            Effect::Refund => self.forget_denials(),
+            Effect::Refund => self.keep_warm(question, Effect::Refund),
             Effect::Peek | Effect::Look => {}
         }
         Ok(self.decided(decision))
@@ -184,12 +191,19 @@ impl Fleet {
     }
 
     /// Keeps this node's own state close to that in Redis: what is blocked, what was denied.
-    fn learn(&self, question: &Question<'_, '_>, decision: &Decision, outcomes: &[Outcome]) {
+    /// The decision was begun in `epoch`.
+    fn learn(
+        &self,
+        question: &Question<'_, '_>,
+        decision: &Decision,
+        (outcomes, epoch): (&[Outcome], Epoch),
+    ) {
         let Question { charges, now, .. } = question;
         match decision {
             Decision::Limited => {
                 let longest = self.settings.denials;
-                self.denials.remember(charges, *now, longest, outcomes);
+                let found = (outcomes, epoch);
+                self.denials.remember(charges, *now, longest, found);
             }
             Decision::Blocked {
                 charge,
@@ -204,14 +218,15 @@ impl Fleet {
         }
     }
 
-    /// Charges what Redis admitted to this node's share, as far as it goes.
-    fn keep_warm(&self, charges: &[Charge<'_>], now: Timestamp) {
+    /// Does to this node's share what Redis did: charges what it admitted, as far as the share goes; gives back what it
+    /// gave back, as far as this node has charged it.
+    fn keep_warm(&self, question: &Question<'_, '_>, effect: Effect) {
+        let now = question.now;
         let charge_local = |shared: &Charge<'_>| {
             let mut outcomes = Vec::new();
-            self.local
-                .check(&[*shared], now, Effect::Charge, &mut outcomes)
+            self.local.check(&[*shared], now, effect, &mut outcomes)
         };
-        for charge in charges {
+        for charge in question.charges.iter() {
             self.warm(charge, now, charge_local);
         }
     }

@@ -4,8 +4,7 @@
 //! what was charged there is settled there, whether Redis is back by then or not.
 
 use tidegate_core::{
-    Charge, Decided, Decision, Effect, Limits, Outcome, Question, Receipt, Settlement, Store,
-    Timestamp,
+    Charge, Decided, Decision, Effect, Limits, Outcome, Question, Receipt, Settlement, Timestamp,
 };
 
 use super::Fleet;
@@ -49,10 +48,11 @@ impl Fleet {
         question: &Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
     ) -> Result<(Decided, Option<FleetReceipt>), StoreError> {
+        let epoch = self.denials.epoch();
         let asked = self.store.reserve(question.charges, outcomes);
         let asked = self.in_time(asked, question.within, question.now);
         let (decision, there) = asked.await?;
-        self.learn(question, &decision, outcomes);
+        self.learn(question, &decision, (outcomes, epoch));
         let receipt = (decision == Decision::Admitted).then(|| {
             let warm = question.charges.iter().map(|charge| {
                 let mut receipt = Receipt::default();
@@ -77,6 +77,8 @@ impl Fleet {
         now: Timestamp,
     ) {
         let share = |charge: &Charge<'_>| charge.limits.share(self.settings.share);
+        let gives_back = settlements.iter().any(|settlement| settlement.unused > 0);
+        let _forgotten = gives_back.then(|| self.denials.forgetting());
         match charged {
             Charged::Here(receipt) => {
                 let shares: Vec<_> = charges.iter().map(share).collect();
@@ -99,9 +101,6 @@ impl Fleet {
                     tracing::debug!("what was not needed stays charged: {trouble}");
                 }
             }
-        }
-        if settlements.iter().any(|settlement| settlement.unused > 0) {
-            self.forget_denials();
         }
     }
 }

@@ -70,6 +70,24 @@ fn what_redis_admitted_is_not_given_again_when_it_goes_away() {
     assert_eq!(node.admitted("local", "unseen", 5), 2);
 }
 
+/// This node's share follows Redis both ways; and what another node has spent is given back there, and not twice.
+#[test]
+fn what_was_given_back_in_redis_is_given_back_here_when_it_goes_away() {
+    let mut redis = RedisServer::start();
+    let (node, other) = (Node::start(&redis.url()), Node::start(&redis.url()));
+    node.until_up(true);
+    other.until_up(true);
+    assert_eq!(node.admitted("local", "u", 5), 5);
+    for (node, left) in [(&node, 6), (&node, 7), (&other, 8)] {
+        assert_eq!(node.give_back("local", "u").remaining, Some(left));
+    }
+    redis.kill();
+    node.until_up(false);
+    other.until_up(false);
+    assert_eq!(node.admitted("local", "u", 10), 2, "5 of its 5, and 2 back");
+    assert_eq!(other.admitted("local", "u", 10), 5, "its share and no more");
+}
+
 #[test]
 fn a_block_that_this_node_has_seen_stands_while_redis_is_away() {
     let mut redis = RedisServer::start();

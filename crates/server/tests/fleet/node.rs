@@ -91,13 +91,20 @@ impl Node {
 
     /// One request under the rule of that name.
     pub(crate) fn spend(&self, rule: &str, user: &str) -> Answer {
+        self.ask(rule, user, Effect::Charge)
+    }
+
+    /// Takes one request under the rule of that name back.
+    pub(crate) fn give_back(&self, rule: &str, user: &str) -> Answer {
+        self.ask(rule, user, Effect::Refund)
+    }
+
+    fn ask(&self, rule: &str, user: &str, effect: Effect) -> Answer {
         let path = format!("/{rule}");
         let entries = [("path", path.as_str()), ("user", user)];
         let request = Request::new(&entries, Cost::ONE).unwrap();
         let (rules, mut scratch) = (self.limiter.rules(), Scratch::default());
-        let asked = self
-            .limiter
-            .check(&rules, &mut scratch, &request, Effect::Charge);
+        let asked = self.limiter.check(&rules, &mut scratch, &request, effect);
         let verdict = self.runtime.block_on(asked).unwrap();
         Answer {
             allowed: verdict.allowed,
