@@ -37,7 +37,7 @@ const IGNORED: &[(&str, &str)] = &[
     ),
     (
         "BACKEND_TYPE",
-        "there is no such store; counts are kept in the memory of this process",
+        "without REDIS_URL, counts are kept in the memory of this process",
     ),
     (
         "MEMCACHE_",
@@ -141,6 +141,14 @@ fn refuse(reader: &mut Reader<'_>) {
         reader
             .problems
             .push("CONFIG_TYPE: rules are read from files only; set it to FILE".into());
+    }
+    if reader
+        .text("BACKEND_TYPE")
+        .is_some_and(|kind| kind != "redis")
+    {
+        let problem = "BACKEND_TYPE: counts are kept in Redis or in the memory of this process only; \
+                       for a fleet set it to redis, with REDIS_URL; for one server unset it";
+        reader.problems.push(problem.into());
     }
     if reader.text("GRPC_UDS").is_some() {
         reader.problems.push(
@@ -331,17 +339,18 @@ mod tests {
                 "{variables:?}"
             );
         }
-        assert_eq!(
-            read(&[("REDIS_URL", "r:1"), ("BACKEND_TYPE", "memcache")])
-                .unwrap()
-                .config
-                .redis,
-            None
-        );
         for (variables, expected) in [
             (
                 &[("REDIS_URL", "r:1"), ("REDIS_TYPE", "ring")][..],
                 "REDIS_TYPE: expected one of SINGLE, SENTINEL, CLUSTER",
+            ),
+            (
+                &[("REDIS_URL", "r:1"), ("BACKEND_TYPE", "memcache")],
+                "BACKEND_TYPE: counts are kept in Redis or in the memory",
+            ),
+            (
+                &[("BACKEND_TYPE", "memcache")],
+                "BACKEND_TYPE: counts are kept in Redis or in the memory",
             ),
             (
                 &[("REDIS_URL", "r:what")],

@@ -26,12 +26,6 @@ pub(super) const HONOURED: &[&str] = &[
 
 /// Where the counts are shared; `None` keeps them in this process.
 pub(super) fn redis(reader: &mut Reader<'_>) -> Option<RedisConfig> {
-    if reader
-        .text("BACKEND_TYPE")
-        .is_some_and(|kind| kind != "redis")
-    {
-        return None;
-    }
     let servers = servers(reader)?;
     if reader.flag("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION") {
         let problem = "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION: a certificate of anybody's protects nothing; \
