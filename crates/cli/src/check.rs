@@ -7,74 +7,90 @@ use tidegate_server::{
     reload::{self, LoadError},
 };
 
-use crate::{NO, answer, args::Check, complain};
+use crate::{NO, TROUBLE, answer, args::Check, complain};
 
-/// Reads what is named as `serve` would: yes if it could serve, no with every mistake if not.
-///
-/// # Errors
-///
-/// What hinders it from reading.
-pub(crate) fn check(args: &Check) -> Result<ExitCode, String> {
-    let mut sound = true;
-    if let Some(file) = &args.file {
-        sound &= check_file(file)?;
-    }
-    if let Some(path) = &args.envoy {
+/// What came of one thing that was checked; the worst of several is what came of all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Found {
+    Sound,
+    Mistaken,
+    Unreadable,
+}
+
+/// Reads what is named as `serve` would: yes if it could serve and limit something, no with every mistake if not, trouble
+/// with what hinders it from reading.
+pub(crate) fn check(args: &Check) -> ExitCode {
+    let of_file = args.file.as_deref().map(check_file);
+    let of_envoy = args.envoy.as_ref().map(|path| {
         let merging = if args.merge_domains {
             DomainFiles::Merged
         } else {
             DomainFiles::One
         };
-        sound &= check_envoy(&Folder {
-            path: path.clone(),
-            merging,
-        })?;
+        let path = path.clone();
+        said_of(&Folder { path, merging }, "")
+    });
+    match of_file.max(of_envoy) {
+        None | Some(Found::Sound) => ExitCode::SUCCESS,
+        Some(Found::Mistaken) => ExitCode::from(NO),
+        Some(Found::Unreadable) => ExitCode::from(TROUBLE),
     }
-    Ok(if sound {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::from(NO)
-    })
 }
 
 /// A rules file, and the rules for Envoy to which it leads.
-fn check_file(file: &Path) -> Result<bool, String> {
-    match reload::load(file) {
-        Ok(config) => {
-            config.warnings.iter().for_each(warn);
-            answer(&format!(
-                "{}: {}, no mistakes",
-                file.display(),
-                counted(config.rules.len(), "rule")
-            ));
-            config
-                .envoy
-                .map_or(Ok(true), |envoy| check_envoy(&envoy.folder))
-        }
-        Err(error @ LoadError::Mistaken { .. }) => {
+fn check_file(file: &Path) -> Found {
+    let config = match reload::load(file) {
+        Ok(config) => config,
+        Err(error) => {
             complain(&error.to_string());
-            Ok(false)
+            if file.is_dir() {
+                complain("a folder of envoyproxy/ratelimit's files is checked with --envoy");
+            }
+            return match error {
+                LoadError::Mistaken { .. } => Found::Mistaken,
+                _ => Found::Unreadable,
+            };
         }
-        Err(error) => Err(error.to_string()),
+    };
+    config.warnings.iter().for_each(warn);
+    let rules = counted(config.rules.len(), "rule");
+    let sound = format!("{}: {rules}, no mistakes", file.display());
+    let Some(envoy) = config.envoy else {
+        answer(&sound);
+        return Found::Sound;
+    };
+    // A file that leads nowhere has no reason to be praised.
+    if let Err(error @ FolderError::Unreadable { .. }) = envoy.folder.load() {
+        complain(&format!("{}: envoy.config: {error}", file.display()));
+        return Found::Unreadable;
     }
+    answer(&sound);
+    said_of(&envoy.folder, "envoy.config: ")
 }
 
-fn check_envoy(folder: &Folder) -> Result<bool, String> {
+/// Says what is wrong with the rules for Envoy, each complaint after `whose`.
+fn said_of(folder: &Folder, whose: &str) -> Found {
+    let path = folder.path.display();
     match folder.load() {
+        Ok(loaded) if loaded.domains() == 0 => {
+            complain(&format!(
+                "{whose}{path} has no file with a domain: nothing that Envoy asks about would be limited"
+            ));
+            Found::Mistaken
+        }
         Ok(loaded) => {
             loaded.warnings.iter().for_each(warn);
-            answer(&format!(
-                "{}: {}, no mistakes",
-                folder.path.display(),
-                counted(loaded.domains(), "domain")
-            ));
-            Ok(true)
+            let domains = counted(loaded.domains(), "domain");
+            answer(&format!("{path}: {domains}, no mistakes"));
+            Found::Sound
         }
-        Err(error @ FolderError::Mistaken { .. }) => {
-            complain(&error.to_string());
-            Ok(false)
+        Err(error) => {
+            complain(&format!("{whose}{error}"));
+            match error {
+                FolderError::Mistaken { .. } => Found::Mistaken,
+                _ => Found::Unreadable,
+            }
         }
-        Err(error) => Err(error.to_string()),
     }
 }
 

@@ -21,7 +21,7 @@ const TROUBLE: u8 = 2;
 fn main() -> ExitCode {
     let done = match Args::parse().command {
         Command::Serve(serve) => serve::serve(&serve),
-        Command::Check(check) => check::check(&check),
+        Command::Check(check) => Ok(check::check(&check)),
         Command::Block {
             key,
             span,

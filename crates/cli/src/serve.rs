@@ -34,19 +34,20 @@ pub(crate) fn serve(args: &Serve) -> Result<ExitCode, String> {
     let signals = runtime
         .block_on(server::Signals::hear())
         .map_err(cannot_start)?;
-    let rules = config.rules.len();
+    let (rules, quotas) = (config.rules.len(), config.quotas.len());
     let running = server::start(config, args.config.as_deref(), secrets)
         .map_err(|error| error.to_string())?;
-    say_what_is_in_force(args, rules);
+    say_what_is_in_force(args, rules, quotas);
     runtime
         .block_on(running.until_stopped(signals))
         .map_err(|error| format!("stopped, but: {error}"))?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn say_what_is_in_force(args: &Serve, rules: usize) {
+/// Of the rules file; the configuration of the rate limit service speaks for itself.
+fn say_what_is_in_force(args: &Serve, rules: usize, quotas: usize) {
     match &args.config {
-        Some(path) => tracing::info!(rules, file = %path.display(), "rules are in force"),
+        Some(path) => tracing::info!(rules, quotas, file = %path.display(), "rules are in force"),
         None if args.from_envoy_env => {}
         None => tracing::info!(
             "no rules file: only limits that come with the request are answered; name one with --config"

@@ -3,7 +3,10 @@
 use std::{
     fs, io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, SystemTime},
 };
 
@@ -29,7 +32,7 @@ pub enum LoadError {
         source: io::Error,
     },
     /// The file was read and is wrong: its author's.
-    #[error("{path} has {} mistake{}:\n{}", mistakes.len(), plural(mistakes.len()), lines(mistakes))]
+    #[error("{path} has {} mistake{}:\n{}{}", mistakes.len(), plural(mistakes.len()), lines(mistakes), hint(mistakes, path))]
     Mistaken {
         /// The file.
         path: PathBuf,
@@ -47,6 +50,18 @@ impl LoadError {
             Self::Mistaken { mistakes, .. } => mistakes.iter().map(Mistake::to_string).collect(),
         }
     }
+
+    /// Whether it may be gone although nothing changes that can be seen from outside.
+    fn may_pass(&self) -> bool {
+        matches!(self, Self::Unreadable { source, .. } if may_pass(source))
+    }
+}
+
+/// Whether what could not be read may be readable soon, as when permissions are set or a disk comes back, and not only
+/// once somebody writes it anew.
+pub(crate) fn may_pass(error: &io::Error) -> bool {
+    use io::ErrorKind::{FileTooLarge, InvalidData, Other};
+    !matches!(error.kind(), InvalidData | FileTooLarge | Other)
 }
 
 /// Reads a rules file.
@@ -81,6 +96,8 @@ pub struct Reloader {
     limiter: Arc<Limiter>,
     seen: Mutex<Option<Mark>>,
     mistakes: Mutex<Vec<String>>,
+    /// Whether it could not be read when it was last tried, and may be soon.
+    is_unread: AtomicBool,
 }
 
 /// What a file looks like from outside; it changes when the file is written or replaced.
@@ -101,6 +118,7 @@ impl Reloader {
             limiter,
             seen,
             mistakes: Mutex::default(),
+            is_unread: AtomicBool::new(false),
         }
     }
 
@@ -114,24 +132,49 @@ impl Reloader {
     pub fn reload(&self) -> Result<usize, LoadError> {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         *seen = mark(&self.path);
-        let loaded = load(&self.path).map(|config| {
+        self.put_in_force(load(&self.path))
+    }
+
+    /// Reloads a file that has changed. One that could not be read is tried again each time, and told of again only when
+    /// that comes out otherwise.
+    pub fn follow(&self) {
+        if self.has_changed() {
+            drop(self.reload());
+        } else if self.is_unread.load(Ordering::Relaxed) {
+            let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+            let now = mark(&self.path);
+            let read = load(&self.path);
+            if !read.as_ref().is_err_and(LoadError::may_pass) {
+                *seen = now;
+                drop(self.put_in_force(read));
+            }
+        }
+    }
+
+    fn put_in_force(&self, read: Result<Config, LoadError>) -> Result<usize, LoadError> {
+        let loaded = read.map(|config| {
             let rules = config.rules.succeeding(&self.limiter.rules());
             let count = rules.len();
             self.limiter.swap_rules(rules);
-            self.limiter.quotas().swap_rules(config.quotas);
+            let now = self.limiter.now();
+            self.limiter.quotas().swap_rules(config.quotas, now);
             count
         });
         self.limiter.metrics().count_reload(loaded.is_err());
+        let is_unread = loaded.as_ref().is_err_and(LoadError::may_pass);
+        self.is_unread.store(is_unread, Ordering::Relaxed);
         *self.mistakes.lock().unwrap_or_else(PoisonError::into_inner) = loaded
             .as_ref()
             .err()
             .map(LoadError::problems)
             .unwrap_or_default();
+        let file = self.path.display();
         match &loaded {
-            Ok(rules) => tracing::info!(file = %self.path.display(), rules, "reloaded the rules"),
-            Err(error) => {
-                tracing::error!(file = %self.path.display(), "kept the old rules: {error}")
-            }
+            Ok(rules) => tracing::info!(%file, rules, "reloaded the rules"),
+            Err(error) if error.may_pass() => tracing::error!(
+                %file, "kept the old rules: {error}; it is tried again until it can be read"
+            ),
+            Err(error) => tracing::error!(%file, "kept the old rules: {error}"),
         }
         loaded
     }
@@ -167,6 +210,19 @@ pub(crate) fn mark(path: &Path) -> Option<Mark> {
 
 fn plural(count: usize) -> &'static str {
     if count == 1 { "" } else { "s" }
+}
+
+/// What to do with a file that is none of ours: one with `domain` and `descriptors`.
+fn hint(mistakes: &[Mistake], path: &Path) -> String {
+    let has = |key: &str| mistakes.iter().any(|mistake| mistake.path == key);
+    if !(has("domain") && has("descriptors")) {
+        return String::new();
+    }
+    format!(
+        "\nthis looks like a file of envoyproxy/ratelimit: check it with `tidegate check --envoy {0}`, and serve it \
+         with `envoy: {{config: {0}}}` in a rules file",
+        path.display()
+    )
 }
 
 fn lines(mistakes: &[Mistake]) -> String {

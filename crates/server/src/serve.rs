@@ -148,7 +148,7 @@ pub fn start(
         Some(link) => Backend::Fleet(link.fleet(store)),
     };
     let limiter = Arc::new(Limiter::new(config.rules, backend, clock));
-    limiter.quotas().swap_rules(config.quotas);
+    limiter.quotas().swap_rules(config.quotas, limiter.now());
     let reloader =
         source.map(|path| Arc::new(Reloader::new(path.to_owned(), Arc::clone(&limiter))));
     let envoy = config
@@ -194,7 +194,7 @@ fn watch(envoy: Envoy, limiter: &Arc<Limiter>) -> Result<Arc<Watch>, FolderError
     let service = Arc::new(RateLimitService::new(Arc::clone(limiter), envoy.settings));
     let watch = Watch::new(envoy.folder, service);
     match watch.load() {
-        Ok(_) => {}
+        Ok(_) => watch.tell_of_the_start(),
         Err(error) if envoy.start_without_config => {
             tracing::error!("started without a configuration of the rate limit service: {error}");
         }

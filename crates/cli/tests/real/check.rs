@@ -86,3 +86,34 @@ fn what_cannot_be_typed_is_trouble() {
         assert!(text(&output.stderr).contains("Usage: tidegate"), "{args:?}");
     }
 }
+
+/// Whoever checks the wrong kind of file is told how to check it.
+#[test]
+fn a_file_of_envoyproxy_ratelimit_is_told_from_a_rules_file() {
+    let scratch = Scratch::new();
+    let shop =
+        "domain: shop\ndescriptors: [{key: a, rate_limit: {unit: hour, requests_per_unit: 1}}]\n";
+    let file = scratch.write("shop.yaml", shop);
+    let file = file.to_str().unwrap();
+    let hint = format!("check it with `tidegate check --envoy {file}`");
+    let output = check(file);
+    let said = text_of(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains(&hint), "{said}");
+    let output = run(&mut tidegate(&["serve", "--config", file]));
+    assert!(text_of(&output).contains(&hint), "{output:?}");
+    let output = run(&mut tidegate(&["check", "--envoy", file]));
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    // A folder is no rules file either.
+    let output = check(scratch.path().to_str().unwrap());
+    let said = text_of(&output);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("is checked with --envoy"), "{said}");
+    let other = scratch.write("other.yaml", "domain: shop\n");
+    let said = text_of(&check(other.to_str().unwrap())).to_owned();
+    assert!(!said.contains("--envoy"), "{said}");
+}
+
+fn text_of(output: &Output) -> &str {
+    text(&output.stderr)
+}

@@ -113,6 +113,96 @@ fn a_rules_file_is_checked_with_the_envoy_folder_to_which_it_leads() {
     }
 }
 
+/// Nothing is called free of mistakes that `serve` could not read, or that would limit nothing.
+#[test]
+fn a_folder_that_is_empty_or_missing_has_no_praise() {
+    let scratch = Scratch::new();
+    std::fs::create_dir(scratch.join("empty")).unwrap();
+    scratch.write("empty/.hidden.yaml", SHOP);
+    let (code, said) = check(&scratch, &["check", "--envoy", "empty"]);
+    let nothing =
+        "empty has no file with a domain: nothing that Envoy asks about would be limited\n";
+    assert_eq!((code, said), (Some(1), format!("tidegate: {nothing}")));
+
+    scratch.write("rules.yaml", "envoy: {config: empty}\n");
+    let (code, said) = check(&scratch, &["check", "rules.yaml"]);
+    assert_eq!(code, Some(1));
+    assert!(
+        said.contains(&format!("tidegate: envoy.config: {nothing}")),
+        "{said}"
+    );
+
+    scratch.write("rules.yaml", "envoy: {config: nowhere}\n");
+    let (code, said) = check(&scratch, &["check", "rules.yaml"]);
+    assert_eq!(code, Some(2));
+    assert!(
+        said.starts_with("tidegate: rules.yaml: envoy.config: cannot read nowhere: "),
+        "{said}"
+    );
+    assert!(!said.contains("no mistakes"), "{said}");
+
+    // Both are looked at, and the worse decides.
+    scratch.write("bad.yaml", "domain: 1.5");
+    let (code, said) = check(&scratch, &["check", "nowhere.yaml", "--envoy", "bad.yaml"]);
+    assert_eq!(code, Some(2));
+    for part in ["cannot read nowhere.yaml: ", "bad.yaml has 1 mistake:"] {
+        assert!(said.contains(part), "no {part:?} in:\n{said}");
+    }
+}
+
+#[test]
+fn the_start_says_what_is_in_force() {
+    let config = format!("{EVERY_DOOR}envoy: {{config: config}}\n");
+    let mut server = Server::start_in(shop(), &config);
+    server.signal("HUP");
+    server.wait_for(&[
+        "reloaded the configuration of the rate limit service",
+        "domains=1",
+        "descriptors=1",
+    ]);
+    let started = server.said();
+    assert!(
+        started.contains("the configuration of the rate limit service is in force")
+            && started.contains("descriptors=1"),
+        "{started}"
+    );
+}
+
+/// What cannot be read for want of file descriptors can be read when there are some again, and nobody has to touch it.
+#[test]
+fn a_file_that_cannot_be_read_is_tried_again_until_it_can() {
+    let config = format!("{EVERY_DOOR}envoy: {{config: config/shop.yaml}}\n");
+    let mut server = Server::start_in(shop(), &config);
+    assert_eq!(remaining(&ask(server.http)), json!(1));
+    let raised = SHOP.replace("requests_per_unit: 2", "requests_per_unit: 9");
+    server.limit_files(3);
+    let (draft, file) = (
+        server.directory().join("draft"),
+        server.directory().join("config/shop.yaml"),
+    );
+    std::fs::write(&draft, raised).unwrap();
+    std::fs::rename(draft, file).unwrap();
+    server.wait_for(&[
+        "kept the old configuration of the rate limit service: cannot read config/shop.yaml",
+        "it is tried again until it can be read",
+    ]);
+    server.limit_files(1_024);
+    let line = server.wait_for(&["the configuration of the rate limit service"]);
+    assert!(
+        line.contains("reloaded"),
+        "said once that it could not: {line}"
+    );
+    assert_eq!(remaining(&ask(server.http)), json!(7));
+    let metrics = server.metrics();
+    for sample in [
+        "tidegate_envoy_config_loads_total{result=\"ok\"} 2\n",
+        "tidegate_envoy_config_loads_total{result=\"failed\"} 1\n",
+        "tidegate_envoy_last_config_load_success 1\n",
+    ] {
+        assert!(metrics.contains(sample), "no {sample:?} in:\n{metrics}");
+    }
+}
+
 #[test]
 fn an_envoy_folder_is_served_and_read_again_when_it_changes() {
     let mut server = Server::start_in(shop(), &format!("{EVERY_DOOR}envoy: {{config: config}}\n"));
@@ -232,6 +322,7 @@ fn what_of_that_environment_cannot_be_done_is_refused() {
     let mut command = from_environment(&scratch);
     for (name, value) in [
         ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
+        ("BACKEND_TYPE", "memcache"),
         ("GRPC_UDS", "/run/ratelimit.sock"),
         ("NEAR_LIMIT_RATIO", "much"),
         ("GRPC_SERVER_USE_TLS", "true"),
@@ -244,6 +335,7 @@ fn what_of_that_environment_cannot_be_done_is_refused() {
     let said = String::from_utf8(output.stderr).unwrap();
     for problem in [
         "CONFIG_TYPE: rules are read from files only",
+        "BACKEND_TYPE: counts are kept in Redis or in the memory of this process only",
         "GRPC_UDS: the gRPC door does not listen on Unix sockets",
         "NEAR_LIMIT_RATIO: expected a share from 0 to 1, such as 0.8, got \"much\"",
         "GRPC_SERVER_TLS_CERT: is missing",

@@ -5,13 +5,13 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::SystemTime,
 };
 
 use super::{DomainFiles, File, FileMistake, Loaded, RateLimitService, read};
-use crate::config::MAX_FILE_BYTES;
+use crate::{config::MAX_FILE_BYTES, reload};
 
 /// The most files of a folder.
 pub const MAX_FILES: usize = 10_000;
@@ -64,6 +64,11 @@ impl FolderError {
                 mistakes.iter().map(FileMistake::to_string).collect()
             }
         }
+    }
+
+    /// Whether it may be gone although nothing changes that can be seen from outside.
+    fn may_pass(&self) -> bool {
+        matches!(self, Self::Unreadable { source, .. } if reload::may_pass(source))
     }
 }
 
@@ -189,6 +194,8 @@ pub struct Watch {
     /// What was there when it was last read; `None` if it could not be looked at.
     seen: Mutex<Option<Vec<Found>>>,
     mistakes: Mutex<Vec<String>>,
+    /// Whether it could not be read when it was last tried, and may be soon.
+    is_unread: AtomicBool,
     loads: [AtomicU64; 2],
 }
 
@@ -201,6 +208,7 @@ impl Watch {
             service,
             seen: Mutex::default(),
             mistakes: Mutex::default(),
+            is_unread: AtomicBool::new(false),
             loads: Default::default(),
         }
     }
@@ -218,19 +226,25 @@ impl Watch {
     /// [`FolderError`]. The rules in force stay in force.
     pub fn reload(&self) -> Result<usize, FolderError> {
         let loaded = self.load();
-        let path = self.folder.path.display();
-        match &loaded {
-            Ok(0) => {
-                tracing::warn!(%path, "no domain is configured any more: nothing that Envoy asks about is limited")
-            }
-            Ok(domains) => {
-                tracing::info!(%path, domains, "reloaded the configuration of the rate limit service")
-            }
-            Err(error) => {
-                tracing::error!(%path, "kept the old configuration of the rate limit service: {error}")
+        self.tell(&loaded);
+        loaded
+    }
+
+    /// Reloads what has changed. What could not be read is tried again each time, and told of again only when that
+    /// comes out otherwise.
+    pub fn follow(&self) {
+        if self.has_changed() {
+            drop(self.reload());
+        } else if self.is_unread.load(Ordering::Relaxed) {
+            let mut seen = lock(&self.seen);
+            let files = self.folder.files().ok();
+            let read = self.folder.load();
+            if !read.as_ref().is_err_and(FolderError::may_pass) {
+                *seen = files;
+                drop(seen);
+                self.tell(&self.put_in_force(read));
             }
         }
-        loaded
     }
 
     /// Reads every file and puts the rules in force, without a word in the log. Returns how many domains there are.
@@ -241,7 +255,11 @@ impl Watch {
     pub fn load(&self) -> Result<usize, FolderError> {
         let mut seen = lock(&self.seen);
         *seen = self.folder.files().ok();
-        let loaded = self.folder.load().map(|loaded| {
+        self.put_in_force(self.folder.load())
+    }
+
+    fn put_in_force(&self, read: Result<Loaded, FolderError>) -> Result<usize, FolderError> {
+        let loaded = read.map(|loaded| {
             loaded
                 .warnings
                 .iter()
@@ -251,12 +269,48 @@ impl Watch {
             domains
         });
         self.loads[usize::from(loaded.is_err())].fetch_add(1, Ordering::Relaxed);
+        let is_unread = loaded.as_ref().is_err_and(FolderError::may_pass);
+        self.is_unread.store(is_unread, Ordering::Relaxed);
         *lock(&self.mistakes) = loaded
             .as_ref()
             .err()
             .map(FolderError::problems)
             .unwrap_or_default();
         loaded
+    }
+
+    /// Says in the log what came of a reload.
+    fn tell(&self, loaded: &Result<usize, FolderError>) {
+        let path = self.folder.path.display();
+        match loaded {
+            Ok(0) => {
+                tracing::warn!(%path, "no domain is configured any more: nothing that Envoy asks about is limited")
+            }
+            Ok(domains) => {
+                let descriptors = self.service.descriptors();
+                tracing::info!(%path, domains, descriptors, "reloaded the configuration of the rate limit service")
+            }
+            Err(error) if error.may_pass() => tracing::error!(
+                %path, "kept the old configuration of the rate limit service: {error}; it is tried again until it can be read"
+            ),
+            Err(error) => {
+                tracing::error!(%path, "kept the old configuration of the rate limit service: {error}")
+            }
+        }
+    }
+
+    /// Says in the log what is in force at the start.
+    pub(crate) fn tell_of_the_start(&self) {
+        let path = self.folder.path.display();
+        match self.service.domains() {
+            0 => {
+                tracing::warn!(%path, "no domain is configured: nothing that Envoy asks about is limited")
+            }
+            domains => {
+                let descriptors = self.service.descriptors();
+                tracing::info!(%path, domains, descriptors, "the configuration of the rate limit service is in force")
+            }
+        }
     }
 
     /// What was wrong when it was last read; empty if that is in force.

@@ -160,15 +160,11 @@ impl Running {
     }
 
     fn reload_if_changed(&self) {
-        if let Some(reloader) = &self.reloader
-            && reloader.has_changed()
-        {
-            drop(reloader.reload());
+        if let Some(reloader) = &self.reloader {
+            reloader.follow();
         }
-        if let Some(envoy) = &self.envoy
-            && envoy.has_changed()
-        {
-            drop(envoy.reload());
+        if let Some(envoy) = &self.envoy {
+            envoy.follow();
         }
         for tls in &self.certificates {
             if tls.has_changed() {

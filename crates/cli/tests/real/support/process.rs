@@ -65,6 +65,18 @@ impl Process {
         signal(self.child.id(), name);
     }
 
+    /// Lets the program open no file whose number would be `most` or above.
+    pub(crate) fn limit_files(&self, most: u32) {
+        let (pid, limit) = (self.child.id().to_string(), format!("--nofile={most}:"));
+        let output = run(Command::new(tool("prlimit")).args(["--pid", &pid, &limit]));
+        assert!(output.status.success(), "{output:?}");
+    }
+
+    /// What was logged up to the last line that was waited for.
+    pub(crate) fn said(&self) -> String {
+        self.seen.join("\n")
+    }
+
     /// Waits until the program has ended, and answers with what else it wrote.
     pub(crate) fn wait(&mut self) -> (ExitStatus, Vec<String>) {
         // Its standard error closes when it ends: that can be waited for with a deadline.

@@ -86,6 +86,16 @@ impl Server {
         self.process.signal(name);
     }
 
+    /// Lets the server open no file whose number would be `most` or above.
+    pub(crate) fn limit_files(&self, most: u32) {
+        self.process.limit_files(most);
+    }
+
+    /// What was logged up to the last line that was waited for.
+    pub(crate) fn said(&self) -> String {
+        self.process.said()
+    }
+
     pub(crate) fn wait_for(&mut self, words: &[&str]) -> String {
         self.process.wait_for(words)
     }
