@@ -23,7 +23,11 @@ use tidegate_http::Clock;
 pub use self::running::{Running, Signals};
 use crate::{
     config::{Config, Envoy, Snapshot, TlsFiles},
-    door::{self, grpc::Http2, proxy::Upstreams},
+    door::{
+        self,
+        grpc::Http2,
+        proxy::{AuthoritiesError, Upstreams},
+    },
     envoy::{FolderError, RateLimitService, Watch},
     limiter::{Backend, Limiter},
     link::Link,
@@ -59,6 +63,9 @@ pub enum ServeError {
     /// A door cannot have TLS as configured.
     #[error(transparent)]
     Tls(#[from] TlsError),
+    /// An upstream behind TLS cannot be known.
+    #[error(transparent)]
+    Authorities(#[from] AuthoritiesError),
     /// The snapshot could not be read.
     #[error(
         "cannot read the snapshot {path}: {source}; mend its permissions, or remove `store.memory.snapshot`"
@@ -158,7 +165,8 @@ pub fn start(
     let server = Server::start(Server::default_workers())?;
     let proxy = config
         .proxy
-        .map(|settings| Proxied::new(settings, server.workers(), proxy_tls));
+        .map(|settings| Proxied::new(settings, server.workers(), proxy_tls))
+        .transpose()?;
     let doors = Doors {
         limiter: &limiter,
         reloader: reloader.as_ref(),
@@ -220,12 +228,16 @@ struct Proxied {
 }
 
 impl Proxied {
-    fn new(settings: crate::config::Proxy, workers: usize, tls: Option<Arc<Tls>>) -> Self {
-        Self {
-            upstreams: Arc::new(Upstreams::new(&settings.upstreams, workers)),
+    fn new(
+        settings: crate::config::Proxy,
+        workers: usize,
+        tls: Option<Arc<Tls>>,
+    ) -> Result<Self, AuthoritiesError> {
+        Ok(Self {
+            upstreams: Arc::new(Upstreams::new(&settings.upstreams, workers)?),
             settings: Arc::new(settings),
             tls,
-        }
+        })
     }
 }
 

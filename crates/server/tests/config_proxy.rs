@@ -89,7 +89,7 @@ proxy:
         "proxy.lisen (line 3): unknown key `lisen`; did you mean `listen`?",
         "proxy.upstreams[0].name (line 5): expected a name of 1 to 64 letters, digits, `-`, `_` and `.`, got \"a b\"",
         "proxy.upstreams[0].urls (line 5): must be 1 to 64 URLs, got 0",
-        "proxy.upstreams[1].urls[0] (line 6): only http:// can be asked; give a URL such as http://127.0.0.1:3000",
+        "proxy.upstreams[1].urls[0] (line 6): only http:// and https:// can be asked; give a URL such as http://127.0.0.1:3000",
         "proxy.upstreams[1].urls[1] (line 6): there must be no path in it: what clients ask for is passed on as it is; give a URL such as http://127.0.0.1:3000",
         "proxy.upstreams[2].urls[1] (line 7): stands there twice",
         "proxy.upstreams[2].max_connections (line 7): must be from 1 to 65536, got 0",

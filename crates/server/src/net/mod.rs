@@ -47,6 +47,7 @@ pub(crate) use local::Local;
 pub use server::Server;
 pub use shutdown::Shutdown;
 pub use timer::LazyTimer;
+pub(crate) use tls::roots;
 pub use tls::{Behind, Tls, TlsError};
 
 /// What one listener and each of its connections may use.

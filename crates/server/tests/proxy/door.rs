@@ -19,6 +19,7 @@ const START_MICROS: u64 = 1_700_000_040_000_000;
 pub(crate) struct Door {
     pub(crate) listener: Listener,
     pub(crate) server: Server,
+    pub(crate) upstreams: Arc<Upstreams>,
     pub(crate) limiter: Arc<Limiter>,
     pub(crate) tls: Option<Arc<Tls>>,
 }
@@ -49,13 +50,15 @@ impl Door {
         let settings = config.proxy.unwrap();
         let tls = settings.tls.as_ref();
         let tls = tls.map(|files| Arc::new(Tls::load(Behind::Proxy, files).unwrap()));
+        let upstreams = Upstreams::new(&settings.upstreams, server.workers()).unwrap();
+        let upstreams = Arc::new(upstreams);
         let clock = Clock::manual(Timestamp::from_micros(START_MICROS));
         let store = MemoryStore::new(MemoryBounds::default());
         let limiter = Arc::new(Limiter::new(config.rules, store, clock));
         let served = Served {
             limiter: Arc::clone(&limiter),
             headers: config.headers,
-            upstreams: Arc::new(Upstreams::new(&settings.upstreams, server.workers())),
+            upstreams: Arc::clone(&upstreams),
             settings: Arc::new(settings),
             identity: Arc::new(config.identity),
             tls: tls.clone(),
@@ -65,6 +68,7 @@ impl Door {
         Self {
             listener,
             server,
+            upstreams,
             limiter,
             tls,
         }

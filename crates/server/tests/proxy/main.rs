@@ -21,3 +21,5 @@ mod routing;
 mod smuggling;
 mod upgrade;
 mod upstream;
+mod upstream_http2;
+mod upstream_tls;

@@ -1,10 +1,10 @@
 //! `proxy.upstreams`: one service each, at one or several addresses.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, path::PathBuf};
 
 use tidegate_core::{Condition, When};
 
-use super::{Url, within};
+use super::{Scheme, Url, within};
 use crate::config::{
     conditions,
     report::{Report, advice},
@@ -26,7 +26,7 @@ const MOST_CONNECTIONS: usize = 65_536;
 /// What the conditions of an upstream can be about.
 const ENTRIES: &[&str] = &["path", "host", "method"];
 
-const FIELDS: &[&str] = &["name", "urls", "when", "max_connections"];
+const FIELDS: &[&str] = &["name", "urls", "when", "max_connections", "http2", "ca"];
 
 /// A service behind the proxy.
 #[derive(Clone, Debug)]
@@ -40,6 +40,10 @@ pub struct Upstream {
     pub when: When,
     /// `max_connections`: the most connections to one address at once, 1 to 65,536; default 1,024.
     pub max_connections: usize,
+    /// `http2`: whether it is spoken to in HTTP/2, in the clear or behind TLS; default false.
+    pub http2: bool,
+    /// `ca`: a PEM file of the authorities whose certificates it may show; by default those of the system.
+    pub ca: Option<PathBuf>,
 }
 
 pub(super) fn upstreams(proxy: &Fields<'_>, report: &mut Report) -> Option<Vec<Upstream>> {
@@ -95,11 +99,17 @@ fn upstream(value: &Value<'_>, report: &mut Report) -> Option<Upstream> {
             report,
         )
     });
+    let http2 = fields.get("http2").and_then(|value| value.flag(report));
+    let ca = fields
+        .get("ca")
+        .and_then(|value| ca(value, urls.as_deref(), report));
     Some(Upstream {
         name: name?,
         urls: urls?,
         when: when?,
         max_connections: most.unwrap_or(1_024),
+        http2: http2.unwrap_or(false),
+        ca,
     })
 }
 
@@ -134,6 +144,17 @@ fn urls(value: &Value<'_>, report: &mut Report) -> Option<Vec<Url>> {
         }
     }
     (report.count() == before).then_some(urls)
+}
+
+fn ca(value: &Value<'_>, urls: Option<&[Url]>, report: &mut Report) -> Option<PathBuf> {
+    let path = value.text(report, "the path of a PEM file")?;
+    if urls.is_some_and(|urls| urls.iter().all(|url| url.scheme == Scheme::Http)) {
+        value.wrong(
+            report,
+            "goes with https://, and no URL of this upstream has that",
+        );
+    }
+    Some(path.into())
 }
 
 fn conditions(value: &Value<'_>, report: &mut Report) -> Option<When> {

@@ -9,6 +9,8 @@ use http::{Uri, uri::Authority};
 pub enum Scheme {
     /// In the clear.
     Http,
+    /// Behind TLS.
+    Https,
 }
 
 impl Scheme {
@@ -17,6 +19,7 @@ impl Scheme {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Http => "http",
+            Self::Https => "https",
         }
     }
 }
@@ -33,7 +36,7 @@ pub struct Url {
 }
 
 impl Url {
-    /// Reads `http://HOST[:PORT]`.
+    /// Reads `http://HOST[:PORT]` or `https://HOST[:PORT]`.
     ///
     /// # Errors
     ///
@@ -43,7 +46,8 @@ impl Url {
         let uri: Uri = text.parse().map_err(|_| wrong("this is no URL"))?;
         let scheme = match uri.scheme_str() {
             Some("http") => Scheme::Http,
-            Some(_) => return Err(wrong("only http:// can be asked")),
+            Some("https") => Scheme::Https,
+            Some(_) => return Err(wrong("only http:// and https:// can be asked")),
             None => return Err(wrong("there is no scheme")),
         };
         let authority = uri
@@ -69,6 +73,7 @@ impl Url {
             (None, Some((_, port))) if !port.contains(']') => {
                 return Err(wrong("the port is none"));
             }
+            (None, _) if scheme == Scheme::Https => 443,
             (None, _) => 80,
         };
         Ok(Self {
@@ -107,6 +112,7 @@ mod tests {
             ("http://App.internal/", "http://app.internal:80"),
             ("http://[::1]:8080", "http://[::1]:8080"),
             ("http://[::1]", "http://[::1]:80"),
+            ("https://app", "https://app:443"),
         ] {
             assert_eq!(Url::parse(text).unwrap().to_string(), shown);
         }
@@ -116,7 +122,7 @@ mod tests {
     fn what_cannot_be_asked_is_refused() {
         for (text, problem) in [
             ("127.0.0.1:3000", "there is no scheme"),
-            ("ftp://h", "only http:// can be asked"),
+            ("ftp://h", "only http:// and https:// can be asked"),
             ("http://u:p@h", "there must be no user in it"),
             ("http://h/v1", "there must be no path in it"),
             ("http://h?x", "there must be no path in it"),

@@ -208,7 +208,7 @@ impl Admin {
             Tls::write(&self.certificates, &mut text);
         }
         if let Some(upstreams) = &self.upstreams {
-            upstreams.write(&mut text);
+            text.append(&upstreams.exposition());
         }
         let mut answer = Response::new(Full::from(text.finish()));
         let text = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");

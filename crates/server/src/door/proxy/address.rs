@@ -12,15 +12,20 @@ use std::{
     time::Duration,
 };
 
+use rustls::ClientConfig;
 use tokio::time::{Instant, sleep};
 
 use super::link::Link;
-use crate::config::Url;
+use crate::config::{Scheme, Timeouts, Upstream, Url};
 
 /// An address of an upstream.
 #[derive(Debug)]
 pub(super) struct Address {
     pub(super) url: Url,
+    /// Whether it is spoken to in HTTP/2.
+    pub(super) http2: bool,
+    /// How it is connected to behind TLS, if it is.
+    pub(super) tls: Option<Arc<ClientConfig>>,
     /// The most connections at once.
     most: usize,
     connections: AtomicUsize,
@@ -37,11 +42,18 @@ struct Pool {
 }
 
 impl Address {
-    /// `url`, asked by so many workers on at most so many connections at once.
-    pub(super) fn new(url: Url, most: usize, workers: usize) -> Self {
+    /// `url`, one of those of `upstream`, asked by so many workers.
+    pub(super) fn new(
+        url: Url,
+        upstream: &Upstream,
+        tls: Option<&Arc<ClientConfig>>,
+        workers: usize,
+    ) -> Self {
         Self {
+            tls: tls.filter(|_| url.scheme == Scheme::Https).cloned(),
             url,
-            most,
+            http2: upstream.http2,
+            most: upstream.max_connections,
             connections: AtomicUsize::new(0),
             in_flight: AtomicUsize::new(0),
             pools: (0..workers).map(|_| Mutex::default()).collect(),
@@ -58,9 +70,16 @@ impl Address {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// A connection that `worker` has kept, the one that was used last.
-    pub(super) fn take(&self, worker: usize) -> Option<Link> {
+    /// A connection that `worker` has kept: the one that was used last, or one that takes many requests.
+    pub(super) fn take(&self, worker: usize, times: &Timeouts) -> Option<Link> {
         let mut pool = lock(self.pools.get(worker)?);
+        if let Some((since, link)) = pool.idle.last_mut()
+            && !link.is_closed()
+            && let Some(shared) = link.share(times)
+        {
+            *since = Instant::now();
+            return Some(shared);
+        }
         // Those that the upstream has closed meanwhile are dropped on the way.
         std::iter::from_fn(|| pool.idle.pop())
             .map(|(_, link)| link)
@@ -73,6 +92,10 @@ impl Address {
             return;
         };
         let mut pool = lock(pool);
+        if self.http2 {
+            // One that takes many requests stays where it is while it has some.
+            pool.idle.clear();
+        }
         pool.idle.push((Instant::now(), link));
         if !pool.is_tended {
             pool.is_tended = true;
@@ -113,8 +136,9 @@ impl Address {
         };
         let mut pool = lock(pool);
         let now = Instant::now();
-        pool.idle
-            .retain(|(since, link)| !link.is_closed() && now.duration_since(*since) < longest);
+        pool.idle.retain(|(since, link)| {
+            !link.is_closed() && (link.is_shared() || now.duration_since(*since) < longest)
+        });
         pool.is_tended = !pool.idle.is_empty();
         !pool.is_tended
     }

@@ -30,7 +30,7 @@ use hyper::{Request, Response, StatusCode, body::Incoming, upgrade::OnUpgrade};
 use tower_service::Service;
 
 use super::{
-    address::Load,
+    address::{Address, Load},
     body::{Body, Download, Progress, Upload},
     forwarded::Forwarding,
     hop,
@@ -94,7 +94,12 @@ impl Way {
         if body_length(&head).is_some_and(|length| length > most) {
             return Err(Refusal::TooLarge(most));
         }
+        // HTTP/2 goes on with no other protocol.
+        let protocol = protocol.filter(|_| upstream.http2.is_none());
         self.rewrite(&mut head, protocol);
+        if let Some(scheme) = &upstream.http2 {
+            target::as_http2(&mut head, scheme)?;
+        }
         let upload = Upload::new(body, most, self.settings.timeouts.idle);
         let request = Request::from_parts(head, upload);
         let asked = self.ask(upstream, request).await;
@@ -127,11 +132,12 @@ impl Way {
         let (mut tried, mut refusal) = (0, Refusal::Unreachable);
         while let Some((at, address)) = upstream.least_loaded(tried) {
             let load = address.enter();
-            let kept = address.take(self.worker);
+            let kept = address.take(self.worker, &self.settings.timeouts);
             let is_kept = kept.is_some();
             let link = match kept {
                 Some(link) => Ok(link),
-                None => Link::make(address, &self.settings).await,
+                // Seldom, and much larger than the rest of what a request is while it waits.
+                None => Box::pin(self.connect(address)).await,
             };
             let link = match link {
                 Ok(link) => link,
@@ -152,6 +158,16 @@ impl Way {
             upstream.tally.count_retry(self.worker);
         }
         Err(refusal)
+    }
+
+    /// A new connection, kept at once if it takes many requests.
+    async fn connect(&self, address: &Arc<Address>) -> Result<Link, Refusal> {
+        let link = Link::make(address, &self.settings).await?;
+        let times = &self.settings.timeouts;
+        if let Some(shared) = link.share(times) {
+            address.keep(self.worker, shared, times.pool);
+        }
+        Ok(link)
     }
 
     async fn ask_on(

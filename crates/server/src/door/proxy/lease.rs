@@ -19,7 +19,8 @@ impl Lease {
     /// Keeps the connection for the next request, if it can have one: one on which the request's body is still being
     /// sent cannot.
     pub(super) fn give_back(self) {
-        if self.link.is_ready() {
+        // One that takes many requests has been kept since it was made.
+        if !self.load.address().http2 && self.link.is_ready() {
             let Self {
                 link,
                 load,

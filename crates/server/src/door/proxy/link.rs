@@ -1,35 +1,46 @@
-//! A connection to an upstream: made, asked, and answered in time.
+//! A connection to an upstream, asked and answered in time.
 
 use std::{
-    future::poll_fn,
-    io,
+    future::{Future, poll_fn},
     pin::pin,
     sync::Arc,
     task::{Poll, ready},
 };
 
-use hyper::{Request, Response, body::Incoming, client::conn::http1};
-use hyper_util::rt::TokioIo;
-use tokio::{net::TcpStream, time::timeout};
+use hyper::{
+    Request, Response,
+    body::Incoming,
+    client::conn::{TrySendError, http1, http2},
+};
+use tokio::time::timeout;
 
 use super::{
     address::{Address, Admitted},
     body::{Progress, Upload},
+    connect,
     refusal::Refusal,
-    stall::Stalling,
 };
 use crate::{
     config::{Proxy, Timeouts},
     net::LazyTimer,
 };
 
-/// A connection that takes one request at a time.
+/// A connection, as a request has it.
 #[derive(Debug)]
 pub(super) struct Link {
-    sender: http1::SendRequest<Upload>,
-    /// For the heads of answers. One serves all requests of the connection.
+    sender: Sender,
+    /// For the heads of answers. One serves all requests of an HTTP/1.1 connection.
     timer: LazyTimer,
-    _admitted: Admitted,
+    admitted: Arc<Admitted>,
+}
+
+/// Who takes requests.
+#[derive(Debug)]
+pub(super) enum Sender {
+    /// One at a time.
+    Http1(http1::SendRequest<Upload>),
+    /// Many at once.
+    Http2(http2::SendRequest<Upload>),
 }
 
 /// Why a request was not answered.
@@ -48,29 +59,54 @@ impl Link {
     /// No room, nobody there, nobody in time.
     pub(super) async fn make(address: &Arc<Address>, settings: &Proxy) -> Result<Self, Refusal> {
         let admitted = address.admit().ok_or(Refusal::Full)?;
-        let connecting = connect(address, settings);
-        let sender = timeout(settings.timeouts.connect, connecting)
-            .await
-            .map_err(|_| Refusal::ConnectTimeout)?
-            .map_err(|error| {
-                tracing::debug!(upstream = %address.url, "cannot connect: {error}");
-                Refusal::Unreachable
-            })?;
+        let sender = timeout(
+            settings.timeouts.connect,
+            connect::connect(address, settings),
+        )
+        .await
+        .map_err(|_| Refusal::ConnectTimeout)?
+        .map_err(|error| {
+            tracing::debug!(upstream = %address.url, "cannot connect: {error}");
+            Refusal::Unreachable
+        })?;
         Ok(Self {
             sender,
             timer: LazyTimer::new(settings.timeouts.head),
-            _admitted: admitted,
+            admitted: Arc::new(admitted),
         })
     }
 
     /// Whether the upstream has closed it.
     pub(super) fn is_closed(&self) -> bool {
-        self.sender.is_closed()
+        match &self.sender {
+            Sender::Http1(sender) => sender.is_closed(),
+            Sender::Http2(sender) => sender.is_closed(),
+        }
     }
 
     /// Whether it can take a request.
     pub(super) fn is_ready(&self) -> bool {
-        self.sender.is_ready()
+        match &self.sender {
+            Sender::Http1(sender) => sender.is_ready(),
+            Sender::Http2(sender) => sender.is_ready(),
+        }
+    }
+
+    /// Whether other requests have this connection too.
+    pub(super) fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.admitted) > 1
+    }
+
+    /// The same connection for another request, if it takes many.
+    pub(super) fn share(&self, times: &Timeouts) -> Option<Self> {
+        match &self.sender {
+            Sender::Http1(_) => None,
+            Sender::Http2(sender) => Some(Self {
+                sender: Sender::Http2(sender.clone()),
+                timer: LazyTimer::new(times.head),
+                admitted: Arc::clone(&self.admitted),
+            }),
+        }
     }
 
     /// Sends `request`, and waits for the head of the answer.
@@ -81,45 +117,44 @@ impl Link {
         times: &Timeouts,
     ) -> Result<Response<Incoming>, Unanswered> {
         self.timer.set(times.head);
-        let Self { sender, timer, .. } = self;
-        let mut sending = pin!(sender.try_send_request(request));
-        poll_fn(|cx| {
-            if let Poll::Ready(answer) = sending.as_mut().poll(cx) {
-                return Poll::Ready(answer.map_err(|mut error| match error.take_message() {
-                    Some(request) => Unanswered::Unsent(Box::new(request)),
-                    None => {
-                        tracing::debug!("no answer: {}", error.into_error());
-                        Unanswered::Refused(Refusal::BadAnswer)
-                    }
-                }));
+        let timer = &mut self.timer;
+        match &mut self.sender {
+            Sender::Http1(sender) => {
+                in_time(sender.try_send_request(request), timer, progress, times).await
             }
-            loop {
-                ready!(timer.poll_due(cx));
-                // An upstream that is still being sent the body owes no answer yet.
-                if !progress.is_sending() {
-                    return Poll::Ready(Err(Unanswered::Refused(Refusal::HeadTimeout)));
-                }
-                timer.set(times.head);
+            Sender::Http2(sender) => {
+                in_time(sender.try_send_request(request), timer, progress, times).await
             }
-        })
-        .await
+        }
     }
 }
 
-async fn connect(address: &Address, settings: &Proxy) -> io::Result<http1::SendRequest<Upload>> {
-    let stream = TcpStream::connect((&*address.url.host, address.url.port)).await?;
-    stream.set_nodelay(true)?;
-    let stream = TokioIo::new(Stalling::new(stream, settings.timeouts.idle));
-    let (sender, connection) = http1::Builder::new()
-        .max_buf_size(settings.max_head)
-        .max_headers(settings.max_headers)
-        .handshake(stream)
-        .await
-        .map_err(io::Error::other)?;
-    tokio::task::spawn_local(async move {
-        if let Err(error) = connection.with_upgrades().await {
-            tracing::debug!("a connection to an upstream ended: {error}");
+/// What `sending` comes to, unless the head of the answer takes too long.
+async fn in_time(
+    sending: impl Future<Output = Result<Response<Incoming>, TrySendError<Request<Upload>>>>,
+    timer: &mut LazyTimer,
+    progress: &Progress,
+    times: &Timeouts,
+) -> Result<Response<Incoming>, Unanswered> {
+    let mut sending = pin!(sending);
+    poll_fn(|cx| {
+        if let Poll::Ready(answer) = sending.as_mut().poll(cx) {
+            return Poll::Ready(answer.map_err(|mut error| match error.take_message() {
+                Some(request) => Unanswered::Unsent(Box::new(request)),
+                None => {
+                    tracing::debug!("no answer: {}", error.into_error());
+                    Unanswered::Refused(Refusal::BadAnswer)
+                }
+            }));
         }
-    });
-    Ok(sender)
+        loop {
+            ready!(timer.poll_due(cx));
+            // An upstream that is still being sent the body owes no answer yet.
+            if !progress.is_sending() {
+                return Poll::Ready(Err(Unanswered::Refused(Refusal::HeadTimeout)));
+            }
+            timer.set(times.head);
+        }
+    })
+    .await
 }

@@ -6,8 +6,10 @@
 //! of `tidegate-http`, around the service that `forward` is: what it denies reaches no upstream.
 
 mod address;
+mod authorities;
 mod body;
 mod client_stream;
+mod connect;
 mod connection;
 mod forward;
 mod forwarded;
@@ -24,7 +26,7 @@ mod upstreams;
 
 use std::{io, net::TcpListener, sync::Arc};
 
-pub use self::upstreams::Upstreams;
+pub use self::{authorities::AuthoritiesError, upstreams::Upstreams};
 use tower_layer::Layer as _;
 
 use self::{

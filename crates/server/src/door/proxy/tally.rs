@@ -73,8 +73,16 @@ impl Tally {
 }
 
 impl Upstreams {
-    /// Appends what was counted to `text`.
-    pub(crate) fn write(&self, text: &mut Text) {
+    /// Everything that was counted, in the Prometheus text format.
+    #[must_use]
+    pub fn exposition(&self) -> String {
+        let mut text = Text::default();
+        self.write_answers(&mut text);
+        self.write_gauges(&mut text);
+        text.finish()
+    }
+
+    fn write_answers(&self, text: &mut Text) {
         let name = "tidegate_proxy_answers_total";
         text.family(name, "counter", "Answers of upstreams by status.");
         for upstream in self.iter() {
@@ -107,6 +115,9 @@ impl Upstreams {
             let retries = upstream.tally.sum(|shard| &shard.retries);
             text.sample(name, &[("upstream", &upstream.name)], retries);
         }
+    }
+
+    fn write_gauges(&self, text: &mut Text) {
         let families: [Family; 2] = [
             (
                 "tidegate_proxy_in_flight",

@@ -1,10 +1,10 @@
 //! What a request asks for, in the one form in which it is passed on: a path on the wire, and one `Host`.
 
 use http::{
-    HeaderMap, HeaderValue, Method, Uri,
-    header::{COOKIE, HOST},
+    HeaderMap, HeaderValue, Method, Uri, Version,
+    header::{CONNECTION, COOKIE, HOST},
     request::Parts,
-    uri::PathAndQuery,
+    uri::{Authority, PathAndQuery, Scheme},
 };
 
 use super::refusal::Refusal;
@@ -37,6 +37,24 @@ pub(super) fn settle(head: &mut Parts) -> Result<(), Refusal> {
         _ => return Err(Refusal::Host("there is no `Host`")),
     }
     join_cookies(&mut head.headers);
+    Ok(())
+}
+
+/// The same for an upstream that speaks HTTP/2: the host stands in the target again, and nothing speaks of the connection.
+///
+/// # Errors
+///
+/// A host that no target can have.
+pub(super) fn as_http2(head: &mut Parts, scheme: &Scheme) -> Result<(), Refusal> {
+    const WRONG: Refusal = Refusal::Host("the host makes no sense");
+    let host = head.headers.remove(HOST).ok_or(WRONG)?;
+    let authority = Authority::try_from(host.as_bytes()).map_err(|_| WRONG)?;
+    let mut uri = std::mem::take(&mut head.uri).into_parts();
+    uri.scheme = Some(scheme.clone());
+    uri.authority = Some(authority);
+    head.uri = Uri::from_parts(uri).map_err(|_| WRONG)?;
+    head.version = Version::HTTP_2;
+    head.headers.remove(CONNECTION);
     Ok(())
 }
 

@@ -5,10 +5,15 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-use http::{header::HOST, request::Parts};
+use http::{header::HOST, request::Parts, uri::Scheme};
 use tidegate_core::{Cost, Request, When};
 
-use super::{address::Address, refusal::Refusal, tally::Tally};
+use super::{
+    address::Address,
+    authorities::{AuthoritiesError, connector},
+    refusal::Refusal,
+    tally::Tally,
+};
 use crate::config;
 
 /// All upstreams, in the order of the configuration.
@@ -24,23 +29,20 @@ pub(super) struct Upstream {
     /// Where to begin looking, so that addresses with equally much to do take turns.
     next: AtomicUsize,
     pub(super) tally: Tally,
+    /// The scheme of its targets, if it is spoken to in HTTP/2.
+    pub(super) http2: Option<Scheme>,
 }
 
 impl Upstreams {
     /// As `settings` have them, for so many workers.
-    #[must_use]
-    pub fn new(settings: &[config::Upstream], workers: usize) -> Self {
-        let upstream = |settings: &config::Upstream| {
-            let address = |url| Arc::new(Address::new(url, settings.max_connections, workers));
-            Arc::new(Upstream {
-                name: settings.name.clone(),
-                when: settings.when.clone(),
-                addresses: settings.urls.iter().cloned().map(address).collect(),
-                next: AtomicUsize::new(0),
-                tally: Tally::new(workers),
-            })
-        };
-        Self(settings.iter().map(upstream).collect())
+    ///
+    /// # Errors
+    ///
+    /// Authorities for TLS that cannot be had.
+    pub fn new(settings: &[config::Upstream], workers: usize) -> Result<Self, AuthoritiesError> {
+        let upstream = |settings| Ok(Arc::new(Upstream::new(settings, workers)?));
+        let upstreams: Result<_, AuthoritiesError> = settings.iter().map(upstream).collect();
+        upstreams.map(Self)
     }
 
     pub(super) fn iter(&self) -> std::slice::Iter<'_, Arc<Upstream>> {
@@ -71,6 +73,24 @@ impl Upstreams {
 }
 
 impl Upstream {
+    fn new(settings: &config::Upstream, workers: usize) -> Result<Self, AuthoritiesError> {
+        let tls = connector(settings)?;
+        let scheme = if tls.is_some() {
+            Scheme::HTTPS
+        } else {
+            Scheme::HTTP
+        };
+        let address = |url| Arc::new(Address::new(url, settings, tls.as_ref(), workers));
+        Ok(Self {
+            name: settings.name.clone(),
+            when: settings.when.clone(),
+            addresses: settings.urls.iter().cloned().map(address).collect(),
+            next: AtomicUsize::new(0),
+            tally: Tally::new(workers),
+            http2: settings.http2.then_some(scheme),
+        })
+    }
+
     /// The address with the least to do among those that were not `tried`, a bit for each.
     pub(super) fn least_loaded(&self, tried: u64) -> Option<(usize, &Arc<Address>)> {
         let count = self.addresses.len();

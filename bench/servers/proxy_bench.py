@@ -1,0 +1,182 @@
+#!/usr/bin/env python3
+"""Tidegate's reverse proxy beside nginx with `limit_req`, in front of the same nginx, in one run, on loopback. METHOD.md says how.
+
+    proxy_bench.py --tidegate target/release/tidegate
+"""
+
+import argparse
+import contextlib
+import os
+import re
+import subprocess
+import tempfile
+import urllib.error
+import urllib.request
+from statistics import median
+
+from measure import program
+from processes import Server, free_port
+
+BODY_BYTES = 1024
+CONNECTIONS = 64
+
+# Limits that the load does not reach, so that every request passes and is counted; and one that it reaches.
+ROOM_A_SECOND = 1_000_000
+CHECKED_LIMIT = 5
+
+
+class Front:
+    """A proxy, its port, and how it is asked for what is limited to five."""
+
+    def __init__(self, server, port):
+        self.server, self.port = server, port
+
+
+def main():
+    options = parse()
+    rounds, seconds = (1, 1) if options.smoke else (options.rounds, 4)
+    with contextlib.ExitStack() as running:
+        folder = running.enter_context(tempfile.TemporaryDirectory())
+        upstream = start_upstream(running, folder)
+        fronts = [start_nginx(running, folder, upstream), start_tidegate(running, folder, options.tidegate, upstream)]
+        print(f"\n## 1 KiB, keep-alive, wrk -t1 -c{CONNECTIONS}\n", flush=True)
+        for front in fronts:
+            check_limits(front)
+            load(front, 1)
+        cells = {front.server.name: [] for front in fronts}
+        for turn in range(rounds):
+            for front in fronts if turn % 2 == 0 else reversed(fronts):
+                cells[front.server.name].append(load(front, seconds))
+        print_table(cells)
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tidegate", required=True, type=program)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--smoke", action="store_true", help="one short round: shows that it works, measures nothing")
+    return parser.parse_args()
+
+
+def start_upstream(running, folder):
+    port = free_port()
+    answer = f'location / {{ default_type text/plain; return 200 "{"x" * BODY_BYTES}"; }}'
+    nginx(running, folder, "upstream", port, f"server {{ listen 127.0.0.1:{port}; {answer} }}")
+    return port
+
+
+def start_nginx(running, folder, upstream):
+    """As its own documents have it: limits in shared memory by address, and connections to the upstream that are kept."""
+    port = free_port()
+    http = f"""
+        limit_req_zone $binary_remote_addr zone=room:10m rate={ROOM_A_SECOND}r/s;
+        limit_req_zone $binary_remote_addr zone=checked:10m rate=1r/m;
+        limit_req_status 429;
+        upstream app {{ server 127.0.0.1:{upstream}; keepalive {CONNECTIONS}; keepalive_requests 1000000000; }}
+        server {{
+            listen 127.0.0.1:{port};
+            proxy_http_version 1.1;
+            proxy_set_header Connection "";
+            proxy_set_header Host $http_host;
+            proxy_set_header X-Forwarded-For $remote_addr;
+            proxy_set_header X-Forwarded-Proto $scheme;
+            proxy_set_header X-Forwarded-Host $http_host;
+            location / {{ limit_req zone=room burst={ROOM_A_SECOND} nodelay; proxy_pass http://app; }}
+            location /checked {{ limit_req zone=checked burst={CHECKED_LIMIT - 1} nodelay; proxy_pass http://app; }}
+        }}"""
+    return Front(nginx(running, folder, "nginx limit_req", port, http), port)
+
+
+def nginx(running, folder, name, port, http):
+    """One worker process a core. Its master does nothing while it runs."""
+    config = os.path.join(folder, f"{port}.conf")
+    with open(config, "w") as file:
+        file.write(f"""
+            daemon off; master_process on; worker_processes auto; pid {folder}/{port}.pid; error_log stderr error;
+            events {{ worker_connections 4096; }}
+            http {{ access_log off; keepalive_requests 1000000000; {http} }}""")
+    return running.enter_context(Nginx(name, ["nginx", "-p", folder, "-c", config], [port]))
+
+
+class Nginx(Server):
+    def cpu_seconds(self):
+        """That of its workers."""
+        children = f"/proc/{self.process.pid}/task/{self.process.pid}/children"
+        with open(children) as file:
+            return sum(cpu_of(pid) for pid in file.read().split())
+
+
+def cpu_of(pid):
+    with open(f"/proc/{pid}/stat") as stat:
+        fields = stat.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def start_tidegate(running, folder, path, upstream):
+    port = free_port()
+    config = os.path.join(folder, "tidegate.yaml")
+    with open(config, "w") as file:
+        file.write(f"""
+listen: {{http: off, grpc: off, resp: off, admin: off}}
+proxy: {{listen: "127.0.0.1:{port}", upstreams: [{{name: app, urls: "http://127.0.0.1:{upstream}"}}]}}
+headers: {{ratelimit: false}}
+rules:
+  - name: room
+    when: {{path: {{not: /checked}}}}
+    key: [ip]
+    limits: [{{algorithm: gcra, rate: {ROOM_A_SECOND}/s, burst: {ROOM_A_SECOND}}}]
+  - name: checked
+    when: {{path: /checked}}
+    key: [ip]
+    limits: [{{algorithm: gcra, rate: 1/min, burst: {CHECKED_LIMIT - 1}}}]
+""")
+    command = [path, "serve", "--config", config, "--log", "error"]
+    return Front(running.enter_context(Server("tidegate", command, [port])), port)
+
+
+def check_limits(front):
+    """Five pass, the sixth is denied, and what passes is the upstream's."""
+    answers = [ask(front, "/checked") for _ in range(CHECKED_LIMIT + 1)]
+    passed = [(status, size) for status, size in answers if status == 200]
+    if passed != [(200, BODY_BYTES)] * CHECKED_LIMIT or answers[-1][0] != 429:
+        raise SystemExit(f"{front.server.name} should have let {CHECKED_LIMIT} pass, and answered {answers}")
+
+
+def ask(front, path):
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{front.port}{path}", timeout=10) as answer:
+            return answer.status, len(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, None
+
+
+def load(front, seconds):
+    """Requests a second, and microseconds of the proxy's CPU a request."""
+    command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", f"http://127.0.0.1:{front.port}/"]
+    before = front.server.cpu_seconds()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 60, stdin=subprocess.DEVNULL)
+    used = front.server.cpu_seconds() - before
+    requests = re.search(r"(\d+) requests in .*, ([\d.]+)(\w+) read", done.stdout)
+    rate = re.search(r"Requests/sec:\s+([\d.]+)", done.stdout)
+    wrong = re.search(r"Non-2xx or 3xx responses: .*|Socket errors: .*", done.stdout)
+    if done.returncode != 0 or not requests or not rate or wrong:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+    return float(rate[1]), used / int(requests[1]) * 1e6
+
+
+def print_table(cells):
+    print("| proxy | requests/s | least to most | proxy CPU a request |")
+    print("| --- | --- | --- | --- |")
+    for name, runs in cells.items():
+        rates = [rate for rate, _ in runs]
+        print(f"| {name} | {median(rates):,.0f} | {min(rates):,.0f} to {max(rates):,.0f} "
+              f"| {median(cpu for _, cpu in runs):.2f} us |")
+    pairs = list(zip(cells["tidegate"], cells["nginx limit_req"]))
+    rate = median(ours[0] / its[0] for ours, its in pairs)
+    cpu = median(ours[1] / its[1] for ours, its in pairs)
+    print(f"\n- requests a second are {rate:.3f} of nginx's, target at least 1: {'reached' if rate >= 1 else 'MISSED'}")
+    print(f"- CPU a request is {cpu:.3f} of nginx's, target at most 1: {'reached' if cpu <= 1 else 'MISSED'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+//! Whom an upstream behind TLS is believed to be.
+
+use std::{path::PathBuf, sync::Arc};
+
+use rustls::{ClientConfig, RootCertStore, crypto::ring::default_provider};
+
+use crate::{config, net::roots};
+
+/// Why an upstream cannot be asked behind TLS.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AuthoritiesError {
+    /// The file of the authorities cannot be used.
+    #[error("proxy.upstreams: `ca` of {upstream}: cannot use {path}: {problem}")]
+    File {
+        /// The upstream, by its name.
+        upstream: Box<str>,
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The system has no authorities.
+    #[error(
+        "proxy.upstreams: this system has no certificates of authorities, by which {upstream} could be known; install ca-certificates, or name a file with `ca`"
+    )]
+    None {
+        /// The upstream, by its name.
+        upstream: Box<str>,
+    },
+    /// The TLS library cannot be used.
+    #[error("proxy.upstreams: {0}")]
+    Unusable(#[from] rustls::Error),
+}
+
+/// How the addresses of an upstream are connected to behind TLS; `None` if none of them is.
+pub(super) fn connector(
+    upstream: &config::Upstream,
+) -> Result<Option<Arc<ClientConfig>>, AuthoritiesError> {
+    let mut urls = upstream.urls.iter();
+    if urls.all(|url| url.scheme == config::Scheme::Http) {
+        return Ok(None);
+    }
+    let roots = match &upstream.ca {
+        Some(path) => roots(path).map_err(|problem| AuthoritiesError::File {
+            upstream: upstream.name.clone(),
+            path: path.clone(),
+            problem,
+        })?,
+        None => of_the_system(upstream)?,
+    };
+    let builder = ClientConfig::builder_with_provider(Arc::new(default_provider()));
+    let mut connector = builder
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let protocol: &[u8] = if upstream.http2 { b"h2" } else { b"http/1.1" };
+    connector.alpn_protocols = vec![protocol.to_vec()];
+    Ok(Some(Arc::new(connector)))
+}
+
+fn of_the_system(upstream: &config::Upstream) -> Result<RootCertStore, AuthoritiesError> {
+    let mut roots = RootCertStore::empty();
+    // Those that are broken are left out, as everybody does.
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    if roots.is_empty() {
+        return Err(AuthoritiesError::None {
+            upstream: upstream.name.clone(),
+        });
+    }
+    Ok(roots)
+}

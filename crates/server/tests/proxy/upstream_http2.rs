@@ -1,0 +1,128 @@
+//! Upstreams that speak HTTP/2: the gRPC door of this very server, asked through the proxy.
+
+use std::{net::TcpListener, sync::Arc};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::{Request, client::conn::http2};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tidegate_server::{
+    config::Grpc,
+    door::grpc::{self, Http2, Served},
+    net::Bounds,
+};
+use tokio::net::TcpStream;
+
+use crate::{door::Door, upstream::Upstream};
+
+/// A proxy whose upstream is the gRPC door of `behind`.
+fn before_grpc(behind: &Door, rules: &str) -> Door {
+    let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+    let served = Served {
+        limiter: Arc::clone(&behind.limiter),
+        rate_limits: None,
+    };
+    let http2 = Http2::new(Grpc::default(), None);
+    let grpc = grpc::listen(&behind.server, socket, Bounds::default(), served, http2).unwrap();
+    Door::open(&format!(
+        "{rules}\nproxy: {{listen: '127.0.0.1:0', upstreams: [{{name: grpc, http2: true, urls: 'http://{}'}}]}}\n",
+        grpc.local_addr()
+    ))
+}
+
+/// The HTTP status, the gRPC status, and what came.
+async fn check_health(
+    client: &mut http2::SendRequest<Full<Bytes>>,
+) -> (u16, Option<String>, Bytes) {
+    let request = Request::builder()
+        .method("POST")
+        .uri("http://localhost/grpc.health.v1.Health/Check")
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        // A message of no octets, not compressed.
+        .body(Full::new(Bytes::from_static(&[0; 5])))
+        .unwrap();
+    let (head, body) = client.send_request(request).await.unwrap().into_parts();
+    let body = body.collect().await.unwrap();
+    let trailers = body.trailers().cloned().unwrap_or_default();
+    let status = trailers
+        .get("grpc-status")
+        .or(head.headers.get("grpc-status"));
+    let status = status.map(|status| status.to_str().unwrap().to_owned());
+    (head.status.as_u16(), status, body.to_bytes())
+}
+
+async fn connect(door: &Door) -> http2::SendRequest<Full<Bytes>> {
+    let stream = TcpStream::connect(door.listener.local_addr())
+        .await
+        .unwrap();
+    let (client, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
+        .await
+        .unwrap();
+    tokio::spawn(connection);
+    client
+}
+
+#[tokio::test]
+async fn grpc_passes_with_its_trailers() {
+    let behind = Door::before("http://127.0.0.1:1");
+    let door = before_grpc(&behind, "");
+    let mut client = connect(&door).await;
+    for _ in 0..3 {
+        let (status, grpc, message) = check_health(&mut client).await;
+        assert_eq!((status, grpc.as_deref()), (200, Some("0")));
+        // `status: SERVING` in a message of two octets.
+        assert_eq!(message, [0, 0, 0, 0, 2, 8, 1].as_slice());
+    }
+    let metrics = door.upstreams.exposition();
+    assert!(
+        metrics.contains("tidegate_proxy_connections{upstream=\"grpc\"} 1\n"),
+        "one connection takes them all: {metrics}"
+    );
+}
+
+#[tokio::test]
+async fn a_denial_is_a_grpc_status() {
+    let behind = Door::before("http://127.0.0.1:1");
+    let rules = "rules: [{name: calls, limits: [1/h], algorithm: fixed_window}]";
+    let door = before_grpc(&behind, rules);
+    let mut client = connect(&door).await;
+    assert_eq!(check_health(&mut client).await.1.as_deref(), Some("0"));
+    let (status, grpc, _) = check_health(&mut client).await;
+    assert_eq!(
+        (status, grpc.as_deref()),
+        (200, Some("8")),
+        "RESOURCE_EXHAUSTED"
+    );
+}
+
+#[tokio::test]
+async fn http1_reaches_an_upstream_as_http2() {
+    let behind = Door::before("http://127.0.0.1:1");
+    let door = before_grpc(&behind, "");
+    let answer = tokio::task::spawn_blocking(move || {
+        let headers = [
+            ("content-type", "application/grpc"),
+            ("connection", "te"),
+            ("te", "trailers"),
+        ];
+        door.connect()
+            .ask("POST", "/no.such.Service/Call", &headers, &[0; 5])
+    });
+    let answer = answer.await.unwrap();
+    assert_eq!(answer.status, 200);
+    assert_eq!(answer.header("grpc-status"), Some("12"), "UNIMPLEMENTED");
+}
+
+#[test]
+fn an_upstream_that_speaks_http1_only_is_502() {
+    let upstream = Upstream::start(|talk| {
+        talk.send("HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n");
+        talk.close();
+    });
+    let door = Door::open(&format!(
+        "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, http2: true, urls: '{}'}}]}}\n",
+        upstream.url()
+    ));
+    assert_eq!(door.get("/").status, 502);
+}

@@ -1,0 +1,65 @@
+//! Upstreams behind TLS: another proxy of this kind, which shows a certificate.
+
+use std::path::Path;
+
+use crate::{door::Door, upstream::Upstream};
+
+fn issue(folder: &Path, name: &str) {
+    let issued = rcgen::generate_simple_self_signed(vec![name.to_owned()]).unwrap();
+    std::fs::write(folder.join("server.pem"), issued.cert.pem()).unwrap();
+    std::fs::write(
+        folder.join("server.key"),
+        issued.signing_key.serialize_pem(),
+    )
+    .unwrap();
+}
+
+/// A proxy that speaks TLS with a certificate for `name`, before `upstream`.
+fn secured(folder: &Path, name: &str, upstream: &Upstream) -> Door {
+    issue(folder, name);
+    let path = |name: &str| folder.join(name).display().to_string();
+    let (certificate, key) = (path("server.pem"), path("server.key"));
+    let tls = format!("tls: {{certificate: '{certificate}', key: '{key}'}}");
+    Door::with(upstream.url(), &tls)
+}
+
+/// A proxy before the one at `port`, which it knows by the authorities in `folder`.
+fn before(folder: &Path, port: u16, settings: &str) -> Door {
+    Door::open(&format!(
+        "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: 'https://localhost:{port}', ca: '{}'{settings}}}]}}\n",
+        folder.join("server.pem").display()
+    ))
+}
+
+#[test]
+fn an_upstream_is_asked_behind_tls_in_either_version() {
+    let folder = tempfile::tempdir().unwrap();
+    let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
+    let behind = secured(folder.path(), "localhost", &upstream);
+    let port = behind.listener.local_addr().port();
+    for settings in ["", ", http2: true"] {
+        let door = before(folder.path(), port, settings);
+        for _ in 0..3 {
+            assert_eq!(door.get("/").body, "ok", "{settings}");
+        }
+    }
+    for head in upstream.heads() {
+        assert!(head.contains("host: localhost"), "{head}");
+        assert!(head.contains("x-forwarded-proto: https"), "{head}");
+    }
+    assert_eq!(behind.listener.accepted(), 2, "each connection is kept");
+}
+
+#[test]
+fn a_stranger_is_not_asked() {
+    let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let upstream = Upstream::ok();
+    let behind = secured(folder.path(), "localhost", &upstream);
+    issue(other.path(), "localhost");
+    let port = behind.listener.local_addr().port();
+    assert_eq!(before(other.path(), port, "").get("/").status, 502);
+    let misnamed = secured(folder.path(), "elsewhere.example", &upstream);
+    let port = misnamed.listener.local_addr().port();
+    assert_eq!(before(folder.path(), port, "").get("/").status, 502);
+    assert_eq!(upstream.connections(), 0);
+}
