@@ -126,18 +126,11 @@ pub fn start(
     {
         return Err(ServeError::OpenAdmin(address));
     }
-    let listen = config.listen;
     let grpc_tls = tls(Behind::Grpc, config.grpc.tls.as_ref())?;
     let of_proxy = config.proxy.as_ref().and_then(|proxy| proxy.tls.as_ref());
     let proxy_tls = tls(Behind::Proxy, of_proxy)?;
     let certificates: Vec<Arc<Tls>> = grpc_tls.iter().chain(&proxy_tls).cloned().collect();
-    let sockets = Sockets {
-        http: bind("http", listen.http)?,
-        grpc: bind("grpc", listen.grpc)?,
-        resp: bind("resp", listen.resp)?,
-        admin: bind("admin", listen.admin)?,
-        proxy: bind("proxy", config.proxy.as_ref().map(|proxy| proxy.listen))?,
-    };
+    let sockets = Sockets::bind(&config)?;
     let clock = Clock::real();
     let store = MemoryStore::new(config.memory);
     if let Some(snapshot) = &config.snapshot {
@@ -218,6 +211,19 @@ struct Sockets {
     resp: Option<TcpListener>,
     admin: Option<TcpListener>,
     proxy: Option<TcpListener>,
+}
+
+impl Sockets {
+    fn bind(config: &Config) -> Result<Self, ServeError> {
+        let listen = &config.listen;
+        Ok(Self {
+            http: bind("http", listen.http)?,
+            grpc: bind("grpc", listen.grpc)?,
+            resp: bind("resp", listen.resp)?,
+            admin: bind("admin", listen.admin)?,
+            proxy: bind("proxy", config.proxy.as_ref().map(|proxy| proxy.listen))?,
+        })
+    }
 }
 
 /// What the proxy does, and what stands behind it.

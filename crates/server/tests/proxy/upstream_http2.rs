@@ -47,7 +47,7 @@ async fn check_health(
     let trailers = body.trailers().cloned().unwrap_or_default();
     let status = trailers
         .get("grpc-status")
-        .or(head.headers.get("grpc-status"));
+        .or_else(|| head.headers.get("grpc-status"));
     let status = status.map(|status| status.to_str().unwrap().to_owned());
     (head.status.as_u16(), status, body.to_bytes())
 }
