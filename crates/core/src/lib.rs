@@ -49,8 +49,8 @@ pub use memory::{Block, MemoryBounds, MemoryStats, MemoryStore, SnapshotError, W
 pub use outcome::{Decision, Outcome, Retry};
 pub use receipt::{Receipt, Settlement};
 pub use rules::{
-    Condition, CostSource, DESCRIPTOR_KEY, Mode, Pattern, Request, Rule, RuleError, RuleSet,
-    Scratch, When, free_key,
+    Condition, CostSource, DESCRIPTOR_KEY, Headroom, Mode, Parents, Pattern, Request, Rule,
+    RuleError, RuleSet, Scratch, Unused, When, free_key,
 };
 pub use spec::{AlgorithmName, Anchor, LimitSpec};
 pub use store::{Decided, Question, Store};

@@ -28,6 +28,19 @@ pub struct Question<'q, 'c> {
     pub within: Option<Duration>,
 }
 
+impl<'q, 'c> Question<'q, 'c> {
+    /// How the limits of `charges` stand.
+    #[must_use]
+    pub fn look(charges: &'q mut Vec<Charge<'c>>, now: Timestamp) -> Self {
+        Self {
+            charges,
+            now,
+            effect: Effect::Look,
+            within: None,
+        }
+    }
+}
+
 /// A decision, by whom it was made, and how exact it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decided {

@@ -5,8 +5,8 @@
 use std::sync::Arc;
 
 use tidegate_core::{
-    AlgorithmName, Condition, Cost, CostSource, Limit, LimitSpec, Mode, Pattern, Request,
-    RequestError, Rule, RuleSet, Scratch, When, bounds, notation,
+    AlgorithmName, Condition, Cost, CostSource, Headroom, Limit, LimitSpec, Mode, Pattern, Request,
+    RequestError, Rule, RuleSet, Scratch, Unused, When, bounds, notation,
 };
 
 fn limit(text: &str) -> Limit {
@@ -62,6 +62,28 @@ fn names(rules: &RuleSet, entries: &[(&str, &str)]) -> Vec<String> {
         .into_iter()
         .map(|(name, _, _)| name)
         .collect()
+}
+
+#[test]
+fn a_rule_goes_by_the_unused_share_of_another_that_there_is() {
+    let elastic = |name, parent| {
+        let unused = Headroom::Unused(Unused::new(parent, 30).unwrap());
+        rule(name).elastic(50, unused).unwrap()
+    };
+    let rules = vec![elastic("a", "b"), elastic("b", "b"), elastic("c", "nobody")];
+    let errors = RuleSet::build(rules, Vec::new()).unwrap_err();
+    let fields: Vec<&str> = errors.iter().map(|error| &*error.field).collect();
+    assert_eq!(
+        fields,
+        [
+            "rules[1].elastic.unused.rule",
+            "rules[2].elastic.unused.rule"
+        ]
+    );
+    for share in [0, 101] {
+        let error = Unused::new("a", share).unwrap_err();
+        assert_eq!(error.field, "elastic.unused.share");
+    }
 }
 
 #[test]

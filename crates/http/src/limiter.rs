@@ -98,6 +98,11 @@ impl<S: Store> Gate for Limiter<S> {
             return Ok(Verdict::unlimited());
         }
         let (now, mut outcomes) = (self.now(), Vec::new());
+        if let Some(mut parents) = rules.parents(&charges) {
+            let look = Question::look(&mut parents.charges, now);
+            self.store.decide(look, &mut outcomes).await;
+            parents.stretch(&mut charges, &outcomes);
+        }
         let question = Question {
             charges: &mut charges,
             now,
@@ -119,10 +124,17 @@ impl<S: Store> Gate for Limiter<S> {
         if charges.is_empty() {
             return Ok(Some(Verdict::unlimited()));
         }
-        let mut outcomes = Vec::new();
+        let (now, mut outcomes) = (self.now(), Vec::new());
+        if let Some(mut parents) = rules.parents(&charges) {
+            let mut look = Question::look(&mut parents.charges, now);
+            if self.store.decide_now(&mut look, &mut outcomes).is_none() {
+                return Ok(None);
+            }
+            parents.stretch(&mut charges, &outcomes);
+        }
         let mut question = Question {
             charges: &mut charges,
-            now: self.now(),
+            now,
             effect,
             within: None,
         };
@@ -135,7 +147,8 @@ impl<S: Store> Gate for Limiter<S> {
 mod tests {
     use futures_util::FutureExt;
     use tidegate_core::{
-        AlgorithmName, Cost, LimitSpec, MemoryBounds, MemoryStore, Rule, Span, notation,
+        AlgorithmName, Cost, Headroom, LimitSpec, MemoryBounds, MemoryStore, Rule, Span, Unused,
+        notation,
     };
 
     use super::*;
@@ -153,6 +166,26 @@ mod tests {
         let verdict = limiter.check(&rules, &mut scratch, &request, effect);
         let verdict = verdict.now_or_never().expect("memory never suspends");
         verdict.unwrap().allowed
+    }
+
+    #[test]
+    fn a_rule_stretches_while_another_has_a_share_unused() {
+        let limit = |text| {
+            let rate = notation::rate(text).unwrap();
+            let spec = LimitSpec::shorthand(rate, AlgorithmName::FixedWindow);
+            vec![spec.build().unwrap()]
+        };
+        let unused = Headroom::Unused(Unused::new("all", 50).unwrap());
+        let each = Rule::new("each", limit("1/h")).unwrap();
+        let each = each.elastic(200, unused).unwrap();
+        let all = Rule::new("all", limit("4/h")).unwrap();
+        let rules = RuleSet::build(vec![each, all], Vec::new()).unwrap();
+        let clock = Clock::manual(Timestamp::from_micros(1));
+        let limiter = Limiter::new(rules, MemoryStore::new(MemoryBounds::default()), clock);
+        for expected in [true, true, true, false] {
+            assert_eq!(passes(&limiter, Effect::Peek), expected);
+            assert_eq!(passes(&limiter, Effect::Charge), expected);
+        }
     }
 
     #[test]

@@ -173,6 +173,11 @@ impl Limiter {
             return Ok(Verdict::unlimited());
         }
         let (now, mut outcomes) = (self.now(), Vec::new());
+        if let Some(mut parents) = rules.parents(&charges) {
+            let look = Question::look(&mut parents.charges, now);
+            self.answer(look, &mut outcomes).await;
+            parents.stretch(&mut charges, &outcomes);
+        }
         let question = Question {
             charges: &mut charges,
             now,
@@ -252,10 +257,17 @@ impl Limiter {
         if charges.is_empty() {
             return Ok(Some(Verdict::unlimited()));
         }
-        let mut outcomes = Vec::new();
+        let (now, mut outcomes) = (self.now(), Vec::new());
+        if let Some(mut parents) = rules.parents(&charges) {
+            let mut look = Question::look(&mut parents.charges, now);
+            if self.decide_now(&mut look, &mut outcomes).is_none() {
+                return Ok(None);
+            }
+            parents.stretch(&mut charges, &outcomes);
+        }
         let mut question = Question {
             charges: &mut charges,
-            now: self.now(),
+            now,
             effect,
             within: None,
         };

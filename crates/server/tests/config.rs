@@ -6,7 +6,11 @@ use proptest::prelude::*;
 use tidegate_core::{
     Cost, Effect, MemoryBounds, MemoryStore, Mode, Request, Scratch, Timestamp, WhenFull,
 };
-use tidegate_server::config::{AdminToken, Config, Grpc, LegacyHeaders, MAX_FILE_BYTES};
+use tidegate_http::Clock;
+use tidegate_server::{
+    config::{AdminToken, Config, Grpc, LegacyHeaders, MAX_FILE_BYTES},
+    limiter::Limiter,
+};
 
 fn mistakes(text: &str) -> Vec<String> {
     Config::parse(text)
@@ -483,12 +487,50 @@ fn a_rule_stretches_where_there_is_room() {
 }
 
 #[test]
+fn a_rule_stretches_while_another_has_a_share_unused() {
+    let file = "rules:
+  - {name: each, key: [user], limits: [2/h], elastic: {by: 100%, unused: {rule: team, share: 50%}}}
+  - {name: team, key: [team], limits: [8/h]}
+";
+    let rules = Config::parse(file).unwrap().rules;
+    let clock = Clock::manual(Timestamp::from_micros(1));
+    let limiter = Limiter::new(rules, MemoryStore::new(MemoryBounds::default()), clock);
+    let admitted = |user: &'static str, team: Option<&'static str>| {
+        let mut entries = vec![("user", user)];
+        entries.extend(team.map(|team| ("team", team)));
+        let request = Request::new(&entries, Cost::ONE).unwrap();
+        let (rules, mut scratch) = (limiter.rules(), Scratch::default());
+        let verdict = limiter.check_now(&rules, &mut scratch, &request, Effect::Charge);
+        verdict.unwrap().unwrap().allowed
+    };
+    // Four of the team's eight are left before the fifth request.
+    for user in ["a", "a", "a", "a"] {
+        assert!(admitted(user, Some("t")));
+    }
+    assert!(
+        !admitted("a", Some("t")),
+        "twice its two is all that it has"
+    );
+    assert!(admitted("b", Some("t")));
+    // Three are left, which is under half.
+    assert!(admitted("b", Some("t")));
+    assert!(!admitted("b", Some("t")));
+    // Another team has all of its own, and who is in none has no room.
+    assert!(admitted("b", Some("u")));
+    assert!(!admitted("b", None));
+}
+
+#[test]
 fn mistakes_in_what_stretches_are_named() {
     let file = "rules:
   - {name: a, limits: [2/h], elastic: {by: 2000%, when: {room: 'yes'}}}
   - {name: b, limits: [2/h], elastic: {when: {}, wen: 1}}
   - {name: c, limits: [2/h], elastic: {by: 50%}}
   - {name: d, limits: [2/h], count_denied: true, elastic: {by: 50%, when: {room: 'yes'}}}
+  - {name: e, limits: [2/h], elastic: {by: 50%, unused: {rule: e, share: 30%}}}
+  - {name: f, limits: [2/h], elastic: {by: 50%, unused: {rule: nobody, share: 130%}}}
+  - {name: g, limits: [2/h], elastic: {by: 50%, unused: {}, when: {room: 'yes'}}}
+  - {name: h, limits: [2/h], elastic: {by: 50%, unused: {}}}
 ";
     assert_eq!(
         mistakes(file),
@@ -496,8 +538,14 @@ fn mistakes_in_what_stretches_are_named() {
             "rules[0].elastic (line 2): 2000% is over the maximum of 1000%",
             "rules[1].elastic.wen (line 3): unknown key `wen`; did you mean `when`?",
             "rules[1].elastic.by (line 3): is missing; say how much more, such as 50%",
-            "rules[2].elastic.when (line 4): is missing; say when there is room, or use soft, which is always",
+            "rules[2].elastic.when (line 4): is missing; say when there is room, or unused, or use soft, which is always",
             "rules[3].elastic (line 5): does not go with count_denied; remove one of the two",
+            "rules[4].elastic.unused.rule (line 6): must be another rule than this one",
+            "rules[5].elastic.unused.share (line 7): must be 1% to 100%, not 130%",
+            "rules[5].elastic.unused.rule (line 7): there is no rule \"nobody\"",
+            "rules[6].elastic.unused (line 8): does not go with when; remove one of the two",
+            "rules[7].elastic.unused.rule (line 9): is missing; name the rule to go by",
+            "rules[7].elastic.unused.share (line 9): is missing; say how much must be left, such as 30%",
         ]
     );
 }

@@ -6,6 +6,7 @@
 mod allow;
 mod error;
 mod glob;
+mod headroom;
 mod index;
 mod key;
 mod nets;
@@ -18,6 +19,7 @@ mod when;
 
 use allow::AllowList;
 pub use error::RuleError;
+pub use headroom::{Headroom, Parents, Unused};
 pub use key::{DESCRIPTOR_KEY, free_key};
 pub use pattern::Pattern;
 pub use request::Request;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{
-    AllowList, Condition, Request, RuleError, When,
+    AllowList, Condition, Headroom, Request, RuleError, Unused, When,
     key::{self, Scope},
     request,
     when::check_name,
@@ -65,7 +65,7 @@ pub struct Rule {
     cost: CostSource,
     allow: AllowList,
     /// Where there is room for more than the limits.
-    room: Option<When>,
+    room: Option<Headroom>,
 }
 
 impl Rule {
@@ -141,12 +141,12 @@ impl Rule {
         self
     }
 
-    /// Admits `percent` more, marked, where `room` holds: more while the system has room.
+    /// Admits `percent` more, marked, while there is `room`.
     ///
     /// # Errors
     ///
     /// Names `elastic`: what [`Limits::stretching`] refuses.
-    pub fn elastic(mut self, percent: u32, room: When) -> Result<Self, RuleError> {
+    pub fn elastic(mut self, percent: u32, room: Headroom) -> Result<Self, RuleError> {
         let limits = Arc::unwrap_or_clone(self.limits).stretching(percent);
         let limits = limits.map_err(|error| RuleError::new(error.field, error.problem))?;
         self.limits = Arc::new(limits);
@@ -216,13 +216,16 @@ impl Rule {
             CostSource::Request | CostSource::Fixed(_) => None,
         };
         let allowed = self.allow.entry_names();
-        let room = self.room.iter().flat_map(When::entry_names);
+        let room = self.room.iter().filter_map(|room| match room {
+            Headroom::When(when) => Some(when.entry_names()),
+            Headroom::Unused(_) => None,
+        });
         self.when
             .entry_names()
             .chain(self.key())
             .chain(cost)
             .chain(allowed)
-            .chain(room)
+            .chain(room.flatten())
     }
 
     /// The longest window of the limits: how long a manual block stands where nobody says how long.
@@ -279,10 +282,20 @@ impl Rule {
             && !self.allow.covers(request, room)
     }
 
-    /// Whether there is room for more than the limits.
+    /// Whether the request says that there is room for more than the limits.
     pub(super) fn has_room(&self, request: &Request<'_>, room: &mut super::Room) -> bool {
-        let conditions = self.room.as_ref();
-        conditions.is_some_and(|when| when.holds(request, &mut room.evaluated))
+        match &self.room {
+            Some(Headroom::When(when)) => when.holds(request, &mut room.evaluated),
+            Some(Headroom::Unused(_)) | None => false,
+        }
+    }
+
+    /// The rule by whose unused share the limits stretch.
+    pub(super) fn unused(&self) -> Option<&Unused> {
+        match &self.room {
+            Some(Headroom::Unused(unused)) => Some(unused),
+            Some(Headroom::When(_)) | None => None,
+        }
     }
 
     /// Writes the key of `request`, to which the rule applies, at the end of `bytes`.

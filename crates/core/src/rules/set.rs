@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    AllowList, Request, Rule, RuleError, When,
+    AllowList, Parents, Request, Rule, RuleError, When,
     index::Index,
     key::{self, Scope},
 };
@@ -81,6 +81,8 @@ pub struct RuleSet {
     by_scope: HashMap<Scope, usize>,
     allow: AllowList,
     entry_names: BTreeSet<Box<str>>,
+    /// Whether a rule stretches by the unused share of another.
+    has_parents: bool,
 }
 
 impl RuleSet {
@@ -88,8 +90,8 @@ impl RuleSet {
     ///
     /// # Errors
     ///
-    /// Every rule whose name another has already, as `rules[<n>].name`, counted from 0; and more than
-    /// [`bounds::MAX_RULES`] rules.
+    /// Every rule whose name another has already, as `rules[<n>].name`, counted from 0; every one that stretches by the
+    /// unused share of no other, as `rules[<n>].elastic.unused.rule`; and more than [`bounds::MAX_RULES`] rules.
     pub fn build(rules: Vec<Rule>, allow: Vec<When>) -> Result<Self, Vec<RuleError>> {
         let most = bounds::MAX_RULES;
         if rules.len() > most {
@@ -97,16 +99,19 @@ impl RuleSet {
             return Err(vec![RuleError::new("rules", problem)]);
         }
         let by_scope = by_scope(&rules)?;
+        check_parents(&rules)?;
         let filed = rules.iter().map(|rule| (rule.conditions(), rule.key()));
         let index = Index::new(filed);
         let entry_names = entry_names(&rules, &allow);
         let allow = AllowList::new(allow);
+        let has_parents = rules.iter().any(|rule| rule.unused().is_some());
         Ok(Self {
             rules,
             index,
             by_scope,
             allow,
             entry_names,
+            has_parents,
         })
     }
 
@@ -154,6 +159,16 @@ impl RuleSet {
             )
         };
         due.iter().map(charge).collect()
+    }
+
+    /// What is to be looked at before `charges` are decided, because some of them stretch by the unused share of others;
+    /// nearly always nothing.
+    #[must_use]
+    #[inline]
+    pub fn parents<'a>(&'a self, charges: &[Charge<'a>]) -> Option<Parents<'a>> {
+        self.has_parents
+            .then(|| Parents::of(charges, |name| self.rule(name)?.unused()))
+            .filter(|parents| !parents.charges.is_empty())
     }
 
     /// The rule of that name.
@@ -252,6 +267,32 @@ fn by_scope(rules: &[Rule]) -> Result<HashMap<Scope, usize>, Vec<RuleError>> {
     }
     if errors.is_empty() {
         Ok(by_scope)
+    } else {
+        Err(errors)
+    }
+}
+
+/// Refuses rules that stretch by the unused share of themselves, or of nobody.
+fn check_parents(rules: &[Rule]) -> Result<(), Vec<RuleError>> {
+    let names: BTreeSet<&str> = rules.iter().map(Rule::name).collect();
+    let errors: Vec<RuleError> = rules
+        .iter()
+        .enumerate()
+        .filter_map(|(at, rule)| {
+            let parent = rule.unused()?.rule();
+            let problem = if parent == rule.name() {
+                "must be another rule than this one".to_owned()
+            } else if names.contains(parent) {
+                return None;
+            } else {
+                format!("there is no rule \"{parent}\"")
+            };
+            let field = format!("rules[{at}].elastic.unused.rule");
+            Some(RuleError::new(field, problem))
+        })
+        .collect();
+    if errors.is_empty() {
+        Ok(())
     } else {
         Err(errors)
     }

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use tidegate_core::{
-    Algorithm, AlgorithmName, Cost, CostSource, Limit, Mode, OnFailure, Rule, RuleError, RuleSet,
-    Span, When, Window,
+    Algorithm, AlgorithmName, Cost, CostSource, Headroom, Limit, Mode, OnFailure, Rule, RuleError,
+    RuleSet, Span, Unused, When, Window,
 };
 
 use super::{
@@ -46,6 +46,9 @@ pub(super) fn rule_set(file: &Fields<'_>, report: &mut Report) -> RuleSet {
     for (at, value) in values.iter().enumerate() {
         rules.extend(rule(value, default, report));
         check_name_is_new(value, at, &mut names, report);
+    }
+    for value in &values {
+        check_parent(value, &names, report);
     }
     if report.count() > before {
         return RuleSet::default();
@@ -94,6 +97,33 @@ fn check_name_is_new<'n>(
     }
 }
 
+/// A rule that stretches by the unused share of another must name one that there is.
+fn check_parent(value: &Value<'_>, names: &HashMap<&str, usize>, report: &mut Report) {
+    // What else is wrong is read elsewhere.
+    let quiet = &mut Report::default();
+    let Some(fields) = value.fields(quiet, "", FIELDS) else {
+        return;
+    };
+    let elastic = fields
+        .get("elastic")
+        .and_then(|elastic| elastic.fields(quiet, "", ELASTIC));
+    let unused = elastic.as_ref().and_then(|elastic| elastic.get("unused"));
+    let unused = unused.and_then(|unused| unused.fields(quiet, "", UNUSED));
+    let Some((field, parent)) = unused
+        .as_ref()
+        .and_then(|unused| unused.get("rule"))
+        .and_then(|field| Some((field, field.scalar()?)))
+    else {
+        return;
+    };
+    let own = fields.get("name").and_then(|name| name.scalar());
+    if own == Some(parent) {
+        field.wrong(report, "must be another rule than this one");
+    } else if !names.contains_key(parent) {
+        field.wrong(report, format!("there is no rule \"{parent}\""));
+    }
+}
+
 /// The parts of a rule, as far as they could be read.
 struct Parts<'n> {
     name: Option<&'n str>,
@@ -103,7 +133,7 @@ struct Parts<'n> {
     cost: CostSource,
     allow: Vec<When>,
     mode: Mode,
-    elastic: Option<(u32, When)>,
+    elastic: Option<(u32, Headroom)>,
     on_failure: Option<OnFailure>,
 }
 
@@ -242,13 +272,12 @@ fn rule_limits(fields: &Fields<'_>, default: AlgorithmName, report: &mut Report)
     }
 }
 
+const ELASTIC: &[&str] = &["by", "when", "unused"];
+const UNUSED: &[&str] = &["rule", "share"];
+
 /// How much more is admitted, and where there is room for it.
-fn elastic(value: &Value<'_>, report: &mut Report) -> Option<(u32, When)> {
-    let fields = value.fields(
-        report,
-        "how far the limits stretch, and when",
-        &["by", "when"],
-    )?;
+fn elastic(value: &Value<'_>, report: &mut Report) -> Option<(u32, Headroom)> {
+    let fields = value.fields(report, "how far the limits stretch, and when", ELASTIC)?;
     let by = match fields.get("by") {
         Some(by) => limits::percent(by, report),
         None => {
@@ -256,15 +285,46 @@ fn elastic(value: &Value<'_>, report: &mut Report) -> Option<(u32, When)> {
             None
         }
     };
-    let room = match fields.get("when") {
-        Some(when) => conditions::when(when, report),
-        None => {
-            let advice = "is missing; say when there is room, or use soft, which is always";
+    let room = match (fields.get("when"), fields.get("unused")) {
+        (Some(when), None) => conditions::when(when, report).map(Headroom::When),
+        (None, Some(share)) => unused(share, report).map(Headroom::Unused),
+        (Some(_), Some(_)) => {
+            let advice = "does not go with when; remove one of the two";
+            fields.wrong(report, "unused", advice);
+            None
+        }
+        (None, None) => {
+            let advice =
+                "is missing; say when there is room, or unused, or use soft, which is always";
             fields.wrong(report, "when", advice);
             None
         }
     };
     Some((by?, room?))
+}
+
+/// The share of another rule that must be left.
+fn unused(value: &Value<'_>, report: &mut Report) -> Option<Unused> {
+    let fields = value.fields(report, "a rule, and the share of it that is left", UNUSED)?;
+    let rule = match fields.get("rule") {
+        Some(rule) => rule.text(report, "the name of a rule"),
+        None => {
+            fields.wrong(report, "rule", "is missing; name the rule to go by");
+            None
+        }
+    };
+    let share = match fields.get("share") {
+        Some(share) => Some((share, limits::percent(share, report)?)),
+        None => {
+            let advice = "is missing; say how much must be left, such as 30%";
+            fields.wrong(report, "share", advice);
+            None
+        }
+    };
+    let (rule, (field, share)) = (rule?, share?);
+    Unused::new(rule, share)
+        .map_err(|error| field.wrong(report, error.problem))
+        .ok()
 }
 
 fn key_entries<'n>(value: &Value<'n>, report: &mut Report) -> Vec<&'n str> {
