@@ -49,7 +49,7 @@ pub use memory::{Block, MemoryBounds, MemoryStats, MemoryStore, SnapshotError, W
 pub use outcome::{Decision, Outcome, Retry};
 pub use receipt::{Receipt, Settlement};
 pub use rules::{
-    Condition, CostSource, DESCRIPTOR_KEY, Headroom, Mode, Parents, Pattern, Request, Rule,
+    Bill, Condition, CostSource, DESCRIPTOR_KEY, Headroom, Mode, Parents, Pattern, Request, Rule,
     RuleError, RuleSet, Scratch, Unused, When, free_key,
 };
 pub use spec::{AlgorithmName, Anchor, LimitSpec};

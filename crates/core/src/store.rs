@@ -80,7 +80,7 @@ impl Decided {
 pub trait Store: Send + Sync {
     /// By what a charge is settled. One that is dropped gives nothing back, which is safe: the charge stays, and leases end
     /// by themselves.
-    type Receipt: fmt::Debug + Send + 'static;
+    type Receipt: fmt::Debug + Send + Sync + 'static;
 
     /// Decides, if nothing has to be waited for; `None` leaves everything as it was.
     fn decide_now(
@@ -120,6 +120,30 @@ pub trait Store: Send + Sync {
         settlements: &[Settlement],
         now: Timestamp,
     ) -> impl Future<Output = ()> + Send;
+
+    /// [`Self::reserve`], if nothing has to be waited for; `None` leaves everything as it was.
+    fn reserve_now(
+        &self,
+        _question: &mut Question<'_, '_>,
+        _outcomes: &mut Vec<Outcome>,
+    ) -> Option<(Decided, Option<Self::Receipt>)> {
+        None
+    }
+
+    /// [`Self::settle`], if nothing has to be waited for.
+    ///
+    /// # Errors
+    ///
+    /// Hands the receipt back where something has; everything is left as it was.
+    fn settle_now(
+        &self,
+        _charges: &[Charge<'_>],
+        receipt: Self::Receipt,
+        _settlements: &[Settlement],
+        _now: Timestamp,
+    ) -> Result<(), Self::Receipt> {
+        Err(receipt)
+    }
 
     /// Forgets what was remembered of earlier answers, because other rules are in force.
     fn forget_denials(&self) {}
@@ -178,9 +202,26 @@ impl Store for MemoryStore {
         question: &mut Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
     ) -> impl Future<Output = (Decided, Option<Receipt>)> + Send {
-        let (decision, receipt) = self.reserve(question.charges, question.now, outcomes);
-        let receipt = Some(receipt).filter(|receipt| !receipt.is_empty());
-        future::ready((Decided::in_memory(decision), receipt))
+        future::ready(reserved(self, question, outcomes))
+    }
+
+    fn reserve_now(
+        &self,
+        question: &mut Question<'_, '_>,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Option<(Decided, Option<Receipt>)> {
+        Some(reserved(self, question, outcomes))
+    }
+
+    fn settle_now(
+        &self,
+        charges: &[Charge<'_>],
+        receipt: Receipt,
+        settlements: &[Settlement],
+        now: Timestamp,
+    ) -> Result<(), Receipt> {
+        self.settle(charges, receipt, settlements, now);
+        Ok(())
     }
 
     fn settle(
@@ -193,6 +234,16 @@ impl Store for MemoryStore {
         self.settle(charges, receipt, settlements, now);
         future::ready(())
     }
+}
+
+fn reserved(
+    store: &MemoryStore,
+    question: &Question<'_, '_>,
+    outcomes: &mut Vec<Outcome>,
+) -> (Decided, Option<Receipt>) {
+    let (decision, receipt) = store.reserve(question.charges, question.now, outcomes);
+    let receipt = Some(receipt).filter(|receipt| !receipt.is_empty());
+    (Decided::in_memory(decision), receipt)
 }
 
 #[cfg(test)]

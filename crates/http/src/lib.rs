@@ -28,7 +28,9 @@ pub use clock::Clock;
 pub use describe::{Forwarded, Source, bare_host};
 pub use gate::Gate;
 pub use headers::{HeaderWriter, Legacy};
-pub use layer::{Entries, Limited, LimitedBody, LimiterLayer, Passed, Peer, ResponseFuture};
+pub use layer::{
+    Entries, Limited, LimitedBody, LimiterLayer, Passed, Peer, Report, ResponseFuture,
+};
 pub use limiter::Limiter;
 pub use part::Part;
 pub use path::normal as normal_path;

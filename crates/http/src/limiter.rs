@@ -3,9 +3,7 @@
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use tidegate_core::{
-    Effect, Question, Request, RequestError, RuleSet, Scratch, Store, Timestamp, Verdict,
-};
+use tidegate_core::{RuleSet, Store, Timestamp};
 
 use crate::{Clock, Gate};
 
@@ -64,12 +62,6 @@ impl<S: Store> Limiter<S> {
         self.store.forget_denials();
     }
 
-    /// The store.
-    #[must_use]
-    pub fn store(&self) -> &S {
-        &self.store
-    }
-
     /// The clock by which requests are decided.
     #[must_use]
     pub fn clock(&self) -> &Clock {
@@ -78,6 +70,8 @@ impl<S: Store> Limiter<S> {
 }
 
 impl<S: Store> Gate for Limiter<S> {
+    type Store = S;
+
     fn now(&self) -> Timestamp {
         self.clock.now()
     }
@@ -86,60 +80,8 @@ impl<S: Store> Gate for Limiter<S> {
         self.rules.load_full()
     }
 
-    async fn check<'a>(
-        &self,
-        rules: &'a RuleSet,
-        scratch: &'a mut Scratch,
-        request: &Request<'_>,
-        effect: Effect,
-    ) -> Result<Verdict<'a>, RequestError> {
-        let mut charges = rules.charges(request, scratch)?;
-        if charges.is_empty() {
-            return Ok(Verdict::unlimited());
-        }
-        let (now, mut outcomes) = (self.now(), Vec::new());
-        if let Some(mut parents) = rules.parents(&charges) {
-            let look = Question::look(&mut parents.charges, now);
-            self.store.decide(look, &mut outcomes).await;
-            parents.stretch(&mut charges, &outcomes);
-        }
-        let question = Question {
-            charges: &mut charges,
-            now,
-            effect,
-            within: None,
-        };
-        let decided = self.store.decide(question, &mut outcomes).await;
-        Ok(decided.verdict(&charges, &outcomes))
-    }
-
-    fn check_now<'a>(
-        &self,
-        rules: &'a RuleSet,
-        scratch: &'a mut Scratch,
-        request: &Request<'_>,
-        effect: Effect,
-    ) -> Result<Option<Verdict<'a>>, RequestError> {
-        let mut charges = rules.charges(request, scratch)?;
-        if charges.is_empty() {
-            return Ok(Some(Verdict::unlimited()));
-        }
-        let (now, mut outcomes) = (self.now(), Vec::new());
-        if let Some(mut parents) = rules.parents(&charges) {
-            let mut look = Question::look(&mut parents.charges, now);
-            if self.store.decide_now(&mut look, &mut outcomes).is_none() {
-                return Ok(None);
-            }
-            parents.stretch(&mut charges, &outcomes);
-        }
-        let mut question = Question {
-            charges: &mut charges,
-            now,
-            effect,
-            within: None,
-        };
-        let decided = self.store.decide_now(&mut question, &mut outcomes);
-        Ok(decided.map(|decided| decided.verdict(&charges, &outcomes)))
+    fn store(&self) -> &S {
+        &self.store
     }
 }
 
@@ -147,8 +89,8 @@ impl<S: Store> Gate for Limiter<S> {
 mod tests {
     use futures_util::FutureExt;
     use tidegate_core::{
-        AlgorithmName, Cost, Headroom, LimitSpec, MemoryBounds, MemoryStore, Rule, Span, Unused,
-        notation,
+        AlgorithmName, Cost, Effect, Headroom, LimitSpec, MemoryBounds, MemoryStore, Request, Rule,
+        Scratch, Span, Unused, notation,
     };
 
     use super::*;

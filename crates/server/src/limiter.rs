@@ -4,16 +4,19 @@
 //! does one that Redis need not be asked for. A door that is no `async` code asks with the functions that end in
 //! `_now`, and awaits only what they leave open.
 
+mod store;
+
 use std::{pin::Pin, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use tidegate_core::{
-    Charge, Decided, Effect, Limits, MemoryStore, Outcome, Question, Request, RequestError, Rule,
-    RuleSet, Scratch, Store, Timestamp, Verdict, free_key,
+    Charge, Decided, Effect, Limits, MemoryStore, Outcome, Question, RequestError, Rule, RuleSet,
+    Store, Timestamp, Verdict, free_key,
 };
 use tidegate_http::Clock;
 use tidegate_redis::{Fleet, StoreError};
 
+pub use self::store::{Backend, LimiterReceipt};
 use crate::{
     metrics::{Door, Metrics},
     quota::Quotas,
@@ -28,31 +31,6 @@ pub(crate) struct Asked<'a> {
     pub(crate) effect: Effect,
     /// How long Redis may take, if less than a decision may.
     pub(crate) within: Option<Duration>,
-}
-
-/// Who decides: the store in this process, or Redis with the whole fleet.
-#[derive(Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "one lives in a process, and a decision should not follow one pointer more"
-)]
-pub enum Backend {
-    /// The store in this process.
-    Memory(MemoryStore),
-    /// Redis. This node's own count answers while it is out of reach.
-    Fleet(Fleet),
-}
-
-impl From<MemoryStore> for Backend {
-    fn from(store: MemoryStore) -> Self {
-        Self::Memory(store)
-    }
-}
-
-impl From<Fleet> for Backend {
-    fn from(fleet: Fleet) -> Self {
-        Self::Fleet(fleet)
-    }
 }
 
 /// What every door asks. One lives in a process, behind an [`Arc`].
@@ -156,38 +134,6 @@ impl Limiter {
         self.metrics.observe_throttle(door, decided);
     }
 
-    /// Decides `request` under `rules`, which the caller got from [`Self::rules`].
-    ///
-    /// # Errors
-    ///
-    /// What [`RuleSet::charges`] refuses.
-    pub async fn check<'a>(
-        &self,
-        rules: &'a RuleSet,
-        scratch: &'a mut Scratch,
-        request: &Request<'_>,
-        effect: Effect,
-    ) -> Result<Verdict<'a>, RequestError> {
-        let mut charges = rules.charges(request, scratch)?;
-        if charges.is_empty() {
-            return Ok(Verdict::unlimited());
-        }
-        let (now, mut outcomes) = (self.now(), Vec::new());
-        if let Some(mut parents) = rules.parents(&charges) {
-            let look = Question::look(&mut parents.charges, now);
-            self.answer(look, &mut outcomes).await;
-            parents.stretch(&mut charges, &outcomes);
-        }
-        let question = Question {
-            charges: &mut charges,
-            now,
-            effect,
-            within: None,
-        };
-        let decided = self.answer(question, &mut outcomes).await;
-        Ok(decided.verdict(&charges, &outcomes))
-    }
-
     /// Decides what is `asked`. `outcomes` is the caller's to reuse; there are none where a policy answers for the store.
     pub(crate) async fn decide(&self, asked: Asked<'_>, outcomes: &mut Vec<Outcome>) -> Decided {
         let Asked {
@@ -241,40 +187,6 @@ impl Limiter {
         }
     }
 
-    /// [`Self::check`], if nothing has to be waited for; `None` leaves everything as it was.
-    ///
-    /// # Errors
-    ///
-    /// What [`RuleSet::charges`] refuses.
-    pub fn check_now<'a>(
-        &self,
-        rules: &'a RuleSet,
-        scratch: &'a mut Scratch,
-        request: &Request<'_>,
-        effect: Effect,
-    ) -> Result<Option<Verdict<'a>>, RequestError> {
-        let mut charges = rules.charges(request, scratch)?;
-        if charges.is_empty() {
-            return Ok(Some(Verdict::unlimited()));
-        }
-        let (now, mut outcomes) = (self.now(), Vec::new());
-        if let Some(mut parents) = rules.parents(&charges) {
-            let mut look = Question::look(&mut parents.charges, now);
-            if self.decide_now(&mut look, &mut outcomes).is_none() {
-                return Ok(None);
-            }
-            parents.stretch(&mut charges, &outcomes);
-        }
-        let mut question = Question {
-            charges: &mut charges,
-            now,
-            effect,
-            within: None,
-        };
-        let decided = self.decide_now(&mut question, &mut outcomes);
-        Ok(decided.map(|decided| decided.verdict(&charges, &outcomes)))
-    }
-
     /// Decides a limit that came with the request at `now`, which the caller read. `outcomes` is the caller's to reuse.
     pub async fn throttle(
         &self,
@@ -309,11 +221,11 @@ impl Limiter {
             effect,
             within: None,
         };
-        self.decide_now(&mut question, outcomes)
+        self.answer_now(&mut question, outcomes)
     }
 
     /// Decides in memory, or what Redis need not be asked for.
-    fn decide_now(
+    fn answer_now(
         &self,
         question: &mut Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
@@ -329,14 +241,14 @@ impl Limiter {
 
     /// Decides, and asks Redis if need be.
     async fn answer(&self, mut question: Question<'_, '_>, outcomes: &mut Vec<Outcome>) -> Decided {
-        match self.decide_now(&mut question, outcomes) {
+        match self.answer_now(&mut question, outcomes) {
             Some(decided) => decided,
-            None => self.decide_later(question, outcomes).await,
+            None => self.answer_later(question, outcomes).await,
         }
     }
 
-    /// Decides what [`Self::decide_now`] left open. The future is in a box, so that a decision in memory does not carry it.
-    fn decide_later<'f, 'c: 'f>(
+    /// Decides what [`Self::answer_now`] left open. The future is in a box, so that a decision in memory does not carry it.
+    fn answer_later<'f, 'c: 'f>(
         &'f self,
         question: Question<'f, 'c>,
         outcomes: &'f mut Vec<Outcome>,

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use tidegate_core::{
     Cost, Effect, MemoryBounds, MemoryStore, Mode, Request, Scratch, Timestamp, WhenFull,
 };
-use tidegate_http::Clock;
+use tidegate_http::{Clock, Gate as _};
 use tidegate_server::{
     config::{AdminToken, Config, Grpc, LegacyHeaders, MAX_FILE_BYTES},
     limiter::Limiter,

@@ -4,6 +4,7 @@
 //! into a charge on a key. However many rules there are, only those are looked at that the [`index`] finds.
 
 mod allow;
+mod bill;
 mod error;
 mod glob;
 mod headroom;
@@ -18,6 +19,7 @@ mod text;
 mod when;
 
 use allow::AllowList;
+pub use bill::Bill;
 pub use error::RuleError;
 pub use headroom::{Headroom, Parents, Unused};
 pub use key::{DESCRIPTOR_KEY, free_key};

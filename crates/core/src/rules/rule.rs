@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{
-    AllowList, Condition, Headroom, Request, RuleError, Unused, When,
+    AllowList, Bill, Condition, Headroom, Request, RuleError, Unused, When, bill,
     key::{self, Scope},
     request,
     when::check_name,
@@ -66,6 +66,7 @@ pub struct Rule {
     allow: AllowList,
     /// Where there is room for more than the limits.
     room: Option<Headroom>,
+    pub(super) bill: Bill,
 }
 
 impl Rule {
@@ -90,6 +91,7 @@ impl Rule {
             cost: CostSource::default(),
             allow: AllowList::default(),
             room: None,
+            bill: Bill::default(),
         })
     }
 
@@ -323,7 +325,7 @@ impl Rule {
                         self.name
                     )));
                 };
-                let number = decimal(value).ok_or_else(|| {
+                let number = bill::number(value).ok_or_else(|| {
                     let name = &self.name;
                     wrong(format!("must be a whole number from 1 to {}; rule \"{name}\" takes its cost from it", bounds::MAX_COUNT))
                 })?;
@@ -372,10 +374,4 @@ fn check_rule_name(name: &str) -> Result<(), RuleError> {
         return Err(RuleError::new("name", problem));
     }
     Ok(())
-}
-
-/// A number of nothing but digits: no sign, no space, no exponent.
-fn decimal(text: &str) -> Option<u64> {
-    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
-    if digits { text.parse().ok() } else { None }
 }

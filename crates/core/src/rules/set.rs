@@ -83,6 +83,7 @@ pub struct RuleSet {
     entry_names: BTreeSet<Box<str>>,
     /// Whether a rule stretches by the unused share of another.
     has_parents: bool,
+    wants_receipts: bool,
 }
 
 impl RuleSet {
@@ -105,6 +106,7 @@ impl RuleSet {
         let entry_names = entry_names(&rules, &allow);
         let allow = AllowList::new(allow);
         let has_parents = rules.iter().any(|rule| rule.unused().is_some());
+        let wants_receipts = rules.iter().any(Rule::wants_receipt);
         Ok(Self {
             rules,
             index,
@@ -112,6 +114,7 @@ impl RuleSet {
             allow,
             entry_names,
             has_parents,
+            wants_receipts,
         })
     }
 
@@ -191,6 +194,22 @@ impl RuleSet {
         self.entry_names.iter().map(|name| &**name)
     }
 
+    /// Whether the charges of a request, which are these, should be [settled](crate::Store::settle) when it has ended or is
+    /// given up: places that are held, queues that are waited in, and what is charged by the answer.
+    #[must_use]
+    pub fn wants_receipt(&self, charges: &[Charge<'_>]) -> bool {
+        let wants = |charge: &Charge<'_>| self.rule_of(charge.key).is_some_and(Rule::wants_receipt);
+        self.wants_receipts && charges.iter().any(wants)
+    }
+
+    /// The rule to which the bytes of a charge's key belong; `None` for the key of a limit that came with a request, and of a
+    /// rule that is no more.
+    #[must_use]
+    pub fn rule_of(&self, key: &[u8]) -> Option<&Rule> {
+        let (scope, _) = key::split(key)?;
+        self.by_scope.get(&scope).map(|at| &self.rules[*at])
+    }
+
     /// How many rules there are.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -208,8 +227,8 @@ impl RuleSet {
     /// no more, and of a rule that has been given another key since.
     #[must_use]
     pub fn decode_key<'k>(&self, key: &'k [u8]) -> Option<(&Rule, Vec<&'k str>)> {
-        let (scope, rest) = key::split(key)?;
-        let rule = self.by_scope.get(&scope).map(|at| &self.rules[*at])?;
+        let (_, rest) = key::split(key)?;
+        let rule = self.rule_of(key)?;
         Some((rule, rule.decode_values(rest)?))
     }
 

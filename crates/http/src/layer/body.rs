@@ -2,12 +2,14 @@
 
 use std::{
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
+
+use super::reservation::Reservation;
 
 pin_project! {
     /// The body of an answer: the inner service's, as it is, or that of a denial.
@@ -15,6 +17,8 @@ pin_project! {
     pub struct LimitedBody<B> {
         #[pin]
         content: Content<B>,
+        // Until the body has ended.
+        reservation: Reservation,
     }
 }
 
@@ -31,12 +35,22 @@ impl<B> LimitedBody<B> {
     pub(crate) fn inner(body: B) -> Self {
         Self {
             content: Content::Inner { body },
+            reservation: Reservation::default(),
+        }
+    }
+
+    /// The inner service's, which ends what is reserved.
+    pub(super) fn ending(body: B, reservation: Reservation) -> Self {
+        Self {
+            content: Content::Inner { body },
+            reservation,
         }
     }
 
     pub(crate) fn denial(rest: Bytes) -> Self {
         Self {
             content: Content::Denial { rest },
+            reservation: Reservation::default(),
         }
     }
 }
@@ -49,8 +63,13 @@ impl<B: Body<Data = Bytes>> Body for LimitedBody<B> {
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
-        match self.project().content.project() {
-            ContentProjection::Inner { body } => body.poll_frame(context),
+        let this = self.project();
+        match this.content.project() {
+            ContentProjection::Inner { mut body } => {
+                let frame = ready!(body.as_mut().poll_frame(context));
+                note(this.reservation, frame.as_ref(), body.is_end_stream());
+                Poll::Ready(frame)
+            }
             ContentProjection::Denial { rest } => {
                 let rest = std::mem::take(rest);
                 Poll::Ready((!rest.is_empty()).then(|| Ok(Frame::data(rest))))
@@ -71,5 +90,23 @@ impl<B: Body<Data = Bytes>> Body for LimitedBody<B> {
             // What is in memory fits 64 bits.
             Content::Denial { rest } => SizeHint::with_exact(rest.len() as u64),
         }
+    }
+}
+
+/// Takes note of what has come of a body, and settles what was reserved if that was all.
+fn note<E>(reservation: &mut Reservation, frame: Option<&Result<Frame<Bytes>, E>>, is_end: bool) {
+    let Some(answer) = reservation.answer() else {
+        return;
+    };
+    let Some(Ok(frame)) = frame else {
+        *reservation = Reservation::default();
+        return;
+    };
+    answer.add(frame.data_ref().map_or(0, Bytes::len));
+    if let Some(trailers) = frame.trailers_ref() {
+        answer.learn(trailers);
+    }
+    if is_end {
+        *reservation = Reservation::default();
     }
 }

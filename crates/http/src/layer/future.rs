@@ -6,7 +6,8 @@
 //!   └─▶ Denied ─▶ the denial
 //! ```
 //!
-//! It may be dropped anywhere. Until it is Calling, the inner service knows nothing of the request.
+//! It may be dropped anywhere. Until it is Calling, the inner service knows nothing of the request, and what it was charged comes
+//! back; see [`Reservation`].
 
 use std::{
     fmt, mem,
@@ -24,8 +25,9 @@ use tower_service::Service;
 
 use super::{
     LimitedBody,
+    asking::Asking,
+    reservation::Reservation,
     ruling::{Pass, Ruling},
-    service::Asking,
 };
 use crate::headers;
 
@@ -44,8 +46,14 @@ pin_project! {
     #[project = StateProjection]
     enum State<S, B, F> {
         Asking { asking: Asking, held: Option<Held<S, B>> },
-        Waiting { #[pin] sleep: Sleep, held: Option<Held<S, B>>, headers: HeaderMap },
-        Calling { #[pin] answered: F, headers: HeaderMap },
+        Waiting {
+            #[pin]
+            sleep: Sleep,
+            held: Option<Held<S, B>>,
+            headers: HeaderMap,
+            reservation: Reservation,
+        },
+        Calling { #[pin] answered: F, headers: HeaderMap, reservation: Reservation },
         Denied { response: Option<Box<Response<Bytes>>> },
     }
 }
@@ -85,10 +93,10 @@ where
                 passed,
                 delay: Duration::ZERO,
                 headers,
+                reservation,
             }) => {
                 request.extensions_mut().insert(passed);
-                let answered = service.call(request);
-                State::Calling { answered, headers }
+                State::calling(|| service.call(request), headers, reservation)
             }
             Ruling::Pass(pass) => State::after(pass, Held::new(request, service)),
             Ruling::Deny(response) => State::denied(response),
@@ -115,16 +123,30 @@ where
             passed,
             delay,
             headers,
+            reservation,
         } = pass;
         held.request.extensions_mut().insert(passed);
         if delay.is_zero() {
-            let answered = held.call();
-            return Self::Calling { answered, headers };
+            return Self::calling(|| held.call(), headers, reservation);
         }
         Self::Waiting {
             sleep: sleep(delay),
             held: Some(held),
             headers,
+            reservation,
+        }
+    }
+
+    fn calling(
+        call: impl FnOnce() -> S::Future,
+        headers: HeaderMap,
+        mut reservation: Reservation,
+    ) -> Self {
+        reservation.begin();
+        Self::Calling {
+            answered: call(),
+            headers,
+            reservation,
         }
     }
 
@@ -150,7 +172,7 @@ where
         loop {
             let next = match state.as_mut().project() {
                 StateProjection::Asking { asking, held } => {
-                    let ruling = ready!(asking.as_mut().poll(context));
+                    let ruling = ready!(asking.poll(context));
                     let held = held.take().expect(ONCE);
                     match ruling {
                         Ruling::Pass(pass) => State::after(pass, held),
@@ -161,16 +183,25 @@ where
                     sleep,
                     held,
                     headers,
+                    reservation,
                 } => {
                     ready!(sleep.poll(context));
-                    let answered = held.take().expect(ONCE).call();
-                    let headers = mem::take(headers);
-                    State::Calling { answered, headers }
+                    let held = held.take().expect(ONCE);
+                    State::calling(|| held.call(), mem::take(headers), mem::take(reservation))
                 }
-                StateProjection::Calling { answered, headers } => {
-                    let mut response = ready!(answered.poll(context))?;
+                StateProjection::Calling {
+                    answered,
+                    headers,
+                    reservation,
+                } => {
+                    let answered = ready!(answered.poll(context));
+                    // Where there is no answer the reservation ends here.
+                    let reservation = mem::take(reservation);
+                    let mut response = answered?;
+                    let reservation = reservation.answered(&response);
                     headers::merge(mem::take(headers), response.headers_mut());
-                    return Poll::Ready(Ok(response.map(LimitedBody::inner)));
+                    let body = |body| LimitedBody::ending(body, reservation);
+                    return Poll::Ready(Ok(response.map(body)));
                 }
                 StateProjection::Denied { response } => {
                     let response = response.take().expect(ONCE);

@@ -24,11 +24,14 @@
 //! A rule that counts by an entry which a request does not have does not apply to it. No header stands in for what only the
 //! application can know: there is no way from `X-Customer` to `customer` here.
 
+mod answer;
+mod asking;
 mod body;
 mod denial;
 mod entries;
 mod future;
 mod grpc;
+mod reservation;
 mod ruling;
 mod service;
 
@@ -40,6 +43,7 @@ use tower_layer::Layer;
 
 pub(crate) use self::ruling::busy;
 pub use self::{
+    answer::Report,
     body::LimitedBody,
     entries::{Entries, Peer},
     future::ResponseFuture,

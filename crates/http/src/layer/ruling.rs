@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response};
 use tidegate_core::{Exactness, RequestError, Source, Span, Timestamp, Verdict};
 
-use super::{denial::Denial, grpc};
+use super::{denial::Denial, grpc, reservation::Reservation};
 use crate::{HeaderWriter, headers};
 
 /// What is to be done with a request.
@@ -27,6 +27,8 @@ pub(super) struct Pass {
     pub(super) delay: Duration,
     /// What goes with the answer.
     pub(super) headers: HeaderMap,
+    /// What it was charged, where something of that may come back.
+    pub(super) reservation: Reservation,
 }
 
 /// What the limits said of a request that has passed, as an extension of the request that the inner service gets.
@@ -92,7 +94,7 @@ impl Terms {
     /// What comes of `verdict`, which was decided at `now`. `call` is the content type of a gRPC call.
     pub(super) fn ruling(
         &self,
-        verdict: &Verdict<'_>,
+        (verdict, reservation): (&Verdict<'_>, Reservation),
         now: Timestamp,
         call: Option<&HeaderValue>,
     ) -> Ruling {
@@ -108,6 +110,7 @@ impl Terms {
                     passed: Passed::of(verdict),
                     delay: Duration::from_micros(delay.as_micros()),
                     headers,
+                    reservation,
                 });
             }
         };

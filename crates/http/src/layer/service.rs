@@ -3,7 +3,6 @@
 use std::{
     cell::RefCell,
     fmt,
-    pin::Pin,
     sync::{Arc, Once},
     task::{Context, Poll},
 };
@@ -11,11 +10,12 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, request::Parts};
 use http_body::Body;
-use tidegate_core::{Cost, Effect, RequestError, RuleSet, Scratch};
+use tidegate_core::{Cost, RequestError, RuleSet, Scratch};
 use tower_service::Service;
 
 use super::{
     LimitedBody, LimiterLayer, ResponseFuture,
+    asking::{self, Asked, Asking},
     entries::Described,
     grpc,
     ruling::{Ruling, Terms},
@@ -33,11 +33,8 @@ pub struct Limited<S, G> {
     layer: LimiterLayer<G>,
 }
 
-/// A verdict that has to be waited for.
-pub(super) type Asking = Pin<Box<dyn Future<Output = Ruling> + Send>>;
-
 /// What is known of a request by now.
-enum Asked {
+enum Known {
     Ruled(Ruling),
     Asking(Asking),
 }
@@ -87,14 +84,14 @@ where
         let asked = self.layer.ask(&parts);
         let request = Request::from_parts(parts, body);
         match asked {
-            Asked::Ruled(ruling) => ResponseFuture::ruled(ruling, request, &mut self.inner),
-            Asked::Asking(asking) => ResponseFuture::asking(asking, request, &mut self.inner),
+            Known::Ruled(ruling) => ResponseFuture::ruled(ruling, request, &mut self.inner),
+            Known::Asking(asking) => ResponseFuture::asking(asking, request, &mut self.inner),
         }
     }
 }
 
 impl<G: Gate + 'static> LimiterLayer<G> {
-    fn ask(&self, parts: &Parts) -> Asked {
+    fn ask(&self, parts: &Parts) -> Known {
         let (gate, settings) = (&self.gate, &self.settings);
         let call = grpc::call(&parts.headers);
         let now = gate.now();
@@ -110,24 +107,27 @@ impl<G: Gate + 'static> LimiterLayer<G> {
             .map(|(name, value)| (*name, &**value))
             .collect();
         let cost = settings.cost.of(parts);
-        let ruled = SCRATCH.with_borrow_mut(|scratch| {
+        let known = SCRATCH.with_borrow_mut(|scratch| {
             let described = tidegate_core::Request::new(&entries, cost)?;
-            let verdict = gate.check_now(&rules, scratch, &described, Effect::Charge)?;
-            Ok(verdict.map(|verdict| {
-                gate.observe(&verdict);
-                settings.terms.ruling(&verdict, now, call)
-            }))
+            let asked = asking::charge_now(gate, &rules, scratch, &described)?;
+            Ok(match asked {
+                Asked::Decided(verdict, reservation) => {
+                    gate.observe(&verdict);
+                    let decided = (&verdict, reservation);
+                    Known::Ruled(settings.terms.ruling(decided, now, call))
+                }
+                Asked::Open { reserves } => {
+                    let owned = Owned {
+                        entries: owned(&entries),
+                        cost,
+                        call: call.cloned(),
+                        rules: Arc::clone(&rules),
+                    };
+                    Known::Asking(Asking::new(self.clone().ask_later(owned), reserves))
+                }
+            })
         });
-        match ruled {
-            Ok(Some(ruling)) => Asked::Ruled(ruling),
-            Err(error) => Asked::Ruled(Terms::refusal(&error, call)),
-            Ok(None) => Asked::Asking(Box::pin(self.clone().ask_later(Owned {
-                entries: owned(&entries),
-                cost,
-                call: call.cloned(),
-                rules: Arc::clone(&rules),
-            }))),
-        }
+        known.unwrap_or_else(|error| Known::Ruled(Terms::refusal(&error, call)))
     }
 
     /// Asks where there is something to wait for.
@@ -142,10 +142,11 @@ impl<G: Gate + 'static> LimiterLayer<G> {
                 .collect();
             let described = tidegate_core::Request::new(&entries, asked.cost)?;
             let mut scratch = Scratch::default();
-            let checked = gate.check(&asked.rules, &mut scratch, &described, Effect::Charge);
-            let verdict = checked.await?;
+            let charged = asking::charge(gate, &asked.rules, &mut scratch, &described);
+            let (verdict, reservation) = charged.await?;
             gate.observe(&verdict);
-            Ok(self.settings.terms.ruling(&verdict, now, call))
+            let terms = &self.settings.terms;
+            Ok(terms.ruling((&verdict, reservation), now, call))
         }
         .await;
         verdict.unwrap_or_else(|error| Terms::refusal(&error, call))

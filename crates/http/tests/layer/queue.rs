@@ -1,14 +1,20 @@
 //! Limits that delay instead of denying. Time is tokio's, paused: it goes on when everybody waits.
 
-use std::time::Duration;
+use std::{convert::Infallible, time::Duration};
 
+use bytes::Bytes;
 use futures_util::{FutureExt, future::join_all};
-use tidegate_core::{Algorithm, Limit, Rate, Rule, Span};
+use http::{Request, Response};
+use http_body::Body;
+use tidegate_core::{Algorithm, Limit, MemoryBounds, MemoryStore, Rate, Rule, Span};
 use tidegate_http::LimiterLayer;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep, timeout};
 use tower::{Layer, Service, ServiceExt};
 
-use crate::support::{Notes, get, limited, limiter, read, send};
+use crate::{
+    stores::Far,
+    support::{Notes, get, limited, limiter, limiter_on, read, send},
+};
 
 /// One a second, and so many in line.
 fn queue(capacity: u64) -> Vec<Rule> {
@@ -49,10 +55,42 @@ async fn a_request_that_is_given_up_never_arrives() {
     let (notes, mut service) = limited(queue(5));
     assert_eq!(send(&mut service, get("/1")).await.status, 200);
     let waiting = service.ready().await.unwrap().call(get("/given-up"));
-    let gave_up = tokio::time::timeout(Duration::from_millis(500), waiting).await;
+    let gave_up = timeout(Duration::from_millis(500), waiting).await;
     assert!(gave_up.is_err());
     assert_eq!(send(&mut service, get("/3")).await.status, 200);
     assert_eq!(notes.paths(), ["/1", "/3"]);
+}
+
+/// Two behind the one that is served: who gives up makes room for who comes then.
+#[tokio::test(start_paused = true)]
+async fn whoever_is_last_in_line_and_gives_up_leaves_his_place_to_the_next() {
+    let (notes, mut service) = limited(queue(2));
+    let far = Far(MemoryStore::new(MemoryBounds::default()));
+    let mut elsewhere = LimiterLayer::new(limiter_on(far, queue(2))).layer(notes.clone());
+    give_up(&mut service, Duration::from_millis(500)).await;
+    // A second until it is known, and another until it would be its turn.
+    give_up(&mut elsewhere, Duration::from_millis(1_500)).await;
+    assert_eq!(notes.paths(), ["/1", "/3", "/1", "/3"]);
+}
+
+async fn give_up<S, R>(service: &mut S, patience: Duration)
+where
+    S: Service<Request<()>, Response = Response<R>, Error = Infallible>,
+    R: Body<Data = Bytes, Error = Infallible>,
+{
+    assert_eq!(send(service, get("/1")).await.status, 200);
+    for _ in 0..5 {
+        let mut one = Box::pin(service.ready().await.unwrap().call(get("/one")));
+        assert!(timeout(patience, &mut one).await.is_err());
+        let mut other = Box::pin(service.ready().await.unwrap().call(get("/other")));
+        assert!(timeout(patience, &mut other).await.is_err());
+        // The last one first: who has somebody behind him cannot leave, because that one was told when it is his turn.
+        drop(other);
+        sleep(Duration::from_secs(2)).await;
+        drop(one);
+        sleep(Duration::from_secs(2)).await;
+    }
+    assert_eq!(send(service, get("/3")).await.status, 200);
 }
 
 #[tokio::test(start_paused = true)]

@@ -13,7 +13,7 @@ use tower::{Layer, Service, ServiceExt};
 use crate::support::{Notes, fixed, get, limiter_on, send, statuses};
 
 /// The memory store, a second away.
-struct Far(MemoryStore);
+pub(crate) struct Far(pub(crate) MemoryStore);
 
 impl Store for Far {
     type Receipt = Receipt;

@@ -366,6 +366,24 @@ impl Store for Fleet {
             .await;
     }
 
+    fn reserve_now(
+        &self,
+        question: &mut Question<'_, '_>,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Option<(Decided, Option<FleetReceipt>)> {
+        self.reserve_here(question, outcomes)
+    }
+
+    fn settle_now(
+        &self,
+        charges: &[Charge<'_>],
+        receipt: FleetReceipt,
+        settlements: &[Settlement],
+        now: Timestamp,
+    ) -> Result<(), FleetReceipt> {
+        self.settle_here(charges, receipt, settlements, now)
+    }
+
     fn forget_denials(&self) {
         self.denials.forget();
     }

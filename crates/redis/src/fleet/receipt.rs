@@ -7,7 +7,7 @@ use tidegate_core::{
     Charge, Decided, Decision, Effect, Limits, Outcome, Question, Receipt, Settlement, Timestamp,
 };
 
-use super::Fleet;
+use super::{Fleet, denials::Forgetting};
 use crate::{RedisReceipt, StoreError};
 
 /// What a decision charged, in Redis and in this node's own count.
@@ -28,15 +28,34 @@ impl Fleet {
         question: &mut Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
     ) -> (Decided, Option<FleetReceipt>) {
-        question.effect = Effect::Charge;
-        if let Some(decided) = self.recall(question, outcomes) {
-            return (decided, None);
-        }
-        if !self.redis.is_down()
-            && let Ok(answer) = self.reserve_there(question, outcomes).await
-        {
+        if let Some(answer) = self.reserve_here(question, outcomes) {
             return answer;
         }
+        match self.reserve_there(question, outcomes).await {
+            Ok(answer) => answer,
+            Err(_) => self.reserve_share(question, outcomes),
+        }
+    }
+
+    /// What Redis need not be asked for, or cannot.
+    pub(super) fn reserve_here(
+        &self,
+        question: &mut Question<'_, '_>,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Option<(Decided, Option<FleetReceipt>)> {
+        question.effect = Effect::Charge;
+        if let Some(decided) = self.recall(question, outcomes) {
+            return Some((decided, None));
+        }
+        let is_down = self.redis.is_down();
+        is_down.then(|| self.reserve_share(question, outcomes))
+    }
+
+    fn reserve_share(
+        &self,
+        question: &mut Question<'_, '_>,
+        outcomes: &mut Vec<Outcome>,
+    ) -> (Decided, Option<FleetReceipt>) {
         let mut receipt = Receipt::default();
         let decided = self.fall_back(question, outcomes, Some(&mut receipt));
         let receipt = (!receipt.is_empty()).then_some(FleetReceipt(Charged::Here(receipt)));
@@ -72,36 +91,55 @@ impl Fleet {
     pub(super) async fn settle_everywhere(
         &self,
         charges: &[Charge<'_>],
-        FleetReceipt(charged): FleetReceipt,
+        receipt: FleetReceipt,
         settlements: &[Settlement],
         now: Timestamp,
     ) {
-        let share = |charge: &Charge<'_>| charge.limits.share(self.settings.share);
-        let gives_back = settlements.iter().any(|settlement| settlement.unused > 0);
-        let _forgotten = gives_back.then(|| self.denials.forgetting());
-        match charged {
-            Charged::Here(receipt) => {
-                let shares: Vec<_> = charges.iter().map(share).collect();
-                let shared: Vec<Charge<'_>> = charges
-                    .iter()
-                    .zip(&shares)
-                    .map(|(charge, limits)| of_share(charge, limits))
-                    .collect();
-                self.local.settle(&shared, receipt, settlements, now);
-            }
-            Charged::There(there, warm) => {
-                let settled = charges.iter().zip(warm).zip(settlements);
-                for ((charge, receipt), settlement) in settled {
-                    let limits = share(charge);
-                    let shared = [of_share(charge, &limits)];
-                    self.local.settle(&shared, receipt, &[*settlement], now);
-                }
-                let asked = self.store.settle(charges, there, settlements);
-                if let Err(trouble) = self.in_time(asked, None, now).await {
-                    tracing::debug!("what was not needed stays charged: {trouble}");
-                }
-            }
+        let left = self.settle_here(charges, receipt, settlements, now);
+        let Err(FleetReceipt(Charged::There(there, warm))) = left else {
+            return;
+        };
+        let _forgotten = self.forgetting(settlements);
+        let settled = charges.iter().zip(warm).zip(settlements);
+        for ((charge, receipt), settlement) in settled {
+            let limits = charge.limits.share(self.settings.share);
+            let shared = [of_share(charge, &limits)];
+            self.local.settle(&shared, receipt, &[*settlement], now);
         }
+        let asked = self.store.settle(charges, there, settlements);
+        if let Err(trouble) = self.in_time(asked, None, now).await {
+            tracing::debug!("what was not needed stays charged: {trouble}");
+        }
+    }
+
+    /// Settles what was charged to this node's share alone; hands back the receipt of anything else.
+    pub(super) fn settle_here(
+        &self,
+        charges: &[Charge<'_>],
+        FleetReceipt(charged): FleetReceipt,
+        settlements: &[Settlement],
+        now: Timestamp,
+    ) -> Result<(), FleetReceipt> {
+        let receipt = match charged {
+            Charged::Here(receipt) => receipt,
+            there @ Charged::There(..) => return Err(FleetReceipt(there)),
+        };
+        let _forgotten = self.forgetting(settlements);
+        let share = |charge: &Charge<'_>| charge.limits.share(self.settings.share);
+        let shares: Vec<_> = charges.iter().map(share).collect();
+        let shared: Vec<Charge<'_>> = charges
+            .iter()
+            .zip(&shares)
+            .map(|(charge, limits)| of_share(charge, limits))
+            .collect();
+        self.local.settle(&shared, receipt, settlements, now);
+        Ok(())
+    }
+
+    /// Lets no denial stand that what comes back has outrun, until that is back.
+    fn forgetting(&self, settlements: &[Settlement]) -> Option<Forgetting<'_>> {
+        let gives_back = settlements.iter().any(|settlement| settlement.unused > 0);
+        gives_back.then(|| self.denials.forgetting())
     }
 }
 

@@ -44,12 +44,18 @@ async fn reserve(node: &Fleet, limits: &Limits) -> (Decision, Source, Option<Fle
     (decided.decision, decided.source, receipt)
 }
 
-async fn settle(node: &Fleet, limits: &Limits, receipt: Option<FleetReceipt>) {
+/// Where it was charged: at this node what comes back is there at once.
+async fn settle(node: &Fleet, limits: &Limits, receipt: Option<FleetReceipt>) -> Source {
     let charges = [Charge::new(b"key", limits, Cost::ONE).unwrap()];
     let now = Timestamp::from_micros(START);
-    let settled = Settlement::default();
-    node.settle(&charges, receipt.unwrap(), &[settled], now)
-        .await;
+    let settled = [Settlement::default()];
+    match node.settle_now(&charges, receipt.unwrap(), &settled, now) {
+        Ok(()) => Source::Local,
+        Err(receipt) => {
+            node.settle(&charges, receipt, &settled, now).await;
+            Source::Redis
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -69,7 +75,7 @@ async fn places_come_back_in_redis_and_at_the_node_that_gave_them() {
         assert!(receipt.is_none());
     }
     for receipt in held.drain(2..) {
-        settle(&one, &limits, receipt).await;
+        assert_eq!(settle(&one, &limits, receipt).await, Source::Redis);
     }
     let (decision, ..) = reserve(&other, &limits).await;
     assert_eq!(decision, Decision::Admitted);
@@ -78,10 +84,10 @@ async fn places_come_back_in_redis_and_at_the_node_that_gave_them() {
     while reserve(&one, &limits).await.1 != Source::Local {}
     // Its share is two, and two of its own are in flight: what Redis gave counts here too.
     assert_eq!(reserve(&one, &limits).await.0, Decision::Limited);
-    settle(&one, &limits, held.remove(0)).await;
+    assert_eq!(settle(&one, &limits, held.remove(0)).await, Source::Redis);
     let (decision, source, receipt) = reserve(&one, &limits).await;
     assert_eq!((decision, source), (Decision::Admitted, Source::Local));
     assert_eq!(reserve(&one, &limits).await.0, Decision::Limited);
-    settle(&one, &limits, receipt).await;
+    assert_eq!(settle(&one, &limits, receipt).await, Source::Local);
     assert_eq!(reserve(&one, &limits).await.0, Decision::Admitted);
 }

@@ -6,7 +6,7 @@ use tempfile::NamedTempFile;
 use tidegate_core::{
     Cost, Effect, MemoryBounds, MemoryStore, Request, Scratch, Timestamp, Verdict,
 };
-use tidegate_http::Clock;
+use tidegate_http::{Clock, Gate as _};
 use tidegate_server::{
     config::Config,
     door::admin::{self, Operated},

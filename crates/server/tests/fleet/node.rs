@@ -6,7 +6,7 @@ use std::{
 };
 
 use tidegate_core::{Cost, Effect, MemoryBounds, MemoryStore, Request, Scratch, Source, Timestamp};
-use tidegate_http::Clock;
+use tidegate_http::{Clock, Gate as _};
 use tidegate_redis::{Address, Fleet, FleetSettings, Redis, Settings, Topology};
 use tidegate_server::{
     config::{Config, Headers},

@@ -4,7 +4,7 @@ use std::{borrow::Cow, sync::Once};
 
 use hyper::{Request, StatusCode, body::Incoming};
 use tidegate_core::{Cost, Effect, RuleSet};
-use tidegate_http::{Forwarded, Proxy, Source};
+use tidegate_http::{Forwarded, Gate as _, Proxy, Source};
 
 use super::{Asked, Problem, check::with_scratch, wire::Answer};
 use crate::metrics::Door;

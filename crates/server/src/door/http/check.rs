@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 
 use tidegate_core::{Cost, Effect, Request, Scratch, bounds::MAX_ENTRIES};
+use tidegate_http::Gate as _;
 
 use super::{
     Asked, Problem,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tidegate_core::{Effect, Request, RequestError, RuleSet, Scratch, Timestamp, Verdict};
+use tidegate_core::{RuleSet, Timestamp, Verdict};
 use tidegate_http::{Gate, HeaderWriter, LimiterLayer};
 
 use crate::{config::Identity, limiter::Limiter, metrics::Door};
@@ -26,6 +26,8 @@ pub(super) fn layer(
 }
 
 impl Gate for ProxyGate {
+    type Store = Limiter;
+
     fn now(&self) -> Timestamp {
         self.0.now()
     }
@@ -34,24 +36,8 @@ impl Gate for ProxyGate {
         self.0.rules()
     }
 
-    async fn check<'a>(
-        &self,
-        rules: &'a RuleSet,
-        scratch: &'a mut Scratch,
-        request: &Request<'_>,
-        effect: Effect,
-    ) -> Result<Verdict<'a>, RequestError> {
-        self.0.check(rules, scratch, request, effect).await
-    }
-
-    fn check_now<'a>(
-        &self,
-        rules: &'a RuleSet,
-        scratch: &'a mut Scratch,
-        request: &Request<'_>,
-        effect: Effect,
-    ) -> Result<Option<Verdict<'a>>, RequestError> {
-        self.0.check_now(rules, scratch, request, effect)
+    fn store(&self) -> &Limiter {
+        &self.0
     }
 
     fn observe(&self, verdict: &Verdict<'_>) {

@@ -3,6 +3,7 @@
 use tidegate_core::{
     Cost, Effect, Request, RequestError, Scratch, Span, Verdict, bounds::MAX_ENTRIES,
 };
+use tidegate_http::Gate as _;
 
 use crate::{limiter::Limiter, metrics::Door};
 

@@ -1,0 +1,158 @@
+//! What decides for the limiter, and the limiter as a store: the same, timed.
+
+use std::sync::Arc;
+
+use tidegate_core::{
+    Charge, Decided, MemoryStore, Outcome, Question, Receipt, RuleSet, Settlement, Store, Timestamp,
+};
+use tidegate_http::Gate;
+use tidegate_redis::{Fleet, FleetReceipt};
+
+use super::Limiter;
+
+/// Who decides: the store in this process, or Redis with the whole fleet.
+#[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one lives in a process, and a decision should not follow one pointer more"
+)]
+pub enum Backend {
+    /// The store in this process.
+    Memory(MemoryStore),
+    /// Redis. This node's own count answers while it is out of reach.
+    Fleet(Fleet),
+}
+
+impl From<MemoryStore> for Backend {
+    fn from(store: MemoryStore) -> Self {
+        Self::Memory(store)
+    }
+}
+
+impl From<Fleet> for Backend {
+    fn from(fleet: Fleet) -> Self {
+        Self::Fleet(fleet)
+    }
+}
+
+/// By what a charge is settled, in the store that wrote it.
+#[derive(Debug)]
+pub enum LimiterReceipt {
+    /// Of the store in this process.
+    Memory(Receipt),
+    /// Of the fleet.
+    Fleet(FleetReceipt),
+}
+
+impl Gate for Limiter {
+    type Store = Self;
+
+    fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    fn rules(&self) -> Arc<RuleSet> {
+        self.rules.load_full()
+    }
+
+    fn store(&self) -> &Self {
+        self
+    }
+}
+
+impl Store for Limiter {
+    type Receipt = LimiterReceipt;
+
+    fn decide_now(
+        &self,
+        question: &mut Question<'_, '_>,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Option<Decided> {
+        self.answer_now(question, outcomes)
+    }
+
+    async fn decide_later(
+        &self,
+        question: Question<'_, '_>,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Decided {
+        self.answer_later(question, outcomes).await
+    }
+
+    async fn reserve(
+        &self,
+        question: &mut Question<'_, '_>,
+        outcomes: &mut Vec<Outcome>,
+    ) -> (Decided, Option<LimiterReceipt>) {
+        match &self.backend {
+            Backend::Memory(store) => {
+                let (decided, receipt) = Store::reserve(store, question, outcomes).await;
+                (decided, receipt.map(LimiterReceipt::Memory))
+            }
+            Backend::Fleet(fleet) => {
+                let reserved = self.timed(fleet.reserve(question, outcomes));
+                let (decided, receipt) = reserved.await;
+                (decided, receipt.map(LimiterReceipt::Fleet))
+            }
+        }
+    }
+
+    fn reserve_now(
+        &self,
+        question: &mut Question<'_, '_>,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Option<(Decided, Option<LimiterReceipt>)> {
+        match &self.backend {
+            Backend::Memory(store) => {
+                let began = self.time();
+                let reserved = store.reserve_now(question, outcomes);
+                self.took(began);
+                reserved.map(|(decided, receipt)| (decided, receipt.map(LimiterReceipt::Memory)))
+            }
+            Backend::Fleet(fleet) => {
+                let reserved = fleet.reserve_now(question, outcomes);
+                reserved.map(|(decided, receipt)| (decided, receipt.map(LimiterReceipt::Fleet)))
+            }
+        }
+    }
+
+    async fn settle(
+        &self,
+        charges: &[Charge<'_>],
+        receipt: LimiterReceipt,
+        settlements: &[Settlement],
+        now: Timestamp,
+    ) {
+        match (&self.backend, receipt) {
+            (Backend::Memory(store), LimiterReceipt::Memory(receipt)) => {
+                store.settle(charges, receipt, settlements, now);
+            }
+            (Backend::Fleet(fleet), LimiterReceipt::Fleet(receipt)) => {
+                fleet.settle(charges, receipt, settlements, now).await;
+            }
+            // A receipt of another store is good for nothing here.
+            (Backend::Memory(_), LimiterReceipt::Fleet(_))
+            | (Backend::Fleet(_), LimiterReceipt::Memory(_)) => {}
+        }
+    }
+
+    fn settle_now(
+        &self,
+        charges: &[Charge<'_>],
+        receipt: LimiterReceipt,
+        settlements: &[Settlement],
+        now: Timestamp,
+    ) -> Result<(), LimiterReceipt> {
+        match (&self.backend, receipt) {
+            (Backend::Memory(store), LimiterReceipt::Memory(receipt)) => {
+                store.settle(charges, receipt, settlements, now);
+                Ok(())
+            }
+            (Backend::Fleet(fleet), LimiterReceipt::Fleet(receipt)) => {
+                let settled = fleet.settle_now(charges, receipt, settlements, now);
+                settled.map_err(LimiterReceipt::Fleet)
+            }
+            (_, other) => Err(other),
+        }
+    }
+}
