@@ -48,6 +48,11 @@ impl Pace {
         Ok(())
     }
 
+    /// How long the server wants to be left alone yet.
+    pub(crate) fn closed_for(&self, now: Timestamp) -> Span {
+        self.closed_until.max(now).since(now)
+    }
+
     /// An answer has come, whatever it says: nobody waits for it any more.
     pub(crate) fn hear(&mut self, now: Timestamp) {
         self.probing_until = Timestamp::default();

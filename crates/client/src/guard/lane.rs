@@ -8,7 +8,7 @@ use std::{
 use tidegate_core::Span;
 use tokio::{
     sync::{Notify, Semaphore},
-    time::timeout,
+    time::{sleep, timeout},
 };
 
 use crate::{Clock, Error, clock::duration, pace::Pace};
@@ -73,7 +73,7 @@ impl Lane {
         })?;
         let in_turn = async {
             let _turn = self.turn.lock().await;
-            self.open(clock).await?;
+            self.open(clock).await;
             admitted.await
         };
         let waited = timeout(duration(most), in_turn).await;
@@ -96,15 +96,26 @@ impl Lane {
     }
 
     /// Waits until the pace lets the next one go.
-    async fn open(&self, clock: &Clock) -> Result<(), Error> {
+    async fn open(&self, clock: &Clock) {
         loop {
             let now = clock.now();
-            let wait = self.with_pace(|pace| pace.take(now));
-            let Err(wait) = wait else {
-                return Ok(());
+            let Err(wait) = self.with_pace(|pace| pace.take(now)) else {
+                return;
             };
             // Either is a reason to look again.
             let _ = timeout(duration(wait), self.changed()).await;
+        }
+    }
+
+    /// Waits while the server wants to be left alone, whoever was told so.
+    pub(crate) async fn left_alone(&self, clock: &Clock) {
+        loop {
+            let now = clock.now();
+            let wait = self.with_pace(|pace| pace.closed_for(now));
+            if wait == Span::ZERO {
+                return;
+            }
+            sleep(duration(wait)).await;
         }
     }
 

@@ -138,8 +138,14 @@ impl<S: Store> ThrottleGuard<S> {
                 }
                 Err(Retry::After(wait)) => wait.max(Span::from_micros(1)),
             };
-            // Either is a reason to look again.
-            let _ = timeout(duration(wait), lane.changed()).await;
+            if self.leases {
+                // Either is a reason to look again.
+                let _ = timeout(duration(wait), lane.changed()).await;
+            } else {
+                sleep(duration(wait)).await;
+            }
+            // Somebody may have been refused meanwhile.
+            lane.left_alone(&self.clock).await;
         }
     }
 

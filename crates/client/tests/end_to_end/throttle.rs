@@ -210,6 +210,25 @@ async fn a_refusal_is_learnt_from() {
     );
 }
 
+/// Two are on their way: the first is refused while the second waits for its place under the limit, which is not enough then.
+#[tokio::test(start_paused = true)]
+async fn a_refusal_holds_back_who_waits_already() {
+    let server = Server::scripted(vec![reply(429, &[("retry-after", "3")]), reply(200, &[])]);
+    let limits = limits("1/s", AlgorithmName::Gcra);
+    let layer = ThrottleLayer::on(store(), "api", limits, LaneSettings::default(), clock());
+    let client = layer.layer(server.client::<Full<Bytes>>());
+    let (first, second) = tokio::join!(client.clone().oneshot(get()), client.oneshot(get()));
+    assert_eq!(
+        (
+            first.unwrap().status().as_u16(),
+            second.unwrap().status().as_u16()
+        ),
+        (429, 200)
+    );
+    let gaps = server.gaps_ms();
+    assert!((3_000..3_010).contains(&gaps[0]), "{gaps:?}");
+}
+
 /// At most so many in flight: the place is given back when the answer is there, and the next in line has it at once.
 #[tokio::test(start_paused = true)]
 async fn how_many_are_in_flight_is_a_limit_too() {
