@@ -13,6 +13,7 @@ mod servers;
 
 mod certificates;
 mod check;
+mod client;
 mod documents;
 mod envoy;
 mod envoy_rules;

@@ -1,0 +1,55 @@
+//! Two clients, each with connections of its own to one real Redis, keep to one limit.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+use std::{convert::Infallible, sync::Arc, time::Duration};
+
+use http::{Request, Response};
+use tidegate_client::{Clock, LaneSettings, ThrottleLayer, spaced};
+use tidegate_core::{MemoryBounds, MemoryStore};
+use tidegate_redis::{Address, Fleet, FleetSettings, Redis, Settings, Topology};
+use tokio::{runtime::Handle, time::Instant};
+use tower::{Layer as _, ServiceExt as _};
+
+#[path = "../../redis/tests/support/mod.rs"]
+mod support;
+
+async fn process(url: &str) -> ThrottleLayer<Fleet> {
+    let topology = Topology::Standalone(Address::parse(url).unwrap().0);
+    let settings = Settings {
+        timeout: Duration::from_secs(5),
+        ..Settings::new(topology)
+    };
+    let redis = Redis::start(settings, &Handle::current());
+    redis.tried().await.unwrap();
+    let local = MemoryStore::new(MemoryBounds::default());
+    let fleet = Fleet::new(Arc::new(redis), "tg", local, FleetSettings::default());
+    let limits = spaced("50/s").unwrap();
+    ThrottleLayer::on(
+        Arc::new(fleet),
+        "api",
+        limits,
+        LaneSettings::default(),
+        Clock::system(),
+    )
+}
+
+/// Thirty requests at fifty a second by both together take 29 fiftieths of a second. If each counted for itself, it would be 14.
+#[tokio::test]
+async fn two_processes_keep_to_one_limit() {
+    let redis = support::RedisServer::start();
+    let processes = [process(&redis.url()).await, process(&redis.url()).await];
+    let service = tower::service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(())));
+    let begun = Instant::now();
+    let mut calls = tokio::task::JoinSet::new();
+    for _ in 0..15 {
+        for process in &processes {
+            calls.spawn(process.layer(service).oneshot(Request::new(())));
+        }
+    }
+    while let Some(answer) = calls.join_next().await {
+        answer.unwrap().unwrap();
+    }
+    let least = Duration::from_millis(29 * 20);
+    assert!(begun.elapsed() >= least, "{:?}", begun.elapsed());
+}
