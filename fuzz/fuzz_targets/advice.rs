@@ -1,0 +1,63 @@
+//! Any headers as what a server says of its limits: read without a panic, twice alike, and what comes out keeps a client neither
+//! sleeping for longer than its policy nor awake for nothing.
+//!
+//! The first line is the status, and each other one a header.
+
+#![no_main]
+
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use libfuzzer_sys::{Corpus, fuzz_target};
+use tidegate_client::{
+    Advice, RetryBudget, RetryPolicy, Rng, Span, Timestamp, Wait,
+    retry::{Attempt, Next, Safety, Seen},
+};
+
+const NOW: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
+
+fuzz_target!(|input: &[u8]| -> Corpus {
+    let mut lines = input.split(|byte| *byte == b'\n');
+    let Some(status) = lines.next().and_then(|line| StatusCode::from_bytes(line).ok()) else {
+        return Corpus::Reject;
+    };
+    let Some(headers) = lines.map(header).collect::<Option<HeaderMap>>() else {
+        return Corpus::Reject;
+    };
+    let advice = Advice::of(status, &headers, NOW);
+    assert_eq!(advice, Advice::of(status, &headers, NOW));
+    assert_ne!(advice.wait, Some(Wait::After(Span::ZERO)));
+    assert!(advice.standing.is_none_or(|standing| standing.reset_after > Span::ZERO));
+    assert_bounded(status, &headers, advice);
+    Corpus::Keep
+});
+
+fn header(line: &[u8]) -> Option<(HeaderName, HeaderValue)> {
+    let colon = line.iter().position(|byte| *byte == b':')?;
+    let name = HeaderName::from_bytes(&line[..colon]).ok()?;
+    let value = HeaderValue::from_bytes(&line[colon + 1..]).ok()?;
+    Some((name, value))
+}
+
+fn assert_bounded(status: StatusCode, headers: &HeaderMap, advice: Advice) {
+    let policy = RetryPolicy::default();
+    let attempt = Attempt {
+        number: 1,
+        began: NOW,
+        safety: Safety::Idempotent,
+        seen: Seen::Answer { status, headers },
+        advice,
+        replayable: true,
+    };
+    let mut rng = Rng::with_seed(1);
+    match policy.next(&attempt, &mut RetryBudget::default(), &mut rng, NOW) {
+        Next::Retry { after } => {
+            let asked = match advice.wait {
+                Some(Wait::After(asked)) => asked,
+                Some(Wait::Never) => panic!("a request that will never pass is tried again"),
+                None => Span::ZERO,
+            };
+            assert!(after >= asked && asked <= policy.max_wait);
+            assert!(after < policy.deadline);
+        }
+        Next::Done | Next::GiveUp(_) => {}
+    }
+}
