@@ -54,6 +54,9 @@ pub const MAX_WILDCARDS: usize = 16;
 /// The deepest nesting of lists and negations in one condition.
 pub const MAX_PATTERN_DEPTH: usize = 8;
 
+/// The most times of day in one schedule.
+pub const MAX_HOURS: usize = 16;
+
 /// The most memory that one compiled regular expression may take, in bytes.
 pub const MAX_REGEX_BYTES: usize = 1 << 20;
 

@@ -7,14 +7,14 @@
 use std::fmt;
 
 use jiff::{
-    SignedDuration, ToSpan,
+    ToSpan,
     civil::{Date, Weekday},
-    tz::TimeZone,
 };
 
 use crate::{
     limit::LimitError,
     time::{Span, Timestamp},
+    zone::Zone,
 };
 
 /// The length of a calendar window.
@@ -41,8 +41,7 @@ impl CalendarUnit {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Calendar {
     unit: CalendarUnit,
-    zone: TimeZone,
-    zone_name: String,
+    zone: Zone,
     day: i8,
 }
 
@@ -65,12 +64,7 @@ impl Calendar {
     /// assert_eq!(end.as_micros(), 1_772_233_200_000_000);   // 2026-02-27T23:00:00Z
     /// ```
     pub fn new(unit: CalendarUnit, zone: &str, day: Option<i8>) -> Result<Self, LimitError> {
-        let found = TimeZone::get(zone).map_err(|_| {
-            LimitError::new(
-                "zone",
-                format!("\"{zone}\" is not an IANA time zone such as UTC or Europe/Berlin"),
-            )
-        })?;
+        let zone = Zone::named(zone).map_err(|problem| LimitError::new("zone", problem))?;
         let most = match unit {
             CalendarUnit::Day => 1,
             CalendarUnit::Week => 7,
@@ -83,12 +77,7 @@ impl Calendar {
                 format!("must be from 1 to {most} for this calendar, got {day}"),
             ));
         }
-        Ok(Self {
-            unit,
-            zone: found,
-            zone_name: zone.to_owned(),
-            day,
-        })
+        Ok(Self { unit, zone, day })
     }
 
     /// The unit of the windows.
@@ -100,14 +89,13 @@ impl Calendar {
     /// The window `[start, end)` that contains `now`.
     #[must_use]
     pub fn window(&self, now: Timestamp) -> (Timestamp, Timestamp) {
-        let date = self.date_at(now);
-        let start = self.start_on_or_before(date);
+        let start = self.start_on_or_before(self.zone.wall(now).date());
         let (mut start, mut end) = (start, self.next(start));
         // A gap at midnight can put the instant a day's worth to either side of its civil date.
-        while self.instant(end) <= now {
+        while self.zone.start_of(end) <= now {
             (start, end) = (end, self.next(end));
         }
-        (self.instant(start), self.instant(end))
+        (self.zone.start_of(start), self.zone.start_of(end))
     }
 
     /// The longest that one window can be.
@@ -118,14 +106,6 @@ impl Calendar {
             CalendarUnit::Month => 31 * 24 + 1,
         };
         Span::from_secs(hours * 3_600)
-    }
-
-    fn date_at(&self, now: Timestamp) -> Date {
-        let micros = i64::try_from(now.as_micros()).unwrap_or(i64::MAX);
-        let instant = jiff::Timestamp::UNIX_EPOCH
-            .checked_add(SignedDuration::from_micros(micros))
-            .unwrap_or(jiff::Timestamp::MAX);
-        self.zone.to_datetime(instant).date()
     }
 
     fn start_on_or_before(&self, date: Date) -> Date {
@@ -162,14 +142,6 @@ impl Calendar {
         let first = date.first_of_month();
         first.saturating_add(i64::from(self.day.min(last) - 1).days())
     }
-
-    /// The first instant of `date` on the wall.
-    fn instant(&self, date: Date) -> Timestamp {
-        let micros = date
-            .to_zoned(self.zone.clone())
-            .map_or(i64::MAX, |zoned| zoned.timestamp().as_microsecond());
-        Timestamp::from_micros(u64::try_from(micros).unwrap_or(0))
-    }
 }
 
 /// `day Europe/Berlin`, `month UTC from 15`.
@@ -180,7 +152,7 @@ impl fmt::Display for Calendar {
             CalendarUnit::Week => "week",
             CalendarUnit::Month => "month",
         };
-        write!(f, "{unit} {}", self.zone_name)?;
+        write!(f, "{unit} {}", self.zone.name())?;
         if self.day != 1 {
             write!(f, " from {}", self.day)?;
         }

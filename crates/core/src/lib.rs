@@ -39,6 +39,7 @@ mod store;
 mod sync;
 mod time;
 mod verdict;
+mod zone;
 
 pub use calendar::{Calendar, CalendarUnit};
 pub use charge::{Charge, Cost, Effect, RequestError};
@@ -49,8 +50,8 @@ pub use memory::{Block, MemoryBounds, MemoryStats, MemoryStore, SnapshotError, W
 pub use outcome::{Decision, Outcome, Retry};
 pub use receipt::{Receipt, Settlement};
 pub use rules::{
-    Bill, Condition, CostSource, DESCRIPTOR_KEY, Headroom, Mode, Parents, Pattern, Request, Rule,
-    RuleError, RuleSet, Scratch, Unused, When, free_key,
+    Bill, Condition, CostSource, DESCRIPTOR_KEY, Days, Headroom, Hours, Mode, Parents, Pattern,
+    Request, Rule, RuleError, RuleSet, Schedule, Scratch, Unused, When, free_key,
 };
 pub use spec::{AlgorithmName, Anchor, LimitSpec};
 pub use store::{Decided, Question, Store};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tidegate_core::{
     AlgorithmName, Condition, Cost, CostSource, Headroom, Limit, LimitSpec, Mode, Pattern, Request,
-    RequestError, Rule, RuleSet, Scratch, Unused, When, bounds, notation,
+    RequestError, Rule, RuleSet, Scratch, Timestamp, Unused, When, bounds, notation,
 };
 
 fn limit(text: &str) -> Limit {
@@ -47,7 +47,7 @@ fn try_charged(
 ) -> Result<Vec<(String, Vec<String>, u64)>, RequestError> {
     let mut scratch = Scratch::default();
     let request = Request::new(entries, Cost::new(2).unwrap())?;
-    let charges = rules.charges(&request, &mut scratch)?;
+    let charges = rules.charges(&request, Timestamp::default(), &mut scratch)?;
     let describe = charges.iter().map(|charge| {
         let (rule, values) = rules.decode_key(charge.key).unwrap();
         assert_eq!(charge.limits.name(), Some(rule.name()));
@@ -171,7 +171,9 @@ fn the_admin_door_encodes_the_key_that_a_request_is_charged_on() {
     let mut scratch = Scratch::default();
     let entries = [("b", "2"), ("a", "1")];
     let request = Request::new(&entries, Cost::ONE).unwrap();
-    let charges = rules.charges(&request, &mut scratch).unwrap();
+    let charges = rules
+        .charges(&request, Timestamp::default(), &mut scratch)
+        .unwrap();
     assert_eq!(
         charges[0].key,
         rules.rule("all").unwrap().encode_key(&[]).unwrap()

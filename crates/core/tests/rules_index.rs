@@ -4,8 +4,8 @@
 
 use proptest::prelude::*;
 use tidegate_core::{
-    AlgorithmName, Condition, Cost, LimitSpec, Pattern, Request, Rule, RuleSet, Scratch, When,
-    notation,
+    AlgorithmName, Condition, Cost, LimitSpec, Pattern, Request, Rule, RuleSet, Scratch, Timestamp,
+    When, notation,
 };
 
 /// A condition as it is drawn: an entry and what it must be.
@@ -125,7 +125,9 @@ fn scan(drawn: &[DrawnRule], allow: &[Vec<Drawn>], request: &Request<'_>) -> Vec
 }
 
 fn charged(rules: &RuleSet, request: &Request<'_>, scratch: &mut Scratch) -> Vec<String> {
-    let charges = rules.charges(request, scratch).unwrap();
+    let charges = rules
+        .charges(request, Timestamp::default(), scratch)
+        .unwrap();
     charges
         .iter()
         .map(|charge| charge.limits.name().unwrap().to_owned())

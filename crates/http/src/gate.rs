@@ -38,11 +38,12 @@ pub trait Gate: Send + Sync {
         effect: Effect,
     ) -> impl Future<Output = Result<Verdict<'a>, RequestError>> + Send {
         async move {
-            let mut charges = rules.charges(request, scratch)?;
+            let now = self.now();
+            let mut charges = rules.charges(request, now, scratch)?;
             if charges.is_empty() {
                 return Ok(Verdict::unlimited());
             }
-            let (now, mut outcomes) = (self.now(), Vec::new());
+            let mut outcomes = Vec::new();
             stretch(self.store(), rules, &mut charges, now).await;
             let question = Question {
                 charges: &mut charges,
@@ -67,11 +68,12 @@ pub trait Gate: Send + Sync {
         request: &Request<'_>,
         effect: Effect,
     ) -> Result<Option<Verdict<'a>>, RequestError> {
-        let mut charges = rules.charges(request, scratch)?;
+        let now = self.now();
+        let mut charges = rules.charges(request, now, scratch)?;
         if charges.is_empty() {
             return Ok(Some(Verdict::unlimited()));
         }
-        let (now, mut outcomes) = (self.now(), Vec::new());
+        let mut outcomes = Vec::new();
         if stretch_now(self.store(), rules, &mut charges, now).is_none() {
             return Ok(None);
         }

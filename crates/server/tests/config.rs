@@ -342,7 +342,10 @@ fn applied(text: &str, entries: &[(&str, &str)]) -> Vec<String> {
     let config = Config::parse(text).unwrap();
     let request = Request::new(entries, Cost::ONE).unwrap();
     let mut scratch = Scratch::default();
-    let charges = config.rules.charges(&request, &mut scratch).unwrap();
+    let charges = config
+        .rules
+        .charges(&request, Timestamp::default(), &mut scratch)
+        .unwrap();
     charges
         .iter()
         .map(|charge| charge.limits.name().unwrap().to_owned())
@@ -473,9 +476,9 @@ fn a_rule_stretches_where_there_is_room() {
         let entries = [("user", "u"), ("room.app", room)];
         let request = Request::new(&entries, Cost::ONE).unwrap();
         let mut scratch = Scratch::default();
-        let charges = rules.charges(&request, &mut scratch).unwrap();
-        let mut outcomes = Vec::new();
         let now = Timestamp::from_micros(1);
+        let charges = rules.charges(&request, now, &mut scratch).unwrap();
+        let mut outcomes = Vec::new();
         store.check(&charges, now, Effect::Charge, &mut outcomes);
         (outcomes[0].allowed, outcomes[0].over_limit)
     };

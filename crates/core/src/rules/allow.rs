@@ -1,6 +1,7 @@
 //! The allow list: what passes without being charged.
 
 use super::{Request, Room, When, index::Index};
+use crate::time::Timestamp;
 
 /// Requests that pass uncharged: those for which one of the items holds.
 #[derive(Clone, Debug, Default)]
@@ -23,7 +24,7 @@ impl AllowList {
         self.items.iter().flat_map(When::entry_names)
     }
 
-    pub(super) fn covers(&self, request: &Request<'_>, room: &mut Room) -> bool {
+    pub(super) fn covers(&self, request: &Request<'_>, now: Timestamp, room: &mut Room) -> bool {
         if self.items.is_empty() {
             return false;
         }
@@ -31,6 +32,6 @@ impl AllowList {
         let (found, evaluated) = (&room.allowed, &mut room.evaluated);
         found
             .iter()
-            .any(|item| self.items[*item].holds(request, evaluated))
+            .any(|item| self.items[*item].holds(request, now, evaluated))
     }
 }

@@ -14,7 +14,7 @@ use crate::{
     failure::OnFailure,
     limit::Limit,
     limits::Limits,
-    time::Span,
+    time::{Span, Timestamp},
 };
 
 /// Where the cost of a charge comes from.
@@ -277,17 +277,27 @@ impl Rule {
         self.limits = limits;
     }
 
-    /// Whether the rule is to be charged for `request`.
-    pub(super) fn applies(&self, request: &Request<'_>, room: &mut super::Room) -> bool {
+    /// Whether the rule is to be charged for `request` at `now`.
+    pub(super) fn applies(
+        &self,
+        request: &Request<'_>,
+        now: Timestamp,
+        room: &mut super::Room,
+    ) -> bool {
         self.key.iter().all(|entry| request.entry(entry).is_some())
-            && self.when.holds(request, &mut room.evaluated)
-            && !self.allow.covers(request, room)
+            && self.when.holds(request, now, &mut room.evaluated)
+            && !self.allow.covers(request, now, room)
     }
 
-    /// Whether the request says that there is room for more than the limits.
-    pub(super) fn has_room(&self, request: &Request<'_>, room: &mut super::Room) -> bool {
+    /// Whether the request says that there is room for more than the limits at `now`.
+    pub(super) fn has_room(
+        &self,
+        request: &Request<'_>,
+        now: Timestamp,
+        room: &mut super::Room,
+    ) -> bool {
         match &self.room {
-            Some(Headroom::When(when)) => when.holds(request, &mut room.evaluated),
+            Some(Headroom::When(when)) => when.holds(request, now, &mut room.evaluated),
             Some(Headroom::Unused(_)) | None => false,
         }
     }

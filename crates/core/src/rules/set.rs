@@ -15,6 +15,7 @@ use crate::{
     bounds,
     charge::{Charge, Cost, RequestError},
     limits::Limits,
+    time::Timestamp,
 };
 
 /// Room for the keys of one request's charges, reused from request to request.
@@ -57,7 +58,7 @@ struct Due {
 ///
 /// ```
 /// use tidegate_core::{AlgorithmName, LimitSpec, notation};
-/// use tidegate_core::{Condition, Cost, Pattern, Request, Rule, RuleSet, Scratch, When};
+/// use tidegate_core::{Condition, Cost, Pattern, Request, Rule, RuleSet, Scratch, Timestamp, When};
 ///
 /// let rate = notation::rate("20/min").unwrap();
 /// let limit = LimitSpec::shorthand(rate, AlgorithmName::SlidingWindowLog).build().unwrap();
@@ -69,7 +70,8 @@ struct Due {
 /// let entries = [("path", "/api/orders"), ("customer", "c1")];
 /// let request = Request::new(&entries, Cost::ONE).unwrap();
 /// let mut scratch = Scratch::default();
-/// let charges = rules.charges(&request, &mut scratch).unwrap();
+/// let now = Timestamp::from_micros(1_700_000_000_000_000);
+/// let charges = rules.charges(&request, now, &mut scratch).unwrap();
 /// assert_eq!(charges.len(), 1);
 /// let (rule, values) = rules.decode_key(charges[0].key).unwrap();
 /// assert_eq!((rule.name(), values), ("api-per-customer", vec!["c1"]));
@@ -131,7 +133,7 @@ impl RuleSet {
         self
     }
 
-    /// The charges that `request` is to pay, in the order of the rules: one for every rule that applies;
+    /// The charges that `request` is to pay at `now`, in the order of the rules: one for every rule that applies;
     /// none when it is on the allow list.
     ///
     /// # Errors
@@ -142,16 +144,17 @@ impl RuleSet {
     pub fn charges<'a>(
         &'a self,
         request: &Request<'_>,
+        now: Timestamp,
         scratch: &'a mut Scratch,
     ) -> Result<Vec<Charge<'a>>, RequestError> {
         let Scratch { room, keys, due } = scratch;
         room.evaluated = 0;
         keys.clear();
         due.clear();
-        if self.allow.covers(request, room) {
+        if self.allow.covers(request, now, room) {
             return Ok(Vec::new());
         }
-        self.find_due(request, room, keys, due)?;
+        self.find_due(request, now, (room, keys, due))?;
         let charge = |due: &Due| {
             let limits = self.rules[due.rule].limits();
             let stretched = limits.stretched().filter(|_| due.has_room);
@@ -235,13 +238,12 @@ impl RuleSet {
     fn find_due(
         &self,
         request: &Request<'_>,
-        room: &mut Room,
-        keys: &mut Vec<u8>,
-        due: &mut Vec<Due>,
+        now: Timestamp,
+        (room, keys, due): (&mut Room, &mut Vec<u8>, &mut Vec<Due>),
     ) -> Result<(), RequestError> {
         let mut found = std::mem::take(&mut room.rules);
         self.index.look_up(request, &mut found);
-        found.retain(|at| self.rules[*at].applies(request, room));
+        found.retain(|at| self.rules[*at].applies(request, now, room));
         if found.len() > bounds::MAX_CHARGES {
             let problem = format!(
                 "{} rules apply to this request, over the maximum of {}",
@@ -257,7 +259,7 @@ impl RuleSet {
                 rule: *at,
                 key: start..keys.len(),
                 cost: rule.cost_of(request)?,
-                has_room: rule.has_room(request, room),
+                has_room: rule.has_room(request, now, room),
             });
         }
         room.rules = found;

@@ -2,14 +2,34 @@
 
 use std::fmt;
 
-use super::{Condition, Pattern, When, pattern::Kind};
+use super::{Condition, Days, Pattern, Schedule, When, pattern::Kind};
 
-/// `{path: /api/**, method: [GET, HEAD]}`; `{}` always holds.
+/// `{path: /api/**, time: [22:00-06:00], zone: Europe/Berlin}`; `{}` always holds.
 impl fmt::Display for When {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("{")?;
         joined(f, self.iter())?;
+        if let Some(schedule) = self.schedule() {
+            let comma = if self.iter().len() > 0 { ", " } else { "" };
+            write!(f, "{comma}{schedule}")?;
+        }
         f.write_str("}")
+    }
+}
+
+impl fmt::Display for Schedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.hours().is_empty() {
+            f.write_str("time: [")?;
+            joined(f, self.hours())?;
+            f.write_str("], ")?;
+        }
+        if self.days() != Days::ALL {
+            f.write_str("days: [")?;
+            joined(f, self.days().names())?;
+            f.write_str("], ")?;
+        }
+        write!(f, "zone: {}", self.zone_name())
     }
 }
 
@@ -92,6 +112,7 @@ fn joined<T: fmt::Display>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rules::Hours;
 
     #[test]
     fn conditions_read_as_they_were_written() {
@@ -115,5 +136,10 @@ mod tests {
             \"two words\": \"a, b\"}";
         assert_eq!(when.to_string(), expected);
         assert_eq!(When::default().to_string(), "{}");
+        let hours = vec![Hours::parse("22:00-06:00").unwrap()];
+        let schedule = Schedule::new(hours, Days::parse("sat-sun").unwrap(), "Europe/Berlin");
+        let nights = When::default().during(schedule.unwrap());
+        let expected = "{time: [22:00-06:00], days: [sat, sun], zone: Europe/Berlin}";
+        assert_eq!(nights.to_string(), expected);
     }
 }

@@ -1,7 +1,7 @@
 //! Conditions: when a rule applies.
 
-use super::{Pattern, Request, RuleError};
-use crate::bounds;
+use super::{Pattern, Request, RuleError, Schedule};
+use crate::{bounds, time::Timestamp};
 
 /// What one entry of a request must be.
 #[derive(Clone, Debug)]
@@ -37,43 +37,69 @@ impl Condition {
     }
 }
 
-/// Conditions that must all hold. None at all always hold.
+/// Conditions that must all hold, perhaps at some times only. None at all always hold.
 #[derive(Clone, Debug, Default)]
-pub struct When(Box<[Condition]>);
+pub struct When {
+    conditions: Box<[Condition]>,
+    schedule: Option<Schedule>,
+}
 
 impl When {
     /// All of `conditions` hold.
     #[must_use]
     pub fn all(conditions: Vec<Condition>) -> Self {
-        Self(conditions.into())
+        Self {
+            conditions: conditions.into(),
+            schedule: None,
+        }
     }
 
-    /// Whether the conditions hold for `request`.
+    /// The conditions hold, and `schedule` does too.
+    #[must_use]
+    pub fn during(mut self, schedule: Schedule) -> Self {
+        self.schedule = Some(schedule);
+        self
+    }
+
+    /// Whether the conditions hold for `request`. The schedule is not asked.
     #[must_use]
     pub fn holds_for(&self, request: &Request<'_>) -> bool {
-        self.0.iter().all(|condition| condition.holds(request))
+        self.conditions
+            .iter()
+            .all(|condition| condition.holds(request))
     }
 
-    /// Whether there are no conditions, so that they hold for every request.
+    /// Whether there are no conditions and no schedule, so that they hold for every request.
     #[must_use]
     pub fn is_always(&self) -> bool {
-        self.0.is_empty()
+        self.conditions.is_empty() && self.schedule.is_none()
     }
 
-    /// Whether the conditions hold for `request`; adds to `evaluated` how many were looked at.
-    pub(super) fn holds(&self, request: &Request<'_>, evaluated: &mut usize) -> bool {
-        self.0.iter().all(|condition| {
+    /// Whether the conditions hold for `request` at `now`; adds to `evaluated` how many were looked at.
+    pub(super) fn holds(
+        &self,
+        request: &Request<'_>,
+        now: Timestamp,
+        evaluated: &mut usize,
+    ) -> bool {
+        let conditions = self.conditions.iter().all(|condition| {
             *evaluated += 1;
             condition.holds(request)
-        })
+        });
+        // Last, because it is the dearest.
+        conditions && self.schedule().is_none_or(|schedule| schedule.holds(now))
     }
 
     pub(super) fn entry_names(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().map(|condition| &*condition.entry)
+        self.iter().map(|condition| &*condition.entry)
     }
 
     pub(super) fn iter(&self) -> std::slice::Iter<'_, Condition> {
-        self.0.iter()
+        self.conditions.iter()
+    }
+
+    pub(super) fn schedule(&self) -> Option<&Schedule> {
+        self.schedule.as_ref()
     }
 }
 

@@ -36,12 +36,13 @@ pub(super) fn charge_now<'a, G: Gate + 'static>(
     scratch: &'a mut Scratch,
     request: &Request<'_>,
 ) -> Result<Asked<'a>, RequestError> {
-    let mut charges = rules.charges(request, scratch)?;
+    let now = gate.now();
+    let mut charges = rules.charges(request, now, scratch)?;
     if charges.is_empty() {
         return Ok(Asked::Decided(Verdict::unlimited(), Reservation::default()));
     }
     let reserves = rules.wants_receipt(&charges);
-    let (now, mut outcomes) = (gate.now(), Vec::new());
+    let mut outcomes = Vec::new();
     if stretch_now(gate.store(), rules, &mut charges, now).is_none() {
         return Ok(Asked::Open { reserves });
     }
@@ -74,12 +75,13 @@ pub(super) async fn charge<'a, G: Gate + 'static>(
     scratch: &'a mut Scratch,
     request: &Request<'_>,
 ) -> Result<Decided<'a>, RequestError> {
-    let mut charges = rules.charges(request, scratch)?;
+    let now = gate.now();
+    let mut charges = rules.charges(request, now, scratch)?;
     if charges.is_empty() {
         return Ok((Verdict::unlimited(), Reservation::default()));
     }
     let reserves = rules.wants_receipt(&charges);
-    let (now, mut outcomes) = (gate.now(), Vec::new());
+    let mut outcomes = Vec::new();
     stretch(gate.store(), rules, &mut charges, now).await;
     let mut question = Question {
         charges: &mut charges,

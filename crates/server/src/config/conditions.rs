@@ -1,6 +1,6 @@
 //! Conditions: `when` and `allow`.
 
-use tidegate_core::{Condition, Pattern, RuleError, When};
+use tidegate_core::{Condition, Days, Hours, Pattern, RuleError, Schedule, When};
 
 use super::{
     report::Report,
@@ -9,16 +9,77 @@ use super::{
 
 const OPERATORS: &[&str] = &["is", "not", "cidr", "regex", "present"];
 
-/// A map of conditions on entries, all of which must hold.
+/// What is no entry but part of a schedule, unless it is held against a map of operators.
+const SCHEDULE: [&str; 3] = ["time", "days", "zone"];
+
+/// A map of conditions on entries, all of which must hold, and of a schedule.
 pub(super) fn when(value: &Value<'_>, report: &mut Report) -> Option<When> {
     let what = "a map of conditions such as {path: /api/**}";
     let (mut conditions, before) = (Vec::new(), report.count());
-    for (entry, value) in value.pairs(report, what)? {
-        if let Some(pattern) = pattern(&value, report) {
+    let (mut scheduled, pairs) = (Vec::new(), value.pairs(report, what)?);
+    for (entry, value) in pairs {
+        if SCHEDULE.contains(&entry) && !matches!(value.shape(), Shape::Map) {
+            scheduled.push((entry, value));
+        } else if let Some(pattern) = pattern(&value, report) {
             conditions.extend(accept(Condition::new(entry, pattern), &value, report));
         }
     }
-    (report.count() == before).then(|| When::all(conditions))
+    let schedule = schedule(&scheduled, report);
+    if report.count() > before {
+        return None;
+    }
+    let when = When::all(conditions);
+    Some(match schedule {
+        Some(schedule) => when.during(schedule),
+        None => when,
+    })
+}
+
+/// The times that `time`, `days` and `zone` name; none where none of them is there.
+fn schedule(fields: &[(&str, Value<'_>)], report: &mut Report) -> Option<Schedule> {
+    let field = |name| fields.iter().find(|(known, _)| *known == name);
+    let [time, days, zone] = SCHEDULE.map(|name| field(name).map(|(_, value)| value));
+    let hours = time.map(|value| listed(value, report, "22:00-06:00", Hours::parse));
+    let of_week = days.map(|value| listed(value, report, "mon", Days::parse));
+    let name = zone.map_or(Some("UTC"), |zone| {
+        zone.text(report, "a time zone such as Europe/Berlin")
+    });
+    if time.is_none() && days.is_none() {
+        zone?.wrong(
+            report,
+            "goes with `time` or `days`; an entry of this name is held against {is: …}",
+        );
+        return None;
+    }
+    let of_week = of_week.and_then(|days| days.into_iter().reduce(Days::and));
+    let built = Schedule::new(
+        hours.unwrap_or_default(),
+        of_week.unwrap_or(Days::ALL),
+        name?,
+    );
+    let at = |error: &RuleError| if error.field == "zone" { zone } else { time };
+    built
+        .map_err(|error| at(&error).map(|value| value.wrong(report, error.problem)))
+        .ok()
+}
+
+/// One or more of what `read` reads, such as `example`.
+fn listed<T>(
+    value: &Value<'_>,
+    report: &mut Report,
+    example: &str,
+    read: impl Fn(&str) -> Result<T, RuleError>,
+) -> Vec<T> {
+    let items = value.one_or_more(report);
+    if items.is_empty() {
+        let problem = format!("names none; write one such as {example}, or leave it out");
+        value.wrong(report, problem);
+    }
+    let what = format!("a text such as {example}");
+    let items = items.iter();
+    items
+        .filter_map(|item| item.parsed(report, &what, &read))
+        .collect()
 }
 
 /// What passes uncharged: a map of conditions, or a list of such maps, of which one must hold.

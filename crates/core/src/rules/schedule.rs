@@ -1,0 +1,196 @@
+//! Schedules: at what times of the week conditions hold.
+//!
+//! What the clock on the wall of a time zone shows decides. A time that the clocks skip in spring never comes, and one that comes
+//! twice in autumn is there twice. Who begins on one day and ends after midnight belongs to the day on which he began:
+//!
+//! ```text
+//! time: 22:00-06:00, days: [fri]        Fri 22:00 ├──────────────┤ Sat 06:00
+//! ```
+
+use std::fmt;
+
+use jiff::civil::Weekday;
+
+use super::RuleError;
+use crate::{bounds, time::Timestamp, zone::Zone};
+
+const MINUTES_A_DAY: u16 = 24 * 60;
+
+/// From one time of day to another, over midnight if the second is the earlier one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hours {
+    /// In minutes since midnight on the wall, less than a day.
+    from: u16,
+    /// The first minute that is no part of it; at most a day.
+    to: u16,
+}
+
+/// Days of the week: a bit each, Monday the lowest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Days(u8);
+
+/// Times of the week in a time zone.
+#[derive(Clone, Debug)]
+pub struct Schedule {
+    /// None is the whole day.
+    hours: Box<[Hours]>,
+    days: Days,
+    zone: Zone,
+}
+
+impl Hours {
+    /// Reads `01:00-06:00`: from one o'clock until the minute before six. `22:00-06:00` goes over midnight, and `24:00` is the end of
+    /// a day.
+    ///
+    /// # Errors
+    ///
+    /// Refuses what is no two times of 24 hours, and two that are the same.
+    pub fn parse(text: &str) -> Result<Self, RuleError> {
+        let ends = text.split_once('-').and_then(|(from, to)| {
+            let from = minute(from.trim_end()).filter(|from| *from < MINUTES_A_DAY)?;
+            Some((from, minute(to.trim_start())?))
+        });
+        let problem = match ends {
+            Some((from, to)) if from != to => return Ok(Self { from, to }),
+            Some(_) => "begins when it ends; leave it out for the whole day".to_owned(),
+            None => format!("expected two times of 24 hours such as 22:00-06:00, got {text:?}"),
+        };
+        Err(RuleError::new("", problem))
+    }
+
+    /// Whether it is one of these hours at `minute` of `today`, if they begin on one of `days`.
+    fn holds(self, minute: u16, today: Weekday, days: Days) -> bool {
+        let Self { from, to } = self;
+        if from < to {
+            return (from..to).contains(&minute) && days.contains(today);
+        }
+        (minute >= from && days.contains(today)) || (minute < to && days.contains(today.previous()))
+    }
+}
+
+/// `22:00-06:00`.
+impl fmt::Display for Hours {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { from, to } = self;
+        write!(
+            f,
+            "{:02}:{:02}-{:02}:{:02}",
+            from / 60,
+            from % 60,
+            to / 60,
+            to % 60
+        )
+    }
+}
+
+impl Days {
+    /// Every day.
+    pub const ALL: Self = Self(0b111_1111);
+
+    const NAMES: [&'static str; 7] = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"];
+
+    /// Reads `mon`, or `fri-mon`, which is four days.
+    ///
+    /// # Errors
+    ///
+    /// Refuses what is no `mon`, `tue`, `wed`, `thu`, `fri`, `sat` or `sun`.
+    pub fn parse(text: &str) -> Result<Self, RuleError> {
+        let at = |name: &str| Self::NAMES.iter().position(|known| *known == name);
+        let (first, last) = text.split_once('-').unwrap_or((text, text));
+        let (Some(first), Some(last)) = (at(first), at(last)) else {
+            let names = Self::NAMES.join(", ");
+            let problem = format!("expected one of {names}, or two with a - between, got {text:?}");
+            return Err(RuleError::new("", problem));
+        };
+        let count = (last + 7 - first) % 7;
+        let days = (first..=first + count).fold(0, |days, at| days | 1 << (at % 7));
+        Ok(Self(days))
+    }
+
+    /// These days and those.
+    #[must_use]
+    pub const fn and(self, others: Self) -> Self {
+        Self(self.0 | others.0)
+    }
+
+    pub(super) fn names(self) -> impl Iterator<Item = &'static str> {
+        let is_one = move |at: &usize| self.0 & 1 << at != 0;
+        (0..7).filter(is_one).map(|at| Self::NAMES[at])
+    }
+
+    fn contains(self, day: Weekday) -> bool {
+        self.0 & 1 << day.to_monday_zero_offset() != 0
+    }
+}
+
+impl Schedule {
+    /// Within `hours`, or the whole day where there are none, of those that begin on `days`, in the IANA time zone `zone`.
+    ///
+    /// # Errors
+    ///
+    /// Names `time` if there are over [`bounds::MAX_HOURS`], and `zone` if it is unknown.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate_core::{Days, Hours, Schedule, Timestamp};
+    ///
+    /// let nights = vec![Hours::parse("22:00-06:00").unwrap()];
+    /// let nights = Schedule::new(nights, Days::parse("fri").unwrap(), "Europe/Berlin").unwrap();
+    /// let saturday_at_5 = Timestamp::from_micros(1_781_924_400_000_000); // 2026-06-20T05:00:00+02:00
+    /// assert!(nights.holds(saturday_at_5));
+    /// ```
+    pub fn new(hours: Vec<Hours>, days: Days, zone: &str) -> Result<Self, RuleError> {
+        let most = bounds::MAX_HOURS;
+        if hours.len() > most {
+            let problem = format!("{} times are over the maximum of {most}", hours.len());
+            return Err(RuleError::new("time", problem));
+        }
+        let zone = Zone::named(zone).map_err(|problem| RuleError::new("zone", problem))?;
+        Ok(Self {
+            hours: hours.into(),
+            days,
+            zone,
+        })
+    }
+
+    /// Whether it is one of these times at `now`.
+    #[must_use]
+    pub fn holds(&self, now: Timestamp) -> bool {
+        let wall = self.zone.wall(now);
+        let today = wall.weekday();
+        if self.hours.is_empty() {
+            return self.days.contains(today);
+        }
+        // Neither is ever negative.
+        let part = |part: i8| u16::from(part.unsigned_abs());
+        let minute = part(wall.hour()) * 60 + part(wall.minute());
+        self.hours
+            .iter()
+            .any(|hours| hours.holds(minute, today, self.days))
+    }
+
+    pub(super) fn hours(&self) -> &[Hours] {
+        &self.hours
+    }
+
+    pub(super) fn days(&self) -> Days {
+        self.days
+    }
+
+    pub(super) fn zone_name(&self) -> &str {
+        self.zone.name()
+    }
+}
+
+/// The minute of the day of `HH:MM`.
+fn minute(text: &str) -> Option<u16> {
+    let (hours, minutes) = text.split_once(':')?;
+    let number = |text: &str| {
+        let is_sound = text.len() == 2 && text.bytes().all(|byte| byte.is_ascii_digit());
+        is_sound.then(|| text.parse::<u16>().ok()).flatten()
+    };
+    let minutes = number(minutes).filter(|minutes| *minutes < 60)?;
+    let minute = number(hours)? * 60 + minutes;
+    (minute <= MINUTES_A_DAY).then_some(minute)
+}

@@ -1,0 +1,122 @@
+//! Times under `when`, in `allow` and in `elastic`.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+use tidegate_core::{
+    Cost, Effect, MemoryBounds, MemoryStore, Request, Scratch, Span, Timestamp, Verdict,
+};
+use tidegate_http::{Clock, Gate};
+use tidegate_server::{config::Config, limiter::Limiter};
+
+/// Friday the 19th of June 2026, 23:30 in Berlin.
+const FRIDAY_NIGHT: Timestamp = Timestamp::from_micros(1_781_904_600_000_000);
+
+const FILE: &str = "
+rules:
+  - name: nights
+    when: {path: /report, time: 22:00-06:00, days: mon-fri, zone: Europe/Berlin}
+    limits: [1/d]
+    algorithm: fixed_window
+  - name: zones
+    when: {zone: {is: eu}}
+    limits: [1/d]
+";
+
+fn mistakes(when: &str) -> Vec<String> {
+    let file = format!("rules:\n  - name: r\n    limits: [1/s]\n    when: {when}\n");
+    let mistakes = Config::parse(&file).unwrap_err();
+    mistakes.iter().map(ToString::to_string).collect()
+}
+
+/// One a night from Monday to Friday; by day, at the weekend and for another path there is no limit.
+#[test]
+fn a_rule_has_its_times_on_every_door() {
+    let rules = Config::parse(FILE).unwrap().rules;
+    let store = MemoryStore::new(MemoryBounds::default());
+    let limiter = Limiter::new(rules, store, Clock::manual(FRIDAY_NIGHT));
+    let asked = |path: &str| {
+        let entries = [("path", path)];
+        let request = Request::new(&entries, Cost::ONE).unwrap();
+        let (rules, mut scratch) = (limiter.rules(), Scratch::default());
+        let asked = |scratch: &mut Scratch, effect| {
+            let verdict = limiter.check_now(&rules, scratch, &request, effect);
+            let verdict: Verdict<'_> = verdict.unwrap().unwrap();
+            (verdict.allowed, verdict.rule.map(str::to_owned))
+        };
+        let peeked = asked(&mut scratch, Effect::Peek);
+        assert_eq!(asked(&mut scratch, Effect::Charge), peeked);
+        peeked
+    };
+    let nights = |allowed| (allowed, Some("nights".to_owned()));
+    assert_eq!(
+        [asked("/report"), asked("/report")],
+        [nights(true), nights(false)]
+    );
+    assert_eq!(asked("/other"), (true, None));
+    limiter
+        .clock()
+        .set(FRIDAY_NIGHT.after(Span::from_secs(6 * 3_600))); // Saturday 05:30
+    assert_eq!(asked("/report").1, nights(true).1);
+    limiter
+        .clock()
+        .set(FRIDAY_NIGHT.after(Span::from_secs(7 * 3_600)));
+    assert_eq!(asked("/report"), (true, None));
+    limiter
+        .clock()
+        .set(FRIDAY_NIGHT.after(Span::from_secs(24 * 3_600)));
+    assert_eq!(asked("/report"), (true, None), "Saturday night");
+}
+
+#[test]
+fn an_entry_may_be_named_like_a_part_of_a_schedule() {
+    let rules = Config::parse(FILE).unwrap().rules;
+    let applied = |entries| {
+        let (request, mut scratch) = (
+            Request::new(entries, Cost::ONE).unwrap(),
+            Scratch::default(),
+        );
+        let charges = rules.charges(&request, FRIDAY_NIGHT, &mut scratch);
+        charges.unwrap().len()
+    };
+    assert_eq!(
+        (applied(&[("zone", "eu")]), applied(&[("zone", "us")])),
+        (1, 0)
+    );
+}
+
+#[test]
+fn every_mistake_in_a_schedule_is_told_with_its_line() {
+    let field = "rules[0].when";
+    let said = mistakes("{time: [1-6, 06:00-06:00], days: [monday], zone: Mars}");
+    let times = "expected two times of 24 hours such as 22:00-06:00, got \"1-6\"";
+    let days = "expected one of mon, tue, wed, thu, fri, sat, sun, or two with a - between, got \"monday\"";
+    let expected = [
+        format!("{field}.time[0] (line 4): {times}"),
+        format!("{field}.time[1] (line 4): begins when it ends; leave it out for the whole day"),
+        format!("{field}.days[0] (line 4): {days}"),
+        format!(
+            "{field}.zone (line 4): \"Mars\" is not an IANA time zone such as UTC or Europe/Berlin"
+        ),
+    ];
+    assert_eq!(said, expected);
+    let said = mistakes("{time: [], days: , zone: [UTC]}");
+    let expected = [
+        format!(
+            "{field}.time (line 4): names none; write one such as 22:00-06:00, or leave it out"
+        ),
+        format!("{field}.days (line 4): names none; write one such as mon, or leave it out"),
+        format!("{field}.zone (line 4): expected a time zone such as Europe/Berlin, got a list"),
+    ];
+    assert_eq!(said, expected);
+    let said = mistakes("{zone: eu}");
+    let advice = "goes with `time` or `days`; an entry of this name is held against {is: …}";
+    assert_eq!(said, [format!("{field}.zone (line 4): {advice}")]);
+    let many = vec!["01:00-02:00"; 17].join(", ");
+    let said = mistakes(&format!("{{time: [{many}]}}"));
+    assert_eq!(
+        said,
+        [format!(
+            "{field}.time (line 4): 17 times are over the maximum of 16"
+        )]
+    );
+}
