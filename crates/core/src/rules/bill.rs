@@ -77,7 +77,7 @@ impl Bill {
             return 0;
         }
         let said = self.cost.as_deref().and_then(|name| answer.entry(name));
-        said.and_then(number).unwrap_or_else(|| charged.units())
+        said.and_then(units).unwrap_or_else(|| charged.units())
     }
 }
 
@@ -135,15 +135,15 @@ impl Rule {
     }
 }
 
-/// A number of nothing but digits: no sign, no space, no exponent.
-pub(super) fn number(text: &str) -> Option<u64> {
-    let is_decimal = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    // Digits that do not fit are a number all the same, and a large one.
-    is_decimal.then(|| {
-        text.parse().map_or(bounds::MAX_COUNT, |number: u64| {
-            number.min(bounds::MAX_COUNT)
-        })
-    })
+/// Whether it is a number: nothing but digits, no sign, no space, no exponent.
+pub(super) fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// A number of units. One that is too large is the largest that there is.
+fn units(text: &str) -> Option<u64> {
+    let units = || text.parse().unwrap_or(bounds::MAX_COUNT);
+    is_number(text).then(|| units().min(bounds::MAX_COUNT))
 }
 
 #[cfg(test)]

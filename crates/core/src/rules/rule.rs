@@ -335,7 +335,7 @@ impl Rule {
                         self.name
                     )));
                 };
-                let number = bill::number(value).ok_or_else(|| {
+                let number = decimal(value).ok_or_else(|| {
                     let name = &self.name;
                     wrong(format!("must be a whole number from 1 to {}; rule \"{name}\" takes its cost from it", bounds::MAX_COUNT))
                 })?;
@@ -384,4 +384,12 @@ fn check_rule_name(name: &str) -> Result<(), RuleError> {
         return Err(RuleError::new("name", problem));
     }
     Ok(())
+}
+
+fn decimal(text: &str) -> Option<u64> {
+    if bill::is_number(text) {
+        text.parse().ok()
+    } else {
+        None
+    }
 }
