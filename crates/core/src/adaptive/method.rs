@@ -1,7 +1,14 @@
 //! From what a window has shown to the next limit.
 
-use super::{Adaptive, check, window::Seen};
-use crate::{limit::LimitError, time::Span};
+use super::{
+    Adaptive, Ended, check,
+    probe::Usual,
+    window::{Sample, Seen},
+};
+use crate::{
+    limit::LimitError,
+    time::{Span, Timestamp},
+};
 
 /// How a limit follows what is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +28,8 @@ impl Default for Method {
 /// One place more while all goes well, a part of all less when it does not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Aimd {
-    /// What is left of the limit after a window in which a request failed or was too slow, in percent, 50 to 99; default 90.
+    /// What is left of the limit after a window in which over one request in a hundred failed or was too slow, in percent, 50 to
+    /// 99; default 90.
     pub backoff: u32,
     /// How long is too slow, more than zero; default 5 s.
     pub too_slow: Span,
@@ -42,8 +50,8 @@ pub struct Gradient {
     /// How much longer than on average requests may take before the limit shrinks, in percent of the average, 100 to 1,000;
     /// default 150.
     pub tolerance: u32,
-    /// How many more than are served at the same time may wait, up to 1,000: by so many the limit grows at most, and below it
-    /// the service is not kept busy. Default 4.
+    /// How many more than are served at the same time may wait, up to 1,000, but no more than a quarter of the limit: by so
+    /// many it grows. Default 4.
     pub queue: u32,
     /// How much of the way to the next limit is gone with every window, in percent, 1 to 100; default 20.
     pub smoothing: u32,
@@ -58,36 +66,6 @@ impl Default for Gradient {
         }
     }
 }
-
-/// What is remembered from one window to the next.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Learnt {
-    /// How long requests take while they do not wait for each other, in parts of a microsecond, of which there are
-    /// [`Adaptive::PARTS`]; zero before anything is known.
-    usual: u128,
-    probe: Probe,
-}
-
-/// While a limit is used to the full nobody can see how long requests take that do not wait for each other. So now and then it is
-/// halved for a moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Probe {
-    /// The limit has been in use for so many windows.
-    After(u32),
-    /// The first is due at once.
-    #[default]
-    Due,
-    /// Those who came before are still there.
-    Draining,
-    /// What is seen now is how long requests take.
-    Measuring,
-}
-
-/// After so many windows in which the limit was in use it is probed.
-const PROBE_EVERY: u32 = 100;
-
-/// How many windows it takes until what is usual has followed, more or less, where the limit is not in use.
-const USUAL_OVER: u128 = 50;
 
 impl Method {
     pub(super) fn check(&self) -> Result<(), LimitError> {
@@ -107,89 +85,76 @@ impl Method {
         }
     }
 
-    /// The limit after a window, in parts. It grows only if half of it was used: who needs little learns nothing about how
-    /// much there could be.
-    pub(super) fn next(&self, limit: u64, learnt: &mut Learnt, seen: &Seen) -> u64 {
-        let is_used = u64::from(seen.most_in_flight) * 2 * Adaptive::PARTS >= limit;
-        match self {
-            Self::Aimd(aimd) if seen.dropped || seen.slowest >= aimd.too_slow => {
-                limit * u64::from(aimd.backoff) / 100
+    /// What a request that has ended says, given how long they usually take; nothing if it says nothing.
+    pub(super) fn sample(&self, ended: Ended, usual: Option<u64>) -> Option<Sample> {
+        match (self, ended) {
+            (_, Ended::Ignored) => None,
+            (_, Ended::Dropped) => Some(Sample::Failed),
+            (Self::Aimd(aimd), Ended::Served(took) | Ended::GivenUp(took))
+                if took >= aimd.too_slow =>
+            {
+                Some(Sample::Failed)
             }
-            Self::Aimd(_) if is_used => limit + Adaptive::PARTS,
-            Self::Aimd(_) => limit,
-            Self::Gradient(gradient) => gradient.next((limit, is_used), learnt, seen),
+            (_, Ended::Served(took)) => Some(Sample::Served(took)),
+            // It would have taken longer, and is not to be missing where all are slow.
+            (Self::Gradient(_), Ended::GivenUp(took)) if usual? < took.as_micros() => {
+                Some(Sample::Served(took))
+            }
+            (_, Ended::GivenUp(_)) => None,
         }
     }
+
+    /// The limit after a window that ended at `now`, in parts. It grows only if half of it was used: who needs little learns
+    /// nothing about how much there could be.
+    pub(super) fn next(&self, limit: &Limit, usual: &mut Usual, seen: &Seen) -> u64 {
+        let Limit { parts, least, now } = *limit;
+        let is_used = u64::from(seen.most_in_flight) * 2 * Adaptive::PARTS >= parts;
+        match self {
+            Self::Aimd(aimd) if seen.has_failed() => parts * u64::from(aimd.backoff) / 100,
+            Self::Aimd(_) if is_used => parts + Adaptive::PARTS,
+            Self::Aimd(_) => parts,
+            Self::Gradient(gradient) => {
+                if seen.has_failed() {
+                    usual.rest(now);
+                } else if let Some(average) = seen.average {
+                    let can_halve = parts >> (usual.halved() + 1) >= least;
+                    if !usual.follow(now, average, (is_used, can_halve)) {
+                        return parts;
+                    }
+                }
+                gradient.next(parts, is_used, usual, seen)
+            }
+        }
+    }
+}
+
+/// A limit at the end of a window.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limit {
+    /// In parts of a place.
+    pub(super) parts: u64,
+    /// The least that it may be, in parts.
+    pub(super) least: u64,
+    pub(super) now: Timestamp,
 }
 
 impl Gradient {
-    /// As if requests took so much longer than they should, in a window in which one failed.
-    const FAILED: u128 = 2;
-
-    fn next(&self, (limit, is_used): (u64, bool), learnt: &mut Learnt, seen: &Seen) -> u64 {
-        let average = seen
-            .average
-            .map(|average| u128::from(average) * u128::from(Adaptive::PARTS));
-        if seen.dropped {
-            learnt.probe = Probe::After(0);
-        } else if !learnt.moves_on(average, is_used) {
-            return limit;
-        }
-        let (limit, was) = (u128::from(limit), limit);
-        let ratio = match average {
-            Some(short) if learnt.usual > 0 => {
-                let long = learnt.usual * u128::from(self.tolerance) / 100;
+    fn next(&self, was: u64, is_used: bool, usual: &Usual, seen: &Seen) -> u64 {
+        let limit = u128::from(was);
+        let kept = match usual.micros().zip(seen.average) {
+            Some((long, short)) => {
+                let long = u128::from(long) * u128::from(self.tolerance) / 100;
                 // Not less than a half and not more than all.
-                (long * limit / short).clamp(limit / 2, limit)
+                (long * limit / u128::from(short)).clamp(limit / 2, limit)
             }
-            _ => limit,
+            None => limit,
         };
-        let ratio = if seen.dropped {
-            ratio.min(limit / Self::FAILED)
-        } else {
-            ratio
-        };
-        let target = ratio + u128::from(self.queue) * u128::from(Adaptive::PARTS);
+        // Those who failed are too many.
+        let kept = kept.min(limit * u128::from(seen.ended - seen.failed) / u128::from(seen.ended));
+        let waiting = (u128::from(self.queue) * u128::from(Adaptive::PARTS)).min(limit / 4);
         let smoothing = u128::from(self.smoothing);
-        let next = (limit * (100 - smoothing) + target * smoothing) / 100;
+        let next = (limit * (100 - smoothing) + (kept + waiting) * smoothing) / 100;
         let next = u64::try_from(next).unwrap_or(u64::MAX);
         if is_used { next } else { next.min(was) }
-    }
-}
-
-impl Learnt {
-    /// Whether half the limit is all that may be used.
-    pub(super) fn is_probing(&self) -> bool {
-        matches!(self.probe, Probe::Draining | Probe::Measuring)
-    }
-
-    /// Learns from a window in which requests took `short` on average; false if it was one of a probe, from which nothing else
-    /// follows.
-    fn moves_on(&mut self, short: Option<u128>, is_used: bool) -> bool {
-        match (self.probe, short) {
-            (Probe::Draining, _) => self.probe = Probe::Measuring,
-            (Probe::Measuring, Some(short)) => {
-                self.usual = short;
-                self.probe = Probe::After(0);
-            }
-            (Probe::Measuring, None) => {}
-            (Probe::Due, _) if is_used => self.probe = Probe::Draining,
-            (Probe::After(windows), _) if is_used => {
-                let is_due = windows + 1 >= PROBE_EVERY;
-                self.probe = if is_due {
-                    Probe::Due
-                } else {
-                    Probe::After(windows + 1)
-                };
-                return true;
-            }
-            (Probe::Due | Probe::After(_), Some(short)) => {
-                let before = if self.usual == 0 { short } else { self.usual };
-                self.usual = (before * (USUAL_OVER - 1) + short) / USUAL_OVER;
-                return true;
-            }
-            (Probe::Due | Probe::After(_), None) => return true,
-        }
-        false
     }
 }

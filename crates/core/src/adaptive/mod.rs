@@ -11,20 +11,26 @@
 //! Whoever holds one counts what is in flight, and tells it of every request that has ended. Nothing here reads a clock, and
 //! all of it is in integers.
 //!
-//! - **[`Method::Aimd`]** adds a place with every window in which all went well and takes a tenth of all when one request
-//!   failed or was too slow. **Promise.** It never exceeds the maximum, and after a failure it is at most nine tenths of what it was.
-//!   **Weakness.** It must be told what is too slow, and learns it by making somebody wait so long. **Source.** Chiu and Jain 1989.
+//! - **[`Method::Aimd`]** adds a place with every window in which all went well and takes a tenth of all when over one request in
+//!   a hundred failed or was too slow. **Promise.** It never exceeds the maximum, and after such a window it is at most nine tenths
+//!   of what it was. **Weakness.** It must be told what is too slow, and learns it by making somebody wait so long. **Source.**
+//!   Chiu and Jain 1989.
 //! - **[`Method::Gradient`]** compares how long requests take now with how long they take when they do not wait for each other, and
-//!   follows the ratio. While the limit is in use it is halved for two windows in a hundred, to see that. **Weakness.** It
-//!   needs traffic of one kind: where slow and fast requests are mixed, a change of the mixture looks like a change of load.
-//!   **Source.** Netflix, concurrency-limits (Gradient2), whose long average drifts upwards under a load that never
-//!   ends; Envoy's adaptive concurrency filter, which probes.
+//!   follows the ratio. Now and then, for a fiftieth of the time at most, it lets half as many in, or fewer, to see that. A share of
+//!   requests that fails takes the same share of the limit with every window. **Weakness.** It needs traffic of one kind: where slow
+//!   and fast requests are mixed, a change of the mixture looks like a change of load; and a service that always fails in one case of a
+//!   hundred, whatever its load, gets no more than a hundred times `queue`. **Source.** Netflix, concurrency-limits (Gradient2),
+//!   whose long average drifts upwards under a load that never ends; Envoy's adaptive concurrency filter, which probes.
 
 mod method;
+mod probe;
 mod window;
 
 pub use self::method::{Aimd, Gradient, Method};
-use self::{method::Learnt, window::Window};
+use self::{
+    probe::Usual,
+    window::{Sample, Window},
+};
 use crate::{
     limit::LimitError,
     time::{Span, Timestamp},
@@ -44,7 +50,8 @@ pub struct AdaptiveSettings {
     pub initial: u32,
     /// The most, up to [`MAX_ADAPTIVE`]; default 1,000.
     pub max: u32,
-    /// For how long is measured before the limit changes, 1 ms to 1 min; default 100 ms.
+    /// For how long is measured before the limit changes, 1 ms to 1 min; default 100 ms. Where requests take longer than that
+    /// on average, so long.
     pub window: Span,
     /// How many requests have to end in it at least, from 1; until then the window goes on. Default 10.
     pub samples: u32,
@@ -70,7 +77,9 @@ pub enum Ended {
     Served(Span),
     /// It failed in a way that says that there was too much: a timeout, a refusal.
     Dropped,
-    /// It says nothing about how busy the service is: it was refused for its own sake, or its client went away.
+    /// Who asked has gone away, after so long.
+    GivenUp(Span),
+    /// It says nothing about how busy the service is: it was refused for its own sake.
     Ignored,
 }
 
@@ -97,7 +106,9 @@ pub struct Adaptive {
     /// In parts of a place, of which there are [`Self::PARTS`].
     limit: u64,
     window: Window,
-    learnt: Learnt,
+    usual: Usual,
+    /// How long requests took on average in the last window.
+    recent: Option<u64>,
 }
 
 impl Adaptive {
@@ -125,34 +136,59 @@ impl Adaptive {
             settings,
             limit: u64::from(settings.initial) * Self::PARTS,
             window: Window::default(),
-            learnt: Learnt::default(),
+            usual: Usual::default(),
+            recent: None,
         })
     }
 
     /// The most at once now, in whole places: at least the minimum.
     #[must_use]
     pub fn limit(&self) -> u32 {
-        let parts = if self.learnt.is_probing() {
-            (self.limit / 2).max(u64::from(self.settings.min) * Self::PARTS)
-        } else {
-            self.limit
-        };
+        let parts = (self.limit >> self.usual.halved()).max(self.least());
         u32::try_from(parts / Self::PARTS).unwrap_or(u32::MAX)
+    }
+
+    /// How long requests took lately, in percent of how long they take when they do not wait for each other; nothing before both
+    /// are known, and ever with [`Method::Aimd`], which does not learn the latter.
+    #[must_use]
+    pub fn slowness(&self) -> Option<u64> {
+        let percent = u128::from(self.recent?) * 100 / u128::from(self.usual.micros()?);
+        Some(u64::try_from(percent).unwrap_or(u64::MAX))
     }
 
     /// Takes note that one of `in_flight` requests, itself included, ended at `now`. An instant that lies before an earlier one
     /// counts as that.
     pub fn learn(&mut self, now: Timestamp, in_flight: u32, ended: Ended) {
-        self.window.note(now, in_flight, ended);
+        let limit = self.limit();
+        self.usual.left(now, in_flight.saturating_sub(1), limit);
+        let method = self.settings.method;
+        let Some(sample) = method.sample(ended, self.usual.micros()) else {
+            return;
+        };
+        let took = match sample {
+            Sample::Served(took) => Some(took),
+            Sample::Failed => None,
+        };
+        if !self.usual.counts(now, took) {
+            return;
+        }
+        self.window.note(now, in_flight, sample);
         let Some(seen) = self.window.close(now, &self.settings) else {
             return;
         };
-        let limit = self
-            .settings
-            .method
-            .next(self.limit, &mut self.learnt, &seen);
-        let (min, max) = (self.settings.min, self.settings.max);
-        self.limit = limit.clamp(u64::from(min) * Self::PARTS, u64::from(max) * Self::PARTS);
+        self.recent = seen.average;
+        let limit = method::Limit {
+            parts: self.limit,
+            least: self.least(),
+            now,
+        };
+        let limit = method.next(&limit, &mut self.usual, &seen);
+        let most = u64::from(self.settings.max) * Self::PARTS;
+        self.limit = limit.clamp(self.least(), most);
+    }
+
+    fn least(&self) -> u64 {
+        u64::from(self.settings.min) * Self::PARTS
     }
 }
 

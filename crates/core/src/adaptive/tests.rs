@@ -122,6 +122,46 @@ fn twice_what_a_service_can_do_does_not_make_it_slower() {
     }
 }
 
+/// However long its requests take, and however few workers it has.
+#[test]
+fn no_service_is_made_to_wait_for_much_longer_than_its_requests_take() {
+    for (workers, takes) in [
+        (10, 10_000),
+        (10, 25_000),
+        (10, 100_000),
+        (10, 500_000),
+        (50, 2_000_000),
+        (1, 10_000),
+        (2, 10_000),
+        (4, 10_000),
+        (200, 20_000),
+    ] {
+        let mut service = Service::new(workers, takes);
+        let mut limit = gradient();
+        // Twice what it can do.
+        let every = takes / workers as u64 / 2;
+        let seconds = (takes / 1_000).max(120);
+        let run = run(&mut limit, &mut service, every, seconds, &[]);
+        let name = format!("{workers} workers, {takes} us: {:?}", run.limits);
+        let last = *run.limits.last().unwrap();
+        assert!(
+            last as usize >= workers && last as usize <= workers * 3 + 2,
+            "{name}"
+        );
+        assert!(
+            run.slowest <= takes * 4,
+            "{} us at worst, {name}",
+            run.slowest
+        );
+        let could = seconds * 1_000_000 / takes * workers as u64;
+        assert!(
+            run.served * 100 >= could * 80,
+            "{} of {could} served, {name}",
+            run.served
+        );
+    }
+}
+
 #[test]
 fn a_service_that_loses_half_its_workers_is_spared_and_used_again_when_they_return() {
     for mut limit in [aimd(20), gradient()] {
@@ -152,7 +192,7 @@ fn who_needs_little_learns_nothing_about_more() {
 fn failures_take_places_away_until_the_least_is_left() {
     for mut limit in [gradient(), aimd(1_000)] {
         let mut before = limit.limit();
-        for window in 1..=100_u64 {
+        for window in 1..=1_000_u64 {
             limit.learn(Timestamp::from_micros(window * 200_000), 20, Ended::Dropped);
             limit.learn(
                 Timestamp::from_micros(window * 200_000 + 100_000),
@@ -162,7 +202,50 @@ fn failures_take_places_away_until_the_least_is_left() {
             assert!(limit.limit() <= before);
             before = limit.limit();
         }
-        assert!(before <= 8, "{before}");
+        assert_eq!(before, 1);
+    }
+}
+
+#[test]
+fn a_few_failures_among_many_take_little_away() {
+    for mut limit in [gradient(), aimd(1_000)] {
+        let took = Ended::Served(Span::from_millis(10));
+        for request in 0..2_000_000_u64 {
+            let ended = if request % 1_000 == 0 {
+                Ended::Dropped
+            } else {
+                took
+            };
+            let now = Timestamp::from_micros(request * 100);
+            let in_flight = limit.limit();
+            limit.learn(now, in_flight, ended);
+        }
+        assert!(limit.limit() > 300, "{}", limit.limit());
+    }
+}
+
+#[test]
+fn a_service_that_hangs_is_spared_though_all_its_clients_give_up_before_it_answers() {
+    for mut limit in [gradient(), aimd(500)] {
+        let mut now = 0;
+        let mut after = |ended, limit: &mut Adaptive| {
+            now += 1_000;
+            let in_flight = limit.limit();
+            limit.learn(Timestamp::from_micros(now), in_flight, ended);
+        };
+        for _ in 0..5_000 {
+            after(Ended::Served(Span::from_millis(10)), &mut limit);
+        }
+        let before = limit.limit();
+        // Who goes away at once says nothing.
+        for _ in 0..1_000 {
+            after(Ended::GivenUp(Span::from_millis(1)), &mut limit);
+        }
+        assert_eq!(limit.limit(), before);
+        for _ in 0..20_000 {
+            after(Ended::GivenUp(Span::from_secs(1)), &mut limit);
+        }
+        assert!(limit.limit() < before / 4, "{} of {before}", limit.limit());
     }
 }
 
@@ -209,7 +292,7 @@ proptest! {
     fn the_limit_stays_within_its_bounds(
         is_gradient in any::<bool>(),
         (min, more) in (1..=50_u32, 0..=1_000_000_u32),
-        learnt in prop::collection::vec((any::<u64>(), any::<u32>(), 0..3_u8, any::<u64>()), 0..200),
+        learnt in prop::collection::vec((any::<u64>(), any::<u32>(), 0..4_u8, any::<u64>()), 0..200),
     ) {
         let max = min.saturating_add(more).min(MAX_ADAPTIVE);
         let method = if is_gradient { Method::default() } else { Method::Aimd(Aimd::default()) };
@@ -219,6 +302,7 @@ proptest! {
             let ended = match ended {
                 0 => Ended::Served(Span::from_micros(took)),
                 1 => Ended::Dropped,
+                2 => Ended::GivenUp(Span::from_micros(took)),
                 _ => Ended::Ignored,
             };
             limit.learn(Timestamp::from_micros(at), in_flight, ended);
