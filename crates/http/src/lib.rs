@@ -35,4 +35,4 @@ pub use limiter::Limiter;
 pub use part::Part;
 pub use path::normal as normal_path;
 pub use proxy::{Ambiguous, Proxy};
-pub use shed::{Load, ShedFuture, ShedLayer, Shedding};
+pub use shed::{Load, Room, ShedFuture, ShedLayer, Shedding};

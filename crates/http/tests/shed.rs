@@ -15,7 +15,7 @@ use tidegate_core::{
     Span, Timestamp,
     adaptive::{AdaptiveSettings, Aimd, Method},
 };
-use tidegate_http::{Clock, Entries, ShedLayer};
+use tidegate_http::{Clock, Entries, Room, ShedLayer};
 use tokio::sync::oneshot;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
@@ -167,7 +167,7 @@ async fn failures_and_slowness_shrink_the_limit_and_what_says_nothing_does_not()
 #[tokio::test]
 async fn those_behind_are_told_whether_there_is_room() {
     let (held, clock) = (Held::default(), clock());
-    let layer = layer(4, &clock).tell_room("room.app", 75);
+    let layer = layer(4, &clock).tell_room("room.app", Room::InFlight(75));
     let service = layer.layer(holding(&held));
     let mut waiting = Vec::new();
     for expected in ["yes", "yes", "no", "no"] {
@@ -184,6 +184,98 @@ async fn those_behind_are_told_whether_there_is_room() {
         assert_eq!(entries.get("room.app"), Some(expected));
         assert_eq!(entries.get("customer"), Some("acme"));
     }
+}
+
+#[tokio::test]
+async fn there_is_room_while_requests_are_as_fast_as_ever() {
+    let (held, clock) = (Held::default(), clock());
+    let settings = AdaptiveSettings {
+        samples: 1,
+        ..AdaptiveSettings::default()
+    };
+    let layer = ShedLayer::new(settings, clock.clone()).unwrap();
+    let layer = layer.tell_room("room.app", Room::Latency(120));
+    let service = layer.layer(holding(&held));
+    let told = async |takes: Span| {
+        let mut one = Box::pin(service.clone().oneshot(request("/")));
+        assert!((&mut one).now_or_never().is_none());
+        clock.set(clock.now().after(takes));
+        let (entries, answer) = held.lock().unwrap().remove(0);
+        answer.send(Some(StatusCode::OK)).unwrap();
+        one.await.unwrap();
+        entries.unwrap().get("room.app") == Some("yes")
+    };
+    let (usual, slow) = (Span::from_millis(100), Span::from_millis(130));
+    assert!(!told(usual).await, "nothing is known yet");
+    told(usual).await;
+    assert!(told(usual).await);
+    for _ in 0..4 {
+        told(slow).await;
+    }
+    assert!(!told(slow).await, "they wait for something");
+    for _ in 0..4 {
+        told(usual).await;
+    }
+    assert!(told(usual).await);
+}
+
+#[tokio::test]
+async fn a_service_that_answers_in_grpc_is_understood() {
+    let clock = clock();
+    let code = Arc::new(Mutex::new("0"));
+    let inner = {
+        let code = Arc::clone(&code);
+        service_fn(move |_: Request<()>| {
+            let mut response = Response::new(Full::<Bytes>::default());
+            let code = code.lock().unwrap().parse().unwrap();
+            response.headers_mut().insert("grpc-status", code);
+            async { Ok::<_, Infallible>(response) }
+        })
+    };
+    let layer = layer(20, &clock);
+    let service = layer.layer(inner);
+    let answers = async |with: &'static str| {
+        *code.lock().unwrap() = with;
+        for _ in 0..4 {
+            clock.set(clock.now().after(Span::from_millis(60)));
+            service.clone().oneshot(request("/")).await.unwrap();
+        }
+        layer.load().limit
+    };
+    assert_eq!(answers("8").await, 20, "it was refused for its own sake");
+    assert_eq!(answers("14").await, 18);
+    assert!(answers("4").await < 18);
+}
+
+#[tokio::test]
+async fn the_last_place_is_kept_for_the_first_class_and_is_anybodys_where_it_is_the_only_one() {
+    for (initial, joins) in [(1, 1), (2, 1), (3, 2), (9, 8), (10, 9)] {
+        let (held, clock) = (Held::default(), clock());
+        let layer = layer(initial, &clock);
+        let layer = layer.classes(&[100, 90], |_| 1).unwrap();
+        let service = layer.layer(holding(&held));
+        let mut waiting = Vec::new();
+        for _ in 0..initial {
+            let mut one = Box::pin(service.clone().oneshot(request("/")));
+            let _ = (&mut one).now_or_never();
+            waiting.push(one);
+        }
+        assert_eq!(layer.load().in_flight, joins, "of {initial}");
+    }
+}
+
+#[tokio::test]
+async fn a_panic_gives_the_place_back() {
+    let clock = clock();
+    let layer = layer(1, &clock);
+    let inner = service_fn(|_: Request<()>| async {
+        let mut answers: Vec<Response<Full<Bytes>>> = Vec::new();
+        Ok::<_, Infallible>(answers.remove(0))
+    });
+    let service = layer.layer(inner);
+    let asked = tokio::spawn(async move { service.oneshot(request("/")).await.is_ok() });
+    assert!(asked.await.unwrap_err().is_panic());
+    assert_eq!(layer.load().in_flight, 0);
 }
 
 #[test]

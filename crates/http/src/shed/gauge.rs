@@ -6,10 +6,11 @@ use std::sync::{
 };
 
 use tidegate_core::{
-    LimitError, Timestamp,
+    LimitError, Span, Timestamp,
     adaptive::{Adaptive, Ended},
 };
 
+use super::Room;
 use crate::Clock;
 
 /// How busy a service is.
@@ -29,6 +30,8 @@ pub(super) struct Gauge {
     adaptive: Mutex<Adaptive>,
     /// What the limit came to last, for those who only read it.
     limit: AtomicU32,
+    /// How slow requests were lately, in percent of the usual; the most as long as that is not known.
+    slowness: AtomicU64,
     in_flight: AtomicU32,
     shed: AtomicU64,
     shares: Box<[u32]>,
@@ -43,6 +46,7 @@ impl Gauge {
         Self {
             limit: AtomicU32::new(adaptive.limit()),
             adaptive: Mutex::new(adaptive),
+            slowness: AtomicU64::new(u64::MAX),
             in_flight: AtomicU32::new(0),
             shed: AtomicU64::new(0),
             shares: Box::new([100]),
@@ -88,14 +92,19 @@ impl Gauge {
         Some(Place {
             gauge: Arc::clone(self),
             since: self.clock.now(),
-            ended: Ended::Ignored,
+            ended: None,
         })
     }
 
-    /// Whether less than `percent` of the places are taken.
-    pub(super) fn is_below(&self, percent: u32) -> bool {
+    /// Whether there is room for more than the usual.
+    pub(super) fn has(&self, room: Room) -> bool {
         let load = self.load();
-        u64::from(load.in_flight) * 100 < u64::from(load.limit) * u64::from(percent)
+        match room {
+            Room::InFlight(percent) => {
+                u64::from(load.in_flight) * 100 < u64::from(load.limit) * u64::from(percent)
+            }
+            Room::Latency(percent) => self.slowness.load(Ordering::Relaxed) < u64::from(percent),
+        }
     }
 
     pub(super) fn load(&self) -> Load {
@@ -111,7 +120,8 @@ impl Gauge {
         let last = self.shares.len() - 1;
         let share = u64::from(self.shares[class.min(last)]);
         let limit = u64::from(self.limit.load(Ordering::Relaxed));
-        let most = (limit * share).div_ceil(100).max(1);
+        // Rounded down: the last place is kept for those who may have all. Where it is the only one it is anybody's.
+        let most = (limit * share / 100).max(1);
         // No more than the limit, or one.
         u32::try_from(most).unwrap_or(u32::MAX)
     }
@@ -122,6 +132,8 @@ impl Gauge {
             let mut adaptive = self.adaptive();
             adaptive.learn(self.clock.now(), in_flight, ended);
             self.limit.store(adaptive.limit(), Ordering::Relaxed);
+            let slowness = adaptive.slowness().unwrap_or(u64::MAX);
+            self.slowness.store(slowness, Ordering::Relaxed);
         }
     }
 
@@ -131,28 +143,38 @@ impl Gauge {
     }
 }
 
-/// A place among those in flight, until it is dropped.
+/// A place among those in flight, until it is dropped. Who drops it without a word has given up.
 #[derive(Debug)]
 pub(super) struct Place {
     gauge: Arc<Gauge>,
     since: Timestamp,
-    ended: Ended,
+    ended: Option<Ended>,
 }
 
 impl Place {
     /// The request was served.
     pub(super) fn served(mut self) {
-        self.ended = Ended::Served(self.gauge.clock.now().since(self.since));
+        self.ended = Some(Ended::Served(self.age()));
     }
 
     /// The service failed in a way that says that it was asked too much.
     pub(super) fn failed(mut self) {
-        self.ended = Ended::Dropped;
+        self.ended = Some(Ended::Dropped);
+    }
+
+    /// The request was refused for its own sake.
+    pub(super) fn refused(mut self) {
+        self.ended = Some(Ended::Ignored);
+    }
+
+    fn age(&self) -> Span {
+        self.gauge.clock.now().since(self.since)
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.gauge.leave(self.ended);
+        let ended = self.ended.unwrap_or_else(|| Ended::GivenUp(self.age()));
+        self.gauge.leave(ended);
     }
 }

@@ -31,8 +31,10 @@ use crate::Clock;
 /// A tower layer that lets a service have as many requests at once as it can bear.
 ///
 /// Clones, and all services that they wrap, share their places. A request has its place from when it comes until its answer
-/// begins; what a slow client makes of the body is not the service's fault. An answer with status 503 or 504, and an error,
-/// count as failures, 429 counts as nothing.
+/// begins; what a slow client makes of the body is not the service's fault.
+///
+/// An error, an answer with status 503 or 504, and gRPC's `UNAVAILABLE` and `DEADLINE_EXCEEDED` where they come without a message
+/// count as failures. 429 and `RESOURCE_EXHAUSTED` count as nothing. Whoever goes away sooner has waited at least so long.
 ///
 /// # Examples
 ///
@@ -55,17 +57,20 @@ use crate::Clock;
 pub struct ShedLayer {
     gauge: Arc<Gauge>,
     class: Arc<ClassOf>,
-    room: Option<Room>,
+    room: Option<(Arc<str>, Room)>,
 }
 
 /// The class of a request.
 type ClassOf = dyn Fn(&Parts) -> usize + Send + Sync;
 
-/// The entry that tells whether there is room, and of how much of the limit less has to be in use for that, in percent.
-#[derive(Clone, Debug)]
-struct Room {
-    entry: Arc<str>,
-    below: u32,
+/// What there is room by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// Less than so many percent of the places are taken.
+    InFlight(u32),
+    /// Requests took less than so many percent of how long they take when they do not wait for each other, such as 120. Not so
+    /// before that is known, and with [`Method::Aimd`](tidegate_core::adaptive::Method::Aimd) never.
+    Latency(u32),
 }
 
 impl ShedLayer {
@@ -83,7 +88,7 @@ impl ShedLayer {
         })
     }
 
-    /// Tells requests apart: those of class `n` may use `shares[n]` percent of the places, and always at least one. `class`
+    /// Tells requests apart: those of class `n` may use `shares[n]` percent of the places, rounded down, and one always. `class`
     /// finds a request's class by what is known of it before its body; one beyond the last counts as the last.
     ///
     /// # Errors
@@ -99,15 +104,11 @@ impl ShedLayer {
         Ok(self)
     }
 
-    /// Tells those behind this layer whether there is room, in the entry of that name in the request's
-    /// [`Entries`](crate::Entries): `yes` while less than `below` percent of the places are taken, else `no`. A rule's `elastic`
-    /// goes by it.
+    /// Tells those behind this layer whether there is `room`, in the entry of that name in the request's
+    /// [`Entries`](crate::Entries): `yes`, else `no`. A rule's `elastic` goes by it.
     #[must_use]
-    pub fn tell_room(mut self, entry: &str, below: u32) -> Self {
-        self.room = Some(Room {
-            entry: entry.into(),
-            below,
-        });
+    pub fn tell_room(mut self, entry: &str, room: Room) -> Self {
+        self.room = Some((entry.into(), room));
         self
     }
 

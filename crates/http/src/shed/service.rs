@@ -7,13 +7,18 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Request, Response, StatusCode};
+use http::{HeaderValue, Request, Response, StatusCode};
 use http_body::Body;
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use super::{ShedLayer, gauge::Place};
 use crate::{Entries, LimitedBody, layer::busy};
+
+// Codes of gRPC, as they stand in a header.
+const DEADLINE_EXCEEDED: &[u8] = b"4";
+const RESOURCE_EXHAUSTED: &[u8] = b"8";
+const UNAVAILABLE: &[u8] = b"14";
 
 /// A service that gets no more than it can bear.
 #[derive(Clone, Debug)]
@@ -52,10 +57,10 @@ where
                 },
             };
         };
-        if let Some(room) = &self.layer.room {
-            let has_room = self.layer.gauge.is_below(room.below);
+        if let Some((entry, room)) = &self.layer.room {
+            let has_room = self.layer.gauge.has(*room);
             let known: Entries = parts.extensions.remove().unwrap_or_default();
-            let told = known.with(&room.entry, if has_room { "yes" } else { "no" });
+            let told = known.with(entry, if has_room { "yes" } else { "no" });
             parts.extensions.insert(told);
         }
         let answered = self.inner.call(Request::from_parts(parts, body));
@@ -105,15 +110,7 @@ where
             StateProjection::Calling { answered, place } => {
                 let answer = ready!(answered.poll(context));
                 if let Some(place) = place.take() {
-                    match answer.as_ref().map(Response::status) {
-                        Err(_)
-                        | Ok(StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT) => {
-                            place.failed();
-                        }
-                        // Refused for its own sake, and often sooner than any other is served.
-                        Ok(StatusCode::TOO_MANY_REQUESTS) => drop(place),
-                        Ok(_) => place.served(),
-                    }
+                    leave(place, answer.as_ref().ok());
                 }
                 Poll::Ready(answer.map(|answer| answer.map(LimitedBody::inner)))
             }
@@ -123,5 +120,23 @@ where
                 Poll::Ready(Ok(response.map(LimitedBody::denial)))
             }
         }
+    }
+}
+
+/// Says what `answer` is to the service's load; without one it has failed.
+fn leave<R>(place: Place, answer: Option<&Response<R>>) {
+    let Some(answer) = answer else {
+        return place.failed();
+    };
+    let grpc = answer
+        .headers()
+        .get("grpc-status")
+        .map(HeaderValue::as_bytes);
+    match (answer.status(), grpc) {
+        (StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT, _)
+        | (_, Some(DEADLINE_EXCEEDED | UNAVAILABLE)) => place.failed(),
+        // Refused for its own sake, and often sooner than any other is served.
+        (StatusCode::TOO_MANY_REQUESTS, _) | (_, Some(RESOURCE_EXHAUSTED)) => place.refused(),
+        _ => place.served(),
     }
 }
