@@ -233,6 +233,13 @@ impl Limits {
         self.limits.len()
     }
 
+    /// Whether something is held until a receipt is settled, needed or not.
+    #[must_use]
+    pub fn holds_places(&self) -> bool {
+        let mut members = self.members.iter();
+        members.any(|member| matches!(member.kernel, Kernel::Lease(_)))
+    }
+
     /// A number that differs, almost surely, between limits that decide differently.
     pub(crate) fn fingerprint(&self) -> u32 {
         self.fingerprint
@@ -292,6 +299,9 @@ impl Limits {
     /// Gives `units` back to every limit.
     pub(crate) fn refund(&self, cell: &mut Cell, now: Timestamp, units: u64) {
         for (member, state) in self.members.iter().zip(cell.states_mut()) {
+            if self.shadow || member.denials != Denials::Forgotten {
+                member.kernel.trim(state, now);
+            }
             member.kernel.refund(state, now, units);
         }
     }
@@ -481,11 +491,14 @@ impl Limits {
         None
     }
 
-    /// A copy that remembers at most `generations` former sets, itself included.
+    /// A copy that remembers at most `generations` former sets, itself included, and nothing that was built from it, which would
+    /// remember all of them.
     fn truncated(&self, generations: usize) -> Self {
         let formerly = self.formerly.as_ref().filter(|_| generations > 1);
         Self {
             formerly: formerly.map(|old| Arc::new(old.truncated(generations - 1))),
+            share: OnceLock::new(),
+            stretched: OnceLock::new(),
             ..self.clone()
         }
     }

@@ -9,7 +9,7 @@ use crate::{RedisStore, StoreError, call::Call, decode::Checked, encode, scripts
 /// What a decision charged, and where: good once, for the charges that it came with.
 ///
 /// One that is dropped gives nothing back, which is safe.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub struct RedisReceipt {
     /// Of each charge; empty where nothing was charged.
     pub(crate) of_charges: Vec<Vec<u8>>,
@@ -57,8 +57,9 @@ impl RedisStore {
     /// Settles `charges`, for which [`reserve`](Self::reserve) wrote `receipt`: gives back what each of `settlements` says, as
     /// far as it is still there.
     ///
-    /// Nothing is given back where the key was forgotten, or was charged under other numbers since, or where its limits count
-    /// what is denied. Of a schedule what is given back more than a minute after it was charged is only what the clock
+    /// Nothing is given back where the numbers have changed since the key was last charged under them, or where its limits count
+    /// what is denied. Once the key was reset nothing is owed any more either; what others have charged since at the same
+    /// instant or in the same window cannot be told from it, and comes back as far as it is there. Of a schedule what is given back more than a minute after it was charged is only what the clock
     /// says cannot have drained.
     ///
     /// # Errors
@@ -73,7 +74,10 @@ impl RedisStore {
     ) -> Result<(), StoreError> {
         let settled = charges.iter().zip(&receipt.of_charges).zip(settlements);
         let settled: Vec<Settled<'_>> = settled
-            .filter(|((_, receipt), _)| !receipt.is_empty())
+            .filter(|((charge, receipt), settlement)| {
+                let is_due = settlement.unused > 0 || charge.limits.holds_places();
+                is_due && !receipt.is_empty()
+            })
             .map(|((charge, receipt), settlement)| (charge, receipt.as_slice(), *settlement))
             .collect();
         if settled.is_empty() {

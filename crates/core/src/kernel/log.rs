@@ -330,7 +330,6 @@ impl Log {
 
     pub(crate) fn refund(&self, state: &mut LogState, now: Timestamp, mut units: u64) {
         self.expire(state, now);
-        self.trim(state);
         while units > 0
             && let Some(newest) = state.stamps.back()
         {
@@ -385,9 +384,10 @@ impl Log {
         Retry::NOW
     }
 
-    /// Takes from the oldest entry what lies beyond the newest `largest` units: it decides nothing, and is not to be given
-    /// back either.
-    fn trim(&self, state: &mut LogState) {
+    /// Takes from the oldest entry what lies beyond the newest `largest` units, where what is denied is charged: it decides
+    /// nothing, and is not to be given back either.
+    pub(crate) fn trim(&self, state: &mut LogState, now: Timestamp) {
+        self.expire(state, now);
         let beyond = Self::units(state).saturating_sub(self.largest);
         let Some(oldest) = state.stamps.front_mut() else {
             return;

@@ -33,8 +33,10 @@ impl MemoryStore {
     /// Settles `charges`, for which [`reserve`](Self::reserve) wrote `receipt`: gives back what each of `settlements` says, as
     /// far as it is still there.
     ///
-    /// Nothing is given back where the key was forgotten, or was charged under other numbers since, or where its limits
-    /// count what is denied.
+    /// Nothing is given back where the numbers have changed since the key was last charged under them, or where its limits count
+    /// what is denied. After a [`reset`](Self::reset), or once the key was evicted, nothing is owed any more either; what
+    /// others have charged since at the same instant or in the same window cannot be told from it, and comes back as far as it is
+    /// there.
     pub fn settle(
         &self,
         charges: &[Charge<'_>],

@@ -11,10 +11,13 @@ use crate::{
     world::one_shard,
 };
 
-fn limits(kind: Kind, stretch: u32) -> impl Strategy<Value = Limits> {
+/// Limits that stretch, and limits that are always so wide.
+fn limits(kind: Kind, stretch: u32) -> impl Strategy<Value = (Limits, Limits)> {
     let limits = strategies::plain_limit(kind);
     limits.prop_filter_map("limits that can stretch", move |limit| {
-        Limits::new(vec![limit]).ok()?.stretching(stretch).ok()
+        let wide = limit.clone().with_soft_percent(stretch).ok()?;
+        let stretching = Limits::new(vec![limit]).ok()?.stretching(stretch).ok()?;
+        Some((stretching, Limits::new(vec![wide]).ok()?))
     })
 }
 
@@ -38,13 +41,15 @@ proptest! {
     /// named and not before.
     #[test]
     fn what_passed_while_there_was_room_counts_when_there_is_none(
-        limits in any_kind().prop_flat_map(|kind| limits(kind, 50)),
+        (limits, wide_limits) in any_kind().prop_flat_map(|kind| limits(kind, 50)),
         start in strategies::start(),
         asks in strategies::asks(40),
         room in prop::collection::vec(any::<bool>(), 40),
     ) {
         let stretched = limits.stretched().expect("they stretch");
         let (store, mut last): (_, Option<Outcome>) = (one_shard(), None);
+        // What was admitted, under limits that are always so wide.
+        let twin = one_shard();
         let mut now = start;
         for (step, has_room) in asks.iter().zip(room) {
             now = now.max(step.step.from(now, last.as_ref()));
@@ -55,6 +60,11 @@ proptest! {
             let (narrow, wide) = if has_room { (other, outcome) } else { (outcome, other) };
             prop_assert!(wide.allowed || !narrow.allowed, "denied only where there is room");
             prop_assert_eq!(narrow.limit, wide.limit);
+            let effect = if outcome.allowed { Effect::Charge } else { Effect::Peek };
+            let expected = ask(&twin, &wide_limits, (now, cost), effect);
+            if has_room {
+                prop_assert_eq!(wide, expected);
+            }
             if !outcome.allowed && let Some(wait) = outcome.retry_after.span() {
                 // On a copy, for a look into the future moves the clock.
                 let copy = copy_of(&store, now);
@@ -63,6 +73,35 @@ proptest! {
             }
             last = Some(outcome);
         }
+    }
+}
+
+#[test]
+fn what_is_given_back_of_a_stretched_log_is_no_more_than_was_said() {
+    let rate = Rate {
+        count: 10,
+        period: Span::from_secs(60),
+    };
+    for kind in Kind::ALL {
+        let limit = Limit::new(kind.algorithm(10, rate, 1)).expect("a sound limit");
+        let limits = Limits::new(vec![limit]).expect("a limit");
+        let limits = limits.stretching(50).expect("it counts nothing it denies");
+        let stretched = limits.stretched().expect("it stretches");
+        let store = one_shard();
+        let spent = (0..1_000)
+            .take_while(|_| ask(&store, stretched, (0, 1), Effect::Charge).allowed)
+            .count();
+        assert!(spent > 10, "{kind:?}");
+        // Under the limit proper, and not there any more is what was beyond it in buckets alone.
+        ask(&store, &limits, (0, 1), Effect::Refund);
+        assert!(
+            ask(&store, stretched, (0, 1), Effect::Charge).allowed,
+            "{kind:?}"
+        );
+        assert!(
+            !ask(&store, stretched, (0, 1), Effect::Charge).allowed,
+            "{kind:?}"
+        );
     }
 }
 
