@@ -5,6 +5,7 @@
 //! indexed. It reads no environment, opens no file and no socket; whoever starts the
 //! server does.
 
+mod bill;
 mod conditions;
 mod doors;
 mod envoy;
@@ -300,6 +301,7 @@ impl Config {
             config.rules = rules::rule_set(&file, &mut report);
             config.quotas = quotas::quotas(&file, &config.listen, &mut report);
             config.proxy = proxy::proxy(&file, &mut report);
+            bill::check_seen(&file, &config.listen, &mut report);
         }
         config.warnings = report.finish()?;
         Ok(config)

@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 
 use tidegate_core::{
-    Algorithm, AlgorithmName, Cost, CostSource, Headroom, Limit, Mode, OnFailure, Rule, RuleError,
-    RuleSet, Span, Unused, When, Window,
+    Algorithm, AlgorithmName, Bill, Cost, CostSource, Headroom, Limit, Mode, OnFailure, Rule,
+    RuleError, RuleSet, Span, Unused, When, Window,
 };
 
 use super::{
-    conditions,
+    bill, conditions,
     limits::{self, Fallback},
     redis,
     report::Report,
@@ -28,6 +28,8 @@ const FIELDS: &[&str] = &[
     "elastic",
     "count_denied",
     "on_failure",
+    "count",
+    "settle",
 ];
 
 /// The rules of the whole file; empty ones if there is a mistake in them, which is then reported.
@@ -135,6 +137,7 @@ struct Parts<'n> {
     mode: Mode,
     elastic: Option<(u32, Headroom)>,
     on_failure: Option<OnFailure>,
+    bill: Bill,
 }
 
 fn rule(value: &Value<'_>, default: AlgorithmName, report: &mut Report) -> Option<Rule> {
@@ -179,6 +182,7 @@ fn parts<'n>(fields: &Fields<'n>, default: AlgorithmName, report: &mut Report) -
             .get("elastic")
             .and_then(|value| elastic(value, report)),
         on_failure: redis::on_failure(fields, report),
+        bill: bill::bill(fields, report),
     }
 }
 
@@ -186,7 +190,8 @@ impl Parts<'_> {
     fn build(&self) -> Option<Rule> {
         let rule = Rule::new(self.name?, self.limits.clone());
         let rule = rule.and_then(|rule| rule.keyed_by(&self.key));
-        let rule = rule.and_then(|rule| rule.costing(self.cost.clone())).ok()?;
+        let rule = rule.and_then(|rule| rule.costing(self.cost.clone()));
+        let rule = rule.and_then(|rule| rule.billed(self.bill.clone())).ok()?;
         let rule = rule.when(self.when.clone()).allowing(self.allow.clone());
         let rule = match self.elastic.clone() {
             Some((percent, room)) => rule.elastic(percent, room).ok()?,
@@ -206,6 +211,12 @@ impl Parts<'_> {
         Some(rule.elastic(percent, room))
     }
 
+    /// The limits alone, and what of them is charged by the answer.
+    fn billed(&self) -> Option<Result<Rule, RuleError>> {
+        let rule = Rule::new("sound", self.limits.clone()).ok()?;
+        Some(rule.billed(self.bill.clone()))
+    }
+
     /// What core refuses of each part, with something sound in the place of the others. A part that is
     /// not there could not be read, and is reported already.
     fn errors(&self) -> Vec<RuleError> {
@@ -222,6 +233,7 @@ impl Parts<'_> {
             Some(rule().and_then(|rule| rule.keyed_by(&self.key))),
             Some(rule().and_then(|rule| rule.costing(self.cost.clone()))),
             self.stretched(),
+            self.billed(),
         ];
         tried
             .into_iter()

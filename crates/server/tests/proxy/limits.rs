@@ -86,6 +86,87 @@ fn who_is_denied_need_not_send_its_body() {
     assert_eq!(upstream.heads().len(), 1);
 }
 
+/// Answers `/NUMBER` with that status, and says that it took twelve tokens.
+fn statuses() -> Upstream {
+    Upstream::start(|talk| {
+        while let Some(head) = talk.head() {
+            let status = head.split([' ', '/']).nth(2).unwrap();
+            talk.send(format!(
+                "HTTP/1.1 {status} Whatever\r\nx-tokens: 12\r\ncontent-length: 2\r\n\r\nok"
+            ));
+        }
+    })
+}
+
+fn behind(upstream: &Upstream, rules: &str) -> Door {
+    Door::open(&format!(
+        "{rules}\nproxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: '{}'}}]}}\n",
+        upstream.url()
+    ))
+}
+
+#[test]
+fn only_what_went_wrong_is_counted() {
+    let upstream = statuses();
+    let rules = "rules: [{name: failed, key: [ip], limits: [2/h], algorithm: fixed_window, count: {status: [401, 403]}}]";
+    let door = behind(&upstream, rules);
+    let mut client = door.connect();
+    for status in [200, 200, 200, 401, 500, 404, 200, 403] {
+        let answer = client.ask("GET", &format!("/{status}"), &[], b"");
+        assert_eq!(answer.status, status);
+    }
+    assert_eq!(client.ask("GET", "/200", &[], b"").status, 429);
+    assert_eq!(upstream.heads().len(), 8);
+}
+
+#[test]
+fn an_upstream_says_what_its_answer_cost() {
+    let upstream = statuses();
+    let rules = "rules: [{name: tokens, limits: [30/h], algorithm: fixed_window, cost: 5, settle: header.x-tokens}]";
+    let door = behind(&upstream, rules);
+    let mut client = door.connect();
+    let left = |told: &str| -> u64 {
+        let left = told.split("r=").nth(1).unwrap();
+        left.split(';').next().unwrap().parse().unwrap()
+    };
+    for expected in [25, 13, 1] {
+        let answer = client.ask("GET", "/200", &[], b"");
+        assert_eq!(left(answer.header("ratelimit").unwrap()), expected);
+    }
+    assert_eq!(client.ask("GET", "/200", &[], b"").status, 429);
+}
+
+#[test]
+fn a_place_is_held_until_the_answer_has_passed_or_the_client_is_gone() {
+    let upstream = Upstream::start(|talk| {
+        while let Some(head) = talk.head() {
+            if head.starts_with("GET /slow") {
+                talk.send("HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nhalf");
+            } else {
+                talk.send("HTTP/1.1 200 OK\r\ncontent-length: 8\r\n\r\nhalf");
+            }
+        }
+    });
+    let rules = "rules: [{name: places, limits: [{algorithm: concurrency, limit: 2}]}]";
+    let door = behind(&upstream, rules);
+    for _ in 0..3 {
+        assert_eq!(door.get("/slow").status, 200);
+    }
+    let held: Vec<_> = (0..2)
+        .map(|_| {
+            let mut client = door.connect();
+            client.send("GET /never HTTP/1.1\r\nhost: h\r\n\r\n");
+            client.read_until("half");
+            client
+        })
+        .collect();
+    assert_eq!(door.get("/slow").status, 429);
+    drop(held);
+    // It takes some turns until the proxy has noticed.
+    let is_free = (0..10_000).any(|_| door.get("/slow").status == 200);
+    assert!(is_free, "who is gone holds his place");
+}
+
 #[test]
 fn a_queue_holds_requests_back() {
     let queue = "rules: [{name: slow, limits: [{algorithm: leaky_bucket, capacity: 3, leak: 20/s, queue: true}]}]";

@@ -1,0 +1,112 @@
+//! `count` and `settle`: what a rule charges by the answer to a request, and where answers are seen.
+
+use tidegate_core::Bill;
+
+use super::{
+    Listen, conditions,
+    report::{Report, advice, shown},
+    value::{Fields, Value},
+};
+
+/// The entries of an answer: [`tidegate_http::Report`] is for applications.
+const ANSWERED: &[&str] = &["status", "bytes", "grpc-status", "header.NAME"];
+
+/// Those that can say what it has cost.
+const COSTS: &[&str] = &["bytes", "header.NAME"];
+
+/// What a rule charges by the answer.
+pub(super) fn bill(fields: &Fields<'_>, report: &mut Report) -> Bill {
+    let bill = match fields.get("count") {
+        Some(value) => count(value, report),
+        None => Bill::default(),
+    };
+    match fields.get("settle") {
+        Some(value) => settle(value, bill, report),
+        None => bill,
+    }
+}
+
+fn count(value: &Value<'_>, report: &mut Report) -> Bill {
+    let what = "a map of conditions such as {status: [401, 403]}";
+    let Some(entries) = value.pairs(report, what) else {
+        return Bill::default();
+    };
+    if entries.is_empty() {
+        let advice = "every answer counts without it; name at least one condition, such as {status: [401, 403]}";
+        value.wrong(report, advice);
+    }
+    for (entry, value) in entries {
+        if !is_known(entry, ANSWERED) {
+            let advice = advice(entry, ANSWERED);
+            let entry = shown(entry);
+            value.wrong(
+                report,
+                format!("an answer has no entry \"{entry}\" here; {advice}"),
+            );
+        }
+    }
+    let answers = conditions::when(value, report);
+    Bill::default().counting(answers.unwrap_or_default())
+}
+
+fn settle(value: &Value<'_>, bill: Bill, report: &mut Report) -> Bill {
+    let what = "the entry of an answer that says what it has cost, such as bytes";
+    let Some(entry) = value.text(report, what) else {
+        return bill;
+    };
+    if !is_known(entry, COSTS) {
+        let advice = advice(entry, COSTS);
+        let entry = shown(entry);
+        value.wrong(
+            report,
+            format!("an answer has no cost in \"{entry}\" here; {advice}"),
+        );
+        return bill;
+    }
+    bill.costing(entry)
+        .map_err(|error| value.wrong(report, error.problem))
+        .unwrap_or_default()
+}
+
+fn is_known(entry: &str, known: &[&str]) -> bool {
+    let header = entry.strip_prefix("header.");
+    header.map_or_else(
+        || known.contains(&entry),
+        |name| !name.is_empty() && name != "NAME",
+    )
+}
+
+/// Refuses rules that go by the answer where nobody sees one, and warns where only some doors do.
+pub(super) fn check_seen(file: &Fields<'_>, listen: &Listen, report: &mut Report) {
+    // What else is wrong with them is read elsewhere.
+    let quiet = &mut Report::default();
+    let rules = file.get("rules").and_then(|rules| rules.items(quiet, ""));
+    let blind = blind_doors(listen);
+    for rule in rules.unwrap_or_default() {
+        let fields = rule.pairs(quiet, "").unwrap_or_default();
+        let by_answer = |(name, _): &&(&str, _)| matches!(*name, "count" | "settle");
+        let Some((_, field)) = fields.iter().find(by_answer) else {
+            continue;
+        };
+        let why = "goes by the answer to a request, which only the reverse proxy sees";
+        if file.get("proxy").is_none() {
+            let advice = "add a section proxy, or remove it";
+            field.wrong(report, format!("{why}; {advice}"));
+        } else if !blind.is_empty() {
+            let doors = blind.join(" and ");
+            let advice =
+                "is charged in full and stays so; shut a door that nobody needs with `off`";
+            field.warn(
+                report,
+                format!("blind-door: {why}; what is asked at {doors} {advice}"),
+            );
+        }
+    }
+}
+
+/// The doors at which these rules are asked about, and no answer is seen.
+fn blind_doors(listen: &Listen) -> Vec<&'static str> {
+    let doors = [("listen.http", listen.http), ("listen.resp", listen.resp)];
+    let open = doors.into_iter().filter(|(_, address)| address.is_some());
+    open.map(|(name, _)| name).collect()
+}

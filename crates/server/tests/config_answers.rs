@@ -1,0 +1,101 @@
+//! Rules that charge by the answer: `count` and `settle`.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use tidegate_core::{Cost, Request, Rule};
+use tidegate_server::config::Config;
+
+const PROXY: &str =
+    "proxy: {listen: '127.0.0.1:0', upstreams: [{name: app, urls: 'http://127.0.0.1:3000'}]}\n";
+
+fn mistakes(text: &str) -> Vec<String> {
+    let mistakes = Config::parse(text).unwrap_err();
+    mistakes.iter().map(ToString::to_string).collect()
+}
+
+fn warnings(text: &str) -> Vec<String> {
+    let warnings = Config::parse(text).unwrap().warnings;
+    warnings.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn a_rule_says_what_counts_and_what_it_costs() {
+    let config = Config::parse(&format!(
+        "{PROXY}rules:
+  - {{name: failed, limits: [5/min], count: {{status: [401, 403, '5*']}}}}
+  - {{name: tokens, limits: [9/min], cost: 5, settle: header.x-tokens, count: {{status: {{not: '5*'}}}}}}
+"
+    ));
+    let rules = config.unwrap().rules;
+    let due = |rule: &str, entries: &[(&str, &str)]| {
+        let bill = rules.rule(rule).map(Rule::bill).unwrap();
+        let answer = Request::new(entries, Cost::ONE).unwrap();
+        bill.due(Cost::new(5).unwrap(), &answer)
+    };
+    for (status, charged) in [("200", 0), ("401", 5), ("403", 5), ("404", 0), ("503", 5)] {
+        assert_eq!(due("failed", &[("status", status)]), charged, "{status}");
+    }
+    let tokens = ("header.x-tokens", "12");
+    assert_eq!(due("tokens", &[("status", "200"), tokens]), 12);
+    assert_eq!(due("tokens", &[("status", "200")]), 5);
+    assert_eq!(due("tokens", &[("status", "502"), tokens]), 0);
+}
+
+#[test]
+fn mistakes_are_named() {
+    let file = format!(
+        "{PROXY}rules:
+  - {{name: a, limits: [5/min], count: {{}}}}
+  - {{name: b, limits: [5/min], count: {{stauts: 401}}}}
+  - {{name: c, limits: [5/min], settle: byte}}
+  - {{name: d, limits: [5/min], settle: status}}
+  - {{name: e, limits: [5/min], settle: header.}}
+  - {{name: f, limits: [5/min], settle: [bytes]}}
+  - {{name: g, limits: [5/min], count_denied: true, count: {{status: 401}}}}
+  - {{name: h, limits: [{{algorithm: concurrency, limit: 1}}], settle: bytes}}
+  - {{name: i, limits: [5/min], count: 401}}
+"
+    );
+    assert_eq!(
+        mistakes(&file),
+        [
+            "rules[0].count (line 3): every answer counts without it; name at least one condition, such as {status: [401, 403]}",
+            "rules[1].count.stauts (line 4): an answer has no entry \"stauts\" here; did you mean `status`?",
+            "rules[2].settle (line 5): an answer has no cost in \"byte\" here; did you mean `bytes`?",
+            "rules[3].settle (line 6): an answer has no cost in \"status\" here; known are bytes, header.NAME",
+            "rules[4].settle (line 7): an answer has no cost in \"header.\" here; known are bytes, header.NAME",
+            "rules[5].settle (line 8): expected the entry of an answer that says what it has cost, such as bytes, got a list",
+            "rules[6].count (line 9): does not go with count_denied, of which nothing is given back; remove one of the two",
+            "rules[7].settle (line 10): does not go with concurrency, whose places are taken before a request passes; use a rule for each",
+            "rules[8].count (line 11): expected a map of conditions such as {status: [401, 403]}, got the number 401",
+        ]
+    );
+}
+
+#[test]
+fn where_nobody_sees_an_answer_nothing_is_charged_by_it() {
+    let rules = "rules:
+  - {name: a, limits: [5/min], count: {status: 401}}
+  - {name: b, limits: [5/min]}
+  - {name: c, limits: [5/min], settle: bytes}
+";
+    let only_proxy = "which only the reverse proxy sees; add a section proxy, or remove it";
+    assert_eq!(
+        mistakes(rules),
+        [
+            format!("rules[0].count (line 2): goes by the answer to a request, {only_proxy}"),
+            format!("rules[2].settle (line 4): goes by the answer to a request, {only_proxy}"),
+        ]
+    );
+    let proxied = format!("{rules}{PROXY}");
+    let said = warnings(&proxied);
+    assert_eq!(said.len(), 2, "{said:?}");
+    let blind = "what is asked at listen.http and listen.resp is charged in full and stays so";
+    assert!(
+        said[0].starts_with("rules[0].count (line 2): blind-door: ") && said[0].contains(blind),
+        "{said:?}"
+    );
+    let said = warnings(&format!("{proxied}listen: {{http: off}}\n"));
+    assert!(said[1].contains("asked at listen.resp is"), "{said:?}");
+    let shut = format!("{proxied}listen: {{http: off, resp: off}}\n");
+    assert_eq!(warnings(&shut), [""; 0]);
+}
