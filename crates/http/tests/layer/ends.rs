@@ -401,6 +401,30 @@ async fn a_store_elsewhere_is_settled_behind_the_back_of_the_request() {
     assert_eq!(left(&limiter).await, 1);
 }
 
+/// What it takes with it stays charged: places come back when their lease is over.
+#[test]
+fn a_runtime_that_comes_to_its_end_takes_with_it_what_was_to_be_given_back() {
+    let runtime = || {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        runtime.enable_time().start_paused(true).build().unwrap()
+    };
+    let limiter = far(vec![places(2)]);
+    let endless = Answering(|_| Response::new(Frames::endless(&[])));
+    let mut service = layered(&limiter, endless);
+    let first = runtime();
+    let answer = first.block_on(ask(&mut service, "/"));
+    assert_eq!(answer.status(), 200);
+    let mut asked = Box::pin(service.call(get("/")));
+    assert!(
+        first
+            .block_on(async { asked.as_mut().now_or_never() })
+            .is_none()
+    );
+    drop(first);
+    drop((answer, asked));
+    assert_eq!(runtime().block_on(left(&limiter)), 1);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_store_elsewhere_is_charged_the_excess() {
     let limiter = far(vec![costing(

@@ -5,21 +5,24 @@ use std::{error::Error, net::SocketAddr, sync::Arc};
 use axum::{
     Router,
     extract::{ConnectInfo, Request},
+    http::StatusCode,
     middleware::{self, Next},
     response::Response,
     routing::{get, post},
 };
-use tidegate_core::{Condition, Pattern, Rule, RuleSet, Store, When};
+use tidegate_core::{Bill, Condition, Pattern, Rule, RuleSet, Store, When};
 use tidegate_examples::{in_memory, in_redis, limit, rule_set};
 use tidegate_http::{Clock, Entries, Limiter, LimiterLayer};
 use tokio::net::TcpListener;
 
-/// Three tries to log in from one address, and five requests to the API for a customer.
+/// Three failures to log in from one address, and five requests to the API for a customer.
 fn rules() -> Result<RuleSet, Box<dyn Error>> {
     let path = |path| Condition::new("path", Pattern::text(path)?);
+    let refused = Condition::new("status", Pattern::text("401")?)?;
     let login = Rule::new("login", vec![limit("3/min")?])?
         .when(When::all(vec![path("/login")?]))
-        .keyed_by(&["ip"])?;
+        .keyed_by(&["ip"])?
+        .billed(Bill::default().counting(When::all(vec![refused])))?;
     let api = Rule::new("api", vec![limit("5/min")?])?
         .when(When::all(vec![path("/api/**")?]))
         .keyed_by(&["customer"])?;
@@ -36,12 +39,19 @@ async fn authenticate(mut request: Request, next: Next) -> Response {
     next.run(request).await
 }
 
+async fn login(password: String) -> (StatusCode, &'static str) {
+    match password.as_str() {
+        "sesame" => (StatusCode::OK, "welcome\n"),
+        _ => (StatusCode::UNAUTHORIZED, "wrong\n"),
+    }
+}
+
 async fn serve(listener: TcpListener, store: impl Store + 'static) -> Result<(), Box<dyn Error>> {
     let limiter = Arc::new(Limiter::new(rules()?, store, Clock::real()));
     let limits = LimiterLayer::new(limiter)
         .peer(|extensions| Some(extensions.get::<ConnectInfo<SocketAddr>>()?.0.ip()));
     let app = Router::new()
-        .route("/login", post(|| async { "welcome\n" }))
+        .route("/login", post(login))
         .route("/api/orders", get(|| async { "no orders\n" }))
         .layer(limits)
         // What is added last sees a request first: the limiter must know what this finds out.

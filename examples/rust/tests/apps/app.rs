@@ -45,6 +45,12 @@ impl App {
         answer
     }
 
+    pub(crate) fn log_in(&self, password: &str) -> u16 {
+        let length = password.len();
+        let body = format!("content-length: {length}\r\n\r\n{password}");
+        self.status("POST", "/login", &body)
+    }
+
     pub(crate) fn status(&self, method: &str, path: &str, headers: &str) -> u16 {
         let answer = self.ask(method, path, headers);
         answer.split(' ').nth(1).unwrap().parse().unwrap()

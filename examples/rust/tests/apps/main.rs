@@ -8,3 +8,4 @@ mod support;
 mod app;
 mod grpc;
 mod http;
+mod inside;
