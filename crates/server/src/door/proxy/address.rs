@@ -74,16 +74,15 @@ impl Address {
     pub(super) fn take(&self, worker: usize, times: &Timeouts) -> Option<Link> {
         let mut pool = lock(self.pools.get(worker)?);
         if let Some((since, link)) = pool.idle.last_mut()
-            && !link.is_closed()
             && let Some(shared) = link.share(times)
+            && !link.is_closed()
         {
             *since = Instant::now();
             return Some(shared);
         }
         // Those that the upstream has closed meanwhile are dropped on the way.
         std::iter::from_fn(|| pool.idle.pop())
-            .map(|(_, link)| link)
-            .find(|link| !link.is_closed())
+            .find_map(|(_, mut link)| (!link.is_closed()).then_some(link))
     }
 
     /// Keeps `link` for the next request of `worker`, for at most `longest`.
@@ -136,7 +135,7 @@ impl Address {
         };
         let mut pool = lock(pool);
         let now = Instant::now();
-        pool.idle.retain(|(since, link)| {
+        pool.idle.retain_mut(|(since, link)| {
             !link.is_closed() && (link.is_shared() || now.duration_since(*since) < longest)
         });
         pool.is_tended = !pool.idle.is_empty();

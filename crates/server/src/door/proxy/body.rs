@@ -25,7 +25,7 @@ pub(super) enum BodyError {
     /// It is longer than it may be.
     TooLarge,
     /// Its sender broke off.
-    Broken(hyper::Error),
+    Broken(Box<dyn Error + Send + Sync>),
 }
 
 impl fmt::Display for BodyError {
@@ -106,6 +106,11 @@ impl Upload {
         self.progress.clone()
     }
 
+    /// Whoever is sent it takes no more.
+    pub(super) fn give_up(self) {
+        self.progress.set(SENT);
+    }
+
     fn failed(&self, state: u8, error: BodyError) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         self.progress.set(state);
         Poll::Ready(Some(Err(error)))
@@ -141,7 +146,7 @@ impl HttpBody for Upload {
                 }
                 Poll::Ready(Some(Ok(frame)))
             }
-            Some(Err(error)) => this.failed(BROKEN, BodyError::Broken(error)),
+            Some(Err(error)) => this.failed(BROKEN, BodyError::Broken(error.into())),
             None => {
                 this.progress.set(SENT);
                 Poll::Ready(None)
@@ -171,20 +176,32 @@ pub(super) enum Body {
 /// dropped before, the connection goes with it.
 #[derive(Debug)]
 pub(super) struct Download {
-    body: Incoming,
+    source: Source,
     silence: Silence,
     lease: Option<Lease>,
     is_over: bool,
+    /// What is told when what came before is on its way to the client.
+    broken: Option<BodyError>,
+}
+
+/// Where the body of an answer comes from.
+#[derive(Debug)]
+pub(super) enum Source {
+    /// The connection itself, which has nothing else to do.
+    Link,
+    /// A stream of HTTP/2.
+    Stream(Incoming),
 }
 
 impl Download {
-    /// `body`, which comes on the connection of `lease`, and never nothing for longer than `idle`.
-    pub(super) fn new(body: Incoming, lease: Lease, idle: Duration) -> Self {
+    /// The body from `source`, which comes on the connection of `lease`, and never nothing for longer than `idle`.
+    pub(super) fn new(source: Source, lease: Lease, idle: Duration) -> Self {
         Self {
-            body,
+            source,
             silence: Silence::new(idle),
             lease: Some(lease),
             is_over: false,
+            broken: None,
         }
     }
 
@@ -192,20 +209,59 @@ impl Download {
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) else {
+        if let Some(error) = self.broken.take() {
+            return Poll::Ready(Some(Err(error)));
+        }
+        let frame = match (&mut self.source, &mut self.lease) {
+            (Source::Stream(body), _) => Pin::new(body)
+                .poll_frame(cx)
+                .map_err(|error| BodyError::Broken(error.into())),
+            (Source::Link, Some(lease)) => lease
+                .link
+                .poll_body(cx)
+                .map_err(|error| BodyError::Broken(error.into())),
+            (Source::Link, None) => Poll::Ready(None),
+        };
+        let Poll::Ready(frame) = frame else {
             ready!(self.silence.poll_too_long(cx));
             return Poll::Ready(Some(Err(BodyError::Silent)));
         };
         self.silence.broken();
         self.is_over |= frame.is_none();
-        Poll::Ready(frame.map(|frame| frame.map_err(BodyError::Broken)))
+        match frame {
+            // hyper forgets what it has not sent when it hears of an error. It sends while it waits.
+            Some(Err(error)) => {
+                self.broken = Some(error);
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+            frame => Poll::Ready(frame),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.source {
+            Source::Stream(body) => body.is_end_stream(),
+            Source::Link => self.left() == Some(0),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.source {
+            Source::Stream(body) => body.size_hint(),
+            Source::Link => self.left().map(SizeHint::with_exact).unwrap_or_default(),
+        }
+    }
+
+    fn left(&self) -> Option<u64> {
+        self.lease.as_ref().and_then(|lease| lease.link.left())
     }
 }
 
 impl Drop for Download {
     fn drop(&mut self) {
         // A body of a known length ends with its last octet, and is not asked for more.
-        let is_over = self.is_over || self.body.is_end_stream();
+        let is_over = self.is_over || self.is_end_stream();
         if let Some(lease) = self.lease.take()
             && is_over
         {
@@ -234,14 +290,14 @@ impl HttpBody for Body {
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Whole(whole) => whole.is_end_stream(),
-            Self::Passed(passed) => passed.body.is_end_stream(),
+            Self::Passed(passed) => passed.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Whole(whole) => whole.size_hint(),
-            Self::Passed(passed) => passed.body.size_hint(),
+            Self::Passed(passed) => passed.size_hint(),
         }
     }
 }

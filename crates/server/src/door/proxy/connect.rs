@@ -2,7 +2,7 @@
 
 use std::{io, time::Duration};
 
-use hyper::client::conn::{http1, http2};
+use hyper::client::conn::http2;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustls::pki_types::ServerName;
 use tokio::{
@@ -11,7 +11,7 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
-use super::{address::Address, link::Sender, stall::Stalling};
+use super::{address::Address, exchange::Exchange, link::Sender, stall::Stalling};
 use crate::{config::Proxy, net::Local};
 
 /// The octets that an upstream may send on HTTP/2 before it waits: for one answer, and for all of a connection.
@@ -44,8 +44,8 @@ async fn speak<S>(stream: S, address: &Address, settings: &Proxy) -> io::Result<
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let stream = TokioIo::new(Stalling::new(stream, settings.timeouts.idle));
     if address.http2 {
+        let stream = TokioIo::new(Stalling::new(stream, settings.timeouts.idle));
         let max_head = u32::try_from(settings.max_head).unwrap_or(u32::MAX);
         let (sender, connection) = http2::Builder::new(Local)
             .timer(TokioTimer::new())
@@ -60,15 +60,7 @@ where
         drive(connection);
         return Ok(Sender::Http2(sender));
     }
-    let (sender, connection) = http1::Builder::new()
-        .max_buf_size(settings.max_head)
-        .max_headers(settings.max_headers)
-        .writev(false)
-        .handshake(stream)
-        .await
-        .map_err(io::Error::other)?;
-    drive(connection.with_upgrades());
-    Ok(Sender::Http1(sender))
+    Ok(Sender::Http1(Box::new(Exchange::new(stream, settings))))
 }
 
 /// Moves the octets of a connection until it ends.

@@ -31,7 +31,7 @@ use tower_service::Service;
 
 use super::{
     address::{Address, Load},
-    body::{Body, Download, Progress, Upload},
+    body::{Body, Download, Progress, Source, Upload},
     forwarded::Forwarding,
     hop,
     lease::Lease,
@@ -127,7 +127,7 @@ impl Way {
         &self,
         upstream: &Upstream,
         mut request: Request<Upload>,
-    ) -> Result<(Response<Incoming>, Lease), Refusal> {
+    ) -> Result<(Response<Source>, Lease), Refusal> {
         let progress = request.body().progress();
         let (mut tried, mut refusal) = (0, Refusal::Unreachable);
         while let Some((at, address)) = upstream.least_loaded(tried) {
@@ -176,7 +176,7 @@ impl Way {
         load: Load,
         request: Request<Upload>,
         progress: &Progress,
-    ) -> Result<(Response<Incoming>, Lease), Unanswered> {
+    ) -> Result<(Response<Source>, Lease), Unanswered> {
         let times = &self.settings.timeouts;
         let asked = link.ask(request, progress, times).await;
         let answer = asked.map_err(|unanswered| match unanswered {
@@ -199,7 +199,7 @@ impl Way {
     /// The answer as the client gets it. `client` is there if it wants to go on with another protocol.
     fn pass_back(
         &self,
-        mut answer: Response<Incoming>,
+        answer: Response<Source>,
         lease: Lease,
         client: Option<OnUpgrade>,
     ) -> Result<Response<Body>, Refusal> {
@@ -207,15 +207,10 @@ impl Way {
             // Who speaks another protocol without being asked to makes no sense.
             let client = client.ok_or(Refusal::BadAnswer)?;
             let protocol = hop::upgrade(answer.headers()).ok_or(Refusal::BadAnswer)?;
-            let upstream = hyper::upgrade::on(&mut answer);
             let (mut head, _) = answer.into_parts();
             hop::strip_answer(&mut head.headers);
             hop::set_upgrade(&mut head.headers, protocol);
-            self.planned.plan(Tunnel {
-                client,
-                upstream,
-                lease,
-            });
+            self.planned.plan(Tunnel { client, lease });
             return Ok(Response::from_parts(head, Body::Whole(Full::default())));
         }
         let (mut head, body) = answer.into_parts();

@@ -1,23 +1,23 @@
 //! A connection to an upstream, asked and answered in time.
 
 use std::{
+    fmt::Display,
     future::{Future, poll_fn},
+    io,
     pin::pin,
     sync::Arc,
-    task::{Poll, ready},
+    task::{Context, Poll, ready},
 };
 
-use hyper::{
-    Request, Response,
-    body::Incoming,
-    client::conn::{TrySendError, http1, http2},
-};
+use bytes::Bytes;
+use hyper::{Request, Response, body::Frame, client::conn::http2};
 use tokio::time::timeout;
 
 use super::{
     address::{Address, Admitted},
-    body::{Progress, Upload},
+    body::{Progress, Source, Upload},
     connect,
+    exchange::Exchange,
     refusal::Refusal,
 };
 use crate::{
@@ -38,7 +38,7 @@ pub(super) struct Link {
 #[derive(Debug)]
 pub(super) enum Sender {
     /// One at a time.
-    Http1(http1::SendRequest<Upload>),
+    Http1(Box<Exchange>),
     /// Many at once.
     Http2(http2::SendRequest<Upload>),
 }
@@ -77,9 +77,9 @@ impl Link {
     }
 
     /// Whether the upstream has closed it.
-    pub(super) fn is_closed(&self) -> bool {
-        match &self.sender {
-            Sender::Http1(sender) => sender.is_closed(),
+    pub(super) fn is_closed(&mut self) -> bool {
+        match &mut self.sender {
+            Sender::Http1(exchange) => exchange.is_closed(),
             Sender::Http2(sender) => sender.is_closed(),
         }
     }
@@ -87,7 +87,7 @@ impl Link {
     /// Whether it can take a request.
     pub(super) fn is_ready(&self) -> bool {
         match &self.sender {
-            Sender::Http1(sender) => sender.is_ready(),
+            Sender::Http1(exchange) => exchange.is_ready(),
             Sender::Http2(sender) => sender.is_ready(),
         }
     }
@@ -115,37 +115,73 @@ impl Link {
         request: Request<Upload>,
         progress: &Progress,
         times: &Timeouts,
-    ) -> Result<Response<Incoming>, Unanswered> {
+    ) -> Result<Response<Source>, Unanswered> {
         self.timer.set(times.head);
         let timer = &mut self.timer;
         match &mut self.sender {
-            Sender::Http1(sender) => {
-                in_time(sender.try_send_request(request), timer, progress, times).await
+            Sender::Http1(exchange) => {
+                exchange.begin(request);
+                let answering = poll_fn(|cx| exchange.poll_head(cx).map_err(bad_answer));
+                let answer = in_time(answering, timer, progress, times).await?;
+                Ok(answer.map(|()| Source::Link))
             }
             Sender::Http2(sender) => {
-                in_time(sender.try_send_request(request), timer, progress, times).await
+                let mut sending = pin!(sender.try_send_request(request));
+                let answering = poll_fn(|cx| {
+                    let answered = ready!(sending.as_mut().poll(cx));
+                    Poll::Ready(answered.map_err(|mut error| match error.take_message() {
+                        Some(request) => Unanswered::Unsent(Box::new(request)),
+                        None => bad_answer(error.into_error()),
+                    }))
+                });
+                let answer = in_time(answering, timer, progress, times).await?;
+                Ok(answer.map(Source::Stream))
             }
+        }
+    }
+
+    /// The next of the body of an answer that comes from [`Source::Link`].
+    pub(super) fn poll_body(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        self.exchange()
+            .map_or(Poll::Ready(None), |exchange| exchange.poll_body(cx))
+    }
+
+    /// How many octets of that body are left, if that is known.
+    pub(super) fn left(&self) -> Option<u64> {
+        match &self.sender {
+            Sender::Http1(exchange) => exchange.left(),
+            Sender::Http2(_) => None,
+        }
+    }
+
+    /// The connection, if it takes one request at a time.
+    pub(super) fn exchange(&mut self) -> Option<&mut Exchange> {
+        match &mut self.sender {
+            Sender::Http1(exchange) => Some(exchange),
+            Sender::Http2(_) => None,
         }
     }
 }
 
-/// What `sending` comes to, unless the head of the answer takes too long.
-async fn in_time(
-    sending: impl Future<Output = Result<Response<Incoming>, TrySendError<Request<Upload>>>>,
+fn bad_answer(error: impl Display) -> Unanswered {
+    tracing::debug!("no answer: {error}");
+    Unanswered::Refused(Refusal::BadAnswer)
+}
+
+/// What `answering` comes to, unless the head of the answer takes too long.
+async fn in_time<A>(
+    answering: impl Future<Output = Result<A, Unanswered>>,
     timer: &mut LazyTimer,
     progress: &Progress,
     times: &Timeouts,
-) -> Result<Response<Incoming>, Unanswered> {
-    let mut sending = pin!(sending);
+) -> Result<A, Unanswered> {
+    let mut answering = pin!(answering);
     poll_fn(|cx| {
-        if let Poll::Ready(answer) = sending.as_mut().poll(cx) {
-            return Poll::Ready(answer.map_err(|mut error| match error.take_message() {
-                Some(request) => Unanswered::Unsent(Box::new(request)),
-                None => {
-                    tracing::debug!("no answer: {}", error.into_error());
-                    Unanswered::Refused(Refusal::BadAnswer)
-                }
-            }));
+        if let Poll::Ready(answer) = answering.as_mut().poll(cx) {
+            return Poll::Ready(answer);
         }
         loop {
             ready!(timer.poll_due(cx));

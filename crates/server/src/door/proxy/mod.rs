@@ -11,6 +11,7 @@ mod body;
 mod client_stream;
 mod connect;
 mod connection;
+mod exchange;
 mod forward;
 mod forwarded;
 mod gate;

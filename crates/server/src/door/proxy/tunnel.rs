@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use hyper::upgrade::{OnUpgrade, Upgraded};
+use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional_with_sizes};
 
@@ -39,29 +39,24 @@ impl Planned {
 #[derive(Debug)]
 pub(super) struct Tunnel {
     pub(super) client: OnUpgrade,
-    pub(super) upstream: OnUpgrade,
-    /// The upstream's connection, which counts as in use to the end.
+    /// The upstream's connection, which takes one request at a time, and counts as in use to the end.
     pub(super) lease: Lease,
 }
 
 impl Tunnel {
     /// Carries octets both ways, until nothing has moved for `longest`.
     pub(super) async fn carry(self, longest: Duration) -> io::Result<()> {
-        let Self {
-            client,
-            upstream,
-            lease,
-        } = self;
+        let Self { client, mut lease } = self;
         let client = client.await.map_err(io::Error::other)?;
-        let upstream = upstream.await.map_err(io::Error::other)?;
+        let upstream = lease.link.exchange().ok_or(io::ErrorKind::Unsupported)?;
         let moved = Rc::new(Cell::new(false));
-        let mut client = Watched::new(client, &moved);
+        let mut client = Watched::new(TokioIo::new(client), &moved);
         let mut upstream = Watched::new(upstream, &moved);
         let carrying =
             copy_bidirectional_with_sizes(&mut client, &mut upstream, BUFFER_BYTES, BUFFER_BYTES);
         let mut carrying = pin!(carrying);
         let mut silence = LazyTimer::new(longest);
-        let carried = poll_fn(|cx| {
+        poll_fn(|cx| {
             if let Poll::Ready(ended) = carrying.as_mut().poll(cx) {
                 return Poll::Ready(ended.map(drop));
             }
@@ -71,28 +66,26 @@ impl Tunnel {
             ready!(silence.poll_due(cx));
             Poll::Ready(Err(io::Error::from(io::ErrorKind::TimedOut)))
         })
-        .await;
-        drop(lease);
-        carried
+        .await
     }
 }
 
 /// A side of a tunnel that tells when something has come from it.
-struct Watched {
-    stream: TokioIo<Upgraded>,
+struct Watched<S> {
+    stream: S,
     moved: Rc<Cell<bool>>,
 }
 
-impl Watched {
-    fn new(stream: Upgraded, moved: &Rc<Cell<bool>>) -> Self {
+impl<S> Watched<S> {
+    fn new(stream: S, moved: &Rc<Cell<bool>>) -> Self {
         Self {
-            stream: TokioIo::new(stream),
+            stream,
             moved: Rc::clone(moved),
         }
     }
 }
 
-impl AsyncRead for Watched {
+impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -106,7 +99,7 @@ impl AsyncRead for Watched {
     }
 }
 
-impl AsyncWrite for Watched {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

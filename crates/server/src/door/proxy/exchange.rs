@@ -1,0 +1,405 @@
+//! HTTP/1.1 with an upstream, moved by whoever has the request.
+//!
+//! hyper's client gives a connection a task of its own, and hands requests, answers and bodies to it and back through
+//! channels. Between two sockets of one thread that is half of the work; here the task of the client's connection writes
+//! and reads the upstream's as well.
+//!
+//! ```text
+//! begin      the head of the request, and its body while it comes
+//! poll_head  the head of the answer; the body of the request goes on meanwhile
+//! poll_body  the body of the answer; likewise
+//! ```
+
+mod chunks;
+mod framing;
+mod head;
+
+use std::{
+    fmt, io,
+    pin::{Pin, pin},
+    task::{Context, Poll, Waker, ready},
+};
+
+use bytes::{Buf, Bytes, BytesMut};
+use http::{HeaderMap, Method, Request, Response, StatusCode, request::Parts};
+use hyper::body::{Body as _, Frame};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
+
+use self::{
+    chunks::{Chunks, Piece},
+    framing::Framing,
+};
+use super::{body::Upload, hop, stall::Stalling};
+use crate::config::Proxy;
+
+/// What is read at once, at least and at most: a head and a small body, and a body that comes fast.
+const READ_BYTES: std::ops::RangeInclusive<usize> = 8 << 10..=64 << 10;
+
+/// How much of a request waits to be written before its body is asked for more.
+const WRITE_BYTES: usize = 16 << 10;
+
+/// A socket to an upstream, in the clear or behind TLS.
+pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> Socket for S {}
+
+/// A connection that takes one request at a time.
+pub(super) struct Exchange {
+    stream: Stalling<Box<dyn Socket>>,
+    outgoing: Outgoing,
+    received: BytesMut,
+    /// How much is read at once.
+    read_bytes: usize,
+    awaited: Awaited,
+    /// Whether the upstream takes another request after this.
+    keeps: bool,
+    bounds: head::Bounds,
+    fields: head::Fields,
+}
+
+/// What has yet to be sent.
+struct Outgoing {
+    octets: BytesMut,
+    body: Option<(Upload, Framing)>,
+    is_flushed: bool,
+}
+
+/// Why a request was not sent to its end.
+enum Unsent {
+    /// Its body broke off, or is not what it was said to be.
+    Body(io::Error),
+    /// The upstream does not take it.
+    Stream(io::Error),
+}
+
+/// What the upstream is to say next.
+#[derive(Debug)]
+enum Awaited {
+    /// Nothing: nobody has asked, or the answer is over.
+    Nothing,
+    /// An answer to a request of this kind.
+    Head {
+        has_no_body: bool,
+    },
+    /// So many octets of a body.
+    Length(u64),
+    Chunks(Chunks),
+    /// Whatever comes until it closes.
+    Close,
+}
+
+impl Exchange {
+    pub(super) fn new(stream: impl Socket + 'static, settings: &Proxy) -> Self {
+        Self {
+            stream: Stalling::new(Box::new(stream), settings.timeouts.idle),
+            outgoing: Outgoing {
+                octets: BytesMut::new(),
+                body: None,
+                is_flushed: true,
+            },
+            received: BytesMut::new(),
+            read_bytes: *READ_BYTES.start(),
+            awaited: Awaited::Nothing,
+            keeps: true,
+            bounds: head::Bounds {
+                bytes: settings.max_head,
+                headers: settings.max_headers,
+            },
+            fields: head::Fields::default(),
+        }
+    }
+
+    /// Whether it can take a request: the last answer is over, the last request sent, and neither side wants to close.
+    pub(super) fn is_ready(&self) -> bool {
+        matches!(self.awaited, Awaited::Nothing)
+            && self.keeps
+            && self.received.is_empty()
+            && self.outgoing.body.is_none()
+            && self.outgoing.octets.is_empty()
+    }
+
+    /// Whether the upstream has closed it, or has said something that nobody had asked for. That is known as soon as the
+    /// runtime has heard of it, and costs no system call where there is nothing to hear.
+    pub(super) fn is_closed(&mut self) -> bool {
+        let mut cx = Context::from_waker(Waker::noop());
+        self.poll_read_more(&mut cx).is_ready()
+    }
+
+    /// Has `request` to send, on a connection that is ready.
+    pub(super) fn begin(&mut self, request: Request<Upload>) {
+        let (head, body) = request.into_parts();
+        let framing = Framing::of_request(&head.headers, &body);
+        head::write(&head, &framing, &mut self.outgoing.octets);
+        self.outgoing.body = (!matches!(framing, Framing::Nothing)).then_some((body, framing));
+        self.outgoing.is_flushed = false;
+        self.awaited = Awaited::Head {
+            has_no_body: head.method == Method::HEAD,
+        };
+        drop::<Parts>(head);
+    }
+
+    /// Sends, and waits for the head of the answer. What comes with another protocol stays where it is: see
+    /// [`AsyncRead`].
+    pub(super) fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Response<()>>> {
+        self.send_on(cx)?;
+        loop {
+            let parsed = head::parse(&mut self.received, self.bounds, &mut self.fields);
+            if let Some(answer) = parsed.map_err(malformed)? {
+                let is_interim = answer.status().is_informational()
+                    && answer.status() != StatusCode::SWITCHING_PROTOCOLS;
+                if !is_interim {
+                    return Poll::Ready(self.await_body(answer));
+                }
+                continue;
+            }
+            if ready!(self.poll_read_more(cx))? == 0 {
+                return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()));
+            }
+        }
+    }
+
+    fn await_body(&mut self, mut answer: Response<()>) -> io::Result<Response<()>> {
+        let has_no_body = matches!(self.awaited, Awaited::Head { has_no_body: true });
+        let framing = Framing::of_answer(&mut answer, has_no_body).map_err(malformed)?;
+        self.keeps = framing::keeps(&answer);
+        self.awaited = match framing {
+            Framing::Nothing | Framing::Length(0) => Awaited::Nothing,
+            Framing::Length(length) => Awaited::Length(length),
+            Framing::Chunked => Awaited::Chunks(Chunks::default()),
+            Framing::Close => {
+                self.keeps = false;
+                Awaited::Close
+            }
+        };
+        Ok(answer)
+    }
+
+    /// The next of the answer's body; `None` when it is over.
+    pub(super) fn poll_body(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        if let Err(error) = self.send_on(cx) {
+            return Poll::Ready(Some(Err(error)));
+        }
+        loop {
+            match self.take_piece() {
+                Ok(Piece::Data(data)) => return Poll::Ready(Some(Ok(Frame::data(data)))),
+                Ok(Piece::Trailers(mut trailers)) => {
+                    self.awaited = Awaited::Nothing;
+                    hop::strip_answer(&mut trailers);
+                    return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
+                }
+                Ok(Piece::Over) => {
+                    self.awaited = Awaited::Nothing;
+                    return Poll::Ready(None);
+                }
+                Ok(Piece::More) => {}
+                Err(problem) => return Poll::Ready(Some(Err(malformed(problem)))),
+            }
+            match ready!(self.poll_read_more(cx)) {
+                Ok(0) if matches!(self.awaited, Awaited::Close) => {
+                    self.awaited = Awaited::Nothing;
+                }
+                Ok(0) => return Poll::Ready(Some(Err(io::ErrorKind::UnexpectedEof.into()))),
+                Ok(_) => {}
+                Err(error) => return Poll::Ready(Some(Err(error))),
+            }
+        }
+    }
+
+    /// What of the body is here already.
+    fn take_piece(&mut self) -> Result<Piece, Malformed> {
+        match &mut self.awaited {
+            Awaited::Nothing | Awaited::Head { .. } => Ok(Piece::Over),
+            Awaited::Chunks(chunks) => chunks.next(&mut self.received, self.bounds.bytes),
+            _ if self.received.is_empty() => Ok(Piece::More),
+            Awaited::Close => Ok(Piece::Data(self.received.split().freeze())),
+            Awaited::Length(left) => {
+                let most = usize::try_from(*left).unwrap_or(usize::MAX);
+                let data = self.received.split_to(self.received.len().min(most));
+                *left = left.saturating_sub(framing::length_of(&data));
+                if *left == 0 {
+                    self.awaited = Awaited::Nothing;
+                }
+                Ok(Piece::Data(data.freeze()))
+            }
+        }
+    }
+
+    /// How many octets of the answer's body are left, if that is known.
+    pub(super) fn left(&self) -> Option<u64> {
+        match self.awaited {
+            Awaited::Nothing => Some(0),
+            Awaited::Length(left) => Some(left),
+            Awaited::Head { .. } | Awaited::Chunks(_) | Awaited::Close => None,
+        }
+    }
+
+    /// Sends as far as it goes. A body that its client has not sent whole is the end; but an upstream that takes no more of
+    /// a request may have answered all the same, so what comes of it is seen when the answer is read.
+    fn send_on(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        match self.outgoing.poll_send(&mut self.stream, cx) {
+            Poll::Ready(Err(Unsent::Body(error))) => return Err(error),
+            Poll::Ready(Err(Unsent::Stream(error))) => {
+                tracing::debug!("an upstream was not sent all of a request: {error}");
+                self.keeps = false;
+                self.outgoing.give_up();
+            }
+            Poll::Ready(Ok(())) | Poll::Pending => {}
+        }
+        Ok(())
+    }
+
+    /// Reads what has come behind what was read; how much that is.
+    fn poll_read_more(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        self.received.reserve(self.read_bytes);
+        let room = self.received.capacity() - self.received.len();
+        let read = ready!(pin!(self.stream.read_buf(&mut self.received)).poll(cx))?;
+        // Who sends as much as can be read at once is read from more at once.
+        if read == room {
+            self.read_bytes = (self.read_bytes * 2).min(*READ_BYTES.end());
+        }
+        Poll::Ready(Ok(read))
+    }
+}
+
+impl Outgoing {
+    /// Ready when the request is sent, or cannot be.
+    fn poll_send(
+        &mut self,
+        stream: &mut Stalling<Box<dyn Socket>>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(), Unsent>> {
+        loop {
+            let is_all_here = self.poll_gather(cx).map_err(Unsent::Body)?.is_ready();
+            let Some(()) = ready!(self.poll_write(stream, cx).map_err(Unsent::Stream))? else {
+                return if is_all_here {
+                    Poll::Ready(Ok(()))
+                } else {
+                    Poll::Pending
+                };
+            };
+        }
+    }
+
+    /// Writes some of what is here; `None` if there is nothing left to write.
+    fn poll_write(
+        &mut self,
+        stream: &mut Stalling<Box<dyn Socket>>,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<Option<()>>> {
+        if self.octets.is_empty() {
+            if !self.is_flushed {
+                ready!(Pin::new(stream).poll_flush(cx))?;
+                self.is_flushed = true;
+            }
+            return Poll::Ready(Ok(None));
+        }
+        let written = ready!(Pin::new(stream).poll_write(cx, &self.octets))?;
+        if written == 0 {
+            return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+        }
+        self.octets.advance(written);
+        self.is_flushed = false;
+        Poll::Ready(Ok(Some(())))
+    }
+
+    /// Takes what has come of the body, but not too much; ready when that is all.
+    fn poll_gather(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while let Some((body, framing)) = &mut self.body {
+            if self.octets.len() >= WRITE_BYTES {
+                return Poll::Pending;
+            }
+            let frame = ready!(Pin::new(&mut *body).poll_frame(cx));
+            match frame.transpose().map_err(io::Error::other)? {
+                Some(frame) => framing.write(frame, &mut self.octets)?,
+                None => {
+                    framing.finish(&mut self.octets)?;
+                    self.body = None;
+                }
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn give_up(&mut self) {
+        self.octets.clear();
+        self.is_flushed = true;
+        if let Some((body, _)) = self.body.take() {
+            body.give_up();
+        }
+    }
+}
+
+/// The connection after it was upgraded: what came behind the answer is read first.
+impl AsyncRead for Exchange {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.received.is_empty() {
+            return Pin::new(&mut self.stream).poll_read(cx, buffer);
+        }
+        let count = self.received.len().min(buffer.remaining());
+        buffer.put_slice(&self.received.split_to(count));
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Exchange {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        octets: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, octets)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+impl fmt::Debug for Exchange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Exchange")
+            .field("awaited", &self.awaited)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What is wrong with what an upstream says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+enum Malformed {
+    #[error("the answer is no HTTP/1.1: {0}")]
+    Head(httparse::Error),
+    #[error("the head of the answer is too large")]
+    HeadTooLarge,
+    #[error("it is not clear where the answer ends")]
+    Framing,
+    #[error("a chunk makes no sense")]
+    Chunk,
+    #[error("the trailers make no sense, or are too large")]
+    Trailers,
+}
+
+fn malformed(problem: Malformed) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, problem)
+}
+
+/// The header lines of a head or of trailers, which share its octets.
+fn header_map(octets: &Bytes, fields: &mut head::Fields) -> Result<HeaderMap, Malformed> {
+    let mut headers = HeaderMap::with_capacity(fields.len());
+    for (name, value) in fields.drain(..) {
+        let value = http::HeaderValue::from_maybe_shared(octets.slice(value));
+        let value = value.map_err(|_| Malformed::Head(httparse::Error::HeaderValue))?;
+        headers.append(name, value);
+    }
+    Ok(headers)
+}

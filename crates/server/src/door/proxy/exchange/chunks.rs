@@ -1,0 +1,196 @@
+//! A body in chunks, read as it comes: RFC 9112, section 7.1.
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use http::HeaderMap;
+use httparse::{EMPTY_HEADER, Status};
+
+use super::{
+    Malformed,
+    framing::length_of,
+    head::{Fields, field},
+    header_map,
+};
+
+/// The longest line with a chunk's size, extensions included.
+const MAX_LINE_BYTES: usize = 4_096;
+
+/// The most trailers.
+const MAX_TRAILERS: usize = 100;
+
+/// Where in the chunks of a body its reader stands.
+#[derive(Debug, Default)]
+pub(super) enum Chunks {
+    /// Before the line with a chunk's size.
+    #[default]
+    Size,
+    /// Within a chunk, of which so much is left.
+    Data(u64),
+    /// Behind a chunk, before the end of its line.
+    DataEnd,
+    /// Behind the last chunk.
+    Trailers,
+}
+
+/// What comes next of a body.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Piece {
+    Data(Bytes),
+    /// The end, with trailers.
+    Trailers(HeaderMap),
+    /// The end.
+    Over,
+    /// More octets have to come first.
+    More,
+}
+
+impl Chunks {
+    /// Takes what comes next from what was `received`. Trailers may have so many bytes.
+    pub(super) fn next(
+        &mut self,
+        received: &mut BytesMut,
+        most: usize,
+    ) -> Result<Piece, Malformed> {
+        loop {
+            *self = match self {
+                Self::Size => match size(received)? {
+                    None => return Ok(Piece::More),
+                    Some(0) => Self::Trailers,
+                    Some(size) => Self::Data(size),
+                },
+                Self::Data(_) if received.is_empty() => return Ok(Piece::More),
+                Self::Data(left) => {
+                    let most = usize::try_from(*left).unwrap_or(usize::MAX);
+                    let data = received.split_to(received.len().min(most)).freeze();
+                    *left = left.saturating_sub(length_of(&data));
+                    if *left == 0 {
+                        *self = Self::DataEnd;
+                    }
+                    return Ok(Piece::Data(data));
+                }
+                Self::DataEnd => match &received[..] {
+                    [b'\r', b'\n', ..] => {
+                        received.advance(2);
+                        Self::Size
+                    }
+                    [] | [b'\r'] => return Ok(Piece::More),
+                    _ => return Err(Malformed::Chunk),
+                },
+                Self::Trailers => return trailers(received, most),
+            };
+        }
+    }
+}
+
+/// Takes the line with a chunk's size.
+fn size(received: &mut BytesMut) -> Result<Option<u64>, Malformed> {
+    let line = &received[..received.len().min(MAX_LINE_BYTES)];
+    let Some(end) = line.iter().position(|octet| *octet == b'\n') else {
+        let is_too_long = received.len() > MAX_LINE_BYTES;
+        return if is_too_long {
+            Err(Malformed::Chunk)
+        } else {
+            Ok(None)
+        };
+    };
+    let line = line[..end].strip_suffix(b"\r").ok_or(Malformed::Chunk)?;
+    // Extensions mean nothing to whoever does not know them.
+    let digits = line
+        .split(|octet| *octet == b';')
+        .next()
+        .unwrap_or_default();
+    let digits = digits.trim_ascii_end();
+    if digits.is_empty() || !digits.iter().all(u8::is_ascii_hexdigit) {
+        return Err(Malformed::Chunk);
+    }
+    let digits = std::str::from_utf8(digits).map_err(|_| Malformed::Chunk)?;
+    let size = u64::from_str_radix(digits, 16).map_err(|_| Malformed::Chunk)?;
+    received.advance(end + 1);
+    Ok(Some(size))
+}
+
+fn trailers(received: &mut BytesMut, most: usize) -> Result<Piece, Malformed> {
+    if received.starts_with(b"\r\n") {
+        received.advance(2);
+        return Ok(Piece::Over);
+    }
+    let mut room = [EMPTY_HEADER; MAX_TRAILERS];
+    let mut fields = Fields::new();
+    let length = match httparse::parse_headers(received, &mut room) {
+        Ok(Status::Complete((length, found))) => {
+            for header in found {
+                fields.push(field(received, header)?);
+            }
+            length
+        }
+        Ok(Status::Partial) if received.len() <= most => return Ok(Piece::More),
+        _ => return Err(Malformed::Trailers),
+    };
+    let octets = received.split_to(length).freeze();
+    header_map(&octets, &mut fields).map(Piece::Trailers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What comes of these octets, read all at once and one by one.
+    fn read(octets: &str) -> Result<(String, Piece), Malformed> {
+        let whole = read_by(octets, octets.len());
+        let dripping = read_by(octets, 1);
+        assert_eq!(whole, dripping, "{octets:?}");
+        whole
+    }
+
+    fn read_by(octets: &str, step: usize) -> Result<(String, Piece), Malformed> {
+        let (mut chunks, mut received, mut text) =
+            (Chunks::default(), BytesMut::new(), String::new());
+        for part in octets.as_bytes().chunks(step) {
+            received.extend_from_slice(part);
+            loop {
+                match chunks.next(&mut received, 64)? {
+                    Piece::Data(data) => text.push_str(std::str::from_utf8(&data).unwrap()),
+                    Piece::More => break,
+                    end => return Ok((text, end)),
+                }
+            }
+        }
+        Ok((text, Piece::More))
+    }
+
+    #[test]
+    fn chunks_are_joined() {
+        let read = read("5\r\nhello\r\n00A ;ext=\"x\"\r\n, you all!\r\n0\r\n\r\n");
+        assert_eq!(read, Ok(("hello, you all!".to_owned(), Piece::Over)));
+    }
+
+    #[test]
+    fn trailers_end_a_body() {
+        let mut trailers = HeaderMap::new();
+        trailers.insert("x-sum", http::HeaderValue::from_static("7"));
+        let read = read("1\r\na\r\n0\r\nX-Sum: 7\r\n\r\n");
+        assert_eq!(read, Ok(("a".to_owned(), Piece::Trailers(trailers))));
+    }
+
+    #[test]
+    fn what_is_no_chunk_is_refused() {
+        for octets in [
+            "5\nhello\r\n",
+            "\r\n",
+            "-5\r\n",
+            "+5\r\n",
+            "0x5\r\nhello",
+            "g\r\n",
+            "5 5\r\n",
+            "10000000000000000\r\n",
+            "1\r\nab",
+            "1\r\na\n",
+        ] {
+            assert_eq!(read(octets), Err(Malformed::Chunk), "{octets:?}");
+        }
+        let long = format!("5;{}", "x".repeat(MAX_LINE_BYTES));
+        assert_eq!(read(&long), Err(Malformed::Chunk));
+        let many = format!("0\r\na: {}", "x".repeat(64));
+        assert_eq!(read(&many), Err(Malformed::Trailers));
+        assert_eq!(read("0\r\nno colon\r\n\r\n"), Err(Malformed::Trailers));
+    }
+}

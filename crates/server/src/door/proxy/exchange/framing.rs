@@ -1,0 +1,268 @@
+//! Where a body ends: RFC 9112, section 6, without what is ambiguous.
+
+use std::io::{self, Write as _};
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use http::{
+    HeaderMap, HeaderValue, Response, StatusCode, Version,
+    header::{CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING},
+};
+use hyper::body::{Body, Frame};
+
+use super::{super::hop, Malformed};
+
+/// How a body is told from what follows.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Framing {
+    /// There is none.
+    Nothing,
+    /// By its length, of which so much is left.
+    Length(u64),
+    Chunked,
+    /// By the end of the connection, which only an answer's can be.
+    Close,
+}
+
+impl Framing {
+    /// That of a request with these headers, which have no encoding, and this body.
+    pub(super) fn of_request(headers: &HeaderMap, body: &impl Body) -> Self {
+        if body.is_end_stream() {
+            return Self::Nothing;
+        }
+        // A client that gives a length twice has been refused.
+        headers
+            .get(CONTENT_LENGTH)
+            .and_then(number)
+            .map_or(Self::Chunked, Self::Length)
+    }
+
+    /// That of an answer, from which a length that is said several times, always the same, is removed but for once.
+    pub(super) fn of_answer(
+        answer: &mut Response<()>,
+        has_no_body: bool,
+    ) -> Result<Self, Malformed> {
+        let (status, headers) = (answer.status(), answer.headers());
+        let length = length(headers)?;
+        if headers.get_all(CONTENT_LENGTH).iter().nth(1).is_some()
+            && let Some(length) = length
+        {
+            answer
+                .headers_mut()
+                .insert(CONTENT_LENGTH, HeaderValue::from(length));
+        }
+        let is_bodiless = status.is_informational()
+            || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+        if has_no_body || is_bodiless {
+            return Ok(Self::Nothing);
+        }
+        let mut codings = answer.headers().get_all(TRANSFER_ENCODING).iter();
+        match (codings.next(), codings.next()) {
+            (None, _) => Ok(length.map_or(Self::Close, Self::Length)),
+            // Of what else the body may be coded in, a client that is not told would know nothing.
+            (Some(coding), None)
+                if coding.as_bytes().eq_ignore_ascii_case(b"chunked")
+                    && answer.version() == Version::HTTP_11 =>
+            {
+                Ok(Self::Chunked)
+            }
+            _ => Err(Malformed::Framing),
+        }
+    }
+
+    /// Writes what has come of a request's body.
+    pub(super) fn write(&mut self, frame: Frame<Bytes>, to: &mut BytesMut) -> io::Result<()> {
+        let data = match (frame.into_data(), &mut *self) {
+            (Ok(data), Self::Length(left)) => {
+                let rest = left.checked_sub(length_of(&data));
+                *left = rest.ok_or_else(|| wrong("the body is longer than it says"))?;
+                data
+            }
+            (Ok(data), Self::Chunked) if !data.is_empty() => {
+                write!(to.writer(), "{:x}\r\n", data.len())?;
+                to.put_slice(&data);
+                to.put_slice(b"\r\n");
+                return Ok(());
+            }
+            (Err(frame), Self::Chunked) => {
+                if let Ok(trailers) = frame.into_trailers() {
+                    write_trailers(trailers, to);
+                    *self = Self::Nothing;
+                }
+                return Ok(());
+            }
+            _ => return Ok(()),
+        };
+        to.put_slice(&data);
+        Ok(())
+    }
+
+    /// Writes the end of a request's body.
+    pub(super) fn finish(&self, to: &mut BytesMut) -> io::Result<()> {
+        match self {
+            Self::Length(left) if *left > 0 => {
+                return Err(wrong("the body is shorter than it says"));
+            }
+            Self::Chunked => to.put_slice(b"0\r\n\r\n"),
+            Self::Nothing | Self::Length(_) | Self::Close => {}
+        }
+        Ok(())
+    }
+}
+
+/// Whether the upstream takes another request after this answer.
+pub(super) fn keeps(answer: &Response<()>) -> bool {
+    let says = |word| hop::has_token(answer.headers(), &CONNECTION, word);
+    match answer.version() {
+        Version::HTTP_11 => !says("close"),
+        _ => says("keep-alive"),
+    }
+}
+
+/// What lies in memory fits 64 bits.
+pub(super) fn length_of(data: &[u8]) -> u64 {
+    u64::try_from(data.len()).unwrap_or(u64::MAX)
+}
+
+/// The last chunk, and the trailers but for such as would change what the message is.
+fn write_trailers(mut trailers: HeaderMap, to: &mut BytesMut) {
+    hop::strip_request(&mut trailers);
+    for name in [CONTENT_LENGTH, CONNECTION, HOST] {
+        trailers.remove(name);
+    }
+    to.put_slice(b"0\r\n");
+    for (name, value) in &trailers {
+        to.put_slice(name.as_str().as_bytes());
+        to.put_slice(b": ");
+        to.put_slice(value.as_bytes());
+        to.put_slice(b"\r\n");
+    }
+    to.put_slice(b"\r\n");
+}
+
+/// The length that an answer gives, however often.
+fn length(headers: &HeaderMap) -> Result<Option<u64>, Malformed> {
+    let mut length = None;
+    for line in headers.get_all(CONTENT_LENGTH) {
+        for part in line.as_bytes().split(|octet| *octet == b',') {
+            let part = digits(part.trim_ascii()).ok_or(Malformed::Framing)?;
+            if length.is_some_and(|length| length != part) {
+                return Err(Malformed::Framing);
+            }
+            length = Some(part);
+        }
+    }
+    Ok(length)
+}
+
+fn number(value: &HeaderValue) -> Option<u64> {
+    digits(value.as_bytes())
+}
+
+/// A number in digits and nothing else: no sign, no blank.
+fn digits(text: &[u8]) -> Option<u64> {
+    if !text.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    std::str::from_utf8(text).ok()?.parse().ok()
+}
+
+fn wrong(problem: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, problem)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn framing(status: u16, lines: &[(&'static str, &'static str)]) -> Result<Framing, Malformed> {
+        let mut answer = Response::builder().status(status);
+        for (name, value) in lines {
+            answer = answer.header(*name, *value);
+        }
+        Framing::of_answer(&mut answer.body(()).unwrap(), false)
+    }
+
+    #[test]
+    fn a_body_ends_where_its_answer_says() {
+        const LENGTH: (&str, &str) = ("content-length", "5");
+        const CHUNKED: (&str, &str) = ("transfer-encoding", "Chunked");
+        assert_eq!(framing(200, &[LENGTH]), Ok(Framing::Length(5)));
+        assert_eq!(framing(200, &[LENGTH, LENGTH]), Ok(Framing::Length(5)));
+        assert_eq!(
+            framing(200, &[("content-length", "5, 5")]),
+            Ok(Framing::Length(5))
+        );
+        assert_eq!(framing(200, &[CHUNKED]), Ok(Framing::Chunked));
+        assert_eq!(framing(200, &[CHUNKED, LENGTH]), Ok(Framing::Chunked));
+        assert_eq!(framing(200, &[]), Ok(Framing::Close));
+        assert_eq!(framing(204, &[]), Ok(Framing::Nothing));
+        assert_eq!(framing(304, &[LENGTH]), Ok(Framing::Nothing));
+    }
+
+    #[test]
+    fn what_is_ambiguous_is_refused() {
+        for lines in [
+            &[("content-length", "5"), ("content-length", "6")][..],
+            &[("content-length", "+5")],
+            &[("content-length", "")],
+            &[("content-length", "18446744073709551616")],
+            &[("transfer-encoding", "gzip, chunked")],
+            &[
+                ("transfer-encoding", "chunked"),
+                ("transfer-encoding", "chunked"),
+            ],
+            &[("transfer-encoding", "identity")],
+        ] {
+            assert_eq!(framing(200, lines), Err(Malformed::Framing), "{lines:?}");
+        }
+    }
+
+    #[test]
+    fn a_request_is_as_long_as_it_says() {
+        let mut octets = BytesMut::new();
+        let mut framing = Framing::Length(3);
+        framing
+            .write(Frame::data(Bytes::from("ab")), &mut octets)
+            .unwrap();
+        assert!(framing.finish(&mut octets).is_err());
+        assert!(
+            framing
+                .write(Frame::data(Bytes::from("cd")), &mut octets)
+                .is_err()
+        );
+        framing
+            .write(Frame::data(Bytes::from("c")), &mut octets)
+            .unwrap();
+        framing.finish(&mut octets).unwrap();
+        assert_eq!(octets, "abc");
+    }
+
+    #[test]
+    fn trailers_change_nothing_of_the_message() {
+        let mut trailers = HeaderMap::new();
+        for (name, value) in [
+            ("content-length", "1"),
+            ("host", "h"),
+            ("x-sum", "1"),
+            ("te", "trailers"),
+        ] {
+            trailers.insert(name, HeaderValue::from_static(value));
+        }
+        let mut octets = BytesMut::new();
+        let mut framing = Framing::Chunked;
+        framing
+            .write(Frame::data(Bytes::from("sixteen octets !")), &mut octets)
+            .unwrap();
+        framing
+            .write(Frame::data(Bytes::new()), &mut octets)
+            .unwrap();
+        framing
+            .write(Frame::trailers(trailers), &mut octets)
+            .unwrap();
+        framing.finish(&mut octets).unwrap();
+        assert_eq!(
+            octets,
+            "10\r\nsixteen octets !\r\n0\r\nte: trailers\r\nx-sum: 1\r\n\r\n"
+        );
+    }
+}
