@@ -59,7 +59,25 @@ impl Entries {
 pub(super) struct Identity {
     pub(super) trust: Trust,
     pub(super) parts: Vec<(Box<str>, Part)>,
-    pub(super) peer: fn(&Extensions) -> Option<IpAddr>,
+    pub(super) peer: PeerOf,
+}
+
+/// Where the other end of the socket is known from.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum PeerOf {
+    /// An extension of each request.
+    Extensions(fn(&Extensions) -> Option<IpAddr>),
+    /// The connection on which all requests come.
+    Connection(IpAddr),
+}
+
+impl PeerOf {
+    fn of(self, request: &Parts) -> Option<IpAddr> {
+        match self {
+            Self::Extensions(peer) => peer(&request.extensions),
+            Self::Connection(peer) => Some(peer),
+        }
+    }
 }
 
 impl Default for Identity {
@@ -67,7 +85,9 @@ impl Default for Identity {
         Self {
             trust: Trust::default(),
             parts: Vec::new(),
-            peer: |extensions| extensions.get().map(|Peer(address)| address.ip()),
+            peer: PeerOf::Extensions(|extensions| {
+                extensions.get().map(|Peer(address)| address.ip())
+            }),
         }
     }
 }
@@ -98,7 +118,7 @@ impl<'r> Described<'r> {
 
     /// Whether anybody said whom the request came from.
     pub(super) fn has_peer(&self) -> bool {
-        (self.identity.peer)(&self.parts.extensions).is_some()
+        self.identity.peer.of(self.parts).is_some()
     }
 
     fn given(&self, name: &str) -> Option<Cow<'_, str>> {
@@ -131,7 +151,7 @@ impl<'r> Described<'r> {
     }
 
     fn client(&self) -> Option<IpAddr> {
-        let peer = (self.identity.peer)(&self.parts.extensions)?;
+        let peer = self.identity.peer.of(self.parts)?;
         Some(self.identity.trust.client(peer, &self.parts.headers))
     }
 }

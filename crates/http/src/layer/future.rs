@@ -27,7 +27,7 @@ use super::{
     LimitedBody,
     asking::Asking,
     reservation::Reservation,
-    ruling::{Pass, Ruling},
+    ruling::{Pass, Passed, Ruling},
 };
 use crate::headers;
 
@@ -82,6 +82,12 @@ where
     }
 }
 
+fn tell<B>(request: &mut Request<B>, passed: Option<Passed>) {
+    if let Some(passed) = passed {
+        request.extensions_mut().insert(passed);
+    }
+}
+
 impl<S, B> ResponseFuture<S, B>
 where
     S: Service<Request<B>> + Clone,
@@ -95,7 +101,7 @@ where
                 headers,
                 reservation,
             }) => {
-                request.extensions_mut().insert(passed);
+                tell(&mut request, passed);
                 State::calling(|| service.call(request), headers, reservation)
             }
             Ruling::Pass(pass) => State::after(pass, Held::new(request, service)),
@@ -125,7 +131,7 @@ where
             headers,
             reservation,
         } = pass;
-        held.request.extensions_mut().insert(passed);
+        tell(&mut held.request, passed);
         if delay.is_zero() {
             return Self::calling(|| held.call(), headers, reservation);
         }

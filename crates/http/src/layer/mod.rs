@@ -50,7 +50,10 @@ pub use self::{
     ruling::Passed,
     service::Limited,
 };
-use self::{entries::Identity, ruling::Terms};
+use self::{
+    entries::{Identity, PeerOf},
+    ruling::Terms,
+};
 use crate::{Gate, HeaderWriter, Part, Trust};
 
 /// A tower layer that lets a service have only such requests as a [`Gate`] lets pass.
@@ -149,7 +152,23 @@ impl<G: Gate> LimiterLayer<G> {
     /// ```
     #[must_use]
     pub fn peer(mut self, peer: fn(&Extensions) -> Option<IpAddr>) -> Self {
-        self.settings().identity.peer = peer;
+        self.settings().identity.peer = PeerOf::Extensions(peer);
+        self
+    }
+
+    /// Takes `peer` for the other end of the socket, whatever requests say: for a layer that serves one connection, which
+    /// needs no extension then.
+    #[must_use]
+    pub fn connection_from(mut self, peer: IpAddr) -> Self {
+        self.settings().identity.peer = PeerOf::Connection(peer);
+        self
+    }
+
+    /// Whether requests that have passed say so in a [`Passed`] extension; by default they do. An inner service that does
+    /// not look at it saves what it costs.
+    #[must_use]
+    pub fn tell_inner(mut self, tells: bool) -> Self {
+        self.settings().terms.tells_inner = tells;
         self
     }
 

@@ -21,8 +21,8 @@ pub(super) enum Ruling {
 /// How a request goes on to the inner service.
 #[derive(Debug)]
 pub(super) struct Pass {
-    /// What the inner service is told.
-    pub(super) passed: Passed,
+    /// What the inner service is told, if it is.
+    pub(super) passed: Option<Passed>,
     /// For how long it is held back first.
     pub(super) delay: Duration,
     /// What goes with the answer.
@@ -79,6 +79,7 @@ impl Passed {
 pub(super) struct Terms {
     pub(super) headers: HeaderWriter,
     pub(super) longest_wait: Span,
+    pub(super) tells_inner: bool,
 }
 
 impl Default for Terms {
@@ -86,6 +87,7 @@ impl Default for Terms {
         Self {
             headers: HeaderWriter::default(),
             longest_wait: Span::from_secs(30),
+            tells_inner: true,
         }
     }
 }
@@ -107,7 +109,7 @@ impl Terms {
             }
             delay => {
                 return Ruling::Pass(Pass {
-                    passed: Passed::of(verdict),
+                    passed: self.tells_inner.then(|| Passed::of(verdict)),
                     delay: Duration::from_micros(delay.as_micros()),
                     headers,
                     reservation,

@@ -13,6 +13,7 @@
 mod chunks;
 mod framing;
 mod head;
+mod outgoing;
 
 use std::{
     fmt, io,
@@ -20,23 +21,21 @@ use std::{
     task::{Context, Poll, Waker, ready},
 };
 
-use bytes::{Buf, Bytes, BytesMut};
-use http::{HeaderMap, Method, Request, Response, StatusCode, request::Parts};
-use hyper::body::{Body as _, Frame};
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
+use hyper::body::Frame;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
 
 use self::{
     chunks::{Chunks, Piece},
     framing::Framing,
+    outgoing::{Outgoing, Unsent},
 };
 use super::{body::Upload, hop, stall::Stalling};
 use crate::config::Proxy;
 
 /// What is read at once, at least and at most: a head and a small body, and a body that comes fast.
 const READ_BYTES: std::ops::RangeInclusive<usize> = 8 << 10..=64 << 10;
-
-/// How much of a request waits to be written before its body is asked for more.
-const WRITE_BYTES: usize = 16 << 10;
 
 /// A socket to an upstream, in the clear or behind TLS.
 pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin + Send {}
@@ -55,21 +54,6 @@ pub(super) struct Exchange {
     keeps: bool,
     bounds: head::Bounds,
     fields: head::Fields,
-}
-
-/// What has yet to be sent.
-struct Outgoing {
-    octets: BytesMut,
-    body: Option<(Upload, Framing)>,
-    is_flushed: bool,
-}
-
-/// Why a request was not sent to its end.
-enum Unsent {
-    /// Its body broke off, or is not what it was said to be.
-    Body(io::Error),
-    /// The upstream does not take it.
-    Stream(io::Error),
 }
 
 /// What the upstream is to say next.
@@ -92,11 +76,7 @@ impl Exchange {
     pub(super) fn new(stream: impl Socket + 'static, settings: &Proxy) -> Self {
         Self {
             stream: Stalling::new(Box::new(stream), settings.timeouts.idle),
-            outgoing: Outgoing {
-                octets: BytesMut::new(),
-                body: None,
-                is_flushed: true,
-            },
+            outgoing: Outgoing::default(),
             received: BytesMut::new(),
             read_bytes: *READ_BYTES.start(),
             awaited: Awaited::Nothing,
@@ -114,8 +94,7 @@ impl Exchange {
         matches!(self.awaited, Awaited::Nothing)
             && self.keeps
             && self.received.is_empty()
-            && self.outgoing.body.is_none()
-            && self.outgoing.octets.is_empty()
+            && self.outgoing.is_over()
     }
 
     /// Whether the upstream has closed it, or has said something that nobody had asked for. That is known as soon as the
@@ -127,15 +106,10 @@ impl Exchange {
 
     /// Has `request` to send, on a connection that is ready.
     pub(super) fn begin(&mut self, request: Request<Upload>) {
-        let (head, body) = request.into_parts();
-        let framing = Framing::of_request(&head.headers, &body);
-        head::write(&head, &framing, &mut self.outgoing.octets);
-        self.outgoing.body = (!matches!(framing, Framing::Nothing)).then_some((body, framing));
-        self.outgoing.is_flushed = false;
         self.awaited = Awaited::Head {
-            has_no_body: head.method == Method::HEAD,
+            has_no_body: *request.method() == Method::HEAD,
         };
-        drop::<Parts>(head);
+        self.outgoing.begin(request);
     }
 
     /// Sends, and waits for the head of the answer. What comes with another protocol stays where it is: see
@@ -161,7 +135,7 @@ impl Exchange {
     fn await_body(&mut self, mut answer: Response<()>) -> io::Result<Response<()>> {
         let has_no_body = matches!(self.awaited, Awaited::Head { has_no_body: true });
         let framing = Framing::of_answer(&mut answer, has_no_body).map_err(malformed)?;
-        self.keeps = framing::keeps(&answer);
+        self.keeps &= framing::keeps(&answer);
         self.awaited = match framing {
             Framing::Nothing | Framing::Length(0) => Awaited::Nothing,
             Framing::Length(length) => Awaited::Length(length),
@@ -261,74 +235,6 @@ impl Exchange {
             self.read_bytes = (self.read_bytes * 2).min(*READ_BYTES.end());
         }
         Poll::Ready(Ok(read))
-    }
-}
-
-impl Outgoing {
-    /// Ready when the request is sent, or cannot be.
-    fn poll_send(
-        &mut self,
-        stream: &mut Stalling<Box<dyn Socket>>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Result<(), Unsent>> {
-        loop {
-            let is_all_here = self.poll_gather(cx).map_err(Unsent::Body)?.is_ready();
-            let Some(()) = ready!(self.poll_write(stream, cx).map_err(Unsent::Stream))? else {
-                return if is_all_here {
-                    Poll::Ready(Ok(()))
-                } else {
-                    Poll::Pending
-                };
-            };
-        }
-    }
-
-    /// Writes some of what is here; `None` if there is nothing left to write.
-    fn poll_write(
-        &mut self,
-        stream: &mut Stalling<Box<dyn Socket>>,
-        cx: &mut Context<'_>,
-    ) -> Poll<io::Result<Option<()>>> {
-        if self.octets.is_empty() {
-            if !self.is_flushed {
-                ready!(Pin::new(stream).poll_flush(cx))?;
-                self.is_flushed = true;
-            }
-            return Poll::Ready(Ok(None));
-        }
-        let written = ready!(Pin::new(stream).poll_write(cx, &self.octets))?;
-        if written == 0 {
-            return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
-        }
-        self.octets.advance(written);
-        self.is_flushed = false;
-        Poll::Ready(Ok(Some(())))
-    }
-
-    /// Takes what has come of the body, but not too much; ready when that is all.
-    fn poll_gather(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while let Some((body, framing)) = &mut self.body {
-            if self.octets.len() >= WRITE_BYTES {
-                return Poll::Pending;
-            }
-            let frame = ready!(Pin::new(&mut *body).poll_frame(cx));
-            match frame.transpose().map_err(io::Error::other)? {
-                Some(frame) => framing.write(frame, &mut self.octets)?,
-                None => {
-                    framing.finish(&mut self.octets)?;
-                    self.body = None;
-                }
-            }
-        }
-        Poll::Ready(Ok(()))
-    }
-
-    fn give_up(&mut self) {
-        self.octets.clear();
-        self.is_flushed = true;
-        if let Some((body, _)) = self.body.take() {
-            body.give_up();
-        }
     }
 }
 

@@ -76,15 +76,41 @@ impl Service<Request<Incoming>> for Forwarder {
 
     fn call(&mut self, request: Request<Incoming>) -> Self::Future {
         let way = Arc::clone(&self.0);
+        // What can be done at once is done here, so that what waits for the answer is small.
+        let begun = way.begin(request);
         Box::pin(async move {
-            let answer = way.pass(request).await;
+            let answer = match begun {
+                Ok(begun) => way.finish(begun).await,
+                Err(refusal) => Err(refusal),
+            };
             Ok(answer.unwrap_or_else(Refusal::answer))
         })
     }
 }
 
+/// A request that is going to be answered, or refused, by an upstream.
+struct Begun {
+    upstream: Arc<Upstream>,
+    /// There if the client wants to go on with another protocol.
+    client: Option<OnUpgrade>,
+    /// How far its body has come.
+    progress: Progress,
+    asked: Asked,
+}
+
+/// How far a request has come before anything was waited for.
+enum Asked {
+    /// It is being sent, on a connection that was kept.
+    On(Lease),
+    /// There was none, or none that takes one request at a time.
+    Later {
+        turn: usize,
+        request: Box<Request<Upload>>,
+    },
+}
+
 impl Way {
-    async fn pass(&self, mut request: Request<Incoming>) -> Result<Response<Body>, Refusal> {
+    fn begin(&self, mut request: Request<Incoming>) -> Result<Begun, Refusal> {
         let protocol = hop::upgrade(request.headers());
         let client = protocol.is_some().then(|| hyper::upgrade::on(&mut request));
         let (mut head, body) = request.into_parts();
@@ -101,8 +127,29 @@ impl Way {
             target::as_http2(&mut head, scheme)?;
         }
         let upload = Upload::new(body, most, self.settings.timeouts.idle);
-        let request = Request::from_parts(head, upload);
-        let asked = self.ask(upstream, request).await;
+        Ok(Begun {
+            upstream: Arc::clone(upstream),
+            client,
+            progress: upload.progress(),
+            asked: self.ask_at_once(upstream, Request::from_parts(head, upload)),
+        })
+    }
+
+    async fn finish(&self, begun: Begun) -> Result<Response<Body>, Refusal> {
+        let Begun {
+            upstream,
+            client,
+            progress,
+            asked,
+        } = begun;
+        let asked = match asked {
+            Asked::On(lease) => self.wait_for(lease, &progress).await,
+            // Seldom, and much larger than the rest of what a request is while it waits.
+            Asked::Later { turn, request } => {
+                let asking = self.ask(&upstream, turn, request, &progress);
+                Box::pin(asking).await
+            }
+        };
         let answered = asked.and_then(|(answer, lease)| self.pass_back(answer, lease, client));
         match &answered {
             Ok(answer) => upstream.tally.count_answer(self.worker, answer.status()),
@@ -122,34 +169,65 @@ impl Way {
         self.forwarding.write(&mut head.headers);
     }
 
+    /// Sends `request` to the address with the least to do, if a connection has been kept there.
+    fn ask_at_once(&self, upstream: &Upstream, request: Request<Upload>) -> Asked {
+        let times = &self.settings.timeouts;
+        let turn = upstream.turn();
+        let kept = upstream.least_loaded(turn, 0).and_then(|(_, address)| {
+            let load = address.enter();
+            Some(self.lease(address.take(self.worker, times)?, load))
+        });
+        let Some(mut lease) = kept else {
+            let request = Box::new(request);
+            return Asked::Later { turn, request };
+        };
+        match lease.link.begin(request, times) {
+            Ok(()) => Asked::On(lease),
+            Err(request) => Asked::Later { turn, request },
+        }
+    }
+
+    async fn wait_for(
+        &self,
+        mut lease: Lease,
+        progress: &Progress,
+    ) -> Result<(Response<Source>, Lease), Refusal> {
+        let times = &self.settings.timeouts;
+        match lease.link.answer(progress, times).await {
+            Ok(answer) => Ok((answer, lease)),
+            Err(refusal) => Err(self.reason(refusal, progress)),
+        }
+    }
+
     /// Asks addresses of `upstream`, the one with the least to do first, until one has been sent the request.
     async fn ask(
         &self,
         upstream: &Upstream,
-        mut request: Request<Upload>,
+        turn: usize,
+        mut request: Box<Request<Upload>>,
+        progress: &Progress,
     ) -> Result<(Response<Source>, Lease), Refusal> {
-        let progress = request.body().progress();
+        let times = &self.settings.timeouts;
         let (mut tried, mut refusal) = (0, Refusal::Unreachable);
-        while let Some((at, address)) = upstream.least_loaded(tried) {
+        while let Some((at, address)) = upstream.least_loaded(turn, tried) {
             let load = address.enter();
-            let kept = address.take(self.worker, &self.settings.timeouts);
+            let kept = address.take(self.worker, times);
             let is_kept = kept.is_some();
             let link = match kept {
                 Some(link) => Ok(link),
-                // Seldom, and much larger than the rest of what a request is while it waits.
-                None => Box::pin(self.connect(address)).await,
+                None => self.connect(address).await,
             };
-            let link = match link {
-                Ok(link) => link,
+            let mut lease = match link {
+                Ok(link) => self.lease(link, load),
                 Err(problem) => {
                     (tried, refusal) = (tried | 1 << at, problem);
                     continue;
                 }
             };
-            match self.ask_on(link, load, request, &progress).await {
-                Ok(answer) => return Ok(answer),
-                Err(Unanswered::Refused(problem)) => return Err(problem),
-                Err(Unanswered::Unsent(unsent)) => request = *unsent,
+            match lease.link.ask(*request, progress, times).await {
+                Ok(answer) => return Ok((answer, lease)),
+                Err(Unanswered::Refused(refusal)) => return Err(self.reason(refusal, progress)),
+                Err(Unanswered::Unsent(unsent)) => request = unsent,
             }
             // Of a kept connection it was to be expected; a new one that takes nothing is no address to ask.
             if !is_kept {
@@ -160,6 +238,21 @@ impl Way {
         Err(refusal)
     }
 
+    /// Why there is no answer: where the client's body broke off, that is why the upstream gave none.
+    fn reason(&self, refusal: Refusal, progress: &Progress) -> Refusal {
+        let most = self.settings.max_body.unwrap_or(u64::MAX);
+        progress.failure(most).unwrap_or(refusal)
+    }
+
+    fn lease(&self, link: Link, load: Load) -> Lease {
+        Lease {
+            link,
+            load,
+            worker: self.worker,
+            keep: self.settings.timeouts.pool,
+        }
+    }
+
     /// A new connection, kept at once if it takes many requests.
     async fn connect(&self, address: &Arc<Address>) -> Result<Link, Refusal> {
         let link = Link::make(address, &self.settings).await?;
@@ -168,32 +261,6 @@ impl Way {
             address.keep(self.worker, shared, times.pool);
         }
         Ok(link)
-    }
-
-    async fn ask_on(
-        &self,
-        mut link: Link,
-        load: Load,
-        request: Request<Upload>,
-        progress: &Progress,
-    ) -> Result<(Response<Source>, Lease), Unanswered> {
-        let times = &self.settings.timeouts;
-        let asked = link.ask(request, progress, times).await;
-        let answer = asked.map_err(|unanswered| match unanswered {
-            // Where the client's body broke off, that is why the upstream gave no answer.
-            Unanswered::Refused(refusal) => {
-                let most = self.settings.max_body.unwrap_or(u64::MAX);
-                Unanswered::Refused(progress.failure(most).unwrap_or(refusal))
-            }
-            unsent @ Unanswered::Unsent(_) => unsent,
-        })?;
-        let lease = Lease {
-            link,
-            load,
-            worker: self.worker,
-            keep: times.pool,
-        };
-        Ok((answer, lease))
     }
 
     /// The answer as the client gets it. `client` is there if it wants to go on with another protocol.

@@ -10,6 +10,7 @@ use http::{
     header::{FORWARDED, HOST},
 };
 
+use super::hop::has_some;
 use crate::config::ForwardedHeaders;
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -62,7 +63,7 @@ impl Forwarding {
 
     /// Writes down the client of a request that has one `Host`.
     pub(super) fn write(&self, headers: &mut HeaderMap) {
-        if !self.is_believed {
+        if !self.is_believed && has_some(headers, &ALSO_REMOVED) {
             for name in &ALSO_REMOVED {
                 headers.remove(name);
             }

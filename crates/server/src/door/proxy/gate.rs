@@ -20,7 +20,8 @@ pub(super) fn layer(
 ) -> LimiterLayer<ProxyGate> {
     let layer = LimiterLayer::new(Arc::new(ProxyGate(Arc::clone(limiter))))
         .trust(identity.trust.clone())
-        .headers(headers);
+        .headers(headers)
+        .tell_inner(false);
     let parts = identity.parts.iter();
     parts.fold(layer, |layer, (name, part)| layer.part(name, part.clone()))
 }

@@ -10,6 +10,18 @@ use http::{
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+/// All that never go on, but for those that `Connection` names.
+const OF_THE_CONNECTION: [HeaderName; 8] = [
+    CONNECTION,
+    TRANSFER_ENCODING,
+    UPGRADE,
+    TE,
+    KEEP_ALIVE,
+    PROXY_CONNECTION,
+    PROXY_AUTHORIZATION,
+    PROXY_AUTHENTICATE,
+];
+
 const TRAILERS: HeaderValue = HeaderValue::from_static("trailers");
 
 /// The protocol that a request wants to go on with, or an answer goes on with.
@@ -31,6 +43,9 @@ pub(super) fn set_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
 /// Removes what belongs to the connection on which a request came. `TE: trailers` is said anew, because trailers are
 /// passed on.
 pub(super) fn strip_request(headers: &mut HeaderMap) {
+    if !has_some(headers, &OF_THE_CONNECTION) {
+        return;
+    }
     let takes_trailers = headers.contains_key(TE) && has_token(headers, &TE, "trailers");
     strip(headers);
     headers.remove(PROXY_AUTHORIZATION);
@@ -42,13 +57,31 @@ pub(super) fn strip_request(headers: &mut HeaderMap) {
 
 /// Removes what belongs to the connection on which an answer came.
 pub(super) fn strip_answer(headers: &mut HeaderMap) {
+    if !has_some(headers, &OF_THE_CONNECTION) {
+        return;
+    }
     strip(headers);
     headers.remove(PROXY_AUTHENTICATE);
 }
 
+/// Whether there is a line with one of these names. To look at all lines costs less than to look each name up.
+pub(super) fn has_some(headers: &HeaderMap, names: &[HeaderName]) -> bool {
+    headers.keys().any(|name| names.contains(name))
+}
+
 fn strip(headers: &mut HeaderMap) {
-    if headers.contains_key(CONNECTION) {
-        strip_named(headers);
+    match headers.get(CONNECTION) {
+        // What nearly everybody says names no header but one that is removed in any case.
+        Some(value)
+            if value == "keep-alive" && headers.get_all(CONNECTION).iter().nth(1).is_none() =>
+        {
+            headers.remove(CONNECTION);
+            if !has_some(headers, &OF_THE_CONNECTION) {
+                return;
+            }
+        }
+        Some(_) => strip_named(headers),
+        None => {}
     }
     headers.remove(KEEP_ALIVE);
     headers.remove(PROXY_CONNECTION);

@@ -51,6 +51,12 @@ pub(super) enum Unanswered {
     Refused(Refusal),
 }
 
+impl From<Refusal> for Unanswered {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
 impl Link {
     /// Connects to `address`.
     ///
@@ -109,6 +115,34 @@ impl Link {
         }
     }
 
+    /// Begins to send `request`, and gives it back if the connection takes many at once. An answer is to be waited for next.
+    pub(super) fn begin(
+        &mut self,
+        request: Request<Upload>,
+        times: &Timeouts,
+    ) -> Result<(), Box<Request<Upload>>> {
+        let Sender::Http1(exchange) = &mut self.sender else {
+            return Err(Box::new(request));
+        };
+        self.timer.set(times.head);
+        exchange.begin(request);
+        Ok(())
+    }
+
+    /// Waits for the head of the answer to what was begun.
+    pub(super) async fn answer(
+        &mut self,
+        progress: &Progress,
+        times: &Timeouts,
+    ) -> Result<Response<Source>, Refusal> {
+        let Sender::Http1(exchange) = &mut self.sender else {
+            return Err(Refusal::BadAnswer);
+        };
+        let answering = poll_fn(|cx| exchange.poll_head(cx));
+        let answer = in_time(answering, &mut self.timer, progress, times).await?;
+        Ok(answer.map_err(bad_answer)?.map(|()| Source::Link))
+    }
+
     /// Sends `request`, and waits for the head of the answer.
     pub(super) async fn ask(
         &mut self,
@@ -116,28 +150,20 @@ impl Link {
         progress: &Progress,
         times: &Timeouts,
     ) -> Result<Response<Source>, Unanswered> {
+        let Err(request) = self.begin(request, times) else {
+            return Ok(self.answer(progress, times).await?);
+        };
+        let Sender::Http2(sender) = &mut self.sender else {
+            return Err(Unanswered::Unsent(request));
+        };
         self.timer.set(times.head);
-        let timer = &mut self.timer;
-        match &mut self.sender {
-            Sender::Http1(exchange) => {
-                exchange.begin(request);
-                let answering = poll_fn(|cx| exchange.poll_head(cx).map_err(bad_answer));
-                let answer = in_time(answering, timer, progress, times).await?;
-                Ok(answer.map(|()| Source::Link))
-            }
-            Sender::Http2(sender) => {
-                let mut sending = pin!(sender.try_send_request(request));
-                let answering = poll_fn(|cx| {
-                    let answered = ready!(sending.as_mut().poll(cx));
-                    Poll::Ready(answered.map_err(|mut error| match error.take_message() {
-                        Some(request) => Unanswered::Unsent(Box::new(request)),
-                        None => bad_answer(error.into_error()),
-                    }))
-                });
-                let answer = in_time(answering, timer, progress, times).await?;
-                Ok(answer.map(Source::Stream))
-            }
-        }
+        let sending = sender.try_send_request(*request);
+        let answered = in_time(sending, &mut self.timer, progress, times).await?;
+        let answer = answered.map_err(|mut error| match error.take_message() {
+            Some(request) => Unanswered::Unsent(Box::new(request)),
+            None => bad_answer(error.into_error()).into(),
+        })?;
+        Ok(answer.map(Source::Stream))
     }
 
     /// The next of the body of an answer that comes from [`Source::Link`].
@@ -166,28 +192,28 @@ impl Link {
     }
 }
 
-fn bad_answer(error: impl Display) -> Unanswered {
+fn bad_answer(error: impl Display) -> Refusal {
     tracing::debug!("no answer: {error}");
-    Unanswered::Refused(Refusal::BadAnswer)
+    Refusal::BadAnswer
 }
 
 /// What `answering` comes to, unless the head of the answer takes too long.
 async fn in_time<A>(
-    answering: impl Future<Output = Result<A, Unanswered>>,
+    answering: impl Future<Output = A>,
     timer: &mut LazyTimer,
     progress: &Progress,
     times: &Timeouts,
-) -> Result<A, Unanswered> {
+) -> Result<A, Refusal> {
     let mut answering = pin!(answering);
     poll_fn(|cx| {
         if let Poll::Ready(answer) = answering.as_mut().poll(cx) {
-            return Poll::Ready(answer);
+            return Poll::Ready(Ok(answer));
         }
         loop {
             ready!(timer.poll_due(cx));
             // An upstream that is still being sent the body owes no answer yet.
             if !progress.is_sending() {
-                return Poll::Ready(Err(Unanswered::Refused(Refusal::HeadTimeout)));
+                return Poll::Ready(Err(Refusal::HeadTimeout));
             }
             timer.set(times.head);
         }

@@ -80,7 +80,7 @@ pub fn listen(server: &Server, socket: TcpListener, served: Served) -> io::Resul
             tls,
             ..
         } = served.clone();
-        let layer = layer.clone();
+        let layer = layer.clone().connection_from(connection.peer.ip());
         async move {
             let peer = connection.peer.ip();
             let planned = Planned::default();

@@ -91,16 +91,20 @@ impl Upstream {
         })
     }
 
-    /// The address with the least to do among those that were not `tried`, a bit for each.
-    pub(super) fn least_loaded(&self, tried: u64) -> Option<(usize, &Arc<Address>)> {
+    /// A new turn: where a request begins to look.
+    pub(super) fn turn(&self) -> usize {
+        match self.addresses.len() {
+            1 => 0,
+            _ => self.next.fetch_add(1, Ordering::Relaxed),
+        }
+    }
+
+    /// The address with the least to do among those that were not `tried`, a bit for each; the first of `turn` where
+    /// several have equally little.
+    pub(super) fn least_loaded(&self, turn: usize, tried: u64) -> Option<(usize, &Arc<Address>)> {
         let count = self.addresses.len();
-        let first = if count == 1 {
-            0
-        } else {
-            self.next.fetch_add(1, Ordering::Relaxed)
-        };
         (0..count)
-            .map(|step| first.wrapping_add(step) % count)
+            .map(|step| turn.wrapping_add(step) % count)
             .filter(|at| tried & (1 << at) == 0)
             .map(|at| (at, &self.addresses[at]))
             .min_by_key(|(_, address)| address.in_flight())

@@ -13,7 +13,6 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::TokioIo;
-use tidegate_http::Peer;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tower_service::Service;
 
@@ -32,9 +31,7 @@ impl Client {
     {
         let turn = Turn::default();
         let stream = ClientStream::new(stream, self.settings.timeouts, turn.clone());
-        let peer = Peer(self.connection.peer);
-        let answering = service_fn(|mut request: Request<Incoming>| {
-            request.extensions_mut().insert(peer);
+        let answering = service_fn(|request: Request<Incoming>| {
             let taken = turn.take();
             let answering = service.clone().call(request);
             async move {

@@ -9,7 +9,6 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tidegate_http::Peer;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     time::{sleep, timeout},
@@ -53,9 +52,7 @@ impl Client {
             ..self.connection.bounds
         };
         let asked = Rc::new(Asked::default());
-        let peer = Peer(self.connection.peer);
-        let answering = service_fn(|mut request: Request<Incoming>| {
-            request.extensions_mut().insert(peer);
+        let answering = service_fn(|request: Request<Incoming>| {
             asked.count.set(asked.count.get() + 1);
             let underway = Underway::new(&asked);
             let answering = service.clone().call(request);
