@@ -291,6 +291,7 @@ impl Doors<'_> {
             self.opened("resp", door::resp::listen(server, socket, bounds, limiter)?);
         }
         if let Some((socket, proxy)) = sockets.proxy.zip(self.proxy.as_ref()) {
+            proxy.upstreams.watch(server, &proxy.settings);
             let served = door::proxy::Served {
                 limiter: Arc::clone(self.limiter),
                 headers: self.headers,

@@ -123,3 +123,43 @@ fn what_is_missing_is_named() {
     let expected = ["proxy.upstreams[1] (line 1): another is called `a`"];
     assert_eq!(mistakes(text), expected);
 }
+
+#[test]
+fn when_an_address_is_left_alone_can_be_set() {
+    let upstream = |settings: &str| {
+        let text = format!(
+            "proxy: {{listen: '127.0.0.1:1', upstreams: [{{name: a, urls: 'http://h'{settings}}}]}}"
+        );
+        proxy(&text).upstreams.remove(0)
+    };
+    let default = upstream("");
+    let ejection = default.eject.unwrap();
+    assert_eq!(
+        (ejection.failures, ejection.time),
+        (5, Duration::from_secs(10))
+    );
+    assert_eq!(default.health, None);
+    assert_eq!(upstream(", eject: off").eject, None);
+    let set = upstream(
+        ", eject: {for: 1min}, health: {path: '/up?deep', interval: 2s, unhealthy_after: 9}",
+    );
+    let ejection = set.eject.unwrap();
+    assert_eq!(
+        (ejection.failures, ejection.time),
+        (5, Duration::from_secs(60))
+    );
+    let health = set.health.unwrap();
+    assert_eq!(
+        (&*health.path, health.interval, health.timeout),
+        ("/up?deep", Duration::from_secs(2), Duration::from_secs(1))
+    );
+    assert_eq!((health.healthy_after, health.unhealthy_after), (2, 9));
+    let text = "proxy: {listen: '127.0.0.1:1', upstreams: [{name: a, urls: 'http://h', eject: {failures: 0, four: 1s}, health: {path: up}}, {name: b, urls: 'http://i', health: {}}]}";
+    let expected = [
+        "proxy.upstreams[0].eject.four (line 1): unknown key `four`; did you mean `for`?",
+        "proxy.upstreams[0].eject.failures (line 1): must be from 1 to 1000, got 0",
+        "proxy.upstreams[0].health.path (line 1): expected a path such as /healthz, got \"up\"",
+        "proxy.upstreams[1].health.path (line 1): is missing; name a path such as /healthz",
+    ];
+    assert_eq!(mistakes(text), expected);
+}

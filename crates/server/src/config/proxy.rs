@@ -1,5 +1,6 @@
 //! `proxy`: where the reverse proxy listens, what stands behind it, and how much of everything it takes.
 
+mod health;
 mod upstream;
 mod url;
 
@@ -15,6 +16,7 @@ use super::{
     value::{Fields, Value},
 };
 
+pub use health::{Ejection, HealthCheck};
 pub use upstream::Upstream;
 pub use url::{Scheme, Url};
 

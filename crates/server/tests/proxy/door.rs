@@ -52,6 +52,8 @@ impl Door {
         let tls = tls.map(|files| Arc::new(Tls::load(Behind::Proxy, files).unwrap()));
         let upstreams = Upstreams::new(&settings.upstreams, server.workers()).unwrap();
         let upstreams = Arc::new(upstreams);
+        let settings = Arc::new(settings);
+        upstreams.watch(&server, &settings);
         let clock = Clock::manual(Timestamp::from_micros(START_MICROS));
         let store = MemoryStore::new(MemoryBounds::default());
         let limiter = Arc::new(Limiter::new(config.rules, store, clock));
@@ -59,7 +61,7 @@ impl Door {
             limiter: Arc::clone(&limiter),
             headers: config.headers,
             upstreams: Arc::clone(&upstreams),
-            settings: Arc::new(settings),
+            settings,
             identity: Arc::new(config.identity),
             tls: tls.clone(),
         };

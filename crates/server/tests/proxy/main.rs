@@ -13,6 +13,7 @@ mod bounds;
 mod door;
 mod failures;
 mod headers;
+mod health;
 mod http2;
 mod limits;
 mod passing;

@@ -4,7 +4,7 @@ use std::{collections::HashSet, path::PathBuf};
 
 use tidegate_core::{Condition, When};
 
-use super::{Scheme, Url, within};
+use super::{Ejection, HealthCheck, Scheme, Url, health, within};
 use crate::config::{
     conditions,
     report::{Report, advice},
@@ -26,7 +26,16 @@ const MOST_CONNECTIONS: usize = 65_536;
 /// What the conditions of an upstream can be about.
 const ENTRIES: &[&str] = &["path", "host", "method"];
 
-const FIELDS: &[&str] = &["name", "urls", "when", "max_connections", "http2", "ca"];
+const FIELDS: &[&str] = &[
+    "name",
+    "urls",
+    "when",
+    "max_connections",
+    "http2",
+    "ca",
+    "eject",
+    "health",
+];
 
 /// A service behind the proxy.
 #[derive(Clone, Debug)]
@@ -44,6 +53,10 @@ pub struct Upstream {
     pub http2: bool,
     /// `ca`: a PEM file of the authorities whose certificates it may show; by default those of the system.
     pub ca: Option<PathBuf>,
+    /// `eject`: when one of several addresses is left alone by what becomes of requests; `None` is never (`off`).
+    pub eject: Option<Ejection>,
+    /// `health`: how its addresses are asked whether they are well; by default they are not.
+    pub health: Option<HealthCheck>,
 }
 
 pub(super) fn upstreams(proxy: &Fields<'_>, report: &mut Report) -> Option<Vec<Upstream>> {
@@ -103,6 +116,10 @@ fn upstream(value: &Value<'_>, report: &mut Report) -> Option<Upstream> {
     let ca = fields
         .get("ca")
         .and_then(|value| ca(value, urls.as_deref(), report));
+    let eject = health::eject(&fields, report);
+    let check = fields
+        .get("health")
+        .map(|value| health::health(value, report));
     Some(Upstream {
         name: name?,
         urls: urls?,
@@ -110,6 +127,8 @@ fn upstream(value: &Value<'_>, report: &mut Report) -> Option<Upstream> {
         max_connections: most.unwrap_or(1_024),
         http2: http2.unwrap_or(false),
         ca,
+        eject,
+        health: check.flatten(),
     })
 }
 

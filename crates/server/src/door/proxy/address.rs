@@ -15,7 +15,7 @@ use std::{
 use rustls::ClientConfig;
 use tokio::time::{Instant, sleep};
 
-use super::link::Link;
+use super::{health::Health, link::Link};
 use crate::config::{Scheme, Timeouts, Upstream, Url};
 
 /// An address of an upstream.
@@ -31,6 +31,7 @@ pub(super) struct Address {
     connections: AtomicUsize,
     in_flight: AtomicUsize,
     pools: Box<[Mutex<Pool>]>,
+    pub(super) health: Health,
 }
 
 /// The connections of one worker that wait for a request, the latest last.
@@ -57,6 +58,8 @@ impl Address {
             connections: AtomicUsize::new(0),
             in_flight: AtomicUsize::new(0),
             pools: (0..workers).map(|_| Mutex::default()).collect(),
+            // Where there is nobody else, whoever does not answer is asked all the same.
+            health: Health::new(upstream.eject.filter(|_| upstream.urls.len() > 1)),
         }
     }
 

@@ -82,7 +82,8 @@ impl Progress {
 /// The body of a request on its way to an upstream.
 #[derive(Debug)]
 pub(super) struct Upload {
-    body: Incoming,
+    /// `None` if there is none, and never was.
+    body: Option<Incoming>,
     silence: Silence,
     /// How many bytes may still come.
     left: u64,
@@ -95,7 +96,7 @@ impl Upload {
         // Most requests have no body, and nothing to share.
         let progress = (!body.is_end_stream()).then(Arc::default);
         Self {
-            body,
+            body: Some(body),
             silence: Silence::new(idle),
             left: most,
             progress: Progress(progress),
@@ -104,6 +105,16 @@ impl Upload {
 
     pub(super) fn progress(&self) -> Progress {
         self.progress.clone()
+    }
+
+    /// No body, which is sent at once.
+    pub(super) fn nothing() -> Self {
+        Self {
+            body: None,
+            silence: Silence::new(Duration::ZERO),
+            left: 0,
+            progress: Progress(None),
+        }
     }
 
     /// Whoever is sent it takes no more.
@@ -126,7 +137,10 @@ impl HttpBody for Upload {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = &mut *self;
-        let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(cx) else {
+        let Some(body) = &mut this.body else {
+            return Poll::Ready(None);
+        };
+        let Poll::Ready(frame) = Pin::new(&mut *body).poll_frame(cx) else {
             ready!(this.silence.poll_too_long(cx));
             return this.failed(SILENT, BodyError::Silent);
         };
@@ -141,7 +155,7 @@ impl HttpBody for Upload {
                     Some(left) => this.left = left,
                     None => return this.failed(TOO_LARGE, BodyError::TooLarge),
                 }
-                if this.body.is_end_stream() {
+                if body.is_end_stream() {
                     this.progress.set(SENT);
                 }
                 Poll::Ready(Some(Ok(frame)))
@@ -155,11 +169,13 @@ impl HttpBody for Upload {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.body.as_ref().is_none_or(Incoming::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        self.body
+            .as_ref()
+            .map_or_else(|| SizeHint::with_exact(0), Incoming::size_hint)
     }
 }
 

@@ -33,6 +33,7 @@ use super::{
     address::{Address, Load},
     body::{Body, Download, Progress, Source, Upload},
     forwarded::Forwarding,
+    health::note_failure,
     hop,
     lease::Lease,
     link::{Link, Unanswered},
@@ -194,8 +195,8 @@ impl Way {
     ) -> Result<(Response<Source>, Lease), Refusal> {
         let times = &self.settings.timeouts;
         match lease.link.answer(progress, times).await {
-            Ok(answer) => Ok((answer, lease)),
-            Err(refusal) => Err(self.reason(refusal, progress)),
+            Ok(answer) => Ok(answered(answer, lease)),
+            Err(refusal) => Err(self.reason(refusal, progress, &lease)),
         }
     }
 
@@ -220,13 +221,16 @@ impl Way {
             let mut lease = match link {
                 Ok(link) => self.lease(link, load),
                 Err(problem) => {
+                    note_failure(address, problem);
                     (tried, refusal) = (tried | 1 << at, problem);
                     continue;
                 }
             };
             match lease.link.ask(*request, progress, times).await {
-                Ok(answer) => return Ok((answer, lease)),
-                Err(Unanswered::Refused(refusal)) => return Err(self.reason(refusal, progress)),
+                Ok(answer) => return Ok(answered(answer, lease)),
+                Err(Unanswered::Refused(refusal)) => {
+                    return Err(self.reason(refusal, progress, &lease));
+                }
                 Err(Unanswered::Unsent(unsent)) => request = unsent,
             }
             // Of a kept connection it was to be expected; a new one that takes nothing is no address to ask.
@@ -239,9 +243,12 @@ impl Way {
     }
 
     /// Why there is no answer: where the client's body broke off, that is why the upstream gave none.
-    fn reason(&self, refusal: Refusal, progress: &Progress) -> Refusal {
+    fn reason(&self, refusal: Refusal, progress: &Progress, lease: &Lease) -> Refusal {
         let most = self.settings.max_body.unwrap_or(u64::MAX);
-        progress.failure(most).unwrap_or(refusal)
+        progress.failure(most).unwrap_or_else(|| {
+            note_failure(lease.load.address(), refusal);
+            refusal
+        })
     }
 
     fn lease(&self, link: Link, load: Load) -> Lease {
@@ -286,6 +293,12 @@ impl Way {
         let download = Download::new(body, lease, self.settings.timeouts.idle);
         Ok(Response::from_parts(head, Body::Passed(download)))
     }
+}
+
+/// Takes note that there is an answer.
+fn answered(answer: Response<Source>, lease: Lease) -> (Response<Source>, Lease) {
+    lease.load.address().health.answered();
+    (answer, lease)
 }
 
 /// What a request says of the length of its body.

@@ -15,6 +15,7 @@ mod exchange;
 mod forward;
 mod forwarded;
 mod gate;
+mod health;
 mod hop;
 mod lease;
 mod link;

@@ -4,7 +4,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use http::StatusCode;
 
-use super::{Upstreams, refusal::Refusal};
+use super::{
+    Upstreams,
+    health::{Health, RESULTS},
+    refusal::Refusal,
+};
 use crate::metrics::Text;
 
 /// What requests came to: the classes of their answers' statuses.
@@ -79,6 +83,7 @@ impl Upstreams {
         let mut text = Text::default();
         self.write_answers(&mut text);
         self.write_gauges(&mut text);
+        self.write_health(&mut text);
         text.finish()
     }
 
@@ -114,6 +119,40 @@ impl Upstreams {
         for upstream in self.iter() {
             let retries = upstream.tally.sum(|shard| &shard.retries);
             text.sample(name, &[("upstream", &upstream.name)], retries);
+        }
+    }
+
+    fn write_health(&self, text: &mut Text) {
+        let up = "tidegate_proxy_address_up";
+        text.family(
+            up,
+            "gauge",
+            "Whether an address is asked: 0 while it is ejected or not well.",
+        );
+        self.each_address(|labels, health| text.sample(up, &labels, u64::from(health.is_well())));
+        let name = "tidegate_proxy_ejections_total";
+        let help = "How often an address was left alone because it did not answer.";
+        text.family(name, "counter", help);
+        self.each_address(|labels, health| text.sample(name, &labels, health.ejections()));
+        let name = "tidegate_proxy_health_checks_total";
+        text.family(name, "counter", "Health checks of an address by result.");
+        self.each_address(|[upstream, address], health| {
+            for (at, result) in RESULTS.iter().enumerate() {
+                let labels = [upstream, address, ("result", *result)];
+                text.sample(name, &labels, health.checks(at));
+            }
+        });
+    }
+
+    fn each_address(&self, mut write: impl FnMut([(&str, &str); 2], &Health)) {
+        for upstream in self.iter() {
+            for address in &upstream.addresses {
+                let url = address.url.to_string();
+                write(
+                    [("upstream", &upstream.name), ("address", &url)],
+                    &address.health,
+                );
+            }
         }
     }
 

@@ -11,10 +11,11 @@ use tidegate_core::{Cost, Request, When};
 use super::{
     address::Address,
     authorities::{AuthoritiesError, connector},
+    health,
     refusal::Refusal,
     tally::Tally,
 };
-use crate::config;
+use crate::{config, net::Server};
 
 /// All upstreams, in the order of the configuration.
 #[derive(Debug)]
@@ -25,10 +26,11 @@ pub struct Upstreams(Box<[Arc<Upstream>]>);
 pub(super) struct Upstream {
     pub(super) name: Box<str>,
     when: When,
-    addresses: Box<[Arc<Address>]>,
+    pub(super) addresses: Box<[Arc<Address>]>,
     /// Where to begin looking, so that addresses with equally much to do take turns.
     next: AtomicUsize,
     pub(super) tally: Tally,
+    check: Option<config::HealthCheck>,
     /// The scheme of its targets, if it is spoken to in HTTP/2.
     pub(super) http2: Option<Scheme>,
 }
@@ -43,6 +45,20 @@ impl Upstreams {
         let upstream = |settings| Ok(Arc::new(Upstream::new(settings, workers)?));
         let upstreams: Result<_, AuthoritiesError> = settings.iter().map(upstream).collect();
         upstreams.map(Self)
+    }
+
+    /// Has their addresses asked whether they are well, on the first worker of `server`, for as long as they are there.
+    pub fn watch(&self, server: &Server, settings: &Arc<config::Proxy>) {
+        for upstream in &self.0 {
+            let Some(check) = &upstream.check else {
+                continue;
+            };
+            for address in &upstream.addresses {
+                let (address, check) = (Arc::downgrade(address), check.clone());
+                let settings = Arc::clone(settings);
+                server.spawn(move || health::watch(address, check, settings));
+            }
+        }
     }
 
     pub(super) fn iter(&self) -> std::slice::Iter<'_, Arc<Upstream>> {
@@ -87,6 +103,7 @@ impl Upstream {
             addresses: settings.urls.iter().cloned().map(address).collect(),
             next: AtomicUsize::new(0),
             tally: Tally::new(workers),
+            check: settings.health.clone(),
             http2: settings.http2.then_some(scheme),
         })
     }
@@ -103,11 +120,12 @@ impl Upstream {
     /// several have equally little.
     pub(super) fn least_loaded(&self, turn: usize, tried: u64) -> Option<(usize, &Arc<Address>)> {
         let count = self.addresses.len();
-        (0..count)
+        let left = (0..count)
             .map(|step| turn.wrapping_add(step) % count)
             .filter(|at| tried & (1 << at) == 0)
-            .map(|at| (at, &self.addresses[at]))
-            .min_by_key(|(_, address)| address.in_flight())
+            .map(|at| (at, &self.addresses[at]));
+        // Where nobody is well, who is not is asked before nobody is.
+        left.min_by_key(|(_, address)| (!address.health.is_well(), address.in_flight()))
     }
 
     pub(super) fn in_flight(&self) -> usize {

@@ -1,0 +1,192 @@
+//! Whether an address is asked: what becomes of requests there, and what it answers when it is asked how it is.
+//!
+//! ```text
+//! asked ──so many requests in a row without an answer──▶ ejected ──its time is over──▶ asked, and ejected again by the next
+//! asked ──so many checks in a row without a good answer──▶ down ──so many good ones in a row──▶ asked
+//! ```
+//!
+//! Who is ejected or down is left alone as long as there is somebody else: where nobody is well everybody is asked.
+
+use std::{
+    future::poll_fn,
+    io,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering},
+    },
+};
+
+use http::{HeaderValue, Request, header};
+use tokio::time::{sleep, timeout};
+
+use super::{address::Address, body::Upload, connect, link::Sender, refusal::Refusal, target};
+use crate::config::{Ejection, HealthCheck, Proxy};
+
+const EJECTED: u8 = 1;
+const DOWN: u8 = 2;
+
+/// What is known of an address.
+#[derive(Debug)]
+pub(super) struct Health {
+    /// Why it is left alone, a bit for each reason.
+    away: AtomicU8,
+    /// Requests in a row that it did not answer.
+    failures: AtomicU32,
+    ejection: Option<Ejection>,
+    ejections: AtomicU64,
+    checks: [AtomicU64; 2],
+}
+
+/// How a check came out.
+pub(super) const RESULTS: [&str; 2] = ["good", "bad"];
+
+impl Health {
+    pub(super) fn new(ejection: Option<Ejection>) -> Self {
+        Self {
+            away: AtomicU8::new(0),
+            failures: AtomicU32::new(0),
+            ejection,
+            ejections: AtomicU64::new(0),
+            checks: Default::default(),
+        }
+    }
+
+    pub(super) fn is_well(&self) -> bool {
+        self.away.load(Ordering::Relaxed) == 0
+    }
+
+    /// It has answered a request, whatever.
+    pub(super) fn answered(&self) {
+        if self.failures.load(Ordering::Relaxed) > 0 {
+            self.failures.store(0, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn ejections(&self) -> u64 {
+        self.ejections.load(Ordering::Relaxed)
+    }
+
+    /// How many checks came out like this, as in [`RESULTS`].
+    pub(super) fn checks(&self, result: usize) -> u64 {
+        self.checks
+            .get(result)
+            .map_or(0, |count| count.load(Ordering::Relaxed))
+    }
+
+    /// It has not answered a request; for how long it is left alone if that was one too many.
+    fn failed(&self) -> Option<Ejection> {
+        let ejection = self.ejection?;
+        let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
+        let is_ejected = failures >= ejection.failures
+            && self.away.fetch_or(EJECTED, Ordering::Relaxed) & EJECTED == 0;
+        if is_ejected {
+            self.ejections.fetch_add(1, Ordering::Relaxed);
+        }
+        is_ejected.then_some(ejection)
+    }
+
+    /// Its time is over; the next failure is one too many again.
+    fn readmit(&self, ejection: Ejection) {
+        self.failures
+            .store(ejection.failures - 1, Ordering::Relaxed);
+        self.away.fetch_and(!EJECTED, Ordering::Relaxed);
+    }
+}
+
+/// Takes note that `address` did not answer a request, if that was its doing.
+pub(super) fn note_failure(address: &Arc<Address>, refusal: Refusal) {
+    let is_its_doing = matches!(
+        refusal,
+        Refusal::Unreachable | Refusal::ConnectTimeout | Refusal::HeadTimeout | Refusal::BadAnswer
+    );
+    if !is_its_doing {
+        return;
+    }
+    let Some(ejection) = address.health.failed() else {
+        return;
+    };
+    tracing::warn!(
+        upstream = %address.url, failures = ejection.failures, time = ?ejection.time,
+        "an address of an upstream does not answer, and is left alone for a while"
+    );
+    let address = Arc::downgrade(address);
+    tokio::task::spawn_local(async move {
+        sleep(ejection.time).await;
+        if let Some(address) = address.upgrade() {
+            address.health.readmit(ejection);
+            tracing::info!(upstream = %address.url, "an address of an upstream is asked again");
+        }
+    });
+}
+
+/// Asks an address how it is, until it is gone.
+pub(super) async fn watch(address: Weak<Address>, check: HealthCheck, settings: Arc<Proxy>) {
+    // Good answers in a row, or bad ones.
+    let (mut good, mut bad) = (0_u32, 0_u32);
+    while let Some(address) = address.upgrade() {
+        let asked = timeout(check.timeout, ask(&address, &check, &settings)).await;
+        let problem = match asked {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(_) => Some("no answer in time".to_owned()),
+        };
+        let health = &address.health;
+        health.checks[usize::from(problem.is_some())].fetch_add(1, Ordering::Relaxed);
+        (good, bad) = match problem {
+            None => (good.saturating_add(1), 0),
+            Some(_) => (0, bad.saturating_add(1)),
+        };
+        if bad == check.unhealthy_after && health.away.fetch_or(DOWN, Ordering::Relaxed) & DOWN == 0
+        {
+            tracing::warn!(
+                upstream = %address.url, problem = problem.unwrap_or_default(),
+                "an address of an upstream is not well, and is left alone until it is"
+            );
+        }
+        if good == check.healthy_after
+            && health.away.fetch_and(!DOWN, Ordering::Relaxed) & DOWN != 0
+        {
+            tracing::info!(upstream = %address.url, "an address of an upstream is well again");
+        }
+        drop(address);
+        sleep(check.interval).await;
+    }
+}
+
+/// Asks `address` how it is, on a connection of its own.
+async fn ask(address: &Address, check: &HealthCheck, settings: &Proxy) -> io::Result<()> {
+    let sender = connect::connect(address, settings).await?;
+    let status = match sender {
+        Sender::Http1(mut exchange) => {
+            exchange.begin(question(address, check)?);
+            poll_fn(|cx| exchange.poll_head(cx)).await?.status()
+        }
+        Sender::Http2(mut sender) => {
+            let answer = sender.send_request(question(address, check)?).await;
+            answer.map_err(io::Error::other)?.status()
+        }
+    };
+    let is_good = status.is_success() || status.is_redirection();
+    is_good
+        .then_some(())
+        .ok_or_else(|| io::Error::other(format!("it answered {status}")))
+}
+
+fn question(address: &Address, check: &HealthCheck) -> io::Result<Request<Upload>> {
+    let request = Request::get(&*check.path)
+        .header(header::HOST, address.url.authority())
+        .header(header::USER_AGENT, HeaderValue::from_static("tidegate"))
+        .body(Upload::nothing())
+        .map_err(io::Error::other)?;
+    if !address.http2 {
+        return Ok(request);
+    }
+    let (mut head, body) = request.into_parts();
+    let scheme = match address.url.scheme {
+        crate::config::Scheme::Http => http::uri::Scheme::HTTP,
+        crate::config::Scheme::Https => http::uri::Scheme::HTTPS,
+    };
+    target::as_http2(&mut head, &scheme)
+        .map_err(|_| io::Error::other("the host makes no sense"))?;
+    Ok(Request::from_parts(head, body))
+}

@@ -1,0 +1,122 @@
+//! Addresses that do not answer, or say that they are not well: left alone, and asked again.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use crate::{door::Door, upstream::Upstream};
+
+const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
+const UNWELL: &str = "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n";
+
+/// An upstream that hangs up without an answer until it is told to be well; and to tell it.
+fn moody() -> (Upstream, Arc<AtomicBool>) {
+    let is_well = Arc::new(AtomicBool::new(false));
+    let told = Arc::clone(&is_well);
+    let upstream = Upstream::start(move |talk| {
+        while talk.head().is_some() && is_well.load(Ordering::SeqCst) {
+            talk.send(OK);
+        }
+        talk.close();
+    });
+    (upstream, told)
+}
+
+/// A proxy in front of one upstream at these addresses.
+fn before(addresses: [&Upstream; 2], settings: &str) -> Door {
+    let [one, other] = addresses.map(Upstream::url);
+    Door::open(&format!(
+        "proxy:\n  listen: 127.0.0.1:0\n  upstreams: [{{name: app, urls: [\"{one}\", \"{other}\"], {settings}}}]\n"
+    ))
+}
+
+fn is_up(door: &Door, upstream: &Upstream) -> bool {
+    let url = upstream.url();
+    let line = format!("tidegate_proxy_address_up{{upstream=\"app\",address=\"{url}\"}} 1\n");
+    door.upstreams.exposition().contains(&line)
+}
+
+/// Waits until `is_so`, or fails.
+fn until(is_so: impl Fn() -> bool) {
+    for _ in 0..1_000 {
+        if is_so() {
+            return;
+        }
+        std::thread::park_timeout(std::time::Duration::from_millis(10));
+    }
+    panic!("it never came to that");
+}
+
+#[test]
+fn who_does_not_answer_is_left_alone_for_a_while() {
+    let (well, (moody, _)) = (Upstream::answering(OK), moody());
+    let door = before([&well, &moody], "eject: {failures: 2, for: 1d}");
+    let statuses: Vec<u16> = (0..20).map(|_| door.get("/").status).collect();
+    assert_eq!(statuses.iter().filter(|status| **status == 502).count(), 2);
+    assert_eq!((moody.heads().len(), well.heads().len()), (2, 18));
+    assert!(is_up(&door, &well) && !is_up(&door, &moody));
+    let metrics = door.upstreams.exposition();
+    let ejected = format!(
+        "tidegate_proxy_ejections_total{{upstream=\"app\",address=\"{}\"}} 1\n",
+        moody.url()
+    );
+    assert!(metrics.contains(&ejected), "{metrics}");
+}
+
+#[test]
+fn who_was_left_alone_is_asked_again() {
+    let (well, (moody, told)) = (Upstream::answering(OK), moody());
+    let door = before([&well, &moody], "eject: {failures: 1, for: 50ms}");
+    while door.get("/").status == 200 {}
+    told.store(true, Ordering::SeqCst);
+    until(|| is_up(&door, &moody));
+    let before = moody.heads().len();
+    assert!((0..4).all(|_| door.get("/").status == 200));
+    assert_eq!(moody.heads().len(), before + 2);
+}
+
+#[test]
+fn nobody_is_left_alone_where_nobody_answers() {
+    let ((one, one_told), (other, other_told)) = (moody(), moody());
+    let door = before([&one, &other], "eject: {failures: 1, for: 1d}");
+    assert!((0..4).all(|_| door.get("/").status == 502));
+    assert!(!is_up(&door, &one) && !is_up(&door, &other));
+    for told in [one_told, other_told] {
+        told.store(true, Ordering::SeqCst);
+    }
+    assert!((0..4).all(|_| door.get("/").status == 200));
+}
+
+#[test]
+fn who_is_not_well_is_left_alone_until_it_is() {
+    let is_well = Arc::new(AtomicBool::new(false));
+    let told = Arc::clone(&is_well);
+    let sick = Upstream::start(move |talk| {
+        while let Some(head) = talk.head() {
+            let is_check = head.starts_with("GET /healthz HTTP/1.1\r\nhost: 127.0.0.1:");
+            let is_well = !is_check || is_well.load(Ordering::SeqCst);
+            talk.send(if is_well { OK } else { UNWELL });
+        }
+    });
+    let well = Upstream::answering(OK);
+    let check = "health: {path: /healthz, interval: 10ms, timeout: 20s, healthy_after: 2, unhealthy_after: 2}";
+    let door = before([&well, &sick], check);
+    until(|| !is_up(&door, &sick));
+    let asked = || {
+        let heads = sick.heads();
+        heads
+            .iter()
+            .filter(|head| head.starts_with("GET / "))
+            .count()
+    };
+    assert!((0..6).all(|_| door.get("/").status == 200));
+    assert_eq!(asked(), 0);
+    told.store(true, Ordering::SeqCst);
+    until(|| is_up(&door, &sick));
+    assert!((0..6).all(|_| door.get("/").status == 200));
+    assert_eq!(asked(), 3);
+    let metrics = door.upstreams.exposition();
+    let good = format!("address=\"{}\",result=\"good\"", well.url());
+    assert!(metrics.contains(&good), "{metrics}");
+}
