@@ -7,5 +7,6 @@ mod ends;
 mod grpc;
 mod queue;
 mod routes;
+mod spoofing;
 mod stores;
 mod support;

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up fails")]
 
+mod columns;
+
 use std::net::IpAddr;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
