@@ -87,6 +87,11 @@ impl Lane {
     /// Changes the pace, and lets the first in line know.
     pub(crate) fn learn(&self, change: impl FnOnce(&mut Pace)) {
         self.with_pace(change);
+        self.look_again();
+    }
+
+    /// Lets the first in line know that he may look again.
+    pub(crate) fn look_again(&self) {
         self.changed.notify_one();
     }
 

@@ -3,6 +3,7 @@
 mod adaptive;
 mod breaker;
 mod lane;
+mod place;
 mod queue;
 mod throttle;
 

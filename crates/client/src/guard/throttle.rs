@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use tidegate_core::{
     Algorithm, AlgorithmName, Charge, Cost, Effect, Limit, LimitError, LimitSpec, Limits,
-    MemoryBounds, MemoryStore, Outcome, Question, Retry, Settlement, Span, Store, notation,
+    MemoryBounds, MemoryStore, Outcome, Question, Retry, Span, Store, notation,
 };
 use tokio::time::{sleep, timeout};
 
-use super::{Call, Guard, LaneSettings, ThrottleLayer, lane::Lane};
+use super::{Call, Guard, LaneSettings, ThrottleLayer, lane::Lane, place::Place};
 use crate::{Advice, Clock, Error, Wait, clock::duration, host::PerHost, retry::Seen};
 
 /// How long a place in flight is waited for before it is asked for again: somebody elsewhere may have freed one.
@@ -22,7 +22,7 @@ const LOOK_AGAIN: Span = Span::from_millis(100);
 pub struct ThrottleGuard<S> {
     store: Arc<S>,
     name: String,
-    limits: Limits,
+    limits: Arc<Limits>,
     leases: bool,
     lanes: PerHost<Lane>,
     settings: LaneSettings,
@@ -68,7 +68,7 @@ impl<S: Store + 'static> ThrottleLayer<S> {
             store,
             name: name.to_owned(),
             leases: limits.iter().any(lease),
-            limits,
+            limits: Arc::new(limits),
             lanes: PerHost::new(move || Lane::new(settings)),
             settings,
             clock,
@@ -82,15 +82,15 @@ type Asked<R> = (Result<Span, Retry>, Option<R>);
 
 /// What an admitted request holds.
 #[derive(Debug)]
-pub struct Admission<R> {
-    /// For what has to be given back, if the limits are about requests in flight.
-    receipt: Option<R>,
+pub struct Admission<S: Store + 'static> {
+    /// If the limits are about requests in flight.
+    place: Option<Place<S>>,
     /// How long a queue holds the request back.
     delay: Span,
 }
 
 impl<S: Store + 'static> Guard for ThrottleGuard<S> {
-    type Pass = Admission<S::Receipt>;
+    type Pass = Admission<S>;
 
     async fn enter(&self, call: Call<'_>) -> Result<Self::Pass, Error> {
         let lane = self.lanes.of(call.host);
@@ -110,23 +110,25 @@ impl<S: Store + 'static> Guard for ThrottleGuard<S> {
                 pace.close(wait, now);
             }
         });
-        if let Some(receipt) = pass.receipt {
-            self.give_back(call, receipt).await;
-            lane.learn(|_| {});
+        if let Some(place) = pass.place {
+            drop(place);
         } else if let (Some(Wait::After(wait)), false) = (advice.wait, seen.is_accepted()) {
             self.spend(call, wait).await;
         }
     }
 }
 
-impl<S: Store> ThrottleGuard<S> {
+impl<S: Store + 'static> ThrottleGuard<S> {
     /// Asks until the limits admit the request.
-    async fn admitted(&self, lane: &Lane, call: Call<'_>) -> Result<Admission<S::Receipt>, Error> {
+    async fn admitted(&self, lane: &Arc<Lane>, call: Call<'_>) -> Result<Admission<S>, Error> {
         let most = self.settings.max_wait;
         loop {
             let (answer, receipt) = self.asked(call).await?;
             let wait = match answer {
-                Ok(delay) => return Ok(Admission { receipt, delay }),
+                Ok(delay) => {
+                    let place = receipt.map(|receipt| self.place(call, receipt, lane));
+                    return Ok(Admission { place, delay });
+                }
                 Err(Retry::Never) => {
                     return Err(Error::NeverFits {
                         cost: call.cost.units(),
@@ -174,14 +176,10 @@ impl<S: Store> ThrottleGuard<S> {
         Ok((answer, receipt))
     }
 
-    async fn give_back(&self, call: Call<'_>, receipt: S::Receipt) {
-        let key = self.key(call);
-        if let Ok(charge) = self.charge(&key, call.cost) {
-            let (charges, settlements) = ([charge], [Settlement::default()]);
-            let now = self.clock.now();
-            let settled = self.store.settle(&charges, receipt, &settlements, now);
-            settled.await;
-        }
+    fn place(&self, call: Call<'_>, receipt: S::Receipt, lane: &Arc<Lane>) -> Place<S> {
+        let charged = (self.key(call), call.cost);
+        let whose = (Arc::clone(lane), self.clock);
+        Place::new((&self.store, &self.limits), charged, receipt, whose)
     }
 
     /// Spends what would come back within `wait`, as far as it is there.

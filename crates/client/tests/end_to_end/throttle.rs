@@ -254,6 +254,46 @@ async fn how_many_are_in_flight_is_a_limit_too() {
     assert!((3_000..3_010).contains(&took), "{took}");
 }
 
+/// Whatever becomes of a request, its place is free when it is gone: it was cancelled, or kept back further in.
+#[tokio::test(start_paused = true)]
+async fn a_place_is_given_back_by_whoever_goes_away() {
+    let asked = Arc::new(Mutex::new(0));
+    let count = Arc::clone(&asked);
+    let inner = tower::service_fn(move |_: Request<Full<Bytes>>| {
+        let mut count = count.lock().unwrap();
+        *count += 1;
+        let number = *count;
+        async move {
+            match number {
+                1..=3 => std::future::pending().await,
+                4..=6 => Err(Error::CircuitOpen {
+                    retry_after: Span::from_secs(1),
+                }),
+                _ => Ok::<Response<Full<Bytes>>, Error>(reply(200, &[])),
+            }
+        }
+    });
+    let limits = limits("1/min", AlgorithmName::Concurrency);
+    let layer = ThrottleLayer::on(store(), "api", limits, LaneSettings::default(), clock());
+    let client = layer.layer(inner);
+    let begun = Instant::now();
+    for _ in 0..3 {
+        let patience = std::time::Duration::from_millis(10);
+        let given_up = tokio::time::timeout(patience, client.clone().oneshot(get())).await;
+        assert!(given_up.is_err());
+    }
+    for _ in 0..3 {
+        let kept_back = client.clone().oneshot(get()).await;
+        assert!(matches!(kept_back, Err(Error::CircuitOpen { .. })));
+    }
+    assert_eq!(client.oneshot(get()).await.unwrap().status(), 200);
+    assert_eq!(*asked.lock().unwrap(), 7);
+    assert!(
+        begun.elapsed().as_millis() < 100,
+        "nobody waited for a lease"
+    );
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_never_fits_is_not_waited_for() {
     let server = Server::scripted(vec![reply(200, &[])]);
