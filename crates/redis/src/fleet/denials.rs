@@ -51,11 +51,25 @@ struct Denial {
 pub(super) struct Epoch(u64);
 
 /// One charge of a request: whose count, which limits, at which cost.
-type Charged = (Box<[u8]>, (u32, bool), u64);
+type Charged = (Box<[u8]>, Deciding, u64);
 
-/// What tells limits apart that decide differently: stretched ones leave the states of those that are not.
-fn numbers(limits: &Limits) -> (u32, bool) {
-    (fingerprint(limits), limits.is_stretched())
+/// What tells limits apart that decide differently although they leave the same states: stretched ones, and those that
+/// only count and deny nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Deciding {
+    numbers: u32,
+    stretched: bool,
+    shadow: bool,
+}
+
+impl Deciding {
+    fn by(limits: &Limits) -> Self {
+        Self {
+            numbers: fingerprint(limits),
+            stretched: limits.is_stretched(),
+            shadow: limits.shadow(),
+        }
+    }
 }
 
 impl Default for Denials {
@@ -99,7 +113,7 @@ impl Denials {
                 .map(|charge| {
                     (
                         charge.key.into(),
-                        numbers(charge.limits),
+                        Deciding::by(charge.limits),
                         charge.cost.units(),
                     )
                 })
@@ -157,7 +171,7 @@ impl Denials {
         let mut hasher = self.hasher.build_hasher();
         for charge in charges {
             charge.key.hash(&mut hasher);
-            numbers(charge.limits).hash(&mut hasher);
+            Deciding::by(charge.limits).hash(&mut hasher);
             hasher.write_u64(charge.cost.units());
         }
         hasher.finish()
@@ -183,7 +197,7 @@ impl Denial {
                 .zip(charges)
                 .all(|((key, limits, cost), charge)| {
                     **key == *charge.key
-                        && *limits == numbers(charge.limits)
+                        && *limits == Deciding::by(charge.limits)
                         && *cost == charge.cost.units()
                 })
     }
@@ -335,6 +349,18 @@ mod tests {
             assert!(!denials.recall(&[another], at(1), &mut outcomes));
         }
         assert!(!denials.recall(&[dear, charge("b", &limits, 2)], at(1), &mut outcomes));
+    }
+
+    /// As where a rule is put in shadow while a decision is underway, or where one quota of several leads no more.
+    #[test]
+    fn what_only_counts_is_not_denied_by_what_the_same_numbers_denied() {
+        let (denials, limits, mut outcomes) = (Denials::default(), limits("2/h"), Vec::new());
+        let counting = limits.clone().in_shadow(true);
+        let denied = denied(charge("a", &limits, 1));
+        let enforced = [charge("a", &limits, 1)];
+        denials.remember(&enforced, at(0), SECOND, found(&denials, &denied));
+        assert!(!denials.recall(&[charge("a", &counting, 1)], at(1), &mut outcomes));
+        assert!(denials.recall(&enforced, at(1), &mut outcomes));
     }
 
     #[test]

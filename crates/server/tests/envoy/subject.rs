@@ -106,9 +106,13 @@ impl Started {
     }
 
     pub(crate) fn set(&self, seconds: u64) {
-        self.clock.set(at(seconds));
+        self.set_at(at(seconds));
+    }
+
+    pub(crate) fn set_at(&self, now: Timestamp) {
+        self.clock.set(now);
         if let Some(fleet) = self.limiter.fleet() {
-            fleet.store().pin_clock(at(seconds));
+            fleet.store().pin_clock(now);
         }
     }
 

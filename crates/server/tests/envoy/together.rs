@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use tidegate_core::Timestamp;
 use tidegate_redis::{Address, Redis, Settings, Topology};
 use tidegate_server::envoy::{Code, Descriptor, RateLimitAnswer, RateLimitRequest, Variables};
 use tokio::runtime::Handle;
@@ -19,6 +20,14 @@ descriptors:
   - {key: sliding, rate_limit: {unit: hour, requests_per_unit: 2, algorithm: sliding_window_log}}
   - {key: few, quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 1}}
   - {key: more, quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 3}}
+  - {key: all, rate_limit: {unit: hour, requests_per_unit: 100}}";
+
+const ONE: &str = "
+domain: one
+all_or_nothing: true
+descriptors:
+  - {key: few, quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 1}}
+  - {key: more, quota_mode: true, rate_limit: {window: 1s, requests_per_unit: 5}}
   - {key: all, rate_limit: {unit: hour, requests_per_unit: 100}}";
 
 struct Shop {
@@ -40,11 +49,11 @@ impl Shop {
         let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
         let variables: Variables = settings.iter().map(own).collect();
         let started = Started::on(Place::Redis(&redis, "t"), &variables, 1_700_000_040).unwrap();
-        let file = ConfigFile {
-            name: "shop.yaml".into(),
-            yaml: SHOP.into(),
-        };
-        started.load(&[file]).unwrap();
+        let files = [("shop.yaml", SHOP), ("one.yaml", ONE)].map(|(name, yaml)| ConfigFile {
+            name: name.into(),
+            yaml: yaml.into(),
+        });
+        started.load(&files).unwrap();
         Self {
             server,
             redis,
@@ -53,8 +62,12 @@ impl Shop {
     }
 
     async fn ask(&self, descriptors: Vec<Descriptor>) -> RateLimitAnswer {
+        self.ask_in("shop", descriptors).await
+    }
+
+    async fn ask_in(&self, domain: &str, descriptors: Vec<Descriptor>) -> RateLimitAnswer {
         let request = RateLimitRequest {
-            domain: "shop".into(),
+            domain: domain.into(),
             descriptors,
             hits_addend: 0,
         };
@@ -172,4 +185,30 @@ async fn envoy_quotas_deny_together_in_redis() {
     }
     let counted = shop.ask(vec![hits("all", "0", 0)]).await;
     assert_eq!((passed, counted.statuses[0].limit_remaining), (3, 97));
+}
+
+/// Which of several quotas denies for all of them changes with their windows, and a denial of a moment ago says nothing
+/// about what is asked under another lead.
+#[tokio::test]
+async fn envoy_quotas_let_pass_as_soon_as_one_of_them_has_room_again() {
+    let shop = Shop::open(&[]).await;
+    let millis = |millis| Timestamp::from_micros(1_700_000_040_000_000 + millis * 1_000);
+    for (value, keys) in [&["few", "more", "all"][..], &["few", "more"]]
+        .into_iter()
+        .enumerate()
+    {
+        let mut passed = Vec::new();
+        for now in [500, 1_000] {
+            shop.started.set_at(millis(2_000 * value as u64 + now));
+            for _ in 0..7 {
+                let descriptors = keys.iter().map(|key| hit(key, value)).collect();
+                let answer = shop.ask_in("one", descriptors).await;
+                passed.push(answer.overall_code == Code::Ok);
+            }
+        }
+        let window = [true, true, true, true, true, false, false];
+        assert_eq!(passed, [window, window].concat(), "{keys:?}");
+    }
+    let counted = shop.ask_in("one", vec![hits("all", "0", 0)]).await;
+    assert_eq!(counted.statuses[0].limit_remaining, 90);
 }
