@@ -137,7 +137,8 @@ impl Fleet {
         Ok(self.decided(decision))
     }
 
-    /// Waits for Redis as long as a decision may take, which may be several questions, or as long as it is `within`.
+    /// Waits for Redis as long as a decision may take, which may be several questions, or as long as it is `within`. Where no
+    /// time is left Redis is not asked: nobody would hear what it has charged.
     async fn in_time<T>(
         &self,
         asked: impl Future<Output = Result<T, StoreError>>,
@@ -146,14 +147,17 @@ impl Fleet {
     ) -> Result<T, StoreError> {
         let longest = self.redis.timeout();
         let within = within.map_or(longest, |within| within.min(longest));
-        let too_late = || "it takes longer than a decision may".to_owned();
-        let asked = tokio::time::timeout(within, asked).await;
-        asked
-            .unwrap_or_else(|_| Err(StoreError::Unknown(too_late())))
-            .inspect_err(|error| {
-                self.counters.count_failure(error);
-                self.refusals.note(error, now);
-            })
+        let too_late = "it takes longer than a decision may";
+        let answered = if within.is_zero() {
+            Err(StoreError::NotExecuted(too_late.to_owned()))
+        } else {
+            let asked = tokio::time::timeout(within, asked).await;
+            asked.unwrap_or_else(|_| Err(StoreError::Unknown(too_late.to_owned())))
+        };
+        answered.inspect_err(|error| {
+            self.counters.count_failure(error);
+            self.refusals.note(error, now);
+        })
     }
 
     /// What Redis has decided.

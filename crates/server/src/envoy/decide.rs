@@ -4,13 +4,13 @@ use std::{
     collections::{HashMap, hash_map::Entry},
     ops::Deref,
     sync::Arc,
-    time::Duration,
 };
 
 use futures_util::future::join_all;
 use tidegate_core::{
     Charge, Cost, Decided, Decision, Effect, Exactness, Limits, Outcome, Timestamp,
 };
+use tokio::time::Instant;
 
 use super::{
     RateLimitError, Ratio, StoreFailure,
@@ -108,7 +108,8 @@ pub(super) struct Bench<'s> {
     pub(super) store_failure: StoreFailure,
     pub(super) over: Option<&'s OverCache>,
     pub(super) now: Timestamp,
-    pub(super) within: Option<Duration>,
+    /// When what Redis has not answered counts as out of reach: the end of all questions about the request, not of each.
+    pub(super) until: Option<Instant>,
     pub(super) near_limit_ratio: Ratio,
 }
 
@@ -206,7 +207,7 @@ impl Bench<'_> {
             charges,
             now: self.now,
             effect,
-            within: self.within,
+            within: self.until.map(|until| until.duration_since(Instant::now())),
         };
         let decided = match self.store_failure {
             StoreFailure::Answer => limiter.decide(asked, &mut outcomes).await,

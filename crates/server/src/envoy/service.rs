@@ -10,7 +10,7 @@ use std::{
 
 use arc_swap::ArcSwapOption;
 use tidegate_core::{Cost, Timestamp};
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 
 use super::{
     Code, Counter, Descriptor, Loaded, MAX_DESCRIPTOR_BYTES, MAX_DESCRIPTORS, MAX_DOMAIN_BYTES,
@@ -151,7 +151,7 @@ impl RateLimitService {
             store_failure: self.settings.store_failure,
             over: self.over.as_ref(),
             now: self.limiter.now(),
-            within,
+            until: self.until(within),
             near_limit_ratio: self.settings.near_limit_ratio,
         };
         let is_one = self.settings.stop_increment || domain.charging == Charging::AllOrNothing;
@@ -162,6 +162,12 @@ impl RateLimitService {
             bench.decide_each(&mut standings).await?;
         }
         Ok(self.answer(request, &standings, bench.now))
+    }
+
+    /// The end of the time that the store has; in memory nothing is waited for.
+    fn until(&self, within: Option<Duration>) -> Option<Instant> {
+        let within = self.limiter.fleet().and(within)?;
+        Instant::now().checked_add(within)
     }
 
     fn answer(

@@ -7,7 +7,7 @@ use tidegate_server::envoy::{
     Code, Counter, Descriptor, DomainFiles, RateLimitError, RateLimitRequest, Settings,
     StoreFailure,
 };
-use tokio::runtime::Handle;
+use tokio::{runtime::Handle, time::Instant};
 
 use crate::{
     format::ConfigFile,
@@ -17,7 +17,10 @@ use crate::{
 
 const SHOP: &str = "
 domain: shop
-descriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 4}}]";
+descriptors:
+  - {key: k, rate_limit: {unit: hour, requests_per_unit: 4}}
+  - {key: few, quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 4}}
+  - {key: more, quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 8}}";
 
 /// Connections to a Redis that is not there, as they know already; on the runtime of the caller.
 pub(crate) async fn gone() -> Arc<Redis> {
@@ -139,6 +142,55 @@ async fn envoy_is_answered_within_its_time_though_the_store_takes_longer() {
             answered.map(|answered| answered.map(|answer| answer.statuses[0].limit_remaining));
         assert_eq!(left.unwrap(), expected);
     }
+}
+
+/// Quotas that are decided together are asked about more than once, and all of that has one end.
+#[tokio::test]
+async fn envoy_is_answered_within_its_time_however_many_questions_that_takes() {
+    let server = RedisServer::start();
+    let redis = Arc::new(waiting(&server.url(), 10 * PATIENCE));
+    redis.tried().await.unwrap();
+    let started = started(&redis, StoreFailure::Answer, |settings| {
+        settings.stop_increment = true;
+    });
+    let descriptors = ["few", "more"].map(|key| Descriptor {
+        entries: vec![(key.into(), "a".into())],
+        ..Descriptor::default()
+    });
+    let request = RateLimitRequest {
+        descriptors: descriptors.into(),
+        ..request()
+    };
+    server.pause();
+    // From here on time passes only where somebody waits for it.
+    tokio::time::pause();
+    let (began, within) = (Instant::now(), Duration::from_millis(20));
+    let asked = started
+        .service
+        .should_rate_limit_within(&request, Some(within));
+    let answered = asked.await;
+    let took = began.elapsed();
+    tokio::time::resume();
+    server.resume();
+    let left = answered.unwrap().statuses[0].limit_remaining;
+    assert_eq!(left, 1, "one is left of this server's share");
+    assert!(took < within + within / 2, "{took:?}");
+}
+
+/// What nobody can hear of is not charged in Redis beside what this server has charged in its place.
+#[tokio::test]
+async fn a_store_for_which_no_time_is_left_is_not_asked() {
+    let server = RedisServer::start();
+    let redis = Arc::new(at(&server.url()));
+    redis.tried().await.unwrap();
+    let started = started(&redis, StoreFailure::Answer, |_| {});
+    let request = request();
+    let asked = started
+        .service
+        .should_rate_limit_within(&request, Some(Duration::ZERO));
+    assert_eq!(asked.await.unwrap().statuses[0].limit_remaining, 1);
+    let answer = started.service.should_rate_limit(&request).await.unwrap();
+    assert_eq!(answer.statuses[0].limit_remaining, 3, "of the whole limit");
 }
 
 #[tokio::test]

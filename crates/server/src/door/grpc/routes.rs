@@ -5,7 +5,7 @@ use std::{convert::Infallible, future::Future, io, pin::Pin, sync::Arc, time::Du
 use bytes::Bytes;
 use http::{Request, Response};
 use hyper::body::Incoming;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tonic::{Status, body::Body};
 use tonic_reflection::server::Builder;
 use tower_service::Service;
@@ -96,7 +96,9 @@ impl Routes {
     ) -> Result<Response<Reply>, Infallible> {
         let path = request.uri().path();
         if SHOULD_RATE_LIMIT.contains(&path) {
-            return unary::call(request, |message| self.decide(message, time)).await;
+            let began = Instant::now();
+            let left = || time.saturating_sub(began.elapsed());
+            return unary::call(request, |message| self.decide(message, left())).await;
         }
         let service = path.split('/').nth(1).unwrap_or_default();
         match self.streamed.iter().find(|route| route.service == service) {

@@ -12,7 +12,7 @@ pub(super) fn of(headers: &HeaderMap, most: Duration) -> Duration {
     asked.map_or(most, |asked| asked.min(most))
 }
 
-/// How much of a call's `time` the store may take: three quarters, so that a policy can still answer in its place.
+/// How much of the `time` that is left of a call the store may take: three quarters, so that a policy can still answer in its place.
 pub(super) fn for_store(time: Duration) -> Duration {
     time - time / 4
 }
