@@ -164,11 +164,11 @@ impl Bench<'_> {
     async fn decide_one(&self, applied: &mut Applied<'_>) -> Result<(), RateLimitError> {
         let mut exactness = Exactness::Exact;
         applied.judged = match applied.hits {
-            Hits::None | Hits::Taken(_) if self.is_known_over(applied) => Judged {
-                over: true,
-                was_known: true,
-                ..Judged::default()
-            },
+            Hits::None | Hits::Taken(_)
+                if applied.judged.was_known || self.is_known_over(applied) =>
+            {
+                Judged::known()
+            }
             Hits::None => {
                 let (decided, outcomes) =
                     self.ask(&[applied.charge(Cost::ONE)], Effect::Look).await?;
@@ -239,6 +239,15 @@ impl Bench<'_> {
 }
 
 impl Judged {
+    /// Over, as is known without asking.
+    pub(super) fn known() -> Self {
+        Self {
+            over: true,
+            was_known: true,
+            ..Self::default()
+        }
+    }
+
     /// Where nothing was taken: over if more than the limit is counted.
     pub(super) fn looking(outcomes: &[Outcome]) -> Self {
         let over = outcomes.iter().position(|outcome| outcome.excess > 0);

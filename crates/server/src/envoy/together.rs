@@ -124,6 +124,8 @@ impl Bench<'_> {
         for applied in limited(standings) {
             match applied.hits {
                 Hits::Taken(_) if self.is_known_over(applied) => {
+                    // Noted, because it may be forgotten before its turn, and decides already on the others.
+                    applied.judged = Judged::known();
                     // What only counts denies nothing, and a quota not alone.
                     sorted.one_is_known |= !applied.limits().shadow() && !applied.is_quota();
                     sorted.alone.push(applied);

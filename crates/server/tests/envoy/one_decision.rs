@@ -131,6 +131,28 @@ async fn a_quota_that_is_peeked_at_counts_among_the_others() {
     assert_eq!(counted(&started.service, "broad", 100).await, 3);
 }
 
+/// What is given back in the same request is no room for what is known to be over: the others are not charged for it.
+#[tokio::test]
+async fn what_is_known_to_be_over_stays_so_for_the_whole_request() {
+    let started = started(TEXT, &[TOGETHER, CACHED]);
+    let narrow = request(vec![descriptor("narrow")]);
+    for _ in 0..2 {
+        ask(&started.service, &narrow).await.unwrap();
+    }
+    let back = Descriptor {
+        hits_addend: Some(9),
+        is_negative_hits: true,
+        ..descriptor("narrow")
+    };
+    let all = request(vec![back, descriptor("narrow"), descriptor("broad")]);
+    let mut answers = Vec::new();
+    for _ in 0..2 {
+        let code = ask(&started.service, &all).await.unwrap().overall_code;
+        answers.push((code, counted(&started.service, "broad", 100).await));
+    }
+    assert_eq!(answers, [(Code::OverLimit, 0), (Code::Ok, 1)]);
+}
+
 /// However many ask at once, the answer and the charge agree.
 #[test]
 fn what_quotas_deny_is_charged_to_none_of_many_who_ask_at_once() {
