@@ -3,10 +3,7 @@
 use std::{
     fs, io,
     path::{Path, PathBuf},
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime},
 };
 
@@ -94,10 +91,29 @@ pub fn load(path: &Path) -> Result<Config, LoadError> {
 pub struct Reloader {
     path: PathBuf,
     limiter: Arc<Limiter>,
-    seen: Mutex<Option<Mark>>,
-    mistakes: Mutex<Vec<String>>,
-    /// Whether it could not be read when it was last tried, and may be soon.
-    is_unread: AtomicBool,
+    /// Locked until what was read is in force, so that what was read later is in force later.
+    last: Mutex<LastRead<Mark>>,
+}
+
+/// What is known of the last time that something was read.
+#[derive(Debug)]
+pub(crate) struct LastRead<M> {
+    /// What it looked like then; `None` if it could not be looked at.
+    pub(crate) seen: Option<M>,
+    /// Whether it could not be read, and may be soon.
+    pub(crate) is_unread: bool,
+    /// What was wrong; empty if it is in force.
+    pub(crate) mistakes: Vec<String>,
+}
+
+impl<M> LastRead<M> {
+    pub(crate) fn new(seen: Option<M>) -> Self {
+        Self {
+            seen,
+            is_unread: false,
+            mistakes: Vec::new(),
+        }
+    }
 }
 
 /// What a file looks like from outside; it changes when the file is written or replaced.
@@ -112,13 +128,11 @@ impl Reloader {
     /// A reloader of the file at `path`, which has just been loaded into `limiter`.
     #[must_use]
     pub fn new(path: PathBuf, limiter: Arc<Limiter>) -> Self {
-        let seen = Mutex::new(mark(&path));
+        let last = Mutex::new(LastRead::new(mark(&path)));
         Self {
             path,
             limiter,
-            seen,
-            mistakes: Mutex::default(),
-            is_unread: AtomicBool::new(false),
+            last,
         }
     }
 
@@ -130,28 +144,34 @@ impl Reloader {
     ///
     /// [`LoadError`]. The rules in force stay in force.
     pub fn reload(&self) -> Result<usize, LoadError> {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        *seen = mark(&self.path);
-        self.put_in_force(load(&self.path))
+        let mut last = self.last();
+        last.seen = mark(&self.path);
+        self.put_in_force(load(&self.path), &mut last)
     }
 
     /// Reloads a file that has changed. One that could not be read is tried again each time, and told of again only when
-    /// that comes out otherwise.
-    pub fn follow(&self) {
-        if self.has_changed() {
-            drop(self.reload());
-        } else if self.is_unread.load(Ordering::Relaxed) {
-            let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-            let now = mark(&self.path);
-            let read = load(&self.path);
-            if !read.as_ref().is_err_and(LoadError::may_pass) {
-                *seen = now;
-                drop(self.put_in_force(read));
-            }
+    /// that comes out otherwise. Returns what came of it, if that is anything new.
+    pub fn follow(&self) -> Option<Result<usize, LoadError>> {
+        let mut last = self.last();
+        let now = mark(&self.path);
+        // A file that is gone for the moment is being replaced: wait for what comes.
+        let has_changed = now.is_some() && now != last.seen;
+        if !has_changed && !last.is_unread {
+            return None;
         }
+        let read = load(&self.path);
+        if !has_changed && read.as_ref().is_err_and(LoadError::may_pass) {
+            return None;
+        }
+        last.seen = now;
+        Some(self.put_in_force(read, &mut last))
     }
 
-    fn put_in_force(&self, read: Result<Config, LoadError>) -> Result<usize, LoadError> {
+    fn put_in_force(
+        &self,
+        read: Result<Config, LoadError>,
+        last: &mut LastRead<Mark>,
+    ) -> Result<usize, LoadError> {
         let loaded = read.map(|config| {
             let rules = config.rules.succeeding(&self.limiter.rules());
             let count = rules.len();
@@ -161,13 +181,9 @@ impl Reloader {
             count
         });
         self.limiter.metrics().count_reload(loaded.is_err());
-        let is_unread = loaded.as_ref().is_err_and(LoadError::may_pass);
-        self.is_unread.store(is_unread, Ordering::Relaxed);
-        *self.mistakes.lock().unwrap_or_else(PoisonError::into_inner) = loaded
-            .as_ref()
-            .err()
-            .map(LoadError::problems)
-            .unwrap_or_default();
+        let error = loaded.as_ref().err();
+        last.is_unread = error.is_some_and(LoadError::may_pass);
+        last.mistakes = error.map(LoadError::problems).unwrap_or_default();
         let file = self.path.display();
         match &loaded {
             Ok(rules) => tracing::info!(%file, rules, "reloaded the rules"),
@@ -182,18 +198,11 @@ impl Reloader {
     /// What was wrong with the file when it was last read; empty if it is in force.
     #[must_use]
     pub fn last_mistakes(&self) -> Vec<String> {
-        self.mistakes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.last().mistakes.clone()
     }
 
-    /// Whether the file has changed since it was last read.
-    #[must_use]
-    pub fn has_changed(&self) -> bool {
-        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        // A file that is gone for the moment is being replaced: wait for what comes.
-        mark(&self.path).is_some_and(|now| Some(now) != *seen)
+    fn last(&self) -> MutexGuard<'_, LastRead<Mark>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -5,13 +5,16 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::SystemTime,
 };
 
 use super::{DomainFiles, File, FileMistake, Loaded, RateLimitService, read};
-use crate::{config::MAX_FILE_BYTES, reload};
+use crate::{
+    config::MAX_FILE_BYTES,
+    reload::{self, LastRead},
+};
 
 /// The most files of a folder.
 pub const MAX_FILES: usize = 10_000;
@@ -79,18 +82,8 @@ impl Folder {
     ///
     /// [`FolderError`]; see its variants.
     pub fn load(&self) -> Result<Loaded, FolderError> {
-        let mut before = self.files()?;
-        let mut texts = self.texts(&before);
-        // What is replaced while it is being read may be half old and half new.
-        for _ in 1..TRIES {
-            let after = self.files()?;
-            if after == before && texts.is_ok() {
-                break;
-            }
-            texts = self.texts(&after);
-            before = after;
-        }
-        read(texts?, self.merging).map_err(|mistakes| FolderError::Mistaken {
+        let texts = unmoved(|| self.files(), |files| self.texts(files))?;
+        read(texts, self.merging).map_err(|mistakes| FolderError::Mistaken {
             path: self.path.clone(),
             mistakes,
         })
@@ -123,6 +116,23 @@ impl Folder {
         let alone = || file.file_name().map(Path::new);
         inside.or_else(alone).unwrap_or(file).display().to_string()
     }
+}
+
+/// Reads what does not move meanwhile: what is replaced while it is being read may be half old and half new.
+fn unmoved<M: PartialEq, T, E>(
+    mut look: impl FnMut() -> Result<M, E>,
+    mut read: impl FnMut(&M) -> Result<T, E>,
+) -> Result<T, E> {
+    let mut before = look()?;
+    for _ in 1..TRIES {
+        let found = read(&before);
+        let after = look()?;
+        if after == before {
+            return found;
+        }
+        before = after;
+    }
+    read(&before)
 }
 
 /// A file, and what it looks like from outside: that changes when it is written or replaced.
@@ -191,11 +201,8 @@ fn text(path: &Path) -> Result<String, FolderError> {
 pub struct Watch {
     folder: Folder,
     service: Arc<RateLimitService>,
-    /// What was there when it was last read; `None` if it could not be looked at.
-    seen: Mutex<Option<Vec<Found>>>,
-    mistakes: Mutex<Vec<String>>,
-    /// Whether it could not be read when it was last tried, and may be soon.
-    is_unread: AtomicBool,
+    /// Locked until what was read is in force, so that what was read later is in force later.
+    last: Mutex<LastRead<Vec<Found>>>,
     loads: [AtomicU64; 2],
 }
 
@@ -206,9 +213,7 @@ impl Watch {
         Self {
             folder,
             service,
-            seen: Mutex::default(),
-            mistakes: Mutex::default(),
-            is_unread: AtomicBool::new(false),
+            last: Mutex::new(LastRead::new(None)),
             loads: Default::default(),
         }
     }
@@ -231,20 +236,23 @@ impl Watch {
     }
 
     /// Reloads what has changed. What could not be read is tried again each time, and told of again only when that
-    /// comes out otherwise.
-    pub fn follow(&self) {
-        if self.has_changed() {
-            drop(self.reload());
-        } else if self.is_unread.load(Ordering::Relaxed) {
-            let mut seen = lock(&self.seen);
-            let files = self.folder.files().ok();
-            let read = self.folder.load();
-            if !read.as_ref().is_err_and(FolderError::may_pass) {
-                *seen = files;
-                drop(seen);
-                self.tell(&self.put_in_force(read));
-            }
+    /// comes out otherwise. Returns what came of it, if that is anything new.
+    pub fn follow(&self) -> Option<Result<usize, FolderError>> {
+        let mut last = self.last();
+        let now = self.folder.files().ok();
+        let has_changed = now != last.seen;
+        if !has_changed && !last.is_unread {
+            return None;
         }
+        let read = self.folder.load();
+        if !has_changed && read.as_ref().is_err_and(FolderError::may_pass) {
+            return None;
+        }
+        last.seen = now;
+        let loaded = self.put_in_force(read, &mut last);
+        drop(last);
+        self.tell(&loaded);
+        Some(loaded)
     }
 
     /// Reads every file and puts the rules in force, without a word in the log. Returns how many domains there are.
@@ -253,12 +261,16 @@ impl Watch {
     ///
     /// [`FolderError`]. The rules in force stay in force, and [`Self::last_mistakes`] and [`Self::loads`] tell of it.
     pub fn load(&self) -> Result<usize, FolderError> {
-        let mut seen = lock(&self.seen);
-        *seen = self.folder.files().ok();
-        self.put_in_force(self.folder.load())
+        let mut last = self.last();
+        last.seen = self.folder.files().ok();
+        self.put_in_force(self.folder.load(), &mut last)
     }
 
-    fn put_in_force(&self, read: Result<Loaded, FolderError>) -> Result<usize, FolderError> {
+    fn put_in_force(
+        &self,
+        read: Result<Loaded, FolderError>,
+        last: &mut LastRead<Vec<Found>>,
+    ) -> Result<usize, FolderError> {
         let loaded = read.map(|loaded| {
             loaded
                 .warnings
@@ -269,13 +281,9 @@ impl Watch {
             domains
         });
         self.loads[usize::from(loaded.is_err())].fetch_add(1, Ordering::Relaxed);
-        let is_unread = loaded.as_ref().is_err_and(FolderError::may_pass);
-        self.is_unread.store(is_unread, Ordering::Relaxed);
-        *lock(&self.mistakes) = loaded
-            .as_ref()
-            .err()
-            .map(FolderError::problems)
-            .unwrap_or_default();
+        let error = loaded.as_ref().err();
+        last.is_unread = error.is_some_and(FolderError::may_pass);
+        last.mistakes = error.map(FolderError::problems).unwrap_or_default();
         loaded
     }
 
@@ -316,13 +324,7 @@ impl Watch {
     /// What was wrong when it was last read; empty if that is in force.
     #[must_use]
     pub fn last_mistakes(&self) -> Vec<String> {
-        lock(&self.mistakes).clone()
-    }
-
-    /// Whether anything has changed since it was last read: a file's content, or which files there are.
-    #[must_use]
-    pub fn has_changed(&self) -> bool {
-        self.folder.files().ok() != *lock(&self.seen)
+        self.last().mistakes.clone()
     }
 
     /// How often it was read, and how often in vain.
@@ -334,10 +336,10 @@ impl Watch {
             failed.load(Ordering::Relaxed),
         )
     }
-}
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    fn last(&self) -> MutexGuard<'_, LastRead<Vec<Found>>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 fn plural(count: usize) -> &'static str {
@@ -350,4 +352,36 @@ fn lines(mistakes: &[FileMistake]) -> String {
         .map(|mistake| format!("  {mistake}"))
         .collect::<Vec<_>>()
         .join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What `unmoved` answers about a folder that moves so many times, whose reading comes out so, and how often it was read.
+    fn asked(moves: u32, found: Result<u32, &str>) -> (Result<u32, &str>, usize) {
+        let (mut looks, mut readings) = (0, 0);
+        let look = || {
+            looks += 1;
+            Ok(looks.min(moves + 1))
+        };
+        let answer = unmoved(look, |at| {
+            readings += 1;
+            found.map(|found| found + at)
+        });
+        (answer, readings)
+    }
+
+    #[test]
+    fn what_stands_still_is_read_once_also_where_that_fails() {
+        assert_eq!(asked(0, Ok(10)), (Ok(11), 1));
+        assert_eq!(asked(0, Err("gone")), (Err("gone"), 1));
+    }
+
+    #[test]
+    fn what_moves_is_read_again_but_not_for_ever() {
+        assert_eq!(asked(1, Ok(10)), (Ok(12), 2));
+        assert_eq!(asked(9, Ok(10)), (Ok(13), TRIES));
+        assert_eq!(asked(1, Err("gone")), (Err("gone"), 2));
+    }
 }

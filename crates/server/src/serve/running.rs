@@ -161,10 +161,10 @@ impl Running {
 
     fn reload_if_changed(&self) {
         if let Some(reloader) = &self.reloader {
-            reloader.follow();
+            drop(reloader.follow());
         }
         if let Some(envoy) = &self.envoy {
-            envoy.follow();
+            drop(envoy.follow());
         }
         for tls in &self.certificates {
             if tls.has_changed() {

@@ -78,7 +78,7 @@ impl OnDisk {
     }
 
     fn reload_if_changed(&self) -> Option<Result<usize, FolderError>> {
-        self.watch.has_changed().then(|| self.watch.reload())
+        self.watch.follow()
     }
 }
 
