@@ -88,6 +88,33 @@ fn a_bad_file_changes_nothing_and_is_seen_everywhere() {
     );
 }
 
+/// What cannot be read for want of file descriptors can be read when there are some again, and nobody has to touch it.
+#[test]
+fn a_file_that_cannot_be_read_is_tried_again_until_it_can() {
+    let mut server = Server::start(&rules(5));
+    assert_eq!(remaining(&server), 4);
+    server.limit_files(3);
+    rewrite(&server, &rules(9));
+    server.wait_for(&[
+        "kept the old rules: cannot read rules.yaml",
+        "it is tried again until it can be read",
+    ]);
+    server.limit_files(1_024);
+    let line = server.wait_for(&[" the "]);
+    assert!(
+        line.contains("reloaded the rules"),
+        "said once that it could not: {line}"
+    );
+    assert_eq!(remaining(&server), 7, "1 was spent of 5, and now 2 of 9");
+    let metrics = server.metrics();
+    for sample in [
+        "tidegate_reloads_total{result=\"ok\"} 1\n",
+        "tidegate_reloads_total{result=\"failed\"} 1\n",
+    ] {
+        assert!(metrics.contains(sample), "no {sample:?} in:\n{metrics}");
+    }
+}
+
 #[test]
 fn a_rule_that_comes_or_goes_leaves_the_others_alone() {
     let mut server = Server::start(&rules(5));
