@@ -225,7 +225,7 @@ impl Bench<'_> {
     }
 
     /// Remembers what no hit can pass before its window ends: where more than the limit is counted, and not only more than
-    /// this node's share of it.
+    /// this node's share of it. What another node of a fleet gives back is not noticed before either, as the original has it.
     pub(super) fn remember(&self, applied: &Applied<'_>, exactness: Exactness) {
         if let (Some(cache), Some(outcome)) = (self.over, &applied.judged.outcome)
             && applied.judged.over

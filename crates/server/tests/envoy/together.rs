@@ -46,18 +46,10 @@ impl Shop {
         };
         let redis = Arc::new(Redis::start(way, &Handle::current()));
         redis.tried().await.unwrap();
-        let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
-        let variables: Variables = settings.iter().map(own).collect();
-        let started = Started::on(Place::Redis(&redis, "t"), &variables, 1_700_000_040).unwrap();
-        let files = [("shop.yaml", SHOP), ("one.yaml", ONE)].map(|(name, yaml)| ConfigFile {
-            name: name.into(),
-            yaml: yaml.into(),
-        });
-        started.load(&files).unwrap();
         Self {
             server,
+            started: node(&redis, settings),
             redis,
-            started,
         }
     }
 
@@ -66,13 +58,7 @@ impl Shop {
     }
 
     async fn ask_in(&self, domain: &str, descriptors: Vec<Descriptor>) -> RateLimitAnswer {
-        let request = RateLimitRequest {
-            domain: domain.into(),
-            descriptors,
-            hits_addend: 0,
-        };
-        let answered = self.started.service.should_rate_limit(&request).await;
-        answered.unwrap()
+        ask(&self.started, domain, descriptors).await
     }
 
     /// How often this server has read from a connection, as it says itself.
@@ -83,6 +69,29 @@ impl Shop {
             .find_map(|line| line.strip_prefix("total_reads_processed:"));
         line.unwrap().parse().unwrap()
     }
+}
+
+/// A server of the fleet that counts in `redis`.
+fn node(redis: &Arc<Redis>, settings: &[(&str, &str)]) -> Started {
+    let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+    let variables: Variables = settings.iter().map(own).collect();
+    let started = Started::on(Place::Redis(redis, "t"), &variables, 1_700_000_040).unwrap();
+    let files = [("shop.yaml", SHOP), ("one.yaml", ONE)].map(|(name, yaml)| ConfigFile {
+        name: name.into(),
+        yaml: yaml.into(),
+    });
+    started.load(&files).unwrap();
+    started
+}
+
+async fn ask(node: &Started, domain: &str, descriptors: Vec<Descriptor>) -> RateLimitAnswer {
+    let request = RateLimitRequest {
+        domain: domain.into(),
+        descriptors,
+        hits_addend: 0,
+    };
+    let answered = node.service.should_rate_limit(&request).await;
+    answered.unwrap()
 }
 
 fn hits(key: &str, value: &str, hits: u64) -> Descriptor {
@@ -211,4 +220,23 @@ async fn envoy_quotas_let_pass_as_soon_as_one_of_them_has_room_again() {
     }
     let counted = shop.ask_in("one", vec![hits("all", "0", 0)]).await;
     assert_eq!(counted.statuses[0].limit_remaining, 90);
+}
+
+/// As with the original: the cache of what is over knows of what this server gives back, and of nothing else.
+#[tokio::test]
+async fn envoy_is_told_of_what_is_known_to_be_over_whatever_another_server_gave_back() {
+    let shop = Shop::open(&[("LOCAL_CACHE_SIZE_IN_BYTES", "1048576")]).await;
+    let other = node(&shop.redis, &[]);
+    let code = async || shop.ask(vec![hit("k", 0)]).await.overall_code;
+    let codes = [code().await, code().await, code().await];
+    assert_eq!(codes, [Code::Ok, Code::Ok, Code::OverLimit]);
+    let back = || Descriptor {
+        is_negative_hits: true,
+        ..hits("k", "0", 2)
+    };
+    ask(&other, "shop", vec![back()]).await;
+    shop.started.set(1_700_000_050);
+    assert_eq!(code().await, Code::OverLimit);
+    shop.ask(vec![back()]).await;
+    assert_eq!(code().await, Code::Ok);
 }
