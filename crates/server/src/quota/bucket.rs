@@ -84,6 +84,15 @@ struct Seat {
     granted: u64,
     grants: u32,
     assignment: Assignment,
+    /// Whether its stream is to be told.
+    is_news: bool,
+}
+
+impl Seat {
+    fn assign(&mut self, assignment: Assignment) {
+        self.is_news |= self.assignment != assignment;
+        self.assignment = assignment;
+    }
 }
 
 impl Bucket {
@@ -105,46 +114,50 @@ impl Bucket {
         self.seats.is_empty()
     }
 
-    /// The limit as it is now; what was used stays used.
+    /// The limit as it is now; what was used stays used until the window ends in which it was. Whoever's share changes by
+    /// it is told with the next changes.
     pub(super) fn set_limit(&mut self, limit: QuotaLimit, now: Timestamp) {
-        if limit.period != self.limit.period {
-            self.window_end = window_end(limit, now);
+        if limit == self.limit {
+            return;
         }
+        let has_ended = now >= self.window_end;
+        let is_other_period = limit.period != self.limit.period;
         let was_rate = self.is_rate();
         self.limit = limit;
-        if self.is_rate() != was_rate {
-            // A share of a rate is no grant of a budget, nor the other way round.
-            self.seats.iter_mut().for_each(|seat| seat.granted = 0);
+        if has_ended {
+            self.used = 0;
         }
+        if has_ended || self.is_rate() != was_rate {
+            // A share of a rate is no grant of a budget, nor the other way round.
+            self.take_back();
+        }
+        if !self.is_rate() && (has_ended || is_other_period) {
+            self.window_end = window_end(limit, now);
+        }
+        self.reshare();
     }
 
     /// Hears what `stream` used; a first report takes a seat. The stream gets an assignment in any case,
     /// others if theirs changes.
     pub(super) fn report(&mut self, stream: StreamId, usage: Usage, now: Timestamp) -> Changes {
-        let mut changes = self.roll(now);
-        changes.extend(self.unseat_silent(stream, now));
+        let mut changes = self.unseat_silent(stream, now);
+        self.begin_window_if_due(now);
         let at = self.hear(stream, usage, now);
         if self.is_rate() {
-            changes.extend(self.share_rate());
+            self.share_rate();
         } else {
             self.used = self.used.saturating_add(usage.allowed);
-            changes.extend(self.share_budget(at));
+            self.share_budget(at);
         }
-        if !changes.iter().any(|(changed, _)| *changed == stream) {
-            changes.push((stream, self.seats[at].assignment));
-        }
+        self.seats[at].is_news = true;
+        changes.extend(self.news());
         changes
     }
 
     /// Follows a limit that may have changed: at once, where that needs no report.
     pub(super) fn follow(&mut self, limit: QuotaLimit, now: Timestamp) -> Changes {
-        if limit == self.limit {
-            return Changes::new();
-        }
         self.set_limit(limit, now);
-        let mut changes = self.roll(now);
-        changes.extend(self.reshare());
-        changes
+        self.news()
     }
 
     /// Takes the seat of `stream`, of which the others are told nothing.
@@ -155,22 +168,38 @@ impl Bucket {
     /// Gives up the seat of `stream`, to the good of those who stay.
     pub(super) fn leave(&mut self, stream: StreamId, now: Timestamp) -> Changes {
         self.unseat(stream);
-        let mut changes = self.roll(now);
-        changes.extend(self.reshare());
-        changes
+        self.begin_window_if_due(now);
+        self.reshare();
+        self.news()
     }
 
     /// Begins the next window if it is time: everybody gets a new grant.
     pub(super) fn roll(&mut self, now: Timestamp) -> Changes {
+        self.begin_window_if_due(now);
+        self.news()
+    }
+
+    fn begin_window_if_due(&mut self, now: Timestamp) {
         if self.is_rate() || now < self.window_end {
-            return Changes::new();
+            return;
         }
         self.window_end = window_end(self.limit, now);
         self.used = 0;
-        for seat in &mut self.seats {
-            seat.granted = 0;
-        }
-        self.reshare()
+        self.take_back();
+        self.reshare();
+    }
+
+    /// Nothing is granted to anybody any more.
+    fn take_back(&mut self) {
+        self.seats.iter_mut().for_each(|seat| seat.granted = 0);
+    }
+
+    /// The assignments that have changed since this was last asked.
+    fn news(&mut self) -> Changes {
+        let news = |seat: &mut Seat| {
+            std::mem::take(&mut seat.is_news).then_some((seat.stream, seat.assignment))
+        };
+        self.seats.iter_mut().filter_map(news).collect()
     }
 
     fn is_rate(&self) -> bool {
@@ -197,6 +226,7 @@ impl Bucket {
                 granted: 0,
                 grants: 0,
                 assignment: Assignment::DenyAll,
+                is_news: false,
             });
             return self.seats.len() - 1;
         };
@@ -212,22 +242,20 @@ impl Bucket {
     }
 
     /// Shares again what may be shared without a report.
-    fn reshare(&mut self) -> Changes {
+    fn reshare(&mut self) {
         if self.is_rate() {
             return self.share_rate();
         }
-        let mut changes = Changes::new();
         for at in 0..self.seats.len() {
             // Of a grant that is not spent nobody knows how much is gone.
             if self.seats[at].granted == 0 {
-                changes.extend(self.share_budget(at));
+                self.share_budget(at);
             }
         }
-        changes
     }
 
     /// Everybody's share of the rate, if that of anybody is off by more than an eighth.
-    fn share_rate(&mut self) -> Changes {
+    fn share_rate(&mut self) {
         let shares = divide(u64::from(self.limit.requests), &self.demands(), 0);
         let period = self.limit.period;
         let is_off = self.seats.iter().zip(&shares).any(|(seat, share)| {
@@ -236,28 +264,22 @@ impl Bucket {
             seat.granted.abs_diff(*share) > seat.granted / 8 || (is_other_period && *share > 0)
         }) || self.shared() != u64::from(self.limit.requests);
         if !is_off {
-            return Changes::new();
+            return;
         }
-        let mut changes = Changes::new();
         for (seat, share) in self.seats.iter_mut().zip(shares) {
             // A share is no more than the limit, which fits.
             let requests = u32::try_from(share).unwrap_or(u32::MAX);
-            let assignment = match requests {
+            seat.granted = share;
+            seat.assign(match requests {
                 0 => Assignment::DenyAll,
                 requests => Assignment::Rate { requests, period },
-            };
-            seat.granted = share;
-            if seat.assignment != assignment {
-                seat.assignment = assignment;
-                changes.push((seat.stream, assignment));
-            }
+            });
         }
-        changes
     }
 
     /// The grant of the seat `at`, if it is to change: at most its share of what is left, and at most what is
     /// granted to nobody else.
-    fn share_budget(&mut self, at: usize) -> Changes {
+    fn share_budget(&mut self, at: usize) {
         let left = u64::from(self.limit.requests).saturating_sub(self.used);
         // One seat stays free for a newcomer, who would else have to wait for the reports of the others.
         let share = divide(left, &self.demands(), 1)[at];
@@ -266,20 +288,17 @@ impl Bucket {
         let seat = &mut self.seats[at];
         let is_ample = seat.granted >= grant / 2 && seat.granted <= grant + grant / 8;
         if is_ample && seat.granted > 0 {
-            return Changes::new();
+            return;
         }
         seat.granted = grant;
         seat.grants = seat.grants.wrapping_add(1);
         // A grant is no more than the limit, which fits.
         let requests = u32::try_from(grant).unwrap_or(u32::MAX);
-        seat.assignment = match requests {
+        let number = seat.grants;
+        seat.assign(match requests {
             0 => Assignment::DenyAll,
-            requests => Assignment::Budget {
-                requests,
-                number: seat.grants,
-            },
-        };
-        vec![(seat.stream, seat.assignment)]
+            requests => Assignment::Budget { requests, number },
+        });
     }
 
     fn demands(&self) -> Vec<u64> {

@@ -256,3 +256,55 @@ fn a_rate_that_becomes_a_budget_is_divided_anew() {
     let told = of(&bucket.report(A, used(1, 0), at(2)), A);
     assert!(matches!(told, Some(Assignment::Budget { .. })), "{told:?}");
 }
+
+/// What was used in a window that has ended is not charged to a later one, of whatever length.
+#[test]
+fn a_limit_that_changes_after_its_window_begins_with_nothing_used() {
+    for reported_first in [false, true] {
+        let mut bucket = Bucket::new(limit(100, 60), at(0));
+        bucket.report(A, used(80, 0), at(10));
+        let changes = if reported_first {
+            bucket.set_limit(limit(100, 3_600), at(61));
+            bucket.report(A, used(0, 0), at(61))
+        } else {
+            bucket.follow(limit(100, 3_600), at(61))
+        };
+        assert_eq!(requests(of(&changes, A)), 95, "all but a newcomer's seat");
+        assert_eq!(changes.len(), 1);
+    }
+}
+
+#[test]
+fn what_was_used_in_a_window_outlives_a_rate_that_comes_between() {
+    let mut bucket = Bucket::new(limit(100, 3_600), at(0));
+    bucket.report(A, used(90, 0), at(10));
+    bucket.follow(limit(100, 1), at(20));
+    let changes = bucket.follow(limit(100, 3_600), at(30));
+    assert!((1..=10).contains(&requests(of(&changes, A))), "{changes:?}");
+    bucket.follow(limit(100, 1), at(40));
+    let changes = bucket.follow(limit(100, 3_600), at(3_700));
+    assert_eq!(requests(of(&changes, A)), 95);
+}
+
+#[test]
+fn who_is_denied_in_the_next_window_too_is_not_told_again() {
+    let mut bucket = Bucket::new(limit(0, 60), at(0));
+    for stream in [A, B] {
+        let told = bucket.report(stream, used(1, 0), at(0));
+        assert_eq!(told, [(stream, Assignment::DenyAll)]);
+    }
+    assert_eq!(bucket.leave(B, at(60)), []);
+}
+
+/// A limit that was raised is told to everybody, though it is a report that finds it.
+#[test]
+fn a_report_under_another_limit_tells_the_others_too() {
+    let mut bucket = Bucket::new(limit(0, 3_600), at(0));
+    for stream in [A, B] {
+        bucket.report(stream, used(1, 0), at(0));
+    }
+    bucket.set_limit(limit(100, 3_600), at(1));
+    let changes = bucket.report(A, used(0, 0), at(1));
+    assert!(requests(of(&changes, A)) > 0, "{changes:?}");
+    assert!(requests(of(&changes, B)) > 0, "{changes:?}");
+}
