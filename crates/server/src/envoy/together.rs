@@ -10,17 +10,22 @@
 //! ```
 //!
 //! Where a quota is the only one of its request there is no choice, and nothing to ask beforehand.
+//!
+//! Others may take the room of the lead before the decision comes. Then another one leads, a few times.
 
 use std::collections::HashMap;
 
 use futures_util::future::{join, join_all};
-use tidegate_core::{Charge, Cost, Decision, Effect, Exactness, Limits, Outcome};
+use tidegate_core::{Charge, Cost, Decision, Effect, Exactness, Limit, Limits, Outcome};
 
 use super::{
     RateLimitError,
     decide::{Applied, Bench, Hits, Judged, limited},
     service::Standing,
 };
+
+/// How often a request may find that others took the room of the quota that led, before all of its quotas count as over.
+const MAX_TURNS: usize = 4;
 
 /// A request's descriptors, by how they are decided.
 #[derive(Debug, Default)]
@@ -68,6 +73,12 @@ impl<'a> Count<'a> {
     /// Whether it denies by itself where it is over.
     fn denies(&self) -> bool {
         !self.is_quota() && !self.limits.shadow()
+    }
+
+    /// Whether it has been charged where a quota denied the request: all of its limits count what others deny.
+    fn counts_denied(&self) -> bool {
+        let counts = |limit: &Limit| limit.count_denied() && !limit.counts_in_full();
+        self.denies() && self.limits.iter().all(counts)
     }
 }
 
@@ -165,6 +176,9 @@ impl Bench<'_> {
         others: OtherQuotas,
     ) -> Result<(), RateLimitError> {
         let (counts, count_of) = counts(together);
+        if counts.is_empty() {
+            return Ok(());
+        }
         if others == OtherQuotas::Over && !counts.iter().any(Count::is_quota) {
             return self.look_at_each(together).await;
         }
@@ -185,22 +199,11 @@ impl Bench<'_> {
     ) -> Result<Vec<Found>, RateLimitError> {
         let mut found = vec![Found::default(); counts.len()];
         let mut open: Vec<usize> = (0..counts.len()).collect();
-        // Every turn but the last closes a quota that had room when it was asked, and had none any more when it led.
-        while !open.is_empty() {
+        for _ in 0..MAX_TURNS {
             let lead = self.lead(counts, &open, others).await?;
-            let charge = |number: &usize| {
-                let count = &counts[*number];
-                let yields = lead != Some(*number);
-                let limits = count.yielding.filter(|_| yields);
-                count.charge(limits.unwrap_or(count.limits))
-            };
-            let charges: Vec<Charge<'_>> = open.iter().map(charge).collect();
-            let (decided, outcomes) = self.ask(&charges, Effect::Charge).await?;
-            for (number, own) in open.iter().zip(of_each(&charges, &outcomes)) {
-                found[*number] = (Judged::taking(&decided.decision, own), decided.exactness);
-            }
+            let decision = self.charge_under(lead, counts, &open, &mut found).await?;
             let is_over = |number: &&usize| found[**number].0.over;
-            let denied_by_lead = decided.decision == Decision::Limited
+            let denied_by_lead = decision == Decision::Limited
                 && lead.is_some()
                 && !open
                     .iter()
@@ -210,11 +213,37 @@ impl Bench<'_> {
                 .iter()
                 .any(|number| counts[*number].is_quota() && !is_over(&number));
             if !(denied_by_lead && another_has_room) {
-                break;
+                return Ok(found);
             }
-            open.retain(|number| Some(*number) != lead);
+            // The lead has no room any more, and what counted this denial is not to be charged again. (Of a descriptor with
+            // several limits, of which only some count denials, these are.)
+            open.retain(|number| Some(*number) != lead && !counts[*number].counts_denied());
+        }
+        for number in open.iter().filter(|number| counts[**number].is_quota()) {
+            found[*number].0.over = true;
         }
         Ok(found)
+    }
+
+    /// Charges all of the `open` counts or none, with `lead` as the quota that denies, and notes what is `found`.
+    async fn charge_under(
+        &self,
+        lead: Option<usize>,
+        counts: &[Count<'_>],
+        open: &[usize],
+        found: &mut [Found],
+    ) -> Result<Decision, RateLimitError> {
+        let charge = |number: &usize| {
+            let count = &counts[*number];
+            let yielding = count.yielding.filter(|_| lead != Some(*number));
+            count.charge(yielding.unwrap_or(count.limits))
+        };
+        let charges: Vec<Charge<'_>> = open.iter().map(charge).collect();
+        let (decided, outcomes) = self.ask(&charges, Effect::Charge).await?;
+        for (number, own) in open.iter().zip(of_each(&charges, &outcomes)) {
+            found[*number] = (Judged::taking(&decided.decision, own), decided.exactness);
+        }
+        Ok(decided.decision)
     }
 
     /// The quota among the `open` counts that denies for all of them: one with room, if any has. `None` if they let the
@@ -225,24 +254,27 @@ impl Bench<'_> {
         open: &[usize],
         others: OtherQuotas,
     ) -> Result<Option<usize>, RateLimitError> {
-        let quotas = open.iter().filter_map(|number| {
-            let count = &counts[*number];
-            count.yielding.map(|limits| (*number, count.charge(limits)))
-        });
-        let (numbers, charges): (Vec<usize>, Vec<Charge<'_>>) = quotas.unzip();
-        if others == OtherQuotas::Pass || numbers.len() < 2 {
-            return Ok(numbers
-                .first()
-                .copied()
-                .filter(|_| others != OtherQuotas::Pass));
+        if others == OtherQuotas::Pass {
+            return Ok(None);
         }
+        let is_quota = |number: &&usize| counts[**number].is_quota();
+        let quotas: Vec<usize> = open.iter().filter(is_quota).copied().collect();
+        let first = quotas.first().copied();
+        if quotas.len() < 2 {
+            return Ok(first);
+        }
+        let charges: Vec<Charge<'_>> = quotas
+            .iter()
+            .map(|number| &counts[*number])
+            .map(|count| count.charge(count.yielding.unwrap_or(count.limits)))
+            .collect();
         let (_, outcomes) = self.ask(&charges, Effect::Peek).await?;
-        let mut with_room = numbers
+        let mut with_room = quotas
             .iter()
             .zip(of_each(&charges, &outcomes))
             .filter(|(_, own)| own.iter().all(|outcome| outcome.allowed))
             .map(|(number, _)| *number);
-        Ok(with_room.next().or_else(|| numbers.first().copied()))
+        Ok(with_room.next().or(first))
     }
 }
 

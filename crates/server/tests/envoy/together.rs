@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures_util::FutureExt as _;
 use tidegate_core::Timestamp;
 use tidegate_redis::{Address, Redis, Settings, Topology};
 use tidegate_server::envoy::{Code, Descriptor, RateLimitAnswer, RateLimitRequest, Variables};
@@ -28,7 +29,8 @@ all_or_nothing: true
 descriptors:
   - {key: few, quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 1}}
   - {key: more, quota_mode: true, rate_limit: {window: 1s, requests_per_unit: 5}}
-  - {key: all, rate_limit: {unit: hour, requests_per_unit: 100}}";
+  - {key: all, rate_limit: {unit: hour, requests_per_unit: 100}}
+  - {key: counted, rate_limit: {unit: hour, requests_per_unit: 100, count_denied: true}}";
 
 struct Shop {
     server: RedisServer,
@@ -38,10 +40,15 @@ struct Shop {
 
 impl Shop {
     async fn open(settings: &[(&str, &str)]) -> Self {
+        Self::open_with(CONNECTIONS, settings).await
+    }
+
+    async fn open_with(connections: usize, settings: &[(&str, &str)]) -> Self {
         let server = RedisServer::start();
         let (address, ..) = Address::parse(&server.url()).unwrap();
         let way = Settings {
             timeout: Duration::from_secs(5),
+            connections,
             ..Settings::new(Topology::Standalone(address))
         };
         let redis = Arc::new(Redis::start(way, &Handle::current()));
@@ -107,7 +114,7 @@ fn hit(key: &str, value: usize) -> Descriptor {
 }
 
 /// Two connections, and what is asked on each of them travels at once.
-const CONNECTIONS: u64 = 2;
+const CONNECTIONS: usize = 2;
 
 #[tokio::test]
 async fn envoy_descriptors_of_a_request_make_one_journey_to_redis() {
@@ -131,7 +138,7 @@ async fn envoy_descriptors_of_a_request_make_one_journey_to_redis() {
         let batches = shop.redis.health().batches - batches;
         assert_eq!(answer.statuses.len(), 40);
         assert!(
-            (1..=CONNECTIONS).contains(&batches) && readings <= CONNECTIONS,
+            (1..=CONNECTIONS as u64).contains(&batches) && readings <= CONNECTIONS as u64,
             "{settings:?}: {batches} batches in {readings} readings"
         );
         for (at, status) in answer.statuses.iter().enumerate() {
@@ -239,4 +246,55 @@ async fn envoy_is_told_of_what_is_known_to_be_over_whatever_another_server_gave_
     assert_eq!(code().await, Code::OverLimit);
     shop.ask(vec![back()]).await;
     assert_eq!(code().await, Code::Ok);
+}
+
+/// How a request about `descriptors` comes out while others take the room of each quota of `taken` just before it leads.
+async fn overtaken(descriptors: Vec<Descriptor>, taken: &[Descriptor]) -> (Code, [u32; 2]) {
+    // On one connection what is asked first is answered first.
+    let shop = Shop::open_with(1, &[]).await;
+    // The first request makes the scripts known.
+    shop.ask_in("one", vec![hit("few", 99), hit("few", 98), hit("all", 99)])
+        .await;
+    let mut asked = Box::pin(shop.ask_in("one", descriptors));
+    let mut asked_of_all = || asked.as_mut().now_or_never();
+    for quota in taken {
+        // It has looked for the quota with room, or does so now;
+        assert_eq!(asked_of_all(), None);
+        shop.ask_in("one", vec![quota.clone()]).await;
+        // and now it is charged.
+        assert_eq!(asked_of_all(), None);
+        shop.ask_in("one", vec![hits("all", "98", 0)]).await;
+    }
+    let answer = asked.await;
+    let left = async |key| {
+        let answer = shop.ask_in("one", vec![hits(key, "0", 0)]).await;
+        answer.statuses[0].limit_remaining
+    };
+    (
+        answer.overall_code,
+        [left("all").await, left("counted").await],
+    )
+}
+
+#[tokio::test]
+async fn envoy_request_whose_lead_was_overtaken_is_counted_once() {
+    let keys = ["few", "more", "all", "counted"];
+    let came = overtaken(keys.map(|key| hit(key, 0)).into(), &[hit("few", 0)]).await;
+    assert_eq!(came, (Code::Ok, [99, 99]));
+}
+
+#[tokio::test]
+async fn envoy_request_that_is_overtaken_again_and_again_is_denied_in_the_end() {
+    let quotas: Vec<Descriptor> = (0..6).map(|value| hit("few", value)).collect();
+    let all = || [quotas.clone(), vec![hit("all", 0)]].concat();
+    for (times, expected) in [
+        (3, (Code::Ok, [99, 100])),
+        (4, (Code::OverLimit, [100, 100])),
+    ] {
+        assert_eq!(
+            overtaken(all(), &quotas[..times]).await,
+            expected,
+            "{times}"
+        );
+    }
 }
