@@ -19,22 +19,39 @@ use crate::bounds;
 /// assert!(Pattern::text("/api/**").unwrap().matches(Some("/api/v1/users")));
 /// assert!(Pattern::networks(&["10.0.0.0/8"]).unwrap().matches(Some("10.1.2.3")));
 /// assert!(Pattern::exact("POST").unwrap().negated().matches(None));
+/// assert_eq!(Pattern::regex("v[12]").unwrap(), Pattern::regex("v[12]").unwrap()); // written alike
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Pattern(Kind);
 
 /// The patterns as they are matched and indexed.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) enum Kind {
     Exact(Box<str>),
     Glob(Glob),
-    Regex(Regex),
+    Regex(Expression),
     Nets(Nets),
     Present,
     /// Exact values apart, so that a long list of them is one look-up.
     Any(HashSet<Box<str>>, Vec<Pattern>),
     All(Vec<Pattern>),
     Not(Box<Pattern>),
+}
+
+/// An expression, the equal of one that is written alike.
+#[derive(Clone, Debug)]
+pub(super) struct Expression(Regex);
+
+impl Expression {
+    pub(super) fn as_str(&self) -> &str {
+        self.0.as_str()
+    }
+}
+
+impl PartialEq for Expression {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_str() == other.as_str()
+    }
 }
 
 impl Pattern {
@@ -89,7 +106,7 @@ impl Pattern {
         }
         // First as it was written, so that an error shows what was written.
         compile(source)?;
-        compile(&format!(r"\A(?:{source})\z")).map(|regex| Self(Kind::Regex(regex)))
+        compile(&format!(r"\A(?:{source})\z")).map(|regex| Self(Kind::Regex(Expression(regex))))
     }
 
     /// The value is an address in one of `networks`, IPv4 or IPv6: `10.0.0.0/8`, `2001:db8::/32`,
@@ -171,7 +188,7 @@ impl Pattern {
         match &self.0 {
             Kind::Exact(text) => value == Some(text),
             Kind::Glob(glob) => value.is_some_and(|value| glob.matches(value)),
-            Kind::Regex(regex) => value.is_some_and(|value| regex.is_match(value)),
+            Kind::Regex(regex) => value.is_some_and(|value| regex.0.is_match(value)),
             Kind::Nets(nets) => value.is_some_and(|value| nets.contains(value)),
             Kind::Present => value.is_some(),
             Kind::Any(exact, others) => {

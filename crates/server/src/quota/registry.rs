@@ -69,6 +69,10 @@ impl Quotas {
     /// Buckets keep what was used of them until their windows end.
     pub fn swap_rules(&self, rules: Vec<QuotaRule>, now: Timestamp) {
         let mut state = self.state();
+        if state.rules == rules {
+            // Most reloads are about other things, and buckets may be many.
+            return;
+        }
         state.rules = rules;
         let streams: Vec<StreamId> = state.streams.keys().copied().collect();
         drop(state);

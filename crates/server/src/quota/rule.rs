@@ -44,7 +44,7 @@ impl QuotaLimit {
 }
 
 /// A quota: which buckets it is about, and how much each of them may use.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct QuotaRule {
     /// Its name, for logs.
     pub name: Box<str>,
