@@ -3,7 +3,7 @@
 use std::{path::Path, process::ExitCode};
 
 use tidegate_server::{
-    envoy::{DomainFiles, Folder, FolderError},
+    envoy::{DomainFiles, Folder, FolderError, Loaded},
     reload::{self, LoadError},
 };
 
@@ -28,7 +28,8 @@ pub(crate) fn check(args: &Check) -> ExitCode {
             DomainFiles::One
         };
         let path = path.clone();
-        said_of(&Folder { path, merging }, "")
+        let folder = Folder { path, merging };
+        said_of(folder.load(), &folder.path, "")
     });
     match of_file.max(of_envoy) {
         None | Some(Found::Sound) => ExitCode::SUCCESS,
@@ -59,19 +60,20 @@ fn check_file(file: &Path) -> Found {
         answer(&sound);
         return Found::Sound;
     };
+    let loaded = envoy.folder.load();
     // A file that leads nowhere has no reason to be praised.
-    if let Err(error @ FolderError::Unreadable { .. }) = envoy.folder.load() {
+    if let Err(error @ FolderError::Unreadable { .. }) = loaded {
         complain(&format!("{}: envoy.config: {error}", file.display()));
         return Found::Unreadable;
     }
     answer(&sound);
-    said_of(&envoy.folder, "envoy.config: ")
+    said_of(loaded, &envoy.folder.path, "envoy.config: ")
 }
 
-/// Says what is wrong with the rules for Envoy, each complaint after `whose`.
-fn said_of(folder: &Folder, whose: &str) -> Found {
-    let path = folder.path.display();
-    match folder.load() {
+/// Says what is wrong with the rules for Envoy at `path`, each complaint after `whose`.
+fn said_of(loaded: Result<Loaded, FolderError>, path: &Path, whose: &str) -> Found {
+    let path = path.display();
+    match loaded {
         Ok(loaded) if loaded.domains() == 0 => {
             complain(&format!(
                 "{whose}{path} has no file with a domain: nothing that Envoy asks about would be limited"
