@@ -208,7 +208,9 @@ impl Denial {
 fn worth_keeping(charges: &[Charge<'_>], outcomes: &[Outcome]) -> Option<Span> {
     let bytes: usize = charges.iter().map(|charge| charge.key.len()).sum();
     let must_hear = |limit: &Limit| {
-        limit.count_denied() || matches!(limit.algorithm(), Algorithm::Concurrency { .. })
+        limit.count_denied()
+            || limit.counts_in_full()
+            || matches!(limit.algorithm(), Algorithm::Concurrency { .. })
     };
     if bytes > MAX_KEY_BYTES
         || outcomes.len() > MAX_LIMITS

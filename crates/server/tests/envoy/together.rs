@@ -188,6 +188,26 @@ async fn envoy_descriptors_of_one_key_keep_their_order_in_redis() {
     );
 }
 
+/// Also what is denied for the second time in a moment: so that a refund of as many leaves no room that nobody gave back.
+#[tokio::test]
+async fn envoy_hits_that_are_denied_are_counted_in_redis_each_time() {
+    let shop = Shop::open(&[]).await;
+    for _ in 0..5 {
+        shop.ask(vec![hit("k", 0)]).await;
+    }
+    let back = |hits_of_it| Descriptor {
+        is_negative_hits: true,
+        ..hits("k", "0", hits_of_it)
+    };
+    let mut codes = Vec::new();
+    for given_back in [2, 1] {
+        shop.ask(vec![back(given_back)]).await;
+        let answer = shop.ask(vec![hits("k", "0", 0)]).await;
+        codes.push((answer.overall_code, answer.statuses[0].limit_remaining));
+    }
+    assert_eq!(codes, [(Code::OverLimit, 0), (Code::Ok, 0)]);
+}
+
 /// Quotas deny once all are over, and what they deny is charged to none.
 #[tokio::test]
 async fn envoy_quotas_deny_together_in_redis() {
