@@ -29,7 +29,7 @@ pub use describe::{Forwarded, Source, bare_host};
 pub use gate::Gate;
 pub use headers::{HeaderWriter, Legacy};
 pub use layer::{
-    Entries, Limited, LimitedBody, LimiterLayer, Passed, Peer, Report, ResponseFuture,
+    Entries, Lasting, Limited, LimitedBody, LimiterLayer, Passed, Peer, Report, ResponseFuture,
 };
 pub use limiter::Limiter;
 pub use part::Part;

@@ -31,6 +31,7 @@ mod denial;
 mod entries;
 mod future;
 mod grpc;
+mod lasting;
 mod reservation;
 mod ruling;
 mod service;
@@ -47,6 +48,7 @@ pub use self::{
     body::LimitedBody,
     entries::{Entries, Peer},
     future::ResponseFuture,
+    lasting::Lasting,
     ruling::Passed,
     service::Limited,
 };

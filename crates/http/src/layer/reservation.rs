@@ -22,7 +22,7 @@ use tidegate_core::{
 };
 use tokio::runtime::Handle;
 
-use super::answer::Answer;
+use super::{answer::Answer, lasting::Lasting};
 use crate::Gate;
 
 /// What a request was charged, until it is known what of it comes back. It is settled when it is dropped; the default is
@@ -35,6 +35,8 @@ struct Owed {
     charged: Charged,
     settle: Box<dyn FnOnce(Charged, Vec<u64>) + Send + Sync>,
     stage: Stage,
+    /// What the answer goes on with after its body.
+    lasting: Option<Lasting>,
 }
 
 #[derive(Debug)]
@@ -62,6 +64,7 @@ impl Reservation {
             charged: Charged::new(rules, charges),
             settle: Box::new(settle),
             stage: Stage::Waiting,
+            lasting: None,
         })))
     }
 
@@ -81,10 +84,13 @@ impl Reservation {
     pub(super) fn answered<B>(mut self, response: &Response<B>) -> Self {
         let Some(owed) = &mut self.0 else { return self };
         let names = owed.charged.names();
-        let is_settled = names.iter().all(|name| Answer::is_of_head(name))
-            && !owed.charged.rules().any(Rule::holds_places);
+        let holds_places = owed.charged.rules().any(Rule::holds_places);
+        let is_settled = !holds_places && names.iter().all(|name| Answer::is_of_head(name));
         let answer = Answer::of(response, &names);
         owed.stage = Stage::Answered(answer);
+        if holds_places {
+            owed.lasting = response.extensions().get().cloned();
+        }
         if is_settled { Self::default() } else { self }
     }
 
@@ -99,7 +105,12 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        let Some(owed) = self.0.take() else { return };
+        let Some(mut owed) = self.0.take() else {
+            return;
+        };
+        if let Some(lasting) = owed.lasting.take() {
+            return lasting.keep(Self(Some(owed)));
+        }
         let due = owed.due();
         (owed.settle)(owed.charged, due);
     }

@@ -18,7 +18,7 @@ use tidegate_core::{
     Algorithm, AlgorithmName, Bill, Condition, Cost, Effect, Limit, MemoryBounds, MemoryStore,
     Mode, Pattern, Rule, Scratch, Span, Store, When,
 };
-use tidegate_http::{Gate, Limited, LimiterLayer, Report};
+use tidegate_http::{Gate, Lasting, Limited, LimiterLayer, Report};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
 use crate::{
@@ -199,6 +199,24 @@ async fn a_place_comes_back_where_there_is_no_runtime_any_more() {
     assert_eq!(left(&limiter).await, 0);
     std::thread::spawn(move || drop(answer)).join().unwrap();
     assert_eq!(left(&limiter).await, 1);
+}
+
+#[tokio::test]
+async fn what_outlasts_a_body_holds_the_place() {
+    let limiter = limiter(vec![places(2)]);
+    let lasting = Lasting::default();
+    let kept = lasting.clone();
+    let upgraded = service_fn(move |_: Request<()>| {
+        let mut response = Response::new(Full::<Bytes>::default());
+        response.extensions_mut().insert(kept.clone());
+        future::ready(Ok::<_, Infallible>(response))
+    });
+    let mut service = layered(&limiter, upgraded);
+    assert_eq!(statuses(&mut service, "/", 3).await, [200, 200, 429]);
+    drop(service);
+    assert_eq!(left(&limiter).await, 0);
+    drop(lasting);
+    assert_eq!(left(&limiter).await, 2);
 }
 
 #[tokio::test]

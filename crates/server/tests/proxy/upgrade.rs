@@ -54,6 +54,32 @@ fn octets_pass_both_ways_until_the_upstream_closes() {
 }
 
 #[test]
+fn a_place_is_held_until_both_sides_have_closed() {
+    let upstream = echo();
+    let rules = "rules: [{name: places, limits: [{algorithm: concurrency, limit: 1}]}]";
+    let door = Door::open(&format!(
+        "{rules}\nproxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: '{}'}}]}}\n",
+        upstream.url()
+    ));
+    for _ in 0..3 {
+        // It takes some turns until the proxy has noticed that the one before is gone.
+        let upgraded = (0..10_000).find_map(|_| {
+            let mut client = door.connect();
+            client.send(ASKED);
+            let head = client.read_until("\r\n\r\n");
+            head.starts_with("HTTP/1.1 101 ").then_some(client)
+        });
+        let mut client = upgraded.expect("who is gone holds his place");
+        assert_eq!(client.read_until("\n"), "hello\n");
+        assert_eq!(door.get("/").status, 429);
+        client.send("one\n");
+        assert_eq!(client.read_until("\n"), "one\n");
+        client.send("end\n");
+        assert_eq!(client.until_closed(), "");
+    }
+}
+
+#[test]
 fn a_client_that_has_said_all_may_still_listen() {
     let upstream = echo();
     let door = Door::before(upstream.url());

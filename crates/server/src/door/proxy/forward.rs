@@ -27,6 +27,7 @@ use http::{
 };
 use http_body_util::Full;
 use hyper::{Request, Response, StatusCode, body::Incoming, upgrade::OnUpgrade};
+use tidegate_http::Lasting;
 use tower_service::Service;
 
 use super::{
@@ -284,7 +285,13 @@ impl Way {
             let (mut head, _) = answer.into_parts();
             hop::strip_answer(&mut head.headers);
             hop::set_upgrade(&mut head.headers, protocol);
-            self.planned.plan(Tunnel { client, lease });
+            let lasting = Lasting::default();
+            head.extensions.insert(lasting.clone());
+            self.planned.plan(Tunnel {
+                lasting,
+                client,
+                lease,
+            });
             return Ok(Response::from_parts(head, Body::Whole(Full::default())));
         }
         let (mut head, body) = answer.into_parts();

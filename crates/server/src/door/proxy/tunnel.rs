@@ -13,6 +13,7 @@ use std::{
 
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
+use tidegate_http::Lasting;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional_with_sizes};
 
 use super::lease::Lease;
@@ -41,12 +42,18 @@ pub(super) struct Tunnel {
     pub(super) client: OnUpgrade,
     /// The upstream's connection, which takes one request at a time, and counts as in use to the end.
     pub(super) lease: Lease,
+    /// The request has not ended before this has: it holds its place.
+    pub(super) lasting: Lasting,
 }
 
 impl Tunnel {
     /// Carries octets both ways, until nothing has moved for `longest`.
     pub(super) async fn carry(self, longest: Duration) -> io::Result<()> {
-        let Self { client, mut lease } = self;
+        let Self {
+            client,
+            mut lease,
+            lasting: _held,
+        } = self;
         let client = client.await.map_err(io::Error::other)?;
         let upstream = lease.link.exchange().ok_or(io::ErrorKind::Unsupported)?;
         let moved = Rc::new(Cell::new(false));
