@@ -1,6 +1,7 @@
 //! Applications in this process, whose handlers count how often they are called: limited in memory, and in Redis.
 
 use std::{
+    future,
     io::{Read, Write},
     net::{SocketAddr, TcpStream},
     sync::{
@@ -10,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use axum::{Router, routing::get};
+use axum::{Router, extract::Path, routing::get};
 use tidegate_core::{
     Algorithm, Cost, Effect, Limit, Rate, Request, Rule, Scratch, Source, Span, Store,
 };
@@ -20,16 +21,20 @@ use tidegate_examples::{
         greeter_client::GreeterClient,
         greeter_server::{Greeter, GreeterServer},
     },
-    in_memory, in_redis, limit, rule_set,
+    in_memory, limit, rule_set,
 };
 use tidegate_http::{Clock, Gate, Limiter, LimiterLayer};
-use tokio::{net::TcpListener, task, time};
+use tidegate_redis::{Address, Fleet, FleetSettings, Redis, Settings, Topology};
+use tokio::{net::TcpListener, runtime::Handle, task, time};
 use tonic::{
     Code, Response, Status,
     transport::server::{Server, TcpIncoming},
 };
 
 use crate::support::{PATIENCE, RedisServer};
+
+const SHORT: &str = "short";
+const LONG: &str = "long";
 
 /// How often a handler was called.
 type Calls = Arc<AtomicUsize>;
@@ -61,9 +66,8 @@ impl<S: Store + 'static> App<S> {
         let calls = Arc::clone(&app.calls);
         match framework {
             Framework::Axum => {
-                let called =
-                    move || async move { calls.fetch_add(1, Ordering::SeqCst).to_string() };
-                let router = Router::new().route("/", get(called)).layer(limits);
+                let called = move |Path(name): Path<String>| work(calls, name);
+                let router = Router::new().route("/{name}", get(called)).layer(limits);
                 tokio::spawn(async move { axum::serve(listener, router).await });
             }
             Framework::Tonic => {
@@ -110,28 +114,38 @@ struct Counted(Calls);
 impl Greeter for Counted {
     async fn greet(
         &self,
-        _: tonic::Request<GreetRequest>,
+        request: tonic::Request<GreetRequest>,
     ) -> Result<Response<GreetResponse>, Status> {
-        let greeting = self.0.fetch_add(1, Ordering::SeqCst).to_string();
+        let name = request.into_inner().name;
+        let greeting = work(Arc::clone(&self.0), name).await;
         Ok(Response::new(GreetResponse { greeting }))
     }
 }
 
-async fn greet(address: SocketAddr) -> Result<(), Code> {
+/// What every handler does: it notes that it was called, and never comes to an end for `LONG`.
+async fn work(calls: Calls, name: String) -> String {
+    calls.fetch_add(1, Ordering::SeqCst);
+    if name == LONG {
+        future::pending::<()>().await;
+    }
+    name
+}
+
+async fn greet(address: SocketAddr, name: &str) -> Result<(), Code> {
     let client = GreeterClient::connect(format!("http://{address}")).await;
     let request = GreetRequest {
-        name: "you".to_owned(),
+        name: name.to_owned(),
     };
     let greeted = client.unwrap().greet(request).await;
     greeted.map(drop).map_err(|status| status.code())
 }
 
 /// A request on a connection of its own, which is the caller's to read or to drop.
-fn get_root(address: SocketAddr) -> TcpStream {
+fn ask(address: SocketAddr, name: &str) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    let request = "GET / HTTP/1.1\r\nhost: example.org\r\nconnection: close\r\n\r\n";
-    stream.write_all(request.as_bytes()).unwrap();
+    let headers = "host: example.org\r\nconnection: close\r\n";
+    write!(stream, "GET /{name} HTTP/1.1\r\n{headers}\r\n").unwrap();
     stream
 }
 
@@ -150,7 +164,7 @@ async fn denials_cost_the_handler_nothing<S: Store + 'static>(
     app.until(true, source).await;
     let asked = || {
         (0..9)
-            .filter(|_| status(get_root(app.address)) == "200")
+            .filter(|_| status(ask(app.address, SHORT)) == "200")
             .count()
     };
     assert_eq!((task::block_in_place(asked), app.calls()), (3, 3));
@@ -162,7 +176,7 @@ async fn denials_cost_the_handler_nothing<S: Store + 'static>(
         .into_iter()
         .chain([Err(Code::ResourceExhausted); 5])
     {
-        assert_eq!(greet(app.address).await, expected);
+        assert_eq!(greet(app.address, SHORT).await, expected);
     }
     assert_eq!(app.calls(), 4);
 }
@@ -188,11 +202,11 @@ async fn whoever_is_gone_leaves_the_queue<S: Store + 'static>(
     let app = App::start(Framework::Axum, queue(), store()).await;
     app.until(true, source).await;
     assert_eq!(
-        task::block_in_place(|| status(get_root(app.address))),
+        task::block_in_place(|| status(ask(app.address, SHORT))),
         "200"
     );
     for _ in 0..3 {
-        let waiting = task::block_in_place(|| get_root(app.address));
+        let waiting = task::block_in_place(|| ask(app.address, SHORT));
         app.until(false, source).await;
         drop(waiting);
         app.until(true, source).await;
@@ -201,9 +215,9 @@ async fn whoever_is_gone_leaves_the_queue<S: Store + 'static>(
 
     let app = App::start(Framework::Tonic, queue(), store()).await;
     app.until(true, source).await;
-    assert_eq!(greet(app.address).await, Ok(()));
+    assert_eq!(greet(app.address, SHORT).await, Ok(()));
     for _ in 0..3 {
-        let waiting = tokio::spawn(greet(app.address));
+        let waiting = tokio::spawn(greet(app.address, SHORT));
         app.until(false, source).await;
         waiting.abort();
         app.until(true, source).await;
@@ -211,32 +225,73 @@ async fn whoever_is_gone_leaves_the_queue<S: Store + 'static>(
     assert_eq!(app.calls(), 1);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn denials_cost_the_handler_nothing_in_memory() {
-    denials_cost_the_handler_nothing(in_memory, Source::Memory).await;
+async fn whoever_is_gone_gives_his_place_back<S: Store + 'static>(
+    store: impl Fn() -> S,
+    source: Source,
+) {
+    let lease = Span::from_secs(3_600);
+    let place = || Limit::new(Algorithm::Concurrency { limit: 1, lease }).unwrap();
+    let app = App::start(Framework::Axum, place(), store()).await;
+    app.until(true, source).await;
+    for _ in 0..3 {
+        let working = task::block_in_place(|| ask(app.address, LONG));
+        app.until(false, source).await;
+        drop(working);
+        app.until(true, source).await;
+    }
+    assert_eq!(app.calls(), 3);
+
+    let app = App::start(Framework::Tonic, place(), store()).await;
+    app.until(true, source).await;
+    for _ in 0..3 {
+        let working = tokio::spawn(greet(app.address, LONG));
+        app.until(false, source).await;
+        working.abort();
+        app.until(true, source).await;
+        assert_eq!(greet(app.address, SHORT).await, Ok(()));
+        app.until(true, source).await;
+    }
+    assert_eq!(app.calls(), 6);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn denials_cost_the_handler_nothing_on_redis() {
-    let redis = task::block_in_place(RedisServer::start);
-    let store = || {
-        redis.ask(&["FLUSHALL"]);
-        in_redis(&redis.url()).unwrap()
+/// A store that waits for its Redis as long as it takes: on a machine that has much to do, nothing else is to answer.
+fn in_redis(url: &str) -> Fleet {
+    let (address, login) = Address::parse(url).unwrap();
+    let settings = Settings {
+        login,
+        timeout: PATIENCE,
+        ..Settings::new(Topology::Standalone(address))
     };
-    denials_cost_the_handler_nothing(store, Source::Redis).await;
+    let redis = Arc::new(Redis::start(settings, &Handle::current()));
+    Fleet::new(redis, "inside", in_memory(), FleetSettings::default())
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn whoever_is_gone_leaves_the_queue_in_memory() {
-    whoever_is_gone_leaves_the_queue(in_memory, Source::Memory).await;
-}
+/// All of this in this process, and on a Redis.
+macro_rules! on_every_store {
+    ($($test:ident),* $(,)?) => {
+        mod in_memory {
+            $(#[tokio::test(flavor = "multi_thread")]
+            async fn $test() {
+                super::$test(super::in_memory, super::Source::Memory).await;
+            })*
+        }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn whoever_is_gone_leaves_the_queue_on_redis() {
-    let redis = task::block_in_place(RedisServer::start);
-    let store = || {
-        redis.ask(&["FLUSHALL"]);
-        in_redis(&redis.url()).unwrap()
+        mod on_redis {
+            $(#[tokio::test(flavor = "multi_thread")]
+            async fn $test() {
+                let redis = super::task::block_in_place(super::RedisServer::start);
+                let store = || {
+                    redis.ask(&["FLUSHALL"]);
+                    super::in_redis(&redis.url())
+                };
+                super::$test(store, super::Source::Redis).await;
+            })*
+        }
     };
-    whoever_is_gone_leaves_the_queue(store, Source::Redis).await;
 }
+
+on_every_store!(
+    denials_cost_the_handler_nothing,
+    whoever_is_gone_leaves_the_queue,
+    whoever_is_gone_gives_his_place_back,
+);
