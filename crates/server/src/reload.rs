@@ -8,7 +8,8 @@ use std::{
 };
 
 use crate::{
-    config::{Config, MAX_FILE_BYTES, Mistake},
+    config::{Config, MAX_FILE_BYTES, Mistake, Proxy},
+    door::proxy::{AuthoritiesError, Current, Live},
     limiter::Limiter,
 };
 
@@ -36,6 +37,9 @@ pub enum LoadError {
         /// Every mistake in it.
         mistakes: Vec<Mistake>,
     },
+    /// What the proxy needs cannot be had.
+    #[error(transparent)]
+    Proxy(#[from] AuthoritiesError),
 }
 
 impl LoadError {
@@ -43,7 +47,7 @@ impl LoadError {
     #[must_use]
     pub fn problems(&self) -> Vec<String> {
         match self {
-            Self::Unreadable { .. } => vec![self.to_string()],
+            Self::Unreadable { .. } | Self::Proxy(_) => vec![self.to_string()],
             Self::Mistaken { mistakes, .. } => mistakes.iter().map(Mistake::to_string).collect(),
         }
     }
@@ -91,6 +95,7 @@ pub fn load(path: &Path) -> Result<Config, LoadError> {
 pub struct Reloader {
     path: PathBuf,
     limiter: Arc<Limiter>,
+    proxy: Option<Arc<Live>>,
     /// Locked until what was read is in force, so that what was read later is in force later.
     last: Mutex<LastRead<Mark>>,
 }
@@ -125,20 +130,21 @@ pub(crate) struct Mark {
 }
 
 impl Reloader {
-    /// A reloader of the file at `path`, which has just been loaded into `limiter`.
+    /// A reloader of the file at `path`, which has just been loaded into `limiter`, and `proxy` if there is one.
     #[must_use]
-    pub fn new(path: PathBuf, limiter: Arc<Limiter>) -> Self {
+    pub fn new(path: PathBuf, limiter: Arc<Limiter>, proxy: Option<Arc<Live>>) -> Self {
         let last = Mutex::new(LastRead::new(mark(&path)));
         Self {
             path,
             limiter,
+            proxy,
             last,
         }
     }
 
     /// Reads the file and puts its rules in force; counts are kept. Returns how many rules there are.
     ///
-    /// Addresses, bounds and the store are those of the start until the server starts again.
+    /// Where doors listen, bounds and the store are those of the start until the server starts again.
     ///
     /// # Errors
     ///
@@ -172,13 +178,17 @@ impl Reloader {
         read: Result<Config, LoadError>,
         last: &mut LastRead<Mark>,
     ) -> Result<usize, LoadError> {
-        let loaded = read.map(|config| {
+        let loaded = read.and_then(|mut config| {
+            let proxy = self.prepare_proxy(config.proxy.take())?;
             let rules = config.rules.succeeding(&self.limiter.rules());
             let count = rules.len();
             self.limiter.swap_rules(rules);
             let now = self.limiter.now();
             self.limiter.quotas().swap_rules(config.quotas, now);
-            count
+            if let Some((live, next)) = proxy {
+                live.put_in_force(next);
+            }
+            Ok(count)
         });
         self.limiter.metrics().count_reload(loaded.is_err());
         let error = loaded.as_ref().err();
@@ -193,6 +203,23 @@ impl Reloader {
             Err(error) => tracing::error!(%file, "kept the old rules: {error}"),
         }
         loaded
+    }
+
+    /// What the proxy is going to do, if there is one and is to be one.
+    fn prepare_proxy(
+        &self,
+        settings: Option<Proxy>,
+    ) -> Result<Option<(&Live, Current)>, AuthoritiesError> {
+        match (&self.proxy, settings) {
+            (Some(live), Some(settings)) => Ok(Some((live, live.prepare(settings)?))),
+            (None, None) => Ok(None),
+            _ => {
+                tracing::warn!(
+                    "whether there is a proxy is as at the start until the server starts again"
+                );
+                Ok(None)
+            }
+        }
     }
 
     /// What was wrong with the file when it was last read; empty if it is in force.

@@ -26,7 +26,7 @@ use crate::{
     door::{
         self,
         grpc::Http2,
-        proxy::{AuthoritiesError, Upstreams},
+        proxy::{AuthoritiesError, Live},
     },
     envoy::{FolderError, RateLimitService, Watch},
     limiter::{Backend, Limiter},
@@ -149,8 +149,6 @@ pub fn start(
     };
     let limiter = Arc::new(Limiter::new(config.rules, backend, clock));
     limiter.quotas().swap_rules(config.quotas, limiter.now());
-    let reloader =
-        source.map(|path| Arc::new(Reloader::new(path.to_owned(), Arc::clone(&limiter))));
     let envoy = config
         .envoy
         .map(|envoy| watch(envoy, &limiter))
@@ -158,8 +156,12 @@ pub fn start(
     let server = Server::start(Server::default_workers())?;
     let proxy = config
         .proxy
-        .map(|settings| Proxied::new(settings, server.workers(), proxy_tls))
+        .map(|settings| Live::new(settings, &server).map(Arc::new))
         .transpose()?;
+    let reloader = source.map(|path| {
+        let (limiter, proxy) = (Arc::clone(&limiter), proxy.clone());
+        Arc::new(Reloader::new(path.to_owned(), limiter, proxy))
+    });
     let doors = Doors {
         limiter: &limiter,
         reloader: reloader.as_ref(),
@@ -170,6 +172,7 @@ pub fn start(
         grpc_tls,
         certificates: certificates.clone(),
         proxy,
+        proxy_tls,
         token,
     };
     doors.open(&server, sockets)?;
@@ -226,27 +229,6 @@ impl Sockets {
     }
 }
 
-/// What the proxy does, and what stands behind it.
-struct Proxied {
-    settings: Arc<crate::config::Proxy>,
-    upstreams: Arc<Upstreams>,
-    tls: Option<Arc<Tls>>,
-}
-
-impl Proxied {
-    fn new(
-        settings: crate::config::Proxy,
-        workers: usize,
-        tls: Option<Arc<Tls>>,
-    ) -> Result<Self, AuthoritiesError> {
-        Ok(Self {
-            upstreams: Arc::new(Upstreams::new(&settings.upstreams, workers)?),
-            settings: Arc::new(settings),
-            tls,
-        })
-    }
-}
-
 /// What every door is opened with.
 struct Doors<'a> {
     limiter: &'a Arc<Limiter>,
@@ -257,7 +239,8 @@ struct Doors<'a> {
     grpc: crate::config::Grpc,
     grpc_tls: Option<Arc<Tls>>,
     certificates: Vec<Arc<Tls>>,
-    proxy: Option<Proxied>,
+    proxy: Option<Arc<Live>>,
+    proxy_tls: Option<Arc<Tls>>,
     token: Option<String>,
 }
 
@@ -290,15 +273,13 @@ impl Doors<'_> {
             let (limiter, bounds) = (Arc::clone(self.limiter), door::resp::default_bounds());
             self.opened("resp", door::resp::listen(server, socket, bounds, limiter)?);
         }
-        if let Some((socket, proxy)) = sockets.proxy.zip(self.proxy.as_ref()) {
-            proxy.upstreams.watch(server, &proxy.settings);
+        if let Some((socket, live)) = sockets.proxy.zip(self.proxy.as_ref()) {
             let served = door::proxy::Served {
                 limiter: Arc::clone(self.limiter),
                 headers: self.headers,
-                settings: Arc::clone(&proxy.settings),
-                upstreams: Arc::clone(&proxy.upstreams),
+                live: Arc::clone(live),
                 identity: Arc::clone(&self.identity),
-                tls: proxy.tls.clone(),
+                tls: self.proxy_tls.clone(),
             };
             self.opened("proxy", door::proxy::listen(server, socket, served)?);
         }
@@ -308,10 +289,7 @@ impl Doors<'_> {
                 reloader: self.reloader.cloned(),
                 envoy: self.envoy.cloned(),
                 certificates: self.certificates.clone(),
-                upstreams: self
-                    .proxy
-                    .as_ref()
-                    .map(|proxy| Arc::clone(&proxy.upstreams)),
+                proxy: self.proxy.clone(),
                 token: self.token.clone(),
             };
             let listener = door::admin::listen(server, socket, Bounds::default(), operated)?;

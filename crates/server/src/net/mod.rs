@@ -49,6 +49,7 @@ pub use shutdown::Shutdown;
 pub use timer::LazyTimer;
 pub(crate) use tls::roots;
 pub use tls::{Behind, Tls, TlsError};
+pub use worker::Tasks;
 
 /// What one listener and each of its connections may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use super::{
     Bounds, Connection, Listener,
     listener::Dealer,
     shutdown::{Shutdown, Tally},
-    worker::{Jobs, Worker},
+    worker::{Jobs, Tasks, Worker},
 };
 
 /// Worker threads and what listens on them. Dropping it drops every connection where it stands;
@@ -95,6 +95,12 @@ impl Server {
         F: Future<Output = ()> + 'static,
     {
         self.first().spawn(make);
+    }
+
+    /// What runs on the first worker, for whoever has more to run there later.
+    #[must_use]
+    pub fn tasks(&self) -> Tasks {
+        Tasks(self.first().clone())
     }
 
     /// Lets it be known that the server is going to shut down: whoever asks for its health is sent elsewhere, and

@@ -7,6 +7,20 @@ use tokio::{
     sync::mpsc::{self, UnboundedReceiver, UnboundedSender},
 };
 
+/// Work for one worker that serves no connection.
+#[derive(Clone, Debug)]
+pub struct Tasks(pub(super) Jobs);
+
+impl Tasks {
+    /// Runs a future on the worker. It is dropped where it stands when the server ends.
+    pub fn spawn<F>(&self, make: impl FnOnce() -> F + Send + 'static)
+    where
+        F: Future<Output = ()> + 'static,
+    {
+        self.0.spawn(make);
+    }
+}
+
 enum Job {
     Run(Box<dyn FnOnce() + Send>),
     Stop,

@@ -55,13 +55,13 @@ impl Door {
         let store = MemoryStore::new(MemoryBounds::default());
         let rules = Config::parse(RULES).unwrap().rules;
         let limiter = Arc::new(Limiter::new(rules, store, clock.clone()));
-        let reloader = Reloader::new(file.path().to_owned(), Arc::clone(&limiter));
+        let reloader = Reloader::new(file.path().to_owned(), Arc::clone(&limiter), None);
         let operated = Operated {
             limiter: Arc::clone(&limiter),
             reloader: Some(Arc::new(reloader)),
             envoy: None,
             certificates: Vec::new(),
-            upstreams: None,
+            proxy: None,
             token: token.map(str::to_owned),
         };
         let server = Server::start(1).unwrap();

@@ -159,7 +159,7 @@ impl Node {
             reloader: None,
             envoy: None,
             certificates: Vec::new(),
-            upstreams: None,
+            proxy: None,
             token: None,
         };
         let listener = admin::listen(&self.server, socket(), Bounds::default(), operated);

@@ -53,11 +53,11 @@ fn a_body_that_is_slow_but_comes_is_waited_for() {
         talk.until_closed();
     });
     // Longer in all than the head of the answer may take, which does not count yet.
-    let door = Door::with(upstream.url(), "timeouts: {idle: 10s, head: 100ms}");
+    let door = Door::with(upstream.url(), "timeouts: {idle: 10s, head: 1s}");
     let mut client = door.connect();
     client.send("POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 6\r\n\r\n");
     for _ in 0..6 {
-        std::thread::park_timeout(Duration::from_millis(50));
+        std::thread::park_timeout(Duration::from_millis(200));
         client.send("x");
     }
     assert_eq!(client.read_answer(false).status, 200);

@@ -6,7 +6,7 @@ use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
 use tidegate_http::Clock;
 use tidegate_server::{
     config::Config,
-    door::proxy::{self, Served, Upstreams},
+    door::proxy::{self, Live, Served},
     limiter::Limiter,
     net::{Behind, Listener, Server, Tls},
 };
@@ -19,7 +19,7 @@ const START_MICROS: u64 = 1_700_000_040_000_000;
 pub(crate) struct Door {
     pub(crate) listener: Listener,
     pub(crate) server: Server,
-    pub(crate) upstreams: Arc<Upstreams>,
+    pub(crate) live: Arc<Live>,
     pub(crate) limiter: Arc<Limiter>,
     pub(crate) tls: Option<Arc<Tls>>,
 }
@@ -50,18 +50,14 @@ impl Door {
         let settings = config.proxy.unwrap();
         let tls = settings.tls.as_ref();
         let tls = tls.map(|files| Arc::new(Tls::load(Behind::Proxy, files).unwrap()));
-        let upstreams = Upstreams::new(&settings.upstreams, server.workers()).unwrap();
-        let upstreams = Arc::new(upstreams);
-        let settings = Arc::new(settings);
-        upstreams.watch(&server, &settings);
+        let live = Arc::new(Live::new(settings, &server).unwrap());
         let clock = Clock::manual(Timestamp::from_micros(START_MICROS));
         let store = MemoryStore::new(MemoryBounds::default());
         let limiter = Arc::new(Limiter::new(config.rules, store, clock));
         let served = Served {
             limiter: Arc::clone(&limiter),
             headers: config.headers,
-            upstreams: Arc::clone(&upstreams),
-            settings,
+            live: Arc::clone(&live),
             identity: Arc::new(config.identity),
             tls: tls.clone(),
         };
@@ -70,7 +66,7 @@ impl Door {
         Self {
             listener,
             server,
-            upstreams,
+            live,
             limiter,
             tls,
         }

@@ -34,7 +34,7 @@ fn before(addresses: [&Upstream; 2], settings: &str) -> Door {
 fn is_up(door: &Door, upstream: &Upstream) -> bool {
     let url = upstream.url();
     let line = format!("tidegate_proxy_address_up{{upstream=\"app\",address=\"{url}\"}} 1\n");
-    door.upstreams.exposition().contains(&line)
+    door.live.exposition().contains(&line)
 }
 
 /// Waits until `is_so`, or fails.
@@ -56,7 +56,7 @@ fn who_does_not_answer_is_left_alone_for_a_while() {
     assert_eq!(statuses.iter().filter(|status| **status == 502).count(), 2);
     assert_eq!((moody.heads().len(), well.heads().len()), (2, 18));
     assert!(is_up(&door, &well) && !is_up(&door, &moody));
-    let metrics = door.upstreams.exposition();
+    let metrics = door.live.exposition();
     let ejected = format!(
         "tidegate_proxy_ejections_total{{upstream=\"app\",address=\"{}\"}} 1\n",
         moody.url()
@@ -116,7 +116,7 @@ fn who_is_not_well_is_left_alone_until_it_is() {
     until(|| is_up(&door, &sick));
     assert!((0..6).all(|_| door.get("/").status == 200));
     assert_eq!(asked(), 3);
-    let metrics = door.upstreams.exposition();
+    let metrics = door.live.exposition();
     let good = format!("address=\"{}\",result=\"good\"", well.url());
     assert!(metrics.contains(&good), "{metrics}");
 }

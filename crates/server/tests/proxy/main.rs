@@ -18,6 +18,7 @@ mod http2;
 mod limits;
 mod passing;
 mod pool;
+mod reload;
 mod routing;
 mod smuggling;
 mod upgrade;

@@ -74,7 +74,7 @@ async fn grpc_passes_with_its_trailers() {
         // `status: SERVING` in a message of two octets.
         assert_eq!(message, [0, 0, 0, 0, 2, 8, 1].as_slice());
     }
-    let metrics = door.upstreams.exposition();
+    let metrics = door.live.exposition();
     assert!(
         metrics.contains("tidegate_proxy_connections{upstream=\"grpc\"} 1\n"),
         "one connection takes them all: {metrics}"

@@ -33,7 +33,7 @@ use tidegate_redis::Health;
 use self::{access::Access, path::Path};
 use super::{
     http::{Answer, Problem, json, read_body, wire},
-    proxy::Upstreams,
+    proxy::Live,
 };
 use crate::{
     envoy::Watch,
@@ -54,8 +54,8 @@ pub struct Operated {
     pub envoy: Option<Arc<Watch>>,
     /// The certificates of doors, which `POST /v1/reload` reads again too.
     pub certificates: Vec<Arc<Tls>>,
-    /// What stands behind the reverse proxy; without one there is none.
-    pub upstreams: Option<Arc<Upstreams>>,
+    /// The reverse proxy, if there is one.
+    pub proxy: Option<Arc<Live>>,
     /// Who shows it may ask; without one, whoever is on this machine.
     pub token: Option<String>,
 }
@@ -77,7 +77,7 @@ pub fn listen(
         reloader,
         envoy,
         certificates,
-        upstreams,
+        proxy,
         token,
     } = operated;
     let admin = Arc::new(Admin {
@@ -85,7 +85,7 @@ pub fn listen(
         reloader,
         envoy,
         certificates,
-        upstreams,
+        proxy,
         shutdown: server.shutdown_signal(),
         access: Access::new(token, socket.local_addr()?)?,
     });
@@ -103,7 +103,7 @@ struct Admin {
     reloader: Option<Arc<Reloader>>,
     envoy: Option<Arc<Watch>>,
     certificates: Vec<Arc<Tls>>,
-    upstreams: Option<Arc<Upstreams>>,
+    proxy: Option<Arc<Live>>,
     shutdown: Shutdown,
     access: Access,
 }
@@ -207,8 +207,8 @@ impl Admin {
         if !self.certificates.is_empty() {
             Tls::write(&self.certificates, &mut text);
         }
-        if let Some(upstreams) = &self.upstreams {
-            text.append(&upstreams.exposition());
+        if let Some(proxy) = &self.proxy {
+            text.append(&proxy.exposition());
         }
         let mut answer = Response::new(Full::from(text.finish()));
         let text = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");

@@ -5,9 +5,10 @@
 //! idle one of another's away.
 
 use std::{
+    path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -16,7 +17,7 @@ use rustls::ClientConfig;
 use tokio::time::{Instant, sleep};
 
 use super::{health::Health, link::Link};
-use crate::config::{Scheme, Timeouts, Upstream, Url};
+use crate::config::{Ejection, HealthCheck, Scheme, Timeouts, Upstream, Url};
 
 /// An address of an upstream.
 #[derive(Debug)]
@@ -26,12 +27,37 @@ pub(super) struct Address {
     pub(super) http2: bool,
     /// How it is connected to behind TLS, if it is.
     pub(super) tls: Option<Arc<ClientConfig>>,
-    /// The most connections at once.
-    most: usize,
+    /// What the configuration says of it.
+    terms: Terms,
+    is_watched: AtomicBool,
     connections: AtomicUsize,
     in_flight: AtomicUsize,
     pools: Box<[Mutex<Pool>]>,
     pub(super) health: Health,
+}
+
+/// What an address has of its upstream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Terms {
+    http2: bool,
+    ca: Option<PathBuf>,
+    /// The most connections at once.
+    most: usize,
+    eject: Option<Ejection>,
+    health: Option<HealthCheck>,
+}
+
+impl Terms {
+    fn of(upstream: &Upstream) -> Self {
+        Self {
+            http2: upstream.http2,
+            ca: upstream.ca.clone(),
+            most: upstream.max_connections,
+            // Where there is nobody else, whoever does not answer is asked all the same.
+            eject: upstream.eject.filter(|_| upstream.urls.len() > 1),
+            health: upstream.health.clone(),
+        }
+    }
 }
 
 /// The connections of one worker that wait for a request, the latest last.
@@ -54,13 +80,24 @@ impl Address {
             tls: tls.filter(|_| url.scheme == Scheme::Https).cloned(),
             url,
             http2: upstream.http2,
-            most: upstream.max_connections,
+            terms: Terms::of(upstream),
+            is_watched: AtomicBool::new(false),
             connections: AtomicUsize::new(0),
             in_flight: AtomicUsize::new(0),
             pools: (0..workers).map(|_| Mutex::default()).collect(),
-            // Where there is nobody else, whoever does not answer is asked all the same.
-            health: Health::new(upstream.eject.filter(|_| upstream.urls.len() > 1)),
+            health: Health::new(Terms::of(upstream).eject),
         }
+    }
+
+    /// Whether it is what `upstream` has at `url`.
+    pub(super) fn is_as(&self, url: &Url, upstream: &Upstream) -> bool {
+        self.url == *url && self.terms == Terms::of(upstream)
+    }
+
+    /// How it is asked whether it is well, if nobody does so yet.
+    pub(super) fn unwatched(&self) -> Option<HealthCheck> {
+        let check = self.terms.health.clone()?;
+        (!self.is_watched.swap(true, Ordering::Relaxed)).then_some(check)
     }
 
     /// How many requests are on their way.
@@ -107,7 +144,7 @@ impl Address {
 
     /// Leave to make one connection more; `None` if there are as many as may be, and none of them waits.
     pub(super) fn admit(self: &Arc<Self>) -> Option<Admitted> {
-        let below = |count: usize| (count < self.most).then_some(count + 1);
+        let below = |count: usize| (count < self.terms.most).then_some(count + 1);
         let step = || {
             self.connections
                 .fetch_update(Ordering::Relaxed, Ordering::Relaxed, below)

@@ -18,6 +18,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use http::{
@@ -38,12 +39,12 @@ use super::{
     hop,
     lease::Lease,
     link::{Link, Unanswered},
+    live::{Current, Live},
     refusal::Refusal,
     target,
     tunnel::{Planned, Tunnel},
-    upstreams::{Upstream, Upstreams},
+    upstreams::Upstream,
 };
-use crate::config::Proxy;
 
 /// Passes the requests of one connection on.
 #[derive(Clone, Debug)]
@@ -52,8 +53,7 @@ pub(super) struct Forwarder(Arc<Way>);
 /// What all requests of a connection have in common.
 #[derive(Debug)]
 pub(super) struct Way {
-    pub(super) settings: Arc<Proxy>,
-    pub(super) upstreams: Arc<Upstreams>,
+    pub(super) live: Arc<Live>,
     pub(super) forwarding: Forwarding,
     pub(super) worker: usize,
     /// Where to leave a tunnel for when the answer is out.
@@ -92,12 +92,19 @@ impl Service<Request<Incoming>> for Forwarder {
 
 /// A request that is going to be answered, or refused, by an upstream.
 struct Begun {
+    passing: Passing,
     upstream: Arc<Upstream>,
     /// There if the client wants to go on with another protocol.
     client: Option<OnUpgrade>,
     /// How far its body has come.
     progress: Progress,
     asked: Asked,
+}
+
+/// By what a request is passed on, from beginning to end.
+struct Passing {
+    current: Arc<Current>,
+    worker: usize,
 }
 
 /// How far a request has come before anything was waited for.
@@ -117,8 +124,13 @@ impl Way {
         let client = protocol.is_some().then(|| hyper::upgrade::on(&mut request));
         let (mut head, body) = request.into_parts();
         target::settle(&mut head)?;
-        let upstream = self.upstreams.choose(&head)?;
-        let most = self.settings.max_body.unwrap_or(u64::MAX);
+        let passing = Passing {
+            current: self.live.now(),
+            worker: self.worker,
+        };
+        let settings = &passing.current.settings;
+        let upstream = Arc::clone(passing.current.upstreams.choose(&head)?);
+        let most = settings.max_body.unwrap_or(u64::MAX);
         if body_length(&head).is_some_and(|length| length > most) {
             return Err(Refusal::TooLarge(most));
         }
@@ -128,31 +140,39 @@ impl Way {
         if let Some(scheme) = &upstream.http2 {
             target::as_http2(&mut head, scheme)?;
         }
-        let upload = Upload::new(body, most, self.settings.timeouts.idle);
+        let upload = Upload::new(body, most, settings.timeouts.idle);
+        let progress = upload.progress();
+        let asked = passing.ask_at_once(&upstream, Request::from_parts(head, upload));
         Ok(Begun {
-            upstream: Arc::clone(upstream),
+            passing,
+            upstream,
             client,
-            progress: upload.progress(),
-            asked: self.ask_at_once(upstream, Request::from_parts(head, upload)),
+            progress,
+            asked,
         })
     }
 
     async fn finish(&self, begun: Begun) -> Result<Response<Body>, Refusal> {
         let Begun {
+            passing,
             upstream,
             client,
             progress,
             asked,
         } = begun;
         let asked = match asked {
-            Asked::On(lease) => self.wait_for(lease, &progress).await,
+            Asked::On(lease) => passing.wait_for(lease, &progress).await,
             // Seldom, and much larger than the rest of what a request is while it waits.
             Asked::Later { turn, request } => {
-                let asking = self.ask(&upstream, turn, request, &progress);
+                let asking = passing.ask(&upstream, turn, request, &progress);
                 Box::pin(asking).await
             }
         };
-        let answered = asked.and_then(|(answer, lease)| self.pass_back(answer, lease, client));
+        let idle = passing.current.settings.timeouts.idle;
+        let answered = asked.and_then(|(answer, lease)| {
+            let upgrade = client.map(|client| (client, &self.planned));
+            pass_back((answer, lease), idle, upgrade)
+        });
         match &answered {
             Ok(answer) => upstream.tally.count_answer(self.worker, answer.status()),
             Err(refusal) => upstream.tally.count_failure(self.worker, *refusal),
@@ -170,10 +190,12 @@ impl Way {
         }
         self.forwarding.write(&mut head.headers);
     }
+}
 
+impl Passing {
     /// Sends `request` to the address with the least to do, if a connection has been kept there.
     fn ask_at_once(&self, upstream: &Upstream, request: Request<Upload>) -> Asked {
-        let times = &self.settings.timeouts;
+        let times = &self.current.settings.timeouts;
         let turn = upstream.turn();
         let kept = upstream.least_loaded(turn, 0).and_then(|(_, address)| {
             let load = address.enter();
@@ -194,7 +216,7 @@ impl Way {
         mut lease: Lease,
         progress: &Progress,
     ) -> Result<(Response<Source>, Lease), Refusal> {
-        let times = &self.settings.timeouts;
+        let times = &self.current.settings.timeouts;
         match lease.link.answer(progress, times).await {
             Ok(answer) => Ok(answered(answer, lease)),
             Err(refusal) => Err(self.reason(refusal, progress, &lease)),
@@ -209,7 +231,7 @@ impl Way {
         mut request: Box<Request<Upload>>,
         progress: &Progress,
     ) -> Result<(Response<Source>, Lease), Refusal> {
-        let times = &self.settings.timeouts;
+        let times = &self.current.settings.timeouts;
         let (mut tried, mut refusal) = (0, Refusal::Unreachable);
         while let Some((at, address)) = upstream.least_loaded(turn, tried) {
             let load = address.enter();
@@ -245,7 +267,7 @@ impl Way {
 
     /// Why there is no answer: where the client's body broke off, that is why the upstream gave none.
     fn reason(&self, refusal: Refusal, progress: &Progress, lease: &Lease) -> Refusal {
-        let most = self.settings.max_body.unwrap_or(u64::MAX);
+        let most = self.current.settings.max_body.unwrap_or(u64::MAX);
         progress.failure(most).unwrap_or_else(|| {
             note_failure(lease.load.address(), refusal);
             refusal
@@ -257,49 +279,49 @@ impl Way {
             link,
             load,
             worker: self.worker,
-            keep: self.settings.timeouts.pool,
+            keep: self.current.settings.timeouts.pool,
         }
     }
 
     /// A new connection, kept at once if it takes many requests.
     async fn connect(&self, address: &Arc<Address>) -> Result<Link, Refusal> {
-        let link = Link::make(address, &self.settings).await?;
-        let times = &self.settings.timeouts;
+        let link = Link::make(address, &self.current.settings).await?;
+        let times = &self.current.settings.timeouts;
         if let Some(shared) = link.share(times) {
             address.keep(self.worker, shared, times.pool);
         }
         Ok(link)
     }
+}
 
-    /// The answer as the client gets it. `client` is there if it wants to go on with another protocol.
-    fn pass_back(
-        &self,
-        answer: Response<Source>,
-        lease: Lease,
-        client: Option<OnUpgrade>,
-    ) -> Result<Response<Body>, Refusal> {
-        if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
-            // Who speaks another protocol without being asked to makes no sense.
-            let client = client.ok_or(Refusal::BadAnswer)?;
-            let protocol = hop::upgrade(answer.headers()).ok_or(Refusal::BadAnswer)?;
-            let (mut head, _) = answer.into_parts();
-            hop::strip_answer(&mut head.headers);
-            hop::set_upgrade(&mut head.headers, protocol);
-            let lasting = Lasting::default();
-            head.extensions.insert(lasting.clone());
-            self.planned.plan(Tunnel {
-                lasting,
-                client,
-                lease,
-            });
-            return Ok(Response::from_parts(head, Body::Whole(Full::default())));
-        }
-        let (mut head, body) = answer.into_parts();
-        head.version = Version::HTTP_11;
+/// The answer as the client gets it, unless nothing of it comes for `idle`. `upgrade` is there if it wants to go on with
+/// another protocol, and says where to leave the tunnel.
+fn pass_back(
+    (answer, lease): (Response<Source>, Lease),
+    idle: Duration,
+    upgrade: Option<(OnUpgrade, &Planned)>,
+) -> Result<Response<Body>, Refusal> {
+    if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
+        // Who speaks another protocol without being asked to makes no sense.
+        let (client, planned) = upgrade.ok_or(Refusal::BadAnswer)?;
+        let protocol = hop::upgrade(answer.headers()).ok_or(Refusal::BadAnswer)?;
+        let (mut head, _) = answer.into_parts();
         hop::strip_answer(&mut head.headers);
-        let download = Download::new(body, lease, self.settings.timeouts.idle);
-        Ok(Response::from_parts(head, Body::Passed(download)))
+        hop::set_upgrade(&mut head.headers, protocol);
+        let lasting = Lasting::default();
+        head.extensions.insert(lasting.clone());
+        planned.plan(Tunnel {
+            lasting,
+            client,
+            lease,
+        });
+        return Ok(Response::from_parts(head, Body::Whole(Full::default())));
     }
+    let (mut head, body) = answer.into_parts();
+    head.version = Version::HTTP_11;
+    hop::strip_answer(&mut head.headers);
+    let download = Download::new(body, lease, idle);
+    Ok(Response::from_parts(head, Body::Passed(download)))
 }
 
 /// Takes note that there is an answer.

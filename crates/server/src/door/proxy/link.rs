@@ -205,18 +205,18 @@ async fn in_time<A>(
     times: &Timeouts,
 ) -> Result<A, Refusal> {
     let mut answering = pin!(answering);
+    let mut is_sending = progress.is_sending();
     poll_fn(|cx| {
         if let Poll::Ready(answer) = answering.as_mut().poll(cx) {
             return Poll::Ready(Ok(answer));
         }
-        loop {
-            ready!(timer.poll_due(cx));
-            // An upstream that is still being sent the body owes no answer yet.
-            if !progress.is_sending() {
-                return Poll::Ready(Err(Refusal::HeadTimeout));
-            }
+        // An upstream that is still being sent the body owes no answer yet. Its time begins when it has been sent all.
+        if is_sending {
+            is_sending = progress.is_sending();
             timer.set(times.head);
         }
+        ready!(timer.poll_due(cx));
+        Poll::Ready(Err(Refusal::HeadTimeout))
     })
     .await
 }

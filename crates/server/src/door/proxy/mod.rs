@@ -19,6 +19,7 @@ mod health;
 mod hop;
 mod lease;
 mod link;
+mod live;
 mod refusal;
 mod stall;
 mod tally;
@@ -28,7 +29,11 @@ mod upstreams;
 
 use std::{io, net::TcpListener, sync::Arc};
 
-pub use self::{authorities::AuthoritiesError, upstreams::Upstreams};
+use self::upstreams::Upstreams;
+pub use self::{
+    authorities::AuthoritiesError,
+    live::{Current, Live},
+};
 use tower_layer::Layer as _;
 
 use self::{
@@ -39,7 +44,7 @@ use self::{
 };
 use super::http::header_writer;
 use crate::{
-    config::{Headers, Identity, Proxy},
+    config::{Headers, Identity},
     limiter::Limiter,
     net::{Bounds, Listener, Server, Tls},
 };
@@ -51,10 +56,8 @@ pub struct Served {
     pub limiter: Arc<Limiter>,
     /// Which headers answers carry.
     pub headers: Headers,
-    /// What it does.
-    pub settings: Arc<Proxy>,
-    /// What stands behind it.
-    pub upstreams: Arc<Upstreams>,
+    /// What it does, and what stands behind it.
+    pub live: Arc<Live>,
     /// Which proxies in front of it are believed.
     pub identity: Arc<Identity>,
     /// Its certificate; without one clients speak in the clear.
@@ -68,19 +71,19 @@ pub struct Served {
 /// What the system says if `socket` is not a listening socket.
 pub fn listen(server: &Server, socket: TcpListener, served: Served) -> io::Result<Listener> {
     let bounds = Bounds {
-        connections: served.settings.max_connections,
+        connections: served.live.now().settings.max_connections,
         ..Bounds::default()
     };
     let writer = header_writer(served.headers);
     let layer = gate::layer(&served.limiter, &served.identity, writer);
     server.listen(socket, bounds, move |stream, connection| {
         let Served {
-            settings,
-            upstreams,
+            live,
             identity,
             tls,
             ..
         } = served.clone();
+        let settings = Arc::clone(&live.now().settings);
         let layer = layer.clone().connection_from(connection.peer.ip());
         async move {
             let peer = connection.peer.ip();
@@ -88,8 +91,7 @@ pub fn listen(server: &Server, socket: TcpListener, served: Served) -> io::Resul
             let scheme = if tls.is_some() { "https" } else { "http" };
             let is_believed = identity.trust.believes(peer);
             let forwarder = Forwarder::new(Way {
-                settings: Arc::clone(&settings),
-                upstreams,
+                live,
                 forwarding: Forwarding::new(settings.forwarded, peer, scheme, is_believed),
                 worker: connection.worker,
                 planned: planned.clone(),

@@ -78,8 +78,7 @@ impl Tally {
 
 impl Upstreams {
     /// Everything that was counted, in the Prometheus text format.
-    #[must_use]
-    pub fn exposition(&self) -> String {
+    pub(super) fn exposition(&self) -> String {
         let mut text = Text::default();
         self.write_answers(&mut text);
         self.write_gauges(&mut text);

@@ -15,11 +15,11 @@ use super::{
     refusal::Refusal,
     tally::Tally,
 };
-use crate::{config, net::Server};
+use crate::{config, net::Tasks};
 
 /// All upstreams, in the order of the configuration.
-#[derive(Debug)]
-pub struct Upstreams(Box<[Arc<Upstream>]>);
+#[derive(Debug, Default)]
+pub(super) struct Upstreams(Box<[Arc<Upstream>]>);
 
 /// One upstream.
 #[derive(Debug)]
@@ -29,34 +29,37 @@ pub(super) struct Upstream {
     pub(super) addresses: Box<[Arc<Address>]>,
     /// Where to begin looking, so that addresses with equally much to do take turns.
     next: AtomicUsize,
-    pub(super) tally: Tally,
-    check: Option<config::HealthCheck>,
+    pub(super) tally: Arc<Tally>,
     /// The scheme of its targets, if it is spoken to in HTTP/2.
     pub(super) http2: Option<Scheme>,
 }
 
 impl Upstreams {
-    /// As `settings` have them, for so many workers.
+    /// As `settings` have them, for so many workers; what stands there as in `previous` is what stood there.
     ///
     /// # Errors
     ///
     /// Authorities for TLS that cannot be had.
-    pub fn new(settings: &[config::Upstream], workers: usize) -> Result<Self, AuthoritiesError> {
-        let upstream = |settings| Ok(Arc::new(Upstream::new(settings, workers)?));
+    pub(super) fn succeeding(
+        settings: &[config::Upstream],
+        workers: usize,
+        previous: &Self,
+    ) -> Result<Self, AuthoritiesError> {
+        let upstream = |settings: &config::Upstream| {
+            let previous = previous.iter().find(|known| known.name == settings.name);
+            let upstream = Upstream::succeeding(settings, workers, previous.map(Arc::as_ref))?;
+            Ok(Arc::new(upstream))
+        };
         let upstreams: Result<_, AuthoritiesError> = settings.iter().map(upstream).collect();
         upstreams.map(Self)
     }
 
-    /// Has their addresses asked whether they are well, on the first worker of `server`, for as long as they are there.
-    pub fn watch(&self, server: &Server, settings: &Arc<config::Proxy>) {
-        for upstream in &self.0 {
-            let Some(check) = &upstream.check else {
-                continue;
-            };
-            for address in &upstream.addresses {
-                let (address, check) = (Arc::downgrade(address), check.clone());
-                let settings = Arc::clone(settings);
-                server.spawn(move || health::watch(address, check, settings));
+    /// Has addresses that are new asked whether they are well, for as long as they are there.
+    pub(super) fn watch(&self, tasks: &Tasks, settings: &Arc<config::Proxy>) {
+        for address in self.0.iter().flat_map(|upstream| &upstream.addresses) {
+            if let Some(check) = address.unwatched() {
+                let (address, settings) = (Arc::downgrade(address), Arc::clone(settings));
+                tasks.spawn(move || health::watch(address, check, settings));
             }
         }
     }
@@ -89,21 +92,31 @@ impl Upstreams {
 }
 
 impl Upstream {
-    fn new(settings: &config::Upstream, workers: usize) -> Result<Self, AuthoritiesError> {
+    fn succeeding(
+        settings: &config::Upstream,
+        workers: usize,
+        previous: Option<&Self>,
+    ) -> Result<Self, AuthoritiesError> {
         let tls = connector(settings)?;
         let scheme = if tls.is_some() {
             Scheme::HTTPS
         } else {
             Scheme::HTTP
         };
-        let address = |url| Arc::new(Address::new(url, settings, tls.as_ref(), workers));
+        let address = |url: config::Url| {
+            let mut known = previous.iter().flat_map(|previous| &previous.addresses);
+            let known = known.find(|address| address.is_as(&url, settings));
+            known
+                .cloned()
+                .unwrap_or_else(|| Arc::new(Address::new(url, settings, tls.as_ref(), workers)))
+        };
+        let tally = previous.map(|previous| Arc::clone(&previous.tally));
         Ok(Self {
             name: settings.name.clone(),
             when: settings.when.clone(),
             addresses: settings.urls.iter().cloned().map(address).collect(),
             next: AtomicUsize::new(0),
-            tally: Tally::new(workers),
-            check: settings.health.clone(),
+            tally: tally.unwrap_or_else(|| Arc::new(Tally::new(workers))),
             http2: settings.http2.then_some(scheme),
         })
     }
