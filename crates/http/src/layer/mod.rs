@@ -21,6 +21,9 @@
 //! | `query.NAME`, `cookie.NAME`, `header.NAME` | the client's own words: the first parameter or cookie NAME; the header's lines, joined by `, ` |
 //! | a name of [`LimiterLayer::part`] | a part of another entry |
 //!
+//! What a rule charges [in the end](tidegate_core::Bill) goes by the entries of the answer: `status`, `header.NAME`,
+//! `grpc-status`, `bytes`, and what the application says in a [`Report`]. Until then it is reserved.
+//!
 //! A rule that counts by an entry which a request does not have does not apply to it. No header stands in for what only the
 //! application can know: there is no way from `X-Customer` to `customer` here.
 

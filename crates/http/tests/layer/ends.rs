@@ -93,13 +93,13 @@ impl Body for Frames {
 }
 
 /// At most so many at once.
-fn places(limit: u64) -> Rule {
+pub(crate) fn places(limit: u64) -> Rule {
     let lease = Span::from_secs(60);
     let places = Limit::new(Algorithm::Concurrency { limit, lease }).unwrap();
     Rule::new("places", vec![places]).unwrap()
 }
 
-fn counting(rule: Rule, entry: &str, pattern: &str) -> Rule {
+pub(crate) fn counting(rule: Rule, entry: &str, pattern: &str) -> Rule {
     let condition = Condition::new(entry, Pattern::text(pattern).unwrap()).unwrap();
     let bill = Bill::default().counting(When::all(vec![condition]));
     rule.billed(bill).unwrap()

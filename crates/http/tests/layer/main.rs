@@ -5,6 +5,7 @@
 mod answers;
 mod ends;
 mod grpc;
+mod model;
 mod queue;
 mod routes;
 mod spoofing;
