@@ -23,7 +23,13 @@ use crate::{
 ///
 /// let mut throttle = AdaptiveThrottle::default();
 /// let (now, mut rng) = (Timestamp::from_micros(1), Rng::with_seed(1));
-/// let sent = (0..1_000).filter(|_| throttle.admits(now, &mut rng)).count();
+/// let mut sent = 0;
+/// for _ in 0..1_000 {
+///     if throttle.admits(now, &mut rng) {
+///         sent += 1;
+///         throttle.refused(now);
+///     }
+/// }
 /// assert!(sent < 20, "nothing is accepted: {sent} of 1000 were sent");
 /// ```
 #[derive(Clone, Debug)]
@@ -60,30 +66,34 @@ impl AdaptiveThrottle {
         }
     }
 
-    /// Whether a request may be sent. It counts as a request either way.
+    /// Whether a request may be sent. One that may not counts as a request at once, one that may when it is known what came of
+    /// it: of what is on its way nobody knows yet whether it is accepted.
     #[must_use]
     pub fn admits(&mut self, now: Timestamp, rng: &mut Rng) -> bool {
-        let counts = self.recent.sum(now);
-        self.recent.add(
-            Counts {
-                first: 1,
-                second: 0,
-            },
-            now,
-        );
-        let (rejected, of) = rejection(counts, self.k);
-        rng.u64(0..of) >= rejected
+        let (rejected, of) = rejection(self.recent.sum(now), self.k);
+        let may_be_sent = rng.u64(0..of) >= rejected;
+        if !may_be_sent {
+            self.refused(now);
+        }
+        may_be_sent
     }
 
     /// The server took a request on, whatever came of it.
     pub fn accepted(&mut self, now: Timestamp) {
-        self.recent.add(
-            Counts {
-                first: 0,
-                second: 1,
-            },
-            now,
-        );
+        self.count(1, now);
+    }
+
+    /// The server did not take a request on, or gave no answer.
+    pub fn refused(&mut self, now: Timestamp) {
+        self.count(0, now);
+    }
+
+    fn count(&mut self, accepts: u64, now: Timestamp) {
+        let counts = Counts {
+            first: 1,
+            second: accepts,
+        };
+        self.recent.add(counts, now);
     }
 }
 
@@ -147,6 +157,8 @@ mod tests {
                 if admitted && accepted {
                     throttle.accepted(now);
                     naive.accepts.push(now.as_micros());
+                } else if admitted {
+                    throttle.refused(now);
                 }
             }
         }
@@ -165,6 +177,7 @@ mod tests {
                 .sum();
             // The server has room for ten a second.
             (0..admitted.min(10)).for_each(|_| throttle.accepted(now));
+            (10..admitted).for_each(|_| throttle.refused(now));
             if second >= 300 {
                 sent += admitted;
                 accepted += admitted.min(10);

@@ -62,11 +62,11 @@ pub enum Error {
     Inner(BoxError),
 }
 
-/// A try took longer than a try may.
+/// An answer took longer than a [`TimeoutLayer`](crate::TimeoutLayer) gives it.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("no answer to one try within {timeout}")]
+#[error("no answer within {timeout}")]
 pub struct TryTimeout {
-    /// What the policy gives a try.
+    /// How long it may take.
     pub timeout: Span,
 }
 

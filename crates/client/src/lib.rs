@@ -46,7 +46,7 @@ pub use error::{BoxError, Error, TryTimeout};
 pub use fastrand::Rng;
 pub use guard::{
     AdaptiveLayer, BreakerLayer, Guard, Guarded, LaneSettings, Pacing, QueueLayer, ThrottleLayer,
-    spaced,
+    TimeoutGuard, TimeoutLayer, spaced,
 };
 pub use layer::{GuardedService, RetryService};
 pub use retry::{BudgetFor, GiveUp, NonIdempotent, Retried, Retry, RetryPolicy};

@@ -3,6 +3,8 @@
 //! reqwest has no hook of its own around whole requests, and `reqwest-middleware` is what its users have agreed on: it is kept up
 //! with reqwest's releases, and small.
 
+use std::error::Error as StdError;
+
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::{Extensions, HeaderMap, StatusCode};
@@ -15,7 +17,7 @@ use crate::{
     error::{BoxError, Error},
     guard::{Call, Guard, Guarded},
     head::Head,
-    retry::{Answer, Retried, Retry, Safety, Sender, refusal, run},
+    retry::{Answer, NeverSent, Retried, Retry, Safety, Sender, refusal, run},
 };
 
 #[async_trait]
@@ -79,9 +81,9 @@ impl Sender for Sending<'_> {
         self.replayable
     }
 
-    fn never_sent(&self, error: &BoxError) -> bool {
-        let error = error.downcast_ref::<reqwest::Error>();
-        error.is_some_and(reqwest::Error::is_connect)
+    /// Nobody but the application knows which hop of a chain of redirects it was that refused the connection.
+    fn never_sent(&self, error: &(dyn StdError + 'static), told: Option<NeverSent>) -> bool {
+        told.is_some_and(|told| told(error))
     }
 }
 

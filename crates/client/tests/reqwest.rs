@@ -16,6 +16,7 @@ use http::{Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
+use reqwest::redirect::Policy;
 use reqwest_middleware::{ClientBuilder, ClientWithMiddleware};
 use tidegate_client::{
     BreakerLayer, BreakerSettings, Error, GiveUp, LaneSettings, Pacing, QueueLayer, Retried, Retry,
@@ -125,14 +126,43 @@ async fn a_refusal_for_good_comes_out_whole() {
     assert_eq!(answer.text().await.unwrap(), body);
 }
 
+/// The request was carried out, and only what its answer points at is down.
 #[tokio::test]
-async fn nobody_listening_is_tried_again_whatever_it_is() {
+async fn what_was_carried_out_is_not_sent_again_because_a_redirect_leads_nowhere() {
+    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let location = format!("http://{}/receipt", nobody.local_addr().unwrap());
+    drop(nobody);
+    let (address, asked) = server(9, refusal(303, ("location", &location), "")).await;
+    let sent = retrying().build().post(format!("http://{address}/orders"));
+    let error = sent.body("an order").send().await.unwrap_err();
+    assert!(
+        matches!(
+            ours(&error),
+            Error::Failed {
+                tries: 1,
+                gave_up: GiveUp::NotIdempotent,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+    assert_eq!(asked.load(Ordering::Relaxed), 1);
+}
+
+#[tokio::test]
+async fn nobody_listening_is_tried_again_whatever_it_is_where_there_are_no_redirects() {
     let closed = TcpListener::bind("127.0.0.1:0")
         .await
         .unwrap()
         .local_addr()
         .unwrap();
-    let client = retrying().build();
+    let direct = reqwest::Client::builder().redirect(Policy::none());
+    let direct = direct.no_proxy().build().unwrap();
+    let retry = Retry::new(RetryPolicy::default()).never_sent_if(|error| {
+        let error = error.downcast_ref::<reqwest::Error>();
+        error.is_some_and(reqwest::Error::is_connect)
+    });
+    let client = ClientBuilder::new(direct).with(retry).build();
     let error = client
         .post(format!("http://{closed}/"))
         .send()

@@ -129,11 +129,12 @@ fn seconds(text: &str) -> Option<Span> {
     if !digits(whole) || !digits(part) || whole.len() > 15 || part.len() > 18 {
         return None;
     }
-    let micros = whole.parse::<u64>().ok()?.checked_mul(1_000_000)?;
+    let micros = whole.parse::<u64>().ok()?.saturating_mul(1_000_000);
     let scale = 10_u64.pow(u32::try_from(part.len()).ok()?);
     let part = u128::from(part.parse::<u64>().ok()?) * 1_000_000;
     let part = u64::try_from(part.div_ceil(u128::from(scale))).ok()?;
-    micros.checked_add(part).map(Span::from_micros)
+    // What is too long for anybody is long all the same, and not nothing.
+    Some(Span::from_micros(micros.saturating_add(part)))
 }
 
 #[cfg(test)]

@@ -49,10 +49,12 @@ impl Guard for AdaptiveGuard {
     }
 
     async fn leave(&self, call: Call<'_>, (): (), seen: Seen<'_>, _: &Advice) {
+        let (throttle, now) = (self.hosts.of(call.host), self.clock.now());
+        let mut throttle = throttle.lock().unwrap_or_else(PoisonError::into_inner);
         if seen.is_accepted() {
-            let throttle = self.hosts.of(call.host);
-            let mut throttle = throttle.lock().unwrap_or_else(PoisonError::into_inner);
-            throttle.accepted(self.clock.now());
+            throttle.accepted(now);
+        } else {
+            throttle.refused(now);
         }
     }
 }

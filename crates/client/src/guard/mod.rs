@@ -6,23 +6,27 @@ mod lane;
 mod place;
 mod queue;
 mod throttle;
+mod timeout;
 
 use std::{future::Future, sync::Arc};
 
-use tidegate_core::{Cost, MemoryStore};
+use tidegate_core::{Cost, MemoryStore, Span};
 
-use crate::{Advice, BoxError, Error, head::Head, retry::Seen};
+use crate::{Advice, BoxError, Error, TryTimeout, clock::duration, head::Head, retry::Seen};
 
 pub use adaptive::AdaptiveGuard;
 pub use breaker::{BreakerGuard, Trial};
 pub use lane::LaneSettings;
 pub use queue::{Pacing, QueueGuard};
 pub use throttle::{Admission, ThrottleGuard, spaced};
+pub use timeout::TimeoutGuard;
 
 /// A circuit breaker for each host, as a layer. What it keeps back fails with [`Error::CircuitOpen`].
 pub type BreakerLayer = Guarded<BreakerGuard>;
 /// Adaptive throttling for each host, as a layer. What it keeps back fails with [`Error::Overloaded`].
 pub type AdaptiveLayer = Guarded<AdaptiveGuard>;
+/// A time that an answer may take, as a layer. What takes longer fails with [`TryTimeout`].
+pub type TimeoutLayer = Guarded<TimeoutGuard>;
 /// A queue for each host, as a layer, which sends later what must not be sent now.
 pub type QueueLayer = Guarded<QueueGuard>;
 
@@ -63,6 +67,11 @@ pub trait Guard: Send + Sync + 'static {
     ///
     /// Why it is kept back; then nothing is sent.
     fn enter(&self, call: Call<'_>) -> impl Future<Output = Result<Self::Pass, Error>> + Send;
+
+    /// How long may pass from then until the answer begins, if there is a bound.
+    fn longest(&self) -> Option<Span> {
+        None
+    }
 
     /// Learns what came of it.
     fn leave(
@@ -114,7 +123,13 @@ impl<G: Guard> Guarded<G> {
         sending: impl Future<Output = Result<A, BoxError>> + Send,
     ) -> Result<A, Error> {
         let pass = self.guard.enter(call).await?;
-        match sending.await {
+        let sent = match self.guard.longest() {
+            None => sending.await,
+            Some(longest) => tokio::time::timeout(duration(longest), sending)
+                .await
+                .unwrap_or_else(|_| Err(TryTimeout { timeout: longest }.into())),
+        };
+        match sent {
             Ok(answer) => {
                 let (status, headers) = (answer.status(), answer.headers());
                 let advice = Advice::of(status, headers, self.clock.now());

@@ -1,48 +1,55 @@
-//! A place among the requests in flight, which is given back whatever becomes of the request.
+//! A place among the requests in flight, or a turn in a queue, which is given back whatever becomes of the request.
 
 use std::{fmt, sync::Arc};
 
-use tidegate_core::{Charge, Cost, Limits, Settlement, Store, Timestamp};
+use tidegate_core::{Charge, Cost, Limits, Settlement, Store};
 use tokio::runtime::Handle;
 
 use super::lane::Lane;
 use crate::Clock;
 
-/// A place that a request holds. Dropping it gives it back: at once where the store has nothing to wait for, else in a task of its own.
+/// What was charged for a request, and where.
+pub(super) struct Charged<S> {
+    pub(super) store: Arc<S>,
+    pub(super) limits: Arc<Limits>,
+    pub(super) key: Vec<u8>,
+    pub(super) cost: Cost,
+}
+
+/// A place that a request holds, or a turn that it waits for. Dropping it gives it back: at once where the store has nothing to wait
+/// for, else in a task of its own.
 pub(super) struct Place<S: Store + 'static> {
-    held: Option<Held<S>>,
+    held: Option<(Charged<S>, S::Receipt)>,
+    /// What comes back: everything, as long as nothing is sent.
+    settlement: Settlement,
     lane: Arc<Lane>,
     clock: Clock,
 }
 
-struct Held<S: Store> {
-    store: Arc<S>,
-    limits: Arc<Limits>,
-    key: Vec<u8>,
-    cost: Cost,
-    receipt: S::Receipt,
-}
-
 impl<S: Store + 'static> Place<S> {
-    /// What `receipt` says that `store` has charged to `key`. Whoever waits in the `lane` is told when it is given back.
+    /// What `receipt` is for. Whoever waits in the `lane` is told when it is given back.
     pub(super) fn new(
-        (store, limits): (&Arc<S>, &Arc<Limits>),
-        (key, cost): (Vec<u8>, Cost),
+        charged: Charged<S>,
         receipt: S::Receipt,
         (lane, clock): (Arc<Lane>, Clock),
     ) -> Self {
-        let held = Held {
-            store: Arc::clone(store),
-            limits: Arc::clone(limits),
-            key,
-            cost,
-            receipt,
-        };
+        let unused = charged.cost.units();
         Self {
-            held: Some(held),
+            held: Some((charged, receipt)),
+            settlement: Settlement { unused },
             lane,
             clock,
         }
+    }
+
+    /// The request is sent: what was charged for it is spent, and only a place comes back. `None` if it holds none.
+    pub(super) fn begun(mut self) -> Option<Self> {
+        self.settlement = Settlement::default();
+        self.held = self
+            .held
+            .take()
+            .filter(|(charged, _)| charged.limits.holds_places());
+        self.held.is_some().then_some(self)
     }
 }
 
@@ -54,46 +61,35 @@ impl<S: Store + 'static> fmt::Debug for Place<S> {
 
 impl<S: Store + 'static> Drop for Place<S> {
     fn drop(&mut self) {
-        let Some(held) = self.held.take() else { return };
+        let Some((charged, receipt)) = self.held.take() else {
+            return;
+        };
         let (lane, now) = (Arc::clone(&self.lane), self.clock.now());
-        let Some(held) = held.give_back_now(now) else {
+        let settlement = [self.settlement];
+        let charge = [charged.charge()];
+        let left = charged.store.settle_now(&charge, receipt, &settlement, now);
+        let Err(receipt) = left else {
             lane.look_again();
             return;
         };
-        // Where there is no runtime any more nobody is left who could wait, and the lease ends by itself.
+        // Where there is no runtime any more nobody is left who could wait, and a lease ends by itself.
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(async move {
-                held.give_back(now).await;
+                let charge = [charged.charge()];
+                let settled = charged.store.settle(&charge, receipt, &settlement, now);
+                settled.await;
                 lane.look_again();
             });
         }
     }
 }
 
-impl<S: Store> Held<S> {
-    /// Itself, if the store has to be waited for.
-    fn give_back_now(self, now: Timestamp) -> Option<Self> {
-        let charge = [Charge {
+impl<S> Charged<S> {
+    fn charge(&self) -> Charge<'_> {
+        Charge {
             key: &self.key,
             limits: &self.limits,
             cost: self.cost,
-        }];
-        let settlement = [Settlement::default()];
-        let left = self
-            .store
-            .settle_now(&charge, self.receipt, &settlement, now);
-        let receipt = left.err()?;
-        Some(Self { receipt, ..self })
-    }
-
-    async fn give_back(self, now: Timestamp) {
-        let charge = [Charge {
-            key: &self.key,
-            limits: &self.limits,
-            cost: self.cost,
-        }];
-        let settlement = [Settlement::default()];
-        let settled = self.store.settle(&charge, self.receipt, &settlement, now);
-        settled.await;
+        }
     }
 }

@@ -8,7 +8,11 @@ use tidegate_core::{
 };
 use tokio::time::{sleep, timeout};
 
-use super::{Call, Guard, LaneSettings, ThrottleLayer, lane::Lane, place::Place};
+use super::{
+    Call, Guard, LaneSettings, ThrottleLayer,
+    lane::Lane,
+    place::{Charged, Place},
+};
 use crate::{Advice, Clock, Error, Wait, clock::duration, host::PerHost, retry::Seen};
 
 /// How long a place in flight is waited for before it is asked for again: somebody elsewhere may have freed one.
@@ -24,6 +28,8 @@ pub struct ThrottleGuard<S> {
     name: String,
     limits: Arc<Limits>,
     leases: bool,
+    /// Whether there is something to give back: a place, or a turn in a queue.
+    reserves: bool,
     lanes: PerHost<Lane>,
     settings: LaneSettings,
     clock: Clock,
@@ -64,7 +70,14 @@ impl<S: Store + 'static> ThrottleLayer<S> {
         clock: Clock,
     ) -> Self {
         let lease = |limit: &Limit| matches!(limit.algorithm(), Algorithm::Concurrency { .. });
+        let queue = |limit: &Limit| {
+            matches!(
+                limit.algorithm(),
+                Algorithm::LeakyBucket { queue: true, .. }
+            )
+        };
         let guard = ThrottleGuard {
+            reserves: limits.iter().any(|limit| lease(limit) || queue(limit)),
             store,
             name: name.to_owned(),
             leases: limits.iter().any(lease),
@@ -80,25 +93,17 @@ impl<S: Store + 'static> ThrottleLayer<S> {
 /// How long an admitted request is held back, or when to ask again; and the receipt, where there is one.
 type Asked<R> = (Result<Span, Retry>, Option<R>);
 
-/// What an admitted request holds.
+/// What an admitted request holds, if the limits are about requests in flight.
 #[derive(Debug)]
-pub struct Admission<S: Store + 'static> {
-    /// If the limits are about requests in flight.
-    place: Option<Place<S>>,
-    /// How long a queue holds the request back.
-    delay: Span,
-}
+pub struct Admission<S: Store + 'static>(Option<Place<S>>);
 
 impl<S: Store + 'static> Guard for ThrottleGuard<S> {
     type Pass = Admission<S>;
 
     async fn enter(&self, call: Call<'_>) -> Result<Self::Pass, Error> {
         let lane = self.lanes.of(call.host);
-        let admission = lane.pass(&self.clock, self.admitted(&lane, call)).await?;
-        if admission.delay > Span::ZERO {
-            sleep(duration(admission.delay)).await;
-        }
-        Ok(admission)
+        let place = lane.pass(&self.clock, self.admitted(&lane, call)).await?;
+        Ok(Admission(place.and_then(Place::begun)))
     }
 
     async fn leave(&self, call: Call<'_>, pass: Self::Pass, seen: Seen<'_>, advice: &Advice) {
@@ -110,8 +115,8 @@ impl<S: Store + 'static> Guard for ThrottleGuard<S> {
                 pace.close(wait, now);
             }
         });
-        if let Some(place) = pass.place {
-            drop(place);
+        if pass.0.is_some() {
+            drop(pass);
         } else if let (Some(Wait::After(wait)), false) = (advice.wait, seen.is_accepted()) {
             self.spend(call, wait).await;
         }
@@ -119,15 +124,22 @@ impl<S: Store + 'static> Guard for ThrottleGuard<S> {
 }
 
 impl<S: Store + 'static> ThrottleGuard<S> {
-    /// Asks until the limits admit the request.
-    async fn admitted(&self, lane: &Arc<Lane>, call: Call<'_>) -> Result<Admission<S>, Error> {
+    /// Asks until the limits admit the request, and it is its turn.
+    async fn admitted(&self, lane: &Arc<Lane>, call: Call<'_>) -> Result<Option<Place<S>>, Error> {
         let most = self.settings.max_wait;
         loop {
             let (answer, receipt) = self.asked(call).await?;
             let wait = match answer {
                 Ok(delay) => {
+                    // Dropped from here on, it leaves the queue.
                     let place = receipt.map(|receipt| self.place(call, receipt, lane));
-                    return Ok(Admission { place, delay });
+                    if delay > most {
+                        return Err(Error::WaitTooLong { wait: delay, most });
+                    }
+                    if delay > Span::ZERO {
+                        sleep(duration(delay)).await;
+                    }
+                    return Ok(place);
                 }
                 Err(Retry::Never) => {
                     return Err(Error::NeverFits {
@@ -162,7 +174,7 @@ impl<S: Store + 'static> ThrottleGuard<S> {
             effect: Effect::Charge,
             within: None,
         };
-        let (decided, receipt) = if self.leases {
+        let (decided, receipt) = if self.reserves {
             self.store.reserve(&mut question, &mut outcomes).await
         } else {
             (self.store.decide(question, &mut outcomes).await, None)
@@ -177,9 +189,13 @@ impl<S: Store + 'static> ThrottleGuard<S> {
     }
 
     fn place(&self, call: Call<'_>, receipt: S::Receipt, lane: &Arc<Lane>) -> Place<S> {
-        let charged = (self.key(call), call.cost);
-        let whose = (Arc::clone(lane), self.clock);
-        Place::new((&self.store, &self.limits), charged, receipt, whose)
+        let charged = Charged {
+            store: Arc::clone(&self.store),
+            limits: Arc::clone(&self.limits),
+            key: self.key(call),
+            cost: call.cost,
+        };
+        Place::new(charged, receipt, (Arc::clone(lane), self.clock))
     }
 
     /// Spends what would come back within `wait`, as far as it is there.

@@ -12,8 +12,8 @@ pub use retry::RetryService;
 pub(crate) fn host_of<B>(request: &Request<B>) -> String {
     let named = || request.headers().get(HOST)?.to_str().ok();
     let authority = request.uri().authority().map(http::uri::Authority::as_str);
-    authority
-        .or_else(named)
-        .unwrap_or_default()
-        .to_ascii_lowercase()
+    let host = authority.or_else(named).unwrap_or_default();
+    // Who asks is nobody's business, least of all that of a key in a store.
+    let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
+    host.to_ascii_lowercase()
 }

@@ -55,11 +55,16 @@ use crate::{Clock, Rng, budget::RetryBudget, host::PerHost};
 #[derive(Clone, Debug)]
 pub struct Retry(Arc<Shared>);
 
+/// Whether an error says that nothing was sent.
+pub(crate) type NeverSent = fn(&(dyn std::error::Error + 'static)) -> bool;
+
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) policy: RetryPolicy,
     pub(crate) clock: Clock,
-    pub(crate) never_sent: fn(&(dyn std::error::Error + 'static)) -> bool,
+    /// What the application says of errors, if it does.
+    pub(crate) never_sent: Option<NeverSent>,
+    budget: RetryBudget,
     budgets: PerHost<Mutex<RetryBudget>>,
     rng: Mutex<Rng>,
 }
@@ -77,11 +82,13 @@ impl Retry {
     /// Retries under `policy`, with [the default budget](RetryBudget::default) for each host.
     #[must_use]
     pub fn new(policy: RetryPolicy) -> Self {
+        let budget = RetryBudget::default();
         Self(Arc::new(Shared {
             policy,
             clock: Clock::system(),
-            never_sent: seen::connection_refused,
-            budgets: PerHost::new(|| Mutex::new(RetryBudget::default())),
+            never_sent: None,
+            budgets: budgets(&budget),
+            budget,
             rng: Mutex::new(Rng::new()),
         }))
     }
@@ -90,17 +97,22 @@ impl Retry {
     #[must_use]
     pub fn with_budget(self, budget: RetryBudget) -> Self {
         self.changed(|shared| Shared {
-            budgets: PerHost::new(move || Mutex::new(budget.clone())),
+            budgets: budgets(&budget),
+            budget,
             ..shared
         })
     }
 
     /// Tells which errors of the service below say that nothing was sent. By default that is a refused connection, anywhere in the
     /// chain of sources; a client knows its own errors better, such as a name that was not found.
+    ///
+    /// Of a reqwest client it is none by default: it follows redirects by itself, and a connection that was refused may be that of
+    /// a second hop, when the first has done what it was asked. Where redirects are off, or each hop may be asked again,
+    /// `reqwest::Error::is_connect` tells.
     #[must_use]
     pub fn never_sent_if(self, never_sent: fn(&(dyn std::error::Error + 'static)) -> bool) -> Self {
         self.changed(|shared| Shared {
-            never_sent,
+            never_sent: Some(never_sent),
             ..shared
         })
     }
@@ -130,11 +142,18 @@ impl Retry {
             policy: shared.policy,
             clock: shared.clock,
             never_sent: shared.never_sent,
-            budgets: PerHost::new(|| Mutex::new(RetryBudget::default())),
+            budgets: budgets(&shared.budget),
+            budget: shared.budget.clone(),
             rng: Mutex::new(shared.rng().fork()),
         });
         Self(Arc::new(change(shared)))
     }
+}
+
+/// A budget like this one for each host.
+fn budgets(budget: &RetryBudget) -> PerHost<Mutex<RetryBudget>> {
+    let budget = budget.clone();
+    PerHost::new(move || Mutex::new(budget.clone()))
 }
 
 impl Shared {

@@ -24,15 +24,15 @@ pub struct RetryPolicy {
     pub max_tries: u32,
     /// The longest that the server may ask to be left alone for; 60 s. What asks for more is given up at once and its answer handed on.
     pub max_wait: Span,
-    /// The time for the whole call, waits included; 2 min. A retry that could not end in time is not begun.
+    /// The time for the whole call, waits included; 2 min. A retry that could not begin in time is not waited for; what is
+    /// under way then is given up, a body that an answer has begun is not.
     pub deadline: Span,
-    /// The time for a single try; `None` leaves it the whole call's.
-    pub try_timeout: Option<Span>,
     /// What to do with requests that must not be carried out twice.
     pub non_idempotent: NonIdempotent,
     /// What the budget pays for.
     pub budget_for: BudgetFor,
-    /// How much of a request's body is kept to be sent again; 64 KiB. A larger one is sent once.
+    /// How much of a request's body the tower layer keeps to be sent again; 64 KiB. A larger one is sent once. reqwest sends again
+    /// what it holds in memory anyway, and streams once.
     pub max_replay_bytes: usize,
 }
 
@@ -120,7 +120,6 @@ impl Default for RetryPolicy {
             max_tries: 4,
             max_wait: Span::from_secs(60),
             deadline: Span::from_secs(120),
-            try_timeout: None,
             non_idempotent: NonIdempotent::default(),
             budget_for: BudgetFor::default(),
             max_replay_bytes: 64 * 1024,

@@ -1,6 +1,7 @@
 //! A whole call: tries and the waits between them, the same for every kind of client.
 
 use std::{
+    error::Error as StdError,
     future::Future,
     sync::{Arc, Mutex, PoisonError},
 };
@@ -8,12 +9,15 @@ use std::{
 use bytes::Bytes;
 use tokio::time::{sleep, timeout};
 
-use super::{Attempt, GiveUp, Next, Retried, Safety, Seen, Shared, refusal};
+use super::{
+    Attempt, GiveUp, NeverSent, Next, Retried, Safety, Seen, Shared, refusal,
+    seen::connection_refused,
+};
 use crate::{
     advice::{Advice, Wait, refuses},
     budget::RetryBudget,
     clock::duration,
-    error::{BoxError, Error, TryTimeout},
+    error::{BoxError, Error},
     head::Head,
 };
 
@@ -27,9 +31,9 @@ pub(crate) trait Sender: Send {
     /// Whether it can be sent again.
     fn is_replayable(&self) -> bool;
 
-    /// Whether this error says that nothing was sent, as far as the client itself knows.
-    fn never_sent(&self, _: &BoxError) -> bool {
-        false
+    /// Whether this error says that nothing was sent: as the application has `told`, or as far as the client itself knows.
+    fn never_sent(&self, error: &(dyn StdError + 'static), told: Option<NeverSent>) -> bool {
+        told.map_or_else(|| connection_refused(error), |told| told(error))
     }
 }
 
@@ -118,14 +122,7 @@ impl<S: Sender> Call<'_, S> {
     }
 
     async fn tried(&mut self) -> Tried<S::Answer> {
-        let sent = match self.shared.policy.try_timeout {
-            None => self.answered().await,
-            Some(span) => match timeout(duration(span), self.answered()).await {
-                Ok(sent) => sent,
-                Err(_) => Err(TryTimeout { timeout: span }.into()),
-            },
-        };
-        match sent {
+        match self.answered().await {
             Ok((answer, advice)) => Tried::Answer(answer, advice),
             Err(error) => self.failed(error),
         }
@@ -133,9 +130,7 @@ impl<S: Sender> Call<'_, S> {
 
     fn failed(&self, error: BoxError) -> Tried<S::Answer> {
         match Error::of(error) {
-            Error::Inner(source)
-                if self.sender.never_sent(&source) || (self.shared.never_sent)(&*source) =>
-            {
+            Error::Inner(source) if self.sender.never_sent(&*source, self.shared.never_sent) => {
                 Tried::Failed(source, Seen::NeverSent)
             }
             Error::Inner(source) => Tried::Failed(source, Seen::NoAnswer),

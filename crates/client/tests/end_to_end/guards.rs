@@ -7,7 +7,7 @@ use http::Request;
 use http_body_util::Full;
 use tidegate_client::{
     AdaptiveLayer, AdaptiveThrottle, BreakerLayer, BreakerSettings, Error, LaneSettings, Pacing,
-    QueueLayer, Retry, RetryPolicy, Rng, Span,
+    QueueLayer, Retry, RetryPolicy, Rng, Span, TimeoutLayer,
 };
 use tokio::{
     task::JoinSet,
@@ -176,6 +176,46 @@ async fn a_breaker_spares_a_server_that_fails_and_notices_that_it_is_well() {
     for _ in 0..10 {
         assert_eq!(client.clone().oneshot(get()).await.unwrap().status(), 200);
     }
+}
+
+/// What takes too long is a failure to whoever stands further out.
+#[tokio::test(start_paused = true)]
+async fn a_breaker_opens_for_a_server_that_hangs() {
+    let hanging = tower::service_fn(|_: Request<Full<Bytes>>| {
+        std::future::pending::<Result<http::Response<Full<Bytes>>, std::io::Error>>()
+    });
+    let client = ServiceBuilder::new()
+        .layer(BreakerLayer::on(BreakerSettings::default(), clock()))
+        .layer(TimeoutLayer::new(Span::from_secs(1)))
+        .service(hanging);
+    for _ in 0..20 {
+        let error = client.clone().oneshot(get()).await.unwrap_err();
+        assert!(matches!(error, Error::Inner(_)), "{error:?}");
+    }
+    let error = client.oneshot(get()).await.unwrap_err();
+    assert!(matches!(error, Error::CircuitOpen { .. }), "{error:?}");
+}
+
+/// Many at once to a server that is well: nobody knows of the others yet.
+#[tokio::test(start_paused = true)]
+async fn what_is_on_its_way_or_was_given_up_is_not_held_against_a_server() {
+    let slow = tower::service_fn(|_: Request<Full<Bytes>>| async {
+        sleep(Duration::from_secs(1)).await;
+        Ok::<_, std::io::Error>(reply(200, &[]))
+    });
+    let layer = AdaptiveLayer::on(AdaptiveThrottle::default(), clock(), Rng::with_seed(5));
+    let client = layer.layer(slow);
+    let mut calls = JoinSet::new();
+    for number in 0..200_u64 {
+        let call = client.clone().oneshot(get());
+        // Three of four lose their patience.
+        let patience = Duration::from_millis(if number % 4 == 0 { 2_000 } else { 10 });
+        calls.spawn(tokio::time::timeout(patience, call));
+    }
+    while let Some(done) = calls.join_next().await {
+        assert!(!matches!(done.unwrap(), Ok(Err(_))), "kept back");
+    }
+    assert!(client.oneshot(get()).await.is_ok());
 }
 
 /// A probe that is cancelled makes room for another.

@@ -5,7 +5,7 @@ use http::{Request, Response};
 use http_body_util::{BodyExt as _, Full, StreamBody};
 use tidegate_client::{
     Backoff, Error, GiveUp, Jitter, NonIdempotent, PeekedBody, Retried, Retry, RetryBudget,
-    RetryPolicy, Rng, Span, TryTimeout,
+    RetryPolicy, Rng, Span, TimeoutLayer, TryTimeout,
 };
 use tower::{Layer as _, ServiceExt as _};
 
@@ -214,13 +214,13 @@ async fn a_deadline_is_over_everything() {
     });
     let timeout = Span::from_secs(10);
     let policy = RetryPolicy {
-        try_timeout: Some(timeout),
         deadline: Span::from_secs(25),
         ..RetryPolicy::default()
     };
     let begun = tokio::time::Instant::now();
+    let silent = TimeoutLayer::new(timeout).layer(silent);
     let error = retry(policy)
-        .layer(silent)
+        .layer(silent.clone())
         .oneshot(get())
         .await
         .unwrap_err();

@@ -294,6 +294,48 @@ async fn a_place_is_given_back_by_whoever_goes_away() {
     );
 }
 
+/// A queue is waited in for as long as a lane, and whoever goes away leaves it.
+#[tokio::test(start_paused = true)]
+async fn a_queue_is_waited_in_for_so_long_and_left_by_who_goes_away() {
+    let server = Server::scripted(vec![reply(200, &[])]);
+    let spec = LimitSpec {
+        queue: Some(true),
+        ..LimitSpec::shorthand(notation::rate("1/s").unwrap(), AlgorithmName::LeakyBucket)
+    };
+    let spec = LimitSpec {
+        capacity: Some(100),
+        ..spec
+    };
+    let limits = Limits::new(vec![spec.build().unwrap()]).unwrap();
+    let lanes = LaneSettings {
+        max_wait: Span::from_secs(5),
+        ..LaneSettings::default()
+    };
+    let layer = ThrottleLayer::on(store(), "api", limits, lanes, clock());
+    let client = layer.layer(server.client::<Full<Bytes>>());
+    let begun = Instant::now();
+    client.clone().oneshot(get()).await.unwrap();
+    // Three who would have to wait for a second each have other things to do.
+    for _ in 0..3 {
+        let patience = std::time::Duration::from_millis(1);
+        let given_up = tokio::time::timeout(patience, client.clone().oneshot(get())).await;
+        assert!(given_up.is_err());
+    }
+    client.clone().oneshot(get()).await.unwrap();
+    let took = begun.elapsed().as_millis();
+    assert!((1_000..1_050).contains(&took), "{took} ms");
+    let mut dear = get();
+    dear.extensions_mut().insert(Cost::new(50).unwrap());
+    client.clone().oneshot(dear).await.unwrap();
+    let error = client.oneshot(get()).await.unwrap_err();
+    assert!(matches!(error, Error::WaitTooLong { .. }), "{error:?}");
+    let waited = begun.elapsed().as_millis();
+    assert!(
+        (2_000..2_100).contains(&waited),
+        "refused at once: {waited} ms"
+    );
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_never_fits_is_not_waited_for() {
     let server = Server::scripted(vec![reply(200, &[])]);
