@@ -69,7 +69,8 @@ impl<'v> Denial<'v> {
         Self {
             cause: Cause::Spent,
             detail: format!(
-                "the queue of \"{rule}\" is {delay} long, and no request waits for more than {longest}"
+                "the queue of \"{rule}\" is {} long, and no request waits for more than {longest}",
+                readable(delay)
             ),
             violated: queues.take(MAX_SHOWN).map(violated).collect(),
             retry_after: Some(Span::from_micros(
@@ -146,7 +147,7 @@ fn violated<'v>(line: &'v Line<'_>) -> Violated<'v> {
 fn detail(verdict: &Verdict<'_>) -> String {
     let rule = verdict.rule.unwrap_or_default();
     let again = match verdict.retry_after {
-        Retry::After(span) => format!("ask again in {span}"),
+        Retry::After(span) => format!("ask again in {}", readable(span)),
         Retry::Never => "asking again is no use".to_owned(),
     };
     match (verdict.reason, verdict.leading()) {
@@ -158,5 +159,34 @@ fn detail(verdict: &Verdict<'_>) -> String {
         ),
         (_, Some(line)) => format!("{} of \"{rule}\" is spent; {again}", line.limit.policy()),
         (_, None) => format!("a limit is spent; {again}"),
+    }
+}
+
+/// A wait as people say it: in whole seconds, or milliseconds where it is less than one, and never too short.
+fn readable(wait: Span) -> Span {
+    let second = Span::from_secs(1);
+    if wait < second {
+        Span::from_millis(wait.as_millis_ceil())
+    } else {
+        Span::from_secs(wait.as_secs_ceil())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_is_told_in_words_that_people_use_and_never_too_short() {
+        for (micros, expected) in [
+            (59_700_861, "1min"),
+            (2_000_001, "3s"),
+            (2_000_000, "2s"),
+            (999_001, "1s"),
+            (500_001, "501ms"),
+            (1, "1ms"),
+        ] {
+            assert_eq!(readable(Span::from_micros(micros)).to_string(), expected);
+        }
     }
 }
