@@ -2,7 +2,7 @@
 //!
 //! These are no wire types: the gRPC door and `POST /json` both fill them in.
 
-use super::Unit;
+use super::{RateLimitError, Unit};
 
 /// The most descriptors of one request.
 pub const MAX_DESCRIPTORS: usize = 512;
@@ -27,6 +27,31 @@ pub struct RateLimitRequest {
     pub hits_addend: u32,
 }
 
+impl RateLimitRequest {
+    /// Refuses what cannot be decided, before anything is charged.
+    pub(super) fn check(&self) -> Result<(), RateLimitError> {
+        if self.domain.is_empty() {
+            return Err(RateLimitError::EmptyDomain);
+        }
+        if self.descriptors.is_empty() {
+            return Err(RateLimitError::EmptyDescriptors);
+        }
+        at_most(self.domain.len(), MAX_DOMAIN_BYTES, "bytes", || {
+            "domain".into()
+        })?;
+        let (count, what) = (self.descriptors.len(), "descriptors");
+        at_most(count, MAX_DESCRIPTORS, what, || what.into())?;
+        for (at, Descriptor { entries, .. }) in self.descriptors.iter().enumerate() {
+            let field = || format!("descriptors[{at}].entries");
+            at_most(entries.len(), MAX_ENTRIES, "entries", field)?;
+            let bytes = entries.iter().map(|(key, value)| key.len() + value.len());
+            let what = "bytes of keys and values";
+            at_most(bytes.sum(), MAX_DESCRIPTOR_BYTES, what, field)?;
+        }
+        Ok(())
+    }
+}
+
 /// One way to describe the request: a path of entries from the general to the particular.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Descriptor {
@@ -47,4 +72,17 @@ pub struct LimitOverride {
     pub requests_per_unit: u32,
     /// The unit; [`Unit::Unknown`] is an error.
     pub unit: Unit,
+}
+
+fn at_most(
+    count: usize,
+    most: usize,
+    what: &str,
+    field: impl FnOnce() -> String,
+) -> Result<(), RateLimitError> {
+    if count <= most {
+        return Ok(());
+    }
+    let problem = format!("{count} {what} are over the maximum of {most}");
+    Err(RateLimitError::invalid(field(), problem))
 }

@@ -13,8 +13,7 @@ use tidegate_core::{Cost, Timestamp};
 use tokio::{sync::watch, time::Instant};
 
 use super::{
-    Code, Counter, Descriptor, Loaded, MAX_DESCRIPTOR_BYTES, MAX_DESCRIPTORS, MAX_DOMAIN_BYTES,
-    MAX_ENTRIES, RateLimitAnswer, RateLimitError, RateLimitRequest, Settings,
+    Code, Counter, Descriptor, Loaded, RateLimitAnswer, RateLimitError, RateLimitRequest, Settings,
     counters::{Counters, Registry, UnknownDomains},
     decide::{Applied, Bench, Hits, Judged, Source},
     key,
@@ -133,7 +132,7 @@ impl RateLimitService {
         request: &RateLimitRequest,
         within: Option<Duration>,
     ) -> Result<RateLimitAnswer, RateLimitError> {
-        check(request)?;
+        request.check()?;
         // Before the rules are taken: what is found under former ones is not to be remembered under new ones.
         let cleared = self.over.as_ref().map_or(0, OverCache::cleared);
         let domains = self.domains.load_full();
@@ -285,47 +284,6 @@ impl RateLimitService {
             Arc::clone(rule.counters.get_or_init(registered))
         }
     }
-}
-
-/// Refuses what cannot be decided, before anything is charged.
-fn check(request: &RateLimitRequest) -> Result<(), RateLimitError> {
-    if request.domain.is_empty() {
-        return Err(RateLimitError::EmptyDomain);
-    }
-    if request.descriptors.is_empty() {
-        return Err(RateLimitError::EmptyDescriptors);
-    }
-    let most = |field: &str, count: usize, most: usize, what: &str| {
-        let problem = || format!("{count} {what} are over the maximum of {most}");
-        if count > most {
-            Err(RateLimitError::invalid(field, problem()))
-        } else {
-            Ok(())
-        }
-    };
-    most("domain", request.domain.len(), MAX_DOMAIN_BYTES, "bytes")?;
-    most(
-        "descriptors",
-        request.descriptors.len(),
-        MAX_DESCRIPTORS,
-        "descriptors",
-    )?;
-    for (at, descriptor) in request.descriptors.iter().enumerate() {
-        let field = || format!("descriptors[{at}].entries");
-        most(&field(), descriptor.entries.len(), MAX_ENTRIES, "entries")?;
-        let bytes = descriptor
-            .entries
-            .iter()
-            .map(|(key, value)| key.len() + value.len())
-            .sum();
-        most(
-            &field(),
-            bytes,
-            MAX_DESCRIPTOR_BYTES,
-            "bytes of keys and values",
-        )?;
-    }
-    Ok(())
 }
 
 fn hits(request: &RateLimitRequest, descriptor: &Descriptor) -> Hits {

@@ -1,0 +1,162 @@
+//! Streams, and what they are told.
+
+use tidegate_core::Span;
+
+use super::*;
+
+const NOW: Timestamp = Timestamp::from_micros(1_700_000_040_000_000);
+
+fn rules(rates: &[(&str, u64)]) -> Vec<QuotaRule> {
+    let rule = |(domain, seconds): &(&str, u64)| QuotaRule {
+        name: (*domain).into(),
+        domain: (*domain).into(),
+        bucket: Vec::new(),
+        limit: QuotaLimit {
+            requests: 100,
+            period: Span::from_secs(*seconds),
+        },
+    };
+    rates.iter().map(rule).collect()
+}
+
+fn quotas(rates: &[(&str, u64)]) -> Quotas {
+    let quotas = Quotas::default();
+    quotas.swap_rules(rules(rates), NOW);
+    quotas
+}
+
+fn used_one(name: &str) -> Vec<(BucketId, Usage)> {
+    let id = BucketId::from([("id".to_owned(), name.to_owned())]);
+    vec![(
+        id,
+        Usage {
+            allowed: 1,
+            denied: 0,
+        },
+    )]
+}
+
+#[test]
+fn only_budgets_have_windows_to_wait_for() {
+    let quotas = quotas(&[("rate", 1), ("minute", 60), ("hour", 3_600)]);
+    let (stream, _inbox) = quotas.join();
+    assert_eq!(quotas.next_window(stream), None);
+    quotas.report(stream, "rate", used_one("a"), NOW);
+    assert_eq!(
+        quotas.next_window(stream),
+        None,
+        "a rate is never waited for"
+    );
+    quotas.report(stream, "hour", used_one("a"), NOW);
+    quotas.report(stream, "minute", used_one("a"), NOW);
+    let minute = NOW.after(Span::from_secs(60));
+    assert_eq!(quotas.next_window(stream), Some(minute));
+    quotas.roll(stream, minute);
+    assert_eq!(
+        quotas.next_window(stream),
+        Some(minute.after(Span::from_secs(60)))
+    );
+}
+
+#[test]
+fn what_was_used_of_a_bucket_outlives_its_streams_until_its_window_ends() {
+    let quotas = quotas(&[("rate", 1), ("hour", 3_600)]);
+    let (stream, _inbox) = quotas.join();
+    quotas.report(stream, "rate", used_one("a"), NOW);
+    quotas.report(stream, "hour", used_one("a"), NOW);
+    quotas.leave(stream, NOW);
+    let count = |buckets, streams| QuotaCounts { buckets, streams };
+    assert_eq!(quotas.counts(), count(1, 0), "nothing of a rate counts");
+    let (stream, _inbox) = quotas.join();
+    quotas.report(stream, "hour", used_one("b"), NOW);
+    assert_eq!(quotas.counts(), count(2, 1));
+    quotas.report(
+        stream,
+        "hour",
+        used_one("c"),
+        NOW.after(Span::from_secs(3_600)),
+    );
+    assert_eq!(
+        quotas.counts(),
+        count(2, 1),
+        "and so is the hour that has ended"
+    );
+}
+
+/// A reload takes a quota away: everybody who used it is told so at once, and nobody sits in its buckets any more.
+#[test]
+fn a_quota_that_is_gone_lets_pass_at_once() {
+    let quotas = quotas(&[("rate", 1), ("hour", 3_600)]);
+    let mut streams = [(); 2].map(|()| quotas.join());
+    for (stream, inbox) in &mut streams {
+        quotas.report(*stream, "rate", used_one("a"), NOW);
+        quotas.report(*stream, "hour", used_one("a"), NOW);
+        while inbox.try_recv().is_ok() {}
+    }
+    while streams[0].1.try_recv().is_ok() {}
+    quotas.swap_rules(Vec::new(), NOW);
+    for (stream, inbox) in &mut streams {
+        let told = inbox.try_recv().unwrap();
+        let told: Vec<_> = told.iter().map(|(_, assignment)| *assignment).collect();
+        assert_eq!(told, [Some(Assignment::AllowAll); 2]);
+        assert!(inbox.try_recv().is_err(), "and of nothing else");
+        assert_eq!(quotas.next_window(*stream), None);
+    }
+    let count = |buckets, streams| QuotaCounts { buckets, streams };
+    assert_eq!(
+        quotas.counts(),
+        count(1, 2),
+        "what was used of the hour counts if its quota comes back"
+    );
+    // The seats are free: whoever comes back has the whole limit to itself.
+    quotas.swap_rules(rules(&[("rate", 1)]), NOW);
+    let (stream, inbox) = &mut streams[0];
+    quotas.report(*stream, "rate", used_one("a"), NOW);
+    let share = Assignment::Rate {
+        requests: 100,
+        period: Span::from_secs(1),
+    };
+    assert_eq!(inbox.try_recv().unwrap()[0].1, Some(share));
+}
+
+#[test]
+fn a_limit_that_changes_is_told_at_once() {
+    let quotas = quotas(&[("rate", 1)]);
+    let (stream, mut inbox) = quotas.join();
+    quotas.report(stream, "rate", used_one("a"), NOW);
+    inbox.try_recv().unwrap();
+    quotas.swap_rules(rules(&[("rate", 2)]), NOW);
+    let share = Assignment::Rate {
+        requests: 100,
+        period: Span::from_secs(2),
+    };
+    assert_eq!(inbox.try_recv().unwrap()[0].1, Some(share));
+    quotas.swap_rules(rules(&[("rate", 2)]), NOW);
+    assert!(inbox.try_recv().is_err(), "nothing has changed");
+    quotas.swap_rules(rules(&[("rate", 60)]), NOW);
+    let granted = inbox.try_recv().unwrap()[0].1;
+    assert!(
+        matches!(granted, Some(Assignment::Budget { .. })),
+        "{granted:?}"
+    );
+    assert_eq!(
+        quotas.next_window(stream),
+        Some(NOW.after(Span::from_secs(60)))
+    );
+}
+
+#[test]
+fn a_stream_has_room_for_so_many_buckets() {
+    let quotas = quotas(&[("shop", 60)]);
+    let (stream, mut inbox) = quotas.join();
+    let all = (0..=MAX_STREAM_BUCKETS).flat_map(|number| used_one(&number.to_string()));
+    quotas.report(stream, "shop", all.collect(), NOW);
+    let assigned = inbox.try_recv().unwrap();
+    let abandoned = assigned
+        .iter()
+        .filter(|(_, assignment)| assignment.is_none());
+    assert_eq!(
+        (assigned.len(), abandoned.count()),
+        (MAX_STREAM_BUCKETS + 1, 1)
+    );
+}
