@@ -29,15 +29,14 @@ pub struct FromEnvironment {
     pub ignored: Vec<String>,
 }
 
+/// Why variables of a Redis have no effect where none is named.
+const WITHOUT_REDIS: &str = "without REDIS_URL, counts are kept in the memory of this process";
+
 /// Variables that have no effect here, by how they begin, and why.
 const IGNORED: &[(&str, &str)] = &[
     (
         "REDIS_",
         "the store in Redis has settings of its own; write a rules file with `store` for them",
-    ),
-    (
-        "BACKEND_TYPE",
-        "without REDIS_URL, counts are kept in the memory of this process",
     ),
     (
         "MEMCACHE_",
@@ -46,10 +45,6 @@ const IGNORED: &[(&str, &str)] = &[
     (
         "EXPIRATION_JITTER_MAX_SECONDS",
         "counts do not expire all at once: nothing needs to be spread",
-    ),
-    (
-        "CACHE_KEY_PREFIX",
-        "the counts are in the memory of this process, which has no other user",
     ),
     (
         "RUNTIME_IGNOREDOTFILES",
@@ -276,135 +271,18 @@ fn span(text: &str) -> Option<Duration> {
 }
 
 fn ignored(variables: &Variables, config: &Config) -> Vec<String> {
-    let is_honoured = |name: &str| {
-        let of_redis = config.redis.is_some() && redis_variables::HONOURED.contains(&name);
-        of_redis || name == "DEBUG_HOST" && config.admin_token != AdminToken::None
+    let reason = |name: &str| {
+        if redis_variables::HONOURED.contains(&name) {
+            return config.redis.is_none().then_some(WITHOUT_REDIS);
+        }
+        let is_honoured = name == "DEBUG_HOST" && config.admin_token != AdminToken::None;
+        let found = IGNORED.iter().find(|(begins, _)| name.starts_with(begins));
+        found.filter(|_| !is_honoured).map(|(_, why)| *why)
     };
-    let reason = |name: &str| IGNORED.iter().find(|(begins, _)| name.starts_with(begins));
-    let set = variables
-        .iter()
-        .filter(|(name, value)| !value.is_empty() && !is_honoured(name));
-    set.filter_map(|(name, _)| reason(name).map(|(_, why)| format!("{name} is ignored: {why}")))
+    let set = variables.iter().filter(|(_, value)| !value.is_empty());
+    set.filter_map(|(name, _)| reason(name).map(|why| format!("{name} is ignored: {why}")))
         .collect()
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn read(variables: &[(&str, &str)]) -> Result<FromEnvironment, Vec<String>> {
-        let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
-        from_environment(&variables.iter().map(own).collect())
-    }
-
-    #[test]
-    fn redis_is_that_of_the_variables() {
-        for (variables, store) in [
-            (
-                &[("REDIS_URL", "redis:6379")][..],
-                "{redis: 'redis://redis:6379'}",
-            ),
-            (
-                &[
-                    ("REDIS_URL", "r:1"),
-                    ("REDIS_SOCKET_TYPE", "tcp"),
-                    ("REDIS_TLS", "true"),
-                    ("REDIS_AUTH", "me:se:cret"),
-                    ("CACHE_KEY_PREFIX", "rl:"),
-                ],
-                "{redis: 'rediss://r:1', username: me, password: 'se:cret', prefix: 'rl:'}",
-            ),
-            (
-                &[("REDIS_URL", "/run/redis.sock"), ("REDIS_AUTH", "x")],
-                "{redis: 'redis+unix:///run/redis.sock', password: x}",
-            ),
-            (
-                &[("REDIS_TYPE", "cluster"), ("REDIS_URL", "a:1,b:2")],
-                "{redis: {cluster: ['redis://a:1', 'redis://b:2']}}",
-            ),
-            (
-                &[
-                    ("REDIS_TYPE", "SENTINEL"),
-                    ("REDIS_URL", "main,a:1,b:2"),
-                    ("REDIS_SENTINEL_AUTH", "p@ss"),
-                ],
-                "{redis: {sentinel: ['redis://:p%40ss@a:1', 'redis://b:2'], primary: main}}",
-            ),
-        ] {
-            let expected = Config::parse(&format!("store: {store}")).unwrap().redis;
-            assert!(expected.is_some());
-            assert_eq!(
-                read(variables).unwrap().config.redis,
-                expected,
-                "{variables:?}"
-            );
-        }
-        for (variables, expected) in [
-            (
-                &[("REDIS_URL", "r:1"), ("REDIS_TYPE", "ring")][..],
-                "REDIS_TYPE: expected one of SINGLE, SENTINEL, CLUSTER",
-            ),
-            (
-                &[("REDIS_URL", "r:1"), ("BACKEND_TYPE", "memcache")],
-                "BACKEND_TYPE: counts are kept in Redis or in the memory",
-            ),
-            (
-                &[("BACKEND_TYPE", "memcache")],
-                "BACKEND_TYPE: counts are kept in Redis or in the memory",
-            ),
-            (
-                &[("REDIS_URL", "r:what")],
-                "REDIS_URL and what goes with it: expected a URL",
-            ),
-            (
-                &[
-                    ("REDIS_URL", "r:1"),
-                    ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "true"),
-                ],
-                "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION: ",
-            ),
-        ] {
-            let problems = read(variables).unwrap_err();
-            assert!(problems[0].starts_with(expected), "{problems:?}");
-        }
-    }
-
-    #[test]
-    fn what_has_no_effect_is_told_and_only_that() {
-        let read = read(&[
-            ("REDIS_URL", "r:1"),
-            ("REDIS_POOL_SIZE", "5"),
-            ("USE_STATSD", ""),
-            ("PATH", "/bin"),
-            ("LOG_FORMAT", "json"),
-        ]);
-        let ignored = read.unwrap().ignored;
-        assert_eq!(ignored.len(), 2, "{ignored:?}");
-        assert!(ignored[0].starts_with("LOG_FORMAT is ignored: logs are text"));
-        assert!(ignored[1].starts_with("REDIS_POOL_SIZE is ignored: "));
-    }
-
-    #[test]
-    fn durations_are_those_of_go() {
-        for (text, expected) in [
-            ("24h", Some(86_400_000)),
-            ("1h30m", Some(5_400_000)),
-            ("500ms", Some(500)),
-            ("10s", Some(10_000)),
-        ] {
-            assert_eq!(span(text), expected.map(Duration::from_millis), "{text}");
-        }
-        for text in [
-            "",
-            "0s",
-            "10",
-            "h",
-            "1d",
-            "-1s",
-            "1h 2m",
-            "99999999999999999999h",
-        ] {
-            assert_eq!(span(text), None, "{text}");
-        }
-    }
-}
+mod tests;

@@ -1,0 +1,128 @@
+//! Environments, and what is made of them.
+
+use super::*;
+
+fn read(variables: &[(&str, &str)]) -> Result<FromEnvironment, Vec<String>> {
+    let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+    from_environment(&variables.iter().map(own).collect())
+}
+
+#[test]
+fn redis_is_that_of_the_variables() {
+    for (variables, store) in [
+        (
+            &[("REDIS_URL", "redis:6379")][..],
+            "{redis: 'redis://redis:6379'}",
+        ),
+        (
+            &[
+                ("REDIS_URL", "r:1"),
+                ("REDIS_SOCKET_TYPE", "tcp"),
+                ("REDIS_TLS", "true"),
+                ("REDIS_AUTH", "me:se:cret"),
+                ("CACHE_KEY_PREFIX", "rl:"),
+            ],
+            "{redis: 'rediss://r:1', username: me, password: 'se:cret', prefix: 'rl:'}",
+        ),
+        (
+            &[("REDIS_URL", "/run/redis.sock"), ("REDIS_AUTH", "x")],
+            "{redis: 'redis+unix:///run/redis.sock', password: x}",
+        ),
+        (
+            &[("REDIS_TYPE", "cluster"), ("REDIS_URL", "a:1,b:2")],
+            "{redis: {cluster: ['redis://a:1', 'redis://b:2']}}",
+        ),
+        (
+            &[
+                ("REDIS_TYPE", "SENTINEL"),
+                ("REDIS_URL", "main,a:1,b:2"),
+                ("REDIS_SENTINEL_AUTH", "p@ss"),
+            ],
+            "{redis: {sentinel: ['redis://:p%40ss@a:1', 'redis://b:2'], primary: main}}",
+        ),
+    ] {
+        let expected = Config::parse(&format!("store: {store}")).unwrap().redis;
+        assert!(expected.is_some());
+        assert_eq!(
+            read(variables).unwrap().config.redis,
+            expected,
+            "{variables:?}"
+        );
+    }
+    for (variables, expected) in [
+        (
+            &[("REDIS_URL", "r:1"), ("REDIS_TYPE", "ring")][..],
+            "REDIS_TYPE: expected one of SINGLE, SENTINEL, CLUSTER",
+        ),
+        (
+            &[("REDIS_URL", "r:1"), ("BACKEND_TYPE", "memcache")],
+            "BACKEND_TYPE: counts are kept in Redis or in the memory",
+        ),
+        (
+            &[("BACKEND_TYPE", "memcache")],
+            "BACKEND_TYPE: counts are kept in Redis or in the memory",
+        ),
+        (
+            &[("REDIS_URL", "r:what")],
+            "REDIS_URL and what goes with it: expected a URL",
+        ),
+        (
+            &[
+                ("REDIS_URL", "r:1"),
+                ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "true"),
+            ],
+            "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION: ",
+        ),
+    ] {
+        let problems = read(variables).unwrap_err();
+        assert!(problems[0].starts_with(expected), "{problems:?}");
+    }
+}
+
+#[test]
+fn what_has_no_effect_is_told_and_only_that() {
+    let read = read(&[
+        ("REDIS_URL", "r:1"),
+        ("REDIS_POOL_SIZE", "5"),
+        ("USE_STATSD", ""),
+        ("PATH", "/bin"),
+        ("LOG_FORMAT", "json"),
+    ]);
+    let ignored = read.unwrap().ignored;
+    assert_eq!(ignored.len(), 2, "{ignored:?}");
+    assert!(ignored[0].starts_with("LOG_FORMAT is ignored: logs are text"));
+    assert!(ignored[1].starts_with("REDIS_POOL_SIZE is ignored: the store"));
+}
+
+#[test]
+fn without_a_redis_its_variables_say_that() {
+    let read = read(&[("BACKEND_TYPE", "redis"), ("REDIS_TYPE", "SINGLE")]);
+    for ignored in read.unwrap().ignored {
+        let why = "is ignored: without REDIS_URL, counts are kept in the memory of this process";
+        assert!(ignored.ends_with(why), "{ignored}");
+    }
+}
+
+#[test]
+fn durations_are_those_of_go() {
+    for (text, expected) in [
+        ("24h", Some(86_400_000)),
+        ("1h30m", Some(5_400_000)),
+        ("500ms", Some(500)),
+        ("10s", Some(10_000)),
+    ] {
+        assert_eq!(span(text), expected.map(Duration::from_millis), "{text}");
+    }
+    for text in [
+        "",
+        "0s",
+        "10",
+        "h",
+        "1d",
+        "-1s",
+        "1h 2m",
+        "99999999999999999999h",
+    ] {
+        assert_eq!(span(text), None, "{text}");
+    }
+}
