@@ -22,11 +22,11 @@ use tidegate_http::Clock;
 
 pub use self::running::{Running, Signals};
 use crate::{
-    config::{Config, Envoy, Snapshot, TlsFiles},
+    config::{Config, Envoy, Proxy, Snapshot, TlsFiles},
     door::{
         self,
         grpc::Http2,
-        proxy::{AuthoritiesError, Live},
+        proxy::{AccessLog, AuthoritiesError, Live},
     },
     envoy::{FolderError, RateLimitService, Watch},
     limiter::{Backend, Limiter},
@@ -66,6 +66,9 @@ pub enum ServeError {
     /// An upstream behind TLS cannot be known.
     #[error(transparent)]
     Authorities(#[from] AuthoritiesError),
+    /// The access log of the proxy could not be opened.
+    #[error("proxy.access_log: cannot open it: {0}; mend the path or its permissions")]
+    AccessLog(io::Error),
     /// The snapshot could not be read.
     #[error(
         "cannot read the snapshot {path}: {source}; mend its permissions, or remove `store.memory.snapshot`"
@@ -156,7 +159,7 @@ pub fn start(
     let server = Server::start(Server::default_workers())?;
     let proxy = config
         .proxy
-        .map(|settings| Live::new(settings, &server).map(Arc::new))
+        .map(|settings| proxied(settings, &server))
         .transpose()?;
     let reloader = source.map(|path| {
         let (limiter, proxy) = (Arc::clone(&limiter), proxy.clone());
@@ -175,9 +178,11 @@ pub fn start(
         proxy_tls,
         token,
     };
+    let proxy = doors.proxy.clone();
     doors.open(&server, sockets)?;
     Ok(Running {
         server,
+        proxy,
         link,
         limiter,
         reloader,
@@ -186,6 +191,12 @@ pub fn start(
         shutdown: config.shutdown,
         snapshot: config.snapshot,
     })
+}
+
+fn proxied(settings: Proxy, server: &Server) -> Result<Arc<Live>, ServeError> {
+    let log = settings.access_log.as_ref().map(AccessLog::open);
+    let log = log.transpose().map_err(ServeError::AccessLog)?;
+    Ok(Arc::new(Live::new(settings, server, log)?))
 }
 
 fn tls(behind: Behind, files: Option<&TlsFiles>) -> Result<Option<Arc<Tls>>, TlsError> {

@@ -163,3 +163,24 @@ fn when_an_address_is_left_alone_can_be_set() {
     ];
     assert_eq!(mistakes(text), expected);
 }
+
+#[test]
+fn the_access_log_goes_somewhere() {
+    let log = |setting: &str| {
+        let text = format!(
+            "proxy: {{listen: '127.0.0.1:1', upstreams: [{{name: a, urls: 'http://h'}}]{setting}}}"
+        );
+        proxy(&text).access_log
+    };
+    assert_eq!(log(""), None);
+    let standard = log(", access_log: stdout").unwrap();
+    assert_eq!((standard.to, standard.query), (None, false));
+    let file = log(", access_log: {to: a.log, query: true}").unwrap();
+    assert_eq!((file.to, file.query), (Some("a.log".into()), true));
+    let text = "proxy: {listen: '127.0.0.1:1', upstreams: [{name: a, urls: 'http://h'}], access_log: {query: maybe}}";
+    let expected = [
+        "proxy.access_log.query (line 1): expected true or false, got \"maybe\"",
+        "proxy.access_log.to (line 1): is missing; name stdout or a path",
+    ];
+    assert_eq!(mistakes(text), expected);
+}

@@ -33,7 +33,9 @@ use tidegate_core::{MemoryBounds, RuleSet, Span};
 use tidegate_http::{Part, Trust};
 
 pub use envoy::Envoy;
-pub use proxy::{Ejection, ForwardedHeaders, HealthCheck, Proxy, Scheme, Timeouts, Upstream, Url};
+pub use proxy::{
+    AccessLog, Ejection, ForwardedHeaders, HealthCheck, Proxy, Scheme, Timeouts, Upstream, Url,
+};
 pub use redis::{Password, RedisConfig};
 use report::Report;
 pub use shutdown::Shutdown;

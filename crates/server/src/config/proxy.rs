@@ -1,5 +1,6 @@
 //! `proxy`: where the reverse proxy listens, what stands behind it, and how much of everything it takes.
 
+mod access_log;
 mod health;
 mod upstream;
 mod url;
@@ -16,6 +17,7 @@ use super::{
     value::{Fields, Value},
 };
 
+pub use access_log::AccessLog;
 pub use health::{Ejection, HealthCheck};
 pub use upstream::Upstream;
 pub use url::{Scheme, Url};
@@ -42,6 +44,7 @@ const FIELDS: &[&str] = &[
     "max_headers",
     "max_connections",
     "forwarded",
+    "access_log",
 ];
 
 /// What the reverse proxy does.
@@ -66,6 +69,8 @@ pub struct Proxy {
     pub max_connections: usize,
     /// `proxy.forwarded`: by which headers upstreams learn who the client is; default `x-forwarded`.
     pub forwarded: ForwardedHeaders,
+    /// `proxy.access_log`: where each request is written down; `None`, the default, is nowhere.
+    pub access_log: Option<AccessLog>,
 }
 
 /// How long the proxy waits for whom.
@@ -142,6 +147,8 @@ pub(super) fn proxy(file: &Fields<'_>, report: &mut Report) -> Option<Proxy> {
     let forwarded = fields
         .get("forwarded")
         .and_then(|value| value.choice(report, &choices));
+    let log = fields.get("access_log");
+    let log = log.and_then(|value| access_log::access_log(value, report));
     Some(Proxy {
         listen: listen?,
         tls,
@@ -152,6 +159,7 @@ pub(super) fn proxy(file: &Fields<'_>, report: &mut Report) -> Option<Proxy> {
         max_headers: max_headers.unwrap_or(100),
         max_connections: max_connections.unwrap_or(10_000),
         forwarded: forwarded.unwrap_or_default(),
+        access_log: log,
     })
 }
 

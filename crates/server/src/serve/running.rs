@@ -9,6 +9,7 @@ use tokio::{
 
 use crate::{
     config::{Shutdown, Snapshot},
+    door::proxy::Live,
     envoy::Watch,
     limiter::Limiter,
     link::Link,
@@ -62,6 +63,7 @@ enum Heard {
 #[derive(Debug)]
 pub struct Running {
     pub(super) server: Server,
+    pub(super) proxy: Option<Arc<Live>>,
     /// What the connections to Redis run on; ends after the doors.
     pub(super) link: Option<Link>,
     pub(super) limiter: Arc<Limiter>,
@@ -106,7 +108,10 @@ impl Running {
             tokio::select! {
                 heard = signals.next() => match heard {
                     Heard::Stop => return,
-                    Heard::Reload => self.reload(),
+                    Heard::Reload => {
+                        self.reopen();
+                        self.reload();
+                    }
                 },
                 () = sleep_until(end.unwrap_or_else(Instant::now)), if end.is_some() => return,
                 _ = look.tick() => {
@@ -126,6 +131,7 @@ impl Running {
         tracing::info!("shutting down: no new connections, requests that have begun are answered");
         let Self {
             server,
+            proxy,
             link,
             limiter,
             shutdown,
@@ -133,6 +139,9 @@ impl Running {
             ..
         } = self;
         let dropped = server.shutdown(shutdown.drain).await;
+        if let Some(log) = proxy.as_ref().and_then(|proxy| proxy.log()) {
+            log.finish();
+        }
         drop(link);
         if dropped > 0 {
             tracing::warn!(
@@ -141,6 +150,13 @@ impl Running {
             );
         }
         save(&limiter, snapshot.as_ref())
+    }
+
+    /// The access log may have been moved away.
+    fn reopen(&self) {
+        if let Some(log) = self.proxy.as_ref().and_then(|proxy| proxy.log()) {
+            log.reopen();
+        }
     }
 
     fn reload(&self) {

@@ -6,7 +6,7 @@ use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
 use tidegate_http::Clock;
 use tidegate_server::{
     config::Config,
-    door::proxy::{self, Live, Served},
+    door::proxy::{self, AccessLog, Live, Served},
     limiter::Limiter,
     net::{Behind, Listener, Server, Tls},
 };
@@ -50,7 +50,9 @@ impl Door {
         let settings = config.proxy.unwrap();
         let tls = settings.tls.as_ref();
         let tls = tls.map(|files| Arc::new(Tls::load(Behind::Proxy, files).unwrap()));
-        let live = Arc::new(Live::new(settings, &server).unwrap());
+        let log = settings.access_log.as_ref();
+        let log = log.map(|log| AccessLog::open(log).unwrap());
+        let live = Arc::new(Live::new(settings, &server, log).unwrap());
         let clock = Clock::manual(Timestamp::from_micros(START_MICROS));
         let store = MemoryStore::new(MemoryBounds::default());
         let limiter = Arc::new(Limiter::new(config.rules, store, clock));

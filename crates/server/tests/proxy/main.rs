@@ -9,6 +9,7 @@
 #[allow(dead_code, reason = "another test uses what this one does not")]
 mod client;
 
+mod access_log;
 mod bounds;
 mod door;
 mod failures;

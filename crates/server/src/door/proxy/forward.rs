@@ -32,6 +32,7 @@ use tidegate_http::Lasting;
 use tower_service::Service;
 
 use super::{
+    access_log::AskedOf,
     address::{Address, Load},
     body::{Body, Download, Progress, Source, Upload},
     forwarded::Forwarding,
@@ -58,6 +59,8 @@ pub(super) struct Way {
     pub(super) worker: usize,
     /// Where to leave a tunnel for when the answer is out.
     pub(super) planned: Planned,
+    /// Whether answers say whose they are, for the access log.
+    pub(super) names_upstream: bool,
 }
 
 impl Forwarder {
@@ -169,10 +172,16 @@ impl Way {
             }
         };
         let idle = passing.current.settings.timeouts.idle;
-        let answered = asked.and_then(|(answer, lease)| {
+        let mut answered = asked.and_then(|(answer, lease)| {
             let upgrade = client.map(|client| (client, &self.planned));
             pass_back((answer, lease), idle, upgrade)
         });
+        if self.names_upstream
+            && let Ok(answer) = &mut answered
+        {
+            let name = AskedOf(upstream.name.clone());
+            answer.extensions_mut().insert(name);
+        }
         match &answered {
             Ok(answer) => upstream.tally.count_answer(self.worker, answer.status()),
             Err(refusal) => upstream.tally.count_failure(self.worker, *refusal),

@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 
-use super::{AuthoritiesError, Upstreams};
+use super::{AccessLog, AuthoritiesError, Upstreams};
 use crate::{
     config::Proxy,
+    metrics::Text,
     net::{Server, Tasks},
 };
 
@@ -20,6 +21,7 @@ pub struct Live {
     current: ArcSwap<Current>,
     tasks: Tasks,
     workers: usize,
+    log: Option<AccessLog>,
 }
 
 /// What is in force at one moment.
@@ -30,12 +32,16 @@ pub struct Current {
 }
 
 impl Live {
-    /// `settings`, on the workers of `server`.
+    /// `settings`, on the workers of `server`, with requests written to `log`.
     ///
     /// # Errors
     ///
     /// Authorities for TLS that cannot be had.
-    pub fn new(settings: Proxy, server: &Server) -> Result<Self, AuthoritiesError> {
+    pub fn new(
+        settings: Proxy,
+        server: &Server,
+        log: Option<AccessLog>,
+    ) -> Result<Self, AuthoritiesError> {
         let (tasks, workers) = (server.tasks(), server.workers());
         let first = Current::new(settings, workers, &Upstreams::default())?;
         first.watch(&tasks);
@@ -43,7 +49,14 @@ impl Live {
             current: ArcSwap::from_pointee(first),
             tasks,
             workers,
+            log,
         })
+    }
+
+    /// The access log, if there is one.
+    #[must_use]
+    pub fn log(&self) -> Option<&AccessLog> {
+        self.log.as_ref()
     }
 
     /// What is in force now.
@@ -63,19 +76,35 @@ impl Live {
     /// Puts in force what was prepared.
     pub fn put_in_force(&self, next: Current) {
         let (was, is) = (&self.now().settings, &next.settings);
-        if (was.listen, &was.tls, was.max_connections) != (is.listen, &is.tls, is.max_connections) {
+        let lasting = |settings: &Proxy| {
+            let (tls, log) = (settings.tls.clone(), settings.access_log.clone());
+            (settings.listen, settings.max_connections, tls, log)
+        };
+        if lasting(was) != lasting(is) {
             tracing::warn!(
-                "proxy.listen, proxy.tls and proxy.max_connections are those of the start until the server starts again"
+                "proxy.listen, proxy.tls, proxy.max_connections and proxy.access_log are those of the start until the server starts again"
             );
         }
         next.watch(&self.tasks);
         self.current.store(Arc::new(next));
     }
 
-    /// Everything that was counted of upstreams, in the Prometheus text format.
+    /// Everything that was counted, in the Prometheus text format.
     #[must_use]
     pub fn exposition(&self) -> String {
-        self.now().upstreams.exposition()
+        let mut text = self.now().upstreams.exposition();
+        if let Some(log) = &self.log {
+            let mut lost = Text::default();
+            let help = "Lines of the access log that were left out.";
+            lost.single(
+                "tidegate_proxy_access_log_lost_total",
+                "counter",
+                help,
+                log.lost(),
+            );
+            text.push_str(&lost.finish());
+        }
+        text
     }
 }
 

@@ -5,6 +5,7 @@
 //! `forward` passes a request on; what lies between them is bounded in bytes and in time. Between the two stands the layer
 //! of `tidegate-http`, around the service that `forward` is: what it denies reaches no upstream.
 
+mod access_log;
 mod address;
 mod authorities;
 mod body;
@@ -31,12 +32,14 @@ use std::{io, net::TcpListener, sync::Arc};
 
 use self::upstreams::Upstreams;
 pub use self::{
+    access_log::AccessLog,
     authorities::AuthoritiesError,
     live::{Current, Live},
 };
 use tower_layer::Layer as _;
 
 use self::{
+    access_log::{Logged, Logging},
     connection::Client,
     forward::{Forwarder, Way},
     forwarded::Forwarding,
@@ -78,11 +81,13 @@ pub fn listen(server: &Server, socket: TcpListener, served: Served) -> io::Resul
     let layer = gate::layer(&served.limiter, &served.identity, writer);
     server.listen(socket, bounds, move |stream, connection| {
         let Served {
+            limiter,
             live,
             identity,
             tls,
             ..
         } = served.clone();
+        let log = live.log().cloned();
         let settings = Arc::clone(&live.now().settings);
         let layer = layer.clone().connection_from(connection.peer.ip());
         async move {
@@ -95,6 +100,7 @@ pub fn listen(server: &Server, socket: TcpListener, served: Served) -> io::Resul
                 forwarding: Forwarding::new(settings.forwarded, peer, scheme, is_believed),
                 worker: connection.worker,
                 planned: planned.clone(),
+                names_upstream: log.is_some(),
             });
             let client = Client {
                 connection,
@@ -102,7 +108,17 @@ pub fn listen(server: &Server, socket: TcpListener, served: Served) -> io::Resul
                 tls,
                 planned,
             };
-            client.serve(stream, layer.layer(forwarder)).await;
+            let service = layer.layer(forwarder);
+            let Some(log) = log else {
+                return client.serve(stream, service).await;
+            };
+            let logging = Logging {
+                log,
+                limiter,
+                identity,
+                peer,
+            };
+            client.serve(stream, Logged::new(service, logging)).await;
         }
     })
 }

@@ -1,0 +1,170 @@
+//! The access log: a line of JSON for each request, once it is over.
+//!
+//! A thread writes it, so that no request waits for a disk. What the thread cannot keep up with is left out, and counted.
+//! No header is written but `Host` and `User-Agent`, and no query unless the configuration asks for it: what is secret stands
+//! in others.
+
+mod entry;
+
+use std::{
+    fmt,
+    fs::{File, OpenOptions},
+    io::{self, BufWriter, Write},
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
+    time::Duration,
+};
+
+pub(super) use self::entry::{AskedOf, Logged, Logging};
+use crate::config;
+
+/// The most lines that wait to be written.
+const MAX_WAITING: usize = 65_536;
+
+/// How long the end waits for what is still to be written.
+const FINISH_WITHIN: Duration = Duration::from_secs(2);
+
+/// A log that is open.
+#[derive(Clone)]
+pub struct AccessLog {
+    orders: SyncSender<Order>,
+    lost: Arc<AtomicU64>,
+    query: bool,
+}
+
+enum Order {
+    Write(String),
+    Reopen,
+    /// To tell when everything before is written.
+    Finish(SyncSender<()>),
+}
+
+impl AccessLog {
+    /// Opens the log that `settings` name, at its end.
+    ///
+    /// # Errors
+    ///
+    /// What the system says if it cannot be opened, or gives no thread.
+    pub fn open(settings: &config::AccessLog) -> io::Result<Self> {
+        let file = settings.to.as_deref().map(open).transpose()?;
+        let (orders, inbox) = sync_channel(MAX_WAITING);
+        let lost = Arc::<AtomicU64>::default();
+        let writer = Writer {
+            out: out(file),
+            path: settings.to.clone(),
+            lost: Arc::clone(&lost),
+        };
+        std::thread::Builder::new()
+            .name("access-log".to_owned())
+            .spawn(move || writer.run(&inbox))?;
+        Ok(Self {
+            orders,
+            lost,
+            query: settings.query,
+        })
+    }
+
+    /// Opens the file once more, because the old one was moved away.
+    pub fn reopen(&self) {
+        let _ = self.orders.try_send(Order::Reopen);
+    }
+
+    /// Waits until what was logged is written, but not for long.
+    pub fn finish(&self) {
+        let (done, wait) = sync_channel(1);
+        if self.orders.try_send(Order::Finish(done)).is_ok() {
+            let _ = wait.recv_timeout(FINISH_WITHIN);
+        }
+    }
+
+    /// How many lines were left out.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    fn write(&self, line: String) {
+        if self.orders.try_send(Order::Write(line)).is_err() {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl fmt::Debug for AccessLog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AccessLog")
+            .field("query", &self.query)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The thread that writes.
+struct Writer {
+    out: BufWriter<Box<dyn Write + Send>>,
+    path: Option<PathBuf>,
+    lost: Arc<AtomicU64>,
+}
+
+impl Writer {
+    /// Writes what is ordered, until nobody is left to order anything. What waits together is written together.
+    fn run(mut self, inbox: &Receiver<Order>) {
+        while let Ok(order) = inbox.recv() {
+            self.follow(order);
+            while let Ok(order) = inbox.try_recv() {
+                self.follow(order);
+            }
+            self.flush();
+        }
+    }
+
+    fn follow(&mut self, order: Order) {
+        match order {
+            Order::Write(line) => {
+                if let Err(error) = self.out.write_all(line.as_bytes()) {
+                    tracing::error!("cannot write the access log: {error}");
+                    self.lost.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            Order::Reopen => self.reopen(),
+            Order::Finish(done) => {
+                self.flush();
+                let _ = done.try_send(());
+            }
+        }
+    }
+
+    fn reopen(&mut self) {
+        let Some(path) = &self.path else { return };
+        match open(path) {
+            Ok(file) => {
+                self.flush();
+                self.out = out(Some(file));
+            }
+            Err(error) => tracing::error!(
+                file = %path.display(),
+                "cannot open the access log once more: {error}; the one that was open stays so"
+            ),
+        }
+    }
+
+    fn flush(&mut self) {
+        if let Err(error) = self.out.flush() {
+            tracing::error!("cannot write the access log: {error}");
+        }
+    }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().create(true).append(true).open(path)
+}
+
+fn out(file: Option<File>) -> BufWriter<Box<dyn Write + Send>> {
+    BufWriter::new(match file {
+        Some(file) => Box::new(file),
+        None => Box::new(io::stdout()),
+    })
+}

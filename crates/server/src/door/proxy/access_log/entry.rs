@@ -1,0 +1,202 @@
+//! One request in the log, from its head to the end of its answer.
+
+use std::{
+    convert::Infallible,
+    net::IpAddr,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use http::{HeaderMap, HeaderName, Request, Response, header};
+use hyper::body::{Body, Buf, Frame, Incoming, SizeHint};
+use serde::Serialize;
+use tidegate_core::Timestamp;
+use tower_service::Service;
+
+use super::AccessLog;
+use crate::{config::Identity, limiter::Limiter};
+
+/// The longest of what a client writes itself that is logged, in bytes.
+const MAX_TEXT_BYTES: usize = 1_024;
+
+/// Which upstream has answered, as an extension of the answer.
+#[derive(Clone, Debug)]
+pub(in super::super) struct AskedOf(pub(in super::super) Box<str>);
+
+/// What all requests of a connection are logged with.
+#[derive(Debug)]
+pub(in super::super) struct Logging {
+    pub(in super::super) log: AccessLog,
+    pub(in super::super) limiter: Arc<Limiter>,
+    pub(in super::super) identity: Arc<Identity>,
+    pub(in super::super) peer: IpAddr,
+}
+
+/// A service whose requests are logged.
+#[derive(Clone, Debug)]
+pub(in super::super) struct Logged<S> {
+    inner: S,
+    logging: Arc<Logging>,
+}
+
+impl<S> Logged<S> {
+    pub(in super::super) fn new(inner: S, logging: Logging) -> Self {
+        Self {
+            inner,
+            logging: Arc::new(logging),
+        }
+    }
+}
+
+impl<S, B> Service<Request<Incoming>> for Logged<S>
+where
+    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>,
+    S::Future: 'static,
+{
+    type Response = Response<LoggedBody<B>>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>>>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<Incoming>) -> Self::Future {
+        let mut entry = Entry::new(&self.logging, &request);
+        let answering = self.inner.call(request);
+        Box::pin(async move {
+            let mut answer = answering.await?;
+            entry.line.status = Some(answer.status().as_u16());
+            let asked = answer.extensions_mut().remove();
+            entry.line.upstream = asked.map(|AskedOf(name)| name);
+            Ok(answer.map(|body| LoggedBody { body, entry }))
+        })
+    }
+}
+
+/// The body of an answer, with whose end the request is over.
+#[derive(Debug)]
+pub(in super::super) struct LoggedBody<B> {
+    body: B,
+    entry: Entry,
+}
+
+impl<B: Body + Unpin> Body for LoggedBody<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        match &frame {
+            Some(Ok(frame)) => {
+                let bytes = frame.data_ref().map_or(0, Buf::remaining);
+                let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+                self.entry.line.bytes = self.entry.line.bytes.saturating_add(bytes);
+            }
+            Some(Err(_)) => self.entry.broke = true,
+            None => {}
+        }
+        self.entry.line.complete = !self.entry.broke && self.body.is_end_stream();
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// A request that is logged when it is over: answered, or left by its client.
+#[derive(Debug)]
+struct Entry {
+    logging: Arc<Logging>,
+    began: Timestamp,
+    line: Line,
+    broke: bool,
+}
+
+/// What is written, in this order.
+#[derive(Debug, Serialize)]
+struct Line {
+    time: String,
+    client: IpAddr,
+    method: Box<str>,
+    host: Option<Box<str>>,
+    path: Box<str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    query: Option<Box<str>>,
+    version: &'static str,
+    /// `None` if the client had gone before there was an answer.
+    status: Option<u16>,
+    bytes: u64,
+    /// Whether the answer was passed on to its end.
+    complete: bool,
+    duration_us: u64,
+    /// `None` if the proxy answered by itself.
+    upstream: Option<Box<str>>,
+    user_agent: Option<Box<str>>,
+}
+
+impl Entry {
+    fn new(logging: &Arc<Logging>, request: &Request<Incoming>) -> Self {
+        let (uri, headers) = (request.uri(), request.headers());
+        let host = uri.host().map(Box::from);
+        let query = uri.query().filter(|_| logging.log.query);
+        Self {
+            began: logging.limiter.now(),
+            broke: false,
+            line: Line {
+                time: String::new(),
+                client: logging.identity.trust.client(logging.peer, headers),
+                method: cut(request.method().as_str()),
+                host: host.or_else(|| text(headers, &header::HOST)),
+                path: cut(uri.path()),
+                query: query.map(cut),
+                version: match request.version() {
+                    http::Version::HTTP_2 => "HTTP/2",
+                    http::Version::HTTP_10 => "HTTP/1.0",
+                    _ => "HTTP/1.1",
+                },
+                status: None,
+                bytes: 0,
+                complete: false,
+                duration_us: 0,
+                upstream: None,
+                user_agent: text(headers, &header::USER_AGENT),
+            },
+            logging: Arc::clone(logging),
+        }
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let now = self.logging.limiter.now();
+        self.line.duration_us = now.as_micros().saturating_sub(self.began.as_micros());
+        let began = i64::try_from(self.began.as_micros()).ok();
+        let began = began.and_then(|micros| jiff::Timestamp::from_microsecond(micros).ok());
+        self.line.time = began.map_or_else(String::new, |began| format!("{began:.6}"));
+        // Numbers and text are always JSON.
+        if let Ok(mut line) = serde_json::to_string(&self.line) {
+            line.push('\n');
+            self.logging.log.write(line);
+        }
+    }
+}
+
+fn text(headers: &HeaderMap, name: &HeaderName) -> Option<Box<str>> {
+    let value = headers.get(name)?;
+    Some(cut(&String::from_utf8_lossy(value.as_bytes())))
+}
+
+/// `text`, or as much of it as is logged.
+fn cut(text: &str) -> Box<str> {
+    text[..text.floor_char_boundary(MAX_TEXT_BYTES)].into()
+}

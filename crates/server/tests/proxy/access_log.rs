@@ -1,0 +1,122 @@
+//! The access log: what stands in it, and what does not.
+
+use std::{fs, path::Path, thread::yield_now, time::Duration};
+
+use serde_json::{Value, json};
+
+use crate::{door::Door, upstream::Upstream};
+
+const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
+
+/// The lines of the log at `path`, once there are `count`.
+fn lines(door: &Door, path: &Path, count: usize) -> Vec<String> {
+    for _ in 0..1_000 {
+        door.live.log().unwrap().finish();
+        let text = fs::read_to_string(path).unwrap();
+        let lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        if lines.len() >= count {
+            assert_eq!(lines.len(), count, "{text}");
+            return lines;
+        }
+        std::thread::park_timeout(Duration::from_millis(10));
+    }
+    panic!("never {count} lines in {}", path.display());
+}
+
+/// A line without how long it took.
+fn parsed(line: &str) -> Value {
+    let mut value: Value = serde_json::from_str(line).unwrap();
+    let took = value.as_object_mut().unwrap().remove("duration_us");
+    assert!(took.unwrap().is_u64(), "{line}");
+    value
+}
+
+#[test]
+fn every_request_is_a_line_without_secrets() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("access.log");
+    let upstream = Upstream::answering(OK);
+    let door = Door::with(
+        upstream.url(),
+        &format!("access_log: {}\nmax_headers: 20", path.display()),
+    );
+    let secrets = [
+        ("authorization", "Bearer secret"),
+        ("cookie", "session=secret"),
+        ("user-agent", "curl/8 \"x\""),
+    ];
+    let mut client = door.connect();
+    let answer = client.ask("GET", "/a/b?token=secret", &secrets, b"");
+    assert_eq!(answer.body, "ok");
+    let lines = lines(&door, &path, 1);
+    assert!(!lines[0].contains("secret"), "{lines:?}");
+    let expected = json!({
+        "time": "2023-11-14T22:14:00.000000Z", "client": "127.0.0.1", "method": "GET", "host": parsed(&lines[0])["host"],
+        "path": "/a/b", "version": "HTTP/1.1", "status": 200, "bytes": 2, "complete": true, "upstream": "app",
+        "user_agent": "curl/8 \"x\"",
+    });
+    assert_eq!(parsed(&lines[0]), expected);
+}
+
+#[test]
+fn what_was_denied_and_who_has_left_is_written_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("access.log");
+    let upstream = Upstream::start(|talk| {
+        talk.head();
+        talk.until_closed();
+    });
+    let door = Door::open(&format!(
+        "
+proxy:
+  listen: 127.0.0.1:0
+  upstreams: [{{name: app, urls: \"{}\"}}]
+  access_log: {{to: \"{}\", query: true}}
+rules: [{{name: all, limits: [1/h]}}]
+",
+        upstream.url(),
+        path.display()
+    ));
+    let mut client = door.connect();
+    client.send("GET /left?q=1 HTTP/1.1\r\nhost: h\r\n\r\n");
+    while upstream.heads().is_empty() {
+        yield_now();
+    }
+    drop(client);
+    let left = parsed(&lines(&door, &path, 1)[0]);
+    assert_eq!(
+        (&left["status"], &left["complete"]),
+        (&Value::Null, &json!(false))
+    );
+    assert_eq!(left["query"], "q=1");
+    assert_eq!(door.get("/").status, 429);
+    let denied = parsed(&lines(&door, &path, 2)[1]);
+    assert_eq!(
+        (&denied["status"], &denied["upstream"]),
+        (&json!(429), &Value::Null)
+    );
+    assert_eq!(denied["complete"], true);
+    let metrics = door.live.exposition();
+    assert!(
+        metrics.contains("tidegate_proxy_access_log_lost_total 0\n"),
+        "{metrics}"
+    );
+}
+
+#[test]
+fn a_log_that_was_moved_away_is_opened_once_more() {
+    let folder = tempfile::tempdir().unwrap();
+    let [path, moved] = ["access.log", "access.log.1"].map(|name| folder.path().join(name));
+    let upstream = Upstream::answering(OK);
+    let door = Door::with(upstream.url(), &format!("access_log: {}", path.display()));
+    door.get("/first");
+    lines(&door, &path, 1);
+    fs::rename(&path, &moved).unwrap();
+    door.live.log().unwrap().reopen();
+    door.get("/second");
+    while !path.exists() {
+        yield_now();
+    }
+    assert_eq!(parsed(&lines(&door, &path, 1)[0])["path"], "/second");
+    assert_eq!(parsed(&lines(&door, &moved, 1)[0])["path"], "/first");
+}
