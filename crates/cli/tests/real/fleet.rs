@@ -5,7 +5,7 @@ use std::process::Command;
 use serde_json::json;
 
 use crate::{
-    servers::RedisServer,
+    servers::{RedisServer, eventually},
     support::{Ask, EVERY_DOOR, Scratch, Server, repository, run, tidegate},
 };
 
@@ -25,7 +25,7 @@ fn fleet(redis: &RedisServer, more: &str, rules: &str) -> Vec<Server> {
 
 /// Waits until Redis decides.
 pub(crate) fn until_exact(server: &Server) {
-    crate::servers::eventually("the server has found Redis", || {
+    eventually("the server has found Redis", || {
         Ask::get(server.admin, "/readyz")
             .send()
             .body
@@ -62,6 +62,38 @@ fn hammer(topology: &[&str]) {
         "{printed}{}",
         String::from_utf8_lossy(&output.stderr)
     );
+}
+
+/// Ten failures, whichever proxy they went through; what went well comes back in Redis.
+#[test]
+fn proxies_on_one_redis_count_together_what_went_wrong() {
+    let (redis, upstream) = (RedisServer::start(), Server::start(""));
+    let failed =
+        "rules: [{name: failed, limits: [10/h], algorithm: fixed_window, count: {status: 404}}]";
+    let upstreams = format!("[{{name: app, urls: 'http://{}'}}]", upstream.admin);
+    let proxy = format!("proxy: {{listen: '127.0.0.1:0', upstreams: {upstreams}}}");
+    let servers = fleet(&redis, "", &format!("{proxy}\n{failed}"));
+    let proxies: Vec<_> = servers.iter().map(Server::proxy).collect();
+    let status = |number: usize, path| {
+        let proxy = proxies[number % SERVERS];
+        Ask::get(proxy, path).send().status
+    };
+    // Before it comes back it was charged: several at once may be too many for a moment, one after another are not.
+    for number in 0..30 {
+        eventually("what went well has come back", || {
+            (status(number, "/healthz") == 200).then_some(())
+        });
+    }
+    let mut failures = 0;
+    eventually("all ten have failed", || {
+        let status = status(failures, "/nowhere");
+        failures += usize::from(status == 404);
+        (failures == 10).then_some(())
+    });
+    for number in 0..SERVERS {
+        assert_eq!(status(number, "/healthz"), 429);
+        assert_eq!(status(number, "/nowhere"), 429);
+    }
 }
 
 #[test]
@@ -120,7 +152,7 @@ fn a_server_starts_without_redis_and_says_so() {
         "{EVERY_DOOR}store: {{redis: \"redis://127.0.0.1:{port}\"}}\nrules: [{{name: r, key: [user], limits: [10/h], on_failure: open}}]"
     );
     let server = Server::start_in(Scratch::new(), &config);
-    let ready = crate::servers::eventually("the server says what is wrong", || {
+    let ready = eventually("the server says what is wrong", || {
         let ready = Ask::get(server.admin, "/readyz").send();
         assert_eq!(ready.status, 200);
         ready.json()["redis"]["problem"].as_str().map(str::to_owned)

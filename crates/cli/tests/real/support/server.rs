@@ -58,6 +58,14 @@ impl Server {
         Self::start_in(Scratch::new(), &free)
     }
 
+    /// Where the reverse proxy is, if there is one.
+    pub(crate) fn proxy(&self) -> SocketAddr {
+        let said = self.said();
+        let mut lines = said.lines();
+        let line = lines.find(|line| line.contains("listening") && line.contains("\"proxy\""));
+        address_in(line.unwrap_or_else(|| panic!("no proxy in: {said}")))
+    }
+
     /// Asks `/v1/check`.
     pub(crate) fn check(&self, entries: &Value) -> Answer {
         let body = serde_json::json!({ "entries": entries });
@@ -121,9 +129,11 @@ impl Server {
 }
 
 fn address(process: &mut Process, door: &str) -> SocketAddr {
-    let line = process
-        .wait_for(&["listening", &format!("door=\"{door}\"")])
-        .replace('"', "");
+    address_in(&process.wait_for(&["listening", &format!("door=\"{door}\"")]))
+}
+
+fn address_in(line: &str) -> SocketAddr {
+    let line = line.replace('"', "");
     let address = line
         .split_whitespace()
         .find_map(|word| word.strip_prefix("address="));
