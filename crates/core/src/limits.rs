@@ -342,6 +342,23 @@ impl Limits {
         settled.collect()
     }
 
+    /// Gives the places back that `charged`, of these limits, took in `cell`, which was left under other numbers since: a place is
+    /// found by its instant, if the kernels are the same.
+    pub(crate) fn leave(&self, cell: &mut Cell, charged: &Charged) {
+        let states = cell.states_mut();
+        let is_alike = states.len() == self.members.len()
+            && self
+                .members
+                .iter()
+                .zip(&*states)
+                .all(|(member, state)| member.kernel.is_kind_of(state));
+        for (state, mark) in states.iter_mut().zip(&charged.marks) {
+            if let (true, State::Lease(log), Some(_)) = (is_alike, state, mark) {
+                log.give_back(charged.at, charged.cost);
+            }
+        }
+    }
+
     /// Spends `cost`, which is denied, of the limits that count it nevertheless; true if there are any. `denied` are the
     /// limits that denied it themselves.
     #[inline]

@@ -57,8 +57,8 @@ impl RedisStore {
     /// Settles `charges`, for which [`reserve`](Self::reserve) wrote `receipt`: gives back what each of `settlements` says, as
     /// far as it is still there.
     ///
-    /// Nothing is given back where the numbers have changed since the key was last charged under them, or where its limits count
-    /// what is denied. Once the key was reset nothing is owed any more either; what others have charged since at the same
+    /// Nothing but places is given back where the numbers have changed since the key was last charged under them, and nothing
+    /// where its limits count what is denied. Once the key was reset nothing is owed any more either; what others have charged since at the same
     /// instant or in the same window cannot be told from it, and comes back as far as it is there. Of a schedule what is given back more than a minute after it was charged is only what the clock
     /// says cannot have drained.
     ///

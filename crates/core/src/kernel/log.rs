@@ -125,6 +125,17 @@ impl LogState {
         }
     }
 
+    /// Takes up to `units` of what was charged at `at` out, the newest entry first.
+    pub(crate) fn give_back(&mut self, at: Timestamp, mut units: u64) {
+        let mut behind = self.stamps.partition_point(|stamp| stamp.at() <= at);
+        while units > 0 && behind > 0 && self.stamps[behind - 1].at() == at {
+            behind -= 1;
+            let taken = units.min(self.stamps[behind].cost());
+            units -= taken;
+            self.take(behind, taken);
+        }
+    }
+
     fn push(&mut self, now: Timestamp, mut cost: u64) {
         if let Some(last) = self.stamps.back_mut()
             && last.at() == now
@@ -345,16 +356,10 @@ impl Log {
         state: &mut LogState,
         now: Timestamp,
         at: Timestamp,
-        mut units: u64,
+        units: u64,
     ) {
         self.expire(state, now);
-        let mut behind = state.stamps.partition_point(|stamp| stamp.at() <= at);
-        while units > 0 && behind > 0 && state.stamps[behind - 1].at() == at {
-            behind -= 1;
-            let taken = units.min(state.stamps[behind].cost());
-            units -= taken;
-            state.take(behind, taken);
-        }
+        state.give_back(at, units);
     }
 
     pub(crate) fn standing(&self, state: &LogState, now: Timestamp, part: usize) -> Standing {

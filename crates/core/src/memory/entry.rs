@@ -60,6 +60,12 @@ impl Entry {
         )
     }
 
+    /// Takes the state out as it was left; a fresh one of `limits` if it is out. [`Self::put`] must follow under the same lock.
+    pub(super) fn take_as_left(&mut self, limits: &Limits) -> Cell {
+        let packed = std::mem::replace(&mut self.packed, Packed::Taken);
+        packed.unpack().unwrap_or_else(|| limits.fresh())
+    }
+
     /// A copy of the state, as one that `limits` know.
     pub(super) fn copy(&self, limits: &Limits, now: Timestamp) -> Cell {
         self.packed.clone().unpack().map_or_else(

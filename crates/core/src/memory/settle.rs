@@ -33,8 +33,8 @@ impl MemoryStore {
     /// Settles `charges`, for which [`reserve`](Self::reserve) wrote `receipt`: gives back what each of `settlements` says, as
     /// far as it is still there.
     ///
-    /// Nothing is given back where the numbers have changed since the key was last charged under them, or where its limits count
-    /// what is denied. After a [`reset`](Self::reset), or once the key was evicted, nothing is owed any more either; what
+    /// Nothing but places is given back where the numbers have changed since the key was last charged under them, and nothing
+    /// where its limits count what is denied. After a [`reset`](Self::reset), or once the key was evicted, nothing is owed any more either; what
     /// others have charged since at the same instant or in the same window cannot be told from it, and comes back as far as it is
     /// there.
     pub fn settle(
@@ -67,18 +67,21 @@ impl Shard {
             return;
         };
         let entry = &mut self.entries[number];
-        if entry.fingerprint() != charged.fingerprint || limits.fingerprint() != charged.fingerprint
-        {
+        if limits.fingerprint() != charged.fingerprint {
             return;
         }
+        let (pressed, fingerprint) = (entry.pressed(), entry.fingerprint());
         self.rest.heap_bytes -= entry.heap_bytes();
-        let pressed = entry.pressed();
-        let mut cell = entry.take(limits, now);
-        let ledger = &mut self.rest.ledger;
-        let shift = |number| ledger.since(charge.key, number, (charged, now));
-        let given = limits.settle(&mut cell, now, (charged, settlement), shift);
-        ledger.enter(charge.key, &given, now);
-        entry.put(cell, charged.fingerprint, pressed);
+        let mut cell = entry.take_as_left(limits);
+        if fingerprint == charged.fingerprint {
+            let ledger = &mut self.rest.ledger;
+            let shift = |number| ledger.since(charge.key, number, (charged, now));
+            let given = limits.settle(&mut cell, now, (charged, settlement), shift);
+            ledger.enter(charge.key, &given, now);
+        } else {
+            limits.leave(&mut cell, charged);
+        }
+        entry.put(cell, fingerprint, pressed);
         self.rest.heap_bytes += entry.heap_bytes();
     }
 }

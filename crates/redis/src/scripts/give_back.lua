@@ -207,30 +207,44 @@ for i = 1, count do
   if first and first >= 128 then
     block, value = sub(value, 5, 11), string.char(first - 128) .. sub(value, 2, 4) .. sub(value, 12)
   end
-  -- Nothing is taken from what others left under other numbers.
-  if #value > 4 and sub(value, 1, 4) == program[1] then
+  -- Of what was left under other numbers nothing is taken but the places of who holds them: the head names the kernels all the
+  -- same, and a place is found by its instant.
+  local head, own = sub(value, 1, 4), program[1]
+  local is_alike = #value > 4 and times(string.byte(head), 16) == times(string.byte(own), 16)
+    and sub(value, 5, 4 + #program[2]) == program[2]
+  if is_alike then
     local since, ledger_then, ledger = receipt[1], receipt[2], call('GET', KEYS[count + i]) or ''
     local position, states, expires, sums, entries = 5 + #program[2], {}, 0, {}, 0
     for j = 5, #program do
       local member, number = program[j], j - 4
       local start = position + #member[3]
+      local kind = #member[3] > 0 and string.byte(value, position) or member[1]
+      if math.fmod(kind, 8) ~= member[1] or head ~= own and member[3] == '' and member[1] ~= 6 then
+        is_alike = false
+        break
+      end
       local part = parts[j] or member
       local shift = moved(ledger, ledger_then, since, number)
-      local behind, state, till, given = kernels[member[1]](
-        member, part, value, start, receipt[2 + number], since, shift)
-      local stays = unused == 'leases' and member[1] ~= 6
+      local behind, state, till, given = start + 7 + times(kind, 8)
+      if member[1] > 0 or head == own then
+        behind, state, till, given = kernels[member[1]](
+          member, part, value, start, receipt[2 + number], since, shift)
+      end
+      local stays = (unused == 'leases' or head ~= own) and member[1] ~= 6
       if stays or member[2] == 1 and not program[3] then
         -- It was used, or is counted by one that counts what others deny as well.
         state, till, given = sub(value, start, behind - 1), math.huge, nil
       end
-      states[number], expires, position = member[3] .. state, math.max(expires, till), behind
+      states[number] = sub(value, position, start - 1) .. state
+      expires, position = math.max(expires, till), behind
       sums[number] = pack('>I7', math.min(entered(ledger, number) + (given or 0), MOST))
       entries = entries + (given or 0)
     end
-    if expires <= now and block == '' then
+    if not is_alike then
+      entries = 0
+    elseif expires <= now and block == '' then
       call('DEL', KEYS[i])
     else
-      local head = program[1]
       if block ~= '' then
         head = string.char(string.byte(head) + 128) .. sub(head, 2) .. block
       end
