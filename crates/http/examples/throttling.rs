@@ -43,6 +43,9 @@ const TAKES: Duration = Duration::from_millis(10);
 /// So many requests a second, each for so many seconds.
 const OFFERED: [(usize, usize); 3] = [(500, 3), (2_000, 6), (500, 3)];
 
+/// What the limits over time let pass.
+const RATE: &str = "600/s";
+
 /// A picture has a point for so much time.
 const POINT: Duration = Duration::from_millis(250);
 
@@ -55,7 +58,7 @@ async fn main() {
     let modes: Vec<(&str, App)> = vec![
         ("no limit", boxed(service())),
         (
-            "hard: 800/s",
+            "hard: 600/s",
             boxed(limiter(&clock, rule(gcra())).layer(service())),
         ),
         (
@@ -126,7 +129,7 @@ fn rule(limit: Limit) -> Rule {
 fn gcra() -> Limit {
     let spec = LimitSpec {
         algorithm: Some(AlgorithmName::Gcra),
-        rate: Some(notation::rate("800/s").expect("a rate")),
+        rate: Some(notation::rate(RATE).expect("a rate")),
         burst: Some(19),
         ..LimitSpec::default()
     };
@@ -135,7 +138,7 @@ fn gcra() -> Limit {
 
 /// A window, of which a fifth more is admitted each second.
 fn soft() -> Rule {
-    let rate = notation::rate("800/s").expect("a rate");
+    let rate = notation::rate(RATE).expect("a rate");
     let spec = LimitSpec {
         soft: Some(20),
         buckets: Some(20),
@@ -159,7 +162,7 @@ fn shed(clock: &Clock) -> ShedLayer {
 
 /// A window that is half as wide again while less than half of what the service bears is in flight.
 fn elastic(clock: &Clock) -> App {
-    let rate = notation::rate("800/s").expect("a rate");
+    let rate = notation::rate(RATE).expect("a rate");
     let spec = LimitSpec {
         buckets: Some(20),
         ..LimitSpec::shorthand(rate, AlgorithmName::SlidingWindowCounter)
