@@ -15,6 +15,7 @@
 //! | `scheme` | `X-Forwarded-Proto` |
 //! | `ip` | the client's address; of an IPv6 address its network (/64), so that one subscriber has one count |
 //! | `ip.exact` | the client's address, whole |
+//! | `country`, `asn` | where that address is, and in whose network, where there is an [`Atlas`] |
 //! | `query.NAME` | the first parameter NAME of the query, decoded |
 //! | `cookie.NAME` | the first cookie NAME |
 //! | `header.NAME` | the header NAME; several lines are joined by `, ` |
@@ -28,6 +29,7 @@ use std::{borrow::Cow, net::IpAddr};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::{
+    atlas::{Atlas, Place},
     client::{self, Trust},
     cookies::cookie,
     part::Part,
@@ -49,6 +51,8 @@ pub struct Source<'t> {
     pub trust: &'t Trust,
     /// Entries that are parts of others, by their names. They come before those of the table.
     pub parts: &'t [(Box<str>, Part)],
+    /// Who knows where addresses are. With one, no header stands in for what it does not know.
+    pub atlas: Option<&'t dyn Atlas>,
 }
 
 /// The request that a proxy asks about.
@@ -62,6 +66,7 @@ pub struct Forwarded<'r> {
     counted_ip: IpAddr,
     proxy_ip: IpAddr,
     parts: &'r [(Box<str>, Part)],
+    atlas: Option<&'r dyn Atlas>,
 }
 
 impl<'r> Forwarded<'r> {
@@ -89,6 +94,7 @@ impl<'r> Forwarded<'r> {
             proxy_ip: source.peer.to_canonical(),
             ip,
             parts: source.parts,
+            atlas: source.atlas,
         })
     }
 
@@ -126,6 +132,9 @@ impl<'r> Forwarded<'r> {
     }
 
     fn named_entry(&self, name: &str) -> Option<Cow<'_, str>> {
+        if let (Some(place), Some(atlas)) = (Place::named(name), self.atlas) {
+            return place.of(self.ip, atlas).map(Cow::Owned);
+        }
         match named(name, self.headers, self.target.as_ref()) {
             Named::Found(value) => Some(value),
             Named::Missing => None,

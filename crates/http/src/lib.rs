@@ -7,6 +7,7 @@
 //! the headers of its answer, so that every program that speaks HTTP names and shows them alike.
 
 mod address;
+mod atlas;
 pub mod client;
 mod clock;
 mod cookies;
@@ -16,6 +17,8 @@ mod gate;
 pub mod headers;
 mod layer;
 mod limiter;
+#[cfg(feature = "maxmind")]
+mod maxmind;
 pub mod part;
 mod path;
 mod proxy;
@@ -23,6 +26,7 @@ mod rfc7239;
 mod shed;
 mod target;
 
+pub use atlas::{Atlas, Place};
 pub use client::{AddressHeader, Proxies, Trust};
 pub use clock::Clock;
 pub use describe::{Forwarded, Source, bare_host};
@@ -32,6 +36,8 @@ pub use layer::{
     Entries, Lasting, Limited, LimitedBody, LimiterLayer, Passed, Peer, Report, ResponseFuture,
 };
 pub use limiter::Limiter;
+#[cfg(feature = "maxmind")]
+pub use maxmind::{MaxMind, MaxMindError};
 pub use part::Part;
 pub use path::normal as normal_path;
 pub use proxy::{Ambiguous, Proxy};

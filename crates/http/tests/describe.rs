@@ -14,6 +14,7 @@ const PEER: Source<'_> = Source {
     proxy: Proxy::Unknown,
     trust: &TRUST,
     parts: &[],
+    atlas: None,
 };
 
 fn headers(lines: &[(&'static str, &str)]) -> HeaderMap {

@@ -3,6 +3,7 @@
 pub mod config;
 pub mod door;
 pub mod envoy;
+pub mod geoip;
 pub mod limiter;
 mod link;
 pub mod metrics;

@@ -17,18 +17,19 @@ use std::{
     sync::Arc,
 };
 
-use tidegate_core::MemoryStore;
-use tidegate_http::Clock;
+use tidegate_core::{MemoryBounds, MemoryStore};
+use tidegate_http::{Clock, Place};
 
 pub use self::running::{Running, Signals};
 use crate::{
-    config::{Config, Envoy, Proxy, Snapshot, TlsFiles},
+    config::{Config, Envoy, Identity, Proxy, Snapshot, TlsFiles},
     door::{
         self,
         grpc::Http2,
         proxy::{AccessLog, AuthoritiesError, Live},
     },
     envoy::{FolderError, RateLimitService, Watch},
+    geoip::{GeoIp, GeoIpError},
     limiter::{Backend, Limiter},
     link::Link,
     net::{Behind, Bounds, Listener, Server, Tls, TlsError},
@@ -69,6 +70,9 @@ pub enum ServeError {
     /// The access log of the proxy could not be opened.
     #[error("proxy.access_log: cannot open it: {0}; mend the path or its permissions")]
     AccessLog(io::Error),
+    /// A database of addresses cannot be used.
+    #[error(transparent)]
+    GeoIp(#[from] GeoIpError),
     /// The snapshot could not be read.
     #[error(
         "cannot read the snapshot {path}: {source}; mend its permissions, or remove `store.memory.snapshot`"
@@ -133,12 +137,10 @@ pub fn start(
     let of_proxy = config.proxy.as_ref().and_then(|proxy| proxy.tls.as_ref());
     let proxy_tls = tls(Behind::Proxy, of_proxy)?;
     let certificates: Vec<Arc<Tls>> = grpc_tls.iter().chain(&proxy_tls).cloned().collect();
+    let (geoip, identity) = located(&config.geoip, config.identity.clone())?;
     let sockets = Sockets::bind(&config)?;
     let clock = Clock::real();
-    let store = MemoryStore::new(config.memory);
-    if let Some(snapshot) = &config.snapshot {
-        restore(&store, snapshot, &clock)?;
-    }
+    let store = memory(config.memory, config.snapshot.as_ref(), &clock)?;
     for warning in &config.warnings {
         tracing::warn!("{warning}");
     }
@@ -170,10 +172,11 @@ pub fn start(
         reloader: reloader.as_ref(),
         envoy: envoy.as_ref(),
         headers: config.headers,
-        identity: Arc::new(config.identity),
+        identity: Arc::new(identity),
         grpc: config.grpc,
         grpc_tls,
         certificates: certificates.clone(),
+        geoip: geoip.clone(),
         proxy,
         proxy_tls,
         token,
@@ -188,6 +191,7 @@ pub fn start(
         reloader,
         envoy,
         certificates,
+        geoip,
         shutdown: config.shutdown,
         snapshot: config.snapshot,
     })
@@ -202,6 +206,19 @@ fn proxied(settings: Proxy, server: &Server) -> Result<Arc<Live>, ServeError> {
 fn tls(behind: Behind, files: Option<&TlsFiles>) -> Result<Option<Arc<Tls>>, TlsError> {
     let loaded = files.map(|files| Tls::load(behind, files)).transpose()?;
     Ok(loaded.map(Arc::new))
+}
+
+/// Reads the databases of addresses, if there are any, and lets `identity` know.
+fn located(
+    files: &[(Place, PathBuf)],
+    mut identity: Identity,
+) -> Result<(Option<Arc<GeoIp>>, Identity), GeoIpError> {
+    if files.is_empty() {
+        return Ok((None, identity));
+    }
+    let geoip = GeoIp::open(files)?;
+    identity.atlas = Some(geoip.atlas());
+    Ok((Some(Arc::new(geoip)), identity))
 }
 
 /// Reads the rules of the rate limit service; without them it starts only if it was told to.
@@ -246,10 +263,11 @@ struct Doors<'a> {
     reloader: Option<&'a Arc<Reloader>>,
     envoy: Option<&'a Arc<Watch>>,
     headers: crate::config::Headers,
-    identity: Arc<crate::config::Identity>,
+    identity: Arc<Identity>,
     grpc: crate::config::Grpc,
     grpc_tls: Option<Arc<Tls>>,
     certificates: Vec<Arc<Tls>>,
+    geoip: Option<Arc<GeoIp>>,
     proxy: Option<Arc<Live>>,
     proxy_tls: Option<Arc<Tls>>,
     token: Option<String>,
@@ -300,6 +318,7 @@ impl Doors<'_> {
                 reloader: self.reloader.cloned(),
                 envoy: self.envoy.cloned(),
                 certificates: self.certificates.clone(),
+                geoip: self.geoip.clone(),
                 proxy: self.proxy.clone(),
                 token: self.token.clone(),
             };
@@ -327,6 +346,19 @@ fn bind(
         })
     };
     address.map(bind).transpose()
+}
+
+/// The store in this process, with what the snapshot held.
+fn memory(
+    bounds: MemoryBounds,
+    snapshot: Option<&Snapshot>,
+    clock: &Clock,
+) -> Result<MemoryStore, ServeError> {
+    let store = MemoryStore::new(bounds);
+    if let Some(snapshot) = snapshot {
+        restore(&store, snapshot, clock)?;
+    }
+    Ok(store)
 }
 
 fn restore(store: &MemoryStore, snapshot: &Snapshot, clock: &Clock) -> Result<(), ServeError> {

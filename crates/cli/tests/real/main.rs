@@ -19,6 +19,7 @@ mod envoy;
 mod envoy_rules;
 mod examples;
 mod fleet;
+mod geoip;
 mod operate;
 mod reload;
 mod serve;

@@ -3,12 +3,14 @@
 use std::{
     borrow::Cow,
     net::{IpAddr, SocketAddr},
+    sync::Arc,
 };
 
 use http::{Extensions, header::HOST, request::Parts};
 
 use crate::{
     Part, Trust,
+    atlas::{Atlas, Place},
     describe::{Named, bare_host, named, text, whole_or_part},
     target::Target,
 };
@@ -60,6 +62,7 @@ pub(super) struct Identity {
     pub(super) trust: Trust,
     pub(super) parts: Vec<(Box<str>, Part)>,
     pub(super) peer: PeerOf,
+    pub(super) atlas: Option<Arc<dyn Atlas>>,
 }
 
 /// Where the other end of the socket is known from.
@@ -88,6 +91,7 @@ impl Default for Identity {
             peer: PeerOf::Extensions(|extensions| {
                 extensions.get().map(|Peer(address)| address.ip())
             }),
+            atlas: None,
         }
     }
 }
@@ -139,7 +143,8 @@ impl<'r> Described<'r> {
             "ip.exact" => Some(self.client()?.to_string().into()),
             _ => match named(name, &self.parts.headers, Some(&self.target)) {
                 Named::Found(value) => Some(value),
-                Named::Missing | Named::Other => None,
+                Named::Missing => None,
+                Named::Other => self.place(name).map(Cow::Owned),
             },
         }
     }
@@ -148,6 +153,12 @@ impl<'r> Described<'r> {
     fn host(&self) -> Option<String> {
         let of_target = self.parts.uri.host().map(bare_host);
         of_target.or_else(|| Some(bare_host(&text(self.parts.headers.get(HOST)?))))
+    }
+
+    /// Where the client is, if the entry `name` says that.
+    fn place(&self, name: &str) -> Option<String> {
+        let atlas = self.identity.atlas.as_deref()?;
+        Place::named(name)?.of(self.client()?, atlas)
     }
 
     fn client(&self) -> Option<IpAddr> {
@@ -226,6 +237,38 @@ mod tests {
         assert_eq!(found(&parts, &identity, "path").as_deref(), Some("/"));
         parts.extensions.insert(Entries::new().with("customer", ""));
         assert_eq!(found(&parts, &identity, "customer"), None);
+    }
+
+    /// An atlas with one country in it.
+    #[derive(Debug)]
+    struct Island(IpAddr);
+
+    impl Atlas for Island {
+        fn country(&self, address: IpAddr) -> Option<String> {
+            (address == self.0).then(|| "IS".into())
+        }
+
+        fn asn(&self, _address: IpAddr) -> Option<u32> {
+            None
+        }
+    }
+
+    #[test]
+    fn an_atlas_says_where_the_client_is() {
+        let mut parts = request("/", &[("x-country", "AQ")]);
+        let here: IpAddr = "192.0.2.1".parse().unwrap();
+        parts.extensions.insert(Peer(SocketAddr::new(here, 1)));
+        assert_eq!(found(&parts, &Identity::default(), "country"), None);
+        let identity = Identity {
+            atlas: Some(Arc::new(Island(here))),
+            ..Identity::default()
+        };
+        assert_eq!(found(&parts, &identity, "country").as_deref(), Some("IS"));
+        assert_eq!(found(&parts, &identity, "asn"), None);
+        parts
+            .extensions
+            .insert(Entries::new().with("country", "NO"));
+        assert_eq!(found(&parts, &identity, "country").as_deref(), Some("NO"));
     }
 
     #[test]

@@ -18,6 +18,7 @@
 //! | `host` | the host that is asked for, in small letters and without the port |
 //! | `ip` | the client's address, of an IPv6 address its network; see [`LimiterLayer::trust`] |
 //! | `ip.exact` | the client's address, whole |
+//! | `country`, `asn` | where that address is, and in whose network; see [`LimiterLayer::atlas`] |
 //! | `query.NAME`, `cookie.NAME`, `header.NAME` | the client's own words: the first parameter or cookie NAME; the header's lines, joined by `, ` |
 //! | a name of [`LimiterLayer::part`] | a part of another entry |
 //!
@@ -59,7 +60,7 @@ use self::{
     entries::{Identity, PeerOf},
     ruling::Terms,
 };
-use crate::{Gate, HeaderWriter, Part, Trust};
+use crate::{Atlas, Gate, HeaderWriter, Part, Trust};
 
 /// A tower layer that lets a service have only such requests as a [`Gate`] lets pass.
 ///
@@ -181,6 +182,13 @@ impl<G: Gate> LimiterLayer<G> {
     #[must_use]
     pub fn trust(mut self, trust: Trust) -> Self {
         self.settings().identity.trust = trust;
+        self
+    }
+
+    /// Lets rules name the `country` and the `asn` (autonomous system number) of the client's address, which `atlas` knows.
+    #[must_use]
+    pub fn atlas(mut self, atlas: Arc<dyn Atlas>) -> Self {
+        self.settings().identity.atlas = Some(atlas);
         self
     }
 

@@ -18,6 +18,7 @@ pub(super) fn identity(file: &Fields<'_>, report: &mut Report) -> Identity {
     Identity {
         trust: trust.unwrap_or_default(),
         parts: parts.unwrap_or_default(),
+        atlas: None,
     }
 }
 

@@ -9,6 +9,7 @@ mod bill;
 mod conditions;
 mod doors;
 mod envoy;
+mod geoip;
 mod grpc;
 mod identity;
 pub(crate) mod limits;
@@ -26,11 +27,12 @@ use std::{
     fmt,
     net::{Ipv4Addr, SocketAddr},
     path::PathBuf,
+    sync::Arc,
     time::Duration,
 };
 
 use tidegate_core::{MemoryBounds, RuleSet, Span};
-use tidegate_http::{Part, Trust};
+use tidegate_http::{Atlas, Part, Place, Trust};
 
 pub use envoy::Envoy;
 pub use proxy::{
@@ -49,8 +51,8 @@ pub const MAX_FILE_BYTES: usize = 16 << 20;
 
 /// The keys of the file.
 const SECTIONS: &[&str] = &[
-    "listen", "store", "defaults", "headers", "clients", "entries", "admin", "grpc", "envoy",
-    "allow", "rules", "quotas", "proxy", "shutdown",
+    "listen", "store", "defaults", "headers", "clients", "entries", "geoip", "admin", "grpc",
+    "envoy", "allow", "rules", "quotas", "proxy", "shutdown",
 ];
 
 /// What the rules file says. The default is what an empty file says: every door open on its usual
@@ -74,6 +76,8 @@ pub struct Config {
     pub shutdown: Shutdown,
     /// `clients` and `entries`: how forward-auth finds out who is asking.
     pub identity: Identity,
+    /// `geoip`: the databases that say where addresses are, and what each says; relative to the directory in which the server runs.
+    pub geoip: Vec<(Place, PathBuf)>,
     /// `admin`: who may ask the admin door.
     pub admin_token: AdminToken,
     /// `envoy`: the rate limit service for Envoy; `None` without the section.
@@ -190,6 +194,8 @@ pub struct Identity {
     pub trust: Trust,
     /// `entries`: the entries that are part of another, by their names.
     pub parts: Vec<(Box<str>, Part)>,
+    /// Who knows where addresses are. Whoever starts the server brings it, by `geoip`.
+    pub atlas: Option<Arc<dyn Atlas>>,
 }
 
 /// How `X-RateLimit-Reset` is written, if the triple is sent at all.
@@ -300,6 +306,7 @@ impl Config {
             config.envoy = envoy::envoy(&file, &mut report);
             config.shutdown = shutdown::shutdown(&file, &mut report);
             config.identity = identity::identity(&file, &mut report);
+            config.geoip = geoip::geoip(&file, &mut report);
             config.rules = rules::rule_set(&file, &mut report);
             config.quotas = quotas::quotas(&file, &config.listen, &mut report);
             config.proxy = proxy::proxy(&file, &mut report);

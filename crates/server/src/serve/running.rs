@@ -11,6 +11,7 @@ use crate::{
     config::{Shutdown, Snapshot},
     door::proxy::Live,
     envoy::Watch,
+    geoip::GeoIp,
     limiter::Limiter,
     link::Link,
     net::{Server, Tls},
@@ -70,6 +71,7 @@ pub struct Running {
     pub(super) reloader: Option<Arc<Reloader>>,
     pub(super) envoy: Option<Arc<Watch>>,
     pub(super) certificates: Vec<Arc<Tls>>,
+    pub(super) geoip: Option<Arc<GeoIp>>,
     pub(super) shutdown: Shutdown,
     pub(super) snapshot: Option<Snapshot>,
 }
@@ -170,6 +172,9 @@ impl Running {
         for tls in &self.certificates {
             drop(tls.reload());
         }
+        if let Some(geoip) = &self.geoip {
+            drop(geoip.reload());
+        }
         if self.reloader.is_none() && self.envoy.is_none() {
             tracing::warn!("there is no rules file to reload; start with --config FILE");
         }
@@ -186,6 +191,9 @@ impl Running {
             if tls.has_changed() {
                 drop(tls.reload());
             }
+        }
+        if let Some(geoip) = &self.geoip {
+            geoip.follow();
         }
     }
 

@@ -61,6 +61,7 @@ impl Door {
             reloader: Some(Arc::new(reloader)),
             envoy: None,
             certificates: Vec::new(),
+            geoip: None,
             proxy: None,
             token: token.map(str::to_owned),
         };

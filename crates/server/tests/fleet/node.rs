@@ -159,6 +159,7 @@ impl Node {
             reloader: None,
             envoy: None,
             certificates: Vec::new(),
+            geoip: None,
             proxy: None,
             token: None,
         };

@@ -8,6 +8,7 @@ use tidegate_http::Clock;
 use tidegate_server::{
     config::Config,
     door::http::{self, Served},
+    geoip::GeoIp,
     limiter::Limiter,
     net::{Bounds, Listener, Server},
 };
@@ -38,11 +39,15 @@ impl Door {
             MemoryStore::new(memory),
             clock.clone(),
         ));
+        let mut identity = config.identity;
+        if !config.geoip.is_empty() {
+            identity.atlas = Some(GeoIp::open(&config.geoip).unwrap().atlas());
+        }
         let server = Server::start(1).unwrap();
         let served = Served {
             limiter: Arc::clone(&limiter),
             headers: config.headers,
-            identity: Arc::new(config.identity),
+            identity: Arc::new(identity),
             rate_limits: None,
         };
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();

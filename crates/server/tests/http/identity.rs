@@ -86,3 +86,37 @@ fn an_api_key_is_counted_without_its_secret() {
         "no part, no entry"
     );
 }
+
+#[test]
+fn where_a_client_is_comes_from_the_databases() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../http/tests/maxmind");
+    let door = Door::open(&format!(
+        "geoip: {{country: {folder}/GeoLite2-Country-Test.mmdb, asn: {folder}/GeoLite2-ASN-Test.mmdb}}
+rules:
+  - {{name: country, when: {{path: /country}}, key: [country], limits: [1/h]}}
+  - {{name: asn, when: {{path: /asn, asn: [1221, 7018]}}, key: [asn], limits: [1/h]}}
+"
+    ));
+    let statuses = |path: &str, clients: &[&str]| {
+        let status = |client: &&str| {
+            let headers = [
+                ("x-forwarded-uri", path),
+                ("x-forwarded-for", *client),
+                ("x-country", "AQ"),
+                ("x-asn", "1221"),
+            ];
+            door.authorize("", &headers).status
+        };
+        clients.iter().map(status).collect::<Vec<_>>()
+    };
+    let clients = [
+        "2.125.160.216",
+        "2001:218::1",
+        "2.125.160.217",
+        "192.0.2.1",
+        "192.0.2.1",
+    ];
+    assert_eq!(statuses("/country", &clients), [200, 200, 429, 200, 200]);
+    let clients = ["1.128.0.1", "12.81.92.1", "1.129.0.1", "1.0.0.1", "1.0.0.1"];
+    assert_eq!(statuses("/asn", &clients), [200, 200, 429, 200, 200]);
+}

@@ -7,6 +7,7 @@ use tidegate_http::Clock;
 use tidegate_server::{
     config::Config,
     door::proxy::{self, AccessLog, Live, Served},
+    geoip::GeoIp,
     limiter::Limiter,
     net::{Behind, Listener, Server, Tls},
 };
@@ -47,6 +48,10 @@ impl Door {
     pub(crate) fn open(text: &str) -> Self {
         let config = Config::parse(text).unwrap_or_else(|mistakes| panic!("{mistakes:?}"));
         let server = Server::start(1).unwrap();
+        let mut identity = config.identity;
+        if !config.geoip.is_empty() {
+            identity.atlas = Some(GeoIp::open(&config.geoip).unwrap().atlas());
+        }
         let settings = config.proxy.unwrap();
         let tls = settings.tls.as_ref();
         let tls = tls.map(|files| Arc::new(Tls::load(Behind::Proxy, files).unwrap()));
@@ -60,7 +65,7 @@ impl Door {
             limiter: Arc::clone(&limiter),
             headers: config.headers,
             live: Arc::clone(&live),
-            identity: Arc::new(config.identity),
+            identity: Arc::new(identity),
             tls: tls.clone(),
         };
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();

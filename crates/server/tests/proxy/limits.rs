@@ -74,6 +74,30 @@ fn a_believed_proxy_says_whose_count_it_is() {
 }
 
 #[test]
+fn countries_have_rules_of_their_own() {
+    let database = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../http/tests/maxmind/GeoLite2-Country-Test.mmdb"
+    );
+    let (_upstream, door) = limited(&format!(
+        "geoip: {{country: {database}}}\nclients: {{proxies: 1}}\n\
+         rules: [{{name: islands, when: {{country: GB}}, limits: [{{algorithm: fixed_window, limit: 0, window: 1h}}]}}]"
+    ));
+    for (client, status) in [
+        ("2.125.160.216", 429),
+        ("50.114.0.1", 200),
+        ("192.0.2.1", 200),
+    ] {
+        let told = [("x-forwarded-for", client), ("x-country", "GB")];
+        assert_eq!(
+            door.connect().ask("GET", "/", &told, b"").status,
+            status,
+            "{client}"
+        );
+    }
+}
+
+#[test]
 fn who_is_denied_need_not_send_its_body() {
     let (upstream, door) =
         limited("rules: [{name: all, limits: [{algorithm: fixed_window, limit: 1, window: 1h}]}]");

@@ -17,6 +17,7 @@ mod access;
 mod blocks;
 mod keys;
 mod path;
+mod reload;
 mod rules;
 
 use std::{io, net::TcpListener, sync::Arc};
@@ -30,13 +31,14 @@ use hyper::{
 use serde_json::json;
 use tidegate_redis::Health;
 
-use self::{access::Access, path::Path};
+use self::{access::Access, path::Path, reload::Reloading};
 use super::{
     http::{Answer, Problem, json, read_body, wire},
     proxy::Live,
 };
 use crate::{
     envoy::Watch,
+    geoip::GeoIp,
     limiter::Limiter,
     metrics::Text,
     net::{Bounds, Listener, Server, Shutdown, Tls},
@@ -54,6 +56,8 @@ pub struct Operated {
     pub envoy: Option<Arc<Watch>>,
     /// The certificates of doors, which `POST /v1/reload` reads again too.
     pub certificates: Vec<Arc<Tls>>,
+    /// The databases of addresses, which `POST /v1/reload` reads again too.
+    pub geoip: Option<Arc<GeoIp>>,
     /// The reverse proxy, if there is one.
     pub proxy: Option<Arc<Live>>,
     /// Who shows it may ask; without one, whoever is on this machine.
@@ -77,6 +81,7 @@ pub fn listen(
         reloader,
         envoy,
         certificates,
+        geoip,
         proxy,
         token,
     } = operated;
@@ -85,6 +90,7 @@ pub fn listen(
         reloader,
         envoy,
         certificates,
+        geoip,
         proxy,
         shutdown: server.shutdown_signal(),
         access: Access::new(token, socket.local_addr()?)?,
@@ -103,6 +109,7 @@ struct Admin {
     reloader: Option<Arc<Reloader>>,
     envoy: Option<Arc<Watch>>,
     certificates: Vec<Arc<Tls>>,
+    geoip: Option<Arc<GeoIp>>,
     proxy: Option<Arc<Live>>,
     shutdown: Shutdown,
     access: Access,
@@ -172,17 +179,22 @@ impl Admin {
             .iter()
             .filter_map(|tls| tls.problem())
             .collect();
+        let of_geoip = self.geoip.as_ref().map(|geoip| geoip.problems());
+        let of_geoip = of_geoip.unwrap_or_default();
         let failed = self.limiter.metrics().last_reload_failed() || !of_envoy.is_empty();
         let last_reload = if failed {
             "failed; the old rules are in force"
         } else if !of_tls.is_empty() {
             "failed; the old certificate is in force"
+        } else if !of_geoip.is_empty() {
+            "failed; the old database of addresses is in use"
         } else {
             "ok"
         };
         let mut mistakes = of_rules.unwrap_or_default();
         mistakes.extend(of_envoy);
         mistakes.extend(of_tls);
+        mistakes.extend(of_geoip);
         let ready = !self.shutdown.is_announced();
         let mut document =
             json!({"ready": ready, "last_reload": last_reload, "mistakes": mistakes});
@@ -207,6 +219,9 @@ impl Admin {
         if !self.certificates.is_empty() {
             Tls::write(&self.certificates, &mut text);
         }
+        if let Some(geoip) = &self.geoip {
+            geoip.write(&mut text);
+        }
         if let Some(proxy) = &self.proxy {
             text.append(&proxy.exposition());
         }
@@ -221,11 +236,9 @@ impl Admin {
             rules: self.reloader.clone(),
             envoy: self.envoy.clone(),
             certificates: self.certificates.clone(),
+            geoip: self.geoip.clone(),
         };
-        if reloading.rules.is_none()
-            && reloading.envoy.is_none()
-            && reloading.certificates.is_empty()
-        {
+        if reloading.is_nothing() {
             return Err(Problem::new(
                 StatusCode::CONFLICT,
                 "there is no rules file; start with --config FILE",
@@ -237,56 +250,6 @@ impl Admin {
             let detail = "the server is shutting down";
             Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail))
         })
-    }
-}
-
-/// Whatever there is to be read again.
-struct Reloading {
-    rules: Option<Arc<Reloader>>,
-    envoy: Option<Arc<Watch>>,
-    certificates: Vec<Arc<Tls>>,
-}
-
-impl Reloading {
-    /// Reads all of it; one that cannot be used does not keep the others from their effect.
-    fn answer(self) -> Result<Answer, Problem> {
-        let refused = |detail: &str, mistakes: Vec<String>| {
-            Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail).with_mistakes(mistakes)
-        };
-        let rules = self.rules.map(|rules| {
-            let detail = "the rules file cannot be used; the old rules are in force";
-            rules
-                .reload()
-                .map_err(|error| refused(detail, error.problems()))
-        });
-        let domains = self.envoy.map(|envoy| {
-            let detail = "the configuration of the rate limit service cannot be used; the old one is in force";
-            envoy
-                .reload()
-                .map_err(|error| refused(detail, error.problems()))
-        });
-        // All of them are read, whatever comes of the first.
-        let certificates: Vec<Result<(), Problem>> = self
-            .certificates
-            .iter()
-            .map(|tls| {
-                let detail = "the certificate of a door cannot be used; the old one is in force";
-                tls.reload()
-                    .map_err(|error| refused(detail, vec![error.to_string()]))
-            })
-            .collect();
-        let mut members = serde_json::Map::new();
-        if let Some(rules) = rules {
-            members.insert("rules".into(), json!(rules?));
-        }
-        if let Some(domains) = domains {
-            members.insert("domains".into(), json!(domains?));
-        }
-        if !certificates.is_empty() {
-            certificates.into_iter().collect::<Result<(), Problem>>()?;
-            members.insert("certificate".into(), json!("ok"));
-        }
-        Ok(json(StatusCode::OK, &members))
     }
 }
 

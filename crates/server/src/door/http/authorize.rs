@@ -32,6 +32,7 @@ pub(super) async fn authorize(
         proxy: options.proxy,
         trust: hops.as_ref().unwrap_or(&identity.trust),
         parts: &identity.parts,
+        atlas: identity.atlas.as_deref(),
     };
     let forwarded = Forwarded::read(request.headers(), source)
         .map_err(|ambiguous| Problem::new(StatusCode::BAD_REQUEST, ambiguous.to_string()))?;

@@ -22,6 +22,10 @@ pub(super) fn layer(
         .trust(identity.trust.clone())
         .headers(headers)
         .tell_inner(false);
+    let layer = match &identity.atlas {
+        Some(atlas) => layer.atlas(Arc::clone(atlas)),
+        None => layer,
+    };
     let parts = identity.parts.iter();
     parts.fold(layer, |layer, (name, part)| layer.part(name, part.clone()))
 }

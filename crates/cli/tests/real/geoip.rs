@@ -1,0 +1,66 @@
+//! The databases that say where addresses are, renewed while they are in use.
+
+use std::{fs, path::Path};
+
+use crate::support::{Ask, EVERY_DOOR, Scratch, Server, repository, run, tidegate};
+
+const RULES: &str = "geoip: {country: country.mmdb}
+rules: [{name: british, when: {country: GB}, limits: [{algorithm: fixed_window, limit: 0, window: 1h}]}]
+";
+
+/// Puts the database of that name in the place of the one that is there.
+fn provide(folder: &Path, name: &str) {
+    let source = repository().join("crates/http/tests/maxmind").join(name);
+    fs::copy(source, folder.join("country.new")).unwrap();
+    fs::rename(folder.join("country.new"), folder.join("country.mmdb")).unwrap();
+}
+
+/// What a proxy is told of a client in Britain.
+fn british(server: &Server) -> u16 {
+    let ask = Ask::get(server.http, "/v1/authorize");
+    let ask = ask
+        .header("x-forwarded-uri", "/")
+        .header("x-forwarded-for", "2.125.160.216");
+    ask.send().status
+}
+
+#[test]
+fn a_renewed_database_is_used_and_one_that_cannot_be_used_is_not() {
+    let scratch = Scratch::new();
+    provide(scratch.path(), "GeoLite2-Country-Test.mmdb");
+    let mut server = Server::start_in(scratch, &format!("{EVERY_DOOR}{RULES}"));
+    assert_eq!(british(&server), 429);
+
+    provide(server.directory(), "GeoLite2-ASN-Test.mmdb");
+    let problem = "geoip.country: cannot use country.mmdb: it is a \"GeoLite2-ASN\" database, which says country of no address";
+    server.wait_for(&["kept the old database", problem]);
+    assert_eq!(british(&server), 429);
+    let ready = Ask::get(server.admin, "/readyz").send().json();
+    assert_eq!(
+        ready["last_reload"],
+        "failed; the old database of addresses is in use"
+    );
+    assert_eq!(ready["mistakes"][0], problem);
+    let gauge = "tidegate_last_geoip_load_success{database=\"country\"}";
+    assert!(server.metrics().contains(&format!("{gauge} 0\n")));
+    let refused = Ask::new("POST", server.admin, "/v1/reload").send();
+    assert_eq!(refused.status, 422, "{}", refused.body);
+
+    provide(server.directory(), "GeoLite2-Country-Test.mmdb");
+    server.signal("HUP");
+    server.wait_for(&["reloaded the database of addresses", "country.mmdb"]);
+    assert!(server.metrics().contains(&format!("{gauge} 1\n")));
+    assert_eq!(british(&server), 429);
+}
+
+#[test]
+fn a_database_that_is_not_there_stops_the_start() {
+    let scratch = Scratch::new();
+    let file = scratch.write("rules.yaml", RULES);
+    let file = file.to_str().unwrap();
+    let output = run(tidegate(&["serve", "--config", file]).current_dir(scratch.path()));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    let problem = "geoip.country: cannot use country.mmdb: No such file";
+    assert!(said.contains(problem), "{said}");
+}

@@ -1,0 +1,137 @@
+//! Countries and networks of addresses: from MaxMind's databases, and never from what a client says.
+
+#![cfg(feature = "maxmind")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot be set up fails")]
+
+use std::{fs, net::IpAddr, path::PathBuf};
+
+use http::HeaderMap;
+use tidegate_http::{Atlas, Forwarded, MaxMind, Place, Proxy, Source, Trust};
+
+const COUNTRIES: &str = "GeoLite2-Country-Test.mmdb";
+const NETWORKS: &str = "GeoLite2-ASN-Test.mmdb";
+
+fn bytes(file: &str) -> Vec<u8> {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/maxmind");
+    fs::read(folder.join(file)).unwrap()
+}
+
+fn atlas() -> MaxMind {
+    let atlas = MaxMind::default();
+    atlas.put(Place::Country, bytes(COUNTRIES)).unwrap();
+    atlas.put(Place::Asn, bytes(NETWORKS)).unwrap();
+    atlas
+}
+
+fn refused(place: Place, bytes: Vec<u8>) -> String {
+    MaxMind::default()
+        .put(place, bytes)
+        .unwrap_err()
+        .to_string()
+}
+
+#[test]
+fn addresses_of_both_kinds_are_looked_up() {
+    let atlas = atlas();
+    for (address, country, asn) in [
+        ("2.125.160.216", Some("GB"), None),
+        ("::ffff:2.125.160.216", Some("GB"), None),
+        ("2001:218::1", Some("JP"), None),
+        ("1.128.0.1", None, Some(1_221)),
+        ("2600:6000::1", None, Some(237)),
+        ("127.0.0.1", None, None),
+        ("::1", None, None),
+    ] {
+        let address: IpAddr = address.parse().unwrap();
+        let found = (atlas.country(address), atlas.asn(address));
+        assert_eq!((found.0.as_deref(), found.1), (country, asn), "{address}");
+    }
+}
+
+#[test]
+fn what_is_no_such_database_is_refused_and_what_was_there_is_kept() {
+    let atlas = atlas();
+    let whole = bytes(COUNTRIES);
+    let cut = whole[whole.len() / 2..].to_vec();
+    for (place, bytes, said) in [
+        (Place::Country, Vec::new(), "it is no MaxMind database"),
+        (
+            Place::Country,
+            b"hello".to_vec(),
+            "it is no MaxMind database",
+        ),
+        (
+            Place::Asn,
+            whole,
+            "it is a \"GeoLite2-Country\" database, which says asn of no address",
+        ),
+        (
+            Place::Country,
+            bytes(NETWORKS),
+            "which says country of no address",
+        ),
+        (Place::Country, cut, "it is "),
+    ] {
+        let error = atlas.put(place, bytes).unwrap_err().to_string();
+        assert!(error.contains(said) && !error.contains('\n'), "{error}");
+    }
+    assert_eq!(
+        atlas.country("2.125.160.216".parse().unwrap()).as_deref(),
+        Some("GB")
+    );
+    assert_eq!(atlas.asn("1.128.0.1".parse().unwrap()), Some(1_221));
+}
+
+/// A bit of a disk, here and there: refused or read, but never a panic and never without an end.
+#[test]
+fn a_damaged_database_breaks_nothing() {
+    let (whole, mut read) = (bytes(NETWORKS), 0);
+    for at in (0..whole.len()).step_by(97) {
+        let mut damaged = whole.clone();
+        damaged[at] ^= 0x55;
+        let atlas = MaxMind::default();
+        if atlas.put(Place::Asn, damaged).is_ok() {
+            read += 1;
+            atlas.asn("1.128.0.1".parse().unwrap());
+        }
+    }
+    assert!(read > 0, "most of it is names, which nobody reads");
+    for end in (0..whole.len()).step_by(997) {
+        refused(Place::Asn, whole[..end].to_vec());
+    }
+}
+
+#[test]
+fn where_there_is_an_atlas_no_header_stands_in_for_it() {
+    let (atlas, trust, mut headers) = (atlas(), Trust::default(), HeaderMap::new());
+    let lines = [
+        ("x-country", "AQ"),
+        ("x-asn", "666"),
+        ("x-forwarded-uri", "/"),
+    ];
+    for (name, value) in lines {
+        headers.insert(name, value.parse().unwrap());
+    }
+    let mut entry = |from: &str, name: &str, atlas: Option<&dyn Atlas>| {
+        headers.insert("x-forwarded-for", from.parse().unwrap());
+        let source = Source {
+            peer: "10.0.0.1".parse().unwrap(),
+            proxy: Proxy::Unknown,
+            trust: &trust,
+            parts: &[],
+            atlas,
+        };
+        let forwarded = Forwarded::read(&headers, source).unwrap();
+        forwarded.entry(name).map(String::from)
+    };
+    let known = Some(&atlas as &dyn Atlas);
+    assert_eq!(
+        entry("2.125.160.216", "country", known).as_deref(),
+        Some("GB")
+    );
+    assert_eq!(entry("1.128.0.1", "asn", known).as_deref(), Some("1221"));
+    assert_eq!(entry("192.0.2.1", "country", known), None);
+    assert_eq!(entry("192.0.2.1", "asn", known), None);
+    // The proxy may have a database of its own, and say what is in it.
+    assert_eq!(entry("192.0.2.1", "country", None).as_deref(), Some("AQ"));
+}

@@ -1,0 +1,52 @@
+//! `geoip`: the databases that say where addresses are.
+
+use std::path::PathBuf;
+
+use tidegate_http::Place;
+
+use super::{report::Report, value::Fields};
+
+/// The databases; none without the section.
+pub(super) fn geoip(file: &Fields<'_>, report: &mut Report) -> Vec<(Place, PathBuf)> {
+    let known = Place::ALL.map(Place::as_str);
+    let what = "a map such as {country: GeoLite2-Country.mmdb}";
+    let Some(value) = file.get("geoip") else {
+        return Vec::new();
+    };
+    let Some(fields) = value.fields(report, what, &known) else {
+        return Vec::new();
+    };
+    if !known.iter().any(|name| fields.tries(name)) {
+        value.wrong(
+            report,
+            "names no database; name one for country, for asn or for both",
+        );
+    }
+    let database = |place: Place| {
+        let path = fields.get(place.as_str())?;
+        let what = "the path of a database in MaxMind's format";
+        let named = path.text(report, what)?;
+        Some((place, PathBuf::from(named)))
+    };
+    Place::ALL.into_iter().filter_map(database).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Config;
+
+    #[test]
+    fn every_mistake_is_told_with_its_line() {
+        let said = |text: &str| {
+            let mistakes = Config::parse(text).unwrap_err();
+            mistakes.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        let advice = "names no database; name one for country, for asn or for both";
+        assert_eq!(said("geoip: {}"), [format!("geoip (line 1): {advice}")]);
+        let expected = [
+            "geoip.city (line 2): unknown key `city`; known are country, asn",
+            "geoip.asn (line 3): expected the path of a database in MaxMind's format, got a list",
+        ];
+        assert_eq!(said("geoip:\n  city: a.mmdb\n  asn: [b.mmdb]\n"), expected);
+    }
+}

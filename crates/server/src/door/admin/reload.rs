@@ -1,0 +1,81 @@
+//! Files that are read again when the operator says so.
+
+use std::sync::Arc;
+
+use hyper::StatusCode;
+use serde_json::json;
+
+use super::super::http::{Answer, Problem, json};
+use crate::{envoy::Watch, geoip::GeoIp, net::Tls, reload::Reloader};
+
+/// Whatever there is to be read again.
+pub(super) struct Reloading {
+    pub(super) rules: Option<Arc<Reloader>>,
+    pub(super) envoy: Option<Arc<Watch>>,
+    pub(super) certificates: Vec<Arc<Tls>>,
+    pub(super) geoip: Option<Arc<GeoIp>>,
+}
+
+impl Reloading {
+    pub(super) fn is_nothing(&self) -> bool {
+        let Self {
+            rules,
+            envoy,
+            certificates,
+            geoip,
+        } = self;
+        rules.is_none() && envoy.is_none() && certificates.is_empty() && geoip.is_none()
+    }
+
+    /// Reads all of it; one that cannot be used does not keep the others from their effect.
+    pub(super) fn answer(self) -> Result<Answer, Problem> {
+        let rules = self.rules.map(|rules| {
+            let detail = "the rules file cannot be used; the old rules are in force";
+            rules
+                .reload()
+                .map_err(|error| refused(detail, error.problems()))
+        });
+        let domains = self.envoy.map(|envoy| {
+            let detail = "the configuration of the rate limit service cannot be used; the old one is in force";
+            envoy
+                .reload()
+                .map_err(|error| refused(detail, error.problems()))
+        });
+        // All of them are read, whatever comes of the first.
+        let certificates: Vec<Result<(), Problem>> = self
+            .certificates
+            .iter()
+            .map(|tls| {
+                let detail = "the certificate of a door cannot be used; the old one is in force";
+                tls.reload()
+                    .map_err(|error| refused(detail, vec![error.to_string()]))
+            })
+            .collect();
+        let geoip = self.geoip.map(|geoip| {
+            let detail = "a database of addresses cannot be used; the old one is in use";
+            geoip
+                .reload()
+                .map_err(|errors| refused(detail, errors.iter().map(ToString::to_string).collect()))
+        });
+        let mut members = serde_json::Map::new();
+        if let Some(rules) = rules {
+            members.insert("rules".into(), json!(rules?));
+        }
+        if let Some(domains) = domains {
+            members.insert("domains".into(), json!(domains?));
+        }
+        if !certificates.is_empty() {
+            certificates.into_iter().collect::<Result<(), Problem>>()?;
+            members.insert("certificate".into(), json!("ok"));
+        }
+        if let Some(geoip) = geoip {
+            geoip?;
+            members.insert("geoip".into(), json!("ok"));
+        }
+        Ok(json(StatusCode::OK, &members))
+    }
+}
+
+fn refused(detail: &str, mistakes: Vec<String>) -> Problem {
+    Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail).with_mistakes(mistakes)
+}
