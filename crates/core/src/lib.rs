@@ -50,8 +50,8 @@ pub use memory::{Block, MemoryBounds, MemoryStats, MemoryStore, SnapshotError, W
 pub use outcome::{Decision, Outcome, Retry};
 pub use receipt::{Receipt, Settlement};
 pub use rules::{
-    Bill, Condition, CostSource, DESCRIPTOR_KEY, Days, Headroom, Hours, Mode, Parents, Pattern,
-    Request, Rule, RuleError, RuleSet, Schedule, Scratch, Unused, When, free_key,
+    Bill, Condition, CostSource, DESCRIPTOR_KEY, Days, Escape, Headroom, Hours, Mode, Parents,
+    Pattern, Request, Rule, RuleError, RuleSet, Schedule, Scratch, Unused, When, free_key,
 };
 pub use spec::{AlgorithmName, Anchor, LimitSpec};
 pub use store::{Decided, Question, Store};

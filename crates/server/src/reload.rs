@@ -180,6 +180,9 @@ impl Reloader {
     ) -> Result<usize, LoadError> {
         let loaded = read.and_then(|mut config| {
             let proxy = self.prepare_proxy(config.proxy.take())?;
+            for warning in &config.warnings {
+                tracing::warn!("{warning}");
+            }
             let rules = config.rules.succeeding(&self.limiter.rules());
             let count = rules.len();
             self.limiter.swap_rules(rules);

@@ -6,6 +6,7 @@
 mod allow;
 mod bill;
 mod error;
+mod escape;
 mod glob;
 mod headroom;
 mod index;
@@ -22,6 +23,7 @@ mod when;
 use allow::AllowList;
 pub use bill::Bill;
 pub use error::RuleError;
+pub use escape::Escape;
 pub use headroom::{Headroom, Parents, Unused};
 pub use key::{DESCRIPTOR_KEY, free_key};
 pub use pattern::Pattern;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    AllowList, Parents, Request, Rule, RuleError, When,
+    AllowList, Escape, Parents, Request, Rule, RuleError, When, escape,
     index::Index,
     key::{self, Scope},
 };
@@ -211,6 +211,12 @@ impl RuleSet {
     pub fn rule_of(&self, key: &[u8]) -> Option<&Rule> {
         let (scope, _) = key::split(key)?;
         self.by_scope.get(&scope).map(|at| &self.rules[*at])
+    }
+
+    /// The rules from which a request escapes by leaving out an entry that `is_optional`, because no other enforced rule surely applies
+    /// to what is left; in their order, each with one such entry of its key. To find the next one may mean to look at many rules.
+    pub fn escapes(&self, is_optional: impl Fn(&str) -> bool) -> impl Iterator<Item = Escape<'_>> {
+        escape::escapes(&self.rules, is_optional)
     }
 
     /// How many rules there are.

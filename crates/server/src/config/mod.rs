@@ -9,6 +9,7 @@ mod bill;
 mod conditions;
 mod doors;
 mod envoy;
+mod escapes;
 mod geoip;
 mod grpc;
 mod identity;
@@ -307,7 +308,7 @@ impl Config {
             config.shutdown = shutdown::shutdown(&file, &mut report);
             config.identity = identity::identity(&file, &mut report);
             config.geoip = geoip::geoip(&file, &mut report);
-            config.rules = rules::rule_set(&file, &mut report);
+            config.rules = rules::rule_set(&file, &config.identity.parts, &mut report);
             config.quotas = quotas::quotas(&file, &config.listen, &mut report);
             config.proxy = proxy::proxy(&file, &mut report);
             bill::check_seen(&file, &config.listen, &mut report);

@@ -6,9 +6,10 @@ use tidegate_core::{
     Algorithm, AlgorithmName, Bill, Cost, CostSource, Headroom, Limit, Mode, OnFailure, Rule,
     RuleError, RuleSet, Span, Unused, When, Window,
 };
+use tidegate_http::Part;
 
 use super::{
-    bill, conditions,
+    bill, conditions, escapes,
     limits::{self, Fallback},
     redis,
     report::Report,
@@ -33,7 +34,11 @@ const FIELDS: &[&str] = &[
 ];
 
 /// The rules of the whole file; empty ones if there is a mistake in them, which is then reported.
-pub(super) fn rule_set(file: &Fields<'_>, report: &mut Report) -> RuleSet {
+pub(super) fn rule_set(
+    file: &Fields<'_>,
+    parts: &[(Box<str>, Part)],
+    report: &mut Report,
+) -> RuleSet {
     let before = report.count();
     let default = default_algorithm(file, report);
     let allow = file
@@ -55,7 +60,9 @@ pub(super) fn rule_set(file: &Fields<'_>, report: &mut Report) -> RuleSet {
     if report.count() > before {
         return RuleSet::default();
     }
-    build(rules, allow, file, report)
+    let set = build(rules, allow, file, report);
+    escapes::warn(&set, &values, parts, report);
+    set
 }
 
 fn build(rules: Vec<Rule>, allow: Vec<When>, file: &Fields<'_>, report: &mut Report) -> RuleSet {

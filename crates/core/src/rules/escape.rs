@@ -1,0 +1,167 @@
+//! Rules from which a request escapes because it leaves something out.
+//!
+//! A rule applies only to requests that have every entry of its key. That is as it should be where somebody else sees to it that the entry
+//! is there, and a hole where the client does: who leaves out the API key has no limit. The hole is closed by a rule behind it,
+//! which applies to whatever the first one would apply to, and counts by what nobody can leave out.
+
+use super::{Pattern, Rule, pattern::Kind};
+
+/// The most rules that are looked at in search of one behind another; those with the fewest conditions.
+const MAX_BEHIND: usize = 1_000;
+
+/// A rule from which a request escapes that lacks an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Escape<'r> {
+    /// The rule's place, from 0.
+    pub rule: usize,
+    /// The entry of its key.
+    pub entry: &'r str,
+}
+
+/// What escapes `rules` by leaving out an entry that `is_optional`, each rule once. It is found out as it is asked for.
+pub(super) fn escapes<'r>(
+    rules: &'r [Rule],
+    is_optional: impl Fn(&str) -> bool,
+) -> impl Iterator<Item = Escape<'r>> {
+    let counts_all =
+        |rule: &&Rule| rule.mode() == super::Mode::Enforce && !rule.key().any(&is_optional);
+    let mut behind: Vec<&Rule> = rules.iter().filter(counts_all).collect();
+    behind.sort_by_key(|rule| rule.conditions().len());
+    behind.truncate(MAX_BEHIND);
+    let escape = move |(at, rule): (usize, &'r Rule)| {
+        let mut optional = rule.key().filter(|entry| is_optional(entry));
+        let closed = |entry| behind.iter().any(|other| stands_behind(other, rule, entry));
+        let entry = optional.find(|entry| !closed(entry));
+        entry.map(|entry| Escape { rule: at, entry })
+    };
+    rules.iter().enumerate().filter_map(escape)
+}
+
+/// Whether `other` surely applies to what `rule` would apply to if it did not lack `entry`.
+fn stands_behind(other: &Rule, rule: &Rule, entry: &str) -> bool {
+    let told = |condition: &super::Condition| {
+        let lacks = condition.entry() == entry && condition.pattern().matches(None);
+        let mut same = rule
+            .conditions()
+            .filter(|known| known.entry() == condition.entry());
+        lacks || same.any(|known| known.pattern().implies(condition.pattern()))
+    };
+    let times = other.applies_when().schedule().is_none_or(|schedule| {
+        let same = rule.applies_when().schedule();
+        same.is_some_and(|same| same.to_string() == schedule.to_string())
+    });
+    times && other.conditions().all(told)
+}
+
+impl Pattern {
+    /// Whether whatever matches this surely matches `other` too. `false` is no proof of the opposite.
+    fn implies(&self, other: &Self) -> bool {
+        match (self.kind(), other.kind()) {
+            (_, Kind::Present) => !self.matches(None),
+            (Kind::Exact(text), _) => other.matches(Some(text)),
+            (_, Kind::Exact(_)) => false,
+            (Kind::Any(exact, others), _) => {
+                exact.iter().all(|text| other.matches(Some(text)))
+                    && others.iter().all(|pattern| pattern.implies(other))
+            }
+            (Kind::All(patterns), _) => patterns.iter().any(|pattern| pattern.implies(other)),
+            (Kind::Glob(glob), Kind::Glob(wide)) => {
+                glob == wide || begins_with(&glob.to_string(), &wide.to_string())
+            }
+            // What reads alike is alike.
+            _ => self.to_string() == other.to_string(),
+        }
+    }
+}
+
+/// Whether what the glob `text` matches begins as `other` has it, if that is about nothing but the beginning.
+fn begins_with(text: &str, other: &str) -> bool {
+    let fixed = text.split('*').next().unwrap_or_default();
+    let Some(head) = other.strip_suffix("**") else {
+        return false;
+    };
+    !head.contains('*') && fixed.starts_with(head)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::*, *};
+    use crate::{AlgorithmName, LimitSpec, notation};
+
+    fn rule(name: &str, when: &[(&str, &str)], key: &[&str]) -> Rule {
+        let rate = notation::rate("10/s").unwrap();
+        let limit = LimitSpec::shorthand(rate, AlgorithmName::TokenBucket).build();
+        let condition = |(entry, pattern): &(&str, &str)| {
+            let pattern = match *pattern {
+                "absent" => Pattern::absent(),
+                "writes" => {
+                    let writes = ["PUT", "POST"].map(|text| Pattern::exact(text).unwrap());
+                    Pattern::any_of(writes.to_vec()).unwrap()
+                }
+                text => Pattern::text(text).unwrap(),
+            };
+            Condition::new(entry, pattern).unwrap()
+        };
+        let when = When::all(when.iter().map(condition).collect());
+        let rule = Rule::new(name, vec![limit.unwrap()]).unwrap();
+        rule.when(when).keyed_by(key).unwrap()
+    }
+
+    /// Whether a request without `h.key` escapes from a rule on `when` with `behind` behind it.
+    fn escapes_with(when: &[(&str, &str)], behind: Rule) -> bool {
+        let rules = [rule("front", when, &["h.key", "path"]), behind];
+        let found: Vec<Escape<'_>> = escapes(&rules, |entry| entry.starts_with("h.")).collect();
+        let escape = Escape {
+            rule: 0,
+            entry: "h.key",
+        };
+        found.contains(&escape)
+    }
+
+    #[test]
+    fn a_rule_behind_another_applies_to_whatever_escapes_it() {
+        let api = [("path", "/api/v1/**"), ("method", "writes")];
+        for (closes, when, key) in [
+            (true, [].as_slice(), ["ip"].as_slice()),
+            (true, &[], &[]),
+            (true, &[("path", "/api/v1/**")], &["ip"]),
+            (true, &[("path", "/api/**")], &["ip"]),
+            (true, &[("method", "P*")], &["ip"]),
+            (true, &[("h.key", "absent"), ("path", "/**")], &["ip"]),
+            (false, &[("path", "/api/v2/**")], &["ip"]),
+            (false, &[("path", "/api/v1/*")], &["ip"]),
+            (false, &[("path", "/api/v1/x/**")], &["ip"]),
+            (false, &[("path", "/login")], &["ip"]),
+            (false, &[("method", "POST")], &["ip"]),
+            (false, &[("h.other", "absent")], &["ip"]),
+            (false, &[("host", "a")], &["ip"]),
+            (false, &[], &["h.other"]),
+        ] {
+            let escaped = escapes_with(&api, rule("behind", when, key));
+            assert_eq!(escaped, !closes, "{when:?} {key:?}");
+        }
+    }
+
+    #[test]
+    fn only_what_denies_at_the_same_times_closes_a_hole() {
+        let shadow = rule("behind", &[], &["ip"]).in_mode(Mode::Shadow);
+        assert!(escapes_with(&[], shadow));
+        let nights = || {
+            let hours = vec![Hours::parse("22:00-06:00").unwrap()];
+            When::default().during(Schedule::new(hours, Days::ALL, "UTC").unwrap())
+        };
+        assert!(escapes_with(
+            &[],
+            rule("behind", &[], &["ip"]).when(nights())
+        ));
+        let rules = [
+            rule("front", &[], &["h.key"]).when(nights()),
+            rule("behind", &[], &["ip"]).when(nights()),
+        ];
+        assert!(
+            escapes(&rules, |entry| entry.starts_with("h."))
+                .next()
+                .is_none()
+        );
+    }
+}

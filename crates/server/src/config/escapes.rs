@@ -1,0 +1,99 @@
+//! Warnings of rules that a client escapes by leaving something out.
+
+use tidegate_core::RuleSet;
+use tidegate_http::Part;
+
+use super::{report::Report, value::Value};
+
+/// The name of the warning, for those who look for it in a log.
+const CODE: &str = "empty-key";
+
+/// The entries that are a client's own words, by what their names begin with.
+const OWN_WORDS: [&str; 3] = ["header.", "query.", "cookie."];
+
+/// The most rules that are named.
+const MAX_NAMED: usize = 20;
+
+/// Warns of each rule in `set` that a client escapes by leaving out what it is counted by, where no other rule is behind it. Rule
+/// number n is `values[n]` of the file.
+pub(super) fn warn(
+    set: &RuleSet,
+    values: &[Value<'_>],
+    parts: &[(Box<str>, Part)],
+    report: &mut Report,
+) {
+    let is_own_word = |name: &str| OWN_WORDS.iter().any(|prefix| name.starts_with(prefix));
+    let is_optional = |name: &str| {
+        let part = parts.iter().find(|(known, _)| **known == *name);
+        is_own_word(part.map_or(name, |(_, part)| part.source()))
+    };
+    let escapes = set.escapes(is_optional);
+    for (count, escape) in escapes.take(MAX_NAMED + 1).enumerate() {
+        let Some(value) = values.get(escape.rule) else {
+            continue;
+        };
+        let entry = escape.entry;
+        let message = if count < MAX_NAMED {
+            format!(
+                "{CODE}: a client that leaves out {entry} escapes this rule, and no other surely applies to it; add a rule on \
+                 {{{entry}: {{present: false}}}} with the key [ip]"
+            )
+        } else {
+            format!("{CODE}: so it is with this rule, and perhaps with others after it")
+        };
+        let fields = value.fields_among(&["key"]);
+        let key = fields.as_ref().and_then(|fields| fields.get("key"));
+        key.unwrap_or(value).warn(report, message);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Config;
+
+    fn warnings(rules: &str) -> Vec<String> {
+        let entries =
+            "entries: {key_id: {of: header.x-api-key, split: '.'}, shop: {of: host, split: '.'}}";
+        let config = Config::parse(&format!("{entries}\nrules:\n{rules}")).unwrap();
+        config.warnings.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn what_a_client_can_leave_out_needs_a_rule_behind_it() {
+        let keys = "  - {name: a, when: {path: /api/**}, key: [key_id, ip], limits: [1/s]}\n";
+        let advice = "rules[0].key (line 3): empty-key: a client that leaves out key_id escapes this rule, and no other surely applies \
+                      to it; add a rule on {key_id: {present: false}} with the key [ip]";
+        assert_eq!(warnings(keys), [advice]);
+        for behind in [
+            "key: [ip]",
+            "when: {key_id: {present: false}}",
+            "when: {path: /api/**}, key: [customer]",
+        ] {
+            let both = format!("{keys}  - {{name: b, limits: [9/s], {behind}}}\n");
+            assert!(warnings(&both).is_empty(), "{behind}");
+        }
+        for behind in ["key: [cookie.s]", "when: {path: /login}", "mode: shadow"] {
+            let both = format!("{keys}  - {{name: b, limits: [9/s], {behind}}}\n");
+            assert!(!warnings(&both).is_empty(), "{behind}");
+        }
+        for key in ["header.x-tenant", "query.token", "cookie.session"] {
+            let rule = format!("  - {{name: a, key: {key}, limits: [1/s]}}\n");
+            assert_eq!(warnings(&rule).len(), 1, "{key}");
+        }
+        for key in ["ip", "customer", "shop", "country"] {
+            let rule = format!("  - {{name: a, key: {key}, limits: [1/s]}}\n");
+            assert!(warnings(&rule).is_empty(), "{key}");
+        }
+    }
+
+    #[test]
+    fn many_are_not_all_named() {
+        let rule = |at: usize| {
+            format!("  - {{name: r{at}, when: {{path: /{at}}}, key: key_id, limits: [1/s]}}\n")
+        };
+        let said = warnings(&(0..50).map(rule).collect::<String>());
+        assert_eq!(said.len(), 21);
+        let last = "rules[20].key (line 23): empty-key: so it is with this rule, and perhaps with others after it";
+        assert_eq!(said[20], last);
+    }
+}
