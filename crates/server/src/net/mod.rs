@@ -30,6 +30,7 @@
 //! # }
 //! ```
 
+mod client_name;
 mod listener;
 mod live;
 mod local;
@@ -41,6 +42,7 @@ mod worker;
 
 use std::{net::SocketAddr, time::Duration};
 
+pub(crate) use client_name::client_name;
 pub use listener::Listener;
 pub(crate) use live::LiveStream;
 pub(crate) use local::Local;

@@ -11,6 +11,7 @@ mod client;
 
 mod access_log;
 mod bounds;
+mod client_certificate;
 mod door;
 mod failures;
 mod headers;

@@ -2,6 +2,7 @@
 
 mod http1;
 mod http2;
+mod introduced;
 mod version;
 
 use std::{convert::Infallible, sync::Arc};
@@ -17,7 +18,7 @@ use tokio::{
 };
 use tower_service::Service;
 
-use self::version::Version;
+use self::{introduced::Introduced, version::Version};
 use super::{client_stream::Turn, tunnel::Planned};
 use crate::{
     config::Proxy,
@@ -53,6 +54,7 @@ impl Client {
         match timeout(time, tls.accept(stream)).await {
             Ok(Ok(stream)) => {
                 let version = version::agreed(&stream);
+                let service = Introduced::new(&stream, service);
                 self.serve_as(version, stream, service).await;
             }
             Ok(Err(error)) => tracing::debug!(%peer, "no TLS: {error}"),

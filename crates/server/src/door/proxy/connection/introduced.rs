@@ -1,0 +1,49 @@
+//! Clients who have shown a certificate: their name is an entry of whatever they ask for.
+
+use std::task::{Context, Poll};
+
+use hyper::{Request, body::Incoming};
+use tidegate_http::Entries;
+use tokio::net::TcpStream;
+use tokio_rustls::server::TlsStream;
+use tower_service::Service;
+
+use crate::net::client_name;
+
+/// The entry that says who a client is by its certificate.
+const NAME: &str = "tls.client";
+
+/// A service whose requests say by whom they are asked, if that is known.
+#[derive(Clone)]
+pub(super) struct Introduced<S> {
+    inner: S,
+    known: Option<Entries>,
+}
+
+impl<S> Introduced<S> {
+    /// Requests that come over `stream`, for `inner`.
+    pub(super) fn new(stream: &TlsStream<TcpStream>, inner: S) -> Self {
+        // Only certificates that were verified are there.
+        let shown = stream.get_ref().1.peer_certificates();
+        let name = shown.and_then(|chain| client_name(chain.first()?));
+        let known = name.map(|name| Entries::new().with(NAME, name));
+        Self { inner, known }
+    }
+}
+
+impl<S: Service<Request<Incoming>>> Service<Request<Incoming>> for Introduced<S> {
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = S::Future;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: Request<Incoming>) -> Self::Future {
+        if let Some(known) = &self.known {
+            request.extensions_mut().insert(known.clone());
+        }
+        self.inner.call(request)
+    }
+}

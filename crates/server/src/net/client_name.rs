@@ -1,0 +1,121 @@
+//! The name of a client, by the certificate that it has shown and that was verified.
+
+use rustls::pki_types::CertificateDer;
+use webpki::EndEntityCert;
+
+/// What the object identifier of a common name, 2.5.4.3, is in DER.
+const COMMON_NAME: [u8; 3] = [0x55, 0x04, 0x03];
+
+/// The first DNS name of `certificate`, in small letters; else its first URI, as SPIFFE has it; else the common name of its subject.
+pub(crate) fn client_name(certificate: &CertificateDer<'_>) -> Option<String> {
+    let certificate = EndEntityCert::try_from(certificate).ok()?;
+    if let Some(name) = certificate.valid_dns_names().next() {
+        return Some(name.to_ascii_lowercase());
+    }
+    let uri = certificate.valid_uri_names().next();
+    uri.or_else(|| common_name(certificate.subject()))
+        .map(str::to_owned)
+}
+
+/// The first common name in the sets of attributes that are a `subject`.
+fn common_name(mut subject: &[u8]) -> Option<&str> {
+    while !subject.is_empty() {
+        let (_, mut set, others) = element(subject)?;
+        subject = others;
+        while !set.is_empty() {
+            let (_, attribute, others) = element(set)?;
+            set = others;
+            let (_, kind, value) = element(attribute)?;
+            let (tag, text, _) = element(value)?;
+            // UTF8String, PrintableString and IA5String; the older ones are not UTF-8.
+            if kind == COMMON_NAME && matches!(tag, 0x0c | 0x13 | 0x16) {
+                return std::str::from_utf8(text).ok();
+            }
+        }
+    }
+    None
+}
+
+/// The tag and the content of the element with which `der` begins, and what follows it.
+fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
+    let (tag, rest) = der.split_first()?;
+    let (first, rest) = rest.split_first()?;
+    let (length, rest) = match first {
+        0..=0x7f => (usize::from(*first), rest),
+        // The length is in the next octets, of which a name needs no more than two.
+        0x81 | 0x82 => {
+            let (octets, rest) = rest.split_at_checked(usize::from(first - 0x80))?;
+            let length = octets
+                .iter()
+                .fold(0, |length, octet| length << 8 | usize::from(*octet));
+            (length, rest)
+        }
+        _ => return None,
+    };
+    let (content, rest) = rest.split_at_checked(length)?;
+    Some((*tag, content, rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{
+        CertificateParams, DistinguishedName, DnType, KeyPair, SanType, string::Ia5String,
+    };
+
+    use super::*;
+
+    fn named(common: &[&str], names: Vec<SanType>) -> Option<String> {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.distinguished_name = DistinguishedName::new();
+        params
+            .distinguished_name
+            .push(DnType::OrganizationName, "Acme");
+        for name in common {
+            params.distinguished_name.push(DnType::CommonName, *name);
+        }
+        params.subject_alt_names = names;
+        let key = KeyPair::generate().unwrap();
+        client_name(params.self_signed(&key).unwrap().der())
+    }
+
+    #[test]
+    fn a_client_has_one_name() {
+        let dns = |name: &str| SanType::DnsName(Ia5String::try_from(name).unwrap());
+        let uri = |name: &str| SanType::URI(Ia5String::try_from(name).unwrap());
+        let spiffe = "spiffe://acme.test/billing";
+        for (common, names, expected) in [
+            (
+                ["c"].as_slice(),
+                vec![uri(spiffe), dns("A.Test"), dns("b.test")],
+                Some("a.test"),
+            ),
+            (&["c"], vec![uri(spiffe)], Some(spiffe)),
+            (&["Büro 7"], Vec::new(), Some("Büro 7")),
+            (&[], Vec::new(), None),
+        ] {
+            assert_eq!(named(common, names).as_deref(), expected);
+        }
+        let long = "n".repeat(300);
+        assert_eq!(named(&[&long], Vec::new()), Some(long));
+        assert_eq!(
+            client_name(&CertificateDer::from(vec![0x30, 0x82, 0xff])),
+            None
+        );
+    }
+
+    #[test]
+    fn no_octets_are_too_strange() {
+        let subject = [0x31, 8, 0x30, 6, 6, 3, 0x55, 4, 3, 0x0c, 1, b'x'];
+        assert_eq!(common_name(&subject), None, "longer than it says");
+        let subject = [0x31, 10, 0x30, 8, 6, 3, 0x55, 4, 3, 0x0c, 1, b'x'];
+        assert_eq!(common_name(&subject), Some("x"));
+        for at in 0..subject.len() {
+            common_name(&subject[..at]);
+            for octet in 0..=255 {
+                let mut strange = subject;
+                strange[at] = octet;
+                common_name(&strange);
+            }
+        }
+    }
+}

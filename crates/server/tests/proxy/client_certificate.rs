@@ -1,0 +1,101 @@
+//! Clients that show a certificate, and are counted by the name in it.
+
+use std::{path::Path, sync::Arc};
+
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
+use tokio_rustls::{
+    TlsConnector,
+    rustls::{
+        ClientConfig, RootCertStore,
+        crypto::ring::default_provider,
+        pki_types::{PrivateKeyDer, ServerName},
+    },
+};
+
+use crate::{door::Door, upstream::Upstream};
+
+/// An authority of servers and clients.
+type Authority = CertifiedIssuer<'static, KeyPair>;
+
+/// An authority in `folder`, and a server's certificate.
+fn authority(folder: &Path) -> Authority {
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+    let key = KeyPair::generate().unwrap();
+    let server = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+    let server = server.signed_by(&key, &authority).unwrap();
+    for (file, text) in [
+        ("clients.pem", authority.pem()),
+        ("server.pem", server.pem()),
+        ("server.key", key.serialize_pem()),
+    ] {
+        std::fs::write(folder.join(file), text).unwrap();
+    }
+    authority
+}
+
+/// A proxy that lets in clients of the authority in `folder`, with one request an hour for each name.
+fn door(folder: &Path, upstream: &Upstream) -> Door {
+    let path = |name: &str| folder.join(name).display().to_string();
+    Door::open(&format!(
+        "rules: [{{name: clients, key: [tls.client], limits: [1/h]}}]
+proxy:
+  listen: 127.0.0.1:0
+  upstreams: [{{name: app, urls: '{}'}}]
+  tls: {{certificate: '{}', key: '{}', client_ca: '{}'}}
+",
+        upstream.url(),
+        path("server.pem"),
+        path("server.key"),
+        path("clients.pem")
+    ))
+}
+
+/// The first line of the answer to a client that shows a certificate for `name`, and says that it is somebody else.
+async fn asked_as(door: &Door, authority: &Authority, name: &str) -> String {
+    let key = KeyPair::generate().unwrap();
+    let client = CertificateParams::new(vec![name.to_owned()]).unwrap();
+    let client = client.signed_by(&key, authority).unwrap();
+    let mut roots = RootCertStore::empty();
+    roots.add(authority.der().clone()).unwrap();
+    let config = ClientConfig::builder_with_provider(Arc::new(default_provider()));
+    let config = config.with_safe_default_protocol_versions().unwrap();
+    let key = PrivateKeyDer::Pkcs8(key.serialize_der().into());
+    let config = config
+        .with_root_certificates(roots)
+        .with_client_auth_cert(vec![client.der().clone()], key)
+        .unwrap();
+    let stream = TcpStream::connect(door.listener.local_addr())
+        .await
+        .unwrap();
+    let server = ServerName::try_from("localhost").unwrap();
+    let connector = TlsConnector::from(Arc::new(config));
+    let mut stream = connector.connect(server, stream).await.unwrap();
+    let request = "GET / HTTP/1.1\r\nhost: h\r\nx-tls.client: other\r\nconnection: close\r\n\r\n";
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer.lines().next().unwrap_or_default().to_owned()
+}
+
+#[tokio::test]
+async fn clients_are_counted_by_the_names_in_their_certificates() {
+    let folder = tempfile::tempdir().unwrap();
+    let authority = authority(folder.path());
+    let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
+    let door = door(folder.path(), &upstream);
+    for (name, status) in [
+        ("billing.test", "200 OK"),
+        ("Billing.test", "429 Too Many Requests"),
+        ("search.test", "200 OK"),
+        ("search.test", "429 Too Many Requests"),
+    ] {
+        let line = asked_as(&door, &authority, name).await;
+        assert_eq!(line, format!("HTTP/1.1 {status}"), "{name}");
+    }
+}
