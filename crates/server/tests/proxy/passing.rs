@@ -200,3 +200,23 @@ fn a_shutdown_waits_for_the_answer_that_has_begun() {
     assert!(client.until_closed().ends_with("\r\n\r\nlate"));
     assert_eq!(ended.join().unwrap(), 0, "nothing was dropped");
 }
+
+/// The answer does not wait for the request, and the request goes on behind it.
+#[test]
+fn an_answer_may_come_before_the_request_is_whole() {
+    let upstream = Upstream::start(|talk| {
+        while talk.head().is_some() {
+            talk.send("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nearly");
+            talk.octets(6);
+        }
+    });
+    let door = Door::before(upstream.url());
+    let mut client = door.connect();
+    for _ in 0..3 {
+        client.send("PUT / HTTP/1.1\r\nhost: h\r\ncontent-length: 6\r\n\r\nabc");
+        let answer = client.read_answer(false);
+        assert_eq!((answer.status, &*answer.body), (200, "early"));
+        client.send("def");
+    }
+    assert_eq!(upstream.heads().len(), 3);
+}

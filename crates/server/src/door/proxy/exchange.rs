@@ -97,6 +97,17 @@ impl Exchange {
             && self.outgoing.is_over()
     }
 
+    /// Whether some of a request has yet to be sent.
+    pub(super) fn is_sending(&self) -> bool {
+        !self.outgoing.is_over()
+    }
+
+    /// Sends what is left of a request whose answer is over; ready when that is done, or cannot be.
+    pub(super) fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let sent = self.outgoing.poll_send(&mut self.stream, cx);
+        sent.map_err(|(Unsent::Body(error) | Unsent::Stream(error))| error)
+    }
+
     /// Whether the upstream has closed it, or has said something that nobody had asked for. That is known as soon as the
     /// runtime has heard of it, and costs no system call where there is nothing to hear.
     pub(super) fn is_closed(&mut self) -> bool {

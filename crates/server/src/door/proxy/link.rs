@@ -175,6 +175,17 @@ impl Link {
             .map_or(Poll::Ready(None), |exchange| exchange.poll_body(cx))
     }
 
+    /// Whether a request is still being sent, on a connection that takes one at a time.
+    pub(super) fn is_sending(&self) -> bool {
+        matches!(&self.sender, Sender::Http1(exchange) if exchange.is_sending())
+    }
+
+    /// Sends what is left of it; ready when that is done.
+    pub(super) fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.exchange()
+            .map_or(Poll::Ready(Ok(())), |exchange| exchange.poll_sent(cx))
+    }
+
     /// How many octets of that body are left, if that is known.
     pub(super) fn left(&self) -> Option<u64> {
         match &self.sender {
