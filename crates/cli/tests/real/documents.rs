@@ -12,6 +12,7 @@ use std::{
 use crate::{
     examples::Proxy,
     fleet::until_exact,
+    proxy::Fronted,
     servers::RedisServer,
     support::{EVERY_DOOR, Envoy, Scratch, Server, repository, run, tidegate},
 };
@@ -70,6 +71,18 @@ fn the_caddy_example_is_true() {
 }
 
 #[test]
+fn the_proxy_example_is_true() {
+    let Fronted {
+        server,
+        front,
+        shop: [one, other],
+        ..
+    } = &Fronted::start();
+    let fronts = [("8000", *front), ("8001", *one), ("8002", *other)];
+    assert_true_with("examples/proxy/README.md", server, &fronts);
+}
+
+#[test]
 fn the_envoy_example_is_true() {
     let example = repository().join("examples/envoy");
     let read = |name| fs::read_to_string(example.join(name)).unwrap();
@@ -114,6 +127,7 @@ fn every_rules_file_that_is_printed_is_good() {
         "docs/rules-file.md",
         "docs/grpc.md",
         "docs/operating.md",
+        "docs/proxy.md",
     ] {
         let text = fs::read_to_string(repository().join(document)).unwrap();
         let files = blocks(&text, "yaml");

@@ -21,6 +21,7 @@ mod examples;
 mod fleet;
 mod geoip;
 mod operate;
+mod proxy;
 mod reload;
 mod serve;
 mod snapshots;

@@ -61,6 +61,14 @@ impl Process {
         None
     }
 
+    /// The most memory that it has held at once.
+    pub(crate) fn peak_bytes(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kilobytes = line.unwrap().trim().trim_end_matches(" kB");
+        kilobytes.parse::<u64>().unwrap() * 1_024
+    }
+
     pub(crate) fn signal(&self, name: &str) {
         signal(self.child.id(), name);
     }

@@ -90,6 +90,11 @@ impl Server {
         self.scratch.path()
     }
 
+    /// The most memory that it has held at once.
+    pub(crate) fn peak_bytes(&self) -> u64 {
+        self.process.peak_bytes()
+    }
+
     pub(crate) fn signal(&self, name: &str) {
         self.process.signal(name);
     }

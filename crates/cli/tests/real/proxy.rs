@@ -1,0 +1,208 @@
+//! The reverse proxy of the example between real programs: curl in front of it, nginx behind it.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{SocketAddr, TcpListener},
+    process::Command,
+    thread::spawn,
+};
+
+use crate::support::{EVERY_DOOR, Process, Scratch, Server, free_port, repository, run, tool};
+
+/// How often nginx is started anew because somebody else took its port first.
+const STARTS: u32 = 5;
+
+/// A body that no buffer holds.
+const LARGE: u64 = 1 << 30;
+
+/// The most memory that passing it may take, as the system counts it, the program itself and its debug symbols included.
+const MOST_BYTES: u64 = 64 << 20;
+
+/// The proxy of the example, and the shop behind it.
+#[derive(Debug)]
+pub(crate) struct Fronted {
+    pub(crate) server: Server,
+    pub(crate) front: SocketAddr,
+    pub(crate) shop: [SocketAddr; 2],
+    directory: Scratch,
+    _nginx: Process,
+}
+
+impl Fronted {
+    pub(crate) fn start() -> Self {
+        let config = example("shop.conf");
+        let directory = Scratch::new();
+        for _ in 0..STARTS {
+            let [one, other] = [free_port(), free_port()];
+            let config = config.replace(":8001", &format!(":{one}"));
+            directory.write("config", &config.replace(":8002", &format!(":{other}")));
+            let mut nginx = Command::new(tool("nginx"));
+            let path = directory.path();
+            nginx.arg("-p").arg(path).arg("-c").arg(path.join("config"));
+            let mut nginx = Process::start(&mut nginx);
+            if nginx.next_line_with(&["start worker process"]).is_none() {
+                continue;
+            }
+            let shop = [one, other].map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+            let (server, front) = before(shop);
+            return Self {
+                server,
+                front,
+                shop,
+                directory,
+                _nginx: nginx,
+            };
+        }
+        panic!("nginx did not start with examples/proxy/shop.conf; run it by hand to see why");
+    }
+}
+
+fn example(name: &str) -> String {
+    fs::read_to_string(repository().join("examples/proxy").join(name)).unwrap()
+}
+
+/// The example's server in front of this shop, and where it listens.
+fn before([one, other]: [SocketAddr; 2]) -> (Server, SocketAddr) {
+    let config = example("tidegate.yaml");
+    let (_, config) = config.split_once("\nproxy:\n").unwrap();
+    let config = config
+        .replace("127.0.0.1:8001", &one.to_string())
+        .replace("127.0.0.1:8002", &other.to_string())
+        .replace("127.0.0.1:8000", "127.0.0.1:0");
+    let server = Server::start_in(Scratch::new(), &format!("{EVERY_DOOR}proxy:\n{config}"));
+    // It is opened before the admin door.
+    let said = server.said().replace('"', "");
+    let line = said.lines().find(|line| line.contains("door=proxy"));
+    let address = line.and_then(|line| line.split("address=").nth(1)).unwrap();
+    (server, address.trim().parse().unwrap())
+}
+
+/// What curl prints.
+fn curl(args: &[&str]) -> String {
+    let output = run(Command::new(tool("curl")).args(["-sS"]).args(args));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "curl {args:?}: {said}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// An answer without what another moment or another connection changes, its head in one order.
+fn lasting(answer: &str) -> String {
+    let of_the_moment = ["date:", "connection:", "ratelimit"];
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let mut head: Vec<String> = head.lines().map(str::to_ascii_lowercase).collect();
+    // What comes behind the code is for people, and nginx has words of its own.
+    head[0].truncate("http/1.1 200".len());
+    head.retain(|line| !of_the_moment.iter().any(|name| line.starts_with(name)));
+    head.sort();
+    format!("{}\n\n{body}", head.join("\n"))
+}
+
+#[test]
+fn nginx_answers_through_the_proxy_as_by_itself() {
+    let fronted = Fronted::start();
+    let exports = fronted.directory.join("exports");
+    fs::create_dir(&exports).unwrap();
+    fs::write(exports.join("orders.txt"), "one\ntwo\nthree\n").unwrap();
+    for args in [
+        &["/about"][..],
+        &["/exports/orders.txt"],
+        &["-I", "/exports/orders.txt"],
+        &["-r", "4-6", "/exports/orders.txt"],
+        &[
+            "-H",
+            "If-Modified-Since: Fri, 31 Dec 2100 00:00:00 GMT",
+            "/exports/orders.txt",
+        ],
+        &["/exports/none.txt"],
+        &["-d", "a=1", "/about"],
+        &["-H", "Expect: 100-continue", "-d", "a=1", "/about"],
+        &["-H", "Transfer-Encoding: chunked", "-d", "a=1", "/about"],
+        &["-X", "DELETE", "/exports/orders.txt"],
+    ] {
+        let (path, options) = args.split_last().unwrap();
+        let [through, direct] = [fronted.front, fronted.shop[0]].map(|address| {
+            let url = format!("http://{address}{path}");
+            let mut args = vec!["-i"];
+            args.extend(options);
+            args.push(&url);
+            lasting(&curl(&args).replace("HTTP/1.1 100 Continue\r\n\r\n", ""))
+        });
+        assert_eq!(through, direct, "{args:?}");
+    }
+}
+
+#[test]
+fn a_large_answer_passes_in_bounded_memory() {
+    let fronted = Fronted::start();
+    let exports = fronted.directory.join("exports");
+    fs::create_dir(&exports).unwrap();
+    // It takes no room on the disk.
+    let file = fs::File::create(exports.join("all")).unwrap();
+    file.set_len(LARGE).unwrap();
+    let url = format!("http://{}/exports/all", fronted.front);
+    let args = [
+        "-o",
+        "/dev/null",
+        "-w",
+        "%{http_code} %{size_download}",
+        &url,
+    ];
+    assert_eq!(curl(&args), format!("200 {LARGE}"));
+    assert_bounded(&fronted.server);
+}
+
+#[test]
+fn a_large_request_passes_in_bounded_memory() {
+    let sink = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = sink.local_addr().unwrap();
+    spawn(move || {
+        for mut stream in sink.incoming().map_while(Result::ok) {
+            spawn(move || swallow(&mut stream));
+        }
+    });
+    let (server, front) = before([address, SocketAddr::from(([127, 0, 0, 1], free_port()))]);
+    let directory = Scratch::new();
+    let file = directory.join("large");
+    fs::File::create(&file).unwrap().set_len(LARGE).unwrap();
+    let url = format!("http://{front}/upload");
+    let file = file.to_str().unwrap();
+    let came = curl(&["--http2-prior-knowledge", "-T", file, &url]);
+    assert_eq!(came, LARGE.to_string());
+    assert_bounded(&server);
+}
+
+/// Reads a request with a body of [`LARGE`] bytes and answers how many came; answers whatever has no body at once.
+fn swallow(stream: &mut std::net::TcpStream) {
+    let (mut buffer, mut head) = (vec![0; 64 << 10], Vec::new());
+    let end = loop {
+        let read = stream.read(&mut buffer).unwrap_or(0);
+        if read == 0 {
+            return;
+        }
+        head.extend_from_slice(&buffer[..read]);
+        if let Some(at) = head.windows(4).position(|four| four == b"\r\n\r\n") {
+            break at + 4;
+        }
+    };
+    let mut came = (head.len() - end) as u64;
+    if head.starts_with(b"PUT") {
+        while came < LARGE {
+            match stream.read(&mut buffer) {
+                Ok(read) if read > 0 => came += read as u64,
+                _ => return,
+            }
+        }
+    }
+    let text = came.to_string();
+    let _ = write!(
+        stream,
+        "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{text}",
+        text.len()
+    );
+}
+
+fn assert_bounded(server: &Server) {
+    let most = server.peak_bytes();
+    assert!(most < MOST_BYTES, "passing {LARGE} bytes took {most}");
+}
