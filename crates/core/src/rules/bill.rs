@@ -73,7 +73,20 @@ impl Bill {
     /// [`bounds::MAX_COUNT`].
     #[must_use]
     pub fn due(&self, charged: Cost, answer: &Request<'_>) -> u64 {
-        if !self.counts.holds_for(answer) {
+        self.due_so_far(charged, answer, |_| true)
+    }
+
+    /// The same for an answer that has broken off, of whose entries only those stay as they are that `is_final` says: what is
+    /// counted by others counts, because nobody knows what they would have been, and who breaks off would choose it.
+    #[must_use]
+    pub fn due_so_far(
+        &self,
+        charged: Cost,
+        answer: &Request<'_>,
+        is_final: impl Fn(&str) -> bool,
+    ) -> u64 {
+        let mut known = self.counts.iter();
+        if known.any(|condition| is_final(condition.entry()) && !condition.holds(answer)) {
             return 0;
         }
         let said = self.cost.as_deref().and_then(|name| answer.entry(name));
@@ -87,13 +100,18 @@ impl Rule {
     ///
     /// # Errors
     ///
-    /// Names `count` or `settle` if a limit counts what is denied as well, of which nothing comes back; and `settle` if it is
-    /// about places, which are taken before and not afterwards.
+    /// Names `count` or `settle` if a limit counts what is denied as well, of which nothing comes back; `count` if it has a
+    /// schedule; and `settle` if it is about places, which are taken before and not afterwards.
     pub fn billed(mut self, bill: Bill) -> Result<Self, RuleError> {
         if !bill.is_settled() && self.limits().iter().any(Limit::count_denied) {
             let field = if bill.costs() { "settle" } else { "count" };
             let problem = "does not go with count_denied, of which nothing is given back; remove one of the two";
             return Err(RuleError::new(field, problem));
+        }
+        if bill.counts.schedule().is_some() {
+            let problem =
+                "counts by the answer, at whatever time; let the rule's `when` have the schedule";
+            return Err(RuleError::new("count", problem));
         }
         if bill.costs() && self.holds_places() {
             let problem = "does not go with concurrency, whose places are taken before a request passes; use a rule for each";
@@ -150,7 +168,7 @@ fn units(text: &str) -> Option<u64> {
 mod tests {
     use super::*;
     use crate::{
-        rules::{Condition, Pattern},
+        rules::{Condition, Days, Pattern, Schedule},
         time::Span,
     };
 
@@ -202,6 +220,34 @@ mod tests {
             let billed = rule(limit).billed(bill.clone());
             assert_eq!(billed.err().map(|error| error.field).as_deref(), refused);
         }
+    }
+
+    #[test]
+    fn what_is_not_known_yet_counts() {
+        let condition = |entry, text| Condition::new(entry, Pattern::text(text).unwrap()).unwrap();
+        let conditions = vec![condition("status", "200"), condition("grpc-status", "0")];
+        let bill = Bill::default().counting(When::all(conditions));
+        let due = |answer: &[(&str, &str)]| {
+            let answer = Request::new(answer, Cost::ONE).unwrap();
+            let is_final = |name: &str| answer.entry(name).is_some();
+            bill.due_so_far(Cost::new(9).unwrap(), &answer, is_final)
+        };
+        assert_eq!(due(&[("status", "200")]), 9);
+        assert_eq!(due(&[("status", "500")]), 0);
+        assert_eq!(due(&[("status", "200"), ("grpc-status", "13")]), 0);
+        assert_eq!(due(&[]), 9);
+    }
+
+    #[test]
+    fn an_answer_counts_at_whatever_time() {
+        let limit = Limit::new(Algorithm::SlidingWindowLog {
+            limit: 1,
+            window: Span::from_secs(1),
+        });
+        let rule = Rule::new("rule", vec![limit.unwrap()]).unwrap();
+        let night = Schedule::new(Vec::new(), Days::ALL, "UTC").unwrap();
+        let bill = Bill::default().counting(When::default().during(night));
+        assert_eq!(rule.billed(bill).unwrap_err().field, "count");
     }
 
     #[test]
