@@ -15,6 +15,7 @@ use std::{fmt, net::IpAddr};
 
 use http::{HeaderMap, HeaderName};
 use ipnet::IpNet;
+use tidegate_core::canonical_net;
 
 use crate::{address, rfc7239};
 
@@ -34,7 +35,8 @@ pub enum Proxies {
     /// As many as stand between the clients and us, whatever their addresses. Where there are none, 0, the
     /// socket's other end is the client. Right as long as nobody can ask us past one of them.
     Hops(usize),
-    /// Those with an address in one of these networks. Right however many a request has passed.
+    /// Those with an address in one of these networks, an IPv4-mapped one being the IPv4 network. Right however many a request
+    /// has passed.
     Nets(Vec<IpNet>),
 }
 
@@ -151,7 +153,7 @@ impl Trust {
     pub fn warnings(&self) -> impl Iterator<Item = Warning> {
         let all = match &self.proxies {
             Proxies::Hops(_) => false,
-            Proxies::Nets(nets) => nets.iter().any(|net| net.prefix_len() == 0),
+            Proxies::Nets(nets) => nets.iter().any(|net| canonical_net(*net).prefix_len() == 0),
         };
         let raw = self.ipv6_prefix > DEFAULT_IPV6_PREFIX;
         let all = all.then_some(Warning::TrustAll);
@@ -249,7 +251,8 @@ pub fn network(text: &str) -> Option<IpNet> {
 }
 
 fn is_in(nets: &[IpNet], address: IpAddr) -> bool {
-    nets.iter().any(|net| net.contains(&address))
+    nets.iter()
+        .any(|net| canonical_net(*net).contains(&address))
 }
 
 /// The address in a header of which there is one line.

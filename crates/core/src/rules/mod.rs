@@ -26,6 +26,7 @@ pub use error::RuleError;
 pub use escape::Escape;
 pub use headroom::{Headroom, Parents, Unused};
 pub use key::{DESCRIPTOR_KEY, free_key};
+pub use nets::canonical_net;
 pub use pattern::Pattern;
 pub use request::Request;
 pub use rule::{CostSource, Mode, Rule};

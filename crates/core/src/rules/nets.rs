@@ -67,10 +67,13 @@ fn parse(text: &str) -> Result<IpNet, RuleError> {
         );
         return Err(RuleError::new("cidr", problem));
     }
-    Ok(canonical(net))
+    Ok(canonical_net(net))
 }
 
-fn canonical(net: IpNet) -> IpNet {
+/// `net` in IPv4 where it is one of IPv4-mapped addresses (`::ffff:192.0.2.0/120` is `192.0.2.0/24`), as such addresses are
+/// IPv4 addresses wherever they are read.
+#[must_use]
+pub fn canonical_net(net: IpNet) -> IpNet {
     const MAPPED: u8 = 96;
     let length = net.prefix_len().checked_sub(MAPPED);
     match (net.network().to_canonical(), length) {

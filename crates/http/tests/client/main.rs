@@ -281,11 +281,22 @@ fn mistakes_that_let_abusers_in_are_warned_about() {
         codes(nets(&["::/0"], XFF).with_ipv6_prefix(65).unwrap()),
         ["trust-all", "raw-ipv6"]
     );
+    assert_eq!(codes(nets(&["::ffff:0.0.0.0/96"], XFF)), ["trust-all"]);
     let said = nets(&["::/0"], XFF).warnings().next().unwrap().to_string();
     assert!(
         said.starts_with("trust-all: ") && said.contains("name the networks"),
         "{said}"
     );
+}
+
+#[test]
+fn a_network_of_mapped_addresses_is_the_ipv4_network() {
+    let mapped = nets(&["::ffff:10.0.0.0/104"], XFF);
+    let lines = [(XFF, "203.0.113.9")];
+    for peer in ["10.0.0.8", "::ffff:10.0.0.8"] {
+        assert_eq!(client(&mapped, peer, &lines), "203.0.113.9");
+    }
+    assert_eq!(client(&mapped, "192.0.2.1", &lines), "192.0.2.1");
 }
 
 proptest! {
