@@ -83,8 +83,9 @@ impl Part {
     /// ```
     /// use tidegate_http::Part;
     ///
-    /// let tenant = Part::regex("header.authorization", "Bearer ([a-z0-9]+)_.*").unwrap();
+    /// let tenant = Part::regex("header.authorization", "(?i:bearer) +([a-z0-9]+)_.*").unwrap();
     /// assert_eq!(tenant.of("Bearer acme_s3cret"), Some("acme"));
+    /// assert_eq!(tenant.of("bearer  acme_s3cret"), Some("acme"));
     /// assert_eq!(tenant.of("Basic YTpi"), None);
     /// ```
     pub fn regex(source: &str, pattern: &str) -> Result<Self, PartError> {
