@@ -1,21 +1,28 @@
 //! The cookies of a request.
 
+use std::borrow::Cow;
+
 use http::{HeaderMap, header::COOKIE};
 
-/// The first cookie called `name`, without the quotation marks that may stand around it.
-pub(crate) fn cookie(headers: &HeaderMap, name: &str) -> Option<String> {
+/// The values of all cookies called `name`, without the quotation marks that may stand around them.
+pub(crate) fn cookies<'r>(
+    headers: &'r HeaderMap,
+    name: &str,
+) -> impl Iterator<Item = Cow<'r, str>> {
     let lines = headers.get_all(COOKIE).iter();
-    let mut pairs = lines
+    let pairs = lines
         .flat_map(|line| line.as_bytes().split(|octet| *octet == b';'))
         .filter_map(|pair| {
             let equals = pair.iter().position(|octet| *octet == b'=')?;
             Some((pair[..equals].trim_ascii(), pair[equals + 1..].trim_ascii()))
         });
-    let (_, value) = pairs.find(|(known, _)| *known == name.as_bytes())?;
-    let bare = value
-        .strip_prefix(b"\"")
-        .and_then(|rest| rest.strip_suffix(b"\""));
-    Some(String::from_utf8_lossy(bare.unwrap_or(value)).into_owned())
+    let named = pairs.filter(move |(known, _)| *known == name.as_bytes());
+    named.map(|(_, value)| {
+        let bare = value
+            .strip_prefix(b"\"")
+            .and_then(|rest| rest.strip_suffix(b"\""));
+        String::from_utf8_lossy(bare.unwrap_or(value))
+    })
 }
 
 #[cfg(test)]
@@ -25,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_cookie_of_a_name_is_found() {
+    fn all_cookies_of_a_name_are_found() {
         let mut headers = HeaderMap::new();
         for line in [
             "a=1; session=\"x=y\";empty=",
@@ -34,15 +41,16 @@ mod tests {
             headers.append(COOKIE, HeaderValue::from_static(line));
         }
         for (name, expected) in [
-            ("a", Some("1")),
-            ("session", Some("x=y")),
-            ("empty", Some("")),
-            ("c", Some("3")),
-            ("flag", None),
-            ("A", None),
-            ("d", None),
+            ("a", &["1"][..]),
+            ("session", &["x=y", "late"]),
+            ("empty", &[""]),
+            ("c", &["3"]),
+            ("flag", &[]),
+            ("A", &[]),
+            ("d", &[]),
         ] {
-            assert_eq!(cookie(&headers, name).as_deref(), expected, "{name}");
+            let found: Vec<_> = cookies(&headers, name).collect();
+            assert_eq!(found, expected, "{name}");
         }
     }
 }

@@ -16,25 +16,28 @@
 //! | `ip` | the client's address; of an IPv6 address its network (/64), so that one subscriber has one count |
 //! | `ip.exact` | the client's address, whole |
 //! | `country`, `asn` | where that address is, and in whose network, where there is an [`Atlas`] |
-//! | `query.NAME` | the first parameter NAME of the query, decoded |
-//! | `cookie.NAME` | the first cookie NAME |
-//! | `header.NAME` | the header NAME; several lines are joined by `, ` |
+//! | `query.NAME` | the parameter NAME of the query, decoded |
+//! | `cookie.NAME` | the cookie NAME |
+//! | `header.NAME` | the header NAME |
 //! | any other NAME | the header `X-NAME`, `_` being `-`: `customer` is `X-Customer`, `api_key` is `X-Api-Key` |
 //!
 //! The last four are the client's own words unless the proxy sets them. What is empty counts as absent: a rule
-//! whose key it is does not apply.
+//! whose key it is does not apply. What has several values is [`Unclear`], because the service behind would
+//! look at one of them and the client would be counted by another; so is a path with `.` or `..` segments.
 
 use std::{borrow::Cow, net::IpAddr};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::{
+    Unclear,
     atlas::{Atlas, Place},
     client::{self, Trust},
-    cookies::cookie,
+    cookies::cookies,
     part::Part,
-    proxy::{Ambiguous, Family, Proxy},
+    proxy::{Family, Proxy},
     target::Target,
+    unclear::only,
 };
 
 /// `X-Real-IP`.
@@ -74,8 +77,9 @@ impl<'r> Forwarded<'r> {
     ///
     /// # Errors
     ///
-    /// [`Ambiguous`] if the proxy's family is unknown and headers of both are there.
-    pub fn read(headers: &'r HeaderMap, source: Source<'r>) -> Result<Self, Ambiguous> {
+    /// [`Unclear`] if the proxy's family is unknown and headers of both are there, or if what it says of the request is
+    /// there with several values.
+    pub fn read(headers: &'r HeaderMap, source: Source<'r>) -> Result<Self, Unclear> {
         let family = Family::of(headers, source.proxy)?;
         let ip = if family.has_real_ip {
             match client::single(headers, &X_REAL_IP) {
@@ -87,9 +91,9 @@ impl<'r> Forwarded<'r> {
         };
         Ok(Self {
             headers,
-            method: family.method(headers).map(text),
-            target: family.target(headers).map(|uri| Target::read(text(uri))),
-            host: family.host(headers).map(|host| bare_host(&text(host))),
+            method: family.method(headers)?,
+            target: family.target(headers)?.map(Target::read),
+            host: family.host(headers)?.map(|host| bare_host(&host)),
             counted_ip: source.trust.counted(ip),
             proxy_ip: source.peer.to_canonical(),
             ip,
@@ -111,79 +115,78 @@ impl<'r> Forwarded<'r> {
     }
 
     /// The value of the entry `name`, which is not empty; see the table in the module's documentation.
-    #[must_use]
-    pub fn entry(&self, name: &str) -> Option<Cow<'_, str>> {
+    ///
+    /// # Errors
+    ///
+    /// [`Unclear`] if it could be several.
+    pub fn entry(&self, name: &str) -> Value<'_> {
         whole_or_part(self.parts, name, |name| self.given_entry(name))
     }
 
-    fn given_entry(&self, name: &str) -> Option<Cow<'_, str>> {
-        match name {
+    fn given_entry(&self, name: &str) -> Value<'_> {
+        Ok(match name {
             "method" => self.method.as_deref().map(Cow::Borrowed),
-            "path" => self
-                .target
-                .as_ref()
-                .map(|target| Cow::Borrowed(&*target.path)),
+            "path" => self.target.as_ref().map(Target::path).transpose()?,
             "host" => self.host.as_deref().map(Cow::Borrowed),
-            "scheme" => self.headers.get("x-forwarded-proto").map(text),
+            "scheme" => header(name, self.headers, "x-forwarded-proto")?,
             "ip" => Some(self.counted_ip.to_string().into()),
             "ip.exact" => Some(self.ip.to_string().into()),
-            _ => self.named_entry(name),
-        }
+            _ => self.named_entry(name)?,
+        })
     }
 
-    fn named_entry(&self, name: &str) -> Option<Cow<'_, str>> {
+    fn named_entry(&self, name: &str) -> Value<'_> {
         if let (Some(place), Some(atlas)) = (Place::named(name), self.atlas) {
-            return place.of(self.ip, atlas).map(Cow::Owned);
+            return Ok(place.of(self.ip, atlas).map(Cow::Owned));
         }
-        match named(name, self.headers, self.target.as_ref()) {
-            Named::Found(value) => Some(value),
-            Named::Missing => None,
-            Named::Other => joined(self.headers, &format!("x-{}", name.replace('_', "-"))),
-        }
+        let of_proxy = || header(name, self.headers, &format!("x-{}", name.replace('_', "-")));
+        named(name, self.headers, self.target.as_ref()).unwrap_or_else(of_proxy)
     }
 }
+
+/// The value of an entry, if it has one.
+pub(crate) type Value<'r> = Result<Option<Cow<'r, str>>, Unclear>;
 
 /// The value of the entry `name`, which is not empty: a part of another, or what is `given`.
 pub(crate) fn whole_or_part<'r>(
     parts: &[(Box<str>, Part)],
     name: &str,
-    given: impl Fn(&str) -> Option<Cow<'r, str>>,
-) -> Option<Cow<'r, str>> {
+    given: impl Fn(&str) -> Value<'r>,
+) -> Value<'r> {
     let part = parts.iter().find(|(known, _)| **known == *name);
     let value = match part {
         None => given(name)?,
-        Some((_, part)) => match given(part.source())? {
-            Cow::Borrowed(whole) => Cow::Borrowed(part.of(whole)?),
-            Cow::Owned(whole) => Cow::Owned(part.of(&whole)?.to_owned()),
-        },
+        Some((_, part)) => given(part.source())?.and_then(|whole| match whole {
+            Cow::Borrowed(whole) => part.of(whole).map(Cow::Borrowed),
+            Cow::Owned(whole) => part.of(&whole).map(|part| Cow::Owned(part.to_owned())),
+        }),
     };
-    (!value.is_empty()).then_some(value)
+    Ok(value.filter(|value| !value.is_empty()))
 }
 
-/// What the client's own words are for an entry.
-pub(crate) enum Named<'r> {
-    Found(Cow<'r, str>),
-    Missing,
-    /// The name is not of the kind that clients have words for.
-    Other,
-}
-
-/// The header, cookie or parameter of the query that `name` names, by its prefix.
+/// The client's own words for an entry: the header, cookie or parameter of the query that `name` names by its prefix.
+/// `None` if it has no such prefix.
 pub(crate) fn named<'r>(
     name: &str,
     headers: &'r HeaderMap,
     target: Option<&Target<'_>>,
-) -> Named<'r> {
-    let value = if let Some(header) = name.strip_prefix("header.") {
-        joined(headers, header)
-    } else if let Some(name) = name.strip_prefix("cookie.") {
-        cookie(headers, name).map(Cow::Owned)
-    } else if let Some(parameter) = name.strip_prefix("query.") {
-        target.and_then(|target| target.parameter(parameter).map(Cow::Owned))
+) -> Option<Value<'r>> {
+    Some(if let Some(known) = name.strip_prefix("header.") {
+        header(name, headers, known)
+    } else if let Some(known) = name.strip_prefix("cookie.") {
+        only(name, cookies(headers, known))
     } else {
-        return Named::Other;
-    };
-    value.map_or(Named::Missing, Named::Found)
+        let known = name.strip_prefix("query.")?;
+        target.map_or(Ok(None), |target| only(name, target.parameters(known)))
+    })
+}
+
+/// The value of the header `known` for the entry `name`. HTTP/2 may send each cookie in a line of its own.
+pub(crate) fn header<'r>(name: &str, headers: &'r HeaderMap, known: &str) -> Value<'r> {
+    if known.eq_ignore_ascii_case("cookie") {
+        return Ok(joined(headers, known, "; "));
+    }
+    only(name, headers.get_all(known).iter().map(text))
 }
 
 /// Header values may hold any octet; what is no UTF-8 becomes U+FFFD, so that it has a count as well.
@@ -191,15 +194,20 @@ pub(crate) fn text(value: &HeaderValue) -> Cow<'_, str> {
     String::from_utf8_lossy(value.as_bytes())
 }
 
-fn joined<'r>(headers: &'r HeaderMap, name: &str) -> Option<Cow<'r, str>> {
+/// All lines of a header, with `separator` between them.
+pub(crate) fn joined<'r>(
+    headers: &'r HeaderMap,
+    name: &str,
+    separator: &str,
+) -> Option<Cow<'r, str>> {
     let mut lines = headers.get_all(name).iter();
     let first = text(lines.next()?);
     Some(lines.fold(first, |joined, line| {
-        Cow::Owned(format!("{joined}, {}", text(line)))
+        Cow::Owned(format!("{joined}{separator}{}", text(line)))
     }))
 }
 
-/// A host in small letters, without its port.
+/// A host in small letters, without its port, and without the dot that may end it: `example.com.` is `example.com`.
 #[must_use]
 pub fn bare_host(host: &str) -> String {
     let end = if host.starts_with('[') {
@@ -207,5 +215,6 @@ pub fn bare_host(host: &str) -> String {
     } else {
         host.find(':')
     };
-    host[..end.unwrap_or(host.len())].to_ascii_lowercase()
+    let bare = &host[..end.unwrap_or(host.len())];
+    bare.strip_suffix('.').unwrap_or(bare).to_ascii_lowercase()
 }

@@ -25,6 +25,7 @@ mod proxy;
 mod rfc7239;
 mod shed;
 mod target;
+mod unclear;
 
 pub use atlas::{Atlas, Place};
 pub use client::{AddressHeader, Proxies, Trust};
@@ -40,5 +41,6 @@ pub use limiter::Limiter;
 pub use maxmind::{MaxMind, MaxMindError};
 pub use part::Part;
 pub use path::normal as normal_path;
-pub use proxy::{Ambiguous, Proxy};
+pub use proxy::Proxy;
 pub use shed::{Load, Room, ShedFuture, ShedLayer, Shedding};
+pub use unclear::Unclear;

@@ -1,8 +1,10 @@
 //! Which family of headers the proxy at the door writes, and which is therefore believed.
 
-use std::fmt;
+use std::borrow::Cow;
 
-use http::{HeaderMap, HeaderValue};
+use http::HeaderMap;
+
+use crate::{Unclear, describe::text, unclear::only};
 
 /// The family of headers that the proxy at the door sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,30 +29,6 @@ impl Proxy {
         }
     }
 }
-
-/// Headers of both families describe the original request, and one of them may be the client's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ambiguous {
-    /// What nginx would have sent.
-    pub original: &'static str,
-    /// What Caddy or Traefik would have sent.
-    pub forwarded: &'static str,
-}
-
-impl fmt::Display for Ambiguous {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            original,
-            forwarded,
-        } = self;
-        write!(
-            f,
-            "{original} and {forwarded} are both there, and one may be the client's; ask with ?proxy=nginx, caddy or traefik"
-        )
-    }
-}
-
-impl std::error::Error for Ambiguous {}
 
 /// The headers of one family that name the method and the target.
 #[derive(Debug)]
@@ -81,12 +59,12 @@ impl Family {
     ///
     /// The two are never mixed. A client that adds a header of the other family to its request would else
     /// choose what its own proxy does not say.
-    pub(crate) fn of(headers: &HeaderMap, proxy: Proxy) -> Result<&'static Self, Ambiguous> {
+    pub(crate) fn of(headers: &HeaderMap, proxy: Proxy) -> Result<&'static Self, Unclear> {
         match proxy {
             Proxy::Nginx => Ok(&ORIGINAL),
             Proxy::Forwarding => Ok(&FORWARDED),
             Proxy::Unknown => match (ORIGINAL.present(headers), FORWARDED.present(headers)) {
-                (Some(original), Some(forwarded)) => Err(Ambiguous {
+                (Some(original), Some(forwarded)) => Err(Unclear::TwoFamilies {
                     original,
                     forwarded,
                 }),
@@ -96,16 +74,30 @@ impl Family {
         }
     }
 
-    pub(crate) fn method<'h>(&self, headers: &'h HeaderMap) -> Option<&'h HeaderValue> {
-        headers.get(self.method)
+    pub(crate) fn method<'h>(
+        &self,
+        headers: &'h HeaderMap,
+    ) -> Result<Option<Cow<'h, str>>, Unclear> {
+        let lines = headers.get_all(self.method).iter();
+        only(self.method, lines.map(text))
     }
 
-    pub(crate) fn target<'h>(&self, headers: &'h HeaderMap) -> Option<&'h HeaderValue> {
-        self.targets.iter().find_map(|name| headers.get(*name))
+    /// Of its headers that name the target a proxy sets one, so another is the client's.
+    pub(crate) fn target<'h>(
+        &self,
+        headers: &'h HeaderMap,
+    ) -> Result<Option<Cow<'h, str>>, Unclear> {
+        let names = self.targets.iter();
+        let lines = names.flat_map(|name| headers.get_all(*name));
+        only("path", lines.map(text))
     }
 
-    pub(crate) fn host<'h>(&self, headers: &'h HeaderMap) -> Option<&'h HeaderValue> {
-        self.host.iter().find_map(|name| headers.get(*name))
+    pub(crate) fn host<'h>(&self, headers: &'h HeaderMap) -> Result<Option<Cow<'h, str>>, Unclear> {
+        let mut names = self.host.iter();
+        let name = names.find(|name| headers.contains_key(**name));
+        name.map_or(Ok(None), |name| {
+            only(name, headers.get_all(*name).iter().map(text))
+        })
     }
 
     /// The first header that tells this family.

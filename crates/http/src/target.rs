@@ -4,13 +4,12 @@ use std::borrow::Cow;
 
 use http::Uri;
 
-use crate::path;
+use crate::{Unclear, path};
 
 /// The target of a request.
 #[derive(Clone, Debug)]
 pub(crate) struct Target<'r> {
-    /// In normal form.
-    pub(crate) path: Cow<'r, str>,
+    path: Result<Cow<'r, str>, Unclear>,
     query: Cow<'r, str>,
 }
 
@@ -28,7 +27,7 @@ impl<'r> Target<'r> {
             Cow::Owned(uri) => {
                 let (path, query) = split(&uri);
                 Self {
-                    path: Cow::Owned(path::normal(path).into_owned()),
+                    path: path::normal(path).map(|path| Cow::Owned(path.into_owned())),
                     query: Cow::Owned(query.to_owned()),
                 }
             }
@@ -43,15 +42,20 @@ impl<'r> Target<'r> {
         }
     }
 
-    /// The first parameter `name` of the query, decoded.
-    pub(crate) fn parameter(&self, name: &str) -> Option<String> {
-        let mut parameters = self
-            .query
-            .split('&')
-            .map(|pair| pair.split_once('=').unwrap_or((pair, "")));
-        parameters
-            .find(|(key, _)| decoded(key) == name)
-            .map(|(_, value)| decoded(value))
+    /// The path in normal form.
+    pub(crate) fn path(&self) -> Result<Cow<'_, str>, Unclear> {
+        match &self.path {
+            Ok(path) => Ok(Cow::Borrowed(path)),
+            Err(unclear) => Err(unclear.clone()),
+        }
+    }
+
+    /// The values of all parameters `name` of the query, decoded.
+    pub(crate) fn parameters(&self, name: &str) -> impl Iterator<Item = Cow<'static, str>> {
+        let pairs = self.query.split('&');
+        let pairs = pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+        let named = pairs.filter(move |(key, _)| decoded(key) == name);
+        named.map(|(_, value)| Cow::Owned(decoded(value)))
     }
 }
 
@@ -88,17 +92,18 @@ mod tests {
     #[test]
     fn targets_are_read_with_and_without_a_host() {
         for (uri, path, q) in [
-            ("/p?q=1", "/p", Some("1")),
-            ("https://h.example/p?q=1", "/p", Some("1")),
-            ("https://h.example", "/", None),
-            ("/p#part?q=1", "/p", Some("1")),
-            ("/p?a=https://h/x&q=", "/p", Some("")),
-            ("/x/../p?%71=a%2Bb+c%2&q=2", "/p", Some("a+b c%2")),
+            ("/p?q=1", "/p", &["1"][..]),
+            ("https://h.example/p?q=1", "/p", &["1"]),
+            ("https://h.example", "/", &[]),
+            ("/p#part?q=1", "/p", &["1"]),
+            ("/p?a=https://h/x&q=", "/p", &[""]),
+            ("/%70?%71=a%2Bb+c%2&q=2", "/p", &["a+b c%2", "2"]),
         ] {
             for uri in [Cow::Borrowed(uri), Cow::Owned(uri.to_owned())] {
                 let target = Target::read(uri);
-                assert_eq!(target.path, path);
-                assert_eq!(target.parameter("q").as_deref(), q, "{target:?}");
+                assert_eq!(target.path().unwrap(), path);
+                let parameters: Vec<_> = target.parameters("q").collect();
+                assert_eq!(parameters, q, "{target:?}");
             }
         }
     }

@@ -122,7 +122,7 @@ fn where_there_is_an_atlas_no_header_stands_in_for_it() {
             atlas,
         };
         let forwarded = Forwarded::read(&headers, source).unwrap();
-        forwarded.entry(name).map(String::from)
+        forwarded.entry(name).unwrap().map(String::from)
     };
     let known = Some(&atlas as &dyn Atlas);
     assert_eq!(

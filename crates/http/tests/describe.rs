@@ -5,7 +5,7 @@
 use std::{borrow::Cow, net::IpAddr};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
-use tidegate_http::{AddressHeader, Forwarded, Part, Proxies, Proxy, Source, Trust};
+use tidegate_http::{AddressHeader, Forwarded, Part, Proxies, Proxy, Source, Trust, Unclear};
 
 static TRUST: Trust = Trust::new(Proxies::Hops(0), AddressHeader::XForwardedFor);
 
@@ -34,7 +34,7 @@ fn entries(
     let forwarded = Forwarded::read(&headers, source).unwrap();
     names
         .iter()
-        .map(|name| forwarded.entry(name).map(Cow::into_owned))
+        .map(|name| forwarded.entry(name).unwrap().map(Cow::into_owned))
         .collect()
 }
 
@@ -80,7 +80,7 @@ fn nginx_is_understood() {
 fn caddy_and_traefik_are_understood() {
     let lines = [
         ("x-forwarded-method", "GET"),
-        ("x-forwarded-uri", "/a/../b"),
+        ("x-forwarded-uri", "/%62"),
         ("x-forwarded-host", "[2001:DB8::1]:443"),
         ("x-forwarded-proto", "https"),
         ("x-forwarded-for", "6.6.6.6, 2001:db8:1:2:3::4"),
@@ -119,10 +119,11 @@ fn a_client_cannot_choose_its_path() {
     ];
     let found = headers(&lines);
     let refused = Forwarded::read(&found, PEER).unwrap_err();
-    assert_eq!(
-        (refused.original, refused.forwarded),
-        ("x-original-uri", "x-forwarded-uri")
-    );
+    let families = Unclear::TwoFamilies {
+        original: "x-original-uri",
+        forwarded: "x-forwarded-uri",
+    };
+    assert_eq!(refused, families);
     let told = |proxy| entries(&lines, Source { proxy, ..PEER }, &["path"]);
     assert_eq!(told(Proxy::Nginx), some(&["/login"]));
     assert_eq!(told(Proxy::Forwarding), some(&["/harmless"]));
@@ -205,16 +206,95 @@ fn without_a_word_of_the_proxy_the_peer_is_the_client() {
     );
 }
 
+/// Services differ in which of them they look at, so a client could be counted by the other.
 #[test]
-fn what_is_repeated_or_no_text_still_counts() {
+fn nobody_chooses_between_several_values() {
     let lines = [
-        ("x-customer", "a"),
-        ("x-customer", "b"),
-        ("x-original-url", "https://h.example/p?q=1"),
+        ("x-forwarded-uri", "/p?q=1&q=2&same=1&same=1"),
+        ("x-customer", "real"),
+        ("x-customer", "random"),
+        ("x-same", "one"),
+        ("x-same", "one"),
+        ("cookie", "id=1; theme=dark"),
+        ("cookie", "id=2"),
+        ("x-forwarded-proto", "https"),
+        ("x-forwarded-proto", "http"),
     ];
+    let headers = headers(&lines);
+    let key = [(
+        Box::from("key"),
+        Part::split("header.x-customer", ".", 1).unwrap(),
+    )];
+    let source = Source {
+        parts: &key,
+        ..PEER
+    };
+    let forwarded = Forwarded::read(&headers, source).unwrap();
+    for (entry, repeated) in [
+        ("customer", "customer"),
+        ("header.x-customer", "header.x-customer"),
+        ("key", "header.x-customer"),
+        ("cookie.id", "cookie.id"),
+        ("query.q", "query.q"),
+        ("scheme", "scheme"),
+    ] {
+        let unclear = Unclear::Repeated(repeated.into());
+        assert_eq!(forwarded.entry(entry), Err(unclear), "{entry}");
+    }
+    for (entry, expected) in [
+        ("same", "one"),
+        ("query.same", "1"),
+        ("cookie.theme", "dark"),
+        ("header.cookie", "id=1; theme=dark; id=2"),
+    ] {
+        let value = forwarded.entry(entry).unwrap();
+        assert_eq!(value.as_deref(), Some(expected), "{entry}");
+    }
+}
+
+/// ingress-nginx sets `X-Original-URL` and passes on what a client has written into `X-Original-URI`.
+#[test]
+fn what_a_proxy_says_of_the_request_is_there_once() {
+    for (one, other, named) in [
+        (
+            ("x-original-url", "https://h/login"),
+            ("x-original-uri", "/"),
+            "path",
+        ),
+        (
+            ("x-original-uri", "/login"),
+            ("x-original-uri", "/"),
+            "path",
+        ),
+        (
+            ("x-original-method", "POST"),
+            ("x-original-method", "GET"),
+            "x-original-method",
+        ),
+        (("host", "a"), ("host", "b"), "host"),
+    ] {
+        let lines = [("x-original-uri", "/login"), one, other];
+        let found = headers(if named == "path" { &lines[1..] } else { &lines });
+        let refused = Forwarded::read(&found, PEER).unwrap_err();
+        assert_eq!(refused, Unclear::Repeated(named.into()));
+    }
+}
+
+#[test]
+fn a_path_that_a_service_may_resolve_is_unclear() {
+    let found = headers(&[("x-forwarded-uri", "/api/../login?q=1")]);
+    let forwarded = Forwarded::read(&found, PEER).unwrap();
+    assert_eq!(forwarded.entry("path"), Err(Unclear::DotSegments));
+    assert_eq!(forwarded.entry("query.q").unwrap().as_deref(), Some("1"));
+    assert!(forwarded.names_a_path());
+}
+
+#[test]
+fn what_is_no_text_still_counts() {
+    let lines = [("x-original-url", "https://h.example/p?q=1")];
     assert_eq!(
-        entries(&lines, PEER, &["customer", "path", "query.q"]),
-        some(&["a, b", "/p", "1"])
+        entries(&lines, PEER, &["path", "query.q"]),
+        some(&["/p", "1"])
     );
     let mut found = HeaderMap::new();
     found.insert("x-customer", HeaderValue::from_bytes(b"\xff").unwrap());
@@ -222,6 +302,7 @@ fn what_is_repeated_or_no_text_still_counts() {
         Forwarded::read(&found, PEER)
             .unwrap()
             .entry("customer")
+            .unwrap()
             .unwrap(),
         "\u{fffd}"
     );

@@ -99,6 +99,7 @@ async fn a_grpc_call_is_told_in_its_own_words() {
     let mut first = Box::pin(service.clone().oneshot(request("/")));
     assert!((&mut first).now_or_never().is_none());
     let mut call = request("/pkg.Service/Method");
+    *call.method_mut() = http::Method::POST;
     let headers = call.headers_mut();
     headers.insert("content-type", "application/grpc".parse().unwrap());
     let shed = service.clone().oneshot(call).await.unwrap();

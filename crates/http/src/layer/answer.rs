@@ -9,7 +9,7 @@ use std::{
 use http::{HeaderMap, HeaderName, Response};
 use tidegate_core::{Bill, Cost, Request};
 
-use crate::describe::{Named, named, text};
+use crate::describe::{joined, text};
 
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 
@@ -60,14 +60,15 @@ pub(super) struct Answer {
     grpc_status: Option<Box<str>>,
     /// How long its body was so far.
     bytes: u64,
+    has_ended: bool,
 }
 
 impl Answer {
     /// What the head of `response` says, of which the entries `names` are looked at.
     pub(super) fn of<B>(response: &Response<B>, names: &[&str]) -> Self {
-        let header = |name: &&str| match named(name, response.headers(), None) {
-            Named::Found(value) => Some(((*name).into(), value.into())),
-            Named::Missing | Named::Other => None,
+        let header = |name: &&str| {
+            let value = joined(response.headers(), name.strip_prefix("header.")?, ", ")?;
+            Some(((*name).into(), value.into()))
         };
         let mut answer = Self {
             status: response.status(),
@@ -75,6 +76,7 @@ impl Answer {
             headers: names.iter().filter_map(header).collect(),
             grpc_status: None,
             bytes: 0,
+            has_ended: false,
         };
         answer.learn(response.headers());
         answer
@@ -98,6 +100,18 @@ impl Answer {
         }
     }
 
+    /// Nothing more comes of it.
+    pub(super) fn end(&mut self) {
+        self.has_ended = true;
+    }
+
+    /// Whether an entry of this name stays what it is, or is not.
+    fn is_final(&self, name: &str) -> bool {
+        let is_said = || self.report.as_ref().and_then(|report| report.said(name));
+        let is_told = name == GRPC_STATUS.as_str() && self.grpc_status.is_some();
+        self.has_ended || Self::is_of_head(name) || is_told || is_said().is_some()
+    }
+
     /// What is due for it by `bill`, where `charged` was charged.
     pub(super) fn due(&self, bill: &Bill, charged: Cost) -> u64 {
         let mut names: Vec<&str> = bill.entry_names().collect();
@@ -113,7 +127,10 @@ impl Answer {
             .collect();
         // An answer that says what no entry can hold is charged what it was.
         let answer = Request::new(&entries, Cost::ONE);
-        answer.map_or_else(|_| charged.units(), |answer| bill.due(charged, &answer))
+        answer.map_or_else(
+            |_| charged.units(),
+            |answer| bill.due_so_far(charged, &answer, |name| self.is_final(name)),
+        )
     }
 
     fn entry(&self, name: &str) -> Option<Cow<'_, str>> {

@@ -99,6 +99,9 @@ fn note<E>(reservation: &mut Reservation, frame: Option<&Result<Frame<Bytes>, E>
         return;
     };
     let Some(Ok(frame)) = frame else {
+        if frame.is_none() {
+            answer.end();
+        }
         *reservation = Reservation::default();
         return;
     };
@@ -107,6 +110,7 @@ fn note<E>(reservation: &mut Reservation, frame: Option<&Result<Frame<Bytes>, E>
         answer.learn(trailers);
     }
     if is_end {
+        answer.end();
         *reservation = Reservation::default();
     }
 }

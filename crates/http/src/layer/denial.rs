@@ -1,9 +1,11 @@
 //! Denials as HTTP says them: a status, and a problem document (RFC 9457) for those who read it.
 
+use std::fmt;
+
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header::CONTENT_TYPE};
 use serde::Serialize;
-use tidegate_core::{Line, Reason, RequestError, Retry, Span, Verdict};
+use tidegate_core::{Line, Reason, Retry, Span, Verdict};
 
 use crate::headers::MAX_SHOWN;
 
@@ -91,13 +93,18 @@ impl<'v> Denial<'v> {
     }
 
     /// A request that cannot be counted.
-    pub(super) fn malformed(error: &RequestError) -> Self {
+    pub(super) fn malformed(error: &dyn fmt::Display) -> Self {
         Self {
             cause: Cause::Malformed,
             detail: error.to_string(),
             violated: Vec::new(),
             retry_after: None,
         }
+    }
+
+    /// Whether asking again is no use, which clients are told: else they take the time for one that was left out.
+    pub(super) fn is_final(&self) -> bool {
+        self.cause == Cause::Spent && self.retry_after.is_none()
     }
 
     /// The answer, without the headers that tell of limits.
@@ -114,7 +121,8 @@ impl<'v> Denial<'v> {
             status: status.as_u16(),
             detail: &self.detail,
             violated_policies: &names,
-            retry_after_ms: self.retry_after.map(Span::as_millis_ceil),
+            retry_after_ms: (self.is_final() || self.retry_after.is_some())
+                .then(|| self.retry_after.map(Span::as_millis_ceil)),
         };
         // Serialising to memory fails only for maps with keys that are no strings.
         let body = serde_json::to_vec(&document).unwrap_or_default();
@@ -133,7 +141,7 @@ struct Document<'d> {
     #[serde(rename = "violated-policies", skip_serializing_if = "<[_]>::is_empty")]
     violated_policies: &'d [&'d str],
     #[serde(skip_serializing_if = "Option::is_none")]
-    retry_after_ms: Option<u64>,
+    retry_after_ms: Option<Option<u64>>,
 }
 
 fn violated<'v>(line: &'v Line<'_>) -> Violated<'v> {

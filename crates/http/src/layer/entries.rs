@@ -6,12 +6,13 @@ use std::{
     sync::Arc,
 };
 
-use http::{Extensions, header::HOST, request::Parts};
+use http::{Extensions, request::Parts};
+use tidegate_core::RuleSet;
 
 use crate::{
-    Part, Trust,
+    Part, Trust, Unclear,
     atlas::{Atlas, Place},
-    describe::{Named, bare_host, named, text, whole_or_part},
+    describe::{Value, bare_host, header, named, whole_or_part},
     target::Target,
 };
 
@@ -116,8 +117,22 @@ impl<'r> Described<'r> {
     }
 
     /// The value of the entry `name`, which is not empty.
-    pub(super) fn entry(&self, name: &str) -> Option<Cow<'_, str>> {
-        whole_or_part(&self.identity.parts, name, |name| self.given(name))
+    pub(super) fn entry(&self, name: &str) -> Value<'_> {
+        match self.known(name) {
+            Some(value) => Ok((!value.is_empty()).then_some(Cow::Borrowed(value))),
+            None => whole_or_part(&self.identity.parts, name, |name| self.given(name)),
+        }
+    }
+
+    /// Those that `rules` look at.
+    pub(super) fn entries<'n>(
+        &self,
+        rules: &'n RuleSet,
+    ) -> Result<Vec<(&'n str, Cow<'_, str>)>, Unclear> {
+        let found = rules
+            .entry_names()
+            .filter_map(|name| Some(self.entry(name).transpose()?.map(|value| (name, value))));
+        found.collect()
     }
 
     /// Whether anybody said whom the request came from.
@@ -125,34 +140,38 @@ impl<'r> Described<'r> {
         self.identity.peer.of(self.parts).is_some()
     }
 
-    fn given(&self, name: &str) -> Option<Cow<'_, str>> {
-        if let Some(value) = self.known.and_then(|known| known.get(name)) {
-            return Some(Cow::Borrowed(value));
+    fn known(&self, name: &str) -> Option<&str> {
+        self.known.and_then(|known| known.get(name))
+    }
+
+    fn given(&self, name: &str) -> Value<'_> {
+        if let Some(value) = self.known(name) {
+            return Ok(Some(Cow::Borrowed(value)));
         }
-        match name {
+        let address = |ip: IpAddr| Cow::Owned(ip.to_string());
+        Ok(match name {
             "method" => Some(Cow::Borrowed(self.parts.method.as_str())),
-            "path" => Some(Cow::Borrowed(&self.target.path)),
-            "host" => self.host().map(Cow::Owned),
-            "ip" => Some(
-                self.identity
-                    .trust
-                    .counted(self.client()?)
-                    .to_string()
-                    .into(),
-            ),
-            "ip.exact" => Some(self.client()?.to_string().into()),
+            "path" => Some(self.target.path()?),
+            "host" => self.host()?.map(Cow::Owned),
+            "ip" => {
+                let trust = &self.identity.trust;
+                self.client().map(|ip| address(trust.counted(ip)))
+            }
+            "ip.exact" => self.client().map(address),
             _ => match named(name, &self.parts.headers, Some(&self.target)) {
-                Named::Found(value) => Some(value),
-                Named::Missing => None,
-                Named::Other => self.place(name).map(Cow::Owned),
+                Some(value) => value?,
+                None => self.place(name).map(Cow::Owned),
             },
-        }
+        })
     }
 
     /// The host that is asked for, in small letters and without the port.
-    fn host(&self) -> Option<String> {
-        let of_target = self.parts.uri.host().map(bare_host);
-        of_target.or_else(|| Some(bare_host(&text(self.parts.headers.get(HOST)?))))
+    fn host(&self) -> Result<Option<String>, Unclear> {
+        let host = match self.parts.uri.host() {
+            Some(host) => Some(Cow::Borrowed(host)),
+            None => header("host", &self.parts.headers, "host")?,
+        };
+        Ok(host.map(|host| bare_host(&host)))
     }
 
     /// Where the client is, if the entry `name` says that.
@@ -184,13 +203,13 @@ mod tests {
 
     fn found(parts: &Parts, identity: &Identity, name: &str) -> Option<String> {
         let described = Described::new(parts, identity);
-        described.entry(name).map(Cow::into_owned)
+        described.entry(name).unwrap().map(Cow::into_owned)
     }
 
     #[test]
     fn a_request_is_described_by_what_it_says() {
         let parts = request(
-            "https://Example.org:8443/a/../login?next=%2Fhome",
+            "https://Example.org:8443/%6Cogin?next=%2Fhome",
             &[
                 ("host", "other.org"),
                 ("cookie", "s=1"),
@@ -217,9 +236,15 @@ mod tests {
                 "{name}"
             );
         }
-        let parts = request("/", &[("host", "[::1]:80")]);
-        let host = found(&parts, &Identity::default(), "host");
-        assert_eq!(host.as_deref(), Some("[::1]"));
+        for (written, expected) in [
+            ("[::1]:80", "[::1]"),
+            ("API.example.com.", "api.example.com"),
+            ("api.example.com.:443", "api.example.com"),
+        ] {
+            let parts = request("/", &[("host", written)]);
+            let host = found(&parts, &Identity::default(), "host");
+            assert_eq!(host.as_deref(), Some(expected));
+        }
     }
 
     /// Behind a proxy `X-Customer` may be believed, in an application it is the client's own word.
@@ -235,7 +260,18 @@ mod tests {
             Some("acme")
         );
         assert_eq!(found(&parts, &identity, "path").as_deref(), Some("/"));
+        let header = Part::split("header.x-customer", ".", 1).unwrap();
+        let parted = Identity {
+            parts: vec![("customer".into(), header)],
+            ..Identity::default()
+        };
+        parts
+            .headers
+            .insert("x-customer", "evil.1".parse().unwrap());
+        let customer = found(&parts, &parted, "customer");
+        assert_eq!(customer.as_deref(), Some("acme"));
         parts.extensions.insert(Entries::new().with("customer", ""));
+        assert_eq!(found(&parts, &parted, "customer"), None);
         assert_eq!(found(&parts, &identity, "customer"), None);
     }
 

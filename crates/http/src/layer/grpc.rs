@@ -4,7 +4,7 @@
 
 use base64::{Engine, engine::general_purpose::STANDARD_NO_PAD};
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Response, header::CONTENT_TYPE};
+use http::{HeaderName, HeaderValue, Method, Response, header::CONTENT_TYPE, request::Parts};
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use prost::Message;
 use tidegate_core::Span;
@@ -13,6 +13,7 @@ use super::denial::{Cause, Denial};
 
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 const DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
 
 /// The codes of `google.rpc.Code`.
@@ -61,11 +62,14 @@ struct Violation {
     quota_value: i64,
 }
 
-/// The content type of a call, if the request is one.
-pub(super) fn call(headers: &HeaderMap) -> Option<&HeaderValue> {
-    let content_type = headers.get(CONTENT_TYPE)?;
-    let is_grpc = content_type.as_bytes().starts_with(b"application/grpc");
-    is_grpc.then_some(content_type)
+/// The content type of a call, if the request with this head is one.
+///
+/// An answer to a call has the status 200, whatever it says, so what is no call must not be taken for one.
+pub(super) fn call(head: &Parts) -> Option<&HeaderValue> {
+    let content_type = head.headers.get(CONTENT_TYPE)?;
+    let rest = content_type.as_bytes().strip_prefix(b"application/grpc")?;
+    let is_grpc = matches!(rest.first(), None | Some(b'+' | b';'));
+    (head.method == Method::POST && is_grpc).then_some(content_type)
 }
 
 /// The answer to a call, without the headers that tell of limits.
@@ -86,6 +90,9 @@ pub(super) fn response(denial: &Denial<'_>, content_type: &HeaderValue) -> Respo
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, content_type.clone());
     headers.insert(STATUS, HeaderValue::from(u16::from(code)));
+    if denial.is_final() {
+        headers.insert(PUSHBACK, HeaderValue::from_static("-1"));
+    }
     for (name, text) in [(MESSAGE, message), (DETAILS, binary)] {
         // Both are printable ASCII.
         if let Ok(value) = HeaderValue::try_from(text) {

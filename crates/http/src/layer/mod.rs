@@ -19,12 +19,13 @@
 //! | `ip` | the client's address, of an IPv6 address its network; see [`LimiterLayer::trust`] |
 //! | `ip.exact` | the client's address, whole |
 //! | `country`, `asn` | where that address is, and in whose network; see [`LimiterLayer::atlas`] |
-//! | `query.NAME`, `cookie.NAME`, `header.NAME` | the client's own words: the first parameter or cookie NAME; the header's lines, joined by `, ` |
+//! | `query.NAME`, `cookie.NAME`, `header.NAME` | the client's own words |
 //! | a name of [`LimiterLayer::part`] | a part of another entry |
 //!
 //! What a rule charges [in the end](tidegate_core::Bill) goes by the entries of the answer: `status`, `header.NAME`,
 //! `grpc-status`, `bytes`, and what the application says in a [`Report`]. Until then it is reserved.
 //!
+//! What has several values, and a path with `.` or `..` segments, is refused where rules look at it: see [`Unclear`](crate::Unclear).
 //! A rule that counts by an entry which a request does not have does not apply to it. No header stands in for what only the
 //! application can know: there is no way from `X-Customer` to `customer` here.
 

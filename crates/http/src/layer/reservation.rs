@@ -16,6 +16,7 @@
 use std::{fmt, sync::Arc};
 
 use http::Response;
+use http_body::Body;
 use tidegate_core::{
     Charge, Cost, Decided, Decision, Effect, Outcome, Question, Rule, RuleSet, Settlement, Store,
     Timestamp,
@@ -81,12 +82,15 @@ impl Reservation {
 
     /// The service has answered. What remains is to be kept until the body has ended.
     #[must_use]
-    pub(super) fn answered<B>(mut self, response: &Response<B>) -> Self {
+    pub(super) fn answered<B: Body>(mut self, response: &Response<B>) -> Self {
         let Some(owed) = &mut self.0 else { return self };
         let names = owed.charged.names();
         let holds_places = owed.charged.rules().any(Rule::holds_places);
         let is_settled = !holds_places && names.iter().all(|name| Answer::is_of_head(name));
-        let answer = Answer::of(response, &names);
+        let mut answer = Answer::of(response, &names);
+        if response.body().is_end_stream() {
+            answer.end();
+        }
         owed.stage = Stage::Answered(answer);
         if holds_places {
             owed.lasting = response.extensions().get().cloned();

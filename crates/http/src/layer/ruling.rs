@@ -1,10 +1,10 @@
 //! What comes of a verdict: the request goes on, at once or after a while, or is answered here.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Response};
-use tidegate_core::{Exactness, RequestError, Source, Span, Timestamp, Verdict};
+use http::{HeaderMap, HeaderValue, Response, request::Parts};
+use tidegate_core::{Exactness, Source, Span, Timestamp, Verdict};
 
 use super::{denial::Denial, grpc, reservation::Reservation};
 use crate::{HeaderWriter, headers};
@@ -125,16 +125,16 @@ impl Terms {
     }
 
     /// What comes of a request that cannot be counted.
-    pub(super) fn refusal(error: &RequestError, call: Option<&HeaderValue>) -> Ruling {
+    pub(super) fn refusal(error: &dyn fmt::Display, call: Option<&HeaderValue>) -> Ruling {
         let response = answer(&Denial::malformed(error), call);
         Ruling::Deny(Box::new(response))
     }
 }
 
-/// The answer to a request, with these headers, for which a service has no room.
-pub(crate) fn busy(headers: &HeaderMap) -> Response<Bytes> {
+/// The answer to a request, with this head, for which a service has no room.
+pub(crate) fn busy(head: &Parts) -> Response<Bytes> {
     let denial = Denial::busy();
-    let mut response = answer(&denial, grpc::call(headers));
+    let mut response = answer(&denial, grpc::call(head));
     headers::put_retry_after(denial.retry_after, response.headers_mut());
     response
 }

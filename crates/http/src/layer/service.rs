@@ -93,15 +93,15 @@ where
 impl<G: Gate + 'static> LimiterLayer<G> {
     fn ask(&self, parts: &Parts) -> Known {
         let (gate, settings) = (&self.gate, &self.settings);
-        let call = grpc::call(&parts.headers);
+        let call = grpc::call(parts);
         let now = gate.now();
         let rules = gate.rules();
         let described = Described::new(parts, &settings.identity);
         warn_of_gaps(&described, &rules);
-        let found: Vec<(&str, _)> = rules
-            .entry_names()
-            .filter_map(|name| Some((name, described.entry(name)?)))
-            .collect();
+        let found = match described.entries(&rules) {
+            Ok(found) => found,
+            Err(unclear) => return Known::Ruled(Terms::refusal(&unclear, call)),
+        };
         let entries: Vec<(&str, &str)> = found
             .iter()
             .map(|(name, value)| (*name, &**value))
@@ -127,7 +127,7 @@ impl<G: Gate + 'static> LimiterLayer<G> {
                 }
             })
         });
-        known.unwrap_or_else(|error| Known::Ruled(Terms::refusal(&error, call)))
+        known.unwrap_or_else(|error: RequestError| Known::Ruled(Terms::refusal(&error, call)))
     }
 
     /// Asks where there is something to wait for.

@@ -53,7 +53,7 @@ where
         let Some(place) = self.layer.gauge.enter(class) else {
             return ShedFuture {
                 state: State::Shed {
-                    response: Some(Box::new(busy(&parts.headers))),
+                    response: Some(Box::new(busy(&parts))),
                 },
             };
         };

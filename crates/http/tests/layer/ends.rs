@@ -192,7 +192,7 @@ async fn a_place_comes_back_when_the_service_fails_or_nobody_waits_for_it() {
 }
 
 #[tokio::test]
-async fn a_place_comes_back_where_there_is_no_runtime_any_more() {
+async fn a_place_comes_back_from_a_thread_without_a_runtime() {
     let limiter = limiter(vec![places(1)]);
     let mut service = layered(&limiter, Answering(|_| Response::new(Frames::endless(&[]))));
     let answer = ask(&mut service, "/").await;
@@ -372,6 +372,31 @@ async fn grpc_says_how_a_call_has_ended_in_its_headers_or_trailers() {
     let mut service = layered(&limiter, Answering(answer));
     drop(ask(&mut service, "/").await);
     assert_eq!(left(&limiter).await, 7);
+}
+
+/// Who has read all of a stream and resets it before its trailers has used the service as much as who has not.
+#[tokio::test]
+async fn hanging_up_before_the_trailers_makes_nothing_uncounted() {
+    let limiter = limiter(vec![counting(fixed("served", "9/h"), "grpc-status", "0")]);
+    let answer = |_: &str| Response::new(Frames::endless(&["all", "of it"]));
+    let mut service = layered(&limiter, Answering(answer));
+    let mut body = ask(&mut service, "/").await.into_body();
+    for _ in 0..2 {
+        body.frame().await.unwrap().unwrap();
+    }
+    drop(body);
+    assert_eq!(left(&limiter).await, 8);
+    // What has ended without a status had none.
+    let mut service = layered(&limiter, Answering(|_| Response::new(Frames::of(&["all"]))));
+    let answer = ask(&mut service, "/").await;
+    answer.into_body().collect().await.unwrap();
+    assert_eq!(left(&limiter).await, 8);
+    let mut service = layered(
+        &limiter,
+        Answering(|_| Response::new(Empty::<Bytes>::new())),
+    );
+    drop(ask(&mut service, "/").await);
+    assert_eq!(left(&limiter).await, 8);
 }
 
 #[tokio::test]

@@ -1,18 +1,23 @@
 //! Denials in gRPC's words, read by tonic.
 
-use http::{HeaderValue, header::CONTENT_TYPE};
+use http::{HeaderValue, Method, header::CONTENT_TYPE};
 use tidegate_http::LimiterLayer;
 use tonic_types::StatusExt;
 use tower::Layer;
 
 use crate::{
     stores::Closed,
-    support::{Answer, Notes, fixed, get, limited, limiter_on, send},
+    support::{Answer, Notes, fixed, get, limited, limiter, limiter_on, send},
 };
 
 fn call() -> http::Request<()> {
+    claiming(Method::POST, "application/grpc+proto")
+}
+
+fn claiming(method: Method, content_type: &'static str) -> http::Request<()> {
     let mut request = get("/package.Service/Method");
-    let content_type = HeaderValue::from_static("application/grpc+proto");
+    *request.method_mut() = method;
+    let content_type = HeaderValue::from_static(content_type);
     request.headers_mut().insert(CONTENT_TYPE, content_type);
     request
 }
@@ -47,6 +52,40 @@ async fn a_spent_limit_is_exhausted_and_says_when_to_retry() {
     );
     assert_eq!(violation.quota_id, "100%:1/min");
     assert_eq!(denied.header("retry-after"), Some("60"));
+}
+
+/// The denial of a call is a 200, which caches and clients would take for an answer.
+#[tokio::test]
+async fn what_only_claims_to_be_a_call_is_denied_as_http_does() {
+    let (_, mut service) = limited(vec![fixed("none", "1/h")]);
+    assert_eq!(send(&mut service, call()).await.body, "served");
+    for (method, content_type, expected) in [
+        (Method::POST, "application/grpc", 200),
+        (Method::POST, "application/grpc;x=y", 200),
+        (Method::GET, "application/grpc", 429),
+        (Method::HEAD, "application/grpc+proto", 429),
+        (Method::POST, "application/grpc-web+proto", 429),
+        (Method::POST, "application/grpcs", 429),
+    ] {
+        let denied = send(&mut service, claiming(method.clone(), content_type)).await;
+        assert_eq!(denied.status, expected, "{method} {content_type}");
+    }
+}
+
+/// Clients retry by themselves, unless they are told not to.
+#[tokio::test]
+async fn what_never_fits_is_not_asked_again() {
+    let limiter = limiter(vec![fixed("all", "5/min")]);
+    let mut service = LimiterLayer::new(limiter)
+        .cost(tidegate_core::Cost::new(6).unwrap())
+        .layer(Notes::default());
+    let denied = send(&mut service, call()).await;
+    assert_eq!(status(&denied).code(), tonic::Code::ResourceExhausted);
+    assert_eq!(denied.header("grpc-retry-pushback-ms"), Some("-1"));
+    let (_, mut service) = limited(vec![fixed("all", "1/min")]);
+    send(&mut service, call()).await;
+    let denied = send(&mut service, call()).await;
+    assert_eq!(denied.header("grpc-retry-pushback-ms"), None);
 }
 
 #[tokio::test]

@@ -15,12 +15,54 @@ async fn every_route_has_its_rules_and_what_is_denied_never_arrives() {
         fixed("api", "2/h").when(on("/api/**")),
     ]);
     assert_eq!(statuses(&mut service, "/login", 3).await, [200, 429, 429]);
-    assert_eq!(statuses(&mut service, "/x/../login", 1).await, [429]);
+    assert_eq!(statuses(&mut service, "/%6Cogin", 1).await, [429]);
     assert_eq!(statuses(&mut service, "/api/a", 2).await, [200, 200]);
     assert_eq!(statuses(&mut service, "/api/b", 1).await, [429]);
     assert_eq!(statuses(&mut service, "/free", 2).await, [200, 200]);
     let came = ["/login", "/api/a", "/api/a", "/free", "/free"];
     assert_eq!(notes.paths(), came);
+}
+
+/// Rules would see another path than a router that does not resolve them, or than a service behind that does.
+#[tokio::test]
+async fn a_path_with_dots_is_refused_where_rules_look_at_paths() {
+    let dotted = ["/api/..", "/api/x/../../healthz", "/api/%2e%2E/healthz"];
+    let (notes, mut service) = limited(vec![fixed("api", "1/h").when(on("/api/**"))]);
+    for path in dotted {
+        let refused = send(&mut service, get(path)).await;
+        assert_eq!(refused.status, 400, "{path}");
+        assert!(
+            refused.body.contains("path: has segments"),
+            "{}",
+            refused.body
+        );
+    }
+    assert!(notes.paths().is_empty());
+    let (_, mut service) = limited(vec![fixed("all", "9/h")]);
+    for path in dotted {
+        assert_eq!(statuses(&mut service, path, 1).await, [200], "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_key_that_is_there_twice_is_refused() {
+    let rule = fixed("each", "1/h")
+        .keyed_by(&["header.x-api-key"])
+        .unwrap();
+    let (notes, mut service) = limited(vec![rule]);
+    for random in ["1", "2", "3"] {
+        let mut request = get("/");
+        for key in ["real", random] {
+            request
+                .headers_mut()
+                .append("x-api-key", key.parse().unwrap());
+        }
+        let refused = send(&mut service, request).await;
+        assert_eq!(refused.status, 400);
+        let named = "header.x-api-key: has several values";
+        assert!(refused.body.contains(named), "{}", refused.body);
+    }
+    assert!(notes.paths().is_empty());
 }
 
 #[tokio::test]

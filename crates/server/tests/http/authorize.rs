@@ -163,12 +163,34 @@ fn a_path_written_otherwise_is_the_same_path() {
     for (uri, status) in [
         ("/login", 200),
         ("/%6Cogin", 429),
-        ("/x/..//../login", 429),
-        ("/./login?a", 429),
+        ("/%6c%6Fgin?a", 429),
+        ("/x/..//../login", 400),
+        ("/./login?a", 400),
+        ("/api/%2e%2e/login", 400),
     ] {
         let headers = [LOGIN[0], ("x-original-uri", uri)];
         assert_eq!(door.authorize("", &headers).status, status, "{uri}");
     }
+}
+
+/// nginx takes a 400 for a mistake of its own configuration, and answers 500.
+#[test]
+fn what_is_unclear_is_refused_with_the_status_that_the_proxy_understands() {
+    let door = Door::open(RULES);
+    let dots = [LOGIN[0], ("x-original-uri", "/x/../login")];
+    let answer = door.authorize("?deny=403", &dots);
+    assert_eq!(answer.status, 403);
+    let detail = answer.json()["detail"].as_str().unwrap().to_owned();
+    assert!(detail.starts_with("path: "), "{detail}");
+    let twice = [
+        ("x-forwarded-uri", "/api/v1"),
+        ("x-customer", "acme"),
+        ("x-customer", "random"),
+    ];
+    let answer = door.authorize("", &twice);
+    assert_eq!(answer.status, 400);
+    let detail = answer.json()["detail"].as_str().unwrap().to_owned();
+    assert_eq!(detail, "customer: has several values; send one");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::{borrow::Cow, sync::Once};
 
 use hyper::{Request, StatusCode, body::Incoming};
 use tidegate_core::{Cost, Effect, RuleSet};
-use tidegate_http::{Forwarded, Gate as _, Proxy, Source};
+use tidegate_http::{Forwarded, Gate as _, Proxy, Source, Unclear};
 
 use super::{Asked, Problem, check::with_scratch, wire::Answer};
 use crate::metrics::Door;
@@ -12,7 +12,8 @@ use crate::metrics::Door;
 /// What the query of the URL that the proxy was given says.
 #[derive(Debug)]
 struct Options {
-    deny: StatusCode,
+    /// The status of every refusal.
+    deny: Option<StatusCode>,
     proxy: Proxy,
     /// How many more proxies are believed, instead of those of the configuration.
     hops: Option<usize>,
@@ -34,14 +35,23 @@ pub(super) async fn authorize(
         parts: &identity.parts,
         atlas: identity.atlas.as_deref(),
     };
-    let forwarded = Forwarded::read(request.headers(), source)
-        .map_err(|ambiguous| Problem::new(StatusCode::BAD_REQUEST, ambiguous.to_string()))?;
+    let unclear = |unclear: Unclear| {
+        let status = options.deny.unwrap_or(StatusCode::BAD_REQUEST);
+        Problem::new(status, unclear.to_string())
+    };
+    let forwarded = Forwarded::read(request.headers(), source).map_err(unclear)?;
     let rules = asked.limiter.rules();
     warn_of_gaps(&forwarded, &rules);
-    let named = rules
-        .entry_names()
-        .filter_map(|name| Some((name, forwarded.entry(name)?)));
-    let found: Vec<(&str, Cow<'_, str>)> = named.collect();
+    let named = rules.entry_names().filter_map(|name| {
+        Some(
+            forwarded
+                .entry(name)
+                .transpose()?
+                .map(|value| (name, value)),
+        )
+    });
+    let found: Result<Vec<(&str, Cow<'_, str>)>, Unclear> = named.collect();
+    let found = found.map_err(unclear)?;
     let entries: Vec<(&str, &str)> = found
         .iter()
         .map(|(name, value)| (*name, &**value))
@@ -57,7 +67,7 @@ pub(super) async fn authorize(
         let status = if verdict.allowed {
             StatusCode::OK
         } else {
-            options.deny
+            options.deny.unwrap_or(StatusCode::TOO_MANY_REQUESTS)
         };
         Ok(asked.verdict(status, &verdict, now))
     })
@@ -91,7 +101,7 @@ fn warn_of_gaps(forwarded: &Forwarded<'_>, rules: &RuleSet) {
 
 fn options(query: &str) -> Result<Options, Problem> {
     let mut options = Options {
-        deny: StatusCode::TOO_MANY_REQUESTS,
+        deny: None,
         proxy: Proxy::Unknown,
         hops: None,
     };
@@ -108,9 +118,9 @@ fn options(query: &str) -> Result<Options, Problem> {
                     .and_then(|code: u16| StatusCode::from_u16(code).ok());
                 let refuses =
                     status.filter(|status| status.is_client_error() || status.is_server_error());
-                options.deny = refuses.ok_or_else(|| {
+                options.deny = Some(refuses.ok_or_else(|| {
                     Problem::bad("deny", "must be a status from 400 to 599, such as 403")
-                })?;
+                })?);
             }
             "proxy" => {
                 options.proxy = Proxy::parse(value)

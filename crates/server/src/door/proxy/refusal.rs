@@ -12,6 +12,8 @@ pub(super) enum Refusal {
     Tunnel,
     /// The host is missing or makes no sense; with what is wrong.
     Host(&'static str),
+    /// The path has segments `.` or `..`, so that it is not clear which upstream it is for.
+    DotSegments,
     /// The path or the host is too long to choose an upstream by.
     Unroutable,
     /// No upstream is for this request.
@@ -38,7 +40,7 @@ impl Refusal {
     fn status(self) -> StatusCode {
         match self {
             Self::Tunnel => StatusCode::NOT_IMPLEMENTED,
-            Self::Host(_) | Self::BodyBroke => StatusCode::BAD_REQUEST,
+            Self::Host(_) | Self::DotSegments | Self::BodyBroke => StatusCode::BAD_REQUEST,
             Self::Unroutable => StatusCode::URI_TOO_LONG,
             Self::NoUpstream => StatusCode::NOT_FOUND,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
@@ -53,6 +55,7 @@ impl Refusal {
         let detail = match self {
             Self::Tunnel => "tunnels are not made here; ask for the resource itself",
             Self::Host(problem) => problem,
+            Self::DotSegments => "the path has segments `.` or `..`; send it with these resolved",
             Self::Unroutable => "the path or the host is too long",
             Self::NoUpstream => "there is nothing here for this host and path",
             Self::TooLarge(most) => {
@@ -74,6 +77,7 @@ impl Refusal {
         match self {
             Self::Tunnel => "tunnel",
             Self::Host(_) => "host",
+            Self::DotSegments => "dot_segments",
             Self::Unroutable => "unroutable",
             Self::NoUpstream => "no_upstream",
             Self::TooLarge(_) => "too_large",

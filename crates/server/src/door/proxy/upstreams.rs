@@ -76,6 +76,7 @@ impl Upstreams {
             return Ok(first);
         }
         let path = tidegate_http::normal_path(head.uri.path());
+        let path = path.map_err(|_| Refusal::DotSegments)?;
         let host = head.headers.get(HOST).map(|host| host.as_bytes());
         let host = tidegate_http::bare_host(&String::from_utf8_lossy(host.unwrap_or_default()));
         let entries = [
