@@ -7,7 +7,8 @@ use std::{
 };
 
 use tidegate_core::{
-    Charge, Effect, Question, Request, RequestError, RuleSet, Scratch, Store, Verdict,
+    Algorithm, Charge, Effect, Limit, Question, Reason, Request, RequestError, RuleSet, Scratch,
+    Span, Store, Timestamp, Verdict,
 };
 use tokio::runtime::Handle;
 
@@ -29,12 +30,13 @@ pub(super) enum Asked<'v> {
     },
 }
 
-/// Charges `request`, if nothing has to be waited for.
+/// Charges `request`, which can be held back for no longer than `longest`, if nothing has to be waited for.
 pub(super) fn charge_now<'a, G: Gate + 'static>(
     gate: &Arc<G>,
     rules: &'a Arc<RuleSet>,
     scratch: &'a mut Scratch,
     request: &Request<'_>,
+    longest: Span,
 ) -> Result<Asked<'a>, RequestError> {
     let now = gate.now();
     let mut charges = rules.charges(request, now, scratch)?;
@@ -45,6 +47,19 @@ pub(super) fn charge_now<'a, G: Gate + 'static>(
     let mut outcomes = Vec::new();
     if stretch_now(gate.store(), rules, &mut charges, now).is_none() {
         return Ok(Asked::Open { reserves });
+    }
+    if may_wait_for_longer(&charges, longest) {
+        let mut peeked = charges.clone();
+        let mut peek = peek(&mut peeked, now);
+        let Some(decided) = gate.store().decide_now(&mut peek, &mut outcomes) else {
+            return Ok(Asked::Open { reserves });
+        };
+        let foretold = decided.verdict(&peeked, &outcomes);
+        if is_final(&foretold, longest) {
+            let foretold = foretold.waiting_at_most(longest);
+            return Ok(Asked::Decided(foretold, Reservation::default()));
+        }
+        outcomes.clear();
     }
     let mut question = Question {
         charges: &mut charges,
@@ -62,18 +77,17 @@ pub(super) fn charge_now<'a, G: Gate + 'static>(
         return Ok(Asked::Open { reserves });
     };
     let reserved = reserved(gate, rules, &charges, receipt);
-    Ok(Asked::Decided(
-        decided.verdict(&charges, &outcomes),
-        reserved,
-    ))
+    let verdict = decided.verdict(&charges, &outcomes);
+    Ok(Asked::Decided(verdict.waiting_at_most(longest), reserved))
 }
 
-/// Charges `request`, and waits if need be.
+/// Charges `request`, which can be held back for no longer than `longest`, and waits if need be.
 pub(super) async fn charge<'a, G: Gate + 'static>(
     gate: &Arc<G>,
     rules: &'a Arc<RuleSet>,
     scratch: &'a mut Scratch,
     request: &Request<'_>,
+    longest: Span,
 ) -> Result<Decided<'a>, RequestError> {
     let now = gate.now();
     let mut charges = rules.charges(request, now, scratch)?;
@@ -83,6 +97,17 @@ pub(super) async fn charge<'a, G: Gate + 'static>(
     let reserves = rules.wants_receipt(&charges);
     let mut outcomes = Vec::new();
     stretch(gate.store(), rules, &mut charges, now).await;
+    if may_wait_for_longer(&charges, longest) {
+        let mut peeked = charges.clone();
+        let peek = peek(&mut peeked, now);
+        let decided = gate.store().decide(peek, &mut outcomes).await;
+        let foretold = decided.verdict(&peeked, &outcomes);
+        if is_final(&foretold, longest) {
+            let foretold = foretold.waiting_at_most(longest);
+            return Ok((foretold, Reservation::default()));
+        }
+        outcomes.clear();
+    }
     let mut question = Question {
         charges: &mut charges,
         now,
@@ -95,7 +120,39 @@ pub(super) async fn charge<'a, G: Gate + 'static>(
         (gate.store().decide(question, &mut outcomes).await, None)
     };
     let reserved = reserved(gate, rules, &charges, receipt);
-    Ok((decided.verdict(&charges, &outcomes), reserved))
+    let verdict = decided.verdict(&charges, &outcomes);
+    Ok((verdict.waiting_at_most(longest), reserved))
+}
+
+/// Whether one of the queues among `charges` may have requests wait for longer than `longest`.
+///
+/// Such a one is asked before it is charged. What is charged and then denied leaves the line only if nobody has come behind
+/// it, so that the line would fill with requests that are gone; now those only stay that others overtook between question and charge.
+fn may_wait_for_longer(charges: &[Charge<'_>], longest: Span) -> bool {
+    let may = |limit: &Limit| {
+        let queues = matches!(
+            limit.algorithm(),
+            Algorithm::LeakyBucket { queue: true, .. }
+        );
+        queues && limit.window() > longest
+    };
+    let enforced = |charge: &&Charge<'_>| !charge.limits.shadow();
+    let mut enforced = charges.iter().filter(enforced);
+    enforced.any(|charge| charge.limits.iter().any(may))
+}
+
+fn peek<'q, 'c>(charges: &'q mut Vec<Charge<'c>>, now: Timestamp) -> Question<'q, 'c> {
+    Question {
+        charges,
+        now,
+        effect: Effect::Peek,
+        within: None,
+    }
+}
+
+/// Whether a request of which this is foretold is not to be charged: it would wait for too long, or the store cannot decide.
+fn is_final(foretold: &Verdict<'_>, longest: Span) -> bool {
+    foretold.delay > longest || foretold.reason == Some(Reason::Store)
 }
 
 fn reserved<G: Gate + 'static>(

@@ -63,24 +63,6 @@ impl<'v> Denial<'v> {
         }
     }
 
-    /// A request that would have had to wait for `delay`, which is longer than it may.
-    pub(super) fn of_wait(verdict: &'v Verdict<'_>, delay: Span, longest: Span) -> Self {
-        let rule = verdict.rule.unwrap_or_default();
-        let queues = verdict.lines.iter().filter(|line| !line.shadow);
-        let queues = queues.filter(|line| line.outcome.delay > longest);
-        Self {
-            cause: Cause::Spent,
-            detail: format!(
-                "the queue of \"{rule}\" is {} long, and no request waits for more than {longest}",
-                readable(delay)
-            ),
-            violated: queues.take(MAX_SHOWN).map(violated).collect(),
-            retry_after: Some(Span::from_micros(
-                delay.as_micros().saturating_sub(longest.as_micros()),
-            )),
-        }
-    }
-
     /// A request for which the service has no room now, and perhaps has the next moment.
     pub(super) fn busy() -> Self {
         let again = Span::from_secs(1);

@@ -102,24 +102,15 @@ impl Terms {
     ) -> Ruling {
         let mut headers = HeaderMap::new();
         self.headers.clone().write(verdict, now, &mut headers);
-        let denial = match verdict.delay {
-            _ if !verdict.allowed => Denial::of(verdict),
-            delay if delay > self.longest_wait => {
-                Denial::of_wait(verdict, delay, self.longest_wait)
-            }
-            delay => {
-                return Ruling::Pass(Pass {
-                    passed: self.tells_inner.then(|| Passed::of(verdict)),
-                    delay: Duration::from_micros(delay.as_micros()),
-                    headers,
-                    reservation,
-                });
-            }
-        };
         if verdict.allowed {
-            headers::put_retry_after(denial.retry_after, &mut headers);
+            return Ruling::Pass(Pass {
+                passed: self.tells_inner.then(|| Passed::of(verdict)),
+                delay: Duration::from_micros(verdict.delay.as_micros()),
+                headers,
+                reservation,
+            });
         }
-        let mut response = answer(&denial, call);
+        let mut response = answer(&Denial::of(verdict), call);
         response.headers_mut().extend(headers);
         Ruling::Deny(Box::new(response))
     }

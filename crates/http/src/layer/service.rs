@@ -109,7 +109,8 @@ impl<G: Gate + 'static> LimiterLayer<G> {
         let cost = settings.cost.of(parts);
         let known = SCRATCH.with_borrow_mut(|scratch| {
             let described = tidegate_core::Request::new(&entries, cost)?;
-            let asked = asking::charge_now(gate, &rules, scratch, &described)?;
+            let longest = settings.terms.longest_wait;
+            let asked = asking::charge_now(gate, &rules, scratch, &described, longest)?;
             Ok(match asked {
                 Asked::Decided(verdict, reservation) => {
                     gate.observe(&verdict);
@@ -142,10 +143,11 @@ impl<G: Gate + 'static> LimiterLayer<G> {
                 .collect();
             let described = tidegate_core::Request::new(&entries, asked.cost)?;
             let mut scratch = Scratch::default();
-            let charged = asking::charge(gate, &asked.rules, &mut scratch, &described);
+            let terms = &self.settings.terms;
+            let longest = terms.longest_wait;
+            let charged = asking::charge(gate, &asked.rules, &mut scratch, &described, longest);
             let (verdict, reservation) = charged.await?;
             gate.observe(&verdict);
-            let terms = &self.settings.terms;
             Ok(terms.ruling((&verdict, reservation), now, call))
         }
         .await;
