@@ -171,7 +171,7 @@ impl Numbers {
             period: window,
         };
         let buckets = u32::from(self.buckets);
-        match self.kind % 12 {
+        match self.kind % 13 {
             0 => Algorithm::Gcra { rate, burst: count },
             1 => Algorithm::TokenBucket {
                 capacity: count,
@@ -214,13 +214,17 @@ impl Numbers {
                 window,
                 counting: Counting::Weighted,
             },
+            10 => Algorithm::Concurrency {
+                limit: count,
+                lease: window,
+            },
             kind => Algorithm::SlidingWindowCounter {
                 limit: count,
                 // A whole multiple, as it has to be.
                 window: Span::from_micros(window.as_micros().saturating_mul(self.buckets.into())),
                 counting: Counting::Buckets {
                     buckets,
-                    strict: kind == 10,
+                    strict: kind == 11,
                 },
             },
         }
