@@ -12,8 +12,10 @@ use tidegate_core::Timestamp;
 
 /// Tells the time: monotonic, anchored to the wall clock when it was made.
 ///
-/// A step of the wall clock while the server runs changes nothing here: windows on the clock follow the
-/// wall as it was at the start. Cloning is cheap, and clones tell the same time.
+/// A step of the wall clock while the program runs changes nothing here: calendar windows and schedules follow the
+/// wall as it was at the start, and are off by the step until the program is started anew. So are they by the time for
+/// which a machine was suspended, which the monotonic clock of Linux does not count. Limits only measure what has passed, and do not
+/// mind either. Cloning is cheap, and clones tell the same time.
 ///
 /// It counts the processor's own ticks, because reading anything else takes longer than a decision. Their rate is only
 /// known to some millionths, which come to minutes in months, so [`Self::follow`] holds them to the system's
