@@ -1,17 +1,29 @@
 //! Upstreams that speak HTTP/2: the gRPC door of this very server, asked through the proxy.
 
-use std::{net::TcpListener, sync::Arc};
+use std::{
+    convert::Infallible,
+    net::{SocketAddr, TcpListener},
+    sync::Arc,
+};
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full};
-use hyper::{Request, client::conn::http2};
+use futures_util::stream::unfold;
+use http::HeaderMap;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::{
+    Request, Response,
+    body::{Frame, Incoming},
+    client::conn::http2,
+    server,
+    service::service_fn,
+};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tidegate_server::{
     config::Grpc,
     door::grpc::{self, Http2, Served},
     net::Bounds,
 };
-use tokio::net::TcpStream;
+use tokio::{net::TcpStream, sync::mpsc::unbounded_channel};
 
 use crate::{door::Door, upstream::Upstream};
 
@@ -125,4 +137,62 @@ fn an_upstream_that_speaks_http1_only_is_502() {
         upstream.url()
     ));
     assert_eq!(door.get("/").status, 502);
+}
+
+/// An upstream that echoes what it is sent, as it comes, and ends as gRPC does.
+async fn echo() -> SocketAddr {
+    let socket = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = socket.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = socket.accept().await {
+            let answering = service_fn(|request: Request<Incoming>| async {
+                let trailers =
+                    HeaderMap::from_iter([("grpc-status".parse().unwrap(), "0".parse().unwrap())]);
+                let body = request
+                    .into_body()
+                    .with_trailers(async { Some(Ok(trailers)) });
+                Ok::<_, Infallible>(Response::new(body))
+            });
+            let serving = server::conn::http2::Builder::new(TokioExecutor::new());
+            tokio::spawn(serving.serve_connection(TokioIo::new(stream), answering));
+        }
+    });
+    address
+}
+
+/// Each message is answered before the next is sent, as in a call that streams both ways.
+#[tokio::test]
+async fn a_stream_both_ways_passes_message_by_message() {
+    let door = Door::open(&format!(
+        "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: echo, http2: true, urls: 'http://{}'}}]}}\n",
+        echo().await
+    ));
+    let stream = TcpStream::connect(door.listener.local_addr())
+        .await
+        .unwrap();
+    let handshake = http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
+    let (mut client, connection) = handshake.await.unwrap();
+    tokio::spawn(connection);
+    let (messages, sent) = unbounded_channel::<Bytes>();
+    let sending = unfold(sent, |mut sent| async {
+        let message = sent.recv().await?;
+        Some((Ok::<_, Infallible>(Frame::data(message)), sent))
+    });
+    let request = Request::post("http://localhost/echo.Echo/Both")
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        .body(StreamBody::new(Box::pin(sending)))
+        .unwrap();
+    let mut answer = client.send_request(request).await.unwrap();
+    assert_eq!(answer.status(), 200);
+    for number in 0..100_u8 {
+        let message = Bytes::from(vec![0, 0, 0, 0, 1, number]);
+        messages.send(message.clone()).unwrap();
+        let frame = answer.frame().await.unwrap().unwrap();
+        assert_eq!(frame.into_data().unwrap(), message);
+    }
+    drop(messages);
+    let trailers = answer.frame().await.unwrap().unwrap();
+    assert_eq!(trailers.into_trailers().unwrap()["grpc-status"], "0");
+    assert!(answer.frame().await.is_none());
 }
