@@ -56,6 +56,10 @@ fn every_request_is_a_line_without_secrets() {
         "user_agent": "curl/8 \"x\"",
     });
     assert_eq!(parsed(&lines[0]), expected);
+    // Nothing is all of an answer without a body.
+    client.ask("HEAD", "/a/b", &[], b"");
+    let lines = self::lines(&door, &path, 2);
+    assert_eq!(parsed(&lines[1])["complete"], json!(true));
 }
 
 #[test]

@@ -22,8 +22,8 @@ use std::{
 pub(super) use self::entry::{AskedOf, Logged, Logging};
 use crate::config;
 
-/// The most lines that wait to be written.
-const MAX_WAITING: usize = 65_536;
+/// The most lines that wait to be written; each is some 5 KiB at most.
+const MAX_WAITING: usize = 16_384;
 
 /// How long the end waits for what is still to be written.
 const FINISH_WITHIN: Duration = Duration::from_secs(2);

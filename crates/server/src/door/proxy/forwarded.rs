@@ -10,20 +10,23 @@ use http::{
     header::{FORWARDED, HOST},
 };
 
-use super::hop::has_some;
 use crate::config::ForwardedHeaders;
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 
-/// What else proxies say of clients, and clients must not say of themselves.
-const ALSO_REMOVED: [HeaderName; 5] = [
-    HeaderName::from_static("x-forwarded-port"),
-    HeaderName::from_static("x-forwarded-server"),
-    HeaderName::from_static("x-forwarded-prefix"),
-    HeaderName::from_static("x-forwarded-by"),
-    HeaderName::from_static("x-real-ip"),
+/// What proxies say of clients and clients must not say of themselves begins so,
+const FORWARDED_BY_PROXIES: &str = "x-forwarded-";
+
+/// or is one of these.
+const SAID_BY_PROXIES: [&str; 6] = [
+    "x-real-ip",
+    "x-client-ip",
+    "true-client-ip",
+    "cf-connecting-ip",
+    "x-original-url",
+    "x-rewrite-url",
 ];
 
 /// What is written about the client of one connection.
@@ -63,10 +66,8 @@ impl Forwarding {
 
     /// Writes down the client of a request that has one `Host`.
     pub(super) fn write(&self, headers: &mut HeaderMap) {
-        if !self.is_believed && has_some(headers, &ALSO_REMOVED) {
-            for name in &ALSO_REMOVED {
-                headers.remove(name);
-            }
+        if !self.is_believed {
+            remove_claims(headers);
         }
         let (x_forwarded, forwarded) = match self.headers {
             ForwardedHeaders::XForwarded => (true, false),
@@ -148,6 +149,31 @@ impl Forwarding {
     }
 }
 
+/// Removes what only proxies may say.
+fn remove_claims(headers: &mut HeaderMap) {
+    let claims: Vec<HeaderName> = headers
+        .keys()
+        .filter(|name| is_claim(name.as_str()))
+        .cloned()
+        .collect();
+    for name in claims {
+        headers.remove(name);
+    }
+}
+
+/// Whether only proxies may say it. Many applications take `_` in a name for `-`.
+fn is_claim(name: &str) -> bool {
+    let is = |written: &str| {
+        written.len() <= name.len()
+            && written
+                .bytes()
+                .zip(name.bytes())
+                .all(|(a, b)| a == b || a == b'-' && b == b'_')
+    };
+    let is_whole = |written: &&str| written.len() == name.len() && is(written);
+    is(FORWARDED_BY_PROXIES) || SAID_BY_PROXIES.iter().any(is_whole)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -199,6 +225,26 @@ mod tests {
             "for=203.0.113.9;proto=http;host=\"h.example:8000\"",
         )]);
         assert_eq!(written(&forwarding, &CLAIMS), expected);
+    }
+
+    #[test]
+    fn what_only_proxies_say_is_removed_however_it_is_written() {
+        let removed = [
+            ("x-forwarded-client-cert", "Subject=admin"),
+            ("x-forwarded-user", "admin"),
+            ("x_forwarded_for", "6.6.6.6"),
+            ("x-forwarded_proto", "https"),
+            ("true-client-ip", "6.6.6.6"),
+            ("cf_connecting_ip", "6.6.6.6"),
+        ];
+        let kept = [("x-forward", "1"), ("true-client-ip-seen", "1")];
+        let mut headers = HeaderMap::new();
+        for (name, value) in removed.iter().chain(&kept) {
+            headers.append(*name, value.parse().unwrap());
+        }
+        remove_claims(&mut headers);
+        assert_eq!(headers.len(), kept.len());
+        assert!(kept.iter().all(|(name, _)| headers.contains_key(*name)));
     }
 
     #[test]

@@ -33,10 +33,27 @@ pub(super) fn settle(head: &mut Parts) -> Result<(), Refusal> {
         head.uri = Uri::from(path.unwrap_or_else(|| PathAndQuery::from_static("/")));
     }
     match head.headers.get(HOST) {
-        Some(host) if !host.is_empty() => {}
+        Some(host) if !host.is_empty() => {
+            let host = Authority::try_from(host.as_bytes());
+            if !host.is_ok_and(|host| !host.as_str().contains('@')) {
+                return Err(Refusal::Host("the host makes no sense"));
+            }
+        }
         _ => return Err(Refusal::Host("there is no `Host`")),
     }
+    begin_with_path(&mut head.uri)?;
     join_cookies(&mut head.headers);
+    Ok(())
+}
+
+/// Rules see `/` where a target has no path, and so shall the upstream.
+fn begin_with_path(uri: &mut Uri) -> Result<(), Refusal> {
+    if let Some(target) = uri.path_and_query()
+        && target.as_str().starts_with('?')
+    {
+        let whole = PathAndQuery::try_from(format!("/{target}"));
+        *uri = Uri::from(whole.map_err(|_| Refusal::Host("the target makes no sense"))?);
+    }
     Ok(())
 }
 

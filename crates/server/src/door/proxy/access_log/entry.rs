@@ -53,6 +53,7 @@ impl<S, B> Service<Request<Incoming>> for Logged<S>
 where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>,
     S::Future: 'static,
+    B: Body,
 {
     type Response = Response<LoggedBody<B>>;
     type Error = Infallible;
@@ -68,6 +69,8 @@ where
         Box::pin(async move {
             let mut answer = answering.await?;
             entry.line.status = Some(answer.status().as_u16());
+            // Who asks a body that is empty from the start for nothing.
+            entry.line.complete = answer.body().is_end_stream();
             let asked = answer.extensions_mut().remove();
             entry.line.upstream = asked.map(|AskedOf(name)| name);
             Ok(answer.map(|body| LoggedBody { body, entry }))
@@ -147,7 +150,7 @@ struct Line {
 impl Entry {
     fn new(logging: &Arc<Logging>, request: &Request<Incoming>) -> Self {
         let (uri, headers) = (request.uri(), request.headers());
-        let host = uri.host().map(Box::from);
+        let host = uri.host().map(cut);
         let query = uri.query().filter(|_| logging.log.query);
         Self {
             began: logging.limiter.now(),

@@ -21,8 +21,8 @@ use crate::net::{Bounds, LiveStream, Local};
 /// The most requests at once on one connection.
 const MAX_STREAMS: u32 = 128;
 
-/// The most bytes that wait on a connection to be sent.
-const MAX_SEND_BYTES: usize = 256 << 10;
+/// The most bytes of one answer that wait to be sent: of all answers on a connection, 2 MiB.
+const MAX_SEND_BYTES: usize = 16 << 10;
 
 /// The octets that a client may send before it waits: for one request, and for all of a connection.
 const STREAM_WINDOW: u32 = 256 << 10;
