@@ -84,10 +84,20 @@ pub fn load(path: &Path) -> Result<Config, LoadError> {
         )));
     }
     let text = fs::read_to_string(path).map_err(unreadable)?;
-    Config::parse(&text).map_err(|mistakes| LoadError::Mistaken {
+    let mistaken = |mistakes| LoadError::Mistaken {
         path: path.to_owned(),
         mistakes,
-    })
+    };
+    // Whoever empties a file and then writes it is not to be without limits in between.
+    if text.trim().is_empty() {
+        let message = "the file is empty; to limit nothing, write `rules: []`".to_owned();
+        return Err(mistaken(vec![Mistake {
+            path: String::new(),
+            line: None,
+            message,
+        }]));
+    }
+    Config::parse(&text).map_err(mistaken)
 }
 
 /// Reads the rules file again when asked, or when it has changed.

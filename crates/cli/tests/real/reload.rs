@@ -55,6 +55,16 @@ fn the_admin_door_reloads() {
     assert_eq!(remaining(&server), 5, "1 was spent of 5, and now 2 of 7");
 }
 
+/// Some empty a file before they write it.
+#[test]
+fn an_empty_file_takes_no_limit_away() {
+    let mut server = Server::start(&rules(5));
+    assert_eq!(remaining(&server), 4);
+    fs::write(server.rules_file(), "\n").unwrap();
+    server.wait_for(&["kept the old rules"]);
+    assert_eq!(remaining(&server), 3);
+}
+
 #[test]
 fn a_bad_file_changes_nothing_and_is_seen_everywhere() {
     let mut server = Server::start(&rules(5));
