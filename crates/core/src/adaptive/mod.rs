@@ -93,10 +93,10 @@ pub enum Ended {
 ///
 /// let mut limit = Adaptive::new(AdaptiveSettings::default()).unwrap();
 /// assert_eq!(limit.limit(), 20);
-/// // Twenty at once, each served in 5 ms as ever: there is room for more.
+/// // As many at once as may be, each served in 5 ms as ever: there is room for more.
 /// for request in 0..2_000 {
 ///     let now = Timestamp::from_micros(request * 1_000);
-///     limit.learn(now, 20, Ended::Served(Span::from_millis(5)));
+///     limit.learn(now, limit.limit(), Ended::Served(Span::from_millis(5)));
 /// }
 /// assert!(limit.limit() > 20);
 /// ```
