@@ -3,6 +3,7 @@
 mod http1;
 mod http2;
 mod introduced;
+mod taken;
 mod version;
 
 use std::{convert::Infallible, sync::Arc};

@@ -15,8 +15,11 @@ use tokio::{
 };
 use tower_service::Service;
 
-use super::Client;
-use crate::net::{Bounds, LiveStream, Local};
+use super::{
+    Client,
+    taken::{Streams, Taken},
+};
+use crate::net::{Bounds, LiveStream};
 
 /// The most requests at once on one connection.
 const MAX_STREAMS: u32 = 128;
@@ -57,14 +60,14 @@ impl Client {
             let underway = Underway::new(&asked);
             let answering = service.clone().call(request);
             async move {
-                let answer = answering.await;
+                let answer = answering.await.map(|answer| answer.map(Taken::new));
                 // A body that is underway when the connection counts as idle is sent to its end all the same.
                 drop(underway);
                 answer
             }
         });
         let max_head = u32::try_from(self.settings.max_head).unwrap_or(u32::MAX);
-        let serving = http2::Builder::new(Local)
+        let serving = http2::Builder::new(Streams(times.idle))
             .timer(TokioTimer::new())
             .max_concurrent_streams(MAX_STREAMS)
             .max_header_list_size(max_head)
