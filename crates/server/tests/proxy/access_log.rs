@@ -51,7 +51,7 @@ fn every_request_is_a_line_without_secrets() {
     let lines = lines(&door, &path, 1);
     assert!(!lines[0].contains("secret"), "{lines:?}");
     let expected = json!({
-        "time": "2023-11-14T22:14:00.000000Z", "client": "127.0.0.1", "method": "GET", "host": parsed(&lines[0])["host"],
+        "time": "2023-11-14T22:14:00.000000Z", "client": "127.0.0.1", "method": "GET", "host": "localhost",
         "path": "/a/b", "version": "HTTP/1.1", "status": 200, "bytes": 2, "complete": true, "upstream": "app",
         "user_agent": "curl/8 \"x\"",
     });

@@ -177,6 +177,65 @@ async fn who_begins_http2_and_goes_silent_is_cut_off() {
     }
 }
 
+/// Whoever gives no window answers pings all the same, so it is the stream that is timed.
+#[tokio::test]
+async fn an_answer_that_its_client_does_not_take_is_given_up() {
+    let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
+    let door = Door::open(&format!(
+        "proxy: {{listen: '127.0.0.1:0', timeouts: {{idle: 200ms}}, upstreams: [{{name: app, max_connections: 1, urls: '{}'}}]}}\n",
+        upstream.url()
+    ));
+    let stream = TcpStream::connect(door.listener.local_addr()).await;
+    let (mut client, connection) = http2::Builder::new(TokioExecutor::new())
+        .initial_stream_window_size(0)
+        .handshake(TokioIo::new(stream.unwrap()))
+        .await
+        .unwrap();
+    tokio::spawn(connection);
+    let request = get("/").body(Full::<Bytes>::default()).unwrap();
+    let answer = client.send_request(request).await.unwrap();
+    assert_eq!(answer.status(), 200);
+    let body = answer.into_body().collect();
+    let body = tokio::time::timeout(Duration::from_secs(20), body).await;
+    assert!(body.unwrap().is_err(), "none of it could come");
+    // The only connection that the upstream may have is free, and the client's goes on.
+    let mut other = in_the_clear(&door).await;
+    let request = get("/").body(Full::default()).unwrap();
+    assert_eq!(ask(&mut other, request).await.2, "ok");
+    let request = get("/").body(Full::default()).unwrap();
+    assert_eq!(client.send_request(request).await.unwrap().status(), 200);
+}
+
+#[tokio::test]
+async fn header_lines_are_counted_and_a_length_is_one_number() {
+    let upstream = Upstream::ok();
+    let door = Door::with(upstream.url(), "max_headers: 20");
+    let mut client = in_the_clear(&door).await;
+    let with_lines = |count: usize| {
+        let request = (0..count).fold(get("/"), |request, at| {
+            request.header(format!("a{at}"), "b")
+        });
+        request.body(Full::default()).unwrap()
+    };
+    assert_eq!(ask(&mut client, with_lines(20)).await.0, 200);
+    let (status, headers, body) = ask(&mut client, with_lines(21)).await;
+    assert_eq!(
+        (status, &headers["content-type"]),
+        (431, &"application/problem+json".parse().unwrap())
+    );
+    assert!(
+        body.contains("the header lines are over the maximum of 20"),
+        "{body}"
+    );
+    let twice = get("/")
+        .method("POST")
+        .header("content-length", "2")
+        .header("content-length", "2");
+    let (status, _, body) = ask(&mut client, twice.body(Full::from("hi")).unwrap()).await;
+    assert_eq!(status, 400, "{body}");
+    assert_eq!(upstream.heads().len(), 1);
+}
+
 /// Whether the door ends `stream`, with a close or a reset. Patience is counted in turns: a process that the machine lets stand
 /// still, door and all, has lost one of them, and not all of its time.
 async fn is_ended(stream: &mut TcpStream) -> bool {

@@ -126,12 +126,13 @@ impl Way {
         let protocol = hop::upgrade(request.headers());
         let client = protocol.is_some().then(|| hyper::upgrade::on(&mut request));
         let (mut head, body) = request.into_parts();
-        target::settle(&mut head)?;
         let passing = Passing {
             current: self.live.now(),
             worker: self.worker,
         };
         let settings = &passing.current.settings;
+        target::check(&head.headers, settings.max_headers)?;
+        target::settle(&mut head)?;
         let upstream = Arc::clone(passing.current.upstreams.choose(&head)?);
         let most = settings.max_body.unwrap_or(u64::MAX);
         if body_length(&head).is_some_and(|length| length > most) {
@@ -241,8 +242,11 @@ impl Passing {
         progress: &Progress,
     ) -> Result<(Response<Source>, Lease), Refusal> {
         let times = &self.current.settings.timeouts;
-        let (mut tried, mut refusal) = (0, Refusal::Unreachable);
+        let (mut tried, mut refusal, mut is_again) = (0, Refusal::Unreachable, false);
         while let Some((at, address)) = upstream.least_loaded(turn, tried) {
+            if std::mem::replace(&mut is_again, true) {
+                upstream.tally.count_retry(self.worker);
+            }
             let load = address.enter();
             let kept = address.take(self.worker, times);
             let is_kept = kept.is_some();
@@ -268,8 +272,8 @@ impl Passing {
             // Of a kept connection it was to be expected; a new one that takes nothing is no address to ask.
             if !is_kept {
                 (tried, refusal) = (tried | 1 << at, Refusal::BadAnswer);
+                note_failure(address, refusal);
             }
-            upstream.tally.count_retry(self.worker);
         }
         Err(refusal)
     }

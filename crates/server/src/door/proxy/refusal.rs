@@ -12,6 +12,10 @@ pub(super) enum Refusal {
     Tunnel,
     /// The host is missing or makes no sense; with what is wrong.
     Host(&'static str),
+    /// It is not clear where the body ends, or what it is; with what is wrong.
+    Framing(&'static str),
+    /// There are more than so many header lines.
+    TooManyHeaders(usize),
     /// The path has segments `.` or `..`, so that it is not clear which upstream it is for.
     DotSegments,
     /// The path or the host is too long to choose an upstream by.
@@ -40,7 +44,10 @@ impl Refusal {
     fn status(self) -> StatusCode {
         match self {
             Self::Tunnel => StatusCode::NOT_IMPLEMENTED,
-            Self::Host(_) | Self::DotSegments | Self::BodyBroke => StatusCode::BAD_REQUEST,
+            Self::Host(_) | Self::Framing(_) | Self::DotSegments | Self::BodyBroke => {
+                StatusCode::BAD_REQUEST
+            }
+            Self::TooManyHeaders(_) => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Self::Unroutable => StatusCode::URI_TOO_LONG,
             Self::NoUpstream => StatusCode::NOT_FOUND,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
@@ -54,7 +61,10 @@ impl Refusal {
     fn detail(self) -> String {
         let detail = match self {
             Self::Tunnel => "tunnels are not made here; ask for the resource itself",
-            Self::Host(problem) => problem,
+            Self::Host(problem) | Self::Framing(problem) => problem,
+            Self::TooManyHeaders(most) => {
+                return format!("the header lines are over the maximum of {most}");
+            }
             Self::DotSegments => "the path has segments `.` or `..`; send it with these resolved",
             Self::Unroutable => "the path or the host is too long",
             Self::NoUpstream => "there is nothing here for this host and path",
@@ -77,6 +87,8 @@ impl Refusal {
         match self {
             Self::Tunnel => "tunnel",
             Self::Host(_) => "host",
+            Self::Framing(_) => "framing",
+            Self::TooManyHeaders(_) => "too_many_headers",
             Self::DotSegments => "dot_segments",
             Self::Unroutable => "unroutable",
             Self::NoUpstream => "no_upstream",

@@ -2,12 +2,40 @@
 
 use http::{
     HeaderMap, HeaderValue, Method, Uri, Version,
-    header::{CONNECTION, COOKIE, HOST},
+    header::{CONNECTION, CONTENT_LENGTH, COOKIE, HOST, TRANSFER_ENCODING},
     request::Parts,
     uri::{Authority, PathAndQuery, Scheme},
 };
 
 use super::refusal::Refusal;
+
+/// Refuses what can be understood in several ways, and what is too much for HTTP/1.1.
+///
+/// # Errors
+///
+/// More lines than `most`, which HTTP/2 does not count; an encoding of the body that nobody here undoes; a length that is no number.
+pub(super) fn check(headers: &HeaderMap, most: usize) -> Result<(), Refusal> {
+    if headers.len() > most {
+        return Err(Refusal::TooManyHeaders(most));
+    }
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    let is_chunked = codings
+        .next()
+        .is_none_or(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked"));
+    if !is_chunked || codings.next().is_some() {
+        return Err(Refusal::Framing(
+            "the body has an encoding other than `chunked`",
+        ));
+    }
+    let is_number = |length: &HeaderValue| {
+        !length.is_empty() && length.as_bytes().iter().all(u8::is_ascii_digit)
+    };
+    let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
+    if !lengths.next().is_none_or(is_number) || lengths.next().is_some() {
+        return Err(Refusal::Framing("the length of the body is not one number"));
+    }
+    Ok(())
+}
 
 /// Leaves the path and the query in the target, and the host in `Host`.
 ///

@@ -29,7 +29,7 @@ impl Framing {
         if body.is_end_stream() {
             return Self::Nothing;
         }
-        // A client that gives a length twice has been refused.
+        // A length that is not one number has been refused.
         headers
             .get(CONTENT_LENGTH)
             .and_then(number)
