@@ -120,9 +120,11 @@ impl Address {
             *since = Instant::now();
             return Some(shared);
         }
-        // Those that the upstream has closed meanwhile are dropped on the way.
-        std::iter::from_fn(|| pool.idle.pop())
-            .find_map(|(_, mut link)| (!link.is_closed()).then_some(link))
+        // Those that the upstream has closed meanwhile, or is about to, are dropped on the way.
+        std::iter::from_fn(|| pool.idle.pop()).find_map(|(since, mut link)| {
+            let is_fresh = since.elapsed() < times.pool;
+            (is_fresh && !link.is_closed()).then_some(link)
+        })
     }
 
     /// Keeps `link` for the next request of `worker`, for at most `longest`.

@@ -14,9 +14,10 @@ use tokio_rustls::TlsConnector;
 use super::{address::Address, exchange::Exchange, link::Sender, stall::Stalling};
 use crate::{config::Proxy, net::Local};
 
-/// The octets that an upstream may send on HTTP/2 before it waits: for one answer, and for all of a connection.
+/// The octets that an upstream may send on HTTP/2 before it waits: for one answer, and for all of a connection. Answers that
+/// nobody takes keep theirs: there have to be 128 of them before the others on the connection wait too.
 const STREAM_WINDOW: u32 = 256 << 10;
-const CONNECTION_WINDOW: u32 = 1 << 20;
+const CONNECTION_WINDOW: u32 = 128 * STREAM_WINDOW;
 
 /// How often an upstream that speaks HTTP/2 must answer a ping, and in what time.
 const PING_EVERY: Duration = Duration::from_secs(30);
