@@ -10,7 +10,7 @@
 //! | entry | where it comes from |
 //! | --- | --- |
 //! | `method` | the original method |
-//! | `path` | the original path, without the query, in RFC 3986 normal form |
+//! | `path` | the original path, without the query, in RFC 3986 normal form, runs of slashes as one |
 //! | `host` | the original host in small letters, without the port; nginx: `Host` |
 //! | `scheme` | `X-Forwarded-Proto` |
 //! | `ip` | the client's address; of an IPv6 address its network (/64), so that one subscriber has one count |

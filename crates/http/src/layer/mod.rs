@@ -14,7 +14,7 @@
 //! | --- | --- |
 //! | any NAME | what the application says in [`Entries`], an extension of the request; it comes before all of these |
 //! | `method` | the method |
-//! | `path` | the path, without the query, in RFC 3986 normal form; of a gRPC call `/package.Service/Method` |
+//! | `path` | the path, without the query, in RFC 3986 normal form, runs of slashes as one; of a gRPC call `/package.Service/Method` |
 //! | `host` | the host that is asked for, in small letters and without the port |
 //! | `ip` | the client's address, of an IPv6 address its network; see [`LimiterLayer::trust`] |
 //! | `ip.exact` | the client's address, whole |

@@ -35,6 +35,7 @@ fn the_first_whose_conditions_hold_is_asked() {
     for (method, path, host, expected) in [
         ("GET", "/api/x?y", "h", "api"),
         ("GET", "/%61pi/x", "h", "api"),
+        ("GET", "//api///x", "h", "api"),
         ("GET", "/api/x", "admin.example", "api"),
         ("GET", "/x", "ADMIN.example:8080", "admin"),
         ("POST", "/x", "h", "posts"),
