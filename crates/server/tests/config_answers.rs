@@ -53,6 +53,8 @@ fn mistakes_are_named() {
   - {{name: g, limits: [5/min], count_denied: true, count: {{status: 401}}}}
   - {{name: h, limits: [{{algorithm: concurrency, limit: 1}}], settle: bytes}}
   - {{name: i, limits: [5/min], count: 401}}
+  - {{name: j, limits: [5/min], count: {{status: [401, 4xx, '4*', 999]}}}}
+  - {{name: k, limits: [5/min], count: {{status: {{regex: '7..'}}, grpc-status: {{not: OK}}}}}}
 "
     );
     assert_eq!(
@@ -67,6 +69,10 @@ fn mistakes_are_named() {
             "rules[6].count (line 9): does not go with count_denied, of which nothing is given back; remove one of the two",
             "rules[7].settle (line 10): does not go with concurrency, whose places are taken before a request passes; use a rule for each",
             "rules[8].count (line 11): expected a map of conditions such as {status: [401, 403]}, got the number 401",
+            "rules[9].count.status[1] (line 12): no status can be \"4xx\"; write a number from 100 to 599, or \"4*\"",
+            "rules[9].count.status[3] (line 12): no status can be the number 999; write a number from 100 to 599, or \"4*\"",
+            "rules[10].count.status (line 13): no status can be a map; write a number from 100 to 599, or \"4*\"",
+            "rules[10].count.grpc-status.not (line 13): no grpc-status can be \"OK\"; write a number from 0 to 16",
         ]
     );
 }

@@ -5,7 +5,7 @@ use tidegate_core::Bill;
 use super::{
     Listen, conditions,
     report::{Report, advice, shown},
-    value::{Fields, Value},
+    value::{Fields, Shape, Value},
 };
 
 /// The entries of an answer: [`tidegate_http::Report`] is for applications.
@@ -46,7 +46,32 @@ fn count(value: &Value<'_>, report: &mut Report) -> Bill {
         }
     }
     let answers = conditions::when(value, report);
+    check_statuses(value, report);
     Bill::default().counting(answers.unwrap_or_default())
+}
+
+/// Refuses what no status is, such as `4xx`.
+fn check_statuses(value: &Value<'_>, report: &mut Report) {
+    let quiet = &mut Report::default();
+    for (entry, value) in value.pairs(quiet, "").unwrap_or_default() {
+        let (known, example) = match entry {
+            "status" => (100..=599, "a number from 100 to 599, or \"4*\""),
+            "grpc-status" => (0..=16, "a number from 0 to 16"),
+            _ => continue,
+        };
+        let of_map = matches!(value.shape(), Shape::Map).then(|| value.clone());
+        for part in conditions::texts(&value).iter().chain(&of_map) {
+            let Some(pattern) = conditions::pattern(part, quiet) else {
+                continue;
+            };
+            let is_met = |status: u16| pattern.matches(Some(&status.to_string()));
+            if !known.clone().any(is_met) {
+                let what = part.describe();
+                let problem = format!("no {entry} can be {what}; write {example}");
+                part.wrong(report, problem);
+            }
+        }
+    }
 }
 
 fn settle(value: &Value<'_>, bill: Bill, report: &mut Report) -> Bill {

@@ -9,7 +9,7 @@ use super::{
 
 const OPERATORS: &[&str] = &["is", "not", "cidr", "regex", "present"];
 
-/// What is no entry but part of a schedule, unless it is held against a map of operators.
+/// The parts of a schedule, which are entries where they are held against a map of operators.
 const SCHEDULE: [&str; 3] = ["time", "days", "zone"];
 
 /// A map of conditions on entries, all of which must hold, and of a schedule.
@@ -18,7 +18,7 @@ pub(super) fn when(value: &Value<'_>, report: &mut Report) -> Option<When> {
     let (mut conditions, before) = (Vec::new(), report.count());
     let (mut scheduled, pairs) = (Vec::new(), value.pairs(report, what)?);
     for (entry, value) in pairs {
-        if SCHEDULE.contains(&entry) && !matches!(value.shape(), Shape::Map) {
+        if is_schedule(entry, &value) {
             scheduled.push((entry, value));
         } else if let Some(pattern) = pattern(&value, report) {
             conditions.extend(accept(Condition::new(entry, pattern), &value, report));
@@ -33,6 +33,11 @@ pub(super) fn when(value: &Value<'_>, report: &mut Report) -> Option<When> {
         Some(schedule) => when.during(schedule),
         None => when,
     })
+}
+
+/// Whether what is called `entry` is no entry but part of a schedule.
+pub(super) fn is_schedule(entry: &str, value: &Value<'_>) -> bool {
+    SCHEDULE.contains(&entry) && !matches!(value.shape(), Shape::Map)
 }
 
 /// The times that `time`, `days` and `zone` name; none where none of them is there.
@@ -122,6 +127,26 @@ pub(super) fn pattern(value: &Value<'_>, report: &mut Report) -> Option<Pattern>
                 .flatten()
         }
         Shape::Map => operators(value, report),
+    }
+}
+
+/// The texts in a pattern that an entry must be, or must not be.
+pub(super) fn texts<'v>(pattern: &Value<'v>) -> Vec<Value<'v>> {
+    let quiet = &mut Report::default();
+    match pattern.shape() {
+        Shape::Scalar => vec![pattern.clone()],
+        Shape::List => {
+            let items = pattern.items(quiet, "").unwrap_or_default();
+            items.iter().flat_map(texts).collect()
+        }
+        Shape::Map => {
+            let operators = pattern.pairs(quiet, "").unwrap_or_default();
+            let texts_of = |(operator, value): &(&str, Value<'v>)| match *operator {
+                "is" | "not" => texts(value),
+                _ => Vec::new(),
+            };
+            operators.iter().flat_map(texts_of).collect()
+        }
     }
 }
 

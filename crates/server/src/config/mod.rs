@@ -21,6 +21,7 @@ pub(crate) mod report;
 mod rules;
 mod shutdown;
 mod store;
+mod unmet;
 pub(crate) mod value;
 pub(crate) mod yaml;
 
@@ -312,6 +313,7 @@ impl Config {
             config.quotas = quotas::quotas(&file, &config.listen, &mut report);
             config.proxy = proxy::proxy(&file, &mut report);
             bill::check_seen(&file, &config.listen, &mut report);
+            unmet::warn(&file, &config, &mut report);
         }
         config.warnings = report.finish()?;
         Ok(config)

@@ -1,0 +1,192 @@
+//! Warnings of conditions that no request meets, and of entries that nobody tells.
+//!
+//! What `/v1/check` and the Redis protocol are told is the asker's affair. The proxy and forward-auth find the usual entries out for
+//! themselves, always in one form; where the proxy is the only door, there are no others either.
+
+use tidegate_http::{bare_host, normal_path};
+
+use super::{
+    Config, TlsFiles, conditions,
+    report::{Report, nearest, shown},
+    value::{Fields, Value},
+};
+
+/// The names of the warnings, for those who look for them in a log.
+const NO_MATCH: &str = "no-match";
+const NO_ENTRY: &str = "no-entry";
+
+/// What the proxy tells of every request.
+const TOLD: &[&str] = &["method", "path", "host", "ip", "ip.exact"];
+
+/// What it finds in a request, by what the names begin with.
+const FOUND: &[&str] = &["header.", "cookie.", "query."];
+
+/// The most warnings of this kind.
+const MAX_WARNINGS: usize = 20;
+
+/// Warns of what stands in `file`, which has been read as `config`.
+pub(super) fn warn(file: &Fields<'_>, config: &Config, report: &mut Report) {
+    let known = known(config);
+    let mut room = MAX_WARNINGS;
+    let mut say = |value: &Value<'_>, message: Option<String>| {
+        if let Some(message) = message
+            && room > 0
+        {
+            room -= 1;
+            value.warn(report, message);
+        }
+    };
+    for (entry, pattern) in held(file) {
+        for text in conditions::texts(&pattern) {
+            let message = text.scalar().and_then(|text| unusual(entry, text));
+            say(&text, message);
+        }
+        let message = known.as_ref().and_then(|known| untold(entry, known));
+        say(&pattern, message);
+    }
+    for value in counted_by(file) {
+        let message = value
+            .scalar()
+            .and_then(|entry| untold(entry, known.as_ref()?));
+        say(&value, message);
+    }
+}
+
+/// The names of all entries that there can be, besides those of [`FOUND`]; `None` where whoever asks tells what he likes.
+fn known(config: &Config) -> Option<Vec<&str>> {
+    let proxy = config.proxy.as_ref()?;
+    if config.listen.http.is_some() || config.listen.resp.is_some() {
+        return None;
+    }
+    let parts = config.identity.parts.iter().map(|(name, _)| &**name);
+    let places = config.geoip.iter().map(|(place, _)| place.as_str());
+    let has_names = |tls: &TlsFiles| tls.client_ca.is_some();
+    let client = proxy.tls.as_ref().is_some_and(has_names);
+    let client = client.then_some("tls.client");
+    let told = TOLD.iter().copied();
+    Some(told.chain(parts).chain(places).chain(client).collect())
+}
+
+/// What to say of an entry that is none of `known`.
+fn untold(entry: &str, known: &[&str]) -> Option<String> {
+    let is_told = known.contains(&entry) || FOUND.iter().any(|found| entry.starts_with(found));
+    if is_told {
+        return None;
+    }
+    let advice = match nearest(entry, known) {
+        Some(nearest) => format!("did you mean `{nearest}`?"),
+        None => format!(
+            "known are {}, and header.NAME, cookie.NAME, query.NAME",
+            known.join(", ")
+        ),
+    };
+    let entry = shown(entry);
+    Some(format!(
+        "{NO_ENTRY}: no request at the proxy has an entry \"{entry}\"; {advice}"
+    ))
+}
+
+/// What to say of a text against which `entry` is held in vain.
+fn unusual(entry: &str, text: &str) -> Option<String> {
+    let (form, usual) = match entry {
+        "path" => usual_path(text)?,
+        "method" => ("methods are in capitals", text.to_ascii_uppercase()),
+        "host" => (
+            "hosts are in small letters and without a port",
+            bare_host(text),
+        ),
+        "country" if text.len() == 2 => ("countries are in capitals", text.to_ascii_uppercase()),
+        "ip" | "ip.exact" if text.contains('/') => {
+            let network = format!("{{cidr: {text}}}");
+            ("a network is held against `cidr`", network)
+        }
+        _ => return None,
+    };
+    let message = || {
+        format!(
+            "{NO_MATCH}: {form}; write {} where the proxy or forward-auth asks",
+            shown(&usual)
+        )
+    };
+    (usual != text).then(message)
+}
+
+/// How a path is written, and `text` so; `None` if it may be one as it stands, or never.
+fn usual_path(text: &str) -> Option<(&'static str, String)> {
+    if text.starts_with('*') {
+        return None;
+    }
+    if let Some((path, _)) = text.split_once('?') {
+        return Some(("paths end before the query", path.to_owned()));
+    }
+    let normal = normal_path(text).map(|normal| normal.into_owned());
+    let form = "paths begin with a slash, and are in normal form";
+    Some(match normal {
+        Ok(normal) => (form, normal),
+        Err(_) => (
+            "paths with segments `.` and `..` are refused",
+            "the path that is meant".into(),
+        ),
+    })
+}
+
+/// Every condition on a request in `file`: the entry, and what it is held against.
+fn held<'v>(file: &Fields<'v>) -> Vec<(&'v str, Value<'v>)> {
+    let quiet = &mut Report::default();
+    let mut whens: Vec<Value<'_>> = file
+        .get("allow")
+        .map_or_else(Vec::new, |allow| allow.one_or_more(quiet));
+    for rule in rules(file) {
+        let Some(fields) = rule.fields_among(&["when", "allow", "elastic"]) else {
+            continue;
+        };
+        whens.extend(fields.get("when").cloned());
+        whens.extend(
+            fields
+                .get("allow")
+                .map_or_else(Vec::new, |allow| allow.one_or_more(quiet)),
+        );
+        let elastic = fields
+            .get("elastic")
+            .and_then(|elastic| elastic.fields_among(&["when"]));
+        whens.extend(elastic.and_then(|elastic| elastic.get("when").cloned()));
+    }
+    let upstreams = file
+        .get("proxy")
+        .and_then(|proxy| proxy.fields_among(&["upstreams"]));
+    let upstreams = upstreams.and_then(|proxy| proxy.get("upstreams")?.items(quiet, ""));
+    for upstream in upstreams.unwrap_or_default() {
+        let fields = upstream.fields_among(&["when"]);
+        whens.extend(fields.and_then(|fields| fields.get("when").cloned()));
+    }
+    let pairs = whens.iter().filter_map(|when| when.pairs(quiet, ""));
+    let pairs = pairs.flatten();
+    pairs
+        .filter(|(entry, value)| !conditions::is_schedule(entry, value))
+        .collect()
+}
+
+/// The names of entries that rules count by, or cost.
+fn counted_by<'v>(file: &Fields<'v>) -> Vec<Value<'v>> {
+    let quiet = &mut Report::default();
+    let mut names = Vec::new();
+    for rule in rules(file) {
+        let Some(fields) = rule.fields_among(&["key", "cost"]) else {
+            continue;
+        };
+        names.extend(
+            fields
+                .get("key")
+                .map_or_else(Vec::new, |key| key.one_or_more(quiet)),
+        );
+        let cost = fields.get("cost").filter(|cost| !cost.looks_like_number());
+        names.extend(cost.cloned());
+    }
+    names
+}
+
+fn rules<'v>(file: &Fields<'v>) -> Vec<Value<'v>> {
+    let rules = file.get("rules");
+    let rules = rules.and_then(|rules| rules.items(&mut Report::default(), ""));
+    rules.unwrap_or_default()
+}

@@ -1,0 +1,138 @@
+//! Warnings of conditions that no request meets, and of entries that nobody tells.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use tidegate_server::config::Config;
+
+const PROXY: &str =
+    "proxy: {listen: '127.0.0.1:0', upstreams: [{name: app, urls: 'http://127.0.0.1:3000'}]}\n";
+
+fn warnings(text: &str) -> Vec<String> {
+    let warnings = Config::parse(text).unwrap().warnings;
+    warnings.iter().map(ToString::to_string).collect()
+}
+
+/// What is said of rule a, which is on line 2 and has `fields`, in a file that begins with `head`.
+fn of_rule(head: &str, fields: &str) -> Vec<String> {
+    let rules = format!("rules:\n  - {{name: a, {fields}, limits: [9/s]}}\n");
+    let said = warnings(&format!("{rules}{head}"));
+    let place = |said: &str| said.strip_prefix("rules[0].").map(str::to_owned);
+    said.iter().map(|said| place(said).unwrap()).collect()
+}
+
+#[test]
+fn what_no_request_is_is_told_with_what_it_would_be() {
+    for (fields, at, advice) in [
+        (
+            "when: {path: login}",
+            "when.path",
+            "paths begin with a slash, and are in normal form; write /login",
+        ),
+        (
+            "when: {path: [/a, //b]}",
+            "when.path[1]",
+            "paths begin with a slash, and are in normal form; write /b",
+        ),
+        (
+            "when: {path: /%6Cogin/**}",
+            "when.path",
+            "paths begin with a slash, and are in normal form; write /login/**",
+        ),
+        (
+            "when: {path: '/search?q=*'}",
+            "when.path",
+            "paths end before the query; write /search",
+        ),
+        (
+            "when: {path: /a/../b}",
+            "when.path",
+            "paths with segments `.` and `..` are refused; write the path that is meant",
+        ),
+        (
+            "when: {method: {not: get}}",
+            "when.method.not",
+            "methods are in capitals; write GET",
+        ),
+        (
+            "when: {host: 'API.example:8080'}",
+            "when.host",
+            "hosts are in small letters and without a port; write api.example",
+        ),
+        (
+            "when: {country: de}",
+            "when.country",
+            "countries are in capitals; write DE",
+        ),
+        (
+            "allow: {ip: 10.0.0.0/8}",
+            "allow.ip",
+            "a network is held against `cidr`; write {cidr: 10.0.0.0/8}",
+        ),
+        (
+            "elastic: {by: 10%, when: {path: {is: b}}}",
+            "elastic.when.path.is",
+            "paths begin with a slash, and are in normal form; write /b",
+        ),
+    ] {
+        let expected =
+            format!("{at} (line 2): no-match: {advice} where the proxy or forward-auth asks");
+        assert_eq!(of_rule("", fields), [expected], "{fields}");
+    }
+    let routed = PROXY.replace("name: app,", "name: app, when: {path: app/**},");
+    assert!(warnings(&routed)[0].starts_with("proxy.upstreams[0].when.path (line 1): no-match:"));
+}
+
+#[test]
+fn what_a_request_can_be_is_not_told() {
+    for fields in [
+        "when: {path: /login, method: [GET, PURGE], host: '*.example.com'}",
+        "when: {path: ['*.php', /api/**, '/a*b', {regex: 'x'}]}",
+        "when: {ip: {cidr: 10.0.0.0/8}, country: {not: DE}, host: '[::1]'}",
+        "when: {time: '01:00-02:00', days: mon, zone: Europe/Berlin}",
+        "key: [ip, 'customer'], cost: weight, when: {anything: login}",
+    ] {
+        assert_eq!(of_rule("", fields), [""; 0], "{fields}");
+    }
+}
+
+#[test]
+fn where_the_proxy_is_the_only_door_there_are_its_entries_and_no_others() {
+    let shut = format!("{PROXY}listen: {{http: off, resp: off}}\n");
+    for (fields, at, advice) in [
+        (
+            "key: [customer]",
+            "key[0]",
+            "known are method, path, host, ip, ip.exact, tenant, and header.NAME, cookie.NAME, query.NAME",
+        ),
+        ("when: {tme: '01:00-02:00'}", "when.tme", "known are"),
+        ("when: {pth: /login}", "when.pth", "did you mean `path`?"),
+        ("when: {status: {not: 401}}", "when.status", "known are"),
+        ("cost: weight", "cost", "known are"),
+        ("when: {tls.client: bob}", "when.tls.client", "known are"),
+        ("when: {country: DE}", "when.country", "known are"),
+        ("when: {zone: {is: eu}}", "when.zone", "known are"),
+    ] {
+        let entries = "entries: {tenant: {of: host, split: '.'}}\n";
+        let said = of_rule(&format!("{shut}{entries}"), fields);
+        let begins = format!("{at} (line 2): no-entry: no request at the proxy has an entry \"");
+        assert_eq!(said.len(), 1, "{fields}: {said:?}");
+        assert!(
+            said[0].starts_with(&begins) && said[0].contains(advice),
+            "{said:?}"
+        );
+        assert_eq!(
+            of_rule(PROXY, fields),
+            [""; 0],
+            "{fields}, with other doors"
+        );
+    }
+    let told = "key: [ip, tenant, asn], cost: header.weight, when: {query.a: x, cookie.b: y, time: '01:00-02:00'}";
+    let more = "entries: {tenant: {of: host, split: '.'}}\ngeoip: {asn: /x.mmdb}\n";
+    assert_eq!(of_rule(&format!("{shut}{more}"), told), [""; 0]);
+}
+
+#[test]
+fn many_are_not_all_told() {
+    let rule = |at: usize| format!("  - {{name: r{at}, when: {{path: x}}, limits: [1/s]}}\n");
+    let rules: String = (0..50).map(rule).collect();
+    assert_eq!(warnings(&format!("rules:\n{rules}")).len(), 20);
+}
