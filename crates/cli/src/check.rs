@@ -5,9 +5,10 @@ use std::{path::Path, process::ExitCode};
 use tidegate_server::{
     envoy::{DomainFiles, Folder, FolderError, Loaded},
     reload::{self, LoadError},
+    serve::hindrances,
 };
 
-use crate::{NO, TROUBLE, answer, args::Check, complain};
+use crate::{NO, TROUBLE, answer, args::Check, complain, serve::secrets};
 
 /// What came of one thing that was checked; the worst of several is what came of all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -38,7 +39,8 @@ pub(crate) fn check(args: &Check) -> ExitCode {
     }
 }
 
-/// A rules file, and the rules for Envoy to which it leads.
+/// A rules file, and the rules for Envoy to which it leads. The files of certificates and the like that it names need not be on the machine
+/// on which it is checked.
 fn check_file(file: &Path) -> Found {
     let config = match reload::load(file) {
         Ok(config) => config,
@@ -54,6 +56,10 @@ fn check_file(file: &Path) -> Found {
         }
     };
     config.warnings.iter().for_each(warn);
+    let secrets = secrets(&config).err();
+    let hindrances = hindrances(&config);
+    let hindrances = hindrances.iter().map(ToString::to_string).chain(secrets);
+    hindrances.for_each(|what| warn(&format!("on this machine it would not start: {what}")));
     let rules = counted(config.rules.len(), "rule");
     let sound = format!("{}: {rules}, no mistakes", file.display());
     let Some(envoy) = config.envoy else {

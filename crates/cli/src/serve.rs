@@ -22,10 +22,7 @@ pub(crate) fn serve(args: &Serve) -> Result<ExitCode, String> {
     for line in ignored {
         complain(&line);
     }
-    let secrets = Secrets {
-        token: admin_token(&config.admin_token)?,
-        password: redis_password(config.redis.as_ref())?,
-    };
+    let secrets = secrets(&config)?;
     let cannot_start = |error: std::io::Error| format!("cannot start: {error}");
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -101,6 +98,14 @@ fn log_to_stderr(filter: &str) -> Result<(), String> {
         .with_ansi(std::io::stderr().is_terminal())
         .init();
     Ok(())
+}
+
+/// What `config` names and the environment holds.
+pub(crate) fn secrets(config: &Config) -> Result<Secrets, String> {
+    Ok(Secrets {
+        token: admin_token(&config.admin_token)?,
+        password: redis_password(config.redis.as_ref())?,
+    })
 }
 
 fn admin_token(token: &AdminToken) -> Result<Option<String>, String> {

@@ -51,7 +51,12 @@ impl Link {
     }
 }
 
-fn settings(config: RedisConfig, password: Option<String>) -> Result<Settings, ServeError> {
+/// The certificates that `config` names, read.
+///
+/// # Errors
+///
+/// The first that cannot be read.
+pub(crate) fn certificates(config: &RedisConfig) -> Result<Tls, ServeError> {
     let pem = |path: &Path| {
         fs::read(path).map_err(|source| ServeError::Certificate {
             path: path.to_owned(),
@@ -62,6 +67,12 @@ fn settings(config: RedisConfig, password: Option<String>) -> Result<Settings, S
         Some((cert, key)) => Some((pem(cert)?, pem(key)?)),
         None => None,
     };
+    let authority = config.authority.as_deref().map(pem).transpose()?;
+    Ok(Tls { authority, client })
+}
+
+fn settings(config: RedisConfig, password: Option<String>) -> Result<Settings, ServeError> {
+    let tls = certificates(&config)?;
     let password = match config.password {
         Password::Literal(literal) => Some(literal),
         Password::None | Password::Env(_) => password,
@@ -72,10 +83,7 @@ fn settings(config: RedisConfig, password: Option<String>) -> Result<Settings, S
             password,
         },
         sentinel_login: config.sentinel_login,
-        tls: Tls {
-            authority: config.authority.as_deref().map(pem).transpose()?,
-            client,
-        },
+        tls,
         timeout: config.timeout,
         connections: config.connections,
         ..Settings::new(config.topology)

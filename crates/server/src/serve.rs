@@ -8,6 +8,7 @@
 //!        -> drained: no new connections, begun requests answered, the last snapshot written
 //! ```
 
+mod needs;
 mod running;
 
 use std::{
@@ -18,11 +19,15 @@ use std::{
 };
 
 use tidegate_core::{MemoryBounds, MemoryStore};
-use tidegate_http::{Clock, Place};
+use tidegate_http::Clock;
 
-pub use self::running::{Running, Signals};
+use self::needs::{located, tls};
+pub use self::{
+    needs::hindrances,
+    running::{Running, Signals},
+};
 use crate::{
-    config::{Config, Envoy, Identity, Proxy, Snapshot, TlsFiles},
+    config::{Config, Envoy, Identity, Proxy, Snapshot},
     door::{
         self,
         grpc::Http2,
@@ -127,12 +132,7 @@ pub fn start(
     secrets: Secrets,
 ) -> Result<Running, ServeError> {
     let Secrets { token, password } = secrets;
-    if let Some(address) = config.listen.admin
-        && !address.ip().is_loopback()
-        && token.is_none()
-    {
-        return Err(ServeError::OpenAdmin(address));
-    }
+    check_admin(config.listen.admin, token.as_deref())?;
     let grpc_tls = tls(Behind::Grpc, config.grpc.tls.as_ref())?;
     let of_proxy = config.proxy.as_ref().and_then(|proxy| proxy.tls.as_ref());
     let proxy_tls = tls(Behind::Proxy, of_proxy)?;
@@ -144,25 +144,19 @@ pub fn start(
     for warning in &config.warnings {
         tracing::warn!("{warning}");
     }
-    let link = config
-        .redis
-        .map(|redis| Link::start(redis, password))
-        .transpose()?;
+    let redis = config.redis.map(|redis| Link::start(redis, password));
+    let link = redis.transpose()?;
     let backend = match &link {
         None => Backend::Memory(store),
         Some(link) => Backend::Fleet(link.fleet(store)),
     };
     let limiter = Arc::new(Limiter::new(config.rules, backend, clock));
     limiter.quotas().swap_rules(config.quotas, limiter.now());
-    let envoy = config
-        .envoy
-        .map(|envoy| watch(envoy, &limiter))
-        .transpose()?;
+    let envoy = config.envoy.map(|envoy| watch(envoy, &limiter));
+    let envoy = envoy.transpose()?;
     let server = Server::start(Server::default_workers())?;
-    let proxy = config
-        .proxy
-        .map(|settings| proxied(settings, &server))
-        .transpose()?;
+    let proxy = config.proxy.map(|settings| proxied(settings, &server));
+    let proxy = proxy.transpose()?;
     let reloader = source.map(|path| {
         let (limiter, proxy) = (Arc::clone(&limiter), proxy.clone());
         Arc::new(Reloader::new(path.to_owned(), limiter, proxy))
@@ -197,28 +191,20 @@ pub fn start(
     })
 }
 
+/// An admin door that other machines reach asks for a token.
+fn check_admin(address: Option<SocketAddr>, token: Option<&str>) -> Result<(), ServeError> {
+    match address {
+        Some(address) if token.is_none() && !address.ip().is_loopback() => {
+            Err(ServeError::OpenAdmin(address))
+        }
+        _ => Ok(()),
+    }
+}
+
 fn proxied(settings: Proxy, server: &Server) -> Result<Arc<Live>, ServeError> {
     let log = settings.access_log.as_ref().map(AccessLog::open);
     let log = log.transpose().map_err(ServeError::AccessLog)?;
     Ok(Arc::new(Live::new(settings, server, log)?))
-}
-
-fn tls(behind: Behind, files: Option<&TlsFiles>) -> Result<Option<Arc<Tls>>, TlsError> {
-    let loaded = files.map(|files| Tls::load(behind, files)).transpose()?;
-    Ok(loaded.map(Arc::new))
-}
-
-/// Reads the databases of addresses, if there are any, and lets `identity` know.
-fn located(
-    files: &[(Place, PathBuf)],
-    mut identity: Identity,
-) -> Result<(Option<Arc<GeoIp>>, Identity), GeoIpError> {
-    if files.is_empty() {
-        return Ok((None, identity));
-    }
-    let geoip = GeoIp::open(files)?;
-    identity.atlas = Some(geoip.atlas());
-    Ok((Some(Arc::new(geoip)), identity))
 }
 
 /// Reads the rules of the rate limit service; without them it starts only if it was told to.

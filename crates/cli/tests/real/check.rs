@@ -117,3 +117,43 @@ fn a_file_of_envoyproxy_ratelimit_is_told_from_a_rules_file() {
 fn text_of(output: &Output) -> &str {
     text(&output.stderr)
 }
+
+/// The machine that checks a file need not be the one that serves it, so it is no mistake.
+#[test]
+fn what_is_not_on_this_machine_is_warned_of_as_serve_refuses_it() {
+    let scratch = Scratch::new();
+    let head = "admin: {token_env: TIDEGATE_TEST_UNSET}\n";
+    let tls = "tls: {certificate: /nowhere/crt.pem, key: /nowhere/key.pem}";
+    let file = format!(
+        "{head}grpc: {{{tls}}}
+geoip: {{country: /nowhere/c.mmdb}}
+store: {{redis: 'rediss://127.0.0.1:1', tls: {{ca: /nowhere/redis.pem}}}}
+proxy:
+  listen: 127.0.0.1:0
+  {tls}
+  access_log: /nowhere/access.log
+  upstreams: [{{name: app, urls: 'https://127.0.0.1:1', ca: /nowhere/ca.pem}}]
+"
+    );
+    let file = scratch.write("elsewhere.yaml", &file);
+    let output = check(file.to_str().unwrap());
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    let lines: Vec<&str> = said.lines().collect();
+    for (line, names) in lines.iter().zip([
+        "grpc.tls.certificate: cannot use /nowhere/crt.pem",
+        "proxy.tls.certificate: cannot use /nowhere/crt.pem",
+        "`ca` of app: cannot use /nowhere/ca.pem",
+        "proxy.access_log: cannot open it: No such file",
+        "geoip.country: cannot use /nowhere/c.mmdb",
+        "store.tls: cannot read /nowhere/redis.pem",
+        "admin.token_env: the environment variable TIDEGATE_TEST_UNSET is not set",
+    ]) {
+        let begins = "tidegate: warning: on this machine it would not start: ";
+        assert!(
+            line.starts_with(begins) && line.contains(names),
+            "{names}: {said}"
+        );
+    }
+    assert_eq!(lines.len(), 7, "{said}");
+}

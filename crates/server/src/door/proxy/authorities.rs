@@ -34,7 +34,7 @@ pub enum AuthoritiesError {
 }
 
 /// How the addresses of an upstream are connected to behind TLS; `None` if none of them is.
-pub(super) fn connector(
+pub(crate) fn connector(
     upstream: &config::Upstream,
 ) -> Result<Option<Arc<ClientConfig>>, AuthoritiesError> {
     let mut urls = upstream.urls.iter();

@@ -30,6 +30,7 @@ mod upstreams;
 
 use std::{io, net::TcpListener, sync::Arc};
 
+pub(crate) use self::authorities::connector;
 use self::upstreams::Upstreams;
 pub use self::{
     access_log::AccessLog,
