@@ -26,4 +26,5 @@ mod smuggling;
 mod upgrade;
 mod upstream;
 mod upstream_http2;
+mod upstream_streams;
 mod upstream_tls;

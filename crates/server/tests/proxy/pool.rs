@@ -28,22 +28,71 @@ fn a_connection_that_the_upstream_ends_is_not_used_again() {
     assert_eq!(upstream.connections(), 3);
 }
 
-/// The upstream closes while the proxy sends: sometimes the proxy knows before, sometimes not. Either way nothing that
-/// was sent is sent again, and what was not sent is.
-#[test]
-fn a_stale_connection_costs_no_request() {
-    let upstream = Upstream::start(|talk| {
+/// An upstream whose connections serve one request, and end as soon as there is a second: the proxy has sent it by then.
+fn fickle() -> Upstream {
+    Upstream::start(|talk| {
         talk.head().unwrap();
-        talk.send(OK);
+        talk.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
+        talk.head();
         talk.close();
-    });
+    })
+}
+
+#[test]
+fn a_connection_that_ends_under_a_request_costs_none_that_may_be_sent_twice() {
+    let upstream = fickle();
     let door = Door::before(upstream.url());
     let mut client = door.connect();
-    assert_eq!(client.ask("GET", "/", &[], b"").body, "ok");
-    // The news of the end is with the proxy when it reads again.
-    std::thread::park_timeout(Duration::from_millis(100));
-    assert_eq!(client.ask("POST", "/", &[], b"body").body, "ok");
-    assert_eq!(upstream.connections(), 2);
+    for method in ["GET", "HEAD", "PUT", "DELETE", "OPTIONS"] {
+        assert_eq!(client.ask(method, "/", &[], b"").status, 200, "{method}");
+    }
+    // Each connection but the last was sent a second request, which came again on the next.
+    assert_eq!(upstream.connections(), 5);
+    assert_eq!(upstream.heads().len(), 9);
+    let metrics = door.live.exposition();
+    let retries = "tidegate_proxy_retries_total{upstream=\"app\"} 4\n";
+    assert!(metrics.contains(retries), "{metrics}");
+}
+
+#[test]
+fn what_may_have_been_done_is_not_done_again() {
+    for (method, body) in [
+        ("POST", ""),
+        ("PATCH", ""),
+        ("PUT", "body"),
+        ("POST", "body"),
+    ] {
+        let upstreams = [fickle(), fickle()];
+        let urls = format!("urls: ['{}', '{}']", upstreams[0].url(), upstreams[1].url());
+        let door = Door::open(&format!(
+            "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, eject: {{failures: 1, for: 1h}}, {urls}}}]}}\n"
+        ));
+        let mut client = door.connect();
+        // The two addresses take turns.
+        for _ in 0..2 {
+            assert_eq!(client.ask("GET", "/", &[], b"").status, 200);
+        }
+        assert_eq!(
+            client.ask(method, "/", &[], body.as_bytes()).status,
+            502,
+            "{method}"
+        );
+        let heads: usize = upstreams
+            .iter()
+            .map(|upstream| upstream.heads().len())
+            .sum();
+        assert_eq!(heads, 3, "{method}");
+        // It was about to end in any case, which is no fault of its address.
+        let metrics = door.live.exposition();
+        let up = metrics
+            .lines()
+            .filter(|line| line.starts_with("tidegate_proxy_address_up"));
+        assert_eq!(
+            up.filter(|line| line.ends_with(" 1")).count(),
+            2,
+            "{metrics}"
+        );
+    }
 }
 
 #[test]

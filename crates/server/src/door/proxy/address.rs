@@ -32,7 +32,7 @@ pub(super) struct Address {
     is_watched: AtomicBool,
     connections: AtomicUsize,
     in_flight: AtomicUsize,
-    pools: Box<[Mutex<Pool>]>,
+    pools: Box<[Pool]>,
     pub(super) health: Health,
 }
 
@@ -60,9 +60,17 @@ impl Terms {
     }
 }
 
-/// The connections of one worker that wait for a request, the latest last.
+/// What one worker has here.
 #[derive(Debug, Default)]
 struct Pool {
+    kept: Mutex<Kept>,
+    /// Held by who makes a connection that takes many requests, while the others wait for it.
+    making: tokio::sync::Mutex<()>,
+}
+
+/// Connections that wait for a request, the latest last, and those that take more than they have.
+#[derive(Debug, Default)]
+struct Kept {
     idle: Vec<(Instant, Link)>,
     /// Whether somebody closes those that wait for too long.
     is_tended: bool,
@@ -84,7 +92,7 @@ impl Address {
             is_watched: AtomicBool::new(false),
             connections: AtomicUsize::new(0),
             in_flight: AtomicUsize::new(0),
-            pools: (0..workers).map(|_| Mutex::default()).collect(),
+            pools: (0..workers).map(|_| Pool::default()).collect(),
             health: Health::new(Terms::of(upstream).eject),
         }
     }
@@ -112,19 +120,27 @@ impl Address {
 
     /// A connection that `worker` has kept: the one that was used last, or one that takes many requests.
     pub(super) fn take(&self, worker: usize, times: &Timeouts) -> Option<Link> {
-        let mut pool = lock(self.pools.get(worker)?);
-        if let Some((since, link)) = pool.idle.last_mut()
-            && let Some(shared) = link.share(times)
-            && !link.is_closed()
-        {
-            *since = Instant::now();
-            return Some(shared);
+        let mut kept = lock(self.pools.get(worker)?);
+        if self.http2 {
+            kept.idle.retain_mut(|(_, link)| !link.is_over());
+            // The first that has room, so that those behind it come to rest.
+            return kept.idle.iter_mut().find_map(|(since, link)| {
+                let shared = link.share(times)?;
+                *since = Instant::now();
+                Some(shared)
+            });
         }
         // Those that the upstream has closed meanwhile, or is about to, are dropped on the way.
-        std::iter::from_fn(|| pool.idle.pop()).find_map(|(since, mut link)| {
+        std::iter::from_fn(|| kept.idle.pop()).find_map(|(since, mut link)| {
             let is_fresh = since.elapsed() < times.pool;
-            (is_fresh && !link.is_closed()).then_some(link)
+            (is_fresh && !link.is_over()).then_some(link)
         })
+    }
+
+    /// Leave for `worker` to make a connection that takes many requests: one at a time, so that who comes meanwhile has
+    /// that one, and makes none.
+    pub(super) async fn making(&self, worker: usize) -> Option<tokio::sync::MutexGuard<'_, ()>> {
+        Some(self.pools.get(worker)?.making.lock().await)
     }
 
     /// Keeps `link` for the next request of `worker`, for at most `longest`.
@@ -132,14 +148,10 @@ impl Address {
         let Some(pool) = self.pools.get(worker) else {
             return;
         };
-        let mut pool = lock(pool);
-        if self.http2 {
-            // One that takes many requests stays where it is while it has some.
-            pool.idle.clear();
-        }
-        pool.idle.push((Instant::now(), link));
-        if !pool.is_tended {
-            pool.is_tended = true;
+        let mut kept = lock(pool);
+        kept.idle.push((Instant::now(), link));
+        if !kept.is_tended {
+            kept.is_tended = true;
             tokio::task::spawn_local(tend(Arc::downgrade(self), worker, longest));
         }
     }
@@ -154,9 +166,10 @@ impl Address {
         if step().is_err() {
             let mut pools = self.pools.iter();
             let idle = pools.find_map(|pool| {
-                let mut pool = lock(pool);
+                let mut kept = lock(pool);
                 // The one that has waited longest is used least.
-                (!pool.idle.is_empty()).then(|| pool.idle.remove(0))
+                let at = kept.idle.iter().position(|(_, link)| !link.is_busy())?;
+                Some(kept.idle.remove(at))
             });
             drop(idle?);
             step().ok()?;
@@ -175,13 +188,13 @@ impl Address {
         let Some(pool) = self.pools.get(worker) else {
             return true;
         };
-        let mut pool = lock(pool);
+        let mut kept = lock(pool);
         let now = Instant::now();
-        pool.idle.retain_mut(|(since, link)| {
-            !link.is_closed() && (link.is_shared() || now.duration_since(*since) < longest)
+        kept.idle.retain_mut(|(since, link)| {
+            !link.is_over() && (link.is_busy() || now.duration_since(*since) < longest)
         });
-        pool.is_tended = !pool.idle.is_empty();
-        !pool.is_tended
+        kept.is_tended = !kept.idle.is_empty();
+        !kept.is_tended
     }
 }
 
@@ -198,8 +211,8 @@ async fn tend(address: std::sync::Weak<Address>, worker: usize, longest: Duratio
     }
 }
 
-fn lock(pool: &Mutex<Pool>) -> MutexGuard<'_, Pool> {
-    pool.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(pool: &Pool) -> MutexGuard<'_, Kept> {
+    pool.kept.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// One of the connections that an address may have.

@@ -15,7 +15,7 @@ use std::{
 use http_body_util::Full;
 use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
 
-use super::{lease::Lease, refusal::Refusal, stall::Silence};
+use super::{lease::Lease, refusal::Refusal, shared::Stream, stall::Silence};
 
 /// Why a body was not passed on to its end.
 #[derive(Debug)]
@@ -88,6 +88,8 @@ pub(super) struct Upload {
     /// How many bytes may still come.
     left: u64,
     progress: Progress,
+    /// Its part of a connection that it shares, which it has until it is sent.
+    stream: Option<Arc<Stream>>,
 }
 
 impl Upload {
@@ -100,6 +102,7 @@ impl Upload {
             silence: Silence::new(idle),
             left: most,
             progress: Progress(progress),
+            stream: None,
         }
     }
 
@@ -114,7 +117,13 @@ impl Upload {
             silence: Silence::new(Duration::ZERO),
             left: 0,
             progress: Progress(None),
+            stream: None,
         }
+    }
+
+    /// It is to be sent as this part of a connection.
+    pub(super) fn enter(&mut self, stream: Option<Arc<Stream>>) {
+        self.stream = stream;
     }
 
     /// Whoever is sent it takes no more.

@@ -22,14 +22,15 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http::{HeaderMap, Request, Response, StatusCode};
 use hyper::body::Frame;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
 
+pub(super) use self::outgoing::Outgoing;
 use self::{
     chunks::{Chunks, Piece},
     framing::Framing,
-    outgoing::{Outgoing, Unsent},
+    outgoing::Unsent,
 };
 use super::{body::Upload, hop, stall::Stalling};
 use crate::config::Proxy;
@@ -52,6 +53,10 @@ pub(super) struct Exchange {
     awaited: Awaited,
     /// Whether the upstream takes another request after this.
     keeps: bool,
+    /// Whether it has answered before: who has may close whenever nobody is served.
+    has_answered: bool,
+    /// Whether nothing has come since the last request began.
+    is_silent: bool,
     bounds: head::Bounds,
     fields: head::Fields,
 }
@@ -81,6 +86,8 @@ impl Exchange {
             read_bytes: *READ_BYTES.start(),
             awaited: Awaited::Nothing,
             keeps: true,
+            has_answered: false,
+            is_silent: true,
             bounds: head::Bounds {
                 bytes: settings.max_head,
                 headers: settings.max_headers,
@@ -117,10 +124,32 @@ impl Exchange {
 
     /// Has `request` to send, on a connection that is ready.
     pub(super) fn begin(&mut self, request: Request<Upload>) {
-        self.awaited = Awaited::Head {
-            has_no_body: *request.method() == Method::HEAD,
-        };
         self.outgoing.begin(request);
+        self.await_head();
+    }
+
+    /// The same for a request that another connection has not answered.
+    pub(super) fn begin_again(&mut self, request: Outgoing) {
+        self.outgoing = request;
+        self.await_head();
+    }
+
+    fn await_head(&mut self) {
+        self.is_silent = true;
+        self.awaited = Awaited::Head {
+            has_no_body: self.outgoing.is_head(),
+        };
+    }
+
+    /// Whether it has been kept, and has said nothing since the last request began. If it ends like this, it was about to
+    /// end in any case.
+    pub(super) const fn is_stale(&self) -> bool {
+        self.has_answered && self.is_silent
+    }
+
+    /// The last request for another connection, if it may be sent on one.
+    pub(super) fn take_again(&mut self) -> Option<Outgoing> {
+        self.outgoing.take_again()
     }
 
     /// Sends, and waits for the head of the answer. What comes with another protocol stays where it is: see
@@ -145,6 +174,7 @@ impl Exchange {
 
     fn await_body(&mut self, mut answer: Response<()>) -> io::Result<Response<()>> {
         let has_no_body = matches!(self.awaited, Awaited::Head { has_no_body: true });
+        self.has_answered = true;
         let framing = Framing::of_answer(&mut answer, has_no_body).map_err(malformed)?;
         self.keeps &= framing::keeps(&answer);
         self.awaited = match framing {
@@ -226,6 +256,9 @@ impl Exchange {
     fn send_on(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         match self.outgoing.poll_send(&mut self.stream, cx) {
             Poll::Ready(Err(Unsent::Body(error))) => return Err(error),
+            Poll::Ready(Err(Unsent::Stream(error))) if self.outgoing.is_untouched() => {
+                return Err(error);
+            }
             Poll::Ready(Err(Unsent::Stream(error))) => {
                 tracing::debug!("an upstream was not sent all of a request: {error}");
                 self.keeps = false;
@@ -241,6 +274,7 @@ impl Exchange {
         self.received.reserve(self.read_bytes);
         let room = self.received.capacity() - self.received.len();
         let read = ready!(pin!(self.stream.read_buf(&mut self.received)).poll(cx))?;
+        self.is_silent &= read == 0;
         // Who sends as much as can be read at once is read from more at once.
         if read == room {
             self.read_bytes = (self.read_bytes * 2).min(*READ_BYTES.end());

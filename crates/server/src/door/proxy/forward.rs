@@ -4,13 +4,12 @@
 //! target::settle      the target is a path, and there is one Host
 //! Upstreams::choose   whose request it is
 //! hop, forwarded      headers of the connection off, the client's address on
-//! take or make        a connection that was kept, or a new one
-//! Link::ask           the request goes out, and the head of an answer comes in time
+//! Passing             a connection that was kept, or a new one; the request goes out, and the head of an answer comes in time
 //! Download            the answer's body, as it comes; at its end the connection is kept
 //! ```
 //!
-//! A request is sent once. It is sent again only if nothing of it was sent: nobody took the connection, or a
-//! connection that was kept turned out to have been closed before the first octet.
+//! A request is sent once. It is sent again only if nothing of it was taken, or if a connection that had been kept ended
+//! before anything of an answer came, and the request has no body and may be sent twice.
 
 use std::{
     convert::Infallible,
@@ -33,14 +32,12 @@ use tower_service::Service;
 
 use super::{
     access_log::AskedOf,
-    address::{Address, Load},
     body::{Body, Download, Progress, Source, Upload},
     forwarded::Forwarding,
-    health::note_failure,
     hop,
     lease::Lease,
-    link::{Link, Unanswered},
-    live::{Current, Live},
+    live::Live,
+    passing::{Asked, Passing},
     refusal::Refusal,
     target,
     tunnel::{Planned, Tunnel},
@@ -104,23 +101,6 @@ struct Begun {
     asked: Asked,
 }
 
-/// By what a request is passed on, from beginning to end.
-struct Passing {
-    current: Arc<Current>,
-    worker: usize,
-}
-
-/// How far a request has come before anything was waited for.
-enum Asked {
-    /// It is being sent, on a connection that was kept.
-    On(Lease),
-    /// There was none, or none that takes one request at a time.
-    Later {
-        turn: usize,
-        request: Box<Request<Upload>>,
-    },
-}
-
 impl Way {
     fn begin(&self, mut request: Request<Incoming>) -> Result<Begun, Refusal> {
         let protocol = hop::upgrade(request.headers());
@@ -164,14 +144,7 @@ impl Way {
             progress,
             asked,
         } = begun;
-        let asked = match asked {
-            Asked::On(lease) => passing.wait_for(lease, &progress).await,
-            // Seldom, and much larger than the rest of what a request is while it waits.
-            Asked::Later { turn, request } => {
-                let asking = passing.ask(&upstream, turn, request, &progress);
-                Box::pin(asking).await
-            }
-        };
+        let asked = passing.answer(&upstream, asked, &progress).await;
         let idle = passing.current.settings.timeouts.idle;
         let mut answered = asked.and_then(|(answer, lease)| {
             let upgrade = client.map(|client| (client, &self.planned));
@@ -199,111 +172,6 @@ impl Way {
             hop::set_upgrade(&mut head.headers, protocol);
         }
         self.forwarding.write(&mut head.headers);
-    }
-}
-
-impl Passing {
-    /// Sends `request` to the address with the least to do, if a connection has been kept there.
-    fn ask_at_once(&self, upstream: &Upstream, request: Request<Upload>) -> Asked {
-        let times = &self.current.settings.timeouts;
-        let turn = upstream.turn();
-        let kept = upstream.least_loaded(turn, 0).and_then(|(_, address)| {
-            let load = address.enter();
-            Some(self.lease(address.take(self.worker, times)?, load))
-        });
-        let Some(mut lease) = kept else {
-            let request = Box::new(request);
-            return Asked::Later { turn, request };
-        };
-        match lease.link.begin(request, times) {
-            Ok(()) => Asked::On(lease),
-            Err(request) => Asked::Later { turn, request },
-        }
-    }
-
-    async fn wait_for(
-        &self,
-        mut lease: Lease,
-        progress: &Progress,
-    ) -> Result<(Response<Source>, Lease), Refusal> {
-        let times = &self.current.settings.timeouts;
-        match lease.link.answer(progress, times).await {
-            Ok(answer) => Ok(answered(answer, lease)),
-            Err(refusal) => Err(self.reason(refusal, progress, &lease)),
-        }
-    }
-
-    /// Asks addresses of `upstream`, the one with the least to do first, until one has been sent the request.
-    async fn ask(
-        &self,
-        upstream: &Upstream,
-        turn: usize,
-        mut request: Box<Request<Upload>>,
-        progress: &Progress,
-    ) -> Result<(Response<Source>, Lease), Refusal> {
-        let times = &self.current.settings.timeouts;
-        let (mut tried, mut refusal, mut is_again) = (0, Refusal::Unreachable, false);
-        while let Some((at, address)) = upstream.least_loaded(turn, tried) {
-            if std::mem::replace(&mut is_again, true) {
-                upstream.tally.count_retry(self.worker);
-            }
-            let load = address.enter();
-            let kept = address.take(self.worker, times);
-            let is_kept = kept.is_some();
-            let link = match kept {
-                Some(link) => Ok(link),
-                None => self.connect(address).await,
-            };
-            let mut lease = match link {
-                Ok(link) => self.lease(link, load),
-                Err(problem) => {
-                    note_failure(address, problem);
-                    (tried, refusal) = (tried | 1 << at, problem);
-                    continue;
-                }
-            };
-            match lease.link.ask(*request, progress, times).await {
-                Ok(answer) => return Ok(answered(answer, lease)),
-                Err(Unanswered::Refused(refusal)) => {
-                    return Err(self.reason(refusal, progress, &lease));
-                }
-                Err(Unanswered::Unsent(unsent)) => request = unsent,
-            }
-            // Of a kept connection it was to be expected; a new one that takes nothing is no address to ask.
-            if !is_kept {
-                (tried, refusal) = (tried | 1 << at, Refusal::BadAnswer);
-                note_failure(address, refusal);
-            }
-        }
-        Err(refusal)
-    }
-
-    /// Why there is no answer: where the client's body broke off, that is why the upstream gave none.
-    fn reason(&self, refusal: Refusal, progress: &Progress, lease: &Lease) -> Refusal {
-        let most = self.current.settings.max_body.unwrap_or(u64::MAX);
-        progress.failure(most).unwrap_or_else(|| {
-            note_failure(lease.load.address(), refusal);
-            refusal
-        })
-    }
-
-    fn lease(&self, link: Link, load: Load) -> Lease {
-        Lease {
-            link,
-            load,
-            worker: self.worker,
-            keep: self.current.settings.timeouts.pool,
-        }
-    }
-
-    /// A new connection, kept at once if it takes many requests.
-    async fn connect(&self, address: &Arc<Address>) -> Result<Link, Refusal> {
-        let link = Link::make(address, &self.current.settings).await?;
-        let times = &self.current.settings.timeouts;
-        if let Some(shared) = link.share(times) {
-            address.keep(self.worker, shared, times.pool);
-        }
-        Ok(link)
     }
 }
 
@@ -335,12 +203,6 @@ fn pass_back(
     hop::strip_answer(&mut head.headers);
     let download = Download::new(body, lease, idle);
     Ok(Response::from_parts(head, Body::Passed(download)))
-}
-
-/// Takes note that there is an answer.
-fn answered(answer: Response<Source>, lease: Lease) -> (Response<Source>, Lease) {
-    lease.load.address().health.answered();
-    (answer, lease)
 }
 
 /// What a request says of the length of its body.

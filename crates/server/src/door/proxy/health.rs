@@ -161,9 +161,10 @@ async fn ask(address: &Address, check: &HealthCheck, settings: &Proxy) -> io::Re
             exchange.begin(question(address, check)?);
             poll_fn(|cx| exchange.poll_head(cx)).await?.status()
         }
-        Sender::Http2(mut sender) => {
-            let answer = sender.send_request(question(address, check)?).await;
-            answer.map_err(io::Error::other)?.status()
+        Sender::Http2(mut shared) => {
+            let answer = shared.send(question(address, check)?).await;
+            let answer = answer.map_err(|error| io::Error::other(error.into_error()))?;
+            answer.status()
         }
     };
     let is_good = status.is_success() || status.is_redirection();

@@ -10,15 +10,16 @@ use std::{
 };
 
 use bytes::Bytes;
-use hyper::{Request, Response, body::Frame, client::conn::http2};
-use tokio::time::timeout;
+use hyper::{Request, Response, body::Frame};
+use tokio::time::{Instant, timeout_at};
 
 use super::{
     address::{Address, Admitted},
     body::{Progress, Source, Upload},
     connect,
-    exchange::Exchange,
+    exchange::{Exchange, Outgoing},
     refusal::Refusal,
+    shared::{Shared, Stream},
 };
 use crate::{
     config::{Proxy, Timeouts},
@@ -29,6 +30,8 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Link {
     sender: Sender,
+    /// What a request has of a connection that takes many. One that waits in a pool has none.
+    stream: Option<Arc<Stream>>,
     /// For the heads of answers. One serves all requests of an HTTP/1.1 connection.
     timer: LazyTimer,
     admitted: Arc<Admitted>,
@@ -40,14 +43,24 @@ pub(super) enum Sender {
     /// One at a time.
     Http1(Box<Exchange>),
     /// Many at once.
-    Http2(http2::SendRequest<Upload>),
+    Http2(Shared),
+}
+
+/// A request for whoever takes it.
+pub(super) enum Errand {
+    /// Nobody has begun to send it.
+    Whole(Box<Request<Upload>>),
+    /// It was written for a connection that turned out to be closed.
+    Written(Box<Outgoing>),
 }
 
 /// Why a request was not answered.
 pub(super) enum Unanswered {
-    /// Nothing of it was sent, because the connection had been closed: here it is, whole.
-    Unsent(Box<Request<Upload>>),
-    /// It was sent, or some of it, and this came of it.
+    /// The connection had been closed, or was about to be, and the request may be sent on another.
+    Unsent(Errand),
+    /// A connection that had been kept was closed under it, and nobody knows what became of it.
+    Lost,
+    /// This came of it.
     Refused(Refusal),
 }
 
@@ -62,31 +75,33 @@ impl Link {
     ///
     /// # Errors
     ///
-    /// No room, nobody there, nobody in time.
-    pub(super) async fn make(address: &Arc<Address>, settings: &Proxy) -> Result<Self, Refusal> {
+    /// No room, nobody there, nobody before `until`.
+    pub(super) async fn make(
+        address: &Arc<Address>,
+        settings: &Proxy,
+        until: Instant,
+    ) -> Result<Self, Refusal> {
         let admitted = address.admit().ok_or(Refusal::Full)?;
-        let sender = timeout(
-            settings.timeouts.connect,
-            connect::connect(address, settings),
-        )
-        .await
-        .map_err(|_| Refusal::ConnectTimeout)?
-        .map_err(|error| {
-            tracing::debug!(upstream = %address.url, "cannot connect: {error}");
-            Refusal::Unreachable
-        })?;
+        let sender = timeout_at(until, connect::connect(address, settings))
+            .await
+            .map_err(|_| Refusal::ConnectTimeout)?
+            .map_err(|error| {
+                tracing::debug!(upstream = %address.url, "cannot connect: {error}");
+                Refusal::Unreachable
+            })?;
         Ok(Self {
             sender,
+            stream: None,
             timer: LazyTimer::new(settings.timeouts.head),
             admitted: Arc::new(admitted),
         })
     }
 
-    /// Whether the upstream has closed it.
-    pub(super) fn is_closed(&mut self) -> bool {
+    /// Whether it takes no request more, because the upstream has closed it or is silent.
+    pub(super) fn is_over(&mut self) -> bool {
         match &mut self.sender {
             Sender::Http1(exchange) => exchange.is_closed(),
-            Sender::Http2(sender) => sender.is_closed(),
+            Sender::Http2(shared) => shared.is_over(),
         }
     }
 
@@ -94,25 +109,26 @@ impl Link {
     pub(super) fn is_ready(&self) -> bool {
         match &self.sender {
             Sender::Http1(exchange) => exchange.is_ready(),
-            Sender::Http2(sender) => sender.is_ready(),
+            Sender::Http2(shared) => !shared.is_over(),
         }
     }
 
-    /// Whether other requests have this connection too.
-    pub(super) fn is_shared(&self) -> bool {
-        Arc::strong_count(&self.admitted) > 1
+    /// Whether there are requests on it, as on one that waits in a pool while it takes many.
+    pub(super) fn is_busy(&self) -> bool {
+        matches!(&self.sender, Sender::Http2(shared) if shared.is_busy())
     }
 
-    /// The same connection for another request, if it takes many.
+    /// The same connection for another request, if it takes many, and one more.
     pub(super) fn share(&self, times: &Timeouts) -> Option<Self> {
-        match &self.sender {
-            Sender::Http1(_) => None,
-            Sender::Http2(sender) => Some(Self {
-                sender: Sender::Http2(sender.clone()),
-                timer: LazyTimer::new(times.head),
-                admitted: Arc::clone(&self.admitted),
-            }),
-        }
+        let Sender::Http2(shared) = &self.sender else {
+            return None;
+        };
+        Some(Self {
+            stream: Some(shared.enter()?),
+            sender: Sender::Http2(shared.clone()),
+            timer: LazyTimer::new(times.head),
+            admitted: Arc::clone(&self.admitted),
+        })
     }
 
     /// Begins to send `request`, and gives it back if the connection takes many at once. An answer is to be waited for next.
@@ -134,33 +150,60 @@ impl Link {
         &mut self,
         progress: &Progress,
         times: &Timeouts,
-    ) -> Result<Response<Source>, Refusal> {
+    ) -> Result<Response<Source>, Unanswered> {
         let Sender::Http1(exchange) = &mut self.sender else {
-            return Err(Refusal::BadAnswer);
+            return Err(Refusal::BadAnswer.into());
         };
         let answering = poll_fn(|cx| exchange.poll_head(cx));
         let answer = in_time(answering, &mut self.timer, progress, times).await?;
-        Ok(answer.map_err(bad_answer)?.map(|()| Source::Link))
+        match answer {
+            Ok(answer) => Ok(answer.map(|()| Source::Link)),
+            Err(error) if exchange.is_stale() && is_end(error.kind()) => {
+                Err(match exchange.take_again() {
+                    Some(again) => Unanswered::Unsent(Errand::Written(Box::new(again))),
+                    None => Unanswered::Lost,
+                })
+            }
+            Err(error) => Err(bad_answer(error).into()),
+        }
     }
 
-    /// Sends `request`, and waits for the head of the answer.
+    /// Sends a request, and waits for the head of the answer.
     pub(super) async fn ask(
         &mut self,
-        request: Request<Upload>,
+        errand: Errand,
         progress: &Progress,
         times: &Timeouts,
     ) -> Result<Response<Source>, Unanswered> {
-        let Err(request) = self.begin(request, times) else {
-            return Ok(self.answer(progress, times).await?);
-        };
-        let Sender::Http2(sender) = &mut self.sender else {
-            return Err(Unanswered::Unsent(request));
-        };
+        match (&mut self.sender, errand) {
+            (Sender::Http1(exchange), Errand::Whole(request)) => exchange.begin(*request),
+            (Sender::Http1(exchange), Errand::Written(request)) => exchange.begin_again(*request),
+            (Sender::Http2(_), Errand::Whole(request)) => {
+                return self.stream(*request, progress, times).await;
+            }
+            // It is another upstream's.
+            (Sender::Http2(_), errand) => return Err(Unanswered::Unsent(errand)),
+        }
         self.timer.set(times.head);
-        let sending = sender.try_send_request(*request);
-        let answered = in_time(sending, &mut self.timer, progress, times).await?;
+        self.answer(progress, times).await
+    }
+
+    /// Sends `request` as one of many.
+    async fn stream(
+        &mut self,
+        mut request: Request<Upload>,
+        progress: &Progress,
+        times: &Timeouts,
+    ) -> Result<Response<Source>, Unanswered> {
+        let Sender::Http2(shared) = &mut self.sender else {
+            return Err(Unanswered::Unsent(Errand::Whole(Box::new(request))));
+        };
+        request.body_mut().enter(self.stream.clone());
+        self.timer.set(times.head);
+        let answered = in_time(shared.send(request), &mut self.timer, progress, times).await;
+        let answered = answered.inspect_err(|_| shared.doubt())?;
         let answer = answered.map_err(|mut error| match error.take_message() {
-            Some(request) => Unanswered::Unsent(Box::new(request)),
+            Some(request) => Unanswered::Unsent(Errand::Whole(Box::new(request))),
             None => bad_answer(error.into_error()).into(),
         })?;
         Ok(answer.map(Source::Stream))
@@ -201,6 +244,18 @@ impl Link {
             Sender::Http2(_) => None,
         }
     }
+}
+
+/// Whether that is how the end of a connection is told.
+const fn is_end(kind: io::ErrorKind) -> bool {
+    matches!(
+        kind,
+        io::ErrorKind::UnexpectedEof
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::BrokenPipe
+            | io::ErrorKind::NotConnected
+    )
 }
 
 fn bad_answer(error: impl Display) -> Refusal {

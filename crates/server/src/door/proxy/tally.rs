@@ -61,7 +61,7 @@ impl Tally {
         }
     }
 
-    /// Counts a request that is sent once more, because nothing of it had been sent.
+    /// Counts a request that is sent once more.
     pub(super) fn count_retry(&self, worker: usize) {
         if let Some(shard) = self.0.get(worker) {
             shard.retries.fetch_add(1, Ordering::Relaxed);
@@ -113,7 +113,7 @@ impl Upstreams {
             }
         }
         let name = "tidegate_proxy_retries_total";
-        let help = "Requests sent once more, because nothing of them had been sent.";
+        let help = "Requests sent once more, because nothing was taken or answered of them.";
         text.family(name, "counter", help);
         for upstream in self.iter() {
             let retries = upstream.tally.sum(|shard| &shard.retries);

@@ -7,7 +7,7 @@ use std::{
 };
 
 use bytes::{Buf as _, BytesMut};
-use http::Request;
+use http::{Method, Request};
 use hyper::body::Body as _;
 use tokio::io::AsyncWrite;
 
@@ -18,10 +18,18 @@ const WRITE_BYTES: usize = 16 << 10;
 
 /// What has yet to be sent.
 #[derive(Default)]
-pub(super) struct Outgoing {
+pub(in super::super) struct Outgoing {
     octets: BytesMut,
+    /// How many of these have been written. They are kept where all might be sent again.
+    written: usize,
     body: Option<(Upload, Framing)>,
     is_unflushed: bool,
+    /// Whether nothing of it has been taken yet.
+    is_untouched: bool,
+    /// Whether to send it twice comes to the same as to send it once, and all of it is here.
+    is_repeatable: bool,
+    /// Whether its answer has no body.
+    is_head: bool,
 }
 
 /// Why a request was not sent to its end.
@@ -37,13 +45,42 @@ impl Outgoing {
     pub(super) fn begin(&mut self, request: Request<Upload>) {
         let (head, body) = request.into_parts();
         let framing = Framing::of_request(&head.headers, &body);
+        self.octets.clear();
+        self.written = 0;
         head::write(&head, &framing, &mut self.octets);
         self.body = (!matches!(framing, Framing::Nothing)).then_some((body, framing));
+        self.is_untouched = true;
+        self.is_repeatable = self.body.is_none() && head.method.is_idempotent();
+        self.is_head = head.method == Method::HEAD;
     }
 
     /// Whether all of it is sent.
     pub(super) fn is_over(&self) -> bool {
-        self.body.is_none() && self.octets.is_empty()
+        self.body.is_none() && self.left().is_empty()
+    }
+
+    /// Whether nothing of it has been taken.
+    pub(super) const fn is_untouched(&self) -> bool {
+        self.is_untouched
+    }
+
+    /// Whether its answer has no body.
+    pub(super) const fn is_head(&self) -> bool {
+        self.is_head
+    }
+
+    /// The request for another connection, if this one has not taken it, or it makes no difference if it has.
+    pub(super) fn take_again(&mut self) -> Option<Self> {
+        (self.is_untouched || self.is_repeatable).then(|| Self {
+            written: 0,
+            is_unflushed: false,
+            is_untouched: true,
+            ..std::mem::take(self)
+        })
+    }
+
+    fn left(&self) -> &[u8] {
+        self.octets.get(self.written..).unwrap_or_default()
     }
 
     /// Ready when the request is sent, or cannot be.
@@ -70,18 +107,23 @@ impl Outgoing {
         stream: &mut (impl AsyncWrite + Unpin),
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<Option<()>>> {
-        if self.octets.is_empty() {
+        if self.left().is_empty() {
             if self.is_unflushed {
                 ready!(Pin::new(stream).poll_flush(cx))?;
                 self.is_unflushed = false;
             }
             return Poll::Ready(Ok(None));
         }
-        let written = ready!(Pin::new(stream).poll_write(cx, &self.octets))?;
+        let written = ready!(Pin::new(stream).poll_write(cx, self.left()))?;
         if written == 0 {
             return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
         }
-        self.octets.advance(written);
+        self.is_untouched = false;
+        if self.is_repeatable {
+            self.written += written;
+        } else {
+            self.octets.advance(written);
+        }
         self.is_unflushed = true;
         Poll::Ready(Ok(Some(())))
     }
@@ -107,9 +149,88 @@ impl Outgoing {
     /// Forgets what has not been sent.
     pub(super) fn give_up(&mut self) {
         self.octets.clear();
+        self.written = 0;
         self.is_unflushed = false;
+        self.is_repeatable = false;
         if let Some((body, _)) = self.body.take() {
             body.give_up();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use super::*;
+
+    /// Takes so many octets, and has been closed then.
+    struct Closing {
+        room: usize,
+        taken: Vec<u8>,
+    }
+
+    impl AsyncWrite for Closing {
+        fn poll_write(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            octets: &[u8],
+        ) -> Poll<io::Result<usize>> {
+            let count = octets.len().min(self.room);
+            if count == 0 {
+                return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+            }
+            self.room -= count;
+            self.taken.extend_from_slice(&octets[..count]);
+            Poll::Ready(Ok(count))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    fn begun(method: Method) -> Outgoing {
+        let request = Request::builder().method(method).uri("/p");
+        let mut outgoing = Outgoing::default();
+        outgoing.begin(request.body(Upload::nothing()).unwrap());
+        outgoing
+    }
+
+    /// What a stream with this much room takes of `outgoing`.
+    fn sent(outgoing: &mut Outgoing, room: usize) -> String {
+        let mut stream = Closing {
+            room,
+            taken: Vec::new(),
+        };
+        let _ = outgoing.poll_send(&mut stream, &mut Context::from_waker(Waker::noop()));
+        String::from_utf8(stream.taken).unwrap()
+    }
+
+    #[test]
+    fn what_nobody_took_is_sent_again() {
+        let mut outgoing = begun(Method::POST);
+        assert_eq!(sent(&mut outgoing, 0), "");
+        let mut again = outgoing.take_again().unwrap();
+        assert_eq!(sent(&mut again, 100), "POST /p HTTP/1.1\r\n\r\n");
+        assert!(again.take_again().is_none());
+    }
+
+    #[test]
+    fn what_may_be_repeated_is_sent_again_whole() {
+        for room in [1, 100] {
+            let mut outgoing = begun(Method::GET);
+            assert_eq!(sent(&mut outgoing, room).len(), room.min(19));
+            let mut again = outgoing.take_again().unwrap();
+            assert_eq!(sent(&mut again, 100), "GET /p HTTP/1.1\r\n\r\n");
+            assert!(again.is_over());
+        }
+        let mut outgoing = begun(Method::POST);
+        sent(&mut outgoing, 1);
+        assert!(outgoing.take_again().is_none());
     }
 }

@@ -1,0 +1,255 @@
+//! A request passed to one of the addresses of its upstream: the one with the least to do, and another where it takes nothing.
+
+use std::sync::Arc;
+
+use hyper::{Request, Response};
+use tokio::time::{Duration, Instant, timeout_at};
+
+use super::{
+    address::{Address, Load},
+    body::{Progress, Source, Upload},
+    health::note_failure,
+    lease::Lease,
+    link::{Errand, Link, Unanswered},
+    live::Current,
+    refusal::Refusal,
+    upstreams::Upstream,
+};
+
+/// How many connections that had been kept a request may find closed at one address.
+const MOST_STALE: u32 = 3;
+
+/// By what a request is passed on, from beginning to end.
+pub(super) struct Passing {
+    pub(super) current: Arc<Current>,
+    pub(super) worker: usize,
+}
+
+/// How far a request has come before anything was waited for.
+pub(super) enum Asked {
+    /// It is being sent, on a connection that was kept.
+    On(Lease, usize),
+    /// There was none, or none that takes one request at a time.
+    Later(Errand, usize),
+}
+
+/// What came of a request that was sent: an answer, or nothing, and it may be sent on another connection.
+type Heard = Result<(Response<Source>, Lease), Errand>;
+
+impl Passing {
+    /// Sends `request` to the address with the least to do, if a connection has been kept there.
+    pub(super) fn ask_at_once(&self, upstream: &Upstream, request: Request<Upload>) -> Asked {
+        let times = &self.current.settings.timeouts;
+        let turn = upstream.turn();
+        let kept = upstream.least_loaded(turn, 0).and_then(|(_, address)| {
+            let load = address.enter();
+            Some(self.lease(address.take(self.worker, times)?, load))
+        });
+        let Some(mut lease) = kept else {
+            return Asked::Later(Errand::Whole(Box::new(request)), turn);
+        };
+        match lease.link.begin(request, times) {
+            Ok(()) => Asked::On(lease, turn),
+            Err(request) => Asked::Later(Errand::Whole(request), turn),
+        }
+    }
+
+    /// The head of the answer to what was asked, and the connection on which it came.
+    pub(super) async fn answer(
+        &self,
+        upstream: &Upstream,
+        asked: Asked,
+        progress: &Progress,
+    ) -> Result<(Response<Source>, Lease), Refusal> {
+        let (errand, turn) = match asked {
+            Asked::On(mut lease, turn) => {
+                let times = &self.current.settings.timeouts;
+                let heard = lease.link.answer(progress, times).await;
+                match self.heard(heard, lease, progress)? {
+                    Ok(answered) => return Ok(answered),
+                    Err(errand) => {
+                        upstream.tally.count_retry(self.worker);
+                        (errand, turn)
+                    }
+                }
+            }
+            Asked::Later(errand, turn) => (errand, turn),
+        };
+        // Seldom, and much larger than the rest of what a request is while it waits.
+        Box::pin(self.ask(upstream, turn, errand, progress)).await
+    }
+
+    /// Asks addresses of `upstream`, the one with the least to do first, until one has been sent the request.
+    async fn ask(
+        &self,
+        upstream: &Upstream,
+        turn: usize,
+        mut errand: Errand,
+        progress: &Progress,
+    ) -> Result<(Response<Source>, Lease), Refusal> {
+        let times = &self.current.settings.timeouts;
+        let mut patience = Patience::new(times.connect);
+        let (mut tried, mut refusal) = (0_u64, Refusal::Unreachable);
+        let (mut is_again, mut stale) = (false, 0);
+        while let Some((at, address)) = upstream.least_loaded(turn, tried) {
+            if std::mem::replace(&mut is_again, true) {
+                upstream.tally.count_retry(self.worker);
+            }
+            let load = address.enter();
+            let is_last = upstream.least_loaded(turn, tried | 1 << at).is_none();
+            let linked = patience.spend(is_last, |until| self.link(address, &errand, until));
+            let (link, is_kept) = match linked.await {
+                Some(Ok(linked)) => linked,
+                Some(Err(problem)) => {
+                    (tried, refusal) = (tried | 1 << at, problem);
+                    continue;
+                }
+                None => return Err(refusal),
+            };
+            let mut lease = self.lease(link, load);
+            let heard = lease.link.ask(errand, progress, times).await;
+            match self.heard(heard, lease, progress)? {
+                Ok(answered) => return Ok(answered),
+                Err(unsent) => errand = unsent,
+            }
+            // Of a kept connection it was to be expected; a new one that takes nothing is no address to ask.
+            stale += u32::from(is_kept);
+            if !is_kept || stale > MOST_STALE {
+                (tried, refusal) = (tried | 1 << at, Refusal::BadAnswer);
+            }
+            if !is_kept {
+                note_failure(address, refusal);
+            }
+        }
+        Err(refusal)
+    }
+
+    /// A connection to `address`, and whether it was there already. One under which `errand` ended once is not looked for again.
+    async fn link(
+        &self,
+        address: &Arc<Address>,
+        errand: &Errand,
+        until: Instant,
+    ) -> Result<(Link, bool), Refusal> {
+        let times = &self.current.settings.timeouts;
+        let take = || address.take(self.worker, times);
+        if let Errand::Whole(_) = errand
+            && let Some(kept) = take()
+        {
+            return Ok((kept, true));
+        }
+        if !address.http2 {
+            return Ok((self.make(address, until).await?, false));
+        }
+        let making = timeout_at(until, address.making(self.worker)).await;
+        // Who makes it knows whose fault that is.
+        let _making = making.map_err(|_| Refusal::ConnectTimeout)?;
+        if let Some(kept) = take() {
+            return Ok((kept, true));
+        }
+        let link = self.make(address, until).await?;
+        let shared = link.share(times).ok_or(Refusal::Full)?;
+        address.keep(self.worker, link, times.pool);
+        Ok((shared, false))
+    }
+
+    async fn make(&self, address: &Arc<Address>, until: Instant) -> Result<Link, Refusal> {
+        let made = Link::make(address, &self.current.settings, until).await;
+        made.inspect_err(|refusal| note_failure(address, *refusal))
+    }
+
+    /// What `heard` means for the request, and for who was asked.
+    fn heard(
+        &self,
+        heard: Result<Response<Source>, Unanswered>,
+        lease: Lease,
+        progress: &Progress,
+    ) -> Result<Heard, Refusal> {
+        let address = lease.load.address();
+        let refusal = match heard {
+            Ok(answer) => {
+                address.health.answered();
+                return Ok(Ok((answer, lease)));
+            }
+            Err(Unanswered::Unsent(errand)) => return Ok(Err(errand)),
+            Err(Unanswered::Lost) => None,
+            Err(Unanswered::Refused(refusal)) => Some(refusal),
+        };
+        // Where the client's body broke off, that is why the upstream gave no answer.
+        let most = self.current.settings.max_body.unwrap_or(u64::MAX);
+        Err(progress.failure(most).unwrap_or_else(|| {
+            if let Some(refusal) = refusal {
+                note_failure(address, refusal);
+            }
+            refusal.unwrap_or(Refusal::BadAnswer)
+        }))
+    }
+
+    fn lease(&self, link: Link, load: Load) -> Lease {
+        Lease {
+            link,
+            load,
+            worker: self.worker,
+            keep: self.current.settings.timeouts.pool,
+        }
+    }
+}
+
+/// The time that all tries to connect may take together, so that a row of addresses at which nobody answers holds no request
+/// longer than one does.
+struct Patience {
+    whole: Duration,
+    left: Duration,
+}
+
+impl Patience {
+    const fn new(whole: Duration) -> Self {
+        Self { whole, left: whole }
+    }
+
+    /// Tries until the time is over: half of what is left while there are others to try. `None` if there is too little left.
+    async fn spend<T>(
+        &mut self,
+        is_last: bool,
+        attempt: impl AsyncFnOnce(Instant) -> T,
+    ) -> Option<T> {
+        if self.left <= self.whole / 8 {
+            return None;
+        }
+        let start = Instant::now();
+        let tried = attempt(start + if is_last { self.left } else { self.left / 2 }).await;
+        self.left = self.left.saturating_sub(start.elapsed());
+        Some(tried)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::sleep_until;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_row_of_silent_addresses_takes_no_longer_than_one() {
+        let start = Instant::now();
+        let mut patience = Patience::new(Duration::from_secs(8));
+        let mut tries = 0;
+        while patience.spend(false, sleep_until).await.is_some() {
+            tries += 1;
+        }
+        assert_eq!((tries, start.elapsed().as_secs()), (3, 7));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_last_address_has_all_the_time_that_is_left() {
+        for others in 0..=2 {
+            let start = Instant::now();
+            let mut patience = Patience::new(Duration::from_secs(8));
+            for at in 0..=others {
+                assert!(patience.spend(at == others, sleep_until).await.is_some());
+            }
+            assert!(patience.spend(true, sleep_until).await.is_none());
+            assert_eq!(start.elapsed().as_secs(), 8);
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Connections to upstreams that speak HTTP/2: how many there are, how full, and what becomes of those that are silent.
+
+use std::{
+    convert::Infallible,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use http_body_util::{BodyExt, Full};
+use hyper::{Request, Response, body::Incoming, client::conn::http2, server, service::service_fn};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::Barrier,
+    time::timeout,
+};
+
+use crate::door::Door;
+
+/// Longer than anything takes: a test that would hang fails instead.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// An upstream that speaks HTTP/2, and has counted its connections.
+struct Upstream {
+    address: SocketAddr,
+    connections: Arc<AtomicUsize>,
+}
+
+impl Upstream {
+    /// Takes `streams` requests at once on a connection, and answers each with its `body`, by the number of the connection
+    /// and the path.
+    async fn start<F, B>(streams: u32, body: F) -> Self
+    where
+        F: Fn(usize, String) -> B + Clone + Send + 'static,
+        B: Future<Output = Bytes> + Send + 'static,
+    {
+        let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = socket.local_addr().unwrap();
+        let connections = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&connections);
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = socket.accept().await {
+                let connection = counted.fetch_add(1, Ordering::SeqCst);
+                let body = body.clone();
+                let answering = service_fn(move |request: Request<Incoming>| {
+                    let body = body(connection, request.uri().path().to_owned());
+                    async { Ok::<_, Infallible>(Response::new(Full::new(body.await))) }
+                });
+                let mut serving = server::conn::http2::Builder::new(TokioExecutor::new());
+                serving.max_concurrent_streams(streams);
+                tokio::spawn(serving.serve_connection(TokioIo::new(stream), answering));
+            }
+        });
+        Self {
+            address,
+            connections,
+        }
+    }
+
+    fn connections(&self) -> usize {
+        self.connections.load(Ordering::SeqCst)
+    }
+
+    /// A proxy in front of it, with more settings of the upstream and of the proxy.
+    fn door(&self, upstream: &str, proxy: &str) -> Door {
+        Door::open(&format!(
+            "proxy: {{listen: '127.0.0.1:0', {proxy} upstreams: [{{name: app, http2: true, {upstream} urls: 'http://{}'}}]}}\n",
+            self.address
+        ))
+    }
+}
+
+#[derive(Clone)]
+struct Client(http2::SendRequest<Full<Bytes>>);
+
+impl Client {
+    async fn connect(door: &Door) -> Self {
+        let stream = TcpStream::connect(door.listener.local_addr())
+            .await
+            .unwrap();
+        let handshake = http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
+        let (client, connection) = handshake.await.unwrap();
+        tokio::spawn(connection);
+        Self(client)
+    }
+
+    async fn head(&self, path: &str) -> Response<Incoming> {
+        let request = Request::get(format!("http://h.example{path}"));
+        let request = request.body(Full::default()).unwrap();
+        let answer = self.0.clone().send_request(request);
+        timeout(PATIENCE, answer).await.unwrap().unwrap()
+    }
+
+    async fn get(&self, path: &str) -> (u16, Bytes) {
+        let answer = self.head(path).await;
+        let status = answer.status().as_u16();
+        let body = timeout(PATIENCE, answer.into_body().collect()).await;
+        (status, body.unwrap().unwrap().to_bytes())
+    }
+}
+
+async fn ok() -> Bytes {
+    Bytes::from_static(b"ok")
+}
+
+#[tokio::test]
+async fn a_burst_from_cold_makes_one_connection() {
+    let upstream = Upstream::start(200, |_, _| ok()).await;
+    let door = upstream.door("", "");
+    let client = Client::connect(&door).await;
+    let answers = join_all((0..100).map(|_| client.get("/"))).await;
+    assert!(
+        answers.iter().all(|(status, _)| *status == 200),
+        "{answers:?}"
+    );
+    assert_eq!(upstream.connections(), 1);
+}
+
+/// Nobody is answered before all are there: those for whom a connection has no room have to be on another.
+#[tokio::test]
+async fn what_a_connection_does_not_take_goes_on_another() {
+    let all = Arc::new(Barrier::new(5));
+    let upstream = Upstream::start(2, move |_, _| {
+        let all = Arc::clone(&all);
+        async move {
+            all.wait().await;
+            ok().await
+        }
+    })
+    .await;
+    let door = upstream.door("", "");
+    let client = Client::connect(&door).await;
+    for _round in 0..2 {
+        let answers = join_all((0..5).map(|_| client.get("/"))).await;
+        assert!(
+            answers.iter().all(|(status, _)| *status == 200),
+            "{answers:?}"
+        );
+        assert_eq!(upstream.connections(), 3);
+    }
+}
+
+#[tokio::test]
+async fn a_full_connection_is_nobodys_to_close() {
+    let begun = Arc::new(Barrier::new(2));
+    let go_on = Arc::new(Barrier::new(2));
+    let barriers = (Arc::clone(&begun), Arc::clone(&go_on));
+    let upstream = Upstream::start(1, move |_, path| {
+        let (begun, go_on) = barriers.clone();
+        async move {
+            if path == "/slow" {
+                begun.wait().await;
+                go_on.wait().await;
+            }
+            ok().await
+        }
+    })
+    .await;
+    let door = upstream.door("max_connections: 1,", "");
+    let client = Client::connect(&door).await;
+    let slow = tokio::spawn({
+        let client = client.clone();
+        async move { client.get("/slow").await }
+    });
+    begun.wait().await;
+    assert_eq!(client.get("/").await.0, 503);
+    go_on.wait().await;
+    assert_eq!(slow.await.unwrap().0, 200);
+    assert_eq!(client.get("/").await.0, 200);
+    assert_eq!(upstream.connections(), 1);
+}
+
+/// Only a ping would tell whether it is dead, and that takes longer than to make another.
+#[tokio::test]
+async fn a_connection_that_does_not_answer_is_given_no_more_requests() {
+    let upstream = Upstream::start(200, |connection, _| async move {
+        if connection == 0 {
+            std::future::pending::<()>().await;
+        }
+        ok().await
+    })
+    .await;
+    let door = upstream.door("", "timeouts: {head: 200ms},");
+    let client = Client::connect(&door).await;
+    assert_eq!(client.get("/").await.0, 504);
+    assert_eq!(client.get("/").await.0, 200);
+    assert_eq!(upstream.connections(), 2);
+}
+
+#[tokio::test]
+async fn who_does_not_read_stops_nobody_else_on_the_connection() {
+    const LARGE: usize = 1 << 20;
+    let upstream = Upstream::start(200, |_, path| async move {
+        if path == "/large" {
+            return vec![0; LARGE].into();
+        }
+        ok().await
+    })
+    .await;
+    let door = upstream.door("", "");
+    let client = Client::connect(&door).await;
+    let mut unread = Vec::new();
+    for _ in 0..20 {
+        // A connection each: their windows are not what this is about.
+        unread.push(Client::connect(&door).await.head("/large").await);
+    }
+    let (status, body) = client.get("/large").await;
+    assert_eq!((status, body.len()), (200, LARGE));
+    assert_eq!(upstream.connections(), 1);
+    drop(unread);
+}
