@@ -17,6 +17,7 @@ mod failures;
 mod headers;
 mod health;
 mod http2;
+mod http2_smuggling;
 mod limits;
 mod passing;
 mod pool;

@@ -43,6 +43,8 @@ fn what_is_ambiguous_reaches_nobody() {
         "GET / HTTP/1.1\r\nhost: h\r\na: b\rc\r\n\r\n",
         "GET / HTTP/1.1\r\nhost: h\r\n: b\r\n\r\n",
         "GET / HTTP/1.1\r\n host: h\r\n\r\n",
+        "GET * HTTP/1.1\r\nhost: h\r\n\r\n",
+        "GET a HTTP/1.1\r\nhost: h\r\n\r\n",
         "GET /a b HTTP/1.1\r\nhost: h\r\n\r\n",
         "GET / HTTP/9.9\r\nhost: h\r\n\r\n",
         "\0\0\0\0",

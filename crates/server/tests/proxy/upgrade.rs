@@ -144,6 +144,20 @@ fn http2_in_this_way_is_not_asked_for() {
 }
 
 #[test]
+fn an_old_client_goes_on_with_nothing_else() {
+    let upstream = Upstream::ok();
+    let door = Door::before(upstream.url());
+    let mut client = door.connect();
+    client.send(ASKED.replace("HTTP/1.1", "HTTP/1.0"));
+    assert_eq!(client.read_answer(false).status, 200);
+    let head = &upstream.heads()[0];
+    assert!(
+        !head.contains("upgrade") && !head.contains("echo"),
+        "{head}"
+    );
+}
+
+#[test]
 fn an_open_tunnel_is_a_connection_to_the_end() {
     let upstream = echo();
     let door = Door::before(upstream.url());

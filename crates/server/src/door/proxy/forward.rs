@@ -103,7 +103,9 @@ struct Begun {
 
 impl Way {
     fn begin(&self, mut request: Request<Incoming>) -> Result<Begun, Refusal> {
-        let protocol = hop::upgrade(request.headers());
+        // Over HTTP/1.0 it says nothing: RFC 9110, section 7.8.
+        let is_new = request.version() == Version::HTTP_11;
+        let protocol = is_new.then(|| hop::upgrade(request.headers())).flatten();
         let client = protocol.is_some().then(|| hyper::upgrade::on(&mut request));
         let (mut head, body) = request.into_parts();
         let passing = Passing {

@@ -51,6 +51,9 @@ pub(super) fn settle(head: &mut Parts) -> Result<(), Refusal> {
     }
     // The target of HTTP/2, and of HTTP/1.1 in absolute form, has the host, and it comes before `Host`.
     if let Some(authority) = head.uri.authority() {
+        if head.uri.scheme().is_none() {
+            return Err(Refusal::Host("the target makes no sense"));
+        }
         if authority.as_str().contains('@') {
             return Err(Refusal::Host("there must be no user in the target"));
         }
@@ -69,20 +72,22 @@ pub(super) fn settle(head: &mut Parts) -> Result<(), Refusal> {
         }
         _ => return Err(Refusal::Host("there is no `Host`")),
     }
-    begin_with_path(&mut head.uri)?;
+    begin_with_path(&head.method, &mut head.uri)?;
     join_cookies(&mut head.headers);
     Ok(())
 }
 
 /// Rules see `/` where a target has no path, and so shall the upstream.
-fn begin_with_path(uri: &mut Uri) -> Result<(), Refusal> {
-    if let Some(target) = uri.path_and_query()
-        && target.as_str().starts_with('?')
-    {
+fn begin_with_path(method: &Method, uri: &mut Uri) -> Result<(), Refusal> {
+    const WRONG: Refusal = Refusal::Host("the target makes no sense");
+    let target = uri.path_and_query().map_or("", PathAndQuery::as_str);
+    if target.starts_with('?') {
         let whole = PathAndQuery::try_from(format!("/{target}"));
-        *uri = Uri::from(whole.map_err(|_| Refusal::Host("the target makes no sense"))?);
+        *uri = Uri::from(whole.map_err(|_| WRONG)?);
+        return Ok(());
     }
-    Ok(())
+    let makes_sense = target.starts_with('/') || (target == "*" && *method == Method::OPTIONS);
+    makes_sense.then_some(()).ok_or(WRONG)
 }
 
 /// The same for an upstream that speaks HTTP/2: the host stands in the target again, and nothing speaks of the connection.

@@ -3,7 +3,7 @@
 use std::{mem::MaybeUninit, ops::Range};
 
 use bytes::{BufMut, BytesMut};
-use http::{HeaderName, Response, StatusCode, Version, request::Parts};
+use http::{HeaderName, Response, StatusCode, Version, header::CONTENT_LENGTH, request::Parts};
 use httparse::{Header, ParserConfig, Status};
 
 use super::{Malformed, framing::Framing, header_map};
@@ -32,14 +32,27 @@ pub(super) fn write(head: &Parts, framing: &Framing, to: &mut BytesMut) {
     to.put_u8(b' ');
     to.put_slice(target.as_bytes());
     to.put_slice(b" HTTP/1.1\r\n");
+    let mut has_length = false;
     for (name, value) in &head.headers {
+        if name == CONTENT_LENGTH {
+            has_length = true;
+            continue;
+        }
         to.put_slice(name.as_str().as_bytes());
         to.put_slice(b": ");
         to.put_slice(value.as_bytes());
         to.put_slice(b"\r\n");
     }
-    if matches!(framing, Framing::Chunked) {
-        to.put_slice(b"transfer-encoding: chunked\r\n");
+    // What is said of the body is what is sent.
+    match framing {
+        Framing::Chunked => to.put_slice(b"transfer-encoding: chunked\r\n"),
+        Framing::Length(length) => {
+            to.put_slice(b"content-length: ");
+            to.put_slice(itoa::Buffer::new().format(*length).as_bytes());
+            to.put_slice(b"\r\n");
+        }
+        Framing::Nothing if has_length => to.put_slice(b"content-length: 0\r\n"),
+        Framing::Nothing | Framing::Close => {}
     }
     to.put_slice(b"\r\n");
 }

@@ -1,0 +1,170 @@
+//! Messages over HTTP/2 that would mean two things as HTTP/1.1, written frame by frame, because no client's library sends them.
+
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+    time::Duration,
+};
+
+use crate::{door::Door, upstream::Upstream};
+
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const GOAWAY: u8 = 7;
+
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+
+/// What becomes of the first request of a connection.
+#[derive(Debug, PartialEq, Eq)]
+enum Came {
+    /// An answer, by the first octet of its head: these are statuses in HPACK's static table.
+    Answer(u8),
+    /// The stream was reset, or the connection ended.
+    Reset,
+}
+
+const OK: Came = Came::Answer(0x88);
+const BAD_REQUEST: Came = Came::Answer(0x8c);
+
+fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
+    let length = u8::try_from(payload.len()).unwrap();
+    let mut frame = vec![0, 0, length, kind, flags, 0, 0, 0, stream];
+    frame.extend_from_slice(payload);
+    frame
+}
+
+/// Header lines in HPACK, each in full.
+fn block(lines: &[(&str, &str)]) -> Vec<u8> {
+    let mut block = Vec::new();
+    for (name, value) in lines {
+        block.push(0);
+        for text in [name, value] {
+            block.push(u8::try_from(text.len()).unwrap());
+            block.extend_from_slice(text.as_bytes());
+        }
+    }
+    block
+}
+
+/// What a client gets for a request with this head and body.
+fn asked(door: &Door, lines: &[(&str, &str)], body: &[u8]) -> Came {
+    let mut stream = TcpStream::connect(door.listener.local_addr()).unwrap();
+    let patience = Some(Duration::from_secs(30));
+    stream.set_read_timeout(patience).unwrap();
+    let mut octets = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    octets.extend(frame(SETTINGS, 0, 0, &[]));
+    octets.extend(frame(HEADERS, END_HEADERS, 1, &block(lines)));
+    octets.extend(frame(DATA, END_STREAM, 1, body));
+    stream.write_all(&octets).unwrap();
+    loop {
+        let mut head = [0; 9];
+        if stream.read_exact(&mut head).is_err() {
+            return Came::Reset;
+        }
+        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+        let mut payload = vec![0; usize::try_from(length).unwrap()];
+        stream.read_exact(&mut payload).unwrap();
+        match head[3] {
+            HEADERS => return Came::Answer(payload[0]),
+            RST_STREAM | GOAWAY => return Came::Reset,
+            _ => {}
+        }
+    }
+}
+
+fn post<'l>(lines: &[(&'l str, &'l str)]) -> Vec<(&'l str, &'l str)> {
+    const PSEUDO: [(&str, &str); 4] = [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", "/p"),
+        (":authority", "h"),
+    ];
+    [&PSEUDO, lines].concat()
+}
+
+#[test]
+fn what_is_ambiguous_reaches_nobody() {
+    let upstream = Upstream::ok();
+    let door = Door::before(upstream.url());
+    let with = |name, value| {
+        [
+            (":method", "GET"),
+            (":scheme", "http"),
+            (":authority", "h"),
+            (name, value),
+        ]
+        .to_vec()
+    };
+    let table = [
+        (post(&[("content-length", "")]), "", BAD_REQUEST),
+        (
+            post(&[("content-length", "5"), ("content-length", "5")]),
+            "hello",
+            BAD_REQUEST,
+        ),
+        (post(&[("content-length", "5, 5")]), "hello", Came::Reset),
+        (
+            post(&[("content-length", "5"), ("content-length", "6")]),
+            "hello",
+            Came::Reset,
+        ),
+        (post(&[("content-length", "+5")]), "hello", Came::Reset),
+        (
+            post(&[("content-length", "99999999999999999999")]),
+            "hello",
+            Came::Reset,
+        ),
+        (
+            post(&[("transfer-encoding", "chunked")]),
+            "0\r\n\r\n",
+            Came::Reset,
+        ),
+        (post(&[("connection", "close")]), "", Came::Reset),
+        (post(&[("upgrade", "echo")]), "", Came::Reset),
+        (post(&[("te", "gzip")]), "", Came::Reset),
+        (post(&[("Upper", "x")]), "", Came::Reset),
+        (post(&[("a", "b\r\nc: d")]), "", Came::Reset),
+        (post(&[("a b", "c")]), "", Came::Reset),
+        (post(&[("", "c")]), "", Came::Reset),
+        (post(&[(":path", "/q")]), "", Came::Reset),
+        (with(":path", ""), "", Came::Reset),
+        (with(":path", "/a b"), "", Came::Reset),
+        (with(":path", "*"), "", BAD_REQUEST),
+        (with(":path", "a"), "", Came::Reset),
+        (with("a", "no path"), "", Came::Reset),
+        (post(&[("host", "h"), ("host", "i")]), "", BAD_REQUEST),
+    ];
+    let wrong: Vec<_> = table
+        .iter()
+        .map(|(lines, body, came)| (lines, asked(&door, lines, body.as_bytes()), came))
+        .filter(|(_, came, expected)| came != *expected)
+        .collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert_eq!(upstream.heads(), [""; 0]);
+}
+
+/// The host of the target comes before `Host`, and a length is written as the number that it is.
+#[test]
+fn what_is_clear_passes_in_one_form() {
+    let upstream = Upstream::ok();
+    let door = Door::before(upstream.url());
+    for lines in [
+        post(&[("content-length", "5"), ("host", "other")]),
+        post(&[("content-length", "0005")]),
+    ] {
+        assert_eq!(asked(&door, &lines, b"hello"), OK, "{lines:?}");
+    }
+    assert_eq!(asked(&door, &post(&[]), b""), OK);
+    let heads = upstream.heads();
+    for head in &heads[..2] {
+        assert_eq!(head.matches("\r\nhost: h\r\n").count(), 1, "{head}");
+        assert_eq!(head.matches("\r\nhost:").count(), 1, "{head}");
+        assert_eq!(head.matches("content-length: 5").count(), 1, "{head}");
+        assert_eq!(head.matches("content-length").count(), 1, "{head}");
+        assert!(!head.contains("transfer-encoding"), "{head}");
+    }
+    assert!(heads[2].contains("transfer-encoding: chunked"), "{heads:?}");
+}
