@@ -177,6 +177,27 @@ async fn who_begins_http2_and_goes_silent_is_cut_off() {
     }
 }
 
+/// Whoever has said nothing yet has nothing to finish.
+#[test]
+fn a_shutdown_does_not_wait_for_who_says_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    issue(folder.path());
+    let upstream = Upstream::ok();
+    let patient = "timeouts: {request_head: 1h}";
+    for settings in [
+        patient.to_owned(),
+        format!("{patient}\n{}", settings(folder.path())),
+    ] {
+        let door = Door::with(upstream.url(), &settings);
+        let silent = door.connect();
+        while door.listener.open() == 0 {
+            std::thread::yield_now();
+        }
+        assert_eq!(door.shut_down(), 0, "it was cut off, not let go");
+        assert_eq!(silent.until_closed(), "");
+    }
+}
+
 /// Whoever gives no window answers pings all the same, so it is the stream that is timed.
 #[tokio::test]
 async fn an_answer_that_its_client_does_not_take_is_given_up() {

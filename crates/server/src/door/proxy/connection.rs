@@ -6,7 +6,7 @@ mod introduced;
 mod taken;
 mod version;
 
-use std::{convert::Infallible, sync::Arc};
+use std::{convert::Infallible, io, sync::Arc};
 
 use hyper::{
     Request, Response,
@@ -43,24 +43,31 @@ impl Client {
         B::Data: Send,
         B::Error: std::error::Error + Send + Sync + 'static,
     {
-        let time = self.settings.timeouts.request_head;
-        let peer = self.connection.peer;
-        let Some(tls) = &self.tls else {
-            return match timeout(time, version::of(&stream)).await {
-                Ok(Ok(version)) => self.serve_as(version, stream, service).await,
-                Ok(Err(error)) => tracing::debug!(%peer, "no request: {error}"),
-                Err(_) => tracing::debug!(%peer, "no request in time"),
-            };
-        };
-        match timeout(time, tls.accept(stream)).await {
-            Ok(Ok(stream)) => {
+        if let Some(tls) = &self.tls {
+            if let Some(stream) = self.begun(tls.accept(stream)).await {
                 let version = version::agreed(&stream);
                 let service = Introduced::new(&stream, service);
                 self.serve_as(version, stream, service).await;
             }
-            Ok(Err(error)) => tracing::debug!(%peer, "no TLS: {error}"),
-            Err(_) => tracing::debug!(%peer, "no TLS in time"),
+        } else if let Some(version) = self.begun(version::of(&stream)).await {
+            self.serve_as(version, stream, service).await;
         }
+    }
+
+    /// How the client begins; `None` if it does not, in time and before the server shuts down.
+    async fn begun<T>(&self, beginning: impl Future<Output = io::Result<T>>) -> Option<T> {
+        let peer = self.connection.peer;
+        let beginning = timeout(self.settings.timeouts.request_head, beginning);
+        tokio::select! {
+            biased;
+            begun = beginning => match begun {
+                Ok(Ok(begun)) => return Some(begun),
+                Ok(Err(error)) => tracing::debug!(%peer, "no request: {error}"),
+                Err(_) => tracing::debug!(%peer, "no request in time"),
+            },
+            () = self.connection.shutdown.begun() => {}
+        }
+        None
     }
 
     async fn serve_as<T, S, B>(self, version: Version, stream: T, service: S)
