@@ -15,7 +15,7 @@ use std::{
 use http_body_util::Full;
 use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
 
-use super::{lease::Lease, refusal::Refusal, shared::Stream, stall::Silence};
+use super::{lease::Lease, refusal::Refusal, shared::Stream, silence::Silence};
 
 /// Why a body was not passed on to its end.
 #[derive(Debug)]

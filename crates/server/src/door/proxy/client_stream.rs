@@ -16,8 +16,10 @@ use std::{
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::stall::Stalling;
-use crate::{config::Timeouts, net::LazyTimer};
+use crate::{
+    config::Timeouts,
+    net::{LazyTimer, Stalling},
+};
 
 /// Whose turn it is on a connection; both ends of the proxy's work hold a clone.
 ///

@@ -32,8 +32,8 @@ use self::{
     framing::Framing,
     outgoing::Unsent,
 };
-use super::{body::Upload, hop, stall::Stalling};
-use crate::config::Proxy;
+use super::{body::Upload, hop};
+use crate::{config::Proxy, net::Stalling};
 
 /// What is read at once, at least and at most: a head and a small body, and a body that comes fast.
 const READ_BYTES: std::ops::RangeInclusive<usize> = 8 << 10..=64 << 10;

@@ -24,7 +24,7 @@ mod live;
 mod passing;
 mod refusal;
 mod shared;
-mod stall;
+mod silence;
 mod tally;
 mod target;
 mod tunnel;

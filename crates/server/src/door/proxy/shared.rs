@@ -31,8 +31,8 @@ use tokio::{
     sync::watch,
 };
 
-use super::{body::Upload, stall::Stalling};
-use crate::config::Proxy;
+use super::body::Upload;
+use crate::{config::Proxy, net::Stalling};
 
 /// The most requests at once on a connection, even if its upstream would take more.
 const MOST_STREAMS: usize = 100;

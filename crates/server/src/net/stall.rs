@@ -9,17 +9,17 @@ use std::{
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::net::LazyTimer;
+use super::LazyTimer;
 
 /// A socket whose other end must take what it is sent, in time.
 #[derive(Debug)]
-pub(super) struct Stalling<S> {
+pub(crate) struct Stalling<S> {
     stream: S,
     stall: Stall,
 }
 
 impl<S> Stalling<S> {
-    pub(super) const fn new(stream: S, longest: Duration) -> Self {
+    pub(crate) const fn new(stream: S, longest: Duration) -> Self {
         let stall = Stall {
             longest,
             stuck: None,
@@ -95,40 +95,5 @@ impl Stall {
         ready!(stuck.poll_due(cx));
         let late = "the other side did not take what it was sent in time";
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, late)))
-    }
-}
-
-/// How long the next octets may be waited for. Time in which nobody waits does not count, so that a slow reader at
-/// the other end of a body is not blamed on its writer.
-#[derive(Debug)]
-pub(super) struct Silence {
-    longest: Duration,
-    timer: Option<LazyTimer>,
-    is_awaited: bool,
-}
-
-impl Silence {
-    pub(super) const fn new(longest: Duration) -> Self {
-        Self {
-            longest,
-            timer: None,
-            is_awaited: false,
-        }
-    }
-
-    /// Something has come.
-    pub(super) fn broken(&mut self) {
-        self.is_awaited = false;
-    }
-
-    /// Nothing has come: ready once that has lasted too long.
-    pub(super) fn poll_too_long(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let longest = self.longest;
-        let timer = self.timer.get_or_insert_with(|| LazyTimer::new(longest));
-        if !self.is_awaited {
-            self.is_awaited = true;
-            timer.set(longest);
-        }
-        timer.poll_due(cx)
     }
 }
