@@ -35,6 +35,7 @@ pub use gate::Gate;
 pub use headers::{HeaderWriter, Legacy};
 pub use layer::{
     Entries, Lasting, Limited, LimitedBody, LimiterLayer, Passed, Peer, Report, ResponseFuture,
+    overloaded,
 };
 pub use limiter::Limiter;
 #[cfg(feature = "maxmind")]
@@ -42,5 +43,5 @@ pub use maxmind::{MaxMind, MaxMindError};
 pub use part::Part;
 pub use path::normal as normal_path;
 pub use proxy::Proxy;
-pub use shed::{Load, Room, ShedFuture, ShedLayer, Shedding};
+pub use shed::{Gauge, Held, Load, Room, Share, ShedFuture, ShedLayer, Shedding};
 pub use unclear::Unclear;

@@ -155,7 +155,9 @@ pub fn start(
     let envoy = config.envoy.map(|envoy| watch(envoy, &limiter));
     let envoy = envoy.transpose()?;
     let server = Server::start(Server::default_workers())?;
-    let proxy = config.proxy.map(|settings| proxied(settings, &server));
+    let clock = limiter.clock();
+    let proxy = config.proxy;
+    let proxy = proxy.map(|settings| proxied(settings, &server, clock.clone()));
     let proxy = proxy.transpose()?;
     let reloader = source.map(|path| {
         let (limiter, proxy) = (Arc::clone(&limiter), proxy.clone());
@@ -201,10 +203,10 @@ fn check_admin(address: Option<SocketAddr>, token: Option<&str>) -> Result<(), S
     }
 }
 
-fn proxied(settings: Proxy, server: &Server) -> Result<Arc<Live>, ServeError> {
+fn proxied(settings: Proxy, server: &Server, clock: Clock) -> Result<Arc<Live>, ServeError> {
     let log = settings.access_log.as_ref().map(AccessLog::open);
     let log = log.transpose().map_err(ServeError::AccessLog)?;
-    Ok(Arc::new(Live::new(settings, server, log)?))
+    Ok(Arc::new(Live::new(settings, server, log, clock)?))
 }
 
 /// Reads the rules of the rate limit service; without them it starts only if it was told to.

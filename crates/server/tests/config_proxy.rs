@@ -3,6 +3,11 @@
 
 use std::time::Duration;
 
+use tidegate_core::{
+    Span,
+    adaptive::{AdaptiveSettings, Aimd, Gradient, Method},
+};
+use tidegate_http::{Room, Share};
 use tidegate_server::config::{Config, ForwardedHeaders, Proxy};
 
 fn proxy(text: &str) -> Proxy {
@@ -183,4 +188,129 @@ fn the_access_log_goes_somewhere() {
         "proxy.access_log.to (line 1): is missing; name stdout or a path",
     ];
     assert_eq!(mistakes(text), expected);
+}
+
+#[test]
+fn how_much_an_upstream_bears_is_learnt_as_it_is_told() {
+    let upstream = |settings: &str| {
+        let text = format!(
+            "proxy: {{listen: '127.0.0.1:1', upstreams: [{{name: a, urls: 'http://h'{settings}}}]}}"
+        );
+        proxy(&text).upstreams.remove(0).adaptive
+    };
+    assert!(upstream("").is_none());
+    let default = upstream(", adaptive: {}").unwrap();
+    assert_eq!(default.settings, AdaptiveSettings::default());
+    assert_eq!(default.room, [Room::InFlight(60)]);
+    assert_eq!(
+        (default.classes.len(), &*default.classes[0].name),
+        (1, "default")
+    );
+    let set = upstream(
+        ", adaptive: {algorithm: aimd, max: 9, samples: 5, window: 1s, too_slow: 2s, backoff: 80%, room: {in_flight: 40%}, \
+         classes: [{name: batch, when: {path: /batch/**, time: '01:00-06:00'}, share: 50%}]}",
+    );
+    let set = set.unwrap();
+    let aimd = Aimd {
+        backoff: 80,
+        too_slow: Span::from_secs(2),
+    };
+    let settings = AdaptiveSettings {
+        method: Method::Aimd(aimd),
+        initial: 9,
+        max: 9,
+        samples: 5,
+        window: Span::from_secs(1),
+        ..AdaptiveSettings::default()
+    };
+    assert_eq!(
+        (set.settings, &*set.room),
+        (settings, &[Room::InFlight(40)][..])
+    );
+    assert_eq!(
+        (&*set.classes[0].name, set.classes[0].share),
+        ("batch", Share::new(50).unwrap())
+    );
+    let gradient = upstream(
+        ", adaptive: {tolerance: 200%, queue: 9, smoothing: 50%, min: 30, room: {in_flight: 70%, latency: 130%}}",
+    );
+    let gradient = gradient.unwrap();
+    assert_eq!(gradient.settings.initial, 30);
+    assert_eq!(gradient.room, [Room::InFlight(70), Room::Latency(130)]);
+    let expected = Gradient {
+        tolerance: 200,
+        queue: 9,
+        smoothing: 50,
+    };
+    assert_eq!(gradient.settings.method, Method::Gradient(expected));
+}
+
+#[test]
+fn mistakes_in_what_an_upstream_bears_are_named_where_they_are() {
+    let text = "proxy:
+  listen: 127.0.0.1:1
+  upstreams:
+    - name: a
+      urls: http://h
+      adaptive:
+        algorithm: vegas
+        min: 0
+    - name: b
+      urls: http://i
+      adaptive:
+        algorithm: aimd
+        tolerance: 200%
+        bakoff: 80%
+        max: 2000000
+        room: {latency: 120%}
+    - name: c
+      urls: http://j
+      adaptive:
+        smoothing: 0%
+        room: {latency: 90%}
+        classes:
+          - {name: default, when: {path: /x}}
+          - {name: d, share: 0%}
+          - {name: e, wen: {path: /x}}
+    - name: d
+      urls: http://k
+      adaptive: {room: {}}
+";
+    let expected = [
+        "proxy.upstreams[0].adaptive.algorithm (line 7): expected one of gradient, aimd, got \"vegas\"",
+        "proxy.upstreams[0].adaptive.min (line 8): must be 1 to 1000, got 0",
+        "proxy.upstreams[1].adaptive.tolerance (line 13): goes with `algorithm: gradient`",
+        "proxy.upstreams[1].adaptive.bakoff (line 14): unknown key `bakoff`; did you mean `backoff`?",
+        "proxy.upstreams[1].adaptive.max (line 15): must be 1 to 1000000, got 2000000",
+        "proxy.upstreams[1].adaptive.room.latency (line 16): goes with `algorithm: gradient`, which learns how long requests usually take",
+        "proxy.upstreams[2].adaptive.smoothing (line 20): must be 1 to 100, got 0",
+        "proxy.upstreams[2].adaptive.room.latency (line 21): must be 101% to 1000%, not 90%",
+        "proxy.upstreams[2].adaptive.classes[0] (line 23): another is called `default`",
+        "proxy.upstreams[2].adaptive.classes[1].when (line 24): is missing",
+        "proxy.upstreams[2].adaptive.classes[1].share (line 24): must be 1% to 100%",
+        "proxy.upstreams[2].adaptive.classes[2].wen (line 25): unknown key `wen`; did you mean `when`?",
+        "proxy.upstreams[3].adaptive.room (line 28): names no sign of room; write in_flight, latency or both",
+    ];
+    assert_eq!(mistakes(text), expected);
+}
+
+#[test]
+fn what_nobody_reaches_and_what_nobody_tells_is_warned_of() {
+    let text = "listen: {http: off, resp: off}
+rules: [{name: r, limits: [1/s], elastic: {by: 50%, when: {room.b: 'yes', room.c: 'yes'}}}]
+proxy:
+  listen: 127.0.0.1:1
+  upstreams:
+    - {name: a, urls: http://h, when: {path: /a/**}}
+    - {name: b, urls: http://i, adaptive: {classes: [{name: x, when: {custmer: x}}]}}
+    - {name: c, urls: http://j, when: {path: /c/**}}
+";
+    let warnings = Config::parse(text).unwrap().warnings;
+    let warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
+    let expected = [
+        "proxy.upstreams[1].adaptive.classes[0].when.custmer (line 7): no-entry: no request at the proxy has an entry \"custmer\"; known are method, path, host, ip, ip.exact, room.a, room.b, room.c, and header.NAME, cookie.NAME, query.NAME",
+        "proxy.upstreams[2] (line 8): unreachable-upstream: no request is for `c`, because every request is for `b`, which stands before it and has no `when`; move that one to the end",
+        "proxy.upstreams[2] (line 8): untold-room: a rule goes by `room.c`, which the proxy tells only of an upstream with `adaptive`; write `adaptive: {}`",
+    ];
+    assert_eq!(warnings, expected);
 }

@@ -26,6 +26,8 @@ mod method;
 mod probe;
 mod window;
 
+use std::mem;
+
 pub use self::method::{Aimd, Gradient, Method};
 use self::{
     probe::Usual,
@@ -141,6 +143,23 @@ impl Adaptive {
         })
     }
 
+    /// Goes on under other `settings` from where it is. What was learnt stays, unless the method is another one; the limit moves no
+    /// further than into the new bounds, and [`AdaptiveSettings::initial`] has no say any more.
+    ///
+    /// # Errors
+    ///
+    /// What [`Adaptive::new`] refuses; then everything stays as it was.
+    pub fn change(&mut self, settings: AdaptiveSettings) -> Result<(), LimitError> {
+        let fresh = Self::new(settings)?;
+        let (was, is) = (&self.settings.method, &settings.method);
+        if mem::discriminant(was) != mem::discriminant(is) {
+            (self.usual, self.recent) = (fresh.usual, fresh.recent);
+        }
+        self.settings = settings;
+        self.limit = self.limit.clamp(self.least(), self.most());
+        Ok(())
+    }
+
     /// The most at once now, in whole places: at least the minimum.
     #[must_use]
     pub fn limit(&self) -> u32 {
@@ -183,12 +202,15 @@ impl Adaptive {
             now,
         };
         let limit = method.next(&limit, &mut self.usual, &seen);
-        let most = u64::from(self.settings.max) * Self::PARTS;
-        self.limit = limit.clamp(self.least(), most);
+        self.limit = limit.clamp(self.least(), self.most());
     }
 
     fn least(&self) -> u64 {
         u64::from(self.settings.min) * Self::PARTS
+    }
+
+    fn most(&self) -> u64 {
+        u64::from(self.settings.max) * Self::PARTS
     }
 }
 

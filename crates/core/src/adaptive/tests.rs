@@ -259,6 +259,41 @@ fn what_says_nothing_changes_nothing() {
 }
 
 #[test]
+fn other_settings_keep_what_was_learnt_and_their_bounds() {
+    let mut limit = gradient();
+    let mut service = Service::new(20, 10_000);
+    let learnt = run(&mut limit, &mut service, 250, 20, &[]).limits[19];
+    assert_ne!(learnt, 20);
+    let slowness = limit.slowness();
+    assert!(slowness.is_some());
+    let same = AdaptiveSettings {
+        initial: 7,
+        window: Span::from_millis(50),
+        ..AdaptiveSettings::default()
+    };
+    limit.change(same).unwrap();
+    assert_eq!((limit.limit(), limit.slowness()), (learnt, slowness));
+    let fewer = AdaptiveSettings {
+        initial: 3,
+        max: 3,
+        ..same
+    };
+    limit.change(fewer).unwrap();
+    assert_eq!((limit.limit(), limit.slowness()), (3, slowness));
+    let more = AdaptiveSettings {
+        method: Method::Aimd(Aimd::default()),
+        min: 40,
+        initial: 40,
+        ..same
+    };
+    limit.change(more).unwrap();
+    assert_eq!((limit.limit(), limit.slowness()), (40, None));
+    let refused = AdaptiveSettings { min: 0, ..same };
+    assert_eq!(limit.change(refused).unwrap_err().field, "min");
+    assert_eq!(limit.limit(), 40);
+}
+
+#[test]
 fn what_cannot_work_is_refused_by_its_field() {
     let refused = |change: fn(&mut AdaptiveSettings)| {
         let mut settings = AdaptiveSettings::default();

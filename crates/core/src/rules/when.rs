@@ -69,6 +69,12 @@ impl When {
             .all(|condition| condition.holds(request))
     }
 
+    /// Whether the conditions hold for `request` at `now`, and the schedule does too.
+    #[must_use]
+    pub fn holds_at(&self, request: &Request<'_>, now: Timestamp) -> bool {
+        self.holds(request, now, &mut 0)
+    }
+
     /// Whether there are no conditions and no schedule, so that they hold for every request.
     #[must_use]
     pub fn is_always(&self) -> bool {
@@ -90,7 +96,8 @@ impl When {
         conditions && self.schedule().is_none_or(|schedule| schedule.holds(now))
     }
 
-    pub(super) fn entry_names(&self) -> impl Iterator<Item = &str> {
+    /// The names of the entries that the conditions look at.
+    pub fn entry_names(&self) -> impl Iterator<Item = &str> {
         self.iter().map(|condition| &*condition.entry)
     }
 

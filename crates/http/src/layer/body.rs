@@ -47,7 +47,9 @@ impl<B> LimitedBody<B> {
         }
     }
 
-    pub(crate) fn denial(rest: Bytes) -> Self {
+    /// An answer that is not the inner service's, whole.
+    #[must_use]
+    pub fn denial(rest: Bytes) -> Self {
         Self {
             content: Content::Denial { rest },
             reservation: Reservation::default(),

@@ -44,21 +44,20 @@ mod service;
 use std::{fmt, net::IpAddr, sync::Arc};
 
 use http::{Extensions, request::Parts};
-use tidegate_core::{Cost, Span};
+use tidegate_core::{Cost, Span, Timestamp, When};
 use tower_layer::Layer;
 
-pub(crate) use self::ruling::busy;
 pub use self::{
     answer::Report,
     body::LimitedBody,
     entries::{Entries, Peer},
     future::ResponseFuture,
     lasting::Lasting,
-    ruling::Passed,
+    ruling::{Passed, overloaded},
     service::Limited,
 };
 use self::{
-    entries::{Identity, PeerOf},
+    entries::{Described, Identity, PeerOf},
     ruling::Terms,
 };
 use crate::{Atlas, Gate, HeaderWriter, Part, Trust};
@@ -226,6 +225,26 @@ impl<G: Gate> LimiterLayer<G> {
     pub fn longest_wait(mut self, longest: Span) -> Self {
         self.settings().terms.longest_wait = longest;
         self
+    }
+
+    /// Whether `when` holds at `now` for the request with this head, by the entries that rules see. It does not where one of them
+    /// could mean several things.
+    #[must_use]
+    pub fn holds(&self, when: &When, request: &Parts, now: Timestamp) -> bool {
+        let described = Described::new(request, &self.settings.identity);
+        let found = when.entry_names().filter_map(|name| {
+            let value = described.entry(name).transpose()?;
+            Some(value.map(|value| (name, value)))
+        });
+        let Ok(found) = found.collect::<Result<Vec<_>, _>>() else {
+            return false;
+        };
+        let entries: Vec<(&str, &str)> = found
+            .iter()
+            .map(|(name, value)| (*name, &**value))
+            .collect();
+        tidegate_core::Request::new(&entries, Cost::ONE)
+            .is_ok_and(|request| when.holds_at(&request, now))
     }
 
     fn settings(&mut self) -> &mut Settings {

@@ -122,8 +122,10 @@ impl Terms {
     }
 }
 
-/// The answer to a request, with this head, for which a service has no room.
-pub(crate) fn busy(head: &Parts) -> Response<Bytes> {
+/// The answer to a request, with this head, for which a service has no room: 503 with `Retry-After` and a problem document, or gRPC's
+/// `UNAVAILABLE`.
+#[must_use]
+pub fn overloaded(head: &Parts) -> Response<Bytes> {
     let denial = Denial::busy();
     let mut response = answer(&denial, grpc::call(head));
     headers::put_retry_after(denial.retry_after, response.headers_mut());

@@ -1,17 +1,23 @@
 //! How many are in flight, and who may join them.
 
 use std::sync::{
-    Arc, Mutex, PoisonError,
+    Arc, Mutex, MutexGuard, PoisonError,
     atomic::{AtomicU32, AtomicU64, Ordering},
 };
 
+use http::{HeaderValue, Response, StatusCode};
 use tidegate_core::{
     LimitError, Span, Timestamp,
-    adaptive::{Adaptive, Ended},
+    adaptive::{Adaptive, AdaptiveSettings, Ended},
 };
 
 use super::Room;
 use crate::Clock;
+
+// Codes of gRPC, as they stand in a header.
+const DEADLINE_EXCEEDED: &[u8] = b"4";
+const RESOURCE_EXHAUSTED: &[u8] = b"8";
+const UNAVAILABLE: &[u8] = b"14";
 
 /// How busy a service is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,8 +31,32 @@ pub struct Load {
     pub shed: u64,
 }
 
+/// The share of the places that requests of a class may use, in percent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share(u32);
+
+impl Share {
+    /// All of them.
+    pub const ALL: Self = Self(100);
+
+    /// So many percent of them, 1 to 100, rounded down, and one always.
+    ///
+    /// # Errors
+    ///
+    /// Names `shares`.
+    pub fn new(percent: u32) -> Result<Self, LimitError> {
+        if !(1..=100).contains(&percent) {
+            let problem = format!("must be 1 to 100 percent each, got {percent}");
+            return Err(LimitError::new("shares", problem));
+        }
+        Ok(Self(percent))
+    }
+}
+
+/// How many requests a service has at once, and whether it bears another: what a [`ShedLayer`](super::ShedLayer) goes by, for who
+/// knows more of the service than a layer does.
 #[derive(Debug)]
-pub(super) struct Gauge {
+pub struct Gauge {
     adaptive: Mutex<Adaptive>,
     /// What the limit came to last, for those who only read it.
     limit: AtomicU32,
@@ -34,52 +64,49 @@ pub(super) struct Gauge {
     slowness: AtomicU64,
     in_flight: AtomicU32,
     shed: AtomicU64,
-    shares: Box<[u32]>,
     clock: Clock,
 }
 
-/// The most classes.
-const MAX_CLASSES: usize = 16;
-
 impl Gauge {
-    pub(super) fn new(adaptive: Adaptive, clock: Clock) -> Self {
-        Self {
+    /// A service of which nothing is known yet.
+    ///
+    /// # Errors
+    ///
+    /// What [`Adaptive::new`] refuses.
+    pub fn new(settings: AdaptiveSettings, clock: Clock) -> Result<Self, LimitError> {
+        let adaptive = Adaptive::new(settings)?;
+        Ok(Self {
             limit: AtomicU32::new(adaptive.limit()),
             adaptive: Mutex::new(adaptive),
             slowness: AtomicU64::new(u64::MAX),
             in_flight: AtomicU32::new(0),
             shed: AtomicU64::new(0),
-            shares: Box::new([100]),
             clock,
-        }
-    }
-
-    /// The same, with nobody in flight, for classes that have so many percent of the places.
-    pub(super) fn with_shares(&self, shares: &[u32]) -> Result<Self, LimitError> {
-        let problem = match shares {
-            [] => Some("must name the share of at least one class".to_owned()),
-            _ if shares.len() > MAX_CLASSES => Some(format!(
-                "{} classes are over the maximum of {MAX_CLASSES}",
-                shares.len()
-            )),
-            _ => shares
-                .iter()
-                .find(|share| !(1..=100).contains(*share))
-                .map(|share| format!("must be 1 to 100 percent each, got {share}")),
-        };
-        if let Some(problem) = problem {
-            return Err(LimitError::new("shares", problem));
-        }
-        let adaptive = self.adaptive().clone();
-        Ok(Self {
-            shares: shares.into(),
-            ..Self::new(adaptive, self.clock.clone())
         })
     }
 
-    /// A place for a request of that class, if there is one.
-    pub(super) fn enter(self: &Arc<Self>, class: usize) -> Option<Place> {
-        let most = self.most(class);
+    /// Goes on under other `settings`, with what it has learnt and with whoever is in flight.
+    ///
+    /// # Errors
+    ///
+    /// What [`Adaptive::change`] refuses.
+    pub fn change(&self, settings: AdaptiveSettings) -> Result<(), LimitError> {
+        let mut adaptive = self.adaptive();
+        adaptive.change(settings)?;
+        self.publish(&adaptive);
+        Ok(())
+    }
+
+    /// Whether one of those who may use this share would get a place now. Nobody is counted as shed.
+    #[must_use]
+    pub fn has_place(&self, share: Share) -> bool {
+        self.in_flight.load(Ordering::Acquire) < self.most(share)
+    }
+
+    /// A place for one of those who may use this share, if there is one; else it counts as shed.
+    #[must_use]
+    pub fn enter(self: &Arc<Self>, share: Share) -> Option<Held> {
+        let most = self.most(share);
         let entered =
             self.in_flight
                 .fetch_update(Ordering::AcqRel, Ordering::Acquire, |in_flight| {
@@ -89,7 +116,7 @@ impl Gauge {
             self.shed.fetch_add(1, Ordering::Relaxed);
             return None;
         }
-        Some(Place {
+        Some(Held {
             gauge: Arc::clone(self),
             since: self.clock.now(),
             ended: None,
@@ -97,7 +124,8 @@ impl Gauge {
     }
 
     /// Whether there is room for more than the usual.
-    pub(super) fn has(&self, room: Room) -> bool {
+    #[must_use]
+    pub fn has(&self, room: Room) -> bool {
         let load = self.load();
         match room {
             Room::InFlight(percent) => {
@@ -107,7 +135,9 @@ impl Gauge {
         }
     }
 
-    pub(super) fn load(&self) -> Load {
+    /// How busy the service is.
+    #[must_use]
+    pub fn load(&self) -> Load {
         Load {
             limit: self.limit.load(Ordering::Relaxed),
             in_flight: self.in_flight.load(Ordering::Relaxed),
@@ -115,13 +145,11 @@ impl Gauge {
         }
     }
 
-    /// The most that may be in flight for one of that class to join them.
-    fn most(&self, class: usize) -> u32 {
-        let last = self.shares.len() - 1;
-        let share = u64::from(self.shares[class.min(last)]);
+    /// The most that may be in flight for one of those to join them.
+    fn most(&self, Share(percent): Share) -> u32 {
         let limit = u64::from(self.limit.load(Ordering::Relaxed));
         // Rounded down: the last place is kept for those who may have all. Where it is the only one it is anybody's.
-        let most = (limit * share / 100).max(1);
+        let most = (limit * u64::from(percent) / 100).max(1);
         // No more than the limit, or one.
         u32::try_from(most).unwrap_or(u32::MAX)
     }
@@ -131,40 +159,56 @@ impl Gauge {
         if ended != Ended::Ignored {
             let mut adaptive = self.adaptive();
             adaptive.learn(self.clock.now(), in_flight, ended);
-            self.limit.store(adaptive.limit(), Ordering::Relaxed);
-            let slowness = adaptive.slowness().unwrap_or(u64::MAX);
-            self.slowness.store(slowness, Ordering::Relaxed);
+            self.publish(&adaptive);
         }
     }
 
+    fn publish(&self, adaptive: &Adaptive) {
+        self.limit.store(adaptive.limit(), Ordering::Relaxed);
+        let slowness = adaptive.slowness().unwrap_or(u64::MAX);
+        self.slowness.store(slowness, Ordering::Relaxed);
+    }
+
     /// What it has learnt is sound at any moment, a panic in between or not.
-    fn adaptive(&self) -> std::sync::MutexGuard<'_, Adaptive> {
+    fn adaptive(&self) -> MutexGuard<'_, Adaptive> {
         self.adaptive.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A place among those in flight, until it is dropped. Who drops it without a word has given up.
 #[derive(Debug)]
-pub(super) struct Place {
+pub struct Held {
     gauge: Arc<Gauge>,
     since: Timestamp,
     ended: Option<Ended>,
 }
 
-impl Place {
-    /// The request was served.
-    pub(super) fn served(mut self) {
-        self.ended = Some(Ended::Served(self.age()));
+impl Held {
+    /// The service has begun to answer. An answer with status 503 or 504, and gRPC's `UNAVAILABLE` and `DEADLINE_EXCEEDED` where they
+    /// stand in its head, count as failures, 429 and `RESOURCE_EXHAUSTED` as nothing.
+    pub fn answered<R>(self, answer: &Response<R>) {
+        let grpc = answer.headers().get("grpc-status");
+        match (answer.status(), grpc.map(HeaderValue::as_bytes)) {
+            (StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT, _)
+            | (_, Some(DEADLINE_EXCEEDED | UNAVAILABLE)) => self.failed(),
+            // Refused for its own sake, and often sooner than any other is served.
+            (StatusCode::TOO_MANY_REQUESTS, _) | (_, Some(RESOURCE_EXHAUSTED)) => self.refused(),
+            _ => self.served(),
+        }
     }
 
     /// The service failed in a way that says that it was asked too much.
-    pub(super) fn failed(mut self) {
+    pub fn failed(mut self) {
         self.ended = Some(Ended::Dropped);
     }
 
     /// The request was refused for its own sake.
-    pub(super) fn refused(mut self) {
+    pub fn refused(mut self) {
         self.ended = Some(Ended::Ignored);
+    }
+
+    fn served(mut self) {
+        self.ended = Some(Ended::Served(self.age()));
     }
 
     fn age(&self) -> Span {
@@ -172,7 +216,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Held {
     fn drop(&mut self) {
         let ended = self.ended.unwrap_or_else(|| Ended::GivenUp(self.age()));
         self.gauge.leave(ended);

@@ -15,15 +15,11 @@ mod service;
 use std::{fmt, sync::Arc};
 
 use http::request::Parts;
-use tidegate_core::{
-    LimitError,
-    adaptive::{Adaptive, AdaptiveSettings},
-};
+use tidegate_core::{LimitError, adaptive::AdaptiveSettings};
 use tower_layer::Layer;
 
-use self::gauge::Gauge;
 pub use self::{
-    gauge::Load,
+    gauge::{Gauge, Held, Load, Share},
     service::{ShedFuture, Shedding},
 };
 use crate::Clock;
@@ -56,9 +52,13 @@ use crate::Clock;
 #[derive(Clone)]
 pub struct ShedLayer {
     gauge: Arc<Gauge>,
+    shares: Arc<[Share]>,
     class: Arc<ClassOf>,
     room: Option<(Arc<str>, Room)>,
 }
+
+/// The most classes.
+const MAX_CLASSES: usize = 16;
 
 /// The class of a request.
 type ClassOf = dyn Fn(&Parts) -> usize + Send + Sync;
@@ -80,9 +80,9 @@ impl ShedLayer {
     ///
     /// What [`Adaptive::new`] refuses.
     pub fn new(settings: AdaptiveSettings, clock: Clock) -> Result<Self, LimitError> {
-        let adaptive = Adaptive::new(settings)?;
         Ok(Self {
-            gauge: Arc::new(Gauge::new(adaptive, clock)),
+            gauge: Arc::new(Gauge::new(settings, clock)?),
+            shares: Arc::new([Share::ALL]),
             class: Arc::new(|_| 0),
             room: None,
         })
@@ -99,9 +99,25 @@ impl ShedLayer {
         shares: &[u32],
         class: impl Fn(&Parts) -> usize + Send + Sync + 'static,
     ) -> Result<Self, LimitError> {
-        self.gauge = Arc::new(self.gauge.with_shares(shares)?);
-        self.class = Arc::new(class);
-        Ok(self)
+        let problem = match shares.len() {
+            0 => "must name the share of at least one class".to_owned(),
+            count if count > MAX_CLASSES => {
+                format!("{count} classes are over the maximum of {MAX_CLASSES}")
+            }
+            _ => {
+                let shares = shares.iter().map(|share| Share::new(*share));
+                self.shares = shares.collect::<Result<_, _>>()?;
+                self.class = Arc::new(class);
+                return Ok(self);
+            }
+        };
+        Err(LimitError::new("shares", problem))
+    }
+
+    /// The share of the class `n`.
+    fn share(&self, class: usize) -> Share {
+        let last = self.shares.len() - 1;
+        self.shares[class.min(last)]
     }
 
     /// Tells those behind this layer whether there is `room`, in the entry of that name in the request's

@@ -7,18 +7,13 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderValue, Request, Response, StatusCode};
+use http::{Request, Response};
 use http_body::Body;
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use super::{ShedLayer, gauge::Place};
-use crate::{Entries, LimitedBody, layer::busy};
-
-// Codes of gRPC, as they stand in a header.
-const DEADLINE_EXCEEDED: &[u8] = b"4";
-const RESOURCE_EXHAUSTED: &[u8] = b"8";
-const UNAVAILABLE: &[u8] = b"14";
+use super::{ShedLayer, gauge::Held};
+use crate::{Entries, LimitedBody, overloaded};
 
 /// A service that gets no more than it can bear.
 #[derive(Clone, Debug)]
@@ -49,11 +44,11 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let (mut parts, body) = request.into_parts();
-        let class = (self.layer.class)(&parts);
-        let Some(place) = self.layer.gauge.enter(class) else {
+        let share = self.layer.share((self.layer.class)(&parts));
+        let Some(place) = self.layer.gauge.enter(share) else {
             return ShedFuture {
                 state: State::Shed {
-                    response: Some(Box::new(busy(&parts))),
+                    response: Some(Box::new(overloaded(&parts))),
                 },
             };
         };
@@ -84,7 +79,7 @@ pin_project! {
 pin_project! {
     #[project = StateProjection]
     enum State<F> {
-        Calling { #[pin] answered: F, place: Option<Place> },
+        Calling { #[pin] answered: F, place: Option<Held> },
         Shed { response: Option<Box<Response<Bytes>>> },
     }
 }
@@ -110,7 +105,10 @@ where
             StateProjection::Calling { answered, place } => {
                 let answer = ready!(answered.poll(context));
                 if let Some(place) = place.take() {
-                    leave(place, answer.as_ref().ok());
+                    match &answer {
+                        Ok(answer) => place.answered(answer),
+                        Err(_) => place.failed(),
+                    }
                 }
                 Poll::Ready(answer.map(|answer| answer.map(LimitedBody::inner)))
             }
@@ -120,23 +118,5 @@ where
                 Poll::Ready(Ok(response.map(LimitedBody::denial)))
             }
         }
-    }
-}
-
-/// Says what `answer` is to the service's load; without one it has failed.
-fn leave<R>(place: Place, answer: Option<&Response<R>>) {
-    let Some(answer) = answer else {
-        return place.failed();
-    };
-    let grpc = answer
-        .headers()
-        .get("grpc-status")
-        .map(HeaderValue::as_bytes);
-    match (answer.status(), grpc) {
-        (StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT, _)
-        | (_, Some(DEADLINE_EXCEEDED | UNAVAILABLE)) => place.failed(),
-        // Refused for its own sake, and often sooner than any other is served.
-        (StatusCode::TOO_MANY_REQUESTS, _) | (_, Some(RESOURCE_EXHAUSTED)) => place.refused(),
-        _ => place.served(),
     }
 }

@@ -38,7 +38,8 @@ use tidegate_http::{Atlas, Part, Place, Trust};
 
 pub use envoy::Envoy;
 pub use proxy::{
-    AccessLog, Ejection, ForwardedHeaders, HealthCheck, Proxy, Scheme, Timeouts, Upstream, Url,
+    AccessLog, Adaptive, Class, Ejection, ForwardedHeaders, HealthCheck, Proxy, Scheme, Timeouts,
+    Upstream, Url,
 };
 pub use redis::{Password, RedisConfig};
 use report::Report;
@@ -311,7 +312,7 @@ impl Config {
             config.geoip = geoip::geoip(&file, &mut report);
             config.rules = rules::rule_set(&file, &config.identity.parts, &mut report);
             config.quotas = quotas::quotas(&file, &config.listen, &mut report);
-            config.proxy = proxy::proxy(&file, &mut report);
+            config.proxy = proxy::proxy(&file, &config.rules, &mut report);
             bill::check_seen(&file, &config.listen, &mut report);
             unmet::warn(&file, &config, &mut report);
         }

@@ -1,13 +1,15 @@
 //! `proxy`: where the reverse proxy listens, what stands behind it, and how much of everything it takes.
 
 mod access_log;
+mod adaptive;
+mod gaps;
 mod health;
 mod upstream;
 mod url;
 
 use std::{net::SocketAddr, time::Duration};
 
-use tidegate_core::{Span, notation};
+use tidegate_core::{RuleSet, Span, notation};
 
 use super::{
     TlsFiles,
@@ -18,6 +20,7 @@ use super::{
 };
 
 pub use access_log::AccessLog;
+pub use adaptive::{Adaptive, Class};
 pub use health::{Ejection, HealthCheck};
 pub use upstream::Upstream;
 pub use url::{Scheme, Url};
@@ -119,13 +122,13 @@ pub enum ForwardedHeaders {
 }
 
 /// `None` without the section, and if there is a mistake in it.
-pub(super) fn proxy(file: &Fields<'_>, report: &mut Report) -> Option<Proxy> {
+pub(super) fn proxy(file: &Fields<'_>, rules: &RuleSet, report: &mut Report) -> Option<Proxy> {
     let value = file.get("proxy")?;
     let what = "a map such as {listen: 127.0.0.1:8000, upstreams: […]}";
     let fields = value.fields(report, what, FIELDS)?;
     let listen = listen(&fields, report);
     let tls = fields.get("tls").and_then(|value| tls(value, report));
-    let upstreams = upstream::upstreams(&fields, report);
+    let upstreams = upstream::upstreams(&fields, rules, report);
     let timeouts = fields
         .get("timeouts")
         .and_then(|value| timeouts(value, report));

@@ -6,7 +6,7 @@
 use tidegate_http::{bare_host, normal_path};
 
 use super::{
-    Config, TlsFiles, conditions,
+    Config, TlsFiles, Upstream, conditions,
     report::{Report, nearest, shown},
     value::{Fields, Value},
 };
@@ -26,7 +26,13 @@ const MAX_WARNINGS: usize = 20;
 
 /// Warns of what stands in `file`, which has been read as `config`.
 pub(super) fn warn(file: &Fields<'_>, config: &Config, report: &mut Report) {
-    let known = known(config);
+    let rooms: Vec<String> = config
+        .proxy
+        .iter()
+        .flat_map(|proxy| &proxy.upstreams)
+        .map(Upstream::room_entry)
+        .collect();
+    let known = known(config, &rooms);
     let mut room = MAX_WARNINGS;
     let mut say = |value: &Value<'_>, message: Option<String>| {
         if let Some(message) = message
@@ -53,7 +59,7 @@ pub(super) fn warn(file: &Fields<'_>, config: &Config, report: &mut Report) {
 }
 
 /// The names of all entries that there can be, besides those of [`FOUND`]; `None` where whoever asks tells what he likes.
-fn known(config: &Config) -> Option<Vec<&str>> {
+fn known<'c>(config: &'c Config, rooms: &'c [String]) -> Option<Vec<&'c str>> {
     let proxy = config.proxy.as_ref()?;
     if config.listen.http.is_some() || config.listen.resp.is_some() {
         return None;
@@ -64,7 +70,10 @@ fn known(config: &Config) -> Option<Vec<&str>> {
     let client = proxy.tls.as_ref().is_some_and(has_names);
     let client = client.then_some("tls.client");
     let told = TOLD.iter().copied();
-    Some(told.chain(parts).chain(places).chain(client).collect())
+    // Of those that nobody tells another warning speaks.
+    let rooms = rooms.iter().map(String::as_str);
+    let known = told.chain(parts).chain(places).chain(client).chain(rooms);
+    Some(known.collect())
 }
 
 /// What to say of an entry that is none of `known`.
@@ -156,14 +165,29 @@ fn held<'v>(file: &Fields<'v>) -> Vec<(&'v str, Value<'v>)> {
         .and_then(|proxy| proxy.fields_among(&["upstreams"]));
     let upstreams = upstreams.and_then(|proxy| proxy.get("upstreams")?.items(quiet, ""));
     for upstream in upstreams.unwrap_or_default() {
-        let fields = upstream.fields_among(&["when"]);
-        whens.extend(fields.and_then(|fields| fields.get("when").cloned()));
+        let Some(fields) = upstream.fields_among(&["when", "adaptive"]) else {
+            continue;
+        };
+        whens.extend(fields.get("when").cloned());
+        whens.extend(classes(&fields));
     }
     let pairs = whens.iter().filter_map(|when| when.pairs(quiet, ""));
     let pairs = pairs.flatten();
     pairs
         .filter(|(entry, value)| !conditions::is_schedule(entry, value))
         .collect()
+}
+
+/// The conditions of the classes of an upstream.
+fn classes<'v>(upstream: &Fields<'v>) -> Vec<Value<'v>> {
+    let adaptive = upstream.get("adaptive");
+    let adaptive = adaptive.and_then(|adaptive| adaptive.fields_among(&["classes"]));
+    let classes = adaptive.and_then(|adaptive| {
+        let classes = adaptive.get("classes")?;
+        classes.items(&mut Report::default(), "")
+    });
+    let when = |class: &Value<'v>| class.fields_among(&["when"])?.get("when").cloned();
+    classes.iter().flatten().filter_map(when).collect()
 }
 
 /// The names of entries that rules count by, or cost.

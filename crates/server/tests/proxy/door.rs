@@ -57,8 +57,9 @@ impl Door {
         let tls = tls.map(|files| Arc::new(Tls::load(Behind::Proxy, files).unwrap()));
         let log = settings.access_log.as_ref();
         let log = log.map(|log| AccessLog::open(log).unwrap());
-        let live = Arc::new(Live::new(settings, &server, log).unwrap());
         let clock = Clock::manual(Timestamp::from_micros(START_MICROS));
+        let live = Live::new(settings, &server, log, clock.clone()).unwrap();
+        let live = Arc::new(live);
         let store = MemoryStore::new(MemoryBounds::default());
         let limiter = Arc::new(Limiter::new(config.rules, store, clock));
         let served = Served {

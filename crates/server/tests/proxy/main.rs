@@ -10,12 +10,14 @@
 mod client;
 
 mod access_log;
+mod adaptive;
 mod bounds;
 mod client_certificate;
 mod door;
 mod failures;
 mod headers;
 mod health;
+mod held;
 mod http2;
 mod http2_smuggling;
 mod limits;

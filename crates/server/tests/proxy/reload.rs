@@ -14,14 +14,14 @@ const OLD: &str = "HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nold";
 const NEW: &str = "HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nnew";
 
 /// A proxy, and its file.
-struct Reloaded {
-    door: Door,
+pub(crate) struct Reloaded {
+    pub(crate) door: Door,
     file: NamedTempFile,
     reloader: Reloader,
 }
 
 impl Reloaded {
-    fn open(text: &str) -> Self {
+    pub(crate) fn open(text: &str) -> Self {
         let (door, file) = (Door::open(text), NamedTempFile::new().unwrap());
         let (limiter, live) = (Arc::clone(&door.limiter), Arc::clone(&door.live));
         let reloader = Reloader::new(file.path().to_owned(), limiter, Some(live));
@@ -32,7 +32,7 @@ impl Reloaded {
         }
     }
 
-    fn reload(&self, text: &str) -> Result<usize, LoadError> {
+    pub(crate) fn reload(&self, text: &str) -> Result<usize, LoadError> {
         std::fs::write(self.file.path(), text).unwrap();
         self.reloader.reload()
     }

@@ -2,9 +2,9 @@
 
 use std::{collections::HashSet, path::PathBuf};
 
-use tidegate_core::{Condition, When};
+use tidegate_core::{Condition, RuleSet, When};
 
-use super::{Ejection, HealthCheck, Scheme, Url, health, within};
+use super::{Adaptive, Ejection, HealthCheck, Scheme, Url, adaptive, gaps, health, within};
 use crate::config::{
     conditions,
     report::{Report, advice},
@@ -35,6 +35,7 @@ const FIELDS: &[&str] = &[
     "ca",
     "eject",
     "health",
+    "adaptive",
 ];
 
 /// A service behind the proxy.
@@ -57,9 +58,23 @@ pub struct Upstream {
     pub eject: Option<Ejection>,
     /// `health`: how its addresses are asked whether they are well; by default they are not.
     pub health: Option<HealthCheck>,
+    /// `adaptive`: how it is found out how much it bears; `None`, the default, lets it have whatever comes.
+    pub adaptive: Option<Adaptive>,
 }
 
-pub(super) fn upstreams(proxy: &Fields<'_>, report: &mut Report) -> Option<Vec<Upstream>> {
+impl Upstream {
+    /// The entry that tells rules whether it has room, if it is adaptive.
+    #[must_use]
+    pub fn room_entry(&self) -> String {
+        format!("room.{}", self.name)
+    }
+}
+
+pub(super) fn upstreams(
+    proxy: &Fields<'_>,
+    rules: &RuleSet,
+    report: &mut Report,
+) -> Option<Vec<Upstream>> {
     let what = "a list of upstreams such as [{name: app, urls: [\"http://127.0.0.1:3000\"]}]";
     let Some(value) = proxy.get("upstreams") else {
         if !proxy.tries("upstreams") {
@@ -87,7 +102,11 @@ pub(super) fn upstreams(proxy: &Fields<'_>, report: &mut Report) -> Option<Vec<U
             item.wrong(report, format!("another is called `{}`", upstream.name));
         }
     }
-    (report.count() == before).then_some(read)
+    if report.count() > before {
+        return None;
+    }
+    gaps::warn(&read, &items, rules, report);
+    Some(read)
 }
 
 fn upstream(value: &Value<'_>, report: &mut Report) -> Option<Upstream> {
@@ -117,6 +136,9 @@ fn upstream(value: &Value<'_>, report: &mut Report) -> Option<Upstream> {
         .get("ca")
         .and_then(|value| ca(value, urls.as_deref(), report));
     let eject = health::eject(&fields, report);
+    let adaptive = fields
+        .get("adaptive")
+        .map(|value| adaptive::adaptive(value, report));
     let check = fields
         .get("health")
         .map(|value| health::health(value, report));
@@ -129,10 +151,12 @@ fn upstream(value: &Value<'_>, report: &mut Report) -> Option<Upstream> {
         ca,
         eject,
         health: check.flatten(),
+        adaptive: adaptive.flatten(),
     })
 }
 
-fn name(value: &Value<'_>, report: &mut Report) -> Option<Box<str>> {
+/// A name that stands in metrics.
+pub(super) fn name(value: &Value<'_>, report: &mut Report) -> Option<Box<str>> {
     let what = "a name of 1 to 64 letters, digits, `-`, `_` and `.`";
     let name = value.text(report, what)?;
     let is_sound = (1..=MAX_NAME_BYTES).contains(&name.len())

@@ -27,7 +27,7 @@ use http::{
 };
 use http_body_util::Full;
 use hyper::{Request, Response, StatusCode, body::Incoming, upgrade::OnUpgrade};
-use tidegate_http::Lasting;
+use tidegate_http::{Held, Lasting};
 use tower_service::Service;
 
 use super::{
@@ -98,6 +98,8 @@ struct Begun {
     client: Option<OnUpgrade>,
     /// How far its body has come.
     progress: Progress,
+    /// Its place among those that the upstream bears.
+    place: Option<Held>,
     asked: Asked,
 }
 
@@ -120,6 +122,13 @@ impl Way {
         if body_length(&head).is_some_and(|length| length > most) {
             return Err(Refusal::TooLarge(most));
         }
+        let place = match &upstream.capacity {
+            Some(capacity) => {
+                let place = capacity.enter(&mut head.extensions);
+                Some(place.ok_or(Refusal::Overloaded)?)
+            }
+            None => None,
+        };
         // HTTP/2 goes on with no other protocol.
         let protocol = protocol.filter(|_| upstream.http2.is_none());
         self.rewrite(&mut head, protocol);
@@ -134,6 +143,7 @@ impl Way {
             upstream,
             client,
             progress,
+            place,
             asked,
         })
     }
@@ -144,6 +154,7 @@ impl Way {
             upstream,
             client,
             progress,
+            place,
             asked,
         } = begun;
         let asked = passing.answer(&upstream, asked, &progress).await;
@@ -157,6 +168,13 @@ impl Way {
         {
             let name = AskedOf(upstream.name.clone());
             answer.extensions_mut().insert(name);
+        }
+        if let Some(place) = place {
+            match &answered {
+                Ok(answer) => place.answered(answer),
+                Err(refusal) if refusal.is_upstreams() => place.failed(),
+                Err(_) => place.refused(),
+            }
         }
         match &answered {
             Ok(answer) => upstream.tally.count_answer(self.worker, answer.status()),

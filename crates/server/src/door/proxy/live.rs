@@ -9,6 +9,8 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 
 use super::{AccessLog, AuthoritiesError, Upstreams};
+use tidegate_http::Clock;
+
 use crate::{
     config::Proxy,
     metrics::Text,
@@ -22,6 +24,7 @@ pub struct Live {
     tasks: Tasks,
     workers: usize,
     log: Option<AccessLog>,
+    clock: Clock,
 }
 
 /// What is in force at one moment.
@@ -32,7 +35,7 @@ pub struct Current {
 }
 
 impl Live {
-    /// `settings`, on the workers of `server`, with requests written to `log`.
+    /// `settings`, on the workers of `server`, with requests written to `log`; `clock` says how long answers take.
     ///
     /// # Errors
     ///
@@ -41,15 +44,17 @@ impl Live {
         settings: Proxy,
         server: &Server,
         log: Option<AccessLog>,
+        clock: Clock,
     ) -> Result<Self, AuthoritiesError> {
         let (tasks, workers) = (server.tasks(), server.workers());
-        let first = Current::new(settings, workers, &Upstreams::default())?;
+        let first = Current::new(settings, workers, &Upstreams::default(), &clock)?;
         first.watch(&tasks);
         Ok(Self {
             current: ArcSwap::from_pointee(first),
             tasks,
             workers,
             log,
+            clock,
         })
     }
 
@@ -64,13 +69,20 @@ impl Live {
         self.current.load_full()
     }
 
+    /// The same, if an upstream is in it that sheds what it cannot bear.
+    pub(super) fn adapting(&self) -> Option<Arc<Current>> {
+        let current = self.current.load();
+        let adapts = current.upstreams.capacities().next().is_some();
+        adapts.then(|| Arc::clone(&current))
+    }
+
     /// What is going to be in force with `settings`.
     ///
     /// # Errors
     ///
     /// Authorities for TLS that cannot be had.
     pub fn prepare(&self, settings: Proxy) -> Result<Current, AuthoritiesError> {
-        Current::new(settings, self.workers, &self.now().upstreams)
+        Current::new(settings, self.workers, &self.now().upstreams, &self.clock)
     }
 
     /// Puts in force what was prepared.
@@ -84,6 +96,9 @@ impl Live {
             tracing::warn!(
                 "proxy.listen, proxy.tls, proxy.max_connections and proxy.access_log are those of the start until the server starts again"
             );
+        }
+        for capacity in next.upstreams.capacities() {
+            capacity.put_in_force();
         }
         next.watch(&self.tasks);
         self.current.store(Arc::new(next));
@@ -113,9 +128,10 @@ impl Current {
         settings: Proxy,
         workers: usize,
         previous: &Upstreams,
+        clock: &Clock,
     ) -> Result<Self, AuthoritiesError> {
         Ok(Self {
-            upstreams: Upstreams::succeeding(&settings.upstreams, workers, previous)?,
+            upstreams: Upstreams::succeeding(&settings.upstreams, workers, previous, clock)?,
             settings: Arc::new(settings),
         })
     }

@@ -3,12 +3,14 @@
 //! It is hyper on the workers of [`crate::net`], like the other doors: a connection of a client, what it asks for and
 //! the connections to upstreams live on one thread, and nothing is handed to another. `connection` serves a client,
 //! `forward` passes a request on; what lies between them is bounded in bytes and in time. Between the two stands the layer
-//! of `tidegate-http`, around the service that `forward` is: what it denies reaches no upstream.
+//! of `tidegate-http`, around the service that `forward` is: what it denies reaches no upstream. In front of that stands `triage`,
+//! for upstreams that shed what they cannot bear.
 
 mod access_log;
 mod address;
 mod authorities;
 mod body;
+mod capacity;
 mod client_stream;
 mod connect;
 mod connection;
@@ -27,6 +29,7 @@ mod shared;
 mod silence;
 mod tally;
 mod target;
+mod triage;
 mod tunnel;
 mod upstreams;
 
@@ -46,6 +49,7 @@ use self::{
     connection::Client,
     forward::{Forwarder, Way},
     forwarded::Forwarding,
+    triage::{Bearings, Triage},
     tunnel::Planned,
 };
 use super::http::header_writer;
@@ -97,6 +101,7 @@ pub fn listen(server: &Server, socket: TcpListener, served: Served) -> io::Resul
             let peer = connection.peer.ip();
             let planned = Planned::default();
             let scheme = if tls.is_some() { "https" } else { "http" };
+            let bearings = Arc::clone(&live);
             let is_believed = identity.trust.believes(peer);
             let forwarder = Forwarder::new(Way {
                 live,
@@ -111,7 +116,14 @@ pub fn listen(server: &Server, socket: TcpListener, served: Served) -> io::Resul
                 tls,
                 planned,
             };
-            let service = layer.layer(forwarder);
+            let service = Triage::new(
+                layer.layer(forwarder),
+                Bearings {
+                    live: bearings,
+                    limiter: Arc::clone(&limiter),
+                    layer,
+                },
+            );
             let Some(log) = log else {
                 return client.serve(stream, service).await;
             };

@@ -28,6 +28,8 @@ pub(super) enum Refusal {
     BodyTooSlow,
     /// The body broke off.
     BodyBroke,
+    /// The upstream has as many requests as it bears.
+    Overloaded,
     /// The upstream has as many connections as it may have.
     Full,
     /// Nobody took the connection.
@@ -52,7 +54,7 @@ impl Refusal {
             Self::NoUpstream => StatusCode::NOT_FOUND,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BodyTooSlow => StatusCode::REQUEST_TIMEOUT,
-            Self::Full => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Overloaded | Self::Full => StatusCode::SERVICE_UNAVAILABLE,
             Self::Unreachable | Self::BadAnswer => StatusCode::BAD_GATEWAY,
             Self::ConnectTimeout | Self::HeadTimeout => StatusCode::GATEWAY_TIMEOUT,
         }
@@ -73,6 +75,7 @@ impl Refusal {
             }
             Self::BodyTooSlow => "the body did not arrive in time",
             Self::BodyBroke => "the body broke off",
+            Self::Overloaded => "the service has too much to do; ask again in 1s",
             Self::Full => "the service has as many requests as it can take; try again",
             Self::Unreachable => "the service cannot be reached",
             Self::ConnectTimeout => "the service cannot be reached in time",
@@ -95,12 +98,25 @@ impl Refusal {
             Self::TooLarge(_) => "too_large",
             Self::BodyTooSlow => "body_too_slow",
             Self::BodyBroke => "body_broke",
+            Self::Overloaded => "overloaded",
             Self::Full => "full",
             Self::Unreachable => "unreachable",
             Self::ConnectTimeout => "connect_timeout",
             Self::HeadTimeout => "head_timeout",
             Self::BadAnswer => "bad_answer",
         }
+    }
+
+    /// Whether it is the upstream that has failed.
+    pub(super) const fn is_upstreams(self) -> bool {
+        matches!(
+            self,
+            Self::Full
+                | Self::Unreachable
+                | Self::ConnectTimeout
+                | Self::HeadTimeout
+                | Self::BadAnswer
+        )
     }
 
     /// The problem document.

@@ -3,9 +3,11 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use http::StatusCode;
+use tidegate_http::Load;
 
 use super::{
     Upstreams,
+    capacity::Capacity,
     health::{Health, RESULTS},
     refusal::Refusal,
 };
@@ -83,6 +85,7 @@ impl Upstreams {
         self.write_answers(&mut text);
         self.write_gauges(&mut text);
         self.write_health(&mut text);
+        self.write_capacity(&mut text);
         text.finish()
     }
 
@@ -143,6 +146,45 @@ impl Upstreams {
         });
     }
 
+    fn write_capacity(&self, text: &mut Text) {
+        let gauges: [Reading; 2] = [
+            (
+                "tidegate_proxy_adaptive_limit",
+                "The most requests at once that an upstream gets now.",
+                |load| load.limit,
+            ),
+            (
+                "tidegate_proxy_adaptive_in_flight",
+                "Requests that hold a place there, until their answers begin.",
+                |load| load.in_flight,
+            ),
+        ];
+        for (name, help, read) in gauges {
+            text.family(name, "gauge", help);
+            for (upstream, capacity) in self.bearing() {
+                text.sample(
+                    name,
+                    &[("upstream", upstream)],
+                    read(capacity.load()).into(),
+                );
+            }
+        }
+        let name = "tidegate_proxy_shed_total";
+        let help = "Requests turned away because the upstream had too much to do.";
+        text.family(name, "counter", help);
+        for (upstream, capacity) in self.bearing() {
+            for (class, shed) in capacity.shed() {
+                text.sample(name, &[("upstream", upstream), ("class", class)], shed);
+            }
+        }
+    }
+
+    /// The upstreams that get no more than they bear.
+    fn bearing(&self) -> impl Iterator<Item = (&str, &Capacity)> {
+        self.iter()
+            .filter_map(|upstream| Some((&*upstream.name, upstream.capacity.as_ref()?)))
+    }
+
     fn each_address(&self, mut write: impl FnMut([(&str, &str); 2], &Health)) {
         for upstream in self.iter() {
             for address in &upstream.addresses {
@@ -184,3 +226,6 @@ type Family = (
     &'static str,
     fn(&super::upstreams::Upstream) -> usize,
 );
+
+/// A gauge of what every upstream bears, likewise.
+type Reading = (&'static str, &'static str, fn(Load) -> u32);

@@ -7,10 +7,12 @@ use std::sync::{
 
 use http::{header::HOST, request::Parts, uri::Scheme};
 use tidegate_core::{Cost, Request, When};
+use tidegate_http::Clock;
 
 use super::{
     address::Address,
     authorities::{AuthoritiesError, connector},
+    capacity::Capacity,
     health,
     refusal::Refusal,
     tally::Tally,
@@ -30,6 +32,8 @@ pub(super) struct Upstream {
     /// Where to begin looking, so that addresses with equally much to do take turns.
     next: AtomicUsize,
     pub(super) tally: Arc<Tally>,
+    /// How much it bears, if that is to be found out.
+    pub(super) capacity: Option<Capacity>,
     /// The scheme of its targets, if it is spoken to in HTTP/2.
     pub(super) http2: Option<Scheme>,
 }
@@ -44,10 +48,12 @@ impl Upstreams {
         settings: &[config::Upstream],
         workers: usize,
         previous: &Self,
+        clock: &Clock,
     ) -> Result<Self, AuthoritiesError> {
         let upstream = |settings: &config::Upstream| {
             let previous = previous.iter().find(|known| known.name == settings.name);
-            let upstream = Upstream::succeeding(settings, workers, previous.map(Arc::as_ref))?;
+            let previous = previous.map(Arc::as_ref);
+            let upstream = Upstream::succeeding(settings, workers, previous, clock)?;
             Ok(Arc::new(upstream))
         };
         let upstreams: Result<_, AuthoritiesError> = settings.iter().map(upstream).collect();
@@ -68,6 +74,13 @@ impl Upstreams {
         self.0.iter()
     }
 
+    /// What those bear that are asked no more than that.
+    pub(super) fn capacities(&self) -> impl Iterator<Item = &Capacity> {
+        self.0
+            .iter()
+            .filter_map(|upstream| upstream.capacity.as_ref())
+    }
+
     /// The first upstream whose conditions hold for the request with this head, whose `Host` there is.
     pub(super) fn choose(&self, head: &Parts) -> Result<&Arc<Upstream>, Refusal> {
         if let Some(first) = self.0.first()
@@ -78,6 +91,8 @@ impl Upstreams {
         let path = tidegate_http::normal_path(head.uri.path());
         let path = path.map_err(|_| Refusal::DotSegments)?;
         let host = head.headers.get(HOST).map(|host| host.as_bytes());
+        // Before the request is settled, the target's own host comes first.
+        let host = head.uri.host().map(str::as_bytes).or(host);
         let host = tidegate_http::bare_host(&String::from_utf8_lossy(host.unwrap_or_default()));
         let entries = [
             ("path", &*path),
@@ -97,6 +112,7 @@ impl Upstream {
         settings: &config::Upstream,
         workers: usize,
         previous: Option<&Self>,
+        clock: &Clock,
     ) -> Result<Self, AuthoritiesError> {
         let tls = connector(settings)?;
         let scheme = if tls.is_some() {
@@ -111,6 +127,10 @@ impl Upstream {
                 .cloned()
                 .unwrap_or_else(|| Arc::new(Address::new(url, settings, tls.as_ref(), workers)))
         };
+        let known = previous.and_then(|previous| previous.capacity.as_ref());
+        let capacity = settings.adaptive.as_ref();
+        let capacity =
+            capacity.map(|adaptive| Capacity::succeeding(adaptive, settings, known, clock));
         let tally = previous.map(|previous| Arc::clone(&previous.tally));
         Ok(Self {
             name: settings.name.clone(),
@@ -118,6 +138,8 @@ impl Upstream {
             addresses: settings.urls.iter().cloned().map(address).collect(),
             next: AtomicUsize::new(0),
             tally: tally.unwrap_or_else(|| Arc::new(Tally::new(workers))),
+            // The configuration holds no numbers that cannot work.
+            capacity: capacity.and_then(Result::ok),
             http2: settings.http2.then_some(scheme),
         })
     }

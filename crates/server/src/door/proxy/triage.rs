@@ -1,0 +1,100 @@
+//! Before the limits are asked: what an upstream cannot bear is turned away uncharged, and rules are told where there is room.
+//!
+//! Whoever passes here has no place yet. That he gets when he is passed on, since a queue may hold him back until then; the time
+//! that is measured is the upstream's alone.
+
+use std::{
+    convert::Infallible,
+    future::{Ready, ready},
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use futures_util::future::Either;
+use http::{Request, Response, request::Parts};
+use http_body::Body;
+use tidegate_http::{Entries, LimitedBody, LimiterLayer, overloaded};
+use tower_service::Service;
+
+use super::{
+    gate::ProxyGate,
+    live::{Current, Live},
+};
+use crate::limiter::Limiter;
+
+/// What is the same for all requests of a connection.
+#[derive(Debug)]
+pub(super) struct Bearings {
+    pub(super) live: Arc<Live>,
+    pub(super) limiter: Arc<Limiter>,
+    /// Who knows what requests are.
+    pub(super) layer: LimiterLayer<ProxyGate>,
+}
+
+/// A service, and limits around it, that are asked only by whom the upstream has a place for.
+#[derive(Clone, Debug)]
+pub(super) struct Triage<S> {
+    inner: S,
+    bearings: Arc<Bearings>,
+}
+
+impl<S> Triage<S> {
+    pub(super) fn new(inner: S, bearings: Bearings) -> Self {
+        Self {
+            inner,
+            bearings: Arc::new(bearings),
+        }
+    }
+}
+
+type Answered<R> = Result<Response<LimitedBody<R>>, Infallible>;
+
+impl<S, B, R> Service<Request<B>> for Triage<S>
+where
+    S: Service<Request<B>, Response = Response<LimitedBody<R>>, Error = Infallible>,
+    R: Body<Data = Bytes>,
+{
+    type Response = Response<LimitedBody<R>>;
+    type Error = Infallible;
+    type Future = Either<S::Future, Ready<Answered<R>>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let Some(current) = self.bearings.live.adapting() else {
+            return Either::Left(self.inner.call(request));
+        };
+        let (mut head, body) = request.into_parts();
+        match self.bearings.look(&current, &mut head) {
+            Some(shed) => Either::Right(ready(Ok(shed.map(LimitedBody::denial)))),
+            None => Either::Left(self.inner.call(Request::from_parts(head, body))),
+        }
+    }
+}
+
+impl Bearings {
+    /// Looks at the request with this head, and answers it if its upstream has no place for it.
+    fn look(&self, current: &Current, head: &mut Parts) -> Option<Response<Bytes>> {
+        self.tell_room(current, head);
+        // What nothing is for is refused later, and so is what makes no sense.
+        let upstream = current.upstreams.choose(head).ok()?;
+        let capacity = upstream.capacity.as_ref()?;
+        let has_place = capacity.look(head, &self.layer, self.limiter.now());
+        (!has_place).then(|| overloaded(head))
+    }
+
+    /// Tells rules where there is room, if they want to know.
+    fn tell_room(&self, current: &Current, head: &mut Parts) {
+        let rules = self.limiter.rules();
+        for capacity in current.upstreams.capacities() {
+            if rules.entry_names().any(|name| *name == *capacity.entry) {
+                let told = if capacity.has_room() { "yes" } else { "no" };
+                let known: Entries = head.extensions.remove().unwrap_or_default();
+                head.extensions.insert(known.with(&capacity.entry, told));
+            }
+        }
+    }
+}

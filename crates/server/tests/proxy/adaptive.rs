@@ -1,0 +1,276 @@
+//! An upstream gets as many requests at once as it bears, and rules know whether there is room. The clock is the test's.
+
+use std::{cmp::Reverse, collections::BinaryHeap};
+
+use tidegate_core::{Span, Timestamp};
+
+use crate::{
+    door::Door,
+    held::{Became, Held},
+    reload::Reloaded,
+    upstream::Upstream,
+};
+
+fn file(url: &str, adaptive: &str, rules: &str) -> String {
+    format!(
+        "{rules}\nproxy:\n  listen: 127.0.0.1:0\n  upstreams: [{{name: app, urls: \"{url}\", adaptive: {adaptive}}}]\n"
+    )
+}
+
+fn before(held: &Held, adaptive: &str, rules: &str) -> Door {
+    Door::open(&file(&held.upstream.url(), adaptive, rules))
+}
+
+/// So many places, whatever happens.
+fn fixed(places: u32, more: &str) -> String {
+    format!("{{algorithm: aimd, min: {places}, max: {places}{more}}}")
+}
+
+/// The number that the proxy tells under this name and these labels.
+fn metric(door: &Door, name: &str) -> u64 {
+    let text = door.live.exposition();
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    line.unwrap_or_else(|| panic!("no {name} in {text}"))
+        .trim()
+        .parse()
+        .unwrap()
+}
+
+const LIMIT: &str = "tidegate_proxy_adaptive_limit{upstream=\"app\"}";
+const IN_FLIGHT: &str = "tidegate_proxy_adaptive_in_flight{upstream=\"app\"}";
+const GET: &str = "GET / HTTP/1.1\r\n";
+
+/// Four workers, 10 ms a request, and one request every 1,250 us.
+#[test]
+fn an_upstream_that_is_asked_for_twice_what_it_can_do_is_no_slower() {
+    const WORKERS: usize = 4;
+    const TAKES: u64 = 10_000;
+    const EVERY: u64 = 1_250;
+    const SECONDS: u64 = 4;
+    let mut held = Held::start();
+    let door = before(&held, "{algorithm: gradient}", "");
+    let start = door.limiter.now().as_micros();
+    let mut free: BinaryHeap<Reverse<u64>> = (0..WORKERS).map(|_| Reverse(start)).collect();
+    // When each request is done that the upstream has.
+    let mut working: BinaryHeap<Reverse<(u64, usize, u64)>> = BinaryHeap::new();
+    let (mut served, mut shed, mut slowest) = (0_u64, 0_u64, 0);
+    let set = |micros| door.limiter.clock().set(Timestamp::from_micros(micros));
+    for arrival in 0..SECONDS * 1_000_000 / EVERY {
+        let now = start + arrival * EVERY;
+        while let Some(Reverse((done, number, came))) =
+            working.peek().copied().filter(|next| next.0.0 <= now)
+        {
+            working.pop();
+            set(done);
+            assert_eq!(held.release(number).status, 200);
+            served += 1;
+            if now > start + (SECONDS - 1) * 1_000_000 {
+                slowest = slowest.max(done - came);
+            }
+        }
+        set(now);
+        match held.ask(&door, GET) {
+            (number, Became::Held) => {
+                let Reverse(worker) = free.pop().unwrap();
+                let done = worker.max(now) + TAKES;
+                free.push(Reverse(done));
+                working.push(Reverse((done, number, now)));
+            }
+            (_, Became::Answered(answer)) => {
+                assert_eq!(
+                    (answer.status, answer.header("retry-after")),
+                    (503, Some("1"))
+                );
+                assert!(answer.problem().contains("too much to do"));
+                shed += 1;
+            }
+        }
+    }
+    let could = SECONDS * 1_000_000 / TAKES * WORKERS as u64;
+    assert!(
+        served * 5 >= could * 4,
+        "{served} of {could}, {shed} were shed"
+    );
+    assert!(
+        (TAKES..=4 * TAKES).contains(&slowest),
+        "the slowest took {slowest} us in the end"
+    );
+    let told = metric(
+        &door,
+        "tidegate_proxy_shed_total{upstream=\"app\",class=\"default\"}",
+    );
+    assert_eq!(told, shed);
+    assert_eq!(metric(&door, IN_FLIGHT), working.len() as u64);
+    let limit = metric(&door, LIMIT);
+    assert!((2..=4 * WORKERS as u64).contains(&limit), "{limit}");
+}
+
+#[test]
+fn the_lower_classes_go_first_and_whoever_is_shed_is_charged_nothing() {
+    let mut held = Held::start();
+    let classes = ", classes: [{name: health, when: {path: /healthz}}, {name: batch, when: {header.x-kind: batch, ip: {cidr: 127.0.0.0/8}}, share: 50%}, {name: usual, when: {path: /**}, share: 75%}]";
+    let rules = "rules: [{name: all, limits: [9/h], algorithm: fixed_window}]";
+    let door = before(&held, &fixed(4, classes), rules);
+    let batch = "GET / HTTP/1.1\r\nx-kind: batch\r\n";
+    let health = "GET /healthz HTTP/1.1\r\n";
+    let mut numbers = Vec::new();
+    for (request, is_held) in [
+        (batch, true),
+        (batch, true),
+        (batch, false),
+        (GET, true),
+        (GET, false),
+        (health, true),
+        (health, false),
+    ] {
+        match held.ask(&door, request) {
+            (number, Became::Held) => {
+                assert!(is_held, "{request}");
+                numbers.push(number);
+            }
+            (_, Became::Answered(answer)) => assert_eq!((answer.status, is_held), (503, false)),
+        }
+    }
+    assert_eq!(metric(&door, IN_FLIGHT), 4);
+    for class in ["batch", "usual", "health"] {
+        let shed = format!("tidegate_proxy_shed_total{{upstream=\"app\",class=\"{class}\"}}");
+        assert_eq!(metric(&door, &shed), 1, "{class}");
+    }
+    let last = numbers.pop().unwrap();
+    for number in numbers {
+        held.release(number);
+    }
+    let told = held.release(last);
+    assert!(
+        told.header("ratelimit").unwrap().contains("r=5"),
+        "{told:?}"
+    );
+    assert_eq!(metric(&door, IN_FLIGHT), 0);
+    assert_eq!(held.upstream.heads().len(), 4);
+}
+
+#[test]
+fn a_grpc_call_is_told_in_its_own_words_that_there_is_no_place() {
+    let mut held = Held::start();
+    let door = before(&held, &fixed(1, ""), "");
+    let (first, _) = held.ask(&door, GET);
+    let call = "POST /pkg.Service/Method HTTP/1.1\r\ncontent-type: application/grpc\r\ncontent-length: 0\r\n";
+    let (_, Became::Answered(answer)) = held.ask(&door, call) else {
+        panic!("there was a place");
+    };
+    assert_eq!(
+        (answer.status, answer.header("grpc-status")),
+        (200, Some("14"))
+    );
+    held.release(first);
+}
+
+#[test]
+fn an_upstream_that_cannot_be_reached_gets_fewer() {
+    let url = format!("http://{}", Upstream::nobody());
+    let settings = "{algorithm: aimd, initial: 20, samples: 1, window: 1ms}";
+    let door = Door::open(&file(&url, settings, ""));
+    for _ in 0..4 {
+        assert_eq!(door.get("/").status, 502);
+        let clock = door.limiter.clock();
+        clock.set(clock.now().after(Span::from_millis(10)));
+    }
+    assert!(metric(&door, LIMIT) < 20);
+    assert_eq!(metric(&door, IN_FLIGHT), 0);
+}
+
+const STRETCHING: &str = "rules: [{name: each, key: [header.x-customer], limits: [1/d], algorithm: fixed_window, elastic: {by: 100%, when: {room.app: 'yes'}}}]";
+
+fn customer(name: &str) -> String {
+    format!("GET / HTTP/1.1\r\nx-customer: {name}\r\n")
+}
+
+#[test]
+fn a_rule_stretches_while_the_upstream_is_as_fast_as_ever() {
+    let mut held = Held::start();
+    let door = before(&held, "{samples: 1, room: {latency: 120%}}", STRETCHING);
+    let (usual, slow) = (Span::from_millis(100), Span::from_millis(130));
+    let mut ask = |request: &str, takes| held.status(&door, request, takes);
+    let early = customer("early");
+    assert_eq!(
+        [ask(&early, usual), ask(&early, usual)],
+        [200, 429],
+        "nothing is known yet"
+    );
+    for _ in 0..3 {
+        ask(GET, usual);
+    }
+    let first = customer("first");
+    assert_eq!([0; 3].map(|_| ask(&first, usual)), [200, 200, 429]);
+    for _ in 0..4 {
+        ask(GET, slow);
+    }
+    let second = customer("second");
+    assert_eq!([0; 2].map(|_| ask(&second, slow)), [200, 429]);
+    for _ in 0..4 {
+        ask(GET, usual);
+    }
+    assert_eq!([0; 2].map(|_| ask(&second, usual)), [200, 429]);
+}
+
+#[test]
+fn a_rule_stretches_while_few_are_in_flight() {
+    let mut held = Held::start();
+    let adaptive = fixed(4, ", room: {in_flight: 50%}");
+    let door = before(&held, &adaptive, STRETCHING);
+    let none = Span::ZERO;
+    assert_eq!(
+        [0; 3].map(|_| held.status(&door, &customer("first"), none)),
+        [200, 200, 429]
+    );
+    let busy = [0; 2].map(|_| held.ask(&door, GET).0);
+    // No client says that there is room.
+    let claims = "GET / HTTP/1.1\r\nx-customer: second\r\nroom.app: yes\r\n";
+    assert_eq!([0; 2].map(|_| held.status(&door, claims, none)), [200, 429]);
+    for number in busy {
+        held.release(number);
+    }
+    assert_eq!(
+        [0; 2].map(|_| held.status(&door, &customer("second"), none)),
+        [200, 429]
+    );
+}
+
+#[test]
+fn a_reload_changes_the_numbers_and_keeps_who_is_in_flight() {
+    let mut held = Held::start();
+    let url = held.upstream.url();
+    let reloaded = Reloaded::open(&file(&url, &fixed(2, ""), ""));
+    let door = &reloaded.door;
+    let is_held = |held: &mut Held| match held.ask(door, GET) {
+        (number, Became::Held) => Some(number),
+        (_, Became::Answered(answer)) => {
+            assert_eq!(answer.status, 503);
+            None
+        }
+    };
+    let mut numbers: Vec<usize> = (0..3).filter_map(|_| is_held(&mut held)).collect();
+    assert_eq!(numbers.len(), 2);
+    let class = ", classes: [{name: batch, when: {path: /batch}, share: 20%}]";
+    reloaded.reload(&file(&url, &fixed(3, class), "")).unwrap();
+    assert_eq!((metric(door, LIMIT), metric(door, IN_FLIGHT)), (3, 2));
+    numbers.extend((0..2).filter_map(|_| is_held(&mut held)));
+    assert_eq!(
+        numbers.len(),
+        3,
+        "one more place, and the two are still taken"
+    );
+    let shed = "tidegate_proxy_shed_total{upstream=\"app\",class=\"default\"}";
+    assert_eq!(metric(door, shed), 2, "what was counted stays");
+    // A file with a mistake changes nothing.
+    assert!(reloaded.reload(&file(&url, &fixed(0, ""), "")).is_err());
+    assert_eq!(metric(door, LIMIT), 3);
+    let plain =
+        format!("proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: '{url}'}}]}}\n");
+    reloaded.reload(&plain).unwrap();
+    numbers.extend((0..2).filter_map(|_| is_held(&mut held)));
+    assert_eq!(numbers.len(), 5, "nobody counts any more");
+    for number in numbers {
+        assert_eq!(held.release(number).status, 200);
+    }
+}
