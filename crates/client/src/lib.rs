@@ -17,6 +17,11 @@
 //! (hyper-util's client, tonic's channels), and with the feature `reqwest` middleware for reqwest. Both wait with tokio's timers, and
 //! [`Clock`] reads the time from them.
 
+/// The program in the documentation of this crate is compiled.
+#[cfg(all(doctest, feature = "reqwest"))]
+#[doc = include_str!("../../../docs/client.md")]
+mod documentation {}
+
 mod adaptive;
 pub mod advice;
 mod backoff;

@@ -51,8 +51,8 @@ pub use outcome::{Decision, Outcome, Retry};
 pub use receipt::{Receipt, Settlement};
 pub use rules::{
     Bill, Condition, CostSource, DESCRIPTOR_KEY, Days, Escape, Headroom, Hours, Mode, Parents,
-    Pattern, Request, Rule, RuleError, RuleSet, Schedule, Scratch, Unused, When, canonical_net,
-    free_key,
+    Pattern, Request, Rule, RuleError, RuleErrors, RuleSet, Schedule, Scratch, Unused, When,
+    canonical_net, free_key,
 };
 pub use spec::{AlgorithmName, Anchor, LimitSpec};
 pub use store::{Decided, Question, Store};

@@ -6,8 +6,35 @@
 use crate::{
     calendar::Calendar,
     limit::{Algorithm, Counting, Limit, LimitError, Rate, RefillMode, Window},
+    notation,
     time::Span,
 };
+
+impl Limit {
+    /// The limit of a shorthand such as `20/min` under `algorithm`, as [`LimitSpec::shorthand`] reads it.
+    ///
+    /// # Errors
+    ///
+    /// What is no rate, as the field `rate`, and a number that the algorithm cannot have.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate_core::{AlgorithmName, Limit};
+    ///
+    /// let limit = Limit::shorthand(AlgorithmName::SlidingWindowLog, "20/min")?;
+    /// assert_eq!(&**limit.policy(), "20/min");
+    /// assert_eq!(Limit::shorthand(AlgorithmName::Gcra, "often").unwrap_err().field, "rate");
+    /// # Ok::<(), tidegate_core::LimitError>(())
+    /// ```
+    pub fn shorthand(algorithm: AlgorithmName, rate: &str) -> Result<Self, LimitError> {
+        let read = notation::rate(rate);
+        let rate = read.map_err(|wrong| LimitError::new("rate", wrong.to_string()))?;
+        let built = LimitSpec::shorthand(rate, algorithm).build();
+        // A shorthand has no field too many, so one number is wrong at most.
+        built.map_err(|mut wrong| wrong.swap_remove(0))
+    }
+}
 
 /// The names of the algorithms in a rules file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,12 +16,11 @@ use crate::{Clock, Gate};
 ///
 /// ```
 /// use tidegate_core::{
-///     AlgorithmName, Cost, Effect, LimitSpec, MemoryBounds, MemoryStore, Request, Rule, RuleSet, Scratch, notation,
+///     AlgorithmName, Cost, Effect, Limit, MemoryBounds, MemoryStore, Request, Rule, RuleSet, Scratch,
 /// };
 /// use tidegate_http::{Clock, Gate, Limiter};
 ///
-/// let rate = notation::rate("2/min").unwrap();
-/// let limit = LimitSpec::shorthand(rate, AlgorithmName::TokenBucket).build().unwrap();
+/// let limit = Limit::shorthand(AlgorithmName::TokenBucket, "2/min").unwrap();
 /// let rule = Rule::new("per-customer", vec![limit]).unwrap().keyed_by(&["customer"]).unwrap();
 /// let rules = RuleSet::build(vec![rule], Vec::new()).unwrap();
 /// let limiter = Limiter::new(rules, MemoryStore::new(MemoryBounds::default()), Clock::real());

@@ -1,12 +1,15 @@
-//! What the applications have in common: limits as people write them, and the way to Redis.
+//! What the applications have in common: their algorithm, and the way to Redis.
 
-use std::{error::Error, fmt::Display, sync::Arc};
+use std::{error::Error, sync::Arc};
 
-use tidegate_core::{
-    AlgorithmName, Limit, LimitSpec, MemoryBounds, MemoryStore, Rule, RuleSet, notation,
-};
+use tidegate_core::{AlgorithmName, Limit, LimitError, MemoryBounds, MemoryStore};
 use tidegate_redis::{Address, Fleet, FleetSettings, Redis, Settings, Topology};
 use tokio::runtime::Handle;
+
+/// The program in the documentation of the layer is compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/tower.md")]
+mod tower {}
 
 /// The greeter's messages, its client and its server.
 #[allow(
@@ -27,24 +30,8 @@ pub mod greeter {
 /// # Errors
 ///
 /// Text that is no rate, and numbers that no limit can have.
-pub fn limit(rate: &str) -> Result<Limit, Box<dyn Error>> {
-    let spec = LimitSpec::shorthand(notation::rate(rate)?, AlgorithmName::SlidingWindowLog);
-    spec.build().map_err(|mistakes| all(&mistakes))
-}
-
-/// These rules together.
-///
-/// # Errors
-///
-/// Rules that have one name.
-pub fn rule_set(rules: Vec<Rule>) -> Result<RuleSet, Box<dyn Error>> {
-    RuleSet::build(rules, Vec::new()).map_err(|mistakes| all(&mistakes))
-}
-
-/// Every mistake, a line each.
-fn all(mistakes: &[impl Display]) -> Box<dyn Error> {
-    let lines: Vec<String> = mistakes.iter().map(ToString::to_string).collect();
-    lines.join("\n").into()
+pub fn limit(rate: &str) -> Result<Limit, LimitError> {
+    Limit::shorthand(AlgorithmName::SlidingWindowLog, rate)
 }
 
 /// A store in this process: limits of its own, and nothing to install.

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use tidegate_core::{
-    Algorithm, AlgorithmName, Charge, Cost, Effect, Limit, LimitError, LimitSpec, Limits,
-    MemoryBounds, MemoryStore, Outcome, Question, Retry, Span, Store, notation,
+    Algorithm, AlgorithmName, Charge, Cost, Effect, Limit, LimitError, Limits, MemoryBounds,
+    MemoryStore, Outcome, Question, Retry, Span, Store,
 };
 use tokio::time::{sleep, timeout};
 
@@ -42,12 +42,7 @@ pub struct ThrottleGuard<S> {
 ///
 /// Refuses what is no rate.
 pub fn spaced(rate: &str) -> Result<Limits, LimitError> {
-    let rate = notation::rate(rate).map_err(|wrong| LimitError {
-        field: "rate",
-        problem: wrong.to_string(),
-    })?;
-    let limit = LimitSpec::shorthand(rate, AlgorithmName::Gcra).build();
-    Limits::new(vec![limit.map_err(|mut wrong| wrong.swap_remove(0))?])
+    Limits::new(vec![Limit::shorthand(AlgorithmName::Gcra, rate)?])
 }
 
 impl ThrottleLayer<MemoryStore> {

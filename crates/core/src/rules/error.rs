@@ -31,3 +31,35 @@ impl fmt::Display for RuleError {
 }
 
 impl std::error::Error for RuleError {}
+
+/// Everything that is wrong with a set of rules; never nothing. Written out, a line for each.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuleErrors(pub(super) Vec<RuleError>);
+
+impl RuleErrors {
+    /// Each of them, in the order of the rules.
+    pub fn iter(&self) -> std::slice::Iter<'_, RuleError> {
+        self.0.iter()
+    }
+}
+
+impl<'e> IntoIterator for &'e RuleErrors {
+    type Item = &'e RuleError;
+    type IntoIter = std::slice::Iter<'e, RuleError>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+impl fmt::Display for RuleErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, error) in self.iter().enumerate() {
+            let between = if at == 0 { "" } else { "\n" };
+            write!(f, "{between}{error}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for RuleErrors {}

@@ -22,7 +22,7 @@ mod when;
 
 use allow::AllowList;
 pub use bill::Bill;
-pub use error::RuleError;
+pub use error::{RuleError, RuleErrors};
 pub use escape::Escape;
 pub use headroom::{Headroom, Parents, Unused};
 pub use key::{DESCRIPTOR_KEY, free_key};

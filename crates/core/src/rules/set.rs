@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    AllowList, Escape, Parents, Request, Rule, RuleError, When, escape,
+    AllowList, Escape, Parents, Request, Rule, RuleError, RuleErrors, When, escape,
     index::Index,
     key::{self, Scope},
 };
@@ -95,11 +95,11 @@ impl RuleSet {
     ///
     /// Every rule whose name another has already, as `rules[<n>].name`, counted from 0; every one that stretches by the
     /// unused share of no other, as `rules[<n>].elastic.unused.rule`; and more than [`bounds::MAX_RULES`] rules.
-    pub fn build(rules: Vec<Rule>, allow: Vec<When>) -> Result<Self, Vec<RuleError>> {
+    pub fn build(rules: Vec<Rule>, allow: Vec<When>) -> Result<Self, RuleErrors> {
         let most = bounds::MAX_RULES;
         if rules.len() > most {
             let problem = format!("{} rules are over the maximum of {most}", rules.len());
-            return Err(vec![RuleError::new("rules", problem)]);
+            return Err(RuleErrors(vec![RuleError::new("rules", problem)]));
         }
         let by_scope = by_scope(&rules)?;
         check_parents(&rules)?;
@@ -274,7 +274,7 @@ impl RuleSet {
 }
 
 /// Finds rules by scope; refuses two with one name, or, once in an age, with one scope.
-fn by_scope(rules: &[Rule]) -> Result<HashMap<Scope, usize>, Vec<RuleError>> {
+fn by_scope(rules: &[Rule]) -> Result<HashMap<Scope, usize>, RuleErrors> {
     let mut by_scope = HashMap::with_capacity(rules.len());
     let mut errors = Vec::new();
     for (at, rule) in rules.iter().enumerate() {
@@ -295,12 +295,12 @@ fn by_scope(rules: &[Rule]) -> Result<HashMap<Scope, usize>, Vec<RuleError>> {
     if errors.is_empty() {
         Ok(by_scope)
     } else {
-        Err(errors)
+        Err(RuleErrors(errors))
     }
 }
 
 /// Refuses rules that stretch by the unused share of themselves, or of nobody.
-fn check_parents(rules: &[Rule]) -> Result<(), Vec<RuleError>> {
+fn check_parents(rules: &[Rule]) -> Result<(), RuleErrors> {
     let names: BTreeSet<&str> = rules.iter().map(Rule::name).collect();
     let errors: Vec<RuleError> = rules
         .iter()
@@ -321,7 +321,7 @@ fn check_parents(rules: &[Rule]) -> Result<(), Vec<RuleError>> {
     if errors.is_empty() {
         Ok(())
     } else {
-        Err(errors)
+        Err(RuleErrors(errors))
     }
 }
 

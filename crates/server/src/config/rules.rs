@@ -69,7 +69,7 @@ fn build(rules: Vec<Rule>, allow: Vec<When>, file: &Fields<'_>, report: &mut Rep
     match RuleSet::build(rules, allow) {
         Ok(set) => set,
         Err(errors) => {
-            for error in errors {
+            for error in &errors {
                 file.wrong(report, "rules", error.to_string());
             }
             RuleSet::default()

@@ -11,7 +11,7 @@ use axum::{
     routing::{get, post},
 };
 use tidegate_core::{Bill, Condition, Pattern, Rule, RuleSet, Store, When};
-use tidegate_examples::{in_memory, in_redis, limit, rule_set};
+use tidegate_examples::{in_memory, in_redis, limit};
 use tidegate_http::{Clock, Entries, Limiter, LimiterLayer};
 use tokio::net::TcpListener;
 
@@ -26,7 +26,7 @@ fn rules() -> Result<RuleSet, Box<dyn Error>> {
     let api = Rule::new("api", vec![limit("5/min")?])?
         .when(When::all(vec![path("/api/**")?]))
         .keyed_by(&["customer"])?;
-    rule_set(vec![login, api])
+    Ok(RuleSet::build(vec![login, api], Vec::new())?)
 }
 
 /// Says who is asking, once it is certain: an entry for the limiter, which runs after this.

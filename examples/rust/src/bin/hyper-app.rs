@@ -8,7 +8,7 @@ use http_body_util::Full;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use tidegate_core::{Rule, RuleSet, Store};
-use tidegate_examples::{in_memory, in_redis, limit, rule_set};
+use tidegate_examples::{in_memory, in_redis, limit};
 use tidegate_http::{Clock, Limiter, LimiterLayer, Peer};
 use tokio::net::TcpListener;
 use tower::{Layer, ServiceExt};
@@ -16,7 +16,7 @@ use tower::{Layer, ServiceExt};
 /// Three requests for one address.
 fn rules() -> Result<RuleSet, Box<dyn Error>> {
     let rule = Rule::new("each", vec![limit("3/min")?])?.keyed_by(&["ip"])?;
-    rule_set(vec![rule])
+    Ok(RuleSet::build(vec![rule], Vec::new())?)
 }
 
 async fn hello(_: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {

@@ -8,7 +8,7 @@ use tidegate_examples::{
         GreetRequest, GreetResponse,
         greeter_server::{Greeter, GreeterServer},
     },
-    in_memory, in_redis, limit, rule_set,
+    in_memory, in_redis, limit,
 };
 use tidegate_http::{Clock, Limiter, LimiterLayer, Passed};
 use tokio::net::TcpListener;
@@ -41,7 +41,7 @@ fn rules() -> Result<RuleSet, Box<dyn Error>> {
     let rule = Rule::new("greetings", vec![limit("3/min")?])?
         .when(When::all(vec![greet]))
         .keyed_by(&["ip"])?;
-    rule_set(vec![rule])
+    Ok(RuleSet::build(vec![rule], Vec::new())?)
 }
 
 async fn serve(listener: TcpListener, store: impl Store + 'static) -> Result<(), Box<dyn Error>> {

@@ -13,7 +13,7 @@ use std::{
 
 use axum::{Router, extract::Path, routing::get};
 use tidegate_core::{
-    Algorithm, Cost, Effect, Limit, Rate, Request, Rule, Scratch, Source, Span, Store,
+    Algorithm, Cost, Effect, Limit, Rate, Request, Rule, RuleSet, Scratch, Source, Span, Store,
 };
 use tidegate_examples::{
     greeter::{
@@ -21,7 +21,7 @@ use tidegate_examples::{
         greeter_client::GreeterClient,
         greeter_server::{Greeter, GreeterServer},
     },
-    in_memory, limit, rule_set,
+    in_memory, limit,
 };
 use tidegate_http::{Clock, Gate, Limiter, LimiterLayer};
 use tidegate_redis::{Address, Fleet, FleetSettings, Redis, Settings, Topology};
@@ -54,7 +54,8 @@ enum Framework {
 
 impl<S: Store + 'static> App<S> {
     async fn start(framework: Framework, limit: Limit, store: S) -> Self {
-        let rules = rule_set(vec![Rule::new("all", vec![limit]).unwrap()]).unwrap();
+        let rules =
+            RuleSet::build(vec![Rule::new("all", vec![limit]).unwrap()], Vec::new()).unwrap();
         let limiter = Arc::new(Limiter::new(rules, store, Clock::real()));
         let limits = LimiterLayer::new(Arc::clone(&limiter)).longest_wait(Span::from_secs(86_400));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
