@@ -308,7 +308,7 @@ proxy:
     let warnings = Config::parse(text).unwrap().warnings;
     let warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
     let expected = [
-        "proxy.upstreams[1].adaptive.classes[0].when.custmer (line 7): no-entry: no request at the proxy has an entry \"custmer\"; known are method, path, host, ip, ip.exact, room.a, room.b, room.c, and header.NAME, cookie.NAME, query.NAME",
+        "proxy.upstreams[1].adaptive.classes[0].when.custmer (line 7): no-entry: no request at the proxy has an entry \"custmer\"; known are method, path, host, ip, ip.exact, room.b, and header.NAME, cookie.NAME, query.NAME",
         "proxy.upstreams[2] (line 8): unreachable-upstream: no request is for `c`, because every request is for `b`, which stands before it and has no `when`; move that one to the end",
         "proxy.upstreams[2] (line 8): untold-room: a rule goes by `room.c`, which the proxy tells only of an upstream with `adaptive`; write `adaptive: {}`",
     ];

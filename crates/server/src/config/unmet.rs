@@ -47,7 +47,11 @@ pub(super) fn warn(file: &Fields<'_>, config: &Config, report: &mut Report) {
             let message = text.scalar().and_then(|text| unusual(entry, text));
             say(&text, message);
         }
-        let message = known.as_ref().and_then(|known| untold(entry, known));
+        // Of signs of room that nobody gives another warning speaks.
+        let known = known
+            .as_ref()
+            .filter(|_| !rooms.iter().any(|room| room == entry));
+        let message = known.and_then(|known| untold(entry, known));
         say(&pattern, message);
     }
     for value in counted_by(file) {
@@ -70,8 +74,8 @@ fn known<'c>(config: &'c Config, rooms: &'c [String]) -> Option<Vec<&'c str>> {
     let client = proxy.tls.as_ref().is_some_and(has_names);
     let client = client.then_some("tls.client");
     let told = TOLD.iter().copied();
-    // Of those that nobody tells another warning speaks.
-    let rooms = rooms.iter().map(String::as_str);
+    let rooms = proxy.upstreams.iter().zip(rooms);
+    let rooms = rooms.filter_map(|(upstream, room)| upstream.adaptive.as_ref().map(|_| &**room));
     let known = told.chain(parts).chain(places).chain(client).chain(rooms);
     Some(known.collect())
 }
