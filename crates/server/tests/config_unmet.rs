@@ -101,7 +101,7 @@ fn where_the_proxy_is_the_only_door_there_are_its_entries_and_no_others() {
         (
             "key: [customer]",
             "key[0]",
-            "known are method, path, host, ip, ip.exact, tenant, room.app, and header.NAME, cookie.NAME, query.NAME",
+            "known are method, path, host, ip, ip.exact, tenant, and header.NAME, cookie.NAME, query.NAME",
         ),
         ("when: {tme: '01:00-02:00'}", "when.tme", "known are"),
         ("when: {pth: /login}", "when.pth", "did you mean `path`?"),
