@@ -91,10 +91,38 @@ fn a_head_that_is_too_large_is_431() {
     ] {
         let mut client = door.connect();
         client.send_what_fits(format!("GET / HTTP/1.1\r\nhost: h\r\n{headers}\r\n"));
-        let answer = client.until_closed();
-        assert!(answer.starts_with("HTTP/1.1 431 "), "{answer}");
+        let answer = client.read_answer(false);
+        assert_eq!(answer.status, 431);
+        assert_eq!(
+            answer.problem(),
+            "the head is too large, or has too many lines"
+        );
     }
     assert_eq!(upstream.connections(), 0);
+    let metrics = door.live.exposition();
+    let counted = "tidegate_proxy_rejected_total{status=\"431\"} 2\n";
+    assert!(metrics.contains(counted), "{metrics}");
+}
+
+/// What has been asked before is answered as ever.
+#[test]
+fn a_head_that_is_no_request_is_400() {
+    let upstream = Upstream::ok();
+    let door = Door::before(upstream.url());
+    let mut client = door.connect();
+    assert_eq!(client.ask("GET", "/", &[], b"").status, 200);
+    client.send("GET / HTTP/1.1\r\nhost: h\r\n\r\nGET /a b HTTP/1.1\r\n\r\n");
+    assert_eq!(client.read_answer(false).status, 200);
+    let answer = client.read_answer(false);
+    assert_eq!(answer.status, 400);
+    assert_eq!(
+        answer.problem(),
+        "the head is no HTTP/1.1, or could mean several things"
+    );
+    assert_eq!(client.until_closed(), "");
+    let metrics = door.live.exposition();
+    let counted = "tidegate_proxy_rejected_total{status=\"400\"} 1\n";
+    assert!(metrics.contains(counted), "{metrics}");
 }
 
 #[test]

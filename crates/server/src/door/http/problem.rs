@@ -112,6 +112,12 @@ impl Problem {
         &self.detail
     }
 
+    /// The document alone, for who writes the head by himself.
+    pub(crate) fn document(&self) -> Vec<u8> {
+        // Numbers and text are always JSON.
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+
     pub(crate) fn answer(self) -> Answer {
         let mut answer = json(self.status, &self);
         let headers = answer.headers_mut();

@@ -9,13 +9,15 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicU8, Ordering},
+        atomic::{AtomicU8, AtomicU64, Ordering},
     },
     task::{Context, Poll, ready},
 };
 
+use bytes::{Buf as _, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::rejected::Rejected;
 use crate::{
     config::Timeouts,
     net::{LazyTimer, Stalling},
@@ -27,7 +29,14 @@ use crate::{
 /// Head --whole--> Answer --answered--> Idle --first octets--> Head
 /// ```
 #[derive(Clone, Debug)]
-pub(super) struct Turn(Arc<AtomicU8>);
+pub(super) struct Turn(Arc<Whose>);
+
+#[derive(Debug)]
+struct Whose {
+    turn: AtomicU8,
+    /// How many requests have come.
+    requests: AtomicU64,
+}
 
 const IDLE: u8 = 0;
 const HEAD: u8 = 1;
@@ -36,19 +45,31 @@ const ANSWER: u8 = 2;
 /// A new client has come to ask, so it is not granted an idle one's time.
 impl Default for Turn {
     fn default() -> Self {
-        Self(Arc::new(AtomicU8::new(HEAD)))
+        Self(Arc::new(Whose {
+            turn: AtomicU8::new(HEAD),
+            requests: AtomicU64::new(0),
+        }))
     }
 }
 
 impl Turn {
     /// A request has come; until the result is dropped, the proxy is at work on it.
     pub(super) fn take(&self) -> Taken {
-        self.0.store(ANSWER, Ordering::Relaxed);
+        self.set(ANSWER);
+        self.0.requests.fetch_add(1, Ordering::Relaxed);
         Taken(self.clone())
     }
 
     fn now(&self) -> u8 {
-        self.0.load(Ordering::Relaxed)
+        self.0.turn.load(Ordering::Relaxed)
+    }
+
+    fn set(&self, turn: u8) {
+        self.0.turn.store(turn, Ordering::Relaxed);
+    }
+
+    fn requests(&self) -> u64 {
+        self.0.requests.load(Ordering::Relaxed)
     }
 }
 
@@ -58,7 +79,7 @@ pub(super) struct Taken(Turn);
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        self.0.0.store(IDLE, Ordering::Relaxed);
+        self.0.set(IDLE);
     }
 }
 
@@ -71,16 +92,25 @@ pub(super) struct ClientStream<S> {
     timer: LazyTimer,
     /// The turn that the timer runs for.
     timed: u8,
+    rejected: Arc<Rejected>,
+    /// How many requests had come when everything was written.
+    settled: u64,
+    /// What is written in the place of an answer that says nothing.
+    explained: Option<Bytes>,
 }
 
 impl<S> ClientStream<S> {
-    pub(super) fn new(stream: S, times: Timeouts, turn: Turn) -> Self {
+    /// `stream`, whose client is told what `rejected` says where its head is no request.
+    pub(super) fn new(stream: S, times: Timeouts, turn: Turn, rejected: Arc<Rejected>) -> Self {
         Self {
             stream: Stalling::new(stream, times.idle),
             times,
             turn,
             timer: LazyTimer::new(times.request_head),
             timed: HEAD,
+            rejected,
+            settled: 0,
+            explained: None,
         }
     }
 
@@ -122,7 +152,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for ClientStream<S> {
             return this.poll_time(cx);
         }
         if buffer.filled().len() > before && this.turn.now() == IDLE {
-            this.turn.0.store(HEAD, Ordering::Relaxed);
+            this.turn.set(HEAD);
             // What it ran for before is over, even if it was a head as well.
             this.timed = ANSWER;
         }
@@ -136,7 +166,24 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for ClientStream<S> {
         cx: &mut Context<'_>,
         octets: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, octets)
+        let this = &mut *self;
+        // Nobody has an answer to what is no request, but hyper.
+        let is_due = this.turn.now() == ANSWER || this.settled < this.turn.requests();
+        if this.explained.is_none() && !is_due {
+            this.explained = this.rejected.explain(octets);
+        }
+        let Some(explained) = &mut this.explained else {
+            return Pin::new(&mut this.stream).poll_write(cx, octets);
+        };
+        while explained.has_remaining() {
+            let written = ready!(Pin::new(&mut this.stream).poll_write(cx, explained))?;
+            if written == 0 {
+                return Poll::Ready(Ok(0));
+            }
+            explained.advance(written);
+        }
+        this.explained = None;
+        Poll::Ready(Ok(octets.len()))
     }
 
     fn poll_write_vectored(
@@ -153,6 +200,10 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for ClientStream<S> {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let flushed = Pin::new(&mut self.stream).poll_flush(cx);
+        // hyper flushes when it has nothing left to write; the answer to the last request may have yet to come.
+        if self.turn.now() != ANSWER {
+            self.settled = self.turn.requests();
+        }
         // With its answer a client gets the time for its next request. hyper, which knows already that there is nothing
         // to read, does not ask again until there is.
         if self.turn.now() == IDLE && self.timed != IDLE {

@@ -20,7 +20,7 @@ use tokio::{
 use tower_service::Service;
 
 use self::{introduced::Introduced, version::Version};
-use super::{client_stream::Turn, tunnel::Planned};
+use super::{client_stream::Turn, rejected::Rejected, tunnel::Planned};
 use crate::{
     config::Proxy,
     net::{Connection, Tls},
@@ -32,6 +32,7 @@ pub(super) struct Client {
     pub(super) settings: Arc<Proxy>,
     pub(super) tls: Option<Arc<Tls>>,
     pub(super) planned: Planned,
+    pub(super) rejected: Arc<Rejected>,
 }
 
 impl Client {

@@ -7,10 +7,9 @@
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-
-use super::{AccessLog, AuthoritiesError, Upstreams};
 use tidegate_http::Clock;
 
+use super::{AccessLog, AuthoritiesError, Upstreams, rejected::Rejected};
 use crate::{
     config::Proxy,
     metrics::Text,
@@ -25,6 +24,7 @@ pub struct Live {
     workers: usize,
     log: Option<AccessLog>,
     clock: Clock,
+    rejected: Arc<Rejected>,
 }
 
 /// What is in force at one moment.
@@ -55,6 +55,7 @@ impl Live {
             workers,
             log,
             clock,
+            rejected: Arc::default(),
         })
     }
 
@@ -62,6 +63,11 @@ impl Live {
     #[must_use]
     pub fn log(&self) -> Option<&AccessLog> {
         self.log.as_ref()
+    }
+
+    /// What becomes of heads that are no request.
+    pub(super) const fn rejected(&self) -> &Arc<Rejected> {
+        &self.rejected
     }
 
     /// What is in force now.
@@ -108,6 +114,7 @@ impl Live {
     #[must_use]
     pub fn exposition(&self) -> String {
         let mut text = self.now().upstreams.exposition();
+        text.push_str(&self.rejected.exposition());
         if let Some(log) = &self.log {
             let mut lost = Text::default();
             let help = "Lines of the access log that were left out.";

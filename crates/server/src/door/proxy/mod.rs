@@ -25,6 +25,7 @@ mod link;
 mod live;
 mod passing;
 mod refusal;
+mod rejected;
 mod shared;
 mod silence;
 mod tally;
@@ -95,6 +96,7 @@ pub fn listen(server: &Server, socket: TcpListener, served: Served) -> io::Resul
             ..
         } = served.clone();
         let log = live.log().cloned();
+        let rejected = Arc::clone(live.rejected());
         let settings = Arc::clone(&live.now().settings);
         let layer = layer.clone().connection_from(connection.peer.ip());
         async move {
@@ -115,6 +117,7 @@ pub fn listen(server: &Server, socket: TcpListener, served: Served) -> io::Resul
                 settings,
                 tls,
                 planned,
+                rejected,
             };
             let service = Triage::new(
                 layer.layer(forwarder),

@@ -3,6 +3,7 @@
 use std::{
     convert::Infallible,
     pin::{Pin, pin},
+    sync::Arc,
     task::{Context, Poll},
 };
 
@@ -30,7 +31,8 @@ impl Client {
         B::Error: std::error::Error + Send + Sync + 'static,
     {
         let turn = Turn::default();
-        let stream = ClientStream::new(stream, self.settings.timeouts, turn.clone());
+        let rejected = Arc::clone(&self.rejected);
+        let stream = ClientStream::new(stream, self.settings.timeouts, turn.clone(), rejected);
         let answering = service_fn(|request: Request<Incoming>| {
             let taken = turn.take();
             let answering = service.clone().call(request);

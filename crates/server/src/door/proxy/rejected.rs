@@ -1,0 +1,105 @@
+//! Heads over HTTP/1.1 that are no request: too large, or no HTTP.
+//!
+//! hyper answers them by itself, without a word of what is wrong, and nobody else hears of it. All that is seen of such an
+//! answer is its octets, on their way to a client to whom no other answer is due.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use http::StatusCode;
+
+use crate::{door::http::Problem, metrics::Text};
+
+/// What hyper answers with, and what that means.
+const REASONS: [(StatusCode, &str); 3] = [
+    (
+        StatusCode::BAD_REQUEST,
+        "the head is no HTTP/1.1, or could mean several things",
+    ),
+    (StatusCode::URI_TOO_LONG, "the target is too long"),
+    (
+        StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+        "the head is too large, or has too many lines",
+    ),
+];
+
+/// How many heads were rejected, by the status of their answer.
+#[derive(Debug, Default)]
+pub(super) struct Rejected([AtomicU64; REASONS.len()]);
+
+impl Rejected {
+    /// The same answer with a problem document, if `octets` are all of one that rejects a head, which is counted then.
+    pub(super) fn explain(&self, octets: &[u8]) -> Option<Bytes> {
+        const EMPTY: &str = "content-length: 0\r\n";
+        let head = std::str::from_utf8(octets).ok()?;
+        let status = head.strip_prefix("HTTP/1.1 ")?.get(..3)?;
+        let at = REASONS
+            .iter()
+            .position(|(known, _)| known.as_str() == status)?;
+        let (before, after) = head.split_once(EMPTY)?;
+        if !after.ends_with("\r\n\r\n") && after != "\r\n" {
+            return None;
+        }
+        self.0[at].fetch_add(1, Ordering::Relaxed);
+        let (status, detail) = REASONS[at];
+        let document = Problem::new(status, detail).document();
+        let mut answer = BytesMut::with_capacity(512);
+        answer.put_slice(before.as_bytes());
+        answer.put_slice(b"content-type: application/problem+json\r\ncontent-length: ");
+        answer.put_slice(itoa::Buffer::new().format(document.len()).as_bytes());
+        answer.put_slice(b"\r\n");
+        answer.put_slice(after.as_bytes());
+        answer.put_slice(&document);
+        Some(answer.freeze())
+    }
+
+    /// What was counted, in the Prometheus text format.
+    pub(super) fn exposition(&self) -> String {
+        let name = "tidegate_proxy_rejected_total";
+        let help = "Heads over HTTP/1.1 that are no request, by the status of their answer.";
+        let mut text = Text::default();
+        text.family(name, "counter", help);
+        for ((status, _), count) in REASONS.iter().zip(&self.0) {
+            let labels = [("status", status.as_str())];
+            text.sample(name, &labels, count.load(Ordering::Relaxed));
+        }
+        text.finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_rejects_a_head_says_why() {
+        let rejected = Rejected::default();
+        for octets in [
+            "HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\ndate: now\r\n\r\n",
+            "HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\n\r\n",
+        ] {
+            let answer = rejected.explain(octets.as_bytes()).unwrap();
+            let answer = std::str::from_utf8(&answer).unwrap();
+            let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+            let length = format!("content-length: {}", body.len());
+            assert_eq!(head.matches(&length).count(), 1, "{answer}");
+            assert!(body.contains("the head is too large"), "{answer}");
+        }
+        let counted = "tidegate_proxy_rejected_total{status=\"431\"} 2\n";
+        assert!(rejected.exposition().contains(counted));
+    }
+
+    #[test]
+    fn nothing_else_is_touched() {
+        for octets in [
+            "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
+            "HTTP/1.1 400 Bad Request\r\ncontent-length: 5\r\n\r\nhello",
+            "HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n",
+            "HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\nHTTP/1.1 200 OK\r\n",
+            "hello",
+            "",
+        ] {
+            assert_eq!(Rejected::default().explain(octets.as_bytes()), None);
+        }
+    }
+}
