@@ -74,13 +74,15 @@ pub(crate) fn limit(value: &Value<'_>, fallback: Fallback, report: &mut Report) 
 }
 
 /// Builds the limit of `spec`, which was read from `value` and, in its full form, from its `fields`. Where some of those
-/// were `unread`, what is missing because of that is not reported again.
+/// were `unread`, what is missing because of that is not reported again; nor is anything where nobody knows by which algorithm
+/// to judge.
 pub(crate) fn build(
     spec: &LimitSpec,
     (value, fields): (&Value<'_>, Option<&Fields<'_>>),
     unread: bool,
     report: &mut Report,
 ) -> Option<Limit> {
+    spec.algorithm?;
     let errors = match spec.build() {
         Ok(limit) => return (!unread).then_some(limit),
         Err(errors) => errors,
@@ -102,7 +104,7 @@ fn tried(fields: &Fields<'_>, field: &str) -> bool {
     fields.tries(field) || (field == "window" && fields.tries("anchor"))
 }
 
-/// The fields that were written, under the algorithm of that name.
+/// The fields that were written. Without an algorithm where its name could not be read, which is reported.
 pub(crate) fn full_form(
     fields: &Fields<'_>,
     fallback: AlgorithmName,
@@ -126,12 +128,12 @@ pub(crate) fn full_form(
     let (window, lease) = (span("window"), span("lease"));
     let mut flag = |name| fields.get(name).and_then(|value| value.flag(report));
     let (queue, strict, count_denied) = (flag("queue"), flag("strict"), flag("count_denied"));
+    let algorithm = match fields.get("algorithm") {
+        Some(value) => algorithm(value, report),
+        None => (!fields.tries("algorithm")).then_some(fallback),
+    };
     LimitSpec {
-        // A name that is none is reported; the fields are then judged by the algorithm that would hold.
-        algorithm: fields
-            .get("algorithm")
-            .and_then(|value| algorithm(value, report))
-            .or(Some(fallback)),
+        algorithm,
         rate,
         burst,
         capacity,

@@ -1,7 +1,5 @@
 //! `shutdown` in the rules file.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
-
 use std::time::Duration;
 
 use tidegate_server::config::{Config, Shutdown};

@@ -1,21 +1,8 @@
 //! Rules that charge by the answer: `count` and `settle`.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use tidegate_core::{Cost, Request, Rule};
 use tidegate_server::config::Config;
 
-const PROXY: &str =
-    "proxy: {listen: '127.0.0.1:0', upstreams: [{name: app, urls: 'http://127.0.0.1:3000'}]}\n";
-
-fn mistakes(text: &str) -> Vec<String> {
-    let mistakes = Config::parse(text).unwrap_err();
-    mistakes.iter().map(ToString::to_string).collect()
-}
-
-fn warnings(text: &str) -> Vec<String> {
-    let warnings = Config::parse(text).unwrap().warnings;
-    warnings.iter().map(ToString::to_string).collect()
-}
+use crate::{PROXY, mistakes, warnings};
 
 #[test]
 fn a_rule_says_what_counts_and_what_it_costs() {

@@ -1,15 +1,10 @@
 //! `store: {redis: …}` in the rules file: what works, and every mistake with its place.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
-
 use tidegate_core::{OnFailure, Share, Span};
 use tidegate_redis::Topology;
 use tidegate_server::config::{Config, Password};
 
-fn mistakes(text: &str) -> Vec<String> {
-    let mistakes = Config::parse(text).unwrap_err();
-    mistakes.iter().map(ToString::to_string).collect()
-}
+use crate::mistakes;
 
 #[test]
 fn the_redis_store_in_full() {

@@ -1,6 +1,4 @@
 //! The section `proxy` of the rules file.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::time::Duration;
 
 use tidegate_core::{
@@ -10,14 +8,11 @@ use tidegate_core::{
 use tidegate_http::{Room, Share};
 use tidegate_server::config::{Config, ForwardedHeaders, Proxy};
 
+use crate::mistakes;
+
 fn proxy(text: &str) -> Proxy {
     let config = Config::parse(text).unwrap_or_else(|mistakes| panic!("{mistakes:#?}"));
     config.proxy.unwrap()
-}
-
-fn mistakes(text: &str) -> Vec<String> {
-    let mistakes = Config::parse(text).unwrap_err();
-    mistakes.iter().map(ToString::to_string).collect()
 }
 
 #[test]

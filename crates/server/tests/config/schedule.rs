@@ -1,7 +1,5 @@
 //! Times under `when`, in `allow` and in `elastic`.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
-
 use tidegate_core::{
     Cost, Effect, MemoryBounds, MemoryStore, Request, Scratch, Span, Timestamp, Verdict,
 };

@@ -1,15 +1,6 @@
 //! Warnings of conditions that no request meets, and of entries that nobody tells.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use tidegate_server::config::Config;
-
-const PROXY: &str =
-    "proxy: {listen: '127.0.0.1:0', upstreams: [{name: app, urls: 'http://127.0.0.1:3000'}]}\n";
-
-fn warnings(text: &str) -> Vec<String> {
-    let warnings = Config::parse(text).unwrap().warnings;
-    warnings.iter().map(ToString::to_string).collect()
-}
+use crate::{PROXY, warnings};
 
 /// What is said of rule a, which is on line 2 and has `fields`, in a file that begins with `head`.
 fn of_rule(head: &str, fields: &str) -> Vec<String> {

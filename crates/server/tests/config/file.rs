@@ -1,0 +1,280 @@
+//! The file as a whole: what works, and every mistake at once.
+
+use proptest::prelude::*;
+use tidegate_core::{Mode, WhenFull};
+use tidegate_server::config::{AdminToken, Config, LegacyHeaders, MAX_FILE_BYTES};
+
+use crate::mistakes;
+
+#[test]
+fn the_quickstart_file_works_as_it_stands() {
+    let config = Config::parse(include_str!("../../../../examples/quickstart.yaml")).unwrap();
+    let names: Vec<&str> = config.rules.iter().map(|rule| rule.name()).collect();
+    assert_eq!(
+        names,
+        [
+            "api-per-customer",
+            "login-brute-force",
+            "uploads",
+            "exports"
+        ]
+    );
+    let policies: Vec<&str> = config
+        .rules
+        .rule("uploads")
+        .unwrap()
+        .limits()
+        .iter()
+        .map(|limit| &**limit.policy())
+        .collect();
+    assert_eq!(policies, ["100/s burst 5", "1000/d"]);
+    assert_eq!(config.listen.grpc.unwrap().port(), 8081);
+    assert_eq!(config.warnings, []);
+}
+
+#[test]
+fn every_key_has_a_default() {
+    for text in ["", "---\n", "# nothing\n", "rules:\n", "{}"] {
+        let config = Config::parse(text).unwrap();
+        assert_eq!(config.listen.http.unwrap().port(), 8080);
+        assert!(config.rules.is_empty());
+    }
+}
+
+#[test]
+fn every_key_is_read() {
+    let config = Config::parse(
+        "
+listen: {http: 127.0.0.1:1, resp: off, admin: '[::1]:3'}
+store:
+  memory: {max_keys: 7, max_bytes: 3MiB, when_full: deny, snapshot: {path: counters, every: 5s}}
+defaults: {algorithm: gcra}
+headers: {ratelimit: false, legacy: epoch}
+admin: {token_env: TOKEN}
+allow: [{ip: {cidr: [10.0.0.0/8, '::1']}}]
+rules:
+  - name: everything
+    when: {path: {not: /health}, method: [GET, POST], agent: {present: true}, id: {regex: '[a-z]+'}}
+    key: [customer, ip]
+    mode: shadow
+    cost: bytes
+    allow: {customer: us}
+    limits:
+      - 10/s
+      - {algorithm: fixed_window, limit: 5, anchor: {calendar: month, zone: Europe/Berlin, day: 15}, soft: 10%}
+      - {algorithm: token_bucket, capacity: 9, refill: 3/min, refill_mode: interval, count_denied: true}
+",
+    )
+    .unwrap();
+    assert_eq!(config.listen.http.unwrap().port(), 1);
+    assert_eq!(config.listen.resp, None);
+    assert!(config.listen.admin.unwrap().is_ipv6());
+    assert_eq!(
+        (config.memory.max_keys, config.memory.max_bytes),
+        (7, 3 << 20)
+    );
+    assert_eq!(config.memory.when_full, WhenFull::Deny);
+    assert_eq!(config.snapshot.unwrap().every.to_string(), "5s");
+    assert_eq!(
+        (config.headers.ratelimit, config.headers.legacy),
+        (false, LegacyHeaders::Epoch)
+    );
+    assert_eq!(config.admin_token, AdminToken::Env("TOKEN".to_owned()));
+    let rule = config.rules.rule("everything").unwrap();
+    assert_eq!(rule.mode(), Mode::Shadow);
+    assert_eq!(rule.key().collect::<Vec<_>>(), ["customer", "ip"]);
+    let policies: Vec<&str> = rule
+        .limits()
+        .iter()
+        .map(|limit| &**limit.policy())
+        .collect();
+    assert_eq!(
+        policies,
+        ["10/s", "5/month Europe/Berlin from 15", "3/min capacity 9"]
+    );
+}
+
+/// Every kind of mistake once.
+const MISTAKEN: &str = "\
+lisen: {}
+listen: {http: localhost, resp: 127.0.0.1:99999, admin: 192.0.2.1:9090}
+store: {memory: {max_keys: -1, max_bytes: 1 gallon, when_full: evcit, snapshot: {every: 1ms}}}
+headers: {legacy: yes, legacy: off}
+admin: {token: 'to ken'}
+allow: [{}]
+rules:
+  - name: one
+    limits: [{algorithm: token_bucket, capcity: 10, refill: 1/fortnight}]
+  - limits: [1/s]
+    mode: shadwo
+    soft: 10
+  - name: three
+    limits:
+      - {algorithm: gcra, rate: 0/s}
+      - {algorithm: fixed_window, limit: 1.5, window: 0s}
+      - {algorithm: fixed_window, limit: 5, anchor: {calendar: month, zone: Mars/Olympus}}
+      - {algorithm: sliding_window_counter, limit: 5, window: 10s, buckets: 5, burst: 99999999999999999999}
+    when:
+      ip: {cidr: [10.0.0.1/8, ten]}
+      path: {regex: '('}
+      method: []
+      agent:
+  - name: one
+    cost: 0
+    key: [ip, ip]
+    limits: []
+  - just text
+";
+
+/// What is said of [`MISTAKEN`], to the letter.
+const REPORT: &str = "\
+lisen (line 1): unknown key `lisen`; did you mean `listen`?
+listen.http (line 2): expected an address and port such as 127.0.0.1:8080, or off, got \"localhost\"
+listen.resp (line 2): expected an address and port such as 127.0.0.1:8080, or off, got \"127.0.0.1:99999\"
+store.memory.max_keys (line 3): expected a whole number, got the number -1
+store.memory.max_bytes (line 3): expected a size such as 512MiB or 1GiB, got \"1 gallon\"
+store.memory.when_full (line 3): expected one of evict, deny, allow, got \"evcit\"; did you mean `evict`?
+store.memory.snapshot.every (line 3): must be at least 1s, got 1ms
+store.memory.snapshot.path (line 3): is missing; name the file to keep counters in
+headers.legacy (line 4): key `legacy` stands twice
+headers.legacy (line 4): expected one of off, delta, epoch, got \"yes\"
+admin.token (line 5): must be 1 to 4096 printable ASCII characters without spaces
+allow[0] (line 6): without a condition everything would pass; name at least one
+rules[0].limits[0].capcity (line 9): unknown key `capcity`; did you mean `capacity`?
+rules[0].limits[0].refill (line 9): expected a rate such as 20/min or 5/10s, got \"1/fortnight\"
+rules[1].name (line 10): is missing; give the rule a name of its own
+rules[1].mode (line 11): expected one of enforce, shadow, got \"shadwo\"; did you mean `shadow`?
+rules[1].soft (line 12): expected a percentage such as 10%, got the number 10
+rules[2].limits[0].rate (line 15): must be at least 1, got 0
+rules[2].limits[1].limit (line 16): expected a whole number, got the number 1.5
+rules[2].limits[1].window (line 16): a duration must be longer than zero, got \"0s\"
+rules[2].limits[2].anchor.zone (line 17): \"Mars/Olympus\" is not an IANA time zone such as UTC or Europe/Berlin
+rules[2].limits[3].burst (line 18): 99999999999999999999 is too large a number
+rules[2].when.ip.cidr[0] (line 20): \"10.0.0.1/8\" is an address inside a network; write 10.0.0.0/8
+rules[2].when.ip.cidr[1] (line 20): expected a network such as 10.0.0.0/8 or 2001:db8::/32, got \"ten\"
+rules[2].when.path.regex (line 21): is no regular expression: unclosed group
+rules[2].when.method (line 22): an empty list matches nothing; name at least one value
+rules[2].when.agent (line 23): expected a value, a list of values, or a map such as {not: …}, got nothing
+rules[3].name (line 24): is the name of rules[0] already; give every rule its own
+rules[3].cost (line 25): must be from 1 to 999999999999999, got 0
+rules[3].key (line 26): \"ip\" stands twice
+rules[3].limits (line 27): must name at least one limit, such as 20/min
+rules[4] (line 28): expected a rule with a name and limits, got \"just text\"";
+
+#[test]
+fn every_mistake_is_reported_at_once_with_its_path_and_line() {
+    assert_eq!(mistakes(MISTAKEN).join("\n"), REPORT);
+}
+
+#[test]
+fn what_is_no_rules_file_is_refused_with_its_line() {
+    let cases = [
+        (
+            "a: [1",
+            "line 2: not YAML: while parsing a flow sequence, expected ',' or ']'",
+        ),
+        (
+            "rules: []\nrules: []\n",
+            "rules (line 2): key `rules` stands twice",
+        ),
+        (
+            "x: &a 1\ny: *a\n",
+            "line 2: aliases are not taken; write out what it stands for",
+        ),
+        (
+            "x: *bot*\n",
+            "line 1: not YAML: while parsing node, found unknown anchor; put a text that begins with * in quotes",
+        ),
+        (
+            "x: !!str 1\n",
+            "line 1: tags such as !!str are not taken; remove it",
+        ),
+        (
+            "rules: []\n---\nrules: []\n",
+            "line 2: a second document begins here; a rules file is one document",
+        ),
+        ("- 1\n", "line 1: expected a map of settings, got a list"),
+        (
+            "? [a]\n: 1\n",
+            "line 1: expected a key, got a list, a map or nothing",
+        ),
+        (
+            "store: redis",
+            "store (line 1): say where Redis is: {redis: \"redis://127.0.0.1:6379\"}",
+        ),
+        (
+            "store: disk",
+            "store (line 1): expected `memory`, or a map such as {redis: \"redis://127.0.0.1:6379\"}, got \"disk\"",
+        ),
+    ];
+    for (text, expected) in cases {
+        assert_eq!(mistakes(text), [expected], "{text}");
+    }
+}
+
+#[test]
+fn a_file_without_end_is_refused_before_it_is_read() {
+    let huge = "#".repeat(MAX_FILE_BYTES + 1);
+    assert_eq!(
+        mistakes(&huge),
+        ["16777217 bytes are over the maximum of 16777216"]
+    );
+    for open in ["[", "- ", "{a: ", "? "] {
+        let deep = mistakes(&open.repeat(100_000));
+        assert_eq!(
+            deep,
+            ["line 1: nested deeper than the maximum of 64"],
+            "{open}"
+        );
+    }
+    let many = mistakes(&format!("rules: [{}]", "1, ".repeat(2_000)));
+    assert_eq!(many.len(), 1_001);
+    assert_eq!(many[1_000], "and 1000 mistakes more");
+}
+
+#[test]
+fn an_admin_door_that_others_can_reach_needs_a_token() {
+    let open = "listen: {admin: '0.0.0.0:9090'}";
+    let refused = mistakes(open);
+    assert_eq!(refused.len(), 1);
+    assert!(
+        refused[0].starts_with("listen.admin (line 1): other machines can reach this address;")
+    );
+    for token in ["{token: secret}", "{token_env: TIDEGATE_TOKEN}"] {
+        assert!(
+            Config::parse(&format!("{open}\nadmin: {token}")).is_ok(),
+            "{token}"
+        );
+    }
+    let both = mistakes(&format!("{open}\nadmin: {{token: a, token_env: B}}"));
+    assert_eq!(
+        both,
+        ["admin.token_env (line 2): the token stands in the file already; remove one of the two"]
+    );
+}
+
+#[test]
+fn two_doors_cannot_share_an_address() {
+    let shared = "listen: {http: 127.0.0.1:9090}";
+    assert_eq!(
+        mistakes(shared),
+        ["listen.http (line 1): 127.0.0.1:9090 is the address of listen.admin too"]
+    );
+    assert!(Config::parse("listen: {http: 127.0.0.1:0, resp: 127.0.0.1:0}").is_ok());
+}
+
+#[test]
+fn a_secret_is_never_shown() {
+    let config = Config::parse("admin: {token: hunter2}").unwrap();
+    assert!(!format!("{config:?}").contains("hunter2"));
+    assert!(!mistakes("admin: {token: 'hunter 2'}")[0].contains("hunter"));
+}
+
+proptest! {
+    #[test]
+    fn no_text_makes_the_parser_panic(text in "(?s).{0,200}", keys in prop::collection::vec("[a-z_]{1,12}: ?[\\[{\"'&*!0-9a-z/%.,:-]{0,20}\n {0,6}", 0..20)) {
+        let _ = Config::parse(&text);
+        let _ = Config::parse(&keys.concat());
+        let _ = Config::parse(&format!("rules:\n  - name: x\n    {}", keys.concat().replace('\n', "\n    ")));
+    }
+}

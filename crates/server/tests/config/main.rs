@@ -1,0 +1,30 @@
+//! The rules file, section by section.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+mod answers;
+mod file;
+mod grpc;
+mod proxy;
+mod redis;
+mod rules;
+mod schedule;
+mod shutdown;
+mod unmet;
+
+use tidegate_server::config::Config;
+
+/// A proxy in front of one service.
+const PROXY: &str =
+    "proxy: {listen: '127.0.0.1:0', upstreams: [{name: app, urls: 'http://127.0.0.1:3000'}]}\n";
+
+/// Everything that is wrong with a file.
+fn mistakes(text: &str) -> Vec<String> {
+    let mistakes = Config::parse(text).unwrap_err();
+    mistakes.iter().map(ToString::to_string).collect()
+}
+
+/// Everything that a file, which is right, is warned of.
+fn warnings(text: &str) -> Vec<String> {
+    let warnings = Config::parse(text).unwrap().warnings;
+    warnings.iter().map(ToString::to_string).collect()
+}
