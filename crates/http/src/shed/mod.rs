@@ -78,7 +78,7 @@ impl ShedLayer {
     ///
     /// # Errors
     ///
-    /// What [`Adaptive::new`] refuses.
+    /// What [`Adaptive::new`](tidegate_core::adaptive::Adaptive::new) refuses.
     pub fn new(settings: AdaptiveSettings, clock: Clock) -> Result<Self, LimitError> {
         Ok(Self {
             gauge: Arc::new(Gauge::new(settings, clock)?),
