@@ -48,7 +48,7 @@ pub use limit::{Algorithm, Counting, Limit, LimitError, Rate, RefillMode, Window
 pub use limits::Limits;
 pub use memory::{Block, MemoryBounds, MemoryStats, MemoryStore, SnapshotError, WhenFull};
 pub use outcome::{Decision, Outcome, Retry};
-pub use receipt::{Receipt, Settlement};
+pub use receipt::{Receipt, Renewal, Settlement};
 pub use rules::{
     Bill, Condition, CostSource, DESCRIPTOR_KEY, Days, Escape, Headroom, Hours, Mode, Parents,
     Pattern, Request, Rule, RuleError, RuleErrors, RuleSet, Schedule, Scratch, Unused, When,

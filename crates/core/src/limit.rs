@@ -325,6 +325,11 @@ impl Limit {
         self.quota().saturating_add(self.soft_allowance)
     }
 
+    /// Whether less than half of the hard quota remains.
+    pub(crate) fn is_pressed(&self, remaining: u64) -> bool {
+        remaining.saturating_mul(2) < self.hard_quota()
+    }
+
     /// A window's length, or the time in which a bucket's whole quota comes back; of a calendar, the longest that its
     /// unit usually is. A key of a sliding counter can take longer to be as good as new.
     #[must_use]

@@ -7,11 +7,11 @@ use crate::{
     cell::Cell,
     failure::{OnFailure, Share},
     kernel::{Kernel, Mark, Schedule, State},
-    limit::{Limit, LimitError},
+    limit::{Algorithm, Limit, LimitError},
     member::{Asked, Denials, Member},
     outcome::Outcome,
     receipt::{Charged, Place, Settlement},
-    time::Timestamp,
+    time::{Span, Timestamp},
 };
 
 /// A rule's limits over one key, compiled into kernels.
@@ -240,6 +240,19 @@ impl Limits {
         members.any(|member| matches!(member.kernel, Kernel::Lease(_)))
     }
 
+    /// For how long a place is held that is not renewed: the shortest lease, where there is one.
+    #[must_use]
+    pub fn lease(&self) -> Option<Span> {
+        let leases = self
+            .limits
+            .iter()
+            .filter_map(|limit| match limit.algorithm() {
+                Algorithm::Concurrency { lease, .. } => Some(*lease),
+                _ => None,
+            });
+        leases.min()
+    }
+
     /// A number that differs, almost surely, between limits that decide differently.
     pub(crate) fn fingerprint(&self) -> u32 {
         self.fingerprint
@@ -345,18 +358,53 @@ impl Limits {
     /// Gives the places back that `charged`, of these limits, took in `cell`, which was left under other numbers since: a place is
     /// found by its instant, if the kernels are the same.
     pub(crate) fn leave(&self, cell: &mut Cell, charged: &Charged) {
-        let states = cell.states_mut();
-        let is_alike = states.len() == self.members.len()
-            && self
-                .members
-                .iter()
-                .zip(&*states)
-                .all(|(member, state)| member.kernel.is_kind_of(state));
-        for (state, mark) in states.iter_mut().zip(&charged.marks) {
-            if let (true, State::Lease(log), Some(_)) = (is_alike, state, mark) {
-                log.give_back(charged.at, charged.cost);
+        if !self.is_alike(cell) {
+            return;
+        }
+        for (state, mark) in cell.states_mut().iter_mut().zip(&charged.marks) {
+            if let (State::Lease(log), Some(Mark::HeldSince(since))) = (state, mark) {
+                log.give_back(*since, charged.cost);
             }
         }
+    }
+
+    /// Renews the places of `charged`, of these limits, in `cell`, whatever numbers it was left under, if the kernels are the same;
+    /// true if all are held.
+    pub(crate) fn renew(&self, cell: &mut Cell, now: Timestamp, charged: &mut Charged) -> bool {
+        let mut are_held = self.is_alike(cell);
+        if !are_held {
+            return false;
+        }
+        let states = cell.states_mut().iter_mut().zip(&mut charged.marks);
+        for (member, (state, mark)) in self.members.iter().zip(states) {
+            if let Some(Mark::HeldSince(since)) = mark {
+                let is_held = member.kernel.renew(state, now, (*since, charged.cost));
+                *since = if is_held { now } else { *since };
+                are_held &= is_held;
+            }
+        }
+        are_held
+    }
+
+    /// Whether `cell` was left by kernels such as these, under whatever numbers.
+    fn is_alike(&self, cell: &Cell) -> bool {
+        let states = cell.states();
+        let mut members = self.members.iter().zip(states);
+        states.len() == self.members.len()
+            && members.all(|(member, state)| member.kernel.is_kind_of(state))
+    }
+
+    /// Whether less than half of one of the limits is left.
+    pub(crate) fn is_pressed(&self, cell: &Cell, now: Timestamp) -> bool {
+        self.members
+            .iter()
+            .zip(cell.states())
+            .any(|(member, state)| {
+                member.parts.iter().enumerate().any(|(part, index)| {
+                    let left = member.kernel.standing(state, now, part).remaining;
+                    self.limits[*index].is_pressed(left)
+                })
+            })
     }
 
     /// Spends `cost`, which is denied, of the limits that count it nevertheless; true if there are any. `denied` are the

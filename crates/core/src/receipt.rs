@@ -17,6 +17,10 @@
 //!   the last in line can leave: who came later has been told when he starts.
 //! - **Tokens by the interval.** What the refills since then may have brought of the charge has come back already.
 //!
+//! - **Places.** Who holds one for longer than its lease renews it meanwhile: it is held from that instant on, as if it had just been
+//!   taken. A place that is not there any more, because its holder was late or the store has lost it, is taken again if one is free,
+//!   and else lost: as many as may be hold one, and he is not among them.
+//!
 //! A receipt that is dropped gives nothing back, which is safe: the charge stays, and leases end by themselves.
 
 use crate::{kernel::Mark, time::Timestamp};
@@ -42,6 +46,24 @@ impl Receipt {
 pub struct Settlement {
     /// How many units of its cost come back, at most the cost; 0 leaves it charged. Leases end either way.
     pub unused: u64,
+}
+
+/// What became of the places of a receipt when they were to be renewed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Renewal {
+    /// All are held from now on.
+    Held,
+    /// One was taken from him, and others have it.
+    Lost,
+    /// The store could not be asked, or nobody knows. They are held as long as they were, and may be renewed later.
+    Unknown,
+}
+
+impl Renewal {
+    /// Whether all places `are_held`.
+    pub(crate) fn of(are_held: bool) -> Self {
+        if are_held { Self::Held } else { Self::Lost }
+    }
 }
 
 /// Where one charge is.

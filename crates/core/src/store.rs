@@ -9,7 +9,7 @@ use crate::{
     charge::{Charge, Effect},
     memory::MemoryStore,
     outcome::{Decision, Outcome},
-    receipt::{Receipt, Settlement},
+    receipt::{Receipt, Renewal, Settlement},
     time::Timestamp,
     verdict::{Exactness, Source, Verdict},
 };
@@ -121,6 +121,17 @@ pub trait Store: Send + Sync {
         now: Timestamp,
     ) -> impl Future<Output = ()> + Send;
 
+    /// Renews the places of `charges`, those that [`reserve`](Self::reserve) left in its question, so that they are held from now on:
+    /// who holds one for longer than its [lease](crate::Limits::lease) does so in time. What holds no places is left as it is.
+    ///
+    /// A future that is dropped may have renewed them or not.
+    fn renew(
+        &self,
+        charges: &[Charge<'_>],
+        receipt: &mut Self::Receipt,
+        now: Timestamp,
+    ) -> impl Future<Output = Renewal> + Send;
+
     /// [`Self::reserve`], if nothing has to be waited for; `None` leaves everything as it was.
     fn reserve_now(
         &self,
@@ -222,6 +233,15 @@ impl Store for MemoryStore {
     ) -> Result<(), Receipt> {
         self.settle(charges, receipt, settlements, now);
         Ok(())
+    }
+
+    fn renew(
+        &self,
+        charges: &[Charge<'_>],
+        receipt: &mut Receipt,
+        now: Timestamp,
+    ) -> impl Future<Output = Renewal> + Send {
+        future::ready(self.renew(charges, receipt, now))
     }
 
     fn settle(

@@ -299,6 +299,22 @@ pub(crate) fn values(reply: Reply, keys: usize) -> Option<(Timestamp, Vec<Vec<u8
     (values.len() == keys).then_some((now, values))
 }
 
+/// Of each of so many charges whether its places are held, and its receipt.
+pub(crate) fn renewed(reply: Reply, charges: usize) -> Option<Vec<(bool, Vec<u8>)>> {
+    let Reply::Array(answers) = reply else {
+        return None;
+    };
+    let answer = |answer: Reply| {
+        let Reply::Array(parts) = answer else {
+            return None;
+        };
+        let [held, receipt] = <[Reply; 2]>::try_from(parts).ok()?;
+        Some((integer(&held)? == 1, bytes(receipt)?))
+    };
+    let answers: Vec<_> = answers.into_iter().map(answer).collect::<Option<_>>()?;
+    (answers.len() == charges).then_some(answers)
+}
+
 /// A cursor, and what it passed: keys and what stands under them.
 type Scanned = (Vec<u8>, Vec<(Vec<u8>, Vec<u8>)>);
 

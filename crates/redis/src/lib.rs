@@ -46,6 +46,7 @@ mod error;
 mod exec;
 mod fleet;
 mod layout;
+mod places;
 mod reserve;
 mod scripts;
 mod store;

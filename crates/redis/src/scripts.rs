@@ -48,6 +48,10 @@ pub(crate) fn check(kernels: u8) -> &'static Script {
 pub(crate) static GIVE_BACK: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("scripts/give_back.lua").to_owned()));
 
+/// Lets who holds a place hold it for longer.
+pub(crate) static RENEW: LazyLock<Script> =
+    LazyLock::new(|| Script::new(include_str!("scripts/renew.lua").to_owned()));
+
 /// Reads values as they are.
 pub(crate) static READ: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("scripts/read.lua").to_owned()));

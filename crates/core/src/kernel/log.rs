@@ -11,8 +11,8 @@
 //! ```
 //!
 //! - **Promise.** Strict: every half-open interval of length `W` admits at most `L`, across every boundary.
-//!   Of `concurrency`: at no instant do more than `L` hold a place that took it within the last lease and have not given it
-//!   back. Its waits are those for leases to run out; who gives his place back sooner shortens them.
+//!   Of `concurrency`: at no instant do more than `L` hold a place that took or renewed it within the last lease and have not given
+//!   it back. Its waits are those for leases to run out: who gives his place back sooner shortens them, who renews it lengthens them.
 //! - **Memory.** 8 bytes for each admission that is still inside the longest window (more only for a cost
 //!   over 2,047), at most `L` of them, and an eighth to spare; what a busy time took is kept until the key is idle
 //!   for a whole window.
@@ -133,6 +133,57 @@ impl LogState {
             let taken = units.min(self.stamps[behind].cost());
             units -= taken;
             self.take(behind, taken);
+        }
+    }
+
+    /// Moves `units` that were charged at `since` to `now`. What is not there any more is charged anew if no more than `limit` are
+    /// there then; false, and nothing has changed, where it would be more.
+    pub(crate) fn renew(
+        &mut self,
+        now: Timestamp,
+        (since, units): (Timestamp, u64),
+        limit: u64,
+    ) -> bool {
+        while let Some(oldest) = self.stamps.front()
+            && now.since(oldest.at()) >= self.longest
+        {
+            self.drop_oldest();
+        }
+        let held = self.held_since(since).min(units);
+        let others = self.units() - held;
+        let is_renewed = held == units || units <= limit && others <= limit - units;
+        if is_renewed {
+            self.give_back(since, units);
+            self.enter(now, units);
+        }
+        is_renewed
+    }
+
+    /// When what was charged last was.
+    pub(crate) fn newest(&self) -> Timestamp {
+        self.stamps
+            .back()
+            .map_or_else(Timestamp::default, |last| last.at())
+    }
+
+    fn held_since(&self, since: Timestamp) -> u64 {
+        let first = self.stamps.partition_point(|stamp| stamp.at() < since);
+        let stamps = self.stamps.range(first..);
+        let held = stamps.take_while(|stamp| stamp.at() == since);
+        held.map(|stamp| stamp.cost()).sum()
+    }
+
+    /// What the whole log holds: the sum of the window that begins at its front, once there are windows.
+    fn units(&self) -> u64 {
+        let longest = self.places.iter().map(|place| place.sum).max();
+        longest.unwrap_or_else(|| self.stamps.iter().map(|stamp| stamp.cost()).sum())
+    }
+
+    /// Adds `units` to the log, and to every window.
+    fn enter(&mut self, now: Timestamp, units: u64) {
+        self.push(now, units);
+        for place in &mut self.places {
+            place.sum += units;
         }
     }
 
@@ -328,12 +379,9 @@ impl Log {
         if cost == 0 {
             return;
         }
-        state.push(now, cost);
-        for place in &mut state.places {
-            place.sum += cost;
-        }
+        state.enter(now, cost);
         while let Some(oldest) = state.stamps.front()
-            && Self::units(state) - oldest.cost() >= self.largest
+            && state.units() - oldest.cost() >= self.largest
         {
             state.drop_oldest();
         }
@@ -360,6 +408,16 @@ impl Log {
     ) {
         self.expire(state, now);
         state.give_back(at, units);
+    }
+
+    /// [`LogState::renew`], as far as there are places.
+    pub(crate) fn renew(
+        &self,
+        state: &mut LogState,
+        now: Timestamp,
+        place: (Timestamp, u64),
+    ) -> bool {
+        state.renew(now, place, self.largest)
     }
 
     pub(crate) fn standing(&self, state: &LogState, now: Timestamp, part: usize) -> Standing {
@@ -393,7 +451,7 @@ impl Log {
     /// nothing, and is not to be given back either.
     pub(crate) fn trim(&self, state: &mut LogState, now: Timestamp) {
         self.expire(state, now);
-        let beyond = Self::units(state).saturating_sub(self.largest);
+        let beyond = state.units().saturating_sub(self.largest);
         let Some(oldest) = state.stamps.front_mut() else {
             return;
         };
@@ -426,15 +484,5 @@ impl Log {
         for place in &mut state.places {
             place.head -= expired;
         }
-    }
-
-    /// What the whole log holds: the sum of the window that begins at its front.
-    fn units(state: &LogState) -> u64 {
-        state
-            .places
-            .iter()
-            .map(|place| place.sum)
-            .max()
-            .unwrap_or(0)
     }
 }

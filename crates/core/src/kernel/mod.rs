@@ -76,6 +76,8 @@ pub(crate) enum Mark {
     Ending(u64),
     /// In the log, at the instant of the charge.
     Stamped,
+    /// In the log of who holds a place, at the instant from which this one is held.
+    HeldSince(Timestamp),
     /// In the bucket, or the weighted window, of that number.
     Numbered(u64),
 }
@@ -339,7 +341,8 @@ impl Kernel {
             State::Schedule(tat) => Mark::Before(*tat),
             State::Interval(state) => Mark::FullAt(state.full_at),
             State::Window(state) => Mark::Ending(state.end),
-            State::Log(_) | State::Lease(_) => Mark::Stamped,
+            State::Log(_) => Mark::Stamped,
+            State::Lease(state) => Mark::HeldSince(state.newest()),
             State::Buckets(state) => Mark::Numbered(state.newest),
             State::Weighted(state) => Mark::Numbered(state.index),
         }
@@ -368,8 +371,8 @@ impl Kernel {
             (Self::Log(log), State::Log(state), Mark::Stamped) => {
                 log.give_back(state, now, place.at, units);
             }
-            (Self::Lease(log), State::Lease(state), Mark::Stamped) => {
-                log.give_back(state, now, place.at, place.cost);
+            (Self::Lease(log), State::Lease(state), Mark::HeldSince(since)) => {
+                log.give_back(state, now, since, place.cost);
             }
             (Self::Buckets(_), State::Buckets(state), Mark::Numbered(bucket)) => {
                 state.give_back(now, bucket, units);
@@ -380,6 +383,20 @@ impl Kernel {
             _ => {}
         }
         0
+    }
+
+    /// Lets who has held `units` places since then hold them from now on; false, and nothing has changed, where they were taken
+    /// from him and others have them. What holds no places has none to lose.
+    pub(crate) fn renew(
+        &self,
+        state: &mut State,
+        now: Timestamp,
+        (since, units): (Timestamp, u64),
+    ) -> bool {
+        match (self, state) {
+            (Self::Lease(log), State::Lease(state)) => log.renew(state, now, (since, units)),
+            _ => true,
+        }
     }
 
     /// How part `part` stands.

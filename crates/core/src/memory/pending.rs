@@ -1,6 +1,6 @@
 //! A charge while it is being decided.
 
-use crate::{charge::Charge, limit::Limit, outcome::Outcome, question::Question, time::Timestamp};
+use crate::{charge::Charge, outcome::Outcome, question::Question, time::Timestamp};
 
 /// Where the key of a charge is, and whether there is room for what is charged: if not, it passes uncounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,12 +54,7 @@ impl Pending<'_> {
         let first = outcomes.len();
         self.question.report(now, outcomes);
         let mut reported = self.charge.limits.iter().zip(&outcomes[first..]);
-        reported.any(|(limit, outcome)| is_pressed(limit, outcome))
+        // What has denied the request, or is more than half spent, is not forgotten to make room.
+        reported.any(|(limit, outcome)| !outcome.allowed || limit.is_pressed(outcome.remaining))
     }
-}
-
-/// Whether the limit denied the request or is more than half spent, its soft allowance included: its key is not forgotten
-/// to make room.
-fn is_pressed(limit: &Limit, outcome: &Outcome) -> bool {
-    !outcome.allowed || outcome.remaining.saturating_mul(2) < limit.hard_quota()
 }

@@ -1,13 +1,14 @@
-//! What is charged with a receipt, and what comes back of it.
+//! What is charged with a receipt, what comes back of it, and places that are held for longer.
 
 use super::{
     MemoryStore,
+    pending::Place,
     shard::{Shard, hash_with},
 };
 use crate::{
     charge::{Charge, Effect},
     outcome::{Decision, Outcome},
-    receipt::{Charged, Receipt, Settlement},
+    receipt::{Charged, Receipt, Renewal, Settlement},
     time::Timestamp,
 };
 
@@ -55,7 +56,80 @@ impl MemoryStore {
     }
 }
 
+impl MemoryStore {
+    /// Renews the places of `charges`, for which [`reserve`](Self::reserve) wrote `receipt`: they are held from `now` on. It is to be
+    /// done before their leases are over.
+    ///
+    /// A place that is not held any more is taken again if one is free, by the numbers of `charges`.
+    pub fn renew(&self, charges: &[Charge<'_>], receipt: &mut Receipt, now: Timestamp) -> Renewal {
+        let mut are_held = true;
+        for (charge, charged) in charges.iter().zip(&mut receipt.charged) {
+            let Some(charged) = charged else { continue };
+            if charge.limits.holds_places() {
+                let hash = hash_with(&self.hasher, charge.key);
+                let mut shard = self.lock_of(hash);
+                let now = shard.latest(now);
+                are_held &= shard.renew((charge, hash), charged, now);
+            }
+        }
+        Renewal::of(are_held)
+    }
+}
+
 impl Shard {
+    fn renew(
+        &mut self,
+        (charge, hash): (&Charge<'_>, u64),
+        charged: &mut Charged,
+        now: Timestamp,
+    ) -> bool {
+        let number = self.find(hash, charge.key);
+        if charge.limits.fingerprint() != charged.fingerprint {
+            return false;
+        }
+        match number.map(|number| &mut self.entries[number]) {
+            Some(entry) if entry.fingerprint() != charged.fingerprint => {
+                let (pressed, fingerprint) = (entry.pressed(), entry.fingerprint());
+                self.rest.heap_bytes -= entry.heap_bytes();
+                let mut cell = entry.take_as_left(charge.limits);
+                let are_held = charge.limits.renew(&mut cell, now, charged);
+                entry.put(cell, fingerprint, pressed);
+                self.rest.heap_bytes += entry.heap_bytes();
+                are_held
+            }
+            _ => self.renew_in_room((charge, hash), charged, now),
+        }
+    }
+
+    /// Renews where the log may have to grow, or the key is not there any more.
+    fn renew_in_room(
+        &mut self,
+        (charge, hash): (&Charge<'_>, u64),
+        charged: &mut Charged,
+        now: Timestamp,
+    ) -> bool {
+        let alone = std::slice::from_ref(charge);
+        let located = self.locate((charge, alone), hash, now, Effect::Charge);
+        self.carry_out(now, Effect::Charge);
+        let located = located.map(|located| self.locate_again(hash, charge.key, located));
+        let are_held = match located {
+            Ok(located) if located.has_room() => {
+                let mut pending = self.open(charge, Place { hash, located }, now, Effect::Charge);
+                let cell = &mut pending.question.cell;
+                let are_held = charge.limits.renew(cell, now, charged);
+                let pressed = charge.limits.is_pressed(cell, now);
+                pending.kept = are_held;
+                if let Some(newcomer) = self.put_back(pending, pressed) {
+                    self.insert_pending(newcomer, pressed);
+                }
+                are_held
+            }
+            _ => false,
+        };
+        self.finish(Effect::Charge);
+        are_held
+    }
+
     fn settle(
         &mut self,
         (charge, hash): (&Charge<'_>, u64),
@@ -81,6 +155,9 @@ impl Shard {
         } else {
             limits.leave(&mut cell, charged);
         }
+        // What has come back may leave a key that others may push out again.
+        let pressed =
+            pressed && (fingerprint != charged.fingerprint || limits.is_pressed(&cell, now));
         entry.put(cell, fingerprint, pressed);
         self.rest.heap_bytes += entry.heap_bytes();
     }

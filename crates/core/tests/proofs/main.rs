@@ -11,6 +11,7 @@ mod calendars;
 mod elastic;
 mod flood;
 mod full;
+mod places;
 mod promises;
 mod regressions;
 mod restart;

@@ -1,12 +1,10 @@
 //! What comes back of a charge with a receipt: never more than is still there, so that no interval sees more than its bound
 //! of what was used in the end.
 
-use std::sync::Arc;
-
 use proptest::{prelude::*, sample::Index};
 use tidegate_core::{
-    AlgorithmName, Charge, Cost, Decision, Effect, Limit, LimitSpec, Limits, MemoryStore, Outcome,
-    Rate, Receipt, Settlement, Span, Timestamp,
+    Charge, Decision, Effect, Limit, MemoryStore, Outcome, Rate, Receipt, Settlement, Span,
+    Timestamp,
 };
 
 use crate::{
@@ -74,41 +72,6 @@ proptest! {
         store.settle(&[rule.charge(cost)], receipt, &[settlement], Timestamp::from_micros(now));
         let after = ask(&store, &rule, now, cost, Effect::Peek);
         prop_assert_eq!(after, before);
-    }
-
-    /// Nobody holds a place beyond the limit, and whoever is admitted finds one: those hold places who took them less than
-    /// a lease ago and have not given them back.
-    #[test]
-    fn no_more_hold_places_than_may(
-        limit in strategies::plain_limit(Kind::Concurrency),
-        start in strategies::start(),
-        turns in turns(60),
-    ) {
-        let (quota, lease) = (limit.quota(), limit.window().as_micros());
-        let (rule, store) = (Rule::new(b"key", vec![limit], false), one_shard());
-        let (mut now, mut last): (u64, Option<Outcome>) = (start, None);
-        let mut holders: Vec<(u64, u64, Receipt)> = Vec::new();
-        for (step, settled) in &turns {
-            now = now.max(step.step.from(now, last.as_ref()));
-            let units = step.price.units(last.as_ref());
-            let held = |holders: &[(u64, u64, Receipt)]| {
-                let live = holders.iter().filter(|(at, ..)| now - at < lease);
-                live.map(|(_, units, _)| units).sum::<u64>()
-            };
-            let fits = held(&holders) + units <= quota;
-            let (receipt, outcome) = reserve(&store, &rule.charge(units), now);
-            prop_assert_eq!(outcome.allowed, fits);
-            if outcome.allowed {
-                holders.push((now, units, receipt));
-            }
-            prop_assert_eq!(outcome.remaining, quota - held(&holders));
-            last = Some(outcome);
-            if let (Some((index, unused)), false) = (settled, holders.is_empty()) {
-                let (_, units, receipt) = holders.remove(index.index(holders.len()));
-                let settlement = Settlement { unused: *unused };
-                store.settle(&[rule.charge(units)], receipt, &[settlement], Timestamp::from_micros(now));
-            }
-        }
     }
 
     /// Of a queue only the last in line can leave: nobody who was told when he starts is overtaken, and starts keep apart.
@@ -198,45 +161,10 @@ fn run(limit: &Limit, start: u64, turns: &[Turn]) -> Vec<Used> {
     used
 }
 
-fn reserve(store: &MemoryStore, charge: &Charge<'_>, now: u64) -> (Receipt, Outcome) {
+pub(crate) fn reserve(store: &MemoryStore, charge: &Charge<'_>, now: u64) -> (Receipt, Outcome) {
     let mut outcomes = Vec::new();
     let now = Timestamp::from_micros(now);
     let (decision, receipt) = store.reserve(&[*charge], now, &mut outcomes);
     assert_eq!(decision == Decision::Admitted, outcomes[0].allowed);
     (receipt, outcomes[0])
-}
-
-/// A place is free when its holder leaves, whatever has become of the limit since.
-#[test]
-fn places_come_back_under_other_numbers() {
-    let concurrency = |limit| {
-        let spec = LimitSpec {
-            algorithm: Some(AlgorithmName::Concurrency),
-            limit: Some(limit),
-            ..LimitSpec::default()
-        };
-        Limits::new(vec![spec.build().expect("a limit")]).expect("a limit")
-    };
-    let old = Arc::new(concurrency(3));
-    for limit in [2, 5] {
-        let new = concurrency(limit).succeeding(&old);
-        let store = one_shard();
-        let charge = |limits| Charge::new(b"key", limits, Cost::ONE).expect("a key");
-        let at = Timestamp::from_micros;
-        let mut outcomes = Vec::new();
-        let mut receipts = Vec::new();
-        for now in 1..=3 {
-            let (decision, receipt) = store.reserve(&[charge(&*old)], at(now), &mut outcomes);
-            assert_eq!(decision, Decision::Admitted);
-            receipts.push(receipt);
-        }
-        // The state is now one of the new limits.
-        store.check(&[charge(&new)], at(4), Effect::Charge, &mut outcomes);
-        assert_eq!(outcomes[0].allowed, limit > 3);
-        for receipt in receipts {
-            store.settle(&[charge(&*old)], receipt, &[Settlement::default()], at(5));
-        }
-        store.check(&[charge(&new)], at(6), Effect::Look, &mut outcomes);
-        assert_eq!(outcomes[0].remaining, limit.min(4), "{limit}");
-    }
 }

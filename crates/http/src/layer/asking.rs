@@ -12,7 +12,7 @@ use tidegate_core::{
 };
 use tokio::runtime::Handle;
 
-use super::{reservation::Reservation, ruling::Ruling};
+use super::{LimiterLayer, held::Held, reservation::Reservation, ruling::Ruling};
 use crate::{
     Gate,
     gate::{stretch, stretch_now},
@@ -30,14 +30,14 @@ pub(super) enum Asked<'v> {
     },
 }
 
-/// Charges `request`, which can be held back for no longer than `longest`, if nothing has to be waited for.
+/// Charges `request` in the name of `layer`, if nothing has to be waited for.
 pub(super) fn charge_now<'a, G: Gate + 'static>(
-    gate: &Arc<G>,
+    layer: &LimiterLayer<G>,
     rules: &'a Arc<RuleSet>,
     scratch: &'a mut Scratch,
     request: &Request<'_>,
-    longest: Span,
 ) -> Result<Asked<'a>, RequestError> {
+    let (gate, longest) = (&layer.gate, layer.settings.terms.longest_wait);
     let now = gate.now();
     let mut charges = rules.charges(request, now, scratch)?;
     if charges.is_empty() {
@@ -76,19 +76,19 @@ pub(super) fn charge_now<'a, G: Gate + 'static>(
     let Some((decided, receipt)) = decided else {
         return Ok(Asked::Open { reserves });
     };
-    let reserved = reserved(gate, rules, &charges, receipt);
+    let reserved = reserved(layer, rules, &charges, receipt);
     let verdict = decided.verdict(&charges, &outcomes);
     Ok(Asked::Decided(verdict.waiting_at_most(longest), reserved))
 }
 
-/// Charges `request`, which can be held back for no longer than `longest`, and waits if need be.
+/// Charges `request` in the name of `layer`, and waits if need be.
 pub(super) async fn charge<'a, G: Gate + 'static>(
-    gate: &Arc<G>,
+    layer: &LimiterLayer<G>,
     rules: &'a Arc<RuleSet>,
     scratch: &'a mut Scratch,
     request: &Request<'_>,
-    longest: Span,
 ) -> Result<Decided<'a>, RequestError> {
+    let (gate, longest) = (&layer.gate, layer.settings.terms.longest_wait);
     let now = gate.now();
     let mut charges = rules.charges(request, now, scratch)?;
     if charges.is_empty() {
@@ -119,7 +119,7 @@ pub(super) async fn charge<'a, G: Gate + 'static>(
     } else {
         (gate.store().decide(question, &mut outcomes).await, None)
     };
-    let reserved = reserved(gate, rules, &charges, receipt);
+    let reserved = reserved(layer, rules, &charges, receipt);
     let verdict = decided.verdict(&charges, &outcomes);
     Ok((verdict.waiting_at_most(longest), reserved))
 }
@@ -156,12 +156,15 @@ fn is_final(foretold: &Verdict<'_>, longest: Span) -> bool {
 }
 
 fn reserved<G: Gate + 'static>(
-    gate: &Arc<G>,
+    layer: &LimiterLayer<G>,
     rules: &Arc<RuleSet>,
     charges: &[Charge<'_>],
     receipt: Option<<G::Store as Store>::Receipt>,
 ) -> Reservation {
-    let reserved = receipt.map(|receipt| Reservation::new(gate, rules, charges, receipt));
+    let reserved = receipt.map(|receipt| {
+        let held = Held::new(&layer.gate, rules, charges, receipt);
+        Reservation::new(held, &layer.renewals)
+    });
     reserved.unwrap_or_default()
 }
 

@@ -36,7 +36,9 @@ mod denial;
 mod entries;
 mod future;
 mod grpc;
+mod held;
 mod lasting;
+mod renewals;
 mod reservation;
 mod ruling;
 mod service;
@@ -58,6 +60,7 @@ pub use self::{
 };
 use self::{
     entries::{Described, Identity, PeerOf},
+    renewals::Renewals,
     ruling::Terms,
 };
 use crate::{Atlas, Gate, HeaderWriter, Part, Trust};
@@ -88,6 +91,7 @@ use crate::{Atlas, Gate, HeaderWriter, Part, Trust};
 pub struct LimiterLayer<G> {
     gate: Arc<G>,
     settings: Arc<Settings>,
+    renewals: Arc<Renewals>,
 }
 
 /// What a layer was told.
@@ -136,6 +140,7 @@ impl<G: Gate> LimiterLayer<G> {
         Self {
             gate,
             settings: Arc::default(),
+            renewals: Arc::default(),
         }
     }
 
@@ -257,6 +262,7 @@ impl<G> Clone for LimiterLayer<G> {
         Self {
             gate: Arc::clone(&self.gate),
             settings: Arc::clone(&self.settings),
+            renewals: Arc::clone(&self.renewals),
         }
     }
 }

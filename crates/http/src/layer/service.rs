@@ -109,8 +109,7 @@ impl<G: Gate + 'static> LimiterLayer<G> {
         let cost = settings.cost.of(parts);
         let known = SCRATCH.with_borrow_mut(|scratch| {
             let described = tidegate_core::Request::new(&entries, cost)?;
-            let longest = settings.terms.longest_wait;
-            let asked = asking::charge_now(gate, &rules, scratch, &described, longest)?;
+            let asked = asking::charge_now(self, &rules, scratch, &described)?;
             Ok(match asked {
                 Asked::Decided(verdict, reservation) => {
                     gate.observe(&verdict);
@@ -144,8 +143,7 @@ impl<G: Gate + 'static> LimiterLayer<G> {
             let described = tidegate_core::Request::new(&entries, asked.cost)?;
             let mut scratch = Scratch::default();
             let terms = &self.settings.terms;
-            let longest = terms.longest_wait;
-            let charged = asking::charge(gate, &asked.rules, &mut scratch, &described, longest);
+            let charged = asking::charge(&self, &asked.rules, &mut scratch, &described);
             let (verdict, reservation) = charged.await?;
             gate.observe(&verdict);
             Ok(terms.ruling((&verdict, reservation), now, call))

@@ -111,7 +111,7 @@ fn costing(rule: Rule, entry: &str) -> Rule {
 }
 
 /// What is left under the only rule.
-async fn left<S: Store>(limiter: &Limiter<S>) -> u64 {
+pub(crate) async fn left<S: Store>(limiter: &Limiter<S>) -> u64 {
     let request = tidegate_core::Request::new(&[], Cost::ONE).unwrap();
     let (rules, mut scratch) = (limiter.rules(), Scratch::default());
     let verdict = limiter.check(&rules, &mut scratch, &request, Effect::Look);

@@ -6,6 +6,7 @@ mod answers;
 mod ends;
 mod grpc;
 mod model;
+mod places;
 mod queue;
 mod routes;
 mod spoofing;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use tidegate_core::{
     Charge, Decided, Decision, Exactness, MemoryBounds, MemoryStore, Outcome, Question, Receipt,
-    Retry, Settlement, Source, Span, Store, Timestamp,
+    Renewal, Retry, Settlement, Source, Span, Store, Timestamp,
 };
 use tidegate_http::LimiterLayer;
 use tower::{Layer, Service, ServiceExt};
@@ -38,6 +38,16 @@ impl Store for Far {
     ) -> (Decided, Option<Receipt>) {
         tokio::time::sleep(Duration::from_secs(1)).await;
         Store::reserve(&self.0, question, outcomes).await
+    }
+
+    async fn renew(
+        &self,
+        charges: &[Charge<'_>],
+        receipt: &mut Receipt,
+        now: Timestamp,
+    ) -> Renewal {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        self.0.renew(charges, receipt, now)
     }
 
     async fn settle(
@@ -79,6 +89,10 @@ impl Store for Closed {
         outcomes: &mut Vec<Outcome>,
     ) -> (Decided, Option<()>) {
         (self.decide_now(question, outcomes).unwrap(), None)
+    }
+
+    async fn renew(&self, _: &[Charge<'_>], (): &mut (), _: Timestamp) -> Renewal {
+        unreachable!("nothing was charged")
     }
 
     async fn settle(&self, _: &[Charge<'_>], (): (), _: &[Settlement], _: Timestamp) {

@@ -18,7 +18,7 @@ use std::{sync::Arc, time::Duration};
 
 use tidegate_core::{
     Charge, Decided, Decision, Effect, Exactness, Limits, MemoryStore, OnFailure, Outcome,
-    Question, Receipt, Retry, Settlement, Share, Source, Span, Store, Timestamp,
+    Question, Receipt, Renewal, Retry, Settlement, Share, Source, Span, Store, Timestamp,
 };
 
 use self::{
@@ -368,6 +368,15 @@ impl Store for Fleet {
     ) {
         self.settle_everywhere(charges, receipt, settlements, now)
             .await;
+    }
+
+    async fn renew(
+        &self,
+        charges: &[Charge<'_>],
+        receipt: &mut FleetReceipt,
+        now: Timestamp,
+    ) -> Renewal {
+        self.renew_anywhere(charges, receipt, now).await
     }
 
     fn reserve_now(

@@ -4,7 +4,8 @@
 //! what was charged there is settled there, whether Redis is back by then or not.
 
 use tidegate_core::{
-    Charge, Decided, Decision, Effect, Limits, Outcome, Question, Receipt, Settlement, Timestamp,
+    Charge, Decided, Decision, Effect, Limits, Outcome, Question, Receipt, Renewal, Settlement,
+    Timestamp,
 };
 
 use super::{Fleet, denials::Forgetting};
@@ -110,6 +111,46 @@ impl Fleet {
         if let Err(trouble) = self.in_time(asked, None, now).await {
             tracing::debug!("what was not needed stays charged: {trouble}");
         }
+    }
+
+    pub(super) async fn renew_anywhere(
+        &self,
+        charges: &[Charge<'_>],
+        FleetReceipt(charged): &mut FleetReceipt,
+        now: Timestamp,
+    ) -> Renewal {
+        let (there, warm) = match charged {
+            Charged::Here(receipt) => return self.renew_share(charges, receipt, now),
+            Charged::There(there, warm) => (there, warm),
+        };
+        for (charge, receipt) in charges.iter().zip(warm) {
+            self.renew_share(std::slice::from_ref(charge), receipt, now);
+        }
+        // It is waited for as long as a connection waits: nobody stands behind it.
+        let renewed = self.store.renew(charges, there).await;
+        let renewed = renewed.inspect_err(|trouble| {
+            self.counters.count_failure(trouble);
+            self.refusals.note(trouble, now);
+            tracing::debug!("places are not renewed: {trouble}");
+        });
+        renewed.unwrap_or(Renewal::Unknown)
+    }
+
+    /// Renews what was charged to this node's share.
+    fn renew_share(
+        &self,
+        charges: &[Charge<'_>],
+        receipt: &mut Receipt,
+        now: Timestamp,
+    ) -> Renewal {
+        let share = |charge: &Charge<'_>| charge.limits.share(self.settings.share);
+        let shares: Vec<_> = charges.iter().map(share).collect();
+        let shared: Vec<Charge<'_>> = charges
+            .iter()
+            .zip(&shares)
+            .map(|(charge, limits)| of_share(charge, limits))
+            .collect();
+        self.local.renew(&shared, receipt, now)
     }
 
     /// Settles what was charged to this node's share alone; hands back the receipt of anything else.

@@ -56,6 +56,10 @@ enum Deed {
         which: Index,
         unused: u64,
     },
+    /// Renews the places of one of what is reserved.
+    Renew {
+        which: Index,
+    },
     Block {
         rule: Index,
         micros: u64,
@@ -86,6 +90,7 @@ fn deed() -> impl Strategy<Value = Deed> {
         20 => (1..8_u8, strategies::ask()).prop_map(|(rules, ask)| Deed::Ask { rules, ask }),
         8 => (1..8_u8, strategies::ask()).prop_map(|(rules, ask)| Deed::Reserve { rules, ask }),
         6 => settle(),
+        6 => any::<Index>().prop_map(|which| Deed::Renew { which }),
         1 => (any::<Index>(), 1..=1_000_000_u64).prop_map(|(rule, micros)| Deed::Block { rule, micros }),
         1 => any::<Index>().prop_map(|rule| Deed::Unblock { rule }),
         1 => any::<Index>().prop_map(|rule| Deed::Reset { rule }),
@@ -120,6 +125,7 @@ fn trace_of(kind: Kind) -> impl Strategy<Value = Trace> {
             12 => strategies::ask().prop_map(|ask| Deed::Ask { rules: 1, ask }),
             8 => strategies::ask().prop_map(|ask| Deed::Reserve { rules: 1, ask }),
             6 => settle(),
+            6 => any::<Index>().prop_map(|which| Deed::Renew { which }),
             1 => (any::<Index>(), strategies::limit(kind), any::<bool>())
                 .prop_map(|(rule, limit, known)| Deed::Change { rule, limits: vec![limit], known }),
         ],
@@ -157,6 +163,7 @@ impl Pair<'_> {
             Deed::Ask { rules, ask } => return self.ask(*rules, ask, false),
             Deed::Reserve { rules, ask } => return self.ask(*rules, ask, true),
             Deed::Settle { which, unused } => return self.settle(which, *unused),
+            Deed::Renew { which } => return self.renew(which),
             _ => {}
         }
         let now = Timestamp::from_micros(self.now);
@@ -164,7 +171,7 @@ impl Pair<'_> {
             self.redis.pin_clock(now);
         }
         match deed {
-            Deed::Ask { .. } | Deed::Reserve { .. } | Deed::Settle { .. } => {}
+            Deed::Ask { .. } | Deed::Reserve { .. } | Deed::Settle { .. } | Deed::Renew { .. } => {}
             Deed::Block { rule, micros } => {
                 let (key, span) = (&rule.get(&self.rules).key, Some(Span::from_micros(*micros)));
                 let there = self
@@ -263,6 +270,46 @@ impl Pair<'_> {
         let there = self.redis.check(&charges, Effect::Look, &mut got);
         self.runtime.block_on(there).unwrap();
         (format!("{expected:?}"), format!("{got:?}"))
+    }
+}
+
+impl Pair<'_> {
+    /// Renews, and shows what came of it and how the limits stand then.
+    ///
+    /// Where a rule has limits of other kinds by now, what they have left may be there or not when it has expired, so that a place may be
+    /// free or not to be had: that is not compared.
+    fn renew(&mut self, which: &Index) -> (String, String) {
+        if self.reserved.is_empty() {
+            return (String::new(), String::new());
+        }
+        let now = Timestamp::from_micros(self.now);
+        self.redis.pin_clock(now);
+        let at = which.index(self.reserved.len());
+        let (rules, cost, receipt, remote) = &mut self.reserved[at];
+        let is_alike = |rule: &Rule| {
+            let current = self.rules.iter().find(|current| current.key == rule.key);
+            let kinds = |limits: &Limits| {
+                let kind = |limit: &Limit| std::mem::discriminant(limit.algorithm());
+                limits.iter().map(kind).collect::<Vec<_>>()
+            };
+            current.is_some_and(|current| kinds(&current.limits) == kinds(&rule.limits))
+        };
+        if !rules.iter().all(is_alike) {
+            return (String::new(), String::new());
+        }
+        let charges: Vec<Charge<'_>> = rules.iter().map(|rule| rule.charge(*cost)).collect();
+        let here = self.memory.renew(&charges, receipt, now);
+        let there = self.redis.renew(&charges, remote);
+        let there = self.runtime.block_on(there).unwrap();
+        let (mut expected, mut got) = (Vec::new(), Vec::new());
+        self.memory
+            .check(&charges, now, Effect::Look, &mut expected);
+        let looked = self.redis.check(&charges, Effect::Look, &mut got);
+        self.runtime.block_on(looked).unwrap();
+        (
+            format!("{here:?} {expected:?}"),
+            format!("{there:?} {got:?}"),
+        )
     }
 }
 

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tidegate_core::{
     Algorithm, Charge, Cost, Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Question,
-    Settlement, Source, Span, Store, Timestamp,
+    Renewal, Settlement, Source, Span, Store, Timestamp,
 };
 use tidegate_redis::{Address, Fleet, FleetReceipt, FleetSettings, Redis, Settings, Topology};
 use tokio::runtime::Handle;
@@ -90,4 +90,49 @@ async fn places_come_back_in_redis_and_at_the_node_that_gave_them() {
     assert_eq!(reserve(&one, &limits).await.0, Decision::Limited);
     assert_eq!(settle(&one, &limits, receipt).await, Source::Local);
     assert_eq!(reserve(&one, &limits).await.0, Decision::Admitted);
+}
+
+/// Renews the place of `receipt` at `now`, in Redis and at the node.
+async fn renew(node: &Fleet, receipt: &mut Option<FleetReceipt>, now: Timestamp) -> Renewal {
+    let (limits, receipt) = (limits(), receipt.as_mut().unwrap());
+    let charges = [Charge::new(b"key", &limits, Cost::ONE).unwrap()];
+    node.store().pin_clock(now);
+    node.renew(&charges, receipt, now).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn places_are_renewed_for_the_whole_fleet_and_a_redis_that_is_away_breaks_nothing() {
+    let mut redis = tokio::task::block_in_place(RedisServer::start);
+    let (one, other, limits) = (node(&redis.url()).await, node(&redis.url()).await, limits());
+    let minutes = |minutes: u64| Timestamp::from_micros(START).after(Span::from_secs(60 * minutes));
+    one.store().pin_clock(minutes(0));
+    let mut held = Vec::new();
+    for _ in 0..4 {
+        held.push(reserve(&one, &limits).await.2);
+    }
+    // Three stay for half an hour; the fourth is never heard of again.
+    for now in [9, 18, 27] {
+        for receipt in held.iter_mut().take(3) {
+            assert_eq!(renew(&one, receipt, minutes(now)).await, Renewal::Held);
+        }
+        other.store().pin_clock(minutes(now));
+        let decision = reserve(&other, &limits).await.0;
+        let is_free = now == 18;
+        let expected = if is_free {
+            Decision::Admitted
+        } else {
+            Decision::Limited
+        };
+        assert_eq!(decision, expected, "after {now} minutes");
+    }
+    // His place has been taken at minute 18, and he comes back too late.
+    assert_eq!(renew(&one, &mut held[3], minutes(27)).await, Renewal::Lost);
+
+    redis.kill();
+    while reserve(&one, &limits).await.1 != Source::Local {}
+    assert_eq!(
+        renew(&one, &mut held[0], minutes(29)).await,
+        Renewal::Unknown
+    );
+    assert_eq!(settle(&one, &limits, held.remove(0)).await, Source::Redis);
 }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use tidegate_core::{
-    Charge, Decided, MemoryStore, Outcome, Question, Receipt, RuleSet, Settlement, Store, Timestamp,
+    Charge, Decided, MemoryStore, Outcome, Question, Receipt, Renewal, RuleSet, Settlement, Store,
+    Timestamp,
 };
 use tidegate_http::Gate;
 use tidegate_redis::{Fleet, FleetReceipt};
@@ -134,6 +135,26 @@ impl Store for Limiter {
             (Backend::Memory(_), LimiterReceipt::Fleet(_))
             | (Backend::Fleet(_), LimiterReceipt::Memory(_)) => {}
         }
+    }
+
+    async fn renew(
+        &self,
+        charges: &[Charge<'_>],
+        receipt: &mut LimiterReceipt,
+        now: Timestamp,
+    ) -> Renewal {
+        let renewal = match (&self.backend, receipt) {
+            (Backend::Memory(store), LimiterReceipt::Memory(receipt)) => {
+                store.renew(charges, receipt, now)
+            }
+            (Backend::Fleet(fleet), LimiterReceipt::Fleet(receipt)) => {
+                fleet.renew(charges, receipt, now).await
+            }
+            (Backend::Memory(_), LimiterReceipt::Fleet(_))
+            | (Backend::Fleet(_), LimiterReceipt::Memory(_)) => Renewal::Unknown,
+        };
+        self.metrics.observe_renewal(renewal);
+        renewal
     }
 
     fn settle_now(

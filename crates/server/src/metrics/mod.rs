@@ -20,7 +20,7 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
-use tidegate_core::{Decided, Decision, MemoryStats, Reason, Timestamp, Verdict};
+use tidegate_core::{Decided, Decision, MemoryStats, Reason, Renewal, Timestamp, Verdict};
 use tidegate_redis::FleetStats;
 
 pub use rules::MAX_RULE_LABELS;
@@ -99,6 +99,7 @@ pub struct Metrics {
     started: Timestamp,
     shards: Shards,
     rules: Rules,
+    renewals: [AtomicU64; 3],
     reloads: [AtomicU64; 2],
     last_reload_failed: AtomicBool,
     listeners: Mutex<Vec<(&'static str, Listener)>>,
@@ -112,6 +113,7 @@ impl Metrics {
             started,
             shards: Shards::default(),
             rules: Rules::default(),
+            renewals: Default::default(),
             reloads: Default::default(),
             last_reload_failed: AtomicBool::new(false),
             listeners: Mutex::default(),
@@ -162,6 +164,16 @@ impl Metrics {
         self.shards.mine().count_bad(door.index());
     }
 
+    /// Counts what became of a request's places when they were to be renewed.
+    pub(crate) fn observe_renewal(&self, renewal: Renewal) {
+        let number = match renewal {
+            Renewal::Held => 0,
+            Renewal::Lost => 1,
+            Renewal::Unknown => 2,
+        };
+        self.renewals[number].fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Counts a reload of the rules file and remembers how the last one ended.
     pub fn count_reload(&self, failed: bool) {
         self.reloads[usize::from(failed)].fetch_add(1, Ordering::Relaxed);
@@ -201,6 +213,7 @@ impl Metrics {
         if let Some(fleet) = fleet {
             fleet::write(&mut text, fleet);
         }
+        self.write_renewals(&mut text);
         self.write_reloads(&mut text);
         self.write_connections(&mut text);
         text.finish()
@@ -247,6 +260,16 @@ impl Metrics {
                 &[("door", door.as_str())],
                 self.shards.bad_requests(door.index()),
             );
+        }
+    }
+
+    fn write_renewals(&self, text: &mut Text) {
+        let name = "tidegate_place_renewals_total";
+        let help = "Renewals of places that requests held for longer.";
+        text.family(name, "counter", help);
+        let results = ["held", "lost", "unknown"];
+        for (result, count) in results.iter().zip(&self.renewals) {
+            text.sample(name, &[("result", result)], count.load(Ordering::Relaxed));
         }
     }
 

@@ -1,0 +1,240 @@
+//! Places of `concurrency`: held for a lease, given back, and renewed by who holds them for longer.
+
+use std::sync::Arc;
+
+use proptest::{prelude::*, sample::Index};
+use tidegate_core::{
+    AlgorithmName, Charge, Cost, Decision, Effect, LimitSpec, Limits, Outcome, Receipt, Renewal,
+    Settlement, Timestamp,
+};
+
+use crate::{
+    settlements::reserve,
+    strategies::{self, Ask, Kind},
+    world::{Rule, one_shard},
+};
+
+/// What one of those who hold a place does.
+#[derive(Clone, Copy, Debug)]
+enum Deed {
+    Leave,
+    Renew,
+}
+
+/// A request, and what a holder does after it.
+type Turn = (Ask, Option<(Index, Deed)>);
+
+fn turns(length: usize) -> impl Strategy<Value = Vec<Turn>> {
+    let deed = prop::sample::select(vec![Deed::Leave, Deed::Renew, Deed::Renew]);
+    let deed = prop::option::weighted(0.7, (any::<Index>(), deed));
+    prop::collection::vec((strategies::ask(), deed), 1..=length)
+}
+
+/// Who holds so many places since then.
+struct Holder {
+    since: u64,
+    units: u64,
+    receipt: Receipt,
+}
+
+/// The naive twin: all who ever held a place and have not given it back.
+struct Holders {
+    lease: u64,
+    all: Vec<Holder>,
+}
+
+impl Holders {
+    fn places(&self, now: u64) -> u64 {
+        let live = self
+            .all
+            .iter()
+            .filter(|holder| now - holder.since < self.lease);
+        live.map(|holder| holder.units).sum()
+    }
+
+    fn leave_out(&self, now: u64, left_out: usize) -> u64 {
+        let holder = &self.all[left_out];
+        let is_live = now - holder.since < self.lease;
+        self.places(now) - if is_live { holder.units } else { 0 }
+    }
+}
+
+proptest! {
+    #![proptest_config(strategies::cases(2_000))]
+
+    /// Nobody holds a place beyond the limit, and whoever is admitted finds one: those hold places who took or renewed them less
+    /// than a lease ago and have not given them back. Who renews too late gets his place again if it is free.
+    #[test]
+    fn no_more_hold_places_than_may(
+        limit in strategies::plain_limit(Kind::Concurrency),
+        start in strategies::start(),
+        turns in turns(60),
+    ) {
+        let (quota, lease) = (limit.quota(), limit.window().as_micros());
+        let (rule, store) = (Rule::new(b"key", vec![limit], false), one_shard());
+        let (mut now, mut last): (u64, Option<Outcome>) = (start, None);
+        let mut holders = Holders { lease, all: Vec::new() };
+        for (step, deed) in &turns {
+            now = now.max(step.step.from(now, last.as_ref()));
+            let at = Timestamp::from_micros(now);
+            let units = step.price.units(last.as_ref());
+            let fits = units <= quota && holders.places(now) <= quota - units;
+            let (receipt, outcome) = reserve(&store, &rule.charge(units), now);
+            prop_assert_eq!(outcome.allowed, fits);
+            if outcome.allowed {
+                holders.all.push(Holder { since: now, units, receipt });
+            }
+            prop_assert_eq!(outcome.remaining, quota - holders.places(now));
+            last = Some(outcome);
+            let Some((index, deed)) = deed.filter(|_| !holders.all.is_empty()) else { continue };
+            let which = index.index(holders.all.len());
+            let (others, units) = (holders.leave_out(now, which), holders.all[which].units);
+            match deed {
+                Deed::Leave => {
+                    let receipt = holders.all.remove(which).receipt;
+                    store.settle(&[rule.charge(units)], receipt, &[Settlement::default()], at);
+                }
+                Deed::Renew => {
+                    let renewal = store.renew(&[rule.charge(units)], &mut holders.all[which].receipt, at);
+                    let is_held = others <= quota - units;
+                    prop_assert_eq!(renewal, if is_held { Renewal::Held } else { Renewal::Lost });
+                    if is_held {
+                        holders.all[which].since = now;
+                    }
+                }
+            }
+        }
+    }
+
+    /// As long as all who hold places renew them in time nobody ever loses one, and no more are there than may be, however long
+    /// they stay.
+    #[test]
+    fn who_renews_in_time_is_counted_for_as_long_as_he_stays(
+        limit in strategies::plain_limit(Kind::Concurrency),
+        start in strategies::start(),
+        steps in prop::collection::vec((0..3_u64, 0..=2_u64, prop::option::of(any::<Index>())), 1..60),
+    ) {
+        let (quota, lease) = (limit.quota(), limit.window().as_micros());
+        let (rule, store) = (Rule::new(b"key", vec![limit], false), one_shard());
+        let mut there: Vec<Receipt> = Vec::new();
+        let mut now = start;
+        for (comers, wait, leaver) in steps {
+            // At most two thirds of a lease from one renewal to the next.
+            now += wait * (lease / 3);
+            let at = Timestamp::from_micros(now);
+            for receipt in &mut there {
+                prop_assert_eq!(store.renew(&[rule.charge(1)], receipt, at), Renewal::Held);
+            }
+            for _ in 0..comers {
+                let (receipt, outcome) = reserve(&store, &rule.charge(1), now);
+                prop_assert_eq!(outcome.allowed, (there.len() as u64) < quota);
+                there.extend(outcome.allowed.then_some(receipt));
+            }
+            if let Some(leaver) = leaver.filter(|_| !there.is_empty()) {
+                let receipt = there.swap_remove(leaver.index(there.len()));
+                store.settle(&[rule.charge(1)], receipt, &[Settlement::default()], at);
+            }
+        }
+    }
+}
+
+fn concurrency(limit: u64) -> Limits {
+    let spec = LimitSpec {
+        algorithm: Some(AlgorithmName::Concurrency),
+        limit: Some(limit),
+        ..LimitSpec::default()
+    };
+    Limits::new(vec![spec.build().expect("a limit")]).expect("a limit")
+}
+
+fn charge(limits: &Limits) -> Charge<'_> {
+    Charge::new(b"key", limits, Cost::ONE).expect("a key")
+}
+
+/// A place is free when its holder leaves, whatever has become of the limit since.
+#[test]
+fn places_come_back_under_other_numbers() {
+    let old = Arc::new(concurrency(3));
+    for limit in [2, 5] {
+        let new = concurrency(limit).succeeding(&old);
+        let store = one_shard();
+        let at = Timestamp::from_micros;
+        let mut outcomes = Vec::new();
+        let mut receipts = Vec::new();
+        for now in 1..=3 {
+            let (decision, receipt) = store.reserve(&[charge(&old)], at(now), &mut outcomes);
+            assert_eq!(decision, Decision::Admitted);
+            receipts.push(receipt);
+        }
+        // The state is now one of the new limits.
+        store.check(&[charge(&new)], at(4), Effect::Charge, &mut outcomes);
+        assert_eq!(outcomes[0].allowed, limit > 3);
+        for receipt in receipts {
+            store.settle(&[charge(&old)], receipt, &[Settlement::default()], at(5));
+        }
+        store.check(&[charge(&new)], at(6), Effect::Look, &mut outcomes);
+        assert_eq!(outcomes[0].remaining, limit.min(4), "{limit}");
+    }
+}
+
+/// Who holds a place renews it although others have other numbers by now, and a limit that is lower takes nobody's place away.
+#[test]
+fn places_are_renewed_under_other_numbers() {
+    let old = Arc::new(concurrency(3));
+    let new = concurrency(2).succeeding(&old);
+    let (store, mut outcomes) = (one_shard(), Vec::new());
+    let seconds = |number: u64| Timestamp::from_micros(number * 1_000_000);
+    let mut receipts: Vec<Receipt> = (1..=3)
+        .map(|second| {
+            store
+                .reserve(&[charge(&old)], seconds(second), &mut outcomes)
+                .1
+        })
+        .collect();
+    for second in [40, 80, 120] {
+        store.check(
+            &[charge(&new)],
+            seconds(second),
+            Effect::Charge,
+            &mut outcomes,
+        );
+        assert!(!outcomes[0].allowed, "at {second} s");
+        for receipt in &mut receipts {
+            let renewal = store.renew(&[charge(&old)], receipt, seconds(second));
+            assert_eq!(renewal, Renewal::Held, "at {second} s");
+        }
+    }
+    for receipt in receipts {
+        store.settle(
+            &[charge(&old)],
+            receipt,
+            &[Settlement::default()],
+            seconds(130),
+        );
+    }
+    store.check(&[charge(&new)], seconds(130), Effect::Look, &mut outcomes);
+    assert_eq!(outcomes[0].remaining, 2);
+}
+
+/// A store that has forgotten everything, as after a reset, takes those in again who are still there, and no more than may be.
+#[test]
+fn who_is_still_there_is_counted_again_after_a_reset() {
+    let (limits, store, mut outcomes) = (concurrency(2), one_shard(), Vec::new());
+    let at = Timestamp::from_micros;
+    let mut receipts: Vec<Receipt> = (1..=2)
+        .map(|now| store.reserve(&[charge(&limits)], at(now), &mut outcomes).1)
+        .collect();
+    store.reset(b"key");
+    store.check(&[charge(&limits)], at(3), Effect::Charge, &mut outcomes);
+    assert!(outcomes[0].allowed);
+    let renewals: Vec<Renewal> = receipts
+        .iter_mut()
+        .map(|receipt| store.renew(&[charge(&limits)], receipt, at(4)))
+        .collect();
+    assert_eq!(renewals, [Renewal::Held, Renewal::Lost]);
+    for receipt in receipts {
+        store.settle(&[charge(&limits)], receipt, &[Settlement::default()], at(5));
+    }
+    store.check(&[charge(&limits)], at(6), Effect::Look, &mut outcomes);
+    assert_eq!(outcomes[0].remaining, 1, "the newcomer's stays");
+}

@@ -1,0 +1,182 @@
+//! Places of `concurrency` that are held for longer than their lease.
+
+use std::{convert::Infallible, future, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use http::{Request, Response, StatusCode};
+use http_body_util::{Full, StreamBody, combinators::UnsyncBoxBody};
+use tidegate_core::{
+    Charge, Decided, MemoryBounds, MemoryStore, Outcome, Question, Receipt, Renewal, Settlement,
+    Span, Store, Timestamp,
+};
+use tidegate_http::{Lasting, LimiterLayer};
+use tower::{Layer, Service, ServiceExt, service_fn};
+
+use crate::{
+    ends::{left, places},
+    stores::Far,
+    support::{Limiter, get, limiter, limiter_on},
+};
+
+/// Lets so many seconds pass, on the limiter's clock and on the runtime's.
+async fn pass<S: Store>(limiter: &Limiter<S>, seconds: u64) {
+    for _ in 0..seconds {
+        let clock = limiter.clock();
+        clock.set(clock.now().after(Span::from_secs(1)));
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}
+
+/// An answer whose body has more to come, which never does.
+fn endless() -> Response<UnsyncBoxBody<Bytes, Infallible>> {
+    let body = StreamBody::new(futures_util::stream::pending());
+    Response::new(UnsyncBoxBody::new(body))
+}
+
+/// Takes the only place of `limiter`, and holds it for ten leases by an answer that does not end.
+async fn outlasts_its_lease<S: Store + 'static>(limiter: Arc<Limiter<S>>) {
+    let streaming = |_: Request<()>| future::ready(Ok::<_, Infallible>(endless()));
+    let layer = LimiterLayer::new(Arc::clone(&limiter));
+    let mut service = layer.layer(service_fn(streaming));
+    let answer = service.ready().await.unwrap().call(get("/")).await.unwrap();
+    for minute in 0..10 {
+        pass(&limiter, 60).await;
+        assert_eq!(left(&limiter).await, 0, "after minute {minute}");
+    }
+    drop(answer);
+    // A store elsewhere is told in a task of its own.
+    pass(&limiter, 3).await;
+    assert_eq!(left(&limiter).await, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_outlasts_its_lease_keeps_its_place() {
+    outlasts_its_lease(limiter(vec![places(1)])).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn so_it_does_in_a_store_elsewhere() {
+    let store = Far(MemoryStore::new(MemoryBounds::default()));
+    outlasts_its_lease(limiter_on(store, vec![places(1)])).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_is_not_answered_yet_keeps_its_place() {
+    let limiter = limiter(vec![places(1)]);
+    let silent = |_: Request<()>| future::pending::<Result<Response<Full<Bytes>>, Infallible>>();
+    let mut service = LimiterLayer::new(Arc::clone(&limiter)).layer(service_fn(silent));
+    let mut asked = Box::pin(service.ready().await.unwrap().call(get("/")));
+    assert!(asked.as_mut().now_or_never().is_none());
+    pass(&limiter, 150).await;
+    assert_eq!(left(&limiter).await, 0);
+    drop(asked);
+    assert_eq!(left(&limiter).await, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_outlasts_a_body_keeps_its_place() {
+    let limiter = limiter(vec![places(1)]);
+    let lasting = Lasting::default();
+    let kept = lasting.clone();
+    let upgraded = service_fn(move |_: Request<()>| {
+        let mut response = Response::new(Full::<Bytes>::default());
+        response.extensions_mut().insert(kept.clone());
+        future::ready(Ok::<_, Infallible>(response))
+    });
+    let mut service = LimiterLayer::new(Arc::clone(&limiter)).layer(upgraded);
+    let answer = service.ready().await.unwrap().call(get("/")).await.unwrap();
+    drop((answer, service));
+    pass(&limiter, 150).await;
+    assert_eq!(left(&limiter).await, 0);
+    drop(lasting);
+    assert_eq!(left(&limiter).await, 1);
+}
+
+/// The memory store, which cannot be asked for renewals.
+struct Forgetful(MemoryStore);
+
+impl Store for Forgetful {
+    type Receipt = Receipt;
+
+    fn decide_now(
+        &self,
+        question: &mut Question<'_, '_>,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Option<Decided> {
+        self.0.decide_now(question, outcomes)
+    }
+
+    async fn decide_later(
+        &self,
+        question: Question<'_, '_>,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Decided {
+        self.0.decide_later(question, outcomes).await
+    }
+
+    async fn reserve(
+        &self,
+        question: &mut Question<'_, '_>,
+        outcomes: &mut Vec<Outcome>,
+    ) -> (Decided, Option<Receipt>) {
+        Store::reserve(&self.0, question, outcomes).await
+    }
+
+    async fn settle(
+        &self,
+        charges: &[Charge<'_>],
+        receipt: Receipt,
+        settlements: &[Settlement],
+        now: Timestamp,
+    ) {
+        self.0.settle(charges, receipt, settlements, now);
+    }
+
+    async fn renew(&self, _: &[Charge<'_>], _: &mut Receipt, _: Timestamp) -> Renewal {
+        Renewal::Unknown
+    }
+}
+
+/// A lease ends by itself where nobody renews it, and the request goes on all the same.
+#[tokio::test(start_paused = true)]
+async fn a_place_that_cannot_be_renewed_ends_with_its_lease() {
+    let store = Forgetful(MemoryStore::new(MemoryBounds::default()));
+    let limiter = limiter_on(store, vec![places(1)]);
+    let streaming = |_: Request<()>| future::ready(Ok::<_, Infallible>(endless()));
+    let mut service = LimiterLayer::new(Arc::clone(&limiter)).layer(service_fn(streaming));
+    let answer = service.ready().await.unwrap().call(get("/")).await.unwrap();
+    pass(&limiter, 59).await;
+    assert_eq!(left(&limiter).await, 0);
+    pass(&limiter, 1).await;
+    assert_eq!(left(&limiter).await, 1);
+    let second = service.ready().await.unwrap().call(get("/")).await.unwrap();
+    assert_eq!(
+        (answer.status(), second.status()),
+        (StatusCode::OK, StatusCode::OK)
+    );
+    drop(answer);
+    assert_eq!(left(&limiter).await, 0, "it gives back nobody else's place");
+}
+
+/// Requests that end leave nothing behind that would be renewed.
+#[tokio::test(start_paused = true)]
+async fn requests_that_end_are_renewed_no_more() {
+    let limiter = limiter(vec![places(2)]);
+    let streaming = |_: Request<()>| future::ready(Ok::<_, Infallible>(endless()));
+    let mut service = LimiterLayer::new(Arc::clone(&limiter)).layer(service_fn(streaming));
+    for _ in 0..3 {
+        let first = service.ready().await.unwrap().call(get("/")).await.unwrap();
+        pass(&limiter, 30).await;
+        let second = service.ready().await.unwrap().call(get("/")).await.unwrap();
+        drop(first);
+        pass(&limiter, 90).await;
+        assert_eq!(left(&limiter).await, 1);
+        drop(second);
+        assert_eq!(left(&limiter).await, 2);
+        pass(&limiter, 90).await;
+        assert_eq!(left(&limiter).await, 2);
+    }
+    drop(service);
+    assert_eq!(Arc::strong_count(&limiter), 1, "no task holds on to it");
+}
