@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{bounds, limits::Limits};
+use crate::{bounds, limits::Limits, time::Span};
 
 /// What a charge asks for, in units of the limits: from 1 to [`bounds::MAX_COUNT`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -74,10 +74,13 @@ pub struct Charge<'a> {
     pub limits: &'a Limits,
     /// The cost, the same for every limit.
     pub cost: Cost,
+    /// For how long a queue may hold it back: what would have to wait for longer is denied, and nobody stands in line who will not be
+    /// served. `None` is as long as the queue is.
+    pub longest_wait: Option<Span>,
 }
 
 impl<'a> Charge<'a> {
-    /// A charge on `key`.
+    /// A charge on `key`, which waits in queues for as long as they are.
     ///
     /// # Errors
     ///
@@ -85,7 +88,12 @@ impl<'a> Charge<'a> {
     #[inline]
     pub fn new(key: &'a [u8], limits: &'a Limits, cost: Cost) -> Result<Self, RequestError> {
         if (1..=bounds::MAX_KEY_BYTES).contains(&key.len()) {
-            Ok(Self { key, limits, cost })
+            Ok(Self {
+                key,
+                limits,
+                cost,
+                longest_wait: None,
+            })
         } else {
             Err(unusable(key))
         }

@@ -301,6 +301,15 @@ impl Limits {
         denied
     }
 
+    /// The limits that would hold a request back for more than `longest`.
+    pub(crate) fn kept_waiting(&self, cell: &Cell, now: Timestamp, longest: Span) -> Mask {
+        let states = self.members.iter().zip(cell.states());
+        let waiting = states
+            .filter(|(member, state)| member.kernel.overlong(state, now, longest) > Span::ZERO);
+        let parts = waiting.flat_map(|(member, _)| &member.parts);
+        parts.fold(0, |denied, part| denied | 1 << *part)
+    }
+
     /// Spends `cost` of every limit.
     #[inline]
     pub(crate) fn charge(&self, cell: &mut Cell, now: Timestamp, cost: u64) {

@@ -43,6 +43,8 @@ impl Denials {
 pub(crate) struct Asked {
     pub(crate) now: Timestamp,
     pub(crate) cost: u64,
+    /// For how long it may be held back.
+    pub(crate) longest_wait: Option<Span>,
     /// The limits that denied it.
     pub(crate) denied: Mask,
     /// Whether it was spent.
@@ -75,16 +77,26 @@ impl Member {
         let standing = self.kernel.standing(state, now, part);
         let allowed = asked.denied & 1 == 0;
         let soft = limit.soft_allowance();
+        // Where nobody would wait for so long nothing can be spent either.
+        let overlong = match asked.longest_wait {
+            Some(longest) if !allowed => self.kernel.overlong(state, now, longest),
+            _ => Span::ZERO,
+        };
         Outcome {
             allowed,
             over_limit: asked.charged && standing.remaining < soft,
             limit: limit.quota(),
-            remaining: standing.remaining,
+            remaining: if overlong > Span::ZERO {
+                0
+            } else {
+                standing.remaining
+            },
             reset_after: standing.reset_after,
             retry_after: if allowed {
                 Retry::NOW
             } else {
-                self.kernel.retry(state, now, part, asked.cost)
+                let retry = self.kernel.retry(state, now, part, asked.cost);
+                retry.max(Retry::After(overlong))
             },
             delay: if asked.charged {
                 self.kernel.delay(state, now, asked.cost)

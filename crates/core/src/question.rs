@@ -7,7 +7,7 @@ use crate::{
     member::Asked,
     outcome::Outcome,
     receipt::Charged,
-    time::Timestamp,
+    time::{Span, Timestamp},
 };
 
 /// One charge while it is being decided.
@@ -16,6 +16,7 @@ pub(crate) struct Question<'a> {
     limits: &'a Limits,
     pub(crate) cell: Cell,
     cost: u64,
+    longest_wait: Option<Span>,
     denied: Mask,
     charged: bool,
 }
@@ -41,6 +42,7 @@ impl<'a> Question<'a> {
             limits: charge.limits,
             cell,
             cost,
+            longest_wait: charge.longest_wait,
             denied: 0,
             charged: false,
         }
@@ -49,7 +51,10 @@ impl<'a> Question<'a> {
     /// Asks the limits; true if they let the request pass, as those of a shadow rule always do.
     #[inline]
     pub(crate) fn ask(&mut self, now: Timestamp) -> bool {
-        let denied = self.limits.denied(&mut self.cell, now, self.cost);
+        let mut denied = self.limits.denied(&mut self.cell, now, self.cost);
+        if let Some(longest) = self.longest_wait {
+            denied |= self.limits.kept_waiting(&self.cell, now, longest);
+        }
         // A cost of nothing always fits, also where more is spent than a lowered limit holds.
         self.denied = if self.cost == 0 { 0 } else { denied };
         self.denied == 0 || self.limits.shadow()
@@ -88,6 +93,7 @@ impl<'a> Question<'a> {
         let asked = Asked {
             now,
             cost: self.cost,
+            longest_wait: self.longest_wait,
             denied: self.denied,
             charged: self.charged,
         };

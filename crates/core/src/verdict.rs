@@ -183,30 +183,6 @@ impl<'r> Verdict<'r> {
         verdict
     }
 
-    /// The same, for a request that can be held back for no longer than `longest`: denied where the verdict would have it wait for
-    /// longer, until the queue is so much shorter. What was charged under it is not given back by this.
-    #[must_use]
-    pub fn waiting_at_most(mut self, longest: Span) -> Self {
-        if self.delay <= longest {
-            return self;
-        }
-        let enforced = self.lines.iter_mut().filter(|line| !line.shadow);
-        for Line { outcome, .. } in enforced.filter(|line| line.outcome.delay > longest) {
-            let excess = outcome.delay.as_micros() - longest.as_micros();
-            *outcome = Outcome {
-                allowed: false,
-                remaining: 0,
-                retry_after: Retry::After(Span::from_micros(excess)),
-                delay: Span::ZERO,
-                ..*outcome
-            };
-        }
-        self.delay = Span::ZERO;
-        self.deny(Reason::Limit, self.longest_wait());
-        self.lead_with(Some(self.retry_after));
-        self
-    }
-
     /// The line of the tightest limit, whose numbers speak for the request.
     #[must_use]
     pub fn leading(&self) -> Option<&Line<'r>> {

@@ -83,12 +83,16 @@ fn script_of(charge: &Charge<'_>) -> Option<(&'static Script, Vec<String>)> {
             fraction: 1,
             lasting: Some(lasting),
             tau,
-            ..
+            queue,
         } = &member.numbers
         else {
             return None;
         };
-        numbers.extend([lasting, tau].map(|exact| exact.whole.to_string()));
+        // Who waits for no longer than that ends no later than so long after it.
+        let longest = charge.longest_wait.filter(|_| *queue);
+        let latest = longest.map(|longest| longest.as_micros().saturating_add(lasting.whole));
+        let tau = tau.whole.min(latest.unwrap_or(u64::MAX));
+        numbers.extend([lasting.whole, tau].map(|whole| whole.to_string()));
     }
     let script = if is_single {
         &scripts::SCHEDULE_ALONE

@@ -71,7 +71,7 @@ pub(crate) fn program(charge: &Charge<'_>, around: Timestamp) -> Vec<u8> {
     pack.boolean(charge.limits.shadow());
     pack.boolean(counts_denials(charge));
     for member in members {
-        put_member(&mut pack, &member, several, charge.cost.units(), around);
+        put_member(&mut pack, &member, several, charge, around);
     }
     pack.0
 }
@@ -187,19 +187,15 @@ fn number_of(numbers: &Numbers<'_>) -> u8 {
 }
 
 /// A member as `check.lua` and the file of its kernel describe it.
-fn put_member(pack: &mut Pack, member: &Member<'_>, several: bool, cost: u64, around: Timestamp) {
-    let number = number_of(&member.numbers);
-    let begin = |pack: &mut Pack, numbers: usize| {
-        pack.array(3 + numbers);
-        pack.number(number.into());
-        pack.number(match member.denials {
-            Denials::Forgotten => 0,
-            Denials::Counted => 1,
-            Denials::InFull => 2,
-        });
-        let kind = [fraction_bytes(&member.numbers) << KERNEL_BITS | number];
-        pack.bytes(if several { &kind } else { &[] });
-    };
+fn put_member(
+    pack: &mut Pack,
+    member: &Member<'_>,
+    several: bool,
+    charge: &Charge<'_>,
+    around: Timestamp,
+) {
+    let cost = charge.cost.units();
+    let begin = |pack: &mut Pack, numbers| begin_member(pack, member, several, numbers);
     match &member.numbers {
         Numbers::Schedule {
             fraction,
@@ -207,7 +203,8 @@ fn put_member(pack: &mut Pack, member: &Member<'_>, several: bool, cost: u64, ar
             tau,
             queue,
         } => {
-            begin(pack, 8);
+            let longest = charge.longest_wait.filter(|_| *queue);
+            begin(pack, 8 + usize::from(longest.is_some()));
             pack.number(*fraction);
             pack.boolean(lasting.is_some());
             // What never fits fills the bucket to the brim where it counts.
@@ -216,6 +213,10 @@ fn put_member(pack: &mut Pack, member: &Member<'_>, several: bool, cost: u64, ar
             }
             pack.bytes(format!(">I7I{}", fraction_bytes(&member.numbers)).as_bytes());
             pack.boolean(*queue);
+            // Nobody waits for longer than an instant can be away, and Lua's numbers end there.
+            let longest =
+                longest.map(|longest| longest.as_micros().min(Timestamp::MAX.as_micros()));
+            pack.numbers(longest.as_slice());
         }
         Numbers::Interval {
             refill,
@@ -258,6 +259,20 @@ fn put_member(pack: &mut Pack, member: &Member<'_>, several: bool, cost: u64, ar
         }
         _ => unreachable!("core has no other kernel"),
     }
+}
+
+/// What every member begins with, before so many numbers of its kernel.
+fn begin_member(pack: &mut Pack, member: &Member<'_>, several: bool, numbers: usize) {
+    let number = number_of(&member.numbers);
+    pack.array(3 + numbers);
+    pack.number(number.into());
+    pack.number(match member.denials {
+        Denials::Forgotten => 0,
+        Denials::Counted => 1,
+        Denials::InFull => 2,
+    });
+    let kind = [fraction_bytes(&member.numbers) << KERNEL_BITS | number];
+    pack.bytes(if several { &kind } else { &[] });
 }
 
 /// The windows of a log.

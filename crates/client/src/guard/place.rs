@@ -90,6 +90,7 @@ impl<S> Charged<S> {
             key: &self.key,
             limits: &self.limits,
             cost: self.cost,
+            longest_wait: None,
         }
     }
 }

@@ -431,6 +431,16 @@ impl Kernel {
         }
     }
 
+    /// How much more than `longest` a request would have to wait now, whatever it costs.
+    pub(crate) fn overlong(&self, state: &State, now: Timestamp, longest: Span) -> Span {
+        match (self, state) {
+            (Self::Schedule(schedule), State::Schedule(tat)) => {
+                schedule.overlong(*tat, now, longest)
+            }
+            _ => Span::ZERO,
+        }
+    }
+
     /// How long the `cost` that was just charged must be held back.
     pub(crate) fn delay(&self, state: &State, now: Timestamp, cost: u64) -> Span {
         match (self, state) {

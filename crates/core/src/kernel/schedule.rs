@@ -293,6 +293,19 @@ impl Schedule {
         Retry::After(wait.as_span())
     }
 
+    /// Whether it is a queue, where requests wait.
+    pub(crate) fn is_queue(&self) -> bool {
+        self.queue
+    }
+
+    /// How much more than `longest` whoever comes now would have to wait for those before him.
+    pub(crate) fn overlong(&self, tat: Exact, now: Timestamp, longest: Span) -> Span {
+        if !self.queue {
+            return Span::ZERO;
+        }
+        self.base(tat, now).ceil().since(now.after(longest))
+    }
+
     /// A queue serves the request that was just charged when those before it are done.
     pub(crate) fn delay(&self, tat: Exact, now: Timestamp, cost: u64) -> Span {
         if !self.queue {

@@ -49,6 +49,7 @@ impl MemoryStore {
         let now = shard.latest(now);
         if effect == Effect::Charge
             && let Some(schedule) = charge.limits.sole_schedule()
+            && (charge.longest_wait.is_none() || !schedule.is_queue())
             && let Some(step) = shard.step_in_place(charge, schedule, hash, now)
         {
             drop(shard);

@@ -21,4 +21,5 @@ mod strategies;
 mod succession;
 mod threads;
 mod twin;
+mod waits;
 mod world;

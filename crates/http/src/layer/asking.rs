@@ -7,60 +7,48 @@ use std::{
 };
 
 use tidegate_core::{
-    Algorithm, Charge, Effect, Limit, Question, Reason, Request, RequestError, RuleSet, Scratch,
-    Span, Store, Timestamp, Verdict,
+    Charge, Effect, Question, Request, RequestError, RuleSet, Scratch, Store, Verdict,
 };
 use tokio::runtime::Handle;
 
 use super::{LimiterLayer, held::Held, reservation::Reservation, ruling::Ruling};
 use crate::{
     Gate,
-    gate::{stretch, stretch_now},
+    gate::{Asks, stretch},
 };
 
-/// A verdict, and what the request was charged, where something of that may come back.
-pub(super) type Decided<'v> = (Verdict<'v>, Reservation);
-
-/// What could be decided at once.
+/// What came of a request.
 pub(super) enum Asked<'v> {
+    /// A verdict, and what it was charged, where something of that may come back.
     Decided(Verdict<'v>, Reservation),
-    /// Nothing, and whether something of what is to be charged may come back.
-    Open {
-        reserves: bool,
-    },
+    /// Nothing yet, and whether something of what is to be charged may come back.
+    Open { reserves: bool },
 }
 
-/// Charges `request` in the name of `layer`, if nothing has to be waited for.
-pub(super) fn charge_now<'a, G: Gate + 'static>(
+/// Charges `request` in the name of `layer`.
+pub(super) async fn charge<'a, A: Asks, G: Gate + 'static>(
+    asks: A,
     layer: &LimiterLayer<G>,
     rules: &'a Arc<RuleSet>,
     scratch: &'a mut Scratch,
     request: &Request<'_>,
 ) -> Result<Asked<'a>, RequestError> {
-    let (gate, longest) = (&layer.gate, layer.settings.terms.longest_wait);
-    let now = gate.now();
+    let (store, now) = (layer.gate.store(), layer.gate.now());
     let mut charges = rules.charges(request, now, scratch)?;
     if charges.is_empty() {
         return Ok(Asked::Decided(Verdict::unlimited(), Reservation::default()));
     }
     let reserves = rules.wants_receipt(&charges);
-    let mut outcomes = Vec::new();
-    if stretch_now(gate.store(), rules, &mut charges, now).is_none() {
+    if stretch(asks, (store, rules), &mut charges, now)
+        .await
+        .is_none()
+    {
         return Ok(Asked::Open { reserves });
     }
-    if may_wait_for_longer(&charges, longest) {
-        let mut peeked = charges.clone();
-        let mut peek = peek(&mut peeked, now);
-        let Some(decided) = gate.store().decide_now(&mut peek, &mut outcomes) else {
-            return Ok(Asked::Open { reserves });
-        };
-        let foretold = decided.verdict(&peeked, &outcomes);
-        if is_final(&foretold, longest) {
-            let foretold = foretold.waiting_at_most(longest);
-            return Ok(Asked::Decided(foretold, Reservation::default()));
-        }
-        outcomes.clear();
+    for charge in &mut charges {
+        charge.longest_wait = Some(layer.settings.terms.longest_wait);
     }
+    let mut outcomes = Vec::new();
     let mut question = Question {
         charges: &mut charges,
         now,
@@ -68,91 +56,19 @@ pub(super) fn charge_now<'a, G: Gate + 'static>(
         within: None,
     };
     let decided = if reserves {
-        gate.store().reserve_now(&mut question, &mut outcomes)
+        asks.reserve(store, &mut question, &mut outcomes).await
     } else {
-        let decided = gate.store().decide_now(&mut question, &mut outcomes);
+        let decided = asks.decide(store, question, &mut outcomes).await;
         decided.map(|decided| (decided, None))
     };
     let Some((decided, receipt)) = decided else {
         return Ok(Asked::Open { reserves });
     };
     let reserved = reserved(layer, rules, &charges, receipt);
-    let verdict = decided.verdict(&charges, &outcomes);
-    Ok(Asked::Decided(verdict.waiting_at_most(longest), reserved))
-}
-
-/// Charges `request` in the name of `layer`, and waits if need be.
-pub(super) async fn charge<'a, G: Gate + 'static>(
-    layer: &LimiterLayer<G>,
-    rules: &'a Arc<RuleSet>,
-    scratch: &'a mut Scratch,
-    request: &Request<'_>,
-) -> Result<Decided<'a>, RequestError> {
-    let (gate, longest) = (&layer.gate, layer.settings.terms.longest_wait);
-    let now = gate.now();
-    let mut charges = rules.charges(request, now, scratch)?;
-    if charges.is_empty() {
-        return Ok((Verdict::unlimited(), Reservation::default()));
-    }
-    let reserves = rules.wants_receipt(&charges);
-    let mut outcomes = Vec::new();
-    stretch(gate.store(), rules, &mut charges, now).await;
-    if may_wait_for_longer(&charges, longest) {
-        let mut peeked = charges.clone();
-        let peek = peek(&mut peeked, now);
-        let decided = gate.store().decide(peek, &mut outcomes).await;
-        let foretold = decided.verdict(&peeked, &outcomes);
-        if is_final(&foretold, longest) {
-            let foretold = foretold.waiting_at_most(longest);
-            return Ok((foretold, Reservation::default()));
-        }
-        outcomes.clear();
-    }
-    let mut question = Question {
-        charges: &mut charges,
-        now,
-        effect: Effect::Charge,
-        within: None,
-    };
-    let (decided, receipt) = if reserves {
-        gate.store().reserve(&mut question, &mut outcomes).await
-    } else {
-        (gate.store().decide(question, &mut outcomes).await, None)
-    };
-    let reserved = reserved(layer, rules, &charges, receipt);
-    let verdict = decided.verdict(&charges, &outcomes);
-    Ok((verdict.waiting_at_most(longest), reserved))
-}
-
-/// Whether one of the queues among `charges` may have requests wait for longer than `longest`.
-///
-/// Such a one is asked before it is charged. What is charged and then denied leaves the line only if nobody has come behind
-/// it, so that the line would fill with requests that are gone; now those only stay that others overtook between question and charge.
-fn may_wait_for_longer(charges: &[Charge<'_>], longest: Span) -> bool {
-    let may = |limit: &Limit| {
-        let queues = matches!(
-            limit.algorithm(),
-            Algorithm::LeakyBucket { queue: true, .. }
-        );
-        queues && limit.window() > longest
-    };
-    let enforced = |charge: &&Charge<'_>| !charge.limits.shadow();
-    let mut enforced = charges.iter().filter(enforced);
-    enforced.any(|charge| charge.limits.iter().any(may))
-}
-
-fn peek<'q, 'c>(charges: &'q mut Vec<Charge<'c>>, now: Timestamp) -> Question<'q, 'c> {
-    Question {
-        charges,
-        now,
-        effect: Effect::Peek,
-        within: None,
-    }
-}
-
-/// Whether a request of which this is foretold is not to be charged: it would wait for too long, or the store cannot decide.
-fn is_final(foretold: &Verdict<'_>, longest: Span) -> bool {
-    foretold.delay > longest || foretold.reason == Some(Reason::Store)
+    Ok(Asked::Decided(
+        decided.verdict(&charges, &outcomes),
+        reserved,
+    ))
 }
 
 fn reserved<G: Gate + 'static>(

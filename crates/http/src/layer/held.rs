@@ -247,6 +247,7 @@ impl Kept {
             key: &self.key,
             limits: stretched.unwrap_or(limits),
             cost: self.cost,
+            longest_wait: None,
         }
     }
 }

@@ -20,7 +20,10 @@ use super::{
     grpc,
     ruling::{Ruling, Terms},
 };
-use crate::Gate;
+use crate::{
+    Gate,
+    gate::{ANSWERED, AtOnce, Patient, at_once},
+};
 
 thread_local! {
     /// Room for one request's keys, from request to request of a thread.
@@ -109,7 +112,7 @@ impl<G: Gate + 'static> LimiterLayer<G> {
         let cost = settings.cost.of(parts);
         let known = SCRATCH.with_borrow_mut(|scratch| {
             let described = tidegate_core::Request::new(&entries, cost)?;
-            let asked = asking::charge_now(self, &rules, scratch, &described)?;
+            let asked = at_once(asking::charge(AtOnce, self, &rules, scratch, &described))?;
             Ok(match asked {
                 Asked::Decided(verdict, reservation) => {
                     gate.observe(&verdict);
@@ -143,8 +146,10 @@ impl<G: Gate + 'static> LimiterLayer<G> {
             let described = tidegate_core::Request::new(&entries, asked.cost)?;
             let mut scratch = Scratch::default();
             let terms = &self.settings.terms;
-            let charged = asking::charge(&self, &asked.rules, &mut scratch, &described);
-            let (verdict, reservation) = charged.await?;
+            let charged = asking::charge(Patient, &self, &asked.rules, &mut scratch, &described);
+            let Asked::Decided(verdict, reservation) = charged.await? else {
+                unreachable!("{ANSWERED}");
+            };
             gate.observe(&verdict);
             Ok(terms.ruling((&verdict, reservation), now, call))
         }

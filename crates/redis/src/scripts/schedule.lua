@@ -1,7 +1,8 @@
--- Schedule: {…, parts of a microsecond, fits, lasting, its parts, tau, its parts, format, whether it is a queue}
+-- Schedule: {…, parts of a microsecond, fits, lasting, its parts, tau, its parts, format, whether it is a queue, and then perhaps how
+-- long a request may wait in it}
 -- A state is the arrival time and, where a microsecond has parts, those.
 kernels[0] = function(member, value, position, mode)
-  local _, _, _, fraction, fits, lasting, lasting_parts, tau, tau_parts, format = each(member)
+  local _, _, _, fraction, fits, lasting, lasting_parts, tau, tau_parts, format, _, longest = each(member)
   local ahead, rest = 0, 0
   if position then
     local arrival
@@ -15,6 +16,7 @@ kernels[0] = function(member, value, position, mode)
       ahead, rest = 0, 0
     end
   end
+  local late = longest and (ahead > longest or ahead == longest and rest > 0)
   if mode ~= KEEP then
     ahead, rest = ahead + lasting, rest + lasting_parts
     if rest >= fraction then
@@ -27,7 +29,7 @@ kernels[0] = function(member, value, position, mode)
   end
   local expires = now + ahead
   if fraction == 1 then
-    return position, over or not fits, pack('>I7', expires), expires
+    return position, over or late or not fits, pack('>I7', expires), expires
   end
-  return position, over or not fits, pack(format, expires, rest), expires + (rest > 0 and 1 or 0)
+  return position, over or late or not fits, pack(format, expires, rest), expires + (rest > 0 and 1 or 0)
 end

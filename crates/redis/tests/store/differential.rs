@@ -23,6 +23,7 @@ struct Rule {
     key: Vec<u8>,
     limits: Arc<Limits>,
     has_room: bool,
+    longest_wait: Option<Span>,
 }
 
 /// Limits that stretch, where they can.
@@ -35,7 +36,11 @@ impl Rule {
     fn charge(&self, cost: u64) -> Charge<'_> {
         let stretched = self.limits.stretched().filter(|_| self.has_room);
         let limits = stretched.unwrap_or(&self.limits);
-        Charge::new(&self.key, limits, Cost::new(cost).unwrap()).unwrap()
+        let charge = Charge::new(&self.key, limits, Cost::new(cost).unwrap()).unwrap();
+        Charge {
+            longest_wait: self.longest_wait,
+            ..charge
+        }
     }
 }
 
@@ -218,7 +223,19 @@ impl Pair<'_> {
             chosen.push(self.rules[0].clone());
         }
         let has_room = ask.of.index(3) == 0;
-        chosen.iter_mut().for_each(|rule| rule.has_room = has_room);
+        // As long as one waits who comes now, a microsecond less, more, or however long it is.
+        let ahead = last.map_or(Span::ZERO, |last| last.reset_after).as_micros();
+        let longest_wait = match ask.of.index(7) {
+            0 => Some(0),
+            1 => Some(ahead / 2),
+            2 => Some(ahead),
+            3 => Some(ahead.saturating_sub(1)),
+            _ => None,
+        };
+        for rule in &mut chosen {
+            rule.has_room = has_room;
+            rule.longest_wait = longest_wait.map(Span::from_micros);
+        }
         let charges: Vec<Charge<'_>> = chosen.iter().map(|rule| rule.charge(cost)).collect();
         let instant = Timestamp::from_micros(now);
         let (mut expected, mut got) = (Vec::new(), Vec::new());
@@ -355,6 +372,7 @@ fn compare_on<S>(
             key: vec![0xF8, number, 0, 0, 0, 0, 0, 0, b'k' + number],
             limits: Arc::new(elastic(limits).in_shadow(shadow)),
             has_room: false,
+            longest_wait: None,
         });
         // With one shard, so that its one clock is that of all keys.
         let bounds = MemoryBounds {

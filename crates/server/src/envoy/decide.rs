@@ -97,6 +97,7 @@ impl<'d> Applied<'d> {
             key: &self.key,
             limits: self.limits(),
             cost,
+            longest_wait: None,
         }
     }
 }

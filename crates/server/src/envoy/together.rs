@@ -63,6 +63,7 @@ impl<'a> Count<'a> {
             key: self.key,
             limits,
             cost: self.cost,
+            longest_wait: None,
         }
     }
 

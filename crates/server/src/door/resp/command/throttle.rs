@@ -165,6 +165,7 @@ impl LaterThrottle {
             key: &self.key,
             limits: &self.limits,
             cost: self.cost,
+            longest_wait: None,
         };
         let mut outcomes = Vec::new();
         let decided = limiter

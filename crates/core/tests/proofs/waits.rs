@@ -1,0 +1,58 @@
+//! For how long a queue may hold a request back: what would wait for longer is denied, and leaves nothing in the line.
+
+use proptest::prelude::*;
+use tidegate_core::{Charge, Decision, Effect, MemoryStore, Outcome, Retry, Span, Timestamp};
+
+use crate::{
+    promises::copy_of,
+    strategies::{self, Kind},
+    world::{Rule, one_shard},
+};
+
+fn ask(store: &MemoryStore, charge: Charge<'_>, now: u64, effect: Effect) -> Outcome {
+    let (mut outcomes, now) = (Vec::new(), Timestamp::from_micros(now));
+    let decision = store.check(&[charge], now, effect, &mut outcomes);
+    assert_eq!(decision == Decision::Admitted, outcomes[0].allowed);
+    outcomes[0]
+}
+
+proptest! {
+    #![proptest_config(strategies::cases(2_000))]
+
+    /// The twin: asked for any wait, and turned away if that is too long. Who is denied has changed nothing, and passes when he is
+    /// told to, not a microsecond sooner.
+    #[test]
+    fn who_would_wait_for_too_long_never_stands_in_line(
+        limit in strategies::plain_limit(Kind::Queue),
+        start in strategies::start(),
+        asks in strategies::asks(30),
+        longest in prop_oneof![Just(0), 0..=1_000_000_u64, any::<u64>()],
+    ) {
+        let longest = Span::from_micros(longest);
+        let (rule, store) = (Rule::new(b"key", vec![limit], false), one_shard());
+        let hurried = |cost| Charge { longest_wait: Some(longest), ..rule.charge(cost) };
+        let (mut now, mut last): (u64, Option<Outcome>) = (start, None);
+        for step in &asks {
+            now = now.max(step.step.from(now, last.as_ref()));
+            let cost = step.price.units(last.as_ref());
+            let twin = ask(&copy_of(&store, now), rule.charge(cost), now, Effect::Charge);
+            let before = ask(&store, rule.charge(1), now, Effect::Look);
+            let peeked = ask(&store, hurried(cost), now, Effect::Peek);
+            let outcome = ask(&store, hurried(cost), now, Effect::Charge);
+            prop_assert_eq!(outcome.allowed, twin.allowed && twin.delay <= longest);
+            prop_assert_eq!(peeked.allowed, outcome.allowed);
+            if outcome.allowed {
+                prop_assert_eq!(outcome, twin);
+            } else {
+                prop_assert_eq!(ask(&store, rule.charge(1), now, Effect::Look), before);
+                if let Retry::After(wait) = outcome.retry_after {
+                    let at = now.saturating_add(wait.as_micros());
+                    let copy = copy_of(&store, now);
+                    prop_assert!(!ask(&copy, hurried(cost), at - 1, Effect::Peek).allowed);
+                    prop_assert!(ask(&copy, hurried(cost), at, Effect::Peek).allowed);
+                }
+            }
+            last = Some(outcome);
+        }
+    }
+}
