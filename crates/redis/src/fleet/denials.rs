@@ -3,7 +3,7 @@
 //! A denial names the instant until which nothing can change, unless something is given back, as places are all the time. It is
 //! kept until then,
 //! but never longer than the bound that the settings name: what another node gives back is noticed after that.
-//! What a decision finds is old by the time that it is known, so it is kept only if nothing was forgotten since the decision
+//! What a decision finds is old by the time that it is known, so it is kept only if nothing was forgotten of its keys since the decision
 //! began. What is kept is bounded too: so many slots, each with the denial that came last.
 
 use std::{
@@ -24,6 +24,9 @@ const SLOTS: usize = 1 << 14;
 /// How many locks guard them, a power of two.
 const GUARDS: usize = 64;
 
+/// So many keys can be told apart when something is given back to one, a power of two.
+const KEYS: usize = 1 << 12;
+
 /// The most bytes of keys and the most limits of a request whose denial is kept.
 const MAX_KEY_BYTES: usize = 512;
 const MAX_LIMITS: usize = 16;
@@ -32,26 +35,28 @@ const MAX_LIMITS: usize = 16;
 pub(super) struct Denials {
     hasher: RandomState,
     shards: Box<[Mutex<Vec<Option<Denial>>>]>,
-    /// Denials of an earlier epoch are forgotten.
-    epoch: AtomicU64,
+    /// How often everything was forgotten.
+    all: AtomicU64,
+    /// How often what is known of a key was, by its hash.
+    lifted: Box<[AtomicU64]>,
 }
 
 #[derive(Debug)]
 struct Denial {
     hash: u64,
     charges: Box<[Charged]>,
-    epoch: u64,
+    epoch: Epoch,
     since: Timestamp,
     until: Timestamp,
     outcomes: Box<[Outcome]>,
 }
 
-/// How often everything had been forgotten when a decision began.
+/// How often everything, or what is known of one of its keys, had been forgotten when a decision began: a sum of what only grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Epoch(u64);
 
-/// One charge of a request: whose count, which limits, at which cost.
-type Charged = (Box<[u8]>, Deciding, u64);
+/// One charge of a request: whose count, which limits, at which cost, and how long it may wait.
+type Charged = (Box<[u8]>, Deciding, u64, Option<Span>);
 
 /// What tells limits apart that decide differently although they leave the same states: stretched ones, and those that
 /// only count and deny nothing.
@@ -78,15 +83,20 @@ impl Default for Denials {
         Self {
             hasher: RandomState::new(),
             shards: (0..GUARDS).map(|_| shard()).collect(),
-            epoch: AtomicU64::new(0),
+            all: AtomicU64::new(0),
+            lifted: (0..KEYS).map(|_| AtomicU64::new(0)).collect(),
         }
     }
 }
 
 impl Denials {
-    /// When a decision begins.
-    pub(super) fn epoch(&self) -> Epoch {
-        Epoch(self.epoch.load(Ordering::Acquire))
+    /// When a decision about `charges` begins.
+    pub(super) fn epoch(&self, charges: &[Charge<'_>]) -> Epoch {
+        let all = self.all.load(Ordering::Acquire);
+        let lifted = charges
+            .iter()
+            .map(|charge| self.lifted[self.number(charge)].load(Ordering::Acquire));
+        Epoch(lifted.fold(all, u64::wrapping_add))
     }
 
     /// Remembers that `charges`, asked about at `now`, were denied with `outcomes` by a decision that was begun in the
@@ -96,7 +106,7 @@ impl Denials {
         charges: &[Charge<'_>],
         now: Timestamp,
         longest: Span,
-        (outcomes, Epoch(epoch)): (&[Outcome], Epoch),
+        (outcomes, epoch): (&[Outcome], Epoch),
     ) {
         let Some(wait) = worth_keeping(charges, outcomes) else {
             return;
@@ -115,6 +125,7 @@ impl Denials {
                         charge.key.into(),
                         Deciding::by(charge.limits),
                         charge.cost.units(),
+                        charge.longest_wait,
                     )
                 })
                 .collect(),
@@ -145,7 +156,7 @@ impl Denials {
             return false;
         };
         let stands = denial.hash == hash
-            && denial.epoch == self.epoch.load(Ordering::Acquire)
+            && denial.epoch == self.epoch(charges)
             && (denial.since..denial.until).contains(&now)
             && denial.is_of(charges);
         if stands {
@@ -156,15 +167,25 @@ impl Denials {
         stands
     }
 
-    /// Forgets all of them when what it returns is dropped: something is being given back, and whoever waits for that may
-    /// go.
-    pub(super) fn forgetting(&self) -> Forgetting<'_> {
-        Forgetting(self)
+    /// Forgets those that the keys of `charges` have to do with when what it returns is dropped: something is being given back to
+    /// them, and whoever waits for that may go.
+    pub(super) fn forgetting<'c>(
+        &self,
+        charges: impl Iterator<Item = &'c Charge<'c>>,
+    ) -> Forgetting<'_> {
+        let keys = charges.map(|charge| self.number(charge));
+        Forgetting(self, keys.collect())
     }
 
     /// Forgets all of them.
     pub(super) fn forget(&self) {
-        self.epoch.fetch_add(1, Ordering::AcqRel);
+        self.all.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The number of a charge's key, which others may have too: so much more is forgotten than need be.
+    fn number(&self, charge: &Charge<'_>) -> usize {
+        let hash = self.hasher.hash_one(charge.key);
+        usize::try_from(hash >> 32).unwrap_or(0) % KEYS
     }
 
     fn hash(&self, charges: &[Charge<'_>]) -> u64 {
@@ -173,33 +194,35 @@ impl Denials {
             charge.key.hash(&mut hasher);
             Deciding::by(charge.limits).hash(&mut hasher);
             hasher.write_u64(charge.cost.units());
+            charge.longest_wait.hash(&mut hasher);
         }
         hasher.finish()
     }
 }
 
-/// Forgets every denial at its end.
+/// Forgets at its end every denial that keys of these numbers have to do with.
 #[derive(Debug)]
-pub(super) struct Forgetting<'d>(&'d Denials);
+pub(super) struct Forgetting<'d>(&'d Denials, Box<[usize]>);
 
 impl Drop for Forgetting<'_> {
     fn drop(&mut self) {
-        self.0.forget();
+        for number in &self.1 {
+            self.0.lifted[*number].fetch_add(1, Ordering::AcqRel);
+        }
     }
 }
 
 impl Denial {
     fn is_of(&self, charges: &[Charge<'_>]) -> bool {
         self.charges.len() == charges.len()
-            && self
-                .charges
-                .iter()
-                .zip(charges)
-                .all(|((key, limits, cost), charge)| {
+            && self.charges.iter().zip(charges).all(
+                |((key, limits, cost, longest_wait), charge)| {
                     **key == *charge.key
                         && *limits == Deciding::by(charge.limits)
                         && *cost == charge.cost.units()
-                })
+                        && *longest_wait == charge.longest_wait
+                },
+            )
     }
 }
 
@@ -258,150 +281,4 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 #[cfg(test)]
-mod tests {
-    use tidegate_core::{
-        AlgorithmName, Cost, Decision, Effect, LimitSpec, MemoryBounds, MemoryStore, notation,
-    };
-
-    use super::*;
-
-    const SECOND: Span = Span::from_secs(1);
-
-    fn limits(rate: &str) -> Limits {
-        let rate = notation::rate(rate).unwrap();
-        Limits::new(vec![
-            LimitSpec::shorthand(rate, AlgorithmName::SlidingWindowLog)
-                .build()
-                .unwrap(),
-        ])
-        .unwrap()
-    }
-
-    fn charge<'a>(key: &'a str, limits: &'a Limits, cost: u64) -> Charge<'a> {
-        Charge::new(key.as_bytes(), limits, Cost::new(cost).unwrap()).unwrap()
-    }
-
-    fn at(millis: u64) -> Timestamp {
-        Timestamp::from_micros(1_000_000_000 + millis * 1_000)
-    }
-
-    /// A store in which `key` is spent at time 0, and the denial that follows at once.
-    fn denied(charge: Charge<'_>) -> Vec<Outcome> {
-        let (store, mut outcomes) = (MemoryStore::new(MemoryBounds::default()), Vec::new());
-        let one = Charge {
-            cost: Cost::ONE,
-            ..charge
-        };
-        while store.check(&[one], at(0), Effect::Charge, &mut outcomes) == Decision::Admitted {}
-        assert_eq!(
-            store.check(&[charge], at(0), Effect::Charge, &mut outcomes),
-            Decision::Limited
-        );
-        outcomes
-    }
-
-    /// What a decision has found that nothing came between.
-    fn found<'o>(denials: &Denials, outcomes: &'o [Outcome]) -> (&'o [Outcome], Epoch) {
-        (outcomes, denials.epoch())
-    }
-
-    #[test]
-    fn what_was_found_before_something_was_given_back_is_not_remembered() {
-        let (denials, limits, mut outcomes) = (Denials::default(), limits("2/h"), Vec::new());
-        let charge = charge("a", &limits, 1);
-        let (denied, begun) = (denied(charge), denials.epoch());
-        drop(denials.forgetting());
-        denials.remember(&[charge], at(0), SECOND, (&denied, begun));
-        assert!(!denials.recall(&[charge], at(1), &mut outcomes));
-        denials.remember(&[charge], at(0), SECOND, found(&denials, &denied));
-        assert!(denials.recall(&[charge], at(1), &mut outcomes));
-    }
-
-    #[test]
-    fn a_denial_stands_until_the_moment_it_named_and_no_longer() {
-        let (denials, limits, mut outcomes) = (Denials::default(), limits("2/s"), Vec::new());
-        let charge = charge("a", &limits, 1);
-        denials.remember(
-            &[charge],
-            at(0),
-            Span::from_secs(60),
-            found(&denials, &denied(charge)),
-        );
-        assert!(denials.recall(&[charge], at(400), &mut outcomes));
-        assert_eq!(
-            outcomes[0].retry_after,
-            Retry::After(Span::from_millis(600))
-        );
-        assert!(denials.recall(&[charge], at(999), &mut outcomes));
-        assert!(!denials.recall(&[charge], at(1_000), &mut outcomes));
-    }
-
-    #[test]
-    fn a_denial_is_of_one_key_one_limit_and_one_cost() {
-        let (denials, limits, other, mut outcomes) =
-            (Denials::default(), limits("2/h"), limits("3/h"), Vec::new());
-        let dear = charge("a", &limits, 2);
-        denials.remember(&[dear], at(0), SECOND, found(&denials, &denied(dear)));
-        assert!(denials.recall(&[dear], at(1), &mut outcomes));
-        for another in [
-            charge("a", &limits, 1),
-            charge("b", &limits, 2),
-            charge("a", &other, 2),
-        ] {
-            assert!(!denials.recall(&[another], at(1), &mut outcomes));
-        }
-        assert!(!denials.recall(&[dear, charge("b", &limits, 2)], at(1), &mut outcomes));
-    }
-
-    /// As where a rule is put in shadow while a decision is underway, or where one quota of several leads no more.
-    #[test]
-    fn what_only_counts_is_not_denied_by_what_the_same_numbers_denied() {
-        let (denials, limits, mut outcomes) = (Denials::default(), limits("2/h"), Vec::new());
-        let counting = limits.clone().in_shadow(true);
-        let denied = denied(charge("a", &limits, 1));
-        let enforced = [charge("a", &limits, 1)];
-        denials.remember(&enforced, at(0), SECOND, found(&denials, &denied));
-        assert!(!denials.recall(&[charge("a", &counting, 1)], at(1), &mut outcomes));
-        assert!(denials.recall(&enforced, at(1), &mut outcomes));
-    }
-
-    #[test]
-    fn what_is_given_back_ends_every_denial_and_so_does_the_bound() {
-        let (denials, limits, mut outcomes) = (Denials::default(), limits("2/h"), Vec::new());
-        let charge = charge("a", &limits, 1);
-        denials.remember(&[charge], at(0), SECOND, found(&denials, &denied(charge)));
-        assert!(!denials.recall(&[charge], at(1_000), &mut outcomes));
-        assert!(denials.recall(&[charge], at(999), &mut outcomes));
-        denials.forget();
-        assert!(!denials.recall(&[charge], at(999), &mut outcomes));
-        denials.remember(
-            &[charge],
-            at(0),
-            Span::ZERO,
-            found(&denials, &denied(charge)),
-        );
-        assert!(!denials.recall(&[charge], at(0), &mut outcomes));
-    }
-
-    #[test]
-    fn the_slots_are_as_many_as_were_said() {
-        let (denials, limits) = (Denials::default(), limits("1/h"));
-        let keys: Vec<String> = (0..SLOTS * 2).map(|number| number.to_string()).collect();
-        let outcomes = denied(charge("0", &limits, 1));
-        for key in &keys {
-            denials.remember(
-                &[charge(key, &limits, 1)],
-                at(0),
-                SECOND,
-                found(&denials, &outcomes),
-            );
-        }
-        let kept: usize = denials.shards.iter().map(|shard| lock(shard).len()).sum();
-        assert_eq!(kept, SLOTS);
-        let mut room = Vec::new();
-        let recalled = keys
-            .iter()
-            .filter(|key| denials.recall(&[charge(key, &limits, 1)], at(1), &mut room));
-        assert!(recalled.count() > SLOTS / 2);
-    }
-}
+mod tests;

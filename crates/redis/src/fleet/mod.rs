@@ -12,13 +12,14 @@
 mod denials;
 mod receipt;
 mod refusals;
+mod share;
 mod stats;
 
 use std::{sync::Arc, time::Duration};
 
 use tidegate_core::{
-    Charge, Decided, Decision, Effect, Exactness, Limits, MemoryStore, OnFailure, Outcome,
-    Question, Receipt, Renewal, Retry, Settlement, Share, Source, Span, Store, Timestamp,
+    Charge, Decided, Decision, Effect, Exactness, MemoryStore, OnFailure, Outcome, Question,
+    Renewal, Settlement, Share, Source, Span, Store, Timestamp,
 };
 
 use self::{
@@ -117,9 +118,10 @@ impl Fleet {
         question: &Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
     ) -> Result<Decided, StoreError> {
-        let epoch = self.denials.epoch();
+        let epoch = self.denials.epoch(question.charges);
         // Also where nobody waits for the answer any more, or knows it.
-        let _forgotten = (question.effect == Effect::Refund).then(|| self.denials.forgetting());
+        let _forgotten = (question.effect == Effect::Refund)
+            .then(|| self.denials.forgetting(question.charges.iter()));
         let asked = self
             .store
             .check(question.charges, question.effect, outcomes);
@@ -219,106 +221,6 @@ impl Fleet {
                 }
             }
             Decision::Admitted | Decision::Full { .. } => {}
-        }
-    }
-
-    /// Does to this node's share what Redis did: charges what it admitted, as far as the share goes; gives back what it
-    /// gave back, as far as this node has charged it.
-    fn keep_warm(&self, question: &Question<'_, '_>, effect: Effect) {
-        let now = question.now;
-        let charge_local = |shared: &Charge<'_>| {
-            let mut outcomes = Vec::new();
-            self.local.check(&[*shared], now, effect, &mut outcomes)
-        };
-        for charge in question.charges.iter() {
-            self.warm(charge, now, charge_local);
-        }
-    }
-
-    /// Charges this node's share of what `charge` is, where that is what answers when Redis is away.
-    fn warm(
-        &self,
-        charge: &Charge<'_>,
-        now: Timestamp,
-        charge_local: impl FnOnce(&Charge<'_>) -> Decision,
-    ) {
-        if self.policy(charge) != OnFailure::Local {
-            return;
-        }
-        let limits = charge.limits.share(self.settings.share);
-        let shared = Charge {
-            limits: &limits,
-            ..*charge
-        };
-        if let Decision::Blocked { .. } = charge_local(&shared) {
-            // Redis knows better: the block was lifted.
-            self.local.unblock(charge.key, now);
-        }
-    }
-
-    fn fall_back(
-        &self,
-        question: &mut Question<'_, '_>,
-        outcomes: &mut Vec<Outcome>,
-        receipt: Option<&mut Receipt>,
-    ) -> Decided {
-        outcomes.clear();
-        let (now, effect) = (question.now, question.effect);
-        let charges = &mut *question.charges;
-        let by_policy = |decision| Decided {
-            decision,
-            exactness: Exactness::None,
-            source: Source::Policy,
-        };
-        let closed = effect.asks()
-            && charges
-                .iter()
-                .any(|charge| self.policy(charge) == OnFailure::Closed);
-        if closed {
-            self.counters.count(Source::Policy);
-            return by_policy(Decision::Full {
-                retry_after: Retry::After(ASK_AGAIN),
-            });
-        }
-        charges.retain(|charge| self.policy(charge) == OnFailure::Local);
-        if charges.is_empty() {
-            self.counters.count(Source::Policy);
-            return by_policy(Decision::Admitted);
-        }
-        let shares: Vec<Arc<Limits>> = charges
-            .iter()
-            .map(|charge| charge.limits.share(self.settings.share))
-            .collect();
-        let shared: Vec<Charge<'_>> = charges
-            .iter()
-            .zip(&shares)
-            .map(|(charge, limits)| Charge { limits, ..*charge })
-            .collect();
-        self.counters.count(Source::Local);
-        let decision = match receipt {
-            None => self.local.check(&shared, now, effect, outcomes),
-            Some(receipt) => {
-                let (decision, reserved) = self.local.reserve(&shared, now, outcomes);
-                *receipt = reserved;
-                decision
-            }
-        };
-        Decided {
-            decision,
-            exactness: Exactness::Local,
-            source: Source::Local,
-        }
-    }
-
-    /// What answers for `charge` while Redis is out of reach. What only counts never denies.
-    fn policy(&self, charge: &Charge<'_>) -> OnFailure {
-        let policy = charge
-            .limits
-            .on_failure()
-            .unwrap_or(self.settings.on_failure);
-        match (policy, charge.limits.shadow()) {
-            (OnFailure::Closed, true) => OnFailure::Open,
-            (policy, _) => policy,
         }
     }
 }

@@ -68,7 +68,7 @@ impl Fleet {
         question: &Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
     ) -> Result<(Decided, Option<FleetReceipt>), StoreError> {
-        let epoch = self.denials.epoch();
+        let epoch = self.denials.epoch(question.charges);
         let asked = self.store.reserve(question.charges, outcomes);
         let asked = self.in_time(asked, question.within, question.now);
         let (decision, there) = asked.await?;
@@ -100,7 +100,7 @@ impl Fleet {
         let Err(FleetReceipt(Charged::There(there, warm))) = left else {
             return;
         };
-        let _forgotten = self.forgetting(settlements);
+        let _forgotten = self.forgetting(charges, settlements);
         let settled = charges.iter().zip(warm).zip(settlements);
         for ((charge, receipt), settlement) in settled {
             let limits = charge.limits.share(self.settings.share);
@@ -165,7 +165,7 @@ impl Fleet {
             Charged::Here(receipt) => receipt,
             there @ Charged::There(..) => return Err(FleetReceipt(there)),
         };
-        let _forgotten = self.forgetting(settlements);
+        let _forgotten = self.forgetting(charges, settlements);
         let share = |charge: &Charge<'_>| charge.limits.share(self.settings.share);
         let shares: Vec<_> = charges.iter().map(share).collect();
         let shared: Vec<Charge<'_>> = charges
@@ -177,10 +177,12 @@ impl Fleet {
         Ok(())
     }
 
-    /// Lets no denial stand that what comes back has outrun, until that is back.
-    fn forgetting(&self, settlements: &[Settlement]) -> Option<Forgetting<'_>> {
-        let gives_back = settlements.iter().any(|settlement| settlement.unused > 0);
-        gives_back.then(|| self.denials.forgetting())
+    /// Lets no denial stand that what comes back can lift, once that is back.
+    fn forgetting(&self, charges: &[Charge<'_>], settlements: &[Settlement]) -> Forgetting<'_> {
+        let settled = charges.iter().zip(settlements);
+        let given_back = settled.filter(|(_, settlement)| settlement.unused > 0);
+        self.denials
+            .forgetting(given_back.map(|(charge, _)| charge))
     }
 }
 

@@ -1,0 +1,195 @@
+use tidegate_core::{
+    AlgorithmName, Cost, Decision, Effect, LimitSpec, MemoryBounds, MemoryStore, notation,
+};
+
+use super::*;
+
+const SECOND: Span = Span::from_secs(1);
+
+fn limits(rate: &str) -> Limits {
+    let rate = notation::rate(rate).unwrap();
+    Limits::new(vec![
+        LimitSpec::shorthand(rate, AlgorithmName::SlidingWindowLog)
+            .build()
+            .unwrap(),
+    ])
+    .unwrap()
+}
+
+fn charge<'a>(key: &'a str, limits: &'a Limits, cost: u64) -> Charge<'a> {
+    Charge::new(key.as_bytes(), limits, Cost::new(cost).unwrap()).unwrap()
+}
+
+fn at(millis: u64) -> Timestamp {
+    Timestamp::from_micros(1_000_000_000 + millis * 1_000)
+}
+
+/// A store in which `key` is spent at time 0, and the denial that follows at once.
+fn denied(charge: Charge<'_>) -> Vec<Outcome> {
+    let (store, mut outcomes) = (MemoryStore::new(MemoryBounds::default()), Vec::new());
+    let one = Charge {
+        cost: Cost::ONE,
+        ..charge
+    };
+    while store.check(&[one], at(0), Effect::Charge, &mut outcomes) == Decision::Admitted {}
+    assert_eq!(
+        store.check(&[charge], at(0), Effect::Charge, &mut outcomes),
+        Decision::Limited
+    );
+    outcomes
+}
+
+/// What a decision has found that nothing came between.
+fn found<'o>(
+    denials: &Denials,
+    charges: &[Charge<'_>],
+    outcomes: &'o [Outcome],
+) -> (&'o [Outcome], Epoch) {
+    (outcomes, denials.epoch(charges))
+}
+
+#[test]
+fn what_was_found_before_something_was_given_back_is_not_remembered() {
+    let (denials, limits, mut outcomes) = (Denials::default(), limits("2/h"), Vec::new());
+    let charge = charge("a", &limits, 1);
+    let (denied, begun) = (denied(charge), denials.epoch(&[charge]));
+    drop(denials.forgetting([charge].iter()));
+    denials.remember(&[charge], at(0), SECOND, (&denied, begun));
+    assert!(!denials.recall(&[charge], at(1), &mut outcomes));
+    denials.remember(
+        &[charge],
+        at(0),
+        SECOND,
+        found(&denials, &[charge], &denied),
+    );
+    assert!(denials.recall(&[charge], at(1), &mut outcomes));
+}
+
+/// What comes back to a client ends the denials that it can lift, and nobody else's.
+#[test]
+fn what_is_given_back_to_one_ends_no_denial_of_another() {
+    let (denials, limits, mut outcomes) = (Denials::default(), limits("2/h"), Vec::new());
+    let keys: Vec<String> = (0..100).map(|number| number.to_string()).collect();
+    let shared = charge("shared", &limits, 1);
+    let outcome = denied(shared)[0];
+    let moment = at;
+    let outcomes_of_both = [outcome; 2];
+    let of = |at: usize| [charge(&keys[at], &limits, 1), shared];
+    for at in 0..keys.len() {
+        let found = found(&denials, &of(at), &outcomes_of_both);
+        denials.remember(&of(at), moment(0), SECOND, found);
+    }
+    let mut standing = |keys: std::ops::Range<usize>| {
+        let now = moment(1);
+        keys.filter(|at| denials.recall(&of(*at), now, &mut outcomes))
+            .count()
+    };
+    let before = standing(0..100);
+    assert!(before > 90, "{before} of 100 have a slot of their own");
+    drop(denials.forgetting(of(99)[..1].iter()));
+    assert_eq!(standing(99..100), 0);
+    // Few have its number too.
+    assert!(standing(0..100) + 5 > before);
+    drop(denials.forgetting([shared].iter()));
+    assert_eq!(standing(0..100), 0);
+}
+
+#[test]
+fn a_denial_stands_until_the_moment_it_named_and_no_longer() {
+    let (denials, limits, mut outcomes) = (Denials::default(), limits("2/s"), Vec::new());
+    let charge = charge("a", &limits, 1);
+    denials.remember(
+        &[charge],
+        at(0),
+        Span::from_secs(60),
+        found(&denials, &[charge], &denied(charge)),
+    );
+    assert!(denials.recall(&[charge], at(400), &mut outcomes));
+    assert_eq!(
+        outcomes[0].retry_after,
+        Retry::After(Span::from_millis(600))
+    );
+    assert!(denials.recall(&[charge], at(999), &mut outcomes));
+    assert!(!denials.recall(&[charge], at(1_000), &mut outcomes));
+}
+
+#[test]
+fn a_denial_is_of_one_key_one_limit_and_one_cost() {
+    let (denials, limits, other, mut outcomes) =
+        (Denials::default(), limits("2/h"), limits("3/h"), Vec::new());
+    let dear = charge("a", &limits, 2);
+    denials.remember(
+        &[dear],
+        at(0),
+        SECOND,
+        found(&denials, &[dear], &denied(dear)),
+    );
+    assert!(denials.recall(&[dear], at(1), &mut outcomes));
+    for another in [
+        charge("a", &limits, 1),
+        charge("b", &limits, 2),
+        charge("a", &other, 2),
+    ] {
+        assert!(!denials.recall(&[another], at(1), &mut outcomes));
+    }
+    assert!(!denials.recall(&[dear, charge("b", &limits, 2)], at(1), &mut outcomes));
+}
+
+/// As where a rule is put in shadow while a decision is underway, or where one quota of several leads no more.
+#[test]
+fn what_only_counts_is_not_denied_by_what_the_same_numbers_denied() {
+    let (denials, limits, mut outcomes) = (Denials::default(), limits("2/h"), Vec::new());
+    let counting = limits.clone().in_shadow(true);
+    let denied = denied(charge("a", &limits, 1));
+    let enforced = [charge("a", &limits, 1)];
+    denials.remember(
+        &enforced,
+        at(0),
+        SECOND,
+        found(&denials, &enforced, &denied),
+    );
+    assert!(!denials.recall(&[charge("a", &counting, 1)], at(1), &mut outcomes));
+    assert!(denials.recall(&enforced, at(1), &mut outcomes));
+}
+
+#[test]
+fn what_is_given_back_ends_every_denial_and_so_does_the_bound() {
+    let (denials, limits, mut outcomes) = (Denials::default(), limits("2/h"), Vec::new());
+    let charge = charge("a", &limits, 1);
+    denials.remember(
+        &[charge],
+        at(0),
+        SECOND,
+        found(&denials, &[charge], &denied(charge)),
+    );
+    assert!(!denials.recall(&[charge], at(1_000), &mut outcomes));
+    assert!(denials.recall(&[charge], at(999), &mut outcomes));
+    denials.forget();
+    assert!(!denials.recall(&[charge], at(999), &mut outcomes));
+    denials.remember(
+        &[charge],
+        at(0),
+        Span::ZERO,
+        found(&denials, &[charge], &denied(charge)),
+    );
+    assert!(!denials.recall(&[charge], at(0), &mut outcomes));
+}
+
+#[test]
+fn the_slots_are_as_many_as_were_said() {
+    let (denials, limits) = (Denials::default(), limits("1/h"));
+    let keys: Vec<String> = (0..SLOTS * 2).map(|number| number.to_string()).collect();
+    let outcomes = denied(charge("0", &limits, 1));
+    for key in &keys {
+        let denied = [charge(key, &limits, 1)];
+        let found = found(&denials, &denied, &outcomes);
+        denials.remember(&denied, at(0), SECOND, found);
+    }
+    let kept: usize = denials.shards.iter().map(|shard| lock(shard).len()).sum();
+    assert_eq!(kept, SLOTS);
+    let mut room = Vec::new();
+    let recalled = keys
+        .iter()
+        .filter(|key| denials.recall(&[charge(key, &limits, 1)], at(1), &mut room));
+    assert!(recalled.count() > SLOTS / 2);
+}

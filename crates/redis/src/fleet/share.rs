@@ -1,0 +1,112 @@
+//! This node's share of every limit: kept warm while Redis decides, and what decides while it is away.
+
+use std::sync::Arc;
+
+use tidegate_core::{
+    Charge, Decided, Decision, Effect, Exactness, Limits, OnFailure, Outcome, Question, Receipt,
+    Retry, Source, Timestamp,
+};
+
+use super::{ASK_AGAIN, Fleet};
+
+impl Fleet {
+    /// Does to this node's share what Redis did: charges what it admitted, as far as the share goes; gives back what it
+    /// gave back, as far as this node has charged it.
+    pub(super) fn keep_warm(&self, question: &Question<'_, '_>, effect: Effect) {
+        let now = question.now;
+        let charge_local = |shared: &Charge<'_>| {
+            let mut outcomes = Vec::new();
+            self.local.check(&[*shared], now, effect, &mut outcomes)
+        };
+        for charge in question.charges.iter() {
+            self.warm(charge, now, charge_local);
+        }
+    }
+
+    /// Charges this node's share of what `charge` is, where that is what answers when Redis is away.
+    pub(super) fn warm(
+        &self,
+        charge: &Charge<'_>,
+        now: Timestamp,
+        charge_local: impl FnOnce(&Charge<'_>) -> Decision,
+    ) {
+        if self.policy(charge) != OnFailure::Local {
+            return;
+        }
+        let limits = charge.limits.share(self.settings.share);
+        let shared = Charge {
+            limits: &limits,
+            ..*charge
+        };
+        if let Decision::Blocked { .. } = charge_local(&shared) {
+            // Redis knows better: the block was lifted.
+            self.local.unblock(charge.key, now);
+        }
+    }
+
+    pub(super) fn fall_back(
+        &self,
+        question: &mut Question<'_, '_>,
+        outcomes: &mut Vec<Outcome>,
+        receipt: Option<&mut Receipt>,
+    ) -> Decided {
+        outcomes.clear();
+        let (now, effect) = (question.now, question.effect);
+        let charges = &mut *question.charges;
+        let by_policy = |decision| Decided {
+            decision,
+            exactness: Exactness::None,
+            source: Source::Policy,
+        };
+        let closed = effect.asks()
+            && charges
+                .iter()
+                .any(|charge| self.policy(charge) == OnFailure::Closed);
+        if closed {
+            self.counters.count(Source::Policy);
+            return by_policy(Decision::Full {
+                retry_after: Retry::After(ASK_AGAIN),
+            });
+        }
+        charges.retain(|charge| self.policy(charge) == OnFailure::Local);
+        if charges.is_empty() {
+            self.counters.count(Source::Policy);
+            return by_policy(Decision::Admitted);
+        }
+        let shares: Vec<Arc<Limits>> = charges
+            .iter()
+            .map(|charge| charge.limits.share(self.settings.share))
+            .collect();
+        let shared: Vec<Charge<'_>> = charges
+            .iter()
+            .zip(&shares)
+            .map(|(charge, limits)| Charge { limits, ..*charge })
+            .collect();
+        self.counters.count(Source::Local);
+        let decision = match receipt {
+            None => self.local.check(&shared, now, effect, outcomes),
+            Some(receipt) => {
+                let (decision, reserved) = self.local.reserve(&shared, now, outcomes);
+                *receipt = reserved;
+                decision
+            }
+        };
+        Decided {
+            decision,
+            exactness: Exactness::Local,
+            source: Source::Local,
+        }
+    }
+
+    /// What answers for `charge` while Redis is out of reach. What only counts never denies.
+    fn policy(&self, charge: &Charge<'_>) -> OnFailure {
+        let policy = charge
+            .limits
+            .on_failure()
+            .unwrap_or(self.settings.on_failure);
+        match (policy, charge.limits.shadow()) {
+            (OnFailure::Closed, true) => OnFailure::Open,
+            (policy, _) => policy,
+        }
+    }
+}
