@@ -1,6 +1,6 @@
 //! A script and what it is called with.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use tidegate_core::Effect;
 
@@ -24,12 +24,23 @@ impl fmt::Debug for Script {
     }
 }
 
+/// What is done with an answer that nobody waits for any more.
+#[derive(Clone)]
+pub(crate) struct Unheard(pub(crate) Arc<dyn Fn(Reply) + Send + Sync>);
+
+impl fmt::Debug for Unheard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Unheard")
+    }
+}
+
 /// One call of a script. All its keys are in one slot, so that it can be made on any topology.
 #[derive(Debug)]
 pub(crate) struct Call {
     pub(crate) script: &'static Script,
     pub(crate) keys: Vec<Vec<u8>>,
     pub(crate) args: Vec<Vec<u8>>,
+    pub(crate) unheard: Option<Unheard>,
 }
 
 /// What a script answered.

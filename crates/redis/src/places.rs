@@ -77,6 +77,7 @@ impl RedisStore {
             script: &scripts::RENEW,
             keys,
             args,
+            unheard: None,
         }
     }
 }

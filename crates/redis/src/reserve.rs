@@ -1,10 +1,17 @@
 //! What is charged with a receipt, and given back by it: in several slots of a cluster, where one denies, and wherever a
 //! request did not need what it was charged.
 
+use std::sync::Arc;
+
 use futures_util::future::join_all;
 use tidegate_core::{Charge, Cost, Decision, Effect, Outcome, Settlement};
 
-use crate::{RedisStore, StoreError, call::Call, decode::Checked, encode, scripts};
+use crate::{
+    RedisStore, StoreError,
+    call::{Call, Unheard},
+    decode::{self, Checked},
+    encode, exec, scripts,
+};
 
 /// What a decision charged, and where: good once, for the charges that it came with.
 ///
@@ -113,7 +120,33 @@ impl RedisStore {
             script: &scripts::GIVE_BACK,
             keys: self.keys_with_ledgers(&charges),
             args,
+            unheard: None,
         }
+    }
+
+    /// What becomes of a reservation with these keys and arguments whose answer comes when nobody waits for it any more: it is given
+    /// back.
+    pub(crate) fn giving_back(&self, keys: &[Vec<u8>], args: &[Vec<u8>]) -> Unheard {
+        let (store, keys, args) = (self.clone(), keys.to_vec(), args.to_vec());
+        Unheard(Arc::new(move |late| {
+            let charges = keys.len() / 2;
+            let checked = exec::read(late).ok();
+            let checked = checked.and_then(|reply| decode::checked(reply, charges));
+            if let Some(Checked::Decided {
+                admitted: true,
+                receipts,
+                ..
+            }) = checked
+            {
+                let (store, call) = (store.clone(), give_back(&keys, &args, &receipts));
+                // As many at most as there are answers on their way.
+                tokio::spawn(async move {
+                    if let Err(trouble) = store.run(&call).await {
+                        tracing::debug!("what nobody waited for stays charged: {trouble}");
+                    }
+                });
+            }
+        }))
     }
 
     /// Charges every slot, or none: those that admit give back where others do not.
@@ -132,21 +165,22 @@ impl Asked {
     pub(crate) async fn put(&self, store: &RedisStore) -> Result<Checked, StoreError> {
         store.put(&self.call, self.charges).await
     }
+}
 
-    /// What gives back what these receipts say.
-    fn give_back(&self, receipts: &[Vec<u8>]) -> Call {
-        let [instant, _, _, programs @ ..] = self.call.args.as_slice() else {
-            unreachable!("a question has an instant, an intent and a slack");
-        };
-        let mut args = vec![instant.clone()];
-        for (program, receipt) in programs.iter().zip(receipts) {
-            args.extend([program.clone(), receipt.clone(), Vec::new()]);
-        }
-        Call {
-            script: &scripts::GIVE_BACK,
-            keys: self.call.keys.clone(),
-            args,
-        }
+/// What gives back what these receipts say of a reservation with these keys and arguments.
+fn give_back(keys: &[Vec<u8>], args: &[Vec<u8>], receipts: &[Vec<u8>]) -> Call {
+    let [instant, _, _, programs @ ..] = args else {
+        unreachable!("a question has an instant, an intent and a slack");
+    };
+    let mut args = vec![instant.clone()];
+    for (program, receipt) in programs.iter().zip(receipts) {
+        args.extend([program.clone(), receipt.clone(), Vec::new()]);
+    }
+    Call {
+        script: &scripts::GIVE_BACK,
+        keys: keys.to_vec(),
+        args,
+        unheard: None,
     }
 }
 
@@ -160,7 +194,7 @@ async fn all_or_none(store: RedisStore, questions: Vec<Asked>) -> Vec<Result<Che
                 admitted: true,
                 receipts,
                 ..
-            }) => Some(asked.give_back(receipts)),
+            }) => Some(give_back(&asked.call.keys, &asked.call.args, receipts)),
             _ => None,
         })
         .collect();

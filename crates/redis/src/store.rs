@@ -208,7 +208,13 @@ impl RedisStore {
             .iter()
             .fold(0, |bits, charge| bits | encode::kernels(charge));
         let script = scripts::check(kernels);
-        Call { script, keys, args }
+        let unheard = (intent == Intent::Reserve).then(|| self.giving_back(&keys, &args));
+        Call {
+            script,
+            keys,
+            args,
+            unheard,
+        }
     }
 
     /// Asks a question about so many charges.
@@ -246,7 +252,14 @@ impl RedisStore {
         keys: Vec<Vec<u8>>,
         args: Vec<Vec<u8>>,
     ) -> Result<Reply, StoreError> {
-        self.run(&Call { script, keys, args }).await
+        let unheard = None;
+        self.run(&Call {
+            script,
+            keys,
+            args,
+            unheard,
+        })
+        .await
     }
 
     pub(crate) async fn run(&self, call: &Call) -> Result<Reply, StoreError> {

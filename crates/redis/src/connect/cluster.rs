@@ -11,13 +11,13 @@ use std::{
 };
 
 use arc_swap::ArcSwapOption;
-use redis::{Cmd, Value, cmd};
+use redis::{Value, cmd};
 use tokio::{runtime::Handle, sync::Notify, task::AbortHandle, time::Instant};
 
 use super::{
     error::ConnectError,
     handshake::{self, Kind, text},
-    link::{Answer, Fate},
+    link::{Answer, Fate, Order},
     node::{Node, Place},
     settings::{Address, Settings, Transport},
     slots::{SLOTS, slot},
@@ -104,12 +104,12 @@ impl Cluster {
     }
 
     /// Asks the node that has the slot of `key`, following the cluster's directions for as long as a decision may take.
-    pub(super) async fn ask(&self, key: &[u8], hash: u64, command: Cmd) -> Answer {
+    pub(super) async fn ask(&self, key: &[u8], hash: u64, order: Order) -> Answer {
         let deadline = Instant::now() + self.timeout;
         let mut node = self.owner(slot(key)).await.ok_or(Fate::NotSent)?;
         let mut asking = false;
         for _ in 0..MAX_REDIRECTIONS {
-            let answer = node.ask(hash, command.clone(), asking).await;
+            let answer = node.ask(hash, order.clone(), asking).await;
             let Ok(value) = answer else {
                 self.shared.stale.notify_one();
                 return answer;

@@ -8,6 +8,7 @@ use redis::{Cmd, Pipeline, Value, aio::MultiplexedConnection};
 use tokio::sync::{mpsc, oneshot};
 
 use super::node::Shared;
+use crate::call::Unheard;
 
 /// The most questions of one batch: what Redis answers within a fraction of a millisecond.
 const MAX_BATCH: usize = 256;
@@ -24,10 +25,17 @@ pub(super) enum Fate {
 /// The server's answer, an error among them.
 pub(super) type Answer = Result<Value, Fate>;
 
+/// What is to be asked.
+#[derive(Clone, Debug)]
+pub(super) struct Order {
+    pub(super) command: Cmd,
+    pub(super) unheard: Option<Unheard>,
+}
+
 /// A question on its way.
 #[derive(Debug)]
 pub(super) struct Question {
-    pub(super) command: Cmd,
+    pub(super) order: Order,
     /// Whether the slot is just moving here, so that the server must be told to answer all the same.
     pub(super) asking: bool,
     pub(super) answer: oneshot::Sender<Answer>,
@@ -90,7 +98,7 @@ fn pack(batch: &mut [Question]) -> (Pipeline, usize) {
         if question.asking {
             pipeline.cmd("ASKING");
         }
-        pipeline.add_command(std::mem::take(&mut question.command));
+        pipeline.add_command(std::mem::take(&mut question.order.command));
     }
     (pipeline, replies)
 }
@@ -101,8 +109,13 @@ fn settle(batch: &mut Vec<Question>, values: Vec<Value>) {
         if question.asking {
             values.next();
         }
-        // Who has stopped waiting is not told.
-        let _ = question.answer.send(values.next().ok_or(Fate::Unknown));
+        let answer = values.next().ok_or(Fate::Unknown);
+        // Who has stopped waiting is not told, and what was done for him may have to be undone.
+        if let (Err(Ok(late)), Some(unheard)) =
+            (question.answer.send(answer), question.order.unheard)
+        {
+            (unheard.0)(late);
+        }
     }
 }
 

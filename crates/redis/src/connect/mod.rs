@@ -16,14 +16,14 @@ mod slots;
 
 use std::{sync::Arc, time::Duration};
 
-use redis::{Cmd, Value};
+use redis::Value;
 use tokio::runtime::Handle;
 
 pub(crate) use self::slots::{number_in, slot};
 use self::{
     cluster::Cluster,
     handshake::Kind,
-    link::Answer,
+    link::{Answer, Order},
     node::{Node, Place},
 };
 pub use self::{
@@ -72,11 +72,11 @@ impl Redis {
     }
 
     /// Asks the server that has the slot of `key`, within the time of a decision.
-    async fn ask(&self, key: &[u8], command: Cmd) -> Answer {
+    async fn ask(&self, key: &[u8], order: Order) -> Answer {
         let hash = u64::from(slot(key));
         match &self.0 {
             Routes::One(node) => {
-                let answer = node.ask(hash, command, false).await;
+                let answer = node.ask(hash, order, false).await;
                 if let Ok(Value::ServerError(error)) = &answer
                     && let "READONLY" | "LOADING" | "MASTERDOWN" = error.code()
                 {
@@ -84,7 +84,7 @@ impl Redis {
                 }
                 answer
             }
-            Routes::Many(cluster) => cluster.ask(key, hash, command).await,
+            Routes::Many(cluster) => cluster.ask(key, hash, order).await,
         }
     }
 

@@ -21,7 +21,7 @@ use std::{
 };
 
 use arc_swap::ArcSwapOption;
-use redis::{Cmd, aio::MultiplexedConnection};
+use redis::aio::MultiplexedConnection;
 use tokio::{
     runtime::Handle,
     sync::{Notify, mpsc, oneshot, watch},
@@ -33,7 +33,7 @@ use super::{
     breaker::{Backoff, Breaker},
     error::ConnectError,
     handshake::{self, Kind},
-    link::{self, Answer, Ended, Fate, Link, Question},
+    link::{self, Answer, Ended, Fate, Link, Order, Question},
     sentinel,
     settings::{Address, Settings},
 };
@@ -94,7 +94,7 @@ impl Node {
     /// Asks the server; the link is chosen by `hash`, so that a key always takes the same one.
     ///
     /// A server that has just been named is waited for; one that is known to be down is not.
-    pub(super) async fn ask(&self, hash: u64, command: Cmd, asking: bool) -> Answer {
+    pub(super) async fn ask(&self, hash: u64, order: Order, asking: bool) -> Answer {
         if !*self.tried.borrow() {
             // Whatever came of it, the links say.
             let _ = tokio::time::timeout(self.timeout, self.tried()).await;
@@ -108,7 +108,7 @@ impl Node {
                 .ok()
                 .and_then(|at| links.get(at));
             let question = Question {
-                command,
+                order,
                 asking,
                 answer: sender,
             };

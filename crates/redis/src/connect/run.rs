@@ -4,7 +4,10 @@ use std::pin::Pin;
 
 use futures_util::future::join_all;
 
-use super::{Redis, Routes, link::Fate};
+use super::{
+    Redis, Routes,
+    link::{Fate, Order},
+};
 use crate::{
     call::{Call, Reply},
     exec::{self, Exec, ExecError, Replies, Text},
@@ -29,10 +32,14 @@ impl Exec for Redis {
 impl Redis {
     async fn call(&self, call: &Call) -> Result<Reply, ExecError> {
         let key = call.keys.first().map_or(&[][..], Vec::as_slice);
-        let mut answer = self.ask(key, exec::command(call, Text::BySha)).await;
+        let order = |text| Order {
+            command: exec::command(call, text),
+            unheard: call.unheard.clone(),
+        };
+        let mut answer = self.ask(key, order(Text::BySha)).await;
         if answer.as_ref().is_ok_and(exec::is_no_script) {
             // A script that the server does not know did not run; its text does, and is known from then on.
-            answer = self.ask(key, exec::command(call, Text::InFull)).await;
+            answer = self.ask(key, order(Text::InFull)).await;
         }
         match answer {
             Ok(value) => exec::read(value),

@@ -14,7 +14,7 @@ use tidegate_core::{
 use tokio::runtime::Runtime;
 
 use self::{server::Server, strategies::Kind};
-use super::Asked;
+use super::{Asked, give_back};
 use crate::{RedisStore, call::Intent, decode::Checked};
 
 #[derive(Clone, Debug)]
@@ -82,7 +82,7 @@ impl Trace<'_> {
     fn give_back(&mut self, at: usize) {
         let (mut asked, receipts, _) = self.reserved.remove(at);
         asked.call.args[0] = self.now.to_string().into_bytes();
-        let call = asked.give_back(&receipts);
+        let call = give_back(&asked.call.keys, &asked.call.args, &receipts);
         self.runtime.block_on(self.store.run(&call)).unwrap();
     }
 

@@ -136,3 +136,43 @@ async fn places_are_renewed_for_the_whole_fleet_and_a_redis_that_is_away_breaks_
     );
     assert_eq!(settle(&one, &limits, held.remove(0)).await, Source::Redis);
 }
+
+/// A server that answers when nobody waits any more: what it has charged comes back all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_place_that_comes_too_late_is_given_back() {
+    let redis = tokio::task::block_in_place(RedisServer::start);
+    let (node, limits) = (node(&redis.url()).await, limits());
+    node.store().pin_clock(Timestamp::from_micros(START));
+    tokio::task::block_in_place(|| redis.ask(&["CLIENT", "PAUSE", "300", "ALL"]));
+    let mut charges = vec![Charge::new(b"key", &limits, Cost::ONE).unwrap()];
+    let mut question = Question {
+        charges: &mut charges,
+        now: Timestamp::from_micros(START),
+        effect: Effect::Charge,
+        within: Some(Duration::from_millis(100)),
+    };
+    let (decided, receipt) = node.reserve(&mut question, &mut Vec::new()).await;
+    assert_eq!(decided.source, Source::Local, "Redis has not answered");
+    drop(receipt);
+    // Others come after it, so that it has been charged by the time that they are answered.
+    let held: Vec<_> = [
+        reserve(&node, &limits).await,
+        reserve(&node, &limits).await,
+        reserve(&node, &limits).await,
+    ]
+    .into();
+    assert!(
+        held.iter()
+            .all(|(decision, ..)| *decision == Decision::Admitted)
+    );
+    // The give-back follows: a fourth is free, and no fifth.
+    let mut last = reserve(&node, &limits).await;
+    for _ in 0..10_000 {
+        if last.0 == Decision::Limited {
+            last = reserve(&node, &limits).await;
+        }
+    }
+    assert_eq!(last.0, Decision::Admitted);
+    assert_eq!(last.1, Source::Redis);
+    assert_eq!(reserve(&node, &limits).await.0, Decision::Limited);
+}
