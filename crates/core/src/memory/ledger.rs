@@ -36,6 +36,11 @@ impl Ledger {
         self.given.get(key).cloned().unwrap_or_default()
     }
 
+    /// Bytes that it takes, at most [`MAX_BYTES`].
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// What was given back to member `number` of `key` since `charged`; `None` if nobody knows.
     pub(super) fn since(
         &self,

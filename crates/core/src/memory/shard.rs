@@ -252,6 +252,7 @@ impl Shard {
         MemoryStats {
             keys: self.entries.len(),
             bytes: self.bytes() + self.block_bytes(),
+            ledger_bytes: self.rest.ledger.bytes(),
             blocks: self.block_count(),
             ..self.rest.counts
         }

@@ -3,8 +3,8 @@
 
 use proptest::{prelude::*, sample::Index};
 use tidegate_core::{
-    Charge, Decision, Effect, Limit, MemoryStore, Outcome, Rate, Receipt, Settlement, Span,
-    Timestamp,
+    Charge, Decision, Effect, Limit, MemoryBounds, MemoryStore, Outcome, Rate, Receipt, Settlement,
+    Span, Timestamp, WhenFull,
 };
 
 use crate::{
@@ -121,6 +121,32 @@ fn tokens_of_an_interval_come_back_once() {
     let now = Timestamp::from_micros(1_000_000);
     store.settle(&[rule.charge(2)], first, &[Settlement { unused: 2 }], now);
     assert_eq!(ask(&store, &rule, 1_000_000, 1, Effect::Look).remaining, 0);
+}
+
+/// What has to be known of what came back takes a bounded room, which shows; and a key that has most of it back is one that may make
+/// way for others.
+#[test]
+fn what_came_back_is_known_in_a_bounded_room() {
+    let rate = Rate {
+        count: 2,
+        period: Span::from_secs(1),
+    };
+    let limit = Limit::new(Kind::TokenBucket.algorithm(10, rate, 1)).expect("a sound limit");
+    let store = MemoryStore::new(MemoryBounds {
+        max_keys: 2,
+        max_bytes: 1 << 20,
+        when_full: WhenFull::Evict,
+    });
+    let mut most = 0;
+    for number in 0..5_000_u32 {
+        let rule = Rule::new(&number.to_be_bytes(), vec![limit.clone()], false);
+        let (receipt, outcome) = reserve(&store, &rule.charge(8), 0);
+        assert!(outcome.allowed, "key {number} finds room");
+        let now = Timestamp::from_micros(0);
+        store.settle(&[rule.charge(8)], receipt, &[Settlement { unused: 7 }], now);
+        most = most.max(store.stats().ledger_bytes);
+    }
+    assert!((10_000..=64 << 10).contains(&most), "{most}");
 }
 
 fn run(limit: &Limit, start: u64, turns: &[Turn]) -> Vec<Used> {

@@ -369,6 +369,12 @@ fn write_store(text: &mut Text, store: &MemoryStats) {
         size(store.bytes),
     );
     text.single(
+        "tidegate_ledger_bytes",
+        "gauge",
+        "Bytes that tell what was given back lately.",
+        size(store.ledger_bytes),
+    );
+    text.single(
         "tidegate_blocks",
         "gauge",
         "Manual blocks that stand.",
