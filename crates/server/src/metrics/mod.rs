@@ -13,6 +13,7 @@ mod fleet;
 mod histogram;
 mod rules;
 mod shard;
+mod store;
 mod text;
 
 use std::sync::{
@@ -208,8 +209,8 @@ impl Metrics {
         self.write_verdicts(&mut text);
         self.rules.write(&mut text);
         self.shards.write_latency(&mut text);
-        write_store(&mut text, store);
-        write_quotas(&mut text, quotas);
+        store::write(&mut text, store);
+        store::write_quotas(&mut text, quotas);
         if let Some(fleet) = fleet {
             fleet::write(&mut text, fleet);
         }
@@ -330,76 +331,3 @@ type Family = (
     &'static str,
     fn(&Listener) -> u64,
 );
-
-fn write_quotas(text: &mut Text, quotas: QuotaCounts) {
-    let families = [
-        (
-            "tidegate_quota_buckets",
-            "Buckets whose quotas are divided.",
-            quotas.buckets,
-        ),
-        (
-            "tidegate_quota_streams",
-            "Envoys that quotas are divided among.",
-            quotas.streams,
-        ),
-    ];
-    for (name, help, count) in families {
-        text.single(
-            name,
-            "gauge",
-            help,
-            u64::try_from(count).unwrap_or(u64::MAX),
-        );
-    }
-}
-
-fn write_store(text: &mut Text, store: &MemoryStats) {
-    let size = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
-    text.single(
-        "tidegate_keys",
-        "gauge",
-        "Keys in the store.",
-        size(store.keys),
-    );
-    text.single(
-        "tidegate_store_bytes",
-        "gauge",
-        "Bytes in the store.",
-        size(store.bytes),
-    );
-    text.single(
-        "tidegate_ledger_bytes",
-        "gauge",
-        "Bytes that tell what was given back lately.",
-        size(store.ledger_bytes),
-    );
-    text.single(
-        "tidegate_blocks",
-        "gauge",
-        "Manual blocks that stand.",
-        size(store.blocks),
-    );
-    let help = "Keys dropped because they had expired.";
-    text.single(
-        "tidegate_keys_expired_total",
-        "counter",
-        help,
-        store.expired,
-    );
-    let help = "Live keys forgotten to make room.";
-    text.single(
-        "tidegate_keys_evicted_total",
-        "counter",
-        help,
-        store.evicted,
-    );
-    let name = "tidegate_newcomers_total";
-    text.family(
-        name,
-        "counter",
-        "Charges on new keys, or on logs that had to grow, that found the store full.",
-    );
-    text.sample(name, &[("outcome", "denied")], store.newcomers_denied);
-    text.sample(name, &[("outcome", "allowed")], store.newcomers_allowed);
-}
