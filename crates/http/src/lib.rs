@@ -35,7 +35,7 @@ pub use gate::Gate;
 pub use headers::{HeaderWriter, Legacy};
 pub use layer::{
     Entries, Lasting, Limited, LimitedBody, LimiterLayer, Passed, Peer, Report, ResponseFuture,
-    overloaded,
+    grpc_call, overloaded,
 };
 pub use limiter::Limiter;
 #[cfg(feature = "maxmind")]

@@ -4,7 +4,7 @@
 
 use base64::{Engine, engine::general_purpose::STANDARD_NO_PAD};
 use bytes::Bytes;
-use http::{HeaderName, HeaderValue, Method, Response, header::CONTENT_TYPE, request::Parts};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, header::CONTENT_TYPE};
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use prost::Message;
 use tidegate_core::Span;
@@ -65,11 +65,11 @@ struct Violation {
 /// The content type of a call, if the request with this head is one.
 ///
 /// An answer to a call has the status 200, whatever it says, so what is no call must not be taken for one.
-pub(super) fn call(head: &Parts) -> Option<&HeaderValue> {
-    let content_type = head.headers.get(CONTENT_TYPE)?;
+pub fn call<'h>(method: &Method, headers: &'h HeaderMap) -> Option<&'h HeaderValue> {
+    let content_type = headers.get(CONTENT_TYPE)?;
     let rest = content_type.as_bytes().strip_prefix(b"application/grpc")?;
     let is_grpc = matches!(rest.first(), None | Some(b'+' | b';'));
-    (head.method == Method::POST && is_grpc).then_some(content_type)
+    (*method == Method::POST && is_grpc).then_some(content_type)
 }
 
 /// The answer to a call, without the headers that tell of limits.

@@ -54,6 +54,7 @@ pub use self::{
     body::LimitedBody,
     entries::{Entries, Peer},
     future::ResponseFuture,
+    grpc::call as grpc_call,
     lasting::Lasting,
     ruling::{Passed, overloaded},
     service::Limited,

@@ -127,7 +127,7 @@ impl Terms {
 #[must_use]
 pub fn overloaded(head: &Parts) -> Response<Bytes> {
     let denial = Denial::busy();
-    let mut response = answer(&denial, grpc::call(head));
+    let mut response = answer(&denial, grpc::call(&head.method, &head.headers));
     headers::put_retry_after(denial.retry_after, response.headers_mut());
     response
 }

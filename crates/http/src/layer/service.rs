@@ -96,7 +96,7 @@ where
 impl<G: Gate + 'static> LimiterLayer<G> {
     fn ask(&self, parts: &Parts) -> Known {
         let (gate, settings) = (&self.gate, &self.settings);
-        let call = grpc::call(parts);
+        let call = grpc::call(&parts.method, &parts.headers);
         let now = gate.now();
         let rules = gate.rules();
         let described = Described::new(parts, &settings.identity);

@@ -78,6 +78,7 @@ impl Service<Request<Incoming>> for Forwarder {
 
     fn call(&mut self, request: Request<Incoming>) -> Self::Future {
         let way = Arc::clone(&self.0);
+        let call = tidegate_http::grpc_call(request.method(), request.headers()).cloned();
         // What can be done at once is done here, so that what waits for the answer is small.
         let begun = way.begin(request);
         Box::pin(async move {
@@ -85,7 +86,7 @@ impl Service<Request<Incoming>> for Forwarder {
                 Ok(begun) => way.finish(begun).await,
                 Err(refusal) => Err(refusal),
             };
-            Ok(answer.unwrap_or_else(Refusal::answer))
+            Ok(answer.unwrap_or_else(|refusal| refusal.answer(call.as_ref())))
         })
     }
 }

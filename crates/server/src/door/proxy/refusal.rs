@@ -1,6 +1,10 @@
 //! What the proxy answers itself, because no upstream did.
 
-use http::{HeaderValue, Response, StatusCode, header::RETRY_AFTER};
+use http::{
+    HeaderName, HeaderValue, Response, StatusCode,
+    header::{CONTENT_TYPE, RETRY_AFTER},
+};
+use http_body_util::Full;
 
 use super::body::Body;
 use crate::door::http::Problem;
@@ -119,8 +123,37 @@ impl Refusal {
         )
     }
 
-    /// The problem document.
-    pub(super) fn answer(self) -> Response<Body> {
+    /// What it is called in gRPC.
+    const fn code(status: StatusCode) -> u16 {
+        const INVALID_ARGUMENT: u16 = 3;
+        const UNIMPLEMENTED: u16 = 12;
+        const UNAVAILABLE: u16 = 14;
+        match status {
+            StatusCode::NOT_FOUND | StatusCode::NOT_IMPLEMENTED => UNIMPLEMENTED,
+            _ if status.as_u16() >= 500 => UNAVAILABLE,
+            _ => INVALID_ARGUMENT,
+        }
+    }
+
+    /// The answer to a call of this content type, which knows statuses and no documents.
+    fn answer_call(self, content_type: &HeaderValue) -> Response<Body> {
+        let code = HeaderValue::from(Self::code(self.status()));
+        let mut answer = Response::new(Body::Whole(Full::default()));
+        let headers = answer.headers_mut();
+        headers.insert(CONTENT_TYPE, content_type.clone());
+        headers.insert(HeaderName::from_static("grpc-status"), code);
+        // It is printable ASCII without `%`.
+        if let Ok(message) = HeaderValue::try_from(self.detail()) {
+            headers.insert(HeaderName::from_static("grpc-message"), message);
+        }
+        answer
+    }
+
+    /// The problem document, or the status for a gRPC call of this content type.
+    pub(super) fn answer(self, call: Option<&HeaderValue>) -> Response<Body> {
+        if let Some(content_type) = call {
+            return self.answer_call(content_type);
+        }
         let mut answer = Problem::new(self.status(), self.detail()).answer();
         if self.status() == StatusCode::SERVICE_UNAVAILABLE {
             answer
