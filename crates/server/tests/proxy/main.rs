@@ -8,6 +8,9 @@
 #[path = "../http/client.rs"]
 #[allow(dead_code, reason = "another test uses what this one does not")]
 mod client;
+#[path = "../grpc/client.rs"]
+#[allow(dead_code, reason = "another test uses what this one does not")]
+mod grpc_client;
 
 mod access_log;
 mod adaptive;
@@ -15,6 +18,7 @@ mod bounds;
 mod client_certificate;
 mod door;
 mod failures;
+mod grpc;
 mod headers;
 mod health;
 mod held;
@@ -31,3 +35,4 @@ mod upstream;
 mod upstream_http2;
 mod upstream_streams;
 mod upstream_tls;
+mod websocket;

@@ -98,14 +98,14 @@ fn nothing_moves_for_long_is_the_end() {
     let upstream = echo();
     let door = Door::with(
         upstream.url(),
-        "timeouts: {upgraded: 200ms, keep_alive: 50ms, request_head: 50ms}",
+        "timeouts: {upgraded: 2s, keep_alive: 500ms, request_head: 500ms}",
     );
     let mut client = door.connect();
     client.send(ASKED);
     client.read_until("hello\n");
     // Longer than a request or an idle connection may take.
     for _ in 0..3 {
-        std::thread::park_timeout(Duration::from_millis(80));
+        std::thread::park_timeout(Duration::from_millis(600));
         client.send("still here\n");
         assert_eq!(client.read_until("\n"), "still here\n");
     }

@@ -9,7 +9,7 @@ use std::{
 use bytes::Bytes;
 use futures_util::stream::unfold;
 use http::HeaderMap;
-use http_body_util::{BodyExt, Full, StreamBody};
+use http_body_util::{BodyExt, StreamBody};
 use hyper::{
     Request, Response,
     body::{Frame, Incoming},
@@ -28,7 +28,7 @@ use tokio::{net::TcpStream, sync::mpsc::unbounded_channel};
 use crate::{door::Door, upstream::Upstream};
 
 /// A proxy whose upstream is the gRPC door of `behind`.
-fn before_grpc(behind: &Door, rules: &str) -> Door {
+pub(crate) fn before_grpc(behind: &Door, rules: &str) -> Door {
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
     let served = Served {
         limiter: Arc::clone(&behind.limiter),
@@ -40,72 +40,6 @@ fn before_grpc(behind: &Door, rules: &str) -> Door {
         "{rules}\nproxy: {{listen: '127.0.0.1:0', upstreams: [{{name: grpc, http2: true, urls: 'http://{}'}}]}}\n",
         grpc.local_addr()
     ))
-}
-
-/// The HTTP status, the gRPC status, and what came.
-async fn check_health(
-    client: &mut http2::SendRequest<Full<Bytes>>,
-) -> (u16, Option<String>, Bytes) {
-    let request = Request::builder()
-        .method("POST")
-        .uri("http://localhost/grpc.health.v1.Health/Check")
-        .header("content-type", "application/grpc")
-        .header("te", "trailers")
-        // A message of no octets, not compressed.
-        .body(Full::new(Bytes::from_static(&[0; 5])))
-        .unwrap();
-    let (head, body) = client.send_request(request).await.unwrap().into_parts();
-    let body = body.collect().await.unwrap();
-    let trailers = body.trailers().cloned().unwrap_or_default();
-    let status = trailers
-        .get("grpc-status")
-        .or_else(|| head.headers.get("grpc-status"));
-    let status = status.map(|status| status.to_str().unwrap().to_owned());
-    (head.status.as_u16(), status, body.to_bytes())
-}
-
-async fn connect(door: &Door) -> http2::SendRequest<Full<Bytes>> {
-    let stream = TcpStream::connect(door.listener.local_addr())
-        .await
-        .unwrap();
-    let (client, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
-        .await
-        .unwrap();
-    tokio::spawn(connection);
-    client
-}
-
-#[tokio::test]
-async fn grpc_passes_with_its_trailers() {
-    let behind = Door::before("http://127.0.0.1:1");
-    let door = before_grpc(&behind, "");
-    let mut client = connect(&door).await;
-    for _ in 0..3 {
-        let (status, grpc, message) = check_health(&mut client).await;
-        assert_eq!((status, grpc.as_deref()), (200, Some("0")));
-        // `status: SERVING` in a message of two octets.
-        assert_eq!(message, [0, 0, 0, 0, 2, 8, 1].as_slice());
-    }
-    let metrics = door.live.exposition();
-    assert!(
-        metrics.contains("tidegate_proxy_connections{upstream=\"grpc\"} 1\n"),
-        "one connection takes them all: {metrics}"
-    );
-}
-
-#[tokio::test]
-async fn a_denial_is_a_grpc_status() {
-    let behind = Door::before("http://127.0.0.1:1");
-    let rules = "rules: [{name: calls, limits: [1/h], algorithm: fixed_window}]";
-    let door = before_grpc(&behind, rules);
-    let mut client = connect(&door).await;
-    assert_eq!(check_health(&mut client).await.1.as_deref(), Some("0"));
-    let (status, grpc, _) = check_health(&mut client).await;
-    assert_eq!(
-        (status, grpc.as_deref()),
-        (200, Some("8")),
-        "RESOURCE_EXHAUSTED"
-    );
 }
 
 #[tokio::test]

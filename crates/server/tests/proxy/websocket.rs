@@ -1,0 +1,108 @@
+//! WebSockets as tungstenite speaks them, on both sides of the proxy.
+
+use std::{net::SocketAddr, time::Duration};
+
+use futures_util::{SinkExt, StreamExt};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    time::timeout,
+};
+use tokio_tungstenite::{
+    WebSocketStream, accept_async, client_async,
+    tungstenite::{
+        self, Message,
+        protocol::{CloseFrame, frame::coding::CloseCode},
+    },
+};
+
+use crate::door::Door;
+
+/// Longer than anything takes: a test that would hang fails instead.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A service that sends back what it is sent, and closes when it is asked to.
+async fn echo() -> SocketAddr {
+    let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = socket.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = socket.accept().await {
+            tokio::spawn(async {
+                let mut talk = accept_async(stream).await.unwrap();
+                while let Some(Ok(message)) = talk.next().await {
+                    // Pings and closes are answered by the implementation.
+                    if matches!(message, Message::Text(_) | Message::Binary(_)) {
+                        talk.send(message).await.unwrap();
+                    }
+                }
+            });
+        }
+    });
+    address
+}
+
+async fn connect(door: &Door) -> Result<WebSocketStream<TcpStream>, tungstenite::Error> {
+    let stream = TcpStream::connect(door.listener.local_addr()).await?;
+    let connected = client_async("ws://h.example/chat?room=1", stream);
+    timeout(PATIENCE, connected)
+        .await
+        .unwrap()
+        .map(|(talk, _)| talk)
+}
+
+/// What comes back for `message`.
+async fn heard(talk: &mut WebSocketStream<TcpStream>, message: Message) -> Message {
+    talk.send(message).await.unwrap();
+    next(talk).await.unwrap()
+}
+
+async fn next(talk: &mut WebSocketStream<TcpStream>) -> Option<Message> {
+    let next = timeout(PATIENCE, talk.next()).await.unwrap();
+    next.map(Result::unwrap)
+}
+
+#[tokio::test]
+async fn messages_of_all_kinds_pass_and_the_end_is_agreed_on() {
+    let door = Door::before(format!("http://{}", echo().await));
+    let mut talk = connect(&door).await.unwrap();
+    let text = Message::text("good morning");
+    assert_eq!(heard(&mut talk, text.clone()).await, text);
+    let large: Vec<u8> = (0..1 << 20_u32)
+        .map(|at: u32| at.to_le_bytes()[1])
+        .collect();
+    let large = Message::binary(large);
+    assert_eq!(heard(&mut talk, large.clone()).await, large);
+    let pong = heard(&mut talk, Message::Ping("x".into())).await;
+    assert_eq!(pong, Message::Pong("x".into()));
+    let close = CloseFrame {
+        code: CloseCode::Normal,
+        reason: "done".into(),
+    };
+    talk.close(Some(close.clone())).await.unwrap();
+    assert_eq!(next(&mut talk).await, Some(Message::Close(Some(close))));
+    assert_eq!(next(&mut talk).await, None);
+}
+
+#[tokio::test]
+async fn a_place_is_held_until_the_socket_is_closed() {
+    let door = Door::open(&format!(
+        "rules: [{{name: sockets, limits: [{{algorithm: concurrency, limit: 1}}]}}]
+proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: 'http://{}'}}]}}
+",
+        echo().await
+    ));
+    let mut talk = connect(&door).await.unwrap();
+    for _ in 0..3 {
+        let text = Message::text("still here");
+        assert_eq!(heard(&mut talk, text.clone()).await, text);
+        let denied = connect(&door).await.unwrap_err();
+        let is_denied =
+            matches!(&denied, tungstenite::Error::Http(answer) if answer.status() == 429);
+        assert!(is_denied, "{denied:?}");
+    }
+    talk.close(None).await.unwrap();
+    while next(&mut talk).await.is_some() {}
+    drop(talk);
+    // It takes some turns until the proxy has noticed.
+    let again = async { while connect(&door).await.is_err() {} };
+    timeout(PATIENCE, again).await.unwrap();
+}
