@@ -13,8 +13,8 @@
 //!   served in the order of arrival: what may be taken out is the part of the charge that is not served. That is at least
 //!   `cost - (now - then)`, because no more can have been served meanwhile; and at least
 //!   `min(cost, arrival after the charge - given back by others since - now)`, because it lies right before that place, which
-//!   moves forward by what others take out and by nothing else. The larger of the two is taken. Of a queue that delays, only
-//!   the last in line can leave: who came later has been told when he starts.
+//!   moves forward by what others before it take out and by nothing else; whoever is last in line moves nobody. The larger of
+//!   the two is taken. Of a queue that delays, only the last in line can leave: who came later has been told when he starts.
 //! - **Tokens by the interval.** What the refills since then may have brought of the charge has come back already.
 //!
 //! - **Places.** Who holds one for longer than its lease renews it meanwhile: it is held from that instant on, as if it had just been

@@ -220,8 +220,8 @@ impl Schedule {
             .max(Exact::at(now));
     }
 
-    /// Takes the part of a charge out that is not served yet, up to `units`; answers how long that is, in whole
-    /// microseconds at least.
+    /// Takes the part of a charge out that is not served yet, up to `units`; answers by how much those behind it move up, in
+    /// whole microseconds at least. Behind the last in line there is nobody.
     pub(crate) fn give_back(
         &self,
         tat: &mut Exact,
@@ -230,6 +230,10 @@ impl Schedule {
         units: u64,
     ) -> u64 {
         let lasting = self.lasting(place.cost.min(self.capacity));
+        let ends = place
+            .shift
+            .map(|whole| self.minus(end, Exact { whole, part: 0 }));
+        let is_last = ends == Some(*tat);
         let unserved = if self.queue {
             if end == *tat {
                 self.minus(end, Exact::at(now))
@@ -237,21 +241,25 @@ impl Schedule {
                 Exact::default()
             }
         } else {
-            self.unserved(*tat, now, (place, end), lasting)
+            self.unserved(*tat, now, (place, ends), lasting)
         };
         let given = unserved
             .min(lasting)
             .min(self.lasting(units.min(self.capacity)));
         *tat = self.minus(*tat, given).max(Exact::at(now));
-        given.as_span().as_micros()
+        if is_last {
+            0
+        } else {
+            given.as_span().as_micros()
+        }
     }
 
-    /// How much of a charge has not been served, at least.
+    /// How much of a charge has not been served, at least. By what others have given back it `ends` there now, or before.
     fn unserved(
         &self,
         tat: Exact,
         now: Timestamp,
-        (place, end): (&Place, Exact),
+        (place, ends): (&Place, Option<Exact>),
         lasting: Exact,
     ) -> Exact {
         let passed = Exact {
@@ -259,15 +267,12 @@ impl Schedule {
             part: 0,
         };
         let by_time = self.minus(lasting, passed);
-        let Some(whole) = place.shift else {
-            return by_time;
-        };
-        let moved = self.minus(end, Exact { whole, part: 0 });
-        if moved > tat {
+        match ends {
+            None => by_time,
             // It was taken away as a whole: the key was reset.
-            return Exact::default();
+            Some(ends) if ends > tat => Exact::default(),
+            Some(ends) => by_time.max(self.minus(ends, Exact::at(now))),
         }
-        by_time.max(self.minus(moved, Exact::at(now)))
     }
 
     pub(crate) fn standing(&self, tat: &Exact, now: Timestamp) -> Standing {

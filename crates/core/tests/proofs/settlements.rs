@@ -194,3 +194,73 @@ pub(crate) fn reserve(store: &MemoryStore, charge: &Charge<'_>, now: u64) -> (Re
     assert_eq!(decision == Decision::Admitted, outcomes[0].allowed);
     (receipt, outcomes[0])
 }
+
+/// A place is free when its holder leaves, whatever has become of the limit since.
+#[test]
+fn places_come_back_under_other_numbers() {
+    let concurrency = |limit| {
+        let spec = LimitSpec {
+            algorithm: Some(AlgorithmName::Concurrency),
+            limit: Some(limit),
+            ..LimitSpec::default()
+        };
+        Limits::new(vec![spec.build().expect("a limit")]).expect("a limit")
+    };
+    let old = Arc::new(concurrency(3));
+    for limit in [2, 5] {
+        let new = concurrency(limit).succeeding(&old);
+        let store = one_shard();
+        let charge = |limits| Charge::new(b"key", limits, Cost::ONE).expect("a key");
+        let at = Timestamp::from_micros;
+        let mut outcomes = Vec::new();
+        let mut receipts = Vec::new();
+        for now in 1..=3 {
+            let (decision, receipt) = store.reserve(&[charge(&*old)], at(now), &mut outcomes);
+            assert_eq!(decision, Decision::Admitted);
+            receipts.push(receipt);
+        }
+        // The state is now one of the new limits.
+        store.check(&[charge(&new)], at(4), Effect::Charge, &mut outcomes);
+        assert_eq!(outcomes[0].allowed, limit > 3);
+        for receipt in receipts {
+            store.settle(&[charge(&*old)], receipt, &[Settlement::default()], at(5));
+        }
+        store.check(&[charge(&new)], at(6), Effect::Look, &mut outcomes);
+        assert_eq!(outcomes[0].remaining, limit.min(4), "{limit}");
+    }
+}
+
+/// Who leaves the end of a line has nobody behind: those before it keep their places, and get back all of what they had.
+#[test]
+fn who_leaves_last_moves_nobody() {
+    let rate = Rate {
+        count: 1,
+        period: Span::from_secs(10),
+    };
+    let limit = LimitSpec {
+        capacity: Some(10),
+        ..LimitSpec::shorthand(rate, AlgorithmName::TokenBucket)
+    };
+    let (rule, store) = (
+        Rule::new(b"key", vec![limit.build().unwrap()], false),
+        one_shard(),
+    );
+    let start = 1_000_000_000_000_000;
+    let give_back = |cost: u64, receipt: Receipt, now: u64| {
+        let (charge, settlement) = (rule.charge(cost), Settlement { unused: cost });
+        store.settle(
+            &[charge],
+            receipt,
+            &[settlement],
+            Timestamp::from_micros(now),
+        );
+    };
+    reserve(&store, &rule.charge(3), start);
+    let (first, _) = reserve(&store, &rule.charge(1), start);
+    let (last, _) = reserve(&store, &rule.charge(3), start);
+    give_back(3, last, start);
+    let later = start + 5_000_000;
+    give_back(1, first, later);
+    let outcome = ask(&store, &rule, later, 1, Effect::Look);
+    assert_eq!(outcome.reset_after, Span::from_secs(25));
+}

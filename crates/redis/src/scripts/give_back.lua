@@ -18,7 +18,7 @@ local LEDGER_MS, MOST = 60000, 2 ^ 52
 
 -- kernels[k](member, part, value, position, mark, since, shift): the position behind the state at `position` of `value`; the
 -- state without the `part` that comes back of what was charged at `since`, which `mark` finds; when that has expired; and of a
--- schedule how much time that was. `shift` is how much of it others have given back since, nil if nobody knows.
+-- schedule by how much time those behind it move up. `shift` is how much of it others have given back since, nil if nobody knows.
 local kernels = {}
 
 -- How often a size fits into a whole.
@@ -41,6 +41,7 @@ kernels[0] = function(member, part, value, position, mark, since, shift)
   local arrival, rest, behind = exact(value, position)
   local left, left_rest = lasting - (now - since), lasting_rest
   local ended, ended_rest = exact(mark, 1)
+  local is_last = shift and ended - shift == arrival and ended_rest == rest
   if queue then
     -- Those behind it have been told when they start: only the last can leave.
     left, left_rest = ended - now, ended_rest
@@ -68,7 +69,9 @@ kernels[0] = function(member, part, value, position, mark, since, shift)
     arrival, rest = now, 0
   end
   local state = fraction > 1 and pack(format, arrival, rest) or pack('>I7', arrival)
-  return behind, state, arrival + (rest > 0 and 1 or 0), left + (left_rest > 0 and 1 or 0)
+  -- Behind the last in line nobody moves up.
+  local moved = is_last and 0 or left + (left_rest > 0 and 1 or 0)
+  return behind, state, arrival + (rest > 0 and 1 or 0), moved
 end
 
 -- What the refills since then may have brought of it has come back already.
