@@ -3,7 +3,10 @@
 use std::{
     fs, io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, SystemTime},
 };
 
@@ -108,6 +111,8 @@ pub struct Reloader {
     proxy: Option<Arc<Live>>,
     /// Locked until what was read is in force, so that what was read later is in force later.
     last: Mutex<LastRead<Mark>>,
+    /// Whether the file was gone when it was last looked at.
+    is_gone: AtomicBool,
 }
 
 /// What is known of the last time that something was read.
@@ -149,6 +154,7 @@ impl Reloader {
             limiter,
             proxy,
             last,
+            is_gone: AtomicBool::new(false),
         }
     }
 
@@ -166,12 +172,13 @@ impl Reloader {
     }
 
     /// Reloads a file that has changed. One that could not be read is tried again each time, and told of again only when
-    /// that comes out otherwise. Returns what came of it, if that is anything new.
+    /// that comes out otherwise; one that is gone is told of when it is looked at for the second time. Returns what came of it, if that is anything new.
     pub fn follow(&self) -> Option<Result<usize, LoadError>> {
         let mut last = self.last();
         let now = mark(&self.path);
-        // A file that is gone for the moment is being replaced: wait for what comes.
-        let has_changed = now.is_some() && now != last.seen;
+        // A file that is gone for the moment is being replaced: wait for what comes, but not for long.
+        let was_gone = self.is_gone.swap(now.is_none(), Ordering::Relaxed);
+        let has_changed = now != last.seen && (now.is_some() || was_gone);
         if !has_changed && !last.is_unread {
             return None;
         }

@@ -8,7 +8,7 @@ use std::{
     thread::spawn,
 };
 
-use crate::support::{EVERY_DOOR, Process, Scratch, Server, free_port, repository, run, tool};
+use crate::support::{Ask, EVERY_DOOR, Process, Scratch, Server, free_port, repository, run, tool};
 
 /// How often nginx is started anew because somebody else took its port first.
 const STARTS: u32 = 5;
@@ -205,4 +205,35 @@ fn swallow(stream: &mut std::net::TcpStream) {
 fn assert_bounded(server: &Server) {
     let most = server.peak_bytes();
     assert!(most < MOST_BYTES, "passing {LARGE} bytes took {most}");
+}
+
+#[test]
+fn an_outage_of_an_upstream_is_told_of_once_and_so_is_its_end() {
+    let port = free_port();
+    let config = format!(
+        "{EVERY_DOOR}proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: 'http://127.0.0.1:{port}'}}]}}\n"
+    );
+    let mut server = Server::start_in(Scratch::new(), &config);
+    let proxy = server.proxy();
+    for _ in 0..5 {
+        assert_eq!(Ask::get(proxy, "/").send().status, 502);
+    }
+    let address = format!("http://127.0.0.1:{port}");
+    server.wait_for(&["WARN", "begins to fail", &address, "unreachable"]);
+    let socket = TcpListener::bind(("127.0.0.1", port)).unwrap();
+    let answering = spawn(move || {
+        let (mut stream, _) = socket.accept().unwrap();
+        let mut head = [0; 1_024];
+        assert!(stream.read(&mut head).unwrap() > 0);
+        stream
+            .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+            .unwrap();
+    });
+    assert_eq!(Ask::get(proxy, "/").send().status, 200);
+    answering.join().unwrap();
+    let next = server.wait_for(&["an address of an upstream"]);
+    assert!(
+        next.contains("answers again") && next.contains("INFO"),
+        "{next}"
+    );
 }

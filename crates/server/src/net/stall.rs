@@ -26,6 +26,11 @@ impl<S> Stalling<S> {
         };
         Self { stream, stall }
     }
+
+    /// Waits for so long from now on; where something is stuck already, from the next time on.
+    pub(crate) const fn wait_for(&mut self, longest: Duration) {
+        self.stall.longest = longest;
+    }
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Stalling<S> {

@@ -120,3 +120,21 @@ fn who_is_not_well_is_left_alone_until_it_is() {
     let good = format!("address=\"{}\",result=\"good\"", well.url());
     assert!(metrics.contains(&good), "{metrics}");
 }
+
+#[test]
+fn an_address_that_fails_shows_at_the_first_time_though_another_one_answers() {
+    let well = Upstream::answering(OK);
+    let nobody = Upstream::nobody();
+    let door = Door::open(&format!(
+        "proxy:\n  listen: 127.0.0.1:0\n  upstreams: [{{name: app, urls: [\"http://{nobody}\", \"{}\"]}}]\n",
+        well.url()
+    ));
+    assert_eq!(door.get("/").status, 200);
+    let metrics = door.live.exposition();
+    let failed = format!(
+        "tidegate_proxy_address_failures_total{{upstream=\"app\",address=\"http://{nobody}\",failure=\"unreachable\"}} 1\n"
+    );
+    assert!(metrics.contains(&failed), "{metrics}");
+    let none = "tidegate_proxy_failures_total{upstream=\"app\",failure=\"unreachable\"} 0\n";
+    assert!(metrics.contains(none), "{metrics}");
+}

@@ -1,14 +1,21 @@
 //! A rules file that changes while the proxy is at work.
 
 use std::{
+    fs,
+    path::Path,
     sync::{Arc, Mutex, mpsc::channel},
     thread::yield_now,
+    time::Duration,
 };
 
 use tempfile::NamedTempFile;
 use tidegate_server::reload::{LoadError, Reloader};
 
-use crate::{door::Door, upstream::Upstream};
+use crate::{
+    door::Door,
+    upstream::Upstream,
+    upstream_tls::{issue, secured},
+};
 
 const OLD: &str = "HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nold";
 const NEW: &str = "HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nnew";
@@ -33,7 +40,7 @@ impl Reloaded {
     }
 
     pub(crate) fn reload(&self, text: &str) -> Result<usize, LoadError> {
-        std::fs::write(self.file.path(), text).unwrap();
+        fs::write(self.file.path(), text).unwrap();
         self.reloader.reload()
     }
 }
@@ -117,4 +124,174 @@ fn a_bad_file_changes_nothing() {
     assert_eq!(reloaded.reload(&file(&new, rule)).unwrap(), 1);
     assert_eq!(reloaded.door.get("/").body, "new");
     assert_eq!(reloaded.door.get("/").status, 429);
+}
+
+/// Longer than anything takes.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[test]
+fn what_waits_at_an_address_that_is_left_out_is_closed_at_once() {
+    let (closed, is_closed) = channel();
+    let closed = Mutex::new(closed);
+    let old = Upstream::start(move |talk| {
+        talk.head().unwrap();
+        talk.send(OLD);
+        talk.until_closed();
+        let _ = closed.lock().unwrap().send(());
+    });
+    let new = Upstream::answering(NEW);
+    let long = "  timeouts: {pool: 1d}\n";
+    let reloaded = Reloaded::open(&file(&old, long));
+    assert_eq!(reloaded.door.get("/").body, "old");
+    reloaded.reload(&file(&new, long)).unwrap();
+    is_closed.recv_timeout(PATIENCE).unwrap();
+}
+
+#[test]
+fn whoever_comes_back_from_an_address_that_is_left_out_does_not_wait_there() {
+    let (release, released) = channel();
+    let (closed, is_closed) = channel();
+    let ways = Mutex::new((released, closed));
+    let old = Upstream::start(move |talk| {
+        talk.head().unwrap();
+        let ways = ways.lock().unwrap();
+        ways.0.recv().unwrap();
+        talk.send(OLD);
+        talk.until_closed();
+        let _ = ways.1.send(());
+    });
+    let new = Upstream::answering(NEW);
+    let long = "  timeouts: {pool: 1d}\n";
+    let reloaded = Reloaded::open(&file(&old, long));
+    let mut slow = reloaded.door.connect();
+    slow.send("GET / HTTP/1.1\r\nhost: h\r\n\r\n");
+    while old.heads().is_empty() {
+        yield_now();
+    }
+    reloaded.reload(&file(&new, long)).unwrap();
+    release.send(()).unwrap();
+    assert_eq!(slow.read_answer(false).body, "old");
+    is_closed.recv_timeout(PATIENCE).unwrap();
+}
+
+#[test]
+fn those_who_wait_already_wait_no_longer_than_a_reload_says() {
+    let (closed, is_closed) = channel();
+    let closed = Mutex::new(closed);
+    let upstream = Upstream::start(move |talk| {
+        talk.head().unwrap();
+        talk.send(OLD);
+        talk.until_closed();
+        let _ = closed.lock().unwrap().send(());
+    });
+    let reloaded = Reloaded::open(&file(&upstream, "  timeouts: {pool: 1d}\n"));
+    assert_eq!(reloaded.door.get("/").body, "old");
+    reloaded
+        .reload(&file(&upstream, "  timeouts: {pool: 1ms}\n"))
+        .unwrap();
+    is_closed.recv_timeout(PATIENCE).unwrap();
+}
+
+#[test]
+fn a_connection_that_is_kept_goes_by_what_is_in_force() {
+    let upstream = Upstream::start(|talk| {
+        while talk.head().is_some() {
+            talk.send(format!(
+                "HTTP/1.1 200 OK\r\nx-long: {}\r\ncontent-length: 0\r\n\r\n",
+                "x".repeat(12_000)
+            ));
+        }
+    });
+    let reloaded = Reloaded::open(&file(&upstream, ""));
+    assert_eq!(reloaded.door.get("/").status, 200);
+    reloaded
+        .reload(&file(&upstream, "  max_head: 8KiB\n"))
+        .unwrap();
+    assert_eq!(reloaded.door.get("/").status, 502);
+    assert_eq!(upstream.connections(), 1);
+    reloaded.reload(&file(&upstream, "")).unwrap();
+    assert_eq!(reloaded.door.get("/").status, 200);
+}
+
+#[test]
+fn a_body_that_stops_is_waited_for_as_long_as_is_in_force() {
+    let upstream = Upstream::start(|talk| {
+        while talk.head().is_some_and(|head| head.starts_with("GET / ")) {
+            talk.send(OLD);
+        }
+        talk.send("HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf");
+        talk.until_closed();
+    });
+    let reloaded = Reloaded::open(&file(&upstream, "  timeouts: {idle: 1d}\n"));
+    let mut client = reloaded.door.connect();
+    assert_eq!(client.ask("GET", "/", &[], b"").body, "old");
+    reloaded
+        .reload(&file(&upstream, "  timeouts: {idle: 20ms}\n"))
+        .unwrap();
+    client.send("GET /half HTTP/1.1\r\nhost: h\r\n\r\n");
+    assert!(client.until_closed().ends_with("half"));
+    assert_eq!(upstream.connections(), 1);
+}
+
+#[test]
+fn new_authorities_in_the_same_file_are_believed() {
+    let (known, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let upstream = Upstream::answering(OLD);
+    let behind = secured(other.path(), "localhost", &upstream);
+    issue(known.path(), "localhost");
+    let pem = |folder: &Path| folder.join("server.pem");
+    let port = behind.listener.local_addr().port();
+    let text = format!(
+        "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: 'https://localhost:{port}', ca: '{}'}}]}}\n",
+        pem(known.path()).display()
+    );
+    let reloaded = Reloaded::open(&text);
+    assert_eq!(reloaded.door.get("/").status, 502);
+    fs::copy(pem(other.path()), pem(known.path())).unwrap();
+    assert_eq!(reloaded.door.get("/").status, 502, "nobody has read it");
+    reloaded.reload(&text).unwrap();
+    assert_eq!(reloaded.door.get("/").body, "old");
+    reloaded.reload(&text).unwrap();
+    assert_eq!(reloaded.door.get("/").body, "old");
+    assert_eq!(
+        behind.listener.accepted(),
+        3,
+        "with the same authorities the connection is kept"
+    );
+}
+
+#[test]
+fn a_file_that_is_gone_is_told_of_once_and_read_when_it_is_back() {
+    let (old, new) = (Upstream::answering(OLD), Upstream::answering(NEW));
+    let reloaded = Reloaded::open(&file(&old, ""));
+    reloaded.reload(&file(&old, "")).unwrap();
+    let failed = || {
+        let metrics = reloaded.door.limiter.exposition();
+        let line = metrics
+            .lines()
+            .find_map(|line| line.strip_prefix("tidegate_reloads_total{result=\"failed\"} "));
+        line.unwrap_or_else(|| panic!("{metrics}")).to_owned()
+    };
+    let path = reloaded.file.path();
+    fs::remove_file(path).unwrap();
+    assert!(
+        reloaded.reloader.follow().is_none(),
+        "it may be being replaced"
+    );
+    let told = reloaded.reloader.follow().unwrap().unwrap_err();
+    assert!(matches!(told, LoadError::Unreadable { .. }), "{told}");
+    assert!((0..3).all(|_| reloaded.reloader.follow().is_none()));
+    assert_eq!(failed(), "1");
+    assert!(!reloaded.reloader.last_mistakes().is_empty());
+    assert_eq!(reloaded.door.get("/").body, "old");
+    fs::write(path, file(&new, "")).unwrap();
+    assert!(reloaded.reloader.follow().unwrap().is_ok());
+    assert!(reloaded.reloader.last_mistakes().is_empty());
+    assert_eq!(reloaded.door.get("/").body, "new");
+    // Gone for one look, and back.
+    fs::remove_file(path).unwrap();
+    assert!(reloaded.reloader.follow().is_none());
+    fs::write(path, file(&old, "")).unwrap();
+    assert!(reloaded.reloader.follow().unwrap().is_ok());
+    assert_eq!(failed(), "1");
 }

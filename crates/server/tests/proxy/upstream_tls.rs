@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::{door::Door, upstream::Upstream};
 
-fn issue(folder: &Path, name: &str) {
+pub(crate) fn issue(folder: &Path, name: &str) {
     let issued = rcgen::generate_simple_self_signed(vec![name.to_owned()]).unwrap();
     std::fs::write(folder.join("server.pem"), issued.cert.pem()).unwrap();
     std::fs::write(
@@ -15,7 +15,7 @@ fn issue(folder: &Path, name: &str) {
 }
 
 /// A proxy that speaks TLS with a certificate for `name`, before `upstream`.
-fn secured(folder: &Path, name: &str, upstream: &Upstream) -> Door {
+pub(crate) fn secured(folder: &Path, name: &str, upstream: &Upstream) -> Door {
     issue(folder, name);
     let path = |name: &str| folder.join(name).display().to_string();
     let (certificate, key) = (path("server.pem"), path("server.key"));

@@ -5,10 +5,9 @@
 //! idle one of another's away.
 
 use std::{
-    path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -16,8 +15,11 @@ use std::{
 use rustls::ClientConfig;
 use tokio::time::{Instant, sleep};
 
-use super::{health::Health, link::Link};
+use super::{authorities::Connector, health::Health, link::Link};
 use crate::config::{Ejection, HealthCheck, Scheme, Timeouts, Upstream, Url};
+
+/// How often those who wait are looked at, at least: a reload may have them wait for less.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// An address of an upstream.
 #[derive(Debug)]
@@ -25,11 +27,13 @@ pub(super) struct Address {
     pub(super) url: Url,
     /// Whether it is spoken to in HTTP/2.
     pub(super) http2: bool,
-    /// How it is connected to behind TLS, if it is.
-    pub(super) tls: Option<Arc<ClientConfig>>,
     /// What the configuration says of it.
     terms: Terms,
     is_watched: AtomicBool,
+    /// Whether the configuration has left it out, so that nothing is kept there any more.
+    is_left: AtomicBool,
+    /// For how long connections are kept, in microseconds.
+    longest: AtomicU64,
     connections: AtomicUsize,
     in_flight: AtomicUsize,
     pools: Box<[Pool]>,
@@ -37,10 +41,10 @@ pub(super) struct Address {
 }
 
 /// What an address has of its upstream.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 struct Terms {
     http2: bool,
-    ca: Option<PathBuf>,
+    tls: Option<Connector>,
     /// The most connections at once.
     most: usize,
     eject: Option<Ejection>,
@@ -48,10 +52,10 @@ struct Terms {
 }
 
 impl Terms {
-    fn of(upstream: &Upstream) -> Self {
+    fn of(url: &Url, upstream: &Upstream, tls: Option<&Connector>) -> Self {
         Self {
             http2: upstream.http2,
-            ca: upstream.ca.clone(),
+            tls: tls.filter(|_| url.scheme == Scheme::Https).cloned(),
             most: upstream.max_connections,
             // Where there is nobody else, whoever does not answer is asked all the same.
             eject: upstream.eject.filter(|_| upstream.urls.len() > 1),
@@ -81,25 +85,50 @@ impl Address {
     pub(super) fn new(
         url: Url,
         upstream: &Upstream,
-        tls: Option<&Arc<ClientConfig>>,
+        tls: Option<&Connector>,
         workers: usize,
     ) -> Self {
+        let terms = Terms::of(&url, upstream, tls);
         Self {
-            tls: tls.filter(|_| url.scheme == Scheme::Https).cloned(),
             url,
             http2: upstream.http2,
-            terms: Terms::of(upstream),
             is_watched: AtomicBool::new(false),
+            is_left: AtomicBool::new(false),
+            longest: AtomicU64::new(0),
             connections: AtomicUsize::new(0),
             in_flight: AtomicUsize::new(0),
             pools: (0..workers).map(|_| Pool::default()).collect(),
-            health: Health::new(Terms::of(upstream).eject),
+            health: Health::new(terms.eject),
+            terms,
         }
     }
 
-    /// Whether it is what `upstream` has at `url`.
-    pub(super) fn is_as(&self, url: &Url, upstream: &Upstream) -> bool {
-        self.url == *url && self.terms == Terms::of(upstream)
+    /// How it is connected to behind TLS, if it is.
+    pub(super) fn tls(&self) -> Option<&Arc<ClientConfig>> {
+        self.terms.tls.as_ref().map(|tls| &tls.config)
+    }
+
+    /// Keeps connections for so long at most, from now on.
+    pub(super) fn keep_for(&self, longest: Duration) {
+        let micros = u64::try_from(longest.as_micros()).unwrap_or(u64::MAX);
+        self.longest.store(micros, Ordering::Relaxed);
+    }
+
+    fn longest(&self) -> Duration {
+        Duration::from_micros(self.longest.load(Ordering::Relaxed))
+    }
+
+    /// Closes what waits here, and keeps nothing any more. Whoever is on the way arrives.
+    pub(super) fn leave(&self) {
+        self.is_left.store(true, Ordering::SeqCst);
+        for pool in &self.pools {
+            drop(std::mem::take(&mut lock(pool).idle));
+        }
+    }
+
+    /// Whether it is what `upstream` has at `url`, and `tls` believes whom it believes.
+    pub(super) fn is_as(&self, url: &Url, upstream: &Upstream, tls: Option<&Connector>) -> bool {
+        self.url == *url && self.terms == Terms::of(url, upstream, tls)
     }
 
     /// How it is asked whether it is well, if nobody does so yet.
@@ -143,16 +172,19 @@ impl Address {
         Some(self.pools.get(worker)?.making.lock().await)
     }
 
-    /// Keeps `link` for the next request of `worker`, for at most `longest`.
-    pub(super) fn keep(self: &Arc<Self>, worker: usize, link: Link, longest: Duration) {
+    /// Keeps `link` for the next request of `worker`.
+    pub(super) fn keep(self: &Arc<Self>, worker: usize, link: Link) {
         let Some(pool) = self.pools.get(worker) else {
             return;
         };
         let mut kept = lock(pool);
+        if self.is_left.load(Ordering::SeqCst) {
+            return;
+        }
         kept.idle.push((Instant::now(), link));
         if !kept.is_tended {
             kept.is_tended = true;
-            tokio::task::spawn_local(tend(Arc::downgrade(self), worker, longest));
+            tokio::task::spawn_local(tend(Arc::downgrade(self), worker));
         }
     }
 
@@ -183,8 +215,9 @@ impl Address {
         Load(Arc::clone(self))
     }
 
-    /// Closes what has waited for `longest`; answers whether nothing is left to wait.
-    fn tidy(&self, worker: usize, longest: Duration) -> bool {
+    /// Closes what has waited for too long; answers whether nothing is left to wait.
+    fn tidy(&self, worker: usize) -> bool {
+        let longest = self.longest();
         let Some(pool) = self.pools.get(worker) else {
             return true;
         };
@@ -199,13 +232,10 @@ impl Address {
 }
 
 /// Closes connections that wait for too long, until none waits any more.
-async fn tend(address: std::sync::Weak<Address>, worker: usize, longest: Duration) {
-    loop {
-        sleep(longest).await;
-        if address
-            .upgrade()
-            .is_none_or(|address| address.tidy(worker, longest))
-        {
+async fn tend(address: std::sync::Weak<Address>, worker: usize) {
+    while let Some(longest) = address.upgrade().map(|address| address.longest()) {
+        sleep(longest.min(LOOK_EVERY)).await;
+        if address.upgrade().is_none_or(|address| address.tidy(worker)) {
             return;
         }
     }

@@ -33,10 +33,23 @@ pub enum AuthoritiesError {
     Unusable(#[from] rustls::Error),
 }
 
-/// How the addresses of an upstream are connected to behind TLS; `None` if none of them is.
+/// How an upstream is connected to behind TLS. Equal to another if both believe the same authorities.
+#[derive(Clone, Debug)]
+pub(crate) struct Connector {
+    pub(super) config: Arc<ClientConfig>,
+    roots: Arc<RootCertStore>,
+}
+
+impl PartialEq for Connector {
+    fn eq(&self, other: &Self) -> bool {
+        self.roots.roots == other.roots.roots
+    }
+}
+
+/// How the addresses of an upstream are connected to behind TLS, by the authorities as they are now; `None` if none of them is.
 pub(crate) fn connector(
     upstream: &config::Upstream,
-) -> Result<Option<Arc<ClientConfig>>, AuthoritiesError> {
+) -> Result<Option<Connector>, AuthoritiesError> {
     let mut urls = upstream.urls.iter();
     if urls.all(|url| url.scheme == config::Scheme::Http) {
         return Ok(None);
@@ -49,14 +62,18 @@ pub(crate) fn connector(
         })?,
         None => of_the_system(upstream)?,
     };
+    let roots = Arc::new(roots);
     let builder = ClientConfig::builder_with_provider(Arc::new(default_provider()));
     let mut connector = builder
         .with_safe_default_protocol_versions()?
-        .with_root_certificates(roots)
+        .with_root_certificates(Arc::clone(&roots))
         .with_no_client_auth();
     let protocol: &[u8] = if upstream.http2 { b"h2" } else { b"http/1.1" };
     connector.alpn_protocols = vec![protocol.to_vec()];
-    Ok(Some(Arc::new(connector)))
+    Ok(Some(Connector {
+        config: Arc::new(connector),
+        roots,
+    }))
 }
 
 fn of_the_system(upstream: &config::Upstream) -> Result<RootCertStore, AuthoritiesError> {

@@ -16,7 +16,7 @@ use crate::config::Proxy;
 pub(super) async fn connect(address: &Address, settings: &Proxy) -> io::Result<Sender> {
     let stream = TcpStream::connect((&*address.url.host, address.url.port)).await?;
     stream.set_nodelay(true)?;
-    let Some(tls) = &address.tls else {
+    let Some(tls) = address.tls() else {
         return speak(stream, address, settings).await;
     };
     let name = ServerName::try_from(address.url.host.to_string()).map_err(io::Error::other)?;

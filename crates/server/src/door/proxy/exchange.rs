@@ -88,12 +88,15 @@ impl Exchange {
             keeps: true,
             has_answered: false,
             is_silent: true,
-            bounds: head::Bounds {
-                bytes: settings.max_head,
-                headers: settings.max_headers,
-            },
+            bounds: head::Bounds::of(settings),
             fields: head::Fields::default(),
         }
+    }
+
+    /// Goes by these `settings` from the next request on.
+    pub(super) fn go_by(&mut self, settings: &Proxy) {
+        self.bounds = head::Bounds::of(settings);
+        self.stream.wait_for(settings.timeouts.idle);
     }
 
     /// Whether it can take a request: the last answer is over, the last request sent, and neither side wants to close.

@@ -16,10 +16,20 @@ use std::{
     },
 };
 
+use arc_swap::ArcSwap;
 use http::{HeaderValue, Request, header};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
-use super::{address::Address, body::Upload, connect, link::Sender, refusal::Refusal, target};
+use super::{
+    address::Address,
+    body::Upload,
+    connect,
+    link::Sender,
+    live::Current,
+    refusal::Refusal,
+    target,
+    trouble::{Said, Trouble},
+};
 use crate::config::{Ejection, HealthCheck, Proxy};
 
 const EJECTED: u8 = 1;
@@ -34,11 +44,22 @@ pub(super) struct Health {
     failures: AtomicU32,
     ejection: Option<Ejection>,
     ejections: AtomicU64,
+    /// Requests that it did not answer, as in [`ITS_DOING`].
+    failed: [AtomicU64; ITS_DOING.len()],
+    trouble: Trouble,
     checks: [AtomicU64; 2],
 }
 
 /// How a check came out.
 pub(super) const RESULTS: [&str; 2] = ["good", "bad"];
+
+/// What an address can do with a request instead of answering it.
+pub(super) const ITS_DOING: [Refusal; 4] = [
+    Refusal::Unreachable,
+    Refusal::ConnectTimeout,
+    Refusal::HeadTimeout,
+    Refusal::BadAnswer,
+];
 
 impl Health {
     pub(super) fn new(ejection: Option<Ejection>) -> Self {
@@ -47,19 +68,14 @@ impl Health {
             failures: AtomicU32::new(0),
             ejection,
             ejections: AtomicU64::new(0),
+            failed: Default::default(),
+            trouble: Trouble::default(),
             checks: Default::default(),
         }
     }
 
     pub(super) fn is_well(&self) -> bool {
         self.away.load(Ordering::Relaxed) == 0
-    }
-
-    /// It has answered a request, whatever.
-    pub(super) fn answered(&self) {
-        if self.failures.load(Ordering::Relaxed) > 0 {
-            self.failures.store(0, Ordering::Relaxed);
-        }
     }
 
     pub(super) fn ejections(&self) -> u64 {
@@ -73,10 +89,20 @@ impl Health {
             .map_or(0, |count| count.load(Ordering::Relaxed))
     }
 
+    /// How many requests it did not answer in this way, as in [`ITS_DOING`].
+    pub(super) fn failures(&self, at: usize) -> u64 {
+        self.failed
+            .get(at)
+            .map_or(0, |count| count.load(Ordering::Relaxed))
+    }
+
     /// It has not answered a request; for how long it is left alone if that was one too many.
-    fn failed(&self) -> Option<Ejection> {
+    fn has_failed(&self) -> Option<Ejection> {
+        let failures = self
+            .failures
+            .fetch_add(1, Ordering::Relaxed)
+            .saturating_add(1);
         let ejection = self.ejection?;
-        let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
         let is_ejected = failures >= ejection.failures
             && self.away.fetch_or(EJECTED, Ordering::Relaxed) & EJECTED == 0;
         if is_ejected {
@@ -93,16 +119,32 @@ impl Health {
     }
 }
 
-/// Takes note that `address` did not answer a request, if that was its doing.
-pub(super) fn note_failure(address: &Arc<Address>, refusal: Refusal) {
-    let is_its_doing = matches!(
-        refusal,
-        Refusal::Unreachable | Refusal::ConnectTimeout | Refusal::HeadTimeout | Refusal::BadAnswer
-    );
-    if !is_its_doing {
+/// Takes note that `address` has answered a request, whatever.
+pub(super) fn note_answer(address: &Address) {
+    let health = &address.health;
+    if health.failures.load(Ordering::Relaxed) == 0 {
         return;
     }
-    let Some(ejection) = address.health.failed() else {
+    health.failures.store(0, Ordering::Relaxed);
+    if health.trouble.answered() == Said::Something {
+        tracing::info!(upstream = %address.url, "an address of an upstream answers again");
+    }
+}
+
+/// Takes note that `address` did not answer a request, if that was its doing.
+pub(super) fn note_failure(address: &Arc<Address>, refusal: Refusal) {
+    let at = ITS_DOING.iter().position(|doing| *doing == refusal);
+    let Some(failed) = at.and_then(|at| address.health.failed.get(at)) else {
+        return;
+    };
+    failed.fetch_add(1, Ordering::Relaxed);
+    if address.health.trouble.failed(Instant::now()) == Said::Something {
+        tracing::warn!(
+            upstream = %address.url, failure = refusal.as_str(),
+            "an address of an upstream begins to fail; until it answers again that is not said once more"
+        );
+    }
+    let Some(ejection) = address.health.has_failed() else {
         return;
     };
     tracing::warn!(
@@ -119,11 +161,17 @@ pub(super) fn note_failure(address: &Arc<Address>, refusal: Refusal) {
     });
 }
 
-/// Asks an address how it is, until it is gone.
-pub(super) async fn watch(address: Weak<Address>, check: HealthCheck, settings: Arc<Proxy>) {
+/// Asks an address how it is, until it is gone, as the settings of the moment have it.
+pub(super) async fn watch(
+    address: Weak<Address>,
+    check: HealthCheck,
+    current: Weak<ArcSwap<Current>>,
+) {
     // Good answers in a row, or bad ones.
     let (mut good, mut bad) = (0_u32, 0_u32);
-    while let Some(address) = address.upgrade() {
+    while let (Some(address), Some(current)) = (address.upgrade(), current.upgrade()) {
+        let settings = Arc::clone(&current.load().settings);
+        drop(current);
         let asked = timeout(check.timeout, ask(&address, &check, &settings)).await;
         let problem = match asked {
             Ok(Ok(())) => None,

@@ -1,6 +1,6 @@
 //! A connection while one request has it.
 
-use std::{future::poll_fn, time::Duration};
+use std::future::poll_fn;
 
 use super::{address::Load, link::Link};
 
@@ -11,8 +11,6 @@ pub(super) struct Lease {
     pub(super) load: Load,
     /// The worker on which it lives.
     pub(super) worker: usize,
-    /// For how long it may wait for another request.
-    pub(super) keep: Duration,
 }
 
 impl Lease {
@@ -26,13 +24,8 @@ impl Lease {
             // Who has answered early may want the rest of the request all the same, and its client has yet to get rid of it.
             tokio::task::spawn_local(self.send_on());
         } else if self.link.is_ready() {
-            let Self {
-                link,
-                load,
-                worker,
-                keep,
-            } = self;
-            load.address().keep(worker, link, keep);
+            let Self { link, load, worker } = self;
+            load.address().keep(worker, link);
         }
     }
 

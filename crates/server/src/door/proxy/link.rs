@@ -131,6 +131,13 @@ impl Link {
         })
     }
 
+    /// Goes by `settings` from the next request on. One that takes many at once keeps those of its beginning.
+    pub(super) fn go_by(&mut self, settings: &Proxy) {
+        if let Some(exchange) = self.exchange() {
+            exchange.go_by(settings);
+        }
+    }
+
     /// Begins to send `request`, and gives it back if the connection takes many at once. An answer is to be waited for next.
     pub(super) fn begin(
         &mut self,

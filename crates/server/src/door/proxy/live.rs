@@ -19,7 +19,7 @@ use crate::{
 /// The proxy's settings and what stands behind it, which a reload may change.
 #[derive(Debug)]
 pub struct Live {
-    current: ArcSwap<Current>,
+    current: Arc<ArcSwap<Current>>,
     tasks: Tasks,
     workers: usize,
     log: Option<AccessLog>,
@@ -48,9 +48,11 @@ impl Live {
     ) -> Result<Self, AuthoritiesError> {
         let (tasks, workers) = (server.tasks(), server.workers());
         let first = Current::new(settings, workers, &Upstreams::default(), &clock)?;
-        first.watch(&tasks);
+        first.upstreams.keep_for(first.settings.timeouts.pool);
+        let current = Arc::new(ArcSwap::from_pointee(first));
+        current.load().upstreams.watch(&tasks, &current);
         Ok(Self {
-            current: ArcSwap::from_pointee(first),
+            current,
             tasks,
             workers,
             log,
@@ -106,8 +108,11 @@ impl Live {
         for capacity in next.upstreams.capacities() {
             capacity.put_in_force();
         }
-        next.watch(&self.tasks);
-        self.current.store(Arc::new(next));
+        next.upstreams.keep_for(next.settings.timeouts.pool);
+        let next = Arc::new(next);
+        let previous = self.current.swap(Arc::clone(&next));
+        next.upstreams.watch(&self.tasks, &self.current);
+        previous.upstreams.leave(&next.upstreams);
     }
 
     /// Everything that was counted, in the Prometheus text format.
@@ -141,9 +146,5 @@ impl Current {
             upstreams: Upstreams::succeeding(&settings.upstreams, workers, previous, clock)?,
             settings: Arc::new(settings),
         })
-    }
-
-    fn watch(&self, tasks: &Tasks) {
-        self.upstreams.watch(tasks, &self.settings);
     }
 }

@@ -31,6 +31,7 @@ mod silence;
 mod tally;
 mod target;
 mod triage;
+mod trouble;
 mod tunnel;
 mod upstreams;
 

@@ -8,7 +8,7 @@ use tokio::time::{Duration, Instant, timeout_at};
 use super::{
     address::{Address, Load},
     body::{Progress, Source, Upload},
-    health::note_failure,
+    health::{note_answer, note_failure},
     lease::Lease,
     link::{Errand, Link, Unanswered},
     live::Current,
@@ -149,7 +149,7 @@ impl Passing {
         }
         let link = self.make(address, until).await?;
         let shared = link.share(times).ok_or(Refusal::Full)?;
-        address.keep(self.worker, link, times.pool);
+        address.keep(self.worker, link);
         Ok((shared, false))
     }
 
@@ -168,7 +168,7 @@ impl Passing {
         let address = lease.load.address();
         let refusal = match heard {
             Ok(answer) => {
-                address.health.answered();
+                note_answer(address);
                 return Ok(Ok((answer, lease)));
             }
             Err(Unanswered::Unsent(errand)) => return Ok(Err(errand)),
@@ -185,12 +185,13 @@ impl Passing {
         }))
     }
 
-    fn lease(&self, link: Link, load: Load) -> Lease {
+    /// A connection for this request, which goes by what is in force for it.
+    fn lease(&self, mut link: Link, load: Load) -> Lease {
+        link.go_by(&self.current.settings);
         Lease {
             link,
             load,
             worker: self.worker,
-            keep: self.current.settings.timeouts.pool,
         }
     }
 }

@@ -8,7 +8,7 @@ use tidegate_http::Load;
 use super::{
     Upstreams,
     capacity::Capacity,
-    health::{Health, RESULTS},
+    health::{Health, ITS_DOING, RESULTS},
     refusal::Refusal,
 };
 use crate::metrics::Text;
@@ -136,6 +136,15 @@ impl Upstreams {
         let help = "How often an address was left alone because it did not answer.";
         text.family(name, "counter", help);
         self.each_address(|labels, health| text.sample(name, &labels, health.ejections()));
+        let name = "tidegate_proxy_address_failures_total";
+        let help = "Requests that an address did not answer, whether or not another one did.";
+        text.family(name, "counter", help);
+        self.each_address(|[upstream, address], health| {
+            for (at, failure) in ITS_DOING.iter().enumerate() {
+                let labels = [upstream, address, ("failure", failure.as_str())];
+                text.sample(name, &labels, health.failures(at));
+            }
+        });
         let name = "tidegate_proxy_health_checks_total";
         text.family(name, "counter", "Health checks of an address by result.");
         self.each_address(|[upstream, address], health| {

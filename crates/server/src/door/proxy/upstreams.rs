@@ -1,10 +1,14 @@
 //! What stands behind the proxy: which upstream is for a request, and which of its addresses has the least to do.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
+use arc_swap::ArcSwap;
 use http::{header::HOST, request::Parts, uri::Scheme};
 use tidegate_core::{Cost, Request, When};
 use tidegate_http::Clock;
@@ -14,6 +18,7 @@ use super::{
     authorities::{AuthoritiesError, connector},
     capacity::Capacity,
     health,
+    live::Current,
     refusal::Refusal,
     tally::Tally,
 };
@@ -60,14 +65,34 @@ impl Upstreams {
         upstreams.map(Self)
     }
 
-    /// Has addresses that are new asked whether they are well, for as long as they are there.
-    pub(super) fn watch(&self, tasks: &Tasks, settings: &Arc<config::Proxy>) {
-        for address in self.0.iter().flat_map(|upstream| &upstream.addresses) {
+    /// Has addresses that are new asked whether they are well, for as long as they are there, as `current` has it by then.
+    pub(super) fn watch(&self, tasks: &Tasks, current: &Arc<ArcSwap<Current>>) {
+        for address in self.addresses() {
             if let Some(check) = address.unwatched() {
-                let (address, settings) = (Arc::downgrade(address), Arc::clone(settings));
-                tasks.spawn(move || health::watch(address, check, settings));
+                let (address, current) = (Arc::downgrade(address), Arc::downgrade(current));
+                tasks.spawn(move || health::watch(address, check, current));
             }
         }
+    }
+
+    /// Keeps connections for so long at most, from now on.
+    pub(super) fn keep_for(&self, longest: Duration) {
+        for address in self.addresses() {
+            address.keep_for(longest);
+        }
+    }
+
+    /// Lets those addresses go that are not among the `next`.
+    pub(super) fn leave(&self, next: &Self) {
+        for address in self.addresses() {
+            if !next.addresses().any(|kept| Arc::ptr_eq(kept, address)) {
+                address.leave();
+            }
+        }
+    }
+
+    fn addresses(&self) -> impl Iterator<Item = &Arc<Address>> {
+        self.0.iter().flat_map(|upstream| &upstream.addresses)
     }
 
     pub(super) fn iter(&self) -> std::slice::Iter<'_, Arc<Upstream>> {
@@ -122,7 +147,7 @@ impl Upstream {
         };
         let address = |url: config::Url| {
             let mut known = previous.iter().flat_map(|previous| &previous.addresses);
-            let known = known.find(|address| address.is_as(&url, settings));
+            let known = known.find(|address| address.is_as(&url, settings, tls.as_ref()));
             known
                 .cloned()
                 .unwrap_or_else(|| Arc::new(Address::new(url, settings, tls.as_ref(), workers)))

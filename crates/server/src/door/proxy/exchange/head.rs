@@ -7,12 +7,22 @@ use http::{HeaderName, Response, StatusCode, Version, header::CONTENT_LENGTH, re
 use httparse::{Header, ParserConfig, Status};
 
 use super::{Malformed, framing::Framing, header_map};
+use crate::config::Proxy;
 
 /// How large a head may be.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
     pub(super) bytes: usize,
     pub(super) headers: usize,
+}
+
+impl Bounds {
+    pub(super) const fn of(settings: &Proxy) -> Self {
+        Self {
+            bytes: settings.max_head,
+            headers: settings.max_headers,
+        }
+    }
 }
 
 /// Header lines that were found: a name, and where its value is. Empty between heads; kept for its room.

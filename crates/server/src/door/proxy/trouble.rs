@@ -1,0 +1,111 @@
+//! What the log is told of an address that does not answer: when that begins and when it is over, and no more often than once in a
+//! while, however many requests there are and however often it comes and goes.
+
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+/// How often it may be said at most.
+const AT_MOST_EVERY: Duration = Duration::from_secs(60);
+
+/// What is known of an address that may be in trouble.
+#[derive(Debug, Default)]
+pub(super) struct Trouble(Mutex<State>);
+
+#[derive(Clone, Copy, Debug, Default)]
+enum State {
+    /// It answers; when it was last said that it did not.
+    #[default]
+    Well,
+    WellSince(Instant),
+    /// It does not, as was said then.
+    Told(Instant),
+    /// It does not, which is not said again so soon.
+    Untold(Instant),
+}
+
+/// Whether there is something to be said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Said {
+    Nothing,
+    Something,
+}
+
+impl Trouble {
+    /// It has not answered a request.
+    pub(super) fn failed(&self, now: Instant) -> Said {
+        self.change(|state| match state {
+            State::WellSince(last) if now.duration_since(last) < AT_MOST_EVERY => {
+                (State::Untold(last), Said::Nothing)
+            }
+            State::Untold(last) if now.duration_since(last) < AT_MOST_EVERY => {
+                (state, Said::Nothing)
+            }
+            State::Told(_) => (state, Said::Nothing),
+            State::Well | State::WellSince(_) | State::Untold(_) => {
+                (State::Told(now), Said::Something)
+            }
+        })
+    }
+
+    /// It has answered a request.
+    pub(super) fn answered(&self) -> Said {
+        self.change(|state| match state {
+            State::Told(last) => (State::WellSince(last), Said::Something),
+            State::Untold(last) => (State::WellSince(last), Said::Nothing),
+            State::Well | State::WellSince(_) => (state, Said::Nothing),
+        })
+    }
+
+    fn change(&self, next: impl FnOnce(State) -> (State, Said)) -> Said {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (now, said) = next(*state);
+        *state = now;
+        said
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_beginning_and_the_end_are_told_and_not_each_request() {
+        let (trouble, start) = (Trouble::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        assert_eq!(trouble.answered(), Said::Nothing);
+        assert_eq!(trouble.failed(at(0)), Said::Something);
+        assert_eq!(trouble.failed(at(1)), Said::Nothing);
+        assert_eq!(trouble.failed(at(600)), Said::Nothing);
+        assert_eq!(trouble.answered(), Said::Something);
+        assert_eq!(trouble.answered(), Said::Nothing);
+        assert_eq!(trouble.failed(at(601)), Said::Something, "that is long ago");
+    }
+
+    #[test]
+    fn what_comes_and_goes_is_told_once_a_minute() {
+        let (trouble, start) = (Trouble::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let said = (0..180).filter(|second| {
+            let said = trouble.failed(at(*second));
+            trouble.answered();
+            said == Said::Something
+        });
+        assert_eq!(said.collect::<Vec<_>>(), [0, 60, 120]);
+    }
+
+    #[test]
+    fn what_was_not_told_is_told_when_it_lasts() {
+        let (trouble, start) = (Trouble::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        assert_eq!(trouble.failed(at(0)), Said::Something);
+        assert_eq!(trouble.answered(), Said::Something);
+        assert_eq!(trouble.failed(at(10)), Said::Nothing);
+        assert_eq!(trouble.failed(at(59)), Said::Nothing);
+        assert_eq!(trouble.failed(at(60)), Said::Something);
+        assert_eq!(trouble.answered(), Said::Something);
+    }
+}
