@@ -34,8 +34,8 @@ pub use describe::{Forwarded, Source, bare_host};
 pub use gate::Gate;
 pub use headers::{HeaderWriter, Legacy};
 pub use layer::{
-    Entries, Lasting, Limited, LimitedBody, LimiterLayer, Passed, Peer, Report, ResponseFuture,
-    grpc_call, overloaded,
+    Denied, Entries, Lasting, Limited, LimitedBody, LimiterLayer, Passed, Peer, Report,
+    ResponseFuture, grpc_call, overloaded,
 };
 pub use limiter::Limiter;
 #[cfg(feature = "maxmind")]

@@ -56,7 +56,7 @@ pub use self::{
     future::ResponseFuture,
     grpc::call as grpc_call,
     lasting::Lasting,
-    ruling::{Passed, overloaded},
+    ruling::{Denied, Passed, overloaded},
     service::Limited,
 };
 use self::{

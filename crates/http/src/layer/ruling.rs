@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, request::Parts};
-use tidegate_core::{Exactness, Source, Span, Timestamp, Verdict};
+use tidegate_core::{Exactness, Reason, Source, Span, Timestamp, Verdict};
 
 use super::{denial::Denial, grpc, reservation::Reservation};
 use crate::{HeaderWriter, headers};
@@ -74,6 +74,16 @@ impl Passed {
     }
 }
 
+/// Why a request was denied, as an extension of the answer that a layer gives by itself: for the logs of those around it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Denied {
+    /// The rule that speaks for the denial.
+    pub rule: Option<Box<str>>,
+    /// What it denies for.
+    pub reason: Reason,
+}
+
 /// How verdicts are carried out.
 #[derive(Clone, Debug)]
 pub(super) struct Terms {
@@ -112,6 +122,11 @@ impl Terms {
         }
         let mut response = answer(&Denial::of(verdict), call);
         response.headers_mut().extend(headers);
+        response.extensions_mut().insert(Denied {
+            rule: verdict.rule.map(Box::from),
+            // Whoever denies says why.
+            reason: verdict.reason.unwrap_or(Reason::Limit),
+        });
         Ruling::Deny(Box::new(response))
     }
 

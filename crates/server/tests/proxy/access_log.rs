@@ -53,7 +53,7 @@ fn every_request_is_a_line_without_secrets() {
     let expected = json!({
         "time": "2023-11-14T22:14:00.000000Z", "client": "127.0.0.1", "method": "GET", "host": "localhost",
         "path": "/a/b", "version": "HTTP/1.1", "status": 200, "bytes": 2, "complete": true, "upstream": "app",
-        "user_agent": "curl/8 \"x\"",
+        "address": upstream.url(), "reason": null, "user_agent": "curl/8 \"x\"",
     });
     assert_eq!(parsed(&lines[0]), expected);
     // Nothing is all of an answer without a body.
@@ -100,6 +100,10 @@ rules: [{{name: all, limits: [1/h]}}]
         (&json!(429), &Value::Null)
     );
     assert_eq!(denied["complete"], true);
+    assert_eq!(
+        (&denied["reason"], &denied["rule"]),
+        (&json!("limit"), &json!("all"))
+    );
     let metrics = door.live.exposition();
     assert!(
         metrics.contains("tidegate_proxy_access_log_lost_total 0\n"),
@@ -123,4 +127,63 @@ fn a_log_that_was_moved_away_is_opened_once_more() {
     }
     assert_eq!(parsed(&lines(&door, &path, 1)[0])["path"], "/second");
     assert_eq!(parsed(&lines(&door, &moved, 1)[0])["path"], "/first");
+}
+
+#[test]
+fn whom_the_proxy_could_not_ask_is_named_with_the_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("access.log");
+    let url = format!("http://{}", Upstream::nobody());
+    let door = Door::open(&format!(
+        "
+proxy:
+  listen: 127.0.0.1:0
+  upstreams:
+    - {{name: app, urls: \"{url}\", when: {{path: /app}}}}
+  access_log: {}
+",
+        path.display()
+    ));
+    assert_eq!(door.get("/app").status, 502);
+    let line = parsed(&lines(&door, &path, 1)[0]);
+    assert_eq!(
+        (&line["upstream"], &line["address"]),
+        (&json!("app"), &json!(url))
+    );
+    assert_eq!(line["reason"], "unreachable");
+    assert_eq!(door.get("/none").status, 404);
+    let line = parsed(&lines(&door, &path, 2)[1]);
+    assert_eq!(
+        (&line["upstream"], &line["reason"]),
+        (&Value::Null, &json!("no_upstream"))
+    );
+}
+
+#[test]
+fn a_connection_that_was_upgraded_is_written_when_it_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("access.log");
+    let upstream = Upstream::start(|talk| {
+        talk.head().unwrap();
+        talk.send("HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: echo\r\n\r\nhello\n");
+        while let Some(line) = talk.line() {
+            talk.send(line);
+        }
+        talk.close();
+    });
+    let door = Door::with(upstream.url(), &format!("access_log: {}", path.display()));
+    let mut client = door.connect();
+    client.send("GET /chat HTTP/1.1\r\nhost: h\r\nconnection: upgrade\r\nupgrade: echo\r\n\r\n");
+    client.read_until("hello\n");
+    client.send("once\n");
+    client.read_until("once\n");
+    door.live.log().unwrap().finish();
+    assert_eq!(fs::read_to_string(&path).unwrap(), "", "it goes on");
+    drop(client);
+    let line = parsed(&lines(&door, &path, 1)[0]);
+    assert_eq!(
+        (&line["status"], &line["upstream"]),
+        (&json!(101), &json!("app"))
+    );
+    assert_eq!((&line["received"], &line["bytes"]), (&json!(5), &json!(11)));
 }

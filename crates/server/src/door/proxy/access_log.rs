@@ -13,17 +13,18 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
         mpsc::{Receiver, SyncSender, sync_channel},
     },
     time::Duration,
 };
 
-pub(super) use self::entry::{AskedOf, Logged, Logging};
+pub(super) use self::entry::{AskedOf, Logged, Logging, Session};
 use crate::config;
 
-/// The most lines that wait to be written; each is some 5 KiB at most.
+/// The most lines that wait to be written, and the most bytes.
 const MAX_WAITING: usize = 16_384;
+const MAX_WAITING_BYTES: usize = 16 << 20;
 
 /// How long the end waits for what is still to be written.
 const FINISH_WITHIN: Duration = Duration::from_secs(2);
@@ -33,6 +34,7 @@ const FINISH_WITHIN: Duration = Duration::from_secs(2);
 pub struct AccessLog {
     orders: SyncSender<Order>,
     lost: Arc<AtomicU64>,
+    waiting_bytes: Arc<AtomicUsize>,
     query: bool,
 }
 
@@ -53,10 +55,12 @@ impl AccessLog {
         let file = settings.to.as_deref().map(open).transpose()?;
         let (orders, inbox) = sync_channel(MAX_WAITING);
         let lost = Arc::<AtomicU64>::default();
+        let waiting_bytes = Arc::<AtomicUsize>::default();
         let writer = Writer {
             out: out(file),
             path: settings.to.clone(),
             lost: Arc::clone(&lost),
+            waiting_bytes: Arc::clone(&waiting_bytes),
         };
         std::thread::Builder::new()
             .name("access-log".to_owned())
@@ -64,6 +68,7 @@ impl AccessLog {
         Ok(Self {
             orders,
             lost,
+            waiting_bytes,
             query: settings.query,
         })
     }
@@ -88,7 +93,11 @@ impl AccessLog {
     }
 
     fn write(&self, line: String) {
-        if self.orders.try_send(Order::Write(line)).is_err() {
+        let bytes = line.len();
+        let waiting = self.waiting_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let has_room = waiting.saturating_add(bytes) <= MAX_WAITING_BYTES;
+        if !has_room || self.orders.try_send(Order::Write(line)).is_err() {
+            self.waiting_bytes.fetch_sub(bytes, Ordering::Relaxed);
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -107,6 +116,7 @@ struct Writer {
     out: BufWriter<Box<dyn Write + Send>>,
     path: Option<PathBuf>,
     lost: Arc<AtomicU64>,
+    waiting_bytes: Arc<AtomicUsize>,
 }
 
 impl Writer {
@@ -124,6 +134,7 @@ impl Writer {
     fn follow(&mut self, order: Order) {
         match order {
             Order::Write(line) => {
+                self.waiting_bytes.fetch_sub(line.len(), Ordering::Relaxed);
                 if let Err(error) = self.out.write_all(line.as_bytes()) {
                     tracing::error!("cannot write the access log: {error}");
                     self.lost.fetch_add(1, Ordering::Relaxed);

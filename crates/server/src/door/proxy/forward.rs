@@ -31,7 +31,7 @@ use tidegate_http::{Held, Lasting};
 use tower_service::Service;
 
 use super::{
-    access_log::AskedOf,
+    access_log::{AskedOf, Session},
     body::{Body, Download, Progress, Source, Upload},
     forwarded::Forwarding,
     hop,
@@ -82,11 +82,10 @@ impl Service<Request<Incoming>> for Forwarder {
         // What can be done at once is done here, so that what waits for the answer is small.
         let begun = way.begin(request);
         Box::pin(async move {
-            let answer = match begun {
-                Ok(begun) => way.finish(begun).await,
-                Err(refusal) => Err(refusal),
-            };
-            Ok(answer.unwrap_or_else(|refusal| refusal.answer(call.as_ref())))
+            Ok(match begun {
+                Ok(begun) => way.finish(begun, call.as_ref()).await,
+                Err(refusal) => refusal.answer(call.as_ref()),
+            })
         })
     }
 }
@@ -111,10 +110,7 @@ impl Way {
         let protocol = is_new.then(|| hop::upgrade(request.headers())).flatten();
         let client = protocol.is_some().then(|| hyper::upgrade::on(&mut request));
         let (mut head, body) = request.into_parts();
-        let passing = Passing {
-            current: self.live.now(),
-            worker: self.worker,
-        };
+        let passing = Passing::new(self.live.now(), self.worker);
         let settings = &passing.current.settings;
         target::check(&head.headers, settings.max_headers)?;
         target::settle(&mut head)?;
@@ -149,7 +145,7 @@ impl Way {
         })
     }
 
-    async fn finish(&self, begun: Begun) -> Result<Response<Body>, Refusal> {
+    async fn finish(&self, begun: Begun, call: Option<&HeaderValue>) -> Response<Body> {
         let Begun {
             passing,
             upstream,
@@ -160,16 +156,10 @@ impl Way {
         } = begun;
         let asked = passing.answer(&upstream, asked, &progress).await;
         let idle = passing.current.settings.timeouts.idle;
-        let mut answered = asked.and_then(|(answer, lease)| {
+        let answered = asked.and_then(|(answer, lease)| {
             let upgrade = client.map(|client| (client, &self.planned));
             pass_back((answer, lease), idle, upgrade)
         });
-        if self.names_upstream
-            && let Ok(answer) = &mut answered
-        {
-            let name = AskedOf(upstream.name.clone());
-            answer.extensions_mut().insert(name);
-        }
         if let Some(place) = place {
             match &answered {
                 Ok(answer) => place.answered(answer),
@@ -181,7 +171,15 @@ impl Way {
             Ok(answer) => upstream.tally.count_answer(self.worker, answer.status()),
             Err(refusal) => upstream.tally.count_failure(self.worker, *refusal),
         }
-        answered
+        let mut answer = answered.unwrap_or_else(|refusal| refusal.answer(call));
+        if self.names_upstream {
+            let address = passing.asked_last(&upstream);
+            answer.extensions_mut().insert(AskedOf {
+                upstream: upstream.name.clone(),
+                address: address.map(|address| address.url.to_string().into()),
+            });
+        }
+        answer
     }
 
     fn rewrite(&self, head: &mut Parts, protocol: Option<HeaderValue>) {
@@ -212,8 +210,11 @@ fn pass_back(
         hop::set_upgrade(&mut head.headers, protocol);
         let lasting = Lasting::default();
         head.extensions.insert(lasting.clone());
+        let session = Session::default();
+        head.extensions.insert(session.clone());
         planned.plan(Tunnel {
             lasting,
+            session,
             client,
             lease,
         });

@@ -1,6 +1,9 @@
 //! A request passed to one of the addresses of its upstream: the one with the least to do, and another where it takes nothing.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
 
 use hyper::{Request, Response};
 use tokio::time::{Duration, Instant, timeout_at};
@@ -22,7 +25,9 @@ const MOST_STALE: u32 = 3;
 /// By what a request is passed on, from beginning to end.
 pub(super) struct Passing {
     pub(super) current: Arc<Current>,
-    pub(super) worker: usize,
+    worker: usize,
+    /// The address that was asked last, by its place; none is beyond them all.
+    last: AtomicUsize,
 }
 
 /// How far a request has come before anything was waited for.
@@ -37,11 +42,25 @@ pub(super) enum Asked {
 type Heard = Result<(Response<Source>, Lease), Errand>;
 
 impl Passing {
+    pub(super) const fn new(current: Arc<Current>, worker: usize) -> Self {
+        Self {
+            current,
+            worker,
+            last: AtomicUsize::new(usize::MAX),
+        }
+    }
+
+    /// The address of `upstream` that was asked last.
+    pub(super) fn asked_last<'u>(&self, upstream: &'u Upstream) -> Option<&'u Arc<Address>> {
+        upstream.addresses.get(self.last.load(Ordering::Relaxed))
+    }
+
     /// Sends `request` to the address with the least to do, if a connection has been kept there.
     pub(super) fn ask_at_once(&self, upstream: &Upstream, request: Request<Upload>) -> Asked {
         let times = &self.current.settings.timeouts;
         let turn = upstream.turn();
-        let kept = upstream.least_loaded(turn, 0).and_then(|(_, address)| {
+        let kept = upstream.least_loaded(turn, 0).and_then(|(at, address)| {
+            self.last.store(at, Ordering::Relaxed);
             let load = address.enter();
             Some(self.lease(address.take(self.worker, times)?, load))
         });
@@ -95,6 +114,7 @@ impl Passing {
             if std::mem::replace(&mut is_again, true) {
                 upstream.tally.count_retry(self.worker);
             }
+            self.last.store(at, Ordering::Relaxed);
             let load = address.enter();
             let is_last = upstream.least_loaded(turn, tried | 1 << at).is_none();
             let linked = patience.spend(is_last, |until| self.link(address, &errand, until));

@@ -9,6 +9,10 @@ use http_body_util::Full;
 use super::body::Body;
 use crate::door::http::Problem;
 
+/// What a refusal is called in the access log, as an extension of the answer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Refused(pub(super) &'static str);
+
 /// Why there is no answer of an upstream. None of them names the upstream to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
@@ -151,9 +155,15 @@ impl Refusal {
 
     /// The problem document, or the status for a gRPC call of this content type.
     pub(super) fn answer(self, call: Option<&HeaderValue>) -> Response<Body> {
-        if let Some(content_type) = call {
-            return self.answer_call(content_type);
-        }
+        let mut answer = match call {
+            Some(content_type) => self.answer_call(content_type),
+            None => self.problem(),
+        };
+        answer.extensions_mut().insert(Refused(self.as_str()));
+        answer
+    }
+
+    fn problem(self) -> Response<Body> {
         let mut answer = Problem::new(self.status(), self.detail()).answer();
         if self.status() == StatusCode::SERVICE_UNAVAILABLE {
             answer

@@ -18,8 +18,10 @@ use tidegate_http::{Entries, LimitedBody, LimiterLayer, overloaded};
 use tower_service::Service;
 
 use super::{
+    access_log::AskedOf,
     gate::ProxyGate,
     live::{Current, Live},
+    refusal::{Refusal, Refused},
 };
 use crate::limiter::Limiter;
 
@@ -83,7 +85,17 @@ impl Bearings {
         let upstream = current.upstreams.choose(head).ok()?;
         let capacity = upstream.capacity.as_ref()?;
         let has_place = capacity.look(head, &self.layer, self.limiter.now());
-        (!has_place).then(|| overloaded(head))
+        if has_place {
+            return None;
+        }
+        let mut shed = overloaded(head);
+        shed.extensions_mut()
+            .insert(Refused(Refusal::Overloaded.as_str()));
+        shed.extensions_mut().insert(AskedOf {
+            upstream: upstream.name.clone(),
+            address: None,
+        });
+        Some(shed)
     }
 
     /// Tells rules where there is room, if they want to know.

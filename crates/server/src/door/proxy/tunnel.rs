@@ -16,7 +16,7 @@ use hyper_util::rt::TokioIo;
 use tidegate_http::Lasting;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional_with_sizes};
 
-use super::lease::Lease;
+use super::{access_log::Session, lease::Lease};
 use crate::net::LazyTimer;
 
 /// How many octets wait in each direction.
@@ -42,6 +42,8 @@ pub(super) struct Tunnel {
     pub(super) client: OnUpgrade,
     /// The upstream's connection, which takes one request at a time, and counts as in use to the end.
     pub(super) lease: Lease,
+    /// Its line in the access log.
+    pub(super) session: Session,
     /// The request has not ended before this has: it holds its place.
     pub(super) lasting: Lasting,
 }
@@ -52,18 +54,20 @@ impl Tunnel {
         let Self {
             client,
             mut lease,
+            session,
             lasting: _held,
         } = self;
         let client = client.await.map_err(io::Error::other)?;
         let upstream = lease.link.exchange().ok_or(io::ErrorKind::Unsupported)?;
         let moved = Rc::new(Cell::new(false));
-        let mut client = Watched::new(TokioIo::new(client), &moved);
-        let mut upstream = Watched::new(upstream, &moved);
+        let (received, sent) = (Rc::<Cell<u64>>::default(), Rc::<Cell<u64>>::default());
+        let mut client = Watched::new(TokioIo::new(client), (&moved, &received));
+        let mut upstream = Watched::new(upstream, (&moved, &sent));
         let carrying =
             copy_bidirectional_with_sizes(&mut client, &mut upstream, BUFFER_BYTES, BUFFER_BYTES);
         let mut carrying = pin!(carrying);
         let mut silence = LazyTimer::new(longest);
-        poll_fn(|cx| {
+        let ended = poll_fn(|cx| {
             if let Poll::Ready(ended) = carrying.as_mut().poll(cx) {
                 return Poll::Ready(ended.map(drop));
             }
@@ -73,21 +77,25 @@ impl Tunnel {
             ready!(silence.poll_due(cx));
             Poll::Ready(Err(io::Error::from(io::ErrorKind::TimedOut)))
         })
-        .await
+        .await;
+        session.end(received.get(), sent.get(), ended.is_ok());
+        ended
     }
 }
 
-/// A side of a tunnel that tells when something has come from it.
+/// A side of a tunnel that tells when something has come from it, and how much.
 struct Watched<S> {
     stream: S,
     moved: Rc<Cell<bool>>,
+    octets: Rc<Cell<u64>>,
 }
 
 impl<S> Watched<S> {
-    fn new(stream: S, moved: &Rc<Cell<bool>>) -> Self {
+    fn new(stream: S, (moved, octets): (&Rc<Cell<bool>>, &Rc<Cell<u64>>)) -> Self {
         Self {
             stream,
             moved: Rc::clone(moved),
+            octets: Rc::clone(octets),
         }
     }
 }
@@ -98,9 +106,12 @@ impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
         if read.is_ready() {
             self.moved.set(true);
+            let came = u64::try_from(buffer.filled().len() - before).unwrap_or(u64::MAX);
+            self.octets.set(self.octets.get().saturating_add(came));
         }
         read
     }

@@ -4,25 +4,49 @@ use std::{
     convert::Infallible,
     net::IpAddr,
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, ready},
 };
 
-use http::{HeaderMap, HeaderName, Request, Response, header};
+use http::{Extensions, HeaderMap, HeaderName, Request, Response, header};
 use hyper::body::{Body, Buf, Frame, Incoming, SizeHint};
 use serde::Serialize;
 use tidegate_core::Timestamp;
+use tidegate_http::Denied;
 use tower_service::Service;
 
-use super::AccessLog;
+use super::{super::refusal::Refused, AccessLog};
 use crate::{config::Identity, limiter::Limiter};
 
 /// The longest of what a client writes itself that is logged, in bytes.
 const MAX_TEXT_BYTES: usize = 1_024;
 
-/// Which upstream has answered, as an extension of the answer.
+/// Which upstream was to answer, as an extension of the answer.
 #[derive(Clone, Debug)]
-pub(in super::super) struct AskedOf(pub(in super::super) Box<str>);
+pub(in super::super) struct AskedOf {
+    pub(in super::super) upstream: Box<str>,
+    /// The address that was asked, the last one if there were several.
+    pub(in super::super) address: Option<Box<str>>,
+}
+
+/// What goes on after an answer, as an extension of it: a connection that was upgraded, whose line is written when it ends.
+#[derive(Clone, Debug, Default)]
+pub(in super::super) struct Session(Arc<Mutex<Option<Entry>>>);
+
+impl Session {
+    /// It has ended, after so many octets from its client and to him.
+    pub(in super::super) fn end(&self, received: u64, sent: u64, is_complete: bool) {
+        if let Some(mut entry) = self.entry().take() {
+            entry.line.received = Some(received);
+            entry.line.bytes = sent;
+            entry.line.complete = is_complete;
+        }
+    }
+
+    fn entry(&self) -> MutexGuard<'_, Option<Entry>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 /// What all requests of a connection are logged with.
 #[derive(Debug)]
@@ -71,18 +95,24 @@ where
             entry.line.status = Some(answer.status().as_u16());
             // Who asks a body that is empty from the start for nothing.
             entry.line.complete = answer.body().is_end_stream();
-            let asked = answer.extensions_mut().remove();
-            entry.line.upstream = asked.map(|AskedOf(name)| name);
+            entry.learn(answer.extensions_mut());
+            let entry = match answer.extensions_mut().remove::<Session>() {
+                Some(session) => {
+                    *session.entry() = Some(entry);
+                    None
+                }
+                None => Some(entry),
+            };
             Ok(answer.map(|body| LoggedBody { body, entry }))
         })
     }
 }
 
-/// The body of an answer, with whose end the request is over.
+/// The body of an answer, with whose end the request is over, unless a session follows.
 #[derive(Debug)]
 pub(in super::super) struct LoggedBody<B> {
     body: B,
-    entry: Entry,
+    entry: Option<Entry>,
 }
 
 impl<B: Body + Unpin> Body for LoggedBody<B> {
@@ -94,16 +124,20 @@ impl<B: Body + Unpin> Body for LoggedBody<B> {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        let is_end = self.body.is_end_stream();
+        let Some(entry) = &mut self.entry else {
+            return Poll::Ready(frame);
+        };
         match &frame {
             Some(Ok(frame)) => {
                 let bytes = frame.data_ref().map_or(0, Buf::remaining);
                 let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
-                self.entry.line.bytes = self.entry.line.bytes.saturating_add(bytes);
+                entry.line.bytes = entry.line.bytes.saturating_add(bytes);
             }
-            Some(Err(_)) => self.entry.broke = true,
+            Some(Err(_)) => entry.broke = true,
             None => {}
         }
-        self.entry.line.complete = !self.entry.broke && self.body.is_end_stream();
+        entry.line.complete = !entry.broke && is_end;
         Poll::Ready(frame)
     }
 
@@ -139,11 +173,21 @@ struct Line {
     /// `None` if the client had gone before there was an answer.
     status: Option<u16>,
     bytes: u64,
+    /// What came from the client after his connection was upgraded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    received: Option<u64>,
     /// Whether the answer was passed on to its end.
     complete: bool,
     duration_us: u64,
-    /// `None` if the proxy answered by itself.
+    /// Whose request it was; `None` where it did not come so far.
     upstream: Option<Box<str>>,
+    /// Where that was asked; `None` where it was not.
+    address: Option<Box<str>>,
+    /// Why the proxy answered by itself; `None` if it did not.
+    reason: Option<&'static str>,
+    /// The rule that denied it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rule: Option<Box<str>>,
     user_agent: Option<Box<str>>,
 }
 
@@ -169,12 +213,30 @@ impl Entry {
                 },
                 status: None,
                 bytes: 0,
+                received: None,
                 complete: false,
                 duration_us: 0,
                 upstream: None,
+                address: None,
+                reason: None,
+                rule: None,
                 user_agent: text(headers, &header::USER_AGENT),
             },
             logging: Arc::clone(logging),
+        }
+    }
+}
+
+impl Entry {
+    /// Takes what is said of the answer out of its `extensions`.
+    fn learn(&mut self, extensions: &mut Extensions) {
+        if let Some(AskedOf { upstream, address }) = extensions.remove() {
+            (self.line.upstream, self.line.address) = (Some(upstream), address);
+        }
+        self.line.reason = extensions.remove().map(|Refused(reason)| reason);
+        if let Some(denied) = extensions.remove::<Denied>() {
+            self.line.reason = Some(denied.reason.as_str());
+            self.line.rule = denied.rule;
         }
     }
 }
