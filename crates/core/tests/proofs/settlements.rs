@@ -3,8 +3,8 @@
 
 use proptest::{prelude::*, sample::Index};
 use tidegate_core::{
-    Charge, Decision, Effect, Limit, MemoryBounds, MemoryStore, Outcome, Rate, Receipt, Settlement,
-    Span, Timestamp, WhenFull,
+    AlgorithmName, Charge, Decision, Effect, Limit, LimitSpec, MemoryBounds, MemoryStore, Outcome,
+    Rate, Receipt, Settlement, Span, Timestamp, WhenFull,
 };
 
 use crate::{
@@ -193,41 +193,6 @@ pub(crate) fn reserve(store: &MemoryStore, charge: &Charge<'_>, now: u64) -> (Re
     let (decision, receipt) = store.reserve(&[*charge], now, &mut outcomes);
     assert_eq!(decision == Decision::Admitted, outcomes[0].allowed);
     (receipt, outcomes[0])
-}
-
-/// A place is free when its holder leaves, whatever has become of the limit since.
-#[test]
-fn places_come_back_under_other_numbers() {
-    let concurrency = |limit| {
-        let spec = LimitSpec {
-            algorithm: Some(AlgorithmName::Concurrency),
-            limit: Some(limit),
-            ..LimitSpec::default()
-        };
-        Limits::new(vec![spec.build().expect("a limit")]).expect("a limit")
-    };
-    let old = Arc::new(concurrency(3));
-    for limit in [2, 5] {
-        let new = concurrency(limit).succeeding(&old);
-        let store = one_shard();
-        let charge = |limits| Charge::new(b"key", limits, Cost::ONE).expect("a key");
-        let at = Timestamp::from_micros;
-        let mut outcomes = Vec::new();
-        let mut receipts = Vec::new();
-        for now in 1..=3 {
-            let (decision, receipt) = store.reserve(&[charge(&*old)], at(now), &mut outcomes);
-            assert_eq!(decision, Decision::Admitted);
-            receipts.push(receipt);
-        }
-        // The state is now one of the new limits.
-        store.check(&[charge(&new)], at(4), Effect::Charge, &mut outcomes);
-        assert_eq!(outcomes[0].allowed, limit > 3);
-        for receipt in receipts {
-            store.settle(&[charge(&*old)], receipt, &[Settlement::default()], at(5));
-        }
-        store.check(&[charge(&new)], at(6), Effect::Look, &mut outcomes);
-        assert_eq!(outcomes[0].remaining, limit.min(4), "{limit}");
-    }
 }
 
 /// Who leaves the end of a line has nobody behind: those before it keep their places, and get back all of what they had.
