@@ -215,3 +215,12 @@ async fn who_does_not_read_stops_nobody_else_on_the_connection() {
     assert_eq!(upstream.connections(), 1);
     drop(unread);
 }
+
+#[tokio::test]
+async fn an_answer_with_too_many_header_lines_is_none() {
+    let upstream = Upstream::start(200, |_, _| ok()).await;
+    // A length, a type or a date: what hyper says of any answer is more than one line.
+    let door = upstream.door("", "max_headers: 1,");
+    let (status, _) = Client::connect(&door).await.get("/").await;
+    assert_eq!(status, 502);
+}

@@ -213,6 +213,9 @@ impl Link {
             Some(request) => Unanswered::Unsent(Errand::Whole(Box::new(request))),
             None => bad_answer(error.into_error()).into(),
         })?;
+        if !shared.takes(&answer) {
+            return Err(bad_answer("it has too many header lines").into());
+        }
         Ok(answer.map(Source::Stream))
     }
 

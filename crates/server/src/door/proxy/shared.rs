@@ -51,6 +51,7 @@ const PING_WITHIN: Duration = Duration::from_secs(10);
 pub(super) struct Shared {
     sender: http2::SendRequest<Upload>,
     room: Arc<Room>,
+    max_headers: usize,
 }
 
 /// How many requests a connection takes, and has.
@@ -109,6 +110,7 @@ impl Shared {
         Ok(Self {
             sender,
             room: Arc::new(room),
+            max_headers: settings.max_headers,
         })
     }
 
@@ -136,6 +138,11 @@ impl Shared {
     /// Has it take no more requests: it may be dead, and only those that it has already will tell.
     pub(super) fn doubt(&self) {
         self.room.is_doubtful.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether an answer has no more header lines than it may, which HTTP/2 does not count.
+    pub(super) fn takes(&self, answer: &Response<Incoming>) -> bool {
+        answer.headers().len() <= self.max_headers
     }
 
     /// Sends a request that has entered.
