@@ -13,7 +13,10 @@ use std::{
 use bytes::Bytes;
 use futures_util::future::join_all;
 use http_body_util::{BodyExt, Full};
-use hyper::{Request, Response, body::Incoming, client::conn::http2, server, service::service_fn};
+use hyper::{
+    Request, Response, body::Incoming, client::conn::http2, http::request::Builder, server,
+    service::service_fn,
+};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -49,8 +52,19 @@ impl Upstream {
                 let connection = counted.fetch_add(1, Ordering::SeqCst);
                 let body = body.clone();
                 let answering = service_fn(move |request: Request<Incoming>| {
-                    let body = body(connection, request.uri().path().to_owned());
-                    async { Ok::<_, Infallible>(Response::new(Full::new(body.await))) }
+                    let path = request.uri().path().to_owned();
+                    let answer = body(connection, path.clone());
+                    async move {
+                        let answer = Response::new(Full::new(answer.await));
+                        if path == "/neglected" {
+                            // Its body is neither read nor refused.
+                            tokio::spawn(async move {
+                                std::future::pending::<()>().await;
+                                drop(request);
+                            });
+                        }
+                        Ok::<_, Infallible>(answer)
+                    }
                 });
                 let mut serving = server::conn::http2::Builder::new(TokioExecutor::new());
                 serving.max_concurrent_streams(streams);
@@ -90,19 +104,35 @@ impl Client {
         Self(client)
     }
 
+    async fn ask(&self, request: Builder, body: Bytes) -> Response<Incoming> {
+        let answer = self
+            .0
+            .clone()
+            .send_request(request.body(body.into()).unwrap());
+        timeout(PATIENCE, answer).await.unwrap().unwrap()
+    }
+
     async fn head(&self, path: &str) -> Response<Incoming> {
         let request = Request::get(format!("http://h.example{path}"));
-        let request = request.body(Full::default()).unwrap();
-        let answer = self.0.clone().send_request(request);
-        timeout(PATIENCE, answer).await.unwrap().unwrap()
+        self.ask(request, Bytes::new()).await
     }
 
     async fn get(&self, path: &str) -> (u16, Bytes) {
         let answer = self.head(path).await;
-        let status = answer.status().as_u16();
-        let body = timeout(PATIENCE, answer.into_body().collect()).await;
-        (status, body.unwrap().unwrap().to_bytes())
+        (answer.status().as_u16(), read(answer).await)
     }
+
+    /// Sends more than an upstream takes that does not read it.
+    async fn post(&self, path: &str) -> u16 {
+        let request = Request::post(format!("http://h.example{path}"));
+        let answer = self.ask(request, vec![0; 4 << 20].into()).await;
+        answer.status().as_u16()
+    }
+}
+
+async fn read(answer: Response<Incoming>) -> Bytes {
+    let body = timeout(PATIENCE, answer.into_body().collect()).await;
+    body.unwrap().unwrap().to_bytes()
 }
 
 async fn ok() -> Bytes {
@@ -191,6 +221,25 @@ async fn a_connection_that_does_not_answer_is_given_no_more_requests() {
     assert_eq!(client.get("/").await.0, 504);
     assert_eq!(client.get("/").await.0, 200);
     assert_eq!(upstream.connections(), 2);
+}
+
+/// The connection is alive and answers pings, so it is the body that is timed.
+#[tokio::test]
+async fn a_body_that_its_upstream_does_not_take_is_given_up() {
+    let upstream = Upstream::start(200, |_, _| std::future::pending()).await;
+    let door = upstream.door("", "timeouts: {idle: 200ms, head: 200ms},");
+    assert_eq!(Client::connect(&door).await.post("/").await, 504);
+}
+
+#[tokio::test]
+async fn a_body_that_outlives_its_answer_holds_its_place_no_longer_than_it_is_taken() {
+    let upstream = Upstream::start(1, |_, _| ok()).await;
+    let door = upstream.door("max_connections: 1,", "timeouts: {idle: 200ms},");
+    let client = Client::connect(&door).await;
+    assert_eq!(client.post("/neglected").await, 200);
+    let is_free = async { while client.get("/").await.0 != 200 {} };
+    timeout(PATIENCE, is_free).await.unwrap();
+    assert_eq!(upstream.connections(), 1);
 }
 
 #[tokio::test]

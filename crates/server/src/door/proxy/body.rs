@@ -126,14 +126,18 @@ impl Upload {
         self.stream = stream;
     }
 
-    /// Whoever is sent it takes no more.
-    pub(super) fn give_up(self) {
-        self.progress.set(SENT);
-    }
-
     fn failed(&self, state: u8, error: BodyError) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         self.progress.set(state);
         Poll::Ready(Some(Err(error)))
+    }
+}
+
+/// What nobody asks for any more is sent as far as it ever will be: the upstream's time to answer runs.
+impl Drop for Upload {
+    fn drop(&mut self) {
+        if self.progress.is_sending() {
+            self.progress.set(SENT);
+        }
     }
 }
 

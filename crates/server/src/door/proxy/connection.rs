@@ -3,7 +3,6 @@
 mod http1;
 mod http2;
 mod introduced;
-mod taken;
 mod version;
 
 use std::{convert::Infallible, io, sync::Arc};

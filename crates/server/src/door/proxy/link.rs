@@ -20,6 +20,7 @@ use super::{
     exchange::{Exchange, Outgoing},
     refusal::Refusal,
     shared::{Shared, Stream},
+    taken::Taken,
 };
 use crate::{
     config::{Proxy, Timeouts},
@@ -210,7 +211,9 @@ impl Link {
         let answered = in_time(shared.send(request), &mut self.timer, progress, times).await;
         let answered = answered.inspect_err(|_| shared.doubt())?;
         let answer = answered.map_err(|mut error| match error.take_message() {
-            Some(request) => Unanswered::Unsent(Errand::Whole(Box::new(request))),
+            Some(request) => {
+                Unanswered::Unsent(Errand::Whole(Box::new(request.map(Taken::into_inner))))
+            }
             None => bad_answer(error.into_error()).into(),
         })?;
         if !shared.takes(&answer) {

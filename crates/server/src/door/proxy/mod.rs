@@ -28,6 +28,7 @@ mod refusal;
 mod rejected;
 mod shared;
 mod silence;
+mod taken;
 mod tally;
 mod target;
 mod triage;

@@ -31,7 +31,10 @@ use tokio::{
     sync::watch,
 };
 
-use super::body::Upload;
+use super::{
+    body::Upload,
+    taken::{Taken, watched},
+};
 use crate::{config::Proxy, net::Stalling};
 
 /// The most requests at once on a connection, even if its upstream would take more.
@@ -49,7 +52,7 @@ const PING_WITHIN: Duration = Duration::from_secs(10);
 /// A connection that takes many requests at once.
 #[derive(Clone, Debug)]
 pub(super) struct Shared {
-    sender: http2::SendRequest<Upload>,
+    sender: http2::SendRequest<Taken<Upload>>,
     room: Arc<Room>,
     max_headers: usize,
 }
@@ -62,6 +65,9 @@ struct Room {
     streams: AtomicUsize,
     is_doubtful: AtomicBool,
 }
+
+/// Why there is no answer, with the request if nobody has begun to send it.
+pub(super) type Refused = TrySendError<Request<Taken<Upload>>>;
 
 /// One request's part of a connection.
 #[derive(Debug)]
@@ -85,7 +91,7 @@ impl Shared {
     {
         let stream = TokioIo::new(Stalling::new(stream, settings.timeouts.idle));
         let max_head = u32::try_from(settings.max_head).unwrap_or(u32::MAX);
-        let wake = Wake::default();
+        let wake = Wake::new(settings.timeouts.idle);
         let (sender, connection) = http2::Builder::new(wake.clone())
             .timer(TokioTimer::new())
             .max_header_list_size(max_head)
@@ -149,14 +155,13 @@ impl Shared {
     pub(super) fn send(
         &mut self,
         request: Request<Upload>,
-    ) -> impl Future<Output = Result<Response<Incoming>, TrySendError<Request<Upload>>>> + use<>
-    {
-        self.sender.try_send_request(request)
+    ) -> impl Future<Output = Result<Response<Incoming>, Refused>> + use<> {
+        self.sender.try_send_request(request.map(Taken::new))
     }
 }
 
 /// Moves requests onto a connection until it ends, and says how many it takes.
-async fn drive<S>(connection: Connection<S, Upload, Wake>, say: watch::Sender<usize>, wake: Wake)
+async fn drive<S>(connection: Connection<S, Taken<Upload>, Wake>, say: watch::Sender<usize>, wake: Wake)
 where
     S: hyper::rt::Read + hyper::rt::Write + Unpin + 'static,
 {
@@ -168,7 +173,7 @@ where
         let most = connection.current_max_send_streams();
         say.send_if_modified(|known| std::mem::replace(known, most) != most);
         if most == 0 {
-            wake.0.register(cx.waker());
+            wake.waker.register(cx.waker());
         }
         Poll::Pending
     });
@@ -178,21 +183,34 @@ where
 }
 
 /// Runs what a connection does beside its requests on this thread, and wakes who waits to hear how many it takes. The number
-/// is read anew with each request; only the first has to be waited for.
-#[derive(Clone, Debug, Default)]
-struct Wake(Arc<AtomicWaker>);
+/// is read anew with each request; only the first has to be waited for. A body of which the upstream takes nothing for too long is given up.
+#[derive(Clone, Debug)]
+struct Wake {
+    waker: Arc<AtomicWaker>,
+    longest: Duration,
+}
+
+impl Wake {
+    fn new(longest: Duration) -> Self {
+        Self {
+            waker: Arc::default(),
+            longest,
+        }
+    }
+}
 
 impl<F> Executor<F> for Wake
 where
     F: Future<Output = ()> + 'static,
 {
     fn execute(&self, future: F) {
-        let wake = Arc::clone(&self.0);
+        let waker = Arc::clone(&self.waker);
+        let future = watched(future, self.longest);
         drop(tokio::task::spawn_local(async move {
             let mut future = pin!(future);
             poll_fn(|cx| {
                 let polled = future.as_mut().poll(cx);
-                wake.wake();
+                waker.wake();
                 polled
             })
             .await;

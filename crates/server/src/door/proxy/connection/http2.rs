@@ -16,8 +16,8 @@ use tokio::{
 use tower_service::Service;
 
 use super::{
+    super::taken::{Streams, Taken},
     Client,
-    taken::{Streams, Taken},
 };
 use crate::net::{Bounds, LiveStream};
 
@@ -60,7 +60,7 @@ impl Client {
             let underway = Underway::new(&asked);
             let answering = service.clone().call(request);
             async move {
-                let answer = answering.await.map(|answer| answer.map(Taken::new));
+                let answer = answering.await.map(|answer| answer.map(Taken::from_now));
                 // A body that is underway when the connection counts as idle is sent to its end all the same.
                 drop(underway);
                 answer

@@ -152,9 +152,7 @@ impl Outgoing {
         self.written = 0;
         self.is_unflushed = false;
         self.is_repeatable = false;
-        if let Some((body, _)) = self.body.take() {
-            body.give_up();
-        }
+        self.body = None;
     }
 }
 
