@@ -227,6 +227,29 @@ async fn an_answer_that_its_client_does_not_take_is_given_up() {
     assert_eq!(client.send_request(request).await.unwrap().status(), 200);
 }
 
+/// One octet of room is enough for all of the answer to be in hands that nobody times; but the connection is idle then.
+#[tokio::test]
+async fn a_connection_whose_client_does_not_take_the_last_of_an_answer_is_ended() {
+    let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
+    let door = Door::with(
+        upstream.url(),
+        "timeouts: {idle: 200ms, keep_alive: 100ms, request_head: 100ms}",
+    );
+    let stream = TcpStream::connect(door.listener.local_addr()).await;
+    let (mut client, connection) = http2::Builder::new(TokioExecutor::new())
+        .initial_stream_window_size(1)
+        .handshake(TokioIo::new(stream.unwrap()))
+        .await
+        .unwrap();
+    let connection = tokio::spawn(connection);
+    let request = get("/").body(Full::<Bytes>::default()).unwrap();
+    let unread = client.send_request(request).await.unwrap();
+    assert_eq!(unread.status(), 200);
+    let ended = tokio::time::timeout(Duration::from_secs(20), connection).await;
+    assert!(ended.is_ok(), "it is still there");
+    drop(unread);
+}
+
 #[tokio::test]
 async fn header_lines_are_counted_and_a_length_is_one_number() {
     let upstream = Upstream::ok();

@@ -1,5 +1,6 @@
 //! A client's connection: its requests, one after the other or many at once, until either side has had enough.
 
+mod answered;
 mod http1;
 mod http2;
 mod introduced;

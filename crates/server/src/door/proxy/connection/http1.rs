@@ -1,15 +1,10 @@
 //! HTTP/1.1: one request after the other, and perhaps a tunnel at the end.
 
-use std::{
-    convert::Infallible,
-    pin::{Pin, pin},
-    sync::Arc,
-    task::{Context, Poll},
-};
+use std::{convert::Infallible, pin::pin, sync::Arc};
 
 use hyper::{
     Request, Response,
-    body::{Body, Frame, Incoming, SizeHint},
+    body::{Body, Incoming},
     server::conn::http1,
     service::service_fn,
 };
@@ -18,8 +13,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tower_service::Service;
 
 use super::{
-    super::client_stream::{ClientStream, Taken, Turn},
+    super::client_stream::{ClientStream, Turn},
     Client,
+    answered::Answered,
 };
 
 impl Client {
@@ -37,11 +33,9 @@ impl Client {
             let taken = turn.take();
             let answering = service.clone().call(request);
             async move {
+                // When it has been sent, or cannot be, it is the client's turn again.
                 let answer = answering.await?;
-                Ok::<_, Infallible>(answer.map(|body| Answered {
-                    body,
-                    _taken: taken,
-                }))
+                Ok::<_, Infallible>(answer.map(|body| Answered::new(body, taken)))
             }
         });
         let serving = http1::Builder::new()
@@ -60,31 +54,5 @@ impl Client {
             .await;
         self.carry_on(&turn).await;
         ended
-    }
-}
-
-/// The body of an answer. When it has been sent, or cannot be, it is the client's turn again.
-struct Answered<B> {
-    body: B,
-    _taken: Taken,
-}
-
-impl<B: Body + Unpin> Body for Answered<B> {
-    type Data = B::Data;
-    type Error = B::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }

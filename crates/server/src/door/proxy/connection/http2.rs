@@ -11,20 +11,23 @@ use hyper::{
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    time::{sleep, timeout},
+    time::sleep,
 };
 use tower_service::Service;
 
 use super::{
     super::taken::{Streams, Taken},
     Client,
+    answered::Answered,
 };
 use crate::net::{Bounds, LiveStream};
 
 /// The most requests at once on one connection.
 const MAX_STREAMS: u32 = 128;
 
-/// The most bytes of one answer that wait to be sent: of all answers on a connection, 2 MiB.
+/// The most bytes of one answer that wait to be sent before its body is asked for more. An octet of room is enough to be asked, so that two pieces
+/// more may wait, as they were read from an upstream (64 KiB): of all answers on a connection, 18 MiB. A body that is not asked for `idle` is
+/// given up; its last piece stays until nothing else has been asked for as long.
 const MAX_SEND_BYTES: usize = 16 << 10;
 
 /// The octets that a client may send before it waits: for one request, and for all of a connection.
@@ -60,10 +63,9 @@ impl Client {
             let underway = Underway::new(&asked);
             let answering = service.clone().call(request);
             async move {
-                let answer = answering.await.map(|answer| answer.map(Taken::from_now));
-                // A body that is underway when the connection counts as idle is sent to its end all the same.
-                drop(underway);
-                answer
+                let answer = answering.await?;
+                let answered = |body| Taken::from_now(Answered::new(body, underway));
+                Ok::<_, Infallible>(answer.map(answered))
             }
         });
         let max_head = u32::try_from(self.settings.max_head).unwrap_or(u32::MAX);
@@ -85,16 +87,22 @@ impl Client {
             () = asked.idle(times.request_head, times.keep_alive) => {}
         }
         serving.as_mut().graceful_shutdown();
-        if asked.count.get() > 0 {
-            return serving.await;
-        }
         // Whoever has asked nothing so far may have begun to; but not for long.
-        let ended = timeout(times.request_head, serving).await;
-        ended.unwrap_or(Ok(()))
+        let longest = if asked.count.get() > 0 {
+            times.idle
+        } else {
+            times.request_head
+        };
+        tokio::select! {
+            biased;
+            ended = serving => ended,
+            // What is left of answers then is hyper's alone, which would wait forever for a client to take it.
+            () = asked.rest(longest) => Ok(()),
+        }
     }
 }
 
-/// How many requests have come on a connection, and are being answered.
+/// How many requests have come on a connection, and are being answered, to the last piece of a body.
 #[derive(Debug, Default)]
 struct Asked {
     count: Cell<u64>,
@@ -105,17 +113,26 @@ impl Asked {
     /// Waits until nothing has been asked for `longest`, and nothing is underway; or nothing at all within `first`.
     async fn idle(&self, first: Duration, longest: Duration) {
         sleep(first).await;
-        while self.count.get() > 0 {
-            let before = self.count.get();
-            sleep(longest).await;
-            if self.count.get() == before && self.underway.get() == 0 {
+        if self.count.get() > 0 {
+            self.rest(longest).await;
+        }
+    }
+
+    /// Waits until nothing has been asked and nothing was underway for `longest`, and less than twice that.
+    async fn rest(&self, longest: Duration) {
+        let mut before = None;
+        loop {
+            let now = (self.underway.get() == 0).then_some(self.count.get());
+            if now.is_some() && now == before {
                 return;
             }
+            before = now;
+            sleep(longest).await;
         }
     }
 }
 
-/// A request that is being answered.
+/// A request that is being answered, until all of its answer is on its way.
 struct Underway(Rc<Asked>);
 
 impl Underway {
