@@ -242,6 +242,28 @@ async fn a_body_that_outlives_its_answer_holds_its_place_no_longer_than_it_is_ta
     assert_eq!(upstream.connections(), 1);
 }
 
+/// Who has long answers on it and is late with one is not dead.
+#[tokio::test]
+async fn a_connection_that_is_heard_of_again_is_given_requests_again() {
+    const LARGE: usize = 16 << 20;
+    let upstream = Upstream::start(200, |connection, path| async move {
+        match (&*path, connection) {
+            ("/large", _) => vec![0; LARGE].into(),
+            ("/late", _) => std::future::pending().await,
+            _ => connection.to_string().into(),
+        }
+    })
+    .await;
+    let door = upstream.door("", "timeouts: {head: 200ms},");
+    let client = Client::connect(&door).await;
+    // More than there is room for on the way, so that it is not over before it is read.
+    let large = Client::connect(&door).await.head("/large").await;
+    assert_eq!(client.get("/late").await.0, 504);
+    assert_eq!(client.get("/").await.0, 200);
+    assert_eq!(read(large).await.len(), LARGE);
+    assert_eq!(client.get("/").await, (200, Bytes::from_static(b"0")));
+}
+
 #[tokio::test]
 async fn who_does_not_read_stops_nobody_else_on_the_connection() {
     const LARGE: usize = 1 << 20;

@@ -242,9 +242,13 @@ impl Download {
             return Poll::Ready(Some(Err(error)));
         }
         let frame = match (&mut self.source, &mut self.lease) {
-            (Source::Stream(body), _) => Pin::new(body)
-                .poll_frame(cx)
-                .map_err(|error| BodyError::Broken(error.into())),
+            (Source::Stream(body), lease) => {
+                let frame = Pin::new(body).poll_frame(cx);
+                if let (Some(lease), Poll::Ready(Some(Ok(_)))) = (lease, &frame) {
+                    lease.link.heard();
+                }
+                frame.map_err(|error| BodyError::Broken(error.into()))
+            }
             (Source::Link, Some(lease)) => lease
                 .link
                 .poll_body(cx)

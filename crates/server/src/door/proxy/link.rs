@@ -216,10 +216,18 @@ impl Link {
             }
             None => bad_answer(error.into_error()).into(),
         })?;
+        shared.heard();
         if !shared.takes(&answer) {
             return Err(bad_answer("it has too many header lines").into());
         }
         Ok(answer.map(Source::Stream))
+    }
+
+    /// Something more of an answer has come as [`Source::Stream`].
+    pub(super) fn heard(&self) {
+        if let Sender::Http2(shared) = &self.sender {
+            shared.heard();
+        }
     }
 
     /// The next of the body of an answer that comes from [`Source::Link`].

@@ -63,7 +63,10 @@ struct Room {
     /// What the upstream takes, by what it said last.
     most: watch::Receiver<usize>,
     streams: AtomicUsize,
+    /// Whether a request was not answered in time, and nothing has come since.
     is_doubtful: AtomicBool,
+    /// Whether anything was ever answered.
+    has_answered: AtomicBool,
 }
 
 /// Why there is no answer, with the request if nobody has begun to send it.
@@ -112,6 +115,7 @@ impl Shared {
             most,
             streams: AtomicUsize::new(0),
             is_doubtful: AtomicBool::new(false),
+            has_answered: AtomicBool::new(false),
         };
         Ok(Self {
             sender,
@@ -120,9 +124,13 @@ impl Shared {
         })
     }
 
-    /// Whether it takes no more requests: it is closed, or did not answer one.
+    /// Whether it takes no more requests: it is closed, or did not answer one, and there is nobody left to whom it could.
     pub(super) fn is_over(&self) -> bool {
-        self.sender.is_closed() || self.room.is_doubtful.load(Ordering::Relaxed)
+        self.sender.is_closed() || self.is_doubtful() && !self.is_busy()
+    }
+
+    fn is_doubtful(&self) -> bool {
+        self.room.is_doubtful.load(Ordering::Relaxed)
     }
 
     /// Whether it has requests.
@@ -130,8 +138,11 @@ impl Shared {
         self.room.streams.load(Ordering::Relaxed) > 0
     }
 
-    /// A request's part of it, if there is room for one more.
+    /// A request's part of it, if there is room for one more, and no doubt.
     pub(super) fn enter(&self) -> Option<Arc<Stream>> {
+        if self.is_doubtful() {
+            return None;
+        }
         let most = MOST_STREAMS.min(*self.room.most.borrow());
         let below = |count: usize| (count < most).then_some(count + 1);
         let streams = &self.room.streams;
@@ -141,9 +152,24 @@ impl Shared {
         Some(Arc::new(Stream(Arc::clone(&self.room))))
     }
 
-    /// Has it take no more requests: it may be dead, and only those that it has already will tell.
+    /// Has it take no more requests for now: it may be dead, and only those that it has already will tell.
     pub(super) fn doubt(&self) {
         self.room.is_doubtful.store(true, Ordering::Relaxed);
+    }
+
+    /// Something of an answer has come, so it is not dead.
+    pub(super) fn heard(&self) {
+        if self.is_doubtful() {
+            self.room.is_doubtful.store(false, Ordering::Relaxed);
+        }
+        if !self.has_answered() {
+            self.room.has_answered.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether anything was ever answered: who has may close when it likes.
+    pub(super) fn has_answered(&self) -> bool {
+        self.room.has_answered.load(Ordering::Relaxed)
     }
 
     /// Whether an answer has no more header lines than it may, which HTTP/2 does not count.
