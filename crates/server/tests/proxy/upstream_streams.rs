@@ -20,7 +20,7 @@ use hyper::{
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::Barrier,
+    sync::{Barrier, Notify},
     time::timeout,
 };
 
@@ -37,7 +37,7 @@ struct Upstream {
 
 impl Upstream {
     /// Takes `streams` requests at once on a connection, and answers each with its `body`, by the number of the connection
-    /// and the path.
+    /// and the path. The first connection ends at once when `/last` is asked for.
     async fn start<F, B>(streams: u32, body: F) -> Self
     where
         F: Fn(usize, String) -> B + Clone + Send + 'static,
@@ -51,9 +51,14 @@ impl Upstream {
             while let Ok((stream, _)) = socket.accept().await {
                 let connection = counted.fetch_add(1, Ordering::SeqCst);
                 let body = body.clone();
+                let ended = Arc::new(Notify::new());
+                let end = Arc::clone(&ended);
                 let answering = service_fn(move |request: Request<Incoming>| {
                     let path = request.uri().path().to_owned();
                     let answer = body(connection, path.clone());
+                    if path == "/last" && connection == 0 {
+                        end.notify_one();
+                    }
                     async move {
                         let answer = Response::new(Full::new(answer.await));
                         if path == "/neglected" {
@@ -68,7 +73,14 @@ impl Upstream {
                 });
                 let mut serving = server::conn::http2::Builder::new(TokioExecutor::new());
                 serving.max_concurrent_streams(streams);
-                tokio::spawn(serving.serve_connection(TokioIo::new(stream), answering));
+                let serving = serving.serve_connection(TokioIo::new(stream), answering);
+                tokio::spawn(async move {
+                    tokio::select! {
+                        biased;
+                        () = ended.notified() => {}
+                        _ = serving => {}
+                    }
+                });
             }
         });
         Self {
@@ -262,6 +274,34 @@ async fn a_connection_that_is_heard_of_again_is_given_requests_again() {
     assert_eq!(client.get("/").await.0, 200);
     assert_eq!(read(large).await.len(), LARGE);
     assert_eq!(client.get("/").await, (200, Bytes::from_static(b"0")));
+}
+
+/// As where an instance is started anew: whoever may be asked again is asked on another connection, and nobody blames the address.
+#[tokio::test]
+async fn a_kept_connection_that_ends_under_its_requests_is_made_again() {
+    for (method, status) in [("GET", 200), ("POST", 502)] {
+        let upstream = Upstream::start(200, |connection, path| async move {
+            if path == "/last" && connection == 0 {
+                std::future::pending::<()>().await;
+            }
+            ok().await
+        })
+        .await;
+        let door = upstream.door("", "");
+        let client = Client::connect(&door).await;
+        assert_eq!(client.get("/").await.0, 200);
+        let last = Request::builder()
+            .method(method)
+            .uri("http://h.example/last");
+        let answer = client.ask(last, Bytes::new()).await;
+        assert_eq!(answer.status().as_u16(), status, "{method}");
+        let told = door.live.exposition();
+        let failures = format!(
+            "tidegate_proxy_address_failures_total{{upstream=\"app\",address=\"http://{}\",failure=\"bad_answer\"}} 0\n",
+            upstream.address
+        );
+        assert!(told.contains(&failures), "{told}");
+    }
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! A connection to an upstream, asked and answered in time.
 
 use std::{
+    error::Error,
     fmt::Display,
     future::{Future, poll_fn},
     io,
@@ -10,7 +11,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use hyper::{Request, Response, body::Frame};
+use hyper::{
+    Request, Response,
+    body::{Body as _, Frame},
+};
 use tokio::time::{Instant, timeout_at};
 
 use super::{
@@ -51,6 +55,8 @@ pub(super) enum Sender {
 pub(super) enum Errand {
     /// Nobody has begun to send it.
     Whole(Box<Request<Upload>>),
+    /// A connection that takes many ended under it, and to send it twice comes to the same as to send it once. Not to be repeated again.
+    Repeated(Box<Request<Upload>>),
     /// It was written for a connection that turned out to be closed.
     Written(Box<Outgoing>),
 }
@@ -184,9 +190,19 @@ impl Link {
         times: &Timeouts,
     ) -> Result<Response<Source>, Unanswered> {
         match (&mut self.sender, errand) {
-            (Sender::Http1(exchange), Errand::Whole(request)) => exchange.begin(*request),
+            (Sender::Http1(exchange), Errand::Whole(request) | Errand::Repeated(request)) => {
+                exchange.begin(*request);
+            }
             (Sender::Http1(exchange), Errand::Written(request)) => exchange.begin_again(*request),
-            (Sender::Http2(_), Errand::Whole(request)) => {
+            (Sender::Http2(shared), Errand::Whole(request)) => {
+                let again = shared.has_answered().then(|| again(&request)).flatten();
+                let asked = self.stream(*request, progress, times).await;
+                return asked.map_err(|unanswered| match (unanswered, again) {
+                    (Unanswered::Lost, Some(again)) => Unanswered::Unsent(Errand::Repeated(again)),
+                    (unanswered, _) => unanswered,
+                });
+            }
+            (Sender::Http2(_), Errand::Repeated(request)) => {
                 return self.stream(*request, progress, times).await;
             }
             // It is another upstream's.
@@ -206,6 +222,8 @@ impl Link {
         let Sender::Http2(shared) = &mut self.sender else {
             return Err(Unanswered::Unsent(Errand::Whole(Box::new(request))));
         };
+        // Whoever has answered may close whenever he likes.
+        let is_kept = shared.has_answered();
         request.body_mut().enter(self.stream.clone());
         self.timer.set(times.head);
         let answered = in_time(shared.send(request), &mut self.timer, progress, times).await;
@@ -214,6 +232,7 @@ impl Link {
             Some(request) => {
                 Unanswered::Unsent(Errand::Whole(Box::new(request.map(Taken::into_inner))))
             }
+            None if is_kept && has_ended(error.error()) => Unanswered::Lost,
             None => bad_answer(error.into_error()).into(),
         })?;
         shared.heard();
@@ -277,6 +296,27 @@ const fn is_end(kind: io::ErrorKind) -> bool {
             | io::ErrorKind::BrokenPipe
             | io::ErrorKind::NotConnected
     )
+}
+
+/// Whether `error` is the end of a connection, and not of one request on it.
+fn has_ended(error: &hyper::Error) -> bool {
+    let cause = error
+        .source()
+        .and_then(<dyn Error>::downcast_ref::<io::Error>);
+    cause.is_some_and(|cause| is_end(cause.kind()))
+}
+
+/// `request` once more, if it makes no difference how often it is sent.
+fn again(request: &Request<Upload>) -> Option<Box<Request<Upload>>> {
+    if !request.method().is_idempotent() || !request.body().is_end_stream() {
+        return None;
+    }
+    let mut again = Request::new(Upload::nothing());
+    again.method_mut().clone_from(request.method());
+    again.uri_mut().clone_from(request.uri());
+    *again.version_mut() = request.version();
+    again.headers_mut().clone_from(request.headers());
+    Some(Box::new(again))
 }
 
 fn bad_answer(error: impl Display) -> Refusal {

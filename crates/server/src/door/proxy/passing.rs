@@ -19,7 +19,7 @@ use super::{
     upstreams::Upstream,
 };
 
-/// How many connections that had been kept a request may find closed at one address.
+/// How many connections that had been kept a request may find closed in all. After that, one is enough to try the next address.
 const MOST_STALE: u32 = 3;
 
 /// By what a request is passed on, from beginning to end.
@@ -144,7 +144,8 @@ impl Passing {
         Err(refusal)
     }
 
-    /// A connection to `address`, and whether it was there already. One under which `errand` ended once is not looked for again.
+    /// A connection to `address`, and whether it was there already. Where one that takes one request at a time ended under `errand`, the next is
+    /// a new one.
     async fn link(
         &self,
         address: &Arc<Address>,
@@ -153,7 +154,7 @@ impl Passing {
     ) -> Result<(Link, bool), Refusal> {
         let times = &self.current.settings.timeouts;
         let take = || address.take(self.worker, times);
-        if let Errand::Whole(_) = errand
+        if !matches!(errand, Errand::Written(_))
             && let Some(kept) = take()
         {
             return Ok((kept, true));

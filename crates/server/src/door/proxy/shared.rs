@@ -187,8 +187,11 @@ impl Shared {
 }
 
 /// Moves requests onto a connection until it ends, and says how many it takes.
-async fn drive<S>(connection: Connection<S, Taken<Upload>, Wake>, say: watch::Sender<usize>, wake: Wake)
-where
+async fn drive<S>(
+    connection: Connection<S, Taken<Upload>, Wake>,
+    say: watch::Sender<usize>,
+    wake: Wake,
+) where
     S: hyper::rt::Read + hyper::rt::Write + Unpin + 'static,
 {
     let mut connection = pin!(connection);
