@@ -20,6 +20,23 @@ pub(crate) fn read(text: &str) -> Option<IpAddr> {
     bare.parse::<IpAddr>().ok().map(|ip| ip.to_canonical())
 }
 
+/// The address as it is written. One of IPv4, which is written for every request, without the machinery of formatting.
+pub(crate) fn text(ip: IpAddr) -> String {
+    let IpAddr::V4(ip) = ip else {
+        return ip.to_string();
+    };
+    let mut text = String::with_capacity("255.255.255.255".len());
+    for (at, octet) in ip.octets().into_iter().enumerate() {
+        if at > 0 {
+            text.push('.');
+        }
+        let digits = [octet / 100, octet / 10 % 10, octet % 10];
+        let zeros = digits[..2].iter().take_while(|digit| **digit == 0).count();
+        text.extend(digits[zeros..].iter().map(|digit| char::from(b'0' + digit)));
+    }
+    text
+}
+
 /// The first `prefix` bits of an IPv6 address, because whoever has one address of a network has them all;
 /// an IPv4 address as it is. `prefix` is at most 128.
 pub(crate) fn network(ip: IpAddr, prefix: u8) -> IpAddr {
@@ -36,6 +53,15 @@ pub(crate) fn network(ip: IpAddr, prefix: u8) -> IpAddr {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_address_is_written_as_everybody_writes_it() {
+        for octet in 0..=u8::MAX {
+            let ip = IpAddr::from([octet, 7, octet, 250]);
+            assert_eq!(text(ip), ip.to_string());
+        }
+        assert_eq!(text("2001:db8::1".parse().unwrap()), "2001:db8::1");
+    }
 
     #[test]
     fn addresses_are_read_in_every_dress() {

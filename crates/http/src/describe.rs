@@ -30,7 +30,7 @@ use std::{borrow::Cow, net::IpAddr};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::{
-    Unclear,
+    Unclear, address,
     atlas::{Atlas, Place},
     client::{self, Trust},
     cookies::cookies,
@@ -129,8 +129,8 @@ impl<'r> Forwarded<'r> {
             "path" => self.target.as_ref().map(Target::path).transpose()?,
             "host" => self.host.as_deref().map(Cow::Borrowed),
             "scheme" => header(name, self.headers, "x-forwarded-proto")?,
-            "ip" => Some(self.counted_ip.to_string().into()),
-            "ip.exact" => Some(self.ip.to_string().into()),
+            "ip" => Some(address::text(self.counted_ip).into()),
+            "ip.exact" => Some(address::text(self.ip).into()),
             _ => self.named_entry(name)?,
         })
     }

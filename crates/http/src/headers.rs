@@ -175,10 +175,8 @@ pub(crate) fn merge(added: HeaderMap, headers: &mut HeaderMap) {
     let remaining = |headers: &HeaderMap| -> Option<u64> {
         headers.get(X_REMAINING)?.to_str().ok()?.parse().ok()
     };
-    let is_tighter = match (remaining(headers), remaining(&added)) {
-        (Some(said), Some(adds)) => adds < said,
-        _ => true,
-    };
+    let is_tighter =
+        remaining(&added).is_none_or(|adds| remaining(headers).is_none_or(|said| adds < said));
     for (name, value) in added {
         let Some(name) = name else { continue };
         if name == RATELIMIT || name == RATELIMIT_POLICY {

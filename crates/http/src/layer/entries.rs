@@ -10,7 +10,7 @@ use http::{Extensions, request::Parts};
 use tidegate_core::RuleSet;
 
 use crate::{
-    Part, Trust, Unclear,
+    Part, Trust, Unclear, address,
     atlas::{Atlas, Place},
     describe::{Value, bare_host, header, named, whole_or_part},
     target::Target,
@@ -148,7 +148,7 @@ impl<'r> Described<'r> {
         if let Some(value) = self.known(name) {
             return Ok(Some(Cow::Borrowed(value)));
         }
-        let address = |ip: IpAddr| Cow::Owned(ip.to_string());
+        let address = |ip: IpAddr| Cow::Owned(address::text(ip));
         Ok(match name {
             "method" => Some(Cow::Borrowed(self.parts.method.as_str())),
             "path" => Some(self.target.path()?),

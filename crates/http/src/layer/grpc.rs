@@ -66,10 +66,13 @@ struct Violation {
 ///
 /// An answer to a call has the status 200, whatever it says, so what is no call must not be taken for one.
 pub fn call<'h>(method: &Method, headers: &'h HeaderMap) -> Option<&'h HeaderValue> {
+    if *method != Method::POST {
+        return None;
+    }
     let content_type = headers.get(CONTENT_TYPE)?;
     let rest = content_type.as_bytes().strip_prefix(b"application/grpc")?;
     let is_grpc = matches!(rest.first(), None | Some(b'+' | b';'));
-    (*method == Method::POST && is_grpc).then_some(content_type)
+    is_grpc.then_some(content_type)
 }
 
 /// The answer to a call, without the headers that tell of limits.

@@ -92,6 +92,8 @@ impl Forwarding {
             }
             return;
         }
+        // All at once: a map that grows line by line is filled anew each time.
+        headers.reserve(3);
         self.extend(X_FORWARDED_FOR, self.address.clone(), headers);
         // Of the scheme and the host the first proxy knows what the client asked for.
         self.keep_or_set(

@@ -7,7 +7,7 @@ use http::{
     uri::{Authority, PathAndQuery, Scheme},
 };
 
-use super::refusal::Refusal;
+use super::{hop::has_some, refusal::Refusal};
 
 /// Refuses what can be understood in several ways, and what is too much for HTTP/1.1.
 ///
@@ -17,6 +17,9 @@ use super::refusal::Refusal;
 pub(super) fn check(headers: &HeaderMap, most: usize) -> Result<(), Refusal> {
     if headers.len() > most {
         return Err(Refusal::TooManyHeaders(most));
+    }
+    if !has_some(headers, &[TRANSFER_ENCODING, CONTENT_LENGTH]) {
+        return Ok(());
     }
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
     let is_chunked = codings
@@ -110,7 +113,7 @@ pub(super) fn as_http2(head: &mut Parts, scheme: &Scheme) -> Result<(), Refusal>
 
 /// HTTP/2 may send cookies a line each; HTTP/1.1 has one line.
 fn join_cookies(headers: &mut HeaderMap) {
-    if headers.get_all(COOKIE).iter().nth(1).is_none() {
+    if !has_some(headers, &[COOKIE]) || headers.get_all(COOKIE).iter().nth(1).is_none() {
         return;
     }
     let lines: Vec<&[u8]> = headers

@@ -41,11 +41,10 @@ impl Framing {
         answer: &mut Response<()>,
         has_no_body: bool,
     ) -> Result<Self, Malformed> {
-        let (status, headers) = (answer.status(), answer.headers());
-        let length = length(headers)?;
-        if headers.get_all(CONTENT_LENGTH).iter().nth(1).is_some()
-            && let Some(length) = length
-        {
+        let status = answer.status();
+        let is_framed = hop::has_some(answer.headers(), &[TRANSFER_ENCODING]);
+        let (length, times) = length(answer.headers())?;
+        if let (Some(length), true) = (length, times > 1) {
             answer
                 .headers_mut()
                 .insert(CONTENT_LENGTH, HeaderValue::from(length));
@@ -55,9 +54,11 @@ impl Framing {
         if has_no_body || is_bodiless {
             return Ok(Self::Nothing);
         }
+        if !is_framed {
+            return Ok(length.map_or(Self::Close, Self::Length));
+        }
         let mut codings = answer.headers().get_all(TRANSFER_ENCODING).iter();
         match (codings.next(), codings.next()) {
-            (None, _) => Ok(length.map_or(Self::Close, Self::Length)),
             // Of what else the body may be coded in, a client that is not told would know nothing.
             (Some(coding), None)
                 if coding.as_bytes().eq_ignore_ascii_case(b"chunked")
@@ -139,10 +140,11 @@ fn write_trailers(mut trailers: HeaderMap, to: &mut BytesMut) {
     to.put_slice(b"\r\n");
 }
 
-/// The length that an answer gives, however often.
-fn length(headers: &HeaderMap) -> Result<Option<u64>, Malformed> {
-    let mut length = None;
+/// The length that an answer gives, and in how many lines.
+fn length(headers: &HeaderMap) -> Result<(Option<u64>, usize), Malformed> {
+    let (mut length, mut times) = (None, 0);
     for line in headers.get_all(CONTENT_LENGTH) {
+        times += 1;
         for part in line.as_bytes().split(|octet| *octet == b',') {
             let part = digits(part.trim_ascii()).ok_or(Malformed::Framing)?;
             if length.is_some_and(|length| length != part) {
@@ -151,7 +153,7 @@ fn length(headers: &HeaderMap) -> Result<Option<u64>, Malformed> {
             length = Some(part);
         }
     }
-    Ok(length)
+    Ok((length, times))
 }
 
 fn number(value: &HeaderValue) -> Option<u64> {
