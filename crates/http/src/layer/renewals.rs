@@ -17,7 +17,7 @@ use tokio::{
     runtime::Handle,
     sync::Notify,
     task::JoinSet,
-    time::{Instant, timeout_at},
+    time::{Instant, timeout, timeout_at},
 };
 
 use super::held::Hold;
@@ -26,7 +26,7 @@ use super::held::Hold;
 const TIMES_A_LEASE: u32 = 3;
 
 /// No place is renewed more often than this, however short its lease is: timers are no finer.
-const SELDOMEST: Duration = Duration::from_millis(1);
+const SHORTEST: Duration = Duration::from_millis(1);
 
 /// How many are renewed at a time where the store has to be waited for.
 const AT_ONCE: usize = 64;
@@ -67,22 +67,24 @@ impl Renewals {
     pub(super) fn enter(self: &Arc<Self>, held: Arc<dyn Hold>, lease: Span) -> Option<Ticket> {
         let runtime = Handle::try_current().ok()?;
         let every = Duration::from_micros(lease.as_micros()) / TIMES_A_LEASE;
-        let every = every.max(SELDOMEST);
+        let every = every.max(SHORTEST);
         let due = Instant::now().checked_add(every)?;
         let mut line = self.line();
         let number = line.numbers;
         line.numbers += 1;
         line.due.insert((due, number));
         line.holders.insert(number, Holder { held, due, every });
+        let begins = line.looks_at.is_none();
         match line.looks_at {
-            None => {
-                line.looks_at = Some(due);
-                runtime.spawn(renew_all(Arc::clone(self)));
-            }
+            None => line.looks_at = Some(due),
             Some(looks_at) if due < looks_at => self.sooner.notify_one(),
             Some(_) => {}
         }
         drop(line);
+        if begins {
+            // A runtime that is about to end drops the task before it has begun, maybe here, and that is known like any other end.
+            runtime.spawn(renew_all(AtWork(Some(Arc::clone(self)))));
+        }
         let renewals = Arc::clone(self);
         Some(Ticket { renewals, number })
     }
@@ -95,8 +97,8 @@ impl Renewals {
         next
     }
 
-    /// Those that are due by `now`, who are due again later.
-    fn due(&self, now: Instant) -> Vec<Arc<dyn Hold>> {
+    /// Those that are due by `now`, who are due again later, and how long each renewal may take: it has ended before the next.
+    fn due(&self, now: Instant) -> Vec<(Arc<dyn Hold>, Duration)> {
         let mut line = self.line();
         let mut due = Vec::new();
         while let Some(&(first, number)) = line.due.first()
@@ -106,7 +108,7 @@ impl Renewals {
             let Some(holder) = line.holders.get_mut(&number) else {
                 continue;
             };
-            due.push(Arc::clone(&holder.held));
+            due.push((Arc::clone(&holder.held), holder.every / 2));
             // What a clock shows now and a third of a lease later it has shown before.
             holder.due = now + holder.every;
             let again = (holder.due, number);
@@ -131,7 +133,7 @@ impl Drop for Ticket {
     }
 }
 
-/// The task, in whatever way it ends: another may begin.
+/// The task, in whatever way it ends, before it has begun too: another may begin.
 struct AtWork(Option<Arc<Renewals>>);
 
 impl Drop for AtWork {
@@ -142,22 +144,25 @@ impl Drop for AtWork {
     }
 }
 
-async fn renew_all(renewals: Arc<Renewals>) {
-    let mut at_work = AtWork(Some(Arc::clone(&renewals)));
+async fn renew_all(mut at_work: AtWork) {
+    let Some(renewals) = at_work.0.clone() else {
+        return;
+    };
+    let mut renewing = JoinSet::new();
     while let Some(next) = renewals.next() {
         let sooner = timeout_at(next, renewals.sooner.notified()).await;
         if sooner.is_ok() {
             continue;
         }
-        let mut renewing = JoinSet::new();
-        for held in renewals.due(Instant::now()) {
+        while renewing.try_join_next().is_some() {}
+        for (held, longest) in renewals.due(Instant::now()) {
             if renewing.len() == AT_ONCE {
                 renewing.join_next().await;
             }
-            renewing.spawn(held.renew());
+            renewing.spawn(timeout(longest, held.renew()));
         }
-        while renewing.join_next().await.is_some() {}
     }
     // It is known to have ended already, and another may have begun.
     at_work.0 = None;
+    while renewing.join_next().await.is_some() {}
 }

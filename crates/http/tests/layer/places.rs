@@ -1,6 +1,14 @@
 //! Places of `concurrency` that are held for longer than their lease.
 
-use std::{convert::Infallible, future, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    future,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use bytes::Bytes;
 use futures_util::FutureExt;
@@ -11,6 +19,7 @@ use tidegate_core::{
     Span, Store, Timestamp,
 };
 use tidegate_http::{Lasting, LimiterLayer};
+use tokio::runtime::{Builder, Runtime};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
 use crate::{
@@ -93,10 +102,17 @@ async fn what_outlasts_a_body_keeps_its_place() {
     assert_eq!(left(&limiter).await, 1);
 }
 
-/// The memory store, which cannot be asked for renewals.
-struct Forgetful(MemoryStore);
+/// The memory store, whose renewals go wrong.
+struct Odd(MemoryStore, Oddity);
 
-impl Store for Forgetful {
+enum Oddity {
+    /// It cannot be asked for any.
+    Refuses,
+    /// The first one never ends.
+    HangsOnce(AtomicBool),
+}
+
+impl Store for Odd {
     type Receipt = Receipt;
 
     fn decide_now(
@@ -133,15 +149,26 @@ impl Store for Forgetful {
         self.0.settle(charges, receipt, settlements, now);
     }
 
-    async fn renew(&self, _: &[Charge<'_>], _: &mut Receipt, _: Timestamp) -> Renewal {
-        Renewal::Unknown
+    async fn renew(
+        &self,
+        charges: &[Charge<'_>],
+        receipt: &mut Receipt,
+        now: Timestamp,
+    ) -> Renewal {
+        match &self.1 {
+            Oddity::Refuses => Renewal::Unknown,
+            Oddity::HangsOnce(has_hung) if !has_hung.swap(true, Ordering::Relaxed) => {
+                future::pending().await
+            }
+            Oddity::HangsOnce(_) => self.0.renew(charges, receipt, now),
+        }
     }
 }
 
 /// A lease ends by itself where nobody renews it, and the request goes on all the same.
 #[tokio::test(start_paused = true)]
 async fn a_place_that_cannot_be_renewed_ends_with_its_lease() {
-    let store = Forgetful(MemoryStore::new(MemoryBounds::default()));
+    let store = Odd(MemoryStore::new(MemoryBounds::default()), Oddity::Refuses);
     let limiter = limiter_on(store, vec![places(1)]);
     let streaming = |_: Request<()>| future::ready(Ok::<_, Infallible>(endless()));
     let mut service = LimiterLayer::new(Arc::clone(&limiter)).layer(service_fn(streaming));
@@ -179,4 +206,64 @@ async fn requests_that_end_are_renewed_no_more() {
     }
     drop(service);
     assert_eq!(Arc::strong_count(&limiter), 1, "no task holds on to it");
+}
+
+/// A renewal that hangs is given up in time for the next, and keeps nobody else waiting.
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_never_ends_loses_nobody_his_place() {
+    let hangs = Oddity::HangsOnce(AtomicBool::new(false));
+    let store = Odd(MemoryStore::new(MemoryBounds::default()), hangs);
+    let limiter = limiter_on(store, vec![places(2)]);
+    let streaming = |_: Request<()>| future::ready(Ok::<_, Infallible>(endless()));
+    let mut service = LimiterLayer::new(Arc::clone(&limiter)).layer(service_fn(streaming));
+    let first = service.ready().await.unwrap().call(get("/")).await.unwrap();
+    let second = service.ready().await.unwrap().call(get("/")).await.unwrap();
+    for second in (10..=300).step_by(10) {
+        pass(&limiter, 10).await;
+        assert_eq!(left(&limiter).await, 0, "after {second} s");
+    }
+    drop((first, second));
+    // It is told in tasks of its own.
+    pass(&limiter, 1).await;
+    assert_eq!(left(&limiter).await, 2);
+}
+
+/// Where the runtime of the first request ends before it has renewed anything, that of the next renews for both.
+fn outlives_a_runtime(ask_on: impl FnOnce(Runtime, &mut dyn FnMut())) {
+    let limiter = limiter(vec![places(2)]);
+    let streaming = |_: Request<()>| future::ready(Ok::<_, Infallible>(endless()));
+    let mut service = LimiterLayer::new(Arc::clone(&limiter)).layer(service_fn(streaming));
+    let mut ask = || {
+        let asked = async { service.ready().await.unwrap().call(get("/")).await.unwrap() };
+        asked.now_or_never().expect("memory answers at once")
+    };
+    let mut answers = Vec::new();
+    let short_lived = Builder::new_current_thread().build().unwrap();
+    ask_on(short_lived, &mut || answers.push(ask()));
+    let runtime = Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        answers.push(ask());
+        pass(&limiter, 150).await;
+        assert_eq!(left(&limiter).await, 0);
+    });
+    assert_eq!(answers.len(), 2);
+}
+
+#[test]
+fn a_runtime_that_ends_at_once_ends_no_renewals() {
+    outlives_a_runtime(|runtime, ask| runtime.block_on(async { ask() }));
+}
+
+#[test]
+fn nor_does_one_that_has_ended_already() {
+    outlives_a_runtime(|runtime, ask| {
+        let handle = runtime.handle().clone();
+        drop(runtime);
+        let _entered = handle.enter();
+        ask();
+    });
 }
