@@ -1,7 +1,8 @@
 //! A cell: everything that is remembered of one key.
 
 use crate::{
-    kernel::{Kernel, State},
+    kernel::{Kernel, Mark, State},
+    receipt::Charged,
     time::Timestamp,
 };
 
@@ -72,6 +73,17 @@ impl Cell {
             .map(State::expires)
             .max()
             .unwrap_or_default()
+    }
+
+    /// Whether all places of `charged` are held, and held from another instant on they take no more bytes.
+    pub(crate) fn renews_in_place(&self, charged: &Charged) -> bool {
+        let mut states = self.states().iter().zip(&charged.marks);
+        states.all(|(state, mark)| match (state, mark) {
+            (State::Lease(log), Some(Mark::HeldSince(since))) => {
+                log.renews_in_place(*since, charged.cost)
+            }
+            _ => true,
+        })
     }
 
     /// Bytes that the cell holds on the heap, if it is on the heap itself.

@@ -16,10 +16,9 @@
 //!   moves forward by what others before it take out and by nothing else; whoever is last in line moves nobody. The larger of
 //!   the two is taken. Of a queue that delays, only the last in line can leave: who came later has been told when he starts.
 //! - **Tokens by the interval.** What the refills since then may have brought of the charge has come back already.
-//!
 //! - **Places.** Who holds one for longer than its lease renews it meanwhile: it is held from that instant on, as if it had just been
 //!   taken. A place that is not there any more, because its holder was late or the store has lost it, is taken again if one is free,
-//!   and else lost: as many as may be hold one, and he is not among them.
+//!   and else lost: as many as may be hold one, and he is not among them. One that is still there needs no room.
 //!
 //! A receipt that is dropped gives nothing back, which is safe: the charge stays, and leases end by themselves.
 
@@ -53,9 +52,10 @@ pub struct Settlement {
 pub enum Renewal {
     /// All are held from now on.
     Held,
-    /// One was taken from him, and others have it.
+    /// One was not held any more, and others have it: its lease was over, or the store had lost it.
     Lost,
-    /// The store could not be asked, or nobody knows. They are held as long as they were, and may be renewed later.
+    /// The store could not be asked, nobody knows, or there is no room to take one again. They are held as long as they were, and may be
+    /// renewed later.
     Unknown,
 }
 
@@ -63,6 +63,15 @@ impl Renewal {
     /// Whether all places `are_held`.
     pub(crate) fn of(are_held: bool) -> Self {
         if are_held { Self::Held } else { Self::Lost }
+    }
+
+    /// Of these places, and of those whose renewal ended so: what is lost is known to be.
+    pub(crate) fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Lost, _) | (_, Self::Lost) => Self::Lost,
+            (Self::Unknown, _) | (_, Self::Unknown) => Self::Unknown,
+            (Self::Held, Self::Held) => Self::Held,
+        }
     }
 }
 

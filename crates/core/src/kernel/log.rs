@@ -159,6 +159,24 @@ impl LogState {
         is_renewed
     }
 
+    /// Whether `units` that were charged at `since` are all there, and the log need not grow where they are moved to another instant: what
+    /// was charged by several in one moment shares an entry.
+    pub(crate) fn renews_in_place(&self, since: Timestamp, units: u64) -> bool {
+        let first = self.stamps.partition_point(|stamp| stamp.at() < since);
+        let behind = self.stamps.partition_point(|stamp| stamp.at() <= since);
+        let Some(mut staying) = self.held_since(since).checked_sub(units) else {
+            return false;
+        };
+        let stays = |stamp: &&Stamp| {
+            let begun = staying > 0;
+            staying = staying.saturating_sub(stamp.cost());
+            begun
+        };
+        let kept = self.stamps.range(first..behind).take_while(stays).count();
+        let others = first + kept + self.stamps.len() - behind;
+        others + stamps_for(units) <= self.stamps.capacity()
+    }
+
     /// When what was charged last was.
     pub(crate) fn newest(&self) -> Timestamp {
         self.stamps

@@ -4,6 +4,7 @@ use crate::{
     cell::Cell,
     kernel::{Exact, IntervalState, State, WindowState},
     limits::Limits,
+    receipt::Charged,
     time::Timestamp,
 };
 
@@ -136,6 +137,11 @@ impl Entry {
             } else {
                 0
             }
+    }
+
+    /// Whether all places of `charged` are held, and held from another instant on they take no more bytes.
+    pub(super) fn renews_in_place(&self, charged: &Charged) -> bool {
+        matches!(&self.packed, Packed::Wide(cell) if cell.renews_in_place(charged))
     }
 
     /// The most bytes that charging `cost` to `limits` adds.

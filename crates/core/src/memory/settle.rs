@@ -54,25 +54,23 @@ impl MemoryStore {
             shard.settle((charge, hash), (&charged, *settlement), now);
         }
     }
-}
 
-impl MemoryStore {
     /// Renews the places of `charges`, for which [`reserve`](Self::reserve) wrote `receipt`: they are held from `now` on. It is to be
     /// done before their leases are over.
     ///
-    /// A place that is not held any more is taken again if one is free, by the numbers of `charges`.
+    /// A place that is not held any more is taken again if one is free, by the numbers of `charges`, and there is room to remember it.
     pub fn renew(&self, charges: &[Charge<'_>], receipt: &mut Receipt, now: Timestamp) -> Renewal {
-        let mut are_held = true;
+        let mut renewal = Renewal::Held;
         for (charge, charged) in charges.iter().zip(&mut receipt.charged) {
             let Some(charged) = charged else { continue };
             if charge.limits.holds_places() {
                 let hash = hash_with(&self.hasher, charge.key);
                 let mut shard = self.lock_of(hash);
                 let now = shard.latest(now);
-                are_held &= shard.renew((charge, hash), charged, now);
+                renewal = renewal.and(shard.renew((charge, hash), charged, now));
             }
         }
-        Renewal::of(are_held)
+        renewal
     }
 }
 
@@ -82,37 +80,43 @@ impl Shard {
         (charge, hash): (&Charge<'_>, u64),
         charged: &mut Charged,
         now: Timestamp,
-    ) -> bool {
-        let number = self.find(hash, charge.key);
+    ) -> Renewal {
         if charge.limits.fingerprint() != charged.fingerprint {
-            return false;
+            return Renewal::Lost;
         }
-        match number.map(|number| &mut self.entries[number]) {
-            Some(entry) if entry.fingerprint() != charged.fingerprint => {
-                let (pressed, fingerprint) = (entry.pressed(), entry.fingerprint());
-                self.rest.heap_bytes -= entry.heap_bytes();
-                let mut cell = entry.take_as_left(charge.limits);
-                let are_held = charge.limits.renew(&mut cell, now, charged);
-                entry.put(cell, fingerprint, pressed);
-                self.rest.heap_bytes += entry.heap_bytes();
-                are_held
-            }
-            _ => self.renew_in_room((charge, hash), charged, now),
+        let Some(number) = self.find(hash, charge.key) else {
+            return self.renew_in_room((charge, hash), charged, now);
+        };
+        let entry = &mut self.entries[number];
+        let is_other = entry.fingerprint() != charged.fingerprint;
+        if !is_other && !entry.renews_in_place(charged) {
+            return self.renew_in_room((charge, hash), charged, now);
         }
+        let (pressed, fingerprint) = (entry.pressed(), entry.fingerprint());
+        self.rest.heap_bytes -= entry.heap_bytes();
+        let mut cell = if is_other {
+            entry.take_as_left(charge.limits)
+        } else {
+            entry.take(charge.limits, now)
+        };
+        let are_held = charge.limits.renew(&mut cell, now, charged);
+        entry.put(cell, fingerprint, pressed);
+        self.rest.heap_bytes += entry.heap_bytes();
+        Renewal::of(are_held)
     }
 
-    /// Renews where the log may have to grow, or the key is not there any more.
+    /// Takes places anew, for which the log may have to grow, or the key is not there any more.
     fn renew_in_room(
         &mut self,
         (charge, hash): (&Charge<'_>, u64),
         charged: &mut Charged,
         now: Timestamp,
-    ) -> bool {
+    ) -> Renewal {
         let alone = std::slice::from_ref(charge);
         let located = self.locate((charge, alone), hash, now, Effect::Charge);
         self.carry_out(now, Effect::Charge);
         let located = located.map(|located| self.locate_again(hash, charge.key, located));
-        let are_held = match located {
+        let renewal = match located {
             Ok(located) if located.has_room() => {
                 let mut pending = self.open(charge, Place { hash, located }, now, Effect::Charge);
                 let cell = &mut pending.question.cell;
@@ -122,12 +126,13 @@ impl Shard {
                 if let Some(newcomer) = self.put_back(pending, pressed) {
                     self.insert_pending(newcomer, pressed);
                 }
-                are_held
+                Renewal::of(are_held)
             }
-            _ => false,
+            // Nobody has taken them: they are not to be remembered.
+            _ => Renewal::Unknown,
         };
         self.finish(Effect::Charge);
-        are_held
+        renewal
     }
 
     fn settle(

@@ -319,8 +319,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        AlgorithmName, Charge, Cost, LimitSpec, Limits, MemoryBounds, MemoryStore, WhenFull,
-        notation,
+        Algorithm, AlgorithmName, Charge, Cost, Limit, LimitSpec, Limits, MemoryBounds,
+        MemoryStore, Receipt, Settlement, Span, WhenFull, notation,
     };
 
     fn limits() -> Vec<Limits> {
@@ -337,6 +337,13 @@ mod tests {
                 limit("5/s", SlidingWindowCounter),
                 limit("9/min", SlidingWindowLog),
             ],
+            vec![
+                Limit::new(Algorithm::Concurrency {
+                    limit: 90,
+                    lease: Span::from_secs(60),
+                })
+                .unwrap(),
+            ],
         ]
         .map(|limits| Limits::new(limits).unwrap())
         .into()
@@ -346,21 +353,38 @@ mod tests {
         /// The bytes that are kept count of are those that there are, whatever came, went, grew and changed its limits.
         #[test]
         fn bytes_are_counted_as_they_are(
-            operations in prop::collection::vec((0..40_u8, 0..4_usize, 1..60_u64, 0..4_u8, 0..400_000_u64), 1..300),
+            operations in prop::collection::vec((0..40_u8, 0..5_usize, 1..60_u64, 0..7_u8, 0..400_000_u64), 1..300),
             when_full in prop::sample::select(vec![WhenFull::Evict, WhenFull::Deny, WhenFull::Allow]),
         ) {
             let store = MemoryStore::new(MemoryBounds { max_keys: 30, max_bytes: 1, when_full });
             let (limits, mut now, mut outcomes) = (limits(), 1_000_000, Vec::new());
+            let mut held: Vec<(Vec<u8>, usize, Cost, Receipt)> = Vec::new();
             for (key, limit, cost, effect, wait) in operations {
                 now += wait;
-                let effect = [Effect::Charge, Effect::Charge, Effect::Peek, Effect::Refund][usize::from(effect)];
+                let at = Timestamp::from_micros(now);
                 let long = vec![key; 1 + usize::from(key) * 3];
                 let cost = Cost::new(cost).unwrap();
                 let charges = [
                     Charge::new(&long, &limits[limit], cost).unwrap(),
-                    Charge::new(b"other", &limits[3 - limit], cost).unwrap(),
+                    Charge::new(b"other", &limits[4 - limit], cost).unwrap(),
                 ];
-                store.check(&charges, Timestamp::from_micros(now), effect, &mut outcomes);
+                match effect {
+                    4 => {
+                        let receipt = store.reserve(&charges[..1], at, &mut outcomes).1;
+                        held.push((long.clone(), limit, cost, receipt));
+                    }
+                    5 => for (key, limit, cost, receipt) in &mut held {
+                        store.renew(&[Charge::new(key, &limits[*limit], *cost).unwrap()], receipt, at);
+                    },
+                    6 => for (key, limit, cost, receipt) in held.drain(..) {
+                        let charge = Charge::new(&key, &limits[limit], cost).unwrap();
+                        store.settle(&[charge], receipt, &[Settlement { unused: 1 }], at);
+                    },
+                    _ => {
+                        let effect = [Effect::Charge, Effect::Charge, Effect::Peek, Effect::Refund][usize::from(effect)];
+                        store.check(&charges, at, effect, &mut outcomes);
+                    }
+                }
                 let shard = store.shards[0].0.lock();
                 let counted: usize = shard.entries().map(Entry::heap_bytes).sum();
                 prop_assert_eq!(shard.rest.heap_bytes, counted);

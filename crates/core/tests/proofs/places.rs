@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use proptest::{prelude::*, sample::Index};
 use tidegate_core::{
-    AlgorithmName, Charge, Cost, Decision, Effect, LimitSpec, Limits, Outcome, Receipt, Renewal,
-    Settlement, Timestamp,
+    Algorithm, AlgorithmName, Charge, Cost, Decision, Effect, Limit, LimitSpec, Limits,
+    MemoryBounds, MemoryStore, Outcome, Receipt, Renewal, Settlement, Span, Timestamp, WhenFull,
 };
 
 use crate::{
@@ -237,4 +237,112 @@ fn who_is_still_there_is_counted_again_after_a_reset() {
     }
     store.check(&[charge(&limits)], at(6), Effect::Look, &mut outcomes);
     assert_eq!(outcomes[0].remaining, 1, "the newcomer's stays");
+}
+
+/// A store of 64 KiB.
+fn small(when_full: WhenFull) -> MemoryStore {
+    MemoryStore::new(MemoryBounds {
+        max_bytes: 1,
+        when_full,
+        ..MemoryBounds::default()
+    })
+}
+
+/// Takes so many of its places, one after the other.
+fn taken(store: &MemoryStore, limits: &Limits) -> Vec<Receipt> {
+    let take = |now| {
+        let now = Timestamp::from_micros(now);
+        store.reserve(&[charge(limits)], now, &mut Vec::new()).1
+    };
+    (1..=4).map(take).collect()
+}
+
+/// Lets logs of other keys grow until none can any more: first large ones, and then such as grow by four entries.
+fn fill(store: &MemoryStore) {
+    let log = Algorithm::SlidingWindowLog {
+        limit: 100_000,
+        window: Span::from_secs(3_600),
+    };
+    let log = Limits::new(vec![Limit::new(log).expect("a limit")]).expect("a limit");
+    let mut now = 10;
+    let mut grow = |key: u8, times: usize| {
+        let key = [key];
+        let other = Charge::new(&key, &log, Cost::ONE).expect("a key");
+        let refused = || store.stats().newcomers_denied + store.stats().newcomers_allowed;
+        let before = refused();
+        for _ in 0..times {
+            now += 1;
+            let now = Timestamp::from_micros(now);
+            store.check(&[other], now, Effect::Charge, &mut Vec::new());
+            if refused() > before {
+                break;
+            }
+        }
+    };
+    for key in 0..60 {
+        grow(key, 4);
+    }
+    for key in 0..60 {
+        grow(key, usize::MAX);
+    }
+}
+
+/// Who is there is renewed in a store that is full, for that takes no room, and nobody is turned away for it.
+#[test]
+fn places_are_renewed_in_a_full_store() {
+    let limits = concurrency(4);
+    for when_full in [WhenFull::Deny, WhenFull::Allow] {
+        let store = small(when_full);
+        let mut receipts = taken(&store, &limits);
+        fill(&store);
+        let before = store.stats();
+        for second in [30, 60, 90, 120] {
+            let now = Timestamp::from_micros(second * 1_000_000);
+            for receipt in &mut receipts {
+                let renewal = store.renew(&[charge(&limits)], receipt, now);
+                assert_eq!(renewal, Renewal::Held, "{when_full:?} at {second} s");
+            }
+        }
+        assert_eq!(store.stats(), before, "{when_full:?}");
+    }
+}
+
+/// Where there is no room to take a place again nobody else has it, and nobody says so.
+#[test]
+fn a_place_for_which_there_is_no_room_is_not_called_lost() {
+    let limits = concurrency(4);
+    let store = small(WhenFull::Deny);
+    let mut receipts = taken(&store, &limits);
+    store.reset(b"key");
+    fill(&store);
+    let now = Timestamp::from_micros(30_000_000);
+    let renewal = store.renew(&[charge(&limits)], &mut receipts[0], now);
+    assert_eq!(renewal, Renewal::Unknown);
+}
+
+/// Places that were taken at one instant share an entry, and need one each when they are renewed at several.
+#[test]
+fn places_of_one_instant_are_renewed_one_by_one() {
+    let (limits, store) = (concurrency(6), one_shard());
+    let at = |seconds: u64| Timestamp::from_micros(seconds * 1_000_000);
+    let mut receipts: Vec<Receipt> = (0..6)
+        .map(|_| store.reserve(&[charge(&limits)], at(1), &mut Vec::new()).1)
+        .collect();
+    for (receipt, second) in receipts.iter_mut().zip(30..) {
+        let renewal = store.renew(&[charge(&limits)], receipt, at(second));
+        assert_eq!(renewal, Renewal::Held);
+    }
+    let mut outcomes = Vec::new();
+    store.check(&[charge(&limits)], at(80), Effect::Charge, &mut outcomes);
+    assert!(!outcomes[0].allowed);
+    for receipt in receipts {
+        store.settle(
+            &[charge(&limits)],
+            receipt,
+            &[Settlement::default()],
+            at(81),
+        );
+    }
+    store.check(&[charge(&limits)], at(82), Effect::Look, &mut outcomes);
+    assert_eq!(outcomes[0].remaining, 6);
 }
