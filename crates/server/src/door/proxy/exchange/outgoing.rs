@@ -16,6 +16,10 @@ use super::{super::body::Upload, framing::Framing, head};
 /// How much of a request waits to be written before its body is asked for more.
 const WRITE_BYTES: usize = 16 << 10;
 
+/// The most of a request that is written before anything of it has been taken: what TLS makes one record of. It is taken whole or not at all,
+/// while of several the first may have been when the next cannot be written.
+const RECORD_BYTES: usize = 16 << 10;
+
 /// What has yet to be sent.
 #[derive(Default)]
 pub(in super::super) struct Outgoing {
@@ -114,7 +118,14 @@ impl Outgoing {
             }
             return Poll::Ready(Ok(None));
         }
-        let written = ready!(Pin::new(stream).poll_write(cx, self.left()))?;
+        let first = if self.is_untouched {
+            RECORD_BYTES
+        } else {
+            usize::MAX
+        };
+        let left = self.left();
+        let octets = left.get(..first).unwrap_or(left);
+        let written = ready!(Pin::new(stream).poll_write(cx, octets))?;
         if written == 0 {
             return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
         }
@@ -160,6 +171,8 @@ impl Outgoing {
 mod tests {
     use std::task::Waker;
 
+    use http::request::Builder;
+
     use super::*;
 
     /// Takes so many octets, and has been closed then.
@@ -192,10 +205,40 @@ mod tests {
         }
     }
 
+    /// Takes one record, and tells of it only if there is no other, as TLS does.
+    struct Recording(Vec<u8>);
+
+    impl AsyncWrite for Recording {
+        fn poll_write(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            octets: &[u8],
+        ) -> Poll<io::Result<usize>> {
+            if self.0.is_empty() {
+                self.0.extend(octets.iter().take(16 << 10));
+                if self.0.len() == octets.len() {
+                    return Poll::Ready(Ok(octets.len()));
+                }
+            }
+            Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
     fn begun(method: Method) -> Outgoing {
-        let request = Request::builder().method(method).uri("/p");
+        begun_with(Request::builder().method(method))
+    }
+
+    fn begun_with(request: Builder) -> Outgoing {
         let mut outgoing = Outgoing::default();
-        outgoing.begin(request.body(Upload::nothing()).unwrap());
+        outgoing.begin(request.uri("/p").body(Upload::nothing()).unwrap());
         outgoing
     }
 
@@ -216,6 +259,18 @@ mod tests {
         let mut again = outgoing.take_again().unwrap();
         assert_eq!(sent(&mut again, 100), "POST /p HTTP/1.1\r\n\r\n");
         assert!(again.take_again().is_none());
+    }
+
+    #[test]
+    fn of_what_tls_has_sent_a_part_nothing_is_sent_again() {
+        let long = "x".repeat(20 << 10);
+        let request = Request::builder().method(Method::POST).header("x", long);
+        let mut outgoing = begun_with(request);
+        let mut stream = Recording(Vec::new());
+        let sent = outgoing.poll_send(&mut stream, &mut Context::from_waker(Waker::noop()));
+        assert!(matches!(sent, Poll::Ready(Err(Unsent::Stream(_)))));
+        assert!(stream.0.starts_with(b"POST /p "));
+        assert!(outgoing.take_again().is_none());
     }
 
     #[test]
