@@ -41,7 +41,8 @@ use crate::{config::Proxy, net::Stalling};
 const MOST_STREAMS: usize = 100;
 
 /// The octets that an upstream may send before it waits: for one answer, and for all of a connection. Answers that nobody
-/// takes keep theirs, and shall never stop the others.
+/// takes keep theirs, and shall never stop the others. So slow readers may have [`MOST_STREAMS`] times the first, 25 MiB, wait here on each
+/// connection that the upstream may have: of 1,024, 25 GiB.
 const STREAM_WINDOW: u32 = 256 << 10;
 const CONNECTION_WINDOW: u32 = 128 * STREAM_WINDOW;
 
