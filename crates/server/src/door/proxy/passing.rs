@@ -55,10 +55,14 @@ impl Passing {
         upstream.addresses.get(self.last.load(Ordering::Relaxed))
     }
 
-    /// Sends `request` to the address with the least to do, if a connection has been kept there.
+    /// Sends `request` to the address with the least to do, if a connection that takes one at a time has been kept there.
     pub(super) fn ask_at_once(&self, upstream: &Upstream, request: Request<Upload>) -> Asked {
         let times = &self.current.settings.timeouts;
         let turn = upstream.turn();
+        // One that takes many requests has to be asked whether it has room, and perhaps to be made.
+        if upstream.http2.is_some() {
+            return Asked::Later(Errand::Whole(Box::new(request)), turn);
+        }
         let kept = upstream.least_loaded(turn, 0).and_then(|(at, address)| {
             self.last.store(at, Ordering::Relaxed);
             let load = address.enter();
