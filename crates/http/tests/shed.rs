@@ -15,7 +15,7 @@ use tidegate_core::{
     Span, Timestamp,
     adaptive::{AdaptiveSettings, Aimd, Method},
 };
-use tidegate_http::{Clock, Entries, Room, ShedLayer};
+use tidegate_http::{Clock, Entries, Gauge, Room, Share, ShedLayer};
 use tokio::sync::oneshot;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
@@ -45,14 +45,17 @@ fn holding(
     })
 }
 
-fn layer(initial: u32, clock: &Clock) -> ShedLayer {
-    let settings = AdaptiveSettings {
+fn settings(initial: u32) -> AdaptiveSettings {
+    AdaptiveSettings {
         method: Method::Aimd(Aimd::default()),
         initial,
         samples: 1,
         ..AdaptiveSettings::default()
-    };
-    ShedLayer::new(settings, clock.clone()).unwrap()
+    }
+}
+
+fn layer(initial: u32, clock: &Clock) -> ShedLayer {
+    ShedLayer::new(settings(initial), clock.clone()).unwrap()
 }
 
 fn clock() -> Clock {
@@ -301,4 +304,41 @@ async fn being_ready_takes_no_place() {
             .unwrap();
         assert_eq!(layer.load().in_flight, 0);
     }
+}
+
+#[test]
+fn who_is_paused_takes_no_place_and_no_time() {
+    let later = |clock: &Clock, span| clock.set(clock.now().after(span));
+    let hour = Span::from_secs(3_600);
+    for (pauses, is_slow) in [(true, false), (false, true)] {
+        let clock = clock();
+        let gauge = Arc::new(Gauge::new(settings(20), clock.clone()).unwrap());
+        let mut held = gauge.enter(Share::ALL).unwrap();
+        if pauses {
+            held.pause();
+            held.pause();
+            assert_eq!(gauge.load().in_flight, 0);
+        }
+        later(&clock, hour);
+        held.resume();
+        assert_eq!(gauge.load().in_flight, 1);
+        later(&clock, Span::from_secs(1));
+        held.answered(&Response::new(()));
+        // What was measured takes effect with the next one.
+        later(&clock, Span::from_secs(1));
+        let next = gauge.enter(Share::ALL).unwrap();
+        next.answered(&Response::new(()));
+        assert_eq!(gauge.load().limit < 20, is_slow);
+        assert_eq!(gauge.load().in_flight, 0);
+    }
+    let gauge = Arc::new(Gauge::new(settings(1), clock()).unwrap());
+    let mut first = gauge.enter(Share::ALL).unwrap();
+    first.pause();
+    let _second = gauge.enter(Share::ALL).unwrap();
+    first.resume();
+    assert_eq!(gauge.load().in_flight, 2, "one too many");
+    first.pause();
+    drop(first);
+    assert_eq!(gauge.load().in_flight, 1);
+    assert!(gauge.enter(Share::ALL).is_none());
 }

@@ -119,6 +119,7 @@ impl Gauge {
         Some(Held {
             gauge: Arc::clone(self),
             since: self.clock.now(),
+            paused: None,
             ended: None,
         })
     }
@@ -154,8 +155,8 @@ impl Gauge {
         u32::try_from(most).unwrap_or(u32::MAX)
     }
 
-    fn leave(&self, ended: Ended) {
-        let in_flight = self.in_flight.fetch_sub(1, Ordering::AcqRel);
+    /// One has ended who was one of `in_flight`, himself included.
+    fn learn(&self, in_flight: u32, ended: Ended) {
         if ended != Ended::Ignored {
             let mut adaptive = self.adaptive();
             adaptive.learn(self.clock.now(), in_flight, ended);
@@ -180,10 +181,29 @@ impl Gauge {
 pub struct Held {
     gauge: Arc<Gauge>,
     since: Timestamp,
+    /// Since when the service has had nothing to do for it.
+    paused: Option<Timestamp>,
     ended: Option<Ended>,
 }
 
 impl Held {
+    /// The service can do nothing for the request until its client sends more. Until then others may have its place, and the time does not
+    /// count. Does nothing to one that is paused.
+    pub fn pause(&mut self) {
+        if self.paused.is_none() {
+            self.paused = Some(self.gauge.clock.now());
+            self.gauge.in_flight.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    /// The service has the request before it again: it has a place, and be it one too many. Does nothing to one that is not paused.
+    pub fn resume(&mut self) {
+        if let Some(paused) = self.paused.take() {
+            self.since = self.since.after(self.gauge.clock.now().since(paused));
+            self.gauge.in_flight.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
     /// The service has begun to answer. An answer with status 503 or 504, and gRPC's `UNAVAILABLE` and `DEADLINE_EXCEEDED` where they
     /// stand in its head, count as failures, 429 and `RESOURCE_EXHAUSTED` as nothing.
     pub fn answered<R>(self, answer: &Response<R>) {
@@ -212,13 +232,20 @@ impl Held {
     }
 
     fn age(&self) -> Span {
-        self.gauge.clock.now().since(self.since)
+        let until = self.paused.unwrap_or_else(|| self.gauge.clock.now());
+        until.since(self.since)
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
         let ended = self.ended.unwrap_or_else(|| Ended::GivenUp(self.age()));
-        self.gauge.leave(ended);
+        let in_flight = &self.gauge.in_flight;
+        let in_flight = match self.paused {
+            None => in_flight.fetch_sub(1, Ordering::AcqRel),
+            // It is one of them no more.
+            Some(_) => in_flight.load(Ordering::Acquire).saturating_add(1),
+        };
+        self.gauge.learn(in_flight, ended);
     }
 }

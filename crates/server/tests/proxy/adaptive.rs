@@ -1,12 +1,13 @@
 //! An upstream gets as many requests at once as it bears, and rules know whether there is room. The clock is the test's.
 
-use std::{cmp::Reverse, collections::BinaryHeap};
+use std::{cmp::Reverse, collections::BinaryHeap, sync::mpsc::Sender};
 
 use tidegate_core::{Span, Timestamp};
 
 use crate::{
     door::Door,
-    held::{Became, Held},
+    health::until,
+    held::{Became, Event, Held},
     reload::Reloaded,
     upstream::Upstream,
 };
@@ -147,6 +148,38 @@ fn the_lower_classes_go_first_and_whoever_is_shed_is_charged_nothing() {
     );
     assert_eq!(metric(&door, IN_FLIGHT), 0);
     assert_eq!(held.upstream.heads().len(), 4);
+}
+
+/// Who drips an upload gives the upstream nothing to do meanwhile.
+#[test]
+fn who_drips_a_body_keeps_nobody_out() {
+    let mut held = Held::start();
+    let door = before(&held, &fixed(1, ""), "");
+    let [mut silent, mut dripping] = [0; 2].map(|_| door.connect());
+    let upload = "POST / HTTP/1.1\r\nhost: h\r\nx-number: 1000\r\ncontent-length: 3\r\n";
+    silent.send(format!("{upload}expect: 100-continue\r\n\r\n"));
+    let _silent = until_waiting(&held, &door, 1);
+    dripping.send(format!("{upload}\r\na"));
+    let _dripping = until_waiting(&held, &door, 2);
+    assert_eq!(held.status(&door, GET, Span::from_millis(5)), 200);
+    assert_eq!(metric(&door, IN_FLIGHT), 0);
+    dripping.send("bc");
+    until(|| metric(&door, IN_FLIGHT) == 1);
+    let (_, Became::Answered(answer)) = held.ask(&door, GET) else {
+        panic!("whoever has sent all of it has a place");
+    };
+    assert_eq!(answer.status, 503);
+    drop((silent, dripping));
+    until(|| metric(&door, IN_FLIGHT) == 0);
+}
+
+/// Waits until the upstream has so many heads, and nobody has a place. With the result the last of them could be answered.
+fn until_waiting(held: &Held, door: &Door, heads: usize) -> Sender<&'static str> {
+    until(|| held.upstream.heads().len() == heads && metric(door, IN_FLIGHT) == 0);
+    let Ok(Event::Arrived(_, answer)) = held.events.recv() else {
+        panic!("it was answered");
+    };
+    answer
 }
 
 #[test]

@@ -38,7 +38,7 @@ fn is_up(door: &Door, upstream: &Upstream) -> bool {
 }
 
 /// Waits until `is_so`, or fails.
-fn until(is_so: impl Fn() -> bool) {
+pub(crate) fn until(is_so: impl Fn() -> bool) {
     for _ in 0..1_000 {
         if is_so() {
             return;

@@ -15,7 +15,7 @@ use std::{
 use http_body_util::Full;
 use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
 
-use super::{lease::Lease, refusal::Refusal, shared::Stream, silence::Silence};
+use super::{lease::Lease, place::Turn, refusal::Refusal, shared::Stream, silence::Silence};
 
 /// Why a body was not passed on to its end.
 #[derive(Debug)]
@@ -90,11 +90,12 @@ pub(super) struct Upload {
     progress: Progress,
     /// Its part of a connection that it shares, which it has until it is sent.
     stream: Option<Arc<Stream>>,
+    turn: Turn,
 }
 
 impl Upload {
-    /// `body`, of which there may be `most` bytes, and never nothing for longer than `idle`.
-    pub(super) fn new(body: Incoming, most: u64, idle: Duration) -> Self {
+    /// `body`, of which there may be `most` bytes, and never nothing for longer than `idle`. `turn` is told whom it waits for.
+    pub(super) fn new(body: Incoming, most: u64, idle: Duration, turn: Turn) -> Self {
         // Most requests have no body, and nothing to share.
         let progress = (!body.is_end_stream()).then(Arc::default);
         Self {
@@ -103,6 +104,7 @@ impl Upload {
             left: most,
             progress: Progress(progress),
             stream: None,
+            turn,
         }
     }
 
@@ -118,6 +120,7 @@ impl Upload {
             left: 0,
             progress: Progress(None),
             stream: None,
+            turn: Turn::default(),
         }
     }
 
@@ -154,10 +157,12 @@ impl HttpBody for Upload {
             return Poll::Ready(None);
         };
         let Poll::Ready(frame) = Pin::new(&mut *body).poll_frame(cx) else {
+            this.turn.is_clients();
             ready!(this.silence.poll_too_long(cx));
             return this.failed(SILENT, BodyError::Silent);
         };
         this.silence.broken();
+        this.turn.is_upstreams();
         match frame {
             Some(Ok(frame)) => {
                 let bytes = frame.data_ref().map_or(0, Bytes::len);

@@ -27,7 +27,7 @@ use http::{
 };
 use http_body_util::Full;
 use hyper::{Request, Response, StatusCode, body::Incoming, upgrade::OnUpgrade};
-use tidegate_http::{Held, Lasting};
+use tidegate_http::Lasting;
 use tower_service::Service;
 
 use super::{
@@ -38,6 +38,7 @@ use super::{
     lease::Lease,
     live::Live,
     passing::{Asked, Passing},
+    place::Place,
     refusal::Refusal,
     target,
     tunnel::{Planned, Tunnel},
@@ -99,7 +100,7 @@ struct Begun {
     /// How far its body has come.
     progress: Progress,
     /// Its place among those that the upstream bears.
-    place: Option<Held>,
+    place: Option<Place>,
     asked: Asked,
 }
 
@@ -121,8 +122,8 @@ impl Way {
         }
         let place = match &upstream.capacity {
             Some(capacity) => {
-                let place = capacity.enter(&mut head.extensions);
-                Some(place.ok_or(Refusal::Overloaded)?)
+                let held = capacity.enter(&mut head.extensions);
+                Some(Place::new(held.ok_or(Refusal::Overloaded)?))
             }
             None => None,
         };
@@ -132,7 +133,8 @@ impl Way {
         if let Some(scheme) = &upstream.http2 {
             target::as_http2(&mut head, scheme)?;
         }
-        let upload = Upload::new(body, most, settings.timeouts.idle);
+        let turn = place.as_ref().map(Place::turn).unwrap_or_default();
+        let upload = Upload::new(body, most, settings.timeouts.idle, turn);
         let progress = upload.progress();
         let asked = passing.ask_at_once(&upstream, Request::from_parts(head, upload));
         Ok(Begun {
@@ -160,7 +162,7 @@ impl Way {
             let upgrade = client.map(|client| (client, &self.planned));
             pass_back((answer, lease), idle, upgrade)
         });
-        if let Some(place) = place {
+        if let Some(place) = place.and_then(Place::take) {
             match &answered {
                 Ok(answer) => place.answered(answer),
                 Err(refusal) if refusal.is_upstreams() => place.failed(),

@@ -24,6 +24,7 @@ mod lease;
 mod link;
 mod live;
 mod passing;
+mod place;
 mod refusal;
 mod rejected;
 mod shared;

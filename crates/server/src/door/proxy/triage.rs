@@ -1,7 +1,7 @@
 //! Before the limits are asked: what an upstream cannot bear is turned away uncharged, and rules are told where there is room.
 //!
-//! Whoever passes here has no place yet. That he gets when he is passed on, since a queue may hold him back until then; the time
-//! that is measured is the upstream's alone.
+//! Whoever passes here has no place yet. That he gets when he is passed on, since a queue may hold him back until then; and he
+//! has it while it is the upstream's turn, so that the time that is measured is the upstream's alone.
 
 use std::{
     convert::Infallible,
