@@ -160,6 +160,43 @@ proxy:
 }
 
 #[test]
+fn whose_it_was_is_named_though_it_went_nowhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("access.log");
+    let upstream = Upstream::start(|talk| {
+        talk.head();
+        talk.until_closed();
+    });
+    let door = Door::open(&format!(
+        "
+proxy:
+  listen: 127.0.0.1:0
+  upstreams: [{{name: app, urls: \"{}\", max_connections: 1}}]
+  access_log: {}
+  max_body: 4
+",
+        upstream.url(),
+        path.display()
+    ));
+    let answer = door.connect().ask("POST", "/", &[], b"12345");
+    assert_eq!(answer.status, 413);
+    let mut client = door.connect();
+    client.send("GET /held HTTP/1.1\r\nhost: h\r\n\r\n");
+    while upstream.heads().is_empty() {
+        yield_now();
+    }
+    assert_eq!(door.get("/").status, 503);
+    let lines = lines(&door, &path, 2);
+    for (line, reason) in lines.iter().zip(["too_large", "full"]) {
+        let line = parsed(line);
+        assert_eq!(
+            (&line["upstream"], &line["address"], &line["reason"]),
+            (&json!("app"), &Value::Null, &json!(reason))
+        );
+    }
+}
+
+#[test]
 fn a_connection_that_was_upgraded_is_written_when_it_ends() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("access.log");

@@ -31,7 +31,7 @@ use tidegate_http::Lasting;
 use tower_service::Service;
 
 use super::{
-    access_log::{AskedOf, Session},
+    access_log::Session,
     body::{Body, Download, Progress, Source, Upload},
     forwarded::Forwarding,
     hop,
@@ -85,7 +85,7 @@ impl Service<Request<Incoming>> for Forwarder {
         Box::pin(async move {
             Ok(match begun {
                 Ok(begun) => way.finish(begun, call.as_ref()).await,
-                Err(refusal) => refusal.answer(call.as_ref()),
+                Err(unbegun) => way.refuse(unbegun, call.as_ref()),
             })
         })
     }
@@ -104,8 +104,24 @@ struct Begun {
     asked: Asked,
 }
 
+/// A request that is refused before any upstream has it.
+struct Unbegun {
+    refusal: Refusal,
+    /// Whose it was, if that was known by then.
+    upstream: Option<Arc<Upstream>>,
+}
+
+impl From<Refusal> for Unbegun {
+    fn from(refusal: Refusal) -> Self {
+        Self {
+            refusal,
+            upstream: None,
+        }
+    }
+}
+
 impl Way {
-    fn begin(&self, mut request: Request<Incoming>) -> Result<Begun, Refusal> {
+    fn begin(&self, mut request: Request<Incoming>) -> Result<Begun, Unbegun> {
         // Over HTTP/1.0 it says nothing: RFC 9110, section 7.8.
         let is_new = request.version() == Version::HTTP_11;
         let protocol = is_new.then(|| hop::upgrade(request.headers())).flatten();
@@ -116,22 +132,17 @@ impl Way {
         target::check(&head.headers, settings.max_headers)?;
         target::settle(&mut head)?;
         let upstream = Arc::clone(passing.current.upstreams.choose(&head)?);
-        let most = settings.max_body.unwrap_or(u64::MAX);
-        if body_length(&head).is_some_and(|length| length > most) {
-            return Err(Refusal::TooLarge(most));
-        }
-        let place = match &upstream.capacity {
-            Some(capacity) => {
-                let held = capacity.enter(&mut head.extensions);
-                Some(Place::new(held.ok_or(Refusal::Overloaded)?))
-            }
-            None => None,
+        let unbegun = |refusal| Unbegun {
+            refusal,
+            upstream: Some(Arc::clone(&upstream)),
         };
+        let most = settings.max_body.unwrap_or(u64::MAX);
+        let place = enter(&upstream, &mut head, most).map_err(unbegun)?;
         // HTTP/2 goes on with no other protocol.
         let protocol = protocol.filter(|_| upstream.http2.is_none());
         self.rewrite(&mut head, protocol);
         if let Some(scheme) = &upstream.http2 {
-            target::as_http2(&mut head, scheme)?;
+            target::as_http2(&mut head, scheme).map_err(unbegun)?;
         }
         let turn = place.as_ref().map(Place::turn).unwrap_or_default();
         let upload = Upload::new(body, most, settings.timeouts.idle, turn);
@@ -175,11 +186,18 @@ impl Way {
         }
         let mut answer = answered.unwrap_or_else(|refusal| refusal.answer(call));
         if self.names_upstream {
-            let address = passing.asked_last(&upstream);
-            answer.extensions_mut().insert(AskedOf {
-                upstream: upstream.name.clone(),
-                address: address.map(|address| address.url.to_string().into()),
-            });
+            let asked = upstream.asked(passing.asked_last(&upstream));
+            answer.extensions_mut().insert(asked);
+        }
+        answer
+    }
+
+    fn refuse(&self, unbegun: Unbegun, call: Option<&HeaderValue>) -> Response<Body> {
+        let mut answer = unbegun.refusal.answer(call);
+        if let Some(upstream) = unbegun.upstream
+            && self.names_upstream
+        {
+            answer.extensions_mut().insert(upstream.asked(None));
         }
         answer
     }
@@ -227,6 +245,18 @@ fn pass_back(
     hop::strip_answer(&mut head.headers);
     let download = Download::new(body, lease, idle);
     Ok(Response::from_parts(head, Body::Passed(download)))
+}
+
+/// The place of the request with this head at `upstream`, where it needs one; its body may have `most` bytes.
+fn enter(upstream: &Upstream, head: &mut Parts, most: u64) -> Result<Option<Place>, Refusal> {
+    if body_length(head).is_some_and(|length| length > most) {
+        return Err(Refusal::TooLarge(most));
+    }
+    let Some(capacity) = &upstream.capacity else {
+        return Ok(None);
+    };
+    let held = capacity.enter(&mut head.extensions);
+    Ok(Some(Place::new(held.ok_or(Refusal::Overloaded)?)))
 }
 
 /// What a request says of the length of its body.

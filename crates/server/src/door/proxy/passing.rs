@@ -64,15 +64,17 @@ impl Passing {
             return Asked::Later(Errand::Whole(Box::new(request)), turn);
         }
         let kept = upstream.least_loaded(turn, 0).and_then(|(at, address)| {
-            self.last.store(at, Ordering::Relaxed);
             let load = address.enter();
-            Some(self.lease(address.take(self.worker, times)?, load))
+            Some((at, self.lease(address.take(self.worker, times)?, load)))
         });
-        let Some(mut lease) = kept else {
+        let Some((at, mut lease)) = kept else {
             return Asked::Later(Errand::Whole(Box::new(request)), turn);
         };
         match lease.link.begin(request, times) {
-            Ok(()) => Asked::On(lease, turn),
+            Ok(()) => {
+                self.last.store(at, Ordering::Relaxed);
+                Asked::On(lease, turn)
+            }
             Err(request) => Asked::Later(Errand::Whole(request), turn),
         }
     }
@@ -118,11 +120,15 @@ impl Passing {
             if std::mem::replace(&mut is_again, true) {
                 upstream.tally.count_retry(self.worker);
             }
-            self.last.store(at, Ordering::Relaxed);
             let load = address.enter();
             let is_last = upstream.least_loaded(turn, tried | 1 << at).is_none();
             let linked = patience.spend(is_last, |until| self.link(address, &errand, until));
-            let (link, is_kept) = match linked.await {
+            let linked = linked.await;
+            // Where there is no connection to be had, nobody was asked.
+            if !matches!(linked, None | Some(Err(Refusal::Full))) {
+                self.last.store(at, Ordering::Relaxed);
+            }
+            let (link, is_kept) = match linked {
                 Some(Ok(linked)) => linked,
                 Some(Err(problem)) => {
                     (tried, refusal) = (tried | 1 << at, problem);

@@ -18,7 +18,6 @@ use tidegate_http::{Entries, LimitedBody, LimiterLayer, overloaded};
 use tower_service::Service;
 
 use super::{
-    access_log::AskedOf,
     gate::ProxyGate,
     live::{Current, Live},
     refusal::{Refusal, Refused},
@@ -91,10 +90,7 @@ impl Bearings {
         let mut shed = overloaded(head);
         shed.extensions_mut()
             .insert(Refused(Refusal::Overloaded.as_str()));
-        shed.extensions_mut().insert(AskedOf {
-            upstream: upstream.name.clone(),
-            address: None,
-        });
+        shed.extensions_mut().insert(upstream.asked(None));
         Some(shed)
     }
 

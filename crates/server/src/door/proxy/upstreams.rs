@@ -14,6 +14,7 @@ use tidegate_core::{Cost, Request, When};
 use tidegate_http::Clock;
 
 use super::{
+    access_log::AskedOf,
     address::Address,
     authorities::{AuthoritiesError, connector},
     capacity::Capacity,
@@ -167,6 +168,14 @@ impl Upstream {
             capacity: capacity.and_then(Result::ok),
             http2: settings.http2.then_some(scheme),
         })
+    }
+
+    /// Whose request it was, for the access log, and which of its addresses was asked, if one was.
+    pub(super) fn asked(&self, address: Option<&Arc<Address>>) -> AskedOf {
+        AskedOf {
+            upstream: self.name.clone(),
+            address: address.map(|address| address.url.to_string().into()),
+        }
     }
 
     /// A new turn: where a request begins to look.
