@@ -45,7 +45,8 @@ mod service;
 
 use std::{fmt, net::IpAddr, sync::Arc};
 
-use http::{Extensions, request::Parts};
+use bytes::Bytes;
+use http::{Extensions, Response, request::Parts};
 use tidegate_core::{Cost, Span, Timestamp, When};
 use tower_layer::Layer;
 
@@ -64,7 +65,7 @@ use self::{
     renewals::Renewals,
     ruling::Terms,
 };
-use crate::{Atlas, Gate, HeaderWriter, Part, Trust};
+use crate::{Atlas, Gate, HeaderWriter, Part, Trust, Unclear};
 
 /// A tower layer that lets a service have only such requests as a [`Gate`] lets pass.
 ///
@@ -233,24 +234,40 @@ impl<G: Gate> LimiterLayer<G> {
         self
     }
 
-    /// Whether `when` holds at `now` for the request with this head, by the entries that rules see. It does not where one of them
-    /// could mean several things.
-    #[must_use]
-    pub fn holds(&self, when: &When, request: &Parts, now: Timestamp) -> bool {
+    /// Whether `when` holds at `now` for the request with this head, by the entries that rules see.
+    ///
+    /// # Errors
+    ///
+    /// The answer to a request that cannot be counted, as the layer gives it: an entry that `when` looks at could mean several things, or
+    /// is too long.
+    pub fn holds(
+        &self,
+        when: &When,
+        request: &Parts,
+        now: Timestamp,
+    ) -> Result<bool, Box<Response<Bytes>>> {
+        let malformed = |error: &dyn fmt::Display| {
+            Box::new(ruling::malformed(
+                error,
+                grpc_call(&request.method, &request.headers),
+            ))
+        };
         let described = Described::new(request, &self.settings.identity);
         let found = when.entry_names().filter_map(|name| {
             let value = described.entry(name).transpose()?;
             Some(value.map(|value| (name, value)))
         });
-        let Ok(found) = found.collect::<Result<Vec<_>, _>>() else {
-            return false;
-        };
+        let found: Vec<_> = found
+            .collect::<Result<_, Unclear>>()
+            .map_err(|unclear| malformed(&unclear))?;
         let entries: Vec<(&str, &str)> = found
             .iter()
             .map(|(name, value)| (*name, &**value))
             .collect();
-        tidegate_core::Request::new(&entries, Cost::ONE)
-            .is_ok_and(|request| when.holds_at(&request, now))
+        let request = tidegate_core::Request::new(&entries, Cost::ONE);
+        request
+            .map(|request| when.holds_at(&request, now))
+            .map_err(|error| malformed(&error))
     }
 
     fn settings(&mut self) -> &mut Settings {

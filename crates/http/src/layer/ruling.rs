@@ -132,9 +132,13 @@ impl Terms {
 
     /// What comes of a request that cannot be counted.
     pub(super) fn refusal(error: &dyn fmt::Display, call: Option<&HeaderValue>) -> Ruling {
-        let response = answer(&Denial::malformed(error), call);
-        Ruling::Deny(Box::new(response))
+        Ruling::Deny(Box::new(malformed(error, call)))
     }
+}
+
+/// The answer to a request that cannot be counted. `call` is the content type of a gRPC call.
+pub(super) fn malformed(error: &dyn fmt::Display, call: Option<&HeaderValue>) -> Response<Bytes> {
+    answer(&Denial::malformed(error), call)
 }
 
 /// The answer to a request, with this head, for which a service has no room: 503 with `Retry-After` and a problem document, or gRPC's

@@ -150,6 +150,27 @@ fn the_lower_classes_go_first_and_whoever_is_shed_is_charged_nothing() {
     assert_eq!(held.upstream.heads().len(), 4);
 }
 
+#[test]
+fn no_class_is_left_by_being_unclear() {
+    let mut held = Held::start();
+    let classes = ", classes: [{name: batch, when: {header.x-kind: batch}, share: 25%}, {name: usual, when: {path: /**}, share: 50%}]";
+    let door = before(&held, &fixed(4, classes), "");
+    let long = format!("GET / HTTP/1.1\r\nx-kind: {}\r\n", "x".repeat(20_000));
+    for unclear in [
+        "GET /./x HTTP/1.1\r\n",
+        "GET /a/%2e%2e/batch HTTP/1.1\r\n",
+        "GET / HTTP/1.1\r\nx-kind: batch\r\nx-kind: other\r\n",
+        &long,
+    ] {
+        let (_, Became::Answered(answer)) = held.ask(&door, unclear) else {
+            panic!("{unclear} was passed on");
+        };
+        assert_eq!(answer.status, 400, "{unclear}");
+        answer.problem();
+    }
+    assert_eq!(held.status(&door, GET, Span::ZERO), 200);
+}
+
 /// Who drips an upload gives the upstream nothing to do meanwhile.
 #[test]
 fn who_drips_a_body_keeps_nobody_out() {

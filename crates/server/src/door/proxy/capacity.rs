@@ -5,11 +5,15 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use http::{Extensions, request::Parts};
+use bytes::Bytes;
+use http::{Extensions, Response, request::Parts};
 use tidegate_core::{LimitError, Timestamp, adaptive::AdaptiveSettings};
-use tidegate_http::{Clock, Gauge, Held, LimiterLayer, Load, Room};
+use tidegate_http::{Clock, Gauge, Held, LimiterLayer, Load, Room, overloaded};
 
-use super::gate::ProxyGate;
+use super::{
+    gate::ProxyGate,
+    refusal::{Refusal, Refused},
+};
 use crate::config;
 
 /// What an upstream bears, learnt.
@@ -17,7 +21,7 @@ use crate::config;
 pub(super) struct Capacity {
     gauge: Arc<Gauge>,
     settings: AdaptiveSettings,
-    classes: Box<[Class]>,
+    classes: Box<[Arc<Class>]>,
     room: Box<[Room]>,
     /// The entry that tells rules whether there is room.
     pub(super) entry: Box<str>,
@@ -31,8 +35,8 @@ struct Class {
 }
 
 /// The class of a request, in its extensions: it was found out before the limits were asked.
-#[derive(Clone, Copy, Debug)]
-struct Classed(usize);
+#[derive(Clone, Debug)]
+struct Classed(Arc<Class>);
 
 impl Capacity {
     /// As `settings` have it for `upstream`; with the counts, the places and the knowledge of the `previous` one. What is in
@@ -54,13 +58,13 @@ impl Capacity {
         let class = |settings: &config::Class| {
             let known = previous.iter().flat_map(|previous| &previous.classes);
             let mut known = known.filter(|known| known.settings.name == settings.name);
-            Class {
+            Arc::new(Class {
                 shed: known
                     .next()
                     .map(|known| Arc::clone(&known.shed))
                     .unwrap_or_default(),
                 settings: settings.clone(),
-            }
+            })
         };
         Ok(Self {
             gauge,
@@ -83,36 +87,43 @@ impl Capacity {
         self.room.iter().all(|room| self.gauge.has(*room))
     }
 
-    /// Finds out the class of the request with this head, as `layer` sees it, and leaves it there; false, and one more is shed, if
-    /// there is no place for it.
+    /// Finds out the class of the request with this head, as `layer` sees it, and leaves it there.
+    ///
+    /// # Errors
+    ///
+    /// The answer to one that could be of several classes, and to one for which there is no place; that one counts as shed.
     pub(super) fn look(
         &self,
         head: &mut Parts,
         layer: &LimiterLayer<ProxyGate>,
         now: Timestamp,
-    ) -> bool {
-        let classes = self.classes.iter();
-        let mut classes = classes.map(|class| &class.settings.when).enumerate();
-        let found = classes.find(|(_, when)| when.is_always() || layer.holds(when, head, now));
-        let Some((at, class)) = found.and_then(|(at, _)| Some((at, self.classes.get(at)?))) else {
-            return true;
-        };
-        let has_place = self.gauge.has_place(class.settings.share);
-        if has_place {
-            head.extensions.insert(Classed(at));
-        } else {
-            class.shed.fetch_add(1, Ordering::Relaxed);
+    ) -> Result<(), Box<Response<Bytes>>> {
+        for class in &self.classes {
+            let when = &class.settings.when;
+            if !when.is_always() && !layer.holds(when, head, now)? {
+                continue;
+            }
+            if !self.gauge.has_place(class.settings.share) {
+                class.shed.fetch_add(1, Ordering::Relaxed);
+                let mut shed = overloaded(head);
+                let reason = Refusal::Overloaded.as_str();
+                shed.extensions_mut().insert(Refused(reason));
+                return Err(Box::new(shed));
+            }
+            head.extensions.insert(Classed(Arc::clone(class)));
+            break;
         }
-        has_place
+        Ok(())
     }
 
     /// A place for the request with these extensions, if there is one.
     pub(super) fn enter(&self, extensions: &mut Extensions) -> Option<Held> {
-        let last = self.classes.last();
-        let class = extensions
-            .remove()
-            .and_then(|Classed(at)| self.classes.get(at))
-            .or(last)?;
+        // A reload may have come in between, and may have put others here, or the request before another upstream.
+        let known = extensions.remove().and_then(|Classed(known)| {
+            let mut classes = self.classes.iter();
+            classes.find(|class| class.settings.name == known.settings.name)
+        });
+        let class = known.or_else(|| self.classes.last())?;
         let place = self.gauge.enter(class.settings.share);
         if place.is_none() {
             class.shed.fetch_add(1, Ordering::Relaxed);
@@ -130,5 +141,40 @@ impl Capacity {
             let shed = class.shed.load(Ordering::Relaxed);
             (&*class.settings.name, shed)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    /// Of an upstream that bears four, with these classes.
+    fn capacity(classes: [&str; 2], previous: Option<&Capacity>) -> Capacity {
+        let classes = classes.join(", ");
+        let text = format!(
+            "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: 'http://127.0.0.1:1', adaptive: {{algorithm: aimd, min: 4, max: 4, classes: [{classes}]}}}}]}}\n"
+        );
+        let proxy = Config::parse(&text).unwrap().proxy.unwrap();
+        let upstream = &proxy.upstreams[0];
+        let adaptive = upstream.adaptive.as_ref().unwrap();
+        let clock = Clock::manual(Timestamp::from_micros(0));
+        Capacity::succeeding(adaptive, upstream, previous, &clock).unwrap()
+    }
+
+    #[test]
+    fn a_class_is_the_same_by_its_name_after_a_reload() {
+        let batch = "{name: batch, when: {path: /batch}, share: 25%}";
+        let usual = "{name: usual, when: {path: /usual}}";
+        let before = capacity([batch, usual], None);
+        let after = capacity([usual, batch], Some(&before));
+        let entered = [0; 2].map(|_| {
+            let mut extensions = Extensions::new();
+            extensions.insert(Classed(Arc::clone(&before.classes[0])));
+            after.enter(&mut extensions)
+        });
+        assert_eq!(entered.each_ref().map(Option::is_some), [true, false]);
+        let shed: Vec<_> = after.shed().collect();
+        assert_eq!(shed, [("usual", 0), ("batch", 1), ("default", 0)]);
     }
 }

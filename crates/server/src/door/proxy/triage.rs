@@ -14,13 +14,12 @@ use bytes::Bytes;
 use futures_util::future::Either;
 use http::{Request, Response, request::Parts};
 use http_body::Body;
-use tidegate_http::{Entries, LimitedBody, LimiterLayer, overloaded};
+use tidegate_http::{Entries, LimitedBody, LimiterLayer};
 use tower_service::Service;
 
 use super::{
     gate::ProxyGate,
     live::{Current, Live},
-    refusal::{Refusal, Refused},
 };
 use crate::limiter::Limiter;
 
@@ -70,28 +69,23 @@ where
         };
         let (mut head, body) = request.into_parts();
         match self.bearings.look(&current, &mut head) {
-            Some(shed) => Either::Right(ready(Ok(shed.map(LimitedBody::denial)))),
+            Some(refused) => Either::Right(ready(Ok(refused.map(LimitedBody::denial)))),
             None => Either::Left(self.inner.call(Request::from_parts(head, body))),
         }
     }
 }
 
 impl Bearings {
-    /// Looks at the request with this head, and answers it if its upstream has no place for it.
+    /// Looks at the request with this head, and answers it if its upstream has no place for it, or if it is not clear for which one it is.
     fn look(&self, current: &Current, head: &mut Parts) -> Option<Response<Bytes>> {
         self.tell_room(current, head);
         // What nothing is for is refused later, and so is what makes no sense.
         let upstream = current.upstreams.choose(head).ok()?;
         let capacity = upstream.capacity.as_ref()?;
-        let has_place = capacity.look(head, &self.layer, self.limiter.now());
-        if has_place {
-            return None;
-        }
-        let mut shed = overloaded(head);
-        shed.extensions_mut()
-            .insert(Refused(Refusal::Overloaded.as_str()));
-        shed.extensions_mut().insert(upstream.asked(None));
-        Some(shed)
+        let looked = capacity.look(head, &self.layer, self.limiter.now());
+        let mut refused = looked.err()?;
+        refused.extensions_mut().insert(upstream.asked(None));
+        Some(*refused)
     }
 
     /// Tells rules where there is room, if they want to know.
