@@ -13,6 +13,7 @@ use tidegate_server::reload::{LoadError, Reloader};
 
 use crate::{
     door::Door,
+    health::until,
     upstream::Upstream,
     upstream_tls::{issue, secured},
 };
@@ -100,6 +101,67 @@ fn an_address_that_stays_keeps_its_connections_and_counts() {
     let body = [b'x'; 1_025];
     let answer = reloaded.door.connect().ask("POST", "/", &[], &body);
     assert_eq!(answer.status, 413);
+}
+
+/// A file with these addresses, and more settings of their upstream.
+fn several(upstreams: &[&Upstream], settings: &str) -> String {
+    let urls: Vec<String> = upstreams.iter().map(|upstream| upstream.url()).collect();
+    let urls = urls.join("', '");
+    format!(
+        "proxy:\n  listen: 127.0.0.1:0\n  upstreams: [{{name: app, urls: ['{urls}']{settings}}}]\n"
+    )
+}
+
+#[test]
+fn an_address_keeps_its_connections_beside_another_and_under_other_terms() {
+    let (old, new) = (Upstream::answering(OLD), Upstream::answering(NEW));
+    let reloaded = Reloaded::open(&several(&[&old], ""));
+    assert_eq!(reloaded.door.get("/").body, "old");
+    for settings in [
+        "",
+        ", max_connections: 7",
+        ", eject: {failures: 2}",
+        ", eject: off",
+    ] {
+        reloaded.reload(&several(&[&old, &new], settings)).unwrap();
+        let mut bodies = [0; 2].map(|_| reloaded.door.get("/").body);
+        bodies.sort();
+        assert_eq!(bodies, ["new", "old"], "{settings}");
+    }
+    reloaded.reload(&several(&[&old], "")).unwrap();
+    assert_eq!(reloaded.door.get("/").body, "old");
+    assert_eq!(old.connections(), 1);
+}
+
+#[test]
+fn whether_addresses_are_asked_how_they_are_is_as_in_force() {
+    let sick = Upstream::start(|talk| {
+        while let Some(head) = talk.head() {
+            let is_check = head.starts_with("GET /healthz ");
+            talk.send(if is_check {
+                "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n"
+            } else {
+                OLD
+            });
+        }
+    });
+    let well = Upstream::answering(NEW);
+    let plain = several(&[&sick, &well], "");
+    let check = ", health: {path: /healthz, interval: 1ms, timeout: 20s, unhealthy_after: 1}";
+    let asked = several(&[&sick, &well], check);
+    let reloaded = Reloaded::open(&plain);
+    let up = format!(
+        "tidegate_proxy_address_up{{upstream=\"app\",address=\"{}\"}} 1\n",
+        sick.url()
+    );
+    let is_up = || reloaded.door.live.exposition().contains(&up);
+    for _ in 0..3 {
+        reloaded.reload(&asked).unwrap();
+        until(|| !is_up());
+        assert!((0..4).all(|_| reloaded.door.get("/").body == "new"));
+        reloaded.reload(&plain).unwrap();
+        until(is_up);
+    }
 }
 
 #[test]

@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use arc_swap::{ArcSwap, Guard};
 use rustls::ClientConfig;
 use tokio::time::{Instant, sleep};
 
@@ -27,8 +28,9 @@ pub(super) struct Address {
     pub(super) url: Url,
     /// Whether it is spoken to in HTTP/2.
     pub(super) http2: bool,
-    /// What the configuration says of it.
-    terms: Terms,
+    tls: Option<Connector>,
+    /// What the configuration says of it at the moment.
+    terms: ArcSwap<Terms>,
     is_watched: AtomicBool,
     /// Whether the configuration has left it out, so that nothing is kept there any more.
     is_left: AtomicBool,
@@ -40,22 +42,18 @@ pub(super) struct Address {
     pub(super) health: Health,
 }
 
-/// What an address has of its upstream.
-#[derive(Clone, Debug, PartialEq)]
-struct Terms {
-    http2: bool,
-    tls: Option<Connector>,
+/// What an address has of its upstream, and a reload may change.
+#[derive(Debug)]
+pub(super) struct Terms {
     /// The most connections at once.
     most: usize,
-    eject: Option<Ejection>,
-    health: Option<HealthCheck>,
+    pub(super) eject: Option<Ejection>,
+    pub(super) health: Option<HealthCheck>,
 }
 
 impl Terms {
-    fn of(url: &Url, upstream: &Upstream, tls: Option<&Connector>) -> Self {
+    pub(super) fn of(upstream: &Upstream) -> Self {
         Self {
-            http2: upstream.http2,
-            tls: tls.filter(|_| url.scheme == Scheme::Https).cloned(),
             most: upstream.max_connections,
             // Where there is nobody else, whoever does not answer is asked all the same.
             eject: upstream.eject.filter(|_| upstream.urls.len() > 1),
@@ -81,35 +79,42 @@ struct Kept {
 }
 
 impl Address {
-    /// `url`, one of those of `upstream`, asked by so many workers.
+    /// `url`, one of those of `upstream`, which has these `terms`, asked by so many workers.
     pub(super) fn new(
         url: Url,
-        upstream: &Upstream,
+        (upstream, terms): (&Upstream, &Arc<Terms>),
         tls: Option<&Connector>,
         workers: usize,
     ) -> Self {
-        let terms = Terms::of(&url, upstream, tls);
         Self {
+            tls: tls_of(&url, tls).cloned(),
             url,
             http2: upstream.http2,
+            terms: ArcSwap::new(Arc::clone(terms)),
             is_watched: AtomicBool::new(false),
             is_left: AtomicBool::new(false),
             longest: AtomicU64::new(0),
             connections: AtomicUsize::new(0),
             in_flight: AtomicUsize::new(0),
             pools: (0..workers).map(|_| Pool::default()).collect(),
-            health: Health::new(terms.eject),
-            terms,
+            health: Health::default(),
         }
     }
 
     /// How it is connected to behind TLS, if it is.
     pub(super) fn tls(&self) -> Option<&Arc<ClientConfig>> {
-        self.terms.tls.as_ref().map(|tls| &tls.config)
+        self.tls.as_ref().map(|tls| &tls.config)
     }
 
-    /// Keeps connections for so long at most, from now on.
-    pub(super) fn keep_for(&self, longest: Duration) {
+    /// What the configuration says of it at the moment.
+    pub(super) fn terms(&self) -> Guard<Arc<Terms>> {
+        self.terms.load()
+    }
+
+    /// Goes by these `terms` from now on, and keeps connections for so long at most.
+    pub(super) fn go_by(&self, terms: &Arc<Terms>, longest: Duration) {
+        self.terms.store(Arc::clone(terms));
+        self.health.settle(terms);
         let micros = u64::try_from(longest.as_micros()).unwrap_or(u64::MAX);
         self.longest.store(micros, Ordering::Relaxed);
     }
@@ -128,13 +133,17 @@ impl Address {
 
     /// Whether it is what `upstream` has at `url`, and `tls` believes whom it believes.
     pub(super) fn is_as(&self, url: &Url, upstream: &Upstream, tls: Option<&Connector>) -> bool {
-        self.url == *url && self.terms == Terms::of(url, upstream, tls)
+        self.url == *url && self.http2 == upstream.http2 && self.tls.as_ref() == tls_of(url, tls)
     }
 
-    /// How it is asked whether it is well, if nobody does so yet.
-    pub(super) fn unwatched(&self) -> Option<HealthCheck> {
-        let check = self.terms.health.clone()?;
-        (!self.is_watched.swap(true, Ordering::Relaxed)).then_some(check)
+    /// Whether somebody is to ask it how it is whom nobody has told to yet; he is told by this.
+    pub(super) fn begin_watch(&self) -> bool {
+        self.terms().health.is_some() && !self.is_watched.swap(true, Ordering::SeqCst)
+    }
+
+    /// Nobody asks it how it is any more.
+    pub(super) fn end_watch(&self) {
+        self.is_watched.store(false, Ordering::SeqCst);
     }
 
     /// How many requests are on their way.
@@ -190,7 +199,8 @@ impl Address {
 
     /// Leave to make one connection more; `None` if there are as many as may be, and none of them waits.
     pub(super) fn admit(self: &Arc<Self>) -> Option<Admitted> {
-        let below = |count: usize| (count < self.terms.most).then_some(count + 1);
+        let most = self.terms().most;
+        let below = |count: usize| (count < most).then_some(count + 1);
         let step = || {
             self.connections
                 .fetch_update(Ordering::Relaxed, Ordering::Relaxed, below)
@@ -243,6 +253,11 @@ async fn tend(address: std::sync::Weak<Address>, worker: usize) {
 
 fn lock(pool: &Pool) -> MutexGuard<'_, Kept> {
     pool.kept.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How `url` is connected to, where that is behind TLS.
+fn tls_of<'t>(url: &Url, tls: Option<&'t Connector>) -> Option<&'t Connector> {
+    tls.filter(|_| url.scheme == Scheme::Https)
 }
 
 /// One of the connections that an address may have.

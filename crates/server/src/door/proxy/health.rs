@@ -12,7 +12,7 @@ use std::{
     io,
     sync::{
         Arc, Weak,
-        atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering},
     },
 };
 
@@ -21,7 +21,7 @@ use http::{HeaderValue, Request, header};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{
-    address::Address,
+    address::{Address, Terms},
     body::Upload,
     connect,
     link::Sender,
@@ -36,13 +36,14 @@ const EJECTED: u8 = 1;
 const DOWN: u8 = 2;
 
 /// What is known of an address.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Health {
     /// Why it is left alone, a bit for each reason.
     away: AtomicU8,
     /// Requests in a row that it did not answer.
     failures: AtomicU32,
-    ejection: Option<Ejection>,
+    /// Whether an answer would be news.
+    has_failed: AtomicBool,
     ejections: AtomicU64,
     /// Requests that it did not answer, as in [`ITS_DOING`].
     failed: [AtomicU64; ITS_DOING.len()],
@@ -62,18 +63,6 @@ pub(super) const ITS_DOING: [Refusal; 4] = [
 ];
 
 impl Health {
-    pub(super) fn new(ejection: Option<Ejection>) -> Self {
-        Self {
-            away: AtomicU8::new(0),
-            failures: AtomicU32::new(0),
-            ejection,
-            ejections: AtomicU64::new(0),
-            failed: Default::default(),
-            trouble: Trouble::default(),
-            checks: Default::default(),
-        }
-    }
-
     pub(super) fn is_well(&self) -> bool {
         self.away.load(Ordering::Relaxed) == 0
     }
@@ -96,37 +85,55 @@ impl Health {
             .map_or(0, |count| count.load(Ordering::Relaxed))
     }
 
-    /// It has not answered a request; for how long it is left alone if that was one too many.
-    fn has_failed(&self) -> Option<Ejection> {
+    /// It has answered a request.
+    fn answered(&self) -> Said {
+        if !self.has_failed.load(Ordering::Relaxed) {
+            return Said::Nothing;
+        }
+        self.has_failed.store(false, Ordering::Relaxed);
+        self.failures.store(0, Ordering::Relaxed);
+        self.trouble.answered()
+    }
+
+    /// It has not answered a request.
+    fn failed(&self) -> Said {
+        self.has_failed.store(true, Ordering::Relaxed);
+        self.trouble.failed(Instant::now())
+    }
+
+    /// One more of its failures in a row; whether that was one too many.
+    fn is_ejected_by_this(&self, ejection: Ejection) -> bool {
         let failures = self
             .failures
             .fetch_add(1, Ordering::Relaxed)
             .saturating_add(1);
-        let ejection = self.ejection?;
         let is_ejected = failures >= ejection.failures
             && self.away.fetch_or(EJECTED, Ordering::Relaxed) & EJECTED == 0;
         if is_ejected {
             self.ejections.fetch_add(1, Ordering::Relaxed);
         }
-        is_ejected.then_some(ejection)
+        is_ejected
+    }
+
+    /// Forgets what is no reason any more, by these `terms`, to leave it alone.
+    pub(super) fn settle(&self, terms: &Terms) {
+        let ejected = terms.eject.map_or(0, |_| EJECTED);
+        let down = terms.health.as_ref().map_or(0, |_| DOWN);
+        self.away.fetch_and(ejected | down, Ordering::Relaxed);
     }
 
     /// Its time is over; the next failure is one too many again.
     fn readmit(&self, ejection: Ejection) {
         self.failures
             .store(ejection.failures - 1, Ordering::Relaxed);
+        self.has_failed.store(true, Ordering::Relaxed);
         self.away.fetch_and(!EJECTED, Ordering::Relaxed);
     }
 }
 
 /// Takes note that `address` has answered a request, whatever.
 pub(super) fn note_answer(address: &Address) {
-    let health = &address.health;
-    if health.failures.load(Ordering::Relaxed) == 0 {
-        return;
-    }
-    health.failures.store(0, Ordering::Relaxed);
-    if health.trouble.answered() == Said::Something {
+    if address.health.answered() == Said::Something {
         tracing::info!(upstream = %address.url, "an address of an upstream answers again");
     }
 }
@@ -138,15 +145,18 @@ pub(super) fn note_failure(address: &Arc<Address>, refusal: Refusal) {
         return;
     };
     failed.fetch_add(1, Ordering::Relaxed);
-    if address.health.trouble.failed(Instant::now()) == Said::Something {
+    if address.health.failed() == Said::Something {
         tracing::warn!(
             upstream = %address.url, failure = refusal.as_str(),
             "an address of an upstream begins to fail; until it answers again that is not said once more"
         );
     }
-    let Some(ejection) = address.health.has_failed() else {
+    let Some(ejection) = address.terms().eject else {
         return;
     };
+    if !address.health.is_ejected_by_this(ejection) {
+        return;
+    }
     tracing::warn!(
         upstream = %address.url, failures = ejection.failures, time = ?ejection.time,
         "an address of an upstream does not answer, and is left alone for a while"
@@ -161,43 +171,64 @@ pub(super) fn note_failure(address: &Arc<Address>, refusal: Refusal) {
     });
 }
 
-/// Asks an address how it is, until it is gone, as the settings of the moment have it.
-pub(super) async fn watch(
-    address: Weak<Address>,
-    check: HealthCheck,
-    current: Weak<ArcSwap<Current>>,
-) {
+/// Asks an address how it is, until it is gone or nobody wants to know, as the settings of the moment have it.
+pub(super) async fn watch(address: Weak<Address>, current: Weak<ArcSwap<Current>>) {
     // Good answers in a row, or bad ones.
-    let (mut good, mut bad) = (0_u32, 0_u32);
+    let mut row = Row::default();
     while let (Some(address), Some(current)) = (address.upgrade(), current.upgrade()) {
         let settings = Arc::clone(&current.load().settings);
         drop(current);
-        let asked = timeout(check.timeout, ask(&address, &check, &settings)).await;
+        let terms = Arc::clone(&address.terms());
+        let Some(check) = &terms.health else {
+            address.health.settle(&terms);
+            address.end_watch();
+            // Somebody may want to know again, who has just found that it is asked.
+            if address.begin_watch() {
+                continue;
+            }
+            return;
+        };
+        let asked = timeout(check.timeout, ask(&address, check, &settings)).await;
         let problem = match asked {
             Ok(Ok(())) => None,
             Ok(Err(error)) => Some(error.to_string()),
             Err(_) => Some("no answer in time".to_owned()),
         };
+        row.note(&address, check, problem);
+        drop(address);
+        sleep(check.interval).await;
+    }
+}
+
+/// How checks came out, in a row.
+#[derive(Default)]
+struct Row {
+    good: u32,
+    bad: u32,
+}
+
+impl Row {
+    /// Takes note of one more `check` of `address`, which found this `problem`.
+    fn note(&mut self, address: &Address, check: &HealthCheck, problem: Option<String>) {
         let health = &address.health;
         health.checks[usize::from(problem.is_some())].fetch_add(1, Ordering::Relaxed);
-        (good, bad) = match problem {
-            None => (good.saturating_add(1), 0),
-            Some(_) => (0, bad.saturating_add(1)),
+        (self.good, self.bad) = match problem {
+            None => (self.good.saturating_add(1), 0),
+            Some(_) => (0, self.bad.saturating_add(1)),
         };
-        if bad == check.unhealthy_after && health.away.fetch_or(DOWN, Ordering::Relaxed) & DOWN == 0
+        if self.bad >= check.unhealthy_after
+            && health.away.fetch_or(DOWN, Ordering::Relaxed) & DOWN == 0
         {
             tracing::warn!(
                 upstream = %address.url, problem = problem.unwrap_or_default(),
                 "an address of an upstream is not well, and is left alone until it is"
             );
         }
-        if good == check.healthy_after
+        if self.good >= check.healthy_after
             && health.away.fetch_and(!DOWN, Ordering::Relaxed) & DOWN != 0
         {
             tracing::info!(upstream = %address.url, "an address of an upstream is well again");
         }
-        drop(address);
-        sleep(check.interval).await;
     }
 }
 
@@ -238,4 +269,28 @@ fn question(address: &Address, check: &HealthCheck) -> io::Result<Request<Upload
     target::as_http2(&mut head, &scheme)
         .map_err(|_| io::Error::other("the host makes no sense"))?;
     Ok(Request::from_parts(head, body))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn trouble_is_told_from_its_beginning_to_its_end_where_one_failure_ejects() {
+        let ejection = Ejection {
+            failures: 1,
+            time: Duration::from_secs(10),
+        };
+        let health = Health::default();
+        for _ in 0..2 {
+            assert_eq!(health.failed(), Said::Something);
+            assert!(health.is_ejected_by_this(ejection));
+            health.readmit(ejection);
+            assert_eq!(health.answered(), Said::Something);
+            assert_eq!(health.answered(), Said::Nothing);
+            tokio::time::advance(Duration::from_secs(61)).await;
+        }
+    }
 }

@@ -1,8 +1,8 @@
 //! What the proxy does at the moment. A reload changes all of it, or nothing.
 //!
 //! Every request is passed on from beginning to end by what is in force when it comes; a connection of a client keeps what
-//! was in force when it was made. An address that stands there as before stays as it is, with its connections, its counts and what is
-//! known of its health; whoever is on the way to one that stands there no more arrives, and the address goes with the last of them.
+//! was in force when it was made. An address that stands there as before, spoken to as before, stays as it is, with its connections, its
+//! counts and what is known of its health; whoever is on the way to one that stands there no more arrives, and the address goes with the last of them.
 
 use std::sync::Arc;
 
@@ -48,7 +48,7 @@ impl Live {
     ) -> Result<Self, AuthoritiesError> {
         let (tasks, workers) = (server.tasks(), server.workers());
         let first = Current::new(settings, workers, &Upstreams::default(), &clock)?;
-        first.upstreams.keep_for(first.settings.timeouts.pool);
+        first.upstreams.put_in_force(first.settings.timeouts.pool);
         let current = Arc::new(ArcSwap::from_pointee(first));
         current.load().upstreams.watch(&tasks, &current);
         Ok(Self {
@@ -108,7 +108,7 @@ impl Live {
         for capacity in next.upstreams.capacities() {
             capacity.put_in_force();
         }
-        next.upstreams.keep_for(next.settings.timeouts.pool);
+        next.upstreams.put_in_force(next.settings.timeouts.pool);
         let next = Arc::new(next);
         let previous = self.current.swap(Arc::clone(&next));
         next.upstreams.watch(&self.tasks, &self.current);

@@ -15,7 +15,7 @@ use tidegate_http::Clock;
 
 use super::{
     access_log::AskedOf,
-    address::Address,
+    address::{Address, Terms},
     authorities::{AuthoritiesError, connector},
     capacity::Capacity,
     health,
@@ -34,6 +34,8 @@ pub(super) struct Upstreams(Box<[Arc<Upstream>]>);
 pub(super) struct Upstream {
     pub(super) name: Box<str>,
     when: When,
+    /// What its addresses are to go by once it is in force.
+    terms: Arc<Terms>,
     pub(super) addresses: Box<[Arc<Address>]>,
     /// Where to begin looking, so that addresses with equally much to do take turns.
     next: AtomicUsize,
@@ -66,20 +68,22 @@ impl Upstreams {
         upstreams.map(Self)
     }
 
-    /// Has addresses that are new asked whether they are well, for as long as they are there, as `current` has it by then.
+    /// Has addresses asked whether they are well that nobody asks yet, for as long as that is wanted, as `current` has it by then.
     pub(super) fn watch(&self, tasks: &Tasks, current: &Arc<ArcSwap<Current>>) {
         for address in self.addresses() {
-            if let Some(check) = address.unwatched() {
+            if address.begin_watch() {
                 let (address, current) = (Arc::downgrade(address), Arc::downgrade(current));
-                tasks.spawn(move || health::watch(address, check, current));
+                tasks.spawn(move || health::watch(address, current));
             }
         }
     }
 
-    /// Keeps connections for so long at most, from now on.
-    pub(super) fn keep_for(&self, longest: Duration) {
-        for address in self.addresses() {
-            address.keep_for(longest);
+    /// Lets what is said of addresses hold from now on, and how long connections are kept there at most.
+    pub(super) fn put_in_force(&self, longest: Duration) {
+        for upstream in &self.0 {
+            for address in &upstream.addresses {
+                address.go_by(&upstream.terms, longest);
+            }
         }
     }
 
@@ -146,12 +150,14 @@ impl Upstream {
         } else {
             Scheme::HTTP
         };
+        let terms = Arc::new(Terms::of(settings));
         let address = |url: config::Url| {
             let mut known = previous.iter().flat_map(|previous| &previous.addresses);
             let known = known.find(|address| address.is_as(&url, settings, tls.as_ref()));
-            known
-                .cloned()
-                .unwrap_or_else(|| Arc::new(Address::new(url, settings, tls.as_ref(), workers)))
+            known.cloned().unwrap_or_else(|| {
+                let address = Address::new(url, (settings, &terms), tls.as_ref(), workers);
+                Arc::new(address)
+            })
         };
         let known = previous.and_then(|previous| previous.capacity.as_ref());
         let capacity = settings.adaptive.as_ref();
@@ -162,6 +168,7 @@ impl Upstream {
             name: settings.name.clone(),
             when: settings.when.clone(),
             addresses: settings.urls.iter().cloned().map(address).collect(),
+            terms,
             next: AtomicUsize::new(0),
             tally: tally.unwrap_or_else(|| Arc::new(Tally::new(workers))),
             // The configuration holds no numbers that cannot work.
