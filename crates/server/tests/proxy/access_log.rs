@@ -1,6 +1,6 @@
 //! The access log: what stands in it, and what does not.
 
-use std::{fs, path::Path, thread::yield_now, time::Duration};
+use std::{fs, path::Path, sync::Arc, thread::yield_now, time::Duration};
 
 use serde_json::{Value, json};
 
@@ -196,18 +196,44 @@ proxy:
     }
 }
 
-#[test]
-fn a_connection_that_was_upgraded_is_written_when_it_ends() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("access.log");
-    let upstream = Upstream::start(|talk| {
+/// An upstream that greets whoever wants another protocol, and sends back every line.
+fn echo() -> Upstream {
+    Upstream::start(|talk| {
         talk.head().unwrap();
         talk.send("HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: echo\r\n\r\nhello\n");
         while let Some(line) = talk.line() {
             talk.send(line);
         }
         talk.close();
-    });
+    })
+}
+
+#[test]
+fn a_connection_that_was_upgraded_is_not_whole_where_the_end_of_the_server_cuts_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("access.log");
+    let upstream = echo();
+    let door = Door::with(upstream.url(), &format!("access_log: {}", path.display()));
+    let mut client = door.connect();
+    client.send("GET /chat HTTP/1.1\r\nhost: h\r\nconnection: upgrade\r\nupgrade: echo\r\n\r\n");
+    client.read_until("hello\n");
+    client.send("once\n");
+    client.read_until("once\n");
+    let live = Arc::clone(&door.live);
+    drop(door);
+    live.log().unwrap().finish();
+    let line = parsed(fs::read_to_string(&path).unwrap().trim_end());
+    assert_eq!(
+        (&line["complete"], &line["received"], &line["bytes"]),
+        (&json!(false), &json!(5), &json!(11))
+    );
+}
+
+#[test]
+fn a_connection_that_was_upgraded_is_written_when_it_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("access.log");
+    let upstream = echo();
     let door = Door::with(upstream.url(), &format!("access_log: {}", path.display()));
     let mut client = door.connect();
     client.send("GET /chat HTTP/1.1\r\nhost: h\r\nconnection: upgrade\r\nupgrade: echo\r\n\r\n");

@@ -6,7 +6,10 @@ use std::{
     io,
     pin::{Pin, pin},
     rc::Rc,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -60,9 +63,8 @@ impl Tunnel {
         let client = client.await.map_err(io::Error::other)?;
         let upstream = lease.link.exchange().ok_or(io::ErrorKind::Unsupported)?;
         let moved = Rc::new(Cell::new(false));
-        let (received, sent) = (Rc::<Cell<u64>>::default(), Rc::<Cell<u64>>::default());
-        let mut client = Watched::new(TokioIo::new(client), (&moved, &received));
-        let mut upstream = Watched::new(upstream, (&moved, &sent));
+        let mut client = Watched::new(TokioIo::new(client), (&moved, session.received()));
+        let mut upstream = Watched::new(upstream, (&moved, session.sent()));
         let carrying =
             copy_bidirectional_with_sizes(&mut client, &mut upstream, BUFFER_BYTES, BUFFER_BYTES);
         let mut carrying = pin!(carrying);
@@ -78,7 +80,9 @@ impl Tunnel {
             Poll::Ready(Err(io::Error::from(io::ErrorKind::TimedOut)))
         })
         .await;
-        session.end(received.get(), sent.get(), ended.is_ok());
+        if ended.is_ok() {
+            session.complete();
+        }
         ended
     }
 }
@@ -87,15 +91,15 @@ impl Tunnel {
 struct Watched<S> {
     stream: S,
     moved: Rc<Cell<bool>>,
-    octets: Rc<Cell<u64>>,
+    octets: Arc<AtomicU64>,
 }
 
 impl<S> Watched<S> {
-    fn new(stream: S, (moved, octets): (&Rc<Cell<bool>>, &Rc<Cell<u64>>)) -> Self {
+    fn new(stream: S, (moved, octets): (&Rc<Cell<bool>>, &Arc<AtomicU64>)) -> Self {
         Self {
             stream,
             moved: Rc::clone(moved),
-            octets: Rc::clone(octets),
+            octets: Arc::clone(octets),
         }
     }
 }
@@ -111,7 +115,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
         if read.is_ready() {
             self.moved.set(true);
             let came = u64::try_from(buffer.filled().len() - before).unwrap_or(u64::MAX);
-            self.octets.set(self.octets.get().saturating_add(came));
+            self.octets.fetch_add(came, Ordering::Relaxed);
         }
         read
     }

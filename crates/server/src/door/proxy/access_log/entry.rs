@@ -4,7 +4,10 @@ use std::{
     convert::Infallible,
     net::IpAddr,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
     task::{Context, Poll, ready},
 };
 
@@ -29,22 +32,48 @@ pub(in super::super) struct AskedOf {
     pub(in super::super) address: Option<Box<str>>,
 }
 
-/// What goes on after an answer, as an extension of it: a connection that was upgraded, whose line is written when it ends.
+/// What goes on after an answer, as an extension of it: a connection that was upgraded, whose line is written when it ends, however that
+/// comes.
 #[derive(Clone, Debug, Default)]
-pub(in super::super) struct Session(Arc<Mutex<Option<Entry>>>);
+pub(in super::super) struct Session(Arc<Carried>);
+
+#[derive(Debug, Default)]
+struct Carried {
+    entry: Mutex<Option<Entry>>,
+    received: Arc<AtomicU64>,
+    sent: Arc<AtomicU64>,
+    is_complete: AtomicBool,
+}
 
 impl Session {
-    /// It has ended, after so many octets from its client and to him.
-    pub(in super::super) fn end(&self, received: u64, sent: u64, is_complete: bool) {
-        if let Some(mut entry) = self.entry().take() {
-            entry.line.received = Some(received);
-            entry.line.bytes = sent;
-            entry.line.complete = is_complete;
-        }
+    /// How many octets have come from its client.
+    pub(in super::super) fn received(&self) -> &Arc<AtomicU64> {
+        &self.0.received
     }
 
-    fn entry(&self) -> MutexGuard<'_, Option<Entry>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// How many octets the upstream has sent him.
+    pub(in super::super) fn sent(&self) -> &Arc<AtomicU64> {
+        &self.0.sent
+    }
+
+    /// Both sides have closed.
+    pub(in super::super) fn complete(&self) {
+        self.0.is_complete.store(true, Ordering::Relaxed);
+    }
+
+    fn log(&self, entry: Entry) {
+        *self.0.entry.lock().unwrap_or_else(PoisonError::into_inner) = Some(entry);
+    }
+}
+
+impl Drop for Carried {
+    fn drop(&mut self) {
+        let entry = self.entry.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(mut entry) = entry.take() {
+            entry.line.received = Some(self.received.load(Ordering::Relaxed));
+            entry.line.bytes = self.sent.load(Ordering::Relaxed);
+            entry.line.complete = self.is_complete.load(Ordering::Relaxed);
+        }
     }
 }
 
@@ -98,7 +127,7 @@ where
             entry.learn(answer.extensions_mut());
             let entry = match answer.extensions_mut().remove::<Session>() {
                 Some(session) => {
-                    *session.entry() = Some(entry);
+                    session.log(entry);
                     None
                 }
                 None => Some(entry),
