@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 use tidegate_core::{Charge, Cost, Decision, Effect, Outcome, Settlement};
+use tokio::sync::oneshot;
 
 use crate::{
     RedisStore, StoreError,
@@ -154,10 +155,11 @@ impl RedisStore {
         &self,
         questions: Vec<Asked>,
     ) -> Result<Vec<Checked>, StoreError> {
+        let (asker, answer) = oneshot::channel();
         // A task of its own, so that it comes to its end when nobody waits for it any more.
-        let task = tokio::spawn(all_or_none(self.clone(), questions));
+        tokio::spawn(all_or_none(self.clone(), questions, asker));
         let ended = |_| StoreError::Unknown("the runtime came to its end".to_owned());
-        task.await.map_err(ended)?.into_iter().collect()
+        answer.await.map_err(ended)?.into_iter().collect()
     }
 }
 
@@ -184,11 +186,15 @@ fn give_back(keys: &[Vec<u8>], args: &[Vec<u8>], receipts: &[Vec<u8>]) -> Call {
     }
 }
 
-/// Charges every slot, and lets those that admit give back where others do not.
-async fn all_or_none(store: RedisStore, questions: Vec<Asked>) -> Vec<Result<Checked, StoreError>> {
+/// Charges every slot, and lets those that admit give back where others do not, or where `asker` waits no more.
+async fn all_or_none(
+    store: RedisStore,
+    questions: Vec<Asked>,
+    asker: oneshot::Sender<Vec<Result<Checked, StoreError>>>,
+) {
     let replies = join_all(questions.iter().map(|asked| asked.put(&store))).await;
     let asked_and_replied = questions.iter().zip(&replies);
-    let mut reserved: Vec<Call> = asked_and_replied
+    let reserved: Vec<Call> = asked_and_replied
         .filter_map(|(asked, reply)| match reply {
             Ok(Checked::Decided {
                 admitted: true,
@@ -198,15 +204,21 @@ async fn all_or_none(store: RedisStore, questions: Vec<Asked>) -> Vec<Result<Che
             _ => None,
         })
         .collect();
-    if reserved.len() == replies.len() {
-        reserved.clear();
+    if reserved.len() < replies.len() {
+        give_all_back(&store, &reserved).await;
+        // Who waits no more need not be told.
+        let _ = asker.send(replies);
+    } else if asker.send(replies).is_err() {
+        give_all_back(&store, &reserved).await;
     }
+}
+
+async fn give_all_back(store: &RedisStore, reserved: &[Call]) {
     for answer in join_all(reserved.iter().map(|call| store.run(call))).await {
         if let Err(trouble) = answer {
-            tracing::debug!("what is denied elsewhere may stay charged: {trouble}");
+            tracing::debug!("what nobody is to have may stay charged: {trouble}");
         }
     }
-    replies
 }
 
 #[cfg(test)]

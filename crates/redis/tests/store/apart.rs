@@ -6,7 +6,9 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use tidegate_core::{Charge, Cost, Decision, Effect, Limit, Limits, Rate, Span, Timestamp};
+use tidegate_core::{
+    Charge, Cost, Decision, Effect, Limit, Limits, Outcome, Rate, Span, Timestamp,
+};
 use tidegate_redis::{Address, Redis, RedisStore, Settings, Topology};
 use tokio::runtime::Handle;
 
@@ -179,6 +181,37 @@ async fn what_is_denied_over_and_over_is_charged_elsewhere_only_once() {
 }
 
 /// On three primaries, at their own clocks: the rate is kept in every one of them, and is reached.
+/// Whoever stops waiting before the slots have answered is charged in none of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_nobody_waits_for_is_given_back_in_every_slot() {
+    let server = tokio::task::block_in_place(|| RedisServer::slotted("redis-server"));
+    let store = store(&server.url()).await;
+    store.pin_clock(Timestamp::from_micros(START));
+    let day = Span::from_secs(86_400);
+    let limits = limits(Kind::EpochWindow, 10, 10, day);
+    let one = |key| Charge::new(key, &limits, Cost::ONE).unwrap();
+    let charges = [one(b"common"), one(b"own")];
+    let mut outcomes = Vec::new();
+    let kept = store.reserve(&charges, &mut outcomes).await.unwrap();
+    assert_eq!(kept.0, Decision::Admitted);
+    tokio::task::block_in_place(|| server.ask(&["CLIENT", "PAUSE", "300", "ALL"]));
+    let asked = store.reserve(&charges, &mut outcomes);
+    let given_up = tokio::time::timeout(Duration::from_millis(100), asked).await;
+    assert!(given_up.is_err(), "Redis answers nobody");
+    // This one comes after it, so that both slots have charged it by then.
+    let next = store.check(&charges, Effect::Charge, &mut outcomes).await;
+    assert_eq!(next, Ok(Decision::Admitted));
+    let remaining = |outcomes: &[Outcome]| -> Vec<u64> {
+        outcomes.iter().map(|outcome| outcome.remaining).collect()
+    };
+    let until = now() + Duration::from_secs(10);
+    while remaining(&outcomes) != [8, 8] {
+        assert!(now() < until, "{outcomes:?}");
+        let looked = store.check(&charges, Effect::Look, &mut outcomes).await;
+        assert_eq!(looked, Ok(Decision::Admitted));
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limits_on_several_primaries_are_spent_and_never_exceeded() {
     let cluster = tokio::task::block_in_place(RedisCluster::start);
