@@ -14,7 +14,8 @@ impl RedisStore {
     /// # Errors
     ///
     /// [`StoreError`] when not all were renewed, or nobody knows. They are held as long as they were; where one was renewed all the
-    /// same, the receipt does not know it, and what it left behind ends with its lease.
+    /// same, the receipt does not know it: it takes a second place at the next renewal, if one is free, and the first ends with its lease.
+    /// Where none is free that may be for its own sake, and the answer is [`Renewal::Unknown`] until one is.
     pub async fn renew(
         &self,
         charges: &[Charge<'_>],
@@ -48,9 +49,15 @@ impl RedisStore {
                 Err(error) => trouble = Some(error),
             }
         }
+        receipt.is_doubtful |= matches!(trouble, Some(StoreError::Unknown(_)));
         match (trouble, are_held) {
             (Some(trouble), _) => Err(trouble),
-            (None, true) => Ok(Renewal::Held),
+            (None, true) => {
+                receipt.is_doubtful = false;
+                Ok(Renewal::Held)
+            }
+            // Those who have it may be himself, by a renewal that he has not heard of.
+            (None, false) if receipt.is_doubtful => Ok(Renewal::Unknown),
             (None, false) => Ok(Renewal::Lost),
         }
     }

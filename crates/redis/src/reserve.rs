@@ -21,6 +21,9 @@ use crate::{
 pub struct RedisReceipt {
     /// Of each charge; empty where nothing was charged.
     pub(crate) of_charges: Vec<Vec<u8>>,
+    /// Whether nobody knows what became of a renewal since the last that was answered: its places may be held from an instant that
+    /// is not in here.
+    pub(crate) is_doubtful: bool,
 }
 
 impl RedisReceipt {

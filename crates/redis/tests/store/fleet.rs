@@ -21,9 +21,13 @@ fn limits() -> Limits {
 }
 
 async fn node(url: &str) -> Fleet {
+    node_that_waits(url, Duration::from_secs(5)).await
+}
+
+async fn node_that_waits(url: &str, timeout: Duration) -> Fleet {
     let topology = Topology::Standalone(Address::parse(url).unwrap().0);
     let settings = Settings {
-        timeout: Duration::from_secs(5),
+        timeout,
         ..Settings::new(topology)
     };
     let redis = Redis::start(settings, &Handle::current());
@@ -135,6 +139,44 @@ async fn places_are_renewed_for_the_whole_fleet_and_a_redis_that_is_away_breaks_
         Renewal::Unknown
     );
     assert_eq!(settle(&one, &limits, held.remove(0)).await, Source::Redis);
+}
+
+/// A renewal that nobody has heard of holds the place in his stead: he is not told that others have it, and gets it back when that is over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_has_not_heard_of_his_renewal_has_not_lost_his_place() {
+    let redis = tokio::task::block_in_place(RedisServer::start);
+    let node = node_that_waits(&redis.url(), Duration::from_millis(500)).await;
+    let minutes = |minutes: u64| Timestamp::from_micros(START).after(Span::from_secs(60 * minutes));
+    node.store().pin_clock(minutes(0));
+    let mut held = Vec::new();
+    for _ in 0..4 {
+        held.push(reserve(&node, &limits()).await.2);
+    }
+    assert_eq!(
+        renew(&node, &mut held[0], minutes(3)).await,
+        Renewal::Held,
+        "the script is known"
+    );
+    tokio::task::block_in_place(|| redis.ask(&["CLIENT", "PAUSE", "1000", "ALL"]));
+    let unheard = renew(&node, &mut held[0], minutes(6)).await;
+    assert_eq!(unheard, Renewal::Unknown);
+    // It waits until the pause is over.
+    tokio::task::block_in_place(|| redis.ask(&["PING"]));
+    for then in [8, 9] {
+        let renewal = renew(&node, &mut held[0], minutes(then)).await;
+        assert_eq!(renewal, Renewal::Unknown, "after {then} minutes");
+    }
+    // The others' leases are over, and two of them are free.
+    assert_eq!(renew(&node, &mut held[0], minutes(11)).await, Renewal::Held);
+    for other in &mut held[1..3] {
+        assert_eq!(renew(&node, other, minutes(11)).await, Renewal::Held);
+    }
+    let last = renew(&node, &mut held[3], minutes(11)).await;
+    assert_eq!(
+        last,
+        Renewal::Lost,
+        "the renewal that nobody heard of has it"
+    );
 }
 
 /// A server that answers when nobody waits any more: what it has charged comes back all the same.
