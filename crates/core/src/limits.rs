@@ -338,8 +338,8 @@ impl Limits {
             .collect()
     }
 
-    /// Takes what is to come back of a charge out of `cell`. Answers how much time that was of each member, where that is a
-    /// schedule; `shift` says how much of it others have given back since.
+    /// Takes what is to come back of a charge out of `cell`. Answers by how much those behind it moved up in each member that is a
+    /// schedule: by nothing where it was the last in line. `shift` says how much others have moved it up since.
     pub(crate) fn settle(
         &self,
         cell: &mut Cell,

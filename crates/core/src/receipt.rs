@@ -84,7 +84,7 @@ pub(crate) struct Charged {
     pub(crate) fingerprint: u32,
     /// Where it is in the state of each kernel; nowhere in those that count what is denied as well.
     pub(crate) marks: Box<[Option<Mark>]>,
-    /// How much time had ever been given back to each, by the ledger.
+    /// By how much what is last in each had ever been moved up by what others gave back, by the ledger.
     pub(crate) given: Box<[u64]>,
 }
 
@@ -94,6 +94,6 @@ pub(crate) struct Place {
     pub(crate) at: Timestamp,
     pub(crate) cost: u64,
     pub(crate) mark: Mark,
-    /// How much time others have given back since, in microseconds; `None` if nobody knows.
+    /// By how much others have moved it up since by what they gave back, in microseconds; `None` if nobody knows.
     pub(crate) shift: Option<u64>,
 }

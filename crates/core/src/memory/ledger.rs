@@ -1,4 +1,5 @@
-//! How much time was given back to each key's schedules: whoever gives back later must know how far that has moved his place.
+//! By how much what was given back to each key's schedules has moved up who stood behind it: whoever gives back later must know how far
+//! that has moved his place.
 
 use std::collections::HashMap;
 

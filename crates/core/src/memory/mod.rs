@@ -127,7 +127,8 @@ pub struct MemoryStats {
     pub newcomers_denied: u64,
     /// Such charges let through uncounted.
     pub newcomers_allowed: u64,
-    /// Bytes held now to know what was given back to whom within the last minute, at most 64 KiB for each shard; not among the others.
+    /// Bytes held now to know what was given back to whom, at most 64 KiB for each shard, which then forgets all of it; not among the
+    /// others.
     pub ledger_bytes: usize,
     /// Manual blocks held now. One that ended is held until its key is asked about, blocks are listed, or more need room.
     pub blocks: usize,

@@ -6,8 +6,8 @@
 --          comes back, the program of a lower cost, empty for all of it, or 'leases' for nothing but those. Leases always do.
 --
 -- A receipt is {the instant, what the ledger said, of each state where the charge is in it, …}. A ledger says when it was
--- begun, and how much time was given back to each of a key's schedules since, 7 bytes each; it is forgotten a minute after
--- the last. What is given back later than that goes by the clock alone.
+-- begun, and by how much time each of a key's schedules has moved up since for those behind, 7 bytes each; it is forgotten a minute
+-- after the last. What is given back later than that goes by the clock alone.
 local call, pack, unpack, sub, each = redis.call, struct.pack, struct.unpack, string.sub, unpack
 local now, count = tonumber(ARGV[1]), #KEYS / 2
 if not now then
