@@ -102,6 +102,13 @@ fn every_matching_rule_applies_in_the_order_of_the_file() {
 }
 
 #[test]
+fn conditions_name_the_entries_that_they_look_at_once_each() {
+    let twice = when(&[("path", "/a"), ("method", "GET"), ("path", "/b")]);
+    let names: Vec<&str> = twice.entry_names().collect();
+    assert_eq!(names, ["path", "method"]);
+}
+
+#[test]
 fn a_rule_applies_only_if_all_its_key_entries_are_there() {
     let missing = Condition::new("customer", Pattern::absent()).unwrap();
     let rules = set(vec![

@@ -96,9 +96,14 @@ impl When {
         conditions && self.schedule().is_none_or(|schedule| schedule.holds(now))
     }
 
-    /// The names of the entries that the conditions look at.
+    /// The names of the entries that the conditions look at, each once.
     pub fn entry_names(&self) -> impl Iterator<Item = &str> {
-        self.iter().map(|condition| &*condition.entry)
+        let conditions = self.iter().enumerate();
+        let firsts = conditions.filter(|(number, condition)| {
+            let mut before = self.conditions[..*number].iter();
+            before.all(|earlier| earlier.entry != condition.entry)
+        });
+        firsts.map(|(_, condition)| &*condition.entry)
     }
 
     pub(super) fn iter(&self) -> std::slice::Iter<'_, Condition> {
