@@ -43,7 +43,7 @@ const GET: &str = "GET / HTTP/1.1\r\n";
 
 /// Four workers, 10 ms a request, and one request every 1,250 us.
 #[test]
-fn an_upstream_that_is_asked_for_twice_what_it_can_do_is_no_slower() {
+fn an_upstream_that_is_asked_for_twice_what_it_can_do_takes_no_more_than_four_times_as_long() {
     const WORKERS: usize = 4;
     const TAKES: u64 = 10_000;
     const EVERY: u64 = 1_250;
