@@ -31,7 +31,7 @@ impl Limit {
         let read = notation::rate(rate);
         let rate = read.map_err(|wrong| LimitError::new("rate", wrong.to_string()))?;
         let built = LimitSpec::shorthand(rate, algorithm).build();
-        // A shorthand has no field too many, so one number is wrong at most.
+        // Whoever refuses says why, and a shorthand has one number that can be wrong.
         built.map_err(|mut wrong| wrong.swap_remove(0))
     }
 }
