@@ -197,6 +197,12 @@ impl RuleSet {
         self.entry_names.iter().map(|name| &**name)
     }
 
+    /// Whether a rule looks at the entry `name`.
+    #[must_use]
+    pub fn looks_at(&self, name: &str) -> bool {
+        self.entry_names.contains(name)
+    }
+
     /// Whether the charges of a request, which are these, should be [settled](crate::Store::settle) when it has ended or is
     /// given up: places that are held, queues that are waited in, and what is charged by the answer.
     #[must_use]

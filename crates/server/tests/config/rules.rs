@@ -135,7 +135,7 @@ fn a_rule_stretches_where_there_is_room() {
   - {name: api, key: [user], limits: [2/h], elastic: {by: 50%, when: {room.app: 'yes'}}}
 ";
     let rules = Config::parse(file).unwrap().rules;
-    assert!(rules.entry_names().any(|name| name == "room.app"));
+    assert!(rules.looks_at("room.app") && !rules.looks_at("room.other"));
     let store = MemoryStore::new(MemoryBounds::default());
     let admitted = |room: &'static str| {
         let entries = [("user", "u"), ("room.app", room)];

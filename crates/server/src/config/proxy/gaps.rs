@@ -28,7 +28,7 @@ pub(super) fn warn(
             value.warn(report, message);
         }
         let entry = upstream.room_entry();
-        if upstream.adaptive.is_none() && rules.entry_names().any(|name| name == entry) {
+        if upstream.adaptive.is_none() && rules.looks_at(&entry) {
             let message = format!(
                 "{UNTOLD}: a rule goes by `{entry}`, which the proxy tells only of an upstream with `adaptive`; write `adaptive: {{}}`"
             );

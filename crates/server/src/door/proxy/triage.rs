@@ -92,7 +92,7 @@ impl Bearings {
     fn tell_room(&self, current: &Current, head: &mut Parts) {
         let rules = self.limiter.rules();
         for capacity in current.upstreams.capacities() {
-            if rules.entry_names().any(|name| *name == *capacity.entry) {
+            if rules.looks_at(&capacity.entry) {
                 let told = if capacity.has_room() { "yes" } else { "no" };
                 let known: Entries = head.extensions.remove().unwrap_or_default();
                 head.extensions.insert(known.with(&capacity.entry, told));
