@@ -3,10 +3,7 @@
 use std::{
     fs, io,
     path::{Path, PathBuf},
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime},
 };
 
@@ -110,9 +107,15 @@ pub struct Reloader {
     limiter: Arc<Limiter>,
     proxy: Option<Arc<Live>>,
     /// Locked until what was read is in force, so that what was read later is in force later.
-    last: Mutex<LastRead<Mark>>,
-    /// Whether the file was gone when it was last looked at.
-    is_gone: AtomicBool,
+    last: Mutex<Last>,
+}
+
+/// What is known of the rules file.
+#[derive(Debug)]
+struct Last {
+    read: LastRead<Mark>,
+    /// Whether it was gone when it was last looked at.
+    is_gone: bool,
 }
 
 /// What is known of the last time that something was read.
@@ -148,13 +151,15 @@ impl Reloader {
     /// A reloader of the file at `path`, which has just been loaded into `limiter`, and `proxy` if there is one.
     #[must_use]
     pub fn new(path: PathBuf, limiter: Arc<Limiter>, proxy: Option<Arc<Live>>) -> Self {
-        let last = Mutex::new(LastRead::new(mark(&path)));
+        let last = Mutex::new(Last {
+            read: LastRead::new(mark(&path)),
+            is_gone: false,
+        });
         Self {
             path,
             limiter,
             proxy,
             last,
-            is_gone: AtomicBool::new(false),
         }
     }
 
@@ -167,17 +172,22 @@ impl Reloader {
     /// [`LoadError`]. The rules in force stay in force.
     pub fn reload(&self) -> Result<usize, LoadError> {
         let mut last = self.last();
+        let last = &mut last.read;
         last.seen = mark(&self.path);
-        self.put_in_force(load(&self.path), &mut last)
+        self.put_in_force(load(&self.path), last)
     }
 
     /// Reloads a file that has changed. One that could not be read is tried again each time, and told of again only when
     /// that comes out otherwise; one that is gone is told of when it is looked at for the second time. Returns what came of it, if that is anything new.
     pub fn follow(&self) -> Option<Result<usize, LoadError>> {
         let mut last = self.last();
+        let Last {
+            read: last,
+            is_gone,
+        } = &mut *last;
         let now = mark(&self.path);
         // A file that is gone for the moment is being replaced: wait for what comes, but not for long.
-        let was_gone = self.is_gone.swap(now.is_none(), Ordering::Relaxed);
+        let was_gone = std::mem::replace(is_gone, now.is_none());
         let has_changed = now != last.seen && (now.is_some() || was_gone);
         if !has_changed && !last.is_unread {
             return None;
@@ -187,7 +197,7 @@ impl Reloader {
             return None;
         }
         last.seen = now;
-        Some(self.put_in_force(read, &mut last))
+        Some(self.put_in_force(read, last))
     }
 
     fn put_in_force(
@@ -245,10 +255,10 @@ impl Reloader {
     /// What was wrong with the file when it was last read; empty if it is in force.
     #[must_use]
     pub fn last_mistakes(&self) -> Vec<String> {
-        self.last().mistakes.clone()
+        self.last().read.mistakes.clone()
     }
 
-    fn last(&self) -> MutexGuard<'_, LastRead<Mark>> {
+    fn last(&self) -> MutexGuard<'_, Last> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -57,9 +57,6 @@ pub struct ShedLayer {
     room: Option<(Arc<str>, Room)>,
 }
 
-/// The most classes.
-const MAX_CLASSES: usize = 16;
-
 /// The class of a request.
 type ClassOf = dyn Fn(&Parts) -> usize + Send + Sync;
 
@@ -74,6 +71,9 @@ pub enum Room {
 }
 
 impl ShedLayer {
+    /// The most classes.
+    pub const MAX_CLASSES: usize = 16;
+
     /// A layer that adapts as `settings` say, and treats all requests alike.
     ///
     /// # Errors
@@ -93,7 +93,7 @@ impl ShedLayer {
     ///
     /// # Errors
     ///
-    /// Names `shares` if there are none, more than 16, or one is not from 1 to 100.
+    /// Names `shares` if there are none, more than [`Self::MAX_CLASSES`], or one is not from 1 to 100.
     pub fn classes(
         mut self,
         shares: &[u32],
@@ -101,8 +101,11 @@ impl ShedLayer {
     ) -> Result<Self, LimitError> {
         let problem = match shares.len() {
             0 => "must name the share of at least one class".to_owned(),
-            count if count > MAX_CLASSES => {
-                format!("{count} classes are over the maximum of {MAX_CLASSES}")
+            count if count > Self::MAX_CLASSES => {
+                format!(
+                    "{count} classes are over the maximum of {}",
+                    Self::MAX_CLASSES
+                )
             }
             _ => {
                 let shares = shares.iter().map(|share| Share::new(*share));

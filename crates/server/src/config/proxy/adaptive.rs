@@ -5,7 +5,7 @@ use tidegate_core::{
     adaptive::{self, AdaptiveSettings, Aimd, Gradient, Method},
     notation,
 };
-use tidegate_http::{Room, Share};
+use tidegate_http::{Room, Share, ShedLayer};
 
 use super::upstream;
 use crate::config::{
@@ -15,8 +15,8 @@ use crate::config::{
     value::{Fields, Value},
 };
 
-/// The most classes, which bounds the labels of their metrics.
-const MAX_CLASSES: usize = 15;
+/// The most classes, besides that of everybody else, which bounds the labels of their metrics.
+const MAX_CLASSES: usize = ShedLayer::MAX_CLASSES - 1;
 
 /// What requests are called that are of no class.
 const NO_CLASS: &str = "default";
