@@ -157,3 +157,30 @@ proxy:
     }
     assert_eq!(lines.len(), 7, "{said}");
 }
+
+#[test]
+fn what_is_here_and_cannot_be_read_or_written_is_warned_of() {
+    let scratch = Scratch::new();
+    // Nobody reads or appends to a folder, whatever he may.
+    let folder = scratch.join("folder");
+    std::fs::create_dir_all(&folder).unwrap();
+    let folder = folder.display();
+    let file = format!(
+        "store: {{memory: {{snapshot: {folder}}}}}
+proxy: {{listen: 127.0.0.1:0, access_log: {folder}, upstreams: [{{name: app, urls: 'http://127.0.0.1:1'}}]}}
+"
+    );
+    let file = scratch.write("unusable.yaml", &file);
+    let output = check(file.to_str().unwrap());
+    let said = text(&output.stderr);
+    assert!(
+        said.contains("proxy.access_log: cannot open it: Is a directory"),
+        "{said}"
+    );
+    assert!(
+        said.contains(&format!(
+            "cannot read the snapshot {folder}: Is a directory"
+        )),
+        "{said}"
+    );
+}

@@ -1,6 +1,11 @@
 //! What a server reads at its start besides the rules file: certificates, authorities, databases of addresses.
 
-use std::{fs, io, path::PathBuf, sync::Arc};
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Read},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use tidegate_http::Place;
 
@@ -13,9 +18,10 @@ use crate::{
     net::{Behind, Tls, TlsError},
 };
 
-/// Everything that would keep a server from starting with `config` on this machine, as it is now: files that are not there, or cannot be
-/// used. Reads them as the start does, and opens, writes and listens to nothing. Empty if there is nothing; addresses may
-/// still be in use, and Envoy's rules are [`Folder`](crate::envoy::Folder)'s to check.
+/// The files that would keep a server from starting with `config` on this machine, as it is now: certificates, authorities, databases of
+/// addresses and a snapshot that cannot be read, and an access log that cannot be written. Reads them as the start does, and makes, writes and
+/// listens to nothing. What it does not look at: whether a log that is not there yet could be made in its folder, whether
+/// addresses are in use, and Envoy's rules, which are [`Folder`](crate::envoy::Folder)'s to check.
 #[must_use]
 pub fn hindrances(config: &Config) -> Vec<ServeError> {
     let proxy = config.proxy.as_ref();
@@ -33,6 +39,8 @@ pub fn hindrances(config: &Config) -> Vec<ServeError> {
     }
     let redis = config.redis.as_ref();
     found.extend(redis.and_then(|redis| link::certificates(redis).err()));
+    let snapshot = config.snapshot.as_ref();
+    found.extend(snapshot.and_then(|snapshot| is_readable(&snapshot.path).err()));
     found
 }
 
@@ -46,14 +54,27 @@ fn of_proxy(proxy: &Proxy) -> Vec<ServeError> {
     found
 }
 
-/// Whether the file of a log is there, or could be made.
+/// Whether a log can be written where it is, or has a folder to be made in.
 fn has_a_place(log: &AccessLog) -> io::Result<()> {
     let Some(path) = &log.to else { return Ok(()) };
-    if path.is_dir() {
-        return Err(io::ErrorKind::IsADirectory.into());
+    if path.exists() {
+        // Which changes nothing there.
+        return OpenOptions::new().append(true).open(path).map(drop);
     }
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => fs::metadata(folder).map(drop),
+        _ => Ok(()),
+    }
+}
+
+/// Whether a snapshot can be read, if there is one.
+fn is_readable(path: &Path) -> Result<(), ServeError> {
+    let read = File::open(path).and_then(|mut file| file.read(&mut [0]));
+    match read {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => Err(ServeError::Snapshot {
+            path: path.to_owned(),
+            source,
+        }),
         _ => Ok(()),
     }
 }
