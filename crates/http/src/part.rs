@@ -12,7 +12,7 @@ use tidegate_core::bounds::{MAX_PATTERN_BYTES, MAX_REGEX_BYTES};
 const MAX_PART: usize = 16;
 
 /// An entry that is part of another.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
     source: Box<str>,
     cut: Cut,
@@ -25,6 +25,25 @@ enum Cut {
     /// The one group of an expression that matches the whole value.
     Group(Regex),
 }
+
+/// Expressions are alike if they are written alike.
+impl PartialEq for Cut {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (
+                Self::Split { separator, index },
+                Self::Split {
+                    separator: of,
+                    index: at,
+                },
+            ) => (separator, index) == (of, at),
+            (Self::Group(regex), Self::Group(other)) => regex.as_str() == other.as_str(),
+            _ => false,
+        }
+    }
+}
+
+impl Eq for Cut {}
 
 /// Why there can be no such part.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,5 +1,7 @@
 //! Live reload: the rules file is read again, and either all of it takes effect or nothing does.
 
+mod started;
+
 use std::{
     fs, io,
     path::{Path, PathBuf},
@@ -12,6 +14,8 @@ use crate::{
     door::proxy::{AuthoritiesError, Current, Live},
     limiter::Limiter,
 };
+
+pub use self::started::Started;
 
 /// How often the rules file is looked at. Looking costs one `stat`, and works where file events do not:
 /// on network file systems, and for the symbolic links of a Kubernetes ConfigMap.
@@ -40,6 +44,11 @@ pub enum LoadError {
     /// What the proxy needs cannot be had.
     #[error(transparent)]
     Proxy(#[from] AuthoritiesError),
+    /// This section is read at the start, and the rules may depend on it.
+    #[error(
+        "{0}: has changed, and is read at the start only; start the server again for this file to take effect"
+    )]
+    Start(&'static str),
 }
 
 impl LoadError {
@@ -47,7 +56,7 @@ impl LoadError {
     #[must_use]
     pub fn problems(&self) -> Vec<String> {
         match self {
-            Self::Unreadable { .. } | Self::Proxy(_) => vec![self.to_string()],
+            Self::Unreadable { .. } | Self::Proxy(_) | Self::Start(_) => vec![self.to_string()],
             Self::Mistaken { mistakes, .. } => mistakes.iter().map(Mistake::to_string).collect(),
         }
     }
@@ -106,6 +115,7 @@ pub struct Reloader {
     path: PathBuf,
     limiter: Arc<Limiter>,
     proxy: Option<Arc<Live>>,
+    started: Started,
     /// Locked until what was read is in force, so that what was read later is in force later.
     last: Mutex<Last>,
 }
@@ -148,9 +158,15 @@ pub(crate) struct Mark {
 }
 
 impl Reloader {
-    /// A reloader of the file at `path`, which has just been loaded into `limiter`, and `proxy` if there is one.
+    /// A reloader of the file at `path`, which has just been loaded into `limiter`, and `proxy` if there is one, by a server that was
+    /// `started` with it.
     #[must_use]
-    pub fn new(path: PathBuf, limiter: Arc<Limiter>, proxy: Option<Arc<Live>>) -> Self {
+    pub fn new(
+        path: PathBuf,
+        limiter: Arc<Limiter>,
+        proxy: Option<Arc<Live>>,
+        started: Started,
+    ) -> Self {
         let last = Mutex::new(Last {
             read: LastRead::new(mark(&path)),
             is_gone: false,
@@ -159,6 +175,7 @@ impl Reloader {
             path,
             limiter,
             proxy,
+            started,
             last,
         }
     }
@@ -206,6 +223,7 @@ impl Reloader {
         last: &mut LastRead<Mark>,
     ) -> Result<usize, LoadError> {
         let loaded = read.and_then(|mut config| {
+            self.started.check(&config)?;
             let proxy = self.prepare_proxy(config.proxy.take())?;
             for warning in &config.warnings {
                 tracing::warn!("{warning}");

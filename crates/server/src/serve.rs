@@ -38,7 +38,7 @@ use crate::{
     limiter::{Backend, Limiter},
     link::Link,
     net::{Behind, Bounds, Listener, Server, Tls, TlsError},
-    reload::Reloader,
+    reload::{Reloader, Started},
     snapshot::{self, Restored},
 };
 
@@ -133,6 +133,7 @@ pub fn start(
 ) -> Result<Running, ServeError> {
     let Secrets { token, password } = secrets;
     check_admin(config.listen.admin, token.as_deref())?;
+    let started = Started::with(&config);
     let grpc_tls = tls(Behind::Grpc, config.grpc.tls.as_ref())?;
     let of_proxy = config.proxy.as_ref().and_then(|proxy| proxy.tls.as_ref());
     let proxy_tls = tls(Behind::Proxy, of_proxy)?;
@@ -161,7 +162,7 @@ pub fn start(
     let proxy = proxy.transpose()?;
     let reloader = source.map(|path| {
         let (limiter, proxy) = (Arc::clone(&limiter), proxy.clone());
-        Arc::new(Reloader::new(path.to_owned(), limiter, proxy))
+        Arc::new(Reloader::new(path.to_owned(), limiter, proxy, started))
     });
     let doors = Doors {
         limiter: &limiter,

@@ -13,7 +13,7 @@ use tidegate_server::{
     limiter::Limiter,
     metrics,
     net::{Bounds, Listener, Server},
-    reload::Reloader,
+    reload::{Reloader, Started},
 };
 
 use crate::client::{Answer, Client};
@@ -55,7 +55,12 @@ impl Door {
         let store = MemoryStore::new(MemoryBounds::default());
         let rules = Config::parse(RULES).unwrap().rules;
         let limiter = Arc::new(Limiter::new(rules, store, clock.clone()));
-        let reloader = Reloader::new(file.path().to_owned(), Arc::clone(&limiter), None);
+        let reloader = Reloader::new(
+            file.path().to_owned(),
+            Arc::clone(&limiter),
+            None,
+            Started::default(),
+        );
         let operated = Operated {
             limiter: Arc::clone(&limiter),
             reloader: Some(Arc::new(reloader)),

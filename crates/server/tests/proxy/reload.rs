@@ -9,7 +9,10 @@ use std::{
 };
 
 use tempfile::NamedTempFile;
-use tidegate_server::reload::{LoadError, Reloader};
+use tidegate_server::{
+    config::Config,
+    reload::{LoadError, Reloader, Started},
+};
 
 use crate::{
     door::Door,
@@ -32,7 +35,8 @@ impl Reloaded {
     pub(crate) fn open(text: &str) -> Self {
         let (door, file) = (Door::open(text), NamedTempFile::new().unwrap());
         let (limiter, live) = (Arc::clone(&door.limiter), Arc::clone(&door.live));
-        let reloader = Reloader::new(file.path().to_owned(), limiter, Some(live));
+        let started = Started::with(&Config::parse(text).unwrap());
+        let reloader = Reloader::new(file.path().to_owned(), limiter, Some(live), started);
         Self {
             door,
             file,
@@ -51,6 +55,34 @@ fn file(upstream: &Upstream, settings: &str) -> String {
     format!(
         "proxy:\n  listen: 127.0.0.1:0\n  upstreams: [{{name: app, urls: \"{url}\"}}]\n{settings}"
     )
+}
+
+/// A rule that counts by an entry that nobody finds out would limit nobody.
+#[test]
+fn who_is_asking_is_as_at_the_start() {
+    let upstream = Upstream::answering(OLD);
+    let entries = "entries: {t: {of: header.x-a, split: '.'}}\n";
+    let limited = |key: &str| format!("rules: [{{name: r, key: [{key}], limits: [1/h]}}]\n");
+    let reloaded = Reloaded::open(&file(&upstream, &limited("ip")));
+    let mut client = reloaded.door.connect();
+    assert_eq!(client.ask("GET", "/", &[("host", "h")], b"").status, 200);
+    for (settings, section) in [
+        (format!("{entries}{}", limited("t")), "entries"),
+        (
+            format!("clients: {{proxies: 1}}\n{}", limited("ip")),
+            "clients",
+        ),
+    ] {
+        let refused = reloaded.reload(&file(&upstream, &settings)).unwrap_err();
+        let said = format!("{section}: has changed, and is read at the start only");
+        assert!(refused.to_string().starts_with(&said), "{refused}");
+        let denied = client.ask("GET", "/", &[("host", "h"), ("x-a", "acme.x")], b"");
+        assert_eq!(denied.status, 429, "{section}");
+    }
+    assert_eq!(
+        reloaded.reload(&file(&upstream, &limited("ip"))).unwrap(),
+        1
+    );
 }
 
 #[test]

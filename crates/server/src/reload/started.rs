@@ -1,0 +1,59 @@
+//! What of the rules file is read at the start only.
+
+use super::LoadError;
+use crate::config::{AdminToken, Config, Grpc, Headers, Identity, Listen, Shutdown, Snapshot};
+
+/// The settings that a server was started with, and keeps until it starts again.
+#[derive(Clone, Debug, Default)]
+pub struct Started {
+    identity: Identity,
+    listen: Listen,
+    headers: Headers,
+    grpc: Grpc,
+    shutdown: Shutdown,
+    admin_token: AdminToken,
+    snapshot: Option<Snapshot>,
+}
+
+impl Started {
+    /// Those of `config`.
+    #[must_use]
+    pub fn with(config: &Config) -> Self {
+        Self {
+            identity: config.identity.clone(),
+            listen: config.listen,
+            headers: config.headers,
+            grpc: config.grpc.clone(),
+            shutdown: config.shutdown,
+            admin_token: config.admin_token.clone(),
+            snapshot: config.snapshot.clone(),
+        }
+    }
+
+    /// Warns of what `config` has otherwise and will not be so.
+    ///
+    /// # Errors
+    ///
+    /// Who is asking must be found out as the rules expect it: rules that count by an entry that is not found limit nobody.
+    pub(super) fn check(&self, config: &Config) -> Result<(), LoadError> {
+        let (ours, theirs) = (&self.identity, &config.identity);
+        if ours.trust != theirs.trust {
+            return Err(LoadError::Start("clients"));
+        }
+        if ours.parts != theirs.parts {
+            return Err(LoadError::Start("entries"));
+        }
+        let others = [
+            ("listen", self.listen == config.listen),
+            ("headers", self.headers == config.headers),
+            ("grpc", self.grpc == config.grpc),
+            ("shutdown", self.shutdown == config.shutdown),
+            ("admin", self.admin_token == config.admin_token),
+            ("store.memory.snapshot", self.snapshot == config.snapshot),
+        ];
+        for (section, _) in others.iter().filter(|(_, is_alike)| !is_alike) {
+            tracing::warn!("{section} is as at the start until the server starts again");
+        }
+        Ok(())
+    }
+}
