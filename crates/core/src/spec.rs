@@ -303,17 +303,18 @@ impl LimitSpec {
                     counting: self.counting(problems)?,
                 }
             }
-            AlgorithmName::Concurrency => {
-                if self.count_denied == Some(true) {
-                    let problem =
-                        "goes with what is counted over time; who is denied holds no place";
-                    problems.push(LimitError::new("count_denied", problem));
-                }
-                Algorithm::Concurrency {
-                    limit: need("limit", self.limit, problems)?,
-                    lease: self.lease.unwrap_or(Self::LEASE),
-                }
-            }
+            AlgorithmName::Concurrency => self.concurrency(problems)?,
+        })
+    }
+
+    fn concurrency(&self, problems: &mut Vec<LimitError>) -> Option<Algorithm> {
+        if self.count_denied == Some(true) {
+            let problem = "goes with what is counted over time; who is denied holds no place";
+            problems.push(LimitError::new("count_denied", problem));
+        }
+        Some(Algorithm::Concurrency {
+            limit: need("limit", self.limit, problems)?,
+            lease: self.lease.unwrap_or(Self::LEASE),
         })
     }
 

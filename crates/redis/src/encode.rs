@@ -203,7 +203,7 @@ fn put_member(
             tau,
             queue,
         } => {
-            let longest = charge.longest_wait.filter(|_| *queue);
+            let longest = longest_wait(charge, *queue);
             begin(pack, 8 + usize::from(longest.is_some()));
             pack.number(*fraction);
             pack.boolean(lasting.is_some());
@@ -213,9 +213,6 @@ fn put_member(
             }
             pack.bytes(format!(">I7I{}", fraction_bytes(&member.numbers)).as_bytes());
             pack.boolean(*queue);
-            // Nobody waits for longer than an instant can be away, and Lua's numbers end there.
-            let longest =
-                longest.map(|longest| longest.as_micros().min(Timestamp::MAX.as_micros()));
             pack.numbers(longest.as_slice());
         }
         Numbers::Interval {
@@ -259,6 +256,13 @@ fn put_member(
         }
         _ => unreachable!("core has no other kernel"),
     }
+}
+
+/// For how long whoever asks would wait in a queue, in microseconds.
+fn longest_wait(charge: &Charge<'_>, queue: bool) -> Option<u64> {
+    let longest = charge.longest_wait.filter(|_| queue)?;
+    // Nobody waits for longer than an instant can be away, and Lua's numbers end there.
+    Some(longest.as_micros().min(Timestamp::MAX.as_micros()))
 }
 
 /// What every member begins with, before so many numbers of its kernel.
