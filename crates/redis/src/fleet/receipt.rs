@@ -4,8 +4,7 @@
 //! what was charged there is settled there, whether Redis is back by then or not.
 
 use tidegate_core::{
-    Charge, Decided, Decision, Effect, Limits, Outcome, Question, Receipt, Renewal, Settlement,
-    Timestamp,
+    Charge, Decided, Decision, Effect, Outcome, Question, Receipt, Renewal, Settlement, Timestamp,
 };
 
 use super::{Fleet, denials::Forgetting};
@@ -103,9 +102,9 @@ impl Fleet {
         let _forgotten = self.forgetting(charges, settlements);
         let settled = charges.iter().zip(warm).zip(settlements);
         for ((charge, receipt), settlement) in settled {
-            let limits = charge.limits.share(self.settings.share);
-            let shared = [of_share(charge, &limits)];
-            self.local.settle(&shared, receipt, &[*settlement], now);
+            self.on_share(std::slice::from_ref(charge), |shared| {
+                self.local.settle(shared, receipt, &[*settlement], now);
+            });
         }
         let asked = self.store.settle(charges, there, settlements);
         if let Err(trouble) = self.in_time(asked, None, now).await {
@@ -143,14 +142,7 @@ impl Fleet {
         receipt: &mut Receipt,
         now: Timestamp,
     ) -> Renewal {
-        let share = |charge: &Charge<'_>| charge.limits.share(self.settings.share);
-        let shares: Vec<_> = charges.iter().map(share).collect();
-        let shared: Vec<Charge<'_>> = charges
-            .iter()
-            .zip(&shares)
-            .map(|(charge, limits)| of_share(charge, limits))
-            .collect();
-        self.local.renew(&shared, receipt, now)
+        self.on_share(charges, |shared| self.local.renew(shared, receipt, now))
     }
 
     /// Settles what was charged to this node's share alone; hands back the receipt of anything else.
@@ -166,14 +158,9 @@ impl Fleet {
             there @ Charged::There(..) => return Err(FleetReceipt(there)),
         };
         let _forgotten = self.forgetting(charges, settlements);
-        let share = |charge: &Charge<'_>| charge.limits.share(self.settings.share);
-        let shares: Vec<_> = charges.iter().map(share).collect();
-        let shared: Vec<Charge<'_>> = charges
-            .iter()
-            .zip(&shares)
-            .map(|(charge, limits)| of_share(charge, limits))
-            .collect();
-        self.local.settle(&shared, receipt, settlements, now);
+        self.on_share(charges, |shared| {
+            self.local.settle(shared, receipt, settlements, now);
+        });
         Ok(())
     }
 
@@ -184,9 +171,4 @@ impl Fleet {
         self.denials
             .forgetting(given_back.map(|(charge, _)| charge))
     }
-}
-
-/// `charge` under this node's share of its limits.
-fn of_share<'a>(charge: &Charge<'a>, limits: &'a Limits) -> Charge<'a> {
-    Charge { limits, ..*charge }
 }

@@ -44,6 +44,24 @@ impl Fleet {
         }
     }
 
+    /// Hands `charges` on as those of this node's share.
+    pub(super) fn on_share<T>(
+        &self,
+        charges: &[Charge<'_>],
+        answer: impl FnOnce(&[Charge<'_>]) -> T,
+    ) -> T {
+        let shares: Vec<Arc<Limits>> = charges
+            .iter()
+            .map(|charge| charge.limits.share(self.settings.share))
+            .collect();
+        let shared: Vec<Charge<'_>> = charges
+            .iter()
+            .zip(&shares)
+            .map(|(charge, limits)| Charge { limits, ..*charge })
+            .collect();
+        answer(&shared)
+    }
+
     pub(super) fn fall_back(
         &self,
         question: &mut Question<'_, '_>,
@@ -73,24 +91,15 @@ impl Fleet {
             self.counters.count(Source::Policy);
             return by_policy(Decision::Admitted);
         }
-        let shares: Vec<Arc<Limits>> = charges
-            .iter()
-            .map(|charge| charge.limits.share(self.settings.share))
-            .collect();
-        let shared: Vec<Charge<'_>> = charges
-            .iter()
-            .zip(&shares)
-            .map(|(charge, limits)| Charge { limits, ..*charge })
-            .collect();
         self.counters.count(Source::Local);
-        let decision = match receipt {
-            None => self.local.check(&shared, now, effect, outcomes),
+        let decision = self.on_share(charges, |shared| match receipt {
+            None => self.local.check(shared, now, effect, outcomes),
             Some(receipt) => {
-                let (decision, reserved) = self.local.reserve(&shared, now, outcomes);
+                let (decision, reserved) = self.local.reserve(shared, now, outcomes);
                 *receipt = reserved;
                 decision
             }
-        };
+        });
         Decided {
             decision,
             exactness: Exactness::Local,
