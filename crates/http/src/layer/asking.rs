@@ -7,7 +7,7 @@ use std::{
 };
 
 use tidegate_core::{
-    Charge, Effect, Question, Request, RequestError, RuleSet, Scratch, Store, Verdict,
+    Charge, Effect, Question, Request, RequestError, RuleSet, Scratch, Store, Timestamp, Verdict,
 };
 use tokio::runtime::Handle;
 
@@ -25,15 +25,15 @@ pub(super) enum Asked<'v> {
     Open { reserves: bool },
 }
 
-/// Charges `request` in the name of `layer`.
+/// Charges `request`, which came `now`, in the name of `layer`.
 pub(super) async fn charge<'a, A: Asks, G: Gate + 'static>(
     asks: A,
     layer: &LimiterLayer<G>,
     rules: &'a Arc<RuleSet>,
     scratch: &'a mut Scratch,
-    request: &Request<'_>,
+    (request, now): (&Request<'_>, Timestamp),
 ) -> Result<Asked<'a>, RequestError> {
-    let (store, now) = (layer.gate.store(), layer.gate.now());
+    let store = layer.gate.store();
     let mut charges = rules.charges(request, now, scratch)?;
     if charges.is_empty() {
         return Ok(Asked::Decided(Verdict::unlimited(), Reservation::default()));

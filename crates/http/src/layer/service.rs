@@ -112,7 +112,8 @@ impl<G: Gate + 'static> LimiterLayer<G> {
         let cost = settings.cost.of(parts);
         let known = SCRATCH.with_borrow_mut(|scratch| {
             let described = tidegate_core::Request::new(&entries, cost)?;
-            let asked = at_once(asking::charge(AtOnce, self, &rules, scratch, &described))?;
+            let asked = asking::charge(AtOnce, self, &rules, scratch, (&described, now));
+            let asked = at_once(asked)?;
             Ok(match asked {
                 Asked::Decided(verdict, reservation) => {
                     gate.observe(&verdict);
@@ -146,7 +147,8 @@ impl<G: Gate + 'static> LimiterLayer<G> {
             let described = tidegate_core::Request::new(&entries, asked.cost)?;
             let mut scratch = Scratch::default();
             let terms = &self.settings.terms;
-            let charged = asking::charge(Patient, &self, &asked.rules, &mut scratch, &described);
+            let asking = (&described, now);
+            let charged = asking::charge(Patient, &self, &asked.rules, &mut scratch, asking);
             let Asked::Decided(verdict, reservation) = charged.await? else {
                 unreachable!("{ANSWERED}");
             };
