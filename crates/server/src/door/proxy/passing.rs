@@ -38,8 +38,17 @@ pub(super) enum Asked {
     Later(Errand, usize),
 }
 
-/// What came of a request that was sent: an answer, or nothing, and it may be sent on another connection.
-type Heard = Result<(Response<Source>, Lease), Errand>;
+/// What came of a request that was sent.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly every request is an answer"
+)]
+enum Heard {
+    /// The head of an answer, and the connection on which it came.
+    Answer(Response<Source>, Lease),
+    /// Nothing, and it may be sent on another connection.
+    Unsent(Errand),
+}
 
 impl Passing {
     pub(super) const fn new(current: Arc<Current>, worker: usize) -> Self {
@@ -91,8 +100,8 @@ impl Passing {
                 let times = &self.current.settings.timeouts;
                 let heard = lease.link.answer(progress, times).await;
                 match self.heard(heard, lease, progress)? {
-                    Ok(answered) => return Ok(answered),
-                    Err(errand) => {
+                    Heard::Answer(answer, lease) => return Ok((answer, lease)),
+                    Heard::Unsent(errand) => {
                         upstream.tally.count_retry(self.worker);
                         (errand, turn)
                     }
@@ -139,8 +148,8 @@ impl Passing {
             let mut lease = self.lease(link, load);
             let heard = lease.link.ask(errand, progress, times).await;
             match self.heard(heard, lease, progress)? {
-                Ok(answered) => return Ok(answered),
-                Err(unsent) => errand = unsent,
+                Heard::Answer(answer, lease) => return Ok((answer, lease)),
+                Heard::Unsent(unsent) => errand = unsent,
             }
             // Of a kept connection it was to be expected; a new one that takes nothing is no address to ask.
             stale += u32::from(is_kept);
@@ -200,9 +209,9 @@ impl Passing {
         let refusal = match heard {
             Ok(answer) => {
                 note_answer(address);
-                return Ok(Ok((answer, lease)));
+                return Ok(Heard::Answer(answer, lease));
             }
-            Err(Unanswered::Unsent(errand)) => return Ok(Err(errand)),
+            Err(Unanswered::Unsent(errand)) => return Ok(Heard::Unsent(errand)),
             Err(Unanswered::Lost) => None,
             Err(Unanswered::Refused(refusal)) => Some(refusal),
         };
