@@ -23,7 +23,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 
 use crate::{
     stores::Far,
-    support::{Limiter, Notes, fixed, get, limiter, limiter_on, rule, statuses},
+    support::{Limiter, Notes, fixed, get, lasting_for, limiter, limiter_on, rule, statuses},
 };
 
 /// Answers at once with what it makes of a path.
@@ -205,13 +205,7 @@ async fn a_place_comes_back_from_a_thread_without_a_runtime() {
 async fn what_outlasts_a_body_holds_the_place() {
     let limiter = limiter(vec![places(2)]);
     let lasting = Lasting::default();
-    let kept = lasting.clone();
-    let upgraded = service_fn(move |_: Request<()>| {
-        let mut response = Response::new(Full::<Bytes>::default());
-        response.extensions_mut().insert(kept.clone());
-        future::ready(Ok::<_, Infallible>(response))
-    });
-    let mut service = layered(&limiter, upgraded);
+    let mut service = layered(&limiter, lasting_for(&lasting));
     assert_eq!(statuses(&mut service, "/", 3).await, [200, 200, 429]);
     drop(service);
     assert_eq!(left(&limiter).await, 0);

@@ -25,7 +25,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 use crate::{
     ends::{left, places},
     stores::Far,
-    support::{Limiter, get, limiter, limiter_on},
+    support::{Limiter, get, lasting_for, limiter, limiter_on},
 };
 
 /// Lets so many seconds pass, on the limiter's clock and on the runtime's.
@@ -87,13 +87,7 @@ async fn a_request_that_is_not_answered_yet_keeps_its_place() {
 async fn what_outlasts_a_body_keeps_its_place() {
     let limiter = limiter(vec![places(1)]);
     let lasting = Lasting::default();
-    let kept = lasting.clone();
-    let upgraded = service_fn(move |_: Request<()>| {
-        let mut response = Response::new(Full::<Bytes>::default());
-        response.extensions_mut().insert(kept.clone());
-        future::ready(Ok::<_, Infallible>(response))
-    });
-    let mut service = LimiterLayer::new(Arc::clone(&limiter)).layer(upgraded);
+    let mut service = LimiterLayer::new(Arc::clone(&limiter)).layer(lasting_for(&lasting));
     let answer = service.ready().await.unwrap().call(get("/")).await.unwrap();
     drop((answer, service));
     pass(&limiter, 150).await;

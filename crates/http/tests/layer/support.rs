@@ -2,6 +2,7 @@
 
 use std::{
     convert::Infallible,
+    future::{Ready, ready},
     sync::{Arc, Mutex},
     task::{Context, Poll},
 };
@@ -13,13 +14,25 @@ use tidegate_core::{
     AlgorithmName, Condition, LimitSpec, MemoryBounds, MemoryStore, Pattern, Rule, RuleSet,
     Timestamp, When, notation,
 };
-use tidegate_http::{Clock, Limited, LimiterLayer, Passed};
-use tower::{Layer, Service, ServiceExt};
+use tidegate_http::{Clock, Lasting, Limited, LimiterLayer, Passed};
+use tower::{Layer, Service, ServiceExt, service_fn, util::BoxCloneService};
 
 pub(crate) type Limiter<S = MemoryStore> = tidegate_http::Limiter<S>;
 
 /// A midnight, so that windows on the clock begin here.
 const START: Timestamp = Timestamp::from_micros(1_700_006_400_000_000);
+
+/// Answers every request with nothing, and with a clone of `lasting`, as whoever upgrades a connection.
+pub(crate) fn lasting_for(
+    lasting: &Lasting,
+) -> BoxCloneService<Request<()>, Response<Full<Bytes>>, Infallible> {
+    let lasting = lasting.clone();
+    BoxCloneService::new(service_fn(move |_| {
+        let mut response = Response::new(Full::default());
+        response.extensions_mut().insert(lasting.clone());
+        ready(Ok(response))
+    }))
+}
 
 /// Answers every request, and keeps what came.
 #[derive(Clone, Debug, Default)]
@@ -48,7 +61,7 @@ impl Notes {
 impl Service<Request<()>> for Notes {
     type Response = Response<Full<Bytes>>;
     type Error = Infallible;
-    type Future = std::future::Ready<Result<Self::Response, Infallible>>;
+    type Future = Ready<Result<Self::Response, Infallible>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         self.is_ready = true;
@@ -66,7 +79,7 @@ impl Service<Request<()>> for Notes {
         self.came.lock().unwrap().push((path, passed));
         let mut response = Response::new(Full::from("served"));
         *response.headers_mut() = self.answer.clone();
-        std::future::ready(Ok(response))
+        ready(Ok(response))
     }
 }
 

@@ -34,10 +34,7 @@ fn an_idle_client_is_sent_away() {
 
 #[test]
 fn a_body_that_stops_is_408() {
-    let upstream = Upstream::start(|talk| {
-        talk.head();
-        talk.until_closed();
-    });
+    let upstream = Upstream::silent();
     let door = Door::with(upstream.url(), "timeouts: {idle: 100ms}");
     let mut client = door.connect();
     client.send("POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 10\r\n\r\nhalf");
@@ -65,10 +62,7 @@ fn a_body_that_is_slow_but_comes_is_waited_for() {
 
 #[test]
 fn a_body_that_is_too_large_is_413() {
-    let upstream = Upstream::start(|talk| {
-        talk.head();
-        talk.until_closed();
-    });
+    let upstream = Upstream::silent();
     let door = Door::with(upstream.url(), "max_body: 10");
     let mut client = door.connect();
     client.send("POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 11\r\n\r\n");

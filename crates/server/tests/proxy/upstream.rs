@@ -64,6 +64,14 @@ impl Upstream {
         })
     }
 
+    /// Reads the head of one request, and says nothing.
+    pub(crate) fn silent() -> Self {
+        Self::start(|talk| {
+            talk.head();
+            talk.until_closed();
+        })
+    }
+
     /// Answers with an empty 200.
     pub(crate) fn ok() -> Self {
         Self::answering("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
