@@ -12,7 +12,7 @@
     unfulfilled_lint_expectations,
     reason = "the server uses the rest, and is linted otherwise"
 )]
-#[path = "../../../crates/server/src/clock.rs"]
+#[path = "../../../crates/http/src/clock.rs"]
 mod clock;
 mod growth;
 mod keys;
