@@ -31,6 +31,7 @@ mod limits;
 mod member;
 mod memory;
 mod outcome;
+mod prefetch;
 mod question;
 mod receipt;
 mod rules;

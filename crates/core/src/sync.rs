@@ -35,6 +35,12 @@ impl<T> Mutex<T> {
         self.0.try_lock().unwrap_or_else(|| self.wait())
     }
 
+    /// The guard, unless somebody else has it.
+    #[cfg(not(loom))]
+    pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
+        self.0.try_lock()
+    }
+
     #[cfg(not(loom))]
     #[cold]
     fn wait(&self) -> Guard<'_, T> {
@@ -54,6 +60,11 @@ impl<T> Mutex<T> {
                 return guard;
             }
         }
+    }
+
+    #[cfg(loom)]
+    pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
+        self.0.try_lock().ok()
     }
 
     #[cfg(loom)]

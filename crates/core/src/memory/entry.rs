@@ -42,6 +42,25 @@ impl Entry {
         self.key.bytes()
     }
 
+    /// Whether it is the entry of `key`.
+    #[inline]
+    pub(super) fn is_of(&self, key: &[u8]) -> bool {
+        let own = self.key();
+        if own.len() != key.len() {
+            return false;
+        }
+        // Two halves that overlap are compared in less time than it takes to call a function that compares bytes.
+        match (
+            own.first_chunk::<8>(),
+            key.first_chunk::<8>(),
+            own.last_chunk::<8>(),
+            key.last_chunk::<8>(),
+        ) {
+            (Some(a), Some(b), Some(c), Some(d)) if key.len() <= 16 => a == b && c == d,
+            _ => own == key,
+        }
+    }
+
     pub(super) fn fingerprint(&self) -> u32 {
         self.fingerprint
     }

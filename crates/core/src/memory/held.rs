@@ -9,6 +9,7 @@ use super::{
 use crate::{
     charge::{Charge, Effect},
     outcome::Decision,
+    prefetch::prefetch,
     receipt::Charged,
     time::Timestamp,
 };
@@ -32,17 +33,24 @@ impl<'s, 'c> Held<'s, 'c> {
         let mut numbers: Vec<usize> = hashes.iter().map(|hash| store.shard_of(*hash)).collect();
         numbers.sort_unstable();
         numbers.dedup();
-        let guards = numbers
+        for number in &numbers {
+            prefetch(&store.shards[*number]);
+        }
+        let guards: Vec<Guard<'s>> = numbers
             .iter()
             .map(|number| store.shards[*number].0.lock())
             .collect();
-        Self {
+        let held = Self {
             store,
             charges,
             hashes,
             numbers,
             guards,
+        };
+        for hash in &held.hashes {
+            held.guards[held.place_of(*hash)].prefetch(*hash);
         }
+        held
     }
 
     pub(super) fn latest(&mut self, now: Timestamp) -> Timestamp {
@@ -144,8 +152,13 @@ impl<'s, 'c> Held<'s, 'c> {
 
     /// The shard of a key of that hash, which is one of those that were locked.
     fn shard(&mut self, hash: u64) -> &mut Shard {
+        let place = self.place_of(hash);
+        &mut self.guards[place]
+    }
+
+    /// Which of the guards is that of a key of that hash.
+    fn place_of(&self, hash: u64) -> usize {
         let number = self.store.shard_of(hash);
-        let at = self.numbers.partition_point(|held| *held < number);
-        &mut self.guards[at]
+        self.numbers.partition_point(|held| *held < number)
     }
 }

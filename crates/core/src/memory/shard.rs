@@ -84,6 +84,11 @@ impl Shard {
         self.latest
     }
 
+    /// Begins to fetch the entry of a key with that hash.
+    pub(super) fn prefetch(&self, hash: u64) {
+        self.entries.prefetch(hash);
+    }
+
     /// Finds the entry of `charge`, one of `all` that are decided together, and reserves room for what is charged.
     #[inline]
     pub(super) fn locate(

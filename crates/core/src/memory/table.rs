@@ -13,6 +13,7 @@ use super::{
     entry::Entry,
     tags::{self, Tags},
 };
+use crate::prefetch::prefetch;
 
 #[derive(Debug, Default)]
 pub(super) struct Table {
@@ -71,8 +72,28 @@ impl Table {
     /// The number of the entry of `key`, good until the next insertion or removal.
     #[inline]
     pub(super) fn find(&self, hash: u64, key: &[u8]) -> Option<usize> {
-        let is = |slot: usize| self.get(slot).is_some_and(|entry| entry.key() == key);
-        self.tags.find(tag(hash), self.home(hash), is)
+        let home = self.home(hash);
+        // Most entries lie in or beside the lines of their home, which come while the tags are looked through.
+        self.prefetch_slot(home);
+        let is = |slot: usize| self.get(slot).is_some_and(|entry| entry.is_of(key));
+        self.tags.find(tag(hash), home, is)
+    }
+
+    /// Begins to fetch the entry of a key with that hash, which is most probably the first with its tag.
+    pub(super) fn prefetch(&self, hash: u64) {
+        let is_any = |_| true;
+        if let Some(slot) = self.tags.find(tag(hash), self.home(hash), is_any) {
+            self.prefetch_slot(slot);
+        }
+    }
+
+    /// Begins to fetch what is in a slot, which may lie in two lines.
+    #[inline]
+    fn prefetch_slot(&self, slot: usize) {
+        if let Some(chunk) = self.chunks.get(slot / CHUNK) {
+            prefetch(&chunk[slot % CHUNK]);
+            prefetch(&chunk[(slot + 1) % CHUNK]);
+        }
     }
 
     /// Adds an entry whose key is not in yet; `hash_of` hashes the others if the table has to grow.
@@ -267,6 +288,7 @@ mod tests {
             let find = |table: &Table, key: u64| table.find(hash(key), &key.to_le_bytes());
             let (mut table, mut model) = (Table::default(), BTreeMap::new());
             for (add, key) in operations {
+                table.prefetch(hash(key));
                 let found = find(&table, key);
                 prop_assert_eq!(found.is_some(), model.contains_key(&key));
                 match found {
