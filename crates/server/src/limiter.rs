@@ -134,6 +134,13 @@ impl Limiter {
         self.metrics.observe_throttle(door, decided);
     }
 
+    /// Says which keys are about to be decided, one after the other: see [`MemoryStore::prefetch`].
+    pub(crate) fn prefetch<'k>(&self, keys: impl IntoIterator<Item = &'k [u8]>) {
+        if let Backend::Memory(store) = &self.backend {
+            store.prefetch(keys);
+        }
+    }
+
     /// Decides what is `asked`. `outcomes` is the caller's to reuse; there are none where a policy answers for the store.
     pub(crate) async fn decide(&self, asked: Asked<'_>, outcomes: &mut Vec<Outcome>) -> Decided {
         let Asked {

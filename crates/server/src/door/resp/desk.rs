@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use tidegate_core::{Outcome, Scratch, Timestamp};
+use tidegate_core::{MemoryStore, Outcome, Scratch, Timestamp};
 
 use super::{
     bounds::{MAX_WAITING, OUTPUT_BYTES},
@@ -59,6 +59,16 @@ pub(super) struct Progress {
     pub(super) more: bool,
 }
 
+impl Progress {
+    /// Nothing of `input` is to be read any more.
+    fn all(input: &[u8]) -> Self {
+        Self {
+            used: input.len(),
+            more: false,
+        }
+    }
+}
+
 impl Desk {
     /// Answers the commands that have arrived whole, until [`OUTPUT_BYTES`] are waiting to be written.
     pub(super) fn answer(
@@ -72,21 +82,11 @@ impl Desk {
         self.waiting.clear();
         let now = limiter.now();
         let mut used = 0;
-        while self.output.len() < OUTPUT_BYTES && self.waiting.len() < MAX_WAITING {
+        while has_room(&self.output, &self.waiting) {
             let rest = &input[used..];
-            match self.parser.parse(rest) {
-                Ok(None) => return Progress { used, more: false },
-                Ok(Some(length)) => {
-                    let context = Context {
-                        limiter,
-                        session,
-                        memory: &mut self.memory,
-                        waiting: &mut self.waiting,
-                        now,
-                    };
-                    execute(context, self.parser.arguments(rest), &mut self.output);
-                    used += length;
-                }
+            let parsed = match self.parser.parse(rest, MemoryStore::PREFETCHED) {
+                Ok(0) => return Progress { used, more: false },
+                Ok(parsed) => parsed,
                 Err(error) => {
                     let mut reply = Reply {
                         out: &mut self.output,
@@ -95,13 +95,33 @@ impl Desk {
                     reply.error(format_args!("ERR Protocol error: {error}"));
                     limiter.metrics().count_bad_request(Door::Resp);
                     session.ending = Ending::Broken;
+                    return Progress::all(input);
                 }
+            };
+            let commands = (0..parsed).filter_map(|index| self.parser.command(index, rest));
+            if parsed > 1 {
+                let keys = commands
+                    .clone()
+                    .filter_map(|(arguments, _)| command::key(arguments));
+                limiter.prefetch(keys);
             }
-            if session.ending != Ending::No {
-                return Progress {
-                    used: input.len(),
-                    more: false,
+            let start = used;
+            for (arguments, end) in commands {
+                let context = Context {
+                    limiter,
+                    session,
+                    memory: &mut self.memory,
+                    waiting: &mut self.waiting,
+                    now,
                 };
+                execute(context, arguments, &mut self.output);
+                used = start + end;
+                if session.ending != Ending::No {
+                    return Progress::all(input);
+                }
+                if !has_room(&self.output, &self.waiting) {
+                    break;
+                }
             }
         }
         Progress { used, more: true }
@@ -115,6 +135,11 @@ impl Desk {
             Deciding::new(Arc::clone(limiter), waiting, output)
         })
     }
+}
+
+/// Whether more commands may be answered before these answers are written.
+fn has_room(output: &[u8], waiting: &[Waiting]) -> bool {
+    output.len() < OUTPUT_BYTES && waiting.len() < MAX_WAITING
 }
 
 /// Runs one command and keeps quiet about it if the client wished so.

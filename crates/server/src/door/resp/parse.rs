@@ -60,39 +60,80 @@ pub(super) struct Place {
     pub(super) end: usize,
 }
 
-/// Takes one command after the other apart, into the same memory.
+/// Takes commands apart, a few at a time, into the same memory.
 #[derive(Debug, Default)]
 pub(super) struct Parser {
+    commands: Vec<Command>,
     places: Vec<Place>,
     /// The arguments of an inline command, without their quotes; places are in here then.
     unquoted: Option<Vec<u8>>,
 }
 
+/// One command: where it ends in the input, and its last argument among all places.
+#[derive(Clone, Copy, Debug)]
+struct Command {
+    end: usize,
+    last: usize,
+}
+
 impl Parser {
-    /// Reads the command at the beginning of `input` and answers how long it is; `None` if it has not
-    /// arrived whole. An empty line or array is a command without arguments.
-    pub(super) fn parse(&mut self, input: &[u8]) -> Result<Option<usize>, ProtocolError> {
+    /// Reads the commands at the beginning of `input`, but no more than `most`, and answers how many: none if the first
+    /// has not arrived whole. An empty line or array is a command without arguments.
+    ///
+    /// # Errors
+    ///
+    /// If the first is no command. What comes before one that is none is read as if it were all there is.
+    pub(super) fn parse(&mut self, input: &[u8], most: usize) -> Result<usize, ProtocolError> {
+        self.commands.clear();
         self.places.clear();
-        match input.first() {
-            None => Ok(None),
-            Some(b'*') => {
-                self.unquoted = None;
-                self.array(input)
+        self.unquoted = None;
+        let mut start = 0;
+        while self.commands.len() < most {
+            let end = match input.get(start) {
+                None => break,
+                Some(b'*') => self.array(input, start),
+                // Its arguments are in other memory, so it is read alone.
+                Some(_) if start == 0 => self.line(input),
+                Some(_) => break,
+            };
+            match end {
+                Ok(Some(end)) => {
+                    let last = self.places.len();
+                    self.commands.push(Command { end, last });
+                    start = end;
+                }
+                Ok(None) => break,
+                Err(error) if start == 0 => return Err(error),
+                Err(_) => break,
             }
-            Some(_) => self.line(input),
+            if self.unquoted.is_some() {
+                break;
+            }
         }
+        Ok(self.commands.len())
     }
 
-    /// The arguments that [`Self::parse`] found in `input`.
-    pub(super) fn arguments<'a>(&'a self, input: &'a [u8]) -> Arguments<'a> {
-        Arguments {
+    /// The arguments of command `index` of those that [`Self::parse`] found in `input`, and where it ends.
+    pub(super) fn command<'a>(
+        &'a self,
+        index: usize,
+        input: &'a [u8],
+    ) -> Option<(Arguments<'a>, usize)> {
+        let Command { end, last } = *self.commands.get(index)?;
+        let before = index
+            .checked_sub(1)
+            .and_then(|before| self.commands.get(before));
+        let first = before.map_or(0, |before| before.last);
+        let arguments = Arguments {
             bytes: self.unquoted.as_deref().unwrap_or(input),
-            places: &self.places,
-        }
+            places: self.places.get(first..last)?,
+        };
+        Some((arguments, end))
     }
 
-    fn array(&mut self, input: &[u8]) -> Result<Option<usize>, ProtocolError> {
-        let (count, mut at) = match Header::at(input, 1) {
+    /// The command whose `*` is at `start`: where it ends, if it has arrived whole.
+    fn array(&mut self, input: &[u8], start: usize) -> Result<Option<usize>, ProtocolError> {
+        let (count, mut at) = match Header::at(input, start + 1) {
             Header::Partial => return Ok(None),
             Header::Malformed => return Err(ProtocolError::ArrayLength),
             Header::Negative { end } => return Ok(Some(end)),
@@ -101,8 +142,9 @@ impl Parser {
         if count > MAX_ARGUMENTS {
             return Err(ProtocolError::TooManyArguments);
         }
+        let most = start + MAX_COMMAND_BYTES;
         for _ in 0..count {
-            let Some(place) = bulk(input, at)? else {
+            let Some(place) = bulk(input, at, most)? else {
                 return Ok(None);
             };
             self.places.push(place);
@@ -122,7 +164,7 @@ impl Parser {
             };
         };
         let line = &input[..end];
-        let unquoted = self.unquoted.get_or_insert_default();
+        let unquoted = self.unquoted.insert(Vec::new());
         inline::split(
             line.strip_suffix(b"\r").unwrap_or(line),
             unquoted,
@@ -135,8 +177,8 @@ impl Parser {
     }
 }
 
-/// The bulk string whose `$` is at `at`; `None` if it has not arrived whole.
-fn bulk(input: &[u8], at: usize) -> Result<Option<Place>, ProtocolError> {
+/// The bulk string whose `$` is at `at`, in a command that ends before `most`; `None` if it has not arrived whole.
+fn bulk(input: &[u8], at: usize, most: usize) -> Result<Option<Place>, ProtocolError> {
     match input.get(at) {
         None => return Ok(None),
         Some(b'$') => {}
@@ -152,7 +194,7 @@ fn bulk(input: &[u8], at: usize) -> Result<Option<Place>, ProtocolError> {
         return Err(ProtocolError::BulkTooLong);
     }
     let end = start + length;
-    if end + 2 > MAX_COMMAND_BYTES {
+    if end + 2 > most {
         return Err(ProtocolError::CommandTooLong);
     }
     match input.get(end..end + 2) {
@@ -248,5 +290,66 @@ impl<'a> Arguments<'a> {
     pub(super) fn is(self, index: usize, word: &str) -> bool {
         self.get(index)
             .is_some_and(|argument| argument.eq_ignore_ascii_case(word.as_bytes()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The words of every command in `input`, read so many together.
+    fn words(mut input: &[u8], most: usize) -> (Vec<Vec<Vec<u8>>>, Option<ProtocolError>) {
+        let (mut parser, mut all) = (Parser::default(), Vec::new());
+        loop {
+            match parser.parse(input, most) {
+                Ok(0) => return (all, None),
+                Ok(count) => {
+                    let mut read = 0;
+                    for index in 0..count {
+                        let (arguments, end) = parser.command(index, input).unwrap();
+                        all.push(arguments.iter().map(<[u8]>::to_vec).collect());
+                        read = end;
+                    }
+                    assert!(parser.command(count, input).is_none());
+                    input = &input[read..];
+                }
+                Err(error) => return (all, Some(error)),
+            }
+        }
+    }
+
+    #[test]
+    fn commands_are_the_same_however_many_are_read_together() {
+        let beginning =
+            b"*1\r\n$4\r\nPING\r\n*2\r\n$4\r\nECHO\r\n$0\r\n\r\n*0\r\n*-1\r\n\r\nPING 'a b'\n\
+            ECHO c\r\n*1\r\n$1\r\nd\r\n";
+        for (end, error) in [
+            (&b""[..], None),
+            (b"*2\r\n$1\r\na\r\n$", None),
+            (b"*1\r\n:1\r\n", Some(ProtocolError::NotABulk(b':'))),
+            (b"PING '\r\n", Some(ProtocolError::UnbalancedQuotes)),
+        ] {
+            let input = [beginning, end].concat();
+            let alone = words(&input, 1);
+            assert_eq!((alone.0.len(), alone.1), (8, error));
+            for most in 2..12 {
+                assert_eq!(words(&input, most), alone, "{most} together");
+            }
+        }
+    }
+
+    #[test]
+    fn the_bound_of_a_command_is_its_own_wherever_it_stands() {
+        let bulk = format!("$60000\r\n{}\r\n", "x".repeat(60_000));
+        let long = format!("*13\r\n{}", bulk.repeat(13));
+        assert!(long.len() < MAX_COMMAND_BYTES && 2 * long.len() > MAX_COMMAND_BYTES);
+        assert_eq!(Parser::default().parse(long.repeat(3).as_bytes(), 8), Ok(3));
+        let too_long = format!("*14\r\n{}", bulk.repeat(14));
+        let input = [long, too_long].concat();
+        let mut parser = Parser::default();
+        assert_eq!(parser.parse(input.as_bytes(), 8), Ok(1));
+        let end = parser.command(0, input.as_bytes()).unwrap().1;
+        let refused = parser.parse(&input.as_bytes()[end..], 8);
+        assert_eq!(refused, Err(ProtocolError::CommandTooLong));
     }
 }

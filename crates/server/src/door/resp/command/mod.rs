@@ -241,6 +241,12 @@ fn find(name: &[u8]) -> Option<&'static Command> {
         .find(|command| command.name.as_bytes().eq_ignore_ascii_case(name))
 }
 
+/// The key that a command is about, as far as can be said without running it.
+pub(super) fn key<'a>(arguments: Arguments<'a>) -> Option<&'a [u8]> {
+    find(arguments.get(0)?).filter(|command| command.keyed)?;
+    arguments.get(1)
+}
+
 /// Runs the command that the first argument names, or keeps it if a transaction is open.
 pub(super) fn run(context: &mut Context<'_>, arguments: Arguments<'_>, out: &mut Vec<u8>) {
     let mut reply = Reply {

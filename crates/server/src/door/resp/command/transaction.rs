@@ -48,9 +48,11 @@ pub(super) fn exec(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Repl
     let mut parser = Parser::default();
     let mut rest = queued.as_slice();
     // What was queued was written as the parser reads it.
-    while let Ok(Some(length)) = parser.parse(rest) {
-        run(context, parser.arguments(rest), reply.out);
-        rest = &rest[length..];
+    while let Ok(1) = parser.parse(rest, 1)
+        && let Some((arguments, end)) = parser.command(0, rest)
+    {
+        run(context, arguments, reply.out);
+        rest = &rest[end..];
     }
 }
 
