@@ -5,19 +5,8 @@ const MAX_INTEGER: u64 = 999_999_999_999_999;
 
 /// Appends `number` in decimal; one over the maximum of a structured field as that maximum.
 pub(crate) fn integer(out: &mut Vec<u8>, number: u64) {
-    let mut digits = [0_u8; 20];
-    let mut at = digits.len();
-    let mut rest = number.min(MAX_INTEGER);
-    loop {
-        at -= 1;
-        // A remainder of 10 is a digit.
-        digits[at] = b'0' + u8::try_from(rest % 10).unwrap_or(0);
-        rest /= 10;
-        if rest == 0 {
-            break;
-        }
-    }
-    out.extend_from_slice(&digits[at..]);
+    let mut digits = itoa::Buffer::new();
+    out.extend_from_slice(digits.format(number.min(MAX_INTEGER)).as_bytes());
 }
 
 /// Appends `;name=number`.
@@ -29,6 +18,10 @@ pub(crate) fn parameter(out: &mut Vec<u8>, name: u8, number: u64) {
 /// Appends `text` as the inside of a string: quotes and backslashes escaped, and `?` for what such a
 /// string cannot hold (anything but printable ASCII).
 pub(crate) fn string_content(out: &mut Vec<u8>, text: &str) {
+    let is_plain = |byte: &u8| matches!(byte, b' '..=b'~') && !matches!(byte, b'"' | b'\\');
+    if text.as_bytes().iter().all(is_plain) {
+        return out.extend_from_slice(text.as_bytes());
+    }
     for c in text.chars() {
         match u8::try_from(c) {
             Ok(escaped @ (b'"' | b'\\')) => out.extend_from_slice(&[b'\\', escaped]),
@@ -59,6 +52,7 @@ mod tests {
 
     #[test]
     fn strings_hold_printable_ascii() {
+        assert_eq!(written(|out| string_content(out, "api:1/s ~")), "api:1/s ~");
         assert_eq!(
             written(|out| string_content(out, "a \"b\\\" \u{e9}\n\u{7f}")),
             "a \\\"b\\\\\\\" ???"

@@ -1,40 +1,8 @@
 //! A verdict as JSON.
+//!
+//! Written by hand: to serialise the same fields by their names takes a sixth of all that a decision over HTTP takes.
 
-use serde::{Serialize, Serializer};
 use tidegate_core::{Line, Outcome, Retry, Source, Verdict};
-
-#[derive(Serialize)]
-struct Document<'v> {
-    allowed: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    reason: Option<&'static str>,
-    rule: Option<&'v str>,
-    limit: Option<u64>,
-    remaining: Option<u64>,
-    reset_after_ms: Option<u64>,
-    retry_after_ms: Option<u64>,
-    delay_ms: u64,
-    exactness: &'static str,
-    /// Absent where there is but one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    source: Option<&'static str>,
-    #[serde(serialize_with = "lines")]
-    limits: &'v [Line<'v>],
-}
-
-#[derive(Serialize)]
-struct LineDocument<'v> {
-    rule: Option<&'v str>,
-    policy: &'v str,
-    allowed: bool,
-    over_limit: bool,
-    limit: u64,
-    remaining: u64,
-    reset_after_ms: u64,
-    retry_after_ms: Option<u64>,
-    delay_ms: u64,
-    shadow: bool,
-}
 
 /// As much as most documents take, so that they are written in one piece of memory.
 const USUAL_BYTES: usize = 512;
@@ -42,23 +10,54 @@ const USUAL_BYTES: usize = 512;
 /// The verdict's document. Times are milliseconds, rounded up; a `retry_after_ms` of null is never.
 pub(super) fn body(verdict: &Verdict<'_>) -> Vec<u8> {
     let leading: Option<&Outcome> = verdict.leading().map(|line| &line.outcome);
-    let document = Document {
-        allowed: verdict.allowed,
-        reason: verdict.reason.map(tidegate_core::Reason::as_str),
-        rule: verdict.rule,
-        limit: leading.map(|outcome| outcome.limit),
-        remaining: leading.map(|outcome| outcome.remaining),
-        reset_after_ms: leading.map(|outcome| outcome.reset_after.as_millis_ceil()),
-        retry_after_ms: millis(verdict.retry_after),
-        delay_ms: verdict.delay.as_millis_ceil(),
-        exactness: verdict.exactness.as_str(),
-        source: (verdict.source != Source::Memory).then(|| verdict.source.as_str()),
-        limits: &verdict.lines,
-    };
-    let mut octets = Vec::with_capacity(USUAL_BYTES);
-    // Serialising to memory fails only for maps with keys that are no strings.
-    let _ = serde_json::to_writer(&mut octets, &document);
-    octets
+    let mut json = Writer(Vec::with_capacity(USUAL_BYTES));
+    json.raw(r#"{"allowed":"#).truth(verdict.allowed);
+    if let Some(reason) = verdict.reason {
+        json.raw(r#","reason":"#).text(Some(reason.as_str()));
+    }
+    json.raw(r#","rule":"#).text(verdict.rule);
+    json.raw(r#","limit":"#)
+        .number(leading.map(|outcome| outcome.limit));
+    json.raw(r#","remaining":"#)
+        .number(leading.map(|outcome| outcome.remaining));
+    let reset_after = leading.map(|outcome| outcome.reset_after.as_millis_ceil());
+    json.raw(r#","reset_after_ms":"#).number(reset_after);
+    json.raw(r#","retry_after_ms":"#)
+        .number(millis(verdict.retry_after));
+    json.raw(r#","delay_ms":"#)
+        .number(Some(verdict.delay.as_millis_ceil()));
+    json.raw(r#","exactness":"#)
+        .text(Some(verdict.exactness.as_str()));
+    // It goes without saying where there is but one.
+    if verdict.source != Source::Memory {
+        json.raw(r#","source":"#)
+            .text(Some(verdict.source.as_str()));
+    }
+    json.raw(r#","limits":["#);
+    for (index, line) in verdict.lines.iter().enumerate() {
+        json.raw(if index > 0 { "," } else { "" });
+        write_line(&mut json, line);
+    }
+    json.raw("]}");
+    json.0
+}
+
+fn write_line(json: &mut Writer, line: &Line<'_>) {
+    let outcome = &line.outcome;
+    json.raw(r#"{"rule":"#).text(line.rule);
+    json.raw(r#","policy":"#).text(Some(line.limit.policy()));
+    json.raw(r#","allowed":"#).truth(outcome.allowed);
+    json.raw(r#","over_limit":"#).truth(outcome.over_limit);
+    json.raw(r#","limit":"#).number(Some(outcome.limit));
+    json.raw(r#","remaining":"#).number(Some(outcome.remaining));
+    json.raw(r#","reset_after_ms":"#)
+        .number(Some(outcome.reset_after.as_millis_ceil()));
+    json.raw(r#","retry_after_ms":"#)
+        .number(millis(outcome.retry_after));
+    json.raw(r#","delay_ms":"#)
+        .number(Some(outcome.delay.as_millis_ceil()));
+    json.raw(r#","shadow":"#).truth(line.shadow);
+    json.raw("}");
 }
 
 /// Milliseconds until a retry would pass; `None` is never.
@@ -66,22 +65,94 @@ pub(crate) fn millis(retry: Retry) -> Option<u64> {
     retry.span().map(tidegate_core::Span::as_millis_ceil)
 }
 
-fn lines<S: Serializer>(lines: &[Line<'_>], serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_seq(lines.iter().map(line))
+/// JSON, piece by piece; `None` is null.
+#[derive(Debug)]
+struct Writer(Vec<u8>);
+
+impl Writer {
+    fn raw(&mut self, json: &str) -> &mut Self {
+        self.0.extend_from_slice(json.as_bytes());
+        self
+    }
+
+    fn truth(&mut self, truth: bool) {
+        self.raw(if truth { "true" } else { "false" });
+    }
+
+    fn number(&mut self, number: Option<u64>) {
+        match number {
+            Some(number) => self.raw(itoa::Buffer::new().format(number)),
+            None => self.raw("null"),
+        };
+    }
+
+    /// Quoted and escaped.
+    fn text(&mut self, text: Option<&str>) {
+        // Writing text to memory does not fail.
+        let _ = serde_json::to_writer(&mut self.0, &text);
+    }
 }
 
-fn line<'v>(line: &Line<'v>) -> LineDocument<'v> {
-    let outcome = &line.outcome;
-    LineDocument {
-        rule: line.rule,
-        policy: line.limit.policy(),
-        allowed: outcome.allowed,
-        over_limit: outcome.over_limit,
-        limit: outcome.limit,
-        remaining: outcome.remaining,
-        reset_after_ms: outcome.reset_after.as_millis_ceil(),
-        retry_after_ms: millis(outcome.retry_after),
-        delay_ms: outcome.delay.as_millis_ceil(),
-        shadow: line.shadow,
+#[cfg(test)]
+mod tests {
+    use tidegate_core::{
+        AlgorithmName, Charge, Cost, Decided, Decision, Effect, LimitSpec, Limits, MemoryBounds,
+        MemoryStore, Timestamp, notation,
+    };
+
+    use super::*;
+
+    fn limits(texts: &[&str]) -> Limits {
+        let limit = |text: &&str| {
+            let rate = notation::rate(text).unwrap();
+            LimitSpec::shorthand(rate, AlgorithmName::FixedWindow)
+                .build()
+                .unwrap()
+        };
+        Limits::new(texts.iter().map(limit).collect()).unwrap()
+    }
+
+    /// The document, read by somebody else.
+    fn read(decision: Decision, charges: &[Charge<'_>], outcomes: &[Outcome]) -> serde_json::Value {
+        let decided = Decided::in_memory(decision);
+        serde_json::from_slice(&body(&decided.verdict(charges, outcomes))).unwrap()
+    }
+
+    #[test]
+    fn every_field_is_there_and_is_json() {
+        let limits = limits(&["1/s", "5/min"]).named(r#"a "b" \ c"#);
+        let charge = [Charge::new(b"k", &limits, Cost::ONE).unwrap()];
+        let store = MemoryStore::new(MemoryBounds::default());
+        let (now, mut outcomes) = (Timestamp::from_micros(60_000_000), Vec::new());
+        store.check(&charge, now, Effect::Charge, &mut outcomes);
+        let decision = store.check(&charge, now, Effect::Charge, &mut outcomes);
+        let policies: Vec<&str> = limits.iter().map(|limit| limit.policy().as_ref()).collect();
+        let line = |policy: &str,
+                    allowed: bool,
+                    limit: u64,
+                    remaining: u64,
+                    reset: u64,
+                    retry: u64| {
+            serde_json::json!({
+                "rule": r#"a "b" \ c"#, "policy": policy, "allowed": allowed, "over_limit": false, "limit": limit,
+                "remaining": remaining, "reset_after_ms": reset, "retry_after_ms": retry, "delay_ms": 0, "shadow": false,
+            })
+        };
+        let expected = serde_json::json!({
+            "allowed": false, "reason": "limit", "rule": r#"a "b" \ c"#, "limit": 1, "remaining": 0,
+            "reset_after_ms": 1_000, "retry_after_ms": 1_000, "delay_ms": 0, "exactness": "exact",
+            "limits": [line(policies[0], false, 1, 0, 1_000, 1_000), line(policies[1], true, 5, 4, 60_000, 0)],
+        });
+        assert_eq!(read(decision, &charge, &outcomes), expected);
+    }
+
+    #[test]
+    fn what_was_not_asked_is_null() {
+        let blocked = Decision::blocked(0, None, Timestamp::default());
+        let expected = serde_json::json!({
+            "allowed": false, "reason": "blocked", "rule": null, "limit": null, "remaining": null,
+            "reset_after_ms": null, "retry_after_ms": null, "delay_ms": 0, "exactness": "exact", "limits": [],
+        });
+        assert_eq!(read(blocked, &[], &[]), expected);
     }
 }
