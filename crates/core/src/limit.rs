@@ -243,10 +243,12 @@ impl Limit {
         Ok(self)
     }
 
-    /// Counts denied requests too, so that a client that never backs off stays denied.
+    /// Counts denied requests too, so that a client that never backs off stays denied. It changes nothing in
+    /// [`Algorithm::Concurrency`]: who is denied holds no place.
     #[must_use]
     pub fn counting_denied(mut self, count_denied: bool) -> Self {
-        self.count_denied = count_denied;
+        let holds_places = matches!(self.algorithm, Algorithm::Concurrency { .. });
+        self.count_denied = count_denied && !holds_places;
         self
     }
 

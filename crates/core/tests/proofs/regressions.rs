@@ -1,7 +1,8 @@
 //! What the proofs found, each as the smallest example.
 
 use tidegate_core::{
-    Decision, Effect, Limit, MemoryBounds, MemoryStore, Rate, Retry, Span, Timestamp,
+    Algorithm, Charge, Cost, Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Outcome,
+    Rate, Retry, Span, Timestamp,
     remote::{Held, Replay},
 };
 
@@ -226,4 +227,22 @@ fn impossible_numbers_from_elsewhere_are_survived() {
             "long gone, or far too much"
         );
     }
+}
+
+/// Whoever was denied held a place of which nobody knew whose it was, and the stores did not agree about who gave it back.
+#[test]
+fn who_is_denied_holds_no_place_whatever_is_counted() {
+    let lease = Span::from_secs(60);
+    let limit = Limit::new(Algorithm::Concurrency { limit: 2, lease }).unwrap();
+    let limit = limit.counting_denied(true);
+    assert!(!limit.count_denied());
+    let limits = Limits::new(vec![limit]).unwrap();
+    let store = MemoryStore::new(MemoryBounds::default());
+    let (now, mut outcomes) = (Timestamp::from_micros(1_000_000), Vec::new());
+    let ask = |cost: u64, outcomes: &mut Vec<Outcome>| {
+        let charge = Charge::new(b"k", &limits, Cost::new(cost).unwrap()).unwrap();
+        store.check(&[charge], now, Effect::Charge, outcomes)
+    };
+    assert_eq!(ask(3, &mut outcomes), Decision::Limited);
+    assert_eq!(ask(2, &mut outcomes), Decision::Admitted);
 }

@@ -91,8 +91,7 @@ local function states_of(program, value, position, receipt)
     local start = position + #member[3]
     local behind = start + length(member[1], value, start, (kind - member[1]) / 8)
     local state = sub(value, start, behind - 1)
-    -- In one that counts what others deny as well nothing can be told apart.
-    if member[1] == LEASE and (member[2] ~= 1 or program[3]) then
+    if member[1] == LEASE then
       local since = unpack('>I7', receipt[2 + number])
       local log, till, at = renewed(value, start, since, member[5], member[6])
       if log then
