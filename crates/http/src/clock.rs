@@ -34,6 +34,8 @@ enum Source {
 struct Counter {
     clock: quanta::Clock,
     start: u64,
+    /// How many microseconds a tick takes, in parts of 2^64.
+    tick: u64,
     steady_start: Instant,
     anchor_micros: u64,
     /// By how many microseconds the ticks lag behind the system's clock.
@@ -45,15 +47,34 @@ impl Counter {
         self.clock.delta_as_nanos(self.start, self.clock.raw())
     }
 
+    /// Since the anchor, by ticks alone: one multiplication, because every decision waits for it.
+    fn counted_micros(&self) -> u64 {
+        let ticks = self.clock.raw().saturating_sub(self.start);
+        high(u128::from(ticks) * u128::from(self.tick))
+    }
+
     fn micros(&self) -> u64 {
         let lag = self.lag_micros.load(Ordering::Relaxed);
-        (self.anchor_micros + self.nanos() / 1_000).saturating_add_signed(lag)
+        (self.anchor_micros + self.counted_micros()).saturating_add_signed(lag)
     }
 }
 
-/// By how many microseconds a counter that has come to `counted` nanoseconds lags behind one at `steady`.
+/// How many microseconds a tick of `clock` takes, in parts of 2^64.
+fn tick(clock: &quanta::Clock) -> u64 {
+    /// Some minutes, so that whole nanoseconds of it are exact enough.
+    const TICKS: u32 = 40;
+    let nanos = clock.delta_as_nanos(0, 1 << TICKS);
+    // A tick that took a microsecond or more would be none of a processor's.
+    u64::try_from((u128::from(nanos) << (64 - TICKS)) / 1_000).unwrap_or(u64::MAX)
+}
+
+/// The upper half.
+fn high(wide: u128) -> u64 {
+    u64::try_from(wide >> 64).unwrap_or(u64::MAX)
+}
+
+/// By how many microseconds a counter that has come to `counted` lags behind one at `steady`.
 fn lag_micros(counted: u64, steady: u64) -> i64 {
-    let (counted, steady) = (counted / 1_000, steady / 1_000);
     // A difference of two numbers of microseconds since the start fits for 290,000 years.
     i64::try_from(i128::from(steady) - i128::from(counted)).unwrap_or(0)
 }
@@ -72,6 +93,7 @@ impl Clock {
             .unwrap_or_default();
         let counter = Counter {
             start: clock.raw(),
+            tick: tick(&clock),
             steady_start: Instant::now(),
             clock,
             anchor_micros: u64::try_from(wall.as_micros()).unwrap_or(u64::MAX),
@@ -85,9 +107,9 @@ impl Clock {
     /// count it as the latest instant that they have seen.
     pub fn follow(&self) {
         if let Source::Real(counter) = &self.0 {
-            let steady = counter.steady_start.elapsed().as_nanos();
+            let steady = counter.steady_start.elapsed().as_micros();
             let steady = u64::try_from(steady).unwrap_or(u64::MAX);
-            let lag = lag_micros(counter.nanos(), steady);
+            let lag = lag_micros(counter.counted_micros(), steady);
             counter.lag_micros.store(lag, Ordering::Relaxed);
         }
     }
@@ -130,8 +152,8 @@ mod tests {
 
     #[test]
     fn a_counter_is_held_to_the_steady_clock_in_both_directions() {
-        assert_eq!(lag_micros(1_000_000, 3_500_999), 2_500);
-        assert_eq!(lag_micros(3_500_000, 1_000_000), -2_500);
+        assert_eq!(lag_micros(1_000, 3_500), 2_500);
+        assert_eq!(lag_micros(3_500, 1_000), -2_500);
         let Source::Real(counter) = Clock::real().0 else {
             panic!("a real clock counts");
         };
@@ -145,6 +167,23 @@ mod tests {
             after < before + 30_000_000,
             "{after} is a minute ahead of {before}"
         );
+    }
+
+    #[test]
+    fn ticks_are_microseconds_by_one_multiplication() {
+        let Source::Real(counter) = Clock::real().0 else {
+            panic!("a real clock counts");
+        };
+        // A day of ticks of a fast processor, and of a slow counter.
+        for ticks in [1 << 20, 1 << 42, 1 << 48] {
+            let expected = u128::from(counter.clock.delta_as_nanos(0, ticks)) / 1_000;
+            let micros = u128::from(high(u128::from(ticks) * u128::from(counter.tick)));
+            let error = expected.abs_diff(micros);
+            assert!(
+                error <= 1 + expected / 1_000_000_000,
+                "{micros} is not {expected}"
+            );
+        }
     }
 
     #[test]
