@@ -33,7 +33,13 @@ pub(crate) fn object(body: &[u8]) -> Result<Members<'_>, Problem> {
     if body.is_empty() {
         return Err(Problem::bad("body", "is empty; expected an object"));
     }
-    match serde_json::from_slice(body) {
+    let read = match std::str::from_utf8(body) {
+        // What is text as a whole need not be looked at again, one string after the other.
+        Ok(text) => serde_json::from_str(text),
+        // Fails, and says where.
+        Err(_) => serde_json::from_slice(body),
+    };
+    match read {
         Ok(Json::Object(members)) => {
             check_members("", &members)?;
             Ok(members)
