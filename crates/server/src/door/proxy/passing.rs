@@ -41,7 +41,7 @@ pub(super) enum Asked {
 /// What came of a request that was sent.
 #[expect(
     clippy::large_enum_variant,
-    reason = "nearly every request is an answer"
+    reason = "nearly all that is heard is an answer"
 )]
 enum Heard {
     /// The head of an answer, and the connection on which it came.
