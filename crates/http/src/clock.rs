@@ -49,8 +49,7 @@ impl Counter {
 
     /// Since the anchor, by ticks alone: one multiplication, because every decision waits for it.
     fn counted_micros(&self) -> u64 {
-        let ticks = self.clock.raw().saturating_sub(self.start);
-        high(u128::from(ticks) * u128::from(self.tick))
+        micros_of(self.clock.raw().saturating_sub(self.start), self.tick)
     }
 
     fn micros(&self) -> u64 {
@@ -61,16 +60,17 @@ impl Counter {
 
 /// How many microseconds a tick of `clock` takes, in parts of 2^64.
 fn tick(clock: &quanta::Clock) -> u64 {
-    /// Some minutes, so that whole nanoseconds of it are exact enough.
+    /// Minutes at least, whatever ticks, so that whole nanoseconds of it are exact enough.
     const TICKS: u32 = 40;
     let nanos = clock.delta_as_nanos(0, 1 << TICKS);
     // A tick that took a microsecond or more would be none of a processor's.
     u64::try_from((u128::from(nanos) << (64 - TICKS)) / 1_000).unwrap_or(u64::MAX)
 }
 
-/// The upper half.
-fn high(wide: u128) -> u64 {
-    u64::try_from(wide >> 64).unwrap_or(u64::MAX)
+/// So many `ticks`, each of which takes `tick` parts of 2^64 of a microsecond.
+fn micros_of(ticks: u64, tick: u64) -> u64 {
+    // The upper half of a product of two halves.
+    u64::try_from((u128::from(ticks) * u128::from(tick)) >> 64).unwrap_or(u64::MAX)
 }
 
 /// By how many microseconds a counter that has come to `counted` lags behind one at `steady`.
@@ -174,10 +174,10 @@ mod tests {
         let Source::Real(counter) = Clock::real().0 else {
             panic!("a real clock counts");
         };
-        // A day of ticks of a fast processor, and of a slow counter.
+        // Some microseconds, minutes, and a day at least.
         for ticks in [1 << 20, 1 << 42, 1 << 48] {
             let expected = u128::from(counter.clock.delta_as_nanos(0, ticks)) / 1_000;
-            let micros = u128::from(high(u128::from(ticks) * u128::from(counter.tick)));
+            let micros = u128::from(micros_of(ticks, counter.tick));
             let error = expected.abs_diff(micros);
             assert!(
                 error <= 1 + expected / 1_000_000_000,
