@@ -1,4 +1,7 @@
-//! Memory that is needed soon, asked for ahead of time, where the processor can be told.
+//! Memory that is needed soon, asked for ahead of time.
+
+/// Whether there is a way to ask: with stable Rust, on this processor only.
+pub(crate) const PREFETCHES: bool = cfg!(target_arch = "x86_64");
 
 /// Begins to fetch the cache line in which `place` begins, and does not wait for it.
 #[inline]

@@ -288,3 +288,30 @@ impl Packed {
         }))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::Exact;
+
+    fn entry(key: &[u8]) -> Entry {
+        let cell = Cell::One(State::Schedule(Exact::default()));
+        Entry::new(key, cell, 0, false)
+    }
+
+    #[test]
+    fn an_entry_is_of_its_own_key_and_of_no_other() {
+        for length in 1..=24 {
+            let key: Vec<u8> = (1..=length).collect();
+            let entry = entry(&key);
+            assert!(entry.is_of(&key), "{length} bytes");
+            assert!(!entry.is_of(&key[1..]) && !entry.is_of(&key[..key.len() - 1]));
+            assert!(!entry.is_of(&[&key[..], &[0]].concat()));
+            for at in 0..key.len() {
+                let mut other = key.clone();
+                other[at] ^= 0x80;
+                assert!(!entry.is_of(&other), "byte {at} of {length}");
+            }
+        }
+    }
+}

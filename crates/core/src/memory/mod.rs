@@ -57,7 +57,7 @@ use self::{
 };
 use crate::{
     bounds,
-    prefetch::prefetch,
+    prefetch::{PREFETCHES, prefetch},
     sync::{self, Mutex},
     time::{Span, Timestamp},
 };
@@ -210,11 +210,18 @@ impl MemoryStore {
         Self { hasher, shards }
     }
 
-    /// Begins to fetch what is kept of `keys` into the processor's caches: of the first [`Self::PREFETCHED`] of them.
+    /// The most keys that [`Self::prefetch`] fetches: more would drive each other out of the caches.
+    pub const PREFETCHED: usize = 32;
+
+    /// Begins to fetch what is kept of `keys` into the processor's caches: of the first [`Self::PREFETCHED`] of them. It does
+    /// nothing where the processor cannot be told.
     ///
     /// It changes no answer. Whoever is about to decide on several keys, one after the other, waits for memory once
     /// then, and not for each of them.
     pub fn prefetch<'k>(&self, keys: impl IntoIterator<Item = &'k [u8]>) {
+        if !PREFETCHES {
+            return;
+        }
         let mut hashes = [0; Self::PREFETCHED];
         let mut count = 0;
         for (key, hash) in keys.into_iter().zip(&mut hashes) {
@@ -229,9 +236,6 @@ impl MemoryStore {
             }
         }
     }
-
-    /// The most keys that [`Self::prefetch`] fetches: more would drive each other out.
-    pub const PREFETCHED: usize = 32;
 
     /// Forgets what `key` has spent; true if the store held it. A block on it stands.
     pub fn reset(&self, key: &[u8]) -> bool {
@@ -315,5 +319,53 @@ impl MemoryStore {
     fn shard_of(&self, hash: u64) -> usize {
         // Eight bits fit a usize, and the number of shards is a power of two up to 256.
         (hash >> 56) as usize & (self.shards.len() - 1)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::{Charge, Cost, Decision, Effect, LimitSpec, Limits, notation};
+
+    #[test]
+    fn what_is_fetched_is_decided_as_if_it_were_not() {
+        let rate = notation::rate("3/min").unwrap();
+        let limit = LimitSpec::shorthand(rate, crate::AlgorithmName::Gcra).build();
+        let limits = Limits::new(vec![limit.unwrap()]).unwrap();
+        let keys: Vec<[u8; 2]> = (0..100_u16).map(u16::to_le_bytes).collect();
+        let now = Timestamp::from_micros(1_000_000);
+        let bounds = [
+            MemoryBounds::default(),
+            MemoryBounds {
+                max_keys: 60,
+                ..MemoryBounds::default()
+            },
+        ];
+        let decisions = |fetches: bool, bounds: MemoryBounds| -> Vec<Decision> {
+            let (store, mut outcomes) = (MemoryStore::new(bounds), Vec::new());
+            let rounds = (0..4).flat_map(|_| &keys);
+            let decide = rounds.map(|key| {
+                if fetches {
+                    store.prefetch(keys.iter().map(<[u8; 2]>::as_slice));
+                }
+                let charge = Charge::new(key, &limits, Cost::ONE).unwrap();
+                store.check(&[charge], now, Effect::Charge, &mut outcomes)
+            });
+            decide.collect()
+        };
+        for bounds in bounds {
+            assert_eq!(decisions(true, bounds), decisions(false, bounds));
+        }
+    }
+
+    #[test]
+    fn nobody_waits_for_a_shard_to_fetch_from_it() {
+        let store = MemoryStore::new(MemoryBounds {
+            max_keys: 1,
+            ..MemoryBounds::default()
+        });
+        let held = store.lock_of(0);
+        store.prefetch([b"k".as_slice()]);
+        drop(held);
     }
 }

@@ -92,6 +92,7 @@ impl Table {
     fn prefetch_slot(&self, slot: usize) {
         if let Some(chunk) = self.chunks.get(slot / CHUNK) {
             prefetch(&chunk[slot % CHUNK]);
+            // Where the other line begins; of the last slot of a chunk it is left to the decision.
             prefetch(&chunk[(slot + 1) % CHUNK]);
         }
     }

@@ -166,11 +166,7 @@ fn rules() -> impl Strategy<Value = Vec<Rule>> {
 /// more to give back.
 fn shares_denials(rule: &Rule) -> bool {
     let counts = |limit: &&Limit| {
-        limit.count_denied()
-            && matches!(
-                limit.algorithm(),
-                Algorithm::SlidingWindowLog { .. } | Algorithm::Concurrency { .. }
-            )
+        limit.count_denied() && matches!(limit.algorithm(), Algorithm::SlidingWindowLog { .. })
     };
     rule.limits.iter().filter(counts).count() > 1
 }
