@@ -134,7 +134,8 @@ impl Limiter {
         self.metrics.observe_throttle(door, decided);
     }
 
-    /// Says which keys are about to be decided, one after the other: see [`MemoryStore::prefetch`].
+    /// Says which keys are about to be decided, one after the other: see [`MemoryStore::prefetch`]. With a fleet there is nothing
+    /// to fetch.
     pub(crate) fn prefetch<'k>(&self, keys: impl IntoIterator<Item = &'k [u8]>) {
         if let Backend::Memory(store) = &self.backend {
             store.prefetch(keys);

@@ -60,14 +60,22 @@ fn a_batch_of_more_than_may_wait_is_answered_whole() {
     let redis = RedisServer::start();
     let node = Node::start(&redis.url());
     node.until_up(true);
-    let asked: String = (0..3_000)
-        .map(|key| format!("CL.THROTTLE {key} 1 1 3600\r\n"))
-        .collect();
-    let answer = converse(node.open_resp(), &asked);
-    assert_eq!(
-        answer,
-        "*5\r\n:0\r\n:2\r\n:1\r\n:-1\r\n:3600\r\n".repeat(3_000)
-    );
+    let line = |key: u32| format!("CL.THROTTLE a{key:04} 1 1 3600\r\n");
+    let array = |key: u32| {
+        format!(
+            "*5\r\n$11\r\nCL.THROTTLE\r\n$5\r\nb{key:04}\r\n$1\r\n1\r\n$1\r\n1\r\n$4\r\n3600\r\n"
+        )
+    };
+    let answers = "*5\r\n:0\r\n:2\r\n:1\r\n:-1\r\n:3600\r\n".repeat(3_000);
+    // Something before them, so that the most that may wait is reached in the midst of those that are read together.
+    let asked = [
+        (0..3_000).map(line).collect(),
+        (0..3_000).map(array).collect::<String>(),
+    ];
+    for asked in asked {
+        let answer = converse(node.open_resp(), &format!("*1\r\n$4\r\nPING\r\n{asked}"));
+        assert_eq!(answer, format!("+PONG\r\n{answers}"));
+    }
 }
 
 #[test]

@@ -13,6 +13,10 @@ pub const MAX_INLINE_BYTES: usize = 65_536;
 /// commands of a transaction together may be as long.
 pub const MAX_COMMAND_BYTES: usize = 786_432;
 
+/// The most commands that are taken apart before the first of them is run: as many as the store fetches the memory of, and so
+/// few that a worker's list of their arguments takes no more than half a mebibyte.
+pub const MAX_TOGETHER: usize = tidegate_core::MemoryStore::PREFETCHED;
+
 /// How much is read at once.
 pub const READ_BYTES: usize = 32_768;
 

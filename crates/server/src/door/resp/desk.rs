@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use tidegate_core::{MemoryStore, Outcome, Scratch, Timestamp};
+use tidegate_core::{Outcome, Scratch, Timestamp};
 
 use super::{
     bounds::{MAX_WAITING, OUTPUT_BYTES},
@@ -84,7 +84,7 @@ impl Desk {
         let mut used = 0;
         while has_room(&self.output, &self.waiting) {
             let rest = &input[used..];
-            let parsed = match self.parser.parse(rest, MemoryStore::PREFETCHED) {
+            let parsed = match self.parser.parse(rest) {
                 Ok(0) => return Progress { used, more: false },
                 Ok(parsed) => parsed,
                 Err(error) => {

@@ -1,11 +1,11 @@
 //! The Redis-protocol door: `CL.THROTTLE`, `THROTTLE` and `TIDEGATE.CHECK` for any Redis client.
 //!
 //! Read in this order, the modules tell a connection's story: `connection` moves bytes and watches the
-//! clock, `desk` answers every command that has arrived whole, `parse` takes one apart without copying
-//! it, `command` runs it, `reply` writes the answer, and `waiting` holds what Redis is still to decide.
+//! clock, `desk` answers every command that has arrived whole, `parse` takes a few of them apart without copying
+//! them, `command` runs one, `reply` writes the answer, and `waiting` holds what Redis is still to decide.
 //!
-//! What is read together is parsed, decided and answered together, with one `read` and one `write`:
-//! that, and nothing clever, is why a pipeline is fast. All throttles of such a batch are decided at one
+//! What is read together is parsed, decided and answered together, with one `read` and one `write`, and what the store
+//! keeps of the keys is fetched before the first is decided: that is why a pipeline is fast. All throttles of such a batch are decided at one
 //! instant, the one at which the batch was taken up.
 //!
 //! A client can make this door hold a bounded amount of memory, whatever it sends or does not read: every

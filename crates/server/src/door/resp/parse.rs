@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::{
-    bounds::{MAX_ARGUMENTS, MAX_BULK_BYTES, MAX_COMMAND_BYTES, MAX_INLINE_BYTES},
+    bounds::{MAX_ARGUMENTS, MAX_BULK_BYTES, MAX_COMMAND_BYTES, MAX_INLINE_BYTES, MAX_TOGETHER},
     inline,
     reply::{Protocol, Reply},
 };
@@ -63,70 +63,82 @@ pub(super) struct Place {
 /// Takes commands apart, a few at a time, into the same memory.
 #[derive(Debug, Default)]
 pub(super) struct Parser {
-    commands: Vec<Command>,
+    parsed: Vec<Parsed>,
     places: Vec<Place>,
-    /// The arguments of an inline command, without their quotes; places are in here then.
-    unquoted: Option<Vec<u8>>,
+    /// The arguments of an inline command, without their quotes.
+    unquoted: Vec<u8>,
+    /// Whether places are in there, and not in what was read.
+    is_inline: bool,
 }
 
-/// One command: where it ends in the input, and its last argument among all places.
+/// One command: where it ends in the input, and where its places end among all of them.
 #[derive(Clone, Copy, Debug)]
-struct Command {
+struct Parsed {
     end: usize,
-    last: usize,
+    places_end: usize,
 }
 
 impl Parser {
-    /// Reads the commands at the beginning of `input`, but no more than `most`, and answers how many: none if the first
-    /// has not arrived whole. An empty line or array is a command without arguments.
+    /// Reads the commands at the beginning of `input`, but no more than [`MAX_TOGETHER`], and answers how many: none if the
+    /// first has not arrived whole. An empty line or array is a command without arguments.
     ///
     /// # Errors
     ///
     /// If the first is no command. What comes before one that is none is read as if it were all there is.
-    pub(super) fn parse(&mut self, input: &[u8], most: usize) -> Result<usize, ProtocolError> {
-        self.commands.clear();
+    pub(super) fn parse(&mut self, input: &[u8]) -> Result<usize, ProtocolError> {
+        self.parse_some(input, MAX_TOGETHER)
+    }
+
+    /// Reads the command at the beginning of `input`, as [`Self::parse`] does, and none behind it.
+    pub(super) fn parse_one(&mut self, input: &[u8]) -> Result<usize, ProtocolError> {
+        self.parse_some(input, 1)
+    }
+
+    fn parse_some(&mut self, input: &[u8], most: usize) -> Result<usize, ProtocolError> {
+        self.parsed.clear();
         self.places.clear();
-        self.unquoted = None;
+        self.is_inline = false;
         let mut start = 0;
-        while self.commands.len() < most {
+        while self.parsed.len() < most && !self.is_inline {
+            let is_first = self.parsed.is_empty();
             let end = match input.get(start) {
                 None => break,
                 Some(b'*') => self.array(input, start),
                 // Its arguments are in other memory, so it is read alone.
-                Some(_) if start == 0 => self.line(input),
+                Some(_) if is_first => self.line(input),
                 Some(_) => break,
             };
             match end {
                 Ok(Some(end)) => {
-                    let last = self.places.len();
-                    self.commands.push(Command { end, last });
+                    let places_end = self.places.len();
+                    self.parsed.push(Parsed { end, places_end });
                     start = end;
                 }
-                Ok(None) => break,
-                Err(error) if start == 0 => return Err(error),
-                Err(_) => break,
-            }
-            if self.unquoted.is_some() {
-                break;
+                Err(error) if is_first => return Err(error),
+                Ok(None) | Err(_) => break,
             }
         }
-        Ok(self.commands.len())
+        Ok(self.parsed.len())
     }
 
-    /// The arguments of command `index` of those that [`Self::parse`] found in `input`, and where it ends.
+    /// The arguments of command `index` of those that were found in `input`, and where it ends.
     pub(super) fn command<'a>(
         &'a self,
         index: usize,
         input: &'a [u8],
     ) -> Option<(Arguments<'a>, usize)> {
-        let Command { end, last } = *self.commands.get(index)?;
+        let Parsed { end, places_end } = *self.parsed.get(index)?;
         let before = index
             .checked_sub(1)
-            .and_then(|before| self.commands.get(before));
-        let first = before.map_or(0, |before| before.last);
+            .and_then(|before| self.parsed.get(before));
+        let first = before.map_or(0, |before| before.places_end);
         let arguments = Arguments {
-            bytes: self.unquoted.as_deref().unwrap_or(input),
-            places: self.places.get(first..last)?,
+            bytes: if self.is_inline {
+                &self.unquoted
+            } else {
+                input
+            },
+            places: self.places.get(first..places_end)?,
         };
         Some((arguments, end))
     }
@@ -142,9 +154,9 @@ impl Parser {
         if count > MAX_ARGUMENTS {
             return Err(ProtocolError::TooManyArguments);
         }
-        let most = start + MAX_COMMAND_BYTES;
+        let end_at_most = start + MAX_COMMAND_BYTES;
         for _ in 0..count {
-            let Some(place) = bulk(input, at, most)? else {
+            let Some(place) = bulk(input, at, end_at_most)? else {
                 return Ok(None);
             };
             self.places.push(place);
@@ -164,10 +176,10 @@ impl Parser {
             };
         };
         let line = &input[..end];
-        let unquoted = self.unquoted.insert(Vec::new());
+        self.is_inline = true;
         inline::split(
             line.strip_suffix(b"\r").unwrap_or(line),
-            unquoted,
+            &mut self.unquoted,
             &mut self.places,
         )?;
         if self.places.len() > MAX_ARGUMENTS {
@@ -177,8 +189,8 @@ impl Parser {
     }
 }
 
-/// The bulk string whose `$` is at `at`, in a command that ends before `most`; `None` if it has not arrived whole.
-fn bulk(input: &[u8], at: usize, most: usize) -> Result<Option<Place>, ProtocolError> {
+/// The bulk string whose `$` is at `at`, in a command that ends at `end_at_most` at the latest; `None` if it has not arrived whole.
+fn bulk(input: &[u8], at: usize, end_at_most: usize) -> Result<Option<Place>, ProtocolError> {
     match input.get(at) {
         None => return Ok(None),
         Some(b'$') => {}
@@ -194,7 +206,7 @@ fn bulk(input: &[u8], at: usize, most: usize) -> Result<Option<Place>, ProtocolE
         return Err(ProtocolError::BulkTooLong);
     }
     let end = start + length;
-    if end + 2 > most {
+    if end + 2 > end_at_most {
         return Err(ProtocolError::CommandTooLong);
     }
     match input.get(end..end + 2) {
@@ -301,7 +313,7 @@ mod tests {
     fn words(mut input: &[u8], most: usize) -> (Vec<Vec<Vec<u8>>>, Option<ProtocolError>) {
         let (mut parser, mut all) = (Parser::default(), Vec::new());
         loop {
-            match parser.parse(input, most) {
+            match parser.parse_some(input, most) {
                 Ok(0) => return (all, None),
                 Ok(count) => {
                     let mut read = 0;
@@ -343,13 +355,13 @@ mod tests {
         let bulk = format!("$60000\r\n{}\r\n", "x".repeat(60_000));
         let long = format!("*13\r\n{}", bulk.repeat(13));
         assert!(long.len() < MAX_COMMAND_BYTES && 2 * long.len() > MAX_COMMAND_BYTES);
-        assert_eq!(Parser::default().parse(long.repeat(3).as_bytes(), 8), Ok(3));
+        assert_eq!(Parser::default().parse(long.repeat(3).as_bytes()), Ok(3));
         let too_long = format!("*14\r\n{}", bulk.repeat(14));
         let input = [long, too_long].concat();
         let mut parser = Parser::default();
-        assert_eq!(parser.parse(input.as_bytes(), 8), Ok(1));
+        assert_eq!(parser.parse(input.as_bytes()), Ok(1));
         let end = parser.command(0, input.as_bytes()).unwrap().1;
-        let refused = parser.parse(&input.as_bytes()[end..], 8);
+        let refused = parser.parse(&input.as_bytes()[end..]);
         assert_eq!(refused, Err(ProtocolError::CommandTooLong));
     }
 }

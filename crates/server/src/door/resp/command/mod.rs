@@ -14,7 +14,7 @@ use std::fmt;
 
 pub(super) use self::{check::LaterCheck, throttle::LaterThrottle};
 use super::{desk::Context, parse::Arguments, reply::Reply};
-use crate::metrics::Door;
+use crate::{limiter::MAX_THROTTLE_KEY_BYTES, metrics::Door};
 
 /// A command that we answer.
 #[derive(Debug)]
@@ -241,10 +241,12 @@ fn find(name: &[u8]) -> Option<&'static Command> {
         .find(|command| command.name.as_bytes().eq_ignore_ascii_case(name))
 }
 
-/// The key that a command is about, as far as can be said without running it.
+/// The key that a command is about, as far as can be said without running it: it may be refused, and of the few keys that
+/// are charged under an escaped copy it is not that.
 pub(super) fn key<'a>(arguments: Arguments<'a>) -> Option<&'a [u8]> {
     find(arguments.get(0)?).filter(|command| command.keyed)?;
-    arguments.get(1)
+    let key = arguments.get(1)?;
+    (key.len() <= MAX_THROTTLE_KEY_BYTES).then_some(key)
 }
 
 /// Runs the command that the first argument names, or keeps it if a transaction is open.

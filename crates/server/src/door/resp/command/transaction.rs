@@ -48,7 +48,7 @@ pub(super) fn exec(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Repl
     let mut parser = Parser::default();
     let mut rest = queued.as_slice();
     // What was queued was written as the parser reads it.
-    while let Ok(1) = parser.parse(rest, 1)
+    while let Ok(1) = parser.parse_one(rest)
         && let Some((arguments, end)) = parser.command(0, rest)
     {
         run(context, arguments, reply.out);

@@ -110,6 +110,88 @@ fn a_pipeline_is_answered_alike_byte_by_byte_and_through_a_narrow_pipe() {
     }
 }
 
+/// A command as clients send it.
+fn array(words: &[&str]) -> String {
+    let bulk = |word: &&str| format!("${}\r\n{word}\r\n", word.len());
+    format!(
+        "*{}\r\n{}",
+        words.len(),
+        words.iter().map(bulk).collect::<String>()
+    )
+}
+
+#[test]
+fn what_opens_or_ends_something_does_so_among_others_too() {
+    let (ping, throttle) = (array(&["PING"]), array(&["THROTTLE", "k", "2", "1", "60"]));
+    let allowed =
+        |remaining: u8, reset: u8| format!("*5\r\n:1\r\n:2\r\n:{remaining}\r\n:{reset}\r\n:0\r\n");
+    let (first, second) = (allowed(1, 60), allowed(0, 120));
+    for (input, expected) in [
+        (
+            [&ping, &array(&["QUIT"]), &ping]
+                .map(String::as_str)
+                .concat(),
+            "+PONG\r\n+OK\r\n".to_owned(),
+        ),
+        (
+            [&throttle, "*1\r\n:1\r\n", &throttle].concat(),
+            format!("{first}-ERR Protocol error: expected '$', got ':'\r\n"),
+        ),
+        (
+            [
+                &*array(&["MULTI"]),
+                &throttle,
+                &throttle,
+                &array(&["EXEC"]),
+                &ping,
+            ]
+            .concat(),
+            format!("+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n{first}{second}+PONG\r\n"),
+        ),
+        (
+            [&*throttle, "PING\r\n", "throttle k 2 1 60\r\n", &ping].concat(),
+            format!("{first}+PONG\r\n{second}+PONG\r\n"),
+        ),
+    ] {
+        let input = input.as_bytes();
+        assert_eq!(
+            text(&transcript(&limiter(), input)),
+            text(expected.as_bytes())
+        );
+        let bytes: Vec<&[u8]> = input.chunks(1).collect();
+        assert_eq!(
+            text(&answers(&bytes, 1 << 16)),
+            text(expected.as_bytes()),
+            "byte by byte"
+        );
+    }
+}
+
+#[test]
+fn a_batch_ends_with_the_answer_that_crosses_the_line() {
+    let limiter = limiter();
+    for command in ["COMMAND DOCS\r\n".to_owned(), array(&["COMMAND", "DOCS"])] {
+        let one = transcript(&limiter, command.as_bytes()).len();
+        let input = command.repeat(100);
+        let mut session = Session::new(1, SocketAddr::from((Ipv4Addr::LOCALHOST, 1)));
+        let (mut desk, mut read, mut written) = (Desk::default(), 0, 0);
+        loop {
+            let progress = desk.answer(&limiter, &mut session, &input.as_bytes()[read..]);
+            assert!(
+                desk.output.len() < OUTPUT_BYTES + one,
+                "{} bytes at once",
+                desk.output.len()
+            );
+            read += progress.used;
+            written += desk.output.len();
+            if !progress.more {
+                break;
+            }
+        }
+        assert_eq!((read, written), (input.len(), 100 * one));
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_client_may_be_quiet_for_so_long() {
     let start = Instant::now();
