@@ -36,13 +36,7 @@ pub(super) fn listen(file: &Fields<'_>, token: &AdminToken, report: &mut Report)
                        or listen on 127.0.0.1";
         fields.wrong(report, "admin", message);
     }
-    let doors = [
-        ("http", listen.http),
-        ("grpc", listen.grpc),
-        ("resp", listen.resp),
-        ("admin", listen.admin),
-    ];
-    check_distinct(&doors, &fields, report);
+    check_distinct(&listen.doors(), &fields, report);
     listen
 }
 

@@ -110,6 +110,18 @@ pub struct Listen {
     pub admin: Option<SocketAddr>,
 }
 
+impl Listen {
+    /// The doors by their names.
+    fn doors(&self) -> [(&'static str, Option<SocketAddr>); 4] {
+        [
+            ("http", self.http),
+            ("grpc", self.grpc),
+            ("resp", self.resp),
+            ("admin", self.admin),
+        ]
+    }
+}
+
 impl Default for Listen {
     fn default() -> Self {
         let loopback = |port| Some(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
@@ -312,7 +324,7 @@ impl Config {
             config.geoip = geoip::geoip(&file, &mut report);
             config.rules = rules::rule_set(&file, &config.identity.parts, &mut report);
             config.quotas = quotas::quotas(&file, &config.listen, &mut report);
-            config.proxy = proxy::proxy(&file, &config.rules, &mut report);
+            config.proxy = proxy::proxy(&file, &config.listen, &config.rules, &mut report);
             bill::check_seen(&file, &config.listen, &mut report);
             unmet::warn(&file, &config, &mut report);
         }

@@ -12,7 +12,7 @@ use std::{net::SocketAddr, time::Duration};
 use tidegate_core::{RuleSet, Span, notation};
 
 use super::{
-    TlsFiles,
+    Listen, TlsFiles,
     grpc::tls,
     report::Report,
     store::size,
@@ -122,13 +122,18 @@ pub enum ForwardedHeaders {
 }
 
 /// `None` without the section, and if there is a mistake in it.
-pub(super) fn proxy(file: &Fields<'_>, rules: &RuleSet, report: &mut Report) -> Option<Proxy> {
+pub(super) fn proxy(
+    file: &Fields<'_>,
+    doors: &Listen,
+    rules: &RuleSet,
+    report: &mut Report,
+) -> Option<Proxy> {
     let value = file.get("proxy")?;
     let what = "a map such as {listen: 127.0.0.1:8000, upstreams: […]}";
     let fields = value.fields(report, what, FIELDS)?;
-    let listen = listen(&fields, report);
+    let listen = listen(&fields, doors, report);
     let tls = fields.get("tls").and_then(|value| tls(value, report));
-    let upstreams = upstream::upstreams(&fields, rules, report);
+    let upstreams = upstream::upstreams(&fields, listen, rules, report);
     let timeouts = fields
         .get("timeouts")
         .and_then(|value| timeouts(value, report));
@@ -166,7 +171,7 @@ pub(super) fn proxy(file: &Fields<'_>, rules: &RuleSet, report: &mut Report) -> 
     })
 }
 
-fn listen(fields: &Fields<'_>, report: &mut Report) -> Option<SocketAddr> {
+fn listen(fields: &Fields<'_>, doors: &Listen, report: &mut Report) -> Option<SocketAddr> {
     let what = "an address and port such as 127.0.0.1:8000";
     let Some(value) = fields.get("listen") else {
         if !fields.tries("listen") {
@@ -174,11 +179,21 @@ fn listen(fields: &Fields<'_>, report: &mut Report) -> Option<SocketAddr> {
         }
         return None;
     };
-    let address = value.text(report, what)?.parse().ok();
-    if address.is_none() {
+    let address: Option<SocketAddr> = value.text(report, what)?.parse().ok();
+    let Some(address) = address else {
         value.expected(report, what);
+        return None;
+    };
+    // Port 0 is a new port each time.
+    let is_taken =
+        |(_, door): &(&str, Option<SocketAddr>)| *door == Some(address) && address.port() != 0;
+    if let Some((door, _)) = doors.doors().into_iter().find(is_taken) {
+        value.wrong(
+            report,
+            format!("{address} is the address of listen.{door} too"),
+        );
     }
-    address
+    Some(address)
 }
 
 fn timeouts(value: &Value<'_>, report: &mut Report) -> Option<Timeouts> {

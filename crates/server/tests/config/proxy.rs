@@ -8,7 +8,7 @@ use tidegate_core::{
 use tidegate_http::{Room, Share};
 use tidegate_server::config::{Config, ForwardedHeaders, Proxy};
 
-use crate::mistakes;
+use crate::{mistakes, warnings};
 
 fn proxy(text: &str) -> Proxy {
     let config = Config::parse(text).unwrap_or_else(|mistakes| panic!("{mistakes:#?}"));
@@ -308,4 +308,51 @@ proxy:
         "proxy.upstreams[2] (line 8): untold-room: a rule goes by `room.c`, which the proxy tells only of an upstream with `adaptive`; write `adaptive: {}`",
     ];
     assert_eq!(warnings, expected);
+}
+
+#[test]
+fn a_proxy_has_an_address_of_its_own() {
+    let file = |listen: &str, url: &str| {
+        format!("proxy: {{listen: '{listen}', upstreams: [{{name: app, urls: '{url}'}}]}}\n")
+    };
+    let elsewhere = "http://127.0.0.1:3000";
+    assert_eq!(
+        mistakes(&file("127.0.0.1:8080", elsewhere)),
+        ["proxy.listen (line 1): 127.0.0.1:8080 is the address of listen.http too"]
+    );
+    let shut = format!(
+        "listen: {{http: off}}\n{}",
+        file("127.0.0.1:8080", elsewhere)
+    );
+    assert_eq!(warnings(&shut), [""; 0]);
+    let itself = |at: &str| {
+        format!(
+            "proxy.upstreams[0] (line 1): own-address: `app` is at {at}, where this proxy itself listens, so that it asks itself over and over; name the address of the service behind it"
+        )
+    };
+    for (listen, url, at) in [
+        (
+            "127.0.0.1:8000",
+            "http://127.0.0.1:8000",
+            Some("127.0.0.1:8000"),
+        ),
+        (
+            "127.0.0.1:8000",
+            "http://localhost:8000",
+            Some("localhost:8000"),
+        ),
+        ("0.0.0.0:80", "http://127.0.0.1", Some("127.0.0.1:80")),
+        ("[::]:8000", "http://[::1]:8000", Some("[::1]:8000")),
+        ("127.0.0.1:8000", "http://127.0.0.1:8001", None),
+        ("127.0.0.1:8000", "http://127.0.0.2:8000", None),
+        ("0.0.0.0:8000", "http://10.0.0.1:8000", None),
+        ("127.0.0.1:0", "http://127.0.0.1:3000", None),
+    ] {
+        let expected: Vec<String> = at.map(itself).into_iter().collect();
+        assert_eq!(
+            warnings(&file(listen, url)),
+            expected,
+            "{url} behind {listen}"
+        );
+    }
 }

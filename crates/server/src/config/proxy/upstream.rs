@@ -1,6 +1,6 @@
 //! `proxy.upstreams`: one service each, at one or several addresses.
 
-use std::{collections::HashSet, path::PathBuf};
+use std::{collections::HashSet, net::SocketAddr, path::PathBuf};
 
 use tidegate_core::{Condition, RuleSet, When};
 
@@ -72,6 +72,7 @@ impl Upstream {
 
 pub(super) fn upstreams(
     proxy: &Fields<'_>,
+    listen: Option<SocketAddr>,
     rules: &RuleSet,
     report: &mut Report,
 ) -> Option<Vec<Upstream>> {
@@ -105,7 +106,7 @@ pub(super) fn upstreams(
     if report.count() > before {
         return None;
     }
-    gaps::warn(&read, &items, rules, report);
+    gaps::warn(&read, &items, (listen, rules), report);
     Some(read)
 }
 
