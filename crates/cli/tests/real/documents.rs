@@ -246,6 +246,11 @@ fn output(server: &Server, ports: &[(&str, String)], command: &str) -> Vec<Strin
     let program = tidegate(&[]);
     let bin = Path::new(program.get_program()).parent().unwrap();
     let python = repository().join("target/test-python/bin");
+    assert!(
+        python.is_dir() || !typed.contains("python3"),
+        "{} is missing; scripts/setup installs it",
+        python.display()
+    );
     let path = format!(
         "{}:{}:/usr/local/bin:/usr/bin:/bin",
         bin.display(),
