@@ -13,7 +13,7 @@ use super::{
     entry::Entry,
     tags::{self, Tags},
 };
-use crate::prefetch::prefetch;
+use crate::prefetch::{PREFETCHES, prefetch};
 
 #[derive(Debug, Default)]
 pub(super) struct Table {
@@ -81,6 +81,9 @@ impl Table {
 
     /// Begins to fetch the entry of a key with that hash, which is most probably the first with its tag.
     pub(super) fn prefetch(&self, hash: u64) {
+        if !PREFETCHES {
+            return;
+        }
         let is_any = |_| true;
         if let Some(slot) = self.tags.find(tag(hash), self.home(hash), is_any) {
             self.prefetch_slot(slot);
