@@ -40,14 +40,22 @@ pub(super) fn listen(file: &Fields<'_>, token: &AdminToken, report: &mut Report)
     listen
 }
 
-/// Two doors cannot share an address; port 0 is a new port each time.
-fn check_distinct(doors: &[(&str, Option<SocketAddr>)], fields: &Fields<'_>, report: &mut Report) {
-    for (at, (name, address)) in doors.iter().enumerate() {
-        let taken = |(_, other): &&(&str, Option<SocketAddr>)| other == address;
-        let Some(address) = address.filter(|address| address.port() != 0) else {
+/// A door by its name, and where it is; `None` is one that stays shut.
+type Door = (&'static str, Option<SocketAddr>);
+
+/// The one of `doors` that has taken `address`; port 0 is a new port each time.
+pub(super) fn taken_by(doors: &[Door], address: SocketAddr) -> Option<&'static str> {
+    let has_it = |(_, door): &&Door| *door == Some(address) && address.port() != 0;
+    doors.iter().find(has_it).map(|(name, _)| *name)
+}
+
+/// Two doors cannot share an address.
+fn check_distinct(doors: &[Door], fields: &Fields<'_>, report: &mut Report) {
+    for (at, &(name, address)) in doors.iter().enumerate() {
+        let Some(address) = address else {
             continue;
         };
-        if let Some((other, _)) = doors[..at].iter().find(taken) {
+        if let Some(other) = taken_by(&doors[..at], address) {
             // The default of the one may be what was written for the other.
             let (name, other) = if fields.get(name).is_some() {
                 (name, other)

@@ -12,7 +12,7 @@ use std::{net::SocketAddr, time::Duration};
 use tidegate_core::{RuleSet, Span, notation};
 
 use super::{
-    Listen, TlsFiles,
+    Listen, TlsFiles, doors,
     grpc::tls,
     report::Report,
     store::size,
@@ -124,16 +124,16 @@ pub enum ForwardedHeaders {
 /// `None` without the section, and if there is a mistake in it.
 pub(super) fn proxy(
     file: &Fields<'_>,
-    doors: &Listen,
+    listen: &Listen,
     rules: &RuleSet,
     report: &mut Report,
 ) -> Option<Proxy> {
     let value = file.get("proxy")?;
     let what = "a map such as {listen: 127.0.0.1:8000, upstreams: […]}";
     let fields = value.fields(report, what, FIELDS)?;
-    let listen = listen(&fields, doors, report);
+    let address = address(&fields, listen, report);
     let tls = fields.get("tls").and_then(|value| tls(value, report));
-    let upstreams = upstream::upstreams(&fields, listen, rules, report);
+    let upstreams = upstream::upstreams(&fields, address, rules, report);
     let timeouts = fields
         .get("timeouts")
         .and_then(|value| timeouts(value, report));
@@ -158,7 +158,7 @@ pub(super) fn proxy(
     let log = fields.get("access_log");
     let log = log.and_then(|value| access_log::access_log(value, report));
     Some(Proxy {
-        listen: listen?,
+        listen: address?,
         tls,
         upstreams: upstreams?,
         timeouts: timeouts.unwrap_or_default(),
@@ -171,7 +171,7 @@ pub(super) fn proxy(
     })
 }
 
-fn listen(fields: &Fields<'_>, doors: &Listen, report: &mut Report) -> Option<SocketAddr> {
+fn address(fields: &Fields<'_>, listen: &Listen, report: &mut Report) -> Option<SocketAddr> {
     let what = "an address and port such as 127.0.0.1:8000";
     let Some(value) = fields.get("listen") else {
         if !fields.tries("listen") {
@@ -184,10 +184,7 @@ fn listen(fields: &Fields<'_>, doors: &Listen, report: &mut Report) -> Option<So
         value.expected(report, what);
         return None;
     };
-    // Port 0 is a new port each time.
-    let is_taken =
-        |(_, door): &(&str, Option<SocketAddr>)| *door == Some(address) && address.port() != 0;
-    if let Some((door, _)) = doors.doors().into_iter().find(is_taken) {
+    if let Some(door) = doors::taken_by(&listen.doors(), address) {
         value.wrong(
             report,
             format!("{address} is the address of listen.{door} too"),

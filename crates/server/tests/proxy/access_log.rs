@@ -4,7 +4,7 @@ use std::{fs, path::Path, sync::Arc, thread::yield_now, time::Duration};
 
 use serde_json::{Value, json};
 
-use crate::{door::Door, upstream::Upstream};
+use crate::{client::Client, door::Door, upstream::Upstream};
 
 const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 
@@ -202,17 +202,23 @@ fn echo() -> Upstream {
     })
 }
 
+/// A client that has been greeted, and has said something that came back.
+fn chat(door: &Door) -> Client {
+    let mut client = door.connect();
+    client.send("GET /chat HTTP/1.1\r\nhost: h\r\nconnection: upgrade\r\nupgrade: echo\r\n\r\n");
+    client.read_until("hello\n");
+    client.send("once\n");
+    client.read_until("once\n");
+    client
+}
+
 #[test]
 fn a_connection_that_was_upgraded_is_not_whole_where_the_end_of_the_server_cuts_it() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("access.log");
     let upstream = echo();
     let door = Door::with(upstream.url(), &format!("access_log: {}", path.display()));
-    let mut client = door.connect();
-    client.send("GET /chat HTTP/1.1\r\nhost: h\r\nconnection: upgrade\r\nupgrade: echo\r\n\r\n");
-    client.read_until("hello\n");
-    client.send("once\n");
-    client.read_until("once\n");
+    let _client = chat(&door);
     let live = Arc::clone(&door.live);
     drop(door);
     live.log().unwrap().finish();
@@ -229,11 +235,7 @@ fn a_connection_that_was_upgraded_is_written_when_it_ends() {
     let path = folder.path().join("access.log");
     let upstream = echo();
     let door = Door::with(upstream.url(), &format!("access_log: {}", path.display()));
-    let mut client = door.connect();
-    client.send("GET /chat HTTP/1.1\r\nhost: h\r\nconnection: upgrade\r\nupgrade: echo\r\n\r\n");
-    client.read_until("hello\n");
-    client.send("once\n");
-    client.read_until("once\n");
+    let client = chat(&door);
     door.live.log().unwrap().finish();
     assert_eq!(fs::read_to_string(&path).unwrap(), "", "it goes on");
     drop(client);
