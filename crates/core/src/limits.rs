@@ -166,6 +166,11 @@ impl Limits {
     #[must_use]
     pub fn in_shadow(mut self, shadow: bool) -> Self {
         self.shadow = shadow;
+        self.sole_schedule = if shadow {
+            None
+        } else {
+            sole_schedule(&self.limits, &self.members)
+        };
         self.share = OnceLock::new();
         self.stretched = OnceLock::new();
         self
@@ -266,7 +271,7 @@ impl Limits {
     /// The schedule, where the rule is nothing but one, hard and enforced: the commonest case.
     #[inline]
     pub(crate) fn sole_schedule(&self) -> Option<&Schedule> {
-        self.sole_schedule.as_ref().filter(|_| !self.shadow)
+        self.sole_schedule.as_ref()
     }
 
     /// What is remembered of a key that was never seen.
@@ -589,7 +594,7 @@ fn sole_schedule(limits: &[Limit], members: &[Member]) -> Option<Schedule> {
     let is_plain = limit.soft_allowance() == 0
         && member.denials == Denials::Forgotten
         && member.kernel.is_small();
-    is_plain.then(|| schedule.clone())
+    is_plain.then_some(*schedule)
 }
 
 fn fingerprint(limits: &[Limit]) -> u32 {

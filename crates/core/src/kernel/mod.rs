@@ -25,7 +25,7 @@ pub(crate) use self::{
     buckets::{Buckets, BucketsState},
     interval::{Interval, IntervalState},
     log::{Log, LogState, Stamp},
-    schedule::{Schedule, Step, gcd},
+    schedule::{Schedule, gcd},
     weighted::{Weighted, WeightedState},
     window::{FixedWindow, WindowState},
 };

@@ -65,7 +65,7 @@ impl Exact {
     }
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Schedule {
     /// One unit lasts `p / l` microseconds, in lowest terms.
     p: u64,
@@ -79,24 +79,12 @@ pub(crate) struct Schedule {
     queue: bool,
 }
 
-/// What a cost does to a schedule: where its spending begins, where it would end, and the latest end that is allowed.
+/// What a decision comes to: its answer, the TAT after it, and whether it was denied or leaves less than half of the capacity.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Step {
-    base: Exact,
-    end: Exact,
-    brim: Exact,
-}
-
-impl Step {
-    pub(crate) fn allowed(&self) -> bool {
-        self.end <= self.brim
-    }
-
-    /// The TAT after the step.
-    #[inline]
-    pub(crate) fn tat(&self) -> Exact {
-        if self.allowed() { self.end } else { self.base }
-    }
+pub(crate) struct Decided {
+    pub(crate) outcome: Outcome,
+    pub(crate) tat: Exact,
+    pub(crate) is_pressed: bool,
 }
 
 impl Schedule {
@@ -147,35 +135,43 @@ impl Schedule {
         self.l - 1
     }
 
-    /// The decision for the limit that has nothing but this schedule; [`Self::outcome`] says what comes of it, and
-    /// together they answer what the methods below answer one by one.
+    /// The decision for the limit that has nothing but this schedule, in one go: it answers what the methods below answer one
+    /// by one.
     #[inline]
-    pub(crate) fn step(&self, tat: Exact, now: Timestamp, cost: u64) -> Step {
-        let base = self.base(tat, now);
+    pub(crate) fn decide(&self, tat: Exact, now: Timestamp, cost: u64) -> Decided {
+        self.without_fractions().map_or_else(
+            || self.decide_exactly(tat, now, cost),
+            |whole| whole.decide_exactly(tat, now, cost),
+        )
+    }
+
+    /// The same schedule, if nothing in it has a fraction: the compiler knows so of this one, and leaves all of their
+    /// arithmetic out.
+    #[inline]
+    fn without_fractions(&self) -> Option<Self> {
+        let whole = |exact: Exact| Exact { part: 0, ..exact };
+        (self.l == 1).then(|| Self {
+            l: 1,
+            unit: whole(self.unit),
+            tau: whole(self.tau),
+            half: whole(self.half),
+            ..*self
+        })
+    }
+
+    // A call would not know of which schedule it is one.
+    #[inline(always)]
+    fn decide_exactly(&self, tat: Exact, now: Timestamp, cost: u64) -> Decided {
+        let (base, brim) = (self.base(tat, now), self.brim(now));
         let end = if cost <= self.capacity {
             self.plus(base, self.span_of(cost))
         } else {
             Exact::NEVER
         };
-        Step {
-            base,
-            end,
-            brim: self.brim(now),
-        }
-    }
-
-    /// Whether the step was denied or leaves less than half of the capacity.
-    #[inline]
-    pub(crate) fn is_pressed(&self, step: &Step) -> bool {
-        !step.allowed() || self.minus(step.brim, step.end) < self.half
-    }
-
-    #[inline]
-    pub(crate) fn outcome(&self, step: &Step, now: Timestamp) -> Outcome {
-        let Step { base, end, brim } = *step;
-        let (allowed, spent) = (step.allowed(), step.tat());
+        let allowed = end <= brim;
+        let spent = if allowed { end } else { base };
         let room = self.minus(brim, spent);
-        Outcome {
+        let outcome = Outcome {
             allowed,
             over_limit: false,
             limit: self.capacity,
@@ -198,6 +194,11 @@ impl Schedule {
                 Span::ZERO
             },
             excess: 0,
+        };
+        Decided {
+            outcome,
+            tat: spent,
+            is_pressed: !allowed || room < self.half,
         }
     }
 

@@ -50,11 +50,11 @@ impl MemoryStore {
         if effect == Effect::Charge
             && let Some(schedule) = charge.limits.sole_schedule()
             && (charge.longest_wait.is_none() || !schedule.is_queue())
-            && let Some(step) = shard.step_in_place(charge, schedule, hash, now)
+            && let Some(outcome) = shard.step_in_place(charge, schedule, hash, now)
         {
             drop(shard);
-            outcomes.push(schedule.outcome(&step, now));
-            return Decision::of_limits(step.allowed());
+            outcomes.push(outcome);
+            return Decision::of_limits(outcome.allowed);
         }
         if effect.asks()
             && let Some(until) = shard.blocked(charge.key, now)

@@ -45,19 +45,9 @@ impl Entry {
     /// Whether it is the entry of `key`.
     #[inline]
     pub(super) fn is_of(&self, key: &[u8]) -> bool {
-        let own = self.key();
-        if own.len() != key.len() {
-            return false;
-        }
-        // Two halves that overlap are compared in less time than it takes to call a function that compares bytes.
-        match (
-            own.first_chunk::<8>(),
-            key.first_chunk::<8>(),
-            own.last_chunk::<8>(),
-            key.last_chunk::<8>(),
-        ) {
-            (Some(a), Some(b), Some(c), Some(d)) if key.len() <= 16 => a == b && c == d,
-            _ => own == key,
+        match &self.key {
+            Key::Inline { len, bytes } => usize::from(*len) == key.len() && begins_with(bytes, key),
+            Key::Heap(bytes) => is_equal(bytes, key),
         }
     }
 
@@ -171,6 +161,24 @@ impl Entry {
             _ => limits.newcomer_bytes(cost),
         }
     }
+}
+
+/// Whether the bytes of a key inside an entry begin with those of `key`.
+#[inline]
+fn begins_with(bytes: &[u8; Key::INLINE], key: &[u8]) -> bool {
+    // Two halves that overlap are compared in less time than it takes to call a function that compares bytes.
+    match (key.first_chunk::<8>(), key.last_chunk::<8>()) {
+        (Some(first), Some(last)) if key.len() <= 16 => {
+            let at = key.len() - last.len();
+            bytes[..8] == *first && bytes[at..at + 8] == *last
+        }
+        _ => is_equal(&bytes[..key.len()], key),
+    }
+}
+
+#[inline(never)]
+fn is_equal(own: &[u8], key: &[u8]) -> bool {
+    own == key
 }
 
 /// Bytes on the heap that a key takes.

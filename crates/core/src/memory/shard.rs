@@ -13,7 +13,8 @@ use super::{
 };
 use crate::{
     charge::{Charge, Effect},
-    kernel::{Schedule, Step},
+    kernel::Schedule,
+    outcome::Outcome,
     question::Question,
     time::Timestamp,
 };
@@ -26,18 +27,18 @@ const TIDY_ON_INSERT: usize = 6;
 const TIDY_EVERY: u32 = 64;
 const TIDY_TOGETHER: usize = 6;
 
-/// What every decision touches lies together, beside the lock, and what few touch lies elsewhere: two threads in
-/// one shard hand over one cache line.
+/// What every decision writes lies together, beside the lock, and before what it only reads: two threads in one shard hand over
+/// one cache line.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Shard {
-    pub(super) entries: Table,
-    pub(super) rest: Box<Rest>,
     /// The latest instant seen: a clock that goes backwards counts as this.
     latest: Timestamp,
     decisions: u32,
     /// The blocks by hand; hardly ever any.
     pub(super) blocks: Option<Box<Blocks>>,
+    pub(super) entries: Table,
+    pub(super) rest: Box<Rest>,
 }
 
 /// What only some decisions touch.
@@ -127,17 +128,16 @@ impl Shard {
         schedule: &Schedule,
         hash: u64,
         now: Timestamp,
-    ) -> Option<Step> {
+    ) -> Option<Outcome> {
         if self.blocks.is_some() {
             return None;
         }
-        let number = self.find(hash, charge.key)?;
-        let entry = &mut self.entries[number];
+        let entry = self.entries.find_mut(hash, charge.key)?;
         let tat = entry.schedule(charge.limits.fingerprint())?;
-        let step = schedule.step(tat, now, charge.cost.units());
-        entry.put_schedule(step.tat(), schedule.is_pressed(&step));
+        let decided = schedule.decide(tat, now, charge.cost.units());
+        entry.put_schedule(decided.tat, decided.is_pressed);
         self.count();
-        Some(step)
+        Some(decided.outcome)
     }
 
     /// Takes the state of `charge` out, or a copy of it where nothing is to be charged.
@@ -263,7 +263,6 @@ impl Shard {
         }
     }
 
-    #[inline]
     pub(super) fn find(&self, hash: u64, key: &[u8]) -> Option<usize> {
         self.entries.find(hash, key)
     }

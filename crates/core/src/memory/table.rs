@@ -70,13 +70,36 @@ impl Table {
     }
 
     /// The number of the entry of `key`, good until the next insertion or removal.
-    #[inline]
     pub(super) fn find(&self, hash: u64, key: &[u8]) -> Option<usize> {
         let home = self.home(hash);
+        self.prefetch_slot(home);
+        self.look_for(tag(hash), home, key)
+    }
+
+    /// The entry of `key`.
+    #[inline]
+    pub(super) fn find_mut(&mut self, hash: u64, key: &[u8]) -> Option<&mut Entry> {
+        let (tag, home) = (tag(hash), self.home(hash));
         // Most entries lie in or beside the lines of their home, which come while the tags are looked through.
         self.prefetch_slot(home);
-        let is = |slot: usize| self.get(slot).is_some_and(|entry| entry.is_of(key));
-        self.tags.find(tag(hash), home, is)
+        // And most are the first with their tag.
+        if let Some(slot) = self.tags.first(tag, home)
+            && self.is_of(slot, key)
+        {
+            return self.get_mut(slot);
+        }
+        let slot = self.look_for(tag, home, key)?;
+        self.get_mut(slot)
+    }
+
+    #[inline(never)]
+    fn look_for(&self, tag: u8, home: usize, key: &[u8]) -> Option<usize> {
+        self.tags.find(tag, home, |slot| self.is_of(slot, key))
+    }
+
+    #[inline]
+    fn is_of(&self, slot: usize, key: &[u8]) -> bool {
+        self.get(slot).is_some_and(|entry| entry.is_of(key))
     }
 
     /// Begins to fetch the entry of a key with that hash, which is most probably the first with its tag.
@@ -140,6 +163,11 @@ impl Table {
     #[inline]
     pub(super) fn get(&self, slot: usize) -> Option<&Entry> {
         self.chunks.get(slot / CHUNK)?[slot % CHUNK].as_ref()
+    }
+
+    #[inline]
+    fn get_mut(&mut self, slot: usize) -> Option<&mut Entry> {
+        self.chunks.get_mut(slot / CHUNK)?[slot % CHUNK].as_mut()
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {

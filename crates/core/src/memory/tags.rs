@@ -21,11 +21,18 @@ impl Tags {
         self.0.capacity()
     }
 
+    /// The first of the [`GROUP`] slots from `home` on that has `tag`.
+    #[inline]
+    pub(super) fn first(&self, tag: u8, home: usize) -> Option<usize> {
+        let matches = zeros(self.group(home)? ^ repeated(tag));
+        (matches != 0).then(|| home + first(matches))
+    }
+
     /// The slot from `home` on to the next vacant one that has `tag` and for which `is` holds, which is asked of a few
     /// others too, vacant ones among them.
     #[inline]
     pub(super) fn find(&self, tag: u8, home: usize, is: impl Fn(usize) -> bool) -> Option<usize> {
-        let wanted = u64::from(tag) * LOWEST;
+        let wanted = repeated(tag);
         let mut at = home;
         loop {
             let group = self.group(at)?;
@@ -78,6 +85,12 @@ impl Tags {
         let bytes = self.0.get(at..)?.first_chunk::<GROUP>()?;
         Some(u64::from_le_bytes(*bytes))
     }
+}
+
+/// The tag in every byte.
+#[inline]
+fn repeated(tag: u8) -> u64 {
+    u64::from(tag) * LOWEST
 }
 
 /// The highest bit of each byte that is zero, and perhaps of some above the first that are not: whoever takes another than
