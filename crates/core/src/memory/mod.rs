@@ -46,9 +46,9 @@ mod table;
 mod tags;
 
 #[cfg(loom)]
-use foldhash::quality::FixedState as RandomState;
+use foldhash::fast::FixedState as RandomState;
 #[cfg(not(loom))]
-use foldhash::quality::RandomState;
+use foldhash::fast::RandomState;
 
 pub use self::snapshot::SnapshotError;
 use self::{
