@@ -86,9 +86,10 @@ pub fn rate(text: &str) -> Result<Rate, NotationError> {
             ))
         })?;
     let period = period.trim();
-    let period = match unit_micros(period) {
-        Some(unit) => Span::from_micros(unit),
-        None => span(period).map_err(|_| expected())?,
+    let period = if leading_digits(period).is_empty() {
+        Span::from_micros(unit_micros(period).ok_or_else(expected)?)
+    } else {
+        span(period).map_err(|_| expected())?
     };
     Ok(Rate { count, period })
 }
