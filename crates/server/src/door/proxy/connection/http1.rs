@@ -18,6 +18,10 @@ use super::{
     answered::Answered,
 };
 
+/// The most header lines that hyper takes unless it is told otherwise. Told, it copies twice as many places for them with each
+/// request.
+const HEADERS_UNTOLD: usize = 100;
+
 impl Client {
     pub(super) async fn serve_http1<T, S, B>(self, stream: T, service: S) -> hyper::Result<()>
     where
@@ -38,11 +42,14 @@ impl Client {
                 Ok::<_, Infallible>(answer.map(|body| Answered::new(body, taken)))
             }
         });
-        let serving = http1::Builder::new()
+        let mut builder = http1::Builder::new();
+        if self.settings.max_headers != HEADERS_UNTOLD {
+            builder.max_headers(self.settings.max_headers);
+        }
+        let serving = builder
             // The stream keeps the time.
             .header_read_timeout(None)
             .max_buf_size(self.settings.max_head)
-            .max_headers(self.settings.max_headers)
             // To copy a body's piece behind its head costs less than to tell the system of both.
             .writev(false)
             .serve_connection(TokioIo::new(stream), answering)
