@@ -84,7 +84,9 @@ impl Shard {
         if charge.limits.fingerprint() != charged.fingerprint {
             return Renewal::Lost;
         }
-        let Some(number) = self.find(hash, charge.key) else {
+        // What has expired may be gone or not, and is as good as gone.
+        let found = self.find(hash, charge.key);
+        let Some(number) = found.filter(|number| self.entries[*number].expires() > now) else {
             return self.renew_in_room((charge, hash), charged, now);
         };
         let entry = &mut self.entries[number];

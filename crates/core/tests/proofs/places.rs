@@ -216,6 +216,32 @@ fn places_are_renewed_under_other_numbers() {
     assert_eq!(outcomes[0].remaining, 2);
 }
 
+/// A place that is taken anew after everything under other numbers has expired is held for the lease of who took it.
+#[test]
+fn places_are_taken_anew_by_their_own_lease() {
+    let lasting = |lease| {
+        let algorithm = Algorithm::Concurrency { limit: 3, lease };
+        Limits::new(vec![Limit::new(algorithm).unwrap()]).unwrap()
+    };
+    let old = Arc::new(lasting(Span::from_secs(1)));
+    let new = lasting(Span::from_secs(60)).succeeding(&old);
+    let (store, mut outcomes) = (one_shard(), Vec::new());
+    let seconds = |number: u64| Timestamp::from_micros(number * 1_000_000);
+    let mut receipt = store.reserve(&[charge(&old)], seconds(1), &mut outcomes).1;
+    store.check(&[charge(&new)], seconds(2), Effect::Charge, &mut outcomes);
+    let renewal = store.renew(&[charge(&old)], &mut receipt, seconds(100));
+    assert_eq!(renewal, Renewal::Held);
+    for (second, remaining) in [(100, 2), (102, 3)] {
+        store.check(
+            &[charge(&new)],
+            seconds(second),
+            Effect::Look,
+            &mut outcomes,
+        );
+        assert_eq!(outcomes[0].remaining, remaining, "at {second} s");
+    }
+}
+
 /// A store that has forgotten everything, as after a reset, takes those in again who are still there, and no more than may be.
 #[test]
 fn who_is_still_there_is_counted_again_after_a_reset() {
