@@ -166,11 +166,6 @@ impl Limits {
     #[must_use]
     pub fn in_shadow(mut self, shadow: bool) -> Self {
         self.shadow = shadow;
-        self.sole_schedule = if shadow {
-            None
-        } else {
-            sole_schedule(&self.limits, &self.members)
-        };
         self.share = OnceLock::new();
         self.stretched = OnceLock::new();
         self
@@ -271,7 +266,7 @@ impl Limits {
     /// The schedule, where the rule is nothing but one, hard and enforced: the commonest case.
     #[inline]
     pub(crate) fn sole_schedule(&self) -> Option<&Schedule> {
-        self.sole_schedule.as_ref()
+        self.sole_schedule.as_ref().filter(|_| !self.shadow)
     }
 
     /// What is remembered of a key that was never seen.

@@ -2,7 +2,7 @@
 
 use tidegate_core::{
     Algorithm, Charge, Cost, Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Outcome,
-    Rate, Retry, Span, Timestamp,
+    Rate, Retry, Share, Span, Timestamp,
     remote::{Held, Replay},
 };
 
@@ -245,4 +245,26 @@ fn who_is_denied_holds_no_place_whatever_is_counted() {
     };
     assert_eq!(ask(3, &mut outcomes), Decision::Limited);
     assert_eq!(ask(2, &mut outcomes), Decision::Admitted);
+}
+
+/// The short cut of plain schedules forgot what a share, and what limits stretched to, have in common with their limits: to be in shadow.
+#[test]
+fn limits_in_shadow_deny_nobody_on_their_share_and_stretched() {
+    let (now, mut outcomes) = (Timestamp::from_micros(NOW), Vec::new());
+    for kind in [Kind::Gcra, Kind::TokenBucket, Kind::Meter] {
+        let limits = Limits::new(vec![limit(kind, 5, Span::from_secs(1))]).unwrap();
+        // A tenth of a few is nothing: the stretched limits are no softer than these.
+        let limits = limits.in_shadow(true).stretching(10).unwrap();
+        let share = limits.share(Share::default());
+        let stretched = limits.stretched().expect("they stretch");
+        for limits in [&*share, stretched, &limits] {
+            let store = one_shard();
+            let charge = Charge::new(b"k", limits, Cost::ONE).unwrap();
+            for _ in 0..20 {
+                let decision = store.check(&[charge], now, Effect::Charge, &mut outcomes);
+                assert_eq!(decision, Decision::Admitted, "{kind:?}");
+            }
+            assert!(!outcomes[0].allowed, "they say what they would do");
+        }
+    }
 }

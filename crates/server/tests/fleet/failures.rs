@@ -50,6 +50,7 @@ fn every_rule_has_its_own_policy() {
     // Half of ten, as the share is half unless said otherwise.
     assert_eq!(node.admitted("local", "u", 20), 4);
     assert_eq!(node.admitted("open", "u", 20), 20);
+    assert_eq!(node.admitted("local_shadow", "u", 20), 20);
 }
 
 #[test]

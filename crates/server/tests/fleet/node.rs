@@ -21,13 +21,14 @@ use crate::support::{PATIENCE, eventually};
 /// When the clock of every node starts. Redis decides on its own.
 const START_MICROS: u64 = 1_700_000_000_000_000;
 
-/// A rule for every policy, each with the same limit; and one that nobody is asked about.
+/// A rule for every policy, each with the same limit; and two that deny nobody.
 pub(crate) const RULES: &str = "
 rules:
   - {name: local, when: {path: /local}, key: [user], limits: [10/h], on_failure: local}
   - {name: open, when: {path: /open}, key: [user], limits: [10/h], on_failure: open}
   - {name: closed, when: {path: /closed}, key: [user], limits: [10/h], on_failure: closed}
   - {name: shadow, when: {path: /shadow}, key: [user], limits: [10/h], on_failure: closed, mode: shadow}
+  - {name: local_shadow, when: {path: /local_shadow}, key: [user], limits: [{algorithm: gcra, rate: 10/h, burst: 9}], mode: shadow, on_failure: local}
 ";
 
 pub(crate) struct Node {
