@@ -14,10 +14,6 @@ use clap::Parser;
 
 use crate::args::{Args, Command};
 
-/// Every request takes and gives back a dozen small pieces of memory, on the thread that serves it.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 /// Exit codes as those of `grep`: 0 for yes, 1 for no, 2 for trouble.
 const NO: u8 = 1;
 const TROUBLE: u8 = 2;
