@@ -19,6 +19,8 @@ use super::{
     value::{Fields, Value},
 };
 
+use crate::net::MAX_HEADERS;
+
 pub use access_log::AccessLog;
 pub use adaptive::{Adaptive, Class};
 pub use health::{Ejection, HealthCheck};
@@ -164,7 +166,7 @@ pub(super) fn proxy(
         timeouts: timeouts.unwrap_or_default(),
         max_body: max_body.and_then(|bytes| u64::try_from(bytes).ok()),
         max_head: head.unwrap_or(64 << 10),
-        max_headers: max_headers.unwrap_or(100),
+        max_headers: max_headers.unwrap_or(MAX_HEADERS),
         max_connections: max_connections.unwrap_or(10_000),
         forwarded: forwarded.unwrap_or_default(),
         access_log: log,

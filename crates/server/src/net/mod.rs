@@ -55,6 +55,10 @@ pub(crate) use tls::roots;
 pub use tls::{Behind, Tls, TlsError};
 pub use worker::Tasks;
 
+/// The most header lines of a request over HTTP/1.1, unless a setting says otherwise: as many as hyper takes when it is told nothing. Told,
+/// even of as many, it fills two arrays of so many places with each request.
+pub(crate) const MAX_HEADERS: usize = 100;
+
 /// What one listener and each of its connections may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {

@@ -95,6 +95,13 @@ fn too_large_a_head_is_refused() {
         "x: y\r\n".repeat(101)
     ));
     assert!(many.until_closed().starts_with("HTTP/1.1 431 "));
+    let mut as_many_as_may_be = door.connect();
+    as_many_as_may_be.send(format!(
+        "POST /v1/check HTTP/1.1\r\n{}connection: close\r\n\r\n",
+        "x: y\r\n".repeat(99)
+    ));
+    let answer = as_many_as_may_be.until_closed();
+    assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
 }
 
 #[test]

@@ -76,6 +76,18 @@ fn a_body_that_is_too_large_is_413() {
 }
 
 #[test]
+fn as_many_header_lines_as_by_default_pass_and_one_more_is_431() {
+    let upstream = Upstream::ok();
+    let door = Door::with(upstream.url(), "");
+    for (lines, status) in [(99, 200), (100, 431)] {
+        let mut client = door.connect();
+        let headers = "a: b\r\n".repeat(lines);
+        client.send_what_fits(format!("GET / HTTP/1.1\r\nhost: h\r\n{headers}\r\n"));
+        assert_eq!(client.read_answer(false).status, status, "{lines}");
+    }
+}
+
+#[test]
 fn a_head_that_is_too_large_is_431() {
     let upstream = Upstream::ok();
     let door = Door::with(upstream.url(), "max_head: 8KiB\nmax_headers: 10");

@@ -17,10 +17,7 @@ use super::{
     Client,
     answered::Answered,
 };
-
-/// The most header lines that hyper takes unless it is told otherwise. Told, it copies twice as many places for them with each
-/// request.
-const HEADERS_UNTOLD: usize = 100;
+use crate::net::MAX_HEADERS;
 
 impl Client {
     pub(super) async fn serve_http1<T, S, B>(self, stream: T, service: S) -> hyper::Result<()>
@@ -43,7 +40,7 @@ impl Client {
             }
         });
         let mut builder = http1::Builder::new();
-        if self.settings.max_headers != HEADERS_UNTOLD {
+        if self.settings.max_headers != MAX_HEADERS {
             builder.max_headers(self.settings.max_headers);
         }
         let serving = builder
