@@ -13,7 +13,7 @@ pub(super) fn body(verdict: &Verdict<'_>) -> Vec<u8> {
     let mut json = Writer(Vec::with_capacity(USUAL_BYTES));
     json.raw(r#"{"allowed":"#).truth(verdict.allowed);
     if let Some(reason) = verdict.reason {
-        json.raw(r#","reason":"#).ours(reason.as_str());
+        json.raw(r#","reason":"#).plain(reason.as_str());
     }
     json.raw(r#","rule":"#).text(verdict.rule);
     json.raw(r#","limit":"#)
@@ -27,10 +27,10 @@ pub(super) fn body(verdict: &Verdict<'_>) -> Vec<u8> {
     json.raw(r#","delay_ms":"#)
         .number(Some(verdict.delay.as_millis_ceil()));
     json.raw(r#","exactness":"#)
-        .ours(verdict.exactness.as_str());
+        .plain(verdict.exactness.as_str());
     // It goes without saying where there is but one.
     if verdict.source != Source::Memory {
-        json.raw(r#","source":"#).ours(verdict.source.as_str());
+        json.raw(r#","source":"#).plain(verdict.source.as_str());
     }
     json.raw(r#","limits":["#);
     for (index, line) in verdict.lines.iter().enumerate() {
@@ -44,7 +44,7 @@ pub(super) fn body(verdict: &Verdict<'_>) -> Vec<u8> {
 fn write_line(json: &mut Writer, line: &Line<'_>) {
     let outcome = &line.outcome;
     json.raw(r#"{"rule":"#).text(line.rule);
-    json.raw(r#","policy":"#).ours(line.limit.policy());
+    json.raw(r#","policy":"#).plain(line.limit.policy());
     json.raw(r#","allowed":"#).truth(outcome.allowed);
     json.raw(r#","over_limit":"#).truth(outcome.over_limit);
     json.raw(r#","limit":"#).number(Some(outcome.limit));
@@ -87,8 +87,10 @@ impl Writer {
         };
     }
 
-    /// Quoted; words and numbers of ours, in which nothing is to be escaped.
-    fn ours(&mut self, text: &str) {
+    /// Quoted; a text in which nothing is to be escaped: words of ours, and policies with names of time zones.
+    fn plain(&mut self, text: &str) {
+        let is_plain = |c: char| !matches!(c, '"' | '\\') && !c.is_control();
+        debug_assert!(text.chars().all(is_plain), "{text:?}");
         self.raw("\"").raw(text).raw("\"");
     }
 
@@ -106,8 +108,8 @@ impl Writer {
 #[cfg(test)]
 mod tests {
     use tidegate_core::{
-        AlgorithmName, Charge, Cost, Decided, Decision, Effect, LimitSpec, Limits, MemoryBounds,
-        MemoryStore, Timestamp, notation,
+        AlgorithmName, Anchor, Calendar, CalendarUnit, Charge, Cost, Decided, Decision, Effect,
+        LimitSpec, Limits, MemoryBounds, MemoryStore, Timestamp, notation,
     };
 
     use super::*;
@@ -154,6 +156,31 @@ mod tests {
             "limits": [line(policies[0], false, 1, 0, 1_000, 1_000), line(policies[1], true, 5, 4, 60_000, 0)],
         });
         assert_eq!(read(decision, &charge, &outcomes), expected);
+    }
+
+    #[test]
+    fn who_decided_is_told_where_there_is_more_than_one_who_could() {
+        let zone = "America/Argentina/Buenos_Aires";
+        let anchor = Anchor::Calendar(Calendar::new(CalendarUnit::Month, zone, None).unwrap());
+        let spec = LimitSpec {
+            algorithm: Some(AlgorithmName::FixedWindow),
+            limit: Some(3),
+            anchor: Some(anchor),
+            ..LimitSpec::default()
+        };
+        let limits = Limits::new(vec![spec.build().unwrap()]).unwrap();
+        let charge = [Charge::new(b"k", &limits, Cost::ONE).unwrap()];
+        let (store, mut outcomes) = (MemoryStore::new(MemoryBounds::default()), Vec::new());
+        let decision = store.check(&charge, Timestamp::default(), Effect::Charge, &mut outcomes);
+        let decided = Decided {
+            source: Source::Redis,
+            ..Decided::in_memory(decision)
+        };
+        let body = body(&decided.verdict(&charge, &outcomes));
+        let read: serde_json::Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(read["source"], "redis");
+        let policy = read["limits"][0]["policy"].as_str().unwrap();
+        assert!(policy.contains(zone), "{policy}");
     }
 
     #[test]
