@@ -81,7 +81,7 @@ pub(crate) struct Schedule {
 
 /// What a decision comes to: its answer, the TAT after it, and whether it was denied or leaves less than half of the capacity.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Decided {
+pub(crate) struct Step {
     pub(crate) outcome: Outcome,
     pub(crate) tat: Exact,
     pub(crate) is_pressed: bool,
@@ -138,14 +138,14 @@ impl Schedule {
     /// The decision for the limit that has nothing but this schedule, in one go: it answers what the methods below answer one
     /// by one.
     #[inline]
-    pub(crate) fn decide(&self, tat: Exact, now: Timestamp, cost: u64) -> Decided {
-        self.without_fractions().map_or_else(
-            || self.decide_exactly(tat, now, cost),
-            |whole| whole.decide_exactly(tat, now, cost),
-        )
+    pub(crate) fn decide(&self, tat: Exact, now: Timestamp, cost: u64) -> Step {
+        if let Some(whole) = self.without_fractions() {
+            return whole.decide_exactly(tat, now, cost);
+        }
+        self.decide_exactly(tat, now, cost)
     }
 
-    /// The same schedule, if nothing in it has a fraction: the compiler knows so of this one, and leaves all of their
+    /// The same schedule with `l` and all fractions written as constants, where it has none: the compiler then leaves their
     /// arithmetic out.
     #[inline]
     fn without_fractions(&self) -> Option<Self> {
@@ -159,9 +159,9 @@ impl Schedule {
         })
     }
 
-    // A call would not know of which schedule it is one.
+    // Inlined into both who call it: behind a call it would not be known that `l` is 1.
     #[inline(always)]
-    fn decide_exactly(&self, tat: Exact, now: Timestamp, cost: u64) -> Decided {
+    fn decide_exactly(&self, tat: Exact, now: Timestamp, cost: u64) -> Step {
         let (base, brim) = (self.base(tat, now), self.brim(now));
         let end = if cost <= self.capacity {
             self.plus(base, self.span_of(cost))
@@ -195,7 +195,7 @@ impl Schedule {
             },
             excess: 0,
         };
-        Decided {
+        Step {
             outcome,
             tat: spent,
             is_pressed: !allowed || room < self.half,
@@ -429,4 +429,50 @@ pub(crate) fn gcd(mut a: u64, mut b: u64) -> u64 {
         (a, b) = (b, a % b);
     }
     a
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Whatever the state, one that nobody left included.
+        #[test]
+        fn a_decision_in_one_go_is_the_methods_one_by_one(
+            (count, period) in prop::sample::select(vec![(1, 60_000_000), (1_000, 1_000_000), (7, 1_000_000), (u64::from(u32::MAX), 999_983)]),
+            capacity in 1..50_u64,
+            queue in any::<bool>(),
+            ahead in -1_000_000..2_000_000_000_i64,
+            part in prop::sample::select(vec![0, 1, u64::from(u32::MAX)]),
+            over in prop::option::of(0..2_u64),
+            cost in 1..50_u64,
+        ) {
+            let rate = Rate { count, period: Span::from_micros(period) };
+            let schedule = Schedule::new(("rate", rate), ("capacity", capacity), queue).unwrap();
+            let now = Timestamp::from_micros(1_700_000_000_000_000);
+            // A fraction that is the largest or the first that is too large, or any.
+            let part = over.map_or(part, |over| schedule.largest_part() + over);
+            let tat = Exact { whole: now.as_micros().saturating_add_signed(ahead), part };
+            let cost = cost.min(capacity + 1);
+            let Step { outcome, tat: after, is_pressed } = schedule.decide(tat, now, cost);
+
+            prop_assert_eq!(outcome.allowed, schedule.admits(&tat, now, cost));
+            let mut expected = schedule.base(tat, now);
+            if outcome.allowed {
+                schedule.charge(&mut expected, now, cost);
+            }
+            prop_assert_eq!(after, expected);
+            let standing = schedule.standing(&after, now);
+            prop_assert_eq!((outcome.remaining, outcome.reset_after), (standing.remaining, standing.reset_after));
+            let (retry, delay) = match outcome.allowed {
+                true => (Retry::NOW, schedule.delay(after, now, cost)),
+                false => (schedule.retry(&tat, now, cost), Span::ZERO),
+            };
+            prop_assert_eq!((outcome.retry_after, outcome.delay), (retry, delay));
+            prop_assert_eq!(is_pressed, !outcome.allowed || outcome.remaining < capacity.div_ceil(2));
+            prop_assert_eq!((outcome.limit, outcome.over_limit, outcome.excess), (capacity, false, 0));
+        }
+    }
 }

@@ -163,7 +163,7 @@ impl Entry {
     }
 }
 
-/// Whether the bytes of a key inside an entry begin with those of `key`.
+/// Whether the bytes of a key inside an entry begin with those of `key`, which is no longer than they are.
 #[inline]
 fn begins_with(bytes: &[u8; Key::INLINE], key: &[u8]) -> bool {
     // Two halves that overlap are compared in less time than it takes to call a function that compares bytes.
@@ -176,6 +176,7 @@ fn begins_with(bytes: &[u8; Key::INLINE], key: &[u8]) -> bool {
     }
 }
 
+// A call where it is needed keeps the comparison of short keys small.
 #[inline(never)]
 fn is_equal(own: &[u8], key: &[u8]) -> bool {
     own == key

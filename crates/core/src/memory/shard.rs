@@ -1,6 +1,9 @@
 //! A part of the store, under one lock: its keys and what is remembered of each.
 
-use std::hash::{BuildHasher, Hasher};
+use std::{
+    hash::{BuildHasher, Hasher},
+    mem::offset_of,
+};
 
 use super::{
     MemoryStats, RandomState,
@@ -27,8 +30,8 @@ const TIDY_ON_INSERT: usize = 6;
 const TIDY_EVERY: u32 = 64;
 const TIDY_TOGETHER: usize = 6;
 
-/// What every decision writes lies together, beside the lock, and before what it only reads: two threads in one shard hand over
-/// one cache line.
+/// What every decision writes lies together, beside the lock, before what it only reads: two threads in one shard hand over one
+/// cache line.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Shard {
@@ -40,6 +43,12 @@ pub(super) struct Shard {
     pub(super) entries: Table,
     pub(super) rest: Box<Rest>,
 }
+
+#[cfg(not(loom))]
+const _: () = assert!(
+    align_of::<Shard>() + offset_of!(Shard, entries) <= 64,
+    "the lock and what every decision writes are one line"
+);
 
 /// What only some decisions touch.
 #[derive(Debug)]
@@ -134,10 +143,10 @@ impl Shard {
         }
         let entry = self.entries.find_mut(hash, charge.key)?;
         let tat = entry.schedule(charge.limits.fingerprint())?;
-        let decided = schedule.decide(tat, now, charge.cost.units());
-        entry.put_schedule(decided.tat, decided.is_pressed);
+        let step = schedule.decide(tat, now, charge.cost.units());
+        entry.put_schedule(step.tat, step.is_pressed);
         self.count();
-        Some(decided.outcome)
+        Some(step.outcome)
     }
 
     /// Takes the state of `charge` out, or a copy of it where nothing is to be charged.

@@ -92,6 +92,7 @@ impl Table {
         self.get_mut(slot)
     }
 
+    // Kept out of the common path, which is then inlined as a whole.
     #[inline(never)]
     fn look_for(&self, tag: u8, home: usize, key: &[u8]) -> Option<usize> {
         self.tags.find(tag, home, |slot| self.is_of(slot, key))
@@ -322,6 +323,8 @@ mod tests {
             for (add, key) in operations {
                 table.prefetch(hash(key));
                 let found = find(&table, key);
+                let entry_found = table.find_mut(hash(key), &key.to_le_bytes()).map(|entry| key_of(entry));
+                prop_assert_eq!(entry_found, found.map(|_| key));
                 prop_assert_eq!(found.is_some(), model.contains_key(&key));
                 match found {
                     None if add => {
