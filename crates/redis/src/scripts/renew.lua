@@ -8,6 +8,7 @@
 --
 -- Answers of each charge {1 all are held, 0 one is lost; the receipt from now on}. `give_back.lua` says what is in one.
 local call, pack, unpack, sub = redis.call, struct.pack, struct.unpack, string.sub
+local byte, fmod = string.byte, math.fmod
 local now, slack = tonumber(ARGV[1]), tonumber(ARGV[2])
 if not now then
   local time = call('TIME')
@@ -26,6 +27,46 @@ local function length(kernel, value, start, fraction)
     return 23 + 7 * select(4, unpack('>I7I7I7I2', value, start))
   end
   return kernel == 5 and 28 or 14
+end
+
+-- When the state of a kernel from `start` of `value` to `behind` has expired.
+local function expiry(kernel, value, start, behind)
+  if kernel == 0 then
+    -- A schedule's fraction of a microsecond is not over before the next.
+    return unpack('>I7', value, start) + (string.find(sub(value, start + 7, behind - 1), '[^%z]') and 1 or 0)
+  elseif kernel == 3 or kernel == LEASE then
+    local longest, count = unpack('>I7I4', value, start)
+    return count > 0 and unpack('>I7', value, behind - ENTRY) + longest or 0
+  elseif kernel == 4 then
+    local newest, width, total, summed = unpack('>I7I7I7I2', value, start)
+    -- Nothing was counted in the newest perhaps.
+    local last = behind - 7
+    while total > 0 and unpack('>I7', value, last) == 0 do
+      newest, last = newest - 1, last - 7
+    end
+    return total > 0 and (newest + summed) * width or 0
+  elseif kernel == 5 then
+    local index, previous, current, window = unpack('>I7I7I7I7', value, start)
+    return (current > 0 and index + 2 or previous > 0 and index + 1 or 0) * window
+  end
+  return unpack('>I7', value, kernel == 2 and start + 7 or start)
+end
+
+-- Where the states of a program's members begin in `value`, what precedes each included, and where the last one ends; and when all have
+-- expired. Nothing where other kernels left them.
+local function places_of(program, value)
+  local places, expires = {5 + #program[2]}, 0
+  for j = 5, #program do
+    local member, begin = program[j], places[j - 4]
+    local kind = #member[3] > 0 and byte(value, begin) or member[1]
+    if fmod(kind, 8) ~= member[1] then
+      return
+    end
+    local start = begin + #member[3]
+    local behind = start + length(member[1], value, start, (kind - member[1]) / 8)
+    places[j - 3], expires = behind, math.max(expires, expiry(member[1], value, start, behind))
+  end
+  return places, expires
 end
 
 -- The log at `start` of `value`, for who has held `units` in it `since` then, at most `limit` being held at once: the log
@@ -78,29 +119,23 @@ local function renewed(value, start, since, units, limit)
   return pack('>I7I4I1I3', longest, #entries / ENTRY, 1, base) .. place .. entries, at + longest, at
 end
 
--- The states of `value` from `position` on, those of a program's members, renewed; the end of the last lease; and whether one is lost.
--- Nothing where other kernels left them.
-local function states_of(program, value, position, receipt)
+-- The states of `value` at those places, renewed; the end of the last lease; and whether one is lost.
+local function states_of(program, value, places, receipt)
   local states, expires, lost = {}, 0, false
   for j = 5, #program do
     local member, number = program[j], j - 4
-    local kind = #member[3] > 0 and string.byte(value, position) or member[1]
-    if math.fmod(kind, 8) ~= member[1] then
-      return
-    end
-    local start = position + #member[3]
-    local behind = start + length(member[1], value, start, (kind - member[1]) / 8)
-    local state = sub(value, start, behind - 1)
+    local begin, behind = places[number], places[number + 1]
+    states[number] = sub(value, begin, behind - 1)
     if member[1] == LEASE then
-      local since = unpack('>I7', receipt[2 + number])
+      local start, since = begin + #member[3], unpack('>I7', receipt[2 + number])
       local log, till, at = renewed(value, start, since, member[5], member[6])
       if log then
-        state, expires, receipt[2 + number] = log, math.max(expires, till), pack('>I7', at)
+        states[number] = sub(value, begin, start - 1) .. log
+        expires, receipt[2 + number] = math.max(expires, till), pack('>I7', at)
       else
         lost = true
       end
     end
-    states[number], position = sub(value, position, start - 1) .. state, behind
   end
   return table.concat(states), expires, lost
 end
@@ -109,22 +144,27 @@ local answers = {}
 for i = 1, #KEYS do
   local program, receipt, block = cmsgpack.unpack(ARGV[3 * i]), cmsgpack.unpack(ARGV[3 * i + 1]), ''
   local value = call('GET', KEYS[i]) or ''
-  local first = string.byte(value)
+  local first = byte(value)
   if first and first >= 128 then
     block, value = sub(value, 5, 11), string.char(first - 128) .. sub(value, 2, 4) .. sub(value, 12)
   end
-  if #value <= 4 then
-    value = ARGV[3 * i + 2]
-  end
-  local head, own, states, expires, lost = sub(value, 1, 4), program[1], nil, nil, true
   -- The head names the kernel, whatever the numbers.
-  local is_alike = string.byte(head) - math.fmod(string.byte(head), 16) == string.byte(own) - math.fmod(string.byte(own), 16)
+  local own, fresh, places, gone = program[1], ARGV[3 * i + 2], nil, nil
+  local is_alike = #value > 4 and byte(value) - fmod(byte(value), 16) == byte(own) - fmod(byte(own), 16)
   if is_alike and sub(value, 5, 4 + #program[2]) == program[2] then
-    states, expires, lost = states_of(program, value, 5 + #program[2], receipt)
+    places, gone = places_of(program, value)
   end
-  if states and expires > 0 then
+  if #value <= 4 or places and gone <= now then
+    value, places = fresh, places_of(program, fresh)
+  end
+  local states, expires, lost = nil, 0, true
+  if places then
+    states, expires, lost = states_of(program, value, places, receipt)
+  end
+  if expires > 0 then
+    local head = sub(value, 1, 4)
     if block ~= '' then
-      head = string.char(string.byte(head) + 128) .. sub(head, 2) .. block
+      head = string.char(byte(head) + 128) .. sub(head, 2) .. block
     end
     local millis, left = math.floor((expires - now) / 1000) + slack, call('PTTL', KEYS[i])
     if left == -1 or left > millis then
@@ -133,6 +173,6 @@ for i = 1, #KEYS do
       call('PSETEX', KEYS[i], millis, head .. program[2] .. states)
     end
   end
-  answers[i] = {(states and not lost) and 1 or 0, cmsgpack.pack(receipt)}
+  answers[i] = {lost and 0 or 1, cmsgpack.pack(receipt)}
 end
 return answers

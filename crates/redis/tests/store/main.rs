@@ -6,6 +6,7 @@ mod apart;
 mod differential;
 mod fleet;
 mod operate;
+mod renewal;
 mod server;
 #[path = "../support/mod.rs"]
 mod support;
