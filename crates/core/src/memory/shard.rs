@@ -1,9 +1,6 @@
 //! A part of the store, under one lock: its keys and what is remembered of each.
 
-use std::{
-    hash::{BuildHasher, Hasher},
-    mem::offset_of,
-};
+use std::hash::{BuildHasher, Hasher};
 
 use super::{
     MemoryStats, RandomState,
@@ -46,7 +43,7 @@ pub(super) struct Shard {
 
 #[cfg(not(loom))]
 const _: () = assert!(
-    align_of::<Shard>() + offset_of!(Shard, entries) <= 64,
+    align_of::<Shard>() + std::mem::offset_of!(Shard, entries) <= 64,
     "the lock and what every decision writes are one line"
 );
 
