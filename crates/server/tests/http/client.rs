@@ -67,6 +67,11 @@ impl Client {
         self.stream.write_all(octets.as_ref()).unwrap();
     }
 
+    /// Ends what is sent; answers are still read.
+    pub(crate) fn says_no_more(&self) {
+        self.stream.shutdown(std::net::Shutdown::Write).unwrap();
+    }
+
     /// Sends as much as the other side takes; it may close meanwhile.
     pub(crate) fn send_what_fits(&mut self, octets: impl AsRef<[u8]>) {
         let _ = self.stream.write_all(octets.as_ref());

@@ -130,6 +130,18 @@ fn what_is_no_http_is_closed() {
 }
 
 #[test]
+fn who_has_said_all_that_he_has_to_say_is_answered() {
+    let door = Door::open("");
+    for number in 1..=50 {
+        let mut client = door.connect();
+        client.send(request(BODY));
+        client.says_no_more();
+        assert_eq!(client.read_answer(false).json()["remaining"], 100 - number);
+        assert_eq!(client.until_closed(), "");
+    }
+}
+
+#[test]
 fn a_client_that_says_nothing_is_closed() {
     let door = impatient();
     assert_eq!(door.connect().until_closed(), "");

@@ -43,6 +43,9 @@ pub(crate) async fn serve<F>(
         // The stream keeps the time.
         .header_read_timeout(None)
         .max_buf_size(MAX_HEAD_BYTES)
+        // Who has sent all that he has to say is answered all the same. Else hyper would look out for the end, with a new
+        // buffer, while each request is decided.
+        .half_close(true)
         // Of header lines hyper takes `net::MAX_HEADERS` without being told.
         // Head and body are small: copied together they leave in one write.
         .writev(false)
