@@ -82,6 +82,8 @@ impl Writer {
 
     fn number(&mut self, number: Option<u64>) {
         match number {
+            // Half of the numbers of most verdicts.
+            Some(0) => self.raw("0"),
             Some(number) => self.raw(itoa::Buffer::new().format(number)),
             None => self.raw("null"),
         };
