@@ -10,6 +10,7 @@ mod body;
 mod check;
 mod envoy;
 mod fields;
+mod forms;
 mod json;
 mod limit_fields;
 mod limits_cache;
@@ -148,16 +149,17 @@ impl Asked {
         answer.unwrap_or_else(|problem| self.refuse(problem))
     }
 
+    // What is asked seldom is boxed, so that what is asked often is small: hyper moves it when a request has come.
     async fn route(&self, request: Request<Incoming>) -> Result<Answer, Problem> {
         let endpoint = match request.uri().path() {
             "/v1/throttle" => Endpoint::Throttle,
             "/v1/check" => Endpoint::Check,
             "/v1/peek" => Endpoint::Peek,
-            "/v1/authorize" => return authorize::authorize(self, &request).await,
+            "/v1/authorize" => return Box::pin(authorize::authorize(self, &request)).await,
             path => match (path, &self.rate_limits) {
                 ("/json", Some(service)) => {
                     let body = body::read(request.into_body()).await?;
-                    return Ok(envoy::decide(&self.limiter, service, &body).await);
+                    return Ok(Box::pin(envoy::decide(&self.limiter, service, &body)).await);
                 }
                 ("/healthcheck", Some(service)) => {
                     return Ok(envoy::healthcheck(service, &self.shutdown));

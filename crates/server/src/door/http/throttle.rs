@@ -1,14 +1,15 @@
 //! `POST /v1/throttle`: the limit comes with the request.
 
-use std::{cell::RefCell, sync::Arc};
+use std::cell::RefCell;
 
 use tidegate_core::{
-    AlgorithmName, Charge, Cost, Effect, LimitSpec, Limits, Outcome, bounds::MAX_LIMITS_PER_RULE,
+    AlgorithmName, Charge, Cost, Effect, LimitSpec, Outcome, bounds::MAX_LIMITS_PER_RULE,
 };
 
 use super::{
     Asked, Problem,
     fields::{Field, Place},
+    forms::{Asks, Forms},
     json::{self, Json, Members},
     limit_fields::{is_field, listed, set, unknown},
     limits_cache::LimitsCache,
@@ -26,6 +27,7 @@ const OWN_NAMES: [&str; 4] = ["key", "cost", "peek", "limits"];
 thread_local! {
     /// What one request leaves for the next one on this worker.
     static DESK: RefCell<Desk> = RefCell::default();
+    static FORMS: RefCell<Forms> = RefCell::default();
     static CACHE: RefCell<LimitsCache> = RefCell::default();
 }
 
@@ -47,32 +49,54 @@ struct Throttle<'j> {
 }
 
 pub(super) async fn throttle(asked: &Asked, body: &[u8]) -> Result<Answer, Problem> {
-    let members = json::object(body)?;
-    let throttle = read(&members)?;
+    let mut members = Members::new();
+    let (key, asks) = match known(body) {
+        Some(known) => known,
+        None => read_anew(body, &mut members)?,
+    };
     // Whoever comes while this one waits for its decision has a desk of its own.
     let mut desk = DESK.take();
-    let answered = answer(asked, throttle, &mut desk).await;
+    let answered = answer(asked, key, &asks, &mut desk).await;
     DESK.set(desk);
     answered
 }
 
-async fn answer(asked: &Asked, throttle: Throttle<'_>, desk: &mut Desk) -> Result<Answer, Problem> {
+fn known(body: &[u8]) -> Option<(&str, Asks)> {
+    FORMS.with_borrow(|forms| {
+        let (key, asks) = forms.find(body)?;
+        Some((key, asks.clone()))
+    })
+}
+
+/// Reads `body` into `members`, of which the key may be a part.
+fn read_anew<'b>(body: &'b [u8], members: &'b mut Members<'b>) -> Result<(&'b str, Asks), Problem> {
+    *members = json::object(body)?;
     let Throttle {
         key,
         cost,
         effect,
         specs,
         place,
-    } = throttle;
-    let limits: Arc<Limits> = CACHE.with_borrow_mut(|cache| cache.limits(specs, place))?;
+    } = read(members)?;
+    let limits = CACHE.with_borrow_mut(|cache| cache.limits(specs, place))?;
+    let asks = Asks {
+        cost,
+        effect,
+        limits,
+    };
+    FORMS.with_borrow_mut(|forms| forms.remember(body, key, &asks));
+    Ok((key, asks))
+}
+
+async fn answer(asked: &Asked, key: &str, asks: &Asks, desk: &mut Desk) -> Result<Answer, Problem> {
     let key = Limiter::throttle_key(key.as_bytes(), &mut desk.key)?;
-    let charge = Charge::new(key, &limits, cost)?;
+    let charge = Charge::new(key, &asks.limits, asks.cost)?;
     let now = asked.limiter.now();
     let decided = asked
         .limiter
-        .throttle(charge, now, effect, &mut desk.outcomes)
+        .throttle(charge, now, asks.effect, &mut desk.outcomes)
         .await;
-    if effect == Effect::Charge {
+    if asks.effect == Effect::Charge {
         asked.limiter.observe_throttle(Door::Http, &decided);
     }
     let verdict = decided.verdict(&[charge], &desk.outcomes);

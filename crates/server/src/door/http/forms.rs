@@ -1,0 +1,201 @@
+//! The forms of the bodies that came last: who throttles by one limit sends one body over and over, each time with another key.
+//!
+//! A body is remembered as what stands before the text of its key and what stands after it, together with what it asks. JSON is read
+//! from left to right: a body with the same text before its key and after it, and nothing in between that ends or escapes a
+//! string, asks the same of its own key, whatever that is. It need not be read to know.
+
+use std::sync::Arc;
+
+use tidegate_core::{Cost, Effect, Limits};
+
+/// What a body asks of its key.
+#[derive(Clone, Debug)]
+pub(super) struct Asks {
+    pub(super) cost: Cost,
+    pub(super) effect: Effect,
+    pub(super) limits: Arc<Limits>,
+}
+
+/// Forms that were read before, and what they ask.
+#[derive(Debug, Default)]
+pub(super) struct Forms {
+    read: Vec<Form>,
+    /// Whose turn it is to make room.
+    next: usize,
+}
+
+#[derive(Debug)]
+struct Form {
+    before: Vec<u8>,
+    after: Vec<u8>,
+    asks: Asks,
+}
+
+impl Forms {
+    /// How many are kept. A body of another form is read, and costs as much more as it takes to look for it.
+    const KEPT: usize = 8;
+
+    /// The most bytes of one that is kept, without its key.
+    const MAX_BYTES: usize = 1_024;
+
+    /// The key of `body` and what is asked of it, if one of its form was read before.
+    pub(super) fn find<'b>(&self, body: &'b [u8]) -> Option<(&'b str, &Asks)> {
+        self.read
+            .iter()
+            .find_map(|form| Some((form.key_of(body)?, &form.asks)))
+    }
+
+    /// Remembers what `body` asks of `key`, which is a part of it unless it was written with escapes.
+    pub(super) fn remember(&mut self, body: &[u8], key: &str, asks: &Asks) {
+        let begin = key.as_ptr().addr().wrapping_sub(body.as_ptr().addr());
+        let Some((before, rest)) = body.split_at_checked(begin) else {
+            return;
+        };
+        let Some(after) = rest.strip_prefix(key.as_bytes()) else {
+            return;
+        };
+        if before.len() + after.len() > Self::MAX_BYTES {
+            return;
+        }
+        let form = Form {
+            before: before.to_vec(),
+            after: after.to_vec(),
+            asks: asks.clone(),
+        };
+        if self.read.len() < Self::KEPT {
+            self.read.push(form);
+        } else {
+            self.read[self.next] = form;
+            self.next = (self.next + 1) % Self::KEPT;
+        }
+    }
+}
+
+impl Form {
+    fn key_of<'b>(&self, body: &'b [u8]) -> Option<&'b str> {
+        let key = body
+            .strip_suffix(&*self.after)?
+            .strip_prefix(&*self.before)?;
+        let ends_or_escapes = |byte: &u8| matches!(byte, b'"' | b'\\' | ..b' ');
+        if key.iter().any(ends_or_escapes) {
+            return None;
+        }
+        std::str::from_utf8(key).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use tidegate_core::{AlgorithmName, LimitSpec, notation};
+
+    use super::*;
+    use crate::door::http::json::{self, Json};
+
+    fn asks(units: u64) -> Asks {
+        let rate = notation::rate("9/s").unwrap();
+        let limit = LimitSpec::shorthand(rate, AlgorithmName::Gcra).build();
+        Asks {
+            cost: Cost::new(units).unwrap(),
+            effect: Effect::Charge,
+            limits: Arc::new(Limits::new(vec![limit.unwrap()]).unwrap()),
+        }
+    }
+
+    /// Reads `body` and remembers it; its key.
+    fn remember(forms: &mut Forms, body: &str, units: u64) -> Option<String> {
+        let members = json::object(body.as_bytes()).ok()?;
+        let key = members.iter().find(|(name, _)| name == "key");
+        let Some((_, Json::Text(key))) = key else {
+            return None;
+        };
+        forms.remember(body.as_bytes(), key, &asks(units));
+        Some(key.clone().into_owned())
+    }
+
+    fn found<'b>(forms: &Forms, body: &'b str) -> Option<(&'b str, u64)> {
+        let (key, asks) = forms.find(body.as_bytes())?;
+        Some((key, asks.cost.units()))
+    }
+
+    #[test]
+    fn a_body_of_a_known_form_asks_the_same_of_its_own_key() {
+        let mut forms = Forms::default();
+        remember(&mut forms, r#"{"key": "a", "cost": 2}"#, 2);
+        remember(&mut forms, r#"{"cost": 3, "key": ""}"#, 3);
+        for (body, expected) in [
+            (r#"{"key": "a", "cost": 2}"#, Some(("a", 2))),
+            (r#"{"key": "", "cost": 2}"#, Some(("", 2))),
+            (r#"{"key": "käse:1", "cost": 2}"#, Some(("käse:1", 2))),
+            (r#"{"cost": 3, "key": "b"}"#, Some(("b", 3))),
+            // Another form, or one that has to be read to know.
+            (r#"{"key":  "a", "cost": 2}"#, None),
+            (r#"{"key": "a", "cost": 22}"#, None),
+            (r#"{"key": "a\n", "cost": 2}"#, None),
+            (r#"{"key": "a", "peek": true, "x": "b", "cost": 2}"#, None),
+            ("{\"key\": \"a\n\", \"cost\": 2}", None),
+            (r#"{"key": ", "cost": 2}"#, None),
+            ("", None),
+        ] {
+            assert_eq!(found(&forms, body), expected, "{body}");
+        }
+        assert_eq!(
+            forms
+                .find(b"{\"key\": \"\xFF\", \"cost\": 2}")
+                .map(|found| found.0),
+            None
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_known_by_its_form_is_not_remembered() {
+        let mut forms = Forms::default();
+        // The key is not written as it is, or there is more than is kept.
+        let long = format!(r#"{{"key": "a", "x": "{}"}}"#, "x".repeat(Forms::MAX_BYTES));
+        for body in [r#"{"key": "\u0061"}"#, &long] {
+            assert_eq!(remember(&mut forms, body, 1).as_deref(), Some("a"));
+            assert_eq!(found(&forms, body), None, "{body}");
+        }
+    }
+
+    #[test]
+    fn the_forms_that_came_last_are_kept() {
+        let mut forms = Forms::default();
+        let body = |units: u64| format!(r#"{{"key": "a", "cost": {units}}}"#);
+        let last = Forms::KEPT as u64 + 3;
+        for units in 1..=last {
+            remember(&mut forms, &body(units), units);
+        }
+        for units in 1..=last {
+            let expected = (units > 3).then_some(("a", units));
+            assert_eq!(found(&forms, &body(units)), expected);
+        }
+    }
+
+    proptest! {
+        /// Whatever stands in the key's place: what is found without reading is what reading finds.
+        #[test]
+        fn nothing_is_found_but_what_is_read(
+            body in r#"\{("x": ("[a\"]{0,3}"|1|\[\]), ?)?"key": ?"[a-c]{0,2}"(, "x": ?"[a,]{0,2}")?\}"#,
+            other in proptest::collection::vec(
+                prop_oneof![Just(b'a'), Just(b'"'), Just(b'\\'), Just(b','), any::<u8>()], 0..6),
+        ) {
+            let mut forms = Forms::default();
+            let Some(key) = remember(&mut forms, &body, 1) else { return Ok(()) };
+            let at = body.find(&format!("{key}\"")).unwrap();
+            // Wherever the key is, or what looks like it.
+            let mut changed = body.clone().into_bytes();
+            changed.splice(at..at + key.len(), other);
+            if let Some((found, _)) = forms.find(&changed) {
+                let (now, before) = (json::object(&changed).unwrap(), json::object(body.as_bytes()).unwrap());
+                prop_assert_eq!(now.len(), before.len());
+                for ((name, now), (expected, before)) in now.iter().zip(&before) {
+                    prop_assert_eq!(name, expected);
+                    let before = format!("{before:?}");
+                    let expected = if name == "key" { format!("{:?}", Json::Text(found.into())) } else { before };
+                    prop_assert_eq!(format!("{now:?}"), expected);
+                }
+            }
+        }
+    }
+}
