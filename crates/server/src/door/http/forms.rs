@@ -57,17 +57,20 @@ impl Forms {
         if before.len() + after.len() > Self::MAX_BYTES {
             return;
         }
-        let form = Form {
-            before: before.to_vec(),
-            after: after.to_vec(),
-            asks: asks.clone(),
-        };
         if self.read.len() < Self::KEPT {
-            self.read.push(form);
-        } else {
-            self.read[self.next] = form;
-            self.next = (self.next + 1) % Self::KEPT;
+            self.read.push(Form {
+                before: before.to_vec(),
+                after: after.to_vec(),
+                asks: asks.clone(),
+            });
+            return;
         }
+        // Written over the oldest, so that bodies of ever new forms cost no memory to be had and given back.
+        let form = &mut self.read[self.next];
+        self.next = (self.next + 1) % Self::KEPT;
+        before.clone_into(&mut form.before);
+        after.clone_into(&mut form.after);
+        form.asks.clone_from(asks);
     }
 }
 
