@@ -118,8 +118,11 @@ fn find<'b>(
         Err(error) => return Err(Malformed::Head(error)),
     };
     fields.clear();
+    let is_new = answer.version == Some(1);
     for header in answer.headers.iter() {
-        fields.push(field(received, header)?);
+        if !(is_new && says_it_keeps(header)) {
+            fields.push(field(received, header)?);
+        }
     }
     let status = answer.code.and_then(|code| StatusCode::from_u16(code).ok());
     let status = status.ok_or(Malformed::Head(httparse::Error::Status))?;
@@ -129,6 +132,11 @@ fn find<'b>(
         Version::HTTP_11
     };
     Ok(Some((length, status, version)))
+}
+
+/// Whether it says what goes without saying in HTTP/1.1, as nearly every upstream does. It would only be removed again.
+fn says_it_keeps(header: &Header<'_>) -> bool {
+    header.name.eq_ignore_ascii_case("connection") && header.value == b"keep-alive"
 }
 
 /// A header line by its name and the place of its value in `octets`, of which it is a part.
@@ -168,6 +176,29 @@ mod tests {
         let values: Vec<_> = answer.headers().get_all("a").iter().collect();
         assert_eq!(values, ["1", "x y"]);
         assert_eq!(received, "body");
+    }
+
+    #[test]
+    fn that_a_connection_is_kept_is_heard_where_it_says_anything() {
+        for (version, lines, expected) in [
+            ("1.1", "Connection: keep-alive\r\n", vec![]),
+            (
+                "1.1",
+                "connection: keep-alive\r\nConnection: close\r\n",
+                vec!["close"],
+            ),
+            (
+                "1.1",
+                "connection: keep-alive, a\r\n",
+                vec!["keep-alive, a"],
+            ),
+            ("1.0", "connection: keep-alive\r\n", vec!["keep-alive"]),
+        ] {
+            let answer = parsed(&format!("HTTP/{version} 200 OK\r\n{lines}\r\n"));
+            let answer = answer.unwrap().unwrap();
+            let said: Vec<_> = answer.headers().get_all("connection").iter().collect();
+            assert_eq!(said, expected, "{version} {lines}");
+        }
     }
 
     #[test]
