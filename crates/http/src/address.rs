@@ -30,9 +30,7 @@ pub(crate) fn text(ip: IpAddr) -> String {
         if at > 0 {
             text.push('.');
         }
-        let digits = [octet / 100, octet / 10 % 10, octet % 10];
-        let zeros = digits[..2].iter().take_while(|digit| **digit == 0).count();
-        text.extend(digits[zeros..].iter().map(|digit| char::from(b'0' + digit)));
+        text.push_str(itoa::Buffer::new().format(octet));
     }
     text
 }
