@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Tidegate's reverse proxy beside nginx with `limit_req`, in front of the same nginx, in one run, on loopback. METHOD.md says how.
+"""Tidegate's reverse proxy beside nginx with `limit_req` and pingora-proxy, in front of the same nginx, in one run, on loopback. METHOD.md says how.
 
-    proxy_bench.py --tidegate target/release/tidegate
+    proxy_bench.py --tidegate target/release/tidegate --pingora bench/target/release/pingora
 """
 
 import argparse
@@ -38,7 +38,11 @@ def main():
     with contextlib.ExitStack() as running:
         folder = running.enter_context(tempfile.TemporaryDirectory())
         upstream = start_upstream(running, folder)
-        fronts = [start_nginx(running, folder, upstream), start_tidegate(running, folder, options.tidegate, upstream)]
+        fronts = [
+            start_nginx(running, folder, upstream),
+            start_tidegate(running, folder, options.tidegate, upstream),
+            start_pingora(running, options.pingora, upstream),
+        ]
         print(f"\n## 1 KiB, keep-alive, wrk -t1 -c{CONNECTIONS}\n", flush=True)
         for front in fronts:
             check_limits(front)
@@ -53,6 +57,7 @@ def main():
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tidegate", required=True, type=program)
+    parser.add_argument("--pingora", required=True, type=program)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--smoke", action="store_true", help="one short round: shows that it works, measures nothing")
     return parser.parse_args()
@@ -134,6 +139,12 @@ rules:
     return Front(running.enter_context(Server("tidegate", command, [port])), port)
 
 
+def start_pingora(running, path, upstream):
+    port = free_port()
+    command = [path, str(port), str(upstream), str(os.cpu_count())]
+    return Front(running.enter_context(Server("pingora-proxy", command, [port])), port)
+
+
 def check_limits(front):
     """Five pass, the sixth is denied, and what passes is the upstream's."""
     answers = [ask(front, "/checked") for _ in range(CHECKED_LIMIT + 1)]
@@ -176,6 +187,8 @@ def print_table(cells):
     cpu = median(ours[1] / its[1] for ours, its in pairs)
     print(f"\n- requests a second are {rate:.3f} of nginx's, target at least 1: {'reached' if rate >= 1 else 'MISSED'}")
     print(f"- CPU a request is {cpu:.3f} of nginx's, target at most 1: {'reached' if cpu <= 1 else 'MISSED'}")
+    cpu = median(ours[1] / its[1] for ours, its in zip(cells["tidegate"], cells["pingora-proxy"]))
+    print(f"- CPU a request is {cpu:.3f} of pingora-proxy's")
 
 
 if __name__ == "__main__":
