@@ -1,5 +1,6 @@
 -- Renews the places that `check` has reserved: who holds one holds it from now on, as if it had just been taken. One that is not there
--- any more is taken again if it is free, and else lost.
+-- any more is taken again if it is free, and else lost. What has expired may be gone or not, and is as good as gone, whichever limits
+-- left it. What others left that has not keeps its places, if the kernels are the same.
 --
 -- KEYS     the key of each charge
 -- ARGV[1]  the instant; empty for the server's own
@@ -7,14 +8,14 @@
 -- ARGV[3…] of each charge three: its program, as it was charged; its receipt; and the value of a key that has spent nothing
 --
 -- Answers of each charge {1 all are held, 0 one is lost; the receipt from now on}. `give_back.lua` says what is in one.
-local call, pack, unpack, sub = redis.call, struct.pack, struct.unpack, string.sub
-local byte, fmod = string.byte, math.fmod
+local call, pack, unpack, sub, each = redis.call, struct.pack, struct.unpack, string.sub, unpack
+local byte, find, fmod = string.byte, string.find, math.fmod
 local now, slack = tonumber(ARGV[1]), tonumber(ARGV[2])
 if not now then
   local time = call('TIME')
   now = time[1] * 1000000 + time[2]
 end
-local LEASE, ENTRY, TURN, MOST = 6, 10, 2 ^ 24, 2047
+local LEASE, SEVERAL, ENTRY, TURN, MOST = 6, 7, 10, 2 ^ 24, 2047
 
 -- How long the state of a kernel at `start` of `value` is; the fraction of a schedule has so many bytes.
 local function length(kernel, value, start, fraction)
@@ -33,40 +34,57 @@ end
 local function expiry(kernel, value, start, behind)
   if kernel == 0 then
     -- A schedule's fraction of a microsecond is not over before the next.
-    return unpack('>I7', value, start) + (string.find(sub(value, start + 7, behind - 1), '[^%z]') and 1 or 0)
+    return unpack('>I7', value, start) + (find(sub(value, start + 7, behind - 1), '[^%z]') and 1 or 0)
   elseif kernel == 3 or kernel == LEASE then
     local longest, count = unpack('>I7I4', value, start)
     return count > 0 and unpack('>I7', value, behind - ENTRY) + longest or 0
   elseif kernel == 4 then
-    local newest, width, total, summed = unpack('>I7I7I7I2', value, start)
-    -- Nothing was counted in the newest perhaps.
-    local last = behind - 7
-    while total > 0 and unpack('>I7', value, last) == 0 do
-      newest, last = newest - 1, last - 7
+    local newest, width, _, summed = unpack('>I7I7I7I2', value, start)
+    for back = 0, summed - 1 do
+      if unpack('>I7', value, behind - 7 * (back + 1)) > 0 then
+        return (newest - back + summed) * width
+      end
     end
-    return total > 0 and (newest + summed) * width or 0
+    return 0
   elseif kernel == 5 then
     local index, previous, current, window = unpack('>I7I7I7I7', value, start)
     return (current > 0 and index + 2 or previous > 0 and index + 1 or 0) * window
   end
-  return unpack('>I7', value, kernel == 2 and start + 7 or start)
+  return (unpack('>I7', value, kernel == 2 and start + 7 or start))
 end
 
--- Where the states of a program's members begin in `value`, what precedes each included, and where the last one ends; and when all have
--- expired. Nothing where other kernels left them.
-local function places_of(program, value)
-  local places, expires = {5 + #program[2]}, 0
-  for j = 5, #program do
-    local member, begin = program[j], places[j - 4]
-    local kind = #member[3] > 0 and byte(value, begin) or member[1]
-    if fmod(kind, 8) ~= member[1] then
-      return
-    end
-    local start = begin + #member[3]
-    local behind = start + length(member[1], value, start, (kind - member[1]) / 8)
-    places[j - 3], expires = behind, math.max(expires, expiry(member[1], value, start, behind))
+-- The states of `value`, whichever limits left them: of each its kernel, where it begins, with its kind and without, and where what
+-- follows begins; and when all have expired. Raises an error where it is no value of ours.
+local function states_in(value)
+  local shape, begin, count = math.floor(byte(value) / 16), 5, 1
+  if shape == SEVERAL then
+    begin, count = 6, byte(value, 5)
   end
-  return places, expires
+  local states, expired_at = {}, 0
+  for number = 1, count do
+    local kernel, fraction, start = shape, #value - 11, begin
+    if shape == SEVERAL then
+      local kind = byte(value, begin)
+      kernel = fmod(kind, 8)
+      fraction, start = (kind - kernel) / 8, begin + 1
+    end
+    local behind = start + length(kernel, value, start, fraction)
+    expired_at = math.max(expired_at, expiry(kernel, value, start, behind))
+    states[number] = {kernel, begin, start, behind}
+    begin = behind
+  end
+  return states, expired_at
+end
+
+-- Whether the members of `program` are of these kernels.
+local function are_of(program, states)
+  for number = 1, #states do
+    local member = program[4 + number]
+    if not member or member[1] ~= states[number][1] then
+      return false
+    end
+  end
+  return #program == 4 + #states
 end
 
 -- The log at `start` of `value`, for who has held `units` in it `since` then, at most `limit` being held at once: the log
@@ -119,25 +137,24 @@ local function renewed(value, start, since, units, limit)
   return pack('>I7I4I1I3', longest, #entries / ENTRY, 1, base) .. place .. entries, at + longest, at
 end
 
--- The states of `value` at those places, renewed; the end of the last lease; and whether one is lost.
-local function states_of(program, value, places, receipt)
-  local states, expires, lost = {}, 0, false
-  for j = 5, #program do
-    local member, number = program[j], j - 4
-    local begin, behind = places[number], places[number + 1]
-    states[number] = sub(value, begin, behind - 1)
-    if member[1] == LEASE then
-      local start, since = begin + #member[3], unpack('>I7', receipt[2 + number])
-      local log, till, at = renewed(value, start, since, member[5], member[6])
+-- The states of `value` with the places of `receipt` renewed; the end of the last lease; and whether one is lost.
+local function with_places(program, value, states, receipt)
+  local written, till, lost = {}, 0, false
+  for number = 1, #states do
+    local member, kernel, begin, start, behind = program[4 + number], each(states[number])
+    written[number] = sub(value, begin, behind - 1)
+    if kernel == LEASE then
+      local since = unpack('>I7', receipt[2 + number])
+      local log, over, at = renewed(value, start, since, member[5], member[6])
       if log then
-        states[number] = sub(value, begin, start - 1) .. log
-        expires, receipt[2 + number] = math.max(expires, till), pack('>I7', at)
+        written[number] = sub(value, begin, start - 1) .. log
+        till, receipt[2 + number] = math.max(till, over), pack('>I7', at)
       else
         lost = true
       end
     end
   end
-  return table.concat(states), expires, lost
+  return table.concat(written), till, lost
 end
 
 local answers = {}
@@ -148,29 +165,25 @@ for i = 1, #KEYS do
   if first and first >= 128 then
     block, value = sub(value, 5, 11), string.char(first - 128) .. sub(value, 2, 4) .. sub(value, 12)
   end
-  -- The head names the kernel, whatever the numbers.
-  local own, fresh, places, gone = program[1], ARGV[3 * i + 2], nil, nil
-  local is_alike = #value > 4 and byte(value) - fmod(byte(value), 16) == byte(own) - fmod(byte(own), 16)
-  if is_alike and sub(value, 5, 4 + #program[2]) == program[2] then
-    places, gone = places_of(program, value)
+  local sound, states, expired_at = pcall(states_in, value)
+  if #value <= 4 or sound and expired_at <= now then
+    value = ARGV[3 * i + 2]
+    sound, states = true, states_in(value)
   end
-  if #value <= 4 or places and gone <= now then
-    value, places = fresh, places_of(program, fresh)
+  local written, till, lost = nil, 0, true
+  if sound and are_of(program, states) then
+    written, till, lost = with_places(program, value, states, receipt)
   end
-  local states, expires, lost = nil, 0, true
-  if places then
-    states, expires, lost = states_of(program, value, places, receipt)
-  end
-  if expires > 0 then
+  if till > 0 then
     local head = sub(value, 1, 4)
     if block ~= '' then
       head = string.char(byte(head) + 128) .. sub(head, 2) .. block
     end
-    local millis, left = math.floor((expires - now) / 1000) + slack, call('PTTL', KEYS[i])
+    local millis, left = math.floor((till - now) / 1000) + slack, call('PTTL', KEYS[i])
     if left == -1 or left > millis then
-      call('SET', KEYS[i], head .. program[2] .. states, 'KEEPTTL')
+      call('SET', KEYS[i], head .. program[2] .. written, 'KEEPTTL')
     else
-      call('PSETEX', KEYS[i], millis, head .. program[2] .. states)
+      call('PSETEX', KEYS[i], millis, head .. program[2] .. written)
     end
   end
   answers[i] = {lost and 0 or 1, cmsgpack.pack(receipt)}

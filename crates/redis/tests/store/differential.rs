@@ -292,9 +292,6 @@ impl Pair<'_> {
 
 impl Pair<'_> {
     /// Renews, and shows what came of it and how the limits stand then.
-    ///
-    /// Where a rule has limits of other kinds by now, what they have left may be there or not when it has expired, so that a place may be
-    /// free or not to be had: that is not compared.
     fn renew(&mut self, which: &Index) -> (String, String) {
         if self.reserved.is_empty() {
             return (String::new(), String::new());
@@ -303,17 +300,6 @@ impl Pair<'_> {
         self.redis.pin_clock(now);
         let at = which.index(self.reserved.len());
         let (rules, cost, receipt, remote) = &mut self.reserved[at];
-        let is_alike = |rule: &Rule| {
-            let current = self.rules.iter().find(|current| current.key == rule.key);
-            let kinds = |limits: &Limits| {
-                let kind = |limit: &Limit| std::mem::discriminant(limit.algorithm());
-                limits.iter().map(kind).collect::<Vec<_>>()
-            };
-            current.is_some_and(|current| kinds(&current.limits) == kinds(&rule.limits))
-        };
-        if !rules.iter().all(is_alike) {
-            return (String::new(), String::new());
-        }
         let charges: Vec<Charge<'_>> = rules.iter().map(|rule| rule.charge(*cost)).collect();
         let here = self.memory.renew(&charges, receipt, now);
         let there = self.redis.renew(&charges, remote);

@@ -1,77 +1,218 @@
-//! Places that are renewed after the numbers have changed, just before and just after all that was left has expired.
+//! Places that are renewed after the limits have changed, just before and just after all that was left has expired.
 
 use std::sync::Arc;
 
 use tidegate_core::{
-    Algorithm, Charge, Cost, Effect, Limit, Limits, MemoryBounds, MemoryStore, Rate, Span,
+    Algorithm, Charge, Cost, Effect, Limit, Limits, MemoryBounds, MemoryStore, Outcome, Rate, Span,
     Timestamp,
 };
 use tidegate_redis::RedisStore;
 
-use crate::{START, differential::strategies::Kind, same, server::Server};
+use crate::{START, differential::strategies::Kind, server::Server};
 
-/// A limit of that kind, and places beside it.
-fn limits(kind: Kind, count: u64, period: Span, lease: Span) -> Limits {
-    let rate = Rate { count, period };
-    let places = Algorithm::Concurrency { limit: 9, lease };
-    let both = [kind.algorithm(count, rate, 4), places];
-    Limits::new(both.map(|algorithm| Limit::new(algorithm).unwrap()).into()).unwrap()
+/// What happens to a key before its place is renewed.
+#[derive(Clone, Copy, Debug)]
+enum Meanwhile {
+    Nothing,
+    /// A charge is denied, which one of the limits counts and the others do not: windows and buckets are left in which nothing was
+    /// counted.
+    Denied,
+    Blocked,
+    /// The limits that follow are of other kinds.
+    OtherKinds,
 }
 
-/// Takes a place for an hour, changes the limits to others that are over soon, and renews the place: when one of these has reset, or
-/// after so many times 5 ms; a microsecond before that, then, or one after.
-async fn renew(redis: &RedisStore, (kind, millis): (Kind, [u64; 2]), (which, nudge): (usize, u64)) {
-    let hour = Span::from_secs(3_600);
-    let [period, lease] = millis.map(|millis| Span::from_micros(1_000 * millis));
-    let old = Arc::new(limits(kind, 4, hour, hour));
-    let new = limits(kind, 4, period, lease).succeeding(&old);
-    let key = format!("{kind:?} {millis:?} {which} {nudge}");
-    let charge = |limits| Charge::new(key.as_bytes(), limits, Cost::ONE).unwrap();
-    let at = |micros| Timestamp::from_micros(START + micros);
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    /// The instant at which the place is taken, and how much later it is charged under other limits, in microseconds.
+    base: u64,
+    charged: u64,
+    kind: Kind,
+    /// Of the limits that follow, in microseconds.
+    period: u64,
+    lease: u64,
+    meanwhile: Meanwhile,
+    /// Renewed when this one of the limits has reset; where there is none of that number, after so many times the half of a lease.
+    which: usize,
+    /// A microsecond earlier, then, or one later.
+    nudge: u64,
+}
 
-    // No store's clock ever goes back.
-    let redis = &redis.unpinned();
-    let bounds = MemoryBounds {
-        max_keys: 1_000,
-        ..MemoryBounds::default()
-    };
-    let memory = MemoryStore::new(bounds);
-    redis.pin_clock(at(0));
-    let (mut here, mut there) = (Vec::new(), Vec::new());
-    let (_, mut receipt) = memory.reserve(&[charge(&old)], at(0), &mut here);
-    let (_, mut remote) = redis.reserve(&[charge(&old)], &mut there).await.unwrap();
-    assert_eq!(there, here);
-    same(redis, &memory, &[charge(&new)], (at(999), Effect::Charge)).await;
+impl Case {
+    fn limits(self, kind: Kind, period: Span, lease: Span) -> Limits {
+        let rate = Rate { count: 3, period };
+        let brief = Rate {
+            count: 3,
+            period: Span::from_micros(300),
+        };
+        let limit = |algorithm| Limit::new(algorithm).unwrap();
+        let mut limits = vec![
+            limit(kind.algorithm(4, rate, 4)),
+            limit(Algorithm::Concurrency { limit: 9, lease }),
+        ];
+        if let Meanwhile::Denied = self.meanwhile {
+            let counting = limit(Kind::Gcra.algorithm(3, brief, 4)).counting_denied(true);
+            limits.push(counting);
+        }
+        Limits::new(limits).unwrap()
+    }
 
-    memory.check(&[charge(&new)], at(999), Effect::Look, &mut here);
-    let reset = here
-        .get(which)
-        .map(|outcome| outcome.reset_after.as_micros());
-    let now = 998 + nudge + reset.unwrap_or(5_000 * which as u64);
-    redis.pin_clock(at(now));
-    let renewed = redis.renew(&[charge(&old)], &mut remote).await.unwrap();
-    let expected = memory.renew(&[charge(&old)], &mut receipt, at(now));
-    assert_eq!(renewed, expected, "{key}");
-    for later in [0, 1_000, 20_000, 70_000, 3_600_000_000] {
-        same(
-            redis,
-            &memory,
-            &[charge(&old)],
-            (at(now + later), Effect::Look),
-        )
-        .await;
+    /// Takes a place for an hour, changes the limits to others that are over soon, and renews it.
+    async fn run(self, redis: &RedisStore) {
+        let hour = Span::from_secs(3_600);
+        let old_kind = match (self.meanwhile, self.kind) {
+            (Meanwhile::OtherKinds, Kind::Log) => Kind::Gcra,
+            (Meanwhile::OtherKinds, _) => Kind::Log,
+            _ => self.kind,
+        };
+        let old = Arc::new(self.limits(old_kind, hour, hour));
+        let [period, lease] = [self.period, self.lease].map(Span::from_micros);
+        let new = self.limits(self.kind, period, lease).succeeding(&old);
+        let key = format!("{self:?}");
+        let charge =
+            |limits, units| Charge::new(key.as_bytes(), limits, Cost::new(units).unwrap()).unwrap();
+        let (old, new) = (charge(&*old, 1), |units| charge(&new, units));
+
+        let both = Both::new(redis, self);
+        let (mut receipt, mut remote) = both.reserve(old).await;
+        both.ask(new(1), self.charged, Effect::Charge).await;
+        let mut last = self.charged;
+        match self.meanwhile {
+            Meanwhile::Nothing | Meanwhile::OtherKinds => {}
+            Meanwhile::Denied => {
+                last += self.period;
+                both.ask(new(4), last, Effect::Charge).await;
+            }
+            Meanwhile::Blocked => both.block(key.as_bytes(), last).await,
+        }
+        let standing = both.ask(new(1), last, Effect::Look).await;
+        let reset = standing.get(self.which);
+        let after = reset.map_or(self.which as u64 * self.lease / 2, |outcome| {
+            outcome.reset_after.as_micros()
+        });
+        let now = last + after + self.nudge - 1;
+        let now = now.max(last);
+
+        both.redis.pin_clock(both.at(now));
+        let renewed = both.redis.renew(&[old], &mut remote).await.unwrap();
+        let expected = both.memory.renew(&[old], &mut receipt, both.at(now));
+        assert_eq!(renewed, expected, "{self:?} at {now}");
+        for later in [0, 1_000, 20_000, 70_000, 3_600_000_000] {
+            both.ask(old, now + later, Effect::Look).await;
+        }
+    }
+}
+
+/// The two stores at the beginning of a case. No store's clock ever goes back, so that each has its own.
+struct Both {
+    redis: RedisStore,
+    memory: MemoryStore,
+    case: Case,
+}
+
+impl Both {
+    fn new(redis: &RedisStore, case: Case) -> Self {
+        let bounds = MemoryBounds {
+            max_keys: 1_000,
+            ..MemoryBounds::default()
+        };
+        Self {
+            redis: redis.unpinned(),
+            memory: MemoryStore::new(bounds),
+            case,
+        }
+    }
+
+    fn at(&self, micros: u64) -> Timestamp {
+        Timestamp::from_micros(self.case.base + micros)
+    }
+
+    async fn reserve(
+        &self,
+        charge: Charge<'_>,
+    ) -> (tidegate_core::Receipt, tidegate_redis::RedisReceipt) {
+        self.redis.pin_clock(self.at(0));
+        let (_, here) = self.memory.reserve(&[charge], self.at(0), &mut Vec::new());
+        let there = self.redis.reserve(&[charge], &mut Vec::new()).await;
+        (here, there.unwrap().1)
+    }
+
+    async fn block(&self, key: &[u8], micros: u64) {
+        assert!(self.memory.block(key, None, "by hand", self.at(micros)));
+        self.redis.block(key, None, "by hand").await.unwrap();
+    }
+
+    /// What both answer, which must be the same.
+    async fn ask(&self, charge: Charge<'_>, micros: u64, effect: Effect) -> Vec<Outcome> {
+        let (mut expected, mut got) = (Vec::new(), Vec::new());
+        let here = self
+            .memory
+            .check(&[charge], self.at(micros), effect, &mut expected);
+        self.redis.pin_clock(self.at(micros));
+        let there = self.redis.check(&[charge], effect, &mut got).await.unwrap();
+        let case = self.case;
+        assert_eq!(
+            (there, &got),
+            (here, &expected),
+            "{case:?} {effect:?} at {micros}"
+        );
+        got
     }
 }
 
 #[tokio::test]
 async fn a_place_is_renewed_in_what_has_expired_as_in_memory() {
+    let mut cases = Vec::new();
+    for kind in Kind::ALL {
+        for meanwhile in [
+            Meanwhile::Nothing,
+            Meanwhile::Denied,
+            Meanwhile::Blocked,
+            Meanwhile::OtherKinds,
+        ] {
+            // Three in seven milliseconds are no whole number of microseconds each.
+            for (period, lease) in [(7_000, 12_000), (48_000, 12_000)] {
+                let spots = (0..9).flat_map(|which| [(which, 0), (which, 1), (which, 2)]);
+                cases.extend(spots.map(|(which, nudge)| Case {
+                    base: START,
+                    charged: 999,
+                    kind,
+                    period,
+                    lease,
+                    meanwhile,
+                    which,
+                    nudge,
+                }));
+            }
+        }
+    }
     for server in Server::each() {
         let redis = RedisStore::connect(&server.url(), "tg").await.unwrap();
-        for kind in Kind::ALL {
-            for millis in [[5, 12], [50, 12]] {
-                for at in (0..25).flat_map(|which| [(which, 0), (which, 1), (which, 2)]) {
-                    renew(&redis, (kind, millis), at).await;
-                }
+        for case in &cases {
+            case.run(&redis).await;
+        }
+    }
+}
+
+/// Where instants are as small as the positions of states in a value.
+#[tokio::test]
+async fn a_place_is_renewed_near_the_epoch_as_in_memory() {
+    let server = Server::redis();
+    let redis = RedisStore::connect(&server.url(), "tg").await.unwrap();
+    for kind in [Kind::EpochWindow, Kind::Interval, Kind::Gcra] {
+        for which in 0..2 {
+            for nudge in 0..40 {
+                let case = Case {
+                    base: 0,
+                    charged: 2,
+                    kind,
+                    period: 3,
+                    lease: 3,
+                    meanwhile: Meanwhile::Nothing,
+                    which,
+                    nudge,
+                };
+                case.run(&redis).await;
             }
         }
     }
