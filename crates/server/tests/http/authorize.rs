@@ -194,6 +194,29 @@ fn what_is_unclear_is_refused_with_the_status_that_the_proxy_understands() {
 }
 
 #[test]
+fn what_cannot_be_counted_is_refused_with_the_status_that_the_proxy_understands() {
+    let door = Door::open(
+        "
+rules:
+  - {name: keys, when: {header.x-key: {present: true}}, key: [header.x-key], limits: [3/h]}
+  - {name: costs, key: [header.x-c], cost: header.x-n, limits: [300/h]}
+",
+    );
+    let long = "k".repeat(1_100);
+    let asks: [&[(&str, &str)]; 3] = [
+        &[("x-original-uri", "/"), ("x-key", &long)],
+        &[("x-original-uri", "/"), ("x-c", "1")],
+        &[("x-original-uri", "/"), ("x-c", "1"), ("x-n", "abc")],
+    ];
+    for headers in asks {
+        assert_eq!(door.authorize("", headers).status, 400, "{headers:?}");
+        let answer = door.authorize("?deny=403", headers);
+        assert_eq!(answer.status, 403, "{headers:?}");
+        assert_eq!(answer.json()["status"], 403);
+    }
+}
+
+#[test]
 fn hops_are_counted_from_the_right() {
     let door = Door::open(RULES);
     let from = |query: &str, list: &str| {

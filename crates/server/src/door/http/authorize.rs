@@ -24,6 +24,19 @@ pub(super) async fn authorize(
     request: &Request<Incoming>,
 ) -> Result<Answer, Problem> {
     let options = options(request.uri().query().unwrap_or_default())?;
+    let decided = decide(asked, request, &options).await;
+    // What a client may write and cannot be decided on is refused in the way that the proxy passes on.
+    decided.map_err(|problem| match options.deny {
+        Some(deny) if problem.is_bad_request() => problem.with_status(deny),
+        _ => problem,
+    })
+}
+
+async fn decide(
+    asked: &Asked,
+    request: &Request<Incoming>,
+    options: &Options,
+) -> Result<Answer, Problem> {
     let identity = &asked.identity;
     let hops = options
         .hops
@@ -35,10 +48,7 @@ pub(super) async fn authorize(
         parts: &identity.parts,
         atlas: identity.atlas.as_deref(),
     };
-    let unclear = |unclear: Unclear| {
-        let status = options.deny.unwrap_or(StatusCode::BAD_REQUEST);
-        Problem::new(status, unclear.to_string())
-    };
+    let unclear = |unclear: Unclear| Problem::new(StatusCode::BAD_REQUEST, unclear.to_string());
     let forwarded = Forwarded::read(request.headers(), source).map_err(unclear)?;
     let rules = asked.limiter.rules();
     warn_of_gaps(&forwarded, &rules);

@@ -47,6 +47,21 @@ impl Problem {
         }
     }
 
+    /// The same, answered with another status.
+    pub(super) fn with_status(self, status: StatusCode) -> Self {
+        let title = status.canonical_reason().unwrap_or("Problem");
+        Self {
+            title,
+            status,
+            ..self
+        }
+    }
+
+    /// Whether the client is to send something else.
+    pub(super) fn is_bad_request(&self) -> bool {
+        self.status == StatusCode::BAD_REQUEST
+    }
+
     /// A bad request: `field` is wrong.
     pub(crate) fn bad(field: impl Into<String>, problem: impl AsRef<str>) -> Self {
         let field = field.into();
