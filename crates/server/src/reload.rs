@@ -98,7 +98,7 @@ pub fn load(path: &Path) -> Result<Config, LoadError> {
         mistakes,
     };
     // Whoever empties a file and then writes it is not to be without limits in between.
-    if text.trim().is_empty() {
+    if says_nothing(&text) {
         let message = "the file is empty; to limit nothing, write `rules: []`".to_owned();
         return Err(mistaken(vec![Mistake {
             path: String::new(),
@@ -107,6 +107,13 @@ pub fn load(path: &Path) -> Result<Config, LoadError> {
         }]));
     }
     Config::parse(&text).map_err(mistaken)
+}
+
+/// Whether there is nothing in it but comments, and perhaps the begin of a document.
+fn says_nothing(text: &str) -> bool {
+    text.lines().map(str::trim).all(|line| {
+        line.is_empty() || line.starts_with('#') || matches!(line, "---" | "..." | "null" | "~")
+    })
 }
 
 /// Reads the rules file again when asked, or when it has changed.
@@ -228,8 +235,13 @@ impl Reloader {
             for warning in &config.warnings {
                 tracing::warn!("{warning}");
             }
-            let rules = config.rules.succeeding(&self.limiter.rules());
+            let former = self.limiter.rules();
+            let rules = config.rules.succeeding(&former);
             let count = rules.len();
+            if count == 0 && !former.is_empty() {
+                let file = self.path.display();
+                tracing::warn!(%file, was = former.len(), "there are no rules any more: nothing is limited by them");
+            }
             self.limiter.swap_rules(rules);
             let now = self.limiter.now();
             self.limiter.quotas().swap_rules(config.quotas, now);

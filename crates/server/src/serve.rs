@@ -80,7 +80,7 @@ pub enum ServeError {
     GeoIp(#[from] GeoIpError),
     /// The snapshot could not be read.
     #[error(
-        "cannot read the snapshot {path}: {source}; mend its permissions, or remove `store.memory.snapshot`"
+        "cannot read the snapshot {path}: {source}; mend the path or its permissions, or remove `store.memory.snapshot`"
     )]
     Snapshot {
         /// The file.
@@ -357,7 +357,12 @@ fn restore(store: &MemoryStore, snapshot: &Snapshot, clock: &Clock) -> Result<()
         path: path.clone(),
         source,
     })? {
-        Restored::Nothing => tracing::info!(file = %path.display(), "no snapshot yet"),
+        Restored::Nothing => match needs::lacks_folder(path) {
+            Some(error) => tracing::error!(
+                file = %path.display(), "counters will not be kept over a restart: {error}; make it, or mend `store.memory.snapshot`"
+            ),
+            None => tracing::info!(file = %path.display(), "no snapshot yet"),
+        },
         Restored::Keys(keys) => {
             tracing::info!(file = %path.display(), keys, "restored the counters")
         }

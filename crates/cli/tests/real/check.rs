@@ -159,6 +159,26 @@ proxy:
 }
 
 #[test]
+fn a_snapshot_without_a_folder_is_warned_of() {
+    let scratch = Scratch::new();
+    let path = scratch.join("nowhere/counters.snapshot");
+    let rules = format!(
+        "store: {{memory: {{snapshot: {}}}}}\nrules: []\n",
+        path.display()
+    );
+    let file = scratch.write("nowhere.yaml", &rules);
+    let output = check(file.to_str().unwrap());
+    let said = text(&output.stderr);
+    let folder = scratch.join("nowhere");
+    let expected = format!(
+        "cannot read the snapshot {}: its folder {}: No such file",
+        path.display(),
+        folder.display()
+    );
+    assert!(said.contains(&expected), "{said}");
+}
+
+#[test]
 fn what_is_here_and_cannot_be_read_or_written_is_warned_of() {
     let scratch = Scratch::new();
     // Nobody reads or appends to a folder, whatever he may.

@@ -60,9 +60,20 @@ fn the_admin_door_reloads() {
 fn an_empty_file_takes_no_limit_away() {
     let mut server = Server::start(&rules(5));
     assert_eq!(remaining(&server), 4);
-    fs::write(server.rules_file(), "\n").unwrap();
-    server.wait_for(&["kept the old rules"]);
-    assert_eq!(remaining(&server), 3);
+    for (number, nothing) in (1..).zip(["\n", "# our limits\n", "---\n\n# our limits\n", "null\n"])
+    {
+        fs::write(server.rules_file(), nothing).unwrap();
+        server.wait_for(&["kept the old rules"]);
+        assert_eq!(remaining(&server), 4 - number, "{nothing:?}");
+    }
+}
+
+/// A file that ends before its rules is one that says nothing of rules.
+#[test]
+fn rules_that_are_all_gone_are_told_of() {
+    let mut server = Server::start(&rules(5));
+    rewrite(&server, "");
+    server.wait_for(&["there are no rules any more", "was=1"]);
 }
 
 #[test]

@@ -20,6 +20,14 @@ fn spend(server: &Server, user: &str) -> serde_json::Value {
 }
 
 #[test]
+fn a_snapshot_that_cannot_be_written_is_named() {
+    let rules =
+        "store: {memory: {snapshot: {path: nowhere/counters.snapshot, every: 1s}}}\nrules: []\n";
+    let mut server = Server::start(rules);
+    server.wait_for(&["cannot write the snapshot nowhere/counters.snapshot: No such file"]);
+}
+
+#[test]
 fn a_restart_keeps_counters_and_blocks() {
     let server = start(Scratch::new());
     spend(&server, "u1");

@@ -19,7 +19,8 @@ use crate::{
 };
 
 /// The files that would keep a server from starting with `config` on this machine, as it is now: certificates, authorities, databases of
-/// addresses and a snapshot that cannot be read, and an access log that cannot be written. Reads them as the start does, and makes, writes and
+/// addresses and a snapshot that cannot be read, and an access log that cannot be written. And a snapshot that could not be, which does not keep it
+/// from starting. Reads them as the start does, and makes, writes and
 /// listens to nothing. What it does not look at: whether a log that is not there yet could be made in its folder, whether
 /// addresses are in use, and Envoy's rules, which are [`Folder`](crate::envoy::Folder)'s to check.
 #[must_use]
@@ -67,16 +68,27 @@ fn has_a_place(log: &AccessLog) -> io::Result<()> {
     }
 }
 
-/// Whether a snapshot can be read, if there is one.
+/// Whether a snapshot can be read, if there is one, and has a folder to be written into.
 fn is_readable(path: &Path) -> Result<(), ServeError> {
     let read = File::open(path).and_then(|mut file| file.read(&mut [0]));
-    match read {
-        Err(source) if source.kind() != io::ErrorKind::NotFound => Err(ServeError::Snapshot {
+    let wrong = match read {
+        Err(source) if source.kind() == io::ErrorKind::NotFound => lacks_folder(path),
+        read => read.err(),
+    };
+    wrong.map_or(Ok(()), |source| {
+        Err(ServeError::Snapshot {
             path: path.to_owned(),
             source,
-        }),
-        _ => Ok(()),
-    }
+        })
+    })
+}
+
+/// What is wrong with the folder of `path`, if it cannot be looked at.
+pub(super) fn lacks_folder(path: &Path) -> Option<io::Error> {
+    let folder = path.parent().filter(|folder| *folder != "")?;
+    let error = fs::metadata(folder).err()?;
+    let problem = format!("its folder {}: {error}", folder.display());
+    Some(io::Error::new(error.kind(), problem))
 }
 
 pub(super) fn tls(behind: Behind, files: Option<&TlsFiles>) -> Result<Option<Arc<Tls>>, TlsError> {

@@ -122,7 +122,7 @@ impl Running {
                 }
                 _ = save.tick(), if self.snapshot.is_some() => {
                     if let Err(error) = self.save() {
-                        tracing::error!("cannot write the snapshot: {error}; the last one stands");
+                        tracing::error!("{error}; the last one stands");
                     }
                 }
             }
@@ -202,9 +202,15 @@ impl Running {
     }
 }
 
+/// Writes the snapshot, if there is to be one; an error says which.
 fn save(limiter: &Limiter, snapshot: Option<&Snapshot>) -> io::Result<()> {
-    snapshot.map_or(Ok(()), |snapshot| {
-        snapshot::save(limiter.store(), &snapshot.path, limiter.now())
+    let Some(Snapshot { path, .. }) = snapshot else {
+        return Ok(());
+    };
+    let saved = snapshot::save(limiter.store(), path, limiter.now());
+    saved.map_err(|error| {
+        let problem = format!("cannot write the snapshot {}: {error}", path.display());
+        io::Error::new(error.kind(), problem)
     })
 }
 

@@ -45,7 +45,7 @@ pub(super) async fn put(
     key: &[&str],
     body: &[u8],
 ) -> Result<Answer, Problem> {
-    let (rules, now) = (limiter.rules(), limiter.now());
+    let rules = limiter.rules();
     let (rule, key) = rule_and_key(&rules, rule, key)?;
     let members = match body {
         [] => Vec::new(),
@@ -58,7 +58,11 @@ pub(super) async fn put(
         return Err(Problem::new(StatusCode::CONFLICT, detail));
     }
     let block = limiter.block_on(&key).await?.ok_or_else(no_block)?;
-    Ok(json(StatusCode::OK, &document(&rules, &block, now)))
+    // Not earlier than the block, so that not more is left than was asked for.
+    Ok(json(
+        StatusCode::OK,
+        &document(&rules, &block, limiter.now()),
+    ))
 }
 
 fn read<'b>(members: &'b Members<'_>, rule: &Rule) -> Result<Wish<'b>, Problem> {
