@@ -1,5 +1,7 @@
 //! Reading a body: all of it, but not too much. The stream sees to it that it does not take too long.
 
+use std::error::Error as _;
+
 use http_body_util::BodyExt;
 use hyper::body::{Body, Bytes, Incoming};
 
@@ -30,7 +32,12 @@ pub(crate) async fn read(mut body: Incoming) -> Result<Bytes, Problem> {
 
 async fn next(body: &mut Incoming) -> Result<Option<Bytes>, Problem> {
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| Problem::bad("body", format!("broke off: {error}")))?;
+        let frame = frame.map_err(|error| {
+            // hyper says where it was, and what it knows of why.
+            let cause = error.source().map(ToString::to_string);
+            let why = cause.unwrap_or_else(|| error.to_string());
+            Problem::bad("body", format!("did not come whole: {why}"))
+        })?;
         // Trailers say nothing that is asked here.
         if let Ok(piece) = frame.into_data() {
             return Ok(Some(piece));

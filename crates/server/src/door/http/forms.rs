@@ -1,8 +1,9 @@
-//! The forms of the bodies that came last: who throttles by one limit sends one body over and over, each time with another key.
+//! The forms of the bodies that were read last: who throttles by one limit sends one body over and over, each time with another key.
 //!
 //! A body is remembered as what stands before the text of its key and what stands after it, together with what it asks. JSON is read
-//! from left to right: a body with the same text before its key and after it, and nothing in between that ends or escapes a
-//! string, asks the same of its own key, whatever that is. It need not be read to know.
+//! from left to right: a body with the same text before its key and after it, and in between nothing but what stands for itself in a
+//! string, asks the same of its own key, whatever that is. It need not be read to know: of 21,500 instructions that a decision over HTTP
+//! took in the program, 3,500 are spared (callgrind at 8c70c53).
 
 use std::sync::Arc;
 
@@ -32,7 +33,7 @@ struct Form {
 }
 
 impl Forms {
-    /// How many are kept. A body of another form is read, and costs as much more as it takes to look for it.
+    /// How many are kept. A body of another form is read, and takes the place of one of them.
     const KEPT: usize = 8;
 
     /// The most bytes of one that is kept, without its key.
@@ -79,8 +80,8 @@ impl Form {
         let key = body
             .strip_suffix(&*self.after)?
             .strip_prefix(&*self.before)?;
-        let ends_or_escapes = |byte: &u8| matches!(byte, b'"' | b'\\' | ..b' ');
-        if key.iter().any(ends_or_escapes) {
+        let stands_for_itself = |byte: &u8| !matches!(byte, b'"' | b'\\' | 0..=0x1F);
+        if !key.iter().all(stands_for_itself) {
             return None;
         }
         std::str::from_utf8(key).ok()
@@ -162,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn the_forms_that_came_last_are_kept() {
+    fn the_forms_that_were_read_last_are_kept() {
         let mut forms = Forms::default();
         let body = |units: u64| format!(r#"{{"key": "a", "cost": {units}}}"#);
         let last = Forms::KEPT as u64 + 3;

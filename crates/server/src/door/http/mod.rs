@@ -149,16 +149,16 @@ impl Asked {
         answer.unwrap_or_else(|problem| self.refuse(problem))
     }
 
-    // What is asked seldom is boxed, so that what is asked often is small: hyper moves it when a request has come.
     async fn route(&self, request: Request<Incoming>) -> Result<Answer, Problem> {
         let endpoint = match request.uri().path() {
             "/v1/throttle" => Endpoint::Throttle,
             "/v1/check" => Endpoint::Check,
             "/v1/peek" => Endpoint::Peek,
-            "/v1/authorize" => return Box::pin(authorize::authorize(self, &request)).await,
+            "/v1/authorize" => return authorize::authorize(self, &request).await,
             path => match (path, &self.rate_limits) {
                 ("/json", Some(service)) => {
                     let body = body::read(request.into_body()).await?;
+                    // It waits for much more than the others do, and hyper moves what all of them wait for with each request.
                     return Ok(Box::pin(envoy::decide(&self.limiter, service, &body)).await);
                 }
                 ("/healthcheck", Some(service)) => {

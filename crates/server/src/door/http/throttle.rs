@@ -52,7 +52,7 @@ pub(super) async fn throttle(asked: &Asked, body: &[u8]) -> Result<Answer, Probl
     let mut members = Members::new();
     let (key, asks) = match known(body) {
         Some(known) => known,
-        None => read_anew(body, &mut members)?,
+        None => read_and_remember(body, &mut members)?,
     };
     // Whoever comes while this one waits for its decision has a desk of its own.
     let mut desk = DESK.take();
@@ -61,6 +61,7 @@ pub(super) async fn throttle(asked: &Asked, body: &[u8]) -> Result<Answer, Probl
     answered
 }
 
+/// The key of `body` and what is asked of it, if that can be known without reading it.
 fn known(body: &[u8]) -> Option<(&str, Asks)> {
     FORMS.with_borrow(|forms| {
         let (key, asks) = forms.find(body)?;
@@ -69,7 +70,10 @@ fn known(body: &[u8]) -> Option<(&str, Asks)> {
 }
 
 /// Reads `body` into `members`, of which the key may be a part.
-fn read_anew<'b>(body: &'b [u8], members: &'b mut Members<'b>) -> Result<(&'b str, Asks), Problem> {
+fn read_and_remember<'b>(
+    body: &'b [u8],
+    members: &'b mut Members<'b>,
+) -> Result<(&'b str, Asks), Problem> {
     *members = json::object(body)?;
     let Throttle {
         key,

@@ -27,7 +27,7 @@ pub(crate) const JSON: HeaderValue = HeaderValue::from_static("application/json"
 /// The most bytes of a request's line and headers together, give or take what one read brings.
 const MAX_HEAD_BYTES: usize = 64 << 10;
 
-/// Serves one connection until either side closes it, or a shutdown begins and its request is answered.
+/// Serves one connection until the client has closed it and has his answers, or a shutdown begins and its request is answered.
 pub(crate) async fn serve<F>(
     stream: TcpStream,
     connection: &Connection,
@@ -43,8 +43,9 @@ pub(crate) async fn serve<F>(
         // The stream keeps the time.
         .header_read_timeout(None)
         .max_buf_size(MAX_HEAD_BYTES)
-        // Who has sent all that he has to say is answered all the same. Else hyper would look out for the end, with a new
-        // buffer, while each request is decided.
+        // Who has sent all that he has to say is answered all the same; so it is decided to the end for who has left, too, who is charged
+        // and holds his connection until then, for as long as the store may take. And hyper need not look out for the end, with a new
+        // buffer of 8 KiB, while each request is decided.
         .half_close(true)
         // Of header lines hyper takes `net::MAX_HEADERS` without being told.
         // Head and body are small: copied together they leave in one write.
