@@ -10,6 +10,9 @@ from resp_bench import judged
 
 CPU_OF_THROTTLECRAB = 0.6
 
+# In `unlike` no key comes near its limit either, and costs from 1 to 500 make bodies of as many forms.
+LOADS = ("allowed", "denied", "unlike")
+
 
 class Door:
     """An HTTP door, and the bodies that it takes."""
@@ -19,8 +22,9 @@ class Door:
         self.denies_by_status = denies_by_status
 
     def request(self, load, cost=1):
-        key, numbers = ("ha:KEY", (ROOM, COMES_BACK)) if load == "allowed" else ("hd:KEY", (2, 1))
-        return {"path": self.path, "json": json.dumps(self.body(key, *numbers, cost))}
+        key, numbers = ("hd:KEY", (2, 1)) if load == "denied" else ("ha:KEY", (ROOM, COMES_BACK))
+        body = json.dumps(self.body(key, *numbers, "UNITS" if load == "unlike" else cost))
+        return {"path": self.path, "json": body.replace('"UNITS"', "UNITS")}
 
     def denied_body(self, key):
         return self.body(key, 2, 1)
@@ -36,7 +40,7 @@ def run(throttlecrab, tidegate, rounds, seconds):
     cells = {}
     for turn in range(rounds):
         for door in doors if turn % 2 == 0 else reversed(doors):
-            for load in ("allowed", "denied"):
+            for load in LOADS:
                 measured = wrk(door.server, door.port, door.request(load), "random", seconds)
                 check_statuses(door, load, measured)
                 cells.setdefault((load, door.server.name), []).append(measured)
@@ -62,7 +66,7 @@ def print_tables(cells):
         print(f"| {load} | {name} | {median(rates):,.0f} | {min(rates):,.0f} to {max(rates):,.0f} "
               f"| {median(run.cpu for run in runs):.2f} us |")
     print()
-    for load in ("allowed", "denied"):
+    for load in LOADS:
         pairs = zip(cells[load, "tidegate"], cells[load, "throttlecrab-server"])
         cpu = median(our.cpu / its.cpu for our, its in pairs)
         print(f"- {load}: CPU a decision is {cpu:.3f} of throttlecrab-server's"

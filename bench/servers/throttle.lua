@@ -1,5 +1,5 @@
 -- Asks for one of many keys at random, or, to spend them all, for one after the other.
--- Arguments: the JSON body with KEY in the key's place, the number of keys, "random" or "each".
+-- Arguments: the JSON body with KEY in the key's place, and perhaps UNITS in that of the cost; the number of keys; "random" or "each".
 
 local threads = 0
 
@@ -16,7 +16,7 @@ function init(arguments)
    requests = {}
    for key = 0, keys - 1 do
       -- The requests are made beforehand, so that the generator leaves the processor to the server.
-      local body = template:gsub("KEY", string.format("%012d", key))
+      local body = template:gsub("KEY", string.format("%012d", key)):gsub("UNITS", key % 500 + 1)
       requests[#requests + 1] = wrk.format(nil, nil, nil, body)
    end
    -- Each thread begins at its own half, and both come round to all.

@@ -34,7 +34,12 @@ impl LazyTimer {
 
     /// Moves the deadline to `after` from now.
     pub fn set(&mut self, after: Duration) {
-        self.due = later(Instant::now(), after);
+        self.set_from(Instant::now(), after);
+    }
+
+    /// The same for who has read the clock already.
+    pub(crate) fn set_from(&mut self, now: Instant, after: Duration) {
+        self.due = later(now, after);
         if self.due < self.sleep.deadline() {
             self.sleep.as_mut().reset(self.due);
         }

@@ -156,21 +156,21 @@ impl Address {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// A connection that `worker` has kept: the one that was used last, or one that takes many requests.
-    pub(super) fn take(&self, worker: usize, times: &Timeouts) -> Option<Link> {
+    /// A connection that `worker` has kept until `now`: the one that was used last, or one that takes many requests.
+    pub(super) fn take(&self, worker: usize, times: &Timeouts, now: Instant) -> Option<Link> {
         let mut kept = lock(self.pools.get(worker)?);
         if self.http2 {
             kept.idle.retain_mut(|(_, link)| !link.is_over());
             // The first that has room, so that those behind it come to rest.
             return kept.idle.iter_mut().find_map(|(since, link)| {
                 let shared = link.share(times)?;
-                *since = Instant::now();
+                *since = now;
                 Some(shared)
             });
         }
         // Those that the upstream has closed meanwhile, or is about to, are dropped on the way.
         std::iter::from_fn(|| kept.idle.pop()).find_map(|(since, mut link)| {
-            let is_fresh = since.elapsed() < times.pool;
+            let is_fresh = now.duration_since(since) < times.pool;
             (is_fresh && !link.is_over()).then_some(link)
         })
     }

@@ -145,16 +145,17 @@ impl Link {
         }
     }
 
-    /// Begins to send `request`, and gives it back if the connection takes many at once. An answer is to be waited for next.
+    /// Begins to send `request` at `now`, and gives it back if the connection takes many at once. An answer is to be waited for next.
     pub(super) fn begin(
         &mut self,
         request: Request<Upload>,
         times: &Timeouts,
+        now: Instant,
     ) -> Result<(), Box<Request<Upload>>> {
         let Sender::Http1(exchange) = &mut self.sender else {
             return Err(Box::new(request));
         };
-        self.timer.set(times.head);
+        self.timer.set_from(now, times.head);
         exchange.begin(request);
         Ok(())
     }

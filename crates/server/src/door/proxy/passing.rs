@@ -72,14 +72,16 @@ impl Passing {
         if upstream.http2.is_some() {
             return Asked::Later(Errand::Whole(Box::new(request)), turn);
         }
+        let now = Instant::now();
         let kept = upstream.least_loaded(turn, 0).and_then(|(at, address)| {
             let load = address.enter();
-            Some((at, self.lease(address.take(self.worker, times)?, load)))
+            let link = address.take(self.worker, times, now)?;
+            Some((at, self.lease(link, load)))
         });
         let Some((at, mut lease)) = kept else {
             return Asked::Later(Errand::Whole(Box::new(request)), turn);
         };
-        match lease.link.begin(request, times) {
+        match lease.link.begin(request, times, now) {
             Ok(()) => {
                 self.last.store(at, Ordering::Relaxed);
                 Asked::On(lease, turn)
@@ -172,7 +174,7 @@ impl Passing {
         until: Instant,
     ) -> Result<(Link, bool), Refusal> {
         let times = &self.current.settings.timeouts;
-        let take = || address.take(self.worker, times);
+        let take = || address.take(self.worker, times, Instant::now());
         if !matches!(errand, Errand::Written(_))
             && let Some(kept) = take()
         {
