@@ -203,6 +203,15 @@ impl LimitError {
     }
 }
 
+/// Refuses a percentage that no limit can have as its soft allowance.
+pub(crate) fn check_soft_percent(percent: u32) -> Result<(), LimitError> {
+    if percent > 1_000 {
+        let problem = format!("{percent}% is over the maximum of 1000%");
+        return Err(LimitError::new("soft", problem));
+    }
+    Ok(())
+}
+
 impl Limit {
     /// A limit that is hard and does not count denied requests.
     ///
@@ -230,12 +239,7 @@ impl Limit {
     ///
     /// Refuses a percentage over 1,000, or one that takes the limit over its maximum.
     pub fn with_soft_percent(mut self, percent: u32) -> Result<Self, LimitError> {
-        if percent > 1_000 {
-            return Err(LimitError::new(
-                "soft",
-                format!("{percent}% is over the maximum of 1000%"),
-            ));
-        }
+        check_soft_percent(percent)?;
         let allowance = u128::from(self.quota()) * u128::from(percent) / 100;
         self.soft_percent = percent;
         self.soft_allowance = u64::try_from(allowance).unwrap_or(u64::MAX);

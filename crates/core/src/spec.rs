@@ -5,7 +5,7 @@
 
 use crate::{
     calendar::Calendar,
-    limit::{Algorithm, Counting, Limit, LimitError, Rate, RefillMode, Window},
+    limit::{Algorithm, Counting, Limit, LimitError, Rate, RefillMode, Window, check_soft_percent},
     notation,
     time::Span,
 };
@@ -200,16 +200,18 @@ impl LimitSpec {
         };
         let mut problems = self.strangers(name);
         let algorithm = self.algorithm(name, &mut problems);
-        if let (Some(algorithm), true) = (algorithm, problems.is_empty()) {
-            let built = Limit::new(algorithm)
-                .and_then(|limit| limit.with_soft_percent(self.soft.unwrap_or(0)))
-                .map(|limit| limit.counting_denied(self.count_denied.unwrap_or(false)));
-            match built {
-                Ok(limit) => return Ok(limit),
-                Err(problem) => problems.push(problem),
+        let soft = self.soft.unwrap_or(0);
+        let limit = algorithm.filter(|_| problems.is_empty()).map(Limit::new);
+        let built = match limit {
+            Some(Ok(limit)) => limit.with_soft_percent(soft),
+            unbuilt => {
+                problems.extend(unbuilt.and_then(Result::err));
+                problems.extend(check_soft_percent(soft).err());
+                return Err(problems);
             }
-        }
-        Err(problems)
+        };
+        let built = built.map_err(|problem| vec![problem])?;
+        Ok(built.counting_denied(self.count_denied.unwrap_or(false)))
     }
 
     /// The fields that were written although the algorithm has no use for them.
@@ -389,6 +391,7 @@ mod tests {
             algorithm: Some(AlgorithmName::TokenBucket),
             burst: Some(5),
             window: Some(Span::from_secs(1)),
+            soft: Some(2_000),
             ..LimitSpec::default()
         };
         let fields: Vec<_> = spec
@@ -397,7 +400,7 @@ mod tests {
             .into_iter()
             .map(|problem| problem.field)
             .collect();
-        assert_eq!(fields, ["burst", "window", "capacity", "refill"]);
+        assert_eq!(fields, ["burst", "window", "capacity", "refill", "soft"]);
     }
 
     #[test]
