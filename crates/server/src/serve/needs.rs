@@ -19,9 +19,8 @@ use crate::{
 };
 
 /// The files that would keep a server from starting with `config` on this machine, as it is now: certificates, authorities, databases of
-/// addresses and a snapshot that cannot be read, and an access log that cannot be written. And a snapshot that could not be, which does not keep it
-/// from starting. Reads them as the start does, and makes, writes and
-/// listens to nothing. What it does not look at: whether a log that is not there yet could be made in its folder, whether
+/// addresses and a snapshot that cannot be read, and an access log that cannot be written. And a snapshot without a folder, which the
+/// start only complains of. Reads them as the start does, and makes, writes and listens to nothing. What it does not look at: whether a log that is not there yet could be made in its folder, whether
 /// addresses are in use, and Envoy's rules, which are [`Folder`](crate::envoy::Folder)'s to check.
 #[must_use]
 pub fn hindrances(config: &Config) -> Vec<ServeError> {
@@ -41,7 +40,7 @@ pub fn hindrances(config: &Config) -> Vec<ServeError> {
     let redis = config.redis.as_ref();
     found.extend(redis.and_then(|redis| link::certificates(redis).err()));
     let snapshot = config.snapshot.as_ref();
-    found.extend(snapshot.and_then(|snapshot| is_readable(&snapshot.path).err()));
+    found.extend(snapshot.and_then(|snapshot| can_be_kept(&snapshot.path).err()));
     found
 }
 
@@ -62,14 +61,20 @@ fn has_a_place(log: &AccessLog) -> io::Result<()> {
         // Which changes nothing there.
         return OpenOptions::new().append(true).open(path).map(drop);
     }
-    match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => fs::metadata(folder).map(drop),
-        _ => Ok(()),
+    match folder_of(path) {
+        Some(folder) => fs::metadata(folder).map(drop),
+        None => Ok(()),
     }
 }
 
+/// Where `path` lies, unless that is where the server was started.
+fn folder_of(path: &Path) -> Option<&Path> {
+    path.parent()
+        .filter(|folder| !folder.as_os_str().is_empty())
+}
+
 /// Whether a snapshot can be read, if there is one, and has a folder to be written into.
-fn is_readable(path: &Path) -> Result<(), ServeError> {
+fn can_be_kept(path: &Path) -> Result<(), ServeError> {
     let read = File::open(path).and_then(|mut file| file.read(&mut [0]));
     let wrong = match read {
         Err(source) if source.kind() == io::ErrorKind::NotFound => lacks_folder(path),
@@ -85,7 +90,7 @@ fn is_readable(path: &Path) -> Result<(), ServeError> {
 
 /// What is wrong with the folder of `path`, if it cannot be looked at.
 pub(super) fn lacks_folder(path: &Path) -> Option<io::Error> {
-    let folder = path.parent().filter(|folder| *folder != "")?;
+    let folder = folder_of(path)?;
     let error = fs::metadata(folder).err()?;
     let problem = format!("its folder {}: {error}", folder.display());
     Some(io::Error::new(error.kind(), problem))

@@ -2,8 +2,8 @@
 //!
 //! A body is remembered as what stands before the text of its key and what stands after it, together with what it asks. JSON is read
 //! from left to right: a body with the same text before its key and after it, and in between nothing but what stands for itself in a
-//! string, asks the same of its own key, whatever that is. It need not be read to know: of 21,500 instructions that a decision over HTTP
-//! took in the program, 3,500 are spared (callgrind at 8c70c53).
+//! string, asks the same of its own key, whatever that is. It need not be read to know: a decision over HTTP takes 16,700 instructions in
+//! the program then, and 21,800 where costs from 1 to 500 make ever other forms (callgrind at 8c70c53).
 
 use std::sync::Arc;
 
