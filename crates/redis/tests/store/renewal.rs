@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use tidegate_core::{
-    Algorithm, Charge, Cost, Effect, Limit, Limits, MemoryBounds, MemoryStore, Outcome, Rate, Span,
-    Timestamp,
+    Algorithm, Charge, Cost, Effect, Limit, Limits, MemoryBounds, MemoryStore, Outcome, Rate,
+    Renewal, Span, Timestamp,
 };
 use tidegate_redis::RedisStore;
 
@@ -214,6 +214,27 @@ async fn a_place_is_renewed_near_the_epoch_as_in_memory() {
                 };
                 case.run(&redis).await;
             }
+        }
+    }
+}
+
+/// What is no value of ours holds no places, and is left as it is.
+#[tokio::test]
+async fn a_place_under_what_others_wrote_is_lost() {
+    let algorithm = Algorithm::Concurrency {
+        limit: 3,
+        lease: Span::from_secs(60),
+    };
+    let limits = Limits::new(vec![Limit::new(algorithm).unwrap()]).unwrap();
+    let charge = Charge::new(b"user:1", &limits, Cost::ONE).unwrap();
+    for server in Server::each() {
+        let redis = RedisStore::connect(&server.url(), "tg").await.unwrap();
+        let (_, mut receipt) = redis.reserve(&[charge], &mut Vec::new()).await.unwrap();
+        for foreign in ["hello", "pretty long, and no value of ours"] {
+            server.command(&["SET", "tg:user:1", foreign]);
+            let renewal = redis.renew(&[charge], &mut receipt).await;
+            assert_eq!(renewal, Ok(Renewal::Lost), "{foreign}");
+            assert_eq!(server.command(&["GET", "tg:user:1"]).trim(), foreign);
         }
     }
 }
