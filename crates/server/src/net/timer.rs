@@ -2,7 +2,7 @@
 
 use std::{
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -12,13 +12,15 @@ use tokio::time::{Instant, Sleep, sleep_until};
 ///
 /// Moving it is two stores: the runtime's timer stays where it is, and only when it fires before the
 /// deadline is it registered anew. A connection that is busy for an hour under a timeout of a minute
-/// registers about sixty timers, however many requests it makes.
+/// registers about sixty timers, however many requests it makes. Nor does the runtime hear again from a task that waits whom it is to wake.
 ///
 /// A deadline that moves *earlier* than the registered timer is registered at once.
 #[derive(Debug)]
 pub struct LazyTimer {
     sleep: Pin<Box<Sleep>>,
     due: Instant,
+    /// Whom the runtime's timer wakes, as it stands.
+    woken: Option<Waker>,
 }
 
 impl LazyTimer {
@@ -29,6 +31,7 @@ impl LazyTimer {
         Self {
             sleep: Box::pin(sleep_until(due)),
             due,
+            woken: None,
         }
     }
 
@@ -41,19 +44,30 @@ impl LazyTimer {
     pub(crate) fn set_from(&mut self, now: Instant, after: Duration) {
         self.due = later(now, after);
         if self.due < self.sleep.deadline() {
-            self.sleep.as_mut().reset(self.due);
+            self.reset();
         }
     }
 
     /// Ready once the deadline has passed; else the task is woken when it has, or somewhat earlier.
     pub fn poll_due(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let is_known = |woken: &Waker| woken.will_wake(cx.waker());
+        if self.woken.as_ref().is_some_and(is_known) && !self.sleep.is_elapsed() {
+            return Poll::Pending;
+        }
         while self.sleep.as_mut().poll(cx).is_ready() {
             if self.sleep.deadline() >= self.due {
                 return Poll::Ready(());
             }
-            self.sleep.as_mut().reset(self.due);
+            self.reset();
         }
+        self.woken = Some(cx.waker().clone());
         Poll::Pending
+    }
+
+    /// Registers the deadline anew.
+    fn reset(&mut self) {
+        self.woken = None;
+        self.sleep.as_mut().reset(self.due);
     }
 }
 
@@ -65,6 +79,14 @@ fn later(now: Instant, after: Duration) -> Instant {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        sync::{
+            Arc,
+            atomic::{AtomicUsize, Ordering},
+        },
+        task::Wake,
+    };
+
     use super::*;
 
     async fn due(timer: &mut LazyTimer) {
@@ -92,5 +114,31 @@ mod tests {
         timer.set(Duration::from_secs(1));
         due(&mut timer).await;
         assert_eq!(start.elapsed().as_secs(), 3);
+    }
+
+    /// Counts how often it is woken.
+    #[derive(Default)]
+    struct Woken(AtomicUsize);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_waits_last_is_woken() {
+        let (first, last) = (Arc::new(Woken::default()), Arc::new(Woken::default()));
+        let mut timer = LazyTimer::new(Duration::from_secs(10));
+        for waiting in [&first, &first, &last, &last] {
+            let waker = Waker::from(Arc::clone(waiting));
+            let polled = timer.poll_due(&mut Context::from_waker(&waker));
+            assert!(polled.is_pending());
+        }
+        tokio::time::sleep(Duration::from_secs(11)).await;
+        let woken = |by: &Woken| by.0.load(Ordering::Relaxed);
+        assert_eq!((woken(&first), woken(&last)), (0, 1));
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(timer.poll_due(&mut cx).is_ready());
     }
 }
