@@ -45,11 +45,11 @@ pin_project! {
 pin_project! {
     #[project = StateProjection]
     enum State<S, B, F> {
-        Asking { asking: Asking, held: Option<Held<S, B>> },
+        // What is held back is kept apart: most requests are not, and are moved about with the room for it.
+        Asking { asking: Asking, held: Option<Box<Held<S, B>>> },
         Waiting {
-            #[pin]
-            sleep: Sleep,
-            held: Option<Held<S, B>>,
+            sleep: Pin<Box<Sleep>>,
+            held: Option<Box<Held<S, B>>>,
             headers: HeaderMap,
             reservation: Reservation,
         },
@@ -104,7 +104,7 @@ where
                 tell(&mut request, passed);
                 State::calling(|| service.call(request), headers, reservation)
             }
-            Ruling::Pass(pass) => State::after(pass, Held::new(request, service)),
+            Ruling::Pass(pass) => State::after(pass, Box::new(Held::new(request, service))),
             Ruling::Deny(response) => State::denied(response),
         };
         Self { state }
@@ -112,7 +112,7 @@ where
 
     /// A request about which a store elsewhere is asked.
     pub(super) fn asking(asking: Asking, request: Request<B>, service: &mut S) -> Self {
-        let held = Some(Held::new(request, service));
+        let held = Some(Box::new(Held::new(request, service)));
         Self {
             state: State::Asking { asking, held },
         }
@@ -124,7 +124,7 @@ where
     S: Service<Request<B>> + Clone,
 {
     /// A request that may pass, now or later.
-    fn after(pass: Pass, mut held: Held<S, B>) -> Self {
+    fn after(pass: Pass, mut held: Box<Held<S, B>>) -> Self {
         let Pass {
             passed,
             delay,
@@ -136,7 +136,7 @@ where
             return Self::calling(|| held.call(), headers, reservation);
         }
         Self::Waiting {
-            sleep: sleep(delay),
+            sleep: Box::pin(sleep(delay)),
             held: Some(held),
             headers,
             reservation,
@@ -191,7 +191,7 @@ where
                     headers,
                     reservation,
                 } => {
-                    ready!(sleep.poll(context));
+                    ready!(sleep.as_mut().poll(context));
                     let held = held.take().expect(ONCE);
                     State::calling(|| held.call(), mem::take(headers), mem::take(reservation))
                 }
