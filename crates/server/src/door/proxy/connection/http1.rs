@@ -1,6 +1,6 @@
 //! HTTP/1.1: one request after the other, and perhaps a tunnel at the end.
 
-use std::{convert::Infallible, pin::pin, sync::Arc};
+use std::{cell::RefCell, convert::Infallible, pin::pin, sync::Arc};
 
 use hyper::{
     Request, Response,
@@ -30,9 +30,11 @@ impl Client {
         let turn = Turn::default();
         let rejected = Arc::clone(&self.rejected);
         let stream = ClientStream::new(stream, self.settings.timeouts, turn.clone(), rejected);
+        // There is one request at a time, so that one service does for them all.
+        let service = RefCell::new(service);
         let answering = service_fn(|request: Request<Incoming>| {
             let taken = turn.take();
-            let answering = service.clone().call(request);
+            let answering = service.borrow_mut().call(request);
             async move {
                 // When it has been sent, or cannot be, it is the client's turn again.
                 let answer = answering.await?;
