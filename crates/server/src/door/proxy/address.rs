@@ -73,7 +73,7 @@ struct Pool {
 /// Connections that wait for a request, the latest last, and those that take more than they have.
 #[derive(Debug, Default)]
 struct Kept {
-    idle: Vec<(Instant, Link)>,
+    idle: Vec<(Instant, Box<Link>)>,
     /// Whether somebody closes those that wait for too long.
     is_tended: bool,
 }
@@ -157,7 +157,7 @@ impl Address {
     }
 
     /// A connection that `worker` has kept until `now`: the one that was used last, or one that takes many requests.
-    pub(super) fn take(&self, worker: usize, times: &Timeouts, now: Instant) -> Option<Link> {
+    pub(super) fn take(&self, worker: usize, times: &Timeouts, now: Instant) -> Option<Box<Link>> {
         let mut kept = lock(self.pools.get(worker)?);
         if self.http2 {
             kept.idle.retain_mut(|(_, link)| !link.is_over());
@@ -165,7 +165,7 @@ impl Address {
             return kept.idle.iter_mut().find_map(|(since, link)| {
                 let shared = link.share(times)?;
                 *since = now;
-                Some(shared)
+                Some(Box::new(shared))
             });
         }
         // Those that the upstream has closed meanwhile, or is about to, are dropped on the way.
@@ -182,7 +182,7 @@ impl Address {
     }
 
     /// Keeps `link` for the next request of `worker`.
-    pub(super) fn keep(self: &Arc<Self>, worker: usize, link: Link) {
+    pub(super) fn keep(self: &Arc<Self>, worker: usize, link: Box<Link>) {
         let Some(pool) = self.pools.get(worker) else {
             return;
         };

@@ -7,7 +7,7 @@ use super::{address::Load, link::Link};
 /// A connection to an upstream that is in use. Whoever drops it closes the connection.
 #[derive(Debug)]
 pub(super) struct Lease {
-    pub(super) link: Link,
+    pub(super) link: Box<Link>,
     pub(super) load: Load,
     /// The worker on which it lives.
     pub(super) worker: usize,

@@ -39,10 +39,6 @@ pub(super) enum Asked {
 }
 
 /// What came of a request that was sent.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "nearly all that is heard is an answer"
-)]
 enum Heard {
     /// The head of an answer, and the connection on which it came.
     Answer(Response<Source>, Lease),
@@ -172,7 +168,7 @@ impl Passing {
         address: &Arc<Address>,
         errand: &Errand,
         until: Instant,
-    ) -> Result<(Link, bool), Refusal> {
+    ) -> Result<(Box<Link>, bool), Refusal> {
         let times = &self.current.settings.timeouts;
         let take = || address.take(self.worker, times, Instant::now());
         if !matches!(errand, Errand::Written(_))
@@ -192,12 +188,13 @@ impl Passing {
         let link = self.make(address, until).await?;
         let shared = link.share(times).ok_or(Refusal::Full)?;
         address.keep(self.worker, link);
-        Ok((shared, false))
+        Ok((Box::new(shared), false))
     }
 
-    async fn make(&self, address: &Arc<Address>, until: Instant) -> Result<Link, Refusal> {
+    async fn make(&self, address: &Arc<Address>, until: Instant) -> Result<Box<Link>, Refusal> {
         let made = Link::make(address, &self.current.settings, until).await;
-        made.inspect_err(|refusal| note_failure(address, *refusal))
+        made.map(Box::new)
+            .inspect_err(|refusal| note_failure(address, *refusal))
     }
 
     /// What `heard` means for the request, and for who was asked.
@@ -228,7 +225,7 @@ impl Passing {
     }
 
     /// A connection for this request, which goes by what is in force for it.
-    fn lease(&self, mut link: Link, load: Load) -> Lease {
+    fn lease(&self, mut link: Box<Link>, load: Load) -> Lease {
         link.go_by(&self.current.settings);
         Lease {
             link,
