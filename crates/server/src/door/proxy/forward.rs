@@ -205,7 +205,7 @@ impl Way {
     fn rewrite(&self, head: &mut Parts, protocol: Option<HeaderValue>) {
         head.version = Version::HTTP_11;
         // Whoever expects `100 Continue` is told by us when the body is asked for.
-        head.headers.remove(EXPECT);
+        hop::remove(&mut head.headers, &EXPECT);
         hop::strip_request(&mut head.headers);
         if let Some(protocol) = protocol {
             hop::set_upgrade(&mut head.headers, protocol);
@@ -261,10 +261,6 @@ fn enter(upstream: &Upstream, head: &mut Parts, most: u64) -> Result<Option<Plac
 
 /// What a request says of the length of its body.
 fn body_length(head: &Parts) -> Option<u64> {
-    head.headers
-        .get(CONTENT_LENGTH)?
-        .to_str()
-        .ok()?
-        .parse()
-        .ok()
+    let length = hop::line(&head.headers, &CONTENT_LENGTH)?;
+    length.to_str().ok()?.parse().ok()
 }

@@ -28,7 +28,7 @@ const TRAILERS: HeaderValue = HeaderValue::from_static("trailers");
 ///
 /// HTTP/2 in this way was given up by RFC 9113, and here as well: a client that can do without is answered without.
 pub(super) fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
-    let protocol = headers.get(UPGRADE)?;
+    let protocol = line(headers, &UPGRADE)?;
     let is_meant =
         has_token(headers, &CONNECTION, "upgrade") && !has_token(headers, &UPGRADE, "h2c");
     is_meant.then(|| protocol.clone())
@@ -46,7 +46,7 @@ pub(super) fn strip_request(headers: &mut HeaderMap) {
     if !has_some(headers, &OF_THE_CONNECTION) {
         return;
     }
-    let takes_trailers = headers.contains_key(TE) && has_token(headers, &TE, "trailers");
+    let takes_trailers = has_token(headers, &TE, "trailers");
     strip(headers);
     headers.remove(PROXY_AUTHORIZATION);
     if takes_trailers {
@@ -67,6 +67,27 @@ pub(super) fn strip_answer(headers: &mut HeaderMap) {
 /// Whether there is a line with one of these names. To look at all lines costs less than to look each name up.
 pub(super) fn has_some(headers: &HeaderMap, names: &[HeaderName]) -> bool {
     headers.keys().any(|name| names.contains(name))
+}
+
+/// The lines of this name, likewise.
+pub(super) fn lines<'h>(
+    headers: &'h HeaderMap,
+    name: &HeaderName,
+) -> impl Iterator<Item = &'h HeaderValue> {
+    let named = headers.iter().filter(move |(known, _)| *known == name);
+    named.map(|(_, value)| value)
+}
+
+/// The first line of this name, likewise.
+pub(super) fn line<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<&'h HeaderValue> {
+    lines(headers, name).next()
+}
+
+/// Removes the lines of this name, of which there are seldom any.
+pub(super) fn remove(headers: &mut HeaderMap, name: &HeaderName) {
+    if line(headers, name).is_some() {
+        headers.remove(name);
+    }
 }
 
 fn strip(headers: &mut HeaderMap) {
@@ -110,9 +131,7 @@ fn strip_named(headers: &mut HeaderMap) {
 
 /// Whether the list in the header `name` has this word.
 pub(super) fn has_token(headers: &HeaderMap, name: &HeaderName, word: &str) -> bool {
-    headers
-        .get_all(name)
-        .iter()
+    lines(headers, name)
         .flat_map(tokens)
         .any(|token| token.eq_ignore_ascii_case(word.as_bytes()))
 }

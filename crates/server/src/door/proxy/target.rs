@@ -7,7 +7,13 @@ use http::{
     uri::{Authority, PathAndQuery, Scheme},
 };
 
-use super::{hop::has_some, refusal::Refusal};
+use super::{
+    hop::{has_some, line, lines},
+    refusal::Refusal,
+};
+
+/// As long as names in the DNS may be.
+const MOST_OF_A_NAME: usize = 253;
 
 /// Refuses what can be understood in several ways, and what is too much for HTTP/1.1.
 ///
@@ -46,10 +52,11 @@ pub(super) fn check(headers: &HeaderMap, most: usize) -> Result<(), Refusal> {
 ///
 /// A tunnel, which is not for a reverse proxy, and a host that is not there, or there several times.
 pub(super) fn settle(head: &mut Parts) -> Result<(), Refusal> {
+    const NO_HOST: Refusal = Refusal::Host("there is no `Host`");
     if head.method == Method::CONNECT {
         return Err(Refusal::Tunnel);
     }
-    if head.headers.get_all(HOST).iter().nth(1).is_some() {
+    if lines(&head.headers, &HOST).nth(1).is_some() {
         return Err(Refusal::Host("there must be one `Host`"));
     }
     // The target of HTTP/2, and of HTTP/1.1 in absolute form, has the host, and it comes before `Host`.
@@ -66,18 +73,30 @@ pub(super) fn settle(head: &mut Parts) -> Result<(), Refusal> {
         let path = head.uri.path_and_query().cloned();
         head.uri = Uri::from(path.unwrap_or_else(|| PathAndQuery::from_static("/")));
     }
-    match head.headers.get(HOST) {
-        Some(host) if !host.is_empty() => {
+    match line(&head.headers, &HOST) {
+        Some(host) if host.is_empty() => return Err(NO_HOST),
+        Some(host) if is_plain(host.as_bytes()) => {}
+        Some(host) => {
             let host = Authority::try_from(host.as_bytes());
             if !host.is_ok_and(|host| !host.as_str().contains('@')) {
                 return Err(Refusal::Host("the host makes no sense"));
             }
         }
-        _ => return Err(Refusal::Host("there is no `Host`")),
+        None => return Err(NO_HOST),
     }
     begin_with_path(&head.method, &mut head.uri)?;
     join_cookies(&mut head.headers);
     Ok(())
+}
+
+/// Whether it is a host as nearly all are, and perhaps a port. Such a one makes sense, and need not be read further.
+fn is_plain(host: &[u8]) -> bool {
+    let mut parts = host.splitn(2, |octet| *octet == b':');
+    let (name, port) = (parts.next().unwrap_or_default(), parts.next());
+    let of_name = |octet: &u8| octet.is_ascii_alphanumeric() || matches!(octet, b'.' | b'-');
+    let is_port = |port: &[u8]| !port.is_empty() && port.iter().all(u8::is_ascii_digit);
+    let is_short = host.len() <= MOST_OF_A_NAME;
+    is_short && !name.is_empty() && name.iter().all(of_name) && port.is_none_or(is_port)
 }
 
 /// Rules see `/` where a target has no path, and so shall the upstream.
@@ -124,5 +143,49 @@ fn join_cookies(headers: &mut HeaderMap) {
     // Values that are joined are a value.
     if let Ok(joined) = HeaderValue::from_bytes(&lines.join(&b"; "[..])) {
         headers.insert(COOKIE, joined);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn what_is_plain_makes_sense(host in "[a-zA-Z0-9.:@%_\\-]{0,12}", is_long in any::<bool>()) {
+            let host = if is_long { host.repeat(30) } else { host };
+            let makes_sense = Authority::try_from(host.as_bytes()).is_ok() && !host.contains('@');
+            prop_assert!(!is_plain(host.as_bytes()) || makes_sense);
+        }
+    }
+
+    #[test]
+    fn nearly_all_hosts_are_plain() {
+        for host in [
+            "localhost",
+            "api.example.com",
+            "h:8080",
+            "192.0.2.1",
+            "a--b.",
+            "8",
+        ] {
+            assert!(is_plain(host.as_bytes()), "{host}");
+        }
+        for host in [
+            "",
+            ":80",
+            "h:",
+            "h:80:80",
+            "[::1]",
+            "u@h",
+            "h:x",
+            "h/",
+            "h\u{e4}",
+            &"h".repeat(254),
+        ] {
+            assert!(!is_plain(host.as_bytes()), "{host}");
+        }
     }
 }

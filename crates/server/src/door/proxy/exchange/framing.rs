@@ -30,8 +30,7 @@ impl Framing {
             return Self::Nothing;
         }
         // A length that is not one number has been refused.
-        headers
-            .get(CONTENT_LENGTH)
+        hop::line(headers, &CONTENT_LENGTH)
             .and_then(number)
             .map_or(Self::Chunked, Self::Length)
     }
@@ -143,7 +142,7 @@ fn write_trailers(mut trailers: HeaderMap, to: &mut BytesMut) {
 /// The length that an answer gives, and in how many lines.
 fn length(headers: &HeaderMap) -> Result<(Option<u64>, usize), Malformed> {
     let (mut length, mut times) = (None, 0);
-    for line in headers.get_all(CONTENT_LENGTH) {
+    for line in hop::lines(headers, &CONTENT_LENGTH) {
         times += 1;
         for part in line.as_bytes().split(|octet| *octet == b',') {
             let part = digits(part.trim_ascii()).ok_or(Malformed::Framing)?;
@@ -162,10 +161,13 @@ fn number(value: &HeaderValue) -> Option<u64> {
 
 /// A number in digits and nothing else: no sign, no blank.
 fn digits(text: &[u8]) -> Option<u64> {
-    if !text.iter().all(u8::is_ascii_digit) {
+    if text.is_empty() {
         return None;
     }
-    std::str::from_utf8(text).ok()?.parse().ok()
+    text.iter().try_fold(0_u64, |number, octet| {
+        let digit = octet.is_ascii_digit().then(|| octet - b'0')?;
+        number.checked_mul(10)?.checked_add(digit.into())
+    })
 }
 
 fn wrong(problem: &'static str) -> io::Error {
