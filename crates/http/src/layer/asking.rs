@@ -7,7 +7,8 @@ use std::{
 };
 
 use tidegate_core::{
-    Charge, Effect, Question, Request, RequestError, RuleSet, Scratch, Store, Timestamp, Verdict,
+    Charge, Effect, Outcome, Question, Request, RequestError, RuleSet, Scratch, Store, Timestamp,
+    Verdict,
 };
 use tokio::runtime::Handle;
 
@@ -25,14 +26,22 @@ pub(super) enum Asked<'v> {
     Open { reserves: bool },
 }
 
+/// Room for what is made of a request while it is decided.
+#[derive(Debug, Default)]
+pub(super) struct Room {
+    scratch: Scratch,
+    outcomes: Vec<Outcome>,
+}
+
 /// Charges `request`, which came `now`, in the name of `layer`.
 pub(super) async fn charge<'a, A: Asks, G: Gate + 'static>(
     asks: A,
     layer: &LimiterLayer<G>,
     rules: &'a Arc<RuleSet>,
-    scratch: &'a mut Scratch,
+    room: &'a mut Room,
     (request, now): (&Request<'_>, Timestamp),
 ) -> Result<Asked<'a>, RequestError> {
+    let Room { scratch, outcomes } = room;
     let store = layer.gate.store();
     let mut charges = rules.charges(request, now, scratch)?;
     if charges.is_empty() {
@@ -48,7 +57,6 @@ pub(super) async fn charge<'a, A: Asks, G: Gate + 'static>(
     for charge in &mut charges {
         charge.longest_wait = Some(layer.settings.terms.longest_wait);
     }
-    let mut outcomes = Vec::new();
     let mut question = Question {
         charges: &mut charges,
         now,
@@ -56,9 +64,9 @@ pub(super) async fn charge<'a, A: Asks, G: Gate + 'static>(
         within: None,
     };
     let decided = if reserves {
-        asks.reserve(store, &mut question, &mut outcomes).await
+        asks.reserve(store, &mut question, outcomes).await
     } else {
-        let decided = asks.decide(store, question, &mut outcomes).await;
+        let decided = asks.decide(store, question, outcomes).await;
         decided.map(|decided| (decided, None))
     };
     let Some((decided, receipt)) = decided else {
@@ -66,7 +74,7 @@ pub(super) async fn charge<'a, A: Asks, G: Gate + 'static>(
     };
     let reserved = reserved(layer, rules, &charges, receipt);
     Ok(Asked::Decided(
-        decided.verdict(&charges, &outcomes),
+        decided.verdict(&charges, outcomes),
         reserved,
     ))
 }

@@ -3,7 +3,7 @@
 use std::{
     borrow::Cow,
     net::{IpAddr, SocketAddr},
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
 use http::{Extensions, request::Parts};
@@ -67,19 +67,43 @@ pub(super) struct Identity {
 }
 
 /// Where the other end of the socket is known from.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum PeerOf {
     /// An extension of each request.
     Extensions(fn(&Extensions) -> Option<IpAddr>),
     /// The connection on which all requests come.
-    Connection(IpAddr),
+    Connection(IpAddr, Spelled),
 }
 
 impl PeerOf {
-    fn of(self, request: &Parts) -> Option<IpAddr> {
+    fn of(&self, request: &Parts) -> Option<IpAddr> {
         match self {
             Self::Extensions(peer) => peer(&request.extensions),
-            Self::Connection(peer) => Some(peer),
+            Self::Connection(peer, _) => Some(*peer),
+        }
+    }
+
+    /// The address as it is written.
+    fn spell(&self, ip: IpAddr) -> Cow<'_, str> {
+        match self {
+            Self::Extensions(_) => Cow::Owned(address::text(ip)),
+            Self::Connection(_, spelled) => spelled.spell(ip),
+        }
+    }
+}
+
+/// How the first address is written that was asked for: on most connections it is the only one.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Spelled(OnceLock<(IpAddr, Box<str>)>);
+
+impl Spelled {
+    fn spell(&self, ip: IpAddr) -> Cow<'_, str> {
+        let first = || (ip, address::text(ip).into());
+        let (known, text) = self.0.get_or_init(first);
+        if *known == ip {
+            Cow::Borrowed(text)
+        } else {
+            Cow::Owned(address::text(ip))
         }
     }
 }
@@ -129,10 +153,14 @@ impl<'r> Described<'r> {
         &self,
         rules: &'n RuleSet,
     ) -> Result<Vec<(&'n str, Cow<'_, str>)>, Unclear> {
-        let found = rules
-            .entry_names()
-            .filter_map(|name| Some(self.entry(name).transpose()?.map(|value| (name, value))));
-        found.collect()
+        let names = rules.entry_names();
+        let mut found = Vec::with_capacity(names.size_hint().0);
+        for name in names {
+            if let Some(value) = self.entry(name)? {
+                found.push((name, value));
+            }
+        }
+        Ok(found)
     }
 
     /// Whether anybody said whom the request came from.
@@ -148,7 +176,7 @@ impl<'r> Described<'r> {
         if let Some(value) = self.known(name) {
             return Ok(Some(Cow::Borrowed(value)));
         }
-        let address = |ip: IpAddr| Cow::Owned(address::text(ip));
+        let address = |ip: IpAddr| self.identity.peer.spell(ip);
         Ok(match name {
             "method" => Some(Cow::Borrowed(self.parts.method.as_str())),
             "path" => Some(self.target.path()?),
@@ -327,5 +355,28 @@ mod tests {
         assert_eq!(exact.as_deref(), Some("2001:db8:1:2:3::4"));
         parts.extensions.insert(socket("192.0.2.1"));
         assert_eq!(found(&parts, &proxies, "ip").as_deref(), Some("192.0.2.1"));
+    }
+
+    #[test]
+    fn clients_behind_one_connection_are_told_apart() {
+        let proxy = "10.0.0.7".parse().unwrap();
+        let nets: Vec<IpNet> = vec!["10.0.0.0/8".parse().unwrap()];
+        let identity = Identity {
+            trust: Trust::new(Proxies::Nets(nets), AddressHeader::XForwardedFor),
+            peer: PeerOf::Connection(proxy, Spelled::default()),
+            ..Identity::default()
+        };
+        for (client, network) in [
+            ("2001:db8::1", "2001:db8::"),
+            ("192.0.2.1", "192.0.2.1"),
+            ("2001:db8::1", "2001:db8::"),
+        ] {
+            let parts = request("/", &[("x-forwarded-for", client)]);
+            assert_eq!(found(&parts, &identity, "ip").as_deref(), Some(network));
+            assert_eq!(
+                found(&parts, &identity, "ip.exact").as_deref(),
+                Some(client)
+            );
+        }
     }
 }

@@ -61,7 +61,7 @@ pub use self::{
     service::Limited,
 };
 use self::{
-    entries::{Described, Identity, PeerOf},
+    entries::{Described, Identity, PeerOf, Spelled},
     renewals::Renewals,
     ruling::Terms,
 };
@@ -173,7 +173,7 @@ impl<G: Gate> LimiterLayer<G> {
     /// needs no extension then.
     #[must_use]
     pub fn connection_from(mut self, peer: IpAddr) -> Self {
-        self.settings().identity.peer = PeerOf::Connection(peer);
+        self.settings().identity.peer = PeerOf::Connection(peer, Spelled::default());
         self
     }
 

@@ -10,12 +10,12 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, request::Parts};
 use http_body::Body;
-use tidegate_core::{Cost, RequestError, RuleSet, Scratch};
+use tidegate_core::{Cost, RequestError, RuleSet};
 use tower_service::Service;
 
 use super::{
     LimitedBody, LimiterLayer, ResponseFuture,
-    asking::{self, Asked, Asking},
+    asking::{self, Asked, Asking, Room},
     entries::Described,
     grpc,
     ruling::{Ruling, Terms},
@@ -26,8 +26,8 @@ use crate::{
 };
 
 thread_local! {
-    /// Room for one request's keys, from request to request of a thread.
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
+    /// Room for one request's keys and outcomes, from request to request of a thread.
+    static ROOM: RefCell<Room> = RefCell::default();
 }
 
 /// A service behind a limiter.
@@ -110,9 +110,9 @@ impl<G: Gate + 'static> LimiterLayer<G> {
             .map(|(name, value)| (*name, &**value))
             .collect();
         let cost = settings.cost.of(parts);
-        let known = SCRATCH.with_borrow_mut(|scratch| {
+        let known = ROOM.with_borrow_mut(|room| {
             let described = tidegate_core::Request::new(&entries, cost)?;
-            let asked = asking::charge(AtOnce, self, &rules, scratch, (&described, now));
+            let asked = asking::charge(AtOnce, self, &rules, room, (&described, now));
             let asked = at_once(asked)?;
             Ok(match asked {
                 Asked::Decided(verdict, reservation) => {
@@ -145,10 +145,10 @@ impl<G: Gate + 'static> LimiterLayer<G> {
                 .map(|(name, value)| (&**name, &**value))
                 .collect();
             let described = tidegate_core::Request::new(&entries, asked.cost)?;
-            let mut scratch = Scratch::default();
+            let mut room = Room::default();
             let terms = &self.settings.terms;
             let asking = (&described, now);
-            let charged = asking::charge(Patient, &self, &asked.rules, &mut scratch, asking);
+            let charged = asking::charge(Patient, &self, &asked.rules, &mut room, asking);
             let Asked::Decided(verdict, reservation) = charged.await? else {
                 unreachable!("{ANSWERED}");
             };
@@ -181,7 +181,7 @@ fn warn_of_gaps(described: &Described<'_>, rules: &RuleSet) {
             .entry_names()
             .any(|name| matches!(name, "ip" | "ip.exact"))
     };
-    if !NO_PEER.is_completed() && counts_by_ip() && !described.has_peer() {
+    if !NO_PEER.is_completed() && !described.has_peer() && counts_by_ip() {
         NO_PEER.call_once(|| {
             tracing::error!(
                 "no-peer: rules count by `ip`, and a request does not say where it came from, so they do not apply to it; put a `Peer` into its extensions, or say with `LimiterLayer::peer` which extension has the address; said once"
