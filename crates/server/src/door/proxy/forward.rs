@@ -36,6 +36,7 @@ use super::{
     forwarded::Forwarding,
     hop,
     lease::Lease,
+    lines,
     live::Live,
     passing::{Asked, Passing},
     place::Place,
@@ -205,7 +206,7 @@ impl Way {
     fn rewrite(&self, head: &mut Parts, protocol: Option<HeaderValue>) {
         head.version = Version::HTTP_11;
         // Whoever expects `100 Continue` is told by us when the body is asked for.
-        hop::remove(&mut head.headers, &EXPECT);
+        lines::remove(&mut head.headers, &EXPECT);
         hop::strip_request(&mut head.headers);
         if let Some(protocol) = protocol {
             hop::set_upgrade(&mut head.headers, protocol);
@@ -261,6 +262,6 @@ fn enter(upstream: &Upstream, head: &mut Parts, most: u64) -> Result<Option<Plac
 
 /// What a request says of the length of its body.
 fn body_length(head: &Parts) -> Option<u64> {
-    let length = hop::line(&head.headers, &CONTENT_LENGTH)?;
+    let length = lines::first(&head.headers, &CONTENT_LENGTH)?;
     length.to_str().ok()?.parse().ok()
 }

@@ -10,7 +10,7 @@ use http::{
     header::{FORWARDED, HOST},
 };
 
-use super::hop;
+use super::lines;
 use crate::config::ForwardedHeaders;
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -78,10 +78,10 @@ impl Forwarding {
         self.write_x_forwarded(x_forwarded, headers);
         let keeps = self.is_believed && headers.contains_key(FORWARDED);
         if forwarded || keeps {
-            let element = self.element(hop::line(headers, &HOST));
+            let element = self.element(lines::first(headers, &HOST));
             self.extend(FORWARDED, element, headers);
         } else {
-            hop::remove(headers, &FORWARDED);
+            lines::remove(headers, &FORWARDED);
         }
     }
 
@@ -102,7 +102,7 @@ impl Forwarding {
             HeaderValue::from_static(self.scheme),
             headers,
         );
-        if let Some(host) = hop::line(headers, &HOST).cloned() {
+        if let Some(host) = lines::first(headers, &HOST).cloned() {
             self.keep_or_set(X_FORWARDED_HOST, host, headers);
         }
     }

@@ -8,6 +8,8 @@ use http::{
     },
 };
 
+use super::lines;
+
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 /// All that never go on, but for those that `Connection` names.
@@ -28,7 +30,7 @@ const TRAILERS: HeaderValue = HeaderValue::from_static("trailers");
 ///
 /// HTTP/2 in this way was given up by RFC 9113, and here as well: a client that can do without is answered without.
 pub(super) fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
-    let protocol = line(headers, &UPGRADE)?;
+    let protocol = lines::first(headers, &UPGRADE)?;
     let is_meant =
         has_token(headers, &CONNECTION, "upgrade") && !has_token(headers, &UPGRADE, "h2c");
     is_meant.then(|| protocol.clone())
@@ -43,7 +45,7 @@ pub(super) fn set_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
 /// Removes what belongs to the connection on which a request came. `TE: trailers` is said anew, because trailers are
 /// passed on.
 pub(super) fn strip_request(headers: &mut HeaderMap) {
-    if !has_some(headers, &OF_THE_CONNECTION) {
+    if !lines::has_some(headers, &OF_THE_CONNECTION) {
         return;
     }
     let takes_trailers = has_token(headers, &TE, "trailers");
@@ -57,47 +59,19 @@ pub(super) fn strip_request(headers: &mut HeaderMap) {
 
 /// Removes what belongs to the connection on which an answer came.
 pub(super) fn strip_answer(headers: &mut HeaderMap) {
-    if !has_some(headers, &OF_THE_CONNECTION) {
+    if !lines::has_some(headers, &OF_THE_CONNECTION) {
         return;
     }
     strip(headers);
     headers.remove(PROXY_AUTHENTICATE);
 }
 
-/// Whether there is a line with one of these names. To look at all lines costs less than to look each name up.
-pub(super) fn has_some(headers: &HeaderMap, names: &[HeaderName]) -> bool {
-    headers.keys().any(|name| names.contains(name))
-}
-
-/// The lines of this name, likewise.
-pub(super) fn lines<'h>(
-    headers: &'h HeaderMap,
-    name: &HeaderName,
-) -> impl Iterator<Item = &'h HeaderValue> {
-    let named = headers.iter().filter(move |(known, _)| *known == name);
-    named.map(|(_, value)| value)
-}
-
-/// The first line of this name, likewise.
-pub(super) fn line<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<&'h HeaderValue> {
-    lines(headers, name).next()
-}
-
-/// Removes the lines of this name, of which there are seldom any.
-pub(super) fn remove(headers: &mut HeaderMap, name: &HeaderName) {
-    if line(headers, name).is_some() {
-        headers.remove(name);
-    }
-}
-
 fn strip(headers: &mut HeaderMap) {
     match headers.get(CONNECTION) {
         // What nearly everybody says names no header but one that is removed in any case.
-        Some(value)
-            if value == "keep-alive" && headers.get_all(CONNECTION).iter().nth(1).is_none() =>
-        {
+        Some(value) if value == "keep-alive" && !lines::is_repeated(headers, &CONNECTION) => {
             headers.remove(CONNECTION);
-            if !has_some(headers, &OF_THE_CONNECTION) {
+            if !lines::has_some(headers, &OF_THE_CONNECTION) {
                 return;
             }
         }
@@ -131,9 +105,12 @@ fn strip_named(headers: &mut HeaderMap) {
 
 /// Whether the list in the header `name` has this word.
 pub(super) fn has_token(headers: &HeaderMap, name: &HeaderName, word: &str) -> bool {
-    lines(headers, name)
-        .flat_map(tokens)
-        .any(|token| token.eq_ignore_ascii_case(word.as_bytes()))
+    lines::first(headers, name).is_some()
+        && headers
+            .get_all(name)
+            .iter()
+            .flat_map(tokens)
+            .any(|token| token.eq_ignore_ascii_case(word.as_bytes()))
 }
 
 fn tokens(line: &HeaderValue) -> impl Iterator<Item = &[u8]> {

@@ -21,6 +21,7 @@ mod gate;
 mod health;
 mod hop;
 mod lease;
+mod lines;
 mod link;
 mod live;
 mod passing;

@@ -8,7 +8,7 @@ use http::{
 };
 
 use super::{
-    hop::{has_some, line, lines},
+    lines::{self, has_some},
     refusal::Refusal,
 };
 
@@ -56,7 +56,7 @@ pub(super) fn settle(head: &mut Parts) -> Result<(), Refusal> {
     if head.method == Method::CONNECT {
         return Err(Refusal::Tunnel);
     }
-    if lines(&head.headers, &HOST).nth(1).is_some() {
+    if lines::is_repeated(&head.headers, &HOST) {
         return Err(Refusal::Host("there must be one `Host`"));
     }
     // The target of HTTP/2, and of HTTP/1.1 in absolute form, has the host, and it comes before `Host`.
@@ -73,7 +73,7 @@ pub(super) fn settle(head: &mut Parts) -> Result<(), Refusal> {
         let path = head.uri.path_and_query().cloned();
         head.uri = Uri::from(path.unwrap_or_else(|| PathAndQuery::from_static("/")));
     }
-    match line(&head.headers, &HOST) {
+    match lines::first(&head.headers, &HOST) {
         Some(host) if host.is_empty() => return Err(NO_HOST),
         Some(host) if is_plain(host.as_bytes()) => {}
         Some(host) => {
@@ -132,7 +132,7 @@ pub(super) fn as_http2(head: &mut Parts, scheme: &Scheme) -> Result<(), Refusal>
 
 /// HTTP/2 may send cookies a line each; HTTP/1.1 has one line.
 fn join_cookies(headers: &mut HeaderMap) {
-    if !has_some(headers, &[COOKIE]) || headers.get_all(COOKIE).iter().nth(1).is_none() {
+    if !lines::is_repeated(headers, &COOKIE) {
         return;
     }
     let lines: Vec<&[u8]> = headers

@@ -9,7 +9,10 @@ use http::{
 };
 use hyper::body::{Body, Frame};
 
-use super::{super::hop, Malformed};
+use super::{
+    super::{hop, lines},
+    Malformed,
+};
 
 /// How a body is told from what follows.
 #[derive(Debug, PartialEq, Eq)]
@@ -30,7 +33,7 @@ impl Framing {
             return Self::Nothing;
         }
         // A length that is not one number has been refused.
-        hop::line(headers, &CONTENT_LENGTH)
+        lines::first(headers, &CONTENT_LENGTH)
             .and_then(number)
             .map_or(Self::Chunked, Self::Length)
     }
@@ -41,7 +44,7 @@ impl Framing {
         has_no_body: bool,
     ) -> Result<Self, Malformed> {
         let status = answer.status();
-        let is_framed = hop::has_some(answer.headers(), &[TRANSFER_ENCODING]);
+        let is_framed = lines::first(answer.headers(), &TRANSFER_ENCODING).is_some();
         let (length, times) = length(answer.headers())?;
         if let (Some(length), true) = (length, times > 1) {
             answer
@@ -142,7 +145,7 @@ fn write_trailers(mut trailers: HeaderMap, to: &mut BytesMut) {
 /// The length that an answer gives, and in how many lines.
 fn length(headers: &HeaderMap) -> Result<(Option<u64>, usize), Malformed> {
     let (mut length, mut times) = (None, 0);
-    for line in hop::lines(headers, &CONTENT_LENGTH) {
+    for line in headers.get_all(CONTENT_LENGTH) {
         times += 1;
         for part in line.as_bytes().split(|octet| *octet == b',') {
             let part = digits(part.trim_ascii()).ok_or(Malformed::Framing)?;

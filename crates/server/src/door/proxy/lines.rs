@@ -1,0 +1,60 @@
+//! Header lines, found at the least cost: a few are looked through, and among many each name is looked up.
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+/// So many names are looked through in the time in which one is looked up.
+const FEW: usize = 4;
+
+/// Whether there is a line of one of these names. To look through all lines once costs less than to look up several names.
+pub(super) fn has_some(headers: &HeaderMap, names: &[HeaderName]) -> bool {
+    headers.keys().any(|name| names.contains(name))
+}
+
+/// The first line of this name.
+pub(super) fn first<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<&'h HeaderValue> {
+    if headers.keys_len() > FEW {
+        return headers.get(name);
+    }
+    let named = headers.iter().find(|(known, _)| *known == name);
+    named.map(|(_, value)| value)
+}
+
+/// Whether there are several lines of this name.
+pub(super) fn is_repeated(headers: &HeaderMap, name: &HeaderName) -> bool {
+    headers.len() > headers.keys_len() && headers.get_all(name).iter().nth(1).is_some()
+}
+
+/// Removes the lines of this name, of which there are seldom any.
+pub(super) fn remove(headers: &mut HeaderMap, name: &HeaderName) {
+    if first(headers, name).is_some() {
+        headers.remove(name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::header::{ACCEPT, COOKIE, HOST};
+
+    use super::*;
+
+    #[test]
+    fn among_few_and_among_many_the_same_lines_are_found() {
+        for others in 0..2 * FEW {
+            let mut headers = HeaderMap::new();
+            for other in 0..others {
+                let name = HeaderName::try_from(format!("x-{other}")).unwrap();
+                headers.insert(name, HeaderValue::from_static("x"));
+            }
+            headers.append(HOST, HeaderValue::from_static("h"));
+            headers.append(COOKIE, HeaderValue::from_static("a"));
+            headers.append(COOKIE, HeaderValue::from_static("b"));
+            assert_eq!(first(&headers, &COOKIE).unwrap(), "a");
+            assert_eq!(first(&headers, &ACCEPT), None);
+            assert!(has_some(&headers, &[ACCEPT, HOST]) && !has_some(&headers, &[ACCEPT]));
+            assert!(is_repeated(&headers, &COOKIE) && !is_repeated(&headers, &HOST));
+            remove(&mut headers, &ACCEPT);
+            remove(&mut headers, &COOKIE);
+            assert_eq!(headers.len(), others + 1);
+        }
+    }
+}
