@@ -144,9 +144,9 @@ struct Asked {
 }
 
 impl Asked {
-    async fn answer(&self, request: Request<Incoming>) -> Answer {
-        let answer = self.route(request).await;
-        answer.unwrap_or_else(|problem| self.refuse(problem))
+    fn answer(&self, request: Request<Incoming>) -> impl Future<Output = Answer> {
+        let answer = self.route(request);
+        answer.map(|answer| answer.unwrap_or_else(|problem| self.refuse(problem)))
     }
 
     async fn route(&self, request: Request<Incoming>) -> Result<Answer, Problem> {

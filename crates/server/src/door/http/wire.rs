@@ -5,6 +5,7 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
+use futures_util::FutureExt as _;
 use http_body_util::Full;
 use hyper::{
     Request, Response, StatusCode,
@@ -35,10 +36,7 @@ pub(crate) async fn serve<F>(
 ) where
     F: Future<Output = Answer>,
 {
-    let service = service_fn(|request| {
-        let answered = answer(request);
-        async { Ok::<_, Infallible>(answered.await) }
-    });
+    let service = service_fn(|request| answer(request).map(Ok::<_, Infallible>));
     let serving = http1::Builder::new()
         // The stream keeps the time.
         .header_read_timeout(None)

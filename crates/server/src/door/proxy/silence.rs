@@ -12,7 +12,8 @@ use crate::net::LazyTimer;
 #[derive(Debug)]
 pub(super) struct Silence {
     longest: Duration,
-    timer: Option<LazyTimer>,
+    /// There once something has been waited for.
+    timer: Option<Box<LazyTimer>>,
     is_awaited: bool,
 }
 
@@ -33,7 +34,9 @@ impl Silence {
     /// Nothing has come: ready once that has lasted too long.
     pub(super) fn poll_too_long(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let longest = self.longest;
-        let timer = self.timer.get_or_insert_with(|| LazyTimer::new(longest));
+        let timer = self
+            .timer
+            .get_or_insert_with(|| LazyTimer::new(longest).into());
         if !self.is_awaited {
             self.is_awaited = true;
             timer.set(longest);

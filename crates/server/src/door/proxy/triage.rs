@@ -11,7 +11,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures_util::future::Either;
+use futures_util::{
+    FutureExt as _,
+    future::{Either, Map},
+};
 use http::{Request, Response, request::Parts};
 use http_body::Body;
 use tidegate_http::{Entries, LimitedBody, LimiterLayer};
@@ -50,6 +53,9 @@ impl<S> Triage<S> {
 
 type Answered<R> = Result<Response<LimitedBody<R>>, Infallible>;
 
+/// An answer that is given here. It is kept apart, since it is large and seldom.
+type Refused<R> = Map<Ready<Box<Response<Bytes>>>, fn(Box<Response<Bytes>>) -> Answered<R>>;
+
 impl<S, B, R> Service<Request<B>> for Triage<S>
 where
     S: Service<Request<B>, Response = Response<LimitedBody<R>>, Error = Infallible>,
@@ -57,7 +63,7 @@ where
 {
     type Response = Response<LimitedBody<R>>;
     type Error = Infallible;
-    type Future = Either<S::Future, Ready<Answered<R>>>;
+    type Future = Either<S::Future, Refused<R>>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         self.inner.poll_ready(cx)
@@ -69,7 +75,10 @@ where
         };
         let (mut head, body) = request.into_parts();
         match self.bearings.look(&current, &mut head) {
-            Some(refused) => Either::Right(ready(Ok(refused.map(LimitedBody::denial)))),
+            Some(refused) => {
+                let refused = ready(Box::new(refused));
+                Either::Right(refused.map(|refused| Ok(refused.map(LimitedBody::denial))))
+            }
             None => Either::Left(self.inner.call(Request::from_parts(head, body))),
         }
     }

@@ -2,6 +2,7 @@
 
 use std::{cell::RefCell, convert::Infallible, pin::pin, sync::Arc};
 
+use futures_util::TryFutureExt as _;
 use hyper::{
     Request, Response,
     body::{Body, Incoming},
@@ -35,11 +36,8 @@ impl Client {
         let answering = service_fn(|request: Request<Incoming>| {
             let taken = turn.take();
             let answering = service.borrow_mut().call(request);
-            async move {
-                // When it has been sent, or cannot be, it is the client's turn again.
-                let answer = answering.await?;
-                Ok::<_, Infallible>(answer.map(|body| Answered::new(body, taken)))
-            }
+            // When it has been sent, or cannot be, it is the client's turn again.
+            answering.map_ok(|answer| answer.map(|body| Answered::new(body, taken)))
         });
         let mut builder = http1::Builder::new();
         if self.settings.max_headers != MAX_HEADERS {

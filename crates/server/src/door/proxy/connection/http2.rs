@@ -2,6 +2,7 @@
 
 use std::{cell::Cell, convert::Infallible, pin::pin, rc::Rc, time::Duration};
 
+use futures_util::TryFutureExt as _;
 use hyper::{
     Request, Response,
     body::{Body, Incoming},
@@ -61,12 +62,9 @@ impl Client {
         let answering = service_fn(|request: Request<Incoming>| {
             asked.count.set(asked.count.get() + 1);
             let underway = Underway::new(&asked);
+            let answered = |body| Taken::from_now(Answered::new(body, underway));
             let answering = service.clone().call(request);
-            async move {
-                let answer = answering.await?;
-                let answered = |body| Taken::from_now(Answered::new(body, underway));
-                Ok::<_, Infallible>(answer.map(answered))
-            }
+            answering.map_ok(|answer| answer.map(answered))
         });
         let max_head = u32::try_from(self.settings.max_head).unwrap_or(u32::MAX);
         let serving = http2::Builder::new(Streams(times.idle))
