@@ -27,6 +27,10 @@ impl<S> Stalling<S> {
         Self { stream, stall }
     }
 
+    pub(crate) const fn get_ref(&self) -> &S {
+        &self.stream
+    }
+
     /// Waits for so long from now on; where something is stuck already, from the next time on.
     pub(crate) const fn wait_for(&mut self, longest: Duration) {
         self.stall.longest = longest;

@@ -28,6 +28,32 @@ fn a_connection_that_the_upstream_ends_is_not_used_again() {
     assert_eq!(upstream.connections(), 3);
 }
 
+/// Nothing is sent on a connection that is known to be closed: what may be sent but once would be lost there.
+#[test]
+fn a_connection_that_the_upstream_has_closed_is_not_used_again() {
+    let (send, closed) = channel();
+    let closing = Upstream::start(move |talk| {
+        talk.head().unwrap();
+        talk.send(OK);
+        talk.close();
+        let _ = send.send(());
+    });
+    let other = Upstream::answering(OK);
+    let door = Door::open(&format!(
+        "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: other, when: {{path: /other}}, urls: '{}'}}, {{name: app, urls: '{}'}}]}}\n",
+        other.url(),
+        closing.url(),
+    ));
+    let mut client = door.connect();
+    for _ in 0..3 {
+        assert_eq!(client.ask("POST", "/", &[], b"once").status, 200);
+        closed.recv().unwrap();
+        // When this has been answered, the worker has heard of the end.
+        assert_eq!(client.ask("GET", "/other", &[], b"").status, 200);
+    }
+    assert_eq!(closing.connections(), 3);
+}
+
 /// An upstream whose connections serve one request, and end as soon as there is a second: the proxy has sent it by then.
 fn fickle() -> Upstream {
     Upstream::start(|talk| {

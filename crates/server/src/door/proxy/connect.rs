@@ -3,13 +3,15 @@
 use std::io;
 
 use rustls::pki_types::ServerName;
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    net::TcpStream,
-};
+use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use super::{address::Address, exchange::Exchange, link::Sender, shared::Shared};
+use super::{
+    address::Address,
+    exchange::{Exchange, Socket},
+    link::Sender,
+    shared::Shared,
+};
 use crate::config::Proxy;
 
 /// Connects to `address`.
@@ -32,7 +34,7 @@ pub(super) async fn connect(address: &Address, settings: &Proxy) -> io::Result<S
 
 async fn speak<S>(stream: S, address: &Address, settings: &Proxy) -> io::Result<Sender>
 where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    S: Socket + 'static,
 {
     if address.http2 {
         return Shared::begin(stream, settings).await.map(Sender::Http2);

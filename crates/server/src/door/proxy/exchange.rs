@@ -24,7 +24,11 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Request, Response, StatusCode};
 use hyper::body::Frame;
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf},
+    net::TcpStream,
+};
+use tokio_rustls::client::TlsStream;
 
 pub(super) use self::outgoing::Outgoing;
 use self::{
@@ -39,9 +43,24 @@ use crate::{config::Proxy, net::Stalling};
 const READ_BYTES: std::ops::RangeInclusive<usize> = 8 << 10..=64 << 10;
 
 /// A socket to an upstream, in the clear or behind TLS.
-pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin + Send {}
+pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin + Send {
+    /// Whether it is certain, without a system call, that there is nothing to read.
+    fn is_quiet(&self) -> bool;
+}
 
-impl<S: AsyncRead + AsyncWrite + Unpin + Send> Socket for S {}
+impl Socket for TcpStream {
+    fn is_quiet(&self) -> bool {
+        let heard = self.try_read(&mut []);
+        heard.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+    }
+}
+
+impl Socket for TlsStream<TcpStream> {
+    /// What came with something else waits in it decrypted.
+    fn is_quiet(&self) -> bool {
+        false
+    }
+}
 
 /// A connection that takes one request at a time.
 pub(super) struct Exchange {
@@ -121,6 +140,9 @@ impl Exchange {
     /// Whether the upstream has closed it, or has said something that nobody had asked for. That is known as soon as the
     /// runtime has heard of it, and costs no system call where there is nothing to hear.
     pub(super) fn is_closed(&mut self) -> bool {
+        if self.stream.get_ref().is_quiet() {
+            return false;
+        }
         let mut cx = Context::from_waker(Waker::noop());
         self.poll_read_more(&mut cx).is_ready()
     }
