@@ -7,6 +7,7 @@ use std::{
 };
 
 use http::{Extensions, request::Parts};
+use smallvec::SmallVec;
 use tidegate_core::RuleSet;
 
 use crate::{
@@ -121,6 +122,9 @@ impl Default for Identity {
     }
 }
 
+/// As many as rules mostly look at, in no memory of their own.
+pub(super) type Few<T> = SmallVec<[T; 4]>;
+
 /// A request that is asked for its entries.
 #[derive(Debug)]
 pub(super) struct Described<'r> {
@@ -152,10 +156,9 @@ impl<'r> Described<'r> {
     pub(super) fn entries<'n>(
         &self,
         rules: &'n RuleSet,
-    ) -> Result<Vec<(&'n str, Cow<'_, str>)>, Unclear> {
-        let names = rules.entry_names();
-        let mut found = Vec::with_capacity(names.size_hint().0);
-        for name in names {
+    ) -> Result<Few<(&'n str, Cow<'_, str>)>, Unclear> {
+        let mut found = Few::new();
+        for name in rules.entry_names() {
             if let Some(value) = self.entry(name)? {
                 found.push((name, value));
             }

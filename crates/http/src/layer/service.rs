@@ -16,7 +16,7 @@ use tower_service::Service;
 use super::{
     LimitedBody, LimiterLayer, ResponseFuture,
     asking::{self, Asked, Asking, Room},
-    entries::Described,
+    entries::{Described, Few},
     grpc,
     ruling::{Ruling, Terms},
 };
@@ -105,7 +105,7 @@ impl<G: Gate + 'static> LimiterLayer<G> {
             Ok(found) => found,
             Err(unclear) => return Known::Ruled(Terms::refusal(&unclear, call)),
         };
-        let entries: Vec<(&str, &str)> = found
+        let entries: Few<(&str, &str)> = found
             .iter()
             .map(|(name, value)| (*name, &**value))
             .collect();
