@@ -36,7 +36,7 @@ use self::{
     framing::Framing,
     outgoing::Unsent,
 };
-use super::{body::Upload, hop};
+use super::{body::Upload, forwarded::Forwarding, hop};
 use crate::{config::Proxy, net::Stalling};
 
 /// What is read at once, at least and at most: a head and a small body, and a body that comes fast.
@@ -147,9 +147,9 @@ impl Exchange {
         self.poll_read_more(&mut cx).is_ready()
     }
 
-    /// Has `request` to send, on a connection that is ready.
-    pub(super) fn begin(&mut self, request: Request<Upload>) {
-        self.outgoing.begin(request);
+    /// Has `request` to send, on a connection that is ready. The upstream hears from `client` who asks; without it, nobody does.
+    pub(super) fn begin(&mut self, request: Request<Upload>, client: Option<&Forwarding>) {
+        self.outgoing.begin(request, client);
         self.await_head();
     }
 

@@ -3,8 +3,9 @@
 //! ```text
 //! target::settle      the target is a path, and there is one Host
 //! Upstreams::choose   whose request it is
-//! hop, forwarded      headers of the connection off, the client's address on
-//! Passing             a connection that was kept, or a new one; the request goes out, and the head of an answer comes in time
+//! hop                 headers of the connection off
+//! Passing             a connection that was kept, or a new one; the request goes out with the client's address, and the head of an
+//!                     answer comes in time
 //! Download            the answer's body, as it comes; at its end the connection is kept
 //! ```
 //!
@@ -141,14 +142,16 @@ impl Way {
         let place = enter(&upstream, &mut head, most).map_err(unbegun)?;
         // HTTP/2 goes on with no other protocol.
         let protocol = protocol.filter(|_| upstream.http2.is_none());
-        self.rewrite(&mut head, protocol);
+        rewrite(&mut head, protocol);
         if let Some(scheme) = &upstream.http2 {
+            self.forwarding.write(&mut head.headers);
             target::as_http2(&mut head, scheme).map_err(unbegun)?;
         }
         let turn = place.as_ref().map(Place::turn).unwrap_or_default();
         let upload = Upload::new(body, most, settings.timeouts.idle, turn);
         let progress = upload.progress();
-        let asked = passing.ask_at_once(&upstream, Request::from_parts(head, upload));
+        let request = Request::from_parts(head, upload);
+        let asked = passing.ask_at_once(&upstream, request, &self.forwarding);
         Ok(Begun {
             passing,
             upstream,
@@ -168,7 +171,9 @@ impl Way {
             place,
             asked,
         } = begun;
-        let asked = passing.answer(&upstream, asked, &progress).await;
+        let asked = passing
+            .answer(&upstream, asked, &self.forwarding, &progress)
+            .await;
         let idle = passing.current.settings.timeouts.idle;
         let answered = asked.and_then(|(answer, lease)| {
             let upgrade = client.map(|client| (client, &self.planned));
@@ -202,16 +207,16 @@ impl Way {
         }
         answer
     }
+}
 
-    fn rewrite(&self, head: &mut Parts, protocol: Option<HeaderValue>) {
-        head.version = Version::HTTP_11;
-        // Whoever expects `100 Continue` is told by us when the body is asked for.
-        lines::remove(&mut head.headers, &EXPECT);
-        hop::strip_request(&mut head.headers);
-        if let Some(protocol) = protocol {
-            hop::set_upgrade(&mut head.headers, protocol);
-        }
-        self.forwarding.write(&mut head.headers);
+/// Makes of the head of a request that of one to an upstream; of the client it does not tell yet.
+fn rewrite(head: &mut Parts, protocol: Option<HeaderValue>) {
+    head.version = Version::HTTP_11;
+    // Whoever expects `100 Continue` is told by us when the body is asked for.
+    lines::remove(&mut head.headers, &EXPECT);
+    hop::strip_request(&mut head.headers);
+    if let Some(protocol) = protocol {
+        hop::set_upgrade(&mut head.headers, protocol);
     }
 }
 

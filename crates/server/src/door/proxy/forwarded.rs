@@ -3,7 +3,7 @@
 //! What a client writes there itself is removed, unless it is one of the proxies that the configuration believes: then
 //! its lists are extended. So the last element is always our word, and what stands before it that of somebody believed.
 
-use std::net::IpAddr;
+use std::{borrow::Cow, net::IpAddr};
 
 use http::{
     HeaderMap, HeaderName, HeaderValue,
@@ -21,7 +21,8 @@ const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host")
 const FORWARDED_BY_PROXIES: &str = "x-forwarded-";
 
 /// or is one of these.
-const SAID_BY_PROXIES: [&str; 6] = [
+const SAID_BY_PROXIES: [&str; 7] = [
+    "forwarded",
     "x-real-ip",
     "x-client-ip",
     "true-client-ip",
@@ -65,8 +66,22 @@ impl Forwarding {
         }
     }
 
-    /// Writes down the client of a request that has one `Host`.
+    /// Tells of the client among the `headers` of a request that has one `Host`.
     pub(super) fn write(&self, headers: &mut HeaderMap) {
+        let mut told = Vec::new();
+        self.tell(headers, |name, value| {
+            told.push((name.clone(), value.clone()));
+        });
+        headers.extend(told);
+    }
+
+    /// Tells each `line` that is said of the client of a request that has one `Host`, and leaves in its `headers` what is not to be told
+    /// otherwise.
+    pub(super) fn tell(
+        &self,
+        headers: &mut HeaderMap,
+        mut line: impl FnMut(&HeaderName, &HeaderValue),
+    ) {
         if !self.is_believed {
             remove_claims(headers);
         }
@@ -75,64 +90,59 @@ impl Forwarding {
             ForwardedHeaders::Forwarded => (false, true),
             ForwardedHeaders::Both => (true, true),
         };
-        self.write_x_forwarded(x_forwarded, headers);
-        let keeps = self.is_believed && headers.contains_key(FORWARDED);
-        if forwarded || keeps {
+        self.tell_x_forwarded(x_forwarded, headers, &mut line);
+        if forwarded || self.keeps(&FORWARDED, headers) {
             let element = self.element(lines::first(headers, &HOST));
-            self.extend(FORWARDED, element, headers);
-        } else {
-            lines::remove(headers, &FORWARDED);
+            line(&FORWARDED, &self.extended(&FORWARDED, &element, headers));
         }
     }
 
-    fn write_x_forwarded(&self, is_wanted: bool, headers: &mut HeaderMap) {
-        let keeps = self.is_believed && headers.contains_key(X_FORWARDED_FOR);
-        if !(is_wanted || keeps) {
-            for name in [X_FORWARDED_FOR, X_FORWARDED_PROTO, X_FORWARDED_HOST] {
-                headers.remove(name);
+    fn tell_x_forwarded(
+        &self,
+        is_wanted: bool,
+        headers: &mut HeaderMap,
+        line: &mut impl FnMut(&HeaderName, &HeaderValue),
+    ) {
+        if !(is_wanted || self.keeps(&X_FORWARDED_FOR, headers)) {
+            for name in [X_FORWARDED_PROTO, X_FORWARDED_HOST] {
+                lines::remove(headers, &name);
             }
             return;
         }
-        // All at once: a map that grows line by line is filled anew each time.
-        headers.reserve(3);
-        self.extend(X_FORWARDED_FOR, self.address.clone(), headers);
+        let list = self.extended(&X_FORWARDED_FOR, &self.address, headers);
+        line(&X_FORWARDED_FOR, &list);
         // Of the scheme and the host the first proxy knows what the client asked for.
-        self.keep_or_set(
-            X_FORWARDED_PROTO,
-            HeaderValue::from_static(self.scheme),
-            headers,
-        );
-        if let Some(host) = lines::first(headers, &HOST).cloned() {
-            self.keep_or_set(X_FORWARDED_HOST, host, headers);
+        if !self.keeps(&X_FORWARDED_PROTO, headers) {
+            line(&X_FORWARDED_PROTO, &HeaderValue::from_static(self.scheme));
         }
-    }
-
-    fn keep_or_set(&self, name: HeaderName, value: HeaderValue, headers: &mut HeaderMap) {
-        if !(self.is_believed && headers.contains_key(&name)) {
-            headers.insert(name, value);
-        }
-    }
-
-    /// Adds `element` to the list of a believed proxy, in one line; else it is the whole list.
-    fn extend(&self, name: HeaderName, element: HeaderValue, headers: &mut HeaderMap) {
-        if !(self.is_believed && headers.contains_key(&name)) {
-            headers.insert(name, element);
-            return;
-        }
-        let mut list = Vec::new();
-        for line in headers
-            .get_all(&name)
-            .iter()
-            .map(HeaderValue::as_bytes)
-            .chain([element.as_bytes()])
+        if !self.keeps(&X_FORWARDED_HOST, headers)
+            && let Some(host) = lines::first(headers, &HOST)
         {
-            if !list.is_empty() {
-                list.extend_from_slice(b", ");
-            }
-            list.extend_from_slice(line);
+            line(&X_FORWARDED_HOST, host);
         }
+    }
+
+    /// Whether it is there, and said by somebody who is believed.
+    fn keeps(&self, name: &HeaderName, headers: &HeaderMap) -> bool {
+        self.is_believed && headers.contains_key(name)
+    }
+
+    /// `element` behind the list of a believed proxy, which is taken out; else it is the whole list.
+    fn extended<'e>(
+        &self,
+        name: &HeaderName,
+        element: &'e HeaderValue,
+        headers: &mut HeaderMap,
+    ) -> Cow<'e, HeaderValue> {
+        if !self.keeps(name, headers) {
+            return Cow::Borrowed(element);
+        }
+        let lines = headers.get_all(name).iter().chain([element]);
+        let list: Vec<&[u8]> = lines.map(HeaderValue::as_bytes).collect();
         // Lines that are values make a value when they are joined.
-        headers.insert(name, HeaderValue::from_bytes(&list).unwrap_or(element));
+        let joined = HeaderValue::from_bytes(&list.join(&b", "[..]));
+        headers.remove(name);
+        joined.map_or(Cow::Borrowed(element), Cow::Owned)
     }
 
     fn element(&self, host: Option<&HeaderValue>) -> HeaderValue {
@@ -187,13 +197,22 @@ mod tests {
         for (name, value) in lines {
             headers.append(*name, value.parse().unwrap());
         }
+        let pair = |name: &HeaderName, value: &HeaderValue| {
+            (name.to_string(), value.to_str().unwrap().to_owned())
+        };
+        let mut left = headers.clone();
+        let mut told = Vec::new();
+        forwarding.tell(&mut left, |name, value| told.push(pair(name, value)));
+        told.extend(left.iter().map(|(name, value)| pair(name, value)));
+        told.sort();
         forwarding.write(&mut headers);
-        headers.remove(HOST);
-        let mut written: Vec<(String, String)> = headers
+        let mut written: Vec<_> = headers
             .iter()
-            .map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_owned()))
+            .map(|(name, value)| pair(name, value))
             .collect();
         written.sort();
+        assert_eq!(told, written);
+        written.retain(|(name, _)| name != "host");
         written
     }
 

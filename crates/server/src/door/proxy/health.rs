@@ -237,7 +237,7 @@ async fn ask(address: &Address, check: &HealthCheck, settings: &Proxy) -> io::Re
     let sender = connect::connect(address, settings).await?;
     let status = match sender {
         Sender::Http1(mut exchange) => {
-            exchange.begin(question(address, check)?);
+            exchange.begin(question(address, check)?, None);
             poll_fn(|cx| exchange.poll_head(cx)).await?.status()
         }
         Sender::Http2(mut shared) => {

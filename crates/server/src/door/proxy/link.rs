@@ -22,6 +22,7 @@ use super::{
     body::{Progress, Source, Upload},
     connect,
     exchange::{Exchange, Outgoing},
+    forwarded::Forwarding,
     refusal::Refusal,
     shared::{Shared, Stream},
     taken::Taken,
@@ -145,10 +146,12 @@ impl Link {
         }
     }
 
-    /// Begins to send `request` at `now`, and gives it back if the connection takes many at once. An answer is to be waited for next.
+    /// Begins to send `request` at `now` for `client`, and gives it back if the connection takes many at once. An answer is to be waited for
+    /// next.
     pub(super) fn begin(
         &mut self,
         request: Request<Upload>,
+        client: &Forwarding,
         times: &Timeouts,
         now: Instant,
     ) -> Result<(), Box<Request<Upload>>> {
@@ -156,7 +159,7 @@ impl Link {
             return Err(Box::new(request));
         };
         self.timer.set_from(now, times.head);
-        exchange.begin(request);
+        exchange.begin(request, Some(client));
         Ok(())
     }
 
@@ -183,16 +186,18 @@ impl Link {
         }
     }
 
-    /// Sends a request, and waits for the head of the answer.
+    /// Sends a request for `client`, and waits for the head of the answer. Over a connection that takes many at once the request tells of him
+    /// itself.
     pub(super) async fn ask(
         &mut self,
         errand: Errand,
+        client: &Forwarding,
         progress: &Progress,
         times: &Timeouts,
     ) -> Result<Response<Source>, Unanswered> {
         match (&mut self.sender, errand) {
             (Sender::Http1(exchange), Errand::Whole(request) | Errand::Repeated(request)) => {
-                exchange.begin(*request);
+                exchange.begin(*request, Some(client));
             }
             (Sender::Http1(exchange), Errand::Written(request)) => exchange.begin_again(*request),
             (Sender::Http2(shared), Errand::Whole(request)) => {

@@ -11,6 +11,7 @@ use tokio::time::{Duration, Instant, timeout_at};
 use super::{
     address::{Address, Load},
     body::{Progress, Source, Upload},
+    forwarded::Forwarding,
     health::{note_answer, note_failure},
     lease::Lease,
     link::{Errand, Link, Unanswered},
@@ -60,8 +61,13 @@ impl Passing {
         upstream.addresses.get(self.last.load(Ordering::Relaxed))
     }
 
-    /// Sends `request` to the address with the least to do, if a connection that takes one at a time has been kept there.
-    pub(super) fn ask_at_once(&self, upstream: &Upstream, request: Request<Upload>) -> Asked {
+    /// Sends `request` for `client` to the address with the least to do, if a connection that takes one at a time has been kept there.
+    pub(super) fn ask_at_once(
+        &self,
+        upstream: &Upstream,
+        request: Request<Upload>,
+        client: &Forwarding,
+    ) -> Asked {
         let times = &self.current.settings.timeouts;
         let turn = upstream.turn();
         // One that takes many requests has to be asked whether it has room, and perhaps to be made.
@@ -77,7 +83,7 @@ impl Passing {
         let Some((at, mut lease)) = kept else {
             return Asked::Later(Errand::Whole(Box::new(request)), turn);
         };
-        match lease.link.begin(request, times, now) {
+        match lease.link.begin(request, client, times, now) {
             Ok(()) => {
                 self.last.store(at, Ordering::Relaxed);
                 Asked::On(lease, turn)
@@ -86,11 +92,12 @@ impl Passing {
         }
     }
 
-    /// The head of the answer to what was asked, and the connection on which it came.
+    /// The head of the answer to what was asked for `client`, and the connection on which it came.
     pub(super) async fn answer(
         &self,
         upstream: &Upstream,
         asked: Asked,
+        client: &Forwarding,
         progress: &Progress,
     ) -> Result<(Response<Source>, Lease), Refusal> {
         let (errand, turn) = match asked {
@@ -108,15 +115,15 @@ impl Passing {
             Asked::Later(errand, turn) => (errand, turn),
         };
         // Seldom, and much larger than the rest of what a request is while it waits.
-        Box::pin(self.ask(upstream, turn, errand, progress)).await
+        Box::pin(self.ask((upstream, turn), errand, client, progress)).await
     }
 
     /// Asks addresses of `upstream`, the one with the least to do first, until one has been sent the request.
     async fn ask(
         &self,
-        upstream: &Upstream,
-        turn: usize,
+        (upstream, turn): (&Upstream, usize),
         mut errand: Errand,
+        client: &Forwarding,
         progress: &Progress,
     ) -> Result<(Response<Source>, Lease), Refusal> {
         let times = &self.current.settings.timeouts;
@@ -144,7 +151,7 @@ impl Passing {
                 None => return Err(refusal),
             };
             let mut lease = self.lease(link, load);
-            let heard = lease.link.ask(errand, progress, times).await;
+            let heard = lease.link.ask(errand, client, progress, times).await;
             match self.heard(heard, lease, progress)? {
                 Heard::Answer(answer, lease) => return Ok((answer, lease)),
                 Heard::Unsent(unsent) => errand = unsent,

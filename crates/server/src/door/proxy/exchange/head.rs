@@ -3,10 +3,19 @@
 use std::{mem::MaybeUninit, ops::Range};
 
 use bytes::{BufMut, BytesMut};
-use http::{HeaderName, Response, StatusCode, Version, header::CONTENT_LENGTH, request::Parts};
+use http::{
+    HeaderName, HeaderValue, Response, StatusCode, Version,
+    header::{CONTENT_LENGTH, HOST},
+    request::Parts,
+};
 use httparse::{Header, ParserConfig, Status};
 
-use super::{Malformed, framing::Framing, header_map};
+use super::{
+    super::{forwarded::Forwarding, lines},
+    Malformed,
+    framing::Framing,
+    header_map,
+};
 use crate::config::Proxy;
 
 /// How large a head may be.
@@ -31,8 +40,13 @@ pub(super) type Fields = Vec<(HeaderName, Range<usize>)>;
 /// As many header lines as need no memory of their own while they are found.
 const FEW_HEADERS: usize = 100;
 
-/// Writes the head of a request whose body is framed like this.
-pub(super) fn write(head: &Parts, framing: &Framing, to: &mut BytesMut) {
+/// Writes the head of a request whose body is framed like this, and of whose client `client` is to be told.
+pub(super) fn write(
+    head: &mut Parts,
+    client: Option<&Forwarding>,
+    framing: &Framing,
+    to: &mut BytesMut,
+) {
     let target = head
         .uri
         .path_and_query()
@@ -42,16 +56,20 @@ pub(super) fn write(head: &Parts, framing: &Framing, to: &mut BytesMut) {
     to.put_u8(b' ');
     to.put_slice(target.as_bytes());
     to.put_slice(b" HTTP/1.1\r\n");
+    // That it is the first line is asked for by RFC 9110, section 7.2.
+    if let Some(host) = lines::first(&head.headers, &HOST) {
+        write_line(&HOST, host, to);
+    }
+    if let Some(client) = client {
+        client.tell(&mut head.headers, |name, value| write_line(name, value, to));
+    }
     let mut has_length = false;
     for (name, value) in &head.headers {
         if name == CONTENT_LENGTH {
             has_length = true;
-            continue;
+        } else if name != HOST {
+            write_line(name, value, to);
         }
-        to.put_slice(name.as_str().as_bytes());
-        to.put_slice(b": ");
-        to.put_slice(value.as_bytes());
-        to.put_slice(b"\r\n");
     }
     // What is said of the body is what is sent.
     match framing {
@@ -64,6 +82,13 @@ pub(super) fn write(head: &Parts, framing: &Framing, to: &mut BytesMut) {
         Framing::Nothing if has_length => to.put_slice(b"content-length: 0\r\n"),
         Framing::Nothing | Framing::Close => {}
     }
+    to.put_slice(b"\r\n");
+}
+
+fn write_line(name: &HeaderName, value: &HeaderValue, to: &mut BytesMut) {
+    to.put_slice(name.as_str().as_bytes());
+    to.put_slice(b": ");
+    to.put_slice(value.as_bytes());
     to.put_slice(b"\r\n");
 }
 

@@ -11,7 +11,11 @@ use http::{Method, Request};
 use hyper::body::Body as _;
 use tokio::io::AsyncWrite;
 
-use super::{super::body::Upload, framing::Framing, head};
+use super::{
+    super::{body::Upload, forwarded::Forwarding},
+    framing::Framing,
+    head,
+};
 
 /// How much of a request waits to be written before its body is asked for more.
 const WRITE_BYTES: usize = 16 << 10;
@@ -45,13 +49,13 @@ pub(super) enum Unsent {
 }
 
 impl Outgoing {
-    /// Has `request` to send, and nothing else.
-    pub(super) fn begin(&mut self, request: Request<Upload>) {
-        let (head, body) = request.into_parts();
+    /// Has `request` to send, of whose client `client` tells, and nothing else.
+    pub(super) fn begin(&mut self, request: Request<Upload>, client: Option<&Forwarding>) {
+        let (mut head, body) = request.into_parts();
         let framing = Framing::of_request(&head.headers, &body);
         self.octets.clear();
         self.written = 0;
-        head::write(&head, &framing, &mut self.octets);
+        head::write(&mut head, client, &framing, &mut self.octets);
         self.body = (!matches!(framing, Framing::Nothing)).then_some((body, framing));
         self.is_untouched = true;
         self.is_repeatable = self.body.is_none() && head.method.is_idempotent();
@@ -238,7 +242,7 @@ mod tests {
 
     fn begun_with(request: Builder) -> Outgoing {
         let mut outgoing = Outgoing::default();
-        outgoing.begin(request.uri("/p").body(Upload::nothing()).unwrap());
+        outgoing.begin(request.uri("/p").body(Upload::nothing()).unwrap(), None);
         outgoing
     }
 
