@@ -22,7 +22,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, Request, Response, StatusCode};
+use http::{Request, Response, StatusCode};
 use hyper::body::Frame;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf},
@@ -77,7 +77,7 @@ pub(super) struct Exchange {
     /// Whether nothing has come since the last request began.
     is_silent: bool,
     bounds: head::Bounds,
-    fields: head::Fields,
+    known: head::Known,
 }
 
 /// What the upstream is to say next.
@@ -108,7 +108,7 @@ impl Exchange {
             has_answered: false,
             is_silent: true,
             bounds: head::Bounds::of(settings),
-            fields: head::Fields::default(),
+            known: head::Known::default(),
         }
     }
 
@@ -182,7 +182,7 @@ impl Exchange {
     pub(super) fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Response<()>>> {
         self.send_on(cx)?;
         loop {
-            let parsed = head::parse(&mut self.received, self.bounds, &mut self.fields);
+            let parsed = head::parse(&mut self.received, self.bounds, &mut self.known);
             if let Some(answer) = parsed.map_err(malformed)? {
                 let is_interim = answer.status().is_informational()
                     && answer.status() != StatusCode::SWITCHING_PROTOCOLS;
@@ -367,15 +367,4 @@ enum Malformed {
 
 fn malformed(problem: Malformed) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, problem)
-}
-
-/// The header lines of a head or of trailers, which share its octets.
-fn header_map(octets: &Bytes, fields: &mut head::Fields) -> Result<HeaderMap, Malformed> {
-    let mut headers = HeaderMap::with_capacity(fields.len());
-    for (name, value) in fields.drain(..) {
-        let value = http::HeaderValue::from_maybe_shared(octets.slice(value));
-        let value = value.map_err(|_| Malformed::Head(httparse::Error::HeaderValue))?;
-        headers.append(name, value);
-    }
-    Ok(headers)
 }

@@ -4,12 +4,7 @@ use bytes::{Buf as _, Bytes, BytesMut};
 use http::HeaderMap;
 use httparse::{EMPTY_HEADER, Status};
 
-use super::{
-    Malformed,
-    framing::length_of,
-    head::{Fields, field},
-    header_map,
-};
+use super::{Malformed, framing::length_of, head::read_line};
 
 /// The longest line with a chunk's size, extensions included.
 const MAX_LINE_BYTES: usize = 4_096;
@@ -114,19 +109,20 @@ fn trailers(received: &mut BytesMut, most: usize) -> Result<Piece, Malformed> {
         return Ok(Piece::Over);
     }
     let mut room = [EMPTY_HEADER; MAX_TRAILERS];
-    let mut fields = Fields::new();
+    let mut trailers = HeaderMap::new();
     let length = match httparse::parse_headers(received, &mut room) {
         Ok(Status::Complete((length, found))) => {
             for header in found {
-                fields.push(field(received, header)?);
+                let (name, value) = read_line(header)?;
+                trailers.append(name, value);
             }
             length
         }
         Ok(Status::Partial) if received.len() <= most => return Ok(Piece::More),
         _ => return Err(Malformed::Trailers),
     };
-    let octets = received.split_to(length).freeze();
-    header_map(&octets, &mut fields).map(Piece::Trailers)
+    received.advance(length);
+    Ok(Piece::Trailers(trailers))
 }
 
 #[cfg(test)]

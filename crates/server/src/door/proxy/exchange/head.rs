@@ -1,10 +1,10 @@
 //! Heads: a request's written, an answer's read.
 
-use std::{mem::MaybeUninit, ops::Range};
+use std::mem::MaybeUninit;
 
-use bytes::{BufMut, BytesMut};
+use bytes::{Buf as _, BufMut, BytesMut};
 use http::{
-    HeaderName, HeaderValue, Response, StatusCode, Version,
+    HeaderMap, HeaderName, HeaderValue, Response, StatusCode, Version,
     header::{CONTENT_LENGTH, HOST},
     request::Parts,
 };
@@ -14,7 +14,6 @@ use super::{
     super::{forwarded::Forwarding, lines},
     Malformed,
     framing::Framing,
-    header_map,
 };
 use crate::config::Proxy;
 
@@ -34,8 +33,53 @@ impl Bounds {
     }
 }
 
-/// Header lines that were found: a name, and where its value is. Empty between heads; kept for its room.
-pub(super) type Fields = Vec<(HeaderName, Range<usize>)>;
+/// The header lines of the last head. Answers of one upstream resemble each other, and a line that stands where it stood is not read
+/// anew.
+#[derive(Default)]
+pub(super) struct Known(Vec<Line>);
+
+struct Line {
+    /// As it came, without its end.
+    octets: Box<[u8]>,
+    name: HeaderName,
+    value: HeaderValue,
+}
+
+impl Known {
+    /// The `header` that is the line number `at` of a head, where those before it are known. It is a part of `head`.
+    fn line(
+        &mut self,
+        at: usize,
+        header: &Header<'_>,
+        head: &[u8],
+    ) -> Result<(HeaderName, HeaderValue), Malformed> {
+        let start = header.name.as_ptr().addr() - head.as_ptr().addr();
+        let end = header.value.as_ptr().addr() - head.as_ptr().addr() + header.value.len();
+        let octets = &head[start..end];
+        let known = self.0.get_mut(at);
+        if let Some(line) = &known
+            && *line.octets == *octets
+        {
+            return Ok((line.name.clone(), line.value.clone()));
+        }
+        let (name, value) = read_line(header)?;
+        let line = Line {
+            octets: octets.into(),
+            name: name.clone(),
+            value: value.clone(),
+        };
+        match known {
+            Some(known) => *known = line,
+            None => self.0.push(line),
+        }
+        Ok((name, value))
+    }
+
+    /// Forgets all lines but the first, so many.
+    fn keep(&mut self, lines: usize) {
+        self.0.truncate(lines);
+    }
+}
 
 /// As many header lines as need no memory of their own while they are found.
 const FEW_HEADERS: usize = 100;
@@ -96,19 +140,19 @@ fn write_line(name: &HeaderName, value: &HeaderValue, to: &mut BytesMut) {
 pub(super) fn parse(
     received: &mut BytesMut,
     bounds: Bounds,
-    fields: &mut Fields,
+    known: &mut Known,
 ) -> Result<Option<Response<()>>, Malformed> {
     if received.is_empty() {
         return Ok(None);
     }
     let found = if bounds.headers <= FEW_HEADERS {
         let mut room = [const { MaybeUninit::uninit() }; FEW_HEADERS];
-        find(received, &mut room[..bounds.headers], fields)
+        read(received, &mut room[..bounds.headers], known)
     } else {
         let mut room = vec![MaybeUninit::uninit(); bounds.headers];
-        find(received, &mut room, fields)
+        read(received, &mut room, known)
     };
-    let Some((length, status, version)) = found? else {
+    let Some((length, answer)) = found? else {
         // One that is too large whole is too large before.
         return if received.len() > bounds.bytes {
             Err(Malformed::HeadTooLarge)
@@ -119,44 +163,46 @@ pub(super) fn parse(
     if length > bounds.bytes {
         return Err(Malformed::HeadTooLarge);
     }
-    let octets = received.split_to(length).freeze();
-    let mut answer = Response::new(());
-    *answer.status_mut() = status;
-    *answer.version_mut() = version;
-    *answer.headers_mut() = header_map(&octets, fields)?;
+    received.advance(length);
     Ok(Some(answer))
 }
 
-/// How long the head is, and what it says; its header lines are left in `fields`.
-fn find<'b>(
+/// How long the head is, and what it says.
+fn read<'b>(
     received: &'b [u8],
     room: &mut [MaybeUninit<Header<'b>>],
-    fields: &mut Fields,
-) -> Result<Option<(usize, StatusCode, Version)>, Malformed> {
-    let mut answer = httparse::Response::new(&mut []);
-    let parsed =
-        ParserConfig::default().parse_response_with_uninit_headers(&mut answer, received, room);
-    let length = match parsed {
+    known: &mut Known,
+) -> Result<Option<(usize, Response<()>)>, Malformed> {
+    let mut parsed = httparse::Response::new(&mut []);
+    let status =
+        ParserConfig::default().parse_response_with_uninit_headers(&mut parsed, received, room);
+    let length = match status {
         Ok(Status::Complete(length)) => length,
         Ok(Status::Partial) => return Ok(None),
         Err(httparse::Error::TooManyHeaders) => return Err(Malformed::HeadTooLarge),
         Err(error) => return Err(Malformed::Head(error)),
     };
-    fields.clear();
-    let is_new = answer.version == Some(1);
-    for header in answer.headers.iter() {
+    let mut answer = Response::new(());
+    let status = parsed.code.and_then(|code| StatusCode::from_u16(code).ok());
+    *answer.status_mut() = status.ok_or(Malformed::Head(httparse::Error::Status))?;
+    let is_new = parsed.version == Some(1);
+    *answer.version_mut() = if is_new {
+        Version::HTTP_11
+    } else {
+        Version::HTTP_10
+    };
+    let mut headers = HeaderMap::with_capacity(parsed.headers.len());
+    let mut count = 0;
+    for header in parsed.headers.iter() {
         if !(is_new && says_it_keeps(header)) {
-            fields.push(field(received, header)?);
+            let (name, value) = known.line(count, header, received)?;
+            headers.append(name, value);
+            count += 1;
         }
     }
-    let status = answer.code.and_then(|code| StatusCode::from_u16(code).ok());
-    let status = status.ok_or(Malformed::Head(httparse::Error::Status))?;
-    let version = if answer.version == Some(0) {
-        Version::HTTP_10
-    } else {
-        Version::HTTP_11
-    };
-    Ok(Some((length, status, version)))
+    known.keep(count);
+    *answer.headers_mut() = headers;
+    Ok(Some((length, answer)))
 }
 
 /// Whether it says what goes without saying in HTTP/1.1, as nearly every upstream does. It would only be removed again.
@@ -164,15 +210,13 @@ fn says_it_keeps(header: &Header<'_>) -> bool {
     header.name.eq_ignore_ascii_case("connection") && header.value == b"keep-alive"
 }
 
-/// A header line by its name and the place of its value in `octets`, of which it is a part.
-pub(super) fn field(
-    octets: &[u8],
-    header: &Header<'_>,
-) -> Result<(HeaderName, Range<usize>), Malformed> {
+/// A header line, read.
+pub(super) fn read_line(header: &Header<'_>) -> Result<(HeaderName, HeaderValue), Malformed> {
     let name = HeaderName::from_bytes(header.name.as_bytes());
     let name = name.map_err(|_| Malformed::Head(httparse::Error::HeaderName))?;
-    let start = header.value.as_ptr().addr() - octets.as_ptr().addr();
-    Ok((name, start..start + header.value.len()))
+    let value = HeaderValue::from_bytes(header.value);
+    let value = value.map_err(|_| Malformed::Head(httparse::Error::HeaderValue))?;
+    Ok((name, value))
 }
 
 #[cfg(test)]
@@ -185,13 +229,13 @@ mod tests {
     };
 
     fn parsed(octets: &str) -> Result<Option<Response<()>>, Malformed> {
-        parse(&mut BytesMut::from(octets), BOUNDS, &mut Fields::new())
+        parse(&mut BytesMut::from(octets), BOUNDS, &mut Known::default())
     }
 
     #[test]
     fn a_head_is_taken_and_what_follows_stays() {
         let mut received = BytesMut::from("HTTP/1.1 404 Not Found\r\na: 1\r\nA:  x y \r\n\r\nbody");
-        let answer = parse(&mut received, BOUNDS, &mut Fields::new())
+        let answer = parse(&mut received, BOUNDS, &mut Known::default())
             .unwrap()
             .unwrap();
         assert_eq!(
@@ -223,6 +267,34 @@ mod tests {
             let answer = answer.unwrap().unwrap();
             let said: Vec<_> = answer.headers().get_all("connection").iter().collect();
             assert_eq!(said, expected, "{version} {lines}");
+        }
+    }
+
+    #[test]
+    fn what_is_known_of_one_head_changes_nothing_in_the_next() {
+        let heads = [
+            "HTTP/1.1 200 OK\r\nA: 1\r\nB: 2\r\n\r\n",
+            "HTTP/1.1 200 OK\r\na: 1\r\nB: 3\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nb: 2\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nConnection: keep-alive\r\nb: 2\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nb: 2\r\nb: 2\r\n\r\n",
+            "HTTP/1.1 404 Not Found\r\n\r\n",
+        ];
+        for (first, next) in heads
+            .iter()
+            .flat_map(|first| heads.map(|next| (*first, next)))
+        {
+            let mut known = Known::default();
+            let mut head = |octets: &str| {
+                let answer = parse(&mut BytesMut::from(octets), BOUNDS, &mut known);
+                answer.unwrap().unwrap()
+            };
+            head(first);
+            let (after, alone) = (head(next), parsed(next).unwrap().unwrap());
+            assert_eq!(after.headers(), alone.headers(), "{first:?} {next:?}");
+            assert_eq!(after.status(), alone.status());
+            let lines = known.0.len();
+            assert_eq!(lines, alone.headers().len());
         }
     }
 
