@@ -10,7 +10,20 @@ pub(super) fn has_some(headers: &HeaderMap, names: &[HeaderName]) -> bool {
     headers.keys().any(|name| names.contains(name))
 }
 
-/// The first line of this name.
+/// Whether there is a line of this name.
+pub(super) fn has(headers: &HeaderMap, name: &HeaderName) -> bool {
+    if headers.keys_len() > FEW {
+        return headers.contains_key(name);
+    }
+    headers.keys().any(|known| known == name)
+}
+
+/// The first line of this name, where there is seldom one.
+pub(super) fn seldom<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<&'h HeaderValue> {
+    has(headers, name).then(|| headers.get(name)).flatten()
+}
+
+/// The first line of this name, where there mostly is one, and early.
 pub(super) fn first<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<&'h HeaderValue> {
     if headers.keys_len() > FEW {
         return headers.get(name);
@@ -26,7 +39,7 @@ pub(super) fn is_repeated(headers: &HeaderMap, name: &HeaderName) -> bool {
 
 /// Removes the lines of this name, of which there are seldom any.
 pub(super) fn remove(headers: &mut HeaderMap, name: &HeaderName) {
-    if first(headers, name).is_some() {
+    if has(headers, name) {
         headers.remove(name);
     }
 }
@@ -50,6 +63,8 @@ mod tests {
             headers.append(COOKIE, HeaderValue::from_static("b"));
             assert_eq!(first(&headers, &COOKIE).unwrap(), "a");
             assert_eq!(first(&headers, &ACCEPT), None);
+            assert_eq!(seldom(&headers, &COOKIE).unwrap(), "a");
+            assert!(has(&headers, &COOKIE) && !has(&headers, &ACCEPT));
             assert!(has_some(&headers, &[ACCEPT, HOST]) && !has_some(&headers, &[ACCEPT]));
             assert!(is_repeated(&headers, &COOKIE) && !is_repeated(&headers, &HOST));
             remove(&mut headers, &ACCEPT);

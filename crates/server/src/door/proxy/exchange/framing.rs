@@ -44,7 +44,7 @@ impl Framing {
         has_no_body: bool,
     ) -> Result<Self, Malformed> {
         let status = answer.status();
-        let is_framed = lines::first(answer.headers(), &TRANSFER_ENCODING).is_some();
+        let is_framed = lines::has(answer.headers(), &TRANSFER_ENCODING);
         let (length, times) = length(answer.headers())?;
         if let (Some(length), true) = (length, times > 1) {
             answer
