@@ -279,6 +279,9 @@ impl Exchange {
     /// Sends as far as it goes. A body that its client has not sent whole is the end; but an upstream that takes no more of
     /// a request may have answered all the same, so what comes of it is seen when the answer is read.
     fn send_on(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        if self.outgoing.is_sent() {
+            return Ok(());
+        }
         match self.outgoing.poll_send(&mut self.stream, cx) {
             Poll::Ready(Err(Unsent::Body(error))) => return Err(error),
             Poll::Ready(Err(Unsent::Stream(error))) if self.outgoing.is_untouched() => {

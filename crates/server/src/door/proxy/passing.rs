@@ -39,14 +39,6 @@ pub(super) enum Asked {
     Later(Errand, usize),
 }
 
-/// What came of a request that was sent.
-enum Heard {
-    /// The head of an answer, and the connection on which it came.
-    Answer(Response<Source>, Lease),
-    /// Nothing, and it may be sent on another connection.
-    Unsent(Errand),
-}
-
 impl Passing {
     pub(super) const fn new(current: Arc<Current>, worker: usize) -> Self {
         Self {
@@ -103,10 +95,13 @@ impl Passing {
         let (errand, turn) = match asked {
             Asked::On(mut lease, turn) => {
                 let times = &self.current.settings.timeouts;
-                let heard = lease.link.answer(progress, times).await;
-                match self.heard(heard, lease, progress)? {
-                    Heard::Answer(answer, lease) => return Ok((answer, lease)),
-                    Heard::Unsent(errand) => {
+                match lease.link.answer(progress, times).await {
+                    Ok(answer) => {
+                        note_answer(lease.load.address());
+                        return Ok((answer, lease));
+                    }
+                    Err(unanswered) => {
+                        let errand = self.unsent(unanswered, &lease, progress)?;
                         upstream.tally.count_retry(self.worker);
                         (errand, turn)
                     }
@@ -151,10 +146,12 @@ impl Passing {
                 None => return Err(refusal),
             };
             let mut lease = self.lease(link, load);
-            let heard = lease.link.ask(errand, client, progress, times).await;
-            match self.heard(heard, lease, progress)? {
-                Heard::Answer(answer, lease) => return Ok((answer, lease)),
-                Heard::Unsent(unsent) => errand = unsent,
+            match lease.link.ask(errand, client, progress, times).await {
+                Ok(answer) => {
+                    note_answer(address);
+                    return Ok((answer, lease));
+                }
+                Err(unanswered) => errand = self.unsent(unanswered, &lease, progress)?,
             }
             // Of a kept connection it was to be expected; a new one that takes nothing is no address to ask.
             stale += u32::from(is_kept);
@@ -204,28 +201,24 @@ impl Passing {
             .inspect_err(|refusal| note_failure(address, *refusal))
     }
 
-    /// What `heard` means for the request, and for who was asked.
-    fn heard(
+    /// The request for another connection, if it may be sent on one; else what it came to, which whoever was asked is held responsible for if it
+    /// was his doing.
+    fn unsent(
         &self,
-        heard: Result<Response<Source>, Unanswered>,
-        lease: Lease,
+        unanswered: Unanswered,
+        lease: &Lease,
         progress: &Progress,
-    ) -> Result<Heard, Refusal> {
-        let address = lease.load.address();
-        let refusal = match heard {
-            Ok(answer) => {
-                note_answer(address);
-                return Ok(Heard::Answer(answer, lease));
-            }
-            Err(Unanswered::Unsent(errand)) => return Ok(Heard::Unsent(errand)),
-            Err(Unanswered::Lost) => None,
-            Err(Unanswered::Refused(refusal)) => Some(refusal),
+    ) -> Result<Errand, Refusal> {
+        let refusal = match unanswered {
+            Unanswered::Unsent(errand) => return Ok(errand),
+            Unanswered::Lost => None,
+            Unanswered::Refused(refusal) => Some(refusal),
         };
         // Where the client's body broke off, that is why the upstream gave no answer.
         let most = self.current.settings.max_body.unwrap_or(u64::MAX);
         Err(progress.failure(most).unwrap_or_else(|| {
             if let Some(refusal) = refusal {
-                note_failure(address, refusal);
+                note_failure(lease.load.address(), refusal);
             }
             refusal.unwrap_or(Refusal::BadAnswer)
         }))

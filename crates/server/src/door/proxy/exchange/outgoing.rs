@@ -67,6 +67,11 @@ impl Outgoing {
         self.body.is_none() && self.left().is_empty()
     }
 
+    /// Whether all of it is on its way.
+    pub(super) fn is_sent(&self) -> bool {
+        self.is_over() && !self.is_unflushed
+    }
+
     /// Whether nothing of it has been taken.
     pub(super) const fn is_untouched(&self) -> bool {
         self.is_untouched
