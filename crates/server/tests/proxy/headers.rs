@@ -38,6 +38,17 @@ fn a_stranger_does_not_choose_its_address() {
 }
 
 #[test]
+fn the_host_is_the_first_line() {
+    let upstream = Upstream::ok();
+    let door = Door::before(upstream.url());
+    let headers = [("a", "1"), ("host", "h.example"), ("b", "2")];
+    assert_eq!(door.connect().ask("GET", "/", &headers, b"").status, 200);
+    let heads = upstream.heads();
+    assert_eq!(heads[0].lines().nth(1), Some("host: h.example"));
+    assert_eq!(heads[0].matches("host: ").count(), 2, "{}", heads[0]);
+}
+
+#[test]
 fn a_believed_proxy_is_extended() {
     let claims = [
         ("host", "h.example"),

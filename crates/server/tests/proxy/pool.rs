@@ -17,6 +17,43 @@ fn a_connection_serves_one_request_after_the_other() {
     assert_eq!(upstream.heads().len(), 5);
 }
 
+/// What is known of one answer on a connection is not said of the next.
+#[test]
+fn answers_on_one_connection_keep_their_heads_apart() {
+    const ANSWERS: [(&str, Option<&str>, Option<&str>); 4] = [
+        (
+            "Set-Cookie: a=1\r\nX-Kind: one\r\n",
+            Some("a=1"),
+            Some("one"),
+        ),
+        (
+            "Set-Cookie: a=2\r\nX-Kind: one\r\n",
+            Some("a=2"),
+            Some("one"),
+        ),
+        ("X-Kind: one\r\n", None, Some("one")),
+        ("Set-Cookie: a=1\r\n", Some("a=1"), None),
+    ];
+    let upstream = Upstream::start(|talk| {
+        for (lines, ..) in ANSWERS.iter().cycle() {
+            if talk.head().is_none() {
+                break;
+            }
+            talk.send(format!(
+                "HTTP/1.1 200 OK\r\n{lines}content-length: 0\r\n\r\n"
+            ));
+        }
+    });
+    let door = Door::before(upstream.url());
+    let mut client = door.connect();
+    for (lines, cookie, kind) in ANSWERS.iter().cycle().take(9) {
+        let answer = client.ask("GET", "/", &[], b"");
+        let said = (answer.header("set-cookie"), answer.header("x-kind"));
+        assert_eq!(said, (*cookie, *kind), "{lines}");
+    }
+    assert_eq!(upstream.connections(), 1);
+}
+
 #[test]
 fn a_connection_that_the_upstream_ends_is_not_used_again() {
     let upstream =

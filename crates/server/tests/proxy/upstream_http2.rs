@@ -73,25 +73,46 @@ fn an_upstream_that_speaks_http1_only_is_502() {
     assert_eq!(door.get("/").status, 502);
 }
 
-/// An upstream that echoes what it is sent, as it comes, and ends as gRPC does.
+/// An upstream that echoes what it is sent, as it comes, and ends as gRPC does; its answer says who asked, as it was told.
 async fn echo() -> SocketAddr {
     let socket = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = socket.local_addr().unwrap();
     tokio::spawn(async move {
         while let Ok((stream, _)) = socket.accept().await {
             let answering = service_fn(|request: Request<Incoming>| async {
+                let name = "x-forwarded-for";
+                let asked: Vec<_> = request.headers().get_all(name).iter().cloned().collect();
                 let trailers =
                     HeaderMap::from_iter([("grpc-status".parse().unwrap(), "0".parse().unwrap())]);
                 let body = request
                     .into_body()
                     .with_trailers(async { Some(Ok(trailers)) });
-                Ok::<_, Infallible>(Response::new(body))
+                let mut answer = Response::new(body);
+                for client in asked {
+                    answer.headers_mut().append(name, client);
+                }
+                Ok::<_, Infallible>(answer)
             });
             let serving = server::conn::http2::Builder::new(TokioExecutor::new());
             tokio::spawn(serving.serve_connection(TokioIo::new(stream), answering));
         }
     });
     address
+}
+
+#[tokio::test]
+async fn an_upstream_is_told_who_asks_over_http2_too() {
+    let door = Door::open(&format!(
+        "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: echo, http2: true, urls: 'http://{}'}}]}}\n",
+        echo().await
+    ));
+    let answer = tokio::task::spawn_blocking(move || {
+        let claims = [("x-forwarded-for", "6.6.6.6")];
+        door.connect().ask("GET", "/", &claims, b"")
+    });
+    let answer = answer.await.unwrap();
+    assert_eq!(answer.status, 200);
+    assert_eq!(answer.header("x-forwarded-for"), Some("127.0.0.1"));
 }
 
 /// Each message is answered before the next is sent, as in a call that streams both ways.
