@@ -6,13 +6,17 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::{
+    task::coop,
+    time::{Instant, Sleep, sleep_until},
+};
 
 /// A deadline that moves with every request.
 ///
 /// Moving it is two stores: the runtime's timer stays where it is, and only when it fires before the
 /// deadline is it registered anew. A connection that is busy for an hour under a timeout of a minute
-/// registers about sixty timers, however many requests it makes. Nor does the runtime hear again from a task that waits whom it is to wake.
+/// registers about sixty timers, however many requests it makes. Nor is the runtime told
+/// again whom to wake, while the same task waits.
 ///
 /// A deadline that moves *earlier* than the registered timer is registered at once.
 #[derive(Debug)]
@@ -60,7 +64,8 @@ impl LazyTimer {
             }
             self.reset();
         }
-        self.woken = Some(cx.waker().clone());
+        // A task that has had its share of a turn is told to come again, and nothing was registered for it.
+        self.woken = coop::has_budget_remaining().then(|| cx.waker().clone());
         Poll::Pending
     }
 
@@ -114,6 +119,35 @@ mod tests {
         timer.set(Duration::from_secs(1));
         due(&mut timer).await;
         assert_eq!(start.elapsed().as_secs(), 3);
+    }
+
+    /// Uses up what the runtime lets a task do in one turn.
+    fn spend_budget(cx: &mut Context<'_>) {
+        while coop::has_budget_remaining() {
+            let _ = std::pin::pin!(coop::consume_budget()).poll(cx);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_has_had_its_turn_is_woken_all_the_same() {
+        for fires_before in [false, true] {
+            let start = Instant::now();
+            let mut timer = LazyTimer::new(Duration::from_secs(1));
+            if fires_before {
+                timer.set(Duration::from_secs(10));
+                tokio::time::sleep(Duration::from_secs(2)).await;
+            }
+            let mut is_first = true;
+            std::future::poll_fn(|cx| {
+                if std::mem::take(&mut is_first) {
+                    spend_budget(cx);
+                }
+                timer.poll_due(cx)
+            })
+            .await;
+            let expected = if fires_before { 10 } else { 1 };
+            assert_eq!(start.elapsed().as_secs(), expected);
+        }
     }
 
     /// Counts how often it is woken.
