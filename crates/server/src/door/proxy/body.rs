@@ -15,7 +15,10 @@ use std::{
 use http_body_util::Full;
 use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
 
-use super::{lease::Lease, place::Turn, refusal::Refusal, shared::Stream, silence::Silence};
+use super::{
+    forwarded::remove_claims, lease::Lease, place::Turn, refusal::Refusal, shared::Stream,
+    silence::Silence,
+};
 
 /// Why a body was not passed on to its end.
 #[derive(Debug)]
@@ -164,7 +167,11 @@ impl HttpBody for Upload {
         this.silence.broken();
         this.turn.is_upstreams();
         match frame {
-            Some(Ok(frame)) => {
+            Some(Ok(mut frame)) => {
+                // Where trailers are taken for headers, they would say who the client is.
+                if let Some(trailers) = frame.trailers_mut() {
+                    remove_claims(trailers);
+                }
                 let bytes = frame.data_ref().map_or(0, Bytes::len);
                 match this
                     .left

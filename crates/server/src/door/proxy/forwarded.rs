@@ -75,8 +75,8 @@ impl Forwarding {
         headers.extend(told);
     }
 
-    /// Tells each `line` that is said of the client of a request that has one `Host`, and leaves in its `headers` what is not to be told
-    /// otherwise.
+    /// Calls `line` with each header line that tells of the client of a request that has one `Host`. Takes out of its `headers` what these
+    /// replace, and what a stranger claims; what is left is to be sent as well.
     pub(super) fn tell(
         &self,
         headers: &mut HeaderMap,
@@ -163,7 +163,7 @@ impl Forwarding {
 }
 
 /// Removes what only proxies may say.
-fn remove_claims(headers: &mut HeaderMap) {
+pub(super) fn remove_claims(headers: &mut HeaderMap) {
     let claims: Vec<HeaderName> = headers
         .keys()
         .filter(|name| is_claim(name.as_str()))
