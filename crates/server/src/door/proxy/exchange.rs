@@ -27,6 +27,7 @@ use hyper::body::Frame;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf},
     net::TcpStream,
+    task::coop,
 };
 use tokio_rustls::client::TlsStream;
 
@@ -44,12 +45,13 @@ const READ_BYTES: std::ops::RangeInclusive<usize> = 8 << 10..=64 << 10;
 
 /// A socket to an upstream, in the clear or behind TLS.
 pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin + Send {
-    /// Whether it is certain, without a system call, that there is nothing to read.
+    /// Whether there is certainly nothing to read. That costs a system call only where the runtime has heard of something.
     fn is_quiet(&self) -> bool;
 }
 
 impl Socket for TcpStream {
     fn is_quiet(&self) -> bool {
+        // Room for nothing takes nothing. Whatever comes of it but that, somebody has to look.
         let heard = self.try_read(&mut []);
         heard.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
@@ -144,10 +146,13 @@ impl Exchange {
             return false;
         }
         let mut cx = Context::from_waker(Waker::noop());
-        self.poll_read_more(&mut cx).is_ready()
+        let read = self.poll_read_more(&mut cx);
+        // Who has had his share of a turn is not let look, and knows nothing.
+        read.is_ready() || !coop::has_budget_remaining()
     }
 
-    /// Has `request` to send, on a connection that is ready. The upstream hears from `client` who asks; without it, nobody does.
+    /// Has `request` to send, on a connection that is ready. `client` takes out of it what the client claims to be, and tells who he is; without
+    /// it the request is our own.
     pub(super) fn begin(&mut self, request: Request<Upload>, client: Option<&Forwarding>) {
         self.outgoing.begin(request, client);
         self.await_head();

@@ -196,7 +196,7 @@ impl Link {
         times: &Timeouts,
     ) -> Result<Response<Source>, Unanswered> {
         match (&mut self.sender, errand) {
-            (Sender::Http1(exchange), Errand::Whole(request) | Errand::Repeated(request)) => {
+            (Sender::Http1(exchange), Errand::Whole(request)) => {
                 exchange.begin(*request, Some(client));
             }
             (Sender::Http1(exchange), Errand::Written(request)) => exchange.begin_again(*request),
@@ -212,7 +212,7 @@ impl Link {
                 return self.stream(*request, progress, times).await;
             }
             // It is another upstream's.
-            (Sender::Http2(_), errand) => return Err(Unanswered::Unsent(errand)),
+            (_, errand) => return Err(Unanswered::Unsent(errand)),
         }
         self.timer.set(times.head);
         self.answer(progress, times).await
