@@ -12,6 +12,7 @@ use hyper::body::{Body, Frame};
 use super::{
     super::{hop, lines},
     Malformed,
+    head::write_line,
 };
 
 /// How a body is told from what follows.
@@ -134,10 +135,7 @@ fn write_trailers(mut trailers: HeaderMap, to: &mut BytesMut) {
     }
     to.put_slice(b"0\r\n");
     for (name, value) in &trailers {
-        to.put_slice(name.as_str().as_bytes());
-        to.put_slice(b": ");
-        to.put_slice(value.as_bytes());
-        to.put_slice(b"\r\n");
+        write_line(name, value, to);
     }
     to.put_slice(b"\r\n");
 }

@@ -2,7 +2,7 @@
 
 use std::mem::MaybeUninit;
 
-use bytes::{Buf as _, BufMut, BytesMut};
+use bytes::{Buf as _, BufMut, Bytes, BytesMut};
 use http::{
     HeaderMap, HeaderName, HeaderValue, Response, StatusCode, Version,
     header::{CONTENT_LENGTH, HOST},
@@ -33,51 +33,57 @@ impl Bounds {
     }
 }
 
-/// The header lines of the last head. Answers of one upstream resemble each other, and a line that stands where it stood is not read
-/// anew.
+/// The header lines of the last head, but for long ones. Answers of one upstream resemble each other, and a line that stands where it stood
+/// is not read anew.
 #[derive(Default)]
-pub(super) struct Known(Vec<Line>);
+pub(super) struct Known(Vec<Option<Line>>);
+
+/// The longest line that is remembered, so that a connection that is kept holds little.
+const MOST_OF_A_LINE: usize = 256;
 
 struct Line {
     /// As it came, without its end.
-    octets: Box<[u8]>,
+    octets: Bytes,
     name: HeaderName,
+    /// A part of them.
     value: HeaderValue,
 }
 
 impl Known {
-    /// The `header` that is the line number `at` of a head, where those before it are known. It is a part of `head`.
-    fn line(
+    /// The `header` that stands at the place `at` of `head`, which is asked for its lines in their order.
+    fn read(
         &mut self,
         at: usize,
         header: &Header<'_>,
         head: &[u8],
     ) -> Result<(HeaderName, HeaderValue), Malformed> {
         let start = header.name.as_ptr().addr() - head.as_ptr().addr();
-        let end = header.value.as_ptr().addr() - head.as_ptr().addr() + header.value.len();
-        let octets = &head[start..end];
-        let known = self.0.get_mut(at);
-        if let Some(line) = &known
-            && *line.octets == *octets
+        let value = header.value.as_ptr().addr() - head.as_ptr().addr();
+        let octets = &head[start..value + header.value.len()];
+        if let Some(Some(line)) = self.0.get(at)
+            && line.octets == octets
         {
             return Ok((line.name.clone(), line.value.clone()));
         }
-        let (name, value) = read_line(header)?;
-        let line = Line {
-            octets: octets.into(),
+        let octets = Bytes::copy_from_slice(octets);
+        let name = name_of(header)?;
+        let value = HeaderValue::from_maybe_shared(octets.slice(value - start..));
+        let value = value.map_err(|_| Malformed::Head(httparse::Error::HeaderValue))?;
+        let line = (octets.len() <= MOST_OF_A_LINE).then(|| Line {
+            octets,
             name: name.clone(),
             value: value.clone(),
-        };
-        match known {
+        });
+        match self.0.get_mut(at) {
             Some(known) => *known = line,
             None => self.0.push(line),
         }
         Ok((name, value))
     }
 
-    /// Forgets all lines but the first, so many.
-    fn keep(&mut self, lines: usize) {
-        self.0.truncate(lines);
+    /// Keeps the first `count` lines.
+    fn truncate(&mut self, count: usize) {
+        self.0.truncate(count);
     }
 }
 
@@ -129,7 +135,7 @@ pub(super) fn write(
     to.put_slice(b"\r\n");
 }
 
-fn write_line(name: &HeaderName, value: &HeaderValue, to: &mut BytesMut) {
+pub(super) fn write_line(name: &HeaderName, value: &HeaderValue, to: &mut BytesMut) {
     to.put_slice(name.as_str().as_bytes());
     to.put_slice(b": ");
     to.put_slice(value.as_bytes());
@@ -147,10 +153,10 @@ pub(super) fn parse(
     }
     let found = if bounds.headers <= FEW_HEADERS {
         let mut room = [const { MaybeUninit::uninit() }; FEW_HEADERS];
-        read(received, &mut room[..bounds.headers], known)
+        read(received, bounds.bytes, &mut room[..bounds.headers], known)
     } else {
         let mut room = vec![MaybeUninit::uninit(); bounds.headers];
-        read(received, &mut room, known)
+        read(received, bounds.bytes, &mut room, known)
     };
     let Some((length, answer)) = found? else {
         // One that is too large whole is too large before.
@@ -160,16 +166,14 @@ pub(super) fn parse(
             Ok(None)
         };
     };
-    if length > bounds.bytes {
-        return Err(Malformed::HeadTooLarge);
-    }
     received.advance(length);
     Ok(Some(answer))
 }
 
-/// How long the head is, and what it says.
+/// How long the head is, which may be so many `bytes`, and what it says.
 fn read<'b>(
     received: &'b [u8],
+    bytes: usize,
     room: &mut [MaybeUninit<Header<'b>>],
     known: &mut Known,
 ) -> Result<Option<(usize, Response<()>)>, Malformed> {
@@ -182,6 +186,9 @@ fn read<'b>(
         Err(httparse::Error::TooManyHeaders) => return Err(Malformed::HeadTooLarge),
         Err(error) => return Err(Malformed::Head(error)),
     };
+    if length > bytes {
+        return Err(Malformed::HeadTooLarge);
+    }
     let mut answer = Response::new(());
     let status = parsed.code.and_then(|code| StatusCode::from_u16(code).ok());
     *answer.status_mut() = status.ok_or(Malformed::Head(httparse::Error::Status))?;
@@ -195,12 +202,12 @@ fn read<'b>(
     let mut count = 0;
     for header in parsed.headers.iter() {
         if !(is_new && says_it_keeps(header)) {
-            let (name, value) = known.line(count, header, received)?;
+            let (name, value) = known.read(count, header, received)?;
             headers.append(name, value);
             count += 1;
         }
     }
-    known.keep(count);
+    known.truncate(count);
     *answer.headers_mut() = headers;
     Ok(Some((length, answer)))
 }
@@ -210,17 +217,22 @@ fn says_it_keeps(header: &Header<'_>) -> bool {
     header.name.eq_ignore_ascii_case("connection") && header.value == b"keep-alive"
 }
 
-/// A header line, read.
+/// A header line that is not remembered.
 pub(super) fn read_line(header: &Header<'_>) -> Result<(HeaderName, HeaderValue), Malformed> {
-    let name = HeaderName::from_bytes(header.name.as_bytes());
-    let name = name.map_err(|_| Malformed::Head(httparse::Error::HeaderName))?;
     let value = HeaderValue::from_bytes(header.value);
     let value = value.map_err(|_| Malformed::Head(httparse::Error::HeaderValue))?;
-    Ok((name, value))
+    Ok((name_of(header)?, value))
+}
+
+fn name_of(header: &Header<'_>) -> Result<HeaderName, Malformed> {
+    HeaderName::from_bytes(header.name.as_bytes())
+        .map_err(|_| Malformed::Head(httparse::Error::HeaderName))
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const BOUNDS: Bounds = Bounds {
@@ -270,31 +282,32 @@ mod tests {
         }
     }
 
-    #[test]
-    fn what_is_known_of_one_head_changes_nothing_in_the_next() {
-        let heads = [
-            "HTTP/1.1 200 OK\r\nA: 1\r\nB: 2\r\n\r\n",
-            "HTTP/1.1 200 OK\r\na: 1\r\nB: 3\r\n\r\n",
-            "HTTP/1.1 200 OK\r\nb: 2\r\n\r\n",
-            "HTTP/1.1 200 OK\r\nConnection: keep-alive\r\nb: 2\r\n\r\n",
-            "HTTP/1.1 200 OK\r\nb: 2\r\nb: 2\r\n\r\n",
-            "HTTP/1.1 404 Not Found\r\n\r\n",
-        ];
-        for (first, next) in heads
-            .iter()
-            .flat_map(|first| heads.map(|next| (*first, next)))
-        {
+    fn line() -> impl Strategy<Value = String> {
+        let name = prop::sample::select(vec!["A", "a", "Set-Cookie", "Server", "Connection"]);
+        let long = "x".repeat(MOST_OF_A_LINE);
+        let values = ["", " ", "1", " 1 ", "2", " keep-alive", " a, b", &long];
+        let value = prop::sample::select(values.map(str::to_owned).to_vec());
+        (name, value).prop_map(|(name, value)| format!("{name}:{value}\r\n"))
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_known_of_one_head_changes_nothing_in_the_next(
+            heads in prop::collection::vec(prop::collection::vec(line(), 0..5), 1..6),
+        ) {
+            let bounds = Bounds { bytes: 64 << 10, headers: 100 };
             let mut known = Known::default();
-            let mut head = |octets: &str| {
-                let answer = parse(&mut BytesMut::from(octets), BOUNDS, &mut known);
-                answer.unwrap().unwrap()
-            };
-            head(first);
-            let (after, alone) = (head(next), parsed(next).unwrap().unwrap());
-            assert_eq!(after.headers(), alone.headers(), "{first:?} {next:?}");
-            assert_eq!(after.status(), alone.status());
-            let lines = known.0.len();
-            assert_eq!(lines, alone.headers().len());
+            for lines in heads {
+                let head = format!("HTTP/1.1 200 OK\r\n{}\r\n", lines.concat());
+                let read = |known: &mut Known| {
+                    parse(&mut BytesMut::from(head.as_str()), bounds, known).unwrap().unwrap()
+                };
+                let (after, alone) = (read(&mut known), read(&mut Known::default()));
+                let lines = |answer: &Response<()>| format!("{:?}", answer.headers());
+                prop_assert_eq!(lines(&after), lines(&alone));
+                prop_assert_eq!(known.0.len(), alone.headers().len());
+                prop_assert!(known.0.iter().flatten().all(|line| line.octets.len() <= MOST_OF_A_LINE));
+            }
         }
     }
 
