@@ -45,7 +45,7 @@ pin_project! {
 pin_project! {
     #[project = StateProjection]
     enum State<S, B, F> {
-        // What is held back is kept apart: most requests are not, and are moved about with the room for it.
+        // What is held back is kept apart: most requests are not, and would be moved about with the room for it.
         Asking { asking: Asking, held: Option<Box<Held<S, B>>> },
         Waiting {
             sleep: Pin<Box<Sleep>>,

@@ -67,10 +67,11 @@ fn a_connection_that_the_upstream_ends_is_not_used_again() {
 
 /// Nothing is sent on a connection that is known to be closed: what may be sent but once would be lost there.
 #[test]
-fn a_connection_that_the_upstream_has_closed_is_not_used_again() {
+fn a_connection_that_was_closed_while_it_was_kept_is_not_used_again() {
     let (send, closed) = channel();
     let closing = Upstream::start(move |talk| {
         talk.head().unwrap();
+        talk.octets(b"once".len());
         talk.send(OK);
         talk.close();
         let _ = send.send(());
@@ -106,12 +107,22 @@ fn a_connection_that_ends_under_a_request_costs_none_that_may_be_sent_twice() {
     let upstream = fickle();
     let door = Door::before(upstream.url());
     let mut client = door.connect();
+    let claims = [("x-forwarded-for", "6.6.6.6")];
     for method in ["GET", "HEAD", "PUT", "DELETE", "OPTIONS"] {
-        assert_eq!(client.ask(method, "/", &[], b"").status, 200, "{method}");
+        assert_eq!(
+            client.ask(method, "/", &claims, b"").status,
+            200,
+            "{method}"
+        );
     }
     // Each connection but the last was sent a second request, which came again on the next.
     assert_eq!(upstream.connections(), 5);
-    assert_eq!(upstream.heads().len(), 9);
+    let heads = upstream.heads();
+    assert_eq!(heads.len(), 9);
+    for head in heads {
+        let told = head.lines().filter(|line| line.contains("forwarded-for"));
+        assert_eq!(told.collect::<Vec<_>>(), ["x-forwarded-for: 127.0.0.1"]);
+    }
     let metrics = door.live.exposition();
     let retries = "tidegate_proxy_retries_total{upstream=\"app\"} 4\n";
     assert!(metrics.contains(retries), "{metrics}");

@@ -4,8 +4,8 @@
 //! target::settle      the target is a path, and there is one Host
 //! Upstreams::choose   whose request it is
 //! hop                 headers of the connection off
-//! Passing             a connection that was kept, or a new one; the request goes out with the client's address, and the head of an
-//!                     answer comes in time
+//! forwarded           who the client is, told: over HTTP/2 now, over HTTP/1.1 as the head is written
+//! Passing             a connection that was kept, or a new one; the request goes out, and the head of an answer comes in time
 //! Download            the answer's body, as it comes; at its end the connection is kept
 //! ```
 //!
@@ -209,7 +209,7 @@ impl Way {
     }
 }
 
-/// Makes of the head of a request that of one to an upstream; of the client it does not tell yet.
+/// Makes of the head of a request that of one to an upstream. Of the client it says what he says himself, until it is sent.
 fn rewrite(head: &mut Parts, protocol: Option<HeaderValue>) {
     head.version = Version::HTTP_11;
     // Whoever expects `100 Continue` is told by us when the body is asked for.
@@ -267,6 +267,6 @@ fn enter(upstream: &Upstream, head: &mut Parts, most: u64) -> Result<Option<Plac
 
 /// What a request says of the length of its body.
 fn body_length(head: &Parts) -> Option<u64> {
-    let length = lines::seldom(&head.headers, &CONTENT_LENGTH)?;
+    let length = lines::first_if_any(&head.headers, &CONTENT_LENGTH)?;
     length.to_str().ok()?.parse().ok()
 }
