@@ -1,7 +1,7 @@
 //! How an upstream learns who the client is: `X-Forwarded-*` and `Forwarded`.
 //!
 //! What a client writes there itself is removed, unless it is one of the proxies that the configuration believes: then
-//! its lists are extended. So the last element is always our word, and what stands before it that of somebody believed.
+//! its lists are extended. So the last element is always our word, and what stands before it that of somebody believed. In trailers nobody says it.
 
 use std::{borrow::Cow, net::IpAddr};
 
