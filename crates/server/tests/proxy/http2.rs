@@ -112,7 +112,7 @@ async fn bodies_and_trailers_pass_both_ways() {
         assert!(head.contains("transfer-encoding: chunked"), "{head}");
         let body = talk.until("\r\n\r\n");
         assert_eq!(body, "2\r\nhi\r\n0\r\nx-sum: 7\r\n\r\n");
-        talk.send("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ntrailer: x-total\r\n\r\n2\r\nho\r\n0\r\nx-total: 9\r\n\r\n");
+        talk.send("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ntrailer: x-total\r\n\r\n2\r\nho\r\n0\r\nx-total: 9\r\ncontent-length: 9\r\n\r\n");
         talk.until_closed();
     });
     let door = Door::before(upstream.url());
@@ -132,8 +132,24 @@ async fn bodies_and_trailers_pass_both_ways() {
     let request = get("/").method("POST").header("trailer", "x-sum");
     let answer = client.send_request(request.body(body).unwrap()).await;
     let collected = answer.unwrap().into_body().collect().await.unwrap();
-    assert_eq!(collected.trailers().unwrap()["x-total"], "9");
+    let trailers = collected.trailers().unwrap();
+    assert_eq!(
+        (trailers.len(), &trailers["x-total"]),
+        (1, &"9".parse().unwrap())
+    );
     assert_eq!(collected.to_bytes(), "ho");
+}
+
+/// Nobody would take its length for that of a body that is yet to come.
+#[tokio::test]
+async fn no_content_has_no_length() {
+    let upstream = Upstream::answering("HTTP/1.1 204 No Content\r\ncontent-length: 6\r\n\r\n");
+    let door = Door::before(upstream.url());
+    let mut client = in_the_clear(&door).await;
+    let request = get("/").body(Full::default()).unwrap();
+    let (status, headers, body) = ask(&mut client, request).await;
+    assert_eq!((status, &*body), (204, ""));
+    assert!(!headers.contains_key("content-length"));
 }
 
 #[tokio::test]

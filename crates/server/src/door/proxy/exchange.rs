@@ -22,7 +22,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use http::{Request, Response, StatusCode};
+use http::{Request, Response, StatusCode, header::CONTENT_LENGTH};
 use hyper::body::Frame;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf},
@@ -233,6 +233,8 @@ impl Exchange {
                 Ok(Piece::Trailers(mut trailers)) => {
                     self.awaited = Awaited::Nothing;
                     hop::strip_answer(&mut trailers);
+                    // It would say how long a body was that has come.
+                    trailers.remove(CONTENT_LENGTH);
                     return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
                 }
                 Ok(Piece::Over) => {

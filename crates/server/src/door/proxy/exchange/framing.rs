@@ -54,6 +54,10 @@ impl Framing {
         }
         let is_bodiless = status.is_informational()
             || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+        if status == StatusCode::NO_CONTENT {
+            // It says nothing of a body, by RFC 9110, section 8.6; over HTTP/2 it would be one that never comes.
+            lines::remove(answer.headers_mut(), &CONTENT_LENGTH);
+        }
         if has_no_body || is_bodiless {
             return Ok(Self::Nothing);
         }
@@ -202,6 +206,18 @@ mod tests {
         assert_eq!(framing(200, &[]), Ok(Framing::Close));
         assert_eq!(framing(204, &[]), Ok(Framing::Nothing));
         assert_eq!(framing(304, &[LENGTH]), Ok(Framing::Nothing));
+        assert_eq!(framing(204, &[LENGTH]), Ok(Framing::Nothing));
+    }
+
+    #[test]
+    fn no_content_has_no_length() {
+        for (status, expected) in [(204, None), (304, Some("5"))] {
+            let answer = Response::builder().status(status);
+            let mut answer = answer.header(CONTENT_LENGTH, "5").body(()).unwrap();
+            Framing::of_answer(&mut answer, false).unwrap();
+            let length = answer.headers().get(CONTENT_LENGTH);
+            assert_eq!(length.map(|length| length.to_str().unwrap()), expected);
+        }
     }
 
     #[test]
