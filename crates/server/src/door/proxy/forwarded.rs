@@ -1,7 +1,7 @@
 //! How an upstream learns who the client is: `X-Forwarded-*` and `Forwarded`.
 //!
 //! What a client writes there itself is removed, unless it is one of the proxies that the configuration believes: then
-//! its lists are extended. So the last element is always our word, and what stands before it that of somebody believed. In trailers nobody says it.
+//! its lists are extended. So the last element is always our word, and what stands before it that of somebody believed. In trailers nobody says it, and with `_` in the place of `-` neither.
 
 use std::{borrow::Cow, net::IpAddr};
 
@@ -82,7 +82,10 @@ impl Forwarding {
         headers: &mut HeaderMap,
         mut line: impl FnMut(&HeaderName, &HeaderValue),
     ) {
-        if !self.is_believed {
+        if self.is_believed {
+            // No proxy spells them so.
+            remove_named(headers, |name| name.contains('_') && is_claim(name));
+        } else {
             remove_claims(headers);
         }
         let (x_forwarded, forwarded) = match self.headers {
@@ -164,12 +167,16 @@ impl Forwarding {
 
 /// Removes what only proxies may say.
 pub(super) fn remove_claims(headers: &mut HeaderMap) {
-    let claims: Vec<HeaderName> = headers
+    remove_named(headers, is_claim);
+}
+
+fn remove_named(headers: &mut HeaderMap, is_meant: impl Fn(&str) -> bool) {
+    let names: Vec<HeaderName> = headers
         .keys()
-        .filter(|name| is_claim(name.as_str()))
+        .filter(|name| is_meant(name.as_str()))
         .cloned()
         .collect();
-    for name in claims {
+    for name in names {
         headers.remove(name);
     }
 }
@@ -221,7 +228,8 @@ mod tests {
         pairs.iter().map(own).collect()
     }
 
-    const CLAIMS: [(&str, &str); 7] = [
+    const CLAIMS: [(&str, &str); 8] = [
+        ("x_forwarded_for", "6.6.6.6"),
         ("x-forwarded-for", "6.6.6.6"),
         ("x-forwarded-for", "7.7.7.7, 8.8.8.8"),
         ("x-forwarded-proto", "https"),
