@@ -26,9 +26,9 @@ pub(super) enum Asked<'v> {
     Open { reserves: bool },
 }
 
-/// Room for what is made of a request while it is decided.
+/// What one request leaves for the next one of a thread: memory for its keys and outcomes.
 #[derive(Debug, Default)]
-pub(super) struct Room {
+pub(super) struct Desk {
     scratch: Scratch,
     outcomes: Vec<Outcome>,
 }
@@ -38,10 +38,10 @@ pub(super) async fn charge<'a, A: Asks, G: Gate + 'static>(
     asks: A,
     layer: &LimiterLayer<G>,
     rules: &'a Arc<RuleSet>,
-    room: &'a mut Room,
+    desk: &'a mut Desk,
     (request, now): (&Request<'_>, Timestamp),
 ) -> Result<Asked<'a>, RequestError> {
-    let Room { scratch, outcomes } = room;
+    let Desk { scratch, outcomes } = desk;
     let store = layer.gate.store();
     let mut charges = rules.charges(request, now, scratch)?;
     if charges.is_empty() {

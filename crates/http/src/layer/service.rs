@@ -15,7 +15,7 @@ use tower_service::Service;
 
 use super::{
     LimitedBody, LimiterLayer, ResponseFuture,
-    asking::{self, Asked, Asking, Room},
+    asking::{self, Asked, Asking, Desk},
     entries::{Described, Few},
     grpc,
     ruling::{Ruling, Terms},
@@ -26,8 +26,7 @@ use crate::{
 };
 
 thread_local! {
-    /// Room for one request's keys and outcomes, from request to request of a thread.
-    static ROOM: RefCell<Room> = RefCell::default();
+    static DESK: RefCell<Desk> = RefCell::default();
 }
 
 /// A service behind a limiter.
@@ -110,9 +109,9 @@ impl<G: Gate + 'static> LimiterLayer<G> {
             .map(|(name, value)| (*name, &**value))
             .collect();
         let cost = settings.cost.of(parts);
-        let known = ROOM.with_borrow_mut(|room| {
+        let known = DESK.with_borrow_mut(|desk| {
             let described = tidegate_core::Request::new(&entries, cost)?;
-            let asked = asking::charge(AtOnce, self, &rules, room, (&described, now));
+            let asked = asking::charge(AtOnce, self, &rules, desk, (&described, now));
             let asked = at_once(asked)?;
             Ok(match asked {
                 Asked::Decided(verdict, reservation) => {
@@ -145,10 +144,10 @@ impl<G: Gate + 'static> LimiterLayer<G> {
                 .map(|(name, value)| (&**name, &**value))
                 .collect();
             let described = tidegate_core::Request::new(&entries, asked.cost)?;
-            let mut room = Room::default();
+            let mut desk = Desk::default();
             let terms = &self.settings.terms;
             let asking = (&described, now);
-            let charged = asking::charge(Patient, &self, &asked.rules, &mut room, asking);
+            let charged = asking::charge(Patient, &self, &asked.rules, &mut desk, asking);
             let Asked::Decided(verdict, reservation) = charged.await? else {
                 unreachable!("{ANSWERED}");
             };

@@ -85,6 +85,7 @@ fn later(now: Instant, after: Duration) -> Instant {
 #[cfg(test)]
 mod tests {
     use std::{
+        pin::pin,
         sync::{
             Arc,
             atomic::{AtomicUsize, Ordering},
@@ -121,26 +122,27 @@ mod tests {
         assert_eq!(start.elapsed().as_secs(), 3);
     }
 
-    /// Uses up what the runtime lets a task do in one turn.
-    fn spend_budget(cx: &mut Context<'_>) {
-        while coop::has_budget_remaining() {
-            let _ = std::pin::pin!(coop::consume_budget()).poll(cx);
-        }
-    }
+    /// More than the runtime lets a task do in one turn.
+    const MORE_THAN_A_TURN: usize = 200;
 
+    /// However much a task has done in its turn by then, and whether the runtime's timer is new or has fired too early.
     #[tokio::test(start_paused = true)]
     async fn a_task_that_has_had_its_turn_is_woken_all_the_same() {
-        for fires_before in [false, true] {
+        for (done, fires_before) in
+            (0..MORE_THAN_A_TURN).flat_map(|done| [(done, false), (done, true)])
+        {
             let start = Instant::now();
             let mut timer = LazyTimer::new(Duration::from_secs(1));
             if fires_before {
+                let registered = std::future::poll_fn(|cx| Poll::Ready(timer.poll_due(cx)));
+                assert!(registered.await.is_pending());
                 timer.set(Duration::from_secs(10));
                 tokio::time::sleep(Duration::from_secs(2)).await;
             }
-            let mut is_first = true;
+            let mut done = 0..done;
             std::future::poll_fn(|cx| {
-                if std::mem::take(&mut is_first) {
-                    spend_budget(cx);
+                while coop::has_budget_remaining() && done.next().is_some() {
+                    let _ = pin!(coop::consume_budget()).poll(cx);
                 }
                 timer.poll_due(cx)
             })

@@ -8,11 +8,11 @@ use std::{
 
 use bytes::Bytes;
 use futures_util::stream::unfold;
-use http::HeaderMap;
-use http_body_util::{BodyExt, StreamBody};
+use http::{HeaderMap, HeaderName, HeaderValue};
+use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::{
     Request, Response,
-    body::{Frame, Incoming},
+    body::{Body, Frame, Incoming},
     client::conn::http2,
     server,
     service::service_fn,
@@ -73,6 +73,22 @@ fn an_upstream_that_speaks_http1_only_is_502() {
     assert_eq!(door.get("/").status, 502);
 }
 
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+
+/// A client of `door` over HTTP/2.
+async fn connect<B>(door: &Door) -> http2::SendRequest<B>
+where
+    B: Body<Data: Send, Error: std::error::Error + Send + Sync> + Send + Unpin + 'static,
+{
+    let stream = TcpStream::connect(door.listener.local_addr())
+        .await
+        .unwrap();
+    let handshake = http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
+    let (client, connection) = handshake.await.unwrap();
+    tokio::spawn(connection);
+    client
+}
+
 /// An upstream that echoes what it is sent, as it comes, and ends as gRPC does; its answer says who asked, as it was told.
 async fn echo() -> SocketAddr {
     let socket = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -80,8 +96,8 @@ async fn echo() -> SocketAddr {
     tokio::spawn(async move {
         while let Ok((stream, _)) = socket.accept().await {
             let answering = service_fn(|request: Request<Incoming>| async {
-                let name = "x-forwarded-for";
-                let asked: Vec<_> = request.headers().get_all(name).iter().cloned().collect();
+                let asked = request.headers().get_all(X_FORWARDED_FOR);
+                let asked: Vec<_> = asked.iter().cloned().collect();
                 let trailers =
                     HeaderMap::from_iter([("grpc-status".parse().unwrap(), "0".parse().unwrap())]);
                 let body = request
@@ -89,7 +105,7 @@ async fn echo() -> SocketAddr {
                     .with_trailers(async { Some(Ok(trailers)) });
                 let mut answer = Response::new(body);
                 for client in asked {
-                    answer.headers_mut().append(name, client);
+                    answer.headers_mut().append(X_FORWARDED_FOR, client);
                 }
                 Ok::<_, Infallible>(answer)
             });
@@ -106,13 +122,24 @@ async fn an_upstream_is_told_who_asks_over_http2_too() {
         "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: echo, http2: true, urls: 'http://{}'}}]}}\n",
         echo().await
     ));
-    let answer = tokio::task::spawn_blocking(move || {
-        let claims = [("x-forwarded-for", "6.6.6.6")];
-        door.connect().ask("GET", "/", &claims, b"")
-    });
-    let answer = answer.await.unwrap();
-    assert_eq!(answer.status, 200);
-    assert_eq!(answer.header("x-forwarded-for"), Some("127.0.0.1"));
+    let mut client = connect(&door).await;
+    let claim = || "6.6.6.6".parse::<HeaderValue>().unwrap();
+    let trailers = HeaderMap::from_iter([
+        (X_FORWARDED_FOR, claim()),
+        ("x-sum".parse().unwrap(), "7".parse().unwrap()),
+    ]);
+    let trailers = Box::pin(async { Some(Ok(trailers)) });
+    let body = Full::<Bytes>::from("hi").with_trailers(trailers);
+    let mut request = Request::post("http://localhost/").body(body).unwrap();
+    request.headers_mut().insert(X_FORWARDED_FOR, claim());
+    let answer = client.send_request(request).await.unwrap();
+    let told: Vec<_> = answer.headers().get_all(X_FORWARDED_FOR).iter().collect();
+    assert_eq!(told, ["127.0.0.1"]);
+    // The trailers of the request come back with those of the answer.
+    let collected = answer.into_body().collect().await.unwrap();
+    let trailers = collected.trailers().unwrap();
+    assert_eq!(trailers["x-sum"], "7");
+    assert!(!trailers.contains_key(X_FORWARDED_FOR), "{trailers:?}");
 }
 
 /// Each message is answered before the next is sent, as in a call that streams both ways.
@@ -122,12 +149,7 @@ async fn a_stream_both_ways_passes_message_by_message() {
         "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: echo, http2: true, urls: 'http://{}'}}]}}\n",
         echo().await
     ));
-    let stream = TcpStream::connect(door.listener.local_addr())
-        .await
-        .unwrap();
-    let handshake = http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
-    let (mut client, connection) = handshake.await.unwrap();
-    tokio::spawn(connection);
+    let mut client = connect(&door).await;
     let (messages, sent) = unbounded_channel::<Bytes>();
     let sending = unfold(sent, |mut sent| async {
         let message = sent.recv().await?;

@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use http::header::CONTENT_LENGTH;
 use http_body_util::Full;
 use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
 
@@ -280,7 +281,14 @@ impl Download {
                 cx.waker().wake_by_ref();
                 Poll::Pending
             }
-            frame => Poll::Ready(frame),
+            Some(Ok(mut frame)) => {
+                // It would say how long a body is that has come, and may say otherwise.
+                if let Some(trailers) = frame.trailers_mut() {
+                    trailers.remove(CONTENT_LENGTH);
+                }
+                Poll::Ready(Some(Ok(frame)))
+            }
+            None => Poll::Ready(None),
         }
     }
 

@@ -22,7 +22,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use http::{Request, Response, StatusCode, header::CONTENT_LENGTH};
+use http::{Request, Response, StatusCode};
 use hyper::body::Frame;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf},
@@ -233,8 +233,6 @@ impl Exchange {
                 Ok(Piece::Trailers(mut trailers)) => {
                     self.awaited = Awaited::Nothing;
                     hop::strip_answer(&mut trailers);
-                    // It would say how long a body was that has come.
-                    trailers.remove(CONTENT_LENGTH);
                     return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
                 }
                 Ok(Piece::Over) => {
@@ -377,4 +375,35 @@ enum Malformed {
 
 fn malformed(problem: Malformed) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, problem)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::config::Config;
+
+    #[tokio::test]
+    async fn a_connection_that_cannot_be_looked_at_is_not_taken_for_open() {
+        let text = "proxy: {listen: '127.0.0.1:0', upstreams: [{name: app, urls: 'http://h'}]}";
+        let settings = Config::parse(text).unwrap().proxy.unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap());
+        let mut exchange = Exchange::new(stream.await.unwrap(), &settings);
+        let (upstream, _) = listener.accept().await.unwrap();
+        assert!(!exchange.is_closed());
+        drop(upstream);
+        // The runtime has heard of the end.
+        assert!(exchange.read_u8().await.is_err());
+        let is_closed = poll_fn(|cx| {
+            while coop::has_budget_remaining() {
+                let _ = pin!(coop::consume_budget()).poll(cx);
+            }
+            Poll::Ready(exchange.is_closed())
+        });
+        assert!(is_closed.await);
+    }
 }

@@ -267,6 +267,6 @@ fn enter(upstream: &Upstream, head: &mut Parts, most: u64) -> Result<Option<Plac
 
 /// What a request says of the length of its body.
 fn body_length(head: &Parts) -> Option<u64> {
-    let length = lines::first_if_any(&head.headers, &CONTENT_LENGTH)?;
+    let length = lines::first(&head.headers, &CONTENT_LENGTH)?;
     length.to_str().ok()?.parse().ok()
 }

@@ -1,7 +1,8 @@
 //! How an upstream learns who the client is: `X-Forwarded-*` and `Forwarded`.
 //!
 //! What a client writes there itself is removed, unless it is one of the proxies that the configuration believes: then
-//! its lists are extended. So the last element is always our word, and what stands before it that of somebody believed. In trailers nobody says it, and with `_` in the place of `-` neither.
+//! its lists are extended. So the last element is always our word, and what stands before it that of somebody believed.
+//! In trailers nobody says it, and with `_` in the place of `-` neither.
 
 use std::{borrow::Cow, net::IpAddr};
 
@@ -140,8 +141,8 @@ impl Forwarding {
         if !self.keeps(name, headers) {
             return Cow::Borrowed(element);
         }
-        let lines = headers.get_all(name).iter().chain([element]);
-        let list: Vec<&[u8]> = lines.map(HeaderValue::as_bytes).collect();
+        let said = headers.get_all(name).iter().chain([element]);
+        let list: Vec<&[u8]> = said.map(HeaderValue::as_bytes).collect();
         // Lines that are values make a value when they are joined.
         let joined = HeaderValue::from_bytes(&list.join(&b", "[..]));
         headers.remove(name);

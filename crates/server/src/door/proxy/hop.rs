@@ -30,7 +30,7 @@ const TRAILERS: HeaderValue = HeaderValue::from_static("trailers");
 ///
 /// HTTP/2 in this way was given up by RFC 9113, and here as well: a client that can do without is answered without.
 pub(super) fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
-    let protocol = lines::first_if_any(headers, &UPGRADE)?;
+    let protocol = lines::first(headers, &UPGRADE)?;
     let is_meant =
         has_token(headers, &CONNECTION, "upgrade") && !has_token(headers, &UPGRADE, "h2c");
     is_meant.then(|| protocol.clone())

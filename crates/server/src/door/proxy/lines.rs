@@ -18,18 +18,7 @@ pub(super) fn has(headers: &HeaderMap, name: &HeaderName) -> bool {
     headers.keys().any(|known| known == name)
 }
 
-/// The first line of this name, which is seldom there.
-pub(super) fn first_if_any<'h>(
-    headers: &'h HeaderMap,
-    name: &HeaderName,
-) -> Option<&'h HeaderValue> {
-    if headers.keys_len() <= FEW && !has(headers, name) {
-        return None;
-    }
-    headers.get(name)
-}
-
-/// The first line of this name, which is mostly there, and early.
+/// The first line of this name.
 pub(super) fn first<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<&'h HeaderValue> {
     if headers.keys_len() > FEW {
         return headers.get(name);
@@ -69,7 +58,6 @@ mod tests {
             headers.append(COOKIE, HeaderValue::from_static("b"));
             assert_eq!(first(&headers, &COOKIE).unwrap(), "a");
             assert_eq!(first(&headers, &ACCEPT), None);
-            assert_eq!(first_if_any(&headers, &COOKIE).unwrap(), "a");
             assert!(has(&headers, &COOKIE) && !has(&headers, &ACCEPT));
             assert!(has_some(&headers, &[ACCEPT, HOST]) && !has_some(&headers, &[ACCEPT]));
             assert!(is_repeated(&headers, &COOKIE) && !is_repeated(&headers, &HOST));

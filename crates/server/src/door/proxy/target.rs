@@ -135,13 +135,13 @@ fn join_cookies(headers: &mut HeaderMap) {
     if !lines::is_repeated(headers, &COOKIE) {
         return;
     }
-    let lines: Vec<&[u8]> = headers
+    let cookies: Vec<&[u8]> = headers
         .get_all(COOKIE)
         .iter()
         .map(HeaderValue::as_bytes)
         .collect();
     // Values that are joined are a value.
-    if let Ok(joined) = HeaderValue::from_bytes(&lines.join(&b"; "[..])) {
+    if let Ok(joined) = HeaderValue::from_bytes(&cookies.join(&b"; "[..])) {
         headers.insert(COOKIE, joined);
     }
 }

@@ -39,7 +39,8 @@ impl Framing {
             .map_or(Self::Chunked, Self::Length)
     }
 
-    /// That of an answer, from which a length that is said several times, always the same, is removed but for once.
+    /// That of an answer, from which a length that is said several times, always the same, is removed but for once, and altogether from one
+    /// of 204.
     pub(super) fn of_answer(
         answer: &mut Response<()>,
         has_no_body: bool,

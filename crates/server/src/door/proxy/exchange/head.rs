@@ -80,11 +80,6 @@ impl Known {
         }
         Ok((name, value))
     }
-
-    /// Keeps the first `count` lines.
-    fn truncate(&mut self, count: usize) {
-        self.0.truncate(count);
-    }
 }
 
 /// As many header lines as need no memory of their own while they are found.
@@ -207,7 +202,7 @@ fn read<'b>(
             count += 1;
         }
     }
-    known.truncate(count);
+    known.0.truncate(count);
     *answer.headers_mut() = headers;
     Ok(Some((length, answer)))
 }
