@@ -1,4 +1,4 @@
-"""`POST /v1/throttle` beside throttlecrab's `POST /throttle`, under wrk."""
+"""`POST /v1/throttle` beside throttlecrab's `POST /throttle` and hyper alone, under wrk."""
 
 import json
 from statistics import median
@@ -30,17 +30,19 @@ class Door:
         return self.body(key, 2, 1)
 
 
-def run(throttlecrab, tidegate, rounds, seconds):
-    """Measures in rounds and prints the table."""
+def run(throttlecrab, alone, tidegate, rounds, seconds):
+    """Measures in rounds and prints the table. `alone` decides nothing, and so is asked what everybody admits."""
     doors = [Door(throttlecrab, throttlecrab.ports[1], "/throttle", throttlecrab_body, False),
              Door(tidegate, tidegate.ports[1], "/v1/throttle", tidegate_body, True)]
     for door in doors:
         checks.http_counts_exactly(door.server.name, door.port, door.path, door.body, "h1")
         wrk(door.server, door.port, door.request("denied", cost=2), "each", max(seconds, 5))
+    turns = [(door, LOADS) for door in doors]
+    turns.insert(1, (Door(alone, alone.ports[0], "/", tidegate_body, False), ("allowed",)))
     cells = {}
     for turn in range(rounds):
-        for door in doors if turn % 2 == 0 else reversed(doors):
-            for load in LOADS:
+        for door, loads in turns if turn % 2 == 0 else reversed(turns):
+            for load in loads:
                 measured = wrk(door.server, door.port, door.request(load), "random", seconds)
                 check_statuses(door, load, measured)
                 cells.setdefault((load, door.server.name), []).append(measured)
@@ -67,7 +69,14 @@ def print_tables(cells):
               f"| {median(run.cpu for run in runs):.2f} us |")
     print()
     for load in LOADS:
-        pairs = zip(cells[load, "tidegate"], cells[load, "throttlecrab-server"])
-        cpu = median(our.cpu / its.cpu for our, its in pairs)
+        cpu = cpu_ratio(cells[load, "tidegate"], cells[load, "throttlecrab-server"])
         print(f"- {load}: CPU a decision is {cpu:.3f} of throttlecrab-server's"
               + judged(cpu, CPU_OF_THROTTLECRAB, at_most=True))
+    alone = cells["allowed", "hyper alone"]
+    print(f"- allowed: hyper alone takes {cpu_ratio(alone, cells['allowed', 'throttlecrab-server']):.3f} of "
+          f"throttlecrab-server's CPU, and Tidegate {cpu_ratio(cells['allowed', 'tidegate'], alone):.3f} of hyper's alone")
+
+
+def cpu_ratio(ours, theirs):
+    """The median over the rounds."""
+    return median(our.cpu / its.cpu for our, its in zip(ours, theirs))

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Tidegate's server beside redis-server and throttlecrab-server, in one run, on loopback. METHOD.md says how.
 
-    measure.py --tidegate target/release/tidegate --throttlecrab bench/target/peers/bin/throttlecrab-server
+    measure.py --tidegate target/release/tidegate --throttlecrab bench/target/peers/bin/throttlecrab-server \
+        --hyper bench/target/release/hyper-alone
 """
 
 import argparse
@@ -29,6 +30,7 @@ def main():
         tidegate = running.enter_context(start_tidegate(options.tidegate, folder))
         throttlecrab = running.enter_context(start_throttlecrab(options.throttlecrab))
         redis = running.enter_context(start_redis(folder))
+        hyper = running.enter_context(start_hyper(options.hyper))
         for part in options.parts or PARTS:
             print(f"\n## {part}\n", flush=True)
             if part == "latency":
@@ -36,13 +38,14 @@ def main():
             elif part == "resp":
                 resp_bench.run(redis, throttlecrab, tidegate, rounds, seconds)
             else:
-                http_bench.run(throttlecrab, tidegate, rounds, seconds)
+                http_bench.run(throttlecrab, hyper, tidegate, rounds, seconds)
 
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tidegate", required=True, type=program)
     parser.add_argument("--throttlecrab", required=True, type=program)
+    parser.add_argument("--hyper", required=True, type=program)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--smoke", action="store_true", help="one short round: shows that it works, measures nothing")
     parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="default: all")
@@ -72,6 +75,11 @@ def start_throttlecrab(path):
         "--store", "periodic", "--store-capacity", "1000000", "--store-cleanup-interval", "3600",
         "--max-denied-keys", "0", "--log-level", "error",
     ], [resp, http])
+
+
+def start_hyper(path):
+    port = free_port()
+    return Server("hyper alone", [path, str(port)], [port])
 
 
 def start_redis(folder):
