@@ -7,14 +7,11 @@ use std::sync::{Arc, OnceLock};
 
 use crate::{
     bounds,
-    cell::Cell,
     failure::{OnFailure, Share},
-    kernel::{Kernel, Mark, Schedule, State},
+    kernel::{Kernel, Schedule},
     limit::{Algorithm, Limit, LimitError},
-    member::{Asked, Denials, Member},
-    outcome::Outcome,
-    receipt::{Charged, Place, Settlement},
-    time::{Span, Timestamp},
+    member::{Denials, Member},
+    time::Span,
 };
 
 /// A rule's limits over one key, compiled into kernels.

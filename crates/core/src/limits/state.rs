@@ -1,0 +1,257 @@
+//! What the limits of a rule do with the state of one key: each member with its own.
+
+use super::{Limits, Mask};
+use crate::{
+    cell::Cell,
+    kernel::{Kernel, Mark, State},
+    member::{Asked, Denials, Member},
+    outcome::Outcome,
+    receipt::{Charged, Place, Settlement},
+    time::{Span, Timestamp},
+};
+
+impl Limits {
+    /// What is remembered of a key that was never seen.
+    pub(crate) fn fresh(&self) -> Cell {
+        match self.members.as_slice() {
+            [member] => Cell::One(member.kernel.fresh()),
+            members => Cell::Many(members.iter().map(|member| member.kernel.fresh()).collect()),
+        }
+    }
+
+    /// Makes sure that `cell`, left under limits of `fingerprint`, is one that these limits know.
+    #[inline]
+    pub(crate) fn load(&self, cell: Cell, fingerprint: u32, now: Timestamp) -> Cell {
+        if fingerprint == self.fingerprint && self.knows(&cell) {
+            cell
+        } else {
+            self.adopt(cell, fingerprint, now)
+        }
+    }
+
+    /// The limits that deny `cost` now.
+    #[inline]
+    pub(crate) fn denied(&self, cell: &mut Cell, now: Timestamp, cost: u64) -> Mask {
+        let mut denied = 0;
+        for (member, state) in self.members.iter().zip(cell.states_mut()) {
+            let mut parts = member.kernel.denied(state, now, cost);
+            while parts != 0 {
+                denied |= 1 << member.parts[parts.trailing_zeros() as usize];
+                parts &= parts - 1;
+            }
+        }
+        denied
+    }
+
+    /// The limits that would hold a request back for more than `longest`.
+    pub(crate) fn kept_waiting(&self, cell: &Cell, now: Timestamp, longest: Span) -> Mask {
+        let states = self.members.iter().zip(cell.states());
+        let waiting = states
+            .filter(|(member, state)| member.kernel.overlong(state, now, longest) > Span::ZERO);
+        let parts = waiting.flat_map(|(member, _)| &member.parts);
+        parts.fold(0, |denied, part| denied | 1 << *part)
+    }
+
+    /// Spends `cost` of every limit.
+    #[inline]
+    pub(crate) fn charge(&self, cell: &mut Cell, now: Timestamp, cost: u64) {
+        for (member, state) in self.members.iter().zip(cell.states_mut()) {
+            member.kernel.charge(state, now, cost);
+        }
+    }
+
+    /// Gives `units` back to every limit.
+    pub(crate) fn refund(&self, cell: &mut Cell, now: Timestamp, units: u64) {
+        for (member, state) in self.members.iter().zip(cell.states_mut()) {
+            if self.shadow || member.denials != Denials::Forgotten {
+                member.kernel.trim(state, now);
+            }
+            member.kernel.refund(state, now, units);
+        }
+    }
+
+    /// Where in `cell` the charge is that was just made.
+    pub(crate) fn marks(&self, cell: &Cell) -> Box<[Option<Mark>]> {
+        let members = self.members.iter().zip(cell.states());
+        // What is denied is counted as well there: nothing can be told apart.
+        let keeps = |member: &Member| member.denials == Denials::Counted && !self.shadow;
+        members
+            .map(|(member, state)| (!keeps(member)).then(|| Kernel::mark(state)))
+            .collect()
+    }
+
+    /// Takes what is to come back of a charge out of `cell`. Answers by how much those behind it moved up in each member that is a
+    /// schedule: by nothing where it was the last in line. `shift` says how much others have moved it up since.
+    pub(crate) fn settle(
+        &self,
+        cell: &mut Cell,
+        now: Timestamp,
+        (charged, settlement): (&Charged, Settlement),
+        shift: impl Fn(usize) -> Option<u64>,
+    ) -> Vec<u64> {
+        let states = cell.states_mut().iter_mut().zip(&charged.marks);
+        let members = self.members.iter().zip(states).enumerate();
+        let settled = members.map(|(number, (member, (state, mark)))| {
+            let Some(mark) = *mark else { return 0 };
+            let place = Place {
+                at: charged.at,
+                cost: charged.cost,
+                mark,
+                shift: shift(number),
+            };
+            member
+                .kernel
+                .give_back(state, now, &place, settlement.unused)
+        });
+        settled.collect()
+    }
+
+    /// Gives the places back that `charged`, of these limits, took in `cell`, which was left under other numbers since: a place is
+    /// found by its instant, if the kernels are the same.
+    pub(crate) fn leave(&self, cell: &mut Cell, charged: &Charged) {
+        if !self.is_alike(cell) {
+            return;
+        }
+        for (state, mark) in cell.states_mut().iter_mut().zip(&charged.marks) {
+            if let (State::Lease(log), Some(Mark::HeldSince(since))) = (state, mark) {
+                log.give_back(*since, charged.cost);
+            }
+        }
+    }
+
+    /// Renews the places of `charged`, of these limits, in `cell`, whatever numbers it was left under, if the kernels are the same;
+    /// true if all are held.
+    pub(crate) fn renew(&self, cell: &mut Cell, now: Timestamp, charged: &mut Charged) -> bool {
+        let mut are_held = self.is_alike(cell);
+        if !are_held {
+            return false;
+        }
+        let states = cell.states_mut().iter_mut().zip(&mut charged.marks);
+        for (member, (state, mark)) in self.members.iter().zip(states) {
+            if let Some(Mark::HeldSince(since)) = mark {
+                let is_held = member.kernel.renew(state, now, (*since, charged.cost));
+                *since = if is_held { now } else { *since };
+                are_held &= is_held;
+            }
+        }
+        are_held
+    }
+
+    /// Whether `cell` was left by kernels such as these, under whatever numbers.
+    fn is_alike(&self, cell: &Cell) -> bool {
+        let states = cell.states();
+        let mut members = self.members.iter().zip(states);
+        states.len() == self.members.len()
+            && members.all(|(member, state)| member.kernel.is_kind_of(state))
+    }
+
+    /// Whether less than half of one of the limits is left.
+    pub(crate) fn is_pressed(&self, cell: &Cell, now: Timestamp) -> bool {
+        self.members
+            .iter()
+            .zip(cell.states())
+            .any(|(member, state)| {
+                member.parts.iter().enumerate().any(|(part, index)| {
+                    let left = member.kernel.standing(state, now, part).remaining;
+                    self.limits[*index].is_pressed(left)
+                })
+            })
+    }
+
+    /// Spends `cost`, which is denied, of the limits that count it nevertheless; true if there are any. `denied` are the
+    /// limits that denied it themselves.
+    #[inline]
+    pub(crate) fn charge_denied(
+        &self,
+        cell: &mut Cell,
+        now: Timestamp,
+        cost: u64,
+        denied: Mask,
+    ) -> bool {
+        let mut charged = false;
+        for (member, state) in self.members.iter().zip(cell.states_mut()) {
+            let counts = match member.denials {
+                Denials::Forgotten => false,
+                Denials::Counted => true,
+                Denials::InFull => member.parts.iter().any(|part| denied & (1 << part) != 0),
+            };
+            if counts {
+                member.kernel.charge(state, now, cost);
+                charged = true;
+            }
+        }
+        charged
+    }
+
+    /// Appends what every limit answers, given those that `denied` and whether `cost` was `charged`.
+    #[inline]
+    pub(crate) fn report(&self, cell: &Cell, asked: Asked, outcomes: &mut Vec<Outcome>) {
+        if let ([member], [limit]) = (self.members.as_slice(), self.limits.as_slice()) {
+            outcomes.push(member.outcome(limit, &cell.states()[0], 0, asked));
+            return;
+        }
+        let first = outcomes.len();
+        outcomes.resize(first + self.limits.len(), Outcome::UNSET);
+        for (member, state) in self.members.iter().zip(cell.states()) {
+            for (part, index) in member.parts.iter().enumerate() {
+                let asked = Asked {
+                    denied: asked.denied >> index,
+                    ..asked
+                };
+                outcomes[first + index] = member.outcome(&self.limits[*index], state, part, asked);
+            }
+        }
+    }
+
+    /// The most bytes on the heap that the state of a new key takes once `cost` is charged.
+    pub(crate) fn newcomer_bytes(&self, cost: u64) -> usize {
+        match self.members.as_slice() {
+            [member] if member.kernel.is_small() => 0,
+            [member] => size_of::<Cell>() + member.kernel.newcomer_bytes(cost),
+            members => {
+                let kernels = members.iter().map(|member| &member.kernel);
+                let states = kernels.map(|kernel| size_of::<State>() + kernel.newcomer_bytes(cost));
+                size_of::<Cell>() + states.sum::<usize>()
+            }
+        }
+    }
+
+    /// The most bytes that `cell`, left under limits of `fingerprint`, grows by when `cost` is charged.
+    pub(crate) fn growth_bytes(&self, cell: &Cell, fingerprint: u32, cost: u64) -> usize {
+        if fingerprint == self.fingerprint && self.knows(cell) {
+            let members = self.members.iter().zip(cell.states());
+            members
+                .map(|(member, state)| member.kernel.growth_bytes(state, cost))
+                .sum()
+        } else {
+            // What is taken over is at most what was there, in the shape of something new.
+            let kept = cell.states().iter().map(State::log_growth_bytes);
+            self.newcomer_bytes(cost) + kept.sum::<usize>()
+        }
+    }
+
+    fn knows(&self, cell: &Cell) -> bool {
+        let states = cell.states();
+        states.len() == self.members.len()
+            && self
+                .members
+                .iter()
+                .zip(states)
+                .all(|(member, state)| member.kernel.knows(state))
+    }
+
+    /// Takes over what was left under other numbers.
+    #[cold]
+    fn adopt(&self, cell: Cell, fingerprint: u32, now: Timestamp) -> Cell {
+        let former = self.former(fingerprint);
+        let is_same = fingerprint == self.fingerprint;
+        let kernels = self.members.iter().map(|member| &member.kernel);
+        cell.taken_over(kernels, |kernel, index, state| {
+            if is_same && kernel.knows(&state) {
+                return state;
+            }
+            let left_by = former.and_then(|former| former.members.get(index));
+            kernel.adopt(left_by.map(|member| &member.kernel), state, now)
+        })
+    }
+}
