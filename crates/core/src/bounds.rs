@@ -86,6 +86,11 @@ pub(crate) fn check_count(field: &'static str, count: u64, least: u64) -> Result
     Ok(())
 }
 
+/// The least capacity of a bucket: a queue in which nobody waits still serves whoever is in turn.
+pub(crate) fn least_capacity(queue: bool) -> u64 {
+    u64::from(!queue)
+}
+
 /// Checks that `span` is longer than zero and at most [`MAX_PERIOD`].
 pub(crate) fn check_period(field: &'static str, span: Span) -> Result<(), LimitError> {
     if span == Span::ZERO {

@@ -2,7 +2,6 @@
 
 use std::{fmt, sync::Arc};
 
-pub(crate) use crate::bounds::{check_count, check_period, check_rate};
 use crate::{calendar::Calendar, kernel::Kernel, time::Span};
 
 /// So many units per period.

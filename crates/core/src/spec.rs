@@ -4,6 +4,7 @@
 //! what a field means, which ones an algorithm takes and what a wrong one is told stand here once.
 
 use crate::{
+    bounds::{check_count, check_period, check_rate, least_capacity},
     calendar::Calendar,
     limit::{Algorithm, Counting, Limit, LimitError, Rate, RefillMode, Window, check_soft_percent},
     notation,
@@ -199,6 +200,7 @@ impl LimitSpec {
             )]);
         };
         let mut problems = self.strangers(name);
+        problems.extend(self.impossible(name));
         let algorithm = self.algorithm(name, &mut problems);
         let soft = self.soft.unwrap_or(0);
         let limit = algorithm.filter(|_| problems.is_empty()).map(Limit::new);
@@ -243,6 +245,34 @@ impl LimitSpec {
             .iter()
             .filter(|(field, is_written)| *is_written && !taken.contains(field))
             .map(|(field, _)| LimitError::new(field, problem()))
+            .collect()
+    }
+
+    /// The numbers that the algorithm cannot have, whatever the others are.
+    fn impossible(&self, name: AlgorithmName) -> Vec<LimitError> {
+        let queue = self.queue.unwrap_or(false);
+        let count = |field, count: Option<u64>, least| {
+            let check = |count| check_count(field, count, least).err();
+            count.and_then(check)
+        };
+        let rate = |field, rate: Option<Rate>| rate.and_then(|rate| check_rate(field, rate).err());
+        let span =
+            |field, span: Option<Span>| span.and_then(|span| check_period(field, span).err());
+        let impossible = [
+            rate("rate", self.rate),
+            count("burst", self.burst, 0),
+            count("capacity", self.capacity, least_capacity(queue)),
+            rate("refill", self.refill),
+            rate("leak", self.leak),
+            count("limit", self.limit, 0),
+            span("window", self.window),
+            span("lease", self.lease),
+        ];
+        let taken = fields_of(name);
+        impossible
+            .into_iter()
+            .flatten()
+            .filter(|error| taken.contains(&error.field))
             .collect()
     }
 
@@ -401,6 +431,41 @@ mod tests {
             .map(|problem| problem.field)
             .collect();
         assert_eq!(fields, ["burst", "window", "capacity", "refill", "soft"]);
+    }
+
+    #[test]
+    fn a_number_that_cannot_be_is_told_whatever_else_is_wrong() {
+        let nothing = Rate {
+            count: 0,
+            period: Span::from_secs(1),
+        };
+        let fields = |spec: LimitSpec| -> Vec<_> {
+            let problems = spec.build().unwrap_err().into_iter();
+            problems.map(|problem| problem.field).collect()
+        };
+        let bucket = LimitSpec {
+            algorithm: Some(AlgorithmName::TokenBucket),
+            capacity: Some(0),
+            refill: Some(nothing),
+            // Not a bucket's, and that is told of it alone.
+            limit: Some(u64::MAX),
+            soft: Some(2_000),
+            ..LimitSpec::default()
+        };
+        assert_eq!(fields(bucket), ["limit", "capacity", "refill", "soft"]);
+        let log = LimitSpec {
+            algorithm: Some(AlgorithmName::SlidingWindowLog),
+            window: Some(Span::ZERO),
+            ..LimitSpec::default()
+        };
+        assert_eq!(fields(log), ["window", "limit"]);
+        let queue = LimitSpec {
+            algorithm: Some(AlgorithmName::LeakyBucket),
+            capacity: Some(0),
+            queue: Some(true),
+            ..LimitSpec::default()
+        };
+        assert_eq!(fields(queue), ["leak"]);
     }
 
     #[test]

@@ -19,9 +19,9 @@
 //!   the loose one.
 
 use crate::{
-    bounds,
+    bounds::{self, check_count, check_period},
     kernel::Standing,
-    limit::{LimitError, check_count, check_period},
+    limit::LimitError,
     outcome::Retry,
     remote::Numbers,
     time::{Span, Timestamp},

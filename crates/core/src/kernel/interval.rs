@@ -21,9 +21,9 @@
 //! - **Source.** Tanenbaum, Computer Networks (token bucket); the discrete refill of `bucket4j`'s "intervally".
 
 use crate::{
-    bounds,
+    bounds::{self, check_count, check_rate},
     kernel::Standing,
-    limit::{LimitError, Rate, check_count, check_rate},
+    limit::{LimitError, Rate},
     outcome::Retry,
     receipt::Place,
     remote::Numbers,

@@ -25,9 +25,9 @@
 use std::collections::VecDeque;
 
 use crate::{
-    bounds,
+    bounds::{self, check_count, check_period},
     kernel::Standing,
-    limit::{LimitError, check_count, check_period},
+    limit::LimitError,
     outcome::Retry,
     remote::Numbers,
     time::{Span, Timestamp},

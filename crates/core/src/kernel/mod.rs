@@ -32,7 +32,7 @@ pub(crate) use self::{
 
 pub use self::schedule::Exact;
 use crate::{
-    bounds,
+    bounds::{self, check_count, least_capacity},
     limit::{Algorithm, Counting, Limit, LimitError, RefillMode},
     outcome::Retry,
     receipt::Place,
@@ -124,7 +124,7 @@ impl Kernel {
         let hard = limit.hard_quota();
         Ok(match limit.algorithm() {
             Algorithm::Gcra { rate, burst } => {
-                crate::limit::check_count("burst", *burst, 0)?;
+                check_count("burst", *burst, 0)?;
                 Self::Schedule(Schedule::new(("rate", *rate), ("burst", hard), false)?)
             }
             Algorithm::TokenBucket {
@@ -132,7 +132,7 @@ impl Kernel {
                 refill,
                 mode,
             } => {
-                crate::limit::check_count("capacity", *capacity, 1)?;
+                check_count("capacity", *capacity, least_capacity(false))?;
                 match mode {
                     RefillMode::Continuous => Self::Schedule(Schedule::new(
                         ("refill", *refill),
@@ -147,7 +147,7 @@ impl Kernel {
                 leak,
                 queue,
             } => {
-                crate::limit::check_count("capacity", *capacity, u64::from(!*queue))?;
+                check_count("capacity", *capacity, least_capacity(*queue))?;
                 Self::Schedule(Schedule::new(("leak", *leak), ("capacity", hard), *queue)?)
             }
             Algorithm::FixedWindow { window, .. } => {

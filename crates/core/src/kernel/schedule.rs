@@ -23,9 +23,9 @@
 //! - **Source.** ITU-T I.371 (GCRA, virtual scheduling); Turner 1986 (leaky bucket).
 
 use crate::{
-    bounds,
+    bounds::{self, check_count, check_rate},
     kernel::Standing,
-    limit::{LimitError, Rate, check_count, check_rate},
+    limit::{LimitError, Rate},
     outcome::{Outcome, Retry},
     receipt::Place,
     remote::Numbers,

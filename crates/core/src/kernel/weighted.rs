@@ -19,8 +19,9 @@
 //! - **Source.** Cloudflare 2017, "How we built rate limiting capable of scaling to millions of domains".
 
 use crate::{
+    bounds::{check_count, check_period},
     kernel::Standing,
-    limit::{LimitError, check_count, check_period},
+    limit::LimitError,
     outcome::Retry,
     remote::Numbers,
     time::{Span, Timestamp},

@@ -12,10 +12,10 @@
 //! - **Source.** Folklore; the boundary burst is described in every account of it.
 
 use crate::{
-    bounds,
+    bounds::{self, check_count, check_period},
     calendar::Calendar,
     kernel::Standing,
-    limit::{LimitError, Window, check_count, check_period},
+    limit::{LimitError, Window},
     outcome::Retry,
     remote::Numbers,
     time::Timestamp,
