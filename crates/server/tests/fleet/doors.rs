@@ -154,7 +154,7 @@ fn the_admin_door_shows_keys_and_readiness_of_the_whole_fleet() {
         problem["detail"]
             .as_str()
             .unwrap()
-            .ends_with("nothing was changed"),
+            .ends_with("nothing was done"),
         "{problem}"
     );
 }

@@ -38,7 +38,11 @@ fn a_body_that_stops_is_408() {
     let door = Door::with(upstream.url(), "timeouts: {idle: 100ms}");
     let mut client = door.connect();
     client.send("POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 10\r\n\r\nhalf");
-    assert_eq!(client.read_answer(false).status, 408);
+    let answer = client.read_answer(false);
+    assert_eq!(
+        (answer.status, answer.header("connection")),
+        (408, Some("close"))
+    );
 }
 
 #[test]
@@ -67,7 +71,10 @@ fn a_body_that_is_too_large_is_413() {
     let mut client = door.connect();
     client.send("POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 11\r\n\r\n");
     let answer = client.read_answer(false);
-    assert_eq!(answer.status, 413);
+    assert_eq!(
+        (answer.status, answer.header("connection")),
+        (413, Some("close"))
+    );
     assert_eq!(answer.problem(), "the body is over the maximum of 10 bytes");
     assert_eq!(upstream.connections(), 0, "its length said so");
     let mut client = door.connect();

@@ -155,7 +155,7 @@ impl From<StoreError> for Problem {
     fn from(error: StoreError) -> Self {
         let done = match error {
             StoreError::Unknown(_) => "it may or may not have been done: look before you ask again",
-            _ => "nothing was changed",
+            _ => "nothing was done",
         };
         Self::new(StatusCode::SERVICE_UNAVAILABLE, format!("{error}; {done}"))
     }

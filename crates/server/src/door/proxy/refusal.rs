@@ -2,7 +2,7 @@
 
 use http::{
     HeaderName, HeaderValue, Response, StatusCode,
-    header::{CONTENT_TYPE, RETRY_AFTER},
+    header::{CONNECTION, CONTENT_TYPE, RETRY_AFTER},
 };
 use http_body_util::Full;
 
@@ -127,6 +127,14 @@ impl Refusal {
         )
     }
 
+    /// Whether some of the request was not read, so that no other one can follow it.
+    const fn leaves_a_body(self) -> bool {
+        matches!(
+            self,
+            Self::TooLarge(_) | Self::BodyTooSlow | Self::BodyBroke
+        )
+    }
+
     /// What it is called in gRPC.
     const fn code(status: StatusCode) -> u16 {
         const INVALID_ARGUMENT: u16 = 3;
@@ -169,6 +177,11 @@ impl Refusal {
             answer
                 .headers_mut()
                 .insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        if self.leaves_a_body() {
+            // In HTTP/2 hyper leaves it out.
+            let close = HeaderValue::from_static("close");
+            answer.headers_mut().insert(CONNECTION, close);
         }
         answer.map(Body::Whole)
     }

@@ -137,7 +137,7 @@ impl Upstreams {
         text.family(name, "counter", help);
         self.each_address(|labels, health| text.sample(name, &labels, health.ejections()));
         let name = "tidegate_proxy_address_failures_total";
-        let help = "Requests that an address did not answer, whether or not another one did.";
+        let help = "Requests that an address failed by its own doing, whether or not another one answered them.";
         text.family(name, "counter", help);
         self.each_address(|[upstream, address], health| {
             for (at, failure) in ITS_DOING.iter().enumerate() {

@@ -78,7 +78,7 @@ pub(super) fn settle(head: &mut Parts) -> Result<(), Refusal> {
         Some(host) if is_plain(host.as_bytes()) => {}
         Some(host) => {
             let host = Authority::try_from(host.as_bytes());
-            if !host.is_ok_and(|host| !host.as_str().contains('@')) {
+            if !host.is_ok_and(|host| is_one(&host)) {
                 return Err(Refusal::Host("the host makes no sense"));
             }
         }
@@ -97,6 +97,17 @@ fn is_plain(host: &[u8]) -> bool {
     let is_port = |port: &[u8]| !port.is_empty() && port.iter().all(u8::is_ascii_digit);
     let is_short = host.len() <= MOST_OF_A_NAME;
     is_short && !name.is_empty() && name.iter().all(of_name) && port.is_none_or(is_port)
+}
+
+/// Whether it is one host, with a port that is a number or none, and without a user. A comma may stand in a name, but is in none: it
+/// joins two.
+fn is_one(host: &Authority) -> bool {
+    let port = host.as_str().strip_prefix(host.host());
+    let is_port = |port: &str| {
+        let digits = port.strip_prefix(':').unwrap_or(port);
+        digits.bytes().all(|octet| octet.is_ascii_digit())
+    };
+    !host.host().is_empty() && !host.as_str().contains(',') && port.is_some_and(is_port)
 }
 
 /// Rules see `/` where a target has no path, and so shall the upstream.
@@ -156,8 +167,19 @@ mod tests {
         #[test]
         fn what_is_plain_makes_sense(host in "[a-zA-Z0-9.:@%_\\-]{0,12}", is_long in any::<bool>()) {
             let host = if is_long { host.repeat(30) } else { host };
-            let makes_sense = Authority::try_from(host.as_bytes()).is_ok() && !host.contains('@');
+            let makes_sense = Authority::try_from(host.as_bytes()).is_ok_and(|host| is_one(&host));
             prop_assert!(!is_plain(host.as_bytes()) || makes_sense);
+        }
+    }
+
+    #[test]
+    fn a_host_is_one_with_a_port_or_none() {
+        let is_one = |host: &str| is_one(&Authority::try_from(host).unwrap());
+        for host in ["a", "a_b", "a:", "a:80", "[::1]", "[::1]:80", "xn--a~b"] {
+            assert!(is_one(host), "{host}");
+        }
+        for host in ["a,b", "a:x", "a:8x", ":80", "a@b", "a@a", "a:1@a:1"] {
+            assert!(!is_one(host), "{host}");
         }
     }
 
