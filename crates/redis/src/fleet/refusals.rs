@@ -5,53 +5,96 @@ use std::sync::{Mutex, PoisonError};
 use crate::StoreError;
 use tidegate_core::{Span, Timestamp};
 
-/// For how long a refusal is shown, and how long another is kept out of the log.
+/// For how long a refusal is shown, and how long others of its kind are kept out of the log.
 const SHOWN: Span = Span::from_secs(60);
 
-/// The latest refusal.
-#[derive(Debug, Default)]
-pub(super) struct Refusals(Mutex<Option<Refusal>>);
+/// The most kinds that are logged within that time: Redis says one or two.
+const MOST_KINDS: usize = 16;
 
-#[derive(Debug)]
-struct Refusal {
-    at: Timestamp,
-    logged_at: Timestamp,
-    error: StoreError,
+/// What was refused last.
+#[derive(Debug, Default)]
+pub(super) struct Refusals(Mutex<Refused>);
+
+#[derive(Debug, Default)]
+struct Refused {
+    latest: Option<(StoreError, Timestamp)>,
+    /// The kinds that are in the log, each with when it came there.
+    logged: Vec<(Box<str>, Timestamp)>,
 }
 
 impl Refusals {
-    /// Takes note of `error`, if somebody has to do something about it, and now and then puts it into the log. What
-    /// is out of reach, or fails over, shows in the health of the servers.
+    /// Takes note of `error`, if somebody has to do something about it, and puts it into the log, unless another of its kind was
+    /// put there just now. What is out of reach, or fails over, shows in the health of the servers.
     pub(super) fn note(&self, error: &StoreError, now: Timestamp) {
-        if let StoreError::NotExecuted(_) | StoreError::Unknown(_) = error {
-            return;
+        let Some(kind) = kind(error) else { return };
+        let mut refused = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut refused.latest {
+            Some((latest, at)) if latest == error => *at = now,
+            latest => *latest = Some((error.clone(), now)),
         }
-        let mut latest = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(refusal) = &mut *latest
-            && refusal.error == *error
-            && refusal.logged_at.after(SHOWN) > now
-        {
-            refusal.at = now;
-            return;
-        }
-        let logged = latest.as_ref().map(|refusal| refusal.logged_at);
-        let is_news = logged.is_none_or(|logged| logged.after(SHOWN) <= now);
-        if is_news {
+        let logged = &mut refused.logged;
+        logged.retain(|(_, at)| at.after(SHOWN) > now);
+        if logged.len() < MOST_KINDS && logged.iter().all(|(known, _)| **known != *kind) {
             tracing::warn!("{error}");
+            logged.push((kind.into(), now));
         }
-        *latest = Some(Refusal {
-            at: now,
-            logged_at: logged.filter(|_| !is_news).unwrap_or(now),
-            error: error.clone(),
-        });
     }
 
     /// What was refused within the last minute.
     pub(super) fn latest(&self, now: Timestamp) -> Option<String> {
-        let latest = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let shown = latest
-            .as_ref()
-            .filter(|refusal| refusal.at.after(SHOWN) > now);
-        shown.map(|refusal| refusal.error.to_string())
+        let refused = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (error, at) = refused.latest.as_ref()?;
+        (at.after(SHOWN) > now).then(|| error.to_string())
+    }
+}
+
+/// The same for two errors about which one thing is to be done.
+fn kind(error: &StoreError) -> Option<&str> {
+    match error {
+        StoreError::NotExecuted(_) | StoreError::Unknown(_) => None,
+        StoreError::Refused(problem) => Some(problem),
+        StoreError::Foreign { .. } => Some("foreign"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn logged(refusals: &Refusals) -> usize {
+        refusals.0.lock().unwrap().logged.len()
+    }
+
+    #[test]
+    fn each_kind_is_logged_once_a_minute_however_they_alternate() {
+        let refusals = Refusals::default();
+        let at = |secs: u64| Timestamp::from_micros(secs * 1_000_000);
+        let refused = |problem: &str| StoreError::Refused(problem.to_owned());
+        let foreign = |key: &str| StoreError::Foreign {
+            key: key.to_owned(),
+            problem: "a list".to_owned(),
+        };
+        for second in 0..30 {
+            refusals.note(&refused("OOM"), at(second));
+            refusals.note(&foreign(&second.to_string()), at(second));
+            refusals.note(&refused("NOPERM"), at(second));
+        }
+        assert_eq!(logged(&refusals), 3);
+        assert_eq!(refusals.latest(at(88)), Some(refused("NOPERM").to_string()));
+        assert_eq!(refusals.latest(at(89)), None);
+        refusals.note(&StoreError::Unknown("late".to_owned()), at(70));
+        assert_eq!(logged(&refusals), 3, "its health shows it");
+        refusals.note(&refused("OOM"), at(70));
+        assert_eq!(logged(&refusals), 1, "the minute is over");
+    }
+
+    #[test]
+    fn what_always_changes_does_not_fill_the_log() {
+        let refusals = Refusals::default();
+        for number in 0..1_000 {
+            let error = StoreError::Refused(number.to_string());
+            refusals.note(&error, Timestamp::default());
+        }
+        assert_eq!(logged(&refusals), MOST_KINDS);
     }
 }
