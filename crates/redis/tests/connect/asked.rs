@@ -28,6 +28,14 @@ pub(crate) fn standalone(url: &str) -> Settings {
     }
 }
 
+/// The same where nothing is to be late, however busy the machine is.
+pub(crate) fn patient(url: &str) -> Settings {
+    Settings {
+        timeout: Duration::from_secs(30),
+        ..standalone(url)
+    }
+}
+
 impl Asked {
     /// A store with the limit `10/h`.
     pub(crate) fn with(settings: Settings) -> Self {

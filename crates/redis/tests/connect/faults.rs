@@ -7,7 +7,7 @@ use tidegate_redis::StoreError;
 use tokio::time::Instant;
 
 use crate::{
-    asked::{Asked, standalone},
+    asked::{Asked, patient, standalone},
     support::{Proxy, RedisServer},
 };
 
@@ -113,7 +113,7 @@ async fn connections_that_break_off_are_made_anew() {
 #[tokio::test]
 async fn a_forgotten_script_is_sent_again_and_charges_once() {
     let server = RedisServer::start();
-    let asked = Asked::with(standalone(&server.url()));
+    let asked = Asked::with(patient(&server.url()));
     for _ in 0..10 {
         assert_eq!(asked.spend("k").await, Ok(Decision::Admitted));
         server.ask(&["SCRIPT", "FLUSH"]);
@@ -124,7 +124,7 @@ async fn a_forgotten_script_is_sent_again_and_charges_once() {
 #[tokio::test]
 async fn a_full_server_refuses_and_says_why() {
     let server = RedisServer::start();
-    let asked = Asked::with(standalone(&server.url()));
+    let asked = Asked::with(patient(&server.url()));
     asked.until_decided("k").await;
     server.ask(&["CONFIG", "SET", "maxmemory", "1"]);
     match asked.spend("new").await {
@@ -138,7 +138,7 @@ async fn a_full_server_refuses_and_says_why() {
 #[tokio::test]
 async fn questions_that_wait_together_travel_together() {
     let server = RedisServer::start();
-    let mut settings = standalone(&server.url());
+    let mut settings = patient(&server.url());
     settings.connections = 1;
     let asked = Asked::with(settings);
     asked.until_decided("first").await;
