@@ -24,6 +24,11 @@ fn a_snapshot_that_cannot_be_written_is_named() {
     let rules =
         "store: {memory: {snapshot: {path: nowhere/counters.snapshot, every: 1s}}}\nrules: []\n";
     let mut server = Server::start(rules);
+    let at_the_start = [
+        "counters will not be kept over a restart",
+        "make it, or mend",
+    ];
+    assert!(server.has_said(&at_the_start));
     server.wait_for(&["cannot write the snapshot nowhere/counters.snapshot: No such file"]);
 }
 

@@ -61,6 +61,12 @@ impl Process {
         None
     }
 
+    /// Whether a line that was read on the way to another contains every one of `words`.
+    pub(crate) fn has_said(&self, words: &[&str]) -> bool {
+        let has_them = |line: &String| words.iter().all(|word| line.contains(word));
+        self.seen.iter().any(has_them)
+    }
+
     /// The most memory that it has held at once.
     pub(crate) fn peak_bytes(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();

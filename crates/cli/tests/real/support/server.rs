@@ -113,6 +113,11 @@ impl Server {
         self.process.wait_for(words)
     }
 
+    /// Whether the server said so before the last line that was waited for.
+    pub(crate) fn has_said(&self, words: &[&str]) -> bool {
+        self.process.has_said(words)
+    }
+
     /// Waits until the server has ended; its directory remains.
     pub(crate) fn wait(self) -> (ExitStatus, Vec<String>, Scratch) {
         let Self {
