@@ -22,7 +22,7 @@
 
 use crate::{
     bounds::{self, check_count, check_rate},
-    kernel::Standing,
+    kernel::{Standing, narrow},
     limit::{LimitError, Rate},
     outcome::Retry,
     receipt::Place,
@@ -34,7 +34,7 @@ use crate::{
 pub(crate) struct IntervalState {
     /// When the bucket is full again, in microseconds since the epoch.
     pub(crate) full_at: u64,
-    /// What the last refill brings: from 1 to the refill.
+    /// What the last refill brings: from 1 to the refill, of whoever left it.
     pub(crate) last: u64,
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct Interval {
 /// What is missing from a bucket, more than all of it where more was admitted under wider limits; and when the next refill
 /// comes.
 struct Missing {
-    tokens: u64,
+    tokens: u128,
     next_refill: u64,
 }
 
@@ -93,18 +93,21 @@ impl Interval {
     }
 
     pub(crate) fn admits(&self, state: &IntervalState, now: Timestamp, cost: u64) -> bool {
-        cost <= self.capacity && self.missing(state, now).tokens <= self.capacity - cost
+        cost <= self.capacity && self.missing(state, now).tokens <= u128::from(self.capacity - cost)
     }
 
     pub(crate) fn charge(&self, state: &mut IntervalState, now: Timestamp, cost: u64) {
         let missing = self.missing(state, now);
-        let tokens = missing.tokens.saturating_add(cost).min(self.capacity);
-        *state = self.state_of(tokens, missing.next_refill);
+        let capacity = u128::from(self.capacity);
+        if missing.tokens < capacity {
+            let tokens = (missing.tokens + u128::from(cost)).min(capacity);
+            *state = self.state_of(tokens, missing.next_refill);
+        }
     }
 
     pub(crate) fn refund(&self, state: &mut IntervalState, now: Timestamp, units: u64) {
         let missing = self.missing(state, now);
-        *state = match missing.tokens.saturating_sub(units) {
+        *state = match missing.tokens.saturating_sub(units.into()) {
             0 => IntervalState::default(),
             tokens => self.state_of(tokens, missing.next_refill),
         };
@@ -131,11 +134,10 @@ impl Interval {
     }
 
     pub(crate) fn standing(&self, state: &IntervalState, now: Timestamp) -> Standing {
-        let remaining = self
-            .capacity
-            .saturating_sub(self.missing(state, now).tokens);
+        let missing = self.missing(state, now).tokens;
+        let remaining = u128::from(self.capacity).saturating_sub(missing);
         Standing {
-            remaining,
+            remaining: narrow(remaining),
             reset_after: state.full_at().since(now),
         }
     }
@@ -145,32 +147,53 @@ impl Interval {
             return Retry::Never;
         }
         let missing = self.missing(state, now);
-        let short = missing.tokens.saturating_sub(self.capacity - cost);
+        let short = missing.tokens.saturating_sub((self.capacity - cost).into());
         if short == 0 {
             return Retry::NOW;
         }
-        let refills = short.div_ceil(self.refill);
+        let refills = narrow(short.div_ceil(self.refill.into()));
         let at = missing
             .next_refill
             .saturating_add((refills - 1).saturating_mul(self.every));
+        // Under other numbers more may have been left to the last refill than there is in one here.
+        let at = at.min(state.full_at);
         Retry::After(Timestamp::from_micros(at).since(now))
     }
 
-    /// Keeps the tokens that are missing; the next refill comes when it would have, or sooner.
+    /// Keeps the tokens that are missing, even if they are more than fit now: whoever took them may still go by his own numbers. The
+    /// next refill comes when it would have, or sooner. At a slower rate they are missing no longer than they were, or than a
+    /// whole bucket.
     pub(crate) fn adopt(
         &self,
         old: Option<&Self>,
         state: IntervalState,
         now: Timestamp,
     ) -> IntervalState {
-        let missing = old.unwrap_or(self).missing(&state, now);
-        if missing.tokens == 0 {
+        if state.full_at <= now.as_micros() {
             return IntervalState::default();
         }
+        let Some(old) = old else {
+            // Without the old numbers the bucket is full again when it would have been.
+            let latest = now.after(bounds::MAX_DRAIN).as_micros();
+            return IntervalState {
+                full_at: state.full_at.min(latest),
+                ..state
+            };
+        };
+        let missing = old.missing(&state, now);
         let next_refill = missing
             .next_refill
             .min(now.as_micros().saturating_add(self.every));
-        self.state_of(missing.tokens.min(self.capacity), next_refill)
+        let kept = self.state_of(missing.tokens, next_refill);
+        let brim = self.state_of(self.capacity.into(), next_refill);
+        let latest = brim.full_at.max(state.full_at);
+        if kept.full_at <= latest {
+            return kept;
+        }
+        IntervalState {
+            full_at: latest,
+            last: brim.last.max(state.last),
+        }
     }
 
     fn missing(&self, state: &IntervalState, now: Timestamp) -> Missing {
@@ -182,20 +205,19 @@ impl Interval {
             };
         }
         let refills = (state.full_at - now).div_ceil(self.every);
-        let tokens = (refills - 1)
-            .saturating_mul(self.refill)
-            .saturating_add(state.last);
         Missing {
-            tokens,
+            tokens: u128::from(refills - 1) * u128::from(self.refill) + u128::from(state.last),
             next_refill: state.full_at - (refills - 1) * self.every,
         }
     }
 
-    fn state_of(&self, missing: u64, next_refill: u64) -> IntervalState {
-        let refills = missing.div_ceil(self.refill).max(1);
+    fn state_of(&self, missing: u128, next_refill: u64) -> IntervalState {
+        let refill = u128::from(self.refill);
+        let before_the_last = missing.div_ceil(refill).max(1) - 1;
+        let lasting = narrow(before_the_last).saturating_mul(self.every);
         IntervalState {
-            full_at: next_refill.saturating_add((refills - 1).saturating_mul(self.every)),
-            last: missing - (refills - 1) * self.refill,
+            full_at: next_refill.saturating_add(lasting),
+            last: narrow(missing - before_the_last * refill),
         }
     }
 }

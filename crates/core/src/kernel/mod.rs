@@ -25,7 +25,7 @@ pub(crate) use self::{
     buckets::{Buckets, BucketsState},
     interval::{Interval, IntervalState},
     log::{Log, LogState, Stamp},
-    schedule::{Schedule, gcd},
+    schedule::{Schedule, gcd, narrow},
     weighted::{Weighted, WeightedState},
     window::{FixedWindow, WindowState},
 };
@@ -253,7 +253,8 @@ impl Kernel {
 
     /// Takes over a state that was left under other numbers: `old` is the kernel that left it, if that is known.
     ///
-    /// What has been spent stays spent; what cannot be told is read as spent, but never as more than all.
+    /// What has been spent stays spent, and what cannot be told is read as spent. A state that holds more than these numbers allow keeps
+    /// it: a denial under them takes nothing from whoever else goes by the others.
     pub(crate) fn adopt(&self, old: Option<&Self>, state: State, now: Timestamp) -> State {
         match (self, state) {
             (Self::Schedule(new), State::Schedule(tat)) => {

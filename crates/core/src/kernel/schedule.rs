@@ -209,9 +209,9 @@ impl Schedule {
 
     pub(crate) fn charge(&self, tat: &mut Exact, now: Timestamp, cost: u64) {
         let cost = cost.min(self.capacity);
-        *tat = self
-            .plus(self.base(*tat, now), self.span_of(cost))
-            .min(self.brim(now));
+        let base = self.base(*tat, now);
+        let brim = self.brim(now).max(base);
+        *tat = self.plus(base, self.span_of(cost)).min(brim);
     }
 
     pub(crate) fn refund(&self, tat: &mut Exact, now: Timestamp, units: u64) {
@@ -320,20 +320,23 @@ impl Schedule {
         self.minus(tat, self.span_of(cost)).ceil().since(now)
     }
 
-    /// Keeps the units that are spent, at their new length.
+    /// Keeps the units that are spent, at their new length, even if they are more than fit now: whoever left them may still go by
+    /// his own numbers. At a slower rate they last no longer than they did, or than a whole bucket.
     pub(crate) fn adopt(&self, old: Option<&Self>, tat: Exact, now: Timestamp) -> Exact {
-        let brim = self.brim(now);
         let Some(old) = old else {
             // Without the old numbers the debt stays as long as it was, in time: nobody knows of what the
             // fraction is one, so it counts as a whole microsecond.
-            return Exact::at(tat.ceil()).min(brim);
+            let latest = Exact::at(now.after(bounds::MAX_DRAIN));
+            return Exact::at(tat.ceil()).min(latest);
         };
-        let debt = old.minus(old.base(tat, now), Exact::at(now));
+        let ends = old.base(tat, now);
+        let debt = old.minus(ends, Exact::at(now));
         let scaled = u128::from(debt.whole) * u128::from(old.l) + u128::from(debt.part);
         let (units, rest) = (scaled / u128::from(old.p), scaled % u128::from(old.p));
         let scaled =
             units * u128::from(self.p) + (rest * u128::from(self.p)).div_ceil(u128::from(old.p));
-        self.plus(Exact::at(now), self.exact(scaled)).min(brim)
+        let latest = self.brim(now).max(Exact::at(ends.ceil()));
+        self.plus(Exact::at(now), self.exact(scaled)).min(latest)
     }
 
     /// Where spending begins: the TAT, or now if it has passed.
@@ -420,7 +423,8 @@ impl Schedule {
     }
 }
 
-fn narrow(wide: u128) -> u64 {
+/// The most there is, if it is more.
+pub(crate) fn narrow(wide: u128) -> u64 {
     u64::try_from(wide).unwrap_or(u64::MAX)
 }
 

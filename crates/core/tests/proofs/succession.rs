@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use tidegate_core::{
-    Effect, Limit, Limits, MemoryStore, Outcome, Rate, Retry, Span, Timestamp, bounds,
+    Algorithm, Effect, Limit, Limits, MemoryStore, Outcome, Rate, RefillMode, Retry, Span,
+    Timestamp, bounds,
 };
 
 use crate::{
@@ -32,6 +33,40 @@ fn two_quotas() -> impl Strategy<Value = (Limit, Limit)> {
 /// The same kind of limit twice, with any numbers.
 fn two_limits() -> impl Strategy<Value = (Limit, Limit)> {
     any_kind().prop_flat_map(|kind| (strategies::plain_limit(kind), strategies::plain_limit(kind)))
+}
+
+/// What remembers instants forgets the sooner the shorter its window is; only what remembers a debt can have any numbers.
+fn two_that_remember_alike() -> impl Strategy<Value = (Limit, Limit)> {
+    use Kind::{Gcra, Interval, Meter, Queue, TokenBucket};
+    let debt = prop::sample::select(vec![Gcra, Interval, Meter, Queue, TokenBucket]);
+    let limits =
+        debt.prop_flat_map(|kind| (strategies::plain_limit(kind), strategies::plain_limit(kind)));
+    prop_oneof![two_quotas(), limits]
+}
+
+/// Whether a unit of debt lasts at least as long by the second limit as by the first, and comes back in steps that are no shorter.
+fn lasts_as_long(before: &Limit, after: &Limit) -> bool {
+    let rate = |limit: &Limit| match *limit.algorithm() {
+        Algorithm::Gcra { rate, .. }
+        | Algorithm::TokenBucket { refill: rate, .. }
+        | Algorithm::LeakyBucket { leak: rate, .. } => rate,
+        _ => Rate {
+            count: 1,
+            period: Span::ZERO,
+        },
+    };
+    let has_steps = matches!(
+        before.algorithm(),
+        Algorithm::TokenBucket {
+            mode: RefillMode::Interval,
+            ..
+        }
+    );
+    let ((before, after), wide) = ((rate(before), rate(after)), u128::from);
+    let shorter_steps = has_steps && after.period < before.period;
+    !shorter_steps
+        && wide(after.period.as_micros()) * wide(before.count)
+            >= wide(before.period.as_micros()) * wide(after.count)
 }
 
 fn rule(limit: &Limit) -> Rule {
@@ -97,6 +132,30 @@ proptest! {
                 );
             }
         }
+    }
+
+    /// Of two servers on one store, each with numbers of its own, neither takes from the other by denying; whether
+    /// it knows the other's numbers or not.
+    #[test]
+    fn a_denial_under_other_numbers_gives_nothing_back(
+        (before, after) in two_that_remember_alike(),
+        start in strategies::start(),
+        asks in strategies::asks(20),
+        cost in 1..=100_000_u64,
+        known in any::<bool>(),
+    ) {
+        let (old, store) = (rule(&before), one_shard());
+        // Who knows the other's numbers keeps the units, at their new length; the other sees how long they last.
+        let known = known && lasts_as_long(&before, &after);
+        let new = if known { successor(&after, &old) } else { rule(&after) };
+        let now = walk(&old, &store, start, &asks, |_, _, _| Ok(()))?;
+        let left = ask(&store, &old, now, 1, Effect::Look);
+        let denied = ask(&store, &new, now, cost, Effect::Charge);
+        if denied.allowed {
+            return Ok(());
+        }
+        let seen = ask(&store, &old, now, 1, Effect::Look);
+        prop_assert!(seen.remaining <= left.remaining, "{} left, and {} then", left.remaining, seen.remaining);
     }
 
     /// What was spent before the change is still spent after it, whatever becomes of the period.
@@ -174,6 +233,40 @@ fn five_spent_of_five_leave_five_of_ten() {
         let denied = ask(&store, &lowered, start, 1, Effect::Charge);
         assert!(
             matches!(denied.retry_after, Retry::After(wait) if wait > Span::ZERO),
+            "{kind:?}"
+        );
+    }
+}
+
+/// Two servers on one store, one of which has the smaller numbers and has never heard of the other's.
+#[test]
+fn who_denies_by_less_takes_nothing_from_who_goes_by_more() {
+    let start = 1_700_000_000_000_000;
+    for kind in Kind::ALL {
+        let rule_of = |count| {
+            let rate = Rate {
+                count: 1,
+                period: Span::from_secs(3_600),
+            };
+            rule(&Limit::new(kind.algorithm(count, rate, 6)).unwrap())
+        };
+        let (more, less, store) = (rule_of(10), rule_of(5), one_shard());
+        let quota = ask(&store, &more, start, 1, Effect::Look).limit;
+        let mut admitted = 0;
+        for _ in 0..3 {
+            while ask(&store, &more, start, 1, Effect::Charge).allowed {
+                admitted += 1;
+            }
+            assert!(!ask(&store, &less, start, 1, Effect::Charge).allowed);
+        }
+        assert_eq!(admitted, quota, "{kind:?}");
+        // Down and up again where the numbers are known: what was spent is still spent.
+        let lowered = successor(less.limits.iter().next().unwrap(), &more);
+        assert!(!ask(&store, &lowered, start, 1, Effect::Charge).allowed);
+        let raised = successor(more.limits.iter().next().unwrap(), &lowered);
+        assert_eq!(
+            ask(&store, &raised, start, 1, Effect::Look).remaining,
+            0,
             "{kind:?}"
         );
     }

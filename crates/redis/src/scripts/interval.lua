@@ -13,7 +13,8 @@ kernels[1] = function(member, value, position, mode)
     next_refill = full_at - (refills - 1) * every
   end
   local over = not fits or missing > capacity - cost
-  if mode ~= KEEP then
+  -- What lies beyond the brim, by wider numbers, stays there.
+  if mode ~= KEEP and missing < capacity then
     missing = math.min(missing + cost, capacity)
     local refills = parts(missing, refill)
     full_at = next_refill + (refills - 1) * every

@@ -17,6 +17,7 @@ kernels[0] = function(member, value, position, mode)
     end
   end
   local late = longest and (ahead > longest or ahead == longest and rest > 0)
+  local owed, owed_parts = ahead, rest
   if mode ~= KEEP then
     ahead, rest = ahead + lasting, rest + lasting_parts
     if rest >= fraction then
@@ -26,6 +27,10 @@ kernels[0] = function(member, value, position, mode)
   local over = ahead > tau or ahead == tau and rest > tau_parts
   if over and mode == CLAMP then
     ahead, rest = tau, tau_parts
+    -- Beyond the brim already, by wider numbers.
+    if owed > tau or owed == tau and owed_parts > tau_parts then
+      ahead, rest = owed, owed_parts
+    end
   end
   local expires = now + ahead
   if fraction == 1 then

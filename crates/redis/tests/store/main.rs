@@ -15,7 +15,7 @@ mod vectors;
 use server::Server;
 use tidegate_core::{
     AlgorithmName, Charge, Cost, Decision, Effect, LimitSpec, Limits, MemoryBounds, MemoryStore,
-    Outcome, Timestamp, notation,
+    Outcome, RefillMode, Timestamp, notation,
 };
 use tidegate_redis::RedisStore;
 
@@ -148,6 +148,45 @@ async fn a_state_left_under_other_numbers_is_taken_over() {
                 let now = Timestamp::from_micros(START + second * 1_000_000);
                 same(&redis, &memory, &[charge], (now, effect)).await;
             }
+        }
+    }
+}
+
+/// A bucket of this size that gets one unit back an hour.
+fn bucket(units: u64, refill_mode: Option<RefillMode>, count_denied: bool) -> Limits {
+    let spec = LimitSpec {
+        algorithm: Some(AlgorithmName::TokenBucket),
+        capacity: Some(units),
+        refill: Some(notation::rate("1/h").unwrap()),
+        refill_mode,
+        count_denied: Some(count_denied),
+        ..LimitSpec::default()
+    };
+    Limits::new(vec![spec.build().unwrap()]).unwrap()
+}
+
+#[tokio::test]
+async fn who_denies_by_less_takes_nothing_from_who_goes_by_more() {
+    for server in Server::each() {
+        let redis = RedisStore::connect(&server.url(), "tg").await.unwrap();
+        let memory = MemoryStore::new(MemoryBounds::default());
+        let modes = [None, Some(RefillMode::Interval)];
+        for (mode, counts) in modes
+            .into_iter()
+            .flat_map(|mode| [(mode, false), (mode, true)])
+        {
+            let (more, less) = (bucket(10, mode, false), bucket(5, mode, counts));
+            let key = format!("{mode:?}{counts}");
+            let mut admitted = 0;
+            for _ in 0..3 {
+                let now = Timestamp::from_micros(START);
+                for limits in [&more; 11].into_iter().chain([&less]) {
+                    let charge = Charge::new(key.as_bytes(), limits, Cost::ONE).unwrap();
+                    let decision = same(&redis, &memory, &[charge], (now, Effect::Charge)).await;
+                    admitted += usize::from(decision == Decision::Admitted);
+                }
+            }
+            assert_eq!(admitted, 10, "{key}");
         }
     }
 }
