@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::task::AtomicWaker;
 use http::header::CONTENT_LENGTH;
 use http_body_util::Full;
 use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
@@ -46,7 +47,14 @@ impl Error for BodyError {}
 
 /// How far the body of a request has come, for who waits for the answer.
 #[derive(Clone, Debug)]
-pub(super) struct Progress(Option<Arc<AtomicU8>>);
+pub(super) struct Progress(Option<Arc<Sending>>);
+
+#[derive(Debug, Default)]
+struct Sending {
+    state: AtomicU8,
+    /// Who waits for the answer, where the body is sent by another task.
+    waits: AtomicWaker,
+}
 
 const SENDING: u8 = 0;
 const SENT: u8 = 1;
@@ -55,9 +63,29 @@ const TOO_LARGE: u8 = 3;
 const BROKEN: u8 = 4;
 
 impl Progress {
+    /// Of a body that has begun to come.
+    #[cfg(test)]
+    pub(super) fn begun() -> Self {
+        Self(Some(Arc::default()))
+    }
+
+    /// All of it has been sent.
+    #[cfg(test)]
+    pub(super) fn end(&self) {
+        self.set(SENT);
+    }
+
     /// Whether there may be more to come.
     pub(super) fn is_sending(&self) -> bool {
         self.state() == SENDING
+    }
+
+    /// The same for who is woken when there is no more, or something is wrong.
+    pub(super) fn poll_is_sending(&self, cx: &mut Context<'_>) -> bool {
+        if let Some(sending) = &self.0 {
+            sending.waits.register(cx.waker());
+        }
+        self.is_sending()
     }
 
     /// What went wrong with the body, if something did.
@@ -73,12 +101,13 @@ impl Progress {
     fn state(&self) -> u8 {
         self.0
             .as_ref()
-            .map_or(SENT, |state| state.load(Ordering::Relaxed))
+            .map_or(SENT, |sending| sending.state.load(Ordering::Relaxed))
     }
 
     fn set(&self, state: u8) {
-        if let Some(shared) = &self.0 {
-            shared.store(state, Ordering::Relaxed);
+        if let Some(sending) = &self.0 {
+            sending.state.store(state, Ordering::Relaxed);
+            sending.waits.wake();
         }
     }
 }

@@ -345,11 +345,39 @@ async fn in_time<A>(
         }
         // An upstream that is still being sent the body owes no answer yet. Its time begins when it has been sent all.
         if is_sending {
-            is_sending = progress.is_sending();
+            is_sending = progress.poll_is_sending(cx);
             timer.set(times.head);
         }
         ready!(timer.poll_due(cx));
         Poll::Ready(Err(Refusal::HeadTimeout))
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{future::pending, time::Duration};
+
+    use super::*;
+    use crate::config::Config;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_is_waited_for_from_the_end_of_the_request_on() {
+        let text = "proxy: {listen: '127.0.0.1:0', timeouts: {head: 3s}, upstreams: [{name: app, urls: 'http://h'}]}";
+        let times = Config::parse(text).unwrap().proxy.unwrap().timeouts;
+        for sends_for in [0, 1, 2, 7] {
+            let progress = Progress::begun();
+            let sent = progress.clone();
+            // Another task sends it, as with an upstream that speaks HTTP/2.
+            tokio::spawn(async move {
+                tokio::time::sleep(Duration::from_secs(sends_for)).await;
+                sent.end();
+            });
+            let start = Instant::now();
+            let mut timer = LazyTimer::new(times.head);
+            let answered = in_time(pending::<()>(), &mut timer, &progress, &times).await;
+            assert!(matches!(answered, Err(Refusal::HeadTimeout)));
+            assert_eq!(start.elapsed().as_secs(), sends_for + 3);
+        }
+    }
 }
