@@ -149,6 +149,13 @@ impl Trust {
         address::network(client, self.ipv6_prefix)
     }
 
+    /// The text under which an address, or a network of addresses, is counted that is written like this; `None` if it is neither.
+    #[must_use]
+    pub fn counted_text(&self, written: &str) -> Option<String> {
+        let bare = written.split('/').next().unwrap_or(written);
+        Some(address::text(self.counted(address::read(bare)?)))
+    }
+
     /// What of this lets clients be counted for others, or not at all.
     pub fn warnings(&self) -> impl Iterator<Item = Warning> {
         let all = match &self.proxies {

@@ -309,6 +309,7 @@ impl Doors<'_> {
                 certificates: self.certificates.clone(),
                 geoip: self.geoip.clone(),
                 proxy: self.proxy.clone(),
+                identity: Arc::clone(&self.identity),
                 token: self.token.clone(),
             };
             let listener = door::admin::listen(server, socket, Bounds::default(), operated)?;

@@ -18,7 +18,11 @@ fn a_block_is_put_listed_shown_and_lifted() {
         "rule": "r", "key": ["/a b", "::1"], "reason": "abuse",
         "until_ms": 1_700_000_580_000_u64, "left_ms": 600_000,
     });
-    assert_eq!(put.json(), block);
+    let mut answer = put.json();
+    let hint = answer.as_object_mut().unwrap().remove("hint").unwrap();
+    let hint = hint.as_str().unwrap();
+    assert!(hint.contains("it counts this one as `::`"), "{hint}");
+    assert_eq!(answer, block);
     assert!(!door.spend(), "a block denies");
     assert_eq!(door.ask("GET", &path(), "").json(), block);
     assert_eq!(
@@ -36,6 +40,32 @@ fn a_block_is_put_listed_shown_and_lifted() {
         let answer = door.ask(method, &path(), "");
         assert_eq!(answer.status, 404);
         assert!(answer.problem().contains("no block stands"));
+    }
+}
+
+#[test]
+fn who_blocks_an_address_by_another_text_than_doors_count_it_is_told() {
+    let door = Door::open();
+    for (written, counted) in [
+        ("2001:db8:1::5", Some("2001:db8:1::")),
+        ("2001:DB8:1::%2F64", Some("2001:db8:1::")),
+        ("192.0.2.1:80", Some("192.0.2.1")),
+        ("2001:db8:1::", None),
+        ("192.0.2.1", None),
+        ("nobody", None),
+    ] {
+        for (method, kind) in [("PUT", "blocks"), ("GET", "keys")] {
+            let answer = door
+                .ask(method, &format!("/v1/{kind}/r/%2Fa/{written}"), "")
+                .json();
+            let hint = answer["hint"].as_str();
+            let expected = counted.map(|counted| format!("counts this one as `{counted}`:"));
+            let is_told = hint
+                .zip(expected.as_ref())
+                .is_some_and(|(hint, expected)| hint.contains(expected));
+            assert_eq!(is_told, counted.is_some(), "{written}: {hint:?}");
+            assert_eq!(hint.is_some(), counted.is_some(), "{written}: {hint:?}");
+        }
     }
 }
 

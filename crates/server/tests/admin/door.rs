@@ -68,6 +68,7 @@ impl Door {
             certificates: Vec::new(),
             geoip: None,
             proxy: None,
+            identity: Arc::default(),
             token: token.map(str::to_owned),
         };
         let server = Server::start(1).unwrap();

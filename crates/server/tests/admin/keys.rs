@@ -17,7 +17,8 @@ fn a_key_shows_every_limit_and_looking_charges_nothing() {
             "reset_after_ms": reset, "retry_after_ms": retry,
         })
     };
-    let standing = |limits: Value| json!({"rule": "r", "key": ["/a b", "::1"], "mode": "enforce", "block": null, "limits": limits});
+    let hint = door.ask("GET", &path(), "").json()["hint"].clone();
+    let standing = |limits: Value| json!({"rule": "r", "key": ["/a b", "::1"], "mode": "enforce", "block": null, "limits": limits, "hint": hint});
     let untouched = standing(json!([
         limit("2/min capacity 2", 2, 2, 0, 0),
         limit("100/h capacity 100", 100, 100, 0, 0),

@@ -162,6 +162,7 @@ impl Node {
             certificates: Vec::new(),
             geoip: None,
             proxy: None,
+            identity: Arc::default(),
             token: None,
         };
         let listener = admin::listen(&self.server, socket(), Bounds::default(), operated);

@@ -6,7 +6,7 @@ use tidegate_core::{Block, Rule, RuleSet, Span, Timestamp, bounds::MAX_REASON_BY
 
 use super::{
     super::http::{Answer, Json, Members, Problem, json, object},
-    path::rule_and_key,
+    path::{Asked, rule_and_key},
 };
 use crate::{
     config::report::{advice, shown},
@@ -41,12 +41,11 @@ pub(super) async fn show(limiter: &Limiter, rule: &str, key: &[&str]) -> Result<
 
 pub(super) async fn put(
     limiter: &Limiter,
-    rule: &str,
-    key: &[&str],
+    asked: Asked<'_>,
     body: &[u8],
 ) -> Result<Answer, Problem> {
     let rules = limiter.rules();
-    let (rule, key) = rule_and_key(&rules, rule, key)?;
+    let (rule, key) = rule_and_key(&rules, asked.rule, asked.key)?;
     let members = match body {
         [] => Vec::new(),
         body => object(body)?,
@@ -59,10 +58,8 @@ pub(super) async fn put(
     }
     let block = limiter.block_on(&key).await?.ok_or_else(no_block)?;
     // Not earlier than the block, so that not more is left than was asked for.
-    Ok(json(
-        StatusCode::OK,
-        &document(&rules, &block, limiter.now()),
-    ))
+    let document = document(&rules, &block, limiter.now());
+    Ok(json(StatusCode::OK, &asked.hinted(document, rule)))
 }
 
 fn read<'b>(members: &'b Members<'_>, rule: &Rule) -> Result<Wish<'b>, Problem> {

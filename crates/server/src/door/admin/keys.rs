@@ -7,13 +7,13 @@ use tidegate_core::{Charge, Cost, Effect, Limit, Outcome, Retry};
 use super::{
     super::http::{Answer, Problem, json, millis},
     blocks,
-    path::rule_and_key,
+    path::{Asked, rule_and_key},
 };
 use crate::limiter::Limiter;
 
-pub(super) async fn show(limiter: &Limiter, rule: &str, key: &[&str]) -> Result<Answer, Problem> {
+pub(super) async fn show(limiter: &Limiter, asked: Asked<'_>) -> Result<Answer, Problem> {
     let (rules, now) = (limiter.rules(), limiter.now());
-    let (rule, bytes) = rule_and_key(&rules, rule, key)?;
+    let (rule, bytes) = rule_and_key(&rules, asked.rule, asked.key)?;
     let block = limiter.block_on(&bytes).await?;
     let charge = Charge::new(&bytes, rule.limits(), Cost::ONE)?;
     let standing = limiter.inspect(charge, Effect::Look).await?;
@@ -28,12 +28,12 @@ pub(super) async fn show(limiter: &Limiter, rule: &str, key: &[&str]) -> Result<
         .collect();
     let document = json!({
         "rule": rule.name(),
-        "key": key,
+        "key": asked.key,
         "mode": rule.mode().as_str(),
         "limits": limits,
         "block": block.map(|block| blocks::document(&rules, &block, now)),
     });
-    Ok(json(StatusCode::OK, &document))
+    Ok(json(StatusCode::OK, &asked.hinted(document, rule)))
 }
 
 pub(super) async fn reset(limiter: &Limiter, rule: &str, key: &[&str]) -> Result<Answer, Problem> {

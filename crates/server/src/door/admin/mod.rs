@@ -31,12 +31,17 @@ use hyper::{
 use serde_json::json;
 use tidegate_redis::Health;
 
-use self::{access::Access, path::Path, reload::Reloading};
+use self::{
+    access::Access,
+    path::{Asked, Path},
+    reload::Reloading,
+};
 use super::{
     http::{Answer, Problem, json, read_body, wire},
     proxy::Live,
 };
 use crate::{
+    config::Identity,
     envoy::Watch,
     geoip::GeoIp,
     limiter::Limiter,
@@ -60,6 +65,8 @@ pub struct Operated {
     pub geoip: Option<Arc<GeoIp>>,
     /// The reverse proxy, if there is one.
     pub proxy: Option<Arc<Live>>,
+    /// How the doors count the addresses that they find out.
+    pub identity: Arc<Identity>,
     /// Who shows it may ask; without one, whoever is on this machine.
     pub token: Option<String>,
 }
@@ -83,6 +90,7 @@ pub fn listen(
         certificates,
         geoip,
         proxy,
+        identity,
         token,
     } = operated;
     let admin = Arc::new(Admin {
@@ -92,6 +100,7 @@ pub fn listen(
         certificates,
         geoip,
         proxy,
+        identity,
         shutdown: server.shutdown_signal(),
         access: Access::new(token, socket.local_addr()?)?,
     });
@@ -111,6 +120,7 @@ struct Admin {
     certificates: Vec<Arc<Tls>>,
     geoip: Option<Arc<GeoIp>>,
     proxy: Option<Arc<Live>>,
+    identity: Arc<Identity>,
     shutdown: Shutdown,
     access: Access,
 }
@@ -132,6 +142,7 @@ impl Admin {
             method => method.clone(),
         };
         let segments: Vec<&str> = path.segments().collect();
+        let trust = &self.identity.trust;
         match (segments.as_slice(), &method) {
             (["healthz"], &Method::GET) => Ok(json(StatusCode::OK, &json!({"ok": true}))),
             (["readyz"], &Method::GET) => Ok(self.readiness()),
@@ -144,13 +155,14 @@ impl Admin {
             }
             (["v1", "blocks", rule, key @ ..], &Method::PUT) => {
                 let body = read_body(request.into_body()).await?;
-                blocks::put(&self.limiter, rule, key, &body).await
+                let asked = Asked { rule, key, trust };
+                blocks::put(&self.limiter, asked, &body).await
             }
             (["v1", "blocks", rule, key @ ..], &Method::DELETE) => {
                 blocks::lift(&self.limiter, rule, key).await
             }
             (["v1", "keys", rule, key @ ..], &Method::GET) => {
-                keys::show(&self.limiter, rule, key).await
+                keys::show(&self.limiter, Asked { rule, key, trust }).await
             }
             (["v1", "keys", rule, key @ ..], &Method::DELETE) => {
                 keys::reset(&self.limiter, rule, key).await

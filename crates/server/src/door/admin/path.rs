@@ -2,7 +2,9 @@
 
 use hyper::StatusCode;
 use percent_encoding::percent_decode_str;
+use serde_json::Value;
 use tidegate_core::{Rule, RuleSet};
+use tidegate_http::Trust;
 
 use super::Problem;
 use crate::config::report::{nearest, shown};
@@ -22,6 +24,34 @@ impl Path {
 
     pub(super) fn segments(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(String::as_str)
+    }
+}
+
+/// What an operator asks about.
+#[derive(Clone, Copy)]
+pub(super) struct Asked<'a> {
+    pub(super) rule: &'a str,
+    /// The values of the key, as they were written.
+    pub(super) key: &'a [&'a str],
+    pub(super) trust: &'a Trust,
+}
+
+impl Asked<'_> {
+    /// `document`, with a word about an address under whose text no door counts a client that it finds out itself.
+    pub(super) fn hinted(&self, mut document: Value, rule: &Rule) -> Value {
+        let entries = rule.key().zip(self.key);
+        let hint = entries.filter(|(name, _)| *name == "ip").find_map(|(_, value)| {
+            let counted = self.trust.counted_text(value)?;
+            (counted != *value).then(|| {
+                format!(
+                    "where a door finds out an address, it counts this one as `{counted}`: ask about that instead, unless callers of /v1/check name it like this"
+                )
+            })
+        });
+        if let (Some(hint), Value::Object(members)) = (hint, &mut document) {
+            members.insert("hint".to_owned(), hint.into());
+        }
+        document
     }
 }
 
