@@ -117,8 +117,8 @@ impl Trust {
     pub fn client(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
         let peer = peer.to_canonical();
         match &self.proxies {
-            Proxies::Hops(hops) => self.behind(peer, headers, *hops),
-            Proxies::Nets(nets) if is_in(nets, peer) => self.behind(peer, headers, 1),
+            Proxies::Hops(hops) => self.named(headers, *hops).unwrap_or(peer),
+            Proxies::Nets(nets) if is_in(nets, peer) => self.named(headers, 1).unwrap_or(peer),
             Proxies::Nets(_) => peer,
         }
     }
@@ -127,11 +127,17 @@ impl Trust {
     /// than the hops.
     #[must_use]
     pub fn client_of(&self, proxy: IpAddr, headers: &HeaderMap) -> IpAddr {
+        self.named_by_proxy(headers)
+            .unwrap_or_else(|| proxy.to_canonical())
+    }
+
+    /// The same, unless that proxy names nobody.
+    pub(crate) fn named_by_proxy(&self, headers: &HeaderMap) -> Option<IpAddr> {
         let hops = match self.proxies {
             Proxies::Hops(hops) => hops.saturating_add(1),
             Proxies::Nets(_) => 1,
         };
-        self.behind(proxy.to_canonical(), headers, hops)
+        self.named(headers, hops)
     }
 
     /// Whether `peer`, the socket's other end, is a proxy that is believed.
@@ -167,26 +173,24 @@ impl Trust {
         all.into_iter().chain(raw.then_some(Warning::RawIpv6))
     }
 
-    /// The client, where `peer` is believed if there are any `hops`.
-    fn behind(&self, peer: IpAddr, headers: &HeaderMap, hops: usize) -> IpAddr {
-        let Some(skipped) = hops.checked_sub(1) else {
-            return peer;
-        };
+    /// The client by the word of the socket's other end, who is believed if there are any `hops`; `None` if he is not, or names nobody.
+    fn named(&self, headers: &HeaderMap, hops: usize) -> Option<IpAddr> {
+        let skipped = hops.checked_sub(1)?;
         match &self.header {
-            AddressHeader::Single(name) => single(headers, name).unwrap_or(peer),
+            AddressHeader::Single(name) => single(headers, name),
             AddressHeader::XForwardedFor => {
                 let lines = headers.get_all(X_FORWARDED_FOR).iter().rev();
                 let elements =
                     lines.flat_map(|line| line.as_bytes().rsplit(|octet| *octet == b','));
                 let addresses =
                     elements.map(|element| address::read(std::str::from_utf8(element).ok()?));
-                self.last_known(peer, addresses, skipped)
+                self.last_known(addresses, skipped)
             }
             AddressHeader::Forwarded => {
                 let lines = headers.get_all(FORWARDED).iter().rev();
                 let elements = lines.flat_map(|line| rfc7239::for_from_the_right(line.as_bytes()));
                 let addresses = elements.map(|element| address::read(&element?));
-                self.last_known(peer, addresses, skipped)
+                self.last_known(addresses, skipped)
             }
         }
     }
@@ -194,16 +198,15 @@ impl Trust {
     /// The first from the right whom nobody vouches for.
     fn last_known(
         &self,
-        peer: IpAddr,
         mut from_the_right: impl Iterator<Item = Option<IpAddr>>,
         skipped: usize,
-    ) -> IpAddr {
+    ) -> Option<IpAddr> {
         let Proxies::Nets(nets) = &self.proxies else {
-            return from_the_right.nth(skipped).flatten().unwrap_or(peer);
+            return from_the_right.nth(skipped).flatten();
         };
-        let mut known = peer;
+        let mut known = None;
         while let Some(Some(address)) = from_the_right.next() {
-            known = address;
+            known = Some(address);
             if !is_in(nets, address) {
                 break;
             }

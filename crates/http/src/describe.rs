@@ -67,7 +67,7 @@ pub struct Forwarded<'r> {
     host: Option<String>,
     ip: IpAddr,
     counted_ip: IpAddr,
-    proxy_ip: IpAddr,
+    names_a_client: bool,
     parts: &'r [(Box<str>, Part)],
     atlas: Option<&'r dyn Atlas>,
 }
@@ -81,21 +81,20 @@ impl<'r> Forwarded<'r> {
     /// there with several values.
     pub fn read(headers: &'r HeaderMap, source: Source<'r>) -> Result<Self, Unclear> {
         let family = Family::of(headers, source.proxy)?;
-        let ip = if family.has_real_ip {
-            match client::single(headers, &X_REAL_IP) {
-                Some(real) => source.trust.client(real, headers),
-                None => source.peer.to_canonical(),
-            }
+        let named = if family.has_real_ip {
+            let real = client::single(headers, &X_REAL_IP);
+            real.map(|real| source.trust.client(real, headers))
         } else {
-            source.trust.client_of(source.peer, headers)
+            source.trust.named_by_proxy(headers)
         };
+        let ip = named.unwrap_or_else(|| source.peer.to_canonical());
         Ok(Self {
             headers,
             method: family.method(headers)?,
             target: family.target(headers)?.map(Target::read),
             host: family.host(headers)?.map(|host| bare_host(&host)),
             counted_ip: source.trust.counted(ip),
-            proxy_ip: source.peer.to_canonical(),
+            names_a_client: named.is_some(),
             ip,
             parts: source.parts,
             atlas: source.atlas,
@@ -111,7 +110,7 @@ impl<'r> Forwarded<'r> {
     /// Whether the proxy said who the client is. If not, `ip` is the proxy's own, and all clients have one count.
     #[must_use]
     pub fn names_a_client(&self) -> bool {
-        self.ip != self.proxy_ip
+        self.names_a_client
     }
 
     /// The value of the entry `name`, which is not empty; see the table in the module's documentation.

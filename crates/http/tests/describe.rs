@@ -191,6 +191,12 @@ fn a_proxy_that_names_nobody_is_told_apart() {
             &[("x-forwarded-uri", "/"), ("x-forwarded-for", "unknown")],
             false,
         ),
+        // Who asks from the proxy's own machine is named as well.
+        (&[("x-original-uri", "/"), ("x-real-ip", "127.0.0.1")], true),
+        (
+            &[("x-forwarded-uri", "/"), ("x-forwarded-for", "127.0.0.1")],
+            true,
+        ),
     ] {
         let headers = headers(lines);
         let forwarded = Forwarded::read(&headers, PEER).unwrap();
