@@ -219,7 +219,14 @@ fn an_outage_of_an_upstream_is_told_of_once_and_so_is_its_end() {
         assert_eq!(Ask::get(proxy, "/").send().status, 502);
     }
     let address = format!("http://127.0.0.1:{port}");
-    server.wait_for(&["WARN", "begins to fail", &address, "unreachable"]);
+    server.wait_for(&[
+        "WARN",
+        "begins to fail",
+        "upstream=app",
+        &address,
+        "unreachable",
+        "Connection refused",
+    ]);
     let socket = TcpListener::bind(("127.0.0.1", port)).unwrap();
     let answering = spawn(move || {
         let (mut stream, _) = socket.accept().unwrap();

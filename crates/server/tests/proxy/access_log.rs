@@ -63,6 +63,23 @@ fn every_request_is_a_line_without_secrets() {
 }
 
 #[test]
+fn an_answer_that_breaks_off_says_whose_doing_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("access.log");
+    let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\no");
+    let settings = format!("access_log: {}\ntimeouts: {{idle: 100ms}}", path.display());
+    let door = Door::with(upstream.url(), &settings);
+    let mut client = door.connect();
+    client.send("GET / HTTP/1.1\r\nhost: h\r\n\r\n");
+    assert!(client.until_closed().ends_with("\r\n\r\no"));
+    let line = parsed(&lines(&door, &path, 1)[0]);
+    assert_eq!(
+        (&line["status"], &line["complete"], &line["reason"]),
+        (&json!(200), &json!(false), &json!("idle_timeout"))
+    );
+}
+
+#[test]
 fn what_was_denied_and_who_has_left_is_written_too() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("access.log");

@@ -119,13 +119,22 @@ fn half_a_head_is_504() {
 /// for the whole.
 #[test]
 fn a_body_that_is_shorter_than_it_says_breaks_off() {
-    for (conduct, begins) in [
+    for (conduct, begins, failure) in [
         (
             (|talk: &mut Talk| talk.close()) as fn(&mut Talk),
             "content-length: 10\r\n",
+            "broken_off",
         ),
-        (|talk| talk.until_closed(), "content-length: 10\r\n"),
-        (|talk| talk.close(), "transfer-encoding: chunked\r\n"),
+        (
+            |talk| talk.until_closed(),
+            "content-length: 10\r\n",
+            "idle_timeout",
+        ),
+        (
+            |talk| talk.close(),
+            "transfer-encoding: chunked\r\n",
+            "broken_off",
+        ),
     ] {
         let upstream = Upstream::start(move |talk| {
             talk.head();
@@ -146,6 +155,11 @@ fn a_body_that_is_shorter_than_it_says_breaks_off() {
             !answer.ends_with("0\r\n\r\n"),
             "half is taken for all: {answer}"
         );
+        let (metrics, url) = (door.live.exposition(), upstream.url());
+        let counted = format!(
+            "tidegate_proxy_broken_answers_total{{upstream=\"app\",address=\"{url}\",failure=\"{failure}\"}} 1\n"
+        );
+        assert!(metrics.contains(&counted), "{metrics}");
     }
 }
 

@@ -45,6 +45,8 @@ pub(super) struct Address {
 /// What an address has of its upstream, and a reload may change.
 #[derive(Debug)]
 pub(super) struct Terms {
+    /// What the upstream is called.
+    pub(super) name: Box<str>,
     /// The most connections at once.
     most: usize,
     pub(super) eject: Option<Ejection>,
@@ -54,6 +56,7 @@ pub(super) struct Terms {
 impl Terms {
     pub(super) fn of(upstream: &Upstream) -> Self {
         Self {
+            name: upstream.name.clone(),
             most: upstream.max_connections,
             // Where there is nobody else, whoever does not answer is asked all the same.
             eject: upstream.eject.filter(|_| upstream.urls.len() > 1),

@@ -45,6 +45,19 @@ impl fmt::Display for BodyError {
 
 impl Error for BodyError {}
 
+/// How an answer can end before its end, for metrics and logs.
+pub(super) const BREAKS: [&str; 2] = ["broken_off", "idle_timeout"];
+
+impl BodyError {
+    /// Which of [`BREAKS`] it is.
+    pub(super) const fn at(&self) -> usize {
+        match self {
+            Self::Broken(_) | Self::TooLarge => 0,
+            Self::Silent => 1,
+        }
+    }
+}
+
 /// How far the body of a request has come, for who waits for the answer.
 #[derive(Clone, Debug)]
 pub(super) struct Progress(Option<Arc<Sending>>);
@@ -299,14 +312,14 @@ impl Download {
         };
         let Poll::Ready(frame) = frame else {
             ready!(self.silence.poll_too_long(cx));
-            return Poll::Ready(Some(Err(BodyError::Silent)));
+            return Poll::Ready(Some(Err(self.breaks(BodyError::Silent))));
         };
         self.silence.broken();
         self.is_over |= frame.is_none();
         match frame {
             // hyper forgets what it has not sent when it hears of an error. It sends while it waits.
             Some(Err(error)) => {
-                self.broken = Some(error);
+                self.broken = Some(self.breaks(error));
                 cx.waker().wake_by_ref();
                 Poll::Pending
             }
@@ -319,6 +332,16 @@ impl Download {
             }
             None => Poll::Ready(None),
         }
+    }
+
+    /// Takes note that the answer ends by this `error`.
+    fn breaks(&self, error: BodyError) -> BodyError {
+        if let Some(lease) = &self.lease {
+            let address = lease.load.address();
+            tracing::debug!(address = %address.url, "an answer broke off: {error}");
+            address.health.count_break(error.at());
+        }
+        error
     }
 
     fn is_end_stream(&self) -> bool {

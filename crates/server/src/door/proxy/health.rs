@@ -8,10 +8,11 @@
 //! Who is ejected or down is left alone as long as there is somebody else: where nobody is well everybody is asked.
 
 use std::{
+    error::Error,
     future::poll_fn,
     io,
     sync::{
-        Arc, Weak,
+        Arc, Mutex, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering},
     },
 };
@@ -22,7 +23,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{
     address::{Address, Terms},
-    body::Upload,
+    body::{BREAKS, Upload},
     connect,
     link::Sender,
     live::Current,
@@ -49,6 +50,10 @@ pub(super) struct Health {
     failed: [AtomicU64; ITS_DOING.len()],
     trouble: Trouble,
     checks: [AtomicU64; 2],
+    /// Answers that ended before their end, as in [`BREAKS`].
+    broken: [AtomicU64; BREAKS.len()],
+    /// Why nobody took the last connection that nobody took.
+    cause: Mutex<String>,
 }
 
 /// How a check came out.
@@ -62,7 +67,25 @@ pub(super) const ITS_DOING: [Refusal; 4] = [
     Refusal::BadAnswer,
 ];
 
+/// The most characters of a cause that are logged.
+const MOST_OF_A_CAUSE: usize = 256;
+
 impl Health {
+    /// Nobody took a connection, because of this `error`.
+    pub(super) fn blame(&self, error: &(dyn Error + 'static)) {
+        let mut cause = self.cause.lock().unwrap_or_else(PoisonError::into_inner);
+        *cause = with_causes(error);
+    }
+
+    /// Why `refusal` came about, if that is known.
+    fn cause(&self, refusal: Refusal) -> String {
+        if refusal != Refusal::Unreachable {
+            return String::new();
+        }
+        let cause = self.cause.lock().unwrap_or_else(PoisonError::into_inner);
+        cause.clone()
+    }
+
     pub(super) fn is_well(&self) -> bool {
         self.away.load(Ordering::Relaxed) == 0
     }
@@ -76,6 +99,20 @@ impl Health {
         self.checks
             .get(result)
             .map_or(0, |count| count.load(Ordering::Relaxed))
+    }
+
+    /// How many of its answers ended before their end in this way, as in [`BREAKS`].
+    pub(super) fn breaks(&self, at: usize) -> u64 {
+        self.broken
+            .get(at)
+            .map_or(0, |count| count.load(Ordering::Relaxed))
+    }
+
+    /// One more did.
+    pub(super) fn count_break(&self, at: usize) {
+        if let Some(count) = self.broken.get(at) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// How many requests it did not answer in this way, as in [`ITS_DOING`].
@@ -134,7 +171,7 @@ impl Health {
 /// Takes note that `address` has answered a request, whatever.
 pub(super) fn note_answer(address: &Address) {
     if address.health.answered() == Said::Something {
-        tracing::info!(upstream = %address.url, "an address of an upstream answers again");
+        tracing::info!(upstream = %address.terms().name, address = %address.url, "an address of an upstream answers again");
     }
 }
 
@@ -147,7 +184,7 @@ pub(super) fn note_failure(address: &Arc<Address>, refusal: Refusal) {
     failed.fetch_add(1, Ordering::Relaxed);
     if address.health.failed() == Said::Something {
         tracing::warn!(
-            upstream = %address.url, failure = refusal.as_str(),
+            upstream = %address.terms().name, address = %address.url, failure = refusal.as_str(), cause = address.health.cause(refusal),
             "an address of an upstream begins to fail; until it answers again that is not said once more"
         );
     }
@@ -158,7 +195,7 @@ pub(super) fn note_failure(address: &Arc<Address>, refusal: Refusal) {
         return;
     }
     tracing::warn!(
-        upstream = %address.url, failures = ejection.failures, time = ?ejection.time,
+        upstream = %address.terms().name, address = %address.url, failures = ejection.failures, time = ?ejection.time,
         "an address of an upstream does not answer, and is left alone for a while"
     );
     let address = Arc::downgrade(address);
@@ -166,7 +203,7 @@ pub(super) fn note_failure(address: &Arc<Address>, refusal: Refusal) {
         sleep(ejection.time).await;
         if let Some(address) = address.upgrade() {
             address.health.readmit(ejection);
-            tracing::info!(upstream = %address.url, "an address of an upstream is asked again");
+            tracing::info!(upstream = %address.terms().name, address = %address.url, "an address of an upstream is asked again");
         }
     });
 }
@@ -191,13 +228,27 @@ pub(super) async fn watch(address: Weak<Address>, current: Weak<ArcSwap<Current>
         let asked = timeout(check.timeout, ask(&address, check, &settings)).await;
         let problem = match asked {
             Ok(Ok(())) => None,
-            Ok(Err(error)) => Some(error.to_string()),
+            Ok(Err(error)) => Some(with_causes(&error)),
             Err(_) => Some("no answer in time".to_owned()),
         };
         row.note(&address, check, problem);
         drop(address);
         sleep(check.interval).await;
     }
+}
+
+/// What `error` says, and what it says it comes from, unless it has said that itself.
+fn with_causes(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let said = cause.to_string();
+        if !text.contains(&said) {
+            text = format!("{text}: {said}");
+        }
+        source = cause.source();
+    }
+    text.chars().take(MOST_OF_A_CAUSE).collect()
 }
 
 /// How checks came out, in a row.
@@ -220,14 +271,14 @@ impl Row {
             && health.away.fetch_or(DOWN, Ordering::Relaxed) & DOWN == 0
         {
             tracing::warn!(
-                upstream = %address.url, problem = problem.unwrap_or_default(),
-                "an address of an upstream is not well, and is left alone until it is"
+                upstream = %address.terms().name, address = %address.url, problem = problem.unwrap_or_default(),
+                "an address of an upstream is not well, and is left alone until it is, unless no other is well"
             );
         }
         if self.good >= check.healthy_after
             && health.away.fetch_and(!DOWN, Ordering::Relaxed) & DOWN != 0
         {
-            tracing::info!(upstream = %address.url, "an address of an upstream is well again");
+            tracing::info!(upstream = %address.terms().name, address = %address.url, "an address of an upstream is well again");
         }
     }
 }

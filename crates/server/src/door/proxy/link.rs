@@ -94,7 +94,8 @@ impl Link {
             .await
             .map_err(|_| Refusal::ConnectTimeout)?
             .map_err(|error| {
-                tracing::debug!(upstream = %address.url, "cannot connect: {error}");
+                tracing::debug!(address = %address.url, "cannot connect: {error}");
+                address.health.blame(&error);
                 Refusal::Unreachable
             })?;
         Ok(Self {

@@ -7,6 +7,7 @@ use tidegate_http::Load;
 
 use super::{
     Upstreams,
+    body::BREAKS,
     capacity::Capacity,
     health::{Health, ITS_DOING, RESULTS},
     refusal::Refusal,
@@ -129,7 +130,7 @@ impl Upstreams {
         text.family(
             up,
             "gauge",
-            "Whether an address is asked: 0 while it is ejected or not well.",
+            "Whether an address is well: 0 while it is ejected or its checks are bad, and asked only if no other is well.",
         );
         self.each_address(|labels, health| text.sample(up, &labels, u64::from(health.is_well())));
         let name = "tidegate_proxy_ejections_total";
@@ -143,6 +144,16 @@ impl Upstreams {
             for (at, failure) in ITS_DOING.iter().enumerate() {
                 let labels = [upstream, address, ("failure", failure.as_str())];
                 text.sample(name, &labels, health.failures(at));
+            }
+        });
+        let name = "tidegate_proxy_broken_answers_total";
+        let help =
+            "Answers of an address that broke off after their head, or of which nothing more came.";
+        text.family(name, "counter", help);
+        self.each_address(|[upstream, address], health| {
+            for (at, failure) in BREAKS.iter().enumerate() {
+                let labels = [upstream, address, ("failure", *failure)];
+                text.sample(name, &labels, health.breaks(at));
             }
         });
         let name = "tidegate_proxy_health_checks_total";

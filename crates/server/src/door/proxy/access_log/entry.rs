@@ -2,6 +2,7 @@
 
 use std::{
     convert::Infallible,
+    error::Error,
     net::IpAddr,
     pin::Pin,
     sync::{
@@ -18,7 +19,13 @@ use tidegate_core::Timestamp;
 use tidegate_http::Denied;
 use tower_service::Service;
 
-use super::{super::refusal::Refused, AccessLog};
+use super::{
+    super::{
+        body::{BREAKS, BodyError},
+        refusal::Refused,
+    },
+    AccessLog,
+};
 use crate::{config::Identity, limiter::Limiter};
 
 /// The longest of what a client writes itself that is logged, in bytes.
@@ -144,7 +151,10 @@ pub(in super::super) struct LoggedBody<B> {
     entry: Option<Entry>,
 }
 
-impl<B: Body + Unpin> Body for LoggedBody<B> {
+impl<B> Body for LoggedBody<B>
+where
+    B: Body<Error: Error + 'static> + Unpin,
+{
     type Data = B::Data;
     type Error = B::Error;
 
@@ -163,7 +173,12 @@ impl<B: Body + Unpin> Body for LoggedBody<B> {
                 let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
                 entry.line.bytes = entry.line.bytes.saturating_add(bytes);
             }
-            Some(Err(_)) => entry.broke = true,
+            Some(Err(error)) => {
+                let error: &dyn Error = error;
+                let error = error.downcast_ref::<BodyError>();
+                entry.line.reason = Some(BREAKS[error.map_or(0, BodyError::at)]);
+                entry.broke = true;
+            }
             None => {}
         }
         entry.line.complete = !entry.broke && is_end;
