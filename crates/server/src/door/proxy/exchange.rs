@@ -14,6 +14,7 @@ mod chunks;
 mod framing;
 mod head;
 mod outgoing;
+mod transcript;
 
 use std::{
     fmt, io,
@@ -32,6 +33,7 @@ use tokio::{
 use tokio_rustls::client::TlsStream;
 
 pub(super) use self::outgoing::Outgoing;
+pub use self::transcript::{Heard, UpstreamTalk};
 use self::{
     chunks::{Chunks, Piece},
     framing::Framing,

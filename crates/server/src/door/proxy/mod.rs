@@ -45,6 +45,7 @@ use self::upstreams::Upstreams;
 pub use self::{
     access_log::AccessLog,
     authorities::AuthoritiesError,
+    exchange::{Heard, UpstreamTalk},
     live::{Current, Live},
 };
 use tower_layer::Layer as _;

@@ -1,0 +1,170 @@
+//! An upstream's connection without its socket, for fuzzing: octets in, an answer out.
+
+use std::{
+    collections::VecDeque,
+    future::poll_fn,
+    io,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use futures_util::FutureExt as _;
+use http::{HeaderMap, Method, Request, Response};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::{super::body::Upload, Exchange, Socket, hop};
+use crate::config::Proxy;
+
+/// A connection to an upstream that says what it is told to say.
+#[derive(Debug)]
+pub struct UpstreamTalk {
+    exchange: Exchange,
+    said: Said,
+}
+
+/// What the proxy understood of an answer.
+#[derive(Debug, Default)]
+pub struct Heard {
+    /// The head as its client gets it, unless there was none.
+    pub head: Option<Response<()>>,
+    /// The body as far as it came.
+    pub body: Vec<u8>,
+    /// What came behind it.
+    pub trailers: Option<HeaderMap>,
+    /// Why the answer is not whole, if it is not.
+    pub problem: Option<String>,
+}
+
+impl UpstreamTalk {
+    /// A connection on which nobody has asked yet.
+    #[must_use]
+    pub fn open(settings: &Proxy) -> Self {
+        let said = Said::default();
+        Self {
+            exchange: Exchange::new(said.clone(), settings),
+            said,
+        }
+    }
+
+    /// Whether it takes another request: the last answer is whole, and nothing came behind it.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.exchange.is_ready() && self.said.pieces().is_empty()
+    }
+
+    /// Asks by `method` on a connection that is ready, and hears `pieces` one after the other, and then the end.
+    #[must_use]
+    pub fn ask(&mut self, method: Method, pieces: impl IntoIterator<Item = Vec<u8>>) -> Heard {
+        self.said
+            .pieces()
+            .extend(pieces.into_iter().map(Bytes::from));
+        let mut request = Request::new(Upload::nothing());
+        *request.method_mut() = method;
+        self.exchange.begin(request, None);
+        let mut heard = Heard::default();
+        // Who says all that he has to say is never waited for.
+        let whole = self.hear(&mut heard).now_or_never();
+        let whole = whole.unwrap_or_else(|| Err(io::ErrorKind::WouldBlock.into()));
+        heard.problem = whole.err().map(|error| error.to_string());
+        heard
+    }
+
+    async fn hear(&mut self, heard: &mut Heard) -> io::Result<()> {
+        let mut head = poll_fn(|cx| self.exchange.poll_head(cx)).await?;
+        hop::strip_answer(head.headers_mut());
+        heard.head = Some(head);
+        while let Some(frame) = poll_fn(|cx| self.exchange.poll_body(cx)).await {
+            match frame?.into_data() {
+                Ok(data) => heard.body.extend_from_slice(&data),
+                Err(frame) => heard.trailers = frame.into_trailers().ok(),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What an upstream is going to say, a piece at a time. It takes whatever it is sent.
+#[derive(Clone, Debug, Default)]
+struct Said(Arc<Mutex<VecDeque<Bytes>>>);
+
+impl Said {
+    fn pieces(&self) -> std::sync::MutexGuard<'_, VecDeque<Bytes>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Socket for Said {
+    fn is_quiet(&self) -> bool {
+        self.pieces().is_empty()
+    }
+}
+
+impl AsyncRead for Said {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let mut pieces = self.pieces();
+        if let Some(mut piece) = pieces.pop_front() {
+            let taken = piece.split_to(piece.len().min(buffer.remaining()));
+            buffer.put_slice(&taken);
+            if !piece.is_empty() {
+                pieces.push_front(piece);
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Said {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        octets: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Poll::Ready(Ok(octets.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    #[test]
+    fn an_answer_is_heard_however_it_is_cut() {
+        let text = "proxy: {listen: '127.0.0.1:0', upstreams: [{name: app, urls: 'http://h'}]}";
+        let settings = Config::parse(text).unwrap().proxy.unwrap();
+        let said = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nA: 1\r\n\r\n2;x\r\nok\r\n0\r\nB: 2\r\n\r\n";
+        for stride in [1, 7, said.len()] {
+            let mut talk = UpstreamTalk::open(&settings);
+            for _ in 0..2 {
+                assert!(talk.is_ready());
+                let pieces = said.as_bytes().chunks(stride).map(<[u8]>::to_vec);
+                let heard = talk.ask(Method::GET, pieces);
+                assert_eq!(heard.problem, None);
+                let head = heard.head.unwrap();
+                assert_eq!((head.status().as_u16(), head.headers().len()), (200, 1));
+                assert_eq!(heard.body, b"ok");
+                assert_eq!(heard.trailers.unwrap()["b"], "2");
+            }
+            let heard = talk.ask(
+                Method::GET,
+                [b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nno".to_vec()],
+            );
+            assert_eq!((&*heard.body, talk.is_ready()), (&b"no"[..], false));
+            assert!(heard.problem.unwrap().contains("end of file"));
+        }
+    }
+}

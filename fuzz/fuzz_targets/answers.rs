@@ -1,0 +1,145 @@
+//! Any octets as what an upstream answers the proxy on a connection that is kept: understood or refused, never a panic, and
+//! alike whether they come whole or cut, on this connection or on one that has said nothing before. What is understood is
+//! understood alike again when it is written out in one plain form.
+//!
+//! Each frame is an answer; its sender says how it was asked for, and its seconds how long the pieces are in which it comes.
+
+#![no_main]
+
+mod frames;
+
+use std::fmt::Write as _;
+
+use http::{HeaderMap, Method, StatusCode, header::CONTENT_LENGTH};
+use libfuzzer_sys::fuzz_target;
+use tidegate_server::{
+    config::{Config, Proxy},
+    door::proxy::{Heard, UpstreamTalk},
+};
+
+use frames::frames;
+
+const PROXY: &str = "
+proxy: {listen: '127.0.0.1:0', max_head: 8KiB, max_headers: 16, upstreams: [{name: app, urls: 'http://127.0.0.1:1'}]}
+";
+
+/// Room for what is written out.
+const WIDE: &str = "
+proxy: {listen: '127.0.0.1:0', max_head: 64KiB, max_headers: 32, upstreams: [{name: app, urls: 'http://127.0.0.1:1'}]}
+";
+
+const METHODS: [Method; 3] = [Method::GET, Method::HEAD, Method::POST];
+
+fuzz_target!(|input: &[u8]| {
+    let (settings, wide) = (settings(PROXY), settings(WIDE));
+    let (mut whole, mut cut) = (UpstreamTalk::open(&settings), UpstreamTalk::open(&settings));
+    for frame in frames(input).take(16) {
+        let method = &METHODS[frame.sender % METHODS.len()];
+        let length = usize::try_from(frame.seconds).unwrap_or_default().max(1);
+        let heard = whole.ask(method.clone(), [frame.message.to_vec()]);
+        let pieces = frame.message.chunks(length).map(<[u8]>::to_vec);
+        assert_alike(&heard, &cut.ask(method.clone(), pieces), "when it is cut");
+        let mut first = UpstreamTalk::open(&settings);
+        let alone = first.ask(method.clone(), [frame.message.to_vec()]);
+        assert_alike(&heard, &alone, "on a new connection");
+        assert_eq!(whole.is_ready(), cut.is_ready());
+        assert_eq!(whole.is_ready(), first.is_ready());
+        assert_sound(&heard, method, &wide);
+        if !whole.is_ready() {
+            return;
+        }
+        assert_eq!(heard.problem, None, "who does not know where an answer ends cannot go on");
+    }
+});
+
+fn settings(text: &str) -> Proxy {
+    let config = Config::parse(text).expect("the settings above are sound");
+    config.proxy.expect("they are those of a proxy")
+}
+
+fn assert_alike(heard: &Heard, other: &Heard, when: &str) {
+    let head = |heard: &Heard| {
+        let head = heard.head.as_ref();
+        head.map(|head| (head.status(), head.version(), head.headers().clone()))
+    };
+    assert_eq!(head(heard), head(other), "{when}");
+    assert_eq!(heard.body, other.body, "{when}");
+    assert_eq!(heard.trailers, other.trailers, "{when}");
+    assert_eq!(heard.problem, other.problem, "{when}");
+}
+
+/// Whether it is what can be passed on, and means the same there.
+fn assert_sound(heard: &Heard, method: &Method, wide: &Proxy) {
+    let Some(head) = &heard.head else {
+        assert!(heard.problem.is_some(), "no answer, and no reason");
+        return;
+    };
+    let headers = head.headers();
+    for name in ["connection", "transfer-encoding", "keep-alive", "te", "upgrade"] {
+        assert!(!headers.contains_key(name), "{name}");
+    }
+    let length = headers.get(CONTENT_LENGTH);
+    let length = length.map(|length| length.to_str().expect("a number").parse::<u64>().expect("a number"));
+    let has_body = *method != Method::HEAD
+        && !head.status().is_informational()
+        && head.status() != StatusCode::NOT_MODIFIED;
+    let came = u64::try_from(heard.body.len()).expect("a length");
+    match (length, &heard.problem) {
+        (Some(length), None) if has_body => assert_eq!(came, length, "all of it, and no more"),
+        (Some(length), Some(_)) if has_body => assert!(came < length, "not all of it"),
+        _ => assert!(has_body || came == 0, "a body that none can have"),
+    }
+    if heard.problem.is_none() && head.status() != StatusCode::SWITCHING_PROTOCOLS {
+        let mut again = UpstreamTalk::open(wide);
+        let heard_again = again.ask(method.clone(), [plainly(heard, has_body)]);
+        assert_alike(&plain(heard), &plain(&heard_again), "written out");
+        assert!(again.is_ready(), "written out, it ends where it ends");
+    }
+}
+
+/// The answer with a body in one chunk, if it can have one.
+fn plainly(heard: &Heard, has_body: bool) -> Vec<u8> {
+    let head = heard.head.as_ref().expect("what is whole has a head");
+    let mut octets = format!("HTTP/1.1 {}\r\n", head.status().as_u16()).into_bytes();
+    let write = |octets: &mut Vec<u8>, headers: &HeaderMap| {
+        for (name, value) in headers {
+            octets.extend([name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"].concat());
+        }
+    };
+    let mut headers = head.headers().clone();
+    headers.remove(CONTENT_LENGTH);
+    write(&mut octets, &headers);
+    if !has_body || head.status() == StatusCode::NO_CONTENT {
+        octets.extend(b"\r\n");
+        return octets;
+    }
+    octets.extend(b"transfer-encoding: chunked\r\n\r\n");
+    if !heard.body.is_empty() {
+        let mut size = String::new();
+        let _ = write!(size, "{:x}\r\n", heard.body.len());
+        octets.extend(size.into_bytes());
+        octets.extend(&heard.body);
+        octets.extend(b"\r\n");
+    }
+    octets.extend(b"0\r\n");
+    write(&mut octets, heard.trailers.as_ref().unwrap_or(&HeaderMap::new()));
+    octets.extend(b"\r\n");
+    octets
+}
+
+/// Without what says how long it is, and which HTTP it came in.
+fn plain(heard: &Heard) -> Heard {
+    let head = heard.head.as_ref().map(|head| {
+        let mut plain = http::Response::new(());
+        *plain.status_mut() = head.status();
+        *plain.headers_mut() = head.headers().clone();
+        plain.headers_mut().remove(CONTENT_LENGTH);
+        plain
+    });
+    Heard {
+        head,
+        body: heard.body.clone(),
+        trailers: heard.trailers.clone().filter(|trailers| !trailers.is_empty()),
+        problem: heard.problem.clone(),
+    }
+}
