@@ -5,7 +5,7 @@ use std::{path::Path, process::ExitCode};
 use tidegate_server::{
     envoy::{DomainFiles, Folder, FolderError, Loaded},
     reload::{self, LoadError},
-    serve::hindrances,
+    serve::{forfeits, hindrances},
 };
 
 use crate::{NO, TROUBLE, answer, args::Check, complain, serve::secrets};
@@ -60,6 +60,8 @@ fn check_file(file: &Path) -> Found {
     let hindrances = hindrances(&config);
     let hindrances = hindrances.iter().map(ToString::to_string).chain(secrets);
     hindrances.for_each(|what| warn(&format!("on this machine it would not start: {what}")));
+    let forfeits = forfeits(&config).into_iter();
+    forfeits.for_each(|what| warn(&format!("on this machine {what}")));
     let rules = counted(config.rules.len(), "rule");
     let sound = format!("{}: {rules}, no mistakes", file.display());
     let Some(envoy) = config.envoy else {

@@ -23,7 +23,7 @@ use tidegate_http::Clock;
 
 use self::needs::{located, tls};
 pub use self::{
-    needs::hindrances,
+    needs::{forfeits, hindrances},
     running::{Running, Signals},
 };
 use crate::{
@@ -358,12 +358,7 @@ fn restore(store: &MemoryStore, snapshot: &Snapshot, clock: &Clock) -> Result<()
         path: path.clone(),
         source,
     })? {
-        Restored::Nothing => match needs::lacks_folder(path) {
-            Some(error) => tracing::error!(
-                file = %path.display(), "counters will not be kept over a restart: {error}; make it, or mend `store.memory.snapshot`"
-            ),
-            None => tracing::info!(file = %path.display(), "no snapshot yet"),
-        },
+        Restored::Nothing => tracing::info!(file = %path.display(), "no snapshot yet"),
         Restored::Keys(keys) => {
             tracing::info!(file = %path.display(), keys, "restored the counters")
         }
@@ -371,6 +366,11 @@ fn restore(store: &MemoryStore, snapshot: &Snapshot, clock: &Clock) -> Result<()
             file = %path.display(), kept_as = %aside.display(),
             "the snapshot is damaged and was set aside; starting with empty counters"
         ),
+    }
+    if let Some(error) = needs::lacks_folder(path).or_else(|| snapshot::try_out(path).err()) {
+        tracing::error!(
+            file = %path.display(), "counters will not be kept over a restart: {error}; make it possible to write there, or mend `store.memory.snapshot`"
+        );
     }
     Ok(())
 }

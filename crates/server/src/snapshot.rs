@@ -48,6 +48,17 @@ pub fn save(store: &MemoryStore, path: &Path, now: Timestamp) -> io::Result<()> 
     written
 }
 
+/// Whether [`save`] could write at `path` now: begins a file beside it, and takes that away again.
+///
+/// # Errors
+///
+/// What the file system says.
+pub fn try_out(path: &Path) -> io::Result<()> {
+    let draft = beside(path, ".draft");
+    File::create(&draft)?;
+    fs::remove_file(draft)
+}
+
 /// Takes the file at `path` into `store`.
 ///
 /// # Errors

@@ -26,10 +26,23 @@ fn a_snapshot_that_cannot_be_written_is_named() {
     let mut server = Server::start(rules);
     let at_the_start = [
         "counters will not be kept over a restart",
-        "make it, or mend",
+        "or mend `store.memory.snapshot`",
     ];
     assert!(server.has_said(&at_the_start));
     server.wait_for(&["cannot write the snapshot nowhere/counters.snapshot: No such file"]);
+}
+
+#[test]
+fn a_snapshot_that_could_not_be_written_is_told_of_at_the_start() {
+    let scratch = Scratch::new();
+    // Nobody writes to a folder, whatever he may.
+    let draft = scratch.join("counters.snapshot.draft");
+    fs::create_dir_all(&draft).unwrap();
+    let server = start(scratch);
+    assert!(server.has_said(&["counters will not be kept", "Is a directory"]));
+    fs::remove_dir(draft).unwrap();
+    let server = start(server.stop());
+    assert!(!server.has_said(&["counters will not be kept"]));
 }
 
 #[test]

@@ -103,6 +103,8 @@ pub struct Metrics {
     renewals: [AtomicU64; 3],
     reloads: [AtomicU64; 2],
     last_reload_failed: AtomicBool,
+    snapshots: [AtomicU64; 2],
+    last_snapshot_failed: AtomicBool,
     listeners: Mutex<Vec<(&'static str, Listener)>>,
 }
 
@@ -117,6 +119,8 @@ impl Metrics {
             renewals: Default::default(),
             reloads: Default::default(),
             last_reload_failed: AtomicBool::new(false),
+            snapshots: Default::default(),
+            last_snapshot_failed: AtomicBool::new(false),
             listeners: Mutex::default(),
         }
     }
@@ -185,6 +189,17 @@ impl Metrics {
     #[must_use]
     pub fn last_reload_failed(&self) -> bool {
         self.last_reload_failed.load(Ordering::Relaxed)
+    }
+
+    /// Counts a snapshot and remembers how the last one ended.
+    pub(crate) fn count_snapshot(&self, failed: bool) {
+        self.snapshots[usize::from(failed)].fetch_add(1, Ordering::Relaxed);
+        self.last_snapshot_failed.store(failed, Ordering::Relaxed);
+    }
+
+    /// Whether the last snapshot could not be written.
+    pub(crate) fn last_snapshot_failed(&self) -> bool {
+        self.last_snapshot_failed.load(Ordering::Relaxed)
     }
 
     /// Shows the connections of `listener` under the label `door`.
@@ -288,6 +303,14 @@ impl Metrics {
             "1 unless the last reload failed.",
             u64::from(succeeded),
         );
+        let name = "tidegate_snapshots_total";
+        text.family(name, "counter", "Snapshots of the counters by result.");
+        for (result, count) in ["ok", "failed"].iter().zip(&self.snapshots) {
+            text.sample(name, &[("result", result)], count.load(Ordering::Relaxed));
+        }
+        let name = "tidegate_last_snapshot_success";
+        let help = "1 unless the last snapshot could not be written.";
+        text.single(name, "gauge", help, u64::from(!self.last_snapshot_failed()));
     }
 
     fn write_connections(&self, text: &mut Text) {

@@ -19,8 +19,7 @@ use crate::{
 };
 
 /// The files that would keep a server from starting with `config` on this machine, as it is now: certificates, authorities, databases of
-/// addresses and a snapshot that cannot be read, and an access log that cannot be written. And a snapshot without a folder, which the
-/// start only complains of. Reads them as the start does, and makes, writes and listens to nothing. What it does not look at: whether a log that is not there yet could be made in its folder, whether
+/// addresses and a snapshot that cannot be read, and an access log that cannot be written. Reads them as the start does, and makes, writes and listens to nothing. What it does not look at: whether a log that is not there yet could be made in its folder, whether
 /// addresses are in use, and Envoy's rules, which are [`Folder`](crate::envoy::Folder)'s to check.
 #[must_use]
 pub fn hindrances(config: &Config) -> Vec<ServeError> {
@@ -40,8 +39,19 @@ pub fn hindrances(config: &Config) -> Vec<ServeError> {
     let redis = config.redis.as_ref();
     found.extend(redis.and_then(|redis| link::certificates(redis).err()));
     let snapshot = config.snapshot.as_ref();
-    found.extend(snapshot.and_then(|snapshot| can_be_kept(&snapshot.path).err()));
+    found.extend(snapshot.and_then(|snapshot| can_be_read(&snapshot.path).err()));
     found
+}
+
+/// What a server with `config` would have to do without on this machine, as it is now, and would complain of: a snapshot, if that has no folder.
+#[must_use]
+pub fn forfeits(config: &Config) -> Option<String> {
+    let path = &config.snapshot.as_ref()?.path;
+    let error = lacks_folder(path)?;
+    let file = path.display();
+    Some(format!(
+        "counters would not be kept over a restart: cannot write the snapshot {file}: {error}; make it, or mend `store.memory.snapshot`"
+    ))
 }
 
 fn of_proxy(proxy: &Proxy) -> Vec<ServeError> {
@@ -73,13 +83,11 @@ fn folder_of(path: &Path) -> Option<&Path> {
         .filter(|folder| !folder.as_os_str().is_empty())
 }
 
-/// Whether a snapshot can be read, if there is one, and has a folder to be written into.
-fn can_be_kept(path: &Path) -> Result<(), ServeError> {
+/// Whether a snapshot can be read, if there is one.
+fn can_be_read(path: &Path) -> Result<(), ServeError> {
     let read = File::open(path).and_then(|mut file| file.read(&mut [0]));
-    let wrong = match read {
-        Err(source) if source.kind() == io::ErrorKind::NotFound => lacks_folder(path),
-        read => read.err(),
-    };
+    let is_there = |error: &io::Error| error.kind() != io::ErrorKind::NotFound;
+    let wrong = read.err().filter(is_there);
     wrong.map_or(Ok(()), |source| {
         Err(ServeError::Snapshot {
             path: path.to_owned(),

@@ -121,9 +121,7 @@ impl Running {
                     self.reload_if_changed();
                 }
                 _ = save.tick(), if self.snapshot.is_some() => {
-                    if let Err(error) = self.save() {
-                        tracing::error!("{error}; the last one stands");
-                    }
+                    self.save();
                 }
             }
         }
@@ -197,8 +195,13 @@ impl Running {
         }
     }
 
-    fn save(&self) -> io::Result<()> {
-        save(&self.limiter, self.snapshot.as_ref())
+    fn save(&self) {
+        let had_failed = self.limiter.metrics().last_snapshot_failed();
+        match save(&self.limiter, self.snapshot.as_ref()) {
+            Err(error) => tracing::error!("{error}; what was there stays as it is"),
+            Ok(()) if had_failed => tracing::info!("the snapshot is written again"),
+            Ok(()) => {}
+        }
     }
 }
 
@@ -208,6 +211,7 @@ fn save(limiter: &Limiter, snapshot: Option<&Snapshot>) -> io::Result<()> {
         return Ok(());
     };
     let saved = snapshot::save(limiter.store(), path, limiter.now());
+    limiter.metrics().count_snapshot(saved.is_err());
     saved.map_err(|error| {
         let problem = format!("cannot write the snapshot {}: {error}", path.display());
         io::Error::new(error.kind(), problem)
