@@ -65,19 +65,30 @@ impl Calendar {
     /// ```
     pub fn new(unit: CalendarUnit, zone: &str, day: Option<i8>) -> Result<Self, LimitError> {
         let zone = Zone::named(zone).map_err(|problem| LimitError::new("zone", problem))?;
+        let day = day.unwrap_or(1);
+        match Self::wrong_day(unit, day) {
+            Some(mistake) => Err(mistake),
+            None => Ok(Self { unit, zone, day }),
+        }
+    }
+
+    /// Everything that [`Self::new`] would refuse.
+    #[must_use]
+    pub fn mistakes(unit: CalendarUnit, zone: &str, day: Option<i8>) -> Vec<LimitError> {
+        let of_zone = Zone::named(zone).err();
+        let of_zone = of_zone.map(|problem| LimitError::new("zone", problem));
+        let of_day = Self::wrong_day(unit, day.unwrap_or(1));
+        of_zone.into_iter().chain(of_day).collect()
+    }
+
+    fn wrong_day(unit: CalendarUnit, day: i8) -> Option<LimitError> {
         let most = match unit {
             CalendarUnit::Day => 1,
             CalendarUnit::Week => 7,
             CalendarUnit::Month => 31,
         };
-        let day = day.unwrap_or(1);
-        if !(1..=most).contains(&day) {
-            return Err(LimitError::new(
-                "day",
-                format!("must be from 1 to {most} for this calendar, got {day}"),
-            ));
-        }
-        Ok(Self { unit, zone, day })
+        let problem = || format!("must be from 1 to {most} for this calendar, got {day}");
+        (!(1..=most).contains(&day)).then(|| LimitError::new("day", problem()))
     }
 
     /// The unit of the windows.

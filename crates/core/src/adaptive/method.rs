@@ -68,21 +68,24 @@ impl Default for Gradient {
 }
 
 impl Method {
-    pub(super) fn check(&self) -> Result<(), LimitError> {
-        match self {
+    pub(super) fn mistakes(&self) -> impl Iterator<Item = LimitError> {
+        let mistakes = match self {
             Self::Aimd(aimd) => {
-                check("backoff", aimd.backoff.into(), 50, 99)?;
-                if aimd.too_slow == Span::ZERO {
-                    return Err(LimitError::new("too_slow", "must be longer than zero"));
-                }
-                Ok(())
+                let problem = "must be longer than zero";
+                let at_once = aimd.too_slow == Span::ZERO;
+                [
+                    check("backoff", aimd.backoff, (50, 99), "%"),
+                    at_once.then(|| LimitError::new("too_slow", problem)),
+                    None,
+                ]
             }
-            Self::Gradient(gradient) => {
-                check("tolerance", gradient.tolerance.into(), 100, 1_000)?;
-                check("queue", gradient.queue.into(), 0, 1_000)?;
-                check("smoothing", gradient.smoothing.into(), 1, 100)
-            }
-        }
+            Self::Gradient(gradient) => [
+                check("tolerance", gradient.tolerance, (100, 1_000), "%"),
+                check("queue", gradient.queue, (0, 1_000), ""),
+                check("smoothing", gradient.smoothing, (1, 100), "%"),
+            ],
+        };
+        mistakes.into_iter().flatten()
     }
 
     /// What a request that has ended says, given how long they usually take; nothing if it says nothing.

@@ -123,17 +123,9 @@ impl Adaptive {
     ///
     /// Names the field that is out of its range, as [`AdaptiveSettings`] and [`Method`] say.
     pub fn new(settings: AdaptiveSettings) -> Result<Self, LimitError> {
-        check("min", settings.min.into(), 1, settings.max.into())?;
-        check("max", settings.max.into(), 1, MAX_ADAPTIVE.into())?;
-        let (min, max) = (settings.min.into(), settings.max.into());
-        check("initial", settings.initial.into(), min, max)?;
-        check("samples", settings.samples.into(), 1, 1_000_000)?;
-        let (least, most) = (Span::from_millis(1), Span::from_secs(60));
-        if settings.window < least || settings.window > most {
-            let problem = format!("must be {least} to {most}, got {}", settings.window);
-            return Err(LimitError::new("window", problem));
+        if let Some(mistake) = settings.mistakes().into_iter().next() {
+            return Err(mistake);
         }
-        settings.method.check()?;
         Ok(Self {
             settings,
             limit: u64::from(settings.initial) * Self::PARTS,
@@ -214,14 +206,40 @@ impl Adaptive {
     }
 }
 
-fn check(field: &'static str, value: u64, least: u64, most: u64) -> Result<(), LimitError> {
-    if (least..=most).contains(&value) {
-        return Ok(());
+impl AdaptiveSettings {
+    /// Every field that is out of its range, as its documentation says it.
+    #[must_use]
+    pub fn mistakes(&self) -> Vec<LimitError> {
+        let (min, max) = (self.min, self.max);
+        let mut mistakes = Vec::new();
+        mistakes.extend(check("min", min, (1, MAX_ADAPTIVE), ""));
+        mistakes.extend(check("max", max, (1, MAX_ADAPTIVE), ""));
+        if min > max {
+            let problem = format!("must be at most `max`, which is {max}, got {min}");
+            mistakes.push(LimitError::new("min", problem));
+        } else {
+            mistakes.extend(check("initial", self.initial, (min, max), ""));
+        }
+        mistakes.extend(check("samples", self.samples, (1, 1_000_000), ""));
+        let (least, most) = (Span::from_millis(1), Span::from_secs(60));
+        if self.window < least || self.window > most {
+            let problem = format!("must be {least} to {most}, got {}", self.window);
+            mistakes.push(LimitError::new("window", problem));
+        }
+        mistakes.extend(self.method.mistakes());
+        mistakes
     }
-    Err(LimitError::new(
-        field,
-        format!("must be {least} to {most}, got {value}"),
-    ))
+}
+
+/// What is wrong with `value`, which is so many of a `unit`.
+fn check(
+    field: &'static str,
+    value: u32,
+    (least, most): (u32, u32),
+    unit: &str,
+) -> Option<LimitError> {
+    let problem = || format!("must be {least}{unit} to {most}{unit}, got {value}{unit}");
+    (!(least..=most).contains(&value)).then(|| LimitError::new(field, problem()))
 }
 
 #[cfg(test)]

@@ -306,6 +306,19 @@ fn what_cannot_work_is_refused_by_its_field() {
     assert_eq!(refused(|settings| settings.initial = 1_001), "initial");
     assert_eq!(refused(|settings| settings.samples = 0), "samples");
     assert_eq!(refused(|settings| settings.window = Span::ZERO), "window");
+    let all = AdaptiveSettings {
+        min: 10,
+        max: 5,
+        samples: 0,
+        window: Span::from_secs(120),
+        method: Method::Aimd(Aimd {
+            backoff: 100,
+            too_slow: Span::ZERO,
+        }),
+        ..AdaptiveSettings::default()
+    };
+    let fields: Vec<_> = all.mistakes().iter().map(|mistake| mistake.field).collect();
+    assert_eq!(fields, ["min", "samples", "window", "backoff", "too_slow"]);
     let gradient = |change: fn(&mut Gradient)| {
         let mut gradient = Gradient::default();
         change(&mut gradient);

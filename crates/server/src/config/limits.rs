@@ -192,11 +192,13 @@ fn calendar(value: &Value<'_>, report: &mut Report) -> Option<Calendar> {
     let day = fields
         .get("day")
         .and_then(|day| day.small_number::<i8>(report));
+    // Of a calendar that is none the longest is assumed, so that what no calendar can have is told too.
+    let assumed = unit.unwrap_or(CalendarUnit::Month);
+    for error in Calendar::mistakes(assumed, zone.unwrap_or("UTC"), day) {
+        fields.wrong(report, error.field, error.problem);
+    }
     if report.count() > before {
         return None;
     }
-    let built = Calendar::new(unit?, zone?, day);
-    built
-        .map_err(|error| fields.wrong(report, error.field, error.problem))
-        .ok()
+    Calendar::new(unit?, zone?, day).ok()
 }

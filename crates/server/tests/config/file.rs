@@ -112,7 +112,7 @@ rules:
     limits:
       - {algorithm: gcra, rate: 0/s}
       - {algorithm: fixed_window, limit: 1.5, window: 0s}
-      - {algorithm: fixed_window, limit: 5, anchor: {calendar: month, zone: Mars/Olympus}}
+      - {algorithm: fixed_window, limit: 5, anchor: {calendar: year, zone: Mars/Olympus, day: 32}}
       - {algorithm: sliding_window_counter, limit: 5, window: 10s, buckets: 5, burst: 99999999999999999999}
     when:
       ip: {cidr: [10.0.0.1/8, ten]}
@@ -148,7 +148,9 @@ rules[1].soft (line 12): expected a percentage such as 10%, got the number 10
 rules[2].limits[0].rate (line 15): must be at least 1, got 0
 rules[2].limits[1].limit (line 16): expected a whole number, got the number 1.5
 rules[2].limits[1].window (line 16): a duration must be longer than zero, got \"0s\"
+rules[2].limits[2].anchor.calendar (line 17): expected one of day, week, month, got \"year\"
 rules[2].limits[2].anchor.zone (line 17): \"Mars/Olympus\" is not an IANA time zone such as UTC or Europe/Berlin
+rules[2].limits[2].anchor.day (line 17): must be from 1 to 31 for this calendar, got 32
 rules[2].limits[3].burst (line 18): 99999999999999999999 is too large a number
 rules[2].when.ip.cidr[0] (line 20): \"10.0.0.1/8\" is an address inside a network; write 10.0.0.0/8
 rules[2].when.ip.cidr[1] (line 20): expected a network such as 10.0.0.0/8 or 2001:db8::/32, got \"ten\"

@@ -273,12 +273,12 @@ fn mistakes_in_what_an_upstream_bears_are_named_where_they_are() {
 ";
     let expected = [
         "proxy.upstreams[0].adaptive.algorithm (line 7): expected one of gradient, aimd, got \"vegas\"",
-        "proxy.upstreams[0].adaptive.min (line 8): must be 1 to 1000, got 0",
+        "proxy.upstreams[0].adaptive.min (line 8): must be 1 to 1000000, got 0",
         "proxy.upstreams[1].adaptive.tolerance (line 13): goes with `algorithm: gradient`",
         "proxy.upstreams[1].adaptive.bakoff (line 14): unknown key `bakoff`; did you mean `backoff`?",
         "proxy.upstreams[1].adaptive.max (line 15): must be 1 to 1000000, got 2000000",
         "proxy.upstreams[1].adaptive.room.latency (line 16): goes with `algorithm: gradient`, which learns how long requests usually take",
-        "proxy.upstreams[2].adaptive.smoothing (line 20): must be 1 to 100, got 0",
+        "proxy.upstreams[2].adaptive.smoothing (line 20): must be 1% to 100%, got 0%",
         "proxy.upstreams[2].adaptive.room.latency (line 21): must be 101% to 1000%, not 90%",
         "proxy.upstreams[2].adaptive.classes[0] (line 23): another is called `default`",
         "proxy.upstreams[2].adaptive.classes[1].when (line 24): is missing",

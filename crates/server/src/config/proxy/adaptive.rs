@@ -1,8 +1,8 @@
 //! `proxy.upstreams[].adaptive`: how it is found out how much an upstream bears, and who goes first where that is too little.
 
 use tidegate_core::{
-    LimitError, Span, When,
-    adaptive::{self, AdaptiveSettings, Aimd, Gradient, Method},
+    Span, When,
+    adaptive::{AdaptiveSettings, Aimd, Gradient, Method},
     notation,
 };
 use tidegate_http::{Room, Share, ShedLayer};
@@ -138,9 +138,10 @@ fn settings(method: Method, fields: &Fields<'_>, report: &mut Report) -> Option<
     if report.count() > before {
         return None;
     }
-    let built = adaptive::Adaptive::new(settings);
-    let refused = |error: LimitError| fields.wrong(report, error.field, error.problem);
-    built.map_err(refused).ok().map(|_| settings)
+    for error in settings.mistakes() {
+        fields.wrong(report, error.field, error.problem);
+    }
+    (report.count() == before).then_some(settings)
 }
 
 fn count(fields: &Fields<'_>, name: &str, default: u32, report: &mut Report) -> u32 {

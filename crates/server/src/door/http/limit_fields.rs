@@ -153,18 +153,20 @@ fn calendar(field: Field<'_, '_>, problems: &mut Vec<Problem>) -> Option<Calenda
             )?,
         }
     }
+    if unit.is_none() && problems.len() == before {
+        field.wrong::<()>("needs `calendar`: day, week or month", problems);
+    }
+    // Of a calendar that is none the longest is assumed, so that what no calendar can have is told too.
+    let assumed = unit.unwrap_or(CalendarUnit::Month);
+    for LimitError {
+        field: part,
+        problem,
+    } in Calendar::mistakes(assumed, zone.as_deref().unwrap_or("UTC"), day)
+    {
+        field.wrong::<()>(format!("{part}: {problem}"), problems);
+    }
     if problems.len() > before {
         return None;
     }
-    let Some(unit) = unit else {
-        return field.wrong("needs `calendar`: day, week or month", problems);
-    };
-    let refused = |LimitError {
-                       field: part,
-                       problem,
-                   }: LimitError| format!("{part}: {problem}");
-    match Calendar::new(unit, &zone?, day) {
-        Ok(calendar) => Some(calendar),
-        Err(error) => field.wrong(refused(error), problems),
-    }
+    Calendar::new(unit?, &zone?, day).ok()
 }
