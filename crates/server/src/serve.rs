@@ -27,7 +27,7 @@ pub use self::{
     running::{Running, Signals},
 };
 use crate::{
-    config::{Config, Envoy, Identity, Proxy, Snapshot},
+    config::{self, Config, Envoy, Identity, Proxy, Snapshot},
     door::{
         self,
         grpc::Http2,
@@ -73,8 +73,13 @@ pub enum ServeError {
     #[error(transparent)]
     Authorities(#[from] AuthoritiesError),
     /// The access log of the proxy could not be opened.
-    #[error("proxy.access_log: cannot open it: {0}; mend the path or its permissions")]
-    AccessLog(io::Error),
+    #[error("proxy.access_log: cannot open {path}: {source}; mend the path or its permissions")]
+    AccessLog {
+        /// The file, or standard output.
+        path: String,
+        /// What the system said.
+        source: io::Error,
+    },
     /// A database of addresses cannot be used.
     #[error(transparent)]
     GeoIp(#[from] GeoIpError),
@@ -204,9 +209,22 @@ fn check_admin(address: Option<SocketAddr>, token: Option<&str>) -> Result<(), S
     }
 }
 
+impl ServeError {
+    /// The access log could not be opened.
+    fn unopened(log: &config::AccessLog, source: io::Error) -> Self {
+        let path = log.to.as_ref().map(|path| path.display().to_string());
+        Self::AccessLog {
+            path: path.unwrap_or_else(|| "stdout".to_owned()),
+            source,
+        }
+    }
+}
+
 fn proxied(settings: Proxy, server: &Server, clock: Clock) -> Result<Arc<Live>, ServeError> {
-    let log = settings.access_log.as_ref().map(AccessLog::open);
-    let log = log.transpose().map_err(ServeError::AccessLog)?;
+    let open = |log: &config::AccessLog| {
+        AccessLog::open(log).map_err(|source| ServeError::unopened(log, source))
+    };
+    let log = settings.access_log.as_ref().map(open).transpose()?;
     Ok(Arc::new(Live::new(settings, server, log, clock)?))
 }
 
@@ -251,9 +269,9 @@ struct Doors<'a> {
     limiter: &'a Arc<Limiter>,
     reloader: Option<&'a Arc<Reloader>>,
     envoy: Option<&'a Arc<Watch>>,
-    headers: crate::config::Headers,
+    headers: config::Headers,
     identity: Arc<Identity>,
-    grpc: crate::config::Grpc,
+    grpc: config::Grpc,
     grpc_tls: Option<Arc<Tls>>,
     certificates: Vec<Arc<Tls>>,
     geoip: Option<Arc<GeoIp>>,

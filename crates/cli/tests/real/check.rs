@@ -144,7 +144,7 @@ proxy:
         "grpc.tls.certificate: cannot use /nowhere/crt.pem",
         "proxy.tls.certificate: cannot use /nowhere/crt.pem",
         "`ca` of app: cannot use /nowhere/ca.pem",
-        "proxy.access_log: cannot open it: No such file",
+        "proxy.access_log: cannot open /nowhere/access.log: No such file",
         "geoip.country: cannot use /nowhere/c.mmdb",
         "store.tls: cannot read /nowhere/redis.pem",
         "admin.token_env: the environment variable TIDEGATE_TEST_UNSET is not set",
@@ -194,7 +194,9 @@ proxy: {{listen: 127.0.0.1:0, access_log: {folder}, upstreams: [{{name: app, url
     let output = check(file.to_str().unwrap());
     let said = text(&output.stderr);
     assert!(
-        said.contains("proxy.access_log: cannot open it: Is a directory"),
+        said.contains(&format!(
+            "proxy.access_log: cannot open {folder}: Is a directory"
+        )),
         "{said}"
     );
     assert!(

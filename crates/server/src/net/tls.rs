@@ -15,7 +15,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 use rustls::{
-    RootCertStore, ServerConfig,
+    InconsistentKeys, RootCertStore, ServerConfig,
     crypto::{CryptoProvider, ring::default_provider},
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
     server::{WebPkiClientVerifier, danger::ClientCertVerifier},
@@ -73,11 +73,15 @@ pub enum TlsError {
         problem: String,
     },
     /// The key is not that of the certificate, or neither can be used.
-    #[error("{}.tls: {source}", behind.as_str())]
+    #[error("{}.tls: cannot use {certificate} with the key {key}: {}", behind.as_str(), misfit(source))]
     Unusable {
         /// The door whose key it is.
         behind: Behind,
-        /// What is wrong with it.
+        /// The file of the certificate.
+        certificate: PathBuf,
+        /// The file of the key.
+        key: PathBuf,
+        /// What is wrong with them.
         source: rustls::Error,
     },
 }
@@ -215,7 +219,12 @@ fn server_config(behind: Behind, files: &TlsFiles) -> Result<ServerConfig, TlsEr
         .map_err(|problem| unusable(behind, "certificate", &files.certificate, problem))?;
     let key = PrivateKeyDer::from_pem_file(&files.key)
         .map_err(|error| unusable(behind, "key", &files.key, error.to_string()))?;
-    let misfit = |source| TlsError::Unusable { behind, source };
+    let misfit = |source| TlsError::Unusable {
+        behind,
+        certificate: files.certificate.clone(),
+        key: files.key.clone(),
+        source,
+    };
     let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
         .map_err(misfit)?;
@@ -232,6 +241,15 @@ fn server_config(behind: Behind, files: &TlsFiles) -> Result<ServerConfig, TlsEr
         .map_err(misfit)?;
     config.alpn_protocols = behind.protocols();
     Ok(config)
+}
+
+fn misfit(error: &rustls::Error) -> String {
+    match error {
+        rustls::Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => {
+            "it is not that of the certificate".to_owned()
+        }
+        error => error.to_string(),
+    }
 }
 
 fn client_verifier(

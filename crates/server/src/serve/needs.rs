@@ -59,8 +59,8 @@ fn of_proxy(proxy: &Proxy) -> Vec<ServeError> {
     let mut found: Vec<ServeError> = authorities
         .filter_map(|checked| checked.err().map(ServeError::from))
         .collect();
-    let log = proxy.access_log.as_ref().map(has_a_place);
-    found.extend(log.and_then(Result::err).map(ServeError::AccessLog));
+    let log = proxy.access_log.as_ref();
+    found.extend(log.and_then(|log| Some(ServeError::unopened(log, has_a_place(log).err()?))));
     found
 }
 
