@@ -94,6 +94,13 @@ fn ask(door: &Door, method: Method, path: &str, body: Option<Value>) -> Result<E
             complain(&problem(&text));
             Ok(ExitCode::from(NO))
         }
+        401 => Err(match &door.token {
+            None => {
+                "the admin door wants its token: name it with --token, or in TIDEGATE_ADMIN_TOKEN"
+            }
+            Some(_) => "the admin door has another token; see `admin` in the server's rules file",
+        }
+        .to_owned()),
         status => Err(format!(
             "the admin door answered {status}: {}",
             problem(&text)

@@ -153,14 +153,16 @@ fn an_output_that_nobody_reads_is_no_trouble() {
 #[test]
 fn a_token_is_asked_for_and_taken() {
     let server = Server::start(&format!("admin: {{token: s3cret}}\n{RULES}"));
-    assert_eq!(server.operate(&["blocks"]).status.code(), Some(2));
-    assert_eq!(
-        server
-            .operate(&["blocks", "--token", "wrong"])
-            .status
-            .code(),
-        Some(2)
-    );
+    for (arguments, advice) in [
+        (&["blocks"][..], "--token, or in TIDEGATE_ADMIN_TOKEN"),
+        (&["blocks", "--token", "wrong"], "has another token"),
+    ] {
+        let output = server.operate(arguments);
+        assert_eq!(output.status.code(), Some(2));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains(advice), "{said}");
+        assert!(!said.contains("wrong"), "{said}");
+    }
     assert!(
         server
             .operate(&["blocks", "--token", "s3cret"])
