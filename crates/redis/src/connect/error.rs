@@ -80,6 +80,16 @@ pub enum ConnectError {
         /// What the last of them said.
         problem: String,
     },
+    /// The server has no database of the number that the URL names.
+    #[error(
+        "Redis at {address} does not give the database of its URL ({problem}); mend the number behind the last slash"
+    )]
+    NoDatabase {
+        /// Where.
+        address: Address,
+        /// In the server's words.
+        problem: String,
+    },
     /// The server speaks, but not as expected.
     #[error("Redis at {address} answered what makes no sense: {problem}; is it Redis?")]
     Nonsense {
@@ -97,7 +107,10 @@ impl ConnectError {
     /// What the client library said of `address`, in our words.
     pub(super) fn from_library(address: &Address, error: &redis::RedisError) -> Self {
         use redis::{ErrorKind, ServerErrorKind};
-        let (address, problem) = (address.clone(), error.to_string());
+        // What follows in further lines is the library's, about its parser.
+        let problem = error.to_string();
+        let problem = problem.lines().next().unwrap_or_default().to_owned();
+        let address = address.clone();
         match (error.kind(), error.code()) {
             (ErrorKind::AuthenticationFailed, _) | (_, Some("NOAUTH" | "WRONGPASS")) => {
                 Self::Login { address, problem }
@@ -109,6 +122,9 @@ impl ConnectError {
                 address,
                 version: "older than 6.0".into(),
             },
+            _ if problem.contains("refused to switch database") => {
+                Self::NoDatabase { address, problem }
+            }
             _ if error.is_timeout() => Self::Slow { address, problem },
             _ if error.is_io_error() => Self::Unreachable { address, problem },
             _ => Self::Nonsense { address, problem },

@@ -85,6 +85,13 @@ async fn a_lone_server_under_the_address_of_a_cluster_and_the_other_way_round() 
 }
 
 #[tokio::test]
+async fn a_database_that_there_is_none_of() {
+    let server = RedisServer::start();
+    let url = format!("{}/99", server.url());
+    trouble(standalone(&url), "mend the number behind the last slash").await;
+}
+
+#[tokio::test]
 async fn a_server_that_is_too_old() {
     let url =
         pretender(b"%3\r\n+version\r\n+6.2.14\r\n+mode\r\n+standalone\r\n+role\r\n+master\r\n");
