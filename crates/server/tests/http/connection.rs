@@ -97,11 +97,43 @@ fn too_large_a_head_is_refused() {
     assert!(many.until_closed().starts_with("HTTP/1.1 431 "));
     let mut as_many_as_may_be = door.connect();
     as_many_as_may_be.send(format!(
-        "POST /v1/check HTTP/1.1\r\n{}connection: close\r\n\r\n",
-        "x: y\r\n".repeat(99)
+        "POST /v1/check HTTP/1.1\r\nhost: x\r\n{}connection: close\r\n\r\n",
+        "x: y\r\n".repeat(98)
     ));
     let answer = as_many_as_may_be.until_closed();
     assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
+    assert!(answer.contains("body: "), "{answer}");
+}
+
+#[test]
+fn a_request_has_one_host() {
+    let door = Door::open("");
+    let body = r#"{"key": "k", "algorithm": "gcra", "rate": "1/s"}"#;
+    for (version, hosts, expected) in [
+        ("1.1", "host: a\r\n", ""),
+        ("1.1", "", "Host: is missing"),
+        (
+            "1.1",
+            "host: a\r\nHost: b\r\n",
+            "Host: stands there several times",
+        ),
+        ("1.0", "", ""),
+        (
+            "1.0",
+            "host: a\r\nhost: a\r\n",
+            "Host: stands there several times",
+        ),
+    ] {
+        let mut client = door.connect();
+        client.send(format!(
+            "POST /v1/throttle HTTP/{version}\r\n{hosts}connection: close\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        ));
+        let answer = client.until_closed();
+        let is_refused = answer.starts_with(&format!("HTTP/{version} 400 "));
+        assert_eq!(is_refused, !expected.is_empty(), "{hosts}: {answer}");
+        assert!(answer.contains(expected), "{hosts}: {answer}");
+    }
 }
 
 #[test]

@@ -150,6 +150,7 @@ impl Asked {
     }
 
     async fn route(&self, request: Request<Incoming>) -> Result<Answer, Problem> {
+        wire::check_host(&request)?;
         let endpoint = match request.uri().path() {
             "/v1/throttle" => Endpoint::Throttle,
             "/v1/check" => Endpoint::Check,

@@ -8,16 +8,16 @@ use std::{
 use futures_util::FutureExt as _;
 use http_body_util::Full;
 use hyper::{
-    Request, Response, StatusCode,
+    Request, Response, StatusCode, Version,
     body::{Body, Bytes, Incoming},
-    header::{CONTENT_TYPE, HeaderValue},
+    header::{CONTENT_TYPE, HOST, HeaderValue},
     server::conn::http1,
     service::service_fn,
 };
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
-use super::stream::TimedStream;
+use super::{Problem, stream::TimedStream};
 use crate::net::Connection;
 
 /// What a door answers.
@@ -61,6 +61,18 @@ pub(crate) async fn serve<F>(
         // Whoever broke the connection off knows; for the operator it is no news.
         tracing::debug!(peer = %connection.peer, "connection ended: {error}");
     }
+}
+
+/// Refuses a request of HTTP/1.1 that has no `Host`, or several: RFC 9112, section 3.2.
+pub(super) fn check_host(request: &Request<Incoming>) -> Result<(), Problem> {
+    let mut hosts = request.headers().get_all(HOST).iter();
+    let problem = match (hosts.next(), hosts.next()) {
+        (Some(_), None) => return Ok(()),
+        (None, _) if request.version() != Version::HTTP_11 => return Ok(()),
+        (None, _) => "is missing; HTTP/1.1 wants one",
+        (Some(_), Some(_)) => "stands there several times; HTTP/1.1 wants one",
+    };
+    Err(Problem::bad("Host", problem))
 }
 
 /// A JSON document as an answer.
