@@ -80,6 +80,29 @@ fn an_answer_that_breaks_off_says_whose_doing_it_was() {
 }
 
 #[test]
+fn what_a_call_came_to_is_written_wherever_it_stands() {
+    for (answer, expected) in [
+        (
+            "HTTP/1.1 200 OK\r\ngrpc-status: 12\r\ncontent-length: 0\r\n\r\n",
+            json!(12),
+        ),
+        (
+            "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\ngrpc-status: 0\r\n\r\n",
+            json!(0),
+        ),
+        (OK, Value::Null),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("access.log");
+        let upstream = Upstream::answering(answer);
+        let door = Door::with(upstream.url(), &format!("access_log: {}", path.display()));
+        assert_eq!(door.get("/").status, 200);
+        let line = parsed(&lines(&door, &path, 1)[0]);
+        assert_eq!(line["grpc_status"], expected, "{answer}");
+    }
+}
+
+#[test]
 fn what_was_denied_and_who_has_left_is_written_too() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("access.log");

@@ -129,6 +129,7 @@ where
         Box::pin(async move {
             let mut answer = answering.await?;
             entry.line.status = Some(answer.status().as_u16());
+            entry.line.grpc_status = grpc_status(answer.headers());
             // Who asks a body that is empty from the start for nothing.
             entry.line.complete = answer.body().is_end_stream();
             entry.learn(answer.extensions_mut());
@@ -172,6 +173,9 @@ where
                 let bytes = frame.data_ref().map_or(0, Buf::remaining);
                 let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
                 entry.line.bytes = entry.line.bytes.saturating_add(bytes);
+                if let Some(trailers) = frame.trailers_ref() {
+                    entry.line.grpc_status = grpc_status(trailers).or(entry.line.grpc_status);
+                }
             }
             Some(Err(error)) => {
                 let error: &dyn Error = error;
@@ -216,6 +220,9 @@ struct Line {
     version: &'static str,
     /// `None` if the client had gone before there was an answer.
     status: Option<u16>,
+    /// Of a call of gRPC, unless it broke off before it came.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    grpc_status: Option<u32>,
     bytes: u64,
     /// What came from the client after his connection was upgraded.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -256,6 +263,7 @@ impl Entry {
                     _ => "HTTP/1.1",
                 },
                 status: None,
+                grpc_status: None,
                 bytes: 0,
                 received: None,
                 complete: false,
@@ -298,6 +306,11 @@ impl Drop for Entry {
             self.logging.log.write(line);
         }
     }
+}
+
+/// What a call of gRPC came to, in the head of an answer or behind it.
+fn grpc_status(headers: &HeaderMap) -> Option<u32> {
+    headers.get("grpc-status")?.to_str().ok()?.parse().ok()
 }
 
 fn text(headers: &HeaderMap, name: &HeaderName) -> Option<Box<str>> {
