@@ -14,6 +14,9 @@ pub enum ConnectError {
         /// What the system said.
         problem: String,
     },
+    /// It has answered, and does not any more.
+    #[error("Redis at {0} does not answer any more, and is being connected to again")]
+    Lost(Address),
     /// It answers, but later than a decision may take.
     #[error(
         "Redis at {address} answers too slowly, or not at all ({problem}); look at its load and the network, or raise `store.timeout`"

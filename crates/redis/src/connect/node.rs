@@ -219,6 +219,7 @@ async fn keep(
                     backoff.reset();
                 }
                 tracing::warn!(%address, "Redis fails to answer; its rules' `on_failure` answers until it is back");
+                *lock(&shared.trouble) = Some(ConnectError::Lost(address));
             }
             Err(error) => {
                 report(&shared, error);

@@ -146,7 +146,7 @@ fn the_admin_door_shows_keys_and_readiness_of_the_whole_fleet() {
         ready["redis"]["problem"]
             .as_str()
             .unwrap()
-            .contains("cannot reach Redis")
+            .contains("Redis at")
     );
     let (status, problem) = json(door, "DELETE", "/v1/keys/local/u", "");
     assert_eq!(status, 503);
