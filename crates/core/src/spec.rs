@@ -250,7 +250,7 @@ impl LimitSpec {
 
     /// The numbers that the algorithm cannot have, whatever the others are.
     fn impossible(&self, name: AlgorithmName) -> Vec<LimitError> {
-        let queue = self.queue.unwrap_or(false);
+        let queue = name == AlgorithmName::LeakyBucket && self.queue == Some(true);
         let count = |field, count: Option<u64>, least| {
             let check = |count| check_count(field, count, least).err();
             count.and_then(check)

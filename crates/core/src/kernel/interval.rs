@@ -87,9 +87,9 @@ impl Interval {
         }
     }
 
-    /// The most that the last refill can bring.
+    /// The most that is left to the last refill, but where others have left more.
     pub(crate) fn largest_refill(&self) -> u64 {
-        self.refill.min(self.capacity)
+        self.refill
     }
 
     pub(crate) fn admits(&self, state: &IntervalState, now: Timestamp, cost: u64) -> bool {
@@ -106,6 +106,9 @@ impl Interval {
     }
 
     pub(crate) fn refund(&self, state: &mut IntervalState, now: Timestamp, units: u64) {
+        if units == 0 {
+            return;
+        }
         let missing = self.missing(state, now);
         *state = match missing.tokens.saturating_sub(units.into()) {
             0 => IntervalState::default(),
@@ -155,8 +158,6 @@ impl Interval {
         let at = missing
             .next_refill
             .saturating_add((refills - 1).saturating_mul(self.every));
-        // Under other numbers more may have been left to the last refill than there is in one here.
-        let at = at.min(state.full_at);
         Retry::After(Timestamp::from_micros(at).since(now))
     }
 
@@ -205,8 +206,10 @@ impl Interval {
             };
         }
         let refills = (state.full_at - now).div_ceil(self.every);
+        // Whoever left it under other numbers may have left more to the last refill than there is in one here.
+        let last = state.last.min(self.refill);
         Missing {
-            tokens: u128::from(refills - 1) * u128::from(self.refill) + u128::from(state.last),
+            tokens: u128::from(refills - 1) * u128::from(self.refill) + u128::from(last),
             next_refill: state.full_at - (refills - 1) * self.every,
         }
     }

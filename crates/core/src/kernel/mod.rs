@@ -309,7 +309,6 @@ impl Kernel {
         );
     }
 
-    /// Gives `units` back, those that were spent last, and never more than count.
     /// Forgets what decides nothing, of a limit that charges what it denies.
     pub(crate) fn trim(&self, state: &mut State, now: Timestamp) {
         match (self, state) {
@@ -320,6 +319,7 @@ impl Kernel {
         }
     }
 
+    /// Gives `units` back, those that were spent last, and never more than count.
     pub(crate) fn refund(&self, state: &mut State, now: Timestamp, units: u64) {
         match (self, state) {
             (Self::Schedule(schedule), State::Schedule(tat)) => schedule.refund(tat, now, units),

@@ -333,8 +333,9 @@ impl Schedule {
         let debt = old.minus(ends, Exact::at(now));
         let scaled = u128::from(debt.whole) * u128::from(old.l) + u128::from(debt.part);
         let (units, rest) = (scaled / u128::from(old.p), scaled % u128::from(old.p));
-        let scaled =
-            units * u128::from(self.p) + (rest * u128::from(self.p)).div_ceil(u128::from(old.p));
+        let rest = (rest * u128::from(self.p)).div_ceil(u128::from(old.p));
+        // A debt that was kept in time can be more units than there ever were.
+        let scaled = units.saturating_mul(self.p.into()).saturating_add(rest);
         let latest = self.brim(now).max(Exact::at(ends.ceil()));
         self.plus(Exact::at(now), self.exact(scaled)).min(latest)
     }

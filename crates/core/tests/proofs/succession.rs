@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use tidegate_core::{
-    Algorithm, Effect, Limit, Limits, MemoryStore, Outcome, Rate, RefillMode, Retry, Span,
-    Timestamp, bounds,
+    Algorithm, Effect, Limit, Limits, MemoryStore, Outcome, Rate, RefillMode, Retry, Settlement,
+    Span, Timestamp, bounds,
 };
 
 use crate::{
@@ -44,7 +44,8 @@ fn two_that_remember_alike() -> impl Strategy<Value = (Limit, Limit)> {
     prop_oneof![two_quotas(), limits]
 }
 
-/// Whether a unit of debt lasts at least as long by the second limit as by the first, and comes back in steps that are no shorter.
+/// Whether a unit of debt lasts at least as long by the second limit as by the first; where units come back in steps, in the same
+/// ones.
 fn lasts_as_long(before: &Limit, after: &Limit) -> bool {
     let rate = |limit: &Limit| match *limit.algorithm() {
         Algorithm::Gcra { rate, .. }
@@ -63,10 +64,11 @@ fn lasts_as_long(before: &Limit, after: &Limit) -> bool {
         }
     );
     let ((before, after), wide) = ((rate(before), rate(after)), u128::from);
-    let shorter_steps = has_steps && after.period < before.period;
-    !shorter_steps
-        && wide(after.period.as_micros()) * wide(before.count)
-            >= wide(before.period.as_micros()) * wide(after.count)
+    if has_steps {
+        return before == after;
+    }
+    wide(after.period.as_micros()) * wide(before.count)
+        >= wide(before.period.as_micros()) * wide(after.count)
 }
 
 fn rule(limit: &Limit) -> Rule {
@@ -270,6 +272,78 @@ fn who_denies_by_less_takes_nothing_from_who_goes_by_more() {
             "{kind:?}"
         );
     }
+}
+
+/// A bucket that gets so many units back a period, all at once or evenly.
+fn bucket(mode: RefillMode, capacity: u64, count: u64, period: Span) -> Rule {
+    let refill = Rate { count, period };
+    let limit = Limit::new(Algorithm::TokenBucket {
+        capacity,
+        refill,
+        mode,
+    });
+    rule(&limit.expect("numbers that a bucket can have"))
+}
+
+/// A debt that was kept in time is more units under numbers that are faster, and as many again where it came from.
+#[test]
+fn a_debt_of_a_century_goes_through_other_hands() {
+    for mode in [RefillMode::Continuous, RefillMode::Interval] {
+        let slow = bucket(mode, 10, 1, bounds::MAX_PERIOD);
+        let fast = bucket(mode, 10, bounds::MAX_COUNT, Span::from_secs(1));
+        let (store, start) = (one_shard(), 1_700_000_000_000_000);
+        assert!(ask(&store, &slow, start, 10, Effect::Charge).allowed);
+        assert!(!ask(&store, &fast, start, 1, Effect::Charge).allowed);
+        let back = successor(slow.limits.iter().next().unwrap(), &fast);
+        let looked = ask(&store, &back, start, 1, Effect::Charge);
+        assert_eq!((looked.allowed, looked.remaining), (false, 0), "{mode:?}");
+        assert!(looked.reset_after <= bounds::MAX_DRAIN, "{mode:?}");
+    }
+}
+
+/// What is given back under numbers that never knew the others makes nobody wait for longer.
+#[test]
+fn giving_back_under_other_numbers_lengthens_no_wait() {
+    let (day, minute) = (Span::from_secs(86_400), Span::from_secs(60));
+    let start = 1_700_000_000_000_000;
+    for spent in [50, 99, 998] {
+        let wide = bucket(RefillMode::Interval, 1_000, 1_000, day);
+        let slow = bucket(RefillMode::Interval, 100, 1, minute);
+        let (store, mut outcomes) = (one_shard(), Vec::new());
+        let now = Timestamp::from_micros(start);
+        let (_, receipt) = store.reserve(&[slow.charge(2)], now, &mut outcomes);
+        ask(&store, &wide, start, spent, Effect::Charge);
+        let before = ask(&store, &slow, start, 1, Effect::Look);
+        ask(&store, &slow, start, 1, Effect::Refund);
+        let refunded = ask(&store, &slow, start, 1, Effect::Look);
+        assert!(
+            refunded.reset_after <= before.reset_after,
+            "{spent}: {refunded:?}"
+        );
+        let settlement = [Settlement { unused: 1 }];
+        store.settle(&[slow.charge(2)], receipt, &settlement, now);
+        let settled = ask(&store, &slow, start, 1, Effect::Look);
+        assert!(
+            settled.reset_after <= refunded.reset_after,
+            "{spent}: {settled:?}"
+        );
+    }
+}
+
+/// What is cut off where a lower rate is put into force is forgiven when it is raised again.
+#[test]
+fn down_and_up_again_keeps_what_a_slower_bucket_can_hold() {
+    let day = Span::from_secs(86_400);
+    let start = 1_700_000_000_000_000;
+    let more = bucket(RefillMode::Continuous, 1_000, 1_000, day);
+    let store = one_shard();
+    assert!(ask(&store, &more, start, 1_000, Effect::Charge).allowed);
+    let less = bucket(RefillMode::Continuous, 10, 10, day);
+    let lowered = successor(less.limits.iter().next().unwrap(), &more);
+    let denied = ask(&store, &lowered, start, 1, Effect::Charge);
+    assert_eq!(denied.reset_after, day, "and not a hundred days");
+    let raised = successor(more.limits.iter().next().unwrap(), &lowered);
+    assert_eq!(ask(&store, &raised, start, 1, Effect::Look).remaining, 990);
 }
 
 /// A key that nobody asks about for several changes is still taken over exactly.

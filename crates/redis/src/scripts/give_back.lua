@@ -82,12 +82,16 @@ kernels[1] = function(member, part, value, position, mark, since)
     return behind, pack('>I7I7', 0, 0), 0
   end
   local more = times(full_at - now - 1, every)
-  local missing = more * refill + last
+  local missing = more * refill + math.min(last, refill)
   local next_refill = full_at - more * every
   local full_then = unpack('>I7', mark)
   local refill_then = full_then - times(full_then - since - 1, every) * every
   local passed = now < refill_then and 0 or 1 + times(now - refill_then, every)
-  missing = math.max(missing - math.max(math.min(cost - passed * refill, part[7]), 0), 0)
+  local given = math.max(math.min(cost - passed * refill, part[7]), 0)
+  if given == 0 then
+    return behind, pack('>I7I7', full_at, last), full_at
+  end
+  missing = math.max(missing - given, 0)
   if missing == 0 then
     return behind, pack('>I7I7', 0, 0), 0
   end

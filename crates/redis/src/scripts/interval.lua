@@ -9,7 +9,8 @@ kernels[1] = function(member, value, position, mode)
   local missing, next_refill = 0, now + every
   if full_at > now then
     local refills = parts(full_at - now, every)
-    missing = (refills - 1) * refill + last
+    -- Whoever left it under other numbers may have left more to the last refill than there is in one here.
+    missing = (refills - 1) * refill + math.min(last, refill)
     next_refill = full_at - (refills - 1) * every
   end
   local over = not fits or missing > capacity - cost
