@@ -155,11 +155,20 @@ impl Trust {
         address::network(client, self.ipv6_prefix)
     }
 
-    /// The text under which an address, or a network of addresses, is counted that is written like this; `None` if it is neither.
+    /// The text under which an address is counted that is written like this, or a network that has one count; `None` if it is
+    /// neither.
     #[must_use]
     pub fn counted_text(&self, written: &str) -> Option<String> {
-        let bare = written.split('/').next().unwrap_or(written);
-        Some(address::text(self.counted(address::read(bare)?)))
+        let (bare, bits) = match written.split_once('/') {
+            Some((bare, bits)) => (bare, Some(bits.parse::<u8>().ok()?)),
+            None => (written, None),
+        };
+        let address = address::read(bare)?;
+        let has_one_count = match address {
+            IpAddr::V4(_) => bits.is_none_or(|bits| bits == 32),
+            IpAddr::V6(_) => bits.is_none_or(|bits| bits == 128 || bits == self.ipv6_prefix),
+        };
+        has_one_count.then(|| address::text(self.counted(address)))
     }
 
     /// What of this lets clients be counted for others, or not at all.

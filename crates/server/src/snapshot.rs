@@ -48,15 +48,15 @@ pub fn save(store: &MemoryStore, path: &Path, now: Timestamp) -> io::Result<()> 
     written
 }
 
-/// Whether [`save`] could write at `path` now: begins a file beside it, and takes that away again.
+/// Whether [`save`] could write at `path` now: makes a file of its own beside it, and takes that away again.
 ///
 /// # Errors
 ///
 /// What the file system says.
 pub fn try_out(path: &Path) -> io::Result<()> {
-    let draft = beside(path, ".draft");
-    File::create(&draft)?;
-    fs::remove_file(draft)
+    let trial = beside(path, ".trial");
+    File::create(&trial)?;
+    fs::remove_file(trial)
 }
 
 /// Takes the file at `path` into `store`.

@@ -36,11 +36,11 @@ fn a_snapshot_that_cannot_be_written_is_named() {
 fn a_snapshot_that_could_not_be_written_is_told_of_at_the_start() {
     let scratch = Scratch::new();
     // Nobody writes to a folder, whatever he may.
-    let draft = scratch.join("counters.snapshot.draft");
-    fs::create_dir_all(&draft).unwrap();
+    let trial = scratch.join("counters.snapshot.trial");
+    fs::create_dir_all(&trial).unwrap();
     let server = start(scratch);
     assert!(server.has_said(&["counters will not be kept", "Is a directory"]));
-    fs::remove_dir(draft).unwrap();
+    fs::remove_dir(trial).unwrap();
     let server = start(server.stop());
     assert!(!server.has_said(&["counters will not be kept"]));
 }

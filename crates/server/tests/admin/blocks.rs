@@ -53,6 +53,7 @@ fn who_blocks_an_address_by_another_text_than_doors_count_it_is_told() {
         ("2001:db8:1::", None),
         ("192.0.2.1", None),
         ("nobody", None),
+        ("1.2.3.4%2Fx", None),
     ] {
         for (method, kind) in [("PUT", "blocks"), ("GET", "keys")] {
             let answer = door
@@ -67,6 +68,22 @@ fn who_blocks_an_address_by_another_text_than_doors_count_it_is_told() {
             assert_eq!(hint.is_some(), counted.is_some(), "{written}: {hint:?}");
         }
     }
+}
+
+#[test]
+fn a_network_is_no_address() {
+    let door = Door::open();
+    for written in ["10.0.0.0%2F8", "2001:db8::%2F32"] {
+        let answer = door
+            .ask("PUT", &format!("/v1/blocks/r/%2Fa/{written}"), "")
+            .json();
+        let hint = answer["hint"].as_str().unwrap();
+        assert!(hint.contains("no count and no block"), "{hint}");
+        assert!(hint.contains("cidr: "), "{hint}");
+    }
+    let nothing = door.ask("DELETE", "/v1/blocks/r/%2Fa/2001:db8:1::5", "");
+    assert_eq!(nothing.status, 404);
+    assert!(nothing.problem().contains("`2001:db8:1::`"), "{nothing:?}");
 }
 
 #[test]

@@ -13,6 +13,8 @@ use crate::{
     limiter::Limiter,
 };
 
+const NO_BLOCK: &str = "no block stands on this key; GET /v1/blocks lists them";
+
 /// What an operator asks for.
 #[derive(Debug)]
 struct Wish<'b> {
@@ -32,10 +34,11 @@ pub(super) async fn list(limiter: &Limiter) -> Result<Answer, Problem> {
     Ok(json(StatusCode::OK, &json!({"blocks": documents})))
 }
 
-pub(super) async fn show(limiter: &Limiter, rule: &str, key: &[&str]) -> Result<Answer, Problem> {
+pub(super) async fn show(limiter: &Limiter, asked: Asked<'_>) -> Result<Answer, Problem> {
     let (rules, now) = (limiter.rules(), limiter.now());
-    let (_, key) = rule_and_key(&rules, rule, key)?;
-    let block = limiter.block_on(&key).await?.ok_or_else(no_block)?;
+    let (rule, key) = rule_and_key(&rules, asked.rule, asked.key)?;
+    let block = limiter.block_on(&key).await?;
+    let block = block.ok_or_else(|| asked.nothing(NO_BLOCK, rule))?;
     Ok(json(StatusCode::OK, &document(&rules, &block, now)))
 }
 
@@ -56,7 +59,8 @@ pub(super) async fn put(
         let detail = format!("{most} blocks stand already; lift some first");
         return Err(Problem::new(StatusCode::CONFLICT, detail));
     }
-    let block = limiter.block_on(&key).await?.ok_or_else(no_block)?;
+    let block = limiter.block_on(&key).await?;
+    let block = block.ok_or_else(|| asked.nothing(NO_BLOCK, rule))?;
     // Not earlier than the block, so that not more is left than was asked for.
     let document = document(&rules, &block, limiter.now());
     Ok(json(StatusCode::OK, &asked.hinted(document, rule)))
@@ -99,12 +103,13 @@ fn read<'b>(members: &'b Members<'_>, rule: &Rule) -> Result<Wish<'b>, Problem> 
     Ok(Wish { span, reason })
 }
 
-pub(super) async fn lift(limiter: &Limiter, rule: &str, key: &[&str]) -> Result<Answer, Problem> {
+pub(super) async fn lift(limiter: &Limiter, asked: Asked<'_>) -> Result<Answer, Problem> {
     let rules = limiter.rules();
-    let (rule, bytes) = rule_and_key(&rules, rule, key)?;
+    let (rule, bytes) = rule_and_key(&rules, asked.rule, asked.key)?;
     if !limiter.unblock(&bytes).await? {
-        return Err(no_block());
+        return Err(asked.nothing(NO_BLOCK, rule));
     }
+    let key = asked.key;
     Ok(json(
         StatusCode::OK,
         &json!({"rule": rule.name(), "key": key, "unblocked": true}),
@@ -125,11 +130,4 @@ pub(super) fn document(rules: &RuleSet, block: &Block, now: Timestamp) -> Value 
         "until_ms": block.until.map(|until| until.as_micros() / 1_000),
         "left_ms": left.map(Span::as_millis_ceil),
     })
-}
-
-fn no_block() -> Problem {
-    Problem::new(
-        StatusCode::NOT_FOUND,
-        "no block stands on this key; GET /v1/blocks lists them",
-    )
 }

@@ -36,15 +36,13 @@ pub(super) async fn show(limiter: &Limiter, asked: Asked<'_>) -> Result<Answer, 
     Ok(json(StatusCode::OK, &asked.hinted(document, rule)))
 }
 
-pub(super) async fn reset(limiter: &Limiter, rule: &str, key: &[&str]) -> Result<Answer, Problem> {
+pub(super) async fn reset(limiter: &Limiter, asked: Asked<'_>) -> Result<Answer, Problem> {
     let rules = limiter.rules();
-    let (rule, bytes) = rule_and_key(&rules, rule, key)?;
+    let (rule, bytes) = rule_and_key(&rules, asked.rule, asked.key)?;
     if !limiter.reset(&bytes).await? {
-        return Err(Problem::new(
-            StatusCode::NOT_FOUND,
-            "this key has spent nothing",
-        ));
+        return Err(asked.nothing("this key has spent nothing", rule));
     }
+    let key = asked.key;
     Ok(json(
         StatusCode::OK,
         &json!({"rule": rule.name(), "key": key, "reset": true}),

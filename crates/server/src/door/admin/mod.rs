@@ -151,7 +151,7 @@ impl Admin {
             (["v1", "reload"], &Method::POST) => self.reload().await,
             (["v1", "blocks"], &Method::GET) => blocks::list(&self.limiter).await,
             (["v1", "blocks", rule, key @ ..], &Method::GET) => {
-                blocks::show(&self.limiter, rule, key).await
+                blocks::show(&self.limiter, Asked { rule, key, trust }).await
             }
             (["v1", "blocks", rule, key @ ..], &Method::PUT) => {
                 let body = read_body(request.into_body()).await?;
@@ -159,13 +159,13 @@ impl Admin {
                 blocks::put(&self.limiter, asked, &body).await
             }
             (["v1", "blocks", rule, key @ ..], &Method::DELETE) => {
-                blocks::lift(&self.limiter, rule, key).await
+                blocks::lift(&self.limiter, Asked { rule, key, trust }).await
             }
             (["v1", "keys", rule, key @ ..], &Method::GET) => {
                 keys::show(&self.limiter, Asked { rule, key, trust }).await
             }
             (["v1", "keys", rule, key @ ..], &Method::DELETE) => {
-                keys::reset(&self.limiter, rule, key).await
+                keys::reset(&self.limiter, Asked { rule, key, trust }).await
             }
             (["healthz" | "readyz" | "metrics"] | ["v1", "rules" | "blocks"], _) => {
                 Err(Problem::method("GET"))

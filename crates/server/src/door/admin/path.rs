@@ -1,5 +1,7 @@
 //! Paths whose segments are data: percent-decoded one by one, so that a slash in a key stays in the key.
 
+use std::net::IpAddr;
+
 use hyper::StatusCode;
 use percent_encoding::percent_decode_str;
 use serde_json::Value;
@@ -37,22 +39,41 @@ pub(super) struct Asked<'a> {
 }
 
 impl Asked<'_> {
-    /// `document`, with a word about an address under whose text no door counts a client that it finds out itself.
+    /// A word about an address under whose text no door counts a client that it finds out itself.
+    pub(super) fn hint(&self, rule: &Rule) -> Option<String> {
+        let mut entries = rule.key().zip(self.key);
+        let (_, written) = entries.find(|(name, _)| *name == "ip")?;
+        match self.trust.counted_text(written) {
+            Some(counted) if counted != *written => Some(format!(
+                "where a door finds out an address, it counts this one as `{counted}`: ask about that instead, unless callers of /v1/check name it like this"
+            )),
+            None if is_network(written) => Some(format!(
+                "a network of this size has no count and no block; a rule can name it: `when: {{ip: {{cidr: {written}}}}}`"
+            )),
+            _ => None,
+        }
+    }
+
+    /// `document` with the hint, if there is one.
     pub(super) fn hinted(&self, mut document: Value, rule: &Rule) -> Value {
-        let entries = rule.key().zip(self.key);
-        let hint = entries.filter(|(name, _)| *name == "ip").find_map(|(_, value)| {
-            let counted = self.trust.counted_text(value)?;
-            (counted != *value).then(|| {
-                format!(
-                    "where a door finds out an address, it counts this one as `{counted}`: ask about that instead, unless callers of /v1/check name it like this"
-                )
-            })
-        });
-        if let (Some(hint), Value::Object(members)) = (hint, &mut document) {
+        if let (Some(hint), Value::Object(members)) = (self.hint(rule), &mut document) {
             members.insert("hint".to_owned(), hint.into());
         }
         document
     }
+
+    /// That nothing is there, and the hint.
+    pub(super) fn nothing(&self, what: &str, rule: &Rule) -> Problem {
+        let hint = self.hint(rule).map(|hint| format!("; {hint}"));
+        let detail = format!("{what}{}", hint.unwrap_or_default());
+        Problem::new(StatusCode::NOT_FOUND, detail)
+    }
+}
+
+fn is_network(written: &str) -> bool {
+    written.split_once('/').is_some_and(|(address, bits)| {
+        address.parse::<IpAddr>().is_ok() && bits.parse::<u8>().is_ok()
+    })
 }
 
 fn no_rule(rules: &RuleSet, wanted: &str) -> Problem {

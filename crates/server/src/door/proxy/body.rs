@@ -94,7 +94,7 @@ impl Progress {
     }
 
     /// The same for who is woken when there is no more, or something is wrong.
-    pub(super) fn poll_is_sending(&self, cx: &mut Context<'_>) -> bool {
+    pub(super) fn poll_is_sending(&self, cx: &Context<'_>) -> bool {
         if let Some(sending) = &self.0 {
             sending.waits.register(cx.waker());
         }

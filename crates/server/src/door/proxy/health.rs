@@ -78,12 +78,9 @@ impl Health {
     }
 
     /// Why `refusal` came about, if that is known.
-    fn cause(&self, refusal: Refusal) -> String {
-        if refusal != Refusal::Unreachable {
-            return String::new();
-        }
+    fn cause(&self, refusal: Refusal) -> Option<String> {
         let cause = self.cause.lock().unwrap_or_else(PoisonError::into_inner);
-        cause.clone()
+        (refusal == Refusal::Unreachable).then(|| cause.clone())
     }
 
     pub(super) fn is_well(&self) -> bool {

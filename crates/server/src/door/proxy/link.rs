@@ -174,7 +174,8 @@ impl Link {
             return Err(Refusal::BadAnswer.into());
         };
         let answering = poll_fn(|cx| exchange.poll_head(cx));
-        let answer = in_time(answering, &mut self.timer, progress, times).await?;
+        let sending = (progress, Sent::Here);
+        let answer = in_time(answering, &mut self.timer, sending, times).await?;
         match answer {
             Ok(answer) => Ok(answer.map(|()| Source::Link)),
             Err(error) if exchange.is_stale() && is_end(error.kind()) => {
@@ -233,7 +234,8 @@ impl Link {
         let is_kept = shared.has_answered();
         request.body_mut().enter(self.stream.clone());
         self.timer.set(times.head);
-        let answered = in_time(shared.send(request), &mut self.timer, progress, times).await;
+        let sending = (progress, Sent::Elsewhere);
+        let answered = in_time(shared.send(request), &mut self.timer, sending, times).await;
         let answered = answered.inspect_err(|_| shared.doubt())?;
         let answer = answered.map_err(|mut error| match error.take_message() {
             Some(request) => {
@@ -331,11 +333,20 @@ fn bad_answer(error: impl Display) -> Refusal {
     Refusal::BadAnswer
 }
 
+/// Who sends the body of a request.
+#[derive(Clone, Copy, Debug)]
+enum Sent {
+    /// Whoever waits for the answer, and knows how far it is.
+    Here,
+    /// Another task, by which who waits has to be woken.
+    Elsewhere,
+}
+
 /// What `answering` comes to, unless the head of the answer takes too long.
 async fn in_time<A>(
     answering: impl Future<Output = A>,
     timer: &mut LazyTimer,
-    progress: &Progress,
+    (progress, sent): (&Progress, Sent),
     times: &Timeouts,
 ) -> Result<A, Refusal> {
     let mut answering = pin!(answering);
@@ -346,7 +357,10 @@ async fn in_time<A>(
         }
         // An upstream that is still being sent the body owes no answer yet. Its time begins when it has been sent all.
         if is_sending {
-            is_sending = progress.poll_is_sending(cx);
+            is_sending = match sent {
+                Sent::Here => progress.is_sending(),
+                Sent::Elsewhere => progress.poll_is_sending(cx),
+            };
             timer.set(times.head);
         }
         ready!(timer.poll_due(cx));
@@ -376,7 +390,8 @@ mod tests {
             });
             let start = Instant::now();
             let mut timer = LazyTimer::new(times.head);
-            let answered = in_time(pending::<()>(), &mut timer, &progress, &times).await;
+            let sending = (&progress, Sent::Elsewhere);
+            let answered = in_time(pending::<()>(), &mut timer, sending, &times).await;
             assert!(matches!(answered, Err(Refusal::HeadTimeout)));
             assert_eq!(start.elapsed().as_secs(), sends_for + 3);
         }
