@@ -12,13 +12,13 @@
 //!
 //! Waits are rounded up and quotas down, so that a client that trusts them is never too early. Where the
 //! draft leaves room: `q` is what an idle key can spend at once, `w` the time in which all of it comes
-//! back, left out under a second. `t` is when more becomes available if nothing remains, else when the
+//! back, left out under a second and of a node's share. `t` is when more becomes available if nothing remains, else when the
 //! key is as good as new. `Retry-After` is never earlier than a `t` beside it: the `t` of a limit that
 //! does not deny is left out where it would be later.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
 use tidegate_core::{
-    Algorithm, Limit, Line, Outcome, Rate, RefillMode, Retry, Span, Timestamp, Verdict,
+    Algorithm, Exactness, Limit, Line, Outcome, Rate, RefillMode, Retry, Span, Timestamp, Verdict,
 };
 
 use crate::fields;
@@ -83,7 +83,7 @@ impl HeaderWriter {
         if self.ratelimit {
             let shown = Shown::of(verdict);
             if shown.count > 0 {
-                self.policies(&shown, headers);
+                self.policies(&shown, verdict.exactness, headers);
                 self.states(&shown, retry_after, headers);
             }
         }
@@ -95,13 +95,14 @@ impl HeaderWriter {
         }
     }
 
-    fn policies(&mut self, shown: &Shown<'_, '_>, headers: &mut HeaderMap) {
+    fn policies(&mut self, shown: &Shown<'_, '_>, exactness: Exactness, headers: &mut HeaderMap) {
         self.text.clear();
         for (line, several) in shown.lines() {
             self.name(line, several);
             fields::parameter(&mut self.text, b'q', line.outcome.limit);
             let window = line.limit.window();
-            if window >= Span::from_secs(1) {
+            // A node's share comes back in a time of its own.
+            if window >= Span::from_secs(1) && exactness != Exactness::Local {
                 fields::parameter(&mut self.text, b'w', window.as_secs_ceil());
             }
         }

@@ -4,8 +4,8 @@
 use http::HeaderMap;
 use proptest::prelude::*;
 use tidegate_core::{
-    AlgorithmName, Charge, Cost, Decision, LimitSpec, Limits, Outcome, Retry, Span, Timestamp,
-    Verdict, notation,
+    AlgorithmName, Charge, Cost, Decided, Decision, Exactness, LimitSpec, Limits, Outcome, Retry,
+    Span, Timestamp, Verdict, notation,
 };
 use tidegate_http::{HeaderWriter, Legacy};
 
@@ -81,6 +81,22 @@ fn an_admitted_request_is_told_what_remains() {
     );
     assert_eq!(line(&headers, "ratelimit"), Some("\"api\";r=19;t=3"));
     assert_eq!(headers.len(), 2, "{headers:?}");
+}
+
+/// Of one a minute, half is one in two minutes.
+#[test]
+fn a_share_does_not_say_when_the_whole_comes_back() {
+    let limits = limits(Some("api"), &["1/min"]);
+    let charges = [Charge::new(b"k", &limits, Cost::ONE).unwrap()];
+    let outcomes = [admitted(1, 0, Span::from_secs(120))];
+    let decided = Decided {
+        exactness: Exactness::Local,
+        ..Decided::in_memory(Decision::Admitted)
+    };
+    let verdict = decided.verdict(&charges, &outcomes);
+    let mut headers = HeaderMap::new();
+    HeaderWriter::default().write(&verdict, NOW, &mut headers);
+    assert_eq!(line(&headers, "ratelimit-policy"), Some("\"api\";q=1"));
 }
 
 #[test]
