@@ -164,8 +164,10 @@ impl Trust {
             None => (written, None),
         };
         let address = address::read(bare)?;
+        let is_mapped = bare.contains(':');
         let has_one_count = match address {
-            IpAddr::V4(_) => bits.is_none_or(|bits| bits == 32),
+            // One that was written as IPv6 has the bits of that.
+            IpAddr::V4(_) => bits.is_none_or(|bits| bits == if is_mapped { 128 } else { 32 }),
             IpAddr::V6(_) => bits.is_none_or(|bits| bits == 128 || bits == self.ipv6_prefix),
         };
         has_one_count.then(|| address::text(self.counted(address)))

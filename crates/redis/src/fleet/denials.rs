@@ -46,7 +46,10 @@ struct Denial {
     hash: u64,
     charges: Box<[Charged]>,
     epoch: Epoch,
+    /// When it was asked for: it was decided no earlier,
     since: Timestamp,
+    /// and no later than it was heard, from when on its waits run, so that nobody is told too short a one.
+    heard: Timestamp,
     until: Timestamp,
     outcomes: Box<[Outcome]>,
 }
@@ -99,12 +102,12 @@ impl Denials {
         Epoch(lifted.fold(all, u64::wrapping_add))
     }
 
-    /// Remembers that `charges`, asked about at `now`, were denied with `outcomes` by a decision that was begun in the
-    /// `epoch`.
+    /// Remembers that `charges`, asked about at `now` and answered `after` that, were denied with `outcomes` by a decision that was begun
+    /// in the `epoch`.
     pub(super) fn remember(
         &self,
         charges: &[Charge<'_>],
-        now: Timestamp,
+        (now, after): (Timestamp, Span),
         longest: Span,
         (outcomes, epoch): (&[Outcome], Epoch),
     ) {
@@ -131,6 +134,7 @@ impl Denials {
                 .collect(),
             epoch,
             since: now,
+            heard: now.after(after),
             until,
             outcomes: outcomes.into(),
         };
@@ -160,7 +164,7 @@ impl Denials {
             && (denial.since..denial.until).contains(&now)
             && denial.is_of(charges);
         if stands {
-            let passed = now.since(denial.since);
+            let passed = now.since(denial.heard);
             outcomes.clear();
             outcomes.extend(denial.outcomes.iter().map(|outcome| later(outcome, passed)));
         }

@@ -21,6 +21,7 @@ use tidegate_core::{
     Charge, Decided, Decision, Effect, Exactness, MemoryStore, OnFailure, Outcome, Question,
     Renewal, Settlement, Share, Source, Span, Store, Timestamp,
 };
+use tokio::time::Instant;
 
 use self::{
     denials::{Denials, Epoch},
@@ -119,6 +120,7 @@ impl Fleet {
         outcomes: &mut Vec<Outcome>,
     ) -> Result<Decided, StoreError> {
         let epoch = self.denials.epoch(question.charges);
+        let began = Instant::now();
         // Also where nobody waits for the answer any more, or knows it.
         let _forgotten = (question.effect == Effect::Refund)
             .then(|| self.denials.forgetting(question.charges.iter()));
@@ -128,7 +130,7 @@ impl Fleet {
         let decision = self.in_time(asked, question.within, question.now).await?;
         match question.effect {
             Effect::Charge => {
-                self.learn(question, &decision, (outcomes, epoch));
+                self.learn(question, &decision, (outcomes, epoch, began));
                 if decision == Decision::Admitted {
                     self.keep_warm(question, Effect::Charge);
                 }
@@ -197,19 +199,21 @@ impl Fleet {
     }
 
     /// Keeps this node's own state close to that in Redis: what is blocked, what was denied.
-    /// The decision was begun in `epoch`.
+    /// The decision began then, in `epoch`.
     fn learn(
         &self,
         question: &Question<'_, '_>,
         decision: &Decision,
-        (outcomes, epoch): (&[Outcome], Epoch),
+        (outcomes, epoch, began): (&[Outcome], Epoch, Instant),
     ) {
         let Question { charges, now, .. } = question;
         match decision {
             Decision::Limited => {
                 let longest = self.settings.denials;
                 let found = (outcomes, epoch);
-                self.denials.remember(charges, *now, longest, found);
+                let after = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
+                let asked = (*now, Span::from_micros(after));
+                self.denials.remember(charges, asked, longest, found);
             }
             Decision::Blocked {
                 charge,

@@ -6,6 +6,7 @@
 use tidegate_core::{
     Charge, Decided, Decision, Effect, Outcome, Question, Receipt, Renewal, Settlement, Timestamp,
 };
+use tokio::time::Instant;
 
 use super::{Fleet, denials::Forgetting};
 use crate::{RedisReceipt, StoreError};
@@ -68,10 +69,11 @@ impl Fleet {
         outcomes: &mut Vec<Outcome>,
     ) -> Result<(Decided, Option<FleetReceipt>), StoreError> {
         let epoch = self.denials.epoch(question.charges);
+        let began = Instant::now();
         let asked = self.store.reserve(question.charges, outcomes);
         let asked = self.in_time(asked, question.within, question.now);
         let (decision, there) = asked.await?;
-        self.learn(question, &decision, (outcomes, epoch));
+        self.learn(question, &decision, (outcomes, epoch, began));
         let receipt = (decision == Decision::Admitted).then(|| {
             let warm = question.charges.iter().map(|charge| {
                 let mut receipt = Receipt::default();

@@ -54,6 +54,7 @@ fn who_blocks_an_address_by_another_text_than_doors_count_it_is_told() {
         ("192.0.2.1", None),
         ("nobody", None),
         ("1.2.3.4%2Fx", None),
+        ("::ffff:1.2.3.4%2F128", Some("1.2.3.4")),
     ] {
         for (method, kind) in [("PUT", "blocks"), ("GET", "keys")] {
             let answer = door
@@ -79,7 +80,7 @@ fn a_network_is_no_address() {
             .json();
         let hint = answer["hint"].as_str().unwrap();
         assert!(hint.contains("no count and no block"), "{hint}");
-        assert!(hint.contains("cidr: "), "{hint}");
+        assert!(hint.contains("`cidr`"), "{hint}");
     }
     let nothing = door.ask("DELETE", "/v1/blocks/r/%2Fa/2001:db8:1::5", "");
     assert_eq!(nothing.status, 404);

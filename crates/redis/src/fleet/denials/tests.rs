@@ -54,11 +54,11 @@ fn what_was_found_before_something_was_given_back_is_not_remembered() {
     let charge = charge("a", &limits, 1);
     let (denied, begun) = (denied(charge), denials.epoch(&[charge]));
     drop(denials.forgetting([charge].iter()));
-    denials.remember(&[charge], at(0), SECOND, (&denied, begun));
+    denials.remember(&[charge], (at(0), Span::ZERO), SECOND, (&denied, begun));
     assert!(!denials.recall(&[charge], at(1), &mut outcomes));
     denials.remember(
         &[charge],
-        at(0),
+        (at(0), Span::ZERO),
         SECOND,
         found(&denials, &[charge], &denied),
     );
@@ -77,7 +77,7 @@ fn what_is_given_back_to_one_ends_no_denial_of_another() {
     let of = |at: usize| [charge(&keys[at], &limits, 1), shared];
     for at in 0..keys.len() {
         let found = found(&denials, &of(at), &outcomes_of_both);
-        denials.remember(&of(at), moment(0), SECOND, found);
+        denials.remember(&of(at), (moment(0), Span::ZERO), SECOND, found);
     }
     let mut standing = |keys: std::ops::Range<usize>| {
         let now = moment(1);
@@ -100,7 +100,7 @@ fn a_denial_stands_until_the_moment_it_named_and_no_longer() {
     let charge = charge("a", &limits, 1);
     denials.remember(
         &[charge],
-        at(0),
+        (at(0), Span::ZERO),
         Span::from_secs(60),
         found(&denials, &[charge], &denied(charge)),
     );
@@ -113,6 +113,34 @@ fn a_denial_stands_until_the_moment_it_named_and_no_longer() {
     assert!(!denials.recall(&[charge], at(1_000), &mut outcomes));
 }
 
+/// It was decided some time between the question and the answer; nobody knows when.
+#[test]
+fn a_wait_runs_from_the_answer_and_ends_no_later_than_from_the_question() {
+    let (denials, limits) = (Denials::default(), limits("1/s"));
+    let charge = charge("k", &limits, 1);
+    let denied = denied(charge);
+    let wait = denied[0].retry_after.span().unwrap();
+    let asked = (at(0), Span::from_millis(40));
+    denials.remember(
+        &[charge],
+        asked,
+        SECOND,
+        found(&denials, &[charge], &denied),
+    );
+    let mut outcomes = Vec::new();
+    for (millis, passed) in [(0, 0), (40, 0), (41, 1), (100, 60)] {
+        assert!(denials.recall(&[charge], at(millis), &mut outcomes));
+        let left = outcomes[0].retry_after.span().unwrap();
+        assert_eq!(
+            left.as_millis_ceil(),
+            wait.as_millis_ceil() - passed,
+            "{millis}"
+        );
+    }
+    let end = wait.as_millis_ceil();
+    assert!(!denials.recall(&[charge], at(end), &mut outcomes));
+}
+
 #[test]
 fn a_denial_is_of_one_key_one_limit_and_one_cost() {
     let (denials, limits, other, mut outcomes) =
@@ -120,7 +148,7 @@ fn a_denial_is_of_one_key_one_limit_and_one_cost() {
     let dear = charge("a", &limits, 2);
     denials.remember(
         &[dear],
-        at(0),
+        (at(0), Span::ZERO),
         SECOND,
         found(&denials, &[dear], &denied(dear)),
     );
@@ -144,7 +172,7 @@ fn what_only_counts_is_not_denied_by_what_the_same_numbers_denied() {
     let enforced = [charge("a", &limits, 1)];
     denials.remember(
         &enforced,
-        at(0),
+        (at(0), Span::ZERO),
         SECOND,
         found(&denials, &enforced, &denied),
     );
@@ -158,7 +186,7 @@ fn what_is_given_back_ends_every_denial_and_so_does_the_bound() {
     let charge = charge("a", &limits, 1);
     denials.remember(
         &[charge],
-        at(0),
+        (at(0), Span::ZERO),
         SECOND,
         found(&denials, &[charge], &denied(charge)),
     );
@@ -168,7 +196,7 @@ fn what_is_given_back_ends_every_denial_and_so_does_the_bound() {
     assert!(!denials.recall(&[charge], at(999), &mut outcomes));
     denials.remember(
         &[charge],
-        at(0),
+        (at(0), Span::ZERO),
         Span::ZERO,
         found(&denials, &[charge], &denied(charge)),
     );
@@ -183,7 +211,7 @@ fn the_slots_are_as_many_as_were_said() {
     for key in &keys {
         let denied = [charge(key, &limits, 1)];
         let found = found(&denials, &denied, &outcomes);
-        denials.remember(&denied, at(0), SECOND, found);
+        denials.remember(&denied, (at(0), Span::ZERO), SECOND, found);
     }
     let kept: usize = denials.shards.iter().map(|shard| lock(shard).len()).sum();
     assert_eq!(kept, SLOTS);

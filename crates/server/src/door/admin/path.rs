@@ -47,8 +47,8 @@ impl Asked<'_> {
             Some(counted) if counted != *written => Some(format!(
                 "where a door finds out an address, it counts this one as `{counted}`: ask about that instead, unless callers of /v1/check name it like this"
             )),
-            None if is_network(written) => Some(format!(
-                "a network of this size has no count and no block; a rule can name it: `when: {{ip: {{cidr: {written}}}}}`"
+            None if is_network(written) => Some(String::from(
+                "a network of this size has no count and no block; a rule can name it, by `cidr` in `when`",
             )),
             _ => None,
         }
