@@ -212,12 +212,14 @@ impl AdaptiveSettings {
     pub fn mistakes(&self) -> Vec<LimitError> {
         let (min, max) = (self.min, self.max);
         let mut mistakes = Vec::new();
-        mistakes.extend(check("min", min, (1, MAX_ADAPTIVE), ""));
+        let impossible = check("min", min, (1, MAX_ADAPTIVE), "");
+        let is_possible = impossible.is_none();
+        mistakes.extend(impossible);
         mistakes.extend(check("max", max, (1, MAX_ADAPTIVE), ""));
-        if min > max {
+        if is_possible && min > max {
             let problem = format!("must be at most `max`, which is {max}, got {min}");
             mistakes.push(LimitError::new("min", problem));
-        } else {
+        } else if min <= max {
             mistakes.extend(check("initial", self.initial, (min, max), ""));
         }
         mistakes.extend(check("samples", self.samples, (1, 1_000_000), ""));

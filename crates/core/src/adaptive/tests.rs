@@ -319,6 +319,11 @@ fn what_cannot_work_is_refused_by_its_field() {
     };
     let fields: Vec<_> = all.mistakes().iter().map(|mistake| mistake.field).collect();
     assert_eq!(fields, ["min", "samples", "window", "backoff", "too_slow"]);
+    let once = AdaptiveSettings {
+        min: 2_000_000,
+        ..AdaptiveSettings::default()
+    };
+    assert_eq!(once.mistakes().len(), 1, "and not of `max` again");
     let gradient = |change: fn(&mut Gradient)| {
         let mut gradient = Gradient::default();
         change(&mut gradient);

@@ -6,7 +6,7 @@ use tidegate_core::{Block, Rule, RuleSet, Span, Timestamp, bounds::MAX_REASON_BY
 
 use super::{
     super::http::{Answer, Json, Members, Problem, json, object},
-    path::{Asked, rule_and_key},
+    path::Asked,
 };
 use crate::{
     config::report::{advice, shown},
@@ -36,7 +36,7 @@ pub(super) async fn list(limiter: &Limiter) -> Result<Answer, Problem> {
 
 pub(super) async fn show(limiter: &Limiter, asked: Asked<'_>) -> Result<Answer, Problem> {
     let (rules, now) = (limiter.rules(), limiter.now());
-    let (rule, key) = rule_and_key(&rules, asked.rule, asked.key)?;
+    let (rule, key) = asked.find(&rules)?;
     let block = limiter.block_on(&key).await?;
     let block = block.ok_or_else(|| asked.nothing(NO_BLOCK, rule))?;
     Ok(json(StatusCode::OK, &document(&rules, &block, now)))
@@ -48,7 +48,7 @@ pub(super) async fn put(
     body: &[u8],
 ) -> Result<Answer, Problem> {
     let rules = limiter.rules();
-    let (rule, key) = rule_and_key(&rules, asked.rule, asked.key)?;
+    let (rule, key) = asked.find(&rules)?;
     let members = match body {
         [] => Vec::new(),
         body => object(body)?,
@@ -105,14 +105,13 @@ fn read<'b>(members: &'b Members<'_>, rule: &Rule) -> Result<Wish<'b>, Problem> 
 
 pub(super) async fn lift(limiter: &Limiter, asked: Asked<'_>) -> Result<Answer, Problem> {
     let rules = limiter.rules();
-    let (rule, bytes) = rule_and_key(&rules, asked.rule, asked.key)?;
+    let (rule, bytes) = asked.find(&rules)?;
     if !limiter.unblock(&bytes).await? {
         return Err(asked.nothing(NO_BLOCK, rule));
     }
-    let key = asked.key;
     Ok(json(
         StatusCode::OK,
-        &json!({"rule": rule.name(), "key": key, "unblocked": true}),
+        &json!({"rule": rule.name(), "key": asked.key, "unblocked": true}),
     ))
 }
 

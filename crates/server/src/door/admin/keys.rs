@@ -7,13 +7,13 @@ use tidegate_core::{Charge, Cost, Effect, Limit, Outcome, Retry};
 use super::{
     super::http::{Answer, Problem, json, millis},
     blocks,
-    path::{Asked, rule_and_key},
+    path::Asked,
 };
 use crate::limiter::Limiter;
 
 pub(super) async fn show(limiter: &Limiter, asked: Asked<'_>) -> Result<Answer, Problem> {
     let (rules, now) = (limiter.rules(), limiter.now());
-    let (rule, bytes) = rule_and_key(&rules, asked.rule, asked.key)?;
+    let (rule, bytes) = asked.find(&rules)?;
     let block = limiter.block_on(&bytes).await?;
     let charge = Charge::new(&bytes, rule.limits(), Cost::ONE)?;
     let standing = limiter.inspect(charge, Effect::Look).await?;
@@ -38,14 +38,13 @@ pub(super) async fn show(limiter: &Limiter, asked: Asked<'_>) -> Result<Answer, 
 
 pub(super) async fn reset(limiter: &Limiter, asked: Asked<'_>) -> Result<Answer, Problem> {
     let rules = limiter.rules();
-    let (rule, bytes) = rule_and_key(&rules, asked.rule, asked.key)?;
+    let (rule, bytes) = asked.find(&rules)?;
     if !limiter.reset(&bytes).await? {
         return Err(asked.nothing("this key has spent nothing", rule));
     }
-    let key = asked.key;
     Ok(json(
         StatusCode::OK,
-        &json!({"rule": rule.name(), "key": key, "reset": true}),
+        &json!({"rule": rule.name(), "key": asked.key, "reset": true}),
     ))
 }
 

@@ -39,6 +39,13 @@ pub(super) struct Asked<'a> {
 }
 
 impl Asked<'_> {
+    /// The rule of that name, and the bytes of one of its keys.
+    pub(super) fn find<'r>(&self, rules: &'r RuleSet) -> Result<(&'r Rule, Vec<u8>), Problem> {
+        let rule = rules.rule(self.rule);
+        let rule = rule.ok_or_else(|| no_rule(rules, self.rule))?;
+        Ok((rule, rule.encode_key(self.key)?))
+    }
+
     /// A word about an address under whose text no door counts a client that it finds out itself.
     pub(super) fn hint(&self, rule: &Rule) -> Option<String> {
         let mut entries = rule.key().zip(self.key);
@@ -84,17 +91,4 @@ fn no_rule(rules: &RuleSet, wanted: &str) -> Problem {
     };
     let detail = format!("there is no rule \"{}\"; {hint}", shown(wanted));
     Problem::new(StatusCode::NOT_FOUND, detail)
-}
-
-/// The rule of that name, and the bytes of one of its keys.
-pub(super) fn rule_and_key<'r>(
-    rules: &'r RuleSet,
-    rule: &str,
-    key: &[&str],
-) -> Result<(&'r Rule, Vec<u8>), Problem> {
-    let Some(rule) = rules.rule(rule) else {
-        return Err(no_rule(rules, rule));
-    };
-    let key = rule.encode_key(key)?;
-    Ok((rule, key))
 }
