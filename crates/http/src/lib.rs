@@ -19,6 +19,7 @@ mod layer;
 mod limiter;
 #[cfg(feature = "maxmind")]
 mod maxmind;
+mod normalize;
 pub mod part;
 mod path;
 mod proxy;

@@ -14,6 +14,8 @@ pub enum Unclear {
     /// The path has segments `.` or `..`. Some resolve them and some do not, so that rules would see another path than the
     /// service.
     DotSegments,
+    /// The value of the entry of this name is not one IP address.
+    NotAnAddress(Box<str>),
     /// Headers of two families of proxies describe the original request, and one of them may be the client's.
     TwoFamilies {
         /// What nginx would have sent.
@@ -30,6 +32,10 @@ impl fmt::Display for Unclear {
             Self::DotSegments => {
                 f.write_str("path: has segments `.` or `..`; send it with these resolved")
             }
+            Self::NotAnAddress(entry) => write!(
+                f,
+                "{entry}: is not an IP address; send one address, such as 203.0.113.9"
+            ),
             Self::TwoFamilies {
                 original,
                 forwarded,

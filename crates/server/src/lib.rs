@@ -2,6 +2,7 @@
 
 pub mod config;
 pub mod door;
+mod entries;
 pub mod envoy;
 pub mod geoip;
 pub mod limiter;

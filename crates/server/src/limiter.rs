@@ -13,11 +13,12 @@ use tidegate_core::{
     Charge, Decided, Effect, Limits, MemoryStore, Outcome, Question, RequestError, Rule, RuleSet,
     Store, Timestamp, Verdict, free_key,
 };
-use tidegate_http::Clock;
+use tidegate_http::{Clock, Trust};
 use tidegate_redis::{Fleet, StoreError};
 
 pub use self::store::{Backend, LimiterReceipt};
 use crate::{
+    entries::{Audited, EntryAudit},
     metrics::{Door, Metrics},
     quota::Quotas,
 };
@@ -41,6 +42,8 @@ pub struct Limiter {
     clock: Clock,
     metrics: Metrics,
     quotas: Quotas,
+    trust: Trust,
+    audit: ArcSwap<EntryAudit>,
 }
 
 impl Limiter {
@@ -50,12 +53,26 @@ impl Limiter {
         let metrics = Metrics::new(clock.now());
         metrics.name_rules(rules.iter().map(Rule::name));
         Self {
+            audit: ArcSwap::from_pointee(EntryAudit::new(&rules, &metrics)),
             rules: ArcSwap::from_pointee(rules),
             backend: backend.into(),
             clock,
             metrics,
             quotas: Quotas::default(),
+            trust: Trust::default(),
         }
+    }
+
+    /// The same limiter, which normalises the addresses of `/v1/check` and `TIDEGATE.CHECK` as `trust` counts them.
+    #[must_use]
+    pub fn with_trust(self, trust: Trust) -> Self {
+        Self { trust, ..self }
+    }
+
+    /// How the addresses of clients are counted.
+    #[must_use]
+    pub fn trust(&self) -> &Trust {
+        &self.trust
     }
 
     /// The time; a door reads it once a request.
@@ -79,6 +96,8 @@ impl Limiter {
     /// Puts `rules` in the place of those of the moment.
     pub fn swap_rules(&self, rules: RuleSet) {
         self.metrics.name_rules(rules.iter().map(Rule::name));
+        let audit = EntryAudit::new(&rules, &self.metrics);
+        self.audit.store(Arc::new(audit));
         self.rules.store(Arc::new(rules));
         if let Some(fleet) = self.fleet() {
             fleet.forget_denials();
@@ -120,13 +139,22 @@ impl Limiter {
     pub fn exposition(&self) -> String {
         let fleet = self.fleet().map(Fleet::stats);
         let (store, quotas) = (self.store().stats(), self.quotas.counts());
-        self.metrics
-            .exposition(&store, quotas, fleet.as_ref(), self.now())
+        let missing = self.audit.load().missing_key_entries();
+        let mut text = self
+            .metrics
+            .exposition(&store, quotas, fleet.as_ref(), self.now());
+        text.push_str(&Metrics::key_entries(missing));
+        text
     }
 
     /// Counts the verdict that `door` is about to give.
     pub fn observe(&self, door: Door, verdict: &Verdict<'_>) {
         self.metrics.observe(door, verdict);
+    }
+
+    /// Takes note of the entries of a request that was answered with `verdict`: those that no rule looks at are reported.
+    pub(crate) fn audit(&self, audited: Audited<'_>, verdict: &Verdict<'_>) {
+        self.audit.load().observe(audited, verdict, &self.metrics);
     }
 
     /// Counts the decision on a limit that came with the request, which `door` is about to give.

@@ -156,7 +156,8 @@ pub fn start(
         None => Backend::Memory(store),
         Some(link) => Backend::Fleet(link.fleet(store)),
     };
-    let limiter = Arc::new(Limiter::new(config.rules, backend, clock));
+    let limiter = Limiter::new(config.rules, backend, clock);
+    let limiter = Arc::new(limiter.with_trust(config.identity.trust.clone()));
     limiter.quotas().swap_rules(config.quotas, limiter.now());
     let envoy = config.envoy.map(|envoy| watch(envoy, &limiter));
     let envoy = envoy.transpose()?;

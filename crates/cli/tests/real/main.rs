@@ -15,6 +15,7 @@ mod certificates;
 mod check;
 mod client;
 mod documents;
+mod entries;
 mod envoy;
 mod envoy_rules;
 mod examples;

@@ -167,6 +167,17 @@ impl RuleSet {
         due.iter().map(charge).collect()
     }
 
+    /// Whether `request` is on the allow list, and so is charged nothing whatever the rules say.
+    #[must_use]
+    pub fn is_allow_listed(
+        &self,
+        request: &Request<'_>,
+        now: Timestamp,
+        scratch: &mut Scratch,
+    ) -> bool {
+        self.allow.covers(request, now, &mut scratch.room)
+    }
+
     /// What is to be looked at before `charges` are decided, because some of them stretch by the unused share of others;
     /// nearly always nothing.
     #[must_use]

@@ -18,6 +18,9 @@ const NO_ENTRY: &str = "no-entry";
 /// What the proxy tells of every request.
 const TOLD: &[&str] = &["method", "path", "host", "ip", "ip.exact"];
 
+/// The entries with a fixed name that forward-auth has besides.
+const USUAL: &[&str] = &["scheme", "country", "asn"];
+
 /// What it finds in a request, by what the names begin with.
 const FOUND: &[&str] = &["header.", "cookie.", "query."];
 
@@ -47,16 +50,20 @@ pub(super) fn warn(file: &Fields<'_>, config: &Config, report: &mut Report) {
             let message = text.scalar().and_then(|text| unusual(entry, text));
             say(&text, message);
         }
+        say(&pattern, misspelt(entry));
         // Of signs of room that nobody gives another warning speaks.
         let known = known
             .as_ref()
+            .filter(|_| misspelt(entry).is_none())
             .filter(|_| !rooms.iter().any(|room| room == entry));
         let message = known.and_then(|known| untold(entry, known));
         say(&pattern, message);
     }
     for value in counted_by(file) {
+        say(&value, value.scalar().and_then(misspelt));
         let message = value
             .scalar()
+            .filter(|entry| misspelt(entry).is_none())
             .and_then(|entry| untold(entry, known.as_ref()?));
         say(&value, message);
     }
@@ -78,6 +85,19 @@ fn known<'c>(config: &'c Config, rooms: &'c [String]) -> Option<Vec<&'c str>> {
     let rooms = rooms.filter_map(|(upstream, room)| upstream.adaptive.as_ref().map(|_| &**room));
     let known = told.chain(parts).chain(places).chain(client).chain(rooms);
     Some(known.collect())
+}
+
+/// What to say of an entry that differs from a usual one by its capitals alone. A service might send it so, but then forward-auth
+/// and the proxy never do.
+fn misspelt(entry: &str) -> Option<String> {
+    let mut usual = TOLD.iter().chain(USUAL);
+    let meant = usual.find(|usual| usual.eq_ignore_ascii_case(entry))?;
+    (*meant != entry).then(|| {
+        let entry = shown(entry);
+        format!(
+            "{NO_ENTRY}: entry names are matched exactly, capitals included, and no listener has an entry \"{entry}\"; write `{meant}`"
+        )
+    })
 }
 
 /// What to say of an entry that is none of `known`.

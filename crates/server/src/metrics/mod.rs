@@ -71,6 +71,9 @@ impl Door {
     }
 }
 
+/// The doors at which the entries of requests are audited.
+const NAMING_DOORS: [Door; 2] = [Door::Http, Door::Resp];
+
 /// What a decision came to: `None` is allowed.
 type Answer = Option<Reason>;
 
@@ -169,6 +172,32 @@ impl Metrics {
         self.shards.mine().count_bad(door.index());
     }
 
+    /// Counts a request that no rule applied to.
+    pub(crate) fn count_unmatched(&self, door: Door) {
+        self.shards.mine().count_unmatched(door.index());
+    }
+
+    /// Counts entries of a request that no rule looks at.
+    pub(crate) fn count_unknown_entries(&self, door: Door, count: u64) {
+        self.shards
+            .mine()
+            .count_unknown_entries(door.index(), count);
+    }
+
+    /// How many requests no rule applied to, at any listener.
+    pub(crate) fn unmatched_requests(&self) -> u64 {
+        let doors = NAMING_DOORS.iter();
+        doors.map(|door| self.shards.unmatched(door.index())).sum()
+    }
+
+    /// How many entries no rule looked at, at any listener.
+    pub(crate) fn unknown_entries(&self) -> u64 {
+        let doors = NAMING_DOORS.iter();
+        doors
+            .map(|door| self.shards.unknown_entries(door.index()))
+            .sum()
+    }
+
     /// Counts what became of a request's places when they were to be renewed.
     pub(crate) fn observe_renewal(&self, renewal: Renewal) {
         let number = match renewal {
@@ -222,6 +251,7 @@ impl Metrics {
         let mut text = Text::default();
         self.write_process(&mut text, now);
         self.write_verdicts(&mut text);
+        self.write_entries(&mut text);
         self.rules.write(&mut text);
         self.shards.write_latency(&mut text);
         store::write(&mut text, store);
@@ -277,6 +307,32 @@ impl Metrics {
                 self.shards.bad_requests(door.index()),
             );
         }
+    }
+
+    fn write_entries(&self, text: &mut Text) {
+        let name = "tidegate_unmatched_requests_total";
+        let help = "Requests that were allowed because no rule applies to them.";
+        text.family(name, "counter", help);
+        for door in NAMING_DOORS {
+            let count = self.shards.unmatched(door.index());
+            text.sample(name, &[("door", door.as_str())], count);
+        }
+        let name = "tidegate_unknown_entries_total";
+        let help = "Entries of requests that no rule looks at; their names may be misspelt.";
+        text.family(name, "counter", help);
+        for door in NAMING_DOORS {
+            let count = self.shards.unknown_entries(door.index());
+            text.sample(name, &[("door", door.as_str())], count);
+        }
+    }
+
+    /// The metric of the key entries that no request has had, `missing` of them.
+    pub(crate) fn key_entries(missing: u64) -> String {
+        let mut text = Text::default();
+        let name = "tidegate_missing_key_entries";
+        let help = "Entries that rules count by and that no request to check has had since the rules took effect.";
+        text.single(name, "gauge", help, missing);
+        text.finish()
     }
 
     fn write_renewals(&self, text: &mut Text) {

@@ -39,6 +39,8 @@ pub(super) fn is_sampled() -> bool {
 pub(super) struct Shard {
     verdicts: [[AtomicU64; ANSWERS.len()]; DOORS],
     bad_requests: [AtomicU64; DOORS],
+    unmatched: [AtomicU64; DOORS],
+    unknown_entries: [AtomicU64; DOORS],
     pub(super) latency: Histogram,
 }
 
@@ -49,6 +51,14 @@ impl Shard {
 
     pub(super) fn count_bad(&self, door: usize) {
         self.bad_requests[door].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn count_unmatched(&self, door: usize) {
+        self.unmatched[door].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn count_unknown_entries(&self, door: usize, count: u64) {
+        self.unknown_entries[door].fetch_add(count, Ordering::Relaxed);
     }
 }
 
@@ -66,6 +76,14 @@ impl Shards {
 
     pub(super) fn bad_requests(&self, door: usize) -> u64 {
         self.sum(|shard| &shard.bad_requests[door])
+    }
+
+    pub(super) fn unmatched(&self, door: usize) -> u64 {
+        self.sum(|shard| &shard.unmatched[door])
+    }
+
+    pub(super) fn unknown_entries(&self, door: usize) -> u64 {
+        self.sum(|shard| &shard.unknown_entries[door])
     }
 
     pub(super) fn write_latency(&self, text: &mut Text) {

@@ -122,6 +122,24 @@ fn where_the_proxy_is_the_only_door_there_are_its_entries_and_no_others() {
 }
 
 #[test]
+fn an_entry_that_differs_from_a_usual_one_by_capitals_is_a_warning() {
+    for (fields, at, written, meant) in [
+        ("key: [IP]", "key[0]", "IP", "ip"),
+        ("when: {Path: /login}", "when.Path", "Path", "path"),
+        ("key: [Ip.Exact]", "key[0]", "Ip.Exact", "ip.exact"),
+        ("when: {ASN: '64496'}", "when.ASN", "ASN", "asn"),
+    ] {
+        let expected = format!(
+            "{at} (line 2): no-entry: entry names are matched exactly, capitals included, and no \
+             listener has an entry \"{written}\"; write `{meant}`"
+        );
+        for head in ["", &format!("{PROXY}listen: {{http: off, resp: off}}\n")] {
+            assert_eq!(of_rule(head, fields).join("\n"), expected, "{fields}");
+        }
+    }
+}
+
+#[test]
 fn many_are_not_all_told() {
     let rule = |at: usize| format!("  - {{name: r{at}, when: {{path: x}}, limits: [1/s]}}\n");
     let rules: String = (0..50).map(rule).collect();

@@ -34,11 +34,9 @@ impl Door {
     pub(crate) fn with(rules: &str, memory: MemoryBounds, bounds: Bounds) -> Self {
         let config = Config::parse(rules).unwrap();
         let clock = Clock::manual(Timestamp::from_micros(START_MICROS));
-        let limiter = Arc::new(Limiter::new(
-            config.rules,
-            MemoryStore::new(memory),
-            clock.clone(),
-        ));
+        let store = MemoryStore::new(memory);
+        let limiter = Limiter::new(config.rules, store, clock.clone());
+        let limiter = Arc::new(limiter.with_trust(config.identity.trust.clone()));
         let mut identity = config.identity;
         if !config.geoip.is_empty() {
             identity.atlas = Some(GeoIp::open(&config.geoip).unwrap().atlas());

@@ -11,6 +11,7 @@ mod check;
 mod client;
 mod connection;
 mod door;
+mod entries;
 mod headers;
 mod identity;
 mod throttle;

@@ -173,3 +173,34 @@ fn what_cannot_be_decided_is_refused_by_name() {
         "what is refused is counted nowhere"
     );
 }
+
+#[test]
+fn entries_are_normalised_unless_they_are_raw() {
+    let door = door();
+    let mut client = door.connect();
+    let mut check = |words: &str| {
+        client
+            .command(&format!("TIDEGATE.CHECK {words}"))
+            .to_string()
+    };
+    let first = check("path //login ip 2001:db8::1");
+    assert_eq!(first, r#"[1, "login", 2, 1, 1800000, 0]"#);
+    let second = check("path /%6Cogin?x ip 2001:DB8::2");
+    assert_eq!(second, r#"[1, "login", 2, 0, 3600000, 0]"#);
+    assert_eq!(
+        check("RAW path //login ip 2001:db8::1"),
+        "[1, nil, -1, -1, 0, 0]"
+    );
+    let raw = check("cost 2 raw peek path /login ip 2001:db8::1");
+    assert_eq!(raw, r#"[1, "login", 2, 0, 3600000, 0]"#);
+    let refused = check("path /x/../login ip 2001:db8::1");
+    assert!(
+        refused.starts_with("-ERR entries.path: has segments"),
+        "{refused}"
+    );
+    let refused = check("path /login ip unknown");
+    assert!(
+        refused.starts_with("-ERR entries.ip: is not an IP"),
+        "{refused}"
+    );
+}

@@ -7,7 +7,10 @@ use tidegate_core::{Cost, Effect, RuleSet};
 use tidegate_http::{Forwarded, Gate as _, Proxy, Source, Unclear};
 
 use super::{Asked, Problem, check::with_scratch, wire::Answer};
-use crate::metrics::Door;
+use crate::{
+    entries::{Audited, Origin},
+    metrics::Door,
+};
 
 /// What the query of the URL that the proxy was given says.
 #[derive(Debug)]
@@ -74,6 +77,14 @@ async fn decide(
             .check(&rules, scratch, &described, Effect::Charge)
             .await?;
         asked.limiter.observe(Door::Http, &verdict);
+        let audited = Audited {
+            door: Door::Http,
+            origin: Origin::Listener,
+            request: &described,
+            rules: &rules,
+            now,
+        };
+        asked.limiter.audit(audited, &verdict);
         let status = if verdict.allowed {
             StatusCode::OK
         } else {

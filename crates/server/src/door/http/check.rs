@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     config::report::{advice, shown},
+    entries::{Audited, Origin, Spelling, normalize, rewritten},
     metrics::Door,
 };
 
@@ -27,13 +28,29 @@ thread_local! {
 struct Check<'j> {
     entries: Vec<(&'j str, &'j str)>,
     cost: Cost,
+    spelling: Spelling,
 }
 
 pub(super) async fn check(asked: &Asked, body: &[u8], effect: Effect) -> Result<Answer, Problem> {
     let members = json::object(body)?;
-    let Check { entries, cost } = read(&members)?;
-    let request = Request::new(&entries, cost)?;
+    let Check {
+        entries,
+        cost,
+        spelling,
+    } = read(&members)?;
+    let given = Request::new(&entries, cost)?;
     let rules = asked.limiter.rules();
+    let replaced = match spelling {
+        Spelling::Normalized => normalize(asked.limiter.trust(), &rules, &entries)?,
+        Spelling::Raw => Vec::new(),
+    };
+    let normalized;
+    let request = if replaced.is_empty() {
+        given
+    } else {
+        normalized = rewritten(&entries, &replaced);
+        Request::new(&normalized, cost)?
+    };
     with_scratch(async |scratch| {
         let now = asked.limiter.now();
         let verdict = asked
@@ -42,6 +59,14 @@ pub(super) async fn check(asked: &Asked, body: &[u8], effect: Effect) -> Result<
             .await?;
         if effect == Effect::Charge {
             asked.limiter.observe(Door::Http, &verdict);
+            let audited = Audited {
+                door: Door::Http,
+                origin: Origin::Service,
+                request: &request,
+                rules: &rules,
+                now,
+            };
+            asked.limiter.audit(audited, &verdict);
         }
         Ok(asked.verdict(status(verdict.allowed), &verdict, now))
     })
@@ -59,7 +84,7 @@ pub(super) async fn with_scratch<T>(decide: impl AsyncFnOnce(&mut Scratch) -> T)
 /// Reads a body, or finds everything that is wrong with it.
 fn read<'j>(members: &'j Members<'_>) -> Result<Check<'j>, Problem> {
     let mut problems = Vec::new();
-    let (mut entries, mut cost) = (None, Cost::ONE);
+    let (mut entries, mut cost, mut spelling) = (None, Cost::ONE, Spelling::default());
     for (name, value) in members {
         let field = Field {
             place: Place::Body,
@@ -69,8 +94,14 @@ fn read<'j>(members: &'j Members<'_>) -> Result<Check<'j>, Problem> {
         match &**name {
             "entries" => entries = read_entries(field, &mut problems),
             "cost" => cost = field.cost(&mut problems).unwrap_or(cost),
+            "raw" => {
+                if field.truth(&mut problems) == Some(true) {
+                    spelling = Spelling::Raw;
+                }
+            }
             _ => {
-                let problem = format!("unknown field; {}", advice(name, &["entries", "cost"]));
+                let known = &["entries", "cost", "raw"];
+                let problem = format!("unknown field; {}", advice(name, known));
                 problems.push(Problem::bad(shown(name), problem));
             }
         }
@@ -82,7 +113,11 @@ fn read<'j>(members: &'j Members<'_>) -> Result<Check<'j>, Problem> {
         ));
     }
     match (entries, problems.is_empty()) {
-        (Some(entries), true) => Ok(Check { entries, cost }),
+        (Some(entries), true) => Ok(Check {
+            entries,
+            cost,
+            spelling,
+        }),
         _ => Err(Problem::several(problems)),
     }
 }

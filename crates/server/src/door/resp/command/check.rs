@@ -1,11 +1,16 @@
 //! `TIDEGATE.CHECK`: a request, decided under the rules.
 
 use tidegate_core::{
-    Cost, Effect, Request, RequestError, Scratch, Span, Verdict, bounds::MAX_ENTRIES,
+    Cost, Effect, Request, RequestError, RuleSet, Scratch, Span, Timestamp, Verdict,
+    bounds::MAX_ENTRIES,
 };
 use tidegate_http::Gate as _;
 
-use crate::{limiter::Limiter, metrics::Door};
+use crate::{
+    entries::{Audited, Origin, Spelling, normalize, rewritten},
+    limiter::Limiter,
+    metrics::Door,
+};
 
 use super::{
     super::{
@@ -17,10 +22,10 @@ use super::{
     quoted, refuse, wrong_number,
 };
 
-/// `TIDEGATE.CHECK [PEEK] [COST n] name value [name value …]` →
+/// `TIDEGATE.CHECK [PEEK] [RAW] [COST n] name value [name value …]` →
 /// `[allowed, rule or null, limit, remaining, reset_after_ms, retry_after_ms]`.
 ///
-/// The options come first, so an entry may bear their names. A retry of -1 is never; a limit and a
+/// The options come first, in any order and each once, so an entry may have the name of one. A retry of -1 is never; a limit and a
 /// remaining of -1 say that no limit was asked, because no rule applies or the key is blocked.
 pub(super) fn check(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     let decided = Asked::read(arguments.skip(1)).and_then(|asked| asked.decide(context, reply));
@@ -49,25 +54,35 @@ impl From<RequestError> for Refusal {
 struct Asked<'a> {
     effect: Effect,
     cost: Cost,
+    spelling: Spelling,
     pairs: Arguments<'a>,
 }
 
 impl<'a> Asked<'a> {
     fn read(arguments: Arguments<'a>) -> Result<Self, Refusal> {
-        let (effect, rest) = match arguments.is(0, "peek") {
-            true => (Effect::Peek, arguments.skip(1)),
-            false => (Effect::Charge, arguments),
-        };
-        let (cost, pairs) = match rest.is(0, "cost") {
-            true => (cost(rest.get(1).unwrap_or_default())?, rest.skip(2)),
-            false => (Cost::ONE, rest),
-        };
+        let (mut effect, mut spelling, mut given_cost) = (None, None, None);
+        let mut pairs = arguments;
+        loop {
+            if effect.is_none() && pairs.is(0, "peek") {
+                effect = Some(Effect::Peek);
+                pairs = pairs.skip(1);
+            } else if spelling.is_none() && pairs.is(0, "raw") {
+                spelling = Some(Spelling::Raw);
+                pairs = pairs.skip(1);
+            } else if given_cost.is_none() && pairs.is(0, "cost") {
+                given_cost = Some(cost(pairs.get(1).unwrap_or_default())?);
+                pairs = pairs.skip(2);
+            } else {
+                break;
+            }
+        }
         if pairs.len() == 0 || !pairs.len().is_multiple_of(2) {
             return Err(Refusal::NoPairs);
         }
         Ok(Self {
-            effect,
-            cost,
+            effect: effect.unwrap_or(Effect::Charge),
+            cost: given_cost.unwrap_or(Cost::ONE),
+            spelling: spelling.unwrap_or_default(),
             pairs,
         })
     }
@@ -75,16 +90,31 @@ impl<'a> Asked<'a> {
     fn decide(self, context: &mut Context<'_>, reply: &mut Reply<'_>) -> Result<(), Refusal> {
         let mut room = [("", ""); MAX_ENTRIES];
         let entries = self.entries(&mut room)?;
-        let request = Request::new(entries, self.cost)?;
+        let given = Request::new(entries, self.cost)?;
         let rules = context.limiter.rules();
+        let replaced = match self.spelling {
+            Spelling::Normalized => normalize(context.limiter.trust(), &rules, entries)?,
+            Spelling::Raw => Vec::new(),
+        };
+        let normalized;
+        let request = if replaced.is_empty() {
+            given
+        } else {
+            normalized = rewritten(entries, &replaced);
+            Request::new(&normalized, self.cost)?
+        };
         let scratch = &mut context.memory.scratch;
         let verdict = context
             .limiter
             .check_now(&rules, scratch, &request, self.effect)?;
         match verdict {
-            Some(verdict) => give(context.limiter, &verdict, self.effect, reply),
+            Some(verdict) => {
+                let now = context.now;
+                let audited = audited(&request, &rules, now);
+                give(context.limiter, audited, &verdict, self.effect, reply);
+            }
             None => {
-                let later = Later::Check(LaterCheck::new(&self, entries));
+                let later = Later::Check(LaterCheck::new(&self, request.entries()));
                 context.waiting.push(Waiting::new(later, reply));
             }
         }
@@ -149,27 +179,45 @@ impl LaterCheck {
             .map(|(name, value)| (&**name, &**value))
             .collect();
         let (rules, mut scratch) = (limiter.rules(), Scratch::default());
-        let decided = match Request::new(&entries, self.cost) {
-            Ok(request) => {
-                limiter
-                    .check(&rules, &mut scratch, &request, self.effect)
-                    .await
-            }
-            Err(error) => Err(error),
+        let refuse = |error: RequestError, reply: &mut Reply<'_>| {
+            limiter.metrics().count_bad_request(Door::Resp);
+            reply.error(format_args!("ERR {error}"));
         };
-        match decided {
-            Ok(verdict) => give(limiter, &verdict, self.effect, reply),
-            Err(error) => {
-                limiter.metrics().count_bad_request(Door::Resp);
-                reply.error(format_args!("ERR {error}"));
+        let request = match Request::new(&entries, self.cost) {
+            Ok(request) => request,
+            Err(error) => return refuse(error, reply),
+        };
+        let decided = limiter.check(&rules, &mut scratch, &request, self.effect);
+        match decided.await {
+            Ok(verdict) => {
+                let audited = audited(&request, &rules, limiter.now());
+                give(limiter, audited, &verdict, self.effect, reply);
             }
+            Err(error) => refuse(error, reply),
         }
     }
 }
 
-fn give(limiter: &Limiter, verdict: &Verdict<'_>, effect: Effect, reply: &mut Reply<'_>) {
+fn audited<'a>(request: &'a Request<'a>, rules: &'a RuleSet, now: Timestamp) -> Audited<'a> {
+    Audited {
+        door: Door::Resp,
+        origin: Origin::Service,
+        request,
+        rules,
+        now,
+    }
+}
+
+fn give(
+    limiter: &Limiter,
+    audited: Audited<'_>,
+    verdict: &Verdict<'_>,
+    effect: Effect,
+    reply: &mut Reply<'_>,
+) {
     if effect == Effect::Charge {
-        limiter.observe(Door::Resp, verdict);
+        limiter.observe(audited.door, verdict);
+        limiter.audit(audited, verdict);
     }
     render(verdict, reply);
 }

@@ -1,0 +1,62 @@
+//! What the log says of entries that take no part in any decision.
+
+use std::{
+    io::{Read, Write},
+    net::{Shutdown, TcpStream},
+};
+
+use serde_json::json;
+
+use crate::support::Server;
+
+const RULES: &str = "rules:\n  - {name: api, when: {path: /api/**}, key: [customer], limits: [5/h]}\n  - {name: login, when: {path: /login}, key: [ip], limits: [5/h]}\n";
+
+#[test]
+fn a_misspelt_entry_is_named_with_the_one_that_was_meant() {
+    let mut server = Server::start(RULES);
+    let misspelt =
+        json!({"path": "/api/x", "custmer": "acme", "IP": "203.0.113.9", "plan": "free"});
+    assert_eq!(server.check(&misspelt).status, 200);
+    let unmatched = server.wait_for(&["WARN", "no rule applies to a request"]);
+    assert!(unmatched.contains("requests=1"), "{unmatched}");
+    assert!(
+        unmatched.contains(r#"entries="IP, custmer, path, plan""#),
+        "{unmatched}"
+    );
+    let line = server.wait_for(&["WARN", "entries that no rule looks at"]);
+    let named = "IP (did you mean ip?), custmer (did you mean customer?), plan";
+    assert!(
+        line.contains(named) && line.contains("matched exactly"),
+        "{line}"
+    );
+    assert!(!line.contains("acme"), "{line}");
+    // The next one is counted and not logged within a minute.
+    for _ in 0..20 {
+        assert_eq!(server.check(&misspelt).status, 200);
+    }
+    server.signal("HUP");
+    server.wait_for(&["reload"]);
+    let lines = server.said();
+    assert_eq!(lines.matches("no rule applies").count(), 1, "{lines}");
+    assert_eq!(lines.matches("entries that no rule").count(), 1, "{lines}");
+    assert!(
+        server
+            .metrics()
+            .contains("tidegate_unknown_entries_total{door=\"http\"} 63")
+    );
+}
+
+#[test]
+fn a_key_entry_that_never_arrives_is_reported_after_a_thousand_requests() {
+    let mut server = Server::start(RULES);
+    let mut client = TcpStream::connect(server.resp).unwrap();
+    let command = "TIDEGATE.CHECK path /api/x ip 203.0.113.9\r\n";
+    client.write_all(command.repeat(1_000).as_bytes()).unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    client.read_to_end(&mut Vec::new()).unwrap();
+    let line = server.wait_for(&["WARN", "no request has had these entries"]);
+    assert!(
+        line.contains("entries=\"customer\" rules=\"api\""),
+        "{line}"
+    );
+}

@@ -1,0 +1,130 @@
+//! Entries that a service names itself, in the form in which a proxy's request is described.
+//!
+//! Rules match on one spelling of a path and count by one spelling of an address. Forward-auth and the layer derive both
+//! from the request; a service that sends entries may pass on what its client wrote.
+
+use std::{
+    borrow::Cow,
+    net::{IpAddr, Ipv4Addr},
+};
+
+use crate::{Trust, Unclear, address, describe::bare_host, target::Target};
+
+impl Trust {
+    /// The value of the entry `name` in the form that [`Forwarded`](crate::Forwarded) gives it: `path` without the query and in
+    /// normal form, `host` in small letters and without the port, `ip` as the address that counts are kept for, `ip.exact` as
+    /// the whole address. Any other entry, and an empty value, is returned unchanged.
+    ///
+    /// # Errors
+    ///
+    /// [`Unclear::DotSegments`] for a path with `.` or `..` segments; [`Unclear::NotAnAddress`] for an `ip` or `ip.exact` that is
+    /// not one IP address.
+    pub fn normalize<'v>(&self, name: &str, value: &'v str) -> Result<Cow<'v, str>, Unclear> {
+        if value.is_empty() {
+            return Ok(Cow::Borrowed(value));
+        }
+        match name {
+            "path" => path(value),
+            "host" => Ok(host(value)),
+            "ip" => ip(name, value, |ip| self.counted(ip)),
+            "ip.exact" => ip(name, value, |ip| ip),
+            _ => Ok(Cow::Borrowed(value)),
+        }
+    }
+}
+
+fn ip<'v>(
+    name: &str,
+    value: &'v str,
+    counted: impl Fn(IpAddr) -> IpAddr,
+) -> Result<Cow<'v, str>, Unclear> {
+    // The standard library reads only the canonical spelling of an IPv4 address.
+    if value.parse::<Ipv4Addr>().is_ok() {
+        return Ok(Cow::Borrowed(value));
+    }
+    let ip = address::read(value).ok_or_else(|| Unclear::NotAnAddress(name.into()))?;
+    let text = address::text(counted(ip));
+    Ok(if text == value {
+        Cow::Borrowed(value)
+    } else {
+        Cow::Owned(text)
+    })
+}
+
+fn path(value: &str) -> Result<Cow<'_, str>, Unclear> {
+    let is_plain = !value.contains(['%', '\\', '?', '#'])
+        && !value.contains("/.")
+        && !value.contains("//")
+        && value.starts_with('/');
+    if is_plain {
+        return Ok(Cow::Borrowed(value));
+    }
+    let target = Target::read(Cow::Borrowed(value));
+    let normal = target.path()?;
+    Ok(if normal == value {
+        Cow::Borrowed(value)
+    } else {
+        Cow::Owned(normal.into_owned())
+    })
+}
+
+fn host(value: &str) -> Cow<'_, str> {
+    let bare = bare_host(value);
+    if bare == value {
+        Cow::Borrowed(value)
+    } else {
+        Cow::Owned(bare)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_take_the_form_of_forward_auth() {
+        let trust = Trust::default().with_ipv6_prefix(48).unwrap();
+        for (name, given, expected) in [
+            ("path", "/login", "/login"),
+            ("path", "//login", "/login"),
+            ("path", "/%6Cogin?next=%2F", "/login"),
+            ("path", "https://shop.example/login#top", "/login"),
+            ("path", "login", "/login"),
+            ("path", "/.well-known/x", "/.well-known/x"),
+            ("path", "", ""),
+            ("host", "Shop.Example.:8443", "shop.example"),
+            ("host", "shop.example", "shop.example"),
+            ("ip", "203.0.113.9", "203.0.113.9"),
+            ("ip", "203.0.113.9:4711", "203.0.113.9"),
+            ("ip", "::ffff:203.0.113.9", "203.0.113.9"),
+            ("ip", "2001:DB8:1:2::5", "2001:db8:1::"),
+            ("ip", "", ""),
+            ("ip.exact", "[2001:DB8:1:2::5]:443", "2001:db8:1:2::5"),
+            ("Path", "//login", "//login"),
+            ("customer", "//a%62", "//a%62"),
+        ] {
+            assert_eq!(
+                trust.normalize(name, given).unwrap(),
+                expected,
+                "{name} {given}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_value_that_could_mean_several_things_is_refused() {
+        let trust = Trust::default();
+        for path in ["/x/../login", "/x/..;a/login", "/x%2F..%2Flogin"] {
+            assert_eq!(trust.normalize("path", path), Err(Unclear::DotSegments));
+        }
+        for ip in [
+            "unknown",
+            "203.0.113.9, 10.0.0.1",
+            "10.0.0.0/8",
+            "localhost",
+        ] {
+            let refused = Err(Unclear::NotAnAddress("ip".into()));
+            assert_eq!(trust.normalize("ip", ip), refused, "{ip}");
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! Requests that no rule applies to, and entries that no rule looks at: counted, and reported once a minute.
+//!
+//! A misspelt entry fails open: `custmer` has no count, and no error says so. What a service sends besides may be meant so, so
+//! an entry that resembles no known one is reported once and counted from then on.
+
+use std::sync::{
+    Mutex,
+    atomic::{AtomicBool, AtomicU64, Ordering},
+};
+
+use foldhash::{HashMap, HashMapExt};
+use tidegate_core::{Request, Rule, RuleSet, Scratch, Source, Timestamp, Verdict};
+
+use super::throttle::LogThrottle;
+use crate::{
+    config::report::{nearest, shown},
+    metrics::{Door, Metrics},
+};
+
+/// The most unknown entries that are told apart.
+const MAX_UNKNOWN: usize = 32;
+
+/// The most names that one line of log has.
+const MAX_NAMED: usize = 10;
+
+/// After so many requests without an entry, the rules that count by it are reported.
+const REQUESTS_WITHOUT_KEY: u64 = 1_000;
+
+/// What became of the entries of requests under one set of rules.
+#[derive(Debug)]
+pub(crate) struct EntryAudit {
+    known: HashMap<Box<str>, Known>,
+    unmatched: LogThrottle,
+    unknown: Mutex<Unknown>,
+    /// Counts up to [`REQUESTS_WITHOUT_KEY`].
+    requests: AtomicU64,
+}
+
+/// An entry that a rule looks at.
+#[derive(Debug, Default)]
+struct Known {
+    is_key: bool,
+    has_arrived: AtomicBool,
+}
+
+/// Entries that no rule looks at.
+#[derive(Debug, Default)]
+struct Unknown {
+    throttle: LogThrottle,
+    entries: Vec<UnknownEntry>,
+}
+
+#[derive(Debug)]
+struct UnknownEntry {
+    name: Box<str>,
+    /// The known entry that was probably meant.
+    nearest: Option<Box<str>>,
+    is_due: bool,
+}
+
+/// Who named the entries of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// The service that asks: an entry may be misspelt.
+    Service,
+    /// The listener, by what the rules look at.
+    Listener,
+}
+
+/// A request that was decided.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Audited<'a> {
+    pub(crate) door: Door,
+    pub(crate) origin: Origin,
+    pub(crate) request: &'a Request<'a>,
+    pub(crate) rules: &'a RuleSet,
+    pub(crate) now: Timestamp,
+}
+
+impl EntryAudit {
+    /// An audit of the requests under `rules`.
+    pub(crate) fn new(rules: &RuleSet, metrics: &Metrics) -> Self {
+        let mut known: HashMap<Box<str>, Known> = HashMap::new();
+        for name in rules.entry_names() {
+            known.insert(name.into(), Known::default());
+        }
+        for key in rules.iter().flat_map(Rule::key) {
+            known.entry(key.into()).or_default().is_key = true;
+        }
+        let unknown = Unknown {
+            throttle: LogThrottle::after(metrics.unknown_entries()),
+            entries: Vec::new(),
+        };
+        Self {
+            known,
+            unmatched: LogThrottle::after(metrics.unmatched_requests()),
+            unknown: Mutex::new(unknown),
+            requests: AtomicU64::new(0),
+        }
+    }
+
+    /// Takes note of a request that was answered with `verdict`.
+    pub(crate) fn observe(&self, audited: Audited<'_>, verdict: &Verdict<'_>, metrics: &Metrics) {
+        let mut unknown = 0;
+        for (name, _) in audited.request.entries() {
+            match self.known.get(*name) {
+                // Loaded first: a store would take the cache line from the other workers each time.
+                Some(known) if !known.has_arrived.load(Ordering::Relaxed) => {
+                    known.has_arrived.store(true, Ordering::Relaxed);
+                }
+                Some(_) => {}
+                None => unknown += 1,
+            }
+        }
+        self.count_request(audited.rules);
+        if is_unmatched(audited, verdict) {
+            metrics.count_unmatched(audited.door);
+            if audited.origin == Origin::Service {
+                self.report_unmatched(audited, metrics);
+            }
+        }
+        if unknown > 0 {
+            metrics.count_unknown_entries(audited.door, unknown);
+            self.report_unknown(audited, metrics);
+        }
+    }
+
+    /// How many entries of keys no request has had since the rules took effect.
+    pub(crate) fn missing_key_entries(&self) -> u64 {
+        let missing = self.known.values().filter(|known| known.is_missing());
+        u64::try_from(missing.count()).unwrap_or(u64::MAX)
+    }
+
+    fn report_unmatched(&self, audited: Audited<'_>, metrics: &Metrics) {
+        let Some(requests) = self
+            .unmatched
+            .open(audited.now, || metrics.unmatched_requests())
+        else {
+            return;
+        };
+        let names = audited.request.entries().iter().map(|(name, _)| *name);
+        let entries = listed(names);
+        let listener = audited.door.as_str();
+        if audited.rules.is_empty() {
+            tracing::warn!(
+                requests,
+                listener,
+                "no rules are loaded: requests were allowed and not counted"
+            );
+        } else {
+            tracing::warn!(
+                requests,
+                listener,
+                entries,
+                "no rule applies to a request: it was allowed and not counted; `entries` are those of the last one"
+            );
+        }
+    }
+
+    fn report_unknown(&self, audited: Audited<'_>, metrics: &Metrics) {
+        // Another worker is at it; the counter has this request already.
+        let Ok(mut unknown) = self.unknown.try_lock() else {
+            return;
+        };
+        for (name, _) in audited.request.entries() {
+            if !self.known.contains_key(*name) {
+                unknown.add(name, &self.known);
+            }
+        }
+        if !unknown.entries.iter().any(|entry| entry.is_due) {
+            return;
+        }
+        let Some(count) = unknown
+            .throttle
+            .open(audited.now, || metrics.unknown_entries())
+        else {
+            return;
+        };
+        let due = unknown.entries.iter_mut().filter(|entry| entry.is_due);
+        let mut described = Vec::new();
+        for entry in due.take(MAX_NAMED) {
+            entry.is_due = false;
+            described.push(entry.describe());
+        }
+        let (listener, entries) = (audited.door.as_str(), described.join(", "));
+        tracing::warn!(
+            count,
+            listener,
+            entries,
+            "requests have entries that no rule looks at; names are matched exactly, capitals included"
+        );
+    }
+
+    /// Reports the key entries that have not arrived, once, after enough requests.
+    fn count_request(&self, rules: &RuleSet) {
+        if self.requests.load(Ordering::Relaxed) >= REQUESTS_WITHOUT_KEY {
+            return;
+        }
+        let before = self.requests.fetch_add(1, Ordering::Relaxed);
+        if before + 1 != REQUESTS_WITHOUT_KEY {
+            return;
+        }
+        let missing = self.known.iter().filter(|(_, known)| known.is_missing());
+        let mut missing: Vec<&str> = missing.map(|(name, _)| &**name).collect();
+        if missing.is_empty() {
+            return;
+        }
+        missing.sort_unstable();
+        let is_idle = |rule: &&Rule| rule.key().any(|key| missing.contains(&key));
+        let idle = listed(rules.iter().filter(is_idle).map(Rule::name));
+        let entries = listed(missing.into_iter());
+        tracing::warn!(
+            entries,
+            rules = idle,
+            requests = REQUESTS_WITHOUT_KEY,
+            "no request has had these entries since the rules took effect, so the rules that count by them have limited nothing"
+        );
+    }
+}
+
+impl Known {
+    fn is_missing(&self) -> bool {
+        self.is_key && !self.has_arrived.load(Ordering::Relaxed)
+    }
+}
+
+impl Unknown {
+    fn add(&mut self, name: &str, known: &HashMap<Box<str>, Known>) {
+        if let Some(entry) = self.entries.iter_mut().find(|entry| *entry.name == *name) {
+            // An entry that resembles none may be meant as it is: it is reported once.
+            entry.is_due |= entry.nearest.is_some();
+        } else if self.entries.len() < MAX_UNKNOWN {
+            self.entries.push(UnknownEntry {
+                name: name.into(),
+                nearest: resembling(name, known).map(Box::from),
+                is_due: true,
+            });
+        }
+    }
+}
+
+impl UnknownEntry {
+    fn describe(&self) -> String {
+        let name = shown(&self.name);
+        match &self.nearest {
+            Some(nearest) => format!("{name} (did you mean {}?)", shown(nearest)),
+            None => name,
+        }
+    }
+}
+
+/// The known entry that `name` was probably meant to be. `IP` is nearer to `ip` than the number of different letters says.
+fn resembling<'k>(name: &str, known: &'k HashMap<Box<str>, Known>) -> Option<&'k str> {
+    let mut names: Vec<&str> = known.keys().map(|name| &**name).collect();
+    names.sort_unstable();
+    let same = names.iter().find(|known| known.eq_ignore_ascii_case(name));
+    same.copied().or_else(|| nearest(name, &names))
+}
+
+/// Whether `verdict` allowed the request because no rule applies to it; not if it is on the allow list.
+fn is_unmatched(audited: Audited<'_>, verdict: &Verdict<'_>) -> bool {
+    let is_unlimited =
+        verdict.allowed && verdict.lines.is_empty() && verdict.source == Source::Memory;
+    let Audited {
+        request,
+        rules,
+        now,
+        ..
+    } = audited;
+    is_unlimited && !rules.is_allow_listed(request, now, &mut Scratch::default())
+}
+
+/// Names in one text, cut short.
+fn listed<'n>(names: impl Iterator<Item = &'n str>) -> String {
+    let mut names = names;
+    let mut listed: Vec<String> = names.by_ref().take(MAX_NAMED).map(shown).collect();
+    let more = names.count();
+    if more > 0 {
+        listed.push(format!("and {more} more"));
+    }
+    listed.join(", ")
+}

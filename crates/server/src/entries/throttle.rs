@@ -1,0 +1,56 @@
+//! At most one line of log a minute.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tidegate_core::{Span, Timestamp};
+
+/// The least time between two lines of one kind.
+const PERIOD: Span = Span::from_secs(60);
+
+/// When a line of one kind may be logged again, and how many events the lines before it covered.
+#[derive(Debug, Default)]
+pub(super) struct LogThrottle {
+    next_micros: AtomicU64,
+    covered: AtomicU64,
+}
+
+impl LogThrottle {
+    /// A throttle of events of which `covered` have happened before.
+    pub(super) fn after(covered: u64) -> Self {
+        Self {
+            next_micros: AtomicU64::new(0),
+            covered: AtomicU64::new(covered),
+        }
+    }
+
+    /// How many events a line covers that is logged at `now`, where `total` reads how many there have been; `None` if there was a
+    /// line less than a minute ago. Costs one load while the throttle is closed.
+    pub(super) fn open(&self, now: Timestamp, total: impl FnOnce() -> u64) -> Option<u64> {
+        let next = self.next_micros.load(Ordering::Relaxed);
+        if now.as_micros() < next {
+            return None;
+        }
+        let later = now.after(PERIOD).as_micros();
+        self.next_micros
+            .compare_exchange(next, later, Ordering::Relaxed, Ordering::Relaxed)
+            .ok()?;
+        let total = total();
+        let covered = self.covered.swap(total, Ordering::Relaxed);
+        Some(total.saturating_sub(covered))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_minute_has_one_line_which_counts_those_left_out() {
+        let throttle = LogThrottle::after(5);
+        let at = |secs: u64| Timestamp::from_micros(1_700_000_000_000_000 + secs * 1_000_000);
+        assert_eq!(throttle.open(at(0), || 6), Some(1));
+        assert_eq!(throttle.open(at(59), || unreachable!()), None);
+        assert_eq!(throttle.open(at(60), || 16), Some(10));
+        assert_eq!(throttle.open(at(61), || unreachable!()), None);
+    }
+}

@@ -1,0 +1,135 @@
+//! Entries that a service sends: normalised unless it asks for them raw, and counted if no rule looks at them.
+
+use serde_json::{Value, json};
+
+use crate::door::Door;
+
+const RULES: &str = "
+clients: {ipv6_prefix: 56}
+rules:
+  - name: login
+    when: {path: /login}
+    key: [ip]
+    limits: [{algorithm: fixed_window, limit: 2, window: 1h}]
+  - {name: shop, when: {host: shop.example}, limits: [{algorithm: fixed_window, limit: 2, window: 1h}]}
+allow: [{ip.exact: 192.0.2.1}]
+";
+
+fn ask(door: &Door, entries: &Value, raw: bool) -> (u16, Value) {
+    let body = json!({"entries": entries, "raw": raw});
+    door.verdict("/v1/check", &body.to_string())
+}
+
+#[test]
+fn a_check_counts_what_forward_auth_would_count() {
+    let door = Door::open(RULES);
+    for (path, ip) in [
+        ("//login", "2001:db8:1:1::1"),
+        ("/%6Cogin?next=/", "[2001:DB8:1:22::2]:4711"),
+    ] {
+        let (status, verdict) = ask(&door, &json!({"path": path, "ip": ip}), false);
+        assert_eq!((status, &verdict["rule"]), (200, &json!("login")), "{path}");
+    }
+    let last = json!({"path": "/login#x", "ip": "2001:db8:1:ff::3"});
+    assert_eq!(ask(&door, &last, false).0, 429);
+    let mapped = json!({"path": "/login", "ip": "::ffff:203.0.113.9"});
+    assert_eq!(ask(&door, &mapped, false).1["remaining"], 1);
+    let plain = json!({"path": "/login", "ip": "203.0.113.9"});
+    assert_eq!(ask(&door, &plain, false).1["remaining"], 0);
+    let host = json!({"host": "SHOP.example:8443"});
+    assert_eq!(ask(&door, &host, false).1["rule"], "shop");
+    let peek = json!({"entries": {"path": "//login", "ip": "203.0.113.9"}});
+    assert_eq!(door.verdict("/v1/peek", &peek.to_string()).0, 429);
+}
+
+#[test]
+fn raw_entries_are_used_as_they_are() {
+    let door = Door::open(RULES);
+    let odd = json!({"path": "//login", "ip": "2001:db8:1::1"});
+    assert_eq!(ask(&door, &odd, true).1["rule"], Value::Null);
+    for _ in 0..2 {
+        for ip in ["2001:db8:1::1", "2001:db8:1::2", "unix"] {
+            let entries = json!({"path": "/login", "ip": ip});
+            assert_eq!(ask(&door, &entries, true).0, 200, "{ip}");
+        }
+    }
+}
+
+#[test]
+fn what_could_mean_several_things_is_refused_where_a_rule_looks() {
+    let door = Door::open(RULES);
+    for (entries, field, word) in [
+        (json!({"path": "/x/../login"}), "entries.path", "segments"),
+        (json!({"ip": "unknown"}), "entries.ip", "not an IP address"),
+        (
+            json!({"ip": "203.0.113.9, 10.0.0.1"}),
+            "entries.ip",
+            "one address",
+        ),
+    ] {
+        let (status, problem) = ask(&door, &entries, false);
+        assert_eq!(
+            (status, &problem["field"]),
+            (400, &json!(field)),
+            "{problem}"
+        );
+        let detail = problem["detail"].as_str().unwrap();
+        assert!(
+            detail.contains(word) && detail.contains("`raw`"),
+            "{detail}"
+        );
+        assert_eq!(ask(&door, &entries, true).0, 200);
+    }
+    let blind = Door::open("rules: [{name: all, limits: [9/s]}]");
+    assert_eq!(
+        ask(&blind, &json!({"path": "/a/../b", "ip": "?"}), false).0,
+        200
+    );
+}
+
+fn sample(door: &Door, name: &str) -> String {
+    let text = door.limiter.exposition();
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    line.unwrap_or_else(|| panic!("no {name} in {text}"))
+        .trim()
+        .to_owned()
+}
+
+#[test]
+fn requests_without_a_rule_and_entries_without_one_are_counted() {
+    let door = Door::open(RULES);
+    let (unmatched, unknown, missing) = (
+        r#"tidegate_unmatched_requests_total{door="http"}"#,
+        r#"tidegate_unknown_entries_total{door="http"}"#,
+        "\ntidegate_missing_key_entries".trim_start(),
+    );
+    let missing = format!("{missing} ");
+    assert_eq!(sample(&door, &missing), "1");
+    ask(
+        &door,
+        &json!({"Path": "/login", "IP": "203.0.113.9"}),
+        false,
+    );
+    assert_eq!(sample(&door, unmatched), "1");
+    assert_eq!(sample(&door, unknown), "2");
+    assert_eq!(sample(&door, &missing), "1");
+    // Neither a request that a rule counts nor one on the allow list is unmatched.
+    ask(
+        &door,
+        &json!({"path": "/login", "ip": "203.0.113.9"}),
+        false,
+    );
+    ask(&door, &json!({"ip.exact": "192.0.2.1"}), false);
+    assert_eq!(sample(&door, unmatched), "1");
+    assert_eq!(sample(&door, unknown), "2");
+    assert_eq!(sample(&door, &missing), "0");
+    // Peeks are not counted, and forward-auth brings only entries that rules look at.
+    let peek = json!({"entries": {"Path": "/"}}).to_string();
+    assert_eq!(door.verdict("/v1/peek", &peek).0, 200);
+    door.authorize(
+        "",
+        &[("x-original-uri", "/about"), ("x-real-ip", "203.0.113.9")],
+    );
+    assert_eq!(sample(&door, unmatched), "2");
+    assert_eq!(sample(&door, unknown), "2");
+}
