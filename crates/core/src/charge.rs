@@ -100,6 +100,18 @@ impl<'a> Charge<'a> {
     }
 }
 
+/// Whether two of `charges` have one key.
+///
+/// A store decides its charges on the states that it found before the call, and then writes each
+/// state once. With one key twice, the second write would undo the first, so a store refuses such a
+/// call as a whole.
+#[must_use]
+pub fn has_repeated_key(charges: &[Charge<'_>]) -> bool {
+    let mut keys: Vec<&[u8]> = charges.iter().map(|charge| charge.key).collect();
+    keys.sort_unstable();
+    keys.windows(2).any(|pair| pair[0] == pair[1])
+}
+
 #[cold]
 fn unusable(key: &[u8]) -> RequestError {
     let (len, most) = (key.len(), bounds::MAX_KEY_BYTES);

@@ -43,7 +43,7 @@ mod verdict;
 mod zone;
 
 pub use calendar::{Calendar, CalendarUnit};
-pub use charge::{Charge, Cost, Effect, RequestError};
+pub use charge::{Charge, Cost, Effect, RequestError, has_repeated_key};
 pub use failure::{OnFailure, Share};
 pub use limit::{Algorithm, Counting, Limit, LimitError, Rate, RefillMode, Window};
 pub use limits::Limits;

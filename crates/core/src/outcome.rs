@@ -79,6 +79,9 @@ pub enum Decision {
     },
     /// The store is full, and what was found in it at a few places is not to be forgotten; or it is out of reach, and the
     /// rule's policy is to deny. Nothing was charged.
+    ///
+    /// Also, with [`Retry::Never`], the answer to a call whose charges name one key twice, which no store
+    /// can decide ([`has_repeated_key`](crate::has_repeated_key)).
     Full {
         /// When it makes sense to try again: as the first of what was found expires. Never for what is too large for the
         /// store.
@@ -87,6 +90,11 @@ pub enum Decision {
 }
 
 impl Decision {
+    /// The answer to charges of which two have one key.
+    pub const REPEATED_KEY: Self = Self::Full {
+        retry_after: Retry::Never,
+    };
+
     /// What the limits say, if all of those that are enforced admit or not.
     #[must_use]
     #[inline]

@@ -17,7 +17,8 @@ use crate::{
 /// What a store is asked.
 #[derive(Debug)]
 pub struct Question<'q, 'c> {
-    /// What is to be charged; no two with one key. Charges for which a policy answers are taken out, so that outcomes are
+    /// What is to be charged. If two charges have one key, nothing is decided: the answer is
+    /// [`Decision::REPEATED_KEY`]. Charges for which a policy answers are taken out, so that outcomes are
     /// always those of the charges that are left.
     pub charges: &'q mut Vec<Charge<'c>>,
     /// The time, which the caller read. A store elsewhere decides on its own.

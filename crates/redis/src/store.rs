@@ -8,7 +8,9 @@ use std::{
     time::Duration,
 };
 
-use tidegate_core::{Charge, Decision, Effect, Outcome, Timestamp, remote::Replay};
+use tidegate_core::{
+    Charge, Decision, Effect, Outcome, Timestamp, has_repeated_key, remote::Replay,
+};
 use tokio::runtime::Handle;
 
 use crate::{
@@ -108,8 +110,8 @@ impl RedisStore {
     /// Decides `charges`: all are charged, or none.
     ///
     /// `outcomes` is cleared and filled with one outcome a limit, in the order of the charges and their limits;
-    /// it stays empty when no limit was asked, because a key is blocked. The keys of `charges` must differ from
-    /// each other.
+    /// it stays empty when no limit was asked, because a key is blocked. Two charges with one key are not
+    /// decided: the answer is [`Decision::REPEATED_KEY`] and nothing is charged.
     ///
     /// # Errors
     ///
@@ -131,6 +133,10 @@ impl RedisStore {
         receipt: Option<&mut RedisReceipt>,
     ) -> Result<Decision, StoreError> {
         let (charges, _) = asked;
+        if charges.len() > 1 && has_repeated_key(charges) {
+            outcomes.clear();
+            return Ok(Decision::REPEATED_KEY);
+        }
         if charges.len() > 1 && self.exec.is_slotted() {
             let parts = self.parts(charges);
             if parts.len() > 1 {

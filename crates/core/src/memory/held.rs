@@ -53,6 +53,11 @@ impl<'s, 'c> Held<'s, 'c> {
         held
     }
 
+    /// Whether two of the charges' keys are in one shard.
+    pub(super) fn share_a_shard(&self) -> bool {
+        self.numbers.len() < self.charges.len()
+    }
+
     pub(super) fn latest(&mut self, now: Timestamp) -> Timestamp {
         let latest = self
             .guards

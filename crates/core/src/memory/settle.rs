@@ -16,9 +16,7 @@ impl MemoryStore {
     /// [`check`](Self::check) with [`Effect::Charge`], and a receipt by which what was charged can be
     /// [settled](Self::settle).
     ///
-    /// # Panics
-    ///
-    /// As [`check`](Self::check) does.
+    /// Two charges with one key are refused, as by [`check`](Self::check).
     pub fn reserve(
         &self,
         charges: &[Charge<'_>],

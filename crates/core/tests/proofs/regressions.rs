@@ -268,3 +268,32 @@ fn limits_in_shadow_deny_nobody_on_their_share_and_stretched() {
         }
     }
 }
+
+/// With one key twice in one call, the second write undid the first: 40 units passed a limit of 5. Only a
+/// debug assertion guarded it.
+#[test]
+fn one_key_twice_in_one_call_is_refused() {
+    let five = |kind| Limits::new(vec![limit(kind, 5, Span::from_secs(60))]).unwrap();
+    let (limits, others) = (five(Kind::EpochWindow), five(Kind::Gcra));
+    let (now, mut outcomes) = (Timestamp::from_micros(NOW), Vec::new());
+    // Of many shards and of one.
+    for store in [MemoryStore::new(MemoryBounds::default()), one_shard()] {
+        let charge = |key, limits| Charge::new(key, limits, Cost::ONE).unwrap();
+        let repeated = [
+            charge(b"k", &limits),
+            charge(b"other", &limits),
+            charge(b"k", &others),
+        ];
+        for effect in [Effect::Charge, Effect::Peek, Effect::Look, Effect::Refund] {
+            let decision = store.check(&repeated, now, effect, &mut outcomes);
+            assert_eq!((decision, outcomes.len()), (Decision::REPEATED_KEY, 0));
+        }
+        let (decision, receipt) = store.reserve(&repeated, now, &mut outcomes);
+        assert_eq!(decision, Decision::REPEATED_KEY);
+        assert!(receipt.is_empty() && outcomes.is_empty());
+        assert_eq!(store.stats().keys, 0, "nothing is charged");
+        let apart = [charge(b"k", &limits), charge(b"other", &limits)];
+        let decision = store.check(&apart, now, Effect::Charge, &mut outcomes);
+        assert_eq!(decision, Decision::Admitted);
+    }
+}

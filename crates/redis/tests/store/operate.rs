@@ -5,6 +5,33 @@ use tidegate_redis::RedisStore;
 
 use crate::{limits, server::Server};
 
+/// The script reads every state before it writes the first, so a key that is named twice would lose a
+/// charge.
+#[tokio::test]
+async fn one_key_twice_in_one_call_is_refused() {
+    for server in Server::each() {
+        let store = RedisStore::connect(&server.url(), "tg").await.unwrap();
+        let limits = limits(&["2/d"]);
+        let charge = |key| Charge::new(key, &limits, Cost::ONE).unwrap();
+        let repeated = [charge(b"a"), charge(b"b"), charge(b"a")];
+        let mut outcomes = Vec::new();
+        let decision = store
+            .check(&repeated, Effect::Charge, &mut outcomes)
+            .await
+            .unwrap();
+        assert_eq!((decision, outcomes.len()), (Decision::REPEATED_KEY, 0));
+        let (decision, receipt) = store.reserve(&repeated, &mut outcomes).await.unwrap();
+        assert_eq!(decision, Decision::REPEATED_KEY);
+        assert!(receipt.is_empty());
+        store
+            .check(&repeated[..2], Effect::Look, &mut outcomes)
+            .await
+            .unwrap();
+        let remaining: Vec<u64> = outcomes.iter().map(|outcome| outcome.remaining).collect();
+        assert_eq!(remaining, [2, 2], "nothing is charged");
+    }
+}
+
 #[tokio::test]
 async fn blocks_are_listed_enforced_and_lifted() {
     for server in Server::each() {
