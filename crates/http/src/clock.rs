@@ -20,6 +20,11 @@ use tidegate_core::Timestamp;
 /// It counts the processor's own ticks, because reading anything else takes longer than a decision. Their rate is only
 /// known to some millionths, which come to minutes in months, so [`Self::follow`] holds them to the system's
 /// monotonic clock, which time synchronisation steers.
+///
+/// The counter can also jump: by the length of a suspension, which it may count and the monotonic clock does
+/// not, or back to zero. So it is trusted for two seconds at a time. Whoever reads the clock later than that,
+/// or finds the counter behind, compares it with the monotonic clock first. A jump therefore shifts the time by
+/// two seconds at most, and only until the clock is compared again.
 #[derive(Clone, Debug)]
 pub struct Clock(Source);
 
@@ -41,7 +46,13 @@ struct Counter {
     /// What the counted microseconds are added to: the wall at the start, and by how much the ticks have lagged behind the system's
     /// clock since.
     anchor_micros: AtomicU64,
+    /// What the counter showed when it was last compared with the system's clock.
+    compared_micros: AtomicU64,
 }
+
+/// How far the counter is trusted after it was compared with the system's clock: twice as long as it takes the
+/// server to compare them again, so that decisions do not read that clock.
+const TRUSTED_MICROS: u64 = 2_000_000;
 
 impl Counter {
     fn nanos(&self) -> u64 {
@@ -50,19 +61,57 @@ impl Counter {
 
     /// Since the start, by ticks alone: one multiplication, because every decision waits for it.
     fn counted_micros(&self) -> u64 {
-        micros_of(self.clock.raw().saturating_sub(self.start), self.tick)
+        // A counter that began anew is behind its start. It wraps around, and the anchor with it.
+        micros_of(self.clock.raw().wrapping_sub(self.start), self.tick)
     }
 
+    #[inline]
     fn micros(&self) -> u64 {
+        let counted = self.counted_micros();
+        // Acquired before the anchor is read, so that the anchor is not older than the comparison.
+        let compared = self.compared_micros.load(Ordering::Acquire);
+        // Wraps around, and so is large, where the counter went back.
+        if counted.wrapping_sub(compared) > TRUSTED_MICROS {
+            return self.compared();
+        }
         let anchor = self.anchor_micros.load(Ordering::Relaxed);
-        anchor.saturating_add(self.counted_micros())
+        anchor.wrapping_add(counted)
     }
 
-    /// Moves the anchor so that the time is `steady_micros` after the start.
-    fn follow(&self, steady_micros: u64) {
+    /// The time by the system's clock, to which the counter is held.
+    #[cold]
+    fn compared(&self) -> u64 {
+        let (steady, counted) = self.read_both();
+        self.follow(steady, counted)
+    }
+
+    /// The system's clock and the counter at about one instant: the counter never earlier, so that the time
+    /// does not lead.
+    fn read_both(&self) -> (u64, u64) {
+        /// More than it takes to read a clock, unless the thread is interrupted or the machine suspended.
+        const TOGETHER_MICROS: u64 = 100;
+        const TRIES: usize = 4;
+        let mut both = (0, 0);
+        for _ in 0..TRIES {
+            let before = self.counted_micros();
+            let steady = self.steady_start.elapsed().as_micros();
+            let after = self.counted_micros();
+            both = (u64::try_from(steady).unwrap_or(u64::MAX), after);
+            if after.wrapping_sub(before) <= TOGETHER_MICROS {
+                break;
+            }
+        }
+        both
+    }
+
+    /// Moves the anchor so that the time is `steady_micros` after the start where the counter shows `counted`;
+    /// answers that time.
+    fn follow(&self, steady_micros: u64, counted: u64) -> u64 {
         let now = self.wall_start_micros.saturating_add(steady_micros);
-        let anchor = now.saturating_sub(self.counted_micros());
+        let anchor = now.wrapping_sub(counted);
         self.anchor_micros.store(anchor, Ordering::Relaxed);
+        self.compared_micros.store(counted, Ordering::Release);
+        now
     }
 }
 
@@ -101,6 +150,7 @@ impl Clock {
             clock,
             wall_start_micros,
             anchor_micros: AtomicU64::new(wall_start_micros),
+            compared_micros: AtomicU64::new(0),
         };
         Self(Source::Real(Arc::new(counter)))
     }
@@ -110,8 +160,7 @@ impl Clock {
     /// count it as the latest instant that they have seen.
     pub fn follow(&self) {
         if let Source::Real(counter) = &self.0 {
-            let steady = counter.steady_start.elapsed().as_micros();
-            counter.follow(u64::try_from(steady).unwrap_or(u64::MAX));
+            counter.compared();
         }
     }
 
@@ -160,11 +209,41 @@ mod tests {
         let start = counter.wall_start_micros;
         // Nothing here takes a minute.
         let is_about = |now: u64, expected: u64| now.abs_diff(expected) < HOUR / 60;
-        counter.follow(HOUR);
-        assert!(is_about(counter.micros(), start + HOUR));
+        let counted = counter.counted_micros();
+        assert_eq!(counter.follow(HOUR, counted), start + HOUR);
+        let anchor = counter.anchor_micros.load(Ordering::Relaxed);
+        assert!(is_about(anchor + counter.counted_micros(), start + HOUR));
         let clock = Clock(Source::Real(counter));
         clock.follow();
         assert!(is_about(clock.now().as_micros(), start));
+    }
+
+    /// A machine that is suspended for ten minutes, and a counter that begins anew.
+    #[test]
+    fn a_counter_that_jumps_does_not_take_the_time_along() {
+        const MINUTES: u64 = 600_000_000_000;
+        let (ticks, mock) = quanta::Clock::mock();
+        mock.increment(MINUTES);
+        let Source::Real(mut counter) = Clock::real().0 else {
+            panic!("a real clock counts");
+        };
+        let mocked = Arc::get_mut(&mut counter).unwrap();
+        (mocked.start, mocked.tick, mocked.clock) = (ticks.raw(), tick(&ticks), ticks);
+        let clock = Clock(Source::Real(counter));
+        let start = clock.now();
+        // What is left is what the test itself takes.
+        let is_about_start = |now: Timestamp| now.since(start) < tidegate_core::Span::from_secs(60);
+        for _ in 0..3 {
+            mock.increment(MINUTES);
+            assert!(is_about_start(clock.now()), "forward");
+        }
+        for _ in 0..3 {
+            mock.decrement(MINUTES);
+            assert!(is_about_start(clock.now()), "back");
+            assert!(start <= clock.now());
+        }
+        mock.decrement(MINUTES);
+        assert!(is_about_start(clock.now()), "before the start");
     }
 
     #[test]
