@@ -103,7 +103,8 @@ impl Calendar {
         let start = self.start_on_or_before(self.zone.wall(now).date());
         let (mut start, mut end) = (start, self.next(start));
         // A gap at midnight can put the instant a day's worth to either side of its civil date.
-        while self.zone.start_of(end) <= now {
+        // At the end of time every window begins and ends at the last instant, and none is the last.
+        while self.zone.start_of(end) <= now && now < Timestamp::MAX {
             (start, end) = (end, self.next(end));
         }
         (self.zone.start_of(start), self.zone.start_of(end))

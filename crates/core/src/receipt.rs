@@ -88,6 +88,25 @@ pub(crate) struct Charged {
     pub(crate) given: Box<[u64]>,
 }
 
+impl Charged {
+    /// Brings what was charged while the clock was ahead of `now` in line with the state, which was clamped to
+    /// `rewound`.
+    ///
+    /// A place counts as held since then. Of all else nothing comes back: how much of it had been used at
+    /// the instant of the charge, which is still to come, cannot be told.
+    pub(crate) fn clamp(&mut self, now: Timestamp, rewound: Timestamp) {
+        let is_ahead = self.at > now;
+        for mark in &mut self.marks {
+            match mark {
+                Some(Mark::HeldSince(since)) if *since > now => *since = rewound,
+                Some(Mark::HeldSince(_)) | None => {}
+                Some(_) if is_ahead => *mark = None,
+                Some(_) => {}
+            }
+        }
+    }
+}
+
 /// Where a charge is in one state, and what is known of what came after it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {

@@ -41,6 +41,12 @@ impl Timestamp {
         Span(self.0.saturating_sub(earlier.0))
     }
 
+    /// The instant `span` earlier, not before the epoch.
+    #[must_use]
+    pub const fn before(self, span: Span) -> Self {
+        Self(self.0.saturating_sub(span.0))
+    }
+
     /// The instant `span` later, at most [`Self::MAX`].
     #[must_use]
     pub const fn after(self, span: Span) -> Self {

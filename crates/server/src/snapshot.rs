@@ -17,7 +17,7 @@ use std::{
 
 use tidegate_core::{MemoryStore, Timestamp};
 
-const MAGIC: &[u8; 16] = b"tidegate-store-1";
+const MAGIC: &[u8; 16] = b"tidegate-store-2";
 
 /// What became of the snapshot at the start.
 #[derive(Debug, PartialEq, Eq)]
@@ -59,7 +59,8 @@ pub fn try_out(path: &Path) -> io::Result<()> {
     fs::remove_file(trial)
 }
 
-/// Takes the file at `path` into `store`.
+/// Takes the file at `path` into `store`. Where it was written while the clock was well ahead of `now`, its keys
+/// and blocks are moved back by the difference.
 ///
 /// # Errors
 ///

@@ -51,6 +51,33 @@ fn counters_and_blocks_survive_a_restart() {
     assert_eq!(after.blocks(NOW), before.blocks(NOW));
 }
 
+/// A year ahead, the file denied for a year once the clock was right again.
+#[test]
+fn a_file_from_the_future_denies_no_longer_than_its_limits() {
+    let (folder, limits) = (tempfile::tempdir().unwrap(), limits());
+    let path = folder.path().join("counters");
+    let ahead = NOW.after(Span::from_secs(365 * 86_400));
+    let charge = Charge::new(b"spent", &limits, Cost::new(3).unwrap()).unwrap();
+    let check = |store: &MemoryStore, now| {
+        let mut outcomes = Vec::new();
+        store.check(&[charge], now, Effect::Charge, &mut outcomes)
+    };
+    let before = MemoryStore::new(MemoryBounds::default());
+    assert_eq!(check(&before, ahead), Decision::Admitted);
+    before.block(b"blocked", Some(Span::from_secs(60)), "abuse", ahead);
+    snapshot::save(&before, &path, ahead).unwrap();
+
+    let after = MemoryStore::new(MemoryBounds::default());
+    let restored = snapshot::restore(&after, &path, NOW).unwrap();
+    assert_eq!(restored, Restored::Keys(1));
+    assert_eq!(check(&after, NOW), Decision::Limited);
+    let minute = NOW.after(Span::from_secs(60));
+    assert_eq!(after.blocks(NOW)[0].until, Some(minute));
+    // Two windows of the weighted counter are the longest.
+    let two_hours = NOW.after(Span::from_secs(2 * 3_600));
+    assert_eq!(check(&after, two_hours), Decision::Admitted);
+}
+
 #[test]
 fn a_missing_file_is_an_empty_store() {
     let folder = tempfile::tempdir().unwrap();

@@ -96,6 +96,27 @@ impl BucketsState {
         }
     }
 
+    /// What was counted in buckets later than that of `at` counts in that of `at`.
+    pub(crate) fn clamp(&mut self, at: Timestamp) {
+        let newest = at.as_micros() / self.width;
+        let len = self.counts.len() as u64;
+        let oldest = (self.newest + 1).saturating_sub(len);
+        for later in oldest.max(newest + 1)..=self.newest {
+            let (from, to) = (self.slot(later), self.slot(newest));
+            // The ring may hold a later bucket where that of `at` belongs: it is taken out before it is added.
+            let count = std::mem::take(&mut self.counts[from]);
+            self.counts[to] += count;
+        }
+        self.newest = self.newest.min(newest);
+    }
+
+    /// Moves every bucket back by `span`, rounded down to whole buckets.
+    pub(crate) fn move_back(&mut self, span: Span) {
+        let counts: Vec<u64> = self.oldest_first().collect();
+        let newest = self.newest.saturating_sub(span.as_micros() / self.width);
+        *self = Self::from_counts(newest, self.width, &counts);
+    }
+
     fn slot(&self, bucket: u64) -> usize {
         // The remainder is below the length of a slice, so it is a usize.
         usize::try_from(bucket % self.counts.len() as u64).unwrap_or(0)

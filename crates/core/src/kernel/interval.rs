@@ -197,6 +197,15 @@ impl Interval {
         }
     }
 
+    /// At most the capacity is missing at `at`, and the next refill comes within one interval. The phase
+    /// of the refills stays.
+    pub(crate) fn clamp(&self, state: &mut IntervalState, at: Timestamp) {
+        let missing = self.missing(state, at);
+        if missing.tokens > self.capacity.into() {
+            *state = self.state_of(self.capacity.into(), missing.next_refill);
+        }
+    }
+
     fn missing(&self, state: &IntervalState, now: Timestamp) -> Missing {
         let now = now.as_micros();
         if state.full_at <= now {

@@ -309,6 +309,25 @@ impl Kernel {
         );
     }
 
+    /// Pulls a state back that was left while the clock was ahead: afterwards it is at most as full as that of
+    /// a key that was charged to its maximum at `at`. Time was found to go on from `at`.
+    ///
+    /// A state that no wrong clock has touched stays as it is, unless it holds more than these numbers
+    /// allow. Such a state, left under wider limits, comes down to a full one.
+    pub(crate) fn clamp(&self, state: &mut State, at: Timestamp) {
+        match (self, state) {
+            (Self::Schedule(schedule), State::Schedule(tat)) => schedule.clamp(tat, at),
+            (Self::Interval(interval), State::Interval(state)) => interval.clamp(state, at),
+            (Self::Window(window), State::Window(state)) => window.clamp(state, at),
+            (Self::Log(_), State::Log(state)) | (Self::Lease(_), State::Lease(state)) => {
+                state.clamp(at);
+            }
+            (Self::Buckets(_), State::Buckets(state)) => state.clamp(at),
+            (Self::Weighted(weighted), State::Weighted(state)) => weighted.clamp(state, at),
+            _ => unreachable!("a state is checked with `Kernel::knows` when it is loaded"),
+        }
+    }
+
     /// Forgets what decides nothing, of a limit that charges what it denies.
     pub(crate) fn trim(&self, state: &mut State, now: Timestamp) {
         match (self, state) {
@@ -452,6 +471,20 @@ impl Kernel {
 }
 
 impl State {
+    /// Moves every instant in the state back by `span`: it is as full at some instant as it was `span` later,
+    /// but for sub-windows, whose grid allows whole steps only and which may be newer by up to one.
+    pub(crate) fn move_back(&mut self, span: Span) {
+        let micros = span.as_micros();
+        match self {
+            Self::Schedule(tat) => tat.whole = tat.whole.saturating_sub(micros),
+            Self::Interval(state) => state.full_at = state.full_at.saturating_sub(micros),
+            Self::Window(state) => state.end = state.end.saturating_sub(micros),
+            Self::Log(state) | Self::Lease(state) => state.move_back(span),
+            Self::Buckets(state) => state.move_back(span),
+            Self::Weighted(state) => state.move_back(span),
+        }
+    }
+
     /// The instant from which forgetting the state changes nothing.
     pub(crate) fn expires(&self) -> Timestamp {
         match self {

@@ -340,6 +340,11 @@ impl Schedule {
         self.plus(Exact::at(now), self.exact(scaled)).min(latest)
     }
 
+    /// `TAT = min(TAT, at + tau)`: at most that of a bucket that was emptied at `at`.
+    pub(crate) fn clamp(&self, tat: &mut Exact, at: Timestamp) {
+        *tat = (*tat).min(self.brim(at));
+    }
+
     /// Where spending begins: the TAT, or now if it has passed.
     ///
     /// A fraction that is none of this schedule's, from bytes that are no snapshot of it, counts as a whole

@@ -64,6 +64,11 @@ impl WeightedState {
         }
     }
 
+    /// Moves both windows back by `span`, rounded down to whole windows.
+    pub(crate) fn move_back(&mut self, span: Span) {
+        self.index = self.index.saturating_sub(span.as_micros() / self.window);
+    }
+
     fn advance(&mut self, now: Timestamp) {
         let index = now.as_micros() / self.window;
         if index <= self.index {
@@ -154,6 +159,17 @@ impl Weighted {
         Standing {
             remaining: self.room(state, now),
             reset_after: state.expires().since(now),
+        }
+    }
+
+    /// What was counted in windows later than that of `at`, and in the one before them, counts in that of `at`,
+    /// but not as more than the limit.
+    pub(crate) fn clamp(&self, state: &mut WeightedState, at: Timestamp) {
+        let index = at.as_micros() / self.window;
+        if state.index > index {
+            let counted = state.previous.saturating_add(state.current);
+            (state.index, state.previous) = (index, 0);
+            state.current = counted.min(self.limit);
         }
     }
 

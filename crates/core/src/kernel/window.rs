@@ -153,6 +153,20 @@ impl FixedWindow {
         }
     }
 
+    /// A window that has not ended at `at` is the one that `at` falls into; one that begins with a request ends
+    /// at most a whole window after `at`. The count stays.
+    pub(crate) fn clamp(&self, state: &mut WindowState, at: Timestamp) {
+        if state.end <= at.as_micros() {
+            return;
+        }
+        let end = self.end_at(at).as_micros();
+        state.end = match self.grid {
+            Window::FirstRequest(_) => state.end.min(end),
+            // An end that is not on the grid would let one window of the grid admit twice.
+            Window::Epoch(_) | Window::Calendar(_) => end,
+        };
+    }
+
     /// The end of the window that a charge at `now` falls into, or begins.
     fn end_at(&self, now: Timestamp) -> Timestamp {
         match &self.grid {

@@ -29,6 +29,17 @@ impl Limits {
         }
     }
 
+    /// Pulls the states of a cell, one that these limits know, back to what a key that was charged to its
+    /// maximum at `at` can have at most.
+    #[cold]
+    pub(crate) fn clamp(&self, cell: &mut Cell, at: Timestamp) {
+        // Elastic limits and their wider form share one state, which may hold what only the wider form admits.
+        let widest = self.stretched().unwrap_or(self);
+        for (member, state) in widest.members.iter().zip(cell.states_mut()) {
+            member.kernel.clamp(state, at);
+        }
+    }
+
     /// The limits that deny `cost` now.
     #[inline]
     pub(crate) fn denied(&self, cell: &mut Cell, now: Timestamp, cost: u64) -> Mask {

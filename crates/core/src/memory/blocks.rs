@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::{Block, shard::Shard};
-use crate::time::Timestamp;
+use crate::time::{Span, Timestamp};
 
 /// The blocks of one shard: at least one, for a shard without any has none of this.
 #[derive(Debug, Default)]
@@ -16,6 +16,8 @@ pub(super) struct Blocks {
 #[derive(Clone, Debug)]
 struct Standing {
     until: Option<Timestamp>,
+    /// How long it was to stand when it was set.
+    span: Option<Span>,
     reason: Box<str>,
 }
 
@@ -43,6 +45,15 @@ impl Blocks {
     fn remove(&mut self, key: &[u8]) {
         if let Some(standing) = self.by_key.remove(key) {
             self.text_bytes -= key.len() + standing.reason.len();
+        }
+    }
+
+    /// Lets no block stand longer after `now` than it was to stand when it was set.
+    pub(super) fn clamp(&mut self, now: Timestamp) {
+        for standing in self.by_key.values_mut() {
+            if let (Some(until), Some(span)) = (&mut standing.until, standing.span) {
+                *until = now.after(span).min(*until);
+            }
         }
     }
 
@@ -80,16 +91,14 @@ impl Shard {
         self.standing(key, now).map(|standing| standing.until)
     }
 
-    pub(super) fn block(
-        &mut self,
-        key: &[u8],
-        until: Option<Timestamp>,
-        reason: &str,
-        now: Timestamp,
-    ) {
-        let reason = reason.into();
+    pub(super) fn block(&mut self, key: &[u8], span: Option<Span>, reason: &str, now: Timestamp) {
+        let standing = Standing {
+            until: span.map(|span| now.after(span)),
+            span,
+            reason: reason.into(),
+        };
         let blocks = self.blocks.get_or_insert_default();
-        blocks.insert(key, Standing { until, reason }, now);
+        blocks.insert(key, standing, now);
     }
 
     /// Lifts the block on `key`; true if one stood.

@@ -13,7 +13,7 @@ use crate::{
 pub(super) struct Entry {
     key: Key,
     packed: Packed,
-    /// Of the limits under which the state was left.
+    /// Of the limits under which the state was left, and [`Self::UNCLAMPED`] on top.
     fingerprint: u32,
     /// Whether half of a limit is spent, or the key was denied: such a key is not forgotten to make room.
     pressed: bool,
@@ -27,6 +27,12 @@ const _: () = assert!(
 );
 
 impl Entry {
+    /// Marks a state that may have been left while the clock was ahead, and is clamped when it is next loaded.
+    ///
+    /// It is a bit of the fingerprint, above the 28 that limits use, so that such a state is not that of any
+    /// limits: every short cut compares fingerprints, and none has to look for the mark.
+    const UNCLAMPED: u32 = 1 << 31;
+
     pub(super) fn new(key: &[u8], cell: Cell, fingerprint: u32, pressed: bool) -> Self {
         Self {
             key: Key::new(key),
@@ -55,19 +61,44 @@ impl Entry {
         self.fingerprint
     }
 
+    /// Whether the state may have been left while the clock was ahead.
+    pub(super) fn is_unclamped(&self) -> bool {
+        self.fingerprint & Self::UNCLAMPED != 0
+    }
+
+    pub(super) fn mark_unclamped(&mut self) {
+        self.fingerprint |= Self::UNCLAMPED;
+    }
+
+    /// Whether the state was left under limits of `fingerprint`, clamped or not.
+    pub(super) fn was_left_under(&self, fingerprint: u32) -> bool {
+        self.fingerprint & !Self::UNCLAMPED == fingerprint
+    }
+
     /// Whether the key may be forgotten to make room for another.
     pub(super) fn pressed(&self) -> bool {
         self.pressed || matches!(self.packed, Packed::Taken)
     }
 
-    /// Takes the state out, as one that `limits` know. [`Self::put`] must follow under the same lock.
+    /// Takes the state out, as one that `limits` know. [`Self::put`] must follow under the same lock. An
+    /// unclamped state is clamped to `rewound`.
     #[inline]
-    pub(super) fn take(&mut self, limits: &Limits, now: Timestamp) -> Cell {
+    pub(super) fn take(&mut self, limits: &Limits, now: Timestamp, rewound: Timestamp) -> Cell {
         let packed = std::mem::replace(&mut self.packed, Packed::Taken);
         packed.unpack().map_or_else(
             || limits.fresh(),
-            |cell| limits.load(cell, self.fingerprint, now),
+            |cell| self.loaded(cell, limits, now, rewound),
         )
+    }
+
+    #[inline]
+    fn loaded(&self, cell: Cell, limits: &Limits, now: Timestamp, rewound: Timestamp) -> Cell {
+        if !self.is_unclamped() {
+            return limits.load(cell, self.fingerprint, now);
+        }
+        let mut cell = limits.load(cell, self.fingerprint & !Self::UNCLAMPED, now);
+        limits.clamp(&mut cell, rewound);
+        cell
     }
 
     /// Takes the state out as it was left; a fresh one of `limits` if it is out. [`Self::put`] must follow under the same lock.
@@ -76,11 +107,11 @@ impl Entry {
         packed.unpack().unwrap_or_else(|| limits.fresh())
     }
 
-    /// A copy of the state, as one that `limits` know.
-    pub(super) fn copy(&self, limits: &Limits, now: Timestamp) -> Cell {
+    /// A copy of the state, as one that `limits` know, clamped as by [`Self::take`].
+    pub(super) fn copy(&self, limits: &Limits, now: Timestamp, rewound: Timestamp) -> Cell {
         self.packed.clone().unpack().map_or_else(
             || limits.fresh(),
-            |cell| limits.load(cell, self.fingerprint, now),
+            |cell| self.loaded(cell, limits, now, rewound),
         )
     }
 

@@ -59,13 +59,15 @@ impl<'s, 'c> Held<'s, 'c> {
     }
 
     pub(super) fn latest(&mut self, now: Timestamp) -> Timestamp {
+        // Every shard compares the caller's `now` with its own latest instant, and not with another shard's.
         let latest = self
             .guards
             .iter_mut()
-            .fold(now, |latest, shard| shard.latest(latest));
-        self.guards
-            .iter_mut()
-            .fold(latest, |latest, shard| shard.latest(latest))
+            .fold(now, |latest, shard| latest.max(shard.latest(now)));
+        for shard in &mut self.guards {
+            shard.advance(latest);
+        }
+        latest
     }
 
     /// The block that stands longest, if any key is blocked.

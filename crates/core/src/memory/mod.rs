@@ -259,7 +259,7 @@ impl MemoryStore {
         if !has_room && shard.blocked(key, now).is_none() {
             return false;
         }
-        shard.block(key, span.map(|span| now.after(span)), reason, now);
+        shard.block(key, span, reason, now);
         true
     }
 

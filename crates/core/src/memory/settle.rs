@@ -45,10 +45,13 @@ impl MemoryStore {
     ) {
         let settled = charges.iter().zip(receipt.charged).zip(settlements);
         for ((charge, charged), settlement) in settled {
-            let Some(charged) = charged else { continue };
+            let Some(mut charged) = charged else {
+                continue;
+            };
             let hash = hash_with(&self.hasher, charge.key);
             let mut shard = self.lock_of(hash);
             let now = shard.latest(now);
+            charged.clamp(now, shard.rest.rewound);
             shard.settle((charge, hash), (&charged, *settlement), now);
         }
     }
@@ -65,6 +68,7 @@ impl MemoryStore {
                 let hash = hash_with(&self.hasher, charge.key);
                 let mut shard = self.lock_of(hash);
                 let now = shard.latest(now);
+                charged.clamp(now, shard.rest.rewound);
                 renewal = renewal.and(shard.renew((charge, hash), charged, now));
             }
         }
@@ -88,8 +92,8 @@ impl Shard {
             return self.renew_in_room((charge, hash), charged, now);
         };
         let entry = &mut self.entries[number];
-        let is_other = entry.fingerprint() != charged.fingerprint;
-        if !is_other && !entry.renews_in_place(charged) {
+        let is_other = !entry.was_left_under(charged.fingerprint);
+        if entry.is_unclamped() || !is_other && !entry.renews_in_place(charged) {
             return self.renew_in_room((charge, hash), charged, now);
         }
         let (pressed, fingerprint) = (entry.pressed(), entry.fingerprint());
@@ -97,7 +101,7 @@ impl Shard {
         let mut cell = if is_other {
             entry.take_as_left(charge.limits)
         } else {
-            entry.take(charge.limits, now)
+            entry.take(charge.limits, now, self.rest.rewound)
         };
         let are_held = charge.limits.renew(&mut cell, now, charged);
         entry.put(cell, fingerprint, pressed);
@@ -149,9 +153,19 @@ impl Shard {
         if limits.fingerprint() != charged.fingerprint {
             return;
         }
-        let (pressed, fingerprint) = (entry.pressed(), entry.fingerprint());
+        let is_unclamped = entry.is_unclamped();
+        if is_unclamped && !entry.was_left_under(charged.fingerprint) {
+            // Two rare things at once, a clock that was ahead and limits that changed: leases end by themselves.
+            return;
+        }
+        let pressed = entry.pressed();
         self.rest.heap_bytes -= entry.heap_bytes();
-        let mut cell = entry.take_as_left(limits);
+        let (mut cell, fingerprint) = if is_unclamped {
+            let cell = entry.take(limits, now, self.rest.rewound);
+            (cell, limits.fingerprint())
+        } else {
+            (entry.take_as_left(limits), entry.fingerprint())
+        };
         if fingerprint == charged.fingerprint {
             let ledger = &mut self.rest.ledger;
             let shift = |number| ledger.since(charge.key, number, (charged, now));

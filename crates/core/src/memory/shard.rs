@@ -16,7 +16,7 @@ use crate::{
     kernel::Schedule,
     outcome::Outcome,
     question::Question,
-    time::Timestamp,
+    time::{Span, Timestamp},
 };
 
 /// How many slots a decision looks at for each key that it inserts, to drop the entries that have expired: enough that
@@ -27,12 +27,25 @@ const TIDY_ON_INSERT: usize = 6;
 const TIDY_EVERY: u32 = 64;
 const TIDY_TOGETHER: usize = 6;
 
+/// How far the latest instant seen may lead the time of a caller before it is taken for wrong.
+///
+/// A caller's time is behind the latest seen because it read the clock, and others decided before it got the
+/// shard's lock. That takes microseconds; a tenth of a second where the kernel throttles the process; some
+/// seconds on a machine that swaps. All of these stay far below ten seconds, and count as the latest seen.
+/// A clock that leads by less than this delays the keys that were charged meanwhile by as much, at most.
+///
+/// One caller can be late by more: a process that is stopped (`SIGSTOP`, a frozen container, a suspended guest)
+/// between reading the clock and deciding. Its time is then that of the stop, to which states are clamped:
+/// everything charged before the stop stays, and what others charged since they went on, some
+/// microseconds of work, may count as of the stop.
+pub(super) const JUMP: Span = Span::from_secs(10);
+
 /// What every decision writes lies together, beside the lock, before what it only reads: two threads in one shard hand over one
 /// cache line.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Shard {
-    /// The latest instant seen: a clock that goes backwards counts as this.
+    /// The latest instant seen: a clock that goes backwards by up to [`JUMP`] counts as this.
     latest: Timestamp,
     decisions: u32,
     /// The blocks by hand; hardly ever any.
@@ -59,6 +72,8 @@ pub(super) struct Rest {
     pub(super) reserved: Reserved,
     pub(super) counts: MemoryStats,
     pub(super) ledger: Ledger,
+    /// To what unclamped entries are clamped: when the clock was last found to have been ahead.
+    pub(super) rewound: Timestamp,
 }
 
 impl Shard {
@@ -75,6 +90,7 @@ impl Shard {
             reserved: Reserved::default(),
             counts: MemoryStats::default(),
             ledger: Ledger::default(),
+            rewound: Timestamp::default(),
         };
         Self {
             entries: Table::default(),
@@ -86,9 +102,32 @@ impl Shard {
     }
 
     /// The instant that `now` counts as.
+    #[inline]
     pub(super) fn latest(&mut self, now: Timestamp) -> Timestamp {
         self.latest = self.latest.max(now);
+        if self.latest.since(now) > JUMP {
+            self.rewind(now);
+        }
         self.latest
+    }
+
+    /// Takes note of an instant that other shards have seen.
+    pub(super) fn advance(&mut self, latest: Timestamp) {
+        self.latest = self.latest.max(latest);
+    }
+
+    /// The clock was ahead: time goes on from `now`, and whatever was left meanwhile is clamped to it.
+    ///
+    /// What a full key is only its limits know, so entries are marked here and clamped when they are next loaded.
+    /// That one nobody asks for again is held until the wrong instant at which it would have expired.
+    #[cold]
+    fn rewind(&mut self, now: Timestamp) {
+        self.latest = now;
+        self.rest.rewound = now;
+        self.entries.iter_mut().for_each(Entry::mark_unclamped);
+        if let Some(blocks) = &mut self.blocks {
+            blocks.clamp(now);
+        }
     }
 
     /// Begins to fetch the entry of a key with that hash.
@@ -163,9 +202,10 @@ impl Shard {
                 has_room: true,
             } if effect.writes() => {
                 self.rest.heap_bytes -= self.entries[number].heap_bytes();
-                self.entries[number].take(limits, now)
+                let rewound = self.rest.rewound;
+                self.entries[number].take(limits, now, rewound)
             }
-            Located::At { number, .. } => self.entries[number].copy(limits, now),
+            Located::At { number, .. } => self.entries[number].copy(limits, now, self.rest.rewound),
         };
         Pending {
             charge,
@@ -250,6 +290,10 @@ impl Shard {
         let is_wanted = entry.expires() > now && self.find(hash, entry.key()).is_none();
         let fits = is_wanted && self.make_room_for(&entry, now);
         if fits {
+            if entry.is_unclamped() {
+                // Those that are here already have been charged before now, too.
+                self.rest.rewound = self.rest.rewound.max(now);
+            }
             self.insert(hash, entry);
         }
         fits

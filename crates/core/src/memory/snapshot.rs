@@ -6,7 +6,11 @@
 
 use std::collections::VecDeque;
 
-use super::{MemoryStore, entry::Entry, shard::hash_with};
+use super::{
+    MemoryStore,
+    entry::Entry,
+    shard::{JUMP, hash_with},
+};
 use crate::{
     bounds,
     cell::Cell,
@@ -37,6 +41,8 @@ impl std::error::Error for SnapshotError {}
 
 const KEY: u8 = 1;
 const BLOCK: u8 = 2;
+/// When the records behind it were written; the first of each part.
+const TIME: u8 = 3;
 
 impl MemoryStore {
     /// How many parts [`Self::save`] takes.
@@ -52,6 +58,11 @@ impl MemoryStore {
     /// If there is no such part.
     pub fn save(&self, part: usize, now: Timestamp, out: &mut Vec<u8>) {
         let mut shard = self.shards[part].0.lock();
+        let now = shard.latest(now);
+        let start = out.len();
+        out.push(TIME);
+        put(out, now.as_micros());
+        let empty = out.len();
         for entry in shard.entries().filter(|entry| entry.expires() > now) {
             if let Some(cell) = entry.cell() {
                 out.push(KEY);
@@ -67,9 +78,16 @@ impl MemoryStore {
             put(out, block.until.map_or(u64::MAX, Timestamp::as_micros));
             put_bytes(out, block.reason.as_bytes());
         }
+        if out.len() == empty {
+            out.truncate(start);
+        }
     }
 
     /// Takes in what [`Self::save`] wrote, of any number of parts in any order; returns how many keys.
+    ///
+    /// If the snapshot was written at an instant that is well after `now`, the clock was ahead then or has been
+    /// set back since: its keys and blocks are moved back by the difference. A key is then as full now as it was
+    /// when it was written, and at most as full as one that is charged to its maximum now.
     ///
     /// A key that is there already, has expired or does not fit is left out, and so is a block that has ended or does not
     /// fit. In a full store keys make way as they do for newcomers, those that were just taken in among them.
@@ -79,10 +97,15 @@ impl MemoryStore {
     /// [`SnapshotError`] where the bytes make no sense. What stood before that has been taken in.
     pub fn restore(&self, bytes: &[u8], now: Timestamp) -> Result<usize, SnapshotError> {
         let mut input = Input { bytes, at: 0 };
-        let mut restored = 0;
+        let (mut restored, mut ahead) = (0, Span::ZERO);
         while input.at < bytes.len() {
             let offset = input.at;
-            let record = input.record().ok_or(SnapshotError { offset })?;
+            let record = input.record(ahead).ok_or(SnapshotError { offset })?;
+            if let Record::Time(written) = record {
+                let lead = written.since(now);
+                // Less is what happens between machines, and counts as time that stood still.
+                ahead = if lead > JUMP { lead } else { Span::ZERO };
+            }
             restored += usize::from(self.take_in(record, now));
         }
         Ok(restored)
@@ -94,6 +117,7 @@ impl MemoryStore {
                 let hash = hash_with(&self.hasher, entry.key());
                 self.lock_of(hash).restore(hash, entry, now)
             }
+            Record::Time(_) => false,
             Record::Block { key, until, reason } => {
                 let stands = until.is_none_or(|until| until > now);
                 let span = until.map(|until| until.since(now));
@@ -106,6 +130,7 @@ impl MemoryStore {
 }
 
 enum Record<'b> {
+    Time(Timestamp),
     Key(Entry),
     Block {
         key: &'b [u8],
@@ -178,26 +203,36 @@ struct Input<'b> {
 }
 
 impl<'b> Input<'b> {
-    fn record(&mut self) -> Option<Record<'b>> {
+    /// The next record, moved back by `ahead`.
+    fn record(&mut self, ahead: Span) -> Option<Record<'b>> {
         match self.take(1)? {
+            [TIME] => {
+                let written = self.number().filter(is_instant)?;
+                Some(Record::Time(Timestamp::from_micros(written)))
+            }
             [KEY] => {
                 let key = self
                     .counted_bytes()
                     .filter(|key| (1..=bounds::MAX_KEY_BYTES).contains(&key.len()))?;
                 let fingerprint = u32::from_le_bytes(self.take(4)?.try_into().ok()?);
                 let pressed = self.take(1)? != [0];
-                Some(Record::Key(Entry::new(
-                    key,
-                    self.cell()?,
-                    fingerprint,
-                    pressed,
-                )))
+                let mut cell = self.cell()?;
+                if ahead == Span::ZERO {
+                    let entry = Entry::new(key, cell, fingerprint, pressed);
+                    return Some(Record::Key(entry));
+                }
+                let states = cell.states_mut().iter_mut();
+                states.for_each(|state| state.move_back(ahead));
+                let mut entry = Entry::new(key, cell, fingerprint, pressed);
+                // Grids do not move with the states, which therefore are clamped, too.
+                entry.mark_unclamped();
+                Some(Record::Key(entry))
             }
             [BLOCK] => {
                 let key = self.counted_bytes()?;
                 let until = Some(self.number()?)
                     .filter(|micros| *micros != u64::MAX)
-                    .map(Timestamp::from_micros);
+                    .map(|micros| Timestamp::from_micros(micros).before(ahead));
                 let reason = std::str::from_utf8(self.counted_bytes()?).ok()?;
                 Some(Record::Block { key, until, reason })
             }

@@ -175,6 +175,11 @@ impl Table {
         self.chunks.iter().flat_map(|chunk| chunk.iter()).flatten()
     }
 
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Entry> {
+        let slots = self.chunks.iter_mut().flat_map(|chunk| chunk.iter_mut());
+        slots.flatten()
+    }
+
     /// The number of the first entry from slot `from` on, and on from the first slot behind the last.
     pub(super) fn next_from(&self, from: usize) -> Option<usize> {
         let slots = self.slots();

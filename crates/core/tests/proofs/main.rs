@@ -8,6 +8,7 @@
 
 mod blocks;
 mod calendars;
+mod clock_jumps;
 mod elastic;
 mod flood;
 mod full;

@@ -66,7 +66,7 @@ proptest! {
         let store = one_shard();
         let now = Timestamp::from_micros(start);
         let refused = store.restore(&noise, now);
-        prop_assert!(refused.is_err() || noise.is_empty() || noise[0] <= 2);
+        prop_assert!(refused.is_err() || noise.is_empty() || noise[0] <= 3);
         let store = one_shard();
         let latest = walk(&rule, &store, start, &asks, |_, _, _| Ok(()))?;
         let mut bytes = saved(&store, latest);

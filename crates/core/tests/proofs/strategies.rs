@@ -256,7 +256,8 @@ pub(crate) fn step() -> impl Strategy<Value = Step> {
         3 => (0..=100_u64).prop_map(Step::Forward),
         2 => (0..=40_u32, any::<u64>())
             .prop_map(|(bits, random)| Step::Forward(random % (1 << bits))),
-        2 => prop_oneof![1..=100_u64, any::<u64>()].prop_map(Step::Back),
+        // Sixty of them are less than a store takes for a jump: those are proven in `clock_jumps`.
+        2 => prop_oneof![1..=100_u64, 1..=150_000_u64].prop_map(Step::Back),
         4 => any::<bool>().prop_map(|early| Step::ToRetry { early }),
         1 => any::<bool>().prop_map(|early| Step::ToReset { early }),
         2 => any::<u8>().prop_map(Step::PartOfReset),

@@ -162,6 +162,25 @@ impl LogState {
         held.map(|stamp| stamp.cost()).sum()
     }
 
+    /// Entries later than `at` count as charged at `at`. Every window begins at the front again, since one
+    /// may have let go of entries that it still covers; the next decision moves the windows on.
+    pub(crate) fn clamp(&mut self, at: Timestamp) {
+        for stamp in &mut self.stamps {
+            if stamp.at() > at {
+                *stamp = Stamp::new(at, stamp.cost());
+            }
+        }
+        let sum = self.stamps.iter().map(|stamp| stamp.cost()).sum();
+        self.places.fill(Place { head: 0, sum });
+    }
+
+    /// Moves every entry back by `span`.
+    pub(crate) fn move_back(&mut self, span: Span) {
+        for stamp in &mut self.stamps {
+            *stamp = Stamp::new(stamp.at().before(span), stamp.cost());
+        }
+    }
+
     /// What the whole log holds: the sum of the window that begins at its front, once there are windows.
     pub(super) fn units(&self) -> u64 {
         let longest = self.places.iter().map(|place| place.sum).max();

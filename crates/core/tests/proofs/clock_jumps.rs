@@ -1,0 +1,420 @@
+//! A clock that was ahead and is right again: what was charged meanwhile counts as charged when the jump was
+//! noticed, keys are as full as a just exhausted one at most, and no limit admits more than its bound.
+
+use proptest::prelude::*;
+use tidegate_core::{
+    Algorithm, Charge, Cost, Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Outcome,
+    Rate, Receipt, Renewal, Settlement, Share, Span, Timestamp, bounds,
+};
+
+use crate::{
+    promises::{ask, bound},
+    strategies::{self, Ask, Kind, any_kind},
+    world::{Rule, one_shard},
+};
+
+const NOW: u64 = 1_700_000_000_000_000;
+const SECOND: u64 = 1_000_000;
+const YEAR: u64 = 365 * 86_400 * SECOND;
+
+/// More than a store takes for the lag of a thread.
+fn jump() -> impl Strategy<Value = u64> {
+    prop_oneof![11 * SECOND..700 * SECOND, Just(YEAR), 11 * SECOND..2 * YEAR,]
+}
+
+/// Charges what a trace says, and answers what was admitted, and the last instant. The clock goes forward.
+fn charge_all(
+    store: &MemoryStore,
+    rule: &Rule,
+    start: u64,
+    asks: &[Ask],
+) -> (Vec<(u64, u64)>, u64) {
+    let (mut now, mut last, mut admitted) = (start, None, Vec::new());
+    for Ask { step, price, .. } in asks {
+        now = now.max(step.from(now, last.as_ref()));
+        let cost = price.units(last.as_ref());
+        let outcome = ask(store, rule, now, cost, Effect::Charge);
+        if outcome.allowed {
+            admitted.push((now, cost));
+        }
+        last = Some(outcome);
+    }
+    (admitted, now)
+}
+
+fn saved(store: &MemoryStore, now: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for part in 0..store.parts() {
+        store.save(part, Timestamp::from_micros(now), &mut bytes);
+    }
+    bytes
+}
+
+/// Checks that what was admitted stays within the bound of every interval.
+fn check_bound(limit: &Limit, admitted: &[(u64, u64)]) -> Result<(), TestCaseError> {
+    for first in 0..admitted.len() {
+        let mut sum = 0_u128;
+        for last in first..admitted.len() {
+            sum += u128::from(admitted[last].1);
+            let (from, to) = (admitted[first].0, admitted[last].0);
+            let bound = bound(limit, from, to);
+            prop_assert!(
+                bound.is_none_or(|bound| sum <= bound),
+                "{sum} in [{from}, {to}] over {bound:?}: {admitted:?}"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Checks that from `now` on the key admits what a key admits that was charged to its maximum at `now`.
+fn check_no_fuller_than_exhausted(
+    store: &MemoryStore,
+    rule: &Rule,
+    limit: &Limit,
+    now: u64,
+) -> Result<(), TestCaseError> {
+    let most = limit.quota() + limit.soft_allowance();
+    let exhausted = one_shard();
+    if most > 0 {
+        ask(&exhausted, rule, now, most, Effect::Charge);
+    }
+    for cost in [1, 2, most / 2, most.saturating_sub(1), most] {
+        let cost = cost.clamp(1, most.max(1));
+        let expected = ask(&exhausted, rule, now, cost, Effect::Peek);
+        let found = ask(store, rule, now, cost, Effect::Peek);
+        prop_assert!(
+            found.retry_after <= expected.retry_after,
+            "{cost}: {found:?} is denied for longer than {expected:?}"
+        );
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(strategies::cases(1_500))]
+
+    /// From the instant on at which the clock is right again, no interval sees more than the formula; nor
+    /// do those at which the key had been charged before, if nobody charged it while the clock was ahead.
+    #[test]
+    fn no_interval_exceeds_its_bound_after_a_jump(
+        limit in any_kind().prop_flat_map(strategies::limit),
+        start in strategies::start(),
+        (before, during, after) in (strategies::asks(10), strategies::asks(10), strategies::asks(40)),
+        jump in jump(),
+        through_a_snapshot in any::<bool>(),
+    ) {
+        let (rule, mut store) = (Rule::new(b"key", vec![limit.clone()], false), one_shard());
+        let (_, now) = charge_all(&store, &rule, start, &before);
+        let (_, ahead) = charge_all(&store, &rule, now + jump, &during);
+        if through_a_snapshot {
+            let restored = one_shard();
+            let bytes = saved(&store, ahead);
+            restored.restore(&bytes, Timestamp::from_micros(now)).expect("a sound snapshot");
+            store = restored;
+        }
+        let (admitted, _) = charge_all(&store, &rule, now, &after);
+        check_bound(&limit, &admitted)?;
+    }
+
+    /// No key is denied for longer than one that is charged to its maximum when the clock is right again.
+    #[test]
+    fn no_key_is_fuller_than_an_exhausted_one_after_a_jump(
+        limit in any_kind().prop_flat_map(strategies::plain_limit),
+        start in strategies::start(),
+        during in strategies::asks(20),
+        jump in jump(),
+        through_a_snapshot in any::<bool>(),
+    ) {
+        let (rule, mut store) = (Rule::new(b"key", vec![limit.clone()], false), one_shard());
+        let (_, ahead) = charge_all(&store, &rule, start + jump, &during);
+        if through_a_snapshot {
+            let restored = one_shard();
+            let bytes = saved(&store, ahead);
+            restored.restore(&bytes, Timestamp::from_micros(start)).expect("a sound snapshot");
+            store = restored;
+        }
+        check_no_fuller_than_exhausted(&store, &rule, &limit, start)?;
+    }
+
+    /// What was charged on a key before others ran ahead answers as if the clock had always been right.
+    #[test]
+    fn a_key_that_nobody_charged_ahead_of_time_stays_as_it_was(
+        limit in any_kind()
+            .prop_flat_map(strategies::plain_limit)
+            .prop_filter("one that lasts", |limit| limit.window() > Span::from_secs(30)),
+        start in strategies::start(),
+        (before, after) in (strategies::asks(20), strategies::asks(20)),
+        jump in 11 * SECOND..700 * SECOND,
+    ) {
+        let rule = Rule::new(b"key", vec![limit.clone()], false);
+        let other = Rule::new(b"other", vec![limit], false);
+        let (store, right) = (one_shard(), one_shard());
+        let (_, now) = charge_all(&store, &rule, start, &before);
+        charge_all(&right, &rule, start, &before);
+        // A key that expires before the wrong instant may be forgotten at it.
+        let rest = ask(&right, &rule, now, 1, Effect::Look).reset_after.as_micros();
+        if rest <= jump {
+            return Ok(());
+        }
+        ask(&store, &other, now + jump, 1, Effect::Charge);
+        let (expected, _) = charge_all(&right, &rule, now, &after);
+        let (admitted, _) = charge_all(&store, &rule, now, &after);
+        prop_assert_eq!(admitted, expected);
+    }
+
+    /// A snapshot from the future leaves keys as full as they were when it was written.
+    #[test]
+    fn a_snapshot_from_the_future_keeps_what_was_left(
+        limit in prop::sample::select(vec![
+            Kind::Gcra, Kind::TokenBucket, Kind::Interval, Kind::Meter, Kind::Queue,
+            Kind::FirstRequestWindow, Kind::Log, Kind::Concurrency,
+        ]).prop_flat_map(strategies::plain_limit),
+        start in 1_000_000_000_000_000..1_800_000_000_000_000_u64,
+        during in strategies::asks(20),
+        jump in jump(),
+    ) {
+        let (rule, store, restored) = (Rule::new(b"key", vec![limit], false), one_shard(), one_shard());
+        let (_, ahead) = charge_all(&store, &rule, start, &during);
+        let now = ahead - jump.min(ahead);
+        restored.restore(&saved(&store, ahead), Timestamp::from_micros(now)).expect("a sound snapshot");
+        let left = ask(&store, &rule, ahead, 1, Effect::Look);
+        prop_assert_eq!(ask(&restored, &rule, now, 1, Effect::Look), left);
+    }
+}
+
+fn five_a_minute(kind: Kind) -> Limit {
+    let rate = Rate {
+        count: 5,
+        period: Span::from_secs(60),
+    };
+    Limit::new(kind.algorithm(5, rate, 6)).unwrap()
+}
+
+/// When nothing is left of what was spent on [`five_a_minute`] at [`NOW`].
+fn full_again(kind: Kind) -> u64 {
+    let seconds = match kind {
+        Kind::CalendarWindow => 32 * 86_400,
+        // Five units, one being served.
+        Kind::Queue => 72,
+        _ => 120,
+    };
+    NOW + seconds * SECOND
+}
+
+fn spend_all(store: &MemoryStore, rule: &Rule, now: u64) -> u64 {
+    (0..10)
+        .filter(|_| ask(store, rule, now, 1, Effect::Charge).allowed)
+        .count() as u64
+}
+
+/// After one burst at +600 s no key of its shard got anything back for 600 s.
+#[test]
+fn a_burst_from_the_future_freezes_no_key() {
+    for kind in Kind::ALL {
+        let limits = || vec![five_a_minute(kind)];
+        let (burst, quiet) = (
+            Rule::new(b"burst", limits(), false),
+            Rule::new(b"quiet", limits(), false),
+        );
+        let store = one_shard();
+        let quota = spend_all(&store, &burst, NOW + 600 * SECOND);
+        assert_eq!(spend_all(&store, &burst, NOW), 0, "{kind:?}");
+        assert_eq!(spend_all(&store, &quiet, NOW), quota, "{kind:?}");
+        let later = full_again(kind);
+        assert_eq!(spend_all(&store, &burst, later), quota, "{kind:?}");
+        assert_eq!(spend_all(&store, &quiet, later), quota, "{kind:?}");
+    }
+}
+
+/// Thread after thread reads the clock a little earlier than the one before it decides.
+#[test]
+fn a_small_step_back_counts_as_the_latest_instant() {
+    let rule = Rule::new(b"key", vec![five_a_minute(Kind::Gcra)], false);
+    let store = one_shard();
+    assert_eq!(spend_all(&store, &rule, NOW), 5);
+    ask(&store, &rule, NOW + 10 * SECOND, 1, Effect::Look);
+    let look = ask(&store, &rule, NOW, 1, Effect::Look);
+    assert_eq!(look.reset_after, Span::from_secs(50), "as of 10 s later");
+}
+
+/// A decision over keys in several shards, some of which have seen the future.
+#[test]
+fn shards_that_are_held_together_go_back_together() {
+    let limits = Limits::new(vec![five_a_minute(Kind::Log)]).unwrap();
+    let store = MemoryStore::new(MemoryBounds::default());
+    let keys: Vec<[u8; 8]> = (0..40_u64).map(u64::to_le_bytes).collect();
+    let check = |keys: &[[u8; 8]], now: u64| -> (Decision, Vec<Outcome>) {
+        let charges: Vec<Charge<'_>> = keys
+            .iter()
+            .map(|key| Charge::new(key, &limits, Cost::ONE).unwrap())
+            .collect();
+        let (now, mut outcomes) = (Timestamp::from_micros(now), Vec::new());
+        let decision = store.check(&charges, now, Effect::Charge, &mut outcomes);
+        (decision, outcomes)
+    };
+    for _ in 0..5 {
+        assert_eq!(check(&keys[..20], NOW + YEAR).0, Decision::Admitted);
+    }
+    let (denied, outcomes) = check(&keys, NOW);
+    assert_eq!(denied, Decision::Limited);
+    assert_eq!(outcomes[0].reset_after, Span::from_secs(60));
+    assert_eq!(outcomes[30].remaining, 5);
+    assert_eq!(check(&keys, NOW + 60 * SECOND).0, Decision::Admitted);
+}
+
+fn two_at_once() -> Limits {
+    let lease = Span::from_secs(60);
+    let limit = Limit::new(Algorithm::Concurrency { limit: 2, lease }).unwrap();
+    Limits::new(vec![limit]).unwrap()
+}
+
+fn reserve(store: &MemoryStore, limits: &Limits, now: u64) -> (Decision, Receipt) {
+    let charge = Charge::new(b"k", limits, Cost::ONE).unwrap();
+    store.reserve(&[charge], Timestamp::from_micros(now), &mut Vec::new())
+}
+
+/// Places that were taken ahead of time are renewed and given back by their receipts all the same.
+#[test]
+fn places_from_the_future_are_still_those_of_their_holders() {
+    for renews in [true, false] {
+        let (limits, store) = (two_at_once(), one_shard());
+        let charges = [Charge::new(b"k", &limits, Cost::ONE).unwrap()];
+        let (_, first) = reserve(&store, &limits, NOW);
+        let (_, mut second) = reserve(&store, &limits, NOW + 59 * SECOND);
+        assert_eq!(reserve(&store, &limits, NOW + SECOND).0, Decision::Limited);
+        let at = Timestamp::from_micros(NOW + 2 * SECOND);
+        if renews {
+            assert_eq!(store.renew(&charges, &mut second, at), Renewal::Held);
+        }
+        assert_eq!(
+            reserve(&store, &limits, NOW + 3 * SECOND).0,
+            Decision::Limited
+        );
+        store.settle(&charges, second, &[Settlement::default()], at);
+        assert_eq!(
+            reserve(&store, &limits, NOW + 3 * SECOND).0,
+            Decision::Admitted
+        );
+        assert_eq!(
+            reserve(&store, &limits, NOW + 3 * SECOND).0,
+            Decision::Limited
+        );
+        store.settle(&charges, first, &[Settlement::default()], at);
+        assert_eq!(
+            reserve(&store, &limits, NOW + 3 * SECOND).0,
+            Decision::Admitted
+        );
+    }
+}
+
+/// The place of a holder that crashed comes back after a lease, not when the wrong instant has come.
+#[test]
+fn a_place_from_the_future_ends_with_its_lease() {
+    let (limits, store) = (two_at_once(), one_shard());
+    let _crashed = [600, 601].map(|second| reserve(&store, &limits, NOW + second * SECOND));
+    assert_eq!(reserve(&store, &limits, NOW).0, Decision::Limited);
+    let later = NOW + 60 * SECOND;
+    assert_eq!(reserve(&store, &limits, later).0, Decision::Admitted);
+}
+
+/// What was charged ahead of time cannot be given back: how much of it time has returned is not known.
+#[test]
+fn a_receipt_from_the_future_gives_no_units_back() {
+    for kind in [Kind::Gcra, Kind::Interval, Kind::Log, Kind::StrictBuckets] {
+        let limits = Limits::new(vec![five_a_minute(kind)]).unwrap();
+        let (store, rule) = (
+            one_shard(),
+            Rule::new(b"k", vec![five_a_minute(kind)], false),
+        );
+        let charges = [Charge::new(b"k", &limits, Cost::new(5).unwrap()).unwrap()];
+        let ahead = Timestamp::from_micros(NOW + 600 * SECOND);
+        let (_, receipt) = store.reserve(&charges, ahead, &mut Vec::new());
+        let now = Timestamp::from_micros(NOW);
+        store.settle(&charges, receipt, &[Settlement { unused: 5 }], now);
+        assert_eq!(
+            ask(&store, &rule, NOW, 1, Effect::Look).remaining,
+            0,
+            "{kind:?}"
+        );
+    }
+}
+
+/// A block that was set ahead of time stands for as long as it was to.
+#[test]
+fn a_block_from_the_future_ends_in_time() {
+    let (store, minute) = (one_shard(), Span::from_secs(60));
+    let at = |second: u64| Timestamp::from_micros(NOW + second * SECOND);
+    store.block(b"early", Some(Span::from_secs(90)), "", at(0));
+    store.block(b"ahead", Some(minute), "", at(600));
+    store.block(b"for good", None, "", at(600));
+    let until = |key: &[u8], second| store.block_on(key, at(second)).map(|block| block.until);
+    assert_eq!(until(b"ahead", 1), Some(Some(at(61))));
+    assert_eq!(until(b"early", 1), Some(Some(at(90))));
+    assert_eq!(until(b"for good", 1), Some(None));
+    assert_eq!(until(b"ahead", 61), None);
+}
+
+/// A snapshot that was written while the clock was a year ahead denied `5/min` for a year.
+#[test]
+fn a_snapshot_from_the_future_denies_no_longer_than_its_limits() {
+    for kind in Kind::ALL {
+        let rule = Rule::new(b"key", vec![five_a_minute(kind)], false);
+        let (store, restored) = (one_shard(), MemoryStore::new(MemoryBounds::default()));
+        let quota = spend_all(&store, &rule, NOW + YEAR);
+        let blocked = b"blocked".as_slice();
+        let span = Some(Span::from_secs(30));
+        store.block(blocked, span, "why", Timestamp::from_micros(NOW + YEAR));
+        let now = Timestamp::from_micros(NOW);
+        let keys = restored.restore(&saved(&store, NOW + YEAR), now).unwrap();
+        assert_eq!(keys, 1, "{kind:?}");
+        assert_eq!(spend_all(&restored, &rule, NOW), 0, "{kind:?}");
+        let block = restored.block_on(blocked, now).unwrap();
+        assert_eq!(block.until, Some(now.after(Span::from_secs(30))));
+        let later = full_again(kind);
+        assert_eq!(spend_all(&restored, &rule, later), quota, "{kind:?}");
+    }
+}
+
+/// What elastic limits admitted while there was room is no sign of a wrong clock, and stays.
+#[test]
+fn what_elastic_limits_admitted_outlives_a_jump_of_the_clock() {
+    for kind in [Kind::Gcra, Kind::Interval] {
+        let limits = Limits::new(vec![five_a_minute(kind)]).unwrap();
+        let limits = limits.stretching(100).unwrap();
+        let stretched = limits.stretched().unwrap();
+        let (store, mut outcomes) = (one_shard(), Vec::new());
+        let at = |second: u64| Timestamp::from_micros(NOW + second * SECOND);
+        let wide = Charge::new(b"k", stretched, Cost::new(10).unwrap()).unwrap();
+        let decision = store.check(&[wide], at(0), Effect::Charge, &mut outcomes);
+        assert_eq!(decision, Decision::Admitted);
+        let narrow = Charge::new(b"k", &limits, Cost::ONE).unwrap();
+        let before = {
+            store.check(&[narrow], at(0), Effect::Look, &mut outcomes);
+            outcomes.clone()
+        };
+        let share = limits.share(Share::default());
+        let other = Charge::new(b"other", &share, Cost::ONE).unwrap();
+        store.check(&[other], at(60), Effect::Charge, &mut outcomes);
+        store.check(&[narrow], at(0), Effect::Look, &mut outcomes);
+        assert_eq!(outcomes, before, "{kind:?}");
+    }
+}
+
+/// Whatever the numbers: the end of time, and limits of nothing.
+#[test]
+fn the_end_of_time_is_survived() {
+    for kind in Kind::ALL {
+        let rule = Rule::new(b"key", vec![five_a_minute(kind)], false);
+        let store = one_shard();
+        for now in [u64::MAX, 0, u64::MAX, NOW, 1, 0] {
+            ask(&store, &rule, now, 1, Effect::Charge);
+            ask(&store, &rule, now, bounds::MAX_COUNT, Effect::Refund);
+            ask(&store, &rule, now, 3, Effect::Charge);
+        }
+        let again = one_shard();
+        let bytes = saved(&store, 0);
+        again.restore(&bytes, Timestamp::default()).unwrap();
+        ask(&again, &rule, 0, 1, Effect::Charge);
+    }
+}
