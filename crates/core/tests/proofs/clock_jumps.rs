@@ -188,7 +188,7 @@ fn five_a_minute(kind: Kind) -> Limit {
         count: 5,
         period: Span::from_secs(60),
     };
-    Limit::new(kind.algorithm(5, rate, 6)).unwrap()
+    Limit::new(kind.algorithm(5, rate, 6)).expect("numbers that a limit can have")
 }
 
 /// When nothing is left of what was spent on [`five_a_minute`] at [`NOW`].
@@ -265,12 +265,12 @@ fn shards_that_are_held_together_go_back_together() {
 
 fn two_at_once() -> Limits {
     let lease = Span::from_secs(60);
-    let limit = Limit::new(Algorithm::Concurrency { limit: 2, lease }).unwrap();
-    Limits::new(vec![limit]).unwrap()
+    let limit = Limit::new(Algorithm::Concurrency { limit: 2, lease });
+    Limits::new(vec![limit.expect("a sound limit")]).expect("one limit")
 }
 
 fn reserve(store: &MemoryStore, limits: &Limits, now: u64) -> (Decision, Receipt) {
-    let charge = Charge::new(b"k", limits, Cost::ONE).unwrap();
+    let charge = Charge::new(b"k", limits, Cost::ONE).expect("a short key");
     store.reserve(&[charge], Timestamp::from_micros(now), &mut Vec::new())
 }
 
