@@ -29,10 +29,8 @@ impl Limit {
     /// # Ok::<(), tidegate_core::LimitError>(())
     /// ```
     pub fn shorthand(algorithm: AlgorithmName, rate: &str) -> Result<Self, LimitError> {
-        let read = notation::rate(rate);
-        let rate = read.map_err(|wrong| LimitError::new("rate", wrong.to_string()))?;
-        let built = LimitSpec::shorthand(rate, algorithm).build();
-        // Whoever refuses says why, and a shorthand has one number that can be wrong.
+        let built = LimitSpec::parse_shorthand(rate, Some(algorithm))?.build();
+        // `build` never returns an empty list, and a shorthand has one number that can be wrong.
         built.map_err(|mut wrong| wrong.swap_remove(0))
     }
 }
@@ -145,12 +143,61 @@ impl LimitSpec {
         "count_denied",
     ];
 
+    /// The largest count of a shorthand without a named algorithm that is kept as a log: 8 bytes for
+    /// each admission are 8 kB a key. Above it a counter of sub-windows takes about 550 bytes.
+    pub const MAX_DEFAULT_LOG: u64 = 1_000;
+
+    /// The most sub-windows of a shorthand that is kept as a counter. Under saturation a key gets
+    /// `k / (k + 1)` of its limit: 98 % with 60.
+    pub const DEFAULT_BUCKETS: u32 = 60;
+
+    /// Reads a shorthand such as `20/min`, as [`Self::shorthand`] does.
+    ///
+    /// # Errors
+    ///
+    /// Names `rate`: text that is not a rate, and a count of 0 under an algorithm that cannot have it.
+    pub fn parse_shorthand(
+        text: &str,
+        algorithm: Option<AlgorithmName>,
+    ) -> Result<Self, LimitError> {
+        let rate =
+            notation::rate(text).map_err(|error| LimitError::new("rate", error.to_string()))?;
+        let is_rate = matches!(
+            algorithm,
+            Some(AlgorithmName::Gcra | AlgorithmName::TokenBucket | AlgorithmName::LeakyBucket)
+        );
+        if is_rate {
+            check_rate("rate", rate)?;
+        }
+        Ok(Self::shorthand(rate, algorithm))
+    }
+
     /// The spec of a shorthand such as `20/min` under `algorithm`.
     ///
     /// The count is a bucket's capacity and its refill, a window's limit, a GCRA's rate without burst, or how many may be
     /// in flight, each for as long as the period.
+    ///
+    /// Without a named algorithm no window of that period ever admits more than the count: a
+    /// `sliding_window_log` up to a count of [`Self::MAX_DEFAULT_LOG`], above it a strict
+    /// `sliding_window_counter` of up to [`Self::DEFAULT_BUCKETS`] sub-windows.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate_core::{AlgorithmName, LimitSpec, notation};
+    ///
+    /// let spec = LimitSpec::shorthand(notation::rate("20/min")?, None);
+    /// assert_eq!(spec.algorithm, Some(AlgorithmName::SlidingWindowLog));
+    /// let spec = LimitSpec::shorthand(notation::rate("20000/min")?, None);
+    /// assert_eq!(spec.algorithm, Some(AlgorithmName::SlidingWindowCounter));
+    /// assert_eq!((spec.buckets, spec.strict), (Some(60), Some(true)));
+    /// # Ok::<(), notation::NotationError>(())
+    /// ```
     #[must_use]
-    pub fn shorthand(rate: Rate, algorithm: AlgorithmName) -> Self {
+    pub fn shorthand(rate: Rate, algorithm: impl Into<Option<AlgorithmName>>) -> Self {
+        let Some(algorithm) = algorithm.into() else {
+            return Self::sliding(rate.count, rate.period);
+        };
         let spec = Self {
             algorithm: Some(algorithm),
             ..Self::default()
@@ -185,7 +232,57 @@ impl LimitSpec {
         }
     }
 
+    /// A sliding window that never admits more than `limit`, in the form that suits its size.
+    fn sliding(limit: u64, window: Span) -> Self {
+        let spec = Self {
+            limit: Some(limit),
+            window: Some(window),
+            ..Self::default()
+        };
+        if limit <= Self::MAX_DEFAULT_LOG {
+            return Self {
+                algorithm: Some(AlgorithmName::SlidingWindowLog),
+                ..spec
+            };
+        }
+        Self {
+            algorithm: Some(AlgorithmName::SlidingWindowCounter),
+            buckets: Some(default_buckets(window)),
+            strict: Some(true),
+            ..spec
+        }
+    }
+
+    /// The spec with an algorithm, where none was named. `limit` and `window` alone are what a
+    /// shorthand says; other fields mostly belong to one algorithm.
+    fn with_default_algorithm(&self) -> Result<Self, LimitError> {
+        if let (Some(limit), Some(window)) = (self.limit, self.window)
+            && self.fields_written() == ["limit", "window"]
+        {
+            return Ok(Self {
+                soft: self.soft,
+                count_denied: self.count_denied,
+                ..Self::sliding(limit, window)
+            });
+        }
+        match self.only_fit() {
+            Some(name) => Ok(Self {
+                algorithm: Some(name),
+                ..self.clone()
+            }),
+            None => {
+                let known = AlgorithmName::ALL.map(|(name, _)| name).join(", ");
+                let problem = format!("is missing; one of {known}");
+                Err(LimitError::new("algorithm", problem))
+            }
+        }
+    }
+
     /// Checks every field and builds the limit.
+    ///
+    /// Without an algorithm, `limit` and `window` are a shorthand: `{limit: 20, window: 1min}` is
+    /// `20/min`. Other fields are those of the one algorithm to which they all belong: `rate` and
+    /// `burst` are a `gcra`.
     ///
     /// # Errors
     ///
@@ -193,11 +290,8 @@ impl LimitSpec {
     /// that it cannot have.
     pub fn build(&self) -> Result<Limit, Vec<LimitError>> {
         let Some(name) = self.algorithm else {
-            let known = AlgorithmName::ALL.map(|(name, _)| name).join(", ");
-            return Err(vec![LimitError::new(
-                "algorithm",
-                format!("is missing; one of {known}"),
-            )]);
+            let spec = self.with_default_algorithm();
+            return spec.map_err(|error| vec![error])?.build();
         };
         let mut problems = self.strangers(name);
         problems.extend(self.impossible(name));
@@ -216,9 +310,9 @@ impl LimitSpec {
         Ok(built.counting_denied(self.count_denied.unwrap_or(false)))
     }
 
-    /// The fields that were written although the algorithm has no use for them.
-    fn strangers(&self, name: AlgorithmName) -> Vec<LimitError> {
-        let written = [
+    /// The fields that were written, but for those that every algorithm takes.
+    fn fields_written(&self) -> Vec<&'static str> {
+        let fields = [
             ("rate", self.rate.is_some()),
             ("burst", self.burst.is_some()),
             ("capacity", self.capacity.is_some()),
@@ -233,19 +327,42 @@ impl LimitSpec {
             ("strict", self.strict.is_some()),
             ("lease", self.lease.is_some()),
         ];
-        let taken = fields_of(name);
-        let problem = || {
+        let written = fields.into_iter().filter(|(_, is_written)| *is_written);
+        written.map(|(field, _)| field).collect()
+    }
+
+    /// The fields that were written although the algorithm has no use for them.
+    fn strangers(&self, name: AlgorithmName) -> Vec<LimitError> {
+        let (taken, mut written) = (fields_of(name), self.fields_written());
+        let all = written.join(" and ");
+        written.retain(|field| !taken.contains(field));
+        // The advice is about the whole limit, so only the first complaint carries it.
+        let mut advice = self
+            .only_fit()
+            .map(|fit| format!("; {all} are fields of `algorithm: {}`", fit.as_str()));
+        let problem = |advice: Option<String>| {
             format!(
-                "is not a field of {}, which takes {}",
+                "is not a field of {}, which takes {}{}",
                 name.as_str(),
-                taken.join(", ")
+                taken.join(", "),
+                advice.unwrap_or_default()
             )
         };
         written
-            .iter()
-            .filter(|(field, is_written)| *is_written && !taken.contains(field))
-            .map(|(field, _)| LimitError::new(field, problem()))
+            .into_iter()
+            .map(|field| LimitError::new(field, problem(advice.take())))
             .collect()
+    }
+
+    /// The algorithm to which all the written fields belong, if there is exactly one.
+    fn only_fit(&self) -> Option<AlgorithmName> {
+        let written = self.fields_written();
+        let mut fitting = AlgorithmName::ALL.into_iter().filter(|(_, name)| {
+            let taken = fields_of(*name);
+            written.iter().all(|field| taken.contains(field))
+        });
+        let (_, only) = fitting.next()?;
+        fitting.next().is_none().then_some(only)
     }
 
     /// The numbers that the algorithm cannot have, whatever the others are.
@@ -383,6 +500,14 @@ impl LimitSpec {
     }
 }
 
+/// How many sub-windows a shorthand's counter has: the most, up to [`LimitSpec::DEFAULT_BUCKETS`],
+/// that divide `window` into whole microseconds. At least 50 for a window of whole milliseconds.
+fn default_buckets(window: Span) -> u32 {
+    let divides = |buckets: &u32| window.as_micros().is_multiple_of(u64::from(*buckets));
+    let most = LimitSpec::DEFAULT_BUCKETS;
+    (1..=most).rev().find(divides).unwrap_or(1)
+}
+
 fn fields_of(name: AlgorithmName) -> &'static [&'static str] {
     match name {
         AlgorithmName::Gcra => &["rate", "burst"],
@@ -405,7 +530,10 @@ fn need<T>(field: &'static str, value: Option<T>, problems: &mut Vec<LimitError>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::notation;
+    use crate::{
+        Charge, Cost, Decision, Effect, Limits, MemoryBounds, MemoryStore, notation,
+        time::Timestamp,
+    };
 
     #[test]
     fn every_algorithm_has_its_name() {
@@ -466,6 +594,155 @@ mod tests {
             ..LimitSpec::default()
         };
         assert_eq!(fields(queue), ["leak"]);
+    }
+
+    /// The most units of cost 1 that one key is admitted in any half-open interval of 3 s, if it asks
+    /// every 10 ms from `start` on.
+    fn most_in_three_seconds(limit: &Limit, start: Timestamp) -> usize {
+        let limits = Limits::new(vec![limit.clone()]).unwrap();
+        let store = MemoryStore::new(MemoryBounds::default());
+        let step = Span::from_millis(10);
+        let instants = std::iter::successors(Some(start), |now| Some(now.after(step)));
+        let mut admitted = Vec::new();
+        for now in instants.take(900) {
+            // More than the limit each time, so that whatever can be admitted is.
+            for _ in 0..13 {
+                let charge = Charge::new(b"key", &limits, Cost::ONE).unwrap();
+                let decision = store.check(&[charge], now, Effect::Charge, &mut Vec::new());
+                if decision == Decision::Admitted {
+                    admitted.push(now);
+                }
+            }
+        }
+        let window = Span::from_secs(3);
+        let within = |first: &Timestamp| {
+            let end = first.after(window);
+            let later = admitted.iter().filter(|at| *first <= **at && **at < end);
+            later.count()
+        };
+        admitted.iter().map(within).max().unwrap_or(0)
+    }
+
+    /// The table of `docs/algorithms.md`, "What a shorthand admits".
+    #[test]
+    fn a_shorthand_admits_in_any_window_what_the_documents_say() {
+        let rate = notation::rate("6/3s").unwrap();
+        let cases = [
+            (None, 6),
+            (Some(AlgorithmName::SlidingWindowLog), 6),
+            (Some(AlgorithmName::Gcra), 6),
+            (Some(AlgorithmName::TokenBucket), 11),
+            (Some(AlgorithmName::LeakyBucket), 11),
+            (Some(AlgorithmName::SlidingWindowCounter), 11),
+            (Some(AlgorithmName::FixedWindow), 12),
+        ];
+        for (algorithm, most) in cases {
+            let limit = LimitSpec::shorthand(rate, algorithm).build().unwrap();
+            let starts =
+                (0..30).map(|tenth| Timestamp::from_micros(3_000_000_000 + tenth * 100_000));
+            let seen = starts
+                .map(|start| most_in_three_seconds(&limit, start))
+                .max();
+            let seen = seen.unwrap();
+            // The weighted counter comes near its bound, and reaches it with patience only.
+            let is_bound = algorithm != Some(AlgorithmName::SlidingWindowCounter);
+            assert!(seen <= most, "{algorithm:?} admitted {seen}");
+            assert!(
+                seen == most || !is_bound,
+                "{algorithm:?} admitted {seen} of {most}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_large_shorthand_is_a_strict_counter() {
+        for (text, algorithm, buckets) in [
+            ("1000/min", AlgorithmName::SlidingWindowLog, None),
+            ("1001/min", AlgorithmName::SlidingWindowCounter, Some(60)),
+            (
+                "999999999999999/s",
+                AlgorithmName::SlidingWindowCounter,
+                Some(50),
+            ),
+            ("2000/7ms", AlgorithmName::SlidingWindowCounter, Some(56)),
+            ("2000/us", AlgorithmName::SlidingWindowCounter, Some(1)),
+        ] {
+            let spec = LimitSpec::parse_shorthand(text, None).unwrap();
+            assert_eq!(
+                (spec.algorithm, spec.buckets),
+                (Some(algorithm), buckets),
+                "{text}"
+            );
+            assert_eq!(spec.strict, buckets.map(|_| true), "{text}");
+            assert_eq!(&**spec.build().unwrap().policy(), text);
+        }
+    }
+
+    #[test]
+    fn without_a_name_the_fields_say_which_algorithm_it_is() {
+        let spec = LimitSpec {
+            limit: Some(20),
+            window: Some(Span::from_secs(60)),
+            soft: Some(10),
+            ..LimitSpec::default()
+        };
+        let limit = spec.build().unwrap();
+        assert!(matches!(
+            limit.algorithm(),
+            Algorithm::SlidingWindowLog { .. }
+        ));
+        assert_eq!(limit.soft_percent(), 10);
+        let bucket = LimitSpec {
+            capacity: Some(10),
+            refill: notation::rate("1/h").ok(),
+            ..LimitSpec::default()
+        };
+        let limit = bucket.build().unwrap();
+        assert!(matches!(limit.algorithm(), Algorithm::TokenBucket { .. }));
+        let some_bucket = LimitSpec {
+            capacity: Some(10),
+            ..LimitSpec::default()
+        };
+        let problem = some_bucket.build().unwrap_err()[0].to_string();
+        let expected = "algorithm: is missing; one of gcra, token_bucket, leaky_bucket, fixed_window, \
+            sliding_window_log, sliding_window_counter, concurrency";
+        assert_eq!(problem, expected);
+    }
+
+    #[test]
+    fn a_stranger_is_told_where_it_belongs() {
+        let spec = LimitSpec {
+            algorithm: Some(AlgorithmName::TokenBucket),
+            rate: notation::rate("100/s").ok(),
+            burst: Some(5),
+            ..LimitSpec::default()
+        };
+        let problems = spec.build().unwrap_err();
+        let text: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            text[..2],
+            [
+                "rate: is not a field of token_bucket, which takes capacity, refill, refill_mode; \
+                 rate and burst are fields of `algorithm: gcra`",
+                "burst: is not a field of token_bucket, which takes capacity, refill, refill_mode",
+            ]
+        );
+    }
+
+    #[test]
+    fn nothing_per_minute_is_a_limit_of_a_window_only() {
+        for algorithm in [None, Some(AlgorithmName::FixedWindow)] {
+            let limit = LimitSpec::parse_shorthand("0/min", algorithm)
+                .unwrap()
+                .build();
+            assert_eq!(limit.unwrap().quota(), 0);
+        }
+        for algorithm in [AlgorithmName::Gcra, AlgorithmName::TokenBucket] {
+            let error = LimitSpec::parse_shorthand("0/min", Some(algorithm)).unwrap_err();
+            let expected = "rate: a rate admits at least 1, got 0; to deny everything use a window: \
+                {algorithm: fixed_window, limit: 0, window: 1min}";
+            assert_eq!(error.to_string(), expected);
+        }
     }
 
     #[test]

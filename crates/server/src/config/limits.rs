@@ -12,9 +12,38 @@ use super::{
 /// What a limit is where it does not say so itself.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fallback {
-    pub(crate) algorithm: AlgorithmName,
+    pub(crate) algorithm: DefaultAlgorithm,
     pub(crate) soft: Option<u32>,
     pub(crate) count_denied: Option<bool>,
+}
+
+/// The algorithm of a limit that names none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DefaultAlgorithm {
+    /// None was named: a sliding window, in the form that suits its size.
+    BySize,
+    Named(AlgorithmName),
+    /// One was named that does not exist. That is reported already, and nothing can be said of the
+    /// limits that depend on it.
+    Unreadable,
+}
+
+impl DefaultAlgorithm {
+    /// What the field `algorithm` of `fields` says; `outer` where it was not written.
+    pub(crate) fn read(fields: &Fields<'_>, outer: Self, report: &mut Report) -> Self {
+        match fields.get("algorithm") {
+            Some(value) => algorithm(value, report).map_or(Self::Unreadable, Self::Named),
+            None if fields.tries("algorithm") => Self::Unreadable,
+            None => outer,
+        }
+    }
+
+    fn name(self) -> Option<AlgorithmName> {
+        match self {
+            Self::Named(name) => Some(name),
+            Self::BySize | Self::Unreadable => None,
+        }
+    }
 }
 
 /// A limit, or a list of limits.
@@ -52,12 +81,21 @@ pub(crate) fn limit(value: &Value<'_>, fallback: Fallback, report: &mut Report) 
     let what = "a rate such as 20/min, or a map with the fields of a limit";
     let (spec, fields) = match value.shape() {
         Shape::Scalar => {
-            let rate = value.parsed(report, what, notation::rate)?;
-            (LimitSpec::shorthand(rate, fallback.algorithm), None)
+            let name = fallback.algorithm.name();
+            let read = |text: &str| LimitSpec::parse_shorthand(text, name);
+            let spec = value.parsed(report, what, |text| read(text).map_err(|e| e.problem))?;
+            if fallback.algorithm == DefaultAlgorithm::Unreadable {
+                return None;
+            }
+            (spec, None)
         }
         Shape::List | Shape::Map => {
             let fields = value.fields(report, what, &LimitSpec::FIELDS)?;
-            (full_form(&fields, fallback.algorithm, report), Some(fields))
+            let (spec, algorithm) = full_form(&fields, fallback.algorithm, report);
+            if algorithm == DefaultAlgorithm::Unreadable {
+                return None;
+            }
+            (spec, Some(fields))
         }
     };
     let spec = LimitSpec {
@@ -74,15 +112,13 @@ pub(crate) fn limit(value: &Value<'_>, fallback: Fallback, report: &mut Report) 
 }
 
 /// Builds the limit of `spec`, which was read from `value` and, in its full form, from its `fields`. Where some of those
-/// were `unread`, what is missing because of that is not reported again; nor is anything where nobody knows by which algorithm
-/// to judge.
+/// were `unread`, what is missing because of that is not reported again.
 pub(crate) fn build(
     spec: &LimitSpec,
     (value, fields): (&Value<'_>, Option<&Fields<'_>>),
     unread: bool,
     report: &mut Report,
 ) -> Option<Limit> {
-    spec.algorithm?;
     let errors = match spec.build() {
         Ok(limit) => return (!unread).then_some(limit),
         Err(errors) => errors,
@@ -104,12 +140,12 @@ fn tried(fields: &Fields<'_>, field: &str) -> bool {
     fields.tries(field) || (field == "window" && fields.tries("anchor"))
 }
 
-/// The fields that were written. Without an algorithm where its name could not be read, which is reported.
+/// The fields that were written, and where the algorithm among them comes from.
 pub(crate) fn full_form(
     fields: &Fields<'_>,
-    fallback: AlgorithmName,
+    fallback: DefaultAlgorithm,
     report: &mut Report,
-) -> LimitSpec {
+) -> (LimitSpec, DefaultAlgorithm) {
     let mut number = |name| fields.get(name).and_then(|value| value.number(report));
     let (burst, capacity, limit) = (number("burst"), number("capacity"), number("limit"));
     let mut rate = |name| {
@@ -128,12 +164,9 @@ pub(crate) fn full_form(
     let (window, lease) = (span("window"), span("lease"));
     let mut flag = |name| fields.get(name).and_then(|value| value.flag(report));
     let (queue, strict, count_denied) = (flag("queue"), flag("strict"), flag("count_denied"));
-    let algorithm = match fields.get("algorithm") {
-        Some(value) => algorithm(value, report),
-        None => (!fields.tries("algorithm")).then_some(fallback),
-    };
-    LimitSpec {
-        algorithm,
+    let algorithm = DefaultAlgorithm::read(fields, fallback, report);
+    let spec = LimitSpec {
+        algorithm: algorithm.name(),
         rate,
         burst,
         capacity,
@@ -153,7 +186,8 @@ pub(crate) fn full_form(
         lease,
         soft: fields.get("soft").and_then(|value| percent(value, report)),
         count_denied,
-    }
+    };
+    (spec, algorithm)
 }
 
 fn anchor(value: &Value<'_>, report: &mut Report) -> Option<Anchor> {

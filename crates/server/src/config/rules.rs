@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 
 use tidegate_core::{
-    Algorithm, AlgorithmName, Bill, Cost, CostSource, Headroom, Limit, Mode, OnFailure, Rule,
-    RuleError, RuleSet, Span, Unused, When, Window,
+    Algorithm, Bill, Cost, CostSource, Headroom, Limit, Mode, OnFailure, Rule, RuleError, RuleSet,
+    Span, Unused, When, Window,
 };
 use tidegate_http::Part;
 
 use super::{
     bill, conditions, escapes,
-    limits::{self, Fallback},
+    limits::{self, DefaultAlgorithm, Fallback},
     redis,
     report::Report,
     value::{Fields, Value},
@@ -77,13 +77,14 @@ fn build(rules: Vec<Rule>, allow: Vec<When>, file: &Fields<'_>, report: &mut Rep
     }
 }
 
-fn default_algorithm(file: &Fields<'_>, report: &mut Report) -> AlgorithmName {
-    let defaults = file.get("defaults");
-    let fields =
-        defaults.and_then(|value| value.fields(report, "a map of defaults", &["algorithm"]));
-    let algorithm = fields.as_ref().and_then(|fields| fields.get("algorithm"));
-    let algorithm = algorithm.and_then(|value| limits::algorithm(value, report));
-    algorithm.unwrap_or(AlgorithmName::TokenBucket)
+fn default_algorithm(file: &Fields<'_>, report: &mut Report) -> DefaultAlgorithm {
+    let Some(defaults) = file.get("defaults") else {
+        return DefaultAlgorithm::BySize;
+    };
+    let fields = defaults.fields(report, "a map of defaults", &["algorithm"]);
+    fields.map_or(DefaultAlgorithm::Unreadable, |fields| {
+        DefaultAlgorithm::read(&fields, DefaultAlgorithm::BySize, report)
+    })
 }
 
 /// Every rule with a name that an earlier one has, whatever else may be wrong with either.
@@ -147,7 +148,7 @@ struct Parts<'n> {
     bill: Bill,
 }
 
-fn rule(value: &Value<'_>, default: AlgorithmName, report: &mut Report) -> Option<Rule> {
+fn rule(value: &Value<'_>, default: DefaultAlgorithm, report: &mut Report) -> Option<Rule> {
     let before = report.count();
     let fields = value.fields(report, "a rule with a name and limits", FIELDS)?;
     let parts = parts(&fields, default, report);
@@ -162,7 +163,7 @@ fn rule(value: &Value<'_>, default: AlgorithmName, report: &mut Report) -> Optio
     None
 }
 
-fn parts<'n>(fields: &Fields<'n>, default: AlgorithmName, report: &mut Report) -> Parts<'n> {
+fn parts<'n>(fields: &Fields<'n>, default: DefaultAlgorithm, report: &mut Report) -> Parts<'n> {
     let modes = [Mode::Enforce, Mode::Shadow].map(|mode| (mode.as_str(), mode));
     let when = fields
         .get("when")
@@ -265,12 +266,9 @@ fn name<'n>(fields: &Fields<'n>, report: &mut Report) -> Option<&'n str> {
     }
 }
 
-fn rule_limits(fields: &Fields<'_>, default: AlgorithmName, report: &mut Report) -> Vec<Limit> {
-    let algorithm = fields
-        .get("algorithm")
-        .and_then(|value| limits::algorithm(value, report));
+fn rule_limits(fields: &Fields<'_>, default: DefaultAlgorithm, report: &mut Report) -> Vec<Limit> {
     let fallback = Fallback {
-        algorithm: algorithm.unwrap_or(default),
+        algorithm: DefaultAlgorithm::read(fields, default, report),
         soft: fields
             .get("soft")
             .and_then(|value| limits::percent(value, report)),

@@ -27,6 +27,7 @@ rules:
     when: {path: /**}
     key: [path, ip]
     limits: [2/min, 100/h]
+    algorithm: token_bucket
   - name: 'all of it'
     limits: [{algorithm: gcra, rate: 1/s, burst: 1000, soft: 10%}]
     mode: shadow

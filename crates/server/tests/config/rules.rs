@@ -1,13 +1,15 @@
 //! `rules`: limits, conditions, and how far a rule stretches.
 
-use tidegate_core::{Cost, Effect, MemoryBounds, MemoryStore, Request, Scratch, Timestamp};
+use tidegate_core::{
+    Charge, Cost, Decision, Effect, MemoryBounds, MemoryStore, Request, Scratch, Timestamp,
+};
 use tidegate_http::{Clock, Gate as _};
 use tidegate_server::{config::Config, limiter::Limiter};
 
 use crate::mistakes;
 
 #[test]
-fn a_limit_falls_back_on_its_rule_then_the_file_then_a_token_bucket() {
+fn a_limit_falls_back_on_its_rule_then_the_file_then_a_sliding_window() {
     let algorithms = |text: &str| -> Vec<String> {
         let config = Config::parse(text).unwrap();
         let limits = config.rules.iter().flat_map(|rule| rule.limits().iter());
@@ -24,25 +26,63 @@ fn a_limit_falls_back_on_its_rule_then_the_file_then_a_token_bucket() {
     let rules = "
 rules:
   - {name: a, limits: [5/s, {limit: 3, window: 1s, algorithm: fixed_window}]}
-  - {name: b, algorithm: sliding_window_log, limits: [5/s, {limit: 3, window: 1s}]}
+  - {name: b, algorithm: leaky_bucket, limits: [5/s, {capacity: 3, leak: 1/s}]}
+  - {name: c, algorithm: fixed_window, limits: [5000/s]}
 ";
     let bare = [
-        "TokenBucket",
+        "SlidingWindowLog",
         "FixedWindow",
-        "SlidingWindowLog",
-        "SlidingWindowLog",
+        "LeakyBucket",
+        "LeakyBucket",
+        "FixedWindow",
     ];
     assert_eq!(algorithms(rules), bare);
     let with_default = [
         "Gcra",
         "FixedWindow",
-        "SlidingWindowLog",
-        "SlidingWindowLog",
+        "LeakyBucket",
+        "LeakyBucket",
+        "FixedWindow",
     ];
     assert_eq!(
         algorithms(&format!("defaults: {{algorithm: gcra}}{rules}")),
         with_default
     );
+}
+
+#[test]
+fn a_shorthand_without_an_algorithm_never_admits_more_than_it_says() {
+    // 3 s are 300 instants. A token bucket of 6/3s admits 11 in the first of them.
+    for (limits, most) in [
+        ("6/3s", 6),
+        ("{limit: 6, window: 3s}", 6),
+        ("1200/3s", 1_200),
+    ] {
+        let rules = format!("rules: [{{name: a, limits: [{limits}]}}]");
+        let config = Config::parse(&rules).unwrap();
+        let limits = config.rules.rule("a").unwrap().limits();
+        let store = MemoryStore::new(MemoryBounds::default());
+        let mut admitted = 0;
+        for instant in 0..300 {
+            let now = Timestamp::from_micros(1_700_000_000_000_000 + instant * 10_000);
+            for _ in 0..=most {
+                let charge = Charge::new(b"k", limits, Cost::ONE).unwrap();
+                let decision = store.check(&[charge], now, Effect::Charge, &mut Vec::new());
+                admitted += usize::from(decision == Decision::Admitted);
+            }
+        }
+        assert_eq!(admitted, most, "{rules}");
+    }
+}
+
+#[test]
+fn an_algorithm_that_does_not_exist_is_the_only_mistake() {
+    let text =
+        "rules:\n  - {name: a, algorithm: token, limits: [5/s, {capacity: 3, refill: 1/s}]}\n";
+    assert_eq!(mistakes(text).len(), 1, "{:?}", mistakes(text));
+    let text =
+        "defaults: {algoritm: gcra}\nrules: [{name: a, limits: [{capacity: 3, leak: 1/s}]}]\n";
+    assert_eq!(mistakes(text).len(), 1, "{:?}", mistakes(text));
 }
 
 #[test]

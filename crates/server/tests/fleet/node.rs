@@ -23,6 +23,7 @@ const START_MICROS: u64 = 1_700_000_000_000_000;
 
 /// A rule for every policy, each with the same limit; and two that deny nobody.
 pub(crate) const RULES: &str = "
+defaults: {algorithm: token_bucket}
 rules:
   - {name: local, when: {path: /local}, key: [user], limits: [10/h], on_failure: local}
   - {name: open, when: {path: /open}, key: [user], limits: [10/h], on_failure: open}

@@ -136,7 +136,7 @@ const BAD_THROTTLES: &[(&str, &str)] = &[
     (r#""algorithm": "gcra""#, "rate: is missing"),
     (
         r#""algorithm": "gcra", "rate": "0/s""#,
-        "rate: must be at least 1, got 0",
+        "rate: a rate admits at least 1, got 0; to deny everything use a window: {algorithm: fixed_window, limit: 0, window: 1min}",
     ),
     (
         r#""algorithm": "gcra", "rate": "5 per minute""#,

@@ -157,7 +157,7 @@ fn a_block_has_no_triple() {
 fn a_throttle_is_called_default() {
     let door = Door::open("");
     let answer = door.post("/v1/throttle", r#"{"key": "k", "limits": ["5/10s"]}"#);
-    let expected = [Some(r#""default";q=5;w=10"#), Some(r#""default";r=4;t=2"#)];
+    let expected = [Some(r#""default";q=5;w=10"#), Some(r#""default";r=4;t=10"#)];
     assert_eq!(set(&answer, &["ratelimit-policy", "ratelimit"]), expected);
     let answer = door.post(
         "/v1/throttle",

@@ -64,16 +64,16 @@ pub(super) fn unknown(field: Field<'_, '_>, others: &[&str], problems: &mut Vec<
 pub(super) fn listed(
     index: usize,
     limit: &Json<'_>,
-    algorithm: AlgorithmName,
+    algorithm: Option<AlgorithmName>,
     problems: &mut Vec<Problem>,
 ) -> Option<LimitSpec> {
     let place = Place::Limit(index);
     let path = || format!("limits[{index}]");
     match limit {
-        Json::Text(text) => match notation::rate(text) {
-            Ok(rate) => Some(LimitSpec::shorthand(rate, algorithm)),
+        Json::Text(text) => match LimitSpec::parse_shorthand(text, algorithm) {
+            Ok(spec) => Some(spec),
             Err(error) => {
-                problems.push(Problem::bad(path(), error.to_string()));
+                problems.push(Problem::bad(path(), error.problem));
                 None
             }
         },
@@ -83,7 +83,7 @@ pub(super) fn listed(
                 return None;
             }
             let mut spec = LimitSpec {
-                algorithm: Some(algorithm),
+                algorithm,
                 ..LimitSpec::default()
             };
             for (name, value) in members

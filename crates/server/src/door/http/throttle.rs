@@ -18,9 +18,6 @@ use super::{
 };
 use crate::{limiter::Limiter, metrics::Door};
 
-/// The algorithm of a limit that names none, as in a rules file.
-const DEFAULT_ALGORITHM: AlgorithmName = AlgorithmName::TokenBucket;
-
 /// The fields of a request beside those of its limit.
 const OWN_NAMES: [&str; 4] = ["key", "cost", "peek", "limits"];
 
@@ -141,7 +138,7 @@ fn read<'j>(members: &'j Members<'_>) -> Result<Throttle<'j>, Problem> {
     };
     let specs = match list {
         Some(list) => specs_of(list, &beside, &spec, &mut problems),
-        None if given => vec![with_default(spec)],
+        None if given => vec![spec],
         None => {
             let problem =
                 "is missing; give limits such as [\"20/min\"], or an algorithm with its numbers";
@@ -166,11 +163,6 @@ fn read_peek(field: Field<'_, '_>, problems: &mut Vec<Problem>) -> Option<Effect
     Some(if peek { Effect::Peek } else { Effect::Charge })
 }
 
-fn with_default(spec: LimitSpec) -> LimitSpec {
-    let algorithm = spec.algorithm.or(Some(DEFAULT_ALGORITHM));
-    LimitSpec { algorithm, ..spec }
-}
-
 /// The limits of a `list`. What `spec` says beside it can only be the algorithm of its shorthands.
 fn specs_of(
     list: Field<'_, '_>,
@@ -182,12 +174,12 @@ fn specs_of(
         let problem = "stands beside `limits`; put it into one of them";
         field.wrong::<()>(problem, problems);
     }
-    read_list(list, spec.algorithm.unwrap_or(DEFAULT_ALGORITHM), problems)
+    read_list(list, spec.algorithm, problems)
 }
 
 fn read_list(
     list: Field<'_, '_>,
-    algorithm: AlgorithmName,
+    algorithm: Option<AlgorithmName>,
     problems: &mut Vec<Problem>,
 ) -> Vec<LimitSpec> {
     let Json::List(limits) = list.value else {

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     config::{
-        limits::{self, Fallback},
+        limits::{self, DefaultAlgorithm, Fallback},
         report::{Report, shown},
         value::Value,
         yaml::Content,
@@ -168,7 +168,7 @@ fn epoch_window(limit: &Limit) -> Option<Span> {
 /// One limit: the original's fields, ours, or both.
 fn limit(value: &Value<'_>, denied: Denied, report: &mut Report) -> Option<Limit> {
     let fallback = Fallback {
-        algorithm: AlgorithmName::FixedWindow,
+        algorithm: DefaultAlgorithm::Named(AlgorithmName::FixedWindow),
         soft: None,
         count_denied: None,
     };
@@ -178,8 +178,11 @@ fn limit(value: &Value<'_>, denied: Denied, report: &mut Report) -> Option<Limit
     let before = report.count();
     // Keys that are not known are reported where all of them are looked at.
     let fields = value.fields_among(&LimitSpec::FIELDS)?;
-    let spec = limits::full_form(&fields, fallback.algorithm, report);
+    let (spec, algorithm) = limits::full_form(&fields, fallback.algorithm, report);
     let spec = with_unit(value, spec, report)?;
+    if algorithm == DefaultAlgorithm::Unreadable {
+        return None;
+    }
     let limit = limits::build(
         &spec,
         (value, Some(&fields)),
