@@ -23,11 +23,13 @@
 //!
 //! The last four are the client's own words unless the proxy sets them. What is empty counts as absent: a rule
 //! whose key it is does not apply. What has several values is [`Unclear`], because the service behind would
-//! look at one of them and the client would be counted by another; so is a path with `.` or `..` segments.
+//! look at one of them and the client would be counted by another; so is a path with `.` or `..` segments, a header
+//! that `Connection` names, which the proxy may remove before the service sees it, and one that another header spells
+//! with `_`.
 
 use std::{borrow::Cow, net::IpAddr};
 
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue, header::CONNECTION};
 
 use crate::{
     Unclear, address,
@@ -138,8 +140,23 @@ impl<'r> Forwarded<'r> {
         if let (Some(place), Some(atlas)) = (Place::named(name), self.atlas) {
             return Ok(place.of(self.ip, atlas).map(Cow::Owned));
         }
-        let of_proxy = || header(name, self.headers, &format!("x-{}", name.replace('_', "-")));
+        if let Some(known) = name.strip_prefix("header.") {
+            return self.header(name, known);
+        }
+        let of_proxy = || self.header(name, &format!("x-{}", name.replace('_', "-")));
         named(name, self.headers, self.target.as_ref()).unwrap_or_else(of_proxy)
+    }
+
+    /// The value of the header `known` for the entry `name`, if the service behind the proxy certainly gets the same: the
+    /// proxy may remove what `Connection` names, and the service may read `_` in a name as `-`.
+    fn header(&self, name: &str, known: &str) -> Value<'_> {
+        if is_named_by_connection(self.headers, known) {
+            return Err(Unclear::HopByHop(name.into()));
+        }
+        if has_alias(self.headers, known) {
+            return Err(Unclear::Alias(name.into()));
+        }
+        header(name, self.headers, known)
     }
 }
 
@@ -188,9 +205,34 @@ pub(crate) fn header<'r>(name: &str, headers: &'r HeaderMap, known: &str) -> Val
     only(name, headers.get_all(known).iter().map(text))
 }
 
-/// Header values may hold any octet; what is no UTF-8 becomes U+FFFD, so that it has a count as well.
+/// Whether `Connection` names the header `known`, so that a proxy on the way may have removed it, or may yet.
+fn is_named_by_connection(headers: &HeaderMap, known: &str) -> bool {
+    headers
+        .get_all(CONNECTION)
+        .iter()
+        .flat_map(|line| line.as_bytes().split(|byte| *byte == b','))
+        .any(|name| name.trim_ascii().eq_ignore_ascii_case(known.as_bytes()))
+}
+
+/// Whether a header has the name `known` but for `_` in the place of `-`, which CGI, WSGI and PHP read as the same name.
+fn has_alias(headers: &HeaderMap, known: &str) -> bool {
+    let same = |(written, known): (u8, u8)| written == known || (written, known) == (b'_', b'-');
+    headers.keys().any(|name| {
+        let name = name.as_str();
+        name.len() == known.len()
+            && name.contains('_')
+            && !name.eq_ignore_ascii_case(known)
+            && name
+                .bytes()
+                .zip(known.bytes().map(|byte| byte.to_ascii_lowercase()))
+                .all(same)
+    })
+}
+
+/// A header's value without the white space around it, which is no part of it (RFC 9110, section 5.5). It may hold any
+/// other byte; what is not UTF-8 becomes U+FFFD, so that it has a count as well.
 pub(crate) fn text(value: &HeaderValue) -> Cow<'_, str> {
-    String::from_utf8_lossy(value.as_bytes())
+    String::from_utf8_lossy(value.as_bytes().trim_ascii())
 }
 
 /// All lines of a header, with `separator` between them.

@@ -11,6 +11,10 @@ pub enum Unclear {
     /// A header, cookie or parameter, by the name of its entry, has several values. Services differ in which of them they
     /// look at, so that a client could be counted by another.
     Repeated(Box<str>),
+    /// `Connection` names the header of this entry, so that a proxy may remove it before the service sees it.
+    HopByHop(Box<str>),
+    /// Another header has the name of this entry's header with `_` in the place of `-`, which many services read as the same.
+    Alias(Box<str>),
     /// The path has segments `.` or `..`. Some resolve them and some do not, so that rules would see another path than the
     /// service.
     DotSegments,
@@ -29,6 +33,18 @@ impl fmt::Display for Unclear {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Repeated(entry) => write!(f, "{entry}: has several values; send one"),
+            Self::HopByHop(entry) => {
+                write!(
+                    f,
+                    "{entry}: is named by `Connection`; send one of the two only"
+                )
+            }
+            Self::Alias(entry) => {
+                write!(
+                    f,
+                    "{entry}: another header spells this name with `_`; send it with `-`"
+                )
+            }
             Self::DotSegments => {
                 f.write_str("path: has segments `.` or `..`; send it with these resolved")
             }

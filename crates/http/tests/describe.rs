@@ -287,6 +287,52 @@ fn what_a_proxy_says_of_the_request_is_there_once() {
 }
 
 #[test]
+fn white_space_around_a_value_is_no_part_of_it() {
+    for value in ["acme", " acme", "acme\t ", "\tacme"] {
+        let lines = [("x-original-uri", "/"), ("x-customer", value)];
+        let names = ["customer", "header.x-customer"];
+        assert_eq!(entries(&lines, PEER, &names), some(&["acme", "acme"]));
+    }
+    let lines = [("x-original-uri", "/"), ("x-customer", " \t")];
+    assert_eq!(entries(&lines, PEER, &["customer"]), [None]);
+}
+
+/// The proxy may remove it, and then the service sees none.
+#[test]
+fn what_connection_names_is_unclear() {
+    for connection in ["x-customer", "close, X-Customer"] {
+        let lines = [("connection", connection), ("x-customer", "acme")];
+        let found = headers(&lines);
+        let forwarded = Forwarded::read(&found, PEER).unwrap();
+        for name in ["customer", "header.x-customer"] {
+            let unclear = Unclear::HopByHop(name.into());
+            assert_eq!(forwarded.entry(name), Err(unclear));
+        }
+        assert_eq!(forwarded.entry("header.x-other"), Ok(None));
+    }
+}
+
+/// CGI, WSGI and PHP take it for the same name.
+#[test]
+fn a_name_that_is_spelled_with_an_underscore_is_unclear() {
+    for lines in [
+        &[("x_api-key", "b")][..],
+        &[("x-api-key", "a"), ("x_api_key", "b")],
+    ] {
+        let found = headers(lines);
+        let forwarded = Forwarded::read(&found, PEER).unwrap();
+        for name in ["header.x-api-key", "header.X-Api-Key", "api_key"] {
+            assert_eq!(
+                forwarded.entry(name),
+                Err(Unclear::Alias(name.into())),
+                "{lines:?}"
+            );
+        }
+        assert_eq!(forwarded.entry("header.x-api"), Ok(None));
+    }
+}
+
+#[test]
 fn a_path_that_a_service_may_resolve_is_unclear() {
     let found = headers(&[("x-forwarded-uri", "/api/../login?q=1")]);
     let forwarded = Forwarded::read(&found, PEER).unwrap();
