@@ -38,8 +38,8 @@ use tidegate_http::{Atlas, Part, Place, Trust};
 
 pub use envoy::Envoy;
 pub use proxy::{
-    AccessLog, Adaptive, Class, Ejection, ForwardedHeaders, HealthCheck, Proxy, Scheme, Timeouts,
-    Upstream, Url,
+    AccessLog, Adaptive, Class, Ejection, ForwardedHeaders, Heads, HealthCheck, MinRate, Proxy,
+    Scheme, Slow, Timeouts, Underscores, Upstream, Url, Via,
 };
 pub use redis::{Password, RedisConfig};
 use report::Report;

@@ -3,7 +3,9 @@
 mod access_log;
 mod adaptive;
 mod gaps;
+mod heads;
 mod health;
+mod slow;
 mod upstream;
 mod url;
 
@@ -23,7 +25,9 @@ use crate::net::MAX_HEADERS;
 
 pub use access_log::AccessLog;
 pub use adaptive::{Adaptive, Class};
+pub use heads::{Heads, Underscores, Via};
 pub use health::{Ejection, HealthCheck};
+pub use slow::{MinRate, Slow};
 pub use upstream::Upstream;
 pub use url::{Scheme, Url};
 
@@ -50,6 +54,11 @@ const FIELDS: &[&str] = &[
     "max_connections",
     "forwarded",
     "access_log",
+    heads::FIELDS[0],
+    heads::FIELDS[1],
+    slow::FIELDS[0],
+    slow::FIELDS[1],
+    slow::FIELDS[2],
 ];
 
 /// What the reverse proxy does.
@@ -74,6 +83,10 @@ pub struct Proxy {
     pub max_connections: usize,
     /// `proxy.forwarded`: by which headers upstreams learn who the client is; default `x-forwarded`.
     pub forwarded: ForwardedHeaders,
+    /// `proxy.underscores` and `proxy.via`.
+    pub heads: Heads,
+    /// `proxy.max_requests_per_client`, `proxy.min_rate` and `proxy.response_buffer`.
+    pub slow: Slow,
     /// `proxy.access_log`: where each request is written down; `None`, the default, is nowhere.
     pub access_log: Option<AccessLog>,
 }
@@ -170,6 +183,8 @@ pub(super) fn proxy(
         max_connections: max_connections.unwrap_or(10_000),
         forwarded: forwarded.unwrap_or_default(),
         access_log: log,
+        heads: heads::heads(&fields, report),
+        slow: slow::slow(&fields, report),
     })
 }
 

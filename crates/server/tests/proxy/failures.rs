@@ -35,12 +35,15 @@ fn a_name_that_is_none_is_502() {
 
 #[test]
 fn what_is_no_http_is_502() {
-    let garbage: [&'static str; 6] = [
+    let garbage: [&'static str; 9] = [
         "SSH-2.0-OpenSSH_9.2\r\n",
         "HTTP/1.1 999999 X\r\n\r\n",
         "HTTP/1.1 200 OK\r\nno colon\r\n\r\n",
         "HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello",
         "HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\nhello",
+        "HTTP/1.1 200 OK\r\ncontent-length: 2, 2\r\n\r\nok",
+        "HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 2\r\n\r\nok",
+        "HTTP/1.1 200 OK\r\ncontent-length: 2,\r\n\r\nok",
         "HTTP/1.1 200 OK\r\na: b\r\n folded\r\n\r\n",
     ];
     for octets in garbage {
@@ -175,5 +178,42 @@ fn what_comes_after_a_body_is_not_the_next_answer() {
     for _ in 0..5 {
         let answer = client.ask("GET", "/", &[], b"");
         assert_ne!(answer.body, "poison");
+    }
+}
+
+/// What is left of the request would be taken for the other protocol.
+#[test]
+fn a_switch_before_the_request_is_whole_is_502() {
+    let upstream = Upstream::start(|talk| {
+        talk.head();
+        talk.send(
+            "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: echo\r\n\r\n",
+        );
+        talk.until_closed();
+    });
+    let door = Door::before(upstream.url());
+    let mut client = door.connect();
+    client.send("POST / HTTP/1.1\r\nhost: h\r\nconnection: upgrade\r\nupgrade: echo\r\ncontent-length: 6\r\n\r\nabc");
+    assert_eq!(client.read_answer(false).status, 502);
+}
+
+/// The body of an answer to `HEAD` is none, and is not taken for the next answer.
+#[test]
+fn a_body_where_there_is_none_ends_the_connection() {
+    const BODY: &str = "HTTP/1.1 418 Smuggled\r\ncontent-length: 0\r\n\r\n";
+    let upstream = Upstream::start(|talk| {
+        while let Some(head) = talk.head() {
+            let body = if head.starts_with("HEAD") { BODY } else { "" };
+            talk.send(format!(
+                "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}",
+                body.len()
+            ));
+        }
+    });
+    let door = Door::before(upstream.url());
+    let mut client = door.connect();
+    for _ in 0..3 {
+        assert_eq!(client.ask("HEAD", "/", &[], b"").status, 200);
+        assert_eq!(client.ask("GET", "/", &[], b"").status, 200);
     }
 }

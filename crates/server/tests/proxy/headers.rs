@@ -1,6 +1,8 @@
 //! What an upstream is told of the client, and what it is not told of the connection.
 
-use crate::{door::Door, upstream::Upstream};
+use std::sync::{Arc, OnceLock};
+
+use crate::{client::Client, door::Door, upstream::Upstream};
 
 /// The lines of the request that reaches the upstream, sorted, without the request line.
 fn told(settings: &str, identity: &str, headers: &[(&str, &str)]) -> Vec<String> {
@@ -30,6 +32,7 @@ fn a_stranger_does_not_choose_its_address() {
     ];
     let expected = [
         "host: h.example",
+        "via: 1.1 tidegate",
         "x-forwarded-for: 127.0.0.1",
         "x-forwarded-host: h.example",
         "x-forwarded-proto: http",
@@ -58,6 +61,7 @@ fn a_believed_proxy_is_extended() {
     let expected = [
         "forwarded: for=127.0.0.1;proto=http;host=\"h.example\"",
         "host: h.example",
+        "via: 1.1 tidegate",
         "x-forwarded-for: 203.0.113.9, 127.0.0.1",
         "x-forwarded-host: h.example",
         "x-forwarded-proto: https",
@@ -86,6 +90,7 @@ fn headers_of_the_connection_stay_on_it() {
     let kept = [
         "authorization",
         "host",
+        "via",
         "x-forwarded-for",
         "x-forwarded-host",
         "x-forwarded-proto",
@@ -128,4 +133,56 @@ fn a_target_with_a_host_is_believed_before_host() {
     assert!(head.starts_with("GET /p?q HTTP/1.1\r\n"), "{head}");
     assert!(head.contains("\r\nhost: other.example"), "{head}");
     assert_eq!(head.matches("\r\nhost:").count(), 1, "{head}");
+}
+
+#[test]
+fn a_message_says_through_whom_it_came() {
+    let upstream = Upstream::answering(
+        "HTTP/1.0 200 OK\r\nvia: 1.1 inner\r\nconnection: keep-alive\r\ncontent-length: 0\r\n\r\n",
+    );
+    for (setting, told, answered) in [
+        ("", Some("1.0 other, 1.1 tidegate"), Some("1.0 tidegate")),
+        (
+            "via: edge-1",
+            Some("1.0 other, 1.1 edge-1"),
+            Some("1.0 edge-1"),
+        ),
+        ("via: off", Some("1.0 other"), None),
+    ] {
+        let door = Door::with(upstream.url(), setting);
+        let mut client = door.connect();
+        client.send("GET / HTTP/1.1\r\nhost: h\r\nvia: 1.0 other\r\n\r\n");
+        let head = client.read_until("\r\n\r\n");
+        let via: Vec<_> = head
+            .lines()
+            .filter_map(|line| line.strip_prefix("via: "))
+            .collect();
+        let expected: Vec<_> = ["1.1 inner"].into_iter().chain(answered).collect();
+        assert_eq!(via, expected, "{setting}");
+        let heads = upstream.heads();
+        let lines = heads.last().unwrap().lines();
+        let via = lines
+            .filter_map(|line| line.strip_prefix("via: "))
+            .next_back();
+        assert_eq!(via, told, "{setting}");
+    }
+}
+
+/// A proxy that is its own upstream, by way of another that passes on what it gets.
+#[test]
+fn a_request_that_goes_round_in_a_loop_is_ended() {
+    let ring = Arc::new(OnceLock::new());
+    let entrance = Arc::clone(&ring);
+    let upstream = Upstream::start(move |talk| {
+        while let Some(head) = talk.head() {
+            let mut client = Client::connect(*entrance.get().unwrap());
+            client.send(format!("{head}\r\n\r\n"));
+            let status = client.read_answer(false).status;
+            talk.send(format!("HTTP/1.1 {status} X\r\ncontent-length: 0\r\n\r\n"));
+        }
+    });
+    let door = Door::before(upstream.url());
+    ring.set(door.listener.local_addr()).unwrap();
+    assert_eq!(door.get("/").status, 508);
+    assert_eq!(upstream.heads().len(), 4);
 }

@@ -19,19 +19,19 @@ const END_HEADERS: u8 = 4;
 
 /// What becomes of the first request of a connection.
 #[derive(Debug, PartialEq, Eq)]
-enum Came {
+pub(crate) enum Came {
     /// An answer, by the first octet of its head: these are statuses in HPACK's static table.
     Answer(u8),
     /// The stream was reset, or the connection ended.
     Reset,
 }
 
-const OK: Came = Came::Answer(0x88);
+pub(crate) const OK: Came = Came::Answer(0x88);
 const BAD_REQUEST: Came = Came::Answer(0x8c);
 
 fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
-    let length = u8::try_from(payload.len()).unwrap();
-    let mut frame = vec![0, 0, length, kind, flags, 0, 0, 0, stream];
+    let [high, low] = u16::try_from(payload.len()).unwrap().to_be_bytes();
+    let mut frame = vec![0, high, low, kind, flags, 0, 0, 0, stream];
     frame.extend_from_slice(payload);
     frame
 }
@@ -50,7 +50,7 @@ fn block(lines: &[(&str, &str)]) -> Vec<u8> {
 }
 
 /// What a client gets for a request with this head and body.
-fn asked(door: &Door, lines: &[(&str, &str)], body: &[u8]) -> Came {
+pub(crate) fn asked(door: &Door, lines: &[(&str, &str)], body: &[u8]) -> Came {
     let mut stream = TcpStream::connect(door.listener.local_addr()).unwrap();
     let patience = Some(Duration::from_secs(30));
     stream.set_read_timeout(patience).unwrap();
@@ -136,6 +136,11 @@ fn what_is_ambiguous_reaches_nobody() {
         (with(":path", "a"), "", Came::Reset),
         (with("a", "no path"), "", Came::Reset),
         (post(&[("host", "h"), ("host", "i")]), "", BAD_REQUEST),
+        (post(&[("a", "b ")]), "", BAD_REQUEST),
+        (post(&[("a", " b")]), "", BAD_REQUEST),
+        (post(&[("a", "b\t")]), "", BAD_REQUEST),
+        (post(&[("a", "\t")]), "", BAD_REQUEST),
+        (post(&[("a\"", "b")]), "", BAD_REQUEST),
     ];
     let wrong: Vec<_> = table
         .iter()

@@ -1,4 +1,4 @@
-//! Bodies on their way through: never held back, never gathered, and timed.
+//! The body of a request on its way to an upstream, timed; that of its answer is in `download`.
 
 use std::{
     error::Error,
@@ -6,21 +6,21 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicU8, Ordering},
+        atomic::{AtomicBool, AtomicU8, Ordering},
     },
     task::{Context, Poll, ready},
     time::Duration,
 };
 
 use futures_util::task::AtomicWaker;
-use http::header::CONTENT_LENGTH;
-use http_body_util::Full;
 use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
 
 use super::{
-    forwarded::remove_claims, lease::Lease, place::Turn, refusal::Refusal, shared::Stream,
-    silence::Silence,
+    forwarded::remove_claims, place::Turn, refusal::Refusal, shared::Stream, silence::Silence,
 };
+use crate::config::MinRate;
+
+pub(super) use super::download::{Body, Source};
 
 /// Why a body was not passed on to its end.
 #[derive(Debug)]
@@ -29,6 +29,10 @@ pub(super) enum BodyError {
     Silent,
     /// It is longer than it may be.
     TooLarge,
+    /// The client takes it too slowly.
+    ClientSlow,
+    /// The upstream has answered, and wants no more of it.
+    Unwanted,
     /// Its sender broke off.
     Broken(Box<dyn Error + Send + Sync>),
 }
@@ -38,6 +42,8 @@ impl fmt::Display for BodyError {
         match self {
             Self::Silent => f.write_str("the body did not arrive in time"),
             Self::TooLarge => f.write_str("the body is too large"),
+            Self::ClientSlow => f.write_str("the client took the body too slowly"),
+            Self::Unwanted => f.write_str("the request was answered before its body had come"),
             Self::Broken(error) => write!(f, "the body broke off: {error}"),
         }
     }
@@ -52,7 +58,7 @@ impl BodyError {
     /// Which of [`BREAKS`] it is.
     pub(super) const fn at(&self) -> usize {
         match self {
-            Self::Broken(_) | Self::TooLarge => 0,
+            Self::Broken(_) | Self::TooLarge | Self::ClientSlow | Self::Unwanted => 0,
             Self::Silent => 1,
         }
     }
@@ -65,6 +71,10 @@ pub(super) struct Progress(Option<Arc<Sending>>);
 #[derive(Debug, Default)]
 struct Sending {
     state: AtomicU8,
+    /// Whether trailers have come.
+    has_trailers: AtomicBool,
+    /// Who sends the body, and is to hear when it is not wanted any more.
+    sends: AtomicWaker,
     /// Who waits for the answer, where the body is sent by another task.
     waits: AtomicWaker,
 }
@@ -74,6 +84,7 @@ const SENT: u8 = 1;
 const SILENT: u8 = 2;
 const TOO_LARGE: u8 = 3;
 const BROKEN: u8 = 4;
+const UNWANTED: u8 = 5;
 
 impl Progress {
     /// Of a body that has begun to come.
@@ -101,6 +112,22 @@ impl Progress {
         self.is_sending()
     }
 
+    /// Whether there was a body, and it has come whole and without trailers.
+    pub(super) fn is_plainly_over(&self) -> bool {
+        self.0.as_ref().is_some_and(|sending| {
+            sending.state.load(Ordering::Relaxed) == SENT
+                && !sending.has_trailers.load(Ordering::Relaxed)
+        })
+    }
+
+    /// No more of the body is sent: the answer is over.
+    pub(super) fn abandon(&self) {
+        if let Some(sending) = &self.0 {
+            sending.state.store(UNWANTED, Ordering::Relaxed);
+            sending.sends.wake();
+        }
+    }
+
     /// What went wrong with the body, if something did.
     pub(super) fn failure(&self, most: u64) -> Option<Refusal> {
         match self.state() {
@@ -108,6 +135,12 @@ impl Progress {
             TOO_LARGE => Some(Refusal::TooLarge(most)),
             BROKEN => Some(Refusal::BodyBroke),
             _ => None,
+        }
+    }
+
+    fn note_trailers(&self) {
+        if let Some(sending) = &self.0 {
+            sending.has_trailers.store(true, Ordering::Relaxed);
         }
     }
 
@@ -139,15 +172,25 @@ pub(super) struct Upload {
     turn: Turn,
 }
 
+/// What the body of a request may be.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct UploadBounds {
+    /// The most bytes.
+    pub(super) most: u64,
+    /// How long nothing may come.
+    pub(super) idle: Duration,
+    pub(super) min_rate: Option<MinRate>,
+}
+
 impl Upload {
-    /// `body`, of which there may be `most` bytes, and never nothing for longer than `idle`. `turn` is told whom it waits for.
-    pub(super) fn new(body: Incoming, most: u64, idle: Duration, turn: Turn) -> Self {
+    /// `body`, which may have as many bytes and take as long as `bounds` have it. `turn` is told whom it waits for.
+    pub(super) fn new(body: Incoming, bounds: UploadBounds, turn: Turn) -> Self {
         // Most requests have no body, and nothing to share.
         let progress = (!body.is_end_stream()).then(Arc::default);
         Self {
             body: Some(body),
-            silence: Silence::new(idle),
-            left: most,
+            silence: Silence::paced(bounds.idle, bounds.min_rate),
+            left: bounds.most,
             progress: Progress(progress),
             stream: None,
             turn,
@@ -202,20 +245,29 @@ impl HttpBody for Upload {
         let Some(body) = &mut this.body else {
             return Poll::Ready(None);
         };
+        // One of a connection that takes many requests is sent by a task that nobody else ends.
+        if let (Some(sending), Some(_)) = (&this.progress.0, &this.stream) {
+            sending.sends.register(cx.waker());
+            if sending.state.load(Ordering::Relaxed) == UNWANTED {
+                return Poll::Ready(Some(Err(BodyError::Unwanted)));
+            }
+        }
         let Poll::Ready(frame) = Pin::new(&mut *body).poll_frame(cx) else {
             this.turn.is_clients();
             ready!(this.silence.poll_too_long(cx));
             return this.failed(SILENT, BodyError::Silent);
         };
-        this.silence.broken();
+        let data = frame.as_ref().and_then(|frame| frame.as_ref().ok());
+        let bytes = data.and_then(Frame::data_ref).map_or(0, Bytes::len);
+        this.silence.broken(bytes);
         this.turn.is_upstreams();
         match frame {
             Some(Ok(mut frame)) => {
                 // Where trailers are taken for headers, they would say who the client is.
                 if let Some(trailers) = frame.trailers_mut() {
                     remove_claims(trailers);
+                    this.progress.note_trailers();
                 }
-                let bytes = frame.data_ref().map_or(0, Bytes::len);
                 match this
                     .left
                     .checked_sub(u64::try_from(bytes).unwrap_or(u64::MAX))
@@ -244,165 +296,5 @@ impl HttpBody for Upload {
         self.body
             .as_ref()
             .map_or_else(|| SizeHint::with_exact(0), Incoming::size_hint)
-    }
-}
-
-/// The body of an answer.
-#[derive(Debug)]
-pub(super) enum Body {
-    /// The proxy's own words.
-    Whole(Full<Bytes>),
-    /// An upstream's, as they come.
-    Passed(Download),
-}
-
-/// The body of an answer on its way from an upstream. When it is over, the connection goes back to the pool; when it is
-/// dropped before, the connection goes with it.
-#[derive(Debug)]
-pub(super) struct Download {
-    source: Source,
-    silence: Silence,
-    lease: Option<Lease>,
-    is_over: bool,
-    /// What is told when what came before is on its way to the client.
-    broken: Option<BodyError>,
-}
-
-/// Where the body of an answer comes from.
-#[derive(Debug)]
-pub(super) enum Source {
-    /// The connection itself, which has nothing else to do.
-    Link,
-    /// A stream of HTTP/2.
-    Stream(Incoming),
-}
-
-impl Download {
-    /// The body from `source`, which comes on the connection of `lease`, and never nothing for longer than `idle`.
-    pub(super) fn new(source: Source, lease: Lease, idle: Duration) -> Self {
-        Self {
-            source,
-            silence: Silence::new(idle),
-            lease: Some(lease),
-            is_over: false,
-            broken: None,
-        }
-    }
-
-    fn poll_passed(
-        &mut self,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        if let Some(error) = self.broken.take() {
-            return Poll::Ready(Some(Err(error)));
-        }
-        let frame = match (&mut self.source, &mut self.lease) {
-            (Source::Stream(body), lease) => {
-                let frame = Pin::new(body).poll_frame(cx);
-                if let (Some(lease), Poll::Ready(Some(Ok(_)))) = (lease, &frame) {
-                    lease.link.heard();
-                }
-                frame.map_err(|error| BodyError::Broken(error.into()))
-            }
-            (Source::Link, Some(lease)) => lease
-                .link
-                .poll_body(cx)
-                .map_err(|error| BodyError::Broken(error.into())),
-            (Source::Link, None) => Poll::Ready(None),
-        };
-        let Poll::Ready(frame) = frame else {
-            ready!(self.silence.poll_too_long(cx));
-            return Poll::Ready(Some(Err(self.breaks(BodyError::Silent))));
-        };
-        self.silence.broken();
-        self.is_over |= frame.is_none();
-        match frame {
-            // hyper forgets what it has not sent when it hears of an error. It sends while it waits.
-            Some(Err(error)) => {
-                self.broken = Some(self.breaks(error));
-                cx.waker().wake_by_ref();
-                Poll::Pending
-            }
-            Some(Ok(mut frame)) => {
-                // It would say how long a body is that has come, and may say otherwise.
-                if let Some(trailers) = frame.trailers_mut() {
-                    trailers.remove(CONTENT_LENGTH);
-                }
-                Poll::Ready(Some(Ok(frame)))
-            }
-            None => Poll::Ready(None),
-        }
-    }
-
-    /// Takes note that the answer ends by this `error`.
-    fn breaks(&self, error: BodyError) -> BodyError {
-        if let Some(lease) = &self.lease {
-            let address = lease.load.address();
-            tracing::debug!(address = %address.url, "an answer broke off: {error}");
-            address.health.count_break(error.at());
-        }
-        error
-    }
-
-    fn is_end_stream(&self) -> bool {
-        match &self.source {
-            Source::Stream(body) => body.is_end_stream(),
-            Source::Link => self.left() == Some(0),
-        }
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match &self.source {
-            Source::Stream(body) => body.size_hint(),
-            Source::Link => self.left().map(SizeHint::with_exact).unwrap_or_default(),
-        }
-    }
-
-    fn left(&self) -> Option<u64> {
-        self.lease.as_ref().and_then(|lease| lease.link.left())
-    }
-}
-
-impl Drop for Download {
-    fn drop(&mut self) {
-        // A body of a known length ends with its last octet, and is not asked for more.
-        let is_over = self.is_over || self.is_end_stream();
-        if let Some(lease) = self.lease.take()
-            && is_over
-        {
-            lease.give_back();
-        }
-    }
-}
-
-impl HttpBody for Body {
-    type Data = Bytes;
-    type Error = BodyError;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        match self.get_mut() {
-            Self::Whole(whole) => {
-                let frame = ready!(Pin::new(whole).poll_frame(cx));
-                Poll::Ready(frame.map(|frame| frame.map_err(|never| match never {})))
-            }
-            Self::Passed(passed) => passed.poll_passed(cx),
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        match self {
-            Self::Whole(whole) => whole.is_end_stream(),
-            Self::Passed(passed) => passed.is_end_stream(),
-        }
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match self {
-            Self::Whole(whole) => whole.size_hint(),
-            Self::Passed(passed) => passed.size_hint(),
-        }
     }
 }

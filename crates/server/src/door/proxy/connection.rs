@@ -20,7 +20,12 @@ use tokio::{
 use tower_service::Service;
 
 use self::{introduced::Introduced, version::Version};
-use super::{client_stream::Turn, rejected::Rejected, tunnel::Planned};
+use super::{
+    client_stream::Turn,
+    clients::{Begun, Excess, InFlight},
+    rejected::Rejected,
+    tunnel::Planned,
+};
 use crate::{
     config::Proxy,
     net::{Connection, Tls},
@@ -33,6 +38,8 @@ pub(super) struct Client {
     pub(super) tls: Option<Arc<Tls>>,
     pub(super) planned: Planned,
     pub(super) rejected: Arc<Rejected>,
+    /// Its requests in flight, if they are counted.
+    pub(super) in_flight: Option<Arc<InFlight>>,
 }
 
 impl Client {
@@ -88,6 +95,17 @@ impl Client {
             // Whoever broke the connection off knows; for the operator it is no news.
             tracing::debug!(%peer, "connection ended: {error}");
         }
+    }
+
+    /// Counts `request` as in flight for as long as the result lives, and marks it if it is one too many.
+    fn count(&self, request: &mut Request<Incoming>) -> Option<Begun> {
+        let in_flight = self.in_flight.as_ref()?;
+        let most = self.settings.slow.max_requests;
+        let begun = in_flight.begin(most);
+        if begun.is_none() {
+            request.extensions_mut().insert(Excess(most));
+        }
+        begun
     }
 
     /// Carries what the last request has led to, if it is a tunnel.

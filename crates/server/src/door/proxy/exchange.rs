@@ -84,6 +84,14 @@ pub(super) struct Exchange {
     known: head::Known,
 }
 
+/// What of a body is here already.
+#[derive(Debug)]
+pub(super) enum Received {
+    Frame(Frame<Bytes>),
+    /// Nothing more: the body is over, or more has to come.
+    Nothing,
+}
+
 /// What the upstream is to say next.
 #[derive(Debug)]
 enum Awaited {
@@ -128,17 +136,6 @@ impl Exchange {
             && self.keeps
             && self.received.is_empty()
             && self.outgoing.is_over()
-    }
-
-    /// Whether some of a request has yet to be sent.
-    pub(super) fn is_sending(&self) -> bool {
-        !self.outgoing.is_over()
-    }
-
-    /// Sends what is left of a request whose answer is over; ready when that is done, or cannot be.
-    pub(super) fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let sent = self.outgoing.poll_send(&mut self.stream, cx);
-        sent.map_err(|(Unsent::Body(error) | Unsent::Stream(error))| error)
     }
 
     /// Whether the upstream has closed it, or has said something that nobody had asked for. That is known as soon as the
@@ -194,6 +191,12 @@ impl Exchange {
                 let is_interim = answer.status().is_informational()
                     && answer.status() != StatusCode::SWITCHING_PROTOCOLS;
                 if !is_interim {
+                    // The rest of the body would be taken for the other protocol: RFC 9110, section 7.8.
+                    if answer.status() == StatusCode::SWITCHING_PROTOCOLS
+                        && !self.outgoing.is_over()
+                    {
+                        return Poll::Ready(Err(malformed(Malformed::EarlySwitch)));
+                    }
                     return Poll::Ready(self.await_body(answer));
                 }
                 continue;
@@ -252,6 +255,38 @@ impl Exchange {
                 Ok(_) => {}
                 Err(error) => return Poll::Ready(Some(Err(error))),
             }
+        }
+    }
+
+    /// The body of the answer, if all of it is here and its length was said.
+    pub(super) fn take_whole(&mut self) -> Option<Bytes> {
+        match self.awaited {
+            Awaited::Nothing => Some(Bytes::new()),
+            Awaited::Length(left) => {
+                let left = usize::try_from(left).ok()?;
+                (left <= self.received.len()).then(|| {
+                    self.awaited = Awaited::Nothing;
+                    self.received.split_to(left).freeze()
+                })
+            }
+            _ => None,
+        }
+    }
+
+    /// The next of the answer's body that is here already. What is malformed is found once more by [`Self::poll_body`].
+    pub(super) fn take_received(&mut self) -> Received {
+        match self.take_piece() {
+            Ok(Piece::Data(data)) => Received::Frame(Frame::data(data)),
+            Ok(Piece::Trailers(mut trailers)) => {
+                self.awaited = Awaited::Nothing;
+                hop::strip_answer(&mut trailers);
+                Received::Frame(Frame::trailers(trailers))
+            }
+            Ok(Piece::Over) => {
+                self.awaited = Awaited::Nothing;
+                Received::Nothing
+            }
+            Ok(Piece::More) | Err(_) => Received::Nothing,
         }
     }
 
@@ -369,8 +404,10 @@ enum Malformed {
     HeadTooLarge,
     #[error("it is not clear where the answer ends")]
     Framing,
-    #[error("a chunk makes no sense")]
+    #[error("invalid chunk")]
     Chunk,
+    #[error("101 before the request was sent whole")]
+    EarlySwitch,
     #[error("the trailers make no sense, or are too large")]
     Trailers,
 }

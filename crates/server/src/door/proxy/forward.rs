@@ -1,9 +1,7 @@
 //! A request passed on, and its answer passed back.
 //!
 //! ```text
-//! target::settle      the target is a path, and there is one Host
-//! Upstreams::choose   whose request it is
-//! hop                 headers of the connection off
+//! Upstreams::choose   whose request it is; `normalise` has made its head what is passed on
 //! forwarded           who the client is, told: over HTTP/2 now, over HTTP/1.1 as the head is written
 //! Passing             a connection that was kept, or a new one; the request goes out, and the head of an answer comes in time
 //! Download            the answer's body, as it comes; at its end the connection is kept
@@ -18,22 +16,26 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
-    time::Duration,
 };
 
 use http::{
-    HeaderValue, Version,
-    header::{CONTENT_LENGTH, EXPECT},
+    HeaderValue, Method, Version,
+    header::{CONTENT_LENGTH, UPGRADE, VIA},
     request::Parts,
 };
-use http_body_util::Full;
-use hyper::{Request, Response, StatusCode, body::Incoming, upgrade::OnUpgrade};
+use hyper::{
+    Request, Response, StatusCode,
+    body::{Bytes, Incoming},
+    upgrade::OnUpgrade,
+};
 use tidegate_http::Lasting;
 use tower_service::Service;
 
 use super::{
     access_log::Session,
-    body::{Body, Download, Progress, Source, Upload},
+    body::{Body, Progress, Source, Upload, UploadBounds},
+    clients::InFlight,
+    download::{self, Passage},
     forwarded::Forwarding,
     hop,
     lease::Lease,
@@ -55,7 +57,9 @@ pub(super) struct Forwarder(Arc<Way>);
 #[derive(Debug)]
 pub(super) struct Way {
     pub(super) live: Arc<Live>,
-    pub(super) forwarding: Forwarding,
+    pub(super) forwarding: Arc<Forwarding>,
+    /// The requests of the client that are in flight, if they are counted.
+    pub(super) in_flight: Option<Arc<InFlight>>,
     pub(super) worker: usize,
     /// Where to leave a tunnel for when the answer is out.
     pub(super) planned: Planned,
@@ -104,6 +108,7 @@ struct Begun {
     /// Its place among those that the upstream bears.
     place: Option<Place>,
     asked: Asked,
+    is_head: bool,
 }
 
 /// A request that is refused before any upstream has it.
@@ -124,15 +129,13 @@ impl From<Refusal> for Unbegun {
 
 impl Way {
     fn begin(&self, mut request: Request<Incoming>) -> Result<Begun, Unbegun> {
-        // Over HTTP/1.0 it says nothing: RFC 9110, section 7.8.
-        let is_new = request.version() == Version::HTTP_11;
-        let protocol = is_new.then(|| hop::upgrade(request.headers())).flatten();
-        let client = protocol.is_some().then(|| hyper::upgrade::on(&mut request));
+        // It was normalised: what is there is meant.
+        let is_switch = lines::has_some(request.headers(), &[UPGRADE]);
+        let client = is_switch.then(|| hyper::upgrade::on(&mut request));
+        let is_head = *request.method() == Method::HEAD;
         let (mut head, body) = request.into_parts();
         let passing = Passing::new(self.live.now(), self.worker);
         let settings = &passing.current.settings;
-        target::check(&head.headers, settings.max_headers)?;
-        target::settle(&mut head)?;
         let upstream = Arc::clone(passing.current.upstreams.choose(&head)?);
         let unbegun = |refusal| Unbegun {
             refusal,
@@ -140,15 +143,20 @@ impl Way {
         };
         let most = settings.max_body.unwrap_or(u64::MAX);
         let place = enter(&upstream, &mut head, most).map_err(unbegun)?;
-        // HTTP/2 goes on with no other protocol.
-        let protocol = protocol.filter(|_| upstream.http2.is_none());
-        rewrite(&mut head, protocol);
         if let Some(scheme) = &upstream.http2 {
-            self.forwarding.write(&mut head.headers);
+            self.forwarding.write(head.version, &mut head.headers);
             target::as_http2(&mut head, scheme).map_err(unbegun)?;
+        } else {
+            hop::name_in_connection(&mut head.headers);
         }
+        let bounds = UploadBounds {
+            most,
+            idle: settings.timeouts.idle,
+            // Only over HTTP/1.1 does a body hold a connection to the upstream, and streams of gRPC may be quiet.
+            min_rate: settings.slow.min_rate.filter(|_| upstream.http2.is_none()),
+        };
         let turn = place.as_ref().map(Place::turn).unwrap_or_default();
-        let upload = Upload::new(body, most, settings.timeouts.idle, turn);
+        let upload = Upload::new(body, bounds, turn);
         let progress = upload.progress();
         let request = Request::from_parts(head, upload);
         let asked = passing.ask_at_once(&upstream, request, &self.forwarding);
@@ -159,6 +167,7 @@ impl Way {
             progress,
             place,
             asked,
+            is_head,
         })
     }
 
@@ -170,14 +179,37 @@ impl Way {
             progress,
             place,
             asked,
+            is_head,
         } = begun;
         let asked = passing
             .answer(&upstream, asked, &self.forwarding, &progress)
             .await;
-        let idle = passing.current.settings.timeouts.idle;
+        let settings = &passing.current.settings;
         let answered = asked.and_then(|(answer, lease)| {
-            let upgrade = client.map(|client| (client, &self.planned));
-            pass_back((answer, lease), idle, upgrade)
+            let passage = Passage {
+                idle: settings.timeouts.idle,
+                slow: settings.slow,
+                progress: progress.clone(),
+            };
+            let passed = Passed {
+                answer,
+                lease,
+                passage,
+                is_head,
+            };
+            pass_back(passed, client.map(|client| (client, self)))
+        });
+        let answered = answered.map(|mut answer| {
+            if let Some(via) = &settings.heads.via {
+                let received = answer.version();
+                let element = via.element(received).clone();
+                answer.headers_mut().append(VIA, element);
+            }
+            *answer.version_mut() = Version::HTTP_11;
+            if progress.is_plainly_over() {
+                answer.extensions_mut().insert(WholeRequest);
+            }
+            answer
         });
         if let Some(place) = place.and_then(Place::take) {
             match &answered {
@@ -209,48 +241,60 @@ impl Way {
     }
 }
 
-/// Makes of the head of a request that of one to an upstream. Of the client it says what he says himself, until it is sent.
-fn rewrite(head: &mut Parts, protocol: Option<HeaderValue>) {
-    head.version = Version::HTTP_11;
-    // Whoever expects `100 Continue` is told by us when the body is asked for.
-    lines::remove(&mut head.headers, &EXPECT);
-    hop::strip_request(&mut head.headers);
-    if let Some(protocol) = protocol {
-        hop::set_upgrade(&mut head.headers, protocol);
-    }
+/// The request had a body, which has come whole and had no trailers, as an extension of its answer: what follows on the
+/// connection is the next request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WholeRequest;
+
+/// An answer, and how it is passed back.
+struct Passed {
+    answer: Response<Source>,
+    lease: Lease,
+    passage: Passage,
+    /// Whether it answers `HEAD`.
+    is_head: bool,
 }
 
-/// The answer as the client gets it, unless nothing of it comes for `idle`. `upgrade` is there if it wants to go on with
-/// another protocol, and says where to leave the tunnel.
-fn pass_back(
-    (answer, lease): (Response<Source>, Lease),
-    idle: Duration,
-    upgrade: Option<(OnUpgrade, &Planned)>,
-) -> Result<Response<Body>, Refusal> {
+/// The answer as the client gets it. `client` is there if it wants to go on with another protocol, and says where to leave
+/// the tunnel.
+fn pass_back(passed: Passed, client: Option<(OnUpgrade, &Way)>) -> Result<Response<Body>, Refusal> {
+    let Passed {
+        answer,
+        lease,
+        passage,
+        is_head,
+    } = passed;
     if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
-        // Who speaks another protocol without being asked to makes no sense.
-        let (client, planned) = upgrade.ok_or(Refusal::BadAnswer)?;
-        let protocol = hop::upgrade(answer.headers()).ok_or(Refusal::BadAnswer)?;
+        // An upstream may only switch if it was asked to.
+        let (client, way) = client.ok_or(Refusal::BadAnswer)?;
+        let protocol = hop::switched(answer.headers()).ok_or(Refusal::BadAnswer)?;
         let (mut head, _) = answer.into_parts();
         hop::strip_answer(&mut head.headers);
-        hop::set_upgrade(&mut head.headers, protocol);
+        hop::set_switched(&mut head.headers, protocol);
         let lasting = Lasting::default();
         head.extensions.insert(lasting.clone());
         let session = Session::default();
         head.extensions.insert(session.clone());
-        planned.plan(Tunnel {
+        way.planned.plan(Tunnel {
             lasting,
             session,
             client,
             lease,
+            in_flight: way.in_flight.as_ref().map(InFlight::begin_anyway),
         });
-        return Ok(Response::from_parts(head, Body::Whole(Full::default())));
+        return Ok(Response::from_parts(head, Body::whole(Bytes::new())));
     }
     let (mut head, body) = answer.into_parts();
-    head.version = Version::HTTP_11;
     hop::strip_answer(&mut head.headers);
-    let download = Download::new(body, lease, idle);
-    Ok(Response::from_parts(head, Body::Passed(download)))
+    let body = if is_head {
+        // HTTP/1.1 has none there, and one over HTTP/2 is dropped, which resets its stream.
+        drop(body);
+        download::end(lease, &passage.progress);
+        Body::whole(Bytes::new())
+    } else {
+        Body::passed(body, lease, passage)
+    };
+    Ok(Response::from_parts(head, body))
 }
 
 /// The place of the request with this head at `upstream`, where it needs one; its body may have `most` bytes.

@@ -7,12 +7,12 @@
 use std::{borrow::Cow, net::IpAddr};
 
 use http::{
-    HeaderMap, HeaderName, HeaderValue,
-    header::{FORWARDED, HOST},
+    HeaderMap, HeaderName, HeaderValue, Version,
+    header::{FORWARDED, HOST, VIA},
 };
 
 use super::lines;
-use crate::config::ForwardedHeaders;
+use crate::config::{ForwardedHeaders, Via};
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
@@ -41,16 +41,37 @@ pub(super) struct Forwarding {
     scheme: &'static str,
     /// As RFC 7239 writes it.
     node: Box<str>,
+    /// What we call ourselves, if we do.
+    via: Option<Via>,
+}
+
+/// The client of one connection.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ClientSide {
+    pub(super) peer: IpAddr,
+    pub(super) scheme: &'static str,
+    /// Whether it is a trusted proxy, whose own words are kept.
+    pub(super) is_believed: bool,
+}
+
+impl ClientSide {
+    pub(super) const fn new(peer: IpAddr, scheme: &'static str, is_believed: bool) -> Self {
+        Self {
+            peer,
+            scheme,
+            is_believed,
+        }
+    }
 }
 
 impl Forwarding {
-    /// For the client `peer`, who spoke `scheme`, and whose own words are kept if it `is_believed`.
-    pub(super) fn new(
-        headers: ForwardedHeaders,
-        peer: IpAddr,
-        scheme: &'static str,
-        is_believed: bool,
-    ) -> Self {
+    /// For the requests of `client`. The upstream is told of them in these `headers`, and of us in `via`.
+    pub(super) fn new(headers: ForwardedHeaders, via: Option<Via>, client: ClientSide) -> Self {
+        let ClientSide {
+            peer,
+            scheme,
+            is_believed,
+        } = client;
         let peer = peer.to_canonical();
         let node = match peer {
             IpAddr::V4(address) => address.to_string(),
@@ -64,53 +85,77 @@ impl Forwarding {
             address: address.unwrap_or_else(|_| HeaderValue::from_static("unknown")),
             scheme,
             node: node.into(),
+            via,
         }
     }
 
-    /// Tells of the client among the `headers` of a request that has one `Host`.
-    pub(super) fn write(&self, headers: &mut HeaderMap) {
+    /// Whether the client is a trusted proxy.
+    pub(super) const fn is_believed(&self) -> bool {
+        self.is_believed
+    }
+
+    /// Removes what would be replaced: with `Forwarded` alone, the rest of an `X-Forwarded-*` family that says no address.
+    pub(super) fn clean(&self, headers: &mut HeaderMap) {
+        if !self.wants_x_forwarded() && !self.keeps(&X_FORWARDED_FOR, headers) {
+            for name in [X_FORWARDED_PROTO, X_FORWARDED_HOST] {
+                lines::remove(headers, &name);
+            }
+        }
+    }
+
+    const fn wants_x_forwarded(&self) -> bool {
+        matches!(
+            self.headers,
+            ForwardedHeaders::XForwarded | ForwardedHeaders::Both
+        )
+    }
+
+    const fn wants_forwarded(&self) -> bool {
+        matches!(
+            self.headers,
+            ForwardedHeaders::Forwarded | ForwardedHeaders::Both
+        )
+    }
+
+    /// Tells of the client, whose request came over `version`, among the `headers` of a request that has one `Host`.
+    pub(super) fn write(&self, version: Version, headers: &mut HeaderMap) {
         let mut told = Vec::new();
-        self.tell(headers, |name, value| {
+        self.tell(version, headers, |name, value| {
             told.push((name.clone(), value.clone()));
         });
         headers.extend(told);
     }
 
-    /// Calls `line` with each header line that tells of the client of a request that has one `Host`. Takes out of its `headers` what these
-    /// replace, and what a stranger claims; what is left is to be sent as well.
+    /// Calls `line` with each header line that tells of the client of a request that came over `version` and has one `Host`,
+    /// and of us. Takes out of its `headers`, from which a stranger's claims were removed, what these lines replace; what is
+    /// left is to be sent as well.
     pub(super) fn tell(
         &self,
+        version: Version,
         headers: &mut HeaderMap,
         mut line: impl FnMut(&HeaderName, &HeaderValue),
     ) {
-        if self.is_believed {
-            // No proxy spells them so.
-            remove_named(headers, |name| name.contains('_') && is_claim(name));
-        } else {
-            remove_claims(headers);
-        }
-        let (x_forwarded, forwarded) = match self.headers {
-            ForwardedHeaders::XForwarded => (true, false),
-            ForwardedHeaders::Forwarded => (false, true),
-            ForwardedHeaders::Both => (true, true),
-        };
-        self.tell_x_forwarded(x_forwarded, headers, &mut line);
-        if forwarded || self.keeps(&FORWARDED, headers) {
+        self.tell_x_forwarded(headers, &mut line);
+        if self.wants_forwarded() || self.keeps(&FORWARDED, headers) {
             let element = self.element(lines::first(headers, &HOST));
             line(&FORWARDED, &self.extended(&FORWARDED, &element, headers));
+        }
+        if let Some(via) = &self.via {
+            let element = via.element(version);
+            if lines::has(headers, &VIA) {
+                line(&VIA, &extended(&VIA, element, headers));
+            } else {
+                line(&VIA, element);
+            }
         }
     }
 
     fn tell_x_forwarded(
         &self,
-        is_wanted: bool,
         headers: &mut HeaderMap,
         line: &mut impl FnMut(&HeaderName, &HeaderValue),
     ) {
-        if !(is_wanted || self.keeps(&X_FORWARDED_FOR, headers)) {
-            for name in [X_FORWARDED_PROTO, X_FORWARDED_HOST] {
-                lines::remove(headers, &name);
-            }
+        if !(self.wants_x_forwarded() || self.keeps(&X_FORWARDED_FOR, headers)) {
             return;
         }
         let list = self.extended(&X_FORWARDED_FOR, &self.address, headers);
@@ -141,12 +186,7 @@ impl Forwarding {
         if !self.keeps(name, headers) {
             return Cow::Borrowed(element);
         }
-        let said = headers.get_all(name).iter().chain([element]);
-        let list: Vec<&[u8]> = said.map(HeaderValue::as_bytes).collect();
-        // Lines that are values make a value when they are joined.
-        let joined = HeaderValue::from_bytes(&list.join(&b", "[..]));
-        headers.remove(name);
-        joined.map_or(Cow::Borrowed(element), Cow::Owned)
+        extended(name, element, headers)
     }
 
     fn element(&self, host: Option<&HeaderValue>) -> HeaderValue {
@@ -166,9 +206,23 @@ impl Forwarding {
     }
 }
 
-/// Removes what only proxies may say.
+/// `element` behind the list in the header `name`, which is taken out.
+fn extended<'e>(
+    name: &HeaderName,
+    element: &'e HeaderValue,
+    headers: &mut HeaderMap,
+) -> Cow<'e, HeaderValue> {
+    let said = headers.get_all(name).iter().chain([element]);
+    let list: Vec<&[u8]> = said.map(HeaderValue::as_bytes).collect();
+    // Lines that are values make a value when they are joined.
+    let joined = HeaderValue::from_bytes(&list.join(&b", "[..]));
+    headers.remove(name);
+    joined.map_or(Cow::Borrowed(element), Cow::Owned)
+}
+
+/// Removes what only proxies may say, and names with `_`, which may be read as such.
 pub(super) fn remove_claims(headers: &mut HeaderMap) {
-    remove_named(headers, is_claim);
+    remove_named(headers, |name| name.contains('_') || is_claim(name));
 }
 
 fn remove_named(headers: &mut HeaderMap, is_meant: impl Fn(&str) -> bool) {
@@ -183,7 +237,11 @@ fn remove_named(headers: &mut HeaderMap, is_meant: impl Fn(&str) -> bool) {
 }
 
 /// Whether only proxies may say it. Many applications take `_` in a name for `-`.
-fn is_claim(name: &str) -> bool {
+pub(super) fn is_claim(name: &str) -> bool {
+    // Most names are told apart by their first letter.
+    if !name.starts_with(['x', 'f', 't', 'c']) {
+        return false;
+    }
     let is = |written: &str| {
         written.len() <= name.len()
             && written
@@ -208,12 +266,20 @@ mod tests {
         let pair = |name: &HeaderName, value: &HeaderValue| {
             (name.to_string(), value.to_str().unwrap().to_owned())
         };
+        let is_believed = forwarding.is_believed();
+        remove_named(&mut headers, |name| {
+            name.contains('_') || !is_believed && is_claim(name)
+        });
+        forwarding.clean(&mut headers);
         let mut left = headers.clone();
         let mut told = Vec::new();
-        forwarding.tell(&mut left, |name, value| told.push(pair(name, value)));
+        let version = Version::HTTP_11;
+        forwarding.tell(version, &mut left, |name, value| {
+            told.push(pair(name, value))
+        });
         told.extend(left.iter().map(|(name, value)| pair(name, value)));
         told.sort();
-        forwarding.write(&mut headers);
+        forwarding.write(version, &mut headers);
         let mut written: Vec<_> = headers
             .iter()
             .map(|(name, value)| pair(name, value))
@@ -222,6 +288,20 @@ mod tests {
         assert_eq!(told, written);
         written.retain(|(name, _)| name != "host");
         written
+    }
+
+    fn forwarding(
+        headers: ForwardedHeaders,
+        peer: &str,
+        scheme: &'static str,
+        is_believed: bool,
+    ) -> Forwarding {
+        let client = ClientSide {
+            peer: peer.parse().unwrap(),
+            scheme,
+            is_believed,
+        };
+        Forwarding::new(headers, None, client)
     }
 
     fn own(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
@@ -242,15 +322,15 @@ mod tests {
 
     #[test]
     fn what_a_stranger_claims_is_replaced() {
-        let peer = "203.0.113.9".parse().unwrap();
-        let forwarding = Forwarding::new(ForwardedHeaders::XForwarded, peer, "http", false);
+        let peer = "203.0.113.9";
+        let strangers = forwarding(ForwardedHeaders::XForwarded, peer, "http", false);
         let expected = own(&[
             ("x-forwarded-for", "203.0.113.9"),
             ("x-forwarded-host", "h.example:8000"),
             ("x-forwarded-proto", "http"),
         ]);
-        assert_eq!(written(&forwarding, &CLAIMS), expected);
-        let forwarding = Forwarding::new(ForwardedHeaders::Forwarded, peer, "http", false);
+        assert_eq!(written(&strangers, &CLAIMS), expected);
+        let forwarding = forwarding(ForwardedHeaders::Forwarded, peer, "http", false);
         let expected = own(&[(
             "forwarded",
             "for=203.0.113.9;proto=http;host=\"h.example:8000\"",
@@ -268,7 +348,11 @@ mod tests {
             ("true-client-ip", "6.6.6.6"),
             ("cf_connecting_ip", "6.6.6.6"),
         ];
-        let kept = [("x-forward", "1"), ("true-client-ip-seen", "1")];
+        let kept = [
+            ("x-forward", "1"),
+            ("true-client-ip-seen", "1"),
+            ("accept", "1"),
+        ];
         let mut headers = HeaderMap::new();
         for (name, value) in removed.iter().chain(&kept) {
             headers.append(*name, value.parse().unwrap());
@@ -280,8 +364,8 @@ mod tests {
 
     #[test]
     fn what_a_believed_proxy_says_is_extended() {
-        let peer = "2001:db8::7".parse().unwrap();
-        let forwarding = Forwarding::new(ForwardedHeaders::XForwarded, peer, "http", true);
+        let peer = "2001:db8::7";
+        let forwarding = forwarding(ForwardedHeaders::XForwarded, peer, "http", true);
         let expected = own(&[
             (
                 "forwarded",
@@ -297,9 +381,27 @@ mod tests {
     }
 
     #[test]
+    fn the_list_of_proxies_is_extended() {
+        let client = ClientSide {
+            peer: "203.0.113.9".parse().unwrap(),
+            scheme: "http",
+            is_believed: false,
+        };
+        let forwarding = Forwarding::new(ForwardedHeaders::Forwarded, Via::new("edge"), client);
+        for (said, expected) in [
+            (&[][..], "1.1 edge"),
+            (&[("via", "1.0 a"), ("via", "2 b")], "1.0 a, 2 b, 1.1 edge"),
+        ] {
+            let written = written(&forwarding, said);
+            let via: Vec<_> = written.iter().filter(|(name, _)| name == "via").collect();
+            assert_eq!(via, [&("via".to_owned(), expected.to_owned())]);
+        }
+    }
+
+    #[test]
     fn a_mapped_address_is_what_it_maps() {
-        let peer = "::ffff:203.0.113.9".parse().unwrap();
-        let forwarding = Forwarding::new(ForwardedHeaders::Both, peer, "https", true);
+        let peer = "::ffff:203.0.113.9";
+        let forwarding = forwarding(ForwardedHeaders::Both, peer, "https", true);
         let expected = own(&[
             (
                 "forwarded",

@@ -3,12 +3,12 @@
 use http::{
     HeaderMap, HeaderName, HeaderValue,
     header::{
-        CONNECTION, CONTENT_LENGTH, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING,
-        UPGRADE,
+        CONNECTION, CONTENT_LENGTH, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
+        TRANSFER_ENCODING, UPGRADE, VIA,
     },
 };
 
-use super::lines;
+use super::{forwarded::is_claim, lines};
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
@@ -26,24 +26,53 @@ const OF_THE_CONNECTION: [HeaderName; 8] = [
 
 const TRAILERS: HeaderValue = HeaderValue::from_static("trailers");
 
-/// The protocol that a request wants to go on with, or an answer goes on with.
+/// The protocol that a request offers to switch to, in one spelling: the first of its list, in small letters, which is all
+/// that reaches the upstream. Names of protocols are compared without regard to case: RFC 9110, section 7.8.
 ///
-/// HTTP/2 in this way was given up by RFC 9113, and here as well: a client that can do without is answered without.
-pub(super) fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
+/// HTTP/2 in this way was given up by RFC 9113, and here as well: a client that offers it is answered without a switch.
+pub(super) fn offered(headers: &HeaderMap) -> Option<HeaderValue> {
+    if !has_token(headers, &CONNECTION, "upgrade") || has_token(headers, &UPGRADE, "h2c") {
+        return None;
+    }
+    let lines = headers.get_all(UPGRADE).iter();
+    let first = lines.flat_map(tokens).find(|token| !token.is_empty())?;
+    let is_protocol =
+        |byte: &u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~/".contains(byte);
+    if !first.iter().all(is_protocol) {
+        return None;
+    }
+    HeaderValue::from_bytes(&first.to_ascii_lowercase()).ok()
+}
+
+/// The protocol that an answer of 101 goes on with.
+pub(super) fn switched(headers: &HeaderMap) -> Option<HeaderValue> {
     let protocol = lines::first(headers, &UPGRADE)?;
     let is_meant =
         has_token(headers, &CONNECTION, "upgrade") && !has_token(headers, &UPGRADE, "h2c");
     is_meant.then(|| protocol.clone())
 }
 
-/// Says that the connection goes on with `protocol`.
-pub(super) fn set_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
+/// Says that the connection to the client goes on with `protocol`.
+pub(super) fn set_switched(headers: &mut HeaderMap, protocol: HeaderValue) {
     headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     headers.insert(UPGRADE, protocol);
 }
 
-/// Removes what belongs to the connection on which a request came. `TE: trailers` is said anew, because trailers are
-/// passed on.
+/// Names in `Connection` what a request over HTTP/1.1 says of the connection to its upstream.
+pub(super) fn name_in_connection(headers: &mut HeaderMap) {
+    if !lines::has_some(headers, &[TE, UPGRADE]) {
+        return;
+    }
+    let named = match (lines::has(headers, &TE), lines::has(headers, &UPGRADE)) {
+        (true, true) => "te, upgrade",
+        (true, false) => "te",
+        (false, _) => "upgrade",
+    };
+    headers.insert(CONNECTION, HeaderValue::from_static(named));
+}
+
+/// Removes what belongs to the connection on which a request came, and leaves `TE: trailers`, because trailers are passed
+/// on.
 pub(super) fn strip_request(headers: &mut HeaderMap) {
     if !lines::has_some(headers, &OF_THE_CONNECTION) {
         return;
@@ -52,7 +81,6 @@ pub(super) fn strip_request(headers: &mut HeaderMap) {
     strip(headers);
     headers.remove(PROXY_AUTHORIZATION);
     if takes_trailers {
-        headers.insert(CONNECTION, HeaderValue::from_static("te"));
         headers.insert(TE, TRAILERS);
     }
 }
@@ -93,10 +121,11 @@ fn strip_named(headers: &mut HeaderMap) {
     let lines: Vec<HeaderValue> = headers.get_all(CONNECTION).iter().cloned().collect();
     headers.remove(CONNECTION);
     for name in lines.iter().flat_map(tokens) {
-        // A message whose end is not where it was when it came would be another message.
+        // A message whose end is not where it was when it came would be another message, and a client must not be able to
+        // remove what a trusted proxy says of it.
         if let Ok(name) = HeaderName::from_bytes(name)
-            && name != CONTENT_LENGTH
-            && name != http::header::HOST
+            && !matches!(name, CONTENT_LENGTH | HOST | VIA)
+            && !is_claim(name.as_str())
         {
             headers.remove(name);
         }
@@ -156,6 +185,8 @@ mod tests {
     fn trailers_are_asked_for_anew() {
         let mut request = headers(&[("te", "deflate;q=0.5, trailers"), ("connection", "te")]);
         strip_request(&mut request);
+        assert_eq!(request, headers(&[("te", "trailers")]));
+        name_in_connection(&mut request);
         assert_eq!(
             request,
             headers(&[("connection", "te"), ("te", "trailers")])
@@ -163,10 +194,35 @@ mod tests {
     }
 
     #[test]
+    fn one_protocol_is_offered_in_one_spelling() {
+        for (written, expected) in [
+            ("websocket", Some("websocket")),
+            ("WebSocket", Some("websocket")),
+            (", Echo/1 , websocket", Some("echo/1")),
+            ("h2c, websocket", None),
+            ("web socket", None),
+            ("", None),
+        ] {
+            let mut request = headers(&[("connection", "keep-alive, Upgrade")]);
+            request.insert(UPGRADE, written.parse().unwrap());
+            let expected = expected.map(HeaderValue::from_static);
+            assert_eq!(offered(&request), expected, "{written}");
+            request.remove(CONNECTION);
+            assert_eq!(offered(&request), None, "{written}");
+        }
+    }
+
+    #[test]
     fn a_client_cannot_have_the_length_or_the_host_removed() {
-        let lines = [("content-length", "5"), ("host", "h")];
+        let lines = [
+            ("content-length", "5"),
+            ("host", "h"),
+            ("via", "1.1 a"),
+            ("x-forwarded-for", "192.0.2.1"),
+        ];
         let mut request = headers(&lines);
-        request.insert(CONNECTION, "content-length, host".parse().unwrap());
+        let named = "content-length, host, Via, X-Forwarded-For";
+        request.insert(CONNECTION, named.parse().unwrap());
         strip_request(&mut request);
         assert_eq!(request, headers(&lines));
     }

@@ -1,7 +1,5 @@
 //! A connection while one request has it.
 
-use std::future::poll_fn;
-
 use super::{address::Load, link::Link};
 
 /// A connection to an upstream that is in use. Whoever drops it closes the connection.
@@ -14,26 +12,16 @@ pub(super) struct Lease {
 }
 
 impl Lease {
-    /// Keeps the connection for the next request, if it can have one, as soon as the last one is sent.
+    /// Keeps the connection for the next request, if it can have one. If the upstream has answered before it had the whole
+    /// request, the connection is closed.
     pub(super) fn give_back(self) {
-        // One that takes many requests has been kept since it was made, and sends what is left by itself.
+        // One that takes many requests has been kept since it was made.
         if self.load.address().http2 {
             return;
         }
-        if self.link.is_sending() {
-            // Who has answered early may want the rest of the request all the same, and its client has yet to get rid of it.
-            tokio::task::spawn_local(self.send_on());
-        } else if self.link.is_ready() {
+        if self.link.is_ready() {
             let Self { link, load, worker } = self;
             load.address().keep(worker, link);
-        }
-    }
-
-    /// Sends what is left of a request that has been answered, and keeps the connection then.
-    async fn send_on(mut self) {
-        match poll_fn(|cx| self.link.poll_sent(cx)).await {
-            Ok(()) => self.give_back(),
-            Err(error) => tracing::debug!("an upstream was not sent all of a request: {error}"),
         }
     }
 }

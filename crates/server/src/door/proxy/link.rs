@@ -21,7 +21,7 @@ use super::{
     address::{Address, Admitted},
     body::{Progress, Source, Upload},
     connect,
-    exchange::{Exchange, Outgoing},
+    exchange::{Exchange, Outgoing, Received},
     forwarded::Forwarding,
     refusal::Refusal,
     shared::{Shared, Stream},
@@ -246,7 +246,7 @@ impl Link {
         })?;
         shared.heard();
         if !shared.takes(&answer) {
-            return Err(bad_answer("it has too many header lines").into());
+            return Err(bad_answer("it has too many header lines, or several lengths").into());
         }
         Ok(answer.map(Source::Stream))
     }
@@ -267,15 +267,15 @@ impl Link {
             .map_or(Poll::Ready(None), |exchange| exchange.poll_body(cx))
     }
 
-    /// Whether a request is still being sent, on a connection that takes one at a time.
-    pub(super) fn is_sending(&self) -> bool {
-        matches!(&self.sender, Sender::Http1(exchange) if exchange.is_sending())
+    /// The body of an answer from [`Source::Link`], if all of it is here, and nothing but bytes.
+    pub(super) fn take_whole(&mut self) -> Option<Bytes> {
+        self.exchange()?.take_whole()
     }
 
-    /// Sends what is left of it; ready when that is done.
-    pub(super) fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    /// The next of that body that is here already.
+    pub(super) fn take_received(&mut self) -> Received {
         self.exchange()
-            .map_or(Poll::Ready(Ok(())), |exchange| exchange.poll_sent(cx))
+            .map_or(Received::Nothing, Exchange::take_received)
     }
 
     /// How many octets of that body are left, if that is known.

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, Guard};
 use tidegate_http::Clock;
 
 use super::{AccessLog, AuthoritiesError, Upstreams, rejected::Rejected};
@@ -77,11 +77,9 @@ impl Live {
         self.current.load_full()
     }
 
-    /// The same, if an upstream is in it that sheds what it cannot bear.
-    pub(super) fn adapting(&self) -> Option<Arc<Current>> {
-        let current = self.current.load();
-        let adapts = current.upstreams.capacities().next().is_some();
-        adapts.then(|| Arc::clone(&current))
+    /// The same for a moment, at less cost.
+    pub(super) fn glance(&self) -> Guard<Arc<Current>> {
+        self.current.load()
     }
 
     /// What is going to be in force with `settings`.

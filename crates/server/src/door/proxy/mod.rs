@@ -12,8 +12,10 @@ mod authorities;
 mod body;
 mod capacity;
 mod client_stream;
+mod clients;
 mod connect;
 mod connection;
+mod download;
 mod exchange;
 mod forward;
 mod forwarded;
@@ -24,6 +26,7 @@ mod lease;
 mod lines;
 mod link;
 mod live;
+mod normalise;
 mod passing;
 mod place;
 mod refusal;
@@ -52,15 +55,16 @@ use tower_layer::Layer as _;
 
 use self::{
     access_log::{Logged, Logging},
+    clients::Clients,
     connection::Client,
     forward::{Forwarder, Way},
-    forwarded::Forwarding,
+    forwarded::{ClientSide, Forwarding},
     triage::{Bearings, Triage},
     tunnel::Planned,
 };
 use super::http::header_writer;
 use crate::{
-    config::{Headers, Identity},
+    config::{Headers, Identity, Proxy},
     limiter::Limiter,
     net::{Bounds, Listener, Server, Tls},
 };
@@ -92,6 +96,7 @@ pub fn listen(server: &Server, socket: TcpListener, served: Served) -> io::Resul
     };
     let writer = header_writer(served.headers);
     let layer = gate::layer(&served.limiter, &served.identity, writer);
+    let clients = Arc::<Clients>::default();
     server.listen(socket, bounds, move |stream, connection| {
         let Served {
             limiter,
@@ -104,15 +109,21 @@ pub fn listen(server: &Server, socket: TcpListener, served: Served) -> io::Resul
         let rejected = Arc::clone(live.rejected());
         let settings = Arc::clone(&live.now().settings);
         let layer = layer.clone().connection_from(connection.peer.ip());
+        let clients = Arc::clone(&clients);
         async move {
             let peer = connection.peer.ip();
             let planned = Planned::default();
             let scheme = if tls.is_some() { "https" } else { "http" };
             let bearings = Arc::clone(&live);
             let is_believed = identity.trust.believes(peer);
+            // A trusted proxy brings the requests of many clients, and bounds them itself.
+            let in_flight =
+                (!is_believed).then(|| clients.enter(identity.trust.counted(peer.to_canonical())));
+            let forwarding = forwarding_of(&settings, ClientSide::new(peer, scheme, is_believed));
             let forwarder = Forwarder::new(Way {
                 live,
-                forwarding: Forwarding::new(settings.forwarded, peer, scheme, is_believed),
+                forwarding: Arc::clone(&forwarding),
+                in_flight: in_flight.clone(),
                 worker: connection.worker,
                 planned: planned.clone(),
                 names_upstream: log.is_some(),
@@ -123,11 +134,13 @@ pub fn listen(server: &Server, socket: TcpListener, served: Served) -> io::Resul
                 tls,
                 planned,
                 rejected,
+                in_flight,
             };
             let service = Triage::new(
                 layer.layer(forwarder),
                 Bearings {
                     live: bearings,
+                    forwarding,
                     limiter: Arc::clone(&limiter),
                     layer,
                 },
@@ -144,4 +157,10 @@ pub fn listen(server: &Server, socket: TcpListener, served: Served) -> io::Resul
             client.serve(stream, Logged::new(service, logging)).await;
         }
     })
+}
+
+/// What upstreams are told of the requests of `client`.
+fn forwarding_of(settings: &Proxy, client: ClientSide) -> Arc<Forwarding> {
+    let via = settings.heads.via.clone();
+    Arc::new(Forwarding::new(settings.forwarded, via, client))
 }

@@ -4,7 +4,7 @@ use http::{
     HeaderName, HeaderValue, Response, StatusCode,
     header::{CONNECTION, CONTENT_TYPE, RETRY_AFTER},
 };
-use http_body_util::Full;
+use hyper::body::Bytes;
 
 use super::body::Body;
 use crate::door::http::Problem;
@@ -22,6 +22,12 @@ pub(super) enum Refusal {
     Host(&'static str),
     /// It is not clear where the body ends, or what it is; with what is wrong.
     Framing(&'static str),
+    /// A header is malformed; with what is wrong.
+    Malformed(&'static str),
+    /// The request has passed this proxy too often.
+    Loop,
+    /// The client has this many requests in flight, which is all that it may have.
+    ClientFull(usize),
     /// There are more than so many header lines.
     TooManyHeaders(usize),
     /// The path has segments `.` or `..`, so that it is not clear which upstream it is for.
@@ -54,9 +60,13 @@ impl Refusal {
     fn status(self) -> StatusCode {
         match self {
             Self::Tunnel => StatusCode::NOT_IMPLEMENTED,
-            Self::Host(_) | Self::Framing(_) | Self::DotSegments | Self::BodyBroke => {
-                StatusCode::BAD_REQUEST
-            }
+            Self::Host(_)
+            | Self::Framing(_)
+            | Self::Malformed(_)
+            | Self::DotSegments
+            | Self::BodyBroke => StatusCode::BAD_REQUEST,
+            Self::Loop => StatusCode::LOOP_DETECTED,
+            Self::ClientFull(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::TooManyHeaders(_) => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Self::Unroutable => StatusCode::URI_TOO_LONG,
             Self::NoUpstream => StatusCode::NOT_FOUND,
@@ -71,7 +81,11 @@ impl Refusal {
     fn detail(self) -> String {
         let detail = match self {
             Self::Tunnel => "tunnels are not made here; ask for the resource itself",
-            Self::Host(problem) | Self::Framing(problem) => problem,
+            Self::Host(problem) | Self::Framing(problem) | Self::Malformed(problem) => problem,
+            Self::Loop => "the request has passed this proxy several times: `Via` shows a loop",
+            Self::ClientFull(most) => {
+                return format!("{most} requests from this address are in flight; ask again in 1s");
+            }
             Self::TooManyHeaders(most) => {
                 return format!("the header lines are over the maximum of {most}");
             }
@@ -99,6 +113,9 @@ impl Refusal {
             Self::Tunnel => "tunnel",
             Self::Host(_) => "host",
             Self::Framing(_) => "framing",
+            Self::Malformed(_) => "malformed",
+            Self::Loop => "loop",
+            Self::ClientFull(_) => "client_full",
             Self::TooManyHeaders(_) => "too_many_headers",
             Self::DotSegments => "dot_segments",
             Self::Unroutable => "unroutable",
@@ -138,19 +155,23 @@ impl Refusal {
     /// What it is called in gRPC.
     const fn code(status: StatusCode) -> u16 {
         const INVALID_ARGUMENT: u16 = 3;
+        const RESOURCE_EXHAUSTED: u16 = 8;
         const UNIMPLEMENTED: u16 = 12;
         const UNAVAILABLE: u16 = 14;
         match status {
             StatusCode::NOT_FOUND | StatusCode::NOT_IMPLEMENTED => UNIMPLEMENTED,
+            StatusCode::TOO_MANY_REQUESTS => RESOURCE_EXHAUSTED,
+            // A call that goes round in a loop does so the next time, too.
+            StatusCode::LOOP_DETECTED => INVALID_ARGUMENT,
             _ if status.as_u16() >= 500 => UNAVAILABLE,
             _ => INVALID_ARGUMENT,
         }
     }
 
     /// The answer to a call of this content type, which knows statuses and no documents.
-    fn answer_call(self, content_type: &HeaderValue) -> Response<Body> {
+    fn answer_call(self, content_type: &HeaderValue) -> Response<Bytes> {
         let code = HeaderValue::from(Self::code(self.status()));
-        let mut answer = Response::new(Body::Whole(Full::default()));
+        let mut answer = Response::new(Bytes::new());
         let headers = answer.headers_mut();
         headers.insert(CONTENT_TYPE, content_type.clone());
         headers.insert(HeaderName::from_static("grpc-status"), code);
@@ -163,6 +184,11 @@ impl Refusal {
 
     /// The problem document, or the status for a gRPC call of this content type.
     pub(super) fn answer(self, call: Option<&HeaderValue>) -> Response<Body> {
+        self.whole_answer(call).map(Body::whole)
+    }
+
+    /// The same with its body as it is.
+    pub(super) fn whole_answer(self, call: Option<&HeaderValue>) -> Response<Bytes> {
         let mut answer = match call {
             Some(content_type) => self.answer_call(content_type),
             None => self.problem(),
@@ -171,18 +197,30 @@ impl Refusal {
         answer
     }
 
-    fn problem(self) -> Response<Body> {
-        let mut answer = Problem::new(self.status(), self.detail()).answer();
-        if self.status() == StatusCode::SERVICE_UNAVAILABLE {
-            answer
-                .headers_mut()
-                .insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    fn problem(self) -> Response<Bytes> {
+        let document = Problem::new(self.status(), self.detail()).document();
+        let mut answer = Response::new(Bytes::from(document));
+        *answer.status_mut() = self.status();
+        let headers = answer.headers_mut();
+        headers.insert(
+            CONTENT_TYPE,
+            HeaderValue::from_static("application/problem+json"),
+        );
+        if self.asks_again() {
+            headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
         if self.leaves_a_body() {
             // In HTTP/2 hyper leaves it out.
-            let close = HeaderValue::from_static("close");
-            answer.headers_mut().insert(CONNECTION, close);
+            headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
-        answer.map(Body::Whole)
+        answer
+    }
+
+    /// Whether the same request may succeed in a moment.
+    fn asks_again(self) -> bool {
+        matches!(
+            self.status(),
+            StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS
+        )
     }
 }

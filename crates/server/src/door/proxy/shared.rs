@@ -16,6 +16,7 @@ use std::{
 };
 
 use futures_util::task::AtomicWaker;
+use http::header::CONTENT_LENGTH;
 use hyper::{
     Request, Response,
     body::Incoming,
@@ -33,6 +34,7 @@ use tokio::{
 
 use super::{
     body::Upload,
+    lines,
     taken::{Taken, watched},
 };
 use crate::{config::Proxy, net::Stalling};
@@ -173,9 +175,10 @@ impl Shared {
         self.room.has_answered.load(Ordering::Relaxed)
     }
 
-    /// Whether an answer has no more header lines than it may, which HTTP/2 does not count.
+    /// Whether an answer has no more header lines than it may, which HTTP/2 does not count, and no more than one length.
     pub(super) fn takes(&self, answer: &Response<Incoming>) -> bool {
-        answer.headers().len() <= self.max_headers
+        let headers = answer.headers();
+        headers.len() <= self.max_headers && !lines::is_repeated(headers, &CONTENT_LENGTH)
     }
 
     /// Sends a request that has entered.

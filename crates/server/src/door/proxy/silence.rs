@@ -1,46 +1,147 @@
-//! Whoever says nothing is not waited for forever.
+//! How long a body may keep its reader waiting: at once, and in all.
 
 use std::{
     task::{Context, Poll},
     time::Duration,
 };
 
-use crate::net::LazyTimer;
+use tokio::time::Instant;
 
-/// How long the next octets may be waited for. Time in which nobody waits does not count, so that a slow reader at
+use crate::{config::MinRate, net::LazyTimer};
+
+/// How long the next bytes may be waited for. Time in which nobody waits does not count, so that a slow reader at
 /// the other end of a body is not blamed on its writer.
 #[derive(Debug)]
 pub(super) struct Silence {
     longest: Duration,
+    pace: Option<Pace>,
     /// There once something has been waited for.
     timer: Option<Box<LazyTimer>>,
     is_awaited: bool,
 }
 
+/// How long all bytes together may be waited for.
+#[derive(Debug)]
+struct Pace {
+    least: MinRate,
+    bytes: u64,
+    waited: Duration,
+    since: Option<Instant>,
+}
+
+impl Pace {
+    /// How much longer may be waited: the time that the bytes so far take at the least rate, and the grace.
+    fn left(&self) -> Duration {
+        let micros = u128::from(self.bytes) * 1_000_000 / u128::from(self.least.bytes_per_second);
+        let micros = u64::try_from(micros).unwrap_or(u64::MAX);
+        let earned = Duration::from_micros(micros).saturating_add(self.least.grace);
+        earned.saturating_sub(self.waited)
+    }
+}
+
 impl Silence {
+    /// Never nothing for longer than `longest`.
     pub(super) const fn new(longest: Duration) -> Self {
         Self {
             longest,
+            pace: None,
             timer: None,
             is_awaited: false,
         }
     }
 
-    /// Something has come.
-    pub(super) fn broken(&mut self) {
+    /// The same, and never slower than `least` on average.
+    pub(super) fn paced(longest: Duration, least: Option<MinRate>) -> Self {
+        let pace = least.map(|least| Pace {
+            least,
+            bytes: 0,
+            waited: Duration::ZERO,
+            since: None,
+        });
+        Self {
+            pace,
+            ..Self::new(longest)
+        }
+    }
+
+    /// So many bytes have come.
+    pub(super) fn broken(&mut self, bytes: usize) {
+        if let Some(pace) = &mut self.pace {
+            let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+            pace.bytes = pace.bytes.saturating_add(bytes);
+            if let Some(since) = pace.since.take() {
+                pace.waited = pace.waited.saturating_add(since.elapsed());
+            }
+        }
         self.is_awaited = false;
     }
 
     /// Nothing has come: ready once that has lasted too long.
     pub(super) fn poll_too_long(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let longest = self.longest;
-        let timer = self
-            .timer
-            .get_or_insert_with(|| LazyTimer::new(longest).into());
         if !self.is_awaited {
             self.is_awaited = true;
-            timer.set(longest);
+            let longest = match &mut self.pace {
+                None => self.longest,
+                Some(pace) => {
+                    pace.since = Some(Instant::now());
+                    self.longest.min(pace.left())
+                }
+            };
+            match &mut self.timer {
+                Some(timer) => timer.set(longest),
+                None => self.timer = Some(LazyTimer::new(longest).into()),
+            }
         }
-        timer.poll_due(cx)
+        match &mut self.timer {
+            Some(timer) => timer.poll_due(cx),
+            None => Poll::Pending,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use tokio::time::{sleep, timeout};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_is_as_fast_as_its_least_rate_on_average() {
+        let least = MinRate {
+            bytes_per_second: 10,
+            grace: Duration::from_secs(5),
+        };
+        for (bytes, every, lasts) in [(100, 4, None), (10, 2, Some(11)), (0, 1, Some(6))] {
+            let start = Instant::now();
+            let mut silence = Silence::paced(Duration::from_secs(60), Some(least));
+            let mut pieces = 0;
+            let is_too_slow = loop {
+                let too_long = poll_fn(|cx| silence.poll_too_long(cx));
+                if timeout(Duration::from_secs(every), too_long).await.is_ok() {
+                    break true;
+                }
+                pieces += 1;
+                if pieces == 100 {
+                    break false;
+                }
+                silence.broken(bytes);
+                // Nobody waits.
+                sleep(Duration::from_secs(7)).await;
+            };
+            let waited = start.elapsed().as_secs() - pieces * 7;
+            assert_eq!(is_too_slow, lasts.is_some(), "{bytes} every {every}");
+            assert!(lasts.is_none_or(|lasts| waited <= lasts), "{waited}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_fast_body_may_not_pause_for_long() {
+        let start = Instant::now();
+        let mut silence = Silence::paced(Duration::from_secs(60), Some(MinRate::default()));
+        silence.broken(1 << 30);
+        poll_fn(|cx| silence.poll_too_long(cx)).await;
+        assert_eq!(start.elapsed().as_secs(), 60);
     }
 }

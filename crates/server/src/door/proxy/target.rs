@@ -2,7 +2,7 @@
 
 use http::{
     HeaderMap, HeaderValue, Method, Uri, Version,
-    header::{CONNECTION, CONTENT_LENGTH, COOKIE, HOST, TRANSFER_ENCODING},
+    header::{CONTENT_LENGTH, COOKIE, HOST, TRANSFER_ENCODING, UPGRADE},
     request::Parts,
     uri::{Authority, PathAndQuery, Scheme},
 };
@@ -137,7 +137,8 @@ pub(super) fn as_http2(head: &mut Parts, scheme: &Scheme) -> Result<(), Refusal>
     uri.authority = Some(authority);
     head.uri = Uri::from_parts(uri).map_err(|_| WRONG)?;
     head.version = Version::HTTP_2;
-    head.headers.remove(CONNECTION);
+    // A reload may have chosen this upstream after the request was normalised for another.
+    lines::remove(&mut head.headers, &UPGRADE);
     Ok(())
 }
 

@@ -1,4 +1,5 @@
-//! Before the limits are asked: what an upstream cannot bear is turned away uncharged, and rules are told where there is room.
+//! Before the limits are asked: the head is normalised, what an upstream cannot bear is turned away uncharged, and rules are
+//! told where there is room.
 //!
 //! Whoever passes here has no place yet. That he gets when he is passed on, since a queue may hold him back until then; and he
 //! has it while it is the upstream's turn, so that the time that is measured is the upstream's alone.
@@ -21,8 +22,12 @@ use tidegate_http::{Entries, LimitedBody, LimiterLayer};
 use tower_service::Service;
 
 use super::{
+    clients::Excess,
+    forwarded::Forwarding,
     gate::ProxyGate,
     live::{Current, Live},
+    normalise::normalise,
+    refusal::Refusal,
 };
 use crate::limiter::Limiter;
 
@@ -30,6 +35,7 @@ use crate::limiter::Limiter;
 #[derive(Debug)]
 pub(super) struct Bearings {
     pub(super) live: Arc<Live>,
+    pub(super) forwarding: Arc<Forwarding>,
     pub(super) limiter: Arc<Limiter>,
     /// Who knows what requests are.
     pub(super) layer: LimiterLayer<ProxyGate>,
@@ -70,13 +76,10 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let Some(current) = self.bearings.live.adapting() else {
-            return Either::Left(self.inner.call(request));
-        };
         let (mut head, body) = request.into_parts();
-        match self.bearings.look(&current, &mut head) {
+        match self.bearings.look(&mut head) {
             Some(refused) => {
-                let refused = ready(Box::new(refused));
+                let refused = ready(refused);
                 Either::Right(refused.map(|refused| Ok(refused.map(LimitedBody::denial))))
             }
             None => Either::Left(self.inner.call(Request::from_parts(head, body))),
@@ -85,16 +88,28 @@ where
 }
 
 impl Bearings {
-    /// Looks at the request with this head, and answers it if its upstream has no place for it, or if it is not clear for which one it is.
-    fn look(&self, current: &Current, head: &mut Parts) -> Option<Response<Bytes>> {
-        self.tell_room(current, head);
-        // What nothing is for is refused later, and so is what makes no sense.
+    /// Normalises `head`, and answers the request if its client has too many in flight, if it is malformed, or if its
+    /// upstream has no room for it.
+    fn look(&self, head: &mut Parts) -> Option<Box<Response<Bytes>>> {
+        let current = self.live.glance();
+        let normalised = match head.extensions.get() {
+            Some(Excess(most)) => Err(Refusal::ClientFull(*most)),
+            None => normalise(head, &current, &self.forwarding),
+        };
+        if let Err(refusal) = normalised {
+            let call = tidegate_http::grpc_call(&head.method, &head.headers);
+            return Some(Box::new(refusal.whole_answer(call)));
+        }
+        // Most upstreams have no limit to learn.
+        current.upstreams.capacities().next()?;
+        self.tell_room(&current, head);
+        // What nothing is for is refused later.
         let upstream = current.upstreams.choose(head).ok()?;
         let capacity = upstream.capacity.as_ref()?;
         let looked = capacity.look(head, &self.layer, self.limiter.now());
         let mut refused = looked.err()?;
         refused.extensions_mut().insert(upstream.asked(None));
-        Some(*refused)
+        Some(refused)
     }
 
     /// Tells rules where there is room, if they want to know.

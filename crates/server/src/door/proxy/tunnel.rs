@@ -19,7 +19,7 @@ use hyper_util::rt::TokioIo;
 use tidegate_http::Lasting;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional_with_sizes};
 
-use super::{access_log::Session, lease::Lease};
+use super::{access_log::Session, clients::Begun, lease::Lease};
 use crate::net::LazyTimer;
 
 /// How many octets wait in each direction.
@@ -49,6 +49,8 @@ pub(super) struct Tunnel {
     pub(super) session: Session,
     /// The request has not ended before this has: it holds its place.
     pub(super) lasting: Lasting,
+    /// Counts it among the requests of its client, where these are counted.
+    pub(super) in_flight: Option<Begun>,
 }
 
 impl Tunnel {
@@ -59,6 +61,7 @@ impl Tunnel {
             mut lease,
             session,
             lasting: _held,
+            in_flight: _in_flight,
         } = self;
         let client = client.await.map_err(io::Error::other)?;
         let upstream = lease.link.exchange().ok_or(io::ErrorKind::Unsupported)?;

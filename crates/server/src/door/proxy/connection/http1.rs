@@ -3,6 +3,7 @@
 use std::{cell::RefCell, convert::Infallible, pin::pin, sync::Arc};
 
 use futures_util::TryFutureExt as _;
+use http::{HeaderValue, StatusCode, header::CONNECTION};
 use hyper::{
     Request, Response,
     body::{Body, Incoming},
@@ -14,7 +15,10 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tower_service::Service;
 
 use super::{
-    super::client_stream::{ClientStream, Turn},
+    super::{
+        client_stream::{ClientStream, Turn},
+        forward::WholeRequest,
+    },
     Client,
     answered::Answered,
 };
@@ -33,11 +37,17 @@ impl Client {
         let stream = ClientStream::new(stream, self.settings.timeouts, turn.clone(), rejected);
         // There is one request at a time, so that one service does for them all.
         let service = RefCell::new(service);
-        let answering = service_fn(|request: Request<Incoming>| {
-            let taken = turn.take();
+        let answering = service_fn(|mut request: Request<Incoming>| {
+            let taken = (turn.take(), self.count(&mut request));
+            let is_chunked = request.body().size_hint().exact().is_none();
             let answering = service.borrow_mut().call(request);
             // When it has been sent, or cannot be, it is the client's turn again.
-            answering.map_ok(|answer| answer.map(|body| Answered::new(body, taken)))
+            answering.map_ok(move |mut answer| {
+                if is_chunked {
+                    close_unless_whole(&mut answer);
+                }
+                answer.map(|body| Answered::new(body, taken))
+            })
         });
         let mut builder = http1::Builder::new();
         if self.settings.max_headers != MAX_HEADERS {
@@ -58,5 +68,18 @@ impl Client {
             .await;
         self.carry_on(&turn).await;
         ended
+    }
+}
+
+/// Ends the connection with this answer to a chunked request, unless all of the request was read and it had no trailers.
+///
+/// hyper 1.12 takes trailers that end in LF LF to go on to the next CR LF CR LF, and drops the request that stands between. A
+/// client is told by `Connection: close` that such a request was not read: RFC 9112, section 9.6.
+fn close_unless_whole<B>(answer: &mut Response<B>) {
+    let is_switch = answer.status() == StatusCode::SWITCHING_PROTOCOLS;
+    if !is_switch && answer.extensions().get::<WholeRequest>().is_none() {
+        answer
+            .headers_mut()
+            .insert(CONNECTION, HeaderValue::from_static("close"));
     }
 }

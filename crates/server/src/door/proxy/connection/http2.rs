@@ -59,9 +59,9 @@ impl Client {
             ..self.connection.bounds
         };
         let asked = Rc::new(Asked::default());
-        let answering = service_fn(|request: Request<Incoming>| {
+        let answering = service_fn(|mut request: Request<Incoming>| {
             asked.count.set(asked.count.get() + 1);
-            let underway = Underway::new(&asked);
+            let underway = (Underway::new(&asked), self.count(&mut request));
             let answered = |body| Taken::from_now(Answered::new(body, underway));
             let answering = service.clone().call(request);
             answering.map_ok(|answer| answer.map(answered))

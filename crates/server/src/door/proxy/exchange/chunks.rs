@@ -88,6 +88,10 @@ fn size(received: &mut BytesMut) -> Result<Option<u64>, Malformed> {
         };
     };
     let line = line[..end].strip_suffix(b"\r").ok_or(Malformed::Chunk)?;
+    // Some take a bare CR for the end of a line: RFC 9112, section 2.2.
+    if line.contains(&b'\r') {
+        return Err(Malformed::Chunk);
+    }
     // Extensions mean nothing to whoever does not know them.
     let digits = line
         .split(|octet| *octet == b';')
@@ -180,6 +184,9 @@ mod tests {
             "10000000000000000\r\n",
             "1\r\nab",
             "1\r\na\n",
+            "1\r\r\na\r\n",
+            "1;\r\r\na\r\n",
+            "1;a\rb\r\na\r\n",
         ] {
             assert_eq!(read(octets), Err(Malformed::Chunk), "{octets:?}");
         }

@@ -5,7 +5,7 @@ use std::io::{self, Write as _};
 use bytes::{BufMut as _, Bytes, BytesMut};
 use http::{
     HeaderMap, HeaderValue, Response, StatusCode, Version,
-    header::{CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING},
+    header::{CONNECTION, CONTENT_LENGTH, HOST, TE, TRANSFER_ENCODING},
 };
 use hyper::body::{Body, Frame};
 
@@ -39,20 +39,15 @@ impl Framing {
             .map_or(Self::Chunked, Self::Length)
     }
 
-    /// That of an answer, from which a length that is said several times, always the same, is removed but for once, and altogether from one
-    /// of 204.
+    /// That of an answer. A length is removed from one of 204; several, even of one value, are malformed (RFC 9110, section
+    /// 8.6, lets a recipient choose).
     pub(super) fn of_answer(
         answer: &mut Response<()>,
         has_no_body: bool,
     ) -> Result<Self, Malformed> {
         let status = answer.status();
         let is_framed = lines::has(answer.headers(), &TRANSFER_ENCODING);
-        let (length, times) = length(answer.headers())?;
-        if let (Some(length), true) = (length, times > 1) {
-            answer
-                .headers_mut()
-                .insert(CONTENT_LENGTH, HeaderValue::from(length));
-        }
+        let length = length(answer.headers())?;
         let is_bodiless = status.is_informational()
             || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
         if status == StatusCode::NO_CONTENT {
@@ -135,7 +130,7 @@ pub(super) fn length_of(data: &[u8]) -> u64 {
 /// The last chunk, and the trailers but for such as would change what the message is.
 fn write_trailers(mut trailers: HeaderMap, to: &mut BytesMut) {
     hop::strip_request(&mut trailers);
-    for name in [CONTENT_LENGTH, CONNECTION, HOST] {
+    for name in [CONTENT_LENGTH, TE, HOST] {
         trailers.remove(name);
     }
     to.put_slice(b"0\r\n");
@@ -145,20 +140,16 @@ fn write_trailers(mut trailers: HeaderMap, to: &mut BytesMut) {
     to.put_slice(b"\r\n");
 }
 
-/// The length that an answer gives, and in how many lines.
-fn length(headers: &HeaderMap) -> Result<(Option<u64>, usize), Malformed> {
-    let (mut length, mut times) = (None, 0);
-    for line in headers.get_all(CONTENT_LENGTH) {
-        times += 1;
-        for part in line.as_bytes().split(|octet| *octet == b',') {
-            let part = digits(part.trim_ascii()).ok_or(Malformed::Framing)?;
-            if length.is_some_and(|length| length != part) {
-                return Err(Malformed::Framing);
-            }
-            length = Some(part);
-        }
+/// The length that an answer gives.
+fn length(headers: &HeaderMap) -> Result<Option<u64>, Malformed> {
+    let mut lines = headers.get_all(CONTENT_LENGTH).iter();
+    let Some(line) = lines.next() else {
+        return Ok(None);
+    };
+    match (number(line), lines.next()) {
+        (Some(length), None) => Ok(Some(length)),
+        _ => Err(Malformed::Framing),
     }
-    Ok((length, times))
 }
 
 fn number(value: &HeaderValue) -> Option<u64> {
@@ -197,11 +188,6 @@ mod tests {
         const LENGTH: (&str, &str) = ("content-length", "5");
         const CHUNKED: (&str, &str) = ("transfer-encoding", "Chunked");
         assert_eq!(framing(200, &[LENGTH]), Ok(Framing::Length(5)));
-        assert_eq!(framing(200, &[LENGTH, LENGTH]), Ok(Framing::Length(5)));
-        assert_eq!(
-            framing(200, &[("content-length", "5, 5")]),
-            Ok(Framing::Length(5))
-        );
         assert_eq!(framing(200, &[CHUNKED]), Ok(Framing::Chunked));
         assert_eq!(framing(200, &[CHUNKED, LENGTH]), Ok(Framing::Chunked));
         assert_eq!(framing(200, &[]), Ok(Framing::Close));
@@ -225,6 +211,8 @@ mod tests {
     fn what_is_ambiguous_is_refused() {
         for lines in [
             &[("content-length", "5"), ("content-length", "6")][..],
+            &[("content-length", "5"), ("content-length", "5")],
+            &[("content-length", "5, 5")],
             &[("content-length", "+5")],
             &[("content-length", "")],
             &[("content-length", "18446744073709551616")],
@@ -282,9 +270,6 @@ mod tests {
             .write(Frame::trailers(trailers), &mut octets)
             .unwrap();
         framing.finish(&mut octets).unwrap();
-        assert_eq!(
-            octets,
-            "10\r\nsixteen octets !\r\n0\r\nte: trailers\r\nx-sum: 1\r\n\r\n"
-        );
+        assert_eq!(octets, "10\r\nsixteen octets !\r\n0\r\nx-sum: 1\r\n\r\n");
     }
 }

@@ -82,6 +82,9 @@ impl Known {
     }
 }
 
+/// How many header lines are added to most answers.
+const ADDED_HEADERS: usize = 4;
+
 /// As many header lines as need no memory of their own while they are found.
 const FEW_HEADERS: usize = 100;
 
@@ -106,7 +109,9 @@ pub(super) fn write(
         write_line(&HOST, host, to);
     }
     if let Some(client) = client {
-        client.tell(&mut head.headers, |name, value| write_line(name, value, to));
+        client.tell(head.version, &mut head.headers, |name, value| {
+            write_line(name, value, to);
+        });
     }
     let mut has_length = false;
     for (name, value) in &head.headers {
@@ -193,7 +198,8 @@ fn read<'b>(
     } else {
         Version::HTTP_10
     };
-    let mut headers = HeaderMap::with_capacity(parsed.headers.len());
+    // With room for what is added on the way: the limits, and `Via`.
+    let mut headers = HeaderMap::with_capacity(parsed.headers.len() + ADDED_HEADERS);
     let mut count = 0;
     for header in parsed.headers.iter() {
         if !(is_new && says_it_keeps(header)) {

@@ -156,7 +156,13 @@ impl Outgoing {
             }
             let frame = ready!(Pin::new(&mut *body).poll_frame(cx));
             match frame.transpose().map_err(io::Error::other)? {
-                Some(frame) => framing.write(frame, &mut self.octets)?,
+                Some(frame) => {
+                    framing.write(frame, &mut self.octets)?;
+                    // The end of a body of a known length is told later than its last byte, and perhaps than the answer.
+                    if matches!(framing, Framing::Length(0)) {
+                        self.body = None;
+                    }
+                }
                 None => {
                     framing.finish(&mut self.octets)?;
                     self.body = None;

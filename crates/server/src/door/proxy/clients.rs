@@ -1,0 +1,122 @@
+//! How many requests each client has in flight, so that one cannot hold all connections to an upstream.
+//!
+//! A client is an address of IPv4 or a network of IPv6, at the other end of the socket. Its count exists for as long as it
+//! has a connection, so there are no more counts than connections.
+
+use std::{
+    collections::{HashMap, hash_map::RandomState},
+    hash::BuildHasher as _,
+    net::IpAddr,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+/// Each part has a lock of its own, which is held while a connection begins or ends.
+const PARTS: usize = 16;
+
+/// All clients that have a connection.
+#[derive(Debug, Default)]
+pub(super) struct Clients {
+    parts: [Mutex<HashMap<IpAddr, Weak<InFlight>>>; PARTS],
+    hasher: RandomState,
+}
+
+/// How many requests one client has in flight.
+#[derive(Debug)]
+pub(super) struct InFlight {
+    count: AtomicUsize,
+    client: IpAddr,
+    clients: Arc<Clients>,
+}
+
+impl Clients {
+    /// The count of `client`, which all its connections share.
+    pub(super) fn enter(self: &Arc<Self>, client: IpAddr) -> Arc<InFlight> {
+        let mut part = self.part(client);
+        if let Some(known) = part.get(&client).and_then(Weak::upgrade) {
+            return known;
+        }
+        let count = Arc::new(InFlight {
+            count: AtomicUsize::new(0),
+            client,
+            clients: Arc::clone(self),
+        });
+        part.insert(client, Arc::downgrade(&count));
+        count
+    }
+
+    fn part(&self, client: IpAddr) -> MutexGuard<'_, HashMap<IpAddr, Weak<InFlight>>> {
+        let parts = u64::try_from(PARTS).unwrap_or(1);
+        let at = usize::try_from(self.hasher.hash_one(client) % parts).unwrap_or(0);
+        self.parts[at]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        let mut part = self.clients.part(self.client);
+        // A new count may have taken its place meanwhile.
+        let is_gone = |known: &Weak<Self>| known.strong_count() == 0;
+        if part.get(&self.client).is_some_and(is_gone) {
+            part.remove(&self.client);
+        }
+    }
+}
+
+impl InFlight {
+    /// Counts one more request for as long as the result lives; `None` if there are `most` already.
+    pub(super) fn begin(self: &Arc<Self>, most: usize) -> Option<Begun> {
+        let begun = self.begin_anyway();
+        // Counted before it is compared, so that two who come together are not both the last.
+        (begun.0.count.load(Ordering::Relaxed) <= most).then_some(begun)
+    }
+
+    /// The same, however many there are.
+    pub(super) fn begin_anyway(self: &Arc<Self>) -> Begun {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        Begun(Arc::clone(self))
+    }
+}
+
+/// The client has this many requests in flight, and this one is too many: an extension of the request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Excess(pub(super) usize);
+
+/// A request in flight.
+#[derive(Debug)]
+pub(super) struct Begun(Arc<InFlight>);
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        self.0.count.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_of_one_client_share_a_count_that_ends_with_the_last() {
+        let clients = Arc::<Clients>::default();
+        let (one, other) = (IpAddr::from([192, 0, 2, 1]), IpAddr::from([192, 0, 2, 2]));
+        let (first, second) = (clients.enter(one), clients.enter(one));
+        let begun = [first.begin(2), second.begin(2)];
+        assert!(begun.iter().all(Option::is_some));
+        assert!(first.begin(2).is_none());
+        assert!(clients.enter(other).begin(2).is_some());
+        drop(begun);
+        assert!(second.begin(1).is_some());
+        drop((first, second));
+        assert!(
+            clients
+                .parts
+                .iter()
+                .all(|part| part.lock().unwrap().is_empty())
+        );
+    }
+}

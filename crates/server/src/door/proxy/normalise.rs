@@ -1,0 +1,203 @@
+//! The head of a request as the upstream is going to receive it, made before any rule looks at it.
+//!
+//! A rule that saw anything else could be escaped: a header that the proxy removes later would be a key of its own, and a
+//! header that is spelled differently would be none. So everything that the proxy removes or rewrites is removed or
+//! rewritten here, once, and rules, `upstreams[].when` and classes of `adaptive` are asked about the result. What the proxy
+//! only adds comes later: `X-Forwarded-*`, `Forwarded`, `Via`, and the headers that frame the message.
+//!
+//! ```text
+//! target::check    one length, one encoding, not too many lines
+//! check_values     HTTP/2: no white space around values
+//! remove_names     names with `_`, and what only proxies may say
+//! target::settle   one host, a path, one line of cookies
+//! hop              headers of the client's connection; an `Upgrade` in one spelling
+//! ```
+
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Version,
+    header::{CONTENT_LENGTH, EXPECT, UPGRADE, VIA},
+    request::Parts,
+};
+
+use super::{
+    forwarded::{Forwarding, is_claim},
+    hop, lines,
+    live::Current,
+    refusal::Refusal,
+    target,
+};
+use crate::config::{Underscores, Via};
+
+/// How many times a request may have passed a proxy with our pseudonym. A second and a third tier of proxies may share
+/// it; a request that has passed more is going round in a loop.
+const MAX_PASSES: usize = 4;
+
+/// Makes `head` what the upstream is to receive of it, by the settings of `current`. `forwarding` knows whether the client
+/// is a trusted proxy.
+///
+/// # Errors
+///
+/// A head that is malformed, could mean several things, or comes round in a loop.
+pub(super) fn normalise(
+    head: &mut Parts,
+    current: &Current,
+    forwarding: &Forwarding,
+) -> Result<(), Refusal> {
+    let settings = &current.settings;
+    target::check(&head.headers, settings.max_headers)?;
+    if head.version == Version::HTTP_2 {
+        check_values(&head.headers)?;
+    }
+    remove_names(&mut head.headers, settings.heads.underscores, forwarding)?;
+    if let Some(via) = &settings.heads.via {
+        check_passes(&head.headers, via)?;
+    }
+    forwarding.clean(&mut head.headers);
+    target::settle(head)?;
+    trim_length(&mut head.headers);
+    // The proxy itself answers `100 Continue` when the body is asked for.
+    lines::remove(&mut head.headers, &EXPECT);
+    // `Upgrade` means nothing over HTTP/1.0 and HTTP/2: RFC 9110, section 7.8, and RFC 9113, section 8.2.2.
+    let is_http11 = head.version == Version::HTTP_11;
+    let protocol = is_http11.then(|| hop::offered(&head.headers)).flatten();
+    hop::strip_request(&mut head.headers);
+    if let Some(protocol) = protocol {
+        let upstream = current.upstreams.choose(head);
+        // An upstream over HTTP/2 cannot switch, and is not told.
+        if upstream.is_ok_and(|upstream| upstream.http2.is_none()) {
+            head.headers.insert(UPGRADE, protocol);
+        }
+    }
+    Ok(())
+}
+
+/// RFC 9113, section 8.2.1: a value that begins or ends with white space makes a request malformed. HTTP/1.1 has no such
+/// values, because the white space around them is not part of them.
+fn check_values(headers: &HeaderMap) -> Result<(), Refusal> {
+    let is_blank = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
+    for value in headers.values().map(HeaderValue::as_bytes) {
+        if is_blank(value.first()) || is_blank(value.last()) {
+            return Err(Refusal::Malformed(
+                "a header value begins or ends with white space",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Removes headers with `_` in their names, as `underscores` has it, and those that only trusted proxies may send.
+fn remove_names(
+    headers: &mut HeaderMap,
+    underscores: Underscores,
+    forwarding: &Forwarding,
+) -> Result<(), Refusal> {
+    let mut removed: Vec<HeaderName> = Vec::new();
+    for name in headers.keys() {
+        let mut has_underscore = false;
+        for byte in name.as_str().bytes() {
+            match byte {
+                b'_' => has_underscore = true,
+                // `http` lets it through in names over HTTP/2, but it is no token: RFC 9110, section 5.6.2.
+                b'"' => return Err(Refusal::Malformed("a header name has a `\"`")),
+                _ => {}
+            }
+        }
+        let is_removed = match (has_underscore, underscores) {
+            (true, Underscores::Refuse) => {
+                return Err(Refusal::Malformed(
+                    "a header name has a `_`; spell it with `-`",
+                ));
+            }
+            (true, Underscores::Drop) => true,
+            // Not even a trusted proxy spells its claims so.
+            (true, Underscores::Pass) => is_claim(name.as_str()),
+            (false, _) => !forwarding.is_believed() && is_claim(name.as_str()),
+        };
+        if is_removed {
+            removed.push(name.clone());
+        }
+    }
+    for name in removed {
+        headers.remove(name);
+    }
+    Ok(())
+}
+
+/// Refuses a request that has passed this proxy, or others with its pseudonym, too often.
+fn check_passes(headers: &HeaderMap, via: &Via) -> Result<(), Refusal> {
+    if !lines::has(headers, &VIA) {
+        return Ok(());
+    }
+    let elements = headers
+        .get_all(VIA)
+        .iter()
+        .flat_map(|line| line.as_bytes().split(|byte| *byte == b','));
+    // An element is a protocol, white space, a pseudonym, and perhaps a comment.
+    let is_ours = |element: &&[u8]| {
+        let mut words = element
+            .split(|byte| matches!(byte, b' ' | b'\t'))
+            .filter(|word| !word.is_empty());
+        let pseudonym = words.nth(1).unwrap_or_default();
+        pseudonym.eq_ignore_ascii_case(via.pseudonym().as_bytes())
+    };
+    let passes = elements.filter(is_ours).count();
+    if passes >= MAX_PASSES {
+        return Err(Refusal::Loop);
+    }
+    Ok(())
+}
+
+/// Writes a length as the number that it is: `005` reaches the upstream as `5`.
+fn trim_length(headers: &mut HeaderMap) {
+    let Some(length) = lines::first(headers, &CONTENT_LENGTH) else {
+        return;
+    };
+    let digits = length.as_bytes();
+    if digits.len() < 2 || digits[0] != b'0' {
+        return;
+    }
+    let end = digits.len() - 1;
+    let zeros = digits.iter().take_while(|digit| **digit == b'0').count();
+    if let Ok(trimmed) = HeaderValue::from_bytes(&digits[zeros.min(end)..]) {
+        headers.insert(CONTENT_LENGTH, trimmed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_length_is_written_as_a_number() {
+        for (written, expected) in [("0", "0"), ("00", "0"), ("005", "5"), ("50", "50")] {
+            let mut headers = HeaderMap::new();
+            headers.insert(CONTENT_LENGTH, HeaderValue::from_static(written));
+            trim_length(&mut headers);
+            assert_eq!(headers[CONTENT_LENGTH], expected);
+        }
+    }
+
+    #[test]
+    fn passes_are_counted_by_pseudonym() {
+        let via = Via::new("edge").unwrap();
+        for (lines, is_loop) in [
+            (vec!["1.1 edge, 2 edge, 1.1 edge"], false),
+            (
+                vec!["1.1 other, 1.1 edge-2, 1.1 edge (edge), 1.1 a, 1.1 b"],
+                false,
+            ),
+            (
+                vec!["1.1 edge, HTTP/2  Edge (x),1.1\tedge", "1.0 edge"],
+                true,
+            ),
+            (vec!["edge, edge, edge, edge, edge"], false),
+        ] {
+            let mut headers = HeaderMap::new();
+            for line in &lines {
+                headers.append(VIA, HeaderValue::from_str(line).unwrap());
+            }
+            let checked = check_passes(&headers, &via);
+            assert_eq!(checked == Err(Refusal::Loop), is_loop, "{lines:?}");
+        }
+    }
+}

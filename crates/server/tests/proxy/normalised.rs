@@ -1,0 +1,376 @@
+//! Rules see the request that the upstream receives.
+
+use std::cell::{Cell, RefCell};
+
+use proptest::{prelude::*, test_runner::TestRunner};
+use tidegate_core::{Cost, Effect, Request, RuleSet, Scratch};
+
+use crate::{
+    door::Door,
+    http2_smuggling::{OK, asked},
+    upstream::Upstream,
+};
+
+/// A proxy with these rules and more settings, and what stands behind it.
+fn limited(rules: &str, settings: &str) -> (Upstream, Door) {
+    let upstream = Upstream::ok();
+    let text = format!(
+        "rules: [{rules}]\nproxy: {{listen: '127.0.0.1:0', {settings} upstreams: [{{name: app, urls: '{}'}}]}}\n",
+        upstream.url()
+    );
+    let door = Door::open(&text);
+    (upstream, door)
+}
+
+/// The statuses of so many requests with these lines, one after the other.
+fn statuses(door: &Door, lines: &[(&str, &str)], count: usize) -> Vec<u16> {
+    let ask = || door.connect().ask("GET", "/", lines, b"").status;
+    std::iter::repeat_with(ask).take(count).collect()
+}
+
+const KEYED: &str = "{name: keyed, key: [header.x-api-key], limits: [1/d]}, \
+    {name: anonymous, when: {header.x-api-key: {present: false}}, key: [ip], limits: [2/d]}";
+
+#[test]
+fn a_header_that_connection_names_is_not_there() {
+    let (upstream, door) = limited(KEYED, "");
+    let hidden = [("connection", "close, X-Api-Key"), ("x-api-key", "a")];
+    assert_eq!(statuses(&door, &hidden, 3), [200, 200, 429]);
+    assert!(!upstream.heads().concat().contains("x-api-key"));
+    // What a trusted proxy says of the client is not a client's to remove.
+    let hidden = [("connection", "x-forwarded-for, via")];
+    assert_eq!(statuses(&door, &hidden, 1), [429]);
+}
+
+#[test]
+fn a_name_with_an_underscore_is_dropped_refused_or_passed() {
+    let spelled = [("X_Api_Key", "a")];
+    let (upstream, door) = limited(KEYED, "");
+    assert_eq!(statuses(&door, &spelled, 3), [200, 200, 429]);
+    assert!(!upstream.heads().concat().contains("x_api_key"));
+    let (upstream, door) = limited(KEYED, "underscores: refuse,");
+    let answer = door.connect().ask("GET", "/", &spelled, b"");
+    assert_eq!(answer.status, 400);
+    assert_eq!(
+        answer.problem(),
+        "a header name has a `_`; spell it with `-`"
+    );
+    assert_eq!(upstream.heads().len(), 0);
+    let (upstream, door) = limited(KEYED, "underscores: pass,");
+    assert_eq!(statuses(&door, &spelled, 1), [200]);
+    assert!(upstream.heads()[0].contains("\r\nx_api_key: a"));
+}
+
+#[test]
+fn a_protocol_is_offered_in_one_spelling() {
+    let rule = "{name: sockets, when: {header.upgrade: websocket}, key: [ip], limits: [1/d]}";
+    let (upstream, door) = limited(rule, "");
+    for (upgrade, status) in [
+        ("WebSocket", 200),
+        ("websocket", 429),
+        ("websocket, other", 429),
+        ("h2c, websocket", 200),
+    ] {
+        let lines = [("connection", "Upgrade"), ("upgrade", upgrade)];
+        assert_eq!(statuses(&door, &lines, 1), [status], "{upgrade}");
+    }
+    let heads = upstream.heads();
+    assert!(heads[0].contains("\r\nconnection: upgrade"), "{heads:?}");
+    assert!(heads[0].contains("\r\nupgrade: websocket"), "{heads:?}");
+    assert!(!heads[1].contains("upgrade"), "{heads:?}");
+}
+
+#[test]
+fn a_claim_that_is_removed_is_no_key() {
+    let rules = "{name: users, key: [header.x-forwarded-user], limits: [100/d]}, \
+        {name: strangers, when: {header.x-forwarded-user: {present: false}}, key: [ip], limits: [2/d]}";
+    let (_upstream, door) = limited(rules, "");
+    assert_eq!(
+        statuses(&door, &[("x-forwarded-user", "admin")], 3),
+        [200, 200, 429]
+    );
+}
+
+#[test]
+fn the_host_that_rules_see_is_the_one_that_is_asked_for() {
+    let rule = "{name: hosts, key: [header.host], limits: [1/d]}";
+    let (upstream, door) = limited(rule, "");
+    for (host, status) in [("a", "200"), ("b", "429")] {
+        let mut client = door.connect();
+        client.send(format!(
+            "GET http://one.example/ HTTP/1.1\r\nhost: {host}\r\n\r\n"
+        ));
+        let head = client.read_until("\r\n\r\n");
+        assert_eq!(head.split(' ').nth(1), Some(status));
+    }
+    assert_eq!(upstream.heads().len(), 1);
+}
+
+/// Every entry that rules are keyed by in the property.
+const ENTRIES: [&str; 18] = [
+    "method",
+    "path",
+    "host",
+    "header.host",
+    "header.x-api-key",
+    "header.x-kind",
+    "header.upgrade",
+    "header.te",
+    "header.expect",
+    "header.cookie",
+    "header.authorization",
+    "header.proxy-authorization",
+    "header.keep-alive",
+    "header.x-real-ip",
+    "header.x-forwarded-user",
+    "header.true-client-ip",
+    "header.x_api_key",
+    "header.x_real_ip",
+];
+
+/// What the proxy adds to a request, and so no rule sees.
+const ADDED: [&str; 7] = [
+    "via",
+    "forwarded",
+    "x-forwarded-for",
+    "x-forwarded-proto",
+    "x-forwarded-host",
+    "connection",
+    "content-length",
+];
+
+const NAMES: [&str; 24] = [
+    "x-api-key",
+    "x_api_key",
+    "x_api-key",
+    "x-api-key\"",
+    "x-kind",
+    "connection",
+    "te",
+    "upgrade",
+    "cookie",
+    "authorization",
+    "proxy-authorization",
+    "proxy-connection",
+    "keep-alive",
+    "expect",
+    "host",
+    "x-real-ip",
+    "x_real_ip",
+    "x-forwarded-for",
+    "x-forwarded-user",
+    "x_forwarded_user",
+    "true-client-ip",
+    "forwarded",
+    "via",
+    "content-length",
+];
+
+const VALUES: [&str; 22] = [
+    "a",
+    "b",
+    " a",
+    "a ",
+    "\ta",
+    "a\t",
+    "",
+    "a,b",
+    "A",
+    "websocket",
+    "WebSocket",
+    "h2c, websocket",
+    "Echo/2,websocket",
+    "close, x-api-key",
+    "X-Kind , upgrade",
+    "upgrade, te",
+    "keep-alive, cookie,authorization",
+    "gzip, Trailers",
+    "trailers",
+    "s=1; t=2",
+    "1.1 tidegate",
+    "000",
+];
+
+#[derive(Clone, Copy, Debug)]
+enum Wire {
+    Http10,
+    Http11,
+    Http2,
+}
+
+/// A head, well-formed or not.
+#[derive(Clone, Debug)]
+struct Head {
+    wire: Wire,
+    target: &'static str,
+    lines: Vec<(&'static str, &'static str)>,
+}
+
+fn head() -> impl Strategy<Value = Head> {
+    let wire = prop::sample::select(vec![Wire::Http10, Wire::Http11, Wire::Http2]);
+    let targets = ["/", "/a//b", "/%61?q=1", "http://one.example/x", "http://h"];
+    let line = (
+        prop::sample::select(NAMES.to_vec()),
+        prop::sample::select(VALUES.to_vec()),
+    );
+    let lines = prop::collection::vec(line, 0..7);
+    (wire, prop::sample::select(targets.to_vec()), lines).prop_map(|(wire, target, lines)| Head {
+        wire,
+        target,
+        lines,
+    })
+}
+
+impl Head {
+    /// Whether the request is passed on.
+    fn is_passed(&self, door: &Door) -> bool {
+        let version = match self.wire {
+            Wire::Http10 => "1.0",
+            Wire::Http11 => "1.1",
+            Wire::Http2 => return self.is_passed_over_http2(door),
+        };
+        let mut head = format!("GET {} HTTP/{version}\r\nhost: h\r\n", self.target);
+        for (name, value) in &self.lines {
+            head.push_str(&format!("{name}: {value}\r\n"));
+        }
+        let mut client = door.connect();
+        client.send(format!("{head}\r\n"));
+        let answer = client.read_until("\r\n\r\n");
+        answer.split(' ').nth(1) == Some("200")
+    }
+
+    fn is_passed_over_http2(&self, door: &Door) -> bool {
+        let path = if self.target.starts_with('/') {
+            self.target
+        } else {
+            "/x"
+        };
+        let mut lines = vec![
+            (":method", "GET"),
+            (":scheme", "http"),
+            (":path", path),
+            (":authority", "h"),
+        ];
+        lines.extend(&self.lines);
+        asked(door, &lines, b"") == OK
+    }
+}
+
+/// The value of the entry `name` in the request whose `head` the upstream has received.
+fn received(head: &str, name: &str) -> Option<String> {
+    let mut lines = head.lines();
+    let mut request = lines.next().unwrap().split(' ');
+    let (method, target) = (request.next().unwrap(), request.next().unwrap());
+    let header = |wanted: &str| {
+        let pairs = head
+            .lines()
+            .skip(1)
+            .map(|line| line.split_once(": ").unwrap());
+        let mut values = pairs
+            .filter(|(name, _)| *name == wanted)
+            .map(|(_, value)| value);
+        let first = values.next()?;
+        assert!(values.all(|value| value == first), "several values: {head}");
+        Some(first.to_owned())
+    };
+    let value = match name {
+        "method" => Some(method.to_owned()),
+        "path" => {
+            let path = target.split('?').next().unwrap();
+            Some(tidegate_http::normal_path(path).unwrap().into_owned())
+        }
+        "host" => header("host").map(|host| tidegate_http::bare_host(&host)),
+        _ => header(name.strip_prefix("header.").unwrap()),
+    };
+    value.filter(|value| !value.is_empty())
+}
+
+/// A rule is charged for exactly those entries that the upstream has received; what is charged is reset.
+fn check(door: &Door, rules: &RuleSet, passed: Option<&str>) -> Result<(), TestCaseError> {
+    let store = door.limiter.store();
+    if let Some(head) = passed {
+        let values = ENTRIES.map(|name| (name, received(head, name)));
+        let entries: Vec<(&str, &str)> = values
+            .iter()
+            .filter_map(|(name, value)| Some((*name, value.as_deref()?)))
+            .collect();
+        let request = Request::new(&entries, Cost::ONE).unwrap();
+        let (mut scratch, mut outcomes) = (Scratch::default(), Vec::new());
+        let now = door.limiter.now();
+        for charge in rules.charges(&request, now, &mut scratch).unwrap() {
+            let one = std::slice::from_ref(&charge);
+            store.check(one, now, Effect::Look, &mut outcomes);
+            let key = String::from_utf8_lossy(charge.key);
+            prop_assert_eq!(outcomes[0].remaining, 9, "{} of {}", key, head);
+            store.reset(charge.key);
+        }
+    }
+    prop_assert_eq!(store.stats().keys, 0, "more was seen than {:?}", passed);
+    Ok(())
+}
+
+fn entries_agree(settings: &str) {
+    let rule = |entry: &&str| {
+        format!(
+            "{{name: '{entry}', key: ['{entry}'], limits: [{{algorithm: fixed_window, limit: 10, window: 1d}}]}}"
+        )
+    };
+    let rules: Vec<String> = ENTRIES.iter().map(rule).collect();
+    let upstream = Upstream::start(|talk| {
+        while let Some(head) = talk.head() {
+            if head.contains("transfer-encoding: chunked") {
+                talk.until("0\r\n\r\n");
+            }
+            talk.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
+        }
+    });
+    let text = format!(
+        "{settings}rules: [{}]\nproxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: '{}'}}]}}\n",
+        rules.join(", "),
+        upstream.url()
+    );
+    let open = || {
+        let door = Door::open(&text);
+        let rules = door.limiter.rules();
+        (door, rules)
+    };
+    let proxy = RefCell::new(open());
+    assert!(
+        !ADDED
+            .iter()
+            .any(|name| ENTRIES.contains(&format!("header.{name}").as_str()))
+    );
+    let config = ProptestConfig {
+        cases: 400,
+        max_shrink_iters: 400,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    };
+    let passed = Cell::new(0);
+    let ran = TestRunner::new(config).run(&head(), |head| {
+        // What a failure has left behind would fail every other case.
+        if proxy.borrow().0.limiter.store().stats().keys > 0 {
+            proxy.replace(open());
+        }
+        let (door, rules) = &*proxy.borrow();
+        let before = upstream.heads().len();
+        let is_passed = head.is_passed(door);
+        let heads = upstream.heads();
+        prop_assert_eq!(heads.len() - before, usize::from(is_passed));
+        passed.set(passed.get() + usize::from(is_passed));
+        let last = heads.last().map(String::as_str);
+        check(door, rules, last.filter(|_| is_passed))
+    });
+    ran.unwrap_or_else(|error| panic!("{error}"));
+    assert!(passed.get() > 50, "only {} were passed on", passed.get());
+}
+
+#[test]
+fn what_rules_see_of_a_stranger_is_what_the_upstream_receives() {
+    entries_agree("");
+}
+
+#[test]
+fn what_rules_see_of_a_trusted_proxy_is_what_the_upstream_receives() {
+    entries_agree("clients: {proxies: [127.0.0.0/8]}\n");
+}

@@ -1,0 +1,230 @@
+//! Clients that take or send little keep no connection to an upstream from others.
+
+use std::{
+    sync::{Arc, Mutex, mpsc::channel},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::{Request, Response, body::Incoming, client::conn::http2};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::net::TcpStream;
+
+use crate::{door::Door, upstream::Upstream};
+
+/// Longer than anything takes: a test that would hang fails instead.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A client over HTTP/2 that takes nothing of any answer's body.
+#[derive(Clone)]
+struct Greedy(http2::SendRequest<Full<Bytes>>);
+
+impl Greedy {
+    async fn connect(door: &Door) -> Self {
+        let stream = TcpStream::connect(door.listener.local_addr()).await;
+        let (client, connection) = http2::Builder::new(TokioExecutor::new())
+            .initial_stream_window_size(0)
+            .handshake(TokioIo::new(stream.unwrap()))
+            .await
+            .unwrap();
+        tokio::spawn(connection);
+        Self(client)
+    }
+
+    async fn ask(&self, path: &str) -> Response<Incoming> {
+        let request = Request::get(format!("http://h.example{path}"));
+        let answer = self
+            .0
+            .clone()
+            .send_request(request.body(Full::default()).unwrap());
+        tokio::time::timeout(PATIENCE, answer)
+            .await
+            .unwrap()
+            .unwrap()
+    }
+}
+
+/// A proxy whose upstream may have one connection.
+fn narrow(upstream: &Upstream, settings: &str) -> Door {
+    Door::open(&format!(
+        "proxy: {{listen: '127.0.0.1:0', {settings} upstreams: [{{name: app, max_connections: 1, urls: '{}'}}]}}\n",
+        upstream.url()
+    ))
+}
+
+/// Waits until the one connection is free.
+async fn until_free(door: &Door) {
+    let address = door.listener.local_addr();
+    let asking = tokio::task::spawn_blocking(move || {
+        let mut client = crate::client::Client::connect(address);
+        while client.ask("GET", "/small", &[], b"").status == 503 {
+            std::thread::yield_now();
+        }
+    });
+    tokio::time::timeout(PATIENCE, asking)
+        .await
+        .unwrap()
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_small_answer_that_nobody_takes_frees_its_connection_at_once() {
+    for answer in [
+        "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok",
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\no\r\n1\r\nk\r\n0\r\n\r\n",
+    ] {
+        let upstream = Upstream::answering(answer);
+        let door = narrow(&upstream, "");
+        let greedy = Greedy::connect(&door).await;
+        let mut held = Vec::new();
+        for _ in 0..20 {
+            let answer = greedy.ask("/").await;
+            assert_eq!(answer.status(), 200);
+            held.push(answer);
+        }
+        assert_eq!(upstream.connections(), 1);
+        until_free(&door).await;
+    }
+}
+
+/// The upstream needs several turns to send it, and the client takes nothing of it.
+#[tokio::test]
+async fn an_answer_is_read_ahead_of_its_client() {
+    const PIECE: usize = 8 << 10;
+    let upstream = Upstream::start(|talk| {
+        while let Some(head) = talk.head() {
+            if head.starts_with("GET /small") {
+                talk.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
+                continue;
+            }
+            talk.send(format!(
+                "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n",
+                7 * PIECE
+            ));
+            for _ in 0..7 {
+                talk.send(vec![b'x'; PIECE]);
+                std::thread::yield_now();
+            }
+        }
+    });
+    let door = narrow(&upstream, "");
+    let greedy = Greedy::connect(&door).await;
+    let held = greedy.ask("/large").await;
+    assert_eq!(held.status(), 200);
+    until_free(&door).await;
+}
+
+/// Beyond what is read ahead, the upstream waits for the client, which is given up.
+#[tokio::test]
+async fn an_answer_that_is_taken_too_slowly_is_given_up() {
+    let upstream = Upstream::start(|talk| {
+        while let Some(head) = talk.head() {
+            if head.starts_with("GET /small") {
+                talk.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
+                continue;
+            }
+            talk.send(format!(
+                "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n",
+                16 << 20
+            ));
+            talk.send(vec![b'x'; 16 << 20]);
+        }
+    });
+    // Long before the client would be cut off because it takes nothing.
+    let settings = "timeouts: {idle: 1h}, min_rate: {bytes_per_second: 1000, grace: 100ms},";
+    let door = narrow(&upstream, settings);
+    let greedy = Greedy::connect(&door).await;
+    let held = greedy.ask("/large").await;
+    assert_eq!(held.status(), 200);
+    until_free(&door).await;
+}
+
+#[test]
+fn a_body_that_drips_is_408() {
+    let upstream = Upstream::silent();
+    let settings = "timeouts: {idle: 1h}\nmin_rate: {bytes_per_second: 1000, grace: 100ms}";
+    let door = Door::with(upstream.url(), settings);
+    let mut client = door.connect();
+    client.send("POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 1000000\r\n\r\n");
+    let mut drip = client.clone_stream();
+    std::thread::spawn(move || {
+        use std::io::Write as _;
+        while drip.write_all(b"x").is_ok() {
+            std::thread::park_timeout(Duration::from_millis(20));
+        }
+    });
+    assert_eq!(client.read_answer(false).status, 408);
+}
+
+#[tokio::test]
+async fn a_client_has_so_many_requests_in_flight_and_no_more() {
+    let (send, wait) = channel::<()>();
+    let wait = Arc::new(Mutex::new(wait));
+    let upstream = Upstream::start(move |talk| {
+        while talk.head().is_some() {
+            let _ = wait.lock().unwrap().recv();
+            talk.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
+        }
+    });
+    let rule = "rules: [{name: all, key: [ip], limits: [2/d]}]\n";
+    let proxy = |more: &str| {
+        Door::open(&format!(
+            "{rule}{more}proxy: {{listen: '127.0.0.1:0', max_requests_per_client: 2, upstreams: [{{name: app, urls: '{}'}}]}}\n",
+            upstream.url()
+        ))
+    };
+    let door = proxy("");
+    let greedy = Greedy::connect(&door).await;
+    let asking: Vec<_> = (0..2)
+        .map(|_| {
+            let greedy = greedy.clone();
+            tokio::spawn(async move { greedy.ask("/").await.status() })
+        })
+        .collect();
+    while upstream.heads().len() < 2 {
+        tokio::task::yield_now().await;
+    }
+    // On another connection, of either version; and it is charged nothing.
+    let answer = door.get("/");
+    assert_eq!(
+        (answer.status, answer.header("retry-after")),
+        (429, Some("1"))
+    );
+    assert!(answer.problem().starts_with("2 requests from this address"));
+    assert_eq!(greedy.ask("/").await.status(), 429);
+    for _ in 0..2 {
+        send.send(()).unwrap();
+    }
+    for asking in asking {
+        assert_eq!(asking.await.unwrap(), 200);
+    }
+    let metrics = door.limiter.exposition();
+    assert!(
+        !metrics.contains("door=\"proxy\",outcome=\"limit\"} 1"),
+        "{metrics}"
+    );
+    // A trusted proxy brings many clients.
+    let door = proxy("clients: {proxies: [127.0.0.0/8]}\n");
+    let greedy = Greedy::connect(&door).await;
+    let before = upstream.heads().len();
+    let claims = ["192.0.2.1", "192.0.2.2", "192.0.2.3"];
+    let asking: Vec<_> = claims
+        .map(|client| {
+            let mut sender = greedy.0.clone();
+            let request = Request::get("http://h.example/").header("x-forwarded-for", client);
+            let request = request.body(Full::default()).unwrap();
+            tokio::spawn(async move { sender.send_request(request).await.unwrap().status() })
+        })
+        .into_iter()
+        .collect();
+    while upstream.heads().len() < before + 3 {
+        tokio::task::yield_now().await;
+    }
+    for _ in 0..3 {
+        send.send(()).unwrap();
+    }
+    for asking in asking {
+        assert_eq!(asking.await.unwrap(), 200);
+    }
+}
