@@ -6,7 +6,7 @@ use tidegate_core::{
     adaptive::{AdaptiveSettings, Aimd, Gradient, Method},
 };
 use tidegate_http::{Room, Share};
-use tidegate_server::config::{Config, ForwardedHeaders, Proxy};
+use tidegate_server::config::{Config, ForwardedHeaders, MinRate, Proxy, Underscores, Via};
 
 use crate::{mistakes, warnings};
 
@@ -30,6 +30,20 @@ fn what_is_left_out_has_its_default() {
     assert_eq!((proxy.max_head, proxy.max_headers), (64 << 10, 100));
     assert_eq!(proxy.max_connections, 10_000);
     assert_eq!(proxy.forwarded, ForwardedHeaders::XForwarded);
+    assert_eq!(proxy.heads.underscores, Underscores::Drop);
+    assert_eq!(proxy.heads.via, Via::new("tidegate"));
+    let rate = MinRate {
+        bytes_per_second: 240,
+        grace: Duration::from_secs(5),
+    };
+    assert_eq!(
+        (
+            proxy.slow.max_requests,
+            proxy.slow.min_rate,
+            proxy.slow.response_buffer
+        ),
+        (256, Some(rate), 64 << 10)
+    );
     assert_eq!(proxy.timeouts.head, Duration::from_secs(30));
     let [upstream] = &proxy.upstreams[..] else {
         panic!("{:?}", proxy.upstreams)
@@ -54,6 +68,11 @@ proxy:
   max_headers: 50
   max_connections: 20
   forwarded: both
+  underscores: refuse
+  via: edge-1
+  max_requests_per_client: 30
+  min_rate: {bytes_per_second: 1000, grace: 1s}
+  response_buffer: 1MiB
 ",
     );
     assert_eq!(proxy.upstreams.len(), 2);
@@ -68,6 +87,59 @@ proxy:
     );
     assert_eq!((proxy.max_headers, proxy.max_connections), (50, 20));
     assert_eq!(proxy.forwarded, ForwardedHeaders::Both);
+    assert_eq!(proxy.heads.underscores, Underscores::Refuse);
+    assert_eq!(proxy.heads.via, Via::new("edge-1"));
+    assert_eq!(
+        (proxy.slow.max_requests, proxy.slow.response_buffer),
+        (30, 1 << 20)
+    );
+    let rate = proxy.slow.min_rate.unwrap();
+    assert_eq!(
+        (rate.bytes_per_second, rate.grace),
+        (1_000, Duration::from_secs(1))
+    );
+}
+
+#[test]
+fn what_can_be_switched_off_is() {
+    let proxy = proxy(
+        "proxy: {listen: '127.0.0.1:8000', via: off, min_rate: off, response_buffer: 0, upstreams: [{name: app, urls: 'http://h'}]}",
+    );
+    assert_eq!(proxy.heads.via, None);
+    assert_eq!((proxy.slow.min_rate, proxy.slow.response_buffer), (None, 0));
+}
+
+#[test]
+fn names_with_underscores_are_passed_on_with_a_warning() {
+    let text = "proxy: {listen: '127.0.0.1:8000', underscores: pass, upstreams: [{name: app, urls: 'http://h'}]}";
+    let warnings = warnings(text);
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    assert!(warnings[0].contains("underscores-pass: "), "{warnings:?}");
+}
+
+#[test]
+fn what_bounds_clients_makes_sense() {
+    for (setting, problem) in [
+        ("via: 'a b'", "proxy.via"),
+        ("underscores: maybe", "proxy.underscores"),
+        (
+            "min_rate: {bytes_per_second: 0}",
+            "proxy.min_rate.bytes_per_second",
+        ),
+        ("min_rate: {grace: 0s}", "proxy.min_rate.grace"),
+        ("response_buffer: 1GiB", "proxy.response_buffer"),
+        (
+            "max_requests_per_client: 0",
+            "proxy.max_requests_per_client",
+        ),
+    ] {
+        let text = format!(
+            "proxy: {{listen: '127.0.0.1:8000', {setting}, upstreams: [{{name: app, urls: 'http://h'}}]}}"
+        );
+        let mistakes = mistakes(&text);
+        assert_eq!(mistakes.len(), 1, "{mistakes:?}");
+        assert!(mistakes[0].starts_with(problem), "{mistakes:?}");
+    }
 }
 
 #[test]

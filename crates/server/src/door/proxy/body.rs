@@ -51,7 +51,7 @@ impl fmt::Display for BodyError {
 
 impl Error for BodyError {}
 
-/// How an answer can end before its end, for metrics and logs.
+/// How an upstream can end an answer before its end, for metrics and logs.
 pub(super) const BREAKS: [&str; 2] = ["broken_off", "idle_timeout"];
 
 impl BodyError {
@@ -60,6 +60,14 @@ impl BodyError {
         match self {
             Self::Broken(_) | Self::TooLarge | Self::ClientSlow | Self::Unwanted => 0,
             Self::Silent => 1,
+        }
+    }
+
+    /// What the access log calls it.
+    pub(super) const fn reason(&self) -> &'static str {
+        match self {
+            Self::ClientSlow => "client_slow",
+            _ => BREAKS[self.at()],
         }
     }
 }

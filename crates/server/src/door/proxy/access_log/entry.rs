@@ -180,7 +180,7 @@ where
             Some(Err(error)) => {
                 let error: &dyn Error = error;
                 let error = error.downcast_ref::<BodyError>();
-                entry.line.reason = Some(BREAKS[error.map_or(0, BodyError::at)]);
+                entry.line.reason = Some(error.map_or(BREAKS[0], BodyError::reason));
                 entry.broke = true;
             }
             None => {}
