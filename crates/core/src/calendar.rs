@@ -12,6 +12,7 @@ use jiff::{
 };
 
 use crate::{
+    digest::Digest,
     limit::LimitError,
     time::{Span, Timestamp},
     zone::Zone,
@@ -70,6 +71,17 @@ impl Calendar {
             Some(mistake) => Err(mistake),
             None => Ok(Self { unit, zone, day }),
         }
+    }
+
+    pub(crate) fn digest(&self, digest: Digest) -> Digest {
+        let unit = match self.unit {
+            CalendarUnit::Day => 1,
+            CalendarUnit::Week => 2,
+            CalendarUnit::Month => 3,
+        };
+        // A day is from 1 to 31.
+        let day = u64::from(self.day.unsigned_abs());
+        digest.numbers(&[unit, day]).text(self.zone.name())
     }
 
     /// Everything that [`Self::new`] would refuse.

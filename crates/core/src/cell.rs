@@ -43,7 +43,7 @@ impl Cell {
     pub(crate) fn taken_over<'k>(
         self,
         kernels: impl Iterator<Item = &'k Kernel>,
-        adopt: impl Fn(&Kernel, usize, State) -> State,
+        mut adopt: impl FnMut(&Kernel, usize, State) -> State,
     ) -> Self {
         let states = self.into_states().into_iter().enumerate();
         let mut left: Vec<Option<(usize, State)>> = states.map(Some).collect();

@@ -24,6 +24,7 @@ pub mod remote;
 mod calendar;
 mod cell;
 mod charge;
+mod digest;
 mod failure;
 mod kernel;
 mod limit;

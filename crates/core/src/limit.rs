@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use crate::{calendar::Calendar, kernel::Kernel, time::Span};
+use crate::{calendar::Calendar, digest::Digest, kernel::Kernel, time::Span};
 
 /// So many units per period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -56,6 +56,16 @@ pub enum Window {
     FirstRequest(Span),
     /// Days, weeks or months of a calendar.
     Calendar(Calendar),
+}
+
+impl Window {
+    pub(crate) fn digest(&self, digest: Digest) -> Digest {
+        match self {
+            Self::Epoch(span) => digest.numbers(&[1, span.as_micros()]),
+            Self::FirstRequest(span) => digest.numbers(&[2, span.as_micros()]),
+            Self::Calendar(calendar) => calendar.digest(digest.number(3)),
+        }
+    }
 }
 
 /// The algorithms by the names that people ask for, each a face of one of the kernels (`src/kernel/`),
@@ -271,6 +281,62 @@ impl Limit {
         }
         self.in_full = true;
         Ok(self)
+    }
+
+    /// Adds everything that decides: an explicit encoding, which `Digest` versions.
+    pub(crate) fn digest(&self, digest: Digest) -> Digest {
+        let digest = match &self.algorithm {
+            Algorithm::Gcra { rate, burst } => {
+                digest.numbers(&[1, rate.count, rate.period.as_micros(), *burst])
+            }
+            Algorithm::TokenBucket {
+                capacity,
+                refill,
+                mode,
+            } => {
+                let mode = match mode {
+                    RefillMode::Continuous => 0,
+                    RefillMode::Interval => 1,
+                };
+                let period = refill.period.as_micros();
+                digest.numbers(&[2, *capacity, refill.count, period, mode])
+            }
+            Algorithm::LeakyBucket {
+                capacity,
+                leak,
+                queue,
+            } => {
+                let period = leak.period.as_micros();
+                digest.numbers(&[3, *capacity, leak.count, period, u64::from(*queue)])
+            }
+            Algorithm::FixedWindow { limit, window } => {
+                window.digest(digest.numbers(&[4, *limit]))
+            }
+            Algorithm::SlidingWindowLog { limit, window } => {
+                digest.numbers(&[5, *limit, window.as_micros()])
+            }
+            Algorithm::Concurrency { limit, lease } => {
+                digest.numbers(&[6, *limit, lease.as_micros()])
+            }
+            Algorithm::SlidingWindowCounter {
+                limit,
+                window,
+                counting,
+            } => {
+                let digest = digest.numbers(&[7, *limit, window.as_micros()]);
+                match counting {
+                    Counting::Weighted => digest.number(0),
+                    Counting::Buckets { buckets, strict } => {
+                        digest.numbers(&[1, u64::from(*buckets), u64::from(*strict)])
+                    }
+                }
+            }
+        };
+        digest.numbers(&[
+            u64::from(self.soft_percent),
+            u64::from(self.count_denied),
+            u64::from(self.in_full),
+        ])
     }
 
     /// The algorithm and its numbers.

@@ -13,10 +13,11 @@
 use crate::{
     cell::Cell,
     charge::{Charge, Cost, Effect},
+    digest::Digest,
     kernel::{BucketsState, IntervalState, LogState, Stamp, State, WeightedState, WindowState},
     limit::Window,
     limits::Limits,
-    outcome::Outcome,
+    outcome::{Outcome, Retry},
     question::Question,
     time::{Span, Timestamp},
 };
@@ -95,7 +96,54 @@ pub struct Member<'l> {
     pub denials: Denials,
 }
 
-/// The kernels of `limits`, at `cost`, in an order that never changes under the same [`fingerprint`].
+/// What the state of a kernel is counted in. A state that was left in other terms has to be converted; one that was left in the
+/// same terms means the same under any limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Terms {
+    /// One unit lasts `numerator / denominator` microseconds, in lowest terms.
+    Schedule {
+        /// At least 1.
+        numerator: u64,
+        /// At least 1.
+        denominator: u64,
+    },
+    /// Tokens that come back an interval's worth at once.
+    Interval {
+        /// What an interval brings, at least 1.
+        refill: u64,
+        /// How many microseconds it has, at least 1.
+        every: u64,
+    },
+    /// Windows that begin with the first request.
+    FirstRequest {
+        /// How many microseconds one has, at least 1.
+        window: u64,
+    },
+    /// All else: the state holds what a conversion needs, and a digest tells terms apart.
+    Digest(u32),
+}
+
+impl Terms {
+    pub(crate) fn digest(&self, digest: Digest) -> Digest {
+        match *self {
+            Self::Schedule {
+                numerator,
+                denominator,
+            } => digest.numbers(&[0, numerator, denominator]),
+            Self::Interval { refill, every } => digest.numbers(&[1, refill, every]),
+            Self::FirstRequest { window } => digest.numbers(&[2, window]),
+            Self::Digest(other) => digest.numbers(&[3, other.into()]),
+        }
+    }
+}
+
+/// What the states of `limits` are counted in, one a kernel, in the order of [`numbers`].
+pub fn terms(limits: &Limits) -> impl ExactSizeIterator<Item = Terms> {
+    limits.members().iter().map(|member| member.kernel.terms())
+}
+
+/// The kernels of `limits`, at `cost`, in an order that never changes under the same [`terms`].
 pub fn numbers(limits: &Limits, cost: Cost) -> impl ExactSizeIterator<Item = Member<'_>> {
     limits.members().iter().map(move |member| Member {
         numbers: member.kernel.numbers(cost.units()),
@@ -106,7 +154,7 @@ pub fn numbers(limits: &Limits, cost: Cost) -> impl ExactSizeIterator<Item = Mem
 /// A number of 28 bits that differs, almost surely, between limits that decide differently, and not between processes.
 #[must_use]
 pub fn fingerprint(limits: &Limits) -> u32 {
-    limits.fingerprint()
+    limits.numbers_fingerprint()
 }
 
 /// What a kernel remembers of a key, in plain numbers; instants are in microseconds since the epoch.
@@ -168,50 +216,73 @@ pub enum Held {
 /// One charge, decided again on the state that a store elsewhere found: the same questions in the same order
 /// as in the memory store.
 #[derive(Debug)]
-pub struct Replay<'a>(Question<'a>);
+pub struct Replay<'a> {
+    question: Question<'a>,
+    /// The limits whose state holds more than they allow and loses some of it when it is converted, each with the time
+    /// until it would be admitted by the state as it was left.
+    inexact: Vec<(usize, Retry)>,
+}
 
 impl<'a> Replay<'a> {
-    /// Begins with what is `held` of the charge's key, one state a kernel, left under the limits of that
-    /// fingerprint; `None` for a key that is not known. A state left under other numbers is taken over as of `now`,
-    /// and what is to be given back is.
+    /// Begins with what is `held` of the charge's key, one state a kernel, each with the terms that it was left in; `None` for a key
+    /// that is not known. A state left in other terms is converted as of `now`, and what is to be given back is.
     #[must_use]
     pub fn open(
         charge: &Charge<'a>,
-        held: Option<(u32, Vec<Held>)>,
+        held: Option<Vec<(Terms, Held)>>,
         now: Timestamp,
         effect: Effect,
     ) -> Self {
         let limits = charge.limits;
-        let cell = match held {
-            None => limits.fresh(),
-            Some((fingerprint, states)) => {
-                let states = states.into_iter().map(State::from).collect();
-                limits.load(Cell::from_states(states), fingerprint, now)
+        let (cell, inexact) = match held {
+            None => (limits.fresh(), Vec::new()),
+            Some(held) => {
+                let (terms, states): (Vec<Terms>, Vec<State>) = held
+                    .into_iter()
+                    .map(|(terms, held)| (terms, State::from(held)))
+                    .unzip();
+                limits.convert((Cell::from_states(states), &terms), now, charge.cost.units())
             }
         };
-        Self(Question::open(charge, cell, now, effect))
+        Self {
+            question: Question::open(charge, cell, now, effect),
+            inexact,
+        }
+    }
+
+    /// Whether the states were converted without loss, or needed no conversion.
+    #[must_use]
+    pub fn is_exact(&self) -> bool {
+        self.inexact.is_empty()
+    }
+
+    /// The limits whose state holds more than they allow, by their index in the rule, each with the time until the cost is admitted
+    /// while the state stays as it was left.
+    #[must_use]
+    pub fn inexact(&self) -> &[(usize, Retry)] {
+        &self.inexact
     }
 
     /// Asks the limits; true if they let the request pass, as those of a shadow rule always do.
     pub fn ask(&mut self, now: Timestamp) -> bool {
-        self.0.ask(now)
+        self.question.ask(now)
     }
 
     /// Spends what is to be spent, given whether the request as a whole is `admitted`.
     pub fn settle(&mut self, admitted: bool, now: Timestamp) {
-        self.0.settle(admitted, now);
+        self.question.settle(admitted, now);
     }
 
     /// Appends what every limit answers.
     pub fn report(&self, now: Timestamp, outcomes: &mut Vec<Outcome>) {
-        self.0.report(now, outcomes);
+        self.question.report(now, outcomes);
     }
 
     /// The states as they are now, one a kernel, and the instant from which forgetting them changes nothing.
     #[must_use]
     pub fn held(&self) -> (Vec<Held>, Timestamp) {
-        let states = self.0.cell.states().iter().map(Held::from).collect();
-        (states, self.0.cell.expires())
+        let states = self.question.cell.states().iter().map(Held::from).collect();
+        (states, self.question.cell.expires())
     }
 }
 

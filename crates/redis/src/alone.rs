@@ -2,7 +2,7 @@
 
 use tidegate_core::{
     Charge, Decision, Effect, Outcome, Timestamp,
-    remote::{self, Denials, Exact, Held, Member, Numbers, Replay, fingerprint},
+    remote::{self, Denials, Exact, Held, Member, Numbers, Replay},
 };
 
 use crate::{
@@ -13,18 +13,31 @@ use crate::{
     store::Settled,
 };
 
+/// The length of the head that the script of one schedule knows.
+const SCHEDULE_HEAD_BYTES: usize = 5;
+
+/// What became of a charge that was put to a script of its own.
+pub(crate) enum Attempt {
+    /// It was decided.
+    Decided(Decision),
+    /// It was not, because the value is not one that the script knows: what stands there, and the instant.
+    Other(Timestamp, Vec<u8>),
+    /// No such script decides these limits.
+    Unsuited,
+}
+
 impl RedisStore {
-    /// Decides a charge that a script of its own can decide; `None` where it has to go the long way.
+    /// Decides a charge that a script of its own can decide.
     pub(crate) async fn check_alone(
         &self,
         charge: &Charge<'_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> Result<Option<Decision>, StoreError> {
+    ) -> Result<Attempt, StoreError> {
         let Some((script, numbers)) = script_of(charge) else {
-            return Ok(None);
+            return Ok(Attempt::Unsuited);
         };
         let mut args = Vec::with_capacity(2 + numbers.len());
-        args.push(encode::head(charge).to_vec());
+        args.push(encode::head(charge));
         args.extend(numbers.into_iter().map(String::into_bytes));
         args.extend(self.pinned().map(|now| now.to_string().into_bytes()));
         let reply = self.call(script, vec![self.key(charge.key)], args).await?;
@@ -32,21 +45,23 @@ impl RedisStore {
             Alone::Ahead(whole) => {
                 // How far ahead is all that matters, so any instant will do.
                 let now = Timestamp::default();
-                let held = vec![Held::Schedule(Exact { whole, part: 0 })];
-                let held = Some((fingerprint(charge.limits), held));
-                let replay = Replay::open(charge, held, now, Effect::Charge);
+                let held = Held::Schedule(Exact { whole, part: 0 });
+                let held = remote::terms(charge.limits).map(|terms| (terms, held.clone()));
+                let replay = Replay::open(charge, Some(held.collect()), now, Effect::Charge);
                 let settled = Settled::of(vec![replay], now, Intent::Charge);
-                Ok(Some(settled.report(now, outcomes)))
+                Ok(Attempt::Decided(settled.report(now, outcomes)))
             }
             Alone::Decided { now, value } => {
                 let alone = std::slice::from_ref(charge);
                 let settled = self.replay(alone, &[value], now, Intent::Charge)?;
-                Ok(Some(settled.report(now, outcomes)))
+                Ok(Attempt::Decided(settled.report(now, outcomes)))
             }
             Alone::Other { now, value } => {
                 let found = decode::found(&self.key(charge.key), &value)?;
-                let block = found.standing_block(now);
-                Ok(block.map(|until| Decision::blocked(0, until, now)))
+                Ok(match found.standing_block(now) {
+                    Some(until) => Attempt::Decided(Decision::blocked(0, until, now)),
+                    None => Attempt::Other(now, value),
+                })
             }
         }
     }
@@ -75,8 +90,11 @@ fn script_of(charge: &Charge<'_>) -> Option<(&'static Script, Vec<String>)> {
     }
     let is_single = members.len() == 1;
     let mut numbers = Vec::with_capacity(1 + 2 * members.len());
+    if is_single && encode::head(charge).len() != SCHEDULE_HEAD_BYTES {
+        return None;
+    }
     if !is_single {
-        numbers.push(format!(">c4B{}", "BI7".repeat(members.len())));
+        numbers.push(format!(">{}", "I7".repeat(members.len())));
     }
     for member in &members {
         let Numbers::Schedule {

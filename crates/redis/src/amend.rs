@@ -2,8 +2,8 @@
 //! a script of their own.
 
 use tidegate_core::{
-    Charge, Decision, Effect, Outcome, Timestamp,
-    remote::{Held, Replay, expires, fingerprint},
+    Charge, Decision, Effect, Outcome, Span, Timestamp,
+    remote::{Replay, expires},
 };
 
 use crate::{
@@ -74,25 +74,6 @@ impl RedisStore {
         decode::values(reply, keys.len()).ok_or_else(StoreError::unreadable)
     }
 
-    /// Takes over the states that were left under other numbers.
-    pub(crate) async fn adopt(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        let amend = |now: Timestamp, found: Vec<Found>| {
-            let adopted = charges
-                .iter()
-                .zip(found)
-                .map(|(charge, found)| match &found.held {
-                    Some((left_under, _)) if *left_under != fingerprint(charge.limits) => {
-                        let block = found.standing_block(now);
-                        let replay = Replay::open(charge, found.held, now, Effect::Look);
-                        rewritten(charge, &replay, block)
-                    }
-                    _ => Amendment::Keep,
-                });
-            (adopted.collect(), ())
-        };
-        self.amend(self.keys(charges), amend).await
-    }
-
     /// Gives back what [`Effect::Refund`] says.
     pub(crate) async fn refund(
         &self,
@@ -104,11 +85,10 @@ impl RedisStore {
             let mut amendments = Vec::with_capacity(charges.len());
             let mut replays = Vec::with_capacity(charges.len());
             for (charge, found) in charges.iter().zip(found) {
-                let block = found.standing_block(now);
                 let had_spent = found.held.is_some();
-                let replay = Replay::open(charge, found.held, now, Effect::Refund);
+                let replay = Replay::open(charge, found.held.clone(), now, Effect::Refund);
                 amendments.push(if had_spent {
-                    rewritten(charge, &replay, block)
+                    rewritten(charge, &replay, &found, now)
                 } else {
                     Amendment::Keep
                 });
@@ -129,12 +109,11 @@ impl RedisStore {
     pub async fn reset(&self, key: &[u8]) -> Result<bool, StoreError> {
         let amend = |now: Timestamp, mut found: Vec<Found>| {
             let found = found.pop().unwrap_or_default();
-            let had_spent = found
-                .held
-                .as_ref()
-                .is_some_and(|(_, held)| expires(held) > now);
+            let had_spent = found.states().is_some_and(|held| expires(&held) > now);
             let amendment = match found.standing_block(now) {
-                Some(until) => Amendment::Write(encode::blocked(until, &[]), until),
+                Some(until) => {
+                    Amendment::Write(encode::sealed(Some(until), &[], &[]), until)
+                }
                 None => Amendment::Write(Vec::new(), Some(now)),
             };
             (vec![amendment], had_spent)
@@ -158,17 +137,16 @@ impl RedisStore {
         let amend = |now: Timestamp, mut found: Vec<Found>| {
             let found = found.pop().unwrap_or_default();
             let stood = found.standing_block(now).is_some();
-            let spent_until = found
-                .held
-                .as_ref()
-                .map_or(now, |(_, held): &(u32, Vec<Held>)| expires(held));
+            let spent_until = found.states().map_or(now, |held| expires(&held));
+            let kept_until = spent_until.max(found.ledger_until());
+            let sealed = |block| encode::sealed(block, &found.ledger, &found.state);
             let amendment = match block {
                 None if found.block.is_none() => Amendment::Keep,
-                None if spent_until <= now => Amendment::Write(Vec::new(), Some(now)),
-                None => Amendment::Write(found.state, Some(spent_until)),
+                None if kept_until <= now => Amendment::Write(Vec::new(), Some(now)),
+                None => Amendment::Write(sealed(None), Some(kept_until)),
                 Some(until) => {
-                    let lasts = until.map(|until| until.max(spent_until));
-                    Amendment::Write(encode::blocked(until, &found.state), lasts)
+                    let lasts = until.map(|until| until.max(kept_until));
+                    Amendment::Write(sealed(Some(until)), lasts)
                 }
             };
             (vec![amendment], stood)
@@ -177,19 +155,29 @@ impl RedisStore {
     }
 }
 
-/// The value for what a replay came to, under the block that stands.
+/// The value for what a replay of what was `found` came to, under the block that stands.
 fn rewritten(
     charge: &Charge<'_>,
     replay: &Replay<'_>,
-    block: Option<Option<Timestamp>>,
+    found: &Found,
+    now: Timestamp,
 ) -> Amendment {
     let (held, expires) = replay.held();
     let state = encode::value(charge, &held);
-    match block {
-        None => Amendment::Write(state, Some(expires)),
-        Some(until) => {
-            let lasts = until.map(|until| until.max(expires));
-            Amendment::Write(encode::blocked(until, &state), lasts)
-        }
-    }
+    let ledger = if found.state.starts_with(&encode::head(charge)) {
+        found.ledger.clone()
+    } else {
+        encode::unknown_ledger(charge, now)
+    };
+    let kept_until = expires.max(if ledger.is_empty() {
+        expires
+    } else {
+        now.after(Span::from_micros(encode::LEDGER_MICROS))
+    });
+    let block = found.standing_block(now);
+    let lasts = match block {
+        None => Some(kept_until),
+        Some(until) => until.map(|until| until.max(kept_until)),
+    };
+    Amendment::Write(encode::sealed(block, &ledger, &state), lasts)
 }

@@ -1,4 +1,4 @@
-//! Charges that lie in several slots of a cluster, where no script can decide them at once.
+//! Charges that lie in several slots of a cluster, or in one that is moving, where no script can decide them at once.
 //!
 //! ```text
 //!            every slot charges ─▶ all admit:   admitted, after one round trip
@@ -7,7 +7,7 @@
 //!
 //! **Never too much.** What is admitted was charged in every slot, and each slot admits no more than its limits say. A slot brings
 //! back a receipt of what it charged, and gives back this and nothing of anybody else's, as far as it is still there: core's
-//! `receipt.rs` says what is sound about that. A ledger beside the key, which lives for a minute, knows what others have given back.
+//! `receipt.rs` says what is sound about that. A ledger in the value, which is kept for a minute, knows what others have given back.
 //!
 //! **Denied by what is given back.** What is charged and will be given back denies others for a round trip. Were it so with every
 //! request that is denied, a client far over its own limit would keep taking from a limit that it shares with others. So where
@@ -28,7 +28,8 @@ use tidegate_core::{Charge, Decision, Effect, Outcome, Timestamp};
 
 use crate::{
     RedisReceipt, RedisStore, StoreError, call::Intent, connect::slot, decode::Checked, encode,
-    reserve::Asked, store::MAX_TRIES,
+    reserve::Asked,
+    store::{Conversions, MAX_TRIES, OVERTAKEN},
 };
 
 /// The charges of one slot, and their numbers among all.
@@ -48,10 +49,19 @@ enum Found {
 /// A part's numbers, its decision, and its outcomes.
 type Answer<'p> = (&'p [usize], Decision, Vec<Outcome>);
 
-impl Part<'_> {
+impl<'c> Part<'c> {
     /// Of its charges, among all.
     pub(crate) fn numbers(self) -> Vec<usize> {
         self.numbers
+    }
+
+    /// A part for each charge: those of one slot while it moves, some of whose keys are at another node already.
+    pub(crate) fn each(charges: &[Charge<'c>]) -> Vec<Self> {
+        let parts = charges.iter().enumerate().map(|(number, charge)| Self {
+            numbers: vec![number],
+            charges: vec![*charge],
+        });
+        parts.collect()
     }
 }
 
@@ -90,7 +100,9 @@ impl RedisStore {
             }
             Effect::Peek | Effect::Look => {
                 let intent = Intent::of(effect);
-                let found = self.ask_apart(parts, intent).await?;
+                let Some(found) = self.ask_apart(parts, intent, Vec::new()).await? else {
+                    return Ok(OVERTAKEN);
+                };
                 self.weigh((charges, parts), &found, intent, outcomes)
             }
             Effect::Charge => {
@@ -110,17 +122,27 @@ impl RedisStore {
         receipt: Option<&mut RedisReceipt>,
     ) -> Result<Decision, StoreError> {
         let counts_denials = charges.iter().any(encode::counts_denials);
+        let mut conversions = Vec::new();
         if counts_denials || self.wariness.of(charges).asks_first() {
-            let found = self.ask_apart(parts, Intent::Foresee).await?;
+            let foreseen = self.ask_apart(parts, Intent::Foresee, Vec::new()).await?;
+            let Some(found) = foreseen else {
+                return Ok(OVERTAKEN);
+            };
             let decision = self.weigh((charges, parts), &found, Intent::Foresee, outcomes)?;
+            // What is charged with the others at once cannot be given back by a limit that counts denials.
+            conversions = self.conversions_apart(parts, &found)?;
             if decision == Decision::Limited && counts_denials {
-                self.ask_apart(parts, Intent::Deny).await?;
+                self.ask_apart(parts, Intent::Deny, conversions).await?;
+                return Ok(decision);
             }
             if decision != Decision::Admitted {
                 return Ok(decision);
             }
         }
-        let found = self.ask_apart(parts, Intent::Reserve).await?;
+        let reserved = self.ask_apart(parts, Intent::Reserve, conversions).await?;
+        let Some(found) = reserved else {
+            return Ok(OVERTAKEN);
+        };
         let decision = self.weigh((charges, parts), &found, Intent::Reserve, outcomes)?;
         if let Some(receipt) = receipt
             && decision == Decision::Admitted
@@ -130,15 +152,34 @@ impl RedisStore {
         Ok(decision)
     }
 
-    /// Asks every slot; where nobody knows yet, because a state has to be taken over or a calendar went on, all are asked again.
+    /// The values that were found in other terms than those of the charges.
+    fn conversions_apart(
+        &self,
+        parts: &[Part<'_>],
+        found: &[Found],
+    ) -> Result<Vec<Conversions>, StoreError> {
+        let of_part = |(part, found): (&Part<'_>, &Found)| match found {
+            Found::Blocked(_) => Ok(Conversions::default()),
+            Found::Values(now, values, _) => {
+                self.conversions(&part.charges, values.clone(), *now, Intent::Reserve)
+            }
+        };
+        parts.iter().zip(found).map(of_part).collect()
+    }
+
+    /// Asks every slot; where one has no answer yet, because a state has to be converted or a calendar went on, all are asked again.
+    /// Nothing where that does not help.
     async fn ask_apart(
         &self,
         parts: &[Part<'_>],
         intent: Intent,
-    ) -> Result<Vec<Found>, StoreError> {
+        mut conversions: Vec<Conversions>,
+    ) -> Result<Option<Vec<Found>>, StoreError> {
+        conversions.resize_with(parts.len(), Conversions::default);
         for _ in 0..MAX_TRIES {
-            let questions = parts.iter().map(|part| Asked {
-                call: self.question(&part.charges, intent),
+            let questions = parts.iter().zip(&conversions);
+            let questions = questions.map(|(part, conversions)| Asked {
+                call: self.question(&part.charges, intent, conversions),
                 charges: part.charges.len(),
             });
             let questions: Vec<Asked> = questions.collect();
@@ -149,12 +190,15 @@ impl RedisStore {
                 try_join_all(put).await?
             };
             let is_blocked = |checked: &Checked| matches!(checked, Checked::Blocked { .. });
-            let adopts = intent.adopts() && !checked.iter().any(is_blocked);
+            let converts = intent.converts() && !checked.iter().any(is_blocked);
             let mut found = Vec::with_capacity(parts.len());
-            for (part, checked) in parts.iter().zip(checked) {
+            for ((part, checked), conversions) in parts.iter().zip(checked).zip(&mut conversions) {
                 match checked {
-                    Checked::Outdated { .. } if adopts => self.adopt(&part.charges).await?,
+                    Checked::Outdated { now, values } if converts => {
+                        *conversions = self.conversions(&part.charges, values, now, intent)?;
+                    }
                     Checked::Lost { .. } => {}
+                    Checked::Split => return Err(StoreError::split()),
                     Checked::Blocked { now, charge, until } => {
                         found.push(Found::Blocked(Decision::blocked(charge, until, now)));
                     }
@@ -170,10 +214,10 @@ impl RedisStore {
                 }
             }
             if found.len() == parts.len() {
-                return Ok(found);
+                return Ok(Some(found));
             }
         }
-        Err(StoreError::overtaken())
+        Ok(None)
     }
 
     /// The decision that the slots' answers come to.

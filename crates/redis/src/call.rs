@@ -43,6 +43,21 @@ pub(crate) struct Call {
     pub(crate) unheard: Option<Unheard>,
 }
 
+impl Call {
+    /// The same call for each key alone, of a script whose arguments are `shared` ones and then three for each key.
+    pub(crate) fn each(&self, shared: usize) -> Vec<Self> {
+        let (shared, of_keys) = self.args.split_at(shared.min(self.args.len()));
+        let keys = self.keys.iter().zip(of_keys.chunks(3));
+        keys.map(|(key, args)| Self {
+            script: self.script,
+            keys: vec![key.clone()],
+            args: [shared, args].concat(),
+            unheard: None,
+        })
+        .collect()
+    }
+}
+
 /// What a script answered.
 pub(crate) type Reply = redis::Value;
 
@@ -72,9 +87,9 @@ impl Intent {
         }
     }
 
-    /// Whether states that were left under other numbers are taken over, and not only read as if they were.
-    pub(crate) fn adopts(self) -> bool {
-        !matches!(self, Self::Peek | Self::Look)
+    /// Whether states that were left in other terms are converted before they are charged, and not only read as if they were.
+    pub(crate) fn converts(self) -> bool {
+        matches!(self, Self::Charge | Self::Reserve | Self::Deny)
     }
 
     /// What the script calls it.

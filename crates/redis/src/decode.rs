@@ -2,12 +2,12 @@
 
 use tidegate_core::{
     Timestamp,
-    remote::{Exact, Held},
+    remote::{Exact, Held, Terms},
 };
 
 use crate::{
     call::Reply,
-    encode::{BLOCKED, KERNEL_BITS, SEVERAL, kernel},
+    encode::{BLOCKED, FORM_BITS, HAS_LEDGER, KERNEL_BITS, SEVERAL, bytes_below, kernel},
     error::StoreError,
 };
 
@@ -16,10 +16,12 @@ use crate::{
 pub(crate) struct Found {
     /// The end of the block on it, 0 for none, and whether there is one.
     pub(crate) block: Option<u64>,
-    /// The value as it would be without the block.
+    /// What was given back lately, as it is written down; empty where nothing was.
+    pub(crate) ledger: Vec<u8>,
+    /// The value as it would be without the two.
     pub(crate) state: Vec<u8>,
-    /// The states, and 28 bits of the fingerprint of the limits that left them; `None` for a key that has spent nothing.
-    pub(crate) held: Option<(u32, Vec<Held>)>,
+    /// The states, each with the terms that it was left in; `None` for a key that has spent nothing.
+    pub(crate) held: Option<Vec<(Terms, Held)>>,
 }
 
 impl Found {
@@ -30,6 +32,20 @@ impl Found {
             until if until > now.as_micros() => Some(Some(Timestamp::from_micros(until))),
             _ => None,
         }
+    }
+
+    /// Until when the ledger is kept.
+    pub(crate) fn ledger_until(&self) -> Timestamp {
+        let mut until = Input(self.ledger.get(1..).unwrap_or_default());
+        until
+            .wide()
+            .map_or_else(|_| Timestamp::default(), Timestamp::from_micros)
+    }
+
+    /// The states without their terms.
+    pub(crate) fn states(&self) -> Option<Vec<Held>> {
+        let held = self.held.as_ref()?;
+        Some(held.iter().map(|(_, held)| held.clone()).collect())
     }
 }
 
@@ -44,21 +60,25 @@ pub(crate) fn found(key: &[u8], bytes: &[u8]) -> Result<Found, StoreError> {
 /// Reads a value; the error says what is wrong with it.
 fn value(bytes: &[u8]) -> Result<Found, &'static str> {
     let mut found = Found::default();
-    let Some(first) = bytes.first() else {
+    let Some((first, rest)) = bytes.split_first() else {
         return Ok(found);
     };
-    let mut input = Input(bytes);
-    if first & BLOCKED == 0 {
-        found.state = bytes.to_vec();
-    } else {
-        let head = input.number(4)?;
-        found.block = Some(input.number(7)?);
-        if !input.0.is_empty() {
-            let head = u32::try_from(head).unwrap_or(0) & !(u32::from(BLOCKED) << 24);
-            found.state = [&head.to_be_bytes(), input.0].concat();
-        }
+    let mut input = Input(rest);
+    if first & BLOCKED != 0 {
+        found.block = Some(input.wide()?);
     }
-    if !found.state.is_empty() {
+    if first & HAS_LEDGER != 0 {
+        let sums = input.0.first().ok_or("it is too short")?;
+        let length = 15 + 7 * usize::from(*sums);
+        let (ledger, rest) = input
+            .0
+            .split_at_checked(length)
+            .ok_or("its ledger is too short")?;
+        found.ledger = ledger.to_vec();
+        input = Input(rest);
+    }
+    if !input.0.is_empty() {
+        found.state = [&[first & !(BLOCKED | HAS_LEDGER)], input.0].concat();
         found.held = Some(Input(&found.state).states()?);
     }
     Ok(found)
@@ -89,27 +109,102 @@ impl Input<'_> {
             .fold(0, |number, byte| number << 8 | u64::from(*byte)))
     }
 
-    /// The fingerprint and the states of a value under no block.
-    fn states(mut self) -> Result<(u32, Vec<Held>), &'static str> {
-        let head = self.number(4)?;
-        // Three bits fit a byte, and 28 fit 32.
-        let shape = u8::try_from(head >> 28 & 7).unwrap_or(SEVERAL);
-        let fingerprint = u32::try_from(head & 0x0FFF_FFFF).unwrap_or(0);
-        let mut states = Vec::new();
-        if shape == SEVERAL {
+    /// The states of a value without a block and a ledger, and their terms.
+    fn states(mut self) -> Result<Vec<(Terms, Held)>, &'static str> {
+        let mut kinds = Vec::new();
+        if self.0.first() == Some(&SEVERAL) {
+            self.number(1)?;
             for _ in 0..self.number(1)? {
-                let kind = u8::try_from(self.number(1)?).unwrap_or(0);
-                states.push(self.state(kind & 7, usize::from(kind >> KERNEL_BITS))?);
+                kinds.push(self.terms()?);
             }
         } else {
-            let fraction_bytes = self.0.len().saturating_sub(7);
-            states.push(self.state(shape, fraction_bytes)?);
+            kinds.push(self.terms()?);
+        }
+        let mut states = Vec::with_capacity(kinds.len());
+        for (kernel, terms) in kinds {
+            let fraction_bytes = match terms {
+                Terms::Schedule { denominator, .. } => bytes_below(denominator),
+                _ => 0,
+            };
+            states.push((terms, self.state(kernel, usize::from(fraction_bytes))?));
         }
         if self.0.is_empty() {
-            Ok((fingerprint, states))
+            Ok(states)
         } else {
             Err("it is too long")
         }
+    }
+
+    /// A kernel and what its state is counted in.
+    fn terms(&mut self) -> Result<(u8, Terms), &'static str> {
+        let kind = self.number(1)?;
+        // Fewer bits than a byte has.
+        let bits = |shift: u32, count: u32| u8::try_from(kind >> shift & ((1 << count) - 1)).unwrap_or(0);
+        let (kernel, form) = (bits(0, KERNEL_BITS), bits(KERNEL_BITS, FORM_BITS));
+        if kind >> (KERNEL_BITS + FORM_BITS) != 0 {
+            return Err("its kind of value is not known");
+        }
+        let terms = match (kernel, form) {
+            (kernel::SCHEDULE, 0) => Terms::Schedule {
+                numerator: self.scaled(4)?,
+                denominator: 1,
+            },
+            (kernel::SCHEDULE, 1) => {
+                let denominator = self.number(1)?;
+                Terms::Schedule {
+                    numerator: self.scaled(2)?,
+                    denominator,
+                }
+            }
+            (kernel::SCHEDULE, 2) => {
+                let (numerator, denominator) = (self.wide()?, self.wide()?);
+                self.number(1)?;
+                Terms::Schedule {
+                    numerator,
+                    denominator,
+                }
+            }
+            (kernel::INTERVAL, 0) => Terms::Interval {
+                refill: self.scaled(4)?,
+                every: self.scaled(4)?,
+            },
+            (kernel::INTERVAL, 2) => Terms::Interval {
+                refill: self.wide()?,
+                every: self.wide()?,
+            },
+            (kernel::WINDOW, 1) => Terms::FirstRequest {
+                window: self.scaled(4)?,
+            },
+            (kernel::WINDOW, 2) => Terms::FirstRequest {
+                window: self.wide()?,
+            },
+            (kernel::WINDOW..=kernel::LEASE, 0) => {
+                Terms::Digest(u32::try_from(self.number(4)?).unwrap_or(0))
+            }
+            _ => return Err("its kind of value is not known"),
+        };
+        match terms {
+            Terms::Schedule {
+                numerator: 0,
+                ..
+            }
+            | Terms::Schedule {
+                denominator: 0, ..
+            }
+            | Terms::Interval { refill: 0, .. }
+            | Terms::Interval { every: 0, .. }
+            | Terms::FirstRequest { window: 0 } => Err("its numbers are zero"),
+            terms => Ok((kernel, terms)),
+        }
+    }
+
+    /// A number with a power of ten in its lowest four bits.
+    fn scaled(&mut self, bytes: usize) -> Result<u64, &'static str> {
+        let number = self.number(bytes)?;
+        // Below 2^28 times 10^15.
+        (number >> 4)
+            .checked_mul(10_u64.pow(u32::try_from(number & 15).unwrap_or(0)))
+            .ok_or("its numbers are too large")
     }
 
     fn state(&mut self, number: u8, fraction_bytes: usize) -> Result<Held, &'static str> {
@@ -207,16 +302,19 @@ pub(crate) enum Checked {
     },
     /// A calendar's windows were not those of the instant; nothing was decided.
     Lost { now: Timestamp },
+    /// The slot of the keys moves to another node, and some of them have moved already; nothing was decided.
+    Split,
 }
 
 impl Checked {
-    /// The server's instant.
-    pub(crate) fn now(&self) -> Timestamp {
+    /// The server's instant, if the script ran.
+    pub(crate) fn now(&self) -> Option<Timestamp> {
         match self {
+            Self::Split => None,
             Self::Decided { now, .. }
             | Self::Blocked { now, .. }
             | Self::Outdated { now, .. }
-            | Self::Lost { now } => *now,
+            | Self::Lost { now } => Some(*now),
         }
     }
 }

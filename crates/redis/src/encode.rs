@@ -3,24 +3,38 @@
 //! A value is binary. Numbers are big-endian; an instant or a count takes 7 bytes.
 //!
 //! ```text
-//!   | head: 4 bytes | [how many states: 1 byte] | [kind: 1 byte] state | [kind] state | …
+//!   | first: 1 byte | [block: 7] | [ledger] | terms | state | state | …
 //!
-//!   head    1 bit   blocked: the end of the block follows, 7 bytes, 0 for none, then the rest as it was
-//!           3 bits  the kernel, where there is only one; 7 where there are several, and the bytes in brackets
-//!           28 bits of the fingerprint of the limits that left it
-//!   kind    5 bits  bytes of a schedule's fraction;  3 bits  the kernel
+//!   first   1 bit   blocked: the end of the block follows, 0 for none
+//!           1 bit   a ledger follows: how many sums, 1 byte; until and since when it is kept; the sums, 7 bytes each
+//!           1 bit   0
+//!           2 bits  the form of the terms
+//!           3 bits  the kernel; 7 where there are several: how many follows, 1 byte, and of each a byte like this one with its terms
+//!   terms   what the state of a kernel is counted in (`remote::Terms`), so that every server can convert a state that was left
+//!           under other numbers
 //! ```
 //!
-//! One schedule whose unit is a whole number of microseconds is therefore 11 bytes, the most that Redis keeps in
-//! its smallest allocation for strings.
+//! | kernel | form | terms |
+//! | --- | --- | --- |
+//! | schedule | 0 | its unit in microseconds: 28 bits, and 4 bits by how many powers of ten |
+//! | | 1 | into how many parts a microsecond is cut, 1 byte; the unit in those, 12 bits, and 4 bits as above |
+//! | | 2 | the unit in parts of a microsecond, 7 bytes; how many parts, 7; how many bytes they take in a state, 1 |
+//! | interval | 0 | tokens and microseconds, each as a schedule's unit |
+//! | | 2 | both in 7 bytes |
+//! | window | 0 | a digest |
+//! | | 1, 2 | from the first request: microseconds, as a schedule's unit, or in 7 bytes |
+//! | any other | 0 | a digest, 4 bytes: the state itself has what a conversion needs |
+//!
+//! One schedule of an ordinary rate is therefore 12 bytes, the most that Redis keeps in its smallest allocation for strings. Numbers have one
+//! form only, so that terms can be compared as bytes.
 
 use tidegate_core::{
     Charge, Span, Timestamp, Window,
-    remote::{self, Denials, Held, Member, Numbers},
+    remote::{self, Denials, Held, Member, Numbers, Terms},
 };
 
-/// The first four bytes of a value.
-pub(crate) type Head = [u8; 4];
+/// What a value begins with, without a block and a ledger: the kernels and their terms.
+pub(crate) type Head = Vec<u8>;
 
 /// The kernel in a head when there are several.
 pub(crate) const SEVERAL: u8 = 7;
@@ -28,8 +42,18 @@ pub(crate) const SEVERAL: u8 = 7;
 /// Set in the first byte of a value under a block.
 pub(crate) const BLOCKED: u8 = 0x80;
 
-/// The bits of a kind that name the kernel.
+/// Set in the first byte of a value with a ledger.
+pub(crate) const HAS_LEDGER: u8 = 0x40;
+
+/// The bits of a byte that name the kernel, and those above that name the form of its terms.
 pub(crate) const KERNEL_BITS: u32 = 3;
+pub(crate) const FORM_BITS: u32 = 2;
+
+/// How long a ledger is kept after the last entry, in microseconds.
+pub(crate) const LEDGER_MICROS: u64 = 60_000_000;
+
+/// The sum from which on nobody knows how much was given back.
+const SUM_UNKNOWN: u64 = 1 << 52;
 
 /// How many windows of a calendar a program names, from the one of the latest instant known: the server's clock may
 /// have gone on.
@@ -48,30 +72,75 @@ pub(crate) mod kernel {
 
 /// The head of the values that the limits of `charge` leave.
 pub(crate) fn head(charge: &Charge<'_>) -> Head {
-    let mut members = remote::numbers(charge.limits, charge.cost);
-    let shape = match (members.next(), members.next()) {
-        (Some(member), None) => number_of(&member.numbers),
-        _ => SEVERAL,
+    let members = remote::numbers(charge.limits, charge.cost);
+    let mut head = Vec::with_capacity(2 + 5 * members.len());
+    if let (true, Ok(count)) = (members.len() > 1, u8::try_from(members.len())) {
+        head.extend([SEVERAL, count]);
+    }
+    for (member, terms) in members.zip(remote::terms(charge.limits)) {
+        put_terms(&mut head, number_of(&member.numbers), &terms);
+    }
+    head
+}
+
+/// A kernel and its terms.
+fn put_terms(head: &mut Head, kernel: u8, terms: &Terms) {
+    let mut put_all = |form: u8, numbers: &[(u64, usize)]| {
+        head.push(form << KERNEL_BITS | kernel);
+        numbers
+            .iter()
+            .for_each(|(number, bytes)| put(head, *number, *bytes));
     };
-    let fingerprint = remote::fingerprint(charge.limits) & 0x0FFF_FFFF;
-    (u32::from(shape) << 28 | fingerprint).to_be_bytes()
+    match *terms {
+        Terms::Schedule {
+            numerator,
+            denominator: 1,
+        } if let Some(unit) = scaled(numerator, 28) => put_all(0, &[(unit, 4)]),
+        Terms::Schedule {
+            numerator,
+            denominator,
+        } => match scaled(numerator, 12) {
+            Some(unit) if (2..=255).contains(&denominator) => {
+                put_all(1, &[(denominator, 1), (unit, 2)]);
+            }
+            _ => {
+                let bytes = u64::from(bytes_below(denominator));
+                put_all(2, &[(numerator, 7), (denominator, 7), (bytes, 1)]);
+            }
+        },
+        Terms::Interval { refill, every } => match (scaled(refill, 28), scaled(every, 28)) {
+            (Some(refill), Some(every)) => put_all(0, &[(refill, 4), (every, 4)]),
+            _ => put_all(2, &[(refill, 7), (every, 7)]),
+        },
+        Terms::FirstRequest { window } => match scaled(window, 28) {
+            Some(window) => put_all(1, &[(window, 4)]),
+            None => put_all(2, &[(window, 7)]),
+        },
+        Terms::Digest(digest) => put_all(0, &[(digest.into(), 4)]),
+        _ => unreachable!("core has no other terms"),
+    }
+}
+
+/// A number as so many bits and a power of ten in four bits, if it fits; always with as large a power as possible.
+fn scaled(mut number: u64, bits: u32) -> Option<u64> {
+    let mut power = 0;
+    while power < 15 && number > 0 && number.is_multiple_of(10) {
+        number /= 10;
+        power += 1;
+    }
+    (number < 1 << bits).then_some(number << 4 | power)
 }
 
 /// The program of `charge` for the script `check`, which says what is in it; `around` is the latest instant known.
 pub(crate) fn program(charge: &Charge<'_>, around: Timestamp) -> Vec<u8> {
     let members = remote::numbers(charge.limits, charge.cost);
-    let several = members.len() > 1;
     let mut pack = Pack::default();
-    pack.array(4 + members.len());
+    pack.array(3 + members.len());
     pack.bytes(&head(charge));
-    match u8::try_from(members.len()) {
-        Ok(count) if several => pack.bytes(&[count]),
-        _ => pack.bytes(&[]),
-    }
     pack.boolean(charge.limits.shadow());
     pack.boolean(counts_denials(charge));
     for member in members {
-        put_member(&mut pack, &member, several, charge, around);
+        put_member(&mut pack, &member, charge, around);
     }
     pack.0
 }
@@ -83,28 +152,46 @@ pub(crate) fn counts_denials(charge: &Charge<'_>) -> bool {
 
 /// The value of a key with these states, one a kernel of `charge`, under no block.
 pub(crate) fn value(charge: &Charge<'_>, held: &[Held]) -> Vec<u8> {
-    let mut value = head(charge).to_vec();
-    let several = held.len() > 1;
-    if several {
-        put(&mut value, held.len() as u64, 1);
-    }
+    let mut value = head(charge);
     for (member, held) in remote::numbers(charge.limits, charge.cost).zip(held) {
-        if several {
-            value.push(fraction_bytes(&member.numbers) << KERNEL_BITS | number_of(&member.numbers));
-        }
         put_state(&mut value, &member.numbers, held);
     }
     value
 }
 
-/// A value under a block: `state` is the value as it would be without it, empty where nothing is spent.
-pub(crate) fn blocked(until: Option<Timestamp>, state: &[u8]) -> Vec<u8> {
-    let (head, rest) = state.split_first_chunk().unwrap_or((&[0; 4], &[]));
-    let mut value: Vec<u8> = head.to_vec();
-    value[0] |= BLOCKED;
-    put(&mut value, until.map_or(0, Timestamp::as_micros), 7);
+/// A value under a block, or with a ledger: `state` is the value as it would be without them, empty where nothing is spent.
+pub(crate) fn sealed(
+    block: Option<Option<Timestamp>>,
+    ledger: &[u8],
+    state: &[u8],
+) -> Vec<u8> {
+    let (first, rest) = state.split_first().unwrap_or((&0, &[]));
+    let mut value = vec![*first];
+    if let Some(until) = block {
+        value[0] |= BLOCKED;
+        put(&mut value, until.map_or(0, Timestamp::as_micros), 7);
+    }
+    if !ledger.is_empty() {
+        value[0] |= HAS_LEDGER;
+        value.extend_from_slice(ledger);
+    }
     value.extend_from_slice(rest);
     value
+}
+
+/// A ledger from which nobody can tell how much was given back, for a state of `charge` that was converted at `now`: what was charged
+/// before cannot be found in it any more. Empty where there is no schedule.
+pub(crate) fn unknown_ledger(charge: &Charge<'_>, now: Timestamp) -> Vec<u8> {
+    let members = remote::numbers(charge.limits, charge.cost);
+    let (count, mut ledger) = (members.len(), Vec::new());
+    let mut members = members;
+    if members.any(|member| matches!(member.numbers, Numbers::Schedule { .. })) {
+        put(&mut ledger, count as u64, 1);
+        put(&mut ledger, now.as_micros() + LEDGER_MICROS, 7);
+        put(&mut ledger, now.as_micros(), 7);
+        (0..count).for_each(|_| put(&mut ledger, SUM_UNKNOWN, 7));
+    }
+    ledger
 }
 
 /// A state, as the file of its kernel describes it.
@@ -190,12 +277,11 @@ fn number_of(numbers: &Numbers<'_>) -> u8 {
 fn put_member(
     pack: &mut Pack,
     member: &Member<'_>,
-    several: bool,
     charge: &Charge<'_>,
     around: Timestamp,
 ) {
     let cost = charge.cost.units();
-    let begin = |pack: &mut Pack, numbers| begin_member(pack, member, several, numbers);
+    let begin = |pack: &mut Pack, numbers| begin_member(pack, member, numbers);
     match &member.numbers {
         Numbers::Schedule {
             fraction,
@@ -266,17 +352,15 @@ fn longest_wait(charge: &Charge<'_>, queue: bool) -> Option<u64> {
 }
 
 /// What every member begins with, before so many numbers of its kernel.
-fn begin_member(pack: &mut Pack, member: &Member<'_>, several: bool, numbers: usize) {
+fn begin_member(pack: &mut Pack, member: &Member<'_>, numbers: usize) {
     let number = number_of(&member.numbers);
-    pack.array(3 + numbers);
+    pack.array(2 + numbers);
     pack.number(number.into());
     pack.number(match member.denials {
         Denials::Forgotten => 0,
         Denials::Counted => 1,
         Denials::InFull => 2,
     });
-    let kind = [fraction_bytes(&member.numbers) << KERNEL_BITS | number];
-    pack.bytes(if several { &kind } else { &[] });
 }
 
 /// The windows of a log.
@@ -310,8 +394,13 @@ fn fraction_bytes(numbers: &Numbers<'_>) -> u8 {
     let Numbers::Schedule { fraction, .. } = numbers else {
         return 0;
     };
+    bytes_below(*fraction)
+}
+
+/// How many bytes hold every number below `count`.
+pub(crate) fn bytes_below(count: u64) -> u8 {
     // At most the eight bytes of a number.
-    let bits = u64::BITS - (fraction - 1).leading_zeros();
+    let bits = u64::BITS - (count.max(1) - 1).leading_zeros();
     u8::try_from(bits.div_ceil(8)).unwrap_or(8)
 }
 
@@ -354,11 +443,17 @@ impl Pack {
         self.0.push(if boolean { 0xC3 } else { 0xC2 });
     }
 
-    /// At most 31 bytes.
+    /// At most 65,535 bytes.
     fn bytes(&mut self, bytes: &[u8]) {
-        debug_assert!(bytes.len() < 32, "only heads, kinds and formats");
-        self.0
-            .push(0xA0 | u8::try_from(bytes.len() & 31).unwrap_or(0));
+        debug_assert!(bytes.len() < 1 << 16, "only heads and formats");
+        match u8::try_from(bytes.len()) {
+            Ok(len) if len < 32 => self.0.push(0xA0 | len),
+            _ => {
+                self.0.push(0xDA);
+                let len = u16::try_from(bytes.len()).unwrap_or(u16::MAX);
+                self.0.extend(len.to_be_bytes());
+            }
+        }
         self.0.extend_from_slice(bytes);
     }
 }

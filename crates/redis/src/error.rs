@@ -32,6 +32,12 @@ impl StoreError {
         Self::NotExecuted(problem.to_owned())
     }
 
+    /// The keys of several charges have to be asked about together, and lie on two nodes.
+    pub(crate) fn split() -> Self {
+        let problem = "the slot of the keys is moving to another node";
+        Self::NotExecuted(problem.to_owned())
+    }
+
     pub(crate) fn unreadable() -> Self {
         let problem = "the script's answer makes no sense: is there a proxy in between?";
         Self::Unknown(problem.to_owned())

@@ -14,6 +14,8 @@ use crate::{
 pub(crate) enum ExecError {
     /// The script did not run, and may on another try.
     NotExecuted(String),
+    /// The script did not run, because some of its keys have moved to another node already.
+    Split(String),
     /// The script may have run: it is never sent again.
     Unknown(String),
     /// The server refuses, and will refuse again.
@@ -26,7 +28,7 @@ impl ExecError {
     /// What it means for the keys of `call`.
     pub(crate) fn of(self, call: &Call) -> StoreError {
         match self {
-            Self::NotExecuted(problem) => StoreError::NotExecuted(problem),
+            Self::NotExecuted(problem) | Self::Split(problem) => StoreError::NotExecuted(problem),
             Self::Unknown(problem) => StoreError::Unknown(problem),
             Self::Refused(problem) => StoreError::Refused(problem),
             Self::WrongType => {
@@ -100,9 +102,9 @@ pub(crate) fn read(answer: Value) -> Result<Reply, ExecError> {
     };
     let problem = RedisError::from(error).to_string();
     Err(match kind {
+        Some(ServerErrorKind::TryAgain) => ExecError::Split(problem),
         Some(
             ServerErrorKind::BusyLoading
-            | ServerErrorKind::TryAgain
             | ServerErrorKind::ClusterDown
             | ServerErrorKind::MasterDown
             | ServerErrorKind::ReadOnly

@@ -5,12 +5,9 @@
 //!                                                    values share a slot, and so one atomic call
 //!   a key of its own  prefix : key
 //!   the list of blocks  prefix #blocks
-//!   a key's ledger    prefix #ledger{ number } key  the number puts it into the slot of the key
 //! ```
 //!
 //! No two keys become one: what follows the prefix says which of the two it is, and a scope has a length.
-
-use crate::connect::{number_in, slot};
 
 /// The bytes with which a rule's key begins, which say whose it is.
 const SCOPE_BYTES: usize = 8;
@@ -42,12 +39,6 @@ pub(crate) fn index_key(prefix: &[u8]) -> Vec<u8> {
     [prefix, b"#blocks"].concat()
 }
 
-/// Where it is written down what was given back to the state under `state_key`.
-pub(crate) fn ledger_key(prefix: &[u8], state_key: &[u8]) -> Vec<u8> {
-    let tag = number_in(slot(state_key)).to_string();
-    [prefix, b"#ledger{", tag.as_bytes(), b"}", state_key].concat()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -62,12 +53,5 @@ mod tests {
             [b"tg{}".as_slice(), &scope].concat()
         );
         assert_eq!(state_key(b"tg", b"user:1"), b"tg:user:1");
-    }
-
-    #[test]
-    fn a_ledger_is_in_the_slot_of_its_key() {
-        for key in [b"tg{42}abc".as_slice(), b"tg:user:1", b"tg{}abc", b"tg:}{"] {
-            assert_eq!(slot(&ledger_key(b"tg", key)), slot(key));
-        }
     }
 }

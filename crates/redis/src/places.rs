@@ -3,7 +3,13 @@
 use futures_util::future::join_all;
 use tidegate_core::{Charge, Effect, Renewal, remote::Replay};
 
-use crate::{RedisReceipt, RedisStore, StoreError, call::Call, decode, encode, scripts};
+use crate::{
+    RedisReceipt, RedisStore, StoreError,
+    call::{Call, Reply},
+    decode, encode,
+    exec::ExecError,
+    scripts,
+};
 
 impl RedisStore {
     /// Renews the places of `charges`, for which [`reserve`](Self::reserve) wrote `receipt`: they are held from now on. It is to be
@@ -33,13 +39,10 @@ impl RedisStore {
             .iter()
             .map(|slot| self.renewing(slot.iter().map(|at| holding[*at]), (charges, receipt)))
             .collect();
-        let replies = join_all(calls.iter().map(|call| self.run(call))).await;
+        let replies = join_all(calls.iter().map(|call| self.run_renewal(call))).await;
         let (mut are_held, mut trouble) = (true, None);
         for (slot, reply) in slots.iter().zip(replies) {
-            let renewed = reply.and_then(|reply| {
-                decode::renewed(reply, slot.len()).ok_or_else(StoreError::unreadable)
-            });
-            match renewed {
+            match reply {
                 Ok(renewed) => {
                     for (at, (is_held, of_charge)) in slot.iter().zip(renewed) {
                         are_held &= is_held;
@@ -60,6 +63,20 @@ impl RedisStore {
             (None, false) if receipt.is_doubtful => Ok(Renewal::Unknown),
             (None, false) => Ok(Renewal::Lost),
         }
+    }
+
+    /// Whether the places of each charge of `call` are held, and its receipt: asked about one by one where the keys lie on two nodes,
+    /// because their slot is moving.
+    async fn run_renewal(&self, call: &Call) -> Result<Vec<(bool, Vec<u8>)>, StoreError> {
+        let calls = match self.run_once(call).await {
+            Err(ExecError::Split(_)) if call.keys.len() > 1 => call.each(2),
+            reply => return renewed(reply.map_err(|error| error.of(call))?, call),
+        };
+        let mut answers = Vec::with_capacity(calls.len());
+        for call in calls {
+            answers.extend(renewed(self.run(&call).await?, &call)?);
+        }
+        Ok(answers)
     }
 
     /// The call that renews charges of one slot.
@@ -87,4 +104,8 @@ impl RedisStore {
             unheard: None,
         }
     }
+}
+
+fn renewed(reply: Reply, call: &Call) -> Result<Vec<(bool, Vec<u8>)>, StoreError> {
+    decode::renewed(reply, call.keys.len()).ok_or_else(StoreError::unreadable)
 }

@@ -11,7 +11,9 @@ use crate::{
     RedisStore, StoreError,
     call::{Call, Unheard},
     decode::{self, Checked},
-    encode, exec, scripts,
+    encode,
+    exec::{self, ExecError},
+    scripts,
 };
 
 /// What a decision charged, and where: good once, for the charges that it came with.
@@ -100,7 +102,7 @@ impl RedisStore {
             .iter()
             .map(|slot| self.settling(slot.iter().map(|number| settled[*number])))
             .collect();
-        for answer in join_all(calls.iter().map(|call| self.run(call))).await {
+        for answer in join_all(calls.iter().map(|call| self.run_whole(call))).await {
             answer?;
         }
         Ok(())
@@ -122,9 +124,22 @@ impl RedisStore {
         }
         Call {
             script: &scripts::GIVE_BACK,
-            keys: self.keys_with_ledgers(&charges),
+            keys: self.keys(&charges),
             args,
             unheard: None,
+        }
+    }
+
+    /// Runs a call of `give_back.lua`: once for each key where they lie on two nodes, because their slot is moving.
+    async fn run_whole(&self, call: &Call) -> Result<(), StoreError> {
+        match self.run_once(call).await {
+            Err(ExecError::Split(_)) if call.keys.len() > 1 => {
+                for call in call.each(1) {
+                    self.run(&call).await?;
+                }
+                Ok(())
+            }
+            answer => answer.map(drop).map_err(|error| error.of(call)),
         }
     }
 
@@ -133,7 +148,7 @@ impl RedisStore {
     pub(crate) fn giving_back(&self, keys: &[Vec<u8>], args: &[Vec<u8>]) -> Unheard {
         let (store, keys, args) = (self.clone(), keys.to_vec(), args.to_vec());
         Unheard(Arc::new(move |late| {
-            let charges = keys.len() / 2;
+            let charges = keys.len();
             let checked = exec::read(late).ok();
             let checked = checked.and_then(|reply| decode::checked(reply, charges));
             if let Some(Checked::Decided {
@@ -145,7 +160,7 @@ impl RedisStore {
                 let (store, call) = (store.clone(), give_back(&keys, &args, &receipts));
                 // As many at most as there are answers on their way.
                 tokio::spawn(async move {
-                    if let Err(trouble) = store.run(&call).await {
+                    if let Err(trouble) = store.run_whole(&call).await {
                         tracing::debug!("what nobody waited for stays charged: {trouble}");
                     }
                 });
@@ -174,6 +189,7 @@ impl Asked {
 
 /// What gives back what these receipts say of a reservation with these keys and arguments.
 fn give_back(keys: &[Vec<u8>], args: &[Vec<u8>], receipts: &[Vec<u8>]) -> Call {
+    // The programs; conversions may follow, of which nothing is needed.
     let [instant, _, _, programs @ ..] = args else {
         unreachable!("a question has an instant, an intent and a slack");
     };
@@ -217,7 +233,7 @@ async fn all_or_none(
 }
 
 async fn give_all_back(store: &RedisStore, reserved: &[Call]) {
-    for answer in join_all(reserved.iter().map(|call| store.run(call))).await {
+    for answer in join_all(reserved.iter().map(|call| store.run_whole(call))).await {
         if let Err(trouble) = answer {
             tracing::debug!("what nobody is to have may stay charged: {trouble}");
         }

@@ -7,6 +7,19 @@ use crate::call::Script;
 /// Where a script leaves room for the kernels that it needs.
 const ROOM: &str = "-- (the kernels that the programs name come here)\n";
 
+/// What several scripts share, by the comments that stand in its place.
+const SHARED: [(&str, &str); 2] = [
+    ("-- (value.lua)\n", include_str!("scripts/value.lua")),
+    ("-- (states.lua)\n", include_str!("scripts/states.lua")),
+];
+
+/// A script with what it shares with others.
+fn whole(text: &str) -> String {
+    SHARED.iter().fold(text.to_owned(), |text, (place, shared)| {
+        text.replace(place, shared)
+    })
+}
+
 /// One key, one hard schedule whose unit is a whole number of microseconds.
 pub(crate) static SCHEDULE_ALONE: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("scripts/schedule_alone.lua").to_owned()));
@@ -27,8 +40,8 @@ const KERNELS: [&str; 7] = [
     include_str!("scripts/log.lua"),
     include_str!("scripts/buckets.lua"),
     include_str!("scripts/weighted.lua"),
-    // Who holds a place stands in a log.
-    "kernels[6] = kernels[3]\n",
+    // A lease is an entry of a log.
+    "ask[6], charge[6] = ask[3], charge[3]\n",
 ];
 
 /// `check.lua` with the kernels of these bits and no others: a script is run from its first line to its last, so
@@ -40,17 +53,17 @@ pub(crate) fn check(kernels: u8) -> &'static Script {
     CHECKS[kernels].get_or_init(|| {
         let needed = (0..KERNELS.len()).filter(|kernel| kernels >> kernel & 1 == 1);
         let texts: String = needed.map(|kernel| KERNELS[kernel]).collect();
-        Script::new(include_str!("scripts/check.lua").replace(ROOM, &texts))
+        Script::new(whole(include_str!("scripts/check.lua")).replace(ROOM, &texts))
     })
 }
 
 /// Gives back what was reserved.
 pub(crate) static GIVE_BACK: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("scripts/give_back.lua").to_owned()));
+    LazyLock::new(|| Script::new(whole(include_str!("scripts/give_back.lua"))));
 
-/// Lets who holds a place hold it for longer.
+/// Renews leases.
 pub(crate) static RENEW: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("scripts/renew.lua").to_owned()));
+    LazyLock::new(|| Script::new(whole(include_str!("scripts/renew.lua"))));
 
 /// Reads values as they are.
 pub(crate) static READ: LazyLock<Script> =

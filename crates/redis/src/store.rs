@@ -9,12 +9,13 @@ use std::{
 };
 
 use tidegate_core::{
-    Charge, Decision, Effect, Outcome, Timestamp, has_repeated_key, remote::Replay,
+    Charge, Decision, Effect, Outcome, Retry, Span, Timestamp, has_repeated_key, remote::Replay,
 };
 use tokio::runtime::Handle;
 
 use crate::{
     Address, ConnectError, Redis, RedisReceipt, Settings, Topology,
+    alone::Attempt,
     apart::Part,
     call::{Call, Intent, Reply, Script},
     decode::{self, Checked},
@@ -25,9 +26,14 @@ use crate::{
     wary::Wariness,
 };
 
-/// How often a decision is begun again because its keys were left under other numbers, and others take them over
-/// at the same time, or because a calendar went on.
+/// How often a decision is begun again because its keys were left in other terms and others change them at the same time, or because
+/// a calendar went on.
 pub(crate) const MAX_TRIES: usize = 8;
+
+/// The answer where that did not help: nothing was charged, and others were admitted meanwhile.
+pub(crate) const OVERTAKEN: Decision = Decision::Full {
+    retry_after: Retry::After(Span::from_micros(100_000)),
+};
 
 /// How long a key outlives its state: its time to live is in whole milliseconds, its state is not.
 const SLACK_MS: u64 = 2;
@@ -157,23 +163,36 @@ impl RedisStore {
         if effect == Effect::Refund {
             return self.refund(charges, outcomes).await;
         }
-        if let ([charge], Effect::Charge, None) = (charges, effect, &receipt)
-            && let Some(decision) = self.check_alone(charge, outcomes).await?
-        {
-            return Ok(decision);
-        }
         let intent = match receipt {
             Some(_) => Intent::Reserve,
             None => Intent::of(effect),
         };
+        let mut conversions = Conversions::default();
+        if let ([charge], Intent::Charge) = (charges, intent) {
+            match self.check_alone(charge, outcomes).await? {
+                Attempt::Decided(decision) => return Ok(decision),
+                Attempt::Other(now, value) => {
+                    conversions = self.conversions(charges, vec![value], now, intent)?;
+                }
+                Attempt::Unsuited => {}
+            }
+        }
         for _ in 0..MAX_TRIES {
-            let call = self.question(charges, intent);
+            let call = self.question(charges, intent, &conversions);
             match self.put(&call, charges.len()).await? {
                 Checked::Blocked { now, charge, until } => {
                     return Ok(Decision::blocked(charge, until, now));
                 }
-                Checked::Outdated { .. } if intent.adopts() => self.adopt(charges).await?,
+                Checked::Outdated { now, values } if intent.converts() => {
+                    conversions = self.conversions(charges, values, now, intent)?;
+                }
                 Checked::Lost { .. } => {}
+                Checked::Split => {
+                    let parts = Part::each(charges);
+                    return self
+                        .check_apart((charges, effect), &parts, outcomes, receipt)
+                        .await;
+                }
                 Checked::Decided {
                     now,
                     values,
@@ -184,7 +203,9 @@ impl RedisStore {
                         receipt.of_charges = receipts;
                     }
                     let settled = self.replay(charges, &values, now, intent)?;
-                    return Ok(settled.report(now, outcomes));
+                    let decision = settled.report(now, outcomes);
+                    conversions.lengthen_waits(charges, &values, outcomes);
+                    return Ok(decision);
                 }
                 Checked::Outdated { now, values } => {
                     let settled = self.replay(charges, &values, now, intent)?;
@@ -192,16 +213,49 @@ impl RedisStore {
                 }
             }
         }
-        Err(StoreError::overtaken())
+        Ok(OVERTAKEN)
+    }
+
+    /// The values of `charges`, of those that were left in other terms as they are in the terms of the charge.
+    pub(crate) fn conversions(
+        &self,
+        charges: &[Charge<'_>],
+        values: Vec<Vec<u8>>,
+        now: Timestamp,
+        intent: Intent,
+    ) -> Result<Conversions, StoreError> {
+        let converted = charges.iter().zip(values).map(|(charge, value)| {
+            let found = decode::found(&self.key(charge.key), &value)?;
+            if found.state.is_empty() || found.state.starts_with(&encode::head(charge)) {
+                return Ok(None);
+            }
+            let replay = Replay::open(charge, found.held, now, Effect::Charge);
+            let (held, expires) = replay.held();
+            let reserves = intent == Intent::Reserve || !found.ledger.is_empty();
+            let ledger = if reserves {
+                encode::unknown_ledger(charge, now)
+            } else {
+                Vec::new()
+            };
+            let state = encode::sealed(None, &ledger, &encode::value(charge, &held));
+            Ok(Some(Conversion {
+                found: value,
+                state,
+                keeps_until: replay.is_exact().then_some(expires),
+                waits: replay.inexact().to_vec(),
+            }))
+        });
+        converted.collect::<Result<_, _>>().map(Conversions)
     }
 
     /// The call of the script `check` on charges whose keys share a slot.
-    pub(crate) fn question(&self, charges: &[Charge<'_>], intent: Intent) -> Call {
-        let keys = if intent == Intent::Reserve {
-            self.keys_with_ledgers(charges)
-        } else {
-            self.keys(charges)
-        };
+    pub(crate) fn question(
+        &self,
+        charges: &[Charge<'_>],
+        intent: Intent,
+        conversions: &Conversions,
+    ) -> Call {
+        let keys = self.keys(charges);
         let mut args = vec![
             self.instant(),
             intent.word().as_bytes().to_vec(),
@@ -210,11 +264,14 @@ impl RedisStore {
         for charge in charges {
             args.push(encode::program(charge, self.around()));
         }
+        let unheard = (intent == Intent::Reserve).then(|| self.giving_back(&keys, &args));
+        for conversion in &conversions.0 {
+            args.extend(Conversion::args(conversion.as_ref()));
+        }
         let kernels = charges
             .iter()
             .fold(0, |bits, charge| bits | encode::kernels(charge));
         let script = scripts::check(kernels);
-        let unheard = (intent == Intent::Reserve).then(|| self.giving_back(&keys, &args));
         Call {
             script,
             keys,
@@ -225,10 +282,14 @@ impl RedisStore {
 
     /// Asks a question about so many charges.
     pub(crate) async fn put(&self, call: &Call, charges: usize) -> Result<Checked, StoreError> {
-        let reply = self.run(call).await?;
+        let reply = match self.run_once(call).await {
+            Err(ExecError::Split(_)) if charges > 1 => return Ok(Checked::Split),
+            reply => reply.map_err(|error| error.of(call))?,
+        };
         let checked = decode::checked(reply, charges).ok_or_else(StoreError::unreadable)?;
-        self.latest
-            .store(checked.now().as_micros(), Ordering::Relaxed);
+        if let Some(now) = checked.now() {
+            self.latest.store(now.as_micros(), Ordering::Relaxed);
+        }
         Ok(checked)
     }
 
@@ -269,11 +330,13 @@ impl RedisStore {
     }
 
     pub(crate) async fn run(&self, call: &Call) -> Result<Reply, StoreError> {
+        self.run_once(call).await.map_err(|error| error.of(call))
+    }
+
+    pub(crate) async fn run_once(&self, call: &Call) -> Result<Reply, ExecError> {
         let mut replies = self.exec.run(std::slice::from_ref(call)).await;
         let reply = replies.pop();
-        reply
-            .unwrap_or_else(|| Err(ExecError::Unknown("no reply".to_owned())))
-            .map_err(|error| error.of(call))
+        reply.unwrap_or_else(|| Err(ExecError::Unknown("no reply".to_owned())))
     }
 
     pub(crate) fn key(&self, key: &[u8]) -> Vec<u8> {
@@ -282,14 +345,6 @@ impl RedisStore {
 
     pub(crate) fn keys(&self, charges: &[Charge<'_>]) -> Vec<Vec<u8>> {
         charges.iter().map(|charge| self.key(charge.key)).collect()
-    }
-
-    /// The keys, and then the ledger of each.
-    pub(crate) fn keys_with_ledgers(&self, charges: &[Charge<'_>]) -> Vec<Vec<u8>> {
-        let mut keys = self.keys(charges);
-        let ledger = |key: &Vec<u8>| layout::ledger_key(&self.prefix, key);
-        keys.extend(keys.iter().map(ledger).collect::<Vec<_>>());
-        keys
     }
 
     /// The numbers of the charges that one script may touch together.
@@ -330,6 +385,71 @@ impl RedisStore {
     }
 }
 
+/// The values that were left in other terms, by charge; empty where there are none.
+#[derive(Debug, Default)]
+pub(crate) struct Conversions(Vec<Option<Conversion>>);
+
+/// A value that was left in other terms.
+#[derive(Debug)]
+struct Conversion {
+    /// The value that was found.
+    found: Vec<u8>,
+    /// What it is in the terms of the charge.
+    state: Vec<u8>,
+    /// Until when that is kept where nothing is charged. A state that holds more than the limits of the charge allow would lose some
+    /// of it, so it is left as it is until it has drained that far.
+    keeps_until: Option<Timestamp>,
+    /// The limits that it holds more of than they allow, each with the time until the cost is admitted.
+    waits: Vec<(usize, Retry)>,
+}
+
+impl Conversion {
+    /// The three arguments of the script.
+    fn args(conversion: Option<&Self>) -> [Vec<u8>; 3] {
+        let Some(conversion) = conversion else {
+            return [const { Vec::new() }; 3];
+        };
+        let keeps_until = conversion.keeps_until.unwrap_or_default().as_micros();
+        [
+            conversion.found.clone(),
+            conversion.state.clone(),
+            keeps_until.to_string().into_bytes(),
+        ]
+    }
+}
+
+impl Conversions {
+    /// Lets nothing be said to pass sooner than it does by the state as it was left, where it stays that.
+    pub(crate) fn lengthen_waits(
+        &self,
+        charges: &[Charge<'_>],
+        values: &[Vec<u8>],
+        outcomes: &mut [Outcome],
+    ) {
+        let mut rest = outcomes;
+        for ((charge, value), conversion) in charges.iter().zip(values).zip(&self.0) {
+            let (own, others) = rest.split_at_mut(charge.limits.len().min(rest.len()));
+            if let Some(conversion) = conversion
+                && conversion.state == *value
+            {
+                lengthen(own, &conversion.waits);
+            }
+            rest = others;
+        }
+    }
+}
+
+/// Lets none of the limits named be said to admit sooner than after the wait beside it.
+fn lengthen(outcomes: &mut [Outcome], waits: &[(usize, Retry)]) {
+    for (limit, wait) in waits {
+        if let Some(outcome) = outcomes.get_mut(*limit)
+            && !outcome.allowed
+        {
+            outcome.retry_after = outcome.retry_after.max(*wait);
+        }
+    }
+}
+
 /// Charges that were decided once more, with the kernels of the memory store.
 pub(crate) struct Settled<'a> {
     replays: Vec<Replay<'a>>,
@@ -351,9 +471,11 @@ impl<'a> Settled<'a> {
     }
 
     pub(crate) fn report(&self, now: Timestamp, outcomes: &mut Vec<Outcome>) -> Decision {
-        self.replays
-            .iter()
-            .for_each(|replay| replay.report(now, outcomes));
+        for replay in &self.replays {
+            let first = outcomes.len();
+            replay.report(now, outcomes);
+            lengthen(&mut outcomes[first..], replay.inexact());
+        }
         Decision::of_limits(self.admitted)
     }
 }

@@ -20,10 +20,11 @@
 
 use crate::{
     bounds::{self, check_count, check_period},
+    digest::Digest,
     kernel::Standing,
     limit::LimitError,
     outcome::Retry,
-    remote::Numbers,
+    remote::{Numbers, Terms},
     time::{Span, Timestamp},
 };
 
@@ -206,6 +207,12 @@ impl Buckets {
             width: window.as_micros() / u64::from(buckets),
             summed,
         })
+    }
+
+    /// What a state is counted in.
+    pub(crate) fn terms(&self) -> Terms {
+        let numbers = [4, self.width, self.summed as u64];
+        Terms::Digest(Digest::new().numbers(&numbers).folded())
     }
 
     /// The numbers for a store elsewhere.

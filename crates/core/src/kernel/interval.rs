@@ -26,7 +26,7 @@ use crate::{
     limit::{LimitError, Rate},
     outcome::Retry,
     receipt::Place,
-    remote::Numbers,
+    remote::{Numbers, Terms},
     time::Timestamp,
 };
 
@@ -76,6 +76,31 @@ impl Interval {
             every: refill.period.as_micros(),
             capacity,
         })
+    }
+
+    /// What a state is counted in.
+    pub(crate) fn terms(&self) -> Terms {
+        Terms::Interval {
+            refill: self.refill,
+            every: self.every,
+        }
+    }
+
+    /// The same capacity, refilled by `refill` tokens `every` so many microseconds.
+    pub(crate) fn with_refill(&self, refill: u64, every: u64) -> Self {
+        Self {
+            refill: refill.max(1),
+            every: every.max(1),
+            capacity: self.capacity,
+        }
+    }
+
+    /// Whether [`Self::adopt`] keeps all of the tokens that were missing by `old`.
+    pub(crate) fn adopts_all(&self, old: &Self, state: IntervalState, now: Timestamp) -> bool {
+        state.full_at <= now.as_micros() || {
+            let (kept, latest) = self.converted(old, state, now);
+            kept.full_at <= latest.full_at
+        }
     }
 
     /// The numbers for a store elsewhere.
@@ -181,20 +206,32 @@ impl Interval {
                 ..state
             };
         };
+        let (kept, latest) = self.converted(old, state, now);
+        if kept.full_at <= latest.full_at {
+            kept
+        } else {
+            latest
+        }
+    }
+
+    /// The tokens that are missing by `old`, and the latest state that they can come to.
+    fn converted(
+        &self,
+        old: &Self,
+        state: IntervalState,
+        now: Timestamp,
+    ) -> (IntervalState, IntervalState) {
         let missing = old.missing(&state, now);
         let next_refill = missing
             .next_refill
             .min(now.as_micros().saturating_add(self.every));
         let kept = self.state_of(missing.tokens, next_refill);
         let brim = self.state_of(self.capacity.into(), next_refill);
-        let latest = brim.full_at.max(state.full_at);
-        if kept.full_at <= latest {
-            return kept;
-        }
-        IntervalState {
-            full_at: latest,
+        let latest = IntervalState {
+            full_at: brim.full_at.max(state.full_at),
             last: brim.last.max(state.last),
-        }
+        };
+        (kept, latest)
     }
 
     /// At most the capacity is missing at `at`, and the next refill comes within one interval. The phase

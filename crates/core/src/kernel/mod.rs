@@ -36,7 +36,7 @@ use crate::{
     limit::{Algorithm, Counting, Limit, LimitError, RefillMode},
     outcome::Retry,
     receipt::Place,
-    remote::Numbers,
+    remote::{Numbers, Terms},
     time::{Span, Timestamp},
 };
 
@@ -178,6 +178,54 @@ impl Kernel {
             Self::Lease(log) => log.lease_numbers(),
             Self::Buckets(buckets) => buckets.numbers(),
             Self::Weighted(weighted) => weighted.numbers(),
+        }
+    }
+
+    /// What a state is counted in.
+    pub(crate) fn terms(&self) -> Terms {
+        match self {
+            Self::Schedule(schedule) => schedule.terms(),
+            Self::Interval(interval) => interval.terms(),
+            Self::Window(window) => window.terms(),
+            Self::Log(log) | Self::Lease(log) => log.terms(),
+            Self::Buckets(buckets) => buckets.terms(),
+            Self::Weighted(weighted) => weighted.terms(),
+        }
+    }
+
+    /// This kernel, its states counted in other terms, where a conversion needs more than the state.
+    pub(crate) fn in_terms(&self, terms: &Terms) -> Option<Self> {
+        match (self, terms) {
+            (
+                Self::Schedule(schedule),
+                Terms::Schedule {
+                    numerator,
+                    denominator,
+                },
+            ) => Some(Self::Schedule(
+                schedule.with_units(*numerator, *denominator),
+            )),
+            (Self::Interval(interval), Terms::Interval { refill, every }) => {
+                Some(Self::Interval(interval.with_refill(*refill, *every)))
+            }
+            (Self::Window(own), Terms::FirstRequest { window }) => {
+                Some(Self::Window(own.from_first_request(*window)))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether [`Self::adopt`] keeps all that was spent: a slower rate, or a smaller limit of two weighted windows, may not.
+    pub(crate) fn adopts_all(&self, old: Option<&Self>, state: &State, now: Timestamp) -> bool {
+        match (self, old, state) {
+            (Self::Schedule(new), Some(Self::Schedule(old)), State::Schedule(tat)) => {
+                new.adopts_all(old, *tat, now)
+            }
+            (Self::Interval(new), Some(Self::Interval(old)), State::Interval(state)) => {
+                new.adopts_all(old, *state, now)
+            }
+            (Self::Weighted(new), _, State::Weighted(state)) => new.holds(state, now),
+            _ => true,
         }
     }
 

@@ -28,7 +28,7 @@ use crate::{
     limit::{LimitError, Rate},
     outcome::{Outcome, Retry},
     receipt::Place,
-    remote::Numbers,
+    remote::{Numbers, Terms},
     time::{Span, Timestamp},
 };
 
@@ -105,6 +105,11 @@ impl Schedule {
             );
             return Err(LimitError::new(capacity_field, problem));
         }
+        Ok(Self::of_units(p, l, capacity, queue))
+    }
+
+    /// A schedule whose unit lasts `p / l` microseconds, in lowest terms.
+    fn of_units(p: u64, l: u64, capacity: u64, queue: bool) -> Self {
         let mut schedule = Self {
             p,
             l,
@@ -117,7 +122,27 @@ impl Schedule {
         schedule.unit = schedule.lasting(1);
         schedule.tau = schedule.lasting(capacity);
         schedule.half = schedule.lasting(capacity.div_ceil(2));
-        Ok(schedule)
+        schedule
+    }
+
+    /// What a state is counted in.
+    pub(crate) fn terms(&self) -> Terms {
+        Terms::Schedule {
+            numerator: self.p,
+            denominator: self.l,
+        }
+    }
+
+    /// The same capacity in units that last `numerator / denominator` microseconds.
+    pub(crate) fn with_units(&self, numerator: u64, denominator: u64) -> Self {
+        let (p, l) = (numerator.max(1), denominator.max(1));
+        Self::of_units(p, l, self.capacity, self.queue)
+    }
+
+    /// Whether [`Self::adopt`] keeps all of the units that were spent by `old`.
+    pub(crate) fn adopts_all(&self, old: &Self, tat: Exact, now: Timestamp) -> bool {
+        let (converted, latest) = self.converted(old, tat, now);
+        converted <= latest
     }
 
     /// The numbers for a store elsewhere, at a cost.
@@ -329,6 +354,12 @@ impl Schedule {
             let latest = Exact::at(now.after(bounds::MAX_DRAIN));
             return Exact::at(tat.ceil()).min(latest);
         };
+        let (converted, latest) = self.converted(old, tat, now);
+        converted.min(latest)
+    }
+
+    /// Where the units that were spent by `old` end at their new length, and where they end at the latest.
+    fn converted(&self, old: &Self, tat: Exact, now: Timestamp) -> (Exact, Exact) {
         let ends = old.base(tat, now);
         let debt = old.minus(ends, Exact::at(now));
         let scaled = u128::from(debt.whole) * u128::from(old.l) + u128::from(debt.part);
@@ -337,7 +368,7 @@ impl Schedule {
         // A debt that was kept in time can be more units than there ever were.
         let scaled = units.saturating_mul(self.p.into()).saturating_add(rest);
         let latest = self.brim(now).max(Exact::at(ends.ceil()));
-        self.plus(Exact::at(now), self.exact(scaled)).min(latest)
+        (self.plus(Exact::at(now), self.exact(scaled)), latest)
     }
 
     /// `TAT = min(TAT, at + tau)`: at most that of a bucket that was emptied at `at`.

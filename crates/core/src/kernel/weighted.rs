@@ -20,10 +20,11 @@
 
 use crate::{
     bounds::{check_count, check_period},
+    digest::Digest,
     kernel::Standing,
     limit::LimitError,
     outcome::Retry,
-    remote::Numbers,
+    remote::{Numbers, Terms},
     time::{Span, Timestamp},
 };
 
@@ -106,6 +107,18 @@ impl Weighted {
             limit,
             window: window.as_micros(),
         })
+    }
+
+    /// What a state is counted in.
+    pub(crate) fn terms(&self) -> Terms {
+        Terms::Digest(Digest::new().numbers(&[5, self.window]).folded())
+    }
+
+    /// Whether no more is counted than the limit.
+    pub(crate) fn holds(&self, state: &WeightedState, now: Timestamp) -> bool {
+        let mut state = *state;
+        state.advance(now);
+        state.previous.saturating_add(state.current) <= self.limit
     }
 
     /// The numbers for a store elsewhere.

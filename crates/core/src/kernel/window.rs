@@ -14,11 +14,12 @@
 use crate::{
     bounds::{self, check_count, check_period},
     calendar::Calendar,
+    digest::Digest,
     kernel::Standing,
     limit::{LimitError, Window},
     outcome::Retry,
-    remote::Numbers,
-    time::Timestamp,
+    remote::{Numbers, Terms},
+    time::{Span, Timestamp},
 };
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,6 +70,24 @@ impl FixedWindow {
             grid: grid.clone(),
             in_full,
         })
+    }
+
+    /// What a state is counted in.
+    pub(crate) fn terms(&self) -> Terms {
+        match &self.grid {
+            Window::FirstRequest(span) => Terms::FirstRequest {
+                window: span.as_micros(),
+            },
+            grid => Terms::Digest(grid.digest(Digest::new()).folded()),
+        }
+    }
+
+    /// The same limit in windows of so many microseconds that begin with the first request.
+    pub(crate) fn from_first_request(&self, window: u64) -> Self {
+        Self {
+            grid: Window::FirstRequest(Span::from_micros(window)),
+            ..self.clone()
+        }
     }
 
     /// The numbers for a store elsewhere.

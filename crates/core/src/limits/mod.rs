@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::{
     bounds,
+    digest::Digest,
     failure::{OnFailure, Share},
     kernel::{Kernel, Schedule},
     limit::{Algorithm, Limit, LimitError},
@@ -86,7 +87,7 @@ impl Limits {
                 }),
             }
         }
-        let fingerprint = fingerprint(&limits);
+        let fingerprint = terms_digest(&members);
         let sole_schedule = sole_schedule(&limits, &members);
         Ok(Self {
             name: None,
@@ -179,9 +180,15 @@ impl Limits {
         leases.min()
     }
 
-    /// A number that differs, almost surely, between limits that decide differently.
+    /// A number that differs, almost surely, between limits whose states are counted in other terms: a state left under the
+    /// same fingerprint is read as it is.
     pub(crate) fn fingerprint(&self) -> u32 {
         self.fingerprint
+    }
+
+    /// A number that differs, almost surely, between limits that decide differently.
+    pub(crate) fn numbers_fingerprint(&self) -> u32 {
+        fingerprint(&self.limits)
     }
 
     /// The kernels, each with the limits that it answers for.
@@ -210,15 +217,18 @@ fn sole_schedule(limits: &[Limit], members: &[Member]) -> Option<Schedule> {
     is_plain.then_some(*schedule)
 }
 
+/// A digest of what the states of these kernels are counted in.
+fn terms_digest(members: &[Member]) -> u32 {
+    let digest = members.iter().fold(Digest::new(), |digest, member| {
+        member.kernel.terms().digest(digest)
+    });
+    digest.bits_28()
+}
+
+/// A digest of all the numbers of these limits.
 fn fingerprint(limits: &[Limit]) -> u32 {
-    // FNV-1a, written out: states outlive the process, and the next one may be of another compiler.
-    let mut hash: u64 = 0xCBF2_9CE4_8422_2325;
-    for limit in limits {
-        for byte in format!("{limit:?}").bytes() {
-            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3);
-        }
-    }
-    // 28 bits are what stores elsewhere have room for.
-    let folded = (hash ^ (hash << 32)) >> 36;
-    u32::try_from(folded).unwrap_or(u32::MAX)
+    let digest = limits
+        .iter()
+        .fold(Digest::new(), |digest, limit| limit.digest(digest));
+    digest.bits_28()
 }

@@ -5,8 +5,9 @@ use crate::{
     cell::Cell,
     kernel::{Kernel, Mark, State},
     member::{Asked, Denials, Member},
-    outcome::Outcome,
+    outcome::{Outcome, Retry},
     receipt::{Charged, Place, Settlement},
+    remote::Terms,
     time::{Span, Timestamp},
 };
 
@@ -249,6 +250,40 @@ impl Limits {
                 .iter()
                 .zip(states)
                 .all(|(member, state)| member.kernel.knows(state))
+    }
+
+    /// Makes `cell`, whose states were left in `terms`, one that these limits know. Answers the limits whose state loses something by
+    /// that, each with the time until `cost` is admitted by the state as it was left.
+    pub(crate) fn convert(
+        &self,
+        (cell, terms): (Cell, &[Terms]),
+        now: Timestamp,
+        cost: u64,
+    ) -> (Cell, Vec<(usize, Retry)>) {
+        let own = self.members.iter().map(|member| member.kernel.terms());
+        if own.eq(terms.iter().copied()) && self.knows(&cell) {
+            return (cell, Vec::new());
+        }
+        let mut inexact = Vec::new();
+        let kernels = self.members.iter().map(|member| &member.kernel);
+        let cell = cell.taken_over(kernels, |kernel, index, state| {
+            let left_in = terms.get(index);
+            if left_in == Some(&kernel.terms()) && kernel.knows(&state) {
+                return state;
+            }
+            let old = left_in.and_then(|terms| kernel.in_terms(terms));
+            if !kernel.adopts_all(old.as_ref(), &state, now) {
+                let mut members = self.members.iter();
+                let member = members.find(|member| std::ptr::eq(&raw const member.kernel, kernel));
+                let retry = old
+                    .as_ref()
+                    .map_or(Retry::NOW, |old| old.retry(&state, now, 0, cost));
+                let parts = member.map_or(&[][..], |member| &member.parts);
+                inexact.extend(parts.iter().map(|part| (*part, retry)));
+            }
+            kernel.adopt(old.as_ref(), state, now)
+        });
+        (cell, inexact)
     }
 
     /// Takes over what was left under other numbers.

@@ -29,9 +29,6 @@ use super::{
 /// How often one question follows the cluster's directions before it is given up.
 const MAX_REDIRECTIONS: usize = 5;
 
-/// How long to wait for keys that are on their way from one node to another.
-const MOVING: Duration = Duration::from_millis(2);
-
 /// How often the map is read anew when nothing seems wrong.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
@@ -80,8 +77,6 @@ enum Direction {
     Moved(String, u16),
     /// The slot is moving there; this key is there already.
     Ask(String, u16),
-    /// Some keys are here and some there.
-    Wait,
     /// The node is not, or no longer, the one to ask.
     Stale,
 }
@@ -129,7 +124,6 @@ impl Cluster {
                 Direction::Ask(host, port) => {
                     (node, asking) = (self.shared.node_at(&node, &host, port), true);
                 }
-                Direction::Wait => tokio::time::sleep(MOVING).await,
                 Direction::Stale | Direction::None => {
                     self.shared.stale.notify_one();
                     return Ok(value);
@@ -203,7 +197,6 @@ impl Direction {
             "ASK" => {
                 target(error.details()).map_or(Self::Stale, |(host, port)| Self::Ask(host, port))
             }
-            "TRYAGAIN" => Self::Wait,
             "CLUSTERDOWN" | "MASTERDOWN" | "READONLY" | "LOADING" => Self::Stale,
             _ => Self::None,
         }

@@ -19,7 +19,7 @@ use std::{sync::Arc, time::Duration};
 use redis::Value;
 use tokio::runtime::Handle;
 
-pub(crate) use self::slots::{number_in, slot};
+pub(crate) use self::slots::slot;
 use self::{
     cluster::Cluster,
     handshake::Kind,

@@ -1,7 +1,5 @@
 //! Which of a cluster's 16,384 slots a key is in.
 
-use std::sync::LazyLock;
-
 /// How many slots a cluster has.
 pub(crate) const SLOTS: u16 = 16_384;
 
@@ -13,22 +11,6 @@ pub(crate) fn slot(key: &[u8]) -> u16 {
         (close > 0).then(|| &rest[..close])
     });
     crc16(tagged.unwrap_or(key)) % SLOTS
-}
-
-/// A number that, written out, is in the slot `wanted`.
-pub(crate) fn number_in(wanted: u16) -> u32 {
-    static NUMBERS: LazyLock<Vec<u32>> = LazyLock::new(|| {
-        let mut numbers = vec![None; usize::from(SLOTS)];
-        let mut missing = numbers.len();
-        let mut number = 0_u32;
-        while missing > 0 {
-            let entry = &mut numbers[usize::from(slot(number.to_string().as_bytes()))];
-            missing -= usize::from(entry.replace(number).is_none());
-            number += 1;
-        }
-        numbers.into_iter().flatten().collect()
-    });
-    NUMBERS[usize::from(wanted % SLOTS)]
 }
 
 /// CRC-16/XMODEM: polynomial 0x1021, from zero, not reflected.
@@ -76,12 +58,5 @@ mod tests {
         assert_eq!(slot(b"foo{bar}{zap}"), slot(b"bar"));
         assert_eq!(slot(b"{open"), crc16(b"{open") % SLOTS);
         assert_eq!(slot(b""), 0);
-    }
-
-    #[test]
-    fn every_slot_has_a_number() {
-        for wanted in 0..SLOTS {
-            assert_eq!(slot(number_in(wanted).to_string().as_bytes()), wanted);
-        }
     }
 }

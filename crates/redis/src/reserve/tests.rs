@@ -15,7 +15,7 @@ use tokio::runtime::Runtime;
 
 use self::{server::Server, strategies::Kind};
 use super::{Asked, give_back};
-use crate::{RedisStore, call::Intent, decode::Checked};
+use crate::{RedisStore, call::Intent, decode::Checked, store::Conversions};
 
 #[derive(Clone, Debug)]
 enum Deed {
@@ -49,7 +49,11 @@ impl Trace<'_> {
             Deed::Reserve(cost, later) => {
                 self.pass(*later);
                 let asked = Asked {
-                    call: self.store.question(&[self.charge(*cost)], Intent::Reserve),
+                    call: self.store.question(
+                        &[self.charge(*cost)],
+                        Intent::Reserve,
+                        &Conversions::default(),
+                    ),
                     charges: 1,
                 };
                 let reply = self.runtime.block_on(asked.put(&self.store));

@@ -1,43 +1,65 @@
 -- Buckets: {…, limit, width, summed, cost, fits}
 -- A state is the number of the newest bucket, how long one is, what all hold, how many they are, and what each holds,
 -- the oldest first.
-kernels[4] = function(member, value, position, mode)
-  local _, _, _, limit, width, summed, cost, fits = each(member)
-  local newest, total, counts = (now - math.fmod(now, width)) / width, 0, nil
+local COUNT_BYTES = 7
+
+-- What `buckets` buckets from `at` on hold, eight at a time.
+local function sum_of(bytes, at, buckets)
+  local sum = 0
+  while buckets >= 8 do
+    local a, b, c, d, e, f, g, h = struct_unpack('>I7I7I7I7I7I7I7I7', bytes, at)
+    sum, at, buckets = sum + a + b + c + d + e + f + g + h, at + 8 * COUNT_BYTES, buckets - 8
+  end
+  for _ = 1, buckets do
+    sum, at = sum + struct_unpack('>I7', bytes, at), at + COUNT_BYTES
+  end
+  return sum
+end
+
+ask[4] = function(member, value, position)
+  local _, _, limit, width, summed, cost, fits = spread(member)
+  local newest, total, first, passed = (now - fmod(now, width)) / width, 0, nil, summed
   if position then
     local before, _, held
-    before, _, total, held, position = unpack('>I7I7I7I2', value, position)
-    counts = sub(value, position, position + 7 * held - 1)
-    position = position + 7 * held
-    local passed = newest - before
+    before, _, total, held, first = struct_unpack('>I7I7I7I2', value, position)
+    position = first + COUNT_BYTES * held
+    passed = newest - before
     if passed < 0 then
       newest, passed = before, 0
     end
     if passed >= held then
-      counts, total = nil, 0
+      total, passed = 0, held
     elseif passed > 0 then
-      for at = 1, 7 * passed, 7 do
-        total = total - unpack('>I7', counts, at)
-      end
-      counts = sub(counts, 7 * passed + 1) .. string.rep('\0', 7 * passed)
+      total = total - sum_of(value, first, passed)
     end
   end
-  counts = counts or string.rep('\0', 7 * summed)
-  local over = not fits or total > limit - cost
+  return position, not fits or total > limit - cost, newest, total, first, passed
+end
+
+charge[4] = function(member, found, mode, value)
+  local _, _, limit, width, summed, cost = spread(member)
+  local _, _, newest, total, first, passed = spread(found, 1, MOST_FOUND)
+  local counts = string.rep('\0', COUNT_BYTES * passed)
+  if passed < summed then
+    counts = sub(value, first + COUNT_BYTES * passed, first + COUNT_BYTES * summed - 1) .. counts
+  end
   if mode ~= KEEP then
-    cost = math.min(cost, limit)
+    cost = min(cost, limit)
     total = total + cost
-    counts = sub(counts, 1, -8) .. pack('>I7', unpack('>I7', counts, #counts - 6) + cost)
-    -- What is beyond the limit leaves the oldest.
-    local at = 1
-    while total > limit do
-      local count = unpack('>I7', counts, at)
-      local dropped = math.min(count, total - limit)
-      total = total - dropped
-      counts = sub(counts, 1, at - 1) .. pack('>I7', count - dropped) .. sub(counts, at + 7)
-      at = at + 7
+    local last_at = #counts - COUNT_BYTES + 1
+    counts = sub(counts, 1, last_at - 1) .. struct_pack('>I7', struct_unpack('>I7', counts, last_at) + cost)
+    -- What is beyond the limit leaves the oldest: those that it empties, and some of the next.
+    if total > limit then
+      local excess, at = total - limit, 1
+      local oldest = struct_unpack('>I7', counts, at)
+      while oldest < excess do
+        excess, at = excess - oldest, at + COUNT_BYTES
+        oldest = struct_unpack('>I7', counts, at)
+      end
+      total = limit
+      counts = string.rep('\0', at - 1) .. struct_pack('>I7', oldest - excess) .. sub(counts, at + COUNT_BYTES)
     end
   end
   local expires = total > 0 and (newest + summed) * width or 0
-  return position, over, pack('>I7I7I7I2', newest, width, total, summed) .. counts, expires
+  return struct_pack('>I7I7I7I2', newest, width, total, summed) .. counts, expires
 end

@@ -1,139 +1,186 @@
 -- Decides charges, each the limits of one rule on one key: all are charged, or none.
 --
--- KEYS     the key of each charge; to reserve, then the ledger of each too, where `give_back.lua` writes down what it gives back
+-- KEYS     the key of each charge
 -- ARGV[1]  the instant; empty for the server's own
 -- ARGV[2]  'charge'; 'reserve', the same with a receipt for each charge; 'deny', as if others had denied it; 'peek' or 'look'
 -- ARGV[3]  how many milliseconds a key outlives its state
 -- ARGV[4…] the program of each charge, as MessagePack:
---          {head of the value, what follows it, shadow, whether a member counts denials, member, …},
---          a member being {kernel, denials, what its state begins with, the kernel's numbers…}; what is denied is
+--          {head of the value, shadow, whether a member counts denials, member, …},
+--          a member being {kernel, denials, the kernel's numbers…}; what is denied is
 --          not counted (0), counted to the brim (1), or in full by a member that denies it itself (2)
+-- then     nothing, or of each charge three, for a value that was left in other terms: the value that was found, what it is in the
+--          terms of the program, and the instant until which that is kept where nothing is charged, 0 where it is not kept then.
+--          The first two are empty where nothing is converted.
 --
--- Answers {1 admitted, 0 limited; the instant; each value as it was; each receipt}, or {3 blocked; the instant; which, until
--- when}, or {2 left under other numbers; the instant; each value}, or {4 a calendar's windows are not those of the
+-- Answers {1 admitted, 0 limited; the instant; each value that was decided on; each receipt}, or {3 blocked; the instant; which,
+-- until when}, or {2 left in other terms; the instant; each value}, or {4 a calendar's windows are not those of the
 -- instant; the instant}. The last three charge nothing.
-local call, pack, unpack, sub, each = redis.call, struct.pack, struct.unpack, string.sub, unpack
-local now, effect, count = tonumber(ARGV[1]), ARGV[2], #ARGV - 3
+local call, struct_pack, struct_unpack, spread = redis.call, struct.pack, struct.unpack, unpack
+local byte, sub, fmod, floor, max, min = string.byte, string.sub, math.fmod, math.floor, math.max, math.min
+local count, now, effect, slack = #KEYS, tonumber(ARGV[1]), ARGV[2], ARGV[3]
 if not now then
   local time = call('TIME')
   now = time[1] * 1000000 + time[2]
 end
+-- How many arguments come before the first program, and before the first conversion; members begin at a place in a program.
+local PROGRAMS, CONVERSIONS, MEMBERS = 3, 3 + count, 4
 
--- kernels[k](member, value, position, mode): asks and charges the state at `position` of `value`, or a new one
--- where that is nil. Answers the position behind the state, whether it denies, the state once charged, and when
--- that has expired. In the mode CLAMP a cost that is denied fills the state to the brim; in the mode KEEP
--- nothing is charged.
-local CLAMP, KEEP = 1, 2
-local kernels = {}
+-- ask[k](member, value, position) asks the state at `position` of `value`, or a new one where that is nil. It answers the position
+-- behind the state, whether it denies, and what charge[k](member, found, mode, value) needs of what was found: at most 9 things.
+-- That answers the state once charged, and when it has expired. In the mode CLAMP a cost that is denied fills the state to the
+-- brim; in the mode KEEP nothing is charged.
+local CLAMP, KEEP, MOST_FOUND = 1, 2, 11
+local ask, charge = {}, {}
 local lost = false
 
--- How many parts of that size a whole is cut into, the last of them smaller perhaps; at least one.
-local function parts(whole, size)
-  local rest = math.fmod(whole, size)
-  return math.max((whole - rest) / size + (rest > 0 and 1 or 0), 1)
-end
+-- (value.lua)
 
 -- (the kernels that the programs name come here)
 
-local programs, values = {}, {}
+local programs, raws, values, ledgers = {}, {}, {}, {}
 
 -- Blocks come first: the one that stands longest answers.
 local longest, blocked
 for i = 1, count do
-  programs[i] = cmsgpack.unpack(ARGV[3 + i])
+  programs[i] = cmsgpack.unpack(ARGV[PROGRAMS + i])
   local value = call('GET', KEYS[i]) or ''
-  local first = string.byte(value)
-  if first and first >= 128 then
-    local till = unpack('>I7', value, 5)
-    local rank = till == 0 and math.huge or till
+  raws[i], values[i], ledgers[i] = value, value, ''
+  if value ~= '' and byte(value) >= HAS_LEDGER then
+    local block_end
+    block_end, ledgers[i], values[i] = open_value(value)
+    local rank = block_end and (block_end == 0 and math.huge or block_end) or 0
     if rank > now and effect ~= 'look' and not (longest and rank <= longest) then
-      longest, blocked = rank, {3, now, i - 1, till}
+      longest, blocked = rank, {3, now, i - 1, block_end}
     end
-    value = #value == 11 and '' or string.char(first - 128) .. sub(value, 2, 4) .. sub(value, 12)
   end
-  values[i] = value
 end
 if blocked then
   return blocked
 end
 
+-- A state in other terms is decided on as the store has converted it, if it still stands as it was.
+local kept_until_then, outdated = {}, false
 for i = 1, count do
-  if values[i] ~= '' and sub(values[i], 1, 4) ~= programs[i][1] then
-    local reply = {2, now}
-    for k = 1, count do
-      reply[2 + k] = call('GET', KEYS[k]) or ''
+  local head = programs[i][1]
+  if values[i] ~= '' and sub(values[i], 1, #head) ~= head then
+    local at = CONVERSIONS + 3 * (i - 1)
+    local found, converted, keeps = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
+    if found == raws[i] then
+      local _
+      raws[i], kept_until_then[i] = converted, tonumber(keeps)
+      _, ledgers[i], values[i] = open_value(converted)
+    else
+      outdated = true
     end
-    return reply
   end
 end
-
--- The states of charge `i` once charged in that mode, when the last of them has expired, and whether one denies.
-local function charge(i, mode)
-  local program, value, states, expires, denied = programs[i], values[i], {}, now, false
-  local position = value ~= '' and 5 + #program[2] or nil
-  for j = 5, #program do
-    local member, denies, state, till = program[j], false, nil, nil
-    local counts = member[2] == 1 or member[2] == 2 and member.denies
-    local how = mode == CLAMP and not counts and KEEP or mode
-    position, denies, state, till = kernels[member[1]](member, value, position and position + #member[3], how)
-    if denies then
-      denied, member.denies = true, true
-    end
-    states[j - 4] = member[3] .. state
-    expires = till > expires and till or expires
+if outdated then
+  local reply = {2, now}
+  for i = 1, count do
+    reply[2 + i] = call('GET', KEYS[i]) or ''
   end
-  return states, expires, denied
+  return reply
 end
 
--- What is written if all are admitted.
-local admitted, charged, expiries, denials = effect == 'deny' and 0 or 1, {}, {}, {}
+-- Every member is asked before anything is charged.
+local admitted, denied, asked, number = effect == 'deny' and 0 or 1, {}, {}, 0
 for i = 1, count do
-  charged[i], expiries[i], denials[i] = charge(i)
-  if denials[i] and not programs[i][3] then
+  local program, value = programs[i], values[i]
+  local position = value ~= '' and #program[1] + 1 or nil
+  for j = MEMBERS, #program do
+    local member = program[j]
+    local found = {ask[member[1]](member, value, position)}
+    number, position = number + 1, found[1]
+    asked[number] = found
+    denied[i] = denied[i] or found[2]
+  end
+  if denied[i] and not program[2] then
     admitted = 0
   end
 end
-
 if lost then
   return {4, now}
 end
 
--- Whatever can fail is read before the first write.
-local ledgers = {}
-for i = 1, effect == 'reserve' and count or 0 do
-  ledgers[i] = call('GET', KEYS[count + i]) or ''
-end
-
-if effect ~= 'peek' and effect ~= 'look' then
-  for i = 1, count do
-    local program, states, expires = programs[i], charged[i], expiries[i]
-    local is_charged = admitted == 1
-    if admitted == 1 and denials[i] or admitted == 0 and not program[3] then
-      -- Denied by itself or by others; a shadow limit takes no notice of what others deny.
-      states, expires = charge(i, CLAMP)
-      is_charged = program[4]
+-- The states of the members of a program once charged, the first of them being `before + 1` of all that were asked; and when all have
+-- expired.
+local function charged(program, value, before, clamps)
+  local states, expires = {}, now
+  for j = MEMBERS, #program do
+    local member, found, mode = program[j], asked[before + j - MEMBERS + 1], nil
+    if clamps then
+      local counts = member[2] == 1 or member[2] == 2 and found[2]
+      mode = counts and CLAMP or KEEP
     end
-    if is_charged and expires > now then
-      local millis = math.floor((expires - now) / 1000) + ARGV[3]
-      call('PSETEX', KEYS[i], millis, program[1] .. program[2] .. table.concat(states))
-    elseif is_charged and values[i] ~= '' then
-      call('DEL', KEYS[i])
+    local state, till = charge[member[1]](member, found, mode, value)
+    states[j - MEMBERS + 1] = state
+    if till > expires then
+      expires = till
     end
   end
+  return states, expires
 end
+
 local reply = {admitted, now}
 for i = 1, count do
-  reply[2 + i] = values[i]
+  reply[2 + i] = raws[i]
 end
+if effect == 'peek' or effect == 'look' then
+  return reply
+end
+
+-- Whatever can fail comes before the first write.
+local writes, lives, all_states, before = {}, {}, {}, 0
+for i = 1, count do
+  local program, ledger = programs[i], ledgers[i]
+  -- Denied by itself or by others; a shadow limit takes no notice of what others deny.
+  local clamps = admitted == 1 and denied[i] or admitted == 0 and not program[2]
+  local is_charged = not clamps and admitted == 1 or clamps and program[3]
+  if is_charged then
+    local states, expires = charged(program, values[i], before, clamps)
+    all_states[i] = states
+    local till = kept_until(ledger)
+    if till <= now then
+      ledger = ''
+    elseif till > expires then
+      expires = till
+    end
+    if expires > now then
+      lives[i] = floor((expires - now) / 1000) + slack
+      writes[i] = program[1] .. table.concat(states)
+      if ledger ~= '' then
+        writes[i] = close_value(writes[i], nil, ledger)
+      end
+    elseif raws[i] ~= '' then
+      writes[i] = ''
+    end
+  elseif kept_until_then[i] and kept_until_then[i] > now then
+    lives[i], writes[i] = floor((kept_until_then[i] - now) / 1000) + slack, raws[i]
+  end
+  before = before + #program - MEMBERS + 1
+end
+for i = 1, count do
+  if writes[i] == '' then
+    call('DEL', KEYS[i])
+  elseif writes[i] then
+    call('PSETEX', KEYS[i], lives[i], writes[i])
+  end
+end
+
 if effect == 'reserve' then
   for i = 1, count do
-    local receipt = {now, ledgers[i]}
-    for j = 5, #programs[i] do
-      -- A log's charge is its last entry's; any other state begins with where its charge is.
-      local kernel, begin, state = programs[i][j][1], #programs[i][j][3], charged[i][j - 4]
-      receipt[j - 2] = (kernel == 3 or kernel == 6) and sub(state, -10, -4) or sub(state, begin + 1, begin + 15)
+    local program, states, receipt = programs[i], all_states[i], ''
+    if admitted == 1 and not denied[i] then
+      local marks = {now, ledgers[i]}
+      for j = MEMBERS, #program do
+        local kernel, state = program[j][1], states[j - MEMBERS + 1]
+        -- A log's charge is its last entry's; any other state begins with where its charge is.
+        local is_log = kernel == 3 or kernel == 6
+        marks[j - MEMBERS + 3] = is_log and sub(state, -10, -4) or sub(state, 1, 15)
+      end
+      receipt = cmsgpack.pack(marks)
     end
-    reply[2 + count + i] = admitted == 1 and not denials[i] and cmsgpack.pack(receipt) or ''
+    reply[2 + count + i] = receipt
   end
 end
 return reply

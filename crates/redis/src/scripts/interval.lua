@@ -1,25 +1,37 @@
 -- Interval: {…, refill, every, capacity, cost, fits}
 -- A state is when the bucket is full again, and what its last refill brings.
-kernels[1] = function(member, value, position, mode)
-  local _, _, _, refill, every, capacity, cost, fits = each(member)
+
+-- How many parts of that size a whole is cut into, the last of them smaller perhaps; at least one.
+local function parts(whole, size)
+  local rest = fmod(whole, size)
+  return max((whole - rest) / size + (rest > 0 and 1 or 0), 1)
+end
+
+ask[1] = function(member, value, position)
+  local _, _, refill, every, capacity, cost, fits = spread(member)
   local full_at, last = 0, 0
   if position then
-    full_at, last, position = unpack('>I7I7', value, position)
+    full_at, last, position = struct_unpack('>I7I7', value, position)
   end
   local missing, next_refill = 0, now + every
   if full_at > now then
     local refills = parts(full_at - now, every)
-    -- Whoever left it under other numbers may have left more to the last refill than there is in one here.
-    missing = (refills - 1) * refill + math.min(last, refill)
+    -- No refill brings more than there is in one.
+    missing = (refills - 1) * refill + min(last, refill)
     next_refill = full_at - (refills - 1) * every
   end
-  local over = not fits or missing > capacity - cost
+  return position, not fits or missing > capacity - cost, missing, next_refill, full_at, last
+end
+
+charge[1] = function(member, found, mode)
+  local _, _, refill, every, capacity, cost = spread(member)
+  local _, _, missing, next_refill, full_at, last = spread(found, 1, MOST_FOUND)
   -- What lies beyond the brim, by wider numbers, stays there.
   if mode ~= KEEP and missing < capacity then
-    missing = math.min(missing + cost, capacity)
+    missing = min(missing + cost, capacity)
     local refills = parts(missing, refill)
     full_at = next_refill + (refills - 1) * every
     last = missing - (refills - 1) * refill
   end
-  return position, over, pack('>I7I7', full_at, last), full_at
+  return struct_pack('>I7I7', full_at, last), full_at
 end

@@ -2,20 +2,20 @@
 -- A state is the longest window; how many entries and windows there are; what was admitted before the first entry; of
 -- each window the first entry inside, what was admitted before it, and its instant; and the entries, oldest first: an
 -- instant, and what was admitted up to and with it. All of that is counted modulo 2^24, far more than a log holds.
-local ENTRY, TURN, MOST = 10, 2 ^ 24, 2047
+local ENTRY, TURN, MOST, FIRST_LIMIT = 10, 2 ^ 24, 2047, 5
 
-kernels[3] = function(member, value, position, mode)
-  local largest, cost, windows = member[4], member[5], (#member - 5) / 2
-  local count, base, first, places, entries = 0, 0, 1, {}, ''
+ask[3] = function(member, value, position)
+  local cost, windows = member[4], (#member - FIRST_LIMIT + 1) / 2
+  local count, base, first, places = 0, 0, 1, {}
   if position then
     local _, held
-    _, count, held, base, position = unpack('>I7I4I1I3', value, position)
+    _, count, held, base, position = struct_unpack('>I7I4I1I3', value, position)
     for w = 1, held do
       local head, before, at
-      head, before, at, position = unpack('>I4I3I7', value, position)
+      head, before, at, position = struct_unpack('>I4I3I7', value, position)
       places[w] = {head, before, at}
     end
-    first, entries = position, value
+    first = position
     position = position + ENTRY * count
   else
     for w = 1, windows do
@@ -23,7 +23,7 @@ kernels[3] = function(member, value, position, mode)
     end
   end
   local function entry(number)
-    return unpack('>I7I3', entries, first + ENTRY * number)
+    return struct_unpack('>I7I3', value, first + ENTRY * number)
   end
   local last_at, total = 0, base
   if count > 0 then
@@ -33,49 +33,57 @@ kernels[3] = function(member, value, position, mode)
   -- Every window moves to where it begins now.
   local over, longest, fewest = false, 0, count
   for w = 1, windows do
-    local place, limit, span = places[w], member[4 + 2 * w], member[5 + 2 * w]
-    local low, step = place[1], 1
-    if low < count and place[3] + span <= now then
+    local limit, span = member[FIRST_LIMIT + 2 * w - 2], member[FIRST_LIMIT + 2 * w - 1]
+    local head, before, begins = spread(places[w])
+    if head < count and begins + span <= now then
+      local low, step = head, 1
       while low + step < count and entry(low + step) + span <= now do
         low, step = low + step, step * 2
       end
-      local high = math.min(low + step, count)
+      local high = min(low + step, count)
       while high - low > 1 do
-        local middle = math.floor((low + high) / 2)
+        local middle = floor((low + high) / 2)
         if entry(middle) + span <= now then
           low = middle
         else
           high = middle
         end
       end
-      local _, before = entry(low)
-      places[w] = {high, before, high < count and entry(high) or 0}
+      head, before = high, select(2, entry(low))
+      places[w] = {head, before, head < count and entry(head) or 0}
     end
-    local sum = count > 0 and (total - places[w][2]) % TURN or 0
+    local sum = count > 0 and (total - before) % TURN or 0
     over = over or cost > limit or sum > limit - cost
-    longest, fewest = math.max(longest, span), math.min(fewest, places[w][1])
+    longest, fewest = max(longest, span), min(fewest, head)
   end
+  return position, over, count, base, first, places, last_at, total, fewest, longest
+end
 
-  -- What has left all windows is forgotten; heads count from what is kept.
-  local kept = sub(entries, first + ENTRY * fewest, first + ENTRY * count - 1)
-  local before_last = base
-  if count > 1 then
-    before_last = select(2, entry(count - 2))
+charge[3] = function(member, found, mode, value)
+  local _, _, count, base, first, places, last_at, total, fewest, longest = spread(found, 1, MOST_FOUND)
+  local _, _, largest, cost = spread(member)
+  local windows = #places
+  local function entry(number)
+    return struct_unpack('>I7I3', value, first + ENTRY * number)
   end
+  local before_last = count > 1 and select(2, entry(count - 2)) or base
+  -- What has left all windows is forgotten; heads count from what is kept.
   if fewest > 0 then
     base = select(2, entry(fewest - 1))
+    for w = 1, windows do
+      places[w][1] = places[w][1] - fewest
+    end
   end
-  count, entries, first = count - fewest, kept, 1
-  for w = 1, windows do
-    places[w][1] = places[w][1] - fewest
-  end
+  -- The entries are those of the value from `fewest` on, `stay` of them, and then what is added.
+  local stay, added = count - fewest, {}
+  count = stay
 
-  cost = mode ~= KEEP and math.min(cost, largest) or 0
+  cost = mode ~= KEEP and min(cost, largest) or 0
   if cost > 0 then
-    local at = math.max(now, last_at)
+    local at = max(now, last_at)
     if count > 0 and last_at == at and (total - before_last) % TURN + cost <= MOST then
       total = (total + cost) % TURN
-      entries = sub(entries, 1, -ENTRY - 1) .. pack('>I7I3', at, total)
+      stay, added[1] = stay - 1, struct_pack('>I7I3', at, total)
     else
       for w = 1, windows do
         if places[w][1] == count then
@@ -83,33 +91,54 @@ kernels[3] = function(member, value, position, mode)
         end
       end
       while cost > 0 do
-        local part = math.min(cost, MOST)
+        local part = min(cost, MOST)
         total, cost, count = (total + part) % TURN, cost - part, count + 1
-        entries = entries .. pack('>I7I3', at, total)
+        added[#added + 1] = struct_pack('>I7I3', at, total)
       end
     end
     last_at = at
   end
 
   -- Beyond the newest units of the largest limit nothing can decide anything.
+  local dropped = 0
   if mode == CLAMP and count > 0 and largest > 0 then
-    local dropped, dropped_base = 0, base
-    local at, sum = entry(0)
-    while (total - sum) % TURN >= largest do
-      dropped, dropped_base = dropped + 1, sum
-      at, sum = entry(dropped)
+    local function kept(number)
+      if number < stay then
+        return entry(fewest + number)
+      end
+      return struct_unpack('>I7I3', added[number - stay + 1])
     end
-    for w = 1, windows do
-      places[w] = places[w][1] < dropped and {dropped, dropped_base, at} or places[w]
-      places[w][1] = places[w][1] - dropped
+    -- The first entry behind which less than the limit is left; the last is one.
+    local low, high = -1, count - 1
+    while high - low > 1 do
+      local middle = floor((low + high) / 2)
+      local _, sum = kept(middle)
+      if (total - sum) % TURN >= largest then
+        low = middle
+      else
+        high = middle
+      end
     end
-    count, base, entries = count - dropped, dropped_base, sub(entries, ENTRY * dropped + 1)
+    dropped = high
+    if dropped > 0 then
+      base = select(2, kept(dropped - 1))
+      local begins = kept(dropped)
+      for w = 1, windows do
+        places[w] = places[w][1] < dropped and {dropped, base, begins} or places[w]
+        places[w][1] = places[w][1] - dropped
+      end
+      count = count - dropped
+    end
   end
 
-  local state = {pack('>I7I4I1I3', longest, count, windows, base)}
+  local state = {struct_pack('>I7I4I1I3', longest, count, windows, base)}
   for w = 1, windows do
-    state[1 + w] = pack('>I4I3I7', each(places[w]))
+    state[1 + w] = struct_pack('>I4I3I7', spread(places[w]))
   end
-  state[2 + windows] = entries
-  return position, over, table.concat(state), count > 0 and last_at + longest or 0
+  local from = first + ENTRY * (fewest + dropped)
+  state[2 + windows] = sub(value, from, first + ENTRY * (fewest + stay) - 1)
+  for number = max(dropped - stay, 0) + 1, #added do
+    state[#state + 1] = added[number]
+  end
+  return table.concat(state), count > 0 and last_at + longest or 0
 end

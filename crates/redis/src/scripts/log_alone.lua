@@ -5,9 +5,9 @@
 -- ARGV    the head of its value; the cost; for each window its limit and span; [the instant]
 --
 -- Answers the instant in 7 bytes, and the value as it was, its entries drawn together so that the same is decided on them; or
--- {value, instant} where the value has another head, because the key is blocked or was left under other numbers, and nothing was
+-- {value, instant} where the value has another head, because the key is blocked, has a ledger, or was left in other terms, and nothing was
 -- charged. The state is that of `log.lua`; here entries that no window needs may stay in front for a while.
-local call, pack, unpack, sub = redis.call, struct.pack, struct.unpack, string.sub
+local call, struct_pack, struct_unpack, sub = redis.call, struct.pack, struct.unpack, string.sub
 local key, head, cost = KEYS[1], ARGV[1], tonumber(ARGV[2])
 local windows = math.floor((#ARGV - 2) / 2)
 local now, slack = ARGV[3 + 2 * windows] and tonumber(ARGV[3 + 2 * windows]), 86400000
@@ -16,24 +16,26 @@ if not now then
   now, slack = time[1] * 1000000 + time[2], 2
 end
 -- A value of so many bytes is changed in place, for which Redis gives it room to grow; a shorter one is written anew.
-local LONG, ENTRY, TURN, MOST = 2048, 10, 2 ^ 24, 2047
+local LONG, ENTRY, PLACE, TURN, MOST = 2048, 10, 14, 2 ^ 24, 2047
 
-local value, begin = call('GETRANGE', key, 0, LONG - 1), 19 + 14 * windows
+-- Before the entries: the head, 15 bytes, and the place of each window.
+local value, places_at = call('GETRANGE', key, 0, LONG - 1), #head + 15
+local begin = places_at + PLACE * windows
 local count, base, total, last_at, places, longest = 0, 0, 0, 0, {}, 0
 local is_long = #value == LONG
 local function entry(number)
   if is_long then
     local at = begin + ENTRY * number
-    return unpack('>I7I3', call('GETRANGE', key, at, at + ENTRY - 1))
+    return struct_unpack('>I7I3', call('GETRANGE', key, at, at + ENTRY - 1))
   end
-  return unpack('>I7I3', value, begin + 1 + ENTRY * number)
+  return struct_unpack('>I7I3', value, begin + 1 + ENTRY * number)
 end
 if value ~= '' then
-  if sub(value, 1, 4) ~= head then
+  if sub(value, 1, #head) ~= head then
     return {call('GET', key), now}
   end
   local _
-  _, count, _, base = unpack('>I7I4I1I3', value, 5)
+  _, count, _, base = struct_unpack('>I7I4I1I3', value, #head + 1)
   total = base
   if count > 0 then
     last_at, total = entry(count - 1)
@@ -63,7 +65,7 @@ for w = 1, windows do
   local limit, span = tonumber(ARGV[1 + 2 * w]), tonumber(ARGV[2 + 2 * w])
   local first, before, at = 0, base, 0
   if value ~= '' then
-    first, before, at = unpack('>I4I3I7', value, 6 + 14 * w)
+    first, before, at = struct_unpack('>I4I3I7', value, places_at + PLACE * (w - 1) + 1)
   end
   if first < count and at + span <= now then
     local gone
@@ -103,14 +105,14 @@ if count > fewest then
   local entries, passed = {}, fewest - 1
   for i = 1, #points do
     if points[i][1] > passed then
-      entries[#entries + 1] = pack('>I7I3', points[i][2], points[i][3])
+      entries[#entries + 1] = struct_pack('>I7I3', points[i][2], points[i][3])
       passed = points[i][1]
     end
   end
-  found = head .. pack('>I7I4I1I3', longest, #entries, 0, fewest_base) .. table.concat(entries)
+  found = head .. struct_pack('>I7I4I1I3', longest, #entries, 0, fewest_base) .. table.concat(entries)
 end
 if denied then
-  return pack('>I7', now) .. found
+  return struct_pack('>I7', now) .. found
 end
 
 local at, added, kept = math.max(now, last_at), {}, count
@@ -119,7 +121,7 @@ if last_at == at and count > fewest then
   if (total - before_last) % TURN + cost <= MOST then
     -- It joins the last entry.
     kept, total = count - 1, total + cost
-    cost, added[1] = 0, pack('>I7I3', at, total % TURN)
+    cost, added[1] = 0, struct_pack('>I7I3', at, total % TURN)
   end
 end
 for w = 1, windows do
@@ -130,7 +132,7 @@ end
 while cost > 0 do
   local part = math.min(cost, MOST)
   total, cost = total + part, cost - part
-  added[#added + 1] = pack('>I7I3', at, total % TURN)
+  added[#added + 1] = struct_pack('>I7I3', at, total % TURN)
 end
 
 -- What no window needs goes when it is half of it, so that a long log is seldom copied.
@@ -138,9 +140,9 @@ local dropped = (not is_long or fewest > kept / 2) and fewest or 0
 if dropped > 0 then
   base = fewest_base
 end
-local header = {head, pack('>I7I4I1I3', longest, kept + #added - dropped, windows, base)}
+local header = {head, struct_pack('>I7I4I1I3', longest, kept + #added - dropped, windows, base)}
 for w = 1, windows do
-  header[2 + w] = pack('>I4I3I7', places[w][1] - dropped, places[w][2], places[w][3])
+  header[2 + w] = struct_pack('>I4I3I7', places[w][1] - dropped, places[w][2], places[w][3])
 end
 header, added = table.concat(header), table.concat(added)
 local millis = math.floor((at + longest - now) / 1000) + slack
@@ -153,4 +155,4 @@ else
   local entries = is_long and upto > from and call('GETRANGE', key, from, upto - 1) or sub(value, from + 1, upto)
   call('PSETEX', key, millis, header .. entries .. added)
 end
-return pack('>I7', now) .. found
+return struct_pack('>I7', now) .. found

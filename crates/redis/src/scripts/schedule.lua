@@ -1,40 +1,45 @@
 -- Schedule: {…, parts of a microsecond, fits, lasting, its parts, tau, its parts, format, whether it is a queue, and then perhaps how
 -- long a request may wait in it}
 -- A state is the arrival time and, where a microsecond has parts, those.
-kernels[0] = function(member, value, position, mode)
-  local _, _, _, fraction, fits, lasting, lasting_parts, tau, tau_parts, format, _, longest = each(member)
+ask[0] = function(member, value, position)
+  local _, _, fraction, fits, lasting, lasting_parts, tau, tau_parts, format, _, longest = spread(member)
   local ahead, rest = 0, 0
   if position then
     local arrival
     if fraction == 1 then
-      arrival, position = unpack('>I7', value, position)
+      arrival, position = struct_unpack('>I7', value, position)
     else
-      arrival, rest, position = unpack(format, value, position)
+      arrival, rest, position = struct_unpack(format, value, position)
     end
     ahead = arrival - now
     if ahead < 0 then
       ahead, rest = 0, 0
     end
   end
+  local after, after_rest = ahead + lasting, rest + lasting_parts
+  if after_rest >= fraction then
+    after, after_rest = after + 1, after_rest - fraction
+  end
+  local over = after > tau or after == tau and after_rest > tau_parts
   local late = longest and (ahead > longest or ahead == longest and rest > 0)
-  local owed, owed_parts = ahead, rest
-  if mode ~= KEEP then
-    ahead, rest = ahead + lasting, rest + lasting_parts
-    if rest >= fraction then
-      ahead, rest = ahead + 1, rest - fraction
-    end
-  end
-  local over = ahead > tau or ahead == tau and rest > tau_parts
-  if over and mode == CLAMP then
-    ahead, rest = tau, tau_parts
+  return position, over or late or not fits, ahead, rest, after, after_rest
+end
+
+charge[0] = function(member, found, mode)
+  local _, _, fraction, _, _, _, tau, tau_parts, format = spread(member)
+  local _, _, ahead, rest, after, after_rest = spread(found, 1, MOST_FOUND)
+  if mode == KEEP then
+    after, after_rest = ahead, rest
+  elseif mode == CLAMP and (after > tau or after == tau and after_rest > tau_parts) then
+    after, after_rest = tau, tau_parts
     -- Beyond the brim already, by wider numbers.
-    if owed > tau or owed == tau and owed_parts > tau_parts then
-      ahead, rest = owed, owed_parts
+    if ahead > tau or ahead == tau and rest > tau_parts then
+      after, after_rest = ahead, rest
     end
   end
-  local expires = now + ahead
+  local expires = now + after
   if fraction == 1 then
-    return position, over or late or not fits, pack('>I7', expires), expires
+    return struct_pack('>I7', expires), expires
   end
-  return position, over or late or not fits, pack(format, expires, rest), expires + (rest > 0 and 1 or 0)
+  return struct_pack(format, expires, after_rest), expires + (after_rest > 0 and 1 or 0)
 end

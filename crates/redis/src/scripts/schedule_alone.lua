@@ -4,7 +4,7 @@
 -- ARGV    the head of its value, how long the cost lasts, how far the arrival time may lie ahead, [the instant]
 --
 -- Answers how far the arrival time lay ahead before; or {value, instant} where the value has another head,
--- because the key is blocked or was left under other numbers, and nothing was charged.
+-- because the key is blocked, has a ledger, or was left in other terms, and nothing was charged.
 local key, head, now = KEYS[1], ARGV[1], ARGV[4] and tonumber(ARGV[4])
 if not now then
   local time = redis.call('TIME')
@@ -13,10 +13,10 @@ end
 local ahead, slack = 0, ARGV[4] and 86400000 or 2
 local value = redis.call('GET', key)
 if value then
-  if #value ~= 11 then
+  if #value ~= 12 then
     return {value, now}
   end
-  local found, arrival = struct.unpack('>c4I7', value)
+  local found, arrival = struct.unpack('>c5I7', value)
   if found ~= head then
     return {value, now}
   end
@@ -27,6 +27,6 @@ if value then
 end
 local after = ahead + ARGV[2]
 if after - ARGV[3] <= 0 then
-  redis.call('PSETEX', key, math.floor(after / 1000) + slack, struct.pack('>c4I7', head, now + after))
+  redis.call('PSETEX', key, math.floor(after / 1000) + slack, struct.pack('>c5I7', head, now + after))
 end
 return ahead

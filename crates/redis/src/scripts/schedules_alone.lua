@@ -5,40 +5,44 @@
 --         lie ahead; [the instant]
 --
 -- Answers the instant in 7 bytes, and the value as it was; or {value, instant} where that has another head, because the key
--- is blocked or was left under other numbers, and nothing was charged.
-local key, head, format, count, now = KEYS[1], ARGV[1], ARGV[2], #ARGV, nil
+-- is blocked, has a ledger, or was left in other terms, and nothing was charged.
+local key, head, format, schedules, now = KEYS[1], ARGV[1], ARGV[2], math.floor((#ARGV - 2) / 2), nil
+-- How many arguments come before the first schedule's two.
+local FIRST = 2
 local slack = 2
-if count % 2 == 1 then
-  now, slack, count = tonumber(ARGV[count]), 86400000, count - 1
+if #ARGV > FIRST + 2 * schedules then
+  now, slack = tonumber(ARGV[#ARGV]), 86400000
 else
   local time = redis.call('TIME')
   now = time[1] * 1000000 + time[2]
 end
 local value = redis.call('GET', key)
-local state
+local arrivals
 if value then
-  if #value ~= 4 * count - 3 or string.sub(value, 1, 4) ~= head then
+  if #value ~= #head + 7 * schedules or string.sub(value, 1, #head) ~= head then
     return {value, now}
   end
-  state = {struct.unpack(format, value)}
+  arrivals = {struct.unpack(format, value, #head + 1)}
 else
   -- As long as most: a table that grows costs more than one that is long from the beginning.
-  state = {head, count / 2 - 1, 0, now, 0, now, 0, now, 0, now}
+  arrivals = {now, now, now, now}
 end
 local longest, denied = 0, false
-for at = 4, count, 2 do
-  local after = (state[at] or now) - now
-  if after < 0 then
-    after = 0
+for schedule = 1, schedules do
+  local ahead = (arrivals[schedule] or now) - now
+  if ahead < 0 then
+    ahead = 0
   end
-  after = after + ARGV[at - 1]
-  denied = denied or after - ARGV[at] > 0
-  state[at - 1], state[at] = 0, now + after
-  if after > longest then
-    longest = after
+  local at = FIRST + 2 * schedule
+  ahead = ahead + ARGV[at - 1]
+  denied = denied or ahead - ARGV[at] > 0
+  arrivals[schedule] = now + ahead
+  if ahead > longest then
+    longest = ahead
   end
 end
 if not denied then
-  redis.call('PSETEX', key, math.floor(longest / 1000) + slack, struct.pack(format, unpack(state, 1, count)))
+  local states = struct.pack(format, unpack(arrivals, 1, schedules))
+  redis.call('PSETEX', key, math.floor(longest / 1000) + slack, head .. states)
 end
 return struct.pack('>I7', now) .. (value or '')

@@ -8,12 +8,12 @@ local function exceeds(a, b, c, d)
     return left > right
   end
   local function wide(x, y)
-    local x_low, y_low = math.fmod(x, 2 ^ 26), math.fmod(y, 2 ^ 26)
+    local x_low, y_low = fmod(x, 2 ^ 26), fmod(y, 2 ^ 26)
     local x_high, y_high = (x - x_low) / 2 ^ 26, (y - y_low) / 2 ^ 26
     local middle = x_high * y_low + x_low * y_high
-    local middle_low = math.fmod(middle, 2 ^ 26)
+    local middle_low = fmod(middle, 2 ^ 26)
     local low = middle_low * 2 ^ 26 + x_low * y_low
-    local carry = math.floor(low / 2 ^ 52)
+    local carry = floor(low / 2 ^ 52)
     return x_high * y_high + (middle - middle_low) / 2 ^ 26 + carry, low - carry * 2 ^ 52
   end
   local left_high, left_low = wide(a, b)
@@ -21,21 +21,27 @@ local function exceeds(a, b, c, d)
   return left_high > right_high or left_high == right_high and left_low > right_low
 end
 
-kernels[5] = function(member, value, position, mode)
-  local _, _, _, limit, window, cost, fits = each(member)
+ask[5] = function(member, value, position)
+  local _, _, limit, window, cost, fits = spread(member)
   local index, previous, current, _ = 0, 0, 0, nil
   if position then
-    index, previous, current, _, position = unpack('>I7I7I7I7', value, position)
+    index, previous, current, _, position = struct_unpack('>I7I7I7I7', value, position)
   end
-  local at = (now - math.fmod(now, window)) / window
+  local at = (now - fmod(now, window)) / window
   if at > index then
     index, previous, current = at, at == index + 1 and current or 0, 0
   end
-  local left = math.min((index + 1) * window - now, window)
+  local left = min((index + 1) * window - now, window)
   local free = limit - current - cost
   local over = not fits or free < 0 or exceeds(previous, left, free, window)
+  return position, over, index, previous, current
+end
+
+charge[5] = function(member, found, mode)
+  local _, _, limit, window, cost = spread(member)
+  local _, _, index, previous, current = spread(found, 1, MOST_FOUND)
   if mode ~= KEEP then
-    current = math.min(current + cost, math.max(limit, current))
+    current = min(current + cost, max(limit, current))
   end
   local expires = 0
   if current > 0 then
@@ -43,5 +49,5 @@ kernels[5] = function(member, value, position, mode)
   elseif previous > 0 then
     expires = (index + 1) * window
   end
-  return position, over, pack('>I7I7I7I7', index, previous, current, window), expires
+  return struct_pack('>I7I7I7I7', index, previous, current, window), expires
 end

@@ -2,33 +2,39 @@
 -- The grid is 0, the epoch's, and how long a window is; 1, from the first request, and how long; or 2, a calendar's,
 -- the begin of a window, and the ends of that one and a few that follow. An instant beyond them makes `lost` true.
 -- A state is what was spent in a window, and when it ends.
-kernels[2] = function(member, value, position, mode)
-  local _, _, _, limit, cost, fits, most, grid, span = each(member)
+ask[2] = function(member, value, position)
+  local EPOCH, FIRST_REQUEST, FIRST_END = 0, 1, 9
+  local _, _, limit, cost, fits, most, grid, span = spread(member)
   local count, ends = 0, 0
   if position then
-    count, ends, position = unpack('>I7I7', value, position)
+    count, ends, position = struct_unpack('>I7I7', value, position)
   end
+  local next_end = ends
   if ends <= now then
     count = 0
   end
-  local over = not fits or count > limit - cost
-  local spent = math.min(cost, math.max(most - count, 0))
-  if mode ~= KEEP and spent > 0 then
-    if ends <= now then
-      if grid == 0 then
-        ends = now - math.fmod(now, span) + span
-      elseif grid == 1 then
-        ends = now + span
-      else
-        lost = lost or member[9] > now or member[#member] <= now
-        local at = 10
-        while at < #member and member[at] <= now do
-          at = at + 1
-        end
-        ends = member[at]
+  local spent = min(cost, max(most - count, 0))
+  if ends <= now and spent > 0 then
+    if grid == EPOCH then
+      next_end = now - fmod(now, span) + span
+    elseif grid == FIRST_REQUEST then
+      next_end = now + span
+    else
+      lost = lost or span > now or member[#member] <= now
+      local at = FIRST_END
+      while at < #member and member[at] <= now do
+        at = at + 1
       end
+      next_end = member[at]
     end
-    count = count + spent
   end
-  return position, over, pack('>I7I7', count, ends), ends
+  return position, not fits or count > limit - cost, count, ends, spent, next_end
+end
+
+charge[2] = function(_, found, mode)
+  local _, _, count, ends, spent, next_end = spread(found, 1, MOST_FOUND)
+  if mode ~= KEEP and spent > 0 then
+    count, ends = count + spent, next_end
+  end
+  return struct_pack('>I7I7', count, ends), ends
 end

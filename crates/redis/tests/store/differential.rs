@@ -8,8 +8,8 @@ use std::{fmt::Debug, sync::Arc};
 
 use proptest::{prelude::*, sample::Index, test_runner::TestRunner};
 use tidegate_core::{
-    Charge, Cost, Effect, Limit, Limits, MemoryBounds, MemoryStore, Outcome, Receipt, Settlement,
-    Span, Timestamp,
+    Algorithm, Charge, Cost, Counting, Effect, Limit, Limits, MemoryBounds, MemoryStore, Outcome,
+    Receipt, Settlement, Span, Timestamp,
 };
 use tidegate_redis::{RedisReceipt, RedisStore};
 use tokio::runtime::Runtime;
@@ -75,11 +75,10 @@ enum Deed {
     Reset {
         rule: Index,
     },
-    /// Gives a rule other limits, which know the former ones or not.
+    /// Gives a rule other limits. In memory they know the former ones; in Redis the state says what it is counted in.
     Change {
         rule: Index,
         limits: Vec<Limit>,
-        known: bool,
     },
 }
 
@@ -99,8 +98,7 @@ fn deed() -> impl Strategy<Value = Deed> {
         1 => (any::<Index>(), 1..=1_000_000_u64).prop_map(|(rule, micros)| Deed::Block { rule, micros }),
         1 => any::<Index>().prop_map(|rule| Deed::Unblock { rule }),
         1 => any::<Index>().prop_map(|rule| Deed::Reset { rule }),
-        2 => (any::<Index>(), limits(), any::<bool>())
-            .prop_map(|(rule, limits, known)| Deed::Change { rule, limits, known }),
+        2 => (any::<Index>(), limits()).prop_map(|(rule, limits)| Deed::Change { rule, limits }),
     ]
 }
 
@@ -131,12 +129,34 @@ fn trace_of(kind: Kind) -> impl Strategy<Value = Trace> {
             8 => strategies::ask().prop_map(|ask| Deed::Reserve { rules: 1, ask }),
             6 => settle(),
             6 => any::<Index>().prop_map(|which| Deed::Renew { which }),
-            1 => (any::<Index>(), strategies::limit(kind), any::<bool>())
-                .prop_map(|(rule, limit, known)| Deed::Change { rule, limits: vec![limit], known }),
+            1 => (any::<Index>(), strategies::limit(kind))
+                .prop_map(|(rule, limit)| Deed::Change { rule, limits: vec![limit] }),
         ],
         1..=40,
     );
     (rules, strategies::start(), deeds)
+}
+
+/// Whether a state of `old` may hold more than `new` allow, of a kind that loses something when it is converted then: in memory it does
+/// at once, and in Redis only when it is charged.
+fn may_hold_more(old: &Limits, new: &Limits) -> bool {
+    let loses = |limit: &&Limit| {
+        !matches!(
+            limit.algorithm(),
+            Algorithm::FixedWindow { .. }
+                | Algorithm::SlidingWindowLog { .. }
+                | Algorithm::Concurrency { .. }
+                | Algorithm::SlidingWindowCounter {
+                    counting: Counting::Buckets { .. },
+                    ..
+                }
+        )
+    };
+    let most = |limit: &Limit| limit.quota() + limit.soft_allowance() + limit.quota() / 2 + 1;
+    let least = |limit: &Limit| limit.quota() + limit.soft_allowance();
+    let most = old.iter().filter(loses).map(most).max();
+    let least = new.iter().filter(loses).map(least).min();
+    most > least && least.is_some()
 }
 
 /// What was reserved in both stores: the rules as they were, the cost of each, and the receipts.
@@ -151,6 +171,7 @@ struct Pair<'r> {
     now: u64,
     last: Vec<Outcome>,
     reserved: Vec<Reserved>,
+    changes: u64,
 }
 
 impl Pair<'_> {
@@ -195,15 +216,17 @@ impl Pair<'_> {
                 self.memory.reset(key);
                 self.runtime.block_on(self.redis.reset(key)).unwrap();
             }
-            Deed::Change {
-                rule,
-                limits,
-                known,
-            } => {
+            Deed::Change { rule, limits } => {
                 let at = rule.index(self.rules.len());
                 let old = Arc::clone(&self.rules[at].limits);
                 let new = elastic(limits.clone()).in_shadow(old.shadow());
-                self.rules[at].limits = Arc::new(if *known { new.succeeding(&old) } else { new });
+                self.changes += 1;
+                if self.changes.is_multiple_of(3) || may_hold_more(&old, &new) {
+                    self.memory.reset(&self.rules[at].key);
+                    let reset = self.redis.reset(&self.rules[at].key);
+                    self.runtime.block_on(reset).unwrap();
+                }
+                self.rules[at].limits = Arc::new(new.succeeding(&old));
             }
         }
         (String::new(), String::new())
@@ -281,7 +304,14 @@ impl Pair<'_> {
         self.memory.settle(&charges, receipt, &settlements, now);
         let settled = self.redis.settle(&charges, remote, &settlements);
         self.runtime.block_on(settled).unwrap();
+        self.look()
+    }
+
+    /// How the limits stand by the numbers of now: those of what was reserved do not know them in memory.
+    fn look(&self) -> (String, String) {
+        let charges: Vec<Charge<'_>> = self.rules.iter().map(|rule| rule.charge(1)).collect();
         let (mut expected, mut got) = (Vec::new(), Vec::new());
+        let now = Timestamp::from_micros(self.now);
         self.memory
             .check(&charges, now, Effect::Look, &mut expected);
         let there = self.redis.check(&charges, Effect::Look, &mut got);
@@ -304,14 +334,10 @@ impl Pair<'_> {
         let here = self.memory.renew(&charges, receipt, now);
         let there = self.redis.renew(&charges, remote);
         let there = self.runtime.block_on(there).unwrap();
-        let (mut expected, mut got) = (Vec::new(), Vec::new());
-        self.memory
-            .check(&charges, now, Effect::Look, &mut expected);
-        let looked = self.redis.check(&charges, Effect::Look, &mut got);
-        self.runtime.block_on(looked).unwrap();
+        let (expected, got) = self.look();
         (
-            format!("{here:?} {expected:?}"),
-            format!("{there:?} {got:?}"),
+            format!("{here:?} {expected}"),
+            format!("{there:?} {got}"),
         )
     }
 }
@@ -373,6 +399,7 @@ fn compare_on<S>(
             now,
             last: Vec::new(),
             reserved: Vec::new(),
+            changes: 0,
         };
         pair.run(&deeds)
     });

@@ -140,9 +140,11 @@ async fn a_state_left_under_other_numbers_is_taken_over() {
         let redis = RedisStore::connect(&server.url(), "tg").await.unwrap();
         let memory = MemoryStore::new(MemoryBounds::default());
         let old = std::sync::Arc::new(limits(&["20/min"]));
-        let known = limits(&["30/min"]).succeeding(&old);
-        let unknown = limits(&["7/s", "40/min"]);
-        for (second, limits) in [(0, &*old), (1, &known), (2, &unknown), (3, &*old)] {
+        // In memory each has to be told of the one before; in Redis the state says what it is counted in.
+        let second = std::sync::Arc::new(limits(&["30/min"]).succeeding(&old));
+        let third = std::sync::Arc::new(limits(&["7/s", "40/min"]).succeeding(&second));
+        let fourth = std::sync::Arc::new(limits(&["20/min"]).succeeding(&third));
+        for (second, limits) in [(0, &old), (1, &second), (2, &third), (3, &fourth)] {
             for effect in [Effect::Peek, Effect::Charge, Effect::Charge] {
                 let charge = Charge::new(b"user:1", limits, Cost::new(4).unwrap()).unwrap();
                 let now = Timestamp::from_micros(START + second * 1_000_000);

@@ -67,11 +67,14 @@ impl Case {
         };
         let old = Arc::new(self.limits(old_kind, hour, hour));
         let [period, lease] = [self.period, self.lease].map(Span::from_micros);
-        let new = self.limits(self.kind, period, lease).succeeding(&old);
+        let new = Arc::new(self.limits(self.kind, period, lease).succeeding(&old));
+        // The old numbers once more, which know the new ones in memory as Redis does.
+        let back = self.limits(old_kind, hour, hour).succeeding(&new);
         let key = format!("{self:?}");
         let charge =
             |limits, units| Charge::new(key.as_bytes(), limits, Cost::new(units).unwrap()).unwrap();
-        let (old, new) = (charge(&*old, 1), |units| charge(&new, units));
+        let (old, back) = (charge(&*old, 1), charge(&back, 1));
+        let new = |units| charge(&*new, units);
 
         let both = Both::new(redis, self);
         let (mut receipt, mut remote) = both.reserve(old).await;
@@ -98,7 +101,7 @@ impl Case {
         let expected = both.memory.renew(&[old], &mut receipt, both.at(now));
         assert_eq!(renewed, expected, "{self:?} at {now}");
         for later in [0, 1_000, 20_000, 70_000, 3_600_000_000] {
-            both.ask(old, now + later, Effect::Look).await;
+            both.ask(back, now + later, Effect::Look).await;
         }
     }
 }

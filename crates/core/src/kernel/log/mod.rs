@@ -31,10 +31,11 @@ use self::state::{Place, grown, stamps_for};
 
 use crate::{
     bounds::{self, check_count, check_period},
+    digest::Digest,
     kernel::Standing,
     limit::LimitError,
     outcome::Retry,
-    remote::Numbers,
+    remote::{Numbers, Terms},
     time::{Span, Timestamp},
 };
 
@@ -87,6 +88,12 @@ impl Log {
         self.windows.extend_from_slice(&other.windows);
         self.longest = self.longest.max(other.longest);
         self.largest = self.largest.max(other.largest);
+    }
+
+    /// What a state is counted in.
+    pub(crate) fn terms(&self) -> Terms {
+        let spans = self.windows.iter().map(|window| window.span.as_micros());
+        Terms::Digest(spans.fold(Digest::new(), Digest::number).folded())
     }
 
     /// The numbers for a store elsewhere.

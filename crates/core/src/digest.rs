@@ -1,0 +1,41 @@
+//! A hash of explicitly encoded numbers, the same in every process and of every compiler.
+
+/// Changes when the encoding of anything that is hashed changes.
+const VERSION: u64 = 1;
+
+/// FNV-1a over numbers of eight bytes and texts that begin with their length.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Digest(u64);
+
+impl Digest {
+    pub(crate) fn new() -> Self {
+        Self(0xCBF2_9CE4_8422_2325).number(VERSION)
+    }
+
+    pub(crate) fn number(self, number: u64) -> Self {
+        number.to_be_bytes().into_iter().fold(self, Self::byte)
+    }
+
+    pub(crate) fn numbers(self, numbers: &[u64]) -> Self {
+        numbers.iter().copied().fold(self, Self::number)
+    }
+
+    pub(crate) fn text(self, text: &str) -> Self {
+        text.bytes()
+            .fold(self.number(text.len() as u64), Self::byte)
+    }
+
+    /// The hash, folded to 28 bits.
+    pub(crate) fn bits_28(self) -> u32 {
+        self.folded() >> 4
+    }
+
+    /// The hash, folded to 32 bits.
+    pub(crate) fn folded(self) -> u32 {
+        u32::try_from((self.0 ^ (self.0 << 32)) >> 32).unwrap_or(u32::MAX)
+    }
+
+    fn byte(self, byte: u8) -> Self {
+        Self((self.0 ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3))
+    }
+}

@@ -1,0 +1,137 @@
+-- What lies in a value, whichever limits left it.
+local SCHEDULE, BUCKETS, WEIGHTED, LOG, LEASE, SEVERAL = 0, 4, 5, 3, 6, 7
+local ENTRY, PLACE, TURN, MOST_COST = 10, 14, 2 ^ 24, 2047
+
+-- How many bytes the terms of a kernel take, by their form; those of any other kernel take 4.
+local TERMS = {[0] = {[0] = 4, 3, 15}, {[0] = 8, 8, 14}, {[0] = 4, 4, 7}}
+
+-- How many bytes the state of a kernel at `start` of `value` has; the fraction of a schedule has `fraction` bytes.
+local function length_of(kernel, value, start, fraction)
+  if kernel == SCHEDULE then
+    return 7 + fraction
+  elseif kernel == LOG or kernel == LEASE then
+    local _, count, windows = struct_unpack('>I7I4I1', value, start)
+    return 15 + PLACE * windows + ENTRY * count
+  elseif kernel == BUCKETS then
+    return 23 + 7 * select(4, struct_unpack('>I7I7I7I2', value, start))
+  end
+  return kernel == WEIGHTED and 28 or 14
+end
+
+-- Where the states of `value` begin, and of each its kernel, where it begins, and where what follows begins. Raises an error where it
+-- is not a value of ours.
+local function states_in(value)
+  local shape, at, count = fmod(byte(value), 8), 1, 1
+  if shape == SEVERAL then
+    count, at = byte(value, 2), 3
+  end
+  local states = {}
+  for number = 1, count do
+    local kind = byte(value, at)
+    local kernel = fmod(kind, 8)
+    local form, fraction = (kind - kernel) / 8, 0
+    if kernel == SCHEDULE and form == 1 then
+      fraction = 1
+    elseif kernel == SCHEDULE and form == 2 then
+      fraction = byte(value, at + 15)
+    end
+    states[number] = {kernel, fraction}
+    at = at + 1 + (TERMS[kernel] and TERMS[kernel][form] or 4)
+  end
+  local first = at
+  for number = 1, count do
+    local kernel, fraction = spread(states[number])
+    local behind = at + length_of(kernel, value, at, fraction)
+    states[number] = {kernel, at, behind}
+    at = behind
+  end
+  if at ~= #value + 1 then
+    error('not a value of this store')
+  end
+  return first, states
+end
+
+-- Whether the members of `program` are of the kernels of these states.
+local function are_of(program, states)
+  for number = 1, #states do
+    local member = program[MEMBERS + number - 1]
+    if not member or member[1] ~= states[number][1] then
+      return false
+    end
+  end
+  return #program == MEMBERS + #states - 1
+end
+
+-- Takes up to `units` that were charged at `since` out of the entries of a log, the newest of that instant first, and all that come
+-- before the entry `oldest`. `first` is where the entries begin in `value`, `held` how many they are, and `base` what was admitted
+-- before them. Sums may be counted from any number: those before what is taken out are raised, or those behind it lowered,
+-- whichever are fewer.
+-- Answers the entries, what was admitted before them, how many units were taken out, by how much sums were raised, and a function from a
+-- place in the log, as a number of entries and what was admitted before it, to the place then.
+local function taken_out(value, first, held, base, since, units, oldest)
+  local function entry(number)
+    return struct_unpack('>I7I3', value, first + ENTRY * number)
+  end
+  local function sum_before(number)
+    return number > 0 and select(2, entry(number - 1)) or base
+  end
+  local low, behind = oldest, held
+  while low < behind do
+    local middle = floor((low + behind) / 2)
+    if entry(middle) <= since then
+      low = middle + 1
+    else
+      behind = middle
+    end
+  end
+  local begin, left, taken_of = behind, units, {}
+  while left > 0 and begin > oldest and entry(begin - 1) == since do
+    begin = begin - 1
+    local own = (sum_before(begin + 1) - sum_before(begin)) % TURN
+    taken_of[begin] = min(own, left)
+    left = left - taken_of[begin]
+  end
+  local taken = units - left
+  local raised = begin - oldest < held - behind and taken or 0
+
+  local pieces = {}
+  local function copy(from, upto, by)
+    if by == 0 then
+      pieces[#pieces + 1] = sub(value, first + ENTRY * from, first + ENTRY * upto - 1)
+      return
+    end
+    while from + 4 <= upto do
+      local a_at, a, b_at, b, c_at, c, d_at, d = struct_unpack('>I7I3I7I3I7I3I7I3', value, first + ENTRY * from)
+      a, b, c, d = (a + by) % TURN, (b + by) % TURN, (c + by) % TURN, (d + by) % TURN
+      pieces[#pieces + 1] = struct_pack('>I7I3I7I3I7I3I7I3', a_at, a, b_at, b, c_at, c, d_at, d)
+      from = from + 4
+    end
+    for number = from, upto - 1 do
+      local at, sum = entry(number)
+      pieces[#pieces + 1] = struct_pack('>I7I3', at, (sum + by) % TURN)
+    end
+  end
+
+  copy(oldest, begin, raised)
+  local gone, lost = {}, 0
+  for number = begin, behind - 1 do
+    local at, sum = entry(number)
+    local own = (sum - sum_before(number)) % TURN
+    lost = lost + taken_of[number]
+    gone[number] = own == taken_of[number]
+    if not gone[number] then
+      pieces[#pieces + 1] = struct_pack('>I7I3', at, (sum - lost + raised) % TURN)
+    end
+  end
+  copy(behind, held, raised - taken)
+
+  local function place(head, before)
+    local moved = head - oldest
+    for number = begin, min(head, behind) - 1 do
+      before = before - taken_of[number]
+      moved = moved - (gone[number] and 1 or 0)
+    end
+    return moved, (before + raised) % TURN
+  end
+  return table.concat(pieces), (sum_before(oldest) + raised) % TURN, taken, raised, place
+end

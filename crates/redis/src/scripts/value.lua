@@ -1,0 +1,44 @@
+-- A value: a byte with the kernel and two flags; where flagged, the end of a block, 7 bytes; where flagged, a ledger; and then
+-- the rest of the head, and the states. A ledger is the number of its sums, until when it is kept, since when it is kept, and the
+-- sums, 7 bytes each.
+local BLOCKED, HAS_LEDGER = 128, 64
+
+-- The end of the block, nil for none; the ledger, '' for none; and the value without the two, '' where nothing is spent. What is
+-- not a value of ours is answered as it is.
+local function open_value(raw)
+  local first, at, block_end, ledger = byte(raw), 2, nil, ''
+  if first >= BLOCKED then
+    if #raw < 8 then
+      return nil, '', raw
+    end
+    block_end, at = struct_unpack('>I7', raw, at)
+    first = first - BLOCKED
+  end
+  if first >= HAS_LEDGER then
+    local behind = at + 15 + 7 * (byte(raw, at) or 0)
+    if behind > #raw + 1 then
+      return nil, '', raw
+    end
+    ledger, at = sub(raw, at, behind - 1), behind
+    first = first - HAS_LEDGER
+  end
+  return block_end, ledger, at <= #raw and string.char(first) .. sub(raw, at) or ''
+end
+
+-- Until when a ledger is kept.
+local function kept_until(ledger)
+  return ledger == '' and 0 or (struct_unpack('>I7', ledger, 2))
+end
+
+-- The opposite of `open_value`.
+local function close_value(value, block_end, ledger)
+  local first = byte(value)
+  if ledger ~= '' then
+    first = first + HAS_LEDGER
+  end
+  if block_end then
+    first = first + BLOCKED
+    ledger = struct_pack('>I7', block_end) .. ledger
+  end
+  return string.char(first) .. ledger .. sub(value, 2)
+end
