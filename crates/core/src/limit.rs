@@ -309,9 +309,7 @@ impl Limit {
                 let period = leak.period.as_micros();
                 digest.numbers(&[3, *capacity, leak.count, period, u64::from(*queue)])
             }
-            Algorithm::FixedWindow { limit, window } => {
-                window.digest(digest.numbers(&[4, *limit]))
-            }
+            Algorithm::FixedWindow { limit, window } => window.digest(digest.numbers(&[4, *limit])),
             Algorithm::SlidingWindowLog { limit, window } => {
                 digest.numbers(&[5, *limit, window.as_micros()])
             }

@@ -241,7 +241,11 @@ impl<'a> Replay<'a> {
                     .into_iter()
                     .map(|(terms, held)| (terms, State::from(held)))
                     .unzip();
-                limits.convert((Cell::from_states(states), &terms), now, charge.cost.units())
+                limits.convert(
+                    (Cell::from_states(states), &terms),
+                    now,
+                    charge.cost.units(),
+                )
             }
         };
         Self {

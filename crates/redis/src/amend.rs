@@ -111,9 +111,7 @@ impl RedisStore {
             let found = found.pop().unwrap_or_default();
             let had_spent = found.states().is_some_and(|held| expires(&held) > now);
             let amendment = match found.standing_block(now) {
-                Some(until) => {
-                    Amendment::Write(encode::sealed(Some(until), &[], &[]), until)
-                }
+                Some(until) => Amendment::Write(encode::sealed(Some(until), &[], &[]), until),
                 None => Amendment::Write(Vec::new(), Some(now)),
             };
             (vec![amendment], had_spent)
@@ -156,12 +154,7 @@ impl RedisStore {
 }
 
 /// The value for what a replay of what was `found` came to, under the block that stands.
-fn rewritten(
-    charge: &Charge<'_>,
-    replay: &Replay<'_>,
-    found: &Found,
-    now: Timestamp,
-) -> Amendment {
+fn rewritten(charge: &Charge<'_>, replay: &Replay<'_>, found: &Found, now: Timestamp) -> Amendment {
     let (held, expires) = replay.held();
     let state = encode::value(charge, &held);
     let ledger = if found.state.starts_with(&encode::head(charge)) {

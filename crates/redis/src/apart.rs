@@ -27,7 +27,11 @@ use futures_util::future::try_join_all;
 use tidegate_core::{Charge, Decision, Effect, Outcome, Timestamp};
 
 use crate::{
-    RedisReceipt, RedisStore, StoreError, call::Intent, connect::slot, decode::Checked, encode,
+    RedisReceipt, RedisStore, StoreError,
+    call::Intent,
+    connect::slot,
+    decode::Checked,
+    encode,
     reserve::Asked,
     store::{Conversions, MAX_TRIES, OVERTAKEN},
 };

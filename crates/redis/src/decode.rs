@@ -139,7 +139,8 @@ impl Input<'_> {
     fn terms(&mut self) -> Result<(u8, Terms), &'static str> {
         let kind = self.number(1)?;
         // Fewer bits than a byte has.
-        let bits = |shift: u32, count: u32| u8::try_from(kind >> shift & ((1 << count) - 1)).unwrap_or(0);
+        let bits =
+            |shift: u32, count: u32| u8::try_from(kind >> shift & ((1 << count) - 1)).unwrap_or(0);
         let (kernel, form) = (bits(0, KERNEL_BITS), bits(KERNEL_BITS, FORM_BITS));
         if kind >> (KERNEL_BITS + FORM_BITS) != 0 {
             return Err("its kind of value is not known");
@@ -184,13 +185,8 @@ impl Input<'_> {
             _ => return Err("its kind of value is not known"),
         };
         match terms {
-            Terms::Schedule {
-                numerator: 0,
-                ..
-            }
-            | Terms::Schedule {
-                denominator: 0, ..
-            }
+            Terms::Schedule { numerator: 0, .. }
+            | Terms::Schedule { denominator: 0, .. }
             | Terms::Interval { refill: 0, .. }
             | Terms::Interval { every: 0, .. }
             | Terms::FirstRequest { window: 0 } => Err("its numbers are zero"),

@@ -160,11 +160,7 @@ pub(crate) fn value(charge: &Charge<'_>, held: &[Held]) -> Vec<u8> {
 }
 
 /// A value under a block, or with a ledger: `state` is the value as it would be without them, empty where nothing is spent.
-pub(crate) fn sealed(
-    block: Option<Option<Timestamp>>,
-    ledger: &[u8],
-    state: &[u8],
-) -> Vec<u8> {
+pub(crate) fn sealed(block: Option<Option<Timestamp>>, ledger: &[u8], state: &[u8]) -> Vec<u8> {
     let (first, rest) = state.split_first().unwrap_or((&0, &[]));
     let mut value = vec![*first];
     if let Some(until) = block {
@@ -274,12 +270,7 @@ fn number_of(numbers: &Numbers<'_>) -> u8 {
 }
 
 /// A member as `check.lua` and the file of its kernel describe it.
-fn put_member(
-    pack: &mut Pack,
-    member: &Member<'_>,
-    charge: &Charge<'_>,
-    around: Timestamp,
-) {
+fn put_member(pack: &mut Pack, member: &Member<'_>, charge: &Charge<'_>, around: Timestamp) {
     let cost = charge.cost.units();
     let begin = |pack: &mut Pack, numbers| begin_member(pack, member, numbers);
     match &member.numbers {

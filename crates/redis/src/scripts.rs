@@ -15,9 +15,11 @@ const SHARED: [(&str, &str); 2] = [
 
 /// A script with what it shares with others.
 fn whole(text: &str) -> String {
-    SHARED.iter().fold(text.to_owned(), |text, (place, shared)| {
-        text.replace(place, shared)
-    })
+    SHARED
+        .iter()
+        .fold(text.to_owned(), |text, (place, shared)| {
+            text.replace(place, shared)
+        })
 }
 
 /// One key, one hard schedule whose unit is a whole number of microseconds.

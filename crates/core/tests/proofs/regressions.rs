@@ -3,7 +3,7 @@
 use tidegate_core::{
     Algorithm, Charge, Cost, Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Outcome,
     Rate, Retry, Share, Span, Timestamp,
-    remote::{Held, Replay},
+    remote::{Held, Replay, Terms},
 };
 
 use crate::{
@@ -216,7 +216,12 @@ fn impossible_numbers_from_elsewhere_are_survived() {
             counts,
         };
         let charge = rule.charge(1);
-        let mut replay = Replay::open(&charge, Some((0, vec![held])), now, Effect::Charge);
+        let mut replay = Replay::open(
+            &charge,
+            Some(vec![(Terms::Digest(0), held)]),
+            now,
+            Effect::Charge,
+        );
         let admitted = replay.ask(now);
         replay.settle(admitted, now);
         let mut outcomes = Vec::new();

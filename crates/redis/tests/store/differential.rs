@@ -335,10 +335,7 @@ impl Pair<'_> {
         let there = self.redis.renew(&charges, remote);
         let there = self.runtime.block_on(there).unwrap();
         let (expected, got) = self.look();
-        (
-            format!("{here:?} {expected}"),
-            format!("{there:?} {got}"),
-        )
+        (format!("{here:?} {expected}"), format!("{there:?} {got}"))
     }
 }
 

@@ -5,8 +5,10 @@
 mod apart;
 mod differential;
 mod fleet;
+mod moving;
 mod operate;
 mod renewal;
+mod rollout;
 mod server;
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,0 +1,174 @@
+//! Reservations while the slot of their keys moves to another node of a cluster.
+
+use std::{sync::Arc, time::Duration};
+
+use tidegate_core::{
+    Charge, Cost, Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Question, Rate,
+    Renewal, Settlement, Source, Span, Store, Timestamp,
+};
+use tidegate_redis::{Address, Fleet, FleetReceipt, FleetSettings, Redis, Settings, Topology};
+use tokio::runtime::Handle;
+
+use crate::{START, differential::strategies::Kind, support::RedisCluster};
+
+async fn node(cluster: &RedisCluster) -> Fleet {
+    let (address, _) = Address::parse(&cluster.url()).unwrap();
+    let settings = Settings {
+        timeout: Duration::from_secs(10),
+        ..Settings::new(Topology::Cluster {
+            seeds: vec![address],
+        })
+    };
+    let redis = Redis::start(settings, &Handle::current());
+    redis.tried().await.unwrap();
+    let settings = FleetSettings {
+        denials: Span::ZERO,
+        ..FleetSettings::default()
+    };
+    let local = MemoryStore::new(MemoryBounds::default());
+    Fleet::new(Arc::new(redis), "tg", local, settings)
+}
+
+/// Twenty units, of which one comes back a day.
+fn limits(kind: Kind) -> Limits {
+    let rate = Rate {
+        count: 20,
+        period: Span::from_secs(20 * 86_400),
+    };
+    Limits::new(vec![Limit::new(kind.algorithm(20, rate, 4)).unwrap()]).unwrap()
+}
+
+struct Rules {
+    limits: Limits,
+    keys: Vec<&'static [u8]>,
+}
+
+impl Rules {
+    fn charges(&self) -> Vec<Charge<'_>> {
+        let charge = |key: &&'static [u8]| Charge::new(key, &self.limits, Cost::ONE).unwrap();
+        self.keys.iter().map(charge).collect()
+    }
+
+    async fn reserve(&self, node: &Fleet) -> (Decision, Option<FleetReceipt>) {
+        let mut question = Question {
+            charges: &mut self.charges(),
+            now: Timestamp::from_micros(START),
+            effect: Effect::Charge,
+            within: None,
+        };
+        let (decided, receipt) = node.reserve(&mut question, &mut Vec::new()).await;
+        assert_eq!(decided.source, Source::Redis, "{:?}", decided.decision);
+        (decided.decision, receipt)
+    }
+
+    async fn settle(&self, node: &Fleet, receipt: FleetReceipt) {
+        let charges = self.charges();
+        let unused = vec![Settlement { unused: 1 }; charges.len()];
+        let now = Timestamp::from_micros(START);
+        node.settle(&charges, receipt, &unused, now).await;
+    }
+}
+
+/// Moves the slot of `key` away, running `between` at each stage: before, while no key has moved, while `moved` ones have, and after all.
+struct Move<'c> {
+    cluster: &'c RedisCluster,
+    slot: String,
+    from: usize,
+    to: usize,
+}
+
+impl<'c> Move<'c> {
+    fn begin(cluster: &'c RedisCluster, key: &str) -> Self {
+        let nodes = cluster.nodes();
+        let slot = nodes[0].ask(&["CLUSTER", "KEYSLOT", key]);
+        let slot = slot.trim_start_matches(':').to_owned();
+        let from = cluster.owner(key);
+        let is_primary = |number: &usize| nodes[*number].ask(&["ROLE"]).starts_with('*');
+        let primaries = [
+            "tg:a", "tg:b", "tg:c", "tg:d", "tg:e", "tg:f", "tg:g", "tg:h",
+        ];
+        let others = primaries.iter().map(|key| cluster.owner(key));
+        let to = others.filter(is_primary).find(|number| *number != from);
+        let moving = Self {
+            cluster,
+            slot,
+            from,
+            to: to.unwrap(),
+        };
+        moving.set(moving.to, &["IMPORTING", &moving.id(moving.from)]);
+        moving.set(moving.from, &["MIGRATING", &moving.id(moving.to)]);
+        moving
+    }
+
+    fn id(&self, node: usize) -> String {
+        self.cluster.nodes()[node].ask(&["CLUSTER", "MYID"])
+    }
+
+    fn set(&self, node: usize, state: &[&str]) {
+        let command = [&["CLUSTER", "SETSLOT", &self.slot], state].concat();
+        assert_eq!(self.cluster.nodes()[node].ask(&command), "+OK");
+    }
+
+    fn carry(&self, key: &str) {
+        let to = self.cluster.nodes()[self.to].port().to_string();
+        let command = ["MIGRATE", "127.0.0.1", &to, "", "0", "10000", "KEYS", key];
+        let answer = self.cluster.nodes()[self.from].ask(&command);
+        assert!(answer == "+OK" || answer == "+NOKEY", "{answer}");
+    }
+
+    fn end(self) {
+        for node in [self.to, self.from] {
+            self.set(node, &["NODE", &self.id(self.to)]);
+        }
+    }
+}
+
+/// Reserves seven times at each stage, and settles one of those and renews another at the next.
+async fn reserve_through(cluster: &RedisCluster, kind: Kind, keys: &[&'static str]) {
+    let node = node(cluster).await;
+    let rules = Rules {
+        limits: limits(kind),
+        keys: keys.iter().map(|key| key.as_bytes()).collect(),
+    };
+    let (mut moving, mut taken) = (None, 0);
+    let mut held: Option<FleetReceipt> = None;
+    for stage in 0..4 {
+        tokio::task::block_in_place(|| match stage {
+            0 => {}
+            1 => moving = Some(Move::begin(cluster, &format!("tg:{}", keys[0]))),
+            2 => moving.as_ref().unwrap().carry(&format!("tg:{}", keys[0])),
+            _ => {
+                let moving: Move<'_> = moving.take().unwrap();
+                keys.iter()
+                    .for_each(|key| moving.carry(&format!("tg:{key}")));
+                moving.end();
+            }
+        });
+        if let Some(mut receipt) = held.take() {
+            let now = Timestamp::from_micros(START);
+            let renewal = node.renew(&rules.charges(), &mut receipt, now).await;
+            assert_eq!(renewal, Renewal::Held, "{kind:?} at {stage}");
+            rules.settle(&node, receipt).await;
+            taken -= 1;
+        }
+        for _ in 0..8 {
+            let (decision, receipt) = rules.reserve(&node).await;
+            if decision == Decision::Admitted {
+                taken += 1;
+                held = receipt;
+            }
+            assert!(taken <= 20, "{taken} of 20, {kind:?} at {stage}");
+        }
+    }
+    assert_eq!(taken, 20, "{kind:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reservations_are_exact_while_their_slot_moves() {
+    let cluster = tokio::task::block_in_place(RedisCluster::start);
+    reserve_through(&cluster, Kind::TokenBucket, &["one"]).await;
+    reserve_through(&cluster, Kind::EpochWindow, &["two"]).await;
+    // Several rules of one tag, whose keys are at two nodes for a while.
+    reserve_through(&cluster, Kind::TokenBucket, &["{x}one", "{x}two"]).await;
+    reserve_through(&cluster, Kind::Log, &["{y}one", "{y}two", "{y}new"]).await;
+}
