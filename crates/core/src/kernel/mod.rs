@@ -209,7 +209,7 @@ impl Kernel {
                 Some(Self::Interval(interval.with_refill(*refill, *every)))
             }
             (Self::Window(own), Terms::FirstRequest { window }) => {
-                Some(Self::Window(own.from_first_request(*window)))
+                Some(Self::Window(own.in_windows_of(*window)))
             }
             _ => None,
         }

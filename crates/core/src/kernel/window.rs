@@ -83,7 +83,7 @@ impl FixedWindow {
     }
 
     /// The same limit in windows of so many microseconds that begin with the first request.
-    pub(crate) fn from_first_request(&self, window: u64) -> Self {
+    pub(crate) fn in_windows_of(&self, window: u64) -> Self {
         Self {
             grid: Window::FirstRequest(Span::from_micros(window)),
             ..self.clone()
