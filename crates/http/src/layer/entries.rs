@@ -278,6 +278,16 @@ mod tests {
         }
     }
 
+    /// HTTP/2 libraries let it through, and a key with white space would be another key.
+    #[test]
+    fn white_space_around_a_value_is_no_part_of_it() {
+        for value in ["a", " a", "a\t", "\t a "] {
+            let parts = request("/", &[("x-key", value)]);
+            let key = found(&parts, &Identity::default(), "header.x-key");
+            assert_eq!(key.as_deref(), Some("a"));
+        }
+    }
+
     /// Behind a proxy `X-Customer` may be believed, in an application it is the client's own word.
     #[test]
     fn what_the_application_knows_comes_first_and_no_header_stands_in_for_it() {

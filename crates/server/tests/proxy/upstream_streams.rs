@@ -244,14 +244,26 @@ async fn a_body_that_its_upstream_does_not_take_is_given_up() {
 }
 
 #[tokio::test]
-async fn a_body_that_outlives_its_answer_holds_its_place_no_longer_than_it_is_taken() {
+async fn a_body_that_outlives_its_answer_is_not_sent_on() {
     let upstream = Upstream::start(1, |_, _| ok()).await;
-    let door = upstream.door("max_connections: 1,", "timeouts: {idle: 200ms},");
+    let door = upstream.door("max_connections: 1,", "timeouts: {idle: 1h},");
     let client = Client::connect(&door).await;
     assert_eq!(client.post("/neglected").await, 200);
     let is_free = async { while client.get("/").await.0 != 200 {} };
     timeout(PATIENCE, is_free).await.unwrap();
     assert_eq!(upstream.connections(), 1);
+}
+
+/// Which hyper's server sends all the same.
+#[tokio::test]
+async fn an_answer_to_head_has_no_body() {
+    let upstream = Upstream::start(1, |_, _| ok()).await;
+    let door = upstream.door("max_connections: 1,", "");
+    let client = Client::connect(&door).await;
+    let request = Request::head("http://h.example/");
+    let answer = client.ask(request, Bytes::new()).await;
+    assert_eq!(read(answer).await, "");
+    assert_eq!(client.get("/").await.1, "ok");
 }
 
 /// Who has long answers on it and is late with one is not dead.

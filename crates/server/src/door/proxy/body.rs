@@ -5,7 +5,7 @@ use std::{
     fmt,
     pin::Pin,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU8, Ordering},
     },
     task::{Context, Poll, ready},
@@ -17,6 +17,7 @@ use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
 
 use super::{
     forwarded::remove_claims, place::Turn, refusal::Refusal, shared::Stream, silence::Silence,
+    taken::Stop,
 };
 use crate::config::MinRate;
 
@@ -83,6 +84,8 @@ struct Sending {
     has_trailers: AtomicBool,
     /// Who sends the body, and is to hear when it is not wanted any more.
     sends: AtomicWaker,
+    /// Ends the stream on which it is sent, also while the upstream takes nothing.
+    stop: Mutex<Option<Stop>>,
     /// Who waits for the answer, where the body is sent by another task.
     waits: AtomicWaker,
 }
@@ -132,6 +135,9 @@ impl Progress {
     pub(super) fn abandon(&self) {
         if let Some(sending) = &self.0 {
             sending.state.store(UNWANTED, Ordering::Relaxed);
+            if let Some(stop) = &*sending.stop.lock().unwrap_or_else(PoisonError::into_inner) {
+                stop.stop();
+            }
             sending.sends.wake();
         }
     }
@@ -218,6 +224,13 @@ impl Upload {
             progress: Progress(None),
             stream: None,
             turn: Turn::default(),
+        }
+    }
+
+    /// It is sent on a stream that `stop` ends.
+    pub(super) fn ended_by(&self, stop: Stop) {
+        if let Some(sending) = &self.progress.0 {
+            *sending.stop.lock().unwrap_or_else(PoisonError::into_inner) = Some(stop);
         }
     }
 

@@ -186,7 +186,10 @@ impl Shared {
         &mut self,
         request: Request<Upload>,
     ) -> impl Future<Output = Result<Response<Incoming>, Refused>> + use<> {
-        self.sender.try_send_request(request.map(Taken::new))
+        let request = request.map(Taken::new);
+        let stop = request.body().stop();
+        request.body().inner().ended_by(stop);
+        self.sender.try_send_request(request)
     }
 }
 

@@ -32,6 +32,8 @@ thread_local! {
 #[derive(Debug, Default)]
 struct Note {
     is_waiting: AtomicBool,
+    /// Whether nobody wants the rest of the body.
+    is_unwanted: AtomicBool,
     times: AtomicU64,
 }
 
@@ -52,6 +54,16 @@ impl Note {
 pub(super) struct Taken<B> {
     body: B,
     waiting: Waiting,
+}
+
+/// Ends the stream of a body of which nobody wants the rest, once its task runs.
+#[derive(Clone, Debug)]
+pub(super) struct Stop(Arc<Note>);
+
+impl Stop {
+    pub(super) fn stop(&self) {
+        self.0.is_unwanted.store(true, Ordering::Relaxed);
+    }
 }
 
 /// A body's note, which is true no more when the body is gone.
@@ -78,6 +90,15 @@ impl<B> Taken<B> {
         let taken = Self::new(body);
         taken.waiting.0.wait();
         taken
+    }
+
+    pub(super) const fn inner(&self) -> &B {
+        &self.body
+    }
+
+    /// What ends its stream before the other side has taken all.
+    pub(super) fn stop(&self) -> Stop {
+        Stop(Arc::clone(&self.waiting.0))
     }
 
     pub(super) fn into_inner(self) -> B {
@@ -140,6 +161,10 @@ pub(super) fn watched(
                 return Poll::Ready(());
             }
             note = NOTED.take().or_else(|| note.take());
+            let is_unwanted = |note: &Arc<Note>| note.is_unwanted.load(Ordering::Relaxed);
+            if note.as_ref().is_some_and(is_unwanted) {
+                return Poll::Ready(());
+            }
             let waiting = |note: &&Arc<Note>| note.is_waiting.load(Ordering::Relaxed);
             let Some(note) = note.as_ref().filter(waiting) else {
                 return Poll::Pending;

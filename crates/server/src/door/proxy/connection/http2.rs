@@ -26,9 +26,10 @@ use crate::net::{Bounds, LiveStream};
 /// The most requests at once on one connection.
 const MAX_STREAMS: u32 = 128;
 
-/// The most bytes of one answer that wait to be sent before its body is asked for more. An octet of room is enough to be asked, so that two pieces
-/// more may wait, as they were read from an upstream (64 KiB): of all answers on a connection, 18 MiB. A body that is not asked for `idle` is
-/// given up; its last piece stays until nothing else has been asked for as long.
+/// The most bytes of one answer that wait to be sent before its body is asked for more. A byte of room is enough to ask, so
+/// two more pieces may wait, as they were read from an upstream (64 KiB): 18 MiB for all answers of a connection, beside what
+/// was read ahead of them (`download`). A body that is not asked for `idle` is given up; its last piece stays until nothing
+/// else has been asked for as long.
 const MAX_SEND_BYTES: usize = 16 << 10;
 
 /// The octets that a client may send before it waits: for one request, and for all of a connection.
