@@ -115,6 +115,40 @@ async fn an_answer_is_read_ahead_of_its_client() {
     until_free(&door).await;
 }
 
+#[test]
+fn a_body_passes_whole_however_much_is_read_ahead() {
+    const LENGTH: usize = 300_000;
+    let body: String = (0..LENGTH)
+        .map(|at| char::from(b'a' + u8::try_from(at % 23).unwrap()))
+        .collect();
+    let expected = body.clone();
+    let upstream = Upstream::start(move |talk| {
+        while let Some(head) = talk.head() {
+            let path = head.split(' ').nth(1).unwrap();
+            let answer = match path {
+                "/none" => "HTTP/1.1 204 No Content\r\n\r\n".to_owned(),
+                "/small" => "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok".to_owned(),
+                _ => format!("HTTP/1.1 200 OK\r\ncontent-length: {LENGTH}\r\n\r\n{body}"),
+            };
+            talk.send(answer);
+        }
+    });
+    for buffer in ["0", "1", "64KiB", "16MiB"] {
+        let door = Door::with(upstream.url(), &format!("response_buffer: {buffer}"));
+        let before = upstream.connections();
+        let mut client = door.connect();
+        for _ in 0..3 {
+            assert_eq!(client.ask("GET", "/none", &[], b"").status, 204);
+            assert_eq!(client.ask("GET", "/small", &[], b"").body, "ok");
+            assert!(
+                client.ask("GET", "/large", &[], b"").body == expected,
+                "{buffer}"
+            );
+        }
+        assert_eq!(upstream.connections() - before, 1, "{buffer}");
+    }
+}
+
 /// Beyond what is read ahead, the upstream waits for the client, which is given up.
 #[tokio::test]
 async fn an_answer_that_is_taken_too_slowly_is_given_up() {

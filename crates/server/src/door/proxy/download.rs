@@ -140,7 +140,10 @@ impl Body {
                 left.saturating_add(u64::try_from(here).unwrap_or(u64::MAX))
             }),
         };
-        let is_over = matches!(&source, Source::Stream(body) if body.is_end_stream());
+        let is_over = match &source {
+            Source::Stream(body) => body.is_end_stream(),
+            Source::Link => left == Some(0),
+        };
         if is_over {
             end(lease, &passage.progress);
             return Self::Pieces(frames, ahead);
@@ -242,7 +245,7 @@ fn lock(pipe: &Shared) -> MutexGuard<'_, Pipe> {
     pipe.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A body of which the upstream has more. When it is dropped, the task that reads ends, and the connection with it.
+/// A body of which the upstream has more. When it is dropped before, the task that reads ends, and the connection with it.
 #[derive(Debug)]
 pub(super) struct Download {
     pipe: Shared,
@@ -291,6 +294,16 @@ impl Download {
 
 impl Drop for Download {
     fn drop(&mut self) {
+        let mut pipe = lock(&self.pipe);
+        if matches!(pipe.end, Some(Ok(()))) {
+            // The upstream has sent all: its connection may have waited for the last bytes to be taken, and is free now.
+            pipe.frames.clear();
+            if let Some(writer) = pipe.writer.take() {
+                writer.wake();
+            }
+            return;
+        }
+        drop(pipe);
         self.task.abort();
     }
 }

@@ -151,6 +151,7 @@ fn join_cookies(headers: &mut HeaderMap) {
         .get_all(COOKIE)
         .iter()
         .map(HeaderValue::as_bytes)
+        .filter(|line| !line.is_empty())
         .collect();
     // Values that are joined are a value.
     if let Ok(joined) = HeaderValue::from_bytes(&cookies.join(&b"; "[..])) {
