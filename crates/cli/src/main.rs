@@ -2,6 +2,7 @@
 
 mod args;
 mod check;
+mod log;
 mod operate;
 mod serve;
 

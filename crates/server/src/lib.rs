@@ -7,6 +7,7 @@ pub mod envoy;
 pub mod geoip;
 pub mod limiter;
 mod link;
+pub mod log_throttle;
 pub mod metrics;
 pub mod net;
 mod operate;

@@ -1,0 +1,70 @@
+//! What clients can write to the log.
+
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+    time::Duration,
+};
+
+use serde_json::json;
+
+use crate::support::{Ask, EVERY_DOOR, Scratch, Server};
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// A frame of HTTP/2 without a stream.
+fn frame(kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
+    let length = u8::try_from(payload.len()).unwrap();
+    let mut frame = vec![0, 0, length, kind, flags, 0, 0, 0, 0];
+    frame.extend_from_slice(payload);
+    frame
+}
+
+#[test]
+fn acknowledgements_of_pings_that_nobody_sent_are_not_logged() {
+    let mut server = Server::start("");
+    let mut client = TcpStream::connect(server.grpc).unwrap();
+    client
+        .set_read_timeout(Some(Duration::from_secs(30)))
+        .unwrap();
+    let mut sent = PREFACE.to_vec();
+    sent.extend(frame(4, 0, &[]));
+    for _ in 0..100 {
+        sent.extend(frame(6, 1, b"sentinel"));
+    }
+    // The answer to this ping says that everything before it was read.
+    sent.extend(frame(6, 0, b"the last"));
+    client.write_all(&sent).unwrap();
+    let mut read = Vec::new();
+    while !read.windows(8).any(|octets| octets == b"the last") {
+        let mut buffer = [0; 4_096];
+        let count = client.read(&mut buffer).unwrap();
+        assert_ne!(count, 0, "closed before the answer");
+        read.extend_from_slice(&buffer[..count]);
+    }
+    server.signal("TERM");
+    server.wait_for(&["shutting down"]);
+    assert!(!server.has_said(&["h2"]), "{}", server.said());
+    assert!(!server.has_said(&["PING"]), "{}", server.said());
+}
+
+#[test]
+fn warnings_of_the_rules_file_are_all_logged() {
+    // Twenty of each kind are told.
+    let rule = |number: usize| {
+        format!("  - {{name: r{number}, key: header.x, limits: [1/s], when: {{method: get}}}}\n")
+    };
+    let rules: String = (0..25).map(rule).collect();
+    let config = format!("{EVERY_DOOR}rules:\n{rules}");
+    let mut server = Server::start_in(Scratch::new(), &config);
+    assert_eq!(server.check(&json!({"user": "u"})).status, 200);
+    assert_eq!(Ask::get(server.admin, "/healthz").send().status, 200);
+    server.signal("TERM");
+    server.wait_for(&["shutting down"]);
+    let said = server.said();
+    let warnings = said
+        .lines()
+        .filter(|line| line.contains("WARN tidegate_server::serve: rules["))
+        .count();
+    assert!(warnings > 30, "{warnings}:\n{said}");
+}
