@@ -10,8 +10,9 @@
 
 use std::{
     ffi::OsString,
-    fs::{self, File},
+    fs::{self, File, OpenOptions},
     io::{self, BufWriter, Write},
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
 };
 
@@ -55,7 +56,7 @@ pub fn save(store: &MemoryStore, path: &Path, now: Timestamp) -> io::Result<()> 
 /// What the file system says.
 pub fn try_out(path: &Path) -> io::Result<()> {
     let trial = beside(path, ".trial");
-    File::create(&trial)?;
+    create_private(&trial)?;
     fs::remove_file(trial)
 }
 
@@ -85,7 +86,7 @@ pub fn restore(store: &MemoryStore, path: &Path, now: Timestamp) -> io::Result<R
 }
 
 fn write_all(store: &MemoryStore, draft: &Path, now: Timestamp) -> io::Result<()> {
-    let mut out = BufWriter::new(File::create(draft)?);
+    let mut out = BufWriter::new(create_private(draft)?);
     out.write_all(MAGIC)?;
     let mut part = Vec::new();
     for number in 0..store.parts() {
@@ -101,6 +102,20 @@ fn write_all(store: &MemoryStore, draft: &Path, now: Timestamp) -> io::Result<()
     out.into_inner()
         .map_err(io::IntoInnerError::into_error)?
         .sync_all()
+}
+
+/// Makes a file that nobody else reads: keys are addresses and names of customers.
+fn create_private(path: &Path) -> io::Result<File> {
+    // One that was left behind may have another mode.
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
 }
 
 /// The parts of a file, if all of them are there and none was changed.

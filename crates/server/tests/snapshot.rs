@@ -114,3 +114,17 @@ fn a_file_cut_anywhere_or_with_any_byte_changed_is_set_aside() {
         assert_eq!(empty.stats().keys, 0);
     }
 }
+
+#[test]
+fn a_snapshot_is_for_its_owner_alone_whatever_was_left_behind() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("counters");
+    let draft = folder.path().join("counters.draft");
+    fs::write(&draft, "left behind by a crash").unwrap();
+    fs::set_permissions(&draft, fs::Permissions::from_mode(0o666)).unwrap();
+    let store = MemoryStore::new(MemoryBounds::default());
+    snapshot::save(&store, &path, NOW).unwrap();
+    let mode = fs::metadata(&path).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+}

@@ -82,8 +82,20 @@ pub(crate) fn nearest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
     (distance <= tolerated).then_some(nearest)
 }
 
-/// A text that somebody wrote as a message shows it: on one line, and cut short.
+/// What stands in a message for a value that may hold a secret.
+pub(crate) const HIDDEN: &str = "(not shown: it may hold a secret)";
+
+/// Whether a text looks like a URL with a password in it.
+pub(crate) fn may_hold_secret(text: &str) -> bool {
+    text.contains("://") && text.contains('@')
+}
+
+/// A text that somebody wrote as a message shows it: on one line, cut short, and not at all if it may hold a secret.
+/// Messages are logged, and stand on `/readyz`.
 pub(crate) fn shown(text: &str) -> String {
+    if may_hold_secret(text) {
+        return HIDDEN.to_owned();
+    }
     let mut shown: String = text
         .chars()
         .take(MAX_SHOWN)

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::{
     Mistake,
-    report::{Report, nearest, shown, unknown_key},
+    report::{HIDDEN, Report, may_hold_secret, nearest, shown, unknown_key},
     yaml::{Content, Node},
 };
 
@@ -86,9 +86,18 @@ impl<'n> Value<'n> {
         what: &str,
         parse: impl FnOnce(&str) -> Result<T, E>,
     ) -> Option<T> {
-        let parsed = parse(self.text(report, what)?);
-        parsed
-            .map_err(|error| self.wrong(report, error.to_string()))
+        let text = self.text(report, what)?;
+        parse(text)
+            .map_err(|error| {
+                let message = error.to_string();
+                // Parsers repeat what they could not read, whole or in part.
+                let repeats = message.contains("got ") || message.contains(text);
+                if self.is_secret(text) && repeats {
+                    self.expected(report, what);
+                } else {
+                    self.wrong(report, message);
+                }
+            })
             .ok()
     }
 
@@ -311,8 +320,23 @@ impl<'n> Value<'n> {
         }
     }
 
+    /// Whether a message must not show `text`, which is this value: it looks like a URL with a password, or stands where
+    /// passwords and tokens do.
+    fn is_secret(&self, text: &str) -> bool {
+        let section = self.path.split(['.', '[']).next().unwrap_or_default();
+        let names_secret = ["token", "password", "password_env", "token_env"]
+            .iter()
+            .any(|name| self.path.ends_with(name));
+        // Numbers and units, which are worth showing.
+        let is_bound = self.path.starts_with("store.memory.");
+        matches!(section, "admin" | "store") && !is_bound || names_secret || may_hold_secret(text)
+    }
+
     pub(crate) fn describe(&self) -> String {
         match &self.node.content {
+            Content::Plain(text) | Content::Quoted(text) if self.is_secret(text) => {
+                HIDDEN.to_owned()
+            }
             Content::Empty => "nothing".into(),
             Content::Plain(text) if self.looks_like_number() => {
                 format!("the number {}", shown(text))

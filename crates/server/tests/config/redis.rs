@@ -103,7 +103,7 @@ fn mistakes_about_redis_are_told_with_their_place() {
         ("store: {redis: 'redis://a', connections: 65}", "store.connections (line 1): must be at most 64, got 65".into()),
         (
             "store: {redis: 'redis://a', prefix: 'a b'}",
-            "store.prefix (line 1): expected letters, digits, `-`, `_`, `.` or `:`, at most 64 of them, got \"a b\"".into(),
+            "store.prefix (line 1): expected letters, digits, `-`, `_`, `.` or `:`, at most 64 of them, got (not shown: it may hold a secret)".into(),
         ),
         (
             "store: {redis: 'redis://a', password: x, password_env: Y}",

@@ -286,3 +286,15 @@ fn a_connection_that_was_upgraded_is_written_when_it_ends() {
     );
     assert_eq!((&line["received"], &line["bytes"]), (&json!(5), &json!(11)));
 }
+
+#[test]
+fn a_log_that_is_made_is_not_for_everybody() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("access.log");
+    let upstream = Upstream::answering(OK);
+    let _door = Door::with(upstream.url(), &format!("access_log: {}", path.display()));
+    let mode = fs::metadata(&path).unwrap().permissions().mode();
+    // The system's mask may take away more.
+    assert_eq!(mode & 0o777 & !0o640, 0, "{mode:o}");
+}

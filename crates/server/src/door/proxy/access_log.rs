@@ -10,6 +10,7 @@ use std::{
     fmt,
     fs::{File, OpenOptions},
     io::{self, BufWriter, Write},
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -170,7 +171,12 @@ impl Writer {
 }
 
 fn open(path: &Path) -> io::Result<File> {
-    OpenOptions::new().create(true).append(true).open(path)
+    // Addresses, hosts and paths are nobody's business but the operator's and the group's, which ships logs.
+    OpenOptions::new()
+        .create(true)
+        .append(true)
+        .mode(0o640)
+        .open(path)
 }
 
 fn out(file: Option<File>) -> BufWriter<Box<dyn Write + Send>> {
