@@ -8,6 +8,7 @@
 //!        -> drained: no new connections, begun requests answered, the last snapshot written
 //! ```
 
+mod descriptors;
 mod needs;
 mod running;
 
@@ -18,16 +19,20 @@ use std::{
     sync::Arc,
 };
 
+use socket2::{Domain, Socket, Type};
 use tidegate_core::{MemoryBounds, MemoryStore};
 use tidegate_http::Clock;
 
-use self::needs::{located, tls};
+use self::{
+    descriptors::Bound,
+    needs::{located, tls},
+};
 pub use self::{
     needs::{forfeits, hindrances},
     running::{Running, Signals},
 };
 use crate::{
-    config::{self, Config, Envoy, Identity, Proxy, Snapshot},
+    config::{self, Config, Envoy, Identity, Listeners, Proxy, Snapshot},
     door::{
         self,
         grpc::Http2,
@@ -113,6 +118,10 @@ pub struct Secrets {
     pub token: Option<String>,
     /// The password for Redis, if there is one.
     pub password: Option<String>,
+    /// The token of the HTTP listener, if there is one.
+    pub http_token: Option<String>,
+    /// The password of the listener of the Redis protocol, if there is one.
+    pub resp_password: Option<String>,
 }
 
 /// Secrets are not written to logs.
@@ -132,17 +141,20 @@ impl std::fmt::Debug for Secrets {
 ///
 /// [`ServeError`]; nothing is left listening.
 pub fn start(
-    config: Config,
+    mut config: Config,
     source: Option<&Path>,
     secrets: Secrets,
 ) -> Result<Running, ServeError> {
-    let Secrets { token, password } = secrets;
+    let Secrets {
+        token,
+        password,
+        http_token,
+        resp_password,
+    } = secrets;
     check_admin(config.listen.admin, token.as_deref())?;
     let started = Started::with(&config);
-    let grpc_tls = tls(Behind::Grpc, config.grpc.tls.as_ref())?;
-    let of_proxy = config.proxy.as_ref().and_then(|proxy| proxy.tls.as_ref());
-    let proxy_tls = tls(Behind::Proxy, of_proxy)?;
-    let certificates: Vec<Arc<Tls>> = grpc_tls.iter().chain(&proxy_tls).cloned().collect();
+    let certificates = Certificates::load(&config)?;
+    let too_many = fit_descriptors(&mut config);
     let (geoip, identity) = located(&config.geoip, config.identity.clone())?;
     let sockets = Sockets::bind(&config)?;
     let clock = Clock::real();
@@ -177,14 +189,18 @@ pub fn start(
         headers: config.headers,
         identity: Arc::new(identity),
         grpc: config.grpc,
-        grpc_tls,
-        certificates: certificates.clone(),
+        listeners: config.listeners,
+        http_token,
+        resp_password,
+        certificates: &certificates,
         geoip: geoip.clone(),
         proxy,
-        proxy_tls,
         token,
     };
     let proxy = doors.proxy.clone();
+    if let Some(too_many) = too_many {
+        tracing::warn!("{too_many}");
+    }
     doors.open(&server, sockets)?;
     Ok(Running {
         server,
@@ -193,7 +209,7 @@ pub fn start(
         limiter,
         reloader,
         envoy,
-        certificates,
+        certificates: certificates.all(),
         geoip,
         shutdown: config.shutdown,
         snapshot: config.snapshot,
@@ -265,6 +281,32 @@ impl Sockets {
     }
 }
 
+/// The certificates of the listeners that speak TLS.
+struct Certificates {
+    http: Option<Arc<Tls>>,
+    grpc: Option<Arc<Tls>>,
+    resp: Option<Arc<Tls>>,
+    proxy: Option<Arc<Tls>>,
+}
+
+impl Certificates {
+    fn load(config: &Config) -> Result<Self, TlsError> {
+        let listeners = &config.listeners;
+        let of_proxy = config.proxy.as_ref().and_then(|proxy| proxy.tls.as_ref());
+        Ok(Self {
+            http: tls(Behind::Http, listeners.http.tls.as_ref())?,
+            grpc: tls(Behind::Grpc, config.grpc.tls.as_ref())?,
+            resp: tls(Behind::Resp, listeners.resp.tls.as_ref())?,
+            proxy: tls(Behind::Proxy, of_proxy)?,
+        })
+    }
+
+    fn all(&self) -> Vec<Arc<Tls>> {
+        let all = [&self.http, &self.grpc, &self.resp, &self.proxy];
+        all.into_iter().flatten().cloned().collect()
+    }
+}
+
 /// What every door is opened with.
 struct Doors<'a> {
     limiter: &'a Arc<Limiter>,
@@ -273,11 +315,12 @@ struct Doors<'a> {
     headers: config::Headers,
     identity: Arc<Identity>,
     grpc: config::Grpc,
-    grpc_tls: Option<Arc<Tls>>,
-    certificates: Vec<Arc<Tls>>,
+    listeners: Listeners,
+    http_token: Option<String>,
+    resp_password: Option<String>,
+    certificates: &'a Certificates,
     geoip: Option<Arc<GeoIp>>,
     proxy: Option<Arc<Live>>,
-    proxy_tls: Option<Arc<Tls>>,
     token: Option<String>,
 }
 
@@ -289,26 +332,33 @@ impl Doors<'_> {
                 headers: self.headers,
                 identity: Arc::clone(&self.identity),
                 rate_limits: self.envoy.map(|envoy| Arc::clone(envoy.service())),
+                token: self.http_token.clone(),
+                tls: self.certificates.http.clone(),
             };
-            self.opened(
-                "http",
-                door::http::listen(server, socket, Bounds::default(), served)?,
-            );
+            let bounds = bounds(&self.listeners.http, Bounds::default());
+            self.opened("http", door::http::listen(server, socket, bounds, served)?);
         }
         if let Some(socket) = sockets.grpc {
             let served = door::grpc::Served {
                 limiter: Arc::clone(self.limiter),
                 rate_limits: self.envoy.map(|envoy| Arc::clone(envoy.service())),
             };
-            let http2 = Http2::new(self.grpc.clone(), self.grpc_tls.clone());
-            self.opened(
-                "grpc",
-                door::grpc::listen(server, socket, Bounds::default(), served, http2)?,
-            );
+            let http2 = Http2::new(self.grpc.clone(), self.certificates.grpc.clone());
+            let bounds = bounds(&self.listeners.grpc, Bounds::default());
+            let listener = door::grpc::listen(server, socket, bounds, served, http2)?;
+            self.opened("grpc", listener);
         }
         if let Some(socket) = sockets.resp {
-            let (limiter, bounds) = (Arc::clone(self.limiter), door::resp::default_bounds());
-            self.opened("resp", door::resp::listen(server, socket, bounds, limiter)?);
+            let settings = &self.listeners.resp;
+            let served = door::resp::Served {
+                limiter: Arc::clone(self.limiter),
+                username: settings.username.clone(),
+                password: self.resp_password.clone(),
+                tls: self.certificates.resp.clone(),
+            };
+            let bounds = bounds(settings, door::resp::default_bounds());
+            let listener = door::resp::listen_guarded(server, socket, bounds, served)?;
+            self.opened("resp", listener);
         }
         if let Some((socket, live)) = sockets.proxy.zip(self.proxy.as_ref()) {
             let served = door::proxy::Served {
@@ -316,7 +366,7 @@ impl Doors<'_> {
                 headers: self.headers,
                 live: Arc::clone(live),
                 identity: Arc::clone(&self.identity),
-                tls: self.proxy_tls.clone(),
+                tls: self.certificates.proxy.clone(),
             };
             self.opened("proxy", door::proxy::listen(server, socket, served)?);
         }
@@ -325,13 +375,14 @@ impl Doors<'_> {
                 limiter: Arc::clone(self.limiter),
                 reloader: self.reloader.cloned(),
                 envoy: self.envoy.cloned(),
-                certificates: self.certificates.clone(),
+                certificates: self.certificates.all(),
                 geoip: self.geoip.clone(),
                 proxy: self.proxy.clone(),
                 identity: Arc::clone(&self.identity),
                 token: self.token.clone(),
             };
-            let listener = door::admin::listen(server, socket, Bounds::default(), operated)?;
+            let bounds = bounds(&self.listeners.admin, Bounds::default());
+            let listener = door::admin::listen(server, socket, bounds, operated)?;
             self.opened("admin", listener);
         }
         Ok(())
@@ -348,13 +399,81 @@ fn bind(
     address: Option<SocketAddr>,
 ) -> Result<Option<TcpListener>, ServeError> {
     let bind = |address| {
-        TcpListener::bind(address).map_err(|source| ServeError::Bind {
+        listening(address).map_err(|source| ServeError::Bind {
             door,
             address,
             source,
         })
     };
     address.map(bind).transpose()
+}
+
+/// How many connections may wait to be accepted; the system may have a lower bound (`net.core.somaxconn`).
+const BACKLOG: i32 = 4_096;
+
+fn listening(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    // As the standard library does: a restarted server takes the port of its predecessor's closed connections.
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// The bounds of a listener: its `defaults`, and what the file says.
+fn bounds(settings: &config::Listener, defaults: Bounds) -> Bounds {
+    Bounds {
+        connections: settings.max_connections,
+        connections_per_client: settings.max_connections_per_client,
+        idle: settings.idle_timeout.unwrap_or(defaults.idle),
+        ..defaults
+    }
+}
+
+fn fitted_connections(proxy: &mut Proxy) -> &mut usize {
+    proxy.fitted_connections.insert(proxy.max_connections)
+}
+
+/// Raises the limit of open files, and lowers the bounds on connections where they do not fit; says how.
+fn fit_descriptors(config: &mut Config) -> Option<String> {
+    let count = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+    let limit = descriptors::raise_limit();
+    let upstreams = config
+        .proxy
+        .iter()
+        .flat_map(|proxy| &proxy.upstreams)
+        .map(|upstream| upstream.urls.len().saturating_mul(upstream.max_connections));
+    let reserved = upstreams.map(count).fold(
+        count(config.listeners.admin.max_connections),
+        u64::saturating_add,
+    );
+    let Listeners {
+        http, grpc, resp, ..
+    } = &mut config.listeners;
+    let proxy = config.proxy.as_mut();
+    let bounds = [
+        (
+            "http",
+            config.listen.http.map(|_| &mut http.max_connections),
+        ),
+        (
+            "grpc",
+            config.listen.grpc.map(|_| &mut grpc.max_connections),
+        ),
+        (
+            "resp",
+            config.listen.resp.map(|_| &mut resp.max_connections),
+        ),
+        ("proxy", proxy.map(fitted_connections)),
+    ];
+    let open = |(listener, connections): (&'static str, Option<_>)| {
+        connections.map(|connections| Bound {
+            listener,
+            connections,
+        })
+    };
+    let mut bounds: Vec<Bound<'_>> = bounds.into_iter().filter_map(open).collect();
+    descriptors::fit(&mut bounds, reserved, limit)
 }
 
 /// The store in this process, with what the snapshot held.

@@ -3,7 +3,7 @@
 
 use std::{cell::RefCell, collections::HashMap, io, net::SocketAddr, rc::Rc, time::Duration};
 
-use tidegate_server::net::{Bounds, Connection, LazyTimer, Listener, Server};
+use tidegate_server::net::{Bounds, Connection, Exempt, LazyTimer, Listener, Server};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -66,31 +66,85 @@ async fn connections_are_dealt_evenly_and_served() {
 }
 
 #[tokio::test]
-async fn a_connection_over_the_bound_is_closed_and_counted() {
+async fn at_the_bound_the_idlest_connection_makes_room() {
     let server = Server::start(2).unwrap();
-    let listener = listen_echo(
-        &server,
-        Bounds {
-            connections: 2,
-            ..Bounds::default()
-        },
-    );
+    let bounds = Bounds {
+        connections: 3,
+        ..Bounds::default()
+    };
+    let listener = listen_echo(&server, bounds);
+    let (mut first, _) = connect(listener.local_addr()).await;
+    let (mut second, _) = connect(listener.local_addr()).await;
+    let (mut third, _) = connect(listener.local_addr()).await;
+    // The second has been quiet since the third came.
+    first.write_all(b"!").await.unwrap();
+    assert_eq!(first.read_u8().await.unwrap(), b'!');
+    let (mut fourth, _) = connect(listener.local_addr()).await;
+    let mut closed = [0; 8];
+    assert_eq!(second.read(&mut closed).await.unwrap_or(0), 0);
+    for kept in [&mut first, &mut third, &mut fourth] {
+        kept.write_all(b"?").await.unwrap();
+        assert_eq!(kept.read_u8().await.unwrap(), b'?', "still served");
+    }
+    let counts = (listener.accepted(), listener.evicted(), listener.refused());
+    assert_eq!(counts, (4, 1, 0));
+}
+
+#[tokio::test]
+async fn a_connection_at_work_is_not_closed_to_make_room() {
+    let server = Server::start(1).unwrap();
+    let at_work = |stream: TcpStream, connection: Connection| async move {
+        let _in_flight = connection.activity.begin();
+        echo(stream, connection.clone()).await;
+    };
+    let bounds = Bounds {
+        connections: 1,
+        ..Bounds::default()
+    };
+    let listener = server.listen(any_port(), bounds, at_work).unwrap();
+    let (kept, _) = connect(listener.local_addr()).await;
+    let mut refused = TcpStream::connect(listener.local_addr()).await.unwrap();
+    assert_eq!(refused.read(&mut [0; 8]).await.unwrap_or(0), 0);
+    let counts = (listener.open(), listener.refused(), listener.evicted());
+    assert_eq!(counts, (1, 1, 0));
+    drop(kept);
+    while listener.open() > 0 {
+        tokio::task::yield_now().await;
+    }
+    connect(listener.local_addr()).await;
+}
+
+#[tokio::test]
+async fn a_client_over_its_bound_is_refused_unless_it_is_exempt() {
+    let server = Server::start(1).unwrap();
+    let bounds = Bounds {
+        connections_per_client: 2,
+        ..Bounds::default()
+    };
+    let listener = listen_echo(&server, bounds);
     let kept = [
         connect(listener.local_addr()).await,
         connect(listener.local_addr()).await,
     ];
     let mut refused = TcpStream::connect(listener.local_addr()).await.unwrap();
     assert_eq!(refused.read(&mut [0; 8]).await.unwrap_or(0), 0);
-    assert_eq!(
-        (listener.open(), listener.accepted(), listener.refused()),
-        (2, 2, 1)
-    );
-
+    let counts = (listener.refused_to_client(), listener.evicted());
+    assert_eq!(counts, (1, 0));
     drop(kept);
     while listener.open() > 0 {
         tokio::task::yield_now().await;
     }
     connect(listener.local_addr()).await;
+
+    let loopback: Exempt = std::sync::Arc::new(|peer| peer.is_loopback());
+    let exempting = server
+        .listen_exempting(any_port(), bounds, loopback, echo)
+        .unwrap();
+    let mut kept = Vec::new();
+    for _ in 0..5 {
+        kept.push(connect(exempting.local_addr()).await);
+    }
+    assert_eq!((exempting.open(), exempting.refused_to_client()), (5, 0));
 }
 
 #[tokio::test]

@@ -1,9 +1,9 @@
-//! A listener: accepts, counts, refuses what is over its bound, and deals the rest to the workers.
+//! A listener: accepts, counts, closes what is over its bounds, and deals the rest to the workers.
 
 use std::{
     future::Future,
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -15,7 +15,8 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::{
     Bounds, Connection,
-    shutdown::{Open, Shutdown, Tally},
+    registry::{Entry, Evicted, Limits, Registry, Seat},
+    shutdown::{Shutdown, Tally},
     worker::Jobs,
 };
 
@@ -30,9 +31,15 @@ pub struct Listener(Arc<Inner>);
 struct Inner {
     local_addr: SocketAddr,
     open: Arc<Tally>,
+    registry: Arc<Registry>,
     accepted: AtomicU64,
     refused: AtomicU64,
+    refused_to_client: AtomicU64,
+    evicted: AtomicU64,
 }
+
+/// Tells the clients that are not bounded one by one, because they are proxies that speak for many.
+pub type Exempt = Arc<dyn Fn(IpAddr) -> bool + Send + Sync>;
 
 impl Listener {
     /// Where it listens: the real port if it was bound to port 0.
@@ -53,10 +60,28 @@ impl Listener {
         self.0.accepted.load(Ordering::Relaxed)
     }
 
-    /// How many connections were closed at once because too many were open.
+    /// How many connections were closed at once because the listener was full and all others were at work.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.0.refused.load(Ordering::Relaxed)
+    }
+
+    /// How many connections were closed at once because their client had as many as it may have.
+    #[must_use]
+    pub fn refused_to_client(&self) -> u64 {
+        self.0.refused_to_client.load(Ordering::Relaxed)
+    }
+
+    /// How many idle connections were closed to make room for others.
+    #[must_use]
+    pub fn evicted(&self) -> u64 {
+        self.0.evicted.load(Ordering::Relaxed)
+    }
+
+    /// How many connections of HTTP/2 were closed because they sent almost nothing but control frames.
+    #[must_use]
+    pub fn floods(&self) -> u64 {
+        self.0.registry.floods()
     }
 
     pub(super) fn new(socket: &std::net::TcpListener) -> io::Result<Self> {
@@ -64,19 +89,35 @@ impl Listener {
         Ok(Self(Arc::new(Inner {
             local_addr: socket.local_addr()?,
             open: Arc::default(),
+            registry: Arc::default(),
             accepted: AtomicU64::new(0),
             refused: AtomicU64::new(0),
+            refused_to_client: AtomicU64::new(0),
+            evicted: AtomicU64::new(0),
         })))
     }
 
-    fn admit(&self, most: usize) -> Option<Open> {
-        // One task accepts for a listener, so nobody enters between the look and the step.
-        if self.open() >= most {
-            self.0.refused.fetch_add(1, Ordering::Relaxed);
-            return None;
+    fn admit(&self, peer: IpAddr, limits: Limits) -> Option<Seat> {
+        let count = |counter: &AtomicU64| counter.fetch_add(1, Ordering::Relaxed);
+        match self.0.registry.enter(peer, limits) {
+            Entry::Admitted(seat, evicted) => {
+                count(&self.0.accepted);
+                if evicted == Evicted::One {
+                    count(&self.0.evicted);
+                }
+                return Some(seat);
+            }
+            Entry::ClientFull => count(&self.0.refused_to_client),
+            Entry::Full => count(&self.0.refused),
+        };
+        None
+    }
+
+    /// Closes the idlest connection, for its descriptor.
+    fn evict(&self) {
+        if self.0.registry.evict() {
+            self.0.evicted.fetch_add(1, Ordering::Relaxed);
         }
-        self.0.accepted.fetch_add(1, Ordering::Relaxed);
-        Some(self.0.open.enter())
     }
 }
 
@@ -86,6 +127,7 @@ pub(super) struct Dealer<H> {
     pub(super) workers: Vec<Jobs>,
     pub(super) server: Arc<Tally>,
     pub(super) bounds: Bounds,
+    pub(super) exempt: Exempt,
     pub(super) shutdown: Shutdown,
     pub(super) handler: Arc<H>,
 }
@@ -116,7 +158,8 @@ where
                 Ok((stream, peer)) => self.deal(stream, peer, turns.next().unwrap_or(0)),
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
-                    tracing::warn!(%error, address = %self.listener.local_addr(), "cannot accept a connection");
+                    tracing::warn!(%error, address = %self.listener.local_addr(), "cannot accept a connection; closing the idlest one");
+                    self.listener.evict();
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             }
@@ -124,7 +167,12 @@ where
     }
 
     fn deal(&self, stream: TcpStream, peer: SocketAddr, worker: usize) {
-        let Some(open) = self.listener.admit(self.bounds.connections) else {
+        let per_client = self.bounds.connections_per_client;
+        let limits = Limits {
+            connections: self.bounds.connections,
+            per_client: (!(self.exempt)(peer.ip())).then_some(per_client),
+        };
+        let Some(seat) = self.listener.admit(peer.ip(), limits) else {
             return;
         };
         // Out of the accepting worker's poller; the worker that serves it puts it into its own.
@@ -134,22 +182,23 @@ where
                 return tracing::debug!(%error, %peer, "a connection was lost before it was served");
             }
         };
-        let open = (open, self.server.enter());
+        let open = (self.listener.0.open.enter(), self.server.enter());
         let connection = Connection {
             peer,
             worker,
             bounds: self.bounds,
+            activity: seat.activity(),
             shutdown: self.shutdown.clone(),
         };
         let handler = Arc::clone(&self.handler);
         self.workers[worker].spawn(move || async move {
             match adopt(stream) {
-                Ok(stream) => handler(stream, connection).await,
+                Ok(stream) => seat.serve(handler(stream, connection)).await,
                 Err(error) => {
                     tracing::debug!(%error, %peer, "a connection was lost before it was served")
                 }
             }
-            drop(open);
+            drop((seat, open));
         });
     }
 }

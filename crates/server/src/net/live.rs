@@ -1,8 +1,8 @@
-//! A stream that ends when its client falls silent or reads nothing.
+//! The stream of an HTTP/2 connection, which ends when its client falls silent, reads nothing, or floods it.
 //!
 //! HTTP/2 pings tell whether the other side is alive, but begin only after its preface, and nobody waits for the
-//! preface. Here one lazy timer per connection sees to the first octets and to silence, and [`Stalling`] to answers that
-//! are not taken; it costs a reading of the clock per read.
+//! preface. Here one lazy timer per connection sees to the first bytes and to silence, [`Stalling`] to answers that
+//! are not taken, and [`FrameMeter`] to control frames; it costs a reading of the clock per read.
 
 use std::{
     io,
@@ -11,26 +11,42 @@ use std::{
     time::Duration,
 };
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::Instant,
+};
 
-use super::{Bounds, LazyTimer, Stalling};
+use super::{Activity, Bounds, LazyTimer, Stalling, frame_meter::FrameMeter};
 
-/// A socket under the times of its listener's [`Bounds`]: `request` for its first octets, `idle` for the next
-/// ones (an alive HTTP/2 client answers pings sooner), `write` for taking what is ready for it.
+/// A socket under the times of its listener's [`Bounds`]: `request` for the preface and the first frame, however they
+/// drip, `idle` for the next bytes (an alive HTTP/2 client answers pings sooner), `write` for taking what is ready for it.
 #[derive(Debug)]
 pub(crate) struct LiveStream<S> {
     stream: Stalling<S>,
     idle: Duration,
     silence: LazyTimer,
+    frames: FrameMeter,
+    activity: Activity,
 }
 
 impl<S> LiveStream<S> {
-    pub(crate) fn new(stream: S, bounds: Bounds) -> Self {
+    pub(crate) fn new(stream: S, bounds: Bounds, activity: Activity) -> Self {
         Self {
             stream: Stalling::new(stream, bounds.write),
             idle: bounds.idle,
             silence: LazyTimer::new(bounds.request),
+            frames: FrameMeter::new(Instant::now()),
+            activity,
         }
+    }
+}
+
+impl<S> LiveStream<S> {
+    fn note_written(&mut self, wrote: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        if let Poll::Ready(Ok(octets)) = wrote {
+            self.frames.wrote(octets);
+        }
+        wrote
     }
 }
 
@@ -41,9 +57,17 @@ impl<S: AsyncRead + Unpin> AsyncRead for LiveStream<S> {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
+        let before = buffer.filled().len();
         let read = Pin::new(&mut this.stream).poll_read(cx, buffer);
         if read.is_ready() {
-            this.silence.set(this.idle);
+            let octets = buffer.filled().get(before..).unwrap_or_default();
+            if this.frames.read(octets, Instant::now).is_err() {
+                this.activity.note_flood();
+                return Poll::Ready(Err(io::Error::other("too many control frames")));
+            }
+            if this.frames.has_begun() {
+                this.silence.set(this.idle);
+            }
             return read;
         }
         ready!(this.silence.poll_due(cx));
@@ -58,7 +82,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for LiveStream<S> {
         cx: &mut Context<'_>,
         octets: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, octets)
+        let wrote = Pin::new(&mut self.stream).poll_write(cx, octets);
+        self.note_written(wrote)
     }
 
     fn poll_write_vectored(
@@ -66,7 +91,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for LiveStream<S> {
         cx: &mut Context<'_>,
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, pieces)
+        let wrote = Pin::new(&mut self.stream).poll_write_vectored(cx, pieces);
+        self.note_written(wrote)
     }
 
     fn is_write_vectored(&self) -> bool {

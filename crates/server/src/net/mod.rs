@@ -31,9 +31,12 @@
 //! ```
 
 mod client_name;
+mod frame_meter;
+mod held;
 mod listener;
 mod live;
 mod local;
+mod registry;
 mod server;
 mod shutdown;
 mod stall;
@@ -44,9 +47,12 @@ mod worker;
 use std::{net::SocketAddr, time::Duration};
 
 pub(crate) use client_name::client_name;
-pub use listener::Listener;
+pub(crate) use held::Held;
+pub use listener::{Exempt, Listener};
 pub(crate) use live::LiveStream;
 pub(crate) use local::Local;
+pub(crate) use registry::network;
+pub use registry::{Activity, InFlight};
 pub use server::Server;
 pub use shutdown::Shutdown;
 pub(crate) use stall::Stalling;
@@ -62,8 +68,11 @@ pub(crate) const MAX_HEADERS: usize = 100;
 /// What one listener and each of its connections may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// The most connections at once; one more is closed as soon as it is accepted. Default 10,000.
+    /// The most connections at once. To make room for one more, the idlest is closed. Default 10,000.
     pub connections: usize,
+    /// The most connections of one client, an address of IPv4 or a /64 of IPv6; one more is closed as soon as it is
+    /// accepted. Default 1,000.
+    pub connections_per_client: usize,
     /// How long a connection may be quiet between two requests. Default 5 minutes.
     pub idle: Duration,
     /// How long one request may take to arrive, from its first byte to its last. Default 10 seconds.
@@ -76,6 +85,7 @@ impl Default for Bounds {
     fn default() -> Self {
         Self {
             connections: 10_000,
+            connections_per_client: 1_000,
             idle: Duration::from_secs(300),
             request: Duration::from_secs(10),
             write: Duration::from_secs(10),
@@ -92,6 +102,8 @@ pub struct Connection {
     pub worker: usize,
     /// The bounds of the listener. It sees to the number of connections; the times are the handler's duty.
     pub bounds: Bounds,
+    /// What the handler tells of its requests, so that a connection at work is not closed to make room for another.
+    pub activity: Activity,
     /// Begins when the server shuts down: finish the requests that have begun, then close.
     pub shutdown: Shutdown,
 }

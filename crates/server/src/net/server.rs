@@ -5,7 +5,7 @@ use std::{future::Future, io, net::TcpListener, sync::Arc, time::Duration};
 use tokio::net::TcpStream;
 
 use super::{
-    Bounds, Connection, Listener,
+    Bounds, Connection, Exempt, Listener,
     listener::Dealer,
     shutdown::{Shutdown, Tally},
     worker::{Jobs, Tasks, Worker},
@@ -71,6 +71,25 @@ impl Server {
         H: Fn(TcpStream, Connection) -> F + Send + Sync + 'static,
         F: Future<Output = ()> + 'static,
     {
+        self.listen_exempting(socket, bounds, Arc::new(|_| false), handler)
+    }
+
+    /// As [`Self::listen`], but for the clients that are `exempt` the bound per client does not hold.
+    ///
+    /// # Errors
+    ///
+    /// What the system says if `socket` is not a listening socket.
+    pub fn listen_exempting<H, F>(
+        &self,
+        socket: TcpListener,
+        bounds: Bounds,
+        exempt: Exempt,
+        handler: H,
+    ) -> io::Result<Listener>
+    where
+        H: Fn(TcpStream, Connection) -> F + Send + Sync + 'static,
+        F: Future<Output = ()> + 'static,
+    {
         let listener = Listener::new(&socket)?;
         let dealer = Dealer {
             listener: listener.clone(),
@@ -81,6 +100,7 @@ impl Server {
                 .collect(),
             server: Arc::clone(&self.open),
             bounds,
+            exempt,
             shutdown: self.shutdown.clone(),
             handler: Arc::new(handler),
         };

@@ -23,6 +23,7 @@ use rustls::{
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
+use super::Connection;
 use crate::{
     config::TlsFiles,
     metrics::Text,
@@ -36,6 +37,10 @@ pub enum Behind {
     Grpc,
     /// The reverse proxy, which speaks HTTP/2 or HTTP/1.1, as the client likes.
     Proxy,
+    /// The HTTP listener, which speaks HTTP/1.1.
+    Http,
+    /// The listener of the Redis protocol.
+    Resp,
 }
 
 impl Behind {
@@ -45,6 +50,19 @@ impl Behind {
         match self {
             Self::Grpc => "grpc",
             Self::Proxy => "proxy",
+            Self::Http => "listen.http",
+            Self::Resp => "listen.resp",
+        }
+    }
+
+    /// What it is called in logs and metrics.
+    #[must_use]
+    pub const fn door(self) -> &'static str {
+        match self {
+            Self::Grpc => "grpc",
+            Self::Proxy => "proxy",
+            Self::Http => "http",
+            Self::Resp => "resp",
         }
     }
 
@@ -52,6 +70,8 @@ impl Behind {
         match self {
             Self::Grpc => vec![b"h2".to_vec()],
             Self::Proxy => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
+            Self::Http => vec![b"http/1.1".to_vec()],
+            Self::Resp => Vec::new(),
         }
     }
 }
@@ -144,7 +164,7 @@ impl Tls {
         self.loads[usize::from(loaded.is_err())].fetch_add(1, Ordering::Relaxed);
         *lock(&self.problem) = loaded.as_ref().err().map(ToString::to_string);
         match &loaded {
-            Ok(()) => tracing::info!(door = self.behind.as_str(), "reloaded the certificate"),
+            Ok(()) => tracing::info!(door = self.behind.door(), "reloaded the certificate"),
             Err(error) => tracing::error!("kept the old certificate: {error}"),
         }
         loaded
@@ -182,7 +202,7 @@ impl Tls {
         for tls in certificates {
             let [succeeded, failed] = &tls.loads;
             for (result, count) in [("ok", succeeded), ("failed", failed)] {
-                let labels = [("door", tls.behind.as_str()), ("result", result)];
+                let labels = [("door", tls.behind.door()), ("result", result)];
                 text.sample(name, &labels, count.load(Ordering::Relaxed));
             }
         }
@@ -191,8 +211,23 @@ impl Tls {
         text.family(name, "gauge", help);
         for tls in certificates {
             let is_in_force = u64::from(tls.problem().is_none());
-            text.sample(name, &[("door", tls.behind.as_str())], is_in_force);
+            text.sample(name, &[("door", tls.behind.door())], is_in_force);
         }
+    }
+
+    /// Accepts on the stream of `connection`, in the time that a request may take to arrive.
+    pub(crate) async fn accept_in_time(
+        &self,
+        stream: TcpStream,
+        connection: &Connection,
+    ) -> Option<TlsStream<TcpStream>> {
+        let peer = connection.peer;
+        match tokio::time::timeout(connection.bounds.request, self.accept(stream)).await {
+            Ok(Ok(stream)) => return Some(stream),
+            Ok(Err(error)) => tracing::debug!(%peer, "TLS handshake failed: {error}"),
+            Err(_) => tracing::debug!(%peer, "TLS handshake timed out"),
+        }
+        None
     }
 
     pub(crate) async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {

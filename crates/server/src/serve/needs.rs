@@ -27,6 +27,8 @@ pub fn hindrances(config: &Config) -> Vec<ServeError> {
     let certificates = [
         (Behind::Grpc, config.grpc.tls.as_ref()),
         (Behind::Proxy, proxy.and_then(|proxy| proxy.tls.as_ref())),
+        (Behind::Http, config.listeners.http.tls.as_ref()),
+        (Behind::Resp, config.listeners.resp.tls.as_ref()),
     ];
     let certificates = certificates.map(|(behind, files)| tls(behind, files).err());
     let mut found: Vec<ServeError> = Vec::new();

@@ -38,6 +38,77 @@ async fn who_says_nothing_is_shut_out() {
 }
 
 #[tokio::test]
+async fn a_preface_that_drips_or_stops_half_way_is_not_waited_for() {
+    let bounds = Bounds {
+        request: Duration::from_millis(50),
+        idle: Duration::from_secs(3_600),
+        ..Bounds::default()
+    };
+    let door = Door::with("", bounds);
+    let beginning = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0";
+    for cut in [1, 12, 24, beginning.len()] {
+        let mut stream = TcpStream::connect(door.listener.local_addr())
+            .await
+            .unwrap();
+        for octet in &beginning[..cut] {
+            stream.write_all(&[*octet]).await.unwrap();
+        }
+        until_closed(stream).await;
+    }
+}
+
+#[tokio::test]
+async fn a_flood_of_control_frames_is_cut_off_and_counted() {
+    let door = Door::open("");
+    let floods: [(&str, &[u8]); 5] = [
+        ("PING", b"\0\0\x08\x06\0\0\0\0\0sentinel"),
+        ("PING ACK", b"\0\0\x08\x06\x01\0\0\0\0sentinel"),
+        ("SETTINGS", b"\0\0\0\x04\0\0\0\0\0"),
+        ("PRIORITY", b"\0\0\x05\x02\0\0\0\0\x01\0\0\0\0\x01"),
+        ("unknown", b"\0\0\0\x63\0\0\0\0\0"),
+    ];
+    for (at, (name, frame)) in (1..).zip(floods) {
+        let stream = TcpStream::connect(door.listener.local_addr())
+            .await
+            .unwrap();
+        let (mut reader, mut writer) = stream.into_split();
+        let mut octets = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
+        octets.extend(frame.repeat(20_000));
+        let flood = tokio::spawn(async move {
+            // The door closes it while it is being sent.
+            let _ = writer.write_all(&octets).await;
+            writer
+        });
+        let mut sent = Vec::new();
+        let _ = reader.read_to_end(&mut sent).await;
+        drop(flood.await.unwrap());
+        assert_eq!(door.listener.floods(), at, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_shutdown_does_not_wait_for_an_idle_client_that_ignores_it() {
+    let door = Door::open("");
+    let mut streams = Vec::new();
+    for beginning in [
+        &b""[..],
+        b"PRI * HT",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0",
+    ] {
+        let mut stream = TcpStream::connect(door.listener.local_addr())
+            .await
+            .unwrap();
+        stream.write_all(beginning).await.unwrap();
+        streams.push(stream);
+    }
+    while door.listener.open() < streams.len() {
+        tokio::task::yield_now().await;
+    }
+    // It would be waited for until the deadline, and counted as dropped.
+    assert_eq!(door.server.shutdown(Duration::from_secs(60)).await, 0);
+}
+
+#[tokio::test]
 async fn who_does_not_answer_pings_is_shut_out() {
     let door = Door::open("grpc: {keep_alive: 1ms, keep_alive_timeout: 1ms}");
     let mut stream = TcpStream::connect(door.listener.local_addr())

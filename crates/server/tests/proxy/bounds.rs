@@ -160,11 +160,37 @@ fn an_answer_that_is_not_read_is_not_waited_for() {
 }
 
 #[test]
-fn there_are_so_many_clients_and_no_more() {
+fn at_the_bound_the_idlest_connection_makes_room() {
     let upstream = Upstream::ok();
     let door = Door::with(upstream.url(), "max_connections: 1");
+    let mut idle = door.connect();
+    assert_eq!(idle.ask("GET", "/", &[], b"").status, 200);
+    let mut at_work = door.connect();
+    assert_eq!(at_work.ask("GET", "/", &[], b"").status, 200);
+    assert_eq!(idle.until_closed(), "");
+    assert_eq!((door.listener.evicted(), door.listener.refused()), (1, 0));
+}
+
+#[test]
+fn at_the_bound_a_connection_at_work_is_not_closed() {
+    let upstream = Upstream::silent();
+    let door = Door::with(upstream.url(), "max_connections: 1");
+    let mut at_work = door.connect();
+    at_work.send("GET / HTTP/1.1\r\nhost: x\r\n\r\n");
+    while upstream.connections() < 1 {
+        std::thread::yield_now();
+    }
+    assert_eq!(door.connect().until_closed(), "");
+    assert_eq!((door.listener.evicted(), door.listener.refused()), (0, 1));
+}
+
+#[test]
+fn a_client_has_no_more_connections_than_its_bound() {
+    let upstream = Upstream::ok();
+    let door = Door::with(upstream.url(), "max_connections_per_client: 1");
     let mut first = door.connect();
     assert_eq!(first.ask("GET", "/", &[], b"").status, 200);
     assert_eq!(door.connect().until_closed(), "");
-    assert_eq!(door.listener.refused(), 1);
+    assert_eq!(door.listener.refused_to_client(), 1);
+    assert_eq!(first.ask("GET", "/", &[], b"").status, 200);
 }

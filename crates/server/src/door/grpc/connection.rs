@@ -13,7 +13,7 @@ use tokio::{
 use super::routes::Routes;
 use crate::{
     config::Grpc,
-    net::{Connection, LiveStream, Local, Tls},
+    net::{Connection, Held, LiveStream, Local, Tls},
 };
 
 /// The most bytes of a call's headers together.
@@ -50,10 +50,8 @@ impl Http2 {
         let Some(tls) = &self.tls else {
             return self.serve_on(stream, connection, routes).await;
         };
-        match timeout(connection.bounds.request, tls.accept(stream)).await {
-            Ok(Ok(stream)) => self.serve_on(stream, connection, routes).await,
-            Ok(Err(error)) => tracing::debug!(peer = %connection.peer, "no TLS: {error}"),
-            Err(_) => tracing::debug!(peer = %connection.peer, "no TLS in time"),
+        if let Some(stream) = tls.accept_in_time(stream, connection).await {
+            self.serve_on(stream, connection, routes).await;
         }
     }
 
@@ -62,20 +60,31 @@ impl Http2 {
         S: AsyncRead + AsyncWrite + Unpin + 'static,
     {
         let bounds = connection.bounds;
-        let service = service_fn(move |request: hyper::Request<Incoming>| {
+        let service = service_fn(|request: hyper::Request<Incoming>| {
             let routes = Arc::clone(&routes);
-            async move { routes.answer(request, bounds.request).await }
+            let in_flight = connection.activity.begin();
+            async move {
+                let answer = routes.answer(request, bounds.request).await;
+                // A call that streams is in flight until its last message.
+                answer.map(|answer| answer.map(|body| Held::new(body, in_flight)))
+            }
         });
-        let serving = self
-            .builder()
-            .serve_connection(TokioIo::new(LiveStream::new(stream, bounds)), service);
+        let serving = self.builder().serve_connection(
+            TokioIo::new(LiveStream::new(stream, bounds, connection.activity.clone())),
+            service,
+        );
         let mut serving = std::pin::pin!(serving);
         let ended = tokio::select! {
             biased;
             ended = serving.as_mut() => Ok(ended),
             () = connection.shutdown.begun() => {
                 serving.as_mut().graceful_shutdown();
-                Ok(serving.await)
+                tokio::select! {
+                    biased;
+                    ended = serving => Ok(ended),
+                    // A client that does not answer the GOAWAY is not waited for.
+                    () = connection.activity.drained() => Ok(Ok(())),
+                }
             }
             () = tokio::time::sleep(self.age(connection)) => {
                 serving.as_mut().graceful_shutdown();

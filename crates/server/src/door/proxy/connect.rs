@@ -41,3 +41,38 @@ where
     }
     Ok(Sender::Http1(Box::new(Exchange::new(stream, settings))))
 }
+
+/// Whether connecting failed for want of something on this machine (descriptors, ports, memory), which says nothing about
+/// the endpoint.
+pub(super) fn is_local(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let local = [
+        Errno::MFILE,
+        Errno::NFILE,
+        Errno::NOBUFS,
+        Errno::NOMEM,
+        Errno::ADDRNOTAVAIL,
+    ];
+    let code = error.raw_os_error();
+    code.is_some_and(|code| local.iter().any(|errno| errno.raw_os_error() == code))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn want_of_local_resources_is_not_the_endpoints_fault() {
+        for (code, expected) in [
+            (24, true),
+            (23, true),
+            (99, true),
+            (111, false),
+            (113, false),
+        ] {
+            let error = io::Error::from_raw_os_error(code);
+            assert_eq!(is_local(&error), expected, "{error}");
+        }
+        assert!(!is_local(&io::Error::other("it does not speak HTTP/2")));
+    }
+}

@@ -1,6 +1,5 @@
 //! A client's connection: its requests, one after the other or many at once, until either side has had enough.
 
-mod answered;
 mod http1;
 mod http2;
 mod introduced;
@@ -113,6 +112,7 @@ impl Client {
         if let Some(tunnel) = self.planned.take() {
             // As long as it lasts, it is nobody's turn.
             let _taken = turn.take();
+            let _in_flight = self.connection.activity.begin();
             if let Err(error) = tunnel.carry(self.settings.timeouts.upgraded).await {
                 tracing::debug!(peer = %self.connection.peer, "upgraded connection ended: {error}");
             }

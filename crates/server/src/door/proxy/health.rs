@@ -225,6 +225,14 @@ pub(super) async fn watch(address: Weak<Address>, current: Weak<ArcSwap<Current>
         let asked = timeout(check.timeout, ask(&address, check, &settings)).await;
         let problem = match asked {
             Ok(Ok(())) => None,
+            // Nothing was learnt about the endpoint.
+            Ok(Err(error)) if connect::is_local(&error) => {
+                tracing::warn!(upstream = %terms.name, %error, "health check skipped for want of local resources");
+                let interval = check.interval;
+                drop(address);
+                sleep(interval).await;
+                continue;
+            }
             Ok(Err(error)) => Some(with_causes(&error)),
             Err(_) => Some("no answer in time".to_owned()),
         };

@@ -95,6 +95,10 @@ impl Link {
             .map_err(|_| Refusal::ConnectTimeout)?
             .map_err(|error| {
                 tracing::debug!(address = %address.url, "cannot connect: {error}");
+                if connect::is_local(&error) {
+                    tracing::warn!(upstream = %address.terms().name, %error, "cannot connect to an upstream for want of local resources");
+                    return Refusal::Local;
+                }
                 address.health.blame(&error);
                 Refusal::Unreachable
             })?;

@@ -96,11 +96,15 @@ impl Live {
         let (was, is) = (&self.now().settings, &next.settings);
         let lasting = |settings: &Proxy| {
             let (tls, log) = (settings.tls.clone(), settings.access_log.clone());
-            (settings.listen, settings.max_connections, tls, log)
+            let bounds = (
+                settings.max_connections,
+                settings.max_connections_per_client,
+            );
+            (settings.listen, bounds, tls, log)
         };
         if lasting(was) != lasting(is) {
             tracing::warn!(
-                "proxy.listen, proxy.tls, proxy.max_connections and proxy.access_log are those of the start until the server starts again"
+                "changes to proxy.listen, proxy.tls, proxy.max_connections, proxy.max_connections_per_client and proxy.access_log require a restart"
             );
         }
         for capacity in next.upstreams.capacities() {

@@ -90,14 +90,18 @@ pub struct Served {
 ///
 /// What the system says if `socket` is not a listening socket.
 pub fn listen(server: &Server, socket: TcpListener, served: Served) -> io::Result<Listener> {
+    let settings = Arc::clone(&served.live.now().settings);
+    let fitted = settings.fitted_connections;
     let bounds = Bounds {
-        connections: served.live.now().settings.max_connections,
+        connections: fitted.unwrap_or(settings.max_connections),
+        connections_per_client: settings.max_connections_per_client,
         ..Bounds::default()
     };
     let writer = header_writer(served.headers);
     let layer = gate::layer(&served.limiter, &served.identity, writer);
     let clients = Arc::<Clients>::default();
-    server.listen(socket, bounds, move |stream, connection| {
+    let exempt = super::exempt(&served.identity);
+    server.listen_exempting(socket, bounds, exempt, move |stream, connection| {
         let Served {
             limiter,
             live,

@@ -134,7 +134,7 @@ impl Passing {
             let linked = patience.spend(is_last, |until| self.link(address, &errand, until));
             let linked = linked.await;
             // Where there is no connection to be had, nobody was asked.
-            if !matches!(linked, None | Some(Err(Refusal::Full))) {
+            if !matches!(linked, None | Some(Err(Refusal::Full | Refusal::Local))) {
                 self.last.store(at, Ordering::Relaxed);
             }
             let (link, is_kept) = match linked {

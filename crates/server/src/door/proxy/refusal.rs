@@ -46,6 +46,8 @@ pub(super) enum Refusal {
     Overloaded,
     /// The upstream has as many connections as it may have.
     Full,
+    /// This machine cannot open another connection: no descriptor, port or memory is left.
+    Local,
     /// Nobody took the connection.
     Unreachable,
     /// Nobody took the connection in time.
@@ -72,7 +74,7 @@ impl Refusal {
             Self::NoUpstream => StatusCode::NOT_FOUND,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BodyTooSlow => StatusCode::REQUEST_TIMEOUT,
-            Self::Overloaded | Self::Full => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Overloaded | Self::Full | Self::Local => StatusCode::SERVICE_UNAVAILABLE,
             Self::Unreachable | Self::BadAnswer => StatusCode::BAD_GATEWAY,
             Self::ConnectTimeout | Self::HeadTimeout => StatusCode::GATEWAY_TIMEOUT,
         }
@@ -99,6 +101,7 @@ impl Refusal {
             Self::BodyBroke => "the body broke off",
             Self::Overloaded => "the service has too much to do; ask again in 1s",
             Self::Full => "the service has as many requests as it can take; try again",
+            Self::Local => "the server cannot open another connection; try again",
             Self::Unreachable => "the service cannot be reached",
             Self::ConnectTimeout => "the service cannot be reached in time",
             Self::HeadTimeout => "the service did not answer in time",
@@ -125,6 +128,7 @@ impl Refusal {
             Self::BodyBroke => "body_broke",
             Self::Overloaded => "overloaded",
             Self::Full => "full",
+            Self::Local => "local",
             Self::Unreachable => "unreachable",
             Self::ConnectTimeout => "connect_timeout",
             Self::HeadTimeout => "head_timeout",
@@ -137,6 +141,7 @@ impl Refusal {
         matches!(
             self,
             Self::Full
+                | Self::Local
                 | Self::Unreachable
                 | Self::ConnectTimeout
                 | Self::HeadTimeout

@@ -18,8 +18,9 @@ use crate::metrics::Text;
 const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 
 /// What can become of a request that an upstream did not answer.
-const FAILURES: [Refusal; 5] = [
+const FAILURES: [Refusal; 6] = [
     Refusal::Full,
+    Refusal::Local,
     Refusal::Unreachable,
     Refusal::ConnectTimeout,
     Refusal::HeadTimeout,

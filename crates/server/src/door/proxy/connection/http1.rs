@@ -20,9 +20,8 @@ use super::{
         forward::WholeRequest,
     },
     Client,
-    answered::Answered,
 };
-use crate::net::MAX_HEADERS;
+use crate::net::{Held, MAX_HEADERS};
 
 impl Client {
     pub(super) async fn serve_http1<T, S, B>(self, stream: T, service: S) -> hyper::Result<()>
@@ -38,7 +37,11 @@ impl Client {
         // There is one request at a time, so that one service does for them all.
         let service = RefCell::new(service);
         let answering = service_fn(|mut request: Request<Incoming>| {
-            let taken = (turn.take(), self.count(&mut request));
+            let taken = (
+                turn.take(),
+                self.count(&mut request),
+                self.connection.activity.begin(),
+            );
             let is_chunked = request.body().size_hint().exact().is_none();
             let answering = service.borrow_mut().call(request);
             // When it has been sent, or cannot be, it is the client's turn again.
@@ -46,7 +49,7 @@ impl Client {
                 if is_chunked {
                     close_unless_whole(&mut answer);
                 }
-                answer.map(|body| Answered::new(body, taken))
+                answer.map(|body| Held::new(body, taken))
             })
         });
         let mut builder = http1::Builder::new();

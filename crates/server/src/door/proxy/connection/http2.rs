@@ -12,16 +12,15 @@ use hyper::{
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    time::sleep,
+    time::{Instant, sleep, sleep_until},
 };
 use tower_service::Service;
 
 use super::{
     super::taken::{Streams, Taken},
     Client,
-    answered::Answered,
 };
-use crate::net::{Bounds, LiveStream};
+use crate::net::{Activity, Bounds, Held, LiveStream};
 
 /// The most requests at once on one connection.
 const MAX_STREAMS: u32 = 128;
@@ -59,11 +58,16 @@ impl Client {
             write: times.idle,
             ..self.connection.bounds
         };
+        let stream = LiveStream::new(stream, bounds, self.connection.activity.clone());
         let asked = Rc::new(Asked::default());
         let answering = service_fn(|mut request: Request<Incoming>| {
             asked.count.set(asked.count.get() + 1);
-            let underway = (Underway::new(&asked), self.count(&mut request));
-            let answered = |body| Taken::from_now(Answered::new(body, underway));
+            let underway = (
+                Underway::new(&asked),
+                self.count(&mut request),
+                self.connection.activity.begin(),
+            );
+            let answered = |body| Taken::from_now(Held::new(body, underway));
             let answering = service.clone().call(request);
             answering.map_ok(|answer| answer.map(answered))
         });
@@ -77,12 +81,13 @@ impl Client {
             .initial_connection_window_size(CONNECTION_WINDOW)
             .keep_alive_interval(PING_EVERY)
             .keep_alive_timeout(PING_WITHIN)
-            .serve_connection(TokioIo::new(LiveStream::new(stream, bounds)), answering);
+            .serve_connection(TokioIo::new(stream), answering);
         let mut serving = pin!(serving);
+        let mut is_shutdown = false;
         tokio::select! {
             biased;
             ended = serving.as_mut() => return ended,
-            () = self.connection.shutdown.begun() => {}
+            () = self.connection.shutdown.begun() => is_shutdown = true,
             () = asked.idle(times.request_head, times.keep_alive) => {}
         }
         serving.as_mut().graceful_shutdown();
@@ -97,6 +102,8 @@ impl Client {
             ended = serving => ended,
             // What is left of answers then is hyper's alone, which would wait forever for a client to take it.
             () = asked.rest(longest) => Ok(()),
+            // At a shutdown a client that has had all of its answers is not waited for.
+            () = asked.settled(&self.connection.activity), if is_shutdown => Ok(()),
         }
     }
 }
@@ -106,9 +113,32 @@ impl Client {
 struct Asked {
     count: Cell<u64>,
     underway: Cell<usize>,
+    /// When the last answer was handed to hyper, to its last piece.
+    last_end: Cell<Option<Instant>>,
 }
 
+/// How long after its last piece an answer is taken to have arrived: hyper holds what waits for the client's window.
+const ARRIVED_AFTER: Duration = Duration::from_secs(5);
+
 impl Asked {
+    /// Waits until nothing is underway, and the last answer has had time to arrive.
+    async fn settled(&self, activity: &Activity) {
+        loop {
+            activity.drained().await;
+            if let Some(end) = self.last_end.get() {
+                sleep_until(end + ARRIVED_AFTER).await;
+            }
+            if self.underway.get() == 0
+                && self
+                    .last_end
+                    .get()
+                    .is_none_or(|end| end.elapsed() >= ARRIVED_AFTER)
+            {
+                return;
+            }
+        }
+    }
+
     /// Waits until nothing has been asked for `longest`, and nothing is underway; or nothing at all within `first`.
     async fn idle(&self, first: Duration, longest: Duration) {
         sleep(first).await;
@@ -144,5 +174,6 @@ impl Underway {
 impl Drop for Underway {
     fn drop(&mut self) {
         self.0.underway.set(self.0.underway.get() - 1);
+        self.0.last_end.set(Some(Instant::now()));
     }
 }

@@ -1,4 +1,4 @@
-//! Answers on their way, and what lasts as long as they do.
+//! The body of an answer, and what is held until it has been sent.
 
 use std::{
     pin::Pin,
@@ -7,19 +7,19 @@ use std::{
 
 use hyper::body::{Body, Frame, SizeHint};
 
-/// The body of an answer. What it holds is let go when it has been sent, or cannot be.
-pub(super) struct Answered<B, H> {
+/// A body that holds something until it has been sent, or cannot be.
+pub(crate) struct Held<B, H> {
     body: B,
     _held: H,
 }
 
-impl<B, H> Answered<B, H> {
-    pub(super) const fn new(body: B, held: H) -> Self {
+impl<B, H> Held<B, H> {
+    pub(crate) const fn new(body: B, held: H) -> Self {
         Self { body, _held: held }
     }
 }
 
-impl<B: Body + Unpin, H: Unpin> Body for Answered<B, H> {
+impl<B: Body + Unpin, H: Unpin> Body for Held<B, H> {
     type Data = B::Data;
     type Error = B::Error;
 

@@ -1,0 +1,105 @@
+//! File descriptors: the process's limit, and listeners whose bounds fit in it.
+//!
+//! Every connection is a descriptor. Where a process has 1,024 of them and each listener takes 10,000 connections, silent
+//! clients of one listener would take those of all others, of the admin listener and of connections to upstreams. So
+//! the limit is raised at the start as far as the system lets it, and where that is not enough, the bounds are lowered.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// What a process needs besides connections: listeners, pollers, files, pipes, and some room for name look-ups.
+const FIXED: u64 = 96;
+
+/// The limit where the system has none.
+const UNLIMITED: u64 = 1 << 20;
+
+/// The least that a listener's bound is lowered to.
+const LEAST: u64 = 16;
+
+/// Raises the soft limit of open files to the hard one, and answers how many there may be.
+pub(super) fn raise_limit() -> u64 {
+    let limit = getrlimit(Resource::Nofile);
+    let hard = limit.maximum.unwrap_or(UNLIMITED);
+    let soft = limit.current.unwrap_or(UNLIMITED);
+    if soft >= hard {
+        return soft;
+    }
+    let raised = Rlimit {
+        current: Some(hard),
+        ..limit
+    };
+    match setrlimit(Resource::Nofile, raised) {
+        Ok(()) => hard,
+        Err(error) => {
+            tracing::warn!(%error, soft, hard, "cannot raise the limit of open files");
+            soft
+        }
+    }
+}
+
+/// A listener that may be lowered: its name and its bound on connections.
+#[derive(Debug)]
+pub(super) struct Bound<'a> {
+    pub(super) listener: &'static str,
+    pub(super) connections: &'a mut usize,
+}
+
+/// Lowers `bounds` until they fit in `limit` descriptors beside those that are `reserved`; says how, if it was necessary.
+pub(super) fn fit(bounds: &mut [Bound<'_>], reserved: u64, limit: u64) -> Option<String> {
+    let count = |bound: &Bound<'_>| u64::try_from(*bound.connections).unwrap_or(u64::MAX);
+    let wanted = bounds.iter().map(count).fold(0, u64::saturating_add);
+    let reserved = reserved.saturating_add(FIXED);
+    if wanted.saturating_add(reserved) <= limit {
+        return None;
+    }
+    // At least a third for clients: an upstream seldom has as many connections as it may.
+    let room = limit.saturating_sub(reserved).max(limit / 3);
+    let mut lowered = Vec::new();
+    for bound in bounds {
+        let share = u128::from(count(bound)) * u128::from(room) / u128::from(wanted.max(1));
+        let share = u64::try_from(share).unwrap_or(u64::MAX).max(LEAST);
+        let share = usize::try_from(share).unwrap_or(usize::MAX);
+        *bound.connections = share.min(*bound.connections);
+        lowered.push(format!("{} {}", bound.listener, bound.connections));
+    }
+    let needed = wanted.saturating_add(reserved);
+    Some(format!(
+        "the bounds on connections need {needed} open files, and the system allows {limit}; lowered `max_connections` to {}; \
+         raise the hard limit (`LimitNOFILE=` in systemd, `ulimit -Hn`), or lower the bounds",
+        lowered.join(", ")
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fitted(mut bounds: [usize; 2], reserved: u64, limit: u64) -> ([usize; 2], Option<String>) {
+        let [http, resp] = &mut bounds;
+        let mut listeners = [("http", http), ("resp", resp)].map(|(listener, connections)| Bound {
+            listener,
+            connections,
+        });
+        let said = fit(&mut listeners, reserved, limit);
+        (bounds, said)
+    }
+
+    #[test]
+    fn bounds_that_fit_are_left_alone() {
+        let (bounds, said) = fitted([10_000, 500], 128, 10_724);
+        assert_eq!((bounds, said), ([10_000, 500], None));
+    }
+
+    #[test]
+    fn bounds_are_lowered_in_proportion_and_never_to_nothing() {
+        let (bounds, said) = fitted([10_000, 5_000], 128, 1_024);
+        assert_eq!(bounds, [533, 266]);
+        let said = said.unwrap();
+        assert!(said.contains("need 15224 open files"), "{said}");
+        assert!(said.contains("allows 1024"), "{said}");
+        assert!(said.contains("http 533, resp 266"), "{said}");
+        assert_eq!(fitted([10_000, 10], 128, 1_024).0, [799, 10]);
+        let with_large_pools = fitted([10_000, 10_000], 1_000_000, 1_024).0;
+        assert_eq!(with_large_pools, [170, 170]);
+        assert_eq!(fitted([10_000, 10_000], 1_000, 10).0, [16, 16]);
+    }
+}
