@@ -1,16 +1,15 @@
 //! `serve`.
 
-use std::{io::IsTerminal, process::ExitCode};
+use std::process::ExitCode;
 
 use tidegate_server::{
-    config::{AdminToken, Config, Password, RedisConfig},
+    config::{AdminToken, Config, Listener, Password, RedisConfig},
     envoy::{self, Variables},
     reload,
     serve::{self as server, Secrets},
 };
-use tracing_subscriber::EnvFilter;
 
-use crate::{args::Serve, complain};
+use crate::{args::Serve, complain, log};
 
 pub(crate) fn serve(args: &Serve) -> Result<ExitCode, String> {
     let Ordered {
@@ -18,7 +17,7 @@ pub(crate) fn serve(args: &Serve) -> Result<ExitCode, String> {
         log,
         ignored,
     } = ordered(args)?;
-    log_to_stderr(&log)?;
+    log::to_stderr(&log)?;
     for line in ignored {
         complain(&line);
     }
@@ -89,22 +88,21 @@ fn default_log() -> String {
     "info".to_owned()
 }
 
-fn log_to_stderr(filter: &str) -> Result<(), String> {
-    let filter = EnvFilter::try_new(filter)
-        .map_err(|error| format!("--log: {error}; use error, warn, info or debug, or a filter such as tidegate_server=debug"))?;
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .init();
-    Ok(())
-}
-
 /// What `config` names and the environment holds.
 pub(crate) fn secrets(config: &Config) -> Result<Secrets, String> {
     Ok(Secrets {
         token: admin_token(&config.admin_token)?,
         password: redis_password(config.redis.as_ref())?,
+        http_token: listener_secret(
+            "listen.http.token_env",
+            &config.listeners.http,
+            "the listener's token",
+        )?,
+        resp_password: listener_secret(
+            "listen.resp.password_env",
+            &config.listeners.resp,
+            "the listener's password",
+        )?,
     })
 }
 
@@ -113,6 +111,14 @@ fn admin_token(token: &AdminToken) -> Result<Option<String>, String> {
         AdminToken::None => Ok(None),
         AdminToken::Literal(token) => Ok(Some(token.clone())),
         AdminToken::Env(name) => secret("admin.token_env", name, "the admin token").map(Some),
+    }
+}
+
+fn listener_secret(field: &str, listener: &Listener, what: &str) -> Result<Option<String>, String> {
+    match &listener.credential {
+        Password::None => Ok(None),
+        Password::Literal(secret) => Ok(Some(secret.clone())),
+        Password::Env(name) => secret(field, name, what).map(Some),
     }
 }
 

@@ -3,30 +3,69 @@
 use std::net::SocketAddr;
 
 use super::{
-    AdminToken, Headers, LegacyHeaders, Listen,
+    AdminToken, Config, Headers, LegacyHeaders, Listen, Listener, Listeners, Password, grpc,
     report::Report,
-    value::{Fields, Value},
+    value::{Fields, Shape, Value},
 };
 
 /// The longest token, in bytes.
 const MAX_TOKEN_BYTES: usize = 4_096;
 
-pub(super) fn listen(file: &Fields<'_>, token: &AdminToken, report: &mut Report) -> Listen {
-    let mut listen = Listen::default();
+/// The most connections that a listener may be allowed.
+const MAX_CONNECTIONS: usize = 1_000_000;
+
+/// The name of the warning of a listener that anybody can use.
+const OPEN: &str = "open-listener";
+
+/// The keys of every listener, and of those that have more.
+const KEYS: &[&str] = &[
+    "address",
+    "max_connections",
+    "max_connections_per_client",
+    "idle_timeout",
+];
+const HTTP_KEYS: &[&str] = &[
+    "address",
+    "max_connections",
+    "max_connections_per_client",
+    "idle_timeout",
+    "tls",
+    "token",
+    "token_env",
+];
+const RESP_KEYS: &[&str] = &[
+    "address",
+    "max_connections",
+    "max_connections_per_client",
+    "idle_timeout",
+    "tls",
+    "username",
+    "password",
+    "password_env",
+];
+
+pub(super) fn listen(
+    file: &Fields<'_>,
+    token: &AdminToken,
+    report: &mut Report,
+) -> (Listen, Listeners) {
+    let (mut listen, mut listeners) = (Listen::default(), Listeners::default());
     let value = file.get("listen");
     let known = &["http", "grpc", "resp", "admin"];
     let Some(fields) = value.and_then(|value| value.fields(report, "a map of addresses", known))
     else {
-        return listen;
+        return (listen, listeners);
     };
-    let mut read = |name, default| match fields.get(name) {
-        Some(value) => address(value, report).unwrap_or(None),
-        None => default,
-    };
-    listen.http = read("http", listen.http);
-    listen.resp = read("resp", listen.resp);
-    listen.admin = read("admin", listen.admin);
-    listen.grpc = read("grpc", listen.grpc);
+    for (name, keys, address, settings) in [
+        ("http", HTTP_KEYS, &mut listen.http, &mut listeners.http),
+        ("resp", RESP_KEYS, &mut listen.resp, &mut listeners.resp),
+        ("admin", KEYS, &mut listen.admin, &mut listeners.admin),
+        ("grpc", KEYS, &mut listen.grpc, &mut listeners.grpc),
+    ] {
+        if let Some(value) = fields.get(name) {
+            *address = listener(value, keys, settings, report).unwrap_or(None);
+        }
+    }
     if *token == AdminToken::None
         && listen
             .admin
@@ -37,7 +76,127 @@ pub(super) fn listen(file: &Fields<'_>, token: &AdminToken, report: &mut Report)
         fields.wrong(report, "admin", message);
     }
     check_distinct(&listen.doors(), &fields, report);
-    listen
+    (listen, listeners)
+}
+
+/// A listener's address, with or without settings beside it.
+fn listener(
+    value: &Value<'_>,
+    keys: &[&'static str],
+    settings: &mut Listener,
+    report: &mut Report,
+) -> Option<Option<SocketAddr>> {
+    let Shape::Map = value.shape() else {
+        return address(value, report);
+    };
+    let fields = value.fields(report, "an address, or a map with one", keys)?;
+    let at = match fields.get("address") {
+        Some(value) => address(value, report),
+        None => {
+            if !fields.tries("address") {
+                let message = "is missing; write an address and port such as 127.0.0.1:8080";
+                fields.wrong(report, "address", message);
+            }
+            None
+        }
+    };
+    let mut count = |name| {
+        let value = fields.get(name)?;
+        let number = value.small_number::<usize>(report)?;
+        if !(1..=MAX_CONNECTIONS).contains(&number) {
+            value.wrong(report, format!("must be 1 to {MAX_CONNECTIONS}"));
+            return None;
+        }
+        Some(number)
+    };
+    let (most, per_client) = (
+        count("max_connections"),
+        count("max_connections_per_client"),
+    );
+    settings.max_connections = most.unwrap_or(settings.max_connections);
+    settings.max_connections_per_client = per_client.unwrap_or(settings.max_connections_per_client);
+    let idle = fields.get("idle_timeout");
+    settings.idle_timeout = idle.and_then(|value| grpc::time(value, report));
+    let files = fields.get("tls");
+    settings.tls = files.and_then(|value| grpc::tls(value, report));
+    let username = fields.get("username");
+    settings.username = username
+        .and_then(|value| value.text(report, "a user's name"))
+        .map(str::to_owned);
+    settings.credential = match secret(&fields, secret_keys(keys), report) {
+        AdminToken::None => Password::None,
+        AdminToken::Literal(secret) => Password::Literal(secret),
+        AdminToken::Env(name) => Password::Env(name),
+    };
+    if settings.username.is_some() && settings.credential == Password::None {
+        let message = "has no effect without `password` or `password_env`; add one, or remove it";
+        fields.wrong(report, "username", message);
+    }
+    at
+}
+
+/// The two ways of naming a listener's secret.
+fn secret_keys(keys: &[&'static str]) -> (&'static str, &'static str) {
+    if keys.contains(&"password") {
+        ("password", "password_env")
+    } else {
+        ("token", "token_env")
+    }
+}
+
+/// Warns of listeners that other machines reach and that ask nobody who they are.
+pub(super) fn warn_of_open(file: &Fields<'_>, config: &Config, report: &mut Report) {
+    let known = &["http", "grpc", "resp"];
+    let Some(fields) = file
+        .get("listen")
+        .and_then(|value| value.fields_among(known))
+    else {
+        return;
+    };
+    let asks = |listener: &Listener| {
+        listener.credential != Password::None
+            || listener
+                .tls
+                .as_ref()
+                .is_some_and(|tls| tls.client_ca.is_some())
+    };
+    let (listen, listeners) = (&config.listen, &config.listeners);
+    let grpc_asks = config
+        .grpc
+        .tls
+        .as_ref()
+        .is_some_and(|tls| tls.client_ca.is_some());
+    for (name, address, is_guarded, advice) in [
+        (
+            "http",
+            listen.http,
+            asks(&listeners.http),
+            "set `token_env`, or `tls` with `client_ca`",
+        ),
+        (
+            "resp",
+            listen.resp,
+            asks(&listeners.resp),
+            "set `password_env`, or `tls` with `client_ca`",
+        ),
+        (
+            "grpc",
+            listen.grpc,
+            grpc_asks,
+            "set `grpc.tls` with `client_ca`",
+        ),
+    ] {
+        let (Some(value), Some(address)) = (fields.get(name), address) else {
+            continue;
+        };
+        if !address.ip().is_loopback() && !is_guarded {
+            let message = format!(
+                "{OPEN}: other machines can reach {address}, and whoever does can spend and read the limits of any key; \
+                 {advice}, or listen on 127.0.0.1"
+            );
+            value.warn(report, message);
+        }
+    }
 }
 
 /// A door by its name, and where it is; `None` is one that stays shut.
@@ -114,12 +273,19 @@ pub(super) fn admin_token(file: &Fields<'_>, report: &mut Report) -> AdminToken 
     else {
         return AdminToken::None;
     };
-    match (fields.get("token"), fields.get("token_env")) {
+    secret(&fields, ("token", "token_env"), report)
+}
+
+/// A secret that stands in the file under one name, or in the environment variable that the other one names.
+fn secret(
+    fields: &Fields<'_>,
+    (in_file, in_environment): (&'static str, &'static str),
+    report: &mut Report,
+) -> AdminToken {
+    match (fields.get(in_file), fields.get(in_environment)) {
         (Some(token), Some(env)) => {
-            env.wrong(
-                report,
-                "the token stands in the file already; remove one of the two",
-            );
+            let message = format!("`{in_file}` is there already; remove one of the two");
+            env.wrong(report, message);
             literal(token, report)
         }
         (Some(token), None) => literal(token, report),

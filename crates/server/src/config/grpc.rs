@@ -52,7 +52,7 @@ pub(super) fn grpc(file: &Fields<'_>, report: &mut Report) -> Grpc {
     grpc
 }
 
-fn time(value: &Value<'_>, report: &mut Report) -> Option<Duration> {
+pub(super) fn time(value: &Value<'_>, report: &mut Report) -> Option<Duration> {
     let span = value.parsed(report, "a duration such as 30s", notation::span)?;
     if span < Span::from_millis(1) || span > LONGEST {
         value.wrong(report, "must be 1ms to 366d");

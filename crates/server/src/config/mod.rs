@@ -65,6 +65,8 @@ const SECTIONS: &[&str] = &[
 pub struct Config {
     /// `listen`: where the doors are.
     pub listen: Listen,
+    /// `listen`: what the doors may use, and who may use them.
+    pub listeners: Listeners,
     /// `store.memory`: the bounds of the memory store.
     pub memory: MemoryBounds,
     /// `store.memory.snapshot`: where counters are kept over a restart; `None` keeps them nowhere.
@@ -119,6 +121,66 @@ impl Listen {
             ("resp", self.resp),
             ("admin", self.admin),
         ]
+    }
+}
+
+/// What a listener may use, and who may use it; written where a map stands in the place of its address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Listener {
+    /// `max_connections`: the most connections at once, 1 to 1,000,000; default 10,000, and 128 of the admin listener.
+    pub max_connections: usize,
+    /// `max_connections_per_client`: the most of one address (IPv6: of one /64), at least 1; default 1,000.
+    pub max_connections_per_client: usize,
+    /// `idle_timeout`: how long a connection may be quiet between two requests; `None` is the listener's default.
+    pub idle_timeout: Option<Duration>,
+    /// `tls`, of the HTTP and RESP listeners: the certificate; `None` is in the clear.
+    pub tls: Option<TlsFiles>,
+    /// `username`, of the RESP listener: whom `AUTH` must name; `None` is `default`.
+    pub username: Option<String>,
+    /// `token` and `token_env` of the HTTP listener, `password` and `password_env` of the RESP listener.
+    pub credential: Password,
+}
+
+impl Default for Listener {
+    fn default() -> Self {
+        Self {
+            max_connections: 10_000,
+            max_connections_per_client: 1_000,
+            idle_timeout: None,
+            tls: None,
+            username: None,
+            credential: Password::None,
+        }
+    }
+}
+
+/// The settings of the listeners.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listeners {
+    /// `listen.http`.
+    pub http: Listener,
+    /// `listen.grpc`, whose TLS is under `grpc`.
+    pub grpc: Listener,
+    /// `listen.resp`.
+    pub resp: Listener,
+    /// `listen.admin`, whose token is under `admin`.
+    pub admin: Listener,
+}
+
+impl Default for Listeners {
+    fn default() -> Self {
+        let admin = Listener {
+            max_connections: 128,
+            max_connections_per_client: 128,
+            ..Listener::default()
+        };
+        Self {
+            http: Listener::default(),
+            grpc: Listener::default(),
+            resp: Listener::default(),
+            admin,
+        }
     }
 }
 
@@ -312,12 +374,14 @@ impl Config {
             Value::root(&document.root).fields(&mut report, "a map of settings", SECTIONS)
         {
             config.admin_token = doors::admin_token(&file, &mut report);
-            config.listen = doors::listen(&file, &config.admin_token, &mut report);
+            (config.listen, config.listeners) =
+                doors::listen(&file, &config.admin_token, &mut report);
             let store = store::store(&file, &mut report);
             (config.memory, config.snapshot, config.redis) =
                 (store.memory, store.snapshot, store.redis);
             config.headers = doors::headers(&file, &mut report);
             config.grpc = grpc::grpc(&file, &mut report);
+            doors::warn_of_open(&file, &config, &mut report);
             config.envoy = envoy::envoy(&file, &mut report);
             config.shutdown = shutdown::shutdown(&file, &mut report);
             config.identity = identity::identity(&file, &mut report);

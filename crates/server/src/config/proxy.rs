@@ -52,6 +52,7 @@ const FIELDS: &[&str] = &[
     "max_head",
     "max_headers",
     "max_connections",
+    "max_connections_per_client",
     "forwarded",
     "access_log",
     heads::FIELDS[0],
@@ -81,6 +82,10 @@ pub struct Proxy {
     pub max_headers: usize,
     /// `proxy.max_connections`: the most clients at once, 1 to 1,000,000; default 10,000.
     pub max_connections: usize,
+    /// The same, where the process may not open so many files.
+    pub fitted_connections: Option<usize>,
+    /// `proxy.max_connections_per_client`: the most of one address (IPv6: of one /64), 1 to 1,000,000; default 1,000.
+    pub max_connections_per_client: usize,
     /// `proxy.forwarded`: by which headers upstreams learn who the client is; default `x-forwarded`.
     pub forwarded: ForwardedHeaders,
     /// `proxy.underscores` and `proxy.via`.
@@ -162,6 +167,7 @@ pub(super) fn proxy(
     };
     let max_headers = count("max_headers", MOST_HEADERS);
     let max_connections = count("max_connections", MOST_CONNECTIONS);
+    let per_client = count("max_connections_per_client", MOST_CONNECTIONS);
     let choices = [
         ("x-forwarded", ForwardedHeaders::XForwarded),
         ("forwarded", ForwardedHeaders::Forwarded),
@@ -181,6 +187,8 @@ pub(super) fn proxy(
         max_head: head.unwrap_or(64 << 10),
         max_headers: max_headers.unwrap_or(MAX_HEADERS),
         max_connections: max_connections.unwrap_or(10_000),
+        fitted_connections: None,
+        max_connections_per_client: per_client.unwrap_or(1_000),
         forwarded: forwarded.unwrap_or_default(),
         access_log: log,
         heads: heads::heads(&fields, report),

@@ -17,7 +17,7 @@ mod store;
 mod text;
 
 use std::sync::{
-    Mutex, PoisonError,
+    Arc, Mutex, PoisonError,
     atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
@@ -26,7 +26,7 @@ use tidegate_redis::FleetStats;
 
 pub use rules::MAX_RULE_LABELS;
 
-use crate::{net::Listener, quota::QuotaCounts};
+use crate::{door::Authenticator, net::Listener, quota::QuotaCounts};
 use rules::Rules;
 use shard::Shards;
 pub(crate) use text::Text;
@@ -109,6 +109,7 @@ pub struct Metrics {
     snapshots: [AtomicU64; 2],
     last_snapshot_failed: AtomicBool,
     listeners: Mutex<Vec<(&'static str, Listener)>>,
+    authenticators: Mutex<Vec<Arc<Authenticator>>>,
 }
 
 impl Metrics {
@@ -125,6 +126,7 @@ impl Metrics {
             snapshots: Default::default(),
             last_snapshot_failed: AtomicBool::new(false),
             listeners: Mutex::default(),
+            authenticators: Mutex::default(),
         }
     }
 
@@ -239,6 +241,14 @@ impl Metrics {
             .push((door, listener));
     }
 
+    /// Shows what `authenticator` counts.
+    pub fn show_authenticator(&self, authenticator: Arc<Authenticator>) {
+        self.authenticators
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(authenticator);
+    }
+
     /// Everything in the Prometheus text format. `store`, `quotas` and `fleet` are what they say of themselves at `now`.
     #[must_use]
     pub fn exposition(
@@ -262,6 +272,11 @@ impl Metrics {
         self.write_renewals(&mut text);
         self.write_reloads(&mut text);
         self.write_connections(&mut text);
+        let authenticators = self
+            .authenticators
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        Authenticator::write(&authenticators, &mut text);
         text.finish()
     }
 
@@ -374,7 +389,7 @@ impl Metrics {
             .listeners
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let families: [Family; 3] = [
+        let families: [Family; 6] = [
             (
                 "tidegate_connections",
                 "gauge",
@@ -390,8 +405,26 @@ impl Metrics {
             (
                 "tidegate_connections_refused_total",
                 "counter",
-                "Connections closed at once because too many were open.",
+                "Connections closed at once because the listener was full and all others were at work.",
                 Listener::refused,
+            ),
+            (
+                "tidegate_connections_refused_to_client_total",
+                "counter",
+                "Connections closed at once because their client had as many as it may have.",
+                Listener::refused_to_client,
+            ),
+            (
+                "tidegate_connections_evicted_total",
+                "counter",
+                "Idle connections closed to make room for others.",
+                Listener::evicted,
+            ),
+            (
+                "tidegate_http2_floods_total",
+                "counter",
+                "Connections closed because they sent almost nothing but HTTP/2 control frames.",
+                Listener::floods,
             ),
         ];
         for (name, kind, help, read) in families {

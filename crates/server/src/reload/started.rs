@@ -1,13 +1,16 @@
 //! What of the rules file is read at the start only.
 
 use super::LoadError;
-use crate::config::{AdminToken, Config, Grpc, Headers, Identity, Listen, Shutdown, Snapshot};
+use crate::config::{
+    AdminToken, Config, Grpc, Headers, Identity, Listen, Listeners, Shutdown, Snapshot,
+};
 
 /// The settings that a server was started with, and keeps until it starts again.
 #[derive(Clone, Debug, Default)]
 pub struct Started {
     identity: Identity,
     listen: Listen,
+    listeners: Listeners,
     headers: Headers,
     grpc: Grpc,
     shutdown: Shutdown,
@@ -22,6 +25,7 @@ impl Started {
         Self {
             identity: config.identity.clone(),
             listen: config.listen,
+            listeners: config.listeners.clone(),
             headers: config.headers,
             grpc: config.grpc.clone(),
             shutdown: config.shutdown,
@@ -44,7 +48,10 @@ impl Started {
             return Err(LoadError::Start("entries"));
         }
         let others = [
-            ("listen", self.listen == config.listen),
+            (
+                "listen",
+                self.listen == config.listen && self.listeners == config.listeners,
+            ),
             ("headers", self.headers == config.headers),
             ("grpc", self.grpc == config.grpc),
             ("shutdown", self.shutdown == config.shutdown),

@@ -6,7 +6,7 @@ use crate::door::{Door, KEY};
 fn with_a_token_only_who_shows_it_may_ask() {
     let door = Door::with_token(Some("secret"));
     let block = format!("/v1/blocks/{KEY}");
-    for (shown, allowed) in [
+    for (minute, (shown, allowed)) in (0..).zip([
         (None, false),
         (Some("Bearer wrong!"), false),
         (Some("Bearer secre"), false),
@@ -17,7 +17,9 @@ fn with_a_token_only_who_shows_it_may_ask() {
         (Some("secret"), false),
         (Some("Bearer secret"), true),
         (Some("bearer secret"), true),
-    ] {
+    ]) {
+        // Wrong tokens are limited; here each has a minute to itself.
+        door.at_secs(60 * minute);
         let headers: Vec<(&str, &str)> = shown
             .map(|shown| ("authorization", shown))
             .into_iter()
@@ -87,4 +89,48 @@ fn without_a_token_no_web_page_may_ask() {
             assert_eq!(answer.status, status, "{headers:?} {method} {path}");
         }
     }
+}
+
+#[test]
+fn guesses_at_the_token_are_limited_counted_and_told_when_to_come_back() {
+    let door = Door::with_token(Some("secret"));
+    let ask = |token: &str| {
+        let token = format!("Bearer {token}");
+        door.ask_with("GET", "/v1/rules", &[("authorization", &token)], "")
+    };
+    let statuses: Vec<u16> = (0..12).map(|_| ask("guess").status).collect();
+    assert_eq!(statuses, [[401; 10].as_slice(), &[429; 2]].concat());
+    let limited = ask("secret");
+    assert_eq!(limited.status, 429, "a right guess among many is not told");
+    assert_eq!(limited.header("retry-after"), Some("1"));
+    let metrics = door.ask("GET", "/metrics", "").body;
+    for line in [
+        r#"tidegate_authentication_failures_total{door="admin",reason="wrong"} 10"#,
+        r#"tidegate_authentication_failures_total{door="admin",reason="limited"} 3"#,
+    ] {
+        assert!(metrics.contains(line), "{metrics}");
+    }
+    door.at_secs(1);
+    assert_eq!(ask("secret").status, 200);
+}
+
+#[test]
+fn pages_of_other_sites_are_refused_with_the_token_too() {
+    let door = Door::with_token(Some("secret"));
+    let token = ("authorization", "Bearer secret");
+    for (header, status) in [
+        (("sec-fetch-site", "cross-site"), 403),
+        (("sec-fetch-site", "same-site"), 403),
+        (("origin", "http://evil.example"), 403),
+        (("origin", "null"), 403),
+        (("sec-fetch-site", "none"), 200),
+    ] {
+        for (method, path) in [("GET", "/v1/rules"), ("GET", "/healthz")] {
+            let answer = door.ask_with(method, path, &[token, header], "");
+            assert_eq!(answer.status, status, "{header:?} {method} {path}");
+        }
+    }
+    let open = Door::open();
+    let fetch = [("host", "localhost"), ("sec-fetch-site", "cross-site")];
+    assert_eq!(open.ask_with("GET", "/v1/rules", &fetch, "").status, 403);
 }

@@ -4,6 +4,7 @@
 mod answers;
 mod file;
 mod grpc;
+mod listeners;
 mod proxy;
 mod redis;
 mod rules;

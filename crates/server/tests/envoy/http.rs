@@ -53,6 +53,8 @@ impl Subject for OverHttp {
             headers: Headers::default(),
             identity: Arc::default(),
             rate_limits: Some(Arc::clone(&started.service)),
+            token: None,
+            tls: None,
         };
         let listener = http::listen(&server, socket, Bounds::default(), served).unwrap();
         Self {

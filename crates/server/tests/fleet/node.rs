@@ -150,6 +150,8 @@ impl Node {
             headers: Headers::default(),
             identity: Arc::default(),
             rate_limits: None,
+            token: None,
+            tls: None,
         };
         let listener = http::listen(&self.server, socket(), Bounds::default(), served);
         listener.unwrap().local_addr()

@@ -6,11 +6,11 @@ use serde_json::Value;
 use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
 use tidegate_http::Clock;
 use tidegate_server::{
-    config::Config,
+    config::{Config, Password},
     door::http::{self, Served},
     geoip::GeoIp,
     limiter::Limiter,
-    net::{Bounds, Listener, Server},
+    net::{Behind, Bounds, Listener, Server, Tls},
 };
 
 use crate::client::{Answer, Client};
@@ -42,11 +42,17 @@ impl Door {
             identity.atlas = Some(GeoIp::open(&config.geoip).unwrap().atlas());
         }
         let server = Server::start(1).unwrap();
+        let tls = config.listeners.http.tls;
         let served = Served {
             limiter: Arc::clone(&limiter),
             headers: config.headers,
             identity: Arc::new(identity),
             rate_limits: None,
+            token: match config.listeners.http.credential {
+                Password::Literal(token) => Some(token),
+                _ => None,
+            },
+            tls: tls.map(|files| Arc::new(Tls::load(Behind::Http, &files).unwrap())),
         };
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let listener = http::listen(&server, socket, bounds, served).unwrap();

@@ -5,6 +5,7 @@
     reason = "a test fails by panicking"
 )]
 
+mod access;
 mod authorize;
 mod bad_input;
 mod check;

@@ -51,7 +51,21 @@ fn a_quiet_client_is_closed() {
         idle: SHORT,
         ..resp::default_bounds()
     });
+    let mut client = door.connect();
+    assert_eq!(client.command("PING").to_string(), "+PONG");
+    assert_eq!(client.rest(), "");
+}
+
+#[test]
+fn a_client_that_never_asks_is_closed_long_before_one_that_has_asked() {
+    let door = door(Bounds {
+        request: SHORT,
+        ..resp::default_bounds()
+    });
     assert_eq!(door.connect().rest(), "");
+    let mut client = door.connect();
+    client.send(b"PIN");
+    assert_eq!(client.rest(), "", "nor does half a command help");
 }
 
 #[test]
@@ -82,7 +96,7 @@ fn a_client_that_does_not_read_is_closed() {
 }
 
 #[test]
-fn connections_are_counted_and_no_more_are_taken_than_allowed() {
+fn at_the_bound_the_idlest_connection_makes_room() {
     let door = door(Bounds {
         connections: 2,
         ..resp::default_bounds()
@@ -91,9 +105,12 @@ fn connections_are_counted_and_no_more_are_taken_than_allowed() {
     for client in &mut kept {
         assert_eq!(client.command("PING").to_string(), "+PONG");
     }
-    let mut refused = TcpStream::connect(door.address()).unwrap();
-    assert_eq!(refused.read(&mut [0; 8]).unwrap_or(0), 0);
-    assert_eq!((door.listener.open(), door.listener.refused()), (2, 1));
+    let mut newest = door.connect();
+    assert_eq!(newest.command("PING").to_string(), "+PONG");
+    let [mut idlest, mut other] = kept;
+    assert_eq!(idlest.rest(), "");
+    assert_eq!(other.command("PING").to_string(), "+PONG");
+    assert_eq!((door.listener.evicted(), door.listener.refused()), (1, 0));
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@
     reason = "a test fails by panicking"
 )]
 
+mod auth;
 mod bounds;
 mod check;
 mod door;

@@ -20,7 +20,11 @@ mod path;
 mod reload;
 mod rules;
 
-use std::{io, net::TcpListener, sync::Arc};
+use std::{
+    io,
+    net::{IpAddr, TcpListener},
+    sync::Arc,
+};
 
 use http_body_util::Full;
 use hyper::{
@@ -93,6 +97,12 @@ pub fn listen(
         identity,
         token,
     } = operated;
+    let access = Access::new(
+        token.as_deref(),
+        socket.local_addr()?,
+        limiter.clock().clone(),
+    )?;
+    limiter.metrics().show_authenticator(access.authenticator());
     let admin = Arc::new(Admin {
         limiter,
         reloader,
@@ -102,12 +112,13 @@ pub fn listen(
         proxy,
         identity,
         shutdown: server.shutdown_signal(),
-        access: Access::new(token, socket.local_addr()?)?,
+        access,
     });
     server.listen(socket, bounds, move |stream, connection| {
         let admin = Arc::clone(&admin);
         async move {
-            wire::serve(stream, &connection, |request| admin.answer(request)).await;
+            let peer = connection.peer.ip();
+            wire::serve(stream, &connection, |request| admin.answer(request, peer)).await;
         }
     })
 }
@@ -126,8 +137,8 @@ struct Admin {
 }
 
 impl Admin {
-    async fn answer(&self, request: Request<Incoming>) -> Answer {
-        let answered = match self.access.check(&request) {
+    async fn answer(&self, request: Request<Incoming>, peer: IpAddr) -> Answer {
+        let answered = match self.access.check(&request, peer) {
             Ok(()) => self.route(request).await,
             Err(problem) => Err(problem),
         };

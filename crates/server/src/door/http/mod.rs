@@ -28,7 +28,11 @@ use std::{
 };
 
 use futures_util::FutureExt;
-use hyper::{Method, Request, Response, StatusCode, body::Incoming, header::CONTENT_TYPE};
+use hyper::{
+    HeaderMap, Method, Request, Response, StatusCode,
+    body::Incoming,
+    header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue},
+};
 use tidegate_core::{Effect, Timestamp, Verdict};
 use tidegate_http::{HeaderWriter, Legacy};
 
@@ -39,12 +43,13 @@ pub(crate) use self::{
     verdict::millis,
     wire::{Answer, json},
 };
+use super::{Authenticator, auth::Attempt, cross_site};
 use crate::{
     config::{Headers, Identity, LegacyHeaders},
     envoy::RateLimitService,
     limiter::Limiter,
     metrics::Door,
-    net::{Bounds, Listener, Server, Shutdown},
+    net::{Bounds, Listener, Server, Shutdown, Tls},
 };
 
 /// What there is, for those who asked for something else.
@@ -61,6 +66,10 @@ pub struct Served {
     pub identity: Arc<Identity>,
     /// What `/json` and `/healthcheck` ask; without it there is nothing at these paths.
     pub rate_limits: Option<Arc<RateLimitService>>,
+    /// The token that callers show; without one, everybody may ask.
+    pub token: Option<String>,
+    /// The listener's certificate; without one clients speak in the clear.
+    pub tls: Option<Arc<Tls>>,
 }
 
 /// Answers checks and forward-auth on `socket`.
@@ -75,7 +84,16 @@ pub fn listen(
     served: Served,
 ) -> io::Result<Listener> {
     let headers = header_writer(served.headers);
-    server.listen(socket, bounds, move |stream, connection| {
+    let clock = served.limiter.clock().clone();
+    let authenticator = Arc::new(Authenticator::new(
+        "http",
+        served.token.as_deref().map(str::as_bytes),
+        clock,
+    ));
+    let metrics = served.limiter.metrics();
+    metrics.show_authenticator(Arc::clone(&authenticator));
+    let exempt = super::exempt(&served.identity);
+    server.listen_exempting(socket, bounds, exempt, move |stream, connection| {
         let asked = Asked {
             limiter: Arc::clone(&served.limiter),
             rate_limits: served.rate_limits.clone(),
@@ -83,9 +101,17 @@ pub fn listen(
             identity: Arc::clone(&served.identity),
             peer: connection.peer.ip(),
             shutdown: connection.shutdown.clone(),
+            authenticator: Arc::clone(&authenticator),
         };
+        let tls = served.tls.clone();
         async move {
-            wire::serve(stream, &connection, |request| asked.answer(request)).await;
+            let answer = |request| asked.answer(request);
+            let Some(tls) = tls else {
+                return wire::serve(stream, &connection, answer).await;
+            };
+            if let Some(stream) = tls.accept_in_time(stream, &connection).await {
+                wire::serve(stream, &connection, answer).await;
+            }
         }
     })
 }
@@ -122,6 +148,7 @@ pub fn transcript(limiter: &Arc<Limiter>, endpoint: Endpoint, body: &[u8]) -> (u
         identity: Arc::default(),
         peer: IpAddr::V4(Ipv4Addr::LOCALHOST),
         shutdown: Shutdown::default(),
+        authenticator: Arc::new(Authenticator::new("http", None, limiter.clock().clone())),
     };
     let alone = "a decision of a fleet has to be waited for";
     let refused = || Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, alone));
@@ -130,6 +157,16 @@ pub fn transcript(limiter: &Arc<Limiter>, endpoint: Endpoint, body: &[u8]) -> (u
     let answer = answer.unwrap_or_else(refused);
     let answer = answer.unwrap_or_else(|problem| asked.refuse(problem));
     (answer.status().as_u16(), wire::body(answer))
+}
+
+/// Where a proxy that asks for forward-auth shows the token: `Authorization` is the client's.
+const TIDEGATE_TOKEN: HeaderName = HeaderName::from_static("tidegate-token");
+
+/// The token in `Authorization: Bearer TOKEN`.
+pub(super) fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
+    let value = headers.get(AUTHORIZATION)?.as_bytes();
+    let (scheme, token) = value.split_at_checked("Bearer ".len())?;
+    scheme.eq_ignore_ascii_case(b"Bearer ").then_some(token)
 }
 
 /// What the requests of one connection are answered with.
@@ -141,6 +178,7 @@ struct Asked {
     identity: Arc<Identity>,
     peer: IpAddr,
     shutdown: Shutdown,
+    authenticator: Arc<Authenticator>,
 }
 
 impl Asked {
@@ -151,6 +189,7 @@ impl Asked {
 
     async fn route(&self, request: Request<Incoming>) -> Result<Answer, Problem> {
         wire::check_host(&request)?;
+        self.admit(&request)?;
         let endpoint = match request.uri().path() {
             "/v1/throttle" => Endpoint::Throttle,
             "/v1/check" => Endpoint::Check,
@@ -173,6 +212,32 @@ impl Asked {
         }
         let body = body::read(request.into_body()).await?;
         self.answer_body(endpoint, &body).await
+    }
+
+    /// Refuses who may not ask, and what a web page makes a browser ask.
+    fn admit(&self, request: &Request<Incoming>) -> Result<(), Problem> {
+        let path = request.uri().path();
+        // The head of a forward-auth request is that of a client's request to somewhere else.
+        if path != "/v1/authorize" {
+            cross_site::check(request.headers())?;
+        }
+        if self.authenticator.is_open() || path == "/healthcheck" {
+            return Ok(());
+        }
+        let missing = || {
+            Problem::new(
+                StatusCode::UNAUTHORIZED,
+                "show the token of this listener: `Authorization: Bearer TOKEN`, or `Tidegate-Token: TOKEN`",
+            )
+        };
+        let headers = request.headers();
+        let own = headers.get(TIDEGATE_TOKEN).map(HeaderValue::as_bytes);
+        let token = own.or_else(|| bearer(headers)).ok_or_else(missing)?;
+        match self.authenticator.check(self.peer, token) {
+            Attempt::Accepted => Ok(()),
+            Attempt::Wrong => Err(missing()),
+            Attempt::Limited { retry_after } => Err(Problem::too_many_guesses(retry_after)),
+        }
     }
 
     async fn answer_body(&self, endpoint: Endpoint, body: &[u8]) -> Result<Answer, Problem> {

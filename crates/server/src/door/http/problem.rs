@@ -2,10 +2,10 @@
 
 use hyper::{
     StatusCode,
-    header::{ALLOW, CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE},
+    header::{ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE},
 };
 use serde::Serialize;
-use tidegate_core::RequestError;
+use tidegate_core::{RequestError, Span};
 use tidegate_redis::StoreError;
 
 use super::wire::{Answer, json};
@@ -24,6 +24,8 @@ pub(crate) struct Problem {
     mistakes: Vec<String>,
     #[serde(skip)]
     allow: Option<&'static str>,
+    #[serde(skip)]
+    retry_after_secs: Option<u16>,
 }
 
 #[expect(
@@ -44,6 +46,16 @@ impl Problem {
             field: None,
             mistakes: Vec::new(),
             allow: None,
+            retry_after_secs: None,
+        }
+    }
+
+    /// Too many wrong secrets came from this address.
+    pub(crate) fn too_many_guesses(retry_after: Span) -> Self {
+        let detail = "too many wrong secrets from this address; wait as long as Retry-After says";
+        Self {
+            retry_after_secs: u16::try_from(retry_after.as_micros().div_ceil(1_000_000)).ok(),
+            ..Self::new(StatusCode::TOO_MANY_REQUESTS, detail)
         }
     }
 
@@ -142,6 +154,9 @@ impl Problem {
         );
         if let Some(allow) = self.allow {
             headers.insert(ALLOW, HeaderValue::from_static(allow));
+        }
+        if let Some(secs) = self.retry_after_secs {
+            headers.insert(RETRY_AFTER, HeaderValue::from(secs));
         }
         if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

@@ -10,17 +10,14 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::TcpStream,
-};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::net::{Bounds, LazyTimer};
 
 /// A socket under the times of its listener's [`Bounds`].
 #[derive(Debug)]
-pub(super) struct TimedStream {
-    stream: TcpStream,
+pub(super) struct TimedStream<S> {
+    stream: S,
     bounds: Bounds,
     timer: LazyTimer,
     awaited: Awaited,
@@ -44,8 +41,8 @@ enum Awaited {
     Reading,
 }
 
-impl TimedStream {
-    pub(super) fn new(stream: TcpStream, bounds: Bounds) -> Self {
+impl<S> TimedStream<S> {
+    pub(super) fn new(stream: S, bounds: Bounds) -> Self {
         // A new client has come to ask, so it is not granted an idle one's time.
         let timer = LazyTimer::new(bounds.request);
         Self {
@@ -87,7 +84,7 @@ impl TimedStream {
     }
 }
 
-impl AsyncRead for TimedStream {
+impl<S: AsyncRead + Unpin> AsyncRead for TimedStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -108,7 +105,7 @@ impl AsyncRead for TimedStream {
     }
 }
 
-impl AsyncWrite for TimedStream {
+impl<S: AsyncWrite + Unpin> AsyncWrite for TimedStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

@@ -15,7 +15,7 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{Problem, stream::TimedStream};
 use crate::net::Connection;
@@ -29,14 +29,21 @@ pub(crate) const JSON: HeaderValue = HeaderValue::from_static("application/json"
 const MAX_HEAD_BYTES: usize = 64 << 10;
 
 /// Serves one connection until the client has closed it and has his answers, or a shutdown begins and its request is answered.
-pub(crate) async fn serve<F>(
-    stream: TcpStream,
+pub(crate) async fn serve<S, F>(
+    stream: S,
     connection: &Connection,
     answer: impl Fn(Request<Incoming>) -> F,
 ) where
+    S: AsyncRead + AsyncWrite + Unpin,
     F: Future<Output = Answer>,
 {
-    let service = service_fn(|request| answer(request).map(Ok::<_, Infallible>));
+    let service = service_fn(|request| {
+        let in_flight = connection.activity.begin();
+        answer(request).map(|answer| {
+            drop(in_flight);
+            Ok::<_, Infallible>(answer)
+        })
+    });
     let serving = http1::Builder::new()
         // The stream keeps the time.
         .header_read_timeout(None)

@@ -47,16 +47,12 @@ struct Worker {
 }
 
 /// Serves one client until either side ends it.
-pub(super) async fn serve<S>(stream: S, connection: Connection, limiter: Arc<Limiter>)
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
-    let session = Session::new(Session::next_id(), connection.peer);
-    serve_as(session, stream, connection, limiter).await;
-}
-
-async fn serve_as<S>(session: Session, stream: S, connection: Connection, limiter: Arc<Limiter>)
-where
+pub(super) async fn serve<S>(
+    session: Session,
+    stream: S,
+    connection: Connection,
+    limiter: Arc<Limiter>,
+) where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let mut client = Client::new(session, stream, connection, limiter);
@@ -93,8 +89,12 @@ struct Client<S> {
     /// Answers that the client has not taken.
     unsent: Vec<u8>,
     sent: usize,
+    /// Whether the stream may hold back something that was written; TLS does.
+    must_flush: bool,
     timer: LazyTimer,
     waiting: Option<Waiting>,
+    /// Whether a whole command has come.
+    has_asked: bool,
     held: usize,
 }
 
@@ -124,7 +124,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
     fn new(session: Session, stream: S, connection: Connection, limiter: Arc<Limiter>) -> Self {
         Self {
             session,
-            timer: LazyTimer::new(connection.bounds.idle),
+            timer: LazyTimer::new(connection.bounds.request),
             stream,
             connection,
             limiter,
@@ -133,7 +133,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             deciding: None,
             unsent: Vec::new(),
             sent: 0,
+            must_flush: false,
             waiting: None,
+            has_asked: false,
             held: 0,
         }
     }
@@ -225,6 +227,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         self.more = progress.more && !self.unread.is_empty();
         if progress.used > 0 {
             self.waiting = None;
+            self.has_asked = true;
+            self.connection.activity.note_request();
         }
     }
 
@@ -237,6 +241,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             Poll::Ready(sent) => sent.inspect_err(|_| output.clear())?,
             Poll::Pending => 0,
         };
+        self.must_flush = true;
         self.unsent.extend_from_slice(&output[sent..]);
         output.clear();
         Ok(())
@@ -257,6 +262,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             self.sent = 0;
             self.waiting = None;
         }
+        if self.must_flush {
+            ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
+            self.must_flush = false;
+        }
         Poll::Ready(Ok(()))
     }
 
@@ -275,7 +284,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         HELD.set(total);
         self.held = holds;
         if total > MAX_HELD_BYTES && holds > SMALL_BYTES + READ_BYTES {
-            tracing::warn!(peer = %self.connection.peer, "closed a connection: too much is held for slow clients");
+            tracing::warn!(peer = %self.connection.peer, "closed a connection: its worker holds too much for slow clients");
             return Err(End);
         }
         Ok(())
@@ -295,7 +304,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
     }
 
     fn waits_for(&self) -> Waiting {
-        if !self.unsent.is_empty() {
+        if !self.unsent.is_empty() || self.must_flush {
             Waiting::Room
         } else if self.unread.is_empty() {
             Waiting::Command
@@ -307,6 +316,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
     fn patience(&self, waiting: Waiting) -> Duration {
         let bounds = &self.connection.bounds;
         match waiting {
+            // A client that has just connected came to ask: it gets no idle client's time.
+            Waiting::Command if !self.has_asked => bounds.request,
             Waiting::Command => bounds.idle,
             Waiting::Rest => bounds.request,
             Waiting::Room => bounds.write,

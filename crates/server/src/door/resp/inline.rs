@@ -13,7 +13,11 @@ pub(super) fn split(
     unquoted.clear();
     let mut rest = line.trim_ascii_start();
     // Browsers can be made to send these to any port, and what follows would be taken for commands.
-    if rest.starts_with(b"POST ") || rest.starts_with(b"GET /") || rest.starts_with(b"Host:") {
+    let is_http = |beginning: &[u8]| {
+        rest.get(..beginning.len())
+            .is_some_and(|start| start.eq_ignore_ascii_case(beginning))
+    };
+    if is_http(b"POST ") || is_http(b"GET /") || is_http(b"Host:") {
         return Err(ProtocolError::ForAnotherProtocol);
     }
     while !rest.is_empty() {
@@ -140,7 +144,13 @@ mod tests {
 
     #[test]
     fn http_is_turned_away() {
-        for line in ["GET / HTTP/1.1", "POST /x HTTP/1.1", "Host: 127.0.0.1"] {
+        for line in [
+            "GET / HTTP/1.1",
+            "POST /x HTTP/1.1",
+            "post /x HTTP/1.1",
+            "Host: 127.0.0.1",
+            "host: 127.0.0.1",
+        ] {
             assert_eq!(
                 words(line),
                 Err(ProtocolError::ForAnotherProtocol),

@@ -32,9 +32,10 @@ use std::{
 };
 
 use self::{desk::Desk, session::Session};
+use super::{Authenticator, auth};
 use crate::{
     limiter::Limiter,
-    net::{Bounds, Listener, Server},
+    net::{Bounds, Listener, Server, Tls},
 };
 
 /// The bounds of this door's connections, unless configured: those of every door, but a connection may be
@@ -58,8 +59,76 @@ pub fn listen(
     bounds: Bounds,
     limiter: Arc<Limiter>,
 ) -> io::Result<Listener> {
+    let served = Served {
+        limiter,
+        username: None,
+        password: None,
+        tls: None,
+    };
+    listen_guarded(server, socket, bounds, served)
+}
+
+/// What the Redis door needs.
+#[derive(Clone)]
+pub struct Served {
+    /// Who decides.
+    pub limiter: Arc<Limiter>,
+    /// The user whom `AUTH` must name; `None` is `default`.
+    pub username: Option<String>,
+    /// What `AUTH` must say; without one, everybody may ask.
+    pub password: Option<String>,
+    /// The listener's certificate; without one clients speak in the clear.
+    pub tls: Option<Arc<Tls>>,
+}
+
+/// Passwords are not written to logs.
+impl std::fmt::Debug for Served {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Served")
+            .field("username", &self.username)
+            .field("tls", &self.tls)
+            .finish_non_exhaustive()
+    }
+}
+
+/// As [`listen`], for those who authenticate as `served` has it.
+///
+/// # Errors
+///
+/// What the system says if `socket` is not a listening socket.
+pub fn listen_guarded(
+    server: &Server,
+    socket: TcpListener,
+    bounds: Bounds,
+    served: Served,
+) -> io::Result<Listener> {
+    let Served {
+        limiter,
+        username,
+        password,
+        tls,
+    } = served;
+    let clock = limiter.clock().clone();
+    let username: Arc<str> = username.as_deref().unwrap_or(session::DEFAULT_USER).into();
+    let password = password.filter(|password| !password.is_empty());
+    let secret = password.map(|password| auth::login(username.as_bytes(), password.as_bytes()));
+    let authenticator = Authenticator::new("resp", secret.as_deref(), clock);
+    let authenticator = Arc::new(authenticator);
+    limiter
+        .metrics()
+        .show_authenticator(Arc::clone(&authenticator));
     server.listen(socket, bounds, move |stream, connection| {
-        connection::serve(stream, connection, Arc::clone(&limiter))
+        let (limiter, tls) = (Arc::clone(&limiter), tls.clone());
+        let session =
+            Session::new(Session::next_id(), connection.peer).guarded_by(&authenticator, &username);
+        async move {
+            let Some(tls) = tls else {
+                return connection::serve(session, stream, connection, limiter).await;
+            };
+            if let Some(stream) = tls.accept_in_time(stream, &connection).await {
+                connection::serve(session, stream, connection, limiter).await;
+            }
+        }
     })
 }
 

@@ -2,10 +2,20 @@
 
 use std::{
     net::SocketAddr,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use super::{reply::Protocol, transaction::Transaction};
+use crate::door::{
+    Authenticator,
+    auth::{self, Attempt},
+};
+
+/// The user that a client is unless it says otherwise.
+pub(super) const DEFAULT_USER: &str = "default";
 
 /// The state of one connection, as far as commands can see and change it.
 #[derive(Debug)]
@@ -17,6 +27,9 @@ pub(super) struct Session {
     /// Whether this command was the last.
     pub(super) ending: Ending,
     pub(super) names: Option<Box<Names>>,
+    /// Who says whether the password is right, and the user's name; `None` if everybody may ask.
+    authenticator: Option<(Arc<Authenticator>, Arc<str>)>,
+    is_authenticated: bool,
     /// What has been sent since `MULTI`.
     pub(super) transaction: Option<Box<Transaction>>,
 }
@@ -60,8 +73,54 @@ impl Session {
             replies: Replies::default(),
             ending: Ending::default(),
             names: None,
+            authenticator: None,
+            is_authenticated: true,
             transaction: None,
         }
+    }
+
+    /// The same, of somebody who has to authenticate if `authenticator` is not open.
+    pub(super) fn guarded_by(self, authenticator: &Arc<Authenticator>, user: &Arc<str>) -> Self {
+        if authenticator.is_open() {
+            return self;
+        }
+        Self {
+            authenticator: Some((Arc::clone(authenticator), Arc::clone(user))),
+            is_authenticated: false,
+            ..self
+        }
+    }
+
+    /// Whether commands of this connection are run.
+    pub(super) const fn is_authenticated(&self) -> bool {
+        self.is_authenticated
+    }
+
+    /// Whether there is no password to be shown.
+    pub(super) const fn is_open(&self) -> bool {
+        self.authenticator.is_none()
+    }
+
+    /// Tries to authenticate as `user`.
+    pub(super) fn authenticate(&mut self, user: &[u8], password: &[u8]) -> Attempt {
+        let Some((authenticator, _)) = &self.authenticator else {
+            return if user == DEFAULT_USER.as_bytes() {
+                Attempt::Accepted
+            } else {
+                Attempt::Wrong
+            };
+        };
+        let attempt = authenticator.check(self.peer.ip(), &auth::login(user, password));
+        // As in Redis, a wrong password leaves a connection as it was.
+        self.is_authenticated |= attempt == Attempt::Accepted;
+        attempt
+    }
+
+    /// The user that `AUTH` with a password alone names.
+    pub(super) fn default_user(&self) -> Vec<u8> {
+        let user = self.authenticator.as_ref();
+        let user = user.map_or(DEFAULT_USER, |(_, user)| user);
+        user.as_bytes().to_vec()
     }
 
     /// An id that no other connection of this process has had.
@@ -75,6 +134,7 @@ impl Session {
         self.protocol = Protocol::default();
         self.replies = Replies::default();
         self.names = None;
+        self.is_authenticated = self.is_open();
         self.transaction = None;
     }
 

@@ -1,7 +1,6 @@
 //! `HELLO` and `AUTH`: which protocol, and who.
 //!
-//! There is no password, so we answer as a Redis without one does: its user is `default`, and whatever it
-//! says is right.
+//! Without a password we answer as a Redis without one does: its user is `default`, and whatever it says is right.
 
 use super::{
     super::{
@@ -12,6 +11,7 @@ use super::{
     client::{is_name, refuse_name},
     quoted, wrong_number,
 };
+use crate::door::auth::Attempt;
 
 /// `HELLO [2|3 [AUTH user password] [SETNAME name]]`: everything is checked before anything is changed.
 pub(super) fn hello(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
@@ -29,12 +29,10 @@ pub(super) fn hello(context: &mut Context<'_>, arguments: Arguments<'_>, reply: 
         }
     };
     let mut options = arguments.skip(2);
-    let mut name = None;
+    let (mut name, mut login) = (None, None);
     while options.len() > 0 {
         if options.is(0, "auth") && options.len() >= 3 {
-            if options.get(1) != Some(b"default") {
-                return wrong_pass(reply);
-            }
+            login = options.get(1).zip(options.get(2));
             options = options.skip(3);
         } else if options.is(0, "setname") && options.len() >= 2 {
             name = options.get(1);
@@ -46,6 +44,17 @@ pub(super) fn hello(context: &mut Context<'_>, arguments: Arguments<'_>, reply: 
     }
     if name.is_some_and(|name| !is_name(name)) {
         return refuse_name("Client names", reply);
+    }
+    if let Some((user, password)) = login
+        && !authenticate(context, user, password, reply)
+    {
+        return;
+    }
+    if !context.session.is_authenticated() {
+        return reply.error(format_args!(
+            "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> \
+             <pass> option can be used to authenticate the client and select the RESP protocol version at the same time"
+        ));
     }
     if let Some(name) = name {
         context.session.names_mut().connection = name.to_vec();
@@ -75,15 +84,39 @@ fn introduce(context: &Context<'_>, reply: &mut Reply<'_>) {
 
 /// `AUTH [user] password`.
 pub(super) fn auth(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
-    match arguments.len() {
-        2 => reply.error(format_args!(
-            "ERR AUTH <password> called without any password configured for the default user. \
-             Are you sure your configuration is correct?"
-        )),
-        3 if arguments.get(1) == Some(b"default") => reply.ok(),
-        3 => wrong_pass(reply),
-        _ => wrong_number(context, "auth", reply),
+    let last = arguments.get(arguments.len() - 1).unwrap_or_default();
+    let user = match arguments.len() {
+        2 if context.session.is_open() => {
+            return reply.error(format_args!(
+                "ERR AUTH <password> called without any password configured for the default user. \
+                 Are you sure your configuration is correct?"
+            ));
+        }
+        2 => context.session.default_user(),
+        3 => arguments.get(1).unwrap_or_default().to_vec(),
+        _ => return wrong_number(context, "auth", reply),
+    };
+    if authenticate(context, &user, last, reply) {
+        reply.ok();
     }
+}
+
+/// Whether `user` may ask from now on; answers the error if not.
+fn authenticate(
+    context: &mut Context<'_>,
+    user: &[u8],
+    password: &[u8],
+    reply: &mut Reply<'_>,
+) -> bool {
+    match context.session.authenticate(user, password) {
+        Attempt::Accepted => return true,
+        Attempt::Wrong => wrong_pass(reply),
+        Attempt::Limited { retry_after } => reply.error(format_args!(
+            "ERR too many wrong passwords from this address; try again in {} ms",
+            retry_after.as_micros().div_ceil(1_000)
+        )),
+    }
+    false
 }
 
 fn wrong_pass(reply: &mut Reply<'_>) {

@@ -267,6 +267,9 @@ pub(super) fn run(context: &mut Context<'_>, arguments: Arguments<'_>, out: &mut
             name => wrong_number(context, name, &mut reply),
         };
     }
+    if !context.session.is_authenticated() && !command.flags.contains(&"no_auth") {
+        return reply.error(format_args!("NOAUTH Authentication required."));
+    }
     match &mut context.session.transaction {
         Some(open) if !transaction::is_immediate(command) => {
             transaction::queue(open, command, arguments, &mut reply);

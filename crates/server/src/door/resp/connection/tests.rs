@@ -36,6 +36,7 @@ fn connection(bounds: Bounds) -> Connection {
         peer,
         worker: 0,
         bounds,
+        activity: Default::default(),
         shutdown: Shutdown::default(),
     }
 }
@@ -44,7 +45,7 @@ fn connection(bounds: Bounds) -> Connection {
 fn open(pipe_bytes: usize, connection: Connection) -> (impl Future<Output = ()>, DuplexStream) {
     let (ours, theirs) = tokio::io::duplex(pipe_bytes);
     let session = Session::new(1, connection.peer);
-    (serve_as(session, ours, connection, limiter()), theirs)
+    (serve(session, ours, connection, limiter()), theirs)
 }
 
 /// What a client is answered that sends one piece after the other, each when the one before was read.
@@ -201,10 +202,12 @@ async fn a_client_may_be_quiet_for_so_long() {
     };
     let (served, mut theirs) = open(1 << 16, connection(bounds));
     let client = async {
-        tokio::time::sleep(Duration::from_secs(50)).await;
-        theirs.write_all(b"PING\r\n").await.unwrap();
         let mut answer = [0; 7];
-        theirs.read_exact(&mut answer).await.unwrap();
+        for quiet in [0, 50] {
+            tokio::time::sleep(Duration::from_secs(quiet)).await;
+            theirs.write_all(b"PING\r\n").await.unwrap();
+            theirs.read_exact(&mut answer).await.unwrap();
+        }
         assert_eq!(
             theirs.read(&mut answer).await.unwrap(),
             0,

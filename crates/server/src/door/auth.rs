@@ -1,0 +1,234 @@
+//! Who may use a listener: a token or a password, and a limit on guesses.
+//!
+//! A wrong secret is counted, logged, and charged to the address it came from (IPv6: to its /64). An address that has
+//! guessed too often is not listened to for a while, not even if the next guess were right: otherwise the answer would
+//! tell. It follows that a client shares this limit with everybody behind its address.
+
+use std::{
+    net::{IpAddr, Ipv6Addr},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use sha2::{Digest, Sha256};
+use tidegate_core::{
+    Algorithm, Charge, Cost, Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Outcome,
+    Rate, Span, Timestamp,
+};
+use tidegate_http::Clock;
+
+use crate::{metrics::Text, net::network};
+
+/// How many wrong secrets an address may show at once, and how many a second after that.
+const BURST: u64 = 10;
+const RATE: Rate = Rate {
+    count: 1,
+    period: Span::from_secs(1),
+};
+
+/// The most addresses whose guesses are remembered. A guesser with more makes the store deny newcomers.
+const MAX_ADDRESSES: usize = 10_000;
+
+/// Decides who may use one listener.
+pub struct Authenticator {
+    listener: &'static str,
+    /// The digest of the secret; `None` lets everybody in.
+    secret: Option<[u8; 32]>,
+    clock: Clock,
+    limits: Option<Limits>,
+    guesses: MemoryStore,
+    wrong: AtomicU64,
+    limited: AtomicU64,
+}
+
+/// Secrets are not written to logs, nor is anything derived from them.
+impl std::fmt::Debug for Authenticator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Authenticator")
+            .field("listener", &self.listener)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What came of an attempt to authenticate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Attempt {
+    Accepted,
+    /// The secret is wrong.
+    Wrong,
+    /// There were too many wrong ones from this address; the secret was not looked at.
+    Limited {
+        retry_after: Span,
+    },
+}
+
+impl Authenticator {
+    /// Lets in whoever shows `secret`; without one, everybody. `listener` is its name in logs and metrics.
+    #[must_use]
+    pub fn new(listener: &'static str, secret: Option<&[u8]>, clock: Clock) -> Self {
+        let bounds = MemoryBounds {
+            max_keys: MAX_ADDRESSES,
+            ..MemoryBounds::default()
+        };
+        let limit = Limit::new(Algorithm::Gcra {
+            rate: RATE,
+            burst: BURST - 1,
+        });
+        Self {
+            listener,
+            secret: secret
+                .filter(|secret| !secret.is_empty())
+                .map(|secret| Sha256::digest(secret).into()),
+            clock,
+            // The numbers are constants within every bound; a test makes them.
+            limits: limit.and_then(|limit| Limits::new(vec![limit])).ok(),
+            guesses: MemoryStore::new(bounds),
+            wrong: AtomicU64::new(0),
+            limited: AtomicU64::new(0),
+        }
+    }
+
+    /// Whether everybody may use the listener.
+    pub(crate) const fn is_open(&self) -> bool {
+        self.secret.is_none()
+    }
+
+    /// Whether `peer`, which has shown `secret`, may use the listener.
+    pub(crate) fn check(&self, peer: IpAddr, secret: &[u8]) -> Attempt {
+        let Some(expected) = &self.secret else {
+            return Attempt::Accepted;
+        };
+        let (peer, now) = (key(peer), self.clock.now());
+        if let Some(retry_after) = self.wait(&peer, now, Effect::Peek) {
+            self.limited.fetch_add(1, Ordering::Relaxed);
+            return Attempt::Limited { retry_after };
+        }
+        // Digests of the same length, compared as a whole: the time tells nothing of the secret.
+        let shown: [u8; 32] = Sha256::digest(secret).into();
+        if equal_in_constant_time(&shown, expected) {
+            return Attempt::Accepted;
+        }
+        self.wait(&peer, now, Effect::Charge);
+        self.wrong.fetch_add(1, Ordering::Relaxed);
+        let peer = IpAddr::V6(Ipv6Addr::from(peer)).to_canonical();
+        tracing::warn!(door = self.listener, %peer, "authentication failed: wrong secret");
+        Attempt::Wrong
+    }
+
+    /// How long `peer` is not listened to; `None` if it is.
+    fn wait(&self, peer: &[u8], now: Timestamp, effect: Effect) -> Option<Span> {
+        let charge = Charge::new(peer, self.limits.as_ref()?, Cost::ONE).ok()?;
+        let mut outcomes: Vec<Outcome> = Vec::new();
+        let decision = self.guesses.check(&[charge], now, effect, &mut outcomes);
+        match decision {
+            Decision::Admitted => None,
+            _ => {
+                let retry = outcomes
+                    .first()
+                    .and_then(|outcome| outcome.retry_after.span());
+                Some(retry.unwrap_or(RATE.period).max(Span::from_micros(1)))
+            }
+        }
+    }
+
+    /// Appends what was counted of `authenticators` to `text`.
+    pub(crate) fn write(authenticators: &[Arc<Self>], text: &mut Text) {
+        let name = "tidegate_authentication_failures_total";
+        let help = "Failed attempts to authenticate: a wrong secret, or too many of them from one address.";
+        text.family(name, "counter", help);
+        for authenticator in authenticators {
+            let counts = [
+                ("wrong", &authenticator.wrong),
+                ("limited", &authenticator.limited),
+            ];
+            for (reason, count) in counts {
+                let labels = [("door", authenticator.listener), ("reason", reason)];
+                text.sample(name, &labels, count.load(Ordering::Relaxed));
+            }
+        }
+    }
+}
+
+/// A user and a password as one secret, so that neither can be guessed alone.
+pub(super) fn login(user: &[u8], password: &[u8]) -> Vec<u8> {
+    [user, b"\0", password].concat()
+}
+
+/// Whose guesses are counted together.
+fn key(peer: IpAddr) -> [u8; 16] {
+    match network(peer) {
+        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        IpAddr::V6(address) => address.octets(),
+    }
+}
+
+fn equal_in_constant_time(a: &[u8; 32], b: &[u8; 32]) -> bool {
+    let difference = a
+        .iter()
+        .zip(b)
+        .fold(0, |difference, (a, b)| difference | (a ^ b));
+    std::hint::black_box(difference) == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
+
+    fn at_secs(secs: u64) -> Timestamp {
+        Timestamp::from_micros(1_700_000_000_000_000 + secs * 1_000_000)
+    }
+
+    #[test]
+    fn a_secret_is_right_if_every_octet_is() {
+        let clock = Clock::manual(at_secs(0));
+        let guarded = Authenticator::new("http", Some(b"secret"), clock.clone());
+        assert!(guarded.limits.is_some());
+        assert_eq!(guarded.check(PEER, b"secret"), Attempt::Accepted);
+        for other in [&b"secreT"[..], b"Secret", b"secre", b"secrets", b""] {
+            assert_eq!(guarded.check(PEER, other), Attempt::Wrong);
+        }
+        for open in [None, Some(&b""[..])] {
+            let open = Authenticator::new("http", open, clock.clone());
+            assert!(open.is_open());
+            assert_eq!(open.check(PEER, b"whatever"), Attempt::Accepted);
+        }
+    }
+
+    #[test]
+    fn an_address_that_guesses_is_not_listened_to_for_a_while() {
+        let clock = Clock::manual(at_secs(0));
+        let guarded = Authenticator::new("http", Some(b"secret"), clock.clone());
+        let wrong = (0..1_000)
+            .filter(|_| guarded.check(PEER, b"guess") == Attempt::Wrong)
+            .count();
+        assert_eq!(wrong, 10);
+        let Attempt::Limited { retry_after } = guarded.check(PEER, b"secret") else {
+            panic!("a right guess among many tells");
+        };
+        assert_eq!(retry_after, Span::from_secs(1));
+        let other = "192.0.2.2".parse().unwrap();
+        assert_eq!(guarded.check(other, b"secret"), Attempt::Accepted);
+        clock.set(at_secs(1));
+        assert_eq!(guarded.check(PEER, b"secret"), Attempt::Accepted);
+        assert_eq!(guarded.check(PEER, b"guess"), Attempt::Wrong);
+        assert!(matches!(
+            guarded.check(PEER, b"guess"),
+            Attempt::Limited { .. }
+        ));
+        let counted = (
+            guarded.wrong.load(Ordering::Relaxed),
+            guarded.limited.load(Ordering::Relaxed),
+        );
+        assert_eq!(counted, (11, 992));
+    }
+
+    #[test]
+    fn what_is_shown_of_it_holds_no_secret() {
+        let guarded = Authenticator::new("http", Some(b"secret"), Clock::manual(at_secs(0)));
+        assert!(!format!("{guarded:?}").contains("secret:"));
+    }
+}
