@@ -1,0 +1,209 @@
+"""What is attacked: a Tidegate server, and the upstream behind its proxy, which writes down what it is sent."""
+
+import os
+import re
+import resource
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+
+SECRETS = [b"s3cr3t-t0k3n-of-the-attack-suite"]
+
+RULES = """
+listen:
+  http: {{address: '127.0.0.1:0', max_connections: 200, max_connections_per_client: 100{http}}}
+  grpc: {{address: '127.0.0.1:0', max_connections: 200, max_connections_per_client: 100}}
+  resp: {{address: '127.0.0.1:0', max_connections: 200, max_connections_per_client: 100{resp}}}
+  admin: '127.0.0.1:0'
+{admin}
+rules:
+  - {{name: denied, when: {{path: /denied/**}}, limits: [{{algorithm: fixed_window, limit: 0, window: 1h}}]}}
+  - {{name: keyed, key: [header.x-api-key], limits: [{{algorithm: fixed_window, limit: 3, window: 1d}}]}}
+proxy:
+  listen: '127.0.0.1:0'
+  max_connections: 400
+  max_connections_per_client: 350
+  timeouts: {{request_head: 5s, head: 3s, idle: 5s}}
+  upstreams: [{{name: app, urls: 'http://127.0.0.1:{port}', eject: off, max_connections: {pool}}}]
+"""
+
+
+class Server:
+    def __init__(self, binary, upstream, guarded=False, files=None):
+        self.folder = tempfile.TemporaryDirectory(prefix="tidegate-attack-")
+        secret = SECRETS[0].decode()
+        config = RULES.format(
+            port=upstream.port, pool=64 if files else 1024,
+            http=f", token: '{secret}'" if guarded else "", resp=f", password: '{secret}'" if guarded else "",
+            admin=f"admin: {{token: '{secret}'}}" if guarded else "",
+        )
+        with open(os.path.join(self.folder.name, "rules.yaml"), "w", encoding="utf-8") as file:
+            file.write(config)
+        self.log = os.path.join(self.folder.name, "log")
+        limit = (lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))) if files else None
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen([os.path.abspath(binary), "serve", "--config", "rules.yaml"], cwd=self.folder.name, stderr=log,
+                                            preexec_fn=limit, env={**os.environ, "TIDEGATE_LOG": "info", "NO_COLOR": "1"})
+        for _ in range(200):
+            time.sleep(0.05)
+            ports = dict(re.findall(r'door="(\w+)" address=127\.0\.0\.1:(\d+)', self.said()))
+            if len(ports) == 5:
+                break
+        else:
+            raise OSError("the server did not start:\n" + self.said())
+        self.http, self.grpc, self.resp, self.admin, self.proxy = (("127.0.0.1", int(ports[door])) for door in ("http", "grpc", "resp", "admin", "proxy"))
+
+    def said(self):
+        with open(self.log, encoding="utf-8", errors="replace") as log:
+            return log.read()
+
+    def log_lines(self):
+        return self.said().count("\n")
+
+    def panics(self):
+        """Panics, and a server that is gone."""
+        return self.said().count("panicked at") + (self.process.poll() is not None)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+        self.folder.cleanup()
+
+
+class Upstream:
+    """Reads requests as HTTP/1.1 has them, and answers each; keeps their heads."""
+
+    def __init__(self):
+        self.socket = socket.create_server(("127.0.0.1", 0), backlog=512)
+        self.port = self.socket.getsockname()[1]
+        self.lock, self.seen, self.say = threading.Lock(), [], None
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        while True:
+            try:
+                client, _ = self.socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self.serve, args=(client,), daemon=True).start()
+
+    def serve(self, client):
+        octets = b""
+        client.settimeout(30)
+        try:
+            while True:
+                while b"\r\n\r\n" not in octets:
+                    more = client.recv(65536)
+                    if not more:
+                        return
+                    octets += more
+                head, octets = octets.split(b"\r\n\r\n", 1)
+                with self.lock:
+                    self.seen.append(head)
+                octets = self.read_body(client, head, octets)
+                if self.say is not None:
+                    client.sendall(self.say)
+                    client.close()
+                    return
+                client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        except (OSError, ValueError):
+            pass
+        finally:
+            client.close()
+
+    def read_body(self, client, head, octets):
+        lines = head.lower().split(b"\r\n")
+        if any(line.startswith(b"transfer-encoding:") for line in lines):
+            while True:
+                while b"\r\n" not in octets:
+                    octets += receive(client)
+                size, octets = octets.split(b"\r\n", 1)
+                size = int(size.split(b";")[0], 16)
+                while len(octets) < size + 2:
+                    octets += receive(client)
+                octets = octets[size + 2:]
+                if size == 0:
+                    return octets
+        length = sum(int(line.split(b":")[1]) for line in lines if line.startswith(b"content-length:"))
+        while len(octets) < length:
+            octets += receive(client)
+        return octets[length:]
+
+    def forget(self):
+        with self.lock:
+            self.seen = []
+
+    def heads(self):
+        with self.lock:
+            return list(self.seen)
+
+    def lines(self):
+        return [head.split(b"\r\n", 1)[0] for head in self.heads()]
+
+    def with_key(self, key):
+        """How many requests an application would take for those of `key`: names in any case, `_` as `-`, values trimmed."""
+        found = 0
+        for head in self.heads():
+            for line in head.split(b"\r\n")[1:]:
+                name, _, value = line.partition(b":")
+                if name.strip().lower().replace(b"_", b"-") == b"x-api-key" and value.strip(b" \t") == key:
+                    found += 1
+                    break
+        return found
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.socket.close()
+
+
+def receive(client):
+    more = client.recv(65536)
+    if not more:
+        raise ValueError("closed")
+    return more
+
+
+def exchange(address, octets, wait, enough=None, client=None):
+    """What is answered to `octets`, until the other side closes, `enough` has come, or nothing comes for `wait` seconds."""
+    said = b""
+    try:
+        client = client or socket.create_connection(address, timeout=10)
+        with client:
+            client.settimeout(10)
+            client.sendall(octets)
+            client.settimeout(wait)
+            while enough is None or enough not in said:
+                more = client.recv(65536)
+                if not more:
+                    break
+                said += more
+                if enough is None and is_whole(said, octets):
+                    break
+    except OSError:
+        pass
+    return said
+
+
+def is_whole(said, octets):
+    """Whether one answer to one plain request is there, so that there is no need to wait for more."""
+    if octets.count(b"\r\n\r\n") != 1 or b"\r\n\r\n" not in said:
+        return False
+    head, body = said.split(b"\r\n\r\n", 1)
+    length = re.search(rb"(?i)\r\ncontent-length: (\d+)", head)
+    return length is not None and len(body) >= int(length[1])
+
+
+def request(method, path, body):
+    length = b"Content-Length: %d\r\n" % len(body) if body else b""
+    return method + b" " + path + b" HTTP/1.1\r\nHost: x\r\n" + length + b"\r\n" + body
