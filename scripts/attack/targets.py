@@ -174,11 +174,11 @@ def receive(client):
     return more
 
 
-def exchange(address, octets, wait, enough=None, client=None):
+def exchange(address, octets, wait, enough=None, client=None, source="127.0.0.1"):
     """What is answered to `octets`, until the other side closes, `enough` has come, or nothing comes for `wait` seconds."""
     said = b""
     try:
-        client = client or socket.create_connection(address, timeout=10)
+        client = client or socket.create_connection(address, timeout=10, source_address=(source, 0))
         with client:
             client.settimeout(10)
             client.sendall(octets)
