@@ -16,4 +16,5 @@ mod entries;
 mod headers;
 mod identity;
 mod throttle;
+mod tls;
 mod vectors;
