@@ -27,6 +27,11 @@ pub const MAX_LIMITS_PER_RULE: usize = 16;
 /// The most charges (rules that apply) of one request.
 pub const MAX_CHARGES: usize = 64;
 
+/// The most evaluations that it may take to find the rules of one request: patterns that are held against
+/// its values, where one that reads through a whole value counts once more for each KiB of it. Rules of
+/// which any request could take more are refused, and so is a request that was made to take more.
+pub const MAX_EVALUATIONS: usize = 4_096;
+
 /// The most entries of one request.
 pub const MAX_ENTRIES: usize = 64;
 

@@ -31,7 +31,8 @@ fn value() -> impl Strategy<Value = String> {
 }
 
 const GLOBS: &[&str] = &[
-    "/a/**", "/a/*", "/a*", "*", "**/b", "/*/b", "v*p", "10.*", "/ab*",
+    "/a/**", "/a/*", "/a*", "*", "**/b", "/*/b", "v*p", "10.*", "/ab*", "*a*b*", "*/*", "/**/b/*",
+    "*b/*", "**", "/*/*/c", "/**b**", "*i*",
 ];
 
 const NETS: &[&str] = &[
@@ -43,7 +44,21 @@ const NETS: &[&str] = &[
     "192.0.2.1",
 ];
 
-const EXPRESSIONS: &[&str] = &["/a.*", "[0-9.]+", "vip|b"];
+const EXPRESSIONS: &[&str] = &[
+    "/a.*",
+    "[0-9.]+",
+    "vip|b",
+    ".*b.*",
+    "(?i).*/B",
+    "/a(/b)?(/c)?",
+    "(/[ab]+)+",
+    ".*[ac]/?",
+    "",
+    "(|vip)",
+    r".*\bvip\b.*",
+    "(.*/b/.*|1.*)",
+    "[^/]{1,3}",
+];
 
 fn pattern() -> impl Strategy<Value = Pattern> {
     let leaf = prop_oneof![
@@ -54,8 +69,9 @@ fn pattern() -> impl Strategy<Value = Pattern> {
         1 => Just(Pattern::present()),
         1 => Just(Pattern::absent()),
     ];
-    leaf.prop_recursive(3, 8, 3, |inner| {
-        let several = prop::collection::vec(inner.clone(), 1..4);
+    // Lists of eight and more are indexed themselves.
+    leaf.prop_recursive(3, 16, 10, |inner| {
+        let several = prop::collection::vec(inner.clone(), 1..11);
         prop_oneof![
             several
                 .clone()
@@ -212,6 +228,132 @@ fn ten_thousand_rules_are_not_scanned() {
     assert_eq!(evaluated(by_list, &[ip, ("plan", "b5000")]), (1, 1));
 }
 
+/// How many evaluations it takes to find which of [`RULES`] patterns on paths match `path`, and how many
+/// do.
+fn by_path(pattern: impl Fn(usize) -> Pattern, path: &str) -> (usize, usize) {
+    let of = |at: usize| vec![("path".to_owned(), pattern(at))];
+    evaluated(of, &[("ip", "192.0.2.1"), ("path", path)])
+}
+
+#[test]
+fn ten_thousand_globs_that_begin_with_a_wildcard_are_not_scanned() {
+    let glob = |text: String| Pattern::text(&text).unwrap();
+    let suffix = |at: usize| glob(format!("/**/orders-{at}"));
+    assert_eq!(by_path(suffix, "/shop/7/orders-777"), (1, 1));
+    assert_eq!(by_path(suffix, "/shop/7/orders-"), (0, 0));
+    let inside = |at: usize| glob(format!("*/tenant-{at}/*"));
+    assert_eq!(by_path(inside, "/shop/tenant-777/orders"), (1, 1));
+    let segment = |at: usize| glob(format!("/api/*/c{at}/*/orders"));
+    assert_eq!(by_path(segment, "/api/v1/c777/2026/orders"), (1, 1));
+    // The length of a value makes it no more.
+    let long = format!("/{}/orders-777", "a".repeat(8_000));
+    assert_eq!(by_path(suffix, &long), (1, 1));
+    assert_eq!(by_path(inside, &long), (0, 0));
+}
+
+#[test]
+fn ten_thousand_expressions_are_not_scanned() {
+    let regex = |text: String| Pattern::regex(&text).unwrap();
+    let prefix = |at: usize| regex(format!("/tenant{at}/[a-z]+"));
+    assert_eq!(by_path(prefix, "/tenant777/orders"), (1, 1));
+    let inside = |at: usize| regex(format!(".*/tenant{at}/.*"));
+    assert_eq!(by_path(inside, "/api/tenant777/orders"), (1, 1));
+    let suffix = |at: usize| regex(format!("[a-z/]+/orders{at}"));
+    assert_eq!(by_path(suffix, "/api/orders777"), (1, 1));
+    let any_case = |at: usize| regex(format!("(?i).*bot{at};.*"));
+    assert_eq!(by_path(any_case, "Mozilla BoT777; x"), (1, 1));
+}
+
+#[test]
+fn a_long_list_of_alternatives_is_not_scanned() {
+    let bots = (0..RULES).map(|at| Pattern::text(&format!("*bot-{at};*")).unwrap());
+    let bots = Pattern::any_of(bots.collect()).unwrap();
+    for (pattern, applied) in [(bots.clone(), 1), (bots.negated(), 0)] {
+        let rules = build(&[(vec![("agent".to_owned(), pattern)], Vec::new())], &[]);
+        let mut scratch = Scratch::default();
+        let entries = [(
+            "agent",
+            "Mozilla/5.0 (compatible; bot-777; +https://example.com)",
+        )];
+        let request = Request::new(&entries, Cost::ONE).unwrap();
+        assert_eq!(charged(&rules, &request, &mut scratch).len(), applied);
+        // One for the list, one for the alternative that is found.
+        assert_eq!(scratch.conditions_evaluated(), 2);
+    }
+}
+
+/// A value that contains the literals of thousands of patterns is nobody's but an attacker's.
+#[test]
+fn a_value_that_was_made_to_be_held_against_too_many_patterns_is_refused() {
+    let of = |at: usize| vec![text("path", &format!("*{at:04}*/never"))];
+    let drawn: Vec<DrawnRule> = (0..RULES).map(|at| (of(at), Vec::new())).collect();
+    // Filed by a literal in their midst, not by the end that they share.
+    let rules = build(&drawn, &[]);
+    let digits: String = (0..2_040).map(|at| format!("{at:04}")).collect();
+    let entries = [("path", digits.as_str())];
+    let request = Request::new(&entries, Cost::ONE).unwrap();
+    let mut scratch = Scratch::default();
+    let refused = rules.charges(&request, Timestamp::default(), &mut scratch);
+    let problem = refused.unwrap_err().problem;
+    assert!(problem.contains("over 4096 evaluations"), "{problem}");
+    // So is one that an allow list would let pass if it were believed.
+    let allow: Vec<Vec<Drawn>> = (0..RULES)
+        .map(|at| {
+            let never = Pattern::text(&format!("*{at:04}*/never")).unwrap();
+            let other = Pattern::text("other").unwrap().negated();
+            vec![
+                ("path".to_owned(), never.negated().negated()),
+                ("x".to_owned(), other),
+            ]
+        })
+        .collect();
+    let rules = build(&[(Vec::new(), Vec::new())], &allow);
+    let refused = rules.charges(&request, Timestamp::default(), &mut scratch);
+    assert!(refused.is_err());
+    let entries = [("path", "/0001/never")];
+    let request = Request::new(&entries, Cost::ONE).unwrap();
+    assert!(
+        charged(&rules, &request, &mut scratch).is_empty(),
+        "allowed"
+    );
+}
+
+#[test]
+fn rules_that_any_request_would_be_held_against_are_refused() {
+    let limit = || {
+        let rate = notation::rate("1/s").unwrap();
+        LimitSpec::shorthand(rate, AlgorithmName::Gcra)
+            .build()
+            .unwrap()
+    };
+    let rules = |count: usize, pattern: &dyn Fn(usize) -> Pattern| {
+        let rule = |at: usize| {
+            let condition = Condition::new("path", pattern(at)).unwrap();
+            let rule = Rule::new(&at.to_string(), vec![limit()]).unwrap();
+            rule.when(When::all(vec![condition]))
+        };
+        RuleSet::build((0..count).map(rule).collect(), Vec::new())
+    };
+    let digits = |at: usize| Pattern::regex(&format!("[0-9]{{{}}}", at % 100 + 1)).unwrap();
+    // Each reads through the value: nine evaluations for one of 8 KiB.
+    assert!(rules(455, &digits).is_ok());
+    let errors = rules(456, &digits).unwrap_err().to_string();
+    let expected = "rules: one request could take 4104 evaluations of patterns, over the maximum of 4096, because \
+        too many rules have nothing by which to tell that they do not apply; most of them look at \"path\": give them \
+        an exact value, or a pattern with text of its own outside of its wildcards";
+    assert_eq!(errors, expected);
+    let other = |at: usize| Pattern::exact(&at.to_string()).unwrap().negated();
+    assert!(rules(4_096, &other).is_ok());
+    let errors = rules(4_097, &other).unwrap_err().to_string();
+    assert!(
+        errors.contains("no condition by which to find them"),
+        "{errors}"
+    );
+    // However many there are, few are looked at.
+    let found = |at: usize| Pattern::text(&format!("*/{at}/*")).unwrap();
+    assert!(rules(10_000, &found).is_ok());
+}
+
 #[test]
 fn a_request_that_lacks_what_all_rules_need_is_held_against_none() {
     let by_path = |at: usize| vec![text("path", &format!("/{at}")), text("agent", "*bot*")];
@@ -219,7 +361,8 @@ fn a_request_that_lacks_what_all_rules_need_is_held_against_none() {
         evaluated(by_path, &[("path", "/nowhere"), ("agent", "a bot")]),
         (0, 0)
     );
-    let by_expression = |_| vec![("agent".to_owned(), Pattern::regex(".*bot.*").unwrap())];
+    let bot = |at: usize| Pattern::regex(&format!(".*bot{at};.*")).unwrap();
+    let by_expression = |at: usize| vec![("agent".to_owned(), bot(at))];
     assert_eq!(
         evaluated(by_expression, &[("path", "/7"), ("ip", "192.0.2.1")]),
         (0, 0)

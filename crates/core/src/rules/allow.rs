@@ -1,6 +1,9 @@
 //! The allow list: what passes without being charged.
 
-use super::{Request, Room, When, index::Index};
+use super::{
+    Request, Room, When,
+    index::{Index, Item},
+};
 use crate::time::Timestamp;
 
 /// Requests that pass uncharged: those for which one of the items holds.
@@ -12,8 +15,11 @@ pub(super) struct AllowList {
 
 impl AllowList {
     pub(super) fn new(items: Vec<When>) -> Self {
-        let filed = items.iter().map(|item| (item.iter(), std::iter::empty()));
-        let index = Index::new(filed);
+        let index = Index::new(
+            items
+                .iter()
+                .map(|item| Item::new(item.iter(), item.weight())),
+        );
         Self {
             items: items.into(),
             index,
@@ -24,14 +30,18 @@ impl AllowList {
         self.items.iter().flat_map(When::entry_names)
     }
 
+    pub(super) fn index(&self) -> &Index {
+        &self.index
+    }
+
     pub(super) fn covers(&self, request: &Request<'_>, now: Timestamp, room: &mut Room) -> bool {
         if self.items.is_empty() {
             return false;
         }
-        self.index.look_up(request, &mut room.allowed);
-        let (found, evaluated) = (&room.allowed, &mut room.evaluated);
-        found
-            .iter()
-            .any(|item| self.items[*item].holds(request, now, evaluated))
+        let Room { allowed, work, .. } = room;
+        self.index.look_up(request, allowed);
+        work.expect(allowed.items.len());
+        let mut found = allowed.items.iter();
+        found.any(|item| self.items[*item].holds(request, now, work))
     }
 }

@@ -60,9 +60,9 @@ impl Pattern {
             (_, Kind::Present) => !self.matches(None),
             (Kind::Exact(text), _) => other.matches(Some(text)),
             (_, Kind::Exact(_)) => false,
-            (Kind::Any(exact, others), _) => {
-                exact.iter().all(|text| other.matches(Some(text)))
-                    && others.iter().all(|pattern| pattern.implies(other))
+            (Kind::Any(any), _) => {
+                any.exact().all(|text| other.matches(Some(text)))
+                    && any.others().iter().all(|pattern| pattern.implies(other))
             }
             (Kind::All(patterns), _) => patterns.iter().any(|pattern| pattern.implies(other)),
             (Kind::Glob(glob), Kind::Glob(wide)) => {

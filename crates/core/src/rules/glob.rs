@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::RuleError;
+use super::{RuleError, work::Effort};
 use crate::bounds;
 
 /// A pattern with at least one `*`, matched against the whole of a value.
@@ -89,6 +89,27 @@ impl Glob {
         &self.head
     }
 
+    /// What every value that matches ends with.
+    pub(super) fn tail(&self) -> &str {
+        let last = self.runs.last().filter(|_| !self.or_head);
+        last.map_or("", |(_, literal)| literal)
+    }
+
+    /// What stands somewhere in every value that matches, between its runs.
+    pub(super) fn parts(&self) -> impl Iterator<Item = &str> {
+        let between = self.runs.len().saturating_sub(1);
+        self.runs[..between].iter().map(|(_, literal)| &**literal)
+    }
+
+    /// What it takes to hold a value against it.
+    pub(super) fn effort(&self) -> Effort {
+        if self.runs.len() > 1 {
+            Effort::Linear
+        } else {
+            Effort::Constant
+        }
+    }
+
     pub(super) fn matches(&self, value: &str) -> bool {
         let Some(rest) = value.strip_prefix(&*self.head) else {
             return false;
@@ -101,6 +122,7 @@ impl Glob {
             [(run, tail)] => rest
                 .strip_suffix(&**tail)
                 .is_some_and(|skipped| run.takes(skipped.as_bytes())),
+            runs if runs.iter().all(|(run, _)| *run == Run::Any) => matches_any_runs(runs, rest),
             runs => matches_runs(runs, rest.as_bytes()),
         }
     }
@@ -130,6 +152,21 @@ impl Run {
     fn takes(self, bytes: &[u8]) -> bool {
         self == Self::Any || !bytes.contains(&b'/')
     }
+}
+
+/// Matches runs that may skip anything: each literal is best taken where it first stands, and the last
+/// one where it ends the value.
+fn matches_any_runs(runs: &[(Run, Box<str>)], mut rest: &str) -> bool {
+    let Some(((_, last), literals)) = runs.split_last() else {
+        return rest.is_empty();
+    };
+    for (_, literal) in literals {
+        let Some((_, after)) = rest.split_once(&**literal) else {
+            return false;
+        };
+        rest = after;
+    }
+    rest.ends_with(&**last)
 }
 
 /// Matches several runs in time proportional to their number times the length of `value`, whatever

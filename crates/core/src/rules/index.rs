@@ -1,28 +1,65 @@
 //! The index: which of many conditions can hold for a request, without looking at each.
 //!
-//! Every item (a rule, a line of an allow list) is filed under one thing that must be true of a request
-//! for its conditions to hold: a value that an entry has, a literal that a value begins with, a network
-//! that an address is in, an entry that is present. A request is looked up by each of its entries, and
-//! only the items found are evaluated. Of the ways to file an item, the one is taken that the fewest
-//! others share, so that ten thousand rules with one path and ten thousand customers are filed by customer.
+//! Every item (a rule, a line of an allow list, an alternative of a long list) is filed under one thing
+//! that must be true of a request for its conditions to hold: a value that an entry has, text that a
+//! value begins with, ends with or contains, a network that an address is in, an entry that is present.
+//! A request is looked up by each of its entries, and only the items found are evaluated. Of the ways to
+//! file an item, the one is taken that the fewest others share, so that ten thousand rules with one path
+//! and ten thousand customers are filed by customer.
 //!
 //! What has no such way (no conditions, nothing but negations) is evaluated for every request.
 //!
 //! The maps hold what the operator wrote, so a fast hash will do: no client can fill them with collisions.
+//!
+//! Memory: each item is filed once, under at most 64 bytes for each of its alternatives, in a hash map or,
+//! where it is found by text inside a value, in an automaton that takes about 12 bytes for each of at most
+//! 32 bytes of text. A test measures it.
 
 use foldhash::HashMap;
-use ipnet::IpNet;
 
-use super::{Condition, Pattern, Request, nets::address, pattern::Kind};
-
-/// The longest prefix by which a glob is filed. It bounds how many prefixes of a value are looked up.
-const MAX_PREFIX_BYTES: usize = 64;
+use super::{
+    Condition, Pattern, Request,
+    postings::{Finds, On, Postings, ways_of},
+};
+use crate::bounds;
 
 /// Items by what must be true of a request for them to matter.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Index {
     by_entry: HashMap<Box<str>, Postings>,
     residual: Vec<usize>,
+    heaviest: Heaviest,
+}
+
+/// The most that one look-up can bring up, but for values that were made to contain many literals.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Heaviest {
+    /// What the items weigh together.
+    pub(super) weight: usize,
+    /// The entry by which most of it is found; `None` if most of it is evaluated for every request.
+    pub(super) entry: Option<Box<str>>,
+}
+
+impl Heaviest {
+    /// What two look-ups bring up together.
+    pub(super) fn with(&self, other: &Self) -> Self {
+        let larger = if self.weight >= other.weight {
+            self
+        } else {
+            other
+        };
+        Self {
+            weight: self.weight.saturating_add(other.weight),
+            entry: larger.entry.clone(),
+        }
+    }
+}
+
+/// What is filed.
+pub(super) struct Item<'a> {
+    ways: Vec<Filing<'a>>,
+    /// How many evaluations it takes at most.
+    weight: usize,
 }
 
 /// What must be true of a request.
@@ -32,197 +69,130 @@ struct Hook<'a> {
     on: On<'a>,
 }
 
-/// What must be true of an entry, the most telling first.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-enum On<'a> {
-    Value(&'a str),
-    Net(IpNet),
-    Prefix(&'a [u8]),
-    Presence,
-}
-
 /// One way to file an item: under all of these hooks, one of which is true whenever the item matters.
 type Filing<'a> = Vec<Hook<'a>>;
 
-/// The items filed under one entry.
-#[derive(Clone, Debug, Default)]
-struct Postings {
-    present: Vec<usize>,
-    values: HashMap<Box<str>, Vec<usize>>,
-    prefixes: HashMap<Box<[u8]>, Vec<usize>>,
-    prefix_lengths: Vec<usize>,
-    nets: HashMap<IpNet, Vec<usize>>,
-    v4_lengths: Vec<u8>,
-    v6_lengths: Vec<u8>,
-}
-
-impl Index {
-    /// Files items by number: the conditions of each, and the entries without which it does not matter.
-    pub(super) fn new<'a, C, K>(items: impl Iterator<Item = (C, K)>) -> Self
-    where
-        C: Iterator<Item = &'a Condition>,
-        K: Iterator<Item = &'a str>,
-    {
-        let filings: Vec<Vec<Filing<'a>>> = items
-            .map(|(conditions, needed)| {
-                let present = |entry| {
-                    vec![Hook {
-                        entry,
-                        on: On::Presence,
-                    }]
-                };
-                conditions
-                    .flat_map(ways_to_file)
-                    .chain(needed.map(present))
-                    .collect()
-            })
+impl<'a> Item<'a> {
+    /// An item that matters if all of `conditions` hold.
+    pub(super) fn new(conditions: impl Iterator<Item = &'a Condition>, weight: usize) -> Self {
+        let ways = conditions
+            .flat_map(|condition| ways_at(condition.entry(), condition.pattern()))
             .collect();
-        let mut crowds: HashMap<&Hook<'a>, usize> = HashMap::default();
-        for hook in filings.iter().flatten().flatten() {
-            *crowds.entry(hook).or_default() += 1;
-        }
-        let mut index = Self::default();
-        for (item, ways) in filings.iter().enumerate() {
-            match ways.iter().min_by_key(|filing| crowd(filing, &crowds)) {
-                Some(filing) => filing.iter().for_each(|hook| index.file(hook, item)),
-                None => index.residual.push(item),
-            }
-        }
-        index.by_entry.values_mut().for_each(Postings::sort_lengths);
-        index
+        Self { ways, weight }
     }
 
-    /// Puts the numbers of all items that can matter for `request` into `found`, in order, each once.
-    pub(super) fn look_up(&self, request: &Request<'_>, found: &mut Vec<usize>) {
-        found.clear();
-        found.extend_from_slice(&self.residual);
-        if !self.by_entry.is_empty() {
-            for (name, value) in request.entries() {
-                if let Some(postings) = self.by_entry.get(*name) {
-                    postings.look_up(value, found);
-                }
-            }
+    /// An alternative of a list, of which it is looked up by the value alone.
+    pub(super) fn alternative(pattern: &'a Pattern) -> Self {
+        Self {
+            ways: ways_at(ANY_ENTRY, pattern),
+            weight: pattern.weight(),
         }
-        found.sort_unstable();
-        found.dedup();
     }
 
-    fn file(&mut self, hook: &Hook<'_>, item: usize) {
-        let postings = self.by_entry.entry(hook.entry.into()).or_default();
-        let items = match &hook.on {
-            On::Value(value) => postings.values.entry((*value).into()).or_default(),
-            On::Net(net) => postings.nets.entry(*net).or_default(),
-            On::Prefix(prefix) => postings.prefixes.entry((*prefix).into()).or_default(),
-            On::Presence => &mut postings.present,
+    /// It matters only if the request has all of `entries`, too.
+    pub(super) fn needing(mut self, entries: impl Iterator<Item = &'a str>) -> Self {
+        let present = |entry| {
+            vec![Hook {
+                entry,
+                on: On::Presence,
+            }]
         };
-        items.push(item);
+        self.ways.extend(entries.map(present));
+        self
     }
 }
 
-impl Postings {
-    fn look_up(&self, value: &str, found: &mut Vec<usize>) {
-        found.extend_from_slice(&self.present);
-        if let Some(items) = self.values.get(value) {
-            found.extend_from_slice(items);
-        }
-        for length in &self.prefix_lengths {
-            let Some(prefix) = value.as_bytes().get(..*length) else {
-                break;
-            };
-            if let Some(items) = self.prefixes.get(prefix) {
-                found.extend_from_slice(items);
-            }
-        }
-        if !self.nets.is_empty() {
-            self.look_up_address(value, found);
-        }
-    }
+/// The entry under which alternatives of a list are filed.
+const ANY_ENTRY: &str = "";
 
-    fn look_up_address(&self, value: &str, found: &mut Vec<usize>) {
-        let Some(address) = address(value) else {
-            return;
-        };
-        let lengths = if address.is_ipv4() {
-            &self.v4_lengths
-        } else {
-            &self.v6_lengths
-        };
-        for length in lengths {
-            let net = IpNet::new(address, *length).map(|net| net.trunc());
-            if let Some(items) = net.ok().and_then(|net| self.nets.get(&net)) {
-                found.extend_from_slice(items);
-            }
-        }
-    }
-
-    fn sort_lengths(&mut self) {
-        let of_family = |is_v4: bool| {
-            let nets = self.nets.keys().filter(|net| net.addr().is_ipv4() == is_v4);
-            distinct(nets.map(IpNet::prefix_len))
-        };
-        (self.v4_lengths, self.v6_lengths) = (of_family(true), of_family(false));
-        self.prefix_lengths = distinct(self.prefixes.keys().map(|prefix| prefix.len()));
-    }
-}
-
-fn distinct<T: Ord>(lengths: impl Iterator<Item = T>) -> Vec<T> {
-    let mut lengths: Vec<T> = lengths.collect();
-    lengths.sort_unstable();
-    lengths.dedup();
-    lengths
-}
-
-/// How crowded a filing is: by the most items that one of its hooks would bring up, then by how telling
-/// it is, then by how many hooks it takes.
-fn crowd<'a, 'f>(
-    filing: &'f Filing<'a>,
-    crowds: &HashMap<&Hook<'a>, usize>,
-) -> (usize, Option<&'f On<'a>>, usize) {
-    let largest = filing.iter().filter_map(|hook| crowds.get(hook)).max();
-    let vaguest = filing.iter().map(|hook| &hook.on).max();
-    (largest.copied().unwrap_or(0), vaguest, filing.len())
-}
-
-fn ways_to_file(condition: &Condition) -> Vec<Filing<'_>> {
-    let ways = ways_of(condition.pattern()).into_iter();
-    let hook = |on| Hook {
-        entry: condition.entry(),
-        on,
-    };
+fn ways_at<'a>(entry: &'a str, pattern: &'a Pattern) -> Vec<Filing<'a>> {
+    let hook = |on| Hook { entry, on };
+    let ways = ways_of(pattern).into_iter();
     ways.map(|way| way.into_iter().map(hook).collect())
         .collect()
 }
 
-/// The ways to file a pattern, each a list of things of which one is true of every value that matches.
-fn ways_of(pattern: &Pattern) -> Vec<Vec<On<'_>>> {
-    match pattern.kind() {
-        Kind::Exact(value) => vec![vec![On::Value(value)]],
-        Kind::Glob(glob) => {
-            let head = glob.head().as_bytes();
-            match head.get(..MAX_PREFIX_BYTES).unwrap_or(head) {
-                [] => vec![vec![On::Presence]],
-                prefix => vec![vec![On::Prefix(prefix)]],
+impl Index {
+    /// Files items by number.
+    pub(super) fn new<'a>(items: impl Iterator<Item = Item<'a>>) -> Self {
+        let items: Vec<Item<'a>> = items.collect();
+        let mut crowds: HashMap<&Hook<'a>, usize> = HashMap::default();
+        for hook in items.iter().flat_map(|item| &item.ways).flatten() {
+            *crowds.entry(hook).or_default() += 1;
+        }
+        let mut index = Self::default();
+        for (at, item) in items.iter().enumerate() {
+            match item.ways.iter().min_by_key(|filing| crowd(filing, &crowds)) {
+                Some(filing) => filing.iter().for_each(|hook| index.file(hook, at)),
+                None => index.residual.push(at),
             }
         }
-        Kind::Nets(nets) => vec![nets.iter().copied().map(On::Net).collect()],
-        Kind::Regex(_) | Kind::Present => vec![vec![On::Presence]],
-        Kind::Any(exact, others) => ways_of_any(exact.iter().map(|value| &**value), others),
-        Kind::All(patterns) => patterns.iter().flat_map(ways_of).collect(),
-        Kind::Not(_) => Vec::new(),
+        index.by_entry.values_mut().for_each(Postings::finish);
+        index.heaviest = index.heaviest_of(|at| items[at].weight);
+        index
+    }
+
+    /// Puts the numbers of all items that can matter for `request` into `finds`, in order, each once.
+    pub(super) fn look_up(&self, request: &Request<'_>, finds: &mut Finds) {
+        finds.items.clear();
+        finds.items.extend_from_slice(&self.residual);
+        if !self.by_entry.is_empty() {
+            for (name, value) in request.entries() {
+                if let Some(postings) = self.by_entry.get(*name) {
+                    postings.look_up(value, finds);
+                }
+            }
+        }
+        finds.items.sort_unstable();
+        finds.items.dedup();
+    }
+
+    /// The same for alternatives of a list and the value of an entry, `None` if it is absent.
+    pub(super) fn look_up_value(&self, value: Option<&str>, finds: &mut Finds) {
+        finds.items.clear();
+        finds.items.extend_from_slice(&self.residual);
+        if let Some(value) = value
+            && let Some(postings) = self.by_entry.get(ANY_ENTRY)
+        {
+            postings.look_up(value, finds);
+        }
+        finds.items.sort_unstable();
+        finds.items.dedup();
+    }
+
+    /// The most that one look-up can bring up.
+    pub(super) fn heaviest(&self) -> &Heaviest {
+        &self.heaviest
+    }
+
+    fn heaviest_of(&self, weight: impl Fn(usize) -> usize) -> Heaviest {
+        let residual = self.residual.iter().map(|at| weight(*at));
+        let residual = residual.fold(0, usize::saturating_add);
+        let entries = self.by_entry.iter();
+        let mut entries: Vec<_> = entries
+            .map(|(entry, postings)| (postings.heaviest(&weight), entry))
+            .collect();
+        entries.sort_unstable_by(|a, b| b.cmp(a));
+        // No request has more entries than these.
+        entries.truncate(bounds::MAX_ENTRIES);
+        let first = entries.first().filter(|(weight, _)| *weight > residual);
+        let weights = entries.iter().map(|(weight, _)| *weight);
+        Heaviest {
+            weight: weights.fold(residual, usize::saturating_add),
+            entry: first.map(|(_, entry)| (*entry).clone()),
+        }
+    }
+
+    fn file(&mut self, hook: &Hook<'_>, item: usize) {
+        let postings = self.by_entry.entry(hook.entry.into()).or_default();
+        postings.file(&hook.on, item);
     }
 }
 
-/// Alternatives are filed only if each of them can be.
-fn ways_of_any<'a>(
-    exact: impl Iterator<Item = &'a str>,
-    others: &'a [Pattern],
-) -> Vec<Vec<On<'a>>> {
-    let mut way: Vec<On<'a>> = exact.map(On::Value).collect();
-    for pattern in others {
-        match ways_of(pattern).into_iter().next() {
-            Some(hooks) => way.extend(hooks),
-            None => return Vec::new(),
-        }
-    }
-    vec![way]
+/// How crowded a filing is: by the most items that one of its hooks would bring up, then by how telling
+/// it is, then by how many hooks it takes.
+fn crowd<'a>(filing: &Filing<'a>, crowds: &HashMap<&Hook<'a>, usize>) -> impl Ord + use<> {
+    let largest = filing.iter().filter_map(|hook| crowds.get(hook)).max();
+    let vaguest = filing.iter().map(|hook| hook.on.vagueness()).max();
+    (largest.copied().unwrap_or(0), vaguest, filing.len())
 }

@@ -4,6 +4,7 @@
 //! into a charge on a key. However many rules there are, only those are looked at that the [`index`] finds.
 
 mod allow;
+mod alternatives;
 mod bill;
 mod error;
 mod escape;
@@ -11,14 +12,17 @@ mod glob;
 mod headroom;
 mod index;
 mod key;
+mod literals;
 mod nets;
 mod pattern;
+mod postings;
 mod request;
 mod rule;
 mod schedule;
 mod set;
 mod text;
 mod when;
+mod work;
 
 use allow::AllowList;
 pub use bill::Bill;

@@ -273,6 +273,18 @@ impl Rule {
         self.when.iter()
     }
 
+    /// How many evaluations it takes at most to decide whether the rule applies, and how. A rule
+    /// without conditions takes one.
+    pub(super) fn weight(&self) -> usize {
+        let room = self.room.iter().map(|room| match room {
+            Headroom::When(when) => when.weight(),
+            Headroom::Unused(_) => 0,
+        });
+        let allow = self.allow.index().heaviest().weight;
+        let parts = [self.when.weight(), allow].into_iter().chain(room);
+        parts.fold(0, usize::saturating_add).max(1)
+    }
+
     pub(super) fn replace_limits(&mut self, limits: Arc<Limits>) {
         self.limits = limits;
     }
@@ -285,7 +297,7 @@ impl Rule {
         room: &mut super::Room,
     ) -> bool {
         self.key.iter().all(|entry| request.entry(entry).is_some())
-            && self.when.holds(request, now, &mut room.evaluated)
+            && self.when.holds(request, now, &mut room.work)
             && !self.allow.covers(request, now, room)
     }
 
@@ -297,7 +309,7 @@ impl Rule {
         room: &mut super::Room,
     ) -> bool {
         match &self.room {
-            Some(Headroom::When(when)) => when.holds(request, now, &mut room.evaluated),
+            Some(Headroom::When(when)) => when.holds(request, now, &mut room.work),
             Some(Headroom::Unused(_)) | None => false,
         }
     }

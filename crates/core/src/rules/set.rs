@@ -8,8 +8,10 @@ use std::{
 
 use super::{
     AllowList, Escape, Parents, Request, Rule, RuleError, RuleErrors, When, escape,
-    index::Index,
+    index::{Index, Item},
     key::{self, Scope},
+    postings::Finds,
+    work::{self, Work},
 };
 use crate::{
     bounds,
@@ -27,19 +29,20 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// How many conditions the last request was held against: what it cost to find its rules.
+    /// How many patterns the values of the last request were held against: what it cost to find its
+    /// rules. A pattern that reads through a whole value counts once more for each KiB of it.
     #[must_use]
     pub fn conditions_evaluated(&self) -> usize {
-        self.room.evaluated
+        self.room.work.done()
     }
 }
 
 /// Room for looking things up in an index, and how much was looked at.
 #[derive(Debug, Default)]
 pub(super) struct Room {
-    pub(super) rules: Vec<usize>,
-    pub(super) allowed: Vec<usize>,
-    pub(super) evaluated: usize,
+    pub(super) rules: Finds,
+    pub(super) allowed: Finds,
+    pub(super) work: Work,
 }
 
 /// A charge whose key is not yet at rest.
@@ -94,7 +97,8 @@ impl RuleSet {
     /// # Errors
     ///
     /// Every rule whose name another has already, as `rules[<n>].name`, counted from 0; every one that stretches by the
-    /// unused share of no other, as `rules[<n>].elastic.unused.rule`; and more than [`bounds::MAX_RULES`] rules.
+    /// unused share of no other, as `rules[<n>].elastic.unused.rule`; more than [`bounds::MAX_RULES`] rules; and rules of
+    /// which a request could take over [`bounds::MAX_EVALUATIONS`] without being made for it.
     pub fn build(rules: Vec<Rule>, allow: Vec<When>) -> Result<Self, RuleErrors> {
         let most = bounds::MAX_RULES;
         if rules.len() > most {
@@ -103,10 +107,12 @@ impl RuleSet {
         }
         let by_scope = by_scope(&rules)?;
         check_parents(&rules)?;
-        let filed = rules.iter().map(|rule| (rule.conditions(), rule.key()));
-        let index = Index::new(filed);
+        let item = |rule| Item::new(Rule::conditions(rule), rule.weight()).needing(rule.key());
+        let index = Index::new(rules.iter().map(item));
         let entry_names = entry_names(&rules, &allow);
         let allow = AllowList::new(allow);
+        let heaviest = index.heaviest().with(allow.index().heaviest());
+        work::check_heaviest(&heaviest).map_err(|error| RuleErrors(vec![error]))?;
         let has_parents = rules.iter().any(|rule| rule.unused().is_some());
         let wants_receipts = rules.iter().any(Rule::wants_receipt);
         Ok(Self {
@@ -140,7 +146,8 @@ impl RuleSet {
     ///
     /// Refuses a request that has an empty value, or one that makes too long a key, in an entry that an
     /// applicable rule counts by; whose cost entry is missing or no number from 1 to
-    /// [`bounds::MAX_COUNT`]; or to which over [`bounds::MAX_CHARGES`] rules apply.
+    /// [`bounds::MAX_COUNT`]; to which over [`bounds::MAX_CHARGES`] rules apply; or whose values were made
+    /// to match parts of so many patterns that it takes over [`bounds::MAX_EVALUATIONS`] to find its rules.
     pub fn charges<'a>(
         &'a self,
         request: &Request<'_>,
@@ -148,13 +155,17 @@ impl RuleSet {
         scratch: &'a mut Scratch,
     ) -> Result<Vec<Charge<'a>>, RequestError> {
         let Scratch { room, keys, due } = scratch;
-        room.evaluated = 0;
+        room.work = Work::default();
         keys.clear();
         due.clear();
-        if self.allow.covers(request, now, room) {
+        let is_allowed = self.allow.covers(request, now, room);
+        // What was found without all evaluations may be wrong: it is not used.
+        room.work.check()?;
+        if is_allowed {
             return Ok(Vec::new());
         }
         self.find_due(request, now, (room, keys, due))?;
+        room.work.check()?;
         let charge = |due: &Due| {
             let limits = self.rules[due.rule].limits();
             let stretched = limits.stretched().filter(|_| due.has_room);
@@ -266,16 +277,21 @@ impl RuleSet {
     ) -> Result<(), RequestError> {
         let mut found = std::mem::take(&mut room.rules);
         self.index.look_up(request, &mut found);
-        found.retain(|at| self.rules[*at].applies(request, now, room));
-        if found.len() > bounds::MAX_CHARGES {
+        room.work.expect(found.items.len());
+        room.work.check()?;
+        let applies = |at: &usize| self.rules[*at].applies(request, now, room);
+        found.items.retain(applies);
+        room.work.check()?;
+        let found_rules = &found.items;
+        if found_rules.len() > bounds::MAX_CHARGES {
             let problem = format!(
                 "{} rules apply to this request, over the maximum of {}",
-                found.len(),
+                found_rules.len(),
                 bounds::MAX_CHARGES
             );
             return Err(RequestError::new("entries", problem));
         }
-        for at in &found {
+        for at in found_rules {
             let (rule, start) = (&self.rules[*at], keys.len());
             rule.append_key_of(request, keys)?;
             due.push(Due {

@@ -44,21 +44,16 @@ impl fmt::Display for Pattern {
         match self.kind() {
             Kind::Exact(text) => Word(text).fmt(f),
             Kind::Glob(glob) => Word(&glob.to_string()).fmt(f),
-            Kind::Regex(regex) => {
-                let whole = regex.as_str();
-                let inner = whole
-                    .strip_prefix(r"\A(?:")
-                    .and_then(|rest| rest.strip_suffix(r")\z"));
-                write!(f, "{{regex: {:?}}}", inner.unwrap_or(whole))
-            }
+            Kind::Regex(regex) => write!(f, "{{regex: {:?}}}", regex.as_str()),
             Kind::Nets(nets) => {
                 f.write_str("{cidr: [")?;
                 joined(f, nets.iter())?;
                 f.write_str("]}")
             }
             Kind::Present => f.write_str("{present: true}"),
-            Kind::Any(exact, others) => {
-                let mut exact: Vec<Word<'_>> = exact.iter().map(|text| Word(text)).collect();
+            Kind::Any(any) => {
+                let others = any.others();
+                let mut exact: Vec<Word<'_>> = any.exact().map(|text| Word(text)).collect();
                 exact.sort_unstable();
                 f.write_str("[")?;
                 joined(f, &exact)?;

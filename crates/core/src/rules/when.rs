@@ -1,6 +1,6 @@
 //! Conditions: when a rule applies.
 
-use super::{Pattern, Request, RuleError, Schedule};
+use super::{Pattern, Request, RuleError, Schedule, work::Work};
 use crate::{bounds, time::Timestamp};
 
 /// What one entry of a request must be.
@@ -25,7 +25,11 @@ impl Condition {
     }
 
     pub(super) fn holds(&self, request: &Request<'_>) -> bool {
-        self.pattern.matches(request.entry(&self.entry))
+        self.evaluate(request, &mut Work::unbounded())
+    }
+
+    fn evaluate(&self, request: &Request<'_>, work: &mut Work) -> bool {
+        self.pattern.evaluate(request.entry(&self.entry), work)
     }
 
     pub(super) fn entry(&self) -> &str {
@@ -72,7 +76,7 @@ impl When {
     /// Whether the conditions hold for `request` at `now`, and the schedule does too.
     #[must_use]
     pub fn holds_at(&self, request: &Request<'_>, now: Timestamp) -> bool {
-        self.holds(request, now, &mut 0)
+        self.holds(request, now, &mut Work::unbounded())
     }
 
     /// Whether there are no conditions and no schedule, so that they hold for every request.
@@ -81,17 +85,10 @@ impl When {
         self.conditions.is_empty() && self.schedule.is_none()
     }
 
-    /// Whether the conditions hold for `request` at `now`; adds to `evaluated` how many were looked at.
-    pub(super) fn holds(
-        &self,
-        request: &Request<'_>,
-        now: Timestamp,
-        evaluated: &mut usize,
-    ) -> bool {
-        let conditions = self.conditions.iter().all(|condition| {
-            *evaluated += 1;
-            condition.holds(request)
-        });
+    /// Whether the conditions hold for `request` at `now`, as far as `work` allows.
+    pub(super) fn holds(&self, request: &Request<'_>, now: Timestamp, work: &mut Work) -> bool {
+        let mut conditions = self.conditions.iter();
+        let conditions = conditions.all(|condition| condition.evaluate(request, work));
         // Last, because it is the dearest.
         conditions && self.schedule().is_none_or(|schedule| schedule.holds(now))
     }
@@ -104,6 +101,12 @@ impl When {
             before.all(|earlier| earlier.entry != condition.entry)
         });
         firsts.map(|(_, condition)| &*condition.entry)
+    }
+
+    /// How many evaluations it takes at most to hold a request against the conditions.
+    pub(super) fn weight(&self) -> usize {
+        let weights = self.iter().map(|condition| condition.pattern.weight());
+        weights.fold(0, usize::saturating_add)
     }
 
     pub(super) fn iter(&self) -> std::slice::Iter<'_, Condition> {

@@ -1,0 +1,81 @@
+//! Alternatives: patterns of which one must match.
+
+use foldhash::HashSet;
+
+use super::{
+    Pattern,
+    index::{Index, Item},
+    postings::Finds,
+    work::{Effort, Work},
+};
+
+/// From this many on, alternatives are indexed.
+const INDEXED_FROM: usize = 8;
+
+/// Patterns of which one must match: exact values apart, so that a long list of them is one look-up,
+/// and the others indexed if there are many.
+#[derive(Clone, Debug)]
+pub(super) struct Alternatives {
+    exact: HashSet<Box<str>>,
+    others: Box<[Pattern]>,
+    index: Option<Index>,
+}
+
+impl PartialEq for Alternatives {
+    fn eq(&self, other: &Self) -> bool {
+        self.exact == other.exact && self.others == other.others
+    }
+}
+
+impl Alternatives {
+    pub(super) fn new(exact: HashSet<Box<str>>, others: Vec<Pattern>) -> Self {
+        let is_long = others.len() >= INDEXED_FROM;
+        let index = is_long.then(|| Index::new(others.iter().map(Item::alternative)));
+        Self {
+            exact,
+            others: others.into(),
+            index,
+        }
+    }
+
+    pub(super) fn exact(&self) -> impl ExactSizeIterator<Item = &Box<str>> {
+        self.exact.iter()
+    }
+
+    pub(super) fn others(&self) -> &[Pattern] {
+        &self.others
+    }
+
+    pub(super) fn evaluate(&self, value: Option<&str>, work: &mut Work) -> bool {
+        if !work.spend(Effort::Constant, value) {
+            return false;
+        }
+        if value.is_some_and(|value| self.exact.contains(value)) {
+            return true;
+        }
+        let Some(index) = &self.index else {
+            return self
+                .others
+                .iter()
+                .any(|pattern| pattern.evaluate(value, work));
+        };
+        let mut finds = Finds::default();
+        index.look_up_value(value, &mut finds);
+        work.expect(finds.items.len());
+        let mut found = finds.items.iter();
+        found.any(|at| self.others[*at].evaluate(value, work))
+    }
+
+    /// How many evaluations it takes at most.
+    pub(super) fn weight(&self) -> usize {
+        let others = match &self.index {
+            Some(index) => index.heaviest().weight,
+            None => self
+                .others
+                .iter()
+                .map(Pattern::weight)
+                .fold(0, usize::saturating_add),
+        };
+        others.saturating_add(1)
+    }
+}

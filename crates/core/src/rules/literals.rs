@@ -1,0 +1,154 @@
+//! Literals that every match of a regular expression contains, by which the index finds it.
+
+use regex_syntax::hir::{
+    Hir, HirKind,
+    literal::{ExtractKind, Extractor, Seq},
+};
+
+/// The most alternatives by which one expression is filed.
+const MAX_ALTERNATIVES: usize = 64;
+
+/// The longest literal that is taken out of an expression.
+const MAX_LITERAL_BYTES: usize = 64;
+
+/// The most parts of one concatenation at which a literal is looked for.
+const MAX_STARTS: usize = 32;
+
+/// Text of which one alternative stands in every value that matches.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Literals {
+    /// The value is one of these.
+    Values(Box<[Box<str>]>),
+    /// The value begins with one of these.
+    Prefixes(Box<[Box<[u8]>]>),
+    /// It ends with one of these.
+    Suffixes(Box<[Box<[u8]>]>),
+    /// One of these stands somewhere in it.
+    Parts(Box<[Box<[u8]>]>),
+}
+
+/// Every kind of literals that values which match `hir` as a whole must have; none if nothing is
+/// known of them.
+pub(super) fn of(hir: &Hir) -> Vec<Literals> {
+    let mut literals = Vec::new();
+    let prefixes = extract(hir, ExtractKind::Prefix);
+    if let Some(values) = whole_values(hir, &prefixes) {
+        return vec![Literals::Values(values)];
+    }
+    literals.extend(usable(&prefixes).map(Literals::Prefixes));
+    let suffixes = extract(hir, ExtractKind::Suffix);
+    literals.extend(usable(&suffixes).map(Literals::Suffixes));
+    literals.extend(parts(hir, true).map(Literals::Parts));
+    literals
+}
+
+fn extract(hir: &Hir, kind: ExtractKind) -> Seq {
+    let mut extractor = Extractor::new();
+    extractor
+        .kind(kind)
+        .limit_total(MAX_ALTERNATIVES)
+        .limit_literal_len(MAX_LITERAL_BYTES);
+    extractor.extract(hir)
+}
+
+/// The values themselves, if they are few. An assertion such as `\b` makes a literal that never
+/// matches, which is no mistake: the expression itself is asked, too.
+fn whole_values(hir: &Hir, prefixes: &Seq) -> Option<Box<[Box<str>]>> {
+    let literals = prefixes.literals().filter(|literals| {
+        !literals.is_empty() && literals.iter().all(|literal| literal.is_exact())
+    })?;
+    debug_assert!(
+        hir.properties().maximum_len().is_some(),
+        "a finite language"
+    );
+    let text = |bytes: &[u8]| std::str::from_utf8(bytes).ok().map(Box::from);
+    literals
+        .iter()
+        .map(|literal| text(literal.as_bytes()))
+        .collect()
+}
+
+/// The literals of `seq`, if they are few and none of them is empty.
+fn usable(seq: &Seq) -> Option<Box<[Box<[u8]>]>> {
+    let literals = seq.literals()?;
+    let is_usable = !literals.is_empty() && literals.iter().all(|literal| !literal.is_empty());
+    is_usable.then(|| {
+        literals
+            .iter()
+            .map(|literal| literal.as_bytes().into())
+            .collect()
+    })
+}
+
+/// The most telling literals that stand somewhere in what matches `hir`, but for those with which it
+/// begins, if it `is_whole`: these are taken as its prefixes.
+fn parts(hir: &Hir, is_whole: bool) -> Option<Box<[Box<[u8]>]>> {
+    match hir.kind() {
+        HirKind::Capture(capture) => parts(&capture.sub, is_whole),
+        HirKind::Repetition(repetition) if repetition.min > 0 => parts(&repetition.sub, false),
+        HirKind::Concat(hirs) => {
+            let places = usize::from(is_whole)..hirs.len().min(MAX_STARTS);
+            // What the rest of a concatenation begins with stands somewhere in the whole.
+            let starts = places.clone().filter_map(|start| {
+                let rest = Hir::concat(hirs[start..].to_vec());
+                usable(&extract(&rest, ExtractKind::Prefix))
+            });
+            let inner = hirs[places].iter().filter_map(|hir| parts(hir, false));
+            starts.chain(inner).max_by_key(|found| rank(found))
+        }
+        HirKind::Alternation(hirs) => {
+            let mut all = Vec::new();
+            for hir in hirs {
+                all.extend(parts(hir, false)?);
+                if all.len() > MAX_ALTERNATIVES {
+                    return None;
+                }
+            }
+            Some(all.into())
+        }
+        _ if is_whole => None,
+        _ => usable(&extract(hir, ExtractKind::Prefix)),
+    }
+}
+
+/// How telling literals are: by the shortest of them, then by how few they are.
+fn rank(literals: &[Box<[u8]>]) -> (usize, std::cmp::Reverse<usize>) {
+    let shortest = literals.iter().map(|literal| literal.len()).min();
+    (shortest.unwrap_or(0), std::cmp::Reverse(literals.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The literals of the expression `source`, as text.
+    fn told(source: &str) -> Vec<String> {
+        let hir = regex_syntax::parse(source).unwrap();
+        let text = |literals: &[Box<[u8]>]| {
+            let texts = literals
+                .iter()
+                .map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+            texts.collect::<Vec<_>>().join(" ")
+        };
+        let of = |literals: Literals| match literals {
+            Literals::Values(values) => format!("= {}", values.join(" ")),
+            Literals::Prefixes(found) => format!("^ {}", text(&found)),
+            Literals::Suffixes(found) => format!("$ {}", text(&found)),
+            Literals::Parts(found) => format!("~ {}", text(&found)),
+        };
+        super::of(&hir).into_iter().map(of).collect()
+    }
+
+    #[test]
+    fn an_expression_is_found_by_the_literals_that_it_requires() {
+        assert_eq!(told("GET|POST"), ["= GET POST"]);
+        assert_eq!(told(".*bot.*"), ["~ bot"]);
+        assert_eq!(told("/v[12]+/c17/.*"), ["^ /v1 /v2", "~ /c17/"]);
+        assert_eq!(told(".*[.](php|asp)"), ["$ .php .asp", "~ .php .asp"]);
+        assert_eq!(told("(?i).*a-b.*"), ["~ A-B A-b a-B a-b"]);
+        assert_eq!(told(".*(foo|ba+r).*"), ["~ foo ba"]);
+        assert!(told(".*").is_empty());
+        assert!(told(r"\w+x?").is_empty());
+        assert!(told("(foo)?.*").is_empty());
+    }
+}

@@ -1,0 +1,362 @@
+//! The items filed under one entry, found by its value.
+
+use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
+use foldhash::HashMap;
+use ipnet::IpNet;
+
+use super::{Pattern, glob::Glob, literals::Literals, nets::address, pattern::Kind};
+
+/// The longest prefix or suffix by which an item is filed. It bounds how many of them are looked up.
+const MAX_AFFIX_BYTES: usize = 64;
+
+/// The longest literal in the automaton: with it, the number of literals that can end at one byte of
+/// a value, and the automaton's states, are bounded.
+const MAX_PART_BYTES: usize = 32;
+
+/// What must be true of an entry's value for an item to matter, the most telling first.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum On<'a> {
+    /// It is this.
+    Value(&'a str),
+    /// It is an address of this network.
+    Net(IpNet),
+    /// It begins with this.
+    Prefix(&'a [u8]),
+    /// It ends with this.
+    Suffix(&'a [u8]),
+    /// This stands somewhere in it.
+    Part(&'a [u8]),
+    /// There is one.
+    Presence,
+}
+
+/// Items by what must be true of one value for them to matter.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Postings {
+    present: Vec<usize>,
+    values: HashMap<Box<str>, Vec<usize>>,
+    prefixes: Affixes,
+    suffixes: Affixes,
+    /// Literals until [`Self::finish`] moves them into the automaton.
+    parts: HashMap<Box<[u8]>, Vec<usize>>,
+    nets: HashMap<IpNet, Vec<usize>>,
+    v4_lengths: Vec<u8>,
+    v6_lengths: Vec<u8>,
+    /// Finds every literal that stands in a value, in one pass over it.
+    automaton: Option<Automaton>,
+}
+
+/// Items by how a value begins, or how it ends.
+#[derive(Clone, Debug, Default)]
+struct Affixes {
+    items: HashMap<Box<[u8]>, Vec<usize>>,
+    /// The lengths of all affixes, each once, in ascending order.
+    lengths: Vec<usize>,
+}
+
+/// A search for many literals at once.
+#[derive(Clone, Debug)]
+struct Automaton {
+    search: AhoCorasick,
+    /// The items of each literal, by the automaton's number of it.
+    items: Box<[Box<[usize]>]>,
+}
+
+/// What a look-up finds, reused from request to request.
+#[derive(Debug, Default)]
+pub(super) struct Finds {
+    /// The numbers of the items.
+    pub(super) items: Vec<usize>,
+    /// The literals that have been found in the value that is searched, one bit each.
+    seen: Vec<u64>,
+}
+
+impl Postings {
+    /// Files `item` as one that matters only if `on` is true.
+    pub(super) fn file(&mut self, on: &On<'_>, item: usize) {
+        let items = match on {
+            On::Value(value) => self.values.entry((*value).into()).or_default(),
+            On::Net(net) => self.nets.entry(*net).or_default(),
+            On::Prefix(prefix) => self.prefixes.items.entry((*prefix).into()).or_default(),
+            On::Suffix(suffix) => self.suffixes.items.entry((*suffix).into()).or_default(),
+            On::Part(part) => self.parts.entry((*part).into()).or_default(),
+            On::Presence => &mut self.present,
+        };
+        items.push(item);
+    }
+
+    /// Makes ready for look-ups. If the automaton cannot be built, its items are found by presence.
+    pub(super) fn finish(&mut self) {
+        let of_family = |is_v4: bool| {
+            let nets = self.nets.keys().filter(|net| net.addr().is_ipv4() == is_v4);
+            distinct(nets.map(IpNet::prefix_len))
+        };
+        (self.v4_lengths, self.v6_lengths) = (of_family(true), of_family(false));
+        self.prefixes.finish();
+        self.suffixes.finish();
+        let parts = std::mem::take(&mut self.parts);
+        if parts.is_empty() {
+            return;
+        }
+        match Automaton::new(&parts) {
+            Some(automaton) => self.automaton = Some(automaton),
+            None => self.present.extend(parts.into_values().flatten()),
+        }
+    }
+
+    /// Adds the items that can matter for `value` to `finds`, perhaps several times.
+    pub(super) fn look_up(&self, value: &str, finds: &mut Finds) {
+        let found = &mut finds.items;
+        found.extend_from_slice(&self.present);
+        if let Some(items) = self.values.get(value) {
+            found.extend_from_slice(items);
+        }
+        let bytes = value.as_bytes();
+        for length in &self.prefixes.lengths {
+            let Some(prefix) = bytes.get(..*length) else {
+                break;
+            };
+            found.extend_from_slice(self.prefixes.of(prefix));
+        }
+        for length in &self.suffixes.lengths {
+            let Some(start) = bytes.len().checked_sub(*length) else {
+                break;
+            };
+            found.extend_from_slice(self.suffixes.of(&bytes[start..]));
+        }
+        if !self.nets.is_empty() {
+            self.look_up_address(value, found);
+        }
+        if let Some(automaton) = &self.automaton {
+            automaton.look_up(bytes, finds);
+        }
+    }
+
+    /// The heaviest look-up, given what each item weighs: of the items that are found by presence, and
+    /// of those that one value, prefix, suffix or address can bring up. A value that was made to
+    /// contain many literals can bring up more.
+    pub(super) fn heaviest(&self, weight: impl Fn(usize) -> usize) -> usize {
+        let of = |items: &[usize]| {
+            let weights = items.iter().map(|item| weight(*item));
+            weights.fold(0, usize::saturating_add)
+        };
+        let nested = |net: &IpNet| {
+            let around = (0..=net.prefix_len()).filter_map(|length| {
+                let wider = IpNet::new(net.addr(), length).ok()?.trunc();
+                self.nets.get(&wider).map(|items| of(items))
+            });
+            around.fold(0, usize::saturating_add)
+        };
+        let heaviest = [
+            self.values.values().map(|items| of(items)).max(),
+            self.prefixes.heaviest(|key, length| key.get(..length), of),
+            self.suffixes
+                .heaviest(|key, length| key.get(key.len().checked_sub(length)?..), of),
+            self.automaton
+                .as_ref()
+                .map(|automaton| automaton.heaviest(of)),
+            self.nets.keys().map(nested).max(),
+        ];
+        let heaviest = heaviest.into_iter().flatten();
+        heaviest.fold(of(&self.present), usize::saturating_add)
+    }
+
+    fn look_up_address(&self, value: &str, found: &mut Vec<usize>) {
+        let Some(address) = address(value) else {
+            return;
+        };
+        let lengths = if address.is_ipv4() {
+            &self.v4_lengths
+        } else {
+            &self.v6_lengths
+        };
+        for length in lengths {
+            let net = IpNet::new(address, *length).map(|net| net.trunc());
+            if let Some(items) = net.ok().and_then(|net| self.nets.get(&net)) {
+                found.extend_from_slice(items);
+            }
+        }
+    }
+}
+
+impl Affixes {
+    fn of(&self, affix: &[u8]) -> &[usize] {
+        self.items.get(affix).map_or(&[], Vec::as_slice)
+    }
+
+    fn finish(&mut self) {
+        self.lengths = distinct(self.items.keys().map(|affix| affix.len()));
+    }
+
+    /// The most that one value brings up: an affix, and those of which it is made.
+    fn heaviest(
+        &self,
+        cut: impl Fn(&[u8], usize) -> Option<&[u8]>,
+        weight: impl Fn(&[usize]) -> usize,
+    ) -> Option<usize> {
+        let of = |affix: &[u8]| {
+            let shorter = self.lengths.iter().filter_map(|length| cut(affix, *length));
+            let weights = shorter.map(|shorter| weight(self.of(shorter)));
+            weights.fold(0, usize::saturating_add)
+        };
+        self.items.keys().map(|affix| of(affix)).max()
+    }
+}
+
+impl Automaton {
+    /// `None` if there are more literals than an automaton can number.
+    fn new(parts: &HashMap<Box<[u8]>, Vec<usize>>) -> Option<Self> {
+        let search = AhoCorasick::builder()
+            .match_kind(MatchKind::Standard)
+            // A table of all transitions would take a kilobyte for each byte of a literal.
+            .kind(Some(AhoCorasickKind::ContiguousNFA))
+            .build(parts.keys())
+            .ok()?;
+        let items = parts.values().map(|items| items.as_slice().into());
+        let items = items.collect();
+        Some(Self { search, items })
+    }
+
+    fn heaviest(&self, weight: impl Fn(&[usize]) -> usize) -> usize {
+        let weights = self.items.iter().map(|items| weight(items));
+        weights.max().unwrap_or(0)
+    }
+
+    /// Each literal brings up its items once, however often it stands in `value`.
+    fn look_up(&self, value: &[u8], finds: &mut Finds) {
+        finds.seen.clear();
+        finds.seen.resize(self.items.len().div_ceil(64), 0);
+        for hit in self.search.find_overlapping_iter(value) {
+            let literal = hit.pattern().as_usize();
+            let (word, bit) = (literal / 64, 1 << (literal % 64));
+            if finds.seen[word] & bit == 0 {
+                finds.seen[word] |= bit;
+                finds.items.extend_from_slice(&self.items[literal]);
+            }
+        }
+    }
+}
+
+fn distinct<T: Ord>(lengths: impl Iterator<Item = T>) -> Vec<T> {
+    let mut lengths: Vec<T> = lengths.collect();
+    lengths.sort_unstable();
+    lengths.dedup();
+    lengths
+}
+
+/// The ways to file a pattern, each a list of things of which one is true of every value that matches.
+/// None for a pattern that can match an absent entry.
+pub(super) fn ways_of(pattern: &Pattern) -> Vec<Vec<On<'_>>> {
+    match pattern.kind() {
+        Kind::Exact(value) => vec![vec![On::Value(value)]],
+        Kind::Glob(glob) => ways_of_glob(glob),
+        Kind::Regex(expression) => {
+            let mut ways: Vec<_> = expression.literals().iter().map(ways_of_literals).collect();
+            ways.push(vec![On::Presence]);
+            ways
+        }
+        Kind::Nets(nets) => vec![nets.iter().copied().map(On::Net).collect()],
+        Kind::Present => vec![vec![On::Presence]],
+        Kind::Any(any) => ways_of_any(any.exact().map(|value| &**value), any.others()),
+        Kind::All(patterns) => patterns.iter().flat_map(ways_of).collect(),
+        Kind::Not(_) => Vec::new(),
+    }
+}
+
+fn ways_of_glob(glob: &Glob) -> Vec<Vec<On<'_>>> {
+    let mut ways = Vec::new();
+    if let prefix @ [_, ..] = first(glob.head().as_bytes(), MAX_AFFIX_BYTES) {
+        ways.push(vec![On::Prefix(prefix)]);
+    }
+    if let suffix @ [_, ..] = last(glob.tail().as_bytes(), MAX_AFFIX_BYTES) {
+        ways.push(vec![On::Suffix(suffix)]);
+    }
+    for part in glob.parts() {
+        if let part @ [_, ..] = first(part.as_bytes(), MAX_PART_BYTES) {
+            ways.push(vec![On::Part(part)]);
+        }
+    }
+    ways.push(vec![On::Presence]);
+    ways
+}
+
+fn ways_of_literals(literals: &Literals) -> Vec<On<'_>> {
+    match literals {
+        Literals::Values(values) => values.iter().map(|value| On::Value(value)).collect(),
+        Literals::Prefixes(prefixes) => prefixes
+            .iter()
+            .map(|prefix| On::Prefix(first(prefix, MAX_AFFIX_BYTES)))
+            .collect(),
+        Literals::Suffixes(suffixes) => suffixes
+            .iter()
+            .map(|suffix| On::Suffix(last(suffix, MAX_AFFIX_BYTES)))
+            .collect(),
+        Literals::Parts(parts) => parts
+            .iter()
+            .map(|part| On::Part(first(part, MAX_PART_BYTES)))
+            .collect(),
+    }
+}
+
+/// Alternatives are filed only if each of them can be, each in its most telling way.
+fn ways_of_any<'a>(
+    exact: impl Iterator<Item = &'a str>,
+    others: &'a [Pattern],
+) -> Vec<Vec<On<'a>>> {
+    let mut way: Vec<On<'a>> = exact.map(On::Value).collect();
+    for pattern in others {
+        match most_telling(ways_of(pattern)) {
+            Some(on) => way.extend(on),
+            None => return Vec::new(),
+        }
+    }
+    vec![way]
+}
+
+/// The way whose vaguest alternative is the most telling.
+pub(super) fn most_telling(ways: Vec<Vec<On<'_>>>) -> Option<Vec<On<'_>>> {
+    let vagueness = |way: &Vec<On<'_>>| way.iter().map(On::vagueness).max();
+    ways.into_iter().min_by_key(vagueness)
+}
+
+impl On<'_> {
+    /// How many values it may be true of, to compare it with others: its kind first, then how little
+    /// text it has.
+    pub(super) fn vagueness(&self) -> (u8, std::cmp::Reverse<usize>) {
+        let (kind, length) = match self {
+            Self::Value(value) => (0, value.len()),
+            Self::Net(net) => (1, usize::from(net.prefix_len())),
+            Self::Prefix(prefix) => (2, prefix.len()),
+            Self::Suffix(suffix) => (3, suffix.len()),
+            Self::Part(part) => (4, part.len()),
+            Self::Presence => (5, 0),
+        };
+        (kind, std::cmp::Reverse(length))
+    }
+}
+
+fn first(bytes: &[u8], most: usize) -> &[u8] {
+    bytes.get(..most).unwrap_or(bytes)
+}
+
+fn last(bytes: &[u8], most: usize) -> &[u8] {
+    &bytes[bytes.len().saturating_sub(most)..]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_automaton_takes_a_few_bytes_for_each_byte_of_its_literals() {
+        let parts = (0..10_000_usize).map(|at| {
+            let text = format!("/{at:0>30}/", at = at * 7_919);
+            (text.into_bytes().into_boxed_slice(), vec![at])
+        });
+        let parts: HashMap<Box<[u8]>, Vec<usize>> = parts.collect();
+        let automaton = Automaton::new(&parts).unwrap();
+        let bytes: usize = parts.keys().map(|part| part.len()).sum();
+        let taken = automaton.search.memory_usage();
+        assert!(taken <= 16 * bytes, "{taken} bytes for {bytes}");
+    }
+}
