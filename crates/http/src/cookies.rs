@@ -3,12 +3,52 @@
 use std::borrow::Cow;
 
 use http::{HeaderMap, header::COOKIE};
+use percent_encoding::percent_decode;
 
-/// The values of all cookies called `name`, without the quotation marks that may stand around them.
-pub(crate) fn cookies<'r>(
+use crate::{Unclear, unclear::only};
+
+/// The value of the cookie `name`, decoded, for the entry `entry`.
+///
+/// RFC 6265 gives a percent sign no meaning, and many frameworks decode it. An escape of a letter, a digit or one of
+/// `-._~` is written by no encoder: whether it is that letter depends on the service, so it is refused. Other escapes are
+/// decoded, so that `a%3Db` and `a=b` have one count.
+///
+/// # Errors
+///
+/// [`Unclear`] if there are several values, or one with an escape that only hides a letter.
+pub(crate) fn cookie<'r>(
+    entry: &str,
     headers: &'r HeaderMap,
     name: &str,
-) -> impl Iterator<Item = Cow<'r, str>> {
+) -> Result<Option<Cow<'r, str>>, Unclear> {
+    let mut values = Vec::new();
+    for value in cookies(headers, name) {
+        if hides_letters(value) {
+            return Err(Unclear::HiddenLetters(entry.into()));
+        }
+        values.push(match percent_decode(value).into() {
+            Cow::Borrowed(bytes) => String::from_utf8_lossy(bytes),
+            Cow::Owned(bytes) => Cow::Owned(String::from_utf8_lossy(&bytes).into_owned()),
+        });
+    }
+    only(entry, values.into_iter())
+}
+
+/// Whether an escape in `value` stands for a character that needs none.
+fn hides_letters(value: &[u8]) -> bool {
+    let escaped = |escape: &[u8]| match escape {
+        [b'%', digits @ ..] => {
+            let digits = std::str::from_utf8(digits).ok()?;
+            u8::from_str_radix(digits, 16).ok()
+        }
+        _ => None,
+    };
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+    value.windows(3).filter_map(escaped).any(is_plain)
+}
+
+/// The values of all cookies called `name`, without the quotation marks that may stand around them.
+fn cookies<'r>(headers: &'r HeaderMap, name: &str) -> impl Iterator<Item = &'r [u8]> {
     let lines = headers.get_all(COOKIE).iter();
     let pairs = lines
         .flat_map(|line| line.as_bytes().split(|octet| *octet == b';'))
@@ -21,7 +61,7 @@ pub(crate) fn cookies<'r>(
         let bare = value
             .strip_prefix(b"\"")
             .and_then(|rest| rest.strip_suffix(b"\""));
-        String::from_utf8_lossy(bare.unwrap_or(value))
+        bare.unwrap_or(value)
     })
 }
 
@@ -50,7 +90,38 @@ mod tests {
             ("d", &[]),
         ] {
             let found: Vec<_> = cookies(&headers, name).collect();
+            let expected: Vec<_> = expected.iter().map(|text| text.as_bytes()).collect();
             assert_eq!(found, expected, "{name}");
         }
+    }
+
+    #[test]
+    fn a_cookie_has_one_spelling() {
+        let read = |line: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.append(COOKIE, HeaderValue::from_static(line));
+            cookie("cookie.s", &headers, "s").map(|value| value.map(Cow::into_owned))
+        };
+        for (line, expected) in [
+            ("s=abc", "abc"),
+            ("s=a%3Db%2f", "a=b/"),
+            ("s=a%3db; s=a=b", "a=b"),
+            ("s=100%", "100%"),
+            ("s=%zz%+1", "%zz%+1"),
+            ("s=%ff", "\u{fffd}"),
+            // Decoded once, as services do.
+            ("s=%2561bc", "%61bc"),
+        ] {
+            assert_eq!(read(line), Ok(Some(expected.into())), "{line}");
+        }
+        for line in ["s=%61bc", "s=ab%43", "s=a%2D", "s=x; s=%78"] {
+            assert_eq!(
+                read(line),
+                Err(Unclear::HiddenLetters("cookie.s".into())),
+                "{line}"
+            );
+        }
+        assert_eq!(read("s=a; s=b"), Err(Unclear::Repeated("cookie.s".into())));
+        assert_eq!(read("t=%61"), Ok(None));
     }
 }

@@ -17,7 +17,7 @@
 //! | `ip.exact` | the client's address, whole |
 //! | `country`, `asn` | where that address is, and in whose network, where there is an [`Atlas`] |
 //! | `query.NAME` | the parameter NAME of the query, decoded |
-//! | `cookie.NAME` | the cookie NAME |
+//! | `cookie.NAME` | the cookie NAME, decoded |
 //! | `header.NAME` | the header NAME |
 //! | any other NAME | the header `X-NAME`, `_` being `-`: `customer` is `X-Customer`, `api_key` is `X-Api-Key` |
 //!
@@ -35,7 +35,7 @@ use crate::{
     Unclear, address,
     atlas::{Atlas, Place},
     client::{self, Trust},
-    cookies::cookies,
+    cookies::cookie,
     part::Part,
     proxy::{Family, Proxy},
     target::Target,
@@ -190,7 +190,7 @@ pub(crate) fn named<'r>(
     Some(if let Some(known) = name.strip_prefix("header.") {
         header(name, headers, known)
     } else if let Some(known) = name.strip_prefix("cookie.") {
-        only(name, cookies(headers, known))
+        cookie(name, headers, known)
     } else {
         let known = name.strip_prefix("query.")?;
         target.map_or(Ok(None), |target| only(name, target.parameters(known)))

@@ -15,6 +15,9 @@ pub enum Unclear {
     HopByHop(Box<str>),
     /// Another header has the name of this entry's header with `_` in the place of `-`, which many services read as the same.
     Alias(Box<str>),
+    /// A cookie, by the name of its entry, has escapes such as `%61` for a letter. Some services decode them and some do
+    /// not, so that rules would see another value than the service.
+    HiddenLetters(Box<str>),
     /// The path has segments `.` or `..`. Some resolve them and some do not, so that rules would see another path than the
     /// service.
     DotSegments,
@@ -43,6 +46,12 @@ impl fmt::Display for Unclear {
                 write!(
                     f,
                     "{entry}: another header spells this name with `_`; send it with `-`"
+                )
+            }
+            Self::HiddenLetters(entry) => {
+                write!(
+                    f,
+                    "{entry}: has letters as escapes such as %61; send them as they are"
                 )
             }
             Self::DotSegments => {

@@ -68,6 +68,9 @@ impl Pattern {
             (Kind::Glob(glob), Kind::Glob(wide)) => {
                 glob == wide || begins_with(&glob.to_string(), &wide.to_string())
             }
+            (Kind::Route(route), Kind::Route(wide)) => route.inner().implies(wide.inner()),
+            // A route matches paths alone.
+            (Kind::Route(_), Kind::Glob(wide)) => wide.to_string() == "/**",
             // What reads alike is alike.
             _ => self.to_string() == other.to_string(),
         }

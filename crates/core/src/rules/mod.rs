@@ -17,6 +17,7 @@ mod nets;
 mod pattern;
 mod postings;
 mod request;
+mod route;
 mod rule;
 mod schedule;
 mod set;

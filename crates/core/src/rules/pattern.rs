@@ -12,6 +12,7 @@ use super::{
     glob::Glob,
     literals::{self, Literals},
     nets::Nets,
+    route::Route,
     work::{Effort, Work},
 };
 use crate::bounds;
@@ -41,6 +42,7 @@ pub(super) enum Kind {
     Glob(Glob),
     Regex(Expression),
     Nets(Nets),
+    Route(Route),
     Present,
     Any(Alternatives),
     All(Vec<Pattern>),
@@ -143,6 +145,16 @@ impl Pattern {
         Nets::new(networks).map(|nets| Self(Kind::Nets(nets)))
     }
 
+    /// The value is the path `text`, a glob if it has a `*`, as many web frameworks compare paths: in any letter case,
+    /// with or without slashes at its end, parameters (`;name=value`), and encoded white space at its end.
+    ///
+    /// # Errors
+    ///
+    /// Refuses what does not begin with a slash or has a `;`, `?` or `#`, and what [`Self::text`] refuses.
+    pub fn route(text: &str) -> Result<Self, RuleError> {
+        Route::new(text).map(|route| Self(Kind::Route(route)))
+    }
+
     /// There is a value, be it empty.
     #[must_use]
     pub fn present() -> Self {
@@ -224,6 +236,7 @@ impl Pattern {
             Kind::Glob(glob) => value.is_some_and(|value| glob.matches(value)),
             Kind::Regex(regex) => value.is_some_and(|value| regex.regex.is_match(value)),
             Kind::Nets(nets) => value.is_some_and(|value| nets.contains(value)),
+            Kind::Route(route) => value.is_some_and(|value| route.matches(value)),
             Kind::Present => value.is_some(),
             Kind::Any(any) => any.evaluate(value, work),
             Kind::All(patterns) => patterns.iter().all(|pattern| pattern.evaluate(value, work)),
@@ -249,7 +262,7 @@ impl Pattern {
         match &self.0 {
             Kind::Exact(_) | Kind::Nets(_) | Kind::Present => Some(Effort::Constant),
             Kind::Glob(glob) => Some(glob.effort()),
-            Kind::Regex(_) => Some(Effort::Linear),
+            Kind::Regex(_) | Kind::Route(_) => Some(Effort::Linear),
             Kind::Any(_) | Kind::All(_) | Kind::Not(_) => None,
         }
     }
@@ -264,7 +277,12 @@ impl Pattern {
             Kind::Any(any) => 1 + deepest(any.others()),
             Kind::All(patterns) => 1 + deepest(patterns),
             Kind::Not(pattern) => 1 + pattern.depth(),
-            Kind::Exact(_) | Kind::Glob(_) | Kind::Regex(_) | Kind::Nets(_) | Kind::Present => 1,
+            Kind::Exact(_)
+            | Kind::Glob(_)
+            | Kind::Regex(_)
+            | Kind::Nets(_)
+            | Kind::Route(_)
+            | Kind::Present => 1,
         }
     }
 

@@ -4,7 +4,7 @@ use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
 use foldhash::HashMap;
 use ipnet::IpNet;
 
-use super::{Pattern, glob::Glob, literals::Literals, nets::address, pattern::Kind};
+use super::{Pattern, glob::Glob, literals::Literals, nets::address, pattern::Kind, route};
 
 /// The longest prefix or suffix by which an item is filed. It bounds how many of them are looked up.
 const MAX_AFFIX_BYTES: usize = 64;
@@ -26,6 +26,8 @@ pub(super) enum On<'a> {
     Suffix(&'a [u8]),
     /// This stands somewhere in it.
     Part(&'a [u8]),
+    /// The same of its form as a [route](super::route).
+    Route(Box<Self>),
     /// There is one.
     Presence,
 }
@@ -42,6 +44,8 @@ pub(super) struct Postings {
     nets: HashMap<IpNet, Vec<usize>>,
     v4_lengths: Vec<u8>,
     v6_lengths: Vec<u8>,
+    /// Items by what must be true of the value's form as a route.
+    routes: Option<Box<Self>>,
     /// Finds every literal that stands in a value, in one pass over it.
     automaton: Option<Automaton>,
 }
@@ -80,6 +84,7 @@ impl Postings {
             On::Prefix(prefix) => self.prefixes.items.entry((*prefix).into()).or_default(),
             On::Suffix(suffix) => self.suffixes.items.entry((*suffix).into()).or_default(),
             On::Part(part) => self.parts.entry((*part).into()).or_default(),
+            On::Route(on) => return self.routes.get_or_insert_default().file(on, item),
             On::Presence => &mut self.present,
         };
         items.push(item);
@@ -94,6 +99,9 @@ impl Postings {
         (self.v4_lengths, self.v6_lengths) = (of_family(true), of_family(false));
         self.prefixes.finish();
         self.suffixes.finish();
+        if let Some(routes) = &mut self.routes {
+            routes.finish();
+        }
         let parts = std::mem::take(&mut self.parts);
         if parts.is_empty() {
             return;
@@ -130,12 +138,15 @@ impl Postings {
         if let Some(automaton) = &self.automaton {
             automaton.look_up(bytes, finds);
         }
+        if let Some(routes) = &self.routes {
+            routes.look_up(&route::form(value), finds);
+        }
     }
 
     /// The heaviest look-up, given what each item weighs: of the items that are found by presence, and
     /// of those that one value, prefix, suffix or address can bring up. A value that was made to
     /// contain many literals can bring up more.
-    pub(super) fn heaviest(&self, weight: impl Fn(usize) -> usize) -> usize {
+    pub(super) fn heaviest(&self, weight: &dyn Fn(usize) -> usize) -> usize {
         let of = |items: &[usize]| {
             let weights = items.iter().map(|item| weight(*item));
             weights.fold(0, usize::saturating_add)
@@ -156,6 +167,7 @@ impl Postings {
                 .as_ref()
                 .map(|automaton| automaton.heaviest(of)),
             self.nets.keys().map(nested).max(),
+            self.routes.as_ref().map(|routes| routes.heaviest(weight)),
         ];
         let heaviest = heaviest.into_iter().flatten();
         heaviest.fold(of(&self.present), usize::saturating_add)
@@ -255,6 +267,11 @@ pub(super) fn ways_of(pattern: &Pattern) -> Vec<Vec<On<'_>>> {
             ways.push(vec![On::Presence]);
             ways
         }
+        Kind::Route(route) => {
+            let of_form = |way: Vec<_>| way.into_iter().map(|on| On::Route(Box::new(on)));
+            let ways = ways_of(route.inner()).into_iter();
+            ways.map(|way| of_form(way).collect()).collect()
+        }
         Kind::Nets(nets) => vec![nets.iter().copied().map(On::Net).collect()],
         Kind::Present => vec![vec![On::Presence]],
         Kind::Any(any) => ways_of_any(any.exact().map(|value| &**value), any.others()),
@@ -329,6 +346,7 @@ impl On<'_> {
             Self::Prefix(prefix) => (2, prefix.len()),
             Self::Suffix(suffix) => (3, suffix.len()),
             Self::Part(part) => (4, part.len()),
+            Self::Route(on) => return on.vagueness(),
             Self::Presence => (5, 0),
         };
         (kind, std::cmp::Reverse(length))

@@ -50,6 +50,7 @@ impl fmt::Display for Pattern {
                 joined(f, nets.iter())?;
                 f.write_str("]}")
             }
+            Kind::Route(route) => write!(f, "{{route: {}}}", Word(route.as_str())),
             Kind::Present => f.write_str("{present: true}"),
             Kind::Any(any) => {
                 let others = any.others();

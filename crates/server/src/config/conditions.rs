@@ -7,7 +7,7 @@ use super::{
     value::{Shape, Value},
 };
 
-const OPERATORS: &[&str] = &["is", "not", "cidr", "regex", "present"];
+const OPERATORS: &[&str] = &["is", "not", "route", "cidr", "regex", "present"];
 
 /// The parts of a schedule, which are entries where they are held against a map of operators.
 const SCHEDULE: [&str; 3] = ["time", "days", "zone"];
@@ -142,7 +142,7 @@ pub(super) fn texts<'v>(pattern: &Value<'v>) -> Vec<Value<'v>> {
         Shape::Map => {
             let operators = pattern.pairs(quiet, "").unwrap_or_default();
             let texts_of = |(operator, value): &(&str, Value<'v>)| match *operator {
-                "is" | "not" => texts(value),
+                "is" | "not" | "route" => texts(value),
                 _ => Vec::new(),
             };
             operators.iter().flat_map(texts_of).collect()
@@ -160,6 +160,9 @@ fn operators(value: &Value<'_>, report: &mut Report) -> Option<Pattern> {
     }
     if let Some(not) = fields.get("not") {
         patterns.extend(pattern(not, report).map(Pattern::negated));
+    }
+    if let Some(route) = fields.get("route") {
+        patterns.extend(one_of(route, report, "a path", Pattern::route));
     }
     if let Some(cidr) = fields.get("cidr") {
         patterns.extend(networks(cidr, report));

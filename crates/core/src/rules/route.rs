@@ -1,0 +1,182 @@
+//! Routes: paths as many web frameworks compare them.
+//!
+//! Rules compare paths byte by byte, and frameworks do not: to many of them `/login/`, `/LOGIN`, `/login;x=1` and
+//! `/login%20` are `/login`. A [`Route`] matches all of these.
+
+use std::borrow::Cow;
+
+use super::{Pattern, RuleError, pattern::Kind};
+
+/// A path or a glob, in any letter case, with or without a slash at its end, path parameters
+/// (`;name=value`), and encoded white space at its end.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Route {
+    written: Box<str>,
+    /// What the [form](form) of a value must match: an exact text or a glob.
+    inner: Box<Pattern>,
+}
+
+impl Route {
+    pub(super) fn new(text: &str) -> Result<Self, RuleError> {
+        if !text.starts_with('/') {
+            let problem = format!("a route is a path and begins with a slash, got \"{text}\"");
+            return Err(RuleError::new("route", problem));
+        }
+        if text.contains([';', '?', '#']) {
+            let problem =
+                "a route is a path without parameters; leave out what follows `;`, `?` or `#`";
+            return Err(RuleError::new("route", problem));
+        }
+        let inner = Pattern::text(&form(text))?;
+        Ok(Self {
+            written: text.into(),
+            inner: Box::new(inner),
+        })
+    }
+
+    /// As it was written.
+    pub(super) fn as_str(&self) -> &str {
+        &self.written
+    }
+
+    /// What the [form](form) of a value must match.
+    pub(super) fn inner(&self) -> &Pattern {
+        &self.inner
+    }
+
+    pub(super) fn matches(&self, value: &str) -> bool {
+        match self.inner.kind() {
+            Kind::Glob(glob) => glob.matches(&form(value)),
+            Kind::Exact(text) => form(value) == **text,
+            _ => false,
+        }
+    }
+}
+
+/// The form in which routes are compared: small letters, no parameters of segments, and neither slashes nor
+/// encoded white space at the end. The root is `/`.
+pub(super) fn form(path: &str) -> Cow<'_, str> {
+    if is_form(path) {
+        return Cow::Borrowed(path);
+    }
+    let mut form = String::with_capacity(path.len());
+    let mut is_parameter = false;
+    for letter in path.chars() {
+        match letter {
+            '/' => is_parameter = false,
+            ';' => is_parameter = true,
+            _ => {}
+        }
+        // A segment of parameters alone leaves no second slash.
+        let is_double = letter == '/' && form.ends_with('/');
+        if !is_parameter && !is_double {
+            form.push(letter.to_ascii_lowercase());
+        }
+    }
+    let end = trimmed(&form);
+    form.truncate(end.max(1));
+    Cow::Owned(form)
+}
+
+/// Whether `path` surely is in the form of routes: the usual case.
+fn is_form(path: &str) -> bool {
+    let is_small = |byte: u8| !byte.is_ascii_uppercase() && byte != b';';
+    trimmed(path) == path.len() && !path.contains("//") && path.bytes().all(is_small)
+}
+
+/// How long `path` is without the slashes and the white space at its end.
+fn trimmed(path: &str) -> usize {
+    const WHITE_SPACE: [&str; 7] = ["%20", "%09", "%0a", "%0b", "%0c", "%0d", "%00"];
+    let mut rest = path;
+    loop {
+        let shorter =
+            rest.trim_end_matches(|letter: char| letter == '/' || letter.is_ascii_whitespace());
+        let last = shorter
+            .len()
+            .checked_sub(3)
+            .and_then(|at| shorter.get(at..));
+        let is_white = |last: &str| {
+            WHITE_SPACE
+                .iter()
+                .any(|white| white.eq_ignore_ascii_case(last))
+        };
+        let shorter = match last {
+            Some(last) if is_white(last) => &shorter[..shorter.len() - last.len()],
+            _ => shorter,
+        };
+        if shorter.len() == rest.len() {
+            return rest.len();
+        }
+        rest = shorter;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_route_matches_what_many_frameworks_take_for_the_same_path() {
+        let login = Pattern::route("/login").unwrap();
+        for same in [
+            "/login",
+            "/login/",
+            "/LOGIN",
+            "/Login//",
+            "/login;x=1",
+            "/login;jsessionid=A/",
+            "/login%20",
+            "/login%09%0A/",
+            "/login/;x",
+            "/login;a/;b",
+            "/login%20/%20",
+            "/login%00",
+        ] {
+            assert!(login.matches(Some(same)), "{same}");
+        }
+        for other in [
+            "/logi",
+            "/login2",
+            "/a/login",
+            "/login/x",
+            "/login.json",
+            "/",
+            "",
+            "/%20login",
+        ] {
+            assert!(!login.matches(Some(other)), "{other}");
+        }
+        assert!(!login.matches(None));
+    }
+
+    #[test]
+    fn a_route_may_have_wildcards_and_be_the_root() {
+        let api = Pattern::route("/API/**").unwrap();
+        for below in ["/api", "/api/", "/Api/v1", "/api;v=1/users", "/api%20"] {
+            assert!(api.matches(Some(below)), "{below}");
+        }
+        assert!(!api.matches(Some("/apis")));
+        let users = Pattern::route("/users/*/posts/").unwrap();
+        assert!(users.matches(Some("/Users/7;a=b/posts")));
+        assert!(!users.matches(Some("/users/7/8/posts")));
+        let root = Pattern::route("/").unwrap();
+        assert!(root.matches(Some("/")) && root.matches(Some("/;x")) && !root.matches(Some("/a")));
+    }
+
+    #[test]
+    fn what_is_not_a_path_is_refused() {
+        for text in ["login", "", "*", "/login;x", "/login?next=/"] {
+            assert!(Pattern::route(text).is_err(), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_form_of_a_form_is_itself(path in "/[a-bA-B/;%20]{0,12}") {
+            let once = form(&path).into_owned();
+            prop_assert!(is_form(&once) || once == "/", "{}", once);
+            prop_assert_eq!(form(&once), once.as_str());
+        }
+    }
+}
