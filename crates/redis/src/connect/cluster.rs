@@ -4,19 +4,27 @@
 //! lost connections with one counter. Here a node's batch carries whatever slots it serves, and only an answer that
 //! says that nothing was done leads to another question.
 
-mod ranges;
+mod merge;
+mod view;
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
 use arc_swap::ArcSwapOption;
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::Value;
 use tokio::{runtime::Handle, sync::Notify, task::AbortHandle, time::Instant};
 
-use self::ranges::{Range, ranges};
+use self::{
+    merge::{Decides, SlotMap, merge},
+    view::{State, View},
+};
 use super::{
     error::ConnectError,
     handshake::Kind,
@@ -38,6 +46,15 @@ const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// How long to gather directions that say the same before the map is read.
 const GATHER: Duration = Duration::from_millis(20);
 
+/// The most nodes that are asked for their view at once.
+const MAX_INFORMANTS: usize = 16;
+
+/// How many nodes are asked at least while nothing seems wrong, if there are so many.
+const MIN_INFORMANTS: usize = 3;
+
+/// How long to wait for further views once a node has answered that says `cluster_state:ok`.
+const OTHERS: Duration = Duration::from_millis(200);
+
 /// The nodes of a cluster.
 #[derive(Debug)]
 pub(super) struct Cluster {
@@ -54,18 +71,43 @@ struct Shared {
     map: ArcSwapOption<Map>,
     nodes: Mutex<HashMap<Address, Arc<Node>>>,
     trouble: Mutex<Option<ConnectError>>,
+    /// How often the map was read: in a large cluster each time other nodes are asked.
+    looks: AtomicUsize,
     /// Somebody was sent elsewhere.
     stale: Notify,
     /// The map was read, or could not be.
     looked: tokio::sync::watch::Sender<bool>,
 }
 
-/// Who has which slot.
+/// Which node has which slot.
 #[derive(Debug)]
 struct Map {
     owners: Vec<Option<Arc<Node>>>,
-    /// Every node, replicas too: whom to ask for the next map.
+    parts: Vec<Part>,
+    /// Every node, replicas too, which can be asked for the next map.
     addresses: Vec<Address>,
+}
+
+/// The slots of one node.
+#[derive(Debug)]
+struct Part {
+    node: Arc<Node>,
+    slots: usize,
+    decides: Decides,
+}
+
+impl Map {
+    /// How many slots no node decides about.
+    fn undecided_slots(&self) -> usize {
+        let decided = self.parts.iter().filter(|part| part.is_decided());
+        usize::from(SLOTS) - decided.map(|part| part.slots).sum::<usize>()
+    }
+}
+
+impl Part {
+    fn is_decided(&self) -> bool {
+        self.decides == Decides::Yes && self.node.is_up()
+    }
 }
 
 /// What an answer tells us to do.
@@ -90,6 +132,7 @@ impl Cluster {
             map: ArcSwapOption::empty(),
             nodes: Mutex::default(),
             trouble: Mutex::default(),
+            looks: AtomicUsize::new(0),
             stale: Notify::new(),
             looked: tokio::sync::watch::Sender::new(false),
         });
@@ -139,6 +182,13 @@ impl Cluster {
         trouble.or_else(|| self.nodes().iter().find_map(|node| node.trouble()))
     }
 
+    /// How many slots no node decides about, because no node has them, or the one that has them is out of reach or says
+    /// that the cluster failed. Before the map was read for the first time that is not known, and zero.
+    pub(super) fn undecided_slots(&self) -> usize {
+        let map = self.shared.map.load();
+        map.as_ref().map_or(0, |map| map.undecided_slots())
+    }
+
     /// How long a question may take, every direction that it follows included.
     pub(super) fn timeout(&self) -> Duration {
         self.timeout
@@ -155,14 +205,19 @@ impl Cluster {
             .await;
     }
 
-    /// Whether it is known that no node can be asked.
+    /// Whether it is known that no node can be asked. Every decision asks this first: it takes no lock while a node is up.
     pub(super) fn is_down(&self) -> bool {
-        *self.shared.looked.borrow() && self.nodes().iter().all(|node| node.is_down())
+        match &*self.shared.map.load() {
+            Some(map) => map.parts.iter().all(|part| part.node.is_down()),
+            None => *self.shared.looked.borrow(),
+        }
     }
 
-    /// The nodes that are asked.
+    /// The nodes that have slots.
     pub(super) fn nodes(&self) -> Vec<Arc<Node>> {
-        lock(&self.shared.nodes).values().cloned().collect()
+        let map = self.shared.map.load();
+        let parts = map.as_ref().map_or(&[][..], |map| &map.parts);
+        parts.iter().map(|part| Arc::clone(&part.node)).collect()
     }
 
     async fn owner(&self, slot: u16) -> Option<Arc<Node>> {
@@ -243,57 +298,106 @@ impl Shared {
         }
     }
 
-    /// Puts `ranges` in force; nodes that have no slot are let go.
-    fn adopt(&self, ranges: Vec<Range>) {
+    /// Puts `found` in force; connections to nodes that have no slot any more are closed.
+    fn adopt(&self, found: SlotMap) {
         let mut owners = vec![None; usize::from(SLOTS)];
-        let mut addresses = Vec::new();
-        for range in ranges {
-            let mut servers = range.servers.into_iter();
-            let Some(owner) = servers.next() else {
-                continue;
-            };
-            let node = self.node(owner.clone());
-            owners[usize::from(range.first)..=usize::from(range.last)].fill(Some(node));
-            for address in std::iter::once(owner).chain(servers) {
-                if !addresses.contains(&address) {
-                    addresses.push(address);
-                }
+        let mut parts: Vec<Part> = Vec::new();
+        for run in found.runs {
+            let node = self.node(run.owner);
+            let slots = usize::from(run.first)..=usize::from(run.last);
+            let count = slots.clone().count();
+            owners[slots].fill(Some(Arc::clone(&node)));
+            let same =
+                |part: &&mut Part| Arc::ptr_eq(&part.node, &node) && part.decides == run.decides;
+            match parts.iter_mut().find(same) {
+                Some(part) => part.slots += count,
+                None => parts.push(Part {
+                    node,
+                    slots: count,
+                    decides: run.decides,
+                }),
             }
         }
-        let map = Map { owners, addresses };
-        let is_owner = |node: &Arc<Node>| {
-            map.owners
-                .iter()
-                .flatten()
-                .any(|owner| Arc::ptr_eq(owner, node))
-        };
+        let is_owner = |node: &Arc<Node>| parts.iter().any(|part| Arc::ptr_eq(&part.node, node));
         lock(&self.nodes).retain(|_, node| is_owner(node));
-        self.map.store(Some(Arc::new(map)));
+        self.map.store(Some(Arc::new(Map {
+            owners,
+            parts,
+            addresses: found.addresses,
+        })));
     }
 
-    /// Whether there is a node for every slot, and none is down.
+    /// Whether every slot is decided.
     fn is_whole(&self) -> bool {
-        let has_all = self
-            .map
-            .load()
-            .as_ref()
-            .is_some_and(|map| map.owners.iter().all(Option::is_some));
-        has_all && lock(&self.nodes).values().all(|node| node.is_up())
+        let map = self.map.load();
+        map.as_ref().is_some_and(|map| map.undecided_slots() == 0)
     }
 
-    /// Whom to ask for the map: every node that was known, then the seeds.
+    /// The nodes to ask for their view: those that have slots, and where something is wrong or they are few, the others
+    /// that were named, and the seeds. In a cluster of more than can be asked at once each look asks others.
     fn informants(&self) -> Vec<Address> {
         let map = self.map.load();
-        let known = map
-            .as_ref()
-            .map_or_else(Vec::new, |map| map.addresses.clone());
-        let seeds = self
-            .seeds
-            .iter()
-            .filter(|seed| !known.contains(seed))
-            .cloned()
-            .collect::<Vec<_>>();
-        known.into_iter().chain(seeds).collect()
+        let mut informants: Vec<Address> = Vec::new();
+        let turn = self.looks.fetch_add(1, Ordering::Relaxed);
+        let mut add = |addresses: Vec<Address>, most: usize| {
+            let first = turn.checked_rem(addresses.len()).unwrap_or(0);
+            for address in addresses.iter().cycle().skip(first).take(addresses.len()) {
+                if informants.len() < most && !informants.contains(address) {
+                    informants.push(address.clone());
+                }
+            }
+        };
+        let parts = map.as_ref().map_or(&[][..], |map| &map.parts);
+        let owners = parts.iter().filter_map(|part| part.node.address().cloned());
+        add(owners.collect(), MAX_INFORMANTS);
+        let most = if self.is_whole() {
+            MIN_INFORMANTS
+        } else {
+            MAX_INFORMANTS
+        };
+        add(
+            map.as_ref()
+                .map_or_else(Vec::new, |map| map.addresses.clone()),
+            most,
+        );
+        add(self.seeds.clone(), most);
+        informants
+    }
+
+    /// The views of several nodes, and why others gave none. Nodes that are slow are waited for while none has answered
+    /// that is part of the cluster's majority.
+    async fn views(&self) -> (Vec<View>, Option<ConnectError>) {
+        let informants = self.informants();
+        let asked = informants.iter().map(|informant| {
+            let open = lock(&self.nodes)
+                .get(informant)
+                .and_then(|node| node.connection());
+            view::read(&self.settings, informant, open)
+        });
+        let mut asked: FuturesUnordered<_> = asked.collect();
+        let (mut views, mut trouble): (Vec<View>, Option<ConnectError>) = (Vec::new(), None);
+        let mut until = None;
+        loop {
+            let next = match until {
+                None => asked.next().await,
+                Some(until) => tokio::time::timeout_at(until, asked.next())
+                    .await
+                    .unwrap_or(None),
+            };
+            match next {
+                Some(Ok(view)) => {
+                    if view.state == State::Ok {
+                        until.get_or_insert_with(|| Instant::now() + OTHERS);
+                    }
+                    // One node may be known by two addresses.
+                    if views.iter().all(|known| known.informant != view.informant) {
+                        views.push(view);
+                    }
+                }
+                Some(Err(error)) => trouble = trouble.or(Some(error)),
+                None => return (views, trouble),
+            }
+        }
     }
 }
 
@@ -316,17 +420,17 @@ async fn keep(shared: Arc<Shared>) {
 }
 
 async fn look(shared: &Shared) {
-    let mut trouble = None;
-    for informant in shared.informants() {
-        match ranges(shared, &informant).await {
-            Ok(ranges) => {
-                shared.adopt(ranges);
-                trouble = None;
-                break;
-            }
-            Err(error) => trouble = trouble.or(Some(error)),
-        }
-    }
+    let (views, unread) = shared.views().await;
+    let trouble = if views.is_empty() {
+        unread
+    } else {
+        let found = merge(&views);
+        let decided = found.runs.iter().filter(|run| run.decides == Decides::Yes);
+        let decided = decided.map(|run| u32::from(run.last - run.first) + 1).sum();
+        let undecided = u32::from(SLOTS).saturating_sub(decided);
+        shared.adopt(found);
+        (undecided > 0).then_some(ConnectError::Undecided(undecided))
+    };
     let mut known = lock(&shared.trouble);
     if *known != trouble {
         if let Some(error) = &trouble {

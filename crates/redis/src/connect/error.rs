@@ -101,6 +101,11 @@ pub enum ConnectError {
         /// What was wrong.
         problem: String,
     },
+    /// Some slots of the cluster have no node that decides about them.
+    #[error(
+        "no node of the Redis Cluster decides about {0} of 16384 slots; look at `CLUSTER INFO` and `CLUSTER NODES` of its primaries"
+    )]
+    Undecided(u32),
     /// The certificates cannot be used.
     #[error("the certificates for Redis cannot be used: {0}; look at `store.tls`")]
     Certificates(String),

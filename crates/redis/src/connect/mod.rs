@@ -48,6 +48,8 @@ pub struct Health {
     pub servers: usize,
     /// How many of them are asked.
     pub up: usize,
+    /// How many slots of a cluster no node decides about; 0 where there is no cluster.
+    pub undecided_slots: usize,
     /// What is wrong, in words that say what to do; `None` if nothing is.
     pub trouble: Option<ConnectError>,
     /// How often a server was given up for a while.
@@ -127,7 +129,10 @@ impl Redis {
             Routes::Many(cluster) => {
                 let nodes = cluster.nodes();
                 let nodes: Vec<&Node> = nodes.iter().map(|node| &**node).collect();
-                Health::of(&nodes, cluster.trouble())
+                Health {
+                    undecided_slots: cluster.undecided_slots(),
+                    ..Health::of(&nodes, cluster.trouble())
+                }
             }
         }
     }
@@ -138,6 +143,7 @@ impl Health {
         Self {
             servers: nodes.len(),
             up: nodes.iter().filter(|node| node.is_up()).count(),
+            undecided_slots: 0,
             trouble,
             trips: nodes.iter().map(|node| node.trips()).sum(),
             batches: nodes.iter().map(|node| node.batches()).sum(),

@@ -61,10 +61,18 @@ pub(super) struct Node {
     timeout: Duration,
 }
 
+/// The connections to a server that is up.
+#[derive(Debug)]
+struct Links {
+    links: Vec<Link>,
+    /// One of them, for questions that are not decisions and do not wait in line.
+    side: Option<MultiplexedConnection>,
+}
+
 /// What a node, its links and its keeper share.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
-    links: ArcSwapOption<Vec<Link>>,
+    links: ArcSwapOption<Links>,
     breaker: Breaker,
     trouble: Mutex<Option<ConnectError>>,
     tripped: Notify,
@@ -102,7 +110,7 @@ impl Node {
         let (sender, answer) = oneshot::channel();
         {
             let links = self.shared.links.load();
-            let links = links.as_ref().ok_or(Fate::NotSent)?;
+            let links = &links.as_ref().ok_or(Fate::NotSent)?.links;
             let count = u64::try_from(links.len()).unwrap_or(1).max(1);
             let link = usize::try_from(hash % count)
                 .ok()
@@ -143,6 +151,11 @@ impl Node {
     /// Why the server cannot be asked; `None` while it can.
     pub(super) fn trouble(&self) -> Option<ConnectError> {
         lock(&self.shared.trouble).clone()
+    }
+
+    /// One of its connections, for questions that are not decisions; `None` while it is down.
+    pub(super) fn connection(&self) -> Option<MultiplexedConnection> {
+        self.shared.links.load().as_ref()?.side.clone()
     }
 
     /// Whether the server is asked.
@@ -270,12 +283,13 @@ async fn serve(
     shared.breaker.reset();
     let mut tasks = JoinSet::new();
     let mut links = Vec::with_capacity(connections.len());
+    let side = connections.first().cloned();
     for connection in connections {
         let (link, questions) = mpsc::channel(settings.queue.max(1));
         tasks.spawn(link::serve(questions, connection, Arc::clone(shared)));
         links.push(link);
     }
-    shared.links.store(Some(Arc::new(links)));
+    shared.links.store(Some(Arc::new(Links { links, side })));
     up();
     tokio::select! {
         () = shared.tripped.notified() => {}

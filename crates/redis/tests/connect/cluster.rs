@@ -31,6 +31,53 @@ async fn keys_of_every_slot_are_decided_where_they_are_and_wherever_they_go() {
     a_primary_is_killed(&mut cluster, &asked).await;
 }
 
+/// The owner of the first slots, which any other node names first, is cut off from its cluster and not from us.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_that_is_cut_off_from_its_cluster_is_left_for_the_replica_that_took_over() {
+    let cluster = tokio::task::block_in_place(RedisCluster::start_with_proxied_buses);
+    // The first is the owner of slot 0, and the seed.
+    let asked = asked(&cluster);
+    asked.until_decided("first").await;
+    for key in 0..60 {
+        assert_eq!(asked.admitted(&key.to_string(), 1).await, 1, "{key}");
+    }
+    assert_eq!(asked.redis.health().undecided_slots, 0);
+    let victim = (0..6).find(|number| asked_owns(&cluster, *number)).unwrap();
+    assert_eq!(victim, 0);
+    cluster.cut_off(victim);
+    tokio::task::block_in_place(|| {
+        eventually("a replica takes over", || has_been_replaced(&cluster, 1));
+        eventually("the old primary notices that it is alone", || {
+            let info = cluster.nodes()[victim].ask(&["CLUSTER", "INFO"]);
+            info.contains("cluster_state:fail").then_some(())
+        });
+    });
+    for key in 100..160 {
+        let decided = asked.until_decided(&key.to_string()).await;
+        assert_eq!(decided, Decision::Admitted, "{key}");
+    }
+    let health = asked
+        .until("whole", |health| {
+            health.undecided_slots == 0 && health.trouble.is_none()
+        })
+        .await;
+    assert_eq!((health.servers, health.up), (3, 3));
+}
+
+/// Nodes that are all cut off from each other decide about nothing, and that is said.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn slots_that_no_node_decides_about_are_reported() {
+    let cluster = tokio::task::block_in_place(RedisCluster::start_with_proxied_buses);
+    let asked = asked(&cluster);
+    asked.until_decided("first").await;
+    cluster.cut_all_buses();
+    asked
+        .until("undecided", |health| health.undecided_slots == 16_384)
+        .await;
+    let trouble = asked.redis.health().trouble.unwrap().to_string();
+    assert!(trouble.contains("16384 of 16384 slots"), "{trouble}");
+}
+
 /// Charges two keys at a time, most of them in two slots, until the one that they have in common is spent.
 async fn limits_of_several_slots_are_one_decision(asked: &Asked) {
     let charge = |key: &'static str| Charge::new(key.as_bytes(), &asked.limits, Cost::ONE).unwrap();
@@ -116,10 +163,7 @@ async fn a_primary_is_killed(cluster: &mut RedisCluster, asked: &Asked) {
     let survivor = if victim == 1 { 2 } else { 1 };
     tokio::task::block_in_place(|| {
         eventually("a replica takes over", || {
-            let nodes = cluster.nodes()[survivor].ask(&["CLUSTER", "NODES"]);
-            let dead = nodes.lines().find(|line| line.contains("master,fail"))?;
-            // A dead node that has slots still is not replaced yet.
-            (dead.split_whitespace().count() == 8).then_some(())
+            has_been_replaced(cluster, survivor)
         });
     });
     for key in 100..160 {
@@ -129,6 +173,14 @@ async fn a_primary_is_killed(cluster: &mut RedisCluster, asked: &Asked) {
             "{key}"
         );
     }
+}
+
+/// Whether the node of this number knows that a replica has replaced a primary that failed.
+fn has_been_replaced(cluster: &RedisCluster, survivor: usize) -> Option<()> {
+    let nodes = cluster.nodes()[survivor].ask(&["CLUSTER", "NODES"]);
+    let dead = nodes.lines().find(|line| line.contains("master,fail"))?;
+    // A failed node that still has slots is not replaced yet.
+    (dead.split_whitespace().count() == 8).then_some(())
 }
 
 fn asked_owns(cluster: &RedisCluster, number: usize) -> bool {

@@ -1,19 +1,34 @@
 //! A Redis Cluster of three primaries, each with a replica.
 
-use std::process::{Command, Stdio};
+use std::{
+    cell::RefCell,
+    net::{IpAddr, Ipv4Addr},
+    process::{Command, Stdio},
+};
 
-use super::{RedisServer, SERVER, eventually, redis::ask};
+use super::{Proxy, RedisServer, Refused, SERVER, eventually, redis::ask};
 
 /// The nodes of a cluster, which end with the test.
 #[derive(Debug)]
 pub struct RedisCluster {
     nodes: Vec<RedisServer>,
+    /// What stands before the bus of each node, if nodes can be cut off.
+    buses: Vec<Proxy>,
 }
 
 impl RedisCluster {
     /// Starts six nodes and waits until every slot is served.
     pub fn start() -> Self {
-        let nodes: Vec<RedisServer> = (0..6).map(|_| node()).collect();
+        Self::of((0..6).map(|_| node()).collect(), Vec::new())
+    }
+
+    /// The same with nodes that [`Self::cut_off`] can cut off from each other.
+    pub fn start_with_proxied_buses() -> Self {
+        let (nodes, buses) = (0..6).map(node_with_proxied_bus).unzip();
+        Self::of(nodes, buses)
+    }
+
+    fn of(nodes: Vec<RedisServer>, buses: Vec<Proxy>) -> Self {
         let addresses = nodes
             .iter()
             .map(|node| format!("127.0.0.1:{}", node.port()));
@@ -29,7 +44,7 @@ impl RedisCluster {
             "{}",
             String::from_utf8_lossy(&created.stdout)
         );
-        let cluster = Self { nodes };
+        let cluster = Self { nodes, buses };
         for node in &cluster.nodes {
             eventually("every node knows the cluster", || {
                 let info = ask(node.port(), &["CLUSTER", "INFO"])?;
@@ -69,6 +84,24 @@ impl RedisCluster {
         self.nodes.iter().position(owns).unwrap()
     }
 
+    /// Cuts a node off from all others, and not from its clients.
+    pub fn cut_off(&self, number: usize) {
+        for (other, bus) in self.buses.iter().enumerate() {
+            bus.refuse(if other == number {
+                Refused::All
+            } else {
+                Refused::From(source(number))
+            });
+        }
+    }
+
+    /// Cuts every node off from all others.
+    pub fn cut_all_buses(&self) {
+        for bus in &self.buses {
+            bus.refuse(Refused::All);
+        }
+    }
+
     /// Ends a node at once.
     pub fn kill(&mut self, number: usize) {
         self.nodes[number].kill();
@@ -81,16 +114,44 @@ fn holds(range: &str, slot: u32) -> bool {
 }
 
 fn node() -> RedisServer {
-    RedisServer::node(
-        SERVER,
-        &[
-            "--cluster-node-timeout",
-            "1000",
-            // A replica that follows at once and stands in however long it has heard nothing: nothing is kept here.
-            "--repl-diskless-sync-delay",
-            "0",
-            "--cluster-replica-validity-factor",
-            "0",
-        ],
-    )
+    RedisServer::node(SERVER, &OPTIONS)
+}
+
+const OPTIONS: [&str; 6] = [
+    "--cluster-node-timeout",
+    "1000",
+    // A replica that follows at once and stands in however long it has heard nothing: nothing is kept here.
+    "--repl-diskless-sync-delay",
+    "0",
+    "--cluster-replica-validity-factor",
+    "0",
+];
+
+/// A node that the others reach through a proxy. What it connects to itself is told by its source address.
+fn node_with_proxied_bus(number: usize) -> (RedisServer, Proxy) {
+    let proxy = RefCell::new(None);
+    let server = RedisServer::node_with(SERVER, |bus| {
+        let before = Proxy::before(bus);
+        let announced = before.port().to_string();
+        proxy.replace(Some(before));
+        let source = source(number).to_string();
+        let own = [
+            "--cluster-announce-bus-port",
+            &announced,
+            "--bind-source-addr",
+            &source,
+        ];
+        OPTIONS
+            .iter()
+            .chain(&own)
+            .map(|option| (*option).to_owned())
+            .collect()
+    });
+    (server, proxy.into_inner().unwrap())
+}
+
+/// The address of this machine from which a node connects.
+fn source(number: usize) -> IpAddr {
+    let last = u8::try_from(10 + number).unwrap();
+    Ipv4Addr::new(127, 0, 0, last).into()
 }

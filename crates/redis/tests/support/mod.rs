@@ -15,7 +15,10 @@ mod redis;
 pub mod sentinels;
 
 pub use self::{
-    certificates::Certificates, cluster::RedisCluster, proxy::Proxy, redis::RedisServer,
+    certificates::Certificates,
+    cluster::RedisCluster,
+    proxy::{Proxy, Refused},
+    redis::RedisServer,
     sentinels::Sentinels,
 };
 

@@ -1,8 +1,8 @@
-//! A TCP proxy that can be slow, or break every connection off.
+//! A TCP proxy that can be slow, break every connection off, or refuse those of one address.
 
 use std::{
     io::{Read, Write},
-    net::{Ipv4Addr, Shutdown, TcpListener, TcpStream},
+    net::{IpAddr, Ipv4Addr, Shutdown, TcpListener, TcpStream},
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
@@ -16,7 +16,29 @@ use std::{
 pub struct Proxy {
     port: u16,
     delay_ms: Arc<AtomicU64>,
-    open: Arc<Mutex<Vec<TcpStream>>>,
+    connections: Arc<Mutex<Connections>>,
+}
+
+#[derive(Debug, Default)]
+struct Connections {
+    /// Both ends of each, with the client's address.
+    open: Vec<(IpAddr, TcpStream)>,
+    refused: Refused,
+}
+
+/// Whose connections are refused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Refused {
+    #[default]
+    None,
+    From(IpAddr),
+    All,
+}
+
+impl Refused {
+    fn is(self, client: IpAddr) -> bool {
+        self == Self::All || self == Self::From(client)
+    }
 }
 
 impl Proxy {
@@ -26,25 +48,39 @@ impl Proxy {
         let proxy = Self {
             port: listener.local_addr().unwrap().port(),
             delay_ms: Arc::default(),
-            open: Arc::default(),
+            connections: Arc::default(),
         };
-        let (delay_ms, open) = (Arc::clone(&proxy.delay_ms), Arc::clone(&proxy.open));
+        let delay_ms = Arc::clone(&proxy.delay_ms);
+        let connections = Arc::clone(&proxy.connections);
         thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
+                let Ok(from) = client.peer_addr().map(|address| address.ip()) else {
+                    continue;
+                };
                 let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, port)) else {
                     continue;
                 };
                 client.set_nodelay(true).unwrap();
                 server.set_nodelay(true).unwrap();
-                open.lock()
-                    .unwrap()
-                    .extend([client.try_clone().unwrap(), server.try_clone().unwrap()]);
+                {
+                    let mut connections = connections.lock().unwrap();
+                    if connections.refused.is(from) {
+                        continue;
+                    }
+                    for end in [&client, &server] {
+                        connections.open.push((from, end.try_clone().unwrap()));
+                    }
+                }
                 let back = (server.try_clone().unwrap(), client.try_clone().unwrap());
                 pump(client, server, Arc::clone(&delay_ms));
                 pump(back.0, back.1, Arc::default());
             }
         });
         proxy
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
     }
 
     pub fn url(&self) -> String {
@@ -59,9 +95,22 @@ impl Proxy {
 
     /// Breaks every connection off.
     pub fn reset(&self) {
-        for stream in self.open.lock().unwrap().drain(..) {
+        let mut connections = self.connections.lock().unwrap();
+        for (_, stream) in connections.open.drain(..) {
             let _ = stream.shutdown(Shutdown::Both);
         }
+    }
+
+    /// Refuses these connections from now on, and breaks off those that are open.
+    pub fn refuse(&self, refused: Refused) {
+        let mut connections = self.connections.lock().unwrap();
+        connections.refused = refused;
+        connections.open.retain(|(from, stream)| {
+            if refused.is(*from) {
+                let _ = stream.shutdown(Shutdown::Both);
+            }
+            !refused.is(*from)
+        });
     }
 }
 

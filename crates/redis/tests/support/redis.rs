@@ -40,12 +40,18 @@ impl RedisServer {
 
     /// A node of a cluster that is still to be formed, with more `options`; `program` is `redis-server` or `valkey-server`.
     pub fn node(program: &'static str, options: &[&str]) -> Self {
+        Self::node_with(program, |_| {
+            options.iter().map(|option| (*option).to_owned()).collect()
+        })
+    }
+
+    /// The same with options that depend on the port of the cluster bus.
+    pub fn node_with(program: &'static str, options: impl Fn(u16) -> Vec<String>) -> Self {
         Self::on_free_ports(program, |bus| {
             // The cluster bus listens 10,000 ports higher, unless it is told where.
-            let bus = bus.to_string();
-            let clustered = ["--cluster-enabled", "yes", "--cluster-port", &bus];
-            let all = clustered.iter().chain(options);
-            all.map(|option| (*option).to_owned()).collect()
+            let clustered = ["--cluster-enabled", "yes", "--cluster-port"].map(str::to_owned);
+            let clustered = clustered.into_iter().chain([bus.to_string()]);
+            clustered.chain(options(bus)).collect()
         })
     }
 

@@ -27,6 +27,13 @@ pub(super) fn write(text: &mut Text, fleet: &FleetStats) {
     );
     let help = "Redis servers that are asked.";
     text.single("tidegate_redis_servers_up", "gauge", help, size(health.up));
+    let help = "Slots of the Redis Cluster that no node decides about.";
+    text.single(
+        "tidegate_redis_slots_undecided",
+        "gauge",
+        help,
+        size(health.undecided_slots),
+    );
     let help = "Times that a Redis server was given up for a while.";
     text.single("tidegate_redis_trips_total", "counter", help, health.trips);
     let help = "Batches of questions sent to Redis.";

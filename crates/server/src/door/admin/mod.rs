@@ -281,6 +281,9 @@ impl Admin {
 fn redis(health: &Health, refusal: Option<String>) -> serde_json::Value {
     let state = match (health.up, health.up == health.servers, &refusal) {
         (0, _, _) => "out of reach; the rules' `on_failure` answers",
+        (_, true, _) if health.undecided_slots > 0 => {
+            "no node decides about some slots of the cluster; the rules' `on_failure` answers there"
+        }
         (_, true, None) => "ok",
         (_, true, Some(_)) => {
             "did not decide everything in the last minute; the rules' `on_failure` answers then"
@@ -288,5 +291,11 @@ fn redis(health: &Health, refusal: Option<String>) -> serde_json::Value {
         (_, false, _) => "in part out of reach; the rules' `on_failure` answers there",
     };
     let problem = health.trouble.as_ref().map(ToString::to_string).or(refusal);
-    json!({"state": state, "servers": health.servers, "up": health.up, "problem": problem})
+    json!({
+        "state": state,
+        "servers": health.servers,
+        "up": health.up,
+        "undecided_slots": health.undecided_slots,
+        "problem": problem,
+    })
 }

@@ -1,0 +1,293 @@
+//! How one node sees the cluster: which node has which slot, by which configuration epoch.
+//!
+//! `CLUSTER SLOTS` names the endpoints that clients should use, `CLUSTER NODES` the configuration epochs, and
+//! `CLUSTER INFO` says whether the node decides at all. A node that is cut off from the majority says
+//! `cluster_state:fail`, and answers every key with CLUSTERDOWN.
+
+use std::{collections::HashMap, time::Duration};
+
+use redis::{Pipeline, Value, aio::MultiplexedConnection};
+
+use super::super::{
+    error::ConnectError,
+    handshake::{self, Kind, text},
+    settings::{Address, Settings},
+    slots::SLOTS,
+};
+
+/// How long reading one node's view may take, connecting included. It is not bound by the timeout of a decision,
+/// because no decision waits for it.
+pub(super) const VIEW_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// One node's view of the cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct View {
+    /// The id of the node that answered.
+    pub(super) informant: String,
+    pub(super) state: State,
+    pub(super) claims: Vec<Claim>,
+}
+
+/// What a node says of its cluster's state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Ok,
+    /// The node answers every key with CLUSTERDOWN.
+    Failed,
+}
+
+/// A run of slots and the node that has them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Claim {
+    pub(super) first: u16,
+    pub(super) last: u16,
+    /// The id of the primary.
+    pub(super) owner: String,
+    /// The configuration epoch of the primary: the cluster resolves conflicts in favour of the highest.
+    pub(super) epoch: u64,
+    /// The primary, then its replicas.
+    pub(super) servers: Vec<Address>,
+}
+
+/// Reads the view of `informant` over `open`, or over a connection of its own where there is none.
+pub(super) async fn read(
+    settings: &Settings,
+    informant: &Address,
+    open: Option<MultiplexedConnection>,
+) -> Result<View, ConnectError> {
+    let asked = async {
+        let mut connection = match open {
+            Some(connection) => connection,
+            None => handshake::connect(settings, (informant, Kind::ClusterNode), || {}).await?,
+        };
+        connection.set_response_timeout(VIEW_TIMEOUT);
+        // One pipeline: a node answers the three commands without handling the cluster bus in between.
+        let mut questions = Pipeline::with_capacity(3);
+        questions.cmd("CLUSTER").arg("SLOTS");
+        questions.cmd("CLUSTER").arg("NODES");
+        questions.cmd("CLUSTER").arg("INFO");
+        let answers = connection.send_packed_commands(&questions, 0, 3).await;
+        answers.map_err(|error| ConnectError::from_library(informant, &error))
+    };
+    let answers = tokio::time::timeout(VIEW_TIMEOUT, asked).await;
+    let answers = answers.unwrap_or_else(|_| {
+        Err(ConnectError::Slow {
+            address: informant.clone(),
+            problem: "it does not say which slots it has".to_owned(),
+        })
+    })?;
+    view(informant, answers)
+}
+
+fn view(informant: &Address, answers: Vec<Value>) -> Result<View, ConnectError> {
+    let nonsense = |problem: String| ConnectError::Nonsense {
+        address: informant.clone(),
+        problem,
+    };
+    let [slots, nodes, info] = <[Value; 3]>::try_from(answers)
+        .map_err(|_| nonsense("three questions, and not three answers".to_owned()))?;
+    for answer in [&slots, &nodes, &info] {
+        if let Value::ServerError(error) = answer {
+            return Err(ConnectError::from_library(informant, &error.clone().into()));
+        }
+    }
+    let nodes = text(&nodes).and_then(|text| Nodes::read(&text));
+    let nodes = nodes.ok_or_else(|| nonsense("CLUSTER NODES cannot be read".to_owned()))?;
+    let info = text(&info).ok_or_else(|| nonsense("CLUSTER INFO cannot be read".to_owned()))?;
+    let claims = claims(&slots, &nodes, informant)
+        .ok_or_else(|| nonsense("CLUSTER SLOTS cannot be read".to_owned()))?;
+    if claims.is_empty() {
+        let problem = "no node has any slot yet; create the cluster first";
+        return Err(nonsense(problem.to_owned()));
+    }
+    let state = if info.lines().any(|line| line.trim() == "cluster_state:ok") {
+        State::Ok
+    } else {
+        State::Failed
+    };
+    Ok(View {
+        informant: nodes.myself,
+        state,
+        claims,
+    })
+}
+
+/// What `CLUSTER NODES` says that `CLUSTER SLOTS` does not.
+#[derive(Debug, PartialEq, Eq)]
+struct Nodes {
+    myself: String,
+    epochs: HashMap<String, u64>,
+}
+
+impl Nodes {
+    /// `ID HOST:PORT@BUS FLAGS PRIMARY PING PONG EPOCH LINK [SLOTS]…`, a node a line.
+    fn read(text: &str) -> Option<Self> {
+        let (mut myself, mut epochs) = (None, HashMap::new());
+        for line in text.lines().filter(|line| !line.trim().is_empty()) {
+            let mut fields = line.split_ascii_whitespace();
+            let (id, flags) = (fields.next()?, fields.nth(1)?);
+            let epoch = fields.nth(3)?.parse().ok()?;
+            if flags.split(',').any(|flag| flag == "myself") {
+                myself = Some(id.to_owned());
+            }
+            epochs.insert(id.to_owned(), epoch);
+        }
+        Some(Self {
+            myself: myself?,
+            epochs,
+        })
+    }
+}
+
+/// The entries of `CLUSTER SLOTS`; `None` if they cannot be read.
+fn claims(slots: &Value, nodes: &Nodes, informant: &Address) -> Option<Vec<Claim>> {
+    let Value::Array(entries) = slots else {
+        return None;
+    };
+    if entries.len() > usize::from(SLOTS) {
+        return None;
+    }
+    entries
+        .iter()
+        .map(|entry| claim(entry, nodes, informant))
+        .collect()
+}
+
+/// `[first, last, [host, port, id, …], …]`. A host that is missing is the one that answered.
+fn claim(entry: &Value, nodes: &Nodes, informant: &Address) -> Option<Claim> {
+    let Value::Array(parts) = entry else {
+        return None;
+    };
+    let [Value::Int(first), Value::Int(last), servers @ ..] = parts.as_slice() else {
+        return None;
+    };
+    let (first, last) = (u16::try_from(*first).ok()?, u16::try_from(*last).ok()?);
+    if first > last || last >= SLOTS {
+        return None;
+    }
+    let servers = servers
+        .iter()
+        .map(|server| named(server, informant))
+        .collect::<Option<Vec<_>>>()?;
+    let owner = servers.first()?.1.clone();
+    Some(Claim {
+        first,
+        last,
+        // A node that joined between the two answers: any other claim is as good.
+        epoch: nodes.epochs.get(&owner).copied().unwrap_or(0),
+        owner,
+        servers: servers.into_iter().map(|(address, _)| address).collect(),
+    })
+}
+
+/// The address and the id in `[host, port, id, …]`.
+fn named(server: &Value, informant: &Address) -> Option<(Address, String)> {
+    let Value::Array(parts) = server else {
+        return None;
+    };
+    let [host, Value::Int(port), id, ..] = parts.as_slice() else {
+        return None;
+    };
+    let host = text(host).filter(|host| !host.is_empty() && host != "?");
+    let host = host.as_deref().unwrap_or(&informant.host);
+    let port = u16::try_from(*port).ok()?;
+    Some((informant.beside(host, port), text(id)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NODES: &str = "\
+        aa 10.0.0.1:7000@17000 myself,master - 0 0 3 connected 0-99\n\
+        bb 10.0.0.2:7001@17001,host.internal master - 0 1 9 connected 100-16383 [5->-aa]\n\
+        cc 10.0.0.3:7002@17002 slave aa 0 1 3 connected\n";
+
+    fn bulk(text: &str) -> Value {
+        Value::BulkString(text.as_bytes().to_vec())
+    }
+
+    fn informant() -> Address {
+        Address::parse("redis://10.0.0.1:7000").unwrap().0
+    }
+
+    fn entry(first: i64, last: i64, servers: &[(Value, i64, &str)]) -> Value {
+        let mut parts = vec![Value::Int(first), Value::Int(last)];
+        parts.extend(
+            servers.iter().map(|(host, port, id)| {
+                Value::Array(vec![host.clone(), Value::Int(*port), bulk(id)])
+            }),
+        );
+        Value::Array(parts)
+    }
+
+    #[test]
+    fn endpoints_epochs_and_the_state_are_read() {
+        let slots = Value::Array(vec![
+            entry(
+                0,
+                99,
+                &[(Value::Nil, 7_000, "aa"), (bulk("10.0.0.3"), 7_002, "cc")],
+            ),
+            entry(100, 16_383, &[(bulk("host.internal"), 7_001, "bb")]),
+        ]);
+        let here = informant();
+        let read = |state: &str| {
+            let answers = vec![slots.clone(), bulk(NODES), bulk(state)];
+            view(&here, answers).unwrap()
+        };
+        let found = read("cluster_enabled:1\r\ncluster_state:ok\r\n");
+        assert_eq!((found.informant.as_str(), found.state), ("aa", State::Ok));
+        assert_eq!(
+            found.claims[0],
+            Claim {
+                first: 0,
+                last: 99,
+                owner: "aa".to_owned(),
+                epoch: 3,
+                servers: vec![here.clone(), here.beside("10.0.0.3", 7_002)],
+            }
+        );
+        assert_eq!(
+            (found.claims[1].owner.as_str(), found.claims[1].epoch),
+            ("bb", 9)
+        );
+        assert_eq!(
+            found.claims[1].servers,
+            [here.beside("host.internal", 7_001)]
+        );
+        assert_eq!(read("cluster_state:fail\r\n").state, State::Failed);
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        let (here, ok) = (informant(), bulk("cluster_state:ok\r\n"));
+        let server = [(bulk("h"), 1, "aa")];
+        let good = Value::Array(vec![entry(0, 1, &server)]);
+        let refused = |slots: Value, nodes: Value| {
+            let found = view(&here, vec![slots, nodes, ok.clone()]);
+            found.expect_err("it cannot be read").to_string()
+        };
+        for (first, last) in [(5, 4), (0, 16_384), (-1, 3)] {
+            let slots = Value::Array(vec![entry(first, last, &server)]);
+            assert!(refused(slots, bulk(NODES)).contains("CLUSTER SLOTS"));
+        }
+        let far = Value::Array(vec![entry(0, 1, &[(bulk("h"), 70_000, "aa")])]);
+        assert!(refused(far, bulk(NODES)).contains("CLUSTER SLOTS"));
+        assert!(refused(Value::Array(vec![entry(0, 1, &[])]), bulk(NODES)).contains("SLOTS"));
+        assert!(refused(Value::Nil, bulk(NODES)).contains("CLUSTER SLOTS"));
+        assert!(refused(Value::Array(vec![]), bulk(NODES)).contains("create the cluster first"));
+        for nodes in [
+            "",
+            "aa",
+            "aa h:1@2 master - 0 0 1 connected",
+            "aa h myself - 0 0 x y",
+        ] {
+            assert!(
+                refused(good.clone(), bulk(nodes)).contains("CLUSTER NODES"),
+                "{nodes}"
+            );
+        }
+        assert!(view(&here, vec![good]).is_err());
+    }
+}
