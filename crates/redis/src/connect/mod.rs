@@ -25,6 +25,7 @@ use self::{
     handshake::Kind,
     link::{Answer, Order},
     node::{Node, Place},
+    sentinel::Sentinels,
 };
 pub use self::{
     error::ConnectError,
@@ -66,9 +67,11 @@ impl Redis {
         let one = |place| Routes::One(Node::start(place, &settings, runtime));
         Self(match &settings.topology {
             Topology::Standalone(address) => one(Place::At(address.clone(), Kind::Primary)),
-            Topology::Sentinel { sentinels, primary } => {
-                one(Place::Sentinels(sentinels.clone(), primary.clone()))
-            }
+            Topology::Sentinel { sentinels, primary } => one(Place::Sentinels(Sentinels::new(
+                sentinels.clone(),
+                primary.clone(),
+                &settings,
+            ))),
             Topology::Cluster { seeds } => Routes::Many(Cluster::start(seeds, &settings, runtime)),
         })
     }

@@ -34,7 +34,7 @@ use super::{
     error::ConnectError,
     handshake::{self, Kind},
     link::{self, Answer, Ended, Fate, Link, Order, Question},
-    sentinel,
+    sentinel::Sentinels,
     settings::{Address, Settings},
 };
 
@@ -42,12 +42,22 @@ use super::{
 const STEADY: Duration = Duration::from_secs(1);
 
 /// Where a node is to be found.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) enum Place {
     /// At an address.
     At(Address, Kind),
     /// Where the Sentinels say.
-    Sentinels(Vec<Address>, String),
+    Sentinels(Sentinels),
+}
+
+impl Place {
+    /// Ends when the server at `address` is no longer the one to ask, although it works.
+    async fn replaced(&self, address: &Address) {
+        match self {
+            Self::At(..) => std::future::pending().await,
+            Self::Sentinels(sentinels) => sentinels.replaced(address).await,
+        }
+    }
 }
 
 /// A server that can be asked.
@@ -87,7 +97,7 @@ impl Node {
         let shared = Arc::new(Shared::default());
         let address = match &place {
             Place::At(address, _) => Some(address.clone()),
-            Place::Sentinels(..) => None,
+            Place::Sentinels(_) => None,
         };
         let keeper = keep(Arc::clone(&shared), place, Arc::clone(settings), has_tried);
         Self {
@@ -258,10 +268,7 @@ async fn connect(
 ) -> Result<(Address, Vec<MultiplexedConnection>), ConnectError> {
     let (address, kind) = match place {
         Place::At(address, kind) => (address.clone(), *kind),
-        Place::Sentinels(sentinels, primary) => {
-            let address = sentinel::primary(settings, sentinels, primary).await?;
-            (address, Kind::Primary)
-        }
+        Place::Sentinels(sentinels) => (sentinels.find().await?, Kind::Primary),
     };
     let mut connections = Vec::new();
     for _ in 0..settings.connections.max(1) {
@@ -293,8 +300,8 @@ async fn serve(
     up();
     tokio::select! {
         () = shared.tripped.notified() => {}
-        () = sentinel::moved(settings, place, address) => {
-            tracing::warn!(%address, "the Sentinels name another primary");
+        () = place.replaced(address) => {
+            tracing::warn!(%address, "the Sentinels have named another primary; connecting to it");
             shared.links.store(None);
         }
     }

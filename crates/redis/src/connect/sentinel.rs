@@ -1,14 +1,25 @@
-//! Sentinels: who the primary is, and whether it still is.
+//! Sentinels: which server is the primary, and whether it still is.
+//!
+//! A Sentinel that was paused or cut off names the primary of the past. Each configuration has an epoch, which a
+//! majority of the Sentinels has voted for, so a higher epoch is always the newer configuration, whoever reports it.
+//!
+//! - A primary that works is left if a Sentinel reports a higher epoch, or if a majority of the *configured* Sentinels
+//!   names another server by an epoch that is no lower. Silence and a stale minority change nothing.
+//! - Where no primary is known, the highest epoch decides, and among equals the most votes. One answer is enough then:
+//!   otherwise a server could not start while most Sentinels are away.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
 
-use futures_util::future::join_all;
-use redis::{Value, cmd};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use redis::{Pipeline, Value};
+use tokio::time::MissedTickBehavior;
 
 use super::{
     error::ConnectError,
     handshake::{self, text},
-    node::Place,
     settings::{Address, Settings},
 };
 
@@ -16,74 +27,301 @@ use super::{
 /// not know that it was replaced, and answers as ever.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
-/// The primary that most Sentinels name; one that answers is enough.
-pub(super) async fn primary(
-    settings: &Settings,
-    sentinels: &[Address],
-    name: &str,
-) -> Result<Address, ConnectError> {
-    let asked = sentinels
-        .iter()
-        .map(|sentinel| named_by(settings, sentinel, name));
-    let mut votes: Vec<(Address, usize)> = Vec::new();
-    let mut problem = "none is configured".to_owned();
-    for answer in join_all(asked).await {
-        match answer {
-            Ok(address) => match votes.iter_mut().find(|(other, _)| *other == address) {
-                Some((_, count)) => *count += 1,
-                None => votes.push((address, 1)),
+/// How long a Sentinel may take, connecting included. No decision waits for it, so it is not bound by their timeout.
+const SENTINEL_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The configured Sentinels of one primary.
+#[derive(Debug)]
+pub(super) struct Sentinels {
+    addresses: Vec<Address>,
+    /// The name under which they know the primary.
+    primary: String,
+    settings: Settings,
+    /// The epoch of the configuration that was followed last; it outlives the connection to the primary, so that
+    /// a stale Sentinel cannot lead back when that breaks off.
+    epoch: AtomicU64,
+}
+
+/// What one Sentinel reports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Report {
+    address: Address,
+    /// Zero where the Sentinel does not tell it.
+    epoch: u64,
+}
+
+impl Sentinels {
+    pub(super) fn new(addresses: Vec<Address>, primary: String, settings: &Settings) -> Self {
+        Self {
+            addresses,
+            primary,
+            settings: Settings {
+                timeout: SENTINEL_TIMEOUT,
+                connect_timeout: SENTINEL_TIMEOUT,
+                ..settings.clone()
             },
-            Err(error) => problem = error,
+            epoch: AtomicU64::new(0),
         }
     }
-    let most = votes.into_iter().max_by_key(|(_, count)| *count);
-    most.map(|(address, _)| address)
-        .ok_or_else(|| ConnectError::NoPrimary {
-            primary: name.to_owned(),
-            problem,
+
+    /// The primary to connect to. Returns as soon as a majority agrees, and otherwise after the time of one Sentinel.
+    pub(super) async fn find(&self) -> Result<Address, ConnectError> {
+        let known = self.epoch.load(Ordering::Relaxed);
+        let (reports, problem) = self.reports(|reports| self.agrees(reports, known)).await;
+        match elect(&reports, self.addresses.len(), known) {
+            Some(found) => {
+                self.epoch.store(found.epoch, Ordering::Relaxed);
+                Ok(found.address)
+            }
+            None => Err(ConnectError::NoPrimary {
+                primary: self.primary.clone(),
+                problem: problem.unwrap_or_else(|| {
+                    format!("only reports older than configuration epoch {known} came")
+                }),
+            }),
+        }
+    }
+
+    /// Ends when the primary at `address` is to be left for another.
+    pub(super) async fn replaced(&self, address: &Address) {
+        let mut asking = tokio::time::interval(ASK_EVERY);
+        asking.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            asking.tick().await;
+            let (reports, _) = self.reports(|_| false).await;
+            let current = Report {
+                address: address.clone(),
+                epoch: self.epoch.load(Ordering::Relaxed),
+            };
+            if is_replaced(&reports, self.addresses.len(), &current) {
+                return;
+            }
+            // The same primary may have been elected anew.
+            let own = reports.iter().filter(|report| report.address == *address);
+            let latest = own.map(|report| report.epoch).max().unwrap_or(0);
+            self.epoch.fetch_max(latest, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a majority names one server by an epoch that is no lower than the `known` one.
+    fn agrees(&self, reports: &[Report], known: u64) -> bool {
+        reports.iter().any(|report| {
+            report.epoch >= known && has_majority(reports, report, self.addresses.len())
         })
-}
+    }
 
-/// Ends when the Sentinels name another primary than `address`; never, where there are none.
-pub(super) async fn moved(settings: &Settings, place: &Place, address: &Address) {
-    let Place::Sentinels(sentinels, name) = place else {
-        return std::future::pending().await;
-    };
-    loop {
-        tokio::time::sleep(ASK_EVERY).await;
-        // Sentinels that do not answer are no reason to leave a primary that does.
-        if let Ok(now) = primary(settings, sentinels, name).await
-            && now != *address
-        {
-            return;
+    /// What the Sentinels report, and what is wrong with one that does not. Ends early where that is `enough`.
+    async fn reports(&self, enough: impl Fn(&[Report]) -> bool) -> (Vec<Report>, Option<String>) {
+        let asked = self.addresses.iter().map(|sentinel| self.ask(sentinel));
+        let mut asked: FuturesUnordered<_> = asked.collect();
+        let (mut reports, mut problem) = (Vec::new(), None);
+        while let Some(answer) = asked.next().await {
+            match answer {
+                Ok(report) => reports.push(report),
+                Err(error) => problem = Some(error),
+            }
+            if enough(&reports) {
+                break;
+            }
         }
+        (reports, problem)
+    }
+
+    async fn ask(&self, sentinel: &Address) -> Result<Report, String> {
+        let asked = tokio::time::timeout(SENTINEL_TIMEOUT, self.converse(sentinel));
+        let answers = asked
+            .await
+            .unwrap_or_else(|_| Err(format!("{sentinel} does not answer within a second")))?;
+        report(sentinel, &answers)
+    }
+
+    async fn converse(&self, sentinel: &Address) -> Result<Vec<Value>, String> {
+        let login = &self.settings.sentinel_login;
+        let connected = handshake::open(&self.settings, (sentinel, login), || {}).await;
+        let mut connection = connected.map_err(|error| error.to_string())?;
+        // While a failover is under way the first names the new primary, and the second still the old one with
+        // the new epoch: the address is taken from the first, the epoch from the second.
+        let mut questions = Pipeline::with_capacity(2);
+        for subcommand in ["GET-MASTER-ADDR-BY-NAME", "MASTER"] {
+            questions.cmd("SENTINEL").arg(subcommand).arg(&self.primary);
+        }
+        let answers = connection.send_packed_commands(&questions, 0, 2).await;
+        answers.map_err(|error| format!("{sentinel}: {error}"))
     }
 }
 
-async fn named_by(settings: &Settings, sentinel: &Address, name: &str) -> Result<Address, String> {
-    let login = &settings.sentinel_login;
-    let connected = handshake::open(settings, (sentinel, login), || {}).await;
-    let mut connection = connected.map_err(|error| error.to_string())?;
-    let question = cmd("SENTINEL")
-        .arg("GET-MASTER-ADDR-BY-NAME")
-        .arg(name)
-        .to_owned();
-    let answer = connection.send_packed_command(&question).await;
-    let named = match answer.map_err(|error| format!("{sentinel}: {error}"))? {
-        Value::Array(parts) => match parts.as_slice() {
+/// Reads what a Sentinel answered.
+fn report(sentinel: &Address, answers: &[Value]) -> Result<Report, String> {
+    let named = match answers.first() {
+        Some(Value::Array(parts)) => match parts.as_slice() {
             [host, port] => text(host).zip(text(port).and_then(|port| port.parse().ok())),
             _ => None,
         },
-        Value::Nil => return Err(format!("{sentinel} does not know it")),
-        Value::ServerError(error) => {
-            return Err(format!(
-                "{sentinel}: {} {}",
-                error.code(),
-                error.details().unwrap_or_default()
-            ));
+        Some(Value::Nil) => return Err(format!("{sentinel} does not know it")),
+        Some(Value::ServerError(error)) => {
+            let details = error.details().unwrap_or_default();
+            return Err(format!("{sentinel}: {} {details}", error.code()));
         }
         _ => None,
     };
-    let (host, port) = named.ok_or_else(|| format!("{sentinel} answers what makes no sense"))?;
-    Ok(sentinel.beside(&host, port))
+    let (host, port) = named.ok_or_else(|| format!("{sentinel} sent an unexpected reply"))?;
+    Ok(Report {
+        address: sentinel.beside(&host, port),
+        epoch: answers.get(1).and_then(epoch).unwrap_or(0),
+    })
+}
+
+/// The `config-epoch` among the fields of `SENTINEL MASTER`: a map, or names and values in turn.
+fn epoch(fields: &Value) -> Option<u64> {
+    let is_epoch = |name: &Value| text(name).as_deref() == Some("config-epoch");
+    let value = match fields {
+        Value::Map(pairs) => pairs.iter().find(|(name, _)| is_epoch(name))?.1.clone(),
+        Value::Array(parts) => {
+            let mut pairs = parts.chunks_exact(2);
+            pairs.find(|pair| is_epoch(&pair[0]))?[1].clone()
+        }
+        _ => return None,
+    };
+    text(&value)?.parse().ok()
+}
+
+/// Which report to follow where no primary is known: that of the highest epoch, and among equals that of the most
+/// Sentinels. One that is older than the `known` epoch counts only if a majority of the `configured` Sentinels says
+/// so, as they do after an operator has set all of them up anew.
+fn elect(reports: &[Report], configured: usize, known: u64) -> Option<Report> {
+    let votes = |report: &&Report| {
+        let same = reports.iter().filter(|other| other == report);
+        (report.epoch, same.count())
+    };
+    // The first of equals, in the order of the answers.
+    let current = reports.iter().filter(|report| report.epoch >= known).rev();
+    let majority = || {
+        reports
+            .iter()
+            .find(|report| has_majority(reports, report, configured))
+    };
+    current.max_by_key(votes).or_else(majority).cloned()
+}
+
+/// Whether the `current` primary, which works, is to be left.
+fn is_replaced(reports: &[Report], configured: usize, current: &Report) -> bool {
+    let mut others = reports
+        .iter()
+        .filter(|report| report.address != current.address);
+    others.any(|report| {
+        report.epoch > current.epoch
+            || (report.epoch == current.epoch && has_majority(reports, report, configured))
+    })
+}
+
+/// Whether most of the `configured` Sentinels name the server of `report`, by an epoch that is no lower.
+fn has_majority(reports: &[Report], report: &Report, configured: usize) -> bool {
+    let same = reports
+        .iter()
+        .filter(|other| other.address == report.address && other.epoch >= report.epoch);
+    same.count() > configured / 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reports(of: &[(&str, u64)]) -> Vec<Report> {
+        let report = |(host, epoch): &(&str, u64)| Report {
+            address: Address::parse(&format!("redis://{host}:6379")).unwrap().0,
+            epoch: *epoch,
+        };
+        of.iter().map(report).collect()
+    }
+
+    fn leaves(current: (&str, u64), of: &[(&str, u64)]) -> bool {
+        is_replaced(&reports(of), 3, &reports(&[current])[0])
+    }
+
+    fn elected(of: &[(&str, u64)], known: u64) -> Option<String> {
+        elect(&reports(of), 3, known).map(|report| report.address.host)
+    }
+
+    #[test]
+    fn a_minority_and_a_stale_majority_do_not_lead_away_from_a_primary_that_works() {
+        for of in [
+            &[][..],
+            &[("old", 4)],
+            &[("other", 5)],
+            &[("old", 4), ("old", 4)],
+            &[("old", 4), ("old", 4), ("now", 5)],
+            &[("other", 5), ("now", 5), ("now", 5)],
+            &[("x", 5), ("y", 5), ("z", 5)],
+        ] {
+            assert!(!leaves(("now", 5), of), "{of:?}");
+        }
+    }
+
+    #[test]
+    fn a_majority_of_the_configured_and_a_higher_epoch_do() {
+        for of in [
+            &[("new", 6)][..],
+            &[("new", 6), ("now", 5), ("now", 5)],
+            &[("other", 5), ("other", 5)],
+            &[("other", 5), ("other", 5), ("now", 5)],
+            &[("other", 5), ("other", 6)],
+        ] {
+            assert!(leaves(("now", 5), of), "{of:?}");
+        }
+    }
+
+    #[test]
+    fn the_first_primary_is_that_of_the_highest_epoch_and_then_of_the_most_votes() {
+        assert_eq!(elected(&[("a", 0)], 0).as_deref(), Some("a"));
+        let of = [("a", 4), ("a", 4), ("b", 5)];
+        assert_eq!(elected(&of, 0).as_deref(), Some("b"));
+        let of = [("a", 4), ("b", 4), ("b", 4)];
+        assert_eq!(elected(&of, 0).as_deref(), Some("b"));
+        assert_eq!(elected(&[("a", 4), ("b", 4)], 0).as_deref(), Some("a"));
+        assert_eq!(elected(&[], 0), None);
+    }
+
+    #[test]
+    fn what_is_older_than_what_was_followed_needs_a_majority() {
+        assert_eq!(elected(&[("old", 4)], 5), None);
+        assert_eq!(
+            elected(&[("old", 4), ("now", 5)], 5).as_deref(),
+            Some("now")
+        );
+        let reset = [("new", 0), ("new", 0)];
+        assert_eq!(elected(&reset, 5).as_deref(), Some("new"));
+    }
+
+    #[test]
+    fn replies_of_both_protocols_are_read() {
+        let bulk = |text: &str| Value::BulkString(text.as_bytes().to_vec());
+        let (sentinel, _) = Address::parse("redis://10.0.0.9:26379").unwrap();
+        let named = Value::Array(vec![bulk("10.0.0.1"), bulk("6379")]);
+        let pair = (bulk("config-epoch"), bulk("7"));
+        let fields = [
+            (
+                Value::Map(vec![(bulk("name"), bulk("tide")), pair.clone()]),
+                7,
+            ),
+            (
+                Value::Array(vec![bulk("name"), bulk("tide"), pair.0, pair.1]),
+                7,
+            ),
+            (Value::Nil, 0),
+        ];
+        for (fields, epoch) in fields {
+            let found = report(&sentinel, &[named.clone(), fields]).unwrap();
+            assert_eq!(
+                (found.address, found.epoch),
+                (sentinel.beside("10.0.0.1", 6_379), epoch)
+            );
+        }
+        for wrong in [
+            &[][..],
+            &[Value::Nil],
+            &[Value::Array(vec![bulk("h"), bulk("x")])],
+        ] {
+            assert!(report(&sentinel, wrong).is_err());
+        }
+    }
 }

@@ -55,7 +55,8 @@ pub enum Topology {
     Standalone(Address),
     /// A primary that Sentinels name.
     Sentinel {
-        /// The Sentinels; one that answers is enough.
+        /// All Sentinels of the primary: a primary that works is left only for a majority of them or a newer
+        /// configuration. One that answers is enough to find the primary.
         sentinels: Vec<Address>,
         /// The name under which they know the primary.
         primary: String,

@@ -5,7 +5,7 @@ use tidegate_redis::{Settings, Topology};
 
 use crate::{
     asked::{Asked, address, standalone},
-    support::{Sentinels, eventually, sentinels::PRIMARY},
+    support::{RedisServer, Sentinels, eventually, sentinels::PRIMARY},
 };
 
 fn settings(sentinels: &Sentinels, primary: &str) -> Settings {
@@ -42,4 +42,35 @@ async fn a_failover_is_followed() {
     asked.until_decided("k").await;
     asked.until("up again", |health| health.up == 1).await;
     assert!(sentinels.replica.ask(&["DBSIZE"]).as_str() >= ":1");
+}
+
+/// Two of three are paused, and the third names another server, which takes writes: that moves no one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stale_minority_does_not_lead_away_from_a_primary_that_works() {
+    let (sentinels, stale) =
+        tokio::task::block_in_place(|| (Sentinels::start(), RedisServer::start()));
+    let asked = Asked::with(settings(&sentinels, PRIMARY));
+    asked.until_decided("other").await;
+    assert_eq!(asked.admitted("k", 12).await, 10);
+    sentinels.pause(0);
+    sentinels.pause(1);
+    assert_eq!(sentinels.ask(2, &["SENTINEL", "REMOVE", PRIMARY]), "+OK");
+    let port = stale.port().to_string();
+    let monitor = ["SENTINEL", "MONITOR", PRIMARY, "127.0.0.1", &port, "2"];
+    assert_eq!(sentinels.ask(2, &monitor), "+OK");
+    // Each question to a Sentinel is a connection; each of these tests here is one, too.
+    let (before, mut own) = (sentinels.connections(2), 0);
+    tokio::task::block_in_place(|| {
+        eventually("the third Sentinel has been asked five times", || {
+            own += 1;
+            (sentinels.connections(2) >= before + own + 5).then_some(())
+        });
+    });
+    assert_eq!(
+        asked.admitted("k", 12).await,
+        0,
+        "they were spent on the primary"
+    );
+    assert_eq!(asked.redis.health().up, 1);
+    assert_eq!(asked.redis.health().trips, 0);
 }

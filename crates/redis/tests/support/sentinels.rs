@@ -56,6 +56,27 @@ impl Sentinels {
             .collect()
     }
 
+    /// Asks the Sentinel of this number.
+    pub fn ask(&self, number: usize, words: &[&str]) -> String {
+        ask(self.ports[number], words).unwrap_or_else(|| panic!("no answer to {words:?}"))
+    }
+
+    /// Stops a Sentinel where it stands; it ends with the test all the same.
+    pub fn pause(&self, number: usize) {
+        let id = self.children[number].id().to_string();
+        let status = Command::new("kill").args(["-STOP", &id]).status();
+        assert!(status.unwrap().success());
+    }
+
+    /// How many connections the Sentinel of this number has taken.
+    pub fn connections(&self, number: usize) -> u64 {
+        let info = self.ask(number, &["INFO", "stats"]);
+        let line = info
+            .lines()
+            .find_map(|line| line.strip_prefix("total_connections_received:"));
+        line.unwrap().trim().parse().unwrap()
+    }
+
     /// The port of the primary, as the first of them has it.
     pub fn named(&self) -> Option<u16> {
         let info = ask(self.ports[0], &["INFO", "sentinel"])?;
