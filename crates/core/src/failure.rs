@@ -31,16 +31,23 @@ impl OnFailure {
     }
 }
 
-/// How much of every limit one node may admit by itself: from 1 to 100 percent; default 50.
+/// How much of every limit one node may admit by itself; default one half.
 ///
-/// With `n` nodes and a share of 100 % / `n`, all of them together admit no more than the limit says, unless it is so
+/// With `n` nodes and a share of 1 / `n`, all of them together admit no more than the limit says, unless it is so
 /// small that a share of it would be nothing: each node admits one then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Share(u32);
+pub struct Share {
+    /// In lowest terms, and at most 1.
+    numerator: u32,
+    denominator: u32,
+}
 
 impl Default for Share {
     fn default() -> Self {
-        Self(50)
+        Self {
+            numerator: 1,
+            denominator: 2,
+        }
     }
 }
 
@@ -49,8 +56,26 @@ impl Share {
     #[must_use]
     pub const fn percent(percent: u32) -> Option<Self> {
         match percent {
-            1..=100 => Some(Self(percent)),
+            1..=100 => {
+                let divisor = gcd32(percent, 100);
+                Some(Self {
+                    numerator: percent / divisor,
+                    denominator: 100 / divisor,
+                })
+            }
             _ => None,
+        }
+    }
+
+    /// The share of one of `nodes`; `None` for none.
+    #[must_use]
+    pub const fn one_of(nodes: u32) -> Option<Self> {
+        match nodes {
+            0 => None,
+            denominator => Some(Self {
+                numerator: 1,
+                denominator,
+            }),
         }
     }
 
@@ -125,7 +150,7 @@ impl Share {
     }
 
     fn floor(self, count: u64) -> u64 {
-        let share = u128::from(count) * u128::from(self.0) / 100;
+        let share = u128::from(count) * u128::from(self.numerator) / u128::from(self.denominator);
         // No more than `count`, which is a u64.
         u64::try_from(share).unwrap_or(count)
     }
@@ -137,8 +162,7 @@ impl Share {
 
     /// Exactly so much of a rate: a third of 10/s is 10 in 3 seconds.
     fn of_rate(self, rate: Rate) -> Rate {
-        let divisor = gcd(u64::from(self.0), 100);
-        let (times, over) = (u64::from(self.0) / divisor, 100 / divisor);
+        let (times, over) = (u64::from(self.numerator), u64::from(self.denominator));
         let common = gcd(rate.count.max(1), over);
         let exact = rate
             .count
@@ -159,6 +183,15 @@ impl Share {
             },
         }
     }
+}
+
+/// The greatest common divisor of two numbers that are not zero.
+const fn gcd32(one: u32, other: u32) -> u32 {
+    let (mut one, mut other) = (one, other);
+    while other != 0 {
+        (one, other) = (other, one % other);
+    }
+    one
 }
 
 #[cfg(test)]
@@ -269,6 +302,9 @@ mod tests {
             };
             assert!(rate.count >= 1 && rate.count <= bounds::MAX_COUNT && burst == 0);
         }
+        assert_eq!(Share::one_of(0), None);
+        assert_eq!(Share::one_of(2), Some(Share::default()));
+        assert_eq!(Share::one_of(4), Share::percent(25));
         assert_eq!(Share::percent(0), None);
         assert_eq!(Share::percent(101), None);
     }

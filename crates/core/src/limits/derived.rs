@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use super::Limits;
+use super::{Limits, shares::Shares};
 use crate::{
     failure::Share,
     limit::{Limit, LimitError},
@@ -31,7 +31,7 @@ impl Limits {
             return Err(LimitError::new("elastic", problem));
         }
         self.stretch = percent;
-        self.share = OnceLock::new();
+        self.shares = Shares::default();
         self.stretched = OnceLock::new();
         if percent > 0 {
             let stretched = self.build_stretched();
@@ -67,7 +67,7 @@ impl Limits {
     #[must_use]
     pub fn succeeding(mut self, old: &Arc<Self>) -> Self {
         self.formerly = Some(Arc::new(old.truncated(Self::MAX_FORMER)));
-        self.share = OnceLock::new();
+        self.shares = Shares::default();
         self.stretched = OnceLock::new();
         self
     }
@@ -75,13 +75,7 @@ impl Limits {
     /// What one node may admit by itself: every limit's share, built when it is first asked for.
     #[must_use]
     pub fn share(&self, share: Share) -> Arc<Self> {
-        let (kept, limits) = self
-            .share
-            .get_or_init(|| (share, Arc::new(self.build_share(share))));
-        match *kept == share {
-            true => Arc::clone(limits),
-            false => Arc::new(self.build_share(share)),
-        }
+        self.shares.get(share, || self.build_share(share))
     }
 
     /// The same limits with a wider allowance. They know the states of these, and the other way round.
@@ -142,7 +136,7 @@ impl Limits {
         let formerly = self.formerly.as_ref().filter(|_| generations > 1);
         Self {
             formerly: formerly.map(|old| Arc::new(old.truncated(generations - 1))),
-            share: OnceLock::new(),
+            shares: Shares::default(),
             stretched: OnceLock::new(),
             ..self.clone()
         }

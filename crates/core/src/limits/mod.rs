@@ -1,14 +1,16 @@
 //! A rule's limits, compiled: all of them share one key and so one state.
 
 mod derived;
+mod shares;
 mod state;
 
 use std::sync::{Arc, OnceLock};
 
+use self::shares::Shares;
 use crate::{
     bounds,
     digest::Digest,
-    failure::{OnFailure, Share},
+    failure::OnFailure,
     kernel::{Kernel, Schedule},
     limit::{Algorithm, Limit, LimitError},
     member::{Denials, Member},
@@ -36,8 +38,8 @@ pub struct Limits {
     sole_schedule: Option<Schedule>,
     formerly: Option<Arc<Self>>,
     on_failure: Option<OnFailure>,
-    /// This node's share, once it was needed.
-    share: OnceLock<(Share, Arc<Self>)>,
+    /// This node's shares, once they were needed.
+    shares: Shares,
     /// By how many percent the limits stretch where there is room, and the limits then, once they were needed.
     stretch: u32,
     stretched: OnceLock<Arc<Self>>,
@@ -98,7 +100,7 @@ impl Limits {
             sole_schedule,
             formerly: None,
             on_failure: None,
-            share: OnceLock::new(),
+            shares: Shares::default(),
             stretch: 0,
             stretched: OnceLock::new(),
             unstretched: None,
@@ -117,7 +119,7 @@ impl Limits {
     #[must_use]
     pub fn in_shadow(mut self, shadow: bool) -> Self {
         self.shadow = shadow;
-        self.share = OnceLock::new();
+        self.shares = Shares::default();
         self.stretched = OnceLock::new();
         self
     }

@@ -1,0 +1,75 @@
+//! The shares of limits that were asked for, each built once.
+
+use std::sync::{Arc, OnceLock};
+
+use super::Limits;
+use crate::failure::Share;
+
+/// The most shares of one rule's limits that are kept: there is one for each number of servers that a fleet had.
+/// Further ones are built each time that they are asked for.
+const MAX_SHARES: usize = 256;
+
+/// A list that only grows, so that every decision can read it without a lock.
+#[derive(Debug, Default)]
+pub(super) struct Shares(OnceLock<Box<Kept>>);
+
+#[derive(Debug)]
+struct Kept {
+    share: Share,
+    limits: Arc<Limits>,
+    next: Shares,
+}
+
+impl Shares {
+    /// The limits of `share`, which `build` makes when they are first asked for.
+    pub(super) fn get(&self, share: Share, build: impl Fn() -> Limits) -> Arc<Limits> {
+        let mut shares = self;
+        for _ in 0..MAX_SHARES {
+            let kept = shares.0.get_or_init(|| {
+                Box::new(Kept {
+                    share,
+                    limits: Arc::new(build()),
+                    next: Self::default(),
+                })
+            });
+            // Where another thread was faster it may have put another share there.
+            if kept.share == share {
+                return Arc::clone(&kept.limits);
+            }
+            shares = &kept.next;
+        }
+        Arc::new(build())
+    }
+}
+
+/// A copy of the limits builds its shares anew: it may be about to change.
+impl Clone for Shares {
+    fn clone(&self) -> Self {
+        Self::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{AlgorithmName, LimitSpec, notation};
+
+    #[test]
+    fn each_share_is_built_once_and_a_change_of_the_number_of_servers_loses_none() {
+        let rate = notation::rate("300/min").unwrap();
+        let limit = LimitSpec::shorthand(rate, AlgorithmName::SlidingWindowLog).build();
+        let limits = Limits::new(vec![limit.unwrap()]).unwrap();
+        let quota = |limits: &Limits| limits.iter().next().map(|limit| limit.quota());
+        let of = |servers| limits.share(Share::one_of(servers).unwrap());
+        let first: Vec<_> = (1..=5).map(of).collect();
+        for (servers, kept) in (1..=5).zip(&first) {
+            assert!(Arc::ptr_eq(kept, &of(servers)), "{servers}");
+            assert_eq!(quota(kept), Some(300 / u64::from(servers)));
+        }
+        let many = u32::try_from(MAX_SHARES).unwrap() + 10;
+        assert_eq!(
+            (1..=many).map(|servers| quota(&of(servers))).last(),
+            Some(Some(1))
+        );
+    }
+}
