@@ -9,10 +9,12 @@
 use std::{
     hash::{BuildHasher, Hash, Hasher, RandomState},
     sync::{
-        Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
 };
+
+use arc_swap::ArcSwapOption;
 
 use tidegate_core::{
     Algorithm, Charge, Limit, Limits, Outcome, Retry, Span, Timestamp, remote::fingerprint,
@@ -20,9 +22,6 @@ use tidegate_core::{
 
 /// How many denials are kept, a power of two.
 const SLOTS: usize = 1 << 14;
-
-/// How many locks guard them, a power of two.
-const GUARDS: usize = 64;
 
 /// So many keys can be told apart when something is given back to one, a power of two.
 const KEYS: usize = 1 << 12;
@@ -34,7 +33,8 @@ const MAX_LIMITS: usize = 16;
 #[derive(Debug)]
 pub(super) struct Denials {
     hasher: RandomState,
-    shards: Box<[Mutex<Vec<Option<Denial>>>]>,
+    /// Every decision looks here first, so it must be read without a lock.
+    slots: Box<[ArcSwapOption<Denial>]>,
     /// How often everything was forgotten.
     all: AtomicU64,
     /// How often what is known of a key was, by its hash.
@@ -82,10 +82,9 @@ impl Deciding {
 
 impl Default for Denials {
     fn default() -> Self {
-        let shard = || Mutex::new(Vec::new());
         Self {
             hasher: RandomState::new(),
-            shards: (0..GUARDS).map(|_| shard()).collect(),
+            slots: (0..SLOTS).map(|_| ArcSwapOption::empty()).collect(),
             all: AtomicU64::new(0),
             lifted: (0..KEYS).map(|_| AtomicU64::new(0)).collect(),
         }
@@ -138,12 +137,7 @@ impl Denials {
             until,
             outcomes: outcomes.into(),
         };
-        let (shard, slot) = place(hash);
-        let mut slots = lock(&self.shards[shard]);
-        if slots.is_empty() {
-            slots.resize_with(SLOTS / GUARDS, || None);
-        }
-        slots[slot] = Some(denial);
+        self.slots[place(hash)].store(Some(Arc::new(denial)));
     }
 
     /// Whether `charges` were denied and are so still; `outcomes` say how long, then.
@@ -154,9 +148,8 @@ impl Denials {
         outcomes: &mut Vec<Outcome>,
     ) -> bool {
         let hash = self.hash(charges);
-        let (shard, slot) = place(hash);
-        let slots = lock(&self.shards[shard]);
-        let Some(Some(denial)) = slots.get(slot) else {
+        let slot = self.slots[place(hash)].load();
+        let Some(denial) = slot.as_ref() else {
             return false;
         };
         let stands = denial.hash == hash
@@ -274,14 +267,9 @@ fn later(outcome: &Outcome, passed: Span) -> Outcome {
     }
 }
 
-/// The shard and the slot in it: bits of the hash that have nothing to do with each other.
-fn place(hash: u64) -> (usize, usize) {
-    let bits = usize::try_from(hash >> 32).unwrap_or(0);
-    (bits % GUARDS, (bits / GUARDS) % (SLOTS / GUARDS))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+/// The slot of a denial.
+fn place(hash: u64) -> usize {
+    usize::try_from(hash >> 32).unwrap_or(0) % SLOTS
 }
 
 #[cfg(test)]

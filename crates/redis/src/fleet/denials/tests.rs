@@ -213,8 +213,8 @@ fn the_slots_are_as_many_as_were_said() {
         let found = found(&denials, &denied, &outcomes);
         denials.remember(&denied, (at(0), Span::ZERO), SECOND, found);
     }
-    let kept: usize = denials.shards.iter().map(|shard| lock(shard).len()).sum();
-    assert_eq!(kept, SLOTS);
+    let kept = denials.slots.iter().filter(|slot| slot.load().is_some());
+    assert!((SLOTS / 2..=SLOTS).contains(&kept.count()));
     let mut room = Vec::new();
     let recalled = keys
         .iter()
