@@ -104,9 +104,10 @@ impl Limiter {
         }
     }
 
-    /// The store in this process: the one that decides, or, with a fleet, what answers while Redis is out of reach.
+    /// The store in this process: the one that decides, or, with a fleet, the one that answers while Redis is out of
+    /// reach. What decides is the limiter itself, as a [`Store`].
     #[must_use]
-    pub fn store(&self) -> &MemoryStore {
+    pub fn local_store(&self) -> &MemoryStore {
         match &self.backend {
             Backend::Memory(store) => store,
             Backend::Fleet(fleet) => fleet.local(),
@@ -138,7 +139,7 @@ impl Limiter {
     #[must_use]
     pub fn exposition(&self) -> String {
         let fleet = self.fleet().map(Fleet::stats);
-        let (store, quotas) = (self.store().stats(), self.quotas.counts());
+        let (store, quotas) = (self.local_store().stats(), self.quotas.counts());
         let missing = self.audit.load().missing_key_entries();
         let mut text = self
             .metrics

@@ -14,7 +14,7 @@ impl Limiter {
     pub async fn blocks(&self) -> Result<Vec<Block>, StoreError> {
         match self.fleet() {
             Some(fleet) => fleet.store().blocks().await,
-            None => Ok(self.store().blocks(self.now())),
+            None => Ok(self.local_store().blocks(self.now())),
         }
     }
 
@@ -26,7 +26,7 @@ impl Limiter {
     pub async fn block_on(&self, key: &[u8]) -> Result<Option<Block>, StoreError> {
         match self.fleet() {
             Some(fleet) => fleet.store().block_on(key).await,
-            None => Ok(self.store().block_on(key, self.now())),
+            None => Ok(self.local_store().block_on(key, self.now())),
         }
     }
 
@@ -47,7 +47,7 @@ impl Limiter {
             return Ok(false);
         }
         // With a fleet, this is what stands while Redis is out of reach.
-        Ok(self.store().block(key, span, reason, self.now()))
+        Ok(self.local_store().block(key, span, reason, self.now()))
     }
 
     /// Lifts the block on `key`; true if one stood.
@@ -56,7 +56,7 @@ impl Limiter {
     ///
     /// If Redis, where a fleet's blocks are, did not do it, or nobody knows.
     pub async fn unblock(&self, key: &[u8]) -> Result<bool, StoreError> {
-        let here = self.store().unblock(key, self.now());
+        let here = self.local_store().unblock(key, self.now());
         let Some(fleet) = self.fleet() else {
             return Ok(here);
         };
@@ -70,7 +70,7 @@ impl Limiter {
     ///
     /// If Redis, where a fleet's counts are, did not do it, or nobody knows.
     pub async fn reset(&self, key: &[u8]) -> Result<bool, StoreError> {
-        let here = self.store().reset(key);
+        let here = self.local_store().reset(key);
         let Some(fleet) = self.fleet() else {
             return Ok(here);
         };
@@ -101,7 +101,7 @@ impl Limiter {
                 fleet.store().check(&charges, effect, &mut outcomes).await?;
             }
             None => {
-                self.store()
+                self.local_store()
                     .check(&charges, self.now(), effect, &mut outcomes);
             }
         }

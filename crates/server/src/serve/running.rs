@@ -210,7 +210,7 @@ fn save(limiter: &Limiter, snapshot: Option<&Snapshot>) -> io::Result<()> {
     let Some(Snapshot { path, .. }) = snapshot else {
         return Ok(());
     };
-    let saved = snapshot::save(limiter.store(), path, limiter.now());
+    let saved = snapshot::save(limiter.local_store(), path, limiter.now());
     limiter.metrics().count_snapshot(saved.is_err());
     saved.map_err(|error| {
         let problem = format!("cannot write the snapshot {}: {error}", path.display());

@@ -217,7 +217,7 @@ fn blocks_have_a_maximum() {
     let (rule, now) = (rules.rule("r").unwrap(), door.limiter.now());
     for n in 0..MAX_BLOCKS {
         let key = rule.encode_key(&["/", &n.to_string()]).unwrap();
-        assert!(door.limiter.store().block(&key, None, "", now), "{n}");
+        assert!(door.limiter.local_store().block(&key, None, "", now), "{n}");
     }
     let refused = door.ask("PUT", &path(), "");
     assert_eq!(

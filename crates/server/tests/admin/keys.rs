@@ -29,7 +29,11 @@ fn a_key_shows_every_limit_and_looking_charges_nothing() {
         without_capacity(&shown.json()),
         without_capacity(&untouched)
     );
-    assert_eq!(door.limiter.store().stats().keys, 0, "looking makes no key");
+    assert_eq!(
+        door.limiter.local_store().stats().keys,
+        0,
+        "looking makes no key"
+    );
 
     assert!(door.spend() && door.spend() && !door.spend());
     let spent = standing(json!([

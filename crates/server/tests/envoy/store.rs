@@ -105,7 +105,7 @@ async fn envoy_is_told_of_a_store_that_fails_if_it_shall_decide_itself() {
         assert_eq!(counted(&started, Counter::TotalHits), 3, "as the original");
         assert_eq!(counted(&started, Counter::WithinLimit), 0);
         assert_eq!(counted(&started, Counter::TotalNegativeHits), 0);
-        let local = started.limiter.store().stats();
+        let local = started.limiter.local_store().stats();
         assert_eq!(local.keys, 0, "no policy answered in its place");
     }
 }

@@ -42,6 +42,25 @@ fn a_pipeline_is_answered_in_order_whoever_decides() {
     assert_eq!(converse(door, asked), expected);
 }
 
+/// The keys that decide are in Redis, and those in this process are not reported in their place.
+#[test]
+fn the_size_of_the_store_is_not_that_of_the_local_count() {
+    let redis = RedisServer::start();
+    let node = Node::start(&redis.url());
+    node.until_up(true);
+    assert_eq!(node.admitted("local", "u", 3), 3);
+    let answer = converse(node.open_resp(), "DBSIZE\r\nINFO\r\n");
+    assert!(
+        answer.starts_with("-ERR the keys of this server are in Redis"),
+        "{answer}"
+    );
+    assert!(
+        answer.contains("tidegate_store:redis\r\ntidegate_local_keys:1\r\n"),
+        "{answer}"
+    );
+    assert!(!answer.contains("db0"), "{answer}");
+}
+
 #[test]
 fn a_client_that_wants_no_replies_gets_none_and_is_charged() {
     let redis = RedisServer::start();

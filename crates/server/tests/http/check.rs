@@ -148,7 +148,7 @@ fn a_block_denies_before_any_limit() {
     let minute = Some(tidegate_core::Span::from_secs(60));
     assert!(
         door.limiter
-            .store()
+            .local_store()
             .block(&key, minute, "", door.limiter.now())
     );
     let (status, verdict) = door.verdict("/v1/check", api());

@@ -140,7 +140,7 @@ fn a_block_has_no_triple() {
         .unwrap();
     let now = door.limiter.now();
     door.limiter
-        .store()
+        .local_store()
         .block(&key, Some(Span::from_secs(60)), "", now);
     let answer = door.post("/v1/check", r#"{"entries": {"ip": "192.0.2.1"}}"#);
     assert_eq!(answer.status, 429);

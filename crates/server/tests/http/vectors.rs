@@ -68,19 +68,19 @@ impl Subject for Throttle {
     }
 
     fn block(&mut self, key: &str, span: Span, now: Timestamp) -> Result<(), String> {
-        let (store, mut buffer) = (self.door.limiter.store(), Vec::new());
+        let (store, mut buffer) = (self.door.limiter.local_store(), Vec::new());
         let blocked = store.block(throttle_key(key, &mut buffer)?, Some(span), "by hand", now);
         blocked.then_some(()).ok_or_else(|| "no room".to_owned())
     }
 
     fn unblock(&mut self, key: &str, now: Timestamp) -> Result<(), String> {
-        let (store, mut buffer) = (self.door.limiter.store(), Vec::new());
+        let (store, mut buffer) = (self.door.limiter.local_store(), Vec::new());
         store.unblock(throttle_key(key, &mut buffer)?, now);
         Ok(())
     }
 
     fn reset(&mut self, key: &str, _now: Timestamp) -> Result<(), String> {
-        let (store, mut buffer) = (self.door.limiter.store(), Vec::new());
+        let (store, mut buffer) = (self.door.limiter.local_store(), Vec::new());
         store.reset(throttle_key(key, &mut buffer)?);
         Ok(())
     }

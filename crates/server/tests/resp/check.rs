@@ -168,7 +168,7 @@ fn what_cannot_be_decided_is_refused_by_name() {
         .to_string();
     assert_eq!(many, "-ERR entries: 65 are over the maximum of 64");
     assert_eq!(
-        door.limiter.store().stats().keys,
+        door.limiter.local_store().stats().keys,
         0,
         "what is refused is counted nowhere"
     );

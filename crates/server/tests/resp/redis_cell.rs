@@ -139,7 +139,7 @@ fn refusals_are_in_its_words() {
     for (command, expected) in refused {
         assert_eq!(client.command(command).to_string(), expected, "{command}");
     }
-    let stats = door.limiter.store().stats();
+    let stats = door.limiter.local_store().stats();
     assert_eq!(stats.keys, 0, "what is refused is counted nowhere");
 }
 
@@ -216,7 +216,7 @@ fn a_blocked_key_is_limited_until_the_block_ends() {
     let mut room = Vec::new();
     let key = tidegate_server::limiter::Limiter::throttle_key(b"key", &mut room).unwrap();
     door.limiter
-        .store()
+        .local_store()
         .block(key, Some(Span::from_secs(90)), "abuse", door.limiter.now());
     assert_eq!(
         client.command("CL.THROTTLE key 4 1 60").to_string(),
@@ -227,7 +227,7 @@ fn a_blocked_key_is_limited_until_the_block_ends() {
         "[0, 4, 0, 90, 90]"
     );
     door.limiter
-        .store()
+        .local_store()
         .block(key, None, "abuse", door.limiter.now());
     assert_eq!(
         client.command("CL.THROTTLE key 4 1 60").to_string(),

@@ -53,7 +53,7 @@ fn nothing_of_a_spoilt_transaction_is_run() {
              -EXECABORT Transaction discarded because of previous errors.\r\n"
         );
         assert_eq!(door.converse(&input), expected);
-        assert_eq!(door.limiter.store().stats().keys, 0);
+        assert_eq!(door.limiter.local_store().stats().keys, 0);
     }
 }
 

@@ -10,7 +10,13 @@ pub(super) const REDIS_VERSION: &str = "7.4.0";
 
 /// `INFO [section …]`: all there is, whatever section was asked for.
 pub(super) fn info(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Reply<'_>) {
-    let keys = context.limiter.store().stats().keys;
+    let keys = context.limiter.local_store().stats().keys;
+    // With a fleet the keys are in Redis; those here are this server's own count, for when Redis is out of reach.
+    let keyspace = if context.limiter.fleet().is_some() {
+        format!("tidegate_store:redis\r\ntidegate_local_keys:{keys}\r\n")
+    } else {
+        format!("tidegate_store:memory\r\ndb0:keys={keys},expires={keys},avg_ttl=0\r\n")
+    };
     reply.verbatim(&format!(
         "# Server\r\n\
          redis_version:{REDIS_VERSION}\r\n\
@@ -30,7 +36,7 @@ pub(super) fn info(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Repl
          cluster_enabled:0\r\n\
          \r\n\
          # Keyspace\r\n\
-         db0:keys={keys},expires={keys},avg_ttl=0\r\n",
+         {keyspace}",
         env!("CARGO_PKG_VERSION"),
         std::process::id(),
     ));
@@ -49,7 +55,14 @@ pub(super) fn config(_: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut 
     }
 }
 
+/// `DBSIZE`: the keys of this server's store. Those of a fleet are in Redis, among others perhaps that are not ours.
 pub(super) fn dbsize(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Reply<'_>) {
-    let keys = context.limiter.store().stats().keys;
+    if context.limiter.fleet().is_some() {
+        reply.error(format_args!(
+            "ERR the keys of this server are in Redis: ask it for DBSIZE"
+        ));
+        return;
+    }
+    let keys = context.limiter.local_store().stats().keys;
     reply.count(u64::try_from(keys).unwrap_or(u64::MAX));
 }
