@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import glob
 import random
 import shutil
 import socket
@@ -20,6 +21,19 @@ def spawn(*command):
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     atexit.register(process.kill)
     return process
+
+
+def faketime(**settings):
+    """The environment of a program whose wall clock is not that of this machine; `settings` are those of libfaketime."""
+    found = glob.glob("/usr/lib/*/faketime/libfaketime.so.1")
+    if not found:
+        sys.exit("libfaketime is not installed; run scripts/setup")
+    return {"LD_PRELOAD": found[0], **settings, "FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1"}
+
+
+def in_environment(environment, *command):
+    """The command line that starts `command` with these variables."""
+    return ("env", *(f"{name}={value}" for name, value in environment.items()), *command)
 
 
 def fetch(port, path, body=None):

@@ -8,7 +8,7 @@ import subprocess
 import threading
 import time
 
-from programs import eventually, free_port, spawn
+from programs import eventually, faketime, free_port, in_environment, spawn
 
 REDIS = "redis-server"
 VALKEY = "valkey-server"
@@ -55,8 +55,26 @@ class Proxied(Standalone):
         self.proxy.close()
 
 
+class Faked(Standalone):
+    """One server whose wall clock can be set while it runs."""
+
+    def start(self):
+        self.clock = os.path.join(self.folder, "clock")
+        self.shift(0)
+        environment = faketime(FAKETIME_TIMESTAMP_FILE=self.clock, FAKETIME_NO_CACHE="1")
+        self.process = server(self.program, self.folder, self.port, environment=environment)
+
+    def shift(self, seconds):
+        """Sets the clock so far from that of this machine."""
+        with open(self.clock + ".new", "w") as out:
+            out.write(f"{seconds:+d}\n")
+        os.replace(self.clock + ".new", self.clock)
+
+
 class Sentinels:
     """A primary, a replica, and three Sentinels."""
+
+    REPLICA = {}  # the environment of the replica
 
     def __init__(self, folder, program=REDIS):
         self.folder, self.program = folder, program
@@ -67,7 +85,8 @@ class Sentinels:
     def __enter__(self):
         primary, replica = self.ports[:2]
         self.process = server(self.program, self.folder, primary)
-        self.processes = [self.process, server(self.program, self.folder, replica, "--replicaof", "127.0.0.1", str(primary))]
+        follower = server(self.program, self.folder, replica, "--replicaof", "127.0.0.1", str(primary), environment=self.REPLICA)
+        self.processes = [self.process, follower]
         eventually("the replica follows", lambda: "master_link_status:up" in redis_cli(replica, "INFO", "replication"))
         for port in self.ports[2:]:
             file = os.path.join(self.folder, f"sentinel{port}.conf")
@@ -84,8 +103,31 @@ class Sentinels:
             process.kill()
             process.wait()
 
+    @property
+    def sentinels(self):
+        """The processes of the three Sentinels."""
+        return self.processes[2:5]
+
     def named(self):
         return redis_cli(self.ports[2], "SENTINEL", "GET-MASTER-ADDR-BY-NAME", "tide").split()[-1]
+
+
+class SentinelsAndStranger(Sentinels):
+    """The same, and another server that takes writes and belongs to none of them."""
+
+    def __enter__(self):
+        super().__enter__()
+        self.stranger = free_port()
+        self.processes.append(server(self.program, self.folder, self.stranger))
+        return self
+
+
+class BehindSentinels(Sentinels):
+    """The same where the clock of the replica is ten minutes behind."""
+
+    def __enter__(self):
+        self.REPLICA = faketime(FAKETIME="-600")
+        return super().__enter__()
 
 
 class Cluster:
@@ -132,10 +174,86 @@ class Cluster:
         return [port for port, _ in self.primaries(self.ports[0])]
 
 
+class Namespaces:
+    """Six nodes, each in a network namespace of its own, so that one can be cut off from the others and not from its
+    clients. Needs root and `ip`."""
+
+    PORT = 7000
+
+    def __init__(self, folder, program=REDIS):
+        self.folder, self.program = folder, program
+        self.name = f"tg{os.getpid() % 10_000}"
+        network = f"10.213.{os.getpid() % 250}"
+        self.gateway = f"{network}.1"
+        self.hosts = [f"{network}.{10 + number}" for number in range(6)]
+        self.store = {"redis": {"cluster": [f"redis://{host}:{self.PORT}" for host in self.hosts]}}
+        self.processes = []
+
+    def __enter__(self):
+        ip("link", "add", f"{self.name}br", "type", "bridge")
+        ip("addr", "add", f"{self.gateway}/24", "dev", f"{self.name}br")
+        ip("link", "set", f"{self.name}br", "up")
+        for number, host in enumerate(self.hosts):
+            space = self.space(number)
+            ip("netns", "add", space)
+            ip("link", "add", f"{space}v", "type", "veth", "peer", "name", "eth0", "netns", space)
+            ip("link", "set", f"{space}v", "master", f"{self.name}br", "up")
+            ip("-n", space, "addr", "add", f"{host}/24", "dev", "eth0")
+            ip("-n", space, "link", "set", "eth0", "up")
+            ip("-n", space, "link", "set", "lo", "up")
+            quiet = ["--save", "", "--appendonly", "no", "--dir", self.folder, "--protected-mode", "no", "--bind", host]
+            nodes = ["--cluster-config-file", f"nodes{number}.conf", "--port", str(self.PORT)]
+            command = ["ip", "netns", "exec", space, self.program, *quiet, *Cluster.OPTIONS, *nodes]
+            self.processes.append(spawn(*command))
+        for host in self.hosts:
+            eventually("the node answers", lambda: "PONG" in self.cli(host, "PING"))
+        addresses = [f"{host}:{self.PORT}" for host in self.hosts]
+        command = ["redis-cli", "--cluster", "create", *addresses, "--cluster-replicas", "1", "--cluster-yes"]
+        created = subprocess.run(command, capture_output=True, text=True)
+        assert created.returncode == 0, created.stdout
+        for host in self.hosts:
+            eventually("the cluster is ok", lambda: "cluster_state:ok" in self.cli(host, "CLUSTER", "INFO"))
+            eventually("replicas follow", lambda: is_following(self.cli(host, "INFO", "replication")))
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        for number in range(len(self.hosts)):
+            ip("netns", "del", self.space(number))
+        ip("link", "del", f"{self.name}br")
+
+    def space(self, number):
+        return f"{self.name}n{number}"
+
+    def cli(self, host, *words):
+        command = ["redis-cli", "-h", host, "-p", str(self.PORT), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+    def cut_off(self, number):
+        """Lets nothing that this node sends reach the others, so that neither side hears of the other."""
+        for other, host in enumerate(self.hosts):
+            if other != number:
+                ip("-n", self.space(number), "route", "add", "blackhole", f"{host}/32")
+
+    def owners(self, asked):
+        """The hosts that have slots, as this host sees it."""
+        lines = [line.split() for line in self.cli(asked, "CLUSTER", "NODES").splitlines()]
+        return [line[1].split(":")[0] for line in lines if len(line) > 8 and "master" in line[2]]
+
+
+def ip(*words):
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+def is_following(replication):
+    return "role:master" in replication or "master_link_status:up" in replication
+
+
 def follows(port):
     """Whether this node is no replica, or one that follows."""
-    replication = redis_cli(port, "INFO", "replication")
-    return "role:master" in replication or "master_link_status:up" in replication
+    return is_following(redis_cli(port, "INFO", "replication"))
 
 
 class Proxy:
@@ -183,9 +301,9 @@ class Proxy:
         self.reset()
 
 
-def server(program, folder, port, *options):
+def server(program, folder, port, *options, environment=None):
     quiet = ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", folder]
-    process = spawn(program, "--port", str(port), *quiet, *options)
+    process = spawn(*in_environment(environment or {}, program, "--port", str(port), *quiet, *options))
     eventually(f"{program} answers", lambda: "PONG" in redis_cli(port, "PING"))
     return process
 
