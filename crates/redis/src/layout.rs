@@ -5,6 +5,7 @@
 //!                                                    values share a slot, and so one atomic call
 //!   a key of its own  prefix : key
 //!   the list of blocks  prefix #blocks
+//!   the servers that share the store  prefix #servers
 //! ```
 //!
 //! No two keys become one: what follows the prefix says which of the two it is, and a scope has a length.
@@ -37,6 +38,11 @@ pub(crate) fn state_key(prefix: &[u8], key: &[u8]) -> Vec<u8> {
 /// The key of the list of blocks.
 pub(crate) fn index_key(prefix: &[u8]) -> Vec<u8> {
     [prefix, b"#blocks"].concat()
+}
+
+/// The key of the servers that share the store.
+pub(crate) fn servers_key(prefix: &[u8]) -> Vec<u8> {
+    [prefix, b"#servers"].concat()
 }
 
 #[cfg(test)]

@@ -55,7 +55,7 @@ mod wary;
 pub use self::{
     connect::{Address, ConnectError, Health, Login, Redis, Settings, Tls, Topology, Transport},
     error::StoreError,
-    fleet::{Fleet, FleetReceipt, FleetSettings, FleetStats},
+    fleet::{Fleet, FleetReceipt, FleetSettings, FleetStats, NodeShare},
     reserve::RedisReceipt,
     store::RedisStore,
 };

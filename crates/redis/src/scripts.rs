@@ -79,6 +79,10 @@ pub(crate) static FORGET: LazyLock<Script> =
 pub(crate) static REPLACE: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("scripts/replace.lua").to_owned()));
 
+/// Counts the servers that share a Redis.
+pub(crate) static CENSUS: LazyLock<Script> =
+    LazyLock::new(|| Script::new(include_str!("scripts/census.lua").to_owned()));
+
 /// Keeps the list of blocks.
 pub(crate) static BLOCK_INDEX: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("scripts/block_index.lua").to_owned()));

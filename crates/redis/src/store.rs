@@ -360,6 +360,10 @@ impl RedisStore {
         layout::index_key(&self.prefix)
     }
 
+    pub(crate) fn servers_key(&self) -> Vec<u8> {
+        layout::servers_key(&self.prefix)
+    }
+
     pub(crate) fn pinned(&self) -> Option<u64> {
         let pinned = self.pinned.load(Ordering::Relaxed);
         (pinned != UNPINNED).then_some(pinned)

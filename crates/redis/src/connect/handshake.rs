@@ -37,6 +37,25 @@ pub(super) async fn connect(
     Ok(connection)
 }
 
+/// The policy by which the server evicts keys when it is full; `None` if it evicts none, or does not tell.
+///
+/// `INFO` and not `CONFIG GET`, which managed services forbid.
+pub(super) async fn eviction_policy(connection: &mut MultiplexedConnection) -> Option<String> {
+    let question = redis::cmd("INFO").arg("memory").to_owned();
+    let info = text(&connection.send_packed_command(&question).await.ok()?)?;
+    evicting(&info)
+}
+
+/// The policy in `INFO memory`, where it is one that evicts and there is a limit at which it would.
+fn evicting(info: &str) -> Option<String> {
+    let field = |name: &str| {
+        let mut lines = info.lines();
+        lines.find_map(|line| line.trim().strip_prefix(name)?.strip_prefix(':'))
+    };
+    let policy = field("maxmemory_policy").filter(|policy| *policy != "noeviction")?;
+    (field("maxmemory")? != "0").then(|| policy.to_owned())
+}
+
 /// Connects and logs in, to whatever kind of server.
 pub(super) async fn open(
     settings: &Settings,
@@ -177,6 +196,19 @@ mod tests {
             role,
         }
         .suits(&address, kind)
+    }
+
+    #[test]
+    fn a_policy_that_evicts_is_noticed_where_it_can_evict() {
+        let info = |max: u64, policy: &str| {
+            format!("# Memory\r\nused_memory:1\r\nmaxmemory:{max}\r\nmaxmemory_policy:{policy}\r\n")
+        };
+        let found = evicting(&info(1_000, "allkeys-lru"));
+        assert_eq!(found.as_deref(), Some("allkeys-lru"));
+        assert_eq!(evicting(&info(0, "allkeys-lru")), None);
+        assert_eq!(evicting(&info(1_000, "noeviction")), None);
+        assert_eq!(evicting("maxmemory_policy:\r\n"), None);
+        assert_eq!(evicting(""), None);
     }
 
     #[test]

@@ -34,7 +34,10 @@ pub use self::{
 
 /// The servers, and the tasks that keep the connections to them.
 #[derive(Debug)]
-pub struct Redis(Routes);
+pub struct Redis {
+    routes: Routes,
+    runtime: Handle,
+}
 
 #[derive(Debug)]
 enum Routes {
@@ -53,6 +56,8 @@ pub struct Health {
     pub undecided_slots: usize,
     /// What is wrong, in words that say what to do; `None` if nothing is.
     pub trouble: Option<ConnectError>,
+    /// What the servers do that costs counts one day, in words that say what to do.
+    pub warnings: Vec<String>,
     /// How often a server was given up for a while.
     pub trips: u64,
     /// How many batches were sent.
@@ -65,7 +70,7 @@ impl Redis {
     pub fn start(settings: Settings, runtime: &Handle) -> Self {
         let settings = Arc::new(settings);
         let one = |place| Routes::One(Node::start(place, &settings, runtime));
-        Self(match &settings.topology {
+        let routes = match &settings.topology {
             Topology::Standalone(address) => one(Place::At(address.clone(), Kind::Primary)),
             Topology::Sentinel { sentinels, primary } => one(Place::Sentinels(Sentinels::new(
                 sentinels.clone(),
@@ -73,13 +78,22 @@ impl Redis {
                 &settings,
             ))),
             Topology::Cluster { seeds } => Routes::Many(Cluster::start(seeds, &settings, runtime)),
-        })
+        };
+        Self {
+            routes,
+            runtime: runtime.clone(),
+        }
+    }
+
+    /// Where the tasks run that keep the connections.
+    pub(crate) fn runtime(&self) -> &Handle {
+        &self.runtime
     }
 
     /// Asks the server that has the slot of `key`, within the time of a decision.
     async fn ask(&self, key: &[u8], order: Order) -> Answer {
         let hash = u64::from(slot(key));
-        match &self.0 {
+        match &self.routes {
             Routes::One(node) => {
                 let answer = node.ask(hash, order, false).await;
                 if let Ok(Value::ServerError(error)) = &answer
@@ -99,7 +113,7 @@ impl Redis {
     ///
     /// Why it failed, if it did; others follow.
     pub async fn tried(&self) -> Result<(), ConnectError> {
-        match &self.0 {
+        match &self.routes {
             Routes::One(node) => node.tried().await,
             Routes::Many(cluster) => cluster.tried().await,
         }
@@ -109,7 +123,7 @@ impl Redis {
     /// How long a decision may take.
     #[must_use]
     pub fn timeout(&self) -> Duration {
-        match &self.0 {
+        match &self.routes {
             Routes::One(node) => node.timeout(),
             Routes::Many(cluster) => cluster.timeout(),
         }
@@ -118,7 +132,7 @@ impl Redis {
     /// Whether it is known that nobody can be asked.
     #[must_use]
     pub fn is_down(&self) -> bool {
-        match &self.0 {
+        match &self.routes {
             Routes::One(node) => node.is_down(),
             Routes::Many(cluster) => cluster.is_down(),
         }
@@ -127,7 +141,7 @@ impl Redis {
     /// How the servers are.
     #[must_use]
     pub fn health(&self) -> Health {
-        match &self.0 {
+        match &self.routes {
             Routes::One(node) => Health::of(&[node], node.trouble()),
             Routes::Many(cluster) => {
                 let nodes = cluster.nodes();
@@ -148,6 +162,7 @@ impl Health {
             up: nodes.iter().filter(|node| node.is_up()).count(),
             undecided_slots: 0,
             trouble,
+            warnings: nodes.iter().filter_map(|node| node.warning()).collect(),
             trips: nodes.iter().map(|node| node.trips()).sum(),
             batches: nodes.iter().map(|node| node.batches()).sum(),
         }

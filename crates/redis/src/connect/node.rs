@@ -85,6 +85,8 @@ pub(super) struct Shared {
     links: ArcSwapOption<Links>,
     breaker: Breaker,
     trouble: Mutex<Option<ConnectError>>,
+    /// What the server does that costs counts one day.
+    warning: Mutex<Option<String>>,
     tripped: Notify,
     trips: AtomicU64,
     batches: AtomicU64,
@@ -161,6 +163,11 @@ impl Node {
     /// Why the server cannot be asked; `None` while it can.
     pub(super) fn trouble(&self) -> Option<ConnectError> {
         lock(&self.shared.trouble).clone()
+    }
+
+    /// What the server does that costs counts one day.
+    pub(super) fn warning(&self) -> Option<String> {
+        lock(&self.shared.warning).clone()
     }
 
     /// One of its connections, for questions that are not decisions; `None` while it is down.
@@ -241,7 +248,7 @@ async fn keep(
                 if since.elapsed() >= STEADY {
                     backoff.reset();
                 }
-                tracing::warn!(%address, "Redis fails to answer; its rules' `on_failure` answers until it is back");
+                tracing::warn!(%address, "connection to Redis lost, or too many questions failed; connecting again");
                 *lock(&shared.trouble) = Some(ConnectError::Lost(address));
             }
             Err(error) => {
@@ -276,7 +283,30 @@ async fn connect(
         let lost = move || shared.trip();
         connections.push(handshake::connect(settings, (&address, kind), lost).await?);
     }
+    if let Some(connection) = connections.first_mut() {
+        warn_of_eviction(
+            shared,
+            &address,
+            handshake::eviction_policy(connection).await,
+        );
+    }
     Ok((address, connections))
+}
+
+/// Says, once, that the server evicts keys when it is full.
+fn warn_of_eviction(shared: &Shared, address: &Address, policy: Option<String>) {
+    let warning = policy.map(|policy| {
+        format!(
+            "Redis at {address} evicts keys when its memory is full (maxmemory-policy {policy}), and forgets how much was spent; set `maxmemory-policy noeviction`"
+        )
+    });
+    let mut known = lock(&shared.warning);
+    if *known != warning {
+        if let Some(warning) = &warning {
+            tracing::warn!("{warning}");
+        }
+        *known = warning;
+    }
 }
 
 /// Opens the links and waits until they are given up.

@@ -25,7 +25,7 @@ impl Exec for Redis {
     }
 
     fn is_slotted(&self) -> bool {
-        matches!(self.0, Routes::Many(_))
+        matches!(self.routes, Routes::Many(_))
     }
 }
 

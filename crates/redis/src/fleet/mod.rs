@@ -9,7 +9,9 @@
 //! What Redis admits is charged to this node's share of the limits too. So when Redis goes away, a client that had
 //! spent its limit is not given a fresh one.
 
+mod census;
 mod denials;
+mod outage;
 mod receipt;
 mod refusals;
 mod share;
@@ -24,7 +26,9 @@ use tidegate_core::{
 use tokio::time::Instant;
 
 use self::{
+    census::Census,
     denials::{Denials, Epoch},
+    outage::Outage,
     refusals::Refusals,
     stats::Counters,
 };
@@ -39,8 +43,8 @@ const ASK_AGAIN: Span = Span::from_secs(1);
 pub struct FleetSettings {
     /// What answers while Redis is out of reach, for rules that do not say; default [`OnFailure::Local`].
     pub on_failure: OnFailure,
-    /// This node's share of every limit; default 50 %.
-    pub share: Share,
+    /// This node's share of every limit while Redis is out of reach; default [`NodeShare::Auto`].
+    pub share: NodeShare,
     /// How long a denial may be repeated without asking, at most; zero asks every time. Default 1 s. It is how long a
     /// reset or a lifted block on another node may take to be noticed here.
     pub denials: Span,
@@ -50,10 +54,21 @@ impl Default for FleetSettings {
     fn default() -> Self {
         Self {
             on_failure: OnFailure::default(),
-            share: Share::default(),
+            share: NodeShare::default(),
             denials: Span::from_secs(1),
         }
     }
+}
+
+/// A node's share of every limit while Redis is out of reach.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NodeShare {
+    /// One part of as many as servers have last been counted on the same Redis, under the same prefix; a half where
+    /// they never were, because Redis has been out of reach since the start.
+    #[default]
+    Auto,
+    /// This one.
+    Fixed(Share),
 }
 
 /// Decisions in Redis, as one node of a fleet makes them.
@@ -66,6 +81,9 @@ pub struct Fleet {
     denials: Denials,
     counters: Counters,
     refusals: Refusals,
+    outage: Outage,
+    /// Where the share depends on it.
+    census: Option<Census>,
 }
 
 impl Fleet {
@@ -78,14 +96,19 @@ impl Fleet {
         local: MemoryStore,
         settings: FleetSettings,
     ) -> Self {
+        let store = RedisStore::on(Arc::clone(&redis), prefix);
+        let counts = settings.share == NodeShare::Auto;
+        let census = counts.then(|| Census::start(store.clone(), redis.runtime()));
         Self {
-            store: RedisStore::on(Arc::clone(&redis), prefix),
+            store,
             redis,
             local,
             settings,
             denials: Denials::default(),
             counters: Counters::default(),
             refusals: Refusals::default(),
+            outage: Outage::default(),
+            census,
         }
     }
 
@@ -138,7 +161,7 @@ impl Fleet {
             Effect::Refund => self.keep_warm(question, Effect::Refund),
             Effect::Peek | Effect::Look => {}
         }
-        Ok(self.decided(decision))
+        Ok(self.decided(decision, question.now))
     }
 
     /// Waits for Redis as long as a decision may take, which may be several questions, or as long as it is `within`. Where no
@@ -164,9 +187,28 @@ impl Fleet {
         })
     }
 
+    /// Whether Redis need not be asked, because no server can be; that counts as a failure.
+    fn is_unavailable(&self) -> bool {
+        let is_down = self.redis.is_down();
+        if is_down {
+            self.counters.count_unavailable();
+        }
+        is_down
+    }
+
     /// What Redis has decided.
-    fn decided(&self, decision: Decision) -> Decided {
+    fn decided(&self, decision: Decision, now: Timestamp) -> Decided {
         self.counters.count(Source::Redis);
+        if let Some(over) = self.outage.note_exact(now) {
+            let outage_ms = over.lasted.as_millis_ceil();
+            let (local, policy) = (over.local, over.policy);
+            tracing::info!(
+                outage_ms,
+                local,
+                policy,
+                "Redis decides again and decisions are exact; meanwhile so many were made on the local share and by policy"
+            );
+        }
         Decided {
             decision,
             exactness: Exactness::Exact,
@@ -189,7 +231,18 @@ impl Fleet {
     /// What was done, and how Redis is.
     #[must_use]
     pub fn stats(&self) -> FleetStats {
-        self.counters.stats(self.redis.health())
+        let servers = self.census.as_ref().and_then(Census::servers);
+        self.counters.stats(self.redis.health(), servers)
+    }
+
+    /// This node's share of every limit while Redis is out of reach.
+    #[must_use]
+    pub fn share(&self) -> Share {
+        match (self.settings.share, &self.census) {
+            (NodeShare::Fixed(share), _) => share,
+            (NodeShare::Auto, Some(census)) => census.share(),
+            (NodeShare::Auto, None) => Share::default(),
+        }
     }
 
     /// What Redis has refused within the last minute, in words that say what to do.
@@ -240,9 +293,8 @@ impl Store for Fleet {
         outcomes: &mut Vec<Outcome>,
     ) -> Option<Decided> {
         self.recall(question, outcomes).or_else(|| {
-            self.redis
-                .is_down()
-                .then(|| self.fall_back(question, outcomes, None))
+            let is_down = self.is_unavailable();
+            is_down.then(|| self.fall_back(question, outcomes, None))
         })
     }
 

@@ -48,7 +48,7 @@ impl Fleet {
         if let Some(decided) = self.recall(question, outcomes) {
             return Some((decided, None));
         }
-        let is_down = self.redis.is_down();
+        let is_down = self.is_unavailable();
         is_down.then(|| self.reserve_share(question, outcomes))
     }
 
@@ -87,7 +87,7 @@ impl Fleet {
             });
             FleetReceipt(Charged::There(there, warm.collect()))
         });
-        Ok((self.decided(decision), receipt))
+        Ok((self.decided(decision, question.now), receipt))
     }
 
     pub(super) async fn settle_everywhere(

@@ -33,7 +33,7 @@ impl Fleet {
         if self.policy(charge) != OnFailure::Local {
             return;
         }
-        let limits = charge.limits.share(self.settings.share);
+        let limits = charge.limits.share(self.share());
         let shared = Charge {
             limits: &limits,
             ..*charge
@@ -50,9 +50,10 @@ impl Fleet {
         charges: &[Charge<'_>],
         answer: impl FnOnce(&[Charge<'_>]) -> T,
     ) -> T {
+        let share = self.share();
         let shares: Vec<Arc<Limits>> = charges
             .iter()
-            .map(|charge| charge.limits.share(self.settings.share))
+            .map(|charge| charge.limits.share(share))
             .collect();
         let shared: Vec<Charge<'_>> = charges
             .iter()
@@ -81,17 +82,17 @@ impl Fleet {
                 .iter()
                 .any(|charge| self.policy(charge) == OnFailure::Closed);
         if closed {
-            self.counters.count(Source::Policy);
+            self.count_fallback(Source::Policy, now);
             return by_policy(Decision::Full {
                 retry_after: Retry::After(ASK_AGAIN),
             });
         }
         charges.retain(|charge| self.policy(charge) == OnFailure::Local);
         if charges.is_empty() {
-            self.counters.count(Source::Policy);
+            self.count_fallback(Source::Policy, now);
             return by_policy(Decision::Admitted);
         }
-        self.counters.count(Source::Local);
+        self.count_fallback(Source::Local, now);
         let decision = self.on_share(charges, |shared| match receipt {
             None => self.local.check(shared, now, effect, outcomes),
             Some(receipt) => {
@@ -104,6 +105,23 @@ impl Fleet {
             decision,
             exactness: Exactness::Local,
             source: Source::Local,
+        }
+    }
+
+    /// Counts a decision that `source` makes because Redis does not, and says so in the log if it begins an outage.
+    fn count_fallback(&self, source: Source, now: Timestamp) {
+        self.counters.count(source);
+        if self.outage.note_fallback(source, now) {
+            let trouble = self
+                .redis
+                .health()
+                .trouble
+                .map(|trouble| trouble.to_string());
+            let problem = trouble.or_else(|| self.refusal(now));
+            let problem = problem.unwrap_or_else(|| "its answers come too late".to_owned());
+            tracing::warn!(
+                "Redis does not decide ({problem}); the rules' `on_failure` answers until it does"
+            );
         }
     }
 

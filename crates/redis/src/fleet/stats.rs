@@ -9,7 +9,10 @@ use tidegate_core::Source;
 const SOURCES: [Source; 4] = [Source::Redis, Source::Cache, Source::Local, Source::Policy];
 
 /// Why Redis gave no answer, as a metric's label says it.
-const FAILURES: [&str; 3] = ["not_executed", "unknown", "refused"];
+const FAILURES: [&str; 4] = ["not_executed", "unknown", "refused", "unavailable"];
+
+/// The place of `unavailable` among them.
+const UNAVAILABLE: usize = 3;
 
 #[derive(Debug, Default)]
 pub(super) struct Counters {
@@ -22,8 +25,11 @@ pub(super) struct Counters {
 pub struct FleetStats {
     /// How many decisions came from Redis, from the cache of denials, from this node's share, and by policy.
     pub decisions: [(Source, u64); SOURCES.len()],
-    /// How many questions were `not_executed`, of `unknown` fate, and `refused` by Redis.
+    /// How many questions were `not_executed`, of `unknown` fate, `refused` by Redis, and not sent because it was
+    /// `unavailable`: every server was known to be down.
     pub failures: [(&'static str, u64); FAILURES.len()],
+    /// How many servers share this Redis, as last counted; `None` where they are not counted, or never were.
+    pub servers: Option<u32>,
     /// How Redis is.
     pub health: Health,
 }
@@ -45,11 +51,16 @@ impl Counters {
         self.failures[at].fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn stats(&self, health: Health) -> FleetStats {
+    pub(super) fn count_unavailable(&self) {
+        self.failures[UNAVAILABLE].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn stats(&self, health: Health, servers: Option<u32>) -> FleetStats {
         let counted = |count: &AtomicU64| count.load(Ordering::Relaxed);
         FleetStats {
             decisions: std::array::from_fn(|at| (SOURCES[at], counted(&self.decisions[at]))),
             failures: std::array::from_fn(|at| (FAILURES[at], counted(&self.failures[at]))),
+            servers,
             health,
         }
     }

@@ -4,12 +4,17 @@ use std::{sync::Arc, time::Duration};
 
 use tidegate_core::{
     Algorithm, Charge, Cost, Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Question,
-    Renewal, Settlement, Source, Span, Store, Timestamp,
+    Renewal, Settlement, Share, Source, Span, Store, Timestamp,
 };
-use tidegate_redis::{Address, Fleet, FleetReceipt, FleetSettings, Redis, Settings, Topology};
+use tidegate_redis::{
+    Address, Fleet, FleetReceipt, FleetSettings, NodeShare, Redis, Settings, Topology,
+};
 use tokio::runtime::Handle;
 
-use crate::{START, support::RedisServer};
+use crate::{
+    START,
+    support::{PATIENCE, RedisServer},
+};
 
 /// Four at once; in a fleet of two, two for this node by itself.
 fn limits() -> Limits {
@@ -33,7 +38,109 @@ async fn node_that_waits(url: &str, timeout: Duration) -> Fleet {
     let redis = Redis::start(settings, &Handle::current());
     redis.tried().await.unwrap();
     let local = MemoryStore::new(MemoryBounds::default());
+    let settings = FleetSettings {
+        share: NodeShare::Fixed(Share::default()),
+        ..FleetSettings::default()
+    };
+    Fleet::new(Arc::new(redis), "tg", local, settings)
+}
+
+/// A node that counts the servers on its Redis.
+async fn node_that_counts(url: &str) -> Fleet {
+    let topology = Topology::Standalone(Address::parse(url).unwrap().0);
+    let settings = Settings {
+        timeout: Duration::from_secs(5),
+        ..Settings::new(topology)
+    };
+    let redis = Redis::start(settings, &Handle::current());
+    let local = MemoryStore::new(MemoryBounds::default());
     Fleet::new(Arc::new(redis), "tg", local, FleetSettings::default())
+}
+
+async fn until(what: &str, wanted: impl Fn() -> bool) {
+    let waited = async {
+        while !wanted() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let waited = tokio::time::timeout(PATIENCE, waited).await;
+    waited.unwrap_or_else(|_| panic!("it never came to this: {what}"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn servers_on_one_redis_count_themselves_and_keep_the_count_while_it_is_away() {
+    let mut redis = tokio::task::block_in_place(RedisServer::start);
+    // Two that ended long ago, one of them by the clock of a primary that was ahead.
+    tokio::task::block_in_place(|| {
+        redis.ask(&["ZADD", "tg#servers", "1", "old", "99999999999999", "ahead"]);
+    });
+    let mut fleets = Vec::new();
+    for number in 1..=4 {
+        fleets.push(node_that_counts(&redis.url()).await);
+        let share = Share::one_of(number).unwrap();
+        let last = &fleets[fleets.len() - 1];
+        until("the last one has counted all", || last.share() == share).await;
+    }
+    let quarter = Share::one_of(4).unwrap();
+    until("all have counted all", || {
+        fleets.iter().all(|fleet| fleet.share() == quarter)
+    })
+    .await;
+    assert_eq!(fleets[0].stats().servers, Some(4));
+    redis.kill();
+    until("it is down", || fleets[0].stats().health.up == 0).await;
+    assert_eq!(fleets[0].share(), quarter);
+    // What a server takes that was never able to count.
+    let late = node_that_counts(&redis.url()).await;
+    assert_eq!(
+        (late.share(), late.stats().servers),
+        (Share::default(), None)
+    );
+    redis.restart();
+    until("the count is empty and all have come back", || {
+        late.stats().servers == Some(5)
+            && fleets.iter().all(|fleet| fleet.stats().servers == Some(5))
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn decisions_that_are_not_sent_because_redis_is_down_count_as_failures() {
+    let mut redis = tokio::task::block_in_place(RedisServer::start);
+    let (node, limits) = (node(&redis.url()).await, limits());
+    assert_eq!(reserve(&node, &limits).await.1, Source::Redis);
+    redis.kill();
+    until("it is down", || node.stats().health.up == 0).await;
+    let failures = || -> u64 { node.stats().failures.iter().map(|(_, count)| count).sum() };
+    let before = failures();
+    let mut charges = vec![Charge::new(b"key", &limits, Cost::ONE).unwrap()];
+    for _ in 0..10 {
+        assert_eq!(reserve(&node, &limits).await.1, Source::Local);
+        let mut question = Question {
+            charges: &mut charges,
+            now: Timestamp::from_micros(START),
+            effect: Effect::Charge,
+            within: None,
+        };
+        let decided = node.decide_now(&mut question, &mut Vec::new()).unwrap();
+        assert_eq!(decided.source, Source::Local);
+    }
+    assert_eq!(failures() - before, 20);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_that_evicts_keys_is_warned_of() {
+    let redis = tokio::task::block_in_place(|| {
+        RedisServer::start_with(&["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"])
+    });
+    let node = node(&redis.url()).await;
+    let warnings = node.stats().health.warnings;
+    assert_eq!(warnings.len(), 1);
+    assert!(
+        warnings[0].contains("maxmemory-policy allkeys-lru"),
+        "{warnings:?}"
+    );
+    assert_eq!(reserve(&node, &limits()).await.1, Source::Redis);
 }
 
 async fn reserve(node: &Fleet, limits: &Limits) -> (Decision, Source, Option<FleetReceipt>) {

@@ -3,7 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use tidegate_core::{OnFailure, Share, Span, notation};
-use tidegate_redis::{Address, FleetSettings, Login, Topology, Transport};
+use tidegate_redis::{Address, FleetSettings, Login, NodeShare, Topology, Transport};
 
 use super::{
     limits::percent,
@@ -283,15 +283,18 @@ pub(super) fn on_failure(fields: &Fields<'_>, report: &mut Report) -> Option<OnF
     fields.get("on_failure")?.choice(report, &choices)
 }
 
-fn share(value: &Value<'_>, report: &mut Report) -> Option<Share> {
+fn share(value: &Value<'_>, report: &mut Report) -> Option<NodeShare> {
+    if value.scalar() == Some("auto") {
+        return Some(NodeShare::Auto);
+    }
     let share = Share::percent(percent(value, report)?);
     if share.is_none() {
         value.wrong(
             report,
-            "must be from 1% to 100%: 100% divided by the number of nodes",
+            "must be auto, or from 1% to 100%: 100% divided by the number of servers",
         );
     }
-    share
+    share.map(NodeShare::Fixed)
 }
 
 fn denials(value: &Value<'_>, report: &mut Report) -> Option<Span> {

@@ -11,11 +11,15 @@ pub(super) fn write(text: &mut Text, fleet: &FleetStats) {
         text.sample(name, &[("source", source.as_str())], count);
     }
     let name = "tidegate_redis_failures_total";
-    let help = "Questions to which Redis gave no answer: not executed, of unknown fate, refused.";
+    let help = "Failed Redis requests by reason.";
     text.family(name, "counter", help);
     for (failure, count) in fleet.failures {
         text.sample(name, &[("failure", failure)], count);
     }
+    let help =
+        "Tidegate servers that share this Redis, as last counted; 0 if they are not counted.";
+    let servers = fleet.servers.map_or(0, u64::from);
+    text.single("tidegate_fleet_servers", "gauge", help, servers);
     let size = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
     let health = &fleet.health;
     let help = "Redis servers that are known.";

@@ -1,7 +1,7 @@
 //! `store: {redis: …}` in the rules file: what works, and every mistake with its place.
 
 use tidegate_core::{OnFailure, Share, Span};
-use tidegate_redis::Topology;
+use tidegate_redis::{NodeShare, Topology};
 use tidegate_server::config::{Config, Password};
 
 use crate::mistakes;
@@ -53,7 +53,7 @@ rules: [{name: r, limits: [1/s], on_failure: open}]
     assert_eq!(redis.fleet.on_failure, OnFailure::Closed);
     assert_eq!(
         (redis.fleet.share, redis.fleet.denials),
-        (Share::percent(25).unwrap(), Span::ZERO)
+        (NodeShare::Fixed(Share::percent(25).unwrap()), Span::ZERO)
     );
     assert_eq!(config.memory.max_keys, 1_000);
     let rule = config.rules.rule("r").unwrap();
@@ -97,7 +97,7 @@ fn mistakes_about_redis_are_told_with_their_place() {
             "store.redis.cluster[0] (line 1): a socket is of one machine; write the address of a server on the network".into(),
         ),
         ("store: {redis: 'redis://a', timeout: 11s}", "store.timeout (line 1): must be from 1ms to 10s, got 11s".into()),
-        ("store: {redis: 'redis://a', share: 0%}", "store.share (line 1): must be from 1% to 100%: 100% divided by the number of nodes".into()),
+        ("store: {redis: 'redis://a', share: 0%}", "store.share (line 1): must be auto, or from 1% to 100%: 100% divided by the number of servers".into()),
         ("store: {redis: 'redis://a', denials: 2min}", "store.denials (line 1): must be at most 1min, got 2min".into()),
         ("store: {redis: 'redis://a', connections: 0}", "store.connections (line 1): must be at least 1".into()),
         ("store: {redis: 'redis://a', connections: 65}", "store.connections (line 1): must be at most 64, got 65".into()),

@@ -1,7 +1,7 @@
 //! Redis out of reach: each rule's policy answers, says so, and gives nothing away.
 
 use tidegate_core::{Share, Source};
-use tidegate_redis::FleetSettings;
+use tidegate_redis::{FleetSettings, NodeShare};
 
 use crate::{
     doors::json,
@@ -57,7 +57,7 @@ fn every_rule_has_its_own_policy() {
 fn what_redis_admitted_is_not_given_again_when_it_goes_away() {
     let mut redis = RedisServer::start();
     let quarter = FleetSettings {
-        share: Share::percent(20).unwrap(),
+        share: NodeShare::Fixed(Share::percent(20).unwrap()),
         ..FleetSettings::default()
     };
     let node = Node::with(&redis.url(), quarter);

@@ -5,9 +5,11 @@ use std::{
     sync::Arc,
 };
 
-use tidegate_core::{Cost, Effect, MemoryBounds, MemoryStore, Request, Scratch, Source, Timestamp};
+use tidegate_core::{
+    Cost, Effect, MemoryBounds, MemoryStore, Request, Scratch, Share, Source, Timestamp,
+};
 use tidegate_http::{Clock, Gate as _};
-use tidegate_redis::{Address, Fleet, FleetSettings, Redis, Settings, Topology};
+use tidegate_redis::{Address, Fleet, FleetSettings, NodeShare, Redis, Settings, Topology};
 use tidegate_server::{
     config::{Config, Headers},
     door::{admin, http, resp},
@@ -51,7 +53,11 @@ pub(crate) struct Answer {
 
 impl Node {
     pub(crate) fn start(url: &str) -> Self {
-        Self::with(url, FleetSettings::default())
+        let settings = FleetSettings {
+            share: NodeShare::Fixed(Share::default()),
+            ..FleetSettings::default()
+        };
+        Self::with(url, settings)
     }
 
     pub(crate) fn with(url: &str, settings: FleetSettings) -> Self {

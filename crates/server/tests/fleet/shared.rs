@@ -1,7 +1,7 @@
 //! What nodes share: counts, blocks, and what an operator gives back.
 
-use tidegate_core::{Source, Span};
-use tidegate_redis::FleetSettings;
+use tidegate_core::{Share, Source, Span};
+use tidegate_redis::{FleetSettings, NodeShare};
 
 use crate::{
     node::{Answer, Node},
@@ -136,6 +136,7 @@ fn without_a_bound_nothing_is_remembered() {
     let redis = RedisServer::start();
     let settings = FleetSettings {
         denials: Span::ZERO,
+        share: NodeShare::Fixed(Share::default()),
         ..FleetSettings::default()
     };
     let node = Node::with(&redis.url(), settings);

@@ -284,7 +284,8 @@ fn redis(health: &Health, refusal: Option<String>) -> serde_json::Value {
         (_, true, _) if health.undecided_slots > 0 => {
             "no node decides about some slots of the cluster; the rules' `on_failure` answers there"
         }
-        (_, true, None) => "ok",
+        (_, true, None) if health.warnings.is_empty() => "ok",
+        (_, true, None) => "ok, with warnings",
         (_, true, Some(_)) => {
             "did not decide everything in the last minute; the rules' `on_failure` answers then"
         }
@@ -297,5 +298,6 @@ fn redis(health: &Health, refusal: Option<String>) -> serde_json::Value {
         "up": health.up,
         "undecided_slots": health.undecided_slots,
         "problem": problem,
+        "warnings": health.warnings,
     })
 }

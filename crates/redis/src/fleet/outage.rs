@@ -1,0 +1,190 @@
+//! When Redis was lost and when decisions were exact again, for the log: one line each.
+//!
+//! ```text
+//!            a decision fell back                        decisions by Redis, and none fell back for STEADY
+//!   exact ───────────────────────▶ lost: "lost" is told ─────────────────────────────▶ exact: "exact again" is told
+//! ```
+//!
+//! A loss that begins soon after the last one has been told to be over is told only if it lasts: a Redis that
+//! answers every now and then must not fill the log.
+
+use std::sync::{
+    Mutex, PoisonError,
+    atomic::{AtomicBool, Ordering},
+};
+
+use tidegate_core::{Source, Span, Timestamp};
+
+/// For how long no decision may have fallen back before decisions are said to be exact again.
+const STEADY: Span = Span::from_secs(1);
+
+/// For how long after that a new loss is told only if it lasts.
+const QUIET: Span = Span::from_secs(10);
+
+/// How long such a loss must last to be told.
+const LASTS: Span = Span::from_secs(1);
+
+/// The outage of the moment, if there is one.
+#[derive(Debug, Default)]
+pub(super) struct Outage {
+    /// Whether there is one: decisions by Redis look no further while there is none.
+    is_on: AtomicBool,
+    phase: Mutex<Phase>,
+}
+
+#[derive(Debug)]
+enum Phase {
+    /// Redis decides; until then a loss is not told at once.
+    Exact {
+        quiet_until: Timestamp,
+    },
+    Lost(Loss),
+}
+
+impl Default for Phase {
+    fn default() -> Self {
+        Self::Exact {
+            quiet_until: Timestamp::default(),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Loss {
+    since: Timestamp,
+    latest: Timestamp,
+    /// When Redis decided again, after the latest decision that fell back.
+    back: Option<Timestamp>,
+    told: bool,
+    quiet_until: Timestamp,
+    local: u64,
+    policy: u64,
+}
+
+/// What is to be told when decisions are exact again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Over {
+    /// From the first decision that fell back to the first by Redis after the last of them.
+    pub(super) lasted: Span,
+    /// How many decisions were made on this server's share of the limits meanwhile,
+    pub(super) local: u64,
+    /// and how many by `open` or `closed`.
+    pub(super) policy: u64,
+}
+
+impl Outage {
+    /// Notes a decision that `source` made because Redis did not; true if the loss is to be told now.
+    pub(super) fn note_fallback(&self, source: Source, now: Timestamp) -> bool {
+        let mut phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);
+        self.is_on.store(true, Ordering::Relaxed);
+        let mut loss = match *phase {
+            Phase::Lost(loss) => loss,
+            Phase::Exact { quiet_until } => Loss {
+                since: now,
+                latest: now,
+                back: None,
+                told: false,
+                quiet_until,
+                local: 0,
+                policy: 0,
+            },
+        };
+        (loss.latest, loss.back) = (loss.latest.max(now), None);
+        match source {
+            Source::Local => loss.local += 1,
+            _ => loss.policy += 1,
+        }
+        let tells = !loss.told && (now >= loss.quiet_until || now >= loss.since.after(LASTS));
+        loss.told |= tells;
+        *phase = Phase::Lost(loss);
+        tells
+    }
+
+    /// Notes a decision by Redis. Answers what is to be told, if decisions are exact again.
+    pub(super) fn note_exact(&self, now: Timestamp) -> Option<Over> {
+        if !self.is_on.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);
+        let Phase::Lost(loss) = &mut *phase else {
+            return None;
+        };
+        let back = *loss.back.get_or_insert(now);
+        if now < loss.latest.after(STEADY) {
+            return None;
+        }
+        let over = loss.told.then_some(Over {
+            lasted: back.since(loss.since),
+            local: loss.local,
+            policy: loss.policy,
+        });
+        let quiet_until = if loss.told {
+            now.after(QUIET)
+        } else {
+            loss.quiet_until
+        };
+        *phase = Phase::Exact { quiet_until };
+        self.is_on.store(false, Ordering::Relaxed);
+        over
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(millis: u64) -> Timestamp {
+        Timestamp::from_micros(millis * 1_000)
+    }
+
+    #[test]
+    fn a_loss_is_told_once_and_its_end_once_with_its_length_and_its_decisions() {
+        let outage = Outage::default();
+        assert_eq!(outage.note_exact(at(99_000)), None);
+        assert!(outage.note_fallback(Source::Local, at(100_000)));
+        for millis in 100_001..104_000 {
+            assert!(!outage.note_fallback(Source::Local, at(millis)));
+        }
+        assert!(!outage.note_fallback(Source::Policy, at(104_000)));
+        assert_eq!(outage.note_exact(at(104_010)), None, "not steady yet");
+        assert_eq!(outage.note_exact(at(104_999)), None);
+        let over = Over {
+            lasted: Span::from_millis(4_010),
+            local: 4_000,
+            policy: 1,
+        };
+        assert_eq!(outage.note_exact(at(105_000)), Some(over));
+        assert_eq!(outage.note_exact(at(105_001)), None);
+    }
+
+    #[test]
+    fn a_redis_that_answers_now_and_then_is_one_outage() {
+        let outage = Outage::default();
+        let mut told = 0;
+        for step in 0..100 {
+            told += u32::from(outage.note_fallback(Source::Local, at(100_000 + step * 900)));
+            assert_eq!(outage.note_exact(at(100_400 + step * 900)), None);
+        }
+        assert_eq!(told, 1);
+        let over = outage.note_exact(at(200_000)).unwrap();
+        assert_eq!((over.local, over.lasted), (100, Span::from_millis(89_500)));
+    }
+
+    #[test]
+    fn a_loss_soon_after_the_last_is_told_only_if_it_lasts() {
+        let outage = Outage::default();
+        assert!(outage.note_fallback(Source::Local, at(100_000)));
+        assert!(outage.note_exact(at(101_000)).is_some());
+        // A single slow answer.
+        assert!(!outage.note_fallback(Source::Local, at(103_000)));
+        assert_eq!(outage.note_exact(at(104_000)), None);
+        // One that lasts.
+        assert!(!outage.note_fallback(Source::Local, at(106_000)));
+        assert!(!outage.note_fallback(Source::Local, at(106_999)));
+        assert!(outage.note_fallback(Source::Local, at(107_000)));
+        let over = outage.note_exact(at(108_000)).unwrap();
+        assert_eq!(over.local, 3);
+        // Long after it a loss is told at once.
+        assert!(outage.note_fallback(Source::Local, at(118_000)));
+    }
+}
