@@ -72,10 +72,8 @@ impl Redis {
         let one = |place| Routes::One(Node::start(place, &settings, runtime));
         let routes = match &settings.topology {
             Topology::Standalone(address) => one(Place::At(address.clone(), Kind::Primary)),
-            Topology::Sentinel { sentinels, primary } => one(Place::Sentinels(Sentinels::new(
-                sentinels.clone(),
-                primary.clone(),
-                &settings,
+            Topology::Sentinel { sentinels, primary } => one(Place::Sentinels(Box::new(
+                Sentinels::new(sentinels.clone(), primary.clone(), &settings),
             ))),
             Topology::Cluster { seeds } => Routes::Many(Cluster::start(seeds, &settings, runtime)),
         };

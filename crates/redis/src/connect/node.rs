@@ -47,7 +47,7 @@ pub(super) enum Place {
     /// At an address.
     At(Address, Kind),
     /// Where the Sentinels say.
-    Sentinels(Sentinels),
+    Sentinels(Box<Sentinels>),
 }
 
 impl Place {
