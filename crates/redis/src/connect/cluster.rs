@@ -221,7 +221,7 @@ impl Cluster {
     }
 
     async fn owner(&self, slot: u16) -> Option<Arc<Node>> {
-        if !*self.shared.looked.borrow() {
+        if self.shared.map.load().is_none() && !*self.shared.looked.borrow() {
             // At the very start the map is waited for; whether it came, the map says.
             let _ = tokio::time::timeout(self.timeout, self.tried()).await;
         }

@@ -115,7 +115,8 @@ impl Node {
     ///
     /// A server that has just been named is waited for; one that is known to be down is not.
     pub(super) async fn ask(&self, hash: u64, order: Order, asking: bool) -> Answer {
-        if !*self.tried.borrow() {
+        // The links first: a watch takes a lock, and every decision comes by here.
+        if !self.is_up() && !*self.tried.borrow() {
             // Whatever came of it, the links say.
             let _ = tokio::time::timeout(self.timeout, self.tried()).await;
         }
