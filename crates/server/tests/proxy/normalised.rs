@@ -289,7 +289,7 @@ fn received(head: &str, name: &str) -> Option<String> {
 
 /// A rule is charged for exactly those entries that the upstream has received; what is charged is reset.
 fn check(door: &Door, rules: &RuleSet, passed: Option<&str>) -> Result<(), TestCaseError> {
-    let store = door.limiter.store();
+    let store = door.limiter.local_store();
     if let Some(head) = passed {
         let values = ENTRIES.map(|name| (name, received(head, name)));
         let entries: Vec<(&str, &str)> = values
@@ -350,7 +350,7 @@ fn entries_agree(settings: &str) {
     let passed = Cell::new(0);
     let ran = TestRunner::new(config).run(&head(), |head| {
         // What a failure has left behind would fail every other case.
-        if proxy.borrow().0.limiter.store().stats().keys > 0 {
+        if proxy.borrow().0.limiter.local_store().stats().keys > 0 {
             proxy.replace(open());
         }
         let (door, rules) = &*proxy.borrow();
