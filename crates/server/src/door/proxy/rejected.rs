@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::{BufMut as _, Bytes, BytesMut};
 use http::StatusCode;
 
+use super::refusal::Refusal;
 use crate::{door::http::Problem, metrics::Text};
 
 /// What hyper answers with, and what that means.
@@ -23,9 +24,23 @@ const REASONS: [(StatusCode, &str); 3] = [
     ),
 ];
 
-/// How many heads were rejected, by the status of their answer.
+/// Why requests are refused before any rule is asked: see [`Refusal::as_str`].
+const REFUSALS: [&str; 7] = [
+    "client_full",
+    "framing",
+    "host",
+    "loop",
+    "malformed",
+    "too_many_headers",
+    "tunnel",
+];
+
+/// How many heads were rejected, by the status of their answer, and how many requests were refused.
 #[derive(Debug, Default)]
-pub(super) struct Rejected([AtomicU64; REASONS.len()]);
+pub(super) struct Rejected {
+    heads: [AtomicU64; REASONS.len()],
+    refused: [AtomicU64; REFUSALS.len()],
+}
 
 impl Rejected {
     /// The same answer with a problem document, if `octets` are all of one that rejects a head, which is counted then.
@@ -40,7 +55,7 @@ impl Rejected {
         if !after.ends_with("\r\n\r\n") && after != "\r\n" {
             return None;
         }
-        self.0[at].fetch_add(1, Ordering::Relaxed);
+        self.heads[at].fetch_add(1, Ordering::Relaxed);
         let (status, detail) = REASONS[at];
         let document = Problem::new(status, detail).document();
         let mut answer = BytesMut::with_capacity(512);
@@ -53,15 +68,30 @@ impl Rejected {
         Some(answer.freeze())
     }
 
+    /// Counts a request that is refused before any rule is asked.
+    pub(super) fn count(&self, refusal: Refusal) {
+        let at = REFUSALS.iter().position(|known| *known == refusal.as_str());
+        debug_assert!(at.is_some(), "{refusal:?} is not counted");
+        if let Some(at) = at {
+            self.refused[at].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
     /// What was counted, in the Prometheus text format.
     pub(super) fn exposition(&self) -> String {
         let name = "tidegate_proxy_rejected_total";
         let help = "Heads over HTTP/1.1 that are no request, by the status of their answer.";
         let mut text = Text::default();
         text.family(name, "counter", help);
-        for ((status, _), count) in REASONS.iter().zip(&self.0) {
+        for ((status, _), count) in REASONS.iter().zip(&self.heads) {
             let labels = [("status", status.as_str())];
             text.sample(name, &labels, count.load(Ordering::Relaxed));
+        }
+        let name = "tidegate_proxy_refused_total";
+        let help = "Requests that the proxy refused before any rule was asked, by reason.";
+        text.family(name, "counter", help);
+        for (reason, count) in REFUSALS.iter().zip(&self.refused) {
+            text.sample(name, &[("reason", reason)], count.load(Ordering::Relaxed));
         }
         text.finish()
     }
@@ -87,6 +117,25 @@ mod tests {
         }
         let counted = "tidegate_proxy_rejected_total{status=\"431\"} 2\n";
         assert!(rejected.exposition().contains(counted));
+    }
+
+    #[test]
+    fn refused_requests_are_counted_by_reason() {
+        let rejected = Rejected::default();
+        for refusal in [
+            Refusal::ClientFull(1),
+            Refusal::Framing(""),
+            Refusal::Host(""),
+            Refusal::Loop,
+            Refusal::Malformed(""),
+            Refusal::TooManyHeaders(1),
+            Refusal::Tunnel,
+        ] {
+            rejected.count(refusal);
+        }
+        let text = rejected.exposition();
+        let counted = text.lines().filter(|line| line.ends_with("\"} 1")).count();
+        assert_eq!(counted, REFUSALS.len(), "{text}");
     }
 
     #[test]

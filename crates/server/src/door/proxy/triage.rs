@@ -97,6 +97,7 @@ impl Bearings {
             None => normalise(head, &current, &self.forwarding),
         };
         if let Err(refusal) = normalised {
+            self.live.rejected().count(refusal);
             let call = tidegate_http::grpc_call(&head.method, &head.headers);
             return Some(Box::new(refusal.whole_answer(call)));
         }
