@@ -186,8 +186,20 @@ fn doors_answer_by_policy_where_there_is_no_redis() {
     let (status, verdict) = json(node.open_http(), "POST", "/v1/check", body);
     assert_eq!(
         (status, &verdict["reason"], &verdict["exactness"]),
-        (429, &"store".into(), &"none".into())
+        (503, &"store".into(), &"none".into())
     );
+    for (query, expected) in [("", "503"), ("?deny=403", "403")] {
+        let head = "X-Original-URI: /closed\r\nX-Original-Method: GET\r\nX-User: u\r\n";
+        let request = format!("GET /v1/authorize{query} HTTP/1.1\r\nHost: a\r\n{head}\r\n");
+        let answer = converse(node.open_http(), &request);
+        let (status, rest) = answer.split_once("\r\n").unwrap();
+        assert!(
+            status.starts_with(&format!("HTTP/1.1 {expected} ")),
+            "{answer}"
+        );
+        let rest = rest.to_ascii_lowercase();
+        assert!(rest.contains("retry-after: 1\r\n"), "{answer}");
+    }
     let answer = converse(
         node.open_resp(),
         "TIDEGATE.CHECK path /open user u\r\nCL.THROTTLE k 9 1 3600\r\n",

@@ -174,5 +174,5 @@ fn a_full_store_that_denies_newcomers_says_so() {
         .into_iter()
         .find(|(status, _)| *status != 200)
         .unwrap();
-    assert_eq!((status, &verdict["reason"]), (429, &json!("store")));
+    assert_eq!((status, &verdict["reason"]), (503, &json!("store")));
 }

@@ -6,7 +6,7 @@ use hyper::{Request, StatusCode, body::Incoming};
 use tidegate_core::{Cost, Effect, RuleSet};
 use tidegate_http::{Forwarded, Gate as _, Proxy, Source, Unclear};
 
-use super::{Asked, Problem, check::with_scratch, wire::Answer};
+use super::{Asked, Problem, check::with_scratch, status, wire::Answer};
 use crate::{
     entries::{Audited, Origin},
     metrics::Door,
@@ -85,11 +85,9 @@ async fn decide(
             now,
         };
         asked.limiter.audit(audited, &verdict);
-        let status = if verdict.allowed {
-            StatusCode::OK
-        } else {
-            options.deny.unwrap_or(StatusCode::TOO_MANY_REQUESTS)
-        };
+        // Proxies that pass on only some statuses name one for every denial, also by the store.
+        let denied = options.deny.filter(|_| !verdict.allowed);
+        let status = denied.unwrap_or_else(|| status(&verdict));
         Ok(asked.verdict(status, &verdict, now))
     })
     .await

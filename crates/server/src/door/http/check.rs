@@ -68,7 +68,7 @@ pub(super) async fn check(asked: &Asked, body: &[u8], effect: Effect) -> Result<
             };
             asked.limiter.audit(audited, &verdict);
         }
-        Ok(asked.verdict(status(verdict.allowed), &verdict, now))
+        Ok(asked.verdict(status(&verdict), &verdict, now))
     })
     .await
 }

@@ -33,7 +33,7 @@ use hyper::{
     body::Incoming,
     header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue},
 };
-use tidegate_core::{Effect, Timestamp, Verdict};
+use tidegate_core::{Effect, Reason, Timestamp, Verdict};
 use tidegate_http::{HeaderWriter, Legacy};
 
 pub(crate) use self::{
@@ -264,10 +264,12 @@ impl Asked {
     }
 }
 
-fn status(allowed: bool) -> StatusCode {
-    if allowed {
-        StatusCode::OK
-    } else {
-        StatusCode::TOO_MANY_REQUESTS
+/// The status of an answer that carries `verdict`, the same on every HTTP surface: 503 where the store could not
+/// decide, because that is not the client's doing, and 429 for what a limit or a block denies.
+fn status(verdict: &Verdict<'_>) -> StatusCode {
+    match (verdict.allowed, verdict.reason) {
+        (true, _) => StatusCode::OK,
+        (false, Some(Reason::Store)) => StatusCode::SERVICE_UNAVAILABLE,
+        (false, _) => StatusCode::TOO_MANY_REQUESTS,
     }
 }

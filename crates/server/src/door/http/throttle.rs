@@ -101,7 +101,7 @@ async fn answer(asked: &Asked, key: &str, asks: &Asks, desk: &mut Desk) -> Resul
         asked.limiter.observe_throttle(Door::Http, &decided);
     }
     let verdict = decided.verdict(&[charge], &desk.outcomes);
-    Ok(asked.verdict(status(verdict.allowed), &verdict, now))
+    Ok(asked.verdict(status(&verdict), &verdict, now))
 }
 
 /// Reads a body, or finds everything that is wrong with it.
