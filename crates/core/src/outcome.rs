@@ -5,7 +5,8 @@ use crate::time::{Span, Timestamp};
 /// When a denied request would pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Retry {
-    /// After this long, and not one microsecond sooner, if nothing else happens. Zero when allowed.
+    /// After this long, and not one microsecond sooner, if nothing else happens. Zero when allowed. Of
+    /// [`Algorithm::Concurrency`](crate::Algorithm::Concurrency) it is an estimate of when a place is free.
     After(Span),
     /// Never: the cost is above what the limit can ever hold.
     Never,

@@ -479,8 +479,11 @@ impl Kernel {
         )
     }
 
-    /// When part `part` would admit `cost`, which it denies now.
+    /// When part `part` would admit `cost`, which it denies now. Of places that is an estimate.
     pub(crate) fn retry(&self, state: &State, now: Timestamp, part: usize, cost: u64) -> Retry {
+        if let (Self::Lease(log), State::Lease(state)) = (self, state) {
+            return log.hint(state, now, cost);
+        }
         dispatch!(
             self,
             state,

@@ -9,6 +9,7 @@ use tidegate_core::{
 };
 
 use crate::{
+    promises::ask,
     settlements::reserve,
     strategies::{self, Ask, Kind},
     world::{Rule, one_shard},
@@ -371,4 +372,38 @@ fn places_of_one_instant_are_renewed_one_by_one() {
     }
     store.check(&[charge(&limits)], at(82), Effect::Look, &mut outcomes);
     assert_eq!(outcomes[0].remaining, 6);
+}
+
+/// The wait was that for the first lease to run out: a minute for a place that was free in half a second.
+#[test]
+fn the_wait_for_a_place_follows_the_ages_of_the_holders() {
+    const SECOND: u64 = 1_000_000;
+    let limit = |limit, lease| Limit::new(Algorithm::Concurrency { limit, lease });
+    let minute = limit(5, Span::from_secs(60)).expect("a sound limit");
+    let (rule, store) = (Rule::new(b"key", vec![minute], false), one_shard());
+    let now = 1_700_000_000 * SECOND;
+    for at in 0..5 {
+        ask(&store, &rule, now + at * SECOND / 10, 1, Effect::Charge);
+    }
+    let wait = |after: u64, cost: u64| {
+        let denied = ask(&store, &rule, now + after, cost, Effect::Peek);
+        assert!(!denied.allowed);
+        denied.retry_after.span().map(Span::as_micros)
+    };
+    // Five hold a place, the oldest for half a second.
+    assert_eq!(wait(SECOND / 2, 1), Some(SECOND / 10));
+    assert_eq!(wait(SECOND / 2, 3), Some(3 * SECOND / 10));
+    assert_eq!(wait(10 * SECOND, 1), Some(2 * SECOND));
+    assert_eq!(wait(10 * SECOND, 5), Some(10 * SECOND), "the longest hint");
+    assert_eq!(
+        wait(55 * SECOND, 1),
+        Some(5 * SECOND),
+        "a lease ends before"
+    );
+    assert_eq!(wait(SECOND, 6), None, "never");
+    let short = limit(1, Span::from_millis(50)).expect("a sound limit");
+    let (rule, store) = (Rule::new(b"short", vec![short], false), one_shard());
+    ask(&store, &rule, now, 1, Effect::Charge);
+    let denied = ask(&store, &rule, now, 1, Effect::Peek);
+    assert_eq!(denied.retry_after.span(), Some(Span::from_millis(50)));
 }

@@ -18,6 +18,8 @@ pub(crate) struct Twin {
     soft: u64,
     pub(crate) count_denied: bool,
     pub(crate) in_full: bool,
+    /// Whether its waits are those for places, which are estimated.
+    holds_places: bool,
     model: Model,
 }
 
@@ -74,6 +76,7 @@ impl Twin {
             soft: limit.soft_allowance(),
             count_denied: limit.count_denied(),
             in_full: limit.counts_in_full(),
+            holds_places: matches!(limit.algorithm(), Algorithm::Concurrency { .. }),
             model: Model::new(limit.algorithm(), hard),
         }
     }
@@ -156,9 +159,26 @@ impl Twin {
             return Retry::Never;
         }
         let wait = first(now, |at| self.admits(at, cost));
-        Retry::After(Span::from_micros(
-            wait.expect("what fits is admitted some day"),
-        ))
+        let wait = wait.expect("what fits is admitted some day");
+        Retry::After(Span::from_micros(wait.min(self.hint(now, cost))))
+    }
+
+    /// When a place may be free: from a tenth of a second to ten seconds.
+    fn hint(&self, now: u64, cost: u64) -> u64 {
+        let Model::Past(past) = &self.model else {
+            return u64::MAX;
+        };
+        if !self.holds_places {
+            return u64::MAX;
+        }
+        let live = (0..past.spent.len()).filter(|at| past.counts(*at, now));
+        let live: Vec<(u64, u64)> = live.map(|at| past.spent[at]).collect();
+        let held: u128 = live.iter().map(|(_, units)| u128::from(*units)).sum();
+        let oldest = live.iter().map(|(since, _)| *since).min();
+        let age = u128::from(now - oldest.unwrap_or(now));
+        let missing = (held + u128::from(cost)).saturating_sub(past.limit.into());
+        let spread = (age * missing).div_ceil(held.max(1));
+        u64::try_from(spread.clamp(100_000, 10_000_000)).unwrap_or(u64::MAX)
     }
 
     /// What the limit answers, given itself as it was `before`.

@@ -12,7 +12,7 @@
 //!
 //! - **Promise.** Strict: every half-open interval of length `W` admits at most `L`, across every boundary.
 //!   Of `concurrency`: at no instant do more than `L` hold a place that took or renewed it within the last lease and have not given
-//!   it back. Its waits are those for leases to run out: who gives his place back sooner shortens them, who renews it lengthens them.
+//!   it back. Its waits are estimates, since nobody knows when a holder will be done: see [`Log::hint`].
 //! - **Memory.** 8 bytes for each admission that is still inside the longest window (more only for a cost
 //!   over 2,047), at most `L` of them, and an eighth to spare; what a busy time took is kept until the key is idle
 //!   for a whole window.
@@ -32,12 +32,18 @@ use self::state::{Place, grown, stamps_for};
 use crate::{
     bounds::{self, check_count, check_period},
     digest::Digest,
-    kernel::Standing,
+    kernel::{Standing, narrow},
     limit::LimitError,
     outcome::Retry,
     remote::{Numbers, Terms},
     time::{Span, Timestamp},
 };
+
+/// The shortest hint when to ask again for a place.
+const LEAST_HINT: Span = Span::from_millis(100);
+
+/// The longest one: so often clients may ask without doing harm, however long requests take.
+const LONGEST_HINT: Span = Span::from_secs(10);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Log {
@@ -238,6 +244,28 @@ impl Log {
             short -= stamp.cost();
         }
         Retry::NOW
+    }
+
+    /// When it makes sense to ask again for `cost` places, of which there are not enough now.
+    ///
+    /// The next place comes back when a holder is done, which nobody knows; a lease that runs out is the exception.
+    /// The holders' ages are what is known. If requests take about as long as the oldest has until now, and begin
+    /// evenly spread, then `n` holders give back a place each `age / n`. So that is the hint for each missing
+    /// place: short where requests are short, and growing with the age while nobody is done, so that clients
+    /// that follow it ask less and less often. It is at least [`LEAST_HINT`], at most [`LONGEST_HINT`], and
+    /// never after the leases end that have to.
+    pub(crate) fn hint(&self, state: &LogState, now: Timestamp, cost: u64) -> Retry {
+        let Retry::After(leases) = self.retry(state, now, 0, cost) else {
+            return Retry::Never;
+        };
+        let (held, age) = match state.stamps.front() {
+            Some(oldest) => (state.places[0].sum, now.since(oldest.at())),
+            None => (0, Span::ZERO),
+        };
+        let short = (held + cost).saturating_sub(self.largest);
+        let spread = u128::from(age.as_micros()) * u128::from(short);
+        let next = Span::from_micros(narrow(spread.div_ceil(u128::from(held.max(1)))));
+        Retry::After(next.clamp(LEAST_HINT, LONGEST_HINT).min(leases))
     }
 
     /// Takes from the oldest entry what lies beyond the newest `largest` units, where what is denied is charged: it decides
