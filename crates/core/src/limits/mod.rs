@@ -4,6 +4,8 @@ mod derived;
 mod shares;
 mod state;
 
+pub(crate) use self::state::Before;
+
 use std::sync::{Arc, OnceLock};
 
 use self::shares::Shares;

@@ -11,6 +11,15 @@ use crate::{
     time::{Span, Timestamp},
 };
 
+/// What is needed to undo a charge on one state.
+#[derive(Debug)]
+pub(crate) enum Before {
+    /// The state.
+    State(State),
+    /// The room that a log had; what was charged can be taken out again.
+    LogOfCapacity(usize),
+}
+
 impl Limits {
     /// What is remembered of a key that was never seen.
     pub(crate) fn fresh(&self) -> Cell {
@@ -69,6 +78,44 @@ impl Limits {
     pub(crate) fn charge(&self, cell: &mut Cell, now: Timestamp, cost: u64) {
         for (member, state) in self.members.iter().zip(cell.states_mut()) {
             member.kernel.charge(state, now, cost);
+        }
+    }
+
+    /// Whether a charge on `cell`, one that these limits left, can be undone without a copy of all of it: it holds a
+    /// log, and what is denied charges nothing.
+    pub(crate) fn can_undo(&self, cell: &Cell) -> bool {
+        let has_log = |state: &State| matches!(state, State::Log(_) | State::Lease(_));
+        let mut members = self.members.iter();
+        self.knows(cell)
+            && cell.states().iter().any(has_log)
+            && members.all(|member| member.denials == Denials::Forgotten)
+    }
+
+    /// What [`Self::undo`] needs of `cell` before it is charged: a copy of each state but logs, which may be long.
+    pub(crate) fn before_charge(cell: &Cell) -> Vec<Before> {
+        let before = |state: &State| match state {
+            State::Log(log) | State::Lease(log) => Before::LogOfCapacity(log.capacity()),
+            other => Before::State(other.clone()),
+        };
+        cell.states().iter().map(before).collect()
+    }
+
+    /// Takes `units` out of `cell` that were charged last, at `now`, so that it is what it was `before`.
+    ///
+    /// The newest entries of a log are taken away again. None has left it at the other end to make room: a log drops
+    /// entries only beyond its largest limit, and what was admitted lies within all of them.
+    pub(crate) fn undo(&self, cell: &mut Cell, now: Timestamp, units: u64, before: Vec<Before>) {
+        let states = cell.states_mut().iter_mut().zip(before);
+        for (member, (state, before)) in self.members.iter().zip(states) {
+            match before {
+                Before::State(before) => *state = before,
+                Before::LogOfCapacity(capacity) => {
+                    member.kernel.refund(state, now, units);
+                    if let State::Log(log) | State::Lease(log) = state {
+                        log.shrink_to(capacity);
+                    }
+                }
+            }
         }
     }
 

@@ -76,9 +76,9 @@ impl MemoryStore {
             pending.settle(admitted, now);
         }
         let pressed = pending.report(now, outcomes);
-        if effect.writes()
-            && let Some(newcomer) = shard.put_back(pending, pressed)
-        {
+        if !effect.writes() {
+            shard.put_back_lent(pending, now);
+        } else if let Some(newcomer) = shard.put_back(pending, pressed) {
             shard.insert_pending(newcomer, pressed);
         }
         shard.finish(effect);
@@ -130,6 +130,8 @@ impl MemoryStore {
             .collect();
         if effect.writes() {
             held.put_back(pending.into_iter().zip(pressed));
+        } else {
+            held.put_back_lent(pending, now);
         }
         held.finish(effect);
         Decision::of_limits(admitted)

@@ -4,6 +4,7 @@ use crate::{
     cell::Cell,
     kernel::{Exact, IntervalState, State, WindowState},
     limits::Limits,
+    memory::table,
     receipt::Charged,
     time::Timestamp,
 };
@@ -16,9 +17,10 @@ pub(super) struct Entry {
     /// Of the limits under which the state was left, and [`Self::UNCLAMPED`] on top.
     fingerprint: u32,
     /// Whether half of a limit is spent, or the key was denied: such a key is not forgotten to make room.
-    pressed: bool,
-    /// How many slots the table has put it behind its home.
-    pub(super) distance: u16,
+    pub(super) pressed: bool,
+    /// How many slots the table has put it behind its home, in three bytes. It fits: fewer than there are
+    /// entries, of which a table holds at most [`table::MAX_ENTRIES`], 2^24.
+    distance: [u8; 3],
 }
 
 const _: () = assert!(
@@ -39,8 +41,21 @@ impl Entry {
             packed: Packed::new(cell),
             fingerprint,
             pressed,
-            distance: 0,
+            distance: [0; 3],
         }
+    }
+
+    /// How many slots the table has put it behind its home.
+    pub(super) fn distance(&self) -> usize {
+        let [low, middle, high] = self.distance;
+        // Three bytes fit a usize.
+        u32::from_le_bytes([low, middle, high, 0]) as usize
+    }
+
+    pub(super) fn set_distance(&mut self, distance: usize) {
+        debug_assert!(distance < table::MAX_ENTRIES, "as many entries lie between");
+        let [low, middle, high, ..] = distance.to_le_bytes();
+        self.distance = [low, middle, high];
     }
 
     #[inline]
@@ -125,6 +140,19 @@ impl Entry {
         self.packed = Packed::new(cell);
         self.fingerprint = fingerprint;
         self.pressed = pressed;
+    }
+
+    /// Whether the state is out, because a decision is being made on it.
+    #[cfg(test)]
+    pub(super) fn is_taken(&self) -> bool {
+        matches!(self.packed, Packed::Taken)
+    }
+
+    /// Whether a decision that changes nothing can work on the state itself, and put it back as it was, because
+    /// a copy may be large: `limits` left it, and need not convert or clamp it first.
+    pub(super) fn can_be_lent(&self, limits: &Limits) -> bool {
+        matches!(&self.packed, Packed::Wide(cell) if limits.can_undo(cell))
+            && self.fingerprint == limits.fingerprint()
     }
 
     /// The state, if it is a plain schedule that was left under limits of `fingerprint`.

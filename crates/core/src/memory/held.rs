@@ -151,6 +151,13 @@ impl<'s, 'c> Held<'s, 'c> {
         }
     }
 
+    /// Puts the states back that a decision which changes nothing has borrowed.
+    pub(super) fn put_back_lent(&mut self, pending: Vec<Pending<'c>>, now: Timestamp) {
+        for pending in pending {
+            self.shard(pending.place.hash).put_back_lent(pending, now);
+        }
+    }
+
     pub(super) fn finish(mut self, effect: Effect) {
         for shard in &mut self.guards {
             shard.finish(effect);

@@ -1,6 +1,13 @@
 //! A charge while it is being decided.
 
-use crate::{charge::Charge, outcome::Outcome, question::Question, time::Timestamp};
+use crate::{
+    cell::Cell,
+    charge::Charge,
+    limits::{Before, Limits},
+    outcome::Outcome,
+    question::Question,
+    time::Timestamp,
+};
 
 /// Where the key of a charge is, and whether there is room for what is charged: if not, it passes uncounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +42,9 @@ pub(super) struct Pending<'c> {
     pub(super) question: Question<'c>,
     /// Whether there is anything to remember of a key that was not there.
     pub(super) kept: bool,
+    /// Of a state that is lent, and is to be put back as it was: what its parts were, as far as they have to be
+    /// copied for that.
+    pub(super) lent: Option<Vec<Before>>,
 }
 
 impl Pending<'_> {
@@ -45,7 +55,23 @@ impl Pending<'_> {
 
     #[inline]
     pub(super) fn settle(&mut self, admitted: bool, now: Timestamp) {
+        if let Some(before) = &mut self.lent {
+            *before = Limits::before_charge(&self.question.cell);
+        }
         self.kept = self.question.settle(admitted, now);
+    }
+
+    /// The state as it was lent: what was charged to find out how the limits would stand is undone.
+    pub(super) fn undone(self, now: Timestamp) -> Option<Cell> {
+        let before = self.lent?;
+        let units = if self.kept {
+            self.charge.cost.units()
+        } else {
+            0
+        };
+        let mut cell = self.question.cell;
+        self.charge.limits.undo(&mut cell, now, units, before);
+        Some(cell)
     }
 
     /// Appends what every limit answers; true if the key is not to be forgotten to make room.

@@ -18,6 +18,10 @@ use crate::{
 /// How many entries a reservation looks at to find such as have expired or may be forgotten.
 const SAMPLE: usize = 8;
 
+/// When it makes sense to try again with a key whose place in the table is crowded: nobody knows when one of the others
+/// leaves.
+const CROWDED: Span = Span::from_secs(1);
+
 /// What a shard may hold.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Room {
@@ -108,12 +112,19 @@ impl Shard {
     #[cold]
     pub(super) fn reserve_for(
         &mut self,
-        wanted: Wanted,
+        (wanted, hash): (Wanted, u64),
         all: &[Charge<'_>],
         now: Timestamp,
         effect: Effect,
     ) -> Result<bool, Full> {
-        let Err(full) = self.reserve(wanted, all, now) else {
+        let is_crowded = wanted.keys > 0 && self.entries.is_crowded(hash, all.len());
+        let reserved = if is_crowded {
+            let retry_after = Retry::After(CROWDED);
+            Err(Full { retry_after })
+        } else {
+            self.reserve(wanted, all, now)
+        };
+        let Err(full) = reserved else {
             return Ok(true);
         };
         let (counts, once) = (&mut self.rest.counts, u64::from(effect.writes()));

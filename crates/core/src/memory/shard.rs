@@ -146,7 +146,7 @@ impl Shard {
     ) -> Result<Located, Full> {
         let found = self.find(hash, charge.key);
         let wanted = self.wanted(charge, found, effect);
-        let has_room = wanted.is_nothing() || self.reserve_for(wanted, all, now, effect)?;
+        let has_room = wanted.is_nothing() || self.reserve_for((wanted, hash), all, now, effect)?;
         Ok(match found {
             Some(number) => Located::At { number, has_room },
             None => Located::Absent { has_room },
@@ -195,6 +195,7 @@ impl Shard {
         effect: Effect,
     ) -> Pending<'c> {
         let limits = charge.limits;
+        let mut is_lent = false;
         let cell = match located {
             Located::Absent { .. } => limits.fresh(),
             Located::At {
@@ -205,13 +206,24 @@ impl Shard {
                 let rewound = self.rest.rewound;
                 self.entries[number].take(limits, now, rewound)
             }
-            Located::At { number, .. } => self.entries[number].copy(limits, now, self.rest.rewound),
+            Located::At { number, .. } => {
+                let rewound = self.rest.rewound;
+                let entry = &mut self.entries[number];
+                is_lent = !effect.writes() && entry.can_be_lent(limits);
+                if is_lent {
+                    self.rest.heap_bytes -= entry.heap_bytes();
+                    entry.take(limits, now, rewound)
+                } else {
+                    entry.copy(limits, now, rewound)
+                }
+            }
         };
         Pending {
             charge,
             place: Place { hash, located },
             question: Question::open(charge, cell, now, effect),
             kept: false,
+            lent: is_lent.then(Vec::new),
         }
     }
 
@@ -236,6 +248,21 @@ impl Shard {
         );
         self.rest.heap_bytes += entry.heap_bytes();
         None
+    }
+
+    /// Puts a state back, as it was, that [`Self::open`] has lent to a decision that changes nothing.
+    pub(super) fn put_back_lent(&mut self, pending: Pending<'_>, now: Timestamp) {
+        let Located::At { number, .. } = pending.place.located else {
+            return;
+        };
+        let fingerprint = pending.charge.limits.fingerprint();
+        let Some(cell) = pending.undone(now) else {
+            return;
+        };
+        let entry = &mut self.entries[number];
+        let pressed = entry.pressed;
+        entry.put(cell, fingerprint, pressed);
+        self.rest.heap_bytes += entry.heap_bytes();
     }
 
     /// Inserts the state of a charge that was not there before, if there is anything to remember and room
@@ -374,7 +401,7 @@ mod tests {
     use super::*;
     use crate::{
         Algorithm, AlgorithmName, Charge, Cost, Limit, LimitSpec, Limits, MemoryBounds,
-        MemoryStore, Receipt, Settlement, Span, WhenFull, notation,
+        MemoryStore, Receipt, Retry, Settlement, Span, WhenFull, notation,
     };
 
     fn limits() -> Vec<Limits> {
@@ -445,5 +472,103 @@ mod tests {
                 prop_assert_eq!(shard.entries().count(), shard.entries.len());
             }
         }
+    }
+
+    fn shard() -> Shard {
+        let room = Room {
+            keys: 100_000,
+            bytes: 1 << 30,
+            when_full: WhenFull::Evict,
+        };
+        Shard::new(RandomState::default(), room)
+    }
+
+    /// A peek copied the log: 800 kB of a limit of 100,000, while the shard was locked.
+    #[test]
+    fn a_peek_works_on_the_log_itself_and_puts_it_back() {
+        let (mut shard, limits, now) = (shard(), limits(), Timestamp::from_micros(1_000_000));
+        let limits = &limits[2];
+        let cost = Cost::new(10).unwrap();
+        let charge = Charge::new(b"key", limits, cost).unwrap();
+        let alone = std::slice::from_ref(&charge);
+        let decide = |shard: &mut Shard, effect| {
+            let located = shard.locate((&charge, alone), 7, now, effect).unwrap();
+            let mut pending = shard.open(&charge, Place { hash: 7, located }, now, effect);
+            let taken = shard.entries().any(Entry::is_taken);
+            let admitted = pending.ask(now);
+            pending.settle(admitted, now);
+            let mut outcomes = Vec::new();
+            let pressed = pending.report(now, &mut outcomes);
+            if effect.writes() {
+                if let Some(newcomer) = shard.put_back(pending, pressed) {
+                    shard.insert_pending(newcomer, pressed);
+                }
+            } else {
+                shard.put_back_lent(pending, now);
+            }
+            shard.finish(effect);
+            (taken, outcomes[0])
+        };
+        decide(&mut shard, Effect::Charge);
+        for left in (0..=88).rev() {
+            let bytes = shard.bytes();
+            let cell = shard.entries().next().and_then(Entry::cell);
+            let (taken, peeked) = decide(&mut shard, Effect::Peek);
+            assert!(taken && peeked.allowed && peeked.remaining == left * 10);
+            assert_eq!(shard.entries().next().and_then(Entry::cell), cell);
+            assert_eq!(shard.bytes(), bytes, "no more than before");
+            assert_eq!(decide(&mut shard, Effect::Charge).1, peeked);
+        }
+        let (taken, denied) = decide(&mut shard, Effect::Peek);
+        assert!(taken && !denied.allowed);
+    }
+
+    /// Keys whose hashes lie together make the table refuse more of them, and no others.
+    #[test]
+    fn a_crowded_place_is_a_full_one() {
+        let (mut shard, limits, now) = (shard(), limits(), Timestamp::from_micros(1_000_000));
+        let key = |number: usize| number.to_le_bytes();
+        // Slots enough for all, and then one home for most.
+        let spread = |number: usize| (number as u64) << 17;
+        let cell = || limits[0].fresh();
+        for number in 0..30_000 {
+            let entry = Entry::new(&key(number), cell(), 0, false);
+            let hash_of = |entry: &Entry| {
+                let bytes = entry.key().first_chunk().copied().unwrap_or_default();
+                spread(usize::from_le_bytes(bytes))
+            };
+            shard.entries.insert(spread(number), entry, hash_of);
+        }
+        for number in 0..30_000 {
+            let found = shard.find(spread(number), &key(number)).unwrap();
+            shard.remove(found);
+        }
+        let charge = Charge::new(b"new", &limits[0], Cost::ONE).unwrap();
+        let alone = std::slice::from_ref(&charge);
+        let mut inserted = 0;
+        let denied = loop {
+            match shard.locate((&charge, alone), 7, now, Effect::Charge) {
+                Ok(_) => {
+                    shard.finish(Effect::Peek);
+                    let entry = Entry::new(&key(inserted), cell(), 0, false);
+                    shard.entries.insert(7, entry, |_| 7);
+                    inserted += 1;
+                }
+                Err(full) => break full,
+            }
+        };
+        assert_eq!(inserted, table::FARTHEST);
+        assert_eq!(denied.retry_after, Retry::After(Span::from_secs(1)));
+        assert_eq!(shard.rest.counts.newcomers_denied, 1);
+        let elsewhere = shard.locate((&charge, alone), 1 << 31, now, Effect::Charge);
+        assert!(elsewhere.is_ok());
+        shard.finish(Effect::Peek);
+        let there = Charge::new(&[0; 8], &limits[0], Cost::ONE).unwrap();
+        let alone = std::slice::from_ref(&there);
+        let found = shard.locate((&there, alone), 7, now, Effect::Charge);
+        assert!(
+            matches!(found, Ok(Located::At { .. })),
+            "who is in stays in"
+        );
     }
 }

@@ -86,6 +86,15 @@ impl LogState {
         self.stamps.capacity() * size_of::<Stamp>() + self.places.len() * size_of::<Place>()
     }
 
+    pub(crate) fn capacity(&self) -> usize {
+        self.stamps.capacity()
+    }
+
+    /// Gives room beyond `capacity` back, as far as it is not needed.
+    pub(crate) fn shrink_to(&mut self, capacity: usize) {
+        self.stamps.shrink_to(capacity);
+    }
+
     pub(crate) fn growth_bytes(&self, cost: u64) -> usize {
         let needed = self.stamps.len() + stamps_for(cost);
         let capacity = self.stamps.capacity();
