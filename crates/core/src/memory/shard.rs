@@ -386,7 +386,12 @@ impl Shard {
     }
 }
 
-/// The hash of a key: keyed at random, so that nobody can choose keys that collide.
+/// The hash of a key, keyed at random for each store.
+///
+/// foldhash does not claim to resist an attacker who can observe the hash, or the time that a decision takes. One
+/// that makes the claim was measured: SipHash-1-3 takes 9.0 ns for a key of 22 bytes where this takes 2.5 ns, of
+/// some 50 ns for a whole decision. The table bounds what colliding keys can do instead
+/// ([`table::FARTHEST`]), which holds whatever the attacker knows.
 #[inline]
 pub(super) fn hash_with(hasher: &RandomState, key: &[u8]) -> u64 {
     let mut hasher = hasher.build_hasher();
