@@ -112,7 +112,7 @@ def words(client, name):
     path = OURS if name == "ours" else os.path.join(HERE, "scripts", f"{name}.lua")
     with open(path) as file:
         sha = client.ask([["SCRIPT", "LOAD", file.read()]])[0].decode()
-    head = ["head"] if name == "ours" else []
+    head = ["heads"] if name == "ours" else []
     return ["EVALSHA", sha, 1, f"{name}:__rand_int__", *head, LASTING, ROOM]
 
 

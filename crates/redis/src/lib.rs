@@ -11,8 +11,8 @@
 //!   stands for ever.
 //! - **One clock.** The server's `TIME`, read once a decision. A clock that goes back mints nothing: a state from later counts
 //!   in full until the clock has caught up.
-//! - **Changed numbers keep counts.** A value names the limits that left it. Where they are others, the host takes the state
-//!   over as the memory store does, and writes it back if nothing changed meanwhile.
+//! - **Changed numbers keep counts.** A value says what its states are counted in. Where that is other than the charge's, the host converts
+//!   the state as the memory store does, and the script decides on that if nothing changed meanwhile.
 //!
 //! # What it costs
 //!

@@ -86,3 +86,6 @@ pub(crate) static CENSUS: LazyLock<Script> =
 /// Keeps the list of blocks.
 pub(crate) static BLOCK_INDEX: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("scripts/block_index.lua").to_owned()));
+
+#[cfg(test)]
+mod tests;

@@ -16,6 +16,12 @@ local function sum_of(bytes, at, buckets)
   return sum
 end
 
+-- Where the first bucket from `at` on is that holds anything; there is one.
+local function first_used(counts, at)
+  local used = string.find(counts, '[^%z]', at)
+  return used - fmod(used - 1, COUNT_BYTES)
+end
+
 ask[4] = function(member, value, position)
   local _, _, limit, width, summed, cost, fits = spread(member)
   local newest, total, first, passed = (now - fmod(now, width)) / width, 0, nil, summed
@@ -50,10 +56,10 @@ charge[4] = function(member, found, mode, value)
     counts = sub(counts, 1, last_at - 1) .. struct_pack('>I7', struct_unpack('>I7', counts, last_at) + cost)
     -- What is beyond the limit leaves the oldest: those that it empties, and some of the next.
     if total > limit then
-      local excess, at = total - limit, 1
+      local excess, at = total - limit, first_used(counts, 1)
       local oldest = struct_unpack('>I7', counts, at)
       while oldest < excess do
-        excess, at = excess - oldest, at + COUNT_BYTES
+        excess, at = excess - oldest, first_used(counts, at + COUNT_BYTES)
         oldest = struct_unpack('>I7', counts, at)
       end
       total = limit

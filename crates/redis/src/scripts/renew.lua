@@ -94,7 +94,6 @@ local function with_places(program, value, states, receipt)
   local written, till, is_lost = {}, 0, false
   for number = 1, #states do
     local kernel, start, behind = spread(states[number])
-    written[number] = sub(value, start, behind - 1)
     if kernel == LEASE then
       local _, _, _, units, limit = spread(program[MEMBERS + number - 1])
       local since = struct_unpack('>I7', receipt[2 + number])
@@ -106,6 +105,7 @@ local function with_places(program, value, states, receipt)
         is_lost = true
       end
     end
+    written[number] = written[number] or sub(value, start, behind - 1)
   end
   return table.concat(written), till, is_lost
 end

@@ -1,0 +1,691 @@
+//! What the scripts execute at their largest inputs, counted in a Lua of our own: no clock is asked.
+
+use std::{
+    collections::HashMap,
+    future::ready,
+    pin::Pin,
+    sync::{Arc, Mutex},
+};
+
+use mlua::{HookTriggers, Lua, MultiValue, Value as LuaValue, VmState};
+use tidegate_core::{
+    Algorithm, Charge, Cost, Counting, Decision, Effect, Limit, Limits, Rate, RefillMode,
+    Settlement, Span, Timestamp, Window, bounds,
+};
+
+use crate::{
+    RedisReceipt, RedisStore,
+    call::{Call, Reply},
+    exec::{Exec, ExecError, Replies},
+};
+
+/// What one call of a script came to.
+#[derive(Clone, Copy, Debug, Default)]
+struct Work {
+    /// Instructions of Lua's virtual machine.
+    instructions: u64,
+    /// Bytes that it allocated, and that went to Redis and came back: what was copied.
+    bytes: u64,
+}
+
+/// Runs scripts in this process, on keys that never expire.
+struct Machine {
+    lua: Lua,
+    keys: Arc<Mutex<HashMap<Vec<u8>, Vec<u8>>>>,
+    instructions: Arc<Mutex<u64>>,
+    moved: Arc<Mutex<u64>>,
+    work: Mutex<Work>,
+}
+
+impl std::fmt::Debug for Machine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Machine")
+    }
+}
+
+type LuaResult<T> = mlua::Result<T>;
+
+/// The sizes in a format of `struct`: how many bytes, and whether they are a text.
+fn sizes(format: &[u8]) -> Vec<(usize, bool)> {
+    let text = std::str::from_utf8(format).unwrap();
+    let mut sizes = Vec::new();
+    for part in text
+        .trim_start_matches('>')
+        .split_inclusive(|c: char| c.is_ascii_digit())
+    {
+        let (kind, size) = part.split_at(1);
+        match (kind, size.parse()) {
+            ("I", Ok(size)) => sizes.push((size, false)),
+            ("c", Ok(size)) => sizes.push((size, true)),
+            _ => panic!("the format {text} is not known here"),
+        }
+    }
+    sizes
+}
+
+fn unpack(
+    lua: &Lua,
+    (format, bytes, at): (mlua::String, mlua::String, Option<usize>),
+) -> LuaResult<MultiValue> {
+    let (bytes, mut at) = (bytes.as_bytes(), at.unwrap_or(1));
+    let mut values = Vec::new();
+    for (size, is_text) in sizes(&format.as_bytes()) {
+        let part = bytes.get(at - 1..at - 1 + size);
+        let part = part.ok_or_else(|| mlua::Error::runtime("data string too short"))?;
+        at += size;
+        values.push(if is_text {
+            LuaValue::String(lua.create_string(part)?)
+        } else {
+            let number = part
+                .iter()
+                .fold(0_u64, |sum, byte| sum << 8 | u64::from(*byte));
+            LuaValue::Number(exact(number))
+        });
+    }
+    values.push(LuaValue::Number(exact(at as u64)));
+    Ok(MultiValue::from_vec(values))
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "Lua's numbers are what they are"
+)]
+fn exact(number: u64) -> f64 {
+    number as f64
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "as `struct` does it"
+)]
+fn whole_number(value: &LuaValue) -> u64 {
+    match value {
+        LuaValue::Integer(number) => *number as u64,
+        LuaValue::Number(number) => *number as u64,
+        other => panic!("{other:?} is not a number"),
+    }
+}
+
+fn pack(lua: &Lua, values: MultiValue) -> LuaResult<mlua::String> {
+    let mut values = values.into_iter();
+    let Some(LuaValue::String(format)) = values.next() else {
+        panic!("a format comes first");
+    };
+    let mut bytes = Vec::new();
+    for ((size, is_text), value) in sizes(&format.as_bytes()).into_iter().zip(values) {
+        match &value {
+            LuaValue::String(text) if is_text => bytes.extend_from_slice(&text.as_bytes()[..size]),
+            number => bytes.extend_from_slice(&whole_number(number).to_be_bytes()[8 - size..]),
+        }
+    }
+    lua.create_string(bytes)
+}
+
+/// As much of MessagePack as programs and receipts need.
+fn unpack_message(lua: &Lua, bytes: mlua::String) -> LuaResult<LuaValue> {
+    fn number(input: &mut &[u8], size: usize) -> u64 {
+        let (bytes, rest) = input.split_at(size);
+        *input = rest;
+        bytes
+            .iter()
+            .fold(0, |sum, byte| sum << 8 | u64::from(*byte))
+    }
+    fn value(lua: &Lua, input: &mut &[u8]) -> LuaResult<LuaValue> {
+        let kind = u8::try_from(number(input, 1)).unwrap();
+        let items = match kind {
+            0x90..=0x9F => usize::from(kind & 15),
+            0xDC => usize::try_from(number(input, 2)).unwrap(),
+            _ => usize::MAX,
+        };
+        if items < usize::MAX {
+            let table = lua.create_table()?;
+            for item in 1..=items {
+                table.raw_set(item, value(lua, input)?)?;
+            }
+            return Ok(LuaValue::Table(table));
+        }
+        let size = match kind {
+            0xA0..=0xBF => usize::from(kind & 31),
+            0xDA => usize::try_from(number(input, 2)).unwrap(),
+            0xC2 | 0xC3 => return Ok(LuaValue::Boolean(kind == 0xC3)),
+            0xCE => return Ok(LuaValue::Number(exact(number(input, 4)))),
+            0xCF => return Ok(LuaValue::Number(exact(number(input, 8)))),
+            0..0x80 => return Ok(LuaValue::Number(exact(kind.into()))),
+            _ => panic!("{kind:#x} is not known here"),
+        };
+        let (text, rest) = input.split_at(size);
+        *input = rest;
+        lua.create_string(text).map(LuaValue::String)
+    }
+    value(lua, &mut &*bytes.as_bytes())
+}
+
+fn pack_message(lua: &Lua, table: mlua::Table) -> LuaResult<mlua::String> {
+    let mut bytes = vec![0xDC];
+    bytes.extend(u16::try_from(table.raw_len()).unwrap().to_be_bytes());
+    for item in table.sequence_values::<LuaValue>() {
+        match &item? {
+            LuaValue::String(text) => {
+                bytes.push(0xDA);
+                bytes.extend(u16::try_from(text.as_bytes().len()).unwrap().to_be_bytes());
+                bytes.extend_from_slice(&text.as_bytes());
+            }
+            number => {
+                bytes.push(0xCF);
+                bytes.extend(whole_number(number).to_be_bytes());
+            }
+        }
+    }
+    lua.create_string(bytes)
+}
+
+/// The commands that the scripts use.
+fn command(keys: &mut HashMap<Vec<u8>, Vec<u8>>, words: &[Vec<u8>]) -> Reply {
+    let number = |at: usize| {
+        std::str::from_utf8(&words[at])
+            .unwrap()
+            .parse::<usize>()
+            .unwrap()
+    };
+    let ok = Reply::Okay;
+    match words[0].as_slice() {
+        b"GET" => keys
+            .get(&words[1])
+            .map_or(Reply::Nil, |value| Reply::BulkString(value.clone())),
+        b"SET" => {
+            keys.insert(words[1].clone(), words[2].clone());
+            ok
+        }
+        b"PSETEX" => {
+            keys.insert(words[1].clone(), words[3].clone());
+            ok
+        }
+        b"DEL" => Reply::Int(keys.remove(&words[1]).map_or(0, |_| 1)),
+        b"PTTL" => Reply::Int(if keys.contains_key(&words[1]) {
+            1 << 40
+        } else {
+            -2
+        }),
+        b"PEXPIRE" => Reply::Int(1),
+        b"GETRANGE" => {
+            let value = keys.get(&words[1]).map_or(&[][..], Vec::as_slice);
+            let (from, upto) = (number(2), (number(3) + 1).min(value.len()));
+            Reply::BulkString(value.get(from..upto).unwrap_or_default().to_vec())
+        }
+        b"SETRANGE" => {
+            let value = keys.entry(words[1].clone()).or_default();
+            let end = number(2) + words[3].len();
+            value.resize(value.len().max(end), 0);
+            value[number(2)..end].copy_from_slice(&words[3]);
+            ok
+        }
+        other => panic!("{} is not known here", other.escape_ascii()),
+    }
+}
+
+impl Machine {
+    fn new() -> LuaResult<Self> {
+        let lua = Lua::new();
+        let machine = Self {
+            lua: lua.clone(),
+            keys: Arc::default(),
+            instructions: Arc::default(),
+            moved: Arc::default(),
+            work: Mutex::default(),
+        };
+        let (keys, moved) = (Arc::clone(&machine.keys), Arc::clone(&machine.moved));
+        let call = lua.create_function(move |lua, words: MultiValue| {
+            let words = words.into_iter().map(|word| {
+                let word = lua.coerce_string(word)?.unwrap();
+                Ok(word.as_bytes().to_vec())
+            });
+            let words: Vec<Vec<u8>> = words.collect::<LuaResult<_>>()?;
+            let sent: usize = words.iter().map(Vec::len).sum();
+            let reply = command(&mut keys.lock().unwrap(), &words);
+            let (value, came) = match reply {
+                Reply::Nil => (LuaValue::Boolean(false), 0),
+                Reply::Int(number) => (LuaValue::Integer(number), 0),
+                Reply::BulkString(bytes) => {
+                    (LuaValue::String(lua.create_string(&bytes)?), bytes.len())
+                }
+                _ => (LuaValue::Boolean(true), 0),
+            };
+            *moved.lock().unwrap() += (sent + came) as u64;
+            Ok(value)
+        })?;
+        let globals = lua.globals();
+        let redis = lua.create_table()?;
+        redis.set("call", call)?;
+        globals.set("redis", redis)?;
+        let structs = lua.create_table()?;
+        structs.set("pack", lua.create_function(pack)?)?;
+        structs.set("unpack", lua.create_function(unpack)?)?;
+        globals.set("struct", structs)?;
+        let messages = lua.create_table()?;
+        messages.set("pack", lua.create_function(pack_message)?)?;
+        messages.set("unpack", lua.create_function(unpack_message)?)?;
+        globals.set("cmsgpack", messages)?;
+        let instructions = Arc::clone(&machine.instructions);
+        let every = HookTriggers::new().every_nth_instruction(1);
+        lua.set_hook(every, move |_, _| {
+            *instructions.lock().unwrap() += 1;
+            Ok(VmState::Continue)
+        })?;
+        Ok(machine)
+    }
+
+    fn run_one(&self, call: &Call) -> LuaResult<Reply> {
+        let globals = self.lua.globals();
+        for (name, words) in [("KEYS", &call.keys), ("ARGV", &call.args)] {
+            let table = self.lua.create_table()?;
+            for word in words {
+                table.raw_push(self.lua.create_string(word)?)?;
+            }
+            globals.set(name, table)?;
+        }
+        let script = self.lua.load(&call.script.text).into_function()?;
+        self.lua.gc_collect()?;
+        self.lua.gc_stop();
+        *self.instructions.lock().unwrap() = 0;
+        *self.moved.lock().unwrap() = 0;
+        let before = self.lua.used_memory();
+        let reply = script.call::<LuaValue>(());
+        let allocated = self.lua.used_memory().saturating_sub(before) as u64;
+        self.lua.gc_restart();
+        *self.work.lock().unwrap() = Work {
+            instructions: *self.instructions.lock().unwrap(),
+            bytes: allocated + *self.moved.lock().unwrap(),
+        };
+        Ok(reply_of(reply?))
+    }
+}
+
+fn reply_of(value: LuaValue) -> Reply {
+    match value {
+        LuaValue::String(text) => Reply::BulkString(text.as_bytes().to_vec()),
+        LuaValue::Table(table) => {
+            let items = table.sequence_values::<LuaValue>();
+            Reply::Array(items.map(|item| reply_of(item.unwrap())).collect())
+        }
+        LuaValue::Nil | LuaValue::Boolean(false) => Reply::Nil,
+        number => Reply::Int(i64::try_from(whole_number(&number)).unwrap()),
+    }
+}
+
+impl Exec for Machine {
+    fn run<'a>(&'a self, calls: &'a [Call]) -> Pin<Box<dyn Future<Output = Replies> + Send + 'a>> {
+        let replies = calls.iter().map(|call| {
+            let reply = self.run_one(call);
+            reply.map_err(|error| ExecError::Refused(error.to_string()))
+        });
+        Box::pin(ready(replies.collect()))
+    }
+
+    fn is_slotted(&self) -> bool {
+        false
+    }
+}
+
+/// A store whose scripts are counted.
+struct Bench {
+    store: RedisStore,
+    machine: Arc<Machine>,
+    runtime: tokio::runtime::Runtime,
+    now: u64,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let machine = Arc::new(Machine::new().unwrap());
+        let exec: Arc<dyn Exec> = machine.clone();
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let mut bench = Self {
+            store: RedisStore::new(exec, b"tg"),
+            machine,
+            runtime: runtime.build().unwrap(),
+            now: 1_767_225_600_000_000,
+        };
+        bench.pass(0);
+        bench
+    }
+
+    fn pass(&mut self, micros: u64) {
+        self.now += micros;
+        self.store.pin_clock(Timestamp::from_micros(self.now));
+    }
+
+    fn work(&self) -> Work {
+        *self.machine.work.lock().unwrap()
+    }
+
+    /// Asks, expects that decision, and answers what it came to.
+    fn ask(&self, charges: &[Charge<'_>], effect: Effect, expected: Decision) -> Work {
+        let mut outcomes = Vec::new();
+        let decided = self.store.check(charges, effect, &mut outcomes);
+        assert_eq!(self.runtime.block_on(decided), Ok(expected));
+        self.work()
+    }
+
+    fn reserve(&self, charge: Charge<'_>) -> RedisReceipt {
+        let mut outcomes = Vec::new();
+        let charges = [charge];
+        let decided = self.store.reserve(&charges, &mut outcomes);
+        let (decision, receipt) = self.runtime.block_on(decided).unwrap();
+        assert_eq!(decision, Decision::Admitted);
+        receipt
+    }
+
+    fn settle(&self, charge: Charge<'_>, receipt: RedisReceipt) -> Work {
+        let settlement = [Settlement { unused: u64::MAX }];
+        let charges = [charge];
+        let settled = self.store.settle(&charges, receipt, &settlement);
+        self.runtime.block_on(settled).unwrap();
+        self.work()
+    }
+
+    fn renew(&self, charge: Charge<'_>, receipt: &mut RedisReceipt) -> Work {
+        let charges = [charge];
+        let renewed = self.store.renew(&charges, receipt);
+        assert_eq!(
+            self.runtime.block_on(renewed),
+            Ok(tidegate_core::Renewal::Held)
+        );
+        self.work()
+    }
+}
+
+fn limits(algorithms: &[Algorithm], count_denied: bool) -> Limits {
+    let limit = |algorithm: &Algorithm| {
+        let limit = Limit::new(algorithm.clone()).unwrap();
+        limit.counting_denied(count_denied)
+    };
+    Limits::new(algorithms.iter().map(limit).collect()).unwrap()
+}
+
+fn charge<'c>(limits: &'c Limits, key: &'c [u8], cost: u64) -> Charge<'c> {
+    Charge::new(key, limits, Cost::new(cost).unwrap()).unwrap()
+}
+
+const DAY: Span = Span::from_secs(86_400);
+
+/// One of each kind, of 100 units a day.
+fn every_kind() -> Vec<Algorithm> {
+    let rate = Rate {
+        count: 100,
+        period: DAY,
+    };
+    let counter = |counting| Algorithm::SlidingWindowCounter {
+        limit: 100,
+        window: DAY,
+        counting,
+    };
+    vec![
+        Algorithm::Gcra { rate, burst: 99 },
+        Algorithm::TokenBucket {
+            capacity: 100,
+            refill: rate,
+            mode: RefillMode::Interval,
+        },
+        Algorithm::LeakyBucket {
+            capacity: 99,
+            leak: rate,
+            queue: true,
+        },
+        Algorithm::FixedWindow {
+            limit: 100,
+            window: Window::Epoch(DAY),
+        },
+        Algorithm::FixedWindow {
+            limit: 100,
+            window: Window::FirstRequest(DAY),
+        },
+        Algorithm::SlidingWindowLog {
+            limit: 100,
+            window: DAY,
+        },
+        Algorithm::Concurrency {
+            limit: 100,
+            lease: DAY,
+        },
+        counter(Counting::Weighted),
+        counter(Counting::Buckets {
+            buckets: 10,
+            strict: true,
+        }),
+        counter(Counting::Buckets {
+            buckets: bounds::MAX_BUCKETS,
+            strict: true,
+        }),
+    ]
+}
+
+/// A denial executes no more instructions and copies no more bytes than an admission, and at most twice as many where it is counted,
+/// because it fills a state to the brim.
+#[test]
+fn a_denial_costs_redis_no_more_than_an_admission() {
+    for algorithm in every_kind() {
+        for count_denied in [false, true] {
+            let (mut bench, limits) = (Bench::new(), limits(&[algorithm.clone()], count_denied));
+            let one = charge(&limits, b"key", 1);
+            let asked = [one];
+            let (mut admitted, mut outcomes) = (Work::default(), Vec::new());
+            // Spread over half of the window, until one is denied.
+            let denied = loop {
+                let decided = bench.store.check(&asked, Effect::Charge, &mut outcomes);
+                if bench.runtime.block_on(decided).unwrap() != Decision::Admitted {
+                    break bench.work();
+                }
+                admitted = bench.work();
+                bench.pass(DAY.as_micros() / 250);
+            };
+            let (most, of) = if count_denied { (5, 2) } else { (3, 2) };
+            assert!(
+                denied.instructions * of <= admitted.instructions * most,
+                "{algorithm:?} {denied:?} {admitted:?}"
+            );
+            assert!(
+                denied.bytes * of <= admitted.bytes * most,
+                "{algorithm:?} {denied:?} {admitted:?}"
+            );
+        }
+    }
+}
+
+/// 1,000 sub-windows, all of them filled, and all passed but one.
+#[test]
+fn the_most_buckets_are_passed_once_a_decision() {
+    let counter = Algorithm::SlidingWindowCounter {
+        limit: 1_000,
+        window: Span::from_secs(1_000),
+        counting: Counting::Buckets {
+            buckets: bounds::MAX_BUCKETS,
+            strict: true,
+        },
+    };
+    for count_denied in [false, true] {
+        let (mut bench, limits) = (Bench::new(), limits(&[counter.clone()], count_denied));
+        for _ in 0..1_000 {
+            bench.ask(
+                &[charge(&limits, b"key", 1)],
+                Effect::Charge,
+                Decision::Admitted,
+            );
+            bench.pass(1_000_000);
+        }
+        let full = bench.ask(
+            &[charge(&limits, b"key", 2)],
+            Effect::Charge,
+            Decision::Limited,
+        );
+        let whole = charge(&limits, b"key", 1_000);
+        bench.pass(999_000_000 - 1_000_000);
+        let passed = bench.ask(&[whole], Effect::Charge, Decision::Limited);
+        for work in [full, passed] {
+            assert!(work.instructions < 20_000, "{work:?}");
+            assert!(work.bytes < 100_000, "{work:?}");
+        }
+    }
+}
+
+/// 64 charges cost at most 64 times what one does.
+#[test]
+fn the_most_charges_cost_as_much_each_as_one() {
+    for algorithm in every_kind() {
+        // Two limits, so that no script of its own decides it.
+        let limits = limits(&[algorithm.clone(), every_kind()[3].clone()], false);
+        let (bench, keys) = (
+            Bench::new(),
+            (0..bounds::MAX_CHARGES).map(|key| key.to_string()),
+        );
+        let keys: Vec<String> = keys.collect();
+        let charges: Vec<Charge<'_>> = keys
+            .iter()
+            .map(|key| charge(&limits, key.as_bytes(), 1))
+            .collect();
+        bench.ask(&charges, Effect::Charge, Decision::Admitted);
+        let one = bench.ask(&charges[..1], Effect::Charge, Decision::Admitted);
+        let all = bench.ask(&charges, Effect::Charge, Decision::Admitted);
+        let most = bounds::MAX_CHARGES as u64;
+        assert!(
+            all.instructions <= most * one.instructions,
+            "{algorithm:?}: {all:?} {one:?}"
+        );
+        assert!(
+            all.bytes <= most * one.bytes,
+            "{algorithm:?}: {all:?} {one:?}"
+        );
+    }
+}
+
+/// As many limits as a rule can have.
+#[test]
+fn the_most_limits_cost_as_much_each_as_one() {
+    for algorithm in every_kind() {
+        let most = bounds::MAX_LIMITS_PER_RULE;
+        let one = limits(&[algorithm.clone()], true);
+        let all = limits(&vec![algorithm.clone(); most], true);
+        let bench = Bench::new();
+        let [one, all] = [(&one, b"one"), (&all, b"all")].map(|(limits, key)| {
+            let charge = charge(limits, key, 1);
+            bench.ask(&[charge], Effect::Charge, Decision::Admitted);
+            bench.ask(&[charge], Effect::Charge, Decision::Admitted)
+        });
+        let most = most as u64;
+        assert!(
+            all.instructions <= most * one.instructions,
+            "{algorithm:?}: {all:?} {one:?}"
+        );
+        assert!(
+            all.bytes <= most * one.bytes,
+            "{algorithm:?}: {all:?} {one:?}"
+        );
+    }
+}
+
+/// Fills a log or leases with so many entries, each at an instant of its own, and answers the receipts of the first, the middle and the
+/// last one.
+fn filled(bench: &mut Bench, limits: &Limits, entries: u64) -> [RedisReceipt; 3] {
+    let one = charge(limits, b"key", 1);
+    // The entries are written as the store writes them, and the last ones charged.
+    let (first, every) = (bench.now, 1_000);
+    let mut value = crate::encode::head(&one);
+    let windows = limits.len();
+    let mut put = |number: u64, bytes: usize| {
+        value.extend_from_slice(&number.to_be_bytes()[8 - bytes..]);
+    };
+    let longest = limits
+        .iter()
+        .map(|limit| limit.window().as_micros())
+        .max()
+        .unwrap();
+    put(longest, 7);
+    put(entries, 4);
+    put(windows as u64, 1);
+    put(0, 3);
+    for _ in 0..windows {
+        put(0, 7);
+        put(first, 7);
+    }
+    for entry in 0..entries {
+        put(first + entry * every, 7);
+        put(entry + 1, 3);
+    }
+    bench
+        .machine
+        .keys
+        .lock()
+        .unwrap()
+        .insert(bench.store.key(b"key"), value);
+    bench.pass((entries - 1) * every);
+    let at = [0, entries / 2, entries - 1].map(|entry| first + entry * every);
+    at.map(|at| {
+        let mut receipt = vec![0x93, 0xCF];
+        receipt.extend(at.to_be_bytes());
+        receipt.push(0xA0);
+        receipt.push(0xA7);
+        receipt.extend(&at.to_be_bytes()[1..]);
+        RedisReceipt {
+            of_charges: vec![receipt],
+            is_doubtful: false,
+        }
+    })
+}
+
+/// The longest log: what is charged, asked, given back or renewed at its ends touches a few places; in its midst, half of it.
+#[test]
+fn the_longest_log_is_seldom_rewritten() {
+    let most = bounds::MAX_LOG_LIMIT;
+    let log = Algorithm::SlidingWindowLog {
+        limit: most,
+        window: DAY,
+    };
+    let lease = Algorithm::Concurrency {
+        limit: most,
+        lease: DAY,
+    };
+    let whole = 10 * most;
+    for (algorithm, count_denied) in [(log.clone(), false), (log, true), (lease, false)] {
+        let limits = limits(&[algorithm.clone()], count_denied);
+        let one = charge(&limits, b"key", 1);
+        let mut bench = Bench::new();
+        filled(&mut bench, &limits, most - 1);
+        let mut all = vec![
+            ("peek", bench.ask(&[one], Effect::Peek, Decision::Admitted)),
+            (
+                "admitted",
+                bench.ask(&[one], Effect::Charge, Decision::Admitted),
+            ),
+            (
+                "denied",
+                bench.ask(&[one], Effect::Charge, Decision::Limited),
+            ),
+        ];
+        let large = charge(&limits, b"key", most);
+        all.push((
+            "a large cost denied",
+            bench.ask(&[large], Effect::Charge, Decision::Limited),
+        ));
+        if !count_denied {
+            for (at, place) in ["first", "middle", "last"].into_iter().enumerate() {
+                let mut receipts = filled(&mut bench, &limits, most);
+                all.push((place, bench.settle(one, std::mem::take(&mut receipts[at]))));
+                if limits.holds_places() {
+                    let mut receipts = filled(&mut bench, &limits, most);
+                    all.push((place, bench.renew(one, &mut receipts[at])));
+                }
+            }
+        }
+        for (what, work) in all {
+            let middle = what == "middle";
+            let instructions = if middle { 14 * most / 2 } else { 4_000 };
+            assert!(
+                work.instructions < instructions,
+                "{algorithm:?} {what}: {work:?}"
+            );
+            // Read, cut, joined and written whole.
+            let bytes = if middle { 17 } else { 11 };
+            assert!(work.bytes < bytes * whole, "{algorithm:?} {what}: {work:?}");
+        }
+    }
+}
