@@ -4,11 +4,12 @@ import contextlib
 import os
 import signal
 import socket
+import struct
 import subprocess
 import threading
 import time
 
-from programs import eventually, faketime, free_port, in_environment, spawn
+from programs import eventually, free_port, in_environment, spawn
 
 REDIS = "redis-server"
 VALKEY = "valkey-server"
@@ -59,16 +60,25 @@ class Faked(Standalone):
     """One server whose wall clock can be set while it runs."""
 
     def start(self):
-        self.clock = os.path.join(self.folder, "clock")
-        self.shift(0)
-        environment = faketime(FAKETIME_TIMESTAMP_FILE=self.clock, FAKETIME_NO_CACHE="1")
-        self.process = server(self.program, self.folder, self.port, environment=environment)
+        self.clock = Clock(self.folder)
+        self.process = server(self.program, self.folder, self.port, environment=self.clock.environment)
+
+
+class Clock:
+    """The wall clock of a program, which can be set while it runs."""
+
+    def __init__(self, folder, seconds=0):
+        self.file, library = os.path.join(folder, "clock"), os.path.join(folder, "clock.so")
+        source = os.path.join(os.path.dirname(os.path.abspath(__file__)), "clock.c")
+        subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", library, source], check=True)
+        self.shift(seconds)
+        self.environment = {"LD_PRELOAD": library, "SHIFTED_CLOCK": self.file}
 
     def shift(self, seconds):
-        """Sets the clock so far from that of this machine."""
-        with open(self.clock + ".new", "w") as out:
-            out.write(f"{seconds:+d}\n")
-        os.replace(self.clock + ".new", self.clock)
+        """Sets it so far from that of this machine."""
+        # The program has the file in its memory: it is written over, and not replaced.
+        with open(self.file, "r+b" if os.path.exists(self.file) else "wb") as out:
+            out.write(struct.pack("=q", seconds))
 
 
 class Sentinels:
@@ -126,7 +136,7 @@ class BehindSentinels(Sentinels):
     """The same where the clock of the replica is ten minutes behind."""
 
     def __enter__(self):
-        self.REPLICA = faketime(FAKETIME="-600")
+        self.REPLICA = Clock(self.folder, -600).environment
         return super().__enter__()
 
 
