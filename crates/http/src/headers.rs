@@ -5,10 +5,13 @@
 //! `X-RateLimit-*` triple, whose reset is seconds from now for some clients and an epoch for others.
 //!
 //! ```text
-//! RateLimit-Policy: "api:1/s";q=1;w=1, "api:20/min";q=20;w=60
-//! RateLimit: "api:1/s";r=0;t=1, "api:20/min";r=7
+//! RateLimit-Policy: "1/s";q=1;w=1, "20/min";q=20;w=60
+//! RateLimit: "1/s";r=0;t=1, "20/min";r=7
 //! Retry-After: 1
 //! ```
+//!
+//! A policy is named after its limit, because a rule's name may say what its author wants no client to know
+//! (`secret-fraud-rule`). [`RuleNames::Shown`] names it after the rule: `"api:1/s"`.
 //!
 //! Waits are rounded up and quotas down, so that a client that trusts them is never too early. Where the
 //! draft leaves room: `q` is what an idle key can spend at once, `w` the time in which all of it comes
@@ -33,7 +36,7 @@ const X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
 const X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
 const X_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
 
-/// The name of a limit that came with the request and so has no rule to be named after.
+/// With [`RuleNames::Shown`], the name of a limit that came with the request and so has no rule to be named after.
 const UNNAMED: &str = "default";
 
 /// How `X-RateLimit-Reset` is written, if the triple is sent.
@@ -48,11 +51,22 @@ pub enum Legacy {
     Epoch,
 }
 
+/// Whether clients are told the names of rules: in headers, and in what a denial says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RuleNames {
+    /// A policy has the name of its limit, such as `20/min`; the second of two equal ones is `20/min:2`.
+    #[default]
+    Hidden,
+    /// A policy has the name of its rule, such as `api`, or `api:20/min` if the rule has several limits.
+    Shown,
+}
+
 /// Writes a verdict's headers. Holds a buffer that serves every answer of a connection.
 #[derive(Clone, Debug)]
 pub struct HeaderWriter {
     ratelimit: bool,
     legacy: Legacy,
+    rule_names: RuleNames,
     text: Vec<u8>,
 }
 
@@ -71,8 +85,24 @@ impl HeaderWriter {
         Self {
             ratelimit,
             legacy,
+            rule_names: RuleNames::default(),
             text: Vec::new(),
         }
+    }
+
+    /// The same writer, which names policies after their rules if `names` are shown.
+    #[must_use]
+    pub fn with_rule_names(self, names: RuleNames) -> Self {
+        Self {
+            rule_names: names,
+            ..self
+        }
+    }
+
+    /// Whether clients are told the names of rules.
+    #[must_use]
+    pub fn rule_names(&self) -> RuleNames {
+        self.rule_names
     }
 
     /// Adds the headers of `verdict`, which was decided at `now`.
@@ -97,8 +127,9 @@ impl HeaderWriter {
 
     fn policies(&mut self, shown: &Shown<'_, '_>, exactness: Exactness, headers: &mut HeaderMap) {
         self.text.clear();
-        for (line, several) in shown.lines() {
-            self.name(line, several);
+        for at in shown.order() {
+            let line = &shown.lines[at];
+            self.name(shown.lines, at);
             fields::parameter(&mut self.text, b'q', line.outcome.limit);
             let window = line.limit.window();
             // A node's share comes back in a time of its own.
@@ -111,8 +142,9 @@ impl HeaderWriter {
 
     fn states(&mut self, shown: &Shown<'_, '_>, retry_after: Option<u64>, headers: &mut HeaderMap) {
         self.text.clear();
-        for (line, several) in shown.lines() {
-            self.name(line, several);
+        for at in shown.order() {
+            let line = &shown.lines[at];
+            self.name(shown.lines, at);
             fields::parameter(&mut self.text, b'r', line.outcome.remaining);
             if let Some(secs) = more_after_secs(line)
                 .filter(|secs| retry_after.is_none_or(|latest| *secs <= latest))
@@ -123,13 +155,14 @@ impl HeaderWriter {
         self.put(RATELIMIT, headers);
     }
 
-    fn name(&mut self, line: &Line<'_>, several: bool) {
+    fn name(&mut self, lines: &[Line<'_>], at: usize) {
         let separator: &[u8] = if self.text.is_empty() { b"\"" } else { b", \"" };
         self.text.extend_from_slice(separator);
-        fields::string_content(&mut self.text, line.rule.unwrap_or(UNNAMED));
-        if several {
-            self.text.push(b':');
-            fields::string_content(&mut self.text, line.limit.policy());
+        for part in policy_name(lines, at, self.rule_names) {
+            match part {
+                NamePart::Text(text) => fields::string_content(&mut self.text, text),
+                NamePart::Number(number) => fields::integer(&mut self.text, number),
+            }
         }
         self.text.push(b'"');
     }
@@ -226,19 +259,62 @@ impl<'v, 'r> Shown<'v, 'r> {
         self.order[before] = index;
     }
 
-    /// The lines, each with whether its rule has others.
-    fn lines(&self) -> impl Iterator<Item = (&'v Line<'r>, bool)> {
-        self.order[..self.count].iter().map(|&index| {
-            let line = &self.lines[index];
-            // A rule's lines stand together.
-            let neighbours = [index.checked_sub(1), index.checked_add(1)];
+    /// The numbers of the lines, in the order in which they are shown.
+    fn order(&self) -> impl Iterator<Item = usize> {
+        self.order[..self.count].iter().copied()
+    }
+}
+
+/// A part of a policy's name.
+enum NamePart<'v> {
+    Text(&'v str),
+    Number(u64),
+}
+
+/// The name of the policy of line `at`, in parts. Policies of one answer have different names.
+fn policy_name<'v>(
+    lines: &'v [Line<'_>],
+    at: usize,
+    names: RuleNames,
+) -> impl Iterator<Item = NamePart<'v>> {
+    let line = &lines[at];
+    let policy: &str = line.limit.policy();
+    let (first, second) = match names {
+        RuleNames::Hidden => {
+            let is_namesake = |other: &&Line<'_>| !other.shadow && **other.limit.policy() == *policy;
+            let before = lines[..at].iter().filter(is_namesake).count();
+            let number = u64::try_from(before).unwrap_or(u64::MAX).saturating_add(1);
+            let number = (before > 0).then_some(NamePart::Number(number));
+            (policy, number)
+        }
+        RuleNames::Shown => {
+            // The limits of a rule are next to each other.
+            let neighbours = [at.checked_sub(1), at.checked_add(1)];
             let mut neighbours = neighbours
                 .into_iter()
                 .flatten()
-                .filter_map(|near| self.lines.get(near));
-            (line, neighbours.any(|near| near.rule == line.rule))
-        })
+                .filter_map(|near| lines.get(near));
+            let several = neighbours.any(|near| near.rule == line.rule);
+            let policy = several.then_some(NamePart::Text(policy));
+            (line.rule.unwrap_or(UNNAMED), policy)
+        }
+    };
+    let separator = second.as_ref().map(|_| NamePart::Text(":"));
+    [Some(NamePart::Text(first)), separator, second]
+        .into_iter()
+        .flatten()
+}
+
+/// The name of the policy of line `at` as it stands in the headers.
+pub(crate) fn policy_text(lines: &[Line<'_>], at: usize, names: RuleNames) -> String {
+    let mut text = String::new();
+    for part in policy_name(lines, at, names) {
+        match part {
+            NamePart::Text(part) => text.push_str(part),
+            NamePart::Number(number) => text.push_str(itoa::Buffer::new().format(number)),
+        }
     }
+    text
 }
 
 /// Orders lines like the verdict does: who denies longest first, then who has least left.

@@ -33,7 +33,7 @@ pub use client::{AddressHeader, Proxies, Trust};
 pub use clock::Clock;
 pub use describe::{Forwarded, Source, bare_host};
 pub use gate::Gate;
-pub use headers::{HeaderWriter, Legacy};
+pub use headers::{HeaderWriter, Legacy, RuleNames};
 pub use layer::{
     Denied, Entries, Lasting, Limited, LimitedBody, LimiterLayer, Passed, Peer, Report,
     ResponseFuture, grpc_call, overloaded,

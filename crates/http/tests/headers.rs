@@ -7,7 +7,7 @@ use tidegate_core::{
     AlgorithmName, Charge, Cost, Decided, Decision, Exactness, LimitSpec, Limits, Outcome, Retry,
     Span, Timestamp, Verdict, notation,
 };
-use tidegate_http::{HeaderWriter, Legacy};
+use tidegate_http::{HeaderWriter, Legacy, RuleNames};
 
 const NOW: Timestamp = Timestamp::from_micros(1_770_000_000_400_000);
 
@@ -62,7 +62,9 @@ fn headers(
     let charges: Vec<_> = limits.iter().map(|limits| charge(limits)).collect();
     let verdict = Verdict::of(decision, &charges, outcomes);
     let mut headers = HeaderMap::new();
-    HeaderWriter::new(true, legacy).write(&verdict, NOW, &mut headers);
+    HeaderWriter::new(true, legacy)
+        .with_rule_names(RuleNames::Shown)
+        .write(&verdict, NOW, &mut headers);
     headers
 }
 
@@ -96,7 +98,7 @@ fn a_share_does_not_say_when_the_whole_comes_back() {
     let verdict = decided.verdict(&charges, &outcomes);
     let mut headers = HeaderMap::new();
     HeaderWriter::default().write(&verdict, NOW, &mut headers);
-    assert_eq!(line(&headers, "ratelimit-policy"), Some("\"api\";q=1"));
+    assert_eq!(line(&headers, "ratelimit-policy"), Some("\"1/min\";q=1"));
 }
 
 #[test]
@@ -241,4 +243,27 @@ proptest! {
             prop_assert!(parameters(state, "t").iter().all(|t| *t <= secs));
         }
     }
+}
+
+#[test]
+fn rules_are_not_named_unless_they_are_to_be() {
+    let secret = limits(Some("secret-fraud-rule"), &["1/s", "20/min"]);
+    let other = limits(Some("other-secret"), &["20/min"]);
+    let bare = limits(None, &["20/min"]);
+    let outcomes = [
+        admitted(1, 0, Span::from_secs(1)),
+        admitted(20, 1, Span::from_secs(60)),
+        admitted(20, 2, Span::from_secs(60)),
+        admitted(20, 3, Span::from_secs(60)),
+    ];
+    let charge = |limits| Charge::new(b"k", limits, Cost::ONE).unwrap();
+    let charges = [charge(&secret), charge(&other), charge(&bare)];
+    let verdict = Verdict::of(&Decision::Admitted, &charges, &outcomes);
+    let mut headers = HeaderMap::new();
+    HeaderWriter::default().write(&verdict, NOW, &mut headers);
+    // Names differ, so that a client finds the policy of each state.
+    let policies = "\"1/s\";q=1;w=1, \"20/min\";q=20;w=60, \"20/min:2\";q=20;w=60, \"20/min:3\";q=20;w=60";
+    assert_eq!(line(&headers, "ratelimit-policy"), Some(policies));
+    let states = "\"1/s\";r=0;t=1, \"20/min\";r=1;t=60, \"20/min:2\";r=2;t=60, \"20/min:3\";r=3;t=60";
+    assert_eq!(line(&headers, "ratelimit"), Some(states));
 }

@@ -108,7 +108,7 @@ fn assert_limits(proxy: &Proxy) {
         );
         assert_eq!(
             answer.header("ratelimit-policy"),
-            "\"login-brute-force\";q=10;w=36000"
+            "\"1/h capacity 10\";q=10;w=36000"
         );
         assert!(
             answer
@@ -125,7 +125,7 @@ fn assert_limits(proxy: &Proxy) {
     assert!(
         denied
             .header("ratelimit")
-            .starts_with("\"login-brute-force\";r=0;t="),
+            .starts_with("\"1/h capacity 10\";r=0;t="),
         "{denied:?}"
     );
 

@@ -7,7 +7,7 @@ use http::{HeaderValue, Response, StatusCode, header::CONTENT_TYPE};
 use serde::Serialize;
 use tidegate_core::{Line, Reason, Retry, Span, Verdict};
 
-use crate::headers::MAX_SHOWN;
+use crate::headers::{MAX_SHOWN, RuleNames, policy_text};
 
 const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
 
@@ -39,17 +39,29 @@ pub(super) enum Cause {
 /// A limit that denies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Violated<'v> {
-    pub(super) rule: &'v str,
+    /// Its name in the `RateLimit` fields.
+    pub(super) name: String,
+    /// The rule, if clients may know it.
+    pub(super) rule: Option<&'v str>,
     pub(super) policy: &'v str,
     pub(super) quota: u64,
 }
 
 impl<'v> Denial<'v> {
-    /// The denial that `verdict` is.
-    pub(super) fn of(verdict: &'v Verdict<'_>) -> Self {
-        let enforced = verdict.lines.iter().filter(|line| !line.shadow);
-        let denying = enforced.filter(|line| !line.outcome.allowed);
-        let violated: Vec<Violated<'v>> = denying.take(MAX_SHOWN).map(violated).collect();
+    /// The denial that `verdict` is, which says the names of rules if `names` are shown.
+    pub(super) fn of(verdict: &'v Verdict<'_>, names: RuleNames) -> Self {
+        let lines = verdict.lines.iter().enumerate();
+        let enforced = lines.filter(|(_, line)| !line.shadow);
+        let denying = enforced.filter(|(_, line)| !line.outcome.allowed);
+        let violated: Vec<Violated<'v>> = denying
+            .take(MAX_SHOWN)
+            .map(|(at, line)| Violated {
+                name: policy_text(&verdict.lines, at, names),
+                rule: line.rule.filter(|_| names == RuleNames::Shown),
+                policy: line.limit.policy(),
+                quota: line.outcome.limit,
+            })
+            .collect();
         let retry_after = verdict.retry_after.span();
         let cause = match verdict.reason {
             Some(Reason::Store) => Cause::Store,
@@ -57,7 +69,7 @@ impl<'v> Denial<'v> {
         };
         Self {
             cause,
-            detail: detail(verdict),
+            detail: detail(verdict, names),
             violated,
             retry_after,
         }
@@ -96,8 +108,7 @@ impl<'v> Denial<'v> {
             Cause::Store | Cause::Busy => StatusCode::SERVICE_UNAVAILABLE,
             Cause::Malformed => StatusCode::BAD_REQUEST,
         };
-        let mut names: Vec<&str> = self.violated.iter().map(|limit| limit.rule).collect();
-        names.dedup();
+        let names: Vec<&str> = self.violated.iter().map(|limit| &*limit.name).collect();
         let document = Document {
             title: status.canonical_reason().unwrap_or_default(),
             status: status.as_u16(),
@@ -126,28 +137,24 @@ struct Document<'d> {
     retry_after_ms: Option<Option<u64>>,
 }
 
-fn violated<'v>(line: &'v Line<'_>) -> Violated<'v> {
-    Violated {
-        rule: line.rule.unwrap_or_default(),
-        policy: line.limit.policy(),
-        quota: line.outcome.limit,
-    }
-}
-
-fn detail(verdict: &Verdict<'_>) -> String {
-    let rule = verdict.rule.unwrap_or_default();
+fn detail(verdict: &Verdict<'_>, names: RuleNames) -> String {
     let again = match verdict.retry_after {
         Retry::After(span) => format!("ask again in {}", readable(span)),
         Retry::Never => "asking again is no use".to_owned(),
     };
+    let rule = verdict.rule.filter(|_| names == RuleNames::Shown);
+    let of_rule = rule.map_or_else(String::new, |rule| format!(" of \"{rule}\""));
     match (verdict.reason, verdict.leading()) {
         (Some(Reason::Store), _) => format!("the limiter could not decide; {again}"),
-        (Some(Reason::Blocked), _) => format!("blocked under \"{rule}\"; {again}"),
+        (Some(Reason::Blocked), _) => match rule {
+            Some(rule) => format!("blocked under \"{rule}\"; {again}"),
+            None => format!("blocked; {again}"),
+        },
         (_, Some(line)) if verdict.retry_after == Retry::Never => format!(
-            "the request costs more than {} of \"{rule}\" ever holds; {again}",
+            "the request costs more than {}{of_rule} ever holds; {again}",
             line.limit.policy()
         ),
-        (_, Some(line)) => format!("{} of \"{rule}\" is spent; {again}", line.limit.policy()),
+        (_, Some(line)) => format!("{}{of_rule} is spent; {again}", line.limit.policy()),
         (_, None) => format!("a limit is spent; {again}"),
     }
 }

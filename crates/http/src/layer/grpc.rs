@@ -113,9 +113,12 @@ fn details(denial: &Denial<'_>) -> Vec<prost_types::Any> {
         .violated
         .iter()
         .map(|limit| Violation {
-            subject: limit.rule.to_owned(),
+            subject: limit.rule.unwrap_or(&limit.name).to_owned(),
             description: format!("{} is spent", limit.policy),
-            quota_id: format!("{}:{}", limit.rule, limit.policy),
+            quota_id: match limit.rule {
+                Some(rule) => format!("{rule}:{}", limit.policy),
+                None => limit.name.clone(),
+            },
             quota_value: i64::try_from(limit.quota).unwrap_or(i64::MAX),
         })
         .collect();

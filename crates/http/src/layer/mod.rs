@@ -220,7 +220,8 @@ impl<G: Gate> LimiterLayer<G> {
         self
     }
 
-    /// How answers tell of limits; by default in the `RateLimit` fields.
+    /// How answers tell of limits; by default in the `RateLimit` fields, without the names of rules. What a denial says names
+    /// rules if the headers do.
     #[must_use]
     pub fn headers(mut self, headers: HeaderWriter) -> Self {
         self.settings().terms.headers = headers;

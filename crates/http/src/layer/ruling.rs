@@ -120,7 +120,8 @@ impl Terms {
                 reservation,
             });
         }
-        let mut response = answer(&Denial::of(verdict), call);
+        let denial = Denial::of(verdict, self.headers.rule_names());
+        let mut response = answer(&denial, call);
         response.headers_mut().extend(headers);
         response.extensions_mut().insert(Denied {
             rule: verdict.rule.map(Box::from),

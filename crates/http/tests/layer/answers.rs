@@ -1,7 +1,7 @@
 //! What clients and inner services are told.
 
 use tidegate_core::{AlgorithmName, Cost, LimitSpec, Rule, notation};
-use tidegate_http::{Gate, HeaderWriter, Legacy, LimiterLayer};
+use tidegate_http::{Gate, HeaderWriter, Legacy, LimiterLayer, RuleNames};
 use tower::Layer;
 
 use crate::support::{Notes, fixed, get, limited, limiter, send, statuses};
@@ -11,21 +11,34 @@ async fn every_answer_tells_of_the_limit_and_a_denial_is_a_problem_document() {
     let (_, mut service) = limited(vec![fixed("all", "1/min")]);
     let allowed = send(&mut service, get("/")).await;
     assert_eq!(allowed.body, "served");
-    assert_eq!(allowed.header("ratelimit"), Some("\"all\";r=0;t=60"));
-    assert_eq!(allowed.header("ratelimit-policy"), Some("\"all\";q=1;w=60"));
+    assert_eq!(allowed.header("ratelimit"), Some("\"1/min\";r=0;t=60"));
+    assert_eq!(allowed.header("ratelimit-policy"), Some("\"1/min\";q=1;w=60"));
     assert_eq!(allowed.header("retry-after"), None);
     let denied = send(&mut service, get("/")).await;
     assert_eq!(denied.status, 429);
     assert_eq!(denied.header("retry-after"), Some("60"));
-    assert_eq!(denied.header("ratelimit"), Some("\"all\";r=0;t=60"));
+    assert_eq!(denied.header("ratelimit"), Some("\"1/min\";r=0;t=60"));
     assert_eq!(
         denied.header("content-type"),
         Some("application/problem+json")
     );
     assert_eq!(
         denied.body,
-        r#"{"title":"Too Many Requests","status":429,"detail":"1/min of \"all\" is spent; ask again in 1min","violated-policies":["all"],"retry_after_ms":60000}"#
+        r#"{"title":"Too Many Requests","status":429,"detail":"1/min is spent; ask again in 1min","violated-policies":["1/min"],"retry_after_ms":60000}"#
     );
+}
+
+#[tokio::test]
+async fn rules_are_named_by_choice() {
+    let headers = HeaderWriter::default().with_rule_names(RuleNames::Shown);
+    let limiter = limiter(vec![fixed("all", "1/min")]);
+    let layer = LimiterLayer::new(limiter).headers(headers);
+    let mut service = layer.layer(Notes::default());
+    let allowed = send(&mut service, get("/")).await;
+    assert_eq!(allowed.header("ratelimit"), Some("\"all\";r=0;t=60"));
+    let denied = send(&mut service, get("/")).await;
+    let said = r#""detail":"1/min of \"all\" is spent; ask again in 1min","violated-policies":["all"]"#;
+    assert!(denied.body.contains(said), "{}", denied.body);
 }
 
 #[tokio::test]
@@ -64,8 +77,10 @@ async fn a_block_denies_without_telling_whom() {
         .insert("key", "secret".parse().unwrap());
     let denied = send(&mut service, request).await;
     assert_eq!(denied.status, 429);
-    assert!(denied.body.contains("blocked under"), "{}", denied.body);
-    assert!(!denied.body.contains("secret"), "{}", denied.body);
+    assert!(denied.body.contains("blocked; "), "{}", denied.body);
+    for hidden in ["secret", "all"] {
+        assert!(!denied.body.contains(hidden), "{}", denied.body);
+    }
 }
 
 #[tokio::test]
@@ -110,7 +125,7 @@ async fn several_layers_and_the_service_itself_speak_in_one_answer() {
     let lines: Vec<_> = answer.headers.get_all("ratelimit").iter().collect();
     assert_eq!(
         lines,
-        ["\"app\";r=1", "\"inner\";r=8;t=60", "\"outer\";r=1;t=60"]
+        ["\"app\";r=1", "\"9/min\";r=8;t=60", "\"2/min\";r=1;t=60"]
     );
     assert_eq!(answer.header("x-ratelimit-remaining"), Some("1"));
     assert_eq!(answer.header("x-ratelimit-limit"), Some("2"));

@@ -40,7 +40,7 @@ async fn a_spent_limit_is_exhausted_and_says_when_to_retry() {
     assert_eq!(status.code(), tonic::Code::ResourceExhausted);
     assert_eq!(
         status.message(),
-        "1/min of \"100%\" is spent; ask again in 1min"
+        "1/min is spent; ask again in 1min"
     );
     let details = status.get_error_details();
     let delay = details.retry_info().unwrap().retry_delay;
@@ -48,9 +48,9 @@ async fn a_spent_limit_is_exhausted_and_says_when_to_retry() {
     let violation = &details.quota_failure().unwrap().violations[0];
     assert_eq!(
         (violation.subject.as_str(), violation.quota_value),
-        ("100%", 1)
+        ("1/min", 1)
     );
-    assert_eq!(violation.quota_id, "100%:1/min");
+    assert_eq!(violation.quota_id, "1/min");
     assert_eq!(denied.header("retry-after"), Some("60"));
 }
 

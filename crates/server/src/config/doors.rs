@@ -247,13 +247,16 @@ fn address(value: &Value<'_>, report: &mut Report) -> Option<Option<SocketAddr>>
 pub(super) fn headers(file: &Fields<'_>, report: &mut Report) -> Headers {
     let mut headers = Headers::default();
     let value = file.get("headers");
-    let known = &["ratelimit", "legacy"];
+    let known = &["ratelimit", "legacy", "rule_names"];
     let Some(fields) = value.and_then(|value| value.fields(report, "a map of headers", known))
     else {
         return headers;
     };
     if let Some(ratelimit) = fields.get("ratelimit") {
         headers.ratelimit = ratelimit.flag(report).unwrap_or(headers.ratelimit);
+    }
+    if let Some(names) = fields.get("rule_names") {
+        headers.rule_names = names.flag(report).unwrap_or(headers.rule_names);
     }
     if let Some(legacy) = fields.get("legacy") {
         let choices = [

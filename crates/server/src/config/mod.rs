@@ -253,6 +253,8 @@ pub struct Headers {
     pub ratelimit: bool,
     /// `headers.legacy`: the `X-RateLimit-*` triple; default off.
     pub legacy: LegacyHeaders,
+    /// `headers.rule_names`: whether clients are told the names of rules, in headers and in denials; default false.
+    pub rule_names: bool,
 }
 
 impl Default for Headers {
@@ -260,6 +262,7 @@ impl Default for Headers {
         Self {
             ratelimit: true,
             legacy: LegacyHeaders::Off,
+            rule_names: false,
         }
     }
 }

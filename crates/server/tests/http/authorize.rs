@@ -3,6 +3,7 @@
 use crate::door::Door;
 
 const RULES: &str = "
+headers: {rule_names: true}
 rules:
   - name: login
     when: {path: /login, method: POST}
@@ -47,6 +48,23 @@ fn nginx_is_answered() {
         (429, Some("3600"))
     );
     assert_eq!(from("203.0.113.10").status, 200);
+}
+
+/// Caddy and Traefik pass the body of a denial on to the client.
+#[test]
+fn what_a_proxy_may_pass_on_names_no_rule() {
+    let rules = "rules:\n  - {name: secret-fraud-rule, limits: [1/h]}\n  - {name: secret-trial, limits: [5/h], mode: shadow}\n";
+    let door = Door::open(rules);
+    for status in [200, 429] {
+        let answer = door.authorize("", &LOGIN);
+        assert_eq!(answer.status, status);
+        let state = Some(r#""1/h";r=0;t=3600"#);
+        assert_eq!(answer.header("ratelimit"), state);
+        let body = answer.json();
+        assert_eq!(body["limits"].as_array().unwrap().len(), 1, "{body}");
+        let body = body.to_string();
+        assert!(!body.contains("secret") && !body.contains("rule"), "{body}");
+    }
 }
 
 #[test]

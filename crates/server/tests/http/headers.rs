@@ -36,16 +36,16 @@ fn allowed_and_denied_answers_carry_them() {
         "retry-after",
         "x-ratelimit-limit",
     ];
-    let policy = Some(r#""api:1/s";q=1;w=1, "api:3/min";q=3;w=60"#);
+    let policy = Some(r#""1/s";q=1;w=1, "3/min";q=3;w=60"#);
     let allowed = check(&door, "/api", 1);
-    let state = Some(r#""api:1/s";r=0;t=1, "api:3/min";r=2;t=60"#);
+    let state = Some(r#""1/s";r=0;t=1, "3/min";r=2;t=60"#);
     assert_eq!(set(&allowed, &names), [policy, state, None, None]);
     assert_eq!(allowed.header("content-type"), Some("application/json"));
     assert!(allowed.header("date").is_some());
     let denied = check(&door, "/api", 1);
     assert_eq!(denied.status, 429);
     // What the minute's `t` would say is later than Retry-After, so it is not said.
-    let state = Some(r#""api:1/s";r=0;t=1, "api:3/min";r=2"#);
+    let state = Some(r#""1/s";r=0;t=1, "3/min";r=2"#);
     assert_eq!(set(&denied, &names), [policy, state, Some("1"), None]);
 }
 
@@ -56,8 +56,8 @@ fn never_has_no_retry_after_and_no_rule_has_no_headers() {
     assert_eq!(never.status, 429);
     let names = ["ratelimit-policy", "ratelimit", "retry-after"];
     let expected = [
-        Some(r#""login";q=10;w=36000"#),
-        Some(r#""login";r=10"#),
+        Some(r#""1/h capacity 10";q=10;w=36000"#),
+        Some(r#""1/h capacity 10";r=10"#),
         None,
     ];
     assert_eq!(set(&never, &names), expected);
@@ -87,7 +87,7 @@ fn the_triple_is_sent_by_choice() {
         Some("10"),
         Some("8"),
         Some("1700007200"),
-        Some(r#""login";r=8;t=7200"#),
+        Some(r#""1/h capacity 10";r=8;t=7200"#),
     ];
     assert_eq!(set(&answer, &names), expected);
 }
@@ -154,15 +154,28 @@ fn a_block_has_no_triple() {
 }
 
 #[test]
-fn a_throttle_is_called_default() {
+fn a_throttle_has_the_name_of_its_limit() {
     let door = Door::open("");
     let answer = door.post("/v1/throttle", r#"{"key": "k", "limits": ["5/10s"]}"#);
-    let expected = [Some(r#""default";q=5;w=10"#), Some(r#""default";r=4;t=10"#)];
+    let expected = [Some(r#""5/10s";q=5;w=10"#), Some(r#""5/10s";r=4;t=10"#)];
     assert_eq!(set(&answer, &["ratelimit-policy", "ratelimit"]), expected);
     let answer = door.post(
         "/v1/throttle",
         r#"{"key": "l", "limits": ["5/10s", "9/100ms"]}"#,
     );
-    let expected = [Some(r#""default:5/10s";q=5;w=10, "default:9/100ms";q=9"#)];
+    let expected = [Some(r#""5/10s";q=5;w=10, "9/100ms";q=9"#)];
     assert_eq!(set(&answer, &["ratelimit-policy"]), expected);
+}
+
+#[test]
+fn headers_name_rules_by_choice_and_bodies_always() {
+    let door = Door::open(&format!("headers: {{rule_names: true}}\n{RULES}"));
+    let named = check(&door, "/login", 1);
+    assert_eq!(named.header("ratelimit"), Some(r#""login";r=9;t=3600"#));
+    let several = check(&door, "/api", 1);
+    let policy = r#""api:1/s";q=1;w=1, "api:3/min";q=3;w=60"#;
+    assert_eq!(several.header("ratelimit-policy"), Some(policy));
+    let neutral = check(&Door::open(RULES), "/login", 1);
+    assert_eq!(neutral.header("ratelimit"), Some(r#""1/h capacity 10";r=9;t=3600"#));
+    assert_eq!(neutral.json()["rule"], "login");
 }

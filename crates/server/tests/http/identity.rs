@@ -3,6 +3,7 @@
 use crate::door::Door;
 
 const RULES: &str = "
+headers: {rule_names: true}
 rules:
   - {name: address, when: {path: /address}, key: [ip], limits: [1/h]}
   - {name: api, when: {path: /api}, key: [key_id], limits: [1/h]}

@@ -23,7 +23,7 @@ fn a_denial_is_answered_here() {
         assert_eq!((answer.status, &*answer.body), (200, "ok"));
         let told = answer.header("ratelimit").unwrap();
         assert!(
-            told.starts_with(&format!("\"login\";r={remaining}")),
+            told.starts_with(&format!("\"2/min\";r={remaining}")),
             "{told}"
         );
     }
@@ -32,7 +32,8 @@ fn a_denial_is_answered_here() {
         (answer.status, answer.header("retry-after")),
         (429, Some("60"))
     );
-    assert_eq!(answer.json()["violated-policies"][0], "login");
+    assert_eq!(answer.json()["violated-policies"][0], "2/min");
+    assert!(!answer.json().to_string().contains("login"), "{}", answer.body);
     assert_eq!(
         upstream.heads().len(),
         2,

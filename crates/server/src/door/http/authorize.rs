@@ -88,7 +88,7 @@ async fn decide(
         // Proxies that pass on only some statuses name one for every denial, also by the store.
         let denied = options.deny.filter(|_| !verdict.allowed);
         let status = denied.unwrap_or_else(|| status(&verdict));
-        Ok(asked.verdict(status, &verdict, now))
+        Ok(asked.public_verdict(status, &verdict, now))
     })
     .await
 }

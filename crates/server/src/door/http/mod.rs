@@ -34,7 +34,7 @@ use hyper::{
     header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue},
 };
 use tidegate_core::{Effect, Reason, Timestamp, Verdict};
-use tidegate_http::{HeaderWriter, Legacy};
+use tidegate_http::{HeaderWriter, Legacy, RuleNames};
 
 pub(crate) use self::{
     body::read as read_body,
@@ -123,7 +123,12 @@ pub(super) fn header_writer(headers: Headers) -> HeaderWriter {
         LegacyHeaders::Delta => Legacy::Delta,
         LegacyHeaders::Epoch => Legacy::Epoch,
     };
-    HeaderWriter::new(headers.ratelimit, legacy)
+    let names = if headers.rule_names {
+        RuleNames::Shown
+    } else {
+        RuleNames::Hidden
+    };
+    HeaderWriter::new(headers.ratelimit, legacy).with_rule_names(names)
 }
 
 /// An endpoint that is asked by a body.
@@ -253,9 +258,28 @@ impl Asked {
         problem.answer()
     }
 
-    /// An answer that carries `verdict`, which was decided at `now`, with `status`.
+    /// An answer to a service that carries `verdict`, which was decided at `now`, with `status`. The body names rules; the headers,
+    /// which services copy into their own answers, do so only by choice.
     fn verdict(&self, status: StatusCode, verdict: &Verdict<'_>, now: Timestamp) -> Answer {
-        let mut answer: Answer = Response::new(verdict::body(verdict).into());
+        let body = verdict::body(verdict, RuleNames::Shown);
+        self.verdict_with(body, status, verdict, now)
+    }
+
+    /// The same for a proxy, which may pass the body on to a client.
+    fn public_verdict(&self, status: StatusCode, verdict: &Verdict<'_>, now: Timestamp) -> Answer {
+        let names = self.headers.borrow().rule_names();
+        let body = verdict::body(verdict, names);
+        self.verdict_with(body, status, verdict, now)
+    }
+
+    fn verdict_with(
+        &self,
+        body: Vec<u8>,
+        status: StatusCode,
+        verdict: &Verdict<'_>,
+        now: Timestamp,
+    ) -> Answer {
+        let mut answer: Answer = Response::new(body.into());
         *answer.status_mut() = status;
         let headers = answer.headers_mut();
         headers.insert(CONTENT_TYPE, wire::JSON);

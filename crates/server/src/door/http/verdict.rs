@@ -3,19 +3,24 @@
 //! Written by hand, because to serialise two dozen fields one by one takes longer than to decide.
 
 use tidegate_core::{Line, Outcome, Retry, Source, Verdict};
+use tidegate_http::RuleNames;
 
 /// As much as most documents take, so that they are written in one piece of memory.
 const USUAL_BYTES: usize = 512;
 
 /// The verdict's document. Times are milliseconds, rounded up; a `retry_after_ms` of null is never.
-pub(super) fn body(verdict: &Verdict<'_>) -> Vec<u8> {
+///
+/// Without the names of rules there is nothing in it that a client may not know: limits in shadow are left out too.
+pub(super) fn body(verdict: &Verdict<'_>, names: RuleNames) -> Vec<u8> {
     let leading: Option<&Outcome> = verdict.leading().map(|line| &line.outcome);
     let mut json = Writer(Vec::with_capacity(USUAL_BYTES));
     json.raw(r#"{"allowed":"#).truth(verdict.allowed);
     if let Some(reason) = verdict.reason {
         json.raw(r#","reason":"#).plain(reason.as_str());
     }
-    json.raw(r#","rule":"#).text(verdict.rule);
+    if names == RuleNames::Shown {
+        json.raw(r#","rule":"#).text(verdict.rule);
+    }
     json.raw(r#","limit":"#)
         .number(leading.map(|outcome| outcome.limit));
     json.raw(r#","remaining":"#)
@@ -33,8 +38,13 @@ pub(super) fn body(verdict: &Verdict<'_>) -> Vec<u8> {
         json.raw(r#","source":"#).plain(verdict.source.as_str());
     }
     json.raw(r#","limits":["#);
-    for (index, line) in verdict.lines.iter().enumerate() {
-        json.raw(if index > 0 { "," } else { "" });
+    let is_shown = |line: &&Line<'_>| names == RuleNames::Shown || !line.shadow;
+    for (index, line) in verdict.lines.iter().filter(is_shown).enumerate() {
+        json.raw(if index > 0 { ",{" } else { "{" });
+        if names == RuleNames::Shown {
+            json.raw(r#""rule":"#).text(line.rule);
+            json.raw(",");
+        }
         write_line(&mut json, line);
     }
     json.raw("]}");
@@ -43,8 +53,7 @@ pub(super) fn body(verdict: &Verdict<'_>) -> Vec<u8> {
 
 fn write_line(json: &mut Writer, line: &Line<'_>) {
     let outcome = &line.outcome;
-    json.raw(r#"{"rule":"#).text(line.rule);
-    json.raw(r#","policy":"#).plain(line.limit.policy());
+    json.raw(r#""policy":"#).plain(line.limit.policy());
     json.raw(r#","allowed":"#).truth(outcome.allowed);
     json.raw(r#","over_limit":"#).truth(outcome.over_limit);
     json.raw(r#","limit":"#).number(Some(outcome.limit));
@@ -129,7 +138,7 @@ mod tests {
     /// The document, read by somebody else.
     fn read(decision: Decision, charges: &[Charge<'_>], outcomes: &[Outcome]) -> serde_json::Value {
         let decided = Decided::in_memory(decision);
-        serde_json::from_slice(&body(&decided.verdict(charges, outcomes))).unwrap()
+        serde_json::from_slice(&body(&decided.verdict(charges, outcomes), RuleNames::Shown)).unwrap()
     }
 
     #[test]
