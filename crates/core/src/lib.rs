@@ -52,9 +52,9 @@ pub use memory::{Block, MemoryBounds, MemoryStats, MemoryStore, SnapshotError, W
 pub use outcome::{Decision, Outcome, Retry};
 pub use receipt::{Receipt, Renewal, Settlement};
 pub use rules::{
-    Bill, Condition, CostSource, DESCRIPTOR_KEY, Days, Escape, Headroom, Hours, Mode, Parents,
-    Pattern, Request, Rule, RuleError, RuleErrors, RuleSet, Schedule, Scratch, Unused, When,
-    canonical_net, free_key,
+    Bill, Condition, CostSource, DESCRIPTOR_KEY, Days, Escape, Headroom, Hours, MAX_KEY_SPACE,
+    Mode, Parents, Pattern, Request, Rule, RuleError, RuleErrors, RuleSet, Schedule, Scratch,
+    Unused, When, canonical_net, free_key, free_key_in,
 };
 pub use spec::{AlgorithmName, Anchor, LimitSpec};
 pub use store::{Decided, Question, Store};

@@ -281,7 +281,8 @@ fn policy_name<'v>(
     let policy: &str = line.limit.policy();
     let (first, second) = match names {
         RuleNames::Hidden => {
-            let is_namesake = |other: &&Line<'_>| !other.shadow && **other.limit.policy() == *policy;
+            let is_namesake =
+                |other: &&Line<'_>| !other.shadow && **other.limit.policy() == *policy;
             let before = lines[..at].iter().filter(is_namesake).count();
             let number = u64::try_from(before).unwrap_or(u64::MAX).saturating_add(1);
             let number = (before > 0).then_some(NamePart::Number(number));

@@ -262,8 +262,10 @@ fn rules_are_not_named_unless_they_are_to_be() {
     let mut headers = HeaderMap::new();
     HeaderWriter::default().write(&verdict, NOW, &mut headers);
     // Names differ, so that a client finds the policy of each state.
-    let policies = "\"1/s\";q=1;w=1, \"20/min\";q=20;w=60, \"20/min:2\";q=20;w=60, \"20/min:3\";q=20;w=60";
+    let policies =
+        "\"1/s\";q=1;w=1, \"20/min\";q=20;w=60, \"20/min:2\";q=20;w=60, \"20/min:3\";q=20;w=60";
     assert_eq!(line(&headers, "ratelimit-policy"), Some(policies));
-    let states = "\"1/s\";r=0;t=1, \"20/min\";r=1;t=60, \"20/min:2\";r=2;t=60, \"20/min:3\";r=3;t=60";
+    let states =
+        "\"1/s\";r=0;t=1, \"20/min\";r=1;t=60, \"20/min:2\";r=2;t=60, \"20/min:3\";r=3;t=60";
     assert_eq!(line(&headers, "ratelimit"), Some(states));
 }

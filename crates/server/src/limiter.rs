@@ -10,8 +10,8 @@ use std::{pin::Pin, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use tidegate_core::{
-    Charge, Decided, Effect, Limits, MemoryStore, Outcome, Question, RequestError, Rule, RuleSet,
-    Store, Timestamp, Verdict, free_key,
+    Charge, Decided, Effect, Limits, MAX_KEY_SPACE, MemoryStore, Outcome, Question, RequestError,
+    Rule, RuleSet, Store, Timestamp, Verdict, free_key_in,
 };
 use tidegate_http::{Clock, Trust};
 use tidegate_redis::{Fleet, StoreError};
@@ -339,8 +339,7 @@ impl Limiter {
         }
     }
 
-    /// The key under which a limit that came with the request counts for `key`: [`free_key`], which no
-    /// caller can make that of a rule. `buffer` is the caller's to reuse.
+    /// [`Self::throttle_key_in`] database 0, where `/v1/throttle` counts too.
     ///
     /// # Errors
     ///
@@ -349,21 +348,52 @@ impl Limiter {
         key: &'b [u8],
         buffer: &'b mut Vec<u8>,
     ) -> Result<&'b [u8], RequestError> {
+        Self::throttle_key_in(Database::default(), key, buffer)
+    }
+
+    /// The key under which a limit that came with the request counts for `key` in a database of the Redis protocol: a free key,
+    /// which no caller can make that of a rule. `buffer` is the caller's to reuse.
+    ///
+    /// # Errors
+    ///
+    /// Refuses an empty key and one over [`MAX_THROTTLE_KEY_BYTES`]; in another database than 0, over one byte less.
+    pub fn throttle_key_in<'b>(
+        database: Database,
+        key: &'b [u8],
+        buffer: &'b mut Vec<u8>,
+    ) -> Result<&'b [u8], RequestError> {
         if key.is_empty() {
             return Err(RequestError::new("key", "must not be empty"));
         }
-        if key.len() > MAX_THROTTLE_KEY_BYTES {
-            let problem = format!(
-                "{} bytes is over the maximum of {MAX_THROTTLE_KEY_BYTES}",
-                key.len()
-            );
+        let most = MAX_THROTTLE_KEY_BYTES - usize::from(database.0 > 0);
+        if key.len() > most {
+            let problem = format!("{} bytes is over the maximum of {most}", key.len());
             return Err(RequestError::new("key", problem));
         }
-        Ok(free_key(key, buffer))
+        Ok(free_key_in(database.0, key, buffer))
     }
 }
 
-/// The longest key of a limit that comes with the request: [`free_key`] may add a byte.
+/// A database of the Redis protocol: a key of a limit that comes with the request has a count in each. Rules are the same in all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Database(u8);
+
+impl Database {
+    /// The database `number`, from 0 to 15, as in Redis.
+    #[must_use]
+    pub fn new(number: i64) -> Option<Self> {
+        let number = u8::try_from(number).ok()?;
+        (number <= MAX_KEY_SPACE).then_some(Self(number))
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn number(self) -> u8 {
+        self.0
+    }
+}
+
+/// The longest key of a limit that comes with the request: a byte may be added to it.
 pub const MAX_THROTTLE_KEY_BYTES: usize = tidegate_core::bounds::MAX_KEY_BYTES - 1;
 
 /// The limits of a throttle request: one, without a rule.

@@ -79,6 +79,14 @@ impl Limiter {
         reset
     }
 
+    /// [`Self::reset`], if Redis need not be asked; `None` leaves everything as it was.
+    pub(crate) fn reset_now(&self, key: &[u8]) -> Option<bool> {
+        match self.fleet() {
+            Some(_) => None,
+            None => Some(self.store().reset(key)),
+        }
+    }
+
     /// What `charge` would be answered, charging nothing: how it stands ([`Effect::Look`]), or what would come of it
     /// ([`Effect::Peek`]). No outcomes while a block stands.
     ///

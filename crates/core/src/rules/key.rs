@@ -20,6 +20,11 @@ const ESCAPE: u8 = 0xF7;
 /// by such a byte.
 pub const DESCRIPTOR_KEY: [u8; 2] = [ESCAPE, b'd'];
 
+/// The last key space of [`free_key_in`].
+pub const MAX_KEY_SPACE: u8 = 15;
+
+const _: () = assert!(MAX_KEY_SPACE < DESCRIPTOR_KEY[1] && MAX_KEY_SPACE < ESCAPE);
+
 /// The key of a count that belongs to no rule, for limits that come with the request: `key` itself, or,
 /// where that could be taken for a rule's key, a copy in `room` that cannot. Never is a caller's key
 /// that of a rule, and no two keys become one.
@@ -30,6 +35,21 @@ pub fn free_key<'a>(key: &'a [u8], room: &'a mut Vec<u8>) -> &'a [u8] {
     }
     room.clear();
     room.push(ESCAPE);
+    room.extend_from_slice(key);
+    room
+}
+
+/// [`free_key`] in a key space of its own, so that `key` has a count in each: space 0 is that of [`free_key`]. A key of another space
+/// is two bytes longer. `space` is at most [`MAX_KEY_SPACE`].
+#[must_use]
+pub fn free_key_in<'a>(space: u8, key: &'a [u8], room: &'a mut Vec<u8>) -> &'a [u8] {
+    debug_assert!(space <= MAX_KEY_SPACE, "no key space {space}");
+    if space == 0 {
+        return free_key(key, room);
+    }
+    // A free key that is escaped goes on with a byte that is no space, and so does a descriptor's.
+    room.clear();
+    room.extend_from_slice(&[ESCAPE, space]);
     room.extend_from_slice(key);
     room
 }

@@ -30,7 +30,7 @@ pub use bill::Bill;
 pub use error::{RuleError, RuleErrors};
 pub use escape::Escape;
 pub use headroom::{Headroom, Parents, Unused};
-pub use key::{DESCRIPTOR_KEY, free_key};
+pub use key::{DESCRIPTOR_KEY, MAX_KEY_SPACE, free_key, free_key_in};
 pub use nets::canonical_net;
 pub use pattern::Pattern;
 pub use request::Request;

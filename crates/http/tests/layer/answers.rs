@@ -12,7 +12,10 @@ async fn every_answer_tells_of_the_limit_and_a_denial_is_a_problem_document() {
     let allowed = send(&mut service, get("/")).await;
     assert_eq!(allowed.body, "served");
     assert_eq!(allowed.header("ratelimit"), Some("\"1/min\";r=0;t=60"));
-    assert_eq!(allowed.header("ratelimit-policy"), Some("\"1/min\";q=1;w=60"));
+    assert_eq!(
+        allowed.header("ratelimit-policy"),
+        Some("\"1/min\";q=1;w=60")
+    );
     assert_eq!(allowed.header("retry-after"), None);
     let denied = send(&mut service, get("/")).await;
     assert_eq!(denied.status, 429);
@@ -37,7 +40,8 @@ async fn rules_are_named_by_choice() {
     let allowed = send(&mut service, get("/")).await;
     assert_eq!(allowed.header("ratelimit"), Some("\"all\";r=0;t=60"));
     let denied = send(&mut service, get("/")).await;
-    let said = r#""detail":"1/min of \"all\" is spent; ask again in 1min","violated-policies":["all"]"#;
+    let said =
+        r#""detail":"1/min of \"all\" is spent; ask again in 1min","violated-policies":["all"]"#;
     assert!(denied.body.contains(said), "{}", denied.body);
 }
 

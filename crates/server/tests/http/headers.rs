@@ -176,6 +176,9 @@ fn headers_name_rules_by_choice_and_bodies_always() {
     let policy = r#""api:1/s";q=1;w=1, "api:3/min";q=3;w=60"#;
     assert_eq!(several.header("ratelimit-policy"), Some(policy));
     let neutral = check(&Door::open(RULES), "/login", 1);
-    assert_eq!(neutral.header("ratelimit"), Some(r#""1/h capacity 10";r=9;t=3600"#));
+    assert_eq!(
+        neutral.header("ratelimit"),
+        Some(r#""1/h capacity 10";r=9;t=3600"#)
+    );
     assert_eq!(neutral.json()["rule"], "login");
 }

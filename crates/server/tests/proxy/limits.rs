@@ -33,7 +33,11 @@ fn a_denial_is_answered_here() {
         (429, Some("60"))
     );
     assert_eq!(answer.json()["violated-policies"][0], "2/min");
-    assert!(!answer.json().to_string().contains("login"), "{}", answer.body);
+    assert!(
+        !answer.json().to_string().contains("login"),
+        "{}",
+        answer.body
+    );
     assert_eq!(
         upstream.heads().len(),
         2,

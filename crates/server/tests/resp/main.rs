@@ -13,6 +13,7 @@ mod handshake;
 mod protocol;
 mod real_clients;
 mod redis_cell;
+mod reset;
 mod throttlecrab;
 mod transactions;
 mod value;

@@ -138,7 +138,8 @@ mod tests {
     /// The document, read by somebody else.
     fn read(decision: Decision, charges: &[Charge<'_>], outcomes: &[Outcome]) -> serde_json::Value {
         let decided = Decided::in_memory(decision);
-        serde_json::from_slice(&body(&decided.verdict(charges, outcomes), RuleNames::Shown)).unwrap()
+        serde_json::from_slice(&body(&decided.verdict(charges, outcomes), RuleNames::Shown))
+            .unwrap()
     }
 
     #[test]

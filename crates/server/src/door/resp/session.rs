@@ -9,9 +9,12 @@ use std::{
 };
 
 use super::{reply::Protocol, transaction::Transaction};
-use crate::door::{
-    Authenticator,
-    auth::{self, Attempt},
+use crate::{
+    door::{
+        Authenticator,
+        auth::{self, Attempt},
+    },
+    limiter::Database,
 };
 
 /// The user that a client is unless it says otherwise.
@@ -24,6 +27,8 @@ pub(super) struct Session {
     pub(super) peer: SocketAddr,
     pub(super) protocol: Protocol,
     pub(super) replies: Replies,
+    /// Where the keys of limits that come with requests count.
+    pub(super) database: Database,
     /// Whether this command was the last.
     pub(super) ending: Ending,
     pub(super) names: Option<Box<Names>>,
@@ -71,6 +76,7 @@ impl Session {
             peer,
             protocol: Protocol::default(),
             replies: Replies::default(),
+            database: Database::default(),
             ending: Ending::default(),
             names: None,
             authenticator: None,
@@ -133,6 +139,7 @@ impl Session {
     pub(super) fn reset(&mut self) {
         self.protocol = Protocol::default();
         self.replies = Replies::default();
+        self.database = Database::default();
         self.names = None;
         self.is_authenticated = self.is_open();
         self.transaction = None;

@@ -10,7 +10,7 @@ use futures_util::{StreamExt, stream};
 
 use super::{
     bounds::MAX_WAITING,
-    command::{LaterCheck, LaterThrottle},
+    command::{LaterCheck, LaterReset, LaterThrottle},
     reply::{Protocol, Reply},
 };
 use crate::limiter::Limiter;
@@ -19,6 +19,7 @@ use crate::limiter::Limiter;
 #[derive(Debug)]
 pub(super) enum Later {
     Check(LaterCheck),
+    Reset(LaterReset),
     Throttle(LaterThrottle),
 }
 
@@ -48,6 +49,7 @@ impl Later {
     fn heap_bytes(&self) -> usize {
         match self {
             Self::Check(check) => check.heap_bytes(),
+            Self::Reset(reset) => reset.heap_bytes(),
             Self::Throttle(throttle) => throttle.heap_bytes(),
         }
     }
@@ -90,6 +92,7 @@ async fn answer(limiter: &Limiter, waiting: Waiting) -> (Option<usize>, Vec<u8>)
     };
     match waiting.later {
         Later::Check(check) => check.answer(limiter, &mut reply).await,
+        Later::Reset(reset) => reset.answer(limiter, &mut reply).await,
         Later::Throttle(throttle) => throttle.answer(limiter, &mut reply).await,
     }
     (waiting.place, out)

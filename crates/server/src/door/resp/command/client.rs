@@ -109,10 +109,11 @@ fn switch(arguments: Arguments<'_>, reply: &mut Reply<'_>) {
 fn line(session: &Session) -> String {
     let names = session.names.as_deref().cloned().unwrap_or_default();
     format!(
-        "id={} addr={} name={} db=0 flags=N resp={} lib-name={} lib-ver={}\n",
+        "id={} addr={} name={} db={} flags=N resp={} lib-name={} lib-ver={}\n",
         session.id,
         session.peer,
         String::from_utf8_lossy(&names.connection),
+        session.database.number(),
         session.protocol.number(),
         String::from_utf8_lossy(&names.library),
         String::from_utf8_lossy(&names.version),

@@ -6,6 +6,7 @@ use super::super::{
     reply::{Protocol, Reply},
     session::Ending,
 };
+use crate::limiter::Database;
 
 pub(super) fn ping(_: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     match arguments.get(1) {
@@ -22,12 +23,18 @@ pub(super) fn readonly(_: &mut Context<'_>, _: Arguments<'_>, reply: &mut Reply<
     reply.ok();
 }
 
-pub(super) fn select(_: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
+/// `SELECT index`: clients whose URL ends in `/1` send it, and their keys must not be those of another application.
+pub(super) fn select(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     let index = std::str::from_utf8(arguments.get(1).unwrap_or_default()).ok();
-    match index.and_then(|index| index.parse::<i64>().ok()) {
-        Some(0) => reply.ok(),
-        Some(_) => reply.error(format_args!("ERR DB index is out of range")),
-        None => reply.error(format_args!("ERR value is not an integer or out of range")),
+    let Some(index) = index.and_then(|index| index.parse::<i64>().ok()) else {
+        return reply.error(format_args!("ERR value is not an integer or out of range"));
+    };
+    match Database::new(index) {
+        Some(database) => {
+            context.session.database = database;
+            reply.ok();
+        }
+        None => reply.error(format_args!("ERR DB index is out of range")),
     }
 }
 

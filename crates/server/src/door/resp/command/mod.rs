@@ -6,13 +6,14 @@ mod connection;
 mod describe;
 mod hello;
 mod refusal;
+mod reset;
 mod server;
 mod throttle;
 mod transaction;
 
 use std::fmt;
 
-pub(super) use self::{check::LaterCheck, throttle::LaterThrottle};
+pub(super) use self::{check::LaterCheck, reset::LaterReset, throttle::LaterThrottle};
 use super::{desk::Context, parse::Arguments, reply::Reply};
 use crate::{limiter::MAX_THROTTLE_KEY_BYTES, metrics::Door};
 
@@ -60,7 +61,7 @@ const TRANSACTION: &[&str] = &["noscript", "loading", "stale", "fast"];
 const CONNECTION: &[&str] = &["noscript", "loading", "stale", "fast", "no_auth"];
 
 /// Every command, those of the hot path first.
-static COMMANDS: [Command; 19] = [
+static COMMANDS: [Command; 22] = [
     Command {
         name: "cl.throttle",
         arity: Arity::Between(5, 6),
@@ -87,6 +88,33 @@ static COMMANDS: [Command; 19] = [
         group: "module",
         summary: "Decides a request under the rules",
         run: check::check,
+    },
+    Command {
+        name: "tidegate.reset",
+        arity: Arity::AtLeast(2),
+        flags: &["write"],
+        keyed: true,
+        group: "module",
+        summary: "Forgets what limits that came with requests have counted for keys",
+        run: reset::reset,
+    },
+    Command {
+        name: "del",
+        arity: Arity::AtLeast(2),
+        flags: &["write"],
+        keyed: true,
+        group: "generic",
+        summary: "The same as TIDEGATE.RESET",
+        run: reset::reset,
+    },
+    Command {
+        name: "unlink",
+        arity: Arity::AtLeast(2),
+        flags: &["write"],
+        keyed: true,
+        group: "generic",
+        summary: "The same as TIDEGATE.RESET",
+        run: reset::reset,
     },
     Command {
         name: "ping",
@@ -139,7 +167,7 @@ static COMMANDS: [Command; 19] = [
         flags: &["loading", "stale", "fast"],
         keyed: false,
         group: "connection",
-        summary: "Selects database 0, the only one",
+        summary: "Selects the database in which keys of limits that come with requests count",
         run: connection::select,
     },
     Command {

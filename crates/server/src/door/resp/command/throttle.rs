@@ -109,9 +109,10 @@ impl<'a> Asked<'a> {
         context: &mut Context<'_>,
         reply: &Reply<'_>,
     ) -> Result<Option<Answer>, Refusal<'a>> {
+        let database = context.session.database;
         let memory = &mut *context.memory;
         let refused = |error: tidegate_core::RequestError| Refusal::Key(error.problem);
-        let key = Limiter::throttle_key(self.key, &mut memory.key).map_err(refused)?;
+        let key = Limiter::throttle_key_in(database, self.key, &mut memory.key).map_err(refused)?;
         let limits = memory.limits.get(self.numbers).map_err(Refusal::Limit)?;
         let effect = if self.cost.is_some() {
             Effect::Charge

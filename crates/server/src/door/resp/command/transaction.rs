@@ -13,7 +13,7 @@ use super::{
 
 /// The commands beside the deciding ones that may stand in a transaction. Others change the connection, or answer at
 /// such length that a few bytes in would be megabytes out.
-const ALSO: [&str; 3] = ["ping", "echo", "select"];
+const ALSO: [&str; 5] = ["ping", "echo", "select", "del", "unlink"];
 
 pub(super) fn multi(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Reply<'_>) {
     if context.session.transaction.is_some() {

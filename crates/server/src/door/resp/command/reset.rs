@@ -1,0 +1,74 @@
+//! `TIDEGATE.RESET`, `DEL` and `UNLINK`: what limits that came with requests have counted is forgotten.
+
+use futures_util::future::join_all;
+
+use super::{
+    super::{
+        desk::Context,
+        parse::Arguments,
+        reply::Reply,
+        waiting::{Later, Waiting},
+    },
+    refuse,
+};
+use crate::limiter::Limiter;
+
+/// The most keys of one command: with Redis, all of them are asked for at once.
+const MAX_KEYS: usize = 64;
+
+/// `TIDEGATE.RESET key [key …]` → how many of the keys had a count. Keys of rules are out of reach here.
+pub(super) fn reset(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
+    let keys = arguments.skip(1);
+    if keys.len() > MAX_KEYS {
+        let count = keys.len();
+        let error = format_args!("ERR {count} keys are over the maximum of {MAX_KEYS}");
+        return refuse(context, reply, error);
+    }
+    let database = context.session.database;
+    let mut bytes: Vec<Box<[u8]>> = Vec::with_capacity(keys.len());
+    for key in keys.iter() {
+        match Limiter::throttle_key_in(database, key, &mut context.memory.key) {
+            Ok(key) => bytes.push(key.into()),
+            Err(error) => return refuse(context, reply, format_args!("ERR {error}")),
+        }
+    }
+    let mut count = 0;
+    for key in &bytes {
+        let Some(was_there) = context.limiter.reset_now(key) else {
+            let later = Later::Reset(LaterReset { keys: bytes });
+            context.waiting.push(Waiting::new(later, reply));
+            return;
+        };
+        count += u64::from(was_there);
+    }
+    reply.count(count);
+}
+
+/// Keys whose counts are in Redis.
+#[derive(Debug)]
+pub(in crate::door::resp) struct LaterReset {
+    keys: Vec<Box<[u8]>>,
+}
+
+impl LaterReset {
+    pub(in crate::door::resp) fn heap_bytes(&self) -> usize {
+        let keys = self.keys.iter().map(|key| key.len());
+        size_of_val(self.keys.as_slice()) + keys.sum::<usize>()
+    }
+
+    pub(in crate::door::resp) async fn answer(self, limiter: &Limiter, reply: &mut Reply<'_>) {
+        let resets = join_all(self.keys.iter().map(|key| limiter.reset(key))).await;
+        let mut count = 0;
+        for reset in resets {
+            match reset {
+                Ok(was_there) => count += u64::from(was_there),
+                Err(error) => {
+                    let error = error.to_string().replace(['\r', '\n'], " ");
+                    reply.error(format_args!("ERR {error}"));
+                    return;
+                }
+            }
+        }
+        reply.count(count);
+    }
+}

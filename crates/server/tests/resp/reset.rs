@@ -1,0 +1,86 @@
+//! `TIDEGATE.RESET`, `DEL`, and the databases in which keys count.
+
+use crate::door::{Client, Door};
+
+fn limited(client: &mut Client, key: &str) -> bool {
+    let answer = client.command(&format!("CL.THROTTLE {key} 0 1 3600"));
+    answer.items()[0].to_string() == "1"
+}
+
+#[test]
+fn a_key_that_is_reset_has_spent_nothing() {
+    let door = Door::open();
+    let mut client = door.connect();
+    for reset in ["TIDEGATE.RESET", "del", "UNLINK"] {
+        assert!(
+            !limited(&mut client, "a") && !limited(&mut client, "b"),
+            "{reset}"
+        );
+        assert!(limited(&mut client, "a"));
+        assert_eq!(
+            client.command(&format!("{reset} a nobody b")).to_string(),
+            "2"
+        );
+        assert_eq!(client.command(&format!("{reset} a b")).to_string(), "0");
+    }
+    let looked = client.command("CL.THROTTLE a 0 1 3600 0").to_string();
+    assert_eq!(looked, "[0, 1, 1, -1, 0]", "a quantity of 0 inspects");
+}
+
+#[test]
+fn a_reset_works_in_a_transaction() {
+    let door = Door::open();
+    let mut client = door.connect();
+    assert!(!limited(&mut client, "a"));
+    assert_eq!(client.command("MULTI").to_string(), "+OK");
+    for command in ["DEL a", "CL.THROTTLE a 0 1 3600", "TIDEGATE.RESET a"] {
+        assert_eq!(client.command(command).to_string(), "+QUEUED");
+    }
+    let done = client.command("EXEC").to_string();
+    assert_eq!(done, "[1, [0, 1, 0, -1, 3600], 1]");
+}
+
+#[test]
+fn what_cannot_be_reset_is_refused() {
+    let door = Door::open();
+    let mut client = door.connect();
+    let many = format!("DEL{}", " k".repeat(65));
+    let said = client.command(&many).to_string();
+    assert_eq!(said, "-ERR 65 keys are over the maximum of 64");
+    let empty = client.command_of(&[b"DEL", b""]).to_string();
+    assert_eq!(empty, "-ERR key: must not be empty");
+    let none = client.command("DEL").to_string();
+    assert_eq!(none, "-ERR wrong number of arguments for 'del' command");
+}
+
+#[test]
+fn databases_are_key_spaces_of_their_own() {
+    let door = Door::open();
+    let (mut zero, mut one) = (door.connect(), door.connect());
+    assert_eq!(one.command("SELECT 1").to_string(), "+OK");
+    for key in ["k".as_bytes(), b"\xff", b"\xf7\x01k", b"\xf7\xf7"] {
+        for client in [&mut zero, &mut one] {
+            let words: [&[u8]; 5] = [b"CL.THROTTLE", key, b"0", b"1", b"3600"];
+            let first = client.command_of(&words);
+            assert_eq!(first.items()[0].to_string(), "0", "{key:?}");
+            assert_eq!(client.command_of(&words).items()[0].to_string(), "1");
+        }
+    }
+    assert_eq!(door.limiter.store().stats().keys, 8);
+    // What is reset in one database is not in another, and a connection that is reset is in database 0.
+    assert_eq!(one.command("DEL k").to_string(), "1");
+    assert!(limited(&mut zero, "k") && !limited(&mut one, "k"));
+    let line = one.command("CLIENT LIST").to_string();
+    assert!(line.contains(" db=1 "), "{line}");
+    one.command("RESET");
+    assert!(limited(&mut one, "k"));
+    zero.command("SELECT 15");
+    let long = vec![b'x'; 1_023];
+    let words: [&[u8]; 5] = [b"CL.THROTTLE", &long, b"0", b"1", b"3600"];
+    let said = zero.command_of(&words).to_string();
+    assert!(
+        said.contains("1023 bytes is over the maximum of 1022"),
+        "{said}"
+    );
+    assert_eq!(one.command_of(&words).items()[0].to_string(), "0");
+}
