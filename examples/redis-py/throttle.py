@@ -29,16 +29,16 @@ def check(**entries):
 
 print("3 at once, then 1 an hour:")
 for _ in range(4):
-    print(" ", *throttle("report:42", 2, 1, 3600))
+    print(" ", *throttle("py:report:42", 2, 1, 3600))
 
 print("10 logins, then 1 an hour:")
 for attempt in range(1, 12):
-    answer = check(path="/login", method="POST", ip="198.51.100.7")
+    answer = check(path="/login", method="POST", ip="198.51.100.8")
     if attempt in (1, 10, 11):
         print(" ", attempt, *answer)
 
 print("Many at once, in one round trip:")
 pipeline = tidegate.pipeline()
 for user in ("ada", "bob", "ada"):
-    pipeline.execute_command("CL.THROTTLE", f"mail:{user}", 0, 1, 3600)
+    pipeline.execute_command("CL.THROTTLE", f"py:mail:{user}", 0, 1, 3600)
 print(" ", ["wait" if limited else "go" for limited, *_ in pipeline.execute()])

@@ -14,48 +14,63 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Answer on every door until told to stop
+    /// Serve every listener until stopped by a signal
     Serve(Serve),
     /// Read a rules file, or the configuration of Envoy's rate limit service, and report every mistake in it
     Check(Check),
-    /// Deny everything from a key, whatever its limits say
+    /// Show how the running server does: version, readiness, store, rules and listeners
+    Status {
+        #[command(flatten)]
+        admin: Admin,
+    },
+    /// List the rules that are in force
+    Rules {
+        #[command(flatten)]
+        admin: Admin,
+    },
+    /// Make the server read its rules file and certificates again
+    Reload {
+        #[command(flatten)]
+        admin: Admin,
+    },
+    /// Deny every request of a key, whatever its limits say
     Block {
         #[command(flatten)]
         key: Key,
-        /// For how long: 10min, 1h, or forever; as long as the rule's longest window if not given
+        /// For how long: 10min, 1h, or forever [default: the rule's longest window]
         #[arg(long = "for", value_name = "TIME")]
         span: Option<String>,
-        /// Why, for whoever lists the blocks
+        /// Why, for those who list the blocks
         #[arg(long, value_name = "TEXT")]
         reason: Option<String>,
         #[command(flatten)]
-        door: Door,
+        admin: Admin,
     },
     /// Lift the block on a key
     Unblock {
         #[command(flatten)]
         key: Key,
         #[command(flatten)]
-        door: Door,
+        admin: Admin,
     },
-    /// List the blocks that stand
+    /// List the blocks
     Blocks {
         #[command(flatten)]
-        door: Door,
+        admin: Admin,
     },
-    /// Show how a key stands with every limit of a rule
+    /// Show what a key has left of every limit of a rule
     Inspect {
         #[command(flatten)]
         key: Key,
         #[command(flatten)]
-        door: Door,
+        admin: Admin,
     },
     /// Forget what a key has spent
     Reset {
         #[command(flatten)]
-        key: Key,
+        key: KeyOrThrottle,
         #[command(flatten)]
-        door: Door,
+        admin: Admin,
     },
 }
 
@@ -68,18 +83,31 @@ pub(crate) struct Key {
     pub(crate) values: Vec<String>,
 }
 
-/// The admin door of a running server.
+/// A key of a rule, or of a limit that came with a request.
 #[derive(Debug, Arguments)]
-pub(crate) struct Door {
-    /// Where the admin door of the running server is
+pub(crate) struct KeyOrThrottle {
+    /// The rule's name
+    #[arg(required_unless_present = "throttle")]
+    pub(crate) rule: Option<String>,
+    /// The values of the rule's key entries, in the order of the rules file
+    pub(crate) values: Vec<String>,
+    /// The key of a limit that came with a request (CL.THROTTLE, THROTTLE, /v1/throttle) instead of a rule's
+    #[arg(long, value_name = "KEY", conflicts_with_all = ["rule", "values"])]
+    pub(crate) throttle: Option<String>,
+}
+
+/// The admin endpoint of a running server, and how to print its answers.
+#[derive(Debug, Arguments)]
+pub(crate) struct Admin {
+    /// The address of the running server's admin endpoint
     #[arg(
-        long,
+        long = "admin",
         env = "TIDEGATE_ADMIN",
-        default_value = "127.0.0.1:9090",
+        default_value = "127.0.0.1:8082",
         value_name = "ADDRESS"
     )]
-    pub(crate) admin: String,
-    /// Its token, if it asks for one
+    pub(crate) address: String,
+    /// The admin token, if the server has one
     #[arg(
         long,
         env = "TIDEGATE_ADMIN_TOKEN",
@@ -87,6 +115,9 @@ pub(crate) struct Door {
         value_name = "TOKEN"
     )]
     pub(crate) token: Option<String>,
+    /// Print JSON, for programs
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Arguments)]

@@ -4,6 +4,7 @@ mod args;
 mod check;
 mod log;
 mod operate;
+mod print;
 mod serve;
 
 use std::{
@@ -23,16 +24,19 @@ fn main() -> ExitCode {
     let done = match Args::parse().command {
         Command::Serve(serve) => serve::serve(&serve),
         Command::Check(check) => Ok(check::check(&check)),
+        Command::Status { admin } => operate::status(&admin),
+        Command::Rules { admin } => operate::rules(&admin),
+        Command::Reload { admin } => operate::reload(&admin),
         Command::Block {
             key,
             span,
             reason,
-            door,
-        } => operate::block(&door, &key, span, reason),
-        Command::Unblock { key, door } => operate::unblock(&door, &key),
-        Command::Blocks { door } => operate::blocks(&door),
-        Command::Inspect { key, door } => operate::inspect(&door, &key),
-        Command::Reset { key, door } => operate::reset(&door, &key),
+            admin,
+        } => operate::block(&admin, &key, span, reason),
+        Command::Unblock { key, admin } => operate::unblock(&admin, &key),
+        Command::Blocks { admin } => operate::blocks(&admin),
+        Command::Inspect { key, admin } => operate::inspect(&admin, &key),
+        Command::Reset { key, admin } => operate::reset(&admin, &key),
     };
     done.unwrap_or_else(|problem| {
         complain(&problem);

@@ -1,4 +1,4 @@
-//! The operator's verbs, asked of the admin door of a running server.
+//! The operator's verbs, asked of the admin endpoint of a running server.
 
 use std::process::ExitCode;
 
@@ -8,12 +8,43 @@ use ureq::http::Method;
 
 use crate::{
     NO, answer,
-    args::{Door, Key},
-    complain,
+    args::{Admin, Key, KeyOrThrottle},
+    complain, print,
 };
 
+/// How long the server may take to answer.
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(10);
+
+/// What the server answered.
+enum Answered {
+    /// It was done.
+    Yes(Value),
+    /// There is nothing of the kind, or a file has mistakes; every line says what.
+    No(Vec<String>),
+}
+
+pub(crate) fn status(admin: &Admin) -> Result<ExitCode, String> {
+    let status = ask(admin, Method::GET, "/v1/status", None)?;
+    let is_ready = match &status {
+        Answered::Yes(status) => status["ready"] == true,
+        Answered::No(_) => false,
+    };
+    let shown = show(admin, status, print::status);
+    Ok(if is_ready { shown } else { ExitCode::from(NO) })
+}
+
+pub(crate) fn rules(admin: &Admin) -> Result<ExitCode, String> {
+    let rules = ask(admin, Method::GET, "/v1/rules", None)?;
+    Ok(show(admin, rules, print::rules))
+}
+
+pub(crate) fn reload(admin: &Admin) -> Result<ExitCode, String> {
+    let reloaded = ask(admin, Method::POST, "/v1/reload", None)?;
+    Ok(show(admin, reloaded, print::reloaded))
+}
+
 pub(crate) fn block(
-    door: &Door,
+    admin: &Admin,
     key: &Key,
     span: Option<String>,
     reason: Option<String>,
@@ -21,54 +52,82 @@ pub(crate) fn block(
     let mut body = serde_json::Map::new();
     body.extend(span.map(|span| ("for".to_owned(), json!(span))));
     body.extend(reason.map(|reason| ("reason".to_owned(), json!(reason))));
-    ask(
-        door,
-        Method::PUT,
-        &key_path("blocks", key),
-        Some(Value::Object(body)),
-    )
+    let path = key_path("blocks", &key.rule, &key.values);
+    let blocked = ask(admin, Method::PUT, &path, Some(Value::Object(body)))?;
+    Ok(show(admin, blocked, print::blocked))
 }
 
-pub(crate) fn unblock(door: &Door, key: &Key) -> Result<ExitCode, String> {
-    ask(door, Method::DELETE, &key_path("blocks", key), None)
+pub(crate) fn unblock(admin: &Admin, key: &Key) -> Result<ExitCode, String> {
+    let path = key_path("blocks", &key.rule, &key.values);
+    let lifted = ask(admin, Method::DELETE, &path, None)?;
+    Ok(show(admin, lifted, |done| print::done("unblocked", done)))
 }
 
-pub(crate) fn blocks(door: &Door) -> Result<ExitCode, String> {
-    ask(door, Method::GET, "/v1/blocks", None)
+pub(crate) fn blocks(admin: &Admin) -> Result<ExitCode, String> {
+    let blocks = ask(admin, Method::GET, "/v1/blocks", None)?;
+    Ok(show(admin, blocks, print::blocks))
 }
 
-pub(crate) fn inspect(door: &Door, key: &Key) -> Result<ExitCode, String> {
-    ask(door, Method::GET, &key_path("keys", key), None)
+pub(crate) fn inspect(admin: &Admin, key: &Key) -> Result<ExitCode, String> {
+    let path = key_path("keys", &key.rule, &key.values);
+    let inspected = ask(admin, Method::GET, &path, None)?;
+    Ok(show(admin, inspected, print::inspected))
 }
 
-pub(crate) fn reset(door: &Door, key: &Key) -> Result<ExitCode, String> {
-    ask(door, Method::DELETE, &key_path("keys", key), None)
+pub(crate) fn reset(admin: &Admin, key: &KeyOrThrottle) -> Result<ExitCode, String> {
+    let path = match (&key.throttle, &key.rule) {
+        (Some(throttle), _) => format!("/v1/throttles/{}", encoded(throttle)),
+        (None, rule) => key_path("keys", rule.as_deref().unwrap_or_default(), &key.values),
+    };
+    let reset = ask(admin, Method::DELETE, &path, None)?;
+    Ok(show(admin, reset, |done| print::done("reset", done)))
 }
 
-fn key_path(what: &str, key: &Key) -> String {
-    let encoded = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
-    let values: String = key
-        .values
+fn encoded(text: &str) -> String {
+    utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
+}
+
+fn key_path(what: &str, rule: &str, values: &[String]) -> String {
+    let values: String = values
         .iter()
         .map(|value| format!("/{}", encoded(value)))
         .collect();
-    format!("/v1/{what}/{}{values}", encoded(&key.rule))
+    format!("/v1/{what}/{}{values}", encoded(rule))
 }
 
-/// Asks the admin door and prints what it answers: no for what is not there, trouble for all other refusals.
-fn ask(door: &Door, method: Method, path: &str, body: Option<Value>) -> Result<ExitCode, String> {
-    let address = door
-        .admin
+/// Prints what was `answered`: as JSON if that was asked for, else as `print` has it for people.
+fn show(admin: &Admin, answered: Answered, print: impl FnOnce(&Value) -> String) -> ExitCode {
+    match answered {
+        Answered::Yes(document) if admin.json => {
+            // Writing to memory fails only for maps with keys that are not strings.
+            answer(&serde_json::to_string_pretty(&document).unwrap_or_default());
+            ExitCode::SUCCESS
+        }
+        Answered::Yes(document) => {
+            answer(print(&document).trim_end());
+            ExitCode::SUCCESS
+        }
+        Answered::No(problems) => {
+            problems.iter().for_each(|problem| complain(problem));
+            ExitCode::from(NO)
+        }
+    }
+}
+
+/// Asks the admin endpoint.
+fn ask(admin: &Admin, method: Method, path: &str, body: Option<Value>) -> Result<Answered, String> {
+    let address = admin
+        .address
         .trim_start_matches("http://")
         .trim_end_matches('/');
     let url = format!("http://{address}{path}");
     let agent: ureq::Agent = ureq::Agent::config_builder()
         .http_status_as_error(false)
-        .timeout_global(Some(std::time::Duration::from_secs(10)))
+        .timeout_global(Some(PATIENCE))
         .build()
         .into();
     let mut request = ureq::http::Request::builder().method(method).uri(&url);
-    if let Some(token) = &door.token {
+    if let Some(token) = &admin.token {
         request = request.header("authorization", format!("Bearer {token}"));
     }
     let text = body.map(|body| body.to_string()).unwrap_or_default();
@@ -76,54 +135,37 @@ fn ask(door: &Door, method: Method, path: &str, body: Option<Value>) -> Result<E
         .body(text)
         .map_err(|error| format!("cannot ask {url}: {error}"))?;
     let mut response = agent.run(request).map_err(|error| {
-        format!("cannot reach the admin door at {address}: {error}; is the server running?")
+        format!("cannot reach the admin endpoint at {address}: {error}; is the server running?")
     })?;
     let text = response
         .body_mut()
         .read_to_string()
-        .map_err(|error| format!("{url} broke off: {error}"))?;
+        .map_err(|error| format!("cannot read the answer of {url}: {error}"))?;
+    let document: Value = serde_json::from_str(&text).unwrap_or(Value::Null);
+    let detail = document["detail"].as_str().map(str::to_owned);
+    let detail = detail.unwrap_or_else(|| text.trim_end().to_owned());
     match response.status().as_u16() {
-        200..=299 => {
-            answer(&pretty(&text));
-            Ok(ExitCode::SUCCESS)
+        200..=299 if document.is_object() => Ok(Answered::Yes(document)),
+        200..=299 => Err(not_admin(address)),
+        404 if detail.starts_with("there is nothing at this path") || document.is_null() => {
+            Err(not_admin(address))
         }
-        404 if !is_admin_door(&text) => Err(format!(
-            "{address} is no admin door; name that of the server with --admin"
-        )),
-        404 => {
-            complain(&problem(&text));
-            Ok(ExitCode::from(NO))
+        404 => Ok(Answered::No(vec![detail])),
+        // A file with mistakes, each on a line of its own.
+        422 => {
+            let mistakes = document["mistakes"].as_array().into_iter().flatten();
+            let mistakes = mistakes.filter_map(Value::as_str).map(str::to_owned);
+            Ok(Answered::No(std::iter::once(detail).chain(mistakes).collect()))
         }
-        401 => Err(match &door.token {
-            None => {
-                "the admin door wants its token: name it with --token, or in TIDEGATE_ADMIN_TOKEN"
-            }
-            Some(_) => "the admin door has another token; see `admin` in the server's rules file",
+        401 => Err(match &admin.token {
+            None => "the server asks for its admin token: pass it with --token, or in TIDEGATE_ADMIN_TOKEN",
+            Some(_) => "the server has another admin token; see `admin` in its rules file",
         }
         .to_owned()),
-        status => Err(format!(
-            "the admin door answered {status}: {}",
-            problem(&text)
-        )),
+        status => Err(format!("the admin endpoint answered {status}: {detail}")),
     }
 }
 
-/// Whether who answered 404 knows the paths of an admin door: other doors of ours, and other programs, do not.
-fn is_admin_door(text: &str) -> bool {
-    let problem = problem(text);
-    !problem.starts_with("there is nothing at this path")
-}
-
-fn pretty(text: &str) -> String {
-    let parsed =
-        serde_json::from_str::<Value>(text).and_then(|value| serde_json::to_string_pretty(&value));
-    parsed.unwrap_or_else(|_| text.trim_end().to_owned())
-}
-
-/// What a problem document says, or else the text itself.
-fn problem(text: &str) -> String {
-    let detail = serde_json::from_str::<Value>(text)
-        .ok()
-        .and_then(|value| value["detail"].as_str().map(str::to_owned));
-    detail.unwrap_or_else(|| text.trim_end().to_owned())
+fn not_admin(address: &str) -> String {
+    format!("{address} is not a Tidegate admin endpoint; pass its address with --admin")
 }

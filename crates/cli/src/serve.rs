@@ -36,7 +36,7 @@ pub(crate) fn serve(args: &Serve) -> Result<ExitCode, String> {
     say_what_is_in_force(args, rules, quotas);
     runtime
         .block_on(running.until_stopped(signals))
-        .map_err(|error| format!("stopped, but: {error}"))?;
+        .map_err(|error| format!("error during shutdown: {error}"))?;
     Ok(ExitCode::SUCCESS)
 }
 

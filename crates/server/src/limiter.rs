@@ -21,6 +21,7 @@ use crate::{
     entries::{Audited, EntryAudit},
     metrics::{Door, Metrics},
     quota::Quotas,
+    snapshot::SnapshotHealth,
 };
 
 /// What is asked of a limiter, whoever decides it.
@@ -43,6 +44,7 @@ pub struct Limiter {
     metrics: Metrics,
     quotas: Quotas,
     trust: Trust,
+    snapshots: SnapshotHealth,
     audit: ArcSwap<EntryAudit>,
 }
 
@@ -60,6 +62,7 @@ impl Limiter {
             metrics,
             quotas: Quotas::default(),
             trust: Trust::default(),
+            snapshots: SnapshotHealth::default(),
         }
     }
 
@@ -134,6 +137,18 @@ impl Limiter {
     #[must_use]
     pub fn quotas(&self) -> &Quotas {
         &self.quotas
+    }
+
+    /// How the snapshots of the store in this process do.
+    #[must_use]
+    pub fn snapshots(&self) -> &SnapshotHealth {
+        &self.snapshots
+    }
+
+    /// Whether a block that is put now stands after a restart of this process: it is in Redis, or in a snapshot.
+    #[must_use]
+    pub fn keeps_blocks(&self) -> bool {
+        self.fleet().is_some() || self.snapshots.is_kept()
     }
 
     /// What was counted.

@@ -21,6 +21,9 @@ pub use self::started::Started;
 /// on network file systems, and for the symbolic links of a Kubernetes ConfigMap.
 pub const LOOK_EVERY: Duration = Duration::from_secs(1);
 
+/// The most mistakes of a file that a record of the log has; `tidegate check` lists all of them.
+const MAX_LOGGED: usize = 20;
+
 /// Why a rules file could not be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -258,9 +261,14 @@ impl Reloader {
         match &loaded {
             Ok(rules) => tracing::info!(%file, rules, "reloaded the rules"),
             Err(error) if error.may_pass() => tracing::error!(
-                %file, "kept the old rules: {error}; it is tried again until it can be read"
+                %file, "kept the old rules: {error}; the file is read again every second until it can be read"
             ),
-            Err(error) => tracing::error!(%file, "kept the old rules: {error}"),
+            Err(error) => {
+                let mistakes = error.problems();
+                tracing::error!(
+                    %file, mistakes = mistakes.len(), "kept the old rules: {}", in_one_line(&mistakes)
+                );
+            }
         }
         loaded
     }
@@ -280,6 +288,12 @@ impl Reloader {
                 Ok(None)
             }
         }
+    }
+
+    /// The rules file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// What was wrong with the file when it was last read; empty if it is in force.
@@ -302,6 +316,20 @@ pub(crate) fn mark(path: &Path) -> Option<Mark> {
         len: metadata.len(),
         inode: metadata.ino(),
     })
+}
+
+/// What is wrong, as a record of a log: a collector that reads lines would take several lines for several records.
+pub(crate) fn in_one_line(problems: &[String]) -> String {
+    let mut line = problems
+        .iter()
+        .take(MAX_LOGGED)
+        .map(|problem| problem.replace('\n', "; "))
+        .collect::<Vec<_>>()
+        .join("; ");
+    if problems.len() > MAX_LOGGED {
+        line.push_str(&format!("; and {} more", problems.len() - MAX_LOGGED));
+    }
+    line
 }
 
 fn plural(count: usize) -> &'static str {

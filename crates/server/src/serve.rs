@@ -170,6 +170,9 @@ pub fn start(
     };
     let limiter = Limiter::new(config.rules, backend, clock);
     let limiter = Arc::new(limiter.with_trust(config.identity.trust.clone()));
+    if config.snapshot.is_some() {
+        limiter.snapshots().expect();
+    }
     limiter.quotas().swap_rules(config.quotas, limiter.now());
     let envoy = config.envoy.map(|envoy| watch(envoy, &limiter));
     let envoy = envoy.transpose()?;

@@ -14,9 +14,10 @@ use std::{
     io::{self, BufWriter, Write},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use tidegate_core::{MemoryStore, Timestamp};
+use tidegate_core::{MemoryStore, Span, Timestamp};
 
 const MAGIC: &[u8; 16] = b"tidegate-store-2";
 
@@ -30,6 +31,125 @@ pub enum Restored {
     Keys(usize),
     /// The file made no sense and was renamed to this.
     SetAside(PathBuf),
+}
+
+/// How often a failure that lasts is logged.
+const REMIND_EVERY: Span = Span::from_secs(3_600);
+
+/// Whether the counters of this process are kept over a restart, and what keeps them from it.
+#[derive(Debug, Default)]
+pub struct SnapshotHealth(Mutex<Health>);
+
+#[derive(Debug, Default)]
+struct Health {
+    is_configured: bool,
+    failure: Option<Failure>,
+}
+
+/// Snapshots that could not be written, one after the other.
+#[derive(Debug)]
+struct Failure {
+    error: String,
+    since: Timestamp,
+    attempts: u64,
+    logged_at: Timestamp,
+}
+
+/// What the log is told of a snapshot that could not be written.
+#[derive(Debug, PartialEq, Eq)]
+enum Report {
+    /// It is the first one, or another error than before.
+    News,
+    /// The same error has lasted for an hour since it was logged.
+    Reminder { attempts: u64, since: Timestamp },
+}
+
+impl SnapshotHealth {
+    /// Takes note that there are to be snapshots.
+    pub(crate) fn expect(&self) {
+        self.lock().is_configured = true;
+    }
+
+    /// Takes note of a snapshot that could not be written at `now`: logged when it is news, and once an hour after that.
+    pub(crate) fn fail(&self, error: &str, now: Timestamp) {
+        match self.note_failure(error, now) {
+            Some(Report::News) => tracing::error!(
+                "{error}; the previous snapshot is kept, and a restart now would forget what changed since; reported again in an hour"
+            ),
+            Some(Report::Reminder { attempts, since }) => {
+                let failing_for_s = seconds(now.since(since));
+                tracing::error!(attempts, failing_for_s, "{error}; still failing");
+            }
+            None => {}
+        }
+    }
+
+    fn note_failure(&self, error: &str, now: Timestamp) -> Option<Report> {
+        let mut health = self.lock();
+        let failure = health.failure.get_or_insert_with(|| Failure {
+            error: String::new(),
+            since: now,
+            attempts: 0,
+            logged_at: now,
+        });
+        failure.attempts = failure.attempts.saturating_add(1);
+        if failure.error != error {
+            error.clone_into(&mut failure.error);
+            failure.logged_at = now;
+            return Some(Report::News);
+        }
+        if now.since(failure.logged_at) < REMIND_EVERY {
+            return None;
+        }
+        failure.logged_at = now;
+        let (attempts, since) = (failure.attempts, failure.since);
+        Some(Report::Reminder { attempts, since })
+    }
+
+    /// Takes note of a snapshot that was written.
+    pub(crate) fn succeed(&self) {
+        if let Some(failure) = self.lock().failure.take() {
+            let failed = failure.attempts;
+            tracing::info!(failed, "the snapshot is written again");
+        }
+    }
+
+    /// What is wrong with the snapshots, if anything is.
+    #[must_use]
+    pub fn problem(&self, now: Timestamp) -> Option<String> {
+        let health = self.lock();
+        let Failure {
+            error,
+            since,
+            attempts,
+            ..
+        } = health.failure.as_ref()?;
+        let secs = seconds(now.since(*since));
+        Some(format!(
+            "{error} ({attempts} attempts in {secs} s); a restart would forget what changed since"
+        ))
+    }
+
+    /// Whether there are to be snapshots, and the last one was written.
+    #[must_use]
+    pub fn is_kept(&self) -> bool {
+        let health = self.lock();
+        health.is_configured && health.failure.is_none()
+    }
+
+    /// Whether there are to be snapshots.
+    #[must_use]
+    pub fn is_configured(&self) -> bool {
+        self.lock().is_configured
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Health> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn seconds(span: Span) -> u64 {
+    span.as_micros() / 1_000_000
 }
 
 /// Writes what `store` holds at `now` into the file at `path`, atomically.
@@ -148,4 +268,37 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(suffix);
     PathBuf::from(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_that_lasts_is_reported_on_change_and_once_an_hour() {
+        let health = SnapshotHealth::default();
+        assert!(!health.is_kept());
+        health.expect();
+        assert!(health.is_kept());
+        let at = |secs: u64| Timestamp::from_micros(1_700_000_000_000_000 + secs * 1_000_000);
+        assert_eq!(health.note_failure("full", at(0)), Some(Report::News));
+        assert_eq!(health.note_failure("full", at(30)), None);
+        assert_eq!(health.note_failure("gone", at(60)), Some(Report::News));
+        assert_eq!(health.note_failure("gone", at(3_659)), None);
+        let reminder = Report::Reminder {
+            attempts: 5,
+            since: at(0),
+        };
+        assert_eq!(health.note_failure("gone", at(3_660)), Some(reminder));
+        assert_eq!(health.note_failure("gone", at(3_690)), None);
+        let problem = health.problem(at(3_700)).unwrap();
+        assert!(
+            problem.starts_with("gone (6 attempts in 3700 s)"),
+            "{problem}"
+        );
+        assert!(!health.is_kept());
+        health.succeed();
+        assert!(health.is_kept() && health.problem(at(3_700)).is_none());
+        assert_eq!(health.note_failure("full", at(3_720)), Some(Report::News));
+    }
 }

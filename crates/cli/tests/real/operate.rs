@@ -4,7 +4,7 @@ use std::process::{Output, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::support::{Server, run, tidegate};
+use crate::support::{Ask, Server, run, tidegate};
 
 const RULES: &str =
     "rules: [{name: api, key: [user, route], limits: [5/h], algorithm: fixed_window}]\n";
@@ -35,7 +35,7 @@ fn a_block_denies_until_it_is_lifted() {
     let wait = denied.header("retry-after").parse::<u64>().unwrap();
     assert!((540..=600).contains(&wait), "{wait}");
 
-    let listed = answer(&server.operate(&["blocks"]));
+    let listed = answer(&server.operate(&["blocks", "--json"]));
     assert!(listed.to_string().contains("abuse"), "{listed}");
     assert!(
         server
@@ -49,7 +49,7 @@ fn a_block_denies_until_it_is_lifted() {
         "a blocked request is not charged"
     );
     assert!(
-        !answer(&server.operate(&["blocks"]))
+        !answer(&server.operate(&["blocks", "--json"]))
             .to_string()
             .contains("abuse")
     );
@@ -68,7 +68,7 @@ fn inspect_shows_and_reset_forgets() {
     let entries = json!({"user": "u1", "route": "/x"});
     server.check(&entries);
     server.check(&entries);
-    let seen = answer(&server.operate(&["inspect", "api", "u1", "/x"]));
+    let seen = answer(&server.operate(&["inspect", "api", "u1", "/x", "--json"]));
     assert_eq!(seen["limits"][0]["remaining"], 3, "{seen}");
     assert!(
         server
@@ -111,7 +111,7 @@ fn no_server_is_trouble_with_advice() {
     assert_eq!(output.status.code(), Some(2));
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(
-        said.contains(&format!("cannot reach the admin door at {address}")),
+        said.contains(&format!("cannot reach the admin endpoint at {address}")),
         "{said}"
     );
     assert!(said.contains("is the server running?"), "{said}");
@@ -127,7 +127,7 @@ fn another_door_is_told_apart() {
     ]));
     assert_eq!(output.status.code(), Some(2));
     let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.contains("is no admin door"), "{said}");
+    assert!(said.contains("is not a Tidegate admin endpoint"), "{said}");
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn a_token_is_asked_for_and_taken() {
     let server = Server::start(&format!("admin: {{token: s3cret}}\n{RULES}"));
     for (arguments, advice) in [
         (&["blocks"][..], "--token, or in TIDEGATE_ADMIN_TOKEN"),
-        (&["blocks", "--token", "wrong"], "has another token"),
+        (&["blocks", "--token", "wrong"], "has another admin token"),
     ] {
         let output = server.operate(arguments);
         assert_eq!(output.status.code(), Some(2));
@@ -169,4 +169,110 @@ fn a_token_is_asked_for_and_taken() {
             .status
             .success()
     );
+}
+
+fn printed(output: &Output) -> String {
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+#[test]
+fn people_read_tables() {
+    let server = Server::start(RULES);
+    assert_eq!(printed(&server.operate(&["blocks"])), "no blocks\n");
+    server.check(&json!({"user": "u1", "route": "/x"}));
+    let blocked = printed(&server.operate(&["block", "api", "u1", "/x", "--reason", "abuse"]));
+    let mut lines = blocked.lines();
+    let first = lines.next().unwrap();
+    assert!(
+        first.starts_with("blocked api u1, /x until 2") && first.contains("Z ("),
+        "{first}"
+    );
+    let note = lines.next().unwrap();
+    assert!(
+        note.contains("a restart of the server forgets this block"),
+        "{note}"
+    );
+    let blocks = printed(&server.operate(&["blocks"]));
+    assert!(blocks.starts_with("RULE  KEY     LEFT"), "{blocks}");
+    assert!(
+        blocks.contains("api   u1, /x  ") && blocks.contains("abuse"),
+        "{blocks}"
+    );
+    let seen = printed(&server.operate(&["inspect", "api", "u1", "/x"]));
+    assert!(
+        seen.contains("LIMIT  REMAINING  OF  NEXT REQUEST"),
+        "{seen}"
+    );
+    assert!(
+        seen.contains("5/h    4          5   after the block"),
+        "{seen}"
+    );
+    let lifted = printed(&server.operate(&["unblock", "api", "u1", "/x"]));
+    assert_eq!(lifted, "unblocked api u1, /x\n");
+    let rules = printed(&server.operate(&["rules"]));
+    assert!(
+        rules.contains("api   enforce  user, route  5/h     {}"),
+        "{rules}"
+    );
+}
+
+#[test]
+fn status_is_told_in_words() {
+    let server = Server::start(RULES);
+    let status = printed(&server.operate(&["status"]));
+    let version = format!("tidegate {}, up ", env!("CARGO_PKG_VERSION"));
+    assert!(status.starts_with(&version), "{status}");
+    for part in [
+        ", ready\n",
+        "memory, 0 keys",
+        "1 in force, from rules.yaml",
+        "http 127.0.0.1:",
+    ] {
+        assert!(status.contains(part), "no {part:?} in {status}");
+    }
+    let json = answer(&server.operate(&["status", "--json"]));
+    assert_eq!(
+        (&json["state"], &json["rules"]),
+        (&json!("ready"), &json!(1))
+    );
+}
+
+#[test]
+fn a_reload_is_asked_for_and_its_mistakes_are_listed() {
+    let server = Server::start(RULES);
+    assert_eq!(printed(&server.operate(&["reload"])), "reloaded: 1 rules\n");
+    std::fs::write(
+        server.rules_file(),
+        "rules: [{nam: x}, {name: y, limits: [oops]}]\n",
+    )
+    .unwrap();
+    let refused = server.operate(&["reload"]);
+    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(said.contains("nam") && said.contains("oops"), "{said}");
+    let status = server.operate(&["status"]);
+    let status = printed(&status);
+    assert!(
+        status.contains(", degraded\n") && status.contains("nam"),
+        "{status}"
+    );
+}
+
+#[test]
+fn a_key_that_came_with_a_request_is_reset() {
+    let server = Server::start(RULES);
+    let body = json!({"key": "user:1", "limits": ["1/h"]});
+    let ask = || {
+        Ask::new("POST", server.http, "/v1/throttle")
+            .body(&body)
+            .send()
+            .status
+    };
+    assert_eq!((ask(), ask()), (200, 429));
+    let reset = printed(&server.operate(&["reset", "--throttle", "user:1"]));
+    assert_eq!((reset.as_str(), ask()), ("reset user:1\n", 200));
+    let nobody = server.operate(&["reset", "--throttle", "nobody"]);
+    assert_eq!(nobody.status.code(), Some(1));
+    assert_eq!(server.operate(&["reset"]).status.code(), Some(2));
 }

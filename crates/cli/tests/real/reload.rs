@@ -76,6 +76,20 @@ fn rules_that_are_all_gone_are_told_of() {
     server.wait_for(&["there are no rules any more", "was=1"]);
 }
 
+/// A collector of logs takes every line for a record of its own.
+#[test]
+fn a_file_with_several_mistakes_is_one_record_of_the_log() {
+    let mut server = Server::start(&rules(5));
+    rewrite(
+        &server,
+        "rules: [{nam: api, limits: [1/s]}, {name: b, limits: [oops]}]\n",
+    );
+    let line = server.wait_for(&["kept the old rules"]);
+    for part in ["mistakes=", "unknown key `nam`", "oops", "; "] {
+        assert!(line.contains(part), "no {part:?} in {line}");
+    }
+}
+
 #[test]
 fn a_bad_file_changes_nothing_and_is_seen_everywhere() {
     let mut server = Server::start(&rules(5));

@@ -4,7 +4,10 @@ use std::fs;
 
 use serde_json::json;
 
-use crate::support::{Ask, EVERY_DOOR, Scratch, Server};
+use crate::{
+    servers::eventually,
+    support::{Ask, EVERY_DOOR, Scratch, Server},
+};
 
 const RULES: &str = "\
 store: {memory: {snapshot: {path: counters.snapshot}}}
@@ -30,6 +33,42 @@ fn a_snapshot_that_cannot_be_written_is_named() {
     ];
     assert!(server.has_said(&at_the_start));
     server.wait_for(&["cannot write the snapshot nowhere/counters.snapshot: No such file"]);
+}
+
+/// The failure is news once; the probe and the metrics say that it lasts.
+#[test]
+fn a_snapshot_that_keeps_failing_is_logged_once_and_seen_on_readyz() {
+    let rules =
+        "store: {memory: {snapshot: {path: later/counters.snapshot, every: 1s}}}\nrules: []\n";
+    let mut server = Server::start(rules);
+    server.wait_for(&["ERROR", "cannot write the snapshot"]);
+    eventually("a third attempt has failed", || {
+        let failed = "tidegate_snapshots_total{result=\"failed\"} 3";
+        server.metrics().contains(failed).then_some(())
+    });
+    let ready = Ask::get(server.admin, "/readyz").send();
+    assert_eq!(
+        (ready.status, &ready.json()["state"]),
+        (200, &json!("degraded"))
+    );
+    assert!(
+        ready.json()["degraded"][0]
+            .as_str()
+            .unwrap()
+            .contains("cannot write the snapshot")
+    );
+    fs::create_dir(server.directory().join("later")).unwrap();
+    server.wait_for(&["the snapshot is written again", "failed="]);
+    let said = server.said();
+    assert_eq!(
+        said.matches("cannot write the snapshot").count(),
+        1,
+        "{said}"
+    );
+    assert_eq!(
+        Ask::get(server.admin, "/readyz").send().json()["state"],
+        "ready"
+    );
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::fmt;
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header::CONTENT_TYPE};
 use serde::Serialize;
-use tidegate_core::{Line, Reason, Retry, Span, Verdict};
+use tidegate_core::{Reason, Retry, Span, Verdict};
 
 use crate::headers::{MAX_SHOWN, RuleNames, policy_text};
 

@@ -107,7 +107,7 @@ pub struct Listen {
     pub grpc: Option<SocketAddr>,
     /// `listen.resp`: the Redis protocol; default `127.0.0.1:6380`.
     pub resp: Option<SocketAddr>,
-    /// `listen.admin`: health, metrics, blocks; default `127.0.0.1:9090`. An address that other
+    /// `listen.admin`: health, metrics, blocks; default `127.0.0.1:8082`. An address that other
     /// machines reach is refused unless there is an admin token.
     pub admin: Option<SocketAddr>,
 }
@@ -191,7 +191,7 @@ impl Default for Listen {
             http: loopback(8080),
             grpc: loopback(8081),
             resp: loopback(6380),
-            admin: loopback(9090),
+            admin: loopback(8082),
         }
     }
 }

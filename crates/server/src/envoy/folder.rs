@@ -302,7 +302,11 @@ impl Watch {
                 %path, "kept the old configuration of the rate limit service: {error}; it is tried again until it can be read"
             ),
             Err(error) => {
-                tracing::error!(%path, "kept the old configuration of the rate limit service: {error}")
+                let mistakes = error.problems();
+                tracing::error!(
+                    %path, mistakes = mistakes.len(),
+                    "kept the old configuration of the rate limit service: {}", reload::in_one_line(&mistakes)
+                );
             }
         }
     }

@@ -233,6 +233,27 @@ impl Metrics {
         self.last_snapshot_failed.load(Ordering::Relaxed)
     }
 
+    /// When counting began.
+    pub(crate) fn started(&self) -> Timestamp {
+        self.started
+    }
+
+    /// Every listener: its name, its address and how many connections are open.
+    pub(crate) fn listeners(&self) -> Vec<serde_json::Value> {
+        let listeners = self
+            .listeners
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let document = |(name, listener): &(&'static str, Listener)| {
+            serde_json::json!({
+                "name": name,
+                "address": listener.local_addr().to_string(),
+                "connections": listener.open(),
+            })
+        };
+        listeners.iter().map(document).collect()
+    }
+
     /// Shows the connections of `listener` under the label `door`.
     pub fn show_listener(&self, door: &'static str, listener: Listener) {
         self.listeners

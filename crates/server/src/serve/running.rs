@@ -196,12 +196,8 @@ impl Running {
     }
 
     fn save(&self) {
-        let had_failed = self.limiter.metrics().last_snapshot_failed();
-        match save(&self.limiter, self.snapshot.as_ref()) {
-            Err(error) => tracing::error!("{error}; what was there stays as it is"),
-            Ok(()) if had_failed => tracing::info!("the snapshot is written again"),
-            Ok(()) => {}
-        }
+        // What came of it is logged and remembered there.
+        drop(save(&self.limiter, self.snapshot.as_ref()));
     }
 }
 
@@ -210,12 +206,20 @@ fn save(limiter: &Limiter, snapshot: Option<&Snapshot>) -> io::Result<()> {
     let Some(Snapshot { path, .. }) = snapshot else {
         return Ok(());
     };
-    let saved = snapshot::save(limiter.local_store(), path, limiter.now());
+    let now = limiter.now();
+    let saved = snapshot::save(limiter.local_store(), path, now);
     limiter.metrics().count_snapshot(saved.is_err());
-    saved.map_err(|error| {
-        let problem = format!("cannot write the snapshot {}: {error}", path.display());
-        io::Error::new(error.kind(), problem)
-    })
+    match saved {
+        Ok(()) => {
+            limiter.snapshots().succeed();
+            Ok(())
+        }
+        Err(error) => {
+            let problem = format!("cannot write the snapshot {}: {error}", path.display());
+            limiter.snapshots().fail(&problem, now);
+            Err(io::Error::new(error.kind(), problem))
+        }
+    }
 }
 
 fn ticks(every: Duration) -> Interval {

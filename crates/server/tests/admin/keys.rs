@@ -1,6 +1,8 @@
 //! How one key stands.
 
 use serde_json::{Value, json};
+use tidegate_core::{AlgorithmName, Charge, Cost, Decision, Effect, LimitSpec, Limits, notation};
+use tidegate_server::limiter::Limiter;
 
 use crate::door::{Door, KEY};
 
@@ -111,4 +113,30 @@ fn what_is_wrong_is_said() {
         (405, Some("GET, DELETE"))
     );
     assert_eq!(door.ask("GET", "/v1/keys", "").status, 404);
+}
+
+#[test]
+fn a_key_that_came_with_a_request_can_be_reset() {
+    let door = Door::open();
+    let (now, mut room, mut outcomes) = (door.limiter.now(), Vec::new(), Vec::new());
+    let key = Limiter::throttle_key("a b/c".as_bytes(), &mut room).unwrap();
+    let rate = notation::rate("1/h").unwrap();
+    let limit = LimitSpec::shorthand(rate, AlgorithmName::FixedWindow).build();
+    let limits = Limits::new(vec![limit.unwrap()]).unwrap();
+    let charge = Charge::new(key, &limits, Cost::ONE).unwrap();
+    let mut spend = || {
+        let store = door.limiter.store();
+        store.check(&[charge], now, Effect::Charge, &mut outcomes) == Decision::Admitted
+    };
+    assert!(spend() && !spend());
+    let reset = door.ask("DELETE", "/v1/throttles/a%20b%2Fc", "");
+    assert_eq!(
+        (reset.status, reset.json()["reset"].clone()),
+        (200, true.into())
+    );
+    assert!(spend());
+    assert_eq!(door.ask("DELETE", "/v1/throttles/nobody", "").status, 404);
+    assert_eq!(door.ask("DELETE", "/v1/throttles/", "").status, 400);
+    let wrong = door.ask("GET", "/v1/throttles/x", "");
+    assert_eq!((wrong.status, wrong.header("allow")), (405, Some("DELETE")));
 }

@@ -14,3 +14,4 @@ mod door;
 mod keys;
 mod metrics;
 mod rules;
+mod status;

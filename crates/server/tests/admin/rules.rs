@@ -34,7 +34,7 @@ fn a_reload_takes_all_or_nothing() {
     let ready = door.ask("GET", "/readyz", "").json();
     assert_eq!(
         ready,
-        json!({"ready": true, "last_reload": "ok", "mistakes": []})
+        json!({"ready": true, "state": "ready", "degraded": [], "last_reload": "ok", "mistakes": []})
     );
 
     std::fs::write(door.file.path(), "rules: [{nam: s}]").unwrap();
@@ -49,6 +49,9 @@ fn a_reload_takes_all_or_nothing() {
     );
     let ready = door.ask("GET", "/readyz", "");
     assert_eq!((ready.status, &ready.json()["mistakes"]), (200, &mistakes));
+    assert_eq!(ready.json()["state"], "degraded");
+    let degraded = json!(["the last reload failed; the old rules are in force"]);
+    assert_eq!(ready.json()["degraded"], degraded);
     let metrics = door.ask("GET", "/metrics", "").body;
     for line in [
         "tidegate_reloads_total{result=\"ok\"} 1",

@@ -257,10 +257,10 @@ fn an_admin_door_that_others_can_reach_needs_a_token() {
 
 #[test]
 fn two_doors_cannot_share_an_address() {
-    let shared = "listen: {http: 127.0.0.1:9090}";
+    let shared = "listen: {http: 127.0.0.1:8082}";
     assert_eq!(
         mistakes(shared),
-        ["listen.http (line 1): 127.0.0.1:9090 is the address of listen.admin too"]
+        ["listen.http (line 1): 127.0.0.1:8082 is the address of listen.admin too"]
     );
     assert!(Config::parse("listen: {http: 127.0.0.1:0, resp: 127.0.0.1:0}").is_ok());
 }

@@ -40,7 +40,7 @@ async fn tonic_denies_in_grpcs_words_and_the_service_knows_what_is_left() {
     assert!(delay > Duration::from_secs(30) && delay <= Duration::from_secs(60));
     assert_eq!(
         details.quota_failure().unwrap().violations[0].subject,
-        "greetings"
+        "3/min"
     );
 }
 

@@ -51,7 +51,7 @@ impl Server {
     pub(crate) fn quickstart() -> Self {
         let file = repository().join("examples/quickstart.yaml");
         let text = std::fs::read_to_string(file).unwrap();
-        let ports = [":8080", ":8081", ":6380", ":9090"];
+        let ports = [":8080", ":8081", ":6380", ":8082"];
         let free = ports
             .iter()
             .fold(text, |text, port| text.replacen(port, ":0", 1));

@@ -27,10 +27,12 @@ pub(super) async fn list(limiter: &Limiter) -> Result<Answer, Problem> {
     let (rules, now) = (limiter.rules(), limiter.now());
     let mut blocks = limiter.blocks().await?;
     blocks.sort_by(|a, b| a.key.cmp(&b.key));
-    let documents: Vec<Value> = blocks
-        .iter()
-        .map(|block| document(&rules, block, now))
-        .collect();
+    let shown = Shown {
+        rules: &rules,
+        now,
+        is_persistent: limiter.keeps_blocks(),
+    };
+    let documents: Vec<Value> = blocks.iter().map(|block| shown.document(block)).collect();
     Ok(json(StatusCode::OK, &json!({"blocks": documents})))
 }
 
@@ -39,7 +41,8 @@ pub(super) async fn show(limiter: &Limiter, asked: Asked<'_>) -> Result<Answer, 
     let (rule, key) = asked.find(&rules)?;
     let block = limiter.block_on(&key).await?;
     let block = block.ok_or_else(|| asked.nothing(NO_BLOCK, rule))?;
-    Ok(json(StatusCode::OK, &document(&rules, &block, now)))
+    let document = document(limiter, &rules, &block, now);
+    Ok(json(StatusCode::OK, &document))
 }
 
 pub(super) async fn put(
@@ -62,7 +65,10 @@ pub(super) async fn put(
     let block = limiter.block_on(&key).await?;
     let block = block.ok_or_else(|| asked.nothing(NO_BLOCK, rule))?;
     // Not earlier than the block, so that not more is left than was asked for.
-    let document = document(&rules, &block, limiter.now());
+    let mut document = document(limiter, &rules, &block, limiter.now());
+    if !limiter.keeps_blocks() {
+        document["hint"] = not_kept(limiter).into();
+    }
     Ok(json(StatusCode::OK, &asked.hinted(document, rule)))
 }
 
@@ -115,18 +121,56 @@ pub(super) async fn lift(limiter: &Limiter, asked: Asked<'_>) -> Result<Answer, 
     ))
 }
 
-/// A block as it is shown; `until_ms` and `left_ms` are null while it stands until lifted.
-pub(super) fn document(rules: &RuleSet, block: &Block, now: Timestamp) -> Value {
-    let (rule, key) = match rules.decode_key(&block.key) {
-        Some((rule, values)) => (Some(rule.name()), Some(values)),
-        None => (None, None),
+/// Why a block is lost when the server stops, and what to do about it.
+fn not_kept(limiter: &Limiter) -> String {
+    match limiter.snapshots().problem(limiter.now()) {
+        Some(problem) => format!("a restart forgets this block: {problem}"),
+        None => "a restart of the server forgets this block, because its store is memory without a snapshot; set \
+                 `store.memory.snapshot` to keep blocks and counters"
+            .to_owned(),
+    }
+}
+
+/// How blocks are shown.
+struct Shown<'a> {
+    rules: &'a RuleSet,
+    now: Timestamp,
+    is_persistent: bool,
+}
+
+impl Shown<'_> {
+    /// A block as it is shown; `until`, `until_ms` and `left_ms` are null while it stands until lifted.
+    fn document(&self, block: &Block) -> Value {
+        let (rule, key) = match self.rules.decode_key(&block.key) {
+            Some((rule, values)) => (Some(rule.name()), Some(values)),
+            None => (None, None),
+        };
+        let left = block.until.map(|until| until.since(self.now));
+        json!({
+            "rule": rule,
+            "key": key,
+            "reason": block.reason,
+            "until": block.until.and_then(date),
+            "until_ms": block.until.map(|until| until.as_micros() / 1_000),
+            "left_ms": left.map(Span::as_millis_ceil),
+            "persistent": self.is_persistent,
+        })
+    }
+}
+
+pub(super) fn document(limiter: &Limiter, rules: &RuleSet, block: &Block, now: Timestamp) -> Value {
+    let is_persistent = limiter.keeps_blocks();
+    let shown = Shown {
+        rules,
+        now,
+        is_persistent,
     };
-    let left = block.until.map(|until| until.since(now));
-    json!({
-        "rule": rule,
-        "key": key,
-        "reason": block.reason,
-        "until_ms": block.until.map(|until| until.as_micros() / 1_000),
-        "left_ms": left.map(Span::as_millis_ceil),
-    })
+    shown.document(block)
+}
+
+/// The instant as a date of RFC 3339 in UTC, in whole seconds and never too early; `None` after the year 9999.
+pub(super) fn date(instant: Timestamp) -> Option<String> {
+    let secs = i64::try_from(instant.as_micros().div_ceil(1_000_000)).ok()?;
+    let date = jiff::Timestamp::from_second(secs).ok()?;
+    Some(date.to_string())
 }

@@ -31,7 +31,7 @@ pub(super) async fn show(limiter: &Limiter, asked: Asked<'_>) -> Result<Answer, 
         "key": asked.key,
         "mode": rule.mode().as_str(),
         "limits": limits,
-        "block": block.map(|block| blocks::document(&rules, &block, now)),
+        "block": block.map(|block| blocks::document(limiter, &rules, &block, now)),
     });
     Ok(json(StatusCode::OK, &asked.hinted(document, rule)))
 }
@@ -46,6 +46,18 @@ pub(super) async fn reset(limiter: &Limiter, asked: Asked<'_>) -> Result<Answer,
         StatusCode::OK,
         &json!({"rule": rule.name(), "key": asked.key, "reset": true}),
     ))
+}
+
+/// Forgets what a limit that came with the request has counted for `key`, in database 0 of the Redis protocol.
+pub(super) async fn reset_throttle(limiter: &Limiter, key: &str) -> Result<Answer, Problem> {
+    let mut buffer = Vec::new();
+    let bytes = Limiter::throttle_key(key.as_bytes(), &mut buffer)?;
+    if !limiter.reset(bytes).await? {
+        let detail =
+            "this key has spent nothing; keys of limits that come with the request have no rule";
+        return Err(Problem::new(StatusCode::NOT_FOUND, detail));
+    }
+    Ok(json(StatusCode::OK, &json!({"key": key, "reset": true})))
 }
 
 /// A limit's state, and how long until a request of cost 1 would pass: 0 is now; null is never, or not

@@ -8,7 +8,9 @@
 //! | `GET /v1/blocks` | the blocks that stand |
 //! | `GET`, `PUT`, `DELETE /v1/blocks/{rule}/{key}` | one block |
 //! | `GET`, `DELETE /v1/keys/{rule}/{key}` | how a key stands; forget what it has spent |
+//! | `DELETE /v1/throttles/{key}` | forget what a limit that came with the request has counted |
 //! | `GET /v1/rules` | the rules in force |
+//! | `GET /v1/status` | version, readiness, store, rules and listeners in one document |
 //! | `POST /v1/reload` | read the rules file again |
 //!
 //! A key is the values of the rule's key entries in order, one percent-encoded path segment each.
@@ -19,6 +21,7 @@ mod keys;
 mod path;
 mod reload;
 mod rules;
+mod status;
 
 use std::{
     io,
@@ -33,7 +36,6 @@ use hyper::{
     header::{CONTENT_TYPE, HeaderValue},
 };
 use serde_json::json;
-use tidegate_redis::Health;
 
 use self::{
     access::Access,
@@ -156,10 +158,14 @@ impl Admin {
         let trust = &self.identity.trust;
         match (segments.as_slice(), &method) {
             (["healthz"], &Method::GET) => Ok(json(StatusCode::OK, &json!({"ok": true}))),
-            (["readyz"], &Method::GET) => Ok(self.readiness()),
+            (["readyz"], &Method::GET) => Ok(self.readyz()),
             (["metrics"], &Method::GET) => Ok(self.metrics()),
             (["v1", "rules"], &Method::GET) => Ok(rules::list(&self.limiter)),
             (["v1", "reload"], &Method::POST) => self.reload().await,
+            (["v1", "status"], &Method::GET) => Ok(self.status()),
+            (["v1", "throttles", key], &Method::DELETE) => {
+                keys::reset_throttle(&self.limiter, key).await
+            }
             (["v1", "blocks"], &Method::GET) => blocks::list(&self.limiter).await,
             (["v1", "blocks", rule, key @ ..], &Method::GET) => {
                 blocks::show(&self.limiter, Asked { rule, key, trust }).await
@@ -178,59 +184,17 @@ impl Admin {
             (["v1", "keys", rule, key @ ..], &Method::DELETE) => {
                 keys::reset(&self.limiter, Asked { rule, key, trust }).await
             }
-            (["healthz" | "readyz" | "metrics"] | ["v1", "rules" | "blocks"], _) => {
+            (["healthz" | "readyz" | "metrics"] | ["v1", "rules" | "blocks" | "status"], _) => {
                 Err(Problem::method("GET"))
             }
             (["v1", "reload"], _) => Err(Problem::method("POST")),
             (["v1", "blocks", ..], _) => Err(Problem::method("GET, PUT, DELETE")),
+            (["v1", "throttles", _], _) => Err(Problem::method("DELETE")),
             (["v1", "keys", _, ..], _) => Err(Problem::method("GET, DELETE")),
             _ => Err(Problem::not_found(
-                "/healthz, /readyz, /metrics, /v1/blocks, /v1/keys/{rule}/{key}, /v1/rules and /v1/reload",
+                "/healthz, /readyz, /metrics, /v1/blocks, /v1/keys/{rule}/{key}, /v1/throttles/{key}, /v1/rules, /v1/status and /v1/reload",
             )),
         }
-    }
-
-    fn readiness(&self) -> Answer {
-        let of_rules = self
-            .reloader
-            .as_ref()
-            .map(|reloader| reloader.last_mistakes());
-        let of_envoy = self.envoy.as_ref().map(|envoy| envoy.last_mistakes());
-        let of_envoy = of_envoy.unwrap_or_default();
-        let of_tls: Vec<String> = self
-            .certificates
-            .iter()
-            .filter_map(|tls| tls.problem())
-            .collect();
-        let of_geoip = self.geoip.as_ref().map(|geoip| geoip.problems());
-        let of_geoip = of_geoip.unwrap_or_default();
-        let failed = self.limiter.metrics().last_reload_failed() || !of_envoy.is_empty();
-        let last_reload = if failed {
-            "failed; the old rules are in force"
-        } else if !of_tls.is_empty() {
-            "failed; the old certificate is in force"
-        } else if !of_geoip.is_empty() {
-            "failed; the old database of addresses is in use"
-        } else {
-            "ok"
-        };
-        let mut mistakes = of_rules.unwrap_or_default();
-        mistakes.extend(of_envoy);
-        mistakes.extend(of_tls);
-        mistakes.extend(of_geoip);
-        let ready = !self.shutdown.is_announced();
-        let mut document =
-            json!({"ready": ready, "last_reload": last_reload, "mistakes": mistakes});
-        if let Some(fleet) = self.limiter.fleet() {
-            let refusal = fleet.refusal(self.limiter.now());
-            document["redis"] = redis(&fleet.stats().health, refusal);
-        }
-        let status = if ready {
-            StatusCode::OK
-        } else {
-            StatusCode::SERVICE_UNAVAILABLE
-        };
-        json(status, &document)
     }
 
     fn metrics(&self) -> Answer {
@@ -274,30 +238,4 @@ impl Admin {
             Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail))
         })
     }
-}
-
-/// How Redis is. A node that cannot reach it is ready all the same: its rules' `on_failure` answers, and to take every
-/// node out of service at once would help nobody.
-fn redis(health: &Health, refusal: Option<String>) -> serde_json::Value {
-    let state = match (health.up, health.up == health.servers, &refusal) {
-        (0, _, _) => "out of reach; the rules' `on_failure` answers",
-        (_, true, _) if health.undecided_slots > 0 => {
-            "no node decides about some slots of the cluster; the rules' `on_failure` answers there"
-        }
-        (_, true, None) if health.warnings.is_empty() => "ok",
-        (_, true, None) => "ok, with warnings",
-        (_, true, Some(_)) => {
-            "did not decide everything in the last minute; the rules' `on_failure` answers then"
-        }
-        (_, false, _) => "in part out of reach; the rules' `on_failure` answers there",
-    };
-    let problem = health.trouble.as_ref().map(ToString::to_string).or(refusal);
-    json!({
-        "state": state,
-        "servers": health.servers,
-        "up": health.up,
-        "undecided_slots": health.undecided_slots,
-        "problem": problem,
-        "warnings": health.warnings,
-    })
 }

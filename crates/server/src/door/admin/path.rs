@@ -52,7 +52,7 @@ impl Asked<'_> {
         let (_, written) = entries.find(|(name, _)| *name == "ip")?;
         match self.trust.counted_text(written) {
             Some(counted) if counted != *written => Some(format!(
-                "where a door finds out an address, it counts this one as `{counted}`: ask about that instead, unless callers of /v1/check name it like this"
+                "the listeners count this address as `{counted}`: use that instead, unless callers ask with `raw` and name it like this"
             )),
             None if is_network(written) => Some(String::from(
                 "a network of this size has no count and no block; a rule can name it, by `cidr` in `when`",
@@ -64,6 +64,10 @@ impl Asked<'_> {
     /// `document` with the hint, if there is one.
     pub(super) fn hinted(&self, mut document: Value, rule: &Rule) -> Value {
         if let (Some(hint), Value::Object(members)) = (self.hint(rule), &mut document) {
+            let hint = match members.get("hint").and_then(Value::as_str) {
+                Some(other) => format!("{hint}; {other}"),
+                None => hint,
+            };
             members.insert("hint".to_owned(), hint.into());
         }
         document

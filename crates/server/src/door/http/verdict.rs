@@ -188,7 +188,7 @@ mod tests {
             source: Source::Redis,
             ..Decided::in_memory(decision)
         };
-        let body = body(&decided.verdict(&charge, &outcomes));
+        let body = body(&decided.verdict(&charge, &outcomes), RuleNames::Shown);
         let read: serde_json::Value = serde_json::from_slice(&body).unwrap();
         assert_eq!(read["source"], "redis");
         let policy = read["limits"][0]["policy"].as_str().unwrap();

@@ -1,0 +1,157 @@
+//! How the server does: `/readyz` for probes, `/v1/status` for people.
+
+use hyper::StatusCode;
+use serde_json::{Value, json};
+use tidegate_redis::Health;
+
+use super::{
+    super::http::{Answer, json},
+    Admin,
+    blocks::date,
+};
+use crate::{envoy::Watch, geoip::GeoIp, reload::Reloader};
+
+/// What works in part only, and is served all the same.
+#[derive(Debug)]
+struct Readiness {
+    is_ready: bool,
+    last_reload: &'static str,
+    mistakes: Vec<String>,
+    degraded: Vec<String>,
+    redis: Option<Value>,
+}
+
+impl Admin {
+    /// 200 while the server can decide, whatever works in part only: a server that is taken out of service helps nobody.
+    pub(super) fn readyz(&self) -> Answer {
+        let readiness = self.readiness();
+        let status = if readiness.is_ready {
+            StatusCode::OK
+        } else {
+            StatusCode::SERVICE_UNAVAILABLE
+        };
+        json(status, &readiness.document())
+    }
+
+    /// Everything that an operator asks first.
+    pub(super) fn status(&self) -> Answer {
+        let limiter = &self.limiter;
+        let (now, metrics) = (limiter.now(), limiter.metrics());
+        let mut document = self.readiness().document();
+        let file = self.reloader.as_ref().map(|reloader| reloader.path());
+        document["version"] = json!(env!("CARGO_PKG_VERSION"));
+        document["started"] = json!(date(metrics.started()));
+        document["uptime_ms"] = json!(now.since(metrics.started()).as_micros() / 1_000);
+        document["rules"] = json!(limiter.rules().len());
+        document["rules_file"] = json!(file.map(|file| file.display().to_string()));
+        document["store"] = self.store();
+        document["listeners"] = json!(metrics.listeners());
+        json(StatusCode::OK, &document)
+    }
+
+    fn store(&self) -> Value {
+        let stats = self.limiter.local_store().stats();
+        let kind = match self.limiter.fleet() {
+            Some(_) => "redis",
+            None => "memory",
+        };
+        // With Redis, what is in this process answers only while Redis cannot be reached.
+        json!({
+            "kind": kind,
+            "keys_in_process": stats.keys,
+            "bytes_in_process": stats.bytes,
+            "persistent": self.limiter.keeps_blocks(),
+            "snapshot": self.limiter.snapshots().is_configured(),
+        })
+    }
+
+    fn readiness(&self) -> Readiness {
+        let reloader = self.reloader.as_deref();
+        let of_rules = reloader.map(Reloader::last_mistakes).unwrap_or_default();
+        let of_envoy = self.envoy.as_deref().map(Watch::last_mistakes);
+        let of_envoy = of_envoy.unwrap_or_default();
+        let tls = self.certificates.iter();
+        let of_tls: Vec<String> = tls.filter_map(|tls| tls.problem()).collect();
+        let of_geoip = self.geoip.as_deref().map(GeoIp::problems);
+        let of_geoip = of_geoip.unwrap_or_default();
+        let failed = self.limiter.metrics().last_reload_failed() || !of_envoy.is_empty();
+        let last_reload = if failed {
+            "failed; the old rules are in force"
+        } else if !of_tls.is_empty() {
+            "failed; the old certificate is in force"
+        } else if !of_geoip.is_empty() {
+            "failed; the old database of addresses is in use"
+        } else {
+            "ok"
+        };
+        let mistakes = [of_rules, of_envoy, of_tls, of_geoip].concat();
+        let mut degraded = Vec::new();
+        if last_reload != "ok" {
+            degraded.push(format!("the last reload {last_reload}"));
+        }
+        let now = self.limiter.now();
+        degraded.extend(self.limiter.snapshots().problem(now));
+        let redis = self.limiter.fleet().map(|fleet| {
+            let document = redis(&fleet.stats().health, fleet.refusal(now));
+            let state = document["state"].as_str().unwrap_or_default();
+            if state != "ok" {
+                degraded.push(format!("Redis: {state}"));
+            }
+            document
+        });
+        Readiness {
+            is_ready: !self.shutdown.is_announced(),
+            last_reload,
+            mistakes,
+            degraded,
+            redis,
+        }
+    }
+}
+
+impl Readiness {
+    fn document(self) -> Value {
+        let state = match (self.is_ready, self.degraded.is_empty()) {
+            (false, _) => "shutting down",
+            (true, true) => "ready",
+            (true, false) => "degraded",
+        };
+        let mut document = json!({
+            "ready": self.is_ready,
+            "state": state,
+            "degraded": self.degraded,
+            "last_reload": self.last_reload,
+            "mistakes": self.mistakes,
+        });
+        if let Some(redis) = self.redis {
+            document["redis"] = redis;
+        }
+        document
+    }
+}
+
+/// How Redis is. A node that cannot reach it is ready all the same: its rules' `on_failure` answers, and to take every
+/// node out of service at once would help nobody.
+fn redis(health: &Health, refusal: Option<String>) -> Value {
+    let state = match (health.up, health.up == health.servers, &refusal) {
+        (0, _, _) => "out of reach; the rules' `on_failure` answers",
+        (_, true, _) if health.undecided_slots > 0 => {
+            "no node decides about some slots of the cluster; the rules' `on_failure` answers there"
+        }
+        (_, true, None) if health.warnings.is_empty() => "ok",
+        (_, true, None) => "ok, with warnings",
+        (_, true, Some(_)) => {
+            "did not decide everything in the last minute; the rules' `on_failure` answers then"
+        }
+        (_, false, _) => "in part out of reach; the rules' `on_failure` answers there",
+    };
+    let problem = health.trouble.as_ref().map(ToString::to_string).or(refusal);
+    json!({
+        "state": state,
+        "servers": health.servers,
+        "up": health.up,
+        "undecided_slots": health.undecided_slots,
+        "problem": problem,
+        "warnings": health.warnings,
+    })
+}
