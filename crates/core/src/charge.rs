@@ -41,6 +41,8 @@ pub struct RequestError {
     pub field: String,
     /// What is wrong and what to send instead.
     pub problem: String,
+    /// Which rule makes it wrong, such as `rule "login" counts by it`. A client may not be meant to know.
+    pub cause: Option<String>,
 }
 
 impl RequestError {
@@ -50,13 +52,41 @@ impl RequestError {
         Self {
             field: field.into(),
             problem: problem.into(),
+            cause: None,
+        }
+    }
+
+    /// The same complaint, caused by a rule.
+    #[must_use]
+    pub fn because(self, cause: impl Into<String>) -> Self {
+        Self {
+            cause: Some(cause.into()),
+            ..self
+        }
+    }
+
+    /// The same complaint without the rule that causes it.
+    #[must_use]
+    pub fn without_cause(self) -> Self {
+        Self {
+            cause: None,
+            ..self
+        }
+    }
+
+    /// What is wrong, with its cause if that is known.
+    #[must_use]
+    pub fn explained(&self) -> String {
+        match &self.cause {
+            Some(cause) => format!("{}; {cause}", self.problem),
+            None => self.problem.clone(),
         }
     }
 }
 
 impl fmt::Display for RequestError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.field, self.problem)
+        write!(f, "{}: {}", self.field, self.explained())
     }
 }
 

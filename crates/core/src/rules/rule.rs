@@ -340,18 +340,18 @@ impl Rule {
             CostSource::Request => Ok(request.cost()),
             CostSource::Fixed(cost) => Ok(*cost),
             CostSource::Entry(entry) => {
-                let wrong = |problem| RequestError::new(request::field(entry), problem);
-                let Some(value) = request.entry(entry) else {
-                    return Err(wrong(format!(
-                        "is missing; rule \"{}\" takes its cost from it",
-                        self.name
-                    )));
+                let cause = || format!("rule \"{}\" takes its cost from it", self.name);
+                let wrong = |problem: String| {
+                    RequestError::new(request::field(entry), problem).because(cause())
                 };
-                let number = decimal(value).ok_or_else(|| {
-                    let name = &self.name;
-                    wrong(format!("must be a whole number from 1 to {}; rule \"{name}\" takes its cost from it", bounds::MAX_COUNT))
-                })?;
-                Cost::new(number).map_err(|error| wrong(error.problem))
+                let Some(value) = request.entry(entry) else {
+                    return Err(wrong("is missing".to_owned()));
+                };
+                let most = bounds::MAX_COUNT;
+                let number = decimal(value)
+                    .ok_or_else(|| wrong(format!("must be a whole number from 1 to {most}")))?;
+                Cost::new(number)
+                    .map_err(|error| RequestError::new(request::field(entry), error.problem))
             }
         }
     }
@@ -365,20 +365,22 @@ impl Rule {
         key::begin(bytes, self.scope);
         for (at, (entry, value)) in self.key.iter().zip(values).enumerate() {
             if value.is_empty() {
-                let problem = format!("must not be empty; rule \"{}\" counts by it", self.name);
-                return Err(RequestError::new(request::field(entry), problem));
+                let error = RequestError::new(request::field(entry), "must not be empty");
+                return Err(error.because(self.counts_by_it()));
             }
             key::push(bytes, value, at + 1 == self.key.len());
             let (length, most) = (bytes.len() - start, bounds::MAX_KEY_BYTES);
             if length > most {
-                let problem = format!(
-                    "takes the key of rule \"{}\" to {length} bytes, over the maximum of {most}",
-                    self.name
-                );
-                return Err(RequestError::new(request::field(entry), problem));
+                let problem = format!("makes a key of {length} bytes, over the maximum of {most}");
+                let error = RequestError::new(request::field(entry), problem);
+                return Err(error.because(self.counts_by_it()));
             }
         }
         Ok(())
+    }
+
+    fn counts_by_it(&self) -> String {
+        format!("rule \"{}\" counts by it", self.name)
     }
 }
 

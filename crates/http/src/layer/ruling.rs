@@ -4,10 +4,10 @@ use std::{fmt, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, request::Parts};
-use tidegate_core::{Exactness, Reason, Source, Span, Timestamp, Verdict};
+use tidegate_core::{Exactness, Reason, RequestError, Source, Span, Timestamp, Verdict};
 
 use super::{denial::Denial, grpc, reservation::Reservation};
-use crate::{HeaderWriter, headers};
+use crate::{HeaderWriter, RuleNames, headers};
 
 /// What is to be done with a request.
 #[derive(Debug)]
@@ -131,7 +131,16 @@ impl Terms {
         Ruling::Deny(Box::new(response))
     }
 
-    /// What comes of a request that cannot be counted.
+    /// What comes of a request that the rules cannot count.
+    pub(super) fn uncounted(&self, error: RequestError, call: Option<&HeaderValue>) -> Ruling {
+        let error = match self.headers.rule_names() {
+            RuleNames::Shown => error,
+            RuleNames::Hidden => error.without_cause(),
+        };
+        Self::refusal(&error, call)
+    }
+
+    /// What comes of a request that could mean several things.
     pub(super) fn refusal(error: &dyn fmt::Display, call: Option<&HeaderValue>) -> Ruling {
         Ruling::Deny(Box::new(malformed(error, call)))
     }

@@ -130,7 +130,9 @@ impl<G: Gate + 'static> LimiterLayer<G> {
                 }
             })
         });
-        known.unwrap_or_else(|error: RequestError| Known::Ruled(Terms::refusal(&error, call)))
+        known.unwrap_or_else(|error: RequestError| {
+            Known::Ruled(settings.terms.uncounted(error, call))
+        })
     }
 
     /// Asks where there is something to wait for.
@@ -155,7 +157,7 @@ impl<G: Gate + 'static> LimiterLayer<G> {
             Ok(terms.ruling((&verdict, reservation), now, call))
         }
         .await;
-        verdict.unwrap_or_else(|error| Terms::refusal(&error, call))
+        verdict.unwrap_or_else(|error| self.settings.terms.uncounted(error, call))
     }
 }
 

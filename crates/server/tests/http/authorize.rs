@@ -53,7 +53,7 @@ fn nginx_is_answered() {
 /// Caddy and Traefik pass the body of a denial on to the client.
 #[test]
 fn what_a_proxy_may_pass_on_names_no_rule() {
-    let rules = "rules:\n  - {name: secret-fraud-rule, limits: [1/h]}\n  - {name: secret-trial, limits: [5/h], mode: shadow}\n";
+    let rules = "rules:\n  - {name: secret-fraud-rule, limits: [1/h]}\n  - {name: secret-key, key: [customer], limits: [1/h]}\n  - {name: secret-trial, limits: [5/h], mode: shadow}\n";
     let door = Door::open(rules);
     for status in [200, 429] {
         let answer = door.authorize("", &LOGIN);
@@ -65,6 +65,15 @@ fn what_a_proxy_may_pass_on_names_no_rule() {
         let body = body.to_string();
         assert!(!body.contains("secret") && !body.contains("rule"), "{body}");
     }
+    let long = "x".repeat(2_000);
+    let refused = door.authorize("", &[("x-customer", &long)]);
+    assert_eq!(refused.status, 400);
+    let detail = refused.problem();
+    assert!(
+        detail.starts_with("entries.customer: makes a key of "),
+        "{detail}"
+    );
+    assert!(!detail.contains("secret"), "{detail}");
 }
 
 #[test]

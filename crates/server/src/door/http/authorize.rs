@@ -3,8 +3,8 @@
 use std::{borrow::Cow, sync::Once};
 
 use hyper::{Request, StatusCode, body::Incoming};
-use tidegate_core::{Cost, Effect, RuleSet};
-use tidegate_http::{Forwarded, Gate as _, Proxy, Source, Unclear};
+use tidegate_core::{Cost, Effect, RequestError, RuleSet};
+use tidegate_http::{Forwarded, Gate as _, Proxy, RuleNames, Source, Unclear};
 
 use super::{Asked, Problem, check::with_scratch, status, wire::Answer};
 use crate::{
@@ -70,12 +70,19 @@ async fn decide(
         .map(|(name, value)| (*name, &**value))
         .collect();
     let described = tidegate_core::Request::new(&entries, Cost::ONE)?;
+    let names = asked.headers.borrow().rule_names();
+    // A proxy may pass this on to the client.
+    let uncounted = |error: RequestError| match names {
+        RuleNames::Shown => error,
+        RuleNames::Hidden => error.without_cause(),
+    };
     with_scratch(async |scratch| {
         let now = asked.limiter.now();
         let verdict = asked
             .limiter
             .check(&rules, scratch, &described, Effect::Charge)
-            .await?;
+            .await
+            .map_err(uncounted)?;
         asked.limiter.observe(Door::Http, &verdict);
         let audited = Audited {
             door: Door::Http,

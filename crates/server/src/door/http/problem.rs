@@ -178,6 +178,7 @@ impl From<StoreError> for Problem {
 
 impl From<RequestError> for Problem {
     fn from(error: RequestError) -> Self {
-        Self::bad(error.field, error.problem)
+        let problem = error.explained();
+        Self::bad(error.field, problem)
     }
 }
