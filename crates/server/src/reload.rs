@@ -261,7 +261,7 @@ impl Reloader {
         match &loaded {
             Ok(rules) => tracing::info!(%file, rules, "reloaded the rules"),
             Err(error) if error.may_pass() => tracing::error!(
-                %file, "kept the old rules: {error}; the file is read again every second until it can be read"
+                %file, "kept the old rules: {error}; it is tried again until it can be read"
             ),
             Err(error) => {
                 let mistakes = error.problems();

@@ -67,7 +67,7 @@ fn every_door_counts_the_same() {
         answer.starts_with("*6\r\n:1\r\n$3\r\napi\r\n:5\r\n:3\r\n"),
         "{answer}"
     );
-    let output = server.operate(&["inspect", "api", "u1"]);
+    let output = server.operate(&["inspect", "api", "u1", "--json"]);
     let seen: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(seen["limits"][0]["remaining"], 3, "{seen}");
 }
