@@ -72,6 +72,11 @@ pub fn rate(text: &str) -> Result<Rate, NotationError> {
     };
     let (count, period) = text.trim().split_once('/').ok_or_else(expected)?;
     let count = count.trim();
+    if let Some(whole) = in_whole_units(count, period) {
+        return Err(NotationError(format!(
+            "a rate counts whole units, got \"{text}\"; write {whole}"
+        )));
+    }
     if count.is_empty() || leading_digits(count).len() != count.len() {
         return Err(expected());
     }
@@ -92,6 +97,35 @@ pub fn rate(text: &str) -> Result<Rate, NotationError> {
         span(period).map_err(|_| expected())?
     };
     Ok(Rate { count, period })
+}
+
+/// `3/2s` for `1.5/s`: the rate of a count with a fraction, in whole units.
+fn in_whole_units(count: &str, period: &str) -> Option<Rate> {
+    let (whole, fraction) = count.split_once('.')?;
+    let digits = format!("{whole}{fraction}");
+    let places = u32::try_from(fraction.len())
+        .ok()
+        .filter(|places| (1..=6).contains(places))?;
+    if leading_digits(&digits).len() != digits.len() {
+        return None;
+    }
+    let (count, parts) = (digits.parse::<u64>().ok()?, 10_u64.pow(places));
+    let common = common_divisor(count, parts);
+    let one = rate(&format!("1/{}", period.trim())).ok()?.period;
+    let period = one.as_micros().checked_mul(parts / common)?;
+    let rate = Rate {
+        count: count / common,
+        period: Span::from_micros(period),
+    };
+    (rate.count > 0 && rate.period <= bounds::MAX_PERIOD).then_some(rate)
+}
+
+/// The greatest number that divides both; `b` is not zero.
+fn common_divisor(mut a: u64, mut b: u64) -> u64 {
+    while a > 0 {
+        (a, b) = (b % a, a);
+    }
+    b
 }
 
 /// The largest unit of which `micros` is a whole number, and its name.
@@ -148,6 +182,35 @@ mod tests {
             "1/s", "20/min", "200/h", "800/d", "5/10s", "7/1500ms", "3/7us", "2/7d",
         ] {
             assert_eq!(rate(text).unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn a_count_with_a_fraction_is_told_in_whole_units() {
+        for (text, whole) in [
+            ("1.5/s", "3/2s"),
+            ("0.5/s", "1/2s"),
+            ("2.0/min", "2/min"),
+            ("0.1/10s", "1/100s"),
+            ("1.25/h", "5/4h"),
+        ] {
+            let message = rate(text).unwrap_err().to_string();
+            let expected = format!("a rate counts whole units, got \"{text}\"; write {whole}");
+            assert_eq!(message, expected);
+        }
+        for text in [
+            "1.5/0s",
+            "./s",
+            "1./s",
+            "0.0/s",
+            "1.5.1/s",
+            "-1.5/s",
+            "9.999999/10y",
+        ] {
+            assert!(
+                !rate(text).unwrap_err().to_string().contains("write"),
+                "{text}"
+            );
         }
     }
 

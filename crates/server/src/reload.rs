@@ -336,17 +336,37 @@ fn plural(count: usize) -> &'static str {
     if count == 1 { "" } else { "s" }
 }
 
-/// What to do with a file that is none of ours: one with `domain` and `descriptors`.
+/// What to do with a file that another rate limiter reads: one of envoyproxy/ratelimit, with `domain` and
+/// `descriptors`, or of Limitador, a list of limits.
 fn hint(mistakes: &[Mistake], path: &Path) -> String {
     let has = |key: &str| mistakes.iter().any(|mistake| mistake.path == key);
-    if !(has("domain") && has("descriptors")) {
-        return String::new();
+    if has("domain") && has("descriptors") {
+        return format!(
+            "\nthis looks like a file of envoyproxy/ratelimit: check it with `tidegate check --envoy {0}`, and serve it \
+             with `envoy: {{config: {0}}}` in a rules file",
+            path.display()
+        );
     }
-    format!(
-        "\nthis looks like a file of envoyproxy/ratelimit: check it with `tidegate check --envoy {0}`, and serve it \
-         with `envoy: {{config: {0}}}` in a rules file",
-        path.display()
-    )
+    // Read again only after it was refused.
+    if fs::read_to_string(path).is_ok_and(|text| is_of_limitador(&text)) {
+        return "\nthis looks like a limits file of Limitador: write each limit as a rule; \
+            {namespace: api, max_value: 10, seconds: 60, variables: [user_id]} is \
+            {name: api, key: [user_id], limits: [10/60s]}, and its conditions go under `when`"
+            .to_owned();
+    }
+    String::new()
+}
+
+/// Whether `text` is a list of maps with the keys of Limitador's limits.
+fn is_of_limitador(text: &str) -> bool {
+    let keys: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.trim_start_matches(['-', ' ']).split_once(':'))
+        .map(|(key, _)| key.trim())
+        .collect();
+    ["namespace", "max_value", "seconds"]
+        .iter()
+        .all(|key| keys.contains(key))
 }
 
 fn lines(mistakes: &[Mistake]) -> String {

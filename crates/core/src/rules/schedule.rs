@@ -53,9 +53,20 @@ impl Hours {
         let problem = match ends {
             Some((from, to)) if from != to => return Ok(Self { from, to }),
             Some(_) => "begins when it ends; leave it out for the whole day".to_owned(),
-            None => format!("expected two times of 24 hours such as 22:00-06:00, got {text:?}"),
+            None => {
+                let advice = Self::nearest(text).map(|nearest| format!("; write {nearest}"));
+                let advice = advice.unwrap_or_default();
+                format!("expected two times of 24 hours such as 22:00-06:00, got {text:?}{advice}")
+            }
         };
         Err(RuleError::new("", problem))
+    }
+
+    /// What `9:00-17:00`, `9-17` and `9am - 5pm` mean.
+    fn nearest(text: &str) -> Option<Self> {
+        let (from, to) = text.split_once(['-', '\u{2013}'])?;
+        let (from, to) = (loose_minute(from)?, loose_minute(to)?);
+        (from != to && from < MINUTES_A_DAY).then_some(Self { from, to })
     }
 
     /// Whether it is one of these hours at `minute` of `today`, if they begin on one of `days`.
@@ -99,12 +110,42 @@ impl Days {
         let (first, last) = text.split_once('-').unwrap_or((text, text));
         let (Some(first), Some(last)) = (at(first), at(last)) else {
             let names = Self::NAMES.join(", ");
-            let problem = format!("expected one of {names}, or two with a - between, got {text:?}");
+            let advice = Self::nearest(text).map(|nearest| format!("; {nearest}"));
+            let advice = advice.unwrap_or_default();
+            let problem =
+                format!("expected one of {names}, or two with a - between, got {text:?}{advice}");
             return Err(RuleError::new("", problem));
         };
         let count = (last + 7 - first) % 7;
         let days = (first..=first + count).fold(0, |days, at| days | 1 << (at % 7));
         Ok(Self(days))
+    }
+
+    /// What to write for `weekdays`, `Monday` and `Mon-Fri`.
+    fn nearest(text: &str) -> Option<String> {
+        let text = text.to_ascii_lowercase();
+        let day = |name: &str| {
+            let name = name.trim().trim_end_matches('.');
+            let full = ["day", "sday", "nesday", "rsday", "urday"];
+            let is_day = |short: &&&str| {
+                let rest = name.strip_prefix(**short);
+                rest.is_some_and(|rest| {
+                    rest.is_empty() || full.contains(&rest.trim_end_matches('s'))
+                })
+            };
+            Self::NAMES.iter().find(is_day).copied()
+        };
+        Some(match text.trim() {
+            "weekday" | "weekdays" | "workday" | "workdays" => "write mon-fri".into(),
+            "weekend" | "weekends" => "write sat-sun".into(),
+            "all" | "any" | "daily" | "every day" | "everyday" | "*" => {
+                "leave it out for every day".into()
+            }
+            name => match name.split_once('-') {
+                Some((first, last)) => format!("write {}-{}", day(first)?, day(last)?),
+                None => format!("write {}", day(name)?),
+            },
+        })
     }
 
     /// These days and those.
@@ -184,6 +225,31 @@ impl Schedule {
 }
 
 /// The minute of the day of `HH:MM`.
+/// The minute of a time that is written in another way: `9`, `9:00`, `9am`, `5:30 pm`.
+fn loose_minute(text: &str) -> Option<u16> {
+    let text = text.trim().to_ascii_lowercase();
+    let (time, noon) = match (text.strip_suffix("am"), text.strip_suffix("pm")) {
+        (Some(time), _) => (time, Some(0)),
+        (_, Some(time)) => (time, Some(12)),
+        _ => (&*text, None),
+    };
+    let (hours, minutes) = time.trim().split_once(':').unwrap_or((time.trim(), "0"));
+    let number = |text: &str| {
+        let is_sound = (1..=2).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_digit());
+        is_sound.then(|| text.parse::<u16>().ok()).flatten()
+    };
+    let (hours, minutes) = (
+        number(hours)?,
+        number(minutes).filter(|minutes| *minutes < 60)?,
+    );
+    let hours = match noon {
+        Some(noon) => (1..=12).contains(&hours).then_some(hours % 12 + noon)?,
+        None => hours,
+    };
+    let minute = hours * 60 + minutes;
+    (minute <= MINUTES_A_DAY).then_some(minute)
+}
+
 fn minute(text: &str) -> Option<u16> {
     let (hours, minutes) = text.split_once(':')?;
     let number = |text: &str| {
@@ -193,4 +259,41 @@ fn minute(text: &str) -> Option<u16> {
     let minutes = number(minutes).filter(|minutes| *minutes < 60)?;
     let minute = number(hours)? * 60 + minutes;
     (minute <= MINUTES_A_DAY).then_some(minute)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_and_days_in_other_words_are_told_how_to_be_written() {
+        for (text, nearest) in [
+            ("9:00-17:00", "; write 09:00-17:00"),
+            ("9-17", "; write 09:00-17:00"),
+            ("9am - 5:30pm", "; write 09:00-17:30"),
+            ("12am-12pm", "; write 00:00-12:00"),
+            ("22:00 to 6:00", ""),
+            ("25:00-26:00", ""),
+        ] {
+            let problem = Hours::parse(text).unwrap_err().problem;
+            assert!(
+                problem.ends_with(&format!("got {text:?}{nearest}")),
+                "{problem}"
+            );
+        }
+        for (text, nearest) in [
+            ("weekdays", "; write mon-fri"),
+            ("Weekend", "; write sat-sun"),
+            ("Monday", "; write mon"),
+            ("Wednesday-Saturday", "; write wed-sat"),
+            ("daily", "; leave it out for every day"),
+            ("monsoon", ""),
+        ] {
+            let problem = Days::parse(text).unwrap_err().problem;
+            assert!(
+                problem.ends_with(&format!("got {text:?}{nearest}")),
+                "{problem}"
+            );
+        }
+    }
 }

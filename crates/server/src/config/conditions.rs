@@ -18,7 +18,11 @@ pub(super) fn when(value: &Value<'_>, report: &mut Report) -> Option<When> {
     let (mut conditions, before) = (Vec::new(), report.count());
     let (mut scheduled, pairs) = (Vec::new(), value.pairs(report, what)?);
     for (entry, value) in pairs {
-        if is_schedule(entry, &value) {
+        if is_misplaced(entry, &value) {
+            let message = "is not part of a schedule, which has `time`, `days` and `zone`; an entry of this name is held \
+                against {is: …}";
+            value.wrong(report, message);
+        } else if is_schedule(entry, &value) {
             scheduled.push((entry, value));
         } else if let Some(pattern) = pattern(&value, report) {
             conditions.extend(accept(Condition::new(entry, pattern), &value, report));
@@ -33,6 +37,18 @@ pub(super) fn when(value: &Value<'_>, report: &mut Report) -> Option<When> {
         Some(schedule) => when.during(schedule),
         None => when,
     })
+}
+
+/// What looks like part of a schedule, and is not.
+const NOT_IN_SCHEDULE: [&str; 11] = [
+    "until", "since", "before", "after", "hours", "times", "day", "weekday", "weekdays",
+    "timezone", "tz",
+];
+
+/// Whether what is called `entry` was probably meant as part of a schedule. Taken as an entry, which no
+/// request has, it would switch the rule off without a word.
+fn is_misplaced(entry: &str, value: &Value<'_>) -> bool {
+    NOT_IN_SCHEDULE.contains(&entry) && !matches!(value.shape(), Shape::Map)
 }
 
 /// Whether what is called `entry` is no entry but part of a schedule.

@@ -10,6 +10,7 @@ mod conditions;
 mod doors;
 mod envoy;
 mod escapes;
+mod exact_path;
 mod geoip;
 mod grpc;
 mod identity;
@@ -325,6 +326,36 @@ pub struct Mistake {
     pub message: String,
 }
 
+impl Mistake {
+    /// The name of a warning, such as `no-match`, with which its message begins; `None` for a mistake, and a
+    /// warning without a name.
+    #[must_use]
+    pub fn code(&self) -> Option<&str> {
+        let (code, _) = self.message.split_once(": ")?;
+        let is_part = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+        (code.contains('-') && code.bytes().all(is_part)).then_some(code)
+    }
+
+    /// What is wrong, without the code and the advice.
+    #[must_use]
+    pub fn problem(&self) -> &str {
+        let text = self.text();
+        text.split_once("; ").map_or(text, |(problem, _)| problem)
+    }
+
+    /// What to do about it, where the message says so.
+    #[must_use]
+    pub fn advice(&self) -> Option<&str> {
+        self.text().split_once("; ").map(|(_, advice)| advice)
+    }
+
+    fn text(&self) -> &str {
+        let code = self.code().and_then(|code| self.message.strip_prefix(code));
+        code.and_then(|rest| rest.strip_prefix(": "))
+            .unwrap_or(&self.message)
+    }
+}
+
 /// `rules[2].limits[0].refill (line 31): expected a rate such as 20/min`.
 impl fmt::Display for Mistake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -393,6 +424,7 @@ impl Config {
             config.quotas = quotas::quotas(&file, &config.listen, &mut report);
             config.proxy = proxy::proxy(&file, &config.listen, &config.rules, &mut report);
             bill::check_seen(&file, &config.listen, &mut report);
+            exact_path::warn(&file, &mut report);
             unmet::warn(&file, &config, &mut report);
         }
         config.warnings = report.finish()?;

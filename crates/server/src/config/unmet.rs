@@ -59,7 +59,13 @@ pub(super) fn warn(file: &Fields<'_>, config: &Config, report: &mut Report) {
         let message = known.and_then(|known| untold(entry, known));
         say(&pattern, message);
     }
-    for value in counted_by(file) {
+    let counted = counted_by(file);
+    let names: Vec<&str> = counted.iter().filter_map(Value::scalar).collect();
+    for value in counted {
+        if known.is_none() {
+            let message = value.scalar().and_then(|entry| unlikely(entry, &names));
+            say(&value, message);
+        }
         say(&value, value.scalar().and_then(misspelt));
         let message = value
             .scalar()
@@ -100,6 +106,62 @@ fn misspelt(entry: &str) -> Option<String> {
     })
 }
 
+/// Prefixes that are nearly those of entries that are found in a request.
+const NEARLY_FOUND: [(&str, &str); 6] = [
+    ("headers.", "header."),
+    ("cookies.", "cookie."),
+    ("params.", "query."),
+    ("param.", "query."),
+    ("header-", "header."),
+    ("header_", "header."),
+];
+
+/// What to say of an entry that rules count by although it probably never arrives, where any name may: one that is
+/// spelt nearly as a usual one, or as one by which more of the rules count. `names` are those of all rules.
+fn unlikely(entry: &str, names: &[&str]) -> Option<String> {
+    let prefixed = NEARLY_FOUND.iter().find_map(|(wrong, right)| {
+        entry
+            .strip_prefix(wrong)
+            .map(|rest| format!("{right}{rest}"))
+    });
+    let is_usual = TOLD.contains(&entry) || USUAL.contains(&entry);
+    let count = |name: &str| names.iter().filter(|known| **known == name).count();
+    let first = |name: &str| names.iter().position(|known| *known == name);
+    let is_rarer = |name: &&str| {
+        let (own, other) = (count(entry), count(name));
+        own < other || (own == other && first(entry) > first(name))
+    };
+    let near = |known: &&str| is_slip(entry, known);
+    let mut usual = TOLD.iter().chain(USUAL).copied();
+    let of_rules = || names.iter().copied().filter(is_rarer).find(near);
+    let meant = match prefixed {
+        Some(meant) => meant,
+        None if is_usual => return None,
+        None => usual.find(near).or_else(of_rules)?.to_owned(),
+    };
+    let (entry, meant) = (shown(entry), shown(&meant));
+    Some(format!(
+        "{NO_ENTRY}: no listener derives an entry \"{entry}\" from a request, and this rule applies only where a service names \
+         it; did you mean `{meant}`?"
+    ))
+}
+
+/// Whether `word` is `known` with one letter too many, too few, or two exchanged. One letter for another may be on
+/// purpose, as in `key_a` and `key_b`.
+fn is_slip(word: &str, known: &str) -> bool {
+    let is_long = word.len().min(known.len()) >= 4;
+    let is_exchange = word.len() == known.len() && {
+        let sorted = |text: &str| {
+            let mut bytes = text.as_bytes().to_vec();
+            bytes.sort_unstable();
+            bytes
+        };
+        sorted(word) == sorted(known)
+    };
+    let near = strsim::damerau_levenshtein(word, known) == 1;
+    is_long && near && (word.len() != known.len() || is_exchange)
+}
+
 /// What to say of an entry that is none of `known`.
 fn untold(entry: &str, known: &[&str]) -> Option<String> {
     let is_told = known.contains(&entry) || FOUND.iter().any(|found| entry.starts_with(found));
@@ -121,6 +183,12 @@ fn untold(entry: &str, known: &[&str]) -> Option<String> {
 
 /// What to say of a text against which `entry` is held in vain.
 fn unusual(entry: &str, text: &str) -> Option<String> {
+    if looks_like_expression(entry, text) {
+        let text = shown(text);
+        return Some(format!(
+            "{NO_MATCH}: this text is compared as it stands; if it is a regular expression, write {{regex: \"{text}\"}}"
+        ));
+    }
     let (form, usual) = match entry {
         "path" => usual_path(text)?,
         "method" => ("methods are in capitals", text.to_ascii_uppercase()),
@@ -142,6 +210,15 @@ fn unusual(entry: &str, text: &str) -> Option<String> {
         )
     };
     (usual != text).then(message)
+}
+
+/// Whether `text` is probably a regular expression: no entry of a request begins with `^`, and no path has
+/// these signs of one.
+fn looks_like_expression(entry: &str, text: &str) -> bool {
+    let signs = ["(?", "\\d", "\\w", "\\.", "]+", "]*", "[0-9]", "[^"];
+    let is_path =
+        entry == "path" && (text.ends_with('$') || signs.iter().any(|s| text.contains(s)));
+    text.starts_with('^') || is_path
 }
 
 /// How a path is written, and `text` so; `None` if it may be one as it stands, or never.

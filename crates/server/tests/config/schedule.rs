@@ -118,3 +118,21 @@ fn every_mistake_in_a_schedule_is_told_with_its_line() {
         )]
     );
 }
+
+#[test]
+fn what_looks_like_a_schedule_and_is_not_is_refused() {
+    for name in ["until", "since", "hours", "weekdays", "timezone"] {
+        let file =
+            |value: &str| format!("rules: [{{name: r, limits: [1/s], when: {{{name}: {value}}}}}]");
+        let said = crate::mistakes(&file("'2026-12-31'"));
+        assert_eq!(said.len(), 1, "{said:?}");
+        assert!(
+            said[0].contains("which has `time`, `days` and `zone`"),
+            "{said:?}"
+        );
+        assert!(
+            tidegate_server::config::Config::parse(&file("{is: x}")).is_ok(),
+            "{name}"
+        );
+    }
+}

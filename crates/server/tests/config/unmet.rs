@@ -145,3 +145,57 @@ fn many_are_not_all_told() {
     let rules: String = (0..50).map(rule).collect();
     assert_eq!(warnings(&format!("rules:\n{rules}")).len(), 20);
 }
+
+#[test]
+fn a_regular_expression_that_is_compared_as_text_is_told() {
+    for (when, written) in [
+        ("{path: '^/api/.*$'}", "^/api/.*$"),
+        ("{path: '/v[0-9]+/x'}", "/v[0-9]+/x"),
+        ("{header.user-agent: '^curl'}", "^curl"),
+    ] {
+        let said = of_rule("", &format!("when: {when}"));
+        let expected = format!("if it is a regular expression, write {{regex: \"{written}\"}}");
+        assert!(said.len() == 1 && said[0].ends_with(&expected), "{said:?}");
+    }
+    for sound in [
+        "{path: '/static/*.*'}",
+        "{path: '/a$b'}",
+        "{header.x: 'a+$'}",
+    ] {
+        assert!(of_rule("", &format!("when: {sound}")).is_empty(), "{sound}");
+    }
+}
+
+#[test]
+fn a_key_that_probably_never_arrives_is_told() {
+    let rules = |keys: &[&str]| {
+        let rules = keys.iter().enumerate();
+        let rules =
+            rules.map(|(at, key)| format!("  - {{name: r{at}, key: [{key}], limits: [1/s]}}\n"));
+        let rules = rules.chain(["  - {name: behind, limits: [9/s]}\n".to_owned()]);
+        warnings(&format!("rules:\n{}", rules.collect::<String>()))
+    };
+    let said = rules(&["customer", "custmer", "customer"]);
+    let expected = "rules[1].key (line 3): no-entry: no listener derives an entry \"custmer\" from a request, and this rule \
+        applies only where a service names it; did you mean `customer`?";
+    assert_eq!(said, [expected]);
+    for (key, meant) in [
+        ("headers.x-key", "header.x-key"),
+        ("contry", "country"),
+        ("mehtod", "method"),
+    ] {
+        let said = rules(&[key]);
+        assert!(
+            said.len() == 1 && said[0].ends_with(&format!("did you mean `{meant}`?")),
+            "{said:?}"
+        );
+    }
+    for keys in [
+        &["user", "tenant"][..],
+        &["key_a", "key_b"],
+        &["ip", "id"],
+        &["country", "asn"],
+    ] {
+        assert!(rules(keys).is_empty(), "{keys:?}");
+    }
+}

@@ -1,0 +1,109 @@
+//! The warning of rules that a client escapes by another spelling of the path.
+//!
+//! A plain path under `when` is compared byte by byte, and many web frameworks answer `/login/`, `/LOGIN`, `/login;x`
+//! and `/login%20` as `/login`. The warning is given for rules that count by address: these guard a path against
+//! abuse, where to escape is the point. One warning tells of all of them, and `{is: /login}` says that the exact path
+//! is meant.
+
+use super::{
+    report::{Report, shown},
+    value::{Fields, Shape, Value},
+};
+
+/// The name of the warning, for those who look for it in a log.
+const CODE: &str = "exact-path";
+
+/// Warns of the first rule in `file` that guards an exact path, and says how many more there are.
+pub(super) fn warn(file: &Fields<'_>, report: &mut Report) {
+    let rules = file.get("rules");
+    let rules = rules.and_then(|rules| rules.items(&mut Report::default(), ""));
+    let rules = rules.unwrap_or_default();
+    let mut guarded = rules.iter().filter_map(guarded_path);
+    let Some((value, path)) = guarded.next() else {
+        return;
+    };
+    let others = match guarded.count() {
+        0 => String::new(),
+        1 => " (so it is with one rule more)".to_owned(),
+        others => format!(" (so it is with {others} rules more)"),
+    };
+    let path = shown(path);
+    let message = format!(
+        "{CODE}: {path}/, {}, {path};x and {path}%20 escape this rule, and many services answer them as {path}{others}; \
+         write {{route: {path}}}, or {{is: {path}}} if the service tells them apart",
+        path.to_ascii_uppercase(),
+    );
+    value.warn(report, message);
+}
+
+/// The exact path that `rule` guards, if it enforces a limit by address.
+fn guarded_path<'v>(rule: &Value<'v>) -> Option<(Value<'v>, &'v str)> {
+    let quiet = &mut Report::default();
+    let fields = rule.fields_among(&["when", "key", "mode"])?;
+    let keys = fields.get("key")?.one_or_more(quiet);
+    let by_address = |key: &Value<'_>| matches!(key.scalar(), Some("ip" | "ip.exact"));
+    let is_shadow = fields.get("mode").and_then(Value::scalar) == Some("shadow");
+    if is_shadow || !keys.iter().any(by_address) {
+        return None;
+    }
+    let conditions = fields.get("when")?.pairs(quiet, "")?;
+    let path = conditions.into_iter().find(|(entry, _)| *entry == "path");
+    let (_, path) = path?;
+    let texts = match path.shape() {
+        Shape::List => path.items(quiet, "")?,
+        Shape::Scalar => vec![path],
+        Shape::Map => return None,
+    };
+    let is_exact = |text: &str| text.len() > 1 && text.starts_with('/') && !text.contains('*');
+    let mut exact = texts.into_iter().filter_map(|value| {
+        let text = value.scalar().filter(|text| is_exact(text))?;
+        Some((value, text))
+    });
+    exact.next()
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Config;
+
+    fn warnings(rules: &str) -> Vec<String> {
+        let config = Config::parse(&format!("rules:\n{rules}")).unwrap();
+        config.warnings.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_path_that_is_guarded_by_address_is_better_a_route() {
+        let rule = |when: &str, rest: &str| {
+            format!(
+                "  - {{name: '{when}{rest}', when: {{path: {when}}}, limits: [5/min], {rest}}}\n"
+            )
+        };
+        let login = rule("/login", "key: [ip]");
+        let expected = "rules[0].when.path (line 2): exact-path: /login/, /LOGIN, /login;x and /login%20 escape this rule, \
+            and many services answer them as /login; write {route: /login}, or {is: /login} if the service tells them apart";
+        assert_eq!(warnings(&login), [expected]);
+        for silent in [
+            rule("{route: /login}", "key: [ip]"),
+            rule("{is: /login}", "key: [ip]"),
+            rule("/login/**", "key: [ip]"),
+            rule("/", "key: [ip]"),
+            rule("/login", "key: [customer]"),
+            rule("/login", "mode: enforce"),
+            rule("/login", "key: [ip], mode: shadow"),
+        ] {
+            assert!(warnings(&silent).is_empty(), "{silent}");
+        }
+        let three = [
+            login,
+            rule("[/a/**, /b]", "key: ip"),
+            rule("/c", "key: ip.exact"),
+        ]
+        .concat();
+        let said = warnings(&three);
+        assert_eq!(said.len(), 1, "{said:?}");
+        assert!(
+            said[0].contains("(so it is with 2 rules more); write"),
+            "{said:?}"
+        );
+    }
+}
