@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args as Arguments, Parser, Subcommand};
+use clap::{Args as Arguments, Parser, Subcommand, ValueEnum};
 
 /// A rate limiter: it decides, for every request, whether it may pass now, and if not, exactly when.
 #[derive(Debug, Parser)]
@@ -131,6 +131,21 @@ pub(crate) struct Check {
     /// Let a domain be in several files of it
     #[arg(long, requires = "envoy")]
     pub(crate) merge_domains: bool,
+    /// Exit with 1 for warnings as for mistakes
+    #[arg(long)]
+    pub(crate) strict: bool,
+    /// How findings are written
+    #[arg(long, value_enum, default_value = "text", value_name = "FORMAT")]
+    pub(crate) format: Format,
+}
+
+/// How `check` writes what it finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// Lines on standard error
+    Text,
+    /// A list of objects on standard output
+    Json,
 }
 
 #[derive(Debug, Arguments)]

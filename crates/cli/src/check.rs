@@ -1,111 +1,233 @@
 //! `check`: what `serve` would make of the files, without serving.
 
-use std::{path::Path, process::ExitCode};
+use std::{fmt::Display, path::Path, process::ExitCode};
 
+use serde_json::{Value, json};
 use tidegate_server::{
-    envoy::{DomainFiles, Folder, FolderError, Loaded},
+    config::Mistake,
+    envoy::{DomainFiles, FileMistake, Folder, FolderError, Loaded},
     reload::{self, LoadError},
     serve::{forfeits, hindrances},
 };
 
-use crate::{NO, TROUBLE, answer, args::Check, complain, serve::secrets};
+use crate::{
+    NO, TROUBLE, answer,
+    args::{Check, Format},
+    complain,
+    serve::secrets,
+};
 
 /// What came of one thing that was checked; the worst of several is what came of all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Found {
     Sound,
+    Warned,
     Mistaken,
     Unreadable,
 }
 
+/// How serious a finding is, as it is written in JSON.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Severity {
+    Warning,
+    Error,
+}
+
+impl Severity {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Warning => "warning",
+            Self::Error => "error",
+        }
+    }
+}
+
+/// Writes findings as text while they come, or gathers them for JSON.
+#[derive(Debug)]
+struct Findings {
+    format: Format,
+    gathered: Vec<Value>,
+    worst: Found,
+}
+
 /// Reads what is named as `serve` would: yes if it could serve and limit something, no with every mistake if not, trouble
-/// with what hinders it from reading.
+/// with what hinders it from reading. With `--strict` a warning is a no.
 pub(crate) fn check(args: &Check) -> ExitCode {
-    let of_file = args.file.as_deref().map(check_file);
-    let of_envoy = args.envoy.as_ref().map(|path| {
+    let mut findings = Findings {
+        format: args.format,
+        gathered: Vec::new(),
+        worst: Found::Sound,
+    };
+    if let Some(file) = &args.file {
+        findings.check_file(file);
+    }
+    if let Some(path) = &args.envoy {
         let merging = if args.merge_domains {
             DomainFiles::Merged
         } else {
             DomainFiles::One
         };
-        let path = path.clone();
-        let folder = Folder { path, merging };
-        said_of(folder.load(), &folder.path, "")
+        let folder = Folder {
+            path: path.clone(),
+            merging,
+        };
+        findings.check_envoy(folder.load(), &folder.path, "");
+    }
+    if findings.format == Format::Json {
+        answer(&format!("{:#}", Value::Array(findings.gathered)));
+    }
+    match findings.worst {
+        Found::Sound => ExitCode::SUCCESS,
+        Found::Warned if args.strict => ExitCode::from(NO),
+        Found::Warned => ExitCode::SUCCESS,
+        Found::Mistaken => ExitCode::from(NO),
+        Found::Unreadable => ExitCode::from(TROUBLE),
+    }
+}
+
+impl Findings {
+    /// A rules file, and the rules for Envoy to which it leads. The files of certificates and the like that it names need not be on the
+    /// machine on which it is checked.
+    fn check_file(&mut self, file: &Path) {
+        let config = match reload::load(file) {
+            Ok(config) => config,
+            Err(error) => return self.refused(&error, file),
+        };
+        let name = file.display().to_string();
+        for warning in &config.warnings {
+            self.warn(warning, as_json(&name, warning, Severity::Warning));
+        }
+        let secrets = secrets(&config).err();
+        let hindrances = hindrances(&config);
+        let hindrances = hindrances.iter().map(ToString::to_string).chain(secrets);
+        let hindrances =
+            hindrances.map(|what| format!("on this machine it would not start: {what}"));
+        let forfeits = forfeits(&config).into_iter();
+        let forfeits = forfeits.map(|what| format!("on this machine {what}"));
+        for what in hindrances.chain(forfeits) {
+            self.warn(&what, plain(&name, "machine", &what, Severity::Warning));
+        }
+        let rules = counted(config.rules.len(), "rule");
+        let sound = format!("{name}: {rules}, no mistakes");
+        let Some(envoy) = config.envoy else {
+            return self.praise(&sound);
+        };
+        let loaded = envoy.folder.load();
+        // A file that leads nowhere has no reason to be praised.
+        if let Err(error @ FolderError::Unreadable { .. }) = loaded {
+            let problem = format!("{name}: envoy.config: {error}");
+            let found = plain(&name, "unreadable", &problem, Severity::Error);
+            return self.wrong(Found::Unreadable, &problem, [found]);
+        }
+        self.praise(&sound);
+        self.check_envoy(loaded, &envoy.folder.path, "envoy.config: ");
+    }
+
+    fn refused(&mut self, error: &LoadError, file: &Path) {
+        let name = file.display().to_string();
+        match error {
+            LoadError::Mistaken { mistakes, .. } => {
+                let found = mistakes.iter();
+                let found = found.map(|mistake| as_json(&name, mistake, Severity::Error));
+                self.wrong(Found::Mistaken, error, found);
+            }
+            _ => {
+                let found = plain(&name, "unreadable", &error.to_string(), Severity::Error);
+                self.wrong(Found::Unreadable, error, [found]);
+            }
+        }
+        if file.is_dir() && self.format == Format::Text {
+            complain("a folder of envoyproxy/ratelimit's files is checked with --envoy");
+        }
+    }
+
+    /// The rules for Envoy at `path`, each complaint after `whose`.
+    fn check_envoy(&mut self, loaded: Result<Loaded, FolderError>, path: &Path, whose: &str) {
+        let name = path.display().to_string();
+        match loaded {
+            Ok(loaded) if loaded.domains() == 0 => {
+                let problem = format!(
+                    "{whose}{name} has no file with a domain: nothing that Envoy asks about would be limited"
+                );
+                let found = plain(&name, "mistake", &problem, Severity::Error);
+                self.wrong(Found::Mistaken, &problem, [found]);
+            }
+            Ok(loaded) => {
+                for warning in &loaded.warnings {
+                    self.warn(warning, of_envoy(warning, Severity::Warning));
+                }
+                let domains = counted(loaded.domains(), "domain");
+                self.praise(&format!("{name}: {domains}, no mistakes"));
+            }
+            Err(error) => {
+                let problem = format!("{whose}{error}");
+                if let FolderError::Mistaken { mistakes, .. } = &error {
+                    let found = mistakes.iter();
+                    let found = found.map(|mistake| of_envoy(mistake, Severity::Error));
+                    self.wrong(Found::Mistaken, &problem, found);
+                } else {
+                    let found = plain(&name, "unreadable", &problem, Severity::Error);
+                    self.wrong(Found::Unreadable, &problem, [found]);
+                }
+            }
+        }
+    }
+
+    fn warn(&mut self, text: &dyn Display, found: Value) {
+        if self.format == Format::Text {
+            complain(&format!("warning: {text}"));
+        }
+        self.gathered.push(found);
+        self.worst = self.worst.max(Found::Warned);
+    }
+
+    fn wrong(&mut self, worst: Found, text: &dyn Display, found: impl IntoIterator<Item = Value>) {
+        if self.format == Format::Text {
+            complain(&text.to_string());
+        }
+        self.gathered.extend(found);
+        self.worst = self.worst.max(worst);
+    }
+
+    fn praise(&self, text: &str) {
+        if self.format == Format::Text {
+            answer(text);
+        }
+    }
+}
+
+/// A finding in `file` as an object with the fields that the documents promise.
+fn as_json(file: &str, mistake: &Mistake, severity: Severity) -> Value {
+    let code = mistake.code().unwrap_or(match severity {
+        Severity::Warning => "warning",
+        Severity::Error => "mistake",
     });
-    match of_file.max(of_envoy) {
-        None | Some(Found::Sound) => ExitCode::SUCCESS,
-        Some(Found::Mistaken) => ExitCode::from(NO),
-        Some(Found::Unreadable) => ExitCode::from(TROUBLE),
-    }
+    json!({
+        "file": file,
+        "line": mistake.line,
+        "path": mistake.path,
+        "code": code,
+        "severity": severity.as_str(),
+        "message": mistake.problem(),
+        "advice": mistake.advice(),
+    })
 }
 
-/// A rules file, and the rules for Envoy to which it leads. The files of certificates and the like that it names need not be on the machine
-/// on which it is checked.
-fn check_file(file: &Path) -> Found {
-    let config = match reload::load(file) {
-        Ok(config) => config,
-        Err(error) => {
-            complain(&error.to_string());
-            if file.is_dir() {
-                complain("a folder of envoyproxy/ratelimit's files is checked with --envoy");
-            }
-            return match error {
-                LoadError::Mistaken { .. } => Found::Mistaken,
-                _ => Found::Unreadable,
-            };
-        }
-    };
-    config.warnings.iter().for_each(warn);
-    let secrets = secrets(&config).err();
-    let hindrances = hindrances(&config);
-    let hindrances = hindrances.iter().map(ToString::to_string).chain(secrets);
-    hindrances.for_each(|what| warn(&format!("on this machine it would not start: {what}")));
-    let forfeits = forfeits(&config).into_iter();
-    forfeits.for_each(|what| warn(&format!("on this machine {what}")));
-    let rules = counted(config.rules.len(), "rule");
-    let sound = format!("{}: {rules}, no mistakes", file.display());
-    let Some(envoy) = config.envoy else {
-        answer(&sound);
-        return Found::Sound;
-    };
-    let loaded = envoy.folder.load();
-    // A file that leads nowhere has no reason to be praised.
-    if let Err(error @ FolderError::Unreadable { .. }) = loaded {
-        complain(&format!("{}: envoy.config: {error}", file.display()));
-        return Found::Unreadable;
-    }
-    answer(&sound);
-    said_of(loaded, &envoy.folder.path, "envoy.config: ")
+fn of_envoy(mistake: &FileMistake, severity: Severity) -> Value {
+    as_json(&mistake.file, &mistake.mistake, severity)
 }
 
-/// Says what is wrong with the rules for Envoy at `path`, each complaint after `whose`.
-fn said_of(loaded: Result<Loaded, FolderError>, path: &Path, whose: &str) -> Found {
-    let path = path.display();
-    match loaded {
-        Ok(loaded) if loaded.domains() == 0 => {
-            complain(&format!(
-                "{whose}{path} has no file with a domain: nothing that Envoy asks about would be limited"
-            ));
-            Found::Mistaken
-        }
-        Ok(loaded) => {
-            loaded.warnings.iter().for_each(warn);
-            let domains = counted(loaded.domains(), "domain");
-            answer(&format!("{path}: {domains}, no mistakes"));
-            Found::Sound
-        }
-        Err(error) => {
-            complain(&format!("{whose}{error}"));
-            match error {
-                FolderError::Mistaken { .. } => Found::Mistaken,
-                _ => Found::Unreadable,
-            }
-        }
-    }
-}
-
-fn warn(warning: &impl std::fmt::Display) {
-    complain(&format!("warning: {warning}"));
+/// A finding that no line of `file` is to blame for.
+fn plain(file: &str, code: &str, message: &str, severity: Severity) -> Value {
+    json!({
+        "file": file,
+        "line": null,
+        "path": "",
+        "code": code,
+        "severity": severity.as_str(),
+        "message": message,
+        "advice": null,
+    })
 }
 
 fn counted(count: usize, what: &str) -> String {

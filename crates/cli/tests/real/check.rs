@@ -206,3 +206,70 @@ proxy: {{listen: 127.0.0.1:0, access_log: {folder}, upstreams: [{{name: app, url
         "{said}"
     );
 }
+
+#[test]
+fn strict_makes_a_no_of_warnings() {
+    let scratch = Scratch::new();
+    let rules = "rules: [{name: login, when: {path: /login}, key: [ip], limits: [5/min]}]\n";
+    let file = scratch.write("warned.yaml", rules);
+    let file = file.to_str().unwrap();
+    assert_eq!(check(file).status.code(), Some(0));
+    let strict = |file: &str| run(tidegate(&["check", "--strict", file]).current_dir(repository()));
+    let output = strict(file);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        text_of(&output).contains("warning: rules[0].when.path"),
+        "{output:?}"
+    );
+    assert_eq!(strict("examples/quickstart.yaml").status.code(), Some(0));
+    assert_eq!(strict("nowhere.yaml").status.code(), Some(2));
+}
+
+#[test]
+fn findings_are_written_as_json() {
+    let scratch = Scratch::new();
+    let found = |file: &str| {
+        let output = run(tidegate(&["check", "--format", "json", file]).current_dir(repository()));
+        assert_eq!(text_of(&output), "");
+        let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        (output.status.code(), found)
+    };
+    assert_eq!(
+        found("examples/quickstart.yaml"),
+        (Some(0), serde_json::json!([]))
+    );
+    let bad = scratch.write("bad.yaml", BAD);
+    let (code, list) = found(bad.to_str().unwrap());
+    assert_eq!((code, list.as_array().unwrap().len()), (Some(1), 3));
+    let first = serde_json::json!({
+        "file": bad.to_str().unwrap(),
+        "line": 1,
+        "path": "lisen",
+        "code": "mistake",
+        "severity": "error",
+        "message": "unknown key `lisen`",
+        "advice": "did you mean `listen`?",
+    });
+    assert_eq!(list[0], first);
+    let rules = "rules: [{name: login, when: {path: /login}, key: [ip], limits: [5/min]}]\n";
+    let warned = scratch.write("warned.yaml", rules);
+    let (code, list) = found(warned.to_str().unwrap());
+    assert_eq!(code, Some(0));
+    let (first, fields) = (&list[0], ["exact-path", "warning", "rules[0].when.path"]);
+    assert_eq!([&first["code"], &first["severity"], &first["path"]], fields);
+    let (code, list) = found("nowhere.yaml");
+    assert_eq!((code, &list[0]["code"]), (Some(2), &"unreadable".into()));
+}
+
+#[test]
+fn a_file_of_limitador_is_told_how_to_be_written() {
+    let scratch = Scratch::new();
+    let limits = "- namespace: api\n  max_value: 10\n  seconds: 60\n  conditions: []\n  variables: [user_id]\n";
+    let file = scratch.write("limits.yaml", limits);
+    let output = check(file.to_str().unwrap());
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        text_of(&output).contains("limits file of Limitador"),
+        "{output:?}"
+    );
+}
