@@ -233,7 +233,10 @@ fn loose_minute(text: &str) -> Option<u16> {
         (_, Some(time)) => (time, Some(12)),
         _ => (&*text, None),
     };
-    let (hours, minutes) = time.trim().split_once(':').unwrap_or((time.trim(), "0"));
+    let (hours, minutes) = time
+        .trim()
+        .split_once(':')
+        .unwrap_or_else(|| (time.trim(), "0"));
     let number = |text: &str| {
         let is_sound = (1..=2).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_digit());
         is_sound.then(|| text.parse::<u16>().ok()).flatten()

@@ -65,7 +65,7 @@ fn sizes(format: &[u8]) -> Vec<(usize, bool)> {
 
 fn unpack(
     lua: &Lua,
-    (format, bytes, at): (mlua::String, mlua::String, Option<usize>),
+    (format, bytes, at): (mlua::LuaString, mlua::LuaString, Option<usize>),
 ) -> LuaResult<MultiValue> {
     let (bytes, mut at) = (bytes.as_bytes(), at.unwrap_or(1));
     let mut values = Vec::new();
@@ -107,7 +107,7 @@ fn whole_number(value: &LuaValue) -> u64 {
     }
 }
 
-fn pack(lua: &Lua, values: MultiValue) -> LuaResult<mlua::String> {
+fn pack(lua: &Lua, values: MultiValue) -> LuaResult<mlua::LuaString> {
     let mut values = values.into_iter();
     let Some(LuaValue::String(format)) = values.next() else {
         panic!("a format comes first");
@@ -123,7 +123,11 @@ fn pack(lua: &Lua, values: MultiValue) -> LuaResult<mlua::String> {
 }
 
 /// As much of MessagePack as programs and receipts need.
-fn unpack_message(lua: &Lua, bytes: mlua::String) -> LuaResult<LuaValue> {
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "mlua calls it with owned values"
+)]
+fn unpack_message(lua: &Lua, bytes: mlua::LuaString) -> LuaResult<LuaValue> {
     fn number(input: &mut &[u8], size: usize) -> u64 {
         let (bytes, rest) = input.split_at(size);
         *input = rest;
@@ -161,7 +165,11 @@ fn unpack_message(lua: &Lua, bytes: mlua::String) -> LuaResult<LuaValue> {
     value(lua, &mut &*bytes.as_bytes())
 }
 
-fn pack_message(lua: &Lua, table: mlua::Table) -> LuaResult<mlua::String> {
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "mlua calls it with owned values"
+)]
+fn pack_message(lua: &Lua, table: mlua::Table) -> LuaResult<mlua::LuaString> {
     let mut bytes = vec![0xDC];
     bytes.extend(u16::try_from(table.raw_len()).unwrap().to_be_bytes());
     for item in table.sequence_values::<LuaValue>() {
@@ -367,15 +375,6 @@ impl Bench {
         self.work()
     }
 
-    fn reserve(&self, charge: Charge<'_>) -> RedisReceipt {
-        let mut outcomes = Vec::new();
-        let charges = [charge];
-        let decided = self.store.reserve(&charges, &mut outcomes);
-        let (decision, receipt) = self.runtime.block_on(decided).unwrap();
-        assert_eq!(decision, Decision::Admitted);
-        receipt
-    }
-
     fn settle(&self, charge: Charge<'_>, receipt: RedisReceipt) -> Work {
         let settlement = [Settlement { unused: u64::MAX }];
         let charges = [charge];
@@ -466,7 +465,10 @@ fn every_kind() -> Vec<Algorithm> {
 fn a_denial_costs_redis_no_more_than_an_admission() {
     for algorithm in every_kind() {
         for count_denied in [false, true] {
-            let (mut bench, limits) = (Bench::new(), limits(&[algorithm.clone()], count_denied));
+            let (mut bench, limits) = (
+                Bench::new(),
+                limits(std::slice::from_ref(&algorithm), count_denied),
+            );
             let one = charge(&limits, b"key", 1);
             let asked = [one];
             let (mut admitted, mut outcomes) = (Work::default(), Vec::new());
@@ -504,7 +506,10 @@ fn the_most_buckets_are_passed_once_a_decision() {
         },
     };
     for count_denied in [false, true] {
-        let (mut bench, limits) = (Bench::new(), limits(&[counter.clone()], count_denied));
+        let (mut bench, limits) = (
+            Bench::new(),
+            limits(std::slice::from_ref(&counter), count_denied),
+        );
         for _ in 0..1_000 {
             bench.ask(
                 &[charge(&limits, b"key", 1)],
@@ -563,7 +568,7 @@ fn the_most_charges_cost_as_much_each_as_one() {
 fn the_most_limits_cost_as_much_each_as_one() {
     for algorithm in every_kind() {
         let most = bounds::MAX_LIMITS_PER_RULE;
-        let one = limits(&[algorithm.clone()], true);
+        let one = limits(std::slice::from_ref(&algorithm), true);
         let all = limits(&vec![algorithm.clone(); most], true);
         let bench = Bench::new();
         let [one, all] = [(&one, b"one"), (&all, b"all")].map(|(limits, key)| {
@@ -646,7 +651,7 @@ fn the_longest_log_is_seldom_rewritten() {
     };
     let whole = 10 * most;
     for (algorithm, count_denied) in [(log.clone(), false), (log, true), (lease, false)] {
-        let limits = limits(&[algorithm.clone()], count_denied);
+        let limits = limits(std::slice::from_ref(&algorithm), count_denied);
         let one = charge(&limits, b"key", 1);
         let mut bench = Bench::new();
         filled(&mut bench, &limits, most - 1);
