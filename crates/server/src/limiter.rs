@@ -117,13 +117,6 @@ impl Limiter {
         }
     }
 
-    /// The same, by the name that tests which are under way still use; [`Self::local_store`] says what it is.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn store(&self) -> &MemoryStore {
-        self.local_store()
-    }
-
     /// The fleet, if decisions are made in Redis.
     #[must_use]
     pub fn fleet(&self) -> Option<&Fleet> {

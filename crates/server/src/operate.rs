@@ -83,7 +83,7 @@ impl Limiter {
     pub(crate) fn reset_now(&self, key: &[u8]) -> Option<bool> {
         match self.fleet() {
             Some(_) => None,
-            None => Some(self.store().reset(key)),
+            None => Some(self.local_store().reset(key)),
         }
     }
 

@@ -125,7 +125,7 @@ fn a_key_that_came_with_a_request_can_be_reset() {
     let limits = Limits::new(vec![limit.unwrap()]).unwrap();
     let charge = Charge::new(key, &limits, Cost::ONE).unwrap();
     let mut spend = || {
-        let store = door.limiter.store();
+        let store = door.limiter.local_store();
         store.check(&[charge], now, Effect::Charge, &mut outcomes) == Decision::Admitted
     };
     assert!(spend() && !spend());

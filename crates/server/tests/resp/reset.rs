@@ -66,7 +66,7 @@ fn databases_are_key_spaces_of_their_own() {
             assert_eq!(client.command_of(&words).items()[0].to_string(), "1");
         }
     }
-    assert_eq!(door.limiter.store().stats().keys, 8);
+    assert_eq!(door.limiter.local_store().stats().keys, 8);
     // What is reset in one database is not in another, and a connection that is reset is in database 0.
     assert_eq!(one.command("DEL k").to_string(), "1");
     assert!(limited(&mut zero, "k") && !limited(&mut one, "k"));
