@@ -150,7 +150,7 @@ fn an_empty_or_endless_value_that_a_rule_counts_by_is_refused() {
     assert_eq!(long.field, "entries.customer");
     assert!(
         long.problem
-            .contains("to 1025 bytes, over the maximum of 1024"),
+            .contains("makes a key of 1025 bytes, over the maximum of 1024"),
         "{long}"
     );
 }

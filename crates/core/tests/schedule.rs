@@ -99,8 +99,6 @@ fn what_is_no_schedule_is_refused_with_advice() {
     let hours = |text| Hours::parse(text).unwrap_err().to_string();
     for text in [
         "",
-        "1-6",
-        "1:00-6:00",
         "01:00",
         "01:00-",
         "24:00-01:00",
@@ -112,6 +110,10 @@ fn what_is_no_schedule_is_refused_with_advice() {
     ] {
         let expected = format!("expected two times of 24 hours such as 22:00-06:00, got {text:?}");
         assert_eq!(hours(text), expected);
+    }
+    for text in ["1-6", "1:00-6:00"] {
+        let said = hours(text);
+        assert!(said.ends_with("; write 01:00-06:00"), "{said}");
     }
     assert!(hours("06:00-06:00").starts_with("begins when it ends"));
     for text in ["", "monday", "Mon", "mon-", "mon-tue-wed", "1"] {

@@ -224,7 +224,6 @@ impl Schedule {
     }
 }
 
-/// The minute of the day of `HH:MM`.
 /// The minute of a time that is written in another way: `9`, `9:00`, `9am`, `5:30 pm`.
 fn loose_minute(text: &str) -> Option<u16> {
     let text = text.trim().to_ascii_lowercase();
@@ -253,6 +252,7 @@ fn loose_minute(text: &str) -> Option<u16> {
     (minute <= MINUTES_A_DAY).then_some(minute)
 }
 
+/// The minute of the day of `HH:MM`.
 fn minute(text: &str) -> Option<u16> {
     let (hours, minutes) = text.split_once(':')?;
     let number = |text: &str| {

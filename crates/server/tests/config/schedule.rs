@@ -86,8 +86,9 @@ fn an_entry_may_be_named_like_a_part_of_a_schedule() {
 fn every_mistake_in_a_schedule_is_told_with_its_line() {
     let field = "rules[0].when";
     let said = mistakes("{time: [1-6, 06:00-06:00], days: [monday], zone: Mars}");
-    let times = "expected two times of 24 hours such as 22:00-06:00, got \"1-6\"";
-    let days = "expected one of mon, tue, wed, thu, fri, sat, sun, or two with a - between, got \"monday\"";
+    let times =
+        "expected two times of 24 hours such as 22:00-06:00, got \"1-6\"; write 01:00-06:00";
+    let days = "expected one of mon, tue, wed, thu, fri, sat, sun, or two with a - between, got \"monday\"; write mon";
     let expected = [
         format!("{field}.time[0] (line 4): {times}"),
         format!("{field}.time[1] (line 4): begins when it ends; leave it out for the whole day"),

@@ -176,7 +176,7 @@ fn a_key_that_probably_never_arrives_is_told() {
         warnings(&format!("rules:\n{}", rules.collect::<String>()))
     };
     let said = rules(&["customer", "custmer", "customer"]);
-    let expected = "rules[1].key (line 3): no-entry: no listener derives an entry \"custmer\" from a request, and this rule \
+    let expected = "rules[1].key[0] (line 3): no-entry: no listener derives an entry \"custmer\" from a request, and this rule \
         applies only where a service names it; did you mean `customer`?";
     assert_eq!(said, [expected]);
     for (key, meant) in [
