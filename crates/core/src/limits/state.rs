@@ -348,3 +348,32 @@ impl Limits {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        limit::{Algorithm, Limit, Rate, RefillMode},
+        time::Span,
+    };
+
+    /// A refill over `u32::MAX` can leave a number in the state that does not fit 32 bits, so room on
+    /// the heap is counted for a new key.
+    #[test]
+    fn a_large_refill_by_interval_needs_room_on_the_heap() {
+        let newcomer_bytes = |refill: u64| {
+            let algorithm = Algorithm::TokenBucket {
+                capacity: 2 * refill,
+                refill: Rate {
+                    count: refill,
+                    period: Span::from_secs(3_600),
+                },
+                mode: RefillMode::Interval,
+            };
+            let limits = Limits::new(vec![Limit::new(algorithm).unwrap()]).unwrap();
+            limits.newcomer_bytes(1)
+        };
+        assert_eq!(newcomer_bytes(u32::MAX.into()), 0);
+        assert_eq!(newcomer_bytes(u64::from(u32::MAX) + 1), size_of::<Cell>());
+    }
+}
