@@ -160,7 +160,7 @@ fn rewritten(charge: &Charge<'_>, replay: &Replay<'_>, found: &Found, now: Times
     let ledger = if found.state.starts_with(&encode::head(charge)) {
         found.ledger.clone()
     } else {
-        encode::unknown_ledger(charge, now)
+        encode::converted_ledger(charge, now)
     };
     let kept_until = expires.max(if ledger.is_empty() {
         expires

@@ -7,7 +7,9 @@ use tidegate_core::{
 
 use crate::{
     call::Reply,
-    encode::{BLOCKED, FORM_BITS, HAS_LEDGER, KERNEL_BITS, SEVERAL, bytes_below, kernel},
+    encode::{
+        BLOCKED, CONVERTED, FORM_BITS, HAS_LEDGER, KERNEL_BITS, SEVERAL, bytes_below, kernel,
+    },
     error::StoreError,
 };
 
@@ -69,7 +71,7 @@ fn value(bytes: &[u8]) -> Result<Found, &'static str> {
     }
     if first & HAS_LEDGER != 0 {
         let sums = input.0.first().ok_or("it is too short")?;
-        let length = 15 + 7 * usize::from(*sums);
+        let length = 15 + 7 * usize::from(*sums & !CONVERTED);
         let (ledger, rest) = input
             .0
             .split_at_checked(length)

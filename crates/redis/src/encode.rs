@@ -6,7 +6,8 @@
 //!   | first: 1 byte | [block: 7] | [ledger] | terms | state | state | …
 //!
 //!   first   1 bit   blocked: the end of the block follows, 0 for none
-//!           1 bit   a ledger follows: how many sums, 1 byte; until and since when it is kept; the sums, 7 bytes each
+//!           1 bit   a ledger follows: how many sums, 1 byte, of which the highest bit says that a conversion
+//!                   began it; until and since when it is kept; the sums, 7 bytes each
 //!           1 bit   0
 //!           2 bits  the form of the terms
 //!           3 bits  the kernel; 7 where there are several: how many follows, 1 byte, and of each a byte like this one with its terms
@@ -52,8 +53,8 @@ pub(crate) const FORM_BITS: u32 = 2;
 /// How long a ledger is kept after the last entry, in microseconds.
 pub(crate) const LEDGER_MICROS: u64 = 60_000_000;
 
-/// The sum from which on nobody knows how much was given back.
-const SUM_UNKNOWN: u64 = 1 << 52;
+/// Set in the number of sums of a ledger that was begun when the states were converted.
+pub(crate) const CONVERTED: u8 = 0x80;
 
 /// How many windows of a calendar a program names, from the one of the latest instant known: the server's clock may
 /// have gone on.
@@ -175,17 +176,19 @@ pub(crate) fn sealed(block: Option<Option<Timestamp>>, ledger: &[u8], state: &[u
     value
 }
 
-/// A ledger from which nobody can tell how much was given back, for a state of `charge` that was converted at `now`: what was charged
-/// before cannot be found in it any more. Empty where there is no schedule.
-pub(crate) fn unknown_ledger(charge: &Charge<'_>, now: Timestamp) -> Vec<u8> {
+/// The ledger of a state of `charge` that was converted at `now`. A receipt from before the conversion
+/// does not name it, and is settled by the clock alone, because its charge cannot be found in the state
+/// any more. Empty where there is no schedule.
+pub(crate) fn converted_ledger(charge: &Charge<'_>, now: Timestamp) -> Vec<u8> {
     let members = remote::numbers(charge.limits, charge.cost);
     let (count, mut ledger) = (members.len(), Vec::new());
     let mut members = members;
     if members.any(|member| matches!(member.numbers, Numbers::Schedule { .. })) {
-        put(&mut ledger, count as u64, 1);
+        debug_assert!(count < usize::from(CONVERTED), "a rule has few limits");
+        put(&mut ledger, count as u64 | u64::from(CONVERTED), 1);
         put(&mut ledger, now.as_micros() + LEDGER_MICROS, 7);
         put(&mut ledger, now.as_micros(), 7);
-        (0..count).for_each(|_| put(&mut ledger, SUM_UNKNOWN, 7));
+        (0..count).for_each(|_| put(&mut ledger, 0, 7));
     }
     ledger
 }

@@ -233,7 +233,7 @@ impl RedisStore {
             let (held, expires) = replay.held();
             let reserves = intent == Intent::Reserve || !found.ledger.is_empty();
             let ledger = if reserves {
-                encode::unknown_ledger(charge, now)
+                encode::converted_ledger(charge, now)
             } else {
                 Vec::new()
             };

@@ -172,14 +172,31 @@ local function entered(ledger, number)
   return #ledger >= 15 + 7 * number and struct_unpack('>I7', ledger, 9 + 7 * number) or 0
 end
 
+-- Whether a ledger was begun when the states were converted to other terms.
+local function is_converted(ledger)
+  return ledger ~= '' and byte(ledger) >= CONVERTED
+end
+
+-- Since when a ledger is kept; nil for none.
+local function since_when(ledger)
+  return ledger ~= '' and struct_unpack('>I7', ledger, 9) or nil
+end
+
 -- How much of it others have given back since then, nil if nobody knows.
 local function moved(ledger, ledger_then, since, number)
   if ledger == '' and kept_until(ledger_then) > now then
     -- The key was reset.
     return nil
   end
-  local sum = entered(ledger, number)
-  local is_new = ledger == '' or struct_unpack('>I7', ledger, 9) > since
+  local sum, begun = entered(ledger, number), since_when(ledger)
+  local is_new = ledger == '' or begun > since
+  if is_converted(ledger) then
+    -- A charge from before the conversion cannot be found in the state any more.
+    if not is_converted(ledger_then) or since_when(ledger_then) ~= begun then
+      return nil
+    end
+    is_new = false
+  end
   local shift = sum - (is_new and 0 or entered(ledger_then, number))
   return now - since < LEDGER_MICROS and shift >= 0 and sum < MOST_MOVED and shift or nil
 end
@@ -209,11 +226,12 @@ local function settled(program, receipt, unused, value, states, is_same, ledger)
   end
   local entered_then
   if entries > 0 then
-    local begun = ledger ~= '' and struct_unpack('>I7', ledger, 9) or now
+    local begun = since_when(ledger) or now
     for number = 1, #sums do
       sums[number] = struct_pack('>I7', sums[number])
     end
-    local header = struct_pack('>I1I7I7', #sums, now + LEDGER_MICROS, begun)
+    local length = #sums + (is_converted(ledger) and CONVERTED or 0)
+    local header = struct_pack('>I1I7I7', length, now + LEDGER_MICROS, begun)
     entered_then = header .. table.concat(sums)
   end
   return table.concat(written), expires, entered_then

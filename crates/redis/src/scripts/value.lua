@@ -1,7 +1,7 @@
 -- A value: a byte with the kernel and two flags; where flagged, the end of a block, 7 bytes; where flagged, a ledger; and then
 -- the rest of the head, and the states. A ledger is the number of its sums, until when it is kept, since when it is kept, and the
--- sums, 7 bytes each.
-local BLOCKED, HAS_LEDGER = 128, 64
+-- sums, 7 bytes each. The number of its sums has a flag for a ledger that was begun when the states were converted.
+local BLOCKED, HAS_LEDGER, CONVERTED = 128, 64, 128
 
 -- The end of the block, nil for none; the ledger, '' for none; and the value without the two, '' where nothing is spent. What is
 -- not a value of ours is answered as it is.
@@ -15,7 +15,7 @@ local function open_value(raw)
     first = first - BLOCKED
   end
   if first >= HAS_LEDGER then
-    local behind = at + 15 + 7 * (byte(raw, at) or 0)
+    local behind = at + 15 + 7 * fmod(byte(raw, at) or 0, CONVERTED)
     if behind > #raw + 1 then
       return nil, '', raw
     end
