@@ -58,6 +58,13 @@ impl Ledger {
         now.checked_sub(given(&charged.given))
     }
 
+    /// Forgets what was given back to `key`, whose state was reset.
+    pub(super) fn forget(&mut self, key: &[u8]) {
+        if let Some(given) = self.given.remove(key) {
+            self.bytes -= key.len() + ENTRY_BYTES + size_of_val(&*given);
+        }
+    }
+
     /// Enters what was given back to each member of `key` at `now`.
     pub(super) fn enter(&mut self, key: &[u8], more: &[u64], now: Timestamp) {
         if more.iter().all(|more| *more == 0) {

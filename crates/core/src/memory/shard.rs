@@ -309,6 +309,7 @@ impl Shard {
             self.remove(number);
             self.shrink();
         }
+        self.rest.ledger.forget(key);
         found.is_some()
     }
 
