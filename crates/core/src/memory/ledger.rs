@@ -126,4 +126,17 @@ mod tests {
         let now = Timestamp::from_micros(7);
         assert_eq!(ledger.since(b"key", 0, (&after, now)), Some(2));
     }
+
+    #[test]
+    fn a_key_that_was_reset_is_as_one_to_which_nothing_was_given_back() {
+        let mut ledger = Ledger::default();
+        let before = charged(&ledger, 1);
+        ledger.enter(b"key", &[5], Timestamp::from_micros(2));
+        let between = charged(&ledger, 3);
+        ledger.forget(b"key");
+        let now = Timestamp::from_micros(4);
+        assert_eq!(ledger.bytes(), 0);
+        assert_eq!(ledger.since(b"key", 0, (&before, now)), Some(0));
+        assert_eq!(ledger.since(b"key", 0, (&between, now)), None);
+    }
 }
