@@ -4,8 +4,8 @@
 
 use proptest::prelude::*;
 use tidegate_core::{
-    AlgorithmName, Condition, Cost, LimitSpec, Pattern, Request, Rule, RuleSet, Scratch, Timestamp,
-    When, notation,
+    AlgorithmName, Condition, Cost, LimitSpec, Pattern, Request, Rule, RuleErrors, RuleSet,
+    Scratch, Timestamp, When, notation,
 };
 
 /// A condition as it is drawn: an entry and what it must be.
@@ -106,6 +106,10 @@ fn when(drawn: &[Drawn]) -> When {
 }
 
 fn build(drawn: &[DrawnRule], allow: &[Vec<Drawn>]) -> RuleSet {
+    try_build(drawn, allow).unwrap()
+}
+
+fn try_build(drawn: &[DrawnRule], allow: &[Vec<Drawn>]) -> Result<RuleSet, RuleErrors> {
     let rate = notation::rate("1/s").unwrap();
     let limit = LimitSpec::shorthand(rate, AlgorithmName::Gcra)
         .build()
@@ -116,7 +120,7 @@ fn build(drawn: &[DrawnRule], allow: &[Vec<Drawn>]) -> RuleSet {
         rule.when(when(conditions)).keyed_by(&key).unwrap()
     });
     let allow = allow.iter().map(|conditions| when(conditions)).collect();
-    RuleSet::build(rules.collect(), allow).unwrap()
+    RuleSet::build(rules.collect(), allow)
 }
 
 fn holds(drawn: &[Drawn], request: &Request<'_>) -> bool {
@@ -158,7 +162,14 @@ proptest! {
         allow in prop::collection::vec(conditions(), 0..2),
         requests in prop::collection::vec(request(), 1..5),
     ) {
-        let rules = build(&drawn, &allow);
+        let rules = match try_build(&drawn, &allow) {
+            Ok(rules) => rules,
+            // Deeply nested patterns can exceed the bound on evaluations per request. Draw again.
+            Err(errors) => {
+                prop_assert!(errors.to_string().contains("over the maximum of 4096"), "{}", errors);
+                return Err(TestCaseError::reject("too many evaluations"));
+            }
+        };
         let mut scratch = Scratch::default();
         for entries in requests {
             let entries: Vec<(&str, &str)> =
