@@ -60,6 +60,13 @@ impl<'a> Question<'a> {
         self.denied == 0 || self.limits.shadow()
     }
 
+    /// Whether [`Self::settle`] writes a state, given whether the request as a whole is `admitted`: it may
+    /// write one that is as it was.
+    pub(crate) fn writes(&self, admitted: bool) -> bool {
+        admitted && self.denied == 0
+            || admitted == self.limits.shadow() && self.limits.counts_denials()
+    }
+
     /// Spends what is to be spent, given whether the request as a whole is `admitted`; true if that is anything.
     #[inline]
     pub(crate) fn settle(&mut self, admitted: bool, now: Timestamp) -> bool {

@@ -4,7 +4,7 @@ mod derived;
 mod shares;
 mod state;
 
-pub(crate) use self::state::Before;
+pub(crate) use self::state::{Before, LeftCell, Loaded};
 
 use std::sync::{Arc, OnceLock};
 

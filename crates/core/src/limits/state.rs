@@ -20,6 +20,25 @@ pub(crate) enum Before {
     LogOfCapacity(usize),
 }
 
+/// A cell that the limits can evaluate.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    pub(crate) cell: Cell,
+    /// The cell as other limits left it, if the conversion kept nothing of it.
+    pub(crate) left: Option<Box<LeftCell>>,
+}
+
+/// A cell that other limits left and these cannot evaluate.
+///
+/// A decision that writes nothing puts it back, so that a denial takes nothing from limits that come back, or
+/// from another server that still has them.
+#[derive(Debug)]
+pub(crate) struct LeftCell {
+    pub(crate) cell: Cell,
+    /// Of the limits that left it.
+    pub(crate) fingerprint: u32,
+}
+
 impl Limits {
     /// What is remembered of a key that was never seen.
     pub(crate) fn fresh(&self) -> Cell {
@@ -29,13 +48,13 @@ impl Limits {
         }
     }
 
-    /// Makes sure that `cell`, left under limits of `fingerprint`, is one that these limits know.
+    /// Returns `cell`, which limits of `fingerprint` left, as a cell that these limits can evaluate.
     #[inline]
-    pub(crate) fn load(&self, cell: Cell, fingerprint: u32, now: Timestamp) -> Cell {
+    pub(crate) fn load(&self, cell: Cell, fingerprint: u32, now: Timestamp) -> Loaded {
         if fingerprint == self.fingerprint && self.knows(&cell) {
-            cell
+            Loaded { cell, left: None }
         } else {
-            self.adopt(cell, fingerprint, now)
+            self.load_converted(cell, fingerprint, now)
         }
     }
 
@@ -79,6 +98,12 @@ impl Limits {
         for (member, state) in self.members.iter().zip(cell.states_mut()) {
             member.kernel.charge(state, now, cost);
         }
+    }
+
+    /// Whether one of the limits counts requests that are denied.
+    pub(crate) fn counts_denials(&self) -> bool {
+        let mut members = self.members.iter();
+        members.any(|member| member.denials != Denials::Forgotten)
     }
 
     /// Whether a charge on `cell`, one that these limits left, can be undone without a copy of all of it: it holds a
@@ -333,19 +358,23 @@ impl Limits {
         (cell, inexact)
     }
 
-    /// Takes over what was left under other numbers.
+    /// Converts a cell that other limits left. The terms of limits that are not remembered as former
+    /// ones are unknown: their states are converted by what the states themselves tell.
     #[cold]
-    fn adopt(&self, cell: Cell, fingerprint: u32, now: Timestamp) -> Cell {
-        let former = self.former(fingerprint);
-        let is_same = fingerprint == self.fingerprint;
-        let kernels = self.members.iter().map(|member| &member.kernel);
-        cell.taken_over(kernels, |kernel, index, state| {
-            if is_same && kernel.knows(&state) {
-                return state;
-            }
-            let left_by = former.and_then(|former| former.members.get(index));
-            kernel.adopt(left_by.map(|member| &member.kernel), state, now)
-        })
+    fn load_converted(&self, left: Cell, fingerprint: u32, now: Timestamp) -> Loaded {
+        let members = self.former(fingerprint).map(|former| &former.members[..]);
+        let terms = members.unwrap_or_default().iter();
+        let terms: Vec<Terms> = terms.map(|member| member.kernel.terms()).collect();
+        let (cell, _) = self.convert((left.clone(), &terms), now, 0);
+        let is_lost = cell.expires() <= now && left.expires() > now;
+        let left = LeftCell {
+            cell: left,
+            fingerprint,
+        };
+        Loaded {
+            cell,
+            left: is_lost.then(|| Box::new(left)),
+        }
     }
 }
 

@@ -3,11 +3,19 @@
 use crate::{
     cell::Cell,
     kernel::{Exact, IntervalState, State, WindowState},
-    limits::Limits,
+    limits::{Limits, Loaded},
     memory::table,
     receipt::Charged,
     time::Timestamp,
 };
+
+/// The instants by which a shard loads a state.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clock {
+    pub(super) now: Timestamp,
+    /// The instant to which states are clamped that were left while the clock was ahead.
+    pub(super) rewound: Timestamp,
+}
 
 /// One key and what is remembered of it.
 #[derive(Debug)]
@@ -95,25 +103,31 @@ impl Entry {
         self.pressed || matches!(self.packed, Packed::Taken)
     }
 
-    /// Takes the state out, as one that `limits` know. [`Self::put`] must follow under the same lock. An
-    /// unclamped state is clamped to `rewound`.
+    /// Takes the state out, as one that `limits` can evaluate. [`Self::put`] must follow under the
+    /// same lock. An unclamped state is clamped to `clock.rewound`.
     #[inline]
-    pub(super) fn take(&mut self, limits: &Limits, now: Timestamp, rewound: Timestamp) -> Cell {
+    pub(super) fn take(&mut self, limits: &Limits, clock: Clock) -> Loaded {
         let packed = std::mem::replace(&mut self.packed, Packed::Taken);
-        packed.unpack().map_or_else(
-            || limits.fresh(),
-            |cell| self.loaded(cell, limits, now, rewound),
-        )
+        self.load(packed, limits, clock)
     }
 
     #[inline]
-    fn loaded(&self, cell: Cell, limits: &Limits, now: Timestamp, rewound: Timestamp) -> Cell {
+    fn load(&self, packed: Packed, limits: &Limits, clock: Clock) -> Loaded {
+        let Some(cell) = packed.unpack() else {
+            let cell = limits.fresh();
+            return Loaded { cell, left: None };
+        };
         if !self.is_unclamped() {
-            return limits.load(cell, self.fingerprint, now);
+            return limits.load(cell, self.fingerprint, clock.now);
         }
-        let mut cell = limits.load(cell, self.fingerprint & !Self::UNCLAMPED, now);
-        limits.clamp(&mut cell, rewound);
-        cell
+        let fingerprint = self.fingerprint & !Self::UNCLAMPED;
+        let mut loaded = limits.load(cell, fingerprint, clock.now);
+        limits.clamp(&mut loaded.cell, clock.rewound);
+        if let Some(left) = &mut loaded.left {
+            // Whoever puts it back as it was left must clamp it later.
+            left.fingerprint = self.fingerprint;
+        }
+        loaded
     }
 
     /// Takes the state out as it was left; a fresh one of `limits` if it is out. [`Self::put`] must follow under the same lock.
@@ -123,11 +137,8 @@ impl Entry {
     }
 
     /// A copy of the state, as one that `limits` know, clamped as by [`Self::take`].
-    pub(super) fn copy(&self, limits: &Limits, now: Timestamp, rewound: Timestamp) -> Cell {
-        self.packed.clone().unpack().map_or_else(
-            || limits.fresh(),
-            |cell| self.loaded(cell, limits, now, rewound),
-        )
+    pub(super) fn copy(&self, limits: &Limits, clock: Clock) -> Loaded {
+        self.load(self.packed.clone(), limits, clock)
     }
 
     /// A copy of the state as it was left.

@@ -3,7 +3,7 @@
 use crate::{
     cell::Cell,
     charge::Charge,
-    limits::{Before, Limits},
+    limits::{Before, LeftCell, Limits},
     outcome::Outcome,
     question::Question,
     time::Timestamp,
@@ -40,6 +40,8 @@ pub(super) struct Pending<'c> {
     pub(super) charge: &'c Charge<'c>,
     pub(super) place: Place,
     pub(super) question: Question<'c>,
+    /// The state as other limits left it, if it is to be put back like that.
+    pub(super) left: Option<Box<LeftCell>>,
     /// Whether there is anything to remember of a key that was not there.
     pub(super) kept: bool,
     /// Of a state that is lent, and is to be put back as it was: what its parts were, as far as they have to be
@@ -57,6 +59,9 @@ impl Pending<'_> {
     pub(super) fn settle(&mut self, admitted: bool, now: Timestamp) {
         if let Some(before) = &mut self.lent {
             *before = Limits::before_charge(&self.question.cell);
+        }
+        if self.left.is_some() && self.question.writes(admitted) {
+            self.left = None;
         }
         self.kept = self.question.settle(admitted, now);
     }

@@ -2,6 +2,7 @@
 
 use super::{
     MemoryStore,
+    entry::Clock,
     pending::Place,
     shard::{Shard, hash_with},
 };
@@ -101,7 +102,8 @@ impl Shard {
         let mut cell = if is_other {
             entry.take_as_left(charge.limits)
         } else {
-            entry.take(charge.limits, now, self.rest.rewound)
+            let rewound = self.rest.rewound;
+            entry.take(charge.limits, Clock { now, rewound }).cell
         };
         let are_held = charge.limits.renew(&mut cell, now, charged);
         entry.put(cell, fingerprint, pressed);
@@ -161,7 +163,8 @@ impl Shard {
         let pressed = entry.pressed();
         self.rest.heap_bytes -= entry.heap_bytes();
         let (mut cell, fingerprint) = if is_unclamped {
-            let cell = entry.take(limits, now, self.rest.rewound);
+            let rewound = self.rest.rewound;
+            let cell = entry.take(limits, Clock { now, rewound }).cell;
             (cell, limits.fingerprint())
         } else {
             (entry.take_as_left(limits), entry.fingerprint())

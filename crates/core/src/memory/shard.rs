@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, Hasher};
 use super::{
     MemoryStats, RandomState,
     blocks::Blocks,
-    entry::Entry,
+    entry::{Clock, Entry},
     ledger::Ledger,
     pending::{Located, Pending, Place},
     room::{Full, Reserved, Room},
@@ -14,6 +14,7 @@ use super::{
 use crate::{
     charge::{Charge, Effect},
     kernel::Schedule,
+    limits::Loaded,
     outcome::Outcome,
     question::Question,
     time::{Span, Timestamp},
@@ -195,33 +196,37 @@ impl Shard {
         effect: Effect,
     ) -> Pending<'c> {
         let limits = charge.limits;
+        let rewound = self.rest.rewound;
+        let clock = Clock { now, rewound };
         let mut is_lent = false;
-        let cell = match located {
-            Located::Absent { .. } => limits.fresh(),
+        let loaded = match located {
+            Located::Absent { .. } => Loaded {
+                cell: limits.fresh(),
+                left: None,
+            },
             Located::At {
                 number,
                 has_room: true,
             } if effect.writes() => {
                 self.rest.heap_bytes -= self.entries[number].heap_bytes();
-                let rewound = self.rest.rewound;
-                self.entries[number].take(limits, now, rewound)
+                self.entries[number].take(limits, clock)
             }
             Located::At { number, .. } => {
-                let rewound = self.rest.rewound;
                 let entry = &mut self.entries[number];
                 is_lent = !effect.writes() && entry.can_be_lent(limits);
                 if is_lent {
                     self.rest.heap_bytes -= entry.heap_bytes();
-                    entry.take(limits, now, rewound)
+                    entry.take(limits, clock)
                 } else {
-                    entry.copy(limits, now, rewound)
+                    entry.copy(limits, clock)
                 }
             }
         };
         Pending {
             charge,
             place: Place { hash, located },
-            question: Question::open(charge, cell, now, effect),
+            question: Question::open(charge, loaded.cell, now, effect),
+            left: loaded.left,
             kept: false,
             lent: is_lent.then(Vec::new),
         }
@@ -241,11 +246,12 @@ impl Shard {
             return None;
         }
         let entry = &mut self.entries[number];
-        entry.put(
-            pending.question.cell,
-            pending.charge.limits.fingerprint(),
-            pressed,
-        );
+        if let Some(left) = pending.left {
+            entry.put(left.cell, left.fingerprint, pressed);
+        } else {
+            let fingerprint = pending.charge.limits.fingerprint();
+            entry.put(pending.question.cell, fingerprint, pressed);
+        }
         self.rest.heap_bytes += entry.heap_bytes();
         None
     }

@@ -277,6 +277,31 @@ fn who_denies_by_less_takes_nothing_from_who_goes_by_more() {
     }
 }
 
+/// A limit of another algorithm cannot evaluate the state and begins afresh. While it only denies, the
+/// state stays, because another server may still have the limit that left it.
+#[test]
+fn a_denial_by_another_algorithm_keeps_the_state() {
+    let start = 1_700_000_000_000_000;
+    let rule_of = |kind: Kind| {
+        let rate = Rate {
+            count: 5,
+            period: Span::from_secs(3_600),
+        };
+        rule(&Limit::new(kind.algorithm(5, rate, 6)).unwrap())
+    };
+    for before in Kind::ALL {
+        for after in Kind::ALL {
+            let (old, new, store) = (rule_of(before), rule_of(after), one_shard());
+            ask(&store, &old, start, 5, Effect::Charge);
+            let spent = ask(&store, &old, start, 1, Effect::Look);
+            let denied = ask(&store, &new, start, 7, Effect::Charge);
+            assert!(!denied.allowed, "{before:?} {after:?}");
+            let seen = ask(&store, &old, start, 1, Effect::Look);
+            assert!(seen.remaining <= spent.remaining, "{before:?} {after:?}");
+        }
+    }
+}
+
 /// A bucket that gets so many units back a period, all at once or evenly.
 fn bucket(mode: RefillMode, capacity: u64, count: u64, period: Span) -> Rule {
     let refill = Rate { count, period };
