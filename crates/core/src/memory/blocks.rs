@@ -1,22 +1,23 @@
-//! Blocks by hand: keys that are denied before any limit is asked, until an instant or until somebody lifts it.
+//! Manual blocks: keys that are denied before any limit is evaluated, until a set time or until an
+//! operator removes the block.
 
 use std::collections::HashMap;
 
 use super::{Block, shard::Shard};
 use crate::time::{Span, Timestamp};
 
-/// The blocks of one shard: at least one, for a shard without any has none of this.
+/// The blocks of one shard. A shard without blocks holds `None` instead of an empty `Blocks`.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
     by_key: HashMap<Box<[u8]>, Standing>,
-    /// Bytes of keys and reasons.
+    /// Total bytes of keys and reasons.
     text_bytes: usize,
 }
 
 #[derive(Clone, Debug)]
 struct Standing {
     until: Option<Timestamp>,
-    /// How long it was to stand when it was set.
+    /// The duration that the block was set for, used to shorten it after a clock jump.
     span: Option<Span>,
     reason: Box<str>,
 }
@@ -26,7 +27,8 @@ impl Blocks {
         self.by_key.len()
     }
 
-    /// Bytes on the heap, about: of its own table a map tells only how much it can hold.
+    /// Returns the approximate number of bytes on the heap. The size of the map's table is
+    /// estimated from its capacity, because `HashMap` does not report it.
     pub(super) fn heap_bytes(&self) -> usize {
         let slot = size_of::<(Box<[u8]>, Standing)>() + 1;
         self.by_key.capacity() * 8 / 7 * slot + self.text_bytes
@@ -35,7 +37,8 @@ impl Blocks {
     fn insert(&mut self, key: &[u8], standing: Standing, now: Timestamp) {
         self.remove(key);
         if self.by_key.len() == self.by_key.capacity() {
-            // To grow is dear already: that is when those that ended go, so that they never pile up.
+            // Growing is expensive anyway, so drop expired blocks first. That keeps them from
+            // piling up.
             self.drop_ended(now);
         }
         self.text_bytes += key.len() + standing.reason.len();
@@ -48,7 +51,7 @@ impl Blocks {
         }
     }
 
-    /// Lets no block stand longer after `now` than it was to stand when it was set.
+    /// Shortens each block so that it lasts at most its original duration from `now` on.
     pub(super) fn clamp(&mut self, now: Timestamp) {
         for standing in self.by_key.values_mut() {
             if let (Some(until), Some(span)) = (&mut standing.until, standing.span) {
@@ -84,7 +87,8 @@ impl Standing {
 }
 
 impl Shard {
-    /// The block on `key` that stands at `now`: when it ends, if it does.
+    /// Returns the end of the active block on `key`: `Some(None)` if the block has no end, `None`
+    /// if there is no active block.
     #[inline]
     pub(super) fn blocked(&mut self, key: &[u8], now: Timestamp) -> Option<Option<Timestamp>> {
         self.blocks.as_ref()?;
@@ -101,7 +105,7 @@ impl Shard {
         blocks.insert(key, standing, now);
     }
 
-    /// Lifts the block on `key`; true if one stood.
+    /// Removes the block on `key`; returns true if there was one that had not expired.
     pub(super) fn unblock(&mut self, key: &[u8], now: Timestamp) -> bool {
         let stood = self.standing(key, now).is_some();
         self.drop_block(key);
@@ -113,7 +117,7 @@ impl Shard {
             .map(|standing| standing.as_block(key))
     }
 
-    /// The blocks that stand at `now`; those that ended are dropped.
+    /// Returns the blocks that are active at `now`, and drops expired ones.
     pub(super) fn blocks(&mut self, now: Timestamp) -> Vec<Block> {
         self.drop_ended_blocks(now);
         let blocks = self.blocks.iter().flat_map(|blocks| &blocks.by_key);
@@ -122,7 +126,7 @@ impl Shard {
             .collect()
     }
 
-    /// How many blocks there are; those that ended may be among them.
+    /// Returns the number of blocks, which may include expired ones.
     pub(super) fn block_count(&self) -> usize {
         self.blocks.as_ref().map_or(0, |blocks| blocks.len())
     }
@@ -138,7 +142,7 @@ impl Shard {
         self.blocks.take_if(|blocks| blocks.len() == 0);
     }
 
-    /// The block on `key`, which is dropped if it has ended.
+    /// Returns the active block on `key`. Drops it and returns `None` if it has expired.
     fn standing(&mut self, key: &[u8], now: Timestamp) -> Option<&Standing> {
         let ended = self.blocks.as_ref()?.by_key.get(key)?.is_over(now);
         if ended {

@@ -1,4 +1,4 @@
-//! The decision: every step that one takes, over one key or over several.
+//! Decisions: the sequence of steps, for one key and for several.
 
 use super::{MemoryStore, held::Held, pending::Place, room::Full, shard::hash_with};
 use crate::{
@@ -9,14 +9,18 @@ use crate::{
 };
 
 impl MemoryStore {
-    /// Decides `charges` at `now`: all are charged, or none.
+    /// Decides `charges` at `now`: charges either all or none of them.
     ///
-    /// `outcomes` is cleared and filled with one outcome a limit, in the order of the charges and their
-    /// limits; it stays empty when no limit was asked, because a key is blocked or the store is full. An
-    /// instant earlier than one that the keys' shards have seen counts as the latest seen.
+    /// Clears `outcomes` and fills it with one outcome per limit, in the order of the charges and
+    /// their limits. It stays empty if no limit was evaluated because a key is blocked or the store
+    /// is full.
     ///
-    /// Two charges with one key are not decided: the answer is [`Decision::REPEATED_KEY`] and nothing is
-    /// charged. [`RuleSet::charges`] never makes such charges.
+    /// If `now` is up to 10 seconds earlier than the latest instant that the keys' shards have
+    /// seen, that instant is used instead. If it is earlier by more, the clock was ahead and has
+    /// been set back, and time continues from `now`.
+    ///
+    /// Two charges with the same key are refused with [`Decision::REPEATED_KEY`], and nothing is
+    /// charged. [`RuleSet::charges`] never creates such charges.
     ///
     /// [`RuleSet::charges`]: crate::RuleSet::charges
     pub fn check(
@@ -85,7 +89,7 @@ impl MemoryStore {
         Decision::of_limits(admitted)
     }
 
-    /// Decides any number of charges, and writes down what was charged if there is a `receipt`.
+    /// Decides any number of charges. If there is a `receipt`, records in it what was charged.
     pub(super) fn check_all(
         &self,
         (charges, now, effect): (&[Charge<'_>], Timestamp, Effect),
@@ -93,7 +97,7 @@ impl MemoryStore {
         receipt: Option<&mut Receipt>,
     ) -> Decision {
         let mut held = Held::lock(self, charges);
-        // Two keys can only be equal if they share a shard, so most calls skip the comparison.
+        // Equal keys are in the same shard, so most calls skip the comparison.
         if held.share_a_shard() && has_repeated_key(charges) {
             return Decision::REPEATED_KEY;
         }
@@ -113,7 +117,7 @@ impl MemoryStore {
         let mut pending = held.open(places, now, effect);
         let mut admitted = true;
         for pending in &mut pending {
-            // Every limit is asked, whatever the others say: each has its own answer.
+            // Evaluate every limit, even after a denial: each reports its own outcome.
             admitted &= pending.ask(now);
         }
         if effect.asks() {

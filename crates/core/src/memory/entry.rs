@@ -1,4 +1,4 @@
-//! What the store keeps of one key: 48 bytes, with short keys and plain states inside.
+//! The record of one key: 48 bytes, with short keys and simple states stored inline.
 
 use crate::{
     cell::Cell,
@@ -17,17 +17,19 @@ pub(super) struct Clock {
     pub(super) rewound: Timestamp,
 }
 
-/// One key and what is remembered of it.
+/// A key and its state.
 #[derive(Debug)]
 pub(super) struct Entry {
     key: Key,
     packed: Packed,
-    /// Of the limits under which the state was left, and [`Self::UNCLAMPED`] on top.
+    /// The fingerprint of the limits under which the state was written, plus the
+    /// [`Self::UNCLAMPED`] bit.
     fingerprint: u32,
-    /// Whether half of a limit is spent, or the key was denied: such a key is not forgotten to make room.
+    /// Whether the key is hot: more than half of a limit is spent, or the key was denied. A hot key
+    /// is not evicted.
     pub(super) pressed: bool,
-    /// How many slots the table has put it behind its home, in three bytes. It fits: fewer than there are
-    /// entries, of which a table holds at most [`table::MAX_ENTRIES`], 2^24.
+    /// The distance in slots from the home slot, in three bytes. It fits, because it is less than
+    /// the number of entries, of which a table holds at most [`table::MAX_ENTRIES`], 2^24.
     distance: [u8; 3],
 }
 
@@ -37,10 +39,12 @@ const _: () = assert!(
 );
 
 impl Entry {
-    /// Marks a state that may have been left while the clock was ahead, and is clamped when it is next loaded.
+    /// Marks a state that may have been written while the clock was ahead. Such a state is clamped
+    /// when it is next loaded.
     ///
-    /// It is a bit of the fingerprint, above the 28 that limits use, so that such a state is not that of any
-    /// limits: every short cut compares fingerprints, and none has to look for the mark.
+    /// The mark is a bit of the fingerprint, above the 28 that limits use. A marked state therefore
+    /// matches no limits. Every fast path compares fingerprints already, so none of them needs an
+    /// extra check.
     const UNCLAMPED: u32 = 1 << 31;
 
     pub(super) fn new(key: &[u8], cell: Cell, fingerprint: u32, pressed: bool) -> Self {
@@ -53,7 +57,7 @@ impl Entry {
         }
     }
 
-    /// How many slots the table has put it behind its home.
+    /// Returns the distance in slots from the home slot.
     pub(super) fn distance(&self) -> usize {
         let [low, middle, high] = self.distance;
         // Three bytes fit a usize.
@@ -71,7 +75,7 @@ impl Entry {
         self.key.bytes()
     }
 
-    /// Whether it is the entry of `key`.
+    /// Returns whether this is the entry of `key`.
     #[inline]
     pub(super) fn is_of(&self, key: &[u8]) -> bool {
         match &self.key {
@@ -84,7 +88,7 @@ impl Entry {
         self.fingerprint
     }
 
-    /// Whether the state may have been left while the clock was ahead.
+    /// Returns whether the state may have been written while the clock was ahead.
     pub(super) fn is_unclamped(&self) -> bool {
         self.fingerprint & Self::UNCLAMPED != 0
     }
@@ -93,18 +97,18 @@ impl Entry {
         self.fingerprint |= Self::UNCLAMPED;
     }
 
-    /// Whether the state was left under limits of `fingerprint`, clamped or not.
+    /// Returns whether the state was written under limits with `fingerprint`, clamped or not.
     pub(super) fn was_left_under(&self, fingerprint: u32) -> bool {
         self.fingerprint & !Self::UNCLAMPED == fingerprint
     }
 
-    /// Whether the key may be forgotten to make room for another.
+    /// Returns whether the key must not be evicted: it is hot, or its state is taken out.
     pub(super) fn pressed(&self) -> bool {
         self.pressed || matches!(self.packed, Packed::Taken)
     }
 
-    /// Takes the state out, as one that `limits` can evaluate. [`Self::put`] must follow under the
-    /// same lock. An unclamped state is clamped to `clock.rewound`.
+    /// Takes the state out, converted to `limits` and, if it is unclamped, clamped to
+    /// `clock.rewound`. [`Self::put`] must follow under the same lock.
     #[inline]
     pub(super) fn take(&mut self, limits: &Limits, clock: Clock) -> Loaded {
         let packed = std::mem::replace(&mut self.packed, Packed::Taken);
@@ -124,24 +128,25 @@ impl Entry {
         let mut loaded = limits.load(cell, fingerprint, clock.now);
         limits.clamp(&mut loaded.cell, clock.rewound);
         if let Some(left) = &mut loaded.left {
-            // Whoever puts it back as it was left must clamp it later.
+            // If it is put back as it was left, it has to be clamped later.
             left.fingerprint = self.fingerprint;
         }
         loaded
     }
 
-    /// Takes the state out as it was left; a fresh one of `limits` if it is out. [`Self::put`] must follow under the same lock.
+    /// Takes the state out without converting or clamping it. Returns a fresh state of `limits` if
+    /// it is already taken out. [`Self::put`] must follow under the same lock.
     pub(super) fn take_as_left(&mut self, limits: &Limits) -> Cell {
         let packed = std::mem::replace(&mut self.packed, Packed::Taken);
         packed.unpack().unwrap_or_else(|| limits.fresh())
     }
 
-    /// A copy of the state, as one that `limits` know, clamped as by [`Self::take`].
+    /// Returns a copy of the state, converted and clamped as by [`Self::take`].
     pub(super) fn copy(&self, limits: &Limits, clock: Clock) -> Loaded {
         self.load(self.packed.clone(), limits, clock)
     }
 
-    /// A copy of the state as it was left.
+    /// Returns a copy of the state without converting or clamping it; `None` if it is taken out.
     pub(super) fn cell(&self) -> Option<Cell> {
         self.packed.clone().unpack()
     }
@@ -153,20 +158,21 @@ impl Entry {
         self.pressed = pressed;
     }
 
-    /// Whether the state is out, because a decision is being made on it.
+    /// Returns whether the state is taken out because a decision is working on it.
     #[cfg(test)]
     pub(super) fn is_taken(&self) -> bool {
         matches!(self.packed, Packed::Taken)
     }
 
-    /// Whether a decision that changes nothing can work on the state itself, and put it back as it was, because
-    /// a copy may be large: `limits` left it, and need not convert or clamp it first.
+    /// Returns whether a read-only decision can work on the state itself and restore it afterwards,
+    /// which avoids a copy that may be large. This requires that the state was written under
+    /// `limits`, so that it needs no conversion and no clamping.
     pub(super) fn can_be_lent(&self, limits: &Limits) -> bool {
         matches!(&self.packed, Packed::Wide(cell) if limits.can_undo(cell))
             && self.fingerprint == limits.fingerprint()
     }
 
-    /// The state, if it is a plain schedule that was left under limits of `fingerprint`.
+    /// Returns the state if it is a plain GCRA schedule written under limits with `fingerprint`.
     #[inline]
     pub(super) fn schedule(&self, fingerprint: u32) -> Option<Exact> {
         match self.packed {
@@ -178,10 +184,12 @@ impl Entry {
         }
     }
 
-    /// Leaves a schedule's state where [`Self::schedule`] found one of the same limits, all of whose fractions fit.
+    /// Updates a GCRA state for which [`Self::schedule`] returned a value. The limits must be the
+    /// same, and all their fractions must fit 32 bits.
     #[inline]
     pub(super) fn put_schedule(&mut self, tat: Exact, pressed: bool) {
-        // What is as it was is not written: a line that is only read can lie in the caches of all cores.
+        // Skip the write if nothing changes: a cache line that is only read can be shared by all
+        // cores.
         if self.schedule(self.fingerprint) != Some(tat)
             && let Some(packed) = Packed::schedule(tat)
         {
@@ -192,7 +200,7 @@ impl Entry {
         }
     }
 
-    /// The instant from which forgetting the key changes nothing.
+    /// Returns the instant from which forgetting the key changes no decision.
     pub(super) fn expires(&self) -> Timestamp {
         match &self.packed {
             Packed::Schedule { part, whole } => Exact {
@@ -207,7 +215,7 @@ impl Entry {
         }
     }
 
-    /// Bytes on the heap that belong to this key.
+    /// Returns the heap bytes owned by this key.
     #[inline]
     pub(super) fn heap_bytes(&self) -> usize {
         self.key.heap_bytes()
@@ -218,12 +226,13 @@ impl Entry {
             }
     }
 
-    /// Whether all places of `charged` are held, and held from another instant on they take no more bytes.
+    /// Returns whether all concurrency slots of `charged` are still held, and renewing their leases
+    /// needs no additional memory.
     pub(super) fn renews_in_place(&self, charged: &Charged) -> bool {
         matches!(&self.packed, Packed::Wide(cell) if cell.renews_in_place(charged))
     }
 
-    /// The most bytes that charging `cost` to `limits` adds.
+    /// Returns the maximum number of bytes that charging `cost` to `limits` adds.
     #[inline]
     pub(super) fn growth_bytes(&self, limits: &Limits, cost: u64) -> usize {
         match &self.packed {
@@ -233,10 +242,10 @@ impl Entry {
     }
 }
 
-/// Whether the bytes of a key inside an entry begin with those of `key`, which is no longer than they are.
+/// Returns whether an inline key starts with `key`, which must not be longer than it.
 #[inline]
 fn begins_with(bytes: &[u8; Key::INLINE], key: &[u8]) -> bool {
-    // Two halves that overlap are compared in less time than it takes to call a function that compares bytes.
+    // Comparing two overlapping 8-byte words is faster than a call to `memcmp`.
     match (key.first_chunk::<8>(), key.last_chunk::<8>()) {
         (Some(first), Some(last)) if key.len() <= 16 => {
             let at = key.len() - last.len();
@@ -246,13 +255,13 @@ fn begins_with(bytes: &[u8; Key::INLINE], key: &[u8]) -> bool {
     }
 }
 
-// A call where it is needed keeps the comparison of short keys small.
+// Not inlined, so that the comparison of short keys stays small.
 #[inline(never)]
 fn is_equal(own: &[u8], key: &[u8]) -> bool {
     own == key
 }
 
-/// Bytes on the heap that a key takes.
+/// Returns the heap bytes that a key takes.
 pub(super) fn key_bytes(key: &[u8]) -> usize {
     if key.len() <= Key::INLINE {
         0
@@ -261,7 +270,7 @@ pub(super) fn key_bytes(key: &[u8]) -> usize {
     }
 }
 
-/// A key of up to 22 bytes lies inside the entry.
+/// A key; up to 22 bytes are stored inline.
 #[derive(Debug)]
 enum Key {
     Inline { len: u8, bytes: [u8; Self::INLINE] },
@@ -299,7 +308,8 @@ impl Key {
     }
 }
 
-/// A cell in 16 bytes: the plain states inside, with counts and fractions of up to 32 bits; all else in a box.
+/// A [`Cell`] in 16 bytes. Simple states are stored inline if their counts and fractions fit 32
+/// bits; all others are boxed.
 #[derive(Clone, Debug)]
 enum Packed {
     Schedule {
@@ -315,7 +325,7 @@ enum Packed {
         end: u64,
     },
     Wide(Box<Cell>),
-    /// Out of the entry while a decision is being made.
+    /// The state is taken out by a decision in progress.
     Taken,
 }
 

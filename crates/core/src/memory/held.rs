@@ -1,4 +1,4 @@
-//! A decision over several keys, while it holds their shards.
+//! A decision over several keys, which holds the locks of all their shards.
 
 use super::{
     Guard, MemoryStore,
@@ -14,11 +14,12 @@ use crate::{
     time::Timestamp,
 };
 
-/// The charges of one decision, and the locks of all their shards, taken in order.
+/// The charges of one decision, and the locks of all their shards. Locks are taken in ascending
+/// order of the shard number, so that two decisions cannot deadlock.
 pub(super) struct Held<'s, 'c> {
     store: &'s MemoryStore,
     charges: &'c [Charge<'c>],
-    /// Of the charges' keys.
+    /// The hash of each charge's key.
     hashes: Vec<u64>,
     numbers: Vec<usize>,
     guards: Vec<Guard<'s>>,
@@ -53,13 +54,13 @@ impl<'s, 'c> Held<'s, 'c> {
         held
     }
 
-    /// Whether two of the charges' keys are in one shard.
+    /// Returns whether two of the charges' keys are in the same shard.
     pub(super) fn share_a_shard(&self) -> bool {
         self.numbers.len() < self.charges.len()
     }
 
     pub(super) fn latest(&mut self, now: Timestamp) -> Timestamp {
-        // Every shard compares the caller's `now` with its own latest instant, and not with another shard's.
+        // Each shard compares `now` with its own latest instant, not with that of another shard.
         let latest = self
             .guards
             .iter_mut()
@@ -70,7 +71,7 @@ impl<'s, 'c> Held<'s, 'c> {
         latest
     }
 
-    /// The block that stands longest, if any key is blocked.
+    /// Returns the block that ends last, if any key is blocked.
     pub(super) fn blocked(&mut self, now: Timestamp) -> Option<Decision> {
         let mut longest: Option<(usize, Option<Timestamp>)> = None;
         for (index, charge) in self.charges.iter().enumerate() {
@@ -84,7 +85,8 @@ impl<'s, 'c> Held<'s, 'c> {
         longest.map(|(index, until)| Decision::blocked(index, until, now))
     }
 
-    /// Finds all keys and makes room for those that are new; only then does no entry move any more.
+    /// Finds all keys and reserves room for new ones. From here until [`Self::put_back`], no entry
+    /// moves.
     pub(super) fn locate(&mut self, now: Timestamp, effect: Effect) -> Result<Vec<Place>, Full> {
         let charges = self.charges;
         let located: Result<Vec<_>, Full> = charges
@@ -110,7 +112,7 @@ impl<'s, 'c> Held<'s, 'c> {
         Ok(places.collect())
     }
 
-    /// Takes the states of all charges out of their places.
+    /// Takes the states of all charges out of their entries.
     pub(super) fn open(
         &mut self,
         places: Vec<Place>,
@@ -123,7 +125,8 @@ impl<'s, 'c> Held<'s, 'c> {
             .collect()
     }
 
-    /// Where what was charged is, of each charge that is kept.
+    /// Returns the position of each charge in its state, for the receipt. `None` for charges that
+    /// were not made or not stored.
     pub(super) fn charged(
         &mut self,
         pending: &[Pending<'_>],
@@ -138,7 +141,8 @@ impl<'s, 'c> Held<'s, 'c> {
         charged.collect()
     }
 
-    /// Puts the states of a decision back: first those that were there, because an insertion moves others.
+    /// Writes the states of a decision back. Existing entries come first, because an insertion
+    /// moves entries.
     pub(super) fn put_back(&mut self, decided: impl Iterator<Item = (Pending<'c>, bool)>) {
         let mut newcomers = Vec::new();
         for (pending, pressed) in decided {
@@ -151,7 +155,7 @@ impl<'s, 'c> Held<'s, 'c> {
         }
     }
 
-    /// Puts the states back that a decision which changes nothing has borrowed.
+    /// Returns the states that a read-only decision has borrowed.
     pub(super) fn put_back_lent(&mut self, pending: Vec<Pending<'c>>, now: Timestamp) {
         for pending in pending {
             self.shard(pending.place.hash).put_back_lent(pending, now);
@@ -164,13 +168,13 @@ impl<'s, 'c> Held<'s, 'c> {
         }
     }
 
-    /// The shard of a key of that hash, which is one of those that were locked.
+    /// Returns the shard of a key with this hash, which must be one of the locked shards.
     fn shard(&mut self, hash: u64) -> &mut Shard {
         let place = self.place_of(hash);
         &mut self.guards[place]
     }
 
-    /// Which of the guards is that of a key of that hash.
+    /// Returns the index in `guards` of the shard of a key with this hash.
     fn place_of(&self, hash: u64) -> usize {
         let number = self.store.shard_of(hash);
         self.numbers.partition_point(|held| *held < number)

@@ -1,5 +1,5 @@
-//! By how much what was given back to each key's schedules has moved up who stood behind it: whoever gives back later must know how far
-//! that has moved his place.
+//! The refund ledger: by how much refunds to a key's GCRA schedules have moved its later charges
+//! forward. A later refund needs that shift to find its own charge again.
 
 use std::collections::HashMap;
 
@@ -9,40 +9,43 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// What was given back to the keys of one shard.
+/// The refund ledger of one shard.
 ///
-/// It is bounded: when it is full it forgets everything, and what was charged before that gives back by the clock alone,
-/// which is less and never too much.
+/// It is bounded. When it is full it is cleared. Charges made before that are then refunded by
+/// elapsed time alone, which never refunds too much, but may refund less.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
-    /// Of each key, microseconds for each of its members.
+    /// For each key, the total shift in microseconds of each of its kernels. A rule has one kernel
+    /// per limit, but sliding logs share one.
     given: HashMap<Box<[u8]>, Box<[u64]>, RandomState>,
     bytes: usize,
-    /// When everything was last forgotten.
+    /// When the ledger was last cleared because it was full.
     forgot: Option<Timestamp>,
 }
 
-/// The most bytes of one shard's ledger.
+/// The maximum size of one shard's ledger in bytes.
 const MAX_BYTES: usize = 64 << 10;
 
-/// What an entry takes beside its key and its numbers.
+/// The estimated overhead of an entry beyond its key and its numbers, in bytes.
 const ENTRY_BYTES: usize = 64;
 
-/// For so long after a charge it is known what others have given back since: a store elsewhere keeps its ledgers no longer.
+/// How long after a charge the refunds since then are known. The Redis store keeps its ledgers for
+/// the same time.
 const REMEMBERED: Span = Span::from_secs(60);
 
 impl Ledger {
-    /// What was ever given back to `key`: nothing for each member that is not named.
+    /// Returns the total shift of each kernel of `key` so far. Missing elements are zero.
     pub(super) fn given(&self, key: &[u8]) -> Box<[u64]> {
         self.given.get(key).cloned().unwrap_or_default()
     }
 
-    /// Bytes that it takes, at most [`MAX_BYTES`].
+    /// Returns the size in bytes, at most [`MAX_BYTES`].
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// What was given back to member `number` of `key` since `charged`; `None` if nobody knows.
+    /// Returns the shift of kernel `number` of `key` since `charged` was made; `None` if that is
+    /// unknown.
     pub(super) fn since(
         &self,
         key: &[u8],
@@ -58,14 +61,14 @@ impl Ledger {
         now.checked_sub(given(&charged.given))
     }
 
-    /// Forgets what was given back to `key`, whose state was reset.
+    /// Removes the entry of `key`, because its state was reset.
     pub(super) fn forget(&mut self, key: &[u8]) {
         if let Some(given) = self.given.remove(key) {
             self.bytes -= key.len() + ENTRY_BYTES + size_of_val(&*given);
         }
     }
 
-    /// Enters what was given back to each member of `key` at `now`.
+    /// Adds the shift of each kernel of `key`, caused by a refund at `now`.
     pub(super) fn enter(&mut self, key: &[u8], more: &[u64], now: Timestamp) {
         if more.iter().all(|more| *more == 0) {
             return;

@@ -1,11 +1,13 @@
-//! The memory store: sharded, bounded in keys and in bytes, exact under threads.
+//! The in-memory store: sharded, bounded in keys and in bytes, and exact under concurrency.
 //!
-//! A key lives in the shard that its hash names, under that shard's lock. A decision over several keys takes
-//! the locks of their shards in order, decides on what it finds, and puts everything back before it lets go:
-//! nobody ever sees half of it. There are no sweeps: each decision looks at a few entries at most, and an
-//! insertion into a full shard at [a few more](room).
+//! The hash of a key selects its shard, and the shard's lock protects the key. A decision over
+//! several keys locks their shards in ascending order, decides, and writes all states back before
+//! it unlocks, so no other decision sees a partial update. There are no periodic sweeps. Each
+//! decision inspects at most a few entries, and an insertion into a full shard inspects [a few
+//! more](room).
 //!
-//! The path of one decision, of which [`decide`] tells one step a line:
+//! The steps of one decision, with the modules that implement them on the right. [`decide`] has one
+//! step per line:
 //!
 //! ```text
 //!   charges ─▶ hash each key ─▶ lock its shard                                 decide, held
@@ -17,20 +19,20 @@
 //!                    find the entry, reserve room ─────▶ Full                  table, room
 //!                                    │
 //!                                    ▼
-//!                  take each state out (a peek: copy)                          entry
+//!           take each state out (a peek: borrow or copy it)                    entry
 //!                                    │
 //!                                    ▼
 //!          ask every limit ─▶ charge all, or none ─▶ report outcomes           pending
 //!                                    │
 //!                                    ▼
-//!                    put back, insert newcomers, tidy                          shard
+//!              put states back, insert new keys, drop expired                  shard
 //!                                    │
 //!                                    ▼
 //!                             unlock ─▶ Admitted or Limited
 //! ```
 //!
-//! Most decisions take a short cut: where the rule is one plain schedule and its state lies in an entry, the step is made
-//! [in place](shard::Shard::step_in_place), and answers the same.
+//! Most decisions take a fast path. If the rule is a single plain GCRA schedule and its state is in
+//! an entry, the state is updated [in place](shard::Shard::step_in_place). The answer is the same.
 
 mod blocks;
 mod decide;
@@ -45,8 +47,8 @@ mod snapshot;
 mod table;
 mod tags;
 
-// Not `quality`, whose last round mixes once more with a number that everybody knows: it keeps no keys apart that collided, and keys lie
-// no more evenly by it.
+// `fast`, not `quality`: the last round of `quality` mixes in a publicly known constant. It does
+// not separate keys that have already collided, and does not improve the distribution.
 #[cfg(loom)]
 use foldhash::fast::FixedState as RandomState;
 #[cfg(not(loom))]
@@ -64,30 +66,33 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// What a full store does for a key that it has not seen, and for one whose log has to grow.
+/// The policy of a full store for a key that it does not hold, and for a log that has to grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WhenFull {
-    /// Forgets a key that has spent no more than half of each limit and was not denied; if none is at hand,
-    /// denies the newcomer.
+    /// Evicts a key that has spent at most half of each limit and was not denied. If the sampled
+    /// entries include no such key, denies the charge.
     #[default]
     Evict,
-    /// Forgets nothing and denies the newcomer.
+    /// Evicts no live key and denies the charge.
     Deny,
-    /// Forgets nothing and lets the newcomer pass uncounted; a log that cannot grow still denies what is too much for it
-    /// as it is.
+    /// Evicts no live key and admits the charge without counting it. A log that cannot grow still
+    /// denies a charge that exceeds its limit in its current state.
     Allow,
 }
 
-/// The bounds of a memory store.
+/// The capacity of a memory store, and its policy when full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryBounds {
-    /// The most keys, at least 1; default 10,000,000.
+    /// The maximum number of keys, at least 1; default 10,000,000.
     pub max_keys: usize,
-    /// The most bytes, for keys and states and their table, at least 64 KiB; default 1 GiB. Manual blocks come on top, so
-    /// that an operator can block whoever fills the store: at most [`bounds::MAX_BLOCKS`], each a key, a reason and some
+    /// The maximum number of bytes for keys, states and the hash table, at least 64 KiB; default 1
+    /// GiB.
+    ///
+    /// Manual blocks are not included, so that an operator can still block a client that fills the
+    /// store. They are bounded by [`bounds::MAX_BLOCKS`]; each takes its key, its reason and about
     /// 100 bytes.
     pub max_bytes: usize,
-    /// What a full store does for newcomers; default [`WhenFull::Evict`].
+    /// The policy when the store is full; default [`WhenFull::Evict`].
     pub when_full: WhenFull,
 }
 
@@ -104,7 +109,9 @@ impl Default for MemoryBounds {
 impl MemoryBounds {
     const MIN_BYTES: usize = 64 << 10;
 
-    /// As many shards as keep threads apart, but none so small that luck decides who finds room.
+    /// Returns the number of shards, a power of two: enough to limit lock contention. Each shard
+    /// still holds at least 1,024 keys and 2 MiB (if there are two or more), so that an uneven
+    /// distribution of keys does not fill one shard while others have room.
     fn shards(&self) -> usize {
         let by_keys = self.max_keys / 1_024;
         let by_bytes = self.max_bytes / (2 << 20);
@@ -115,25 +122,28 @@ impl MemoryBounds {
 
 const MAX_SHARDS: usize = 256;
 
-/// What the store has done so far and holds now.
+/// Counters and current sizes of a memory store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryStats {
     /// Keys held now.
     pub keys: usize,
-    /// Bytes held now for keys, their states, their table and manual blocks, by the store's own account.
+    /// Bytes held now for keys, states, the hash table and manual blocks, as counted by the store
+    /// itself.
     pub bytes: usize,
     /// Expired keys that were dropped.
     pub expired: u64,
-    /// Live keys that were forgotten to make room.
+    /// Live keys that were evicted to make room.
     pub evicted: u64,
-    /// Charges denied because the store was full: on newcomers, and on keys whose log had to grow.
+    /// Charges denied because the store was full: for new keys, and for keys that needed a larger
+    /// log.
     pub newcomers_denied: u64,
-    /// Such charges let through uncounted.
+    /// Charges admitted without being counted because the store was full ([`WhenFull::Allow`]).
     pub newcomers_allowed: u64,
-    /// Bytes held now to know what was given back to whom, at most 64 KiB for each shard, which then forgets all of it; not among the
-    /// others.
+    /// Bytes held now by the refund ledgers, at most 64 KiB per shard, and not part of `bytes`. A
+    /// ledger that reaches its bound is cleared.
     pub ledger_bytes: usize,
-    /// Manual blocks held now. One that ended is held until its key is asked about, blocks are listed, or more need room.
+    /// Manual blocks held now. An expired block is held until its key is decided, the blocks are
+    /// listed, or the space is needed for a new block.
     pub blocks: usize,
 }
 
@@ -155,13 +165,13 @@ impl std::ops::AddAssign for MemoryStats {
 pub struct Block {
     /// The key, as charged.
     pub key: Box<[u8]>,
-    /// When it ends; `None` stands until it is lifted.
+    /// When the block ends; `None` means that it lasts until it is removed.
     pub until: Option<Timestamp>,
-    /// Why, in the operator's words.
+    /// The reason that the operator gave.
     pub reason: String,
 }
 
-/// The store that keeps its state in this process.
+/// A store that keeps its state in the memory of this process.
 ///
 /// # Examples
 ///
@@ -188,7 +198,8 @@ pub struct MemoryStore {
     shards: Box<[Padded]>,
 }
 
-/// A shard on cache lines of its own, so that threads in different shards do not slow each other down.
+/// A shard aligned to its own cache lines, so that threads in different shards do not cause false
+/// sharing.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Padded(Mutex<Shard>);
@@ -196,7 +207,7 @@ struct Padded(Mutex<Shard>);
 type Guard<'s> = sync::Guard<'s, Shard>;
 
 impl MemoryStore {
-    /// An empty store.
+    /// Creates an empty store.
     #[must_use]
     pub fn new(bounds: MemoryBounds) -> Self {
         let shards = bounds.shards();
@@ -212,14 +223,15 @@ impl MemoryStore {
         Self { hasher, shards }
     }
 
-    /// The most keys that [`Self::prefetch`] fetches: more would drive each other out of the caches.
+    /// The maximum number of keys that [`Self::prefetch`] fetches. More would evict each other from
+    /// the CPU caches.
     pub const PREFETCHED: usize = 32;
 
-    /// Begins to fetch what is kept of `keys` into the processor's caches: of the first [`Self::PREFETCHED`] of them. It does
-    /// nothing where the processor cannot be told.
+    /// Starts to load the state of the first [`Self::PREFETCHED`] of `keys` into the CPU caches.
+    /// Does nothing on processors for which there is no prefetch instruction in stable Rust.
     ///
-    /// It changes no answer. Whoever is about to decide on several keys, one after the other, waits for memory once
-    /// then, and not for each of them.
+    /// It does not affect any decision. A caller that decides on several keys one after the other
+    /// can prefetch them, so that their cache misses overlap.
     pub fn prefetch<'k>(&self, keys: impl IntoIterator<Item = &'k [u8]>) {
         if !PREFETCHES {
             return;
@@ -232,27 +244,30 @@ impl MemoryStore {
             count += 1;
         }
         for hash in &hashes[..count] {
-            // Who would have to wait for a shard gains nothing.
+            // Prefetching must not block: if the shard is locked, skip the key.
             if let Some(shard) = self.shards[self.shard_of(*hash)].0.try_lock() {
                 shard.prefetch(*hash);
             }
         }
     }
 
-    /// Forgets what `key` has spent; true if the store held it. A block on it stands.
+    /// Forgets what `key` has spent; returns true if the store held the key. A block on it remains.
     pub fn reset(&self, key: &[u8]) -> bool {
         let hash = hash_with(&self.hasher, key);
         self.lock_of(hash).forget(hash, key)
     }
 
-    /// Blocks `key` for `span`, or until it is lifted; replaces an earlier block.
+    /// Blocks `key` for `span`, or until it is unblocked if `span` is `None`; replaces an earlier
+    /// block.
     ///
-    /// False, and nothing changes, if [`bounds::MAX_BLOCKS`] blocks stand already, the key is over
-    /// [`bounds::MAX_KEY_BYTES`], or the reason over [`bounds::MAX_REASON_BYTES`].
+    /// Returns false, and changes nothing, if there are already [`bounds::MAX_BLOCKS`] blocks, the
+    /// key is longer than [`bounds::MAX_KEY_BYTES`], or the reason is longer than
+    /// [`bounds::MAX_REASON_BYTES`].
     pub fn block(&self, key: &[u8], span: Option<Span>, reason: &str, now: Timestamp) -> bool {
         if key.len() > bounds::MAX_KEY_BYTES || reason.len() > bounds::MAX_REASON_BYTES {
             return false;
         }
+        // Counting locks every shard, so it is done before this key's shard is locked.
         let has_room = self.has_room_for_block(now);
         let mut shard = self.lock_of(hash_with(&self.hasher, key));
         let now = shard.latest(now);
@@ -263,7 +278,8 @@ impl MemoryStore {
         true
     }
 
-    /// Whether there are fewer blocks than the most; looks for such as have ended only if there are not.
+    /// Returns whether there are fewer than [`bounds::MAX_BLOCKS`] blocks. Drops expired blocks
+    /// only if there are not.
     fn has_room_for_block(&self, now: Timestamp) -> bool {
         let count = || -> usize {
             let shards = self.shards.iter();
@@ -278,14 +294,14 @@ impl MemoryStore {
         count() < bounds::MAX_BLOCKS
     }
 
-    /// Lifts the block on `key`; true if one stood.
+    /// Removes the block on `key`; returns true if there was one that had not expired.
     pub fn unblock(&self, key: &[u8], now: Timestamp) -> bool {
         let mut shard = self.lock_of(hash_with(&self.hasher, key));
         let now = shard.latest(now);
         shard.unblock(key, now)
     }
 
-    /// The block on `key` that stands at `now`.
+    /// Returns the block on `key` that is active at `now`.
     #[must_use]
     pub fn block_on(&self, key: &[u8], now: Timestamp) -> Option<Block> {
         let mut shard = self.lock_of(hash_with(&self.hasher, key));
@@ -293,7 +309,7 @@ impl MemoryStore {
         shard.block_on(key, now)
     }
 
-    /// Every block that stands at `now`, in no order.
+    /// Returns all blocks that are active at `now`, in no particular order.
     #[must_use]
     pub fn blocks(&self, now: Timestamp) -> Vec<Block> {
         self.shards
@@ -302,7 +318,7 @@ impl MemoryStore {
             .collect()
     }
 
-    /// What the store holds and has done.
+    /// Returns the counters and current sizes of all shards, summed.
     #[must_use]
     pub fn stats(&self) -> MemoryStats {
         let mut stats = MemoryStats::default();
@@ -316,7 +332,8 @@ impl MemoryStore {
         self.shards[self.shard_of(hash)].0.lock()
     }
 
-    /// The shard of a hash: by its highest bits, which the index of a shard does not use.
+    /// Returns the shard of a hash. It uses the top 8 bits, which the hash table of a shard does
+    /// not use.
     #[inline]
     fn shard_of(&self, hash: u64) -> usize {
         // Eight bits fit a usize, and the number of shards is a power of two up to 256.
@@ -338,7 +355,8 @@ mod tests {
         let limits = Limits::new(vec![limit.unwrap()]).unwrap();
         let keys: Vec<[u8; 2]> = (0..100_u16).map(u16::to_le_bytes).collect();
         let now = Timestamp::from_micros(1_000_000);
-        // Many shards, and one in which nothing has to make way: what does is a matter of chance.
+        // A store with many shards, and one with a single shard that has room for all keys. If keys
+        // had to be evicted, the result would depend on the random hash.
         let bounds = [10_000_000, 1_000].map(|max_keys| MemoryBounds {
             max_keys,
             ..MemoryBounds::default()
@@ -364,7 +382,8 @@ mod tests {
         }
     }
 
-    /// Every shard has an even part of the room, and a table of theirs looks at few entries for a key.
+    /// Keys spread evenly over the shards, and over the home slots within a shard, so that lookups
+    /// probe few slots.
     #[test]
     fn keys_of_every_shape_lie_evenly() {
         const KEYS: u64 = 1 << 18;
@@ -385,10 +404,11 @@ mod tests {
                 hash.write(&shape(key));
                 let bytes = hash.finish().to_be_bytes();
                 shards[usize::from(bytes[0])] += 1;
-                // Of the 32 bits that are spread over the homes, the highest.
+                // The top 14 of the low 32 bits, which select the home slot.
                 homes[usize::from(u16::from_be_bytes([bytes[4], bytes[5]]) >> 2)] += 1;
             }
-            // 1,024 and 16 on average; by chance alone five and ten deviations are out of reach of so many.
+            // The averages are 1,024 and 16. The bounds are five and ten standard deviations above,
+            // which these sample sizes do not reach by chance.
             let (fullest, nearest) = (shards.iter().max(), homes.iter().max());
             assert!(fullest < Some(&1_184), "{seed} {:?}: {fullest:?}", shape(7));
             assert!(nearest < Some(&56), "{seed} {:?}: {nearest:?}", shape(7));

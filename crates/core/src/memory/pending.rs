@@ -9,17 +9,19 @@ use crate::{
     time::Timestamp,
 };
 
-/// Where the key of a charge is, and whether there is room for what is charged: if not, it passes uncounted.
+/// The location of a charge's key, and whether the shard has room for the growth that the charge
+/// causes. Without room the charge is admitted but not counted
+/// ([`WhenFull::Allow`](super::WhenFull::Allow)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Located {
-    /// In the entry of this number.
+    /// The key has an entry, in slot `number`.
     At { number: usize, has_room: bool },
-    /// Nowhere.
+    /// The key has no entry.
     Absent { has_room: bool },
 }
 
 impl Located {
-    /// Whether there is room for what is charged.
+    /// Returns whether the shard has room for the growth that the charge causes.
     pub(super) fn has_room(self) -> bool {
         match self {
             Self::At { has_room, .. } | Self::Absent { has_room } => has_room,
@@ -27,14 +29,14 @@ impl Located {
     }
 }
 
-/// Where the key of a charge is, or would be.
+/// The hash of a charge's key, and the location of its entry.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub(super) hash: u64,
     pub(super) located: Located,
 }
 
-/// One charge while it is being decided: its state is out of the store.
+/// A charge while it is being decided, with its state taken out of the store.
 #[derive(Debug)]
 pub(super) struct Pending<'c> {
     pub(super) charge: &'c Charge<'c>,
@@ -42,10 +44,10 @@ pub(super) struct Pending<'c> {
     pub(super) question: Question<'c>,
     /// The state as other limits left it, if it is to be put back like that.
     pub(super) left: Option<Box<LeftCell>>,
-    /// Whether there is anything to remember of a key that was not there.
+    /// Whether the decision changed the state, so that a new key has to be inserted.
     pub(super) kept: bool,
-    /// Of a state that is lent, and is to be put back as it was: what its parts were, as far as they have to be
-    /// copied for that.
+    /// The input of [`Limits::undo`] for each part of the state, if the state is lent and has to be
+    /// restored.
     pub(super) lent: Option<Vec<Before>>,
 }
 
@@ -66,7 +68,7 @@ impl Pending<'_> {
         self.kept = self.question.settle(admitted, now);
     }
 
-    /// The state as it was lent: what was charged to find out how the limits would stand is undone.
+    /// Returns the lent state with the trial charge undone; `None` if the state was not lent.
     pub(super) fn undone(self, now: Timestamp) -> Option<Cell> {
         let before = self.lent?;
         let units = if self.kept {
@@ -79,13 +81,13 @@ impl Pending<'_> {
         Some(cell)
     }
 
-    /// Appends what every limit answers; true if the key is not to be forgotten to make room.
+    /// Appends the outcome of each limit. Returns true if the key is hot and must not be evicted.
     #[inline]
     pub(super) fn report(&self, now: Timestamp, outcomes: &mut Vec<Outcome>) -> bool {
         let first = outcomes.len();
         self.question.report(now, outcomes);
         let mut reported = self.charge.limits.iter().zip(&outcomes[first..]);
-        // What has denied the request, or is more than half spent, is not forgotten to make room.
+        // A key is hot if a limit denied the request or is more than half spent.
         reported.any(|(limit, outcome)| !outcome.allowed || limit.is_pressed(outcome.remaining))
     }
 }

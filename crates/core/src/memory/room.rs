@@ -1,8 +1,9 @@
-//! Room in a shard: for so many keys and bytes, and what makes way when it is full.
+//! Capacity and eviction: the limits of a shard in keys and bytes, and which entries are evicted
+//! when it is full.
 //!
-//! A decision first reserves what it is going to insert and to let grow, and names the entries that make way for it;
-//! nothing has changed then. A charge goes on to [carry that out](Shard::carry_out); a peek lets the reservation go and has
-//! foreseen all the same whether there would have been room.
+//! A decision first reserves what it will add, and selects the entries to evict for that. This
+//! changes nothing yet. A charge then [evicts the selected entries](Shard::carry_out). A peek drops
+//! the reservation; its answer has still accounted for the available room.
 
 use super::{
     WhenFull,
@@ -15,14 +16,14 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// How many entries a reservation looks at to find such as have expired or may be forgotten.
+/// The maximum number of entries that a reservation inspects to find expired or evictable ones.
 const SAMPLE: usize = 8;
 
-/// When it makes sense to try again with a key whose place in the table is crowded: nobody knows when one of the others
-/// leaves.
+/// The retry hint for a key whose home is crowded. It is not known when one of the other entries
+/// there will be removed.
 const CROWDED: Span = Span::from_secs(1);
 
-/// What a shard may hold.
+/// The capacity of a shard, and its policy when full.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Room {
     pub(super) keys: usize,
@@ -30,11 +31,11 @@ pub(super) struct Room {
     pub(super) when_full: WhenFull,
 }
 
-/// What a charge takes of the room.
+/// The growth that a charge causes in a shard.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
     keys: usize,
-    /// On the heap, for the key and its state.
+    /// Heap bytes, for the key and its state.
     bytes: usize,
 }
 
@@ -47,25 +48,25 @@ impl Wanted {
     }
 }
 
-/// What one decision has reserved so far.
+/// The reservation of the current decision.
 #[derive(Debug, Default)]
 pub(super) struct Reserved {
     keys: usize,
     bytes: usize,
-    /// The numbers of the entries that make way.
+    /// The slots of the entries to evict.
     leaving: Vec<usize>,
-    /// Bytes on the heap that they leave.
+    /// Heap bytes that these entries release.
     freed: usize,
-    /// How many entries were looked at, from the cursor on.
+    /// The number of entries inspected so far, starting from the cursor.
     looked: usize,
-    /// The slot behind the last of them.
+    /// The slot after the last inspected entry.
     next: usize,
-    /// When the first of those that were looked at expires.
+    /// The earliest expiry of the inspected entries.
     soonest: Option<Timestamp>,
 }
 
 impl Reserved {
-    /// Lets everything go; answers for how many keys there was room.
+    /// Clears the reservation; returns the number of keys that were reserved.
     #[inline]
     pub(super) fn clear(&mut self) -> usize {
         let keys = std::mem::take(&mut self.keys);
@@ -75,14 +76,14 @@ impl Reserved {
     }
 }
 
-/// There is no room, and this is when there may be.
+/// A full shard, and when it may have room again.
 #[derive(Debug)]
 pub(super) struct Full {
     pub(super) retry_after: Retry,
 }
 
 impl Shard {
-    /// What `charge` takes of the room, if its key was `found` in that entry or nowhere.
+    /// Returns what `charge` adds. `found` is the slot of its key's entry, if it has one.
     #[inline]
     pub(super) fn wanted(
         &self,
@@ -92,7 +93,7 @@ impl Shard {
     ) -> Wanted {
         let cost = match effect {
             Effect::Charge | Effect::Peek => charge.cost.units(),
-            // What is given back takes no room, but the state may take another shape under limits that changed.
+            // A refund adds nothing itself, but the state may be converted if the limits changed.
             Effect::Refund if found.is_some() => 0,
             Effect::Refund | Effect::Look => return Wanted::NOTHING,
         };
@@ -108,7 +109,12 @@ impl Shard {
         }
     }
 
-    /// Reserves what is wanted by one of `all` that are decided together; false if it is to pass uncounted.
+    /// Reserves room for one of the charges in `all`, which are decided together. Returns false if
+    /// the charge is to be admitted without counting it.
+    ///
+    /// # Errors
+    ///
+    /// [`Full`] if the charge does not fit and the policy is to deny.
     #[cold]
     pub(super) fn reserve_for(
         &mut self,
@@ -137,9 +143,9 @@ impl Shard {
         }
     }
 
-    /// Reserves what is wanted, on top of what is reserved already. Where there is no room, entries are to make way that
-    /// have expired or, if the policy is to evict, have hardly been used, but none of those that are being `decided`;
-    /// a few are looked at.
+    /// Adds `wanted` to the reservation. If it does not fit, selects entries to evict: expired ones
+    /// and, under [`WhenFull::Evict`], those that are not hot. It inspects at most [`SAMPLE`]
+    /// entries and never selects a key that is being decided.
     fn reserve(
         &mut self,
         wanted: Wanted,
@@ -167,7 +173,7 @@ impl Shard {
             let expires = candidate.expires();
             let is_idle = rest.room.when_full == WhenFull::Evict && !candidate.pressed();
             let is_decided = || decided.iter().any(|charge| charge.key == candidate.key());
-            // What neither frees a slot that is wanted nor bytes is not forgotten for nothing.
+            // Do not evict an entry that would free neither a needed slot nor any bytes.
             let helps =
                 reserved.keys + wanted.keys > reserved.leaving.len() || candidate.heap_bytes() > 0;
             if (expires <= now || is_idle && helps) && !is_decided() {
@@ -185,8 +191,8 @@ impl Shard {
         Ok(())
     }
 
-    /// Lets the entries go that make way, unless the effect is to change nothing; true if there were any, and others have
-    /// moved.
+    /// Evicts the reserved victims unless `effect` is read-only. Returns true if any were evicted,
+    /// in which case other entries may have moved.
     #[inline]
     pub(super) fn carry_out(&mut self, now: Timestamp, effect: Effect) -> bool {
         effect.writes() && self.rest.reserved.looked > 0 && self.make_way(now)
@@ -196,10 +202,11 @@ impl Shard {
     fn make_way(&mut self, now: Timestamp) -> bool {
         let reserved = &mut self.rest.reserved;
         let mut leaving = std::mem::take(&mut reserved.leaving);
+        // Removals shift later entries back by up to one slot each, so the cursor moves back, too.
         self.rest.cursor = reserved.next.saturating_sub(leaving.len());
         (reserved.looked, reserved.freed) = (0, 0);
         let has_moved = !leaving.is_empty();
-        // Those behind one that is removed move up, so the largest number goes first.
+        // A removal shifts later entries back, so remove the highest slot first.
         leaving.sort_unstable_by(|a, b| b.cmp(a));
         for number in leaving.drain(..) {
             let has_expired = self.entries[number].expires() <= now;
@@ -215,7 +222,7 @@ impl Shard {
         has_moved
     }
 
-    /// Makes room for an entry that is not in yet; false if there is none.
+    /// Makes room for a new entry; returns false if there is none.
     pub(super) fn make_room_for(&mut self, entry: &Entry, now: Timestamp) -> bool {
         let wanted = Wanted {
             keys: 1,
@@ -229,7 +236,8 @@ impl Shard {
         fits
     }
 
-    /// Whether what is wanted fits beside what is there and reserved, once those that make way have left.
+    /// Returns whether `wanted` fits beside the stored and reserved data once the selected entries
+    /// are evicted.
     fn has_room(&self, wanted: Wanted) -> bool {
         let (room, reserved) = (&self.rest.room, &self.rest.reserved);
         let keys = reserved.keys + wanted.keys;
@@ -240,7 +248,8 @@ impl Shard {
     }
 }
 
-/// What fits into no empty shard never will.
+/// Returns when the first of the inspected entries expires: at least 1 µs from now.
+/// [`Retry::Never`] if the shard was empty, because the charge will then never fit.
 fn retry_after(soonest: Option<Timestamp>, now: Timestamp) -> Retry {
     soonest.map_or(Retry::Never, |soonest| {
         Retry::After(soonest.since(now).max(Span::from_micros(1)))

@@ -1,4 +1,4 @@
-//! What is charged with a receipt, what comes back of it, and places that are held for longer.
+//! Reservations with receipts: charging, refunding, and renewing leases.
 
 use super::{
     MemoryStore,
@@ -14,10 +14,10 @@ use crate::{
 };
 
 impl MemoryStore {
-    /// [`check`](Self::check) with [`Effect::Charge`], and a receipt by which what was charged can be
-    /// [settled](Self::settle).
+    /// Like [`check`](Self::check) with [`Effect::Charge`], but also returns a receipt with which
+    /// the charges can be [settled](Self::settle).
     ///
-    /// Two charges with one key are refused, as by [`check`](Self::check).
+    /// Refuses two charges with the same key, as [`check`](Self::check) does.
     pub fn reserve(
         &self,
         charges: &[Charge<'_>],
@@ -30,13 +30,16 @@ impl MemoryStore {
         (decision, receipt)
     }
 
-    /// Settles `charges`, for which [`reserve`](Self::reserve) wrote `receipt`: gives back what each of `settlements` says, as
-    /// far as it is still there.
+    /// Settles `charges`, for which [`reserve`](Self::reserve) returned `receipt`. Refunds the
+    /// unused units of each of `settlements`, as far as they are still counted, and releases all
+    /// concurrency slots.
     ///
-    /// Nothing but places is given back where the numbers have changed since the key was last charged under them, and nothing
-    /// where its limits count what is denied. After a [`reset`](Self::reset), or once the key was evicted, nothing is owed any more either; what
-    /// others have charged since at the same instant or in the same window cannot be told from it, and comes back as far as it is
-    /// there.
+    /// - If the key's state was converted to other limits since, only concurrency slots are
+    ///   released.
+    /// - Limits that count denied requests refund nothing.
+    /// - After a [`reset`](Self::reset) or an eviction there is nothing left to refund. But if the
+    ///   key was charged again at the same instant or in the same window, those units cannot be
+    ///   distinguished from the refunded ones, and they are refunded as far as they are present.
     pub fn settle(
         &self,
         charges: &[Charge<'_>],
@@ -57,10 +60,11 @@ impl MemoryStore {
         }
     }
 
-    /// Renews the places of `charges`, for which [`reserve`](Self::reserve) wrote `receipt`: they are held from `now` on. It is to be
-    /// done before their leases are over.
+    /// Renews the leases of `charges`, for which [`reserve`](Self::reserve) returned `receipt`.
+    /// They run from `now` on. Call this before they expire.
     ///
-    /// A place that is not held any more is taken again if one is free, by the numbers of `charges`, and there is room to remember it.
+    /// A concurrency slot that has been lost is acquired again if the limits in `charges` have one
+    /// free and there is room in the store.
     pub fn renew(&self, charges: &[Charge<'_>], receipt: &mut Receipt, now: Timestamp) -> Renewal {
         let mut renewal = Renewal::Held;
         for (charge, charged) in charges.iter().zip(&mut receipt.charged) {
@@ -84,10 +88,11 @@ impl Shard {
         charged: &mut Charged,
         now: Timestamp,
     ) -> Renewal {
+        // The limits of the charge have been replaced since by limits counted in other terms.
         if charge.limits.fingerprint() != charged.fingerprint {
             return Renewal::Lost;
         }
-        // What has expired may be gone or not, and is as good as gone.
+        // An expired entry may or may not have been removed already; treat both cases alike.
         let found = self.find(hash, charge.key);
         let Some(number) = found.filter(|number| self.entries[*number].expires() > now) else {
             return self.renew_in_room((charge, hash), charged, now);
@@ -111,7 +116,7 @@ impl Shard {
         Renewal::of(are_held)
     }
 
-    /// Takes places anew, for which the log may have to grow, or the key is not there any more.
+    /// Renews leases when that needs room: the key's entry is gone, or its log may have to grow.
     fn renew_in_room(
         &mut self,
         (charge, hash): (&Charge<'_>, u64),
@@ -134,7 +139,8 @@ impl Shard {
                 }
                 Renewal::of(are_held)
             }
-            // Nobody has taken them: they are not to be remembered.
+            // The store is full. The slots were not taken by other requests, so they are not lost:
+            // a later renewal may succeed.
             _ => Renewal::Unknown,
         };
         self.finish(Effect::Charge);
@@ -152,12 +158,14 @@ impl Shard {
             return;
         };
         let entry = &mut self.entries[number];
+        // The limits of the charge have been replaced since by limits counted in other terms.
         if limits.fingerprint() != charged.fingerprint {
             return;
         }
         let is_unclamped = entry.is_unclamped();
         if is_unclamped && !entry.was_left_under(charged.fingerprint) {
-            // Two rare things at once, a clock that was ahead and limits that changed: leases end by themselves.
+            // The clock was ahead and the limits changed, which is rare. Release nothing; the
+            // leases expire by themselves.
             return;
         }
         let pressed = entry.pressed();
@@ -177,7 +185,7 @@ impl Shard {
         } else {
             limits.leave(&mut cell, charged);
         }
-        // What has come back may leave a key that others may push out again.
+        // The refund may have made the key evictable again.
         let pressed =
             pressed && (fingerprint != charged.fingerprint || limits.is_pressed(&cell, now));
         entry.put(cell, fingerprint, pressed);

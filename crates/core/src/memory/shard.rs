@@ -1,4 +1,4 @@
-//! A part of the store, under one lock: its keys and what is remembered of each.
+//! A shard: one part of the store, with its own lock, holding keys and their states.
 
 use std::hash::{BuildHasher, Hasher};
 
@@ -20,36 +20,42 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// How many slots a decision looks at for each key that it inserts, to drop the entries that have expired: enough that
-/// under a stream of new keys the expired ones go faster than new ones come.
+/// The number of slots that a decision scans for expired entries, per key that it inserts. With
+/// this many, expired entries are dropped faster than a stream of new keys adds entries.
 const TIDY_ON_INSERT: usize = 6;
 
-/// One decision in so many looks at a few slots that lie together, so that an idle store empties without insertions.
+/// The number of decisions between two scans of [`TIDY_TOGETHER`] adjacent slots. These scans drop
+/// expired entries even in a store without insertions.
 const TIDY_EVERY: u32 = 64;
 const TIDY_TOGETHER: usize = 6;
 
-/// How far the latest instant seen may lead the time of a caller before it is taken for wrong.
+/// The largest lead of the latest seen instant over a caller's time that is still taken as normal.
+/// A larger lead means that the clock was wrong and has been set back.
 ///
-/// A caller's time is behind the latest seen because it read the clock, and others decided before it got the
-/// shard's lock. That takes microseconds; a tenth of a second where the kernel throttles the process; some
-/// seconds on a machine that swaps. All of these stay far below ten seconds, and count as the latest seen.
-/// A clock that leads by less than this delays the keys that were charged meanwhile by as much, at most.
+/// A caller's time can be behind the latest seen instant because the caller read the clock, and
+/// other decisions finished before it got the shard's lock. That delay is microseconds normally, a
+/// tenth of a second if the kernel throttles the process, and some seconds on a machine that swaps.
+/// All of these are far below ten seconds, and the latest seen instant is used. A clock that leads
+/// by less than this constant delays the keys that were charged during that time by at most its
+/// lead.
 ///
-/// One caller can be late by more: a process that is stopped (`SIGSTOP`, a frozen container, a suspended guest)
-/// between reading the clock and deciding. Its time is then that of the stop, to which states are clamped:
-/// everything charged before the stop stays, and what others charged since they went on, some
-/// microseconds of work, may count as of the stop.
+/// One kind of caller can be later than that: a process that is stopped (`SIGSTOP`, a frozen
+/// container, a suspended guest) between reading the clock and deciding. Its time is then the time
+/// of the stop, and states are clamped to that. Everything charged before the stop remains charged.
+/// Charges made by other threads since the process resumed, some microseconds of work, may be dated
+/// back to the stop.
 pub(super) const JUMP: Span = Span::from_secs(10);
 
-/// What every decision writes lies together, beside the lock, before what it only reads: two threads in one shard hand over one
-/// cache line.
+/// The state behind one shard lock. The fields that every decision writes come first, next to the
+/// lock, before fields that are only read. Two threads that contend for a shard then exchange a
+/// single cache line.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Shard {
-    /// The latest instant seen: a clock that goes backwards by up to [`JUMP`] counts as this.
+    /// The latest instant seen. A `now` that is earlier by up to [`JUMP`] is replaced by this.
     latest: Timestamp,
     decisions: u32,
-    /// The blocks by hand; hardly ever any.
+    /// Manual blocks; usually `None`.
     pub(super) blocks: Option<Box<Blocks>>,
     pub(super) entries: Table,
     pub(super) rest: Box<Rest>,
@@ -61,19 +67,20 @@ const _: () = assert!(
     "the lock and what every decision writes are one line"
 );
 
-/// What only some decisions touch.
+/// The fields that only some decisions use, kept out of the hot cache line.
 #[derive(Debug)]
 pub(super) struct Rest {
     hasher: RandomState,
     pub(super) room: Room,
-    /// Where tidying goes on.
+    /// The slot at which the next scan for expired entries starts.
     pub(super) cursor: usize,
-    /// Bytes on the heap that belong to the entries.
+    /// Heap bytes owned by the entries.
     pub(super) heap_bytes: usize,
     pub(super) reserved: Reserved,
     pub(super) counts: MemoryStats,
     pub(super) ledger: Ledger,
-    /// To what unclamped entries are clamped: when the clock was last found to have been ahead.
+    /// The time of the last clock jump: when time was last set back. Entries marked as unclamped
+    /// are clamped to this instant.
     pub(super) rewound: Timestamp,
 }
 
@@ -102,7 +109,8 @@ impl Shard {
         }
     }
 
-    /// The instant that `now` counts as.
+    /// Returns the instant at which to decide: the latest seen instant, or `now` after a clock
+    /// jump.
     #[inline]
     pub(super) fn latest(&mut self, now: Timestamp) -> Timestamp {
         self.latest = self.latest.max(now);
@@ -112,15 +120,17 @@ impl Shard {
         self.latest
     }
 
-    /// Takes note of an instant that other shards have seen.
+    /// Records an instant that other shards have seen.
     pub(super) fn advance(&mut self, latest: Timestamp) {
         self.latest = self.latest.max(latest);
     }
 
-    /// The clock was ahead: time goes on from `now`, and whatever was left meanwhile is clamped to it.
+    /// Handles a clock that was ahead: time continues from `now`, and states that were written with
+    /// later instants are clamped to `now`.
     ///
-    /// What a full key is only its limits know, so entries are marked here and clamped when they are next loaded.
-    /// That one nobody asks for again is held until the wrong instant at which it would have expired.
+    /// Clamping needs the limits of each key, which are unknown here. So this only marks the
+    /// entries, and each is clamped when it is next loaded. A marked key that is never used again
+    /// is held until the (wrong) instant at which it would have expired.
     #[cold]
     fn rewind(&mut self, now: Timestamp) {
         self.latest = now;
@@ -131,12 +141,13 @@ impl Shard {
         }
     }
 
-    /// Begins to fetch the entry of a key with that hash.
+    /// Starts to load the entry of a key with this hash into the CPU cache.
     pub(super) fn prefetch(&self, hash: u64) {
         self.entries.prefetch(hash);
     }
 
-    /// Finds the entry of `charge`, one of `all` that are decided together, and reserves room for what is charged.
+    /// Finds the entry of `charge` and reserves room for its growth. `all` are the charges that are
+    /// decided together; their entries are not evicted.
     #[inline]
     pub(super) fn locate(
         &mut self,
@@ -154,7 +165,7 @@ impl Shard {
         })
     }
 
-    /// The place of an entry that making way for others may have moved.
+    /// Finds an entry again after evictions, which may have moved it.
     pub(super) fn locate_again(&self, hash: u64, key: &[u8], located: Located) -> Located {
         match (located, self.find(hash, key)) {
             (Located::At { has_room, .. }, Some(number)) => Located::At { number, has_room },
@@ -163,10 +174,10 @@ impl Shard {
         }
     }
 
-    /// Decides a charge that is nothing but `schedule` where its state lies.
+    /// Decides a charge with only one limit, `schedule`, and updates its state in the entry.
     ///
-    /// `None`, and nothing has changed, if that is not in an entry or there are blocks to look at: the long
-    /// way answers the same.
+    /// Returns `None`, and changes nothing, if the key has no entry, the entry holds another kind
+    /// of state, or the shard has blocks. The general path gives the same answer.
     #[inline]
     pub(super) fn step_in_place(
         &mut self,
@@ -186,7 +197,8 @@ impl Shard {
         Some(step.outcome)
     }
 
-    /// Takes the state of `charge` out, or a copy of it where nothing is to be charged.
+    /// Takes the state of `charge` out of its entry. For an effect that does not write, takes a
+    /// copy, unless the state can be lent (see [`Entry::can_be_lent`]).
     #[inline]
     pub(super) fn open<'c>(
         &mut self,
@@ -232,7 +244,8 @@ impl Shard {
         }
     }
 
-    /// Puts the state of a charge back that [`Self::open`] took; those of newcomers are to be inserted.
+    /// Writes a state that [`Self::open`] took back to its entry. Returns `pending` if its key has
+    /// no entry yet and has to be inserted.
     #[inline]
     pub(super) fn put_back<'c>(
         &mut self,
@@ -256,7 +269,8 @@ impl Shard {
         None
     }
 
-    /// Puts a state back, as it was, that [`Self::open`] has lent to a decision that changes nothing.
+    /// Writes a state back that [`Self::open`] lent to a read-only decision, after undoing the
+    /// charge.
     pub(super) fn put_back_lent(&mut self, pending: Pending<'_>, now: Timestamp) {
         let Located::At { number, .. } = pending.place.located else {
             return;
@@ -271,8 +285,8 @@ impl Shard {
         self.rest.heap_bytes += entry.heap_bytes();
     }
 
-    /// Inserts the state of a charge that was not there before, if there is anything to remember and room
-    /// was made for it.
+    /// Inserts the state of a new key, if there is anything to remember and room was reserved for
+    /// it.
     pub(super) fn insert_pending(&mut self, pending: Pending<'_>, pressed: bool) {
         if pending.kept && pending.place.located == (Located::Absent { has_room: true }) {
             let fingerprint = pending.charge.limits.fingerprint();
@@ -288,8 +302,8 @@ impl Shard {
         }
     }
 
-    /// Ends a decision, and tidies a little. Nothing may move entries between [`Self::open`] and the last
-    /// [`Self::put_back`].
+    /// Ends a decision and scans a few slots for expired entries. Between [`Self::open`] and the
+    /// last [`Self::put_back`], nothing may move entries.
     #[inline]
     pub(super) fn finish(&mut self, effect: Effect) {
         let newcomers = self.rest.reserved.clear();
@@ -299,7 +313,7 @@ impl Shard {
         }
     }
 
-    /// Counts a decision, and tidies now and then.
+    /// Counts a decision. Every [`TIDY_EVERY`] decisions, scans a few slots for expired entries.
     #[inline]
     fn count(&mut self) {
         self.decisions = self.decisions.wrapping_add(1);
@@ -308,7 +322,7 @@ impl Shard {
         }
     }
 
-    /// Forgets what a key has spent; true if there was anything.
+    /// Forgets what a key has spent; returns true if the key had an entry.
     pub(super) fn forget(&mut self, hash: u64, key: &[u8]) -> bool {
         let found = self.find(hash, key);
         if let Some(number) = found {
@@ -319,13 +333,15 @@ impl Shard {
         found.is_some()
     }
 
-    /// Takes in a key from a snapshot, unless it is there already, has expired, or does not fit.
+    /// Inserts a key from a snapshot, unless the shard already holds it, it has expired, or it does
+    /// not fit. Returns whether it was inserted.
     pub(super) fn restore(&mut self, hash: u64, entry: Entry, now: Timestamp) -> bool {
         let is_wanted = entry.expires() > now && self.find(hash, entry.key()).is_none();
         let fits = is_wanted && self.make_room_for(&entry, now);
         if fits {
             if entry.is_unclamped() {
-                // Those that are here already have been charged before now, too.
+                // The marked entry will be clamped to `rewound`. It is safe to set that to `now`
+                // for the whole shard, because all of its entries were charged at or before `now`.
                 self.rest.rewound = self.rest.rewound.max(now);
             }
             self.insert(hash, entry);
@@ -364,19 +380,20 @@ impl Shard {
         }
     }
 
-    /// Gives memory back after a removal that no insertion follows.
+    /// Releases memory after a removal that is not followed by an insertion.
     fn shrink(&mut self) {
         let hasher = &self.rest.hasher;
         self.entries
             .shrink_if_empty(|entry| hash_with(hasher, entry.key()));
     }
 
-    /// Looks at the next `count` slots and drops the entries in them that have expired.
+    /// Scans the next `count` slots and drops the expired entries in them.
     fn tidy(&mut self, count: usize, now: Timestamp) {
         for _ in 0..count {
             let number = self.rest.cursor;
             match self.entries.get(number) {
                 Some(entry) if entry.expires() <= now => {
+                    // The cursor stays, because another entry may have shifted into this slot.
                     self.remove(number);
                     self.shrink();
                     self.rest.counts.expired += 1;
@@ -387,18 +404,18 @@ impl Shard {
         }
     }
 
-    /// Bytes on the heap, but for the blocks, which are bounded on their own.
+    /// Returns the bytes on the heap, without the blocks, which have their own bound.
     pub(super) fn bytes(&self) -> usize {
         self.entries.heap_bytes() + self.rest.heap_bytes
     }
 }
 
-/// The hash of a key, keyed at random for each store.
+/// Returns the hash of a key, seeded at random for each store.
 ///
-/// foldhash does not claim to resist an attacker who can observe the hash, or the time that a decision takes. One
-/// that makes the claim was measured: SipHash-1-3 takes 9.0 ns for a key of 22 bytes where this takes 2.5 ns, of
-/// some 50 ns for a whole decision. The table bounds what colliding keys can do instead
-/// ([`table::FARTHEST`]), which holds whatever the attacker knows.
+/// foldhash does not claim to resist an attacker who can observe hashes or the time that a decision
+/// takes. SipHash-1-3, which makes that claim, was measured: 9.0 ns for a key of 22 bytes, against
+/// 2.5 ns here and about 50 ns for a whole decision. Instead, the table bounds the damage of
+/// colliding keys ([`table::FARTHEST`]); that bound holds whatever the attacker knows.
 #[inline]
 pub(super) fn hash_with(hasher: &RandomState, key: &[u8]) -> u64 {
     let mut hasher = hasher.build_hasher();
@@ -443,7 +460,8 @@ mod tests {
     }
 
     proptest! {
-        /// The bytes that are kept count of are those that there are, whatever came, went, grew and changed its limits.
+        /// The byte count stays equal to the real size under any sequence of inserts, removals,
+        /// growth and changed limits.
         #[test]
         fn bytes_are_counted_as_they_are(
             operations in prop::collection::vec((0..40_u8, 0..5_usize, 1..60_u64, 0..7_u8, 0..400_000_u64), 1..300),
@@ -495,7 +513,7 @@ mod tests {
         Shard::new(RandomState::default(), room)
     }
 
-    /// A peek copied the log: 800 kB of a limit of 100,000, while the shard was locked.
+    /// Regression test: a peek used to copy the log (800 kB for a limit of 100,000) under the lock.
     #[test]
     fn a_peek_works_on_the_log_itself_and_puts_it_back() {
         let (mut shard, limits, now) = (shard(), limits(), Timestamp::from_micros(1_000_000));
@@ -535,12 +553,14 @@ mod tests {
         assert!(taken && !denied.allowed);
     }
 
-    /// Keys whose hashes lie together make the table refuse more of them, and no others.
+    /// A run of keys with neighboring hashes makes the table refuse more keys there, and nowhere
+    /// else.
     #[test]
     fn a_crowded_place_is_a_full_one() {
         let (mut shard, limits, now) = (shard(), limits(), Timestamp::from_micros(1_000_000));
         let key = |number: usize| number.to_le_bytes();
-        // Slots enough for all, and then one home for most.
+        // First inserts and removes spread-out keys to give the table enough slots; then all new
+        // keys share one home slot.
         let spread = |number: usize| (number as u64) << 17;
         let cell = || limits[0].fresh();
         for number in 0..30_000 {

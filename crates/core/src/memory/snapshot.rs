@@ -1,8 +1,8 @@
-//! A store's keys and blocks as bytes, so that counters survive a restart.
+//! Snapshots: the keys and blocks of a store as bytes, so that counters survive a restart.
 //!
-//! Core neither reads nor writes files: it hands out the bytes of one shard after the other, each under its
-//! lock for no longer than copying takes, and takes them in again. Whoever stores them adds a checksum;
-//! nevertheless nothing here trusts a length.
+//! This crate does no file I/O. It returns the bytes of one shard at a time, holding the shard's
+//! lock only while it copies, and restores a store from such bytes. The caller that stores them
+//! adds a checksum. Nevertheless, no length in the bytes is trusted here.
 
 use std::collections::VecDeque;
 
@@ -20,10 +20,10 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// Bytes that are no snapshot: where they stop making sense.
+/// An invalid snapshot, with the position of the first invalid record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SnapshotError {
-    /// How many bytes from the start.
+    /// The offset in bytes of the first invalid record.
     pub offset: usize,
 }
 
@@ -41,21 +41,23 @@ impl std::error::Error for SnapshotError {}
 
 const KEY: u8 = 1;
 const BLOCK: u8 = 2;
-/// When the records behind it were written; the first of each part.
+/// The tag of a record with the time at which the following records were written. Each part starts
+/// with one.
 const TIME: u8 = 3;
 
 impl MemoryStore {
-    /// How many parts [`Self::save`] takes.
+    /// Returns the number of parts for [`Self::save`].
     #[must_use]
     pub fn parts(&self) -> usize {
         self.shards.len()
     }
 
-    /// Appends part `part` (from 0 to [`Self::parts`]) of what the store holds at `now` to `out`.
+    /// Appends part `part` of a snapshot at `now` to `out`. Parts are numbered from 0 to
+    /// [`Self::parts`] - 1.
     ///
     /// # Panics
     ///
-    /// If there is no such part.
+    /// Panics if `part` is not below [`Self::parts`].
     pub fn save(&self, part: usize, now: Timestamp, out: &mut Vec<u8>) {
         let mut shard = self.shards[part].0.lock();
         let now = shard.latest(now);
@@ -83,18 +85,22 @@ impl MemoryStore {
         }
     }
 
-    /// Takes in what [`Self::save`] wrote, of any number of parts in any order; returns how many keys.
+    /// Restores what [`Self::save`] wrote: any number of parts, in any order. Returns the number of
+    /// restored keys.
     ///
-    /// If the snapshot was written at an instant that is well after `now`, the clock was ahead then or has been
-    /// set back since: its keys and blocks are moved back by the difference. A key is then as full now as it was
-    /// when it was written, and at most as full as one that is charged to its maximum now.
+    /// If the snapshot was written more than 10 seconds after `now`, the clock was ahead then or
+    /// has been set back since. The keys and blocks are then moved back by the difference. Each key
+    /// is as full now as it was when it was written, but at most as full as a key that is charged
+    /// to its maximum now.
     ///
-    /// A key that is there already, has expired or does not fit is left out, and so is a block that has ended or does not
-    /// fit. In a full store keys make way as they do for newcomers, those that were just taken in among them.
+    /// A key is skipped if the store already holds it, if it has expired, or if it does not fit. A
+    /// block is skipped if it has expired or does not fit. A full store evicts keys as it does for
+    /// new ones, possibly including keys that were just restored.
     ///
     /// # Errors
     ///
-    /// [`SnapshotError`] where the bytes make no sense. What stood before that has been taken in.
+    /// [`SnapshotError`] if the bytes are not valid. Records before the invalid one have been
+    /// restored.
     pub fn restore(&self, bytes: &[u8], now: Timestamp) -> Result<usize, SnapshotError> {
         let mut input = Input { bytes, at: 0 };
         let (mut restored, mut ahead) = (0, Span::ZERO);
@@ -103,7 +109,8 @@ impl MemoryStore {
             let record = input.record(ahead).ok_or(SnapshotError { offset })?;
             if let Record::Time(written) = record {
                 let lead = written.since(now);
-                // Less is what happens between machines, and counts as time that stood still.
+                // A smaller lead is normal clock skew between machines, and is handled as if time
+                // stood still.
                 ahead = if lead > JUMP { lead } else { Span::ZERO };
             }
             restored += usize::from(self.take_in(record, now));
@@ -121,7 +128,7 @@ impl MemoryStore {
             Record::Block { key, until, reason } => {
                 let stands = until.is_none_or(|until| until > now);
                 let span = until.map(|until| until.since(now));
-                // One that does not fit is left out, as a key is.
+                // A block that does not fit is skipped, as a key is.
                 let _ = stands && self.block(key, span, reason, now);
                 false
             }
@@ -187,12 +194,13 @@ fn put_state(out: &mut Vec<u8>, state: &State) {
     }
 }
 
-/// Whether a number is a count that a limit can have.
+/// Returns whether `number` is a count that a limit can have.
 fn is_count(number: &u64) -> bool {
     *number <= bounds::MAX_COUNT
 }
 
-/// Whether a number of windows since the epoch is one that time can reach.
+/// Returns whether `number`, of windows or microseconds since the epoch, is within the range of
+/// time.
 fn is_instant(number: &u64) -> bool {
     *number <= Timestamp::MAX.as_micros()
 }
@@ -203,7 +211,7 @@ struct Input<'b> {
 }
 
 impl<'b> Input<'b> {
-    /// The next record, moved back by `ahead`.
+    /// Returns the next record with its instants moved back by `ahead`; `None` if it is not valid.
     fn record(&mut self, ahead: Span) -> Option<Record<'b>> {
         match self.take(1)? {
             [TIME] => {
@@ -224,7 +232,8 @@ impl<'b> Input<'b> {
                 let states = cell.states_mut().iter_mut();
                 states.for_each(|state| state.move_back(ahead));
                 let mut entry = Entry::new(key, cell, fingerprint, pressed);
-                // Grids do not move with the states, which therefore are clamped, too.
+                // Windows on a fixed grid cannot be moved exactly, so the state is also clamped
+                // when loaded.
                 entry.mark_unclamped();
                 Some(Record::Key(entry))
             }

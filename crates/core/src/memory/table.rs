@@ -1,13 +1,16 @@
-//! The entries of a shard: a hash table with the entries inside, and a byte of every slot's hash beside them.
+//! The hash table of a shard: open addressing with linear probing, entries stored inline, and one
+//! control byte per slot in a separate array (as in a Swiss table).
 //!
-//! Slots are probed in a line from an entry's home. The bytes, the tags, are looked through eight at once, and lie so close
-//! that the caches hold those of a million keys: a decision waits for memory once, for its entry. Those behind an entry
-//! that is removed close up, so that there are no tombstones and never a sweep.
+//! The control bytes, here called tags, hold part of each entry's hash. They are compared eight at
+//! a time. They are compact enough that the tags of a million keys stay in the CPU caches, so a
+//! decision has one cache miss, for the entry itself. Removing an entry shifts the entries behind
+//! it back, so there are no tombstones and no cleanup passes.
 //!
-//! The slots are in chunks of one size. To grow by an eighth, or to shrink, moves every entry of the shard to new chunks, one
-//! after the other, and gives the old ones back on the way: no more room is taken than the larger of the two, and none is left
-//! in pieces. It is a pause for that shard, in proportion to its keys, which are some 39,000 in a full store of
-//! the default size.
+//! Slots are allocated in chunks of one size. Growing (by an eighth) or shrinking moves all entries
+//! of the shard to new chunks one by one, and frees each old chunk once it has been emptied. Peak
+//! memory is therefore that of the larger table, and memory is not fragmented. Meanwhile the shard
+//! is locked, for a time proportional to its keys: about 39,000 in a full store of the default
+//! size.
 
 use super::{
     entry::Entry,
@@ -23,7 +26,8 @@ pub(super) struct Table {
         reason = "a chunk stays where it is while their list grows"
     )]
     chunks: Vec<Box<Chunk>>,
-    /// How many slots can be a home; those behind them take what runs over the end.
+    /// The number of home slots: slots at which the probe sequence of a key can start. The slots
+    /// behind them hold entries that overflow from the last homes.
     homes: usize,
     len: usize,
 }
@@ -32,26 +36,30 @@ type Chunk = [Option<Entry>; CHUNK];
 
 const CHUNK: usize = 64;
 
-/// How many slots of the last chunk are no homes.
+/// The number of slots in the last chunk that are not home slots.
 const TAIL: usize = 8;
 
-/// Of a chunk, its address and its tags, with those that are looked at behind the last.
+/// The memory of one chunk, including its pointer and its tags, and the extra tags that are read
+/// behind the last slot.
 const CHUNK_BYTES: usize = size_of::<Chunk>() + size_of::<Box<Chunk>>() + CHUNK + tags::GROUP;
 
-/// The most entries that one table holds: homes are told apart by 32 bits of a hash, and distances from them are kept
-/// in 24.
+/// The maximum number of entries in one table. Home slots are selected by 32 bits of the hash, and
+/// the distance of an entry from its home is stored in 24 bits.
 pub(super) const MAX_ENTRIES: usize = 1 << 24;
 
-/// The farthest from its home that a new key is put. Where all slots up to there are taken the key is refused, as in a
-/// full store.
+/// The maximum distance of a new key from its home slot. If all slots up to there are occupied, the
+/// key is refused, as in a full store.
 ///
-/// By chance that does not happen. With seven of eight slots taken, a run of `n` slots without a vacancy has a
-/// probability of about `exp(-n / 118)`: with this `n`, less than 10^-15 for each home. So somebody
-/// has found keys whose hashes lie together, which the hash alone does not rule out: it is keyed at
-/// random, but not made to resist whoever can watch how long decisions take. This bounds what such keys do. A decision looks
-/// at 4,096 tags, and if those collide too at as many keys, some tens of microseconds; and newcomers are
-/// refused only where an attacker keeps as many slots before them taken, so it takes as many keys as to fill the store
-/// to keep all newcomers out.
+/// This does not happen by chance. With seven of eight slots occupied, a run of `n` slots without a
+/// vacancy has a probability of about `exp(-n / 118)`: for this `n`, less than 10^-15 per home. So
+/// it only happens if an attacker has found keys with neighboring hashes. The hash does not rule
+/// that out: it is seeded at random, but does not resist an attacker who can measure how long
+/// decisions take.
+///
+/// This bound limits the damage. A decision compares at most 4,096 tags; if they all match, it also
+/// compares as many keys, which takes tens of microseconds. New keys are refused only where the
+/// attacker keeps 4,096 slots in a row occupied. Blocking all new keys takes as many keys as
+/// filling the store.
 pub(super) const FARTHEST: usize = 4_096;
 
 impl Table {
@@ -64,7 +72,8 @@ impl Table {
         self.chunks.len() * CHUNK
     }
 
-    /// Bytes on the heap, and those of a chunk for what may run over the end: nobody is asked for them when it does.
+    /// Returns the bytes on the heap, plus those of one chunk that overflow may need. Overflow is
+    /// not checked against the byte limit when it happens, so its chunk is counted up front.
     pub(super) fn heap_bytes(&self) -> usize {
         let spare = chunks_with_spare(self.homes).saturating_sub(self.chunks.len());
         spare * (size_of::<Chunk>() + CHUNK)
@@ -73,7 +82,7 @@ impl Table {
             + self.tags.heap_bytes()
     }
 
-    /// The most bytes that the next `entries` insertions add.
+    /// Returns the maximum number of bytes that the next `entries` insertions add.
     pub(super) fn growth_bytes(&self, entries: usize) -> usize {
         let mut homes = self.homes;
         while !has_room(homes, self.len + entries) {
@@ -82,20 +91,21 @@ impl Table {
         (chunks_with_spare(homes) - chunks_with_spare(self.homes)) * CHUNK_BYTES
     }
 
-    /// The number of the entry of `key`, good until the next insertion or removal.
+    /// Returns the slot of the entry of `key`, valid until the next insertion or removal.
     pub(super) fn find(&self, hash: u64, key: &[u8]) -> Option<usize> {
         let home = self.home(hash);
         self.prefetch_slot(home);
         self.look_for(tag(hash), home, key)
     }
 
-    /// The entry of `key`.
+    /// Returns the entry of `key`.
     #[inline]
     pub(super) fn find_mut(&mut self, hash: u64, key: &[u8]) -> Option<&mut Entry> {
         let (tag, home) = (tag(hash), self.home(hash));
-        // Most entries lie in or beside the lines of their home, which come while the tags are looked through.
+        // Most entries are in or next to the cache lines of their home slot, so load those while
+        // the tags are compared.
         self.prefetch_slot(home);
-        // And most are the first with their tag.
+        // Most entries are the first in their group with a matching tag.
         if let Some(slot) = self.tags.first(tag, home)
             && self.is_of(slot, key)
         {
@@ -105,7 +115,7 @@ impl Table {
         self.get_mut(slot)
     }
 
-    // Kept out of the common path, which is then inlined as a whole.
+    // Not inlined, so that the common path in `find_mut` stays small and can be inlined as a whole.
     #[inline(never)]
     fn look_for(&self, tag: u8, home: usize, key: &[u8]) -> Option<usize> {
         self.tags.find(tag, home, |slot| self.is_of(slot, key))
@@ -116,7 +126,7 @@ impl Table {
         self.get(slot).is_some_and(|entry| entry.is_of(key))
     }
 
-    /// Begins to fetch the entry of a key with that hash, which is most probably the first with its tag.
+    /// Starts to load the entry of a key with this hash: most likely the first with a matching tag.
     pub(super) fn prefetch(&self, hash: u64) {
         if !PREFETCHES {
             return;
@@ -127,24 +137,27 @@ impl Table {
         }
     }
 
-    /// Begins to fetch what is in a slot, which may lie in two lines.
+    /// Starts to load a slot, which may span two cache lines.
     #[inline]
     fn prefetch_slot(&self, slot: usize) {
         if let Some(chunk) = self.chunks.get(slot / CHUNK) {
             prefetch(&chunk[slot % CHUNK]);
-            // Where the other line begins; of the last slot of a chunk it is left to the decision.
+            // The next slot starts in the second line. For the last slot of a chunk this wraps
+            // around, and the decision itself loads the second line.
             prefetch(&chunk[(slot + 1) % CHUNK]);
         }
     }
 
-    /// Whether the slots from the home of that hash on are taken for so far that no key is put there, not even the
-    /// first of `others` that are inserted together.
+    /// Returns whether the run of occupied slots from the home of `hash` is so long that a key
+    /// cannot be inserted there. `others` is the number of keys that are inserted together, and
+    /// each may extend the run by one.
     pub(super) fn is_crowded(&self, hash: u64, others: usize) -> bool {
         let home = self.home(hash);
         self.tags.vacant(home) - home + others > FARTHEST
     }
 
-    /// Adds an entry whose key is not in yet; `hash_of` hashes the others if the table has to grow.
+    /// Inserts an entry for a key that the table does not hold. `hash_of` hashes the existing
+    /// entries if the table has to grow.
     pub(super) fn insert(&mut self, hash: u64, entry: Entry, hash_of: impl Fn(&Entry) -> u64) {
         if !has_room(self.homes, self.len + 1) {
             self.rebuild(grown(self.homes), hash_of);
@@ -152,12 +165,13 @@ impl Table {
         self.place(hash, entry);
     }
 
-    /// Removes the entry of that number; those behind it close up.
+    /// Removes the entry in this slot, and shifts entries behind it back to close the gap.
     pub(super) fn remove(&mut self, number: usize) -> Option<Entry> {
         let removed = self.take(number)?.1;
         self.len -= 1;
         let (mut hole, mut at) = (number, number + 1);
         while let Some(entry) = self.get(at) {
+            // An entry moves back into the hole unless that would put it before its home.
             if let Some(distance) = entry.distance().checked_sub(at - hole)
                 && let Some((tag, mut entry)) = self.take(at)
             {
@@ -170,7 +184,7 @@ impl Table {
         Some(removed)
     }
 
-    /// Gives memory back once three quarters of it are unused.
+    /// Shrinks the table if less than a quarter of it is used.
     pub(super) fn shrink_if_empty(&mut self, hash_of: impl Fn(&Entry) -> u64) {
         if self.len * 4 < self.homes && self.chunks.len() > 1 {
             let chunks = (self.len * 2 + TAIL).div_ceil(CHUNK).max(1);
@@ -178,7 +192,7 @@ impl Table {
         }
     }
 
-    /// The entry in that slot, if there is one.
+    /// Returns the entry in that slot, if there is one.
     #[inline]
     pub(super) fn get(&self, slot: usize) -> Option<&Entry> {
         self.chunks.get(slot / CHUNK)?[slot % CHUNK].as_ref()
@@ -198,7 +212,7 @@ impl Table {
         slots.flatten()
     }
 
-    /// The number of the first entry from slot `from` on, and on from the first slot behind the last.
+    /// Returns the slot of the first entry at or after `from`, wrapping around at the end.
     pub(super) fn next_from(&self, from: usize) -> Option<usize> {
         let slots = self.slots();
         let from = from.min(slots);
@@ -207,7 +221,7 @@ impl Table {
             .find(|slot| self.get(*slot).is_some())
     }
 
-    /// Puts an entry into the first vacant slot from its home on.
+    /// Puts an entry into the first vacant slot at or after its home.
     fn place(&mut self, hash: u64, mut entry: Entry) {
         let home = self.home(hash);
         let slot = self.tags.vacant(home);
@@ -250,25 +264,27 @@ impl Table {
         self.tags.grow_to(self.slots());
     }
 
-    /// Spreads the low 32 bits of the hash evenly over the homes.
+    /// Returns the home slot: maps the low 32 bits of the hash evenly to the homes.
     #[inline]
     fn home(&self, hash: u64) -> usize {
         (((hash & u64::from(u32::MAX)) * self.homes as u64) >> 32) as usize
     }
 }
 
-/// Bits 32 to 40: those below say where the home is, those above which shard.
+/// Returns the tag: bits 32 to 39 of the hash, but never 0, which marks a vacant slot. The bits
+/// below select the home, the top 8 bits select the shard.
 #[inline]
 fn tag(hash: u64) -> u8 {
     hash.to_le_bytes()[4].max(1)
 }
 
-/// An eighth stays vacant, so that probing is short and ends.
+/// Returns whether the table stays at most seven eighths full, which keeps probe sequences short
+/// and finite.
 fn has_room(homes: usize, entries: usize) -> bool {
     entries * 8 <= homes * 7
 }
 
-/// By an eighth, in whole chunks.
+/// Returns the number of homes after growing by an eighth, in whole chunks.
 fn grown(homes: usize) -> usize {
     let chunks = chunks_of(homes);
     (chunks + (chunks / 8).max(1)) * CHUNK - TAIL
@@ -287,7 +303,7 @@ impl std::ops::Index<usize> for Table {
 
     /// # Panics
     ///
-    /// If there is no entry of that number.
+    /// Panics if the slot is vacant.
     #[inline]
     fn index(&self, number: usize) -> &Entry {
         let slot = &self.chunks[number / CHUNK][number % CHUNK];
@@ -328,7 +344,8 @@ mod tests {
     }
 
     proptest! {
-        /// The table holds what a map holds, whatever is inserted and removed, homes shared freely, at either end too.
+        /// The table behaves like a map under any sequence of insertions and removals, including
+        /// shared homes and keys at either end of the table.
         #[test]
         fn holds_what_a_map_holds(
             operations in prop::collection::vec((any::<bool>(), 0_u64..400), 0..1_200),
@@ -347,7 +364,8 @@ mod tests {
                     None if add => {
                         let (more, before) = (table.growth_bytes(1), table.heap_bytes());
                         table.insert(hash(key), entry(key), |entry| hash(key_of(entry)));
-                        // So many keys of one home as here run over more than the chunk that is set apart.
+                        // This many keys with one home can overflow beyond the one spare chunk that
+                        // is counted.
                         let has_run_over = table.chunks.len() > chunks_with_spare(table.homes);
                         prop_assert!(has_run_over || table.heap_bytes() <= before + more);
                         model.insert(key, ());
@@ -370,7 +388,7 @@ mod tests {
             prop_assert!(held.iter().eq(model.keys()));
         }
 
-        /// Going on from slot to slot comes by every entry once.
+        /// Iterating from slot to slot visits every entry once.
         #[test]
         fn going_round_meets_every_entry(count in 1_u64..300) {
             let mut table = Table::default();
@@ -389,11 +407,11 @@ mod tests {
         }
     }
 
-    /// An entry more than 65,535 slots from its home was dropped, and nobody was told.
+    /// Regression test: an entry more than 65,535 slots from its home used to be dropped silently.
     #[test]
     fn an_entry_far_from_its_home_is_kept() {
         const KEYS: u64 = 70_000;
-        // More keys than homes in the front of the table: they run on into the rest.
+        // More keys than homes in the front part of the table, so that they overflow into the rest.
         let hash = |key: u64| {
             if key == KEYS {
                 0

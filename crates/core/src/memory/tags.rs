@@ -1,18 +1,20 @@
-//! A byte for every slot of a table: a part of the hash of the entry in it, or zero for none.
+//! Control bytes: one byte per slot of a table, with part of the hash of the slot's entry, or zero
+//! if the slot is vacant.
 //!
-//! Eight are compared at once, in the bytes of one word (Lamport 1975; Warren, Hacker's Delight, 6-1).
+//! Eight bytes are compared at once within one word (Lamport 1975; Warren, Hacker's Delight, 6-1).
 
 #[derive(Debug, Default)]
 pub(super) struct Tags(Vec<u8>);
 
-/// So many tags are looked at together, and so many beyond the last slot are always vacant.
+/// The number of tags that are compared at once. As many tags behind the last slot are always zero,
+/// so that a group can be read from any slot.
 pub(super) const GROUP: usize = 8;
 
 const LOWEST: u64 = 0x0101_0101_0101_0101;
 const HIGHEST: u64 = LOWEST << 7;
 
 impl Tags {
-    /// The tags of so many vacant slots.
+    /// Creates the tags of `slots` vacant slots.
     pub(super) fn new(slots: usize) -> Self {
         Self(vec![0; slots + GROUP])
     }
@@ -21,15 +23,16 @@ impl Tags {
         self.0.capacity()
     }
 
-    /// The first of the [`GROUP`] slots from `home` on that has `tag`.
+    /// Returns the first of the [`GROUP`] slots at or after `home` with `tag`.
     #[inline]
     pub(super) fn first(&self, tag: u8, home: usize) -> Option<usize> {
         let matches = zeros(self.group(home)? ^ repeated(tag));
         (matches != 0).then(|| home + first(matches))
     }
 
-    /// The slot from `home` on to the next vacant one that has `tag` and for which `is` holds, which is asked of a few
-    /// others too, vacant ones among them.
+    /// Returns the first slot at or after `home` with `tag` for which `is` returns true. Stops at
+    /// the group that contains the next vacant slot. `is` may also be called for a few other slots,
+    /// including vacant ones.
     #[inline]
     pub(super) fn find(&self, tag: u8, home: usize, is: impl Fn(usize) -> bool) -> Option<usize> {
         let wanted = repeated(tag);
@@ -51,7 +54,7 @@ impl Tags {
         }
     }
 
-    /// The first vacant slot from `home` on, which may be one behind the last.
+    /// Returns the first vacant slot at or after `home`; it may be one behind the last slot.
     pub(super) fn vacant(&self, home: usize) -> usize {
         let mut at = home;
         while let Some(group) = self.group(at) {
@@ -68,12 +71,12 @@ impl Tags {
         self.0[slot] = tag;
     }
 
-    /// Makes a slot vacant, and answers which tag it had.
+    /// Marks a slot as vacant, and returns its former tag.
     pub(super) fn clear(&mut self, slot: usize) -> u8 {
         std::mem::take(&mut self.0[slot])
     }
 
-    /// Makes sure that there are tags for so many slots.
+    /// Extends the tags to at least `slots` slots.
     pub(super) fn grow_to(&mut self, slots: usize) {
         let more = (slots + GROUP).saturating_sub(self.0.len());
         self.0.reserve_exact(more);
@@ -87,20 +90,20 @@ impl Tags {
     }
 }
 
-/// The tag in every byte.
+/// Returns a word with `tag` in every byte.
 #[inline]
 fn repeated(tag: u8) -> u64 {
     u64::from(tag) * LOWEST
 }
 
-/// The highest bit of each byte that is zero, and perhaps of some above the first that are not: whoever takes another than
-/// the first looks again.
+/// Returns the highest bit of each byte that is zero. Bytes above the first zero byte may be
+/// reported falsely, so a caller that uses more than the first match must check it.
 #[inline]
 fn zeros(word: u64) -> u64 {
     word.wrapping_sub(LOWEST) & !word & HIGHEST
 }
 
-/// The number of the lowest byte with a bit set.
+/// Returns the index of the lowest byte with a bit set.
 #[inline]
 fn first(bits: u64) -> usize {
     bits.trailing_zeros() as usize / 8
