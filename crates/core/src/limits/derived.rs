@@ -1,4 +1,5 @@
-//! The limits that are made of others: wider ones where there is room, one node's share, and what they were before.
+//! Limits that are derived from others: stretched limits (elastic headroom), one node's share, and
+//! former limits.
 
 use std::sync::{Arc, OnceLock};
 
@@ -10,17 +11,18 @@ use crate::{
 };
 
 impl Limits {
-    /// How many sets of former limits are remembered, so that states left under them are taken over exactly.
+    /// The number of former sets of limits that are kept, so that states written under them are
+    /// converted exactly.
     const MAX_FORMER: usize = 4;
 
-    /// Lets the limits stretch: so many percent more are admitted, marked, of requests that are charged under
-    /// [`Self::stretched`]. Both keep one state, so that what was admitted beyond the limits while there was room counts
-    /// once there is none.
+    /// Makes the limits elastic: while there is headroom, requests are charged under
+    /// [`Self::stretched`], which admits `percent` more and marks the excess. Both share one state,
+    /// so units that were admitted beyond the limits still count once the headroom is used up.
     ///
     /// # Errors
     ///
-    /// Names `elastic`: refuses what a soft allowance of so much would be refused, and limits that count what they
-    /// deny, which would forget what lies beyond them.
+    /// Names `elastic`. Refuses a percentage that a soft allowance would refuse, and limits that
+    /// count denied requests: those would forget units beyond the limits.
     pub fn stretching(mut self, percent: u32) -> Result<Self, LimitError> {
         if self
             .members
@@ -41,29 +43,30 @@ impl Limits {
         Ok(self)
     }
 
-    /// The limits where there is room, if they stretch.
+    /// Returns the limits that apply while there is headroom, if these limits are elastic.
     #[must_use]
     pub fn stretched(&self) -> Option<&Self> {
         let build = || Arc::new(self.build_stretched().unwrap_or_else(|_| self.clone()));
         (self.stretch > 0).then(|| &**self.stretched.get_or_init(build))
     }
 
-    /// By how many percent the limits stretch where there is room.
+    /// Returns by how many percent the limits stretch while there is headroom.
     #[must_use]
     pub fn stretch(&self) -> u32 {
         self.stretch
     }
 
-    /// Whether these are stretched limits.
+    /// Returns whether these are stretched limits.
     #[must_use]
     pub fn is_stretched(&self) -> bool {
         self.unstretched.is_some()
     }
 
-    /// Makes these limits the successors of `old`: a key whose state was left under `old` keeps what it has
-    /// spent when it is next charged under the new numbers.
+    /// Makes these limits the successors of `old`: a key with a state written under `old` keeps
+    /// what it has spent when it is next charged under the new limits.
     ///
-    /// Limits are matched by algorithm and order: the second fixed window takes over from the second fixed window.
+    /// Limits are matched by algorithm and order: the second fixed window takes over the state of
+    /// the second fixed window.
     #[must_use]
     pub fn succeeding(mut self, old: &Arc<Self>) -> Self {
         self.formerly = Some(Arc::new(old.truncated(Self::MAX_FORMER)));
@@ -72,13 +75,15 @@ impl Limits {
         self
     }
 
-    /// What one node may admit by itself: every limit's share, built when it is first asked for.
+    /// Returns one node's share of every limit, which the node may admit by itself. Built on first
+    /// use.
     #[must_use]
     pub fn share(&self, share: Share) -> Arc<Self> {
         self.shares.get(share, || self.build_share(share))
     }
 
-    /// The same limits with a wider allowance. They know the states of these, and the other way round.
+    /// Builds the same limits with a wider soft allowance. The two forms can read each other's
+    /// states.
     fn build_stretched(&self) -> Result<Self, LimitError> {
         let wider = |limit: &Limit| {
             let percent = limit.soft_percent().saturating_add(self.stretch);
@@ -105,7 +110,7 @@ impl Limits {
             return scaled.build_stretched().unwrap_or(scaled);
         }
         let limits = self.limits.iter().map(|limit| share.of(limit)).collect();
-        // A share of sound limits is as many sound limits.
+        // A share of valid limits is valid, and has the same number of limits.
         let scaled = Self::new(limits).unwrap_or_else(|_| self.clone());
         let scaled = Self {
             name: self.name.clone(),
@@ -119,6 +124,7 @@ impl Limits {
         }
     }
 
+    /// Returns these or former limits with `fingerprint`.
     pub(super) fn former(&self, fingerprint: u32) -> Option<&Self> {
         let mut limits = Some(self);
         while let Some(candidate) = limits {
@@ -130,8 +136,8 @@ impl Limits {
         None
     }
 
-    /// A copy that remembers at most `generations` former sets, itself included, and nothing that was built from it, which would
-    /// remember all of them.
+    /// Copies the limits with at most `generations` former sets, including this one. Derived limits
+    /// are dropped, because they refer to all former sets.
     fn truncated(&self, generations: usize) -> Self {
         let formerly = self.formerly.as_ref().filter(|_| generations > 1);
         Self {

@@ -1,4 +1,4 @@
-//! A rule's limits, compiled: all of them share one key and so one state.
+//! The compiled limits of a rule. They share one key, and so one state.
 
 mod derived;
 mod shares;
@@ -19,7 +19,8 @@ use crate::{
     time::Span,
 };
 
-/// A rule's limits over one key, compiled into kernels.
+/// The limits of a rule on one key, compiled into kernels: one per limit, except that sliding logs
+/// share one.
 ///
 /// # Examples
 ///
@@ -40,16 +41,17 @@ pub struct Limits {
     sole_schedule: Option<Schedule>,
     formerly: Option<Arc<Self>>,
     on_failure: Option<OnFailure>,
-    /// This node's shares, once they were needed.
+    /// One node's shares of the limits, built when first needed.
     shares: Shares,
-    /// By how many percent the limits stretch where there is room, and the limits then, once they were needed.
+    /// By how many percent elastic limits stretch while there is headroom.
     stretch: u32,
+    /// The stretched limits, built when first needed.
     stretched: OnceLock<Arc<Self>>,
-    /// Of stretched limits, what they were.
+    /// For stretched limits, the original ones.
     unstretched: Option<Arc<Self>>,
 }
 
-/// Limits as bits, in the order of the rule's list.
+/// A set of limits as bits, in the order of the rule's list.
 pub(crate) type Mask = u16;
 
 const _: () = assert!(
@@ -62,7 +64,8 @@ impl Limits {
     ///
     /// # Errors
     ///
-    /// Refuses no limit at all and more than [`bounds::MAX_LIMITS_PER_RULE`].
+    /// Refuses an empty list, a list of more than [`bounds::MAX_LIMITS_PER_RULE`], and invalid
+    /// numbers.
     pub fn new(limits: Vec<Limit>) -> Result<Self, LimitError> {
         if limits.is_empty() {
             return Err(LimitError::new("limits", "must name at least one limit"));
@@ -109,7 +112,7 @@ impl Limits {
         })
     }
 
-    /// Gives the limits their rule's name.
+    /// Sets the name of the rule.
     #[must_use]
     pub fn named(mut self, rule: &str) -> Self {
         self.name = Some(rule.into());
@@ -117,7 +120,7 @@ impl Limits {
         self
     }
 
-    /// Lets the limits count and report but never deny.
+    /// Sets shadow mode: the limits count and report, but never deny.
     #[must_use]
     pub fn in_shadow(mut self, shadow: bool) -> Self {
         self.shadow = shadow;
@@ -126,7 +129,7 @@ impl Limits {
         self
     }
 
-    /// Lets `policy` answer while the store is out of reach; `None` leaves that to the store.
+    /// Sets the policy while the store is unreachable. With `None`, the store's own policy applies.
     #[must_use]
     pub fn failing(mut self, policy: Option<OnFailure>) -> Self {
         self.on_failure = policy;
@@ -134,44 +137,46 @@ impl Limits {
         self
     }
 
-    /// The rule's name.
+    /// Returns the name of the rule.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
         self.name.as_deref()
     }
 
-    /// Whether the limits only count and report.
+    /// Returns whether the limits are in shadow mode: they count and report, but never deny.
     #[must_use]
     pub fn shadow(&self) -> bool {
         self.shadow
     }
 
-    /// What answers while the store is out of reach; `None` leaves that to the store.
+    /// Returns the policy while the store is unreachable. With `None`, the store's own policy
+    /// applies.
     #[must_use]
     pub fn on_failure(&self) -> Option<OnFailure> {
         self.on_failure
     }
 
-    /// The limits, in the order in which they were given.
+    /// Iterates over the limits, in the order in which they were given.
     pub fn iter(&self) -> std::slice::Iter<'_, Limit> {
         self.limits.iter()
     }
 
-    /// How many limits there are: at least one.
+    /// Returns the number of limits, at least one.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "there is always at least one")]
     pub fn len(&self) -> usize {
         self.limits.len()
     }
 
-    /// Whether something is held until a receipt is settled, needed or not.
+    /// Returns whether a charge holds a concurrency slot until its receipt is settled.
     #[must_use]
     pub fn holds_places(&self) -> bool {
         let mut members = self.members.iter();
         members.any(|member| matches!(member.kernel, Kernel::Lease(_)))
     }
 
-    /// For how long a place is held that is not renewed: the shortest lease, where there is one.
+    /// Returns how long a concurrency slot is held without renewal: the shortest lease of the
+    /// limits.
     #[must_use]
     pub fn lease(&self) -> Option<Span> {
         let leases = self
@@ -184,30 +189,33 @@ impl Limits {
         leases.min()
     }
 
-    /// A number that differs, almost surely, between limits whose states are counted in other terms: a state left under the
-    /// same fingerprint is read as it is.
+    /// Returns a digest of the units in which the states are counted. It differs, almost certainly,
+    /// if the units do. A state with the same fingerprint needs no conversion.
     pub(crate) fn fingerprint(&self) -> u32 {
         self.fingerprint
     }
 
-    /// A number that differs, almost surely, between limits that decide differently.
+    /// Returns a digest of all numbers. It differs, almost certainly, between limits that decide
+    /// differently.
     pub(crate) fn numbers_fingerprint(&self) -> u32 {
         fingerprint(&self.limits)
     }
 
-    /// The kernels, each with the limits that it answers for.
+    /// Returns the kernels, each with the limits that it evaluates.
     pub(crate) fn members(&self) -> &[Member] {
         &self.members
     }
 
-    /// The schedule, where the rule is nothing but one, hard and enforced: the commonest case.
+    /// Returns the GCRA schedule if the rule consists of only one, with no soft allowance and not
+    /// in shadow mode. This is the most common case, and has a fast path.
     #[inline]
     pub(crate) fn sole_schedule(&self) -> Option<&Schedule> {
         self.sole_schedule.as_ref().filter(|_| !self.shadow)
     }
 }
 
-/// The schedule that is all there is to decide, if its state always fits an entry.
+/// Returns the schedule if it is the rule's only limit, and its state always fits inline in an
+/// entry.
 fn sole_schedule(limits: &[Limit], members: &[Member]) -> Option<Schedule> {
     let ([limit], [member]) = (limits, members) else {
         return None;
@@ -221,7 +229,7 @@ fn sole_schedule(limits: &[Limit], members: &[Member]) -> Option<Schedule> {
     is_plain.then_some(*schedule)
 }
 
-/// A digest of what the states of these kernels are counted in.
+/// Returns a digest of the units in which the states of these kernels are counted.
 fn terms_digest(members: &[Member]) -> u32 {
     let digest = members.iter().fold(Digest::new(), |digest, member| {
         member.kernel.terms().digest(digest)
@@ -229,7 +237,7 @@ fn terms_digest(members: &[Member]) -> u32 {
     digest.bits_28()
 }
 
-/// A digest of all the numbers of these limits.
+/// Returns a digest of all numbers of these limits.
 fn fingerprint(limits: &[Limit]) -> u32 {
     let digest = limits
         .iter()

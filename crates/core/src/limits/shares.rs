@@ -1,15 +1,15 @@
-//! The shares of limits that were asked for, each built once.
+//! A cache of one node's shares of the limits; each share is built once.
 
 use std::sync::{Arc, OnceLock};
 
 use super::Limits;
 use crate::failure::Share;
 
-/// The most shares of one rule's limits that are kept: there is one for each number of servers that a fleet had.
-/// Further ones are built each time that they are asked for.
+/// The maximum number of shares that are cached per rule. There is one for each number of servers
+/// that the cluster has had. Further shares are built on each call.
 const MAX_SHARES: usize = 256;
 
-/// A list that only grows, so that every decision can read it without a lock.
+/// A linked list that only grows, so that decisions can read it without a lock.
 #[derive(Debug, Default)]
 pub(super) struct Shares(OnceLock<Box<Kept>>);
 
@@ -21,7 +21,7 @@ struct Kept {
 }
 
 impl Shares {
-    /// The limits of `share`, which `build` makes when they are first asked for.
+    /// Returns the limits of `share`, which `build` creates on first use.
     pub(super) fn get(&self, share: Share, build: impl Fn() -> Limits) -> Arc<Limits> {
         let mut shares = self;
         for _ in 0..MAX_SHARES {
@@ -32,7 +32,7 @@ impl Shares {
                     next: Self::default(),
                 })
             });
-            // Where another thread was faster it may have put another share there.
+            // Another thread may have stored a different share here first.
             if kept.share == share {
                 return Arc::clone(&kept.limits);
             }
@@ -42,7 +42,7 @@ impl Shares {
     }
 }
 
-/// A copy of the limits builds its shares anew: it may be about to change.
+/// A clone starts with an empty cache, because its limits may be about to change.
 impl Clone for Shares {
     fn clone(&self) -> Self {
         Self::default()

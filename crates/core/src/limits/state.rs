@@ -1,4 +1,5 @@
-//! What the limits of a rule do with the state of one key: each member with its own.
+//! Operations of a rule's limits on the state of one key. Each kernel (algorithm instance) works on
+//! its own part of the state.
 
 use super::{Limits, Mask};
 use crate::{
@@ -11,12 +12,13 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// What is needed to undo a charge on one state.
+/// The information needed to undo a charge on one state.
 #[derive(Debug)]
 pub(crate) enum Before {
-    /// The state.
+    /// A copy of the state.
     State(State),
-    /// The room that a log had; what was charged can be taken out again.
+    /// The former capacity of a log. The log itself is not copied, because the charge can be
+    /// removed from it again.
     LogOfCapacity(usize),
 }
 
@@ -24,23 +26,23 @@ pub(crate) enum Before {
 #[derive(Debug)]
 pub(crate) struct Loaded {
     pub(crate) cell: Cell,
-    /// The cell as other limits left it, if the conversion kept nothing of it.
+    /// The cell before its conversion, if the conversion kept nothing of it.
     pub(crate) left: Option<Box<LeftCell>>,
 }
 
-/// A cell that other limits left and these cannot evaluate.
+/// A cell that other limits wrote and these cannot evaluate.
 ///
-/// A decision that writes nothing puts it back, so that a denial takes nothing from limits that come back, or
-/// from another server that still has them.
+/// A decision that writes nothing puts it back. So a denial takes nothing from limits that may come
+/// back, or that another server still has.
 #[derive(Debug)]
 pub(crate) struct LeftCell {
     pub(crate) cell: Cell,
-    /// Of the limits that left it.
+    /// Identifies the limits that wrote it.
     pub(crate) fingerprint: u32,
 }
 
 impl Limits {
-    /// What is remembered of a key that was never seen.
+    /// Returns the state of a new key.
     pub(crate) fn fresh(&self) -> Cell {
         match self.members.as_slice() {
             [member] => Cell::One(member.kernel.fresh()),
@@ -48,7 +50,8 @@ impl Limits {
         }
     }
 
-    /// Returns `cell`, which limits of `fingerprint` left, as a cell that these limits can evaluate.
+    /// Returns `cell`, converted if it was not written under these limits. `fingerprint` identifies
+    /// the limits under which it was written.
     #[inline]
     pub(crate) fn load(&self, cell: Cell, fingerprint: u32, now: Timestamp) -> Loaded {
         if fingerprint == self.fingerprint && self.knows(&cell) {
@@ -58,18 +61,19 @@ impl Limits {
         }
     }
 
-    /// Pulls the states of a cell, one that these limits know, back to what a key that was charged to its
-    /// maximum at `at` can have at most.
+    /// Clamps the states of `cell` to those of a key that was charged to its maximum at `at`.
+    /// `cell` must be compatible with these limits.
     #[cold]
     pub(crate) fn clamp(&self, cell: &mut Cell, at: Timestamp) {
-        // Elastic limits and their wider form share one state, which may hold what only the wider form admits.
+        // Elastic limits and their stretched form share one state. It may hold units that only the
+        // stretched form admits, so clamp to the stretched limits.
         let widest = self.stretched().unwrap_or(self);
         for (member, state) in widest.members.iter().zip(cell.states_mut()) {
             member.kernel.clamp(state, at);
         }
     }
 
-    /// The limits that deny `cost` now.
+    /// Returns the limits that deny `cost` now.
     #[inline]
     pub(crate) fn denied(&self, cell: &mut Cell, now: Timestamp, cost: u64) -> Mask {
         let mut denied = 0;
@@ -83,7 +87,7 @@ impl Limits {
         denied
     }
 
-    /// The limits that would hold a request back for more than `longest`.
+    /// Returns the limits that would delay a request by more than `longest`.
     pub(crate) fn kept_waiting(&self, cell: &Cell, now: Timestamp, longest: Span) -> Mask {
         let states = self.members.iter().zip(cell.states());
         let waiting = states
@@ -92,7 +96,7 @@ impl Limits {
         parts.fold(0, |denied, part| denied | 1 << *part)
     }
 
-    /// Spends `cost` of every limit.
+    /// Charges `cost` to every limit.
     #[inline]
     pub(crate) fn charge(&self, cell: &mut Cell, now: Timestamp, cost: u64) {
         for (member, state) in self.members.iter().zip(cell.states_mut()) {
@@ -100,14 +104,14 @@ impl Limits {
         }
     }
 
-    /// Whether one of the limits counts requests that are denied.
+    /// Whether one of the limits counts denied requests.
     pub(crate) fn counts_denials(&self) -> bool {
         let mut members = self.members.iter();
         members.any(|member| member.denials != Denials::Forgotten)
     }
 
-    /// Whether a charge on `cell`, one that these limits left, can be undone without a copy of all of it: it holds a
-    /// log, and what is denied charges nothing.
+    /// Returns whether a charge on `cell` can be undone without a full copy. That is worthwhile if
+    /// the cell contains a log, and possible if denied requests are not counted.
     pub(crate) fn can_undo(&self, cell: &Cell) -> bool {
         let has_log = |state: &State| matches!(state, State::Log(_) | State::Lease(_));
         let mut members = self.members.iter();
@@ -116,7 +120,8 @@ impl Limits {
             && members.all(|member| member.denials == Denials::Forgotten)
     }
 
-    /// What [`Self::undo`] needs of `cell` before it is charged: a copy of each state but logs, which may be long.
+    /// Returns the information that [`Self::undo`] needs, before `cell` is charged: a copy of each
+    /// state, except logs, which may be long.
     pub(crate) fn before_charge(cell: &Cell) -> Vec<Before> {
         let before = |state: &State| match state {
             State::Log(log) | State::Lease(log) => Before::LogOfCapacity(log.capacity()),
@@ -125,10 +130,11 @@ impl Limits {
         cell.states().iter().map(before).collect()
     }
 
-    /// Takes `units` out of `cell` that were charged last, at `now`, so that it is what it was `before`.
+    /// Restores `cell` to its state `before` the last charge, which was of `units` at `now`.
     ///
-    /// The newest entries of a log are taken away again. None has left it at the other end to make room: a log drops
-    /// entries only beyond its largest limit, and what was admitted lies within all of them.
+    /// For a log, this removes its newest entries. The charge cannot have removed entries at the
+    /// old end: a log drops entries only beyond its largest limit, and an admitted charge is within
+    /// all limits.
     pub(crate) fn undo(&self, cell: &mut Cell, now: Timestamp, units: u64, before: Vec<Before>) {
         let states = cell.states_mut().iter_mut().zip(before);
         for (member, (state, before)) in self.members.iter().zip(states) {
@@ -144,7 +150,7 @@ impl Limits {
         }
     }
 
-    /// Gives `units` back to every limit.
+    /// Refunds `units` to every limit.
     pub(crate) fn refund(&self, cell: &mut Cell, now: Timestamp, units: u64) {
         for (member, state) in self.members.iter().zip(cell.states_mut()) {
             if self.shadow || member.denials != Denials::Forgotten {
@@ -154,18 +160,23 @@ impl Limits {
         }
     }
 
-    /// Where in `cell` the charge is that was just made.
+    /// Returns the position in `cell` of the charge that was just made, for each kernel. `None` for
+    /// kernels that do not support refunds by receipt.
     pub(crate) fn marks(&self, cell: &Cell) -> Box<[Option<Mark>]> {
         let members = self.members.iter().zip(cell.states());
-        // What is denied is counted as well there: nothing can be told apart.
+        // Such a limit also counts denied requests, and its state does not distinguish them from
+        // admitted ones.
         let keeps = |member: &Member| member.denials == Denials::Counted && !self.shadow;
         members
             .map(|(member, state)| (!keeps(member)).then(|| Kernel::mark(state)))
             .collect()
     }
 
-    /// Takes what is to come back of a charge out of `cell`. Answers by how much those behind it moved up in each member that is a
-    /// schedule: by nothing where it was the last in line. `shift` says how much others have moved it up since.
+    /// Removes the unused part of a charge from `cell` and releases its concurrency slots.
+    ///
+    /// Returns, for each kernel, by how many microseconds this moved later charges forward in a
+    /// GCRA schedule: 0 for other kernels, and if the charge was the last one. `shift` returns by
+    /// how much earlier refunds have moved the charge of a kernel forward; see `memory::ledger`.
     pub(crate) fn settle(
         &self,
         cell: &mut Cell,
@@ -190,8 +201,9 @@ impl Limits {
         settled.collect()
     }
 
-    /// Gives the places back that `charged`, of these limits, took in `cell`, which was left under other numbers since: a place is
-    /// found by its instant, if the kernels are the same.
+    /// Releases the concurrency slots that `charged` holds in `cell`, although the state was since
+    /// written under other limits. Slots are found by their start time if the kernels are of the
+    /// same kinds.
     pub(crate) fn leave(&self, cell: &mut Cell, charged: &Charged) {
         if !self.is_alike(cell) {
             return;
@@ -203,8 +215,8 @@ impl Limits {
         }
     }
 
-    /// Renews the places of `charged`, of these limits, in `cell`, whatever numbers it was left under, if the kernels are the same;
-    /// true if all are held.
+    /// Renews the leases of `charged` in `cell`, under whatever limits it was written, if the
+    /// kernels are of the same kinds. Returns true if all concurrency slots are held.
     pub(crate) fn renew(&self, cell: &mut Cell, now: Timestamp, charged: &mut Charged) -> bool {
         let mut are_held = self.is_alike(cell);
         if !are_held {
@@ -221,7 +233,7 @@ impl Limits {
         are_held
     }
 
-    /// Whether `cell` was left by kernels such as these, under whatever numbers.
+    /// Returns whether `cell` was written by kernels of the same kinds, with any numbers.
     fn is_alike(&self, cell: &Cell) -> bool {
         let states = cell.states();
         let mut members = self.members.iter().zip(states);
@@ -229,7 +241,7 @@ impl Limits {
             && members.all(|(member, state)| member.kernel.is_kind_of(state))
     }
 
-    /// Whether less than half of one of the limits is left.
+    /// Returns whether less than half of any limit remains.
     pub(crate) fn is_pressed(&self, cell: &Cell, now: Timestamp) -> bool {
         self.members
             .iter()
@@ -242,8 +254,8 @@ impl Limits {
             })
     }
 
-    /// Spends `cost`, which is denied, of the limits that count it nevertheless; true if there are any. `denied` are the
-    /// limits that denied it themselves.
+    /// Charges a denied `cost` to the limits that count denied requests. Returns true if there are
+    /// any. `denied` are the limits that denied the request.
     #[inline]
     pub(crate) fn charge_denied(
         &self,
@@ -267,7 +279,7 @@ impl Limits {
         charged
     }
 
-    /// Appends what every limit answers, given those that `denied` and whether `cost` was `charged`.
+    /// Appends the outcome of every limit.
     #[inline]
     pub(crate) fn report(&self, cell: &Cell, asked: Asked, outcomes: &mut Vec<Outcome>) {
         if let ([member], [limit]) = (self.members.as_slice(), self.limits.as_slice()) {
@@ -287,7 +299,7 @@ impl Limits {
         }
     }
 
-    /// The most bytes on the heap that the state of a new key takes once `cost` is charged.
+    /// Returns the maximum number of heap bytes of a new key's state after `cost` is charged.
     pub(crate) fn newcomer_bytes(&self, cost: u64) -> usize {
         match self.members.as_slice() {
             [member] if member.kernel.is_small() => 0,
@@ -300,7 +312,8 @@ impl Limits {
         }
     }
 
-    /// The most bytes that `cell`, left under limits of `fingerprint`, grows by when `cost` is charged.
+    /// Returns the maximum number of bytes by which `cell` grows when `cost` is charged.
+    /// `fingerprint` identifies the limits under which it was written.
     pub(crate) fn growth_bytes(&self, cell: &Cell, fingerprint: u32, cost: u64) -> usize {
         if fingerprint == self.fingerprint && self.knows(cell) {
             let members = self.members.iter().zip(cell.states());
@@ -308,7 +321,8 @@ impl Limits {
                 .map(|(member, state)| member.kernel.growth_bytes(state, cost))
                 .sum()
         } else {
-            // What is taken over is at most what was there, in the shape of something new.
+            // A converted state has the size of a new one, plus the entries kept from existing
+            // logs.
             let kept = cell.states().iter().map(State::log_growth_bytes);
             self.newcomer_bytes(cost) + kept.sum::<usize>()
         }
@@ -324,8 +338,10 @@ impl Limits {
                 .all(|(member, state)| member.kernel.knows(state))
     }
 
-    /// Makes `cell`, whose states were left in `terms`, one that these limits know. Answers the limits whose state loses something by
-    /// that, each with the time until `cost` is admitted by the state as it was left.
+    /// Converts `cell`, in which the states are counted in `terms`, for these limits.
+    ///
+    /// Returns the converted cell, and a list of the limits that lost part of the spent units. Each
+    /// comes with the time until its unconverted state admits `cost`.
     pub(crate) fn convert(
         &self,
         (cell, terms): (Cell, &[Terms]),
@@ -358,8 +374,10 @@ impl Limits {
         (cell, inexact)
     }
 
-    /// Converts a cell that other limits left. The terms of limits that are not remembered as former
-    /// ones are unknown: their states are converted by what the states themselves tell.
+    /// Converts states that were written under other limits.
+    ///
+    /// If these limits do not remember the others as former ones, only the states themselves tell
+    /// what they count.
     #[cold]
     fn load_converted(&self, left: Cell, fingerprint: u32, now: Timestamp) -> Loaded {
         let members = self.former(fingerprint).map(|former| &former.members[..]);
@@ -386,8 +404,8 @@ mod tests {
         time::Span,
     };
 
-    /// A refill over `u32::MAX` can leave a number in the state that does not fit 32 bits, so room on
-    /// the heap is counted for a new key.
+    /// With a refill above `u32::MAX`, the state may contain a number that does not fit 32 bits, so
+    /// heap space has to be reserved for a new key.
     #[test]
     fn a_large_refill_by_interval_needs_room_on_the_heap() {
         let newcomer_bytes = |refill: u64| {
