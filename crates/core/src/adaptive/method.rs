@@ -1,4 +1,4 @@
-//! From what a window has shown to the next limit.
+//! The methods that compute the next limit from a measurement window.
 
 use super::{
     Adaptive, Ended, check,
@@ -10,12 +10,12 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// How a limit follows what is measured.
+/// The method that computes an adaptive limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
-    /// By failures, and by a time that is too long.
+    /// By failures, and by a fixed latency threshold.
     Aimd(Aimd),
-    /// By how long requests take, compared with how long they took.
+    /// By current latency, compared with latency without queueing.
     Gradient(Gradient),
 }
 
@@ -25,13 +25,13 @@ impl Default for Method {
     }
 }
 
-/// One place more while all goes well, a part of all less when it does not.
+/// AIMD: additive increase, multiplicative decrease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Aimd {
-    /// What is left of the limit after a window in which over one request in a hundred failed or was too slow, in percent, 50 to
-    /// 99; default 90.
+    /// The percentage of the limit that is kept after a window in which more than 1% of the
+    /// requests failed or were too slow: 50 to 99; default 90.
     pub backoff: u32,
-    /// How long is too slow, more than zero; default 5 s.
+    /// The latency from which a request counts as failed, longer than zero; default 5 s.
     pub too_slow: Span,
 }
 
@@ -44,16 +44,19 @@ impl Default for Aimd {
     }
 }
 
-/// The limit times how much faster requests were on average, and some room to try more.
+/// Gradient: scales the limit by the ratio of latency without queueing to current latency, plus
+/// some headroom to allow growth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gradient {
-    /// How much longer than on average requests may take before the limit shrinks, in percent of the average, 100 to 1,000;
-    /// default 150.
+    /// How high latency may get before the limit shrinks, in percent of the latency without
+    /// queueing: 100 to 1,000; default 150.
     pub tolerance: u32,
-    /// How many more than are served at the same time may wait, up to 1,000, but no more than a quarter of the limit: by so
-    /// many it grows. Default 4.
+    /// The headroom for growth: the number of requests that may queue in addition to those being
+    /// served, up to 1,000, but at most a quarter of the limit. The limit grows by up to this
+    /// number. Default 4.
     pub queue: u32,
-    /// How much of the way to the next limit is gone with every window, in percent, 1 to 100; default 20.
+    /// How far the limit moves towards its new value after each window, in percent: 1 to 100;
+    /// default 20.
     pub smoothing: u32,
 }
 
@@ -88,7 +91,8 @@ impl Method {
         mistakes.into_iter().flatten()
     }
 
-    /// What a request that has ended says, given how long they usually take; nothing if it says nothing.
+    /// Returns what a request's end says about load; `None` if nothing. `usual` is the latency
+    /// without queueing, in microseconds.
     pub(super) fn sample(&self, ended: Ended, usual: Option<u64>) -> Option<Sample> {
         match (self, ended) {
             (_, Ended::Ignored) => None,
@@ -99,7 +103,8 @@ impl Method {
                 Some(Sample::Failed)
             }
             (_, Ended::Served(took)) => Some(Sample::Served(took)),
-            // It would have taken longer, and is not to be missing where all are slow.
+            // The request would have taken even longer. Without it, a window in which all requests
+            // are slow would have no samples.
             (Self::Gradient(_), Ended::GivenUp(took)) if usual? < took.as_micros() => {
                 Some(Sample::Served(took))
             }
@@ -107,8 +112,8 @@ impl Method {
         }
     }
 
-    /// The limit after a window that ended at `now`, in parts. It grows only if half of it was used: who needs little learns
-    /// nothing about how much there could be.
+    /// Returns the limit after a window that ended at `now`, in fixed-point format. The limit grows
+    /// only if at least half of it was used: otherwise nothing was learned about a higher limit.
     pub(super) fn next(&self, limit: &Limit, usual: &mut Usual, seen: &Seen) -> u64 {
         let Limit { parts, least, now } = *limit;
         let is_used = u64::from(seen.most_in_flight) * 2 * Adaptive::PARTS >= parts;
@@ -131,12 +136,12 @@ impl Method {
     }
 }
 
-/// A limit at the end of a window.
+/// A limit at the end of a measurement window.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limit {
-    /// In parts of a place.
+    /// The limit in fixed-point format.
     pub(super) parts: u64,
-    /// The least that it may be, in parts.
+    /// The minimum limit in fixed-point format.
     pub(super) least: u64,
     pub(super) now: Timestamp,
 }
@@ -147,12 +152,12 @@ impl Gradient {
         let kept = match usual.micros().zip(seen.average) {
             Some((long, short)) => {
                 let long = u128::from(long) * u128::from(self.tolerance) / 100;
-                // Not less than a half and not more than all.
+                // At least half of the limit, and at most all of it.
                 (long * limit / u128::from(short)).clamp(limit / 2, limit)
             }
             None => limit,
         };
-        // Those who failed are too many.
+        // Reduce the limit by the share of failed requests.
         let kept = kept.min(limit * u128::from(seen.ended - seen.failed) / u128::from(seen.ended));
         let waiting = (u128::from(self.queue) * u128::from(Adaptive::PARTS)).min(limit / 4);
         let smoothing = u128::from(self.smoothing);

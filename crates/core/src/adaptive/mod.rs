@@ -1,26 +1,33 @@
-//! How many requests at once a service bears, learnt from how long they take.
+//! Adaptive concurrency limits: how many requests a service can handle at once, measured by
+//! latency.
 //!
-//! A limit that somebody writes down is wrong as soon as the service, its database or its traffic changes. This one is
-//! measured: while answers come as fast as ever there is room for more at once, and when they take longer they are waiting for
-//! each other, so that fewer at once would be served as many.
+//! A fixed limit becomes wrong as soon as the service, its database or its traffic changes. This
+//! limit is measured. While latency stays low, more requests can run at once. When latency rises,
+//! requests are queueing behind each other, and fewer at once would give the same throughput.
 //!
 //! ```text
-//!   request ─▶ admits? ─▶ in flight ─▶ ended: how long, or failed ─▶ learn ─▶ at the end of each window: the next limit
+//!   request ─▶ admitted? ─▶ in flight ─▶ ended: latency or failure ─▶ learn
+//!                                         at the end of each window  ─▶ the next limit
 //! ```
 //!
-//! Whoever holds one counts what is in flight, and tells it of every request that has ended. Nothing here reads a clock, and
-//! all of it is in integers.
+//! The caller counts the requests in flight, and reports each request that has ended. This module
+//! reads no clock and uses integers only.
 //!
-//! - **[`Method::Aimd`]** adds a place with every window in which all went well and takes a tenth of all when over one request in
-//!   a hundred failed or was too slow. **Promise.** It never exceeds the maximum, and after such a window it is at most nine tenths
-//!   of what it was. **Weakness.** It must be told what is too slow, and learns it by making somebody wait so long. **Source.**
-//!   Chiu and Jain 1989.
-//! - **[`Method::Gradient`]** compares how long requests take now with how long they take when they do not wait for each other, and
-//!   follows the ratio. Now and then, for a fiftieth of the time at most, it lets half as many in, or fewer, to see that. A share of
-//!   requests that fails takes the same share of the limit with every window. **Weakness.** It needs traffic of one kind: where slow
-//!   and fast requests are mixed, a change of the mixture looks like a change of load; and a service that always fails in one case of a
-//!   hundred, whatever its load, gets no more than a hundred times `queue`. **Source.** Netflix, concurrency-limits (Gradient2),
-//!   whose long average drifts upwards under a load that never ends; Envoy's adaptive concurrency filter, which probes.
+//! - **[`Method::Aimd`]** (additive increase, multiplicative decrease) raises the limit by one
+//!   after each window without problems in which at least half of the limit was used. It lowers the
+//!   limit to 90% (by default) if more than 1 % of the requests failed or were too slow.
+//!   **Promise.** The limit never exceeds the maximum, and after such a window it is at most 90 %
+//!   of its former value. **Weakness.** It must be configured with the latency that is too high,
+//!   and detects overload only once requests take that long. **Source.** Chiu and Jain 1989.
+//! - **[`Method::Gradient`]** compares current latency with the latency without queueing, and
+//!   scales the limit by the ratio. It measures the latter by probing: now and then, for at most 2%
+//!   of the time, it reduces the limit to a half or less. A share of failed requests reduces the
+//!   limit by the same share in each window. **Weakness.** It needs homogeneous traffic. If slow
+//!   and fast requests are mixed, a change of the mix looks like a change of load. A service that
+//!   always fails 1% of its requests, under any load, gets at most 100 times `queue`. **Source.**
+//!   Netflix concurrency-limits (Gradient2), where the long-term average drifts upwards under
+//!   permanent load; Envoy's adaptive concurrency filter, which probes the minimum latency
+//!   (minRTT).
 
 mod method;
 mod probe;
@@ -38,24 +45,25 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// The most that an adaptive limit may be.
+/// The maximum of an adaptive limit.
 pub const MAX_ADAPTIVE: u32 = 1_000_000;
 
-/// Between which bounds a limit adapts, and how.
+/// The settings of an adaptive limit: its bounds and its method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AdaptiveSettings {
-    /// How the limit follows what is measured.
+    /// The method that computes the limit from measurements.
     pub method: Method,
-    /// The least, from 1; default 1.
+    /// The minimum limit, from 1; default 1.
     pub min: u32,
-    /// What it begins with; default 20.
+    /// The initial limit; default 20.
     pub initial: u32,
-    /// The most, up to [`MAX_ADAPTIVE`]; default 1,000.
+    /// The maximum limit, up to [`MAX_ADAPTIVE`]; default 1,000.
     pub max: u32,
-    /// For how long is measured before the limit changes, 1 ms to 1 min; default 100 ms. Where requests take longer than that
-    /// on average, so long.
+    /// The length of a measurement window, after which the limit is updated: 1 ms to 1 min; default
+    /// 100 ms. A window lasts at least as long as the average request.
     pub window: Span,
-    /// How many requests have to end in it at least, from 1; until then the window goes on. Default 10.
+    /// The minimum number of ended requests per window, from 1; default 10. Until then the window
+    /// is extended.
     pub samples: u32,
 }
 
@@ -72,20 +80,21 @@ impl Default for AdaptiveSettings {
     }
 }
 
-/// How a request ended, for who learns from it.
+/// The result of a request, as input for an adaptive limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// It was served, and took so long.
+    /// The request was served, with this latency.
     Served(Span),
-    /// It failed in a way that says that there was too much: a timeout, a refusal.
+    /// The request failed in a way that indicates overload, such as a timeout or a refused
+    /// connection.
     Dropped,
-    /// Who asked has gone away, after so long.
+    /// The client disconnected after this time.
     GivenUp(Span),
-    /// It says nothing about how busy the service is: it was refused for its own sake.
+    /// The result does not depend on load: for example, the request itself was rejected as invalid.
     Ignored,
 }
 
-/// A limit that adapts.
+/// An adaptive concurrency limit.
 ///
 /// # Examples
 ///
@@ -95,7 +104,7 @@ pub enum Ended {
 ///
 /// let mut limit = Adaptive::new(AdaptiveSettings::default()).unwrap();
 /// assert_eq!(limit.limit(), 20);
-/// // As many at once as may be, each served in 5 ms as ever: there is room for more.
+/// // All permits are in use, and each request still takes 5 ms: the limit grows.
 /// for request in 0..2_000 {
 ///     let now = Timestamp::from_micros(request * 1_000);
 ///     limit.learn(now, limit.limit(), Ended::Served(Span::from_millis(5)));
@@ -105,23 +114,24 @@ pub enum Ended {
 #[derive(Clone, Debug)]
 pub struct Adaptive {
     settings: AdaptiveSettings,
-    /// In parts of a place, of which there are [`Self::PARTS`].
+    /// The limit in fixed-point format, [`Self::PARTS`] per request.
     limit: u64,
     window: Window,
     usual: Usual,
-    /// How long requests took on average in the last window.
+    /// The average latency in the last window, in microseconds.
     recent: Option<u64>,
 }
 
 impl Adaptive {
-    /// Parts of a place, so that a limit can grow by less than one.
+    /// The fixed-point scale, so that the limit can grow by less than one.
     const PARTS: u64 = 1 << 16;
 
-    /// A limit that has learnt nothing yet.
+    /// Creates a limit without measurements.
     ///
     /// # Errors
     ///
-    /// Names the field that is out of its range, as [`AdaptiveSettings`] and [`Method`] say.
+    /// Names the first field that is out of the range documented in [`AdaptiveSettings`] and
+    /// [`Method`].
     pub fn new(settings: AdaptiveSettings) -> Result<Self, LimitError> {
         if let Some(mistake) = settings.mistakes().into_iter().next() {
             return Err(mistake);
@@ -135,12 +145,13 @@ impl Adaptive {
         })
     }
 
-    /// Goes on under other `settings` from where it is. What was learnt stays, unless the method is another one; the limit moves no
-    /// further than into the new bounds, and [`AdaptiveSettings::initial`] has no say any more.
+    /// Changes the settings and keeps what was measured, unless the method changes. The limit
+    /// changes only as far as needed to be within the new bounds; [`AdaptiveSettings::initial`] has
+    /// no effect.
     ///
     /// # Errors
     ///
-    /// What [`Adaptive::new`] refuses; then everything stays as it was.
+    /// The same as those of [`Adaptive::new`]; then nothing changes.
     pub fn change(&mut self, settings: AdaptiveSettings) -> Result<(), LimitError> {
         let fresh = Self::new(settings)?;
         let (was, is) = (&self.settings.method, &settings.method);
@@ -152,23 +163,25 @@ impl Adaptive {
         Ok(())
     }
 
-    /// The most at once now, in whole places: at least the minimum.
+    /// Returns the current limit: the maximum number of concurrent requests, at least the minimum.
+    /// During a probe it is the reduced limit.
     #[must_use]
     pub fn limit(&self) -> u32 {
         let parts = (self.limit >> self.usual.halved()).max(self.least());
         u32::try_from(parts / Self::PARTS).unwrap_or(u32::MAX)
     }
 
-    /// How long requests took lately, in percent of how long they take when they do not wait for each other; nothing before both
-    /// are known, and ever with [`Method::Aimd`], which does not learn the latter.
+    /// Returns the average latency of the last window, in percent of the latency without queueing.
+    /// `None` until both are known, and always with [`Method::Aimd`], which does not measure the
+    /// latter.
     #[must_use]
     pub fn slowness(&self) -> Option<u64> {
         let percent = u128::from(self.recent?) * 100 / u128::from(self.usual.micros()?);
         Some(u64::try_from(percent).unwrap_or(u64::MAX))
     }
 
-    /// Takes note that one of `in_flight` requests, itself included, ended at `now`. An instant that lies before an earlier one
-    /// counts as that.
+    /// Records that a request ended at `now`. `in_flight` is the number of requests in flight,
+    /// including this one. A `now` earlier than that of a former call is treated as that instant.
     pub fn learn(&mut self, now: Timestamp, in_flight: u32, ended: Ended) {
         let limit = self.limit();
         self.usual.left(now, in_flight.saturating_sub(1), limit);
@@ -207,7 +220,7 @@ impl Adaptive {
 }
 
 impl AdaptiveSettings {
-    /// Every field that is out of its range, as its documentation says it.
+    /// Returns an error for every field that is out of its documented range.
     #[must_use]
     pub fn mistakes(&self) -> Vec<LimitError> {
         let (min, max) = (self.min, self.max);
@@ -233,7 +246,7 @@ impl AdaptiveSettings {
     }
 }
 
-/// What is wrong with `value`, which is so many of a `unit`.
+/// Returns an error if `value`, measured in `unit`, is not within `least` and `most`.
 fn check(
     field: &'static str,
     value: u32,

@@ -1,35 +1,37 @@
-//! How long requests take that do not wait for each other.
+//! Measures the latency of requests without queueing (minimum latency, as Envoy's minRTT).
 //!
-//! While a limit is used to the full nobody can see that. So now and then it is halved for a moment, and halved again for as long as
-//! that makes requests faster.
+//! It cannot be observed while a limit is fully used. So now and then the limit is halved for a
+//! short time, and halved again for as long as that makes requests faster.
 //!
 //! ```text
-//! resting ──▶ due ──▶ draining: fewer may come ──▶ measuring those who came since ──┬─▶ faster: halve again, drain
-//!    ▲                                                                              └─▶ no faster: this is how long they take
-//!    └────────────────────────────────────────────────────────────────────────────────────────────┘
+//! resting ─▶ draining: fewer admitted ─▶ measuring ──┬─▶ faster: halve again, drain
+//!    ▲                                               └─▶ not faster: latency is known ─┐
+//!    └─────────────────────────────────────────────────────────────────────────────────┘
 //! ```
 
 use crate::time::{Span, Timestamp};
 
-/// What is known of how long requests take.
+/// The latency of requests without queueing, and the state of the probe that measures it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Usual {
-    /// In parts of a microsecond, of which there are [`Usual::PARTS`]; zero before anything is known.
+    /// The latency in fixed-point format, [`Usual::PARTS`] per microsecond; zero if it is unknown.
     takes: u128,
     phase: Phase,
-    /// When the probe began that is under way, or was the last one.
+    /// When the current or most recent probe began.
     began: Timestamp,
-    /// When the next one may begin.
+    /// The earliest start of the next probe.
     not_before: Timestamp,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// The limit has been in use for so many windows.
+    /// Not probing. The value counts the windows since the last probe in which the limit was in
+    /// use.
     Resting(u32),
-    /// Those who came before are still there. Requests took so long before the limit was halved so often.
+    /// Waiting until the requests in flight fit the reduced limit. `halved` is how many times the
+    /// limit was halved; `before` is the average latency in microseconds before it was last halved.
     Draining { halved: u32, before: u64 },
-    /// What came since then shows how long requests take.
+    /// Measuring requests that started after `since`.
     Measuring {
         halved: u32,
         before: u64,
@@ -47,28 +49,29 @@ impl Default for Phase {
 impl Usual {
     const PARTS: u128 = 1 << 16;
 
-    /// After so many windows in which the limit was in use it is probed,
+    /// The number of windows with the limit in use before it is probed again.
     const EVERY: u32 = 100;
 
-    /// and only after so many times as long as the last probe took.
+    /// The pause after a probe, as a multiple of the probe's duration.
     const PAUSE: u64 = 50;
 
-    /// How many windows it takes until what is usual has followed, more or less, where the limit is not in use.
+    /// The number of windows over which the known latency follows the average, while the limit is
+    /// not in use. It is the time constant of an exponential moving average.
     const FOLLOWS_OVER: u128 = 50;
 
-    /// Requests are faster if they take less than so many percent of what they took.
+    /// Requests count as faster if their latency is below this percentage of the former latency.
     const FASTER: u64 = 90;
 
-    /// The most that a limit is halved.
+    /// The maximum number of times that the limit is halved.
     const MOST_HALVED: u32 = 20;
 
-    /// How long requests take, in microseconds; nothing before anything is known.
+    /// Returns the latency without queueing in microseconds; `None` if it is unknown.
     pub(super) fn micros(&self) -> Option<u64> {
         let micros = u64::try_from(self.takes / Self::PARTS).unwrap_or(u64::MAX);
         (self.takes > 0).then_some(micros.max(1))
     }
 
-    /// How often the limit is halved now.
+    /// Returns how many times the limit is halved now.
     pub(super) fn halved(&self) -> u32 {
         match self.phase {
             Phase::Resting(_) => 0,
@@ -80,8 +83,8 @@ impl Usual {
         self.halved() > 0
     }
 
-    /// Takes note that so many are left in flight; those that come from now on may be measured once no more are there than may
-    /// be.
+    /// Records the in-flight count. Once it drops to the limit, requests that start from `now` on
+    /// are measured.
     pub(super) fn left(&mut self, now: Timestamp, in_flight: u32, limit: u32) {
         if let Phase::Draining { halved, before } = self.phase
             && in_flight <= limit
@@ -94,7 +97,8 @@ impl Usual {
         }
     }
 
-    /// Whether a request that ends at `now` says something about what is being looked at.
+    /// Returns whether a request that ends at `now` belongs to the current measurement. While
+    /// measuring, only requests that started after the limit was reduced do.
     pub(super) fn counts(&self, now: Timestamp, took: Option<Span>) -> bool {
         match self.phase {
             Phase::Resting(_) => true,
@@ -103,8 +107,9 @@ impl Usual {
         }
     }
 
-    /// Learns from a window in which requests took `average` microseconds, under a limit that was used or not; false if it
-    /// was one of a probe, from which nothing else follows. `can_halve` says whether the limit could be halved once more.
+    /// Learns from a window with an `average` latency in microseconds. Returns false if the window
+    /// is part of a probe and must not change the limit. `is_used`: at least half of the limit was
+    /// in use. `can_halve`: the limit may be halved once more.
     pub(super) fn follow(
         &mut self,
         now: Timestamp,
@@ -155,7 +160,7 @@ impl Usual {
         }
     }
 
-    /// Ends a probe, if there is one.
+    /// Ends the current probe, if there is one, and restarts the count of windows.
     pub(super) fn rest(&mut self, now: Timestamp) {
         if self.is_probing() {
             let pause = now

@@ -1,4 +1,5 @@
-//! A service of so many workers, in virtual time: what the limit comes to, and what its clients feel.
+//! Simulations in virtual time of a service with a number of workers: which limit results, and what
+//! latency its clients see.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
@@ -6,11 +7,12 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A service that works on so many requests at once, each for so long; the others wait in line.
+/// A service with `workers` workers that each serve one request in `takes` microseconds. Other
+/// requests wait in a queue.
 struct Service {
     workers: usize,
     takes: u64,
-    /// When each of those that are being worked on is done.
+    /// When each worker becomes free.
     free: BinaryHeap<Reverse<u64>>,
 }
 
@@ -24,7 +26,7 @@ impl Service {
         }
     }
 
-    /// When a request that comes at `now` is done.
+    /// Returns when a request that arrives at `now` is finished.
     fn serve(&mut self, now: u64) -> u64 {
         let Reverse(free) = self.free.pop().expect("there is a worker");
         let done = free.max(now) + self.takes;
@@ -43,14 +45,15 @@ impl Service {
     }
 }
 
-/// How it went: the limits at the end of each second, how many were served, and the longest that one took in the last second.
+/// The result of a simulation: the limit at the end of each second, the number of served requests,
+/// and the highest latency in the last second in microseconds.
 struct Run {
     limits: Vec<u32>,
     served: u64,
     slowest: u64,
 }
 
-/// `every` so many microseconds a request comes; those over the limit are shed.
+/// Simulates a request every `every` microseconds. Requests over the limit are shed.
 fn run(
     limit: &mut Adaptive,
     service: &mut Service,
@@ -111,7 +114,7 @@ fn aimd(too_slow: u64) -> Adaptive {
 
 #[test]
 fn twice_what_a_service_can_do_does_not_make_it_slower() {
-    // Ten workers, ten milliseconds each: a thousand a second can be served, and two thousand come.
+    // Ten workers at 10 ms per request serve 1,000 requests a second; 2,000 arrive.
     for (name, mut limit) in [("gradient", gradient()), ("aimd", aimd(20))] {
         let mut service = Service::new(10, 10_000);
         let run = run(&mut limit, &mut service, 500, 60, &[]);
@@ -122,7 +125,7 @@ fn twice_what_a_service_can_do_does_not_make_it_slower() {
     }
 }
 
-/// However long its requests take, and however few workers it has.
+/// Holds for any latency and any number of workers.
 #[test]
 fn no_service_is_made_to_wait_for_much_longer_than_its_requests_take() {
     for (workers, takes) in [
@@ -138,7 +141,7 @@ fn no_service_is_made_to_wait_for_much_longer_than_its_requests_take() {
     ] {
         let mut service = Service::new(workers, takes);
         let mut limit = gradient();
-        // Twice what it can do.
+        // Twice the capacity.
         let every = takes / workers as u64 / 2;
         let seconds = (takes / 1_000).max(120);
         let run = run(&mut limit, &mut service, every, seconds, &[]);
@@ -178,7 +181,7 @@ fn a_service_that_loses_half_its_workers_is_spared_and_used_again_when_they_retu
 fn who_needs_little_learns_nothing_about_more() {
     for mut limit in [gradient(), aimd(1_000)] {
         let mut service = Service::new(10, 1_000);
-        // One at a time.
+        // One request at a time.
         let run = run(&mut limit, &mut service, 2_000, 30, &[]);
         assert!(
             run.limits.iter().all(|limit| *limit <= 20),
@@ -237,7 +240,7 @@ fn a_service_that_hangs_is_spared_though_all_its_clients_give_up_before_it_answe
             after(Ended::Served(Span::from_millis(10)), &mut limit);
         }
         let before = limit.limit();
-        // Who goes away at once says nothing.
+        // A client that disconnects early says nothing about load.
         for _ in 0..1_000 {
             after(Ended::GivenUp(Span::from_millis(1)), &mut limit);
         }
@@ -340,7 +343,7 @@ fn what_cannot_work_is_refused_by_its_field() {
 }
 
 proptest! {
-    /// Whatever is learnt, in whatever order and however extreme: the limit stays within its bounds.
+    /// The limit stays within its bounds for any sequence of results, however extreme.
     #[test]
     fn the_limit_stays_within_its_bounds(
         is_gradient in any::<bool>(),

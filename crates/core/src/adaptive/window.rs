@@ -1,33 +1,35 @@
-//! What happened in one window: how long requests took on average, and how many failed.
+//! A measurement window: average latency and failures.
 
 use super::AdaptiveSettings;
 use crate::time::{Span, Timestamp};
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Window {
-    /// With the first request after the last window.
+    /// When the first request after the previous window ended.
     began: Option<Timestamp>,
     served: u64,
     failed: u64,
-    /// How long all that were served took.
+    /// The sum of the latencies of served requests, in microseconds.
     total: u64,
     most_in_flight: u32,
 }
 
-/// What a request says about a service.
+/// The outcome of a request, as a measure of load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sample {
     Served(Span),
     Failed,
 }
 
-/// A window that has ended.
+/// The result of a closed window.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen {
-    /// How long the requests that were served took on average, in microseconds, at least 1; nothing if there were none.
+    /// The average latency of served requests in microseconds, at least 1; `None` if none were
+    /// served.
     pub(super) average: Option<u64>,
-    /// How many ended, at least 1, and how many of them failed.
+    /// The number of ended requests, at least 1.
     pub(super) ended: u64,
+    /// The number of them that failed.
     pub(super) failed: u64,
     pub(super) most_in_flight: u32,
 }
@@ -45,8 +47,9 @@ impl Window {
         self.most_in_flight = self.most_in_flight.max(in_flight);
     }
 
-    /// The window, if it has lasted long enough and enough has happened in it; the next one begins then. It lasts at least as
-    /// long as requests take: until then nobody feels what the last one has changed.
+    /// Closes the window and returns its result, if it is long enough and has enough samples. The
+    /// next window begins with the next request. A window lasts at least as long as the average
+    /// request, because the effect of the last change of the limit is not visible earlier.
     pub(super) fn close(&mut self, now: Timestamp, settings: &AdaptiveSettings) -> Option<Seen> {
         let lasted = now.since(self.began?);
         let average = self.average();
@@ -77,7 +80,8 @@ impl Window {
 }
 
 impl Seen {
-    /// Whether more than one request in a hundred failed: so few may have reasons of their own.
+    /// Returns whether more than 1% of the requests failed. Fewer failures may have other causes
+    /// than overload.
     pub(super) fn has_failed(&self) -> bool {
         self.failed * 100 > self.ended
     }
