@@ -1,6 +1,7 @@
-//! The counter kernel, cut into sub-windows.
+//! The bucket kernel: a sliding window counter with sub-windows.
 //!
-//! Face: `sliding_window_counter` with `buckets: k`. Time is cut into buckets of `w = W / k`, from the epoch.
+//! It implements `sliding_window_counter` with `buckets: k`. Time is divided into buckets of `w = W
+//! / k`, aligned to the epoch.
 //!
 //! ```text
 //!   k = 3         │  b-3  │  b-2  │  b-1  │   b   │
@@ -9,14 +10,15 @@
 //!   loose sums            ├───────────────────────┤   k buckets: as little as W - w before now
 //! ```
 //!
-//! - **Promise.** Strict: every half-open interval of length `W` admits at most `L`. Under saturation that
-//!   is `L` in each `W + w`, or `k / (k + 1)` of the limit. Loose: at most `L` in any `k` buckets.
-//! - **Memory.** 8 bytes a bucket, and some 70 more; independent of the limit.
-//! - **Work.** A decision reads each bucket once or twice: at most 1,001 of them.
-//! - **Weakness.** Loose: up to `2 * L` in an interval of `W`. Strict: a key waits up to one bucket longer
-//!   than it would with a log.
-//! - **Source.** Folklore; Figma 2017, "An alternative approach to rate limiting"; .NET's `SlidingWindowRateLimiter` is
-//!   the loose one.
+//! - **Promise.** Strict: every half-open interval of length `W` admits at most `L`. Under
+//!   saturation it admits `L` per `W + w`, which is `k / (k + 1)` of the limit. Loose: at most `L`
+//!   in any `k` buckets.
+//! - **Memory.** 8 bytes per bucket, plus about 70; independent of the limit.
+//! - **Work.** A decision reads each bucket once or twice, of at most 1,001.
+//! - **Weakness.** Loose: up to `2 * L` in an interval of `W`. Strict: a key waits up to one bucket
+//!   longer than with a log.
+//! - **Source.** Folklore; Figma 2017, "An alternative approach to rate limiting". .NET's
+//!   `SlidingWindowRateLimiter` is the loose form.
 
 use crate::{
     bounds::{self, check_count, check_period},
@@ -34,7 +36,7 @@ pub(crate) struct BucketsState {
     pub(crate) newest: u64,
     /// The length of a bucket in microseconds.
     pub(crate) width: u64,
-    /// A ring: bucket `b` is at `b % len`.
+    /// A ring buffer: bucket `b` is at index `b % len`.
     pub(crate) counts: Box<[u64]>,
     pub(crate) total: u64,
 }
@@ -51,9 +53,10 @@ impl BucketsState {
         Timestamp::from_micros((self.newest - newest + len).saturating_mul(self.width))
     }
 
-    /// A state of at least one bucket, from the counts of its buckets, the newest last.
+    /// Creates a state from the counts of its buckets, the newest last. The state has at least one
+    /// bucket.
     pub(crate) fn from_counts(newest: u64, width: u64, counts: &[u64]) -> Self {
-        // No limit has more, and the sum of so many fits.
+        // No limit has more buckets, and the sum of this many counts does not overflow.
         let most = bounds::MAX_BUCKETS as usize + 1;
         let counts = &counts[counts.len().saturating_sub(most)..];
         let mut state = Self {
@@ -70,7 +73,7 @@ impl BucketsState {
         state
     }
 
-    /// The counts, the newest last: the slot after the newest is the oldest's.
+    /// Returns the counts, the newest last. In the ring, the slot after the newest is the oldest.
     pub(crate) fn oldest_first(&self) -> impl Iterator<Item = u64> {
         let buckets = (self.newest + 1..).take(self.counts.len());
         buckets.map(|bucket| self.count(bucket))
@@ -85,7 +88,7 @@ impl BucketsState {
         self.drop_newest(units);
     }
 
-    /// Takes up to `units` out of the bucket of that number, if it is still held.
+    /// Removes up to `units` from the bucket with this number, if the ring still contains it.
     pub(crate) fn give_back(&mut self, now: Timestamp, bucket: u64, units: u64) {
         self.advance(now);
         let is_held = self.newest.saturating_sub(bucket) < self.counts.len() as u64;
@@ -97,14 +100,15 @@ impl BucketsState {
         }
     }
 
-    /// What was counted in buckets later than that of `at` counts in that of `at`.
+    /// Moves what was counted in buckets after that of `at` into the bucket of `at`.
     pub(crate) fn clamp(&mut self, at: Timestamp) {
         let newest = at.as_micros() / self.width;
         let len = self.counts.len() as u64;
         let oldest = (self.newest + 1).saturating_sub(len);
         for later in oldest.max(newest + 1)..=self.newest {
             let (from, to) = (self.slot(later), self.slot(newest));
-            // The ring may hold a later bucket where that of `at` belongs: it is taken out before it is added.
+            // A later bucket may occupy the slot of the bucket of `at` in the ring, so take its
+            // count out first.
             let count = std::mem::take(&mut self.counts[from]);
             self.counts[to] += count;
         }
@@ -119,7 +123,7 @@ impl BucketsState {
     }
 
     fn slot(&self, bucket: u64) -> usize {
-        // The remainder is below the length of a slice, so it is a usize.
+        // The remainder is less than the length of a slice, so it fits a usize.
         usize::try_from(bucket % self.counts.len() as u64).unwrap_or(0)
     }
 
@@ -127,7 +131,7 @@ impl BucketsState {
         self.counts[self.slot(bucket)]
     }
 
-    /// Forgets the oldest `units`.
+    /// Drops the oldest `units`.
     fn drop_oldest(&mut self, mut units: u64) {
         self.total -= units;
         let len = self.counts.len() as u64;
@@ -139,7 +143,7 @@ impl BucketsState {
         }
     }
 
-    /// Forgets the newest `units`, or all if there are fewer.
+    /// Drops the newest `units`, or all if there are fewer.
     fn drop_newest(&mut self, mut units: u64) {
         let len = self.counts.len() as u64;
         for bucket in ((self.newest + 1).saturating_sub(len)..=self.newest).rev() {
@@ -151,7 +155,7 @@ impl BucketsState {
         }
     }
 
-    /// Makes the bucket of `now` the newest and drops those that left the ring.
+    /// Makes the bucket of `now` the newest, and drops buckets that have left the ring.
     fn advance(&mut self, now: Timestamp) {
         let bucket = now.as_micros() / self.width;
         if bucket <= self.newest {
@@ -174,7 +178,7 @@ impl BucketsState {
 pub(crate) struct Buckets {
     limit: u64,
     width: u64,
-    /// How many buckets are summed: one more than make a window where the promise is strict.
+    /// The number of buckets that are summed: those of a window, and one more in strict mode.
     summed: usize,
 }
 
@@ -209,13 +213,13 @@ impl Buckets {
         })
     }
 
-    /// What a state is counted in.
+    /// Returns the units in which a state is counted.
     pub(crate) fn terms(&self) -> Terms {
         let numbers = [4, self.width, self.summed as u64];
         Terms::Digest(Digest::new().numbers(&numbers).folded())
     }
 
-    /// The numbers for a store elsewhere.
+    /// Returns the parameters for a remote store (Redis).
     pub(crate) fn numbers(&self) -> Numbers<'static> {
         Numbers::Buckets {
             limit: self.limit,
@@ -241,7 +245,8 @@ impl Buckets {
         state.width == self.width && state.counts.len() == self.summed
     }
 
-    /// What the old buckets still hold goes into the newest of the new ones.
+    /// Converts a state: moves all that the old buckets still count into the newest of the new
+    /// ones.
     pub(crate) fn adopt(&self, state: &BucketsState, now: Timestamp) -> BucketsState {
         let mut old = state.clone();
         old.advance(now);
@@ -261,8 +266,9 @@ impl Buckets {
         cost <= self.limit && state.total <= self.limit - cost
     }
 
-    /// Units beyond the newest `limit` can decide nothing: what is denied and yet counted pushes out the
-    /// oldest, so that a client that hammers stays denied.
+    /// Charges `cost`. A denied cost that is counted pushes out the oldest units, because units
+    /// beyond the newest `limit` cannot affect a decision. A client that keeps sending stays
+    /// denied.
     pub(crate) fn charge(&self, state: &mut BucketsState, now: Timestamp, cost: u64) {
         state.advance(now);
         let cost = cost.min(self.limit);
@@ -281,7 +287,7 @@ impl Buckets {
         }
     }
 
-    /// The oldest buckets leave one by one, until enough of them have.
+    /// Returns the wait until enough of the oldest buckets have expired.
     pub(crate) fn retry(&self, state: &BucketsState, now: Timestamp, cost: u64) -> Retry {
         if cost > self.limit {
             return Retry::Never;

@@ -1,11 +1,11 @@
-//! The interval kernel: a token bucket that gets all the tokens of an interval at once.
+//! The interval kernel: a token bucket that receives all the tokens of an interval at once.
 //!
-//! Face: `token_bucket` with `refill_mode: interval`. `R` tokens arrive at the end of every interval `I`,
-//! up to the capacity `B`; what overflows is lost. A full bucket has no interval running: the next take
-//! starts one, so that forgetting a full bucket changes nothing.
+//! It implements `token_bucket` with `refill_mode: interval`. `R` tokens arrive at the end of every
+//! interval `I`, up to the capacity `B`; any excess is dropped. A full bucket has no interval
+//! running: the next charge starts one, so forgetting a full bucket changes no decision.
 //!
-//! The state is when the bucket will be full again, and how many tokens the last refill brings. The tokens
-//! missing now follow from it, as they do from a GCRA's TAT:
+//! The state is the instant at which the bucket will be full again, and the number of tokens of the
+//! last refill. The tokens missing now are derived from it, as from a GCRA's TAT:
 //!
 //! ```text
 //!   missing = (m - 1) * R + last     m = ceil((full_at - now) / I) refills to come
@@ -15,10 +15,12 @@
 //!      m = 3      m = 2      m = 1   full_at
 //! ```
 //!
-//! - **Promise.** Any half-open interval of `t` admits at most `B + R * ceil(t / I)`.
-//! - **Memory.** 16 bytes; a key whose bucket is full is as good as new.
-//! - **Weakness.** Everybody who ran dry together comes back together, at the refill.
-//! - **Source.** Tanenbaum, Computer Networks (token bucket); the discrete refill of `bucket4j`'s "intervally".
+//! - **Promise.** Any half-open interval of length `t` admits at most `B + R * ceil(t / I)`.
+//! - **Memory.** 16 bytes. A key expires when its bucket is full.
+//! - **Weakness.** All clients that ran out of tokens in the same interval return at the same time,
+//!   at the refill.
+//! - **Source.** Tanenbaum, Computer Networks (token bucket); the "intervally" refill of
+//!   `bucket4j`.
 
 use crate::{
     bounds::{self, check_count, check_rate},
@@ -34,7 +36,8 @@ use crate::{
 pub(crate) struct IntervalState {
     /// When the bucket is full again, in microseconds since the epoch.
     pub(crate) full_at: u64,
-    /// What the last refill brings: from 1 to the refill, of whoever left it.
+    /// The number of tokens of the last refill: from 1 to the refill of the limits that wrote the
+    /// state.
     pub(crate) last: u64,
 }
 
@@ -51,8 +54,8 @@ pub(crate) struct Interval {
     capacity: u64,
 }
 
-/// What is missing from a bucket, more than all of it where more was admitted under wider limits; and when the next refill
-/// comes.
+/// The tokens missing from a bucket, and when the next refill arrives. More than the capacity can
+/// be missing if it was charged under wider limits.
 struct Missing {
     tokens: u128,
     next_refill: u64,
@@ -78,7 +81,7 @@ impl Interval {
         })
     }
 
-    /// What a state is counted in.
+    /// Returns the units in which a state is counted.
     pub(crate) fn terms(&self) -> Terms {
         Terms::Interval {
             refill: self.refill,
@@ -86,7 +89,7 @@ impl Interval {
         }
     }
 
-    /// The same capacity, refilled by `refill` tokens `every` so many microseconds.
+    /// Returns the same capacity with a refill of `refill` tokens every `every` microseconds.
     pub(crate) fn with_refill(&self, refill: u64, every: u64) -> Self {
         Self {
             refill: refill.max(1),
@@ -95,7 +98,7 @@ impl Interval {
         }
     }
 
-    /// Whether [`Self::adopt`] keeps all of the tokens that were missing by `old`.
+    /// Returns whether [`Self::adopt`] keeps all tokens that were missing under `old`.
     pub(crate) fn adopts_all(&self, old: &Self, state: IntervalState, now: Timestamp) -> bool {
         state.full_at <= now.as_micros() || {
             let (kept, latest) = self.converted(old, state, now);
@@ -103,7 +106,7 @@ impl Interval {
         }
     }
 
-    /// The numbers for a store elsewhere.
+    /// Returns the parameters for a remote store (Redis).
     pub(crate) fn numbers(&self) -> Numbers<'static> {
         Numbers::Interval {
             refill: self.refill,
@@ -112,7 +115,7 @@ impl Interval {
         }
     }
 
-    /// The most that is left to the last refill, but where others have left more.
+    /// Returns the maximum of `last` in a state, unless the state was written under other limits.
     pub(crate) fn largest_refill(&self) -> u64 {
         self.refill
     }
@@ -141,8 +144,8 @@ impl Interval {
         };
     }
 
-    /// Takes up to `units` of a charge out that left the bucket full again at `full_at`: what the refills since may have
-    /// brought of it has come back already.
+    /// Refunds up to `units` of a charge after which the bucket was to be full at `full_at`. Tokens
+    /// of that charge that refills may have returned since are not refunded again.
     pub(crate) fn give_back(
         &self,
         state: &mut IntervalState,
@@ -186,9 +189,10 @@ impl Interval {
         Retry::After(Timestamp::from_micros(at).since(now))
     }
 
-    /// Keeps the tokens that are missing, even if they are more than fit now: whoever took them may still go by his own numbers. The
-    /// next refill comes when it would have, or sooner. At a slower rate they are missing no longer than they were, or than a
-    /// whole bucket.
+    /// Converts a state from `old`. The missing tokens stay missing, even if they exceed the
+    /// capacity, because servers with the old numbers may still use the key. The next refill
+    /// arrives when it would have, or sooner. With a slower rate, the bucket is full at the old
+    /// time or when an empty bucket would be, whichever is later.
     pub(crate) fn adopt(
         &self,
         old: Option<&Self>,
@@ -199,7 +203,7 @@ impl Interval {
             return IntervalState::default();
         }
         let Some(old) = old else {
-            // Without the old numbers the bucket is full again when it would have been.
+            // Without the old numbers, keep the time at which the bucket is full again.
             let latest = now.after(bounds::MAX_DRAIN).as_micros();
             return IntervalState {
                 full_at: state.full_at.min(latest),
@@ -214,7 +218,7 @@ impl Interval {
         }
     }
 
-    /// The tokens that are missing by `old`, and the latest state that they can come to.
+    /// Returns the state with the tokens missing under `old`, and the latest state that is allowed.
     fn converted(
         &self,
         old: &Self,
@@ -234,8 +238,8 @@ impl Interval {
         (kept, latest)
     }
 
-    /// At most the capacity is missing at `at`, and the next refill comes within one interval. The phase
-    /// of the refills stays.
+    /// Limits the missing tokens to the capacity. The next refill arrives within one interval of
+    /// `at`, and the phase of the refills does not change.
     pub(crate) fn clamp(&self, state: &mut IntervalState, at: Timestamp) {
         let missing = self.missing(state, at);
         if missing.tokens > self.capacity.into() {
@@ -252,7 +256,8 @@ impl Interval {
             };
         }
         let refills = (state.full_at - now).div_ceil(self.every);
-        // Whoever left it under other numbers may have left more to the last refill than there is in one here.
+        // Limits with a larger refill may have left more to the last refill than one refill has
+        // here.
         let last = state.last.min(self.refill);
         Missing {
             tokens: u128::from(refills - 1) * u128::from(self.refill) + u128::from(last),

@@ -1,18 +1,20 @@
-//! The kernels: pure functions of state, time and cost.
+//! Kernels: the implementations of the algorithms, as pure functions of state, time and cost.
 //!
-//! Every algorithm of [`Algorithm`] is a face of one of six kernels. Each answers four questions about its own state, and
-//! nobody else computes anything:
+//! Each variant of [`Algorithm`] is implemented by one of six kernels. A kernel answers four
+//! questions about its own state. All computation on states is in here:
 //!
-//! - would this cost be *denied* now?
-//! - what is the state once it is *charged*?
-//! - how do things stand: what *remains*, when is it all back, when would this cost pass?
-//! - when is the state *as good as new*, so that forgetting it changes nothing?
+//! - Is this cost *denied* now?
+//! - What is the state after this cost is *charged*?
+//! - How much *remains*, when is everything available again, and when would this cost be admitted?
+//! - When does the state *expire*, so that forgetting it changes no decision?
 //!
-//! Time never runs backwards here: the store hands in the latest instant that it has seen.
+//! Time never runs backwards here: the store passes the latest instant that it has seen.
 //!
-//! The `L`, `B` and capacity of the promises are those of [`Limit::hard_quota`]: with the soft allowance on top. They hold
-//! for what is charged; who may ask for an [`Effect::Refund`](crate::Effect::Refund) is trusted. What a state takes is the
-//! kernel's; the store adds its entry of 48 bytes, which holds 16 bytes of state itself.
+//! The documentation of each kernel states what it guarantees under **Promise**. There, `L`, `B`
+//! and the capacity include the soft allowance, as in [`Limit::hard_quota`]. The guarantees hold
+//! for charges. A caller that may request an [`Effect::Refund`](crate::Effect::Refund) is trusted.
+//! **Memory** is the size of the kernel's state. The store adds an entry of 48 bytes, which can
+//! hold 16 bytes of state inline.
 
 mod buckets;
 mod interval;
@@ -40,20 +42,20 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// An algorithm's numbers, ready for deciding.
+/// The compiled parameters of an algorithm.
 #[derive(Clone, Debug)]
 pub(crate) enum Kernel {
     Schedule(Schedule),
     Interval(Interval),
     Window(FixedWindow),
     Log(Log),
-    /// A log of those who hold a place.
+    /// A log of the held concurrency slots, with one window: the lease.
     Lease(Log),
     Buckets(Buckets),
     Weighted(Weighted),
 }
 
-/// What a kernel remembers of a key.
+/// The state that a kernel keeps for a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Schedule(Exact),
@@ -65,35 +67,37 @@ pub(crate) enum State {
     Weighted(Box<WeightedState>),
 }
 
-/// Where in a state its latest charge is.
+/// The position of a charge in a state, for a later refund.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
-    /// Right before this arrival time.
+    /// The charge ends at this theoretical arrival time.
     Before(Exact),
-    /// In the debt of a bucket that was full again at that instant.
+    /// In the tokens missing from a bucket that, after the charge, was to be full again at this
+    /// instant.
     FullAt(u64),
-    /// In the window that ends then.
+    /// In the window that ends at this instant.
     Ending(u64),
     /// In the log, at the instant of the charge.
     Stamped,
-    /// In the log of who holds a place, at the instant from which this one is held.
+    /// In the log of held concurrency slots, at the start of the current lease.
     HeldSince(Timestamp),
-    /// In the bucket, or the weighted window, of that number.
+    /// In the bucket, or the weighted window, with this number.
     Numbered(u64),
 }
 
-/// How one limit stands.
+/// The status of one limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Standing {
-    /// The most that could be spent now.
+    /// The maximum cost that would be admitted now.
     pub(crate) remaining: u64,
-    /// How long until the state is as good as new.
+    /// The time until the state has expired, so that the key is like a new one.
     pub(crate) reset_after: Span,
 }
 
-/// Calls a method of the kernel with its own kind of state; a log, which has parts, has its own call.
+/// Calls a method of the kernel with the state of the matching variant. A log, which may have
+/// several windows, has its own expression.
 ///
-/// [`Kernel::knows`] guards the way in: a state of another kernel never gets this far.
+/// [`Kernel::knows`] has checked the state when it was loaded, so a mismatch cannot occur here.
 macro_rules! dispatch {
     ($kernel:expr, $state:expr, log |$l:ident, $ls:ident| $log:expr, other |$k:ident, $s:ident| $call:expr) => {
         match ($kernel, $state) {
@@ -108,7 +112,7 @@ macro_rules! dispatch {
     };
 }
 
-/// The kernel inside, if it is of that kind.
+/// Returns the inner kernel if it is of that variant.
 macro_rules! of_kind {
     ($kernel:expr, $kind:ident) => {
         match $kernel {
@@ -119,7 +123,7 @@ macro_rules! of_kind {
 }
 
 impl Kernel {
-    /// Checks a limit's numbers and prepares them.
+    /// Validates the numbers of a limit and compiles them.
     pub(crate) fn compile(limit: &Limit) -> Result<Self, LimitError> {
         let hard = limit.hard_quota();
         Ok(match limit.algorithm() {
@@ -168,7 +172,7 @@ impl Kernel {
         })
     }
 
-    /// The numbers for a store elsewhere, at a cost.
+    /// Returns the parameters for a remote store (Redis), for a request of `cost`.
     pub(crate) fn numbers(&self, cost: u64) -> Numbers<'_> {
         match self {
             Self::Schedule(schedule) => schedule.numbers(cost),
@@ -181,7 +185,7 @@ impl Kernel {
         }
     }
 
-    /// What a state is counted in.
+    /// Returns the units in which a state is counted.
     pub(crate) fn terms(&self) -> Terms {
         match self {
             Self::Schedule(schedule) => schedule.terms(),
@@ -193,7 +197,8 @@ impl Kernel {
         }
     }
 
-    /// This kernel, its states counted in other terms, where a conversion needs more than the state.
+    /// Returns this kernel with its states counted in other units, where a conversion needs more
+    /// than the state.
     pub(crate) fn in_terms(&self, terms: &Terms) -> Option<Self> {
         match (self, terms) {
             (
@@ -215,7 +220,8 @@ impl Kernel {
         }
     }
 
-    /// Whether [`Self::adopt`] keeps all that was spent: a slower rate, or a smaller limit of two weighted windows, may not.
+    /// Returns whether [`Self::adopt`] keeps all spent units. A slower rate, or a smaller limit of
+    /// a weighted window counter, may lose some.
     pub(crate) fn adopts_all(&self, old: Option<&Self>, state: &State, now: Timestamp) -> bool {
         match (self, old, state) {
             (Self::Schedule(new), Some(Self::Schedule(old)), State::Schedule(tat)) => {
@@ -229,7 +235,7 @@ impl Kernel {
         }
     }
 
-    /// Whether all numbers of a state, but instants, fit 32 bits.
+    /// Returns whether all numbers of a state, except instants, fit 32 bits.
     pub(crate) fn is_small(&self) -> bool {
         let largest = match self {
             Self::Schedule(schedule) => schedule.largest_part(),
@@ -240,7 +246,7 @@ impl Kernel {
         u32::try_from(largest).is_ok()
     }
 
-    /// The most bytes on the heap that the state of a new key takes once `cost` is charged.
+    /// Returns the maximum number of heap bytes of a new key's state after `cost` is charged.
     pub(crate) fn newcomer_bytes(&self, cost: u64) -> usize {
         match self {
             Self::Schedule(_) | Self::Interval(_) | Self::Window(_) => 0,
@@ -250,7 +256,7 @@ impl Kernel {
         }
     }
 
-    /// The most bytes that charging `cost` adds to a state.
+    /// Returns the maximum number of bytes that charging `cost` adds to a state.
     pub(crate) fn growth_bytes(&self, state: &State, cost: u64) -> usize {
         match (self, state) {
             (Self::Log(log), State::Log(state)) | (Self::Lease(log), State::Lease(state)) => {
@@ -260,7 +266,7 @@ impl Kernel {
         }
     }
 
-    /// The state of a key that was never seen.
+    /// Returns the state of a new key.
     pub(crate) fn fresh(&self) -> State {
         match self {
             Self::Schedule(_) => State::Schedule(Exact::default()),
@@ -273,7 +279,7 @@ impl Kernel {
         }
     }
 
-    /// Whether `state` is of this kernel's kind and shape.
+    /// Returns whether `state` can be used by this kernel without conversion.
     pub(crate) fn knows(&self, state: &State) -> bool {
         match (self, state) {
             (Self::Log(log), State::Log(state)) | (Self::Lease(log), State::Lease(state)) => {
@@ -285,7 +291,7 @@ impl Kernel {
         }
     }
 
-    /// Whether `state` was left by a kernel of this kind, under whatever numbers.
+    /// Returns whether `state` was written by a kernel of this variant, with any numbers.
     pub(crate) fn is_kind_of(&self, state: &State) -> bool {
         matches!(
             (self, state),
@@ -299,10 +305,12 @@ impl Kernel {
         )
     }
 
-    /// Takes over a state that was left under other numbers: `old` is the kernel that left it, if that is known.
+    /// Converts a state that was written under other numbers. `old` is the kernel that wrote it, if
+    /// known.
     ///
-    /// What has been spent stays spent, and what cannot be told is read as spent. A state that holds more than these numbers allow keeps
-    /// it: a denial under them takes nothing from whoever else goes by the others.
+    /// Spent units stay spent, and anything unknown counts as spent. A state that exceeds these
+    /// limits is not reduced: a denial under them must not take anything from servers that still
+    /// use the other numbers.
     pub(crate) fn adopt(&self, old: Option<&Self>, state: State, now: Timestamp) -> State {
         match (self, state) {
             (Self::Schedule(new), State::Schedule(tat)) => {
@@ -332,7 +340,7 @@ impl Kernel {
         }
     }
 
-    /// The parts that deny `cost` now, as bits.
+    /// Returns the windows that deny `cost` now, as bits. All kernels but the log have only bit 0.
     pub(crate) fn denied(&self, state: &mut State, now: Timestamp, cost: u64) -> u16 {
         dispatch!(
             self,
@@ -344,8 +352,9 @@ impl Kernel {
         )
     }
 
-    /// Spends `cost`. A cost that was denied fills the state to the brim and no further, so that a client
-    /// that hammers stays denied but owes no more than it could ever have spent.
+    /// Charges `cost`. A denied cost (of a limit that counts denied requests) fills the state to
+    /// its maximum at most. A client that keeps sending stays denied, but never owes more than it
+    /// could have spent.
     pub(crate) fn charge(&self, state: &mut State, now: Timestamp, cost: u64) {
         dispatch!(
             self,
@@ -357,11 +366,12 @@ impl Kernel {
         );
     }
 
-    /// Pulls a state back that was left while the clock was ahead: afterwards it is at most as full as that of
-    /// a key that was charged to its maximum at `at`. Time was found to go on from `at`.
+    /// Clamps a state that was written while the clock was ahead. Afterwards it is at most as full
+    /// as that of a key that was charged to its maximum at `at`, the instant from which time
+    /// continued.
     ///
-    /// A state that no wrong clock has touched stays as it is, unless it holds more than these numbers
-    /// allow. Such a state, left under wider limits, comes down to a full one.
+    /// A state that was not affected by the wrong clock does not change, unless it exceeds these
+    /// limits. That happens if it was written under wider limits, and it is then reduced to full.
     pub(crate) fn clamp(&self, state: &mut State, at: Timestamp) {
         match (self, state) {
             (Self::Schedule(schedule), State::Schedule(tat)) => schedule.clamp(tat, at),
@@ -376,7 +386,7 @@ impl Kernel {
         }
     }
 
-    /// Forgets what decides nothing, of a limit that charges what it denies.
+    /// Drops units that affect no decision, for a limit that charges denied requests.
     pub(crate) fn trim(&self, state: &mut State, now: Timestamp) {
         match (self, state) {
             (Self::Log(log), State::Log(state)) | (Self::Lease(log), State::Lease(state)) => {
@@ -386,7 +396,7 @@ impl Kernel {
         }
     }
 
-    /// Gives `units` back, those that were spent last, and never more than count.
+    /// Refunds up to `units`, most recently spent first, and never more than are counted.
     pub(crate) fn refund(&self, state: &mut State, now: Timestamp, units: u64) {
         match (self, state) {
             (Self::Schedule(schedule), State::Schedule(tat)) => schedule.refund(tat, now, units),
@@ -403,7 +413,7 @@ impl Kernel {
         }
     }
 
-    /// Where in `state` the charge is that was just made.
+    /// Returns the position in `state` of the charge that was just made.
     pub(crate) fn mark(state: &State) -> Mark {
         match state {
             State::Schedule(tat) => Mark::Before(*tat),
@@ -416,8 +426,9 @@ impl Kernel {
         }
     }
 
-    /// Takes up to `units` of a charge out of the state, as much as is still there, and all of a lease. Answers how much time
-    /// that was, of a schedule.
+    /// Refunds up to `units` of a charge, unless they are no longer counted, and releases all of a
+    /// lease. For a schedule, returns by how many microseconds this moves later charges forward;
+    /// otherwise 0.
     pub(crate) fn give_back(
         &self,
         state: &mut State,
@@ -453,8 +464,9 @@ impl Kernel {
         0
     }
 
-    /// Lets who has held `units` places since then hold them from now on; false, and nothing has changed, where they were taken
-    /// from him and others have them. What holds no places has none to lose.
+    /// Renews `units` concurrency slots held since `since`, so that their lease starts `now`.
+    /// Returns false, and changes nothing, if the slots were lost and others hold them. Kernels
+    /// without leases return true.
     pub(crate) fn renew(
         &self,
         state: &mut State,
@@ -467,7 +479,7 @@ impl Kernel {
         }
     }
 
-    /// How part `part` stands.
+    /// Returns the status of window `part`.
     pub(crate) fn standing(&self, state: &State, now: Timestamp, part: usize) -> Standing {
         dispatch!(
             self,
@@ -479,7 +491,8 @@ impl Kernel {
         )
     }
 
-    /// When part `part` would admit `cost`, which it denies now. Of places that is an estimate.
+    /// Returns when window `part`, which denies `cost` now, would admit it. For concurrency slots
+    /// this is an estimate.
     pub(crate) fn retry(&self, state: &State, now: Timestamp, part: usize, cost: u64) -> Retry {
         if let (Self::Lease(log), State::Lease(state)) = (self, state) {
             return log.hint(state, now, cost);
@@ -494,7 +507,7 @@ impl Kernel {
         )
     }
 
-    /// How far the count lies beyond the limit, where it can.
+    /// Returns how far the count exceeds the limit. Only a fixed window can exceed it.
     pub(crate) fn excess(&self, state: &State, now: Timestamp) -> u64 {
         match (self, state) {
             (Self::Window(window), State::Window(state)) => window.excess(state, now),
@@ -502,7 +515,7 @@ impl Kernel {
         }
     }
 
-    /// How much more than `longest` a request would have to wait now, whatever it costs.
+    /// Returns by how much the current wait of a queue exceeds `longest`, for any cost.
     pub(crate) fn overlong(&self, state: &State, now: Timestamp, longest: Span) -> Span {
         match (self, state) {
             (Self::Schedule(schedule), State::Schedule(tat)) => {
@@ -512,7 +525,7 @@ impl Kernel {
         }
     }
 
-    /// How long the `cost` that was just charged must be held back.
+    /// Returns how long the request of the `cost` that was just charged must be delayed.
     pub(crate) fn delay(&self, state: &State, now: Timestamp, cost: u64) -> Span {
         match (self, state) {
             (Self::Schedule(schedule), State::Schedule(tat)) => schedule.delay(*tat, now, cost),
@@ -522,8 +535,9 @@ impl Kernel {
 }
 
 impl State {
-    /// Moves every instant in the state back by `span`: it is as full at some instant as it was `span` later,
-    /// but for sub-windows, whose grid allows whole steps only and which may be newer by up to one.
+    /// Moves every instant in the state back by `span`: the state is then as full at any instant as
+    /// it was `span` later. States on a grid (sub-windows and weighted windows) move by whole steps
+    /// only, and may end up later by up to one step.
     pub(crate) fn move_back(&mut self, span: Span) {
         let micros = span.as_micros();
         match self {
@@ -536,7 +550,7 @@ impl State {
         }
     }
 
-    /// The instant from which forgetting the state changes nothing.
+    /// Returns the instant from which forgetting the state changes no decision.
     pub(crate) fn expires(&self) -> Timestamp {
         match self {
             Self::Schedule(tat) => tat.ceil(),
@@ -548,7 +562,7 @@ impl State {
         }
     }
 
-    /// Bytes that the state holds on the heap.
+    /// Returns the heap bytes owned by the state.
     pub(crate) fn heap_bytes(&self) -> usize {
         match self {
             Self::Schedule(_) | Self::Interval(_) | Self::Window(_) => 0,
@@ -558,7 +572,8 @@ impl State {
         }
     }
 
-    /// Bytes that a log may grow by when it is taken over by other limits and charged.
+    /// Returns the maximum number of bytes by which a log grows when it is converted to other
+    /// limits and charged.
     pub(crate) fn log_growth_bytes(&self) -> usize {
         if let Self::Log(state) | Self::Lease(state) = self {
             state.growth_bytes(bounds::MAX_LOG_LIMIT)

@@ -1,25 +1,28 @@
-//! The schedule kernel: one theoretical arrival time (TAT).
+//! The schedule kernel: GCRA, with one theoretical arrival time (TAT) as its state.
 //!
-//! Faces: `gcra`, `token_bucket` with continuous refill, `leaky_bucket` as a meter and as a queue. They are
-//! one algorithm: a bucket of capacity `B` is empty of tokens, or full of water, to the extent that the TAT
-//! lies ahead of the clock.
+//! It implements `gcra`, `token_bucket` with continuous refill, and `leaky_bucket` as a meter and
+//! as a queue. They are the same algorithm: the distance of the TAT from the clock is the number of
+//! spent tokens of a token bucket, or the water in a leaky bucket, of capacity `B`.
 //!
 //! ```text
-//!           now                TAT         now + tau          tau = B * T, one unit is T = period / rate
+//!           now                TAT         now + tau
 //! ──────────┼───── spent ───────┼─── remaining ──┼────────▶ time
+//!
+//! tau = B * T, one unit is T = period / rate
 //! ```
 //!
-//! - **Promise.** With rate `L` per period `P` and capacity `B`, any closed interval of `t` admits at most
-//!   `B + floor(t * L / P)` units; a half-open one less by one where `t * L / P` is whole.
-//! - **Queue.** What is admitted is served in the order of its admission, and a cost of `n` keeps whatever comes after it
-//!   waiting for `n * T`: starts are that far apart, but for each being rounded up to a whole microsecond. A cost of `n`
-//!   waits for `tau - n * T` at most.
-//! - **Exact.** One unit is `p / l` microseconds, in lowest terms. The TAT is whole microseconds and a
-//!   fraction in `l`-ths, added with a carry: nothing is ever rounded, so that 7 per second earn back
-//!   exactly 7 each second.
-//! - **Memory.** 16 bytes; a key whose TAT has passed is as good as new.
-//! - **Weakness.** A window of length `W` can see `B + floor(W * L / P)`, up to twice `L` when `B = L` and
-//!   `W = P`; choose `B` smaller, or a sliding window, where that matters.
+//! - **Promise.** With a rate of `L` per period `P` and a capacity of `B`, any closed interval of
+//!   length `t` admits at most `B + floor(t * L / P)` units. A half-open interval admits one less
+//!   if `t * L / P` is a whole number.
+//! - **Queue.** Admitted requests are served in the order of admission. A cost of `n` delays later
+//!   requests by `n * T`: start times are that far apart, except that each is rounded up to a whole
+//!   microsecond. A cost of `n` waits for at most `tau - n * T`.
+//! - **Exact.** One unit is `p / l` microseconds, in lowest terms. The TAT consists of whole
+//!   microseconds and a fraction in `l`-ths, added with a carry. Nothing is rounded, so a rate of 7
+//!   per second earns back exactly 7 each second.
+//! - **Memory.** 16 bytes. A key expires when its TAT has passed.
+//! - **Weakness.** A window of length `W` can admit `B + floor(W * L / P)`: up to twice `L` if `B =
+//!   L` and `W = P`. If that matters, choose a smaller `B` or a sliding window.
 //! - **Source.** ITU-T I.371 (GCRA, virtual scheduling); Turner 1986 (leaky bucket).
 
 use crate::{
@@ -32,12 +35,13 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// A number of microseconds with an exact fraction: `whole + part / l`, `part < l`, for the `l` of a schedule.
+/// A number of microseconds with an exact fraction: `whole + part / l`, with `part < l`, for the
+/// `l` of a schedule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Exact {
     /// Whole microseconds.
     pub whole: u64,
-    /// The rest, in parts of a microsecond of which there are `l`.
+    /// The fraction, in units of `1 / l` microseconds.
     pub part: u64,
 }
 
@@ -59,7 +63,7 @@ impl Exact {
         }
     }
 
-    /// The first whole microsecond that is not earlier.
+    /// Returns the value rounded up to whole microseconds.
     pub(crate) fn ceil(self) -> Timestamp {
         Timestamp::from_micros(self.whole.saturating_add(u64::from(self.part > 0)))
     }
@@ -71,15 +75,17 @@ pub(crate) struct Schedule {
     p: u64,
     l: u64,
     unit: Exact,
-    /// How far the TAT may lie ahead of the clock: the capacity in time.
+    /// The capacity as a duration: how far the TAT may be ahead of the clock.
     tau: Exact,
-    /// The half of it: with less room than this a key is pressed.
+    /// Half of the capacity as a duration. With less than this remaining, a key is hot
+    /// (`is_pressed`).
     half: Exact,
     capacity: u64,
     queue: bool,
 }
 
-/// What a decision comes to: its answer, the TAT after it, and whether it was denied or leaves less than half of the capacity.
+/// The result of a decision: its outcome, the new TAT, and whether the key is hot, which means that
+/// the request was denied or less than half of the capacity remains.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step {
     pub(crate) outcome: Outcome,
@@ -88,7 +94,7 @@ pub(crate) struct Step {
 }
 
 impl Schedule {
-    /// A schedule of `rate` whose bucket holds `capacity`; each comes with the name of its field.
+    /// Creates a schedule of `rate` with `capacity`. Each comes with its field name, for errors.
     pub(crate) fn new(
         (rate_field, rate): (&'static str, Rate),
         (capacity_field, capacity): (&'static str, u64),
@@ -108,7 +114,7 @@ impl Schedule {
         Ok(Self::of_units(p, l, capacity, queue))
     }
 
-    /// A schedule whose unit lasts `p / l` microseconds, in lowest terms.
+    /// Creates a schedule with units of `p / l` microseconds, in lowest terms.
     fn of_units(p: u64, l: u64, capacity: u64, queue: bool) -> Self {
         let mut schedule = Self {
             p,
@@ -125,7 +131,7 @@ impl Schedule {
         schedule
     }
 
-    /// What a state is counted in.
+    /// Returns the units in which a state is counted.
     pub(crate) fn terms(&self) -> Terms {
         Terms::Schedule {
             numerator: self.p,
@@ -133,19 +139,20 @@ impl Schedule {
         }
     }
 
-    /// The same capacity in units that last `numerator / denominator` microseconds.
+    /// Returns a schedule of the same capacity with units of `numerator / denominator`
+    /// microseconds.
     pub(crate) fn with_units(&self, numerator: u64, denominator: u64) -> Self {
         let (p, l) = (numerator.max(1), denominator.max(1));
         Self::of_units(p, l, self.capacity, self.queue)
     }
 
-    /// Whether [`Self::adopt`] keeps all of the units that were spent by `old`.
+    /// Returns whether [`Self::adopt`] keeps all units that were spent under `old`.
     pub(crate) fn adopts_all(&self, old: &Self, tat: Exact, now: Timestamp) -> bool {
         let (converted, latest) = self.converted(old, tat, now);
         converted <= latest
     }
 
-    /// The numbers for a store elsewhere, at a cost.
+    /// Returns the parameters for a remote store (Redis), for a request of `cost`.
     pub(crate) fn numbers(&self, cost: u64) -> Numbers<'static> {
         Numbers::Schedule {
             fraction: self.l,
@@ -155,13 +162,13 @@ impl Schedule {
         }
     }
 
-    /// The largest fraction that a TAT can have.
+    /// Returns the largest fraction that a TAT can have.
     pub(crate) fn largest_part(&self) -> u64 {
         self.l - 1
     }
 
-    /// The decision for the limit that has nothing but this schedule, in one go: it answers what the methods below answer one
-    /// by one.
+    /// Decides for a rule with only this schedule, in one pass. The result is the same as that of
+    /// the separate methods below.
     #[inline]
     pub(crate) fn decide(&self, tat: Exact, now: Timestamp, cost: u64) -> Step {
         if let Some(whole) = self.without_fractions() {
@@ -170,8 +177,8 @@ impl Schedule {
         self.decide_exactly(tat, now, cost)
     }
 
-    /// The same schedule with `l` and all fractions written as constants, where it has none: the compiler then leaves their
-    /// arithmetic out.
+    /// Returns the same schedule with `l = 1` and zero fractions as constants, if it has no
+    /// fractions. The compiler then removes the arithmetic on fractions.
     #[inline]
     fn without_fractions(&self) -> Option<Self> {
         let whole = |exact: Exact| Exact { part: 0, ..exact };
@@ -184,7 +191,7 @@ impl Schedule {
         })
     }
 
-    // Inlined into both who call it: behind a call it would not be known that `l` is 1.
+    // Inlined into both callers: behind a function call, the compiler would not know that `l` is 1.
     #[inline(always)]
     fn decide_exactly(&self, tat: Exact, now: Timestamp, cost: u64) -> Step {
         let (base, brim) = (self.base(tat, now), self.brim(now));
@@ -246,8 +253,12 @@ impl Schedule {
             .max(Exact::at(now));
     }
 
-    /// Takes the part of a charge out that is not served yet, up to `units`; answers by how much those behind it move up, in
-    /// whole microseconds at least. Behind the last in line there is nobody.
+    /// Refunds the part of a charge that has not been served yet, up to `units`.
+    ///
+    /// The schedule is treated as a FIFO queue of work that drains at one microsecond per
+    /// microsecond. `end` is the TAT right after the charge. Returns by how many microseconds,
+    /// rounded up, the refund moves later charges forward; 0 if the charge was the last one. See
+    /// `receipt` for why this is safe.
     pub(crate) fn give_back(
         &self,
         tat: &mut Exact,
@@ -260,6 +271,8 @@ impl Schedule {
             .shift
             .map(|whole| self.minus(end, Exact { whole, part: 0 }));
         let is_last = ends == Some(*tat);
+        // In a queue that delays requests, later requests already have their start times. So only
+        // the last charge can be taken out.
         let unserved = if self.queue {
             if end == *tat {
                 self.minus(end, Exact::at(now))
@@ -280,7 +293,8 @@ impl Schedule {
         }
     }
 
-    /// How much of a charge has not been served, at least. By what others have given back it `ends` there now, or before.
+    /// Returns a lower bound of the part of a charge that has not been served. `ends` is where the
+    /// charge ends now after refunds of others, or an earlier point.
     fn unserved(
         &self,
         tat: Exact,
@@ -292,10 +306,11 @@ impl Schedule {
             whole: now.since(place.at).as_micros(),
             part: 0,
         };
+        // At most the time elapsed since the charge can have been served.
         let by_time = self.minus(lasting, passed);
         match ends {
             None => by_time,
-            // It was taken away as a whole: the key was reset.
+            // The TAT is before the end of the charge: the key was reset.
             Some(ends) if ends > tat => Exact::default(),
             Some(ends) => by_time.max(self.minus(ends, Exact::at(now))),
         }
@@ -324,12 +339,12 @@ impl Schedule {
         Retry::After(wait.as_span())
     }
 
-    /// Whether it is a queue, where requests wait.
+    /// Returns whether this is a queue, which delays requests.
     pub(crate) fn is_queue(&self) -> bool {
         self.queue
     }
 
-    /// How much more than `longest` whoever comes now would have to wait for those before him.
+    /// Returns by how much the current wait exceeds `longest`. Zero if this is not a queue.
     pub(crate) fn overlong(&self, tat: Exact, now: Timestamp, longest: Span) -> Span {
         if !self.queue {
             return Span::ZERO;
@@ -337,7 +352,8 @@ impl Schedule {
         self.base(tat, now).ceil().since(now.after(longest))
     }
 
-    /// A queue serves the request that was just charged when those before it are done.
+    /// Returns the delay of the request that was just charged: until the requests before it are
+    /// done. Zero if this is not a queue.
     pub(crate) fn delay(&self, tat: Exact, now: Timestamp, cost: u64) -> Span {
         if !self.queue {
             return Span::ZERO;
@@ -345,12 +361,16 @@ impl Schedule {
         self.minus(tat, self.span_of(cost)).ceil().since(now)
     }
 
-    /// Keeps the units that are spent, at their new length, even if they are more than fit now: whoever left them may still go by
-    /// his own numbers. At a slower rate they last no longer than they did, or than a whole bucket.
+    /// Converts a TAT from `old` to this schedule. The same number of units stays spent, at their
+    /// new duration.
+    ///
+    /// The result may exceed this schedule's capacity, because servers with the old numbers may
+    /// still use the key. With a slower rate, the TAT is at most the old TAT or that of a full
+    /// bucket, whichever is later.
     pub(crate) fn adopt(&self, old: Option<&Self>, tat: Exact, now: Timestamp) -> Exact {
         let Some(old) = old else {
-            // Without the old numbers the debt stays as long as it was, in time: nobody knows of what the
-            // fraction is one, so it counts as a whole microsecond.
+            // Without the old numbers, the debt keeps its duration. The unit of its fraction is
+            // unknown, so a fraction counts as a whole microsecond.
             let latest = Exact::at(now.after(bounds::MAX_DRAIN));
             return Exact::at(tat.ceil()).min(latest);
         };
@@ -358,28 +378,30 @@ impl Schedule {
         converted.min(latest)
     }
 
-    /// Where the units that were spent by `old` end at their new length, and where they end at the latest.
+    /// Returns the TAT of the units spent under `old` at their new duration, and the latest TAT
+    /// that is allowed.
     fn converted(&self, old: &Self, tat: Exact, now: Timestamp) -> (Exact, Exact) {
         let ends = old.base(tat, now);
         let debt = old.minus(ends, Exact::at(now));
         let scaled = u128::from(debt.whole) * u128::from(old.l) + u128::from(debt.part);
         let (units, rest) = (scaled / u128::from(old.p), scaled % u128::from(old.p));
         let rest = (rest * u128::from(self.p)).div_ceil(u128::from(old.p));
-        // A debt that was kept in time can be more units than there ever were.
+        // A debt that kept its duration in a former conversion can be more units than were ever
+        // spent, so the product may overflow.
         let scaled = units.saturating_mul(self.p.into()).saturating_add(rest);
         let latest = self.brim(now).max(Exact::at(ends.ceil()));
         (self.plus(Exact::at(now), self.exact(scaled)), latest)
     }
 
-    /// `TAT = min(TAT, at + tau)`: at most that of a bucket that was emptied at `at`.
+    /// Sets `TAT = min(TAT, at + tau)`: at most the TAT of a bucket that was emptied at `at`.
     pub(crate) fn clamp(&self, tat: &mut Exact, at: Timestamp) {
         *tat = (*tat).min(self.brim(at));
     }
 
-    /// Where spending begins: the TAT, or now if it has passed.
+    /// Returns where spending begins: the TAT, or `now` if that is later.
     ///
-    /// A fraction that is none of this schedule's, from bytes that are no snapshot of it, counts as a whole
-    /// microsecond: all else may rely on fractions below `l`.
+    /// A fraction that is invalid for this schedule, from bytes that are not one of its snapshots,
+    /// counts as a whole microsecond. All other methods rely on fractions below `l`.
     fn base(&self, tat: Exact, now: Timestamp) -> Exact {
         let tat = if tat.part < self.l {
             tat
@@ -389,7 +411,7 @@ impl Schedule {
         tat.max(Exact::at(now))
     }
 
-    /// The latest TAT that is allowed now.
+    /// Returns the latest TAT that is allowed at `now`.
     fn brim(&self, now: Timestamp) -> Exact {
         self.plus(Exact::at(now), self.tau)
     }
@@ -402,12 +424,13 @@ impl Schedule {
         }
     }
 
-    /// `cost` units in time; `cost` is at most the capacity, so this fits.
+    /// Returns the duration of `cost` units. It cannot overflow, because `cost` is at most the
+    /// capacity.
     fn lasting(&self, cost: u64) -> Exact {
         self.exact(u128::from(cost) * u128::from(self.p))
     }
 
-    /// A number of `1 / l` microseconds, split.
+    /// Splits a number of `1 / l` microseconds into whole microseconds and a fraction.
     fn exact(&self, scaled: u128) -> Exact {
         let l = u128::from(self.l);
         Exact {
@@ -416,7 +439,7 @@ impl Schedule {
         }
     }
 
-    /// How many whole units fit into `span`.
+    /// Returns how many whole units fit into `span`.
     fn units_in(&self, span: Exact) -> u64 {
         if self.l == 1 {
             return span.whole / self.p;
@@ -442,7 +465,7 @@ impl Schedule {
         }
     }
 
-    /// `a - b`, or zero if `b` is larger.
+    /// Returns `a - b`, or zero if `b` is larger.
     fn minus(&self, a: Exact, b: Exact) -> Exact {
         if a <= b {
             Exact::default()
@@ -460,7 +483,7 @@ impl Schedule {
     }
 }
 
-/// The most there is, if it is more.
+/// Narrows to 64 bits, saturating.
 pub(crate) fn narrow(wide: u128) -> u64 {
     u64::try_from(wide).unwrap_or(u64::MAX)
 }
@@ -479,7 +502,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Whatever the state, one that nobody left included.
+        /// Holds for any state, including invalid ones.
         #[test]
         fn a_decision_in_one_go_is_the_methods_one_by_one(
             (count, period) in prop::sample::select(vec![(1, 60_000_000), (1_000, 1_000_000), (7, 1_000_000), (u64::from(u32::MAX), 999_983)]),
@@ -493,7 +516,7 @@ mod tests {
             let rate = Rate { count, period: Span::from_micros(period) };
             let schedule = Schedule::new(("rate", rate), ("capacity", capacity), queue).unwrap();
             let now = Timestamp::from_micros(1_700_000_000_000_000);
-            // A fraction that is the largest or the first that is too large, or any.
+            // Includes the largest valid fraction and the smallest invalid one.
             let part = over.map_or(part, |over| schedule.largest_part() + over);
             let tat = Exact { whole: now.as_micros().saturating_add_signed(ahead), part };
             let cost = cost.min(capacity + 1);

@@ -1,8 +1,9 @@
-//! The counter kernel with two windows, weighted.
+//! The weighted counter kernel: a sliding window counter over two windows.
 //!
-//! Face: `sliding_window_counter` without `buckets`. The count of the last window is taken as if it had been
-//! spread evenly: with `e` of the current window gone, `prev * (W - e) / W` of it is still counted. The
-//! comparison is made in whole numbers, `prev * (W - e) + (cur + n) * W <= L * W`.
+//! It implements `sliding_window_counter` without `buckets`. The count of the previous window is
+//! treated as if it had been spread evenly. When `e` of the current window has elapsed, `prev * (W
+//! - e) / W` of the previous count still applies. The comparison uses whole numbers: `prev * (W -
+//! e) + (cur + n) * W <= L * W`.
 //!
 //! ```text
 //!   │      prev       │   cur           │
@@ -10,13 +11,16 @@
 //!              now - W    e         now
 //! ```
 //!
-//! - **Promise.** At most `L` in each window of the grid, and at most `2 * L - 1` in any half-open interval of length
-//!   `W`. The estimate is at most `prev * (W - e) / W` above the true count, and at most `prev * e / W` below it.
-//! - **Memory.** 32 bytes, and some 30 more.
-//! - **Weakness.** That bound is reached by a client that spends its limit at the end of one window and
-//!   trickles through the next. Natural traffic comes nowhere near; where a promise is needed take `buckets`. A key
-//!   that has been idle for almost `W` is still held to what it spent before.
-//! - **Source.** Cloudflare 2017, "How we built rate limiting capable of scaling to millions of domains".
+//! - **Promise.** At most `L` in each window of the grid, and at most `2 * L - 1` in any half-open
+//!   interval of length `W`. The estimate exceeds the true count by at most `prev * (W - e) / W`,
+//!   and falls short of it by at most `prev * e / W`.
+//! - **Memory.** 32 bytes, plus about 30.
+//! - **Weakness.** A client reaches the bound of `2 * L - 1` if it spends its limit at the end of
+//!   one window and trickles through the next. Natural traffic stays far below it. If a strict
+//!   bound is needed, use `buckets`. A key that has been idle for almost `W` is still limited by
+//!   what it spent before.
+//! - **Source.** Cloudflare 2017, "How we built rate limiting capable of scaling to millions of
+//!   domains".
 
 use crate::{
     bounds::{check_count, check_period},
@@ -55,7 +59,8 @@ impl WeightedState {
         self.previous = self.previous.saturating_sub(units - from_current);
     }
 
-    /// Takes up to `units` out of the window of that number, if it is still held.
+    /// Removes up to `units` from the window with this number, if it is the current or the previous
+    /// one.
     pub(crate) fn give_back(&mut self, now: Timestamp, window: u64, units: u64) {
         self.advance(now);
         if window == self.index {
@@ -84,7 +89,7 @@ impl WeightedState {
         self.index = index;
     }
 
-    /// What is left of the current window.
+    /// Returns the remaining time of the current window in microseconds.
     fn left(&self, now: Timestamp) -> u64 {
         (self.index + 1)
             .saturating_mul(self.window)
@@ -109,19 +114,19 @@ impl Weighted {
         })
     }
 
-    /// What a state is counted in.
+    /// Returns the units in which a state is counted.
     pub(crate) fn terms(&self) -> Terms {
         Terms::Digest(Digest::new().numbers(&[5, self.window]).folded())
     }
 
-    /// Whether no more is counted than the limit.
+    /// Returns whether the two windows together count at most the limit.
     pub(crate) fn holds(&self, state: &WeightedState, now: Timestamp) -> bool {
         let mut state = *state;
         state.advance(now);
         state.previous.saturating_add(state.current) <= self.limit
     }
 
-    /// The numbers for a store elsewhere.
+    /// Returns the parameters for a remote store (Redis).
     pub(crate) fn numbers(&self) -> Numbers<'static> {
         Numbers::Weighted {
             limit: self.limit,
@@ -142,7 +147,8 @@ impl Weighted {
         state.window == self.window
     }
 
-    /// What the old windows still hold counts in full in the current new one, but not as more than all.
+    /// Converts a state: all that the old windows still count is counted in the current new window,
+    /// up to the limit.
     pub(crate) fn adopt(&self, state: &WeightedState, now: Timestamp) -> WeightedState {
         let mut old = *state;
         old.advance(now);
@@ -175,8 +181,8 @@ impl Weighted {
         }
     }
 
-    /// What was counted in windows later than that of `at`, and in the one before them, counts in that of `at`,
-    /// but not as more than the limit.
+    /// Merges what was counted in windows after that of `at`, and in the window before them, into
+    /// the window of `at`, up to the limit.
     pub(crate) fn clamp(&self, state: &mut WeightedState, at: Timestamp) {
         let index = at.as_micros() / self.window;
         if state.index > index {
@@ -186,7 +192,8 @@ impl Weighted {
         }
     }
 
-    /// Within this window, once enough of the last one has slid out; else in the next, when this one has.
+    /// Returns the wait: until enough of the previous window has slid out, within this window if
+    /// that suffices. Otherwise until enough of the current window has slid out, in the next one.
     pub(crate) fn retry(&self, state: &WeightedState, now: Timestamp, cost: u64) -> Retry {
         if cost > self.limit {
             return Retry::Never;
@@ -204,7 +211,7 @@ impl Weighted {
         Retry::After(Timestamp::from_micros(at).since(now))
     }
 
-    /// The largest part of a window for which `weighed` still fits into `free`.
+    /// Returns the longest remaining time of a window at which `weighed` still fits into `free`.
     fn most_left(&self, weighed: u64, free: u64) -> u64 {
         if weighed == 0 {
             return self.window;
@@ -213,7 +220,7 @@ impl Weighted {
         u64::try_from(left).unwrap_or(u64::MAX).min(self.window)
     }
 
-    /// The largest cost that fits now.
+    /// Returns the maximum cost that is admitted now.
     fn room(&self, state: &WeightedState, now: Timestamp) -> u64 {
         let window = u128::from(self.window);
         let weighed = u128::from(state.previous) * u128::from(state.left(now));

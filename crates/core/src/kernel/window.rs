@@ -1,14 +1,15 @@
-//! The window kernel: one count that starts again at the end of each window.
+//! The fixed window kernel: one count that is reset at the end of each window.
 //!
-//! Face: `fixed_window`, anchored to the epoch, to a key's first request, or to a calendar.
+//! It implements `fixed_window`, anchored to the epoch, to a key's first request, or to a calendar.
 //!
 //! - **Promise.** At most `L` in each window `[start, end)` of the grid.
-//! - **Memory.** 16 bytes; a key whose window has ended is as good as new.
-//! - **Counting in full.** What is denied is counted too, and then the count lies beyond `L`; nothing else about a decision
-//!   changes, for a count beyond `L` denies as one at `L` does.
-//! - **Weakness.** Twice `L` within any time, however short, that lies across a boundary: `L` just before it
-//!   and `L` just after. In general a half-open interval of `t` admits up to `L * (ceil(t / W) + 1)`. All
-//!   keys of an epoch or calendar grid come back at the same instant.
+//! - **Memory.** 16 bytes. A key expires when its window has ended.
+//! - **Counting in full.** If denied requests are counted in full, the count may exceed `L`.
+//!   Decisions do not change, because any count of at least `L` denies.
+//! - **Weakness.** Up to twice `L` within any interval, however short, across a window boundary:
+//!   `L` just before it and `L` just after. In general, a half-open interval of length `t` admits
+//!   up to `L * (ceil(t / W) + 1)`. All keys on an epoch or calendar grid are reset at the same
+//!   instant.
 //! - **Source.** Folklore; the boundary burst is described in every account of it.
 
 use crate::{
@@ -34,7 +35,8 @@ impl WindowState {
         Timestamp::from_micros(self.end)
     }
 
-    /// Gives `units` back; with nothing left no window has begun.
+    /// Refunds `units`. If nothing remains, the state is that of a new key, so that the next charge
+    /// starts a window.
     pub(crate) fn refund(&mut self, now: Timestamp, units: u64) {
         match self.count_at(now).saturating_sub(units) {
             0 => *self = Self::default(),
@@ -55,7 +57,7 @@ impl WindowState {
 pub(crate) struct FixedWindow {
     limit: u64,
     grid: Window,
-    /// Whether what is denied is counted too, beyond the limit.
+    /// Whether denied requests are counted in full, beyond the limit.
     in_full: bool,
 }
 
@@ -72,7 +74,7 @@ impl FixedWindow {
         })
     }
 
-    /// What a state is counted in.
+    /// Returns the units in which a state is counted.
     pub(crate) fn terms(&self) -> Terms {
         match &self.grid {
             Window::FirstRequest(span) => Terms::FirstRequest {
@@ -82,7 +84,8 @@ impl FixedWindow {
         }
     }
 
-    /// The same limit in windows of so many microseconds that begin with the first request.
+    /// Returns the same limit in windows of `window` microseconds that start with the first
+    /// request.
     pub(crate) fn in_windows_of(&self, window: u64) -> Self {
         Self {
             grid: Window::FirstRequest(Span::from_micros(window)),
@@ -90,7 +93,7 @@ impl FixedWindow {
         }
     }
 
-    /// The numbers for a store elsewhere.
+    /// Returns the parameters for a remote store (Redis).
     pub(crate) fn numbers(&self) -> Numbers<'_> {
         Numbers::Window {
             limit: self.limit,
@@ -99,7 +102,7 @@ impl FixedWindow {
         }
     }
 
-    /// The largest count of one window.
+    /// Returns the maximum count of one window.
     pub(crate) fn largest_count(&self) -> u64 {
         if self.in_full {
             bounds::MAX_COUNT
@@ -132,7 +135,7 @@ impl FixedWindow {
         }
     }
 
-    /// How far the count lies beyond the limit.
+    /// Returns how far the count exceeds the limit.
     pub(crate) fn excess(&self, state: &WindowState, now: Timestamp) -> u64 {
         state.count_at(now).saturating_sub(self.limit)
     }
@@ -144,7 +147,7 @@ impl FixedWindow {
         Retry::After(state.end().since(now))
     }
 
-    /// The old count counts in full in the new window while the two overlap.
+    /// Converts a state: the old count applies in full to the new window, if the two overlap.
     pub(crate) fn adopt(
         &self,
         old: Option<&Self>,
@@ -172,8 +175,8 @@ impl FixedWindow {
         }
     }
 
-    /// A window that has not ended at `at` is the one that `at` falls into; one that begins with a request ends
-    /// at most a whole window after `at`. The count stays.
+    /// Replaces a window that has not ended at `at` by the window of `at`. A window that starts
+    /// with a request ends at most one window length after `at`. The count does not change.
     pub(crate) fn clamp(&self, state: &mut WindowState, at: Timestamp) {
         if state.end <= at.as_micros() {
             return;
@@ -181,12 +184,13 @@ impl FixedWindow {
         let end = self.end_at(at).as_micros();
         state.end = match self.grid {
             Window::FirstRequest(_) => state.end.min(end),
-            // An end that is not on the grid would let one window of the grid admit twice.
+            // An end that is not on the grid would let one window of the grid admit twice the
+            // limit.
             Window::Epoch(_) | Window::Calendar(_) => end,
         };
     }
 
-    /// The end of the window that a charge at `now` falls into, or begins.
+    /// Returns the end of the window that a charge at `now` belongs to, or starts.
     fn end_at(&self, now: Timestamp) -> Timestamp {
         match &self.grid {
             Window::Epoch(span) => {

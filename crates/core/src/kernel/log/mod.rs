@@ -1,26 +1,34 @@
-//! The log kernel: the instants of what was admitted.
+//! The log kernel: the instants of admitted requests.
 //!
-//! Faces: `sliding_window_log`. All the windows of one rule share one log: each keeps its place in it and
-//! the sum of what lies inside. And `concurrency`, whose log is of those who hold a place: they leave it when they are
-//! done, and are not counted any more when their lease is over.
+//! It implements `sliding_window_log`. The windows of a rule share one log, unless they handle
+//! denied requests differently. Each window keeps its start position in the log and the sum of the
+//! entries from there on. The kernel also implements `concurrency`, with a log of the held
+//! concurrency slots. They are removed when their requests end, and no longer count once their
+//! lease has expired.
 //!
 //! ```text
 //!   expired      1/min window            1/s window
 //!   ▒▒▒▒▒▒│░░░░░░░░░░░░░░░░░░░░░░░░│█████████████│
-//!         head of the longest      head          now         an entry at `t` counts while t > now - W
+//!         head of the longest      head          now
+//!
+//!   an entry at `t` counts while t > now - W
 //! ```
 //!
-//! - **Promise.** Strict: every half-open interval of length `W` admits at most `L`, across every boundary.
-//!   Of `concurrency`: at no instant do more than `L` hold a place that took or renewed it within the last lease and have not given
-//!   it back. Its waits are estimates, since nobody knows when a holder will be done: see [`Log::hint`].
-//! - **Memory.** 8 bytes for each admission that is still inside the longest window (more only for a cost
-//!   over 2,047), at most `L` of them, and an eighth to spare; what a busy time took is kept until the key is idle
-//!   for a whole window.
-//! - **Work.** Each entry is passed once by each window, so that a decision costs a constant amount on
-//!   average, though one that comes after a long silence passes all of them at once. A denied cost of `n` reads at most
-//!   `n` entries to name its wait, and a peek or a look copies the log.
-//! - **Weakness.** Memory grows with the limit: over 100,000 it is refused, and a counter is right.
-//! - **Source.** Folklore; ClassDojo 2015, "Better Rate Limiting With Redis Sorted Sets", for two windows over one log.
+//! - **Promise.** Strict: every half-open interval of length `W` admits at most `L`, at any offset.
+//!   For `concurrency`: at any instant, at most `L` slots are held. A slot is held if it was
+//!   acquired or renewed within the last lease, and has not been released. The waits of
+//!   `concurrency` are estimates, since it is unknown when a request will end: see [`Log::hint`].
+//! - **Memory.** 8 bytes for each admission that is still inside the longest window (more only for
+//!   a cost above 2,047): at most `L`, plus an eighth of spare capacity. The capacity of a busy
+//!   period is kept until the key has been idle for a whole window.
+//! - **Work.** Each window passes each entry once, so a decision has a constant amortized cost. The
+//!   first decision after a long idle time passes all entries at once. A denied cost of `n` reads
+//!   at most `n` entries to compute its wait. A peek or a look works on the log itself and undoes
+//!   its charge. It copies the log only if the limits have changed or count denied requests.
+//! - **Weakness.** Memory grows with the limit. A limit above 100,000 is refused; use a counter
+//!   instead.
+//! - **Source.** Folklore; ClassDojo 2015, "Better Rate Limiting With Redis Sorted Sets", for two
+//!   windows over one log.
 
 mod state;
 
@@ -39,10 +47,11 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// The shortest hint when to ask again for a place.
+/// The shortest retry hint for a concurrency slot.
 const LEAST_HINT: Span = Span::from_millis(100);
 
-/// The longest one: so often clients may ask without doing harm, however long requests take.
+/// The longest retry hint for a concurrency slot. Clients that retry this often do no harm, even if
+/// requests take longer.
 const LONGEST_HINT: Span = Span::from_secs(10);
 
 #[derive(Clone, Debug)]
@@ -63,7 +72,7 @@ impl Log {
         Self::of_field(limit, ("window", span))
     }
 
-    /// A log of those who hold a place for up to `lease`.
+    /// Creates a log of concurrency slots, each held for up to `lease`.
     pub(crate) fn new_lease(limit: u64, lease: Span) -> Result<Self, LimitError> {
         Self::of_field(limit, ("lease", lease))
     }
@@ -89,20 +98,20 @@ impl Log {
         })
     }
 
-    /// Lets the windows of `other` share this log.
+    /// Adds the windows of `other` to this log.
     pub(crate) fn join(&mut self, other: &Self) {
         self.windows.extend_from_slice(&other.windows);
         self.longest = self.longest.max(other.longest);
         self.largest = self.largest.max(other.largest);
     }
 
-    /// What a state is counted in.
+    /// Returns the units in which a state is counted.
     pub(crate) fn terms(&self) -> Terms {
         let spans = self.windows.iter().map(|window| window.span.as_micros());
         Terms::Digest(spans.fold(Digest::new(), Digest::number).folded())
     }
 
-    /// The numbers for a store elsewhere.
+    /// Returns the parameters for a remote store (Redis).
     pub(crate) fn numbers(&self) -> Numbers<'static> {
         let windows = self
             .windows
@@ -113,7 +122,7 @@ impl Log {
         }
     }
 
-    /// The same of leases.
+    /// Returns the parameters of a lease log for a remote store (Redis).
     pub(crate) fn lease_numbers(&self) -> Numbers<'static> {
         Numbers::Lease {
             limit: self.largest,
@@ -129,13 +138,14 @@ impl Log {
         }
     }
 
-    /// What a new log holds once `cost` is charged.
+    /// Returns the heap bytes of a new log after `cost` is charged.
     pub(crate) fn newcomer_bytes(&self, cost: u64) -> usize {
         let stamps = grown(0, stamps_for(cost.min(self.largest)));
         stamps * size_of::<Stamp>() + self.windows.len() * size_of::<Place>()
     }
 
-    /// What charging `cost` may add; what can never fit is not charged.
+    /// Returns the maximum number of bytes that charging `cost` adds. A cost above the limit is not
+    /// charged.
     pub(crate) fn growth_bytes(&self, state: &LogState, cost: u64) -> usize {
         state.growth_bytes(cost.min(self.largest))
     }
@@ -144,7 +154,8 @@ impl Log {
         state.places.len() == self.windows.len() && state.longest == self.longest
     }
 
-    /// The entries that the old windows still held stay as they are; every window finds its place among them.
+    /// Converts a state: keeps the entries that are still inside the old longest window, and
+    /// computes the position of every window.
     pub(crate) fn adopt(&self, state: &mut LogState, now: Timestamp) {
         let old = state.longest;
         while state
@@ -171,8 +182,8 @@ impl Log {
         denied
     }
 
-    /// Entries beyond the newest `largest` units can decide nothing, so a log that counts what it denies
-    /// stays as small as any other.
+    /// Charges `cost`. Drops the oldest entries beyond the newest `largest` units, because they
+    /// cannot affect a decision. A log that counts denied requests stays as small as any other.
     pub(crate) fn charge(&self, state: &mut LogState, now: Timestamp, cost: u64) {
         let cost = cost.min(self.largest);
         if cost == 0 {
@@ -197,7 +208,7 @@ impl Log {
         }
     }
 
-    /// Takes up to `units` of what was charged at `at` out, the newest entry first.
+    /// Removes up to `units` that were charged at `at`, newest entry first.
     pub(crate) fn give_back(
         &self,
         state: &mut LogState,
@@ -209,7 +220,7 @@ impl Log {
         state.give_back(at, units);
     }
 
-    /// [`LogState::renew`], as far as there are places.
+    /// Renews leases as [`LogState::renew`] does, up to the limit.
     pub(crate) fn renew(
         &self,
         state: &mut LogState,
@@ -246,14 +257,17 @@ impl Log {
         Retry::NOW
     }
 
-    /// When it makes sense to ask again for `cost` places, of which there are not enough now.
+    /// Returns when to retry for `cost` concurrency slots, of which too few are free now.
     ///
-    /// The next place comes back when a holder is done, which nobody knows; a lease that runs out is the exception.
-    /// The holders' ages are what is known. If requests take about as long as the oldest has until now, and begin
-    /// evenly spread, then `n` holders give back a place each `age / n`. So that is the hint for each missing
-    /// place: short where requests are short, and growing with the age while nobody is done, so that clients
-    /// that follow it ask less and less often. It is at least [`LEAST_HINT`], at most [`LONGEST_HINT`], and
-    /// never after the leases end that have to.
+    /// The next slot becomes free when a request ends, which cannot be known; only the expiry of a
+    /// lease is known. The hint is based on the age of the held slots. Assume that requests take
+    /// about as long as the age of the oldest one, and start evenly spread. Then `n` slots free up
+    /// one slot per `age / n`, which is the hint for each missing slot. It is short if requests are
+    /// short. While no request ends, it grows with the age, so clients that follow it retry less
+    /// and less often.
+    ///
+    /// The hint is at least [`LEAST_HINT`] and at most [`LONGEST_HINT`], and never later than the
+    /// expiry of the leases that have to end.
     pub(crate) fn hint(&self, state: &LogState, now: Timestamp, cost: u64) -> Retry {
         let Retry::After(leases) = self.retry(state, now, 0, cost) else {
             return Retry::Never;
@@ -268,8 +282,8 @@ impl Log {
         Retry::After(next.clamp(LEAST_HINT, LONGEST_HINT).min(leases))
     }
 
-    /// Takes from the oldest entry what lies beyond the newest `largest` units, where what is denied is charged: it decides
-    /// nothing, and is not to be given back either.
+    /// Drops units beyond the newest `largest` from the oldest entry, for limits that charge denied
+    /// requests. They affect no decision, and must not be refunded either.
     pub(crate) fn trim(&self, state: &mut LogState, now: Timestamp) {
         self.expire(state, now);
         let beyond = state.units().saturating_sub(self.largest);
@@ -285,7 +299,7 @@ impl Log {
         }
     }
 
-    /// Moves every window to where it begins now, and drops what has left the longest.
+    /// Advances every window to its start at `now`, and drops entries that have left the longest.
     fn expire(&self, state: &mut LogState, now: Timestamp) {
         for (window, place) in self.windows.iter().zip(&mut state.places) {
             while let Some(stamp) = state.stamps.get(place.head)

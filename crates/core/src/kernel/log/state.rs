@@ -1,10 +1,10 @@
-//! What a log kernel remembers of a key: who was admitted, each with his instant, and where each window begins.
+//! The state of a log kernel: the instant of each admission, and where each window begins.
 
 use std::collections::VecDeque;
 
 use crate::time::{Span, Timestamp};
 
-/// One admission: its instant in the low 53 bits and its cost in the high 11.
+/// An admission: its instant in microseconds in the low 53 bits, and its cost in the high 11.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp(u64);
 
@@ -17,7 +17,7 @@ impl Stamp {
         Self(cost << Self::AT_BITS | at.as_micros())
     }
 
-    /// What came from elsewhere; a cost that does not fit counts as the most that does.
+    /// Creates a stamp from untrusted numbers. A cost that does not fit is reduced to the maximum.
     pub(crate) fn of(at: u64, cost: u64) -> Self {
         Self::new(Timestamp::from_micros(at), cost.min(Self::MAX_COST))
     }
@@ -43,7 +43,7 @@ impl Stamp {
     }
 }
 
-/// Where one window begins in the log, and what it holds.
+/// The start of a window in the log (`head`), and the units inside it (`sum`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) head: usize,
@@ -54,12 +54,13 @@ pub(super) struct Place {
 pub(crate) struct LogState {
     pub(super) stamps: VecDeque<Stamp>,
     pub(super) places: Box<[Place]>,
-    /// The longest window of those that the log was last used with.
+    /// The longest of the windows that the log was last used with.
     pub(super) longest: Span,
 }
 
 impl LogState {
-    /// A log that holds `stamps`, oldest first, for windows of up to `longest`; its places are set when it is adopted.
+    /// Creates a log of `stamps`, oldest first, for windows of up to `longest`. The window
+    /// positions are set when it is converted.
     pub(crate) fn from_stamps(stamps: VecDeque<Stamp>, longest: Span) -> Self {
         Self {
             stamps,
@@ -90,7 +91,7 @@ impl LogState {
         self.stamps.capacity()
     }
 
-    /// Gives room beyond `capacity` back, as far as it is not needed.
+    /// Reduces the capacity to `capacity`, or to the length if that is more.
     pub(crate) fn shrink_to(&mut self, capacity: usize) {
         self.stamps.shrink_to(capacity);
     }
@@ -105,7 +106,7 @@ impl LogState {
         }
     }
 
-    /// Takes up to `units` of what was charged at `at` out, the newest entry first.
+    /// Removes up to `units` that were charged at `at`, newest entry first.
     pub(crate) fn give_back(&mut self, at: Timestamp, mut units: u64) {
         let mut behind = self.stamps.partition_point(|stamp| stamp.at() <= at);
         while units > 0 && behind > 0 && self.stamps[behind - 1].at() == at {
@@ -116,8 +117,8 @@ impl LogState {
         }
     }
 
-    /// Moves `units` that were charged at `since` to `now`. What is not there any more is charged anew if no more than `limit` are
-    /// there then; false, and nothing has changed, where it would be more.
+    /// Moves `units` that were charged at `since` to `now`. Missing units are charged anew if the
+    /// total does not exceed `limit`; otherwise returns false and changes nothing.
     pub(crate) fn renew(
         &mut self,
         now: Timestamp,
@@ -139,8 +140,9 @@ impl LogState {
         is_renewed
     }
 
-    /// Whether `units` that were charged at `since` are all there, and the log need not grow where they are moved to another instant: what
-    /// was charged by several in one moment shares an entry.
+    /// Returns whether all `units` charged at `since` are present, and moving them to another
+    /// instant does not grow the log. It can grow, because requests charged at the same instant
+    /// share an entry.
     pub(crate) fn renews_in_place(&self, since: Timestamp, units: u64) -> bool {
         let first = self.stamps.partition_point(|stamp| stamp.at() < since);
         let behind = self.stamps.partition_point(|stamp| stamp.at() <= since);
@@ -157,7 +159,7 @@ impl LogState {
         others + stamps_for(units) <= self.stamps.capacity()
     }
 
-    /// When what was charged last was.
+    /// Returns the instant of the newest entry.
     pub(crate) fn newest(&self) -> Timestamp {
         self.stamps
             .back()
@@ -171,8 +173,9 @@ impl LogState {
         held.map(|stamp| stamp.cost()).sum()
     }
 
-    /// Entries later than `at` count as charged at `at`. Every window begins at the front again, since one
-    /// may have let go of entries that it still covers; the next decision moves the windows on.
+    /// Sets entries later than `at` to `at`. All windows start at the front of the log again,
+    /// because one may have passed entries that it covers now. The next decision advances the
+    /// windows.
     pub(crate) fn clamp(&mut self, at: Timestamp) {
         for stamp in &mut self.stamps {
             if stamp.at() > at {
@@ -190,13 +193,14 @@ impl LogState {
         }
     }
 
-    /// What the whole log holds: the sum of the window that begins at its front, once there are windows.
+    /// Returns the units of the whole log: the sum of the window that starts at its front. A log
+    /// without window positions is summed directly.
     pub(super) fn units(&self) -> u64 {
         let longest = self.places.iter().map(|place| place.sum).max();
         longest.unwrap_or_else(|| self.stamps.iter().map(|stamp| stamp.cost()).sum())
     }
 
-    /// Adds `units` to the log, and to every window.
+    /// Adds `units` to the log and to every window.
     pub(super) fn enter(&mut self, now: Timestamp, units: u64) {
         self.push(now, units);
         for place in &mut self.places {
@@ -224,7 +228,8 @@ impl LogState {
         }
     }
 
-    /// Takes `units` out of entry `number`, which has as many, and the entry out of the log if it has no more.
+    /// Removes `units` from entry `number`, which must have as many. Removes the entry if it is
+    /// then empty.
     pub(super) fn take(&mut self, number: usize, units: u64) {
         let stamp = self.stamps[number];
         let left = Stamp::new(stamp.at(), stamp.cost() - units);
@@ -245,7 +250,7 @@ impl LogState {
         }
     }
 
-    /// Drops the oldest entry from the log and from every window that it is in.
+    /// Drops the oldest entry from the log, and from every window that contains it.
     pub(super) fn drop_oldest(&mut self) {
         let Some(oldest) = self.stamps.pop_front() else {
             return;
@@ -264,7 +269,8 @@ pub(super) fn stamps_for(cost: u64) -> usize {
     usize::try_from(cost.div_ceil(Stamp::MAX_COST)).unwrap_or(usize::MAX)
 }
 
-/// An eighth more than before, so that a full log wastes little and grows seldom.
+/// Returns the new capacity: an eighth more than before, so that a full log wastes little memory
+/// and rarely grows.
 pub(super) fn grown(capacity: usize, needed: usize) -> usize {
     needed.max(capacity + capacity / 8 + 4)
 }
