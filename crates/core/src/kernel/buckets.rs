@@ -1,7 +1,7 @@
 //! The bucket kernel: a sliding window counter with sub-windows.
 //!
-//! It implements `sliding_window_counter` with `buckets: k`. Time is divided into buckets of `w = W
-//! / k`, aligned to the epoch.
+//! It implements `sliding_window_counter` with `buckets: k`. Time is divided into buckets of
+//! `w = W / k`, aligned to the epoch.
 //!
 //! ```text
 //!   k = 3         │  b-3  │  b-2  │  b-1  │   b   │

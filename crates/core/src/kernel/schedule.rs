@@ -21,8 +21,8 @@
 //!   microseconds and a fraction in `l`-ths, added with a carry. Nothing is rounded, so a rate of 7
 //!   per second earns back exactly 7 each second.
 //! - **Memory.** 16 bytes. A key expires when its TAT has passed.
-//! - **Weakness.** A window of length `W` can admit `B + floor(W * L / P)`: up to twice `L` if `B =
-//!   L` and `W = P`. If that matters, choose a smaller `B` or a sliding window.
+//! - **Weakness.** A window of length `W` can admit `B + floor(W * L / P)`: up to twice `L` if
+//!   `B = L` and `W = P`. If that matters, choose a smaller `B` or a sliding window.
 //! - **Source.** ITU-T I.371 (GCRA, virtual scheduling); Turner 1986 (leaky bucket).
 
 use crate::{

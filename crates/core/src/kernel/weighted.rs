@@ -1,9 +1,9 @@
 //! The weighted counter kernel: a sliding window counter over two windows.
 //!
 //! It implements `sliding_window_counter` without `buckets`. The count of the previous window is
-//! treated as if it had been spread evenly. When `e` of the current window has elapsed, `prev * (W
-//! - e) / W` of the previous count still applies. The comparison uses whole numbers: `prev * (W -
-//! e) + (cur + n) * W <= L * W`.
+//! treated as if it had been spread evenly. When `e` of the current window has elapsed,
+//! `prev * (W - e) / W` of the previous count still applies. The comparison uses whole numbers:
+//! `prev * (W - e) + (cur + n) * W <= L * W`.
 //!
 //! ```text
 //!   │      prev       │   cur           │
