@@ -1,4 +1,4 @@
-//! Manual blocks: bounded, counted, and gone when they have ended.
+//! Manual blocks: bounded, counted, and removed once they have expired.
 
 use tidegate_core::{MemoryStore, Span, Timestamp, bounds};
 
@@ -32,7 +32,8 @@ fn the_bytes_of_blocks_are_counted() {
     );
 }
 
-/// They were counted until somebody listed the blocks, so that in the end none could be set.
+/// Regression test: expired blocks used to count until the blocks were listed, so that in the end
+/// no new block could be set.
 #[test]
 fn blocks_that_ended_make_room_for_others() {
     let store = one_shard();

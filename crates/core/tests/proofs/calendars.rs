@@ -1,5 +1,5 @@
-//! Calendar windows against the time zone database itself: around every change of every zone's clocks the
-//! windows contain the instants that fall into them, and one begins where the other ends.
+//! Calendar windows, checked against the time zone database. Around every offset change of every
+//! zone, the windows contain the instants that belong to them, and are contiguous.
 
 use jiff::{Timestamp as Instant, ToSpan, civil::Date, tz::TimeZone};
 use proptest::prelude::*;
@@ -22,14 +22,15 @@ fn days(zone: &str) -> Calendar {
     Calendar::new(CalendarUnit::Day, zone, None).expect("a zone of the database")
 }
 
-/// The civil date at an instant, straight from the database.
+/// Returns the civil date at an instant, directly from the database.
 fn date(zone: &TimeZone, micros: u64) -> Date {
     let micros = i64::try_from(micros).expect("an instant before 2255");
     let instant = Instant::from_microsecond(micros).expect("an instant before 2255");
     zone.to_datetime(instant).date()
 }
 
-/// The window holds `now`, holds itself, and the next one begins where it ends.
+/// Asserts that the window contains `now`, that its first and last instants have the same window,
+/// and that the next window begins where it ends.
 fn assert_sound(calendar: &Calendar, now: u64) {
     let (start, end) = window(calendar, now);
     let name = format!("{calendar} at {now}: [{start}, {end})");
@@ -53,7 +54,7 @@ fn assert_sound(calendar: &Calendar, now: u64) {
     }
 }
 
-/// The changes of a zone's clocks from 1970 to 2037.
+/// Returns the instants from 1970 to 2037 at which the zone's offset changes.
 fn changes(zone: &TimeZone) -> Vec<u64> {
     let end: Instant = "2038-01-01T00:00:00Z".parse().expect("an instant");
     let after = zone.following(Instant::UNIX_EPOCH);
@@ -64,7 +65,8 @@ fn changes(zone: &TimeZone) -> Vec<u64> {
         .collect()
 }
 
-/// Every zone, every change, some instants about it: a day begins with the first instant of its date.
+/// Checks some instants around every offset change of every zone: a day begins with the first
+/// instant of its date.
 #[test]
 fn every_change_of_every_zone() {
     let mut checked = 0;
@@ -113,7 +115,7 @@ fn days_have_23_and_25_hours_when_the_clocks_change() {
     );
 }
 
-/// Where midnight does not exist, the day begins at the first instant after the gap.
+/// If midnight does not exist, the day begins at the first instant after the gap.
 #[test]
 fn days_without_midnight() {
     let sao_paulo = window(&days("America/Sao_Paulo"), at("2017-10-15T12:00:00Z"));
@@ -128,7 +130,7 @@ fn days_without_midnight() {
     );
 }
 
-/// Where midnight comes twice, the day begins with the first; the hour that is repeated belongs to it.
+/// If midnight occurs twice, the day begins with the first. The repeated hour belongs to that day.
 #[test]
 fn days_with_two_midnights() {
     let havana = window(&days("America/Havana"), at("2025-11-02T04:30:00Z"));
@@ -170,7 +172,8 @@ fn weeks_begin_on_their_anchor() {
 }
 
 proptest! {
-    /// Any calendar, at any time, also before its first whole window and at the end of time.
+    /// Checks any calendar at any time, including the time before its first whole window and the
+    /// latest time.
     #[test]
     fn windows_hold_their_instants(
         zone in prop::sample::select(vec![
@@ -197,7 +200,7 @@ proptest! {
             }
             CalendarUnit::Month => {
                 let wanted = day.unwrap_or(1).min(first.days_in_month());
-                // Apia had no 30th of December 2011: that day's window begins with the 31st.
+                // Apia skipped December 30, 2011, so that day's window begins with the 31st.
                 let skipped = first.checked_sub(1.day()).is_ok_and(|before| before.day() == wanted);
                 prop_assert!(start == 0 || first.day() == wanted || skipped, "{first} for {day:?}");
             }

@@ -1,5 +1,6 @@
-//! A clock that was ahead and is right again: what was charged meanwhile counts as charged when the jump was
-//! noticed, keys are as full as a just exhausted one at most, and no limit admits more than its bound.
+//! Clocks that were ahead and have been set back. Units that were charged in the meantime count as
+//! charged when the jump was detected. No key is fuller than one that has just been exhausted, and
+//! no limit admits more than its bound.
 
 use proptest::prelude::*;
 use tidegate_core::{
@@ -17,12 +18,13 @@ const NOW: u64 = 1_700_000_000_000_000;
 const SECOND: u64 = 1_000_000;
 const YEAR: u64 = 365 * 86_400 * SECOND;
 
-/// More than a store takes for the lag of a thread.
+/// A jump that is larger than the lag that a store tolerates between threads.
 fn jump() -> impl Strategy<Value = u64> {
     prop_oneof![11 * SECOND..700 * SECOND, Just(YEAR), 11 * SECOND..2 * YEAR,]
 }
 
-/// Charges what a trace says, and answers what was admitted, and the last instant. The clock goes forward.
+/// Charges the requests of a trace, with the clock only moving forward. Returns what was admitted,
+/// and the last instant.
 fn charge_all(
     store: &MemoryStore,
     rule: &Rule,
@@ -50,7 +52,7 @@ fn saved(store: &MemoryStore, now: u64) -> Vec<u8> {
     bytes
 }
 
-/// Checks that what was admitted stays within the bound of every interval.
+/// Checks that the admitted units stay within the bound of every interval.
 fn check_bound(limit: &Limit, admitted: &[(u64, u64)]) -> Result<(), TestCaseError> {
     for first in 0..admitted.len() {
         let mut sum = 0_u128;
@@ -67,7 +69,8 @@ fn check_bound(limit: &Limit, admitted: &[(u64, u64)]) -> Result<(), TestCaseErr
     Ok(())
 }
 
-/// Checks that from `now` on the key admits what a key admits that was charged to its maximum at `now`.
+/// Checks that from `now` on, the key admits at least what a key admits that was charged to its
+/// maximum at `now`.
 fn check_no_fuller_than_exhausted(
     store: &MemoryStore,
     rule: &Rule,
@@ -83,7 +86,7 @@ fn check_no_fuller_than_exhausted(
         let cost = cost.clamp(1, most.max(1));
         let expected = ask(&exhausted, rule, now, cost, Effect::Peek);
         let found = ask(store, rule, now, cost, Effect::Peek);
-        // When a place is free is estimated by the ages of the holders.
+        // The wait for a concurrency slot is estimated from the ages of the held slots.
         prop_assert!(
             is_estimated(limit) || found.retry_after <= expected.retry_after,
             "{cost}: {found:?} is denied for longer than {expected:?}"
@@ -96,8 +99,9 @@ fn check_no_fuller_than_exhausted(
 proptest! {
     #![proptest_config(strategies::cases(1_500))]
 
-    /// From the instant on at which the clock is right again, no interval sees more than the formula; nor
-    /// do those at which the key had been charged before, if nobody charged it while the clock was ahead.
+    /// From the instant at which the clock is set back, no interval admits more than its bound. If
+    /// the key was not charged while the clock was ahead, this includes intervals that start before
+    /// the jump.
     #[test]
     fn no_interval_exceeds_its_bound_after_a_jump(
         limit in any_kind().prop_flat_map(strategies::limit),
@@ -119,7 +123,8 @@ proptest! {
         check_bound(&limit, &admitted)?;
     }
 
-    /// No key is denied for longer than one that is charged to its maximum when the clock is right again.
+    /// No key is denied for longer than one that is charged to its maximum when the clock is set
+    /// back.
     #[test]
     fn no_key_is_fuller_than_an_exhausted_one_after_a_jump(
         limit in any_kind().prop_flat_map(strategies::plain_limit),
@@ -139,7 +144,8 @@ proptest! {
         check_no_fuller_than_exhausted(&store, &rule, &limit, start)?;
     }
 
-    /// What was charged on a key before others ran ahead answers as if the clock had always been right.
+    /// A key that was charged only before the jump gives the same answers as if the clock had never
+    /// been ahead.
     #[test]
     fn a_key_that_nobody_charged_ahead_of_time_stays_as_it_was(
         limit in any_kind()
@@ -154,20 +160,22 @@ proptest! {
         let (store, right) = (one_shard(), one_shard());
         let (_, now) = charge_all(&store, &rule, start, &before);
         charge_all(&right, &rule, start, &before);
-        // A key that expires before the wrong instant may be forgotten at it.
+        // A key that expires before the wrong instant may have been removed at that instant.
         let rest = ask(&right, &rule, now, 1, Effect::Look).reset_after.as_micros();
         if rest <= jump {
             return Ok(());
         }
         ask(&store, &other, now + jump, 1, Effect::Charge);
-        // The jump is noticed at once: the first charge may come so late that it would count as lag.
+        // Make the store detect the jump now. Otherwise the first charge might be so late that its
+        // difference to the latest instant counts as lag.
         ask(&store, &other, now, 1, Effect::Look);
         let (expected, _) = charge_all(&right, &rule, now, &after);
         let (admitted, _) = charge_all(&store, &rule, now, &after);
         prop_assert_eq!(admitted, expected);
     }
 
-    /// A snapshot from the future leaves keys as full as they were when it was written.
+    /// After restoring a snapshot from the future, keys are as full as they were when it was
+    /// written.
     #[test]
     fn a_snapshot_from_the_future_keeps_what_was_left(
         limit in prop::sample::select(vec![
@@ -195,11 +203,11 @@ fn five_a_minute(kind: Kind) -> Limit {
     Limit::new(kind.algorithm(5, rate, 6)).expect("numbers that a limit can have")
 }
 
-/// When nothing is left of what was spent on [`five_a_minute`] at [`NOW`].
+/// Returns when everything that was spent on [`five_a_minute`] at [`NOW`] is available again.
 fn full_again(kind: Kind) -> u64 {
     let seconds = match kind {
         Kind::CalendarWindow => 32 * 86_400,
-        // Five units, one being served.
+        // Five units wait, and one is being served.
         Kind::Queue => 72,
         _ => 120,
     };
@@ -212,7 +220,7 @@ fn spend_all(store: &MemoryStore, rule: &Rule, now: u64) -> u64 {
         .count() as u64
 }
 
-/// After one burst at +600 s no key of its shard got anything back for 600 s.
+/// Regression test: after a burst at +600 s, no key of its shard used to recover for 600 s.
 #[test]
 fn a_burst_from_the_future_freezes_no_key() {
     for kind in Kind::ALL {
@@ -231,7 +239,7 @@ fn a_burst_from_the_future_freezes_no_key() {
     }
 }
 
-/// Thread after thread reads the clock a little earlier than the one before it decides.
+/// Each thread reads the clock a little earlier than the previous one decides.
 #[test]
 fn a_small_step_back_counts_as_the_latest_instant() {
     let rule = Rule::new(b"key", vec![five_a_minute(Kind::Gcra)], false);
@@ -242,7 +250,7 @@ fn a_small_step_back_counts_as_the_latest_instant() {
     assert_eq!(look.reset_after, Span::from_secs(50), "as of 10 s later");
 }
 
-/// A decision over keys in several shards, some of which have seen the future.
+/// A decision over keys in several shards, some of which have seen later instants.
 #[test]
 fn shards_that_are_held_together_go_back_together() {
     let limits = Limits::new(vec![five_a_minute(Kind::Log)]).unwrap();
@@ -278,7 +286,8 @@ fn reserve(store: &MemoryStore, limits: &Limits, now: u64) -> (Decision, Receipt
     store.reserve(&[charge], Timestamp::from_micros(now), &mut Vec::new())
 }
 
-/// Places that were taken ahead of time are renewed and given back by their receipts all the same.
+/// Concurrency slots that were acquired while the clock was ahead can be renewed and released with
+/// their receipts.
 #[test]
 fn places_from_the_future_are_still_those_of_their_holders() {
     for renews in [true, false] {
@@ -312,7 +321,7 @@ fn places_from_the_future_are_still_those_of_their_holders() {
     }
 }
 
-/// The place of a holder that crashed comes back after a lease, not when the wrong instant has come.
+/// The slot of a crashed holder is released after a lease from the jump, not at the wrong instant.
 #[test]
 fn a_place_from_the_future_ends_with_its_lease() {
     let (limits, store) = (two_at_once(), one_shard());
@@ -322,7 +331,8 @@ fn a_place_from_the_future_ends_with_its_lease() {
     assert_eq!(reserve(&store, &limits, later).0, Decision::Admitted);
 }
 
-/// What was charged ahead of time cannot be given back: how much of it time has returned is not known.
+/// Units that were charged while the clock was ahead are not refunded, because it is unknown how
+/// many of them have been returned by elapsed time.
 #[test]
 fn a_receipt_from_the_future_gives_no_units_back() {
     for kind in [Kind::Gcra, Kind::Interval, Kind::Log, Kind::StrictBuckets] {
@@ -344,7 +354,7 @@ fn a_receipt_from_the_future_gives_no_units_back() {
     }
 }
 
-/// A block that was set ahead of time stands for as long as it was to.
+/// A block that was set while the clock was ahead lasts for its original duration.
 #[test]
 fn a_block_from_the_future_ends_in_time() {
     let (store, minute) = (one_shard(), Span::from_secs(60));
@@ -359,7 +369,8 @@ fn a_block_from_the_future_ends_in_time() {
     assert_eq!(until(b"ahead", 61), None);
 }
 
-/// A snapshot that was written while the clock was a year ahead denied `5/min` for a year.
+/// Regression test: a snapshot written while the clock was a year ahead used to deny `5/min` for a
+/// year.
 #[test]
 fn a_snapshot_from_the_future_denies_no_longer_than_its_limits() {
     for kind in Kind::ALL {
@@ -380,7 +391,8 @@ fn a_snapshot_from_the_future_denies_no_longer_than_its_limits() {
     }
 }
 
-/// What elastic limits admitted while there was room is no sign of a wrong clock, and stays.
+/// Units that elastic limits admitted while there was headroom are not taken for the effect of a
+/// wrong clock, and remain charged.
 #[test]
 fn what_elastic_limits_admitted_outlives_a_jump_of_the_clock() {
     for kind in [Kind::Gcra, Kind::Interval] {
@@ -405,7 +417,7 @@ fn what_elastic_limits_admitted_outlives_a_jump_of_the_clock() {
     }
 }
 
-/// Whatever the numbers: the end of time, and limits of nothing.
+/// No panic at the latest instant, for any kind of limit.
 #[test]
 fn the_end_of_time_is_survived() {
     for kind in Kind::ALL {

@@ -1,4 +1,4 @@
-//! Limits that stretch where there is room: one state, two widths.
+//! Elastic limits: limits that stretch while there is headroom. Both forms share one state.
 
 use proptest::prelude::*;
 use tidegate_core::{
@@ -11,7 +11,7 @@ use crate::{
     world::one_shard,
 };
 
-/// Limits that stretch, and limits that are always so wide.
+/// Generates elastic limits, and limits that always have the wider soft allowance.
 fn limits(kind: Kind, stretch: u32) -> impl Strategy<Value = (Limits, Limits)> {
     let limits = strategies::plain_limit(kind);
     limits.prop_filter_map("limits that can stretch", move |limit| {
@@ -36,9 +36,9 @@ fn ask(store: &MemoryStore, limits: &Limits, (now, cost): (u64, u64), effect: Ef
 proptest! {
     #![proptest_config(strategies::cases(800))]
 
-    /// Where there is room all is as under limits that are so wide, and where there is none the limits hold, whatever was
-    /// admitted beyond them: what is denied then would be admitted if what is beyond had not been, at the wait that is
-    /// named and not before.
+    /// While there is headroom, outcomes are those of limits with the wider soft allowance. Without
+    /// it, the original limits apply, and units that were admitted beyond them count. Waits are
+    /// exact: a denied request is admitted after its wait, and not earlier.
     #[test]
     fn what_passed_while_there_was_room_counts_when_there_is_none(
         (limits, wide_limits) in any_kind().prop_flat_map(|kind| limits(kind, 50)),
@@ -49,7 +49,7 @@ proptest! {
         let stretched = limits.stretched().expect("they stretch");
         let is_estimated = limits.iter().any(is_estimated);
         let (store, mut last): (_, Option<Outcome>) = (one_shard(), None);
-        // What was admitted, under limits that are always so wide.
+        // Charges the same requests under limits that always have the wider allowance.
         let twin = one_shard();
         let mut now = start;
         for (step, has_room) in asks.iter().zip(room) {
@@ -67,7 +67,7 @@ proptest! {
                 prop_assert_eq!(wide, expected);
             }
             if !outcome.allowed && !is_estimated && let Some(wait) = outcome.retry_after.span() {
-                // On a copy, for a look into the future moves the clock.
+                // On a copy, because a look at a later instant moves the store's clock.
                 let copy = copy_of(&store, now);
                 let at = |micros: u64| ask(&copy, used, (now + micros, cost), Effect::Peek).allowed;
                 prop_assert!(!at(wait.as_micros() - 1) && at(wait.as_micros()), "{wait:?} is not tight");
@@ -93,7 +93,8 @@ fn what_is_given_back_of_a_stretched_log_is_no_more_than_was_said() {
             .take_while(|_| ask(&store, stretched, (0, 1), Effect::Charge).allowed)
             .count();
         assert!(spent > 10, "{kind:?}");
-        // Under the limit proper, and not there any more is what was beyond it in buckets alone.
+        // The refund is made under the original limits. It must not free more than one unit of the
+        // stretched ones, in any kind of limit.
         ask(&store, &limits, (0, 1), Effect::Refund);
         assert!(
             ask(&store, stretched, (0, 1), Effect::Charge).allowed,

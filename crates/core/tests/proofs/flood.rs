@@ -1,5 +1,5 @@
-//! The store under a flood of keys: never over its bounds, never forgetting what it must keep, and empty
-//! again once everything has ended.
+//! The store under a flood of keys: it never exceeds its bounds, and never evicts a key that it
+//! must keep.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,8 @@ use crate::{
 
 const NOW: u64 = 1_700_000_000_000_000;
 
-/// Limits of all sizes in memory: plain, wide, logs that grow, counters of 8 KB, several at once.
+/// Limits of all sizes in memory: inline states, numbers above 32 bits, logs that grow, counters of
+/// 8 KB, and several limits in one rule.
 fn all_sizes() -> Vec<Limits> {
     let minute = Span::from_secs(60);
     let limit = |kind: Kind, count, buckets| {
@@ -47,7 +48,7 @@ fn all_sizes() -> Vec<Limits> {
 
 #[derive(Clone, Debug)]
 struct Wave {
-    /// Numbers of the keys that are charged together.
+    /// The numbers of the keys that are charged together.
     keys: BTreeSet<u16>,
     sizes: usize,
     cost: u64,
@@ -82,8 +83,8 @@ fn bounds() -> impl Strategy<Value = MemoryBounds> {
     })
 }
 
-/// A key, long or short; the limits that it was first charged with are part of it or not, so that some
-/// keys change their limits.
+/// Returns a key, short or long. For some numbers the key does not depend on the limits, so that
+/// the limits of that key change.
 fn key_of(number: u16, sizes: usize) -> Vec<u8> {
     let mut key = number.to_le_bytes().to_vec();
     if !number.is_multiple_of(3) {
@@ -95,7 +96,7 @@ fn key_of(number: u16, sizes: usize) -> Vec<u8> {
     key
 }
 
-/// What a key has spent is worth keeping until this instant.
+/// Returns the instant until which the spending of a key must be remembered.
 fn kept_until(now: u64, outcomes: &[Outcome]) -> u64 {
     let resets = outcomes
         .iter()
@@ -148,7 +149,8 @@ proptest! {
                 prop_assert!(retry_after.span().is_none_or(|wait| wait > Span::ZERO));
                 prop_assert!(outcomes.is_empty());
             } else if uncounted {
-                // Nobody can tell which of them; those that changed their limits are not what they were.
+                // It is unknown which charges were not counted, and keys whose limits changed may
+                // have been converted.
                 kept.retain(|key, _| rules.iter().all(|rule| rule.key != *key));
             } else {
                 let each = outcomes.chunks(sizes[wave.sizes].len());

@@ -1,4 +1,4 @@
-//! What a full store does for whom, by example.
+//! Examples of a full store's decisions on new and existing keys.
 
 use tidegate_core::{
     Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Rate, Span, Timestamp, WhenFull,
@@ -27,7 +27,7 @@ fn small(when_full: WhenFull) -> MemoryStore {
     })
 }
 
-/// Charges once for each of `keys`; answers how often each decision was made: admitted, limited, full.
+/// Charges each of `keys` once. Returns how often each decision was made: admitted, limited, full.
 fn flood(store: &MemoryStore, limits: &Limits, keys: std::ops::Range<u32>) -> [usize; 3] {
     let mut decisions = [0; 3];
     for key in keys {
@@ -94,7 +94,7 @@ fn a_full_store_lets_newcomers_pass_uncounted_if_told_so() {
     );
 }
 
-/// A full store has room for the newcomer that a peek was told of only if the charge after it finds some too.
+/// In a full store, a peek gives the same decision as the charge after it.
 #[test]
 fn a_peek_foresees_whether_there_is_room() {
     for (when_full, quota, expected) in [
@@ -129,7 +129,8 @@ fn a_peek_foresees_whether_there_is_room() {
     }
 }
 
-/// A log of an hour's admissions, in a store with room for 64 KiB, charged until it cannot grow any more; then once more.
+/// Charges a log with a window of an hour, in a store of 64 KiB, until it cannot grow. Returns the
+/// decision on the first charge that did not fit.
 fn overgrown(when_full: WhenFull) -> (MemoryStore, Rule, Timestamp, Decision) {
     let store = MemoryStore::new(MemoryBounds {
         max_bytes: 1,
@@ -164,7 +165,7 @@ fn a_log_that_cannot_grow_is_denied() {
     }
 }
 
-/// It did not, although newcomers did.
+/// Regression test: such a charge used to be denied, although new keys were admitted.
 #[test]
 fn a_log_that_cannot_grow_passes_uncounted_if_told_so() {
     let (store, rule, now, decision) = overgrown(WhenFull::Allow);
@@ -189,7 +190,7 @@ fn a_log_that_cannot_grow_passes_uncounted_if_told_so() {
     assert_eq!(store.stats().newcomers_allowed, 12);
 }
 
-/// What is larger than the whole store never fits, and says so.
+/// A charge that does not fit an empty store is denied with `Retry::Never`.
 #[test]
 fn what_fits_into_no_store_is_never_to_be_tried_again() {
     let store = MemoryStore::new(MemoryBounds {
@@ -209,7 +210,7 @@ fn what_fits_into_no_store_is_never_to_be_tried_again() {
     assert_eq!(decision, Decision::Full { retry_after });
 }
 
-/// Once everything has ended, decisions about one key alone empty the store, and its memory goes too.
+/// Once all keys have expired, decisions on a single key empty the store and release its memory.
 #[test]
 fn time_empties_the_store() {
     let store = MemoryStore::new(MemoryBounds {
@@ -232,8 +233,8 @@ fn time_empties_the_store() {
     assert!(stats.bytes * 10 < full.bytes, "{stats:?} after {full:?}");
 }
 
-/// Two keys charged together in a full store: making room for one must not lose the other, or the other
-/// would never be limited.
+/// Two keys are charged together in a full store. Evicting the existing one to make room for the
+/// new one would lose its count, and it would never be limited.
 #[test]
 fn what_is_decided_together_is_kept_together() {
     let store = small(WhenFull::Evict);
@@ -245,7 +246,7 @@ fn what_is_decided_together_is_kept_together() {
     flood(&store, &hourly(10), 0..499);
     store.check(&[old.charge(1)], now, Effect::Charge, &mut Vec::new());
     for round in 1..=9 {
-        // A few at a time, until the store looks for room where the old key lies.
+        // Adds some keys at a time, until the eviction scan reaches the old key.
         flood(&store, &hourly(10), round * 1_000..round * 1_000 + 55);
         let charges = [old.charge(1), new.charge(1)];
         let decision = store.check(&charges, now, Effect::Charge, &mut Vec::new());
@@ -265,7 +266,8 @@ fn what_is_decided_together_is_kept_together() {
     }
 }
 
-/// What is spent of the soft allowance was not held against a key, so that one far beyond its limit made way.
+/// Regression test: units spent of the soft allowance used to be ignored, so that a key far beyond
+/// its limit was evicted.
 #[test]
 fn a_key_inside_its_soft_allowance_does_not_make_way() {
     let store = small(WhenFull::Evict);

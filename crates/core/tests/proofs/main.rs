@@ -1,8 +1,8 @@
-//! The proofs: every kernel against its naive twin, every promise over all intervals, and the store under
-//! floods, threads, restarts and changes of its limits.
+//! Property tests: every kernel against a naive reference model (its twin), every documented
+//! guarantee over all intervals, and the store under floods, threads, restarts and changed limits.
 //!
-//! A failing property prints its smallest counterexample and seed; the ones that once failed stand as named
-//! tests in `regressions`.
+//! A failing property prints its smallest counterexample and its seed. Former counterexamples are
+//! named tests in `regressions`.
 
 #![cfg(not(loom))]
 

@@ -1,4 +1,4 @@
-//! Places of `concurrency`: held for a lease, given back, and renewed by who holds them for longer.
+//! Concurrency slots: held for a lease, released, and renewed.
 
 use std::sync::Arc;
 
@@ -15,14 +15,14 @@ use crate::{
     world::{Rule, one_shard},
 };
 
-/// What one of those who hold a place does.
+/// An action of the holder of a concurrency slot.
 #[derive(Clone, Copy, Debug)]
 enum Deed {
     Leave,
     Renew,
 }
 
-/// A request, and what a holder does after it.
+/// A request, and an action of some holder after it.
 type Turn = (Ask, Option<(Index, Deed)>);
 
 fn turns(length: usize) -> impl Strategy<Value = Vec<Turn>> {
@@ -31,14 +31,14 @@ fn turns(length: usize) -> impl Strategy<Value = Vec<Turn>> {
     prop::collection::vec((strategies::ask(), deed), 1..=length)
 }
 
-/// Who holds so many places since then.
+/// A holder of `units` concurrency slots, acquired or renewed at `since`.
 struct Holder {
     since: u64,
     units: u64,
     receipt: Receipt,
 }
 
-/// The naive twin: all who ever held a place and have not given it back.
+/// The reference model: all holders that have not released their slots.
 struct Holders {
     lease: u64,
     all: Vec<Holder>,
@@ -63,8 +63,9 @@ impl Holders {
 proptest! {
     #![proptest_config(strategies::cases(2_000))]
 
-    /// Nobody holds a place beyond the limit, and whoever is admitted finds one: those hold places who took or renewed them less
-    /// than a lease ago and have not given them back. Who renews too late gets his place again if it is free.
+    /// At most the limit is held, and a request is admitted if and only if enough slots are free. A
+    /// slot is held if it was acquired or renewed less than a lease ago, and has not been released.
+    /// A late renewal acquires the slot again if one is free.
     #[test]
     fn no_more_hold_places_than_may(
         limit in strategies::plain_limit(Kind::Concurrency),
@@ -107,8 +108,8 @@ proptest! {
         }
     }
 
-    /// As long as all who hold places renew them in time nobody ever loses one, and no more are there than may be, however long
-    /// they stay.
+    /// If all holders renew in time, no slot is ever lost and the limit is never exceeded, however
+    /// long they hold them.
     #[test]
     fn who_renews_in_time_is_counted_for_as_long_as_he_stays(
         limit in strategies::plain_limit(Kind::Concurrency),
@@ -120,7 +121,7 @@ proptest! {
         let mut there: Vec<Receipt> = Vec::new();
         let mut now = start;
         for (comers, wait, leaver) in steps {
-            // At most two thirds of a lease from one renewal to the next.
+            // At most two thirds of a lease between renewals.
             now += wait * (lease / 3);
             let at = Timestamp::from_micros(now);
             for receipt in &mut there {
@@ -152,7 +153,7 @@ fn charge(limits: &Limits) -> Charge<'_> {
     Charge::new(b"key", limits, Cost::ONE).expect("a key")
 }
 
-/// A place is free when its holder leaves, whatever has become of the limit since.
+/// A slot is released by its receipt, even if the limit has changed since.
 #[test]
 fn places_come_back_under_other_numbers() {
     let old = Arc::new(concurrency(3));
@@ -167,7 +168,7 @@ fn places_come_back_under_other_numbers() {
             assert_eq!(decision, Decision::Admitted);
             receipts.push(receipt);
         }
-        // The state is now one of the new limits.
+        // This converts the state to the new limits.
         store.check(&[charge(&new)], at(4), Effect::Charge, &mut outcomes);
         assert_eq!(outcomes[0].allowed, limit > 3);
         for receipt in receipts {
@@ -178,7 +179,8 @@ fn places_come_back_under_other_numbers() {
     }
 }
 
-/// Who holds a place renews it although others have other numbers by now, and a limit that is lower takes nobody's place away.
+/// A holder can renew its lease under the old limits after other servers have changed to new ones.
+/// A lower limit takes no slots away.
 #[test]
 fn places_are_renewed_under_other_numbers() {
     let old = Arc::new(concurrency(3));
@@ -217,7 +219,8 @@ fn places_are_renewed_under_other_numbers() {
     assert_eq!(outcomes[0].remaining, 2);
 }
 
-/// A place that is taken anew after everything under other numbers has expired is held for the lease of who took it.
+/// If all slots have expired under other limits, a slot that is acquired again has the lease of its
+/// own limits.
 #[test]
 fn places_are_taken_anew_by_their_own_lease() {
     let lasting = |lease| {
@@ -243,7 +246,8 @@ fn places_are_taken_anew_by_their_own_lease() {
     }
 }
 
-/// A store that has forgotten everything, as after a reset, takes those in again who are still there, and no more than may be.
+/// After the store has lost its state, such as by a reset, renewals acquire the slots again, up to
+/// the limit.
 #[test]
 fn who_is_still_there_is_counted_again_after_a_reset() {
     let (limits, store, mut outcomes) = (concurrency(2), one_shard(), Vec::new());
@@ -266,7 +270,7 @@ fn who_is_still_there_is_counted_again_after_a_reset() {
     assert_eq!(outcomes[0].remaining, 1, "the newcomer's stays");
 }
 
-/// A store of 64 KiB.
+/// Creates a store of 64 KiB.
 fn small(when_full: WhenFull) -> MemoryStore {
     MemoryStore::new(MemoryBounds {
         max_bytes: 1,
@@ -275,7 +279,7 @@ fn small(when_full: WhenFull) -> MemoryStore {
     })
 }
 
-/// Takes so many of its places, one after the other.
+/// Acquires four concurrency slots at different instants.
 fn taken(store: &MemoryStore, limits: &Limits) -> Vec<Receipt> {
     let take = |now| {
         let now = Timestamp::from_micros(now);
@@ -284,7 +288,8 @@ fn taken(store: &MemoryStore, limits: &Limits) -> Vec<Receipt> {
     (1..=4).map(take).collect()
 }
 
-/// Lets logs of other keys grow until none can any more: first large ones, and then such as grow by four entries.
+/// Fills the store with the logs of other keys, until none of them can grow: first with large logs,
+/// then by four entries at a time.
 fn fill(store: &MemoryStore) {
     let log = Algorithm::SlidingWindowLog {
         limit: 100_000,
@@ -314,7 +319,7 @@ fn fill(store: &MemoryStore) {
     }
 }
 
-/// Who is there is renewed in a store that is full, for that takes no room, and nobody is turned away for it.
+/// Renewing leases needs no room, so it succeeds in a full store and affects no other key.
 #[test]
 fn places_are_renewed_in_a_full_store() {
     let limits = concurrency(4);
@@ -334,7 +339,8 @@ fn places_are_renewed_in_a_full_store() {
     }
 }
 
-/// Where there is no room to take a place again nobody else has it, and nobody says so.
+/// If the store is too full to acquire a slot again, the slot was not taken by others, and the
+/// renewal is not reported as lost.
 #[test]
 fn a_place_for_which_there_is_no_room_is_not_called_lost() {
     let limits = concurrency(4);
@@ -347,7 +353,8 @@ fn a_place_for_which_there_is_no_room_is_not_called_lost() {
     assert_eq!(renewal, Renewal::Unknown);
 }
 
-/// Places that were taken at one instant share an entry, and need one each when they are renewed at several.
+/// Slots that were acquired at the same instant share an entry. Each needs its own once they are
+/// renewed at different instants.
 #[test]
 fn places_of_one_instant_are_renewed_one_by_one() {
     let (limits, store) = (concurrency(6), one_shard());
@@ -374,7 +381,8 @@ fn places_of_one_instant_are_renewed_one_by_one() {
     assert_eq!(outcomes[0].remaining, 6);
 }
 
-/// The wait was that for the first lease to run out: a minute for a place that was free in half a second.
+/// Regression test: the wait used to be the time until the first lease expires, so a minute for a
+/// slot that was free after half a second.
 #[test]
 fn the_wait_for_a_place_follows_the_ages_of_the_holders() {
     const SECOND: u64 = 1_000_000;
@@ -390,7 +398,7 @@ fn the_wait_for_a_place_follows_the_ages_of_the_holders() {
         assert!(!denied.allowed);
         denied.retry_after.span().map(Span::as_micros)
     };
-    // Five hold a place, the oldest for half a second.
+    // Five slots are held, the oldest for half a second.
     assert_eq!(wait(SECOND / 2, 1), Some(SECOND / 10));
     assert_eq!(wait(SECOND / 2, 3), Some(3 * SECOND / 10));
     assert_eq!(wait(10 * SECOND, 1), Some(2 * SECOND));

@@ -1,5 +1,5 @@
-//! What the documentation of each kernel promises, over all intervals of a trace; and what every limit
-//! promises about its waits, its costs and its forgetting.
+//! The guarantees in the documentation of each kernel, over all intervals of a trace; and the
+//! guarantees of all limits about their waits, costs and expiry.
 
 use proptest::prelude::*;
 use tidegate_core::{
@@ -12,13 +12,14 @@ use crate::{
     world::{Rule, one_shard},
 };
 
-/// What was admitted, in the order of time: when and how much.
+/// The admitted charges in the order of time: instant and cost.
 type Admitted = Vec<(u64, u64)>;
 
 proptest! {
     #![proptest_config(strategies::cases(1_500))]
 
-    /// P1 and P6: no interval ever sees more than the limit's formula, though the clock jumps back.
+    /// P1 and P6: no interval admits more than the bound of the limit, even if the clock jumps
+    /// back.
     #[test]
     fn no_interval_exceeds_its_bound(
         limit in any_kind().prop_flat_map(strategies::limit),
@@ -40,7 +41,8 @@ proptest! {
         }
     }
 
-    /// P2: one microsecond before its wait is over the request is still denied, and then it is admitted.
+    /// P2: a denied request is still denied one microsecond before its wait ends, and admitted when
+    /// it ends.
     #[test]
     fn waits_are_tight(
         limit in any_kind().prop_flat_map(strategies::limit),
@@ -59,7 +61,7 @@ proptest! {
                     prop_assert!(wait <= 10_000_000, "a place may be free any moment");
                     return Ok(());
                 }
-                // On a copy, for a peek into the future moves the clock.
+                // On a copy, because a peek at a later instant moves the store's clock.
                 let copy = copy_of(&store, now);
                 let early = ask(&copy, &rule, now + wait - 1, cost, Effect::Peek);
                 prop_assert!(!early.allowed, "admitted before the {wait} us were over");
@@ -70,7 +72,8 @@ proptest! {
         })?;
     }
 
-    /// P5: what is admitted stays admitted while nothing happens, and a lower cost is never harder.
+    /// P5: a request that would be admitted stays so while nothing else happens. If a cost is
+    /// admitted, so is any lower cost.
     #[test]
     fn waiting_and_asking_for_less_never_hurt(
         limit in any_kind().prop_flat_map(strategies::limit),
@@ -96,7 +99,8 @@ proptest! {
         }
     }
 
-    /// Starts are apart by what the cost before lasts, but for the rounding; and nobody waits longer than the queue is.
+    /// Start times are separated by the duration of the previous cost, except for rounding. No wait
+    /// is longer than the queue.
     #[test]
     fn a_queue_spaces_what_it_admits(
         limit in strategies::limit(Kind::Queue),
@@ -124,8 +128,8 @@ proptest! {
         })?;
     }
 
-    /// P7, P9, P10: what can never fit says so and leaves no trace; neither does looking, however often the
-    /// time between two requests is split.
+    /// P7, P9, P10: a cost that can never fit is denied with `Retry::Never` and changes nothing.
+    /// Looks and peeks change nothing either, at any instants between two requests.
     #[test]
     fn hopeless_requests_and_looks_leave_no_trace(
         limit in any_kind().prop_flat_map(strategies::plain_limit),
@@ -157,7 +161,8 @@ proptest! {
         prop_assert!(differences.is_empty(), "{differences:?}");
     }
 
-    /// P8: from `reset_after` on nobody can tell whether the key was forgotten; P11: a new key is full.
+    /// P8: from `reset_after` on, no answer depends on whether the key was forgotten. P11: a new
+    /// key is full.
     #[test]
     fn forgetting_what_is_as_good_as_new_is_unobservable(
         limit in any_kind().prop_flat_map(strategies::limit),
@@ -182,12 +187,14 @@ proptest! {
     }
 }
 
-/// Whether the waits of a limit are estimates: nobody knows when a place is given back.
+/// Returns whether the waits of a limit are estimates, as for concurrency slots: it is unknown when
+/// one is released.
 pub(crate) fn is_estimated(limit: &Limit) -> bool {
     matches!(limit.algorithm(), Algorithm::Concurrency { .. })
 }
 
-/// Charges what the trace says, and shows every answer; the clock only moves forward. Answers the last instant.
+/// Charges the requests of a trace and passes every outcome to `seen`, with the clock only moving
+/// forward. Returns the last instant.
 pub(crate) fn walk(
     rule: &Rule,
     store: &MemoryStore,
@@ -206,7 +213,8 @@ pub(crate) fn walk(
     Ok(now)
 }
 
-/// Charges what the trace says, backwards jumps included; the instants are those that they count as.
+/// Charges the requests of a trace, including backward steps of the clock. The returned instants
+/// are those that the store uses.
 fn run(limit: &Limit, start: u64, asks: &[Ask]) -> Admitted {
     let (rule, store) = (Rule::new(b"key", vec![limit.clone()], false), one_shard());
     let (mut now, mut latest, mut last) = (start, 0, None);
@@ -249,7 +257,8 @@ pub(crate) fn copy_of(store: &MemoryStore, now: u64) -> MemoryStore {
     copy
 }
 
-/// The most units that the closed interval from `from` to `to` may see; `None` if nothing is promised of it.
+/// Returns the maximum number of units that the closed interval from `from` to `to` may admit;
+/// `None` if nothing is guaranteed.
 pub(crate) fn bound(limit: &Limit, from: u64, to: u64) -> Option<u128> {
     let most = u128::from(limit.quota() + limit.soft_allowance());
     let ticks = u128::from(to - from);
@@ -277,7 +286,7 @@ pub(crate) fn bound(limit: &Limit, from: u64, to: u64) -> Option<u128> {
     }
 }
 
-/// Windows of a grid that the interval touches.
+/// Returns the number of windows of a grid that the interval touches.
 fn windows(window: &Window, from: u64, to: u64) -> u128 {
     match window {
         Window::Epoch(span) => u128::from(to / span.as_micros() - from / span.as_micros() + 1),

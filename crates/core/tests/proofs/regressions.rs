@@ -1,4 +1,4 @@
-//! What the proofs found, each as the smallest example.
+//! Former counterexamples of the property tests, each reduced to its smallest form.
 
 use tidegate_core::{
     Algorithm, Charge, Cost, Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Outcome,
@@ -19,7 +19,8 @@ fn limit(kind: Kind, count: u64, period: Span) -> Limit {
         .expect("numbers that a limit can have")
 }
 
-/// A cost that can never fit made the store look for terabytes, evict others and call itself full.
+/// A cost that can never fit used to make the store reserve terabytes, evict other keys and report
+/// itself as full.
 #[test]
 fn a_hopeless_cost_on_a_log_evicts_nobody() {
     let minute = Span::from_secs(60);
@@ -51,8 +52,8 @@ fn a_hopeless_cost_on_a_log_evicts_nobody() {
     }
 }
 
-/// Denied requests that count found no room in a full counter, so that a client that never backed off got
-/// its whole limit again each window.
+/// Counted denied requests used to find no room in a full counter, so that a client that never
+/// backed off got its whole limit again in each window.
 #[test]
 fn a_client_that_hammers_a_counting_counter_stays_denied() {
     for kind in [
@@ -76,7 +77,7 @@ fn a_client_that_hammers_a_counting_counter_stays_denied() {
     }
 }
 
-/// A limit of nothing that counts what it denies has nothing to give back.
+/// A limit of 0 that counts denied requests has nothing that could become available again.
 #[test]
 fn a_limit_of_nothing_is_always_as_good_as_new() {
     let day = Span::from_secs(86_400);
@@ -109,7 +110,7 @@ fn a_limit_of_nothing_is_always_as_good_as_new() {
     }
 }
 
-/// Looking asks for nothing, and nothing is never too much: also where denied requests filled a log beyond
+/// A look has a cost of 0, which is never denied, even if denied requests have filled a log beyond
 /// its limit.
 #[test]
 fn a_look_is_never_denied() {
@@ -124,7 +125,7 @@ fn a_look_is_never_denied() {
     );
 }
 
-/// A debt of less than a microsecond was dropped when the numbers that it was counted in were not known.
+/// A debt of less than a microsecond used to be dropped if the units of the state were unknown.
 #[test]
 fn a_fraction_of_a_microsecond_is_not_forgiven() {
     let fast = limit(Kind::Gcra, 1_000, Span::from_micros(1));
@@ -144,7 +145,8 @@ fn a_fraction_of_a_microsecond_is_not_forgiven() {
     );
 }
 
-/// Two full windows, taken over into one of another length, were more than any snapshot may hold.
+/// Two full windows, converted to a window of another length, used to be more than a snapshot may
+/// contain.
 #[test]
 fn two_windows_taken_over_are_no_more_than_one() {
     let most = tidegate_core::bounds::MAX_COUNT;
@@ -173,7 +175,7 @@ fn two_windows_taken_over_are_no_more_than_one() {
     );
 }
 
-/// Numbers that no limit leaves behind, in a snapshot that is sound but for them, overflowed later on.
+/// Numbers that no limit produces, in an otherwise valid snapshot, used to cause an overflow later.
 #[test]
 fn impossible_numbers_in_a_snapshot_are_survived() {
     for kind in Kind::ALL {
@@ -202,7 +204,7 @@ fn impossible_numbers_in_a_snapshot_are_survived() {
     }
 }
 
-/// So did the sum of more buckets than any limit has, from a store elsewhere.
+/// More buckets than any limit has, from a remote store, used to overflow their sum.
 #[test]
 fn impossible_numbers_from_elsewhere_are_survived() {
     let counter = limit(Kind::StrictBuckets, 6, Span::from_secs(6));
@@ -234,7 +236,8 @@ fn impossible_numbers_from_elsewhere_are_survived() {
     }
 }
 
-/// Whoever was denied held a place of which nobody knew whose it was, and the stores did not agree about who gave it back.
+/// Denied requests that were counted used to hold concurrency slots without an owner, and the
+/// stores disagreed about who released them.
 #[test]
 fn who_is_denied_holds_no_place_whatever_is_counted() {
     let lease = Span::from_secs(60);
@@ -252,13 +255,15 @@ fn who_is_denied_holds_no_place_whatever_is_counted() {
     assert_eq!(ask(2, &mut outcomes), Decision::Admitted);
 }
 
-/// The short cut of plain schedules forgot what a share, and what limits stretched to, have in common with their limits: to be in shadow.
+/// The fast path for plain schedules used to ignore that shares and stretched limits inherit shadow
+/// mode.
 #[test]
 fn limits_in_shadow_deny_nobody_on_their_share_and_stretched() {
     let (now, mut outcomes) = (Timestamp::from_micros(NOW), Vec::new());
     for kind in [Kind::Gcra, Kind::TokenBucket, Kind::Meter] {
         let limits = Limits::new(vec![limit(kind, 5, Span::from_secs(1))]).unwrap();
-        // A tenth of a few is nothing: the stretched limits are no softer than these.
+        // 10% of 5 is less than one unit, so the stretched limits have no soft allowance and could
+        // take the fast path.
         let limits = limits.in_shadow(true).stretching(10).unwrap();
         let share = limits.share(Share::default());
         let stretched = limits.stretched().expect("they stretch");
@@ -274,14 +279,14 @@ fn limits_in_shadow_deny_nobody_on_their_share_and_stretched() {
     }
 }
 
-/// With one key twice in one call, the second write undid the first: 40 units passed a limit of 5. Only a
-/// debug assertion guarded it.
+/// With the same key twice in one call, the second write used to undo the first: 40 units passed a
+/// limit of 5. Only a debug assertion checked for it.
 #[test]
 fn one_key_twice_in_one_call_is_refused() {
     let five = |kind| Limits::new(vec![limit(kind, 5, Span::from_secs(60))]).unwrap();
     let (limits, others) = (five(Kind::EpochWindow), five(Kind::Gcra));
     let (now, mut outcomes) = (Timestamp::from_micros(NOW), Vec::new());
-    // Of many shards and of one.
+    // A store with many shards, and one with a single shard.
     for store in [MemoryStore::new(MemoryBounds::default()), one_shard()] {
         let charge = |key, limits| Charge::new(key, limits, Cost::ONE).unwrap();
         let repeated = [

@@ -1,5 +1,5 @@
-//! P17: what a store saved it answers from after a restart as if nothing had happened; and bytes that are
-//! no snapshot are refused, never a panic.
+//! P17: after a restart, a store answers from its snapshot as if it had not been restarted. Invalid
+//! snapshots are refused, and never cause a panic.
 
 use proptest::{prelude::*, sample::Index};
 use tidegate_core::{Effect, Limit, MemoryBounds, MemoryStore, Rate, Span, Timestamp, WhenFull};
@@ -18,7 +18,7 @@ fn saved(store: &MemoryStore, now: u64) -> Vec<u8> {
     bytes
 }
 
-/// A store of another shape than that of the tests.
+/// Creates a store with many shards, unlike the one that wrote the snapshot.
 fn many_shards() -> MemoryStore {
     MemoryStore::new(MemoryBounds::default())
 }
@@ -53,7 +53,8 @@ proptest! {
         })?;
     }
 
-    /// Any bytes at all, and sound ones that were cut, changed or doubled; then the limits that wrote them.
+    /// Restores random bytes, and valid snapshots that were truncated, modified or duplicated. Then
+    /// decides with the limits that wrote them.
     #[test]
     fn no_bytes_make_it_panic(
         rule in rule(),
@@ -79,14 +80,14 @@ proptest! {
         }
         bytes.truncate(end.index(bytes.len() + 1).max(bytes.len() / 2));
         let again = one_shard();
-        // Whether it is refused or not, whatever was taken in is decided upon.
+        // Whether or not the snapshot is refused, decide on whatever was restored.
         let _ = again.restore(&bytes, now);
         walk(&rule, &again, latest, &asks, |_, _, _| Ok(()))?;
         let _ = again.restore(&saved(&again, latest), now);
     }
 }
 
-/// A snapshot that does not fit is taken in as far as there is room.
+/// If a snapshot does not fit, as many keys are restored as there is room for.
 #[test]
 fn a_smaller_store_takes_what_fits() {
     let hourly = Rate {
@@ -110,7 +111,7 @@ fn a_smaller_store_takes_what_fits() {
         Ok(100)
     );
     assert_eq!(small.stats().keys, 100);
-    // What is there already stays as it is.
+    // Keys that the store already holds are not replaced.
     assert_eq!(
         small.restore(&saved(&large, now), Timestamp::from_micros(now)),
         Ok(0)

@@ -1,4 +1,5 @@
-//! Every field of every answer is the twin's, whatever the limit and the trace.
+//! Model-based tests: every field of every outcome equals that of the reference model (the twin),
+//! for any limit and trace.
 
 use proptest::{prelude::*, sample::Index};
 use tidegate_core::{Algorithm, Decision, Effect, Limit, MemoryStore, Outcome, Span, Timestamp};
@@ -8,7 +9,7 @@ use crate::{
     world::{Rule, World, one_shard},
 };
 
-/// A store and its twin, side by side.
+/// A store and its reference model, side by side.
 struct Pair {
     store: MemoryStore,
     world: World,
@@ -34,7 +35,8 @@ impl Pair {
         self.now = step.from(self.now, self.last(of));
     }
 
-    /// Asks both; what they answer must not differ, and a peek must have said so before.
+    /// Asks both the store and the model. Their answers must be equal, and a peek must give the
+    /// same answer as the charge after it.
     fn ask(&mut self, asks: &[(&Rule, u64)], effect: Effect) -> Result<(), TestCaseError> {
         if effect == Effect::Charge {
             let peeked = self.ask_store(asks, Effect::Peek);
@@ -128,10 +130,10 @@ one_limit_is_its_twin! {
     loose_buckets_are_their_twin: LooseBuckets,
 }
 
-/// What happens in a world of several rules.
+/// An event in a store with several rules.
 #[derive(Clone, Debug)]
 enum Event {
-    /// Each rule is asked at its price, if it has one.
+    /// Charges each rule at its price, if it has one.
     Ask(Vec<Option<Price>>, Effect),
     Reset(Index),
     Block(Index, u64),
@@ -148,7 +150,8 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// From one to three rules of one to five limits each, several logs among them, some in shadow.
+/// Generates one to three rules with one to five limits each, including several logs and shadow
+/// rules.
 fn rules() -> impl Strategy<Value = Vec<Rule>> {
     let kind = prop_oneof![2 => strategies::any_kind(), 1 => Just(Kind::Log)];
     let limits = prop::collection::vec(kind.prop_flat_map(strategies::limit), 1..=5);
@@ -162,8 +165,8 @@ fn rules() -> impl Strategy<Value = Vec<Rule>> {
     })
 }
 
-/// Whether several windows share a log of what was denied: it keeps more than each of them alone would, and so has
-/// more to give back.
+/// Returns whether several windows share a log that counts denied requests. The log keeps more than
+/// each of them alone would, so it can refund more.
 fn shares_denials(rule: &Rule) -> bool {
     let counts = |limit: &&Limit| {
         limit.count_denied() && matches!(limit.algorithm(), Algorithm::SlidingWindowLog { .. })
@@ -174,7 +177,8 @@ fn shares_denials(rule: &Rule) -> bool {
 proptest! {
     #![proptest_config(strategies::cases(300))]
 
-    /// Several limits are the product of single ones: all or none, and what is denied is charged nowhere.
+    /// Several limits behave like the single ones combined: all are charged or none, and a denied
+    /// request is charged to none.
     #[test]
     fn several_rules_are_their_twins(
         rules in rules(),

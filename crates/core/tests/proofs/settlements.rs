@@ -1,5 +1,5 @@
-//! What comes back of a charge with a receipt: never more than is still there, so that no interval sees more than its bound
-//! of what was used in the end.
+//! Refunds by receipt: at most the units that are still counted are refunded. So no interval admits
+//! more units than its bound, counting the units that were used in the end.
 
 use proptest::{prelude::*, sample::Index};
 use tidegate_core::{
@@ -13,14 +13,15 @@ use crate::{
     world::{Rule, one_shard},
 };
 
-/// A charge with its receipt, or one that is settled: then how much was used in the end.
+/// A charge with its receipt while it is open; once settled, `units` is what was used in the end.
 struct Used {
     at: u64,
     units: u64,
     open: Option<Receipt>,
 }
 
-/// A request, and which of the charges that are open is settled after it, and how much of its cost was not needed.
+/// A request, and after it possibly the settlement of one open charge: which one, and its unused
+/// units.
 type Turn = (Ask, Option<(Index, u64)>);
 
 fn turns(length: usize) -> impl Strategy<Value = Vec<Turn>> {
@@ -32,10 +33,11 @@ fn turns(length: usize) -> impl Strategy<Value = Vec<Turn>> {
 proptest! {
     #![proptest_config(strategies::cases(2_000))]
 
-    /// P13: what was used in the end, whatever came back meanwhile, stays within the bound of every interval.
+    /// P13: the units that were used in the end stay within the bound of every interval, whatever
+    /// was refunded.
     #[test]
     fn what_comes_back_mints_nothing(
-        // Places come back whether they were used or not.
+        // Concurrency slots are released whether or not they were used.
         limit in any_kind().prop_filter("units", |kind| *kind != Kind::Concurrency).prop_flat_map(strategies::limit),
         start in strategies::start(),
         turns in turns(60),
@@ -52,7 +54,7 @@ proptest! {
         }
     }
 
-    /// What is settled at once, before anybody else comes, is as if it had never been charged.
+    /// A charge that is settled at once, before any other request, leaves no trace.
     #[test]
     fn what_comes_back_at_once_was_never_there(
         limit in any_kind().prop_flat_map(strategies::plain_limit),
@@ -74,7 +76,8 @@ proptest! {
         prop_assert_eq!(after, before);
     }
 
-    /// Of a queue only the last in line can leave: nobody who was told when he starts is overtaken, and starts keep apart.
+    /// In a queue, only the last request can be refunded: start times that were already given out
+    /// are not overtaken, and the distances between them remain.
     #[test]
     fn who_leaves_a_queue_moves_nobody(
         limit in strategies::plain_limit(Kind::Queue),
@@ -83,7 +86,7 @@ proptest! {
     ) {
         let (rule, store) = (Rule::new(b"key", vec![limit], false), one_shard());
         let (mut now, mut last): (u64, Option<Outcome>) = (start, None);
-        // When those who are still there start, and what they cost.
+        // The start time, cost and receipt of each request that has not left the queue.
         let mut line: Vec<(u64, u64, Option<Receipt>)> = Vec::new();
         for (step, settled) in &turns {
             now = now.max(step.step.from(now, last.as_ref()));
@@ -107,7 +110,7 @@ proptest! {
     }
 }
 
-/// What the refill since then has brought is not given back once more.
+/// Tokens that the refill since then has returned are not refunded again.
 #[test]
 fn tokens_of_an_interval_come_back_once() {
     let rate = Rate {
@@ -123,7 +126,7 @@ fn tokens_of_an_interval_come_back_once() {
     assert_eq!(ask(&store, &rule, 1_000_000, 1, Effect::Look).remaining, 0);
 }
 
-/// What has to be known of what came back takes a bounded room, which shows.
+/// The refund ledger is bounded, and its size is reported.
 #[test]
 fn what_came_back_is_known_in_a_bounded_room() {
     let rate = Rate {
@@ -133,12 +136,12 @@ fn what_came_back_is_known_in_a_bounded_room() {
     let limit = Limit::new(Kind::TokenBucket.algorithm(10, rate, 1)).expect("a sound limit");
     let store = one_shard();
     let mut most = 0;
-    // More keys than it has room for, and fewer than the store has.
+    // More keys than fit the ledger, and fewer than fit the store.
     for number in 0..950_u32 {
         let rule = Rule::new(&number.to_be_bytes(), vec![limit.clone()], false);
         let (receipt, outcome) = reserve(&store, &rule.charge(8), 0);
         assert!(outcome.allowed, "key {number} finds room");
-        // Of the last in line nothing has to be known.
+        // A refund of the last charge is not recorded, so make sure that there is a later one.
         reserve(&store, &rule.charge(1), 0);
         let now = Timestamp::from_micros(0);
         store.settle(&[rule.charge(8)], receipt, &[Settlement { unused: 7 }], now);
@@ -193,7 +196,8 @@ pub(crate) fn reserve(store: &MemoryStore, charge: &Charge<'_>, now: u64) -> (Re
     (receipt, outcomes[0])
 }
 
-/// Who leaves the end of a line has nobody behind: those before it keep their places, and get back all of what they had.
+/// A refund of the last charge moves no other charge forward. The charges before it keep their
+/// positions, and can be refunded in full.
 #[test]
 fn who_leaves_last_moves_nobody() {
     let rate = Rate {

@@ -1,5 +1,5 @@
-//! Limits and traces to prove things about: ordinary numbers, extreme numbers, and steps that hit the
-//! instants at which answers change.
+//! Generators of limits and traces: ordinary numbers, extreme numbers, and steps to the instants at
+//! which answers change.
 
 use proptest::{prelude::*, sample::Index};
 use tidegate_core::{
@@ -7,10 +7,12 @@ use tidegate_core::{
     Span, Window, bounds,
 };
 
-/// Traces stay this side of 2128, so that nothing they wait for lies beyond the end of time.
+/// The latest instant of a trace, in the year 2128, so that no wait extends beyond the maximum
+/// timestamp.
 const LATEST: u64 = 5_000_000_000_000_000;
 
-/// A configuration of `cases` cases; the environment variable `PROPTEST_CASES`, 256 by default, scales it.
+/// Returns a configuration of `cases` cases, scaled by the environment variable `PROPTEST_CASES`
+/// relative to its default of 256.
 pub(crate) fn cases(cases: u32) -> ProptestConfig {
     let config = ProptestConfig::default();
     let cases = u64::from(cases) * u64::from(config.cases) / 256;
@@ -20,7 +22,7 @@ pub(crate) fn cases(cases: u32) -> ProptestConfig {
     }
 }
 
-/// The kinds of limits, so that a proof can be about one of them.
+/// The kinds of limits, so that a test can select one of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Gcra,
@@ -117,7 +119,7 @@ fn counter(limit: u64, window: Span, counting: Counting) -> Algorithm {
     }
 }
 
-/// One calendar or another.
+/// Returns one of four calendars.
 fn calendar(choice: u32) -> Calendar {
     let (unit, zone, day) = match choice % 4 {
         0 => (CalendarUnit::Day, "Europe/Berlin", None),
@@ -132,7 +134,7 @@ pub(crate) fn any_kind() -> impl Strategy<Value = Kind> {
     prop::sample::select(Kind::ALL.to_vec())
 }
 
-/// Limits of `kind`, hard and without extras.
+/// Generates limits of `kind` that are hard and have no options.
 pub(crate) fn plain_limit(kind: Kind) -> impl Strategy<Value = Limit> {
     let numbers = prop_oneof![3 => ordinary_numbers(), 2 => extreme_numbers()];
     numbers.prop_filter_map(
@@ -141,7 +143,7 @@ pub(crate) fn plain_limit(kind: Kind) -> impl Strategy<Value = Limit> {
     )
 }
 
-/// Limits of `kind`, soft or hard, counting what they deny or not.
+/// Generates limits of `kind`, hard or soft, counting denied requests or not.
 pub(crate) fn limit(kind: Kind) -> impl Strategy<Value = Limit> {
     let soft = prop_oneof![2 => Just(0_u32), 1 => 1..=300_u32];
     let extras = (plain_limit(kind), soft, prop::bool::weighted(0.3));
@@ -173,7 +175,9 @@ fn ordinary_numbers() -> impl Strategy<Value = Numbers> {
         .prop_map(|(count, per, period, buckets)| (count, rate(per, period), buckets))
 }
 
-/// Maxima, primes, and numbers that need more than 32 bits; the count is kept to what comes back in time.
+/// Generates maxima, primes, and numbers that need more than 32 bits. In half of the cases, the
+/// count is reduced so that it does not take longer than [`bounds::MAX_DRAIN`] to become available
+/// again.
 fn extreme_numbers() -> impl Strategy<Value = Numbers> {
     let count = prop_oneof![
         Just(bounds::MAX_COUNT),
@@ -211,7 +215,7 @@ fn rate(count: u64, period: u64) -> Rate {
     }
 }
 
-/// Where a trace begins.
+/// Generates the start of a trace.
 pub(crate) fn start() -> impl Strategy<Value = u64> {
     prop_oneof![
         1 => Just(0_u64),
@@ -221,7 +225,7 @@ pub(crate) fn start() -> impl Strategy<Value = u64> {
     ]
 }
 
-/// How the clock moves before an operation, relative to what was last answered.
+/// A step of the clock before an operation, relative to the previous outcome.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     Stay,
@@ -232,7 +236,7 @@ pub(crate) enum Step {
     PartOfReset(u8),
 }
 
-/// What an operation costs, relative to what was last answered.
+/// The cost of an operation, relative to the previous outcome.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Price {
     Units(u64),
@@ -244,7 +248,7 @@ pub(crate) enum Price {
 #[derive(Clone, Debug)]
 pub(crate) struct Ask {
     pub(crate) step: Step,
-    /// Which of the last outcomes the step and the price look at.
+    /// The index of the previous outcome that the step and the price refer to.
     pub(crate) of: Index,
     pub(crate) price: Price,
     pub(crate) effect: Effect,
@@ -256,7 +260,7 @@ pub(crate) fn step() -> impl Strategy<Value = Step> {
         3 => (0..=100_u64).prop_map(Step::Forward),
         2 => (0..=40_u32, any::<u64>())
             .prop_map(|(bits, random)| Step::Forward(random % (1 << bits))),
-        // Sixty of them are less than a store takes for a jump: those are proven in `clock_jumps`.
+        // The sum of 60 such steps is less than a clock jump. Jumps are tested in `clock_jumps`.
         2 => prop_oneof![1..=100_u64, 1..=150_000_u64].prop_map(Step::Back),
         4 => any::<bool>().prop_map(|early| Step::ToRetry { early }),
         1 => any::<bool>().prop_map(|early| Step::ToReset { early }),
@@ -275,7 +279,7 @@ pub(crate) fn price() -> impl Strategy<Value = Price> {
     ]
 }
 
-/// Every effect, mostly a charge.
+/// Generates any effect, most often a charge.
 pub(crate) fn effect() -> impl Strategy<Value = Effect> {
     prop_oneof![
         16 => Just(Effect::Charge),
@@ -299,7 +303,7 @@ pub(crate) fn asks(length: usize) -> impl Strategy<Value = Vec<Ask>> {
 }
 
 impl Step {
-    /// The instant that the clock shows next.
+    /// Returns the next instant of the clock.
     pub(crate) fn from(&self, now: u64, last: Option<&Outcome>) -> u64 {
         let reset = last.map_or(1, |last| last.reset_after.as_micros());
         let retry = last.and_then(|last| match last.retry_after {

@@ -1,5 +1,5 @@
-//! P14: limits that change while keys have spent of them. What is spent stays spent, the new bound holds
-//! from the change on, and raising a limit helps at once.
+//! P14: limits that change after keys have spent some of them. Spent units stay spent, the new
+//! bound holds from the change on, and raising a limit takes effect at once.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::{
     world::{Rule, one_shard},
 };
 
-/// The same kind of limit twice, with the same period and calendar, and two quotas.
+/// Generates two limits of the same kind, period and calendar, with different quotas.
 fn two_quotas() -> impl Strategy<Value = (Limit, Limit)> {
     let counts = prop_oneof![(1..=20_u64, 1..=20_u64), (1..=90_000_u64, 1..=90_000_u64)];
     let period = prop_oneof![1..=100_u64, 1_000..=60_000_000_u64];
@@ -30,12 +30,13 @@ fn two_quotas() -> impl Strategy<Value = (Limit, Limit)> {
     )
 }
 
-/// The same kind of limit twice, with any numbers.
+/// Generates two limits of the same kind, with any numbers.
 fn two_limits() -> impl Strategy<Value = (Limit, Limit)> {
     any_kind().prop_flat_map(|kind| (strategies::plain_limit(kind), strategies::plain_limit(kind)))
 }
 
-/// What remembers instants forgets the sooner the shorter its window is; only what remembers a debt can have any numbers.
+/// Generates two limits of the same kind that remember a key for the same time. Logs and windows
+/// forget earlier if their period is shorter, so only kinds that store a debt may have any numbers.
 fn two_that_remember_alike() -> impl Strategy<Value = (Limit, Limit)> {
     use Kind::{Gcra, Interval, Meter, Queue, TokenBucket};
     let debt = prop::sample::select(vec![Gcra, Interval, Meter, Queue, TokenBucket]);
@@ -44,8 +45,8 @@ fn two_that_remember_alike() -> impl Strategy<Value = (Limit, Limit)> {
     prop_oneof![two_quotas(), limits]
 }
 
-/// Whether a unit of debt lasts at least as long by the second limit as by the first; where units come back in steps, in the same
-/// ones.
+/// Returns whether a unit of debt lasts at least as long under the second limit as under the first.
+/// For interval refills, returns whether the refills are the same.
 fn lasts_as_long(before: &Limit, after: &Limit) -> bool {
     let rate = |limit: &Limit| match *limit.algorithm() {
         Algorithm::Gcra { rate, .. }
@@ -84,7 +85,7 @@ fn successor(limit: &Limit, old: &Rule) -> Rule {
 proptest! {
     #![proptest_config(strategies::cases(1_000))]
 
-    /// Where only the numbers of units change, all of the difference is there at once.
+    /// If only the quota changes, the whole difference is available at once.
     #[test]
     fn a_raise_helps_at_once(
         (before, after) in two_quotas(),
@@ -101,8 +102,8 @@ proptest! {
         prop_assert_eq!(looked.limit, after.quota());
     }
 
-    /// Nothing sees more than the new limit's bound after the change, whether the old numbers are known
-    /// or not; and what the new limit denies has a tight wait.
+    /// After the change, no interval admits more than the new limit's bound, whether or not the old
+    /// limits are known. The waits of the new limit are exact.
     #[test]
     fn the_new_bound_holds_from_the_change_on(
         (before, after) in two_limits(),
@@ -136,8 +137,8 @@ proptest! {
         }
     }
 
-    /// Of two servers on one store, each with numbers of its own, neither takes from the other by denying; whether
-    /// it knows the other's numbers or not.
+    /// Two servers with different limits share a store. A denial by one takes nothing from the
+    /// other, whether or not it knows the other's limits.
     #[test]
     fn a_denial_under_other_numbers_gives_nothing_back(
         (before, after) in two_that_remember_alike(),
@@ -147,7 +148,8 @@ proptest! {
         known in any::<bool>(),
     ) {
         let (old, store) = (rule(&before), one_shard());
-        // Who knows the other's numbers keeps the units, at their new length; the other sees how long they last.
+        // A server that knows the other's limits keeps the units, at their new duration. One that
+        // does not keeps the duration of the debt.
         let known = known && lasts_as_long(&before, &after);
         let new = if known { successor(&after, &old) } else { rule(&after) };
         let now = walk(&old, &store, start, &asks, |_, _, _| Ok(()))?;
@@ -160,7 +162,8 @@ proptest! {
         prop_assert!(seen.remaining <= left.remaining, "{} left, and {} then", left.remaining, seen.remaining);
     }
 
-    /// What was spent before the change is still spent after it, whatever becomes of the period.
+    /// Units that were spent before the change are still spent after it, even if the period
+    /// changes.
     #[test]
     fn a_change_gives_nothing_back(
         (before, after) in two_limits(),
@@ -181,7 +184,8 @@ proptest! {
     }
 }
 
-/// The denied request is denied one microsecond before its wait is over, and admitted then.
+/// Asserts that the denied request is still denied one microsecond before its wait ends, and
+/// admitted when it ends.
 fn assert_tight(
     store: &MemoryStore,
     rule: &Rule,
@@ -205,7 +209,7 @@ fn assert_tight(
     Ok(())
 }
 
-/// The example of the design: 5 a minute, all spent, raised to 10 a minute.
+/// The example of the design: 5 per minute, all spent, raised to 10 per minute.
 #[test]
 fn five_spent_of_five_leave_five_of_ten() {
     let start = 1_700_000_000_000_000;
@@ -243,7 +247,7 @@ fn five_spent_of_five_leave_five_of_ten() {
     }
 }
 
-/// Two servers on one store, one of which has the smaller numbers and has never heard of the other's.
+/// Two servers share a store. One has smaller limits, and does not know the other's.
 #[test]
 fn who_denies_by_less_takes_nothing_from_who_goes_by_more() {
     let start = 1_700_000_000_000_000;
@@ -265,7 +269,7 @@ fn who_denies_by_less_takes_nothing_from_who_goes_by_more() {
             assert!(!ask(&store, &less, start, 1, Effect::Charge).allowed);
         }
         assert_eq!(admitted, quota, "{kind:?}");
-        // Down and up again where the numbers are known: what was spent is still spent.
+        // Lowered and raised again, with the old limits known: spent units are still spent.
         let lowered = successor(less.limits.iter().next().unwrap(), &more);
         assert!(!ask(&store, &lowered, start, 1, Effect::Charge).allowed);
         let raised = successor(more.limits.iter().next().unwrap(), &lowered);
@@ -277,8 +281,8 @@ fn who_denies_by_less_takes_nothing_from_who_goes_by_more() {
     }
 }
 
-/// A limit of another algorithm cannot evaluate the state and begins afresh. While it only denies, the
-/// state stays, because another server may still have the limit that left it.
+/// A limit of another algorithm cannot evaluate the state and starts a new one. While it only denies,
+/// the old state stays, because another server may still have the limit that wrote it.
 #[test]
 fn a_denial_by_another_algorithm_keeps_the_state() {
     let start = 1_700_000_000_000_000;
@@ -302,7 +306,8 @@ fn a_denial_by_another_algorithm_keeps_the_state() {
     }
 }
 
-/// A bucket that gets so many units back a period, all at once or evenly.
+/// Creates a rule with a bucket that is refilled by `count` per `period`, all at once or
+/// continuously.
 fn bucket(mode: RefillMode, capacity: u64, count: u64, period: Span) -> Rule {
     let refill = Rate { count, period };
     let limit = Limit::new(Algorithm::TokenBucket {
@@ -313,7 +318,8 @@ fn bucket(mode: RefillMode, capacity: u64, count: u64, period: Span) -> Rule {
     rule(&limit.expect("numbers that a bucket can have"))
 }
 
-/// A debt that was kept in time is more units under numbers that are faster, and as many again where it came from.
+/// A debt that kept its duration is more units under a faster rate. It must survive the conversion
+/// back to the slow one.
 #[test]
 fn a_debt_of_a_century_goes_through_other_hands() {
     for mode in [RefillMode::Continuous, RefillMode::Interval] {
@@ -329,7 +335,7 @@ fn a_debt_of_a_century_goes_through_other_hands() {
     }
 }
 
-/// What is given back under numbers that never knew the others makes nobody wait for longer.
+/// A refund under limits that do not know the others makes no wait longer.
 #[test]
 fn giving_back_under_other_numbers_lengthens_no_wait() {
     let (day, minute) = (Span::from_secs(86_400), Span::from_secs(60));
@@ -358,7 +364,7 @@ fn giving_back_under_other_numbers_lengthens_no_wait() {
     }
 }
 
-/// What is cut off where a lower rate is put into force is forgiven when it is raised again.
+/// A debt that is reduced when the rate is lowered stays reduced when the rate is raised again.
 #[test]
 fn down_and_up_again_keeps_what_a_slower_bucket_can_hold() {
     let day = Span::from_secs(86_400);
@@ -374,7 +380,7 @@ fn down_and_up_again_keeps_what_a_slower_bucket_can_hold() {
     assert_eq!(ask(&store, &raised, start, 1, Effect::Look).remaining, 990);
 }
 
-/// A key that nobody asks about for several changes is still taken over exactly.
+/// A key that is idle during several changes is still converted exactly.
 #[test]
 fn several_changes_while_a_key_is_idle() {
     let rate = |count| Rate {
@@ -390,7 +396,7 @@ fn several_changes_while_a_key_is_idle() {
     assert_eq!(ask(&store, &rule, 0, 1, Effect::Look).remaining, 4);
 }
 
-/// Limits are taken over by algorithm and order, so that a limit can join a rule or leave it.
+/// Limits are matched by algorithm and order, so that a limit can be added to a rule or removed.
 #[test]
 fn a_limit_joins_a_rule_and_leaves_it() {
     let limit = |kind: Kind, count| {
@@ -439,7 +445,7 @@ fn a_limit_joins_a_rule_and_leaves_it() {
     assert_eq!(remaining(&less), [22]);
 }
 
-/// Numbers at their maxima change without overflow.
+/// Limits at their maximum numbers are converted without overflow.
 #[test]
 fn the_largest_limits_change() {
     let largest = Rate {

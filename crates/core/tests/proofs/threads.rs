@@ -1,4 +1,4 @@
-//! P16: exact under threads. The clock stands still, so that what is admitted is the limit and not one more.
+//! P16: exact under concurrency. The clock does not move, so exactly the limit is admitted.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -28,7 +28,7 @@ fn rule(key: &[u8], kind: Kind, quota: u64) -> Rule {
     Rule::new(key, vec![limit], false)
 }
 
-/// How often `charge` is admitted when every thread asks `times`.
+/// Returns how often `charge` is admitted when every thread calls it `times` times.
 fn hammer(times: u64, charge: impl Fn(u64) -> bool + Sync) -> u64 {
     let admitted = AtomicU64::new(0);
     thread::scope(|scope| {
@@ -67,7 +67,8 @@ fn threads_on_one_key_are_admitted_exactly_the_limit() {
     }
 }
 
-/// Two keys, charged together in opposite orders: no deadlock, and both are charged or neither.
+/// Two keys are charged together in opposite orders: there must be no deadlock, and either both are
+/// charged or neither.
 #[test]
 fn threads_on_two_keys_charge_both_or_neither() {
     for pair in 0..20_u8 {
@@ -87,8 +88,8 @@ fn threads_on_two_keys_charge_both_or_neither() {
     }
 }
 
-/// Three threads charge overlapping pairs out of three keys, and another looks on: never is a part of a
-/// decision seen, because the three counts that it looks at together always add up.
+/// Three threads charge overlapping pairs of three keys, and a fourth looks at all three. It never
+/// sees a partial decision, because the sum of the three counts is always even.
 #[test]
 fn nobody_sees_half_of_a_decision() {
     let store = MemoryStore::new(MemoryBounds::default());
@@ -117,7 +118,8 @@ fn nobody_sees_half_of_a_decision() {
     assert_eq!(left, [1_000, 1_000, 1_000]);
 }
 
-/// Threads that charge, reset, block and save at once neither deadlock nor panic, and leave sound counts.
+/// Threads that charge, reset, block and save concurrently cause no deadlock and no panic, and
+/// leave valid counts.
 #[test]
 fn everything_at_once() {
     let store = MemoryStore::new(MemoryBounds::default());

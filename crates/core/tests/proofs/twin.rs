@@ -1,24 +1,24 @@
-//! The naive twin: the slowest, most obviously right model of every limit.
+//! The twin: a naive reference model of every limit, as simple as possible.
 //!
-//! It keeps a level of water, a number of tokens, or everything that was ever spent, computes in wide
-//! integers without any rounding, and finds every wait by searching for the first instant at which its own
-//! answer changes. It shares no arithmetic with the kernels.
+//! It keeps a water level, a number of tokens, or everything that was ever spent. It computes in
+//! wide integers without rounding, and finds each wait by searching for the first instant at which
+//! its own answer changes. It shares no arithmetic with the kernels.
 
 use tidegate_core::{
     Algorithm, Counting, Limit, Outcome, RefillMode, Retry, Span, Timestamp, Window, bounds,
 };
 
-/// Longer than anything takes to come back.
+/// Longer than any limit takes to become fully available again, in microseconds.
 const HORIZON: u64 = 3_200_000_000_000_000;
 
-/// One limit on one key.
+/// The model of one limit on one key.
 #[derive(Clone, Debug)]
 pub(crate) struct Twin {
     quota: u64,
     soft: u64,
     pub(crate) count_denied: bool,
     pub(crate) in_full: bool,
-    /// Whether its waits are those for places, which are estimated.
+    /// Whether the limit is a concurrency limit, with estimated waits.
     holds_places: bool,
     model: Model,
 }
@@ -30,7 +30,7 @@ enum Model {
     Past(Past),
 }
 
-/// A vessel that leaks `leak` units each `period`. The level is in units times the period.
+/// A leaky bucket that leaks `leak` units per `period`. The level is in units times the period.
 #[derive(Clone, Debug)]
 struct Water {
     capacity: i128,
@@ -41,7 +41,7 @@ struct Water {
     queue: bool,
 }
 
-/// A bucket that gets `refill` tokens each `interval` since it was last full.
+/// A bucket that receives `refill` tokens per `interval` since it was last full.
 #[derive(Clone, Debug)]
 struct Tokens {
     capacity: i128,
@@ -52,7 +52,7 @@ struct Tokens {
     refills_seen: u64,
 }
 
-/// Everything that was spent, oldest first: when, and how much.
+/// Everything that was spent, oldest first: instant and units.
 #[derive(Clone, Debug)]
 struct Past {
     limit: u64,
@@ -81,7 +81,7 @@ impl Twin {
         }
     }
 
-    /// Whether `cost` fits now; a cost of nothing always does.
+    /// Returns whether `cost` fits now; a cost of 0 always does.
     pub(crate) fn admits(&self, now: u64, cost: u64) -> bool {
         cost == 0 || self.fits(now, cost)
     }
@@ -100,7 +100,8 @@ impl Twin {
         }
     }
 
-    /// Spends what was admitted, or counts what was denied: never more than the limit holds, unless it counts in full.
+    /// Charges an admitted cost, or counts a denied one. The count does not exceed the limit,
+    /// unless the limit counts in full.
     pub(crate) fn spend(&mut self, now: u64, cost: u64) {
         match &mut self.model {
             Model::Water(water) => {
@@ -113,7 +114,7 @@ impl Twin {
         }
     }
 
-    /// Gives back what was spent last.
+    /// Refunds the units that were spent last.
     pub(crate) fn refund(&mut self, now: u64, units: u64) {
         match &mut self.model {
             Model::Water(water) => {
@@ -129,7 +130,7 @@ impl Twin {
         }
     }
 
-    /// How long a request that is spent now is held back.
+    /// Returns the delay of a request that is charged now.
     pub(crate) fn delay(&self, now: u64) -> u64 {
         match &self.model {
             Model::Water(water) if water.queue => self.reset_after(now),
@@ -163,7 +164,8 @@ impl Twin {
         Retry::After(Span::from_micros(wait.min(self.hint(now, cost))))
     }
 
-    /// When a place may be free: from a tenth of a second to ten seconds.
+    /// Returns the retry hint for a concurrency slot, from 0.1 to 10 seconds; `u64::MAX` for other
+    /// limits.
     fn hint(&self, now: u64, cost: u64) -> u64 {
         let Model::Past(past) = &self.model else {
             return u64::MAX;
@@ -181,7 +183,7 @@ impl Twin {
         u64::try_from(spread.clamp(100_000, 10_000_000)).unwrap_or(u64::MAX)
     }
 
-    /// What the limit answers, given itself as it was `before`.
+    /// Returns the outcome of the limit, given its model `before` the operation.
     pub(crate) fn outcome(&self, before: &Self, now: u64, cost: u64, charged: bool) -> Outcome {
         let allowed = before.admits(now, cost);
         Outcome {
@@ -219,7 +221,7 @@ impl Twin {
     }
 }
 
-/// How long after `now` it is until `holds`, which then holds for ever.
+/// Returns how long after `now` it takes until `holds` is true. Once true, it must stay true.
 pub(crate) fn first(now: u64, holds: impl Fn(u64) -> bool) -> Option<u64> {
     if holds(now) {
         return Some(0);
@@ -324,7 +326,7 @@ impl Tokens {
 }
 
 impl Past {
-    /// What counts at `now`, as a number of units times the second number.
+    /// Returns what counts at `now`, in units times the second number.
     fn weight(&self, now: u64) -> (i128, i128) {
         let sum = |counts: &dyn Fn(u64) -> bool| -> i128 {
             let counted = self.spent.iter().filter(|(at, _)| counts(*at));
@@ -357,7 +359,7 @@ impl Past {
         }
     }
 
-    /// The request that began the last window that any request began.
+    /// Returns the request that started the last window.
     fn first_of_window(&self, window: u64) -> Option<u64> {
         let instants = self.spent.iter().map(|(at, _)| *at);
         instants.fold(None, |first, at| match first {
@@ -366,7 +368,8 @@ impl Past {
         })
     }
 
-    /// Windows with an end hold at most their limit; sliding ones the newest units.
+    /// Records spent units. Fixed and weighted windows hold at most their limit, sliding ones keep
+    /// the newest units.
     fn spend(&mut self, now: u64, cost: u64, in_full: bool) {
         let cost = match &self.counted {
             Counted::Grid(_) => {
@@ -395,7 +398,7 @@ impl Past {
         }
     }
 
-    /// Takes the newest units away, as far as they count.
+    /// Removes the newest units, as far as they count.
     fn refund(&mut self, now: u64, units: u64) {
         let mut left = units;
         let mut newest_first: Vec<usize> = (0..self.spent.len()).rev().collect();
@@ -408,7 +411,7 @@ impl Past {
         self.spent.retain(|(_, cost)| *cost > 0);
     }
 
-    /// Whether what was spent at index `at` counts at `now`, in full or in part.
+    /// Returns whether what was spent at index `at` counts at `now`, in full or in part.
     fn counts(&self, at: usize, now: u64) -> bool {
         let alone = Self {
             spent: self.spent[..=at].to_vec(),

@@ -1,4 +1,5 @@
-//! For how long a queue may hold a request back: what would wait for longer is denied, and leaves nothing in the line.
+//! The maximum delay of a request in a queue: a request that would be delayed for longer is denied,
+//! and takes no room in the queue.
 
 use proptest::prelude::*;
 use tidegate_core::{Charge, Decision, Effect, MemoryStore, Outcome, Retry, Span, Timestamp};
@@ -19,8 +20,9 @@ fn ask(store: &MemoryStore, charge: Charge<'_>, now: u64, effect: Effect) -> Out
 proptest! {
     #![proptest_config(strategies::cases(2_000))]
 
-    /// The twin: asked for any wait, and turned away if that is too long. Who is denied has changed nothing, and passes when he is
-    /// told to, not a microsecond sooner.
+    /// Compares with an unlimited queue: a request is admitted if that admits it with a delay of at
+    /// most `longest`. A denied request changes nothing, and is admitted after its wait, but not
+    /// one microsecond earlier.
     #[test]
     fn who_would_wait_for_too_long_never_stands_in_line(
         limit in strategies::plain_limit(Kind::Queue),

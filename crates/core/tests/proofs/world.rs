@@ -1,4 +1,4 @@
-//! A whole store of twins: several rules, several keys, one clock.
+//! The reference model of a whole store: several rules, several keys, one clock.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use tidegate_core::{
 
 use crate::twin::Twin;
 
-/// A store with one shard, so that its one clock is the world's.
+/// Creates a store with one shard, so that it has one clock like the model.
 pub(crate) fn one_shard() -> MemoryStore {
     MemoryStore::new(MemoryBounds {
         max_keys: 1_000,
@@ -17,7 +17,7 @@ pub(crate) fn one_shard() -> MemoryStore {
     })
 }
 
-/// A rule with a key of its own.
+/// A rule with its own key.
 #[derive(Clone, Debug)]
 pub(crate) struct Rule {
     pub(crate) key: Vec<u8>,
@@ -46,7 +46,7 @@ pub(crate) struct World {
     blocks: BTreeMap<Vec<u8>, u64>,
 }
 
-/// One charge while the world makes up its mind.
+/// A charge while the model decides.
 struct Pending {
     before: Vec<Twin>,
     after: Vec<Twin>,
@@ -63,7 +63,7 @@ impl World {
     ) -> (Decision, Vec<Outcome>) {
         self.latest = self.latest.max(now);
         let now = self.latest;
-        // A look answers how the limits stand, block or no block.
+        // Blocks do not affect looks and refunds.
         let blocked = self.blocked(asks, now);
         if let Some(blocked) =
             blocked.filter(|_| effect != Effect::Look && effect != Effect::Refund)
@@ -152,7 +152,7 @@ impl World {
         }
     }
 
-    /// The first of the blocks that stand longest.
+    /// Returns the first of the blocks that end last.
     fn blocked(&self, asks: &[(&Rule, u64)], now: u64) -> Option<Decision> {
         let blocks = asks.iter().map(|(rule, _)| self.blocks.get(&rule.key));
         let standing = blocks.map(|until| until.copied().filter(|until| *until > now));
