@@ -99,9 +99,7 @@ fn check_no_fuller_than_exhausted(
 proptest! {
     #![proptest_config(strategies::cases(1_500))]
 
-    /// From the instant at which the clock is set back, no interval admits more than its bound. If
-    /// the key was not charged while the clock was ahead, this includes intervals that start before
-    /// the jump.
+    /// From the instant at which the clock is set back, no interval admits more than its bound.
     #[test]
     fn no_interval_exceeds_its_bound_after_a_jump(
         limit in any_kind().prop_flat_map(strategies::limit),

@@ -20,9 +20,9 @@ fn ask(store: &MemoryStore, charge: Charge<'_>, now: u64, effect: Effect) -> Out
 proptest! {
     #![proptest_config(strategies::cases(2_000))]
 
-    /// Compares with an unlimited queue: a request is admitted if that admits it with a delay of at
-    /// most `longest`. A denied request changes nothing, and is admitted after its wait, but not
-    /// one microsecond earlier.
+    /// Compares with the same queue without a maximum wait: a request is admitted if that queue
+    /// admits it with a delay of at most `longest`. A denied request changes nothing, and is
+    /// admitted after its wait, but not one microsecond earlier.
     #[test]
     fn who_would_wait_for_too_long_never_stands_in_line(
         limit in strategies::plain_limit(Kind::Queue),
