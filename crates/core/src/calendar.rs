@@ -1,8 +1,9 @@
-//! Calendar windows: days, weeks and months in a time zone, daylight saving included.
+//! Calendar windows: days, weeks and months in a time zone, with daylight saving time.
 //!
-//! A day is from midnight to midnight on the wall, so it has 23 or 25 hours when the clocks change. Where
-//! midnight does not exist, the day begins at the first instant after the gap. A month anchored on a day
-//! that it does not have begins on its last day: 31 is the last of January, and of April the 30th.
+//! A day lasts from midnight to midnight in local time, so it has 23 or 25 hours when the clocks
+//! change. If midnight does not exist on a date, the day begins at the first instant after the gap.
+//! If a month does not have the anchor day, its window begins on its last day: with anchor 31, on
+//! January 31 and on April 30.
 
 use std::fmt;
 
@@ -30,7 +31,7 @@ pub enum CalendarUnit {
 }
 
 impl CalendarUnit {
-    /// Every unit by its name in a rules file.
+    /// All units, each with its name in the rules file.
     pub const ALL: [(&'static str, Self); 3] = [
         ("day", Self::Day),
         ("week", Self::Week),
@@ -47,19 +48,21 @@ pub struct Calendar {
 }
 
 impl Calendar {
-    /// Windows of one `unit` in the IANA time zone `zone`, beginning on day `day`: of the month (1 to 31,
-    /// default 1), or of the week (1 is Monday, 7 Sunday, default 1); a day takes none.
+    /// Creates windows of one `unit` in the IANA time zone `zone`. A window begins on `day`: for a
+    /// month the day of the month (1 to 31, default 1), for a week the weekday (1 is Monday, 7 is
+    /// Sunday, default 1). A day window accepts only 1 or `None`.
     ///
     /// # Errors
     ///
-    /// Names `zone` or `day` when the zone is unknown or the day out of range.
+    /// Returns an error for the field `zone` if the zone is unknown, or for `day` if it is out of
+    /// range.
     ///
     /// # Examples
     ///
     /// ```
     /// use tidegate_core::{Calendar, CalendarUnit, Timestamp};
     /// let billing = Calendar::new(CalendarUnit::Month, "Europe/Berlin", Some(31)).unwrap();
-    /// // 2026-02-15T00:00:00Z lies between the 31st of January and the 28th of February, Berlin time.
+    /// // 2026-02-15T00:00:00Z is between January 31 and February 28, Berlin time.
     /// let (start, end) = billing.window(Timestamp::from_micros(1_771_113_600_000_000));
     /// assert_eq!(start.as_micros(), 1_769_814_000_000_000); // 2026-01-30T23:00:00Z
     /// assert_eq!(end.as_micros(), 1_772_233_200_000_000);   // 2026-02-27T23:00:00Z
@@ -79,12 +82,12 @@ impl Calendar {
             CalendarUnit::Week => 2,
             CalendarUnit::Month => 3,
         };
-        // A day is from 1 to 31.
+        // `day` is between 1 and 31.
         let day = u64::from(self.day.unsigned_abs());
         digest.numbers(&[unit, day]).text(self.zone.name())
     }
 
-    /// Everything that [`Self::new`] would refuse.
+    /// Returns every error of these arguments; [`Self::new`] returns only the first.
     #[must_use]
     pub fn mistakes(unit: CalendarUnit, zone: &str, day: Option<i8>) -> Vec<LimitError> {
         let of_zone = Zone::named(zone).err();
@@ -103,26 +106,27 @@ impl Calendar {
         (!(1..=most).contains(&day)).then(|| LimitError::new("day", problem()))
     }
 
-    /// The unit of the windows.
+    /// Returns the unit of the windows.
     #[must_use]
     pub fn unit(&self) -> CalendarUnit {
         self.unit
     }
 
-    /// The window `[start, end)` that contains `now`.
+    /// Returns the window `[start, end)` that contains `now`.
     #[must_use]
     pub fn window(&self, now: Timestamp) -> (Timestamp, Timestamp) {
         let start = self.start_on_or_before(self.zone.wall(now).date());
         let (mut start, mut end) = (start, self.next(start));
-        // A gap at midnight can put the instant a day's worth to either side of its civil date.
-        // At the end of time every window begins and ends at the last instant, and none is the last.
+        // Where midnight falls into a gap, the start of a date may be later than `now`, so step
+        // forward until `now` is before the end. The check against `Timestamp::MAX` ends the loop
+        // at the last representable instant, where all windows start and end at the same time.
         while self.zone.start_of(end) <= now && now < Timestamp::MAX {
             (start, end) = (end, self.next(end));
         }
         (self.zone.start_of(start), self.zone.start_of(end))
     }
 
-    /// The longest that one window can be.
+    /// Returns the maximum length of one window.
     pub(crate) fn longest(&self) -> Span {
         let hours = match self.unit {
             CalendarUnit::Day => 25,

@@ -1,4 +1,4 @@
-//! A cell: everything that is remembered of one key.
+//! The state of one key.
 
 use crate::{
     kernel::{Kernel, Mark, State},
@@ -6,7 +6,7 @@ use crate::{
     time::Timestamp,
 };
 
-/// Everything that is remembered of one key: a state for each kernel of its rule.
+/// The state of one key: one [`State`] for each kernel of its rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Cell {
     One(State),
@@ -39,7 +39,8 @@ impl Cell {
         }
     }
 
-    /// Lets every one of `kernels` adopt the first state of its kind that is left, and its index, or else begin afresh.
+    /// Converts the cell for other kernels. Each of `kernels` adopts the first remaining state of
+    /// its kind, with the index of that state, and starts with a fresh state if none is left.
     pub(crate) fn taken_over<'k>(
         self,
         kernels: impl Iterator<Item = &'k Kernel>,
@@ -66,7 +67,7 @@ impl Cell {
         }
     }
 
-    /// The instant from which forgetting the cell changes nothing.
+    /// Returns the instant from which the cell can be dropped without changing any decision.
     pub(crate) fn expires(&self) -> Timestamp {
         self.states()
             .iter()
@@ -75,7 +76,8 @@ impl Cell {
             .unwrap_or_default()
     }
 
-    /// Whether all places of `charged` are held, and held from another instant on they take no more bytes.
+    /// Returns true if all concurrency slots of `charged` are still held and if renewing them takes
+    /// no additional memory.
     pub(crate) fn renews_in_place(&self, charged: &Charged) -> bool {
         let mut states = self.states().iter().zip(&charged.marks);
         states.all(|(state, mark)| match (state, mark) {
@@ -86,7 +88,7 @@ impl Cell {
         })
     }
 
-    /// Bytes that the cell holds on the heap, if it is on the heap itself.
+    /// Returns the heap memory of the cell in bytes, if the cell itself is on the heap.
     pub(crate) fn boxed_bytes(&self) -> usize {
         let states = self.states();
         let outside = if let Self::Many(_) = self {

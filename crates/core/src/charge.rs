@@ -1,22 +1,23 @@
-//! A charge: one rule's limits, applied to one key, at a cost.
+//! A charge: the limits of one rule, applied to one key at a given cost.
 
 use std::fmt;
 
 use crate::{bounds, limits::Limits, time::Span};
 
-/// What a charge asks for, in units of the limits: from 1 to [`bounds::MAX_COUNT`].
+/// The cost of a charge in units of the limits: from 1 to [`bounds::MAX_COUNT`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cost(u64);
 
 impl Cost {
-    /// One unit: a plain request.
+    /// One unit, the cost of an ordinary request.
     pub const ONE: Self = Self(1);
 
-    /// A cost of `units`.
+    /// Creates a cost of `units`.
     ///
     /// # Errors
     ///
-    /// Refuses 0, which [`Effect::Look`] is for, and more than [`bounds::MAX_COUNT`].
+    /// Rejects 0 (use [`Effect::Look`] to read limits without a cost) and more than
+    /// [`bounds::MAX_COUNT`].
     pub fn new(units: u64) -> Result<Self, RequestError> {
         if (1..=bounds::MAX_COUNT).contains(&units) {
             return Ok(Self(units));
@@ -27,26 +28,27 @@ impl Cost {
         ))
     }
 
-    /// The cost in units.
+    /// Returns the cost in units.
     #[must_use]
     pub const fn units(self) -> u64 {
         self.0
     }
 }
 
-/// A request that cannot be decided because it is malformed: which field it is, and what would be right.
+/// An error about a malformed request: the wrong field, and what to send instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestError {
     /// The field of the request, such as `key`, `cost` or `entries.ip`.
     pub field: String,
     /// What is wrong and what to send instead.
     pub problem: String,
-    /// Which rule makes it wrong, such as `rule "login" counts by it`. A client may not be meant to know.
+    /// The rule that makes the value wrong, such as `rule "login" counts by it`. Do not send it to
+    /// clients that must not know the rules.
     pub cause: Option<String>,
 }
 
 impl RequestError {
-    /// A complaint about `field`.
+    /// Creates an error about `field`.
     #[must_use]
     pub fn new(field: impl Into<String>, problem: impl Into<String>) -> Self {
         Self {
@@ -56,7 +58,7 @@ impl RequestError {
         }
     }
 
-    /// The same complaint, caused by a rule.
+    /// Adds the rule that causes the error.
     #[must_use]
     pub fn because(self, cause: impl Into<String>) -> Self {
         Self {
@@ -65,7 +67,7 @@ impl RequestError {
         }
     }
 
-    /// The same complaint without the rule that causes it.
+    /// Removes the rule that causes the error.
     #[must_use]
     pub fn without_cause(self) -> Self {
         Self {
@@ -74,7 +76,7 @@ impl RequestError {
         }
     }
 
-    /// What is wrong, with its cause if that is known.
+    /// Returns the problem, with its cause if there is one.
     #[must_use]
     pub fn explained(&self) -> String {
         match &self.cause {
@@ -92,29 +94,29 @@ impl fmt::Display for RequestError {
 
 impl std::error::Error for RequestError {}
 
-/// One rule's limits, applied to one key, at a cost.
+/// The limits of one rule, applied to one key at a given cost.
 ///
-/// The limits of a rule share one key, and so one state and one lookup.
+/// All limits of a rule share the key, so they also share one state and one lookup.
 #[derive(Clone, Copy, Debug)]
 pub struct Charge<'a> {
-    /// Whose count it is. Two charges with equal bytes share their state, so the key of a rule begins
-    /// with what sets the rule apart.
+    /// The key. Two charges with equal bytes share their state, so a rule's key begins with bytes
+    /// that are unique to the rule.
     pub key: &'a [u8],
     /// The limits.
     pub limits: &'a Limits,
     /// The cost, the same for every limit.
     pub cost: Cost,
-    /// For how long a queue may hold it back: what would have to wait for longer is denied, and nobody stands in line who will not be
-    /// served. `None` is as long as the queue is.
+    /// The longest time that a queue may delay the request. A request that would wait longer is
+    /// denied and does not enter the queue. With `None`, only the queue's capacity bounds the wait.
     pub longest_wait: Option<Span>,
 }
 
 impl<'a> Charge<'a> {
-    /// A charge on `key`, which waits in queues for as long as they are.
+    /// Creates a charge on `key` without a maximum wait in queues.
     ///
     /// # Errors
     ///
-    /// Refuses an empty key and one over [`bounds::MAX_KEY_BYTES`].
+    /// Rejects an empty key and a key longer than [`bounds::MAX_KEY_BYTES`].
     #[inline]
     pub fn new(key: &'a [u8], limits: &'a Limits, cost: Cost) -> Result<Self, RequestError> {
         if (1..=bounds::MAX_KEY_BYTES).contains(&key.len()) {
@@ -130,11 +132,11 @@ impl<'a> Charge<'a> {
     }
 }
 
-/// Whether two of `charges` have one key.
+/// Returns true if two of `charges` have the same key.
 ///
-/// A store decides its charges on the states that it found before the call, and then writes each
-/// state once. With one key twice, the second write would undo the first, so a store refuses such a
-/// call as a whole.
+/// A store reads all states before the decision and writes each state once after it. If a key
+/// occurred twice, the second write would overwrite the first, so a store rejects such a call as a
+/// whole.
 #[must_use]
 pub fn has_repeated_key(charges: &[Charge<'_>]) -> bool {
     let mut keys: Vec<&[u8]> = charges.iter().map(|charge| charge.key).collect();
@@ -152,27 +154,28 @@ fn unusable(key: &[u8]) -> RequestError {
     RequestError::new("key", problem)
 }
 
-/// What a decision does to the state.
+/// The effect of a decision on the state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Charges what is admitted.
+    /// Charges the request if it is admitted.
     Charge,
-    /// Charges nothing and answers what [`Effect::Charge`] would have answered.
+    /// Charges nothing and returns the same result as [`Effect::Charge`].
     Peek,
-    /// Charges nothing and answers how the limits stand: the cost is ignored, as if it were 0, and so nothing
-    /// denies, a manual block included.
+    /// Charges nothing and reports the current state of the limits. The cost counts as 0, so
+    /// nothing denies the request, not even a manual block.
     Look,
-    /// Gives the cost back, the newest spending first, and never more than was spent; no limit denies it, and all answer
-    /// how they stand then. Only where the limits were changed since, so that the state takes another shape, can it find
-    /// the store full.
+    /// Refunds the cost, most recent charges first, and never more than was charged. No limit
+    /// denies a refund, and every limit reports its state after it. The store can be full only if
+    /// the limits were changed since the charge, so that the state needs more memory.
     ///
-    /// It takes no receipt: who may ask for it may pass as often as he likes. It is for callers that are trusted to
-    /// give back only what they took, such as a proxy that learns the true cost afterwards.
+    /// A refund needs no receipt, so a caller that may send refunds can bypass the limits. Accept
+    /// it only from trusted callers that refund only their own charges, such as a proxy that learns
+    /// the true cost afterwards.
     Refund,
 }
 
 impl Effect {
-    /// Whether the limits are asked, and may deny.
+    /// Returns true if the limits are evaluated and may deny the request.
     #[must_use]
     #[inline]
     pub fn asks(self) -> bool {
@@ -182,7 +185,7 @@ impl Effect {
         }
     }
 
-    /// Whether the state changes.
+    /// Returns true if the state may change.
     #[must_use]
     #[inline]
     pub fn writes(self) -> bool {

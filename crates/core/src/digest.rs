@@ -1,9 +1,9 @@
-//! A hash of explicitly encoded numbers, the same in every process and of every compiler.
+//! A hash of explicitly encoded numbers. It is the same in every process and with every compiler.
 
-/// Changes when the encoding of anything that is hashed changes.
+/// The version of the encoding. Increment it when the encoding of any hashed type changes.
 const VERSION: u64 = 1;
 
-/// FNV-1a over numbers of eight bytes and texts that begin with their length.
+/// FNV-1a over 8-byte numbers and length-prefixed texts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Digest(u64);
 
@@ -25,12 +25,12 @@ impl Digest {
             .fold(self.number(text.len() as u64), Self::byte)
     }
 
-    /// The hash, folded to 28 bits.
+    /// Returns the hash, folded to 28 bits.
     pub(crate) fn bits_28(self) -> u32 {
         self.folded() >> 4
     }
 
-    /// The hash, folded to 32 bits.
+    /// Returns the hash, folded to 32 bits.
     pub(crate) fn folded(self) -> u32 {
         u32::try_from((self.0 ^ (self.0 << 32)) >> 32).unwrap_or(u32::MAX)
     }

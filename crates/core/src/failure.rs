@@ -1,4 +1,4 @@
-//! What answers when the store is out of reach.
+//! The fallback policy of a rule while the store is unreachable, and the local share of a node.
 
 use crate::{
     bounds,
@@ -7,20 +7,20 @@ use crate::{
     time::Span,
 };
 
-/// What a rule does while nothing can be decided, because the store is out of reach.
+/// The fallback policy of a rule: how to decide while the store is unreachable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnFailure {
-    /// Lets requests pass uncounted.
+    /// Fails open: admits requests and does not count them.
     Open,
-    /// Denies them.
+    /// Fails closed: denies requests.
     Closed,
-    /// Decides on this node's [`Share`] of the limits.
+    /// Decides with this node's [`Share`] of the limits.
     #[default]
     Local,
 }
 
 impl OnFailure {
-    /// The policy as it is written in a rules file.
+    /// Returns the name of the policy in the rules file.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -31,13 +31,13 @@ impl OnFailure {
     }
 }
 
-/// How much of every limit one node may admit by itself; default one half.
+/// The fraction of every limit that one node admits on its own; the default is one half.
 ///
-/// With `n` nodes and a share of 1 / `n`, all of them together admit no more than the limit says, unless it is so
-/// small that a share of it would be nothing: each node admits one then.
+/// With `n` nodes and a share of 1 / `n`, all nodes together admit at most the limit. The exception
+/// is a limit so small that its share would be 0: each node then admits 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Share {
-    /// In lowest terms, and at most 1.
+    /// The fraction is in lowest terms and at most 1.
     numerator: u32,
     denominator: u32,
 }
@@ -52,7 +52,7 @@ impl Default for Share {
 }
 
 impl Share {
-    /// A share of `percent`; `None` unless it is from 1 to 100.
+    /// Returns a share of `percent`, or `None` unless it is between 1 and 100.
     #[must_use]
     pub const fn percent(percent: u32) -> Option<Self> {
         match percent {
@@ -67,7 +67,7 @@ impl Share {
         }
     }
 
-    /// The share of one of `nodes`; `None` for none.
+    /// Returns a share of 1 / `nodes`, or `None` for 0 nodes.
     #[must_use]
     pub const fn one_of(nodes: u32) -> Option<Self> {
         match nodes {
@@ -79,7 +79,8 @@ impl Share {
         }
     }
 
-    /// So much of `limit`, rounded down, but never nothing of something: a limit of 1 stays 1.
+    /// Returns this share of `limit`, rounded down. A count above 0 stays at least 1: a limit of 1
+    /// stays 1.
     #[must_use]
     pub fn of(self, limit: &Limit) -> Limit {
         let scaled = match limit.algorithm().clone() {
@@ -107,7 +108,7 @@ impl Share {
                 leak,
                 queue,
             } => Algorithm::LeakyBucket {
-                // As a queue it holds one more, the one that is being served.
+                // A queue holds one more request than its capacity: the one being served.
                 capacity: self.of_count(capacity.saturating_add(u64::from(queue)))
                     - u64::from(queue),
                 leak: self.of_rate(leak),
@@ -137,7 +138,8 @@ impl Share {
         };
         let scaled =
             Limit::new(scaled).and_then(|scaled| scaled.with_soft_percent(limit.soft_percent()));
-        // Smaller numbers are as sound as the ones they come from, but for a rounding at the very edge.
+        // A scaled limit is valid whenever the original is. Only rounding at an extreme value can
+        // break that; then the whole limit is used.
         let Ok(scaled) = scaled else {
             return limit.clone();
         };
@@ -151,16 +153,17 @@ impl Share {
 
     fn floor(self, count: u64) -> u64 {
         let share = u128::from(count) * u128::from(self.numerator) / u128::from(self.denominator);
-        // No more than `count`, which is a u64.
+        // The share is at most 1, so the result fits in a u64 as `count` does.
         u64::try_from(share).unwrap_or(count)
     }
 
-    /// Nothing of nothing, and at least one of something.
+    /// Scales a count: 0 stays 0, and any other count stays at least 1.
     fn of_count(self, count: u64) -> u64 {
         self.floor(count).max(count.min(1))
     }
 
-    /// Exactly so much of a rate: a third of 10/s is 10 in 3 seconds.
+    /// Scales a rate exactly: a third of 10/s is 10 in 3 seconds. If the exact rate is out of
+    /// bounds, only the count is scaled.
     fn of_rate(self, rate: Rate) -> Rate {
         let (times, over) = (u64::from(self.numerator), u64::from(self.denominator));
         let common = gcd(rate.count.max(1), over);
@@ -185,7 +188,7 @@ impl Share {
     }
 }
 
-/// The greatest common divisor of two numbers that are not zero.
+/// Returns the greatest common divisor of two numbers; neither is 0.
 const fn gcd32(one: u32, other: u32) -> u32 {
     let (mut one, mut other) = (one, other);
     while other != 0 {
@@ -254,7 +257,8 @@ mod tests {
         assert_eq!(of(10, bucket(1, per_second(1))), bucket(1, slow));
     }
 
-    /// A queue's share had room for one more on every node, and what counts in full did not on any.
+    /// Regression test. The share of a queue once had room for one more request on every node, and
+    /// counting in full was lost on all nodes.
     #[test]
     fn the_shares_of_all_nodes_are_no_more_than_the_whole_and_count_alike() {
         for capacity in 0..40 {

@@ -1,19 +1,19 @@
-//! The decision: may this request pass now, and if not, exactly when?
+//! Rate limit decisions: may this request pass now, and if not, when can the client retry?
 //!
-//! This crate decides and does not act: no I/O, no runtime, no clock, no randomness in a decision. Time
-//! is an argument, arithmetic is in integers, and every maximum has a name in [`bounds`].
+//! This crate only decides. It does no I/O, starts no runtime, reads no clock and uses no
+//! randomness in a decision. The time is an argument, the arithmetic uses integers, and every
+//! maximum has a name in [`bounds`].
 //!
-//! The story of one request, a step a line:
-//!
+//! The path of one request, one step a line:
 //! ```text
-//! rules      Request, RuleSet::charges    the rules that apply, each one's limits on one key at a cost
-//! charge     Charge, Effect               what is asked of a store
-//! store      Store: Question -> Decided   the seam: whoever keeps the state
-//! memory     MemoryStore::check           blocks, room, locks: all charged, or none
-//! limits     Limits: members              one key's state, a kernel each
-//! kernel     state, now, cost -> state    pure; the promise of each algorithm is written there
-//! outcome    Outcome, Decision            one limit's answer; why it came out so
-//! verdict    Verdict::of                  the request's answer
+//! rules      Request, RuleSet::charges    the rules that apply, as charges: limits, key and cost
+//! charge     Charge, Effect               the input of a store
+//! store      Store: Question -> Decided   the interface to the state, in memory or in Redis
+//! memory     MemoryStore::check           manual blocks, eviction, locks; charges all or none
+//! limits     Limits: members              the state of one key, one kernel for each part
+//! kernel     state, now, cost -> state    the algorithms: pure functions, with their guarantees
+//! outcome    Outcome, Decision            the result of one limit; the result of the store
+//! verdict    Verdict::of                  the result for the request
 //! ```
 
 pub mod adaptive;

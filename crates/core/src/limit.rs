@@ -1,19 +1,19 @@
-//! A limit: an algorithm with its numbers, valid by construction.
+//! A limit: an algorithm with its numbers, validated on construction.
 
 use std::{fmt, sync::Arc};
 
 use crate::{calendar::Calendar, digest::Digest, kernel::Kernel, time::Span};
 
-/// So many units per period.
+/// A number of units per period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rate {
-    /// How many units.
+    /// The number of units.
     pub count: u64,
-    /// In how long.
+    /// The length of the period.
     pub period: Span,
 }
 
-/// `20/min` where the period is one unit, `5/10s` where it is not.
+/// Formats the rate as `20/min` if the period is exactly one unit, else as `5/10s`.
 impl fmt::Display for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let period = self.period.to_string();
@@ -21,7 +21,7 @@ impl fmt::Display for Rate {
     }
 }
 
-/// `1min` is written `min` after the slash, but `11min` stays.
+/// Removes the leading 1 of a period such as `1min`, but not of `11min`.
 fn bare_unit(period: &str) -> &str {
     match period.strip_prefix('1') {
         Some(unit) if !unit.starts_with(|c: char| c.is_ascii_digit()) => unit,
@@ -29,32 +29,33 @@ fn bare_unit(period: &str) -> &str {
     }
 }
 
-/// How a token bucket gets its tokens back.
+/// How tokens return to a token bucket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum RefillMode {
-    /// Tokens accrue with elapsed time, each as soon as it is due.
+    /// Tokens return continuously, one by one as they become due.
     #[default]
     Continuous,
-    /// All the tokens of an interval arrive together at its end.
+    /// All tokens of an interval return together at its end.
     Interval,
 }
 
 impl RefillMode {
-    /// Every mode by its name in a rules file.
+    /// All modes, each with its name in the rules file.
     pub const ALL: [(&'static str, Self); 2] = [
         ("continuous", Self::Continuous),
         ("interval", Self::Interval),
     ];
 }
 
-/// Where the windows of a fixed window begin, and how long they are.
+/// The start and the length of the windows of a fixed window limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Window {
-    /// Whole multiples of the span since the Unix epoch.
+    /// Windows start at whole multiples of the span since the Unix epoch.
     Epoch(Span),
-    /// Begins with a key's first request, and again with the first one after it ended.
+    /// A window starts with the first request of a key. The next window starts with the first
+    /// request after its end.
     FirstRequest(Span),
-    /// Days, weeks or months of a calendar.
+    /// Windows are the days, weeks or months of a calendar.
     Calendar(Calendar),
 }
 
@@ -68,65 +69,69 @@ impl Window {
     }
 }
 
-/// The algorithms by the names that people ask for, each a face of one of the kernels (`src/kernel/`),
-/// where its promise, its weakness and its source are written.
+/// The algorithms, by their usual names. Each one is compiled into one of the kernels in
+/// `src/kernel/`, whose documentation states its guarantee, its weakness and its source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Algorithm {
-    /// One request each `rate.period / rate.count`, and `burst` more at once.
+    /// One request every `rate.period / rate.count`, plus a burst of `burst`.
     Gcra {
         /// The steady rate.
         rate: Rate,
-        /// How many may come at once beyond the usual one; 0 is strict spacing.
+        /// How many requests may come at once in addition to the regular one; 0 enforces strict
+        /// spacing.
         burst: u64,
     },
     /// A bucket of `capacity` tokens, refilled by `refill.count` each `refill.period`.
     TokenBucket {
         /// The most tokens that the bucket holds; it starts full.
         capacity: u64,
-        /// What comes back.
+        /// The tokens that return per period.
         refill: Rate,
-        /// Whether tokens come back one by one or an interval's worth at once.
+        /// Whether tokens return one by one or all at the end of an interval.
         mode: RefillMode,
     },
-    /// A bucket of `capacity` that leaks `leak.count` each `leak.period`.
+    /// A bucket of `capacity` that leaks `leak.count` every `leak.period`.
     LeakyBucket {
-        /// How much fits. As a queue: how many may wait behind the one being served.
+        /// The size of the bucket. For a queue: how many requests may wait behind the one being
+        /// served.
         capacity: u64,
-        /// How fast it empties.
+        /// The drain rate.
         leak: Rate,
-        /// False: a meter that refuses what would overflow. True: a shaper that admits with a delay.
+        /// False: a meter that denies requests that would overflow. True: a shaper that admits them
+        /// with a delay.
         queue: bool,
     },
     /// At most `limit` in each window of a fixed grid.
     FixedWindow {
-        /// The most in one window; 0 refuses everything.
+        /// The maximum in one window; 0 denies every request.
         limit: u64,
-        /// The grid.
+        /// The start and the length of the windows.
         window: Window,
     },
-    /// At most `limit` in any `window`, strictly.
+    /// At most `limit` in any `window`, exactly.
     SlidingWindowLog {
-        /// The most in any window; 0 refuses everything.
+        /// The maximum in any window; 0 denies every request.
         limit: u64,
         /// The length of the window.
         window: Span,
     },
-    /// At most `limit` at once: who is admitted holds his place until it is [settled](crate::MemoryStore::settle), or for
-    /// `lease` if it never is.
+    /// At most `limit` requests at the same time. An admitted request holds a concurrency slot
+    /// until it is [settled](crate::MemoryStore::settle), or until `lease` has elapsed.
     Concurrency {
-        /// The most at once; 0 refuses everything.
+        /// The maximum number of slots in use; 0 denies every request.
         limit: u64,
-        /// How long a place is held at most: longer than any request should take, for what takes longer is not counted
-        /// any more. A holder that crashed gives its place back when this is over.
+        /// The lease of a slot. Choose it longer than any request takes, because a request is no
+        /// longer counted after its lease. The slot of a crashed client becomes free when the lease
+        /// expires.
         lease: Span,
     },
-    /// At most `limit` in a sliding `window`, kept as counts.
+    /// At most `limit` in a sliding `window`, approximated with counters.
     SlidingWindowCounter {
-        /// The most in a window; 0 refuses everything.
+        /// The maximum in a window; 0 denies every request.
         limit: u64,
         /// The length of the window.
         window: Span,
-        /// How the window is cut.
+        /// How the window is approximated.
         counting: Counting,
     },
 }
@@ -134,20 +139,21 @@ pub enum Algorithm {
 /// How a sliding window counter approximates its window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Counting {
-    /// This window and the one before it, weighted by overlap.
+    /// The current and the previous window, weighted by their overlap with the sliding window.
     Weighted,
-    /// Sub-windows.
+    /// A number of sub-windows.
     Buckets {
-        /// How many sub-windows make a window; the window must be a whole multiple of it.
+        /// The number of sub-windows; the window must be a whole multiple of it.
         buckets: u32,
-        /// True sums one more bucket, so that no window ever exceeds the limit.
+        /// True: sums one additional bucket, so that no window ever exceeds the limit.
         strict: bool,
     },
 }
 
-/// An algorithm with its numbers and its options.
+/// A limit: an algorithm with its numbers and its options.
 ///
-/// Valid by construction: whatever this type holds, every decision computes exactly and without overflow.
+/// The constructors validate all numbers. With any value of this type, every decision is computed
+/// exactly and without overflow.
 ///
 /// # Examples
 ///
@@ -172,7 +178,7 @@ pub struct Limit {
     policy: Arc<str>,
 }
 
-/// Two limits are equal if they decide alike.
+/// Two limits are equal if they make the same decisions.
 impl PartialEq for Limit {
     fn eq(&self, other: &Self) -> bool {
         self.algorithm == other.algorithm
@@ -184,7 +190,7 @@ impl PartialEq for Limit {
 
 impl Eq for Limit {}
 
-/// A number that a limit cannot have: which field it is, and what would be right.
+/// An error about a number that is invalid for a limit: the wrong field, and what to write instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LimitError {
     /// The field, by its name in the rules file.
@@ -202,7 +208,7 @@ impl fmt::Display for LimitError {
 impl std::error::Error for LimitError {}
 
 impl LimitError {
-    /// A complaint about `field`.
+    /// Creates an error about `field`.
     #[must_use]
     pub fn new(field: &'static str, problem: impl Into<String>) -> Self {
         Self {
@@ -212,7 +218,7 @@ impl LimitError {
     }
 }
 
-/// Refuses a percentage that no limit can have as its soft allowance.
+/// Rejects a soft allowance over 1,000 percent.
 pub(crate) fn check_soft_percent(percent: u32) -> Result<(), LimitError> {
     if percent > 1_000 {
         let problem = format!("{percent}% is over the maximum of 1000%");
@@ -222,12 +228,12 @@ pub(crate) fn check_soft_percent(percent: u32) -> Result<(), LimitError> {
 }
 
 impl Limit {
-    /// A limit that is hard and does not count denied requests.
+    /// Creates a limit without a soft allowance that does not count denied requests.
     ///
     /// # Errors
     ///
-    /// Names the first field whose number is zero where it must not be, over its maximum in
-    /// [`bounds`](crate::bounds), or at odds with another.
+    /// Returns an error for the first field whose number is zero where it must not be, over its
+    /// maximum in [`bounds`](crate::bounds), or inconsistent with another field.
     pub fn new(algorithm: Algorithm) -> Result<Self, LimitError> {
         let policy = policy_text(&algorithm).into();
         let limit = Self {
@@ -242,11 +248,12 @@ impl Limit {
         Ok(limit)
     }
 
-    /// Admits `percent` over the limit, marked as [`over_limit`](crate::Outcome::over_limit).
+    /// Admits `percent` more than the limit, and marks these requests as
+    /// [`over_limit`](crate::Outcome::over_limit).
     ///
     /// # Errors
     ///
-    /// Refuses a percentage over 1,000, or one that takes the limit over its maximum.
+    /// Rejects more than 1,000 percent, and a percentage with which the limit exceeds its maximum.
     pub fn with_soft_percent(mut self, percent: u32) -> Result<Self, LimitError> {
         check_soft_percent(percent)?;
         let allowance = u128::from(self.quota()) * u128::from(percent) / 100;
@@ -256,8 +263,8 @@ impl Limit {
         Ok(self)
     }
 
-    /// Counts denied requests too, so that a client that never backs off stays denied. It changes nothing in
-    /// [`Algorithm::Concurrency`]: who is denied holds no place.
+    /// Counts denied requests as well, so that a client that does not back off stays denied. It has
+    /// no effect on [`Algorithm::Concurrency`], because a denied request does not hold a slot.
     #[must_use]
     pub fn counting_denied(mut self, count_denied: bool) -> Self {
         let holds_places = matches!(self.algorithm, Algorithm::Concurrency { .. });
@@ -265,13 +272,15 @@ impl Limit {
         self
     }
 
-    /// Counts in full what it denies, so that the count may lie beyond the limit, which [`Outcome::excess`] tells. What only
-    /// other limits deny is not counted: so counts a service that charges each of several descriptors on its own. It takes
-    /// the place of [`Self::counting_denied`].
+    /// Counts the full cost of requests that this limit denies, so that the count may exceed the
+    /// limit; [`Outcome::excess`] reports by how much. Requests that only other limits deny are not
+    /// counted. A service that charges each of several descriptors separately counts this way. This
+    /// option overrides [`Self::counting_denied`].
     ///
     /// # Errors
     ///
-    /// Refuses every algorithm but the fixed window: only its count can lie beyond the limit.
+    /// Rejects every algorithm except the fixed window, because only its count can exceed the
+    /// limit.
     ///
     /// [`Outcome::excess`]: crate::Outcome::excess
     pub fn counting_in_full(mut self) -> Result<Self, LimitError> {
@@ -283,7 +292,8 @@ impl Limit {
         Ok(self)
     }
 
-    /// Adds everything that decides: an explicit encoding, which `Digest` versions.
+    /// Hashes everything that affects a decision. The encoding is explicit, and `Digest` has a
+    /// version for it.
     pub(crate) fn digest(&self, digest: Digest) -> Digest {
         let digest = match &self.algorithm {
             Algorithm::Gcra { rate, burst } => {
@@ -337,37 +347,38 @@ impl Limit {
         ])
     }
 
-    /// The algorithm and its numbers.
+    /// Returns the algorithm and its numbers.
     #[must_use]
     pub fn algorithm(&self) -> &Algorithm {
         &self.algorithm
     }
 
-    /// How much over the limit is admitted, in percent.
+    /// Returns the soft allowance in percent of the quota.
     #[must_use]
     pub fn soft_percent(&self) -> u32 {
         self.soft_percent
     }
 
-    /// Whether denied requests are charged.
+    /// Returns true if denied requests are charged.
     #[must_use]
     pub fn count_denied(&self) -> bool {
         self.count_denied
     }
 
-    /// Whether what is denied is counted in full.
+    /// Returns true if the full cost of denied requests is counted.
     #[must_use]
     pub fn counts_in_full(&self) -> bool {
         self.in_full
     }
 
-    /// The limit in short notation: `20/min`, `100/s burst 5`.
+    /// Returns the limit in short notation: `20/min`, `100/s burst 5`.
     #[must_use]
     pub fn policy(&self) -> &Arc<str> {
         &self.policy
     }
 
-    /// The most units that an idle key can spend at once, without the soft allowance.
+    /// Returns the quota: the most units that an idle key can spend at once, without the soft
+    /// allowance.
     #[must_use]
     pub fn quota(&self) -> u64 {
         match self.algorithm {
@@ -383,24 +394,25 @@ impl Limit {
         }
     }
 
-    /// How many units over the quota are admitted, marked.
+    /// Returns how many units over the quota are admitted and marked as over the limit.
     #[must_use]
     pub fn soft_allowance(&self) -> u64 {
         self.soft_allowance
     }
 
-    /// The quota with the soft allowance on top: nothing above it is ever admitted.
+    /// Returns the quota plus the soft allowance. Nothing above it is ever admitted.
     pub(crate) fn hard_quota(&self) -> u64 {
         self.quota().saturating_add(self.soft_allowance)
     }
 
-    /// Whether less than half of the hard quota remains.
+    /// Returns true if less than half of the hard quota remains.
     pub(crate) fn is_pressed(&self, remaining: u64) -> bool {
         remaining.saturating_mul(2) < self.hard_quota()
     }
 
-    /// A window's length, or the time in which a bucket's whole quota comes back; of a calendar, the longest that its
-    /// unit usually is. A key of a sliding counter can take longer to be as good as new.
+    /// Returns the length of the window. For a bucket it is the time to refill the whole quota, for
+    /// a calendar the longest window of its unit. A key of a sliding counter may take longer to
+    /// recover completely.
     #[must_use]
     pub fn window(&self) -> Span {
         match &self.algorithm {

@@ -1,4 +1,5 @@
-//! A member of a rule's limits: a kernel and the limits that it answers for, one but for a log, which several share.
+//! A member of a rule's limits: one kernel with the limits that it decides. Only a log kernel
+//! decides several.
 
 use crate::{
     kernel::{Kernel, State},
@@ -8,23 +9,23 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// A kernel and the limits that it answers for.
+/// A kernel and the limits that it decides.
 #[derive(Clone, Debug)]
 pub(crate) struct Member {
     pub(crate) kernel: Kernel,
-    /// The index, in the rule's list, of the limit of each of the kernel's parts.
+    /// For each part of the kernel, the index of its limit in the rule's list.
     pub(crate) parts: Vec<usize>,
     pub(crate) denials: Denials,
 }
 
-/// What becomes of a limit's count when the request is denied.
+/// How a denied request affects the count of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Denials {
-    /// Nothing.
+    /// It is not counted.
     Forgotten,
-    /// It grows to the brim, whoever denied the request.
+    /// The count fills up to the limit, whichever limit denied the request.
     Counted,
-    /// It grows by the whole cost, if this limit denied it itself.
+    /// The full cost is counted, if this limit itself denied the request.
     InFull,
 }
 
@@ -38,21 +39,21 @@ impl Denials {
     }
 }
 
-/// What was asked of one key's limits, and what came of it.
+/// The evaluation of one key's limits: the input and its result.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
     pub(crate) now: Timestamp,
     pub(crate) cost: u64,
-    /// For how long it may be held back.
+    /// The longest time that a queue may delay the request.
     pub(crate) longest_wait: Option<Span>,
-    /// The limits that denied it.
+    /// The limits that denied the request.
     pub(crate) denied: Mask,
-    /// Whether it was spent.
+    /// Whether the cost was charged.
     pub(crate) charged: bool,
 }
 
 impl Member {
-    /// Whether the limit of `kernel` can share this log.
+    /// Returns true if the limit of `kernel` can share this member's log.
     pub(crate) fn shares_log(&self, kernel: &Kernel, denials: Denials) -> bool {
         self.denials == denials
             && matches!((&self.kernel, kernel), (Kernel::Log(_), Kernel::Log(_)))
@@ -77,7 +78,8 @@ impl Member {
         let standing = self.kernel.standing(state, now, part);
         let allowed = asked.denied & 1 == 0;
         let soft = limit.soft_allowance();
-        // Where nobody would wait for so long nothing can be spent either.
+        // If the delay would exceed the maximum, the request cannot spend anything, so `remaining`
+        // is 0.
         let overlong = match asked.longest_wait {
             Some(longest) if !allowed => self.kernel.overlong(state, now, longest),
             _ => Span::ZERO,

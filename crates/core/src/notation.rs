@@ -2,7 +2,7 @@
 
 use crate::{bounds, limit::Rate, time::Span};
 
-/// Units by their names, the canonical name of each first, longest unit first.
+/// Units in microseconds with their names, the canonical name first. The longest unit comes first.
 const UNITS: [(u64, &[&str]); 7] = [
     (604_800_000_000, &["w", "week", "weeks"]),
     (86_400_000_000, &["d", "day", "days"]),
@@ -13,7 +13,7 @@ const UNITS: [(u64, &[&str]); 7] = [
     (1, &["us", "µs", "microsecond", "microseconds"]),
 ];
 
-/// Why a piece of notation was refused; the text says what was expected.
+/// An error about invalid notation. The text says what was expected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotationError(String);
 
@@ -25,11 +25,12 @@ impl std::fmt::Display for NotationError {
 
 impl std::error::Error for NotationError {}
 
-/// Reads a duration that carries its unit.
+/// Parses a duration with a unit.
 ///
 /// # Errors
 ///
-/// Refuses a missing number or unit, an unknown unit, zero, and more than [`bounds::MAX_PERIOD`].
+/// Rejects a missing number or unit, an unknown unit, zero, and a duration over
+/// [`bounds::MAX_PERIOD`].
 ///
 /// # Examples
 ///
@@ -50,11 +51,12 @@ pub fn span(text: &str) -> Result<Span, NotationError> {
     in_range(micros, text)
 }
 
-/// Reads a rate, `count/period`, where the period is a unit (`min`) or a duration (`10s`).
+/// Parses a rate, `count/period`. The period is a unit (`min`) or a duration (`10s`).
 ///
 /// # Errors
 ///
-/// Refuses anything else, a count over [`bounds::MAX_COUNT`], and a period over [`bounds::MAX_PERIOD`].
+/// Rejects any other text, a count over [`bounds::MAX_COUNT`], and a period over
+/// [`bounds::MAX_PERIOD`].
 ///
 /// # Examples
 ///
@@ -99,7 +101,7 @@ pub fn rate(text: &str) -> Result<Rate, NotationError> {
     Ok(Rate { count, period })
 }
 
-/// `3/2s` for `1.5/s`: the rate of a count with a fraction, in whole units.
+/// Converts a rate with a fractional count to whole units: `1.5/s` becomes `3/2s`.
 fn in_whole_units(count: &str, period: &str) -> Option<Rate> {
     let (whole, fraction) = count.split_once('.')?;
     let digits = format!("{whole}{fraction}");
@@ -120,7 +122,7 @@ fn in_whole_units(count: &str, period: &str) -> Option<Rate> {
     (rate.count > 0 && rate.period <= bounds::MAX_PERIOD).then_some(rate)
 }
 
-/// The greatest number that divides both; `b` is not zero.
+/// Returns the greatest common divisor; `b` is not zero.
 fn common_divisor(mut a: u64, mut b: u64) -> u64 {
     while a > 0 {
         (a, b) = (b % a, a);
@@ -128,7 +130,7 @@ fn common_divisor(mut a: u64, mut b: u64) -> u64 {
     b
 }
 
-/// The largest unit of which `micros` is a whole number, and its name.
+/// Returns the largest unit that divides `micros`, and its name. Weeks are not used.
 pub(crate) fn largest_unit(micros: u64) -> (u64, &'static str) {
     let whole =
         |unit: u64| unit != 604_800_000_000 && micros >= unit && micros.is_multiple_of(unit);

@@ -1,22 +1,23 @@
-//! One limit's answer.
+//! The result of one limit, and the decision of a store.
 
 use crate::time::{Span, Timestamp};
 
-/// When a denied request would pass.
+/// When a denied request would be admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Retry {
-    /// After this long, and not one microsecond sooner, if nothing else happens. Zero when allowed. Of
-    /// [`Algorithm::Concurrency`](crate::Algorithm::Concurrency) it is an estimate of when a place is free.
+    /// After this time, exact to the microsecond if no other request is charged. Zero if the
+    /// request is allowed. For [`Algorithm::Concurrency`](crate::Algorithm::Concurrency) it is an
+    /// estimate of when a slot becomes free.
     After(Span),
-    /// Never: the cost is above what the limit can ever hold.
+    /// Never: the cost exceeds the most that the limit can hold.
     Never,
 }
 
 impl Retry {
-    /// No wait: the request passes now.
+    /// No wait: the request is admitted now.
     pub const NOW: Self = Self::After(Span::ZERO);
 
-    /// The wait, or `None` for never.
+    /// Returns the wait, or `None` for never.
     #[must_use]
     pub fn span(self) -> Option<Span> {
         match self {
@@ -26,30 +27,31 @@ impl Retry {
     }
 }
 
-/// One limit's answer to one request.
+/// The result of one limit for one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// Whether this limit lets the request pass.
+    /// Whether this limit admits the request.
     pub allowed: bool,
-    /// Passed, but beyond the limit proper, inside its soft allowance.
+    /// Whether the request was admitted over the limit, within the soft allowance.
     pub over_limit: bool,
-    /// The quota: the most that an idle key can spend at once.
+    /// The quota: the most units that an idle key can spend at once.
     pub limit: u64,
-    /// What could still be spent at this instant, after the operation, the soft allowance included.
+    /// The units that can still be spent at this instant, after this decision, including the soft
+    /// allowance.
     pub remaining: u64,
-    /// How long until the key is as good as new, if nothing else happens.
+    /// The time until the key has fully recovered, if no other request is charged.
     pub reset_after: Span,
-    /// How long until the same request would pass; zero when allowed.
+    /// The time until the same request would be admitted; zero if allowed.
     pub retry_after: Retry,
-    /// How long an admitted request must be held back: only ever more than zero for a queue.
+    /// How long to delay an admitted request. Only a queue returns more than zero.
     pub delay: Span,
-    /// How far the count lies beyond the limit, after the operation. Only a fixed window's ever does: where it counts
-    /// [in full](crate::Limit::counting_in_full), or was lowered.
+    /// By how much the count exceeds the limit after this decision. It is above 0 only for a fixed
+    /// window that counts [in full](crate::Limit::counting_in_full) or whose limit was lowered.
     pub excess: u64,
 }
 
 impl Outcome {
-    /// A placeholder that is overwritten before anybody sees it.
+    /// A placeholder that is always overwritten before an outcome is returned.
     pub(crate) const UNSET: Self = Self {
         allowed: false,
         over_limit: false,
@@ -62,41 +64,43 @@ impl Outcome {
     };
 }
 
-/// Why a decision came out as it did.
+/// The decision of a store, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Every enforced limit admits; all of them were charged.
+    /// Every enforced limit admits the request, and all limits were charged.
     Admitted,
-    /// At least one enforced limit denies; none was charged, but for those that count denied requests.
+    /// At least one enforced limit denies the request. Only limits that count denied requests were
+    /// charged.
     Limited,
-    /// The key of charge number `charge` is blocked by hand; nothing was charged and no limit was asked.
+    /// The key of charge number `charge` is blocked manually. Nothing was charged, and no limit was
+    /// evaluated.
     Blocked {
-        /// Which of the charges.
+        /// The index of the charge.
         charge: usize,
-        /// When the block ends; `None` stands until it is lifted.
+        /// When the block ends; `None` if it lasts until it is lifted.
         until: Option<Timestamp>,
-        /// How long that is from now.
+        /// The time from now until the block ends.
         retry_after: Retry,
     },
-    /// The store is full, and what was found in it at a few places is not to be forgotten; or it is out of reach, and the
-    /// rule's policy is to deny. Nothing was charged.
+    /// The store is full and found nothing among the sampled entries that it may evict. Or the
+    /// store is unreachable, and the rule's fallback policy is to deny. Nothing was charged.
     ///
-    /// Also, with [`Retry::Never`], the answer to a call whose charges name one key twice, which no store
-    /// can decide ([`has_repeated_key`](crate::has_repeated_key)).
+    /// A call with two charges on the same key also gets this decision, with [`Retry::Never`],
+    /// because no store can decide it ([`has_repeated_key`](crate::has_repeated_key)).
     Full {
-        /// When it makes sense to try again: as the first of what was found expires. Never for what is too large for the
-        /// store.
+        /// When to retry: when the first of the sampled entries expires. `Never` if the new entry
+        /// is too large for the store.
         retry_after: Retry,
     },
 }
 
 impl Decision {
-    /// The answer to charges of which two have one key.
+    /// The decision for a call with two charges on the same key.
     pub const REPEATED_KEY: Self = Self::Full {
         retry_after: Retry::Never,
     };
 
-    /// What the limits say, if all of those that are enforced admit or not.
+    /// Returns the decision of the limits, given whether all enforced limits admit the request.
     #[must_use]
     #[inline]
     pub fn of_limits(admitted: bool) -> Self {
@@ -107,7 +111,8 @@ impl Decision {
         }
     }
 
-    /// The key of charge number `charge` is blocked until then.
+    /// Returns the decision for a key of charge number `charge` that is blocked `until` then, or
+    /// forever with `None`.
     #[must_use]
     pub fn blocked(charge: usize, until: Option<Timestamp>, now: Timestamp) -> Self {
         let retry_after = until.map_or(Retry::Never, |until| Retry::After(until.since(now)));

@@ -1,9 +1,9 @@
-//! Memory that is needed soon, asked for ahead of time.
+//! Prefetching of memory that is needed soon.
 
-/// Whether there is a way to ask: with stable Rust, on this processor only.
+/// Whether prefetching is available. Stable Rust supports it on x86-64 only.
 pub(crate) const PREFETCHES: bool = cfg!(target_arch = "x86_64");
 
-/// Begins to fetch the cache line in which `place` begins, and does not wait for it.
+/// Starts to load the cache line in which `place` begins, without waiting for it.
 #[inline]
 pub(crate) fn prefetch<T>(place: &T) {
     #[cfg(target_arch = "x86_64")]

@@ -1,4 +1,4 @@
-//! A question to one key's limits, step by step: the same wherever the state is kept.
+//! The evaluation of one charge, step by step. It is the same wherever the state is stored.
 
 use crate::{
     cell::Cell,
@@ -10,7 +10,7 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// One charge while it is being decided.
+/// One charge while it is evaluated.
 #[derive(Debug)]
 pub(crate) struct Question<'a> {
     limits: &'a Limits,
@@ -22,7 +22,8 @@ pub(crate) struct Question<'a> {
 }
 
 impl<'a> Question<'a> {
-    /// Begins with the state of the charge's key, one that its limits know; what is to be given back is.
+    /// Starts with the state of the charge's key, which must match its limits. A refund is applied
+    /// here.
     #[inline]
     pub(crate) fn open(
         charge: &Charge<'a>,
@@ -48,26 +49,28 @@ impl<'a> Question<'a> {
         }
     }
 
-    /// Asks the limits; true if they let the request pass, as those of a shadow rule always do.
+    /// Evaluates the limits. Returns true if they admit the request; the limits of a shadow rule
+    /// always do.
     #[inline]
     pub(crate) fn ask(&mut self, now: Timestamp) -> bool {
         let mut denied = self.limits.denied(&mut self.cell, now, self.cost);
         if let Some(longest) = self.longest_wait {
             denied |= self.limits.kept_waiting(&self.cell, now, longest);
         }
-        // A cost of nothing always fits, also where more is spent than a lowered limit holds.
+        // A cost of 0 always fits, even if the count exceeds a limit that was lowered.
         self.denied = if self.cost == 0 { 0 } else { denied };
         self.denied == 0 || self.limits.shadow()
     }
 
-    /// Whether [`Self::settle`] writes a state, given whether the request as a whole is `admitted`: it may
-    /// write one that is as it was.
+    /// Returns whether [`Self::settle`] writes the state, possibly unchanged, given whether the request
+    /// as a whole is `admitted`.
     pub(crate) fn writes(&self, admitted: bool) -> bool {
         admitted && self.denied == 0
             || admitted == self.limits.shadow() && self.limits.counts_denials()
     }
 
-    /// Spends what is to be spent, given whether the request as a whole is `admitted`; true if that is anything.
+    /// Charges the cost, given whether the request as a whole is `admitted`. Returns true if the
+    /// state changed.
     #[inline]
     pub(crate) fn settle(&mut self, admitted: bool, now: Timestamp) -> bool {
         if admitted && self.denied == 0 {
@@ -75,7 +78,8 @@ impl<'a> Question<'a> {
             self.charged = self.cost > 0;
             self.charged
         } else if admitted == self.limits.shadow() {
-            // Denied by these limits, or by others of the same request: a shadow limit takes no notice of those.
+            // The request is denied, by these limits or by others. A shadow rule counts a denial
+            // only if its own limits denied: denials by other limits do not count for it.
             let (cost, denied) = (self.cost, self.denied);
             self.limits.charge_denied(&mut self.cell, now, cost, denied)
         } else {
@@ -83,7 +87,8 @@ impl<'a> Question<'a> {
         }
     }
 
-    /// Where the charge is in the state, if it was made: what was denied in a shadow was not.
+    /// Returns the location of the charge in the state, if the charge was made. A request that a
+    /// shadow rule would have denied is not charged.
     pub(crate) fn charged(&self, at: Timestamp, given: Box<[u64]>) -> Option<Charged> {
         self.charged.then(|| Charged {
             at,
@@ -94,7 +99,7 @@ impl<'a> Question<'a> {
         })
     }
 
-    /// Appends what every limit answers.
+    /// Appends the outcome of every limit.
     #[inline]
     pub(crate) fn report(&self, now: Timestamp, outcomes: &mut Vec<Outcome>) {
         let asked = Asked {

@@ -1,71 +1,82 @@
-//! Receipts: where a charge is in the state of its key, so that it can be given back, and nothing of anybody else's.
+//! Receipts: the location of a charge in the state of its key. With it a request can be refunded
+//! exactly its own charge.
 //!
-//! Whoever gives units back without one can mint them: a bucket that has drained since has nothing left to return. What a
-//! receipt gives back was charged by its owner and is still there.
+//! A refund without a receipt can create units: a bucket that has drained since the charge has
+//! nothing left to refund. With a receipt, a store refunds only units that this request was charged
+//! and that are still in the state.
 //!
 //! ```text
-//!   reserve ──▶ admitted, and a receipt ──▶ the request runs ──▶ settle: its leases end, and what it did not
-//!                                                                need comes back
+//!   reserve ──▶ admitted, with a receipt ──▶ the request runs ──▶ settle: its leases end, and
+//!                                                                unused units are refunded
 //! ```
 //!
-//! - **Windows, buckets, logs.** The units are taken out where they were counted, if they still are.
-//! - **Schedules.** A schedule is time that passes, and part of a charge may have passed with it. Let it be a queue of work that is
-//!   served in the order of arrival: what may be taken out is the part of the charge that is not served. That is at least
-//!   `cost - (now - then)`, because no more can have been served meanwhile; and at least
-//!   `min(cost, arrival after the charge - given back by others since - now)`, because it lies right before that place, which
-//!   moves forward by what others before it take out and by nothing else; whoever is last in line moves nobody. The larger of
-//!   the two is taken. Of a queue that delays, only the last in line can leave: who came later has been told when he starts.
-//! - **Tokens by the interval.** What the refills since then may have brought of the charge has come back already.
-//! - **Places.** Who holds one for longer than its lease renews it meanwhile: it is held from that instant on, as if it had just been
-//!   taken. A place that is not there any more, because its holder was late or the store has lost it, is taken again if one is free,
-//!   and else lost: as many as may be hold one, and he is not among them. One that is still there needs no room.
+//! - **Windows, buckets, logs.** The units are removed where they were counted, if they are still
+//!   there.
+//! - **Schedules (GCRA).** The state is a time that passes, and part of a charge may have passed
+//!   with it. Think of a queue of work that is served in order of arrival: only the part of the
+//!   charge that is not yet served can be refunded. Two lower bounds of that part are known, and
+//!   the larger one is refunded. The first is `cost - (now - time of the charge)`, because no more
+//!   can have been served since the charge. The second is
+//!   `min(cost, arrival after the charge - refunds to others since - now)`. The charge is directly
+//!   before that arrival time, and only refunds to charges before it move it; a refund to the last
+//!   charge in line moves no other. In a queue that delays requests, only the last request can
+//!   leave, because later requests already know their start times.
+//! - **Tokens refilled by intervals.** The refills since the charge may have returned part of it;
+//!   that part is not refunded again.
+//! - **Concurrency slots.** A request that runs longer than its lease renews it. The slot then
+//!   counts as taken at the time of the renewal. A slot can be missing because the renewal was late
+//!   or the store lost it. A missing slot is taken again if one is free, and is lost otherwise. A
+//!   renewal of a slot that is still held never fails for lack of a free slot.
 //!
-//! A receipt that is dropped gives nothing back, which is safe: the charge stays, and leases end by themselves.
+//! Dropping a receipt refunds nothing. That is safe: the charge stays, and leases expire.
 
 use crate::{kernel::Mark, time::Timestamp};
 
-/// What a decision charged, and where.
+/// The charges of one decision, with their locations.
 ///
-/// It is good once, for the charges that it came with, in the store that wrote it.
+/// A receipt is valid once, for the charges that it was returned with, in the store that created
+/// it.
 #[derive(Debug, Default)]
 pub struct Receipt {
     pub(crate) charged: Vec<Option<Charged>>,
 }
 
 impl Receipt {
-    /// Whether there is nothing to give back: nothing was charged.
+    /// Returns true if nothing was charged, so there is nothing to refund.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.charged.iter().all(Option::is_none)
     }
 }
 
-/// What becomes of one charge once its request has ended.
+/// The settlement of one charge after its request has ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Settlement {
-    /// How many units of its cost come back, at most the cost; 0 leaves it charged. Leases end either way.
+    /// The number of units to refund, at most the cost; with 0 the whole cost stays charged. Leases
+    /// end in either case.
     pub unused: u64,
 }
 
-/// What became of the places of a receipt when they were to be renewed.
+/// The result of renewing the leases of a receipt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Renewal {
-    /// All are held from now on.
+    /// All slots are held, with their leases renewed.
     Held,
-    /// One was not held any more, and others have it: its lease was over, or the store had lost it.
+    /// At least one slot was no longer held, and other requests have taken the free ones: the lease
+    /// had expired, or the store had lost it.
     Lost,
-    /// The store could not be asked, nobody knows, or there is no room to take one again. They are held as long as they were, and may be
-    /// renewed later.
+    /// The result is not known: the store was unreachable, the state is not available, or the store
+    /// has no memory to take a slot again. The leases run as before and may be renewed later.
     Unknown,
 }
 
 impl Renewal {
-    /// Whether all places `are_held`.
+    /// Returns the result, given whether all slots `are_held`.
     pub(crate) fn of(are_held: bool) -> Self {
         if are_held { Self::Held } else { Self::Lost }
     }
 
-    /// Of these places, and of those whose renewal ended so: what is lost is known to be.
+    /// Combines two results. A lost slot takes precedence, then an unknown result.
     pub(crate) fn and(self, other: Self) -> Self {
         match (self, other) {
             (Self::Lost, _) | (_, Self::Lost) => Self::Lost,
@@ -75,25 +86,27 @@ impl Renewal {
     }
 }
 
-/// Where one charge is.
+/// The location of one charge.
 #[derive(Clone, Debug)]
 pub(crate) struct Charged {
     pub(crate) at: Timestamp,
     pub(crate) cost: u64,
-    /// Of the limits.
+    /// The fingerprint of the limits.
     pub(crate) fingerprint: u32,
-    /// Where it is in the state of each kernel; nowhere in those that count what is denied as well.
+    /// The location in the state of each kernel; `None` for a kernel that counts denied requests as
+    /// well.
     pub(crate) marks: Box<[Option<Mark>]>,
-    /// By how much what is last in each had ever been moved up by what others gave back, by the ledger.
+    /// For each kernel, the total of all refunds that the ledger had recorded when the charge was
+    /// made.
     pub(crate) given: Box<[u64]>,
 }
 
 impl Charged {
-    /// Brings what was charged while the clock was ahead of `now` in line with the state, which was clamped to
+    /// Adjusts the charge after the clock was ahead of `now` and the state was clamped to
     /// `rewound`.
     ///
-    /// A place counts as held since then. Of all else nothing comes back: how much of it had been used at
-    /// the instant of the charge, which is still to come, cannot be told.
+    /// A slot counts as held since `rewound`. All other charges made in the future are not
+    /// refunded, because it is unknown how much of them was used at the instant of the charge.
     pub(crate) fn clamp(&mut self, now: Timestamp, rewound: Timestamp) {
         let is_ahead = self.at > now;
         for mark in &mut self.marks {
@@ -107,12 +120,13 @@ impl Charged {
     }
 }
 
-/// Where a charge is in one state, and what is known of what came after it.
+/// The location of a charge in one state, with the refunds made since.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     pub(crate) at: Timestamp,
     pub(crate) cost: u64,
     pub(crate) mark: Mark,
-    /// By how much others have moved it up since by what they gave back, in microseconds; `None` if nobody knows.
+    /// How far refunds to other charges have moved this one forward since, in microseconds; `None`
+    /// if unknown.
     pub(crate) shift: Option<u64>,
 }

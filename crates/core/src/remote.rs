@@ -1,13 +1,14 @@
-//! What a store needs that keeps its states, and charges them, somewhere else: inside Redis, say.
+//! Support for stores that keep and charge their states remotely, such as in Redis.
 //!
-//! Such a store sends [`numbers`] away, where a few additions and comparisons decide. What comes back is the state
-//! from before, and a [`Replay`] makes the same decision on it once more, with the kernels that decide
-//! everywhere: every number that a caller sees is computed here.
+//! Such a store sends [`numbers`] to the remote side, where a few additions and comparisons decide.
+//! The reply contains the state before the decision. A [`Replay`] repeats the decision on that
+//! state with the same kernels that the memory store uses, so every number that a caller sees is
+//! computed here.
 //!
 //! ```text
-//!   numbers(limits, cost) ──▶  the store: admits or not, charges, keeps  ──▶  state before, now
-//!                                                                                    │
-//!   outcomes, field by field  ◀──  Replay::report  ◀──  settle  ◀──  ask  ◀──  open ◀┘
+//!   numbers(limits, cost) ──▶  remote: admit or deny, charge, keep  ──▶  state before, now
+//!                                                                              │
+//!   outcomes, in order  ◀──  Replay::report  ◀──  settle  ◀──  ask  ◀──  open ◀┘
 //! ```
 
 use crate::{
@@ -23,104 +24,107 @@ use crate::{
 };
 pub use crate::{kernel::Exact, member::Denials};
 
-/// The numbers of one kernel at one cost, multiplied out: who has them needs only to add, carry and compare.
-/// Times are in microseconds.
+/// The precomputed numbers of one kernel at one cost. With them a decision needs only additions,
+/// carries and comparisons. Times are in microseconds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Numbers<'l> {
-    /// A theoretical arrival time.
+    /// A theoretical arrival time (GCRA).
     Schedule {
-        /// A microsecond has so many parts.
+        /// The number of parts of one microsecond.
         fraction: u64,
-        /// How long the cost lasts; `None` if it never fits.
+        /// The cost as a duration; `None` if it can never fit.
         lasting: Option<Exact>,
-        /// How far the arrival time may lie ahead of the clock.
+        /// How far the arrival time may be ahead of the clock.
         tau: Exact,
-        /// Whether what is admitted is told when it starts, and so cannot be moved forward.
+        /// Whether admitted requests are delayed. Their start times are already known to them, so
+        /// they cannot be moved forward.
         queue: bool,
     },
-    /// Tokens that come back an interval's worth at once.
+    /// Tokens that return together at the end of an interval.
     Interval {
-        /// What an interval brings.
+        /// The number of tokens that one interval returns.
         refill: u64,
-        /// How long it is.
+        /// The length of an interval.
         every: u64,
-        /// The most tokens.
+        /// The maximum number of tokens.
         capacity: u64,
     },
-    /// A count that starts again with each window.
+    /// A count that restarts with each window.
     Window {
-        /// The most in one window.
+        /// The maximum that is admitted in one window.
         limit: u64,
-        /// The most that is counted in one.
+        /// The maximum that is counted in one window; it exceeds `limit` if denied requests are
+        /// counted in full.
         most: u64,
-        /// Where windows begin and end.
+        /// The start and the length of the windows.
         grid: &'l Window,
     },
-    /// Two windows, weighted.
+    /// Two windows, weighted by overlap.
     Weighted {
-        /// The most.
+        /// The maximum of the weighted sum.
         limit: u64,
         /// The length of a window.
         window: u64,
     },
     /// Sub-windows.
     Buckets {
-        /// The most in those that are summed.
+        /// The maximum sum of the sub-windows that are added up.
         limit: u64,
-        /// The length of a bucket.
+        /// The length of a sub-window.
         width: u64,
-        /// How many are summed.
+        /// The number of sub-windows that are added up.
         summed: usize,
     },
-    /// The instants of what was admitted.
+    /// The instants of admitted requests.
     Log {
-        /// The most in each window, and how long that is.
+        /// For each window its maximum and its length.
         windows: Vec<(u64, Span)>,
     },
-    /// The instants of those who hold a place: a log of one window.
+    /// The start times of held concurrency slots: a log with one window.
     Lease {
-        /// The most at once.
+        /// The maximum number of slots in use.
         limit: u64,
-        /// How long a place is held at most.
+        /// The lease: how long a slot is held without renewal.
         lease: Span,
     },
 }
 
-/// The numbers of a kernel, and how it is charged.
+/// The numbers of one kernel, and how denied requests are counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member<'l> {
     /// The kernel's numbers.
     pub numbers: Numbers<'l>,
-    /// What becomes of its count when the request is denied.
+    /// How a denied request affects the count.
     pub denials: Denials,
 }
 
-/// What the state of a kernel is counted in. A state that was left in other terms has to be converted; one that was left in the
-/// same terms means the same under any limit.
+/// The unit in which a kernel's state is counted. A state that was left in other terms has to be
+/// converted. A state that was left in the same terms has the same meaning under any limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Terms {
-    /// One unit lasts `numerator / denominator` microseconds, in lowest terms.
+    /// One unit takes `numerator / denominator` microseconds, in lowest terms.
     Schedule {
         /// At least 1.
         numerator: u64,
         /// At least 1.
         denominator: u64,
     },
-    /// Tokens that come back an interval's worth at once.
+    /// Tokens that return together at the end of an interval.
     Interval {
-        /// What an interval brings, at least 1.
+        /// The number of tokens that one interval returns, at least 1.
         refill: u64,
-        /// How many microseconds it has, at least 1.
+        /// The length of an interval in microseconds, at least 1.
         every: u64,
     },
-    /// Windows that begin with the first request.
+    /// Windows that start with the first request of a key.
     FirstRequest {
-        /// How many microseconds one has, at least 1.
+        /// The length of a window in microseconds, at least 1.
         window: u64,
     },
-    /// All else: the state holds what a conversion needs, and a digest tells terms apart.
+    /// All other kernels: the state itself contains what a conversion needs, and a digest
+    /// distinguishes terms.
     Digest(u32),
 }
 
@@ -138,12 +142,13 @@ impl Terms {
     }
 }
 
-/// What the states of `limits` are counted in, one a kernel, in the order of [`numbers`].
+/// Returns the terms of the states of `limits`, one for each kernel, in the order of [`numbers`].
 pub fn terms(limits: &Limits) -> impl ExactSizeIterator<Item = Terms> {
     limits.members().iter().map(|member| member.kernel.terms())
 }
 
-/// The kernels of `limits`, at `cost`, in an order that never changes under the same [`terms`].
+/// Returns the kernels of `limits` at `cost`. The order is the same for all limits with the same
+/// [`terms`].
 pub fn numbers(limits: &Limits, cost: Cost) -> impl ExactSizeIterator<Item = Member<'_>> {
     limits.members().iter().map(move |member| Member {
         numbers: member.kernel.numbers(cost.units()),
@@ -151,13 +156,15 @@ pub fn numbers(limits: &Limits, cost: Cost) -> impl ExactSizeIterator<Item = Mem
     })
 }
 
-/// A number of 28 bits that differs, almost surely, between limits that decide differently, and not between processes.
+/// Returns a 28-bit number that almost certainly differs between limits that decide differently. It
+/// is the same in every process.
 #[must_use]
 pub fn fingerprint(limits: &Limits) -> u32 {
     limits.numbers_fingerprint()
 }
 
-/// What a kernel remembers of a key, in plain numbers; instants are in microseconds since the epoch.
+/// The state of one kernel for one key as plain numbers. Instants are in microseconds since the
+/// epoch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Held {
@@ -165,67 +172,68 @@ pub enum Held {
     Schedule(Exact),
     /// A bucket that is refilled by intervals.
     Interval {
-        /// When it is full again.
+        /// When the bucket is full again.
         full_at: u64,
-        /// What the last refill brings.
+        /// The number of tokens that the last refill returns.
         last: u64,
     },
     /// A window.
     Window {
-        /// What was spent in it.
+        /// The units spent in it.
         count: u64,
         /// When it ends.
         end: u64,
     },
-    /// Two windows.
+    /// Two windows, the previous and the current one.
     Weighted {
-        /// The number of the current window since the epoch.
+        /// The index of the current window since the epoch.
         index: u64,
-        /// What was spent in the one before.
+        /// The units spent in the previous window.
         previous: u64,
-        /// What was spent in this one.
+        /// The units spent in the current window.
         current: u64,
         /// The length of a window.
         window: u64,
     },
     /// Sub-windows.
     Buckets {
-        /// The number of the newest since the epoch.
+        /// The index of the newest sub-window since the epoch.
         newest: u64,
-        /// The length of one.
+        /// The length of a sub-window.
         width: u64,
-        /// What was spent in each, the newest last.
+        /// The units spent in each sub-window, the newest last.
         counts: Vec<u64>,
     },
-    /// What was admitted.
+    /// The admitted requests.
     Log {
-        /// The longest window that the log was last used with.
+        /// The longest window with which the log was last used.
         longest: u64,
-        /// Instants and costs, oldest first; one cost is at most 2,047.
+        /// Instants and costs, oldest first. A cost is at most 2,047.
         stamps: Vec<(u64, u64)>,
     },
-    /// Who holds a place.
+    /// The held concurrency slots.
     Lease {
-        /// How long a place is held at most.
+        /// The lease: how long a slot is held without renewal.
         longest: u64,
-        /// Instants and costs, oldest first; one cost is at most 2,047.
+        /// Instants and costs, oldest first. A cost is at most 2,047.
         stamps: Vec<(u64, u64)>,
     },
 }
 
-/// One charge, decided again on the state that a store elsewhere found: the same questions in the same order
-/// as in the memory store.
+/// One charge, evaluated again on the state that a remote store returned. The steps and their order
+/// are the same as in the memory store.
 #[derive(Debug)]
 pub struct Replay<'a> {
     question: Question<'a>,
-    /// The limits whose state holds more than they allow and loses some of it when it is converted, each with the time
-    /// until it would be admitted by the state as it was left.
+    /// The limits whose state exceeds them and loses information when it is converted. For each of
+    /// them, the time until the original state would admit the cost.
     inexact: Vec<(usize, Retry)>,
 }
 
 impl<'a> Replay<'a> {
-    /// Begins with what is `held` of the charge's key, one state a kernel, each with the terms that it was left in; `None` for a key
-    /// that is not known. A state left in other terms is converted as of `now`, and what is to be given back is.
+    /// Starts with the state that is `held` for the charge's key: one state for each kernel, each
+    /// with its terms, or `None` for an unknown key. A state in other terms is converted as of
+    /// `now`. A refund is applied here.
     #[must_use]
     pub fn open(
         charge: &Charge<'a>,
@@ -254,35 +262,37 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Whether the states were converted without loss, or needed no conversion.
+    /// Returns true if the states needed no conversion or were converted without loss.
     #[must_use]
     pub fn is_exact(&self) -> bool {
         self.inexact.is_empty()
     }
 
-    /// The limits whose state holds more than they allow, by their index in the rule, each with the time until the cost is admitted
-    /// while the state stays as it was left.
+    /// Returns the limits, by index in the rule, whose state was not converted exactly because it
+    /// exceeds them. The second value is the time until the original state would admit the cost.
     #[must_use]
     pub fn inexact(&self) -> &[(usize, Retry)] {
         &self.inexact
     }
 
-    /// Asks the limits; true if they let the request pass, as those of a shadow rule always do.
+    /// Evaluates the limits. Returns true if they admit the request; the limits of a shadow rule
+    /// always do.
     pub fn ask(&mut self, now: Timestamp) -> bool {
         self.question.ask(now)
     }
 
-    /// Spends what is to be spent, given whether the request as a whole is `admitted`.
+    /// Charges the cost, given whether the request as a whole is `admitted`.
     pub fn settle(&mut self, admitted: bool, now: Timestamp) {
         self.question.settle(admitted, now);
     }
 
-    /// Appends what every limit answers.
+    /// Appends the outcome of every limit.
     pub fn report(&self, now: Timestamp, outcomes: &mut Vec<Outcome>) {
         self.question.report(now, outcomes);
     }
 
-    /// The states as they are now, one a kernel, and the instant from which forgetting them changes nothing.
+    /// Returns the current states, one for each kernel, and the instant from which they can be
+    /// dropped without changing any decision.
     #[must_use]
     pub fn held(&self) -> (Vec<Held>, Timestamp) {
         let states = self.question.cell.states().iter().map(Held::from).collect();
@@ -290,7 +300,7 @@ impl<'a> Replay<'a> {
     }
 }
 
-/// The instant from which forgetting these states changes nothing.
+/// Returns the instant from which these states can be dropped without changing any decision.
 #[must_use]
 pub fn expires(held: &[Held]) -> Timestamp {
     let states = held.iter().cloned().map(State::from);

@@ -1,7 +1,8 @@
-//! A limit as somebody wrote it down: every field optional, nothing checked yet.
+//! A limit as written by a user: every field is optional, and nothing is validated yet.
 //!
-//! The rules file, the HTTP door and the test vectors all fill in a [`LimitSpec`] and build it, so that
-//! what a field means, which ones an algorithm takes and what a wrong one is told stand here once.
+//! The rules file, the HTTP listener and the test vectors all fill in a [`LimitSpec`] and build it.
+//! So the meaning of the fields, the fields of each algorithm and the error texts are defined only
+//! here.
 
 use crate::{
     bounds::{check_count, check_period, check_rate, least_capacity},
@@ -12,11 +13,13 @@ use crate::{
 };
 
 impl Limit {
-    /// The limit of a shorthand such as `20/min` under `algorithm`, as [`LimitSpec::shorthand`] reads it.
+    /// Builds a limit from a shorthand such as `20/min` under `algorithm`, as
+    /// [`LimitSpec::shorthand`] defines it.
     ///
     /// # Errors
     ///
-    /// What is no rate, as the field `rate`, and a number that the algorithm cannot have.
+    /// Returns an error for the field `rate` if the text is not a rate, or for a number that is
+    /// invalid for the algorithm.
     ///
     /// # Examples
     ///
@@ -30,7 +33,8 @@ impl Limit {
     /// ```
     pub fn shorthand(algorithm: AlgorithmName, rate: &str) -> Result<Self, LimitError> {
         let built = LimitSpec::parse_shorthand(rate, Some(algorithm))?.build();
-        // `build` never returns an empty list, and a shorthand has one number that can be wrong.
+        // `build` never returns an empty list of errors, and a shorthand contains one number that
+        // can be invalid.
         built.map_err(|mut wrong| wrong.swap_remove(0))
     }
 }
@@ -49,7 +53,7 @@ pub enum AlgorithmName {
 }
 
 impl AlgorithmName {
-    /// Every name as it is written, in the order of the documentation.
+    /// All names as they are written, in the order of the documentation.
     pub const ALL: [(&'static str, Self); 7] = [
         ("gcra", Self::Gcra),
         ("token_bucket", Self::TokenBucket),
@@ -60,7 +64,7 @@ impl AlgorithmName {
         ("concurrency", Self::Concurrency),
     ];
 
-    /// The algorithm of that name.
+    /// Returns the algorithm with this name.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL
@@ -69,10 +73,10 @@ impl AlgorithmName {
             .map(|(_, algorithm)| *algorithm)
     }
 
-    /// The name as it is written in a rules file.
+    /// Returns the name in the rules file.
     #[must_use]
     pub fn as_str(self) -> &'static str {
-        // Every variant stands in ALL, which a test checks.
+        // Every variant is in ALL; a test checks that.
         Self::ALL
             .iter()
             .find(|(_, algorithm)| *algorithm == self)
@@ -80,19 +84,20 @@ impl AlgorithmName {
     }
 }
 
-/// Where a fixed window begins.
+/// The start of the windows of a fixed window limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Anchor {
     /// At whole multiples of the window since the Unix epoch.
     #[default]
     Epoch,
-    /// With a key's first request.
+    /// With the first request of a key.
     FirstRequest,
-    /// With a day, week or month; takes the place of `window`.
+    /// With a day, week or month. It replaces `window`.
     Calendar(Calendar),
 }
 
-/// The fields of a limit, by their names in the rules file. `None` is a field that was not written.
+/// The fields of a limit, by their names in the rules file. `None` means that the field was not
+/// given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[expect(
     missing_docs,
@@ -112,18 +117,18 @@ pub struct LimitSpec {
     pub anchor: Option<Anchor>,
     pub buckets: Option<u32>,
     pub strict: Option<bool>,
-    /// Default [`LimitSpec::LEASE`].
+    /// Defaults to [`LimitSpec::LEASE`].
     pub lease: Option<Span>,
-    /// Percent over the limit that are admitted, marked.
+    /// The soft allowance: how many percent over the limit are admitted and marked.
     pub soft: Option<u32>,
     pub count_denied: Option<bool>,
 }
 
 impl LimitSpec {
-    /// How long a place is held that is never given back, unless it is said: a minute.
+    /// The default lease of a concurrency slot: one minute.
     pub const LEASE: Span = Span::from_secs(60);
 
-    /// The names of the fields, in their order.
+    /// The names of the fields, in the order of their definition.
     pub const FIELDS: [&'static str; 16] = [
         "algorithm",
         "rate",
@@ -143,19 +148,21 @@ impl LimitSpec {
         "count_denied",
     ];
 
-    /// The largest count of a shorthand without a named algorithm that is kept as a log: 8 bytes for
-    /// each admission are 8 kB a key. Above it a counter of sub-windows takes about 550 bytes.
+    /// The largest count for which a shorthand without an algorithm uses a log. A log takes 8 bytes
+    /// for each admission, so 8 kB for a key. A counter of sub-windows, used above this count,
+    /// takes about 550 bytes.
     pub const MAX_DEFAULT_LOG: u64 = 1_000;
 
-    /// The most sub-windows of a shorthand that is kept as a counter. Under saturation a key gets
-    /// `k / (k + 1)` of its limit: 98 % with 60.
+    /// The maximum number of sub-windows for a shorthand that uses a counter. Under saturation a
+    /// key gets `k / (k + 1)` of its limit: 98 % with 60.
     pub const DEFAULT_BUCKETS: u32 = 60;
 
-    /// Reads a shorthand such as `20/min`, as [`Self::shorthand`] does.
+    /// Parses a shorthand such as `20/min` and interprets it as [`Self::shorthand`] does.
     ///
     /// # Errors
     ///
-    /// Names `rate`: text that is not a rate, and a count of 0 under an algorithm that cannot have it.
+    /// Returns an error for `rate` if the text is not a rate, or if the count is 0 and the
+    /// algorithm does not support that.
     pub fn parse_shorthand(
         text: &str,
         algorithm: Option<AlgorithmName>,
@@ -172,14 +179,15 @@ impl LimitSpec {
         Ok(Self::shorthand(rate, algorithm))
     }
 
-    /// The spec of a shorthand such as `20/min` under `algorithm`.
+    /// Returns the spec for a shorthand such as `20/min` under `algorithm`.
     ///
-    /// The count is a bucket's capacity and its refill, a window's limit, a GCRA's rate without burst, or how many may be
-    /// in flight, each for as long as the period.
+    /// The count becomes the capacity and the refill of a bucket, the limit of a window, or the
+    /// rate of a GCRA without burst. For `concurrency` the count is the limit and the period is the
+    /// lease.
     ///
-    /// Without a named algorithm no window of that period ever admits more than the count: a
-    /// `sliding_window_log` up to a count of [`Self::MAX_DEFAULT_LOG`], above it a strict
-    /// `sliding_window_counter` of up to [`Self::DEFAULT_BUCKETS`] sub-windows.
+    /// Without an algorithm, no window of that period ever admits more than the count. Up to
+    /// [`Self::MAX_DEFAULT_LOG`] this is a `sliding_window_log`. Above it is a strict
+    /// `sliding_window_counter` with up to [`Self::DEFAULT_BUCKETS`] sub-windows.
     ///
     /// # Examples
     ///
@@ -232,7 +240,8 @@ impl LimitSpec {
         }
     }
 
-    /// A sliding window that never admits more than `limit`, in the form that suits its size.
+    /// Returns a sliding window that never admits more than `limit`, as a log or as a counter
+    /// depending on the limit.
     fn sliding(limit: u64, window: Span) -> Self {
         let spec = Self {
             limit: Some(limit),
@@ -253,8 +262,8 @@ impl LimitSpec {
         }
     }
 
-    /// The spec with an algorithm, where none was named. `limit` and `window` alone are what a
-    /// shorthand says; other fields mostly belong to one algorithm.
+    /// Returns the spec with an algorithm, for a spec without one. `limit` and `window` alone are a
+    /// shorthand; most other fields belong to only one algorithm.
     fn with_default_algorithm(&self) -> Result<Self, LimitError> {
         if let (Some(limit), Some(window)) = (self.limit, self.window)
             && self.fields_written() == ["limit", "window"]
@@ -278,16 +287,16 @@ impl LimitSpec {
         }
     }
 
-    /// Checks every field and builds the limit.
+    /// Validates every field and builds the limit.
     ///
-    /// Without an algorithm, `limit` and `window` are a shorthand: `{limit: 20, window: 1min}` is
-    /// `20/min`. Other fields are those of the one algorithm to which they all belong: `rate` and
-    /// `burst` are a `gcra`.
+    /// Without an algorithm, `limit` and `window` alone are a shorthand: `{limit: 20, window:
+    /// 1min}` is `20/min`. Otherwise the algorithm is the only one that takes all given fields:
+    /// `rate` and `burst` select `gcra`.
     ///
     /// # Errors
     ///
-    /// All mistakes at once: a field that is missing, one that the algorithm does not take, a number
-    /// that it cannot have.
+    /// Returns all errors at once: missing fields, fields that the algorithm does not take, and
+    /// invalid numbers.
     pub fn build(&self) -> Result<Limit, Vec<LimitError>> {
         let Some(name) = self.algorithm else {
             let spec = self.with_default_algorithm();
@@ -310,7 +319,7 @@ impl LimitSpec {
         Ok(built.counting_denied(self.count_denied.unwrap_or(false)))
     }
 
-    /// The fields that were written, but for those that every algorithm takes.
+    /// Returns the names of the fields that were given, except those that every algorithm takes.
     fn fields_written(&self) -> Vec<&'static str> {
         let fields = [
             ("rate", self.rate.is_some()),
@@ -331,12 +340,12 @@ impl LimitSpec {
         written.map(|(field, _)| field).collect()
     }
 
-    /// The fields that were written although the algorithm has no use for them.
+    /// Returns an error for each given field that the algorithm does not take.
     fn strangers(&self, name: AlgorithmName) -> Vec<LimitError> {
         let (taken, mut written) = (fields_of(name), self.fields_written());
         let all = written.join(" and ");
         written.retain(|field| !taken.contains(field));
-        // The advice is about the whole limit, so only the first complaint carries it.
+        // The advice concerns the whole limit, so only the first error contains it.
         let mut advice = self
             .only_fit()
             .map(|fit| format!("; {all} are fields of `algorithm: {}`", fit.as_str()));
@@ -354,7 +363,7 @@ impl LimitSpec {
             .collect()
     }
 
-    /// The algorithm to which all the written fields belong, if there is exactly one.
+    /// Returns the algorithm that takes all given fields, if there is exactly one.
     fn only_fit(&self) -> Option<AlgorithmName> {
         let written = self.fields_written();
         let mut fitting = AlgorithmName::ALL.into_iter().filter(|(_, name)| {
@@ -365,7 +374,8 @@ impl LimitSpec {
         fitting.next().is_none().then_some(only)
     }
 
-    /// The numbers that the algorithm cannot have, whatever the others are.
+    /// Returns an error for each number that is invalid for the algorithm whatever the other
+    /// numbers are.
     fn impossible(&self, name: AlgorithmName) -> Vec<LimitError> {
         let queue = name == AlgorithmName::LeakyBucket && self.queue == Some(true);
         let count = |field, count: Option<u64>, least| {
@@ -500,8 +510,9 @@ impl LimitSpec {
     }
 }
 
-/// How many sub-windows a shorthand's counter has: the most, up to [`LimitSpec::DEFAULT_BUCKETS`],
-/// that divide `window` into whole microseconds. At least 50 for a window of whole milliseconds.
+/// Returns the number of sub-windows for a shorthand. It is the largest number up to
+/// [`LimitSpec::DEFAULT_BUCKETS`] that divides `window` into whole microseconds. For a window of
+/// whole milliseconds it is at least 50.
 fn default_buckets(window: Span) -> u32 {
     let divides = |buckets: &u32| window.as_micros().is_multiple_of(u64::from(*buckets));
     let most = LimitSpec::DEFAULT_BUCKETS;
@@ -575,7 +586,7 @@ mod tests {
             algorithm: Some(AlgorithmName::TokenBucket),
             capacity: Some(0),
             refill: Some(nothing),
-            // Not a bucket's, and that is told of it alone.
+            // Not a field of a bucket. The only error about it says so.
             limit: Some(u64::MAX),
             soft: Some(2_000),
             ..LimitSpec::default()
@@ -596,8 +607,8 @@ mod tests {
         assert_eq!(fields(queue), ["leak"]);
     }
 
-    /// The most units of cost 1 that one key is admitted in any half-open interval of 3 s, if it asks
-    /// every 10 ms from `start` on.
+    /// Returns the maximum of requests admitted in any half-open interval of 3 s, if one key sends
+    /// 13 requests of cost 1 every 10 ms from `start` on.
     fn most_in_three_seconds(limit: &Limit, start: Timestamp) -> usize {
         let limits = Limits::new(vec![limit.clone()]).unwrap();
         let store = MemoryStore::new(MemoryBounds::default());
@@ -605,7 +616,7 @@ mod tests {
         let instants = std::iter::successors(Some(start), |now| Some(now.after(step)));
         let mut admitted = Vec::new();
         for now in instants.take(900) {
-            // More than the limit each time, so that whatever can be admitted is.
+            // More than the limit each time, so that everything that can be admitted is.
             for _ in 0..13 {
                 let charge = Charge::new(b"key", &limits, Cost::ONE).unwrap();
                 let decision = store.check(&[charge], now, Effect::Charge, &mut Vec::new());
@@ -623,7 +634,7 @@ mod tests {
         admitted.iter().map(within).max().unwrap_or(0)
     }
 
-    /// The table of `docs/algorithms.md`, "What a shorthand admits".
+    /// Checks the table of `docs/algorithms.md`, "What a shorthand admits".
     #[test]
     fn a_shorthand_admits_in_any_window_what_the_documents_say() {
         let rate = notation::rate("6/3s").unwrap();
@@ -644,7 +655,8 @@ mod tests {
                 .map(|start| most_in_three_seconds(&limit, start))
                 .max();
             let seen = seen.unwrap();
-            // The weighted counter comes near its bound, and reaches it with patience only.
+            // The weighted counter comes close to its bound, but this request pattern does not
+            // reach it.
             let is_bound = algorithm != Some(AlgorithmName::SlidingWindowCounter);
             assert!(seen <= most, "{algorithm:?} admitted {seen}");
             assert!(

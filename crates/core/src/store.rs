@@ -1,7 +1,9 @@
-//! What a store is asked and answers, wherever it keeps its state: in this process, or elsewhere with a fleet.
+//! The interface of a store, whether it keeps its state in this process or remotely, shared by
+//! several servers.
 //!
-//! [`Store`] is the seam between who asks and who decides. A store answers always: where one can be out of reach, it has a
-//! policy for that, and says so in [`Decided`].
+//! [`Store`] separates the callers from the state. A store always returns a decision. A store that
+//! can become unreachable has a fallback policy for that, and [`Decided`] says how the decision was
+//! made.
 
 use std::{fmt, future, time::Duration};
 
@@ -14,23 +16,23 @@ use crate::{
     verdict::{Exactness, Source, Verdict},
 };
 
-/// What a store is asked.
+/// The input of a decision.
 #[derive(Debug)]
 pub struct Question<'q, 'c> {
-    /// What is to be charged. If two charges have one key, nothing is decided: the answer is
-    /// [`Decision::REPEATED_KEY`]. Charges for which a policy answers are taken out, so that outcomes are
-    /// always those of the charges that are left.
+    /// The charges to decide. If two of them have the same key, nothing is charged and the decision
+    /// is [`Decision::REPEATED_KEY`]. The store removes charges that a fallback policy decides
+    /// without limits, so that the outcomes always belong to the remaining charges.
     pub charges: &'q mut Vec<Charge<'c>>,
-    /// The time, which the caller read. A store elsewhere decides on its own.
+    /// The current time, as read by the caller. A remote store uses its own clock.
     pub now: Timestamp,
-    /// What is done to the state.
+    /// The effect on the state.
     pub effect: Effect,
-    /// How long a store elsewhere may take, if less than a decision may.
+    /// The time limit for a remote store, if it is shorter than the store's own.
     pub within: Option<Duration>,
 }
 
 impl<'q, 'c> Question<'q, 'c> {
-    /// How the limits of `charges` stand.
+    /// Creates a question that reads the current state of `charges` and charges nothing.
     #[must_use]
     pub fn look(charges: &'q mut Vec<Charge<'c>>, now: Timestamp) -> Self {
         Self {
@@ -42,19 +44,19 @@ impl<'q, 'c> Question<'q, 'c> {
     }
 }
 
-/// A decision, by whom it was made, and how exact it is.
+/// A decision, with its source and its exactness.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decided {
     /// The decision.
     pub decision: Decision,
     /// How exact it is.
     pub exactness: Exactness,
-    /// Who made it.
+    /// Which component decided.
     pub source: Source,
 }
 
 impl Decided {
-    /// A decision of the memory store, which is all there is.
+    /// Returns a decision of the memory store when it is the only store.
     #[must_use]
     pub fn in_memory(decision: Decision) -> Self {
         Self {
@@ -64,7 +66,7 @@ impl Decided {
         }
     }
 
-    /// The verdict on `charges`, given their `outcomes`.
+    /// Returns the verdict on `charges`, given their `outcomes`.
     #[must_use]
     pub fn verdict<'r>(&self, charges: &[Charge<'r>], outcomes: &[Outcome]) -> Verdict<'r> {
         let mut verdict = Verdict::of(&self.decision, charges, outcomes);
@@ -74,46 +76,51 @@ impl Decided {
     }
 }
 
-/// Where state lives and decisions are atomic.
+/// A store of limit states with atomic decisions.
 ///
-/// A decision charges all of a question's charges, or none. It fills `outcomes`, which it clears first, with one outcome a
-/// limit, in the order of the charges and their limits; there are none when no limit was asked.
+/// A decision charges all charges of a question or none. It clears `outcomes` and then fills it
+/// with one outcome for each limit, in the order of the charges and their limits. `outcomes` stays
+/// empty if no limit was evaluated.
 pub trait Store: Send + Sync {
-    /// By what a charge is settled. One that is dropped gives nothing back, which is safe: the charge stays, and leases end
-    /// by themselves.
+    /// The receipt with which charges are settled. Dropping one refunds nothing. That is safe: the
+    /// charge stays, and leases expire.
     type Receipt: fmt::Debug + Send + Sync + 'static;
 
-    /// Decides, if nothing has to be waited for; `None` leaves everything as it was.
+    /// Decides without waiting. Returns `None` and changes nothing if the decision requires
+    /// waiting.
     fn decide_now(
         &self,
         question: &mut Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
     ) -> Option<Decided>;
 
-    /// Decides what [`Self::decide_now`] has just left open.
+    /// Decides a question for which [`Self::decide_now`] has just returned `None`.
     ///
-    /// A future that is dropped may have charged what was asked.
+    /// If the future is dropped, the charges may or may not have been made.
     fn decide_later(
         &self,
         question: Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
     ) -> impl Future<Output = Decided> + Send;
 
-    /// Charges, and writes a receipt for it, by which what is left of `question.charges` can be [settled](Self::settle); there is
-    /// none where nothing was charged.
+    /// Decides and charges, and returns a receipt. With it, the charges that remain in
+    /// `question.charges` can be [settled](Self::settle). There is no receipt if nothing was
+    /// charged.
     ///
-    /// Asks the limits, whatever the effect of the question. A future that is dropped may have charged what was asked.
+    /// The limits are always evaluated, whatever the effect of the question. If the future is
+    /// dropped, the charges may or may not have been made.
     fn reserve(
         &self,
         question: &mut Question<'_, '_>,
         outcomes: &mut Vec<Outcome>,
     ) -> impl Future<Output = (Decided, Option<Self::Receipt>)> + Send;
 
-    /// Settles `charges`, those that [`reserve`](Self::reserve) left in its question, one settlement each: their leases end,
-    /// and what they did not need comes back, as far as it is still there.
+    /// Settles `charges`, which must be those that [`reserve`](Self::reserve) left in its question,
+    /// with one settlement each. Their leases end, and unused units are refunded as far as they are
+    /// still in the state.
     ///
-    /// Where a store elsewhere cannot be asked nothing comes back there. A future that is dropped may have given back or
-    /// not.
+    /// If a remote store is unreachable, nothing is refunded there. If the future is dropped, the
+    /// refund may or may not have been made.
     fn settle(
         &self,
         charges: &[Charge<'_>],
@@ -122,10 +129,12 @@ pub trait Store: Send + Sync {
         now: Timestamp,
     ) -> impl Future<Output = ()> + Send;
 
-    /// Renews the places of `charges`, those that [`reserve`](Self::reserve) left in its question, so that they are held from now on:
-    /// who holds one for longer than its [lease](crate::Limits::lease) does so in time. What holds no places is left as it is.
+    /// Renews the leases of `charges`, which must be those that [`reserve`](Self::reserve) left in
+    /// its question. The leases then run anew from now. A request that runs longer than its
+    /// [lease](crate::Limits::lease) must renew it in time. Charges without concurrency slots are
+    /// not affected.
     ///
-    /// A future that is dropped may have renewed them or not.
+    /// If the future is dropped, the leases may or may not have been renewed.
     fn renew(
         &self,
         charges: &[Charge<'_>],
@@ -133,7 +142,8 @@ pub trait Store: Send + Sync {
         now: Timestamp,
     ) -> impl Future<Output = Renewal> + Send;
 
-    /// [`Self::reserve`], if nothing has to be waited for; `None` leaves everything as it was.
+    /// Does the same as [`Self::reserve`] without waiting. Returns `None` and changes nothing if
+    /// that requires waiting.
     fn reserve_now(
         &self,
         _question: &mut Question<'_, '_>,
@@ -142,11 +152,11 @@ pub trait Store: Send + Sync {
         None
     }
 
-    /// [`Self::settle`], if nothing has to be waited for.
+    /// Does the same as [`Self::settle`] without waiting.
     ///
     /// # Errors
     ///
-    /// Hands the receipt back where something has; everything is left as it was.
+    /// Returns the receipt and changes nothing if settling requires waiting.
     fn settle_now(
         &self,
         _charges: &[Charge<'_>],
@@ -157,10 +167,10 @@ pub trait Store: Send + Sync {
         Err(receipt)
     }
 
-    /// Forgets what was remembered of earlier answers, because other rules are in force.
+    /// Clears the denial cache, because other rules have been activated.
     fn forget_denials(&self) {}
 
-    /// Decides, and waits if need be.
+    /// Decides, and waits if necessary.
     fn decide(
         &self,
         mut question: Question<'_, '_>,
@@ -175,7 +185,7 @@ pub trait Store: Send + Sync {
     }
 }
 
-/// Never suspends.
+/// The memory store never suspends.
 impl Store for MemoryStore {
     type Receipt = Receipt;
 

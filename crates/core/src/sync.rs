@@ -1,8 +1,10 @@
-//! The lock of the memory store: one that spins, or loom's where loom explores every interleaving.
+//! The lock of the memory store: a spin lock, or loom's mutex where loom explores all
+//! interleavings.
 //!
-//! A shard is held for some tens of nanoseconds, less than a parking lock takes to find out that nobody
-//! is parked: letting go is a plain store here. Who finds the lock taken backs off, twice as long each time, so that the
-//! holder has its cache line to itself, and soon gives the core away: to whoever was interrupted while holding.
+//! A shard is locked for a few tens of nanoseconds. That is less than a parking lock needs to find
+//! out that no thread is parked; here an unlock is one plain store. A thread that finds the lock
+//! taken backs off, twice as long each time, so that it does not take the cache line from the
+//! holder. After a few attempts it yields the core, in case the holder was preempted.
 
 #[cfg(loom)]
 use loom::sync;
@@ -19,8 +21,8 @@ type Inner<T> = sync::Mutex<T>;
 #[cfg(not(loom))]
 type Inner<T> = sync::SpinMutex<T>;
 
-/// A lock without poison: a decision does not panic, and if one did, its key would be as good as new and
-/// the others as they were.
+/// A lock without poisoning. Decisions do not panic. If one did, its key would start with a fresh
+/// state, and the other keys would be unaffected.
 #[derive(Debug)]
 pub(crate) struct Mutex<T>(Inner<T>);
 
@@ -35,7 +37,7 @@ impl<T> Mutex<T> {
         self.0.try_lock().unwrap_or_else(|| self.wait())
     }
 
-    /// The guard, unless somebody else has it.
+    /// Returns the guard, or `None` if the lock is held.
     #[cfg(not(loom))]
     pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
         self.0.try_lock()
@@ -44,9 +46,10 @@ impl<T> Mutex<T> {
     #[cfg(not(loom))]
     #[cold]
     fn wait(&self) -> Guard<'_, T> {
-        /// A few decisions long, so that the holder gets some done before its cache line is asked for.
+        /// A few decisions long, so that the holder makes progress before this thread requests its
+        /// cache line.
         const FIRST_PAUSES: u32 = 8;
-        /// Some microseconds: a holder that takes longer has lost its core.
+        /// A few microseconds. If the holder takes longer, it was probably preempted.
         const MOST_PAUSES: u32 = 64;
         let mut pauses = FIRST_PAUSES;
         loop {

@@ -1,8 +1,8 @@
 //! Instants and spans in whole microseconds.
 //!
-//! Core never reads a clock: every decision takes `now` as an argument, and the edge that calls it
-//! reads its clock once per request. Microseconds, because a `u64` in Rust and a double in Lua both
-//! hold them exactly until the year 2255.
+//! Core never reads a clock. Every decision takes `now` as an argument, and the caller reads its
+//! clock once per request. Microseconds fit both a `u64` in Rust and a double in Lua exactly, until
+//! the year 2255.
 
 use std::fmt;
 
@@ -15,11 +15,10 @@ pub struct Timestamp(u64);
 pub struct Span(u64);
 
 impl Timestamp {
-    /// The latest instant that Rust and Lua both hold exactly: 2^53 - 1 µs, in the year 2255.
+    /// The latest instant that Rust and Lua both represent exactly: 2^53 - 1 µs, in the year 2255.
     pub const MAX: Self = Self((1 << 53) - 1);
 
-    /// The instant `micros` microseconds after the Unix epoch. Anything later than [`Self::MAX`]
-    /// counts as that.
+    /// Returns the instant `micros` microseconds after the Unix epoch, at most [`Self::MAX`].
     #[must_use]
     pub const fn from_micros(micros: u64) -> Self {
         if micros < Self::MAX.0 {
@@ -29,25 +28,25 @@ impl Timestamp {
         }
     }
 
-    /// Microseconds since the Unix epoch.
+    /// Returns the microseconds since the Unix epoch.
     #[must_use]
     pub const fn as_micros(self) -> u64 {
         self.0
     }
 
-    /// The time from `earlier` to `self`; zero if `earlier` is later.
+    /// Returns the time from `earlier` to `self`; zero if `earlier` is later.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Span {
         Span(self.0.saturating_sub(earlier.0))
     }
 
-    /// The instant `span` earlier, not before the epoch.
+    /// Returns the instant `span` earlier, not before the epoch.
     #[must_use]
     pub const fn before(self, span: Span) -> Self {
         Self(self.0.saturating_sub(span.0))
     }
 
-    /// The instant `span` later, at most [`Self::MAX`].
+    /// Returns the instant `span` later, at most [`Self::MAX`].
     #[must_use]
     pub const fn after(self, span: Span) -> Self {
         Self::from_micros(self.0.saturating_add(span.0))
@@ -55,47 +54,49 @@ impl Timestamp {
 }
 
 impl Span {
-    /// No time at all.
+    /// The empty span.
     pub const ZERO: Self = Self(0);
 
-    /// A span of `micros` microseconds.
+    /// Returns a span of `micros` microseconds.
     #[must_use]
     pub const fn from_micros(micros: u64) -> Self {
         Self(micros)
     }
 
-    /// A span of `millis` milliseconds; saturates.
+    /// Returns a span of `millis` milliseconds; saturates.
     #[must_use]
     pub const fn from_millis(millis: u64) -> Self {
         Self(millis.saturating_mul(1_000))
     }
 
-    /// A span of `secs` seconds; saturates.
+    /// Returns a span of `secs` seconds; saturates.
     #[must_use]
     pub const fn from_secs(secs: u64) -> Self {
         Self(secs.saturating_mul(1_000_000))
     }
 
-    /// The span in microseconds.
+    /// Returns the span in microseconds.
     #[must_use]
     pub const fn as_micros(self) -> u64 {
         self.0
     }
 
-    /// The span in milliseconds, rounded up: a caller that waits that long has waited enough.
+    /// Returns the span in milliseconds, rounded up, so that a client that waits this long never
+    /// retries too early.
     #[must_use]
     pub const fn as_millis_ceil(self) -> u64 {
         self.0.div_ceil(1_000)
     }
 
-    /// The span in seconds, rounded up.
+    /// Returns the span in seconds, rounded up.
     #[must_use]
     pub const fn as_secs_ceil(self) -> u64 {
         self.0.div_ceil(1_000_000)
     }
 }
 
-/// Writes the span in the rules file's notation, in the largest unit that is exact: `1d`, `90s`, `1500ms`.
+/// Formats the span in the notation of the rules file, in the largest exact unit: `1d`, `90s`,
+/// `1500ms`.
 impl fmt::Display for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (unit, name) = crate::notation::largest_unit(self.0);
@@ -107,7 +108,7 @@ impl fmt::Display for Span {
 mod tests {
     use super::*;
 
-    /// A log keeps an instant in 53 bits, and so may every store.
+    /// A log stores an instant in 53 bits, and any other store may do so, too.
     #[test]
     fn no_instant_is_later_than_the_last() {
         let late = Timestamp::from_micros(u64::MAX);

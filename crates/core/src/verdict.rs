@@ -1,4 +1,4 @@
-//! The request's answer: what the outcomes of all its limits come to.
+//! The verdict on a request, summarized from the outcomes of all its limits.
 
 use crate::{
     charge::Charge,
@@ -10,16 +10,16 @@ use crate::{
 /// Why a request was denied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// A limit is spent.
+    /// A limit is exhausted.
     Limit,
-    /// The key is blocked by hand.
+    /// The key is blocked manually.
     Blocked,
-    /// The store could not take the key in, or is out of reach, and the policy for that is to deny.
+    /// The store is full or unreachable, and its policy is to deny.
     Store,
 }
 
 impl Reason {
-    /// The reason as it is written in a verdict and in a metric's label.
+    /// Returns the reason as it appears in verdicts and metric labels.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -33,17 +33,17 @@ impl Reason {
 /// How exact a verdict is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Exactness {
-    /// Decided on the one true state.
+    /// Decided on the shared state.
     #[default]
     Exact,
-    /// Decided on this node's share, because the store was out of reach.
+    /// Decided with this node's share of the limits, because the store was unreachable.
     Local,
-    /// Nothing was counted: the store was out of reach, and a policy answered.
+    /// Nothing was counted: the store was unreachable, and the rule's fallback policy decided.
     None,
 }
 
 impl Exactness {
-    /// The exactness as it is written in a verdict.
+    /// Returns the exactness as it appears in verdicts.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -54,24 +54,24 @@ impl Exactness {
     }
 }
 
-/// Who gave a verdict.
+/// The component that decided.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Source {
-    /// The memory store, which is all there is.
+    /// The memory store, as the only store.
     #[default]
     Memory,
     /// Redis.
     Redis,
-    /// What Redis said a moment ago, kept here: a denial until the moment that it named.
+    /// The denial cache: Redis denied the key earlier, and the time to retry has not come yet.
     Cache,
-    /// This node's share, because Redis was out of reach.
+    /// This node's share of the limits, because Redis was unreachable.
     Local,
-    /// The rule's policy, because Redis was out of reach.
+    /// The rule's fallback policy, because Redis was unreachable.
     Policy,
 }
 
 impl Source {
-    /// The source as it is written in a verdict and in a metric's label.
+    /// Returns the source as it appears in verdicts and metric labels.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -84,46 +84,48 @@ impl Source {
     }
 }
 
-/// One limit's line in a verdict.
+/// One limit in a verdict.
 #[derive(Clone, Copy, Debug)]
 pub struct Line<'r> {
-    /// The rule's name; `None` for a limit that came with the request.
+    /// The rule's name; `None` if the limit was sent with the request.
     pub rule: Option<&'r str>,
     /// The limit.
     pub limit: &'r Limit,
-    /// Whether the limit only counts and reports.
+    /// Whether the rule is in shadow mode, which counts and reports but never denies.
     pub shadow: bool,
-    /// What it answered.
+    /// The limit's outcome.
     pub outcome: Outcome,
 }
 
-/// The answer to one request.
+/// The verdict on one request.
 #[derive(Clone, Debug)]
 pub struct Verdict<'r> {
-    /// Whether the request may pass.
+    /// Whether the request is admitted.
     pub allowed: bool,
-    /// Why not; `None` when allowed.
+    /// Why it was denied; `None` if it was admitted.
     pub reason: Option<Reason>,
-    /// The rule that speaks for the request: the one that denies longest, or the one with least remaining.
-    /// `None` when no rule matched, the limit came with the request, or the store was full.
+    /// The rule of the leading limit: the one that denies longest, or else the one with the fewest
+    /// remaining units. For a blocked key it is the blocked rule. `None` if no rule matched, the
+    /// limit was sent with the request, or the store was full.
     pub rule: Option<&'r str>,
-    /// How long until the same request would pass: the largest wait over the limits that deny; the end of the block; when
-    /// a full store may have room. Zero when allowed.
+    /// The time until the same request would be admitted. That is the longest wait of the denying
+    /// limits, or the end of the manual block, or when a full store may have room. Zero if
+    /// admitted.
     pub retry_after: Retry,
-    /// How long to hold an admitted request back: the largest delay over its queues.
+    /// How long to delay an admitted request: the longest delay of its queues.
     pub delay: Span,
-    /// How exact the answer is.
+    /// How exact the decision is.
     pub exactness: Exactness,
-    /// Who gave it.
+    /// Which component decided.
     pub source: Source,
-    /// Every limit that was asked, in the order of the rules. Empty when none matched, a key is blocked, or the store was
-    /// full.
+    /// Every evaluated limit, in the order of the rules. Empty if no rule matched, a key is
+    /// blocked, or the store was full.
     pub lines: Vec<Line<'r>>,
     leading: Option<usize>,
 }
 
 impl<'r> Verdict<'r> {
-    /// The answer when no rule applies: allowed, by nobody.
+    /// Returns the verdict for a request to which no rule applies: admitted.
     #[must_use]
     pub fn unlimited() -> Self {
         Self {
@@ -139,10 +141,11 @@ impl<'r> Verdict<'r> {
         }
     }
 
-    /// Sums up what a store decided about `charges`: denied if any enforced limit denies, with the
-    /// tightest limit leading.
+    /// Summarizes the decision of a store about `charges`. The request is denied if any enforced
+    /// limit denies, and the tightest limit leads.
     ///
-    /// `outcomes` are those of all limits of all charges, in order, as [`MemoryStore::check`] fills them in.
+    /// `outcomes` contains those of all limits of all charges, in order, as [`MemoryStore::check`]
+    /// returns them.
     ///
     /// [`MemoryStore::check`]: crate::MemoryStore::check
     #[must_use]
@@ -183,7 +186,7 @@ impl<'r> Verdict<'r> {
         verdict
     }
 
-    /// The line of the tightest limit, whose numbers speak for the request.
+    /// Returns the tightest limit, whose numbers are reported for the request as a whole.
     #[must_use]
     pub fn leading(&self) -> Option<&Line<'r>> {
         self.leading.and_then(|index| self.lines.get(index))
@@ -208,8 +211,9 @@ impl<'r> Verdict<'r> {
             .unwrap_or(Retry::NOW)
     }
 
-    /// Lets the limit that denies longest lead, or, if none denies, the enforced limit with least
-    /// remaining; of those, the one that takes longest to recover.
+    /// Selects the leading limit and sets the rule and the delay. The limit that denies longest
+    /// leads. If none denies, it is the enforced limit with the fewest remaining units; of several,
+    /// the one that takes longest to recover.
     fn lead_with(&mut self, denied_for: Option<Retry>) {
         let lines = self
             .lines

@@ -1,4 +1,4 @@
-//! A time zone, and what the clocks on its walls show.
+//! A time zone, and conversion to its local time.
 
 use jiff::{
     SignedDuration,
@@ -16,7 +16,7 @@ pub(crate) struct Zone {
 }
 
 impl Zone {
-    /// The zone of that name, or what to say of a name that is none.
+    /// Looks up a zone by name. An unknown name returns the text of an error message.
     pub(crate) fn named(name: &str) -> Result<Self, String> {
         let zone = TimeZone::get(name).map_err(|_| {
             format!("\"{name}\" is not an IANA time zone such as UTC or Europe/Berlin")
@@ -29,7 +29,7 @@ impl Zone {
         &self.name
     }
 
-    /// What the clock on the wall shows at `now`.
+    /// Returns the local date and time at `now`.
     pub(crate) fn wall(&self, now: Timestamp) -> DateTime {
         let micros = i64::try_from(now.as_micros()).unwrap_or(i64::MAX);
         let instant = jiff::Timestamp::UNIX_EPOCH
@@ -38,7 +38,7 @@ impl Zone {
         self.zone.to_datetime(instant)
     }
 
-    /// The first instant of `date` on the wall.
+    /// Returns the first instant of `date` in local time.
     pub(crate) fn start_of(&self, date: Date) -> Timestamp {
         let micros = date
             .to_zoned(self.zone.clone())

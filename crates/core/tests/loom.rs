@@ -1,4 +1,5 @@
-//! The memory store under loom, which runs every interleaving of its locks: `scripts/loom`.
+//! Tests the memory store under loom, which runs all interleavings of its locks. Run them with
+//! `scripts/loom`.
 
 #![cfg(loom)]
 
@@ -16,7 +17,7 @@ fn one_an_hour() -> Limits {
     Limits::new(vec![limit]).expect("one limit")
 }
 
-/// As few shards as there can be more than one of.
+/// Creates a store with the smallest number of shards above one.
 fn two_shards() -> MemoryStore {
     MemoryStore::new(MemoryBounds {
         max_keys: 2_048,
@@ -31,7 +32,7 @@ fn admits(store: &MemoryStore, keys: &[&[u8]]) -> bool {
     store.check(&charges, NOW, Effect::Charge, &mut Vec::new()) == Decision::Admitted
 }
 
-/// Two keys that lie in different shards.
+/// Returns two keys in different shards.
 fn keys_apart() -> ([u8; 1], [u8; 1]) {
     let part_of = |key: &[u8]| {
         let store = two_shards();
@@ -56,7 +57,7 @@ fn two_threads_on_one_key_with_a_limit_of_one() {
     });
 }
 
-/// No deadlock, and both keys are charged or neither.
+/// There is no deadlock, and either both keys are charged or neither.
 #[test]
 fn two_threads_on_two_keys_in_opposite_order() {
     loom::model(|| {
@@ -74,7 +75,8 @@ fn two_threads_on_two_keys_in_opposite_order() {
     });
 }
 
-/// One thread wants both keys and the other only the second: whoever comes first, nothing is spent in vain.
+/// One thread charges both keys and the other only the second. In any order, a denied request
+/// charges nothing.
 #[test]
 fn a_denied_pair_spends_nothing() {
     loom::model(|| {
@@ -93,7 +95,7 @@ fn a_denied_pair_spends_nothing() {
     });
 }
 
-/// Resetting, blocking and looking on while the other thread charges.
+/// One thread resets, blocks and inspects a key while the other one charges it.
 #[test]
 fn an_operator_and_a_request() {
     loom::model(|| {

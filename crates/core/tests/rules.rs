@@ -1,4 +1,4 @@
-//! Which rules apply to a request, and on what keys.
+//! Tests which rules apply to a request, and with which keys.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -36,7 +36,7 @@ fn set(rules: Vec<Rule>) -> RuleSet {
     RuleSet::build(rules, Vec::new()).unwrap()
 }
 
-/// The rules that apply, each with the values of its key and its cost.
+/// Returns the rules that apply, each with the values of its key and its cost.
 fn charged(rules: &RuleSet, entries: &[(&str, &str)]) -> Vec<(String, Vec<String>, u64)> {
     try_charged(rules, entries).unwrap()
 }
@@ -139,7 +139,7 @@ fn an_empty_or_endless_value_that_a_rule_counts_by_is_refused() {
         empty.to_string(),
         "entries.customer: must not be empty; rule \"per-customer\" counts by it"
     );
-    // 8 bytes of scope, 2 of length, 1 of tenant: 1,013 are left.
+    // 8 bytes of scope, 2 of length and 1 of tenant leave 1,013 bytes.
     let fits = "c".repeat(1_013);
     assert_eq!(
         charged(&rules, &[("tenant", "t"), ("customer", &fits)]).len(),
@@ -253,7 +253,7 @@ fn what_is_allowed_is_not_charged() {
     assert_eq!(names(&rules, &[ip, ("plan", "gold")]), ["all"]);
     assert!(names(&rules, &[ip, ("path", "/health")]).is_empty());
     assert!(names(&rules, &[("agent", "x probe/1")]).is_empty());
-    // What would be refused if it were charged passes if it is allowed.
+    // An allow-listed request passes even if charging it would be an error.
     assert!(names(&rules, &[("ip", ""), ("agent", "probe")]).is_empty());
 }
 

@@ -1,4 +1,4 @@
-//! The index finds what a scan of all rules finds, and looks at few of them.
+//! Tests that the index finds the same rules as a full scan, and that it evaluates only a few.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -8,10 +8,10 @@ use tidegate_core::{
     Scratch, Timestamp, When, notation,
 };
 
-/// A condition as it is drawn: an entry and what it must be.
+/// A generated condition: an entry and its pattern.
 type Drawn = (String, Pattern);
 
-/// A rule as it is drawn: its conditions, and the entries of its key.
+/// A generated rule: its conditions, and the entries of its key.
 type DrawnRule = (Vec<Drawn>, Vec<String>);
 
 fn entry() -> impl Strategy<Value = String> {
@@ -69,7 +69,7 @@ fn pattern() -> impl Strategy<Value = Pattern> {
         1 => Just(Pattern::present()),
         1 => Just(Pattern::absent()),
     ];
-    // Lists of eight and more are indexed themselves.
+    // Lists of eight or more patterns have an index of their own.
     leaf.prop_recursive(3, 16, 10, |inner| {
         let several = prop::collection::vec(inner.clone(), 1..11);
         prop_oneof![
@@ -129,7 +129,7 @@ fn holds(drawn: &[Drawn], request: &Request<'_>) -> bool {
         .all(|(entry, pattern)| pattern.matches(request.entry(entry)))
 }
 
-/// The naive twin: every rule is looked at.
+/// A naive reference implementation that evaluates every rule.
 fn scan(drawn: &[DrawnRule], allow: &[Vec<Drawn>], request: &Request<'_>) -> Vec<String> {
     if allow.iter().any(|conditions| holds(conditions, request)) {
         return Vec::new();
@@ -164,7 +164,8 @@ proptest! {
     ) {
         let rules = match try_build(&drawn, &allow) {
             Ok(rules) => rules,
-            // Deeply nested patterns can exceed the bound on evaluations per request. Draw again.
+            // Deeply nested patterns can exceed the bound on evaluations per request. Generate
+            // another case.
             Err(errors) => {
                 prop_assert!(errors.to_string().contains("over the maximum of 4096"), "{}", errors);
                 return Err(TestCaseError::reject("too many evaluations"));
@@ -187,8 +188,8 @@ fn text(entry: &str, text: &str) -> Drawn {
     (entry.to_owned(), Pattern::text(text).unwrap())
 }
 
-/// How many conditions `entries` are held against under [`RULES`] rules, of which `of` gives the
-/// conditions, and how many rules apply.
+/// Returns the number of evaluations for `entries` under [`RULES`] rules with the conditions `of`,
+/// and the number of rules that apply.
 fn evaluated(of: impl Fn(usize) -> Vec<Drawn>, entries: &[(&str, &str)]) -> (usize, usize) {
     let drawn: Vec<DrawnRule> = (0..RULES)
         .map(|at| (of(at), vec!["ip".to_owned()]))
@@ -211,7 +212,7 @@ fn ten_thousand_rules_are_not_scanned() {
     let post = ("method", "POST");
     let ip = ("ip", "10.3.231.0");
     let path = [post, ip, ("path", "/tenant-777/orders")];
-    // `/tenant-7` and `/tenant-77` are heads of it too, and fail their first condition.
+    // `/tenant-7` and `/tenant-77` are also prefixes of the path. Their first condition fails.
     assert_eq!(evaluated(by_path, &path), (4, 1));
 
     let by_customer =
@@ -239,8 +240,8 @@ fn ten_thousand_rules_are_not_scanned() {
     assert_eq!(evaluated(by_list, &[ip, ("plan", "b5000")]), (1, 1));
 }
 
-/// How many evaluations it takes to find which of [`RULES`] patterns on paths match `path`, and how many
-/// do.
+/// Returns the number of evaluations to find which of [`RULES`] path patterns match `path`, and the
+/// number of matches.
 fn by_path(pattern: impl Fn(usize) -> Pattern, path: &str) -> (usize, usize) {
     let of = |at: usize| vec![("path".to_owned(), pattern(at))];
     evaluated(of, &[("ip", "192.0.2.1"), ("path", path)])
@@ -256,7 +257,7 @@ fn ten_thousand_globs_that_begin_with_a_wildcard_are_not_scanned() {
     assert_eq!(by_path(inside, "/shop/tenant-777/orders"), (1, 1));
     let segment = |at: usize| glob(format!("/api/*/c{at}/*/orders"));
     assert_eq!(by_path(segment, "/api/v1/c777/2026/orders"), (1, 1));
-    // The length of a value makes it no more.
+    // The number of evaluations does not depend on the length of the value.
     let long = format!("/{}/orders-777", "a".repeat(8_000));
     assert_eq!(by_path(suffix, &long), (1, 1));
     assert_eq!(by_path(inside, &long), (0, 0));
@@ -288,17 +289,18 @@ fn a_long_list_of_alternatives_is_not_scanned() {
         )];
         let request = Request::new(&entries, Cost::ONE).unwrap();
         assert_eq!(charged(&rules, &request, &mut scratch).len(), applied);
-        // One for the list, one for the alternative that is found.
+        // One evaluation for the list, one for the alternative that is found.
         assert_eq!(scratch.conditions_evaluated(), 2);
     }
 }
 
-/// A value that contains the literals of thousands of patterns is nobody's but an attacker's.
+/// Only an attacker sends a value that contains the literals of thousands of patterns.
 #[test]
 fn a_value_that_was_made_to_be_held_against_too_many_patterns_is_refused() {
     let of = |at: usize| vec![text("path", &format!("*{at:04}*/never"))];
     let drawn: Vec<DrawnRule> = (0..RULES).map(|at| (of(at), Vec::new())).collect();
-    // Filed by a literal in their midst, not by the end that they share.
+    // The patterns are filed by the literal in the middle, not by the suffix that all of them
+    // share.
     let rules = build(&drawn, &[]);
     let digits: String = (0..2_040).map(|at| format!("{at:04}")).collect();
     let entries = [("path", digits.as_str())];
@@ -307,7 +309,7 @@ fn a_value_that_was_made_to_be_held_against_too_many_patterns_is_refused() {
     let refused = rules.charges(&request, Timestamp::default(), &mut scratch);
     let problem = refused.unwrap_err().problem;
     assert!(problem.contains("over 4096 evaluations"), "{problem}");
-    // So is one that an allow list would let pass if it were believed.
+    // The same request is also rejected if an allow list would otherwise admit it.
     let allow: Vec<Vec<Drawn>> = (0..RULES)
         .map(|at| {
             let never = Pattern::text(&format!("*{at:04}*/never")).unwrap();
@@ -346,7 +348,7 @@ fn rules_that_any_request_would_be_held_against_are_refused() {
         RuleSet::build((0..count).map(rule).collect(), Vec::new())
     };
     let digits = |at: usize| Pattern::regex(&format!("[0-9]{{{}}}", at % 100 + 1)).unwrap();
-    // Each reads through the value: nine evaluations for one of 8 KiB.
+    // Each expression scans the value: nine evaluations for a value of 8 KiB.
     assert!(rules(455, &digits).is_ok());
     let errors = rules(456, &digits).unwrap_err().to_string();
     let expected = "rules: one request could take 4104 evaluations of patterns, over the maximum of 4096, because \
@@ -360,7 +362,7 @@ fn rules_that_any_request_would_be_held_against_are_refused() {
         errors.contains("no condition by which to find them"),
         "{errors}"
     );
-    // However many there are, few are looked at.
+    // Any number of these patterns is accepted, because only a few are evaluated.
     let found = |at: usize| Pattern::text(&format!("*/{at}/*")).unwrap();
     assert!(rules(10_000, &found).is_ok());
 }

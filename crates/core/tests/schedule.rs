@@ -1,4 +1,4 @@
-//! Schedules: what the clock on the wall shows decides, whatever it does in spring and in autumn.
+//! Tests schedules: local time decides, including when the clocks change.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -17,13 +17,13 @@ fn schedule(hours: &[&str], days: &str, zone: &str) -> Schedule {
     Schedule::new(hours.collect(), Days::parse(days).unwrap(), zone).unwrap()
 }
 
-/// An instant such as `2026-03-29T01:30:00Z`.
+/// Parses an instant such as `2026-03-29T01:30:00Z`.
 fn at(text: &str) -> Timestamp {
     let instant: jiff::Timestamp = text.parse().unwrap();
     Timestamp::from_micros(instant.as_microsecond().try_into().unwrap())
 }
 
-/// Of the quarters of an hour from `first` on, those at which it holds, as `#`.
+/// Draws the quarters of an hour from `first` on, with `#` where the schedule holds.
 fn drawn(schedule: &Schedule, first: &str, quarters: u64) -> String {
     let instant = |quarter| at(first).as_micros() + quarter * 15 * 60 * 1_000_000;
     let holds = |quarter| schedule.holds(Timestamp::from_micros(instant(quarter)));
@@ -53,7 +53,7 @@ fn hours_begin_with_their_first_minute_and_end_before_their_last() {
     );
 }
 
-/// The 19th of June 2026 is a Friday.
+/// June 19, 2026 is a Friday.
 #[test]
 fn a_night_belongs_to_the_day_on_which_it_began() {
     let friday = schedule(&["22:00-06:00"], "fri", "UTC");
@@ -74,12 +74,12 @@ fn a_night_belongs_to_the_day_on_which_it_began() {
     assert!(!weekend.holds(at("2026-06-21T12:00:00Z")), "Monday there");
 }
 
-/// In Berlin, 02:00 to 03:00 is not there on the 29th of March 2026, and twice there on the 25th of October.
+/// In Berlin, 02:00 to 03:00 does not exist on March 29, 2026, and occurs twice on October 25.
 #[test]
 fn a_skipped_hour_never_comes_and_a_repeated_one_comes_twice() {
     let skipped = |hours| {
         let schedule = schedule(&[hours], "mon-sun", "Europe/Berlin");
-        drawn(&schedule, "2026-03-29T00:00:00Z", 12) // from 01:00 on the wall; 03:00 is the fifth
+        drawn(&schedule, "2026-03-29T00:00:00Z", 12) // starts at 01:00 local time; the fifth quarter is 03:00
     };
     assert_eq!(skipped("02:00-03:00"), "............");
     assert_eq!(skipped("01:30-02:30"), "..##........");
@@ -87,7 +87,7 @@ fn a_skipped_hour_never_comes_and_a_repeated_one_comes_twice() {
 
     let repeated = |hours| {
         let schedule = schedule(&[hours], "mon-sun", "Europe/Berlin");
-        drawn(&schedule, "2026-10-24T23:00:00Z", 16) // from 01:00; 02:00 is the fifth and the ninth
+        drawn(&schedule, "2026-10-24T23:00:00Z", 16) // starts at 01:00 local time; 02:00 is the fifth quarter and the ninth
     };
     assert_eq!(repeated("02:00-03:00"), "....########....");
     assert_eq!(repeated("01:30-02:30"), "..####..##......");
@@ -171,10 +171,10 @@ fn rules_allowances_and_stretches_have_their_times() {
 const ZONES: [&str; 6] = [
     "UTC",
     "Europe/Berlin",
-    "America/Havana",      // changes at midnight
-    "Australia/Lord_Howe", // by half an hour
+    "America/Havana",      // changes its clocks at midnight
+    "Australia/Lord_Howe", // shifts by half an hour
     "Asia/Kathmandu",
-    "Africa/Casablanca", // back in Ramadan
+    "Africa/Casablanca", // shifts back during Ramadan
 ];
 
 fn name(day: Weekday) -> &'static str {
@@ -183,7 +183,7 @@ fn name(day: Weekday) -> &'static str {
 }
 
 proptest! {
-    /// The twin reads the wall as text: both times and days are compared as they are written.
+    /// The reference implementation compares times and days as formatted text.
     #[test]
     fn it_holds_when_the_wall_says_so(
         micros in 1_500_000_000_000_000..2_000_000_000_000_000_u64,

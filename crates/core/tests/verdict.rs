@@ -1,4 +1,4 @@
-//! What the outcomes of several limits come to: who leads, how long to wait, and what is silent.
+//! Tests verdicts on several limits: the leading limit, the wait, and shadow rules.
 
 #![cfg(not(loom))]
 
@@ -23,7 +23,7 @@ fn store() -> MemoryStore {
     MemoryStore::new(MemoryBounds::default())
 }
 
-/// Charges every rule on a key of its name, and sums up.
+/// Charges every rule on a key with the rule's name, and returns the verdict.
 fn verdict<'r>(store: &MemoryStore, rules: &[&'r Limits], cost: u64) -> Verdict<'r> {
     let charge = |rule: &&'r Limits| {
         let key = rule.name().expect("a rule with a name").as_bytes();

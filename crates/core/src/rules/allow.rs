@@ -1,4 +1,4 @@
-//! The allow list: what passes without being charged.
+//! The allow list: requests that pass without a charge.
 
 use super::{
     Request, Room, When,
@@ -6,7 +6,7 @@ use super::{
 };
 use crate::time::Timestamp;
 
-/// Requests that pass uncharged: those for which one of the items holds.
+/// The allow list. A request for which one of the items holds passes without a charge.
 #[derive(Clone, Debug, Default)]
 pub(super) struct AllowList {
     items: Box<[When]>,

@@ -1,4 +1,4 @@
-//! Alternatives: patterns of which one must match.
+//! Alternatives: a list of patterns, of which one must match.
 
 use foldhash::HashSet;
 
@@ -9,11 +9,11 @@ use super::{
     work::{Effort, Work},
 };
 
-/// From this many on, alternatives are indexed.
+/// The number of non-exact alternatives from which on they are indexed.
 const INDEXED_FROM: usize = 8;
 
-/// Patterns of which one must match: exact values apart, so that a long list of them is one look-up,
-/// and the others indexed if there are many.
+/// A list of patterns, of which one must match. Exact values are in a hash set, so that a long list
+/// of them takes one lookup. The other patterns are indexed if there are many.
 #[derive(Clone, Debug)]
 pub(super) struct Alternatives {
     exact: HashSet<Box<str>>,
@@ -66,7 +66,7 @@ impl Alternatives {
         found.any(|at| self.others[*at].evaluate(value, work))
     }
 
-    /// How many evaluations it takes at most.
+    /// Returns the maximum number of evaluations.
     pub(super) fn weight(&self) -> usize {
         let others = match &self.index {
             Some(index) => index.heaviest().weight,

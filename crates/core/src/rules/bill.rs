@@ -1,7 +1,8 @@
-//! What a request is charged in the end, by what came of it.
+//! Response-based cost: the final charge of a request depends on its response.
 //!
-//! A limit is charged before a request passes, because afterwards it is too late to deny it. What only the answer tells, whether a
-//! login has failed or how many tokens were used, comes later, and what was charged too much then comes back by
+//! A limit must be charged before the request passes, because a request cannot be denied
+//! afterwards. Some facts are only known from the response, such as whether a login failed or how
+//! many tokens were used. When they are known, the excess is refunded with the
 //! [receipt](crate::Receipt).
 
 use super::{Request, Rule, RuleError, When, when::check_name};
@@ -11,7 +12,8 @@ use crate::{
     limit::{Algorithm, Limit},
 };
 
-/// What a request is charged in the end, by the entries of its answer. The default charges what was charged before it passed.
+/// The final charge of a request, computed from the entries of its response. The default keeps the
+/// initial charge.
 ///
 /// # Examples
 ///
@@ -34,50 +36,52 @@ pub struct Bill {
 }
 
 impl Bill {
-    /// Counts only what is answered so that `answers` holds; all of what another answer was charged comes back.
+    /// Counts only requests whose response fulfills `answers`. All other requests are refunded
+    /// completely.
     #[must_use]
     pub fn counting(mut self, answers: When) -> Self {
         self.counts = answers;
         self
     }
 
-    /// Charges what the entry `name` of the answer says, a whole number in decimal digits; what was charged stays charged where
-    /// the answer does not say so.
+    /// Charges the number in the response entry `name`, a whole number in decimal digits. If the
+    /// response has no such number, the initial charge stays.
     ///
     /// # Errors
     ///
-    /// Names `settle` if it is an entry that no answer can have.
+    /// Returns an error for `settle` if `name` cannot be the name of a response entry.
     pub fn costing(mut self, name: &str) -> Result<Self, RuleError> {
         check_name(name).map_err(|error| RuleError::new("settle", error.problem))?;
         self.cost = Some(name.into());
         Ok(self)
     }
 
-    /// Whether nothing depends on the answer.
+    /// Returns true if the charge does not depend on the response.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         self.counts.is_always() && self.cost.is_none()
     }
 
-    /// Whether an answer may say what it costs.
+    /// Returns true if the response may set the cost.
     pub(super) fn costs(&self) -> bool {
         self.cost.is_some()
     }
 
-    /// The name of every entry of an answer that the bill looks at.
+    /// Returns the names of all response entries that the bill uses.
     pub fn entry_names(&self) -> impl Iterator<Item = &str> {
         self.counts.entry_names().chain(self.cost.as_deref())
     }
 
-    /// What is due in the end, where `charged` was charged before, by the entries of the `answer`: from 0 to
-    /// [`bounds::MAX_COUNT`].
+    /// Returns the final charge for a request that was initially `charged`, given the entries of
+    /// the `answer` (the response): from 0 to [`bounds::MAX_COUNT`].
     #[must_use]
     pub fn due(&self, charged: Cost, answer: &Request<'_>) -> u64 {
         self.due_so_far(charged, answer, |_| true)
     }
 
-    /// The same for an answer that has broken off, of whose entries only those stay as they are that `is_final` says: what is
-    /// counted by others counts, because nobody knows what they would have been, and who breaks off would choose it.
+    /// Returns the final charge for a response that was aborted. Only entries for which `is_final`
+    /// returns true have their final value. A condition on any other entry counts as fulfilled: its
+    /// final value is unknown, and otherwise a client could avoid the charge by aborting.
     #[must_use]
     pub fn due_so_far(
         &self,
@@ -94,14 +98,17 @@ impl Bill {
     }
 }
 
-/// What of a request's charges may come back.
+/// Settings that decide whether a charge may be refunded.
 impl Rule {
-    /// Charges in the end what `bill` says of the answer. Only who sees answers can do so: the tower layer and the proxy.
+    /// Sets the final charge by `bill`. It takes effect only where responses are visible: in the
+    /// tower layer and the reverse proxy.
     ///
     /// # Errors
     ///
-    /// Names `count` or `settle` if a limit counts what is denied as well, of which nothing comes back; `count` if it has a
-    /// schedule; and `settle` if it is about places, which are taken before and not afterwards.
+    /// Returns an error for `count` or `settle` if a limit counts denied requests, because those
+    /// are never refunded. Returns an error for `count` if it has a schedule. Returns an error for
+    /// `settle` if a limit is a concurrency limit, whose slots must be taken before the request
+    /// passes.
     pub fn billed(mut self, bill: Bill) -> Result<Self, RuleError> {
         if !bill.is_settled() && self.limits().iter().any(Limit::count_denied) {
             let field = if bill.costs() { "settle" } else { "count" };
@@ -121,20 +128,20 @@ impl Rule {
         Ok(self)
     }
 
-    /// What a request is charged in the end.
+    /// Returns the response-based cost.
     #[must_use]
     pub fn bill(&self) -> &Bill {
         &self.bill
     }
 
-    /// Whether a request holds a place until its answer has ended.
+    /// Returns true if a request holds a concurrency slot until its response has ended.
     #[must_use]
     pub fn holds_places(&self) -> bool {
         let holds = |limit: &Limit| matches!(limit.algorithm(), Algorithm::Concurrency { .. });
         self.limits().iter().any(holds)
     }
 
-    /// Whether requests wait for their turn.
+    /// Returns true if requests wait in a queue.
     #[must_use]
     pub fn queues(&self) -> bool {
         let queues = |limit: &Limit| {
@@ -146,19 +153,19 @@ impl Rule {
         self.limits().iter().any(queues)
     }
 
-    /// Whether something of what a request was charged may come back.
+    /// Returns true if part of a request's charge may be refunded.
     #[must_use]
     pub fn wants_receipt(&self) -> bool {
         self.holds_places() || self.queues() || !self.bill.is_settled()
     }
 }
 
-/// Whether it is a number: nothing but digits, no sign, no space, no exponent.
+/// Returns true if the text consists only of digits: no sign, no space, no exponent.
 pub(super) fn is_number(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// A number of units. One that is too large is the largest that there is.
+/// Parses a number of units. A number over the maximum becomes the maximum.
 fn units(text: &str) -> Option<u64> {
     let units = || text.parse().unwrap_or(bounds::MAX_COUNT);
     is_number(text).then(|| units().min(bounds::MAX_COUNT))

@@ -1,12 +1,12 @@
-//! What is wrong with a rule.
+//! Errors in rules.
 
 use std::fmt;
 
-/// A rule that cannot work: which field it is, and what would be right.
+/// An error in a rule: the wrong field, and what to write instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleError {
-    /// The field by its path in the rules file, such as `key` or `rules[3].name`; empty for the very
-    /// value that was given.
+    /// The field by its path in the rules file, such as `key` or `rules[3].name`. Empty if the
+    /// error is about the given value itself.
     pub field: String,
     /// What is wrong and what to write instead.
     pub problem: String,
@@ -32,12 +32,12 @@ impl fmt::Display for RuleError {
 
 impl std::error::Error for RuleError {}
 
-/// Everything that is wrong with a set of rules; never nothing. Written out, a line for each.
+/// All errors in a set of rules; never empty. `Display` writes one line for each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleErrors(pub(super) Vec<RuleError>);
 
 impl RuleErrors {
-    /// Each of them, in the order of the rules.
+    /// Iterates over the errors, in the order of the rules.
     pub fn iter(&self) -> std::slice::Iter<'_, RuleError> {
         self.0.iter()
     }

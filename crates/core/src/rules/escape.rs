@@ -1,24 +1,27 @@
-//! Rules from which a request escapes because it leaves something out.
+//! Bypass detection: rules that a client can bypass by leaving out an entry.
 //!
-//! A rule applies only to requests that have every entry of its key. That is as it should be where somebody else sees to it that the entry
-//! is there, and a hole where the client does: who leaves out the API key has no limit. The hole is closed by a rule behind it,
-//! which applies to whatever the first one would apply to, and counts by what nobody can leave out.
+//! A rule applies only to requests that have every entry of its key. That is safe if a trusted
+//! component sets the entry. It is a hole if the client sets it: a client that leaves out the API
+//! key is not limited. To close the hole, add a fallback rule that applies to all requests of the
+//! first rule and whose key the client cannot leave out.
 
 use super::{Pattern, Rule, pattern::Kind};
 
-/// The most rules that are looked at in search of one behind another; those with the fewest conditions.
+/// The maximum number of candidate fallback rules. The ones with the fewest conditions are
+/// examined.
 const MAX_BEHIND: usize = 1_000;
 
-/// A rule from which a request escapes that lacks an entry.
+/// A rule that a request can bypass by lacking an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Escape<'r> {
-    /// The rule's place, from 0.
+    /// The index of the rule, from 0.
     pub rule: usize,
-    /// The entry of its key.
+    /// The key entry that the request lacks.
     pub entry: &'r str,
 }
 
-/// What escapes `rules` by leaving out an entry that `is_optional`, each rule once. It is found out as it is asked for.
+/// Finds the rules that a request can bypass by lacking an entry for which `is_optional` returns
+/// true. Each rule is returned at most once. The iterator is lazy.
 pub(super) fn escapes<'r>(
     rules: &'r [Rule],
     is_optional: impl Fn(&str) -> bool,
@@ -37,7 +40,8 @@ pub(super) fn escapes<'r>(
     rules.iter().enumerate().filter_map(escape)
 }
 
-/// Whether `other` surely applies to what `rule` would apply to if it did not lack `entry`.
+/// Returns true if `other` certainly applies to every request that `rule` would apply to if the
+/// request did not lack `entry`.
 fn stands_behind(other: &Rule, rule: &Rule, entry: &str) -> bool {
     let told = |condition: &super::Condition| {
         let lacks = condition.entry() == entry && condition.pattern().matches(None);
@@ -54,7 +58,8 @@ fn stands_behind(other: &Rule, rule: &Rule, entry: &str) -> bool {
 }
 
 impl Pattern {
-    /// Whether whatever matches this surely matches `other` too. `false` is no proof of the opposite.
+    /// Returns true if every value that matches this pattern certainly matches `other`. `false`
+    /// means unknown.
     fn implies(&self, other: &Self) -> bool {
         match (self.kind(), other.kind()) {
             (_, Kind::Present) => !self.matches(None),
@@ -69,15 +74,16 @@ impl Pattern {
                 glob == wide || begins_with(&glob.to_string(), &wide.to_string())
             }
             (Kind::Route(route), Kind::Route(wide)) => route.inner().implies(wide.inner()),
-            // A route matches paths alone.
+            // A route only matches paths, and `/**` matches every path.
             (Kind::Route(_), Kind::Glob(wide)) => wide.to_string() == "/**",
-            // What reads alike is alike.
+            // Patterns with the same text are equal.
             _ => self.to_string() == other.to_string(),
         }
     }
 }
 
-/// Whether what the glob `text` matches begins as `other` has it, if that is about nothing but the beginning.
+/// Returns true if every value that the glob `text` matches begins with the fixed prefix of
+/// `other`. `other` must be such a prefix followed by `**`.
 fn begins_with(text: &str, other: &str) -> bool {
     let fixed = text.split('*').next().unwrap_or_default();
     let Some(head) = other.strip_suffix("**") else {
@@ -110,7 +116,8 @@ mod tests {
         rule.when(when).keyed_by(key).unwrap()
     }
 
-    /// Whether a request without `h.key` escapes from a rule on `when` with `behind` behind it.
+    /// Returns true if a request without `h.key` bypasses a rule on `when`, with `behind` as the
+    /// fallback rule.
     fn escapes_with(when: &[(&str, &str)], behind: Rule) -> bool {
         let rules = [rule("front", when, &["h.key", "path"]), behind];
         let found: Vec<Escape<'_>> = escapes(&rules, |entry| entry.starts_with("h.")).collect();

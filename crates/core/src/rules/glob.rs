@@ -1,36 +1,36 @@
-//! Globs: patterns of a whole value, with `*` for a run of characters.
+//! Globs: patterns for a whole value, with `*` as a wildcard.
 
 use std::fmt;
 
 use super::{RuleError, work::Effort};
 use crate::bounds;
 
-/// A pattern with at least one `*`, matched against the whole of a value.
+/// A pattern with at least one `*`, matched against the whole value.
 ///
-/// - In a pattern that begins with `/` (a path), `*` matches any run of characters within one segment,
-///   that is, without `/`; in any other pattern it matches any run at all, so that `*bot*` means what
-///   it says to a user agent with slashes in it.
-/// - `**` matches any run of characters, `/` included.
-/// - A pattern that ends in `/**` also matches what stands before that slash: `/api/**` covers `/api`,
+/// - In a pattern that begins with `/` (a path), `*` matches any characters within one segment,
+///   that is, without `/`. In any other pattern it matches any characters, so that `*bot*` also
+///   finds `bot` in a user agent with slashes.
+/// - `**` matches any characters, including `/`.
+/// - A pattern that ends in `/**` also matches the part before that slash: `/api/**` covers `/api`,
 ///   `/api/` and everything below.
 ///
-/// An empty run counts. There is no escape: a value with a `*` in it is written as
-/// [`Pattern::exact`](super::Pattern::exact).
+/// A wildcard also matches the empty string. There is no escape character: to match a value that
+/// contains a `*`, use [`Pattern::exact`](super::Pattern::exact).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Glob {
-    /// What every value begins with.
+    /// The literal text before the first wildcard.
     head: Box<str>,
-    /// Each run, with the literal text that follows it.
+    /// Each wildcard, with the literal text that follows it.
     runs: Box<[(Run, Box<str>)]>,
-    /// Whether `head` alone matches too, as in `/api/**`, whose head is `/api`.
+    /// Whether the value may equal `head`, as in `/api/**`, whose head is `/api`.
     or_head: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Run {
-    /// Any run without `/`.
+    /// Any characters except `/`.
     Segment,
-    /// Any run.
+    /// Any characters.
     Any,
 }
 
@@ -71,7 +71,8 @@ impl Glob {
         Ok(Self::with_head(head, runs, is_directory))
     }
 
-    /// Lets `/api/**` match `/api` too: its head loses the slash, which the run then begins with.
+    /// Creates the glob. For `/api/**`, which also matches `/api`, the slash moves from the head to
+    /// the wildcard.
     fn with_head(head: &str, runs: Vec<(Run, Box<str>)>, is_directory: bool) -> Self {
         let directory = head
             .strip_suffix('/')
@@ -84,24 +85,24 @@ impl Glob {
         }
     }
 
-    /// What every value that matches begins with.
+    /// Returns the text with which every matching value begins.
     pub(super) fn head(&self) -> &str {
         &self.head
     }
 
-    /// What every value that matches ends with.
+    /// Returns the text with which every matching value ends.
     pub(super) fn tail(&self) -> &str {
         let last = self.runs.last().filter(|_| !self.or_head);
         last.map_or("", |(_, literal)| literal)
     }
 
-    /// What stands somewhere in every value that matches, between its runs.
+    /// Returns the literals between the wildcards. Every matching value contains each of them.
     pub(super) fn parts(&self) -> impl Iterator<Item = &str> {
         let between = self.runs.len().saturating_sub(1);
         self.runs[..between].iter().map(|(_, literal)| &**literal)
     }
 
-    /// What it takes to hold a value against it.
+    /// Returns the effort of matching one value.
     pub(super) fn effort(&self) -> Effort {
         if self.runs.len() > 1 {
             Effort::Linear
@@ -128,7 +129,7 @@ impl Glob {
     }
 }
 
-/// The glob as it was written, runs of more than two stars cut to two.
+/// Writes the glob as in the rules file, with three or more stars shortened to two.
 impl fmt::Display for Glob {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.head)?;
@@ -154,8 +155,8 @@ impl Run {
     }
 }
 
-/// Matches runs that may skip anything: each literal is best taken where it first stands, and the last
-/// one where it ends the value.
+/// Matches wildcards that may skip any characters. Taking the first occurrence of each literal is
+/// sufficient; the last literal must end the value.
 fn matches_any_runs(runs: &[(Run, Box<str>)], mut rest: &str) -> bool {
     let Some(((_, last), literals)) = runs.split_last() else {
         return rest.is_empty();
@@ -169,8 +170,9 @@ fn matches_any_runs(runs: &[(Run, Box<str>)], mut rest: &str) -> bool {
     rest.ends_with(&**last)
 }
 
-/// Matches several runs in time proportional to their number times the length of `value`, whatever
-/// both hold: all positions that a run can end at are followed together, and none is tried twice.
+/// Matches several wildcards in time proportional to their number times the length of `value`, for
+/// any input. All positions where a wildcard can end are tracked together, so there is no
+/// backtracking.
 fn matches_runs(runs: &[(Run, Box<str>)], value: &[u8]) -> bool {
     // `ends[i]`: the pattern so far can match exactly `value[..i]`.
     let mut ends = vec![false; value.len() + 1];
@@ -185,7 +187,7 @@ fn step(run: Run, literal: &[u8], value: &[u8], before: &[bool]) -> Vec<bool> {
     let mut after = vec![false; before.len()];
     let mut open = false;
     for (at, begins) in before.iter().enumerate() {
-        // A run that is open here may stop here, and the literal follows.
+        // An open wildcard may end here; then the literal must follow.
         open |= begins;
         if open && value[at..].starts_with(literal) {
             after[at + literal.len()] = true;
@@ -241,7 +243,8 @@ mod tests {
 
     #[test]
     fn one_star_does_not_cover_the_directory_itself() {
-        // In a pattern that is no path, one star is any run too, but only `/**` covers its directory.
+        // In a pattern that is not a path, one star also matches any characters, but only `/**`
+        // covers the directory itself.
         assert!(!glob("a/*").matches("a"));
         assert!(!glob("/a/*").matches("/a"));
         assert!(glob("a/**").matches("a"));
@@ -255,7 +258,7 @@ mod tests {
         assert!(Glob::new(&"a".repeat(1_025)).is_err());
     }
 
-    /// The naive twin: try everything.
+    /// A naive reference implementation that tries every possibility.
     fn naive(pattern: &[u8], value: &[u8], path: bool) -> bool {
         match pattern {
             [] => value.is_empty(),

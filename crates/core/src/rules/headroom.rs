@@ -1,18 +1,18 @@
-//! What says that there is room for more than a rule's limits.
+//! Elastic limits: conditions under which a rule may exceed its limits.
 
 use super::{RuleError, When};
 use crate::{charge::Charge, limits::Limits, outcome::Outcome};
 
-/// What says that there is room for more than a rule's limits.
+/// The condition under which an elastic rule may exceed its limits.
 #[derive(Clone, Debug)]
 pub enum Headroom {
-    /// The request, in entries that the edge fills in.
+    /// Conditions on the request, for entries that a trusted component sets.
     When(When),
-    /// Another rule that applies to the same request, while it has enough left.
+    /// Another rule that applies to the same request, as long as enough of its limits is unused.
     Unused(Unused),
 }
 
-/// A share of a rule's limits that nobody has spent.
+/// A minimum unused share of another rule's limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unused {
     rule: Box<str>,
@@ -20,11 +20,11 @@ pub struct Unused {
 }
 
 impl Unused {
-    /// At least `percent` of every limit of the rule named `rule`, 1 to 100.
+    /// Requires that at least `percent` (1 to 100) of every limit of the rule `rule` is unused.
     ///
     /// # Errors
     ///
-    /// Names `elastic.unused.share`.
+    /// Returns an error for `elastic.unused.share` if `percent` is out of range.
     pub fn new(rule: &str, percent: u32) -> Result<Self, RuleError> {
         if !(1..=100).contains(&percent) {
             let problem = format!("must be 1% to 100%, not {percent}%");
@@ -36,13 +36,13 @@ impl Unused {
         })
     }
 
-    /// The name of the rule.
+    /// Returns the name of the other rule.
     #[must_use]
     pub fn rule(&self) -> &str {
         &self.rule
     }
 
-    /// Whether so much is left of `limits`, given how they stand.
+    /// Returns true if the required share of `limits` is unused, given their outcomes.
     fn is_left(&self, limits: &Limits, outcomes: &[Outcome]) -> bool {
         limits.iter().zip(outcomes).all(|(limit, outcome)| {
             let proper = outcome.remaining.saturating_sub(limit.soft_allowance());
@@ -51,18 +51,20 @@ impl Unused {
     }
 }
 
-/// The charges by whose unused share others stretch: what is to be looked at before the others are decided.
+/// The parent charges of elastic rules: charges whose unused share decides whether other charges
+/// may exceed their limits. Their limits must be read before the other charges are decided.
 ///
-/// A look is no reservation. Whether a limit stretches is decided on how its parent stood a moment before; the parent itself is
-/// charged with the child, and never over its own limit.
+/// Reading reserves nothing. Whether a child uses its elastic limits depends on the parent's state
+/// just before the decision. The parent is charged together with the child and never exceeds its
+/// own limit.
 #[derive(Debug)]
 pub struct Parents<'a> {
-    /// What is to be asked with [`Effect::Look`](crate::Effect::Look).
+    /// The parents, to be evaluated with [`Effect::Look`](crate::Effect::Look).
     pub charges: Vec<Charge<'a>>,
     children: Vec<Child<'a>>,
 }
 
-/// A charge that stretches, by its place, and by what.
+/// An elastic charge: its index, the required share of its parent, and its raised limits.
 #[derive(Debug)]
 struct Child<'a> {
     place: usize,
@@ -71,7 +73,8 @@ struct Child<'a> {
 }
 
 impl<'a> Parents<'a> {
-    /// Those of `charges`, each with the limits' rule's [`Headroom::Unused`], if it has one.
+    /// Finds the parents of those `charges` whose rule has a [`Headroom::Unused`], as returned by
+    /// `unused` for the rule's name.
     pub(super) fn of(charges: &[Charge<'a>], unused: impl Fn(&str) -> Option<&'a Unused>) -> Self {
         let mut parents = Self {
             charges: Vec::new(),
@@ -96,8 +99,8 @@ impl<'a> Parents<'a> {
         parents
     }
 
-    /// Lets those of `charges` stretch whose parents have enough left, by the `outcomes` of what is left in
-    /// [`Self::charges`]. Where there is no outcome there is no room.
+    /// Raises the limits of those `charges` whose parents have enough unused. `outcomes` are those
+    /// of [`Self::charges`]. A missing outcome means no headroom.
     pub fn stretch(&self, charges: &mut [Charge<'a>], outcomes: &[Outcome]) {
         for child in &self.children {
             if self.has_left(child.parent, outcomes) {

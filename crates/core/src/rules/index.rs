@@ -1,19 +1,21 @@
-//! The index: which of many conditions can hold for a request, without looking at each.
+//! The index: finds the items whose conditions can hold for a request without evaluating every
+//! item.
 //!
-//! Every item (a rule, a line of an allow list, an alternative of a long list) is filed under one thing
-//! that must be true of a request for its conditions to hold: a value that an entry has, text that a
-//! value begins with, ends with or contains, a network that an address is in, an entry that is present.
-//! A request is looked up by each of its entries, and only the items found are evaluated. Of the ways to
-//! file an item, the one is taken that the fewest others share, so that ten thousand rules with one path
-//! and ten thousand customers are filed by customer.
+//! An item is a rule, an entry of an allow list or an alternative of a long list. Each item is
+//! filed under something that must be true of a request for its conditions to hold: an entry has a
+//! value; a value begins with, ends with or contains some text; an address is in a network; an
+//! entry is present. A lookup uses each entry of the request, and only the items found are
+//! evaluated. If an item can be filed in several ways, the way shared with the fewest other items
+//! is used. So ten thousand rules with one path and ten thousand customers are filed by customer.
 //!
-//! What has no such way (no conditions, nothing but negations) is evaluated for every request.
+//! An item that cannot be filed (no conditions, or only negations) is evaluated for every request.
 //!
-//! The maps hold what the operator wrote, so a fast hash will do: no client can fill them with collisions.
+//! The maps contain values from the rules file only. A fast hash is safe, because clients cannot
+//! cause collisions.
 //!
-//! Memory: each item is filed once, under at most 64 bytes for each of its alternatives, in a hash map or,
-//! where it is found by text inside a value, in an automaton that takes about 12 bytes for each of at most
-//! 32 bytes of text. A test measures it.
+//! Memory: each item is filed once. A hash map takes at most 64 bytes for each alternative of an
+//! item. Items found by text inside a value are in an automaton, which takes about 12 bytes for
+//! each byte of text, and uses at most 32 bytes of each text. A test measures this.
 
 use foldhash::HashMap;
 
@@ -23,7 +25,7 @@ use super::{
 };
 use crate::bounds;
 
-/// Items by what must be true of a request for them to matter.
+/// Items, filed by what must be true of a request for them to apply.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Index {
     by_entry: HashMap<Box<str>, Postings>,
@@ -31,17 +33,18 @@ pub(super) struct Index {
     heaviest: Heaviest,
 }
 
-/// The most that one look-up can bring up, but for values that were made to contain many literals.
+/// The heaviest possible lookup, except for values crafted to contain many literals.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Heaviest {
-    /// What the items weigh together.
+    /// The total weight of its items.
     pub(super) weight: usize,
-    /// The entry by which most of it is found; `None` if most of it is evaluated for every request.
+    /// The entry that finds most of that weight; `None` if most of it is evaluated for every
+    /// request.
     pub(super) entry: Option<Box<str>>,
 }
 
 impl Heaviest {
-    /// What two look-ups bring up together.
+    /// Returns the combined weight of two lookups.
     pub(super) fn with(&self, other: &Self) -> Self {
         let larger = if self.weight >= other.weight {
             self
@@ -55,25 +58,26 @@ impl Heaviest {
     }
 }
 
-/// What is filed.
+/// An item to be filed.
 pub(super) struct Item<'a> {
     ways: Vec<Filing<'a>>,
-    /// How many evaluations it takes at most.
+    /// The maximum number of evaluations of the item.
     weight: usize,
 }
 
-/// What must be true of a request.
+/// A fact about a request under which items are filed.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Hook<'a> {
     entry: &'a str,
     on: On<'a>,
 }
 
-/// One way to file an item: under all of these hooks, one of which is true whenever the item matters.
+/// One way to file an item: under all of these hooks. At least one of them is true whenever the
+/// item applies.
 type Filing<'a> = Vec<Hook<'a>>;
 
 impl<'a> Item<'a> {
-    /// An item that matters if all of `conditions` hold.
+    /// Creates an item that applies if all of `conditions` hold.
     pub(super) fn new(conditions: impl Iterator<Item = &'a Condition>, weight: usize) -> Self {
         let ways = conditions
             .flat_map(|condition| ways_at(condition.entry(), condition.pattern()))
@@ -81,7 +85,7 @@ impl<'a> Item<'a> {
         Self { ways, weight }
     }
 
-    /// An alternative of a list, of which it is looked up by the value alone.
+    /// Creates an item for an alternative of a list; only the value is known in its lookup.
     pub(super) fn alternative(pattern: &'a Pattern) -> Self {
         Self {
             ways: ways_at(ANY_ENTRY, pattern),
@@ -89,7 +93,7 @@ impl<'a> Item<'a> {
         }
     }
 
-    /// It matters only if the request has all of `entries`, too.
+    /// Restricts the item to requests that have all of `entries`.
     pub(super) fn needing(mut self, entries: impl Iterator<Item = &'a str>) -> Self {
         let present = |entry| {
             vec![Hook {
@@ -102,7 +106,7 @@ impl<'a> Item<'a> {
     }
 }
 
-/// The entry under which alternatives of a list are filed.
+/// The placeholder entry name under which the alternatives of a list are filed.
 const ANY_ENTRY: &str = "";
 
 fn ways_at<'a>(entry: &'a str, pattern: &'a Pattern) -> Vec<Filing<'a>> {
@@ -113,7 +117,7 @@ fn ways_at<'a>(entry: &'a str, pattern: &'a Pattern) -> Vec<Filing<'a>> {
 }
 
 impl Index {
-    /// Files items by number.
+    /// Builds an index. Items are identified by their position.
     pub(super) fn new<'a>(items: impl Iterator<Item = Item<'a>>) -> Self {
         let items: Vec<Item<'a>> = items.collect();
         let mut crowds: HashMap<&Hook<'a>, usize> = HashMap::default();
@@ -132,7 +136,8 @@ impl Index {
         index
     }
 
-    /// Puts the numbers of all items that can matter for `request` into `finds`, in order, each once.
+    /// Writes the numbers of all items that can apply to `request` to `finds`, sorted and without
+    /// duplicates.
     pub(super) fn look_up(&self, request: &Request<'_>, finds: &mut Finds) {
         finds.items.clear();
         finds.items.extend_from_slice(&self.residual);
@@ -147,7 +152,8 @@ impl Index {
         finds.items.dedup();
     }
 
-    /// The same for alternatives of a list and the value of an entry, `None` if it is absent.
+    /// Does the same for the alternatives of a list, given the value of an entry, or `None` if it
+    /// is absent.
     pub(super) fn look_up_value(&self, value: Option<&str>, finds: &mut Finds) {
         finds.items.clear();
         finds.items.extend_from_slice(&self.residual);
@@ -160,7 +166,7 @@ impl Index {
         finds.items.dedup();
     }
 
-    /// The most that one look-up can bring up.
+    /// Returns the weight of the heaviest possible lookup.
     pub(super) fn heaviest(&self) -> &Heaviest {
         &self.heaviest
     }
@@ -173,7 +179,7 @@ impl Index {
             .map(|(entry, postings)| (postings.heaviest(&weight), entry))
             .collect();
         entries.sort_unstable_by(|a, b| b.cmp(a));
-        // No request has more entries than these.
+        // A request has at most this many entries.
         entries.truncate(bounds::MAX_ENTRIES);
         let first = entries.first().filter(|(weight, _)| *weight > residual);
         let weights = entries.iter().map(|(weight, _)| *weight);
@@ -189,8 +195,9 @@ impl Index {
     }
 }
 
-/// How crowded a filing is: by the most items that one of its hooks would bring up, then by how telling
-/// it is, then by how many hooks it takes.
+/// Returns a sort key for the ways to file an item; the smallest is used. It consists of the
+/// largest number of items filed under one of the hooks, then of how unspecific the hooks are, then
+/// of how many hooks there are.
 fn crowd<'a>(filing: &Filing<'a>, crowds: &HashMap<&Hook<'a>, usize>) -> impl Ord + use<> {
     let largest = filing.iter().filter_map(|hook| crowds.get(hook)).max();
     let vaguest = filing.iter().map(|hook| hook.on.vagueness()).max();

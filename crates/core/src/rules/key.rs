@@ -1,33 +1,34 @@
-//! Keys as bytes: whose count a charge goes to.
+//! The encoding of keys.
 //!
 //! ```text
 //! | scope: 8 bytes, from the rule's name | length, 2 bytes | value | … | last value |
 //! ```
 //!
-//! Every value but the last carries its length, so that `a:b` and `c` are not `a` and `b:c`. The scope is
-//! the same in every process and version, because snapshots and other nodes hold keys too.
+//! Every value but the last has a length prefix, so that (`a:b`, `c`) and (`a`, `b:c`) have
+//! different keys. The scope is the same in every process and version, because snapshots and other
+//! nodes also store keys.
 
-/// The bytes by which a rule's keys differ from another's.
+/// The prefix of all keys of one rule.
 pub(super) type Scope = [u8; 8];
 
-/// The first byte of every scope is at least this. No UTF-8 text begins with such a byte.
+/// The first byte of every scope is at least this value. No UTF-8 text begins with such a byte.
 const FIRST: u8 = 0xF8;
 
-/// What [`free_key`] puts before a key that could be taken for a rule's.
+/// The prefix that [`free_key`] adds to a key that could be mistaken for a rule's key.
 const ESCAPE: u8 = 0xF7;
 
-/// What the keys of a proxy's descriptors begin with: no rule's key does, and no free key, whose escape is never followed
-/// by such a byte.
+/// The prefix of the keys of a proxy's descriptors. No rule's key begins with it, and no free key
+/// either, because the escape of a free key is never followed by this byte.
 pub const DESCRIPTOR_KEY: [u8; 2] = [ESCAPE, b'd'];
 
-/// The last key space of [`free_key_in`].
+/// The highest key space of [`free_key_in`].
 pub const MAX_KEY_SPACE: u8 = 15;
 
 const _: () = assert!(MAX_KEY_SPACE < DESCRIPTOR_KEY[1] && MAX_KEY_SPACE < ESCAPE);
 
-/// The key of a count that belongs to no rule, for limits that come with the request: `key` itself, or,
-/// where that could be taken for a rule's key, a copy in `room` that cannot. Never is a caller's key
-/// that of a rule, and no two keys become one.
+/// Returns the key for limits that are sent with the request and belong to no rule. It is `key`
+/// itself, or, if that could be mistaken for a rule's key, an escaped copy in the buffer `room`.
+/// The result is never the key of a rule, and different keys stay different.
 #[must_use]
 pub fn free_key<'a>(key: &'a [u8], room: &'a mut Vec<u8>) -> &'a [u8] {
     if key.first().is_none_or(|first| *first < ESCAPE) {
@@ -39,22 +40,25 @@ pub fn free_key<'a>(key: &'a [u8], room: &'a mut Vec<u8>) -> &'a [u8] {
     room
 }
 
-/// [`free_key`] in a key space of its own, so that `key` has a count in each: space 0 is that of [`free_key`]. A key of another space
-/// is two bytes longer. `space` is at most [`MAX_KEY_SPACE`].
+/// Does the same as [`free_key`] within one key space, so that `key` has a separate count in each
+/// space. Space 0 is that of [`free_key`]. A key of another space is two bytes longer. `space` is
+/// at most [`MAX_KEY_SPACE`].
 #[must_use]
 pub fn free_key_in<'a>(space: u8, key: &'a [u8], room: &'a mut Vec<u8>) -> &'a [u8] {
     debug_assert!(space <= MAX_KEY_SPACE, "no key space {space}");
     if space == 0 {
         return free_key(key, room);
     }
-    // A free key that is escaped goes on with a byte that is no space, and so does a descriptor's.
+    // There is no ambiguity: the second byte of an escaped free key and of a descriptor's key is
+    // never a valid space number.
     room.clear();
     room.extend_from_slice(&[ESCAPE, space]);
     room.extend_from_slice(key);
     room
 }
 
-/// The scope of the rule `name`: FNV-1a of 64 bits, well mixed, its first byte out of reach of free keys.
+/// Returns the scope of the rule `name`: 64-bit FNV-1a with additional mixing. The first byte is in
+/// a range that free keys never use.
 pub(super) fn scope(name: &str) -> Scope {
     let fnv = name.bytes().fold(0xCBF2_9CE4_8422_2325, |hash: u64, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3)
@@ -65,12 +69,13 @@ pub(super) fn scope(name: &str) -> Scope {
     scope
 }
 
-/// Begins a key at the end of `buffer`.
+/// Starts a key at the end of `buffer`.
 pub(super) fn begin(buffer: &mut Vec<u8>, scope: Scope) {
     buffer.extend_from_slice(&scope);
 }
 
-/// Adds a value, at most [`crate::bounds::MAX_ENTRY_VALUE_BYTES`] long, to the key at the end of `buffer`.
+/// Appends a value to the key at the end of `buffer`. The value has at most
+/// [`crate::bounds::MAX_ENTRY_VALUE_BYTES`].
 pub(super) fn push(buffer: &mut Vec<u8>, value: &str, is_last: bool) {
     if !is_last {
         let length = u16::try_from(value.len()).unwrap_or(u16::MAX);
@@ -79,13 +84,14 @@ pub(super) fn push(buffer: &mut Vec<u8>, value: &str, is_last: bool) {
     buffer.extend_from_slice(value.as_bytes());
 }
 
-/// The scope of a rule's key, and what follows it.
+/// Splits a rule's key into its scope and the rest.
 pub(super) fn split(key: &[u8]) -> Option<(Scope, &[u8])> {
     let (scope, values) = key.split_first_chunk::<8>()?;
     (scope[0] >= FIRST).then_some((*scope, values))
 }
 
-/// The `count` values after the scope; `None` if these are not the values of so many entries.
+/// Decodes the `count` values after the scope. Returns `None` if the bytes do not encode that many
+/// values.
 pub(super) fn values(mut rest: &[u8], count: usize) -> Option<Vec<&str>> {
     let mut values = Vec::with_capacity(count);
     for remaining in (0..count).rev() {
@@ -109,7 +115,7 @@ mod tests {
 
     #[test]
     fn the_scope_of_a_name_never_changes() {
-        // Written down once: a change here loses every count of every snapshot.
+        // A changed value would invalidate all keys of all snapshots.
         assert_eq!(
             u64::from_be_bytes(scope("api-per-customer")),
             0xFE65_5710_0381_B7CC

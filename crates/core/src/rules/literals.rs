@@ -1,34 +1,35 @@
-//! Literals that every match of a regular expression contains, by which the index finds it.
+//! Literals that every match of a regular expression contains. The index uses them to find the
+//! expression.
 
 use regex_syntax::hir::{
     Hir, HirKind,
     literal::{ExtractKind, Extractor, Seq},
 };
 
-/// The most alternatives by which one expression is filed.
+/// The maximum number of literals under which one expression is filed.
 const MAX_ALTERNATIVES: usize = 64;
 
-/// The longest literal that is taken out of an expression.
+/// The maximum length of an extracted literal.
 const MAX_LITERAL_BYTES: usize = 64;
 
-/// The most parts of one concatenation at which a literal is looked for.
+/// The maximum number of parts of one concatenation that are searched for a literal.
 const MAX_STARTS: usize = 32;
 
-/// Text of which one alternative stands in every value that matches.
+/// Required texts: every matching value has at least one of the alternatives.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Literals {
-    /// The value is one of these.
+    /// The value equals one of these.
     Values(Box<[Box<str>]>),
     /// The value begins with one of these.
     Prefixes(Box<[Box<[u8]>]>),
-    /// It ends with one of these.
+    /// The value ends with one of these.
     Suffixes(Box<[Box<[u8]>]>),
-    /// One of these stands somewhere in it.
+    /// The value contains one of these.
     Parts(Box<[Box<[u8]>]>),
 }
 
-/// Every kind of literals that values which match `hir` as a whole must have; none if nothing is
-/// known of them.
+/// Returns all kinds of literals that are known for the values that match `hir` as a whole. Empty
+/// if none are known.
 pub(super) fn of(hir: &Hir) -> Vec<Literals> {
     let mut literals = Vec::new();
     let prefixes = extract(hir, ExtractKind::Prefix);
@@ -51,8 +52,8 @@ fn extract(hir: &Hir, kind: ExtractKind) -> Seq {
     extractor.extract(hir)
 }
 
-/// The values themselves, if they are few. An assertion such as `\b` makes a literal that never
-/// matches, which is no mistake: the expression itself is asked, too.
+/// Returns all matching values, if they are few. An assertion such as `\b` can add a literal that
+/// never matches. That is harmless, because the expression itself is evaluated as well.
 fn whole_values(hir: &Hir, prefixes: &Seq) -> Option<Box<[Box<str>]>> {
     let literals = prefixes.literals().filter(|literals| {
         !literals.is_empty() && literals.iter().all(|literal| literal.is_exact())
@@ -68,7 +69,7 @@ fn whole_values(hir: &Hir, prefixes: &Seq) -> Option<Box<[Box<str>]>> {
         .collect()
 }
 
-/// The literals of `seq`, if they are few and none of them is empty.
+/// Returns the literals of `seq`, if they are few and none is empty.
 fn usable(seq: &Seq) -> Option<Box<[Box<[u8]>]>> {
     let literals = seq.literals()?;
     let is_usable = !literals.is_empty() && literals.iter().all(|literal| !literal.is_empty());
@@ -80,15 +81,17 @@ fn usable(seq: &Seq) -> Option<Box<[Box<[u8]>]>> {
     })
 }
 
-/// The most telling literals that stand somewhere in what matches `hir`, but for those with which it
-/// begins, if it `is_whole`: these are taken as its prefixes.
+/// Returns the most specific literals that occur in everything that matches `hir`. If `hir`
+/// `is_whole`, the start of the expression is excluded, because its literals are already known as
+/// prefixes.
 fn parts(hir: &Hir, is_whole: bool) -> Option<Box<[Box<[u8]>]>> {
     match hir.kind() {
         HirKind::Capture(capture) => parts(&capture.sub, is_whole),
         HirKind::Repetition(repetition) if repetition.min > 0 => parts(&repetition.sub, false),
         HirKind::Concat(hirs) => {
             let places = usize::from(is_whole)..hirs.len().min(MAX_STARTS);
-            // What the rest of a concatenation begins with stands somewhere in the whole.
+            // A literal with which the rest of a concatenation begins occurs somewhere in the
+            // whole.
             let starts = places.clone().filter_map(|start| {
                 let rest = Hir::concat(hirs[start..].to_vec());
                 usable(&extract(&rest, ExtractKind::Prefix))
@@ -111,7 +114,8 @@ fn parts(hir: &Hir, is_whole: bool) -> Option<Box<[Box<[u8]>]>> {
     }
 }
 
-/// How telling literals are: by the shortest of them, then by how few they are.
+/// Ranks literals by specificity: first by the length of the shortest one, then by how few there
+/// are.
 fn rank(literals: &[Box<[u8]>]) -> (usize, std::cmp::Reverse<usize>) {
     let shortest = literals.iter().map(|literal| literal.len()).min();
     (shortest.unwrap_or(0), std::cmp::Reverse(literals.len()))
@@ -121,7 +125,7 @@ fn rank(literals: &[Box<[u8]>]) -> (usize, std::cmp::Reverse<usize>) {
 mod tests {
     use super::*;
 
-    /// The literals of the expression `source`, as text.
+    /// Returns the literals of the expression `source` as text.
     fn told(source: &str) -> Vec<String> {
         let hir = regex_syntax::parse(source).unwrap();
         let text = |literals: &[Box<[u8]>]| {

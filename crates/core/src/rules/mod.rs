@@ -1,7 +1,8 @@
-//! Rules: when a limit applies, and whose count it is.
+//! Rules: when limits apply, and to which key.
 //!
-//! A [`Request`] is a handful of named values. A [`RuleSet`] says which rules apply to it and turns each
-//! into a charge on a key. However many rules there are, only those are looked at that the [`index`] finds.
+//! A [`Request`] consists of named values, its entries. A [`RuleSet`] finds the rules that apply to
+//! it and turns each into a charge on a key. The cost does not grow with the number of rules: only
+//! the rules that the [`index`] finds are evaluated.
 
 mod allow;
 mod alternatives;

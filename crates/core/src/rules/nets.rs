@@ -1,4 +1,4 @@
-//! Networks: a set of address blocks.
+//! Networks: a set of CIDR blocks.
 
 use std::net::IpAddr;
 
@@ -6,10 +6,10 @@ use ipnet::{IpNet, Ipv4Net};
 
 use super::RuleError;
 
-/// A set of IPv4 and IPv6 networks, disjoint and in order, so that a look-up is a binary search.
+/// A set of IPv4 and IPv6 networks, disjoint and sorted, so that a lookup is a binary search.
 ///
-/// An IPv4-mapped IPv6 address (`::ffff:192.0.2.1`) is the IPv4 address that it carries, in a network
-/// as in a value.
+/// An IPv4-mapped IPv6 address (`::ffff:192.0.2.1`) counts as the IPv4 address, in a network and in
+/// a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Nets(Box<[IpNet]>);
 
@@ -22,7 +22,7 @@ impl Nets {
             .iter()
             .map(|text| parse(text))
             .collect::<Result<_, _>>()?;
-        // Aggregation leaves disjoint networks: one inside another is merged into it.
+        // Aggregation makes the networks disjoint: a network inside another one is merged into it.
         let mut nets = IpNet::aggregate(&nets);
         nets.sort_by_key(IpNet::network);
         Ok(Self(nets.into()))
@@ -42,7 +42,7 @@ impl Nets {
     }
 }
 
-/// The address that `value` is, IPv4 where it is IPv4-mapped.
+/// Parses an address. An IPv4-mapped address is returned as IPv4.
 pub(super) fn address(value: &str) -> Option<IpAddr> {
     value
         .parse::<IpAddr>()
@@ -70,8 +70,8 @@ fn parse(text: &str) -> Result<IpNet, RuleError> {
     Ok(canonical_net(net))
 }
 
-/// `net` in IPv4 where it is one of IPv4-mapped addresses (`::ffff:192.0.2.0/120` is `192.0.2.0/24`), as such addresses are
-/// IPv4 addresses wherever they are read.
+/// Converts a network of IPv4-mapped addresses to IPv4: `::ffff:192.0.2.0/120` becomes
+/// `192.0.2.0/24`. Mapped addresses in values are also treated as IPv4.
 #[must_use]
 pub fn canonical_net(net: IpNet) -> IpNet {
     const MAPPED: u8 = 96;

@@ -1,4 +1,4 @@
-//! Patterns: what the value of an entry must be.
+//! Patterns: conditions on the value of an entry.
 
 use std::sync::Arc;
 
@@ -17,10 +17,11 @@ use super::{
 };
 use crate::bounds;
 
-/// What the value of an entry must be, or whether there must be one.
+/// A condition on the value of an entry, or on whether the entry is present.
 ///
-/// Every pattern is held against the whole value, upper and lower case apart. An entry that is absent
-/// matches nothing but [`Pattern::absent`] and the negation of what it does not match.
+/// Every pattern is matched against the whole value and is case-sensitive, except
+/// [`Pattern::route`]. An absent entry matches only [`Pattern::absent`] and negated patterns that
+/// require a value.
 ///
 /// # Examples
 ///
@@ -35,7 +36,7 @@ use crate::bounds;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pattern(Kind);
 
-/// The patterns as they are matched and indexed.
+/// The kinds of patterns, as they are matched and indexed.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Kind {
     Exact(Box<str>),
@@ -49,7 +50,7 @@ pub(super) enum Kind {
     Not(Box<Pattern>),
 }
 
-/// A regular expression for a whole value, the equal of one that is written alike.
+/// A regular expression for a whole value. Two expressions are equal if their sources are.
 #[derive(Clone, Debug)]
 pub(super) struct Expression {
     source: Box<str>,
@@ -58,12 +59,12 @@ pub(super) struct Expression {
 }
 
 impl Expression {
-    /// As it was written.
+    /// Returns the expression as written in the rules file.
     pub(super) fn as_str(&self) -> &str {
         &self.source
     }
 
-    /// What values that match must have.
+    /// Returns the literals that every matching value has.
     pub(super) fn literals(&self) -> &[Literals] {
         &self.literals
     }
@@ -76,15 +77,15 @@ impl PartialEq for Expression {
 }
 
 impl Pattern {
-    /// The value is `text`, or matches it as a glob if it has a `*`.
+    /// Matches the value `text`, or, if `text` contains a `*`, the glob `text`.
     ///
-    /// In a pattern that begins with `/`, `*` matches any run of characters without `/`; in any other
-    /// pattern, and as `**` in both, any run at all. `/api/**` matches `/api` too.
+    /// In a pattern that begins with `/`, `*` matches any characters except `/`. In any other
+    /// pattern `*`, and in both `**`, matches any characters. `/api/**` also matches `/api`.
     ///
     /// # Errors
     ///
-    /// Refuses a glob over [`bounds::MAX_PATTERN_BYTES`] or with more than [`bounds::MAX_WILDCARDS`]
-    /// runs, and a text that is longer than any value.
+    /// Rejects a glob over [`bounds::MAX_PATTERN_BYTES`] or with more than
+    /// [`bounds::MAX_WILDCARDS`] wildcards, and a text longer than any value.
     pub fn text(text: &str) -> Result<Self, RuleError> {
         if text.contains('*') {
             return Glob::new(text).map(|glob| Self(Kind::Glob(glob)));
@@ -92,11 +93,11 @@ impl Pattern {
         Self::exact(text)
     }
 
-    /// The value is `text`, stars and all.
+    /// Matches exactly the value `text`; stars have no special meaning.
     ///
     /// # Errors
     ///
-    /// Refuses a text over [`bounds::MAX_ENTRY_VALUE_BYTES`], which no value could be.
+    /// Rejects a text over [`bounds::MAX_ENTRY_VALUE_BYTES`], because no value can be that long.
     pub fn exact(text: &str) -> Result<Self, RuleError> {
         let most = bounds::MAX_ENTRY_VALUE_BYTES;
         if text.len() > most {
@@ -109,12 +110,12 @@ impl Pattern {
         Ok(Self(Kind::Exact(text.into())))
     }
 
-    /// The whole value matches the regular expression `source`; write `.*` around it to find it
-    /// anywhere in the value. Matching takes linear time, whatever the expression and the value.
+    /// Matches values that match the regular expression `source` as a whole; surround it with `.*`
+    /// to search inside the value. Matching takes linear time for any expression and value.
     ///
     /// # Errors
     ///
-    /// Refuses what is no regular expression, one over [`bounds::MAX_PATTERN_BYTES`], and one that
+    /// Rejects an invalid regular expression, one over [`bounds::MAX_PATTERN_BYTES`], and one that
     /// compiles to more than [`bounds::MAX_REGEX_BYTES`].
     pub fn regex(source: &str) -> Result<Self, RuleError> {
         let most = bounds::MAX_PATTERN_BYTES;
@@ -135,43 +136,45 @@ impl Pattern {
         })))
     }
 
-    /// The value is an address in one of `networks`, IPv4 or IPv6: `10.0.0.0/8`, `2001:db8::/32`,
-    /// `192.0.2.7`. An IPv4-mapped IPv6 address is the IPv4 address that it carries.
+    /// Matches IPv4 and IPv6 addresses in one of `networks`: `10.0.0.0/8`, `2001:db8::/32`,
+    /// `192.0.2.7`. An IPv4-mapped IPv6 address counts as the IPv4 address.
     ///
     /// # Errors
     ///
-    /// Refuses an empty list, what is no network, and an address with bits beyond its prefix.
+    /// Rejects an empty list, an invalid network, and a network with host bits set.
     pub fn networks(networks: &[&str]) -> Result<Self, RuleError> {
         Nets::new(networks).map(|nets| Self(Kind::Nets(nets)))
     }
 
-    /// The value is the path `text`, a glob if it has a `*`, as many web frameworks compare paths: in any letter case,
-    /// with or without slashes at its end, parameters (`;name=value`), and encoded white space at its end.
+    /// Matches the path `text`, or the glob `text` if it contains a `*`, in the way of many web
+    /// frameworks. It ignores letter case, trailing slashes, path parameters (`;name=value`) and
+    /// trailing encoded white space.
     ///
     /// # Errors
     ///
-    /// Refuses what does not begin with a slash or has a `;`, `?` or `#`, and what [`Self::text`] refuses.
+    /// Rejects a text that does not begin with a slash or that contains `;`, `?` or `#`, and
+    /// everything that [`Self::text`] rejects.
     pub fn route(text: &str) -> Result<Self, RuleError> {
         Route::new(text).map(|route| Self(Kind::Route(route)))
     }
 
-    /// There is a value, be it empty.
+    /// Matches any value, including the empty one, if the entry is present.
     #[must_use]
     pub fn present() -> Self {
         Self(Kind::Present)
     }
 
-    /// There is no such entry.
+    /// Matches if the entry is absent.
     #[must_use]
     pub fn absent() -> Self {
         Self::present().negated()
     }
 
-    /// One of `patterns` matches.
+    /// Matches if one of `patterns` matches.
     ///
     /// # Errors
     ///
-    /// Refuses an empty list, and nesting deeper than [`bounds::MAX_PATTERN_DEPTH`].
+    /// Rejects an empty list, and nesting deeper than [`bounds::MAX_PATTERN_DEPTH`].
     pub fn any_of(patterns: Vec<Self>) -> Result<Self, RuleError> {
         let (mut exact, mut others) = (HashSet::default(), Vec::new());
         match <[Self; 1]>::try_from(patterns) {
@@ -194,11 +197,11 @@ impl Pattern {
         Self(Kind::Any(Alternatives::new(exact, others))).not_too_deep()
     }
 
-    /// Every one of `patterns` matches.
+    /// Matches if all of `patterns` match.
     ///
     /// # Errors
     ///
-    /// Refuses an empty list, and nesting deeper than [`bounds::MAX_PATTERN_DEPTH`].
+    /// Rejects an empty list, and nesting deeper than [`bounds::MAX_PATTERN_DEPTH`].
     pub fn all_of(patterns: Vec<Self>) -> Result<Self, RuleError> {
         match <[Self; 1]>::try_from(patterns) {
             Ok([only]) => Ok(only),
@@ -209,7 +212,8 @@ impl Pattern {
         }
     }
 
-    /// The pattern does not match. What needs a value to match, negated matches an absent entry.
+    /// Matches if this pattern does not. The negation of a pattern that requires a value matches an
+    /// absent entry.
     #[must_use]
     pub fn negated(self) -> Self {
         match self.0 {
@@ -218,13 +222,14 @@ impl Pattern {
         }
     }
 
-    /// Whether the pattern matches `value`, `None` being an entry that is absent.
+    /// Returns true if the pattern matches `value`; `None` stands for an absent entry.
     #[must_use]
     pub fn matches(&self, value: Option<&str>) -> bool {
         self.evaluate(value, &mut Work::unbounded())
     }
 
-    /// Whether the pattern matches `value`. What comes of it is wrong if `work` is exhausted by it.
+    /// Returns true if the pattern matches `value`. The result is only valid if `work` is not
+    /// exhausted.
     pub(super) fn evaluate(&self, value: Option<&str>, work: &mut Work) -> bool {
         if let Some(effort) = self.effort()
             && !work.spend(effort, value)
@@ -244,7 +249,7 @@ impl Pattern {
         }
     }
 
-    /// How many evaluations it takes at most.
+    /// Returns the maximum number of evaluations.
     pub(super) fn weight(&self) -> usize {
         match (&self.0, self.effort()) {
             (Kind::Any(any), _) => any.weight(),
@@ -257,7 +262,8 @@ impl Pattern {
         }
     }
 
-    /// What one evaluation takes; `None` for patterns that are made of others, which count their own.
+    /// Returns the effort of one evaluation, or `None` for a composite pattern, whose parts are
+    /// counted separately.
     fn effort(&self) -> Option<Effort> {
         match &self.0 {
             Kind::Exact(_) | Kind::Nets(_) | Kind::Present => Some(Effort::Constant),
@@ -296,14 +302,14 @@ impl Pattern {
     }
 }
 
-/// Compiles an expression for a whole value.
+/// Compiles an expression that must match the whole value.
 fn compile(hir: Hir) -> Result<Regex, RuleError> {
     let whole = Hir::concat(vec![Hir::look(Look::Start), hir, Hir::look(Look::End)]);
     let config = Regex::config()
         .nfa_size_limit(Some(bounds::MAX_REGEX_BYTES))
         .hybrid_cache_capacity(bounds::MAX_REGEX_BYTES)
-        // Both take half of the time that it takes to compile one, and little is gained: few
-        // expressions are evaluated for one request.
+        // Each of these doubles the compile time for little gain, because a request evaluates only
+        // a few expressions.
         .dfa(false)
         .onepass(false);
     let built = Regex::builder().configure(config).build_from_hir(&whole);
@@ -316,7 +322,7 @@ fn compile(hir: Hir) -> Result<Regex, RuleError> {
     })
 }
 
-/// The parser's message is a drawing of several lines, of which the last says what is wrong.
+/// Converts a message of the parser, a drawing of several lines. Its last line says what is wrong.
 fn not_a_regex(message: &str) -> RuleError {
     let last = message.lines().last().unwrap_or_default();
     let last = last.trim_start_matches("error: ");

@@ -1,4 +1,4 @@
-//! The items filed under one entry, found by its value.
+//! The items filed under one entry, found by the value of the entry.
 
 use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
 use foldhash::HashMap;
@@ -6,77 +6,78 @@ use ipnet::IpNet;
 
 use super::{Pattern, glob::Glob, literals::Literals, nets::address, pattern::Kind, route};
 
-/// The longest prefix or suffix by which an item is filed. It bounds how many of them are looked up.
+/// The maximum length of a prefix or suffix under which an item is filed. It bounds the number of
+/// lookups for one value.
 const MAX_AFFIX_BYTES: usize = 64;
 
-/// The longest literal in the automaton: with it, the number of literals that can end at one byte of
-/// a value, and the automaton's states, are bounded.
+/// The maximum length of a literal in the automaton. It bounds the states of the automaton and the
+/// number of literals that can end at one byte of a value.
 const MAX_PART_BYTES: usize = 32;
 
-/// What must be true of an entry's value for an item to matter, the most telling first.
+/// What must be true of an entry's value for an item to apply, the most specific kind first.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum On<'a> {
-    /// It is this.
+    /// The value equals this.
     Value(&'a str),
-    /// It is an address of this network.
+    /// The value is an address in this network.
     Net(IpNet),
-    /// It begins with this.
+    /// The value begins with this.
     Prefix(&'a [u8]),
-    /// It ends with this.
+    /// The value ends with this.
     Suffix(&'a [u8]),
-    /// This stands somewhere in it.
+    /// The value contains this.
     Part(&'a [u8]),
-    /// The same of its form as a [route](super::route).
+    /// The same, for the normalized form of the value as a [route](super::route).
     Route(Box<Self>),
-    /// There is one.
+    /// The entry is present.
     Presence,
 }
 
-/// Items by what must be true of one value for them to matter.
+/// Items, filed by what must be true of one value for them to apply.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Postings {
     present: Vec<usize>,
     values: HashMap<Box<str>, Vec<usize>>,
     prefixes: Affixes,
     suffixes: Affixes,
-    /// Literals until [`Self::finish`] moves them into the automaton.
+    /// Literals inside values, until [`Self::finish`] moves them into the automaton.
     parts: HashMap<Box<[u8]>, Vec<usize>>,
     nets: HashMap<IpNet, Vec<usize>>,
     v4_lengths: Vec<u8>,
     v6_lengths: Vec<u8>,
-    /// Items by what must be true of the value's form as a route.
+    /// Items filed by the normalized form of the value as a route.
     routes: Option<Box<Self>>,
-    /// Finds every literal that stands in a value, in one pass over it.
+    /// Finds all literals that occur in a value, in one pass over it.
     automaton: Option<Automaton>,
 }
 
-/// Items by how a value begins, or how it ends.
+/// Items filed by the prefix or by the suffix of a value.
 #[derive(Clone, Debug, Default)]
 struct Affixes {
     items: HashMap<Box<[u8]>, Vec<usize>>,
-    /// The lengths of all affixes, each once, in ascending order.
+    /// The distinct lengths of all affixes, in ascending order.
     lengths: Vec<usize>,
 }
 
-/// A search for many literals at once.
+/// A search for many literals at once (Aho-Corasick).
 #[derive(Clone, Debug)]
 struct Automaton {
     search: AhoCorasick,
-    /// The items of each literal, by the automaton's number of it.
+    /// The items of each literal, by the literal's number in the automaton.
     items: Box<[Box<[usize]>]>,
 }
 
-/// What a look-up finds, reused from request to request.
+/// The result of a lookup, reused for all requests.
 #[derive(Debug, Default)]
 pub(super) struct Finds {
-    /// The numbers of the items.
+    /// The numbers of the items found.
     pub(super) items: Vec<usize>,
-    /// The literals that have been found in the value that is searched, one bit each.
+    /// The literals already found in the current value, one bit each.
     seen: Vec<u64>,
 }
 
 impl Postings {
-    /// Files `item` as one that matters only if `on` is true.
+    /// Files `item`, which applies only if `on` is true.
     pub(super) fn file(&mut self, on: &On<'_>, item: usize) {
         let items = match on {
             On::Value(value) => self.values.entry((*value).into()).or_default(),
@@ -90,7 +91,7 @@ impl Postings {
         items.push(item);
     }
 
-    /// Makes ready for look-ups. If the automaton cannot be built, its items are found by presence.
+    /// Prepares for lookups. If the automaton cannot be built, its items are filed by presence.
     pub(super) fn finish(&mut self) {
         let of_family = |is_v4: bool| {
             let nets = self.nets.keys().filter(|net| net.addr().is_ipv4() == is_v4);
@@ -112,7 +113,7 @@ impl Postings {
         }
     }
 
-    /// Adds the items that can matter for `value` to `finds`, perhaps several times.
+    /// Appends the items that can apply for `value` to `finds`, possibly with duplicates.
     pub(super) fn look_up(&self, value: &str, finds: &mut Finds) {
         let found = &mut finds.items;
         found.extend_from_slice(&self.present);
@@ -143,9 +144,9 @@ impl Postings {
         }
     }
 
-    /// The heaviest look-up, given what each item weighs: of the items that are found by presence, and
-    /// of those that one value, prefix, suffix or address can bring up. A value that was made to
-    /// contain many literals can bring up more.
+    /// Returns the weight of the heaviest lookup, given the weight of each item. It includes the
+    /// items filed by presence and the items that one value, prefix, suffix or address can find. A
+    /// value crafted to contain many literals can find more.
     pub(super) fn heaviest(&self, weight: &dyn Fn(usize) -> usize) -> usize {
         let of = |items: &[usize]| {
             let weights = items.iter().map(|item| weight(*item));
@@ -200,7 +201,8 @@ impl Affixes {
         self.lengths = distinct(self.items.keys().map(|affix| affix.len()));
     }
 
-    /// The most that one value brings up: an affix, and those of which it is made.
+    /// Returns the weight of the heaviest affix, together with the shorter affixes that it
+    /// contains.
     fn heaviest(
         &self,
         cut: impl Fn(&[u8], usize) -> Option<&[u8]>,
@@ -216,7 +218,7 @@ impl Affixes {
 }
 
 impl Automaton {
-    /// `None` if there are more literals than an automaton can number.
+    /// Builds the automaton. Returns `None` if there are more literals than an automaton supports.
     fn new(parts: &HashMap<Box<[u8]>, Vec<usize>>) -> Option<Self> {
         let search = AhoCorasick::builder()
             .match_kind(MatchKind::Standard)
@@ -234,7 +236,8 @@ impl Automaton {
         weights.max().unwrap_or(0)
     }
 
-    /// Each literal brings up its items once, however often it stands in `value`.
+    /// Finds the items of all literals in `value`. A literal that occurs several times yields its
+    /// items once.
     fn look_up(&self, value: &[u8], finds: &mut Finds) {
         finds.seen.clear();
         finds.seen.resize(self.items.len().div_ceil(64), 0);
@@ -256,8 +259,8 @@ fn distinct<T: Ord>(lengths: impl Iterator<Item = T>) -> Vec<T> {
     lengths
 }
 
-/// The ways to file a pattern, each a list of things of which one is true of every value that matches.
-/// None for a pattern that can match an absent entry.
+/// Returns the ways to file a pattern. Each way is a list of facts, at least one of which is true
+/// of every value that matches. The result is empty for a pattern that can match an absent entry.
 pub(super) fn ways_of(pattern: &Pattern) -> Vec<Vec<On<'_>>> {
     match pattern.kind() {
         Kind::Exact(value) => vec![vec![On::Value(value)]],
@@ -315,7 +318,7 @@ fn ways_of_literals(literals: &Literals) -> Vec<On<'_>> {
     }
 }
 
-/// Alternatives are filed only if each of them can be, each in its most telling way.
+/// Files alternatives under the most specific way of each. If one of them cannot be filed, none is.
 fn ways_of_any<'a>(
     exact: impl Iterator<Item = &'a str>,
     others: &'a [Pattern],
@@ -330,15 +333,15 @@ fn ways_of_any<'a>(
     vec![way]
 }
 
-/// The way whose vaguest alternative is the most telling.
+/// Returns the most specific way. A way is as specific as its least specific fact.
 pub(super) fn most_telling(ways: Vec<Vec<On<'_>>>) -> Option<Vec<On<'_>>> {
     let vagueness = |way: &Vec<On<'_>>| way.iter().map(On::vagueness).max();
     ways.into_iter().min_by_key(vagueness)
 }
 
 impl On<'_> {
-    /// How many values it may be true of, to compare it with others: its kind first, then how little
-    /// text it has.
+    /// Returns a measure of how many values this fact matches, for comparison: first its kind, then
+    /// how short its text is.
     pub(super) fn vagueness(&self) -> (u8, std::cmp::Reverse<usize>) {
         let (kind, length) = match self {
             Self::Value(value) => (0, value.len()),

@@ -1,11 +1,11 @@
-//! A request: the entries that describe it, and what it costs.
+//! A request: the entries that describe it, and its cost.
 
 use crate::{
     bounds,
     charge::{Cost, RequestError},
 };
 
-/// What asks to pass: the entries that describe it, and what it costs.
+/// A request to be rate limited: the entries that describe it, and its cost.
 ///
 /// # Examples
 ///
@@ -26,13 +26,13 @@ pub struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// A request that `entries` describe, names and values.
+    /// Creates a request from `entries`, which are pairs of name and value.
     ///
     /// # Errors
     ///
-    /// Refuses more than [`bounds::MAX_ENTRIES`] entries, an empty name, a name given twice, a name over
-    /// [`bounds::MAX_ENTRY_NAME_BYTES`] and a value over [`bounds::MAX_ENTRY_VALUE_BYTES`]; the field is
-    /// `entries.<name>` wherever there is a name.
+    /// Rejects more than [`bounds::MAX_ENTRIES`] entries, an empty name, a duplicate name, a name
+    /// over [`bounds::MAX_ENTRY_NAME_BYTES`], and a value over [`bounds::MAX_ENTRY_VALUE_BYTES`].
+    /// The field of the error is `entries.<name>` if there is a name.
     pub fn new(entries: &'a [(&'a str, &'a str)], cost: Cost) -> Result<Self, RequestError> {
         if entries.len() > bounds::MAX_ENTRIES {
             let problem = over(entries.len(), "entries", bounds::MAX_ENTRIES);
@@ -48,27 +48,28 @@ impl<'a> Request<'a> {
         Ok(Self { entries, cost })
     }
 
-    /// The value of the entry `name`.
+    /// Returns the value of the entry `name`.
     #[must_use]
     pub fn entry(&self, name: &str) -> Option<&'a str> {
         let named = self.entries.iter().find(|(known, _)| *known == name);
         named.map(|(_, value)| *value)
     }
 
-    /// The entries, names and values, in the order in which they were given.
+    /// Returns the entries as pairs of name and value, in their original order.
     #[must_use]
     pub fn entries(&self) -> &'a [(&'a str, &'a str)] {
         self.entries
     }
 
-    /// The cost.
+    /// Returns the cost.
     #[must_use]
     pub fn cost(&self) -> Cost {
         self.cost
     }
 }
 
-/// The field of an error about the entry `name`, which may be hostile: escaped and cut short.
+/// Returns the field for an error about the entry `name`. The name comes from the client, so it is
+/// escaped and truncated.
 pub(super) fn field(name: &str) -> String {
     const SHOWN: usize = 64;
     let mut field = String::from("entries.");

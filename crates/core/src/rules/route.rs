@@ -1,18 +1,18 @@
-//! Routes: paths as many web frameworks compare them.
+//! Routes: paths compared in the way of many web frameworks.
 //!
-//! Rules compare paths byte by byte, and frameworks do not: to many of them `/login/`, `/LOGIN`, `/login;x=1` and
-//! `/login%20` are `/login`. A [`Route`] matches all of these.
+//! Other patterns compare paths byte by byte. Frameworks often do not: many treat `/login/`,
+//! `/LOGIN`, `/login;x=1` and `/login%20` as `/login`. A [`Route`] matches all of these.
 
 use std::borrow::Cow;
 
 use super::{Pattern, RuleError, pattern::Kind};
 
-/// A path or a glob, in any letter case, with or without a slash at its end, path parameters
-/// (`;name=value`), and encoded white space at its end.
+/// A path or glob that ignores letter case, trailing slashes, path parameters (`;name=value`) and
+/// trailing encoded white space.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Route {
     written: Box<str>,
-    /// What the [form](form) of a value must match: an exact text or a glob.
+    /// The exact text or glob that the normalized [form](form) of a value must match.
     inner: Box<Pattern>,
 }
 
@@ -34,12 +34,12 @@ impl Route {
         })
     }
 
-    /// As it was written.
+    /// Returns the route as written in the rules file.
     pub(super) fn as_str(&self) -> &str {
         &self.written
     }
 
-    /// What the [form](form) of a value must match.
+    /// Returns the pattern that the [form](form) of a value must match.
     pub(super) fn inner(&self) -> &Pattern {
         &self.inner
     }
@@ -53,8 +53,8 @@ impl Route {
     }
 }
 
-/// The form in which routes are compared: small letters, no parameters of segments, and neither slashes nor
-/// encoded white space at the end. The root is `/`.
+/// Returns the normalized form in which routes are compared: lower case, without path parameters,
+/// and without trailing slashes and trailing encoded white space. The root is `/`.
 pub(super) fn form(path: &str) -> Cow<'_, str> {
     if is_form(path) {
         return Cow::Borrowed(path);
@@ -67,7 +67,7 @@ pub(super) fn form(path: &str) -> Cow<'_, str> {
             ';' => is_parameter = true,
             _ => {}
         }
-        // A segment of parameters alone leaves no second slash.
+        // A segment that consists only of parameters must not leave a double slash.
         let is_double = letter == '/' && form.ends_with('/');
         if !is_parameter && !is_double {
             form.push(letter.to_ascii_lowercase());
@@ -78,13 +78,13 @@ pub(super) fn form(path: &str) -> Cow<'_, str> {
     Cow::Owned(form)
 }
 
-/// Whether `path` surely is in the form of routes: the usual case.
+/// Returns true if `path` is already normalized, which is the common case.
 fn is_form(path: &str) -> bool {
     let is_small = |byte: u8| !byte.is_ascii_uppercase() && byte != b';';
     trimmed(path) == path.len() && !path.contains("//") && path.bytes().all(is_small)
 }
 
-/// How long `path` is without the slashes and the white space at its end.
+/// Returns the length of `path` without trailing slashes and white space.
 fn trimmed(path: &str) -> usize {
     const WHITE_SPACE: [&str; 7] = ["%20", "%09", "%0a", "%0b", "%0c", "%0d", "%00"];
     let mut rest = path;

@@ -1,4 +1,4 @@
-//! A rule: when it applies, whose count it is, which limits.
+//! A rule: its conditions, its key and its limits.
 
 use std::sync::Arc;
 
@@ -17,30 +17,30 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// Where the cost of a charge comes from.
+/// The source of a charge's cost.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum CostSource {
-    /// From the request.
+    /// The cost of the request.
     #[default]
     Request,
-    /// Always this, whatever the request says.
+    /// A fixed cost, whatever the request's own cost is.
     Fixed(Cost),
-    /// From the entry of this name, a whole number in decimal digits.
+    /// The value of the entry with this name, a whole number in decimal digits.
     Entry(Box<str>),
 }
 
-/// Whether a rule denies.
+/// Whether a rule denies requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// It does.
+    /// The rule denies.
     #[default]
     Enforce,
-    /// It counts and reports, and never denies.
+    /// The rule counts and reports, but never denies.
     Shadow,
 }
 
 impl Mode {
-    /// The mode as it is written in a rules file.
+    /// Returns the name of the mode in the rules file.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -50,11 +50,11 @@ impl Mode {
     }
 }
 
-/// When limits apply, and whose count they keep.
+/// A rule: the conditions under which limits apply, and the key that they count by.
 ///
 /// A rule applies to a request if all its conditions hold **and the request has every entry of its
-/// key**; a rule with the condition `present: false` is how to catch those that have not. A rule
-/// without conditions applies always, and one without a key keeps one count for all.
+/// key**. To limit requests without an entry, use a rule with the condition `present: false`. A
+/// rule without conditions always applies, and a rule without a key has one count for all requests.
 #[derive(Clone, Debug)]
 pub struct Rule {
     name: Arc<str>,
@@ -64,20 +64,21 @@ pub struct Rule {
     limits: Arc<Limits>,
     cost: CostSource,
     allow: AllowList,
-    /// Where there is room for more than the limits.
+    /// The condition for elastic headroom, if the rule is elastic.
     room: Option<Headroom>,
     pub(super) bill: Bill,
 }
 
 impl Rule {
-    /// A rule that applies `limits` to every request, on one count, at the request's cost.
+    /// Creates a rule that applies `limits` to every request, with one count for all and at the
+    /// request's cost.
     ///
-    /// The name stands in headers, in metrics and in paths: printable ASCII, at most
+    /// The name appears in headers, metrics and paths, so it must be printable ASCII with at most
     /// [`bounds::MAX_RULE_NAME_BYTES`].
     ///
     /// # Errors
     ///
-    /// Names `name` or `limits`.
+    /// Returns an error for `name` or `limits`.
     pub fn new(name: &str, limits: Vec<Limit>) -> Result<Self, RuleError> {
         check_rule_name(name)?;
         let limits =
@@ -95,18 +96,19 @@ impl Rule {
         })
     }
 
-    /// Applies only where `when` holds.
+    /// Restricts the rule to requests for which `when` holds.
     #[must_use]
     pub fn when(mut self, when: When) -> Self {
         self.when = when;
         self
     }
 
-    /// Keeps one count for each combination of the values of `entries`.
+    /// Keeps a separate count for each combination of values of `entries`.
     ///
     /// # Errors
     ///
-    /// Names `key` if there are over [`bounds::MAX_KEY_ENTRIES`], one stands twice, or one is no name.
+    /// Returns an error for `key` if there are more than [`bounds::MAX_KEY_ENTRIES`], if one occurs
+    /// twice, or if one is not a valid name.
     pub fn keyed_by(mut self, entries: &[&str]) -> Result<Self, RuleError> {
         let most = bounds::MAX_KEY_ENTRIES;
         if entries.len() > most {
@@ -123,11 +125,11 @@ impl Rule {
         Ok(self)
     }
 
-    /// Takes the cost from `cost`.
+    /// Sets the source of the cost.
     ///
     /// # Errors
     ///
-    /// Names `cost` if it is an entry that no request can have.
+    /// Returns an error for `cost` if it is an entry that no request can have.
     pub fn costing(mut self, cost: CostSource) -> Result<Self, RuleError> {
         if let CostSource::Entry(entry) = &cost {
             check_name(entry).map_err(|error| RuleError::new("cost", error.problem))?;
@@ -136,18 +138,18 @@ impl Rule {
         Ok(self)
     }
 
-    /// Lets requests for which one of `allow` holds pass without a charge.
+    /// Adds an allow list: requests for which one of `allow` holds pass without a charge.
     #[must_use]
     pub fn allowing(mut self, allow: Vec<When>) -> Self {
         self.allow = AllowList::new(allow);
         self
     }
 
-    /// Admits `percent` more, marked, while there is `room`.
+    /// Makes the limits elastic: admits and marks `percent` more while the condition `room` holds.
     ///
     /// # Errors
     ///
-    /// Names `elastic`: what [`Limits::stretching`] refuses.
+    /// Returns an error for `elastic` if [`Limits::stretching`] rejects it.
     pub fn elastic(mut self, percent: u32, room: Headroom) -> Result<Self, RuleError> {
         let limits = Arc::unwrap_or_clone(self.limits).stretching(percent);
         let limits = limits.map_err(|error| RuleError::new(error.field, error.problem))?;
@@ -156,7 +158,7 @@ impl Rule {
         Ok(self)
     }
 
-    /// Denies, or only counts and reports.
+    /// Sets whether the rule denies, or only counts and reports.
     #[must_use]
     pub fn in_mode(mut self, mode: Mode) -> Self {
         let limits = Arc::unwrap_or_clone(self.limits);
@@ -164,7 +166,7 @@ impl Rule {
         self
     }
 
-    /// Lets `policy` answer while the store is out of reach.
+    /// Sets the fallback policy for when the store is unreachable.
     #[must_use]
     pub fn failing(mut self, policy: OnFailure) -> Self {
         let limits = Arc::unwrap_or_clone(self.limits);
@@ -172,36 +174,36 @@ impl Rule {
         self
     }
 
-    /// The name.
+    /// Returns the name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The conditions under which the rule applies.
+    /// Returns the conditions under which the rule applies.
     #[must_use]
     pub fn applies_when(&self) -> &When {
         &self.when
     }
 
-    /// The limits.
+    /// Returns the limits.
     #[must_use]
     pub fn limits(&self) -> &Arc<Limits> {
         &self.limits
     }
 
-    /// The names of the entries whose values make up the key; none is one count for all.
+    /// Returns the names of the key entries. Without any, the rule has one count for all requests.
     pub fn key(&self) -> impl ExactSizeIterator<Item = &str> {
         self.key.iter().map(|entry| &**entry)
     }
 
-    /// Where the cost comes from.
+    /// Returns the source of the cost.
     #[must_use]
     pub fn cost(&self) -> &CostSource {
         &self.cost
     }
 
-    /// Whether the rule denies.
+    /// Returns whether the rule denies.
     #[must_use]
     pub fn mode(&self) -> Mode {
         if self.limits.shadow() {
@@ -211,7 +213,7 @@ impl Rule {
         }
     }
 
-    /// The name of every entry that the rule looks at.
+    /// Returns the names of all entries that the rule uses.
     pub(super) fn entry_names(&self) -> impl Iterator<Item = &str> {
         let cost = match &self.cost {
             CostSource::Entry(entry) => Some(&**entry),
@@ -230,19 +232,19 @@ impl Rule {
             .chain(room.flatten())
     }
 
-    /// The longest window of the limits: how long a manual block stands where nobody says how long.
+    /// Returns the longest window of the limits. It is the default duration of a manual block.
     #[must_use]
     pub fn longest_window(&self) -> Span {
         let windows = self.limits.iter().map(Limit::window);
         windows.max().unwrap_or(Span::ZERO)
     }
 
-    /// The bytes of the key whose entries have `values`, in the order of [`Self::key`].
+    /// Returns the encoded key for `values`, which are in the order of [`Self::key`].
     ///
     /// # Errors
     ///
-    /// Refuses another number of values than the key has entries, an empty value, and a key over
-    /// [`bounds::MAX_KEY_BYTES`].
+    /// Rejects a number of values that differs from the number of key entries, an empty value, and
+    /// a key over [`bounds::MAX_KEY_BYTES`].
     pub fn encode_key(&self, values: &[&str]) -> Result<Vec<u8>, RequestError> {
         if values.len() != self.key.len() {
             let names = self.key.join(", ");
@@ -260,7 +262,7 @@ impl Rule {
         Ok(bytes)
     }
 
-    /// The values of the key whose bytes follow the scope.
+    /// Decodes the values of a key, given the bytes after the scope.
     pub(super) fn decode_values<'k>(&self, rest: &'k [u8]) -> Option<Vec<&'k str>> {
         key::values(rest, self.key.len())
     }
@@ -273,8 +275,8 @@ impl Rule {
         self.when.iter()
     }
 
-    /// How many evaluations it takes at most to decide whether the rule applies, and how. A rule
-    /// without conditions takes one.
+    /// Returns the maximum number of evaluations to decide whether the rule applies and whether it
+    /// has headroom. A rule without conditions counts as one.
     pub(super) fn weight(&self) -> usize {
         let room = self.room.iter().map(|room| match room {
             Headroom::When(when) => when.weight(),
@@ -289,7 +291,7 @@ impl Rule {
         self.limits = limits;
     }
 
-    /// Whether the rule is to be charged for `request` at `now`.
+    /// Returns true if `request` must be charged by this rule at `now`.
     pub(super) fn applies(
         &self,
         request: &Request<'_>,
@@ -301,7 +303,8 @@ impl Rule {
             && !self.allow.covers(request, now, room)
     }
 
-    /// Whether the request says that there is room for more than the limits at `now`.
+    /// Returns true if an elastic rule may exceed its limits for this request at `now`, as far as
+    /// the request itself decides that.
     pub(super) fn has_room(
         &self,
         request: &Request<'_>,
@@ -314,7 +317,7 @@ impl Rule {
         }
     }
 
-    /// The rule by whose unused share the limits stretch.
+    /// Returns the other rule whose unused share makes this rule elastic, if any.
     pub(super) fn unused(&self) -> Option<&Unused> {
         match &self.room {
             Some(Headroom::Unused(unused)) => Some(unused),
@@ -322,7 +325,7 @@ impl Rule {
         }
     }
 
-    /// Writes the key of `request`, to which the rule applies, at the end of `bytes`.
+    /// Appends the key of `request`, to which the rule must apply, to `bytes`.
     pub(super) fn append_key_of(
         &self,
         request: &Request<'_>,

@@ -1,7 +1,8 @@
-//! Schedules: at what times of the week conditions hold.
+//! Schedules: the times of the week at which conditions hold.
 //!
-//! What the clock on the wall of a time zone shows decides. A time that the clocks skip in spring never comes, and one that comes
-//! twice in autumn is there twice. Who begins on one day and ends after midnight belongs to the day on which he began:
+//! Local time in the schedule's time zone decides. A local time that is skipped in spring does not
+//! occur, and one that repeats in autumn occurs twice. A range that passes midnight belongs to the
+//! day on which it begins:
 //!
 //! ```text
 //! time: 22:00-06:00, days: [fri]        Fri 22:00 ├──────────────┤ Sat 06:00
@@ -16,35 +17,35 @@ use crate::{bounds, time::Timestamp, zone::Zone};
 
 const MINUTES_A_DAY: u16 = 24 * 60;
 
-/// From one time of day to another, over midnight if the second is the earlier one.
+/// A range of time of day. It passes midnight if the second time is the earlier one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hours {
-    /// In minutes since midnight on the wall, less than a day.
+    /// The start in minutes since local midnight, less than a day.
     from: u16,
-    /// The first minute that is no part of it; at most a day.
+    /// The first minute after the range; at most a day.
     to: u16,
 }
 
-/// Days of the week: a bit each, Monday the lowest.
+/// A set of weekdays: one bit each, Monday is the lowest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Days(u8);
 
 /// Times of the week in a time zone.
 #[derive(Clone, Debug)]
 pub struct Schedule {
-    /// None is the whole day.
+    /// Empty means the whole day.
     hours: Box<[Hours]>,
     days: Days,
     zone: Zone,
 }
 
 impl Hours {
-    /// Reads `01:00-06:00`: from one o'clock until the minute before six. `22:00-06:00` goes over midnight, and `24:00` is the end of
-    /// a day.
+    /// Parses `01:00-06:00`: from one o'clock to the minute before six. `22:00-06:00` passes
+    /// midnight, and `24:00` is the end of a day.
     ///
     /// # Errors
     ///
-    /// Refuses what is no two times of 24 hours, and two that are the same.
+    /// Rejects a text that is not a range of two 24-hour times, and two equal times.
     pub fn parse(text: &str) -> Result<Self, RuleError> {
         let ends = text.split_once('-').and_then(|(from, to)| {
             let from = minute(from.trim_end()).filter(|from| *from < MINUTES_A_DAY)?;
@@ -62,14 +63,16 @@ impl Hours {
         Err(RuleError::new("", problem))
     }
 
-    /// What `9:00-17:00`, `9-17` and `9am - 5pm` mean.
+    /// Interprets other spellings such as `9:00-17:00`, `9-17` and `9am - 5pm`, for the advice in
+    /// an error.
     fn nearest(text: &str) -> Option<Self> {
         let (from, to) = text.split_once(['-', '\u{2013}'])?;
         let (from, to) = (loose_minute(from)?, loose_minute(to)?);
         (from != to && from < MINUTES_A_DAY).then_some(Self { from, to })
     }
 
-    /// Whether it is one of these hours at `minute` of `today`, if they begin on one of `days`.
+    /// Returns true if `minute` of `today` is in the range, where the range must begin on one of
+    /// `days`.
     fn holds(self, minute: u16, today: Weekday, days: Days) -> bool {
         let Self { from, to } = self;
         if from < to {
@@ -79,7 +82,7 @@ impl Hours {
     }
 }
 
-/// `22:00-06:00`.
+/// Writes the range as `22:00-06:00`.
 impl fmt::Display for Hours {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { from, to } = self;
@@ -95,16 +98,16 @@ impl fmt::Display for Hours {
 }
 
 impl Days {
-    /// Every day.
+    /// All days.
     pub const ALL: Self = Self(0b111_1111);
 
     const NAMES: [&'static str; 7] = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"];
 
-    /// Reads `mon`, or `fri-mon`, which is four days.
+    /// Parses `mon`, or a range such as `fri-mon`, which is four days.
     ///
     /// # Errors
     ///
-    /// Refuses what is no `mon`, `tue`, `wed`, `thu`, `fri`, `sat` or `sun`.
+    /// Rejects every name except `mon`, `tue`, `wed`, `thu`, `fri`, `sat` and `sun`.
     pub fn parse(text: &str) -> Result<Self, RuleError> {
         let at = |name: &str| Self::NAMES.iter().position(|known| *known == name);
         let (first, last) = text.split_once('-').unwrap_or((text, text));
@@ -121,7 +124,7 @@ impl Days {
         Ok(Self(days))
     }
 
-    /// What to write for `weekdays`, `Monday` and `Mon-Fri`.
+    /// Returns advice for other spellings such as `weekdays`, `Monday` and `Mon-Fri`.
     fn nearest(text: &str) -> Option<String> {
         let text = text.to_ascii_lowercase();
         let day = |name: &str| {
@@ -148,7 +151,7 @@ impl Days {
         })
     }
 
-    /// These days and those.
+    /// Returns the union of both sets.
     #[must_use]
     pub const fn and(self, others: Self) -> Self {
         Self(self.0 | others.0)
@@ -165,11 +168,13 @@ impl Days {
 }
 
 impl Schedule {
-    /// Within `hours`, or the whole day where there are none, of those that begin on `days`, in the IANA time zone `zone`.
+    /// Creates a schedule of `hours` that begin on `days`, in the IANA time zone `zone`. Empty
+    /// `hours` mean the whole day.
     ///
     /// # Errors
     ///
-    /// Names `time` if there are over [`bounds::MAX_HOURS`], and `zone` if it is unknown.
+    /// Returns an error for `time` if there are more than [`bounds::MAX_HOURS`], and for `zone` if
+    /// it is unknown.
     ///
     /// # Examples
     ///
@@ -178,7 +183,8 @@ impl Schedule {
     ///
     /// let nights = vec![Hours::parse("22:00-06:00").unwrap()];
     /// let nights = Schedule::new(nights, Days::parse("fri").unwrap(), "Europe/Berlin").unwrap();
-    /// let saturday_at_5 = Timestamp::from_micros(1_781_924_400_000_000); // 2026-06-20T05:00:00+02:00
+    /// // 2026-06-20T05:00:00+02:00
+    /// let saturday_at_5 = Timestamp::from_micros(1_781_924_400_000_000);
     /// assert!(nights.holds(saturday_at_5));
     /// ```
     pub fn new(hours: Vec<Hours>, days: Days, zone: &str) -> Result<Self, RuleError> {
@@ -195,7 +201,7 @@ impl Schedule {
         })
     }
 
-    /// Whether it is one of these times at `now`.
+    /// Returns true if the schedule includes `now`.
     #[must_use]
     pub fn holds(&self, now: Timestamp) -> bool {
         let wall = self.zone.wall(now);
@@ -203,7 +209,7 @@ impl Schedule {
         if self.hours.is_empty() {
             return self.days.contains(today);
         }
-        // Neither is ever negative.
+        // The hour and the minute are never negative.
         let part = |part: i8| u16::from(part.unsigned_abs());
         let minute = part(wall.hour()) * 60 + part(wall.minute());
         self.hours
@@ -224,7 +230,7 @@ impl Schedule {
     }
 }
 
-/// The minute of a time that is written in another way: `9`, `9:00`, `9am`, `5:30 pm`.
+/// Parses a time in another spelling: `9`, `9:00`, `9am`, `5:30 pm`.
 fn loose_minute(text: &str) -> Option<u16> {
     let text = text.trim().to_ascii_lowercase();
     let (time, noon) = match (text.strip_suffix("am"), text.strip_suffix("pm")) {

@@ -1,4 +1,4 @@
-//! Every rule, in the order of the file, and what a request is charged under them.
+//! A rule set: all rules, in the order of the file, and the charges of a request under them.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -20,7 +20,7 @@ use crate::{
     time::Timestamp,
 };
 
-/// Room for the keys of one request's charges, reused from request to request.
+/// Buffers for the charges of one request, reused for all requests.
 #[derive(Debug, Default)]
 pub struct Scratch {
     room: Room,
@@ -29,15 +29,15 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// How many patterns the values of the last request were held against: what it cost to find its
-    /// rules. A pattern that reads through a whole value counts once more for each KiB of it.
+    /// Returns the number of pattern evaluations for the last request. A pattern that scans the
+    /// whole value counts once more for each KiB of it.
     #[must_use]
     pub fn conditions_evaluated(&self) -> usize {
         self.room.work.done()
     }
 }
 
-/// Room for looking things up in an index, and how much was looked at.
+/// Buffers for lookups in an index, and the work done so far.
 #[derive(Debug, Default)]
 pub(super) struct Room {
     pub(super) rules: Finds,
@@ -45,17 +45,17 @@ pub(super) struct Room {
     pub(super) work: Work,
 }
 
-/// A charge whose key is not yet at rest.
+/// A charge whose key is still a range of the key buffer, because the buffer may grow.
 #[derive(Debug)]
 struct Due {
     rule: usize,
     key: Range<usize>,
     cost: Cost,
-    /// Whether the rule's limits stretch.
+    /// Whether the rule's elastic limits apply.
     has_room: bool,
 }
 
-/// Every rule, indexed by what it matches.
+/// All rules, indexed by their conditions.
 ///
 /// # Examples
 ///
@@ -86,19 +86,21 @@ pub struct RuleSet {
     by_scope: HashMap<Scope, usize>,
     allow: AllowList,
     entry_names: BTreeSet<Box<str>>,
-    /// Whether a rule stretches by the unused share of another.
+    /// Whether a rule is elastic by the unused share of another.
     has_parents: bool,
     wants_receipts: bool,
 }
 
 impl RuleSet {
-    /// Indexes `rules`, which keep their order. What one of `allow` holds for passes them all uncharged.
+    /// Indexes `rules` and keeps their order. A request for which one of `allow` holds passes all
+    /// rules without a charge.
     ///
     /// # Errors
     ///
-    /// Every rule whose name another has already, as `rules[<n>].name`, counted from 0; every one that stretches by the
-    /// unused share of no other, as `rules[<n>].elastic.unused.rule`; more than [`bounds::MAX_RULES`] rules; and rules of
-    /// which a request could take over [`bounds::MAX_EVALUATIONS`] without being made for it.
+    /// Returns an error for every rule whose name is already taken, as `rules[<n>].name`, counted
+    /// from 0, and for every elastic rule that refers to itself or to a missing rule, as
+    /// `rules[<n>].elastic.unused.rule`. Rejects more than [`bounds::MAX_RULES`] rules, and rules
+    /// with which an ordinary request could take over [`bounds::MAX_EVALUATIONS`].
     pub fn build(rules: Vec<Rule>, allow: Vec<When>) -> Result<Self, RuleErrors> {
         let most = bounds::MAX_RULES;
         if rules.len() > most {
@@ -126,8 +128,8 @@ impl RuleSet {
         })
     }
 
-    /// The same rules, as successors of `old`: a rule whose limits did not change keeps the very limits
-    /// that it had, and one whose numbers changed takes over what its keys have spent.
+    /// Inherits the state of `old` after a reload. A rule with unchanged limits keeps the same
+    /// limits object. A rule with changed limits takes over what its keys have spent.
     #[must_use]
     pub fn succeeding(mut self, old: &Self) -> Self {
         for rule in &mut self.rules {
@@ -139,15 +141,19 @@ impl RuleSet {
         self
     }
 
-    /// The charges that `request` is to pay at `now`, in the order of the rules: one for every rule that applies;
-    /// none when it is on the allow list.
+    /// Returns the charges of `request` at `now`, one for every rule that applies, in the order of
+    /// the rules. Returns none if the request is on the allow list.
     ///
     /// # Errors
     ///
-    /// Refuses a request that has an empty value, or one that makes too long a key, in an entry that an
-    /// applicable rule counts by; whose cost entry is missing or no number from 1 to
-    /// [`bounds::MAX_COUNT`]; to which over [`bounds::MAX_CHARGES`] rules apply; or whose values were made
-    /// to match parts of so many patterns that it takes over [`bounds::MAX_EVALUATIONS`] to find its rules.
+    /// Rejects a request in these cases:
+    ///
+    /// - A rule that applies counts by an entry whose value is empty or makes the key too long.
+    /// - The entry that sets the cost is missing or is not a number from 1 to
+    ///   [`bounds::MAX_COUNT`].
+    /// - More than [`bounds::MAX_CHARGES`] rules apply.
+    /// - Finding its rules takes over [`bounds::MAX_EVALUATIONS`], because its values were crafted
+    ///   to match parts of many patterns.
     pub fn charges<'a>(
         &'a self,
         request: &Request<'_>,
@@ -159,7 +165,7 @@ impl RuleSet {
         keys.clear();
         due.clear();
         let is_allowed = self.allow.covers(request, now, room);
-        // What was found without all evaluations may be wrong: it is not used.
+        // The result may be wrong if evaluations were skipped, so check before using it.
         room.work.check()?;
         if is_allowed {
             return Ok(Vec::new());
@@ -178,7 +184,7 @@ impl RuleSet {
         due.iter().map(charge).collect()
     }
 
-    /// Whether `request` is on the allow list, and so is charged nothing whatever the rules say.
+    /// Returns true if `request` is on the allow list, so that no rule charges it.
     #[must_use]
     pub fn is_allow_listed(
         &self,
@@ -189,8 +195,8 @@ impl RuleSet {
         self.allow.covers(request, now, &mut scratch.room)
     }
 
-    /// What is to be looked at before `charges` are decided, because some of them stretch by the unused share of others;
-    /// nearly always nothing.
+    /// Returns the charges to read before `charges` are decided, because the unused share of some
+    /// rules decides whether others may exceed their limits. It is usually `None`.
     #[must_use]
     #[inline]
     pub fn parents<'a>(&'a self, charges: &[Charge<'a>]) -> Option<Parents<'a>> {
@@ -199,7 +205,7 @@ impl RuleSet {
             .filter(|parents| !parents.charges.is_empty())
     }
 
-    /// The rule of that name.
+    /// Returns the rule with this name.
     #[must_use]
     pub fn rule(&self, name: &str) -> Option<&Rule> {
         let rule = self
@@ -209,59 +215,63 @@ impl RuleSet {
         rule.filter(|rule| rule.name() == name)
     }
 
-    /// The rules, in the order of the file.
+    /// Iterates over the rules, in the order of the file.
     pub fn iter(&self) -> std::slice::Iter<'_, Rule> {
         self.rules.iter()
     }
 
-    /// The name of every entry that a rule looks at: what a door has to find out about a request.
+    /// Returns the names of all entries that a rule uses, so that a listener knows what to extract
+    /// from a request.
     pub fn entry_names(&self) -> impl Iterator<Item = &str> {
         self.entry_names.iter().map(|name| &**name)
     }
 
-    /// Whether a rule looks at the entry `name`.
+    /// Returns true if a rule uses the entry `name`.
     #[must_use]
     pub fn looks_at(&self, name: &str) -> bool {
         self.entry_names.contains(name)
     }
 
-    /// Whether the charges of a request, which are these, should be [settled](crate::Store::settle) when it has ended or is
-    /// given up: places that are held, queues that are waited in, and what is charged by the answer.
+    /// Returns true if these `charges` of a request should be [settled](crate::Store::settle) when
+    /// the request has ended or is cancelled. That is so if one of the rules has concurrency slots,
+    /// a queue, or a response-based cost.
     #[must_use]
     pub fn wants_receipt(&self, charges: &[Charge<'_>]) -> bool {
         let wants = |charge: &Charge<'_>| self.rule_of(charge.key).is_some_and(Rule::wants_receipt);
         self.wants_receipts && charges.iter().any(wants)
     }
 
-    /// The rule to which the bytes of a charge's key belong; `None` for the key of a limit that came with a request, and of a
-    /// rule that is no more.
+    /// Returns the rule to which the key of a charge belongs. Returns `None` for the key of a limit
+    /// that was sent with a request, or if the rule no longer exists.
     #[must_use]
     pub fn rule_of(&self, key: &[u8]) -> Option<&Rule> {
         let (scope, _) = key::split(key)?;
         self.by_scope.get(&scope).map(|at| &self.rules[*at])
     }
 
-    /// The rules from which a request escapes by leaving out an entry that `is_optional`, because no other enforced rule surely applies
-    /// to what is left; in their order, each with one such entry of its key. To find the next one may mean to look at many rules.
+    /// Finds the rules that a request can bypass by leaving out an entry for which `is_optional`
+    /// returns true. A rule is only returned if no other enforced rule certainly applies to such
+    /// requests. The rules are in order, each with one such entry. The iterator is lazy, and each
+    /// step may examine many rules.
     pub fn escapes(&self, is_optional: impl Fn(&str) -> bool) -> impl Iterator<Item = Escape<'_>> {
         escape::escapes(&self.rules, is_optional)
     }
 
-    /// How many rules there are.
+    /// Returns the number of rules.
     #[must_use]
     pub fn len(&self) -> usize {
         self.rules.len()
     }
 
-    /// Whether there are no rules.
+    /// Returns true if there are no rules.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.rules.is_empty()
     }
 
-    /// The rule to which the bytes of a charge's key belong, and the values of its key entries, in the
-    /// order of [`Rule::key`]. `None` for the key of a limit that came with a request, of a rule that is
-    /// no more, and of a rule that has been given another key since.
+    /// Returns the rule to which the key of a charge belongs, with the values of the key entries in
+    /// the order of [`Rule::key`]. Returns `None` for the key of a limit that was sent with a
+    /// request, if the rule no longer exists, or if its key entries have changed.
     #[must_use]
     pub fn decode_key<'k>(&self, key: &'k [u8]) -> Option<(&Rule, Vec<&'k str>)> {
         let (_, rest) = key::split(key)?;
@@ -306,7 +316,8 @@ impl RuleSet {
     }
 }
 
-/// Finds rules by scope; refuses two with one name, or, once in an age, with one scope.
+/// Maps scopes to rules. Rejects two rules with the same name, or with the same scope, which is
+/// extremely rare.
 fn by_scope(rules: &[Rule]) -> Result<HashMap<Scope, usize>, RuleErrors> {
     let mut by_scope = HashMap::with_capacity(rules.len());
     let mut errors = Vec::new();
@@ -332,7 +343,7 @@ fn by_scope(rules: &[Rule]) -> Result<HashMap<Scope, usize>, RuleErrors> {
     }
 }
 
-/// Refuses rules that stretch by the unused share of themselves, or of nobody.
+/// Rejects elastic rules that refer to themselves or to a missing rule.
 fn check_parents(rules: &[Rule]) -> Result<(), RuleErrors> {
     let names: BTreeSet<&str> = rules.iter().map(Rule::name).collect();
     let errors: Vec<RuleError> = rules
@@ -358,7 +369,7 @@ fn check_parents(rules: &[Rule]) -> Result<(), RuleErrors> {
     }
 }
 
-/// The limits to use in the place of `new`, given that `old` were in force until now.
+/// Returns the limits to use instead of `new`, given that `old` were active until now.
 fn succeed(new: &Arc<Limits>, old: &Arc<Limits>) -> Arc<Limits> {
     let same_manner = new.shadow() == old.shadow()
         && new.on_failure() == old.on_failure()
@@ -368,7 +379,7 @@ fn succeed(new: &Arc<Limits>, old: &Arc<Limits>) -> Arc<Limits> {
         (true, false) => {
             let limits = Limits::clone(old).in_shadow(new.shadow());
             let limits = limits.failing(new.on_failure());
-            // What the new limits could be stretched by, so can the old ones, which are equal.
+            // The numbers are equal, so the old limits can stretch as far as the new ones.
             Arc::new(limits.clone().stretching(new.stretch()).unwrap_or(limits))
         }
         (false, _) => Arc::new(Limits::clone(new).succeeding(old)),

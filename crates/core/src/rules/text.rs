@@ -1,10 +1,11 @@
-//! Conditions as text, in the notation of the rules file, for whoever asks a running server.
+//! Formats conditions in the notation of the rules file, to inspect a running server.
 
 use std::fmt;
 
 use super::{Condition, Days, Pattern, Schedule, When, pattern::Kind};
 
-/// `{path: /api/**, time: [22:00-06:00], zone: Europe/Berlin}`; `{}` always holds.
+/// Writes conditions such as `{path: /api/**, time: [22:00-06:00], zone: Europe/Berlin}`. `{}`
+/// always holds.
 impl fmt::Display for When {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("{")?;
@@ -77,7 +78,7 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// A text, in quotes if it could be taken for something else.
+/// A text, written in quotes if it could otherwise be misread.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Word<'t>(&'t str);
 

@@ -1,9 +1,9 @@
-//! Conditions: when a rule applies.
+//! Conditions: the requests to which a rule applies.
 
 use super::{Pattern, Request, RuleError, Schedule, work::Work};
 use crate::{bounds, time::Timestamp};
 
-/// What one entry of a request must be.
+/// A condition on one entry of a request.
 #[derive(Clone, Debug)]
 pub struct Condition {
     entry: Box<str>,
@@ -11,11 +11,12 @@ pub struct Condition {
 }
 
 impl Condition {
-    /// The entry named `entry` matches `pattern`.
+    /// Requires that the entry `entry` matches `pattern`.
     ///
     /// # Errors
     ///
-    /// Refuses an empty name and one over [`bounds::MAX_ENTRY_NAME_BYTES`], which no request has.
+    /// Rejects an empty name and one over [`bounds::MAX_ENTRY_NAME_BYTES`], because no request can
+    /// have such an entry.
     pub fn new(entry: &str, pattern: Pattern) -> Result<Self, RuleError> {
         check_name(entry)?;
         Ok(Self {
@@ -41,7 +42,7 @@ impl Condition {
     }
 }
 
-/// Conditions that must all hold, perhaps at some times only. None at all always hold.
+/// Conditions that must all hold, optionally only at certain times. An empty list always holds.
 #[derive(Clone, Debug, Default)]
 pub struct When {
     conditions: Box<[Condition]>,
@@ -49,7 +50,7 @@ pub struct When {
 }
 
 impl When {
-    /// All of `conditions` hold.
+    /// Requires all of `conditions`.
     #[must_use]
     pub fn all(conditions: Vec<Condition>) -> Self {
         Self {
@@ -58,14 +59,14 @@ impl When {
         }
     }
 
-    /// The conditions hold, and `schedule` does too.
+    /// Requires the conditions and `schedule`.
     #[must_use]
     pub fn during(mut self, schedule: Schedule) -> Self {
         self.schedule = Some(schedule);
         self
     }
 
-    /// Whether the conditions hold for `request`. The schedule is not asked.
+    /// Returns true if the conditions hold for `request`. The schedule is not evaluated.
     #[must_use]
     pub fn holds_for(&self, request: &Request<'_>) -> bool {
         self.conditions
@@ -73,27 +74,29 @@ impl When {
             .all(|condition| condition.holds(request))
     }
 
-    /// Whether the conditions hold for `request` at `now`, and the schedule does too.
+    /// Returns true if the conditions hold for `request` and the schedule holds at `now`.
     #[must_use]
     pub fn holds_at(&self, request: &Request<'_>, now: Timestamp) -> bool {
         self.holds(request, now, &mut Work::unbounded())
     }
 
-    /// Whether there are no conditions and no schedule, so that they hold for every request.
+    /// Returns true if there are no conditions and no schedule, so that every request fulfills
+    /// them.
     #[must_use]
     pub fn is_always(&self) -> bool {
         self.conditions.is_empty() && self.schedule.is_none()
     }
 
-    /// Whether the conditions hold for `request` at `now`, as far as `work` allows.
+    /// Returns true if the conditions hold for `request` at `now`. The result is only valid if
+    /// `work` is not exhausted.
     pub(super) fn holds(&self, request: &Request<'_>, now: Timestamp, work: &mut Work) -> bool {
         let mut conditions = self.conditions.iter();
         let conditions = conditions.all(|condition| condition.evaluate(request, work));
-        // Last, because it is the dearest.
+        // The schedule comes last, because it is the most expensive to evaluate.
         conditions && self.schedule().is_none_or(|schedule| schedule.holds(now))
     }
 
-    /// The names of the entries that the conditions look at, each once.
+    /// Returns the names of the entries that the conditions use, without duplicates.
     pub fn entry_names(&self) -> impl Iterator<Item = &str> {
         let conditions = self.iter().enumerate();
         let firsts = conditions.filter(|(number, condition)| {
@@ -103,7 +106,7 @@ impl When {
         firsts.map(|(_, condition)| &*condition.entry)
     }
 
-    /// How many evaluations it takes at most to hold a request against the conditions.
+    /// Returns the maximum number of evaluations to check the conditions.
     pub(super) fn weight(&self) -> usize {
         let weights = self.iter().map(|condition| condition.pattern.weight());
         weights.fold(0, usize::saturating_add)
@@ -118,7 +121,7 @@ impl When {
     }
 }
 
-/// Refuses a name that no entry of a request can have.
+/// Rejects a name that no entry of a request can have.
 pub(super) fn check_name(entry: &str) -> Result<(), RuleError> {
     let most = bounds::MAX_ENTRY_NAME_BYTES;
     if entry.is_empty() {

@@ -1,27 +1,27 @@
-//! How much work it is to find the rules of one request, and when it is too much.
+//! Counts the work of finding the rules of one request, and rejects too much of it.
 
 use super::RuleError;
 use crate::{bounds, charge::RequestError};
 
-/// The evaluations of one request: patterns that were held against values. One that has to read
-/// through a whole value counts once for each KiB of it.
+/// The number of pattern evaluations for one request. A pattern that scans the whole value counts
+/// once more for each KiB of it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Work {
     done: usize,
     most: usize,
 }
 
-/// What one evaluation of a pattern takes.
+/// The effort of one evaluation of a pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effort {
-    /// The same for every value: a look-up, a comparison with the beginning or the end.
+    /// Constant for every value: a lookup, or a comparison with the beginning or the end.
     Constant,
-    /// In proportion to the value.
+    /// Proportional to the length of the value.
     Linear,
 }
 
 impl Effort {
-    /// How many evaluations it counts as, for a value of `bytes`.
+    /// Returns the number of evaluations that it counts as, for a value of `bytes`.
     fn of(self, bytes: usize) -> usize {
         match self {
             Self::Constant => 1,
@@ -29,7 +29,7 @@ impl Effort {
         }
     }
 
-    /// How many it counts as for the longest value.
+    /// Returns the number of evaluations that it counts as for the longest value.
     pub(super) fn most(self) -> usize {
         self.of(bounds::MAX_ENTRY_VALUE_BYTES)
     }
@@ -45,7 +45,7 @@ impl Default for Work {
 }
 
 impl Work {
-    /// Work that is not bounded: for conditions of which there are few.
+    /// Creates a counter without a bound, for conditions that are known to be few.
     pub(super) fn unbounded() -> Self {
         Self {
             done: 0,
@@ -53,27 +53,29 @@ impl Work {
         }
     }
 
-    /// How many evaluations there were.
+    /// Returns the number of evaluations so far.
     pub(super) fn done(self) -> usize {
         self.done
     }
 
-    /// Counts one evaluation. False if it is one too many: it must not be made, and whatever is found
-    /// must be refused by [`Self::check`].
+    /// Counts one evaluation. Returns false if it exceeds the maximum. Then the caller must skip
+    /// the evaluation, and [`Self::check`] must reject the request because its result is
+    /// incomplete.
     pub(super) fn spend(&mut self, effort: Effort, value: Option<&str>) -> bool {
         let units = effort.of(value.map_or(0, str::len));
         self.done = self.done.saturating_add(units);
         self.done <= self.most
     }
 
-    /// Counts `items` that are about to be evaluated one by one as too many if they are.
+    /// Exhausts the counter if `items`, the number of candidates about to be evaluated, exceeds the
+    /// maximum.
     pub(super) fn expect(&mut self, items: usize) {
         if items > self.most {
             self.done = self.done.max(items);
         }
     }
 
-    /// Refuses a request that took more than [`bounds::MAX_EVALUATIONS`].
+    /// Rejects a request that took more than [`bounds::MAX_EVALUATIONS`].
     pub(super) fn check(self) -> Result<(), RequestError> {
         if self.done <= self.most {
             return Ok(());
@@ -86,7 +88,7 @@ impl Work {
     }
 }
 
-/// Refuses rules of which a request could take over [`bounds::MAX_EVALUATIONS`], whatever it is.
+/// Rejects rules with which an ordinary request could take over [`bounds::MAX_EVALUATIONS`].
 pub(super) fn check_heaviest(heaviest: &super::index::Heaviest) -> Result<(), RuleError> {
     let most = bounds::MAX_EVALUATIONS;
     if heaviest.weight <= most {

@@ -1,4 +1,4 @@
-//! Compares an answer with what an operation expects, field by field.
+//! Compares an answer with the expectations of an operation, field by field.
 
 use std::fmt::Display;
 
@@ -9,7 +9,7 @@ use super::{
     runner::Answer,
 };
 
-/// Every field that the operation gives and the answer does not meet.
+/// Returns the differences: all fields that the operation gives and the answer does not match.
 pub(crate) fn compare(op: &Op, answer: &Answer, precision: Span) -> Result<Vec<String>, String> {
     let mut differences = Vec::new();
     differ(

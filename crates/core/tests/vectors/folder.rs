@@ -1,5 +1,5 @@
-//! The files of vectors: every `*.yaml` of the project's `vectors/` folder, or of the one that the environment
-//! variable `TIDEGATE_VECTORS` names.
+//! The files of test vectors: every `*.yaml` in the project's `vectors/` folder, or in the folder
+//! named by the environment variable `TIDEGATE_VECTORS`.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use super::{
     runner::{self, Subject},
 };
 
-/// What a run came to.
+/// The result of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     pub(crate) ran: usize,
@@ -16,7 +16,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// Fails unless cases ran, and all held.
+    /// Panics if no case ran or if any failed.
     #[expect(clippy::print_stdout, reason = "how much was shown")]
     pub(crate) fn assert_success(&self) {
         let folder = folder();
@@ -25,7 +25,7 @@ impl Report {
         self.assert_failures(&[]);
     }
 
-    /// Fails unless these, and no others, are the failures.
+    /// Panics unless the failures are exactly these.
     pub(crate) fn assert_failures(&self, expected: &[&str]) {
         let got = self.failures.join("\n");
         assert_eq!(
@@ -37,7 +37,7 @@ impl Report {
     }
 }
 
-/// Runs every case, each against a subject of its own.
+/// Runs every case, each against a new subject.
 pub(crate) fn run<S: Subject>(mut subject: impl FnMut(&Case) -> S) -> Report {
     let mut report = Report::default();
     for path in files() {
@@ -59,7 +59,7 @@ pub(crate) fn run<S: Subject>(mut subject: impl FnMut(&Case) -> S) -> Report {
     report
 }
 
-/// The files, in the order of their names.
+/// Returns the files, sorted by name.
 fn files() -> Vec<PathBuf> {
     let folder = folder();
     let mut files: Vec<_> = std::fs::read_dir(&folder)
@@ -81,7 +81,8 @@ fn folder() -> PathBuf {
     std::env::var("TIDEGATE_VECTORS").map_or_else(|_| own.into(), PathBuf::from)
 }
 
-/// The cases of Envoy's service speak of descriptors, and run against the gRPC door.
+/// Skips the cases of Envoy's rate limit service. They use descriptors and run against the gRPC
+/// listener.
 #[expect(clippy::print_stdout, reason = "nothing is skipped in silence")]
 fn has_another_format(path: &std::path::Path) -> bool {
     let name = path.file_name().map(|name| name.to_string_lossy());

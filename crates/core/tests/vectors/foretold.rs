@@ -1,42 +1,43 @@
-//! What a denial foretells of the instants of a `generate` that follow it.
+//! Predictions: what a denial implies for the following requests of a `generate`.
 //!
-//! A denied request leaves no mark, and a wait is exact: until it is over, the same request is denied. So an
-//! answer that differs from what an earlier one foretold is a failure, and a subject behind a socket, for which
-//! 864,000 requests take minutes, need not be asked at each instant.
+//! A denied request leaves no mark, and a wait is exact: until it is over, the same request is
+//! denied. So an answer that differs from the prediction of an earlier one is a failure. A subject
+//! behind a socket takes minutes for 864,000 requests; with the predictions it need not be tested
+//! at every instant.
 //!
 //! ```text
-//! denied, wait 8 s                              asked  asked  asked  over: admitted
-//! |---------------------- passed over ----------|------|------|------|
-//! 0                                             4      6      7      8
+//! denied, wait 8 s                             test   test   test   over: admitted
+//! |---------------------- skipped -------------|------|------|------|
+//! 0                                            4      6      7      8
 //! ```
 
 use tidegate_core::{Retry, Span, Timestamp};
 
 use super::{format::LimitFields, runner::Answer};
 
-/// Which instants of a `generate` a subject is asked at.
+/// At which instants of a `generate` a subject is tested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Instants {
-    /// All of them.
+    /// At all of them.
     Every,
-    /// While a denial stands, each time that half of the wait that was left has passed.
+    /// After a denial, each time that half of the remaining wait has elapsed.
     #[allow(dead_code, reason = "for those who answer over a socket")]
     Halving,
 }
 
-/// The denial that stands, if one does.
+/// The current denial, if any, and its predictions.
 pub(crate) struct Foretold {
     instants: Instants,
     precision: Span,
-    /// False where denied requests are counted, so that one changes what comes after it.
+    /// False if denied requests are counted, because then each one changes the result of the next.
     foretells: bool,
     denial: Option<Denial>,
 }
 
 struct Denial {
-    /// When the wait is over, up to a precision too late; `None` is never.
+    /// When the wait is over, at most `precision` too late; `None` if never.
     until: Option<Timestamp>,
-    /// When to ask again.
+    /// When to test again.
     again: Timestamp,
 }
 
@@ -51,13 +52,13 @@ impl Foretold {
         }
     }
 
-    /// Whether the subject need not be asked at `now`, because it would deny.
+    /// Returns true if the subject need not be tested at `now`, because it would deny.
     pub(crate) fn is_certain(&self, now: Timestamp) -> bool {
         let denial = self.denial.as_ref();
         self.instants == Instants::Halving && denial.is_some_and(|denial| now < denial.again)
     }
 
-    /// Takes note of the answer at `now`. Says how it differs from what was foretold.
+    /// Records the answer at `now`. Returns how it differs from the prediction, if it does.
     pub(crate) fn heed(&mut self, now: Timestamp, answer: &Answer) -> Option<&'static str> {
         let latest = self.foretells.then(|| Denial::of(answer, now)).flatten();
         let earlier = std::mem::replace(&mut self.denial, latest);
@@ -74,7 +75,7 @@ impl Foretold {
         }
     }
 
-    /// Whether the ends of two waits are the same but for rounding up.
+    /// Returns true if the ends of two waits are equal except for rounding.
     fn are_alike(&self, one: Option<Timestamp>, other: Option<Timestamp>) -> bool {
         match (one, other) {
             (Some(one), Some(other)) => {
@@ -86,7 +87,7 @@ impl Foretold {
 }
 
 impl Denial {
-    /// After a block, limits may deny; so a block foretells nothing.
+    /// A block predicts nothing, because limits may deny after it.
     fn of(answer: &Answer, now: Timestamp) -> Option<Self> {
         if answer.allowed || answer.reason.as_deref() == Some("blocked") {
             return None;

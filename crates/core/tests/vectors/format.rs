@@ -1,7 +1,8 @@
-//! The format of a file of vectors: cases, each one or more limits on one key and what happens to them.
+//! The format of a file of test vectors: cases with one or more limits on one key, and operations
+//! on them.
 //!
-//! `vectors/seeds.yaml` describes it. A field that is not known here fails to parse, so that no
-//! expectation is ever passed over in silence.
+//! `vectors/seeds.yaml` describes the format. An unknown field fails to parse, so that no
+//! expectation is silently ignored.
 
 use serde::Deserialize;
 use tidegate_core::{
@@ -27,7 +28,7 @@ pub(crate) struct Case {
     pub(crate) invalid_requests: Vec<RequestFields>,
 }
 
-/// A limit as it is written: periods in milliseconds, rates as a count and a period.
+/// A limit as written in the file: periods in milliseconds, rates as a count and a period.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct LimitFields {
@@ -52,7 +53,8 @@ pub(crate) struct LimitFields {
     pub(crate) count_denied: Option<bool>,
 }
 
-/// A number as it is written: one that is negative or has a fraction can only be refused.
+/// A number as written in the file. A negative or fractional number can only occur in a case that
+/// must be rejected.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum Number {
@@ -67,7 +69,7 @@ pub(crate) enum AnchorFields {
     Calendar(CalendarFields),
 }
 
-/// `{calendar: month, zone: Europe/Berlin, day: 31}`
+/// A calendar, such as `{calendar: month, zone: Europe/Berlin, day: 31}`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CalendarFields {
@@ -117,7 +119,8 @@ pub(crate) enum Wait {
     Word(String),
 }
 
-/// Operations at even distances: `count` of them, or as many as come before `for_ms` is over.
+/// Operations at regular intervals: `count` of them, or all that happen before `for_ms` has
+/// elapsed.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Generate {
@@ -129,7 +132,7 @@ pub(crate) struct Generate {
     pub(crate) cost: Option<u64>,
 }
 
-/// What all operations of a case come to; the first second begins with the case.
+/// The totals of all operations of a case. The first second starts with the case.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Totals {
@@ -140,13 +143,13 @@ pub(crate) struct Totals {
     pub(crate) first_hour: Option<u64>,
 }
 
-/// Reads the cases of a file.
+/// Parses the cases of a file.
 pub(crate) fn parse(text: &str) -> Result<Vec<Case>, String> {
     serde_saphyr::from_str(text).map_err(|error| error.to_string())
 }
 
 impl Case {
-    /// When the case begins.
+    /// Returns when the case starts.
     pub(crate) fn start(&self) -> Result<Timestamp, String> {
         let text = self.start.as_deref().ok_or("start is missing")?;
         let instant: jiff::Timestamp = text
@@ -159,7 +162,7 @@ impl Case {
 }
 
 impl Op {
-    /// How long after the start of the case the operation happens.
+    /// Returns the time from the start of the case to the operation.
     pub(crate) fn offset(&self) -> Result<Span, String> {
         match (self.at, self.at_us) {
             (Some(millis), None) => Ok(Span::from_millis(millis)),
@@ -170,7 +173,7 @@ impl Op {
 }
 
 impl Generate {
-    /// The instants, as offsets from the start of the case.
+    /// Returns the instants, as offsets from the start of the case.
     pub(crate) fn offsets(&self) -> Result<impl Iterator<Item = Span> + use<>, String> {
         let count = match (self.for_ms, self.count) {
             (Some(for_ms), None) if self.every_ms > 0 => for_ms.div_ceil(self.every_ms),
@@ -183,7 +186,7 @@ impl Generate {
 }
 
 impl LimitFields {
-    /// The fields by their names in a rules file. A refusal names the field.
+    /// Returns the fields by their names in a rules file. An error names the field.
     pub(crate) fn spec(&self) -> Result<LimitSpec, String> {
         let algorithm = AlgorithmName::parse(&self.algorithm)
             .ok_or_else(|| format!("algorithm: unknown name {}", self.algorithm))?;

@@ -1,4 +1,4 @@
-//! The vectors against the memory store.
+//! Runs the test vectors against the memory store.
 
 #![cfg(not(loom))]
 
@@ -20,7 +20,7 @@ fn vectors_hold_in_the_memory_store() {
     folder::run(|_| InMemory(MemoryStore::new(MemoryBounds::default()))).assert_success();
 }
 
-/// The runner is no use if it passes everything.
+/// Checks that the runner detects wrong vectors.
 #[test]
 fn wrong_vectors_are_found_out() {
     let text = "
@@ -51,7 +51,7 @@ fn wrong_vectors_are_found_out() {
     assert!(format::parse(unknown).unwrap_err().contains("alowed"));
 }
 
-/// Nor is passing over what was foretold, if what foretells may lie.
+/// Checks that predictions detect wrong waits.
 #[test]
 fn waits_that_are_not_kept_are_found_out() {
     let text = "[{id: lie, start: 2026-01-01T00:00:00Z, limits: [{algorithm: gcra, rate: 1, period_ms: 1000}],
@@ -71,7 +71,7 @@ fn waits_that_are_not_kept_are_found_out() {
 
 struct InMemory(MemoryStore);
 
-/// Tells whoever is denied to wait so long.
+/// A subject that reports a wrong wait with every denial.
 struct Liar {
     honest: InMemory,
     told: Span,

@@ -1,6 +1,7 @@
-//! Runs the cases of a file of vectors against anything that decides: a [`Subject`].
+//! Runs the cases of a file of test vectors against a [`Subject`], which decides requests.
 //!
-//! A store or a door that can express a case implements [`Subject`]; [`folder::run`](super::folder::run) asks it.
+//! A store or a listener that supports the features of a case implements [`Subject`].
+//! [`folder::run`](super::folder::run) runs the cases.
 
 use tidegate_core::{Charge, Cost, Effect, LimitSpec, Limits, Retry, Span, Timestamp, Verdict};
 
@@ -10,12 +11,12 @@ use super::{
     format::{self, Case, Generate, LimitFields, Op, RequestFields, Totals},
 };
 
-/// What the vectors are put to.
+/// A system under test.
 pub(crate) trait Subject {
-    /// The smallest time that answers tell; waits are rounded up to it.
+    /// The resolution of the answers; waits are rounded up to it.
     const PRECISION: Span = Span::from_micros(1);
 
-    /// Which instants of a `generate` it is asked at.
+    /// At which instants of a `generate` it is tested.
     const INSTANTS: Instants = Instants::Every;
 
     /// Decides one request. An `Err` is a failure of the case.
@@ -24,29 +25,31 @@ pub(crate) trait Subject {
     /// Blocks `key` for `span`.
     fn block(&mut self, key: &str, span: Span, now: Timestamp) -> Result<(), String>;
 
-    /// Lifts the block on `key`.
+    /// Removes the block on `key`.
     fn unblock(&mut self, key: &str, now: Timestamp) -> Result<(), String>;
 
-    /// Forgets what `key` has spent.
+    /// Resets the state of `key`.
     fn reset(&mut self, key: &str, now: Timestamp) -> Result<(), String>;
 
-    /// Why the limit is refused, beginning with the name of the field; `None` if it is not.
+    /// Returns why the limit is rejected, beginning with the name of the field, or `None` if it is
+    /// accepted.
     fn refusal_of_limit(&mut self, fields: &LimitFields) -> Option<String> {
         limit_of(fields).err()
     }
 
-    /// Why the request is refused, beginning with the name of the field; `None` if it is not.
+    /// Returns why the request is rejected, beginning with the name of the field, or `None` if it
+    /// is accepted.
     fn refusal_of_request(&mut self, fields: &RequestFields) -> Option<String> {
         refuse_request(fields).err()
     }
 }
 
-/// A request of a case.
+/// One request of a case.
 pub(crate) struct Ask<'a> {
-    /// The limits, compiled.
+    /// The compiled limits.
     #[allow(dead_code, reason = "for stores, which take them compiled")]
     pub(crate) limits: &'a Limits,
-    /// The same limits, as they are written.
+    /// The same limits, as written in the file.
     #[allow(dead_code, reason = "for doors that take the limits in the request")]
     pub(crate) fields: &'a [LimitFields],
     pub(crate) key: &'a str,
@@ -55,23 +58,24 @@ pub(crate) struct Ask<'a> {
     pub(crate) effect: Effect,
 }
 
-/// What came back. `None` is what the subject has no way to tell; it is not compared.
+/// The answer of a subject. `None` means that the subject does not report the field; it is not
+/// compared.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) allowed: bool,
     pub(crate) reason: Option<String>,
     pub(crate) over_limit: Option<bool>,
-    /// The least over the limits; `None` also if no limit was asked.
+    /// The smallest over all limits; also `None` if no limit was evaluated.
     pub(crate) remaining: Option<u64>,
     /// The largest over the limits that deny.
     pub(crate) retry: Retry,
-    /// That of the leading limit; `None` also if no limit was asked.
+    /// The reset of the leading limit; also `None` if no limit was evaluated.
     pub(crate) reset: Option<Span>,
     pub(crate) delay: Option<Span>,
 }
 
 impl Answer {
-    /// What a verdict says.
+    /// Converts a verdict to an answer.
     #[allow(
         dead_code,
         reason = "for stores; what a door says is read from its answer"
@@ -90,7 +94,8 @@ impl Answer {
     }
 }
 
-/// The failures of one case, each with the case, the operation, what was expected and what came.
+/// Runs one case. Returns its failures, each with the case, the operation, the expected value and
+/// the actual one.
 pub(crate) fn run_case<S: Subject>(case: &Case, subject: &mut S) -> Vec<String> {
     let mut run = Run::<S> {
         case,
@@ -105,7 +110,7 @@ pub(crate) fn run_case<S: Subject>(case: &Case, subject: &mut S) -> Vec<String> 
     run.failures
 }
 
-/// Builds a limit from its fields, or says why not, beginning with the field.
+/// Builds a limit from its fields. An error begins with the name of the field.
 pub(crate) fn limit_of(fields: &LimitFields) -> Result<tidegate_core::Limit, String> {
     fields.spec()?.build().map_err(|problems| {
         let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
@@ -173,7 +178,7 @@ impl<S: Subject> Run<'_, S> {
         Ok(())
     }
 
-    /// Does what `op` says; answers the expectations that were not met.
+    /// Runs the operation `op` and returns the expectations that were not met.
     fn operate(
         &mut self,
         limits: &Limits,
@@ -273,7 +278,7 @@ impl<S: Subject> Run<'_, S> {
         }
     }
 
-    /// A key of the case's own, so that cases can share a server.
+    /// Returns a key that only this case uses, so that cases can share a server.
     fn key(&self) -> String {
         format!("vector:{}", self.case.id)
     }
