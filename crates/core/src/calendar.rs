@@ -172,7 +172,7 @@ impl Calendar {
     }
 }
 
-/// `day Europe/Berlin`, `month UTC from 15`.
+/// Formats the calendar as `day Europe/Berlin` or `month UTC from 15`.
 impl fmt::Display for Calendar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let unit = match self.unit {

@@ -10,7 +10,7 @@
 //! charge     Charge, Effect               the input of a store
 //! store      Store: Question -> Decided   the interface to the state, in memory or in Redis
 //! memory     MemoryStore::check           manual blocks, eviction, locks; charges all or none
-//! limits     Limits: members              the state of one key, one kernel for each part
+//! limits     Limits: members              the state of one key, one part for each kernel
 //! kernel     state, now, cost -> state    the algorithms: pure functions, with their guarantees
 //! outcome    Outcome, Decision            the result of one limit; the result of the store
 //! verdict    Verdict::of                  the result for the request

@@ -96,8 +96,8 @@ pub(crate) struct Charged {
     /// The location in the state of each kernel; `None` for a kernel that counts denied requests as
     /// well.
     pub(crate) marks: Box<[Option<Mark>]>,
-    /// For each kernel, the total of all refunds that the ledger had recorded when the charge was
-    /// made.
+    /// For each kernel, the total of the refunds that the ledger had recorded at the time of the
+    /// charge, in microseconds.
     pub(crate) given: Box<[u64]>,
 }
 

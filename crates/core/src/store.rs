@@ -47,7 +47,7 @@ impl<'q, 'c> Question<'q, 'c> {
 /// A decision, with its source and its exactness.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decided {
-    /// The decision.
+    /// The decision: admitted, limited, blocked or full.
     pub decision: Decision,
     /// How exact it is.
     pub exactness: Exactness,

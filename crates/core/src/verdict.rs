@@ -33,7 +33,7 @@ impl Reason {
 /// How exact a verdict is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Exactness {
-    /// Decided on the shared state.
+    /// Decided on the authoritative state.
     #[default]
     Exact,
     /// Decided with this node's share of the limits, because the store was unreachable.

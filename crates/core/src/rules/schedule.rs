@@ -258,7 +258,7 @@ fn loose_minute(text: &str) -> Option<u16> {
     (minute <= MINUTES_A_DAY).then_some(minute)
 }
 
-/// The minute of the day of `HH:MM`.
+/// Parses `HH:MM` to the minute of the day.
 fn minute(text: &str) -> Option<u16> {
     let (hours, minutes) = text.split_once(':')?;
     let number = |text: &str| {
