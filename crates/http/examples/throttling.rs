@@ -1,11 +1,12 @@
-//! What each way of throttling does to one service, live: a service that serves ten requests at once, in 10 ms each, is asked for half
-//! of what it can do, then for twice as much, then for half again. Writes a picture.
+//! Compares throttling methods on one service, live. The service handles ten requests at a time, in
+//! 10 ms each. It is offered half of its capacity, then twice its capacity, then half again. Writes
+//! an SVG chart.
 //!
 //! ```sh
 //! cargo run --release -p tidegate-http --example throttling > docs/throttling.svg
 //! ```
 //!
-//! It takes some 80 s, and needs a machine that has nothing else to do.
+//! It takes about 80 s, and needs an otherwise idle machine.
 
 #![allow(
     clippy::print_stdout,
@@ -36,20 +37,20 @@ use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
 
 type App = BoxCloneSyncService<Request<()>, StatusCode, Infallible>;
 
-/// How many are served at once, and how long each takes.
+/// The number of requests served concurrently, and the duration of each.
 const WORKERS: usize = 10;
 const TAKES: Duration = Duration::from_millis(10);
 
-/// So many requests a second, each for so many seconds.
+/// The offered load: requests per second, each for a number of seconds.
 const OFFERED: [(usize, usize); 3] = [(500, 3), (2_000, 6), (500, 3)];
 
-/// What the limits over time let pass.
+/// The rate of all limits over time.
 const RATE: &str = "600/s";
 
-/// A picture has a point for so much time.
+/// The time between two points of the chart.
 const POINT: Duration = Duration::from_millis(250);
 
-/// A request that was served: when it came, and how long it took.
+/// A request that was served: its arrival time and its latency.
 type Served = (Duration, Duration);
 
 #[tokio::main(flavor = "current_thread")]
@@ -85,7 +86,7 @@ async fn main() {
     print!("{}", picture(&runs));
 }
 
-/// The service: who finds all workers busy waits in line.
+/// Creates the service. Requests that find all workers busy wait in a queue.
 fn service()
 -> impl tower::Service<Request<()>, Response = Response<Full<Bytes>>, Error = Infallible, Future: Send>
 + Clone
@@ -136,7 +137,7 @@ fn gcra() -> Limit {
     spec.build().expect("a limit")
 }
 
-/// A window, of which a fifth more is admitted each second.
+/// A window limit with a soft allowance of 20 %.
 fn soft() -> Rule {
     let rate = notation::rate(RATE).expect("a rate");
     let spec = LimitSpec {
@@ -160,7 +161,8 @@ fn shed(clock: &Clock) -> ShedLayer {
     ShedLayer::new(AdaptiveSettings::default(), clock.clone()).expect("sound settings")
 }
 
-/// A window that is half as wide again while less than half of what the service bears is in flight.
+/// A window limit that admits 50 % more while less than 60 % of the adaptive concurrency limit is
+/// in use.
 fn elastic(clock: &Clock) -> App {
     let rate = notation::rate(RATE).expect("a rate");
     let spec = LimitSpec {
@@ -175,11 +177,11 @@ fn elastic(clock: &Clock) -> App {
     boxed(shed.layer(limiter.layer(service())))
 }
 
-/// Offers requests, and notes those that are served.
+/// Offers the load, and records the requests that are served.
 async fn offer(app: App) -> Vec<Served> {
     let (served, began) = (Arc::new(Mutex::new(Vec::new())), now());
     for (rate, seconds) in OFFERED {
-        // A timer rings a thousand times a second at most.
+        // The timer fires at most a thousand times a second.
         let mut ticks = interval(Duration::from_millis(2));
         for _ in 0..seconds * 500 {
             ticks.tick().await;
@@ -196,7 +198,7 @@ async fn offer(app: App) -> Vec<Served> {
             }
         }
     }
-    // Whoever still waits in line is served, or has given up by then.
+    // By then, queued requests have been served or rejected.
     sleep(Duration::from_secs(1)).await;
     served.lock().expect("nobody panics").clone()
 }

@@ -1,8 +1,9 @@
-//! Addresses as proxies write them, and as counts are kept for them.
+//! IP addresses: parsing what proxies write, and the form in which rules count them.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-/// Reads an address with or without a port, brackets or a zone; an IPv4-mapped one is the IPv4 address.
+/// Parses an address with or without a port, brackets or a zone. An IPv4-mapped address is returned
+/// as IPv4.
 pub(crate) fn read(text: &str) -> Option<IpAddr> {
     let text = text.trim();
     if let Ok(ip) = text.parse::<IpAddr>() {
@@ -11,7 +12,7 @@ pub(crate) fn read(text: &str) -> Option<IpAddr> {
     if let Ok(socket) = text.parse::<SocketAddr>() {
         return Some(socket.ip().to_canonical());
     }
-    // What stands behind brackets is a port, or an obfuscated one, which RFC 7239 allows.
+    // After the brackets follows a port, or an obfuscated port, which RFC 7239 allows.
     let bare = text
         .strip_prefix('[')
         .and_then(|rest| rest.split(']').next())
@@ -20,7 +21,8 @@ pub(crate) fn read(text: &str) -> Option<IpAddr> {
     bare.parse::<IpAddr>().ok().map(|ip| ip.to_canonical())
 }
 
-/// The address as it is written. One of IPv4, which is written for every request, without the machinery of formatting.
+/// Formats an address. IPv4 does not use the formatting machinery, because it is written for every
+/// request.
 pub(crate) fn text(ip: IpAddr) -> String {
     let IpAddr::V4(ip) = ip else {
         return ip.to_string();
@@ -35,8 +37,9 @@ pub(crate) fn text(ip: IpAddr) -> String {
     text
 }
 
-/// The first `prefix` bits of an IPv6 address, because whoever has one address of a network has them all;
-/// an IPv4 address as it is. `prefix` is at most 128.
+/// Returns the network of the first `prefix` bits of an IPv6 address, because one client usually
+/// controls all addresses of its network. An IPv4 address is returned unchanged. `prefix` is at
+/// most 128.
 pub(crate) fn network(ip: IpAddr, prefix: u8) -> IpAddr {
     match ip {
         IpAddr::V4(_) => ip,

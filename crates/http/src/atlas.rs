@@ -1,19 +1,21 @@
-//! Where in the world an address is, and in whose network.
+//! GeoIP: the country and the autonomous system of an address.
 
 use std::{fmt, net::IpAddr};
 
-/// Who knows where addresses are: a MaxMind database (`MaxMind`, with the feature `maxmind`), or a source of your own.
+/// A GeoIP source: a MaxMind database (`MaxMind`, with the feature `maxmind`), or an implementation
+/// of your own.
 ///
-/// It is asked for every request whose rules name `country` or `asn`, and must answer at once.
+/// It is called for every request whose rules use `country` or `asn`, and must not block.
 pub trait Atlas: fmt::Debug + Send + Sync {
-    /// The country of `address`: a code of two letters, ISO 3166-1. `None` where it is not known.
+    /// Returns the country of `address` as a two-letter ISO 3166-1 code, or `None` if it is
+    /// unknown.
     fn country(&self, address: IpAddr) -> Option<String>;
 
-    /// The number of the autonomous system to which `address` belongs. `None` where it is not known.
+    /// Returns the number of the autonomous system of `address`, or `None` if it is unknown.
     fn asn(&self, address: IpAddr) -> Option<u32>;
 }
 
-/// What an atlas says of an address.
+/// An entry that a GeoIP source provides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// The entry `country`.
@@ -23,10 +25,10 @@ pub enum Place {
 }
 
 impl Place {
-    /// Every one.
+    /// All GeoIP entries.
     pub const ALL: [Self; 2] = [Self::Country, Self::Asn];
 
-    /// The name of the entry.
+    /// Returns the name of the entry.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -35,12 +37,12 @@ impl Place {
         }
     }
 
-    /// What the entry `name` says of an address; `None` if that is nothing for an atlas.
+    /// Returns the GeoIP entry with this name, if there is one.
     pub(crate) fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|place| place.as_str() == name)
     }
 
-    /// The value of the entry, by what `atlas` says of `address`.
+    /// Looks up the value of the entry for `address`.
     pub(crate) fn of(self, address: IpAddr, atlas: &dyn Atlas) -> Option<String> {
         match self {
             Self::Country => atlas.country(address),

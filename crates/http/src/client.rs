@@ -1,8 +1,8 @@
-//! Who the client is, by the word of those who may be believed.
+//! Finds the client address, given which proxies are trusted.
 //!
-//! Each proxy on the way appends whom it was asked by to a list, and so may the client, before all others. So
-//! the list is read from the right, from the socket's other end on, and only as far as there is a proxy that
-//! is believed:
+//! Each proxy on the path appends the address of its own peer to a list. A client can also send
+//! such a list, which then precedes all other elements. So the list is read from the right,
+//! starting at the socket's peer, and only as far as the proxies are trusted:
 //!
 //! ```text
 //! X-Forwarded-For: 6.6.6.6, 203.0.113.9, 10.0.0.7        peer 10.0.0.8
@@ -25,34 +25,34 @@ const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 /// `Forwarded`.
 const FORWARDED: HeaderName = HeaderName::from_static("forwarded");
 
-/// The prefix of an IPv6 address that counts are kept for, unless said otherwise: the network that one
-/// subscriber is given.
+/// The default IPv6 prefix for counting. A subscriber usually gets a network of this size.
 pub const DEFAULT_IPV6_PREFIX: u8 = 64;
 
-/// Which proxies are believed.
+/// The trusted proxies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Proxies {
-    /// As many as stand between the clients and us, whatever their addresses. Where there are none, 0, the
-    /// socket's other end is the client. Right as long as nobody can ask us past one of them.
+    /// The number of proxies between the clients and this server, whatever their addresses. With 0
+    /// the socket's peer is the client. It is safe only if clients cannot bypass any of these
+    /// proxies.
     Hops(usize),
-    /// Those with an address in one of these networks, an IPv4-mapped one being the IPv4 network. Right however many a request
-    /// has passed.
+    /// The networks of the trusted proxies. An IPv4-mapped network counts as the IPv4 network. It
+    /// works for any number of proxies on the path.
     Nets(Vec<IpNet>),
 }
 
-/// Where proxies write down whom they were asked by.
+/// The header in which proxies record the client address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AddressHeader {
     /// The list in `X-Forwarded-For`.
     XForwardedFor,
     /// The list in `Forwarded`, RFC 7239.
     Forwarded,
-    /// One address in a header of the provider's own, such as `CF-Connecting-IP`.
+    /// A single address in a provider's own header, such as `CF-Connecting-IP`.
     Single(HeaderName),
 }
 
 impl AddressHeader {
-    /// The header called `name`; `None` if no header can have that name.
+    /// Returns the header with this name, or `None` if the name is not a valid header name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
@@ -64,7 +64,8 @@ impl AddressHeader {
     }
 }
 
-/// How the address of a client is found. The default believes nobody: the socket's other end is the client.
+/// The configuration for finding the client address. The default trusts no proxy: the socket's peer
+/// is the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trust {
     proxies: Proxies,
@@ -79,7 +80,7 @@ impl Default for Trust {
 }
 
 impl Trust {
-    /// Believes `proxies` in what they write into `header`.
+    /// Trusts `proxies` to write `header`.
     #[must_use]
     pub const fn new(proxies: Proxies, header: AddressHeader) -> Self {
         Self {
@@ -89,7 +90,8 @@ impl Trust {
         }
     }
 
-    /// Keeps counts for the first `bits` of an IPv6 address, from 1 to 128; `None` if there are not so many.
+    /// Sets how many `bits` of an IPv6 address are counted, from 1 to 128. Returns `None` if out of
+    /// range.
     #[must_use]
     pub fn with_ipv6_prefix(self, bits: u8) -> Option<Self> {
         (1..=128).contains(&bits).then_some(Self {
@@ -98,7 +100,7 @@ impl Trust {
         })
     }
 
-    /// Believes so many proxies instead, whatever their addresses.
+    /// Trusts this number of proxies instead, whatever their addresses.
     #[must_use]
     pub fn with_hops(self, hops: usize) -> Self {
         Self {
@@ -107,12 +109,13 @@ impl Trust {
         }
     }
 
-    /// The address of the client whose request the socket's other end, `peer`, has brought.
+    /// Returns the address of the client, given the socket's `peer` and the headers of the request.
     ///
-    /// IPv4-mapped addresses are IPv4 addresses, and zones are dropped. Where a believed proxy names nobody
-    /// that can be read (`unknown`, nonsense, a list that is too short), the client is the last one known for
-    /// certain: with [`Proxies::Hops`] `peer`, with [`Proxies::Nets`] that proxy itself. So no header lets a
-    /// client choose an address that no believed proxy has written.
+    /// IPv4-mapped addresses are returned as IPv4, and zones are removed. The address that a
+    /// trusted proxy recorded may be unusable: `unknown`, invalid, or missing because the list is
+    /// too short. Then the last known address is used. With [`Proxies::Hops`] that is `peer`, with
+    /// [`Proxies::Nets`] the proxy itself. So a client cannot use a header to choose an address
+    /// that no trusted proxy has written.
     #[must_use]
     pub fn client(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
         let peer = peer.to_canonical();
@@ -123,15 +126,15 @@ impl Trust {
         }
     }
 
-    /// The same for a request about which `proxy` asks: it is believed, whatever its address, and one more
-    /// than the hops.
+    /// Does the same for a forward-auth request sent by `proxy`. That proxy is always trusted,
+    /// whatever its address, in addition to the configured number of hops.
     #[must_use]
     pub fn client_of(&self, proxy: IpAddr, headers: &HeaderMap) -> IpAddr {
         self.named_by_proxy(headers)
             .unwrap_or_else(|| proxy.to_canonical())
     }
 
-    /// The same, unless that proxy names nobody.
+    /// Does the same, but returns `None` if the proxy does not name a valid address.
     pub(crate) fn named_by_proxy(&self, headers: &HeaderMap) -> Option<IpAddr> {
         let hops = match self.proxies {
             Proxies::Hops(hops) => hops.saturating_add(1),
@@ -140,7 +143,7 @@ impl Trust {
         self.named(headers, hops)
     }
 
-    /// Whether `peer`, the socket's other end, is a proxy that is believed.
+    /// Returns true if the socket's `peer` is a trusted proxy.
     #[must_use]
     pub fn believes(&self, peer: IpAddr) -> bool {
         match &self.proxies {
@@ -149,14 +152,14 @@ impl Trust {
         }
     }
 
-    /// The address that counts are kept for.
+    /// Returns the address or network by which this client is counted.
     #[must_use]
     pub fn counted(&self, client: IpAddr) -> IpAddr {
         address::network(client, self.ipv6_prefix)
     }
 
-    /// The text under which an address is counted that is written like this, or a network that has one count; `None` if it is
-    /// neither.
+    /// Returns the text by which an address or a network is counted, given any spelling of it.
+    /// Returns `None` if `written` is neither an address nor a network that has a single count.
     #[must_use]
     pub fn counted_text(&self, written: &str) -> Option<String> {
         let (bare, bits) = match written.split_once('/') {
@@ -166,14 +169,15 @@ impl Trust {
         let address = address::read(bare)?;
         let is_mapped = bare.contains(':');
         let has_one_count = match address {
-            // One that was written as IPv6 has the bits of that.
+            // A mapped address was written as IPv6, so its prefix length is that of IPv6.
             IpAddr::V4(_) => bits.is_none_or(|bits| bits == if is_mapped { 128 } else { 32 }),
             IpAddr::V6(_) => bits.is_none_or(|bits| bits == 128 || bits == self.ipv6_prefix),
         };
         has_one_count.then(|| address::text(self.counted(address)))
     }
 
-    /// What of this lets clients be counted for others, or not at all.
+    /// Returns warnings about settings that let clients evade the limits or use the address of
+    /// another client.
     pub fn warnings(&self) -> impl Iterator<Item = Warning> {
         let all = match &self.proxies {
             Proxies::Hops(_) => false,
@@ -184,7 +188,9 @@ impl Trust {
         all.into_iter().chain(raw.then_some(Warning::RawIpv6))
     }
 
-    /// The client by the word of the socket's other end, who is believed if there are any `hops`; `None` if he is not, or names nobody.
+    /// Returns the client address that the trusted proxies recorded, where the socket's peer is
+    /// trusted if `hops` is at least 1. Returns `None` if it is not trusted or if it recorded no
+    /// valid address.
     fn named(&self, headers: &HeaderMap, hops: usize) -> Option<IpAddr> {
         let skipped = hops.checked_sub(1)?;
         match &self.header {
@@ -206,7 +212,8 @@ impl Trust {
         }
     }
 
-    /// The first from the right whom nobody vouches for.
+    /// Returns the first address from the right that is not a trusted proxy. For hops, it is the
+    /// address after `skipped` others.
     fn last_known(
         &self,
         mut from_the_right: impl Iterator<Item = Option<IpAddr>>,
@@ -226,18 +233,18 @@ impl Trust {
     }
 }
 
-/// A setting by which abusers get in.
+/// A setting that lets clients evade the limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Warning {
-    /// A network of all addresses is believed.
+    /// All addresses are trusted as proxies.
     TrustAll,
-    /// IPv6 addresses are counted by more than their network.
+    /// More bits of an IPv6 address are counted than those of its network.
     RawIpv6,
 }
 
 impl Warning {
-    /// The warning's name, for those who look for it in a log.
+    /// Returns the code of the warning, to search for it in logs.
     #[must_use]
     pub const fn code(self) -> &'static str {
         match self {
@@ -264,7 +271,7 @@ impl fmt::Display for Warning {
     }
 }
 
-/// Reads a network such as `10.0.0.0/8`, or one address.
+/// Parses a network such as `10.0.0.0/8`, or a single address.
 #[must_use]
 pub fn network(text: &str) -> Option<IpNet> {
     let alone = || text.parse::<IpAddr>().ok().map(IpNet::from);
@@ -276,7 +283,7 @@ fn is_in(nets: &[IpNet], address: IpAddr) -> bool {
         .any(|net| canonical_net(*net).contains(&address))
 }
 
-/// The address in a header of which there is one line.
+/// Returns the address in a header that occurs exactly once.
 pub(crate) fn single(headers: &HeaderMap, name: &HeaderName) -> Option<IpAddr> {
     let mut lines = headers.get_all(name).iter();
     match (lines.next(), lines.next()) {

@@ -1,4 +1,4 @@
-//! The one place that reads a clock.
+//! The clock. No other module of the server reads the system's clocks.
 
 use std::{
     sync::{
@@ -10,21 +10,24 @@ use std::{
 
 use tidegate_core::Timestamp;
 
-/// Tells the time: monotonic, anchored to the wall clock when it was made.
+/// A monotonic clock, anchored to the wall clock when it is created.
 ///
-/// A step of the wall clock while the program runs changes nothing here: calendar windows and schedules follow the
-/// wall as it was at the start, and are off by the step until the program is started anew. So are they by the time for
-/// which a machine was suspended, which the monotonic clock of Linux does not count. Limits only measure what has passed, and do not
-/// mind either. Cloning is cheap, and clones tell the same time.
+/// A step of the wall clock while the program runs has no effect. Calendar windows and schedules
+/// continue from the wall clock at the start, so they are off by the step until the program
+/// restarts. They are also off by the time for which the machine was suspended, because Linux's
+/// monotonic clock does not count it. Limits only measure elapsed time and are not affected. Clones
+/// are cheap and return the same time.
 ///
-/// It counts the processor's own ticks, because reading anything else takes longer than a decision. Their rate is only
-/// known to some millionths, which come to minutes in months, so [`Self::follow`] holds them to the system's
-/// monotonic clock, which time synchronisation steers.
+/// The clock counts processor ticks, because reading any other clock takes longer than a decision.
+/// The tick rate is only known to a few millionths, which adds up to minutes over months. So
+/// [`Self::follow`] corrects the counter by the system's monotonic clock, which time
+/// synchronization adjusts.
 ///
-/// The counter can also jump: by the length of a suspension, which it may count and the monotonic clock does
-/// not, or back to zero. So it is trusted for two seconds at a time. Whoever reads the clock later than that,
-/// or finds the counter behind, compares it with the monotonic clock first. A jump therefore shifts the time by
-/// two seconds at most, and only until the clock is compared again.
+/// The counter can also jump. It may count the time of a suspension, which the monotonic clock does
+/// not count, or restart at zero. So the counter is trusted for two seconds after each comparison.
+/// A later read, or a read that finds the counter behind, first compares it with the monotonic
+/// clock. A jump therefore shifts the time by two seconds at most, and only until the next
+/// comparison.
 #[derive(Clone, Debug)]
 pub struct Clock(Source);
 
@@ -34,24 +37,24 @@ enum Source {
     Manual(Arc<AtomicU64>),
 }
 
-/// Ticks since a start.
+/// A counter of processor ticks since a start.
 #[derive(Debug)]
 struct Counter {
     clock: quanta::Clock,
     start: u64,
-    /// How many microseconds a tick takes, in parts of 2^64.
+    /// The microseconds of one tick, in units of 2^-64.
     tick: u64,
     steady_start: Instant,
     wall_start_micros: u64,
-    /// What the counted microseconds are added to: the wall at the start, and by how much the ticks have lagged behind the system's
-    /// clock since.
+    /// The offset added to the counted microseconds: the wall clock at the start, plus the
+    /// accumulated lag of the counter behind the system's monotonic clock.
     anchor_micros: AtomicU64,
-    /// What the counter showed when it was last compared with the system's clock.
+    /// The counter in microseconds at the last comparison with the system's clock.
     compared_micros: AtomicU64,
 }
 
-/// How far the counter is trusted after it was compared with the system's clock: twice as long as it takes the
-/// server to compare them again, so that decisions do not read that clock.
+/// How long the counter is trusted after a comparison. It is twice the server's interval between
+/// comparisons, so that decisions normally do not read the system's clock.
 const TRUSTED_MICROS: u64 = 2_000_000;
 
 impl Counter {
@@ -59,18 +62,20 @@ impl Counter {
         self.clock.delta_as_nanos(self.start, self.clock.raw())
     }
 
-    /// Since the start, by ticks alone: one multiplication, because every decision waits for it.
+    /// Returns the microseconds since the start by ticks alone. It takes one multiplication,
+    /// because every decision waits for it.
     fn counted_micros(&self) -> u64 {
-        // A counter that began anew is behind its start. It wraps around, and the anchor with it.
+        // A counter that restarted is behind its start. The difference wraps around, and so does
+        // the anchor.
         micros_of(self.clock.raw().wrapping_sub(self.start), self.tick)
     }
 
     #[inline]
     fn micros(&self) -> u64 {
         let counted = self.counted_micros();
-        // Acquired before the anchor is read, so that the anchor is not older than the comparison.
+        // Acquire before reading the anchor, so that the anchor is not older than the comparison.
         let compared = self.compared_micros.load(Ordering::Acquire);
-        // Wraps around, and so is large, where the counter went back.
+        // If the counter went back, the difference wraps around to a large number.
         if counted.wrapping_sub(compared) > TRUSTED_MICROS {
             return self.compared();
         }
@@ -78,17 +83,18 @@ impl Counter {
         anchor.wrapping_add(counted)
     }
 
-    /// The time by the system's clock, to which the counter is held.
+    /// Compares the counter with the system's clock and returns the corrected time.
     #[cold]
     fn compared(&self) -> u64 {
         let (steady, counted) = self.read_both();
         self.follow(steady, counted)
     }
 
-    /// The system's clock and the counter at about one instant: the counter never earlier, so that the time
-    /// does not lead.
+    /// Reads the system's clock and the counter at almost the same instant. The counter is read
+    /// last, so that the resulting time is never ahead.
     fn read_both(&self) -> (u64, u64) {
-        /// More than it takes to read a clock, unless the thread is interrupted or the machine suspended.
+        /// More than reading a clock takes, unless the thread is preempted or the machine is
+        /// suspended.
         const TOGETHER_MICROS: u64 = 100;
         const TRIES: usize = 4;
         let mut both = (0, 0);
@@ -104,8 +110,8 @@ impl Counter {
         both
     }
 
-    /// Moves the anchor so that the time is `steady_micros` after the start where the counter shows `counted`;
-    /// answers that time.
+    /// Moves the anchor so that a counter of `counted` gives a time `steady_micros` after the
+    /// start. Returns that time.
     fn follow(&self, steady_micros: u64, counted: u64) -> u64 {
         let now = self.wall_start_micros.saturating_add(steady_micros);
         let anchor = now.wrapping_sub(counted);
@@ -115,23 +121,23 @@ impl Counter {
     }
 }
 
-/// How many microseconds a tick of `clock` takes, in parts of 2^64.
+/// Returns the microseconds of one tick of `clock`, in units of 2^-64.
 fn tick(clock: &quanta::Clock) -> u64 {
-    /// Minutes at least, whatever ticks, so that whole nanoseconds of it are exact enough.
+    /// 2^40 ticks take minutes at any tick rate, so whole nanoseconds are precise enough.
     const TICKS: u32 = 40;
     let nanos = clock.delta_as_nanos(0, 1 << TICKS);
-    // A tick that took a microsecond or more would be none of a processor's.
+    // No processor has ticks of a microsecond or more; they would saturate here.
     u64::try_from((u128::from(nanos) << (64 - TICKS)) / 1_000).unwrap_or(u64::MAX)
 }
 
-/// So many `ticks`, each of which takes `tick` parts of 2^64 of a microsecond.
+/// Converts `ticks` to microseconds, where one tick takes `tick` units of 2^-64 microseconds.
 fn micros_of(ticks: u64, tick: u64) -> u64 {
-    // The upper half of a product of two halves.
+    // The upper half of the 128-bit product.
     u64::try_from((u128::from(ticks) * u128::from(tick)) >> 64).unwrap_or(u64::MAX)
 }
 
 impl Clock {
-    /// A clock anchored to the wall now.
+    /// Creates a clock that is anchored to the wall clock now.
     #[must_use]
     #[expect(
         clippy::disallowed_methods,
@@ -155,29 +161,29 @@ impl Clock {
         Self(Source::Real(Arc::new(counter)))
     }
 
-    /// Corrects the counted time by the system's monotonic clock. Once a second is plenty: what the two disagree
-    /// about in a second is a few dozen microseconds. Where the time goes back by that little, stores
-    /// count it as the latest instant that they have seen.
+    /// Corrects the counted time by the system's monotonic clock. Once a second is sufficient: in a
+    /// second the two differ by a few dozen microseconds. If a correction moves the time back by
+    /// that little, stores use the latest instant that they have seen.
     pub fn follow(&self) {
         if let Source::Real(counter) = &self.0 {
             counter.compared();
         }
     }
 
-    /// A clock that stands still until it is set, for tests.
+    /// Creates a clock that only changes when it is set, for tests.
     #[must_use]
     pub fn manual(now: Timestamp) -> Self {
         Self(Source::Manual(Arc::new(AtomicU64::new(now.as_micros()))))
     }
 
-    /// Sets a manual clock and all its clones; a real one takes no notice.
+    /// Sets a manual clock and all its clones. Has no effect on a real clock.
     pub fn set(&self, now: Timestamp) {
         if let Source::Manual(micros) = &self.0 {
             micros.store(now.as_micros(), Ordering::SeqCst);
         }
     }
 
-    /// Nanoseconds since some instant: for measuring how long something takes.
+    /// Returns nanoseconds since an arbitrary instant, for measuring durations.
     #[must_use]
     pub fn nanos(&self) -> u64 {
         match &self.0 {
@@ -186,7 +192,7 @@ impl Clock {
         }
     }
 
-    /// The time.
+    /// Returns the current time.
     #[must_use]
     pub fn now(&self) -> Timestamp {
         match &self.0 {
@@ -207,7 +213,7 @@ mod tests {
             panic!("a real clock counts");
         };
         let start = counter.wall_start_micros;
-        // Nothing here takes a minute.
+        // The test takes less than a minute.
         let is_about = |now: u64, expected: u64| now.abs_diff(expected) < HOUR / 60;
         let counted = counter.counted_micros();
         assert_eq!(counter.follow(HOUR, counted), start + HOUR);
@@ -218,7 +224,7 @@ mod tests {
         assert!(is_about(clock.now().as_micros(), start));
     }
 
-    /// A machine that is suspended for ten minutes, and a counter that begins anew.
+    /// Simulates a machine that is suspended for ten minutes, and a counter that restarts.
     #[test]
     fn a_counter_that_jumps_does_not_take_the_time_along() {
         const MINUTES: u64 = 600_000_000_000;
@@ -231,7 +237,7 @@ mod tests {
         (mocked.start, mocked.tick, mocked.clock) = (ticks.raw(), tick(&ticks), ticks);
         let clock = Clock(Source::Real(counter));
         let start = clock.now();
-        // What is left is what the test itself takes.
+        // The remaining difference is the duration of the test itself.
         let is_about_start = |now: Timestamp| now.since(start) < tidegate_core::Span::from_secs(60);
         for _ in 0..3 {
             mock.increment(MINUTES);
@@ -251,7 +257,7 @@ mod tests {
         let Source::Real(counter) = Clock::real().0 else {
             panic!("a real clock counts");
         };
-        // Some microseconds, minutes, and a day at least.
+        // A few microseconds, minutes, and at least a day.
         for ticks in [1 << 20, 1 << 42, 1 << 48] {
             let expected = u128::from(counter.clock.delta_as_nanos(0, ticks)) / 1_000;
             let micros = u128::from(micros_of(ticks, counter.tick));

@@ -7,15 +7,16 @@ use percent_encoding::percent_decode;
 
 use crate::{Unclear, unclear::only};
 
-/// The value of the cookie `name`, decoded, for the entry `entry`.
+/// Returns the decoded value of the cookie `name`, for the entry `entry`.
 ///
-/// RFC 6265 gives a percent sign no meaning, and many frameworks decode it. An escape of a letter, a digit or one of
-/// `-._~` is written by no encoder: whether it is that letter depends on the service, so it is refused. Other escapes are
-/// decoded, so that `a%3Db` and `a=b` have one count.
+/// RFC 6265 gives the percent sign no meaning, but many frameworks decode it. No encoder escapes a
+/// letter, a digit or one of `-._~`. Whether such an escape means that character depends on the
+/// service, so it is rejected. Other escapes are decoded, so that `a%3Db` and `a=b` have the same
+/// count.
 ///
 /// # Errors
 ///
-/// [`Unclear`] if there are several values, or one with an escape that only hides a letter.
+/// Returns [`Unclear`] if there are several values, or if a value escapes a character needlessly.
 pub(crate) fn cookie<'r>(
     entry: &str,
     headers: &'r HeaderMap,
@@ -34,7 +35,7 @@ pub(crate) fn cookie<'r>(
     only(entry, values.into_iter())
 }
 
-/// Whether an escape in `value` stands for a character that needs none.
+/// Returns true if `value` contains an escape of a character that needs no escape.
 fn hides_letters(value: &[u8]) -> bool {
     let escaped = |escape: &[u8]| match escape {
         [b'%', digits @ ..] => {
@@ -47,7 +48,7 @@ fn hides_letters(value: &[u8]) -> bool {
     value.windows(3).filter_map(escaped).any(is_plain)
 }
 
-/// The values of all cookies called `name`, without the quotation marks that may stand around them.
+/// Returns the values of all cookies named `name`, without surrounding quotation marks.
 fn cookies<'r>(headers: &'r HeaderMap, name: &str) -> impl Iterator<Item = &'r [u8]> {
     let lines = headers.get_all(COOKIE).iter();
     let pairs = lines
@@ -109,7 +110,7 @@ mod tests {
             ("s=100%", "100%"),
             ("s=%zz%+1", "%zz%+1"),
             ("s=%ff", "\u{fffd}"),
-            // Decoded once, as services do.
+            // Decoded only once, as services do.
             ("s=%2561bc", "%61bc"),
         ] {
             assert_eq!(read(line), Ok(Some(expected.into())), "{line}");

@@ -1,31 +1,35 @@
-//! What a proxy says about the request for which it asks leave.
+//! Forward auth: parses how a proxy describes the original request.
 //!
-//! Proxies put the original request into headers, and each family has its own: nginx `auth_request` is
-//! configured to send `X-Original-Method`, `X-Original-URI` (ingress-nginx: `X-Original-URL`) and
-//! `X-Real-IP`; Caddy `forward_auth` and Traefik `ForwardAuth` send `X-Forwarded-Method`, `-Uri`, `-Host`,
-//! `-Proto` and `-For`. A proxy passes on the headers of the other family as the client wrote them, so
-//! the two are never mixed: a request that has both is refused, unless the proxy's configuration says which
-//! family it is.
+//! Proxies put the original request into headers, and there are two families. nginx `auth_request`
+//! is configured to send `X-Original-Method`, `X-Original-URI` (ingress-nginx: `X-Original-URL`)
+//! and `X-Real-IP`. Caddy `forward_auth` and Traefik `ForwardAuth` send `X-Forwarded-Method`,
+//! `-Uri`, `-Host`, `-Proto` and `-For`. A proxy forwards the headers of the other family as the
+//! client wrote them, so the two are never mixed. A request with headers of both families is
+//! rejected, unless the configuration says which family the proxy uses.
 //!
-//! | entry | where it comes from |
+//! | entry | source |
 //! | --- | --- |
 //! | `method` | the original method |
-//! | `path` | the original path, without the query, in RFC 3986 normal form, runs of slashes as one |
-//! | `host` | the original host in small letters, without the port; nginx: `Host` |
+//! | `path` | the original path without query, in RFC 3986 normal form, repeated slashes merged |
+//! | `host` | the original host in lower case, without the port; nginx: `Host` |
 //! | `scheme` | `X-Forwarded-Proto` |
-//! | `ip` | the client's address; of an IPv6 address its network (/64), so that one subscriber has one count |
-//! | `ip.exact` | the client's address, whole |
-//! | `country`, `asn` | where that address is, and in whose network, where there is an [`Atlas`] |
-//! | `query.NAME` | the parameter NAME of the query, decoded |
+//! | `ip` | the client address; for IPv6 its network (/64), so that a subscriber has one count |
+//! | `ip.exact` | the complete client address |
+//! | `country`, `asn` | the country and the autonomous system of that address, with an [`Atlas`] |
+//! | `query.NAME` | the query parameter NAME, decoded |
 //! | `cookie.NAME` | the cookie NAME, decoded |
 //! | `header.NAME` | the header NAME |
-//! | any other NAME | the header `X-NAME`, `_` being `-`: `customer` is `X-Customer`, `api_key` is `X-Api-Key` |
+//! | any other NAME | the header `X-NAME`, with `-` for `_`: `api_key` is `X-Api-Key` |
 //!
-//! The last four are the client's own words unless the proxy sets them. What is empty counts as absent: a rule
-//! whose key it is does not apply. What has several values is [`Unclear`], because the service behind would
-//! look at one of them and the client would be counted by another; so is a path with `.` or `..` segments, a header
-//! that `Connection` names, which the proxy may remove before the service sees it, and one that another header spells
-//! with `_`.
+//! The client controls the last four unless the proxy sets them. An empty value counts as absent: a
+//! rule with this entry in its key does not apply. A value that is ambiguous is rejected as
+//! [`Unclear`], because the service might use another value than the one that is counted. These are
+//! ambiguous:
+//!
+//! - an entry with several different values,
+//! - a path with `.` or `..` segments,
+//! - a header named by `Connection`, which the proxy may remove before the service sees it,
+//! - a header that is also sent with `_` in place of `-` in its name.
 
 use std::{borrow::Cow, net::IpAddr};
 
@@ -45,22 +49,23 @@ use crate::{
 /// `X-Real-IP`.
 const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 
-/// Who brought a forward-auth request, and how far they are believed.
+/// The sender of a forward-auth request, and how far it is trusted.
 #[derive(Clone, Copy, Debug)]
 pub struct Source<'t> {
-    /// The socket's other end: the proxy.
+    /// The socket's peer, which is the proxy.
     pub peer: IpAddr,
-    /// The family of headers that it sends.
+    /// The family of headers that the proxy sends.
     pub proxy: Proxy,
-    /// Who is believed behind it. To nginx the other end was who stands in `X-Real-IP`.
+    /// The trusted proxies in front of it. With nginx, `X-Real-IP` is the address of nginx's own
+    /// peer.
     pub trust: &'t Trust,
-    /// Entries that are parts of others, by their names. They come before those of the table.
+    /// Entries derived from parts of others, by name. They take precedence over those of the table.
     pub parts: &'t [(Box<str>, Part)],
-    /// Who knows where addresses are. With one, no header stands in for what it does not know.
+    /// The GeoIP source. If it is set, no header is used for an address that it does not know.
     pub atlas: Option<&'t dyn Atlas>,
 }
 
-/// The request that a proxy asks about.
+/// The original request, as described by a proxy.
 #[derive(Clone, Debug)]
 pub struct Forwarded<'r> {
     headers: &'r HeaderMap,
@@ -75,12 +80,12 @@ pub struct Forwarded<'r> {
 }
 
 impl<'r> Forwarded<'r> {
-    /// Reads the headers of a forward-auth request.
+    /// Parses the headers of a forward-auth request.
     ///
     /// # Errors
     ///
-    /// [`Unclear`] if the proxy's family is unknown and headers of both are there, or if what it says of the request is
-    /// there with several values.
+    /// Returns [`Unclear`] if the proxy's family is unknown and headers of both are present, or if
+    /// a header that describes the request has several values.
     pub fn read(headers: &'r HeaderMap, source: Source<'r>) -> Result<Self, Unclear> {
         let family = Family::of(headers, source.proxy)?;
         let named = if family.has_real_ip {
@@ -103,23 +108,25 @@ impl<'r> Forwarded<'r> {
         })
     }
 
-    /// Whether the proxy said which path is asked for. If not, no rule with a path will match.
+    /// Returns true if the proxy sent the path. Without it, rules with a path never match.
     #[must_use]
     pub fn names_a_path(&self) -> bool {
         self.target.is_some()
     }
 
-    /// Whether the proxy said who the client is. If not, `ip` is the proxy's own, and all clients have one count.
+    /// Returns true if the proxy sent the client address. Without it, `ip` is the proxy's address,
+    /// and all clients share one count.
     #[must_use]
     pub fn names_a_client(&self) -> bool {
         self.names_a_client
     }
 
-    /// The value of the entry `name`, which is not empty; see the table in the module's documentation.
+    /// Returns the value of the entry `name`, never empty; see the table in the module
+    /// documentation.
     ///
     /// # Errors
     ///
-    /// [`Unclear`] if it could be several.
+    /// Returns [`Unclear`] if the value is ambiguous.
     pub fn entry(&self, name: &str) -> Value<'_> {
         whole_or_part(self.parts, name, |name| self.given_entry(name))
     }
@@ -147,8 +154,9 @@ impl<'r> Forwarded<'r> {
         named(name, self.headers, self.target.as_ref()).unwrap_or_else(of_proxy)
     }
 
-    /// The value of the header `known` for the entry `name`, if the service behind the proxy certainly gets the same: the
-    /// proxy may remove what `Connection` names, and the service may read `_` in a name as `-`.
+    /// Returns the value of the header `known` for the entry `name`, if the service certainly
+    /// receives the same. The proxy may remove headers that `Connection` names, and the service may
+    /// treat `_` in a name as `-`.
     fn header(&self, name: &str, known: &str) -> Value<'_> {
         if is_named_by_connection(self.headers, known) {
             return Err(Unclear::HopByHop(name.into()));
@@ -160,10 +168,11 @@ impl<'r> Forwarded<'r> {
     }
 }
 
-/// The value of an entry, if it has one.
+/// The value of an entry, if it is present.
 pub(crate) type Value<'r> = Result<Option<Cow<'r, str>>, Unclear>;
 
-/// The value of the entry `name`, which is not empty: a part of another, or what is `given`.
+/// Returns the value of the entry `name`, never empty: a part of another entry, or else the value
+/// that `given` returns.
 pub(crate) fn whole_or_part<'r>(
     parts: &[(Box<str>, Part)],
     name: &str,
@@ -180,8 +189,8 @@ pub(crate) fn whole_or_part<'r>(
     Ok(value.filter(|value| !value.is_empty()))
 }
 
-/// The client's own words for an entry: the header, cookie or parameter of the query that `name` names by its prefix.
-/// `None` if it has no such prefix.
+/// Returns an entry that the client controls: the header, cookie or query parameter that `name`
+/// selects by its prefix. Returns `None` if `name` has no such prefix.
 pub(crate) fn named<'r>(
     name: &str,
     headers: &'r HeaderMap,
@@ -197,7 +206,8 @@ pub(crate) fn named<'r>(
     })
 }
 
-/// The value of the header `known` for the entry `name`. HTTP/2 may send each cookie in a line of its own.
+/// Returns the value of the header `known` for the entry `name`. `Cookie` lines are joined, because
+/// HTTP/2 may send each cookie in its own line.
 pub(crate) fn header<'r>(name: &str, headers: &'r HeaderMap, known: &str) -> Value<'r> {
     if known.eq_ignore_ascii_case("cookie") {
         return Ok(joined(headers, known, "; "));
@@ -205,7 +215,8 @@ pub(crate) fn header<'r>(name: &str, headers: &'r HeaderMap, known: &str) -> Val
     only(name, headers.get_all(known).iter().map(text))
 }
 
-/// Whether `Connection` names the header `known`, so that a proxy on the way may have removed it, or may yet.
+/// Returns true if `Connection` names the header `known`, so that a proxy may have removed it or
+/// may still remove it.
 fn is_named_by_connection(headers: &HeaderMap, known: &str) -> bool {
     headers
         .get_all(CONNECTION)
@@ -214,7 +225,8 @@ fn is_named_by_connection(headers: &HeaderMap, known: &str) -> bool {
         .any(|name| name.trim_ascii().eq_ignore_ascii_case(known.as_bytes()))
 }
 
-/// Whether a header has the name `known` but for `_` in the place of `-`, which CGI, WSGI and PHP read as the same name.
+/// Returns true if there is a header named like `known` but with `_` for `-`. CGI, WSGI and PHP
+/// treat the two names as equal.
 fn has_alias(headers: &HeaderMap, known: &str) -> bool {
     let same = |(written, known): (u8, u8)| written == known || (written, known) == (b'_', b'-');
     headers.keys().any(|name| {
@@ -229,13 +241,14 @@ fn has_alias(headers: &HeaderMap, known: &str) -> bool {
     })
 }
 
-/// A header's value without the white space around it, which is no part of it (RFC 9110, section 5.5). It may hold any
-/// other byte; what is not UTF-8 becomes U+FFFD, so that it has a count as well.
+/// Returns a header's value without surrounding white space, which is not part of it (RFC 9110,
+/// section 5.5). The value may contain any other byte. Invalid UTF-8 becomes U+FFFD, so that it can
+/// be counted as well.
 pub(crate) fn text(value: &HeaderValue) -> Cow<'_, str> {
     String::from_utf8_lossy(value.as_bytes().trim_ascii())
 }
 
-/// All lines of a header, with `separator` between them.
+/// Joins all lines of a header with `separator`.
 pub(crate) fn joined<'r>(
     headers: &'r HeaderMap,
     name: &str,
@@ -248,7 +261,8 @@ pub(crate) fn joined<'r>(
     }))
 }
 
-/// A host in small letters, without its port, and without the dot that may end it: `example.com.` is `example.com`.
+/// Returns a host in lower case, without its port and without a trailing dot: `example.com.`
+/// becomes `example.com`.
 #[must_use]
 pub fn bare_host(host: &str) -> String {
     let end = if host.starts_with('[') {

@@ -1,9 +1,9 @@
-//! The little of RFC 9651 (structured fields) that the RateLimit headers need, written into one buffer.
+//! Writes the parts of RFC 9651 (structured fields) that the RateLimit headers need, into a buffer.
 
 /// The largest integer of a structured field.
 const MAX_INTEGER: u64 = 999_999_999_999_999;
 
-/// Appends `number` in decimal; one over the maximum of a structured field as that maximum.
+/// Appends `number` in decimal, at most the maximum of a structured field.
 pub(crate) fn integer(out: &mut Vec<u8>, number: u64) {
     let mut digits = itoa::Buffer::new();
     out.extend_from_slice(digits.format(number.min(MAX_INTEGER)).as_bytes());
@@ -15,8 +15,8 @@ pub(crate) fn parameter(out: &mut Vec<u8>, name: u8, number: u64) {
     integer(out, number);
 }
 
-/// Appends `text` as the inside of a string: quotes and backslashes escaped, and `?` for what such a
-/// string cannot hold (anything but printable ASCII).
+/// Appends `text` as the content of a string: quotes and backslashes are escaped, and everything
+/// except printable ASCII is replaced by `?`.
 pub(crate) fn string_content(out: &mut Vec<u8>, text: &str) {
     let is_plain = |byte: &u8| matches!(byte, b' '..=b'~') && !matches!(byte, b'"' | b'\\');
     if text.as_bytes().iter().all(is_plain) {

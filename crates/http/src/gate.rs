@@ -1,4 +1,4 @@
-//! Who says whether a request may pass.
+//! The rate limiter interface of the HTTP layers.
 
 use std::{
     future,
@@ -12,30 +12,31 @@ use tidegate_core::{
     Timestamp, Verdict,
 };
 
-/// Who says whether a request may pass: an application's [`Limiter`](crate::Limiter), or a server's own.
+/// A rate limiter: an application's [`Limiter`](crate::Limiter), or a server's own.
 ///
-/// A caller takes the [`rules`](Self::rules) of the moment once a request, finds out the entries that they name, and asks
-/// under them: first what can be said [at once](Self::check_now), and only if that is nothing, [with a wait](Self::check).
+/// For each request, a caller takes the current [`rules`](Self::rules) once, extracts the entries
+/// that they use, and asks for a decision. It first tries to decide [without
+/// waiting](Self::check_now), and only if that is not possible [waits](Self::check).
 pub trait Gate: Send + Sync {
-    /// Where the limits are counted.
+    /// The store of the limits.
     type Store: Store;
 
-    /// The time, which is read once a request.
+    /// Returns the current time. It is read once for each request.
     fn now(&self) -> Timestamp;
 
-    /// The rules of the moment. A request is decided under one set from beginning to end.
+    /// Returns the current rules. A request is decided under one rule set from beginning to end.
     fn rules(&self) -> Arc<RuleSet>;
 
-    /// Where the limits are counted.
+    /// Returns the store of the limits.
     fn store(&self) -> &Self::Store;
 
-    /// Decides `request` under `rules`, which the caller got from [`Self::rules`], and waits if need be.
+    /// Decides `request` under `rules`, which must come from [`Self::rules`]. Waits if necessary.
     ///
-    /// A future that is dropped may have charged the request.
+    /// If the future is dropped, the request may or may not have been charged.
     ///
     /// # Errors
     ///
-    /// What [`RuleSet::charges`] refuses.
+    /// Returns an error if [`RuleSet::charges`] rejects the request.
     fn check<'a>(
         &self,
         rules: &'a RuleSet,
@@ -50,11 +51,12 @@ pub trait Gate: Send + Sync {
         }
     }
 
-    /// [`Self::check`], if nothing has to be waited for; `None` leaves everything as it was.
+    /// Does the same as [`Self::check`] without waiting. Returns `None` and changes nothing if the
+    /// decision requires waiting.
     ///
     /// # Errors
     ///
-    /// What [`RuleSet::charges`] refuses.
+    /// Returns an error if [`RuleSet::charges`] rejects the request.
     fn check_now<'a>(
         &self,
         rules: &'a RuleSet,
@@ -65,13 +67,13 @@ pub trait Gate: Send + Sync {
         at_once(check(AtOnce, (self, rules, request, effect), scratch))
     }
 
-    /// Takes note of the verdict that is about to be carried out.
+    /// Records a verdict that is about to be applied, for metrics.
     fn observe(&self, _verdict: &Verdict<'_>) {}
 }
 
-/// How a store is asked: everything that is asked is written once for both.
+/// How to call a store: with waiting or without. The callers are generic over it.
 pub(crate) trait Asks: Copy + Send + Sync {
-    /// Its decision; `None` leaves everything as it was.
+    /// Returns the decision of the store, or `None`, in which case nothing has changed.
     fn decide<S: Store>(
         self,
         store: &S,
@@ -79,7 +81,7 @@ pub(crate) trait Asks: Copy + Send + Sync {
         outcomes: &mut Vec<Outcome>,
     ) -> impl Future<Output = Option<Decided>> + Send;
 
-    /// The same, with a receipt for what was charged.
+    /// Does the same, and returns a receipt for the charges.
     fn reserve<S: Store>(
         self,
         store: &S,
@@ -88,15 +90,15 @@ pub(crate) trait Asks: Copy + Send + Sync {
     ) -> impl Future<Output = Option<(Decided, Option<S::Receipt>)>> + Send;
 }
 
-/// What has to be waited for is left open.
+/// Does not wait. A call that would have to wait returns `None`.
 #[derive(Clone, Copy)]
 pub(crate) struct AtOnce;
 
-/// What has to be waited for is, so that there is always an answer.
+/// Waits if necessary, so that there is always a result.
 #[derive(Clone, Copy)]
 pub(crate) struct Patient;
 
-/// What holds of whoever is [`Patient`].
+/// The panic message if a [`Patient`] call returns no result, which cannot happen.
 pub(crate) const ANSWERED: &str = "who waits is answered";
 
 impl Asks for AtOnce {
@@ -139,7 +141,7 @@ impl Asks for Patient {
     }
 }
 
-/// What is asked [`AtOnce`] has been answered the first time that anybody looks.
+/// Polls a future that uses only [`AtOnce`]. Such a future is ready when it is first polled.
 #[inline]
 pub(crate) fn at_once<T>(asked: impl Future<Output = T>) -> T {
     let mut context = Context::from_waker(Waker::noop());
@@ -149,7 +151,7 @@ pub(crate) fn at_once<T>(asked: impl Future<Output = T>) -> T {
     }
 }
 
-/// Decides a request under rules, with that effect.
+/// Decides a request under rules, with the given effect.
 async fn check<'a, A: Asks, G: Gate + ?Sized>(
     asks: A,
     (gate, rules, request, effect): (&G, &'a RuleSet, &Request<'_>, Effect),
@@ -178,7 +180,7 @@ async fn check<'a, A: Asks, G: Gate + ?Sized>(
     Ok(decided.map(|decided| decided.verdict(&charges, &outcomes)))
 }
 
-/// Lets those of `charges` stretch that may by what others leave unused.
+/// Raises the limits of those elastic `charges` whose parent rules have enough unused.
 pub(crate) async fn stretch<'a, A: Asks, S: Store>(
     asks: A,
     (store, rules): (&S, &'a RuleSet),

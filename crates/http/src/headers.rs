@@ -1,8 +1,9 @@
-//! A verdict as headers.
+//! Writes a verdict as response headers.
 //!
-//! `RateLimit-Policy` and `RateLimit` as in draft-ietf-httpapi-ratelimit-headers-10 (lists of strings with
-//! parameters; a draft, and so by choice), `Retry-After` as in RFC 9110, and by choice the
-//! `X-RateLimit-*` triple, whose reset is seconds from now for some clients and an epoch for others.
+//! `RateLimit-Policy` and `RateLimit` follow draft-ietf-httpapi-ratelimit-headers-10 (lists of
+//! strings with parameters). They are optional, because it is a draft. `Retry-After` follows
+//! RFC 9110. The `X-RateLimit-*` triple is optional; its reset is in seconds from now for some
+//! clients, and in seconds since the epoch for others.
 //!
 //! ```text
 //! RateLimit-Policy: "1/s";q=1;w=1, "20/min";q=20;w=60
@@ -10,14 +11,19 @@
 //! Retry-After: 1
 //! ```
 //!
-//! A policy is named after its limit, because a rule's name may say what its author wants no client to know
-//! (`secret-fraud-rule`). [`RuleNames::Shown`] names it after the rule: `"api:1/s"`.
+//! A policy is named after its limit, because the name of a rule may contain something that clients
+//! must not know (`secret-fraud-rule`). [`RuleNames::Shown`] names it after the rule: `"api:1/s"`.
 //!
-//! Waits are rounded up and quotas down, so that a client that trusts them is never too early. Where the
-//! draft leaves room: `q` is what an idle key can spend at once, `w` the time in which all of it comes
-//! back, left out under a second and of a node's share. `t` is when more becomes available if nothing remains, else when the
-//! key is as good as new. `Retry-After` is never earlier than a `t` beside it: the `t` of a limit that
-//! does not deny is left out where it would be later.
+//! Waits are rounded up and quotas down, so that a client that follows the headers never retries
+//! too early. The draft leaves these points open:
+//!
+//! - `q` is the number of units that an idle key can spend at once.
+//! - `w` is the time in which the whole quota returns. It is omitted if it is under a second, and
+//!   for a node's local share.
+//! - `t` is the time until more units are available if none remain, or else until the key has fully
+//!   recovered.
+//! - `Retry-After` is never earlier than a `t` in the same response. The `t` of a limit that does
+//!   not deny is omitted if it would be later.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
 use tidegate_core::{
@@ -26,8 +32,8 @@ use tidegate_core::{
 
 use crate::fields;
 
-/// The most limits that the headers show, the most constrained first: they must fit into what clients and
-/// proxies accept.
+/// The maximum number of limits in the headers, the most constrained first. It keeps the headers
+/// within what clients and proxies accept.
 pub const MAX_SHOWN: usize = 8;
 
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
@@ -36,10 +42,11 @@ const X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
 const X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
 const X_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
 
-/// With [`RuleNames::Shown`], the name of a limit that came with the request and so has no rule to be named after.
+/// With [`RuleNames::Shown`], the name of a limit that was sent with the request and belongs to no
+/// rule.
 const UNNAMED: &str = "default";
 
-/// How `X-RateLimit-Reset` is written, if the triple is sent.
+/// The format of `X-RateLimit-Reset`, if the triple is sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Legacy {
     /// The triple is not sent.
@@ -51,17 +58,20 @@ pub enum Legacy {
     Epoch,
 }
 
-/// Whether clients are told the names of rules: in headers, and in what a denial says.
+/// Whether clients see the names of rules, in headers and in denial responses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RuleNames {
-    /// A policy has the name of its limit, such as `20/min`; the second of two equal ones is `20/min:2`.
+    /// A policy has the name of its limit, such as `20/min`. The second of two equal ones is
+    /// `20/min:2`.
     #[default]
     Hidden,
-    /// A policy has the name of its rule, such as `api`, or `api:20/min` if the rule has several limits.
+    /// A policy has the name of its rule, such as `api`, or `api:20/min` if the rule has several
+    /// limits.
     Shown,
 }
 
-/// Writes a verdict's headers. Holds a buffer that serves every answer of a connection.
+/// Writes the headers of verdicts. It contains a buffer that is reused for all responses of a
+/// connection.
 #[derive(Clone, Debug)]
 pub struct HeaderWriter {
     ratelimit: bool,
@@ -70,7 +80,7 @@ pub struct HeaderWriter {
     text: Vec<u8>,
 }
 
-/// The `RateLimit` pair and no triple.
+/// Writes the `RateLimit` pair and no triple.
 impl Default for HeaderWriter {
     fn default() -> Self {
         Self::new(true, Legacy::Off)
@@ -78,8 +88,8 @@ impl Default for HeaderWriter {
 }
 
 impl HeaderWriter {
-    /// A writer of the `RateLimit` pair, if `ratelimit`, and of the triple, as `legacy` says.
-    /// `Retry-After` is always written.
+    /// Creates a writer of the `RateLimit` pair, if `ratelimit`, and of the triple in the format
+    /// `legacy`. `Retry-After` is always written.
     #[must_use]
     pub fn new(ratelimit: bool, legacy: Legacy) -> Self {
         Self {
@@ -90,7 +100,7 @@ impl HeaderWriter {
         }
     }
 
-    /// The same writer, which names policies after their rules if `names` are shown.
+    /// Sets whether policies are named after their rules.
     #[must_use]
     pub fn with_rule_names(self, names: RuleNames) -> Self {
         Self {
@@ -99,7 +109,7 @@ impl HeaderWriter {
         }
     }
 
-    /// Whether clients are told the names of rules.
+    /// Returns whether clients see the names of rules.
     #[must_use]
     pub fn rule_names(&self) -> RuleNames {
         self.rule_names
@@ -107,7 +117,7 @@ impl HeaderWriter {
 
     /// Adds the headers of `verdict`, which was decided at `now`.
     ///
-    /// Limits in shadow are not shown. A denial that will never pass has no `Retry-After`.
+    /// Shadow rules are not shown. A denial that can never pass has no `Retry-After`.
     pub fn write(&mut self, verdict: &Verdict<'_>, now: Timestamp, headers: &mut HeaderMap) {
         let retry_after = retry_after_secs(verdict);
         if self.ratelimit {
@@ -132,7 +142,7 @@ impl HeaderWriter {
             self.name(shown.lines, at);
             fields::parameter(&mut self.text, b'q', line.outcome.limit);
             let window = line.limit.window();
-            // A node's share comes back in a time of its own.
+            // A node's local share recovers in a different time, so `w` would be wrong.
             if window >= Span::from_secs(1) && exactness != Exactness::Local {
                 fields::parameter(&mut self.text, b'w', window.as_secs_ceil());
             }
@@ -187,24 +197,25 @@ impl HeaderWriter {
     }
 
     fn put(&self, name: HeaderName, headers: &mut HeaderMap) {
-        // Only printable ASCII is ever written, so there always is a value.
+        // Only printable ASCII is ever written, so the value is always valid.
         if let Ok(value) = HeaderValue::from_bytes(&self.text) {
             headers.insert(name, value);
         }
     }
 }
 
-/// Says when to ask again, in whole seconds, at least 1; `None` says nothing.
+/// Adds `Retry-After` in whole seconds, at least 1, unless `wait` is `None`.
 pub(crate) fn put_retry_after(wait: Option<Span>, headers: &mut HeaderMap) {
     if let Some(wait) = wait {
         headers.insert(RETRY_AFTER, HeaderValue::from(wait.as_secs_ceil().max(1)));
     }
 }
 
-/// Adds what one limiter says to the headers of an answer of which another may have spoken before.
+/// Merges the headers of one limiter into a response that may already have headers of another.
 ///
-/// The fields that are lists become longer. Of the others there can be one: what was said before stays, because it was said
-/// nearer to the answer, unless less remains by what is added.
+/// List fields are appended to. Other fields can only occur once, and the existing value stays,
+/// because its limiter is closer to the response. The exception is the `X-RateLimit-*` triple,
+/// which is replaced if the added one has fewer units remaining.
 pub(crate) fn merge(added: HeaderMap, headers: &mut HeaderMap) {
     let remaining = |headers: &HeaderMap| -> Option<u64> {
         headers.get(X_REMAINING)?.to_str().ok()?.parse().ok()
@@ -223,7 +234,7 @@ pub(crate) fn merge(added: HeaderMap, headers: &mut HeaderMap) {
     }
 }
 
-/// The lines that are shown, the most constrained first.
+/// The limits to show, the most constrained first.
 struct Shown<'v, 'r> {
     lines: &'v [Line<'r>],
     order: [usize; MAX_SHOWN],
@@ -259,7 +270,7 @@ impl<'v, 'r> Shown<'v, 'r> {
         self.order[before] = index;
     }
 
-    /// The numbers of the lines, in the order in which they are shown.
+    /// Returns the indices of the lines, in the order in which they are shown.
     fn order(&self) -> impl Iterator<Item = usize> {
         self.order[..self.count].iter().copied()
     }
@@ -271,7 +282,8 @@ enum NamePart<'v> {
     Number(u64),
 }
 
-/// The name of the policy of line `at`, in parts. Policies of one answer have different names.
+/// Returns the name of the policy of line `at`, in parts. The policies of one response have
+/// different names.
 fn policy_name<'v>(
     lines: &'v [Line<'_>],
     at: usize,
@@ -289,7 +301,7 @@ fn policy_name<'v>(
             (policy, number)
         }
         RuleNames::Shown => {
-            // The limits of a rule are next to each other.
+            // The limits of one rule are adjacent.
             let neighbours = [at.checked_sub(1), at.checked_add(1)];
             let mut neighbours = neighbours
                 .into_iter()
@@ -306,7 +318,7 @@ fn policy_name<'v>(
         .flatten()
 }
 
-/// The name of the policy of line `at` as it stands in the headers.
+/// Returns the name of the policy of line `at` as it appears in the headers.
 pub(crate) fn policy_text(lines: &[Line<'_>], at: usize, names: RuleNames) -> String {
     let mut text = String::new();
     for part in policy_name(lines, at, names) {
@@ -318,7 +330,8 @@ pub(crate) fn policy_text(lines: &[Line<'_>], at: usize, names: RuleNames) -> St
     text
 }
 
-/// Orders lines like the verdict does: who denies longest first, then who has least left.
+/// Returns the sort key of a line, in the same order as the verdict: first the limits that deny
+/// longest, then those with the fewest remaining units.
 fn slack(line: &Line<'_>) -> impl Ord {
     let Outcome {
         allowed,
@@ -335,7 +348,8 @@ fn slack(line: &Line<'_>) -> impl Ord {
     )
 }
 
-/// Seconds until a denied request would pass, at least 1; `None` when allowed, and for never.
+/// Returns the seconds until a denied request would pass, at least 1. `None` if it was admitted or
+/// can never pass.
 fn retry_after_secs(verdict: &Verdict<'_>) -> Option<u64> {
     if verdict.allowed {
         return None;
@@ -346,7 +360,7 @@ fn retry_after_secs(verdict: &Verdict<'_>) -> Option<u64> {
         .map(|span| span.as_secs_ceil().max(1))
 }
 
-/// Seconds until `line` can grant more; `None` if the request will never pass.
+/// Returns the seconds until `line` has more units; `None` if the request can never pass.
 fn more_after_secs(line: &Line<'_>) -> Option<u64> {
     let outcome = &line.outcome;
     match (outcome.allowed, outcome.retry_after) {
@@ -357,8 +371,8 @@ fn more_after_secs(line: &Line<'_>) -> Option<u64> {
     }
 }
 
-/// How long until a key of which nothing remains has a unit again: of a bucket, the whole way back
-/// without the last step; of a window, the whole way.
+/// Returns the time until an exhausted key has a unit again. For a bucket it is the time to full
+/// recovery minus the time of all later units. For a window it is the time to full recovery.
 fn next_unit(limit: &Limit, outcome: &Outcome) -> Span {
     let units = limit.quota().saturating_add(limit.soft_allowance());
     let later_steps = match *limit.algorithm() {
@@ -386,7 +400,7 @@ fn next_unit(limit: &Limit, outcome: &Outcome) -> Span {
     )
 }
 
-/// The time in which `units` come back, rounded down: what is taken away must not be too much.
+/// Returns the time in which `units` return. It is rounded down, because the result is subtracted.
 fn time_for(units: u64, rate: Rate) -> Span {
     let micros =
         u128::from(units) * u128::from(rate.period.as_micros()) / u128::from(rate.count.max(1));

@@ -1,10 +1,11 @@
-//! The HTTP edge: what a request's parts are called in the rules, and how a verdict looks as headers.
+//! HTTP support: extracts the entries of a request for the rules, and writes verdicts as headers.
 //!
-//! Nothing here reads a socket. A [`Limiter`] brings rules, a store and the [`Clock`] together: it is what an application
-//! asks, and a [`Gate`] for a [`LimiterLayer`], which stands in front of a tower service; a [`ShedLayer`] does so by what the
-//! service can bear. [`Forwarded`] turns the headers of a proxy's
-//! forward-auth request into the entries that rules match on, and [`HeaderWriter`] turns a verdict into
-//! the headers of its answer, so that every program that speaks HTTP names and shows them alike.
+//! This crate does not use sockets. A [`Limiter`] combines rules, a store and the [`Clock`]. An
+//! application calls it directly, or passes it as the [`Gate`] of a [`LimiterLayer`], which wraps a
+//! tower service. A [`ShedLayer`] wraps a service with an adaptive concurrency limit. [`Forwarded`]
+//! parses the headers of a proxy's forward-auth request into the entries that rules match on.
+//! [`HeaderWriter`] writes the response headers of a verdict. All HTTP programs of the workspace
+//! use both, so entries and headers are the same everywhere.
 
 mod address;
 mod atlas;

@@ -1,4 +1,4 @@
-//! The limiter of an application: the rules of the moment, one store, one clock.
+//! The rate limiter of an application: rules, a store and a clock.
 
 use std::sync::Arc;
 
@@ -7,10 +7,11 @@ use tidegate_core::{RuleSet, Store, Timestamp};
 
 use crate::{Clock, Gate};
 
-/// What an application asks: the rules of the moment, one store, one clock.
+/// The rate limiter of an application: the current rules, a store and a clock.
 ///
-/// One lives in a process for every set of rules, behind an [`Arc`]. `S` is any [`Store`]: the memory store, or
-/// `tidegate_redis::Fleet`, with which every process that uses the same rules shares their counts.
+/// A process uses one for each set of rules, behind an [`Arc`]. `S` is any [`Store`], such as the
+/// memory store. With `tidegate_redis::Fleet`, all processes that use the same rules share their
+/// counts.
 ///
 /// # Examples
 ///
@@ -41,9 +42,10 @@ pub struct Limiter<S> {
 }
 
 impl<S: Store> Limiter<S> {
-    /// A limiter under `rules`, whose counts are kept in `store`.
+    /// Creates a limiter with `rules` that counts in `store`.
     ///
-    /// A [real clock](Clock::real) of an application that runs for days wants to [follow](Clock::follow) the system's.
+    /// If an application with a [real clock](Clock::real) runs for days, it should
+    /// [correct](Clock::follow) the clock regularly.
     #[must_use]
     pub fn new(rules: RuleSet, store: S, clock: Clock) -> Self {
         Self {
@@ -53,15 +55,15 @@ impl<S: Store> Limiter<S> {
         }
     }
 
-    /// Puts `rules` in the place of those of the moment. What was spent under a rule of the same name and key stays spent;
-    /// requests that are being decided are so under the rules that they began with.
+    /// Replaces the current rules. Counts under a rule of the same name and key are kept. Requests
+    /// in progress are decided under the rules with which they started.
     pub fn swap_rules(&self, rules: RuleSet) {
         let rules = rules.succeeding(&self.rules.load());
         self.rules.store(Arc::new(rules));
         self.store.forget_denials();
     }
 
-    /// The clock by which requests are decided.
+    /// Returns the clock of the limiter.
     #[must_use]
     pub fn clock(&self) -> &Clock {
         &self.clock

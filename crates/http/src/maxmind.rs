@@ -1,4 +1,4 @@
-//! MaxMind's databases, and whatever else is written in their format.
+//! A GeoIP source that reads MaxMind databases, and others in the same format.
 
 use std::{fmt, net::IpAddr};
 
@@ -9,13 +9,14 @@ use crate::atlas::{Atlas, Place};
 
 type Database = Reader<Vec<u8>>;
 
-/// The most networks of a database that are looked at before it is put to use; the largest have a few million.
+/// The maximum number of networks that are validated before a database is used. The largest
+/// databases have a few million.
 const MAX_NETWORKS: usize = 1 << 24;
 
-/// An [`Atlas`] of MaxMind databases: GeoLite2 or GeoIP2, Country or City, and ASN or ISP.
+/// A GeoIP source with MaxMind databases: GeoLite2 or GeoIP2, Country or City, and ASN or ISP.
 ///
-/// A database is bytes in memory, and [`put`](Self::put) takes another one into service while requests come. What it has no database for it does
-/// not know.
+/// The databases are kept in memory. [`put`](Self::put) replaces one while requests are served.
+/// Without a database, its entry is unknown.
 ///
 /// # Examples
 ///
@@ -34,7 +35,7 @@ pub struct MaxMind {
     asn: ArcSwapOption<Database>,
 }
 
-/// Why a database cannot be used.
+/// An error that says why a database cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MaxMindError(String);
 
@@ -47,12 +48,13 @@ impl fmt::Display for MaxMindError {
 impl std::error::Error for MaxMindError {}
 
 impl MaxMind {
-    /// Looks `place` up in the database `bytes` from now on. All of it is looked at first: for one of a million networks that takes a
-    /// fraction of a second.
+    /// Uses the database `bytes` for `place` from now on. The whole database is validated first,
+    /// which takes a fraction of a second for a million networks.
     ///
     /// # Errors
     ///
-    /// What is no such database, is damaged, or does not say `place` of any address. What was there before is kept.
+    /// Rejects bytes that are not such a database, a damaged database, and one without `place` for
+    /// any address. The previous database then stays in use.
     pub fn put(&self, place: Place, bytes: Vec<u8>) -> Result<(), MaxMindError> {
         let database = Reader::from_source(bytes).map_err(|error| {
             MaxMindError(format!("it is no MaxMind database: {}", one_line(&error)))
@@ -84,7 +86,7 @@ impl Atlas for MaxMind {
     }
 }
 
-/// A database is megabytes.
+/// Prints the types of the databases only, because a database has megabytes.
 impl fmt::Debug for MaxMind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = |place| {
@@ -101,7 +103,7 @@ impl fmt::Debug for MaxMind {
     }
 }
 
-/// Whether all of `database` can be read, and says `place` of anybody.
+/// Checks that all of `database` can be read and that it has `place` for at least one address.
 fn check(place: Place, database: &Database) -> Result<(), MaxMindError> {
     let damaged = |error| MaxMindError(format!("it is damaged: {}", one_line(&error)));
     let networks = database.networks(Default::default()).map_err(damaged)?;
@@ -129,7 +131,7 @@ fn check(place: Place, database: &Database) -> Result<(), MaxMindError> {
     )))
 }
 
-/// What the reader says, in one line.
+/// Returns the error of the reader in one line.
 fn one_line(error: &maxminddb::MaxMindDbError) -> String {
     error.to_string().replace(['\n', '\r'], " ")
 }

@@ -1,7 +1,9 @@
-//! Entries that a service names itself, in the form in which a proxy's request is described.
+//! Normalizes entries that a service sends, so that they have the same form as those extracted from
+//! a proxy's request.
 //!
-//! Rules match on one spelling of a path and count by one spelling of an address. Forward-auth and the layer derive both
-//! from the request; a service that sends entries may pass on what its client wrote.
+//! Rules match one spelling of a path and count by one spelling of an address. Forward auth and the
+//! tower layer derive both from the request. A service that sends entries may send what its client
+//! wrote.
 
 use std::{
     borrow::Cow,
@@ -11,14 +13,15 @@ use std::{
 use crate::{Trust, Unclear, address, describe::bare_host, target::Target};
 
 impl Trust {
-    /// The value of the entry `name` in the form that [`Forwarded`](crate::Forwarded) gives it: `path` without the query and in
-    /// normal form, `host` in small letters and without the port, `ip` as the address that counts are kept for, `ip.exact` as
-    /// the whole address. Any other entry, and an empty value, is returned unchanged.
+    /// Returns the value of the entry `name` in the form that [`Forwarded`](crate::Forwarded) gives
+    /// it. `path` is in normal form without the query, `host` is in lower case without the port,
+    /// `ip` is the address by which the client is counted, and `ip.exact` is the complete address.
+    /// Any other entry, and an empty value, is returned unchanged.
     ///
     /// # Errors
     ///
-    /// [`Unclear::DotSegments`] for a path with `.` or `..` segments; [`Unclear::NotAnAddress`] for an `ip` or `ip.exact` that is
-    /// not one IP address.
+    /// Returns [`Unclear::DotSegments`] for a path with `.` or `..` segments, and
+    /// [`Unclear::NotAnAddress`] for an `ip` or `ip.exact` that is not a single IP address.
     pub fn normalize<'v>(&self, name: &str, value: &'v str) -> Result<Cow<'v, str>, Unclear> {
         if value.is_empty() {
             return Ok(Cow::Borrowed(value));
@@ -38,7 +41,7 @@ fn ip<'v>(
     value: &'v str,
     counted: impl Fn(IpAddr) -> IpAddr,
 ) -> Result<Cow<'v, str>, Unclear> {
-    // The standard library reads only the canonical spelling of an IPv4 address.
+    // The standard library accepts only the canonical spelling of an IPv4 address.
     if value.parse::<Ipv4Addr>().is_ok() {
         return Ok(Cow::Borrowed(value));
     }

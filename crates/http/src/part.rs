@@ -1,17 +1,18 @@
-//! The part of an entry that may be shown: whose an API key is, without its secret.
+//! Derived entries: the part of another entry that is safe to show, such as the owner of an API key
+//! without its secret.
 //!
-//! Keys stand in metrics' neighbourhood: in snapshots, on the admin door, in logs of whoever asks it. So what
-//! is secret in them must be cut off before they are counted by.
+//! Keys are visible in snapshots, on the admin listener and in the logs of tools that query it. So
+//! secrets must be removed before a rule counts by an entry.
 
 use std::fmt;
 
 use regex::{Regex, RegexBuilder};
 use tidegate_core::bounds::{MAX_PATTERN_BYTES, MAX_REGEX_BYTES};
 
-/// The most parts among which one is chosen.
+/// The maximum number of the part that is selected.
 const MAX_PART: usize = 16;
 
-/// An entry that is part of another.
+/// An entry that is derived from a part of another entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
     source: Box<str>,
@@ -20,13 +21,13 @@ pub struct Part {
 
 #[derive(Clone, Debug)]
 enum Cut {
-    /// What stands at `index`, from 0, between `separator`s.
+    /// The part at `index`, from 0, between `separator`s.
     Split { separator: Box<str>, index: usize },
-    /// The one group of an expression that matches the whole value.
+    /// The only capture group of a regular expression that matches the whole value.
     Group(Regex),
 }
 
-/// Expressions are alike if they are written alike.
+/// Two expressions are equal if their sources are.
 impl PartialEq for Cut {
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
@@ -45,12 +46,12 @@ impl PartialEq for Cut {
 
 impl Eq for Cut {}
 
-/// Why there can be no such part.
+/// An error about an invalid derived entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartError {
-    /// What is wrong: `of`, `split`, `part` or `regex`.
+    /// The wrong field: `of`, `split`, `part` or `regex`.
     pub field: &'static str,
-    /// Why.
+    /// Description of the problem.
     pub problem: String,
 }
 
@@ -63,13 +64,13 @@ impl fmt::Display for PartError {
 impl std::error::Error for PartError {}
 
 impl Part {
-    /// Part number `part`, from 1, of the entry `source`, split at each `separator`.
+    /// Selects part number `part`, from 1, of the entry `source`, split at each `separator`.
     ///
-    /// A value without the separator has no parts: it may be nothing but a secret.
+    /// A value without the separator has no parts, because all of it may be secret.
     ///
     /// # Errors
     ///
-    /// Refuses an empty separator, and a number that is not from 1 to 16.
+    /// Rejects an empty separator, and a part number that is not between 1 and 16.
     ///
     /// # Examples
     ///
@@ -91,11 +92,13 @@ impl Part {
         Self::new(source, Cut::Split { separator, index })
     }
 
-    /// What the one group of `pattern` captures in the entry `source`, all of which it must match.
+    /// Selects the only capture group of `pattern` in the entry `source`. The pattern must match
+    /// the whole value.
     ///
     /// # Errors
     ///
-    /// Refuses what is no regular expression, one that is too long or too large, and one without exactly one group.
+    /// Rejects an invalid regular expression, one that is too long or too large, and one without
+    /// exactly one capture group.
     ///
     /// # Examples
     ///
@@ -120,7 +123,8 @@ impl Part {
             .dfa_size_limit(MAX_REGEX_BYTES)
             .build()
             .map_err(|problem| {
-                // The parser's message is a drawing of several lines, of which the last says what is wrong.
+                // The message of the parser is a drawing of several lines; the last line says what
+                // is wrong.
                 let text = problem.to_string();
                 let last = text.lines().last().unwrap_or_default();
                 error(
@@ -151,13 +155,13 @@ impl Part {
         Ok(Self { source, cut })
     }
 
-    /// The entry of which it is a part.
+    /// Returns the name of the entry from which it is derived.
     #[must_use]
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// The part of `value`; `None` if it has no such part, or an empty one.
+    /// Returns the part of `value`, or `None` if it is missing or empty.
     #[must_use]
     pub fn of<'v>(&self, value: &'v str) -> Option<&'v str> {
         let part = match &self.cut {

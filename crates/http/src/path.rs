@@ -1,20 +1,23 @@
-//! Paths that mean the same are written the same.
+//! Normalization of paths.
 
 use std::borrow::Cow;
 
 use crate::Unclear;
 
-/// `path` in the normal form of RFC 3986, section 6.2.2: percent-encoded letters, digits, `-`, `.`, `_`
-/// and `~` decoded, other encodings in capitals; and with one slash where several follow each other.
+/// Returns `path` in the normal form of RFC 3986, section 6.2.2, with repeated slashes merged.
+/// Percent-encoded letters, digits, `-`, `.`, `_` and `~` are decoded, and other escapes get
+/// upper-case digits.
 ///
-/// A rule for `/login` would otherwise be passed by as `/%6Cogin` or `//login`, which many servers take for the same: nginx merges
-/// slashes unless told otherwise. What they hold apart stays apart: `/Login`, `/login;x`, `/a%2Fb`.
+/// Otherwise `/%6Cogin` and `//login` would bypass a rule for `/login`, because many servers treat
+/// them as the same path: nginx merges slashes by default. Paths that servers distinguish stay
+/// different: `/Login`, `/login;x`, `/a%2Fb`.
 ///
 /// # Errors
 ///
-/// [`Unclear::DotSegments`] where a segment is `.` or `..`, encoded or with parameters (`..;x`), also behind what some
-/// take for a slash: `%2F`, `\` and `%5C`. Clients resolve such segments before they send them; of servers some do, and
-/// some look for what is called so.
+/// Returns [`Unclear::DotSegments`] if a segment is `.` or `..`, also if it is encoded, has
+/// parameters (`..;x`), or follows something that some servers treat as a slash: `%2F`, `\` and
+/// `%5C`. Clients resolve such segments before sending. Some servers resolve them too, and others
+/// look for a file of that name.
 pub fn normal(path: &str) -> Result<Cow<'_, str>, Unclear> {
     let is_plain = !path.contains(['%', '\\']) && !path.contains("/.") && !path.contains("//");
     if path.starts_with('/') && is_plain {
@@ -27,7 +30,7 @@ pub fn normal(path: &str) -> Result<Cow<'_, str>, Unclear> {
     Ok(Cow::Owned(with_single_slashes(&decoded)))
 }
 
-/// `path` from a slash on, without those that follow another.
+/// Returns `path` with a leading slash, and with repeated slashes merged.
 fn with_single_slashes(path: &str) -> String {
     let mut out = String::with_capacity(path.len() + 1);
     out.push('/');
@@ -48,7 +51,7 @@ fn decode_unreserved(path: &str) -> String {
             Some(octet) if octet.is_ascii_alphanumeric() || b"-._~".contains(&octet) => {
                 out.push(char::from(octet));
             }
-            // Two hexadecimal digits, so the slice ends between characters.
+            // The escape consists of ASCII characters, so the slice ends at a character boundary.
             Some(_) => out.extend(rest[at..at + 3].chars().map(|c| c.to_ascii_uppercase())),
             None => {
                 out.push('%');
@@ -62,14 +65,15 @@ fn decode_unreserved(path: &str) -> String {
     out
 }
 
-/// The octet that two hexadecimal digits stand for.
+/// Returns the byte that two hexadecimal digits encode.
 pub(crate) fn octet(digits: &[u8]) -> Option<u8> {
     let value = |digit: u8| char::from(digit).to_digit(16);
     let [high, low] = digits else { return None };
     u8::try_from(value(*high)? * 16 + value(*low)?).ok()
 }
 
-/// Whether anybody might find `.` or `..` among the segments of a path whose unreserved characters are decoded.
+/// Returns true if some server might find a `.` or `..` segment in `path`, whose unreserved
+/// characters are already decoded.
 fn has_dot_segments(path: &str) -> bool {
     let segments = path.split(['/', '\\']);
     let segments = segments.flat_map(|segment| segment.split("%2F"));
@@ -129,7 +133,8 @@ mod tests {
         #[test]
         fn normal_form_is_stable(path in "(/|\\.|%|2|e|E|F|a|\u{e9}){0,24}") {
             let Ok(once) = normal(&path) else { return Ok(()) };
-            // Decoding can lay bare a new escape (`%%32e`), so only a form without one must stay.
+            // Decoding can produce a new escape (`%%32e`), so only a path without escapes must stay
+            // unchanged.
             if !once.contains('%') {
                 proptest::prop_assert_eq!(&normal(&once).unwrap(), &once);
             }

@@ -1,4 +1,4 @@
-//! Which family of headers the proxy at the door writes, and which is therefore believed.
+//! The header family of the proxy that sends forward-auth requests. Only its headers are trusted.
 
 use std::borrow::Cow;
 
@@ -6,20 +6,20 @@ use http::HeaderMap;
 
 use crate::{Unclear, describe::text, unclear::only};
 
-/// The family of headers that the proxy at the door sends.
+/// The family of headers that the proxy sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Proxy {
-    /// Whichever is there; if both are, the request is refused.
+    /// Detected from the headers. A request with headers of both families is rejected.
     #[default]
     Unknown,
-    /// `X-Original-*` and `X-Real-IP`.
+    /// nginx: `X-Original-*` and `X-Real-IP`.
     Nginx,
-    /// `X-Forwarded-*` alone: Caddy and Traefik.
+    /// Caddy and Traefik: only `X-Forwarded-*`.
     Forwarding,
 }
 
 impl Proxy {
-    /// The family of the proxy called `name`: `nginx`, `caddy` or `traefik`.
+    /// Returns the family of the proxy `name`: `nginx`, `caddy` or `traefik`.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         match name {
@@ -30,13 +30,13 @@ impl Proxy {
     }
 }
 
-/// The headers of one family that name the method and the target.
+/// The headers of one family that contain the method, the target and the host.
 #[derive(Debug)]
 pub(crate) struct Family {
     method: &'static str,
     targets: &'static [&'static str],
     host: &'static [&'static str],
-    /// Whether it names the client in `X-Real-IP`, and not in a list.
+    /// Whether the client address is in `X-Real-IP` and not in a list.
     pub(crate) has_real_ip: bool,
 }
 
@@ -55,10 +55,10 @@ static FORWARDED: Family = Family {
 };
 
 impl Family {
-    /// The family of `proxy`, or of the headers that are there.
+    /// Returns the family of `proxy`, or detects it from the headers.
     ///
-    /// The two are never mixed. A client that adds a header of the other family to its request would else
-    /// choose what its own proxy does not say.
+    /// The two families are never mixed. Otherwise a client could add a header of the other family
+    /// to its request and set a value that its proxy does not send.
     pub(crate) fn of(headers: &HeaderMap, proxy: Proxy) -> Result<&'static Self, Unclear> {
         match proxy {
             Proxy::Nginx => Ok(&ORIGINAL),
@@ -82,7 +82,8 @@ impl Family {
         only(self.method, lines.map(text))
     }
 
-    /// Of its headers that name the target a proxy sets one, so another is the client's.
+    /// Returns the target. A proxy sets only one of these headers, so a second one may be the
+    /// client's.
     pub(crate) fn target<'h>(
         &self,
         headers: &'h HeaderMap,
@@ -100,7 +101,7 @@ impl Family {
         })
     }
 
-    /// The first header that tells this family.
+    /// Returns the first header that identifies this family.
     fn present(&self, headers: &HeaderMap) -> Option<&'static str> {
         let mut names = self.targets.iter().copied().chain([self.method]);
         names.find(|name| headers.contains_key(*name))

@@ -1,13 +1,15 @@
-//! The `Forwarded` header of RFC 7239: who asked, in the words of each proxy on the way.
+//! The `Forwarded` header of RFC 7239: each proxy on the path adds an element with its peer's
+//! address.
 //!
 //! ```text
 //! Forwarded: for=192.0.2.43, for="[2001:db8:cafe::17]:4711";proto=https;by=203.0.113.43
 //! ```
 //!
-//! It is read from the right, where the nearest proxy has written: a quotation mark that a client leaves
-//! open on the left cannot swallow what was appended behind it.
+//! It is parsed from the right, where the nearest proxy has written. So a quotation mark that a
+//! client leaves open on the left cannot hide the elements appended after it.
 
-/// The `for` of each element of one line, the last element first; `None` where it has none that can be read.
+/// Returns the `for` parameter of each element of one line, the last element first. `None` stands
+/// for an element without a valid one.
 pub(crate) fn for_from_the_right(line: &[u8]) -> impl Iterator<Item = Option<String>> {
     FromTheRight(Some(line), b',').map(for_of)
 }
@@ -20,12 +22,12 @@ fn for_of(element: &[u8]) -> Option<String> {
     let mut values = pairs.filter(|(name, _)| name.trim_ascii().eq_ignore_ascii_case(b"for"));
     match (values.next(), values.next()) {
         (Some((_, value)), None) => unquoted(std::str::from_utf8(value).ok()?.trim()),
-        // Twice is once too often, and either may be a client's.
+        // A second `for` is invalid, and either of the two may come from the client.
         _ => None,
     }
 }
 
-/// A token as it is, a quoted string without its quotation marks and backslashes.
+/// Returns a token unchanged, and a quoted string without its quotation marks and escapes.
 fn unquoted(value: &str) -> Option<String> {
     let Some(rest) = value.strip_prefix('"') else {
         return (!value.is_empty() && !value.contains('"')).then(|| value.to_owned());
@@ -42,7 +44,7 @@ fn unquoted(value: &str) -> Option<String> {
     Some(text)
 }
 
-/// The parts of a text between separators that stand in no quoted string, the last first.
+/// Splits a text at separators outside quoted strings, and returns the last part first.
 struct FromTheRight<'t>(Option<&'t [u8]>, u8);
 
 impl<'t> Iterator for FromTheRight<'t> {
@@ -66,7 +68,7 @@ impl<'t> Iterator for FromTheRight<'t> {
     }
 }
 
-/// Whether an odd number of backslashes stands before `at`.
+/// Returns true if the number of backslashes before `at` is odd.
 fn is_escaped(octets: &[u8], at: usize) -> bool {
     let backslashes = octets[..at]
         .iter()

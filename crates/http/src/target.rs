@@ -1,4 +1,4 @@
-//! What a request asks for: a path and a query.
+//! The request target: a path and a query.
 
 use std::borrow::Cow;
 
@@ -6,7 +6,7 @@ use http::Uri;
 
 use crate::{Unclear, path};
 
-/// The target of a request.
+/// A parsed request target.
 #[derive(Clone, Debug)]
 pub(crate) struct Target<'r> {
     path: Result<Cow<'r, str>, Unclear>,
@@ -14,7 +14,7 @@ pub(crate) struct Target<'r> {
 }
 
 impl<'r> Target<'r> {
-    /// Reads `/path?query` or `https://host/path?query`.
+    /// Parses `/path?query` or `https://host/path?query`.
     pub(crate) fn read(uri: Cow<'r, str>) -> Self {
         match uri {
             Cow::Borrowed(uri) => {
@@ -34,7 +34,7 @@ impl<'r> Target<'r> {
         }
     }
 
-    /// The target of a request as a server has read it.
+    /// Returns the target of a request that a server has already parsed.
     pub(crate) fn of(uri: &'r Uri) -> Self {
         Self {
             path: path::normal(uri.path()),
@@ -42,7 +42,7 @@ impl<'r> Target<'r> {
         }
     }
 
-    /// The path in normal form.
+    /// Returns the path in normal form.
     pub(crate) fn path(&self) -> Result<Cow<'_, str>, Unclear> {
         match &self.path {
             Ok(path) => Ok(Cow::Borrowed(path)),
@@ -50,7 +50,7 @@ impl<'r> Target<'r> {
         }
     }
 
-    /// The values of all parameters `name` of the query, decoded.
+    /// Returns the decoded values of all query parameters with this name.
     pub(crate) fn parameters(&self, name: &str) -> impl Iterator<Item = Cow<'static, str>> {
         let pairs = self.query.split('&');
         let pairs = pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")));
@@ -69,7 +69,7 @@ fn split(uri: &str) -> (&str, &str) {
     (path.split('#').next().unwrap_or(path), query)
 }
 
-/// `%41` is `A`, `+` is a space.
+/// Decodes a query component: `%41` is `A`, and `+` is a space.
 fn decoded(text: &str) -> String {
     let mut octets = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

@@ -1,33 +1,38 @@
-//! Requests that could mean several things, of which a client would choose the one that is not counted.
+//! Ambiguous requests: services may interpret them differently from the rules, so clients could
+//! evade limits with them.
 
 use std::{borrow::Cow, fmt};
 
-/// Why a request is refused before any limit is asked: what rules look at in it could mean several things.
+/// Why a request is rejected before any limit is evaluated: an entry that the rules use is
+/// ambiguous.
 ///
-/// Whoever sent it has to say it once. Nothing of what the request says is in the message.
+/// The client has to send an unambiguous request. The message contains no part of the request's
+/// values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Unclear {
-    /// A header, cookie or parameter, by the name of its entry, has several values. Services differ in which of them they
-    /// look at, so that a client could be counted by another.
+    /// A header, cookie or query parameter has several different values. Services differ in which
+    /// one they use, so a client could be counted by another value. Contains the name of the entry.
     Repeated(Box<str>),
-    /// `Connection` names the header of this entry, so that a proxy may remove it before the service sees it.
+    /// `Connection` names the header of this entry, so a proxy may remove it before the service
+    /// sees it.
     HopByHop(Box<str>),
-    /// Another header has the name of this entry's header with `_` in the place of `-`, which many services read as the same.
+    /// Another header has the name of this entry's header with `_` in place of `-`. Many services
+    /// treat the two names as equal.
     Alias(Box<str>),
-    /// A cookie, by the name of its entry, has escapes such as `%61` for a letter. Some services decode them and some do
-    /// not, so that rules would see another value than the service.
+    /// A cookie escapes plain letters, such as `%61`. Some services decode them and some do not, so
+    /// the rules could see another value than the service. Contains the name of the entry.
     HiddenLetters(Box<str>),
-    /// The path has segments `.` or `..`. Some resolve them and some do not, so that rules would see another path than the
-    /// service.
+    /// The path has `.` or `..` segments. Some services resolve them and some do not, so the rules
+    /// could see another path than the service.
     DotSegments,
-    /// The value of the entry of this name is not one IP address.
+    /// The value of this entry is not a single IP address.
     NotAnAddress(Box<str>),
-    /// Headers of two families of proxies describe the original request, and one of them may be the client's.
+    /// The request has headers of two proxy families, and one of them may come from the client.
     TwoFamilies {
-        /// What nginx would have sent.
+        /// The header that nginx would have sent.
         original: &'static str,
-        /// What Caddy or Traefik would have sent.
+        /// The header that Caddy or Traefik would have sent.
         forwarded: &'static str,
     },
 }
@@ -74,7 +79,8 @@ impl fmt::Display for Unclear {
 
 impl std::error::Error for Unclear {}
 
-/// The value that all of `values` are, if there are any; `entry` says what they are values of.
+/// Returns the value if all of `values` are equal, and `None` if there are none. `entry` is the
+/// name for the error.
 pub(crate) fn only<'r>(
     entry: &str,
     mut values: impl Iterator<Item = Cow<'r, str>>,

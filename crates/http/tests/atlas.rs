@@ -1,4 +1,4 @@
-//! Countries and networks of addresses: from MaxMind's databases, and never from what a client says.
+//! Tests the GeoIP entries: they come from MaxMind databases, and never from the client.
 
 #![cfg(feature = "maxmind")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up fails")]
@@ -82,7 +82,8 @@ fn what_is_no_such_database_is_refused_and_what_was_there_is_kept() {
     assert_eq!(atlas.asn("1.128.0.1".parse().unwrap()), Some(1_221));
 }
 
-/// A bit of a disk, here and there: refused or read, but never a panic and never without an end.
+/// Simulates bit errors on a disk: a damaged database is rejected or read, and never causes a panic
+/// or an endless loop.
 #[test]
 fn a_damaged_database_breaks_nothing() {
     let (whole, mut read) = (bytes(NETWORKS), 0);
@@ -132,6 +133,6 @@ fn where_there_is_an_atlas_no_header_stands_in_for_it() {
     assert_eq!(entry("1.128.0.1", "asn", known).as_deref(), Some("1221"));
     assert_eq!(entry("192.0.2.1", "country", known), None);
     assert_eq!(entry("192.0.2.1", "asn", known), None);
-    // The proxy may have a database of its own, and say what is in it.
+    // Without a GeoIP source, the proxy may have one of its own and send the entry.
     assert_eq!(entry("192.0.2.1", "country", None).as_deref(), Some("AQ"));
 }

@@ -1,4 +1,4 @@
-//! What a proxy says about a request, and what a client cannot make of it.
+//! Tests how a proxy's description of a request is parsed, and that a client cannot manipulate it.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up fails")]
 
@@ -191,7 +191,7 @@ fn a_proxy_that_names_nobody_is_told_apart() {
             &[("x-forwarded-uri", "/"), ("x-forwarded-for", "unknown")],
             false,
         ),
-        // Who asks from the proxy's own machine is named as well.
+        // A client on the proxy's own machine counts as named as well.
         (&[("x-original-uri", "/"), ("x-real-ip", "127.0.0.1")], true),
         (
             &[("x-forwarded-uri", "/"), ("x-forwarded-for", "127.0.0.1")],
@@ -212,7 +212,7 @@ fn without_a_word_of_the_proxy_the_peer_is_the_client() {
     );
 }
 
-/// Services differ in which of them they look at, so a client could be counted by the other.
+/// Services differ in which value they use, so a client could be counted by the other one.
 #[test]
 fn nobody_chooses_between_several_values() {
     let lines = [
@@ -258,7 +258,7 @@ fn nobody_chooses_between_several_values() {
     }
 }
 
-/// ingress-nginx sets `X-Original-URL` and passes on what a client has written into `X-Original-URI`.
+/// ingress-nginx sets `X-Original-URL` and forwards an `X-Original-URI` that the client has sent.
 #[test]
 fn what_a_proxy_says_of_the_request_is_there_once() {
     for (one, other, named) in [
@@ -297,7 +297,7 @@ fn white_space_around_a_value_is_no_part_of_it() {
     assert_eq!(entries(&lines, PEER, &["customer"]), [None]);
 }
 
-/// The proxy may remove it, and then the service sees none.
+/// The proxy may remove the header, and then the service receives none.
 #[test]
 fn what_connection_names_is_unclear() {
     for connection in ["x-customer", "close, X-Customer"] {
@@ -312,7 +312,7 @@ fn what_connection_names_is_unclear() {
     }
 }
 
-/// CGI, WSGI and PHP take it for the same name.
+/// CGI, WSGI and PHP treat both names as equal.
 #[test]
 fn a_name_that_is_spelled_with_an_underscore_is_unclear() {
     for lines in [

@@ -1,4 +1,4 @@
-//! What a verdict's headers say, and that a client that trusts them is never too early.
+//! Tests the headers of verdicts: a client that follows them never retries too early.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up fails")]
 use http::HeaderMap;
@@ -85,7 +85,7 @@ fn an_admitted_request_is_told_what_remains() {
     assert_eq!(headers.len(), 2, "{headers:?}");
 }
 
-/// Of one a minute, half is one in two minutes.
+/// Half of one a minute is one in two minutes.
 #[test]
 fn a_share_does_not_say_when_the_whole_comes_back() {
     let limits = limits(Some("api"), &["1/min"]);
@@ -112,7 +112,7 @@ fn a_denied_request_is_told_when_to_return() {
     let headers = headers(&Decision::Limited, &[&limits], &outcomes, Legacy::Delta);
     let policy = "\"api:1/s\";q=1;w=1, \"api:5/100ms\";q=5, \"api:20/min\";q=20;w=60";
     assert_eq!(line(&headers, "ratelimit-policy"), Some(policy));
-    // The minute's `t` would be later than Retry-After, which it must not contradict.
+    // The `t` of the minute limit would be later than Retry-After, which it must not contradict.
     assert_eq!(
         line(&headers, "ratelimit"),
         Some("\"api:1/s\";r=0;t=1, \"api:5/100ms\";r=0;t=1, \"api:20/min\";r=7")
@@ -211,7 +211,7 @@ fn any_outcome() -> impl Strategy<Value = Outcome> {
         })
 }
 
-/// The values of the parameter `name`, in order.
+/// Returns the values of the parameter `name`, in order.
 fn parameters(field: &str, name: &str) -> Vec<u64> {
     let parameters = field
         .split([';', ','])
@@ -220,8 +220,8 @@ fn parameters(field: &str, name: &str) -> Vec<u64> {
 }
 
 proptest! {
-    /// P18: what remains is rounded down, waits up and to at least a second, and no `t` lies behind
-    /// `Retry-After`.
+    /// P18: remaining units are rounded down, waits are rounded up and are at least a second, and
+    /// no `t` is later than `Retry-After`.
     #[test]
     fn who_trusts_the_headers_is_never_too_early(outcomes in prop::collection::vec(any_outcome(), 1..12)) {
         let limits = limits(Some("r"), &vec!["3/7s"; outcomes.len()]);

@@ -1,4 +1,4 @@
-//! The layer that sheds what a service cannot bear, around a service whose answers a test gives one by one.
+//! Tests the shed layer, around a service whose responses the test sends one by one.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up fails")]
 
@@ -19,10 +19,10 @@ use tidegate_http::{Clock, Entries, Gauge, Room, Share, ShedLayer};
 use tokio::sync::oneshot;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
-/// What stands at the other end: requests as they came, each with the way to answer it.
+/// The requests that the service holds, in order of arrival, each with a channel for its response.
 type Held = Arc<Mutex<Vec<(Option<Entries>, oneshot::Sender<Option<StatusCode>>)>>>;
 
-/// A service that holds on to every request until the test answers it; `None` is a failure.
+/// Creates a service that holds every request until the test answers it; `None` is an error.
 fn holding(
     held: &Held,
 ) -> impl Service<
@@ -87,7 +87,7 @@ async fn what_is_over_the_limit_is_shed_and_the_inner_service_never_sees_it() {
     let load = layer.load();
     assert_eq!((load.limit, load.in_flight, load.shed), (2, 2, 1));
 
-    // One is answered and one is given up: both places are free.
+    // One request is answered and one is cancelled, so both slots are free.
     let (_, answer) = held.lock().unwrap().remove(0);
     answer.send(Some(StatusCode::OK)).unwrap();
     assert_eq!(waiting.remove(0).await.unwrap().status(), StatusCode::OK);
@@ -324,7 +324,7 @@ fn who_is_paused_takes_no_place_and_no_time() {
         assert_eq!(gauge.load().in_flight, 1);
         later(&clock, Span::from_secs(1));
         held.answered(&Response::new(()));
-        // What was measured takes effect with the next one.
+        // A measurement takes effect when the next request ends.
         later(&clock, Span::from_secs(1));
         let next = gauge.enter(Share::ALL).unwrap();
         next.answered(&Response::new(()));

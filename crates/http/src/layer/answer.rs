@@ -1,4 +1,4 @@
-//! What is known of an answer, in entries: by these a rule may charge in the end.
+//! The entries of a response, on which the final charge of a rule can depend.
 
 use std::{
     borrow::Cow,
@@ -13,10 +13,11 @@ use crate::describe::{joined, text};
 
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 
-/// What the application says of its answer, as an extension of the response: how many tokens it took, or that it was a
-/// login that failed. It comes before what the answer says of itself.
+/// Entries that the application sets for its response, as a response extension: the number of
+/// tokens used, or that a login failed. They override the entries of the response itself.
 ///
-/// Clones are one report, so that what is only known at the end of a streamed body may be said then.
+/// Clones share one report, so that an entry that is known only at the end of a streamed body can
+/// be set then.
 ///
 /// # Examples
 ///
@@ -36,7 +37,7 @@ pub struct Report(Arc<Mutex<Said>>);
 type Said = Vec<(Box<str>, Box<str>)>;
 
 impl Report {
-    /// Says that the entry `name` is `value`, whatever was said of it before.
+    /// Sets the entry `name` to `value` and replaces any previous value.
     pub fn say(&self, name: &str, value: impl fmt::Display) {
         let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         said.retain(|(known, _)| **known != *name);
@@ -50,21 +51,21 @@ impl Report {
     }
 }
 
-/// What is known of an answer by now.
+/// The state of a response, as far as it is known.
 #[derive(Debug)]
 pub(super) struct Answer {
     status: http::StatusCode,
     report: Option<Report>,
-    /// Those of its headers that bills look at, by the names of their entries.
+    /// The response headers that bills use, by entry name.
     headers: Said,
     grpc_status: Option<Box<str>>,
-    /// How long its body was so far.
+    /// The number of body bytes sent so far.
     bytes: u64,
     has_ended: bool,
 }
 
 impl Answer {
-    /// What the head of `response` says, of which the entries `names` are looked at.
+    /// Reads the head of `response`. Only headers in `names`, which are entry names, are kept.
     pub(super) fn of<B>(response: &Response<B>, names: &[&str]) -> Self {
         let header = |name: &&str| {
             let value = joined(response.headers(), name.strip_prefix("header.")?, ", ")?;
@@ -82,37 +83,37 @@ impl Answer {
         answer
     }
 
-    /// Whether an entry of this name is known as soon as the head of an answer is.
+    /// Returns true if this entry is known from the response head.
     pub(super) fn is_of_head(name: &str) -> bool {
         name == "status" || name.starts_with("header.")
     }
 
-    /// So many bytes more of the body have been sent.
+    /// Adds to the number of body bytes sent.
     pub(super) fn add(&mut self, bytes: usize) {
-        // What is in memory fits 64 bits.
+        // A length in memory fits 64 bits.
         self.bytes = self.bytes.saturating_add(bytes as u64);
     }
 
-    /// What headers or trailers say of how a gRPC call has ended.
+    /// Reads the gRPC status from headers or trailers.
     pub(super) fn learn(&mut self, headers: &HeaderMap) {
         if let Some(status) = headers.get(GRPC_STATUS) {
             self.grpc_status = Some(text(status).into());
         }
     }
 
-    /// Nothing more comes of it.
+    /// Records that the response has ended.
     pub(super) fn end(&mut self) {
         self.has_ended = true;
     }
 
-    /// Whether an entry of this name stays what it is, or is not.
+    /// Returns true if this entry can no longer change.
     fn is_final(&self, name: &str) -> bool {
         let is_said = || self.report.as_ref().and_then(|report| report.said(name));
         let is_told = name == GRPC_STATUS.as_str() && self.grpc_status.is_some();
         self.has_ended || Self::is_of_head(name) || is_told || is_said().is_some()
     }
 
-    /// What is due for it by `bill`, where `charged` was charged.
+    /// Returns the final charge by `bill`, given the initial charge.
     pub(super) fn due(&self, bill: &Bill, charged: Cost) -> u64 {
         let mut names: Vec<&str> = bill.entry_names().collect();
         names.sort_unstable();
@@ -125,7 +126,7 @@ impl Answer {
             .iter()
             .map(|(name, value)| (*name, &**value))
             .collect();
-        // An answer that says what no entry can hold is charged what it was.
+        // If the response contains a value that is not a valid entry, the initial charge stays.
         let answer = Request::new(&entries, Cost::ONE);
         answer.map_or_else(
             |_| charged.units(),

@@ -1,4 +1,4 @@
-//! The question that a request is, to a gate.
+//! Decides a request with a gate.
 
 use std::{
     pin::Pin,
@@ -18,22 +18,23 @@ use crate::{
     gate::{Asks, stretch},
 };
 
-/// What came of a request.
+/// The result of deciding a request.
 pub(super) enum Asked<'v> {
-    /// A verdict, and what it was charged, where something of that may come back.
+    /// A verdict, and the charges that may be refunded.
     Decided(Verdict<'v>, Reservation),
-    /// Nothing yet, and whether something of what is to be charged may come back.
+    /// Not decided, because the store has to be waited for. `reserves` says whether charges may be
+    /// refunded.
     Open { reserves: bool },
 }
 
-/// What one request leaves for the next one of a thread: memory for its keys and outcomes.
+/// Buffers for keys and outcomes, reused for all requests of a thread.
 #[derive(Debug, Default)]
 pub(super) struct Desk {
     scratch: Scratch,
     outcomes: Vec<Outcome>,
 }
 
-/// Charges `request`, which came `now`, in the name of `layer`.
+/// Charges `request`, which arrived at `now`, with the settings of `layer`.
 pub(super) async fn charge<'a, A: Asks, G: Gate + 'static>(
     asks: A,
     layer: &LimiterLayer<G>,
@@ -92,14 +93,14 @@ fn reserved<G: Gate + 'static>(
     reserved.unwrap_or_default()
 }
 
-/// A verdict that is waited for.
+/// A pending decision.
 ///
-/// A store elsewhere may charge what nobody waits for any more. Where something of that may come back, the question is followed to its end
-/// on the runtime that it was asked on, and what it charged is given back.
+/// A remote store may charge a request that has been cancelled. If such a charge may be refunded,
+/// the decision runs to its end on the runtime of the request, and the charge is then refunded.
 pub(super) struct Asking {
     ruling: Option<Pin<Box<dyn Future<Output = Ruling> + Send>>>,
     reserves: bool,
-    /// Where it is asked, once it has been.
+    /// The runtime on which the request was first polled.
     runtime: Option<Handle>,
 }
 
@@ -117,7 +118,7 @@ impl Asking {
 
     /// # Panics
     ///
-    /// When it is polled after it was ready.
+    /// Panics if polled after completion.
     pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Ruling> {
         if self.reserves && self.runtime.is_none() {
             self.runtime = Handle::try_current().ok();

@@ -1,4 +1,4 @@
-//! The body of an answer: the inner service's, as it is, or that of a denial.
+//! The body of a response: that of the inner service, or that of a denial.
 
 use std::{
     pin::Pin,
@@ -12,12 +12,12 @@ use pin_project_lite::pin_project;
 use super::reservation::Reservation;
 
 pin_project! {
-    /// The body of an answer: the inner service's, as it is, or that of a denial.
+    /// The body of a response: that of the inner service, or that of a denial.
     #[derive(Debug)]
     pub struct LimitedBody<B> {
         #[pin]
         content: Content<B>,
-        // Until the body has ended.
+        // Kept until the body has ended.
         reservation: Reservation,
     }
 }
@@ -39,7 +39,7 @@ impl<B> LimitedBody<B> {
         }
     }
 
-    /// The inner service's, which ends what is reserved.
+    /// Wraps the inner service's body; `reservation` is settled when it ends.
     pub(super) fn ending(body: B, reservation: Reservation) -> Self {
         Self {
             content: Content::Inner { body },
@@ -47,7 +47,7 @@ impl<B> LimitedBody<B> {
         }
     }
 
-    /// An answer that is not the inner service's, whole.
+    /// Creates the complete body of a denial.
     #[must_use]
     pub fn denial(rest: Bytes) -> Self {
         Self {
@@ -89,13 +89,13 @@ impl<B: Body<Data = Bytes>> Body for LimitedBody<B> {
     fn size_hint(&self) -> SizeHint {
         match &self.content {
             Content::Inner { body } => body.size_hint(),
-            // What is in memory fits 64 bits.
+            // A length in memory fits 64 bits.
             Content::Denial { rest } => SizeHint::with_exact(rest.len() as u64),
         }
     }
 }
 
-/// Takes note of what has come of a body, and settles what was reserved if that was all.
+/// Updates the reservation after a frame, and settles it if that was the last one.
 fn note<E>(reservation: &mut Reservation, frame: Option<&Result<Frame<Bytes>, E>>, is_end: bool) {
     let Some(answer) = reservation.answer() else {
         return;

@@ -1,4 +1,4 @@
-//! Denials as HTTP says them: a status, and a problem document (RFC 9457) for those who read it.
+//! Denials in HTTP: a status and a problem document (RFC 9457).
 
 use std::fmt;
 
@@ -11,44 +11,45 @@ use crate::headers::{MAX_SHOWN, RuleNames, policy_text};
 
 const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
 
-/// Why a request does not reach the inner service, in words that any protocol can send.
+/// A denial, independent of the protocol.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Denial<'v> {
     pub(super) cause: Cause,
-    /// What is wrong and when to ask again. Nothing of the key, which may be secret.
+    /// What is wrong and when to retry. It contains nothing of the key, which may be secret.
     pub(super) detail: String,
-    /// The limits that deny.
+    /// The limits that deny the request.
     pub(super) violated: Vec<Violated<'v>>,
-    /// How long until the same request would pass; `None` for never, and where there is no waiting.
+    /// The time until the same request would pass; `None` if it never will, or if waiting does not
+    /// help.
     pub(super) retry_after: Option<Span>,
 }
 
-/// Whose fault it is.
+/// The cause of a denial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cause {
-    /// A limit is spent, or somebody has blocked the key.
+    /// A limit is exhausted, or the key is blocked manually.
     Spent,
     /// The store could not decide.
     Store,
-    /// The service has too much to do.
+    /// The service is overloaded.
     Busy,
-    /// The request cannot be counted as it is.
+    /// The request is malformed or ambiguous.
     Malformed,
 }
 
-/// A limit that denies.
+/// A limit that denies the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Violated<'v> {
-    /// Its name in the `RateLimit` fields.
+    /// The name of its policy in the `RateLimit` fields.
     pub(super) name: String,
-    /// The rule, if clients may know it.
+    /// The name of its rule, if clients may see it.
     pub(super) rule: Option<&'v str>,
     pub(super) policy: &'v str,
     pub(super) quota: u64,
 }
 
 impl<'v> Denial<'v> {
-    /// The denial that `verdict` is, which says the names of rules if `names` are shown.
+    /// Creates the denial for `verdict`. It contains the names of rules only if `names` are shown.
     pub(super) fn of(verdict: &'v Verdict<'_>, names: RuleNames) -> Self {
         let lines = verdict.lines.iter().enumerate();
         let enforced = lines.filter(|(_, line)| !line.shadow);
@@ -75,7 +76,7 @@ impl<'v> Denial<'v> {
         }
     }
 
-    /// A request for which the service has no room now, and perhaps has the next moment.
+    /// Creates the denial for an overloaded service, which may have capacity again soon.
     pub(super) fn busy() -> Self {
         let again = Span::from_secs(1);
         Self {
@@ -86,7 +87,7 @@ impl<'v> Denial<'v> {
         }
     }
 
-    /// A request that cannot be counted.
+    /// Creates the denial for a request that cannot be counted.
     pub(super) fn malformed(error: &dyn fmt::Display) -> Self {
         Self {
             cause: Cause::Malformed,
@@ -96,12 +97,13 @@ impl<'v> Denial<'v> {
         }
     }
 
-    /// Whether asking again is no use, which clients are told: else they take the time for one that was left out.
+    /// Returns true if retrying is useless. Clients are told so explicitly, because they would
+    /// otherwise assume that the time was merely omitted.
     pub(super) fn is_final(&self) -> bool {
         self.cause == Cause::Spent && self.retry_after.is_none()
     }
 
-    /// The answer, without the headers that tell of limits.
+    /// Returns the HTTP response, without the rate limit headers.
     pub(super) fn response(&self) -> Response<Bytes> {
         let status = match self.cause {
             Cause::Spent => StatusCode::TOO_MANY_REQUESTS,
@@ -117,7 +119,7 @@ impl<'v> Denial<'v> {
             retry_after_ms: (self.is_final() || self.retry_after.is_some())
                 .then(|| self.retry_after.map(Span::as_millis_ceil)),
         };
-        // Serialising to memory fails only for maps with keys that are no strings.
+        // Serializing to memory fails only for maps with non-string keys.
         let body = serde_json::to_vec(&document).unwrap_or_default();
         let mut response = Response::new(Bytes::from(body));
         *response.status_mut() = status;
@@ -159,7 +161,7 @@ fn detail(verdict: &Verdict<'_>, names: RuleNames) -> String {
     }
 }
 
-/// A wait as people say it: in whole seconds, or milliseconds where it is less than one, and never too short.
+/// Rounds a wait up to whole seconds, or to milliseconds if it is under one second.
 fn readable(wait: Span) -> Span {
     let second = Span::from_secs(1);
     if wait < second {

@@ -1,4 +1,4 @@
-//! What a request is, in entries: what it says of itself, and what the application knows of it.
+//! The entries of a request: those sent by the client, and those set by the application.
 
 use std::{
     borrow::Cow,
@@ -17,12 +17,12 @@ use crate::{
     target::Target,
 };
 
-/// The other end of the socket, as an extension of a request: whoever accepts connections puts it there.
+/// The socket's peer, as a request extension. The code that accepts connections sets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer(pub SocketAddr);
 
-/// Entries that the application knows, as an extension of a request: claims of a token that it has verified, the tenant,
-/// the name in a TLS client's certificate. They come before what the request says of itself.
+/// Entries set by the application, as a request extension: claims of a verified token, the tenant,
+/// or the name in a TLS client certificate. They override the entries of the request itself.
 ///
 /// # Examples
 ///
@@ -36,13 +36,14 @@ pub struct Peer(pub SocketAddr);
 pub struct Entries(Vec<(Box<str>, Box<str>)>);
 
 impl Entries {
-    /// No entries.
+    /// Creates an empty set.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// These, and the entry `name` with `value`, in the place of any that had that name. An empty value counts as absent.
+    /// Sets the entry `name` to `value` and replaces any previous value. An empty value counts as
+    /// absent.
     #[must_use]
     pub fn with(mut self, name: &str, value: impl Into<Box<str>>) -> Self {
         self.0.retain(|(known, _)| **known != *name);
@@ -50,7 +51,7 @@ impl Entries {
         self
     }
 
-    /// The value of the entry `name`.
+    /// Returns the value of the entry `name`.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&str> {
         let named = self.0.iter().find(|(known, _)| **known == *name);
@@ -58,7 +59,7 @@ impl Entries {
     }
 }
 
-/// How the entries of a request are found.
+/// How the entries of a request are extracted.
 #[derive(Clone, Debug)]
 pub(super) struct Identity {
     pub(super) trust: Trust,
@@ -67,12 +68,12 @@ pub(super) struct Identity {
     pub(super) atlas: Option<Arc<dyn Atlas>>,
 }
 
-/// Where the other end of the socket is known from.
+/// Where the socket's peer address comes from.
 #[derive(Clone, Debug)]
 pub(super) enum PeerOf {
-    /// An extension of each request.
+    /// From an extension of each request.
     Extensions(fn(&Extensions) -> Option<IpAddr>),
-    /// The connection on which all requests come.
+    /// From the connection, for all of its requests.
     Connection(IpAddr, Spelled),
 }
 
@@ -84,7 +85,7 @@ impl PeerOf {
         }
     }
 
-    /// The address as it is written.
+    /// Returns the address as text.
     fn spell(&self, ip: IpAddr) -> Cow<'_, str> {
         match self {
             Self::Extensions(_) => Cow::Owned(address::text(ip)),
@@ -93,7 +94,7 @@ impl PeerOf {
     }
 }
 
-/// How the first address is written that was asked for: on most connections it is the only one.
+/// Caches the text of the first address that was formatted. On most connections it is the only one.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Spelled(OnceLock<(IpAddr, Box<str>)>);
 
@@ -122,10 +123,10 @@ impl Default for Identity {
     }
 }
 
-/// As many as rules mostly look at, in no memory of their own.
+/// A list with inline capacity for the number of entries that rules usually use.
 pub(super) type Few<T> = SmallVec<[T; 4]>;
 
-/// A request that is asked for its entries.
+/// A request, with access to its entries.
 #[derive(Debug)]
 pub(super) struct Described<'r> {
     parts: &'r Parts,
@@ -144,7 +145,7 @@ impl<'r> Described<'r> {
         }
     }
 
-    /// The value of the entry `name`, which is not empty.
+    /// Returns the value of the entry `name`, never empty.
     pub(super) fn entry(&self, name: &str) -> Value<'_> {
         match self.known(name) {
             Some(value) => Ok((!value.is_empty()).then_some(Cow::Borrowed(value))),
@@ -152,7 +153,7 @@ impl<'r> Described<'r> {
         }
     }
 
-    /// Those that `rules` look at.
+    /// Returns the entries that `rules` use.
     pub(super) fn entries<'n>(
         &self,
         rules: &'n RuleSet,
@@ -166,7 +167,7 @@ impl<'r> Described<'r> {
         Ok(found)
     }
 
-    /// Whether anybody said whom the request came from.
+    /// Returns true if the peer address is known.
     pub(super) fn has_peer(&self) -> bool {
         self.identity.peer.of(self.parts).is_some()
     }
@@ -196,7 +197,7 @@ impl<'r> Described<'r> {
         })
     }
 
-    /// The host that is asked for, in small letters and without the port.
+    /// Returns the requested host in lower case, without the port.
     fn host(&self) -> Result<Option<String>, Unclear> {
         let host = match self.parts.uri.host() {
             Some(host) => Some(Cow::Borrowed(host)),
@@ -205,7 +206,7 @@ impl<'r> Described<'r> {
         Ok(host.map(|host| bare_host(&host)))
     }
 
-    /// Where the client is, if the entry `name` says that.
+    /// Returns the GeoIP entry `name` of the client address.
     fn place(&self, name: &str) -> Option<String> {
         let atlas = self.identity.atlas.as_deref()?;
         Place::named(name)?.of(self.client()?, atlas)
@@ -278,7 +279,8 @@ mod tests {
         }
     }
 
-    /// HTTP/2 libraries let it through, and a key with white space would be another key.
+    /// HTTP/2 libraries do not trim white space, and a key with white space would be a different
+    /// key.
     #[test]
     fn white_space_around_a_value_is_no_part_of_it() {
         for value in ["a", " a", "a\t", "\t a "] {
@@ -288,7 +290,7 @@ mod tests {
         }
     }
 
-    /// Behind a proxy `X-Customer` may be believed, in an application it is the client's own word.
+    /// Behind a proxy `X-Customer` may be trusted; in an application the client controls it.
     #[test]
     fn what_the_application_knows_comes_first_and_no_header_stands_in_for_it() {
         let mut parts = request("/login", &[("x-customer", "evil")]);
@@ -316,7 +318,7 @@ mod tests {
         assert_eq!(found(&parts, &identity, "customer"), None);
     }
 
-    /// An atlas with one country in it.
+    /// A GeoIP source that knows one address.
     #[derive(Debug)]
     struct Island(IpAddr);
 

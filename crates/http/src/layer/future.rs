@@ -1,13 +1,13 @@
-//! The way of one request through a layer.
+//! The states of one request in the layer.
 //!
 //! ```text
-//! Asking ─▶ Waiting ─▶ Calling ─▶ the inner service's answer, and headers
+//! Asking ─▶ Waiting ─▶ Calling ─▶ the inner service's response, with headers
 //!   │ └───────────────────▲
 //!   └─▶ Denied ─▶ the denial
 //! ```
 //!
-//! It may be dropped anywhere. Until it is Calling, the inner service knows nothing of the request, and what it was charged comes
-//! back; see [`Reservation`].
+//! The future may be dropped in any state. Before Calling, the inner service has not seen the
+//! request, and its charges are refunded; see [`Reservation`].
 
 use std::{
     fmt, mem,
@@ -32,7 +32,7 @@ use super::{
 use crate::headers;
 
 pin_project! {
-    /// The answer to a request, of a service behind a limiter.
+    /// The response future of a service behind a rate limiter.
     pub struct ResponseFuture<S, B>
     where
         S: Service<Request<B>>,
@@ -45,7 +45,8 @@ pin_project! {
 pin_project! {
     #[project = StateProjection]
     enum State<S, B, F> {
-        // What is held back is kept apart: most requests are not, and would be moved about with the room for it.
+        // The waiting request is boxed: most requests do not wait, and the space would make all of
+        // them larger to move.
         Asking { asking: Asking, held: Option<Box<Held<S, B>>> },
         Waiting {
             sleep: Pin<Box<Sleep>>,
@@ -58,7 +59,7 @@ pin_project! {
     }
 }
 
-/// A request that has not reached the service yet, and the service, which is ready for it.
+/// A request that has not reached the service yet, with the service, which is ready for it.
 struct Held<S, B> {
     service: S,
     request: Request<B>,
@@ -68,7 +69,7 @@ impl<S, B> Held<S, B>
 where
     S: Service<Request<B>> + Clone,
 {
-    /// Takes the service that is ready, and leaves one that has yet to be.
+    /// Takes the ready service and leaves a clone, which must become ready again.
     fn new(request: Request<B>, service: &mut S) -> Self {
         let unready = service.clone();
         Self {
@@ -92,7 +93,7 @@ impl<S, B> ResponseFuture<S, B>
 where
     S: Service<Request<B>> + Clone,
 {
-    /// A request of which it is known already what becomes of it.
+    /// Creates the future of a request whose ruling is already known.
     pub(super) fn ruled(ruling: Ruling, mut request: Request<B>, service: &mut S) -> Self {
         let state = match ruling {
             Ruling::Pass(Pass {
@@ -110,7 +111,7 @@ where
         Self { state }
     }
 
-    /// A request about which a store elsewhere is asked.
+    /// Creates the future of a request that waits for a remote store.
     pub(super) fn asking(asking: Asking, request: Request<B>, service: &mut S) -> Self {
         let held = Some(Box::new(Held::new(request, service)));
         Self {
@@ -123,7 +124,7 @@ impl<S, B> State<S, B, S::Future>
 where
     S: Service<Request<B>> + Clone,
 {
-    /// A request that may pass, now or later.
+    /// Returns the state after admission: calling the service, or waiting first.
     fn after(pass: Pass, mut held: Box<Held<S, B>>) -> Self {
         let Pass {
             passed,
@@ -164,7 +165,7 @@ where
 
 /// # Panics
 ///
-/// When it is polled after it was ready.
+/// Panics if polled after completion.
 impl<S, B, R> Future for ResponseFuture<S, B>
 where
     S: Service<Request<B>, Response = Response<R>> + Clone,
@@ -201,7 +202,8 @@ where
                     reservation,
                 } => {
                     let answered = ready!(answered.poll(context));
-                    // Where there is no answer the reservation ends here.
+                    // On an error of the inner service, the reservation is dropped and settled
+                    // here.
                     let reservation = mem::take(reservation);
                     let mut response = answered?;
                     let reservation = reservation.answered(&response);

@@ -1,6 +1,7 @@
-//! Denials as gRPC says them: an answer of nothing but trailers, whose status carries google.rpc's details.
+//! Denials in gRPC: a trailers-only response with google.rpc error details.
 //!
-//! The messages are those of `google/rpc/status.proto` and `error_details.proto`, as far as they are sent.
+//! The messages are those of `google/rpc/status.proto` and `error_details.proto`, reduced to the
+//! fields that are sent.
 
 use base64::{Engine, engine::general_purpose::STANDARD_NO_PAD};
 use bytes::Bytes;
@@ -16,12 +17,13 @@ const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 const DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
 
-/// The codes of `google.rpc.Code`.
+/// Codes of `google.rpc.Code`.
 const INVALID_ARGUMENT: u8 = 3;
 const RESOURCE_EXHAUSTED: u8 = 8;
 const UNAVAILABLE: u8 = 14;
 
-/// What stands in a `grpc-message` as `%XX`, and all that is not ASCII.
+/// The ASCII characters that are percent-encoded in a `grpc-message`; all other bytes are encoded
+/// as well.
 const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
 
 /// `google.rpc.Status`
@@ -62,9 +64,10 @@ struct Violation {
     quota_value: i64,
 }
 
-/// The content type of a call, if the request with this head is one.
+/// Returns the content type of a gRPC call, or `None` if the request with this head is not one.
 ///
-/// An answer to a call has the status 200, whatever it says, so what is no call must not be taken for one.
+/// The response to a gRPC call always has status 200, so other requests must not be treated as
+/// calls.
 pub fn call<'h>(method: &Method, headers: &'h HeaderMap) -> Option<&'h HeaderValue> {
     if *method != Method::POST {
         return None;
@@ -75,7 +78,7 @@ pub fn call<'h>(method: &Method, headers: &'h HeaderMap) -> Option<&'h HeaderVal
     is_grpc.then_some(content_type)
 }
 
-/// The answer to a call, without the headers that tell of limits.
+/// Returns the response to a call, without the rate limit headers.
 pub(super) fn response(denial: &Denial<'_>, content_type: &HeaderValue) -> Response<Bytes> {
     let code = match denial.cause {
         Cause::Spent => RESOURCE_EXHAUSTED,
@@ -97,7 +100,7 @@ pub(super) fn response(denial: &Denial<'_>, content_type: &HeaderValue) -> Respo
         headers.insert(PUSHBACK, HeaderValue::from_static("-1"));
     }
     for (name, text) in [(MESSAGE, message), (DETAILS, binary)] {
-        // Both are printable ASCII.
+        // Both values are printable ASCII.
         if let Ok(value) = HeaderValue::try_from(text) {
             headers.insert(name, value);
         }
@@ -139,7 +142,7 @@ fn any(name: &str, message: &impl Message) -> prost_types::Any {
 
 fn duration(span: Span) -> prost_types::Duration {
     let micros = span.as_micros();
-    // A second's microseconds, times a thousand, fit 31 bits; spans end within some hundred thousand years.
+    // The nanoseconds of a second fit 31 bits, and the seconds of any span fit an i64.
     let nanos = i32::try_from(micros % 1_000_000 * 1_000).unwrap_or(0);
     let seconds = i64::try_from(micros / 1_000_000).unwrap_or(i64::MAX);
     prost_types::Duration { seconds, nanos }

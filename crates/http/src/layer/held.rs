@@ -1,10 +1,10 @@
-//! What a gate has charged for a request, and the receipt for it, until it is settled.
+//! The receipt of a request's charges, until it is settled.
 //!
 //! ```text
-//! Here ──▶ Out: the store renews its places ──▶ Here
-//!   │                    │ the request has ended meanwhile
+//! Here ──▶ Out: the store renews the leases ──▶ Here
+//!   │                    │ the request ends during the renewal
 //!   ▼                    ▼
-//! Gone: it is settled ◀── Due
+//! Gone: settled ◀────── Due
 //! ```
 
 use std::{
@@ -21,19 +21,19 @@ use tokio::runtime::Handle;
 
 use crate::Gate;
 
-/// What is held, whatever gate has charged it.
+/// The charges of a request, independent of the type of the gate.
 pub(super) trait Hold: Send + Sync {
-    /// What was charged.
+    /// Returns the charges.
     fn charged(&self) -> &Charged;
 
-    /// Settles it: so much is due of each charge.
+    /// Settles the charges; `due` is the final charge of each.
     fn end(self: Arc<Self>, due: Vec<u64>);
 
-    /// Renews the places among it, unless it has ended.
+    /// Renews the leases of the concurrency slots, unless the request has ended.
     fn renew(self: Arc<Self>) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 }
 
-/// What `gate` has charged.
+/// The charges made by `gate`.
 pub(super) struct Held<G: Gate> {
     gate: Arc<G>,
     runtime: Option<Handle>,
@@ -43,18 +43,19 @@ pub(super) struct Held<G: Gate> {
 
 type ReceiptOf<G> = <<G as Gate>::Store as Store>::Receipt;
 
-/// Where the receipt is.
+/// The state of the receipt.
 enum Receipt<R> {
     Here(R),
-    /// The store has it, which renews the places.
+    /// The store is using it to renew leases.
     Out,
-    /// The same, and so much is due when it is back: the request has ended.
+    /// The same, but the request has ended. Contains the final charges, to settle when the store
+    /// returns the receipt.
     Due(Vec<u64>),
     Gone,
 }
 
 impl<G: Gate + 'static> Held<G> {
-    /// What `gate` has charged under `rules`.
+    /// Creates the receipt of charges that `gate` made under `rules`.
     pub(super) fn new(
         gate: &Arc<G>,
         rules: &Arc<RuleSet>,
@@ -73,7 +74,8 @@ impl<G: Gate + 'static> Held<G> {
         self.receipt.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Settles what was charged, of which so much is due of each charge.
+    /// Settles the charges. `due` is the final charge of each: less than the cost is refunded, and
+    /// more is charged.
     fn settle(self: Arc<Self>, receipt: ReceiptOf<G>, due: &[u64]) {
         let now = self.gate.now();
         let costs = self.charged.kept.iter().map(|kept| kept.cost.units());
@@ -147,7 +149,8 @@ impl<G: Gate + 'static> Hold for Held<G> {
     }
 }
 
-/// A receipt that the store has for a while. Dropped, it is back, or settled if the request has ended meanwhile.
+/// A receipt in use by the store for a renewal. Dropping it returns the receipt, or settles it if
+/// the request has ended.
 struct Taken<G: Gate + 'static> {
     held: Arc<Held<G>>,
     receipt: Option<ReceiptOf<G>>,
@@ -183,13 +186,13 @@ impl<G: Gate + 'static> Drop for Taken<G> {
     }
 }
 
-/// Charges that outlive the question in which they were asked for.
+/// Charges that outlive the question in which they were made.
 pub(super) struct Charged {
     rules: Arc<RuleSet>,
     kept: Vec<Kept>,
 }
 
-/// One of them.
+/// One of these charges.
 pub(super) struct Kept {
     key: Box<[u8]>,
     pub(super) cost: Cost,
@@ -215,7 +218,7 @@ impl Charged {
         self.kept.iter().map(rule)
     }
 
-    /// The entries of the answer that bills look at.
+    /// Returns the response entries that the rules use for their final charges.
     pub(super) fn names(&self) -> Vec<&str> {
         let rules = self.rules();
         rules.flat_map(|rule| rule.bill().entry_names()).collect()
@@ -225,7 +228,7 @@ impl Charged {
         &self.kept
     }
 
-    /// For how long places are held that nobody renews, if any are.
+    /// Returns the shortest lease of the concurrency slots, if there are any.
     pub(super) fn lease(&self) -> Option<Span> {
         self.rules().filter_map(|rule| rule.limits().lease()).min()
     }
@@ -252,7 +255,7 @@ impl Kept {
     }
 }
 
-/// Which of `charges` were charged less than is `due` of them, and by how much.
+/// Returns the charges whose final charge (`due`) exceeds their cost, with the difference.
 fn excess(charges: &[Charge<'_>], due: &[u64]) -> Vec<(usize, Cost)> {
     let excess = |(at, (charge, due)): (usize, (&Charge<'_>, &u64))| {
         let more = due.saturating_sub(charge.cost.units());
@@ -270,8 +273,8 @@ fn with(charge: Charge<'_>, cost: Cost) -> Charge<'_> {
     Charge { cost, ..charge }
 }
 
-/// Charges what a request has cost beyond what was reserved: all of it, or what the limits have room for. False if that has to
-/// be waited for.
+/// Charges the cost of a request beyond its reservation: all of it, or as much as the limits admit.
+/// Returns false if that requires waiting.
 fn charge_now<S: Store>(store: &S, charge: Charge<'_>, now: Timestamp) -> bool {
     let mut outcomes = Vec::new();
     let mut ask = |charge| {
@@ -286,7 +289,7 @@ fn charge_now<S: Store>(store: &S, charge: Charge<'_>, now: Timestamp) -> bool {
     }
 }
 
-/// [`charge_now`], where it has to be waited for.
+/// Does the same as [`charge_now`] and waits if necessary.
 async fn charge_later<S: Store>(store: &S, charge: Charge<'_>, now: Timestamp) {
     let mut outcomes = Vec::new();
     let decided = store
@@ -309,7 +312,7 @@ fn question<'q, 'c>(charges: &'q mut Vec<Charge<'c>>, now: Timestamp) -> Questio
     }
 }
 
-/// What limits that have denied have room for, if anything.
+/// Returns how much the denying limits would still admit, if anything.
 fn room(decided: &Decided, outcomes: &[Outcome]) -> Option<Cost> {
     if decided.decision != Decision::Limited {
         return None;

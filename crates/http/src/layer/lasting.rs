@@ -1,11 +1,12 @@
-//! Answers that last longer than their bodies.
+//! Responses that last longer than their bodies.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::reservation::Reservation;
 
-/// What goes on after the body of an answer has ended, as an extension of the response: a connection that was upgraded, a job
-/// that was begun. Where places are counted (`concurrency`), the answer has not ended before every clone of it is dropped.
+/// A response extension for work that continues after the body has ended, such as an upgraded
+/// connection or a background job. A `concurrency` slot is held until every clone of the extension
+/// is dropped.
 ///
 /// # Examples
 ///
@@ -24,7 +25,7 @@ use super::reservation::Reservation;
 pub struct Lasting(Arc<Mutex<Vec<Reservation>>>);
 
 impl Lasting {
-    /// Keeps `reservation` until the end.
+    /// Keeps `reservation` until the last clone is dropped.
     pub(super) fn keep(&self, reservation: Reservation) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.push(reservation);

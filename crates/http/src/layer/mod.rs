@@ -1,33 +1,38 @@
-//! A tower layer: a limiter around any service that answers HTTP requests, in axum, tonic and plain hyper alike.
+//! A tower layer that rate limits any HTTP service: axum, tonic and plain hyper alike.
 //!
 //! ```text
-//! request ─▶ entries ─▶ verdict ─┬─▶ allowed ─▶ (a queue's delay) ─▶ inner service ─▶ its answer, and headers
-//!            Described    Gate   └─▶ denied ──────────────────────────────────────▶ 429 or 503, or a gRPC status
+//! request ─▶ entries ─▶ verdict ─┬─▶ allowed ─▶ (delay) ─▶ inner service ─▶ response + headers
+//!            Described    Gate   └─▶ denied ─────────────▶ 429 or 503, or a gRPC status
 //! ```
 //!
-//! Being ready costs nothing: `poll_ready` is the inner service's, and a limit is charged when a request comes. What is denied
-//! never reaches the inner service.
+//! `poll_ready` only polls the inner service. A limit is charged when a request arrives. Denied
+//! requests never reach the inner service.
 //!
-//! # What rules can name
+//! # Entries that rules can use
 //!
-//! | entry | where it comes from |
+//! | entry | source |
 //! | --- | --- |
-//! | any NAME | what the application says in [`Entries`], an extension of the request; it comes before all of these |
+//! | any NAME | the application, in the request extension [`Entries`]; overrides all others |
 //! | `method` | the method |
-//! | `path` | the path, without the query, in RFC 3986 normal form, runs of slashes as one; of a gRPC call `/package.Service/Method` |
-//! | `host` | the host that is asked for, in small letters and without the port |
-//! | `ip` | the client's address, of an IPv6 address its network; see [`LimiterLayer::trust`] |
-//! | `ip.exact` | the client's address, whole |
-//! | `country`, `asn` | where that address is, and in whose network; see [`LimiterLayer::atlas`] |
-//! | `query.NAME`, `cookie.NAME`, `header.NAME` | the client's own words |
+//! | `path` | the path without query, in RFC 3986 normal form, repeated slashes merged |
+//! | `host` | the requested host in lower case, without the port |
+//! | `ip` | the client address, for IPv6 its network; see [`LimiterLayer::trust`] |
+//! | `ip.exact` | the complete client address |
+//! | `country`, `asn` | GeoIP data of that address; see [`LimiterLayer::atlas`] |
+//! | `query.NAME`, `cookie.NAME`, `header.NAME` | the request, as the client sent it |
 //! | a name of [`LimiterLayer::part`] | a part of another entry |
 //!
-//! What a rule charges [in the end](tidegate_core::Bill) goes by the entries of the answer: `status`, `header.NAME`,
-//! `grpc-status`, `bytes`, and what the application says in a [`Report`]. Until then it is reserved.
+//! The `path` of a gRPC call is `/package.Service/Method`. The `asn` is the number of the
+//! autonomous system.
 //!
-//! What has several values, and a path with `.` or `..` segments, is refused where rules look at it: see [`Unclear`](crate::Unclear).
-//! A rule that counts by an entry which a request does not have does not apply to it. No header stands in for what only the
-//! application can know: there is no way from `X-Customer` to `customer` here.
+//! The [final charge](tidegate_core::Bill) of a rule can depend on the entries of the response:
+//! `status`, `header.NAME`, `grpc-status`, `bytes`, and the entries that the application sets in a
+//! [`Report`]. Until the response is known, the initial charge is reserved.
+//!
+//! A request is rejected if an entry that rules use has several values, or if rules use the path
+//! and it has `.` or `..` segments: see [`Unclear`](crate::Unclear). A rule does not apply to a
+//! request without an entry of its key. A header never replaces an entry that only the application
+//! can know: here `X-Customer` does not set `customer`.
 
 mod answer;
 mod asking;
@@ -67,13 +72,15 @@ use self::{
 };
 use crate::{Atlas, Gate, HeaderWriter, Part, Trust, Unclear};
 
-/// A tower layer that lets a service have only such requests as a [`Gate`] lets pass.
+/// A tower layer that forwards only the requests that a [`Gate`] admits to the inner service.
 ///
-/// Clones, and all services that they wrap, share one gate. Several layers may stand behind each other, each with rules of its
-/// own; what an outer one has charged stays charged when an inner one denies.
+/// Clones of the layer, and all services that they wrap, share one gate. Several layers can be
+/// stacked, each with its own rules. If an inner layer denies a request, the charges of an outer
+/// one remain.
 ///
-/// Put it behind what verifies who is asking, if it counts by that: in axum, `Router::layer` wraps what was there before, so
-/// the layer that is added *last* sees a request *first*.
+/// If rules count by an authenticated identity, place the layer inside of the authentication. In
+/// axum, `Router::layer` wraps what was added before, so the layer that is added *last* sees a
+/// request *first*.
 ///
 /// # Examples
 ///
@@ -96,7 +103,7 @@ pub struct LimiterLayer<G> {
     renewals: Arc<Renewals>,
 }
 
-/// What a layer was told.
+/// The settings of a layer.
 #[derive(Clone, Debug, Default)]
 struct Settings {
     identity: Identity,
@@ -104,7 +111,7 @@ struct Settings {
     cost: CostOf,
 }
 
-/// What a request costs.
+/// How the cost of a request is determined.
 #[derive(Clone)]
 enum CostOf {
     Fixed(Cost),
@@ -136,7 +143,8 @@ impl CostOf {
 }
 
 impl<G: Gate> LimiterLayer<G> {
-    /// A layer that asks `gate`, believes no proxy, and finds the other end of the socket in a [`Peer`] extension.
+    /// Creates a layer that uses `gate`, trusts no proxy, and takes the socket's peer from the
+    /// [`Peer`] extension.
     #[must_use]
     pub fn new(gate: Arc<G>) -> Self {
         Self {
@@ -146,7 +154,8 @@ impl<G: Gate> LimiterLayer<G> {
         }
     }
 
-    /// Finds the other end of the socket in another extension, such as axum's `ConnectInfo` or tonic's `TcpConnectInfo`.
+    /// Takes the socket's peer from another extension, such as axum's `ConnectInfo` or tonic's
+    /// `TcpConnectInfo`.
     ///
     /// # Examples
     ///
@@ -169,78 +178,82 @@ impl<G: Gate> LimiterLayer<G> {
         self
     }
 
-    /// Takes `peer` for the other end of the socket, whatever requests say: for a layer that serves one connection, which
-    /// needs no extension then.
+    /// Uses `peer` as the socket's peer for all requests. This is for a layer that serves a single
+    /// connection and then needs no extension.
     #[must_use]
     pub fn connection_from(mut self, peer: IpAddr) -> Self {
         self.settings().identity.peer = PeerOf::Connection(peer, Spelled::default());
         self
     }
 
-    /// Whether requests that have passed say so in a [`Passed`] extension; by default they do. An inner service that does
-    /// not look at it saves what it costs.
+    /// Sets whether admitted requests get a [`Passed`] extension; by default they do. Turning it
+    /// off saves its cost if the inner service does not use it.
     #[must_use]
     pub fn tell_inner(mut self, tells: bool) -> Self {
         self.settings().terms.tells_inner = tells;
         self
     }
 
-    /// Believes these proxies in what they say of the client's address. By default nobody is believed.
+    /// Sets which proxies are trusted to report the client address. By default none is trusted.
     #[must_use]
     pub fn trust(mut self, trust: Trust) -> Self {
         self.settings().identity.trust = trust;
         self
     }
 
-    /// Lets rules name the `country` and the `asn` (autonomous system number) of the client's address, which `atlas` knows.
+    /// Provides the entries `country` and `asn` (autonomous system number) of the client address
+    /// from `atlas`.
     #[must_use]
     pub fn atlas(mut self, atlas: Arc<dyn Atlas>) -> Self {
         self.settings().identity.atlas = Some(atlas);
         self
     }
 
-    /// Lets rules name the `part` of another entry: whose an API key is, without its secret.
+    /// Adds a derived entry `name`: a `part` of another entry, such as the owner of an API key
+    /// without its secret.
     #[must_use]
     pub fn part(mut self, name: &str, part: Part) -> Self {
         self.settings().identity.parts.push((name.into(), part));
         self
     }
 
-    /// What every request costs, for rules that do not say; default 1.
+    /// Sets the cost of every request, for rules without a cost of their own; the default is 1.
     #[must_use]
     pub fn cost(mut self, cost: Cost) -> Self {
         self.settings().cost = CostOf::Fixed(cost);
         self
     }
 
-    /// What a request costs, for rules that do not say, by what is known of it before its body.
+    /// Sets the cost of a request from its head, for rules without a cost of their own.
     #[must_use]
     pub fn cost_by(mut self, of: impl Fn(&Parts) -> Cost + Send + Sync + 'static) -> Self {
         self.settings().cost = CostOf::Parts(Arc::new(of));
         self
     }
 
-    /// How answers tell of limits; by default in the `RateLimit` fields, without the names of rules. What a denial says names
-    /// rules if the headers do.
+    /// Sets how responses report limits. The default is the `RateLimit` fields without the names of
+    /// rules. The body of a denial contains the names of rules only if the headers do.
     #[must_use]
     pub fn headers(mut self, headers: HeaderWriter) -> Self {
         self.settings().terms.headers = headers;
         self
     }
 
-    /// For how long a queue may hold a request back, at most; default 30 s. What would have to wait for longer is denied.
+    /// Sets the longest time that a queue may delay a request; the default is 30 s. A request that
+    /// would wait longer is denied.
     #[must_use]
     pub fn longest_wait(mut self, longest: Span) -> Self {
         self.settings().terms.longest_wait = longest;
         self
     }
 
-    /// Whether `when` holds at `now` for the request with this head, by the entries that rules see.
+    /// Returns true if `when` holds at `now` for the request with this head, given the entries that
+    /// rules see.
     ///
     /// # Errors
     ///
-    /// The answer to a request that cannot be counted, as the layer gives it: an entry that `when` looks at could mean several things, or
-    /// is too long.
+    /// Returns the layer's response to a malformed request if an entry that `when` uses is
+    /// ambiguous or too long.
     pub fn holds(
         &self,
         when: &When,

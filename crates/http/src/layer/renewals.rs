@@ -1,10 +1,11 @@
-//! Who holds places, and when their leases are to be renewed.
+//! Renews the leases of concurrency slots.
 //!
-//! A lease ends by itself, so that a process that dies leaves nobody's place taken. Whoever is at work for longer than that holds its
-//! place by renewing it, when a third of the lease has passed: two more tries are left then. One task does that for all requests of a
-//! layer, with one timer. It looks at none that has ended, and only those cost it anything that last for longer than a third of their
-//! lease. It runs where the first of them came from, and ends when there are none; should that runtime end before, the next
-//! request that holds a place begins another.
+//! Leases expire, so that a crashed process does not keep its slots. A request that runs longer
+//! renews its lease after a third of it, which leaves time for two more attempts. One task with one
+//! timer does that for all requests of a layer. It does not look at requests that have ended, so
+//! only requests that run longer than a third of their lease cost anything. The task runs on the
+//! runtime of the first such request, and ends when there are none left. If that runtime ends
+//! earlier, the next request with a slot starts a new task.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -22,30 +23,31 @@ use tokio::{
 
 use super::held::Hold;
 
-/// How often a place could be renewed within its lease.
+/// How many renewals fit into a lease.
 const TIMES_A_LEASE: u32 = 3;
 
-/// No place is renewed more often than this, however short its lease is: timers are no finer.
+/// The minimum interval between renewals of a slot, however short its lease is. Timers are not more
+/// precise.
 const SHORTEST: Duration = Duration::from_millis(1);
 
-/// How many are renewed at a time where the store has to be waited for.
+/// The maximum number of concurrent renewals, if the store has to be waited for.
 const AT_ONCE: usize = 64;
 
-/// Everything that holds places, of one layer and its clones.
+/// All requests with leases of one layer and its clones.
 #[derive(Default)]
 pub(super) struct Renewals {
     line: Mutex<Line>,
-    /// Somebody is due before the task would look again.
+    /// Notified when a renewal is due before the task would wake up.
     sooner: Notify,
 }
 
 #[derive(Default)]
 struct Line {
     holders: HashMap<u64, Holder>,
-    /// When each of them is due, and its number.
+    /// The time of the next renewal of each holder, with its number.
     due: BTreeSet<(Instant, u64)>,
     numbers: u64,
-    /// When the task looks again, if there is one.
+    /// When the task wakes up next, if there is one.
     looks_at: Option<Instant>,
 }
 
@@ -55,15 +57,15 @@ struct Holder {
     every: Duration,
 }
 
-/// As long as this is there, the places of one request are renewed.
+/// Keeps the leases of one request renewed until it is dropped.
 pub(super) struct Ticket {
     renewals: Arc<Renewals>,
     number: u64,
 }
 
 impl Renewals {
-    /// Renews the places of `held`, whose lease is so long. `None` where there is no runtime to do so on, or the lease is longer than any
-    /// clock shows.
+    /// Starts to renew the slots of `held`, which have this `lease`. Returns `None` if there is no
+    /// runtime for it, or if the time of the next renewal cannot be represented.
     pub(super) fn enter(self: &Arc<Self>, held: Arc<dyn Hold>, lease: Span) -> Option<Ticket> {
         let runtime = Handle::try_current().ok()?;
         let every = Duration::from_micros(lease.as_micros()) / TIMES_A_LEASE;
@@ -82,14 +84,15 @@ impl Renewals {
         }
         drop(line);
         if begins {
-            // A runtime that is about to end drops the task before it has begun, maybe here, and that is known like any other end.
+            // If the runtime is shutting down, it drops the task before it starts, maybe in this
+            // call. `AtWork` handles that like any other end.
             runtime.spawn(renew_all(AtWork(Some(Arc::clone(self)))));
         }
         let renewals = Arc::clone(self);
         Some(Ticket { renewals, number })
     }
 
-    /// When somebody is due next; where nobody is there any more, the task is to end.
+    /// Returns when the next renewal is due. `None` if there are no holders, so that the task ends.
     fn next(&self) -> Option<Instant> {
         let mut line = self.line();
         let next = line.due.first().map(|(due, _)| *due);
@@ -97,7 +100,8 @@ impl Renewals {
         next
     }
 
-    /// Those that are due by `now`, who are due again later, and how long each renewal may take: it has ended before the next.
+    /// Returns the holders that are due by `now`, each with the timeout of its renewal, and
+    /// schedules their next renewals. The timeout ends before the next renewal.
     fn due(&self, now: Instant) -> Vec<(Arc<dyn Hold>, Duration)> {
         let mut line = self.line();
         let mut due = Vec::new();
@@ -109,7 +113,7 @@ impl Renewals {
                 continue;
             };
             due.push((Arc::clone(&holder.held), holder.every / 2));
-            // What a clock shows now and a third of a lease later it has shown before.
+            // `enter` has checked this sum for an earlier instant, so it does not overflow.
             holder.due = now + holder.every;
             let again = (holder.due, number);
             line.due.insert(again);
@@ -133,7 +137,8 @@ impl Drop for Ticket {
     }
 }
 
-/// The task, in whatever way it ends, before it has begun too: another may begin.
+/// A guard of the renewal task. However the task ends, even before it starts, dropping it allows a
+/// new task to start.
 struct AtWork(Option<Arc<Renewals>>);
 
 impl Drop for AtWork {
@@ -162,7 +167,7 @@ async fn renew_all(mut at_work: AtWork) {
             renewing.spawn(timeout(longest, held.renew()));
         }
     }
-    // It is known to have ended already, and another may have begun.
+    // `next` has already recorded the end of this task, and another one may have started.
     at_work.0 = None;
     while renewing.join_next().await.is_some() {}
 }

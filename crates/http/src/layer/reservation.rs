@@ -1,19 +1,20 @@
-//! What a request was charged, until it is known what of it comes back.
+//! The charges of a request until they are settled.
 //!
 //! ```text
-//! Waiting ──▶ Running ──▶ Answered ──▶ its body has ended, or is given up
+//! Waiting ──▶ Running ──▶ Answered ──▶ the body has ended or was cancelled
 //!    │           │            │                   │
 //!    ▼           ▼            ▼                   ▼
-//!  all of it   places      what the head        what all of the answer
-//!  comes back  come back   leaves over          leaves over
+//! everything  slots are    settled by the      settled by the
+//! refunded    released     response head       whole response
 //! ```
 //!
-//! A request may be given up at every stage, which is when its reservation is dropped: it is settled then, by what is known. A
-//! store in this process is settled on the spot. A store elsewhere is settled by a task of its own on the runtime that the request
-//! came on; where that is coming to its end the receipt is lost, which is safe: what was charged stays charged, and places
-//! come back when their lease is over.
+//! A request may be cancelled at every stage. Its reservation is then dropped and settled by what
+//! is known so far. A store in this process is settled immediately. A remote store is settled by a
+//! task on the runtime of the request. If that runtime is shutting down, the receipt is lost. That
+//! is safe: the charges remain, and concurrency slots become free when their leases expire.
 //!
-//! Who holds places holds them for as long as it is there: they are [renewed](super::renewals) meanwhile.
+//! The leases of concurrency slots are [renewed](super::renewals) as long as the reservation
+//! exists.
 
 use std::{fmt, sync::Arc};
 
@@ -28,33 +29,34 @@ use super::{
     renewals::{Renewals, Ticket},
 };
 
-/// What a request was charged, until it is known what of it comes back. It is settled when it is dropped; the default is
-/// nothing.
+/// The charges of a request until they are settled. Dropping it settles them. The default has no
+/// charges.
 #[derive(Debug, Default)]
 pub(super) struct Reservation(Option<Box<Owed>>);
 
-/// What was charged, how it is settled, and how far the request has come.
+/// The charges, and the stage of the request.
 struct Owed {
     held: Arc<dyn Hold>,
-    /// Where it holds places, which are renewed as long as this is there.
+    /// Present if there are concurrency slots; their leases are renewed until it is dropped.
     _renewed: Option<Ticket>,
     stage: Stage,
-    /// What the answer goes on with after its body.
+    /// Work that continues after the body of the response.
     lasting: Option<Lasting>,
 }
 
 #[derive(Debug)]
 enum Stage {
-    /// The service does not know of it.
+    /// The service has not received the request.
     Waiting,
-    /// The service has it.
+    /// The service is processing the request.
     Running,
-    /// The service has answered.
+    /// The service has responded.
     Answered(Answer),
 }
 
 impl Reservation {
-    /// What is `held`; its places are among the `renewals` as long as this is there.
+    /// Creates a reservation of the charges in `held`. Leases of concurrency slots are renewed by
+    /// `renewals` until it is dropped.
     pub(super) fn new(held: Arc<dyn Hold>, renewals: &Arc<Renewals>) -> Self {
         let lease = held.charged().lease();
         let renewed = lease.and_then(|lease| renewals.enter(Arc::clone(&held), lease));
@@ -66,18 +68,19 @@ impl Reservation {
         })))
     }
 
-    /// The service has the request: it is not to be had for nothing any more.
+    /// Records that the service receives the request. From now on, cancelling does not refund
+    /// everything.
     pub(super) fn begin(&mut self) {
         let Some(owed) = &mut self.0 else { return };
         owed.stage = Stage::Running;
         let depends = |rule: &Rule| rule.holds_places() || !rule.bill().is_settled();
         if !owed.held.charged().rules().any(depends) {
-            // What only waits for its turn has had it.
+            // A charge of a queue alone is complete when the wait is over.
             self.0 = None;
         }
     }
 
-    /// The service has answered. What remains is to be kept until the body has ended.
+    /// Records the response. The returned reservation must be kept until the body has ended.
     #[must_use]
     pub(super) fn answered<B: Body>(mut self, response: &Response<B>) -> Self {
         let Some(owed) = &mut self.0 else { return self };
@@ -95,7 +98,7 @@ impl Reservation {
         if is_settled { Self::default() } else { self }
     }
 
-    /// What is known of the answer by now, once there is one.
+    /// Returns what is known about the response, once the service has responded.
     pub(super) fn answer(&mut self) -> Option<&mut Answer> {
         match &mut self.0.as_mut()?.stage {
             Stage::Answered(answer) => Some(answer),
@@ -118,7 +121,7 @@ impl Drop for Reservation {
 }
 
 impl Owed {
-    /// What of each charge is due by now.
+    /// Returns the final charge of each rule, given the current stage.
     fn due(&self) -> Vec<u64> {
         let due = |(kept, rule): (&Kept, &Rule)| match &self.stage {
             Stage::Waiting => 0,

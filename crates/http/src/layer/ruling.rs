@@ -1,4 +1,5 @@
-//! What comes of a verdict: the request goes on, at once or after a while, or is answered here.
+//! The action for a verdict: forward the request now or after a delay, or respond without the inner
+//! service.
 
 use std::{fmt, time::Duration};
 
@@ -9,51 +10,52 @@ use tidegate_core::{Exactness, Reason, RequestError, Source, Span, Timestamp, Ve
 use super::{denial::Denial, grpc, reservation::Reservation};
 use crate::{HeaderWriter, RuleNames, headers};
 
-/// What is to be done with a request.
+/// The action for a request.
 #[derive(Debug)]
 pub(super) enum Ruling {
-    /// It goes on to the inner service.
+    /// Forwards it to the inner service.
     Pass(Pass),
-    /// It is answered here.
+    /// Responds without the inner service.
     Deny(Box<Response<Bytes>>),
 }
 
-/// How a request goes on to the inner service.
+/// How a request is forwarded to the inner service.
 #[derive(Debug)]
 pub(super) struct Pass {
-    /// What the inner service is told, if it is.
+    /// The extension for the inner service, if enabled.
     pub(super) passed: Option<Passed>,
-    /// For how long it is held back first.
+    /// How long to delay the request.
     pub(super) delay: Duration,
-    /// What goes with the answer.
+    /// The headers to add to the response.
     pub(super) headers: HeaderMap,
-    /// What it was charged, where something of that may come back.
+    /// The charges that may be refunded.
     pub(super) reservation: Reservation,
 }
 
-/// What the limits said of a request that has passed, as an extension of the request that the inner service gets.
+/// The result of the limits for an admitted request, as an extension of the request for the inner
+/// service.
 ///
-/// Where several layers stand behind each other, it is the innermost's.
+/// If several layers are stacked, it is that of the innermost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Passed {
-    /// The rule that speaks for the request: the one with least remaining. `None` where none applies, or a policy has
-    /// answered for the store.
+    /// The rule with the fewest remaining units. `None` if no rule applies, or if a fallback policy
+    /// decided instead of the store.
     pub rule: Option<Box<str>>,
-    /// That rule's quota.
+    /// The quota of that rule.
     pub limit: Option<u64>,
-    /// What could still be spent of it.
+    /// The remaining units of that rule.
     pub remaining: Option<u64>,
-    /// How long until its key is as good as new.
+    /// The time until its key has fully recovered.
     pub reset_after: Option<Span>,
-    /// Whether the request is beyond an enforced limit proper, inside its soft allowance: what should be served cheaply, or
-    /// last.
+    /// Whether the request exceeds an enforced limit, within its soft allowance. Such a request
+    /// should be served cheaply or last.
     pub over_limit: bool,
-    /// For how long the request was held back.
+    /// How long the request was delayed.
     pub delay: Span,
-    /// How exact the verdict was.
+    /// How exact the decision was.
     pub exactness: Exactness,
-    /// Who gave it.
+    /// Which component decided.
     pub source: Source,
 }
 
@@ -74,17 +76,17 @@ impl Passed {
     }
 }
 
-/// Why a request was denied, as an extension of the answer that a layer gives by itself: for the logs of those around it.
+/// Why a request was denied, as an extension of the layer's response, for example for access logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Denied {
-    /// The rule that speaks for the denial.
+    /// The rule that denied the request.
     pub rule: Option<Box<str>>,
-    /// What it denies for.
+    /// The reason of the denial.
     pub reason: Reason,
 }
 
-/// How verdicts are carried out.
+/// How verdicts are applied.
 #[derive(Clone, Debug)]
 pub(super) struct Terms {
     pub(super) headers: HeaderWriter,
@@ -103,7 +105,8 @@ impl Default for Terms {
 }
 
 impl Terms {
-    /// What comes of `verdict`, which was decided at `now`. `call` is the content type of a gRPC call.
+    /// Returns the action for `verdict`, which was decided at `now`. `call` is the content type of
+    /// a gRPC call.
     pub(super) fn ruling(
         &self,
         (verdict, reservation): (&Verdict<'_>, Reservation),
@@ -125,13 +128,13 @@ impl Terms {
         response.headers_mut().extend(headers);
         response.extensions_mut().insert(Denied {
             rule: verdict.rule.map(Box::from),
-            // Whoever denies says why.
+            // A verdict that denies always has a reason.
             reason: verdict.reason.unwrap_or(Reason::Limit),
         });
         Ruling::Deny(Box::new(response))
     }
 
-    /// What comes of a request that the rules cannot count.
+    /// Returns the action for a request that the rules cannot count.
     pub(super) fn uncounted(&self, error: RequestError, call: Option<&HeaderValue>) -> Ruling {
         let error = match self.headers.rule_names() {
             RuleNames::Shown => error,
@@ -140,19 +143,20 @@ impl Terms {
         Self::refusal(&error, call)
     }
 
-    /// What comes of a request that could mean several things.
+    /// Returns the action for an ambiguous request.
     pub(super) fn refusal(error: &dyn fmt::Display, call: Option<&HeaderValue>) -> Ruling {
         Ruling::Deny(Box::new(malformed(error, call)))
     }
 }
 
-/// The answer to a request that cannot be counted. `call` is the content type of a gRPC call.
+/// Returns the response to a request that cannot be counted. `call` is the content type of a gRPC
+/// call.
 pub(super) fn malformed(error: &dyn fmt::Display, call: Option<&HeaderValue>) -> Response<Bytes> {
     answer(&Denial::malformed(error), call)
 }
 
-/// The answer to a request, with this head, for which a service has no room: 503 with `Retry-After` and a problem document, or gRPC's
-/// `UNAVAILABLE`.
+/// Returns the response to a request with this head when the service is overloaded: 503 with
+/// `Retry-After` and a problem document, or gRPC's `UNAVAILABLE`.
 #[must_use]
 pub fn overloaded(head: &Parts) -> Response<Bytes> {
     let denial = Denial::busy();

@@ -1,4 +1,4 @@
-//! The service that a layer makes: asks, and lets the inner service have what may pass.
+//! The service that the layer creates. It asks for a verdict and forwards admitted requests.
 
 use std::{
     cell::RefCell,
@@ -29,13 +29,13 @@ thread_local! {
     static DESK: RefCell<Desk> = RefCell::default();
 }
 
-/// A service behind a limiter.
+/// A service behind a rate limiter.
 pub struct Limited<S, G> {
     inner: S,
     layer: LimiterLayer<G>,
 }
 
-/// What is known of a request by now.
+/// The result of the first attempt to decide a request.
 enum Known {
     Ruled(Ruling),
     Asking(Asking),
@@ -46,7 +46,7 @@ impl<S, G> Limited<S, G> {
         Self { inner, layer }
     }
 
-    /// The inner service.
+    /// Returns the inner service.
     pub fn inner(&self) -> &S {
         &self.inner
     }
@@ -135,7 +135,7 @@ impl<G: Gate + 'static> LimiterLayer<G> {
         })
     }
 
-    /// Asks where there is something to wait for.
+    /// Decides a request for which the store has to be waited for.
     async fn ask_later(self, asked: Owned) -> Ruling {
         let (gate, call) = (&self.gate, asked.call.as_ref());
         let now = gate.now();
@@ -161,7 +161,7 @@ impl<G: Gate + 'static> LimiterLayer<G> {
     }
 }
 
-/// A question that outlives the request that it is about.
+/// The data of a pending request, detached from the request itself.
 struct Owned {
     entries: Vec<(Box<str>, Box<str>)>,
     cost: Cost,
@@ -174,7 +174,8 @@ fn owned(entries: &[(&str, &str)]) -> Vec<(Box<str>, Box<str>)> {
     entries.iter().map(owned).collect()
 }
 
-/// Rules that count by an address which nobody tells apply to nobody.
+/// Logs an error once if rules are keyed by `ip` and the peer address of a request is unknown. Such
+/// rules never match the request.
 fn warn_of_gaps(described: &Described<'_>, rules: &RuleSet) {
     static NO_PEER: Once = Once::new();
     let counts_by_ip = || {

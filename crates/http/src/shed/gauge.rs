@@ -1,4 +1,4 @@
-//! How many are in flight, and who may join them.
+//! The concurrency limiter: counts requests in flight and admits new ones.
 
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
@@ -14,36 +14,37 @@ use tidegate_core::{
 use super::Room;
 use crate::Clock;
 
-// Codes of gRPC, as they stand in a header.
+// gRPC status codes, as header values.
 const DEADLINE_EXCEEDED: &[u8] = b"4";
 const RESOURCE_EXHAUSTED: &[u8] = b"8";
 const UNAVAILABLE: &[u8] = b"14";
 
-/// How busy a service is.
+/// The current load of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Load {
-    /// The most at once now.
+    /// The current concurrency limit.
     pub limit: u32,
-    /// How many there are.
+    /// The number of requests in flight.
     pub in_flight: u32,
-    /// How many were shed so far.
+    /// The number of requests shed so far.
     pub shed: u64,
 }
 
-/// The share of the places that requests of a class may use, in percent.
+/// The share of the concurrency limit that requests of a class may use, in percent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share(u32);
 
 impl Share {
-    /// All of them.
+    /// The whole limit.
     pub const ALL: Self = Self(100);
 
-    /// So many percent of them, 1 to 100, rounded down, and one always.
+    /// Creates a share of `percent`, 1 to 100. The resulting number of slots is rounded down and is
+    /// at least one.
     ///
     /// # Errors
     ///
-    /// Names `shares`.
+    /// Returns an error for `shares` if `percent` is out of range.
     pub fn new(percent: u32) -> Result<Self, LimitError> {
         if !(1..=100).contains(&percent) {
             let problem = format!("must be 1 to 100 percent each, got {percent}");
@@ -53,14 +54,14 @@ impl Share {
     }
 }
 
-/// How many requests a service has at once, and whether it bears another: what a [`ShedLayer`](super::ShedLayer) goes by, for who
-/// knows more of the service than a layer does.
+/// The concurrency limiter of a service, as used by [`ShedLayer`](super::ShedLayer). Use it
+/// directly if more is known about the service than a layer knows.
 #[derive(Debug)]
 pub struct Gauge {
     adaptive: Mutex<Adaptive>,
-    /// What the limit came to last, for those who only read it.
+    /// A copy of the current limit that can be read without the lock.
     limit: AtomicU32,
-    /// How slow requests were lately, in percent of the usual; the most as long as that is not known.
+    /// The recent latency in percent of the baseline; the maximum while it is unknown.
     slowness: AtomicU64,
     in_flight: AtomicU32,
     shed: AtomicU64,
@@ -68,11 +69,11 @@ pub struct Gauge {
 }
 
 impl Gauge {
-    /// A service of which nothing is known yet.
+    /// Creates a limiter for a service that has not been measured yet.
     ///
     /// # Errors
     ///
-    /// What [`Adaptive::new`] refuses.
+    /// Returns an error if [`Adaptive::new`] rejects the settings.
     pub fn new(settings: AdaptiveSettings, clock: Clock) -> Result<Self, LimitError> {
         let adaptive = Adaptive::new(settings)?;
         Ok(Self {
@@ -85,11 +86,11 @@ impl Gauge {
         })
     }
 
-    /// Goes on under other `settings`, with what it has learnt and with whoever is in flight.
+    /// Applies other `settings`. Measurements and requests in flight are kept.
     ///
     /// # Errors
     ///
-    /// What [`Adaptive::change`] refuses.
+    /// Returns an error if [`Adaptive::change`] rejects the settings.
     pub fn change(&self, settings: AdaptiveSettings) -> Result<(), LimitError> {
         let mut adaptive = self.adaptive();
         adaptive.change(settings)?;
@@ -97,13 +98,14 @@ impl Gauge {
         Ok(())
     }
 
-    /// Whether one of those who may use this share would get a place now. Nobody is counted as shed.
+    /// Returns true if a request with this share would be admitted now. It does not count as shed
+    /// otherwise.
     #[must_use]
     pub fn has_place(&self, share: Share) -> bool {
         self.in_flight.load(Ordering::Acquire) < self.most(share)
     }
 
-    /// A place for one of those who may use this share, if there is one; else it counts as shed.
+    /// Admits a request with this share if a slot is free. Otherwise the request counts as shed.
     #[must_use]
     pub fn enter(self: &Arc<Self>, share: Share) -> Option<Held> {
         let most = self.most(share);
@@ -124,7 +126,7 @@ impl Gauge {
         })
     }
 
-    /// Whether there is room for more than the usual.
+    /// Returns true if there is headroom for more than the usual load.
     #[must_use]
     pub fn has(&self, room: Room) -> bool {
         let load = self.load();
@@ -136,7 +138,7 @@ impl Gauge {
         }
     }
 
-    /// How busy the service is.
+    /// Returns the current load.
     #[must_use]
     pub fn load(&self) -> Load {
         Load {
@@ -146,16 +148,18 @@ impl Gauge {
         }
     }
 
-    /// The most that may be in flight for one of those to join them.
+    /// Returns the number of slots that requests with this share may use.
     fn most(&self, Share(percent): Share) -> u32 {
         let limit = u64::from(self.limit.load(Ordering::Relaxed));
-        // Rounded down: the last place is kept for those who may have all. Where it is the only one it is anybody's.
+        // Rounded down, so that the last slot is reserved for shares of 100 %. If there is only one
+        // slot, all classes may use it.
         let most = (limit * u64::from(percent) / 100).max(1);
-        // No more than the limit, or one.
+        // The result is at most the limit, or 1.
         u32::try_from(most).unwrap_or(u32::MAX)
     }
 
-    /// One has ended who was one of `in_flight`, himself included.
+    /// Records the end of a request. `in_flight` is the number of requests in flight, including
+    /// this one.
     fn learn(&self, in_flight: u32, ended: Ended) {
         if ended != Ended::Ignored {
             let mut adaptive = self.adaptive();
@@ -170,25 +174,26 @@ impl Gauge {
         self.slowness.store(slowness, Ordering::Relaxed);
     }
 
-    /// What it has learnt is sound at any moment, a panic in between or not.
+    /// The measurements are consistent at any time, so a poisoned lock is safe to use.
     fn adaptive(&self) -> MutexGuard<'_, Adaptive> {
         self.adaptive.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A place among those in flight, until it is dropped. Who drops it without a word has given up.
+/// A concurrency slot, held until it is dropped. Dropping it without reporting a result counts as a
+/// cancelled request.
 #[derive(Debug)]
 pub struct Held {
     gauge: Arc<Gauge>,
     since: Timestamp,
-    /// Since when the service has had nothing to do for it.
+    /// Since when the slot has been paused, because the service waits for the client.
     paused: Option<Timestamp>,
     ended: Option<Ended>,
 }
 
 impl Held {
-    /// The service can do nothing for the request until its client sends more. Until then others may have its place, and the time does not
-    /// count. Does nothing to one that is paused.
+    /// Releases the slot while the service waits for more data from the client. Other requests may
+    /// use the slot, and the time is not measured. Has no effect if already paused.
     pub fn pause(&mut self) {
         if self.paused.is_none() {
             self.paused = Some(self.gauge.clock.now());
@@ -196,7 +201,8 @@ impl Held {
         }
     }
 
-    /// The service has the request before it again: it has a place, and be it one too many. Does nothing to one that is not paused.
+    /// Takes the slot again when data resumes, even if that briefly exceeds the limit. Has no
+    /// effect if not paused.
     pub fn resume(&mut self) {
         if let Some(paused) = self.paused.take() {
             self.since = self.since.after(self.gauge.clock.now().since(paused));
@@ -204,25 +210,27 @@ impl Held {
         }
     }
 
-    /// The service has begun to answer. An answer with status 503 or 504, and gRPC's `UNAVAILABLE` and `DEADLINE_EXCEEDED` where they
-    /// stand in its head, count as failures, 429 and `RESOURCE_EXHAUSTED` as nothing.
+    /// Releases the slot when the service has started to respond. Status 503 and 504, and gRPC's
+    /// `UNAVAILABLE` and `DEADLINE_EXCEEDED` in the response head, count as failures. Status 429
+    /// and `RESOURCE_EXHAUSTED` are ignored.
     pub fn answered<R>(self, answer: &Response<R>) {
         let grpc = answer.headers().get("grpc-status");
         match (answer.status(), grpc.map(HeaderValue::as_bytes)) {
             (StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT, _)
             | (_, Some(DEADLINE_EXCEEDED | UNAVAILABLE)) => self.failed(),
-            // Refused for its own sake, and often sooner than any other is served.
+            // Rejected because of the request itself, which often takes less time than a normal
+            // response.
             (StatusCode::TOO_MANY_REQUESTS, _) | (_, Some(RESOURCE_EXHAUSTED)) => self.refused(),
             _ => self.served(),
         }
     }
 
-    /// The service failed in a way that says that it was asked too much.
+    /// Releases the slot after a failure that indicates overload.
     pub fn failed(mut self) {
         self.ended = Some(Ended::Dropped);
     }
 
-    /// The request was refused for its own sake.
+    /// Releases the slot of a request that was rejected because of the request itself.
     pub fn refused(mut self) {
         self.ended = Some(Ended::Ignored);
     }
@@ -243,7 +251,7 @@ impl Drop for Held {
         let in_flight = &self.gauge.in_flight;
         let in_flight = match self.paused {
             None => in_flight.fetch_sub(1, Ordering::AcqRel),
-            // It is one of them no more.
+            // A paused request is not included in `in_flight`, so add it.
             Some(_) => in_flight.load(Ordering::Acquire).saturating_add(1),
         };
         self.gauge.learn(in_flight, ended);

@@ -1,13 +1,16 @@
-//! A tower layer that sheds what a service cannot bear: as many requests at once as it serves without slowing down, and no more.
+//! A tower layer that sheds load: it admits only as many concurrent requests as the service can
+//! handle without slowing down.
 //!
 //! ```text
-//! request ─▶ a place for its class? ─┬─▶ yes ─▶ inner service ─▶ its answer; how long it took ─▶ the next limit
-//!                                    └─▶ no ──────────────────▶ 503, or gRPC's UNAVAILABLE
+//! request ─▶ free slot for its class? ─┬─▶ yes ─▶ inner service ─▶ response; latency ─▶ new limit
+//!                                      └─▶ no ───────────────────▶ 503, or gRPC's UNAVAILABLE
 //! ```
 //!
-//! Nobody writes the limit down: an [`Adaptive`] one learns it from how long requests take until their answers begin. Where there are
-//! not places enough for all, those of lower classes go first. It belongs outside of whatever costs time, and outside of a
-//! [`LimiterLayer`](crate::LimiterLayer), whose rules can then see whether there is [room](ShedLayer::tell_room).
+//! The limit is not configured: [`Adaptive`](tidegate_core::adaptive::Adaptive) learns it from the
+//! time until responses begin. Under overload, requests of lower classes are shed first. Place this
+//! layer outside of everything that takes time, and outside of a
+//! [`LimiterLayer`](crate::LimiterLayer), so that the rules of that layer can use the
+//! [headroom](ShedLayer::tell_room).
 
 mod gauge;
 mod service;
@@ -24,13 +27,15 @@ pub use self::{
 };
 use crate::Clock;
 
-/// A tower layer that lets a service have as many requests at once as it can bear.
+/// A tower layer that limits the concurrent requests of a service to what it can handle.
 ///
-/// Clones, and all services that they wrap, share their places. A request has its place from when it comes until its answer
-/// begins; what a slow client makes of the body is not the service's fault.
+/// Clones of the layer, and all services that they wrap, share their slots. A request holds its
+/// slot from its arrival until its response begins. The time to send the body is not measured,
+/// because it depends on the client.
 ///
-/// An error, an answer with status 503 or 504, and gRPC's `UNAVAILABLE` and `DEADLINE_EXCEEDED` where they come without a message
-/// count as failures. 429 and `RESOURCE_EXHAUSTED` count as nothing. Whoever goes away sooner has waited at least so long.
+/// An error, a response with status 503 or 504, and gRPC's `UNAVAILABLE` and `DEADLINE_EXCEEDED`
+/// without a message count as failures. Status 429 and `RESOURCE_EXHAUSTED` are ignored. For a
+/// request that is cancelled earlier, the elapsed time is a lower bound of its latency.
 ///
 /// # Examples
 ///
@@ -57,28 +62,30 @@ pub struct ShedLayer {
     room: Option<(Arc<str>, Room)>,
 }
 
-/// The class of a request.
+/// A function that returns the class of a request.
 type ClassOf = dyn Fn(&Parts) -> usize + Send + Sync;
 
-/// What there is room by.
+/// A condition for headroom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Room {
-    /// Less than so many percent of the places are taken.
+    /// Less than this percentage of the slots is in use.
     InFlight(u32),
-    /// Requests took less than so many percent of how long they take when they do not wait for each other, such as 120. Not so
-    /// before that is known, and with [`Method::Aimd`](tidegate_core::adaptive::Method::Aimd) never.
+    /// The latency is below this percentage of the latency without queueing, such as 120. False
+    /// while the baseline is unknown, and always with
+    /// [`Method::Aimd`](tidegate_core::adaptive::Method::Aimd).
     Latency(u32),
 }
 
 impl ShedLayer {
-    /// The most classes.
+    /// The maximum number of classes.
     pub const MAX_CLASSES: usize = 16;
 
-    /// A layer that adapts as `settings` say, and treats all requests alike.
+    /// Creates a layer with these `settings` that treats all requests alike.
     ///
     /// # Errors
     ///
-    /// What [`Adaptive::new`](tidegate_core::adaptive::Adaptive::new) refuses.
+    /// Returns an error if [`Adaptive::new`](tidegate_core::adaptive::Adaptive::new) rejects the
+    /// settings.
     pub fn new(settings: AdaptiveSettings, clock: Clock) -> Result<Self, LimitError> {
         Ok(Self {
             gauge: Arc::new(Gauge::new(settings, clock)?),
@@ -88,12 +95,14 @@ impl ShedLayer {
         })
     }
 
-    /// Tells requests apart: those of class `n` may use `shares[n]` percent of the places, rounded down, and one always. `class`
-    /// finds a request's class by what is known of it before its body; one beyond the last counts as the last.
+    /// Assigns requests to classes. Requests of class `n` may use `shares[n]` percent of the slots,
+    /// rounded down but at least one. `class` returns the class of a request, given its head. A
+    /// number beyond the last class means the last class.
     ///
     /// # Errors
     ///
-    /// Names `shares` if there are none, more than [`Self::MAX_CLASSES`], or one is not from 1 to 100.
+    /// Returns an error for `shares` if it is empty, if it has more than [`Self::MAX_CLASSES`], or
+    /// if a share is not between 1 and 100.
     pub fn classes(
         mut self,
         shares: &[u32],
@@ -117,21 +126,21 @@ impl ShedLayer {
         Err(LimitError::new("shares", problem))
     }
 
-    /// The share of the class `n`.
+    /// Returns the share of a class.
     fn share(&self, class: usize) -> Share {
         let last = self.shares.len() - 1;
         self.shares[class.min(last)]
     }
 
-    /// Tells those behind this layer whether there is `room`, in the entry of that name in the request's
-    /// [`Entries`](crate::Entries): `yes`, else `no`. A rule's `elastic` goes by it.
+    /// Adds an entry to the request's [`Entries`](crate::Entries) that says whether there is `room`
+    /// (headroom): `yes` or `no`. The inner layers can use it in the `elastic` condition of a rule.
     #[must_use]
     pub fn tell_room(mut self, entry: &str, room: Room) -> Self {
         self.room = Some((entry.into(), room));
         self
     }
 
-    /// How busy the service is, for metrics.
+    /// Returns the current load, for metrics.
     #[must_use]
     pub fn load(&self) -> Load {
         self.gauge.load()

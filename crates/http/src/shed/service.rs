@@ -1,4 +1,4 @@
-//! The service that the layer makes.
+//! The service that the shed layer creates.
 
 use std::{
     fmt,
@@ -15,7 +15,7 @@ use tower_service::Service;
 use super::{ShedLayer, gauge::Held};
 use crate::{Entries, LimitedBody, overloaded};
 
-/// A service that gets no more than it can bear.
+/// A service behind an adaptive concurrency limit.
 #[derive(Clone, Debug)]
 pub struct Shedding<S> {
     inner: S,
@@ -37,7 +37,7 @@ where
     type Error = S::Error;
     type Future = ShedFuture<S::Future>;
 
-    /// Takes no place: that is taken when a request comes.
+    /// Takes no slot; `call` does.
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         self.inner.poll_ready(context)
     }
@@ -69,7 +69,7 @@ where
 }
 
 pin_project! {
-    /// The answer to a request, of a service that gets no more than it can bear. Dropping it gives the place back.
+    /// The response future of a service behind a concurrency limit. Dropping it releases the slot.
     pub struct ShedFuture<F> {
         #[pin]
         state: State<F>,
@@ -92,7 +92,7 @@ impl<F> fmt::Debug for ShedFuture<F> {
 
 /// # Panics
 ///
-/// When it is polled after it was ready.
+/// Panics if polled after completion.
 impl<F, R, E> Future for ShedFuture<F>
 where
     F: Future<Output = Result<Response<R>, E>>,

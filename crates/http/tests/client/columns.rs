@@ -1,4 +1,4 @@
-//! One row for a request, one column for each way to be configured.
+//! Tests client addresses in a table: one row for each request, one column for each configuration.
 
 use crate::{FORWARDED, Lines, XFF, client, hops, ours};
 use tidegate_http::Trust;
@@ -84,7 +84,8 @@ fn every_configuration_has_its_own_client() {
         for (trust, expected) in columns().iter().zip(clients) {
             let found = client(trust, PEER, lines);
             assert_eq!(found, expected, "{lines:?} under {trust:?}");
-            // Whoever counts hops believes who connects; nobody else hears a stranger.
+            // With a number of hops, every peer is trusted. Otherwise headers from an untrusted
+            // peer are ignored.
             if !trust.believes(STRANGER.parse().unwrap()) {
                 assert_eq!(client(trust, STRANGER, lines), STRANGER);
             }

@@ -1,4 +1,4 @@
-//! Whom a request comes from, whatever its sender says: headers against configurations.
+//! Tests which client address is found for headers and configurations, whatever the client sends.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up fails")]
 
@@ -25,7 +25,7 @@ fn nets(nets: &[&str], header: &str) -> Trust {
     Trust::new(Proxies::Nets(nets), AddressHeader::named(header).unwrap())
 }
 
-/// Proxies of our own and a content network, both families of addresses.
+/// Trusts our own proxies and a content delivery network, in IPv4 and IPv6.
 fn ours(header: &str) -> Trust {
     nets(&["10.0.0.0/8", "fd00::/8", "198.51.100.0/24"], header)
 }
@@ -39,7 +39,7 @@ fn client(trust: &Trust, peer: &str, lines: Lines<'_>) -> String {
     trust.client(peer.parse().unwrap(), &headers).to_string()
 }
 
-/// Asserts the client's address for each set of lines.
+/// Asserts the client address for each set of lines.
 fn assert_clients(trust: &Trust, peer: &str, table: &[(Lines<'_>, &str)]) {
     for (lines, expected) in table {
         assert_eq!(
@@ -125,7 +125,7 @@ fn several_proxies_are_counted_from_the_right() {
         (1, "10.0.0.7"),
         (2, "198.51.100.7"),
         (3, "203.0.113.9"),
-        (5, "10.0.0.8"), // too short a list: it did not come by that way
+        (5, "10.0.0.8"), // the list is too short, so the request did not take that path
     ] {
         assert_eq!(
             client(&hops(count, XFF), "10.0.0.8", &list),
@@ -153,7 +153,7 @@ fn networks_are_walked_to_the_first_stranger() {
         (&[(XFF, "10.1.2.3, 203.0.113.9, 10.0.0.7")], "203.0.113.9"),
         (&[(XFF, "6.6.6.6, unknown, 10.0.0.7")], "10.0.0.7"),
         (&[(XFF, "6.6.6.6,, 10.0.0.7")], "10.0.0.7"),
-        (&[(XFF, "10.1.1.1, 10.0.0.7")], "10.1.1.1"), // one of our own
+        (&[(XFF, "10.1.1.1, 10.0.0.7")], "10.1.1.1"), // every address is trusted: the leftmost one is used
         (&[(XFF, "::ffff:10.1.1.1, 10.0.0.7")], "10.1.1.1"),
     ];
     assert_clients(&ours(XFF), "10.0.0.8", &table);
@@ -300,7 +300,7 @@ fn a_network_of_mapped_addresses_is_the_ipv4_network() {
 }
 
 proptest! {
-    /// Whatever a client sends, what its proxy appends is what comes out.
+    /// Whatever the client sends, the result is the address that its proxy appends.
     #[test]
     fn no_client_chooses_its_address(
         sent in prop::collection::vec("[ -~]{0,30}", 0..4),

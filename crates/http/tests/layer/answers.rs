@@ -1,4 +1,4 @@
-//! What clients and inner services are told.
+//! Tests the headers and bodies for clients, and the extension for inner services.
 
 use tidegate_core::{AlgorithmName, Cost, LimitSpec, Rule, notation};
 use tidegate_http::{Gate, HeaderWriter, Legacy, LimiterLayer, RuleNames};

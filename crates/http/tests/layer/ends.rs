@@ -1,4 +1,5 @@
-//! What comes back once a request has ended, or is given up. The clock stands still: nothing comes back by itself.
+//! Tests refunds after a request has ended or was cancelled. The clock does not advance, so no
+//! units return by themselves.
 
 use std::{
     collections::VecDeque,
@@ -26,7 +27,7 @@ use crate::{
     support::{Limiter, Notes, fixed, get, lasting_for, limiter, limiter_on, rule, statuses},
 };
 
-/// Answers at once with what it makes of a path.
+/// A service that responds immediately with a function of the path.
 struct Answering<B>(fn(&str) -> Response<B>);
 
 impl<B> Clone for Answering<B> {
@@ -49,7 +50,7 @@ impl<B> Service<Request<()>> for Answering<B> {
     }
 }
 
-/// A body of these frames. One that is endless has more to come, which never does.
+/// A body with these frames. An endless one never ends after the last of them.
 struct Frames {
     frames: VecDeque<Result<Frame<Bytes>, &'static str>>,
     is_endless: bool,
@@ -92,7 +93,7 @@ impl Body for Frames {
     }
 }
 
-/// At most so many at once.
+/// Returns a rule that admits at most `limit` concurrent requests.
 pub(crate) fn places(limit: u64) -> Rule {
     let lease = Span::from_secs(60);
     let places = Limit::new(Algorithm::Concurrency { limit, lease }).unwrap();
@@ -110,7 +111,7 @@ fn costing(rule: Rule, entry: &str) -> Rule {
         .unwrap()
 }
 
-/// What is left under the only rule.
+/// Returns the remaining units of the only rule.
 pub(crate) async fn left<S: Store>(limiter: &Limiter<S>) -> u64 {
     let request = tidegate_core::Request::new(&[], Cost::ONE).unwrap();
     let (rules, mut scratch) = (limiter.rules(), Scratch::default());
@@ -119,7 +120,7 @@ pub(crate) async fn left<S: Store>(limiter: &Limiter<S>) -> u64 {
     verdict.lines[0].outcome.remaining
 }
 
-/// Asks for `path`, and answers with what comes back, whose body nobody has read yet.
+/// Sends a request for `path` and returns the response with its body unread.
 async fn ask<S, B>(service: &mut S, path: &str) -> Response<B>
 where
     S: Service<Request<()>, Response = Response<B>>,
@@ -158,7 +159,7 @@ async fn a_place_is_held_until_the_answer_has_ended() {
         assert!(first.frame().await.unwrap().is_ok());
         assert_eq!(left(&limiter).await, 0, "more is to come");
         let ended = first.frame().now_or_never();
-        // An answer that is not ended is given up.
+        // An endless response has not ended yet; dropping it cancels it.
         let is_held = ended.is_none();
         assert_eq!(left(&limiter).await, u64::from(!is_held));
         drop(first);
@@ -238,7 +239,8 @@ async fn only_answers_that_count_are_counted() {
     assert_eq!(statuses(&mut service, "/200", 2).await, [429, 429]);
 }
 
-/// So that nobody tries more at once than he may, and nobody tries for nothing by hanging up in time.
+/// The charge is reserved, so a client cannot make more concurrent attempts than the limit. It
+/// stays charged if the client disconnects before the response, so such attempts are not free.
 #[tokio::test]
 async fn what_is_tried_is_reserved_and_stays_charged_without_an_answer() {
     let rule = counting(fixed("failed", "3/h"), "status", "401");
@@ -368,7 +370,8 @@ async fn grpc_says_how_a_call_has_ended_in_its_headers_or_trailers() {
     assert_eq!(left(&limiter).await, 7);
 }
 
-/// Who has read all of a stream and resets it before its trailers has used the service as much as who has not.
+/// A client that has read all of a stream and resets it before the trailers has used the service as
+/// much as any other client.
 #[tokio::test]
 async fn hanging_up_before_the_trailers_makes_nothing_uncounted() {
     let limiter = limiter(vec![counting(fixed("served", "9/h"), "grpc-status", "0")]);
@@ -380,7 +383,7 @@ async fn hanging_up_before_the_trailers_makes_nothing_uncounted() {
     }
     drop(body);
     assert_eq!(left(&limiter).await, 8);
-    // What has ended without a status had none.
+    // A response that has ended without a gRPC status does not match the condition.
     let mut service = layered(&limiter, Answering(|_| Response::new(Frames::of(&["all"]))));
     let answer = ask(&mut service, "/").await;
     answer.into_body().collect().await.unwrap();
@@ -400,7 +403,7 @@ async fn layers_settle_each_their_own() {
     let service = layered(&inner, Notes::default());
     let mut service = layered(&outer, service);
     assert_eq!(statuses(&mut service, "/", 4).await, [200, 200, 429, 429]);
-    // What the inner one denied is an answer that does not count outside.
+    // A denial by the inner layer is a response that the outer rule does not count.
     assert_eq!((left(&outer).await, left(&inner).await), (3, 0));
 }
 
@@ -419,7 +422,7 @@ async fn what_only_counts_is_settled_too() {
     assert_eq!(left(&limiter).await, 1);
 }
 
-/// A store elsewhere charges, and gives back, when nobody waits for it any more.
+/// A remote store charges and refunds in the background, after the request is gone.
 #[tokio::test(start_paused = true)]
 async fn a_store_elsewhere_is_settled_behind_the_back_of_the_request() {
     let limiter = far(vec![places(1)]);
@@ -430,7 +433,7 @@ async fn a_store_elsewhere_is_settled_behind_the_back_of_the_request() {
     drop(answer);
     tokio::time::sleep(std::time::Duration::from_secs(2)).await;
     assert_eq!(left(&limiter).await, 1);
-    // Given up while the store is being asked.
+    // Cancelled while the store is deciding.
     let mut asked = Box::pin(service.ready().await.unwrap().call(get("/")));
     assert!(asked.as_mut().now_or_never().is_none());
     drop(asked);
@@ -438,7 +441,8 @@ async fn a_store_elsewhere_is_settled_behind_the_back_of_the_request() {
     assert_eq!(left(&limiter).await, 1);
 }
 
-/// What it takes with it stays charged: places come back when their lease is over.
+/// A refund that was pending is lost with its runtime: the charges stay, and the slots become free
+/// when their leases expire.
 #[test]
 fn a_runtime_that_comes_to_its_end_takes_with_it_what_was_to_be_given_back() {
     let runtime = || {

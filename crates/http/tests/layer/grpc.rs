@@ -1,4 +1,4 @@
-//! Denials in gRPC's words, read by tonic.
+//! Tests denials in gRPC, parsed with tonic.
 
 use http::{HeaderValue, Method, header::CONTENT_TYPE};
 use tidegate_http::LimiterLayer;
@@ -51,7 +51,8 @@ async fn a_spent_limit_is_exhausted_and_says_when_to_retry() {
     assert_eq!(denied.header("retry-after"), Some("60"));
 }
 
-/// The denial of a call is a 200, which caches and clients would take for an answer.
+/// The denial of a gRPC call has status 200. Sent to other clients or to caches, it would look like
+/// a success.
 #[tokio::test]
 async fn what_only_claims_to_be_a_call_is_denied_as_http_does() {
     let (_, mut service) = limited(vec![fixed("none", "1/h")]);
@@ -69,7 +70,7 @@ async fn what_only_claims_to_be_a_call_is_denied_as_http_does() {
     }
 }
 
-/// Clients retry by themselves, unless they are told not to.
+/// Clients retry automatically unless the response forbids it.
 #[tokio::test]
 async fn what_never_fits_is_not_asked_again() {
     let limiter = limiter(vec![fixed("all", "5/min")]);

@@ -1,4 +1,4 @@
-//! The tower layer, around services that take notes.
+//! Tests the tower layer, around services that record their requests.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up fails")]
 

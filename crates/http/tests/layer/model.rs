@@ -1,4 +1,4 @@
-//! Requests that come, end, and are given up in any order, beside a model that counts on its fingers.
+//! Compares the layer with a simple model: requests arrive, end and are cancelled in any order.
 
 use std::{convert::Infallible, future, sync::Arc};
 
@@ -21,11 +21,11 @@ const FAILURES: usize = 12;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// A request that is answered with this status.
+    /// A request whose response has this status.
     Ask(u16),
-    /// One that is given up before there is an answer.
+    /// A request that is cancelled before its response.
     GiveUp,
-    /// An answer, one of those that are on their way, is read to its end, or is not.
+    /// One of the pending responses is read to its end, or dropped unread.
     End { which: usize, is_read: bool },
 }
 
@@ -47,7 +47,7 @@ async fn answer(request: Request<()>) -> Result<Response<Full<Bytes>>, Infallibl
     Ok(response.unwrap())
 }
 
-/// What is left of each rule.
+/// Returns the remaining units of each rule.
 fn left(limiter: &Limiter) -> Vec<u64> {
     let request = tidegate_core::Request::new(&[], Cost::ONE).unwrap();
     let (rules, mut scratch) = (limiter.rules(), Scratch::default());
@@ -57,7 +57,7 @@ fn left(limiter: &Limiter) -> Vec<u64> {
     lines.map(|line| line.outcome.remaining).collect()
 }
 
-/// What is on its way, and what has failed.
+/// The pending responses, and the number of failures.
 #[derive(Default)]
 struct Model {
     underway: Vec<(u16, LimitedBody<Full<Bytes>>)>,
@@ -65,7 +65,7 @@ struct Model {
 }
 
 impl Model {
-    /// Whoever is on his way may still fail.
+    /// A pending request may still fail, so it counts.
     fn admits(&self) -> bool {
         self.underway.len() < PLACES && self.failed + self.underway.len() < FAILURES
     }

@@ -1,4 +1,4 @@
-//! Places of `concurrency` that are held for longer than their lease.
+//! Tests concurrency slots that are held for longer than their lease.
 
 use std::{
     convert::Infallible,
@@ -28,7 +28,7 @@ use crate::{
     support::{Limiter, get, lasting_for, limiter, limiter_on},
 };
 
-/// Lets so many seconds pass, on the limiter's clock and on the runtime's.
+/// Advances the limiter's clock and the runtime's clock by this number of seconds.
 async fn pass<S: Store>(limiter: &Limiter<S>, seconds: u64) {
     for _ in 0..seconds {
         let clock = limiter.clock();
@@ -37,13 +37,13 @@ async fn pass<S: Store>(limiter: &Limiter<S>, seconds: u64) {
     }
 }
 
-/// An answer whose body has more to come, which never does.
+/// Returns a response whose body never ends.
 fn endless() -> Response<UnsyncBoxBody<Bytes, Infallible>> {
     let body = StreamBody::new(futures_util::stream::pending());
     Response::new(UnsyncBoxBody::new(body))
 }
 
-/// Takes the only place of `limiter`, and holds it for ten leases by an answer that does not end.
+/// Takes the only slot of `limiter` and holds it for ten leases with a response that does not end.
 async fn outlasts_its_lease<S: Store + 'static>(limiter: Arc<Limiter<S>>) {
     let streaming = |_: Request<()>| future::ready(Ok::<_, Infallible>(endless()));
     let layer = LimiterLayer::new(Arc::clone(&limiter));
@@ -54,7 +54,7 @@ async fn outlasts_its_lease<S: Store + 'static>(limiter: Arc<Limiter<S>>) {
         assert_eq!(left(&limiter).await, 0, "after minute {minute}");
     }
     drop(answer);
-    // A store elsewhere is told in a task of its own.
+    // A remote store is settled by a separate task.
     pass(&limiter, 3).await;
     assert_eq!(left(&limiter).await, 1);
 }
@@ -96,13 +96,13 @@ async fn what_outlasts_a_body_keeps_its_place() {
     assert_eq!(left(&limiter).await, 1);
 }
 
-/// The memory store, whose renewals go wrong.
+/// A memory store with faulty renewals.
 struct Odd(MemoryStore, Oddity);
 
 enum Oddity {
-    /// It cannot be asked for any.
+    /// Every renewal fails.
     Refuses,
-    /// The first one never ends.
+    /// The first renewal never completes.
     HangsOnce(AtomicBool),
 }
 
@@ -159,7 +159,7 @@ impl Store for Odd {
     }
 }
 
-/// A lease ends by itself where nobody renews it, and the request goes on all the same.
+/// A lease that cannot be renewed expires, and the request continues.
 #[tokio::test(start_paused = true)]
 async fn a_place_that_cannot_be_renewed_ends_with_its_lease() {
     let store = Odd(MemoryStore::new(MemoryBounds::default()), Oddity::Refuses);
@@ -180,7 +180,7 @@ async fn a_place_that_cannot_be_renewed_ends_with_its_lease() {
     assert_eq!(left(&limiter).await, 0, "it gives back nobody else's place");
 }
 
-/// Requests that end leave nothing behind that would be renewed.
+/// Requests that have ended are not renewed.
 #[tokio::test(start_paused = true)]
 async fn requests_that_end_are_renewed_no_more() {
     let limiter = limiter(vec![places(2)]);
@@ -202,7 +202,7 @@ async fn requests_that_end_are_renewed_no_more() {
     assert_eq!(Arc::strong_count(&limiter), 1, "no task holds on to it");
 }
 
-/// A renewal that hangs is given up in time for the next, and keeps nobody else waiting.
+/// A renewal that hangs times out before the next one, and does not delay those of other requests.
 #[tokio::test(start_paused = true)]
 async fn a_renewal_that_never_ends_loses_nobody_his_place() {
     let hangs = Oddity::HangsOnce(AtomicBool::new(false));
@@ -217,12 +217,13 @@ async fn a_renewal_that_never_ends_loses_nobody_his_place() {
         assert_eq!(left(&limiter).await, 0, "after {second} s");
     }
     drop((first, second));
-    // It is told in tasks of its own.
+    // It is settled by separate tasks.
     pass(&limiter, 1).await;
     assert_eq!(left(&limiter).await, 2);
 }
 
-/// Where the runtime of the first request ends before it has renewed anything, that of the next renews for both.
+/// If the runtime of the first request ends before any renewal, the runtime of the second one
+/// renews the leases of both.
 fn outlives_a_runtime(ask_on: impl FnOnce(Runtime, &mut dyn FnMut())) {
     let limiter = limiter(vec![places(2)]);
     let streaming = |_: Request<()>| future::ready(Ok::<_, Infallible>(endless()));

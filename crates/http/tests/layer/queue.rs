@@ -1,4 +1,5 @@
-//! Limits that delay instead of denying. Time is tokio's, paused: it goes on when everybody waits.
+//! Tests limits that delay requests instead of denying them. The tests use tokio's paused time,
+//! which advances when all tasks wait.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -18,7 +19,7 @@ use crate::{
     support::{Notes, get, limited, limiter, limiter_on, read, send},
 };
 
-/// One a second, and so many in line.
+/// Returns a queue that serves one request a second, with this capacity.
 fn queue(capacity: u64) -> Vec<Rule> {
     let leak = Rate {
         count: 1,
@@ -63,14 +64,15 @@ async fn a_request_that_is_given_up_never_arrives() {
     assert_eq!(notes.paths(), ["/1", "/3"]);
 }
 
-/// Two behind the one that is served: who gives up makes room for who comes then.
+/// The queue has two slots behind the request being served. A request that is cancelled frees its
+/// slot for the next one.
 #[tokio::test(start_paused = true)]
 async fn whoever_is_last_in_line_and_gives_up_leaves_his_place_to_the_next() {
     let (notes, mut service) = limited(queue(2));
     let far = Far(MemoryStore::new(MemoryBounds::default()));
     let mut elsewhere = LimiterLayer::new(limiter_on(far, queue(2))).layer(notes.clone());
     give_up(&mut service, Duration::from_millis(500)).await;
-    // A second until it is known, and another until it would be its turn.
+    // One second until the store has decided, and another one until the request would be served.
     give_up(&mut elsewhere, Duration::from_millis(1_500)).await;
     assert_eq!(notes.paths(), ["/1", "/3", "/1", "/3"]);
 }
@@ -86,7 +88,8 @@ where
         assert!(timeout(patience, &mut one).await.is_err());
         let mut other = Box::pin(service.ready().await.unwrap().call(get("/other")));
         assert!(timeout(patience, &mut other).await.is_err());
-        // The last one first: who has somebody behind him cannot leave, because that one was told when it is his turn.
+        // Cancel the last request first. A request with another one behind it cannot leave, because
+        // the later one already knows its start time.
         drop(other);
         sleep(Duration::from_secs(2)).await;
         drop(one);
@@ -95,7 +98,8 @@ where
     assert_eq!(send(service, get("/3")).await.status, 200);
 }
 
-/// The line would else fill with requests that were told to go: only the last one in it can leave.
+/// Otherwise the queue would fill with requests that were denied, because only the last request in
+/// a queue can leave.
 #[tokio::test(start_paused = true)]
 async fn who_would_wait_for_too_long_leaves_nothing_behind_in_the_line() {
     let far = Far(MemoryStore::new(MemoryBounds::default()));
@@ -116,7 +120,7 @@ async fn who_would_wait_for_too_long_leaves_nothing_behind_in_the_line() {
             .collect();
         assert_eq!(statuses, expected);
     }
-    // What is given back to a store elsewhere takes a second.
+    // A refund to the remote store takes a second.
     sleep(Duration::from_secs(2)).await;
     let (rules, mut scratch) = (limiter.rules(), Scratch::default());
     let request = tidegate_core::Request::new(&[], Cost::ONE).unwrap();

@@ -1,4 +1,4 @@
-//! Which rules a request meets, whose count it is, and what it costs.
+//! Tests which rules apply to a request, with which keys, and at what cost.
 
 use std::net::SocketAddr;
 
@@ -23,7 +23,8 @@ async fn every_route_has_its_rules_and_what_is_denied_never_arrives() {
     assert_eq!(notes.paths(), came);
 }
 
-/// Rules would see another path than a router that does not resolve them, or than a service behind that does.
+/// A router that does not resolve dot segments would see another path than the rules, and so would
+/// a service behind it that does.
 #[tokio::test]
 async fn a_path_with_dots_is_refused_where_rules_look_at_paths() {
     let dotted = ["/api/..", "/api/x/../../healthz", "/api/%2e%2E/healthz"];
@@ -86,7 +87,7 @@ async fn counts_are_kept_for_whom_the_application_names() {
         request.extensions_mut().insert(entries);
         assert_eq!(send(&mut service, request).await.status, expected);
     }
-    // The client's own word is nobody's.
+    // The client controls this header, so it does not set the entry.
     let mut request = get("/");
     request
         .headers_mut()
@@ -160,7 +161,7 @@ async fn rules_are_swapped_while_requests_come() {
     assert_eq!(statuses(&mut service, "/", 2).await, [200, 429]);
 }
 
-/// What a `Buffer` or a server does with a service: it must be possible to send it to another thread.
+/// A `Buffer` or a server sends a service to another thread.
 #[tokio::test]
 async fn the_service_and_its_answers_can_be_sent() {
     fn sendable<T: Send + 'static>(value: T) -> T {

@@ -1,4 +1,4 @@
-//! Whatever a client writes into its headers, it is counted for whom it is.
+//! Tests that no header of a client changes the key by which it is counted.
 
 use std::net::SocketAddr;
 
@@ -12,7 +12,7 @@ use crate::support::{Limiter, Notes, fixed, get, limiter};
 
 type Lines = Vec<(String, String)>;
 
-/// Headers by which somebody somewhere says who a client is, and any others.
+/// Generates headers with which some proxies report the client, and arbitrary others.
 fn lines() -> impl Strategy<Value = Lines> {
     let telling = prop::sample::select(vec![
         "x-forwarded-for",
@@ -49,7 +49,8 @@ fn lines() -> impl Strategy<Value = Lines> {
     prop::collection::vec((name, value), 0..6)
 }
 
-/// Those who believe nobody, nobody at this address, or a proxy in another header than these.
+/// Returns configurations that do not trust these headers: no proxy is trusted, or none at this
+/// address, or another header is used.
 fn trusts() -> Vec<Trust> {
     let ours = || Proxies::Nets(vec!["10.0.0.0/8".parse().unwrap()]);
     vec![
@@ -75,7 +76,7 @@ fn request(peer: &str, customer: &str, lines: &[(String, String)]) -> Request<()
     request
 }
 
-/// The answers to a request without `lines`, and to another with them.
+/// Returns the statuses of a request without `lines` and of another one with them.
 fn twice(trust: Trust, rule: &str, peer: &str, lines: &Lines, appended: &Lines) -> [u16; 2] {
     let rules = vec![fixed("each", "1/h").keyed_by(&[rule]).unwrap()];
     let limiter: std::sync::Arc<Limiter> = limiter(rules);

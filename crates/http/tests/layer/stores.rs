@@ -1,4 +1,4 @@
-//! Stores that have to be waited for, and such as cannot decide.
+//! Tests stores that have to be waited for, and stores that cannot decide.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use tower::{Layer, Service, ServiceExt};
 
 use crate::support::{Notes, fixed, get, limiter_on, send, statuses};
 
-/// The memory store, a second away.
+/// A memory store with a latency of one second.
 pub(crate) struct Far(pub(crate) MemoryStore);
 
 impl Store for Far {
@@ -62,7 +62,7 @@ impl Store for Far {
     }
 }
 
-/// A store that is out of reach, under a policy that denies.
+/// A store that is unreachable, with a fallback policy that denies.
 pub(crate) struct Closed;
 
 impl Store for Closed {

@@ -1,4 +1,4 @@
-//! A service that takes notes, limits in a line, and stores that cannot decide at once.
+//! A service that records its requests, limiters, and other helpers.
 
 use std::{
     convert::Infallible,
@@ -19,10 +19,11 @@ use tower::{Layer, Service, ServiceExt, service_fn, util::BoxCloneService};
 
 pub(crate) type Limiter<S = MemoryStore> = tidegate_http::Limiter<S>;
 
-/// A midnight, so that windows on the clock begin here.
+/// Midnight UTC, so that windows aligned to the clock start here.
 const START: Timestamp = Timestamp::from_micros(1_700_006_400_000_000);
 
-/// Answers every request with nothing, and with a clone of `lasting`, as whoever upgrades a connection.
+/// Creates a service that responds with an empty body and a clone of `lasting`, like a service that
+/// upgrades connections.
 pub(crate) fn lasting_for(
     lasting: &Lasting,
 ) -> BoxCloneService<Request<()>, Response<Full<Bytes>>, Infallible> {
@@ -34,7 +35,7 @@ pub(crate) fn lasting_for(
     }))
 }
 
-/// Answers every request, and keeps what came.
+/// A service that responds to every request and records it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Notes {
     came: Arc<Mutex<Vec<(String, Passed)>>>,
@@ -68,7 +69,8 @@ impl Service<Request<()>> for Notes {
         Poll::Ready(Ok(()))
     }
 
-    /// A clone is not ready because the original was.
+    /// Checks that this very service was polled ready; readiness of the original does not count for
+    /// a clone.
     fn call(&mut self, request: Request<()>) -> Self::Future {
         assert!(
             std::mem::take(&mut self.is_ready),
@@ -83,7 +85,7 @@ impl Service<Request<()>> for Notes {
     }
 }
 
-/// What came back, read to the end.
+/// A response, read to its end.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -97,7 +99,7 @@ impl Answer {
     }
 }
 
-/// A limit as people write it, with the algorithm that they name.
+/// Returns a rule with one limit, given as a shorthand.
 pub(crate) fn rule(name: &str, algorithm: AlgorithmName, rate: &str) -> Rule {
     let spec = LimitSpec::shorthand(notation::rate(rate).unwrap(), algorithm);
     Rule::new(name, vec![spec.build().unwrap()]).unwrap()
@@ -121,7 +123,7 @@ pub(crate) fn limiter_on<S: tidegate_core::Store>(store: S, rules: Vec<Rule>) ->
     Arc::new(Limiter::new(rules, store, Clock::manual(START)))
 }
 
-/// A service that takes notes, behind a limiter under `rules`.
+/// Creates a service that records its requests, behind a limiter with `rules`.
 pub(crate) fn limited(rules: Vec<Rule>) -> (Notes, Limited<Notes, Limiter>) {
     let notes = Notes::default();
     let service = LimiterLayer::new(limiter(rules)).layer(notes.clone());
@@ -132,7 +134,7 @@ pub(crate) fn get(uri: &str) -> Request<()> {
     Request::builder().uri(uri).body(()).unwrap()
 }
 
-/// Sends `request` and reads the answer.
+/// Sends `request` and reads the response.
 pub(crate) async fn send<S, R>(service: &mut S, request: Request<()>) -> Answer
 where
     S: Service<Request<()>, Response = Response<R>, Error = Infallible>,
@@ -155,7 +157,7 @@ where
     }
 }
 
-/// The statuses of so many requests for `uri`.
+/// Returns the statuses of `count` requests for `uri`.
 pub(crate) async fn statuses<S, R>(service: &mut S, uri: &str, count: usize) -> Vec<u16>
 where
     S: Service<Request<()>, Response = Response<R>, Error = Infallible>,
