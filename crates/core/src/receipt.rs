@@ -1,5 +1,5 @@
-//! Receipts: the location of a charge in the state of its key. With it a request can be refunded
-//! exactly its own charge.
+//! Receipts: the location of a charge in the state of its key. With it, a store can refund exactly
+//! the charge of one request.
 //!
 //! A refund without a receipt can create units: a bucket that has drained since the charge has
 //! nothing left to refund. With a receipt, a store refunds only units that this request was charged

@@ -289,9 +289,9 @@ impl LimitSpec {
 
     /// Validates every field and builds the limit.
     ///
-    /// Without an algorithm, `limit` and `window` alone are a shorthand: `{limit: 20, window:
-    /// 1min}` is `20/min`. Otherwise the algorithm is the only one that takes all given fields:
-    /// `rate` and `burst` select `gcra`.
+    /// Without an algorithm, `limit` and `window` alone are a shorthand:
+    /// `{limit: 20, window: 1min}` is `20/min`. Otherwise the algorithm is the only one that takes
+    /// all given fields: `rate` and `burst` select `gcra`.
     ///
     /// # Errors
     ///
@@ -607,8 +607,8 @@ mod tests {
         assert_eq!(fields(queue), ["leak"]);
     }
 
-    /// Returns the maximum of requests admitted in any half-open interval of 3 s, if one key sends
-    /// 13 requests of cost 1 every 10 ms from `start` on.
+    /// Returns the maximum number of requests admitted in any half-open interval of 3 s, if one
+    /// key sends 13 requests of cost 1 every 10 ms from `start` on.
     fn most_in_three_seconds(limit: &Limit, start: Timestamp) -> usize {
         let limits = Limits::new(vec![limit.clone()]).unwrap();
         let store = MemoryStore::new(MemoryBounds::default());

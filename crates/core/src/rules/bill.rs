@@ -106,8 +106,8 @@ impl Rule {
     /// # Errors
     ///
     /// Returns an error for `count` or `settle` if a limit counts denied requests, because those
-    /// are never refunded. Returns an error for `count` if it has a schedule. Returns an error for
-    /// `settle` if a limit is a concurrency limit, whose slots must be taken before the request
+    /// are never refunded. Returns an error for `count` if `bill` has a schedule. Returns an error
+    /// for `settle` if a limit is a concurrency limit, whose slots must be taken before the request
     /// passes.
     pub fn billed(mut self, bill: Bill) -> Result<Self, RuleError> {
         if !bill.is_settled() && self.limits().iter().any(Limit::count_denied) {

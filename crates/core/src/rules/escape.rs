@@ -2,12 +2,12 @@
 //!
 //! A rule applies only to requests that have every entry of its key. That is safe if a trusted
 //! component sets the entry. It is a hole if the client sets it: a client that leaves out the API
-//! key is not limited. To close the hole, add a fallback rule that applies to all requests of the
-//! first rule and whose key the client cannot leave out.
+//! key is not limited. To close the hole, add a catch-all rule that applies to all requests of the
+//! first rule, with a key that the client cannot leave out.
 
 use super::{Pattern, Rule, pattern::Kind};
 
-/// The maximum number of candidate fallback rules. The ones with the fewest conditions are
+/// The maximum number of candidate catch-all rules. The ones with the fewest conditions are
 /// examined.
 const MAX_BEHIND: usize = 1_000;
 
@@ -117,7 +117,7 @@ mod tests {
     }
 
     /// Returns true if a request without `h.key` bypasses a rule on `when`, with `behind` as the
-    /// fallback rule.
+    /// catch-all rule.
     fn escapes_with(when: &[(&str, &str)], behind: Rule) -> bool {
         let rules = [rule("front", when, &["h.key", "path"]), behind];
         let found: Vec<Escape<'_>> = escapes(&rules, |entry| entry.starts_with("h.")).collect();
