@@ -282,8 +282,8 @@ enum NamePart<'v> {
     Number(u64),
 }
 
-/// Returns the name of the policy of line `at`, in parts. The policies of one response have
-/// different names.
+/// Returns the name of the policy of line `at`, in parts. With hidden rule names, the policies of
+/// one response have different names.
 fn policy_name<'v>(
     lines: &'v [Line<'_>],
     at: usize,

@@ -43,7 +43,7 @@ use crate::Clock;
 /// use tidegate_core::adaptive::AdaptiveSettings;
 /// use tidegate_http::{Clock, ShedLayer};
 ///
-/// // Health checks may take the last place, batches no more than half of them.
+/// // Health checks may use all slots, batch requests at most half of them.
 /// let layer = ShedLayer::new(AdaptiveSettings::default(), Clock::real())
 ///     .unwrap()
 ///     .classes(&[100, 90, 50], |request| match request.uri.path() {
