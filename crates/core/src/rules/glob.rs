@@ -14,7 +14,7 @@ use crate::bounds;
 /// - A pattern that ends in `/**` also matches the part before that slash: `/api/**` covers `/api`,
 ///   `/api/` and everything below.
 ///
-/// A wildcard also matches the empty string. There is no escape character: to match a value that
+/// A wildcard also matches the empty string. Stars cannot be escaped: to match a value that
 /// contains a `*`, use [`Pattern::exact`](super::Pattern::exact).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Glob {
@@ -171,8 +171,7 @@ fn matches_any_runs(runs: &[(Run, Box<str>)], mut rest: &str) -> bool {
 }
 
 /// Matches several wildcards in time proportional to their number times the length of `value`, for
-/// any input. All positions where a wildcard can end are tracked together, so there is no
-/// backtracking.
+/// any input. All positions where a wildcard can end are tracked together, without backtracking.
 fn matches_runs(runs: &[(Run, Box<str>)], value: &[u8]) -> bool {
     // `ends[i]`: the pattern so far can match exactly `value[..i]`.
     let mut ends = vec![false; value.len() + 1];

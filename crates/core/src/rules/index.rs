@@ -25,7 +25,7 @@ use super::{
 };
 use crate::bounds;
 
-/// Items, filed by what must be true of a request for them to apply.
+/// Items, each filed under a necessary condition on the request.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Index {
     by_entry: HashMap<Box<str>, Postings>,

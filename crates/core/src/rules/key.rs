@@ -49,8 +49,8 @@ pub fn free_key_in<'a>(space: u8, key: &'a [u8], room: &'a mut Vec<u8>) -> &'a [
     if space == 0 {
         return free_key(key, room);
     }
-    // There is no ambiguity: the second byte of an escaped free key and of a descriptor's key is
-    // never a valid space number.
+    // The prefix is unambiguous: the second byte of an escaped free key and of a descriptor's key
+    // is never a valid space number.
     room.clear();
     room.extend_from_slice(&[ESCAPE, space]);
     room.extend_from_slice(key);

@@ -14,7 +14,7 @@ const MAX_AFFIX_BYTES: usize = 64;
 /// number of literals that can end at one byte of a value.
 const MAX_PART_BYTES: usize = 32;
 
-/// What must be true of an entry's value for an item to apply, the most specific kind first.
+/// A necessary condition on an entry's value for an item to apply, the most specific kind first.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum On<'a> {
     /// The value equals this.
@@ -33,7 +33,7 @@ pub(super) enum On<'a> {
     Presence,
 }
 
-/// Items, filed by what must be true of one value for them to apply.
+/// Items, each filed under a necessary condition on one value.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Postings {
     present: Vec<usize>,
