@@ -1,8 +1,8 @@
-//! One address of an upstream: how busy it is, and the connections that wait there for the next request.
+//! An endpoint of an upstream: its connection pool, its load and its limits.
 //!
-//! Every worker has a pool of its own, because a connection lives on the worker that made it. The lock around a pool
-//! is therefore free whenever its worker wants it, but for one case: a worker that may make no connection more takes an
-//! idle one of another's away.
+//! Every worker has its own pool, because a connection lives on the worker that opened it. The lock
+//! around a pool is therefore uncontended, with one exception: at the connection limit, a worker
+//! closes an idle connection of another worker to open its own.
 
 use std::{
     sync::{
@@ -19,22 +19,23 @@ use tokio::time::{Instant, sleep};
 use super::{authorities::Connector, health::Health, link::Link};
 use crate::config::{Ejection, HealthCheck, Scheme, Timeouts, Upstream, Url};
 
-/// How often those who wait are looked at, at least: a reload may have them wait for less.
+/// The longest interval between two runs of the idle reaper. A reload may shorten the idle timeout,
+/// and the reaper has to notice.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// An address of an upstream.
+/// An endpoint of an upstream.
 #[derive(Debug)]
 pub(super) struct Address {
     pub(super) url: Url,
-    /// Whether it is spoken to in HTTP/2.
+    /// Whether requests use HTTP/2.
     pub(super) http2: bool,
     tls: Option<Connector>,
-    /// What the configuration says of it at the moment.
+    /// The current settings, which a reload replaces.
     terms: ArcSwap<Terms>,
     is_watched: AtomicBool,
-    /// Whether the configuration has left it out, so that nothing is kept there any more.
+    /// Whether a reload has removed the endpoint; its pool then keeps nothing.
     is_left: AtomicBool,
-    /// For how long connections are kept, in microseconds.
+    /// The idle timeout of pooled connections, in microseconds.
     longest: AtomicU64,
     connections: AtomicUsize,
     in_flight: AtomicUsize,
@@ -42,12 +43,12 @@ pub(super) struct Address {
     pub(super) health: Health,
 }
 
-/// What an address has of its upstream, and a reload may change.
+/// The settings that an endpoint takes from its upstream; a reload may change them.
 #[derive(Debug)]
 pub(super) struct Terms {
-    /// What the upstream is called.
+    /// The upstream's name.
     pub(super) name: Box<str>,
-    /// The most connections at once.
+    /// The maximum number of connections to the endpoint.
     most: usize,
     pub(super) eject: Option<Ejection>,
     pub(super) health: Option<HealthCheck>,
@@ -58,31 +59,32 @@ impl Terms {
         Self {
             name: upstream.name.clone(),
             most: upstream.max_connections,
-            // Where there is nobody else, whoever does not answer is asked all the same.
+            // With a single endpoint, ejection would leave nothing to send requests to.
             eject: upstream.eject.filter(|_| upstream.urls.len() > 1),
             health: upstream.health.clone(),
         }
     }
 }
 
-/// What one worker has here.
+/// One worker's share of the pool.
 #[derive(Debug, Default)]
 struct Pool {
     kept: Mutex<Kept>,
-    /// Held by who makes a connection that takes many requests, while the others wait for it.
+    /// Held while a worker opens an HTTP/2 connection; other requests wait for that connection.
     making: tokio::sync::Mutex<()>,
 }
 
-/// Connections that wait for a request, the latest last, and those that take more than they have.
+/// Idle HTTP/1.1 connections, the most recently used last, and all HTTP/2 connections.
 #[derive(Debug, Default)]
 struct Kept {
     idle: Vec<(Instant, Box<Link>)>,
-    /// Whether somebody closes those that wait for too long.
+    /// Whether an idle reaper runs for this pool.
     is_tended: bool,
 }
 
 impl Address {
-    /// `url`, one of those of `upstream`, which has these `terms`, asked by so many workers.
+    /// Creates the endpoint at `url` of `upstream`, with these `terms` and a pool for each of
+    /// `workers`.
     pub(super) fn new(
         url: Url,
         (upstream, terms): (&Upstream, &Arc<Terms>),
@@ -104,17 +106,18 @@ impl Address {
         }
     }
 
-    /// How it is connected to behind TLS, if it is.
+    /// Returns the TLS settings for `https` endpoints.
     pub(super) fn tls(&self) -> Option<&Arc<ClientConfig>> {
         self.tls.as_ref().map(|tls| &tls.config)
     }
 
-    /// What the configuration says of it at the moment.
+    /// Returns the current settings.
     pub(super) fn terms(&self) -> Guard<Arc<Terms>> {
         self.terms.load()
     }
 
-    /// Goes by these `terms` from now on, and keeps connections for so long at most.
+    /// Replaces the settings with `terms`, and the idle timeout of pooled connections with
+    /// `longest`.
     pub(super) fn go_by(&self, terms: &Arc<Terms>, longest: Duration) {
         self.terms.store(Arc::clone(terms));
         self.health.settle(terms);
@@ -126,7 +129,8 @@ impl Address {
         Duration::from_micros(self.longest.load(Ordering::Relaxed))
     }
 
-    /// Closes what waits here, and keeps nothing any more. Whoever is on the way arrives.
+    /// Retires the endpoint: closes idle connections and keeps no others. Requests in flight
+    /// finish.
     pub(super) fn leave(&self) {
         self.is_left.store(true, Ordering::SeqCst);
         for pool in &self.pools {
@@ -134,57 +138,60 @@ impl Address {
         }
     }
 
-    /// Whether it is what `upstream` has at `url`, and `tls` believes whom it believes.
+    /// Returns whether this endpoint is `upstream`'s endpoint at `url`, with the same protocol and
+    /// the same trust anchors as `tls`.
     pub(super) fn is_as(&self, url: &Url, upstream: &Upstream, tls: Option<&Connector>) -> bool {
         self.url == *url && self.http2 == upstream.http2 && self.tls.as_ref() == tls_of(url, tls)
     }
 
-    /// Whether somebody is to ask it how it is whom nobody has told to yet; he is told by this.
+    /// Returns true if the caller is to start active health checks: they are configured and not
+    /// running yet. Marks them as running.
     pub(super) fn begin_watch(&self) -> bool {
         self.terms().health.is_some() && !self.is_watched.swap(true, Ordering::SeqCst)
     }
 
-    /// Nobody asks it how it is any more.
+    /// Marks active health checks as stopped.
     pub(super) fn end_watch(&self) {
         self.is_watched.store(false, Ordering::SeqCst);
     }
 
-    /// How many requests are on their way.
+    /// Returns the number of requests in flight.
     pub(super) fn in_flight(&self) -> usize {
         self.in_flight.load(Ordering::Relaxed)
     }
 
-    /// How many connections there are, with those that wait.
+    /// Returns the number of connections, idle ones included.
     pub(super) fn connections(&self) -> usize {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// A connection that `worker` has kept until `now`: the one that was used last, or one that takes many requests.
+    /// Returns a pooled connection of `worker` that has not exceeded the idle timeout at `now`: the
+    /// most recently used HTTP/1.1 connection, or an HTTP/2 connection with a free stream.
     pub(super) fn take(&self, worker: usize, times: &Timeouts, now: Instant) -> Option<Box<Link>> {
         let mut kept = lock(self.pools.get(worker)?);
         if self.http2 {
             kept.idle.retain_mut(|(_, link)| !link.is_over());
-            // The first that has room, so that those behind it come to rest.
+            // Prefers the first connection with a free stream, so that the later ones become idle.
             return kept.idle.iter_mut().find_map(|(since, link)| {
                 let shared = link.share(times)?;
                 *since = now;
                 Some(Box::new(shared))
             });
         }
-        // Those that the upstream has closed meanwhile, or is about to, are dropped on the way.
+        // Skips connections that the upstream has closed or is about to close.
         std::iter::from_fn(|| kept.idle.pop()).find_map(|(since, mut link)| {
             let is_fresh = now.duration_since(since) < times.pool;
             (is_fresh && !link.is_over()).then_some(link)
         })
     }
 
-    /// Leave for `worker` to make a connection that takes many requests: one at a time, so that who comes meanwhile has
-    /// that one, and makes none.
+    /// Waits for permission to open an HTTP/2 connection on `worker`. Permission is exclusive:
+    /// requests that arrive in the meantime share the new connection instead of opening more.
     pub(super) async fn making(&self, worker: usize) -> Option<tokio::sync::MutexGuard<'_, ()>> {
         Some(self.pools.get(worker)?.making.lock().await)
     }
 
-    /// Keeps `link` for the next request of `worker`.
+    /// Returns `link` to the pool of `worker`.
     pub(super) fn keep(self: &Arc<Self>, worker: usize, link: Box<Link>) {
         let Some(pool) = self.pools.get(worker) else {
             return;
@@ -200,7 +207,8 @@ impl Address {
         }
     }
 
-    /// Leave to make one connection more; `None` if there are as many as may be, and none of them waits.
+    /// Reserves one more connection. At the limit it closes an idle connection to make room;
+    /// returns `None` if none is idle.
     pub(super) fn admit(self: &Arc<Self>) -> Option<Admitted> {
         let most = self.terms().most;
         let below = |count: usize| (count < most).then_some(count + 1);
@@ -212,7 +220,7 @@ impl Address {
             let mut pools = self.pools.iter();
             let idle = pools.find_map(|pool| {
                 let mut kept = lock(pool);
-                // The one that has waited longest is used least.
+                // The first one has been idle longest.
                 let at = kept.idle.iter().position(|(_, link)| !link.is_busy())?;
                 Some(kept.idle.remove(at))
             });
@@ -222,13 +230,14 @@ impl Address {
         Some(Admitted(Arc::clone(self)))
     }
 
-    /// Counts a request as on its way for as long as the result lives.
+    /// Counts a request as in flight until the result is dropped.
     pub(super) fn enter(self: &Arc<Self>) -> Load {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
         Load(Arc::clone(self))
     }
 
-    /// Closes what has waited for too long; answers whether nothing is left to wait.
+    /// Closes connections that have exceeded the idle timeout. Returns true if none is left in the
+    /// pool.
     fn tidy(&self, worker: usize) -> bool {
         let longest = self.longest();
         let Some(pool) = self.pools.get(worker) else {
@@ -244,7 +253,7 @@ impl Address {
     }
 }
 
-/// Closes connections that wait for too long, until none waits any more.
+/// Runs the idle reaper of one pool, until the pool is empty or the endpoint is gone.
 async fn tend(address: std::sync::Weak<Address>, worker: usize) {
     while let Some(longest) = address.upgrade().map(|address| address.longest()) {
         sleep(longest.min(LOOK_EVERY)).await;
@@ -258,12 +267,12 @@ fn lock(pool: &Pool) -> MutexGuard<'_, Kept> {
     pool.kept.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How `url` is connected to, where that is behind TLS.
+/// Returns `tls` if `url` is an `https` URL.
 fn tls_of<'t>(url: &Url, tls: Option<&'t Connector>) -> Option<&'t Connector> {
     tls.filter(|_| url.scheme == Scheme::Https)
 }
 
-/// One of the connections that an address may have.
+/// A connection that counts towards the endpoint's maximum.
 #[derive(Debug)]
 pub(super) struct Admitted(Arc<Address>);
 
@@ -273,7 +282,7 @@ impl Drop for Admitted {
     }
 }
 
-/// A request that is on its way to an address.
+/// A request in flight to an endpoint.
 #[derive(Debug)]
 pub(super) struct Load(Arc<Address>);
 

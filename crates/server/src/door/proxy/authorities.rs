@@ -1,4 +1,5 @@
-//! Whom an upstream behind TLS is believed to be.
+//! TLS to upstreams: the trust anchors (root certificates) that upstream certificates are verified
+//! against.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -6,26 +7,26 @@ use rustls::{ClientConfig, RootCertStore, crypto::ring::default_provider};
 
 use crate::{config, net::roots};
 
-/// Why an upstream cannot be asked behind TLS.
+/// Why TLS to an upstream cannot be set up.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AuthoritiesError {
-    /// The file of the authorities cannot be used.
+    /// The file of trust anchors cannot be used.
     #[error("proxy.upstreams: `ca` of {upstream}: cannot use {path}: {problem}")]
     File {
-        /// The upstream, by its name.
+        /// The upstream's name.
         upstream: Box<str>,
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
         /// What is wrong with it.
         problem: String,
     },
-    /// The system has no authorities.
+    /// The system has no trust anchors.
     #[error(
         "proxy.upstreams: this system has no certificates of authorities, by which {upstream} could be known; install ca-certificates, or name a file with `ca`"
     )]
     None {
-        /// The upstream, by its name.
+        /// The upstream's name.
         upstream: Box<str>,
     },
     /// The TLS library cannot be used.
@@ -33,7 +34,7 @@ pub enum AuthoritiesError {
     Unusable(#[from] rustls::Error),
 }
 
-/// How an upstream is connected to behind TLS. Equal to another if both believe the same authorities.
+/// The TLS client settings of an upstream. Two are equal if they have the same trust anchors.
 #[derive(Clone, Debug)]
 pub(crate) struct Connector {
     pub(super) config: Arc<ClientConfig>,
@@ -46,7 +47,8 @@ impl PartialEq for Connector {
     }
 }
 
-/// How the addresses of an upstream are connected to behind TLS, by the authorities as they are now; `None` if none of them is.
+/// Loads the trust anchors of an upstream and returns its TLS client settings; `None` if all of its
+/// URLs are plain `http`.
 pub(crate) fn connector(
     upstream: &config::Upstream,
 ) -> Result<Option<Connector>, AuthoritiesError> {
@@ -78,7 +80,7 @@ pub(crate) fn connector(
 
 fn of_the_system(upstream: &config::Upstream) -> Result<RootCertStore, AuthoritiesError> {
     let mut roots = RootCertStore::empty();
-    // Those that are broken are left out, as everybody does.
+    // Certificates that do not parse are skipped, as most TLS clients do.
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     if roots.is_empty() {
         return Err(AuthoritiesError::None {

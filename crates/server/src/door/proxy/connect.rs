@@ -1,4 +1,4 @@
-//! From an address to a connection that takes requests: TCP, perhaps TLS, and HTTP.
+//! Opens connections to upstreams: TCP, then TLS where configured, then HTTP/1.1 or HTTP/2.
 
 use std::io;
 
@@ -42,8 +42,8 @@ where
     Ok(Sender::Http1(Box::new(Exchange::new(stream, settings))))
 }
 
-/// Whether connecting failed for want of something on this machine (descriptors, ports, memory), which says nothing about
-/// the endpoint.
+/// Returns whether a connect failed because this machine ran out of descriptors, ports or memory.
+/// Such an error says nothing about the endpoint.
 pub(super) fn is_local(error: &io::Error) -> bool {
     use rustix::io::Errno;
     let local = [

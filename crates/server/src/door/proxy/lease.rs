@@ -1,21 +1,22 @@
-//! A connection while one request has it.
+//! A connection checked out of the pool for one request.
 
 use super::{address::Load, link::Link};
 
-/// A connection to an upstream that is in use. Whoever drops it closes the connection.
+/// A checked-out connection to an upstream. Dropping it closes an HTTP/1.1 connection, or its share
+/// of an HTTP/2 one.
 #[derive(Debug)]
 pub(super) struct Lease {
     pub(super) link: Box<Link>,
     pub(super) load: Load,
-    /// The worker on which it lives.
+    /// The worker that owns the connection.
     pub(super) worker: usize,
 }
 
 impl Lease {
-    /// Keeps the connection for the next request, if it can have one. If the upstream has answered before it had the whole
-    /// request, the connection is closed.
+    /// Returns the connection to the pool, if it can take another request. An HTTP/1.1 connection
+    /// whose upstream answered before it had the whole request is closed instead.
     pub(super) fn give_back(self) {
-        // One that takes many requests has been kept since it was made.
+        // A shared HTTP/2 connection never left the pool.
         if self.load.address().http2 {
             return;
         }

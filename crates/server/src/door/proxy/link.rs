@@ -1,4 +1,4 @@
-//! A connection to an upstream, asked and answered in time.
+//! An upstream connection: sends a request and waits for the response head, with a timeout.
 
 use std::{
     error::Error,
@@ -32,43 +32,45 @@ use crate::{
     net::LazyTimer,
 };
 
-/// A connection, as a request has it.
+/// An upstream connection in the hands of one request.
 #[derive(Debug)]
 pub(super) struct Link {
     sender: Sender,
-    /// What a request has of a connection that takes many. One that waits in a pool has none.
+    /// The request's stream on an HTTP/2 connection. A pooled connection has none.
     stream: Option<Arc<Stream>>,
-    /// For the heads of answers. One serves all requests of an HTTP/1.1 connection.
+    /// The timeout for response heads. An HTTP/1.1 connection uses one timer for all of its
+    /// requests.
     timer: LazyTimer,
     admitted: Arc<Admitted>,
 }
 
-/// Who takes requests.
+/// The HTTP client on a connection.
 #[derive(Debug)]
 pub(super) enum Sender {
-    /// One at a time.
+    /// Takes one request at a time.
     Http1(Box<Exchange>),
-    /// Many at once.
+    /// Takes many requests at once.
     Http2(Shared),
 }
 
-/// A request for whoever takes it.
+/// A request to send, and how far an earlier attempt got.
 pub(super) enum Errand {
-    /// Nobody has begun to send it.
+    /// Not sent at all yet.
     Whole(Box<Request<Upload>>),
-    /// A connection that takes many ended under it, and to send it twice comes to the same as to send it once. Not to be repeated again.
+    /// Sent once on an HTTP/2 connection that ended before the response. The request is idempotent,
+    /// so it is sent once more, but not a third time.
     Repeated(Box<Request<Upload>>),
-    /// It was written for a connection that turned out to be closed.
+    /// Serialised for an HTTP/1.1 connection that turned out to be closed.
     Written(Box<Outgoing>),
 }
 
-/// Why a request was not answered.
+/// Why a request has no response.
 pub(super) enum Unanswered {
-    /// The connection had been closed, or was about to be, and the request may be sent on another.
+    /// The connection was closed or about to close; the request may be sent on another.
     Unsent(Errand),
-    /// A connection that had been kept was closed under it, and nobody knows what became of it.
+    /// A reused connection was closed under the request. The upstream may have processed it.
     Lost,
-    /// This came of it.
+    /// The request has failed with this error.
     Refused(Refusal),
 }
 
@@ -79,11 +81,12 @@ impl From<Refusal> for Unanswered {
 }
 
 impl Link {
-    /// Connects to `address`.
+    /// Opens a connection to `address`.
     ///
     /// # Errors
     ///
-    /// No room, nobody there, nobody before `until`.
+    /// [`Refusal::Full`] at the connection limit, [`Refusal::Local`] if this machine is out of
+    /// resources, [`Refusal::Unreachable`], or [`Refusal::ConnectTimeout`] at `until`.
     pub(super) async fn make(
         address: &Arc<Address>,
         settings: &Proxy,
@@ -110,7 +113,8 @@ impl Link {
         })
     }
 
-    /// Whether it takes no request more, because the upstream has closed it or is silent.
+    /// Returns whether the connection takes no more requests: the upstream has closed it, or no
+    /// longer responds.
     pub(super) fn is_over(&mut self) -> bool {
         match &mut self.sender {
             Sender::Http1(exchange) => exchange.is_closed(),
@@ -118,7 +122,7 @@ impl Link {
         }
     }
 
-    /// Whether it can take a request.
+    /// Returns whether the connection can take a request.
     pub(super) fn is_ready(&self) -> bool {
         match &self.sender {
             Sender::Http1(exchange) => exchange.is_ready(),
@@ -126,12 +130,13 @@ impl Link {
         }
     }
 
-    /// Whether there are requests on it, as on one that waits in a pool while it takes many.
+    /// Returns whether requests are in flight on it, as may be the case for a pooled HTTP/2
+    /// connection.
     pub(super) fn is_busy(&self) -> bool {
         matches!(&self.sender, Sender::Http2(shared) if shared.is_busy())
     }
 
-    /// The same connection for another request, if it takes many, and one more.
+    /// Opens a stream for another request on an HTTP/2 connection, if it has one free.
     pub(super) fn share(&self, times: &Timeouts) -> Option<Self> {
         let Sender::Http2(shared) = &self.sender else {
             return None;
@@ -144,15 +149,16 @@ impl Link {
         })
     }
 
-    /// Goes by `settings` from the next request on. One that takes many at once keeps those of its beginning.
+    /// Applies `settings` from the next request on. An HTTP/2 connection keeps those it was opened
+    /// with.
     pub(super) fn go_by(&mut self, settings: &Proxy) {
         if let Some(exchange) = self.exchange() {
             exchange.go_by(settings);
         }
     }
 
-    /// Begins to send `request` at `now` for `client`, and gives it back if the connection takes many at once. An answer is to be waited for
-    /// next.
+    /// Starts to send `request` for `client` at `now` on an HTTP/1.1 connection; [`Self::answer`]
+    /// then waits for the response. Returns the request if the connection is HTTP/2.
     pub(super) fn begin(
         &mut self,
         request: Request<Upload>,
@@ -168,7 +174,7 @@ impl Link {
         Ok(())
     }
 
-    /// Waits for the head of the answer to what was begun.
+    /// Waits for the response head of the request that was started.
     pub(super) async fn answer(
         &mut self,
         progress: &Progress,
@@ -192,8 +198,8 @@ impl Link {
         }
     }
 
-    /// Sends a request for `client`, and waits for the head of the answer. Over a connection that takes many at once the request tells of him
-    /// itself.
+    /// Sends a request for `client` and waits for the response head. Over HTTP/2 the request
+    /// carries the forwarding headers already, so `client` is not used.
     pub(super) async fn ask(
         &mut self,
         errand: Errand,
@@ -217,14 +223,15 @@ impl Link {
             (Sender::Http2(_), Errand::Repeated(request)) => {
                 return self.stream(*request, progress, times).await;
             }
-            // It is another upstream's.
+            // The request was serialised for another protocol version, so another upstream has to
+            // take it.
             (_, errand) => return Err(Unanswered::Unsent(errand)),
         }
         self.timer.set(times.head);
         self.answer(progress, times).await
     }
 
-    /// Sends `request` as one of many.
+    /// Sends `request` on a stream of an HTTP/2 connection.
     async fn stream(
         &mut self,
         mut request: Request<Upload>,
@@ -234,7 +241,7 @@ impl Link {
         let Sender::Http2(shared) = &mut self.sender else {
             return Err(Unanswered::Unsent(Errand::Whole(Box::new(request))));
         };
-        // Whoever has answered may close whenever he likes.
+        // An upstream that has answered before may close the connection at any time.
         let is_kept = shared.has_answered();
         request.body_mut().enter(self.stream.clone());
         self.timer.set(times.head);
@@ -255,14 +262,15 @@ impl Link {
         Ok(answer.map(Source::Stream))
     }
 
-    /// Something more of an answer has come as [`Source::Stream`].
+    /// Records that more of a response has arrived on [`Source::Stream`], so the connection is
+    /// alive.
     pub(super) fn heard(&self) {
         if let Sender::Http2(shared) = &self.sender {
             shared.heard();
         }
     }
 
-    /// The next of the body of an answer that comes from [`Source::Link`].
+    /// Polls the next frame of a response body from [`Source::Link`].
     pub(super) fn poll_body(
         &mut self,
         cx: &mut Context<'_>,
@@ -271,18 +279,19 @@ impl Link {
             .map_or(Poll::Ready(None), |exchange| exchange.poll_body(cx))
     }
 
-    /// The body of an answer from [`Source::Link`], if all of it is here, and nothing but bytes.
+    /// Takes the response body from [`Source::Link`], if it has arrived completely and is plain
+    /// bytes.
     pub(super) fn take_whole(&mut self) -> Option<Bytes> {
         self.exchange()?.take_whole()
     }
 
-    /// The next of that body that is here already.
+    /// Takes the next part of that body that has already arrived.
     pub(super) fn take_received(&mut self) -> Received {
         self.exchange()
             .map_or(Received::Nothing, Exchange::take_received)
     }
 
-    /// How many octets of that body are left, if that is known.
+    /// Returns how many bytes of that body are left, if known.
     pub(super) fn left(&self) -> Option<u64> {
         match &self.sender {
             Sender::Http1(exchange) => exchange.left(),
@@ -290,7 +299,7 @@ impl Link {
         }
     }
 
-    /// The connection, if it takes one request at a time.
+    /// Returns the HTTP/1.1 client of the connection; `None` for HTTP/2.
     pub(super) fn exchange(&mut self) -> Option<&mut Exchange> {
         match &mut self.sender {
             Sender::Http1(exchange) => Some(exchange),
@@ -299,7 +308,7 @@ impl Link {
     }
 }
 
-/// Whether that is how the end of a connection is told.
+/// Returns whether an I/O error of this kind means that the connection has ended.
 const fn is_end(kind: io::ErrorKind) -> bool {
     matches!(
         kind,
@@ -311,7 +320,7 @@ const fn is_end(kind: io::ErrorKind) -> bool {
     )
 }
 
-/// Whether `error` is the end of a connection, and not of one request on it.
+/// Returns whether `error` is the end of the connection, rather than of one stream.
 fn has_ended(error: &hyper::Error) -> bool {
     let cause = error
         .source()
@@ -319,7 +328,7 @@ fn has_ended(error: &hyper::Error) -> bool {
     cause.is_some_and(|cause| is_end(cause.kind()))
 }
 
-/// `request` once more, if it makes no difference how often it is sent.
+/// Copies `request` for a retry, if it is idempotent and has no body.
 fn again(request: &Request<Upload>) -> Option<Box<Request<Upload>>> {
     if !request.method().is_idempotent() || !request.body().is_end_stream() {
         return None;
@@ -337,16 +346,17 @@ fn bad_answer(error: impl Display) -> Refusal {
     Refusal::BadAnswer
 }
 
-/// Who sends the body of a request.
+/// Which task sends the request body.
 #[derive(Clone, Copy, Debug)]
 enum Sent {
-    /// Whoever waits for the answer, and knows how far it is.
+    /// The task that waits for the response.
     Here,
-    /// Another task, by which who waits has to be woken.
+    /// Another task, which has to wake the waiting one.
     Elsewhere,
 }
 
-/// What `answering` comes to, unless the head of the answer takes too long.
+/// Waits for `answering`, or fails with [`Refusal::HeadTimeout`]. The timeout runs from the end of
+/// the request body.
 async fn in_time<A>(
     answering: impl Future<Output = A>,
     timer: &mut LazyTimer,
@@ -359,7 +369,7 @@ async fn in_time<A>(
         if let Poll::Ready(answer) = answering.as_mut().poll(cx) {
             return Poll::Ready(Ok(answer));
         }
-        // An upstream that is still being sent the body owes no answer yet. Its time begins when it has been sent all.
+        // An upstream that is still receiving the body does not owe a response yet.
         if is_sending {
             is_sending = match sent {
                 Sent::Here => progress.is_sending(),
@@ -387,7 +397,7 @@ mod tests {
         for sends_for in [0, 1, 2, 7] {
             let progress = Progress::begun();
             let sent = progress.clone();
-            // Another task sends it, as with an upstream that speaks HTTP/2.
+            // With HTTP/2, another task sends the body.
             tokio::spawn(async move {
                 tokio::time::sleep(Duration::from_secs(sends_for)).await;
                 sent.end();

@@ -1,4 +1,5 @@
-//! A request passed to one of the addresses of its upstream: the one with the least to do, and another where it takes nothing.
+//! Load balancing and retries: sends a request to the endpoint with the fewest requests in flight,
+//! and to another one if that endpoint does not take it.
 
 use std::sync::{
     Arc,
@@ -20,22 +21,26 @@ use super::{
     upstreams::Upstream,
 };
 
-/// How many connections that had been kept a request may find closed in all. After that, one is enough to try the next address.
+/// How many stale pooled connections a request may try before it gives up on their endpoint. The
+/// count is for the whole request: after that, each further stale connection rules out its
+/// endpoint.
 const MOST_STALE: u32 = 3;
 
-/// By what a request is passed on, from beginning to end.
+/// The load balancing state of one request. It keeps the settings that were in force when the
+/// request came.
 pub(super) struct Passing {
     pub(super) current: Arc<Current>,
     worker: usize,
-    /// The address that was asked last, by its place; none is beyond them all.
+    /// The index of the endpoint that was asked last; `usize::MAX` if there is none.
     last: AtomicUsize,
 }
 
-/// How far a request has come before anything was waited for.
+/// A request after the synchronous attempt to send it, with the round robin position it drew.
 pub(super) enum Asked {
-    /// It is being sent, on a connection that was kept.
+    /// It is being sent on a pooled connection.
     On(Lease, usize),
-    /// There was none, or none that takes one request at a time.
+    /// There was no pooled connection, or the upstream speaks HTTP/2. The asynchronous path sends
+    /// it.
     Later(Errand, usize),
 }
 
@@ -48,12 +53,13 @@ impl Passing {
         }
     }
 
-    /// The address of `upstream` that was asked last.
+    /// Returns the endpoint of `upstream` that was asked last.
     pub(super) fn asked_last<'u>(&self, upstream: &'u Upstream) -> Option<&'u Arc<Address>> {
         upstream.addresses.get(self.last.load(Ordering::Relaxed))
     }
 
-    /// Sends `request` for `client` to the address with the least to do, if a connection that takes one at a time has been kept there.
+    /// Sends `request` for `client` to the least loaded endpoint if an HTTP/1.1 connection to it is
+    /// idle in the pool.
     pub(super) fn ask_at_once(
         &self,
         upstream: &Upstream,
@@ -62,7 +68,7 @@ impl Passing {
     ) -> Asked {
         let times = &self.current.settings.timeouts;
         let turn = upstream.turn();
-        // One that takes many requests has to be asked whether it has room, and perhaps to be made.
+        // An HTTP/2 connection may be out of streams or may need to be opened first.
         if upstream.http2.is_some() {
             return Asked::Later(Errand::Whole(Box::new(request)), turn);
         }
@@ -84,7 +90,8 @@ impl Passing {
         }
     }
 
-    /// The head of the answer to what was asked for `client`, and the connection on which it came.
+    /// Returns the response head for the request `asked`, and the connection on which it came.
+    /// Retries if that is safe.
     pub(super) async fn answer(
         &self,
         upstream: &Upstream,
@@ -109,11 +116,12 @@ impl Passing {
             }
             Asked::Later(errand, turn) => (errand, turn),
         };
-        // Seldom, and much larger than the rest of what a request is while it waits.
+        // Rare path with a large future; box it to keep the common future small.
         Box::pin(self.ask((upstream, turn), errand, client, progress)).await
     }
 
-    /// Asks addresses of `upstream`, the one with the least to do first, until one has been sent the request.
+    /// Tries the endpoints of `upstream`, the least loaded first, until one has answered or the
+    /// request may not be sent again.
     async fn ask(
         &self,
         (upstream, turn): (&Upstream, usize),
@@ -133,7 +141,7 @@ impl Passing {
             let is_last = upstream.least_loaded(turn, tried | 1 << at).is_none();
             let linked = patience.spend(is_last, |until| self.link(address, &errand, until));
             let linked = linked.await;
-            // Where there is no connection to be had, nobody was asked.
+            // Without a connection attempt, the endpoint was not asked.
             if !matches!(linked, None | Some(Err(Refusal::Full | Refusal::Local))) {
                 self.last.store(at, Ordering::Relaxed);
             }
@@ -153,7 +161,8 @@ impl Passing {
                 }
                 Err(unanswered) => errand = self.unsent(unanswered, &lease, progress)?,
             }
-            // Of a kept connection it was to be expected; a new one that takes nothing is no address to ask.
+            // A pooled connection may be stale. A new connection that takes nothing means that the
+            // endpoint is bad.
             stale += u32::from(is_kept);
             if !is_kept || stale > MOST_STALE {
                 (tried, refusal) = (tried | 1 << at, Refusal::BadAnswer);
@@ -165,8 +174,8 @@ impl Passing {
         Err(refusal)
     }
 
-    /// A connection to `address`, and whether it was there already. Where one that takes one request at a time ended under `errand`, the next is
-    /// a new one.
+    /// Returns a connection to `address`, and whether it came from the pool. If a pooled HTTP/1.1
+    /// connection was closed under `errand`, the next one is new.
     async fn link(
         &self,
         address: &Arc<Address>,
@@ -184,7 +193,7 @@ impl Passing {
             return Ok((self.make(address, until).await?, false));
         }
         let making = timeout_at(until, address.making(self.worker)).await;
-        // Who makes it knows whose fault that is.
+        // The task that opens the connection records the failure for outlier detection.
         let _making = making.map_err(|_| Refusal::ConnectTimeout)?;
         if let Some(kept) = take() {
             return Ok((kept, true));
@@ -201,8 +210,8 @@ impl Passing {
             .inspect_err(|refusal| note_failure(address, *refusal))
     }
 
-    /// The request for another connection, if it may be sent on one; else what it came to, which whoever was asked is held responsible for if it
-    /// was his doing.
+    /// Returns the request if it may be sent on another connection. Otherwise returns the error,
+    /// and records it against the endpoint if the endpoint caused it.
     fn unsent(
         &self,
         unanswered: Unanswered,
@@ -214,7 +223,7 @@ impl Passing {
             Unanswered::Lost => None,
             Unanswered::Refused(refusal) => Some(refusal),
         };
-        // Where the client's body broke off, that is why the upstream gave no answer.
+        // If the client's body broke off, that is why the upstream gave no response.
         let most = self.current.settings.max_body.unwrap_or(u64::MAX);
         Err(progress.failure(most).unwrap_or_else(|| {
             if let Some(refusal) = refusal {
@@ -224,7 +233,7 @@ impl Passing {
         }))
     }
 
-    /// A connection for this request, which goes by what is in force for it.
+    /// Wraps `link` for this request and applies the settings in force for the request.
     fn lease(&self, mut link: Box<Link>, load: Load) -> Lease {
         link.go_by(&self.current.settings);
         Lease {
@@ -235,8 +244,8 @@ impl Passing {
     }
 }
 
-/// The time that all tries to connect may take together, so that a row of addresses at which nobody answers holds no request
-/// longer than one does.
+/// The connect timeout budget of a request, shared by all attempts. Several unresponsive endpoints
+/// thus delay a request no longer than one does.
 struct Patience {
     whole: Duration,
     left: Duration,
@@ -247,7 +256,8 @@ impl Patience {
         Self { whole, left: whole }
     }
 
-    /// Tries until the time is over: half of what is left while there are others to try. `None` if there is too little left.
+    /// Runs `attempt` with a deadline: all of the remaining budget for the last endpoint, otherwise
+    /// half of it. Returns `None` if an eighth of the budget or less is left.
     async fn spend<T>(
         &mut self,
         is_last: bool,

@@ -1,7 +1,9 @@
-//! HTTP/2 with an upstream: a connection that takes many requests at once, but no more than the upstream says.
+//! An HTTP/2 connection to an upstream, shared by as many requests as the upstream allows.
 //!
-//! hyper would take any number, and have those wait for which there is no room. Nobody could tell them from those that
-//! the upstream does not answer. So requests are counted here, and where there is no room there is another connection.
+//! hyper would accept any number of requests and queue those above the upstream's
+//! `SETTINGS_MAX_CONCURRENT_STREAMS`. A queued request would look like one that the upstream does
+//! not answer. So the streams are counted here, and when all are in use, another connection is
+//! opened.
 
 use std::{
     future::{Future, poll_fn},
@@ -39,20 +41,20 @@ use super::{
 };
 use crate::{config::Proxy, net::Stalling};
 
-/// The most requests at once on a connection, even if its upstream would take more.
+/// The maximum number of concurrent streams per connection, even if the upstream allows more.
 const MOST_STREAMS: usize = 100;
 
-/// The octets that an upstream may send before it waits: for one answer, and for all of a connection. Answers that nobody
-/// takes keep theirs, and shall never stop the others. So slow readers may have [`MOST_STREAMS`] times the first, 25 MiB, wait here on each
-/// connection that the upstream may have: of 1,024, 25 GiB.
+/// The flow-control windows in bytes, per stream and per connection. The connection window exceeds
+/// [`MOST_STREAMS`] stream windows, so that unread responses never block the others. Slow readers
+/// may therefore keep 25 MiB buffered per connection: 25 GiB for 1,024 connections to an upstream.
 const STREAM_WINDOW: u32 = 256 << 10;
 const CONNECTION_WINDOW: u32 = 128 * STREAM_WINDOW;
 
-/// How often an upstream must answer a ping, and in what time.
+/// How often to ping the upstream, and how long to wait for the reply.
 const PING_EVERY: Duration = Duration::from_secs(30);
 const PING_WITHIN: Duration = Duration::from_secs(10);
 
-/// A connection that takes many requests at once.
+/// A handle to a shared HTTP/2 connection.
 #[derive(Clone, Debug)]
 pub(super) struct Shared {
     sender: http2::SendRequest<Taken<Upload>>,
@@ -60,22 +62,22 @@ pub(super) struct Shared {
     max_headers: usize,
 }
 
-/// How many requests a connection takes, and has.
+/// The concurrent streams of a connection: used and allowed.
 #[derive(Debug)]
 struct Room {
-    /// What the upstream takes, by what it said last.
+    /// The upstream's most recent `SETTINGS_MAX_CONCURRENT_STREAMS`.
     most: watch::Receiver<usize>,
     streams: AtomicUsize,
-    /// Whether a request was not answered in time, and nothing has come since.
+    /// Whether the connection is suspect: a response timed out, and nothing has arrived since.
     is_doubtful: AtomicBool,
-    /// Whether anything was ever answered.
+    /// Whether any response has ever arrived.
     has_answered: AtomicBool,
 }
 
-/// Why there is no answer, with the request if nobody has begun to send it.
+/// Why there is no response. Contains the request if sending has not begun.
 pub(super) type Refused = TrySendError<Request<Taken<Upload>>>;
 
-/// One request's part of a connection.
+/// The reservation of one stream; released on drop.
 #[derive(Debug)]
 pub(super) struct Stream(Arc<Room>);
 
@@ -86,11 +88,11 @@ impl Drop for Stream {
 }
 
 impl Shared {
-    /// HTTP/2 on `stream`, as soon as the upstream has said how much it takes.
+    /// Opens an HTTP/2 connection on `stream`, and waits for the upstream's `SETTINGS`.
     ///
     /// # Errors
     ///
-    /// Who does not speak HTTP/2.
+    /// The peer does not speak HTTP/2.
     pub(super) async fn begin<S>(stream: S, settings: &Proxy) -> io::Result<Self>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -101,7 +103,7 @@ impl Shared {
         let (sender, connection) = http2::Builder::new(wake.clone())
             .timer(TokioTimer::new())
             .max_header_list_size(max_head)
-            // None before the upstream says how many.
+            // Send nothing before the upstream's `SETTINGS` have arrived.
             .initial_max_send_streams(0)
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
@@ -127,7 +129,8 @@ impl Shared {
         })
     }
 
-    /// Whether it takes no more requests: it is closed, or did not answer one, and there is nobody left to whom it could.
+    /// Returns whether the connection takes no more requests: it is closed, or it is suspect and
+    /// has no request left whose response could clear it.
     pub(super) fn is_over(&self) -> bool {
         self.sender.is_closed() || self.is_doubtful() && !self.is_busy()
     }
@@ -136,12 +139,12 @@ impl Shared {
         self.room.is_doubtful.load(Ordering::Relaxed)
     }
 
-    /// Whether it has requests.
+    /// Returns whether requests are in flight.
     pub(super) fn is_busy(&self) -> bool {
         self.room.streams.load(Ordering::Relaxed) > 0
     }
 
-    /// A request's part of it, if there is room for one more, and no doubt.
+    /// Reserves a stream; `None` if all are in use or the connection is suspect.
     pub(super) fn enter(&self) -> Option<Arc<Stream>> {
         if self.is_doubtful() {
             return None;
@@ -155,12 +158,13 @@ impl Shared {
         Some(Arc::new(Stream(Arc::clone(&self.room))))
     }
 
-    /// Has it take no more requests for now: it may be dead, and only those that it has already will tell.
+    /// Marks the connection as suspect: it may be dead. It takes no more requests until something
+    /// arrives for those in flight.
     pub(super) fn doubt(&self) {
         self.room.is_doubtful.store(true, Ordering::Relaxed);
     }
 
-    /// Something of an answer has come, so it is not dead.
+    /// Marks the connection as alive: part of a response has arrived.
     pub(super) fn heard(&self) {
         if self.is_doubtful() {
             self.room.is_doubtful.store(false, Ordering::Relaxed);
@@ -170,18 +174,20 @@ impl Shared {
         }
     }
 
-    /// Whether anything was ever answered: who has may close when it likes.
+    /// Returns whether any response has ever arrived. After that, the upstream may close the
+    /// connection at any time.
     pub(super) fn has_answered(&self) -> bool {
         self.room.has_answered.load(Ordering::Relaxed)
     }
 
-    /// Whether an answer has no more header lines than it may, which HTTP/2 does not count, and no more than one length.
+    /// Returns whether the response is acceptable: not too many header fields, which hyper does not
+    /// limit by number in HTTP/2, and at most one `Content-Length`.
     pub(super) fn takes(&self, answer: &Response<Incoming>) -> bool {
         let headers = answer.headers();
         headers.len() <= self.max_headers && !lines::is_repeated(headers, &CONTENT_LENGTH)
     }
 
-    /// Sends a request that has entered.
+    /// Sends a request for which a stream is reserved.
     pub(super) fn send(
         &mut self,
         request: Request<Upload>,
@@ -193,7 +199,7 @@ impl Shared {
     }
 }
 
-/// Moves requests onto a connection until it ends, and says how many it takes.
+/// Drives a connection until it ends, and publishes how many streams the upstream allows.
 async fn drive<S>(
     connection: Connection<S, Taken<Upload>, Wake>,
     say: watch::Sender<usize>,
@@ -218,8 +224,11 @@ async fn drive<S>(
     }
 }
 
-/// Runs what a connection does beside its requests on this thread, and wakes who waits to hear how many it takes. The number
-/// is read anew with each request; only the first has to be waited for. A body of which the upstream takes nothing for too long is given up.
+/// An executor that runs hyper's tasks of a connection on this thread.
+///
+/// After each poll it wakes [`drive`] if that waits for the upstream's `SETTINGS`. Later changes
+/// need no wake: each request polls the connection. It also drops the task of a body of which the
+/// upstream accepts nothing for `longest`.
 #[derive(Clone, Debug)]
 struct Wake {
     waker: Arc<AtomicWaker>,

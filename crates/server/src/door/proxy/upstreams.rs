@@ -1,4 +1,4 @@
-//! What stands behind the proxy: which upstream is for a request, and which of its addresses has the least to do.
+//! Routing and load balancing: picks the upstream for a request, and its least loaded endpoint.
 
 use std::{
     sync::{
@@ -25,33 +25,34 @@ use super::{
 };
 use crate::{config, net::Tasks};
 
-/// All upstreams, in the order of the configuration.
+/// All upstreams, in configuration order.
 #[derive(Debug, Default)]
 pub(super) struct Upstreams(Box<[Arc<Upstream>]>);
 
-/// One upstream.
+/// An upstream: a group of endpoints that serve the same requests.
 #[derive(Debug)]
 pub(super) struct Upstream {
     pub(super) name: Box<str>,
     when: When,
-    /// What its addresses are to go by once it is in force.
+    /// The settings that its endpoints take over once the configuration is activated.
     terms: Arc<Terms>,
     pub(super) addresses: Box<[Arc<Address>]>,
-    /// Where to begin looking, so that addresses with equally much to do take turns.
+    /// The round robin position, for ties between equally loaded endpoints.
     next: AtomicUsize,
     pub(super) tally: Arc<Tally>,
-    /// How much it bears, if that is to be found out.
+    /// The adaptive concurrency limit, if configured.
     pub(super) capacity: Option<Capacity>,
-    /// The scheme of its targets, if it is spoken to in HTTP/2.
+    /// The scheme of its request targets, if it speaks HTTP/2.
     pub(super) http2: Option<Scheme>,
 }
 
 impl Upstreams {
-    /// As `settings` have them, for so many workers; what stands there as in `previous` is what stood there.
+    /// Builds the upstreams of `settings` for this number of workers. Endpoints that are unchanged
+    /// since `previous` keep their connections, counters and health.
     ///
     /// # Errors
     ///
-    /// Authorities for TLS that cannot be had.
+    /// The trust anchors for TLS cannot be loaded.
     pub(super) fn succeeding(
         settings: &[config::Upstream],
         workers: usize,
@@ -68,7 +69,8 @@ impl Upstreams {
         upstreams.map(Self)
     }
 
-    /// Has addresses asked whether they are well that nobody asks yet, for as long as that is wanted, as `current` has it by then.
+    /// Starts active health checks for endpoints that should have them and do not. They run until
+    /// `current` no longer configures them.
     pub(super) fn watch(&self, tasks: &Tasks, current: &Arc<ArcSwap<Current>>) {
         for address in self.addresses() {
             if address.begin_watch() {
@@ -78,7 +80,8 @@ impl Upstreams {
         }
     }
 
-    /// Lets what is said of addresses hold from now on, and how long connections are kept there at most.
+    /// Applies the new settings to all endpoints, with `longest` as the idle timeout of pooled
+    /// connections.
     pub(super) fn put_in_force(&self, longest: Duration) {
         for upstream in &self.0 {
             for address in &upstream.addresses {
@@ -87,7 +90,7 @@ impl Upstreams {
         }
     }
 
-    /// Lets those addresses go that are not among the `next`.
+    /// Retires the endpoints that are not among those of `next`.
     pub(super) fn leave(&self, next: &Self) {
         for address in self.addresses() {
             if !next.addresses().any(|kept| Arc::ptr_eq(kept, address)) {
@@ -104,14 +107,15 @@ impl Upstreams {
         self.0.iter()
     }
 
-    /// What those bear that are asked no more than that.
+    /// Returns the adaptive concurrency limits of the upstreams that have one.
     pub(super) fn capacities(&self) -> impl Iterator<Item = &Capacity> {
         self.0
             .iter()
             .filter_map(|upstream| upstream.capacity.as_ref())
     }
 
-    /// The first upstream whose conditions hold for the request with this head, whose `Host` there is.
+    /// Returns the first upstream whose conditions match the request with this head, which has a
+    /// `Host`.
     pub(super) fn choose(&self, head: &Parts) -> Result<&Arc<Upstream>, Refusal> {
         if let Some(first) = self.0.first()
             && first.when.is_always()
@@ -121,7 +125,8 @@ impl Upstreams {
         let path = tidegate_http::normal_path(head.uri.path());
         let path = path.map_err(|_| Refusal::DotSegments)?;
         let host = head.headers.get(HOST).map(|host| host.as_bytes());
-        // Before the request is settled, the target's own host comes first.
+        // Before the head is normalised, the host of an absolute-form target takes precedence over
+        // `Host`.
         let host = head.uri.host().map(str::as_bytes).or(host);
         let host = tidegate_http::bare_host(&String::from_utf8_lossy(host.unwrap_or_default()));
         let entries = [
@@ -171,13 +176,14 @@ impl Upstream {
             terms,
             next: AtomicUsize::new(0),
             tally: tally.unwrap_or_else(|| Arc::new(Tally::new(workers))),
-            // The configuration holds no numbers that cannot work.
+            // A parsed configuration contains no settings that are out of range.
             capacity: capacity.and_then(Result::ok),
             http2: settings.http2.then_some(scheme),
         })
     }
 
-    /// Whose request it was, for the access log, and which of its addresses was asked, if one was.
+    /// Returns the names of the upstream and of the endpoint that was asked, if any, for the access
+    /// log.
     pub(super) fn asked(&self, address: Option<&Arc<Address>>) -> AskedOf {
         AskedOf {
             upstream: self.name.clone(),
@@ -185,7 +191,7 @@ impl Upstream {
         }
     }
 
-    /// A new turn: where a request begins to look.
+    /// Advances the round robin position, from which a request starts to look for an endpoint.
     pub(super) fn turn(&self) -> usize {
         match self.addresses.len() {
             1 => 0,
@@ -193,15 +199,15 @@ impl Upstream {
         }
     }
 
-    /// The address with the least to do among those that were not `tried`, a bit for each; the first of `turn` where
-    /// several have equally little.
+    /// Returns the endpoint with the fewest requests in flight, and its index. Skips those whose
+    /// bit is set in `tried`. Among equally loaded ones it takes the first, counting from `turn`.
     pub(super) fn least_loaded(&self, turn: usize, tried: u64) -> Option<(usize, &Arc<Address>)> {
         let count = self.addresses.len();
         let left = (0..count)
             .map(|step| turn.wrapping_add(step) % count)
             .filter(|at| tried & (1 << at) == 0)
             .map(|at| (at, &self.addresses[at]));
-        // Where nobody is well, who is not is asked before nobody is.
+        // Unhealthy endpoints sort last: they are used only if no healthy one is left (panic mode).
         left.min_by_key(|(_, address)| (!address.health.is_well(), address.in_flight()))
     }
 
