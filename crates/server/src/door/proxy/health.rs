@@ -1,11 +1,14 @@
-//! Whether an address is asked: what becomes of requests there, and what it answers when it is asked how it is.
+//! Outlier detection, from the results of requests, and active health checks.
 //!
 //! ```text
-//! asked ──so many requests in a row without an answer──▶ ejected ──its time is over──▶ asked, and ejected again by the next
-//! asked ──so many checks in a row without a good answer──▶ down ──so many good ones in a row──▶ asked
+//! healthy ── consecutive failed requests ──▶ ejected ── ejection time over ──▶ healthy
+//! healthy ── consecutive failed checks ────▶ down ───── consecutive good checks ──▶ healthy
 //! ```
 //!
-//! Who is ejected or down is left alone as long as there is somebody else: where nobody is well everybody is asked.
+//! After an ejection, a single failure ejects the endpoint again.
+//!
+//! Ejected and down endpoints get no requests while the upstream has a healthy endpoint. If none is
+//! healthy, all of them get requests.
 
 use std::{
     error::Error,
@@ -36,30 +39,31 @@ use crate::config::{Ejection, HealthCheck, Proxy};
 const EJECTED: u8 = 1;
 const DOWN: u8 = 2;
 
-/// What is known of an address.
+/// The health of an endpoint.
 #[derive(Debug, Default)]
 pub(super) struct Health {
-    /// Why it is left alone, a bit for each reason.
+    /// Why the endpoint is out of rotation: a bit per reason, [`EJECTED`] and [`DOWN`].
     away: AtomicU8,
-    /// Requests in a row that it did not answer.
+    /// Consecutive failed requests.
     failures: AtomicU32,
-    /// Whether an answer would be news.
+    /// Whether a failure was recorded since the last success. Keeps the success path to a single
+    /// load.
     has_failed: AtomicBool,
     ejections: AtomicU64,
-    /// Requests that it did not answer, as in [`ITS_DOING`].
+    /// Failed requests by kind, indexed as in [`ITS_DOING`].
     failed: [AtomicU64; ITS_DOING.len()],
     trouble: Trouble,
     checks: [AtomicU64; 2],
-    /// Answers that ended before their end, as in [`BREAKS`].
+    /// Responses that ended early, indexed as in [`BREAKS`].
     broken: [AtomicU64; BREAKS.len()],
-    /// Why nobody took the last connection that nobody took.
+    /// Why the last failed connection attempt failed.
     cause: Mutex<String>,
 }
 
-/// How a check came out.
+/// The results of health checks, as metric labels.
 pub(super) const RESULTS: [&str; 2] = ["good", "bad"];
 
-/// What an address can do with a request instead of answering it.
+/// The failures that outlier detection holds against the endpoint.
 pub(super) const ITS_DOING: [Refusal; 4] = [
     Refusal::Unreachable,
     Refusal::ConnectTimeout,
@@ -67,17 +71,17 @@ pub(super) const ITS_DOING: [Refusal; 4] = [
     Refusal::BadAnswer,
 ];
 
-/// The most characters of a cause that are logged.
+/// The maximum length of a logged cause, in characters.
 const MOST_OF_A_CAUSE: usize = 256;
 
 impl Health {
-    /// Nobody took a connection, because of this `error`.
+    /// Records the `error` of a failed connection attempt.
     pub(super) fn blame(&self, error: &(dyn Error + 'static)) {
         let mut cause = self.cause.lock().unwrap_or_else(PoisonError::into_inner);
         *cause = with_causes(error);
     }
 
-    /// Why `refusal` came about, if that is known.
+    /// Returns the cause of `refusal`, if known.
     fn cause(&self, refusal: Refusal) -> Option<String> {
         let cause = self.cause.lock().unwrap_or_else(PoisonError::into_inner);
         (refusal == Refusal::Unreachable).then(|| cause.clone())
@@ -91,35 +95,35 @@ impl Health {
         self.ejections.load(Ordering::Relaxed)
     }
 
-    /// How many checks came out like this, as in [`RESULTS`].
+    /// Returns how many checks had this result, indexed as in [`RESULTS`].
     pub(super) fn checks(&self, result: usize) -> u64 {
         self.checks
             .get(result)
             .map_or(0, |count| count.load(Ordering::Relaxed))
     }
 
-    /// How many of its answers ended before their end in this way, as in [`BREAKS`].
+    /// Returns how many responses ended early in this way, indexed as in [`BREAKS`].
     pub(super) fn breaks(&self, at: usize) -> u64 {
         self.broken
             .get(at)
             .map_or(0, |count| count.load(Ordering::Relaxed))
     }
 
-    /// One more did.
+    /// Counts a response that ended early.
     pub(super) fn count_break(&self, at: usize) {
         if let Some(count) = self.broken.get(at) {
             count.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// How many requests it did not answer in this way, as in [`ITS_DOING`].
+    /// Returns how many requests failed in this way, indexed as in [`ITS_DOING`].
     pub(super) fn failures(&self, at: usize) -> u64 {
         self.failed
             .get(at)
             .map_or(0, |count| count.load(Ordering::Relaxed))
     }
 
-    /// It has answered a request.
+    /// Records a successful request; returns whether to log a recovery.
     fn answered(&self) -> Said {
         if !self.has_failed.load(Ordering::Relaxed) {
             return Said::Nothing;
@@ -129,13 +133,13 @@ impl Health {
         self.trouble.answered()
     }
 
-    /// It has not answered a request.
+    /// Records a failed request; returns whether to log it.
     fn failed(&self) -> Said {
         self.has_failed.store(true, Ordering::Relaxed);
         self.trouble.failed(Instant::now())
     }
 
-    /// One more of its failures in a row; whether that was one too many.
+    /// Counts a consecutive failure. Returns true if it ejects the endpoint.
     fn is_ejected_by_this(&self, ejection: Ejection) -> bool {
         let failures = self
             .failures
@@ -149,14 +153,14 @@ impl Health {
         is_ejected
     }
 
-    /// Forgets what is no reason any more, by these `terms`, to leave it alone.
+    /// Clears the reasons that `terms` no longer configure.
     pub(super) fn settle(&self, terms: &Terms) {
         let ejected = terms.eject.map_or(0, |_| EJECTED);
         let down = terms.health.as_ref().map_or(0, |_| DOWN);
         self.away.fetch_and(ejected | down, Ordering::Relaxed);
     }
 
-    /// Its time is over; the next failure is one too many again.
+    /// Ends the ejection. One more failure ejects the endpoint again.
     fn readmit(&self, ejection: Ejection) {
         self.failures
             .store(ejection.failures - 1, Ordering::Relaxed);
@@ -165,14 +169,15 @@ impl Health {
     }
 }
 
-/// Takes note that `address` has answered a request, whatever.
+/// Records that `address` has answered a request, with any status.
 pub(super) fn note_answer(address: &Address) {
     if address.health.answered() == Said::Something {
         tracing::info!(upstream = %address.terms().name, address = %address.url, "an address of an upstream answers again");
     }
 }
 
-/// Takes note that `address` did not answer a request, if that was its doing.
+/// Records that a request to `address` failed, if the endpoint caused it. Ejects the endpoint after
+/// too many consecutive failures.
 pub(super) fn note_failure(address: &Arc<Address>, refusal: Refusal) {
     let at = ITS_DOING.iter().position(|doing| *doing == refusal);
     let Some(failed) = at.and_then(|at| address.health.failed.get(at)) else {
@@ -205,9 +210,10 @@ pub(super) fn note_failure(address: &Arc<Address>, refusal: Refusal) {
     });
 }
 
-/// Asks an address how it is, until it is gone or nobody wants to know, as the settings of the moment have it.
+/// Runs active health checks of an endpoint, until it is gone or its checks are no longer
+/// configured. Each check uses the settings in force at that time.
 pub(super) async fn watch(address: Weak<Address>, current: Weak<ArcSwap<Current>>) {
-    // Good answers in a row, or bad ones.
+    // Consecutive good or bad results.
     let mut row = Row::default();
     while let (Some(address), Some(current)) = (address.upgrade(), current.upgrade()) {
         let settings = Arc::clone(&current.load().settings);
@@ -216,7 +222,7 @@ pub(super) async fn watch(address: Weak<Address>, current: Weak<ArcSwap<Current>
         let Some(check) = &terms.health else {
             address.health.settle(&terms);
             address.end_watch();
-            // Somebody may want to know again, who has just found that it is asked.
+            // A reload may have enabled checks again, and have seen this task as still running.
             if address.begin_watch() {
                 continue;
             }
@@ -225,7 +231,7 @@ pub(super) async fn watch(address: Weak<Address>, current: Weak<ArcSwap<Current>
         let asked = timeout(check.timeout, ask(&address, check, &settings)).await;
         let problem = match asked {
             Ok(Ok(())) => None,
-            // Nothing was learnt about the endpoint.
+            // A local error says nothing about the endpoint.
             Ok(Err(error)) if connect::is_local(&error) => {
                 tracing::warn!(upstream = %terms.name, %error, "health check skipped for want of local resources");
                 let interval = check.interval;
@@ -242,7 +248,7 @@ pub(super) async fn watch(address: Weak<Address>, current: Weak<ArcSwap<Current>
     }
 }
 
-/// What `error` says, and what it says it comes from, unless it has said that itself.
+/// Returns the message of `error` and of its sources, without those that an outer message repeats.
 fn with_causes(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -256,7 +262,7 @@ fn with_causes(error: &(dyn Error + 'static)) -> String {
     text.chars().take(MOST_OF_A_CAUSE).collect()
 }
 
-/// How checks came out, in a row.
+/// Consecutive results of health checks.
 #[derive(Default)]
 struct Row {
     good: u32,
@@ -264,7 +270,7 @@ struct Row {
 }
 
 impl Row {
-    /// Takes note of one more `check` of `address`, which found this `problem`.
+    /// Records a `check` of `address`, which failed with `problem` or succeeded.
     fn note(&mut self, address: &Address, check: &HealthCheck, problem: Option<String>) {
         let health = &address.health;
         health.checks[usize::from(problem.is_some())].fetch_add(1, Ordering::Relaxed);
@@ -288,7 +294,7 @@ impl Row {
     }
 }
 
-/// Asks `address` how it is, on a connection of its own.
+/// Performs one health check of `address`, on a new connection.
 async fn ask(address: &Address, check: &HealthCheck, settings: &Proxy) -> io::Result<()> {
     let sender = connect::connect(address, settings).await?;
     let status = match sender {

@@ -1,4 +1,4 @@
-//! What an upstream was asked and answered, counted by each worker for itself.
+//! The metrics of upstreams. Each worker has its own counters.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,10 +14,10 @@ use super::{
 };
 use crate::metrics::Text;
 
-/// What requests came to: the classes of their answers' statuses.
+/// The status classes of responses, as metric labels.
 const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 
-/// What can become of a request that an upstream did not answer.
+/// The failures that are counted per upstream.
 const FAILURES: [Refusal; 6] = [
     Refusal::Full,
     Refusal::Local,
@@ -27,11 +27,11 @@ const FAILURES: [Refusal; 6] = [
     Refusal::BadAnswer,
 ];
 
-/// The counters of one upstream.
+/// The counters of one upstream, one shard per worker.
 #[derive(Debug)]
 pub(super) struct Tally(Box<[Shard]>);
 
-// Two cache lines, because processors fetch them in pairs.
+// 128 bytes are two cache lines: adjacent-line prefetch makes processors fetch them in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Shard {
@@ -45,7 +45,7 @@ impl Tally {
         Self((0..workers).map(|_| Shard::default()).collect())
     }
 
-    /// Counts an answer of the upstream.
+    /// Counts a response of the upstream.
     pub(super) fn count_answer(&self, worker: usize, status: StatusCode) {
         let class = usize::from(status.as_u16() / 100).wrapping_sub(1);
         let counter = self
@@ -57,7 +57,7 @@ impl Tally {
         }
     }
 
-    /// Counts what became of a request that the upstream did not answer, if that was the upstream's doing.
+    /// Counts a failed request, if the failure is one of [`FAILURES`].
     pub(super) fn count_failure(&self, worker: usize, refusal: Refusal) {
         let at = FAILURES.iter().position(|failure| *failure == refusal);
         if let Some((shard, at)) = self.0.get(worker).zip(at) {
@@ -65,7 +65,7 @@ impl Tally {
         }
     }
 
-    /// Counts a request that is sent once more.
+    /// Counts a retry.
     pub(super) fn count_retry(&self, worker: usize) {
         if let Some(shard) = self.0.get(worker) {
             shard.retries.fetch_add(1, Ordering::Relaxed);
@@ -81,7 +81,7 @@ impl Tally {
 }
 
 impl Upstreams {
-    /// Everything that was counted, in the Prometheus text format.
+    /// Returns all metrics of the upstreams, in the Prometheus text format.
     pub(super) fn exposition(&self) -> String {
         let mut text = Text::default();
         self.write_answers(&mut text);
@@ -200,7 +200,7 @@ impl Upstreams {
         }
     }
 
-    /// The upstreams that get no more than they bear.
+    /// Returns the upstreams that have an adaptive concurrency limit, by name.
     fn bearing(&self) -> impl Iterator<Item = (&str, &Capacity)> {
         self.iter()
             .filter_map(|upstream| Some((&*upstream.name, upstream.capacity.as_ref()?)))
@@ -241,12 +241,12 @@ impl Upstreams {
     }
 }
 
-/// A gauge of every upstream: its name and help, and where its number comes from.
+/// A gauge per upstream: its name, its help text, and the function that reads it.
 type Family = (
     &'static str,
     &'static str,
     fn(&super::upstreams::Upstream) -> usize,
 );
 
-/// A gauge of what every upstream bears, likewise.
+/// A gauge of the adaptive concurrency limit, likewise.
 type Reading = (&'static str, &'static str, fn(Load) -> u32);

@@ -1,5 +1,5 @@
-//! What the log is told of an address that does not answer: when that begins and when it is over, and no more often than once in a
-//! while, however many requests there are and however often it comes and goes.
+//! A log throttle for failing endpoints. It logs when failures begin and when they end, at most
+//! once a minute per endpoint, however many requests fail and however often the state changes.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -8,26 +8,27 @@ use std::{
 
 use tokio::time::Instant;
 
-/// How often it may be said at most.
+/// The minimum time between two failure messages about an endpoint.
 const AT_MOST_EVERY: Duration = Duration::from_secs(60);
 
-/// What is known of an address that may be in trouble.
+/// Whether an endpoint is failing, and when that was last logged.
 #[derive(Debug, Default)]
 pub(super) struct Trouble(Mutex<State>);
 
 #[derive(Clone, Copy, Debug, Default)]
 enum State {
-    /// It answers; when it was last said that it did not.
+    /// Not failing; no failure was ever logged.
     #[default]
     Well,
+    /// Not failing; the last failure message was logged at this time.
     WellSince(Instant),
-    /// It does not, as was said then.
+    /// Failing; logged at this time.
     Told(Instant),
-    /// It does not, which is not said again so soon.
+    /// Failing, but not logged yet: the last message, at this time, is less than a minute old.
     Untold(Instant),
 }
 
-/// Whether there is something to be said.
+/// Whether to log a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Said {
     Nothing,
@@ -35,7 +36,7 @@ pub(super) enum Said {
 }
 
 impl Trouble {
-    /// It has not answered a request.
+    /// Records a failed request.
     pub(super) fn failed(&self, now: Instant) -> Said {
         self.change(|state| match state {
             State::WellSince(last) if now.duration_since(last) < AT_MOST_EVERY => {
@@ -51,7 +52,7 @@ impl Trouble {
         })
     }
 
-    /// It has answered a request.
+    /// Records a successful request.
     pub(super) fn answered(&self) -> Said {
         self.change(|state| match state {
             State::Told(last) => (State::WellSince(last), Said::Something),
