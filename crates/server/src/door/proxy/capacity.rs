@@ -1,4 +1,5 @@
-//! How much an upstream bears: who gets a place there, who is shed, and whether there is room for more.
+//! The adaptive concurrency limit of an upstream: permits, load shedding by priority class, and
+//! headroom for elastic rules.
 
 use std::sync::{
     Arc,
@@ -16,35 +17,35 @@ use super::{
 };
 use crate::config;
 
-/// What an upstream bears, learnt.
+/// The adaptive concurrency limit of one upstream.
 #[derive(Debug)]
 pub(super) struct Capacity {
     gauge: Arc<Gauge>,
     settings: AdaptiveSettings,
     classes: Box<[Arc<Class>]>,
     room: Box<[Room]>,
-    /// The entry that tells rules whether there is room.
+    /// The name of the entry that tells rules whether the upstream has headroom.
     pub(super) entry: Box<str>,
 }
 
-/// Requests that are worth the same.
+/// A priority class of requests.
 #[derive(Debug)]
 struct Class {
     settings: config::Class,
     shed: Arc<AtomicU64>,
 }
 
-/// The class of a request, in its extensions: it was found out before the limits were asked.
+/// The class of a request, as an extension of it. It is determined before the rate limits run.
 #[derive(Clone, Debug)]
 struct Classed(Arc<Class>);
 
 impl Capacity {
-    /// As `settings` have it for `upstream`; with the counts, the places and the knowledge of the `previous` one. What is in
-    /// force changes with [`Self::put_in_force`].
+    /// Builds the limit of `upstream` from `settings`. It inherits the counters, the permits in use
+    /// and the learnt limit from `previous`. The new numbers apply after [`Self::put_in_force`].
     ///
     /// # Errors
     ///
-    /// Numbers that cannot work, which the configuration has none of.
+    /// Settings out of range, which a parsed configuration cannot contain.
     pub(super) fn succeeding(
         settings: &config::Adaptive,
         upstream: &config::Upstream,
@@ -75,23 +76,25 @@ impl Capacity {
         })
     }
 
-    /// Lets its numbers hold from now on, for those who are on their way too.
+    /// Applies the new numbers, also to requests in flight.
     pub(super) fn put_in_force(&self) {
         if let Err(error) = self.gauge.change(self.settings) {
             tracing::error!("kept the old numbers of `adaptive`: {error}");
         }
     }
 
-    /// Whether there is room for more than the usual.
+    /// Returns whether the upstream has headroom for elastic rules.
     pub(super) fn has_room(&self) -> bool {
         self.room.iter().all(|room| self.gauge.has(*room))
     }
 
-    /// Finds out the class of the request with this head, as `layer` sees it, and leaves it there.
+    /// Determines the class of the request with this head, evaluated by `layer`, and stores it in
+    /// the request's extensions.
     ///
     /// # Errors
     ///
-    /// The answer to one that could be of several classes, and to one for which there is no place; that one counts as shed.
+    /// The response for a request that could be in several classes, or for which there is no
+    /// permit. The latter counts as shed.
     pub(super) fn look(
         &self,
         head: &mut Parts,
@@ -116,9 +119,10 @@ impl Capacity {
         Ok(())
     }
 
-    /// A place for the request with these extensions, if there is one.
+    /// Acquires a permit for the request with these extensions; `None` if the limit is reached.
     pub(super) fn enter(&self, extensions: &mut Extensions) -> Option<Held> {
-        // A reload may have come in between, and may have put others here, or the request before another upstream.
+        // A reload since then may have changed the classes, or routed the request to another
+        // upstream.
         let known = extensions.remove().and_then(|Classed(known)| {
             let mut classes = self.classes.iter();
             classes.find(|class| class.settings.name == known.settings.name)
@@ -135,7 +139,7 @@ impl Capacity {
         self.gauge.load()
     }
 
-    /// How many were shed, by the name of their class.
+    /// Returns the number of shed requests by class name.
     pub(super) fn shed(&self) -> impl Iterator<Item = (&str, u64)> {
         self.classes.iter().map(|class| {
             let shed = class.shed.load(Ordering::Relaxed);
@@ -149,7 +153,7 @@ mod tests {
     use super::*;
     use crate::config::Config;
 
-    /// Of an upstream that bears four, with these classes.
+    /// Returns a limit fixed at 4 concurrent requests, with these classes.
     fn capacity(classes: [&str; 2], previous: Option<&Capacity>) -> Capacity {
         let classes = classes.join(", ");
         let text = format!(

@@ -1,7 +1,8 @@
-//! How many requests each client has in flight, so that one cannot hold all connections to an upstream.
+//! Bounds the requests in flight per client, so that one client cannot use up all connections to an
+//! upstream.
 //!
-//! A client is an address of IPv4 or a network of IPv6, at the other end of the socket. Its count exists for as long as it
-//! has a connection, so there are no more counts than connections.
+//! A client is an IPv4 address or an IPv6 network, at the other end of the socket. Its counter
+//! exists while it has a connection, so there are never more counters than connections.
 
 use std::{
     collections::{HashMap, hash_map::RandomState},
@@ -13,7 +14,7 @@ use std::{
     },
 };
 
-/// Each part has a lock of its own, which is held while a connection begins or ends.
+/// The number of lock shards. A lock is held only while a connection opens or closes.
 const PARTS: usize = 16;
 
 /// All clients that have a connection.
@@ -23,7 +24,7 @@ pub(super) struct Clients {
     hasher: RandomState,
 }
 
-/// How many requests one client has in flight.
+/// The number of requests that one client has in flight.
 #[derive(Debug)]
 pub(super) struct InFlight {
     count: AtomicUsize,
@@ -32,7 +33,7 @@ pub(super) struct InFlight {
 }
 
 impl Clients {
-    /// The count of `client`, which all its connections share.
+    /// Returns the counter of `client`, which all of its connections share.
     pub(super) fn enter(self: &Arc<Self>, client: IpAddr) -> Arc<InFlight> {
         let mut part = self.part(client);
         if let Some(known) = part.get(&client).and_then(Weak::upgrade) {
@@ -59,7 +60,7 @@ impl Clients {
 impl Drop for InFlight {
     fn drop(&mut self) {
         let mut part = self.clients.part(self.client);
-        // A new count may have taken its place meanwhile.
+        // A new counter may have replaced this one already.
         let is_gone = |known: &Weak<Self>| known.strong_count() == 0;
         if part.get(&self.client).is_some_and(is_gone) {
             part.remove(&self.client);
@@ -68,21 +69,24 @@ impl Drop for InFlight {
 }
 
 impl InFlight {
-    /// Counts one more request for as long as the result lives; `None` if there are `most` already.
+    /// Counts a request as in flight until the result is dropped; `None` if `most` are in flight
+    /// already.
     pub(super) fn begin(self: &Arc<Self>, most: usize) -> Option<Begun> {
         let begun = self.begin_anyway();
-        // Counted before it is compared, so that two who come together are not both the last.
+        // Increments before comparing, so that two concurrent requests cannot both take the last
+        // slot.
         (begun.0.count.load(Ordering::Relaxed) <= most).then_some(begun)
     }
 
-    /// The same, however many there are.
+    /// Counts a request as in flight without a limit.
     pub(super) fn begin_anyway(self: &Arc<Self>) -> Begun {
         self.count.fetch_add(1, Ordering::Relaxed);
         Begun(Arc::clone(self))
     }
 }
 
-/// The client has this many requests in flight, and this one is too many: an extension of the request.
+/// A request extension: the client has reached its limit of this many requests in flight, and this
+/// request exceeds it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Excess(pub(super) usize);
 

@@ -1,14 +1,15 @@
-//! A request passed on, and its answer passed back.
+//! The request handler: forwards a request to an upstream and returns the response.
 //!
 //! ```text
-//! Upstreams::choose   whose request it is; `normalise` has made its head what is passed on
-//! forwarded           who the client is, told: over HTTP/2 now, over HTTP/1.1 as the head is written
-//! Passing             a connection that was kept, or a new one; the request goes out, and the head of an answer comes in time
-//! Download            the answer's body, as it comes; at its end the connection is kept
+//! Upstreams::choose   picks the upstream; the head was normalised by `normalise`
+//! forwarded           adds forwarding headers: here for HTTP/2, in `exchange` for HTTP/1.1
+//! Passing             gets a connection, sends the request, awaits the response head
+//! Download            streams the response body; at its end the connection returns to the pool
 //! ```
 //!
-//! A request is sent once. It is sent again only if nothing of it was taken, or if a connection that had been kept ended
-//! before anything of an answer came, and the request has no body and may be sent twice.
+//! A request is sent once. It is retried in two cases only: the upstream took nothing of it; or a
+//! reused connection ended before any byte of the response, and the request is idempotent and has
+//! no body.
 
 use std::{
     convert::Infallible,
@@ -49,21 +50,21 @@ use super::{
     upstreams::Upstream,
 };
 
-/// Passes the requests of one connection on.
+/// Forwards the requests of one client connection.
 #[derive(Clone, Debug)]
 pub(super) struct Forwarder(Arc<Way>);
 
-/// What all requests of a connection have in common.
+/// The context that all requests of a client connection share.
 #[derive(Debug)]
 pub(super) struct Way {
     pub(super) live: Arc<Live>,
     pub(super) forwarding: Arc<Forwarding>,
-    /// The requests of the client that are in flight, if they are counted.
+    /// Counts the client's requests in flight, if they are limited.
     pub(super) in_flight: Option<Arc<InFlight>>,
     pub(super) worker: usize,
-    /// Where to leave a tunnel for when the answer is out.
+    /// Where to leave a tunnel, to be started once the `101` response is sent.
     pub(super) planned: Planned,
-    /// Whether answers say whose they are, for the access log.
+    /// Whether responses name their upstream, for the access log.
     pub(super) names_upstream: bool,
 }
 
@@ -73,7 +74,7 @@ impl Forwarder {
     }
 }
 
-/// Always ready, and never fails: what goes wrong is an answer too.
+/// Always ready, and never fails: every error becomes a response.
 impl Service<Request<Incoming>> for Forwarder {
     type Response = Response<Body>;
     type Error = Infallible;
@@ -86,7 +87,7 @@ impl Service<Request<Incoming>> for Forwarder {
     fn call(&mut self, request: Request<Incoming>) -> Self::Future {
         let way = Arc::clone(&self.0);
         let call = tidegate_http::grpc_call(request.method(), request.headers()).cloned();
-        // What can be done at once is done here, so that what waits for the answer is small.
+        // The synchronous part runs here, which keeps the future that waits for the response small.
         let begun = way.begin(request);
         Box::pin(async move {
             Ok(match begun {
@@ -97,24 +98,24 @@ impl Service<Request<Incoming>> for Forwarder {
     }
 }
 
-/// A request that is going to be answered, or refused, by an upstream.
+/// A request that has been routed, and sent if a pooled connection was available.
 struct Begun {
     passing: Passing,
     upstream: Arc<Upstream>,
-    /// There if the client wants to go on with another protocol.
+    /// Present if the client asks for a protocol upgrade.
     client: Option<OnUpgrade>,
-    /// How far its body has come.
+    /// How much of the request body has been sent.
     progress: Progress,
-    /// Its place among those that the upstream bears.
+    /// Its permit under the upstream's adaptive concurrency limit.
     place: Option<Place>,
     asked: Asked,
     is_head: bool,
 }
 
-/// A request that is refused before any upstream has it.
+/// A request that is refused before it reaches an upstream.
 struct Unbegun {
     refusal: Refusal,
-    /// Whose it was, if that was known by then.
+    /// The upstream it was routed to, if it got that far.
     upstream: Option<Arc<Upstream>>,
 }
 
@@ -129,7 +130,7 @@ impl From<Refusal> for Unbegun {
 
 impl Way {
     fn begin(&self, mut request: Request<Incoming>) -> Result<Begun, Unbegun> {
-        // It was normalised: what is there is meant.
+        // The head is normalised, so an `Upgrade` header here is a valid upgrade request.
         let is_switch = lines::has_some(request.headers(), &[UPGRADE]);
         let client = is_switch.then(|| hyper::upgrade::on(&mut request));
         let is_head = *request.method() == Method::HEAD;
@@ -152,7 +153,8 @@ impl Way {
         let bounds = UploadBounds {
             most,
             idle: settings.timeouts.idle,
-            // Only over HTTP/1.1 does a body hold a connection to the upstream, and streams of gRPC may be quiet.
+            // An HTTP/2 upstream gets no minimum rate: a body holds only a stream there, not a
+            // connection, and gRPC streams may be quiet.
             min_rate: settings.slow.min_rate.filter(|_| upstream.http2.is_none()),
         };
         let turn = place.as_ref().map(Place::turn).unwrap_or_default();
@@ -241,22 +243,22 @@ impl Way {
     }
 }
 
-/// The request had a body, which has come whole and had no trailers, as an extension of its answer: what follows on the
-/// connection is the next request.
+/// A response extension: the request had a body, which has arrived completely and without trailers.
+/// The next bytes on the client connection are the next request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WholeRequest;
 
-/// An answer, and how it is passed back.
+/// A response to return to the client, and how to stream its body.
 struct Passed {
     answer: Response<Source>,
     lease: Lease,
     passage: Passage,
-    /// Whether it answers `HEAD`.
+    /// Whether the request was a `HEAD`.
     is_head: bool,
 }
 
-/// The answer as the client gets it. `client` is there if it wants to go on with another protocol, and says where to leave
-/// the tunnel.
+/// Builds the response for the client. `client` is present if the client asked for an upgrade; its
+/// [`Way`] says where to leave the tunnel.
 fn pass_back(passed: Passed, client: Option<(OnUpgrade, &Way)>) -> Result<Response<Body>, Refusal> {
     let Passed {
         answer,
@@ -265,7 +267,7 @@ fn pass_back(passed: Passed, client: Option<(OnUpgrade, &Way)>) -> Result<Respon
         is_head,
     } = passed;
     if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
-        // An upstream may only switch if it was asked to.
+        // An upstream may switch protocols only if the client asked for it.
         let (client, way) = client.ok_or(Refusal::BadAnswer)?;
         let protocol = hop::switched(answer.headers()).ok_or(Refusal::BadAnswer)?;
         let (mut head, _) = answer.into_parts();
@@ -287,7 +289,7 @@ fn pass_back(passed: Passed, client: Option<(OnUpgrade, &Way)>) -> Result<Respon
     let (mut head, body) = answer.into_parts();
     hop::strip_answer(&mut head.headers);
     let body = if is_head {
-        // HTTP/1.1 has none there, and one over HTTP/2 is dropped, which resets its stream.
+        // HTTP/1.1 has no body here. Dropping an HTTP/2 body resets its stream.
         drop(body);
         download::end(lease, &passage.progress);
         Body::whole(Bytes::new())
@@ -297,7 +299,8 @@ fn pass_back(passed: Passed, client: Option<(OnUpgrade, &Way)>) -> Result<Respon
     Ok(Response::from_parts(head, body))
 }
 
-/// The place of the request with this head at `upstream`, where it needs one; its body may have `most` bytes.
+/// Acquires the permit of a request at `upstream`, if it has an adaptive limit. Checks first that
+/// the declared body length does not exceed `most` bytes.
 fn enter(upstream: &Upstream, head: &mut Parts, most: u64) -> Result<Option<Place>, Refusal> {
     if body_length(head).is_some_and(|length| length > most) {
         return Err(Refusal::TooLarge(most));
@@ -309,7 +312,7 @@ fn enter(upstream: &Upstream, head: &mut Parts, most: u64) -> Result<Option<Plac
     Ok(Some(Place::new(held.ok_or(Refusal::Overloaded)?)))
 }
 
-/// What a request says of the length of its body.
+/// Returns the value of `Content-Length`, if there is one.
 fn body_length(head: &Parts) -> Option<u64> {
     let length = lines::first(&head.headers, &CONTENT_LENGTH)?;
     length.to_str().ok()?.parse().ok()

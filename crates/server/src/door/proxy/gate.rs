@@ -1,4 +1,4 @@
-//! The limiter of the server, as the layer around the proxy asks it.
+//! Connects the rate limiting layer of `tidegate-http` to the server's limiter.
 
 use std::sync::Arc;
 
@@ -7,12 +7,12 @@ use tidegate_http::{Gate, HeaderWriter, LimiterLayer};
 
 use crate::{config::Identity, limiter::Limiter, metrics::Door};
 
-/// Asks in the name of the proxy.
+/// The server's limiter, with verdicts counted for the proxy listener.
 #[derive(Debug)]
 pub(super) struct ProxyGate(Arc<Limiter>);
 
-/// What stands in the way of every request: the rules, by the word of those whom `identity` believes, and with
-/// `headers` on every answer.
+/// Builds the layer that applies the rules to every request. It takes client addresses and trusted
+/// proxies from `identity`, and adds the rate limit `headers` to every response.
 pub(super) fn layer(
     limiter: &Arc<Limiter>,
     identity: &Identity,

@@ -1,8 +1,9 @@
-//! What the proxy does at the moment. A reload changes all of it, or nothing.
+//! The hot-swappable settings and upstreams of the proxy. A reload changes all of them or none.
 //!
-//! Every request is passed on from beginning to end by what is in force when it comes; a connection of a client keeps what
-//! was in force when it was made. An address that stands there as before, spoken to as before, stays as it is, with its connections, its
-//! counts and what is known of its health; whoever is on the way to one that stands there no more arrives, and the address goes with the last of them.
+//! A request uses the settings in force when it arrives, from beginning to end. A client connection
+//! keeps the settings in force when it was accepted. An endpoint that is unchanged keeps its
+//! connections, counters and health. A removed endpoint finishes its requests in flight, and is
+//! freed with the last of them.
 
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use crate::{
     net::{Server, Tasks},
 };
 
-/// The proxy's settings and what stands behind it, which a reload may change.
+/// The proxy's current settings and upstreams, and the parts that outlive a reload.
 #[derive(Debug)]
 pub struct Live {
     current: Arc<ArcSwap<Current>>,
@@ -27,7 +28,7 @@ pub struct Live {
     rejected: Arc<Rejected>,
 }
 
-/// What is in force at one moment.
+/// One consistent version of settings and upstreams.
 #[derive(Debug)]
 pub struct Current {
     pub(super) settings: Arc<Proxy>,
@@ -35,11 +36,12 @@ pub struct Current {
 }
 
 impl Live {
-    /// `settings`, on the workers of `server`, with requests written to `log`; `clock` says how long answers take.
+    /// Activates `settings` on the workers of `server`. Requests are logged to `log`; `clock`
+    /// measures how long responses take.
     ///
     /// # Errors
     ///
-    /// Authorities for TLS that cannot be had.
+    /// The trust anchors for TLS cannot be loaded.
     pub fn new(
         settings: Proxy,
         server: &Server,
@@ -61,37 +63,38 @@ impl Live {
         })
     }
 
-    /// The access log, if there is one.
+    /// Returns the access log, if there is one.
     #[must_use]
     pub fn log(&self) -> Option<&AccessLog> {
         self.log.as_ref()
     }
 
-    /// What becomes of heads that are no request.
+    /// Returns the counters of rejected and refused requests.
     pub(super) const fn rejected(&self) -> &Arc<Rejected> {
         &self.rejected
     }
 
-    /// What is in force now.
+    /// Returns the current version.
     pub(super) fn now(&self) -> Arc<Current> {
         self.current.load_full()
     }
 
-    /// The same for a moment, at less cost.
+    /// Returns a short-lived reference to the current version; cheaper than [`Self::now`].
     pub(super) fn glance(&self) -> Guard<Arc<Current>> {
         self.current.load()
     }
 
-    /// What is going to be in force with `settings`.
+    /// Builds the next version from `settings`, without activating it.
     ///
     /// # Errors
     ///
-    /// Authorities for TLS that cannot be had.
+    /// The trust anchors for TLS cannot be loaded.
     pub fn prepare(&self, settings: Proxy) -> Result<Current, AuthoritiesError> {
         Current::new(settings, self.workers, &self.now().upstreams, &self.clock)
     }
 
-    /// Puts in force what was prepared.
+    /// Activates a prepared version. Logs a warning if a setting has changed that requires a
+    /// restart.
     pub fn put_in_force(&self, next: Current) {
         let (was, is) = (&self.now().settings, &next.settings);
         let lasting = |settings: &Proxy| {
@@ -117,7 +120,7 @@ impl Live {
         previous.upstreams.leave(&next.upstreams);
     }
 
-    /// Everything that was counted, in the Prometheus text format.
+    /// Returns all metrics of the proxy, in the Prometheus text format.
     #[must_use]
     pub fn exposition(&self) -> String {
         let mut text = self.now().upstreams.exposition();

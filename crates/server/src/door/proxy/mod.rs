@@ -1,10 +1,18 @@
-//! The reverse proxy: in front of a service, and in the way of whoever asks too much of it.
+//! The reverse proxy: rate-limits requests and forwards the rest to upstreams.
 //!
-//! It is hyper on the workers of [`crate::net`], like the other doors: a connection of a client, what it asks for and
-//! the connections to upstreams live on one thread, and nothing is handed to another. `connection` serves a client,
-//! `forward` passes a request on; what lies between them is bounded in bytes and in time. Between the two stands the layer
-//! of `tidegate-http`, around the service that `forward` is: what it denies reaches no upstream. In front of that stands `triage`,
-//! for upstreams that shed what they cannot bear.
+//! Like the other listeners, it runs hyper on the workers of [`crate::net`]. A client connection,
+//! its requests and its upstream connections live on one thread; nothing moves between threads.
+//! Every buffer between client and upstream is bounded in bytes, and every wait is bounded in time.
+//!
+//! A request passes these layers, outermost first:
+//!
+//! ```text
+//! connection    downstream: HTTP/1.1, HTTP/2, TLS, timeouts
+//! access_log    one line per request, if the access log is enabled
+//! triage        admission control: normalises the head, sheds load for upstreams at their limit
+//! gate          the rate limiting layer of `tidegate-http`: a denied request reaches no upstream
+//! forward       picks the upstream, sends the request, returns the response
+//! ```
 
 mod access_log;
 mod address;
@@ -69,26 +77,26 @@ use crate::{
     net::{Bounds, Listener, Server, Tls},
 };
 
-/// What the proxy needs.
+/// The dependencies of the proxy.
 #[derive(Clone, Debug)]
 pub struct Served {
-    /// Who says what may pass.
+    /// Decides which requests pass.
     pub limiter: Arc<Limiter>,
-    /// Which headers answers carry.
+    /// Which rate limit headers responses carry.
     pub headers: Headers,
-    /// What it does, and what stands behind it.
+    /// The settings and upstreams, which a reload swaps.
     pub live: Arc<Live>,
-    /// Which proxies in front of it are believed.
+    /// The trusted proxies in front of this one, and how clients are identified.
     pub identity: Arc<Identity>,
-    /// Its certificate; without one clients speak in the clear.
+    /// The server certificate; without one, clients connect in plaintext.
     pub tls: Option<Arc<Tls>>,
 }
 
-/// Passes on what is asked on `socket`.
+/// Serves the reverse proxy on `socket`.
 ///
 /// # Errors
 ///
-/// What the system says if `socket` is not a listening socket.
+/// The operating system's error if `socket` is not a listening socket.
 pub fn listen(server: &Server, socket: TcpListener, served: Served) -> io::Result<Listener> {
     let settings = Arc::clone(&served.live.now().settings);
     let fitted = settings.fitted_connections;
@@ -120,7 +128,7 @@ pub fn listen(server: &Server, socket: TcpListener, served: Served) -> io::Resul
             let scheme = if tls.is_some() { "https" } else { "http" };
             let bearings = Arc::clone(&live);
             let is_believed = identity.trust.believes(peer);
-            // A trusted proxy brings the requests of many clients, and bounds them itself.
+            // A trusted proxy forwards for many clients, and limits each of them itself.
             let in_flight =
                 (!is_believed).then(|| clients.enter(identity.trust.counted(peer.to_canonical())));
             let forwarding = forwarding_of(&settings, ClientSide::new(peer, scheme, is_believed));
@@ -163,7 +171,7 @@ pub fn listen(server: &Server, socket: TcpListener, served: Served) -> io::Resul
     })
 }
 
-/// What upstreams are told of the requests of `client`.
+/// Returns how forwarded requests describe `client` to upstreams.
 fn forwarding_of(settings: &Proxy, client: ClientSide) -> Arc<Forwarding> {
     let via = settings.heads.via.clone();
     Arc::new(Forwarding::new(settings.forwarded, via, client))

@@ -1,20 +1,24 @@
-//! The place of a request among those that an upstream bears, while it is the upstream's turn.
+//! A pausable concurrency permit: the slot that a request holds under an upstream's adaptive
+//! concurrency limit.
 //!
-//! Whoever drips a body gives the upstream nothing to do. If he kept his place meanwhile, a few like him would shut it for everybody.
+//! The permit is paused while the proxy waits for the client to send more of the request body. A
+//! slow upload costs the upstream nothing; without the pause, a few slow clients could use up the
+//! limit.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tidegate_http::Held;
 
-/// A place, until it is dropped or taken.
+/// A concurrency permit; released when it is taken or dropped.
 #[derive(Debug)]
 pub(super) struct Place(Arc<Slot>);
 
-/// A place as the body of its request has it.
+/// A handle with which the request body pauses and resumes its permit. Does nothing once the permit
+/// is gone.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Turn(Weak<Slot>);
 
-/// Empty once there is an answer.
+/// `None` once the response head has arrived.
 type Slot = Mutex<Option<Held>>;
 
 impl Place {
@@ -26,19 +30,20 @@ impl Place {
         Turn(Arc::downgrade(&self.0))
     }
 
-    /// There is an answer, or there will be none.
+    /// Takes the permit out, at the response head or on failure. The [`Turn`] has no effect after
+    /// that.
     pub(super) fn take(self) -> Option<Held> {
         lock(&self.0).take()
     }
 }
 
 impl Turn {
-    /// The client has yet to send more.
+    /// Pauses the permit: the client has to send more of the body first.
     pub(super) fn is_clients(&self) {
         self.change(Held::pause);
     }
 
-    /// He has.
+    /// Resumes the permit: the client has sent more, so the upstream has work again.
     pub(super) fn is_upstreams(&self) {
         self.change(Held::resume);
     }

@@ -1,4 +1,4 @@
-//! What the proxy answers itself, because no upstream did.
+//! Local replies: the responses that the proxy generates itself when no upstream response exists.
 
 use http::{
     HeaderName, HeaderValue, Response, StatusCode,
@@ -9,52 +9,52 @@ use hyper::body::Bytes;
 use super::body::Body;
 use crate::door::http::Problem;
 
-/// What a refusal is called in the access log, as an extension of the answer.
+/// The name of a refusal in the access log, as a response extension.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Refused(pub(super) &'static str);
 
-/// Why there is no answer of an upstream. None of them names the upstream to the client.
+/// Why there is no upstream response. The text sent to the client never names the upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// A client wants a tunnel to somewhere.
+    /// The client sent `CONNECT`.
     Tunnel,
-    /// The host is missing or makes no sense; with what is wrong.
+    /// The host is missing or invalid; the text says what is wrong.
     Host(&'static str),
-    /// It is not clear where the body ends, or what it is; with what is wrong.
+    /// The body's framing is ambiguous or unsupported; the text says what is wrong.
     Framing(&'static str),
-    /// A header is malformed; with what is wrong.
+    /// A header is malformed; the text says what is wrong.
     Malformed(&'static str),
-    /// The request has passed this proxy too often.
+    /// The request has passed this proxy too often: a forwarding loop.
     Loop,
-    /// The client has this many requests in flight, which is all that it may have.
+    /// The client has reached its limit of this many requests in flight.
     ClientFull(usize),
-    /// There are more than so many header lines.
+    /// The request has more than this many header lines.
     TooManyHeaders(usize),
-    /// The path has segments `.` or `..`, so that it is not clear which upstream it is for.
+    /// The path has `.` or `..` segments, so the upstream cannot be determined reliably.
     DotSegments,
-    /// The path or the host is too long to choose an upstream by.
+    /// The path or the host is too long to be matched against the upstreams' conditions.
     Unroutable,
-    /// No upstream is for this request.
+    /// No upstream's conditions match the request.
     NoUpstream,
-    /// The body is over so many bytes.
+    /// The body exceeds this many bytes.
     TooLarge(u64),
-    /// The body did not arrive in time.
+    /// The request body did not arrive in time.
     BodyTooSlow,
-    /// The body broke off.
+    /// The client's body ended early.
     BodyBroke,
-    /// The upstream has as many requests as it bears.
+    /// The upstream is at its adaptive concurrency limit.
     Overloaded,
-    /// The upstream has as many connections as it may have.
+    /// The endpoint is at its connection limit.
     Full,
     /// This machine cannot open another connection: no descriptor, port or memory is left.
     Local,
-    /// Nobody took the connection.
+    /// The connection attempt failed.
     Unreachable,
-    /// Nobody took the connection in time.
+    /// The connection attempt timed out.
     ConnectTimeout,
-    /// The head of the answer did not come in time.
+    /// The response head did not arrive in time.
     HeadTimeout,
-    /// The upstream broke off, or sent what is no HTTP.
+    /// The upstream closed the connection early or sent invalid HTTP.
     BadAnswer,
 }
 
@@ -110,7 +110,7 @@ impl Refusal {
         detail.to_owned()
     }
 
-    /// What this is called in metrics.
+    /// Returns the name of this refusal in metrics and in the access log.
     pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::Tunnel => "tunnel",
@@ -136,7 +136,7 @@ impl Refusal {
         }
     }
 
-    /// Whether it is the upstream that has failed.
+    /// Returns whether the upstream, or the connection to it, is the reason; not the client.
     pub(super) const fn is_upstreams(self) -> bool {
         matches!(
             self,
@@ -149,7 +149,7 @@ impl Refusal {
         )
     }
 
-    /// Whether some of the request was not read, so that no other one can follow it.
+    /// Returns whether part of the request body is unread, so that the connection cannot be reused.
     const fn leaves_a_body(self) -> bool {
         matches!(
             self,
@@ -157,7 +157,7 @@ impl Refusal {
         )
     }
 
-    /// What it is called in gRPC.
+    /// Returns the gRPC status code for an HTTP status.
     const fn code(status: StatusCode) -> u16 {
         const INVALID_ARGUMENT: u16 = 3;
         const RESOURCE_EXHAUSTED: u16 = 8;
@@ -166,33 +166,34 @@ impl Refusal {
         match status {
             StatusCode::NOT_FOUND | StatusCode::NOT_IMPLEMENTED => UNIMPLEMENTED,
             StatusCode::TOO_MANY_REQUESTS => RESOURCE_EXHAUSTED,
-            // A call that goes round in a loop does so the next time, too.
+            // A call in a loop will loop again, so the code must not invite a retry.
             StatusCode::LOOP_DETECTED => INVALID_ARGUMENT,
             _ if status.as_u16() >= 500 => UNAVAILABLE,
             _ => INVALID_ARGUMENT,
         }
     }
 
-    /// The answer to a call of this content type, which knows statuses and no documents.
+    /// Builds the reply to a gRPC call of this content type: gRPC has statuses, not problem
+    /// documents.
     fn answer_call(self, content_type: &HeaderValue) -> Response<Bytes> {
         let code = HeaderValue::from(Self::code(self.status()));
         let mut answer = Response::new(Bytes::new());
         let headers = answer.headers_mut();
         headers.insert(CONTENT_TYPE, content_type.clone());
         headers.insert(HeaderName::from_static("grpc-status"), code);
-        // It is printable ASCII without `%`.
+        // Every message is printable ASCII without `%`, so it needs no percent-encoding.
         if let Ok(message) = HeaderValue::try_from(self.detail()) {
             headers.insert(HeaderName::from_static("grpc-message"), message);
         }
         answer
     }
 
-    /// The problem document, or the status for a gRPC call of this content type.
+    /// Builds the reply: a problem document, or a gRPC status for a call of this content type.
     pub(super) fn answer(self, call: Option<&HeaderValue>) -> Response<Body> {
         self.whole_answer(call).map(Body::whole)
     }
 
-    /// The same with its body as it is.
+    /// Builds the same reply with a body of plain bytes.
     pub(super) fn whole_answer(self, call: Option<&HeaderValue>) -> Response<Bytes> {
         let mut answer = match call {
             Some(content_type) => self.answer_call(content_type),
@@ -215,13 +216,13 @@ impl Refusal {
             headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
         if self.leaves_a_body() {
-            // In HTTP/2 hyper leaves it out.
+            // hyper omits this header over HTTP/2.
             headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
         answer
     }
 
-    /// Whether the same request may succeed in a moment.
+    /// Returns whether the same request may succeed shortly.
     fn asks_again(self) -> bool {
         matches!(
             self.status(),

@@ -1,7 +1,8 @@
-//! Heads over HTTP/1.1 that are no request: too large, or no HTTP.
+//! Replies to HTTP/1.1 heads that hyper rejects: too large, or not valid HTTP.
 //!
-//! hyper answers them by itself, without a word of what is wrong, and nobody else hears of it. All that is seen of such an
-//! answer is its octets, on their way to a client to whom no other answer is due.
+//! hyper writes these replies itself, without an explanation and without a callback. They are
+//! visible only as bytes on their way to a client that awaits no other response.
+//! [`Rejected::explain`] recognises those bytes, counts them and adds a problem document.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,7 +12,7 @@ use http::StatusCode;
 use super::refusal::Refusal;
 use crate::{door::http::Problem, metrics::Text};
 
-/// What hyper answers with, and what that means.
+/// The statuses with which hyper rejects a head, and their explanations.
 const REASONS: [(StatusCode, &str); 3] = [
     (
         StatusCode::BAD_REQUEST,
@@ -24,7 +25,7 @@ const REASONS: [(StatusCode, &str); 3] = [
     ),
 ];
 
-/// Why requests are refused before any rule is asked: see [`Refusal::as_str`].
+/// The reasons to refuse a request before any rule is evaluated: see [`Refusal::as_str`].
 const REFUSALS: [&str; 7] = [
     "client_full",
     "framing",
@@ -35,7 +36,7 @@ const REFUSALS: [&str; 7] = [
     "tunnel",
 ];
 
-/// How many heads were rejected, by the status of their answer, and how many requests were refused.
+/// Counts the heads rejected by hyper, by status, and the requests refused by the proxy, by reason.
 #[derive(Debug, Default)]
 pub(super) struct Rejected {
     heads: [AtomicU64; REASONS.len()],
@@ -43,7 +44,8 @@ pub(super) struct Rejected {
 }
 
 impl Rejected {
-    /// The same answer with a problem document, if `octets` are all of one that rejects a head, which is counted then.
+    /// Returns the reply with a problem document, and counts it, if `octets` is exactly one of
+    /// hyper's rejections. Otherwise returns `None`.
     pub(super) fn explain(&self, octets: &[u8]) -> Option<Bytes> {
         const EMPTY: &str = "content-length: 0\r\n";
         let head = std::str::from_utf8(octets).ok()?;
@@ -68,7 +70,7 @@ impl Rejected {
         Some(answer.freeze())
     }
 
-    /// Counts a request that is refused before any rule is asked.
+    /// Counts a request that is refused before any rule is evaluated.
     pub(super) fn count(&self, refusal: Refusal) {
         let at = REFUSALS.iter().position(|known| *known == refusal.as_str());
         debug_assert!(at.is_some(), "{refusal:?} is not counted");
@@ -77,7 +79,7 @@ impl Rejected {
         }
     }
 
-    /// What was counted, in the Prometheus text format.
+    /// Returns the counters, in the Prometheus text format.
     pub(super) fn exposition(&self) -> String {
         let name = "tidegate_proxy_rejected_total";
         let help = "Heads over HTTP/1.1 that are no request, by the status of their answer.";

@@ -1,8 +1,11 @@
-//! Before the limits are asked: the head is normalised, what an upstream cannot bear is turned away uncharged, and rules are
-//! told where there is room.
+//! Admission control in front of the rate limits.
 //!
-//! Whoever passes here has no place yet. That he gets when he is passed on, since a queue may hold him back until then; and he
-//! has it while it is the upstream's turn, so that the time that is measured is the upstream's alone.
+//! It normalises the head, sheds requests that exceed the upstream's adaptive concurrency limit
+//! before they are charged, and tells elastic rules which upstreams have headroom.
+//!
+//! A request that is admitted here has no concurrency permit yet. It takes one when it is
+//! forwarded, because a rate limit queue may delay it until then. The permit is paused while the
+//! client uploads, so the measured latency is the upstream's alone.
 
 use std::{
     convert::Infallible,
@@ -31,17 +34,17 @@ use super::{
 };
 use crate::limiter::Limiter;
 
-/// What is the same for all requests of a connection.
+/// The context that all requests of a connection share.
 #[derive(Debug)]
 pub(super) struct Bearings {
     pub(super) live: Arc<Live>,
     pub(super) forwarding: Arc<Forwarding>,
     pub(super) limiter: Arc<Limiter>,
-    /// Who knows what requests are.
+    /// Evaluates the conditions of rules and priority classes.
     pub(super) layer: LimiterLayer<ProxyGate>,
 }
 
-/// A service, and limits around it, that are asked only by whom the upstream has a place for.
+/// A service behind rate limits, which sees only requests that the upstream has capacity for.
 #[derive(Clone, Debug)]
 pub(super) struct Triage<S> {
     inner: S,
@@ -59,7 +62,7 @@ impl<S> Triage<S> {
 
 type Answered<R> = Result<Response<LimitedBody<R>>, Infallible>;
 
-/// An answer that is given here. It is kept apart, since it is large and seldom.
+/// A response that admission control gives itself. Boxed, since it is large and rare.
 type Refused<R> = Map<Ready<Box<Response<Bytes>>>, fn(Box<Response<Bytes>>) -> Answered<R>>;
 
 impl<S, B, R> Service<Request<B>> for Triage<S>
@@ -88,8 +91,8 @@ where
 }
 
 impl Bearings {
-    /// Normalises `head`, and answers the request if its client has too many in flight, if it is malformed, or if its
-    /// upstream has no room for it.
+    /// Normalises `head`. Returns a response if the client has too many requests in flight, if the
+    /// request is malformed, or if the upstream is at its concurrency limit.
     fn look(&self, head: &mut Parts) -> Option<Box<Response<Bytes>>> {
         let current = self.live.glance();
         let normalised = match head.extensions.get() {
@@ -101,10 +104,10 @@ impl Bearings {
             let call = tidegate_http::grpc_call(&head.method, &head.headers);
             return Some(Box::new(refusal.whole_answer(call)));
         }
-        // Most upstreams have no limit to learn.
+        // Fast path: most configurations have no adaptive limits.
         current.upstreams.capacities().next()?;
         self.tell_room(&current, head);
-        // What nothing is for is refused later.
+        // The forwarder answers requests that match no upstream.
         let upstream = current.upstreams.choose(head).ok()?;
         let capacity = upstream.capacity.as_ref()?;
         let looked = capacity.look(head, &self.layer, self.limiter.now());
@@ -113,7 +116,7 @@ impl Bearings {
         Some(refused)
     }
 
-    /// Tells rules where there is room, if they want to know.
+    /// Adds an entry for each upstream that says whether it has headroom, if a rule looks at it.
     fn tell_room(&self, current: &Current, head: &mut Parts) {
         let rules = self.limiter.rules();
         for capacity in current.upstreams.capacities() {
