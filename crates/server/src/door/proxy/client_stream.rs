@@ -1,8 +1,9 @@
-//! A client's socket, which ends when its client is too slow.
+//! The client socket of an HTTP/1.1 connection, with a timeout per phase.
 //!
-//! The head of a request must arrive whole within its time, so that nobody holds a connection with a header a minute
-//! (slowloris). While a request is being answered its client owes nothing here: its body is timed where it is read, and
-//! the answer by [`Stalling`]. One lazy timer sees to the rest, and costs a reading of the clock per request.
+//! The head of a request must arrive within one deadline, so that a client cannot hold a connection
+//! by sending a header a minute (slowloris). While a response is pending the client owes nothing
+//! here: the request body is timed where it is read, the response by [`Stalling`]. One lazy timer
+//! serves all phases, at the cost of one clock reading per request.
 
 use std::{
     io,
@@ -23,10 +24,10 @@ use crate::{
     net::{LazyTimer, Stalling},
 };
 
-/// Whose turn it is on a connection; both ends of the proxy's work hold a clone.
+/// The phase of a connection, shared by the socket and the request handler.
 ///
 /// ```text
-/// Head --whole--> Answer --answered--> Idle --first octets--> Head
+/// Head --head complete--> Answer --response sent--> Idle --first bytes--> Head
 /// ```
 #[derive(Clone, Debug)]
 pub(super) struct Turn(Arc<Whose>);
@@ -34,7 +35,7 @@ pub(super) struct Turn(Arc<Whose>);
 #[derive(Debug)]
 struct Whose {
     turn: AtomicU8,
-    /// How many requests have come.
+    /// The number of requests so far.
     requests: AtomicU64,
 }
 
@@ -42,7 +43,8 @@ const IDLE: u8 = 0;
 const HEAD: u8 = 1;
 const ANSWER: u8 = 2;
 
-/// A new client has come to ask, so it is not granted an idle one's time.
+/// Starts in the head phase: a new connection gets the head timeout, not the longer keep-alive
+/// timeout.
 impl Default for Turn {
     fn default() -> Self {
         Self(Arc::new(Whose {
@@ -53,7 +55,7 @@ impl Default for Turn {
 }
 
 impl Turn {
-    /// A request has come; until the result is dropped, the proxy is at work on it.
+    /// Begins the answer phase of a request. The phase lasts until the result is dropped.
     pub(super) fn take(&self) -> Taken {
         self.set(ANSWER);
         self.0.requests.fetch_add(1, Ordering::Relaxed);
@@ -73,7 +75,7 @@ impl Turn {
     }
 }
 
-/// The proxy's turn, until it is dropped.
+/// The answer phase of a request; dropping it makes the connection idle.
 #[derive(Debug)]
 pub(super) struct Taken(Turn);
 
@@ -83,24 +85,25 @@ impl Drop for Taken {
     }
 }
 
-/// A socket under the proxy's [`Timeouts`].
+/// A client socket under the proxy's [`Timeouts`].
 #[derive(Debug)]
 pub(super) struct ClientStream<S> {
     stream: Stalling<S>,
     times: Timeouts,
     turn: Turn,
     timer: LazyTimer,
-    /// The turn that the timer runs for.
+    /// The phase that the timer runs for.
     timed: u8,
     rejected: Arc<Rejected>,
-    /// How many requests had come when everything was written.
+    /// The number of requests so far at the last flush outside an answer phase: those have their
+    /// response.
     settled: u64,
-    /// What is written in the place of an answer that says nothing.
+    /// The rest of an explained rejection, written in place of hyper's bare one.
     explained: Option<Bytes>,
 }
 
 impl<S> ClientStream<S> {
-    /// `stream`, whose client is told what `rejected` says where its head is no request.
+    /// Wraps `stream`. Where hyper rejects a head, `rejected` adds an explanation to the reply.
     pub(super) fn new(stream: S, times: Timeouts, turn: Turn, rejected: Arc<Rejected>) -> Self {
         Self {
             stream: Stalling::new(stream, times.idle),
@@ -114,7 +117,7 @@ impl<S> ClientStream<S> {
         }
     }
 
-    /// Pending, or an error if the client's time is up.
+    /// Returns `Pending`, or an error once the timeout of the current phase has passed.
     fn poll_time<T>(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
         let turn = self.turn.now();
         if turn == ANSWER {
@@ -153,7 +156,8 @@ impl<S: AsyncRead + Unpin> AsyncRead for ClientStream<S> {
         }
         if buffer.filled().len() > before && this.turn.now() == IDLE {
             this.turn.set(HEAD);
-            // What it ran for before is over, even if it was a head as well.
+            // Forces the timer to restart: the connection may have gone from head to head since it
+            // was set.
             this.timed = ANSWER;
         }
         read
@@ -167,7 +171,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for ClientStream<S> {
         octets: &[u8],
     ) -> Poll<io::Result<usize>> {
         let this = &mut *self;
-        // Nobody has an answer to what is no request, but hyper.
+        // Without a request, only hyper writes: the rejection of an invalid head.
         let is_due = this.turn.now() == ANSWER || this.settled < this.turn.requests();
         if this.explained.is_none() && !is_due {
             this.explained = this.rejected.explain(octets);
@@ -200,14 +204,15 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for ClientStream<S> {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let flushed = Pin::new(&mut self.stream).poll_flush(cx);
-        // hyper flushes when it has nothing left to write; the answer to the last request may have yet to come.
+        // hyper flushes when it has nothing left to write, which may be before the response to the
+        // last request.
         if self.turn.now() != ANSWER {
             self.settled = self.turn.requests();
         }
-        // With its answer a client gets the time for its next request. hyper, which knows already that there is nothing
-        // to read, does not ask again until there is.
+        // Starts the keep-alive timeout with the response. hyper knows already that there is
+        // nothing to read, and does not poll for reading again until there is.
         if self.turn.now() == IDLE && self.timed != IDLE {
-            // It has just begun, so it is not over.
+            // The timer was just set, so it cannot be due.
             let _ = self.poll_time::<()>(cx);
         }
         flushed

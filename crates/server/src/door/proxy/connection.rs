@@ -1,4 +1,4 @@
-//! A client's connection: its requests, one after the other or many at once, until either side has had enough.
+//! A client connection: protocol detection, and its requests until either side closes.
 
 mod http1;
 mod http2;
@@ -30,19 +30,19 @@ use crate::{
     net::{Connection, Tls},
 };
 
-/// What is known of a client before its first request.
+/// The context of a client connection.
 pub(super) struct Client {
     pub(super) connection: Connection,
     pub(super) settings: Arc<Proxy>,
     pub(super) tls: Option<Arc<Tls>>,
     pub(super) planned: Planned,
     pub(super) rejected: Arc<Rejected>,
-    /// Its requests in flight, if they are counted.
+    /// Counts the client's requests in flight, if they are limited.
     pub(super) in_flight: Option<Arc<InFlight>>,
 }
 
 impl Client {
-    /// Serves `stream` with `service`, which is always ready.
+    /// Serves `stream` with `service`, which must always be ready.
     pub(super) async fn serve<S, B>(self, stream: TcpStream, service: S)
     where
         S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + 'static,
@@ -61,7 +61,8 @@ impl Client {
         }
     }
 
-    /// How the client begins; `None` if it does not, in time and before the server shuts down.
+    /// Waits for the first bytes or the TLS handshake. Returns `None` on an error, a timeout or a
+    /// shutdown.
     async fn begun<T>(&self, beginning: impl Future<Output = io::Result<T>>) -> Option<T> {
         let peer = self.connection.peer;
         let beginning = timeout(self.settings.timeouts.request_head, beginning);
@@ -91,12 +92,13 @@ impl Client {
             Version::Http2 => self.serve_http2(stream, service).await,
         };
         if let Err(error) = ended {
-            // Whoever broke the connection off knows; for the operator it is no news.
+            // Debug level only: connections that clients break off are routine.
             tracing::debug!(%peer, "connection ended: {error}");
         }
     }
 
-    /// Counts `request` as in flight for as long as the result lives, and marks it if it is one too many.
+    /// Counts `request` as in flight until the result is dropped. Marks it with [`Excess`] if the
+    /// client is at its limit.
     fn count(&self, request: &mut Request<Incoming>) -> Option<Begun> {
         let in_flight = self.in_flight.as_ref()?;
         let most = self.settings.slow.max_requests;
@@ -107,10 +109,10 @@ impl Client {
         begun
     }
 
-    /// Carries what the last request has led to, if it is a tunnel.
+    /// Runs the tunnel, if the last request was upgraded.
     async fn carry_on(&self, turn: &Turn) {
         if let Some(tunnel) = self.planned.take() {
-            // As long as it lasts, it is nobody's turn.
+            // Suspends the phase timeouts for the duration of the tunnel.
             let _taken = turn.take();
             let _in_flight = self.connection.activity.begin();
             if let Err(error) = tunnel.carry(self.settings.timeouts.upgraded).await {

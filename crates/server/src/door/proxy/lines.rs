@@ -1,16 +1,16 @@
-//! Header lines, found at the least cost: a few are looked through, and among many each name is looked up.
+//! Fast header lookup: a linear scan in small header maps, a hash lookup in large ones.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// So many names are looked through in the time in which one is looked up.
+/// The number of header names up to which a scan is cheaper than one hash lookup.
 const FEW: usize = 4;
 
-/// Whether there is a line of one of these names. To look through all lines once costs less than to look up several names.
+/// Returns whether any of these headers is present. A single scan is cheaper than several lookups.
 pub(super) fn has_some(headers: &HeaderMap, names: &[HeaderName]) -> bool {
     headers.keys().any(|name| names.contains(name))
 }
 
-/// Whether there is a line of this name.
+/// Returns whether this header is present.
 pub(super) fn has(headers: &HeaderMap, name: &HeaderName) -> bool {
     if headers.keys_len() > FEW {
         return headers.contains_key(name);
@@ -18,7 +18,7 @@ pub(super) fn has(headers: &HeaderMap, name: &HeaderName) -> bool {
     headers.keys().any(|known| known == name)
 }
 
-/// The first line of this name.
+/// Returns the first value of this header.
 pub(super) fn first<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<&'h HeaderValue> {
     if headers.keys_len() > FEW {
         return headers.get(name);
@@ -27,12 +27,12 @@ pub(super) fn first<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<&'h
     named.map(|(_, value)| value)
 }
 
-/// Whether there are several lines of this name.
+/// Returns whether this header occurs more than once.
 pub(super) fn is_repeated(headers: &HeaderMap, name: &HeaderName) -> bool {
     headers.len() > headers.keys_len() && headers.get_all(name).iter().nth(1).is_some()
 }
 
-/// Removes the lines of this name, of which there are seldom any.
+/// Removes this header, which is rarely present.
 pub(super) fn remove(headers: &mut HeaderMap, name: &HeaderName) {
     if has(headers, name) {
         headers.remove(name);

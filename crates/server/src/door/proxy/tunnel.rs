@@ -1,4 +1,5 @@
-//! A connection that was upgraded: octets in both directions, until both sides have closed or nothing moves any more.
+//! An upgraded connection: copies bytes in both directions until both sides have closed, or until
+//! the idle timeout.
 
 use std::{
     cell::Cell,
@@ -22,10 +23,10 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional_with_sizes};
 use super::{access_log::Session, clients::Begun, lease::Lease};
 use crate::net::LazyTimer;
 
-/// How many octets wait in each direction.
+/// The buffer size for each direction.
 const BUFFER_BYTES: usize = 16 << 10;
 
-/// The tunnel that the last request of a connection has led to, if it has; it is dug when the answer is out.
+/// The tunnel to start once the `101` response is sent, if the last request was an upgrade.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Planned(Arc<Mutex<Option<Tunnel>>>);
 
@@ -39,22 +40,22 @@ impl Planned {
     }
 }
 
-/// Two connections that become one.
+/// A client connection and an upstream connection to be joined.
 #[derive(Debug)]
 pub(super) struct Tunnel {
     pub(super) client: OnUpgrade,
-    /// The upstream's connection, which takes one request at a time, and counts as in use to the end.
+    /// The upstream connection, which speaks HTTP/1.1. It counts as in use until the tunnel ends.
     pub(super) lease: Lease,
-    /// Its line in the access log.
+    /// The byte counts for its line in the access log.
     pub(super) session: Session,
-    /// The request has not ended before this has: it holds its place.
+    /// Keeps the request open until the tunnel ends, with its leases of concurrency slots.
     pub(super) lasting: Lasting,
-    /// Counts it among the requests of its client, where these are counted.
+    /// Counts the tunnel towards the client's requests in flight, if they are limited.
     pub(super) in_flight: Option<Begun>,
 }
 
 impl Tunnel {
-    /// Carries octets both ways, until nothing has moved for `longest`.
+    /// Copies bytes both ways. Fails with `TimedOut` if nothing has moved for `longest`.
     pub(super) async fn carry(self, longest: Duration) -> io::Result<()> {
         let Self {
             client,
@@ -90,7 +91,7 @@ impl Tunnel {
     }
 }
 
-/// A side of a tunnel that tells when something has come from it, and how much.
+/// One side of a tunnel. Records how many bytes were read from it, and that something has moved.
 struct Watched<S> {
     stream: S,
     moved: Rc<Cell<bool>>,

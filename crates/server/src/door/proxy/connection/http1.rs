@@ -1,4 +1,4 @@
-//! HTTP/1.1: one request after the other, and perhaps a tunnel at the end.
+//! HTTP/1.1 with clients: one request at a time, perhaps followed by a tunnel.
 
 use std::{cell::RefCell, convert::Infallible, pin::pin, sync::Arc};
 
@@ -34,7 +34,7 @@ impl Client {
         let turn = Turn::default();
         let rejected = Arc::clone(&self.rejected);
         let stream = ClientStream::new(stream, self.settings.timeouts, turn.clone(), rejected);
-        // There is one request at a time, so that one service does for them all.
+        // Requests come one at a time, so they can share one service.
         let service = RefCell::new(service);
         let answering = service_fn(|mut request: Request<Incoming>| {
             let taken = (
@@ -44,7 +44,7 @@ impl Client {
             );
             let is_chunked = request.body().size_hint().exact().is_none();
             let answering = service.borrow_mut().call(request);
-            // When it has been sent, or cannot be, it is the client's turn again.
+            // The answer phase ends when the response body is sent or dropped.
             answering.map_ok(move |mut answer| {
                 if is_chunked {
                     close_unless_whole(&mut answer);
@@ -57,10 +57,10 @@ impl Client {
             builder.max_headers(self.settings.max_headers);
         }
         let serving = builder
-            // The stream keeps the time.
+            // `ClientStream` enforces the head timeout.
             .header_read_timeout(None)
             .max_buf_size(self.settings.max_head)
-            // To copy a body's piece behind its head costs less than to tell the system of both.
+            // Copying a body's first bytes behind the head is cheaper than a vectored write.
             .writev(false)
             .serve_connection(TokioIo::new(stream), answering)
             .with_upgrades();
@@ -74,10 +74,12 @@ impl Client {
     }
 }
 
-/// Ends the connection with this answer to a chunked request, unless all of the request was read and it had no trailers.
+/// Adds `Connection: close` to the response to a chunked request, unless the request was read
+/// completely and had no trailers.
 ///
-/// hyper 1.12 takes trailers that end in LF LF to go on to the next CR LF CR LF, and drops the request that stands between. A
-/// client is told by `Connection: close` that such a request was not read: RFC 9112, section 9.6.
+/// hyper 1.12 reads trailers that end in LF LF on to the next CR LF CR LF, and drops the request in
+/// between. The client learns from `Connection: close` that such a request was not processed (RFC
+/// 9112, section 9.6).
 fn close_unless_whole<B>(answer: &mut Response<B>) {
     let is_switch = answer.status() == StatusCode::SWITCHING_PROTOCOLS;
     if !is_switch && answer.extensions().get::<WholeRequest>().is_none() {

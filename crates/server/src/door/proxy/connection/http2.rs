@@ -1,4 +1,4 @@
-//! HTTP/2: many requests at once, on a connection that is asked whether it is alive, and let go when it is idle.
+//! HTTP/2 with clients: concurrent requests, pings, and an idle timeout.
 
 use std::{cell::Cell, convert::Infallible, pin::pin, rc::Rc, time::Duration};
 
@@ -22,24 +22,26 @@ use super::{
 };
 use crate::net::{Activity, Bounds, Held, LiveStream};
 
-/// The most requests at once on one connection.
+/// The maximum number of concurrent streams per connection.
 const MAX_STREAMS: u32 = 128;
 
-/// The most bytes of one answer that wait to be sent before its body is asked for more. A byte of room is enough to ask, so
-/// two more pieces may wait, as they were read from an upstream (64 KiB): 18 MiB for all answers of a connection, beside what
-/// was read ahead of them (`download`). A body that is not asked for `idle` is given up; its last piece stays until nothing
-/// else has been asked for as long.
+/// The send buffer per stream, in bytes.
+///
+/// hyper polls a body again when one byte of it is free. Up to two more frames, each as read from
+/// an upstream (64 KiB), may then be buffered. That is 18 MiB for all streams of a connection,
+/// besides what `download` reads ahead. A body that hyper has not polled for the `idle` timeout is
+/// dropped; its last frame stays until the connection has been quiet for as long.
 const MAX_SEND_BYTES: usize = 16 << 10;
 
-/// The octets that a client may send before it waits: for one request, and for all of a connection.
+/// The flow-control windows in bytes, per stream and per connection.
 const STREAM_WINDOW: u32 = 256 << 10;
 const CONNECTION_WINDOW: u32 = 1 << 20;
 
-/// How often a client must answer a ping, and in what time.
+/// How often to ping the client, and how long to wait for the reply.
 const PING_EVERY: Duration = Duration::from_secs(30);
 const PING_WITHIN: Duration = Duration::from_secs(10);
 
-/// How long a client may be silent, pings included.
+/// How long a client may send nothing at all, ping replies included.
 const SILENCE: Duration = Duration::from_secs(60);
 
 impl Client {
@@ -91,7 +93,7 @@ impl Client {
             () = asked.idle(times.request_head, times.keep_alive) => {}
         }
         serving.as_mut().graceful_shutdown();
-        // Whoever has asked nothing so far may have begun to; but not for long.
+        // A client without a request so far may be sending its first; it gets the head timeout.
         let longest = if asked.count.get() > 0 {
             times.idle
         } else {
@@ -100,28 +102,31 @@ impl Client {
         tokio::select! {
             biased;
             ended = serving => ended,
-            // What is left of answers then is hyper's alone, which would wait forever for a client to take it.
+            // The remaining response bytes are in hyper's buffers. hyper would wait forever for a
+            // client that does not read them.
             () = asked.rest(longest) => Ok(()),
-            // At a shutdown a client that has had all of its answers is not waited for.
+            // At shutdown, clients that have received all responses are not waited for.
             () = asked.settled(&self.connection.activity), if is_shutdown => Ok(()),
         }
     }
 }
 
-/// How many requests have come on a connection, and are being answered, to the last piece of a body.
+/// The requests of a connection: how many have come, and how many are in flight. A request is in
+/// flight until the last frame of its response is handed to hyper.
 #[derive(Debug, Default)]
 struct Asked {
     count: Cell<u64>,
     underway: Cell<usize>,
-    /// When the last answer was handed to hyper, to its last piece.
+    /// When the last frame of the last response was handed to hyper.
     last_end: Cell<Option<Instant>>,
 }
 
-/// How long after its last piece an answer is taken to have arrived: hyper holds what waits for the client's window.
+/// How long to wait after the last frame until the response counts as delivered. hyper may hold
+/// bytes back until the client's flow-control window opens, and does not say so.
 const ARRIVED_AFTER: Duration = Duration::from_secs(5);
 
 impl Asked {
-    /// Waits until nothing is underway, and the last answer has had time to arrive.
+    /// Waits until no request is in flight and the last response has had time to arrive.
     async fn settled(&self, activity: &Activity) {
         loop {
             activity.drained().await;
@@ -139,7 +144,8 @@ impl Asked {
         }
     }
 
-    /// Waits until nothing has been asked for `longest`, and nothing is underway; or nothing at all within `first`.
+    /// Waits until the connection has been idle for `longest`, or until it had no request within
+    /// `first`.
     async fn idle(&self, first: Duration, longest: Duration) {
         sleep(first).await;
         if self.count.get() > 0 {
@@ -147,7 +153,8 @@ impl Asked {
         }
     }
 
-    /// Waits until nothing has been asked and nothing was underway for `longest`, and less than twice that.
+    /// Waits until no request has come or been in flight for at least `longest`, and less than
+    /// twice that.
     async fn rest(&self, longest: Duration) {
         let mut before = None;
         loop {
@@ -161,7 +168,7 @@ impl Asked {
     }
 }
 
-/// A request that is being answered, until all of its answer is on its way.
+/// A request in flight, until the last frame of its response is handed to hyper.
 struct Underway(Rc<Asked>);
 
 impl Underway {

@@ -1,4 +1,4 @@
-//! Clients who have shown a certificate: their name is an entry of whatever they ask for.
+//! mTLS identity: adds the name in a client's certificate to its requests, as an entry for rules.
 
 use std::task::{Context, Poll};
 
@@ -10,10 +10,10 @@ use tower_service::Service;
 
 use crate::net::client_name;
 
-/// The entry that says who a client is by its certificate.
+/// The entry with the client's name.
 const NAME: &str = "tls.client";
 
-/// A service whose requests say by whom they are asked, if that is known.
+/// A service whose requests carry the client's name, if the client has presented a certificate.
 #[derive(Clone)]
 pub(super) struct Introduced<S> {
     inner: S,
@@ -21,9 +21,9 @@ pub(super) struct Introduced<S> {
 }
 
 impl<S> Introduced<S> {
-    /// Requests that come over `stream`, for `inner`.
+    /// Wraps `inner` for the requests on `stream`.
     pub(super) fn new(stream: &TlsStream<TcpStream>, inner: S) -> Self {
-        // Only certificates that were verified are there.
+        // rustls returns only certificates that it has verified.
         let shown = stream.get_ref().1.peer_certificates();
         let name = shown.and_then(|chain| client_name(chain.first()?));
         let known = name.map(|name| Entries::new().with(NAME, name));

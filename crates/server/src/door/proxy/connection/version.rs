@@ -1,11 +1,11 @@
-//! Which HTTP a client is going to speak.
+//! Protocol detection: HTTP/1 or HTTP/2.
 
 use std::io;
 
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 
-/// A version of HTTP, as far as it makes a difference here.
+/// A version of HTTP, as far as the proxy distinguishes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Version {
     /// HTTP/1.0 or 1.1.
@@ -14,11 +14,11 @@ pub(super) enum Version {
     Http2,
 }
 
-/// How HTTP/2 begins, and nothing else does.
+/// The first bytes of the HTTP/2 connection preface; no HTTP/1 request begins with them.
 const PREFACE: &[u8] = b"PRI ";
 
-/// What a client in the clear speaks, by its first octets, which stay where they are. HTTP/2 is known by its preface,
-/// which a client sends in one piece.
+/// Detects the protocol of a plaintext connection. Peeks at the first bytes without consuming them.
+/// A client sends the HTTP/2 preface in one piece, so a shorter read means HTTP/1.
 pub(super) async fn of(stream: &TcpStream) -> io::Result<Version> {
     let mut first = [0; PREFACE.len()];
     let read = stream.peek(&mut first).await?;
@@ -29,7 +29,7 @@ pub(super) async fn of(stream: &TcpStream) -> io::Result<Version> {
     })
 }
 
-/// What a client has agreed to speak.
+/// Returns the protocol that the client agreed on with ALPN.
 pub(super) fn agreed(stream: &TlsStream<TcpStream>) -> Version {
     match stream.get_ref().1.alpn_protocol() {
         Some(b"h2") => Version::Http2,
