@@ -1,4 +1,4 @@
-//! The body of a request on its way to an upstream, timed; that of its answer is in `download`.
+//! Request bodies on their way to an upstream, with timeouts. Response bodies are in `download`.
 
 use std::{
     error::Error,
@@ -23,18 +23,18 @@ use crate::config::MinRate;
 
 pub(super) use super::download::{Body, Source};
 
-/// Why a body was not passed on to its end.
+/// Why a body was not passed on completely.
 #[derive(Debug)]
 pub(super) enum BodyError {
-    /// Nothing came for too long.
+    /// Nothing arrived before the timeout.
     Silent,
-    /// It is longer than it may be.
+    /// It exceeds its maximum size.
     TooLarge,
-    /// The client takes it too slowly.
+    /// The client reads the response too slowly.
     ClientSlow,
-    /// The upstream has answered, and wants no more of it.
+    /// The response is complete, so the rest of the request body is not sent.
     Unwanted,
-    /// Its sender broke off.
+    /// The sender closed or reset the stream early.
     Broken(Box<dyn Error + Send + Sync>),
 }
 
@@ -52,11 +52,11 @@ impl fmt::Display for BodyError {
 
 impl Error for BodyError {}
 
-/// How an upstream can end an answer before its end, for metrics and logs.
+/// How an upstream can end a response early, as metric labels and log values.
 pub(super) const BREAKS: [&str; 2] = ["broken_off", "idle_timeout"];
 
 impl BodyError {
-    /// Which of [`BREAKS`] it is.
+    /// Returns the index in [`BREAKS`].
     pub(super) const fn at(&self) -> usize {
         match self {
             Self::Broken(_) | Self::TooLarge | Self::ClientSlow | Self::Unwanted => 0,
@@ -64,7 +64,7 @@ impl BodyError {
         }
     }
 
-    /// What the access log calls it.
+    /// Returns the name in the access log.
     pub(super) const fn reason(&self) -> &'static str {
         match self {
             Self::ClientSlow => "client_slow",
@@ -73,20 +73,21 @@ impl BodyError {
     }
 }
 
-/// How far the body of a request has come, for who waits for the answer.
+/// How much of a request body has been sent, for the task that waits for the response. `None` if
+/// there is no body.
 #[derive(Clone, Debug)]
 pub(super) struct Progress(Option<Arc<Sending>>);
 
 #[derive(Debug, Default)]
 struct Sending {
     state: AtomicU8,
-    /// Whether trailers have come.
+    /// Whether the body had trailers.
     has_trailers: AtomicBool,
-    /// Who sends the body, and is to hear when it is not wanted any more.
+    /// The task that sends the body; woken when the rest is unwanted.
     sends: AtomicWaker,
-    /// Ends the stream on which it is sent, also while the upstream takes nothing.
+    /// Resets the stream of the body, even while the upstream's flow-control window is closed.
     stop: Mutex<Option<Stop>>,
-    /// Who waits for the answer, where the body is sent by another task.
+    /// The task that waits for the response, if another task sends the body.
     waits: AtomicWaker,
 }
 
@@ -98,24 +99,24 @@ const BROKEN: u8 = 4;
 const UNWANTED: u8 = 5;
 
 impl Progress {
-    /// Of a body that has begun to come.
+    /// Returns the progress of a body of which nothing has been sent yet.
     #[cfg(test)]
     pub(super) fn begun() -> Self {
         Self(Some(Arc::default()))
     }
 
-    /// All of it has been sent.
+    /// Marks the body as completely sent.
     #[cfg(test)]
     pub(super) fn end(&self) {
         self.set(SENT);
     }
 
-    /// Whether there may be more to come.
+    /// Returns whether more of the body may follow.
     pub(super) fn is_sending(&self) -> bool {
         self.state() == SENDING
     }
 
-    /// The same for who is woken when there is no more, or something is wrong.
+    /// Like [`Self::is_sending`], and wakes the task when the body ends or fails.
     pub(super) fn poll_is_sending(&self, cx: &Context<'_>) -> bool {
         if let Some(sending) = &self.0 {
             sending.waits.register(cx.waker());
@@ -123,7 +124,7 @@ impl Progress {
         self.is_sending()
     }
 
-    /// Whether there was a body, and it has come whole and without trailers.
+    /// Returns whether there was a body that has arrived completely and without trailers.
     pub(super) fn is_plainly_over(&self) -> bool {
         self.0.as_ref().is_some_and(|sending| {
             sending.state.load(Ordering::Relaxed) == SENT
@@ -131,7 +132,7 @@ impl Progress {
         })
     }
 
-    /// No more of the body is sent: the answer is over.
+    /// Stops sending the body, because the response is complete.
     pub(super) fn abandon(&self) {
         if let Some(sending) = &self.0 {
             sending.state.store(UNWANTED, Ordering::Relaxed);
@@ -142,7 +143,8 @@ impl Progress {
         }
     }
 
-    /// What went wrong with the body, if something did.
+    /// Returns the error of the body, if it has failed. `most` is the maximum size, for the
+    /// message.
     pub(super) fn failure(&self, most: u64) -> Option<Refusal> {
         match self.state() {
             SILENT => Some(Refusal::BodyTooSlow),
@@ -172,34 +174,35 @@ impl Progress {
     }
 }
 
-/// The body of a request on its way to an upstream.
+/// A request body on its way to an upstream.
 #[derive(Debug)]
 pub(super) struct Upload {
-    /// `None` if there is none, and never was.
+    /// `None` for a request that the proxy makes without a body.
     body: Option<Incoming>,
     silence: Silence,
-    /// How many bytes may still come.
+    /// How many more bytes are allowed.
     left: u64,
     progress: Progress,
-    /// Its part of a connection that it shares, which it has until it is sent.
+    /// The body's stream on a shared HTTP/2 connection, held until the body is sent.
     stream: Option<Arc<Stream>>,
     turn: Turn,
 }
 
-/// What the body of a request may be.
+/// Limits of a request body.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct UploadBounds {
-    /// The most bytes.
+    /// The maximum size in bytes.
     pub(super) most: u64,
-    /// How long nothing may come.
+    /// The idle timeout: how long the client may send nothing.
     pub(super) idle: Duration,
     pub(super) min_rate: Option<MinRate>,
 }
 
 impl Upload {
-    /// `body`, which may have as many bytes and take as long as `bounds` have it. `turn` is told whom it waits for.
+    /// Wraps `body` with the limits of `bounds`. `turn` pauses the concurrency permit while the
+    /// client has to send more.
     pub(super) fn new(body: Incoming, bounds: UploadBounds, turn: Turn) -> Self {
-        // Most requests have no body, and nothing to share.
+        // Most requests have no body, so they need no allocation for shared progress.
         let progress = (!body.is_end_stream()).then(Arc::default);
         Self {
             body: Some(body),
@@ -215,7 +218,7 @@ impl Upload {
         self.progress.clone()
     }
 
-    /// No body, which is sent at once.
+    /// Returns an empty body.
     pub(super) fn nothing() -> Self {
         Self {
             body: None,
@@ -227,14 +230,14 @@ impl Upload {
         }
     }
 
-    /// It is sent on a stream that `stop` ends.
+    /// Sets `stop` as the way to reset the stream on which the body is sent.
     pub(super) fn ended_by(&self, stop: Stop) {
         if let Some(sending) = &self.progress.0 {
             *sending.stop.lock().unwrap_or_else(PoisonError::into_inner) = Some(stop);
         }
     }
 
-    /// It is to be sent as this part of a connection.
+    /// Sets the HTTP/2 stream on which the body is sent.
     pub(super) fn enter(&mut self, stream: Option<Arc<Stream>>) {
         self.stream = stream;
     }
@@ -245,7 +248,7 @@ impl Upload {
     }
 }
 
-/// What nobody asks for any more is sent as far as it ever will be: the upstream's time to answer runs.
+/// Counts a dropped body as sent: nothing will follow, so the response timeout starts.
 impl Drop for Upload {
     fn drop(&mut self) {
         if self.progress.is_sending() {
@@ -266,7 +269,8 @@ impl HttpBody for Upload {
         let Some(body) = &mut this.body else {
             return Poll::Ready(None);
         };
-        // One of a connection that takes many requests is sent by a task that nobody else ends.
+        // Over HTTP/2, hyper sends the body in its own task, which does not end when the response
+        // does.
         if let (Some(sending), Some(_)) = (&this.progress.0, &this.stream) {
             sending.sends.register(cx.waker());
             if sending.state.load(Ordering::Relaxed) == UNWANTED {
@@ -284,7 +288,8 @@ impl HttpBody for Upload {
         this.turn.is_upstreams();
         match frame {
             Some(Ok(mut frame)) => {
-                // Where trailers are taken for headers, they would say who the client is.
+                // An upstream that merges trailers into headers must not see forged client
+                // addresses.
                 if let Some(trailers) = frame.trailers_mut() {
                     remove_claims(trailers);
                     this.progress.note_trailers();

@@ -1,13 +1,14 @@
-//! The body of an answer on its way from an upstream to a client.
+//! Response bodies on their way from an upstream to a client.
 //!
-//! The upstream is not held for longer than it needs: a body that is here whole is passed on without it, and of any other
-//! a task reads ahead of the client, up to `proxy.response_buffer`. With the last byte the connection goes back to the pool,
-//! however slow the client is. A client that takes the rest slower than `proxy.min_rate` is given up.
+//! An upstream connection is held no longer than necessary. A body that has arrived completely
+//! releases it at once. For other bodies, a task reads ahead of the client, up to
+//! `proxy.response_buffer`. With the last byte the connection returns to the pool, however slow the
+//! client is. A client that reads the rest more slowly than `proxy.min_rate` is disconnected.
 //!
 //! ```text
-//! whole       head and body came together: the connection is free at once
-//! pieces      the same for chunks and trailers
-//! Download    a task reads from the upstream into a Pipe, and the client's connection takes from it
+//! Whole       the body arrived with the head: the connection is free at once
+//! Pieces      the same, for chunked bodies and trailers
+//! Download    a task reads from the upstream into a Pipe, from which the client connection takes
 //! ```
 
 use std::{
@@ -32,45 +33,46 @@ use super::{
 };
 use crate::config::Slow;
 
-/// The most bytes that are read ahead on one worker, for all clients together. Beyond that, each body waits for its client.
+/// The maximum number of bytes read ahead on one worker, for all clients together. Above it, each
+/// body waits for its client.
 const MAX_READ_AHEAD_BYTES: usize = 64 << 20;
 
 thread_local! {
-    /// How many bytes are read ahead on this worker.
+    /// The number of bytes read ahead on this worker.
     static READ_AHEAD: Cell<usize> = const { Cell::new(0) };
 }
 
-/// The body of an answer.
+/// A response body.
 #[derive(Debug)]
 pub(super) enum Body {
-    /// All of it is here; its length is known.
+    /// All of it is here, with a known length.
     Whole(Full<Bytes>, Option<Ahead>),
-    /// All of it is here, in pieces.
+    /// All of it is here, as a sequence of frames.
     Pieces(VecDeque<Frame<Bytes>>, Ahead),
-    /// The upstream has more.
+    /// The upstream has more to send.
     Passed(Download),
 }
 
-/// Where the body of an answer comes from.
+/// Where a response body comes from.
 #[derive(Debug)]
 pub(super) enum Source {
-    /// The connection itself, which has nothing else to do.
+    /// The HTTP/1.1 connection itself, which carries nothing else.
     Link,
-    /// A stream of HTTP/2.
+    /// An HTTP/2 stream.
     Stream(Incoming),
 }
 
-/// How a body is passed on.
+/// How to stream a body to the client.
 #[derive(Clone, Debug)]
 pub(super) struct Passage {
-    /// How long the upstream may send nothing.
+    /// The idle timeout: how long the upstream may send nothing.
     pub(super) idle: Duration,
     pub(super) slow: Slow,
-    /// How far the body of the request has come.
+    /// How much of the request body has been sent.
     pub(super) progress: Progress,
 }
 
-/// Bytes that are read ahead, until they are taken.
+/// A number of bytes that count as read ahead until they are taken.
 #[derive(Debug, Default)]
 pub(super) struct Ahead(usize);
 
@@ -92,7 +94,7 @@ impl Ahead {
         READ_AHEAD.set(READ_AHEAD.get().saturating_sub(bytes));
     }
 
-    /// Whether this worker may read ahead at all.
+    /// Returns whether this worker may read ahead any more bytes.
     fn has_room() -> bool {
         READ_AHEAD.get() < MAX_READ_AHEAD_BYTES
     }
@@ -105,12 +107,13 @@ impl Drop for Ahead {
 }
 
 impl Body {
-    /// What the proxy says itself.
+    /// Returns the body of a local reply.
     pub(super) fn whole(bytes: Bytes) -> Self {
         Self::Whole(Full::new(bytes), None)
     }
 
-    /// The body from `source`, which comes on the connection of `lease`.
+    /// Returns the body from `source`, on the connection of `lease`. Releases the connection at
+    /// once if the body is complete.
     pub(super) fn passed(source: Source, mut lease: Lease, passage: Passage) -> Self {
         let mut frames = VecDeque::new();
         let mut ahead = Ahead::default();
@@ -162,8 +165,10 @@ impl Body {
     }
 }
 
-/// The answer on `lease` is over. Where the upstream has answered before it had the whole request, the rest is not sent: it
-/// would keep the connection for as long as the client likes, although the request is no longer counted as in flight.
+/// Ends the exchange on `lease`, whose response is complete.
+///
+/// If the upstream answered before it had the whole request, the rest is not sent. Otherwise the
+/// client could keep the connection busy with a request that no longer counts as in flight.
 pub(super) fn end(lease: Lease, progress: &Progress) {
     if progress.is_sending() {
         progress.abandon();
@@ -171,7 +176,7 @@ pub(super) fn end(lease: Lease, progress: &Progress) {
     lease.give_back();
 }
 
-/// A trailer with a length would say how long a body is that has come, and may say otherwise.
+/// Removes `Content-Length` from trailers: it might contradict the length of the body already sent.
 fn without_length(mut frame: Frame<Bytes>) -> Frame<Bytes> {
     if let Some(trailers) = frame.trailers_mut() {
         trailers.remove(CONTENT_LENGTH);
@@ -179,21 +184,21 @@ fn without_length(mut frame: Frame<Bytes>) -> Frame<Bytes> {
     frame
 }
 
-/// What has come of a body and was not taken yet.
+/// A bounded buffer between the task that reads from the upstream and the client connection.
 #[derive(Debug, Default)]
 struct Pipe {
     frames: VecDeque<Frame<Bytes>>,
     ahead: Ahead,
-    /// How much of the body is left to be taken, if that is known.
+    /// How many bytes of the body the client has not taken yet, if known.
     left: Option<u64>,
-    /// How many bytes were taken in all.
+    /// How many bytes the client has taken.
     taken: usize,
     end: Option<Result<(), BodyError>>,
-    /// Whether the end by an error was announced: see [`Download::poll_frame`].
+    /// Whether an error at the end is about to be returned: see [`Download::poll_frame`].
     is_announced: bool,
-    /// Waits for more to come.
+    /// Waits for frames to arrive.
     reader: Option<Waker>,
-    /// Waits for some to be taken.
+    /// Waits for frames to be taken.
     writer: Option<Waker>,
 }
 
@@ -233,7 +238,8 @@ impl Pipe {
         is_empty && (self.left == Some(0) || matches!(self.end, Some(Ok(()))))
     }
 
-    /// Whether more may be read, of which `most` bytes may wait.
+    /// Returns whether to read more, with `most` as the limit in bytes. An empty pipe always has
+    /// room.
     fn has_room(&self, most: usize) -> bool {
         self.frames.is_empty() || self.ahead.0 < most && Ahead::has_room()
     }
@@ -245,7 +251,8 @@ fn lock(pipe: &Shared) -> MutexGuard<'_, Pipe> {
     pipe.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A body of which the upstream has more. When it is dropped before, the task that reads ends, and the connection with it.
+/// A body that is still being received. Dropping it stops the reading task and closes the
+/// connection, unless the upstream has sent everything.
 #[derive(Debug)]
 pub(super) struct Download {
     pipe: Shared,
@@ -260,7 +267,7 @@ impl Download {
             source,
             lease: Some(lease),
             silence: Silence::new(passage.idle),
-            // The time in which nothing is taken is bounded where the client is written to.
+            // A client that reads nothing at all is handled by the write timeout of its connection.
             slow: Silence::paced(Duration::MAX, passage.slow.min_rate),
             counted: 0,
             is_done: false,
@@ -281,7 +288,8 @@ impl Download {
                 Poll::Pending
             }
             Some(Ok(())) => Poll::Ready(None),
-            // hyper forgets what it has not sent when it hears of an error. It sends while it waits.
+            // hyper discards its unsent bytes when a body returns an error. Returning `Pending`
+            // once lets it flush them first.
             Some(Err(_)) if !pipe.is_announced => {
                 pipe.is_announced = true;
                 cx.waker().wake_by_ref();
@@ -296,7 +304,8 @@ impl Drop for Download {
     fn drop(&mut self) {
         let mut pipe = lock(&self.pipe);
         if matches!(pipe.end, Some(Ok(()))) {
-            // The upstream has sent all: its connection may have waited for the last bytes to be taken, and is free now.
+            // The upstream has sent everything. The task may be waiting to release the connection
+            // until the last bytes are taken; dropping them lets it finish.
             pipe.frames.clear();
             if let Some(writer) = pipe.writer.take() {
                 writer.wake();
@@ -308,18 +317,18 @@ impl Drop for Download {
     }
 }
 
-/// Reads a body from its upstream into a pipe.
+/// The task that reads a body from its upstream into a pipe.
 struct Pump {
     pipe: Shared,
     source: Source,
     lease: Option<Lease>,
-    /// For the upstream.
+    /// The idle timeout of the upstream.
     silence: Silence,
-    /// For the client, while it keeps the upstream waiting.
+    /// The minimum rate of the client, measured while the upstream has to wait for it.
     slow: Silence,
-    /// How many of the bytes that were taken `slow` has heard of.
+    /// How many of the taken bytes `slow` has counted.
     counted: usize,
-    /// Whether the upstream has sent all.
+    /// Whether the upstream has sent everything.
     is_done: bool,
     passage: Passage,
 }
@@ -343,7 +352,7 @@ impl Future for Pump {
                 Some(Ok(frame)) => {
                     this.silence.broken(0);
                     lock(&this.pipe).push(without_length(frame));
-                    // HTTP/2 may say with the last piece that it is the last.
+                    // An HTTP/2 frame may carry END_STREAM, so no further poll is needed.
                     this.is_done = this.is_source_over();
                 }
                 Some(Err(error)) => {
@@ -359,7 +368,7 @@ impl Future for Pump {
         }
         let is_kept = this.passage.slow.response_buffer > 0 && Ahead::has_room();
         if !is_kept && !pipe.frames.is_empty() {
-            // What is left may not be kept here alone.
+            // Without read-ahead, the connection is held until the client has taken the last bytes.
             pipe.writer = Some(cx.waker().clone());
             return Poll::Pending;
         }
@@ -372,7 +381,8 @@ impl Future for Pump {
 }
 
 impl Pump {
-    /// Ready once more may be read, or the client is given up.
+    /// Waits for room in the pipe. Also becomes ready when it has given up a client that is too
+    /// slow.
     fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let mut pipe = lock(&self.pipe);
         let taken = pipe.taken;
@@ -428,7 +438,7 @@ impl Pump {
         }
     }
 
-    /// Ends the body by this `error` of its upstream.
+    /// Ends the body with an `error` of its upstream, and counts it against the endpoint.
     fn breaks(&mut self, error: BodyError) {
         if let Some(lease) = self.lease.take() {
             let address = lease.load.address();

@@ -1,4 +1,4 @@
-//! How long a body may keep its reader waiting: at once, and in all.
+//! The read timeout of a body: an idle timeout, and a minimum average rate.
 
 use std::{
     task::{Context, Poll},
@@ -9,18 +9,18 @@ use tokio::time::Instant;
 
 use crate::{config::MinRate, net::LazyTimer};
 
-/// How long the next bytes may be waited for. Time in which nobody waits does not count, so that a slow reader at
-/// the other end of a body is not blamed on its writer.
+/// The read timeout of a body. Only time spent waiting for the sender counts, so a sender is not
+/// blamed for a slow receiver.
 #[derive(Debug)]
 pub(super) struct Silence {
     longest: Duration,
     pace: Option<Pace>,
-    /// There once something has been waited for.
+    /// Created at the first wait.
     timer: Option<Box<LazyTimer>>,
     is_awaited: bool,
 }
 
-/// How long all bytes together may be waited for.
+/// A minimum average rate.
 #[derive(Debug)]
 struct Pace {
     least: MinRate,
@@ -30,7 +30,8 @@ struct Pace {
 }
 
 impl Pace {
-    /// How much longer may be waited: the time that the bytes so far take at the least rate, and the grace.
+    /// Returns how much longer the reader may wait: the time that the bytes so far take at the
+    /// minimum rate, plus the grace period, less the time already waited.
     fn left(&self) -> Duration {
         let micros = u128::from(self.bytes) * 1_000_000 / u128::from(self.least.bytes_per_second);
         let micros = u64::try_from(micros).unwrap_or(u64::MAX);
@@ -40,7 +41,7 @@ impl Pace {
 }
 
 impl Silence {
-    /// Never nothing for longer than `longest`.
+    /// Creates an idle timeout of `longest`.
     pub(super) const fn new(longest: Duration) -> Self {
         Self {
             longest,
@@ -50,7 +51,7 @@ impl Silence {
         }
     }
 
-    /// The same, and never slower than `least` on average.
+    /// Creates an idle timeout of `longest` with a minimum average rate.
     pub(super) fn paced(longest: Duration, least: Option<MinRate>) -> Self {
         let pace = least.map(|least| Pace {
             least,
@@ -64,7 +65,7 @@ impl Silence {
         }
     }
 
-    /// So many bytes have come.
+    /// Records that `bytes` have arrived, and ends the current wait.
     pub(super) fn broken(&mut self, bytes: usize) {
         if let Some(pace) = &mut self.pace {
             let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
@@ -76,7 +77,7 @@ impl Silence {
         self.is_awaited = false;
     }
 
-    /// Nothing has come: ready once that has lasted too long.
+    /// Waits for the timeout; call it while nothing has arrived. The first call begins the wait.
     pub(super) fn poll_too_long(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if !self.is_awaited {
             self.is_awaited = true;
@@ -127,7 +128,7 @@ mod tests {
                     break false;
                 }
                 silence.broken(bytes);
-                // Nobody waits.
+                // The reader is busy elsewhere; this time does not count.
                 sleep(Duration::from_secs(7)).await;
             };
             let waited = start.elapsed().as_secs() - pieces * 7;

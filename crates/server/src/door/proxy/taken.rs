@@ -1,8 +1,12 @@
-//! Bodies over HTTP/2 that the other side does not take are given up in time.
+//! A write timeout for HTTP/2 bodies whose receiver stops reading.
 //!
-//! hyper asks a body for its next piece when the other side has room for it, however long that takes. Meanwhile that side answers pings, and
-//! the body keeps what it holds: a connection to an upstream, a place. So each body notes whether it waits to be asked, and the task of its stream,
-//! in which it is asked, looks at that note whenever it has run.
+//! hyper polls a body for its next frame only when the receiver's flow-control window is open,
+//! however long that takes. A receiver can keep the window closed and still answer pings. The body
+//! then holds its resources: an upstream connection, a concurrency permit.
+//!
+//! hyper offers no hook for this. So each body records in a note whether it waits to be polled. The
+//! task that polls the body is the task of its stream; [`watched`] wraps that task, and looks at
+//! the note after each poll.
 
 use std::{
     cell::RefCell,
@@ -24,15 +28,17 @@ use hyper::{
 use crate::net::LazyTimer;
 
 thread_local! {
-    /// The note of the body that was made or asked last: after a stream's task has run, that of its body.
+    /// The note of the body that was created or polled last on this thread. Right after a stream's
+    /// task was polled, it is the note of that stream's body.
     static NOTED: RefCell<Option<Arc<Note>>> = const { RefCell::new(None) };
 }
 
-/// Whether a body waits to be asked, and how often it has begun to. Atomic only because hyper wants requests that may change threads.
+/// Whether a body waits to be polled, and how many waits it has begun. The fields are atomic only
+/// because hyper requires `Send` requests.
 #[derive(Debug, Default)]
 struct Note {
     is_waiting: AtomicBool,
-    /// Whether nobody wants the rest of the body.
+    /// Whether the rest of the body is unwanted.
     is_unwanted: AtomicBool,
     times: AtomicU64,
 }
@@ -49,14 +55,14 @@ impl Note {
     }
 }
 
-/// A body that knows whether it waits for who is to take it.
+/// A body that records whether it waits for its receiver.
 #[derive(Debug)]
 pub(super) struct Taken<B> {
     body: B,
     waiting: Waiting,
 }
 
-/// Ends the stream of a body of which nobody wants the rest, once its task runs.
+/// Resets the stream of a body whose rest is unwanted, the next time its task is polled.
 #[derive(Clone, Debug)]
 pub(super) struct Stop(Arc<Note>);
 
@@ -66,7 +72,7 @@ impl Stop {
     }
 }
 
-/// A body's note, which is true no more when the body is gone.
+/// A body's note. Dropping it ends the wait.
 #[derive(Debug, Default)]
 struct Waiting(Arc<Note>);
 
@@ -77,7 +83,7 @@ impl Drop for Waiting {
 }
 
 impl<B> Taken<B> {
-    /// `body`, to be taken from when it is first asked.
+    /// Wraps `body`. The wait for the receiver begins with the first frame.
     pub(super) fn new(body: B) -> Self {
         Self {
             body,
@@ -85,7 +91,7 @@ impl<B> Taken<B> {
         }
     }
 
-    /// `body`, to be taken from now on. To be made in the task of its stream.
+    /// Wraps `body`, with the wait beginning now. To be called in the task of the body's stream.
     pub(super) fn from_now(body: B) -> Self {
         let taken = Self::new(body);
         taken.waiting.0.wait();
@@ -96,7 +102,7 @@ impl<B> Taken<B> {
         &self.body
     }
 
-    /// What ends its stream before the other side has taken all.
+    /// Returns the handle that resets the stream before the receiver has read everything.
     pub(super) fn stop(&self) -> Stop {
         Stop(Arc::clone(&self.waiting.0))
     }
@@ -131,7 +137,7 @@ impl<B: Body + Unpin> Body for Taken<B> {
     }
 }
 
-/// Runs streams on the thread of their connection, [`watched`].
+/// An executor that runs hyper's stream tasks on the connection's thread, each one [`watched`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Streams(pub(super) Duration);
 
@@ -144,8 +150,9 @@ where
     }
 }
 
-/// Runs `stream`, and drops, and so resets it, when its [`Taken`] body waits for longer than `longest`. What was asked of that body
-/// in this task so far counts: hyper's client asks once before it gives a body a task of its own.
+/// Runs `stream`, and drops it, which resets the stream, once its [`Taken`] body has waited for
+/// more than `longest`. A poll of the body just before this call counts too: hyper's client polls a
+/// body once before it spawns a task for it.
 pub(super) fn watched(
     stream: impl Future<Output = ()>,
     longest: Duration,
