@@ -1,13 +1,13 @@
-//! HTTP/1.1 with an upstream, moved by whoever has the request.
+//! An HTTP/1.1 client connection to an upstream, driven by the task that handles the request.
 //!
-//! hyper's client gives a connection a task of its own, and hands requests, answers and bodies to it and back through
-//! channels. Between two sockets of one thread that is half of the work; here the task of the client's connection writes
-//! and reads the upstream's as well.
+//! hyper's client runs each connection in its own task, and passes requests, responses and bodies
+//! through channels. Between two sockets of one thread, that is half of the work. Here the task of
+//! the client connection reads and writes the upstream's socket directly.
 //!
 //! ```text
-//! begin      the head of the request, and its body while it comes
-//! poll_head  the head of the answer; the body of the request goes on meanwhile
-//! poll_body  the body of the answer; likewise
+//! begin      sets the request to send; its body follows as it arrives
+//! poll_head  sends, and reads the response head
+//! poll_body  reads the response body, and keeps sending the request body
 //! ```
 
 mod chunks;
@@ -42,69 +42,72 @@ use self::{
 use super::{body::Upload, forwarded::Forwarding, hop};
 use crate::{config::Proxy, net::Stalling};
 
-/// What is read at once, at least and at most: a head and a small body, and a body that comes fast.
+/// The minimum and maximum size of a read, in bytes: a head with a small body, and a fast download.
 const READ_BYTES: std::ops::RangeInclusive<usize> = 8 << 10..=64 << 10;
 
-/// A socket to an upstream, in the clear or behind TLS.
+/// A socket to an upstream, plaintext or TLS.
 pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin + Send {
-    /// Whether there is certainly nothing to read. That costs a system call only where the runtime has heard of something.
+    /// Returns true only if there is certainly nothing to read. Makes a system call only if the
+    /// runtime has seen the socket become readable.
     fn is_quiet(&self) -> bool;
 }
 
 impl Socket for TcpStream {
     fn is_quiet(&self) -> bool {
-        // Room for nothing takes nothing. Whatever comes of it but that, somebody has to look.
+        // A read into an empty buffer consumes nothing. Any result but `WouldBlock` needs a real
+        // read.
         let heard = self.try_read(&mut []);
         heard.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 }
 
 impl Socket for TlsStream<TcpStream> {
-    /// What came with something else waits in it decrypted.
+    /// Always false: decrypted data may wait inside the TLS session.
     fn is_quiet(&self) -> bool {
         false
     }
 }
 
-/// A connection that takes one request at a time.
+/// An HTTP/1.1 connection to an upstream, with at most one request in flight.
 pub(super) struct Exchange {
     stream: Stalling<Box<dyn Socket>>,
     outgoing: Outgoing,
     received: BytesMut,
-    /// How much is read at once.
+    /// The size of the next read, in bytes.
     read_bytes: usize,
     awaited: Awaited,
-    /// Whether the upstream takes another request after this.
+    /// Whether the upstream keeps the connection open after this response.
     keeps: bool,
-    /// Whether it has answered before: who has may close whenever nobody is served.
+    /// Whether a response has arrived before. Such a connection may be closed at any time between
+    /// requests.
     has_answered: bool,
-    /// Whether nothing has come since the last request began.
+    /// Whether nothing has arrived since the last request began.
     is_silent: bool,
     bounds: head::Bounds,
     known: head::Known,
 }
 
-/// What of a body is here already.
+/// The part of a body that has already arrived.
 #[derive(Debug)]
 pub(super) enum Received {
     Frame(Frame<Bytes>),
-    /// Nothing more: the body is over, or more has to come.
+    /// There is nothing more: the body has ended, or the rest has not arrived.
     Nothing,
 }
 
-/// What the upstream is to say next.
+/// What the upstream has to send next.
 #[derive(Debug)]
 enum Awaited {
-    /// Nothing: nobody has asked, or the answer is over.
+    /// Nothing: no request is in flight, or its response is complete.
     Nothing,
-    /// An answer to a request of this kind.
+    /// The head of a response. `has_no_body` is set if the request was a `HEAD`.
     Head {
         has_no_body: bool,
     },
-    /// So many octets of a body.
+    /// This many more bytes of a body.
     Length(u64),
     Chunks(Chunks),
-    /// Whatever comes until it closes.
+    /// A body that ends when the upstream closes the connection.
     Close,
 }
 
@@ -124,13 +127,14 @@ impl Exchange {
         }
     }
 
-    /// Goes by these `settings` from the next request on.
+    /// Applies `settings` from the next request on.
     pub(super) fn go_by(&mut self, settings: &Proxy) {
         self.bounds = head::Bounds::of(settings);
         self.stream.wait_for(settings.timeouts.idle);
     }
 
-    /// Whether it can take a request: the last answer is over, the last request sent, and neither side wants to close.
+    /// Returns whether the connection can take a request: the last response is complete, the last
+    /// request was sent, and neither side wants to close.
     pub(super) fn is_ready(&self) -> bool {
         matches!(self.awaited, Awaited::Nothing)
             && self.keeps
@@ -138,26 +142,27 @@ impl Exchange {
             && self.outgoing.is_over()
     }
 
-    /// Whether the upstream has closed it, or has said something that nobody had asked for. That is known as soon as the
-    /// runtime has heard of it, and costs no system call where there is nothing to hear.
+    /// Returns whether the upstream has closed the connection, or has sent data without a request.
+    /// A quiet connection costs no system call.
     pub(super) fn is_closed(&mut self) -> bool {
         if self.stream.get_ref().is_quiet() {
             return false;
         }
         let mut cx = Context::from_waker(Waker::noop());
         let read = self.poll_read_more(&mut cx);
-        // Who has had his share of a turn is not let look, and knows nothing.
+        // Once the task's cooperative budget is used up, tokio returns `Pending` without looking at
+        // the socket. Then the state is unknown, so the connection counts as closed.
         read.is_ready() || !coop::has_budget_remaining()
     }
 
-    /// Has `request` to send, on a connection that is ready. `client` takes out of it what the client claims to be, and tells who he is; without
-    /// it the request is our own.
+    /// Sets `request` as the next one to send; the connection must be ready. `client` replaces the
+    /// forwarding headers that the client sent. It is `None` for the proxy's own requests.
     pub(super) fn begin(&mut self, request: Request<Upload>, client: Option<&Forwarding>) {
         self.outgoing.begin(request, client);
         self.await_head();
     }
 
-    /// The same for a request that another connection has not answered.
+    /// Sets a request to send that got no response on another connection.
     pub(super) fn begin_again(&mut self, request: Outgoing) {
         self.outgoing = request;
         self.await_head();
@@ -170,19 +175,19 @@ impl Exchange {
         };
     }
 
-    /// Whether it has been kept, and has said nothing since the last request began. If it ends like this, it was about to
-    /// end in any case.
+    /// Returns whether the connection was reused and has received nothing since the last request
+    /// began. If it ends now, the upstream had probably closed it before.
     pub(super) const fn is_stale(&self) -> bool {
         self.has_answered && self.is_silent
     }
 
-    /// The last request for another connection, if it may be sent on one.
+    /// Takes the last request for a retry on another connection, if that is safe.
     pub(super) fn take_again(&mut self) -> Option<Outgoing> {
         self.outgoing.take_again()
     }
 
-    /// Sends, and waits for the head of the answer. What comes with another protocol stays where it is: see
-    /// [`AsyncRead`].
+    /// Sends, and waits for the response head. Bytes of an upgraded protocol behind the head stay
+    /// buffered: see the [`AsyncRead`] implementation.
     pub(super) fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Response<()>>> {
         self.send_on(cx)?;
         loop {
@@ -191,7 +196,8 @@ impl Exchange {
                 let is_interim = answer.status().is_informational()
                     && answer.status() != StatusCode::SWITCHING_PROTOCOLS;
                 if !is_interim {
-                    // The rest of the body would be taken for the other protocol: RFC 9110, section 7.8.
+                    // The upstream would read the rest of the request body as the new protocol (RFC
+                    // 9110, section 7.8).
                     if answer.status() == StatusCode::SWITCHING_PROTOCOLS
                         && !self.outgoing.is_over()
                     {
@@ -224,7 +230,7 @@ impl Exchange {
         Ok(answer)
     }
 
-    /// The next of the answer's body; `None` when it is over.
+    /// Polls the next frame of the response body; `None` at its end.
     pub(super) fn poll_body(
         &mut self,
         cx: &mut Context<'_>,
@@ -258,7 +264,7 @@ impl Exchange {
         }
     }
 
-    /// The body of the answer, if all of it is here and its length was said.
+    /// Takes the response body, if all of it has arrived and its length is known.
     pub(super) fn take_whole(&mut self) -> Option<Bytes> {
         match self.awaited {
             Awaited::Nothing => Some(Bytes::new()),
@@ -273,7 +279,8 @@ impl Exchange {
         }
     }
 
-    /// The next of the answer's body that is here already. What is malformed is found once more by [`Self::poll_body`].
+    /// Takes the next frame of the response body that has already arrived. Ignores malformed data,
+    /// which [`Self::poll_body`] then reports.
     pub(super) fn take_received(&mut self) -> Received {
         match self.take_piece() {
             Ok(Piece::Data(data)) => Received::Frame(Frame::data(data)),
@@ -290,7 +297,7 @@ impl Exchange {
         }
     }
 
-    /// What of the body is here already.
+    /// Takes the next part of the body that has already arrived.
     fn take_piece(&mut self) -> Result<Piece, Malformed> {
         match &mut self.awaited {
             Awaited::Nothing | Awaited::Head { .. } => Ok(Piece::Over),
@@ -309,7 +316,7 @@ impl Exchange {
         }
     }
 
-    /// How many octets of the answer's body are left, if that is known.
+    /// Returns how many bytes of the response body are left, if known.
     pub(super) fn left(&self) -> Option<u64> {
         match self.awaited {
             Awaited::Nothing => Some(0),
@@ -318,8 +325,9 @@ impl Exchange {
         }
     }
 
-    /// Sends as far as it goes. A body that its client has not sent whole is the end; but an upstream that takes no more of
-    /// a request may have answered all the same, so what comes of it is seen when the answer is read.
+    /// Sends as much as possible. Fails if the client's body breaks off, or if the upstream takes
+    /// nothing at all. If the upstream stops reading later, it may still have sent a response, so
+    /// this is not an error: reading the response decides.
     fn send_on(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         if self.outgoing.is_sent() {
             return Ok(());
@@ -339,13 +347,13 @@ impl Exchange {
         Ok(())
     }
 
-    /// Reads what has come behind what was read; how much that is.
+    /// Reads more bytes into the buffer and returns their number; 0 at the end of the stream.
     fn poll_read_more(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         self.received.reserve(self.read_bytes);
         let room = self.received.capacity() - self.received.len();
         let read = ready!(pin!(self.stream.read_buf(&mut self.received)).poll(cx))?;
         self.is_silent &= read == 0;
-        // Who sends as much as can be read at once is read from more at once.
+        // A read that fills the buffer suggests a fast body: double the size of the next one.
         if read == room {
             self.read_bytes = (self.read_bytes * 2).min(*READ_BYTES.end());
         }
@@ -353,7 +361,7 @@ impl Exchange {
     }
 }
 
-/// The connection after it was upgraded: what came behind the answer is read first.
+/// Reads from an upgraded connection: first the bytes that arrived behind the response head.
 impl AsyncRead for Exchange {
     fn poll_read(
         mut self: Pin<&mut Self>,
@@ -395,7 +403,7 @@ impl fmt::Debug for Exchange {
     }
 }
 
-/// What is wrong with what an upstream says.
+/// What is wrong with a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 enum Malformed {
     #[error("the answer is no HTTP/1.1: {0}")]
@@ -435,7 +443,7 @@ mod tests {
         let (upstream, _) = listener.accept().await.unwrap();
         assert!(!exchange.is_closed());
         drop(upstream);
-        // The runtime has heard of the end.
+        // Waits until the runtime has seen the end of the stream.
         assert!(exchange.read_u8().await.is_err());
         let is_closed = poll_fn(|cx| {
             while coop::has_budget_remaining() {

@@ -1,4 +1,4 @@
-//! A body in chunks, read as it comes: RFC 9112, section 7.1.
+//! An incremental decoder for chunked bodies (RFC 9112, section 7.1).
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use http::HeaderMap;
@@ -6,40 +6,41 @@ use httparse::{EMPTY_HEADER, Status};
 
 use super::{Malformed, framing::length_of, head::read_line};
 
-/// The longest line with a chunk's size, extensions included.
+/// The maximum length of a chunk-size line in bytes, extensions included.
 const MAX_LINE_BYTES: usize = 4_096;
 
-/// The most trailers.
+/// The maximum number of trailers.
 const MAX_TRAILERS: usize = 100;
 
-/// Where in the chunks of a body its reader stands.
+/// The position of the decoder in a chunked body.
 #[derive(Debug, Default)]
 pub(super) enum Chunks {
-    /// Before the line with a chunk's size.
+    /// Before a chunk-size line.
     #[default]
     Size,
-    /// Within a chunk, of which so much is left.
+    /// Within a chunk, of which this many bytes are left.
     Data(u64),
-    /// Behind a chunk, before the end of its line.
+    /// After a chunk's data, before its CR LF.
     DataEnd,
-    /// Behind the last chunk.
+    /// After the last chunk.
     Trailers,
 }
 
-/// What comes next of a body.
+/// The next part of a body.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Piece {
     Data(Bytes),
     /// The end, with trailers.
     Trailers(HeaderMap),
-    /// The end.
+    /// The end, without trailers.
     Over,
-    /// More octets have to come first.
+    /// More bytes are needed.
     More,
 }
 
 impl Chunks {
-    /// Takes what comes next from what was `received`. Trailers may have so many bytes.
+    /// Decodes the next part from `received`. A trailer section that is still incomplete after
+    /// `most` bytes is an error.
     pub(super) fn next(
         &mut self,
         received: &mut BytesMut,
@@ -76,7 +77,7 @@ impl Chunks {
     }
 }
 
-/// Takes the line with a chunk's size.
+/// Takes a chunk-size line; `None` if it is not complete.
 fn size(received: &mut BytesMut) -> Result<Option<u64>, Malformed> {
     let line = &received[..received.len().min(MAX_LINE_BYTES)];
     let Some(end) = line.iter().position(|octet| *octet == b'\n') else {
@@ -88,11 +89,11 @@ fn size(received: &mut BytesMut) -> Result<Option<u64>, Malformed> {
         };
     };
     let line = line[..end].strip_suffix(b"\r").ok_or(Malformed::Chunk)?;
-    // Some take a bare CR for the end of a line: RFC 9112, section 2.2.
+    // Some parsers accept a bare CR as a line end (RFC 9112, section 2.2).
     if line.contains(&b'\r') {
         return Err(Malformed::Chunk);
     }
-    // Extensions mean nothing to whoever does not know them.
+    // A recipient ignores chunk extensions that it does not know.
     let digits = line
         .split(|octet| *octet == b';')
         .next()
@@ -133,7 +134,7 @@ fn trailers(received: &mut BytesMut, most: usize) -> Result<Piece, Malformed> {
 mod tests {
     use super::*;
 
-    /// What comes of these octets, read all at once and one by one.
+    /// Decodes these bytes, at once and one by one, and checks that the results agree.
     fn read(octets: &str) -> Result<(String, Piece), Malformed> {
         let whole = read_by(octets, octets.len());
         let dripping = read_by(octets, 1);

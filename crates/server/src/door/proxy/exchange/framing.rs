@@ -1,4 +1,4 @@
-//! Where a body ends: RFC 9112, section 6, without what is ambiguous.
+//! Message framing: where a body ends (RFC 9112, section 6). Ambiguous framing is an error.
 
 use std::io::{self, Write as _};
 
@@ -15,32 +15,34 @@ use super::{
     head::write_line,
 };
 
-/// How a body is told from what follows.
+/// How the end of a body is determined.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Framing {
-    /// There is none.
+    /// There is no body.
     Nothing,
-    /// By its length, of which so much is left.
+    /// By `Content-Length`; the value is the number of bytes left.
     Length(u64),
     Chunked,
-    /// By the end of the connection, which only an answer's can be.
+    /// By the end of the connection; responses only.
     Close,
 }
 
 impl Framing {
-    /// That of a request with these headers, which have no encoding, and this body.
+    /// Returns the framing of a request with this body. Its `headers` contain no
+    /// `Transfer-Encoding`.
     pub(super) fn of_request(headers: &HeaderMap, body: &impl Body) -> Self {
         if body.is_end_stream() {
             return Self::Nothing;
         }
-        // A length that is not one number has been refused.
+        // A `Content-Length` that is not a single number was refused before.
         lines::first(headers, &CONTENT_LENGTH)
             .and_then(number)
             .map_or(Self::Chunked, Self::Length)
     }
 
-    /// That of an answer. A length is removed from one of 204; several, even of one value, are malformed (RFC 9110, section
-    /// 8.6, lets a recipient choose).
+    /// Returns the framing of a response, and removes `Content-Length` from a 204. Repeated
+    /// `Content-Length` headers are malformed even if they agree; RFC 9110, section 8.6, allows
+    /// that.
     pub(super) fn of_answer(
         answer: &mut Response<()>,
         has_no_body: bool,
@@ -51,7 +53,8 @@ impl Framing {
         let is_bodiless = status.is_informational()
             || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
         if status == StatusCode::NO_CONTENT {
-            // It says nothing of a body, by RFC 9110, section 8.6; over HTTP/2 it would be one that never comes.
+            // A 204 must not have one (RFC 9110, section 8.6). Over HTTP/2, the client would wait
+            // for a body.
             lines::remove(answer.headers_mut(), &CONTENT_LENGTH);
         }
         if has_no_body || is_bodiless {
@@ -62,7 +65,8 @@ impl Framing {
         }
         let mut codings = answer.headers().get_all(TRANSFER_ENCODING).iter();
         match (codings.next(), codings.next()) {
-            // Of what else the body may be coded in, a client that is not told would know nothing.
+            // Only `chunked` is accepted. The proxy removes `Transfer-Encoding`, so a client would
+            // not know of any other coding.
             (Some(coding), None)
                 if coding.as_bytes().eq_ignore_ascii_case(b"chunked")
                     && answer.version() == Version::HTTP_11 =>
@@ -73,7 +77,7 @@ impl Framing {
         }
     }
 
-    /// Writes what has come of a request's body.
+    /// Writes a frame of a request body.
     pub(super) fn write(&mut self, frame: Frame<Bytes>, to: &mut BytesMut) -> io::Result<()> {
         let data = match (frame.into_data(), &mut *self) {
             (Ok(data), Self::Length(left)) => {
@@ -100,7 +104,7 @@ impl Framing {
         Ok(())
     }
 
-    /// Writes the end of a request's body.
+    /// Writes the end of a request body.
     pub(super) fn finish(&self, to: &mut BytesMut) -> io::Result<()> {
         match self {
             Self::Length(left) if *left > 0 => {
@@ -113,7 +117,7 @@ impl Framing {
     }
 }
 
-/// Whether the upstream takes another request after this answer.
+/// Returns whether the upstream keeps the connection open after this response.
 pub(super) fn keeps(answer: &Response<()>) -> bool {
     let says = |word| hop::has_token(answer.headers(), &CONNECTION, word);
     match answer.version() {
@@ -122,12 +126,12 @@ pub(super) fn keeps(answer: &Response<()>) -> bool {
     }
 }
 
-/// What lies in memory fits 64 bits.
+/// Returns the length as `u64`; memory sizes always fit.
 pub(super) fn length_of(data: &[u8]) -> u64 {
     u64::try_from(data.len()).unwrap_or(u64::MAX)
 }
 
-/// The last chunk, and the trailers but for such as would change what the message is.
+/// Writes the last chunk and the trailers, except those that would change the framing or routing.
 fn write_trailers(mut trailers: HeaderMap, to: &mut BytesMut) {
     hop::strip_request(&mut trailers);
     for name in [CONTENT_LENGTH, TE, HOST] {
@@ -140,7 +144,8 @@ fn write_trailers(mut trailers: HeaderMap, to: &mut BytesMut) {
     to.put_slice(b"\r\n");
 }
 
-/// The length that an answer gives.
+/// Returns the `Content-Length` of a response. More than one, or one that is not a number, is an
+/// error.
 fn length(headers: &HeaderMap) -> Result<Option<u64>, Malformed> {
     let mut lines = headers.get_all(CONTENT_LENGTH).iter();
     let Some(line) = lines.next() else {
@@ -156,7 +161,7 @@ fn number(value: &HeaderValue) -> Option<u64> {
     digits(value.as_bytes())
 }
 
-/// A number in digits and nothing else: no sign, no blank.
+/// Parses a decimal number. Unlike `str::parse`, it accepts no sign.
 fn digits(text: &[u8]) -> Option<u64> {
     if text.is_empty() {
         return None;

@@ -1,4 +1,4 @@
-//! Heads: a request's written, an answer's read.
+//! Writes request heads and parses response heads.
 
 use std::mem::MaybeUninit;
 
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::config::Proxy;
 
-/// How large a head may be.
+/// The maximum size of a response head: bytes and number of header lines.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
     pub(super) bytes: usize,
@@ -33,24 +33,26 @@ impl Bounds {
     }
 }
 
-/// The header lines of the last head, but for long ones. Answers of one upstream resemble each other, and a line that stands where it stood
-/// is not read anew.
+/// A cache of the header lines of the last response, without long ones. Responses of one upstream
+/// resemble each other. A line that equals the one at the same position last time is not parsed
+/// again.
 #[derive(Default)]
 pub(super) struct Known(Vec<Option<Line>>);
 
-/// The longest line that is remembered, so that a connection that is kept holds little.
+/// The maximum length of a cached line in bytes; it bounds the memory of idle connections.
 const MOST_OF_A_LINE: usize = 256;
 
 struct Line {
-    /// As it came, without its end.
+    /// The line as received, without its CR LF.
     octets: Bytes,
     name: HeaderName,
-    /// A part of them.
+    /// A slice of `octets`.
     value: HeaderValue,
 }
 
 impl Known {
-    /// The `header` that stands at the place `at` of `head`, which is asked for its lines in their order.
+    /// Returns the name and value of `header`, the line number `at` of `head`. Lines must be read
+    /// in order.
     fn read(
         &mut self,
         at: usize,
@@ -82,13 +84,14 @@ impl Known {
     }
 }
 
-/// How many header lines are added to most answers.
+/// The number of headers that the proxy adds to most responses.
 const ADDED_HEADERS: usize = 4;
 
-/// As many header lines as need no memory of their own while they are found.
+/// The number of header lines that are parsed without a heap allocation.
 const FEW_HEADERS: usize = 100;
 
-/// Writes the head of a request whose body is framed like this, and of whose client `client` is to be told.
+/// Writes the head of a request with this body framing, and with the forwarding headers of
+/// `client`.
 pub(super) fn write(
     head: &mut Parts,
     client: Option<&Forwarding>,
@@ -104,7 +107,7 @@ pub(super) fn write(
     to.put_u8(b' ');
     to.put_slice(target.as_bytes());
     to.put_slice(b" HTTP/1.1\r\n");
-    // That it is the first line is asked for by RFC 9110, section 7.2.
+    // `Host` should be the first header (RFC 9110, section 7.2).
     if let Some(host) = lines::first(&head.headers, &HOST) {
         write_line(&HOST, host, to);
     }
@@ -121,7 +124,7 @@ pub(super) fn write(
             write_line(name, value, to);
         }
     }
-    // What is said of the body is what is sent.
+    // Derive the framing headers from the actual framing, not from the client's headers.
     match framing {
         Framing::Chunked => to.put_slice(b"transfer-encoding: chunked\r\n"),
         Framing::Length(length) => {
@@ -142,7 +145,7 @@ pub(super) fn write_line(name: &HeaderName, value: &HeaderValue, to: &mut BytesM
     to.put_slice(b"\r\n");
 }
 
-/// Takes the head of an answer from what was `received`; `None` if it is not whole yet.
+/// Parses a response head, and removes it from `received`; `None` if it is incomplete.
 pub(super) fn parse(
     received: &mut BytesMut,
     bounds: Bounds,
@@ -159,7 +162,8 @@ pub(super) fn parse(
         read(received, bounds.bytes, &mut room, known)
     };
     let Some((length, answer)) = found? else {
-        // One that is too large whole is too large before.
+        // An incomplete head that is already over the maximum is rejected without waiting for the
+        // rest.
         return if received.len() > bounds.bytes {
             Err(Malformed::HeadTooLarge)
         } else {
@@ -170,7 +174,7 @@ pub(super) fn parse(
     Ok(Some(answer))
 }
 
-/// How long the head is, which may be so many `bytes`, and what it says.
+/// Parses a response head of at most `bytes` bytes, and returns its length as well.
 fn read<'b>(
     received: &'b [u8],
     bytes: usize,
@@ -198,7 +202,7 @@ fn read<'b>(
     } else {
         Version::HTTP_10
     };
-    // With room for what is added on the way: the limits, and `Via`.
+    // Reserve room for the headers that are added later: the rate limit headers and `Via`.
     let mut headers = HeaderMap::with_capacity(parsed.headers.len() + ADDED_HEADERS);
     let mut count = 0;
     for header in parsed.headers.iter() {
@@ -213,12 +217,13 @@ fn read<'b>(
     Ok(Some((length, answer)))
 }
 
-/// Whether it says what goes without saying in HTTP/1.1, as nearly every upstream does. It would only be removed again.
+/// Returns whether the line is `Connection: keep-alive`. It is redundant in HTTP/1.1, yet most
+/// upstreams send it. Skipping it here saves removing it later.
 fn says_it_keeps(header: &Header<'_>) -> bool {
     header.name.eq_ignore_ascii_case("connection") && header.value == b"keep-alive"
 }
 
-/// A header line that is not remembered.
+/// Converts a header line without the cache.
 pub(super) fn read_line(header: &Header<'_>) -> Result<(HeaderName, HeaderValue), Malformed> {
     let value = HeaderValue::from_bytes(header.value);
     let value = value.map_err(|_| Malformed::Head(httparse::Error::HeaderValue))?;

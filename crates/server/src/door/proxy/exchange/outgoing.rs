@@ -1,4 +1,4 @@
-//! A request on its way to an upstream: its head, and its body while it comes.
+//! A request being sent to an upstream: its head, and its body as it arrives.
 
 use std::{
     io,
@@ -17,39 +17,40 @@ use super::{
     head,
 };
 
-/// How much of a request waits to be written before its body is asked for more.
+/// How many unsent bytes to buffer before the body is not polled any further.
 const WRITE_BYTES: usize = 16 << 10;
 
-/// The most of a request that is written before anything of it has been taken: what TLS makes one record of. It is taken whole or not at all,
-/// while of several the first may have been when the next cannot be written.
+/// The maximum size of the first write: one TLS record. The upstream receives a record completely
+/// or not at all. With several records, a failed write could have delivered the first one.
 const RECORD_BYTES: usize = 16 << 10;
 
-/// What has yet to be sent.
+/// The unsent part of a request.
 #[derive(Default)]
 pub(in super::super) struct Outgoing {
     octets: BytesMut,
-    /// How many of these have been written. They are kept where all might be sent again.
+    /// How many of `octets` were sent. A repeatable request keeps its sent bytes for a retry.
     written: usize,
     body: Option<(Upload, Framing)>,
     is_unflushed: bool,
-    /// Whether nothing of it has been taken yet.
+    /// Whether nothing was written yet.
     is_untouched: bool,
-    /// Whether to send it twice comes to the same as to send it once, and all of it is here.
+    /// Whether the request is idempotent and has no body, so that it may be sent twice.
     is_repeatable: bool,
-    /// Whether its answer has no body.
+    /// Whether it is a `HEAD`, whose response has no body.
     is_head: bool,
 }
 
-/// Why a request was not sent to its end.
+/// Why a request was not sent completely.
 pub(super) enum Unsent {
-    /// Its body broke off, or is not what it was said to be.
+    /// The client's body broke off, or contradicts its declared length.
     Body(io::Error),
-    /// The upstream does not take it.
+    /// The upstream does not take the bytes.
     Stream(io::Error),
 }
 
 impl Outgoing {
-    /// Has `request` to send, of whose client `client` tells, and nothing else.
+    /// Sets `request` as the one to send, in place of any previous one. `client` writes the
+    /// forwarding headers.
     pub(super) fn begin(&mut self, request: Request<Upload>, client: Option<&Forwarding>) {
         let (mut head, body) = request.into_parts();
         let framing = Framing::of_request(&head.headers, &body);
@@ -62,27 +63,28 @@ impl Outgoing {
         self.is_head = head.method == Method::HEAD;
     }
 
-    /// Whether all of it is sent.
+    /// Returns whether all of it was written.
     pub(super) fn is_over(&self) -> bool {
         self.body.is_none() && self.left().is_empty()
     }
 
-    /// Whether all of it is on its way.
+    /// Returns whether all of it was written and flushed.
     pub(super) fn is_sent(&self) -> bool {
         self.is_over() && !self.is_unflushed
     }
 
-    /// Whether nothing of it has been taken.
+    /// Returns whether nothing was written yet.
     pub(super) const fn is_untouched(&self) -> bool {
         self.is_untouched
     }
 
-    /// Whether its answer has no body.
+    /// Returns whether it is a `HEAD`, whose response has no body.
     pub(super) const fn is_head(&self) -> bool {
         self.is_head
     }
 
-    /// The request for another connection, if this one has not taken it, or it makes no difference if it has.
+    /// Takes the request for another connection, if nothing of it was written or if it may be sent
+    /// twice.
     pub(super) fn take_again(&mut self) -> Option<Self> {
         (self.is_untouched || self.is_repeatable).then(|| Self {
             written: 0,
@@ -96,7 +98,7 @@ impl Outgoing {
         self.octets.get(self.written..).unwrap_or_default()
     }
 
-    /// Ready when the request is sent, or cannot be.
+    /// Sends the request. Becomes ready when it is sent, or cannot be.
     pub(super) fn poll_send(
         &mut self,
         stream: &mut (impl AsyncWrite + Unpin),
@@ -114,7 +116,7 @@ impl Outgoing {
         }
     }
 
-    /// Writes some of what is here; `None` if there is nothing left to write.
+    /// Writes some of the buffered bytes; `None` if all are written and flushed.
     fn poll_write(
         &mut self,
         stream: &mut (impl AsyncWrite + Unpin),
@@ -148,7 +150,8 @@ impl Outgoing {
         Poll::Ready(Ok(Some(())))
     }
 
-    /// Takes what has come of the body, but not too much; ready when that is all.
+    /// Buffers available frames of the body, up to [`WRITE_BYTES`]. Becomes ready at the end of the
+    /// body.
     fn poll_gather(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while let Some((body, framing)) = &mut self.body {
             if self.octets.len() >= WRITE_BYTES {
@@ -158,7 +161,8 @@ impl Outgoing {
             match frame.transpose().map_err(io::Error::other)? {
                 Some(frame) => {
                     framing.write(frame, &mut self.octets)?;
-                    // The end of a body of a known length is told later than its last byte, and perhaps than the answer.
+                    // Do not wait for the end of a body of known length: it is reported after the
+                    // last byte, and perhaps only after the response.
                     if matches!(framing, Framing::Length(0)) {
                         self.body = None;
                     }
@@ -172,7 +176,7 @@ impl Outgoing {
         Poll::Ready(Ok(()))
     }
 
-    /// Forgets what has not been sent.
+    /// Discards the unsent part.
     pub(super) fn give_up(&mut self) {
         self.octets.clear();
         self.written = 0;
@@ -190,7 +194,7 @@ mod tests {
 
     use super::*;
 
-    /// Takes so many octets, and has been closed then.
+    /// A stream that accepts `room` bytes and then fails as closed.
     struct Closing {
         room: usize,
         taken: Vec<u8>,
@@ -220,7 +224,8 @@ mod tests {
         }
     }
 
-    /// Takes one record, and tells of it only if there is no other, as TLS does.
+    /// Accepts one TLS record of 16 KiB. Reports an error instead of success if there was more to
+    /// write, as a TLS stream does.
     struct Recording(Vec<u8>);
 
     impl AsyncWrite for Recording {
@@ -257,7 +262,7 @@ mod tests {
         outgoing
     }
 
-    /// What a stream with this much room takes of `outgoing`.
+    /// Sends `outgoing` on a stream with this much room, and returns what the stream received.
     fn sent(outgoing: &mut Outgoing, room: usize) -> String {
         let mut stream = Closing {
             room,

@@ -1,4 +1,4 @@
-//! An upstream's connection without its socket, for fuzzing: octets in, an answer out.
+//! An upstream connection without a socket, for fuzzing: response bytes in, a parsed response out.
 
 use std::{
     collections::VecDeque,
@@ -17,28 +17,28 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::{super::body::Upload, Exchange, Socket, hop};
 use crate::config::Proxy;
 
-/// A connection to an upstream that says what it is told to say.
+/// A connection to an upstream that sends scripted bytes.
 #[derive(Debug)]
 pub struct UpstreamTalk {
     exchange: Exchange,
     said: Said,
 }
 
-/// What the proxy understood of an answer.
+/// A response as the proxy parsed it.
 #[derive(Debug, Default)]
 pub struct Heard {
-    /// The head as its client gets it, unless there was none.
+    /// The head as the client would receive it, if there was a valid one.
     pub head: Option<Response<()>>,
-    /// The body as far as it came.
+    /// The body, as far as it was received.
     pub body: Vec<u8>,
-    /// What came behind it.
+    /// The trailers, if any.
     pub trailers: Option<HeaderMap>,
-    /// Why the answer is not whole, if it is not.
+    /// Why the response is incomplete, if it is.
     pub problem: Option<String>,
 }
 
 impl UpstreamTalk {
-    /// A connection on which nobody has asked yet.
+    /// Opens a connection on which no request was sent.
     #[must_use]
     pub fn open(settings: &Proxy) -> Self {
         let said = Said::default();
@@ -48,13 +48,15 @@ impl UpstreamTalk {
         }
     }
 
-    /// Whether it takes another request: the last answer is whole, and nothing came behind it.
+    /// Returns whether the connection takes another request: the last response is complete, and
+    /// nothing follows it.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.exchange.is_ready() && self.said.pieces().is_empty()
     }
 
-    /// Asks by `method` on a connection that is ready, and hears `pieces` one after the other, and then the end.
+    /// Sends a request with `method` on a ready connection. The upstream sends `pieces`, one per
+    /// read, and then closes.
     #[must_use]
     pub fn ask(&mut self, method: Method, pieces: impl IntoIterator<Item = Vec<u8>>) -> Heard {
         self.said
@@ -64,7 +66,7 @@ impl UpstreamTalk {
         *request.method_mut() = method;
         self.exchange.begin(request, None);
         let mut heard = Heard::default();
-        // Who says all that he has to say is never waited for.
+        // The scripted socket is always ready, so this never has to wait.
         let whole = self.hear(&mut heard).now_or_never();
         let whole = whole.unwrap_or_else(|| Err(io::ErrorKind::WouldBlock.into()));
         heard.problem = whole.err().map(|error| error.to_string());
@@ -85,7 +87,8 @@ impl UpstreamTalk {
     }
 }
 
-/// What an upstream is going to say, a piece at a time. It takes whatever it is sent.
+/// The bytes that the scripted upstream will send, one piece per read. It discards what it
+/// receives.
 #[derive(Clone, Debug, Default)]
 struct Said(Arc<Mutex<VecDeque<Bytes>>>);
 
