@@ -1,8 +1,8 @@
-//! The access log: a line of JSON for each request, once it is over.
+//! The access log: one line of JSON per request, written when the request has ended.
 //!
-//! A thread writes it, so that no request waits for a disk. What the thread cannot keep up with is left out, and counted.
-//! No header is written but `Host` and `User-Agent`, and no query unless the configuration asks for it: what is secret stands
-//! in others.
+//! A separate thread writes it, so no request waits for the disk. Lines that it cannot keep up with
+//! are dropped and counted. `Host` and `User-Agent` are the only headers that are logged, and
+//! queries only if configured, because the others may contain secrets.
 
 mod entry;
 
@@ -23,14 +23,14 @@ use std::{
 pub(super) use self::entry::{AskedOf, Logged, Logging, Session};
 use crate::config;
 
-/// The most lines that wait to be written, and the most bytes.
+/// The maximum number of queued lines, and their maximum size in bytes.
 const MAX_WAITING: usize = 16_384;
 const MAX_WAITING_BYTES: usize = 16 << 20;
 
-/// How long the end waits for what is still to be written.
+/// How long shutdown waits for queued lines to be written.
 const FINISH_WITHIN: Duration = Duration::from_secs(2);
 
-/// A log that is open.
+/// A handle to the open access log.
 #[derive(Clone)]
 pub struct AccessLog {
     orders: SyncSender<Order>,
@@ -42,16 +42,16 @@ pub struct AccessLog {
 enum Order {
     Write(String),
     Reopen,
-    /// To tell when everything before is written.
+    /// Write everything before this, then reply.
     Finish(SyncSender<()>),
 }
 
 impl AccessLog {
-    /// Opens the log that `settings` name, at its end.
+    /// Opens the log of `settings` for appending.
     ///
     /// # Errors
     ///
-    /// What the system says if it cannot be opened, or gives no thread.
+    /// The operating system's error if the file cannot be opened or the thread cannot be started.
     pub fn open(settings: &config::AccessLog) -> io::Result<Self> {
         let file = settings.to.as_deref().map(open).transpose()?;
         let (orders, inbox) = sync_channel(MAX_WAITING);
@@ -74,12 +74,13 @@ impl AccessLog {
         })
     }
 
-    /// Opens the file once more, because the old one was moved away.
+    /// Reopens the file, after log rotation has moved it. Does nothing if the queue is full.
     pub fn reopen(&self) {
         let _ = self.orders.try_send(Order::Reopen);
     }
 
-    /// Waits until what was logged is written, but not for long.
+    /// Waits until the queued lines are written, for at most 2 seconds. Returns at once if the
+    /// queue is full.
     pub fn finish(&self) {
         let (done, wait) = sync_channel(1);
         if self.orders.try_send(Order::Finish(done)).is_ok() {
@@ -87,7 +88,7 @@ impl AccessLog {
         }
     }
 
-    /// How many lines were left out.
+    /// Returns how many lines were dropped.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
@@ -112,7 +113,7 @@ impl fmt::Debug for AccessLog {
     }
 }
 
-/// The thread that writes.
+/// The state of the writer thread.
 struct Writer {
     out: BufWriter<Box<dyn Write + Send>>,
     path: Option<PathBuf>,
@@ -121,7 +122,7 @@ struct Writer {
 }
 
 impl Writer {
-    /// Writes what is ordered, until nobody is left to order anything. What waits together is written together.
+    /// Writes until all handles are dropped. Flushes once per batch of queued lines.
     fn run(mut self, inbox: &Receiver<Order>) {
         while let Ok(order) = inbox.recv() {
             self.follow(order);
@@ -171,7 +172,8 @@ impl Writer {
 }
 
 fn open(path: &Path) -> io::Result<File> {
-    // Addresses, hosts and paths are nobody's business but the operator's and the group's, which ships logs.
+    // Readable by the owner and the group only, for the log shipper: addresses and paths are
+    // private.
     OpenOptions::new()
         .create(true)
         .append(true)

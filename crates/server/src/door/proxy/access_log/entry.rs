@@ -1,4 +1,4 @@
-//! One request in the log, from its head to the end of its answer.
+//! One access log entry, from the request head to the end of the response.
 
 use std::{
     convert::Infallible,
@@ -28,19 +28,19 @@ use super::{
 };
 use crate::{config::Identity, limiter::Limiter};
 
-/// The longest of what a client writes itself that is logged, in bytes.
+/// The maximum length of a logged text from the client, in bytes.
 const MAX_TEXT_BYTES: usize = 1_024;
 
-/// Which upstream was to answer, as an extension of the answer.
+/// The upstream of a request, as a response extension.
 #[derive(Clone, Debug)]
 pub(in super::super) struct AskedOf {
     pub(in super::super) upstream: Box<str>,
-    /// The address that was asked, the last one if there were several.
+    /// The endpoint that was asked; the last one after retries.
     pub(in super::super) address: Option<Box<str>>,
 }
 
-/// What goes on after an answer, as an extension of it: a connection that was upgraded, whose line is written when it ends, however that
-/// comes.
+/// An upgraded connection, as a response extension. Its entry is written when the connection ends,
+/// for whatever reason.
 #[derive(Clone, Debug, Default)]
 pub(in super::super) struct Session(Arc<Carried>);
 
@@ -53,17 +53,17 @@ struct Carried {
 }
 
 impl Session {
-    /// How many octets have come from its client.
+    /// Returns the number of bytes received from the client.
     pub(in super::super) fn received(&self) -> &Arc<AtomicU64> {
         &self.0.received
     }
 
-    /// How many octets the upstream has sent him.
+    /// Returns the number of bytes sent to the client.
     pub(in super::super) fn sent(&self) -> &Arc<AtomicU64> {
         &self.0.sent
     }
 
-    /// Both sides have closed.
+    /// Records that both sides have closed normally.
     pub(in super::super) fn complete(&self) {
         self.0.is_complete.store(true, Ordering::Relaxed);
     }
@@ -84,7 +84,7 @@ impl Drop for Carried {
     }
 }
 
-/// What all requests of a connection are logged with.
+/// The context that all requests of a connection share for logging.
 #[derive(Debug)]
 pub(in super::super) struct Logging {
     pub(in super::super) log: AccessLog,
@@ -130,7 +130,7 @@ where
             let mut answer = answering.await?;
             entry.line.status = Some(answer.status().as_u16());
             entry.line.grpc_status = grpc_status(answer.headers());
-            // Who asks a body that is empty from the start for nothing.
+            // hyper does not poll a body that is empty from the start.
             entry.line.complete = answer.body().is_end_stream();
             entry.learn(answer.extensions_mut());
             let entry = match answer.extensions_mut().remove::<Session>() {
@@ -145,7 +145,7 @@ where
     }
 }
 
-/// The body of an answer, with whose end the request is over, unless a session follows.
+/// A response body that writes the entry when it ends, unless a session follows.
 #[derive(Debug)]
 pub(in super::super) struct LoggedBody<B> {
     body: B,
@@ -198,7 +198,7 @@ where
     }
 }
 
-/// A request that is logged when it is over: answered, or left by its client.
+/// A log entry, written when it is dropped: the response has ended, or the client has left.
 #[derive(Debug)]
 struct Entry {
     logging: Arc<Logging>,
@@ -207,7 +207,7 @@ struct Entry {
     broke: bool,
 }
 
-/// What is written, in this order.
+/// The fields of a line, in this order.
 #[derive(Debug, Serialize)]
 struct Line {
     time: String,
@@ -218,25 +218,25 @@ struct Line {
     #[serde(skip_serializing_if = "Option::is_none")]
     query: Option<Box<str>>,
     version: &'static str,
-    /// `None` if the client had gone before there was an answer.
+    /// `None` if the client left before the response.
     status: Option<u16>,
-    /// Of a call of gRPC, unless it broke off before it came.
+    /// The status of a gRPC call; `None` if the call broke off before it arrived.
     #[serde(skip_serializing_if = "Option::is_none")]
     grpc_status: Option<u32>,
     bytes: u64,
-    /// What came from the client after his connection was upgraded.
+    /// The number of bytes received from the client after an upgrade.
     #[serde(skip_serializing_if = "Option::is_none")]
     received: Option<u64>,
-    /// Whether the answer was passed on to its end.
+    /// Whether the whole response was passed on.
     complete: bool,
     duration_us: u64,
-    /// Whose request it was; `None` where it did not come so far.
+    /// The upstream; `None` if the request was not routed.
     upstream: Option<Box<str>>,
-    /// Where that was asked; `None` where it was not.
+    /// The endpoint; `None` if none was asked.
     address: Option<Box<str>>,
-    /// Why the proxy answered by itself; `None` if it did not.
+    /// Why the proxy replied itself, or why the response is incomplete; otherwise `None`.
     reason: Option<&'static str>,
-    /// The rule that denied it.
+    /// The rule that denied the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     rule: Option<Box<str>>,
     user_agent: Option<Box<str>>,
@@ -280,7 +280,7 @@ impl Entry {
 }
 
 impl Entry {
-    /// Takes what is said of the answer out of its `extensions`.
+    /// Takes the fields that the proxy added to the response as `extensions`.
     fn learn(&mut self, extensions: &mut Extensions) {
         if let Some(AskedOf { upstream, address }) = extensions.remove() {
             (self.line.upstream, self.line.address) = (Some(upstream), address);
@@ -300,7 +300,7 @@ impl Drop for Entry {
         let began = i64::try_from(self.began.as_micros()).ok();
         let began = began.and_then(|micros| jiff::Timestamp::from_microsecond(micros).ok());
         self.line.time = began.map_or_else(String::new, |began| format!("{began:.6}"));
-        // Numbers and text are always JSON.
+        // Numbers and text always serialise.
         if let Ok(mut line) = serde_json::to_string(&self.line) {
             line.push('\n');
             self.logging.log.write(line);
@@ -308,7 +308,7 @@ impl Drop for Entry {
     }
 }
 
-/// What a call of gRPC came to, in the head of an answer or behind it.
+/// Returns the gRPC status from the headers or trailers of a response.
 fn grpc_status(headers: &HeaderMap) -> Option<u32> {
     headers.get("grpc-status")?.to_str().ok()?.parse().ok()
 }
@@ -318,7 +318,7 @@ fn text(headers: &HeaderMap, name: &HeaderName) -> Option<Box<str>> {
     Some(cut(&String::from_utf8_lossy(value.as_bytes())))
 }
 
-/// `text`, or as much of it as is logged.
+/// Returns `text`, cut to the maximum length.
 fn cut(text: &str) -> Box<str> {
     text[..text.floor_char_boundary(MAX_TEXT_BYTES)].into()
 }
