@@ -1,8 +1,9 @@
-//! How an upstream learns who the client is: `X-Forwarded-*` and `Forwarded`.
+//! The headers that tell an upstream about the client: `X-Forwarded-*`, `Forwarded` and `Via`.
 //!
-//! What a client writes there itself is removed, unless it is one of the proxies that the configuration believes: then
-//! its lists are extended. So the last element is always our word, and what stands before it that of somebody believed.
-//! In trailers nobody says it, and with `_` in the place of `-` neither.
+//! Values from an untrusted client are removed; lists from a trusted proxy are extended. So the
+//! last element of a list always comes from this proxy, and the elements before it from trusted
+//! proxies. Such names are also removed from trailers, and when they are spelled with `_` instead
+//! of `-`.
 
 use std::{borrow::Cow, net::IpAddr};
 
@@ -18,10 +19,10 @@ const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 
-/// What proxies say of clients and clients must not say of themselves begins so,
+/// The prefix of the header names that only proxies may send.
 const FORWARDED_BY_PROXIES: &str = "x-forwarded-";
 
-/// or is one of these.
+/// More header names that only proxies may send.
 const SAID_BY_PROXIES: [&str; 7] = [
     "forwarded",
     "x-real-ip",
@@ -32,25 +33,25 @@ const SAID_BY_PROXIES: [&str; 7] = [
     "x-rewrite-url",
 ];
 
-/// What is written about the client of one connection.
+/// The forwarding headers for the requests of one client connection.
 #[derive(Clone, Debug)]
 pub(super) struct Forwarding {
     headers: ForwardedHeaders,
     is_believed: bool,
     address: HeaderValue,
     scheme: &'static str,
-    /// As RFC 7239 writes it.
+    /// The client's address as an RFC 7239 node.
     node: Box<str>,
-    /// What we call ourselves, if we do.
+    /// The pseudonym of this proxy in `Via`, if configured.
     via: Option<Via>,
 }
 
-/// The client of one connection.
+/// The client side of one connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ClientSide {
     pub(super) peer: IpAddr,
     pub(super) scheme: &'static str,
-    /// Whether it is a trusted proxy, whose own words are kept.
+    /// Whether the peer is a trusted proxy, whose forwarding headers are kept.
     pub(super) is_believed: bool,
 }
 
@@ -65,7 +66,7 @@ impl ClientSide {
 }
 
 impl Forwarding {
-    /// For the requests of `client`. The upstream is told of them in these `headers`, and of us in `via`.
+    /// Creates the forwarding headers for requests of `client`: the kinds in `headers`, and `via`.
     pub(super) fn new(headers: ForwardedHeaders, via: Option<Via>, client: ClientSide) -> Self {
         let ClientSide {
             peer,
@@ -81,7 +82,7 @@ impl Forwarding {
         Self {
             headers,
             is_believed,
-            // An address is digits, letters, dots and colons.
+            // An address consists of digits, letters, dots and colons, so this never fails.
             address: address.unwrap_or_else(|_| HeaderValue::from_static("unknown")),
             scheme,
             node: node.into(),
@@ -89,12 +90,13 @@ impl Forwarding {
         }
     }
 
-    /// Whether the client is a trusted proxy.
+    /// Returns whether the peer is a trusted proxy.
     pub(super) const fn is_believed(&self) -> bool {
         self.is_believed
     }
 
-    /// Removes what would be replaced: with `Forwarded` alone, the rest of an `X-Forwarded-*` family that says no address.
+    /// With `Forwarded` alone, removes `X-Forwarded-Proto` and `X-Forwarded-Host` unless they
+    /// belong to a trusted proxy's `X-Forwarded-For`.
     pub(super) fn clean(&self, headers: &mut HeaderMap) {
         if !self.wants_x_forwarded() && !self.keeps(&X_FORWARDED_FOR, headers) {
             for name in [X_FORWARDED_PROTO, X_FORWARDED_HOST] {
@@ -117,7 +119,8 @@ impl Forwarding {
         )
     }
 
-    /// Tells of the client, whose request came over `version`, among the `headers` of a request that has one `Host`.
+    /// Adds the forwarding headers to the `headers` of a request that came over `version` and has
+    /// one `Host`.
     pub(super) fn write(&self, version: Version, headers: &mut HeaderMap) {
         let mut told = Vec::new();
         self.tell(version, headers, |name, value| {
@@ -126,9 +129,11 @@ impl Forwarding {
         headers.extend(told);
     }
 
-    /// Calls `line` with each header line that tells of the client of a request that came over `version` and has one `Host`,
-    /// and of us. Takes out of its `headers`, from which a stranger's claims were removed, what these lines replace; what is
-    /// left is to be sent as well.
+    /// Calls `line` with each forwarding header of a request that came over `version` and has one
+    /// `Host`.
+    ///
+    /// Removes from `headers` the headers that these lines replace; the caller sends the rest as
+    /// well. An untrusted client's values must have been removed before.
     pub(super) fn tell(
         &self,
         version: Version,
@@ -160,7 +165,7 @@ impl Forwarding {
         }
         let list = self.extended(&X_FORWARDED_FOR, &self.address, headers);
         line(&X_FORWARDED_FOR, &list);
-        // Of the scheme and the host the first proxy knows what the client asked for.
+        // A trusted proxy closer to the client knows the original scheme and host better.
         if !self.keeps(&X_FORWARDED_PROTO, headers) {
             line(&X_FORWARDED_PROTO, &HeaderValue::from_static(self.scheme));
         }
@@ -171,12 +176,13 @@ impl Forwarding {
         }
     }
 
-    /// Whether it is there, and said by somebody who is believed.
+    /// Returns whether the header is present and comes from a trusted proxy.
     fn keeps(&self, name: &HeaderName, headers: &HeaderMap) -> bool {
         self.is_believed && headers.contains_key(name)
     }
 
-    /// `element` behind the list of a believed proxy, which is taken out; else it is the whole list.
+    /// Appends `element` to a trusted proxy's list, which is removed from `headers`. Without such a
+    /// list, returns `element` alone.
     fn extended<'e>(
         &self,
         name: &HeaderName,
@@ -201,12 +207,12 @@ impl Forwarding {
             }
             element.push('"');
         }
-        // The host was a header's value, and the rest is ours.
+        // Cannot fail: the host was a header value, and the rest is ASCII.
         HeaderValue::try_from(element).unwrap_or_else(|_| self.address.clone())
     }
 }
 
-/// `element` behind the list in the header `name`, which is taken out.
+/// Appends `element` to the list in the header `name`, and removes that header.
 fn extended<'e>(
     name: &HeaderName,
     element: &'e HeaderValue,
@@ -214,13 +220,14 @@ fn extended<'e>(
 ) -> Cow<'e, HeaderValue> {
     let said = headers.get_all(name).iter().chain([element]);
     let list: Vec<&[u8]> = said.map(HeaderValue::as_bytes).collect();
-    // Lines that are values make a value when they are joined.
+    // Joining valid header values with `, ` gives a valid one.
     let joined = HeaderValue::from_bytes(&list.join(&b", "[..]));
     headers.remove(name);
     joined.map_or(Cow::Borrowed(element), Cow::Owned)
 }
 
-/// Removes what only proxies may say, and names with `_`, which may be read as such.
+/// Removes the headers that only proxies may send, and all names with `_`, which an application may
+/// read as one of these.
 pub(super) fn remove_claims(headers: &mut HeaderMap) {
     remove_named(headers, |name| name.contains('_') || is_claim(name));
 }
@@ -236,9 +243,10 @@ fn remove_named(headers: &mut HeaderMap, is_meant: impl Fn(&str) -> bool) {
     }
 }
 
-/// Whether only proxies may say it. Many applications take `_` in a name for `-`.
+/// Returns whether only proxies may send this header. Treats `_` as `-`, because many applications
+/// do.
 pub(super) fn is_claim(name: &str) -> bool {
-    // Most names are told apart by their first letter.
+    // Fast path: the first letter rules out most names.
     if !name.starts_with(['x', 'f', 't', 'c']) {
         return false;
     }

@@ -1,4 +1,4 @@
-//! Headers that belong to one connection, and not to the message: RFC 9110, section 7.6.1.
+//! Hop-by-hop headers (RFC 9110, section 7.6.1).
 
 use http::{
     HeaderMap, HeaderName, HeaderValue,
@@ -12,7 +12,7 @@ use super::{forwarded::is_claim, lines};
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
-/// All that never go on, but for those that `Connection` names.
+/// The headers that are never forwarded, besides those that `Connection` names.
 const OF_THE_CONNECTION: [HeaderName; 8] = [
     CONNECTION,
     TRANSFER_ENCODING,
@@ -26,10 +26,10 @@ const OF_THE_CONNECTION: [HeaderName; 8] = [
 
 const TRAILERS: HeaderValue = HeaderValue::from_static("trailers");
 
-/// The protocol that a request offers to switch to, in one spelling: the first of its list, in small letters, which is all
-/// that reaches the upstream. Names of protocols are compared without regard to case: RFC 9110, section 7.8.
+/// Returns the protocol that a request offers to switch to: the first of the list, in lower case.
+/// The upstream gets only this one. Protocol names are case-insensitive (RFC 9110, section 7.8).
 ///
-/// HTTP/2 in this way was given up by RFC 9113, and here as well: a client that offers it is answered without a switch.
+/// Upgrading to HTTP/2 (`h2c`) is deprecated by RFC 9113, so such an offer is ignored.
 pub(super) fn offered(headers: &HeaderMap) -> Option<HeaderValue> {
     if !has_token(headers, &CONNECTION, "upgrade") || has_token(headers, &UPGRADE, "h2c") {
         return None;
@@ -44,7 +44,7 @@ pub(super) fn offered(headers: &HeaderMap) -> Option<HeaderValue> {
     HeaderValue::from_bytes(&first.to_ascii_lowercase()).ok()
 }
 
-/// The protocol that an answer of 101 goes on with.
+/// Returns the protocol that a 101 response switches to.
 pub(super) fn switched(headers: &HeaderMap) -> Option<HeaderValue> {
     let protocol = lines::first(headers, &UPGRADE)?;
     let is_meant =
@@ -52,13 +52,13 @@ pub(super) fn switched(headers: &HeaderMap) -> Option<HeaderValue> {
     is_meant.then(|| protocol.clone())
 }
 
-/// Says that the connection to the client goes on with `protocol`.
+/// Sets the headers that switch the client connection to `protocol`.
 pub(super) fn set_switched(headers: &mut HeaderMap, protocol: HeaderValue) {
     headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     headers.insert(UPGRADE, protocol);
 }
 
-/// Names in `Connection` what a request over HTTP/1.1 says of the connection to its upstream.
+/// Sets `Connection` to name the hop-by-hop headers of an HTTP/1.1 request to an upstream.
 pub(super) fn name_in_connection(headers: &mut HeaderMap) {
     if !lines::has_some(headers, &[TE, UPGRADE]) {
         return;
@@ -71,8 +71,8 @@ pub(super) fn name_in_connection(headers: &mut HeaderMap) {
     headers.insert(CONNECTION, HeaderValue::from_static(named));
 }
 
-/// Removes what belongs to the connection on which a request came, and leaves `TE: trailers`, because trailers are passed
-/// on.
+/// Removes the hop-by-hop headers of a request. Keeps `TE: trailers`, because trailers are
+/// forwarded.
 pub(super) fn strip_request(headers: &mut HeaderMap) {
     if !lines::has_some(headers, &OF_THE_CONNECTION) {
         return;
@@ -85,7 +85,7 @@ pub(super) fn strip_request(headers: &mut HeaderMap) {
     }
 }
 
-/// Removes what belongs to the connection on which an answer came.
+/// Removes the hop-by-hop headers of a response.
 pub(super) fn strip_answer(headers: &mut HeaderMap) {
     if !lines::has_some(headers, &OF_THE_CONNECTION) {
         return;
@@ -96,7 +96,7 @@ pub(super) fn strip_answer(headers: &mut HeaderMap) {
 
 fn strip(headers: &mut HeaderMap) {
     match headers.get(CONNECTION) {
-        // What nearly everybody says names no header but one that is removed in any case.
+        // Fast path for the most common value, which names no other header.
         Some(value) if value == "keep-alive" && !lines::is_repeated(headers, &CONNECTION) => {
             headers.remove(CONNECTION);
             if !lines::has_some(headers, &OF_THE_CONNECTION) {
@@ -111,7 +111,8 @@ fn strip(headers: &mut HeaderMap) {
     headers.remove(TE);
     headers.remove(UPGRADE);
     if headers.remove(TRANSFER_ENCODING).is_some() {
-        // The body is framed anew; a length beside the encoding is a lie that somebody may believe.
+        // The proxy frames the body anew. A `Content-Length` beside `Transfer-Encoding` is a
+        // smuggling vector.
         headers.remove(CONTENT_LENGTH);
     }
 }
@@ -121,8 +122,8 @@ fn strip_named(headers: &mut HeaderMap) {
     let lines: Vec<HeaderValue> = headers.get_all(CONNECTION).iter().cloned().collect();
     headers.remove(CONNECTION);
     for name in lines.iter().flat_map(tokens) {
-        // A message whose end is not where it was when it came would be another message, and a client must not be able to
-        // remove what a trusted proxy says of it.
+        // Without its length, the message would end elsewhere. Nor may a client use `Connection` to
+        // remove what a trusted proxy says about it.
         if let Ok(name) = HeaderName::from_bytes(name)
             && !matches!(name, CONTENT_LENGTH | HOST | VIA)
             && !is_claim(name.as_str())
@@ -132,7 +133,7 @@ fn strip_named(headers: &mut HeaderMap) {
     }
 }
 
-/// Whether the list in the header `name` has this word.
+/// Returns whether the comma-separated list in the header `name` contains `word`.
 pub(super) fn has_token(headers: &HeaderMap, name: &HeaderName, word: &str) -> bool {
     lines::has(headers, name)
         && headers

@@ -1,16 +1,17 @@
-//! The head of a request as the upstream is going to receive it, made before any rule looks at it.
+//! Normalises a request head to what the upstream will receive, before any rule is evaluated.
 //!
-//! A rule that saw anything else could be escaped: a header that the proxy removes later would be a key of its own, and a
-//! header that is spelled differently would be none. So everything that the proxy removes or rewrites is removed or
-//! rewritten here, once, and rules, `upstreams[].when` and classes of `adaptive` are asked about the result. What the proxy
-//! only adds comes later: `X-Forwarded-*`, `Forwarded`, `Via`, and the headers that frame the message.
+//! A rule that saw anything else could be bypassed. A header that the proxy removes later would be
+//! a key of its own; a header in another spelling would not match. So everything that the proxy
+//! removes or rewrites is removed or rewritten here, once. Rules, `upstreams[].when` and classes of
+//! `adaptive` see the result. Headers that the proxy only adds come later: `X-Forwarded-*`,
+//! `Forwarded`, `Via`, and the framing headers.
 //!
 //! ```text
-//! target::check    one length, one encoding, not too many lines
+//! target::check    one length, one encoding, not too many header lines
 //! check_values     HTTP/2: no white space around values
-//! remove_names     names with `_`, and what only proxies may say
+//! remove_names     names with `_`, and forwarding headers of untrusted clients
 //! target::settle   one host, a path, one line of cookies
-//! hop              headers of the client's connection; an `Upgrade` in one spelling
+//! hop              hop-by-hop headers; an `Upgrade` in one spelling
 //! ```
 
 use http::{
@@ -28,16 +29,16 @@ use super::{
 };
 use crate::config::{Underscores, Via};
 
-/// How many times a request may have passed a proxy with our pseudonym. A second and a third tier of proxies may share
-/// it; a request that has passed more is going round in a loop.
+/// How often a request may have passed proxies with our `Via` pseudonym before it counts as a loop.
+/// Two or three tiers of proxies may share a pseudonym.
 const MAX_PASSES: usize = 4;
 
-/// Makes `head` what the upstream is to receive of it, by the settings of `current`. `forwarding` knows whether the client
-/// is a trusted proxy.
+/// Normalises `head` by the settings of `current`. `forwarding` says whether the client is a
+/// trusted proxy.
 ///
 /// # Errors
 ///
-/// A head that is malformed, could mean several things, or comes round in a loop.
+/// The head is malformed or ambiguous, or the request is in a loop.
 pub(super) fn normalise(
     head: &mut Parts,
     current: &Current,
@@ -55,15 +56,15 @@ pub(super) fn normalise(
     forwarding.clean(&mut head.headers);
     target::settle(head)?;
     trim_length(&mut head.headers);
-    // The proxy itself answers `100 Continue` when the body is asked for.
+    // The proxy sends `100 Continue` itself when it reads the body.
     lines::remove(&mut head.headers, &EXPECT);
-    // `Upgrade` means nothing over HTTP/1.0 and HTTP/2: RFC 9110, section 7.8, and RFC 9113, section 8.2.2.
+    // `Upgrade` is only defined in HTTP/1.1 (RFC 9110, section 7.8; RFC 9113, section 8.2.2).
     let is_http11 = head.version == Version::HTTP_11;
     let protocol = is_http11.then(|| hop::offered(&head.headers)).flatten();
     hop::strip_request(&mut head.headers);
     if let Some(protocol) = protocol {
         let upstream = current.upstreams.choose(head);
-        // An upstream over HTTP/2 cannot switch, and is not told.
+        // An HTTP/2 upstream cannot switch protocols, so the offer is dropped.
         if upstream.is_ok_and(|upstream| upstream.http2.is_none()) {
             head.headers.insert(UPGRADE, protocol);
         }
@@ -71,8 +72,8 @@ pub(super) fn normalise(
     Ok(())
 }
 
-/// RFC 9113, section 8.2.1: a value that begins or ends with white space makes a request malformed. HTTP/1.1 has no such
-/// values, because the white space around them is not part of them.
+/// Refuses values that begin or end with white space: they make an HTTP/2 request malformed (RFC
+/// 9113, section 8.2.1). HTTP/1.1 parsers strip the white space, so this cannot occur there.
 fn check_values(headers: &HeaderMap) -> Result<(), Refusal> {
     let is_blank = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
     for value in headers.values().map(HeaderValue::as_bytes) {
@@ -85,7 +86,8 @@ fn check_values(headers: &HeaderMap) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Removes headers with `_` in their names, as `underscores` has it, and those that only trusted proxies may send.
+/// Removes header names with `_`, as `underscores` says, and forwarding headers of untrusted
+/// clients.
 fn remove_names(
     headers: &mut HeaderMap,
     underscores: Underscores,
@@ -97,7 +99,8 @@ fn remove_names(
         for byte in name.as_str().bytes() {
             match byte {
                 b'_' => has_underscore = true,
-                // `http` lets it through in names over HTTP/2, but it is no token: RFC 9110, section 5.6.2.
+                // The `http` crate allows it in HTTP/2 names, but it is not a token character (RFC
+                // 9110, section 5.6.2).
                 b'"' => return Err(Refusal::Malformed("a header name has a `\"`")),
                 _ => {}
             }
@@ -109,7 +112,8 @@ fn remove_names(
                 ));
             }
             (true, Underscores::Drop) => true,
-            // Not even a trusted proxy spells its claims so.
+            // No proxy spells its forwarding headers with `_`, so those are removed even from
+            // trusted ones.
             (true, Underscores::Pass) => is_claim(name.as_str()),
             (false, _) => !forwarding.is_believed() && is_claim(name.as_str()),
         };
@@ -123,7 +127,7 @@ fn remove_names(
     Ok(())
 }
 
-/// Refuses a request that has passed this proxy, or others with its pseudonym, too often.
+/// Refuses a request that has passed proxies with our pseudonym too often.
 fn check_passes(headers: &HeaderMap, via: &Via) -> Result<(), Refusal> {
     if !lines::has(headers, &VIA) {
         return Ok(());
@@ -132,7 +136,7 @@ fn check_passes(headers: &HeaderMap, via: &Via) -> Result<(), Refusal> {
         .get_all(VIA)
         .iter()
         .flat_map(|line| line.as_bytes().split(|byte| *byte == b','));
-    // An element is a protocol, white space, a pseudonym, and perhaps a comment.
+    // An element is a protocol, white space, a pseudonym, and optionally a comment.
     let is_ours = |element: &&[u8]| {
         let mut words = element
             .split(|byte| matches!(byte, b' ' | b'\t'))
@@ -147,7 +151,7 @@ fn check_passes(headers: &HeaderMap, via: &Via) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Writes a length as the number that it is: `005` reaches the upstream as `5`.
+/// Removes leading zeros from `Content-Length`: `005` becomes `5`.
 fn trim_length(headers: &mut HeaderMap) {
     let Some(length) = lines::first(headers, &CONTENT_LENGTH) else {
         return;

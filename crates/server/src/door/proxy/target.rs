@@ -1,4 +1,4 @@
-//! What a request asks for, in the one form in which it is passed on: a path on the wire, and one `Host`.
+//! The request target in the one form that is forwarded: a path, and exactly one `Host`.
 
 use http::{
     HeaderMap, HeaderValue, Method, Uri, Version,
@@ -12,14 +12,15 @@ use super::{
     refusal::Refusal,
 };
 
-/// As long as names in the DNS may be.
+/// The maximum length of a DNS name.
 const MOST_OF_A_NAME: usize = 253;
 
-/// Refuses what can be understood in several ways, and what is too much for HTTP/1.1.
+/// Refuses ambiguous framing, and heads that are too large for HTTP/1.1.
 ///
 /// # Errors
 ///
-/// More lines than `most`, which HTTP/2 does not count; an encoding of the body that nobody here undoes; a length that is no number.
+/// More than `most` header lines, which hyper does not limit in HTTP/2; a transfer coding other
+/// than `chunked`; a `Content-Length` that is not exactly one number.
 pub(super) fn check(headers: &HeaderMap, most: usize) -> Result<(), Refusal> {
     if headers.len() > most {
         return Err(Refusal::TooManyHeaders(most));
@@ -46,11 +47,11 @@ pub(super) fn check(headers: &HeaderMap, most: usize) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Leaves the path and the query in the target, and the host in `Host`.
+/// Reduces the target to path and query, and moves its host to `Host`.
 ///
 /// # Errors
 ///
-/// A tunnel, which is not for a reverse proxy, and a host that is not there, or there several times.
+/// A `CONNECT` request, which a reverse proxy does not serve; a missing, repeated or invalid host.
 pub(super) fn settle(head: &mut Parts) -> Result<(), Refusal> {
     const NO_HOST: Refusal = Refusal::Host("there is no `Host`");
     if head.method == Method::CONNECT {
@@ -59,7 +60,7 @@ pub(super) fn settle(head: &mut Parts) -> Result<(), Refusal> {
     if lines::is_repeated(&head.headers, &HOST) {
         return Err(Refusal::Host("there must be one `Host`"));
     }
-    // The target of HTTP/2, and of HTTP/1.1 in absolute form, has the host, and it comes before `Host`.
+    // The host of an HTTP/2 target, or of an absolute-form target, takes precedence over `Host`.
     if let Some(authority) = head.uri.authority() {
         if head.uri.scheme().is_none() {
             return Err(Refusal::Host("the target makes no sense"));
@@ -89,7 +90,8 @@ pub(super) fn settle(head: &mut Parts) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Whether it is a host as nearly all are, and perhaps a port. Such a one makes sense, and need not be read further.
+/// Fast path: returns whether `host` is an ordinary name or IPv4 address, perhaps with a port. Such
+/// a host is valid without further parsing.
 fn is_plain(host: &[u8]) -> bool {
     let mut parts = host.splitn(2, |octet| *octet == b':');
     let (name, port) = (parts.next().unwrap_or_default(), parts.next());
@@ -99,8 +101,8 @@ fn is_plain(host: &[u8]) -> bool {
     is_short && !name.is_empty() && name.iter().all(of_name) && port.is_none_or(is_port)
 }
 
-/// Whether it is one host, with a port that is a number or none, and without a user. A comma may stand in a name, but is in none: it
-/// joins two.
+/// Returns whether it is exactly one host, with a numeric port or none, and without user
+/// information. The grammar allows a comma in a host, but here it means two joined hosts.
 fn is_one(host: &Authority) -> bool {
     let port = host.as_str().strip_prefix(host.host());
     let is_port = |port: &str| {
@@ -110,7 +112,7 @@ fn is_one(host: &Authority) -> bool {
     !host.host().is_empty() && !host.as_str().contains(',') && port.is_some_and(is_port)
 }
 
-/// Rules see `/` where a target has no path, and so shall the upstream.
+/// Inserts the `/` that a target without a path lacks, so that the upstream sees what rules see.
 fn begin_with_path(method: &Method, uri: &mut Uri) -> Result<(), Refusal> {
     const WRONG: Refusal = Refusal::Host("the target makes no sense");
     let target = uri.path_and_query().map_or("", PathAndQuery::as_str);
@@ -123,11 +125,12 @@ fn begin_with_path(method: &Method, uri: &mut Uri) -> Result<(), Refusal> {
     makes_sense.then_some(()).ok_or(WRONG)
 }
 
-/// The same for an upstream that speaks HTTP/2: the host stands in the target again, and nothing speaks of the connection.
+/// Converts the head for an HTTP/2 upstream: moves `Host` back into the target, and drops
+/// `Upgrade`.
 ///
 /// # Errors
 ///
-/// A host that no target can have.
+/// The host is not valid in a target.
 pub(super) fn as_http2(head: &mut Parts, scheme: &Scheme) -> Result<(), Refusal> {
     const WRONG: Refusal = Refusal::Host("the host makes no sense");
     let host = head.headers.remove(HOST).ok_or(WRONG)?;
@@ -137,12 +140,12 @@ pub(super) fn as_http2(head: &mut Parts, scheme: &Scheme) -> Result<(), Refusal>
     uri.authority = Some(authority);
     head.uri = Uri::from_parts(uri).map_err(|_| WRONG)?;
     head.version = Version::HTTP_2;
-    // A reload may have chosen this upstream after the request was normalised for another.
+    // A reload may route the request to this upstream after it was normalised for another one.
     lines::remove(&mut head.headers, &UPGRADE);
     Ok(())
 }
 
-/// HTTP/2 may send cookies a line each; HTTP/1.1 has one line.
+/// Joins the cookie lines that HTTP/2 allows into the single line of HTTP/1.1.
 fn join_cookies(headers: &mut HeaderMap) {
     if !lines::is_repeated(headers, &COOKIE) {
         return;
@@ -153,7 +156,7 @@ fn join_cookies(headers: &mut HeaderMap) {
         .map(HeaderValue::as_bytes)
         .filter(|line| !line.is_empty())
         .collect();
-    // Values that are joined are a value.
+    // Joining valid header values with `; ` gives a valid one.
     if let Ok(joined) = HeaderValue::from_bytes(&cookies.join(&b"; "[..])) {
         headers.insert(COOKIE, joined);
     }
