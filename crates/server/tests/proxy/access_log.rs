@@ -1,4 +1,4 @@
-//! The access log: what stands in it, and what does not.
+//! The access log: which fields it has, and which data it leaves out.
 
 use std::{fs, path::Path, sync::Arc, thread::yield_now, time::Duration};
 
@@ -8,7 +8,7 @@ use crate::{client::Client, door::Door, upstream::Upstream};
 
 const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 
-/// The lines of the log at `path`, once there are `count`.
+/// Returns the lines of the log at `path`, once there are `count`.
 fn lines(door: &Door, path: &Path, count: usize) -> Vec<String> {
     for _ in 0..1_000 {
         door.live.log().unwrap().finish();
@@ -23,7 +23,7 @@ fn lines(door: &Door, path: &Path, count: usize) -> Vec<String> {
     panic!("never {count} lines in {}", path.display());
 }
 
-/// A line without how long it took.
+/// Parses a line, and removes its duration.
 fn parsed(line: &str) -> Value {
     let mut value: Value = serde_json::from_str(line).unwrap();
     let took = value.as_object_mut().unwrap().remove("duration_us");
@@ -56,7 +56,7 @@ fn every_request_is_a_line_without_secrets() {
         "address": upstream.url(), "reason": null, "user_agent": "curl/8 \"x\"",
     });
     assert_eq!(parsed(&lines[0]), expected);
-    // Nothing is all of an answer without a body.
+    // A response without a body is complete with its head.
     client.ask("HEAD", "/a/b", &[], b"");
     let lines = self::lines(&door, &path, 2);
     assert_eq!(parsed(&lines[1])["complete"], json!(true));
@@ -230,7 +230,7 @@ proxy:
     }
 }
 
-/// An upstream that greets whoever wants another protocol, and sends back every line.
+/// Returns an upstream that upgrades with a greeting, and echoes every line.
 fn echo() -> Upstream {
     Upstream::start(|talk| {
         talk.head().unwrap();
@@ -242,7 +242,7 @@ fn echo() -> Upstream {
     })
 }
 
-/// A client that has been greeted, and has said something that came back.
+/// Returns a client that has received the greeting and one echo.
 fn chat(door: &Door) -> Client {
     let mut client = door.connect();
     client.send("GET /chat HTTP/1.1\r\nhost: h\r\nconnection: upgrade\r\nupgrade: echo\r\n\r\n");
@@ -295,6 +295,6 @@ fn a_log_that_is_made_is_not_for_everybody() {
     let upstream = Upstream::answering(OK);
     let _door = Door::with(upstream.url(), &format!("access_log: {}", path.display()));
     let mode = fs::metadata(&path).unwrap().permissions().mode();
-    // The system's mask may take away more.
+    // The umask may clear more bits.
     assert_eq!(mode & 0o777 & !0o640, 0, "{mode:o}");
 }

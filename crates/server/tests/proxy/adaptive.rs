@@ -1,4 +1,4 @@
-//! An upstream gets as many requests at once as it bears, and rules know whether there is room. The clock is the test's.
+//! Adaptive concurrency limits, and headroom for elastic rules. The tests set the clock.
 
 use std::{cmp::Reverse, collections::BinaryHeap, sync::mpsc::Sender};
 
@@ -22,12 +22,12 @@ fn before(held: &Held, adaptive: &str, rules: &str) -> Door {
     Door::open(&file(&held.upstream.url(), adaptive, rules))
 }
 
-/// So many places, whatever happens.
+/// Returns settings for a limit fixed at `places` concurrent requests.
 fn fixed(places: u32, more: &str) -> String {
     format!("{{algorithm: aimd, min: {places}, max: {places}{more}}}")
 }
 
-/// The number that the proxy tells under this name and these labels.
+/// Returns the value of the metric with this name and these labels.
 fn metric(door: &Door, name: &str) -> u64 {
     let text = door.live.exposition();
     let line = text.lines().find_map(|line| line.strip_prefix(name));
@@ -41,7 +41,8 @@ const LIMIT: &str = "tidegate_proxy_adaptive_limit{upstream=\"app\"}";
 const IN_FLIGHT: &str = "tidegate_proxy_adaptive_in_flight{upstream=\"app\"}";
 const GET: &str = "GET / HTTP/1.1\r\n";
 
-/// Four workers, 10 ms a request, and one request every 1,250 us.
+/// The upstream has 4 workers that take 10 ms a request, and gets a request every 1,250 us: twice
+/// its capacity.
 #[test]
 fn an_upstream_that_is_asked_for_twice_what_it_can_do_takes_no_more_than_four_times_as_long() {
     const WORKERS: usize = 4;
@@ -52,7 +53,7 @@ fn an_upstream_that_is_asked_for_twice_what_it_can_do_takes_no_more_than_four_ti
     let door = before(&held, "{algorithm: gradient}", "");
     let start = door.limiter.now().as_micros();
     let mut free: BinaryHeap<Reverse<u64>> = (0..WORKERS).map(|_| Reverse(start)).collect();
-    // When each request is done that the upstream has.
+    // When each request that the upstream has will be done.
     let mut working: BinaryHeap<Reverse<(u64, usize, u64)>> = BinaryHeap::new();
     let (mut served, mut shed, mut slowest) = (0_u64, 0_u64, 0);
     let set = |micros| door.limiter.clock().set(Timestamp::from_micros(micros));
@@ -171,7 +172,7 @@ fn no_class_is_left_by_being_unclear() {
     assert_eq!(held.status(&door, GET, Span::ZERO), 200);
 }
 
-/// Who drips an upload gives the upstream nothing to do meanwhile.
+/// A slow upload gives the upstream no work, so it must not hold a concurrency slot.
 #[test]
 fn who_drips_a_body_keeps_nobody_out() {
     let mut held = Held::start();
@@ -194,7 +195,8 @@ fn who_drips_a_body_keeps_nobody_out() {
     until(|| metric(&door, IN_FLIGHT) == 0);
 }
 
-/// Waits until the upstream has so many heads, and nobody has a place. With the result the last of them could be answered.
+/// Waits until the upstream has this many heads and no concurrency slot is in use. Returns the
+/// sender with which the last request can be answered.
 fn until_waiting(held: &Held, door: &Door, heads: usize) -> Sender<&'static str> {
     until(|| held.upstream.heads().len() == heads && metric(door, IN_FLIGHT) == 0);
     let Ok(Event::Arrived(_, answer)) = held.events.recv() else {
@@ -278,7 +280,7 @@ fn a_rule_stretches_while_few_are_in_flight() {
         [200, 200, 429]
     );
     let busy = [0; 2].map(|_| held.ask(&door, GET).0);
-    // No client says that there is room.
+    // A client cannot claim headroom with its own headers.
     let claims = "GET / HTTP/1.1\r\nx-customer: second\r\nroom.app: yes\r\n";
     assert_eq!([0; 2].map(|_| held.status(&door, claims, none)), [200, 429]);
     for number in busy {
@@ -316,7 +318,7 @@ fn a_reload_changes_the_numbers_and_keeps_who_is_in_flight() {
     );
     let shed = "tidegate_proxy_shed_total{upstream=\"app\",class=\"default\"}";
     assert_eq!(metric(door, shed), 2, "what was counted stays");
-    // A file with a mistake changes nothing.
+    // An invalid file changes nothing.
     assert!(reloaded.reload(&file(&url, &fixed(0, ""), "")).is_err());
     assert_eq!(metric(door, LIMIT), 3);
     let plain =

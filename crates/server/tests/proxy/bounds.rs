@@ -1,4 +1,4 @@
-//! Clients that are slow, silent or too large, and how much of everything there may be.
+//! Slow, silent and oversized clients, and the limits of sizes and times.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ fn a_head_that_drips_is_cut_off() {
     std::thread::spawn(move || {
         use std::io::Write as _;
         let mut drip = drip;
-        // A line now and then, forever: the time is that of the whole head.
+        // A header line now and then: the timeout is for the whole head.
         while drip.write_all(b"a: b\r\n").is_ok() {
             std::thread::park_timeout(Duration::from_millis(20));
         }
@@ -53,7 +53,7 @@ fn a_body_that_is_slow_but_comes_is_waited_for() {
         talk.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
         talk.until_closed();
     });
-    // Longer in all than the head of the answer may take, which does not count yet.
+    // The upload takes longer than `timeouts.head`, which starts only when the upload is complete.
     let door = Door::with(upstream.url(), "timeouts: {idle: 10s, head: 1s}");
     let mut client = door.connect();
     client.send("POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 6\r\n\r\n");
@@ -117,7 +117,7 @@ fn a_head_that_is_too_large_is_431() {
     assert!(metrics.contains(counted), "{metrics}");
 }
 
-/// What has been asked before is answered as ever.
+/// Requests before it are answered as usual.
 #[test]
 fn a_head_that_is_no_request_is_400() {
     let upstream = Upstream::ok();
@@ -145,7 +145,7 @@ fn an_answer_that_is_not_read_is_not_waited_for() {
     let upstream = Upstream::start(move |talk| {
         talk.head();
         talk.send("HTTP/1.1 200 OK\r\ncontent-length: 1000000000\r\n\r\n");
-        // Until the proxy takes no more: it has no memory for what its client does not read.
+        // Sends until the proxy stops reading: backpressure from a client that does not read.
         let mut sent = 0;
         while std::io::Write::write_all(&mut talk.stream, &[0; 1 << 16]).is_ok() {
             sent += 1 << 16;

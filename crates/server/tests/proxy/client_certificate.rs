@@ -1,4 +1,4 @@
-//! Clients that show a certificate, and are counted by the name in it.
+//! mTLS clients, rate-limited by the name in their certificate.
 
 use std::{path::Path, sync::Arc};
 
@@ -18,10 +18,10 @@ use tokio_rustls::{
 
 use crate::{door::Door, upstream::Upstream};
 
-/// An authority of servers and clients.
+/// A certificate authority for servers and clients.
 type Authority = CertifiedIssuer<'static, KeyPair>;
 
-/// An authority in `folder`, and a server's certificate.
+/// Creates an authority in `folder`, and a server certificate.
 fn authority(folder: &Path) -> Authority {
     let mut params = CertificateParams::new(Vec::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -39,7 +39,8 @@ fn authority(folder: &Path) -> Authority {
     authority
 }
 
-/// A proxy that lets in clients of the authority in `folder`, with one request an hour for each name.
+/// Opens a proxy for clients with certificates of the authority in `folder`, limited to one request
+/// an hour per name.
 fn door(folder: &Path, upstream: &Upstream) -> Door {
     let path = |name: &str| folder.join(name).display().to_string();
     Door::open(&format!(
@@ -56,7 +57,8 @@ proxy:
     ))
 }
 
-/// The first line of the answer to a client that shows a certificate for `name`, and says that it is somebody else.
+/// Sends a request with a client certificate for `name` and a header that claims another name.
+/// Returns the status line.
 async fn asked_as(door: &Door, authority: &Authority, name: &str) -> String {
     let key = KeyPair::generate().unwrap();
     let client = CertificateParams::new(vec![name.to_owned()]).unwrap();

@@ -1,4 +1,4 @@
-//! A proxy in this process.
+//! A proxy within the test process.
 
 use std::{fmt::Display, net::TcpListener, sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use tidegate_server::{
 
 use crate::client::{Answer, Client};
 
-/// When the clock of every test starts: the first second of a minute.
+/// The start of every test's clock: the first second of a minute.
 const START_MICROS: u64 = 1_700_000_040_000_000;
 
 pub(crate) struct Door {
@@ -26,12 +26,12 @@ pub(crate) struct Door {
 }
 
 impl Door {
-    /// A proxy in front of one upstream.
+    /// Opens a proxy in front of one upstream.
     pub(crate) fn before(url: impl Display) -> Self {
         Self::with(url, "")
     }
 
-    /// A proxy in front of one upstream, with more settings in `proxy:`, a line each.
+    /// Opens a proxy in front of one upstream, with more settings under `proxy:`, one per line.
     pub(crate) fn with(url: impl Display, settings: &str) -> Self {
         let mut text = format!(
             "proxy:\n  listen: 127.0.0.1:0\n  upstreams: [{{name: app, urls: [\"{url}\"]}}]\n"
@@ -44,7 +44,7 @@ impl Door {
         Self::open(&text)
     }
 
-    /// A proxy as this rules file has it.
+    /// Opens a proxy with this rules file.
     pub(crate) fn open(text: &str) -> Self {
         let config = Config::parse(text).unwrap_or_else(|mistakes| panic!("{mistakes:?}"));
         let server = Server::start(1).unwrap();

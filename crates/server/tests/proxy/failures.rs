@@ -1,4 +1,5 @@
-//! Upstreams that are not there, lie, or say nothing: a clear answer, soon, that does not tell on them.
+//! Unreachable, invalid and silent upstreams: the client gets a clear response soon, without
+//! details about the upstream.
 
 use crate::{
     client::Answer,
@@ -6,7 +7,7 @@ use crate::{
     upstream::{Talk, Upstream},
 };
 
-/// What a client gets of an upstream that conducts itself like this.
+/// Returns the response that a client gets when the upstream behaves like `conduct`.
 fn answer_of(conduct: impl Fn(&mut Talk) + Send + Sync + 'static) -> Answer {
     let upstream = Upstream::start(conduct);
     let door = Door::with(upstream.url(), "timeouts: {head: 100ms, idle: 100ms}");
@@ -118,8 +119,8 @@ fn half_a_head_is_504() {
     assert_eq!(answer.status, 504);
 }
 
-/// The head has been passed on when the lie comes out: the connection breaks, so that the client does not take half
-/// for the whole.
+/// The head was forwarded before the error shows. The client connection breaks off, so that the
+/// client does not mistake half a body for the whole.
 #[test]
 fn a_body_that_is_shorter_than_it_says_breaks_off() {
     for (conduct, begins, failure) in [
@@ -181,7 +182,7 @@ fn what_comes_after_a_body_is_not_the_next_answer() {
     }
 }
 
-/// What is left of the request would be taken for the other protocol.
+/// The upstream would read the rest of the request body as the new protocol.
 #[test]
 fn a_switch_before_the_request_is_whole_is_502() {
     let upstream = Upstream::start(|talk| {
@@ -197,7 +198,7 @@ fn a_switch_before_the_request_is_whole_is_502() {
     assert_eq!(client.read_answer(false).status, 502);
 }
 
-/// The body of an answer to `HEAD` is none, and is not taken for the next answer.
+/// A response to `HEAD` has no body. Bytes in its place must not be read as the next response.
 #[test]
 fn a_body_where_there_is_none_ends_the_connection() {
     const BODY: &str = "HTTP/1.1 418 Smuggled\r\ncontent-length: 0\r\n\r\n";

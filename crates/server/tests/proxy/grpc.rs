@@ -1,4 +1,4 @@
-//! gRPC as tonic speaks it, on both sides of the proxy: its channel in front, and behind it the services of the gRPC door.
+//! gRPC through the proxy: a tonic channel in front, the services of the gRPC listener behind.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::{door::Door, grpc_client::Client, upstream::Upstream, upstream_http2:
 const CHECK: &str = "/grpc.health.v1.Health/Check";
 const REFLECTION: &str = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
 
-/// Longer than anything takes: a test that would hang fails instead.
+/// A timeout longer than any test step takes, so that a hanging test fails.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 #[derive(Clone, PartialEq, Message)]
@@ -33,7 +33,7 @@ struct Health {
 
 const SERVING: Health = Health { status: 1 };
 
-/// What stands behind the gRPC door that is asked.
+/// Opens a server whose gRPC services are the upstream; its own upstream is never used.
 fn behind() -> Door {
     Door::before("http://127.0.0.1:1")
 }
@@ -50,7 +50,7 @@ async fn calls_and_their_errors_pass() {
     let door = before_grpc(&behind, "");
     let mut client = Client::connect(door.listener.local_addr()).await;
     assert_eq!(check(&mut client, "").await.unwrap(), SERVING);
-    // The status stands in the head of an answer that has no message.
+    // A trailers-only response carries the status in its head.
     let unknown = check(&mut client, "no.such.Service").await.unwrap_err();
     assert_eq!(unknown.code(), Code::NotFound);
     let path = "/no.such.Service/Call";
@@ -58,7 +58,7 @@ async fn calls_and_their_errors_pass() {
     assert_eq!(unimplemented.unwrap_err().code(), Code::Unimplemented);
 }
 
-/// Each message is answered before the next is sent.
+/// The upstream answers each message before the client sends the next.
 #[tokio::test]
 async fn a_stream_in_both_directions_passes_message_by_message() {
     let behind = behind();
@@ -87,7 +87,7 @@ async fn a_stream_in_both_directions_passes_message_by_message() {
         ));
     }
     drop(ask);
-    // The end comes with its trailers.
+    // The end of the stream comes with its trailers.
     let end = timeout(PATIENCE, answers.message()).await.unwrap();
     assert_eq!(end.unwrap(), None);
     assert!(answers.trailers().await.unwrap().is_some());

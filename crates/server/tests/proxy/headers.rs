@@ -1,10 +1,10 @@
-//! What an upstream is told of the client, and what it is not told of the connection.
+//! Forwarding headers and hop-by-hop headers.
 
 use std::sync::{Arc, OnceLock};
 
 use crate::{client::Client, door::Door, upstream::Upstream};
 
-/// The lines of the request that reaches the upstream, sorted, without the request line.
+/// Returns the header lines that reach the upstream, sorted, without the request line.
 fn told(settings: &str, identity: &str, headers: &[(&str, &str)]) -> Vec<String> {
     let upstream = Upstream::ok();
     let text = format!(
@@ -168,7 +168,7 @@ fn a_message_says_through_whom_it_came() {
     }
 }
 
-/// A proxy that is its own upstream, by way of another that passes on what it gets.
+/// A proxy that forwards to itself through a relay.
 #[test]
 fn a_request_that_goes_round_in_a_loop_is_ended() {
     let ring = Arc::new(OnceLock::new());

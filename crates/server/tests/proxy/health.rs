@@ -1,4 +1,4 @@
-//! Addresses that do not answer, or say that they are not well: left alone, and asked again.
+//! Outlier detection and active health checks: ejection and readmission of endpoints.
 
 use std::sync::{
     Arc,
@@ -10,7 +10,7 @@ use crate::{door::Door, upstream::Upstream};
 const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 const UNWELL: &str = "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n";
 
-/// An upstream that hangs up without an answer until it is told to be well; and to tell it.
+/// Returns an upstream that closes connections without a response until the flag is set.
 fn moody() -> (Upstream, Arc<AtomicBool>) {
     let is_well = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&is_well);
@@ -23,7 +23,7 @@ fn moody() -> (Upstream, Arc<AtomicBool>) {
     (upstream, told)
 }
 
-/// A proxy in front of one upstream at these addresses.
+/// Opens a proxy in front of one upstream with these endpoints.
 fn before(addresses: [&Upstream; 2], settings: &str) -> Door {
     let [one, other] = addresses.map(Upstream::url);
     Door::open(&format!(
@@ -37,7 +37,7 @@ fn is_up(door: &Door, upstream: &Upstream) -> bool {
     door.live.exposition().contains(&line)
 }
 
-/// Waits until `is_so`, or fails.
+/// Waits until `is_so` holds; panics if it never does.
 pub(crate) fn until(is_so: impl Fn() -> bool) {
     for _ in 0..1_000 {
         if is_so() {

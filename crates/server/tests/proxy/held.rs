@@ -1,4 +1,4 @@
-//! An upstream that answers when a test says so, and clients beside each other that ask it.
+//! An upstream that responds when a test tells it to, with concurrent clients.
 
 use std::{
     collections::HashMap,
@@ -15,29 +15,29 @@ use crate::{
     upstream::Upstream,
 };
 
-/// Longer than anything takes.
+/// A timeout longer than any test step takes.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What happens to a request, by its number.
+/// An event of a request; requests are identified by number.
 pub(crate) enum Event {
-    /// It has reached the upstream, which sends what comes from here.
+    /// The request has reached the upstream, which sends what it receives from this channel.
     Arrived(usize, Sender<&'static str>),
     Answered(usize, Answer),
 }
 
-/// What became of a request that was just sent.
+/// The state of a request after it was sent.
 pub(crate) enum Became {
     Held,
     Answered(Answer),
 }
 
-/// An upstream, and what it holds.
+/// An upstream, and the requests that it has not answered yet.
 pub(crate) struct Held {
     pub(crate) upstream: Upstream,
     pub(crate) events: Receiver<Event>,
     told: Sender<Event>,
     held: HashMap<usize, Sender<&'static str>>,
-    /// Clients that have nothing to do.
+    /// Connected clients without a request in flight.
     idle: Vec<Client>,
     back: (Sender<Client>, Receiver<Client>),
     next: usize,
@@ -71,7 +71,8 @@ impl Held {
         }
     }
 
-    /// Asks `door`, as `request` begins: a method, a path and headers. Waits until the upstream has it, or there is an answer.
+    /// Sends a request to `door`. `request` is its beginning: method, path and headers. Waits until
+    /// the upstream has received it or the client has a response.
     pub(crate) fn ask(&mut self, door: &Door, request: &str) -> (usize, Became) {
         let number = self.next;
         self.next += 1;
@@ -97,7 +98,8 @@ impl Held {
         }
     }
 
-    /// The status of the answer to `request`, which the upstream answers with 200 after `takes`, if it gets it.
+    /// Returns the status of the response to `request`. If it reaches the upstream, the upstream
+    /// answers with 200 after `takes`.
     pub(crate) fn status(&mut self, door: &Door, request: &str, takes: Span) -> u16 {
         match self.ask(door, request) {
             (_, Became::Answered(answer)) => answer.status,
@@ -109,7 +111,7 @@ impl Held {
         }
     }
 
-    /// Has the upstream answer, and waits until the client has that.
+    /// Lets the upstream answer, and waits until the client has the response.
     pub(crate) fn release(&mut self, number: usize) -> Answer {
         self.held.remove(&number).unwrap().send(OK).unwrap();
         match self.events.recv_timeout(PATIENCE).unwrap() {

@@ -1,4 +1,4 @@
-//! Clients that speak HTTP/2, in the clear and behind TLS.
+//! HTTP/2 clients, in plaintext and over TLS.
 
 use std::{convert::Infallible, path::Path, sync::Arc, time::Duration};
 
@@ -36,7 +36,7 @@ async fn in_the_clear(door: &Door) -> Client {
     connect(stream.unwrap()).await
 }
 
-/// The status, the headers and the body of the answer.
+/// Returns the status, headers and body of the response.
 async fn ask(client: &mut Client, request: Request<Full<Bytes>>) -> (u16, HeaderMap, String) {
     let answer = client.send_request(request).await.unwrap();
     let (head, body) = answer.into_parts();
@@ -140,7 +140,7 @@ async fn bodies_and_trailers_pass_both_ways() {
     assert_eq!(collected.to_bytes(), "ho");
 }
 
-/// Nobody would take its length for that of a body that is yet to come.
+/// Otherwise a client might wait for a body of that length.
 #[tokio::test]
 async fn no_content_has_no_length() {
     let upstream = Upstream::answering("HTTP/1.1 204 No Content\r\ncontent-length: 6\r\n\r\n");
@@ -193,7 +193,7 @@ async fn who_begins_http2_and_goes_silent_is_cut_off() {
     }
 }
 
-/// Whoever has said nothing yet has nothing to finish.
+/// A connection without a request has nothing to finish.
 #[test]
 fn a_shutdown_does_not_wait_for_who_says_nothing() {
     let folder = tempfile::tempdir().unwrap();
@@ -214,7 +214,8 @@ fn a_shutdown_does_not_wait_for_who_says_nothing() {
     }
 }
 
-/// Whoever gives no window answers pings all the same, so it is the stream that is timed.
+/// A client that keeps its flow-control window closed still answers pings, so only a timeout of the
+/// stream can help.
 #[tokio::test]
 async fn an_answer_that_its_client_does_not_take_is_given_up() {
     let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
@@ -235,7 +236,7 @@ async fn an_answer_that_its_client_does_not_take_is_given_up() {
     let body = answer.into_body().collect();
     let body = tokio::time::timeout(Duration::from_secs(20), body).await;
     assert!(body.unwrap().is_err(), "none of it could come");
-    // The only connection that the upstream may have is free, and the client's goes on.
+    // The only upstream connection is free again, and the client's connection still works.
     let mut other = in_the_clear(&door).await;
     let request = get("/").body(Full::default()).unwrap();
     assert_eq!(ask(&mut other, request).await.2, "ok");
@@ -243,7 +244,8 @@ async fn an_answer_that_its_client_does_not_take_is_given_up() {
     assert_eq!(client.send_request(request).await.unwrap().status(), 200);
 }
 
-/// One octet of room is enough for all of the answer to be in hands that nobody times; but the connection is idle then.
+/// With a window of one byte, hyper takes the whole response from its body and has no timeout for
+/// it. But the connection is idle then, so the idle timeout ends it.
 #[tokio::test]
 async fn a_connection_whose_client_does_not_take_the_last_of_an_answer_is_ended() {
     let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
@@ -296,8 +298,10 @@ async fn header_lines_are_counted_and_a_length_is_one_number() {
     assert_eq!(upstream.heads().len(), 1);
 }
 
-/// Whether the door ends `stream`, with a close or a reset. Patience is counted in turns: a process that the machine lets stand
-/// still, door and all, has lost one of them, and not all of its time.
+/// Returns whether the server ends `stream`, with a close or a reset.
+///
+/// The wait is counted in short reads instead of total time. If the machine suspends the process,
+/// server included, that costs one read and not the whole wait.
 async fn is_ended(stream: &mut TcpStream) -> bool {
     let mut rest = Vec::new();
     for _turn in 0..200 {
@@ -312,7 +316,7 @@ async fn is_ended(stream: &mut TcpStream) -> bool {
     false
 }
 
-/// A new certificate for `localhost` in `folder`, and a client's roots that believe it.
+/// Issues a certificate for `localhost` in `folder`, and returns trust anchors that accept it.
 fn issue(folder: &Path) -> RootCertStore {
     let issued = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
     std::fs::write(folder.join("server.pem"), issued.cert.pem()).unwrap();

@@ -1,4 +1,5 @@
-//! Messages over HTTP/2 that would mean two things as HTTP/1.1, written frame by frame, because no client's library sends them.
+//! HTTP/2 requests that would be ambiguous in HTTP/1.1. They are written frame by frame, because no
+//! client library sends them.
 
 use std::{
     io::{Read, Write},
@@ -17,12 +18,13 @@ const GOAWAY: u8 = 7;
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
 
-/// What becomes of the first request of a connection.
+/// The result of the first request on a connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Came {
-    /// An answer, by the first octet of its head: these are statuses in HPACK's static table.
+    /// A response, by the first byte of its header block: these statuses are in HPACK's static
+    /// table.
     Answer(u8),
-    /// The stream was reset, or the connection ended.
+    /// The stream was reset, or the connection closed.
     Reset,
 }
 
@@ -36,7 +38,7 @@ fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// Header lines in HPACK, each in full.
+/// Encodes header lines in HPACK as literals, without the dynamic table.
 fn block(lines: &[(&str, &str)]) -> Vec<u8> {
     let mut block = Vec::new();
     for (name, value) in lines {
@@ -49,7 +51,7 @@ fn block(lines: &[(&str, &str)]) -> Vec<u8> {
     block
 }
 
-/// What a client gets for a request with this head and body.
+/// Sends a request with this head and body, and returns its result.
 pub(crate) fn asked(door: &Door, lines: &[(&str, &str)], body: &[u8]) -> Came {
     let mut stream = TcpStream::connect(door.listener.local_addr()).unwrap();
     let patience = Some(Duration::from_secs(30));
@@ -151,7 +153,7 @@ fn what_is_ambiguous_reaches_nobody() {
     assert_eq!(upstream.heads(), [""; 0]);
 }
 
-/// The host of the target comes before `Host`, and a length is written as the number that it is.
+/// The host of the target takes precedence over `Host`, and leading zeros of a length are removed.
 #[test]
 fn what_is_clear_passes_in_one_form() {
     let upstream = Upstream::ok();

@@ -1,4 +1,4 @@
-//! What the rules deny reaches no upstream.
+//! Requests that the rules deny do not reach an upstream.
 
 use crate::{door::Door, upstream::Upstream};
 
@@ -43,7 +43,7 @@ fn a_denial_is_answered_here() {
         2,
         "a denial costs the upstream nothing"
     );
-    // Neither another method nor another path is the rule's business, but another way to write the path is.
+    // The rule ignores other methods and other paths, but matches other spellings of its path.
     assert_eq!(client.ask("GET", "/login", &[], b"").status, 200);
     assert_eq!(client.ask("POST", "/%6Cogin", &[], b"").status, 429);
     let dots = client.ask("POST", "/x/../login", &[], b"");
@@ -118,7 +118,7 @@ fn who_is_denied_need_not_send_its_body() {
     assert_eq!(upstream.heads().len(), 1);
 }
 
-/// Answers `/NUMBER` with that status, and says that it took twelve tokens.
+/// Returns an upstream that answers `/NUMBER` with that status, and reports a cost of 12 tokens.
 fn statuses() -> Upstream {
     Upstream::start(|talk| {
         while let Some(head) = talk.head() {
@@ -194,7 +194,7 @@ fn a_place_is_held_until_the_answer_has_passed_or_the_client_is_gone() {
         .collect();
     assert_eq!(door.get("/slow").status, 429);
     drop(held);
-    // It takes some turns until the proxy has noticed.
+    // The proxy may need several polls to notice that the client has gone.
     let is_free = (0..10_000).any(|_| door.get("/slow").status == 200);
     assert!(is_free, "who is gone holds his place");
 }

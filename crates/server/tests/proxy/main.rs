@@ -1,4 +1,4 @@
-//! The reverse proxy between plain sockets: what reaches an upstream, and what comes back, octet by octet.
+//! Tests of the reverse proxy over real sockets: the exact bytes that reach upstreams and clients.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1,4 +1,4 @@
-//! Rules see the request that the upstream receives.
+//! Rules see requests exactly as the upstream receives them.
 
 use std::cell::{Cell, RefCell};
 
@@ -11,7 +11,7 @@ use crate::{
     upstream::Upstream,
 };
 
-/// A proxy with these rules and more settings, and what stands behind it.
+/// Opens a proxy with these rules and more settings, and its upstream.
 fn limited(rules: &str, settings: &str) -> (Upstream, Door) {
     let upstream = Upstream::ok();
     let text = format!(
@@ -22,7 +22,7 @@ fn limited(rules: &str, settings: &str) -> (Upstream, Door) {
     (upstream, door)
 }
 
-/// The statuses of so many requests with these lines, one after the other.
+/// Returns the statuses of `count` requests with these header lines, sent one after the other.
 fn statuses(door: &Door, lines: &[(&str, &str)], count: usize) -> Vec<u16> {
     let ask = || door.connect().ask("GET", "/", lines, b"").status;
     std::iter::repeat_with(ask).take(count).collect()
@@ -37,7 +37,7 @@ fn a_header_that_connection_names_is_not_there() {
     let hidden = [("connection", "close, X-Api-Key"), ("x-api-key", "a")];
     assert_eq!(statuses(&door, &hidden, 3), [200, 200, 429]);
     assert!(!upstream.heads().concat().contains("x-api-key"));
-    // What a trusted proxy says of the client is not a client's to remove.
+    // A client cannot use `Connection` to remove the headers of a trusted proxy.
     let hidden = [("connection", "x-forwarded-for, via")];
     assert_eq!(statuses(&door, &hidden, 1), [429]);
 }
@@ -106,7 +106,7 @@ fn the_host_that_rules_see_is_the_one_that_is_asked_for() {
     assert_eq!(upstream.heads().len(), 1);
 }
 
-/// Every entry that rules are keyed by in the property.
+/// All entries that the rules in the property test are keyed by.
 const ENTRIES: [&str; 18] = [
     "method",
     "path",
@@ -128,7 +128,7 @@ const ENTRIES: [&str; 18] = [
     "header.x_real_ip",
 ];
 
-/// What the proxy adds to a request, and so no rule sees.
+/// Headers that the proxy adds to a request, and that rules therefore do not see.
 const ADDED: [&str; 7] = [
     "via",
     "forwarded",
@@ -198,7 +198,7 @@ enum Wire {
     Http2,
 }
 
-/// A head, well-formed or not.
+/// A request head, valid or not.
 #[derive(Clone, Debug)]
 struct Head {
     wire: Wire,
@@ -222,7 +222,7 @@ fn head() -> impl Strategy<Value = Head> {
 }
 
 impl Head {
-    /// Whether the request is passed on.
+    /// Sends the request; returns whether the proxy forwards it.
     fn is_passed(&self, door: &Door) -> bool {
         let version = match self.wire {
             Wire::Http10 => "1.0",
@@ -256,7 +256,8 @@ impl Head {
     }
 }
 
-/// The value of the entry `name` in the request whose `head` the upstream has received.
+/// Returns the value of the entry `name` in the request that the upstream received with this
+/// `head`.
 fn received(head: &str, name: &str) -> Option<String> {
     let mut lines = head.lines();
     let mut request = lines.next().unwrap().split(' ');
@@ -282,12 +283,13 @@ fn received(head: &str, name: &str) -> Option<String> {
         "host" => header("host").map(|host| tidegate_http::bare_host(&host)),
         _ => header(name.strip_prefix("header.").unwrap()),
     };
-    // White space at its end is no part of a value.
+    // Trailing white space is not part of a value.
     let value = value.map(|value| value.trim().to_owned());
     value.filter(|value| !value.is_empty())
 }
 
-/// A rule is charged for exactly those entries that the upstream has received; what is charged is reset.
+/// Checks that exactly the rules are charged whose entries the upstream received. Resets their
+/// keys.
 fn check(door: &Door, rules: &RuleSet, passed: Option<&str>) -> Result<(), TestCaseError> {
     let store = door.limiter.local_store();
     if let Some(head) = passed {
@@ -349,7 +351,7 @@ fn entries_agree(settings: &str) {
     };
     let passed = Cell::new(0);
     let ran = TestRunner::new(config).run(&head(), |head| {
-        // What a failure has left behind would fail every other case.
+        // Keys left over from a failed case would fail all further cases while proptest shrinks.
         if proxy.borrow().0.limiter.local_store().stats().keys > 0 {
             proxy.replace(open());
         }

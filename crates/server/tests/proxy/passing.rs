@@ -1,4 +1,4 @@
-//! What passes through unchanged.
+//! Requests and responses that pass through unchanged.
 
 use std::{
     sync::{Mutex, mpsc::channel},
@@ -39,7 +39,7 @@ fn chunks_pass_as_they_come_in_both_directions() {
     let upstream = Upstream::start(|talk| {
         let head = talk.head().unwrap();
         assert!(head.contains("transfer-encoding: chunked"), "{head}");
-        // Nothing is gathered: each piece is here before the next is sent.
+        // The proxy streams: each chunk arrives before the next is sent.
         assert_eq!(talk.until("one\r\n"), "3\r\none\r\n");
         talk.send(
             "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\neins\r\n"
@@ -65,7 +65,7 @@ fn chunks_pass_as_they_come_in_both_directions() {
     assert_eq!(client.read_until("0\r\n\r\n"), "0\r\n\r\n");
 }
 
-/// What only proxies say of a client is not said in trailers either.
+/// Forwarding headers of clients are removed from trailers, too.
 #[test]
 fn trailers_pass_in_both_directions() {
     let upstream = Upstream::start(|talk| {
@@ -207,8 +207,8 @@ fn a_shutdown_waits_for_the_answer_that_has_begun() {
     assert_eq!(ended.join().unwrap(), 0, "nothing was dropped");
 }
 
-/// The answer does not wait for the request. What is left of the request is not sent: the connection to the upstream would
-/// be in use for as long as the client likes.
+/// The response does not wait for the request body. The rest of the request is not sent; otherwise
+/// the client could keep the upstream connection busy at will.
 #[test]
 fn an_answer_may_come_before_the_request_is_whole_and_ends_it() {
     let (send, closed) = channel();
@@ -224,12 +224,12 @@ fn an_answer_may_come_before_the_request_is_whole_and_ends_it() {
     client.send("PUT / HTTP/1.1\r\nhost: h\r\ncontent-length: 6\r\n\r\nabc");
     let answer = client.read_answer(false);
     assert_eq!((answer.status, &*answer.body), (200, "early"));
-    // The client has sent no more, and keeps its connection open.
+    // The client sends nothing more, and keeps its connection open.
     closed.recv_timeout(Duration::from_secs(20)).unwrap();
     drop(client);
 }
 
-/// hyper 1.12 takes what follows for more trailers, and would drop it without a word.
+/// hyper 1.12 reads what follows as more trailers, and would silently drop it.
 #[test]
 fn a_request_behind_trailers_is_not_dropped_in_silence() {
     const TRAILERS: &str = "transfer-encoding: chunked\r\n\r\n0\r\nx: y\n\n";

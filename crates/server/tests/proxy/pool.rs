@@ -1,4 +1,4 @@
-//! Connections to upstreams: kept, used again, counted, and given up.
+//! Connection pools of upstreams: keep-alive, reuse, limits, and stale connections.
 
 use std::{sync::mpsc::channel, time::Duration};
 
@@ -17,7 +17,7 @@ fn a_connection_serves_one_request_after_the_other() {
     assert_eq!(upstream.heads().len(), 5);
 }
 
-/// What is known of one answer on a connection is not said of the next.
+/// The header cache of a connection must not leak headers from one response into the next.
 #[test]
 fn answers_on_one_connection_keep_their_heads_apart() {
     const ANSWERS: [(&str, Option<&str>, Option<&str>); 4] = [
@@ -65,7 +65,7 @@ fn a_connection_that_the_upstream_ends_is_not_used_again() {
     assert_eq!(upstream.connections(), 3);
 }
 
-/// Nothing is sent on a connection that is known to be closed: what may be sent but once would be lost there.
+/// A request that must not be sent twice would be lost on a closed connection.
 #[test]
 fn a_connection_that_was_closed_while_it_was_kept_is_not_used_again() {
     let (send, closed) = channel();
@@ -86,13 +86,14 @@ fn a_connection_that_was_closed_while_it_was_kept_is_not_used_again() {
     for _ in 0..3 {
         assert_eq!(client.ask("POST", "/", &[], b"once").status, 200);
         closed.recv().unwrap();
-        // When this has been answered, the worker has heard of the end.
+        // After this response, the worker has seen that the other connection is closed.
         assert_eq!(client.ask("GET", "/other", &[], b"").status, 200);
     }
     assert_eq!(closing.connections(), 3);
 }
 
-/// An upstream whose connections serve one request, and end as soon as there is a second: the proxy has sent it by then.
+/// Returns an upstream that serves one request per connection, and closes it when the second
+/// request arrives. By then the proxy has sent that request on a stale connection.
 fn fickle() -> Upstream {
     Upstream::start(|talk| {
         talk.head().unwrap();
@@ -115,7 +116,7 @@ fn a_connection_that_ends_under_a_request_costs_none_that_may_be_sent_twice() {
             "{method}"
         );
     }
-    // Each connection but the last was sent a second request, which came again on the next.
+    // Each connection but the last got a second request, which was retried on the next connection.
     assert_eq!(upstream.connections(), 5);
     let heads = upstream.heads();
     assert_eq!(heads.len(), 9);
@@ -142,7 +143,7 @@ fn what_may_have_been_done_is_not_done_again() {
             "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, eject: {{failures: 1, for: 1h}}, {urls}}}]}}\n"
         ));
         let mut client = door.connect();
-        // The two addresses take turns.
+        // Round robin between the two endpoints.
         for _ in 0..2 {
             assert_eq!(client.ask("GET", "/", &[], b"").status, 200);
         }
@@ -156,7 +157,7 @@ fn what_may_have_been_done_is_not_done_again() {
             .map(|upstream| upstream.heads().len())
             .sum();
         assert_eq!(heads, 3, "{method}");
-        // It was about to end in any case, which is no fault of its address.
+        // A stale connection does not count as a failure of its endpoint.
         let metrics = door.live.exposition();
         let up = metrics
             .lines()

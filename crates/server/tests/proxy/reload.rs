@@ -1,4 +1,4 @@
-//! A rules file that changes while the proxy is at work.
+//! Hot reload: the rules file changes while the proxy serves requests.
 
 use std::{
     fs,
@@ -24,7 +24,7 @@ use crate::{
 const OLD: &str = "HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nold";
 const NEW: &str = "HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nnew";
 
-/// A proxy, and its file.
+/// A proxy and its rules file.
 pub(crate) struct Reloaded {
     pub(crate) door: Door,
     file: NamedTempFile,
@@ -57,7 +57,7 @@ fn file(upstream: &Upstream, settings: &str) -> String {
     )
 }
 
-/// A rule that counts by an entry that nobody finds out would limit nobody.
+/// A rule keyed by an entry that the server does not extract would never apply.
 #[test]
 fn who_is_asking_is_as_at_the_start() {
     let upstream = Upstream::answering(OLD);
@@ -135,7 +135,7 @@ fn an_address_that_stays_keeps_its_connections_and_counts() {
     assert_eq!(answer.status, 413);
 }
 
-/// A file with these addresses, and more settings of their upstream.
+/// Returns a rules file with these endpoints, and more settings for their upstream.
 fn several(upstreams: &[&Upstream], settings: &str) -> String {
     let urls: Vec<String> = upstreams.iter().map(|upstream| upstream.url()).collect();
     let urls = urls.join("', '");
@@ -220,7 +220,7 @@ fn a_bad_file_changes_nothing() {
     assert_eq!(reloaded.door.get("/").status, 429);
 }
 
-/// Longer than anything takes.
+/// A timeout longer than any test step takes.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 #[test]
@@ -382,7 +382,7 @@ fn a_file_that_is_gone_is_told_of_once_and_read_when_it_is_back() {
     assert!(reloaded.reloader.follow().unwrap().is_ok());
     assert!(reloaded.reloader.last_mistakes().is_empty());
     assert_eq!(reloaded.door.get("/").body, "new");
-    // Gone for one look, and back.
+    // The file is missing at one poll of the watcher, and back at the next.
     fs::remove_file(path).unwrap();
     assert!(reloaded.reloader.follow().is_none());
     fs::write(path, file(&old, "")).unwrap();

@@ -1,4 +1,4 @@
-//! Which upstream is asked, and which of its addresses.
+//! Routing to upstreams, and load balancing between their endpoints.
 
 use crate::{
     door::Door,
@@ -49,7 +49,7 @@ fn the_first_whose_conditions_hold_is_asked() {
         answer.problem(),
         "there is nothing here for this host and path"
     );
-    // The upstream would get it as it is written, and may take it for another path.
+    // Upstreams get paths as they were sent, and may resolve these segments.
     for path in ["/x/../api/x", "/api/%2e%2e/x", "/api/..;/x"] {
         let answer = client.ask("GET", path, &[("host", "admin.example")], b"");
         assert_eq!(answer.status, 400, "{path}");

@@ -1,4 +1,4 @@
-//! Clients that take or send little keep no connection to an upstream from others.
+//! Clients that read or send slowly must not keep upstream connections from other clients.
 
 use std::{
     sync::{Arc, Mutex, mpsc::channel},
@@ -13,10 +13,10 @@ use tokio::net::TcpStream;
 
 use crate::{door::Door, upstream::Upstream};
 
-/// Longer than anything takes: a test that would hang fails instead.
+/// A timeout longer than any test step takes, so that a hanging test fails.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A client over HTTP/2 that takes nothing of any answer's body.
+/// An HTTP/2 client that never reads a response body.
 #[derive(Clone)]
 struct Greedy(http2::SendRequest<Full<Bytes>>);
 
@@ -45,7 +45,7 @@ impl Greedy {
     }
 }
 
-/// A proxy whose upstream may have one connection.
+/// Opens a proxy whose upstream may have a single connection.
 fn narrow(upstream: &Upstream, settings: &str) -> Door {
     Door::open(&format!(
         "proxy: {{listen: '127.0.0.1:0', {settings} upstreams: [{{name: app, max_connections: 1, urls: '{}'}}]}}\n",
@@ -53,7 +53,7 @@ fn narrow(upstream: &Upstream, settings: &str) -> Door {
     ))
 }
 
-/// Waits until the one connection is free.
+/// Waits until that connection is free.
 async fn until_free(door: &Door) {
     let address = door.listener.local_addr();
     let asking = tokio::task::spawn_blocking(move || {
@@ -88,7 +88,7 @@ async fn a_small_answer_that_nobody_takes_frees_its_connection_at_once() {
     }
 }
 
-/// The upstream needs several turns to send it, and the client takes nothing of it.
+/// The upstream sends the response in several pieces, and the client reads none of them.
 #[tokio::test]
 async fn an_answer_is_read_ahead_of_its_client() {
     const PIECE: usize = 8 << 10;
@@ -149,7 +149,7 @@ fn a_body_passes_whole_however_much_is_read_ahead() {
     }
 }
 
-/// Beyond what is read ahead, the upstream waits for the client, which is given up.
+/// Beyond the read-ahead, the upstream has to wait for the client; a slow client is disconnected.
 #[tokio::test]
 async fn an_answer_that_is_taken_too_slowly_is_given_up() {
     let upstream = Upstream::start(|talk| {
@@ -165,7 +165,7 @@ async fn an_answer_that_is_taken_too_slowly_is_given_up() {
             talk.send(vec![b'x'; 16 << 20]);
         }
     });
-    // Long before the client would be cut off because it takes nothing.
+    // The minimum rate ends it long before the idle timeout would.
     let settings = "timeouts: {idle: 1h}, min_rate: {bytes_per_second: 1000, grace: 100ms},";
     let door = narrow(&upstream, settings);
     let greedy = Greedy::connect(&door).await;
@@ -219,7 +219,7 @@ async fn a_client_has_so_many_requests_in_flight_and_no_more() {
     while upstream.heads().len() < 2 {
         tokio::task::yield_now().await;
     }
-    // On another connection, of either version; and it is charged nothing.
+    // The limit spans connections and protocol versions, and refused requests are not charged.
     let answer = door.get("/");
     assert_eq!(
         (answer.status, answer.header("retry-after")),
@@ -238,7 +238,7 @@ async fn a_client_has_so_many_requests_in_flight_and_no_more() {
         !metrics.contains("door=\"proxy\",outcome=\"limit\"} 1"),
         "{metrics}"
     );
-    // A trusted proxy brings many clients.
+    // A trusted proxy forwards for many clients.
     let door = proxy("clients: {proxies: [127.0.0.0/8]}\n");
     let greedy = Greedy::connect(&door).await;
     let before = upstream.heads().len();

@@ -1,8 +1,8 @@
-//! Messages that two readers could end at different places: refused, or made unambiguous.
+//! HTTP/1.1 request smuggling: ambiguous messages are refused, or forwarded in unambiguous form.
 
 use crate::{door::Door, upstream::Upstream};
 
-/// What a client gets for these octets, and the heads that reach the upstream for them.
+/// Sends these bytes. Returns what the client receives, and the heads that reach the upstream.
 fn smuggled(octets: &str) -> (String, Vec<String>) {
     let upstream = Upstream::start(|talk| {
         while let Some(head) = talk.head() {
@@ -79,8 +79,8 @@ fn a_host_is_there_once() {
     }
 }
 
-/// The encoding counts, as RFC 9112 has it, and the length that lies beside it is not passed on: the upstream
-/// gets a message with one end.
+/// `Transfer-Encoding` takes precedence (RFC 9112), and the `Content-Length` beside it is dropped.
+/// So the upstream gets a message with one end.
 #[test]
 fn a_length_beside_an_encoding_is_not_passed_on() {
     for lengths in [

@@ -1,4 +1,4 @@
-//! Connections that go on with another protocol.
+//! Upgraded connections.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use crate::{door::Door, upstream::Upstream};
 
 const ASKED: &str = "GET /chat HTTP/1.1\r\nhost: h\r\nconnection: keep-alive, Upgrade\r\nupgrade: echo\r\nsec-key: k\r\n\r\n";
 
-/// An upstream that upgrades, says a word at once, and echoes until it is told to end.
+/// Returns an upstream that upgrades, sends a greeting, and echoes until it is told to end.
 fn echo() -> Upstream {
     Upstream::start(|talk| {
         let head = talk.head().unwrap();
@@ -62,7 +62,7 @@ fn a_place_is_held_until_both_sides_have_closed() {
         upstream.url()
     ));
     for _ in 0..3 {
-        // It takes some turns until the proxy has noticed that the one before is gone.
+        // The proxy may need several polls to notice that the previous connection has gone.
         let upgraded = (0..10_000).find_map(|_| {
             let mut client = door.connect();
             client.send(ASKED);
@@ -103,7 +103,7 @@ fn nothing_moves_for_long_is_the_end() {
     let mut client = door.connect();
     client.send(ASKED);
     client.read_until("hello\n");
-    // Longer than a request or an idle connection may take.
+    // Longer than the timeouts of requests and idle connections.
     for _ in 0..3 {
         std::thread::park_timeout(Duration::from_millis(600));
         client.send("still here\n");

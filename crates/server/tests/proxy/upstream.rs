@@ -1,4 +1,4 @@
-//! An upstream that says what a test has it say.
+//! A scripted upstream.
 
 use std::{
     io::{Read, Write},
@@ -11,10 +11,10 @@ use std::{
     time::Duration,
 };
 
-/// Longer than anything takes: a test that would hang fails instead.
+/// A timeout longer than any test step takes, so that a hanging test fails.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A server whose connections are conducted by a function.
+/// A server that handles each connection with a function.
 pub(crate) struct Upstream {
     pub(crate) address: SocketAddr,
     connections: Arc<AtomicUsize>,
@@ -22,7 +22,7 @@ pub(crate) struct Upstream {
 }
 
 impl Upstream {
-    /// Conducts every connection with `conduct`, on a thread of its own.
+    /// Starts a server that handles each connection with `conduct`, on its own thread.
     pub(crate) fn start(conduct: impl Fn(&mut Talk) + Send + Sync + 'static) -> Self {
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let upstream = Self {
@@ -54,7 +54,7 @@ impl Upstream {
         upstream
     }
 
-    /// Answers every request with `answer`, octet by octet, and keeps the connection.
+    /// Answers every request with `answer`, one byte at a time, and keeps the connection open.
     pub(crate) fn answering(answer: &'static str) -> Self {
         Self::start(move |talk| {
             while let Some(head) = talk.head() {
@@ -64,7 +64,7 @@ impl Upstream {
         })
     }
 
-    /// Reads the head of one request, and says nothing.
+    /// Reads the head of one request, and never responds.
     pub(crate) fn silent() -> Self {
         Self::start(|talk| {
             talk.head();
@@ -77,9 +77,9 @@ impl Upstream {
         Self::answering("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
     }
 
-    /// An address at which nobody listens.
+    /// Returns an address without a listener.
     pub(crate) fn nobody() -> SocketAddr {
-        // Bound and let go at once: for a while the system gives this port to nobody else.
+        // The system does not hand out a port again immediately after it was released.
         TcpListener::bind("127.0.0.1:0")
             .unwrap()
             .local_addr()
@@ -90,18 +90,18 @@ impl Upstream {
         format!("http://{}", self.address)
     }
 
-    /// How many connections were made.
+    /// Returns the number of connections so far.
     pub(crate) fn connections(&self) -> usize {
         self.connections.load(Ordering::SeqCst)
     }
 
-    /// The heads of all requests that came, without their last empty line.
+    /// Returns the heads of all requests so far, without the final empty line.
     pub(crate) fn heads(&self) -> Vec<String> {
         self.heads.lock().unwrap().clone()
     }
 }
 
-/// One connection, seen from the upstream.
+/// The upstream's side of one connection.
 pub(crate) struct Talk {
     pub(crate) stream: TcpStream,
     received: Vec<u8>,
@@ -109,7 +109,7 @@ pub(crate) struct Talk {
 }
 
 impl Talk {
-    /// The head of the next request, without its last empty line; `None` if there is none any more.
+    /// Reads the head of the next request, without the final empty line; `None` at the end.
     pub(crate) fn head(&mut self) -> Option<String> {
         let end = loop {
             let mut windows = self.received.windows(4);
@@ -126,7 +126,7 @@ impl Talk {
         Some(head)
     }
 
-    /// The next octets of a body.
+    /// Reads `count` bytes of a body.
     pub(crate) fn octets(&mut self, count: usize) -> Vec<u8> {
         while self.received.len() < count {
             assert!(self.read_more(), "closed within a body");
@@ -134,7 +134,7 @@ impl Talk {
         self.received.drain(..count).collect()
     }
 
-    /// What comes until these octets, and they themselves.
+    /// Reads up to and including `end`.
     pub(crate) fn until(&mut self, end: &str) -> String {
         loop {
             let text = String::from_utf8_lossy(&self.received).into_owned();
@@ -146,7 +146,7 @@ impl Talk {
         }
     }
 
-    /// The next line with its end; `None` if there is none any more.
+    /// Reads the next line, with its line end; `None` at the end.
     pub(crate) fn line(&mut self) -> Option<String> {
         loop {
             if let Some(at) = self.received.iter().position(|octet| *octet == b'\n') {
@@ -169,21 +169,21 @@ impl Talk {
     }
 
     pub(crate) fn send(&mut self, octets: impl AsRef<[u8]>) {
-        // The proxy may have gone, as some tests have it.
+        // In some tests the proxy has closed the connection by now.
         let _ = self.stream.write_all(octets.as_ref());
     }
 
-    /// Sends nothing more.
+    /// Closes the connection.
     pub(crate) fn close(&mut self) {
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 
-    /// Waits until the proxy closes.
+    /// Waits until the proxy closes the connection.
     pub(crate) fn until_closed(&mut self) {
         while self.read_more() {}
     }
 
-    /// False if the other side has closed.
+    /// Returns false if the other side has closed.
     fn read_more(&mut self) -> bool {
         let mut buffer = [0; 16 << 10];
         match self.stream.read(&mut buffer) {

@@ -1,4 +1,4 @@
-//! Upstreams that speak HTTP/2: the gRPC door of this very server, asked through the proxy.
+//! HTTP/2 upstreams. The upstream is this server's own gRPC listener.
 
 use std::{
     convert::Infallible,
@@ -27,7 +27,7 @@ use tokio::{net::TcpStream, sync::mpsc::unbounded_channel};
 
 use crate::{door::Door, upstream::Upstream};
 
-/// A proxy whose upstream is the gRPC door of `behind`.
+/// Opens a proxy whose upstream is the gRPC listener of `behind`.
 pub(crate) fn before_grpc(behind: &Door, rules: &str) -> Door {
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
     let served = Served {
@@ -75,7 +75,7 @@ fn an_upstream_that_speaks_http1_only_is_502() {
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
-/// A client of `door` over HTTP/2.
+/// Connects to `door` over HTTP/2.
 async fn connect<B>(door: &Door) -> http2::SendRequest<B>
 where
     B: Body<Data: Send, Error: std::error::Error + Send + Sync> + Send + Unpin + 'static,
@@ -89,7 +89,8 @@ where
     client
 }
 
-/// An upstream that echoes what it is sent, as it comes, and ends as gRPC does; its answer says who asked, as it was told.
+/// Starts an upstream that echoes the request body as it arrives, with trailers as in gRPC. The
+/// response repeats the `X-Forwarded-For` headers that the upstream received.
 async fn echo() -> SocketAddr {
     let socket = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = socket.local_addr().unwrap();
@@ -135,14 +136,15 @@ async fn an_upstream_is_told_who_asks_over_http2_too() {
     let answer = client.send_request(request).await.unwrap();
     let told: Vec<_> = answer.headers().get_all(X_FORWARDED_FOR).iter().collect();
     assert_eq!(told, ["127.0.0.1"]);
-    // The trailers of the request come back with those of the answer.
+    // The upstream returns the request's trailers with its own.
     let collected = answer.into_body().collect().await.unwrap();
     let trailers = collected.trailers().unwrap();
     assert_eq!(trailers["x-sum"], "7");
     assert!(!trailers.contains_key(X_FORWARDED_FOR), "{trailers:?}");
 }
 
-/// Each message is answered before the next is sent, as in a call that streams both ways.
+/// The upstream answers each message before the client sends the next, as in bidirectional
+/// streaming.
 #[tokio::test]
 async fn a_stream_both_ways_passes_message_by_message() {
     let door = Door::open(&format!(

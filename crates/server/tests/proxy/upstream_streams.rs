@@ -1,4 +1,4 @@
-//! Connections to upstreams that speak HTTP/2: how many there are, how full, and what becomes of those that are silent.
+//! HTTP/2 upstream connections: how many are opened, their streams, and unresponsive ones.
 
 use std::{
     convert::Infallible,
@@ -26,18 +26,19 @@ use tokio::{
 
 use crate::door::Door;
 
-/// Longer than anything takes: a test that would hang fails instead.
+/// A timeout longer than any test step takes, so that a hanging test fails.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// An upstream that speaks HTTP/2, and has counted its connections.
+/// An HTTP/2 upstream that counts its connections.
 struct Upstream {
     address: SocketAddr,
     connections: Arc<AtomicUsize>,
 }
 
 impl Upstream {
-    /// Takes `streams` requests at once on a connection, and answers each with its `body`, by the number of the connection
-    /// and the path. The first connection ends at once when `/last` is asked for.
+    /// Starts an upstream that allows `streams` concurrent streams per connection. It answers with
+    /// `body`, called with the number of the connection and the path. The first connection closes
+    /// when it receives a request for `/last`.
     async fn start<F, B>(streams: u32, body: F) -> Self
     where
         F: Fn(usize, String) -> B + Clone + Send + 'static,
@@ -62,7 +63,7 @@ impl Upstream {
                     async move {
                         let answer = Response::new(Full::new(answer.await));
                         if path == "/neglected" {
-                            // Its body is neither read nor refused.
+                            // Neither reads the body nor resets the stream.
                             tokio::spawn(async move {
                                 std::future::pending::<()>().await;
                                 drop(request);
@@ -93,7 +94,7 @@ impl Upstream {
         self.connections.load(Ordering::SeqCst)
     }
 
-    /// A proxy in front of it, with more settings of the upstream and of the proxy.
+    /// Opens a proxy in front of it, with more settings for the upstream and the proxy.
     fn door(&self, upstream: &str, proxy: &str) -> Door {
         Door::open(&format!(
             "proxy: {{listen: '127.0.0.1:0', {proxy} upstreams: [{{name: app, http2: true, {upstream} urls: 'http://{}'}}]}}\n",
@@ -134,7 +135,7 @@ impl Client {
         (answer.status().as_u16(), read(answer).await)
     }
 
-    /// Sends more than an upstream takes that does not read it.
+    /// Sends more than the flow-control windows of an upstream that does not read it.
     async fn post(&self, path: &str) -> u16 {
         let request = Request::post(format!("http://h.example{path}"));
         let answer = self.ask(request, vec![0; 4 << 20].into()).await;
@@ -164,7 +165,8 @@ async fn a_burst_from_cold_makes_one_connection() {
     assert_eq!(upstream.connections(), 1);
 }
 
-/// Nobody is answered before all are there: those for whom a connection has no room have to be on another.
+/// The upstream answers only when all requests have arrived. So the requests that find no free
+/// stream have to use another connection.
 #[tokio::test]
 async fn what_a_connection_does_not_take_goes_on_another() {
     let all = Arc::new(Barrier::new(5));
@@ -218,7 +220,7 @@ async fn a_full_connection_is_nobodys_to_close() {
     assert_eq!(upstream.connections(), 1);
 }
 
-/// Only a ping would tell whether it is dead, and that takes longer than to make another.
+/// Only a ping would tell whether the connection is dead. A new connection is faster.
 #[tokio::test]
 async fn a_connection_that_does_not_answer_is_given_no_more_requests() {
     let upstream = Upstream::start(200, |connection, _| async move {
@@ -235,7 +237,7 @@ async fn a_connection_that_does_not_answer_is_given_no_more_requests() {
     assert_eq!(upstream.connections(), 2);
 }
 
-/// The connection is alive and answers pings, so it is the body that is timed.
+/// The connection is alive and answers pings, so only a timeout of the body can help.
 #[tokio::test]
 async fn a_body_that_its_upstream_does_not_take_is_given_up() {
     let upstream = Upstream::start(200, |_, _| std::future::pending()).await;
@@ -254,7 +256,7 @@ async fn a_body_that_outlives_its_answer_is_not_sent_on() {
     assert_eq!(upstream.connections(), 1);
 }
 
-/// Which hyper's server sends all the same.
+/// hyper's server sends a body in response to `HEAD` nevertheless.
 #[tokio::test]
 async fn an_answer_to_head_has_no_body() {
     let upstream = Upstream::start(1, |_, _| ok()).await;
@@ -266,7 +268,7 @@ async fn an_answer_to_head_has_no_body() {
     assert_eq!(client.get("/").await.1, "ok");
 }
 
-/// Who has long answers on it and is late with one is not dead.
+/// A connection with long responses that misses one timeout is not dead.
 #[tokio::test]
 async fn a_connection_that_is_heard_of_again_is_given_requests_again() {
     const LARGE: usize = 16 << 20;
@@ -280,7 +282,7 @@ async fn a_connection_that_is_heard_of_again_is_given_requests_again() {
     .await;
     let door = upstream.door("", "timeouts: {head: 200ms},");
     let client = Client::connect(&door).await;
-    // More than there is room for on the way, so that it is not over before it is read.
+    // Larger than all buffers on the way, so that it cannot complete before it is read.
     let large = Client::connect(&door).await.head("/large").await;
     assert_eq!(client.get("/late").await.0, 504);
     assert_eq!(client.get("/").await.0, 200);
@@ -288,7 +290,8 @@ async fn a_connection_that_is_heard_of_again_is_given_requests_again() {
     assert_eq!(client.get("/").await, (200, Bytes::from_static(b"0")));
 }
 
-/// As where an instance is started anew: whoever may be asked again is asked on another connection, and nobody blames the address.
+/// As when an instance restarts: idempotent requests are retried on a new connection, and the
+/// endpoint is not blamed.
 #[tokio::test]
 async fn a_kept_connection_that_ends_under_its_requests_is_made_again() {
     for (method, status) in [("GET", 200), ("POST", 502)] {
@@ -329,9 +332,9 @@ async fn ninety_nine_who_do_not_read_stop_nobody_else_on_the_connection() {
     let door = upstream.door("", "");
     let client = Client::connect(&door).await;
     let mut unread = Vec::new();
-    // All that the proxy has on a connection, but for one.
+    // All but one of the streams that the proxy allows per connection.
     for _ in 0..99 {
-        // A connection each: their windows are not what this is about.
+        // One client connection each, so that their flow-control windows do not interfere.
         unread.push(Client::connect(&door).await.head("/large").await);
     }
     let (status, body) = client.get("/large").await;
@@ -343,7 +346,7 @@ async fn ninety_nine_who_do_not_read_stop_nobody_else_on_the_connection() {
 #[tokio::test]
 async fn an_answer_with_too_many_header_lines_is_none() {
     let upstream = Upstream::start(200, |_, _| ok()).await;
-    // A length, a type or a date: what hyper says of any answer is more than one line.
+    // hyper's server adds at least two headers to every response, such as a length or a date.
     let door = upstream.door("", "max_headers: 1,");
     let (status, _) = Client::connect(&door).await.get("/").await;
     assert_eq!(status, 502);

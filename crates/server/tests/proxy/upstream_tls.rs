@@ -1,4 +1,4 @@
-//! Upstreams behind TLS: another proxy of this kind, which shows a certificate.
+//! TLS to upstreams. The upstream is another proxy, with a server certificate.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ pub(crate) fn issue(folder: &Path, name: &str) {
     .unwrap();
 }
 
-/// A proxy that speaks TLS with a certificate for `name`, before `upstream`.
+/// Opens a proxy in front of `upstream` that serves TLS with a certificate for `name`.
 pub(crate) fn secured(folder: &Path, name: &str, upstream: &Upstream) -> Door {
     issue(folder, name);
     let path = |name: &str| folder.join(name).display().to_string();
@@ -23,7 +23,7 @@ pub(crate) fn secured(folder: &Path, name: &str, upstream: &Upstream) -> Door {
     Door::with(upstream.url(), &tls)
 }
 
-/// A proxy before the one at `port`, which it knows by the authorities in `folder`.
+/// Opens a proxy in front of the one at `port`, with the trust anchors in `folder`.
 fn before(folder: &Path, port: u16, settings: &str) -> Door {
     Door::open(&format!(
         "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: 'https://localhost:{port}', ca: '{}'{settings}}}]}}\n",

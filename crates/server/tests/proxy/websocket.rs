@@ -1,4 +1,4 @@
-//! WebSockets as tungstenite speaks them, on both sides of the proxy.
+//! WebSockets through the proxy, with tungstenite on both sides.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -17,10 +17,10 @@ use tokio_tungstenite::{
 
 use crate::door::Door;
 
-/// Longer than anything takes: a test that would hang fails instead.
+/// A timeout longer than any test step takes, so that a hanging test fails.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A service that sends back what it is sent, and closes when it is asked to.
+/// Starts a service that echoes messages, and closes on request.
 async fn echo() -> SocketAddr {
     let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = socket.local_addr().unwrap();
@@ -29,7 +29,7 @@ async fn echo() -> SocketAddr {
             tokio::spawn(async {
                 let mut talk = accept_async(stream).await.unwrap();
                 while let Some(Ok(message)) = talk.next().await {
-                    // Pings and closes are answered by the implementation.
+                    // tungstenite itself answers pings and closes.
                     if matches!(message, Message::Text(_) | Message::Binary(_)) {
                         talk.send(message).await.unwrap();
                     }
@@ -49,7 +49,7 @@ async fn connect(door: &Door) -> Result<WebSocketStream<TcpStream>, tungstenite:
         .map(|(talk, _)| talk)
 }
 
-/// What comes back for `message`.
+/// Sends `message` and returns the reply.
 async fn heard(talk: &mut WebSocketStream<TcpStream>, message: Message) -> Message {
     talk.send(message).await.unwrap();
     next(talk).await.unwrap()
@@ -102,7 +102,7 @@ proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: 'http://{}'}}]}}
     talk.close(None).await.unwrap();
     while next(&mut talk).await.is_some() {}
     drop(talk);
-    // It takes some turns until the proxy has noticed.
+    // The proxy may need several polls to notice that the client has gone.
     let again = async { while connect(&door).await.is_err() {} };
     timeout(PATIENCE, again).await.unwrap();
 }
