@@ -132,6 +132,7 @@ impl Address {
     /// Retires the endpoint: closes idle connections and keeps no others. Requests in flight
     /// finish.
     pub(super) fn leave(&self) {
+        // Set before the pools are emptied: `keep` checks it under the pool's lock.
         self.is_left.store(true, Ordering::SeqCst);
         for pool in &self.pools {
             drop(std::mem::take(&mut lock(pool).idle));

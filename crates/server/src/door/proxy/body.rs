@@ -91,6 +91,7 @@ struct Sending {
     waits: AtomicWaker,
 }
 
+// The states of a request body: see `Sending::state`.
 const SENDING: u8 = 0;
 const SENT: u8 = 1;
 const SILENT: u8 = 2;

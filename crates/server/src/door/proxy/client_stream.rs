@@ -156,8 +156,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for ClientStream<S> {
         }
         if buffer.filled().len() > before && this.turn.now() == IDLE {
             this.turn.set(HEAD);
-            // Forces the timer to restart: the connection may have gone from head to head since it
-            // was set.
+            // Makes `poll_time` restart the timer, even if it last ran for a head as well.
             this.timed = ANSWER;
         }
         read
@@ -171,7 +170,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for ClientStream<S> {
         octets: &[u8],
     ) -> Poll<io::Result<usize>> {
         let this = &mut *self;
-        // Without a request, only hyper writes: the rejection of an invalid head.
+        // If no response is due, hyper can only be writing its rejection of an invalid head.
         let is_due = this.turn.now() == ANSWER || this.settled < this.turn.requests();
         if this.explained.is_none() && !is_due {
             this.explained = this.rejected.explain(octets);

@@ -193,6 +193,8 @@ impl Exchange {
         loop {
             let parsed = head::parse(&mut self.received, self.bounds, &mut self.known);
             if let Some(answer) = parsed.map_err(malformed)? {
+                // Interim responses (1xx) are dropped. The proxy itself answers `Expect:
+                // 100-continue`.
                 let is_interim = answer.status().is_informational()
                     && answer.status() != StatusCode::SWITCHING_PROTOCOLS;
                 if !is_interim {

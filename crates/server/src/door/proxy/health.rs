@@ -36,6 +36,7 @@ use super::{
 };
 use crate::config::{Ejection, HealthCheck, Proxy};
 
+// Bits of `Health::away`.
 const EJECTED: u8 = 1;
 const DOWN: u8 = 2;
 

@@ -223,8 +223,8 @@ impl Link {
             (Sender::Http2(_), Errand::Repeated(request)) => {
                 return self.stream(*request, progress, times).await;
             }
-            // The request was serialised for another protocol version, so another upstream has to
-            // take it.
+            // The request was prepared for the other protocol. All endpoints of an upstream speak
+            // the same one, so this does not happen.
             (_, errand) => return Err(Unanswered::Unsent(errand)),
         }
         self.timer.set(times.head);

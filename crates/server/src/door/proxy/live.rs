@@ -97,6 +97,7 @@ impl Live {
     /// restart.
     pub fn put_in_force(&self, next: Current) {
         let (was, is) = (&self.now().settings, &next.settings);
+        // The settings that only a restart can change.
         let lasting = |settings: &Proxy| {
             let (tls, log) = (settings.tls.clone(), settings.access_log.clone());
             let bounds = (

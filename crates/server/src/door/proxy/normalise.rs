@@ -29,8 +29,8 @@ use super::{
 };
 use crate::config::{Underscores, Via};
 
-/// How often a request may have passed proxies with our `Via` pseudonym before it counts as a loop.
-/// Two or three tiers of proxies may share a pseudonym.
+/// The number of `Via` elements with our pseudonym that makes a request a loop. Two or three tiers
+/// of proxies may share a pseudonym.
 const MAX_PASSES: usize = 4;
 
 /// Normalises `head` by the settings of `current`. `forwarding` says whether the client is a

@@ -21,9 +21,8 @@ use super::{
     upstreams::Upstream,
 };
 
-/// How many stale pooled connections a request may try before it gives up on their endpoint. The
-/// count is for the whole request: after that, each further stale connection rules out its
-/// endpoint.
+/// How many stale pooled connections a request may find, over all endpoints, before one more rules
+/// out its endpoint. Concerns HTTP/2 only: after a stale HTTP/1.1 connection, the next one is new.
 const MOST_STALE: u32 = 3;
 
 /// The load balancing state of one request. It keeps the settings that were in force when the
@@ -134,6 +133,7 @@ impl Passing {
         let (mut tried, mut refusal) = (0_u64, Refusal::Unreachable);
         let (mut is_again, mut stale) = (false, 0);
         while let Some((at, address)) = upstream.least_loaded(turn, tried) {
+            // Every iteration but the first is a retry.
             if std::mem::replace(&mut is_again, true) {
                 upstream.tally.count_retry(self.worker);
             }

@@ -43,7 +43,8 @@ impl Turn {
         self.change(Held::pause);
     }
 
-    /// Resumes the permit: the client has sent more, so the upstream has work again.
+    /// Resumes the permit, even if that briefly exceeds the limit: the client has sent more, so the
+    /// upstream has work again.
     pub(super) fn is_upstreams(&self) {
         self.change(Held::resume);
     }

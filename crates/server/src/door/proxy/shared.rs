@@ -180,8 +180,8 @@ impl Shared {
         self.room.has_answered.load(Ordering::Relaxed)
     }
 
-    /// Returns whether the response is acceptable: not too many header fields, which hyper does not
-    /// limit by number in HTTP/2, and at most one `Content-Length`.
+    /// Returns whether the response has at most `max_headers` header lines and at most one
+    /// `Content-Length`. hyper does not limit the number of header lines in HTTP/2.
     pub(super) fn takes(&self, answer: &Response<Incoming>) -> bool {
         let headers = answer.headers();
         headers.len() <= self.max_headers && !lines::is_repeated(headers, &CONTENT_LENGTH)

@@ -163,10 +163,12 @@ pub(super) fn watched(
         let mut timer: Option<LazyTimer> = None;
         let mut seen = 0;
         poll_fn(|cx| {
+            // Forget the body of another stream that ran before on this thread.
             NOTED.take();
             if stream.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(());
             }
+            // If this poll did not reach the body, its previous note still holds.
             note = NOTED.take().or_else(|| note.take());
             let is_unwanted = |note: &Arc<Note>| note.is_unwanted.load(Ordering::Relaxed);
             if note.as_ref().is_some_and(is_unwanted) {

@@ -19,8 +19,8 @@ const MOST_OF_A_NAME: usize = 253;
 ///
 /// # Errors
 ///
-/// More than `most` header lines, which hyper does not limit in HTTP/2; a transfer coding other
-/// than `chunked`; a `Content-Length` that is not exactly one number.
+/// More than `most` header lines, whose number hyper does not limit in HTTP/2; a transfer coding
+/// other than `chunked`; a `Content-Length` that is not exactly one number.
 pub(super) fn check(headers: &HeaderMap, most: usize) -> Result<(), Refusal> {
     if headers.len() > most {
         return Err(Refusal::TooManyHeaders(most));

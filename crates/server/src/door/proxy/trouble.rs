@@ -1,5 +1,6 @@
-//! A log throttle for failing endpoints. It logs when failures begin and when they end, at most
-//! once a minute per endpoint, however many requests fail and however often the state changes.
+//! A log throttle for failing endpoints. It logs the first failure and the recovery after it, and
+//! not each failed request. Failure messages about an endpoint are at least a minute apart, however
+//! often its state changes.
 
 use std::{
     sync::{Mutex, PoisonError},

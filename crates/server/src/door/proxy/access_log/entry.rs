@@ -35,7 +35,7 @@ const MAX_TEXT_BYTES: usize = 1_024;
 #[derive(Clone, Debug)]
 pub(in super::super) struct AskedOf {
     pub(in super::super) upstream: Box<str>,
-    /// The endpoint that was asked; the last one after retries.
+    /// The endpoint that the request was sent to; the last one after retries.
     pub(in super::super) address: Option<Box<str>>,
 }
 
@@ -232,7 +232,7 @@ struct Line {
     duration_us: u64,
     /// The upstream; `None` if the request was not routed.
     upstream: Option<Box<str>>,
-    /// The endpoint; `None` if none was asked.
+    /// The endpoint; `None` if the request was sent to none.
     address: Option<Box<str>>,
     /// Why the proxy replied itself, or why the response is incomplete; otherwise `None`.
     reason: Option<&'static str>,

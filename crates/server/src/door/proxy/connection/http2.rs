@@ -30,7 +30,7 @@ const MAX_STREAMS: u32 = 128;
 /// hyper polls a body again when one byte of it is free. Up to two more frames, each as read from
 /// an upstream (64 KiB), may then be buffered. That is 18 MiB for all streams of a connection,
 /// besides what `download` reads ahead. A body that hyper has not polled for the `idle` timeout is
-/// dropped; its last frame stays until the connection has been quiet for as long.
+/// dropped. Its last frame stays buffered until the connection has had no requests for as long.
 const MAX_SEND_BYTES: usize = 16 << 10;
 
 /// The flow-control windows in bytes, per stream and per connection.

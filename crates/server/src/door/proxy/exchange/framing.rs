@@ -41,8 +41,8 @@ impl Framing {
     }
 
     /// Returns the framing of a response, and removes `Content-Length` from a 204. Repeated
-    /// `Content-Length` headers are malformed even if they agree; RFC 9110, section 8.6, allows
-    /// that.
+    /// `Content-Length` headers are malformed even if they agree; RFC 9110, section 8.6, leaves
+    /// that choice to the recipient.
     pub(super) fn of_answer(
         answer: &mut Response<()>,
         has_no_body: bool,

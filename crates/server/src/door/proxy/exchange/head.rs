@@ -61,6 +61,7 @@ impl Known {
     ) -> Result<(HeaderName, HeaderValue), Malformed> {
         let start = header.name.as_ptr().addr() - head.as_ptr().addr();
         let value = header.value.as_ptr().addr() - head.as_ptr().addr();
+        // From the first byte of the name to the last byte of the value.
         let octets = &head[start..value + header.value.len()];
         if let Some(Some(line)) = self.0.get(at)
             && line.octets == octets
