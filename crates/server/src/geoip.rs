@@ -1,7 +1,8 @@
-//! The databases that say where addresses are: read at the start, and again when they change.
+//! GeoIP databases: loaded at startup and reloaded when their files change.
 //!
-//! Whoever renews a database may write it in place, so what has just changed is read only once it stays as it is. One that cannot be used
-//! changes nothing: where addresses are is then said by the one before.
+//! A database may be overwritten in place, so a changed file is read only after two consecutive
+//! checks have seen the same modification mark. If a new database cannot be used, the previous one
+//! stays in use.
 
 use std::{
     fs, io,
@@ -19,14 +20,14 @@ use crate::{
     reload::{Mark, mark},
 };
 
-/// The largest database, in bytes. All of it is kept in memory.
+/// The maximum size of a database, in bytes. The whole file is kept in memory.
 const MAX_BYTES: u64 = 1 << 30;
 
-/// A database cannot be used: which, and why.
+/// A GeoIP database that cannot be used, and why.
 #[derive(Debug, thiserror::Error)]
 #[error("geoip.{}: cannot use {}: {problem}", place.as_str(), path.display())]
 pub struct GeoIpError {
-    /// What it should say of addresses.
+    /// What the database is configured for: country or autonomous system.
     pub place: Place,
     /// The file.
     pub path: PathBuf,
@@ -34,7 +35,7 @@ pub struct GeoIpError {
     pub problem: String,
 }
 
-/// The databases in use, and the files that they come from.
+/// The GeoIP databases in use and the files they come from.
 #[derive(Debug)]
 pub struct GeoIp {
     atlas: Arc<MaxMind>,
@@ -46,26 +47,27 @@ struct File {
     place: Place,
     path: PathBuf,
     seen: Mutex<Seen>,
-    /// What was wrong with it when it was last read.
+    /// The error of the last load; `None` if it succeeded.
     problem: Mutex<Option<String>>,
     loads: [AtomicU64; 2],
 }
 
-/// What a file looks like from outside.
+/// The modification marks of a file.
 #[derive(Debug)]
 struct Seen {
-    /// When it was last read.
+    /// The mark at the last load.
     read: Option<Mark>,
-    /// When it was last looked at.
+    /// The mark at the last check.
     looked: Option<Mark>,
 }
 
 impl GeoIp {
-    /// Reads the databases in `files`.
+    /// Loads the databases in `files`.
     ///
     /// # Errors
     ///
-    /// [`GeoIpError`]: a file that cannot be read, is no database, is damaged, or does not say what it is there for.
+    /// Returns [`GeoIpError`] for the first file that cannot be read, is not a MaxMind database, is
+    /// damaged, or lacks the data it is configured for.
     pub fn open(files: &[(Place, PathBuf)]) -> Result<Self, GeoIpError> {
         let atlas = Arc::new(MaxMind::default());
         let file = |(place, path): &(Place, PathBuf)| {
@@ -80,17 +82,19 @@ impl GeoIp {
         })
     }
 
-    /// Who answers from the databases of the moment.
+    /// Returns a lookup handle. It always uses the databases that are loaded at the time of the
+    /// lookup.
     #[must_use]
     pub fn atlas(&self) -> Arc<dyn Atlas> {
         Arc::clone(&self.atlas) as Arc<dyn Atlas>
     }
 
-    /// Reads all of them again.
+    /// Reloads all databases.
     ///
     /// # Errors
     ///
-    /// What [`Self::open`] refuses, for each of them. What cannot be used leaves the one before in use.
+    /// Returns an error for each database that [`Self::open`] would reject. The previous version of
+    /// a rejected database stays in use.
     pub fn reload(&self) -> Result<(), Vec<GeoIpError>> {
         let errors: Vec<GeoIpError> = self
             .files
@@ -104,19 +108,20 @@ impl GeoIp {
         }
     }
 
-    /// Reads those again that have changed, and not since they were last looked at.
+    /// Reloads each database whose file has changed since it was loaded, once the file has stopped
+    /// changing.
     pub fn follow(&self) {
         let changed = self.files.iter().filter(|file| file.has_changed());
         changed.for_each(|file| drop(file.reload(&self.atlas)));
     }
 
-    /// What was wrong with each when it was last read; empty if all are in use.
+    /// Returns the error of each database whose last load failed; empty if all are in use.
     #[must_use]
     pub fn problems(&self) -> Vec<String> {
         self.files.iter().filter_map(File::problem).collect()
     }
 
-    /// Appends what was counted to `text`.
+    /// Appends the GeoIP metrics to `text`.
     pub(crate) fn write(&self, text: &mut Text) {
         let name = "tidegate_geoip_loads_total";
         text.family(
@@ -188,7 +193,7 @@ impl File {
     fn has_changed(&self) -> bool {
         let (mut seen, now) = (lock(&self.seen), mark(&self.path));
         let is_settled = seen.looked == now;
-        // A file that is gone for the moment is being replaced: wait for what comes.
+        // A missing file is probably being replaced, so the new one is awaited.
         let has_changed = is_settled && now.is_some() && seen.read != now;
         seen.looked = now;
         has_changed

@@ -1,4 +1,5 @@
-//! The doors around one limiter: configuration, HTTP, the Redis protocol, Envoy's rate limit service, admin and metrics.
+//! The Tidegate server: configuration, the listeners (HTTP, Redis protocol, Envoy's rate limit
+//! service, reverse proxy, admin), metrics, hot reload and snapshots, all around one limiter.
 
 pub mod config;
 pub mod door;

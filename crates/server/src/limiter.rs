@@ -1,8 +1,8 @@
-//! The limiter that every door asks: the rules of the moment, one store, one clock.
+//! The limiter that all listeners share: the current rules, one store, one clock.
 //!
-//! Doors await decisions, because Redis may have to be asked. With the memory store a decision never suspends; neither
-//! does one that Redis need not be asked for. A door that is no `async` code asks with the functions that end in
-//! `_now`, and awaits only what they leave open.
+//! Decisions are async, because Redis may have to be asked. With the memory store a decision never
+//! suspends, and neither does one that can be made without Redis. Callers that are not async use
+//! the functions that end in `_now` and await only what those leave undecided.
 
 mod store;
 
@@ -24,18 +24,18 @@ use crate::{
     snapshot::SnapshotHealth,
 };
 
-/// What is asked of a limiter, whoever decides it.
+/// A request for a decision, independent of the backend that decides it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked<'a> {
     pub(crate) charges: &'a [Charge<'a>],
-    /// The time, which the caller read.
+    /// The current time, read by the caller.
     pub(crate) now: Timestamp,
     pub(crate) effect: Effect,
-    /// How long Redis may take, if less than a decision may.
+    /// How long Redis may take, if less than the configured maximum.
     pub(crate) within: Option<Duration>,
 }
 
-/// What every door asks. One lives in a process, behind an [`Arc`].
+/// The limiter that all listeners share. A process has one, behind an [`Arc`].
 #[derive(Debug)]
 pub struct Limiter {
     rules: ArcSwap<RuleSet>,
@@ -49,7 +49,7 @@ pub struct Limiter {
 }
 
 impl Limiter {
-    /// A limiter under `rules`, for which `backend` decides.
+    /// Creates a limiter that enforces `rules` with `backend`.
     #[must_use]
     pub fn new(rules: RuleSet, backend: impl Into<Backend>, clock: Clock) -> Self {
         let metrics = Metrics::new(clock.now());
@@ -66,37 +66,39 @@ impl Limiter {
         }
     }
 
-    /// The same limiter, which normalises the addresses of `/v1/check` and `TIDEGATE.CHECK` as `trust` counts them.
+    /// Sets the trusted-proxy and address settings that `/v1/check` and `TIDEGATE.CHECK` use to
+    /// normalise addresses.
     #[must_use]
     pub fn with_trust(self, trust: Trust) -> Self {
         Self { trust, ..self }
     }
 
-    /// How the addresses of clients are counted.
+    /// Returns how client addresses are trusted and normalised.
     #[must_use]
     pub fn trust(&self) -> &Trust {
         &self.trust
     }
 
-    /// The time; a door reads it once a request.
+    /// Returns the current time. A listener reads it once per request.
     #[must_use]
     pub fn now(&self) -> Timestamp {
         self.clock.now()
     }
 
-    /// The clock by which requests are decided.
+    /// Returns the clock that decisions use.
     #[must_use]
     pub fn clock(&self) -> &Clock {
         &self.clock
     }
 
-    /// The rules of the moment. A request is decided under one set from beginning to end.
+    /// Returns the current rules. A request uses one rule set from start to finish, even across a
+    /// reload.
     #[must_use]
     pub fn rules(&self) -> Arc<RuleSet> {
         self.rules.load_full()
     }
 
-    /// Puts `rules` in the place of those of the moment.
+    /// Replaces the current rules with `rules`.
     pub fn swap_rules(&self, rules: RuleSet) {
         self.metrics.name_rules(rules.iter().map(Rule::name));
         let audit = EntryAudit::new(&rules, &self.metrics);
@@ -107,8 +109,8 @@ impl Limiter {
         }
     }
 
-    /// The store in this process: the one that decides, or, with a fleet, the one that answers while Redis is out of
-    /// reach. What decides is the limiter itself, as a [`Store`].
+    /// Returns the memory store of this process. With Redis it is the fallback for when Redis is
+    /// unreachable. To decide a request, use the limiter itself as a [`Store`].
     #[must_use]
     pub fn local_store(&self) -> &MemoryStore {
         match &self.backend {
@@ -117,7 +119,7 @@ impl Limiter {
         }
     }
 
-    /// The fleet, if decisions are made in Redis.
+    /// Returns the Redis-backed store, if there is one.
     #[must_use]
     pub fn fleet(&self) -> Option<&Fleet> {
         match &self.backend {
@@ -126,31 +128,33 @@ impl Limiter {
         }
     }
 
-    /// The limits that are divided among those who enforce them; none until there are rules for them.
+    /// Returns the quotas that are divided among the Envoys that enforce them; empty if no rule
+    /// defines any.
     #[must_use]
     pub fn quotas(&self) -> &Quotas {
         &self.quotas
     }
 
-    /// How the snapshots of the store in this process do.
+    /// Returns the health of this store's snapshots.
     #[must_use]
     pub fn snapshots(&self) -> &SnapshotHealth {
         &self.snapshots
     }
 
-    /// Whether a block that is put now stands after a restart of this process: it is in Redis, or in a snapshot.
+    /// Returns whether a block that is added now would survive a restart of this process. It does
+    /// in Redis, and with working snapshots.
     #[must_use]
     pub fn keeps_blocks(&self) -> bool {
         self.fleet().is_some() || self.snapshots.is_kept()
     }
 
-    /// What was counted.
+    /// Returns the metrics.
     #[must_use]
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
     }
 
-    /// Everything that was counted, in the Prometheus text format.
+    /// Returns all metrics in the Prometheus text format.
     #[must_use]
     pub fn exposition(&self) -> String {
         let fleet = self.fleet().map(Fleet::stats);
@@ -163,30 +167,33 @@ impl Limiter {
         text
     }
 
-    /// Counts the verdict that `door` is about to give.
+    /// Counts a verdict that `door` is about to return.
     pub fn observe(&self, door: Door, verdict: &Verdict<'_>) {
         self.metrics.observe(door, verdict);
     }
 
-    /// Takes note of the entries of a request that was answered with `verdict`: those that no rule looks at are reported.
+    /// Audits the entries of a request answered with `verdict`, so that entries that no rule uses
+    /// are reported.
     pub(crate) fn audit(&self, audited: Audited<'_>, verdict: &Verdict<'_>) {
         self.audit.load().observe(audited, verdict, &self.metrics);
     }
 
-    /// Counts the decision on a limit that came with the request, which `door` is about to give.
+    /// Counts a decision on a limit that was sent with the request, which `door` is about to
+    /// return.
     pub fn observe_throttle(&self, door: Door, decided: &Decided) {
         self.metrics.observe_throttle(door, decided);
     }
 
-    /// Says which keys are about to be decided, one after the other: see [`MemoryStore::prefetch`]. With a fleet there is nothing
-    /// to fetch.
+    /// Prefetches the memory of keys that are about to be decided one after the other; see
+    /// [`MemoryStore::prefetch`]. Does nothing with Redis.
     pub(crate) fn prefetch<'k>(&self, keys: impl IntoIterator<Item = &'k [u8]>) {
         if let Backend::Memory(store) = &self.backend {
             store.prefetch(keys);
         }
     }
 
-    /// Decides what is `asked`. `outcomes` is the caller's to reuse; there are none where a policy answers for the store.
+    /// Decides `asked`. Clears and fills `outcomes`, a buffer that the caller can reuse. It stays
+    /// empty if the fallback policy decides.
     pub(crate) async fn decide(&self, asked: Asked<'_>, outcomes: &mut Vec<Outcome>) -> Decided {
         let Asked {
             charges,
@@ -206,7 +213,8 @@ impl Limiter {
         self.answer(question, outcomes).await
     }
 
-    /// [`Self::decide`], which fails where a policy would answer for Redis.
+    /// Works like [`Self::decide`], but returns an error instead of applying the fallback policy
+    /// when Redis fails.
     pub(crate) async fn decide_or_fail(
         &self,
         asked: Asked<'_>,
@@ -239,7 +247,8 @@ impl Limiter {
         }
     }
 
-    /// Decides a limit that came with the request at `now`, which the caller read. `outcomes` is the caller's to reuse.
+    /// Decides a limit that was sent with the request. `now` is read by the caller, and `outcomes`
+    /// is a buffer that the caller can reuse.
     pub async fn throttle(
         &self,
         charge: Charge<'_>,
@@ -256,7 +265,8 @@ impl Limiter {
         self.decide(asked, outcomes).await
     }
 
-    /// [`Self::throttle`], if nothing has to be waited for; `None` leaves everything as it was.
+    /// Decides like [`Self::throttle`] if this needs no waiting. Returns `None`, without side
+    /// effects, if Redis must be asked.
     pub fn throttle_now(
         &self,
         charge: Charge<'_>,
@@ -276,7 +286,7 @@ impl Limiter {
         self.answer_now(&mut question, outcomes)
     }
 
-    /// Decides in memory, or what Redis need not be asked for.
+    /// Decides in memory, or without asking Redis if possible; otherwise returns `None`.
     fn answer_now(
         &self,
         question: &mut Question<'_, '_>,
@@ -291,7 +301,7 @@ impl Limiter {
         }
     }
 
-    /// Decides, and asks Redis if need be.
+    /// Decides, asking Redis if necessary.
     async fn answer(&self, mut question: Question<'_, '_>, outcomes: &mut Vec<Outcome>) -> Decided {
         match self.answer_now(&mut question, outcomes) {
             Some(decided) => decided,
@@ -299,7 +309,8 @@ impl Limiter {
         }
     }
 
-    /// Decides what [`Self::answer_now`] left open. The future is in a box, so that a decision in memory does not carry it.
+    /// Decides what [`Self::answer_now`] left undecided. The future is boxed to keep the future of
+    /// an in-memory decision small.
     fn answer_later<'f, 'c: 'f>(
         &'f self,
         question: Question<'f, 'c>,
@@ -313,7 +324,7 @@ impl Limiter {
         })
     }
 
-    /// Waits for `decided`, and now and then notes how long that took.
+    /// Awaits `decided` and, for sampled decisions, records the latency.
     async fn timed<T>(&self, decided: impl Future<Output = T>) -> T {
         let began = self.time();
         let decided = decided.await;
@@ -321,7 +332,7 @@ impl Limiter {
         decided
     }
 
-    /// Asks the memory store, and times it now and then.
+    /// Decides with the memory store and, for sampled decisions, records the latency.
     fn in_memory(
         &self,
         store: &MemoryStore,
@@ -335,7 +346,7 @@ impl Limiter {
         Decided::in_memory(decision)
     }
 
-    /// When a decision begins, if it is one of those that are timed.
+    /// Returns the start time in nanoseconds if this decision is sampled for the latency metric.
     fn time(&self) -> Option<u64> {
         Metrics::is_sampled().then(|| self.clock.nanos())
     }
@@ -347,11 +358,12 @@ impl Limiter {
         }
     }
 
-    /// [`Self::throttle_key_in`] database 0, where `/v1/throttle` counts too.
+    /// Encodes a key as [`Self::throttle_key_in`] does for database 0, which `/v1/throttle` uses
+    /// too.
     ///
     /// # Errors
     ///
-    /// Refuses an empty key and one over [`MAX_THROTTLE_KEY_BYTES`].
+    /// Rejects an empty key and one longer than [`MAX_THROTTLE_KEY_BYTES`].
     pub fn throttle_key<'b>(
         key: &'b [u8],
         buffer: &'b mut Vec<u8>,
@@ -359,12 +371,14 @@ impl Limiter {
         Self::throttle_key_in(Database::default(), key, buffer)
     }
 
-    /// The key under which a limit that came with the request counts for `key` in a database of the Redis protocol: a free key,
-    /// which no caller can make that of a rule. `buffer` is the caller's to reuse.
+    /// Encodes `key` as the store key of a limit that is sent with the request, in the given
+    /// database of the Redis protocol. The result can never equal the key of a rule. `buffer` is
+    /// reused between calls.
     ///
     /// # Errors
     ///
-    /// Refuses an empty key and one over [`MAX_THROTTLE_KEY_BYTES`]; in another database than 0, over one byte less.
+    /// Rejects an empty key and one longer than [`MAX_THROTTLE_KEY_BYTES`], or one byte less in
+    /// databases other than 0.
     pub fn throttle_key_in<'b>(
         database: Database,
         key: &'b [u8],
@@ -382,33 +396,35 @@ impl Limiter {
     }
 }
 
-/// A database of the Redis protocol: a key of a limit that comes with the request has a count in each. Rules are the same in all.
+/// A database number of the Redis protocol. Keys of limits that are sent with the request are
+/// separate in each database; rules are the same in all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Database(u8);
 
 impl Database {
-    /// The database `number`, from 0 to 15, as in Redis.
+    /// Returns the database with this number, or `None` unless it is from 0 to 15, as in Redis.
     #[must_use]
     pub fn new(number: i64) -> Option<Self> {
         let number = u8::try_from(number).ok()?;
         (number <= MAX_KEY_SPACE).then_some(Self(number))
     }
 
-    /// Its number.
+    /// Returns the number.
     #[must_use]
     pub fn number(self) -> u8 {
         self.0
     }
 }
 
-/// The longest key of a limit that comes with the request: a byte may be added to it.
+/// The maximum length in bytes of a key of a limit that is sent with the request. The encoding may
+/// add one byte.
 pub const MAX_THROTTLE_KEY_BYTES: usize = tidegate_core::bounds::MAX_KEY_BYTES - 1;
 
-/// The limits of a throttle request: one, without a rule.
+/// Wraps the single limit of a throttle request, which has no rule.
 ///
 /// # Errors
 ///
-/// None that a valid limit could cause.
+/// Never fails for a valid limit.
 pub fn single(limit: tidegate_core::Limit) -> Result<Limits, tidegate_core::LimitError> {
     Limits::new(vec![limit])
 }

@@ -1,7 +1,7 @@
-//! From what the rules file says of Redis to a fleet, on a thread of its own.
+//! Connects to Redis as configured, on a dedicated runtime thread.
 //!
-//! Every worker asks through the same few connections: what waits there at the same time travels together, whichever
-//! worker it came from.
+//! All workers share the same few connections. Commands that wait at the same time are pipelined
+//! together, whichever worker they come from.
 
 use std::{fs, io, path::Path, sync::Arc, thread};
 
@@ -17,7 +17,7 @@ use crate::{
     serve::ServeError,
 };
 
-/// The thread that keeps the connections; dropping it ends them.
+/// The thread that runs the Redis connections. Dropping it closes them.
 #[derive(Debug)]
 pub(crate) struct Link {
     redis: Arc<Redis>,
@@ -27,11 +27,12 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Begins to connect as `config` says; `password` is the one that it names, if it names one.
+    /// Starts connecting as `config` says. `password` is the value of the environment variable that
+    /// `config` names, if it names one.
     ///
     /// # Errors
     ///
-    /// If a certificate cannot be read, or the system gives no thread.
+    /// Fails if a certificate cannot be read or the system cannot start a thread.
     pub(crate) fn start(config: RedisConfig, password: Option<String>) -> Result<Self, ServeError> {
         let thread = Thread::start()?;
         let RedisConfig { prefix, fleet, .. } = config.clone();
@@ -44,18 +45,18 @@ impl Link {
         })
     }
 
-    /// A node of the fleet, whose own count is kept in `local`.
+    /// Creates the Redis-backed store, with `local` as its fallback.
     pub(crate) fn fleet(&self, local: MemoryStore) -> Fleet {
         let redis = Arc::clone(&self.redis);
         Fleet::new(redis, &self.prefix, local, self.settings)
     }
 }
 
-/// The certificates that `config` names, read.
+/// Reads the certificates that `config` names.
 ///
 /// # Errors
 ///
-/// The first that cannot be read.
+/// Returns the first error if one cannot be read.
 pub(crate) fn certificates(config: &RedisConfig) -> Result<Tls, ServeError> {
     let pem = |path: &Path| {
         fs::read(path).map_err(|source| ServeError::Certificate {
@@ -90,7 +91,7 @@ fn settings(config: RedisConfig, password: Option<String>) -> Result<Settings, S
     })
 }
 
-/// A thread with a runtime, which ends when this is dropped.
+/// A thread with a tokio runtime that stops when this is dropped.
 #[derive(Debug)]
 struct Thread {
     runtime: Handle,
@@ -103,7 +104,7 @@ impl Thread {
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel::<()>();
         let body = move || {
-            // It ends by being dropped, which is all that it says.
+            // The sender is only ever dropped, so the receive error is the stop signal.
             let _ = runtime.block_on(stopped);
         };
         thread::Builder::new().name("redis".into()).spawn(body)?;

@@ -1,8 +1,9 @@
-//! A rate limit for log records, one for each place in the code that logs.
+//! A rate limit for log records, applied to each call site separately.
 //!
-//! Many log records are caused by clients: a failed handshake, a refused connection, a wrong token. Without a limit a
-//! client writes the log, and fills the disk with it. Each call site may write [`BURST`] records at once and one more
-//! every [`INTERVAL`]; what comes sooner is counted, and the number is told with the next record that is written.
+//! Clients cause many log records: failed handshakes, refused connections, wrong tokens. Without a
+//! limit a client could fill the disk with log records. Each call site may write [`BURST`] records
+//! at once and one more every [`INTERVAL`]. Suppressed records are counted, and the next written
+//! record reports the count.
 
 use std::{
     collections::HashMap,
@@ -13,17 +14,17 @@ use std::{
 use tidegate_core::{Span, Timestamp};
 use tidegate_http::Clock;
 
-/// How many records a call site may write at once.
+/// The number of records that a call site may write at once.
 pub const BURST: u64 = 30;
 
-/// How often a call site may write one more record after the burst.
+/// The interval at which a call site may write one more record after the burst.
 pub const INTERVAL: Span = Span::from_secs(5);
 
-/// The most call sites that are tracked. A program has a fixed number of them, far below this; records of any
-/// further ones share one limit.
+/// The maximum number of tracked call sites. A program has a fixed number of them, far below this.
+/// All call sites above the maximum share one limit.
 const MAX_SITES: usize = 4_096;
 
-/// Limits the log records of each call site, which is identified by an `Id`.
+/// A rate limiter for log records per call site, which is identified by an `Id`.
 #[derive(Debug)]
 pub struct LogThrottle<Id> {
     clock: Clock,
@@ -32,25 +33,25 @@ pub struct LogThrottle<Id> {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Site {
-    /// The theoretical arrival time of GCRA: when all of the burst is available again.
+    /// The theoretical arrival time of GCRA: when the whole burst is available again.
     full_at: Timestamp,
     suppressed: u64,
 }
 
-/// Whether a record is written.
+/// The decision about one log record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
-    /// Write it, and tell how many records of its call site were suppressed since the last one.
+    /// Write the record and report how many of its call site were suppressed since the last one.
     Write {
-        /// How many were suppressed.
+        /// The number of suppressed records.
         suppressed: u64,
     },
-    /// Do not write it.
+    /// Suppress the record.
     Suppress,
 }
 
 impl<Id: Eq + Hash> LogThrottle<Id> {
-    /// A throttle that reads `clock`.
+    /// Creates a throttle that uses `clock`.
     #[must_use]
     pub fn new(clock: Clock) -> Self {
         Self {
@@ -59,13 +60,13 @@ impl<Id: Eq + Hash> LogThrottle<Id> {
         }
     }
 
-    /// A throttle on the real clock.
+    /// Creates a throttle that uses the system clock.
     #[must_use]
     pub fn real() -> Self {
         Self::new(Clock::real())
     }
 
-    /// Decides about one record of the call site `id`, now.
+    /// Decides whether the call site `id` may write a record now.
     pub fn admit(&self, id: Id) -> Admission {
         let now = self.clock.now();
         let mut sites = self.sites.lock().unwrap_or_else(PoisonError::into_inner);

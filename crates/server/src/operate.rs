@@ -1,4 +1,4 @@
-//! What an operator does to one key: on this node, or on every node of a fleet at once.
+//! Admin operations on one key, applied to this node or, with Redis, to all nodes at once.
 
 use tidegate_core::{Block, Charge, Effect, Outcome, Span, Store};
 use tidegate_redis::StoreError;
@@ -6,11 +6,11 @@ use tidegate_redis::StoreError;
 use crate::limiter::Limiter;
 
 impl Limiter {
-    /// Every block that stands, in no order.
+    /// Returns all blocks, in no particular order.
     ///
     /// # Errors
     ///
-    /// If Redis, where a fleet's blocks are, cannot be asked.
+    /// Fails if the blocks are in Redis and Redis cannot be queried.
     pub async fn blocks(&self) -> Result<Vec<Block>, StoreError> {
         match self.fleet() {
             Some(fleet) => fleet.store().blocks().await,
@@ -18,11 +18,11 @@ impl Limiter {
         }
     }
 
-    /// The block that stands on `key`.
+    /// Returns the block on `key`, if there is one.
     ///
     /// # Errors
     ///
-    /// If Redis, where a fleet's blocks are, cannot be asked.
+    /// Fails if the blocks are in Redis and Redis cannot be queried.
     pub async fn block_on(&self, key: &[u8]) -> Result<Option<Block>, StoreError> {
         match self.fleet() {
             Some(fleet) => fleet.store().block_on(key).await,
@@ -30,11 +30,13 @@ impl Limiter {
         }
     }
 
-    /// Blocks `key` for `span`, or until it is lifted; false, and nothing changes, if there are too many blocks.
+    /// Blocks `key` for `span`, or until it is unblocked. Returns false and changes nothing if
+    /// there are too many blocks.
     ///
     /// # Errors
     ///
-    /// If Redis, where a fleet's blocks are, did not do it, or nobody knows.
+    /// Fails if the blocks are in Redis and Redis did not confirm the change, which may or may not
+    /// have been made.
     pub async fn block(
         &self,
         key: &[u8],
@@ -46,15 +48,16 @@ impl Limiter {
         {
             return Ok(false);
         }
-        // With a fleet, this is what stands while Redis is out of reach.
+        // With Redis this copy applies while Redis is unreachable.
         Ok(self.local_store().block(key, span, reason, self.now()))
     }
 
-    /// Lifts the block on `key`; true if one stood.
+    /// Removes the block on `key`. Returns true if there was one.
     ///
     /// # Errors
     ///
-    /// If Redis, where a fleet's blocks are, did not do it, or nobody knows.
+    /// Fails if the blocks are in Redis and Redis did not confirm the change, which may or may not
+    /// have been made.
     pub async fn unblock(&self, key: &[u8]) -> Result<bool, StoreError> {
         let here = self.local_store().unblock(key, self.now());
         let Some(fleet) = self.fleet() else {
@@ -64,11 +67,12 @@ impl Limiter {
         fleet.store().unblock(key).await
     }
 
-    /// Forgets what `key` has spent; true if there was anything. A block on it stands.
+    /// Resets the counters of `key`. Returns true if there were any. A block on the key stays.
     ///
     /// # Errors
     ///
-    /// If Redis, where a fleet's counts are, did not do it, or nobody knows.
+    /// Fails if the counters are in Redis and Redis did not confirm the change, which may or may
+    /// not have been made.
     pub async fn reset(&self, key: &[u8]) -> Result<bool, StoreError> {
         let here = self.local_store().reset(key);
         let Some(fleet) = self.fleet() else {
@@ -79,7 +83,8 @@ impl Limiter {
         reset
     }
 
-    /// [`Self::reset`], if Redis need not be asked; `None` leaves everything as it was.
+    /// Works like [`Self::reset`] if Redis is not involved. Otherwise returns `None` without side
+    /// effects.
     pub(crate) fn reset_now(&self, key: &[u8]) -> Option<bool> {
         match self.fleet() {
             Some(_) => None,
@@ -87,19 +92,20 @@ impl Limiter {
         }
     }
 
-    /// What `charge` would be answered, charging nothing: how it stands ([`Effect::Look`]), or what would come of it
-    /// ([`Effect::Peek`]). No outcomes while a block stands.
+    /// Returns what `charge` would yield, without charging: its current state ([`Effect::Look`]) or
+    /// the outcome of charging it now ([`Effect::Peek`]). There are no outcomes if the key is
+    /// blocked.
     ///
     /// # Errors
     ///
-    /// If Redis, where a fleet's counts are, cannot be asked.
+    /// Fails if the counters are in Redis and Redis cannot be queried.
     pub async fn inspect(
         &self,
         charge: Charge<'_>,
         effect: Effect,
     ) -> Result<Vec<Outcome>, StoreError> {
         let (charges, mut outcomes) = ([charge], Vec::new());
-        // What is inspected is never charged.
+        // An inspection must never charge or refund.
         let effect = match effect {
             Effect::Charge | Effect::Peek => Effect::Peek,
             Effect::Look | Effect::Refund => Effect::Look,

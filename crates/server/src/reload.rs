@@ -1,4 +1,4 @@
-//! Live reload: the rules file is read again, and either all of it takes effect or nothing does.
+//! Hot reload of the rules file: a new version is applied as a whole or not at all.
 
 mod started;
 
@@ -17,37 +17,37 @@ use crate::{
 
 pub use self::started::Started;
 
-/// How often the rules file is looked at. Looking costs one `stat`, and works where file events do not:
-/// on network file systems, and for the symbolic links of a Kubernetes ConfigMap.
+/// How often the rules file is checked for changes. A check costs one `stat`. Unlike file events it
+/// also works on network file systems and for the symbolic links of a Kubernetes ConfigMap.
 pub const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// The most mistakes of a file that a record of the log has; `tidegate check` lists all of them.
+/// The maximum number of mistakes that one log record lists. `tidegate check` lists all of them.
 const MAX_LOGGED: usize = 20;
 
-/// Why a rules file could not be used.
+/// The reason why a rules file could not be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// The file could not be read: the caller's path or permissions.
+    /// The file could not be read: its path or its permissions are wrong.
     #[error("cannot read {path}: {source}")]
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What the file system said.
+        /// The error of the file system.
         source: io::Error,
     },
-    /// The file was read and is wrong: its author's.
+    /// The file was read, but its content is invalid.
     #[error("{path} has {} mistake{}:\n{}{}", mistakes.len(), plural(mistakes.len()), lines(mistakes), hint(mistakes, path))]
     Mistaken {
         /// The file.
         path: PathBuf,
-        /// Every mistake in it.
+        /// All mistakes in it.
         mistakes: Vec<Mistake>,
     },
-    /// What the proxy needs cannot be had.
+    /// A certificate or another file that the proxy needs cannot be used.
     #[error(transparent)]
     Proxy(#[from] AuthoritiesError),
-    /// This section is read at the start, and the rules may depend on it.
+    /// A section that only takes effect at startup has changed, and the rules may depend on it.
     #[error(
         "{0}: has changed, and is read at the start only; start the server again for this file to take effect"
     )]
@@ -55,7 +55,7 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    /// One line for each thing that is wrong.
+    /// Returns one line for each problem.
     #[must_use]
     pub fn problems(&self) -> Vec<String> {
         match self {
@@ -64,24 +64,24 @@ impl LoadError {
         }
     }
 
-    /// Whether it may be gone although nothing changes that can be seen from outside.
+    /// Returns whether the error may disappear without a visible change of the file.
     fn may_pass(&self) -> bool {
         matches!(self, Self::Unreadable { source, .. } if may_pass(source))
     }
 }
 
-/// Whether what could not be read may be readable soon, as when permissions are set or a disk comes back, and not only
-/// once somebody writes it anew.
+/// Returns whether a read may succeed later without a change of the file's content, for example
+/// after its permissions are fixed or a disk is mounted again.
 pub(crate) fn may_pass(error: &io::Error) -> bool {
     use io::ErrorKind::{FileTooLarge, InvalidData, Other};
     !matches!(error.kind(), InvalidData | FileTooLarge | Other)
 }
 
-/// Reads a rules file.
+/// Reads and parses a rules file.
 ///
 /// # Errors
 ///
-/// [`LoadError`]; see its variants.
+/// Returns a [`LoadError`]; see its variants.
 pub fn load(path: &Path) -> Result<Config, LoadError> {
     let unreadable = |source| LoadError::Unreadable {
         path: path.to_owned(),
@@ -100,7 +100,8 @@ pub fn load(path: &Path) -> Result<Config, LoadError> {
         path: path.to_owned(),
         mistakes,
     };
-    // Whoever empties a file and then writes it is not to be without limits in between.
+    // An editor may truncate the file before it writes it. Without this check all limits would be
+    // off in between.
     if says_nothing(&text) {
         let message = "the file is empty; to limit nothing, write `rules: []`".to_owned();
         return Err(mistaken(vec![Mistake {
@@ -112,40 +113,41 @@ pub fn load(path: &Path) -> Result<Config, LoadError> {
     Config::parse(&text).map_err(mistaken)
 }
 
-/// Whether there is nothing in it but comments, and perhaps the begin of a document.
+/// Returns whether the file has nothing but comments, document markers and null values.
 fn says_nothing(text: &str) -> bool {
     text.lines().map(str::trim).all(|line| {
         line.is_empty() || line.starts_with('#') || matches!(line, "---" | "..." | "null" | "~")
     })
 }
 
-/// Reads the rules file again when asked, or when it has changed.
+/// Reloads the rules file on request or when it has changed.
 #[derive(Debug)]
 pub struct Reloader {
     path: PathBuf,
     limiter: Arc<Limiter>,
     proxy: Option<Arc<Live>>,
     started: Started,
-    /// Locked until what was read is in force, so that what was read later is in force later.
+    /// Held while a new version is read and applied, so that versions take effect in the order in
+    /// which they are read.
     last: Mutex<Last>,
 }
 
-/// What is known of the rules file.
+/// The state of the last check of the rules file.
 #[derive(Debug)]
 struct Last {
     read: LastRead<Mark>,
-    /// Whether it was gone when it was last looked at.
+    /// Whether the file was missing at the last check.
     is_gone: bool,
 }
 
-/// What is known of the last time that something was read.
+/// The result of the last time a file or folder was read.
 #[derive(Debug)]
 pub(crate) struct LastRead<M> {
-    /// What it looked like then; `None` if it could not be looked at.
+    /// Its modification mark at that time; `None` if it could not be examined.
     pub(crate) seen: Option<M>,
-    /// Whether it could not be read, and may be soon.
+    /// Whether it could not be read but may become readable without a change.
     pub(crate) is_unread: bool,
-    /// What was wrong; empty if it is in force.
+    /// What was wrong with it; empty if it was applied.
     pub(crate) mistakes: Vec<String>,
 }
 
@@ -159,7 +161,7 @@ impl<M> LastRead<M> {
     }
 }
 
-/// What a file looks like from outside; it changes when the file is written or replaced.
+/// The modification mark of a file. It changes when the file is written or replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
     modified: SystemTime,
@@ -168,8 +170,8 @@ pub(crate) struct Mark {
 }
 
 impl Reloader {
-    /// A reloader of the file at `path`, which has just been loaded into `limiter`, and `proxy` if there is one, by a server that was
-    /// `started` with it.
+    /// Creates a reloader of the file at `path`, which has just been loaded into `limiter` and, if
+    /// there is one, `proxy`. `started` has the settings that need a restart to change.
     #[must_use]
     pub fn new(
         path: PathBuf,
@@ -190,13 +192,13 @@ impl Reloader {
         }
     }
 
-    /// Reads the file and puts its rules in force; counts are kept. Returns how many rules there are.
+    /// Reads the file and applies its rules, keeping counters. Returns the number of rules.
     ///
-    /// Where doors listen, bounds and the store are those of the start until the server starts again.
+    /// Listeners, bounds and the store do not change until the server is restarted.
     ///
     /// # Errors
     ///
-    /// [`LoadError`]. The rules in force stay in force.
+    /// Returns a [`LoadError`]. The current rules stay in use.
     pub fn reload(&self) -> Result<usize, LoadError> {
         let mut last = self.last();
         let last = &mut last.read;
@@ -204,8 +206,10 @@ impl Reloader {
         self.put_in_force(load(&self.path), last)
     }
 
-    /// Reloads a file that has changed. One that could not be read is tried again each time, and told of again only when
-    /// that comes out otherwise; one that is gone is told of when it is looked at for the second time. Returns what came of it, if that is anything new.
+    /// Reloads the file if it has changed. Returns the result if there is a new one.
+    ///
+    /// A file that could not be read is tried again at every check, but reported only when the
+    /// result changes. A missing file is reported at the second check that finds it missing.
     pub fn follow(&self) -> Option<Result<usize, LoadError>> {
         let mut last = self.last();
         let Last {
@@ -213,7 +217,7 @@ impl Reloader {
             is_gone,
         } = &mut *last;
         let now = mark(&self.path);
-        // A file that is gone for the moment is being replaced: wait for what comes, but not for long.
+        // A missing file is probably being replaced, so one check is skipped before it is reported.
         let was_gone = std::mem::replace(is_gone, now.is_none());
         let has_changed = now != last.seen && (now.is_some() || was_gone);
         if !has_changed && !last.is_unread {
@@ -273,7 +277,8 @@ impl Reloader {
         loaded
     }
 
-    /// What the proxy is going to do, if there is one and is to be one.
+    /// Prepares the new proxy settings. Returns `None` if there is no proxy or adding or removing
+    /// it needs a restart.
     fn prepare_proxy(
         &self,
         settings: Option<Proxy>,
@@ -290,13 +295,13 @@ impl Reloader {
         }
     }
 
-    /// The rules file.
+    /// Returns the path of the rules file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What was wrong with the file when it was last read; empty if it is in force.
+    /// Returns the mistakes of the file when it was last read; empty if it was applied.
     #[must_use]
     pub fn last_mistakes(&self) -> Vec<String> {
         self.last().read.mistakes.clone()
@@ -307,7 +312,8 @@ impl Reloader {
     }
 }
 
-/// What the file at `path` looks like now, links followed; `None` if it cannot be looked at.
+/// Returns the modification mark of the file at `path`, following links; `None` if it cannot be
+/// examined.
 pub(crate) fn mark(path: &Path) -> Option<Mark> {
     use std::os::unix::fs::MetadataExt;
     let metadata = fs::metadata(path).ok()?;
@@ -318,7 +324,7 @@ pub(crate) fn mark(path: &Path) -> Option<Mark> {
     })
 }
 
-/// What is wrong, as a record of a log: a collector that reads lines would take several lines for several records.
+/// Joins problems into one line, because log collectors treat each line as a separate record.
 pub(crate) fn in_one_line(problems: &[String]) -> String {
     let mut line = problems
         .iter()
@@ -336,8 +342,8 @@ fn plural(count: usize) -> &'static str {
     if count == 1 { "" } else { "s" }
 }
 
-/// What to do with a file that another rate limiter reads: one of envoyproxy/ratelimit, with `domain` and
-/// `descriptors`, or of Limitador, a list of limits.
+/// Suggests what to do with a file of another rate limiter: envoyproxy/ratelimit, with `domain` and
+/// `descriptors`, or Limitador, a list of limits.
 fn hint(mistakes: &[Mistake], path: &Path) -> String {
     let has = |key: &str| mistakes.iter().any(|mistake| mistake.path == key);
     if has("domain") && has("descriptors") {
@@ -347,7 +353,7 @@ fn hint(mistakes: &[Mistake], path: &Path) -> String {
             path.display()
         );
     }
-    // Read again only after it was refused.
+    // The file is read again only after it was rejected.
     if fs::read_to_string(path).is_ok_and(|text| is_of_limitador(&text)) {
         return "\nthis looks like a limits file of Limitador: write each limit as a rule; \
             {namespace: api, max_value: 10, seconds: 60, variables: [user_id]} is \
@@ -357,7 +363,7 @@ fn hint(mistakes: &[Mistake], path: &Path) -> String {
     String::new()
 }
 
-/// Whether `text` is a list of maps with the keys of Limitador's limits.
+/// Returns whether `text` has the keys of Limitador's limits.
 fn is_of_limitador(text: &str) -> bool {
     let keys: Vec<&str> = text
         .lines()

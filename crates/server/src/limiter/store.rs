@@ -1,4 +1,4 @@
-//! What decides for the limiter, and the limiter as a store: the same, timed.
+//! The limiter's backend, and [`Store`] for the limiter, which adds latency sampling.
 
 use std::sync::Arc;
 
@@ -11,16 +11,16 @@ use tidegate_redis::{Fleet, FleetReceipt};
 
 use super::Limiter;
 
-/// Who decides: the store in this process, or Redis with the whole fleet.
+/// The backend that decides: this process's memory, or Redis shared by all servers.
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
     reason = "one lives in a process, and a decision should not follow one pointer more"
 )]
 pub enum Backend {
-    /// The store in this process.
+    /// The memory store of this process.
     Memory(MemoryStore),
-    /// Redis. This node's own count answers while it is out of reach.
+    /// Redis, with this node's memory store as the fallback while Redis is unreachable.
     Fleet(Fleet),
 }
 
@@ -36,12 +36,12 @@ impl From<Fleet> for Backend {
     }
 }
 
-/// By what a charge is settled, in the store that wrote it.
+/// A receipt for a charge, to be settled by the backend that issued it.
 #[derive(Debug)]
 pub enum LimiterReceipt {
-    /// Of the store in this process.
+    /// Issued by the memory store.
     Memory(Receipt),
-    /// Of the fleet.
+    /// Issued by the Redis-backed store.
     Fleet(FleetReceipt),
 }
 
@@ -131,7 +131,7 @@ impl Store for Limiter {
             (Backend::Fleet(fleet), LimiterReceipt::Fleet(receipt)) => {
                 fleet.settle(charges, receipt, settlements, now).await;
             }
-            // A receipt of another store is good for nothing here.
+            // A receipt that another backend issued cannot be settled here.
             (Backend::Memory(_), LimiterReceipt::Fleet(_))
             | (Backend::Fleet(_), LimiterReceipt::Memory(_)) => {}
         }

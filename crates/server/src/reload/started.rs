@@ -1,11 +1,11 @@
-//! What of the rules file is read at the start only.
+//! Settings of the rules file that take effect only at startup.
 
 use super::LoadError;
 use crate::config::{
     AdminToken, Config, Grpc, Headers, Identity, Listen, Listeners, Shutdown, Snapshot,
 };
 
-/// The settings that a server was started with, and keeps until it starts again.
+/// The settings that a server was started with and keeps until it is restarted.
 #[derive(Clone, Debug, Default)]
 pub struct Started {
     identity: Identity,
@@ -19,7 +19,7 @@ pub struct Started {
 }
 
 impl Started {
-    /// Those of `config`.
+    /// Copies these settings from `config`.
     #[must_use]
     pub fn with(config: &Config) -> Self {
         Self {
@@ -34,11 +34,12 @@ impl Started {
         }
     }
 
-    /// Warns of what `config` has otherwise and will not be so.
+    /// Warns about settings in `config` that differ from the running ones and need a restart.
     ///
     /// # Errors
     ///
-    /// Who is asking must be found out as the rules expect it: rules that count by an entry that is not found limit nobody.
+    /// Rejects a change of `clients` or `entries`. The new rules may use entries that the running
+    /// settings do not produce, and rules keyed by a missing entry never match.
     pub(super) fn check(&self, config: &Config) -> Result<(), LoadError> {
         let (ours, theirs) = (&self.identity, &config.identity);
         if ours.trust != theirs.trust {
