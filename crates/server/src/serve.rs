@@ -1,11 +1,11 @@
-//! From a configuration to open doors, and back again in good order.
+//! Starts the server from a configuration and shuts it down gracefully.
 //!
 //! ```text
-//! config -> limiter (rules, store with what the snapshot held, clock)
-//!        -> server  (workers) -> one listener a door
-//!        -> running: reload on change and on SIGHUP, snapshots, until SIGTERM or SIGINT
-//!        -> announced: not ready any more, and served as ever
-//!        -> drained: no new connections, begun requests answered, the last snapshot written
+//! config -> limiter (rules, store restored from the snapshot, clock)
+//!        -> server  (workers) -> one listener per protocol
+//!        -> running: reloads on change and on SIGHUP, snapshots, until SIGTERM or SIGINT
+//!        -> announced: reports not-ready, still serves for `shutdown.notice`
+//!        -> drained: no new connections, in-flight requests finish, the last snapshot is written
 //! ```
 
 mod descriptors;
@@ -47,45 +47,45 @@ use crate::{
     snapshot::{self, Restored},
 };
 
-/// Why the server could not start.
+/// The reason why the server could not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
-    /// A door's address could not be bound: in use, or not of this machine.
+    /// A listener's address could not be bound: it is in use or not an address of this machine.
     #[error(
         "cannot listen for {door} on {address}: {source}; choose another address under `listen`, or `off`"
     )]
     Bind {
-        /// The door, by its name in the rules file.
+        /// The listener, by its name in the rules file.
         door: &'static str,
         /// The address.
         address: SocketAddr,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// The admin door would be open to other machines without a token.
+    /// The admin listener would be reachable from other machines without a token.
     #[error(
         "listen.admin: {0} can be reached from other machines; set `admin.token_env`, or listen on 127.0.0.1"
     )]
     OpenAdmin(SocketAddr),
-    /// The configuration of the rate limit service cannot be used.
+    /// The configuration of Envoy's rate limit service cannot be used.
     #[error("envoy.config: {0}")]
     Envoy(#[from] FolderError),
-    /// A door cannot have TLS as configured.
+    /// The TLS settings of a listener cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// An upstream behind TLS cannot be known.
+    /// The trust anchors or client certificate for an upstream with TLS cannot be used.
     #[error(transparent)]
     Authorities(#[from] AuthoritiesError),
     /// The access log of the proxy could not be opened.
     #[error("proxy.access_log: cannot open {path}: {source}; mend the path or its permissions")]
     AccessLog {
-        /// The file, or standard output.
+        /// The path of the file, or `stdout`.
         path: String,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// A database of addresses cannot be used.
+    /// A GeoIP database cannot be used.
     #[error(transparent)]
     GeoIp(#[from] GeoIpError),
     /// The snapshot could not be read.
@@ -95,7 +95,7 @@ pub enum ServeError {
     Snapshot {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// A certificate for Redis could not be read.
@@ -103,15 +103,16 @@ pub enum ServeError {
     Certificate {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// Threads or signals could not be had.
+    /// The operating system could not start a thread or install a signal handler.
     #[error("cannot start: {0}")]
     System(#[from] io::Error),
 }
 
-/// What the rules file names and does not hold; whoever starts the server reads it from the environment.
+/// Secrets that the rules file refers to by the name of an environment variable. The caller of
+/// [`start`] reads them.
 #[derive(Clone, Default)]
 pub struct Secrets {
     /// The admin token, if there is one.
@@ -120,26 +121,26 @@ pub struct Secrets {
     pub password: Option<String>,
     /// The token of the HTTP listener, if there is one.
     pub http_token: Option<String>,
-    /// The password of the listener of the Redis protocol, if there is one.
+    /// The password of the Redis protocol listener, if there is one.
     pub resp_password: Option<String>,
 }
 
-/// Secrets are not written to logs.
+/// Omits the values, so that secrets never reach a log.
 impl std::fmt::Debug for Secrets {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Secrets(…)")
     }
 }
 
-/// Opens the doors that `config` names.
+/// Starts the listeners that `config` names.
 ///
-/// `source` is the rules file that the configuration was read from; without one there is nothing to reload.
-/// [`Signals::hear`] comes first. A Redis that is not there stops nobody: what it is asked for is answered by policy,
-/// and exactly as soon as it comes.
+/// `source` is the rules file that the configuration was read from; without one there is nothing to
+/// reload. Call [`Signals::hear`] before this function. An unreachable Redis does not prevent the
+/// start: the fallback policy decides until Redis is reachable.
 ///
 /// # Errors
 ///
-/// [`ServeError`]; nothing is left listening.
+/// Returns a [`ServeError`]; nothing is left listening.
 pub fn start(
     mut config: Config,
     source: Option<&Path>,
@@ -219,7 +220,7 @@ pub fn start(
     })
 }
 
-/// An admin door that other machines reach asks for a token.
+/// Requires a token for an admin listener that is not on a loopback address.
 fn check_admin(address: Option<SocketAddr>, token: Option<&str>) -> Result<(), ServeError> {
     match address {
         Some(address) if token.is_none() && !address.ip().is_loopback() => {
@@ -230,7 +231,7 @@ fn check_admin(address: Option<SocketAddr>, token: Option<&str>) -> Result<(), S
 }
 
 impl ServeError {
-    /// The access log could not be opened.
+    /// Wraps an error from opening the access log.
     fn unopened(log: &config::AccessLog, source: io::Error) -> Self {
         let path = log.to.as_ref().map(|path| path.display().to_string());
         Self::AccessLog {
@@ -248,7 +249,8 @@ fn proxied(settings: Proxy, server: &Server, clock: Clock) -> Result<Arc<Live>, 
     Ok(Arc::new(Live::new(settings, server, log, clock)?))
 }
 
-/// Reads the rules of the rate limit service; without them it starts only if it was told to.
+/// Loads the configuration of Envoy's rate limit service. An invalid one prevents the start unless
+/// `start_without_config` is set.
 fn watch(envoy: Envoy, limiter: &Arc<Limiter>) -> Result<Arc<Watch>, FolderError> {
     let service = Arc::new(RateLimitService::new(Arc::clone(limiter), envoy.settings));
     let watch = Watch::new(envoy.folder, service);
@@ -262,7 +264,7 @@ fn watch(envoy: Envoy, limiter: &Arc<Limiter>) -> Result<Arc<Watch>, FolderError
     Ok(Arc::new(watch))
 }
 
-/// Where each door listens; `None` stays shut.
+/// The listening sockets; `None` for listeners that are off.
 struct Sockets {
     http: Option<TcpListener>,
     grpc: Option<TcpListener>,
@@ -284,7 +286,7 @@ impl Sockets {
     }
 }
 
-/// The certificates of the listeners that speak TLS.
+/// The certificates of the listeners that use TLS.
 struct Certificates {
     http: Option<Arc<Tls>>,
     grpc: Option<Arc<Tls>>,
@@ -310,7 +312,7 @@ impl Certificates {
     }
 }
 
-/// What every door is opened with.
+/// Everything that the listeners share or need to start.
 struct Doors<'a> {
     limiter: &'a Arc<Limiter>,
     reloader: Option<&'a Arc<Reloader>>,
@@ -411,19 +413,21 @@ fn bind(
     address.map(bind).transpose()
 }
 
-/// How many connections may wait to be accepted; the system may have a lower bound (`net.core.somaxconn`).
+/// The maximum number of connections that wait to be accepted. The operating system may have a
+/// lower one (`net.core.somaxconn`).
 const BACKLOG: i32 = 4_096;
 
 fn listening(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
-    // As the standard library does: a restarted server takes the port of its predecessor's closed connections.
+    // SO_REUSEADDR, as the standard library sets it: a restarted server can bind although
+    // connections of its predecessor are still in TIME_WAIT.
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
     Ok(socket.into())
 }
 
-/// The bounds of a listener: its `defaults`, and what the file says.
+/// Merges the configured settings of a listener into its `defaults`.
 fn bounds(settings: &config::Listener, defaults: Bounds) -> Bounds {
     Bounds {
         connections: settings.max_connections,
@@ -437,7 +441,8 @@ fn fitted_connections(proxy: &mut Proxy) -> &mut usize {
     proxy.fitted_connections.insert(proxy.max_connections)
 }
 
-/// Raises the limit of open files, and lowers the bounds on connections where they do not fit; says how.
+/// Raises the open-file limit and, if it is still too low, lowers the connection limits to fit.
+/// Returns a warning that says what was lowered.
 fn fit_descriptors(config: &mut Config) -> Option<String> {
     let count = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
     let limit = descriptors::raise_limit();
@@ -479,7 +484,7 @@ fn fit_descriptors(config: &mut Config) -> Option<String> {
     descriptors::fit(&mut bounds, reserved, limit)
 }
 
-/// The store in this process, with what the snapshot held.
+/// Creates the memory store and restores the snapshot into it.
 fn memory(
     bounds: MemoryBounds,
     snapshot: Option<&Snapshot>,

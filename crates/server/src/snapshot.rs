@@ -1,12 +1,13 @@
-//! Counters over a restart: the memory store in a file.
+//! Snapshots: a file with the content of the memory store, so that counters survive a restart.
 //!
 //! ```text
 //! magic │ length, checksum, bytes of part 0 │ … of part 1 │ … │ length 0
 //! ```
 //!
-//! The file is written beside its place and renamed into it, so that whoever reads it sees the old one or
-//! the new one whole. Every part carries a CRC-32, and all of them are checked before the first is taken in: a
-//! file that was cut short or scribbled on is set aside under another name, and the store starts empty.
+//! A snapshot is written to a temporary file and renamed into place, so a reader sees either the
+//! old or the new one, never a partial file. Each part has a CRC-32, and all of them are verified
+//! before the first part is restored. A truncated or corrupted file is renamed and kept, and the
+//! store starts empty.
 
 use std::{
     ffi::OsString,
@@ -21,22 +22,22 @@ use tidegate_core::{MemoryStore, Span, Timestamp};
 
 const MAGIC: &[u8; 16] = b"tidegate-store-2";
 
-/// What became of the snapshot at the start.
+/// The result of restoring the snapshot at startup.
 #[derive(Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Restored {
-    /// There was none.
+    /// There was no snapshot.
     Nothing,
-    /// So many keys came back.
+    /// This number of keys was restored.
     Keys(usize),
-    /// The file made no sense and was renamed to this.
+    /// The file was corrupt and was renamed to this path.
     SetAside(PathBuf),
 }
 
-/// How often a failure that lasts is logged.
+/// The interval between log records for a failure that persists.
 const REMIND_EVERY: Span = Span::from_secs(3_600);
 
-/// Whether the counters of this process are kept over a restart, and what keeps them from it.
+/// Whether the counters of this process survive a restart, and the error if snapshots fail.
 #[derive(Debug, Default)]
 pub struct SnapshotHealth(Mutex<Health>);
 
@@ -46,7 +47,7 @@ struct Health {
     failure: Option<Failure>,
 }
 
-/// Snapshots that could not be written, one after the other.
+/// A series of failed attempts to write the snapshot.
 #[derive(Debug)]
 struct Failure {
     error: String,
@@ -55,22 +56,23 @@ struct Failure {
     logged_at: Timestamp,
 }
 
-/// What the log is told of a snapshot that could not be written.
+/// The log record to write about a failed snapshot.
 #[derive(Debug, PartialEq, Eq)]
 enum Report {
-    /// It is the first one, or another error than before.
+    /// The first failure, or a different error than before.
     News,
-    /// The same error has lasted for an hour since it was logged.
+    /// The same error has persisted for an hour since it was last logged.
     Reminder { attempts: u64, since: Timestamp },
 }
 
 impl SnapshotHealth {
-    /// Takes note that there are to be snapshots.
+    /// Records that snapshots are configured.
     pub(crate) fn expect(&self) {
         self.lock().is_configured = true;
     }
 
-    /// Takes note of a snapshot that could not be written at `now`: logged when it is news, and once an hour after that.
+    /// Records a failure to write the snapshot at `now`. Logs it if the error is new, and then once
+    /// an hour.
     pub(crate) fn fail(&self, error: &str, now: Timestamp) {
         match self.note_failure(error, now) {
             Some(Report::News) => tracing::error!(
@@ -106,7 +108,7 @@ impl SnapshotHealth {
         Some(Report::Reminder { attempts, since })
     }
 
-    /// Takes note of a snapshot that was written.
+    /// Records that the snapshot was written.
     pub(crate) fn succeed(&self) {
         if let Some(failure) = self.lock().failure.take() {
             let failed = failure.attempts;
@@ -114,7 +116,7 @@ impl SnapshotHealth {
         }
     }
 
-    /// What is wrong with the snapshots, if anything is.
+    /// Describes the current snapshot failure, if there is one.
     #[must_use]
     pub fn problem(&self, now: Timestamp) -> Option<String> {
         let health = self.lock();
@@ -130,14 +132,14 @@ impl SnapshotHealth {
         ))
     }
 
-    /// Whether there are to be snapshots, and the last one was written.
+    /// Returns whether snapshots are configured and the last one was written.
     #[must_use]
     pub fn is_kept(&self) -> bool {
         let health = self.lock();
         health.is_configured && health.failure.is_none()
     }
 
-    /// Whether there are to be snapshots.
+    /// Returns whether snapshots are configured.
     #[must_use]
     pub fn is_configured(&self) -> bool {
         self.lock().is_configured
@@ -152,40 +154,41 @@ fn seconds(span: Span) -> u64 {
     span.as_micros() / 1_000_000
 }
 
-/// Writes what `store` holds at `now` into the file at `path`, atomically.
+/// Atomically writes the content of `store` at `now` to the file at `path`.
 ///
-/// Each shard of the store is locked for no longer than copying it takes.
+/// Each shard of the store is locked only while it is copied.
 ///
 /// # Errors
 ///
-/// What the file system says. The old file stands then.
+/// Returns the error of the file system. The previous snapshot is kept.
 pub fn save(store: &MemoryStore, path: &Path, now: Timestamp) -> io::Result<()> {
     let draft = beside(path, ".draft");
     let written = write_all(store, &draft, now).and_then(|()| fs::rename(&draft, path));
     if written.is_err() {
-        // The error that matters is the first one.
+        // The first error is the one worth reporting.
         let _ = fs::remove_file(&draft);
     }
     written
 }
 
-/// Whether [`save`] could write at `path` now: makes a file of its own beside it, and takes that away again.
+/// Checks whether [`save`] could write to `path` now, by creating and deleting a file next to it.
 ///
 /// # Errors
 ///
-/// What the file system says.
+/// Returns the error of the file system.
 pub fn try_out(path: &Path) -> io::Result<()> {
     let trial = beside(path, ".trial");
     create_private(&trial)?;
     fs::remove_file(trial)
 }
 
-/// Takes the file at `path` into `store`. Where it was written while the clock was well ahead of `now`, its keys
-/// and blocks are moved back by the difference.
+/// Restores the file at `path` into `store`. If the file was written while the clock was well ahead
+/// of `now`, its keys and blocks are moved back by the difference.
 ///
 /// # Errors
 ///
-/// What the file system says. A file whose content is wrong is no error but [`Restored::SetAside`].
+/// Returns the error of the file system. A corrupt file is not an error; it yields
+/// [`Restored::SetAside`].
 pub fn restore(store: &MemoryStore, path: &Path, now: Timestamp) -> io::Result<Restored> {
     let bytes = match fs::read(path) {
         Ok(bytes) => bytes,
@@ -224,9 +227,9 @@ fn write_all(store: &MemoryStore, draft: &Path, now: Timestamp) -> io::Result<()
         .sync_all()
 }
 
-/// Makes a file that nobody else reads: keys are addresses and names of customers.
+/// Creates a file that only this user can read: keys contain client addresses and customer names.
 fn create_private(path: &Path) -> io::Result<File> {
-    // One that was left behind may have another mode.
+    // A leftover file may have other permissions.
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -238,7 +241,7 @@ fn create_private(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// The parts of a file, if all of them are there and none was changed.
+/// Returns the parts of a file if it is complete and all checksums match.
 fn sound_parts(bytes: &[u8]) -> Option<Vec<&[u8]>> {
     let mut rest = bytes.strip_prefix(MAGIC.as_slice())?;
     let mut parts = Vec::new();

@@ -1,7 +1,9 @@
-//! Requests that no rule applies to, and entries that no rule looks at: counted, and reported once a minute.
+//! Audit of requests that no rule applies to and of entries that no rule uses: counted, and logged
+//! at most once a minute.
 //!
-//! A misspelt entry fails open: `custmer` has no count, and no error says so. What a service sends besides may be meant so, so
-//! an entry that resembles no known one is reported once and counted from then on.
+//! A misspelt entry fails open: nothing limits `custmer`, and no error is returned. Services may
+//! also send extra entries on purpose. So an unknown entry that does not resemble a known one is
+//! logged once and then only counted.
 
 use std::sync::{
     Mutex,
@@ -17,16 +19,16 @@ use crate::{
     metrics::{Door, Metrics},
 };
 
-/// The most unknown entries that are told apart.
+/// The maximum number of distinct unknown entries that are tracked.
 const MAX_UNKNOWN: usize = 32;
 
-/// The most names that one line of log has.
+/// The maximum number of names in one log record.
 const MAX_NAMED: usize = 10;
 
-/// After so many requests without an entry, the rules that count by it are reported.
+/// The number of requests after which key entries that no request has had are logged.
 const REQUESTS_WITHOUT_KEY: u64 = 1_000;
 
-/// What became of the entries of requests under one set of rules.
+/// The entries seen in requests under one rule set.
 #[derive(Debug)]
 pub(crate) struct EntryAudit {
     known: HashMap<Box<str>, Known>,
@@ -36,14 +38,14 @@ pub(crate) struct EntryAudit {
     requests: AtomicU64,
 }
 
-/// An entry that a rule looks at.
+/// An entry that a rule uses.
 #[derive(Debug, Default)]
 struct Known {
     is_key: bool,
     has_arrived: AtomicBool,
 }
 
-/// Entries that no rule looks at.
+/// Entries that no rule uses.
 #[derive(Debug, Default)]
 struct Unknown {
     throttle: LogThrottle,
@@ -58,16 +60,16 @@ struct UnknownEntry {
     is_due: bool,
 }
 
-/// Who named the entries of a request.
+/// The source of the entry names of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// The service that asks: an entry may be misspelt.
+    /// The service that sent the request, which may misspell an entry.
     Service,
-    /// The listener, by what the rules look at.
+    /// The listener, which derives the entries that the rules use.
     Listener,
 }
 
-/// A request that was decided.
+/// A decided request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Audited<'a> {
     pub(crate) door: Door,
@@ -78,7 +80,7 @@ pub(crate) struct Audited<'a> {
 }
 
 impl EntryAudit {
-    /// An audit of the requests under `rules`.
+    /// Creates an audit of requests under `rules`.
     pub(crate) fn new(rules: &RuleSet, metrics: &Metrics) -> Self {
         let mut known: HashMap<Box<str>, Known> = HashMap::new();
         for name in rules.entry_names() {
@@ -99,12 +101,13 @@ impl EntryAudit {
         }
     }
 
-    /// Takes note of a request that was answered with `verdict`.
+    /// Records the entries of a request that was answered with `verdict`.
     pub(crate) fn observe(&self, audited: Audited<'_>, verdict: &Verdict<'_>, metrics: &Metrics) {
         let mut unknown = 0;
         for (name, _) in audited.request.entries() {
             match self.known.get(*name) {
-                // Loaded first: a store would take the cache line from the other workers each time.
+                // Load before storing: an unconditional store would take the cache line from the
+                // other workers.
                 Some(known) if !known.has_arrived.load(Ordering::Relaxed) => {
                     known.has_arrived.store(true, Ordering::Relaxed);
                 }
@@ -125,7 +128,7 @@ impl EntryAudit {
         }
     }
 
-    /// How many entries of keys no request has had since the rules took effect.
+    /// Returns the number of key entries that no request has had since the rules took effect.
     pub(crate) fn missing_key_entries(&self) -> u64 {
         let missing = self.known.values().filter(|known| known.is_missing());
         u64::try_from(missing.count()).unwrap_or(u64::MAX)
@@ -158,7 +161,7 @@ impl EntryAudit {
     }
 
     fn report_unknown(&self, audited: Audited<'_>, metrics: &Metrics) {
-        // Another worker is at it; the counter has this request already.
+        // Another worker is logging. This request has been counted already.
         let Ok(mut unknown) = self.unknown.try_lock() else {
             return;
         };
@@ -191,7 +194,7 @@ impl EntryAudit {
         );
     }
 
-    /// Reports the key entries that have not arrived, once, after enough requests.
+    /// Logs the key entries that no request has had, once, after [`REQUESTS_WITHOUT_KEY`] requests.
     fn count_request(&self, rules: &RuleSet) {
         if self.requests.load(Ordering::Relaxed) >= REQUESTS_WITHOUT_KEY {
             return;
@@ -227,7 +230,7 @@ impl Known {
 impl Unknown {
     fn add(&mut self, name: &str, known: &HashMap<Box<str>, Known>) {
         if let Some(entry) = self.entries.iter_mut().find(|entry| *entry.name == *name) {
-            // An entry that resembles none may be meant as it is: it is reported once.
+            // An entry that resembles no known one may be intended, so it is logged only once.
             entry.is_due |= entry.nearest.is_some();
         } else if self.entries.len() < MAX_UNKNOWN {
             self.entries.push(UnknownEntry {
@@ -249,7 +252,8 @@ impl UnknownEntry {
     }
 }
 
-/// The known entry that `name` was probably meant to be. `IP` is nearer to `ip` than the number of different letters says.
+/// Returns the known entry that `name` was probably meant to be. A match that differs only in case
+/// wins over the edit distance.
 fn resembling<'k>(name: &str, known: &'k HashMap<Box<str>, Known>) -> Option<&'k str> {
     let mut names: Vec<&str> = known.keys().map(|name| &**name).collect();
     names.sort_unstable();
@@ -257,7 +261,8 @@ fn resembling<'k>(name: &str, known: &'k HashMap<Box<str>, Known>) -> Option<&'k
     same.copied().or_else(|| nearest(name, &names))
 }
 
-/// Whether `verdict` allowed the request because no rule applies to it; not if it is on the allow list.
+/// Returns whether `verdict` allowed the request because no rule applies to it. A request on the
+/// allow list does not count.
 fn is_unmatched(audited: Audited<'_>, verdict: &Verdict<'_>) -> bool {
     let is_unlimited =
         verdict.allowed && verdict.lines.is_empty() && verdict.source == Source::Memory;
@@ -270,7 +275,7 @@ fn is_unmatched(audited: Audited<'_>, verdict: &Verdict<'_>) -> bool {
     is_unlimited && !rules.is_allow_listed(request, now, &mut Scratch::default())
 }
 
-/// Names in one text, cut short.
+/// Joins names into one text of limited length.
 fn listed<'n>(names: impl Iterator<Item = &'n str>) -> String {
     let mut names = names;
     let mut listed: Vec<String> = names.by_ref().take(MAX_NAMED).map(shown).collect();

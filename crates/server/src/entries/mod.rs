@@ -1,7 +1,9 @@
-//! The entries of requests that a service describes itself: `/v1/check`, `/v1/peek` and `TIDEGATE.CHECK`.
+//! The entries of requests that a service describes itself, with `/v1/check`, `/v1/peek` and
+//! `TIDEGATE.CHECK`.
 //!
-//! Forward-auth and the proxy derive the entries that the rules name, each in one spelling. A service sends what it likes: so its
-//! entries are normalised here, and those that take no part in any decision are counted and reported.
+//! Forward-auth and the proxy derive exactly the entries that the rules use, in canonical form.
+//! Services can send any entries. So these are normalised here, and entries that affect no decision
+//! are counted and logged.
 
 mod audit;
 mod throttle;
@@ -13,28 +15,28 @@ use tidegate_http::{Trust, Unclear};
 
 pub(crate) use self::audit::{Audited, EntryAudit, Origin};
 
-/// How the entries of a request are read.
+/// How the values of entries are interpreted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Spelling {
-    /// Paths, hosts and addresses are brought into the form that forward-auth gives them.
+    /// Paths, hosts and addresses are normalised as forward-auth does.
     #[default]
     Normalized,
-    /// As they were sent.
+    /// Values are used as sent.
     Raw,
 }
 
-/// An entry whose value is written in another way than it was sent.
+/// The normalised value of an entry, where it differs from the value that was sent.
 #[derive(Debug)]
 pub(crate) struct Replaced {
     pub(crate) at: usize,
     pub(crate) value: String,
 }
 
-/// The values of `entries` that have to be replaced before `rules` look at them, usually none.
+/// Returns the values of `entries` that differ once normalised, usually none.
 ///
 /// # Errors
 ///
-/// Refuses a value of an entry that a rule looks at and that could mean several things.
+/// Rejects an ambiguous value of an entry that a rule uses.
 pub(crate) fn normalize(
     trust: &Trust,
     rules: &RuleSet,
@@ -52,7 +54,7 @@ pub(crate) fn normalize(
     Ok(replaced)
 }
 
-/// `entries` with the values that are `replaced`.
+/// Returns `entries` with the `replaced` values applied.
 pub(crate) fn rewritten<'e>(
     entries: &[(&'e str, &'e str)],
     replaced: &'e [Replaced],

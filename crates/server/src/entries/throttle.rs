@@ -1,13 +1,14 @@
-//! At most one line of log a minute.
+//! A log throttle: at most one record a minute.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tidegate_core::{Span, Timestamp};
 
-/// The least time between two lines of one kind.
+/// The minimum time between two records of one kind.
 const PERIOD: Span = Span::from_secs(60);
 
-/// When a line of one kind may be logged again, and how many events the lines before it covered.
+/// The time at which a record of one kind may be logged again, and the number of events that
+/// earlier records covered.
 #[derive(Debug, Default)]
 pub(super) struct LogThrottle {
     next_micros: AtomicU64,
@@ -15,7 +16,7 @@ pub(super) struct LogThrottle {
 }
 
 impl LogThrottle {
-    /// A throttle of events of which `covered` have happened before.
+    /// Creates a throttle for events of which `covered` have happened before.
     pub(super) fn after(covered: u64) -> Self {
         Self {
             next_micros: AtomicU64::new(0),
@@ -23,8 +24,9 @@ impl LogThrottle {
         }
     }
 
-    /// How many events a line covers that is logged at `now`, where `total` reads how many there have been; `None` if there was a
-    /// line less than a minute ago. Costs one load while the throttle is closed.
+    /// Returns the number of events that a record logged at `now` covers, or `None` if one was
+    /// logged less than a minute ago. `total` reads the number of events so far. A closed throttle
+    /// costs one load.
     pub(super) fn open(&self, now: Timestamp, total: impl FnOnce() -> u64) -> Option<u64> {
         let next = self.next_micros.load(Ordering::Relaxed);
         if now.as_micros() < next {

@@ -1,4 +1,4 @@
-//! What a node of a fleet has done, and how Redis is.
+//! Metrics of a node that uses Redis, and of the Redis servers.
 
 use tidegate_redis::FleetStats;
 

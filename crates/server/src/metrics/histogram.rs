@@ -1,10 +1,10 @@
-//! How long decisions take.
+//! The histogram of decision latency.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::text::Text;
 
-/// The upper bounds of the buckets in nanoseconds, and as Prometheus writes them in seconds.
+/// The upper bounds of the buckets: in nanoseconds, and in seconds as Prometheus writes them.
 const BOUNDS: [(u64, &str); 12] = [
     (100, "1e-07"),
     (250, "2.5e-07"),
@@ -24,7 +24,7 @@ const NAME: &str = "tidegate_decision_seconds";
 
 #[derive(Debug, Default)]
 pub(super) struct Histogram {
-    /// One more than there are bounds: the last bucket has none.
+    /// One more bucket than bounds: the last is `+Inf`.
     buckets: [AtomicU64; BOUNDS.len() + 1],
     total_nanos: AtomicU64,
 }

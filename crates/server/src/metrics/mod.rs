@@ -1,13 +1,14 @@
-//! What the server has done, counted where it happens and written out for Prometheus.
+//! The server's metrics: counted where events happen, written in the Prometheus text format.
 //!
-//! Counting must cost nanoseconds: the Redis door decides more than a million times a second on one
-//! core. So what every verdict touches is a fixed array of atomics in a shard of the thread's own, and
-//! only a verdict that a rule spoke for (which cost a rule match already) looks that rule up. The
-//! metrics libraries find a counter by hashing its labels under a lock; with labels that are known
-//! beforehand there is nothing to find, and the text format is some thirty lines.
+//! Counting must cost nanoseconds, because the Redis protocol listener makes more than a million
+//! decisions per second on one core. So the counters that every verdict updates are a fixed array
+//! of atomics in a per-thread shard. Only a verdict that names a rule, and so has already paid for
+//! a rule match, looks up that rule's counters. Metrics libraries find a counter by hashing its
+//! labels under a lock; with labels known in advance no lookup is needed, and the text format takes
+//! about thirty lines.
 //!
-//! Latency is measured on one decision in [`SAMPLE_EVERY`], because reading the clock twice would cost as much
-//! as the decision.
+//! Latency is measured on one in [`SAMPLE_EVERY`] decisions, because reading the clock twice would
+//! cost as much as the decision.
 
 mod fleet;
 mod histogram;
@@ -31,17 +32,17 @@ use rules::Rules;
 use shard::Shards;
 pub(crate) use text::Text;
 
-/// One decision in so many is timed.
+/// The latency of one in this number of decisions is measured.
 pub const SAMPLE_EVERY: u32 = 64;
 
-/// The doors, as they are called in metrics.
+/// The listeners, as labelled in metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Door {
-    /// Checks, throttles and forward-auth over HTTP.
+    /// The HTTP listener: checks, throttles and forward-auth.
     Http,
     /// Envoy's rate limit service.
     Grpc,
-    /// The Redis protocol.
+    /// The Redis protocol listener.
     Resp,
     /// The reverse proxy.
     Proxy,
@@ -50,7 +51,7 @@ pub enum Door {
 impl Door {
     const ALL: [Self; 4] = [Self::Http, Self::Grpc, Self::Resp, Self::Proxy];
 
-    /// The door's label.
+    /// Returns the value of the metric label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -71,10 +72,10 @@ impl Door {
     }
 }
 
-/// The doors at which the entries of requests are audited.
+/// The listeners whose requests have their entries audited.
 const NAMING_DOORS: [Door; 2] = [Door::Http, Door::Resp];
 
-/// What a decision came to: `None` is allowed.
+/// The result of a decision: `None` if allowed, otherwise the reason for the denial.
 type Answer = Option<Reason>;
 
 const ANSWERS: [Answer; 4] = [
@@ -97,7 +98,7 @@ fn answer_label(answer: Answer) -> &'static str {
     answer.map_or("allowed", Reason::as_str)
 }
 
-/// The counters of one server.
+/// The metrics of one server.
 #[derive(Debug)]
 pub struct Metrics {
     started: Timestamp,
@@ -113,7 +114,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Counters at zero. Uptime counts from `started`.
+    /// Creates counters at zero. `started` is the start of the uptime.
     #[must_use]
     pub(crate) fn new(started: Timestamp) -> Self {
         Self {
@@ -130,7 +131,7 @@ impl Metrics {
         }
     }
 
-    /// Gives every rule in `names` a counter, and keeps those of the rules that had one.
+    /// Gives every rule in `names` a counter. Rules that already have one keep it.
     pub(crate) fn name_rules<'n>(&self, names: impl Iterator<Item = &'n str>) {
         self.rules.rename(names);
     }
@@ -144,7 +145,7 @@ impl Metrics {
         }
     }
 
-    /// Counts an answer of Envoy's rate limit service.
+    /// Counts a response of Envoy's rate limit service.
     pub(crate) fn observe_answer(&self, door: Door, is_over_limit: bool) {
         let answer = is_over_limit.then_some(Reason::Limit);
         self.shards.mine().count(door.index(), answer_index(answer));
@@ -160,7 +161,7 @@ impl Metrics {
         self.shards.mine().count(door.index(), answer_index(answer));
     }
 
-    /// Whether the decision at hand is one of those that are timed.
+    /// Returns whether the latency of the next decision is measured.
     pub(crate) fn is_sampled() -> bool {
         shard::is_sampled()
     }
@@ -169,7 +170,7 @@ impl Metrics {
         self.shards.mine().latency.observe(nanos);
     }
 
-    /// Counts a request that was refused because it could not be understood.
+    /// Counts a request that was rejected as malformed.
     pub fn count_bad_request(&self, door: Door) {
         self.shards.mine().count_bad(door.index());
     }
@@ -179,20 +180,20 @@ impl Metrics {
         self.shards.mine().count_unmatched(door.index());
     }
 
-    /// Counts entries of a request that no rule looks at.
+    /// Counts request entries that no rule uses.
     pub(crate) fn count_unknown_entries(&self, door: Door, count: u64) {
         self.shards
             .mine()
             .count_unknown_entries(door.index(), count);
     }
 
-    /// How many requests no rule applied to, at any listener.
+    /// Returns the number of requests that no rule applied to, over all audited listeners.
     pub(crate) fn unmatched_requests(&self) -> u64 {
         let doors = NAMING_DOORS.iter();
         doors.map(|door| self.shards.unmatched(door.index())).sum()
     }
 
-    /// How many entries no rule looked at, at any listener.
+    /// Returns the number of request entries that no rule used, over all audited listeners.
     pub(crate) fn unknown_entries(&self) -> u64 {
         let doors = NAMING_DOORS.iter();
         doors
@@ -200,7 +201,7 @@ impl Metrics {
             .sum()
     }
 
-    /// Counts what became of a request's places when they were to be renewed.
+    /// Counts the result of renewing the leases of a request's concurrency slots.
     pub(crate) fn observe_renewal(&self, renewal: Renewal) {
         let number = match renewal {
             Renewal::Held => 0,
@@ -210,35 +211,35 @@ impl Metrics {
         self.renewals[number].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts a reload of the rules file and remembers how the last one ended.
+    /// Counts a reload of the rules file and records whether it failed.
     pub fn count_reload(&self, failed: bool) {
         self.reloads[usize::from(failed)].fetch_add(1, Ordering::Relaxed);
         self.last_reload_failed.store(failed, Ordering::Relaxed);
     }
 
-    /// Whether the last reload failed.
+    /// Returns whether the last reload failed.
     #[must_use]
     pub fn last_reload_failed(&self) -> bool {
         self.last_reload_failed.load(Ordering::Relaxed)
     }
 
-    /// Counts a snapshot and remembers how the last one ended.
+    /// Counts a snapshot and records whether it failed.
     pub(crate) fn count_snapshot(&self, failed: bool) {
         self.snapshots[usize::from(failed)].fetch_add(1, Ordering::Relaxed);
         self.last_snapshot_failed.store(failed, Ordering::Relaxed);
     }
 
-    /// Whether the last snapshot could not be written.
+    /// Returns whether the last snapshot could not be written.
     pub(crate) fn last_snapshot_failed(&self) -> bool {
         self.last_snapshot_failed.load(Ordering::Relaxed)
     }
 
-    /// When counting began.
+    /// Returns when counting began.
     pub(crate) fn started(&self) -> Timestamp {
         self.started
     }
 
-    /// Every listener: its name, its address and how many connections are open.
+    /// Returns the name, address and open connections of each listener, as JSON.
     pub(crate) fn listeners(&self) -> Vec<serde_json::Value> {
         let listeners = self
             .listeners
@@ -254,7 +255,7 @@ impl Metrics {
         listeners.iter().map(document).collect()
     }
 
-    /// Shows the connections of `listener` under the label `door`.
+    /// Exports the connection metrics of `listener` under the label `door`.
     pub fn show_listener(&self, door: &'static str, listener: Listener) {
         self.listeners
             .lock()
@@ -262,7 +263,7 @@ impl Metrics {
             .push((door, listener));
     }
 
-    /// Shows what `authenticator` counts.
+    /// Exports the metrics of `authenticator`.
     pub fn show_authenticator(&self, authenticator: Arc<Authenticator>) {
         self.authenticators
             .lock()
@@ -270,7 +271,8 @@ impl Metrics {
             .push(authenticator);
     }
 
-    /// Everything in the Prometheus text format. `store`, `quotas` and `fleet` are what they say of themselves at `now`.
+    /// Returns all metrics in the Prometheus text format. `store`, `quotas` and `fleet` are the
+    /// statistics of those components at `now`.
     #[must_use]
     pub fn exposition(
         &self,
@@ -362,7 +364,7 @@ impl Metrics {
         }
     }
 
-    /// The metric of the key entries that no request has had, `missing` of them.
+    /// Returns the metric for the number of key entries that no request has had.
     pub(crate) fn key_entries(missing: u64) -> String {
         let mut text = Text::default();
         let name = "tidegate_missing_key_entries";
@@ -457,7 +459,7 @@ impl Metrics {
     }
 }
 
-/// A metric of every listener: its name, kind and help, and where its number comes from.
+/// A metric that every listener has: name, kind, help text and the function that reads it.
 type Family = (
     &'static str,
     &'static str,

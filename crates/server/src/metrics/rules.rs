@@ -1,4 +1,4 @@
-//! Verdicts by the rule that spoke for them.
+//! Metrics per rule: each verdict is counted for the rule that decided it.
 
 use std::sync::{
     Arc,
@@ -11,11 +11,11 @@ use tidegate_core::Verdict;
 
 use super::{ANSWERS, answer_index, answer_label, text::Text};
 
-/// How many rules have a label of their own, in the order of the rules file. Further ones count
-/// together as `other`, so that ten thousand rules do not make ten thousand time series.
+/// The maximum number of rules with their own label, in the order of the rules file. All further
+/// rules are counted together as `other`, so that 10,000 rules do not create 10,000 time series.
 pub const MAX_RULE_LABELS: usize = 1_000;
 
-/// The label of the rules that have none.
+/// The label of the rules without their own label.
 const OTHER: &str = "other";
 
 #[derive(Debug, Default)]
@@ -129,7 +129,8 @@ impl Table {
 
     fn labelled(&self) -> impl Iterator<Item = (&str, &Counters)> {
         let named = self.names.iter().map(|name| (&**name, self.of(name)));
-        // A rule may itself be called `other`; it then counts with them, once.
+        // A rule may itself be named `other`. It then shares that counter, which must be written
+        // only once.
         let other = (!self.by_name.contains_key(OTHER)).then_some((OTHER, &*self.other));
         named.chain(other)
     }

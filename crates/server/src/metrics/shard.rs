@@ -1,4 +1,4 @@
-//! Counters of a thread's own, so that two cores never fight over a cache line.
+//! Per-thread counters, which avoid contention for cache lines between cores.
 
 use std::{
     cell::Cell,
@@ -7,7 +7,7 @@ use std::{
 
 use super::{ANSWERS, Door, SAMPLE_EVERY, histogram::Histogram, text::Text};
 
-/// More threads than these share shards, which costs time but no count.
+/// The number of shards. More threads than this share shards, which is slower but loses no count.
 const SHARDS: usize = 16;
 
 const DOORS: usize = Door::ALL.len();
@@ -20,7 +20,7 @@ thread_local! {
     static UNTIL_SAMPLE: Cell<u32> = const { Cell::new(0) };
 }
 
-/// True on the first decision of a thread and on one in [`SAMPLE_EVERY`] after it.
+/// Returns true on a thread's first decision and then on one in [`SAMPLE_EVERY`].
 pub(super) fn is_sampled() -> bool {
     UNTIL_SAMPLE.with(|left| {
         let sampled = left.get() == 0;
@@ -33,7 +33,7 @@ pub(super) fn is_sampled() -> bool {
     })
 }
 
-// Two cache lines, because processors fetch them in pairs.
+// Aligned to two cache lines, because processors prefetch lines in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(super) struct Shard {

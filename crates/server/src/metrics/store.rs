@@ -1,4 +1,4 @@
-//! What the store holds, and the quotas that are divided.
+//! Metrics of the memory store and of quotas.
 
 use tidegate_core::MemoryStats;
 

@@ -2,12 +2,12 @@
 
 use std::fmt::Write as _;
 
-/// A page of metrics. Writing into a `String` cannot fail, so those results are dropped.
+/// A page of metrics. Writing to a `String` cannot fail, so those results are ignored.
 #[derive(Debug, Default)]
 pub(crate) struct Text(String);
 
 impl Text {
-    /// Begins the samples of the metric `name`.
+    /// Writes the HELP and TYPE lines of the metric `name`.
     pub(crate) fn family(&mut self, name: &str, kind: &str, help: &str) {
         let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
@@ -27,19 +27,19 @@ impl Text {
         let _ = writeln!(self.0, " {value}");
     }
 
-    /// A metric that has one sample.
+    /// Writes a metric that has a single sample.
     pub(crate) fn single(&mut self, name: &str, kind: &str, help: &str, value: u64) {
         self.family(name, kind, help);
         self.sample(name, &[], value);
     }
 
-    /// A sample in seconds, exact.
+    /// Writes a sample in seconds, with nanosecond precision.
     pub(crate) fn nanos_as_seconds(&mut self, name: &str, nanos: u64) {
         let (whole, rest) = (nanos / 1_000_000_000, nanos % 1_000_000_000);
         let _ = writeln!(self.0, "{name} {whole}.{rest:09}");
     }
 
-    /// Adds a page that was written before.
+    /// Appends a page that was rendered elsewhere.
     pub(crate) fn append(&mut self, page: &str) {
         self.0.push_str(page);
     }

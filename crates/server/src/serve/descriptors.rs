@@ -1,21 +1,23 @@
-//! File descriptors: the process's limit, and listeners whose bounds fit in it.
+//! File descriptors: raises the process's limit and makes the connection limits fit in it.
 //!
-//! Every connection is a descriptor. Where a process has 1,024 of them and each listener takes 10,000 connections, silent
-//! clients of one listener would take those of all others, of the admin listener and of connections to upstreams. So
-//! the limit is raised at the start as far as the system lets it, and where that is not enough, the bounds are lowered.
+//! Each connection uses a descriptor. With 1,024 descriptors and 10,000 connections per listener,
+//! idle clients of one listener could exhaust the descriptors of all listeners, including admin,
+//! and of upstream connections. So the limit is raised at startup as far as the system allows. If
+//! that is not enough, the connection limits are lowered.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// What a process needs besides connections: listeners, pollers, files, pipes, and some room for name look-ups.
+/// Descriptors for everything but connections: listening sockets, epoll, files, pipes and some
+/// spare ones for DNS lookups.
 const FIXED: u64 = 96;
 
-/// The limit where the system has none.
+/// The value used if the system has no limit.
 const UNLIMITED: u64 = 1 << 20;
 
-/// The least that a listener's bound is lowered to.
+/// The lowest value that a connection limit is lowered to.
 const LEAST: u64 = 16;
 
-/// Raises the soft limit of open files to the hard one, and answers how many there may be.
+/// Raises the soft open-file limit to the hard one and returns the resulting limit.
 pub(super) fn raise_limit() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let hard = limit.maximum.unwrap_or(UNLIMITED);
@@ -36,14 +38,15 @@ pub(super) fn raise_limit() -> u64 {
     }
 }
 
-/// A listener that may be lowered: its name and its bound on connections.
+/// A connection limit that may be lowered, with the name of its listener.
 #[derive(Debug)]
 pub(super) struct Bound<'a> {
     pub(super) listener: &'static str,
     pub(super) connections: &'a mut usize,
 }
 
-/// Lowers `bounds` until they fit in `limit` descriptors beside those that are `reserved`; says how, if it was necessary.
+/// Lowers `bounds` in proportion until they fit in `limit` descriptors beside the `reserved` ones.
+/// Returns a warning if it lowered any.
 pub(super) fn fit(bounds: &mut [Bound<'_>], reserved: u64, limit: u64) -> Option<String> {
     let count = |bound: &Bound<'_>| u64::try_from(*bound.connections).unwrap_or(u64::MAX);
     let wanted = bounds.iter().map(count).fold(0, u64::saturating_add);
@@ -51,7 +54,7 @@ pub(super) fn fit(bounds: &mut [Bound<'_>], reserved: u64, limit: u64) -> Option
     if wanted.saturating_add(reserved) <= limit {
         return None;
     }
-    // At least a third for clients: an upstream seldom has as many connections as it may.
+    // Clients get at least a third: upstream pools rarely use all of their reserved connections.
     let room = limit.saturating_sub(reserved).max(limit / 3);
     let mut lowered = Vec::new();
     for bound in bounds {

@@ -1,4 +1,5 @@
-//! What a server reads at its start besides the rules file: certificates, authorities, databases of addresses.
+//! Preflight checks of the files that a server reads at startup besides the rules file:
+//! certificates, trust anchors, GeoIP databases and the snapshot.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -18,9 +19,14 @@ use crate::{
     net::{Behind, Tls, TlsError},
 };
 
-/// The files that would keep a server from starting with `config` on this machine, as it is now: certificates, authorities, databases of
-/// addresses and a snapshot that cannot be read, and an access log that cannot be written. Reads them as the start does, and makes, writes and listens to nothing. What it does not look at: whether a log that is not there yet could be made in its folder, whether
-/// addresses are in use, and Envoy's rules, which are [`Folder`](crate::envoy::Folder)'s to check.
+/// Returns the errors that would prevent a server with `config` from starting on this machine now.
+///
+/// Checks that certificates, trust anchors, GeoIP databases and the snapshot can be read and that
+/// the access log can be written. It reads them as the start does, but creates and writes nothing
+/// and does not listen.
+///
+/// It does not check whether a new log file could be created in its folder, whether addresses are
+/// in use, or Envoy's rules, which [`Folder`](crate::envoy::Folder) checks.
 #[must_use]
 pub fn hindrances(config: &Config) -> Vec<ServeError> {
     let proxy = config.proxy.as_ref();
@@ -45,7 +51,8 @@ pub fn hindrances(config: &Config) -> Vec<ServeError> {
     found
 }
 
-/// What a server with `config` would have to do without on this machine, as it is now, and would complain of: a snapshot, if that has no folder.
+/// Returns the warning that a server with `config` would log on this machine now, although it would
+/// start: the folder of the snapshot is missing.
 #[must_use]
 pub fn forfeits(config: &Config) -> Option<String> {
     let path = &config.snapshot.as_ref()?.path;
@@ -66,11 +73,11 @@ fn of_proxy(proxy: &Proxy) -> Vec<ServeError> {
     found
 }
 
-/// Whether a log can be written where it is, or has a folder to be made in.
+/// Checks that the log file can be appended to, or that its folder exists if the file does not.
 fn has_a_place(log: &AccessLog) -> io::Result<()> {
     let Some(path) = &log.to else { return Ok(()) };
     if path.exists() {
-        // Which changes nothing there.
+        // Opening for append leaves the file as it is.
         return OpenOptions::new().append(true).open(path).map(drop);
     }
     match folder_of(path) {
@@ -79,13 +86,13 @@ fn has_a_place(log: &AccessLog) -> io::Result<()> {
     }
 }
 
-/// Where `path` lies, unless that is where the server was started.
+/// Returns the parent folder of `path`; `None` if that is the working directory.
 fn folder_of(path: &Path) -> Option<&Path> {
     path.parent()
         .filter(|folder| !folder.as_os_str().is_empty())
 }
 
-/// Whether a snapshot can be read, if there is one.
+/// Checks that the snapshot can be read, if it exists.
 fn can_be_read(path: &Path) -> Result<(), ServeError> {
     let read = File::open(path).and_then(|mut file| file.read(&mut [0]));
     let is_there = |error: &io::Error| error.kind() != io::ErrorKind::NotFound;
@@ -98,7 +105,7 @@ fn can_be_read(path: &Path) -> Result<(), ServeError> {
     })
 }
 
-/// What is wrong with the folder of `path`, if it cannot be looked at.
+/// Returns the error if the folder of `path` cannot be examined.
 pub(super) fn lacks_folder(path: &Path) -> Option<io::Error> {
     let folder = folder_of(path)?;
     let error = fs::metadata(folder).err()?;
@@ -111,7 +118,7 @@ pub(super) fn tls(behind: Behind, files: Option<&TlsFiles>) -> Result<Option<Arc
     Ok(loaded.map(Arc::new))
 }
 
-/// Reads the databases of addresses, if there are any, and lets `identity` know.
+/// Loads the GeoIP databases, if any are configured, and makes `identity` use them.
 pub(super) fn located(
     files: &[(Place, PathBuf)],
     mut identity: Identity,

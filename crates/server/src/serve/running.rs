@@ -1,4 +1,4 @@
-//! A server from its open doors to its end: reloads, snapshots, and the way out.
+//! The running server: reloads, snapshots and graceful shutdown.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -19,9 +19,10 @@ use crate::{
     snapshot,
 };
 
-/// The signals that a server hears.
+/// The signals that the server handles.
 ///
-/// Made before the doors open: a SIGTERM that came right after would else end the process where it stands.
+/// Create this before the listeners start. Otherwise a SIGTERM that arrives right after the start
+/// kills the process without a graceful shutdown.
 #[derive(Debug)]
 pub struct Signals {
     terminate: Signal,
@@ -30,12 +31,12 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Hears signals from now on.
+    /// Installs the signal handlers.
     ///
     /// # Errors
     ///
-    /// What the system says if it gives none.
-    // Signals belong to the runtime in which they are made, which is why this is async.
+    /// Returns the error of the operating system if a handler cannot be installed.
+    // Signal handlers register with the current runtime, so this function is async.
     #[expect(clippy::unused_async, reason = "it must run within a runtime")]
     pub async fn hear() -> io::Result<Self> {
         Ok(Self {
@@ -54,18 +55,18 @@ impl Signals {
     }
 }
 
-/// What a signal asks for.
+/// The action that a signal requests.
 enum Heard {
     Stop,
     Reload,
 }
 
-/// A server with its doors open.
+/// A running server.
 #[derive(Debug)]
 pub struct Running {
     pub(super) server: Server,
     pub(super) proxy: Option<Arc<Live>>,
-    /// What the connections to Redis run on; ends after the doors.
+    /// The runtime thread of the Redis connections; it stops after the listeners.
     pub(super) link: Option<Link>,
     pub(super) limiter: Arc<Limiter>,
     pub(super) reloader: Option<Arc<Reloader>>,
@@ -77,12 +78,14 @@ pub struct Running {
 }
 
 impl Running {
-    /// Serves until SIGTERM or SIGINT, says that the end is near and serves on for as long as the configuration has it,
-    /// then drains and writes the last snapshot. A second signal cuts the notice short.
+    /// Serves until SIGTERM or SIGINT, then shuts down gracefully.
+    ///
+    /// The server first reports not-ready and keeps serving for `shutdown.notice`; a second signal
+    /// ends this phase early. Then it drains connections and writes the last snapshot.
     ///
     /// # Errors
     ///
-    /// If the last snapshot cannot be written.
+    /// Fails if the last snapshot cannot be written.
     pub async fn until_stopped(self, mut signals: Signals) -> io::Result<()> {
         self.serve(&mut signals, None).await;
         self.server.announce_shutdown();
@@ -98,7 +101,7 @@ impl Running {
         self.stop().await
     }
 
-    /// Serves until it is told to stop, or until the `end`.
+    /// Serves until a stop signal arrives or `end` is reached.
     async fn serve(&self, signals: &mut Signals, end: Option<Instant>) {
         let mut look = ticks(LOOK_EVERY);
         let save_every = self
@@ -152,7 +155,7 @@ impl Running {
         save(&limiter, snapshot.as_ref())
     }
 
-    /// The access log may have been moved away.
+    /// Reopens the access log, which a log rotation may have renamed.
     fn reopen(&self) {
         if let Some(log) = self.proxy.as_ref().and_then(|proxy| proxy.log()) {
             log.reopen();
@@ -160,7 +163,7 @@ impl Running {
     }
 
     fn reload(&self) {
-        // What came of it is reported there: in the log, on the admin door and as a metric.
+        // Each reload reports its own result in the log, on the admin listener and as a metric.
         if let Some(reloader) = &self.reloader {
             drop(reloader.reload());
         }
@@ -196,12 +199,12 @@ impl Running {
     }
 
     fn save(&self) {
-        // What came of it is logged and remembered there.
+        // `save` logs the error and keeps it for the status page.
         drop(save(&self.limiter, self.snapshot.as_ref()));
     }
 }
 
-/// Writes the snapshot, if there is to be one; an error says which.
+/// Writes the snapshot, if one is configured. The error names the file.
 fn save(limiter: &Limiter, snapshot: Option<&Snapshot>) -> io::Result<()> {
     let Some(Snapshot { path, .. }) = snapshot else {
         return Ok(());
@@ -229,7 +232,7 @@ fn ticks(every: Duration) -> Interval {
     ticks
 }
 
-/// Waits for the signal; a stream of signals that ends never was one.
+/// Waits for the signal. If the signal stream ends, no signal was received, so this waits forever.
 async fn received(signal: &mut Signal) {
     if signal.recv().await.is_none() {
         std::future::pending::<()>().await;
