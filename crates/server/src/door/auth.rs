@@ -1,8 +1,9 @@
-//! Who may use a listener: a token or a password, and a limit on guesses.
+//! Authentication of clients with a shared secret (token or password), and a rate limit on guesses.
 //!
-//! A wrong secret is counted, logged, and charged to the address it came from (IPv6: to its /64). An address that has
-//! guessed too often is not listened to for a while, not even if the next guess were right: otherwise the answer would
-//! tell. It follows that a client shares this limit with everybody behind its address.
+//! A wrong secret is counted, logged and charged to the client's IPv4 address or IPv6 /64. After
+//! too many wrong guesses, further attempts from that address are rejected without looking at the
+//! secret. Otherwise a guesser could still learn whether a guess is right. As a consequence, all
+//! clients behind one address share this limit.
 
 use std::{
     net::{IpAddr, Ipv6Addr},
@@ -21,20 +22,21 @@ use tidegate_http::Clock;
 
 use crate::{metrics::Text, net::network};
 
-/// How many wrong secrets an address may show at once, and how many a second after that.
+/// The number of wrong secrets that an address may send at once, and the rate after that.
 const BURST: u64 = 10;
 const RATE: Rate = Rate {
     count: 1,
     period: Span::from_secs(1),
 };
 
-/// The most addresses whose guesses are remembered. A guesser with more makes the store deny newcomers.
+/// The maximum number of addresses whose guesses are tracked. When the store is full, it denies new
+/// addresses.
 const MAX_ADDRESSES: usize = 10_000;
 
-/// Decides who may use one listener.
+/// The authenticator of one listener.
 pub struct Authenticator {
     listener: &'static str,
-    /// The digest of the secret; `None` lets everybody in.
+    /// The SHA-256 digest of the secret; `None` disables authentication.
     secret: Option<[u8; 32]>,
     clock: Clock,
     limits: Option<Limits>,
@@ -43,7 +45,7 @@ pub struct Authenticator {
     limited: AtomicU64,
 }
 
-/// Secrets are not written to logs, nor is anything derived from them.
+/// Omits the secret and everything derived from it, so that it never reaches a log.
 impl std::fmt::Debug for Authenticator {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Authenticator")
@@ -52,20 +54,21 @@ impl std::fmt::Debug for Authenticator {
     }
 }
 
-/// What came of an attempt to authenticate.
+/// The result of an authentication attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Attempt {
     Accepted,
     /// The secret is wrong.
     Wrong,
-    /// There were too many wrong ones from this address; the secret was not looked at.
+    /// The address has sent too many wrong secrets; this one was not compared.
     Limited {
         retry_after: Span,
     },
 }
 
 impl Authenticator {
-    /// Lets in whoever shows `secret`; without one, everybody. `listener` is its name in logs and metrics.
+    /// Creates an authenticator that accepts `secret`. Without a secret it accepts every client.
+    /// `listener` is its name in logs and metrics.
     #[must_use]
     pub fn new(listener: &'static str, secret: Option<&[u8]>, clock: Clock) -> Self {
         let bounds = MemoryBounds {
@@ -82,7 +85,7 @@ impl Authenticator {
                 .filter(|secret| !secret.is_empty())
                 .map(|secret| Sha256::digest(secret).into()),
             clock,
-            // The numbers are constants within every bound; a test makes them.
+            // The constants are within all bounds, so this never fails; a test verifies it.
             limits: limit.and_then(|limit| Limits::new(vec![limit])).ok(),
             guesses: MemoryStore::new(bounds),
             wrong: AtomicU64::new(0),
@@ -90,12 +93,12 @@ impl Authenticator {
         }
     }
 
-    /// Whether everybody may use the listener.
+    /// Returns whether authentication is disabled.
     pub(crate) const fn is_open(&self) -> bool {
         self.secret.is_none()
     }
 
-    /// Whether `peer`, which has shown `secret`, may use the listener.
+    /// Checks the `secret` that `peer` sent.
     pub(crate) fn check(&self, peer: IpAddr, secret: &[u8]) -> Attempt {
         let Some(expected) = &self.secret else {
             return Attempt::Accepted;
@@ -105,7 +108,7 @@ impl Authenticator {
             self.limited.fetch_add(1, Ordering::Relaxed);
             return Attempt::Limited { retry_after };
         }
-        // Digests of the same length, compared as a whole: the time tells nothing of the secret.
+        // Comparing digests of equal length in constant time leaks nothing about the secret.
         let shown: [u8; 32] = Sha256::digest(secret).into();
         if equal_in_constant_time(&shown, expected) {
             return Attempt::Accepted;
@@ -117,7 +120,7 @@ impl Authenticator {
         Attempt::Wrong
     }
 
-    /// How long `peer` is not listened to; `None` if it is.
+    /// Returns how long `peer` has to wait, or `None` if it may try now.
     fn wait(&self, peer: &[u8], now: Timestamp, effect: Effect) -> Option<Span> {
         let charge = Charge::new(peer, self.limits.as_ref()?, Cost::ONE).ok()?;
         let mut outcomes: Vec<Outcome> = Vec::new();
@@ -133,7 +136,7 @@ impl Authenticator {
         }
     }
 
-    /// Appends what was counted of `authenticators` to `text`.
+    /// Appends the metrics of `authenticators` to `text`.
     pub(crate) fn write(authenticators: &[Arc<Self>], text: &mut Text) {
         let name = "tidegate_authentication_failures_total";
         let help = "Failed attempts to authenticate: a wrong secret, or too many of them from one address.";
@@ -151,12 +154,12 @@ impl Authenticator {
     }
 }
 
-/// A user and a password as one secret, so that neither can be guessed alone.
+/// Combines a user name and a password into one secret, so that neither can be guessed separately.
 pub(super) fn login(user: &[u8], password: &[u8]) -> Vec<u8> {
     [user, b"\0", password].concat()
 }
 
-/// Whose guesses are counted together.
+/// Returns the key under which guesses from `peer` are counted.
 fn key(peer: IpAddr) -> [u8; 16] {
     match network(peer) {
         IpAddr::V4(address) => address.to_ipv6_mapped().octets(),

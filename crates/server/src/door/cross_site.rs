@@ -1,7 +1,8 @@
-//! Requests that a web page makes a browser send.
+//! Protection against cross-site requests (CSRF).
 //!
-//! A page from anywhere can let the browser of whoever looks at it post to addresses that only that browser reaches. The
-//! page cannot read the answer, but the request counts. Browsers say where such a request comes from.
+//! Any web page can make a visitor's browser send requests to addresses that only that browser can
+//! reach. The page cannot read the response, but the request takes effect. Browsers mark such
+//! requests with `Sec-Fetch-Site` and `Origin`.
 
 use hyper::{
     HeaderMap, StatusCode,
@@ -12,17 +13,18 @@ use super::http::Problem;
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// Whether no page of another site has caused a request, by what browsers of today say. Programs say nothing.
+/// Returns whether `Sec-Fetch-Site` rules out a request caused by another site. Current browsers
+/// send this header; other programs do not, and pass.
 pub(super) fn is_own_fetch(headers: &HeaderMap) -> bool {
     let is_own_page = |value: &HeaderValue| {
         let value = value.as_bytes();
         value == b"same-origin" || value == b"none"
     };
-    // Every line counts: of two, nobody knows which one the browser wrote.
+    // All header lines must match: with several lines, it is unclear which one the browser sent.
     headers.get_all(SEC_FETCH_SITE).iter().all(is_own_page)
 }
 
-/// Refuses a request that a page of another site has caused.
+/// Rejects a request that a page of another site has caused.
 pub(super) fn check(headers: &HeaderMap) -> Result<(), Problem> {
     let host = headers.get(HOST).and_then(|host| host.to_str().ok());
     let is_own_origin = |value: &HeaderValue| {

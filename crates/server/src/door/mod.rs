@@ -1,4 +1,4 @@
-//! The doors: each the only code that knows its wire format.
+//! The listeners. Each module is the only code that knows its wire format.
 
 pub mod admin;
 mod auth;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use crate::{config::Identity, net::Exempt};
 
-/// The bound on connections of one client does not hold for proxies that are believed: they speak for many.
+/// Exempts trusted proxies from the connection limit per client, because they carry many clients.
 fn exempt(identity: &Arc<Identity>) -> Exempt {
     let identity = Arc::clone(identity);
     Arc::new(move |peer| identity.trust.believes(peer))

@@ -1,12 +1,13 @@
-//! The name of a client, by the certificate that it has shown and that was verified.
+//! The identity of a TLS client, taken from its verified certificate.
 
 use rustls::pki_types::CertificateDer;
 use webpki::EndEntityCert;
 
-/// What the object identifier of a common name, 2.5.4.3, is in DER.
+/// The object identifier of a common name, 2.5.4.3, encoded in DER.
 const COMMON_NAME: [u8; 3] = [0x55, 0x04, 0x03];
 
-/// The first DNS name of `certificate`, in small letters; else its first URI, as SPIFFE has it; else the common name of its subject.
+/// Returns the first DNS name of `certificate` in lower case, else its first URI (as in SPIFFE),
+/// else the common name of its subject.
 pub(crate) fn client_name(certificate: &CertificateDer<'_>) -> Option<String> {
     let certificate = EndEntityCert::try_from(certificate).ok()?;
     if let Some(name) = certificate.valid_dns_names().next() {
@@ -17,7 +18,7 @@ pub(crate) fn client_name(certificate: &CertificateDer<'_>) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// The first common name in the sets of attributes that are a `subject`.
+/// Returns the first common name among the attribute sets of a `subject`.
 fn common_name(mut subject: &[u8]) -> Option<&str> {
     while !subject.is_empty() {
         let (_, mut set, others) = element(subject)?;
@@ -27,7 +28,7 @@ fn common_name(mut subject: &[u8]) -> Option<&str> {
             set = others;
             let (_, kind, value) = element(attribute)?;
             let (tag, text, _) = element(value)?;
-            // UTF8String, PrintableString and IA5String; the older ones are not UTF-8.
+            // UTF8String, PrintableString and IA5String; the older string types are not UTF-8.
             if kind == COMMON_NAME && matches!(tag, 0x0c | 0x13 | 0x16) {
                 return std::str::from_utf8(text).ok();
             }
@@ -36,13 +37,13 @@ fn common_name(mut subject: &[u8]) -> Option<&str> {
     None
 }
 
-/// The tag and the content of the element with which `der` begins, and what follows it.
+/// Splits the first element off `der`. Returns its tag, its content and the remaining bytes.
 fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (tag, rest) = der.split_first()?;
     let (first, rest) = rest.split_first()?;
     let (length, rest) = match first {
         0..=0x7f => (usize::from(*first), rest),
-        // The length is in the next octets, of which a name needs no more than two.
+        // The long form: the length is in the next one or two bytes, which is enough for a name.
         0x81 | 0x82 => {
             let (octets, rest) = rest.split_at_checked(usize::from(first - 0x80))?;
             let length = octets

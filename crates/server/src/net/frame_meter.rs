@@ -1,50 +1,51 @@
-//! How much of what an HTTP/2 client sends is no request.
+//! Detects HTTP/2 control-frame floods.
 //!
-//! Frames that control a connection (`PING`, `SETTINGS`, `PRIORITY`, `WINDOW_UPDATE`, `RST_STREAM`, unknown ones, empty
-//! `DATA`) cost the client 9 bytes and the server an answer or a look-up, and h2 takes any number of them. So each costs a
-//! credit; requests, answers and bodies, which make some necessary, earn credits, and so does time.
+//! Control frames (`PING`, `SETTINGS`, `PRIORITY`, `WINDOW_UPDATE`, `RST_STREAM`, unknown frames,
+//! empty `DATA`) cost the client as little as 9 bytes each and the server a reply or a lookup, and
+//! h2 accepts any number of them. So each costs one credit. Requests, responses and bodies make
+//! some control frames necessary, so they earn credits, and so does time.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The connection preface, RFC 9113 §3.4.
+/// The length of the connection preface, RFC 9113 §3.4.
 const PREFACE_BYTES: usize = 24;
 const HEADER_BYTES: usize = 9;
 
-/// The most credits, which is what a connection begins with.
+/// The maximum number of credits, and the initial number.
 const BURST: u64 = 1_000;
 
-/// The credits that a second earns.
+/// The credits earned per second.
 const PER_SECOND: u64 = 100;
 
-/// The credits that a request earns.
+/// The credits earned per request.
 const PER_REQUEST: u64 = 4;
 
-/// How many bytes of bodies, in either direction, earn one credit: some clients update the windows of a stream and of the
-/// connection with every 4 KiB.
+/// The body bytes, in either direction, that earn one credit. Some clients update the windows of a
+/// stream and of the connection after every 4 KiB.
 const BYTES_PER_CREDIT: u64 = 1_024;
 
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const END_STREAM: u8 = 1;
 
-/// Reads along with what a client sends.
+/// Parses the frame headers of the bytes that a client sends, and keeps the credits.
 #[derive(Debug)]
 pub(super) struct FrameMeter {
     preface_left: usize,
     header: [u8; HEADER_BYTES],
     header_read: usize,
     payload_left: usize,
-    /// Whether the header of a first frame has come.
+    /// Whether the first frame header has been received.
     has_begun: bool,
     credits: u64,
-    /// Bytes that have not yet made a credit.
+    /// Body bytes that do not add up to a credit yet.
     bytes: u64,
     refilled: Instant,
 }
 
-/// What a client sends is more control than requests.
+/// The error for a client that sends too many control frames for its requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Flood;
 
@@ -62,16 +63,16 @@ impl FrameMeter {
         }
     }
 
-    /// Whether the preface and the header of a first frame have come.
+    /// Returns whether the preface and the first frame header have been received.
     pub(super) const fn has_begun(&self) -> bool {
         self.has_begun
     }
 
-    /// Takes note of what was read.
+    /// Meters bytes that were read from the client.
     ///
     /// # Errors
     ///
-    /// [`Flood`] if the connection is to be closed.
+    /// Returns [`Flood`] if the connection must be closed.
     pub(super) fn read(
         &mut self,
         mut octets: &[u8],
@@ -102,7 +103,7 @@ impl FrameMeter {
         read
     }
 
-    /// Takes note of what was written.
+    /// Meters bytes that were written to the client.
     pub(super) fn wrote(&mut self, octets: usize) {
         self.earn_for(u64::try_from(octets).unwrap_or(u64::MAX));
     }
@@ -122,7 +123,7 @@ impl FrameMeter {
 
     fn spend(&mut self, now: impl Fn() -> Instant) -> Result<(), Flood> {
         if self.credits == 0 {
-            // The clock is read only by a client that is near its bound.
+            // The clock is read only when the credits are used up.
             let now = now();
             let passed = now.saturating_duration_since(self.refilled);
             let millis = u64::try_from(passed.as_millis()).unwrap_or(u64::MAX);
@@ -172,7 +173,7 @@ mod tests {
         meter
     }
 
-    /// How many of `count` such frames pass at `now`.
+    /// Sends `frame` up to `count` times at `now` and returns how many pass.
     fn pass(meter: &mut FrameMeter, frame: &[u8], count: usize, now: Instant) -> usize {
         (0..count)
             .take_while(|_| meter.read(frame, || now).is_ok())

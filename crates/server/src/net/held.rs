@@ -1,4 +1,4 @@
-//! The body of an answer, and what is held until it has been sent.
+//! A response body that keeps a guard alive until it has been sent.
 
 use std::{
     pin::Pin,
@@ -7,7 +7,7 @@ use std::{
 
 use hyper::body::{Body, Frame, SizeHint};
 
-/// A body that holds something until it has been sent, or cannot be.
+/// A body that drops its guard once it has been sent or the connection has failed.
 pub(crate) struct Held<B, H> {
     body: B,
     _held: H,

@@ -1,4 +1,4 @@
-//! A listener: accepts, counts, closes what is over its bounds, and deals the rest to the workers.
+//! A listener: accepts connections, enforces its limits and distributes connections to the workers.
 
 use std::{
     future::Future,
@@ -20,10 +20,11 @@ use super::{
     worker::Jobs,
 };
 
-/// How long accepting rests after the system refused a socket (usually: no file descriptors left).
+/// The pause after a failed `accept`, which usually means that no file descriptors are left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// A listener's address and counts. The listener itself runs until the server shuts down.
+/// A handle to a listener's address and counters. Dropping it does not stop the listener, which
+/// runs until the server shuts down.
 #[derive(Clone, Debug)]
 pub struct Listener(Arc<Inner>);
 
@@ -38,47 +39,50 @@ struct Inner {
     evicted: AtomicU64,
 }
 
-/// Tells the clients that are not bounded one by one, because they are proxies that speak for many.
+/// A predicate for addresses that the limit per client does not apply to, because they are proxies
+/// for many clients.
 pub type Exempt = Arc<dyn Fn(IpAddr) -> bool + Send + Sync>;
 
 impl Listener {
-    /// Where it listens: the real port if it was bound to port 0.
+    /// Returns the bound address, with the actual port if it was bound to port 0.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.0.local_addr
     }
 
-    /// How many connections are open now.
+    /// Returns the number of open connections.
     #[must_use]
     pub fn open(&self) -> usize {
         self.0.open.open()
     }
 
-    /// How many connections were accepted so far and served.
+    /// Returns the number of connections accepted and served so far.
     #[must_use]
     pub fn accepted(&self) -> u64 {
         self.0.accepted.load(Ordering::Relaxed)
     }
 
-    /// How many connections were closed at once because the listener was full and all others were at work.
+    /// Returns the number of connections closed on accept because the listener was full and no
+    /// connection was idle.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.0.refused.load(Ordering::Relaxed)
     }
 
-    /// How many connections were closed at once because their client had as many as it may have.
+    /// Returns the number of connections closed on accept because their client had reached its
+    /// limit.
     #[must_use]
     pub fn refused_to_client(&self) -> u64 {
         self.0.refused_to_client.load(Ordering::Relaxed)
     }
 
-    /// How many idle connections were closed to make room for others.
+    /// Returns the number of idle connections closed to make room for new ones.
     #[must_use]
     pub fn evicted(&self) -> u64 {
         self.0.evicted.load(Ordering::Relaxed)
     }
 
-    /// How many connections of HTTP/2 were closed because they sent almost nothing but control frames.
+    /// Returns the number of HTTP/2 connections closed for control-frame floods.
     #[must_use]
     pub fn floods(&self) -> u64 {
         self.0.registry.floods()
@@ -113,7 +117,7 @@ impl Listener {
         None
     }
 
-    /// Closes the idlest connection, for its descriptor.
+    /// Closes the longest-idle connection to free its file descriptor.
     fn evict(&self) {
         if self.0.registry.evict() {
             self.0.evicted.fetch_add(1, Ordering::Relaxed);
@@ -121,7 +125,7 @@ impl Listener {
     }
 }
 
-/// What a listener needs to deal its connections.
+/// The accept loop of a listener, which distributes connections to the workers.
 pub(super) struct Dealer<H> {
     pub(super) listener: Listener,
     pub(super) workers: Vec<Jobs>,
@@ -137,7 +141,7 @@ where
     H: Fn(TcpStream, Connection) -> F + Send + Sync + 'static,
     F: Future<Output = ()> + 'static,
 {
-    /// Accepts until the shutdown begins.
+    /// Accepts connections until the shutdown begins.
     pub(super) async fn run(self, socket: std::net::TcpListener) {
         let shutdown = self.shutdown.clone();
         tokio::select! {
@@ -175,7 +179,8 @@ where
         let Some(seat) = self.listener.admit(peer.ip(), limits) else {
             return;
         };
-        // Out of the accepting worker's poller; the worker that serves it puts it into its own.
+        // Deregisters the socket from the accepting worker's poller, so that the serving worker can
+        // register it.
         let stream = match stream.into_std() {
             Ok(stream) => stream,
             Err(error) => {
@@ -203,8 +208,8 @@ where
     }
 }
 
-/// Registers `stream` with this worker's poller. Answers are small and wanted now, so Nagle's algorithm,
-/// which holds a second small write back until the first is acknowledged (40 ms), is always off.
+/// Registers `stream` with this worker's poller and disables Nagle's algorithm. Responses are
+/// small, and Nagle would delay a second small write until the first is acknowledged (40 ms).
 fn adopt(stream: std::net::TcpStream) -> io::Result<TcpStream> {
     let stream = TcpStream::from_std(stream)?;
     stream.set_nodelay(true)?;

@@ -1,8 +1,9 @@
-//! The stream of an HTTP/2 connection, which ends when its client falls silent, reads nothing, or floods it.
+//! The stream of an HTTP/2 connection, with idle, read and write timeouts and flood detection.
 //!
-//! HTTP/2 pings tell whether the other side is alive, but begin only after its preface, and nobody waits for the
-//! preface. Here one lazy timer per connection sees to the first bytes and to silence, [`Stalling`] to answers that
-//! are not taken, and [`FrameMeter`] to control frames; it costs a reading of the clock per read.
+//! HTTP/2 pings detect a dead peer, but only after the preface, and h2 has no timeout for the
+//! preface. Here one lazy timer per connection covers the first bytes and idleness, [`Stalling`]
+//! covers responses that the client does not read, and [`FrameMeter`] covers control frames. The
+//! cost is one clock read per read.
 
 use std::{
     io,
@@ -18,8 +19,9 @@ use tokio::{
 
 use super::{Activity, Bounds, LazyTimer, Stalling, frame_meter::FrameMeter};
 
-/// A socket under the times of its listener's [`Bounds`]: `request` for the preface and the first frame, however they
-/// drip, `idle` for the next bytes (an alive HTTP/2 client answers pings sooner), `write` for taking what is ready for it.
+/// A socket with the timeouts of its listener's [`Bounds`]. `request` is the total time for the
+/// preface and the first frame header. `idle` is the time until the next bytes; a live HTTP/2
+/// client answers pings sooner. `write` is the time for the client to read pending output.
 #[derive(Debug)]
 pub(crate) struct LiveStream<S> {
     stream: Stalling<S>,

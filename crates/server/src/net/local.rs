@@ -1,10 +1,10 @@
-//! What HTTP/2 does beside its connection, on the thread of the connection.
+//! The executor for hyper's HTTP/2 tasks.
 
 use std::future::Future;
 
 use hyper::rt::Executor;
 
-/// Runs a connection's calls on the thread of the connection.
+/// An executor that spawns the tasks of a connection on the connection's own thread.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Local;
 

@@ -1,17 +1,19 @@
-//! Workers and bounded listeners, the same for every door.
+//! Workers and bounded listeners, shared by all protocols.
 //!
-//! A [`Server`] has one thread per core, each with a runtime of its own, and a connection lives on one of
-//! them from its first byte to its last: no task moves between threads, nothing that a connection holds
-//! is locked, and its future need not be `Send`. A decision takes nanoseconds, so doors decide on the
-//! spot and never hand a request to another thread.
+//! A [`Server`] has one thread per core, each with its own runtime. A connection stays on one
+//! thread for its lifetime: tasks do not move between threads, per-connection state needs no locks,
+//! and the handler's future need not be `Send`. A decision takes nanoseconds, so it is made on the
+//! same thread.
 //!
-//! A listener accepts in one place and deals its sockets to the workers in turn. `SO_REUSEPORT` would let
-//! every worker accept for itself, but then the kernel deals by a hash of the addresses: of 50 pooled
-//! connections on two workers, 30 may well end up on one. Pools connect seldom and stay long, so an even
-//! deal is worth more than a cheaper `accept`.
+//! One accept loop per listener distributes connections to the workers round-robin. With
+//! `SO_REUSEPORT` each worker could accept for itself, but the kernel would choose the worker by a
+//! hash of the addresses: of 50 pooled connections on two workers, 30 may end up on one. Connection
+//! pools connect rarely and keep connections for long, so an even distribution matters more than a
+//! cheaper `accept`.
 //!
-//! Everything is bounded: connections by the listener, time by whoever serves the connection, with the
-//! [`Bounds`] that it is handed and a [`LazyTimer`], which costs nothing per request.
+//! Everything is bounded. The listener bounds the number of connections. The handler bounds times,
+//! with the [`Bounds`] of its connection and a [`LazyTimer`], which costs next to nothing per
+//! request.
 //!
 //! ```no_run
 //! use tidegate_server::net::{Bounds, Server};
@@ -20,7 +22,7 @@
 //! let server = Server::start(Server::default_workers())?;
 //! let socket = std::net::TcpListener::bind("127.0.0.1:0")?;
 //! let listener = server.listen(socket, Bounds::default(), |stream, connection| async move {
-//!     // Serve `stream` until the client leaves or `connection.shutdown` begins.
+//!     // Serve `stream` until the client closes it or `connection.shutdown` begins.
 //! #   drop((stream, connection));
 //! })?;
 //! println!("listening on {}", listener.local_addr());
@@ -61,23 +63,25 @@ pub(crate) use tls::roots;
 pub use tls::{Behind, Tls, TlsError};
 pub use worker::Tasks;
 
-/// The most header lines of a request over HTTP/1.1, unless a setting says otherwise: as many as hyper takes when it is told nothing. Told,
-/// even of as many, it fills two arrays of so many places with each request.
+/// The default maximum number of header lines of an HTTP/1.1 request. It equals hyper's own default
+/// and is therefore not passed to hyper: with an explicit maximum, hyper initialises two arrays of
+/// that size for each request.
 pub(crate) const MAX_HEADERS: usize = 100;
 
-/// What one listener and each of its connections may use.
+/// The limits of a listener and of each of its connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// The most connections at once. To make room for one more, the idlest is closed. Default 10,000.
+    /// The maximum number of open connections. When it is reached, the longest-idle connection is
+    /// closed to make room for a new one. Default 10,000.
     pub connections: usize,
-    /// The most connections of one client, an address of IPv4 or a /64 of IPv6; one more is closed as soon as it is
-    /// accepted. Default 1,000.
+    /// The maximum number of connections per client: an IPv4 address or an IPv6 /64. Further
+    /// connections are closed as soon as they are accepted. Default 1,000.
     pub connections_per_client: usize,
-    /// How long a connection may be quiet between two requests. Default 5 minutes.
+    /// The idle timeout between two requests. Default 5 minutes.
     pub idle: Duration,
-    /// How long one request may take to arrive, from its first byte to its last. Default 10 seconds.
+    /// The timeout for receiving one request, from its first byte to its last. Default 10 seconds.
     pub request: Duration,
-    /// How long a client may take to read what is ready for it. Default 10 seconds.
+    /// The timeout for a client to read pending output. Default 10 seconds.
     pub write: Duration,
 }
 
@@ -93,17 +97,21 @@ impl Default for Bounds {
     }
 }
 
-/// What a handler learns about the connection that it serves.
+/// The properties of a connection that its handler receives.
 #[derive(Clone, Debug)]
 pub struct Connection {
-    /// Who is at the other end.
+    /// The address of the client.
     pub peer: SocketAddr,
-    /// The number of the worker that serves it, from 0: it picks a counter that no other thread writes.
+    /// The index of the worker that serves the connection, from 0. It selects a counter that no
+    /// other thread writes to.
     pub worker: usize,
-    /// The bounds of the listener. It sees to the number of connections; the times are the handler's duty.
+    /// The limits of the listener. The listener enforces the number of connections; the handler
+    /// must enforce the timeouts.
     pub bounds: Bounds,
-    /// What the handler tells of its requests, so that a connection at work is not closed to make room for another.
+    /// Where the handler reports requests, so that a busy connection is not closed to make room for
+    /// a new one.
     pub activity: Activity,
-    /// Begins when the server shuts down: finish the requests that have begun, then close.
+    /// The shutdown signal. When it begins, the handler must finish its requests and close the
+    /// connection.
     pub shutdown: Shutdown,
 }

@@ -1,11 +1,12 @@
-//! The open connections of a listener: who may have one more, and which is closed to make room.
+//! The registry of a listener's open connections: admits new ones and evicts idle ones.
 //!
-//! A listener that is full closes the connection that has been idle for longest, as nginx does, rather than refuse the
-//! next client: otherwise whoever opens connections and says nothing keeps everybody else out. A client over its own
-//! bound is refused.
+//! A full listener closes the connection that has been idle for longest, as nginx does, instead of
+//! refusing the new one. Otherwise an attacker could lock out all other clients with idle
+//! connections. A client that exceeds its own limit is refused.
 //!
-//! Idleness is measured in accepted connections: each time a connection's task is polled it notes how many the
-//! listener has accepted so far. That costs one load and one store, where a clock would have to be read.
+//! Idleness is measured in accepted connections. Whenever a connection's task is polled, it stores
+//! the number of connections that the listener has accepted so far. This costs one load and one
+//! store and avoids reading the clock.
 
 use std::{
     collections::HashMap,
@@ -20,22 +21,22 @@ use std::{
 
 use futures_util::task::AtomicWaker;
 
-/// How many connections are looked at to find one to close. Looking at all of 10,000 would take a millisecond for each
-/// connection that a flood makes.
+/// The number of connections examined to find one to evict. Examining all of 10,000 would take a
+/// millisecond for each new connection during a flood.
 const CANDIDATES: usize = 256;
 
-/// A connection that has not asked for anything yet is closed before any other, once the listener has accepted this part
-/// of its bound since: a client that has only just connected gets time to ask.
+/// A connection without a request so far is evicted before all others, once the listener has since
+/// accepted 1/8 of its connection limit. This gives a new client time to send its first request.
 const SILENT_PART: usize = 8;
 
-/// The connections of one listener.
+/// The open connections of one listener.
 #[derive(Debug, Default)]
 pub(super) struct Registry {
     counts: Arc<Counts>,
     open: Mutex<Open>,
 }
 
-/// What the connections of a listener count together.
+/// Counters shared by all connections of a listener.
 #[derive(Debug, Default)]
 struct Counts {
     accepted: AtomicU64,
@@ -45,42 +46,42 @@ struct Counts {
 #[derive(Debug, Default)]
 struct Open {
     slots: Vec<Arc<Slot>>,
-    /// How many connections each client has.
+    /// The number of connections of each client.
     clients: HashMap<IpAddr, usize>,
     /// Where the last search for an idle connection ended.
     cursor: usize,
 }
 
-/// What the registry knows of one connection.
+/// The state of one connection.
 #[derive(Debug, Default)]
 struct Slot {
-    /// Where it is in `Open::slots`, under its lock; [`GONE`] once it is not there.
+    /// The index in `Open::slots`, guarded by its lock; [`GONE`] after removal.
     index: AtomicUsize,
     client: Option<IpAddr>,
-    /// How many connections the listener had accepted when this one was last active.
+    /// The listener's accept count when this connection was last active.
     active: AtomicU64,
     counts: Arc<Counts>,
-    /// Requests that have begun and are not answered.
+    /// The number of requests in flight.
     in_flight: AtomicU32,
     has_asked: AtomicBool,
     is_evicted: AtomicBool,
     task: AtomicWaker,
 }
 
-/// How long a request may be on its way after a `GOAWAY`.
+/// How long a request that was sent before the client received a `GOAWAY` may take to arrive.
 const GOAWAY_GRACE: Duration = Duration::from_millis(250);
 
-/// The index of a slot that has left the list.
+/// The index of a slot that has been removed from the list.
 const GONE: usize = usize::MAX;
 
-/// What becomes of a new connection.
+/// The result of registering a new connection.
 #[derive(Debug)]
 pub(super) enum Entry {
-    /// It is served, and perhaps another was closed to make room.
+    /// It is served. An idle connection may have been closed to make room.
     Admitted(Seat, Evicted),
-    /// Its client has as many as it may have.
+    /// Its client has reached its limit.
     ClientFull,
-    /// The listener is full, and every connection is at work.
+    /// The listener is full, and no connection is idle.
     Full,
 }
 
@@ -91,11 +92,11 @@ pub(super) enum Evicted {
     One,
 }
 
-/// How many connections there may be.
+/// The limits for admitting a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) connections: usize,
-    /// `None` if this client is not bounded.
+    /// `None` if this client is exempt from the limit.
     pub(super) per_client: Option<usize>,
 }
 
@@ -128,7 +129,7 @@ impl Registry {
         Entry::Admitted(Seat { registry, slot }, evicted)
     }
 
-    /// Closes the connection that has been idle for longest; false if every one is at work.
+    /// Closes the longest-idle connection. Returns false if no connection is idle.
     pub(super) fn evict(&self) -> bool {
         let mut open = self.lock();
         let bound = open.slots.len();
@@ -161,7 +162,7 @@ impl Registry {
         true
     }
 
-    /// How many connections were closed because of their control frames.
+    /// Returns the number of connections closed for control-frame floods.
     pub(super) fn floods(&self) -> u64 {
         self.counts.floods.load(Ordering::Relaxed)
     }
@@ -196,7 +197,7 @@ impl Open {
     }
 }
 
-/// A connection's place in the registry, until it is dropped.
+/// The registration of a connection; dropping it removes the connection from the registry.
 #[derive(Debug)]
 pub(super) struct Seat {
     registry: Arc<Registry>,
@@ -208,8 +209,8 @@ impl Seat {
         Activity(Arc::clone(&self.slot))
     }
 
-    /// Runs what serves the connection, until it ends or the connection is closed to make room. It must be in a task of
-    /// its own, whose waker stays the same.
+    /// Polls the connection's handler until it finishes or the connection is evicted. Must run in
+    /// its own task, so that the waker stays the same.
     pub(super) async fn serve<F: Future<Output = ()>>(&self, serving: F) {
         let mut serving = std::pin::pin!(serving);
         let slot = &*self.slot;
@@ -236,12 +237,13 @@ impl Drop for Seat {
     }
 }
 
-/// What a handler tells of its connection, so that one that is at work is not closed to make room for another.
+/// Where a handler reports the requests of its connection, so that a busy connection is not closed
+/// to make room for a new one.
 #[derive(Clone, Debug, Default)]
 pub struct Activity(Arc<Slot>);
 
 impl Activity {
-    /// A request has begun; the connection is not closed to make room until the result is dropped.
+    /// Records the start of a request. The connection is not evicted until the result is dropped.
     #[must_use]
     pub fn begin(&self) -> InFlight {
         self.note_request();
@@ -249,13 +251,13 @@ impl Activity {
         InFlight(Arc::clone(&self.0))
     }
 
-    /// The client has asked for something, which was answered at once.
+    /// Records a request that was answered immediately.
     pub fn note_request(&self) {
         self.0.has_asked.store(true, Ordering::Relaxed);
     }
 
-    /// Waits until nothing is in flight, and for a moment in which a request may arrive that was on its way. For the end of
-    /// an HTTP/2 connection, whose client may never answer the `GOAWAY`.
+    /// Waits until no request is in flight, after a grace period for requests that were already on
+    /// their way. Used to close an HTTP/2 connection whose client may never react to the `GOAWAY`.
     pub(crate) async fn drained(&self) {
         loop {
             tokio::time::sleep(GOAWAY_GRACE).await;
@@ -265,13 +267,13 @@ impl Activity {
         }
     }
 
-    /// The connection is closed because its client sends nothing but control frames.
+    /// Counts the connection as closed for a control-frame flood.
     pub(crate) fn note_flood(&self) {
         self.0.counts.floods.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// A request that is being answered.
+/// A guard for a request in flight.
 #[derive(Debug)]
 pub struct InFlight(Arc<Slot>);
 
@@ -281,7 +283,8 @@ impl Drop for InFlight {
     }
 }
 
-/// Whom a bound per client counts as one: an address of IPv4, or a /64 of IPv6, which one host has to itself.
+/// Returns the address that the limit per client applies to: an IPv4 address, or the /64 of an IPv6
+/// address, which usually belongs to one host.
 pub(crate) fn network(peer: IpAddr) -> IpAddr {
     match peer.to_canonical() {
         IpAddr::V6(address) => {

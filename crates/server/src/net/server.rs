@@ -1,4 +1,4 @@
-//! The server: its workers, its listeners, and its end.
+//! The server: workers, listeners and graceful shutdown.
 
 use std::{future::Future, io, net::TcpListener, sync::Arc, time::Duration};
 
@@ -11,8 +11,8 @@ use super::{
     worker::{Jobs, Tasks, Worker},
 };
 
-/// Worker threads and what listens on them. Dropping it drops every connection where it stands;
-/// [`Server::shutdown`] is the polite end.
+/// Worker threads and their listeners. Dropping it aborts all connections; [`Server::shutdown`]
+/// lets them finish.
 #[derive(Debug)]
 pub struct Server {
     workers: Vec<Worker>,
@@ -21,7 +21,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// One worker per core that this process may use.
+    /// Returns the number of cores that this process may use.
     #[must_use]
     pub fn default_workers() -> usize {
         std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get)
@@ -31,7 +31,7 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// What the system says if it gives no thread or no poller.
+    /// Returns the error of the operating system if a thread or a poller cannot be created.
     pub fn start(workers: usize) -> io::Result<Self> {
         let workers = (0..workers.max(1))
             .map(Worker::start)
@@ -43,24 +43,24 @@ impl Server {
         })
     }
 
-    /// How many workers there are.
+    /// Returns the number of workers.
     #[must_use]
     pub fn workers(&self) -> usize {
         self.workers.len()
     }
 
-    /// The signal that every connection holds too.
+    /// Returns the shutdown signal that all connections share.
     #[must_use]
     pub fn shutdown_signal(&self) -> Shutdown {
         self.shutdown.clone()
     }
 
-    /// Serves every connection to `socket` with `handler`, on the worker whose turn it is, and with
-    /// `TCP_NODELAY` set. The connection closes when the handler's future ends.
+    /// Serves each connection to `socket` with `handler`, on the next worker in turn and with
+    /// `TCP_NODELAY` set. The connection is closed when the handler's future finishes.
     ///
     /// # Errors
     ///
-    /// What the system says if `socket` is not a listening socket.
+    /// Returns the error of the operating system if `socket` is not a listening socket.
     pub fn listen<H, F>(
         &self,
         socket: TcpListener,
@@ -74,11 +74,11 @@ impl Server {
         self.listen_exempting(socket, bounds, Arc::new(|_| false), handler)
     }
 
-    /// As [`Self::listen`], but for the clients that are `exempt` the bound per client does not hold.
+    /// Works like [`Self::listen`], but does not apply the limit per client to `exempt` addresses.
     ///
     /// # Errors
     ///
-    /// What the system says if `socket` is not a listening socket.
+    /// Returns the error of the operating system if `socket` is not a listening socket.
     pub fn listen_exempting<H, F>(
         &self,
         socket: TcpListener,
@@ -108,8 +108,7 @@ impl Server {
         Ok(listener)
     }
 
-    /// Runs a future that serves no connection on the first worker: a snapshot each minute, say. It
-    /// is dropped where it stands when the server ends.
+    /// Spawns a background future on the first worker. It is dropped when the server stops.
     pub fn spawn<F>(&self, make: impl FnOnce() -> F + Send + 'static)
     where
         F: Future<Output = ()> + 'static,
@@ -117,31 +116,30 @@ impl Server {
         self.first().spawn(make);
     }
 
-    /// What runs on the first worker, for whoever has more to run there later.
+    /// Returns a handle to spawn futures on the first worker later.
     #[must_use]
     pub fn tasks(&self) -> Tasks {
         Tasks(self.first().clone())
     }
 
-    /// Lets it be known that the server is going to shut down: whoever asks for its health is sent elsewhere, and
-    /// everything is served as before.
+    /// Announces the shutdown: health checks report not-ready, and requests are still served.
     pub fn announce_shutdown(&self) {
         self.shutdown.announce();
     }
 
-    /// Stops listening at once, lets connections finish the requests that they have begun for up to
-    /// `drain`, drops the others, and answers how many were dropped.
+    /// Stops listening, waits up to `drain` for requests in flight, and drops the remaining
+    /// connections. Returns the number of dropped connections.
     ///
-    /// Not to be called from a handler, which it would wait for.
+    /// Do not call this from a handler: it would wait for itself.
     pub async fn shutdown(self, drain: Duration) -> usize {
         self.shutdown.begin();
-        // Past the deadline nobody is waited for: the drop of `self` ends them.
+        // After the deadline, dropping `self` closes the remaining connections.
         let _ = tokio::time::timeout(drain, self.open.emptied()).await;
         self.open.open()
     }
 
     fn first(&self) -> &Jobs {
-        // `start` makes at least one worker.
+        // `start` creates at least one worker.
         &self.workers[0].jobs
     }
 }

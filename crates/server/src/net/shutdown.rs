@@ -1,7 +1,7 @@
-//! The signal to finish, and the count of those who have not.
+//! The shutdown signal and the count of open connections.
 //!
 //! ```text
-//! serving ──▶ announced: told to be elsewhere, and served as ever ──▶ begun: what has begun is finished
+//! serving ──▶ announced: reports not-ready, still serves ──▶ begun: finishes requests in flight
 //! ```
 
 use std::{
@@ -15,7 +15,8 @@ use std::{
 
 use tokio::sync::Notify;
 
-/// Tells everyone who holds a clone that the server shuts down. It is announced, begins once and never ends.
+/// A shutdown signal that is shared by all clones. It is announced, then begins; it cannot be
+/// withdrawn.
 #[derive(Clone, Debug, Default)]
 pub struct Shutdown(Arc<Inner>);
 
@@ -26,32 +27,33 @@ struct Inner {
 }
 
 impl Shutdown {
-    /// Whether it is known that the shutdown is going to begin.
+    /// Returns whether the shutdown has been announced.
     #[must_use]
     pub fn is_announced(&self) -> bool {
         self.0.announced.has_come()
     }
 
-    /// Waits until the shutdown is announced; returns at once if it is.
+    /// Waits until the shutdown is announced. Returns at once if it has been.
     pub async fn announced(&self) {
         self.0.announced.come().await;
     }
 
-    /// Whether the shutdown has begun.
+    /// Returns whether the shutdown has begun.
     #[must_use]
     pub fn has_begun(&self) -> bool {
         self.0.begun.has_come()
     }
 
-    /// Waits until the shutdown begins; returns at once if it has.
+    /// Waits until the shutdown begins. Returns at once if it has.
     pub async fn begun(&self) {
         self.0.begun.come().await;
     }
 
-    /// Waits for `serving`, which `finish` tells to come to its end once the shutdown begins.
+    /// Polls `serving` to completion, and calls `finish` on it once the shutdown begins.
     ///
-    /// The signal is registered once and then only looked at, because to poll it costs more than much of a request. So this
-    /// must be in a task of its own, whose waker stays the same.
+    /// The notification is polled only once, to register the waker. After that a flag is checked,
+    /// because polling would cost more than much of a request. So this must run in its own task,
+    /// whose waker stays the same.
     pub(crate) async fn serve<F: Future>(
         &self,
         mut serving: Pin<&mut F>,
@@ -62,7 +64,7 @@ impl Shutdown {
         poll_fn(|cx| {
             if !is_registered {
                 is_registered = true;
-                // Whether it has begun is looked up below.
+                // The result is not needed: the flag is checked below.
                 let _ = begun.as_mut().poll(cx);
             }
             if self.has_begun()
@@ -79,14 +81,14 @@ impl Shutdown {
         self.0.announced.happen();
     }
 
-    /// Begins it, unannounced or not.
+    /// Begins the shutdown, whether or not it was announced.
     pub(crate) fn begin(&self) {
         self.announce();
         self.0.begun.happen();
     }
 }
 
-/// What happens once.
+/// An event that happens at most once.
 #[derive(Debug, Default)]
 struct Event {
     happened: AtomicBool,
@@ -99,7 +101,7 @@ impl Event {
     }
 
     async fn come(&self) {
-        // Registered before the flag is read, so that what happens in between is not missed.
+        // Registers before reading the flag, so that an event in between is not missed.
         let mut happens = std::pin::pin!(self.happens.notified());
         happens.as_mut().enable();
         if !self.has_come() {
@@ -113,7 +115,7 @@ impl Event {
     }
 }
 
-/// Counts what is open, and tells when nothing is.
+/// Counts open connections and notifies when there are none.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     open: AtomicUsize,
@@ -143,7 +145,7 @@ impl Tally {
     }
 }
 
-/// Counts as open for as long as it lives.
+/// A guard that counts as one open connection.
 #[derive(Debug)]
 pub(super) struct Open(Arc<Tally>);
 

@@ -1,4 +1,4 @@
-//! Whoever takes nothing of what is ready for them is not waited for forever.
+//! Write timeout: closes connections whose peer does not read.
 
 use std::{
     io,
@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::LazyTimer;
 
-/// A socket whose other end must take what it is sent, in time.
+/// A socket with a timeout for writes that make no progress.
 #[derive(Debug)]
 pub(crate) struct Stalling<S> {
     stream: S,
@@ -31,7 +31,8 @@ impl<S> Stalling<S> {
         &self.stream
     }
 
-    /// Waits for so long from now on; where something is stuck already, from the next time on.
+    /// Sets the timeout. If a write is already blocked, the change applies from the next blocked
+    /// write on.
     pub(crate) const fn wait_for(&mut self, longest: Duration) {
         self.stall.longest = longest;
     }
@@ -81,7 +82,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Stalling<S> {
     }
 }
 
-/// Times a writer that is stuck. A writer that is not costs nothing.
+/// The timer of a blocked write. A write that succeeds at once does not start it.
 #[derive(Debug)]
 struct Stall {
     longest: Duration,
@@ -89,7 +90,8 @@ struct Stall {
 }
 
 impl Stall {
-    /// What a write came to, unless nothing has been taken for too long.
+    /// Returns the result of a write, or an error if writes have been blocked for longer than the
+    /// timeout.
     fn in_time<T>(
         &mut self,
         cx: &mut Context<'_>,

@@ -1,4 +1,4 @@
-//! A timer for deadlines that are set often and reached seldom.
+//! A timer for deadlines that are set often and rarely reached.
 
 use std::{
     pin::Pin,
@@ -11,24 +11,24 @@ use tokio::{
     time::{Instant, Sleep, sleep_until},
 };
 
-/// A deadline that moves with every request.
+/// A timer whose deadline moves with every request.
 ///
-/// Moving it is two stores: the runtime's timer stays where it is, and only when it fires before the
-/// deadline is it registered anew. A connection that is busy for an hour under a timeout of a minute
-/// registers about sixty timers, however many requests it makes. Nor is the runtime told
-/// again whom to wake, while the same task waits.
+/// Moving the deadline takes two stores. The runtime's timer is left alone and re-registered only
+/// if it fires before the deadline. A connection that is busy for an hour with a timeout of one
+/// minute registers about 60 timers, no matter how many requests it serves. The waker is not
+/// registered again either while the same task waits.
 ///
-/// A deadline that moves *earlier* than the registered timer is registered at once.
+/// If the deadline moves to before the registered timer, the timer is re-registered at once.
 #[derive(Debug)]
 pub struct LazyTimer {
     sleep: Pin<Box<Sleep>>,
     due: Instant,
-    /// Whom the runtime's timer wakes, as it stands.
+    /// The waker that the runtime's timer currently has.
     woken: Option<Waker>,
 }
 
 impl LazyTimer {
-    /// A timer that is due `after` from now. Belongs to the runtime in which it was made.
+    /// Creates a timer that is due `after` from now. It belongs to the current runtime.
     #[must_use]
     pub fn new(after: Duration) -> Self {
         let due = later(Instant::now(), after);
@@ -44,7 +44,7 @@ impl LazyTimer {
         self.set_from(Instant::now(), after);
     }
 
-    /// The same for who has read the clock already.
+    /// Moves the deadline to `after` from `now`, for a caller that has already read the clock.
     pub(crate) fn set_from(&mut self, now: Instant, after: Duration) {
         self.due = later(now, after);
         if self.due < self.sleep.deadline() {
@@ -52,7 +52,8 @@ impl LazyTimer {
         }
     }
 
-    /// Ready once the deadline has passed; else the task is woken when it has, or somewhat earlier.
+    /// Returns ready once the deadline has passed. Otherwise the task is woken at the deadline or
+    /// slightly earlier.
     pub fn poll_due(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let is_known = |woken: &Waker| woken.will_wake(cx.waker());
         if self.woken.as_ref().is_some_and(is_known) && !self.sleep.is_elapsed() {
@@ -64,19 +65,20 @@ impl LazyTimer {
             }
             self.reset();
         }
-        // A task that has had its share of a turn is told to come again, and nothing was registered for it.
+        // Without budget left, tokio's `coop` wakes the task at once and the timer has not
+        // registered the waker.
         self.woken = coop::has_budget_remaining().then(|| cx.waker().clone());
         Poll::Pending
     }
 
-    /// Registers the deadline anew.
+    /// Registers the runtime's timer for the deadline.
     fn reset(&mut self) {
         self.woken = None;
         self.sleep.as_mut().reset(self.due);
     }
 }
 
-/// `after` from `now`; in a year if it is longer, which no timeout is on purpose.
+/// Returns `now` plus `after`, capped at one year to avoid overflow. No sensible timeout is longer.
 fn later(now: Instant, after: Duration) -> Instant {
     const YEAR: Duration = Duration::from_secs(365 * 86_400);
     now + after.min(YEAR)
@@ -122,10 +124,11 @@ mod tests {
         assert_eq!(start.elapsed().as_secs(), 3);
     }
 
-    /// More than the runtime lets a task do in one turn.
+    /// More than tokio's cooperative budget for one poll.
     const MORE_THAN_A_TURN: usize = 200;
 
-    /// However much a task has done in its turn by then, and whether the runtime's timer is new or has fired too early.
+    /// Covers every amount of budget used before the poll, with a new timer and with one that has
+    /// fired early.
     #[tokio::test(start_paused = true)]
     async fn a_task_that_has_had_its_turn_is_woken_all_the_same() {
         for (done, fires_before) in
@@ -152,7 +155,7 @@ mod tests {
         }
     }
 
-    /// Counts how often it is woken.
+    /// A waker that counts how often it is woken.
     #[derive(Default)]
     struct Woken(AtomicUsize);
 

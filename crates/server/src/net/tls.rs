@@ -1,8 +1,9 @@
-//! TLS in front of a door: its certificate, and whose clients are let in.
+//! TLS for a listener: its certificate and its client authentication.
 //!
-//! The files are looked at as the rules file is, and read again when they have changed: whoever renews a certificate
-//! writes it in place, and no connection notices but those that are made after that. A certificate and its key
-//! are two files, which nobody changes at one instant; so what has just changed is read only once it stays as it is.
+//! The files are checked for changes like the rules file and reloaded when they have changed; only
+//! new connections use the new certificate. A certificate and its key are two files and cannot be
+//! replaced atomically. So they are reloaded only after two consecutive checks have seen the same
+//! modification marks.
 
 use std::{
     io,
@@ -30,21 +31,21 @@ use crate::{
     reload::{Mark, mark},
 };
 
-/// The door that speaks behind TLS.
+/// The listener that uses TLS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Behind {
-    /// The gRPC door, which speaks HTTP/2.
+    /// The gRPC listener, which uses HTTP/2.
     Grpc,
-    /// The reverse proxy, which speaks HTTP/2 or HTTP/1.1, as the client likes.
+    /// The reverse proxy, which offers HTTP/2 and HTTP/1.1.
     Proxy,
-    /// The HTTP listener, which speaks HTTP/1.1.
+    /// The HTTP listener, which uses HTTP/1.1.
     Http,
-    /// The listener of the Redis protocol.
+    /// The Redis protocol listener.
     Resp,
 }
 
 impl Behind {
-    /// What the door's section is called in the rules file.
+    /// Returns the name of the listener's section in the rules file.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -55,7 +56,7 @@ impl Behind {
         }
     }
 
-    /// What it is called in logs and metrics.
+    /// Returns the name in logs and metrics.
     #[must_use]
     pub const fn door(self) -> &'static str {
         match self {
@@ -76,14 +77,14 @@ impl Behind {
     }
 }
 
-/// Why TLS cannot be had. Each names the setting.
+/// The reason why TLS cannot be used. Each message names the setting.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TlsError {
-    /// A file could not be read, or has nothing in it that it should have.
+    /// A file could not be read or lacks the expected content.
     #[error("{}.tls.{setting}: cannot use {path}: {problem}", behind.as_str())]
     File {
-        /// The door whose file it is.
+        /// The listener.
         behind: Behind,
         /// The setting that names the file.
         setting: &'static str,
@@ -92,50 +93,51 @@ pub enum TlsError {
         /// What is wrong with it.
         problem: String,
     },
-    /// The key is not that of the certificate, or neither can be used.
+    /// The key does not match the certificate, or one of them cannot be used.
     #[error("{}.tls: cannot use {certificate} with the key {key}: {}", behind.as_str(), misfit(source))]
     Unusable {
-        /// The door whose key it is.
+        /// The listener.
         behind: Behind,
-        /// The file of the certificate.
+        /// The certificate file.
         certificate: PathBuf,
-        /// The file of the key.
+        /// The key file.
         key: PathBuf,
-        /// What is wrong with them.
+        /// The error of rustls.
         source: rustls::Error,
     },
 }
 
-/// What connections are accepted with, and the files that it comes from.
+/// The TLS configuration of a listener and the files it was loaded from.
 #[derive(Debug)]
 pub struct Tls {
     behind: Behind,
     files: TlsFiles,
     in_force: ArcSwap<ServerConfig>,
     seen: Mutex<Seen>,
-    /// What was wrong with the files when they were last read.
+    /// The error of the last load; `None` if it succeeded.
     problem: Mutex<Option<String>>,
     loads: [AtomicU64; 2],
 }
 
-/// What the files look like from outside.
+/// The modification marks of the files.
 type Marks = Vec<Option<Mark>>;
 
 #[derive(Debug)]
 struct Seen {
-    /// When they were last read.
+    /// The marks at the last load.
     read: Marks,
-    /// When they were last looked at.
+    /// The marks at the last check.
     looked: Marks,
 }
 
 impl Tls {
-    /// TLS 1.2 and 1.3 with the certificate and key of `files`; if there is a client authority, only for clients that
-    /// show a certificate of it.
+    /// Loads the certificate and key in `files`, for TLS 1.2 and 1.3. If a client CA is configured,
+    /// clients must present a certificate that it issued.
     ///
     /// # Errors
     ///
-    /// [`TlsError`]: a file that cannot be read, has nothing of its kind in it, or does not fit the others.
+    /// Returns a [`TlsError`] if a file cannot be read, lacks the expected content or does not
+    /// match the others.
     pub fn load(behind: Behind, files: &TlsFiles) -> Result<Self, TlsError> {
         let marks = marks(files);
         Ok(Self {
@@ -151,11 +153,12 @@ impl Tls {
         })
     }
 
-    /// Reads the files and puts them in force for the connections that are made from now on.
+    /// Reloads the files. New connections use the result.
     ///
     /// # Errors
     ///
-    /// What [`Self::load`] refuses. What was in force stays in force.
+    /// Returns an error if [`Self::load`] would reject the files. The previous configuration stays
+    /// in use.
     pub fn reload(&self) -> Result<(), TlsError> {
         let mut seen = lock(&self.seen);
         seen.read = marks(&self.files);
@@ -170,31 +173,31 @@ impl Tls {
         loaded
     }
 
-    /// Whether the files have changed since they were last read, and not since they were last looked at.
+    /// Returns whether the files have changed since the last load, and not since the last check.
     #[must_use]
     pub fn has_changed(&self) -> bool {
         let (mut seen, now) = (lock(&self.seen), marks(&self.files));
         let is_settled = seen.looked == now;
-        // A file that is gone for the moment is being replaced: wait for what comes.
+        // A missing file is probably being replaced, so the new one is awaited.
         let is_whole = now.iter().all(Option::is_some);
         let has_changed = is_settled && is_whole && seen.read != now;
         seen.looked = now;
         has_changed
     }
 
-    /// What was wrong with the files when they were last read; `None` if they are in force.
+    /// Returns the error of the last load; `None` if it succeeded.
     #[must_use]
     pub fn problem(&self) -> Option<String> {
         lock(&self.problem).clone()
     }
 
-    /// The door that speaks behind it.
+    /// Returns the listener that uses this configuration.
     #[must_use]
     pub const fn behind(&self) -> Behind {
         self.behind
     }
 
-    /// Appends what was counted of `certificates` to `text`.
+    /// Appends the metrics of `certificates` to `text`.
     pub(crate) fn write(certificates: &[Arc<Self>], text: &mut Text) {
         let name = "tidegate_certificate_loads_total";
         let help = "Loads of a door's certificate after the start.";
@@ -215,7 +218,7 @@ impl Tls {
         }
     }
 
-    /// Accepts on the stream of `connection`, in the time that a request may take to arrive.
+    /// Performs the TLS handshake for `connection`, within its `request` timeout. Logs a failure.
     pub(crate) async fn accept_in_time(
         &self,
         stream: TcpStream,
@@ -297,7 +300,7 @@ fn client_verifier(
     Ok(verifier)
 }
 
-/// The authorities in the file at `path`, or what is wrong with it.
+/// Reads the trust anchors in the file at `path`, or returns what is wrong with it.
 pub(crate) fn roots(path: &Path) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(path)? {

@@ -1,4 +1,4 @@
-//! A worker: one thread, one runtime, and the connections that were dealt to it.
+//! A worker: one thread with one runtime and its share of the connections.
 
 use std::{future::Future, io, thread::JoinHandle};
 
@@ -7,12 +7,12 @@ use tokio::{
     sync::mpsc::{self, UnboundedReceiver, UnboundedSender},
 };
 
-/// Work for one worker that serves no connection.
+/// A handle to spawn background futures on one worker.
 #[derive(Clone, Debug)]
 pub struct Tasks(pub(super) Jobs);
 
 impl Tasks {
-    /// Runs a future on the worker. It is dropped where it stands when the server ends.
+    /// Spawns a future on the worker. It is dropped when the server stops.
     pub fn spawn<F>(&self, make: impl FnOnce() -> F + Send + 'static)
     where
         F: Future<Output = ()> + 'static,
@@ -26,18 +26,19 @@ enum Job {
     Stop,
 }
 
-/// Sends work to a worker's thread. What waits there is bounded by the listeners' connections.
+/// The sender of a worker's job queue. The listeners' connection limits bound the queue.
 #[derive(Clone, Debug)]
 pub(super) struct Jobs(UnboundedSender<Job>);
 
 impl Jobs {
-    /// Makes a future on the worker's thread and runs it there. Dropped if the worker has stopped.
+    /// Creates a future on the worker's thread and runs it there. Does nothing if the worker has
+    /// stopped.
     pub(super) fn spawn<F>(&self, make: impl FnOnce() -> F + Send + 'static)
     where
         F: Future<Output = ()> + 'static,
     {
         let run = Box::new(move || drop(tokio::task::spawn_local(make())));
-        // A worker that has stopped takes no more connections: the socket closes with the job.
+        // If the worker has stopped, the job is dropped, which closes the socket.
         let _ = self.0.send(Job::Run(run));
     }
 }
@@ -65,7 +66,7 @@ impl Worker {
             .spawn(body)?;
         match started.recv() {
             Ok(error) => Err(error),
-            // The thread let go of its end without a complaint: it works.
+            // The thread dropped its sender without an error, so its runtime has started.
             Err(_) => Ok(Self {
                 jobs: Jobs(jobs),
                 thread: Some(thread),
@@ -73,7 +74,7 @@ impl Worker {
         }
     }
 
-    /// Asks the worker to drop what it still serves and end.
+    /// Asks the worker to drop its connections and stop.
     pub(super) fn stop(&self) {
         let _ = self.jobs.0.send(Job::Stop);
     }

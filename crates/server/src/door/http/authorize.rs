@@ -12,13 +12,13 @@ use crate::{
     metrics::Door,
 };
 
-/// What the query of the URL that the proxy was given says.
+/// Options in the query of the URL that the proxy is configured with.
 #[derive(Debug)]
 struct Options {
-    /// The status of every refusal.
+    /// The status code of every denial.
     deny: Option<StatusCode>,
     proxy: Proxy,
-    /// How many more proxies are believed, instead of those of the configuration.
+    /// The number of trusted proxies, instead of the configured one.
     hops: Option<usize>,
 }
 
@@ -28,7 +28,7 @@ pub(super) async fn authorize(
 ) -> Result<Answer, Problem> {
     let options = options(request.uri().query().unwrap_or_default())?;
     let decided = decide(asked, request, &options).await;
-    // What a client may write and cannot be decided on is refused in the way that the proxy passes on.
+    // A malformed client request must be rejected with the status that the proxy passes on.
     decided.map_err(|problem| match options.deny {
         Some(deny) if problem.is_bad_request() => problem.with_status(deny),
         _ => problem,
@@ -71,7 +71,7 @@ async fn decide(
         .collect();
     let described = tidegate_core::Request::new(&entries, Cost::ONE)?;
     let names = asked.headers.borrow().rule_names();
-    // A proxy may pass this on to the client.
+    // A proxy may pass the error on to the client.
     let uncounted = |error: RequestError| match names {
         RuleNames::Shown => error,
         RuleNames::Hidden => error.without_cause(),
@@ -92,7 +92,7 @@ async fn decide(
             now,
         };
         asked.limiter.audit(audited, &verdict);
-        // Proxies that pass on only some statuses name one for every denial, also by the store.
+        // The configured status replaces 503 too: some proxies pass on only certain statuses.
         let denied = options.deny.filter(|_| !verdict.allowed);
         let status = denied.unwrap_or_else(|| status(&verdict));
         Ok(asked.public_verdict(status, &verdict, now))
@@ -100,7 +100,8 @@ async fn decide(
     .await
 }
 
-/// A proxy that does not say which path is asked for, or by whom, is usually not configured to the end.
+/// Warns once if the proxy sends no path or no client address, which usually means that its
+/// configuration is incomplete.
 fn warn_of_gaps(forwarded: &Forwarded<'_>, rules: &RuleSet) {
     static NO_PATH: Once = Once::new();
     static NO_CLIENT: Once = Once::new();

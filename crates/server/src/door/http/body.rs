@@ -1,4 +1,5 @@
-//! Reading a body: all of it, but not too much. The stream sees to it that it does not take too long.
+//! Reads request bodies of limited size. [`TimedStream`](super::stream::TimedStream) limits the
+//! time.
 
 use std::error::Error as _;
 
@@ -7,7 +8,7 @@ use hyper::body::{Body, Bytes, Incoming};
 
 use super::Problem;
 
-/// The most bytes of a request's body.
+/// The maximum size of a request body, in bytes.
 pub(crate) const MAX_BODY_BYTES: usize = 256 << 10;
 
 /// Reads the whole of `body`.
@@ -16,7 +17,7 @@ pub(crate) async fn read(mut body: Incoming) -> Result<Bytes, Problem> {
         return Err(Problem::too_large(MAX_BODY_BYTES));
     }
     let first = next(&mut body).await?.unwrap_or_default();
-    // Nearly every body arrives in one piece, which is then not copied.
+    // Nearly every body arrives in one piece, which needs no copy.
     if body.is_end_stream() {
         return Ok(first);
     }
@@ -33,12 +34,12 @@ pub(crate) async fn read(mut body: Incoming) -> Result<Bytes, Problem> {
 async fn next(body: &mut Incoming) -> Result<Option<Bytes>, Problem> {
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| {
-            // hyper says where it was, and what it knows of why.
+            // hyper's error says where it failed; its source says why.
             let cause = error.source().map(ToString::to_string);
             let why = cause.unwrap_or_else(|| error.to_string());
             Problem::bad("body", format!("did not come whole: {why}"))
         })?;
-        // Trailers say nothing that is asked here.
+        // Trailers are ignored.
         if let Ok(piece) = frame.into_data() {
             return Ok(Some(piece));
         }

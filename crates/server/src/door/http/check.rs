@@ -19,11 +19,11 @@ use crate::{
 };
 
 thread_local! {
-    /// Room for keys, kept from one request to the next one on this worker.
+    /// A buffer for keys, reused by the requests of this worker.
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// What is asked.
+/// The parsed request body.
 #[derive(Debug)]
 struct Check<'j> {
     entries: Vec<(&'j str, &'j str)>,
@@ -73,7 +73,8 @@ pub(super) async fn check(asked: &Asked, body: &[u8], effect: Effect) -> Result<
     .await
 }
 
-/// Lends the room for keys to `decide`. Whoever comes while it is lent, because a decision waits, has a new one.
+/// Runs `decide` with this worker's key buffer. If the buffer is in use by a suspended decision, a
+/// fresh one is allocated.
 pub(super) async fn with_scratch<T>(decide: impl AsyncFnOnce(&mut Scratch) -> T) -> T {
     let mut scratch = SCRATCH.take();
     let decided = decide(&mut scratch).await;
@@ -81,7 +82,7 @@ pub(super) async fn with_scratch<T>(decide: impl AsyncFnOnce(&mut Scratch) -> T)
     decided
 }
 
-/// Reads a body, or finds everything that is wrong with it.
+/// Parses a body, or reports all mistakes in it.
 fn read<'j>(members: &'j Members<'_>) -> Result<Check<'j>, Problem> {
     let mut problems = Vec::new();
     let (mut entries, mut cost, mut spelling) = (None, Cost::ONE, Spelling::default());
@@ -122,7 +123,7 @@ fn read<'j>(members: &'j Members<'_>) -> Result<Check<'j>, Problem> {
     }
 }
 
-/// The most entries are few, so a body with thousands is refused before they are looked at.
+/// Reads the entries. A body with too many entries is rejected before they are examined.
 fn read_entries<'j>(
     field: Field<'j, '_>,
     problems: &mut Vec<Problem>,

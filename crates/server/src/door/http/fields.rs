@@ -1,4 +1,4 @@
-//! Fields of a body, read as what they should be; what is wrong is collected by its path.
+//! Typed access to the fields of a JSON body. Mistakes are collected with their path.
 
 use std::fmt;
 
@@ -6,14 +6,14 @@ use tidegate_core::{Cost, notation::NotationError};
 
 use super::{Problem, json::Json};
 
-/// Where a field stands: in the body itself, or in one of its `limits`.
+/// The location of a field: in the body itself or in one of its `limits`.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Place {
     Body,
     Limit(usize),
 }
 
-/// Written before the name of a field: nothing, or `limits[2].`.
+/// Writes the prefix of the field's path: nothing, or `limits[2].`.
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -23,7 +23,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// A field that was given.
+/// A field that is present.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Field<'j, 'b> {
     pub(super) place: Place,
@@ -83,7 +83,7 @@ impl<'j> Field<'j, '_> {
         }
     }
 
-    /// The text as `parse` reads it, which says itself what it expected.
+    /// Parses a text field with `parse`, whose error says what was expected.
     pub(super) fn parsed<T>(
         self,
         what: &str,
@@ -96,7 +96,7 @@ impl<'j> Field<'j, '_> {
         }
     }
 
-    /// One of a few words.
+    /// Returns the value that belongs to the field's text, which must be one of `choices`.
     pub(super) fn choice<T: Copy>(
         self,
         choices: &[(&str, T)],
@@ -115,7 +115,7 @@ impl<'j> Field<'j, '_> {
         }
     }
 
-    /// `"10%"`, or the number alone.
+    /// Reads a percentage, such as `"10%"` or the number `10`.
     pub(super) fn percent(self, problems: &mut Vec<Problem>) -> Option<u32> {
         let percent = match self.value {
             Json::Text(text) => text

@@ -1,7 +1,7 @@
-//! A JSON document that borrows its texts from the body.
+//! A JSON document that borrows its strings from the body.
 //!
-//! A tree and not a struct per endpoint, so that every mistake in a body can be reported at once and by
-//! its path, and an object keeps the order and the repetitions of its names.
+//! A tree instead of a struct per endpoint makes it possible to report all mistakes in a body at
+//! once, each with its path. An object keeps the order of its members and repeated names.
 
 use std::{borrow::Cow, fmt};
 
@@ -10,7 +10,8 @@ use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use super::Problem;
 use crate::config::report::shown;
 
-/// A value. Numbers that are no whole numbers from 0 have their own kind, for messages.
+/// A JSON value. Numbers other than non-negative integers are a separate variant, for error
+/// messages.
 #[derive(Debug)]
 pub(crate) enum Json<'b> {
     Null,
@@ -22,21 +23,21 @@ pub(crate) enum Json<'b> {
     Object(Members<'b>),
 }
 
-/// The names and values of an object, in order.
+/// The members of an object, in order.
 pub(crate) type Members<'b> = Vec<(Cow<'b, str>, Json<'b>)>;
 
-/// The most members of an object that is looked through for mistakes.
+/// The maximum number of members of an object.
 const MAX_MEMBERS: usize = 64;
 
-/// Reads a body that must be an object with few members, none of them twice.
+/// Parses a body that must be an object with at most `MAX_MEMBERS` members and no repeated name.
 pub(crate) fn object(body: &[u8]) -> Result<Members<'_>, Problem> {
     if body.is_empty() {
         return Err(Problem::bad("body", "is empty; expected an object"));
     }
     let read = match std::str::from_utf8(body) {
-        // What is text as a whole need not be looked at again, one string after the other.
+        // The body is validated as UTF-8 once, instead of string by string.
         Ok(text) => serde_json::from_str(text),
-        // Fails, and says where.
+        // Fails with the position of the invalid byte.
         Err(_) => serde_json::from_slice(body),
     };
     match read {
@@ -52,8 +53,8 @@ pub(crate) fn object(body: &[u8]) -> Result<Members<'_>, Problem> {
     }
 }
 
-/// Refuses more members than any object here has, and a name that stands twice; `path` is that of the
-/// object, with its dot.
+/// Rejects an object with too many members or a repeated name. `path` is the path of the object
+/// with a trailing dot.
 pub(crate) fn check_members(path: &str, members: &Members<'_>) -> Result<(), Problem> {
     if members.len() > MAX_MEMBERS {
         let (count, place) = (members.len(), path.strip_suffix('.').unwrap_or("body"));
@@ -71,7 +72,7 @@ pub(crate) fn check_members(path: &str, members: &Members<'_>) -> Result<(), Pro
     Ok(())
 }
 
-/// The value as a message shows it.
+/// Formats the value for an error message.
 impl fmt::Display for Json<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -142,7 +143,7 @@ impl<'de> Visitor<'de> for JsonVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        // Most objects here have a handful of members: they fit at once.
+        // Most objects have few members, so this avoids reallocation.
         let mut members = Vec::with_capacity(8);
         while let Some((Name(name), value)) = map.next_entry()? {
             members.push((name, value));
@@ -151,7 +152,7 @@ impl<'de> Visitor<'de> for JsonVisitor {
     }
 }
 
-/// A member's name. (A bare `Cow` is always copied by serde.)
+/// A member's name. (serde always copies a bare `Cow`.)
 struct Name<'b>(Cow<'b, str>);
 
 impl<'de: 'b, 'b> Deserialize<'de> for Name<'b> {

@@ -1,4 +1,4 @@
-//! The fields of a limit in a body: those of the rules file, by the same names and in the same notation.
+//! The fields of a limit in a JSON body, with the names and notation of the rules file.
 
 use tidegate_core::{
     AlgorithmName, Anchor, Calendar, CalendarUnit, LimitError, LimitSpec, RefillMode, notation,
@@ -11,13 +11,13 @@ use super::{
 };
 use crate::config::report::{advice, shown};
 
-/// What a rate looks like, for messages.
+/// A rate, as described in error messages.
 const RATE: &str = "a rate such as \"20/min\"";
 
-/// What a duration looks like.
+/// A duration, as described in error messages.
 const SPAN: &str = "a duration such as \"1min\"";
 
-/// Sets what `field` says in `spec`; false if no limit has a field of that name.
+/// Sets the value of `field` in `spec`. Returns false if limits have no field of that name.
 pub(super) fn set(spec: &mut LimitSpec, field: Field<'_, '_>, problems: &mut Vec<Problem>) -> bool {
     match field.name {
         "algorithm" => spec.algorithm = field.choice(&AlgorithmName::ALL, problems),
@@ -45,12 +45,12 @@ pub(super) fn set(spec: &mut LimitSpec, field: Field<'_, '_>, problems: &mut Vec
     true
 }
 
-/// Whether limits have a field of that name.
+/// Returns whether limits have a field of that name.
 pub(super) fn is_field(name: &str) -> bool {
     LimitSpec::FIELDS.contains(&name)
 }
 
-/// What to say of a field that is none of a limit's and none of `others`.
+/// Reports a field that is neither a field of a limit nor one of `others`.
 pub(super) fn unknown(field: Field<'_, '_>, others: &[&str], problems: &mut Vec<Problem>) {
     let known: Vec<&str> = others.iter().chain(&LimitSpec::FIELDS).copied().collect();
     let path = format!("{}{}", field.place, shown(field.name));
@@ -60,7 +60,7 @@ pub(super) fn unknown(field: Field<'_, '_>, others: &[&str], problems: &mut Vec<
     ));
 }
 
-/// One of `limits`: a shorthand under `algorithm`, or an object.
+/// Parses one element of `limits`: a shorthand for `algorithm`, or an object.
 pub(super) fn listed(
     index: usize,
     limit: &Json<'_>,
@@ -117,7 +117,7 @@ fn anchor(field: Field<'_, '_>, problems: &mut Vec<Problem>) -> Option<Anchor> {
     }
 }
 
-/// `{"calendar": "month", "zone": "Europe/Berlin", "day": 15}`.
+/// Parses `{"calendar": "month", "zone": "Europe/Berlin", "day": 15}`.
 fn calendar(field: Field<'_, '_>, problems: &mut Vec<Problem>) -> Option<Calendar> {
     let Json::Object(members) = field.value else {
         return None;
@@ -138,7 +138,8 @@ fn calendar(field: Field<'_, '_>, problems: &mut Vec<Problem>) -> Option<Calenda
                     .text("an IANA time zone such as Europe/Berlin", problems)
                     .map(str::to_owned)
             }
-            // No calendar has a day 127: it is refused with what would be right.
+            // No calendar has a day 127, so the value is rejected with a message that gives the
+            // valid range.
             "day" => {
                 day = part
                     .number(problems)
@@ -156,7 +157,8 @@ fn calendar(field: Field<'_, '_>, problems: &mut Vec<Problem>) -> Option<Calenda
     if unit.is_none() && problems.len() == before {
         field.wrong::<()>("needs `calendar`: day, week or month", problems);
     }
-    // Of a calendar that is none the longest is assumed, so that what no calendar can have is told too.
+    // Without a valid unit, the month is assumed, because it has the widest ranges. What is invalid
+    // even then is reported too.
     let assumed = unit.unwrap_or(CalendarUnit::Month);
     for LimitError {
         field: part,

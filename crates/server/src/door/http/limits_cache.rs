@@ -1,4 +1,4 @@
-//! The limits that were built last: building one takes longer than deciding on it.
+//! A cache of built limits: building a limit takes longer than deciding on it.
 
 use std::sync::Arc;
 
@@ -6,19 +6,21 @@ use tidegate_core::{LimitError, LimitSpec, Limits};
 
 use super::{Problem, fields::Place};
 
-/// Limits by the specs from which they were built.
+/// Built limits, by the specs they were built from.
 #[derive(Debug, Default)]
 pub(super) struct LimitsCache {
     built: Vec<(Vec<LimitSpec>, Arc<Limits>)>,
-    /// Whose turn it is to make room.
+    /// The index of the entry that is replaced next.
     next: usize,
 }
 
 impl LimitsCache {
-    /// How many are kept. Callers use a handful of limits; whoever uses more builds them anew.
+    /// The number of cached entries. Callers rarely use more than a few limits; further ones are
+    /// built again.
     const KEPT: usize = 16;
 
-    /// The limits of `specs`, each of which stands in the request at its `place`.
+    /// Returns the limits of `specs` from the cache, or builds them. `place` maps an index in
+    /// `specs` to the location in the request, for error messages.
     pub(super) fn limits(
         &mut self,
         specs: Vec<LimitSpec>,
@@ -39,7 +41,7 @@ impl LimitsCache {
     }
 }
 
-/// Builds every limit, or finds everything that is wrong with any of them.
+/// Builds all limits, or reports all mistakes in them.
 fn build(specs: &[LimitSpec], place: fn(usize) -> Place) -> Result<Limits, Problem> {
     let (mut limits, mut problems) = (Vec::new(), Vec::new());
     for (index, spec) in specs.iter().enumerate() {

@@ -1,9 +1,9 @@
-//! The HTTP door: `POST /v1/check`, `/v1/peek`, `/v1/throttle`, `ANY /v1/authorize` for forward-auth, and what
-//! envoyproxy/ratelimit answers at `/json` and `/healthcheck`.
+//! The HTTP listener: `POST /v1/check`, `/v1/peek`, `/v1/throttle`, `ANY /v1/authorize` for
+//! forward-auth, and envoyproxy/ratelimit's `/json` and `/healthcheck`.
 //!
-//! `wire` moves requests and answers, `body` reads what was asked, `verdict` writes what was decided, and
-//! the module of each endpoint is the story in between. A denial is a verdict; only what could not be
-//! understood is a problem document.
+//! `wire` serves HTTP/1.1, `body` reads request bodies and `verdict` writes responses. Each
+//! endpoint has a module of its own. A denial is a normal response with a verdict; only requests
+//! that cannot be understood get a problem document.
 
 mod authorize;
 mod body;
@@ -52,31 +52,31 @@ use crate::{
     net::{Bounds, Listener, Server, Shutdown, Tls},
 };
 
-/// What there is, for those who asked for something else.
+/// The endpoints listed in 404 responses.
 const PATHS: &str = "/v1/check, /v1/peek, /v1/throttle and /v1/authorize";
 
-/// What the HTTP door needs.
+/// The dependencies and settings of the HTTP listener.
 #[derive(Clone, Debug)]
 pub struct Served {
-    /// Who decides.
+    /// The limiter.
     pub limiter: Arc<Limiter>,
-    /// Which headers answers carry.
+    /// The rate limit headers of responses.
     pub headers: Headers,
-    /// How forward-auth finds out who is asking.
+    /// How forward-auth identifies clients.
     pub identity: Arc<Identity>,
-    /// What `/json` and `/healthcheck` ask; without it there is nothing at these paths.
+    /// The service behind `/json` and `/healthcheck`; without it these paths return 404.
     pub rate_limits: Option<Arc<RateLimitService>>,
-    /// The token that callers show; without one, everybody may ask.
+    /// The token that clients must send; without one, no authentication is required.
     pub token: Option<String>,
-    /// The listener's certificate; without one clients speak in the clear.
+    /// The listener's TLS configuration; without one, connections are plaintext.
     pub tls: Option<Arc<Tls>>,
 }
 
-/// Answers checks and forward-auth on `socket`.
+/// Serves checks and forward-auth on `socket`.
 ///
 /// # Errors
 ///
-/// What the system says if `socket` is not a listening socket.
+/// Returns the error of the operating system if `socket` is not a listening socket.
 pub fn listen(
     server: &Server,
     socket: TcpListener,
@@ -116,7 +116,7 @@ pub fn listen(
     })
 }
 
-/// A writer of the headers that `headers` name.
+/// Creates a writer of the rate limit headers that `headers` enables.
 pub(super) fn header_writer(headers: Headers) -> HeaderWriter {
     let legacy = match headers.legacy {
         LegacyHeaders::Off => Legacy::Off,
@@ -131,7 +131,7 @@ pub(super) fn header_writer(headers: Headers) -> HeaderWriter {
     HeaderWriter::new(headers.ratelimit, legacy).with_rule_names(names)
 }
 
-/// An endpoint that is asked by a body.
+/// An endpoint that takes a request body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Endpoint {
     /// `/v1/check`
@@ -142,8 +142,8 @@ pub enum Endpoint {
     Throttle,
 }
 
-/// The status and the body with which `endpoint` answers `body`: the door without a socket, for fuzzing, and without a
-/// fleet.
+/// Returns the status and body of the response of `endpoint` to `body`, without a socket. For
+/// fuzzing; does not support a Redis-backed limiter.
 #[must_use]
 pub fn transcript(limiter: &Arc<Limiter>, endpoint: Endpoint, body: &[u8]) -> (u16, Vec<u8>) {
     let asked = Asked {
@@ -157,24 +157,25 @@ pub fn transcript(limiter: &Arc<Limiter>, endpoint: Endpoint, body: &[u8]) -> (u
     };
     let alone = "a decision of a fleet has to be waited for";
     let refused = || Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, alone));
-    // In memory a decision never suspends.
+    // A decision in memory never suspends.
     let answer = asked.answer_body(endpoint, body).now_or_never();
     let answer = answer.unwrap_or_else(refused);
     let answer = answer.unwrap_or_else(|problem| asked.refuse(problem));
     (answer.status().as_u16(), wire::body(answer))
 }
 
-/// Where a proxy that asks for forward-auth shows the token: `Authorization` is the client's.
+/// The header for the token in forward-auth requests, whose `Authorization` is that of the client's
+/// request.
 const TIDEGATE_TOKEN: HeaderName = HeaderName::from_static("tidegate-token");
 
-/// The token in `Authorization: Bearer TOKEN`.
+/// Returns the token in `Authorization: Bearer TOKEN`.
 pub(super) fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
     let value = headers.get(AUTHORIZATION)?.as_bytes();
     let (scheme, token) = value.split_at_checked("Bearer ".len())?;
     scheme.eq_ignore_ascii_case(b"Bearer ").then_some(token)
 }
 
-/// What the requests of one connection are answered with.
+/// The context in which the requests of one connection are answered.
 #[derive(Debug)]
 struct Asked {
     limiter: Arc<Limiter>,
@@ -203,7 +204,8 @@ impl Asked {
             path => match (path, &self.rate_limits) {
                 ("/json", Some(service)) => {
                     let body = body::read(request.into_body()).await?;
-                    // It waits for much more than the others do, and hyper moves what all of them wait for with each request.
+                    // Boxed to keep the common future small: this one is much larger, and hyper
+                    // moves the future with each request.
                     return Ok(Box::pin(envoy::decide(&self.limiter, service, &body)).await);
                 }
                 ("/healthcheck", Some(service)) => {
@@ -219,10 +221,10 @@ impl Asked {
         self.answer_body(endpoint, &body).await
     }
 
-    /// Refuses who may not ask, and what a web page makes a browser ask.
+    /// Rejects cross-site and unauthenticated requests.
     fn admit(&self, request: &Request<Incoming>) -> Result<(), Problem> {
         let path = request.uri().path();
-        // The head of a forward-auth request is that of a client's request to somewhere else.
+        // The headers of a forward-auth request are those of a client's request to another server.
         if path != "/v1/authorize" {
             cross_site::check(request.headers())?;
         }
@@ -258,14 +260,16 @@ impl Asked {
         problem.answer()
     }
 
-    /// An answer to a service that carries `verdict`, which was decided at `now`, with `status`. The body names rules; the headers,
-    /// which services copy into their own answers, do so only by choice.
+    /// Builds a response with `verdict`, made at `now`, for a service. The body names rules. The
+    /// headers name them only if configured, because services copy headers into their own
+    /// responses.
     fn verdict(&self, status: StatusCode, verdict: &Verdict<'_>, now: Timestamp) -> Answer {
         let body = verdict::body(verdict, RuleNames::Shown);
         self.verdict_with(body, status, verdict, now)
     }
 
-    /// The same for a proxy, which may pass the body on to a client.
+    /// Builds a response for a proxy, which may pass the body on to a client. The body names rules
+    /// only if configured.
     fn public_verdict(&self, status: StatusCode, verdict: &Verdict<'_>, now: Timestamp) -> Answer {
         let names = self.headers.borrow().rule_names();
         let body = verdict::body(verdict, names);
@@ -288,8 +292,9 @@ impl Asked {
     }
 }
 
-/// The status of an answer that carries `verdict`, the same on every HTTP surface: 503 where the store could not
-/// decide, because that is not the client's doing, and 429 for what a limit or a block denies.
+/// Returns the status for `verdict`, the same on all HTTP endpoints: 503 if the store could not
+/// decide, because that is not the client's fault, and 429 if a limit or a block denied the
+/// request.
 fn status(verdict: &Verdict<'_>) -> StatusCode {
     match (verdict.allowed, verdict.reason) {
         (true, _) => StatusCode::OK,

@@ -1,4 +1,4 @@
-//! Problem documents (RFC 9457): what could not be understood, where, and what to send instead.
+//! Problem documents (RFC 9457): what is wrong with a request, where, and what to send instead.
 
 use hyper::{
     StatusCode,
@@ -10,7 +10,7 @@ use tidegate_redis::StoreError;
 
 use super::wire::{Answer, json};
 
-/// A refusal that is no verdict.
+/// An error response. Denials by a limit are not problems but verdicts.
 #[derive(Debug, Serialize)]
 pub(crate) struct Problem {
     title: &'static str,
@@ -19,7 +19,7 @@ pub(crate) struct Problem {
     detail: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     field: Option<String>,
-    /// Every mistake, where there may be several.
+    /// All mistakes, if there are several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     mistakes: Vec<String>,
     #[serde(skip)]
@@ -50,7 +50,7 @@ impl Problem {
         }
     }
 
-    /// Too many wrong secrets came from this address.
+    /// Reports too many wrong secrets from this address.
     pub(crate) fn too_many_guesses(retry_after: Span) -> Self {
         let detail = "too many wrong secrets from this address; wait as long as Retry-After says";
         Self {
@@ -59,7 +59,7 @@ impl Problem {
         }
     }
 
-    /// The same, answered with another status.
+    /// Replaces the status.
     pub(super) fn with_status(self, status: StatusCode) -> Self {
         let title = status.canonical_reason().unwrap_or("Problem");
         Self {
@@ -69,12 +69,12 @@ impl Problem {
         }
     }
 
-    /// Whether the client is to send something else.
+    /// Returns whether the problem is a malformed request.
     pub(super) fn is_bad_request(&self) -> bool {
         self.status == StatusCode::BAD_REQUEST
     }
 
-    /// A bad request: `field` is wrong.
+    /// Reports a malformed request: `field` is wrong.
     pub(crate) fn bad(field: impl Into<String>, problem: impl AsRef<str>) -> Self {
         let field = field.into();
         let detail = format!("{field}: {}", problem.as_ref());
@@ -84,7 +84,7 @@ impl Problem {
         }
     }
 
-    /// Several things are wrong: the first is the detail, and all are listed, unless they are very many.
+    /// Combines several problems. The first becomes the detail, and at most 50 are listed.
     pub(crate) fn several(mut problems: Vec<Self>) -> Self {
         const LISTED: usize = 50;
         let mistakes: Vec<String> = problems
@@ -129,19 +129,19 @@ impl Problem {
         )
     }
 
-    /// What serde says of a body, with its line and column.
+    /// Reports a JSON syntax error with its line and column.
     pub(crate) fn json(error: &serde_json::Error) -> Self {
         Self::bad("body", format!("is no JSON: {error}"))
     }
 
-    /// What is wrong, in one line.
+    /// Returns a one-line description.
     pub(crate) fn detail(&self) -> &str {
         &self.detail
     }
 
-    /// The document alone, for who writes the head by himself.
+    /// Serialises the document without the HTTP headers, for callers that write those themselves.
     pub(crate) fn document(&self) -> Vec<u8> {
-        // Numbers and text are always JSON.
+        // Numbers and strings always serialise.
         serde_json::to_vec(self).unwrap_or_default()
     }
 
@@ -165,7 +165,7 @@ impl Problem {
     }
 }
 
-/// Redis could not be asked, or did not do what was asked.
+/// Redis could not be queried or did not do what was requested.
 impl From<StoreError> for Problem {
     fn from(error: StoreError) -> Self {
         let done = match error {

@@ -1,8 +1,8 @@
-//! A stream that ends when its client is too slow.
+//! A stream with idle, read and write timeouts.
 //!
-//! hyper can time the head of a request, at the price of a timer for each; a body or a reader of answers
-//! that creeps it leaves to others. Here one lazy timer per connection sees to all three, and is set only when there is
-//! something to wait for: it costs one reading of the clock per request.
+//! hyper can limit the time for a request head, at the price of one timer per request, but not for
+//! a body or for a client that reads slowly. Here one lazy timer per connection covers all three.
+//! It is set only when the connection has to wait, so it costs one clock read per request.
 
 use std::{
     io,
@@ -14,36 +14,36 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::net::{Bounds, LazyTimer};
 
-/// A socket under the times of its listener's [`Bounds`].
+/// A socket with the timeouts of its listener's [`Bounds`].
 #[derive(Debug)]
 pub(super) struct TimedStream<S> {
     stream: S,
     bounds: Bounds,
     timer: LazyTimer,
     awaited: Awaited,
-    /// Whether the timer runs for what is awaited.
+    /// Whether the timer has been set for `awaited`.
     is_timed: bool,
 }
 
-/// What the client owes.
+/// What the connection is waiting for.
 ///
 /// ```text
-/// Request --first octets--> Rest --answer written--> Request
-///                            answer not taken: Reading --answer written--> Request
+/// Request --first bytes--> Rest --response written--> Request
+///                            write blocks: Reading --response written--> Request
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Awaited {
-    /// The next request; within `idle`.
+    /// The next request, within `idle`.
     Request,
-    /// The rest of a request that has begun; within `request`, however its octets drip.
+    /// The rest of a request, within `request` in total, however slowly its bytes arrive.
     Rest,
-    /// To read what was answered; within `write`.
+    /// For the client to read the response, within `write`.
     Reading,
 }
 
 impl<S> TimedStream<S> {
     pub(super) fn new(stream: S, bounds: Bounds) -> Self {
-        // A new client has come to ask, so it is not granted an idle one's time.
+        // A new connection must send its first request within `request`, not within `idle`.
         let timer = LazyTimer::new(bounds.request);
         Self {
             stream,
@@ -61,7 +61,7 @@ impl<S> TimedStream<S> {
         }
     }
 
-    /// Pending, or an error if the client's time is up.
+    /// Returns pending, or an error if the timeout has expired.
     fn poll_time<T>(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
         if !self.is_timed {
             self.is_timed = true;

@@ -1,4 +1,4 @@
-//! `POST /v1/throttle`: the limit comes with the request.
+//! `POST /v1/throttle`: the limit is sent with the request.
 
 use std::cell::RefCell;
 
@@ -18,11 +18,11 @@ use super::{
 };
 use crate::{limiter::Limiter, metrics::Door};
 
-/// The fields of a request beside those of its limit.
+/// The fields of a request other than those of its limit.
 const OWN_NAMES: [&str; 4] = ["key", "cost", "peek", "limits"];
 
 thread_local! {
-    /// What one request leaves for the next one on this worker.
+    /// Buffers and caches that the requests of this worker share.
     static DESK: RefCell<Desk> = RefCell::default();
     static FORMS: RefCell<Forms> = RefCell::default();
     static CACHE: RefCell<LimitsCache> = RefCell::default();
@@ -34,14 +34,14 @@ struct Desk {
     outcomes: Vec<Outcome>,
 }
 
-/// What is asked.
+/// The parsed request body.
 #[derive(Debug)]
 struct Throttle<'j> {
     key: &'j str,
     cost: Cost,
     effect: Effect,
     specs: Vec<LimitSpec>,
-    /// Where each of them stands.
+    /// Maps an index in `specs` to its location in the request.
     place: fn(usize) -> Place,
 }
 
@@ -51,14 +51,14 @@ pub(super) async fn throttle(asked: &Asked, body: &[u8]) -> Result<Answer, Probl
         Some(known) => known,
         None => read_and_remember(body, &mut members)?,
     };
-    // Whoever comes while this one waits for its decision has a desk of its own.
+    // If the buffers are in use by a suspended decision, fresh ones are allocated.
     let mut desk = DESK.take();
     let answered = answer(asked, key, &asks, &mut desk).await;
     DESK.set(desk);
     answered
 }
 
-/// The key of `body` and what is asked of it, if that can be known without reading it.
+/// Returns the key and the parsed request for `body`, if a body of the same form is cached.
 fn known(body: &[u8]) -> Option<(&str, Asks)> {
     FORMS.with_borrow(|forms| {
         let (key, asks) = forms.find(body)?;
@@ -66,7 +66,7 @@ fn known(body: &[u8]) -> Option<(&str, Asks)> {
     })
 }
 
-/// Reads `body` into `members`, of which the key may be a part.
+/// Parses `body` into `members`, which the returned key may borrow from, and caches the result.
 fn read_and_remember<'b>(
     body: &'b [u8],
     members: &'b mut Members<'b>,
@@ -104,7 +104,7 @@ async fn answer(asked: &Asked, key: &str, asks: &Asks, desk: &mut Desk) -> Resul
     Ok(asked.verdict(status(&verdict), &verdict, now))
 }
 
-/// Reads a body, or finds everything that is wrong with it.
+/// Parses a body, or reports all mistakes in it.
 fn read<'j>(members: &'j Members<'_>) -> Result<Throttle<'j>, Problem> {
     let mut problems = Vec::new();
     let (mut key, mut cost, mut effect) = (None, Some(Cost::ONE), Some(Effect::Charge));
@@ -163,7 +163,8 @@ fn read_peek(field: Field<'_, '_>, problems: &mut Vec<Problem>) -> Option<Effect
     Some(if peek { Effect::Peek } else { Effect::Charge })
 }
 
-/// The limits of a `list`. What `spec` says beside it can only be the algorithm of its shorthands.
+/// Parses the limits in `list`. Of the fields next to `limits` only `algorithm` is allowed, which is
+/// the algorithm of shorthands; those in `beside` are mistakes.
 fn specs_of(
     list: Field<'_, '_>,
     beside: &[Field<'_, '_>],

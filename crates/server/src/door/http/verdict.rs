@@ -1,16 +1,19 @@
-//! A verdict as JSON.
+//! Serialises a verdict as JSON.
 //!
-//! Written by hand, because to serialise two dozen fields one by one takes longer than to decide.
+//! This is written by hand, because serialising two dozen fields with serde takes longer than the
+//! decision.
 
 use tidegate_core::{Line, Outcome, Retry, Source, Verdict};
 use tidegate_http::RuleNames;
 
-/// As much as most documents take, so that they are written in one piece of memory.
+/// The initial buffer size in bytes; most documents fit without reallocation.
 const USUAL_BYTES: usize = 512;
 
-/// The verdict's document. Times are milliseconds, rounded up; a `retry_after_ms` of null is never.
+/// Returns the JSON document. Times are in milliseconds, rounded up. A `retry_after_ms` of null
+/// means never.
 ///
-/// Without the names of rules there is nothing in it that a client may not know: limits in shadow are left out too.
+/// If `names` is `Hidden`, the document contains nothing that a client may not know: rule names and
+/// shadow limits are omitted.
 pub(super) fn body(verdict: &Verdict<'_>, names: RuleNames) -> Vec<u8> {
     let leading: Option<&Outcome> = verdict.leading().map(|line| &line.outcome);
     let mut json = Writer(Vec::with_capacity(USUAL_BYTES));
@@ -33,7 +36,7 @@ pub(super) fn body(verdict: &Verdict<'_>, names: RuleNames) -> Vec<u8> {
         .number(Some(verdict.delay.as_millis_ceil()));
     json.raw(r#","exactness":"#)
         .plain(verdict.exactness.as_str());
-    // It goes without saying where there is but one.
+    // The memory store is the default source.
     if verdict.source != Source::Memory {
         json.raw(r#","source":"#).plain(verdict.source.as_str());
     }
@@ -68,17 +71,17 @@ fn write_line(json: &mut Writer, line: &Line<'_>) {
     json.raw("}");
 }
 
-/// Milliseconds until a retry would pass; `None` is never.
+/// Returns the milliseconds until a retry would succeed; `None` means never.
 pub(crate) fn millis(retry: Retry) -> Option<u64> {
     retry.span().map(tidegate_core::Span::as_millis_ceil)
 }
 
-/// JSON, piece by piece; `None` is null.
+/// A JSON writer; `None` is written as null.
 #[derive(Debug)]
 struct Writer(Vec<u8>);
 
 impl Writer {
-    // Nearly every piece is known to the compiler, which copies it without a call.
+    // Almost all pieces are literals, which the compiler copies inline.
     #[inline(always)]
     fn raw(&mut self, json: &str) -> &mut Self {
         self.0.extend_from_slice(json.as_bytes());
@@ -91,21 +94,22 @@ impl Writer {
 
     fn number(&mut self, number: Option<u64>) {
         match number {
-            // Half of the numbers of most verdicts.
+            // About half of the numbers in a typical verdict are 0.
             Some(0) => self.raw("0"),
             Some(number) => self.raw(itoa::Buffer::new().format(number)),
             None => self.raw("null"),
         };
     }
 
-    /// Quoted; a text in which nothing is to be escaped: words of ours, and policies with names of time zones.
+    /// Writes a quoted string without escaping. Only for text that needs none: fixed words, and
+    /// policies, which may contain time zone names.
     fn plain(&mut self, text: &str) {
         let is_plain = |c: char| !matches!(c, '"' | '\\') && !c.is_control();
         debug_assert!(text.chars().all(is_plain), "{text:?}");
         self.raw("\"").raw(text).raw("\"");
     }
 
-    /// Quoted and escaped.
+    /// Writes a quoted and escaped string.
     fn text(&mut self, text: Option<&str>) {
         let Some(text) = text else {
             self.raw("null");
@@ -135,7 +139,7 @@ mod tests {
         Limits::new(texts.iter().map(limit).collect()).unwrap()
     }
 
-    /// The document, read by somebody else.
+    /// Parses the document with serde_json, as an independent reader.
     fn read(decision: Decision, charges: &[Charge<'_>], outcomes: &[Outcome]) -> serde_json::Value {
         let decided = Decided::in_memory(decision);
         serde_json::from_slice(&body(&decided.verdict(charges, outcomes), RuleNames::Shown))

@@ -1,4 +1,4 @@
-//! HTTP/1.1 on a connection, bounded in bytes and in time.
+//! The HTTP/1.1 server for one connection, with limits on size and time.
 
 use std::{
     convert::Infallible,
@@ -20,15 +20,16 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use super::{Problem, stream::TimedStream};
 use crate::net::Connection;
 
-/// What a door answers.
+/// An HTTP response.
 pub(crate) type Answer = Response<Full<Bytes>>;
 
 pub(crate) const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
-/// The most bytes of a request's line and headers together, give or take what one read brings.
+/// The maximum size of a request's head in bytes. One read may exceed it slightly.
 const MAX_HEAD_BYTES: usize = 64 << 10;
 
-/// Serves one connection until the client has closed it and has his answers, or a shutdown begins and its request is answered.
+/// Serves one connection until the client has closed it and all responses are sent, or until the
+/// shutdown begins and the current request is answered.
 pub(crate) async fn serve<S, F>(
     stream: S,
     connection: &Connection,
@@ -45,15 +46,18 @@ pub(crate) async fn serve<S, F>(
         })
     });
     let serving = http1::Builder::new()
-        // The stream keeps the time.
+        // `TimedStream` enforces the timeouts instead.
         .header_read_timeout(None)
         .max_buf_size(MAX_HEAD_BYTES)
-        // Who has sent all that he has to say is answered all the same; so it is decided to the end for who has left, too, who is charged
-        // and holds his connection until then, for as long as the store may take. And hyper need not look out for the end, with a new
-        // buffer of 8 KiB, while each request is decided.
+        // A client that half-closes after its request still gets a response. A client that has
+        // disconnected entirely is still charged and occupies its connection until the decision is
+        // made; the two cannot be told apart. This also means that hyper need not watch for the end
+        // of the stream, with a new buffer of 8 KiB, during each decision.
         .half_close(true)
-        // Of header lines hyper takes `net::MAX_HEADERS` without being told.
-        // Head and body are small: copied together they leave in one write.
+        // The maximum of header lines is hyper's default, `net::MAX_HEADERS`; setting it explicitly
+        // would be slower.
+        //
+        // Head and body are small: copied together, they need only one write.
         .writev(false)
         .serve_connection(
             TokioIo::new(TimedStream::new(stream, connection.bounds)),
@@ -65,12 +69,12 @@ pub(crate) async fn serve<S, F>(
         .serve(serving, |serving| serving.graceful_shutdown())
         .await;
     if let Err(error) = ended {
-        // Whoever broke the connection off knows; for the operator it is no news.
+        // A connection that the client aborts does not concern the operator.
         tracing::debug!(peer = %connection.peer, "connection ended: {error}");
     }
 }
 
-/// Refuses a request of HTTP/1.1 that has no `Host`, or several: RFC 9112, section 3.2.
+/// Rejects an HTTP/1.1 request without `Host` or with several (RFC 9112 §3.2).
 pub(super) fn check_host(request: &Request<Incoming>) -> Result<(), Problem> {
     let mut hosts = request.headers().get_all(HOST).iter();
     let problem = match (hosts.next(), hosts.next()) {
@@ -82,9 +86,9 @@ pub(super) fn check_host(request: &Request<Incoming>) -> Result<(), Problem> {
     Err(Problem::bad("Host", problem))
 }
 
-/// A JSON document as an answer.
+/// Builds a JSON response.
 pub(crate) fn json(status: StatusCode, value: &impl serde::Serialize) -> Answer {
-    // Serialising to memory fails only for maps with keys that are no strings, and no answer has those.
+    // Serialising to memory fails only for maps whose keys are not strings, which no response has.
     let body = serde_json::to_vec(value).unwrap_or_default();
     let mut answer = Response::new(Full::new(Bytes::from(body)));
     *answer.status_mut() = status;
@@ -92,7 +96,7 @@ pub(crate) fn json(status: StatusCode, value: &impl serde::Serialize) -> Answer 
     answer
 }
 
-/// The octets of an answer's body, which is whole from the start.
+/// Returns the bytes of a response body that is complete in memory.
 pub(super) fn body(answer: Answer) -> Vec<u8> {
     let body = std::pin::pin!(answer.into_body());
     match body.poll_frame(&mut Context::from_waker(Waker::noop())) {

@@ -1,4 +1,4 @@
-//! An answer, as protobuf's JSON.
+//! Serialises a response as protobuf JSON.
 
 use serde_json::{Map, Value, json};
 
@@ -23,7 +23,7 @@ pub(super) fn written(answer: &RateLimitAnswer) -> Value {
     Value::Object(members)
 }
 
-/// What has its default is left out.
+/// Omits fields with their default value.
 fn status(status: &DescriptorStatus) -> Value {
     let mut members = Map::new();
     members.insert("code".into(), json!(status.code.as_str()));
@@ -64,7 +64,7 @@ fn value(metadata: &Metadata) -> Value {
     match metadata {
         Metadata::Null => Value::Null,
         Metadata::Truth(truth) => json!(truth),
-        // protobuf writes a number that is whole without a fraction.
+        // protobuf writes integral numbers without a fraction.
         #[expect(
             clippy::cast_possible_truncation,
             reason = "it is whole, and small enough to be exact"
@@ -82,5 +82,5 @@ fn value(metadata: &Metadata) -> Value {
     }
 }
 
-/// Up to here a double holds every whole number: 2^53.
+/// The bound below which a double represents every integer exactly: 2^53.
 const EXACT: f64 = 9_007_199_254_740_992.0;

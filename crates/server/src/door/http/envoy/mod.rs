@@ -1,8 +1,8 @@
-//! `/json` and `/healthcheck`: what envoyproxy/ratelimit answers over HTTP.
+//! `/json` and `/healthcheck`, compatible with envoyproxy/ratelimit over HTTP.
 //!
-//! Requests and answers are protobuf's JSON: names in camel case or as they stand in the protobuf file, and nothing
-//! where a field has its default. A bad request is told as the original tells it, in two words; what is wrong with it
-//! stands in the header `x-tidegate-problem`.
+//! Requests and responses are protobuf JSON: names are in camel case or as in the `.proto` file,
+//! and fields with their default value are omitted. For a bad request, the body is the two words
+//! that the original sends. The header `x-tidegate-problem` says what is wrong.
 
 mod answer;
 mod request;
@@ -22,7 +22,7 @@ use crate::{
     net::Shutdown,
 };
 
-/// Says what is wrong with a bad request.
+/// The header that describes what is wrong with a bad request.
 const PROBLEM: HeaderName = HeaderName::from_static("x-tidegate-problem");
 
 /// Decides the request in `body`.
@@ -46,7 +46,7 @@ pub(super) async fn decide(limiter: &Limiter, service: &RateLimitService, body: 
     }
 }
 
-/// Whether the service can decide, and is going to for a while.
+/// Returns 200 if the service can decide and no shutdown has been announced, otherwise 500.
 pub(super) fn healthcheck(service: &RateLimitService, shutdown: &Shutdown) -> Answer {
     if service.is_healthy() && !shutdown.is_announced() {
         text(StatusCode::OK, "OK")
@@ -63,16 +63,16 @@ fn refused(limiter: &Limiter, error: &RateLimitError) -> Answer {
     }
 }
 
-/// The answer to what the caller did wrong.
+/// Counts and answers a malformed request.
 fn bad(limiter: &Limiter, problem: &str) -> Answer {
     limiter.metrics().count_bad_request(Door::Http);
     bad_request(problem)
 }
 
-/// The original answers so whoever is at fault.
+/// Builds a 400 response, which the original sends for server errors too.
 fn bad_request(problem: &str) -> Answer {
     let mut answer = text(StatusCode::BAD_REQUEST, "Bad Request\n");
-    // What a header cannot carry is left out: the problem may quote the request.
+    // The problem may quote the request; characters that are not allowed in a header are removed.
     let visible: String = problem.chars().filter(|c| matches!(c, ' '..='~')).collect();
     if let Ok(problem) = HeaderValue::try_from(visible) {
         answer.headers_mut().insert(PROBLEM, problem);
@@ -88,7 +88,7 @@ fn text(status: StatusCode, text: &'static str) -> Answer {
     answer
 }
 
-/// A field that is wrong.
+/// Reports an invalid field.
 fn wrong(field: &str, problem: &str) -> Problem {
     Problem::bad(field, problem)
 }

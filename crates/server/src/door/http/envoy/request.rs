@@ -1,4 +1,4 @@
-//! A request, from protobuf's JSON.
+//! Parses a request from protobuf JSON.
 
 use super::{
     super::{Json, Members, Problem},
@@ -9,7 +9,7 @@ use crate::{
     envoy::{Descriptor, LimitOverride, MAX_DESCRIPTORS, MAX_ENTRIES, RateLimitRequest, Unit},
 };
 
-/// Reads a request; stops at the first thing that is wrong with it.
+/// Parses a request. Stops at the first mistake.
 pub(super) fn read(members: &Members<'_>) -> Result<RateLimitRequest, Problem> {
     let mut request = RateLimitRequest::default();
     for (name, value) in set(members) {
@@ -71,7 +71,7 @@ fn limit(path: &str, value: &Json<'_>) -> Result<LimitOverride, Problem> {
     Ok(limit)
 }
 
-/// The units by their numbers in `envoy.type.v3.RateLimitUnit`, and after them the week.
+/// The units by their number in `envoy.type.v3.RateLimitUnit`, followed by the week.
 const UNITS: [Unit; 8] = [
     Unit::Unknown,
     Unit::Second,
@@ -103,7 +103,7 @@ fn unit(field: &str, value: &Json<'_>) -> Result<Unit, Problem> {
     })
 }
 
-/// The members that say something: null is as if it were not there.
+/// Returns the members whose value is not null; null counts as absent.
 fn set<'m, 'b>(members: &'m Members<'b>) -> impl Iterator<Item = (&'m str, &'m Json<'b>)> {
     let said = members
         .iter()
@@ -157,7 +157,7 @@ fn truth(field: &str, value: &Json<'_>) -> Result<bool, Problem> {
     }
 }
 
-/// A whole number, or a text of one, as protobuf writes those of 64 bits.
+/// Parses an integer, or a string with one, as protobuf JSON writes 64-bit integers.
 fn number<T: TryFrom<u64>>(field: &str, value: &Json<'_>) -> Result<T, Problem> {
     let number = match value {
         Json::Whole(number) => Some(*number),
