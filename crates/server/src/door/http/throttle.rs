@@ -163,8 +163,8 @@ fn read_peek(field: Field<'_, '_>, problems: &mut Vec<Problem>) -> Option<Effect
     Some(if peek { Effect::Peek } else { Effect::Charge })
 }
 
-/// Parses the limits in `list`. Of the fields next to `limits` only `algorithm` is allowed, which is
-/// the algorithm of shorthands; those in `beside` are mistakes.
+/// Parses the limits in `list`. Of the fields next to `limits` only `algorithm` is allowed; it is
+/// the algorithm of shorthands. The fields in `beside` are mistakes.
 fn specs_of(
     list: Field<'_, '_>,
     beside: &[Field<'_, '_>],

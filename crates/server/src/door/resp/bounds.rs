@@ -1,43 +1,44 @@
-//! What one client may make this door hold, by name.
+//! Limits on the memory that one client can make this listener use.
 
-/// The most arguments of one command, its name included.
+/// The maximum number of arguments of a command, including its name.
 pub const MAX_ARGUMENTS: usize = 1_024;
 
-/// The longest argument, in bytes.
+/// The maximum length of an argument, in bytes.
 pub const MAX_BULK_BYTES: usize = 65_536;
 
-/// The longest inline command, in bytes, its line end not counted.
+/// The maximum length of an inline command in bytes, without its line end.
 pub const MAX_INLINE_BYTES: usize = 65_536;
 
-/// The longest command as it is on the wire: 64 entries of the longest names and values, and some. All
-/// commands of a transaction together may be as long.
+/// The maximum length of a command on the wire, in bytes: enough for 64 entries with the longest
+/// names and values. It also limits the total length of the commands of a transaction.
 pub const MAX_COMMAND_BYTES: usize = 786_432;
 
-/// The most commands that are taken apart before the first of them is run: as many as the store fetches the memory of, and so
-/// few that a worker's list of their arguments takes no more than half a mebibyte.
+/// The maximum number of commands that are parsed before the first of them is run. It equals the
+/// number of keys that the store prefetches, and keeps a worker's list of arguments below 512 KiB.
 pub const MAX_TOGETHER: usize = tidegate_core::MemoryStore::PREFETCHED;
 
-/// How much is read at once.
+/// The size of the read buffer, in bytes.
 pub const READ_BYTES: usize = 32_768;
 
-/// How much may be ready for a client before nothing more of it is read or decided. The answer that
-/// crosses the line is still written out whole.
+/// The output size in bytes above which no more commands are read or decided until the client has
+/// read it. A response that crosses this limit is still written in full.
 pub const OUTPUT_BYTES: usize = 65_536;
 
-/// The longest beginning of a command that is free: one that is longer counts against
-/// [`MAX_HELD_BYTES`].
+/// The length in bytes up to which an incomplete command does not count against [`MAX_HELD_BYTES`].
 pub const SMALL_BYTES: usize = 4_096;
 
-/// The most that all the connections of one worker may hold together, in commands that have not arrived
-/// whole, open transactions, decisions that wait for Redis, and answers that have not been taken. One that would hold more is closed.
+/// The maximum memory in bytes that all connections of a worker may hold together: incomplete
+/// commands, open transactions, pending Redis decisions and unread responses. A connection that
+/// would exceed it is closed.
 pub const MAX_HELD_BYTES: usize = 64 << 20;
 
-/// The longest name of a connection, library or library version.
+/// The maximum length in bytes of a connection, library or library version name.
 pub const MAX_NAME_BYTES: usize = 256;
 
-/// How much a client may still send after the answer that ends its connection, for it to read that answer.
+/// The bytes that are still read from a client after the response that ends its connection, so that
+/// the client can read that response.
 pub const LINGER_BYTES: usize = 1 << 20;
 
-/// The most decisions of one client that are asked of Redis at the same time; further commands are read when those of a batch are
-/// answered, and further ones of a transaction wait their turn.
+/// The maximum number of decisions that Redis makes at the same time for one client. Further
+/// commands are read once the batch is answered; further ones of a transaction wait.
 pub const MAX_WAITING: usize = 1_024;

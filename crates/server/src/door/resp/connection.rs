@@ -1,8 +1,8 @@
-//! One connection: bytes in, bytes out, and never more of either than the bounds allow.
+//! One connection: reads commands and writes replies, with limits on the memory of both.
 //!
-//! Written as one `poll` function rather than as `async` code, because at one request per packet what the
-//! runtime does around a request costs more than the request: here that is one `read`, one `write`, and
-//! two looks at the clock.
+//! This is a hand-written `poll` function and not `async` code, because with one request per packet
+//! the runtime overhead would exceed the cost of the request. The overhead here is one `read`, one
+//! `write` and two clock reads.
 
 #[cfg(test)]
 mod tests;
@@ -30,23 +30,23 @@ use crate::{
     net::{Connection, LazyTimer},
 };
 
-/// How long a client that is being sent away may take to read why.
+/// How long a client that is being disconnected may take to read the final error.
 const LINGER: Duration = Duration::from_secs(1);
 
 thread_local! {
     static WORKER: RefCell<Worker> = RefCell::default();
-    /// How much all the connections of this worker hold.
+    /// The bytes that all connections of this worker hold together.
     static HELD: Cell<usize> = const { Cell::new(0) };
 }
 
-/// What the connections of a worker share, one at a time.
+/// Buffers that the connections of a worker share, one at a time.
 #[derive(Debug, Default)]
 struct Worker {
     input: Vec<u8>,
     desk: Desk,
 }
 
-/// Serves one client until either side ends it.
+/// Serves one client until either side closes the connection.
 pub(super) async fn serve<S>(
     session: Session,
     stream: S,
@@ -56,14 +56,14 @@ pub(super) async fn serve<S>(
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let mut client = Client::new(session, stream, connection, limiter);
-    // Registered once and for all: this future is a task of its own, whose waker stays the same.
+    // The waker is registered only once: this future is its own task, so the waker stays the same.
     let shutdown = client.connection.shutdown.clone();
     let mut begun = std::pin::pin!(shutdown.begun());
     let mut registered = false;
     poll_fn(|cx| {
         if !registered {
             registered = true;
-            // Whether it has begun is looked up where it matters.
+            // The result is not needed: the flag is checked where it matters.
             let _ = begun.as_mut().poll(cx);
         }
         WORKER.with_borrow_mut(|worker| client.poll(cx, worker))
@@ -80,36 +80,36 @@ struct Client<S> {
     connection: Connection,
     limiter: Arc<Limiter>,
     session: Session,
-    /// The beginning of a command that has not arrived whole, or commands that wait for `unsent`.
+    /// An incomplete command, or complete commands that wait until `unsent` is written.
     unread: Vec<u8>,
-    /// Whether `unread` may hold whole commands.
+    /// Whether `unread` may contain complete commands.
     more: bool,
-    /// The batch at hand, while Redis decides it.
+    /// The current batch, while Redis decides it.
     deciding: Option<Deciding>,
-    /// Answers that the client has not taken.
+    /// Replies that the client has not read yet.
     unsent: Vec<u8>,
     sent: usize,
-    /// Whether the stream may hold back something that was written; TLS does.
+    /// Whether the stream may still buffer written bytes, as TLS does.
     must_flush: bool,
     timer: LazyTimer,
     waiting: Option<Waiting>,
-    /// Whether a whole command has come.
+    /// Whether a complete command has been received.
     has_asked: bool,
     held: usize,
 }
 
-/// What a connection waits for; each has its own bound in time.
+/// What a connection is waiting for. Each state has its own timeout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Waiting {
     /// The next command.
     Command,
     /// The rest of a command.
     Rest,
-    /// Room for answers.
+    /// The client to read replies.
     Room,
 }
 
-/// Why a connection ends.
+/// The connection has to be closed.
 #[derive(Debug)]
 struct End;
 
@@ -140,26 +140,28 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         }
     }
 
-    /// Ready when the connection is to be closed.
+    /// Returns ready when the connection has to be closed.
     fn poll(&mut self, cx: &mut Context<'_>, worker: &mut Worker) -> Poll<()> {
         let mut answered = false;
         loop {
             match self.poll_step(cx, worker, answered) {
                 Poll::Ready(Ok(Turn::Go)) => answered = true,
                 Poll::Ready(Ok(Turn::Yield)) => {
-                    // Others on this worker have waited for as long as a full batch takes.
+                    // Yields after a full batch, so that other connections of this worker get their
+                    // turn.
                     cx.waker().wake_by_ref();
                     return Poll::Pending;
                 }
                 Poll::Ready(Err(End)) => return Poll::Ready(()),
-                // The store keeps the time of what it decides.
+                // The store has its own timeout for decisions.
                 Poll::Pending if self.deciding.is_some() => return Poll::Pending,
                 Poll::Pending => return self.poll_patience(cx),
             }
         }
     }
 
-    /// Writes what is unsent, or else answers what has been decided or is unread, or else reads and answers.
+    /// Does one step: writes unsent replies, or else answers a decided batch or unread commands, or
+    /// else reads and answers.
     fn poll_step(
         &mut self,
         cx: &mut Context<'_>,
@@ -189,12 +191,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         Poll::Ready(Ok(if self.more { Turn::Yield } else { Turn::Go }))
     }
 
-    /// Reads once and answers what is whole.
+    /// Reads once and answers the complete commands.
     fn poll_read(&mut self, cx: &mut Context<'_>, worker: &mut Worker) -> Poll<Result<(), End>> {
         let Worker { input, desk } = worker;
         input.resize(SMALL_BYTES + READ_BYTES, 0);
-        // A small beginning is put before what is read. A large one is left where it is, and what is read
-        // is put behind it: to move it with every byte that arrives would be quadratic.
+        // A short incomplete command is copied in front of the new bytes. To a long one the new
+        // bytes are appended instead: copying it with each read would take quadratic time.
         let small = self.unread.len() <= SMALL_BYTES;
         let start = if small { self.unread.len() } else { 0 };
         let mut buffer = ReadBuf::new(&mut input[start..start + READ_BYTES]);
@@ -232,7 +234,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         }
     }
 
-    /// Writes `output` as far as the client takes it now, and keeps the rest.
+    /// Writes as much of `output` as the socket accepts now and keeps the rest in `unsent`.
     fn send(&mut self, cx: &mut Context<'_>, output: &mut Vec<u8>) -> Result<(), End> {
         if output.is_empty() {
             return Ok(());
@@ -247,7 +249,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         Ok(())
     }
 
-    /// Ready when nothing is unsent.
+    /// Returns ready when nothing is unsent.
     fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), End>> {
         while self.sent < self.unsent.len() {
             let sent =
@@ -269,7 +271,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         Poll::Ready(Ok(()))
     }
 
-    /// Gives memory back, and ends a connection that would hold more than its worker has.
+    /// Frees unused memory and updates the worker's total. Fails if this connection would exceed
+    /// the limit.
     fn account(&mut self) -> Result<(), End> {
         if self.unread.is_empty() && self.unread.capacity() > 0 {
             self.unread = Vec::new();
@@ -290,7 +293,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         Ok(())
     }
 
-    /// Ready when the client has kept us waiting for too long, or has nothing under way at a shutdown.
+    /// Returns ready if a timeout has expired, or if the connection is idle during a shutdown.
     fn poll_patience(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let waiting = self.waits_for();
         if self.waiting != Some(waiting) {
@@ -316,7 +319,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
     fn patience(&self, waiting: Waiting) -> Duration {
         let bounds = &self.connection.bounds;
         match waiting {
-            // A client that has just connected came to ask: it gets no idle client's time.
+            // A new connection must send its first command within `request`, not within `idle`.
             Waiting::Command if !self.has_asked => bounds.request,
             Waiting::Command => bounds.idle,
             Waiting::Rest => bounds.request,
@@ -324,8 +327,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         }
     }
 
-    /// Closes in such a way that the client can read the last answer: a socket that is closed with
-    /// something unread in it is reset, and the answer with it.
+    /// Closes the connection so that the client can read the last reply. Closing a socket with
+    /// unread input sends a RST, which may discard the reply.
     async fn linger(mut self) {
         let stream = &mut self.stream;
         let drained = async {
@@ -336,7 +339,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             )
             .await
         };
-        // Whether it worked or took too long, there is nothing more to be done for this client.
+        // Success or timeout, the connection is closed either way.
         let _ = tokio::time::timeout(LINGER, drained).await;
     }
 }

@@ -1,7 +1,7 @@
-//! The desk at which a worker decides: everything that commands need and that outlives none of them.
+//! A worker's buffers and the loop that answers commands (`Desk`).
 //!
-//! There is one for each worker, not one for each connection: a worker serves one batch at a time, so its
-//! buffers stay warm, and a connection that waits holds no memory but its own few fields.
+//! There is one `Desk` per worker, not per connection. A worker handles one batch at a time, so the
+//! buffers stay in the CPU cache, and a waiting connection holds only its own few fields.
 
 use std::sync::Arc;
 
@@ -18,18 +18,18 @@ use super::{
 };
 use crate::{limiter::Limiter, metrics::Door};
 
-/// A worker's memory for commands and answers.
+/// A worker's buffers for commands and replies.
 #[derive(Debug, Default)]
 pub(super) struct Desk {
-    /// The answers to the batch at hand.
+    /// The replies to the current batch.
     pub(super) output: Vec<u8>,
-    /// What another server is to decide before the batch is answered.
+    /// Decisions that Redis has to make before the batch is answered.
     waiting: Vec<Waiting>,
     parser: Parser,
     memory: Memory,
 }
 
-/// What commands use and leave for the next one.
+/// Buffers and caches that commands reuse.
 #[derive(Debug, Default)]
 pub(super) struct Memory {
     pub(super) limits: LimitsCache,
@@ -38,29 +38,30 @@ pub(super) struct Memory {
     pub(super) scratch: Scratch,
 }
 
-/// What a command works with.
+/// Everything that a command needs to run.
 #[derive(Debug)]
 pub(super) struct Context<'c> {
     pub(super) limiter: &'c Limiter,
     pub(super) session: &'c mut Session,
     pub(super) memory: &'c mut Memory,
-    /// Where a command puts what it cannot decide at once.
+    /// Where a command puts a decision that needs Redis.
     pub(super) waiting: &'c mut Vec<Waiting>,
-    /// When the batch arrived: what was read together is decided at one instant.
+    /// The time at which the batch was read. All commands of a batch use the same time.
     pub(super) now: Timestamp,
 }
 
-/// How far a batch was answered.
+/// How much of a batch has been answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Progress {
-    /// How many bytes are dealt with.
+    /// The number of input bytes that have been consumed.
     pub(super) used: usize,
-    /// Whether the rest may hold whole commands, left there because enough answers are waiting.
+    /// Whether the rest may contain complete commands, which were left because the output limit was
+    /// reached.
     pub(super) more: bool,
 }
 
 impl Progress {
-    /// Nothing of `input` is to be read any more.
+    /// Marks all of `input` as consumed.
     fn all(input: &[u8]) -> Self {
         Self {
             used: input.len(),
@@ -70,14 +71,15 @@ impl Progress {
 }
 
 impl Desk {
-    /// Answers the commands that have arrived whole, until [`OUTPUT_BYTES`] are waiting to be written.
+    /// Answers the complete commands in `input`, until [`OUTPUT_BYTES`] of replies are pending.
     pub(super) fn answer(
         &mut self,
         limiter: &Limiter,
         session: &mut Session,
         input: &[u8],
     ) -> Progress {
-        // Were a command ever to panic, its connection ends, and no other may get what it left here.
+        // After a panic in a command, the next connection must not get the replies that it left
+        // here.
         self.output.clear();
         self.waiting.clear();
         let now = limiter.now();
@@ -127,7 +129,8 @@ impl Desk {
         Progress { used, more: true }
     }
 
-    /// What is still to be decided before the batch is answered, and the answers so far.
+    /// Takes the decisions that Redis has to make and the replies so far, if there are any such
+    /// decisions.
     pub(super) fn undecided(&mut self, limiter: &Arc<Limiter>) -> Option<Deciding> {
         (!self.waiting.is_empty()).then(|| {
             let waiting = std::mem::take(&mut self.waiting);
@@ -137,12 +140,12 @@ impl Desk {
     }
 }
 
-/// Whether more commands may be answered before these answers are written.
+/// Returns whether more commands may be answered before the pending replies are written.
 fn has_room(output: &[u8], waiting: &[Waiting]) -> bool {
     output.len() < OUTPUT_BYTES && waiting.len() < MAX_WAITING
 }
 
-/// Runs one command and keeps quiet about it if the client wished so.
+/// Runs one command, and discards its reply if the client has turned replies off.
 fn execute(mut context: Context<'_>, arguments: super::parse::Arguments<'_>, out: &mut Vec<u8>) {
     if arguments.len() == 0 {
         return;

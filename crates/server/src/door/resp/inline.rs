@@ -1,10 +1,11 @@
-//! Inline commands: a line of words, as a person types them into telnet.
+//! Inline commands: a line of words, as typed into telnet.
 //!
-//! Words are split and unquoted as Redis does it: `"…"` with escapes, `'…'` with none but `\'`.
+//! Words are split and unquoted as in Redis: `"…"` with escapes, `'…'` with only the escape `\'`.
 
 use super::parse::{Place, ProtocolError};
 
-/// Splits `line` into words, whose bytes go to `unquoted` (cleared first) and whose places to `places`.
+/// Splits `line` into words. Their bytes go to `unquoted`, which is cleared first, and their ranges
+/// to `places`.
 pub(super) fn split(
     line: &[u8],
     unquoted: &mut Vec<u8>,
@@ -12,7 +13,8 @@ pub(super) fn split(
 ) -> Result<(), ProtocolError> {
     unquoted.clear();
     let mut rest = line.trim_ascii_start();
-    // Browsers can be made to send these to any port, and what follows would be taken for commands.
+    // A web page can make a browser send HTTP requests to any port, and the request body would be
+    // run as commands.
     let is_http = |beginning: &[u8]| {
         rest.get(..beginning.len())
             .is_some_and(|start| start.eq_ignore_ascii_case(beginning))
@@ -31,7 +33,7 @@ pub(super) fn split(
     Ok(())
 }
 
-/// Moves one word from the beginning of `input` to `out` and answers what follows it.
+/// Moves one word from the start of `input` to `out` and returns the rest.
 fn word<'a>(mut input: &'a [u8], out: &mut Vec<u8>) -> Result<&'a [u8], ProtocolError> {
     while let Some((byte, rest)) = input.split_first() {
         match byte {
@@ -45,7 +47,7 @@ fn word<'a>(mut input: &'a [u8], out: &mut Vec<u8>) -> Result<&'a [u8], Protocol
     Ok(input)
 }
 
-/// What follows a closing quote, which must not be a part of the same word.
+/// Checks that whitespace or the end follows a closing quote. Returns `rest`.
 fn closed(rest: &[u8]) -> Result<&[u8], ProtocolError> {
     match rest.first() {
         Some(byte) if !byte.is_ascii_whitespace() => Err(ProtocolError::UnbalancedQuotes),
@@ -104,7 +106,7 @@ fn unescape(byte: u8) -> u8 {
     }
 }
 
-/// The value of a hexadecimal digit.
+/// Returns the value of a hexadecimal digit.
 fn hex(digit: u8) -> u8 {
     match digit {
         b'0'..=b'9' => digit - b'0',

@@ -1,28 +1,28 @@
-//! Limits that were asked for lately.
+//! A cache of limits that are sent with requests.
 //!
-//! To compile a limit takes a division or two and some memory, and the same few limits are asked for over
-//! and over: an application has a handful of them, in its code.
+//! Compiling a limit takes one or two divisions and some memory, and applications use the same few
+//! limits again and again.
 
 use std::sync::Arc;
 
 use tidegate_core::{Algorithm, Limit, LimitError, Limits, Rate, RefillMode, Span};
 
-/// The numbers of an ad-hoc limit.
+/// The parameters of a limit that is sent with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Numbers {
     pub(super) face: Face,
-    /// The burst of a GCRA, the capacity of a bucket.
+    /// The burst of GCRA or the capacity of a bucket.
     pub(super) burst: u64,
     pub(super) count: u64,
     pub(super) period_secs: u64,
 }
 
-/// Which command asked.
+/// The command that uses the limit, which determines its algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Face {
-    /// `CL.THROTTLE`: so many at once beyond the usual one.
+    /// `CL.THROTTLE`: `burst` requests at once in addition to the regular one.
     Gcra,
-    /// `THROTTLE`: so many at once.
+    /// `THROTTLE`: `burst` requests at once.
     Bucket,
 }
 
@@ -46,7 +46,7 @@ impl Numbers {
         Limits::new(vec![Limit::new(algorithm)?])
     }
 
-    /// A slot for the numbers: alike numbers, alike slots; that others share it costs time, not truth.
+    /// Returns the hash slot of the parameters. A collision costs time but gives no wrong result.
     fn slot(self) -> usize {
         const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
         let mixed = [
@@ -58,12 +58,12 @@ impl Numbers {
         .fold(self.burst.wrapping_mul(MIX), |mix, number| {
             (mix.rotate_left(23) ^ number).wrapping_mul(MIX)
         });
-        // The highest bits are the best mixed: as many as number the slots.
+        // The highest bits are mixed best; take log2(SLOTS) of them.
         usize::try_from(mixed >> (u64::BITS - LimitsCache::SLOTS.trailing_zeros())).unwrap_or(0)
     }
 }
 
-/// A table of compiled limits, each in the one slot where it may be.
+/// A direct-mapped cache of compiled limits: each limit has exactly one possible slot.
 #[derive(Debug, Default)]
 pub(super) struct LimitsCache {
     slots: Vec<Option<(Numbers, Arc<Limits>)>>,
@@ -72,7 +72,7 @@ pub(super) struct LimitsCache {
 impl LimitsCache {
     const SLOTS: usize = 64;
 
-    /// The limits of these numbers.
+    /// Returns the limits with these parameters, compiling them if they are not cached.
     pub(super) fn get(&mut self, numbers: Numbers) -> Result<&Arc<Limits>, LimitError> {
         if self.slots.is_empty() {
             self.slots.resize_with(Self::SLOTS, || None);

@@ -1,15 +1,17 @@
-//! The Redis-protocol door: `CL.THROTTLE`, `THROTTLE` and `TIDEGATE.CHECK` for any Redis client.
+//! The Redis protocol listener: `CL.THROTTLE`, `THROTTLE` and `TIDEGATE.CHECK` for any Redis
+//! client.
 //!
-//! Read in this order, the modules tell a connection's story: `connection` moves bytes and watches the
-//! clock, `desk` answers every command that has arrived whole, `parse` takes a few of them apart without copying
-//! them, `command` runs one, `reply` writes the answer, and `waiting` holds what Redis is still to decide.
+//! In the order in which a command passes through them, the modules are: `connection` does I/O and
+//! timeouts, `desk` answers all complete commands, `parse` splits a few of them into arguments
+//! without copying, `command` runs one, `reply` writes the reply, and `waiting` holds decisions
+//! that Redis has to make.
 //!
-//! What is read together is parsed, decided and answered together, with one `read` and one `write`, and what the store
-//! keeps of the keys is fetched before the first is decided: that is why a pipeline is fast. All throttles of such a batch are decided at one
-//! instant, the one at which the batch was taken up.
+//! Commands that are read together are parsed, decided and answered together, with one `read` and
+//! one `write`. The store prefetches their keys before the first is decided. This makes pipelines
+//! fast. All commands of such a batch are decided with the same timestamp.
 //!
-//! A client can make this door hold a bounded amount of memory, whatever it sends or does not read: every
-//! maximum has a name in [`bounds`].
+//! The memory that a client can make this listener use is bounded, whatever the client sends or
+//! does not read. All maximums are in [`bounds`].
 
 pub mod bounds;
 
@@ -38,8 +40,8 @@ use crate::{
     net::{Bounds, Listener, Server, Tls},
 };
 
-/// The bounds of this door's connections, unless configured: those of every door, but a connection may be
-/// quiet for an hour, because pools keep connections and take it ill when one is gone.
+/// Returns the default limits of this listener. They equal the general ones, except that the idle
+/// timeout is one hour, because connection pools keep connections open and handle lost ones badly.
 #[must_use]
 pub fn default_bounds() -> Bounds {
     Bounds {
@@ -48,11 +50,11 @@ pub fn default_bounds() -> Bounds {
     }
 }
 
-/// Answers the Redis protocol on `socket`.
+/// Serves the Redis protocol on `socket`.
 ///
 /// # Errors
 ///
-/// What the system says if `socket` is not a listening socket.
+/// Returns the error of the operating system if `socket` is not a listening socket.
 pub fn listen(
     server: &Server,
     socket: TcpListener,
@@ -68,20 +70,20 @@ pub fn listen(
     listen_guarded(server, socket, bounds, served)
 }
 
-/// What the Redis door needs.
+/// The dependencies and settings of the Redis protocol listener.
 #[derive(Clone)]
 pub struct Served {
-    /// Who decides.
+    /// The limiter.
     pub limiter: Arc<Limiter>,
-    /// The user whom `AUTH` must name; `None` is `default`.
+    /// The user name that `AUTH` requires; `None` means `default`.
     pub username: Option<String>,
-    /// What `AUTH` must say; without one, everybody may ask.
+    /// The password that `AUTH` requires; without one, no authentication is required.
     pub password: Option<String>,
-    /// The listener's certificate; without one clients speak in the clear.
+    /// The listener's TLS configuration; without one, connections are plaintext.
     pub tls: Option<Arc<Tls>>,
 }
 
-/// Passwords are not written to logs.
+/// Omits the password, so that it never reaches a log.
 impl std::fmt::Debug for Served {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Served")
@@ -91,11 +93,11 @@ impl std::fmt::Debug for Served {
     }
 }
 
-/// As [`listen`], for those who authenticate as `served` has it.
+/// Works like [`listen`], with the authentication and TLS settings in `served`.
 ///
 /// # Errors
 ///
-/// What the system says if `socket` is not a listening socket.
+/// Returns the error of the operating system if `socket` is not a listening socket.
 pub fn listen_guarded(
     server: &Server,
     socket: TcpListener,
@@ -132,8 +134,8 @@ pub fn listen_guarded(
     })
 }
 
-/// What a client that sends `input` and leaves is answered: the door without a socket, for tests and
-/// fuzzing, and without a fleet. The client is number 1.
+/// Returns the replies to a client with id 1 that sends `input`, without a socket. For tests and
+/// fuzzing; does not support a Redis-backed limiter.
 #[must_use]
 pub fn transcript(limiter: &Limiter, input: &[u8]) -> Vec<u8> {
     let mut session = Session::new(1, SocketAddr::from((Ipv4Addr::LOCALHOST, 1)));

@@ -1,4 +1,4 @@
-//! Bytes into arguments, without copying them: an argument is a place in what was read.
+//! Parses commands into arguments without copying: an argument is a byte range of the input.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use super::{
     reply::{Protocol, Reply},
 };
 
-/// A client that does not speak the protocol. What follows cannot be understood, so the connection ends.
+/// A protocol error. The input after it cannot be parsed, so the connection is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ProtocolError {
     ArrayLength,
@@ -23,7 +23,7 @@ pub(super) enum ProtocolError {
     ForAnotherProtocol,
 }
 
-/// Begins with Redis' own words where Redis has any.
+/// Formats the error with the words of Redis where Redis has the same error.
 impl fmt::Display for ProtocolError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -53,25 +53,25 @@ impl fmt::Display for ProtocolError {
     }
 }
 
-/// Where an argument is.
+/// The byte range of an argument.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub(super) start: usize,
     pub(super) end: usize,
 }
 
-/// Takes commands apart, a few at a time, into the same memory.
+/// A parser that reads a few commands at a time and reuses its memory.
 #[derive(Debug, Default)]
 pub(super) struct Parser {
     parsed: Vec<Parsed>,
     places: Vec<Place>,
     /// The arguments of an inline command, without their quotes.
     unquoted: Vec<u8>,
-    /// Whether places are in there, and not in what was read.
+    /// Whether ranges refer to `unquoted` instead of the input.
     is_inline: bool,
 }
 
-/// One command: where it ends in the input, and where its places end among all of them.
+/// A parsed command: its end in the input, and the end of its ranges in `places`.
 #[derive(Clone, Copy, Debug)]
 struct Parsed {
     end: usize,
@@ -79,17 +79,18 @@ struct Parsed {
 }
 
 impl Parser {
-    /// Reads the commands at the beginning of `input`, but no more than [`MAX_TOGETHER`], and answers how many: none if the
-    /// first has not arrived whole. An empty line or array is a command without arguments.
+    /// Parses up to [`MAX_TOGETHER`] commands at the start of `input` and returns their number. The
+    /// number is 0 if the first command is incomplete. An empty line or array is a command without
+    /// arguments.
     ///
     /// # Errors
     ///
-    /// If the first is no command. What comes before one that is none is read as if it were all there is.
+    /// Fails if the first command is malformed. A later malformed command only ends the batch.
     pub(super) fn parse(&mut self, input: &[u8]) -> Result<usize, ProtocolError> {
         self.parse_some(input, MAX_TOGETHER)
     }
 
-    /// Reads the command at the beginning of `input`, as [`Self::parse`] does, and none behind it.
+    /// Parses one command at the start of `input`, like [`Self::parse`].
     pub(super) fn parse_one(&mut self, input: &[u8]) -> Result<usize, ProtocolError> {
         self.parse_some(input, 1)
     }
@@ -104,7 +105,7 @@ impl Parser {
             let end = match input.get(start) {
                 None => break,
                 Some(b'*') => self.array(input, start),
-                // Its arguments are in other memory, so it is read alone.
+                // The arguments of an inline command are in `unquoted`, so it is parsed alone.
                 Some(_) if is_first => self.line(input),
                 Some(_) => break,
             };
@@ -121,7 +122,7 @@ impl Parser {
         Ok(self.parsed.len())
     }
 
-    /// The arguments of command `index` of those that were found in `input`, and where it ends.
+    /// Returns the arguments of parsed command `index` and its end in `input`.
     pub(super) fn command<'a>(
         &'a self,
         index: usize,
@@ -143,7 +144,7 @@ impl Parser {
         Some((arguments, end))
     }
 
-    /// The command whose `*` is at `start`: where it ends, if it has arrived whole.
+    /// Parses the array whose `*` is at `start`. Returns its end, or `None` if it is incomplete.
     fn array(&mut self, input: &[u8], start: usize) -> Result<Option<usize>, ProtocolError> {
         let (count, mut at) = match Header::at(input, start + 1) {
             Header::Partial => return Ok(None),
@@ -189,7 +190,8 @@ impl Parser {
     }
 }
 
-/// The bulk string whose `$` is at `at`, in a command that ends at `end_at_most` at the latest; `None` if it has not arrived whole.
+/// Parses the bulk string whose `$` is at `at`, in a command that must end by `end_at_most`.
+/// Returns `None` if it is incomplete.
 fn bulk(input: &[u8], at: usize, end_at_most: usize) -> Result<Option<Place>, ProtocolError> {
     match input.get(at) {
         None => return Ok(None),
@@ -201,7 +203,7 @@ fn bulk(input: &[u8], at: usize, end_at_most: usize) -> Result<Option<Place>, Pr
         Header::Malformed | Header::Negative { .. } => return Err(ProtocolError::BulkLength),
         Header::Length { value, end } => (value, end),
     };
-    // Refused as announced: a promise of bytes that will not fit is not waited for.
+    // Rejected by its announced length, without waiting for its bytes.
     if length > MAX_BULK_BYTES {
         return Err(ProtocolError::BulkTooLong);
     }
@@ -216,7 +218,7 @@ fn bulk(input: &[u8], at: usize, end_at_most: usize) -> Result<Option<Place>, Pr
     }
 }
 
-/// A number and its line end.
+/// A length and its line end.
 enum Header {
     Partial,
     Malformed,
@@ -225,7 +227,7 @@ enum Header {
 }
 
 impl Header {
-    /// The most digits, with a sign: anything longer is beyond every bound.
+    /// The maximum number of digits. Anything longer exceeds every limit.
     const MAX_DIGITS: usize = 12;
 
     fn at(input: &[u8], at: usize) -> Self {
@@ -275,7 +277,7 @@ impl<'a> Arguments<'a> {
         (0..self.len()).filter_map(move |index| self.get(index))
     }
 
-    /// Appends the command as it is on the wire; false if `out` would then be longer than `most`.
+    /// Appends the command in wire format. Returns false if `out` would become longer than `most`.
     pub(super) fn write(self, out: &mut Vec<u8>, most: usize) -> bool {
         let length: usize = self.iter().map(|argument| argument.len() + 16).sum();
         if out.len() + length > most {
@@ -290,7 +292,7 @@ impl<'a> Arguments<'a> {
         true
     }
 
-    /// All but the first `count`.
+    /// Returns all arguments but the first `count`.
     pub(super) fn skip(self, count: usize) -> Self {
         Self {
             places: self.places.get(count..).unwrap_or_default(),
@@ -298,7 +300,7 @@ impl<'a> Arguments<'a> {
         }
     }
 
-    /// Whether argument `index` is `word`, in whatever case.
+    /// Returns whether argument `index` equals `word`, ignoring case.
     pub(super) fn is(self, index: usize, word: &str) -> bool {
         self.get(index)
             .is_some_and(|argument| argument.eq_ignore_ascii_case(word.as_bytes()))
@@ -309,7 +311,7 @@ impl<'a> Arguments<'a> {
 mod tests {
     use super::*;
 
-    /// The words of every command in `input`, read so many together.
+    /// Returns the arguments of every command in `input`, parsing at most `most` at a time.
     fn words(mut input: &[u8], most: usize) -> (Vec<Vec<Vec<u8>>>, Option<ProtocolError>) {
         let (mut parser, mut all) = (Parser::default(), Vec::new());
         loop {

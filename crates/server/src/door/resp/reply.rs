@@ -1,8 +1,8 @@
-//! Answers into bytes, in RESP2 or RESP3.
+//! Encodes replies in RESP2 or RESP3.
 
 use std::{fmt, io::Write};
 
-/// Which version of the protocol a client has asked for.
+/// The protocol version that a client has negotiated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Protocol {
     #[default]
@@ -19,7 +19,7 @@ impl Protocol {
     }
 }
 
-/// Where answers are written. What RESP2 does not know is written as the nearest thing that it does.
+/// A writer of replies. A type that RESP2 lacks is written as the closest RESP2 type.
 #[derive(Debug)]
 pub(super) struct Reply<'o> {
     pub(super) out: &'o mut Vec<u8>,
@@ -37,7 +37,7 @@ impl Reply<'_> {
         self.simple("OK");
     }
 
-    /// An error, on one line whatever a client got us to quote.
+    /// Writes an error. Line breaks in quoted input are replaced, so that it stays on one line.
     pub(super) fn error(&mut self, text: fmt::Arguments<'_>) {
         self.out.push(b'-');
         let start = self.out.len();
@@ -55,7 +55,7 @@ impl Reply<'_> {
         self.header(b':', value);
     }
 
-    /// A count, of which the protocol holds only as much as an `i64` does.
+    /// Writes a count, capped at `i64::MAX`.
     pub(super) fn count(&mut self, value: u64) {
         self.integer(i64::try_from(value).unwrap_or(i64::MAX));
     }
@@ -66,7 +66,7 @@ impl Reply<'_> {
         self.end_line();
     }
 
-    /// Text for people: RESP3 says so, RESP2 has it as a bulk string.
+    /// Writes human-readable text: a verbatim string in RESP3, a bulk string in RESP2.
     pub(super) fn verbatim(&mut self, text: &str) {
         match self.protocol {
             Protocol::Resp2 => self.bulk(text.as_bytes()),
@@ -86,12 +86,12 @@ impl Reply<'_> {
         });
     }
 
-    /// The beginning of an array of `length` elements, which the caller writes next.
+    /// Writes the header of an array; the caller writes its `length` elements next.
     pub(super) fn array(&mut self, length: usize) {
         self.length(b'*', length);
     }
 
-    /// A missing array.
+    /// Writes a null array.
     pub(super) fn null_array(&mut self) {
         self.out.extend_from_slice(match self.protocol {
             Protocol::Resp2 => b"*-1\r\n",
@@ -99,7 +99,7 @@ impl Reply<'_> {
         });
     }
 
-    /// The beginning of a map of `pairs`, which the caller writes next, each as a key and a value.
+    /// Writes the header of a map; the caller writes `pairs` keys and values next.
     pub(super) fn map(&mut self, pairs: usize) {
         match self.protocol {
             Protocol::Resp2 => self.length(b'*', pairs * 2),
@@ -107,7 +107,7 @@ impl Reply<'_> {
         }
     }
 
-    /// A set of words.
+    /// Writes a set of simple strings.
     pub(super) fn words(&mut self, words: &[&str]) {
         match self.protocol {
             Protocol::Resp2 => self.length(b'*', words.len()),

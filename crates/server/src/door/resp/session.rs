@@ -1,4 +1,4 @@
-//! What a connection has told us about itself.
+//! The state of a connection that commands can read and change.
 
 use std::{
     net::SocketAddr,
@@ -17,29 +17,29 @@ use crate::{
     limiter::Database,
 };
 
-/// The user that a client is unless it says otherwise.
+/// The user name of a client that does not name one.
 pub(super) const DEFAULT_USER: &str = "default";
 
-/// The state of one connection, as far as commands can see and change it.
+/// The state of one connection that commands can read and change.
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) id: u64,
     pub(super) peer: SocketAddr,
     pub(super) protocol: Protocol,
     pub(super) replies: Replies,
-    /// Where the keys of limits that come with requests count.
+    /// The database for keys of limits that are sent with the request.
     pub(super) database: Database,
-    /// Whether this command was the last.
+    /// Whether the connection is to be closed after the current command.
     pub(super) ending: Ending,
     pub(super) names: Option<Box<Names>>,
-    /// Who says whether the password is right, and the user's name; `None` if everybody may ask.
+    /// The authenticator and the configured user name; `None` if no authentication is required.
     authenticator: Option<(Arc<Authenticator>, Arc<str>)>,
     is_authenticated: bool,
-    /// What has been sent since `MULTI`.
+    /// The commands since `MULTI`.
     pub(super) transaction: Option<Box<Transaction>>,
 }
 
-/// The names that a client gave; boxed, because most connections of a pool give none.
+/// The names that a client has set; boxed, because most connections set none.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Names {
     pub(super) connection: Vec<u8>,
@@ -47,29 +47,29 @@ pub(super) struct Names {
     pub(super) version: Vec<u8>,
 }
 
-/// What `CLIENT REPLY` asked for.
+/// The mode set by `CLIENT REPLY`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Replies {
     #[default]
     On,
     Off,
-    /// Not to this command, but to the next but one.
+    /// No reply to this command and the next one.
     SkipNext,
 }
 
-/// Whether and why a connection ends after what was answered last.
+/// Whether and why a connection is closed after the last reply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Ending {
     #[default]
     No,
-    /// The client said goodbye.
+    /// The client sent `QUIT`.
     Quit,
-    /// The client cannot be understood; what it still sends is thrown away.
+    /// The client sent malformed input. Further input is discarded.
     Broken,
 }
 
 impl Session {
-    /// A connection that has said nothing yet.
+    /// Creates the state of a new connection that needs no authentication.
     pub(super) fn new(id: u64, peer: SocketAddr) -> Self {
         Self {
             id,
@@ -85,7 +85,7 @@ impl Session {
         }
     }
 
-    /// The same, of somebody who has to authenticate if `authenticator` is not open.
+    /// Requires authentication unless `authenticator` is open.
     pub(super) fn guarded_by(self, authenticator: &Arc<Authenticator>, user: &Arc<str>) -> Self {
         if authenticator.is_open() {
             return self;
@@ -97,12 +97,12 @@ impl Session {
         }
     }
 
-    /// Whether commands of this connection are run.
+    /// Returns whether commands of this connection may be run.
     pub(super) const fn is_authenticated(&self) -> bool {
         self.is_authenticated
     }
 
-    /// Whether there is no password to be shown.
+    /// Returns whether no authentication is required.
     pub(super) const fn is_open(&self) -> bool {
         self.authenticator.is_none()
     }
@@ -117,25 +117,25 @@ impl Session {
             };
         };
         let attempt = authenticator.check(self.peer.ip(), &auth::login(user, password));
-        // As in Redis, a wrong password leaves a connection as it was.
+        // As in Redis, a wrong password does not revoke an earlier authentication.
         self.is_authenticated |= attempt == Attempt::Accepted;
         attempt
     }
 
-    /// The user that `AUTH` with a password alone names.
+    /// Returns the user name that `AUTH` with only a password uses.
     pub(super) fn default_user(&self) -> Vec<u8> {
         let user = self.authenticator.as_ref();
         let user = user.map_or(DEFAULT_USER, |(_, user)| user);
         user.as_bytes().to_vec()
     }
 
-    /// An id that no other connection of this process has had.
+    /// Returns an id that is unique in this process.
     pub(super) fn next_id() -> u64 {
         static LAST: AtomicU64 = AtomicU64::new(0);
         LAST.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Forgets everything but who it is.
+    /// Resets everything but the identity of the connection.
     pub(super) fn reset(&mut self) {
         self.protocol = Protocol::default();
         self.replies = Replies::default();
@@ -145,7 +145,7 @@ impl Session {
         self.transaction = None;
     }
 
-    /// How much memory it holds that a client may fill at will.
+    /// Returns the bytes of memory that a client can fill at will.
     pub(super) fn held(&self) -> usize {
         self.transaction.as_ref().map_or(0, |open| open.held())
     }

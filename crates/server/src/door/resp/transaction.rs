@@ -1,28 +1,28 @@
-//! The commands between `MULTI` and `EXEC`, which many clients wrap around a pipeline without being asked.
+//! The commands between `MULTI` and `EXEC`, which many clients add to a pipeline by default.
 //!
 //! ```text
-//! none --MULTI--> open --EXEC--> none     the commands are run, one answer for all of them
+//! none --MULTI--> open --EXEC--> none     the commands are run, one reply for all of them
 //!                  |  --DISCARD--> none
-//!                  +--a command that cannot be run--> spoilt --EXEC--> none     nothing is run
+//!                  +--a command that cannot be queued--> failed --EXEC--> none     nothing is run
 //! ```
 //!
-//! Commands are kept as bytes and parsed again: a transaction is rarely used, and a parsed command borrows
-//! from what was read.
+//! Commands are stored as bytes and parsed again: transactions are rare, and a parsed command
+//! borrows from the read buffer.
 
 use super::{bounds::MAX_COMMAND_BYTES, parse::Arguments};
 
-/// A transaction that has begun.
+/// An open transaction.
 #[derive(Debug, Default)]
 pub(super) struct Transaction {
-    /// The commands so far, one after the other as they would be on the wire.
+    /// The commands so far, in wire format.
     queued: Vec<u8>,
     count: usize,
     spoilt: bool,
 }
 
 impl Transaction {
-    /// Keeps a command for `EXEC`. False, and the transaction is spoilt, if all of them together would be longer
-    /// than one command may be.
+    /// Queues a command for `EXEC`. Returns false and marks the transaction as failed if its
+    /// commands together would be longer than [`MAX_COMMAND_BYTES`].
     pub(super) fn queue(&mut self, arguments: Arguments<'_>) -> bool {
         let before = self.queued.len();
         let fits = arguments.write(&mut self.queued, MAX_COMMAND_BYTES);
@@ -35,18 +35,18 @@ impl Transaction {
         fits
     }
 
-    /// Makes `EXEC` run nothing, as Redis does after a command that it cannot queue.
+    /// Marks the transaction as failed, so that `EXEC` runs nothing, as in Redis.
     pub(super) fn spoil(&mut self) {
         self.spoilt = true;
         self.queued = Vec::new();
     }
 
-    /// How many commands there are, and their bytes; `None` if the transaction is spoilt.
+    /// Returns the number of commands and their bytes; `None` if the transaction has failed.
     pub(super) fn end(self) -> Option<(usize, Vec<u8>)> {
         (!self.spoilt).then_some((self.count, self.queued))
     }
 
-    /// How much memory it holds.
+    /// Returns the memory in use, in bytes.
     pub(super) fn held(&self) -> usize {
         self.queued.capacity()
     }

@@ -1,8 +1,9 @@
-//! Decisions that another server makes: a batch's answers, held together until the last of them is known.
+//! Pending Redis decisions: the replies to a batch are held until all of its decisions are made.
 //!
-//! With the memory store there are none. With Redis behind, all the decisions of a batch are asked for at once, so that
-//! they travel together, and nothing more is read from the client until they are answered. A transaction may hold more of them than
-//! that: then some wait here until others are answered, and no client fills the queue to Redis by itself.
+//! The memory store needs none of this. With Redis, all decisions of a batch are requested at once,
+//! so that they share a pipeline, and nothing more is read from the client until they are made. A
+//! transaction may need more than [`MAX_WAITING`] decisions. The excess waits here, so that no
+//! single client can fill the queue to Redis.
 
 use std::{fmt, pin::Pin, sync::Arc, task};
 
@@ -15,7 +16,7 @@ use super::{
 };
 use crate::limiter::Limiter;
 
-/// What a command left to be decided.
+/// A command that needs a decision from Redis.
 #[derive(Debug)]
 pub(super) enum Later {
     Check(LaterCheck),
@@ -23,19 +24,19 @@ pub(super) enum Later {
     Throttle(LaterThrottle),
 }
 
-/// A decision that waits, and where its answer belongs.
+/// A pending decision and the position of its reply.
 #[derive(Debug)]
 pub(super) struct Waiting {
     pub(super) later: Later,
     pub(super) protocol: Protocol,
-    /// The place of the answer among the bytes of the other answers; `None` if the client does not want to know.
+    /// The offset of the reply in the other replies; `None` if replies are off.
     pub(super) place: Option<usize>,
 }
 
-/// The answers to a batch, when all of them are known.
+/// The replies to a batch, once all of its decisions are made.
 pub(super) struct Deciding {
     answers: Pin<Box<dyn Future<Output = Vec<u8>>>>,
-    /// How much memory the decisions take.
+    /// The memory of the pending decisions, in bytes.
     pub(super) held: usize,
 }
 
@@ -56,7 +57,7 @@ impl Later {
 }
 
 impl Waiting {
-    /// A decision whose answer belongs where `reply` is now.
+    /// Creates a pending decision whose reply belongs at the current end of `reply`.
     pub(super) fn new(later: Later, reply: &Reply<'_>) -> Self {
         Self {
             later,
@@ -67,7 +68,7 @@ impl Waiting {
 }
 
 impl Deciding {
-    /// Decides `waiting`, and puts the answers among those that are in `output` already.
+    /// Starts the decisions in `waiting` and merges their replies into `output`.
     pub(super) fn new(limiter: Arc<Limiter>, waiting: Vec<Waiting>, output: Vec<u8>) -> Self {
         let decisions = waiting.iter().map(|one| one.later.heap_bytes());
         let held = waiting.capacity() * size_of::<Waiting>() + decisions.sum::<usize>();
@@ -98,7 +99,7 @@ async fn answer(limiter: &Limiter, waiting: Waiting) -> (Option<usize>, Vec<u8>)
     (waiting.place, out)
 }
 
-/// `answers` come in the order of their places.
+/// Merges `answers`, which are sorted by their offset, into `output`.
 fn merge(output: &[u8], answers: &[(Option<usize>, Vec<u8>)]) -> Vec<u8> {
     let bytes: usize = answers.iter().map(|(_, answer)| answer.len()).sum();
     let mut merged = Vec::with_capacity(output.len() + bytes);

@@ -1,4 +1,4 @@
-//! `TIDEGATE.CHECK`: a request, decided under the rules.
+//! `TIDEGATE.CHECK`: decides a request under the rules.
 
 use tidegate_core::{
     Cost, Effect, Request, RequestError, RuleSet, Scratch, Span, Timestamp, Verdict,
@@ -22,11 +22,12 @@ use super::{
     quoted, refuse, wrong_number,
 };
 
-/// `TIDEGATE.CHECK [PEEK] [RAW] [COST n] name value [name value …]` →
-/// `[allowed, rule or null, limit, remaining, reset_after_ms, retry_after_ms]`.
+/// `TIDEGATE.CHECK [PEEK] [RAW] [COST n] name value [name value …]` → `[allowed, rule or null,
+/// limit, remaining, reset_after_ms, retry_after_ms]`.
 ///
-/// The options come first, in any order and each once, so an entry may have the name of one. A retry of -1 is never; a limit and a
-/// remaining of -1 say that no limit was asked, because no rule applies or the key is blocked.
+/// The options come first, in any order and each at most once, so an entry may have the name of an
+/// option. A `retry_after_ms` of -1 means never. A limit and a remaining of -1 mean that no limit
+/// was evaluated: no rule applies, or the key is blocked.
 pub(super) fn check(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     let decided = Asked::read(arguments.skip(1)).and_then(|asked| asked.decide(context, reply));
     match decided {
@@ -36,10 +37,10 @@ pub(super) fn check(context: &mut Context<'_>, arguments: Arguments<'_>, reply: 
     }
 }
 
-/// Why nothing could be decided.
+/// The reason why a command is rejected.
 #[derive(Debug)]
 enum Refusal {
-    /// What is left after the options is not at least one name and its value.
+    /// The arguments after the options are not name-value pairs, or there are none.
     NoPairs,
     Request(RequestError),
 }
@@ -144,7 +145,7 @@ impl<'a> Asked<'a> {
     }
 }
 
-/// A check that Redis is to decide.
+/// A check that Redis has to decide.
 #[derive(Debug)]
 pub(in crate::door::resp) struct LaterCheck {
     entries: Vec<(Box<str>, Box<str>)>,

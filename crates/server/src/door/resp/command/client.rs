@@ -1,4 +1,4 @@
-//! `CLIENT`: what pools and libraries tell a server about themselves, and ask of it.
+//! `CLIENT`: connection names, library names and other connection settings of clients.
 
 use super::{
     super::{
@@ -43,7 +43,7 @@ pub(super) fn client(context: &mut Context<'_>, arguments: Arguments<'_>, reply:
     }
 }
 
-/// Whether a name can stand in a line of words.
+/// Returns whether a name may be part of a `CLIENT LIST` line.
 pub(super) fn is_name(name: &[u8]) -> bool {
     name.len() <= MAX_NAME_BYTES && name.iter().all(u8::is_ascii_graphic)
 }
@@ -87,7 +87,7 @@ fn set_replies(session: &mut Session, arguments: Arguments<'_>, reply: &mut Repl
         ("skip", Replies::SkipNext),
     ];
     match replies.iter().find(|(word, _)| arguments.is(2, word)) {
-        // Who wants no answers at all gets none to a skip either.
+        // With replies off, SKIP has no effect.
         Some((_, Replies::SkipNext)) if session.replies == Replies::Off => {}
         Some((_, replies)) => {
             session.replies = *replies;
@@ -97,7 +97,8 @@ fn set_replies(session: &mut Session, arguments: Arguments<'_>, reply: &mut Repl
     }
 }
 
-/// A switch of something that we do not have: no key is ever evicted or touched for a client's sake.
+/// Accepts a setting without effect, such as `CLIENT NO-EVICT`: clients do not influence eviction
+/// here.
 fn switch(arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     if arguments.is(2, "on") || arguments.is(2, "off") {
         return reply.ok();
@@ -105,7 +106,7 @@ fn switch(arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     reply.error(format_args!("ERR syntax error: expected ON or OFF"));
 }
 
-/// The connection, as one line of `CLIENT LIST`. A client sees only itself.
+/// Returns this connection as a line of `CLIENT LIST`. A client sees only its own connection.
 fn line(session: &Session) -> String {
     let names = session.names.as_deref().cloned().unwrap_or_default();
     format!(

@@ -1,4 +1,4 @@
-//! What every client says to every Redis.
+//! Connection commands that all clients send to any Redis.
 
 use super::super::{
     desk::Context,
@@ -23,7 +23,8 @@ pub(super) fn readonly(_: &mut Context<'_>, _: Arguments<'_>, reply: &mut Reply<
     reply.ok();
 }
 
-/// `SELECT index`: clients whose URL ends in `/1` send it, and their keys must not be those of another application.
+/// Runs `SELECT index`. Clients with a URL such as `redis://host/1` send it, and their keys must be
+/// separate from those of other applications.
 pub(super) fn select(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     let index = std::str::from_utf8(arguments.get(1).unwrap_or_default()).ok();
     let Some(index) = index.and_then(|index| index.parse::<i64>().ok()) else {

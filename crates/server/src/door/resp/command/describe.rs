@@ -1,4 +1,4 @@
-//! `COMMAND`: the table of commands, for clients that complete, route or check what they send.
+//! `COMMAND`: the command table, for clients that complete, route or validate commands.
 
 use super::{
     super::{desk::Context, parse::Arguments, reply::Reply},
@@ -40,7 +40,8 @@ fn list(reply: &mut Reply<'_>) {
         .for_each(|command| reply.bulk(command.name.as_bytes()));
 }
 
-/// Name, arity, flags, first key, last key, step, categories, tips, key specifications, subcommands.
+/// Writes the name, arity, flags, first key, last key, step, categories, tips, key specifications
+/// and subcommands.
 fn describe(command: &Command, reply: &mut Reply<'_>) {
     let key = i64::from(command.keyed);
     reply.array(10);
@@ -60,7 +61,7 @@ fn describe(command: &Command, reply: &mut Reply<'_>) {
     reply.array(0);
 }
 
-/// The specification of a key that is the first argument and no other.
+/// Writes the key specification of a command whose only key is its first argument.
 fn first_argument(reply: &mut Reply<'_>) {
     reply.map(3);
     reply.bulk(b"flags");

@@ -1,6 +1,7 @@
-//! `HELLO` and `AUTH`: which protocol, and who.
+//! `HELLO` and `AUTH`: protocol negotiation and authentication.
 //!
-//! Without a password we answer as a Redis without one does: its user is `default`, and whatever it says is right.
+//! Without a configured password this behaves like a Redis without one: the user is `default`, and
+//! any password is accepted.
 
 use super::{
     super::{
@@ -13,7 +14,8 @@ use super::{
 };
 use crate::door::auth::Attempt;
 
-/// `HELLO [2|3 [AUTH user password] [SETNAME name]]`: everything is checked before anything is changed.
+/// Runs `HELLO [2|3 [AUTH user password] [SETNAME name]]`. All arguments are validated before
+/// anything changes.
 pub(super) fn hello(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     let protocol = match arguments.get(1) {
         None => context.session.protocol,
@@ -82,7 +84,7 @@ fn introduce(context: &Context<'_>, reply: &mut Reply<'_>) {
     reply.array(0);
 }
 
-/// `AUTH [user] password`.
+/// Runs `AUTH [user] password`.
 pub(super) fn auth(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     let last = arguments.get(arguments.len() - 1).unwrap_or_default();
     let user = match arguments.len() {
@@ -101,7 +103,7 @@ pub(super) fn auth(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &
     }
 }
 
-/// Whether `user` may ask from now on; answers the error if not.
+/// Authenticates the connection as `user`. On failure writes the error and returns false.
 fn authenticate(
     context: &mut Context<'_>,
     user: &[u8],

@@ -1,4 +1,4 @@
-//! The commands: their table, and how one is found and run.
+//! The command table, and how a command is looked up and run.
 
 mod check;
 mod client;
@@ -17,10 +17,10 @@ pub(super) use self::{check::LaterCheck, reset::LaterReset, throttle::LaterThrot
 use super::{desk::Context, parse::Arguments, reply::Reply};
 use crate::{limiter::MAX_THROTTLE_KEY_BYTES, metrics::Door};
 
-/// A command that we answer.
+/// A supported command.
 #[derive(Debug)]
 struct Command {
-    /// In lower case.
+    /// The name in lower case.
     name: &'static str,
     arity: Arity,
     flags: &'static [&'static str],
@@ -30,7 +30,7 @@ struct Command {
     run: fn(&mut Context<'_>, Arguments<'_>, &mut Reply<'_>),
 }
 
-/// How many arguments a command takes, its name included.
+/// The number of arguments that a command takes, including its name.
 #[derive(Clone, Copy, Debug)]
 enum Arity {
     Exactly(usize),
@@ -47,7 +47,7 @@ impl Arity {
         }
     }
 
-    /// As `COMMAND` tells it: negative is "at least".
+    /// Returns the arity as `COMMAND` reports it: a negative number means "at least".
     fn number(self) -> i64 {
         let number = |count| i64::try_from(count).unwrap_or(i64::MAX);
         match self {
@@ -60,7 +60,7 @@ impl Arity {
 const TRANSACTION: &[&str] = &["noscript", "loading", "stale", "fast"];
 const CONNECTION: &[&str] = &["noscript", "loading", "stale", "fast", "no_auth"];
 
-/// Every command, those of the hot path first.
+/// All commands. Those on the hot path come first.
 static COMMANDS: [Command; 22] = [
     Command {
         name: "cl.throttle",
@@ -262,22 +262,22 @@ static COMMANDS: [Command; 22] = [
     },
 ];
 
-/// The command of this name, in whatever case.
+/// Looks up a command by name, ignoring case.
 fn find(name: &[u8]) -> Option<&'static Command> {
     COMMANDS
         .iter()
         .find(|command| command.name.as_bytes().eq_ignore_ascii_case(name))
 }
 
-/// The key that a command is about, as far as can be said without running it: it may be refused, and of the few keys that
-/// are charged under an escaped copy it is not that.
+/// Returns the key of a command so that the store can prefetch it. This is only a hint: the command
+/// may still be rejected, and a few keys are stored in an escaped form that is not returned here.
 pub(super) fn key<'a>(arguments: Arguments<'a>) -> Option<&'a [u8]> {
     find(arguments.get(0)?).filter(|command| command.keyed)?;
     let key = arguments.get(1)?;
     (key.len() <= MAX_THROTTLE_KEY_BYTES).then_some(key)
 }
 
-/// Runs the command that the first argument names, or keeps it if a transaction is open.
+/// Runs the command that the first argument names, or queues it if a transaction is open.
 pub(super) fn run(context: &mut Context<'_>, arguments: Arguments<'_>, out: &mut Vec<u8>) {
     let mut reply = Reply {
         out,
@@ -306,14 +306,14 @@ pub(super) fn run(context: &mut Context<'_>, arguments: Arguments<'_>, out: &mut
     }
 }
 
-/// A transaction with a command in it that cannot be run is not run at all.
+/// Marks an open transaction as failed, because one of its commands cannot be run.
 fn spoil(context: &mut Context<'_>) {
     if let Some(open) = &mut context.session.transaction {
         open.spoil();
     }
 }
 
-/// Answers an error, and counts it.
+/// Writes an error and counts a bad request.
 fn refuse(context: &mut Context<'_>, reply: &mut Reply<'_>, error: fmt::Arguments<'_>) {
     context.limiter.metrics().count_bad_request(Door::Resp);
     reply.error(error);
@@ -331,7 +331,7 @@ fn unknown_subcommand(subcommand: &[u8], command: &str, reply: &mut Reply<'_>) {
     ));
 }
 
-/// Redis' own words, because clients look for them to find out what a server can do.
+/// Writes the error in the words of Redis, because clients match on it to detect features.
 fn unknown(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     let name = arguments.get(0).unwrap_or_default();
     let mut beginning = String::new();
@@ -348,10 +348,10 @@ fn unknown(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Repl
     refuse(context, reply, error);
 }
 
-/// How much of an argument an error repeats.
+/// The maximum number of bytes of an argument that an error quotes.
 const QUOTED_BYTES: usize = 128;
 
-/// The beginning of what a client sent, fit to be repeated to it.
+/// Returns the first bytes of an argument, for use in an error.
 fn quoted(argument: &[u8]) -> impl fmt::Display {
     String::from_utf8_lossy(&argument[..argument.len().min(QUOTED_BYTES)]).into_owned()
 }

@@ -1,4 +1,4 @@
-//! Why a throttle command is refused, in the words of the program that it comes from.
+//! Error messages of the throttle commands, in the words of the programs that they originate from.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use tidegate_core::LimitError;
 
 use super::quoted;
 
-/// Why nothing could be decided.
+/// The reason why a throttle command is rejected.
 #[derive(Debug)]
 pub(super) enum Refusal<'a> {
     NotAnInteger {
@@ -24,7 +24,7 @@ pub(super) enum Refusal<'a> {
     Limit(LimitError),
 }
 
-/// A refusal in redis-cell's words.
+/// Formats a rejection as redis-cell does.
 pub(super) struct CellRefusal<'r, 'a>(pub(super) &'r Refusal<'a>);
 
 impl fmt::Display for CellRefusal<'_, '_> {
@@ -39,7 +39,7 @@ impl fmt::Display for CellRefusal<'_, '_> {
     }
 }
 
-/// A refusal in throttlecrab's words.
+/// Formats a rejection as throttlecrab does.
 pub(super) struct CrabRefusal<'r, 'a>(pub(super) &'r Refusal<'a>);
 
 impl fmt::Display for CrabRefusal<'_, '_> {
@@ -62,7 +62,7 @@ impl fmt::Display for CrabRefusal<'_, '_> {
     }
 }
 
-/// A refusal in our own words, for what neither of them has words for.
+/// Formats a rejection that neither redis-cell nor throttlecrab has a message for.
 impl fmt::Display for Refusal<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -84,7 +84,7 @@ impl fmt::Display for Refusal<'_> {
     }
 }
 
-/// The argument in which a field of the limit came.
+/// Returns the argument that sets the given field of a limit.
 fn argument_of(field: &'static str) -> &'static str {
     match field {
         "burst" | "capacity" => "max_burst",

@@ -1,4 +1,5 @@
-//! `TIDEGATE.RESET`, `DEL` and `UNLINK`: what limits that came with requests have counted is forgotten.
+//! `TIDEGATE.RESET`, `DEL` and `UNLINK`: reset the counters of limits that are sent with the
+//! request.
 
 use futures_util::future::join_all;
 
@@ -13,10 +14,11 @@ use super::{
 };
 use crate::limiter::Limiter;
 
-/// The most keys of one command: with Redis, all of them are asked for at once.
+/// The maximum number of keys per command. With Redis they are all reset concurrently.
 const MAX_KEYS: usize = 64;
 
-/// `TIDEGATE.RESET key [key …]` → how many of the keys had a count. Keys of rules are out of reach here.
+/// Runs `TIDEGATE.RESET key [key …]` and replies with the number of keys that had a counter. It
+/// cannot reset keys of rules.
 pub(super) fn reset(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     let keys = arguments.skip(1);
     if keys.len() > MAX_KEYS {
@@ -44,7 +46,7 @@ pub(super) fn reset(context: &mut Context<'_>, arguments: Arguments<'_>, reply: 
     reply.count(count);
 }
 
-/// Keys whose counts are in Redis.
+/// Keys that have to be reset in Redis.
 #[derive(Debug)]
 pub(in crate::door::resp) struct LaterReset {
     keys: Vec<Box<[u8]>>,

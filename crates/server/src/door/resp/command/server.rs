@@ -1,17 +1,17 @@
-//! What clients ask about the server.
+//! Commands with information about the server.
 
 use super::{
     super::{desk::Context, parse::Arguments, reply::Reply},
     unknown_subcommand,
 };
 
-/// The version of Redis whose habits we have: clients choose by it what they dare to ask.
+/// The Redis version whose behaviour is emulated. Clients use it to select features.
 pub(super) const REDIS_VERSION: &str = "7.4.0";
 
-/// `INFO [section …]`: all there is, whatever section was asked for.
+/// Runs `INFO [section …]`. Replies with all sections, regardless of the arguments.
 pub(super) fn info(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Reply<'_>) {
     let keys = context.limiter.local_store().stats().keys;
-    // With a fleet the keys are in Redis; those here are this server's own count, for when Redis is out of reach.
+    // With a Redis backend, the local keys are only the fallback for when Redis is unreachable.
     let keyspace = if context.limiter.fleet().is_some() {
         format!("tidegate_store:redis\r\ntidegate_local_keys:{keys}\r\n")
     } else {
@@ -42,7 +42,8 @@ pub(super) fn info(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Repl
     ));
 }
 
-/// `CONFIG GET …`: there is nothing of the kind here. What can be set is in the configuration file.
+/// Runs `CONFIG GET …`, which finds no setting, and rejects `CONFIG SET`: settings are in the
+/// configuration file.
 pub(super) fn config(_: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     if arguments.is(1, "get") {
         reply.map(0);
@@ -55,7 +56,8 @@ pub(super) fn config(_: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut 
     }
 }
 
-/// `DBSIZE`: the keys of this server's store. Those of a fleet are in Redis, among others perhaps that are not ours.
+/// Runs `DBSIZE`: the number of keys in the memory store. With a Redis backend it is an error,
+/// because that Redis may hold other keys too.
 pub(super) fn dbsize(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Reply<'_>) {
     if context.limiter.fleet().is_some() {
         reply.error(format_args!(

@@ -1,7 +1,8 @@
-//! `CL.THROTTLE` of redis-cell and `THROTTLE` of throttlecrab: the limit comes with the request.
+//! `CL.THROTTLE` of redis-cell and `THROTTLE` of throttlecrab: the limit is sent with the request.
 //!
-//! Both answer as those programs document it. Where they err, this does what they promise; and seconds
-//! are rounded up, so that a client that waits as long as it is told to has waited long enough.
+//! Both reply as those programs document. Where a program deviates from its documentation, this
+//! follows the documentation. Seconds are rounded up, so that a client that waits for the given
+//! time has waited long enough.
 
 use std::sync::Arc;
 
@@ -20,8 +21,8 @@ use super::{
 };
 use crate::{limiter::Limiter, metrics::Door};
 
-/// `CL.THROTTLE key max_burst count_per_period period [quantity]` →
-/// `[limited, limit, remaining, retry_after_s or -1, reset_after_s]`.
+/// Runs `CL.THROTTLE key max_burst count_per_period period [quantity]` → `[limited, limit,
+/// remaining, retry_after_s or -1, reset_after_s]`.
 pub(super) fn cl_throttle(
     context: &mut Context<'_>,
     arguments: Arguments<'_>,
@@ -34,7 +35,7 @@ pub(super) fn cl_throttle(
     }
 }
 
-/// The answer to a `CL.THROTTLE` that is too short or too long.
+/// Replies to a `CL.THROTTLE` with the wrong number of arguments.
 pub(super) fn usage(context: &mut Context<'_>, reply: &mut Reply<'_>) {
     let error = format_args!(
         "Cell error: Store error: Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]"
@@ -42,8 +43,8 @@ pub(super) fn usage(context: &mut Context<'_>, reply: &mut Reply<'_>) {
     refuse(context, reply, error);
 }
 
-/// `THROTTLE key max_burst count_per_period period [quantity]` →
-/// `[allowed, limit, remaining, reset_after_s, retry_after_s or 0 or -1]`.
+/// Runs `THROTTLE key max_burst count_per_period period [quantity]` → `[allowed, limit, remaining,
+/// reset_after_s, retry_after_s or 0 or -1]`.
 pub(super) fn throttle(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     if let Err(refusal) = run(context, arguments, Face::Bucket, reply) {
         let refusal = CrabRefusal(&refusal);
@@ -64,12 +65,12 @@ fn run<'a>(
     Ok(())
 }
 
-/// What the arguments ask for.
+/// The parsed arguments.
 #[derive(Debug)]
 struct Asked<'a> {
     key: &'a [u8],
     numbers: Numbers,
-    /// `None` is a quantity of 0: a look at how things stand.
+    /// `None` for a quantity of 0, which only reads the current state.
     cost: Option<Cost>,
 }
 
@@ -103,7 +104,7 @@ impl<'a> Asked<'a> {
         })
     }
 
-    /// Decides, or leaves it for later.
+    /// Decides now, or returns `None` if Redis has to decide.
     fn decide(
         self,
         context: &mut Context<'_>,
@@ -144,7 +145,7 @@ impl<'a> Asked<'a> {
     }
 }
 
-/// A throttle that Redis is to decide.
+/// A throttle command that Redis has to decide.
 #[derive(Debug)]
 pub(in crate::door::resp) struct LaterThrottle {
     key: Box<[u8]>,
@@ -156,7 +157,7 @@ pub(in crate::door::resp) struct LaterThrottle {
 }
 
 impl LaterThrottle {
-    /// The limits are shared.
+    /// Does not count the limits, which are shared.
     pub(in crate::door::resp) fn heap_bytes(&self) -> usize {
         self.key.len()
     }
@@ -180,7 +181,7 @@ impl LaterThrottle {
     }
 }
 
-/// An argument that is an integer.
+/// An integer argument.
 #[derive(Clone, Copy, Debug)]
 struct Number {
     field: &'static str,
@@ -214,9 +215,9 @@ impl Number {
     }
 }
 
-/// Reads a decimal integer, with or without a sign.
+/// Parses a decimal integer with an optional sign.
 fn integer(text: &[u8]) -> Option<i64> {
-    /// So many digits always fit.
+    /// A number with at most 18 digits always fits in an `i64`.
     const SAFE_DIGITS: usize = 18;
     if text.is_empty() || text.len() > SAFE_DIGITS || !text.iter().all(u8::is_ascii_digit) {
         return std::str::from_utf8(text).ok()?.parse().ok();
@@ -227,19 +228,19 @@ fn integer(text: &[u8]) -> Option<i64> {
     )
 }
 
-/// What both commands say, in their own order.
+/// The content of a reply, which the two commands write in different order.
 #[derive(Debug)]
 struct Answer {
     allowed: bool,
     limit: u64,
     remaining: u64,
     reset_after: Span,
-    /// `None` is never.
+    /// `None` means never.
     retry_after: Option<Span>,
 }
 
 impl Answer {
-    /// Sums up a decision on the one limit of these numbers.
+    /// Summarises a decision on the limit with these numbers.
     fn of(decision: &Decision, outcome: Option<&Outcome>, numbers: Numbers) -> Self {
         let quota = numbers.burst + u64::from(numbers.face == Face::Gcra);
         let allowed = *decision == Decision::Admitted;
@@ -258,7 +259,7 @@ impl Answer {
                 retry_after: outcome.retry_after.span(),
             };
         }
-        // The limit was not asked: the key is blocked, or the store is full.
+        // The limit was not evaluated: the key is blocked or the store is full.
         let (remaining, retry_after) = match decision {
             Decision::Admitted => (quota, Some(Span::ZERO)),
             Decision::Limited => (0, None),

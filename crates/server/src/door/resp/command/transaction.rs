@@ -11,8 +11,9 @@ use super::{
     Command, refuse, run,
 };
 
-/// The commands beside the deciding ones that may stand in a transaction. Others change the connection, or answer at
-/// such length that a few bytes in would be megabytes out.
+/// The commands that are allowed in a transaction besides the deciding ones. Others change the
+/// connection or have large replies, which would turn a few bytes of input into megabytes of
+/// output.
 const ALSO: [&str; 5] = ["ping", "echo", "select", "del", "unlink"];
 
 pub(super) fn multi(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Reply<'_>) {
@@ -34,7 +35,7 @@ pub(super) fn discard(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut R
     }
 }
 
-/// Runs what was queued. Each command is decided by itself, all at one instant.
+/// Runs the queued commands. Each is decided separately, and all with the same timestamp.
 pub(super) fn exec(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Reply<'_>) {
     let Some(transaction) = context.session.transaction.take() else {
         return refuse(context, reply, format_args!("ERR EXEC without MULTI"));
@@ -47,7 +48,7 @@ pub(super) fn exec(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Repl
     reply.array(count);
     let mut parser = Parser::default();
     let mut rest = queued.as_slice();
-    // What was queued was written as the parser reads it.
+    // The commands were queued in wire format, so they parse without error.
     while let Ok(1) = parser.parse_one(rest)
         && let Some((arguments, end)) = parser.command(0, rest)
     {
@@ -56,12 +57,12 @@ pub(super) fn exec(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Repl
     }
 }
 
-/// Whether `command` is run at once although a transaction is open.
+/// Returns whether `command` is run at once even in an open transaction.
 pub(super) fn is_immediate(command: &Command) -> bool {
     ["multi", "exec", "discard", "quit", "reset"].contains(&command.name)
 }
 
-/// Keeps `command` for the end of `transaction`, if it may stand in one.
+/// Queues `command` for `EXEC`, if it is allowed in a transaction.
 pub(super) fn queue(
     transaction: &mut Transaction,
     command: &Command,

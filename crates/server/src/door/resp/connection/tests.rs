@@ -1,4 +1,4 @@
-//! A connection over a pipe in memory, in time that stands still until everyone waits.
+//! Tests of a connection over an in-memory pipe, with paused time.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -13,7 +13,7 @@ use crate::{
 };
 use tidegate_http::Clock;
 
-/// One of each kind of command, and of each kind of thing that can go wrong short of the end.
+/// One command of each kind and one error of each kind that does not end the connection.
 const PIPELINE: &[u8] = b"*1\r\n$4\r\nPING\r\n\
     *5\r\n$11\r\nCL.THROTTLE\r\n$3\r\nk\r\n\r\n$2\r\n15\r\n$2\r\n30\r\n$2\r\n60\r\n\
     *6\r\n$8\r\nthrottle\r\n$1\r\nk\r\n$1\r\n3\r\n$1\r\n1\r\n$1\r\n1\r\n$1\r\n2\r\n\
@@ -41,14 +41,15 @@ fn connection(bounds: Bounds) -> Connection {
     }
 }
 
-/// The two ends of a connection: ours, being served, and the client's.
+/// Returns a future that serves a connection, and the client's end of it.
 fn open(pipe_bytes: usize, connection: Connection) -> (impl Future<Output = ()>, DuplexStream) {
     let (ours, theirs) = tokio::io::duplex(pipe_bytes);
     let session = Session::new(1, connection.peer);
     (serve(session, ours, connection, limiter()), theirs)
 }
 
-/// What a client is answered that sends one piece after the other, each when the one before was read.
+/// Returns the replies to a client that sends `pieces` one by one, each after the previous one was
+/// read.
 fn answers(pieces: &[&[u8]], pipe_bytes: usize) -> Vec<u8> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
@@ -59,7 +60,8 @@ fn answers(pieces: &[&[u8]], pipe_bytes: usize) -> Vec<u8> {
         let (mut reader, mut writer) = tokio::io::split(theirs);
         let sent = async {
             for piece in pieces {
-                // Nobody reads any more after a protocol error; the answers up to it still count.
+                // After a protocol error the server stops reading; the replies before it still
+                // count.
                 if writer.write_all(piece).await.is_err() {
                     break;
                 }
@@ -111,7 +113,7 @@ fn a_pipeline_is_answered_alike_byte_by_byte_and_through_a_narrow_pipe() {
     }
 }
 
-/// A command as clients send it.
+/// Encodes a command as clients do.
 fn array(words: &[&str]) -> String {
     let bulk = |word: &&str| format!("${}\r\n{word}\r\n", word.len());
     format!(
@@ -324,7 +326,7 @@ async fn an_answer_that_dwarfs_its_question_does_not_pile_up() {
 
 #[tokio::test(start_paused = true)]
 async fn a_worker_holds_so_much_for_slow_clients_and_no_more() {
-    // As if others held all there is.
+    // As if other connections held all of the allowed memory.
     HELD.set(MAX_HELD_BYTES);
     let start = Instant::now();
     let (served, mut theirs) = open(1 << 20, connection(Bounds::default()));
@@ -332,7 +334,7 @@ async fn a_worker_holds_so_much_for_slow_clients_and_no_more() {
         theirs.write_all(b"PING\r\n").await.unwrap();
         let mut answer = [0; 7];
         theirs.read_exact(&mut answer).await.unwrap();
-        // A few pieces of a command are nothing; what needs much room has to go.
+        // A short incomplete command is free; one that needs much memory closes the connection.
         theirs
             .write_all(b"*2\r\n$4\r\nECHO\r\n$65536\r\n")
             .await
@@ -419,7 +421,7 @@ fn a_command() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// Commands, with here and there a byte that is not what it should be.
+/// Commands, some of them with corrupted bytes.
 fn an_input() -> impl Strategy<Value = Vec<u8>> {
     let damage = prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..3);
     (prop::collection::vec(a_command(), 0..8), damage).prop_map(|(commands, damage)| {
