@@ -1,8 +1,9 @@
-//! Who may ask.
+//! Access control of the admin listener.
 //!
-//! With a token: whoever shows it; health and metrics need none on loopback. Without one the door listens on
-//! loopback only, and still a web page open in a browser on this machine could make it ask: so the request must
-//! be addressed to this machine by address or as `localhost`, which a rebound name is not, and must not come from a page elsewhere.
+//! With a token, requests must include it; on loopback, health and metrics need none. Without a
+//! token the server listens on loopback only. Even then a web page in a browser on this machine
+//! could send requests. So `Host` must be a loopback address or `localhost`, which prevents DNS
+//! rebinding, and the request must not come from a page of another site.
 
 use std::{
     io,
@@ -23,16 +24,16 @@ use crate::door::{Authenticator, auth::Attempt, cross_site, http::bearer};
 #[derive(Debug)]
 pub(super) struct Access {
     authenticator: Arc<Authenticator>,
-    /// Whether only this machine reaches the door.
+    /// Whether the listener is reachable only from this machine.
     is_loopback: bool,
 }
 
 impl Access {
-    /// Access with `token`, if there is one, to a door that listens on `address`.
+    /// Creates the access control of a listener on `address`, with `token` if there is one.
     ///
     /// # Errors
     ///
-    /// Refuses a door that other machines reach and that asks for no token.
+    /// Fails if other machines can reach the listener and there is no token.
     pub(super) fn new(token: Option<&str>, address: SocketAddr, clock: Clock) -> io::Result<Self> {
         let is_loopback = address.ip().is_loopback();
         let authenticator = Authenticator::new("admin", token.map(str::as_bytes), clock);
@@ -80,7 +81,8 @@ impl Access {
         }
     }
 
-    /// What needs no token: that the process lives, and for who watches it from this machine how it does.
+    /// Returns whether the request needs no token: liveness never does, readiness and metrics do
+    /// not on loopback.
     fn is_open(&self, request: &Request<Incoming>) -> bool {
         match request.uri().path() {
             "/healthz" => true,
@@ -99,7 +101,7 @@ fn is_local(request: &Request<Incoming>) -> bool {
         let text = value.to_str();
         text.is_ok_and(|text| is_loopback_name(&format!("{scheme}{text}")))
     };
-    // Every line counts: of two, who knows which one a browser's page has written.
+    // All header lines must match: with several lines, it is unclear which one the browser sent.
     headers
         .get_all(HOST)
         .iter()

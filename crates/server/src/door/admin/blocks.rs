@@ -15,10 +15,10 @@ use crate::{
 
 const NO_BLOCK: &str = "no block stands on this key; GET /v1/blocks lists them";
 
-/// What an operator asks for.
+/// The parsed body of a request to block a key.
 #[derive(Debug)]
 struct Wish<'b> {
-    /// `None` until lifted.
+    /// `None` blocks until the block is removed.
     span: Option<Span>,
     reason: &'b str,
 }
@@ -64,7 +64,8 @@ pub(super) async fn put(
     }
     let block = limiter.block_on(&key).await?;
     let block = block.ok_or_else(|| asked.nothing(NO_BLOCK, rule))?;
-    // Not earlier than the block, so that not more is left than was asked for.
+    // The clock is read after the block was made, so that `left_ms` does not exceed the requested
+    // duration.
     let mut document = document(limiter, &rules, &block, limiter.now());
     if !limiter.keeps_blocks() {
         document["hint"] = not_kept(limiter).into();
@@ -121,7 +122,7 @@ pub(super) async fn lift(limiter: &Limiter, asked: Asked<'_>) -> Result<Answer, 
     ))
 }
 
-/// Why a block is lost when the server stops, and what to do about it.
+/// Explains why a block does not survive a restart, and what to do about it.
 fn not_kept(limiter: &Limiter) -> String {
     match limiter.snapshots().problem(limiter.now()) {
         Some(problem) => format!("a restart forgets this block: {problem}"),
@@ -131,7 +132,7 @@ fn not_kept(limiter: &Limiter) -> String {
     }
 }
 
-/// How blocks are shown.
+/// The context for serialising blocks.
 struct Shown<'a> {
     rules: &'a RuleSet,
     now: Timestamp,
@@ -139,7 +140,7 @@ struct Shown<'a> {
 }
 
 impl Shown<'_> {
-    /// A block as it is shown; `until`, `until_ms` and `left_ms` are null while it stands until lifted.
+    /// Serialises a block. `until`, `until_ms` and `left_ms` are null for a block without an end.
     fn document(&self, block: &Block) -> Value {
         let (rule, key) = match self.rules.decode_key(&block.key) {
             Some((rule, values)) => (Some(rule.name()), Some(values)),
@@ -168,7 +169,8 @@ pub(super) fn document(limiter: &Limiter, rules: &RuleSet, block: &Block, now: T
     shown.document(block)
 }
 
-/// The instant as a date of RFC 3339 in UTC, in whole seconds and never too early; `None` after the year 9999.
+/// Formats the instant as an RFC 3339 date in UTC, rounded up to whole seconds. `None` after the
+/// year 9999.
 pub(super) fn date(instant: Timestamp) -> Option<String> {
     let secs = i64::try_from(instant.as_micros().div_ceil(1_000_000)).ok()?;
     let date = jiff::Timestamp::from_second(secs).ok()?;

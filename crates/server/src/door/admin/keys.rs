@@ -1,4 +1,4 @@
-//! How one key stands.
+//! The state of one key.
 
 use hyper::StatusCode;
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ pub(super) async fn show(limiter: &Limiter, asked: Asked<'_>) -> Result<Answer, 
     let charge = Charge::new(&bytes, rule.limits(), Cost::ONE)?;
     let standing = limiter.inspect(charge, Effect::Look).await?;
     let next = limiter.inspect(charge, Effect::Peek).await?;
-    // While a block stands no limit is asked, and the block says when a request would pass.
+    // A blocked key has no outcomes; the block says when a request would pass.
     let retries = (0..standing.len()).map(|at| next.get(at).map(|outcome| outcome.retry_after));
     let limits: Vec<Value> = rule
         .limits()
@@ -48,7 +48,8 @@ pub(super) async fn reset(limiter: &Limiter, asked: Asked<'_>) -> Result<Answer,
     ))
 }
 
-/// Forgets what a limit that came with the request has counted for `key`, in database 0 of the Redis protocol.
+/// Resets the counter that a limit sent with the request has for `key`, in database 0 of the Redis
+/// protocol.
 pub(super) async fn reset_throttle(limiter: &Limiter, key: &str) -> Result<Answer, Problem> {
     let mut buffer = Vec::new();
     let bytes = Limiter::throttle_key(key.as_bytes(), &mut buffer)?;
@@ -60,8 +61,8 @@ pub(super) async fn reset_throttle(limiter: &Limiter, key: &str) -> Result<Answe
     Ok(json(StatusCode::OK, &json!({"key": key, "reset": true})))
 }
 
-/// A limit's state, and how long until a request of cost 1 would pass: 0 is now; null is never, or not
-/// before the block ends.
+/// Serialises a limit's state. `retry_after_ms` is the time until a request of cost 1 would pass: 0
+/// means now, null means never or not before the block ends.
 fn document(limit: &Limit, standing: &Outcome, retry: Option<Retry>) -> Value {
     json!({
         "policy": &**limit.policy(),

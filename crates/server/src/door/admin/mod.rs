@@ -1,17 +1,17 @@
-//! The admin door: health, metrics, and the operator's hand on blocks, keys and rules.
+//! The admin listener: health, metrics, and operations on blocks, keys and rules.
 //!
 //! | path | what |
 //! | --- | --- |
-//! | `GET /healthz` | the process answers |
-//! | `GET /readyz` | it can decide, and how the last reload ended |
-//! | `GET /metrics` | Prometheus text |
-//! | `GET /v1/blocks` | the blocks that stand |
+//! | `GET /healthz` | liveness: the process responds |
+//! | `GET /readyz` | readiness, and the result of the last reload |
+//! | `GET /metrics` | metrics in the Prometheus text format |
+//! | `GET /v1/blocks` | all blocks |
 //! | `GET`, `PUT`, `DELETE /v1/blocks/{rule}/{key}` | one block |
-//! | `GET`, `DELETE /v1/keys/{rule}/{key}` | how a key stands; forget what it has spent |
-//! | `DELETE /v1/throttles/{key}` | forget what a limit that came with the request has counted |
-//! | `GET /v1/rules` | the rules in force |
+//! | `GET`, `DELETE /v1/keys/{rule}/{key}` | the state of a key; reset its counters |
+//! | `DELETE /v1/throttles/{key}` | reset the counter of a limit that is sent with the request |
+//! | `GET /v1/rules` | the current rules |
 //! | `GET /v1/status` | version, readiness, store, rules and listeners in one document |
-//! | `POST /v1/reload` | read the rules file again |
+//! | `POST /v1/reload` | reload the rules file |
 //!
 //! A key is the values of the rule's key entries in order, one percent-encoded path segment each.
 
@@ -56,33 +56,34 @@ use crate::{
     reload::Reloader,
 };
 
-/// What the admin door needs.
+/// The dependencies and settings of the admin listener.
 #[derive(Debug)]
 pub struct Operated {
-    /// What is operated.
+    /// The limiter.
     pub limiter: Arc<Limiter>,
-    /// What `POST /v1/reload` asks; without one there is no rules file.
+    /// Reloads the rules file on `POST /v1/reload`; `None` if there is no rules file.
     pub reloader: Option<Arc<Reloader>>,
-    /// The configuration of the rate limit service for Envoy, which `POST /v1/reload` reads again too.
+    /// The configuration of Envoy's rate limit service, which `POST /v1/reload` reloads too.
     pub envoy: Option<Arc<Watch>>,
-    /// The certificates of doors, which `POST /v1/reload` reads again too.
+    /// The listeners' certificates, which `POST /v1/reload` reloads too.
     pub certificates: Vec<Arc<Tls>>,
-    /// The databases of addresses, which `POST /v1/reload` reads again too.
+    /// The GeoIP databases, which `POST /v1/reload` reloads too.
     pub geoip: Option<Arc<GeoIp>>,
     /// The reverse proxy, if there is one.
     pub proxy: Option<Arc<Live>>,
-    /// How the doors count the addresses that they find out.
+    /// How client addresses are trusted and normalised.
     pub identity: Arc<Identity>,
-    /// Who shows it may ask; without one, whoever is on this machine.
+    /// The token that requests must include; without one, any request from this machine is
+    /// accepted.
     pub token: Option<String>,
 }
 
-/// Answers the operator on `socket`.
+/// Serves the admin API on `socket`.
 ///
 /// # Errors
 ///
-/// If other machines reach `socket` and there is no token; else what the system says if it is no
-/// listening socket.
+/// Fails if other machines can reach `socket` and there is no token. Returns the error of the
+/// operating system if `socket` is not a listening socket.
 pub fn listen(
     server: &Server,
     socket: TcpListener,
@@ -150,7 +151,7 @@ impl Admin {
     async fn route(&self, request: Request<Incoming>) -> Result<Answer, Problem> {
         let path = Path::parse(request.uri().path())?;
         let method = match request.method() {
-            // hyper leaves the body away.
+            // hyper omits the body of a response to HEAD.
             &Method::HEAD => Method::GET,
             method => method.clone(),
         };
@@ -231,7 +232,8 @@ impl Admin {
                 "there is no rules file; start with --config FILE",
             ));
         }
-        // A large file takes a while to read, and this worker has others to answer meanwhile.
+        // Reading a large file takes a while and must not block the other connections of this
+        // worker.
         let reloaded = tokio::task::spawn_blocking(move || reloading.answer()).await;
         reloaded.unwrap_or_else(|_| {
             let detail = "the server is shutting down";

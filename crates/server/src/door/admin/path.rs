@@ -1,4 +1,5 @@
-//! Paths whose segments are data: percent-decoded one by one, so that a slash in a key stays in the key.
+//! Paths with data in their segments. Each segment is percent-decoded separately, so that a key may
+//! contain a slash.
 
 use std::net::IpAddr;
 
@@ -29,24 +30,24 @@ impl Path {
     }
 }
 
-/// What an operator asks about.
+/// The rule and key that a request refers to.
 #[derive(Clone, Copy)]
 pub(super) struct Asked<'a> {
     pub(super) rule: &'a str,
-    /// The values of the key, as they were written.
+    /// The values of the key as they appear in the path.
     pub(super) key: &'a [&'a str],
     pub(super) trust: &'a Trust,
 }
 
 impl Asked<'_> {
-    /// The rule of that name, and the bytes of one of its keys.
+    /// Returns the rule of that name and the encoded key.
     pub(super) fn find<'r>(&self, rules: &'r RuleSet) -> Result<(&'r Rule, Vec<u8>), Problem> {
         let rule = rules.rule(self.rule);
         let rule = rule.ok_or_else(|| no_rule(rules, self.rule))?;
         Ok((rule, rule.encode_key(self.key)?))
     }
 
-    /// A word about an address under whose text no door counts a client that it finds out itself.
+    /// Returns a hint if the key has an address in a form that the listeners never use as a key.
     pub(super) fn hint(&self, rule: &Rule) -> Option<String> {
         let mut entries = rule.key().zip(self.key);
         let (_, written) = entries.find(|(name, _)| *name == "ip")?;
@@ -61,7 +62,7 @@ impl Asked<'_> {
         }
     }
 
-    /// `document` with the hint, if there is one.
+    /// Adds the hint, if there is one, to `document`.
     pub(super) fn hinted(&self, mut document: Value, rule: &Rule) -> Value {
         if let (Some(hint), Value::Object(members)) = (self.hint(rule), &mut document) {
             let hint = match members.get("hint").and_then(Value::as_str) {
@@ -73,7 +74,7 @@ impl Asked<'_> {
         document
     }
 
-    /// That nothing is there, and the hint.
+    /// Builds a 404 with the hint, if there is one.
     pub(super) fn nothing(&self, what: &str, rule: &Rule) -> Problem {
         let hint = self.hint(rule).map(|hint| format!("; {hint}"));
         let detail = format!("{what}{}", hint.unwrap_or_default());

@@ -1,4 +1,4 @@
-//! Files that are read again when the operator says so.
+//! `POST /v1/reload`: reloads all configuration files.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use serde_json::json;
 use super::super::http::{Answer, Problem, json};
 use crate::{envoy::Watch, geoip::GeoIp, net::Tls, reload::Reloader};
 
-/// Whatever there is to be read again.
+/// Everything that can be reloaded.
 pub(super) struct Reloading {
     pub(super) rules: Option<Arc<Reloader>>,
     pub(super) envoy: Option<Arc<Watch>>,
@@ -27,7 +27,7 @@ impl Reloading {
         rules.is_none() && envoy.is_none() && certificates.is_empty() && geoip.is_none()
     }
 
-    /// Reads all of it; one that cannot be used does not keep the others from their effect.
+    /// Reloads everything. An invalid file does not prevent the reload of the others.
     pub(super) fn answer(self) -> Result<Answer, Problem> {
         let rules = self.rules.map(|rules| {
             let detail = "the rules file cannot be used; the old rules are in force";
@@ -41,7 +41,7 @@ impl Reloading {
                 .reload()
                 .map_err(|error| refused(detail, error.problems()))
         });
-        // All of them are read, whatever comes of the first.
+        // `collect` into a `Vec` reloads all certificates, even after an error.
         let certificates: Vec<Result<(), Problem>> = self
             .certificates
             .iter()

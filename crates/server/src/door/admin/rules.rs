@@ -1,4 +1,4 @@
-//! The rules in force, in the order of the rules file and in its notation.
+//! The current rules, in the order and notation of the rules file.
 
 use hyper::StatusCode;
 use serde_json::{Value, json};

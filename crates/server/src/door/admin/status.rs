@@ -1,4 +1,4 @@
-//! How the server does: `/readyz` for probes, `/v1/status` for people.
+//! The server's status: `/readyz` for probes, `/v1/status` for people.
 
 use hyper::StatusCode;
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{envoy::Watch, geoip::GeoIp, reload::Reloader};
 
-/// What works in part only, and is served all the same.
+/// Readiness, and whatever is degraded.
 #[derive(Debug)]
 struct Readiness {
     is_ready: bool,
@@ -22,7 +22,8 @@ struct Readiness {
 }
 
 impl Admin {
-    /// 200 while the server can decide, whatever works in part only: a server that is taken out of service helps nobody.
+    /// Returns 200 while the server can decide, even if it is degraded: taking a degraded server
+    /// out of service would make things worse.
     pub(super) fn readyz(&self) -> Answer {
         let readiness = self.readiness();
         let status = if readiness.is_ready {
@@ -33,7 +34,7 @@ impl Admin {
         json(status, &readiness.document())
     }
 
-    /// Everything that an operator asks first.
+    /// Returns the status document.
     pub(super) fn status(&self) -> Answer {
         let limiter = &self.limiter;
         let (now, metrics) = (limiter.now(), limiter.metrics());
@@ -55,7 +56,8 @@ impl Admin {
             Some(_) => "redis",
             None => "memory",
         };
-        // With Redis, what is in this process answers only while Redis cannot be reached.
+        // With a Redis backend, the memory store is only the fallback for when Redis is
+        // unreachable.
         json!({
             "kind": kind,
             "keys_in_process": stats.keys,
@@ -130,8 +132,8 @@ impl Readiness {
     }
 }
 
-/// How Redis is. A node that cannot reach it is ready all the same: its rules' `on_failure` answers, and to take every
-/// node out of service at once would help nobody.
+/// Serialises the state of Redis. A node that cannot reach Redis stays ready: the rules'
+/// `on_failure` policy decides, and taking all nodes out of service at once would be worse.
 fn redis(health: &Health, refusal: Option<String>) -> Value {
     let state = match (health.up, health.up == health.servers, &refusal) {
         (0, _, _) => "out of reach; the rules' `on_failure` answers",

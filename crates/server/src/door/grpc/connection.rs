@@ -1,4 +1,5 @@
-//! HTTP/2 on a connection: bounded, kept alive, of a limited age, and closed in good order.
+//! The HTTP/2 server for one connection: limits, keepalive, maximum connection age and graceful
+//! shutdown.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,17 +17,17 @@ use crate::{
     net::{Connection, Held, LiveStream, Local, Tls},
 };
 
-/// The most bytes of a call's headers together.
+/// The maximum size of a call's headers together, in bytes.
 const MAX_HEADER_BYTES: u32 = 16 << 10;
 
-/// The most bytes that wait on a connection to be sent.
+/// The maximum number of bytes that a connection buffers for sending.
 const MAX_SEND_BYTES: usize = 64 << 10;
 
-/// The octets that a client may send before it waits: for one call, and for all of a connection.
+/// The HTTP/2 flow-control windows in bytes, for one call and for the whole connection.
 const STREAM_WINDOW: u32 = 64 << 10;
 const CONNECTION_WINDOW: u32 = 1 << 20;
 
-/// How connections are served.
+/// The HTTP/2 and TLS settings of the gRPC listener.
 #[derive(Debug)]
 pub struct Http2 {
     settings: Grpc,
@@ -34,13 +35,14 @@ pub struct Http2 {
 }
 
 impl Http2 {
-    /// As `settings` have it, and in the clear unless there is `tls`, which is loaded from their files.
+    /// Creates the settings. Without `tls`, connections are plaintext.
     #[must_use]
     pub const fn new(settings: Grpc, tls: Option<Arc<Tls>>) -> Self {
         Self { settings, tls }
     }
 
-    /// Serves one connection until either side closes it, it is of age, or a shutdown begins and its calls are answered.
+    /// Serves one connection until either side closes it, it reaches its maximum age, or a shutdown
+    /// begins and its calls are answered.
     pub(super) async fn serve(
         &self,
         stream: TcpStream,
@@ -65,7 +67,7 @@ impl Http2 {
             let in_flight = connection.activity.begin();
             async move {
                 let answer = routes.answer(request, bounds.request).await;
-                // A call that streams is in flight until its last message.
+                // A streaming call is in flight until its last message is sent.
                 answer.map(|answer| answer.map(|body| Held::new(body, in_flight)))
             }
         });
@@ -82,7 +84,8 @@ impl Http2 {
                 tokio::select! {
                     biased;
                     ended = serving => Ok(ended),
-                    // A client that does not answer the GOAWAY is not waited for.
+                    // The client may never react to the GOAWAY, so the connection closes once no
+                    // call is in flight.
                     () = connection.activity.drained() => Ok(Ok(())),
                 }
             }
@@ -93,7 +96,7 @@ impl Http2 {
         };
         match ended {
             Ok(Ok(())) => {}
-            // Whoever broke the connection off knows; for the operator it is no news.
+            // A connection that the client aborts does not concern the operator.
             Ok(Err(error)) => tracing::debug!(peer = %connection.peer, "connection ended: {error}"),
             Err(_) => tracing::debug!(peer = %connection.peer, "connection ended: it was of age"),
         }
@@ -114,11 +117,11 @@ impl Http2 {
         builder
     }
 
-    /// The age at which this connection is closed: within a tenth of the setting, so that connections which
-    /// were made together do not all come back together.
+    /// Returns the maximum age of this connection: the setting ±10 %, so that clients that
+    /// connected at the same time do not all reconnect at the same time.
     fn age(&self, connection: &Connection) -> Duration {
         let tenth = self.settings.max_connection_age / 10;
-        // Clients count their ports up, and so their connections are spread evenly.
+        // Clients choose ports in ascending order, so this spreads their connections evenly.
         let spread = u32::from(connection.peer.port()) % 21;
         self.settings.max_connection_age - tenth + tenth / 10 * spread
     }

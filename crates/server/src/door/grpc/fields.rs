@@ -1,23 +1,23 @@
-//! The fields of a message, read where they stand.
+//! Reads the protobuf fields of a message in place.
 
 use std::fmt;
 
 use tonic::Status;
 
-/// What a message has under a number.
+/// The value of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Value<'m> {
     Number(u64),
     Octets(&'m [u8]),
-    /// Of a kind that none of our messages has.
+    /// A wire type that none of the supported messages uses.
     Other,
 }
 
-/// The fields of a message, one after another.
+/// An iterator over the fields of a message.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fields<'m>(&'m [u8]);
 
-/// The octets are no message.
+/// The error for bytes that are not a protobuf message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Malformed(&'static str);
 
@@ -38,7 +38,7 @@ impl<'m> Fields<'m> {
         Self(message)
     }
 
-    /// The next field and its number; `None` at the end.
+    /// Returns the number and value of the next field; `None` at the end.
     pub(super) fn next(&mut self) -> Result<Option<(u32, Value<'m>)>, Malformed> {
         if self.0.is_empty() {
             return Ok(None);
@@ -74,7 +74,7 @@ impl<'m> Fields<'m> {
         let mut number = 0_u64;
         for (at, octet) in self.0.iter().enumerate().take(10) {
             let bits = u64::from(octet & 0x7f);
-            // The tenth octet has room for one bit.
+            // The tenth byte has room for only one bit.
             if at == 9 && bits > 1 {
                 break;
             }
@@ -89,7 +89,7 @@ impl<'m> Fields<'m> {
 }
 
 impl<'m> Value<'m> {
-    /// The octets; nothing of a field that has none.
+    /// Returns the bytes; empty for a field of another type.
     pub(super) const fn octets(self) -> &'m [u8] {
         match self {
             Self::Octets(octets) => octets,
@@ -108,7 +108,7 @@ impl<'m> Value<'m> {
         }
     }
 
-    /// A number of 32 bits; higher ones are cut off, as everybody does who reads this format.
+    /// Returns the low 32 bits of a number. All protobuf parsers truncate like this.
     pub(super) fn number_32(self) -> u32 {
         let [a, b, c, d, ..] = self.number().to_le_bytes();
         u32::from_le_bytes([a, b, c, d])

@@ -1,4 +1,4 @@
-//! `grpc.health.v1.Health`: whether to send requests here.
+//! `grpc.health.v1.Health`: whether this server should receive requests.
 
 use std::{pin::Pin, sync::Arc};
 
@@ -12,8 +12,8 @@ use super::proto::grpc::health::v1::{
 };
 use crate::{envoy::RateLimitService, net::Shutdown};
 
-/// The services that have a health: the server as a whole, the name under which Envoy is usually told to ask, and those that
-/// are served.
+/// The services that report their health: the whole server (the empty name), the name that Envoy
+/// health checks usually use, and the services that are served.
 const SERVICES: [&str; 5] = [
     "",
     "ratelimit",
@@ -22,7 +22,8 @@ const SERVICES: [&str; 5] = [
     super::QUOTA,
 ];
 
-/// Healthy until the shutdown is announced, as far as the rate limit service is.
+/// The health service. A service is healthy until a shutdown is announced, if the rate limit
+/// service that it depends on is healthy.
 #[derive(Clone, Debug)]
 pub(super) struct Healthy {
     shutdown: Shutdown,
@@ -50,7 +51,7 @@ impl Healthy {
         }
     }
 
-    /// Whether what `service` depends on is there.
+    /// Returns whether everything that `service` depends on is healthy.
     fn decides(&self, service: &str) -> bool {
         let depends = !matches!(service, "" | super::QUOTA);
         let rate_limits = self.rate_limits.as_ref().filter(|_| depends);
@@ -72,7 +73,7 @@ impl Health for Healthy {
 
     type WatchStream = Pin<Box<dyn Stream<Item = Result<HealthCheckResponse, Status>> + Send>>;
 
-    /// The state now, and every other one that it comes to; the end when the shutdown is announced.
+    /// Streams the current status and each change. Ends when a shutdown is announced.
     async fn watch(
         &self,
         request: Request<HealthCheckRequest>,
@@ -88,21 +89,21 @@ impl Health for Healthy {
     }
 }
 
-/// Who wants to know whenever the health of a service changes.
+/// The state of a `Watch` call.
 #[derive(Debug)]
 struct Watcher {
     healthy: Healthy,
     service: String,
-    /// Of the rate limit service, if there is one.
+    /// Health changes of the rate limit service, if there is one.
     changes: Option<watch::Receiver<bool>>,
     told: Option<ServingStatus>,
 }
 
 impl Watcher {
-    /// Waits for a state that was not told yet; `None` where none follows.
+    /// Waits for a status that differs from the last one sent. Returns `None` after the last one.
     async fn next(mut self) -> Option<(ServingStatus, Self)> {
         loop {
-            // Looked at before the state is, so that the last state is told.
+            // Checked before the status is read, so that the last status is sent too.
             let is_last = self.healthy.shutdown.is_announced();
             let status = self.healthy.status(&self.service);
             if self.told != Some(status) {
@@ -120,7 +121,7 @@ impl Watcher {
     }
 }
 
-/// Waits for a change; forever if there is nothing that could.
+/// Waits for a change, or forever if no change is possible.
 async fn changed(changes: Option<&mut watch::Receiver<bool>>) {
     if let Some(changes) = changes
         && changes.changed().await.is_ok()

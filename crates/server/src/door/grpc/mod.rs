@@ -1,8 +1,9 @@
-//! The gRPC door: Envoy's rate limit services, health and reflection.
+//! The gRPC listener: Envoy's rate limit services, health and reflection.
 //!
-//! Connections live on the workers of [`crate::net`] like those of every other door, so HTTP/2 is served by hyper
-//! itself, a connection at a time, and not by tonic's server, which has threads and listeners of its own. What tonic
-//! generates answers the calls that stream, and `unary` the one that every request makes.
+//! Connections run on the workers of [`crate::net`] like those of all other listeners. So each is
+//! served by hyper directly, and not by tonic's server, which has threads and listeners of its own.
+//! Streaming calls use the services that tonic generates. `unary` handles `ShouldRateLimit`, which
+//! Envoy calls for each request.
 
 mod connection;
 mod fields;
@@ -28,31 +29,32 @@ use crate::{
     net::{Bounds, Listener, Server},
 };
 
-/// The service that is asked for every request, and what it was called before.
+/// The service that Envoy calls for each request, and its former name.
 const RATE_LIMIT: &str = "envoy.service.ratelimit.v3.RateLimitService";
 const RATE_LIMIT_V2: &str = "envoy.service.ratelimit.v2.RateLimitService";
 
-/// The service whose quotas are assigned ahead of the requests.
+/// The service that assigns quotas in advance.
 const QUOTA: &str = "envoy.service.rate_limit_quota.v3.RateLimitQuotaService";
 
-/// The largest message, in bytes: as large as a body of the HTTP door. A connection may send as many at once as it may
-/// have calls, and a report of quotas takes fifty times its size in memory.
+/// The maximum size of a message in bytes, the same as of a body on the HTTP listener. A connection
+/// may send one per concurrent call, and a quota report takes 50 times its size in memory.
 pub const MAX_MESSAGE_BYTES: usize = 256 << 10;
 
-/// What is served.
+/// The services behind the gRPC listener.
 #[derive(Clone, Debug)]
 pub struct Served {
-    /// Whose quotas are assigned.
+    /// The limiter, which also has the quotas.
     pub limiter: Arc<Limiter>,
-    /// What decides about requests; `None` answers them as the service does that has no configuration.
+    /// The rate limit service; without it, calls are answered as by a service without
+    /// configuration.
     pub rate_limits: Option<Arc<RateLimitService>>,
 }
 
-/// Answers Envoy on `socket`, in the way of `http2`.
+/// Serves Envoy on `socket` with the settings in `http2`.
 ///
 /// # Errors
 ///
-/// What the system says if `socket` is not a listening socket.
+/// Returns the error of the operating system if `socket` is not a listening socket.
 pub fn listen(
     server: &Server,
     socket: TcpListener,

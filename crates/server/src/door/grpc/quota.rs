@@ -1,4 +1,4 @@
-//! `RateLimitQuotaService`: reports in, assignments out, as long as the stream lasts.
+//! `RateLimitQuotaService`: a stream that receives usage reports and sends quota assignments.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -28,25 +28,25 @@ use crate::{
     quota::{Assigned, Assignment, BucketId, StreamId, Usage},
 };
 
-/// How long an assignment holds without a new one. Envoy reports every 5 seconds, so that it survives a few lost
-/// reports, but not the loss of this server.
+/// The time to live of an assignment, in seconds. Envoy reports every 5 seconds, so an assignment
+/// survives a few lost reports, but not the loss of this server.
 const ASSIGNMENT_LIFE_SECONDS: i64 = 30;
 
-/// A budget is refilled by one request in so long, which is never: the stream that it was granted to is told of the
-/// next window long before.
+/// The refill interval of a budget, in seconds. It is effectively never: the next window's
+/// assignment arrives long before.
 const NEVER_SECONDS: i64 = 366 * 86_400;
 
-/// The most entries of a bucket's id, and the most bytes of them.
+/// The maximum number of entries of a bucket id, and their maximum total size in bytes.
 const MAX_ID_ENTRIES: usize = 32;
 const MAX_ID_BYTES: usize = 4 << 10;
 
-/// The most bytes of a domain's name.
+/// The maximum length of a domain name, in bytes.
 const MAX_DOMAIN_BYTES: usize = 4 << 10;
 
-/// The most messages of one stream that wait to be sent.
+/// The maximum number of unsent messages of one stream.
 const MAX_UNSENT: usize = 16;
 
-/// Streams of reports, each answered as its quotas are divided.
+/// The quota service. Each stream of reports is answered with that stream's share of the quotas.
 #[derive(Debug)]
 pub(super) struct StreamedQuotas {
     limiter: Arc<Limiter>,
@@ -79,7 +79,7 @@ impl RateLimitQuotaService for StreamedQuotas {
                 () = outbox.closed() => {}
                 ended = conversation.hold(request.into_inner(), inbox, &outbox) => {
                     if let Err(status) = ended {
-                        // Nobody is there to hear it if the client has left.
+                        // The send fails if the client has disconnected.
                         let _ = outbox.send(Err(status)).await;
                     }
                 }
@@ -90,7 +90,7 @@ impl RateLimitQuotaService for StreamedQuotas {
     }
 }
 
-/// One stream's place among the quotas; it is given up when this is dropped.
+/// A stream that is registered with the quotas. Dropping it unregisters it.
 #[derive(Debug)]
 pub(super) struct Conversation {
     limiter: Arc<Limiter>,
@@ -99,7 +99,7 @@ pub(super) struct Conversation {
 }
 
 impl Conversation {
-    /// A conversation, and where it finds what it is assigned.
+    /// Registers a new stream. Returns it with the receiver of its assignments.
     pub(super) fn new(limiter: Arc<Limiter>) -> (Self, mpsc::Receiver<Assigned>) {
         let (stream, inbox) = limiter.quotas().join();
         let conversation = Self {
@@ -110,7 +110,7 @@ impl Conversation {
         (conversation, inbox)
     }
 
-    /// Until the client has no more to report, or reports nonsense.
+    /// Handles the stream until the client ends it or sends an invalid report.
     async fn hold(
         mut self,
         mut reports: Streaming<RateLimitQuotaUsageReports>,
@@ -163,7 +163,8 @@ impl Conversation {
         Ok(())
     }
 
-    /// How long until a window of one of the stream's buckets ends; long if it has none.
+    /// Returns the time until the earliest window of the stream's buckets ends, or an hour if it
+    /// has no buckets.
     fn until_next_window(&self) -> Duration {
         let end = self.limiter.quotas().next_window(self.stream);
         let wait = end.map(|end: Timestamp| end.since(self.limiter.now()));
@@ -233,13 +234,14 @@ fn strategy(assignment: Assignment) -> Strategy {
         Assignment::Rate { requests, period } => Strategy::TokenBucket(TokenBucket {
             max_tokens: requests,
             tokens_per_fill: Some(requests),
-            // A quota's period is whole seconds, and a year at most.
+            // A quota's period is in whole seconds and at most a year.
             fill_interval: Some(seconds(
                 i64::try_from(period.as_secs_ceil()).unwrap_or(NEVER_SECONDS),
             )),
         }),
-        // Envoy takes a token bucket that is the same as before for the same bucket, spent as it is. So that a new
-        // grant is always a new one, its number is in the time that will never pass.
+        // Envoy keeps the current, spent token bucket if a new assignment for the same bucket is
+        // identical. To make each grant differ, its number is added to the refill interval, which
+        // never elapses.
         Assignment::Budget { requests, number } => Strategy::TokenBucket(TokenBucket {
             max_tokens: requests,
             tokens_per_fill: Some(1),

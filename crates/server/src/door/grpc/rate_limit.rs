@@ -1,4 +1,4 @@
-//! `RateLimitService`: a request off the wire, its answer onto it.
+//! `RateLimitService`: decodes requests and encodes responses.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ use crate::envoy::{
     Unit,
 };
 
-/// Units by their numbers on the wire.
+/// The units by their protobuf numbers.
 const UNITS: [(rate_limit::Unit, Unit); 8] = [
     (rate_limit::Unit::Unknown, Unit::Unknown),
     (rate_limit::Unit::Second, Unit::Second),
@@ -36,7 +36,7 @@ const UNITS: [(rate_limit::Unit, Unit); 8] = [
     (rate_limit::Unit::Week, Unit::Week),
 ];
 
-/// Decides the request in `message`; the store may take so long.
+/// Decides the request in `message`. `within` limits the time that the store may take.
 pub(super) async fn decide(
     service: Option<&RateLimitService>,
     message: &[u8],
@@ -53,18 +53,19 @@ pub(super) async fn decide(
 fn status(error: &RateLimitError) -> Status {
     let message = error.to_string();
     match error {
-        // The code that envoyproxy/ratelimit gives them.
+        // envoyproxy/ratelimit uses this status code too.
         RateLimitError::EmptyDomain
         | RateLimitError::EmptyDescriptors
         | RateLimitError::NoConfiguration => Status::unknown(message),
-        // There it is UNKNOWN too, and a caller cannot tell trouble with the store from its own mistakes.
+        // The original returns UNKNOWN here too, so a caller cannot tell a store failure from its
+        // own mistake.
         RateLimitError::Store => Status::unavailable(message),
         RateLimitError::Invalid { .. } => Status::invalid_argument(message),
     }
 }
 
-/// Reads a request. It stops where a list is longer than a request may have, so that a small message never becomes
-/// a large request; the service says what is wrong with it.
+/// Decodes a request. Lists are cut off one element above their maximum, so that a small message
+/// cannot become a large request; the service then reports the excess.
 fn request(message: &[u8]) -> Result<RateLimitRequest, Malformed> {
     let mut request = RateLimitRequest::default();
     let mut fields = Fields::of(message);
@@ -111,7 +112,7 @@ fn entry(message: &[u8]) -> Result<(String, String), Malformed> {
     Ok((key.to_owned(), value.to_owned()))
 }
 
-/// A message that stands twice is merged: the later fields count.
+/// Decodes a limit. As in protobuf, a repeated message is merged: later fields win.
 fn limit(message: &[u8], before: Option<LimitOverride>) -> Result<LimitOverride, Malformed> {
     let mut limit = before.unwrap_or(LimitOverride {
         requests_per_unit: 0,
@@ -183,7 +184,7 @@ fn current_limit(limit: CurrentLimit) -> RateLimit {
 }
 
 fn duration(span: Span) -> prost_types::Duration {
-    // A span is 585,000 years at most.
+    // A span is at most 585,000 years, so it fits.
     prost_types::Duration {
         seconds: i64::try_from(span.as_secs_ceil()).unwrap_or(i64::MAX),
         nanos: 0,
@@ -198,7 +199,7 @@ fn header(header: ResponseHeader) -> HeaderValue {
     }
 }
 
-/// Dynamic metadata is a map; anything else would be a structure without fields.
+/// Encodes dynamic metadata, which is a map. Anything else yields a structure without fields.
 fn structure(metadata: &Metadata) -> Struct {
     let Metadata::Map(members) = metadata else {
         return Struct::default();

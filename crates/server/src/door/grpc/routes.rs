@@ -1,4 +1,4 @@
-//! From a call's path to the service that answers it.
+//! Routes each call to its service by the path.
 
 use std::{convert::Infallible, future::Future, io, pin::Pin, sync::Arc, time::Duration};
 
@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{metrics::Door, net::Shutdown};
 
-/// The paths of the one method of the one service that does not stream.
+/// The paths of `ShouldRateLimit`, the only method without streaming that bypasses tonic.
 const SHOULD_RATE_LIMIT: [&str; 2] = [
     "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit",
     "/envoy.service.ratelimit.v2.RateLimitService/ShouldRateLimit",
@@ -33,13 +33,13 @@ const SHOULD_RATE_LIMIT: [&str; 2] = [
 
 type Answered = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
-/// A service that answers calls whose path begins with its name.
+/// A service that answers all calls whose path starts with its name.
 struct Route {
     service: &'static str,
     call: Box<dyn Fn(Request<Incoming>) -> Answered + Send + Sync>,
 }
 
-/// Every service of the door.
+/// All services of the listener.
 pub(super) struct Routes {
     served: Served,
     streamed: Vec<Route>,
@@ -59,7 +59,7 @@ impl Routes {
             RateLimitQuotaServiceServer::new(quotas).max_decoding_message_size(MAX_MESSAGE_BYTES);
         let health = Healthy::new(shutdown.clone(), served.rate_limits.clone());
         let health = HealthServer::new(health).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        // The descriptors were compiled with the server, so that they are sound.
+        // The descriptors are compiled into the binary, so they are valid.
         let reflection = || Builder::configure().register_encoded_file_descriptor_set(DESCRIPTORS);
         let v1 = reflection().build_v1().map_err(io::Error::other)?;
         let v1alpha = reflection().build_v1alpha().map_err(io::Error::other)?;
@@ -74,7 +74,8 @@ impl Routes {
         })
     }
 
-    /// Answers a call, or begins to, within the time that its caller gives it and at most `most`.
+    /// Answers a call, or starts a streaming response, within the caller's timeout and at most
+    /// `most`.
     pub(super) async fn answer(
         &self,
         request: Request<Incoming>,
@@ -126,7 +127,7 @@ impl Routes {
             Ok(answer) => {
                 metrics.observe_answer(Door::Grpc, answer.overall_code() == Code::OverLimit);
             }
-            // The store's trouble is no caller's mistake.
+            // A store failure is not the caller's mistake.
             Err(status) if status.code() == tonic::Code::Unavailable => {}
             Err(_) => metrics.count_bad_request(Door::Grpc),
         }

@@ -1,10 +1,11 @@
-//! How long a call may take: what its caller says in `grpc-timeout`, and never longer than the listener allows.
+//! Call timeouts: the caller's `grpc-timeout`, capped by the listener's limit.
 
 use std::time::Duration;
 
 use http::HeaderMap;
 
-/// The time for a call with these headers, at most `most`. A timeout that cannot be read is none.
+/// Returns the timeout for a call with these headers, at most `most`. An invalid `grpc-timeout` is
+/// ignored.
 pub(super) fn of(headers: &HeaderMap, most: Duration) -> Duration {
     let asked = headers
         .get("grpc-timeout")
@@ -12,18 +13,19 @@ pub(super) fn of(headers: &HeaderMap, most: Duration) -> Duration {
     asked.map_or(most, |asked| asked.min(most))
 }
 
-/// How much of the `time` that is left of a call the store may take: three quarters, so that a policy can still answer in its place.
+/// Returns the share of a call's remaining `time` that the store may use: three quarters, so that
+/// the fallback policy still has time to answer.
 pub(super) fn for_store(time: Duration) -> Duration {
     time - time / 4
 }
 
-/// One to eight digits and a unit, as gRPC over HTTP/2 has it.
+/// Parses one to eight digits and a unit, as specified by gRPC over HTTP/2.
 fn parse(value: &[u8]) -> Option<Duration> {
     let (unit, digits) = value.split_last()?;
     if !(1..=8).contains(&digits.len()) || !digits.iter().all(u8::is_ascii_digit) {
         return None;
     }
-    // Eight digits fit.
+    // Eight digits fit in a `u64`.
     let number = digits
         .iter()
         .fold(0, |number, digit| number * 10 + u64::from(digit - b'0'));

@@ -1,4 +1,4 @@
-//! The door without sockets, for fuzzing: messages in, messages out.
+//! The gRPC services without sockets, for fuzzing.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,16 +13,17 @@ use super::{
 };
 use crate::{envoy::RateLimitService, limiter::Limiter, quota::Assigned};
 
-/// The message with which `ShouldRateLimit` answers `message`, or the text of its refusal. Without a fleet.
+/// Returns the encoded response of `ShouldRateLimit` to `message`. Does not support a Redis-backed
+/// limiter.
 ///
 /// # Errors
 ///
-/// The text, with its code.
+/// Returns the gRPC status code and its message.
 pub fn rate_limit_transcript(
     service: &RateLimitService,
     message: &[u8],
 ) -> Result<Vec<u8>, (i32, String)> {
-    // In memory a decision never suspends.
+    // A decision in memory never suspends.
     let decided = rate_limit::decide(Some(service), message, Duration::MAX).now_or_never();
     let Some(decided) = decided else {
         let alone = "a decision of a fleet has to be waited for";
@@ -32,7 +33,7 @@ pub fn rate_limit_transcript(
     encoded.map_err(|status| (status.code().into(), status.message().to_owned()))
 }
 
-/// A stream of reports without its connection; it leaves when it is dropped.
+/// A quota stream without a connection. Dropping it unregisters the stream.
 #[derive(Debug)]
 pub struct QuotaStream {
     limiter: Arc<Limiter>,
@@ -41,7 +42,7 @@ pub struct QuotaStream {
 }
 
 impl QuotaStream {
-    /// A new stream.
+    /// Opens a new stream.
     #[must_use]
     pub fn open(limiter: &Arc<Limiter>) -> Self {
         let limiter = Arc::clone(limiter);
@@ -53,11 +54,11 @@ impl QuotaStream {
         }
     }
 
-    /// Reports what `message` says.
+    /// Handles the usage report in `message`.
     ///
     /// # Errors
     ///
-    /// The text of the refusal, which ends a stream.
+    /// Returns the message of the status that would end the stream.
     pub fn report(&mut self, message: &[u8]) -> Result<(), String> {
         let reports = RateLimitQuotaUsageReports::decode(message);
         let reports = reports.map_err(|error| error.to_string())?;
@@ -65,7 +66,7 @@ impl QuotaStream {
         heard.map_err(|status| status.message().to_owned())
     }
 
-    /// Begins the windows whose time it is.
+    /// Starts a new window if the current one has ended.
     pub fn roll(&self) {
         let (quotas, now) = (self.limiter.quotas(), self.limiter.now());
         let stream = self.conversation.stream;
@@ -74,7 +75,7 @@ impl QuotaStream {
         }
     }
 
-    /// The messages that were sent since the last time.
+    /// Returns the messages sent since the last call.
     pub fn hear(&mut self) -> Vec<Vec<u8>> {
         std::iter::from_fn(|| self.inbox.try_recv().ok())
             .map(|assigned| quota::written(assigned).encode_to_vec())
