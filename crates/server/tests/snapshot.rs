@@ -1,4 +1,4 @@
-//! Counters survive a restart; damage does not stop one.
+//! Tests that counters survive a restart and that a damaged snapshot does not prevent one.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -14,7 +14,7 @@ const NOW: Timestamp = Timestamp::from_micros(1_767_225_600_000_000);
 
 fn limits() -> Limits {
     let rate = notation::rate("3/h").unwrap();
-    // Without a burst, a GCRA would deny the second of three at once.
+    // Without a burst, GCRA would deny the second of three simultaneous requests.
     let names = AlgorithmName::ALL
         .map(|(_, name)| name)
         .into_iter()
@@ -51,7 +51,8 @@ fn counters_and_blocks_survive_a_restart() {
     assert_eq!(after.blocks(NOW), before.blocks(NOW));
 }
 
-/// A year ahead, the file denied for a year once the clock was right again.
+/// A snapshot written with the clock a year ahead used to deny requests for a year after the clock
+/// was corrected.
 #[test]
 fn a_file_from_the_future_denies_no_longer_than_its_limits() {
     let (folder, limits) = (tempfile::tempdir().unwrap(), limits());
@@ -73,7 +74,7 @@ fn a_file_from_the_future_denies_no_longer_than_its_limits() {
     assert_eq!(check(&after, NOW), Decision::Limited);
     let minute = NOW.after(Span::from_secs(60));
     assert_eq!(after.blocks(NOW)[0].until, Some(minute));
-    // Two windows of the weighted counter are the longest.
+    // The weighted counter takes longest to recover: two windows.
     let two_hours = NOW.after(Span::from_secs(2 * 3_600));
     assert_eq!(check(&after, two_hours), Decision::Admitted);
 }

@@ -1,4 +1,4 @@
-//! Who may ask.
+//! Tests of access control.
 
 use crate::door::{Door, KEY};
 
@@ -18,7 +18,7 @@ fn with_a_token_only_who_shows_it_may_ask() {
         (Some("Bearer secret"), true),
         (Some("bearer secret"), true),
     ]) {
-        // Wrong tokens are limited; here each has a minute to itself.
+        // Wrong tokens are rate limited, so each attempt gets a minute of its own.
         door.at_secs(60 * minute);
         let headers: Vec<(&str, &str)> = shown
             .map(|shown| ("authorization", shown))
@@ -43,7 +43,7 @@ fn with_a_token_only_who_shows_it_may_ask() {
             );
         }
     }
-    // With a token, the name by which the door is called does not matter.
+    // With a token, any `Host` is accepted.
     let headers = [
         ("authorization", "Bearer secret"),
         ("host", "admin.example"),

@@ -1,4 +1,4 @@
-//! Manual blocks.
+//! Tests of manual blocks.
 
 use serde_json::{Value, json};
 use tidegate_core::bounds::MAX_BLOCKS;
@@ -71,7 +71,7 @@ fn who_blocks_an_address_by_another_text_than_doors_count_it_is_told() {
                 .zip(expected.as_ref())
                 .is_some_and(|(hint, expected)| hint.contains(expected));
             assert_eq!(is_told, counted.is_some(), "{written}: {hint:?}");
-            // A block has another hint besides: this store has no snapshot.
+            // Each block also has another hint, because this store has no snapshot.
             let is_hinted = hint.is_some_and(|hint| !hint.starts_with("a restart"));
             assert_eq!(is_hinted, counted.is_some(), "{written}: {hint:?}");
         }

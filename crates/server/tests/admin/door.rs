@@ -1,4 +1,4 @@
-//! An admin door, and a hand to spend with.
+//! An admin listener with a manual clock, and a method to charge a key.
 
 use std::{net::TcpListener, sync::Arc};
 
@@ -18,7 +18,7 @@ use tidegate_server::{
 
 use crate::client::{Answer, Client};
 
-/// When the clock of every test starts: the beginning of a minute.
+/// The start time of every test's clock: the start of a minute.
 const START_MICROS: u64 = 1_699_999_980_000_000;
 
 pub(crate) const RULES: &str = "
@@ -33,7 +33,7 @@ rules:
     mode: shadow
 ";
 
-/// The key of [`Door::spend`], percent-encoded: a slash in a key stays in the key.
+/// The key of [`Door::spend`], percent-encoded, because a slash is part of the key.
 pub(crate) const KEY: &str = "r/%2Fa%20b/%3A%3A1";
 
 pub(crate) struct Door {
@@ -85,7 +85,7 @@ impl Door {
         }
     }
 
-    /// Sets the clock to so long after the start.
+    /// Sets the clock to `secs` after the start.
     pub(crate) fn at_secs(&self, secs: u64) {
         self.clock
             .set(Timestamp::from_micros(START_MICROS + secs * 1_000_000));
@@ -106,7 +106,8 @@ impl Door {
         client.ask(method, path, headers, body.as_bytes())
     }
 
-    /// Spends one of the key [`KEY`] and counts the verdict; says whether it was allowed.
+    /// Charges one request to the key [`KEY`] and counts the verdict. Returns whether it was
+    /// admitted.
     pub(crate) fn spend(&self) -> bool {
         let entries = [("path", "/a b"), ("ip", "::1")];
         let request = Request::new(&entries, Cost::ONE).unwrap();

@@ -1,4 +1,4 @@
-//! How one key stands.
+//! Tests of the state of one key.
 
 use serde_json::{Value, json};
 use tidegate_core::{AlgorithmName, Charge, Cost, Decision, Effect, LimitSpec, Limits, notation};
@@ -53,7 +53,7 @@ fn a_key_shows_every_limit_and_looking_charges_nothing() {
     );
 }
 
-/// How a bucket writes its policy is for others to test.
+/// Removes the capacity from policies, whose format other tests cover.
 fn without_capacity(document: &Value) -> Value {
     let mut document = document.clone();
     for limit in document["limits"].as_array_mut().unwrap() {

@@ -1,4 +1,4 @@
-//! Health and metrics.
+//! Tests of health and metrics.
 
 use crate::door::{Door, KEY};
 
@@ -51,7 +51,7 @@ fn verdicts_are_counted_by_rule_and_outcome() {
             metrics.body
         );
     }
-    // The first decision of a thread is timed, and this test is one thread.
+    // The first decision of a thread is always timed, and this test uses one thread.
     assert!(
         metrics.body.contains("tidegate_decision_seconds_count 1"),
         "{}",
@@ -59,7 +59,7 @@ fn verdicts_are_counted_by_rule_and_outcome() {
     );
 }
 
-/// Every sample belongs to the family above it, and no family stands twice.
+/// Every sample belongs to the family above it, and no family appears twice.
 #[test]
 fn the_text_is_what_prometheus_reads() {
     let door = Door::open();

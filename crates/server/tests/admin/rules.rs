@@ -1,4 +1,4 @@
-//! The rules in force, and their reload.
+//! Tests of the list of rules and of their reload.
 
 use serde_json::json;
 

@@ -1,4 +1,4 @@
-//! What an operator asks first.
+//! Tests of the status document.
 
 use crate::door::Door;
 

@@ -1,4 +1,4 @@
-//! The doors of a node.
+//! Tests of the listeners of a node with Redis.
 
 use std::{
     io::{Read, Write},
@@ -42,7 +42,7 @@ fn a_pipeline_is_answered_in_order_whoever_decides() {
     assert_eq!(converse(door, asked), expected);
 }
 
-/// The keys that decide are in Redis, and those in this process are not reported in their place.
+/// The keys are in Redis, and those of the local fallback must not be reported instead.
 #[test]
 fn the_size_of_the_store_is_not_that_of_the_local_count() {
     let redis = RedisServer::start();
@@ -86,7 +86,8 @@ fn a_batch_of_more_than_may_wait_is_answered_whole() {
         )
     };
     let answers = "*5\r\n:0\r\n:2\r\n:1\r\n:-1\r\n:3600\r\n".repeat(3_000);
-    // Something before them, so that the most that may wait is reached in the midst of those that are read together.
+    // The PING in front makes the batch reach the maximum of pending decisions in the middle of
+    // commands that were read together.
     let asked = [
         (0..3_000).map(line).collect(),
         (0..3_000).map(array).collect::<String>(),
@@ -102,7 +103,8 @@ fn a_transaction_of_more_than_redis_is_asked_at_once_is_decided_whole() {
     let redis = RedisServer::start();
     let node = Node::start(&redis.url());
     node.until_up(true);
-    // More than fit the queue to Redis: had they been asked at once, this server would have answered the rest by itself.
+    // More than fit the queue to Redis. If all were sent at once, the fallback would decide the
+    // rest.
     let throttle = "CL.THROTTLE k 9999 1 3600\r\n".repeat(10_000);
     let answer = converse(node.open_resp(), &format!("MULTI\r\n{throttle}EXEC\r\n"));
     let (_, answers) = answer.split_once("*10000\r\n").unwrap();
@@ -204,7 +206,7 @@ fn doors_answer_by_policy_where_there_is_no_redis() {
         node.open_resp(),
         "TIDEGATE.CHECK path /open user u\r\nCL.THROTTLE k 9 1 3600\r\n",
     );
-    // Half of ten, on this node's own count.
+    // Half of ten, from the local fallback.
     assert_eq!(
         answer,
         "*6\r\n:1\r\n$-1\r\n:-1\r\n:-1\r\n:0\r\n:0\r\n*5\r\n:0\r\n:5\r\n:4\r\n:-1\r\n:7200\r\n"

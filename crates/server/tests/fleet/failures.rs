@@ -1,4 +1,5 @@
-//! Redis out of reach: each rule's policy answers, says so, and gives nothing away.
+//! Tests with Redis unreachable: each rule's fallback policy decides, is reported, and admits no
+//! extra requests.
 
 use tidegate_core::{Share, Source};
 use tidegate_redis::{FleetSettings, NodeShare};
@@ -47,7 +48,7 @@ fn every_rule_has_its_own_policy() {
         node.spend("local", "u"),
         answer(true, None, "local", Source::Local, Some(4))
     );
-    // Half of ten, as the share is half unless said otherwise.
+    // Half of ten, because the local share is half by default.
     assert_eq!(node.admitted("local", "u", 20), 4);
     assert_eq!(node.admitted("open", "u", 20), 20);
     assert_eq!(node.admitted("local_shadow", "u", 20), 20);
@@ -71,7 +72,8 @@ fn what_redis_admitted_is_not_given_again_when_it_goes_away() {
     assert_eq!(node.admitted("local", "unseen", 5), 2);
 }
 
-/// This node's share follows Redis both ways; and what another node has spent is given back there, and not twice.
+/// The local fallback follows the charges and refunds of this node in Redis. A refund of another
+/// node's charge counts in Redis only and does not raise the local share.
 #[test]
 fn what_was_given_back_in_redis_is_given_back_here_when_it_goes_away() {
     let mut redis = RedisServer::start();
@@ -125,7 +127,7 @@ fn an_operator_is_told_that_nothing_was_done() {
     assert!(refused.contains("cannot reach Redis"), "{refused}");
 }
 
-/// A Redis that can be reached and does not decide is said to be so, with what to do.
+/// A Redis that is reachable but rejects decisions is reported, with advice.
 #[test]
 fn a_refusal_is_shown_for_a_minute() {
     let redis = RedisServer::start();

@@ -1,4 +1,5 @@
-//! Nodes of a fleet on a real Redis: one truth, and what each node does while it is out of reach.
+//! Tests of several nodes on a real Redis: shared state, and what each node does while Redis is
+//! unreachable.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 

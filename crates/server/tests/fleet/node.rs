@@ -1,4 +1,4 @@
-//! A node of a fleet: a limiter on Redis, with its own clock, and doors where a test knocks.
+//! A node with Redis: a limiter with a manual clock, and listeners on request.
 
 use std::{
     net::{SocketAddr, TcpListener},
@@ -20,10 +20,10 @@ use tokio::runtime::Runtime;
 
 use crate::support::{PATIENCE, eventually};
 
-/// When the clock of every node starts. Redis decides on its own.
+/// The start time of every node's clock. Redis uses its own clock.
 const START_MICROS: u64 = 1_700_000_000_000_000;
 
-/// A rule for every policy, each with the same limit; and two that deny nobody.
+/// One rule per fallback policy, all with the same limit, and two shadow rules.
 pub(crate) const RULES: &str = "
 defaults: {algorithm: token_bucket}
 rules:
@@ -41,7 +41,7 @@ pub(crate) struct Node {
     server: Server,
 }
 
-/// What came of a request.
+/// The result of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub(crate) allowed: bool,
@@ -68,7 +68,7 @@ impl Node {
             .unwrap();
         let topology = Topology::Standalone(Address::parse(url).unwrap().0);
         let way = Settings {
-            // A busy machine may keep a test waiting for longer than a decision may take in earnest.
+            // A busy machine may delay a test for longer than the default timeout of a decision.
             timeout: std::time::Duration::from_millis(500),
             ..Settings::new(topology)
         };
@@ -85,24 +85,24 @@ impl Node {
         }
     }
 
-    /// Sets the node's own clock to so long after the start.
+    /// Sets the node's clock to `millis` after the start.
     pub(crate) fn at_millis(&self, millis: u64) {
         self.clock
             .set(Timestamp::from_micros(START_MICROS + millis * 1_000));
     }
 
-    /// The key of `user` under the rule of that name.
+    /// Returns the key of `user` under this rule.
     pub(crate) fn key(&self, rule: &str, user: &str) -> Vec<u8> {
         let rules = self.limiter.rules();
         rules.rule(rule).unwrap().encode_key(&[user]).unwrap()
     }
 
-    /// One request under the rule of that name.
+    /// Charges one request under this rule.
     pub(crate) fn spend(&self, rule: &str, user: &str) -> Answer {
         self.ask(rule, user, Effect::Charge)
     }
 
-    /// Takes one request under the rule of that name back.
+    /// Refunds one request under this rule.
     pub(crate) fn give_back(&self, rule: &str, user: &str) -> Answer {
         self.ask(rule, user, Effect::Refund)
     }
@@ -123,14 +123,14 @@ impl Node {
         }
     }
 
-    /// How many of `tries` passed.
+    /// Returns how many of `tries` requests were admitted.
     pub(crate) fn admitted(&self, rule: &str, user: &str, tries: usize) -> usize {
         (0..tries)
             .filter(|_| self.spend(rule, user).allowed)
             .count()
     }
 
-    /// Waits until Redis answers, or does not.
+    /// Waits until Redis is reachable, or unreachable.
     pub(crate) fn until_up(&self, up: bool) {
         eventually("Redis is as it should be", || {
             let health = self.limiter.fleet().unwrap().stats().health;
@@ -138,7 +138,7 @@ impl Node {
         });
     }
 
-    /// The runtime on which the node's connections are.
+    /// Runs a future on the runtime of the node's Redis connections.
     pub(crate) fn run<T>(&self, future: impl Future<Output = T>) -> T {
         self.runtime
             .block_on(async { tokio::time::timeout(PATIENCE, future).await.unwrap() })

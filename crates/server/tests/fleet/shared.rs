@@ -1,4 +1,4 @@
-//! What nodes share: counts, blocks, and what an operator gives back.
+//! Tests of what nodes share: counts, blocks and the operator's resets.
 
 use tidegate_core::{Share, Source, Span};
 use tidegate_redis::{FleetSettings, NodeShare};
@@ -72,7 +72,7 @@ fn an_abuser_costs_redis_nothing_until_the_bound_and_then_one_question() {
     assert_eq!(calls(), before + 1);
 }
 
-/// The number in `cmdstat_evalsha:calls=12,usec=…`.
+/// Parses the number in `cmdstat_evalsha:calls=12,usec=…`.
 fn calls(line: &str) -> u64 {
     let calls = line
         .split("calls=")

@@ -1,4 +1,4 @@
-//! A gRPC client of any service.
+//! A generic gRPC client.
 
 use std::net::SocketAddr;
 
@@ -55,7 +55,7 @@ impl Client {
         answer.map(Response::into_inner)
     }
 
-    /// Asks once, and hears many answers.
+    /// Sends one request and returns the stream of responses.
     pub(crate) async fn watch<Q, A>(&mut self, path: &'static str, asked: Q) -> Streaming<A>
     where
         Q: Message + 'static,

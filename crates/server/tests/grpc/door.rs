@@ -1,4 +1,4 @@
-//! A gRPC door under a clock that the tests set.
+//! A gRPC listener with a manual clock.
 
 use std::{net::TcpListener, sync::Arc};
 
@@ -14,7 +14,7 @@ use tidegate_server::{
 
 use crate::client::Client;
 
-/// When the clock of every test starts: the first second of a minute.
+/// The start time of every test's clock: the first second of a minute.
 const START_MICROS: u64 = 1_700_000_040_000_000;
 
 pub(crate) struct Door {
@@ -27,12 +27,12 @@ pub(crate) struct Door {
 }
 
 impl Door {
-    /// A door under a rules file.
+    /// Opens a listener with the given rules file.
     pub(crate) fn open(rules: &str) -> Self {
         Self::with(rules, Bounds::default())
     }
 
-    /// A door for Envoy, with a configuration of envoyproxy/ratelimit.
+    /// Opens a listener with a configuration of envoyproxy/ratelimit.
     pub(crate) fn for_envoy(settings: Settings, file: &str) -> Self {
         let file = File {
             name: "shop.yaml".to_owned(),
@@ -46,7 +46,7 @@ impl Door {
         })
     }
 
-    /// A door for Envoy that has no configuration.
+    /// Opens a listener whose rate limit service has no configuration.
     pub(crate) fn without_a_domain(settings: Settings) -> Self {
         Self::serving("", Bounds::default(), |limiter| {
             Some(Arc::new(RateLimitService::new(limiter, settings)))
@@ -91,7 +91,7 @@ impl Door {
         }
     }
 
-    /// Puts the quotas of another rules file in force.
+    /// Applies the quotas of another rules file.
     pub(crate) fn reload(&self, rules: &str) {
         let quotas = Config::parse(rules).unwrap().quotas;
         self.limiter.quotas().swap_rules(quotas, self.limiter.now());
@@ -101,7 +101,7 @@ impl Door {
         Client::connect(self.listener.local_addr()).await
     }
 
-    /// Sets the clock to so long after the start.
+    /// Sets the clock to `seconds` after the start.
     pub(crate) fn at_seconds(&self, seconds: u64) {
         self.clock
             .set(Timestamp::from_micros(START_MICROS + seconds * 1_000_000));

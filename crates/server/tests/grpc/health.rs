@@ -1,4 +1,4 @@
-//! `grpc.health.v1.Health`.
+//! Tests of `grpc.health.v1.Health`.
 
 use std::time::Duration;
 
@@ -55,7 +55,7 @@ async fn who_watches_is_told_of_the_shutdown_and_not_waited_for() {
     let last = watched.message().await.unwrap().unwrap();
     assert_eq!(last.status(), ServingStatus::NotServing);
     assert!(watched.message().await.unwrap().is_none());
-    // It is only said so far: who comes now is served.
+    // The shutdown is only announced: new connections are still served.
     let mut late = door.connect().await;
     let health: HealthCheckResponse = late.call(CHECK, asked("")).await.unwrap();
     assert_eq!(health.status(), ServingStatus::NotServing);
@@ -75,7 +75,8 @@ async fn who_watches_an_unknown_service_is_told_so() {
     assert_eq!(now.status(), ServingStatus::ServiceUnknown);
 }
 
-/// With `healthy_with_a_domain`: a load balancer that watches sends requests only while there is a domain.
+/// With `healthy_with_a_domain`, a load balancer that watches the health sends requests only while
+/// there is a domain.
 #[tokio::test]
 async fn who_watches_is_told_when_domains_come_and_go() {
     let mut settings = Settings::default();
@@ -101,7 +102,7 @@ async fn who_watches_is_told_when_domains_come_and_go() {
         let told = watched.message().await.unwrap().unwrap();
         assert_eq!(told.status(), status, "{file:?}");
     }
-    // What is told twice is told once.
+    // A status that does not change is sent only once.
     service.load(loaded(""));
     service.load(loaded("domain: shop"));
     let told = watched.message().await.unwrap().unwrap();
@@ -118,7 +119,7 @@ async fn who_watches_is_told_when_domains_come_and_go() {
     );
 }
 
-/// A configuration of one file; of none if it is empty.
+/// Parses a configuration of one file, or of none if the text is empty.
 fn loaded(text: &str) -> Loaded {
     let file = File {
         name: "shop.yaml".to_owned(),

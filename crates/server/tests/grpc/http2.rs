@@ -1,4 +1,4 @@
-//! HTTP/2 as the door speaks it: bounds, age, and what is no gRPC.
+//! Tests of HTTP/2: limits, connection age and requests that are not gRPC.
 
 use std::time::Duration;
 
@@ -16,10 +16,10 @@ use crate::{
 
 const CHECK: &str = "/grpc.health.v1.Health/Check";
 
-/// Reads until the door closes the connection, and answers with what it sent.
+/// Reads until the server closes the connection, and returns what it sent.
 async fn until_closed(mut stream: TcpStream) -> Vec<u8> {
     let mut sent = Vec::new();
-    // A connection that is reset is closed too.
+    // A connection reset counts as closed.
     let _ = stream.read_to_end(&mut sent).await;
     sent
 }
@@ -75,7 +75,7 @@ async fn a_flood_of_control_frames_is_cut_off_and_counted() {
         let mut octets = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
         octets.extend(frame.repeat(20_000));
         let flood = tokio::spawn(async move {
-            // The door closes it while it is being sent.
+            // The server closes the connection during the write.
             let _ = writer.write_all(&octets).await;
             writer
         });
@@ -104,7 +104,7 @@ async fn a_shutdown_does_not_wait_for_an_idle_client_that_ignores_it() {
     while door.listener.open() < streams.len() {
         tokio::task::yield_now().await;
     }
-    // It would be waited for until the deadline, and counted as dropped.
+    // Otherwise the shutdown would wait until the deadline and count the connection as dropped.
     assert_eq!(door.server.shutdown(Duration::from_secs(60)).await, 0);
 }
 
@@ -145,7 +145,7 @@ async fn a_connection_of_age_is_closed_and_made_anew_by_the_client() {
     let door = Door::open("grpc: {max_connection_age: 1ms}");
     let mut client = door.connect().await;
     while door.listener.accepted() < 3 {
-        // A call may meet the end of the connection; none is answered wrongly.
+        // A call may fail because the connection ends, but no response is wrong.
         let called = client
             .call::<_, HealthCheckResponse>(CHECK, HealthCheckRequest::default())
             .await;
@@ -179,7 +179,7 @@ async fn a_call_that_creeps_is_over_when_its_time_is() {
     };
     let door = Door::with("", bounds);
     let mut client = door.connect().await;
-    // The one message never comes.
+    // The call's only message never arrives.
     let never = futures_util::stream::pending::<HealthCheckRequest>();
     let called = client.stream::<_, HealthCheckResponse>(CHECK, never).await;
     assert_eq!(
@@ -188,7 +188,7 @@ async fn a_call_that_creeps_is_over_when_its_time_is() {
     );
 }
 
-/// A header as HPACK writes it that is in no table.
+/// Encodes a header in HPACK as a literal that is not indexed.
 fn literal(name: &str, value: &str) -> Vec<u8> {
     let text = |text: &str| {
         let length = u8::try_from(text.len()).unwrap();
@@ -197,7 +197,8 @@ fn literal(name: &str, value: &str) -> Vec<u8> {
     [vec![0], text(name), text(value)].concat()
 }
 
-/// tonic's own client gives a call up when its time is over, so that it never hears what the server says.
+/// tonic's own client cancels a call when its timeout expires, so it never sees the server's
+/// response.
 #[tokio::test]
 async fn a_call_is_over_when_its_caller_says_so() {
     let door = Door::open("");
@@ -220,7 +221,7 @@ async fn a_call_is_over_when_its_caller_says_so() {
         .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
         .await
         .unwrap();
-    // The headers of stream 1, to which no message ever comes.
+    // The headers of stream 1, which never receives a message.
     stream
         .write_all(&[0, 0, length, 1, 4, 0, 0, 0, 1])
         .await
@@ -228,7 +229,7 @@ async fn a_call_is_over_when_its_caller_says_so() {
     stream.write_all(&headers).await.unwrap();
 
     let mut sent = Vec::new();
-    // An answer: headers that end stream 1.
+    // The response: a HEADERS frame that ends stream 1.
     let answer = [1, 5, 0, 0, 0, 1];
     let answered = async {
         while !sent.windows(answer.len()).any(|octets| octets == answer) {

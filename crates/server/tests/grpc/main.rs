@@ -1,4 +1,4 @@
-//! The gRPC door, over real sockets, under a clock that the tests set.
+//! Tests of the gRPC listener over real sockets, with a manual clock.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

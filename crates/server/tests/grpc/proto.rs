@@ -1,4 +1,4 @@
-//! The messages, as the door's own build generates them.
+//! The protobuf messages that the server's build generates.
 #![allow(
     clippy::all,
     clippy::pedantic,

@@ -1,4 +1,4 @@
-//! `RateLimitQuotaService`: reports in, assignments out.
+//! Tests of `RateLimitQuotaService`: usage reports and assignments.
 
 use std::collections::HashMap;
 
@@ -21,14 +21,14 @@ use crate::{
 const STREAM: &str =
     "/envoy.service.rate_limit_quota.v3.RateLimitQuotaService/StreamRateLimitQuotas";
 
-/// A rate for each API key, and a budget for all exports together.
+/// A rate per API key and a shared budget for all exports.
 const QUOTAS: &str = r#"
 quotas:
   - {name: per-key, domain: shop, bucket: {service: shop, api_key: "*"}, limit: 100/s}
   - {name: exports, domain: shop, bucket: {service: exports}, limit: 1000/h}
 "#;
 
-/// An Envoy's stream.
+/// The quota stream of one Envoy.
 struct Envoy {
     reports: mpsc::Sender<RateLimitQuotaUsageReports>,
     answers: Streaming<RateLimitQuotaResponse>,
@@ -64,7 +64,7 @@ impl Envoy {
         self.reports.send(report).await.unwrap();
     }
 
-    /// The next assignment, and the value of the bucket's only or last name.
+    /// Returns the next assignment and its bucket id.
     async fn assigned(&mut self) -> (HashMap<String, String>, Option<Strategy>) {
         let mut answer = self.answers.message().await.unwrap().unwrap();
         assert_eq!(answer.bucket_action.len(), 1);
@@ -79,7 +79,7 @@ impl Envoy {
         (action.bucket_id.unwrap().bucket, strategy)
     }
 
-    /// The next assignment, which is a token bucket.
+    /// Returns the next assignment, which must be a token bucket.
     async fn bucket(&mut self) -> TokenBucket {
         match self.assigned().await.1 {
             Some(Strategy::TokenBucket(bucket)) => bucket,
@@ -186,7 +186,7 @@ async fn a_reload_is_followed_at_once() {
             .exposition()
             .contains("tidegate_quota_buckets 0\n")
     );
-    // It reports on, and is told the same until there is a quota again.
+    // The Envoy keeps reporting and gets the same assignment until there is a quota again.
     envoy.report(ALICE, 1, 0).await;
     assert_eq!(envoy.assigned().await.1, ALLOW_ALL);
     door.reload(QUOTAS);

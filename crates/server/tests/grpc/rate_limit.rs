@@ -1,4 +1,4 @@
-//! `RateLimitService`: what is asked and answered over the wire. What is decided is tested with the cases of
+//! Tests of `RateLimitService` on the wire. Decisions are tested with the cases of
 //! envoyproxy/ratelimit.
 
 use std::time::Duration;
@@ -229,7 +229,7 @@ async fn what_cannot_be_decided_is_an_error_that_says_why() {
     );
 }
 
-/// Not a `RateLimitRequest`: its fields are of other kinds.
+/// A message whose field types differ from those of `RateLimitRequest`.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Nonsense {
     #[prost(bytes = "vec", tag = "1")]

@@ -1,4 +1,4 @@
-//! Reflection: what a client without the protocol's files can find out.
+//! Tests of reflection, for clients without the `.proto` files.
 
 use futures_util::stream;
 use tonic_reflection::pb::{v1, v1alpha};

@@ -1,4 +1,4 @@
-//! TLS, and clients that must show a certificate.
+//! Tests of TLS and client certificates.
 
 use std::{fs, path::Path};
 
@@ -15,7 +15,7 @@ use crate::{
     proto::grpc::health::v1::{HealthCheckRequest, HealthCheckResponse},
 };
 
-/// An authority, and what it signed: PEM texts.
+/// A certificate authority; its certificates are PEM texts.
 struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
@@ -34,7 +34,7 @@ impl Authority {
         self.issuer.pem()
     }
 
-    /// A certificate for `localhost` and its key.
+    /// Issues a certificate for `localhost`. Returns it and its key.
     fn sign(&self) -> (String, String) {
         let key = KeyPair::generate().unwrap();
         let params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
@@ -43,7 +43,7 @@ impl Authority {
     }
 }
 
-/// Files in `folder`, and the settings that name them.
+/// Writes files to `folder` and returns the settings that name them.
 fn settings(folder: &Path, authority: &Authority, with_clients: bool) -> String {
     renew(folder, authority);
     fs::write(folder.join("clients.pem"), authority.pem()).unwrap();
@@ -60,7 +60,7 @@ fn settings(folder: &Path, authority: &Authority, with_clients: bool) -> String 
     )
 }
 
-/// A new certificate of `authority` in the place of the one in `folder`, with its key.
+/// Replaces the certificate and key in `folder` with new ones from `authority`.
 fn renew(folder: &Path, authority: &Authority) {
     let (certificate, key) = authority.sign();
     fs::write(folder.join("server.pem"), certificate).unwrap();

@@ -1,4 +1,4 @@
-//! Who may ask.
+//! Tests of authentication and cross-site protection.
 
 use crate::door::Door;
 
@@ -34,7 +34,7 @@ fn with_a_token_only_who_shows_it_may_ask() {
             assert_eq!(answer.header("www-authenticate").is_some(), !allowed);
         }
     }
-    // Of a client that forward-auth is asked about, `Authorization` is its own.
+    // In a forward-auth request, `Authorization` belongs to the client's request.
     let headers = [
         ("authorization", "Bearer the client's own"),
         ("tidegate-token", "secret"),
@@ -61,7 +61,8 @@ fn what_a_web_page_makes_a_browser_ask_is_refused() {
             .connect()
             .ask("POST", "/v1/throttle", &[header], BODY.as_bytes());
         assert_eq!(answer.status, status, "{header:?}");
-        // The head of a forward-auth request is that of a browser's request to another service.
+        // The headers of a forward-auth request are those of a browser's request to another
+        // service.
         assert_eq!(door.authorize("", &[header]).status, 200, "{header:?}");
     }
 }

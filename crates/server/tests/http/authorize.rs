@@ -1,4 +1,4 @@
-//! `ANY /v1/authorize`.
+//! Tests of `ANY /v1/authorize`.
 
 use crate::door::Door;
 
@@ -200,7 +200,7 @@ fn a_path_written_otherwise_is_the_same_path() {
     }
 }
 
-/// nginx takes a 400 for a mistake of its own configuration, and answers 500.
+/// nginx treats a 400 from forward-auth as an error of its own configuration and returns 500.
 #[test]
 fn what_is_unclear_is_refused_with_the_status_that_the_proxy_understands() {
     let door = Door::open(RULES);

@@ -1,4 +1,4 @@
-//! What cannot be understood is refused with its field named, and nothing breaks.
+//! Tests that invalid input is rejected with the name of the field and breaks nothing.
 
 use std::sync::Mutex;
 
@@ -42,7 +42,7 @@ fn json_that_is_none_is_refused_with_its_place() {
     assert!(answer.problem().contains("invalid unicode"), "{answer:?}");
 }
 
-/// Bodies, and what is said of them.
+/// Invalid bodies and the expected error.
 const BAD_CHECKS: &[(&str, &str)] = &[
     (
         "{}",
@@ -128,7 +128,7 @@ fn what_is_wrong_with_a_check_is_said() {
     );
 }
 
-/// The fields beside a key, and what is said of them.
+/// Fields next to a key, and the expected error.
 const BAD_THROTTLES: &[(&str, &str)] = &[
     (
         r#""algorithm": "gcr", "rate": "1/s""#,
@@ -323,7 +323,7 @@ fn refusals_are_counted_and_denials_are_none() {
     }
 }
 
-/// Bodies that are nearly right, and octets that are not.
+/// Almost valid bodies, and arbitrary bytes.
 fn bodies() -> impl Strategy<Value = Vec<u8>> {
     let others = ["key", "cost", "peek", "limits", "entries", "calendar", "x"];
     let name = prop::sample::select([&others[..], &LimitSpec::FIELDS].concat());
@@ -378,7 +378,7 @@ fn no_body_breaks_it() {
     let client: Mutex<Client> = Mutex::new(door.connect());
     let config = ProptestConfig::with_cases(2_000);
     proptest!(config, |(path in prop::sample::select(vec!["/v1/check", "/v1/peek", "/v1/throttle"]), body in bodies())| {
-        // One connection for all: a body that broke it would be followed by an error here.
+        // All cases share one connection, so if one breaks it, the next fails.
         let answer = client.lock().unwrap().ask("POST", path, &[], &body);
         prop_assert!(matches!(answer.status, 200 | 400 | 429), "{answer:?}");
         if answer.status == 400 {

@@ -1,4 +1,4 @@
-//! `POST /v1/check` and `POST /v1/peek`.
+//! Tests of `POST /v1/check` and `POST /v1/peek`.
 
 use serde_json::{Value, json};
 use tidegate_core::{MemoryBounds, WhenFull};
@@ -63,10 +63,10 @@ fn a_denial_says_why_and_for_how_long() {
     assert_eq!(field("rule"), "api");
     assert_eq!((field("limit"), field("remaining")), (json!(2), json!(0)));
     assert_eq!(field("retry_after_ms"), 600);
-    // The minute's limit would have let it pass, and was not charged.
+    // The limit per minute would have admitted the request and was not charged.
     assert_eq!(verdict["limits"][1]["allowed"], true);
     assert_eq!(verdict["limits"][1]["remaining"], 1);
-    // Not a millisecond sooner.
+    // The retry does not succeed even a millisecond earlier.
     door.at_millis(999);
     assert_eq!(door.verdict("/v1/check", api()).0, 429);
     door.at_millis(1_000);

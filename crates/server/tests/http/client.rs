@@ -1,4 +1,4 @@
-//! A plain HTTP/1.1 client and a door to send to.
+//! A simple HTTP/1.1 client for tests.
 
 use std::{
     io::{Read, Write},
@@ -8,10 +8,10 @@ use std::{
 
 use serde_json::Value;
 
-/// Longer than anything takes: a test that would hang fails instead.
+/// A timeout longer than any step takes, so that a hanging test fails.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// An answer.
+/// A response.
 #[derive(Clone, Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -20,7 +20,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// The value of the header `name`, given in small letters.
+    /// Returns the value of the header `name`, which must be in lower case.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         let found = self.headers.iter().find(|(known, _)| known == name);
         found.map(|(_, value)| value.as_str())
@@ -30,7 +30,8 @@ impl Answer {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// The detail of a problem document, which this must be, with the status that it says.
+    /// Returns the detail of a problem document. Panics if the response is not one with a matching
+    /// status.
     pub(crate) fn problem(&self) -> String {
         assert_eq!(
             self.header("content-type"),
@@ -43,7 +44,7 @@ impl Answer {
     }
 }
 
-/// A connection that is kept open.
+/// A persistent connection.
 #[derive(Debug)]
 pub(crate) struct Client {
     stream: TcpStream,
@@ -62,22 +63,22 @@ impl Client {
         }
     }
 
-    /// Sends octets as they are.
+    /// Sends raw bytes.
     pub(crate) fn send(&mut self, octets: impl AsRef<[u8]>) {
         self.stream.write_all(octets.as_ref()).unwrap();
     }
 
-    /// Ends what is sent; answers are still read.
+    /// Half-closes the connection; responses can still be read.
     pub(crate) fn says_no_more(&self) {
         self.stream.shutdown(std::net::Shutdown::Write).unwrap();
     }
 
-    /// Sends as much as the other side takes; it may close meanwhile.
+    /// Sends as much as the server accepts, and ignores an error if it closes the connection.
     pub(crate) fn send_what_fits(&mut self, octets: impl AsRef<[u8]>) {
         let _ = self.stream.write_all(octets.as_ref());
     }
 
-    /// Sends a request with more header lines and a body, and reads the answer.
+    /// Sends a request with the given headers and body, and reads the response.
     pub(crate) fn ask(
         &mut self,
         method: &str,
@@ -101,7 +102,7 @@ impl Client {
         self.read_answer(method == "HEAD")
     }
 
-    /// Reads one answer.
+    /// Reads one response.
     pub(crate) fn read_answer(&mut self, without_body: bool) -> Answer {
         let end = loop {
             if let Some(at) = find(&self.received, b"\r\n\r\n") {
@@ -131,13 +132,13 @@ impl Client {
         }
     }
 
-    /// Waits until the other side closes, and answers what it said before.
+    /// Waits until the server closes the connection and returns everything it sent.
     pub(crate) fn until_closed(mut self) -> String {
         while self.read_more() {}
         self.text()
     }
 
-    /// Reads until these octets, and answers what came up to their end.
+    /// Reads until `end` and returns everything up to and including it.
     #[allow(dead_code, reason = "another test uses it")]
     pub(crate) fn read_until(&mut self, end: &str) -> String {
         let end = loop {
@@ -150,7 +151,7 @@ impl Client {
         String::from_utf8_lossy(&read).into_owned()
     }
 
-    /// The same connection once more, to write on it from elsewhere.
+    /// Clones the socket, to write to it from another thread.
     #[allow(dead_code, reason = "another test uses it")]
     pub(crate) fn clone_stream(&self) -> TcpStream {
         self.stream.try_clone().unwrap()
@@ -160,7 +161,7 @@ impl Client {
         String::from_utf8_lossy(&self.received).into_owned()
     }
 
-    /// False if the other side has closed.
+    /// Returns false if the server has closed the connection.
     fn read_more(&mut self) -> bool {
         let mut buffer = [0; 16 << 10];
         match self.stream.read(&mut buffer) {

@@ -1,4 +1,4 @@
-//! Connections: pipelines, pieces, and clients that are slow, silent or too large.
+//! Tests of pipelining, fragmented requests, and slow, idle or oversized clients.
 
 use std::{io::Write as _, time::Duration};
 
@@ -16,7 +16,7 @@ fn request(body: &str) -> String {
     )
 }
 
-/// A door that waits for nobody.
+/// Opens a listener with very short timeouts.
 fn impatient() -> Door {
     let bounds = Bounds {
         idle: Duration::from_millis(300),
@@ -153,7 +153,7 @@ fn what_is_no_http_is_closed() {
             "{octets:?}: {said}"
         );
     }
-    // One meaning only: a length and chunks together are how requests are smuggled.
+    // Both lengths, or a length and chunking, would be ambiguous and allow request smuggling.
     let mut client = door.connect();
     client.send(
         "POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\ncontent-length: 5\r\n\r\n{}   ",
@@ -203,7 +203,8 @@ fn a_request_that_stops_half_way_is_closed() {
 fn a_client_that_never_reads_is_closed() {
     let door = impatient();
     let mut client = door.connect();
-    // More answers than sockets buffer; none is read until the door has given up.
+    // More responses than the sockets buffer. None is read until the server has closed the
+    // connection.
     let requests = request(BODY).repeat(1_000);
     for _ in 0..200 {
         client.send_what_fits(&requests);
@@ -227,7 +228,7 @@ fn a_shutdown_lets_the_request_finish() {
     busy.read_answer(false);
     busy.send(begin);
     let idle = door.connect();
-    // Both are being served once the listener has counted them.
+    // Both connections are being served once the listener has counted them.
     while door.listener.open() < 2 {
         std::thread::yield_now();
     }

@@ -1,4 +1,4 @@
-//! An HTTP door under a clock that the tests set.
+//! An HTTP listener with a manual clock.
 
 use std::{net::TcpListener, sync::Arc};
 
@@ -15,7 +15,7 @@ use tidegate_server::{
 
 use crate::client::{Answer, Client};
 
-/// When the clock of every test starts.
+/// The start time of every test's clock.
 const START_MICROS: u64 = 1_700_000_000_000_000;
 
 pub(crate) struct Door {
@@ -26,7 +26,7 @@ pub(crate) struct Door {
 }
 
 impl Door {
-    /// A door under a rules file.
+    /// Opens a listener with the given rules file.
     pub(crate) fn open(rules: &str) -> Self {
         Self::with(rules, MemoryBounds::default(), Bounds::default())
     }
@@ -64,7 +64,7 @@ impl Door {
         }
     }
 
-    /// Sets the clock to so long after the start.
+    /// Sets the clock to `millis` after the start.
     pub(crate) fn at_millis(&self, millis: u64) {
         self.set_clock(Timestamp::from_micros(START_MICROS + millis * 1_000));
     }
@@ -81,13 +81,13 @@ impl Door {
         self.connect().ask("POST", path, &[], body.as_bytes())
     }
 
-    /// The status and the verdict.
+    /// Returns the status and the verdict.
     pub(crate) fn verdict(&self, path: &str, body: &str) -> (u16, Value) {
         let answer = self.post(path, body);
         (answer.status, answer.json())
     }
 
-    /// A forward-auth request with these headers.
+    /// Sends a forward-auth request with these headers.
     pub(crate) fn authorize(&self, query: &str, headers: &[(&str, &str)]) -> Answer {
         let path = format!("/v1/authorize{query}");
         self.connect().ask("GET", &path, headers, b"")

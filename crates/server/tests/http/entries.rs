@@ -1,4 +1,5 @@
-//! Entries that a service sends: normalised unless it asks for them raw, and counted if no rule looks at them.
+//! Tests of entries that a service sends: normalised unless sent as raw, and counted if no rule
+//! uses them.
 
 use serde_json::{Value, json};
 
@@ -113,7 +114,7 @@ fn requests_without_a_rule_and_entries_without_one_are_counted() {
     assert_eq!(sample(&door, unmatched), "1");
     assert_eq!(sample(&door, unknown), "2");
     assert_eq!(sample(&door, &missing), "1");
-    // Neither a request that a rule counts nor one on the allow list is unmatched.
+    // Requests that a rule counts or that are on the allow list are not unmatched.
     ask(
         &door,
         &json!({"path": "/login", "ip": "203.0.113.9"}),
@@ -123,7 +124,7 @@ fn requests_without_a_rule_and_entries_without_one_are_counted() {
     assert_eq!(sample(&door, unmatched), "1");
     assert_eq!(sample(&door, unknown), "2");
     assert_eq!(sample(&door, &missing), "0");
-    // Peeks are not counted, and forward-auth brings only entries that rules look at.
+    // Peeks are not counted, and forward-auth derives only entries that rules use.
     let peek = json!({"entries": {"Path": "/"}}).to_string();
     assert_eq!(door.verdict("/v1/peek", &peek).0, 200);
     door.authorize(

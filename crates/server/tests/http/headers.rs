@@ -1,4 +1,4 @@
-//! The headers of answers.
+//! Tests of response headers.
 
 use tidegate_core::Span;
 
@@ -44,7 +44,7 @@ fn allowed_and_denied_answers_carry_them() {
     assert!(allowed.header("date").is_some());
     let denied = check(&door, "/api", 1);
     assert_eq!(denied.status, 429);
-    // What the minute's `t` would say is later than Retry-After, so it is not said.
+    // `t` of the limit per minute would exceed Retry-After, so it is omitted.
     let state = Some(r#""1/s";r=0;t=1, "3/min";r=2"#);
     assert_eq!(set(&denied, &names), [policy, state, Some("1"), None]);
 }
@@ -105,7 +105,7 @@ fn the_triple_speaks_for_the_limit_that_leads() {
         (0, "/api", 1, [Some("1"), Some("0"), Some("1"), None]),
         (200, "/api", 1, [Some("1"), Some("0"), Some("1"), Some("1")]),
         (1_000, "/api", 1, [Some("1"), Some("0"), Some("1"), None]),
-        // Nothing remains of either now, and the minute's takes longer to come back.
+        // Both limits are exhausted, and the limit per minute takes longer to recover.
         (2_000, "/api", 1, [Some("3"), Some("0"), Some("60"), None]),
         (
             3_000,
@@ -119,7 +119,7 @@ fn the_triple_speaks_for_the_limit_that_leads() {
             11,
             [Some("10"), Some("10"), Some("0"), None],
         ),
-        // Only a shadow.
+        // Only a shadow limit applies.
         (3_000, "/", 1, [None; 4]),
     ] {
         door.at_millis(millis);

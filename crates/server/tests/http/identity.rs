@@ -1,4 +1,4 @@
-//! Who is asking, by the configuration: `clients` and `entries`.
+//! Tests of client identification as configured by `clients` and `entries`.
 
 use crate::door::Door;
 
@@ -13,7 +13,7 @@ fn open(identity: &str) -> Door {
     Door::open(&format!("{identity}\n{RULES}"))
 }
 
-/// Whether a request for `/address` with these headers passes.
+/// Returns whether a request for `/address` with these headers is admitted.
 fn passes(door: &Door, query: &str, headers: &[(&str, &str)]) -> bool {
     let headers = [&[("x-forwarded-uri", "/address")], headers].concat();
     door.authorize(query, &headers).status == 200

@@ -1,4 +1,4 @@
-//! The HTTP door, over real sockets, under a clock that the tests set.
+//! Tests of the HTTP listener over real sockets, with a manual clock.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

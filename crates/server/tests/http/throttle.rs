@@ -1,4 +1,4 @@
-//! `POST /v1/throttle`.
+//! Tests of `POST /v1/throttle`.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! TLS, and clients that must show a certificate.
+//! Tests of TLS and client certificates.
 
 use std::{fs, path::Path, sync::Arc};
 
@@ -21,7 +21,7 @@ fn authority() -> Authority {
     CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
 }
 
-/// A certificate for `localhost` and its key, in PEM.
+/// Issues a certificate for `localhost`. Returns it and its key in PEM.
 fn sign(authority: &Authority) -> (String, String) {
     let key = KeyPair::generate().unwrap();
     let params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
@@ -43,7 +43,7 @@ fn rules(folder: &Path, authority: &Authority) -> String {
     )
 }
 
-/// What `door` answers a client with this certificate; empty if it does not let it in.
+/// Returns the response to a client with this certificate; empty if the handshake is rejected.
 async fn answer(door: &Door, authority: &Authority, shown: Option<(String, String)>) -> String {
     let mut roots = RootCertStore::empty();
     let root = CertificateDer::from_pem_slice(authority.pem().as_bytes()).unwrap();
@@ -72,7 +72,7 @@ async fn answer(door: &Door, authority: &Authority, shown: Option<(String, Strin
     };
     let asked = b"GET /nowhere HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
     let mut said = Vec::new();
-    // Of a handshake that the server refuses, a client of TLS 1.3 hears when it reads.
+    // In TLS 1.3 the client sees a rejected handshake only when it reads.
     if stream.write_all(asked).await.is_ok() {
         let _ = stream.read_to_end(&mut said).await;
     }

@@ -1,4 +1,5 @@
-//! The vectors through `POST /v1/throttle`: every case, over a real socket, to the millisecond.
+//! Runs all test vectors through `POST /v1/throttle` over a real socket, with a precision of one
+//! millisecond.
 
 #[path = "../../../core/tests/vectors/compare.rs"]
 mod compare;
@@ -27,7 +28,7 @@ fn vectors_hold_through_throttle() {
     folder::run(|_| Throttle::open()).assert_success();
 }
 
-/// A door and a connection to it.
+/// A listener and a connection to it.
 struct Throttle {
     client: Client,
     door: Door,
@@ -45,7 +46,8 @@ impl Throttle {
         self.client.ask("POST", "/v1/throttle", &[], &body)
     }
 
-    /// The field that a refusal names, and what it says.
+    /// Returns the problem of a rejected body, which begins with the field's name; `None` if it is
+    /// accepted.
     fn refusal(&mut self, body: &Map<String, Value>) -> Option<String> {
         let answer = self.post(body);
         (answer.status == 400).then(|| answer.problem())
@@ -106,7 +108,7 @@ fn throttle_key<'b>(key: &'b str, buffer: &'b mut Vec<u8>) -> Result<&'b [u8], S
     Limiter::throttle_key(key.as_bytes(), buffer).map_err(|problem| problem.to_string())
 }
 
-/// One limit stands beside the key, several in a list.
+/// Builds a body: a single limit next to the key, several in a list.
 fn body_of(ask: &Ask<'_>) -> Map<String, Value> {
     let mut body = match ask.fields {
         [single] => members(single),
@@ -121,7 +123,7 @@ fn body_of(ask: &Ask<'_>) -> Map<String, Value> {
     body
 }
 
-/// A limit as `/v1/throttle` takes it.
+/// Encodes a limit for `/v1/throttle`.
 fn members(fields: &LimitFields) -> Map<String, Value> {
     let LimitFields {
         algorithm,
@@ -176,7 +178,7 @@ fn number(number: Number) -> Value {
     }
 }
 
-/// `5/1000ms`, or as much of it as there is.
+/// Formats a rate such as `5/1000ms`, or the part of it that is given.
 fn rate_of(count: Option<Number>, period_ms: Option<Number>) -> Option<Value> {
     let text = match (count.map(number), period_ms.map(number)) {
         (None, None) => return None,
@@ -210,7 +212,7 @@ fn anchor_of(anchor: &AnchorFields) -> Value {
     }
 }
 
-/// What the verdict in `body` says; a field that is missing fails.
+/// Parses the verdict in `body`. A missing field is an error.
 fn read(body: &str) -> Result<Answer, String> {
     let verdict: Value = serde_json::from_str(body).map_err(|error| error.to_string())?;
     let lines = member(&verdict, "limits")?
@@ -241,7 +243,7 @@ fn member<'v>(object: &'v Value, name: &str) -> Result<&'v Value, String> {
     object.get(name).ok_or_else(|| format!("{name}: missing"))
 }
 
-/// A whole number, or null.
+/// Reads an integer or null.
 fn whole(object: &Value, name: &str) -> Result<Option<u64>, String> {
     let value = member(object, name)?;
     match value.as_u64() {

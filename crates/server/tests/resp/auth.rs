@@ -1,4 +1,4 @@
-//! Passwords, and what is no Redis client.
+//! Tests of passwords and of clients that do not speak the Redis protocol.
 
 use std::{net::TcpListener, sync::Arc};
 
@@ -18,7 +18,7 @@ use crate::{
 const NOAUTH: &str = "-NOAUTH Authentication required.";
 const WRONGPASS: &str = "-WRONGPASS invalid username-password pair or user is disabled.";
 
-/// A listener that asks for a password.
+/// A listener that requires a password.
 struct Guarded {
     listener: Listener,
     limiter: Arc<Limiter>,

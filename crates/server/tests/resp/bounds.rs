@@ -1,4 +1,4 @@
-//! Clients that take too much, too long, or leave.
+//! Tests of clients that use too much memory, take too long or disconnect.
 
 use std::{
     io::{Read, Write},
@@ -11,7 +11,7 @@ use tidegate_server::{door::resp, net::Bounds};
 
 use crate::door::{Client, Door, encode};
 
-/// So short that a test does not notice, and long enough for nothing else to happen.
+/// Short enough not to slow down the test, long enough that nothing else times out.
 const SHORT: Duration = Duration::from_millis(20);
 
 fn door(bounds: Bounds) -> Door {
@@ -87,7 +87,7 @@ fn a_client_that_does_not_read_is_closed() {
     });
     let mut stream = TcpStream::connect(door.address()).unwrap();
     let batch = encode(&[b"ECHO", &[b'x'; 60_000]]);
-    // Written until the server has closed: its end of the socket takes no more by then.
+    // Writes until the server has closed the connection and the socket buffers are full.
     let closed = std::iter::repeat_with(|| stream.write_all(&batch)).find_map(Result::err);
     assert!(closed.is_some());
     while door.listener.open() > 0 {

@@ -1,4 +1,4 @@
-//! `TIDEGATE.CHECK`: requests under the rules.
+//! Tests of `TIDEGATE.CHECK`: requests under the rules.
 
 use tidegate_core::{
     AlgorithmName, Condition, CostSource, Limit, LimitSpec, Pattern, Rule, RuleSet, When, notation,
@@ -13,7 +13,7 @@ fn limit(text: &str) -> Limit {
         .unwrap()
 }
 
-/// So many for each customer under `/api`, and for each address on `/login`.
+/// Opens a listener with limits per customer under `/api` and per address on `/login`.
 fn door() -> Door {
     let path = |glob: &str| {
         When::all(vec![

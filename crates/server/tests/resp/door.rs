@@ -1,4 +1,4 @@
-//! A door to knock at.
+//! A Redis protocol listener with a manual clock, and a client.
 
 use std::{
     io::{Read, Write},
@@ -17,13 +17,13 @@ use tidegate_server::{
 
 use crate::value::{Value, read_value};
 
-/// Longer than anything takes: a test that would hang fails instead.
+/// A timeout longer than any step takes, so that a hanging test fails.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// When the clock of every test starts.
+/// The start time of every test's clock.
 const START_MICROS: u64 = 1_700_000_000_000_000;
 
-/// A server with one worker and this door alone.
+/// A server with one worker and only this listener.
 pub(crate) struct Door {
     pub(crate) limiter: Arc<Limiter>,
     pub(crate) listener: Listener,
@@ -55,7 +55,7 @@ impl Door {
         self.listener.local_addr()
     }
 
-    /// Sets the clock to so long after the start.
+    /// Sets the clock to `millis` after the start.
     pub(crate) fn at_millis(&self, millis: u64) {
         self.clock
             .set(Timestamp::from_micros(START_MICROS + millis * 1_000));
@@ -65,7 +65,7 @@ impl Door {
         Client::connect(self.address())
     }
 
-    /// Sends `input`, says that there is no more, and answers everything that comes back.
+    /// Sends `input`, half-closes the connection and returns everything that is received.
     pub(crate) fn converse(&self, input: &[u8]) -> String {
         let mut client = self.connect();
         client.send(input);
@@ -74,7 +74,7 @@ impl Door {
     }
 }
 
-/// A client that knows nothing but the protocol.
+/// A minimal client of the Redis protocol.
 pub(crate) struct Client {
     stream: TcpStream,
     read: Vec<u8>,
@@ -96,7 +96,7 @@ impl Client {
         self.stream.write_all(bytes).unwrap();
     }
 
-    /// Sends a command of words, each without a space in it, and reads its answer.
+    /// Sends a command, given as words without spaces, and reads its reply.
     pub(crate) fn command(&mut self, words: &str) -> Value {
         let words: Vec<&[u8]> = words.split(' ').map(str::as_bytes).collect();
         self.command_of(&words)
@@ -107,7 +107,7 @@ impl Client {
         self.value()
     }
 
-    /// Reads one answer.
+    /// Reads one reply.
     pub(crate) fn value(&mut self) -> Value {
         loop {
             if let Some((value, used)) = read_value(&self.read) {
@@ -126,7 +126,7 @@ impl Client {
         }
     }
 
-    /// Everything until the connection is closed.
+    /// Reads everything until the connection is closed.
     pub(crate) fn rest(&mut self) -> String {
         self.stream.read_to_end(&mut self.read).unwrap();
         String::from_utf8_lossy(&self.read).into_owned()

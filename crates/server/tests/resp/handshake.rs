@@ -1,4 +1,5 @@
-//! What real clients say when they connect, take a connection from a pool, or look around.
+//! Tests of the commands that real clients send when they connect, use a pool or inspect the
+//! server.
 
 use crate::{door::Door, value::Value};
 

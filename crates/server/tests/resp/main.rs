@@ -1,4 +1,4 @@
-//! The Redis-protocol door, over real sockets, under a clock that the tests set.
+//! Tests of the Redis protocol listener over real sockets, with a manual clock.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1,4 +1,4 @@
-//! The protocol itself: lines, lengths, and clients that do not keep to it.
+//! Tests of the protocol itself: inline commands, lengths and clients that violate it.
 
 use crate::door::{Door, encode};
 

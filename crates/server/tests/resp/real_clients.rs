@@ -1,10 +1,10 @@
-//! Programs that people use, talking to us. `scripts/setup` installs them.
+//! Tests with real Redis clients, which `scripts/setup` installs.
 
 use std::process::{Command, Output};
 
 use crate::door::Door;
 
-/// Runs a program of Debian's redis-tools against the door.
+/// Runs a program of Debian's redis-tools against the listener.
 fn run(program: &str, door: &Door, arguments: &[&str]) -> String {
     let mut command = Command::new(program);
     command

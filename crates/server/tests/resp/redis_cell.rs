@@ -1,10 +1,10 @@
-//! `CL.THROTTLE`, held against what redis-cell answers and documents.
+//! Compares `CL.THROTTLE` with the recorded and documented replies of redis-cell.
 
 use tidegate_core::Span;
 
 use crate::door::Door;
 
-/// The example of redis-cell's README.
+/// The example in redis-cell's README.
 #[test]
 fn the_example_that_everybody_knows() {
     let door = Door::open();
@@ -12,7 +12,7 @@ fn the_example_that_everybody_knows() {
     assert_eq!(answer.to_string(), "[0, 16, 15, -1, 2]");
 }
 
-/// Recorded answers at a burst of 4 and one each second: when, how many, and
+/// Recorded replies with a burst of 4 and a rate of one per second: time in ms, quantity, and
 /// limited, limit, remaining, retry after, reset after.
 const RECORDED: [(u64, u64, [i64; 5]); 16] = [
     (0, 6, [1, 5, 5, -1, 0]),
@@ -53,7 +53,8 @@ fn recorded_answers_come_out_the_same() {
 fn waiting_as_long_as_told_is_waiting_long_enough() {
     let door = Door::open();
     let mut client = door.connect();
-    // One each third of a second: a second is the shortest wait that the reply can tell.
+    // With one request per third of a second, the shortest wait that the reply can express is a
+    // second.
     assert_eq!(
         client.command("CL.THROTTLE key 0 3 1").to_string(),
         "[0, 1, 0, -1, 1]"
@@ -185,7 +186,8 @@ fn numbers_beyond_the_bounds_are_refused_by_name() {
         long.starts_with("-Cell error: Store error: key: 2000 bytes is over the maximum of"),
         "{long}"
     );
-    // Each number is in its bounds; together they are a bucket that takes ages to drain.
+    // Each number is within its limits, but together they describe a bucket that takes too long to
+    // drain.
     let ages = client
         .command("CL.THROTTLE key 999999999999998 1 315576000")
         .to_string();

@@ -1,4 +1,4 @@
-//! `TIDEGATE.RESET`, `DEL`, and the databases in which keys count.
+//! Tests of `TIDEGATE.RESET`, `DEL` and the databases of keys.
 
 use crate::door::{Client, Door};
 
@@ -67,7 +67,7 @@ fn databases_are_key_spaces_of_their_own() {
         }
     }
     assert_eq!(door.limiter.local_store().stats().keys, 8);
-    // What is reset in one database is not in another, and a connection that is reset is in database 0.
+    // A key that is reset in one database stays in the others. A reset connection uses database 0.
     assert_eq!(one.command("DEL k").to_string(), "1");
     assert!(limited(&mut zero, "k") && !limited(&mut one, "k"));
     let line = one.command("CLIENT LIST").to_string();

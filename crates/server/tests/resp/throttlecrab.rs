@@ -1,4 +1,5 @@
-//! `THROTTLE`, held against what throttlecrab documents, and against what it gets wrong.
+//! Compares `THROTTLE` with the documentation of throttlecrab, also where throttlecrab deviates
+//! from it.
 
 use crate::door::Door;
 

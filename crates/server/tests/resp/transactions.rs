@@ -1,4 +1,4 @@
-//! `MULTI`, `EXEC`, `DISCARD`: what clients wrap around their pipelines.
+//! Tests of `MULTI`, `EXEC` and `DISCARD`, which clients add to their pipelines.
 
 use tidegate_server::door::resp::bounds::{MAX_BULK_BYTES, MAX_COMMAND_BYTES};
 

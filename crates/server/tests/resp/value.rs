@@ -1,8 +1,8 @@
-//! Answers, read as strictly as they should be written.
+//! A strict parser of replies.
 
 use std::fmt;
 
-/// An answer in RESP2 or RESP3. Displayed, `[1, "text", nil]`.
+/// A reply in RESP2 or RESP3. Formatted like `[1, "text", nil]`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Value {
     Simple(String),
@@ -17,7 +17,8 @@ pub(crate) enum Value {
 }
 
 impl Value {
-    /// The value under `key` of a map, or of the pairs that RESP2 has for a map.
+    /// Returns the value under `key` of a map, or of the flat array of pairs that replaces a map in
+    /// RESP2.
     pub(crate) fn at(&self, key: &str) -> &Self {
         let named = |name: &Self| matches!(name, Self::Bulk(name) if name == key);
         match self {
@@ -71,7 +72,8 @@ impl fmt::Display for Value {
     }
 }
 
-/// The value at the beginning of `bytes` and its length; `None` if it is not whole.
+/// Parses the value at the start of `bytes` and returns it with its length; `None` if it is
+/// incomplete.
 pub(crate) fn read_value(bytes: &[u8]) -> Option<(Value, usize)> {
     let end = bytes.windows(2).position(|pair| pair == b"\r\n")?;
     let line = String::from_utf8_lossy(&bytes[1..end]).into_owned();
