@@ -83,6 +83,7 @@ impl<Id: Eq + Hash> LogThrottle<Id> {
 impl Site {
     fn admit(&mut self, now: Timestamp) -> Admission {
         let interval = INTERVAL.as_micros();
+        // GCRA: each record moves `full_at` by one interval, and it may be at most a burst ahead.
         let full_at = self.full_at.as_micros().max(now.as_micros());
         let ahead = full_at - now.as_micros();
         if ahead > interval * (BURST - 1) {

@@ -92,9 +92,9 @@ impl Limiter {
         }
     }
 
-    /// Returns what `charge` would yield, without charging: its current state ([`Effect::Look`]) or
-    /// the outcome of charging it now ([`Effect::Peek`]). There are no outcomes if the key is
-    /// blocked.
+    /// Returns the state of the limits without charging: the current state ([`Effect::Look`]),
+    /// which ignores the cost and blocks, or the outcomes of charging now ([`Effect::Peek`]). With
+    /// [`Effect::Peek`] a blocked key has no outcomes.
     ///
     /// # Errors
     ///

@@ -44,7 +44,8 @@ pub enum LoadError {
         /// All mistakes in it.
         mistakes: Vec<Mistake>,
     },
-    /// A certificate or another file that the proxy needs cannot be used.
+    /// TLS to an upstream of the proxy cannot be set up, for example because its trust anchors are
+    /// missing.
     #[error(transparent)]
     Proxy(#[from] AuthoritiesError),
     /// A section that only takes effect at startup has changed, and the rules may depend on it.
@@ -277,8 +278,8 @@ impl Reloader {
         loaded
     }
 
-    /// Prepares the new proxy settings. Returns `None` if there is no proxy or adding or removing
-    /// it needs a restart.
+    /// Prepares the new proxy settings. Returns `None` if there is no proxy to change. Adding or
+    /// removing `proxy` needs a restart, so that only logs a warning.
     fn prepare_proxy(
         &self,
         settings: Option<Proxy>,

@@ -74,7 +74,7 @@ pub enum ServeError {
     /// The TLS settings of a listener cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// The trust anchors or client certificate for an upstream with TLS cannot be used.
+    /// TLS to an upstream cannot be set up, for example because its trust anchors cannot be read.
     #[error(transparent)]
     Authorities(#[from] AuthoritiesError),
     /// The access log of the proxy could not be opened.

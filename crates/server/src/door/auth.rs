@@ -104,6 +104,7 @@ impl Authenticator {
             return Attempt::Accepted;
         };
         let (peer, now) = (key(peer), self.clock.now());
+        // Before the comparison, so that a blocked guesser does not learn whether a guess is right.
         if let Some(retry_after) = self.wait(&peer, now, Effect::Peek) {
             self.limited.fetch_add(1, Ordering::Relaxed);
             return Attempt::Limited { retry_after };

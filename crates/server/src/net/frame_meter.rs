@@ -131,6 +131,7 @@ impl FrameMeter {
             if earned == 0 {
                 return Err(Flood);
             }
+            // Advances by whole credits only, so that fractions are not lost.
             self.refilled += Duration::from_millis(earned.min(BURST) * 1_000 / PER_SECOND);
             if earned >= BURST {
                 self.refilled = now;

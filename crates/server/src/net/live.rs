@@ -67,6 +67,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for LiveStream<S> {
                 this.activity.note_flood();
                 return Poll::Ready(Err(io::Error::other("too many control frames")));
             }
+            // Until then the timer keeps running with the `request` timeout it was created with.
             if this.frames.has_begun() {
                 this.silence.set(this.idle);
             }

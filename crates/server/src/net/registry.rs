@@ -145,6 +145,7 @@ impl Registry {
         open.cursor = start.wrapping_add(looked_at);
         let candidates =
             (0..looked_at).filter_map(|step| open.slots.get(start.wrapping_add(step) % count));
+        // `false` sorts first, so silent connections are preferred, then the longest idle.
         let victim = candidates
             .filter(|slot| slot.in_flight.load(Ordering::Relaxed) == 0)
             .min_by_key(|slot| {

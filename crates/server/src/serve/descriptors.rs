@@ -58,6 +58,7 @@ pub(super) fn fit(bounds: &mut [Bound<'_>], reserved: u64, limit: u64) -> Option
     let room = limit.saturating_sub(reserved).max(limit / 3);
     let mut lowered = Vec::new();
     for bound in bounds {
+        // In proportion to the configured limits; u128 because the product may overflow u64.
         let share = u128::from(count(bound)) * u128::from(room) / u128::from(wanted.max(1));
         let share = u64::try_from(share).unwrap_or(u64::MAX).max(LEAST);
         let share = usize::try_from(share).unwrap_or(usize::MAX);

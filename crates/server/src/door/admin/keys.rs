@@ -18,7 +18,7 @@ pub(super) async fn show(limiter: &Limiter, asked: Asked<'_>) -> Result<Answer, 
     let charge = Charge::new(&bytes, rule.limits(), Cost::ONE)?;
     let standing = limiter.inspect(charge, Effect::Look).await?;
     let next = limiter.inspect(charge, Effect::Peek).await?;
-    // A blocked key has no outcomes; the block says when a request would pass.
+    // For a blocked key `Peek` has no outcomes; the block says when a request would pass.
     let retries = (0..standing.len()).map(|at| next.get(at).map(|outcome| outcome.retry_after));
     let limits: Vec<Value> = rule
         .limits()

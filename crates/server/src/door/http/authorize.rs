@@ -18,7 +18,7 @@ struct Options {
     /// The status code of every denial.
     deny: Option<StatusCode>,
     proxy: Proxy,
-    /// The number of trusted proxies, instead of the configured one.
+    /// The number of trusted proxies in front of the calling proxy. Replaces the configured trust.
     hops: Option<usize>,
 }
 

@@ -26,7 +26,7 @@ pub(crate) enum Json<'b> {
 /// The members of an object, in order.
 pub(crate) type Members<'b> = Vec<(Cow<'b, str>, Json<'b>)>;
 
-/// The maximum number of members of an object.
+/// The maximum number of members of an object that [`check_members`] accepts.
 const MAX_MEMBERS: usize = 64;
 
 /// Parses a body that must be an object with at most `MAX_MEMBERS` members and no repeated name.

@@ -154,6 +154,7 @@ fn execute(mut context: Context<'_>, arguments: super::parse::Arguments<'_>, out
     let (start, before) = (out.len(), context.session.replies);
     command::run(&mut context, arguments, out);
     let after = &mut context.session.replies;
+    // The command itself may be a `CLIENT REPLY`, so the modes before and after it both count.
     let muted = match (before, *after) {
         (_, Replies::Off) => true,
         (Replies::SkipNext, _) => {
