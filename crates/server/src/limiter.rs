@@ -193,7 +193,7 @@ impl Limiter {
     }
 
     /// Decides `asked`. Clears and fills `outcomes`, a buffer that the caller can reuse. It stays
-    /// empty if the fallback policy decides.
+    /// empty if the fallback policy `open` or `closed` decides.
     pub(crate) async fn decide(&self, asked: Asked<'_>, outcomes: &mut Vec<Outcome>) -> Decided {
         let Asked {
             charges,
@@ -416,8 +416,8 @@ impl Database {
     }
 }
 
-/// The maximum length in bytes of a key of a limit that is sent with the request. The encoding may
-/// add one byte.
+/// The maximum length in bytes of a key of a limit that is sent with the request. Encoding may add
+/// one byte, or two in databases other than 0.
 pub const MAX_THROTTLE_KEY_BYTES: usize = tidegate_core::bounds::MAX_KEY_BYTES - 1;
 
 /// Wraps the single limit of a throttle request, which has no rule.

@@ -279,7 +279,7 @@ impl Reloader {
     }
 
     /// Prepares the new proxy settings. Returns `None` if there is no proxy to change. Adding or
-    /// removing `proxy` needs a restart, so that only logs a warning.
+    /// removing `proxy` needs a restart and is ignored with a warning.
     fn prepare_proxy(
         &self,
         settings: Option<Proxy>,

@@ -121,8 +121,8 @@ impl Http2 {
     /// connected at the same time do not all reconnect at the same time.
     fn age(&self, connection: &Connection) -> Duration {
         let tenth = self.settings.max_connection_age / 10;
-        // From 0 to 20, for -10 % to +10 %. Clients choose ports in ascending order, so this spreads
-        // their connections evenly.
+        // From 0 to 20, for -10 % to +10 %. Clients choose ports in ascending order, so this
+        // spreads their connections evenly.
         let spread = u32::from(connection.peer.port()) % 21;
         self.settings.max_connection_age - tenth + tenth / 10 * spread
     }

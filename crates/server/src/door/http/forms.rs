@@ -53,8 +53,8 @@ impl Forms {
     /// Caches the parsed `body`. Does nothing if `key` is not a slice of `body`, because it
     /// contained escapes.
     pub(super) fn remember(&mut self, body: &[u8], key: &str, asks: &Asks) {
-        // The offset of `key` in `body`. If `key` is a copy of an escaped string, the offset is out of
-        // range or the bytes there differ.
+        // The offset of `key` in `body`. If `key` is a copy of an escaped string, the offset is out
+        // of range or the bytes there differ.
         let begin = key.as_ptr().addr().wrapping_sub(body.as_ptr().addr());
         let Some((before, rest)) = body.split_at_checked(begin) else {
             return;

@@ -1,7 +1,7 @@
 //! `HELLO` and `AUTH`: protocol negotiation and authentication.
 //!
 //! Without a configured password this behaves like a Redis without one: the user is `default`, and
-//! any password is accepted.
+//! any password for that user is accepted.
 
 use super::{
     super::{
