@@ -164,8 +164,8 @@ pub fn transcript(limiter: &Arc<Limiter>, endpoint: Endpoint, body: &[u8]) -> (u
     (answer.status().as_u16(), wire::body(answer))
 }
 
-/// The header for this listener's token. Forward-auth needs it, because `Authorization` then belongs
-/// to the client's request.
+/// The header for this listener's token. Forward-auth needs it, because `Authorization` then
+/// belongs to the client's request.
 const TIDEGATE_TOKEN: HeaderName = HeaderName::from_static("tidegate-token");
 
 /// Returns the token in `Authorization: Bearer TOKEN`.
