@@ -1,4 +1,4 @@
-//! `count` and `settle`: what a rule charges by the answer to a request, and where answers are seen.
+//! `count` and `settle`: response-based cost, and a check that a listener sees the responses.
 
 use tidegate_core::Bill;
 
@@ -8,13 +8,14 @@ use super::{
     value::{Fields, Shape, Value},
 };
 
-/// The entries of an answer: [`tidegate_http::Report`] is for applications.
+/// The entries of a response that rules can use here. Those of [`tidegate_http::Report`] exist only
+/// in applications that embed the limiter.
 const ANSWERED: &[&str] = &["status", "bytes", "grpc-status", "header.NAME"];
 
-/// Those that can say what it has cost.
+/// The entries of a response that can hold a cost.
 const COSTS: &[&str] = &["bytes", "header.NAME"];
 
-/// What a rule charges by the answer.
+/// Reads the response-based cost of a rule.
 pub(super) fn bill(fields: &Fields<'_>, report: &mut Report) -> Bill {
     let bill = match fields.get("count") {
         Some(value) => count(value, report),
@@ -50,7 +51,7 @@ fn count(value: &Value<'_>, report: &mut Report) -> Bill {
     Bill::default().counting(answers.unwrap_or_default())
 }
 
-/// Refuses what no status is, such as `4xx`.
+/// Rejects patterns that no status matches, such as `4xx`.
 fn check_statuses(value: &Value<'_>, report: &mut Report) {
     let quiet = &mut Report::default();
     for (entry, value) in value.pairs(quiet, "").unwrap_or_default() {
@@ -101,9 +102,10 @@ fn is_known(entry: &str, known: &[&str]) -> bool {
     )
 }
 
-/// Refuses rules that go by the answer where nobody sees one, and warns where only some doors do.
+/// Rejects rules that depend on the response if no proxy is configured, because only the proxy sees
+/// responses. Warns if other listeners decide by these rules too.
 pub(super) fn check_seen(file: &Fields<'_>, listen: &Listen, report: &mut Report) {
-    // What else is wrong with them is read elsewhere.
+    // Other mistakes are reported elsewhere.
     let quiet = &mut Report::default();
     let rules = file.get("rules").and_then(|rules| rules.items(quiet, ""));
     let blind = blind_doors(listen);
@@ -129,7 +131,7 @@ pub(super) fn check_seen(file: &Fields<'_>, listen: &Listen, report: &mut Report
     }
 }
 
-/// The doors at which these rules are asked about, and no answer is seen.
+/// Returns the names of the listeners that decide by rules but never see the response.
 fn blind_doors(listen: &Listen) -> Vec<&'static str> {
     let doors = [("listen.http", listen.http), ("listen.resp", listen.resp)];
     let open = doors.into_iter().filter(|(_, address)| address.is_some());

@@ -1,4 +1,4 @@
-//! Conditions: `when` and `allow`.
+//! Conditions of `when` and `allow`.
 
 use tidegate_core::{Condition, Days, Hours, Pattern, RuleError, Schedule, When};
 
@@ -9,10 +9,11 @@ use super::{
 
 const OPERATORS: &[&str] = &["is", "not", "route", "cidr", "regex", "present"];
 
-/// The parts of a schedule, which are entries where they are held against a map of operators.
+/// The keys of a schedule. With a map of operators as their value they are ordinary entries
+/// instead.
 const SCHEDULE: [&str; 3] = ["time", "days", "zone"];
 
-/// A map of conditions on entries, all of which must hold, and of a schedule.
+/// Reads a map of conditions on entries, all of which must hold, and an optional schedule.
 pub(super) fn when(value: &Value<'_>, report: &mut Report) -> Option<When> {
     let what = "a map of conditions such as {path: /api/**}";
     let (mut conditions, before) = (Vec::new(), report.count());
@@ -39,24 +40,24 @@ pub(super) fn when(value: &Value<'_>, report: &mut Report) -> Option<When> {
     })
 }
 
-/// What looks like part of a schedule, and is not.
+/// Keys that look like part of a schedule but are not supported.
 const NOT_IN_SCHEDULE: [&str; 11] = [
     "until", "since", "before", "after", "hours", "times", "day", "weekday", "weekdays",
     "timezone", "tz",
 ];
 
-/// Whether what is called `entry` was probably meant as part of a schedule. Taken as an entry, which no
-/// request has, it would switch the rule off without a word.
+/// Returns whether the key `entry` was probably meant as part of a schedule. As an entry, which no
+/// request has, it would silently disable the rule.
 fn is_misplaced(entry: &str, value: &Value<'_>) -> bool {
     NOT_IN_SCHEDULE.contains(&entry) && !matches!(value.shape(), Shape::Map)
 }
 
-/// Whether what is called `entry` is no entry but part of a schedule.
+/// Returns whether the key `entry` is part of a schedule and not an entry of a request.
 pub(super) fn is_schedule(entry: &str, value: &Value<'_>) -> bool {
     SCHEDULE.contains(&entry) && !matches!(value.shape(), Shape::Map)
 }
 
-/// The times that `time`, `days` and `zone` name; none where none of them is there.
+/// Builds the schedule of `time`, `days` and `zone`. Returns `None` without `time` and `days`.
 fn schedule(fields: &[(&str, Value<'_>)], report: &mut Report) -> Option<Schedule> {
     let field = |name| fields.iter().find(|(known, _)| *known == name);
     let [time, days, zone] = SCHEDULE.map(|name| field(name).map(|(_, value)| value));
@@ -84,7 +85,7 @@ fn schedule(fields: &[(&str, Value<'_>)], report: &mut Report) -> Option<Schedul
         .ok()
 }
 
-/// One or more of what `read` reads, such as `example`.
+/// Reads one value or a list of values with `read`. `example` is shown in messages.
 fn listed<T>(
     value: &Value<'_>,
     report: &mut Report,
@@ -103,7 +104,8 @@ fn listed<T>(
         .collect()
 }
 
-/// What passes uncharged: a map of conditions, or a list of such maps, of which one must hold.
+/// Reads what passes without being charged: a map of conditions, or a list of maps of which one
+/// must match.
 pub(super) fn allow(value: &Value<'_>, report: &mut Report) -> Vec<When> {
     let mut items = Vec::new();
     for item in value.one_or_more(report) {
@@ -122,7 +124,7 @@ pub(super) fn allow(value: &Value<'_>, report: &mut Report) -> Vec<When> {
     items
 }
 
-/// What one entry must be.
+/// Reads the pattern that one entry must match.
 pub(super) fn pattern(value: &Value<'_>, report: &mut Report) -> Option<Pattern> {
     match value.shape() {
         Shape::Scalar => {
@@ -146,7 +148,8 @@ pub(super) fn pattern(value: &Value<'_>, report: &mut Report) -> Option<Pattern>
     }
 }
 
-/// The texts in a pattern that an entry must be, or must not be.
+/// Returns the literal texts in a pattern: those that an entry must equal and those that it must
+/// not.
 pub(super) fn texts<'v>(pattern: &Value<'v>) -> Vec<Value<'v>> {
     let quiet = &mut Report::default();
     match pattern.shape() {
@@ -166,7 +169,7 @@ pub(super) fn texts<'v>(pattern: &Value<'v>) -> Vec<Value<'v>> {
     }
 }
 
-/// A map of operators, all of which must hold.
+/// Reads a map of operators, all of which must hold.
 fn operators(value: &Value<'_>, report: &mut Report) -> Option<Pattern> {
     let before = report.count();
     let fields = value.fields(report, "a map", OPERATORS)?;
@@ -207,7 +210,7 @@ fn operators(value: &Value<'_>, report: &mut Report) -> Option<Pattern> {
         .flatten()
 }
 
-/// One text or a list of texts, any of which may match.
+/// Reads one text or a list of texts, any of which may match.
 fn one_of(
     value: &Value<'_>,
     report: &mut Report,
@@ -226,13 +229,13 @@ fn one_of(
         .flatten()
 }
 
-/// One network or a list of networks.
+/// Reads one network or a list of networks.
 fn networks(value: &Value<'_>, report: &mut Report) -> Option<Pattern> {
     let before = report.count();
     let mut texts = Vec::new();
     for item in value.one_or_more(report) {
         let text = item.text(report, "a network such as 10.0.0.0/8");
-        // Each alone first, so that a mistake is found where it stands.
+        // Check each network on its own first, so that a mistake is reported at its line.
         let sound =
             text.filter(|text| accept(Pattern::networks(&[*text]), &item, report).is_some());
         texts.extend(sound);
@@ -243,7 +246,7 @@ fn networks(value: &Value<'_>, report: &mut Report) -> Option<Pattern> {
         .flatten()
 }
 
-/// What core built, or a mistake at `value`.
+/// Returns the built value, or reports the error at `value`.
 fn accept<T>(built: Result<T, RuleError>, value: &Value<'_>, report: &mut Report) -> Option<T> {
     built
         .map_err(|error| value.wrong(report, error.problem))

@@ -1,4 +1,4 @@
-//! `listen`, `headers` and `admin`: where the server is asked, and how it answers.
+//! `listen`, `headers` and `admin`: the listeners, and the headers of their responses.
 
 use std::net::SocketAddr;
 
@@ -8,16 +8,17 @@ use super::{
     value::{Fields, Shape, Value},
 };
 
-/// The longest token, in bytes.
+/// The maximum length of a token, in bytes.
 const MAX_TOKEN_BYTES: usize = 4_096;
 
-/// The most connections that a listener may be allowed.
+/// The upper bound of `max_connections` of a listener.
 const MAX_CONNECTIONS: usize = 1_000_000;
 
-/// The name of the warning of a listener that anybody can use.
+/// The code of the warning about a listener without authentication.
 const OPEN: &str = "open-listener";
 
-/// The keys of every listener, and of those that have more.
+/// The keys that every listener has. The two constants after it are for the listeners with more
+/// keys.
 const KEYS: &[&str] = &[
     "address",
     "max_connections",
@@ -79,7 +80,8 @@ pub(super) fn listen(
     (listen, listeners)
 }
 
-/// A listener's address, with or without settings beside it.
+/// Reads the address of a listener, with or without settings beside it. As in [`address`],
+/// `Some(None)` is a listener that is off.
 fn listener(
     value: &Value<'_>,
     keys: &[&'static str],
@@ -135,7 +137,7 @@ fn listener(
     at
 }
 
-/// The two ways of naming a listener's secret.
+/// Returns the two keys under which the secret of a listener can be written.
 fn secret_keys(keys: &[&'static str]) -> (&'static str, &'static str) {
     if keys.contains(&"password") {
         ("password", "password_env")
@@ -144,7 +146,7 @@ fn secret_keys(keys: &[&'static str]) -> (&'static str, &'static str) {
     }
 }
 
-/// Warns of listeners that other machines reach and that ask nobody who they are.
+/// Warns about listeners that other machines can reach and that require no authentication.
 pub(super) fn warn_of_open(file: &Fields<'_>, config: &Config, report: &mut Report) {
     let known = &["http", "grpc", "resp"];
     let Some(fields) = file
@@ -199,23 +201,24 @@ pub(super) fn warn_of_open(file: &Fields<'_>, config: &Config, report: &mut Repo
     }
 }
 
-/// A door by its name, and where it is; `None` is one that stays shut.
+/// A listener's name and address; `None` is off.
 type Door = (&'static str, Option<SocketAddr>);
 
-/// The one of `doors` that has taken `address`; port 0 is a new port each time.
+/// Returns the name of the listener in `doors` that has `address`. Port 0 never conflicts: the
+/// system assigns a new port each time.
 pub(super) fn taken_by(doors: &[Door], address: SocketAddr) -> Option<&'static str> {
     let has_it = |(_, door): &&Door| *door == Some(address) && address.port() != 0;
     doors.iter().find(has_it).map(|(name, _)| *name)
 }
 
-/// Two doors cannot share an address.
+/// Reports two listeners with the same address.
 fn check_distinct(doors: &[Door], fields: &Fields<'_>, report: &mut Report) {
     for (at, &(name, address)) in doors.iter().enumerate() {
         let Some(address) = address else {
             continue;
         };
         if let Some(other) = taken_by(&doors[..at], address) {
-            // The default of the one may be what was written for the other.
+            // One of the two may be a default. Report the one that was written in the file.
             let (name, other) = if fields.get(name).is_some() {
                 (name, other)
             } else {
@@ -230,7 +233,7 @@ fn check_distinct(doors: &[Door], fields: &Fields<'_>, report: &mut Report) {
     }
 }
 
-/// An address, or `Some(None)` for a door that stays shut.
+/// Reads an address. Returns `Some(None)` for a listener that is off.
 fn address(value: &Value<'_>, report: &mut Report) -> Option<Option<SocketAddr>> {
     let what = "an address and port such as 127.0.0.1:8080, or off";
     let text = value.text(report, what)?;
@@ -279,7 +282,8 @@ pub(super) fn admin_token(file: &Fields<'_>, report: &mut Report) -> AdminToken 
     secret(&fields, ("token", "token_env"), report)
 }
 
-/// A secret that stands in the file under one name, or in the environment variable that the other one names.
+/// Reads a secret, which is in the file under one key or in the environment variable that the other
+/// key names.
 fn secret(
     fields: &Fields<'_>,
     (in_file, in_environment): (&'static str, &'static str),
@@ -297,7 +301,8 @@ fn secret(
     }
 }
 
-/// A mistake never shows the token. What is wrong with it stands for a token, so that only that is reported.
+/// Reads a token from the file. Messages never show it. An invalid token is returned all the same,
+/// so that no missing token is reported in addition.
 fn literal(value: &Value<'_>, report: &mut Report) -> AdminToken {
     let text = value.scalar().unwrap_or_default();
     let is_sound = (1..=MAX_TOKEN_BYTES).contains(&text.len())

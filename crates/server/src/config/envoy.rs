@@ -1,4 +1,4 @@
-//! `envoy`: the rate limit service for Envoy, whose rules are envoyproxy/ratelimit's files.
+//! `envoy`: Envoy's rate limit service, with rules in the file format of envoyproxy/ratelimit.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -9,21 +9,21 @@ use super::{
 };
 use crate::envoy::{DomainFiles, Folder, HeaderNames, Ratio, Settings, StoreFailure};
 
-/// The service as it is configured.
+/// The configured rate limit service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Envoy {
-    /// `envoy.config` and `envoy.merge_domains`: where its rules are.
+    /// `envoy.config` and `envoy.merge_domains`: the files with its rules.
     pub folder: Folder,
-    /// The other keys: how it answers.
+    /// The other keys: how it responds.
     pub settings: Settings,
-    /// `envoy.start_without_config`: whether to start although its rules cannot be used, and answer errors until they
-    /// can; default false.
+    /// `envoy.start_without_config`: whether to start even if its rules cannot be loaded, and
+    /// respond with errors until they can; default false.
     pub start_without_config: bool,
 }
 
 impl Envoy {
-    /// The service with the rules in `folder`, and settings as they are by default.
+    /// Creates a service with the rules in `folder` and default settings.
     #[must_use]
     pub fn new(folder: Folder) -> Self {
         Self {
@@ -108,7 +108,7 @@ fn ratio(fields: &Fields<'_>, report: &mut Report) -> Ratio {
     ratio.unwrap_or_default()
 }
 
-/// `true` sends the headers of the draft; a map gives them other names.
+/// Reads `response_headers`. `true` sends the headers of the IETF draft; a map renames them.
 fn response_headers(fields: &Fields<'_>, report: &mut Report) -> Option<HeaderNames> {
     let value = fields.get("response_headers")?;
     if let Shape::Scalar | Shape::List = value.shape() {

@@ -1,21 +1,21 @@
-//! Warnings of rules that a client escapes by leaving something out.
+//! Warns about rules that a client bypasses by omitting something from its request.
 
 use tidegate_core::RuleSet;
 use tidegate_http::Part;
 
 use super::{report::Report, value::Value};
 
-/// The name of the warning, for those who look for it in a log.
+/// The code of the warning, for log searches.
 const CODE: &str = "empty-key";
 
-/// The entries that are a client's own words, by what their names begin with.
+/// Prefixes of the entries that the client chooses freely and can omit.
 const OWN_WORDS: [&str; 3] = ["header.", "query.", "cookie."];
 
-/// The most rules that are named.
+/// The maximum number of rules that are named.
 const MAX_NAMED: usize = 20;
 
-/// Warns of each rule in `set` that a client escapes by leaving out what it is counted by, where no other rule is behind it. Rule
-/// number n is `values[n]` of the file.
+/// Warns about each rule in `set` that a client bypasses by omitting an entry of its key, unless
+/// another rule certainly applies then. Rule number n is `values[n]` of the file.
 pub(super) fn warn(
     set: &RuleSet,
     values: &[Value<'_>],

@@ -1,19 +1,19 @@
-//! The warning of rules that a client escapes by another spelling of the path.
+//! Warns about rules that a client bypasses by spelling the path differently.
 //!
-//! A plain path under `when` is compared byte by byte, and many web frameworks answer `/login/`, `/LOGIN`, `/login;x`
-//! and `/login%20` as `/login`. The warning is given for rules that count by address: these guard a path against
-//! abuse, where to escape is the point. One warning tells of all of them, and `{is: /login}` says that the exact path
-//! is meant.
+//! A plain path under `when` is compared byte by byte, but many web frameworks treat `/login/`,
+//! `/LOGIN`, `/login;x` and `/login%20` like `/login`. Only rules keyed by client address are
+//! checked: they protect a path against abuse, so an abuser gains from a bypass. One warning covers
+//! all of these rules. `{is: /login}` declares that the exact path is meant and silences it.
 
 use super::{
     report::{Report, shown},
     value::{Fields, Shape, Value},
 };
 
-/// The name of the warning, for those who look for it in a log.
+/// The code of the warning, for log searches.
 const CODE: &str = "exact-path";
 
-/// Warns of the first rule in `file` that guards an exact path, and says how many more there are.
+/// Warns about the first rule in `file` that protects an exact path, and counts the others.
 pub(super) fn warn(file: &Fields<'_>, report: &mut Report) {
     let rules = file.get("rules");
     let rules = rules.and_then(|rules| rules.items(&mut Report::default(), ""));
@@ -36,7 +36,7 @@ pub(super) fn warn(file: &Fields<'_>, report: &mut Report) {
     value.warn(report, message);
 }
 
-/// The exact path that `rule` guards, if it enforces a limit by address.
+/// Returns the exact path that `rule` protects, if the rule enforces a limit by client address.
 fn guarded_path<'v>(rule: &Value<'v>) -> Option<(Value<'v>, &'v str)> {
     let quiet = &mut Report::default();
     let fields = rule.fields_among(&["when", "key", "mode"])?;

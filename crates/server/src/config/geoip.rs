@@ -1,4 +1,4 @@
-//! `geoip`: the databases that say where addresses are.
+//! `geoip`: the GeoIP databases.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use tidegate_http::Place;
 
 use super::{report::Report, value::Fields};
 
-/// The databases; none without the section.
+/// Reads the databases; none without the section.
 pub(super) fn geoip(file: &Fields<'_>, report: &mut Report) -> Vec<(Place, PathBuf)> {
     let known = Place::ALL.map(Place::as_str);
     let what = "a map such as {country: GeoLite2-Country.mmdb}";

@@ -1,4 +1,4 @@
-//! `grpc`: how the gRPC door serves its connections.
+//! `grpc`: connection settings of the gRPC listener.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use super::{
     value::{Fields, Value},
 };
 
-/// The longest time that a setting may name.
+/// The upper bound of every duration here.
 const LONGEST: Span = Span::from_secs(366 * 86_400);
 
-/// The most calls at once that one connection may be allowed.
+/// The upper bound of `max_streams`.
 const MAX_STREAMS: u32 = 100_000;
 
 const FIELDS: &[&str] = &[

@@ -1,4 +1,4 @@
-//! `clients` and `entries`: how to find out who is asking.
+//! `clients` and `entries`: how the client of a request is identified.
 
 use tidegate_core::bounds::MAX_ENTRIES;
 use tidegate_http::{AddressHeader, Part, Proxies, Trust, client::Warning};
@@ -9,7 +9,7 @@ use super::{
     value::{Fields, Value},
 };
 
-/// The most proxies between a client and us.
+/// The maximum number of proxies between a client and Tidegate.
 const MAX_HOPS: usize = 16;
 
 pub(super) fn identity(file: &Fields<'_>, report: &mut Report) -> Identity {
@@ -56,7 +56,7 @@ fn trust(value: &Value<'_>, report: &mut Report) -> Option<Trust> {
     Some(trust)
 }
 
-/// A number of hops, or networks.
+/// Reads the trusted proxies: a number of hops, or networks.
 fn proxies(value: &Value<'_>, report: &mut Report) -> Option<Proxies> {
     if value.looks_like_number() {
         let hops = value.small_number(report)?;
@@ -90,7 +90,7 @@ fn header(value: &Value<'_>, report: &mut Report) -> Option<AddressHeader> {
     header
 }
 
-/// Entries by their names, each part of another.
+/// Reads the entries that are derived from a part of another entry, by name.
 fn parts(value: &Value<'_>, report: &mut Report) -> Option<Vec<(Box<str>, Part)>> {
     let what = "a map of entries, such as {key_id: {of: header.x-api-key, split: \".\"}}";
     let pairs = value.pairs(report, what)?;

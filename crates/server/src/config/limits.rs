@@ -9,7 +9,7 @@ use super::{
     value::{Fields, Shape, Value},
 };
 
-/// What a limit is where it does not say so itself.
+/// The settings that a limit inherits from its rule or from the file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fallback {
     pub(crate) algorithm: DefaultAlgorithm,
@@ -17,19 +17,19 @@ pub(crate) struct Fallback {
     pub(crate) count_denied: Option<bool>,
 }
 
-/// The algorithm of a limit that names none.
+/// The algorithm of a limit that does not name one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DefaultAlgorithm {
-    /// None was named: a sliding window, in the form that suits its size.
+    /// Not set: a sliding window whose form depends on the size of the limit.
     BySize,
     Named(AlgorithmName),
-    /// One was named that does not exist. That is reported already, and nothing can be said of the
-    /// limits that depend on it.
+    /// An algorithm was named that does not exist. This is reported already, and limits that depend
+    /// on it cannot be checked.
     Unreadable,
 }
 
 impl DefaultAlgorithm {
-    /// What the field `algorithm` of `fields` says; `outer` where it was not written.
+    /// Reads the field `algorithm` of `fields`. Returns `outer` if the field was not written.
     pub(crate) fn read(fields: &Fields<'_>, outer: Self, report: &mut Report) -> Self {
         match fields.get("algorithm") {
             Some(value) => algorithm(value, report).map_or(Self::Unreadable, Self::Named),
@@ -46,7 +46,7 @@ impl DefaultAlgorithm {
     }
 }
 
-/// A limit, or a list of limits.
+/// Reads a limit, or a list of limits.
 pub(crate) fn limits(value: &Value<'_>, fallback: Fallback, report: &mut Report) -> Vec<Limit> {
     let items = value.one_or_more(report);
     if items.is_empty() {
@@ -58,12 +58,12 @@ pub(crate) fn limits(value: &Value<'_>, fallback: Fallback, report: &mut Report)
         .collect()
 }
 
-/// The name of an algorithm.
+/// Reads the name of an algorithm.
 pub(crate) fn algorithm(value: &Value<'_>, report: &mut Report) -> Option<AlgorithmName> {
     value.choice(report, &AlgorithmName::ALL)
 }
 
-/// A share such as `10%`.
+/// Reads a percentage such as `10%`.
 pub(crate) fn percent(value: &Value<'_>, report: &mut Report) -> Option<u32> {
     let what = "a percentage such as 10%";
     let text = value.text(report, what)?;
@@ -111,8 +111,9 @@ pub(crate) fn limit(value: &Value<'_>, fallback: Fallback, report: &mut Report) 
     )
 }
 
-/// Builds the limit of `spec`, which was read from `value` and, in its full form, from its `fields`. Where some of those
-/// were `unread`, what is missing because of that is not reported again.
+/// Builds the limit of `spec`. It was read from `value` and, in the full form, from its `fields`.
+/// If `unread`, some fields could not be read; they are reported already, and are not reported
+/// again as missing.
 pub(crate) fn build(
     spec: &LimitSpec,
     (value, fields): (&Value<'_>, Option<&Fields<'_>>),
@@ -134,13 +135,13 @@ pub(crate) fn build(
     None
 }
 
-/// Whether a field is only missing because of what is reported already: it could not be read, or an
-/// anchor that would have taken its place could not.
+/// Returns whether a field is only missing because of a mistake that is reported already. Either
+/// the field itself or the anchor that would replace it could not be read.
 fn tried(fields: &Fields<'_>, field: &str) -> bool {
     fields.tries(field) || (field == "window" && fields.tries("anchor"))
 }
 
-/// The fields that were written, and where the algorithm among them comes from.
+/// Reads the full form of a limit. Also returns where its algorithm comes from.
 pub(crate) fn full_form(
     fields: &Fields<'_>,
     fallback: DefaultAlgorithm,
@@ -226,7 +227,8 @@ fn calendar(value: &Value<'_>, report: &mut Report) -> Option<Calendar> {
     let day = fields
         .get("day")
         .and_then(|day| day.small_number::<i8>(report));
-    // Of a calendar that is none the longest is assumed, so that what no calendar can have is told too.
+    // If the calendar unit is missing or wrong, assume the longest one. Values that fit no unit are
+    // then reported too.
     let assumed = unit.unwrap_or(CalendarUnit::Month);
     for error in Calendar::mistakes(assumed, zone.unwrap_or("UTC"), day) {
         fields.wrong(report, error.field, error.problem);

@@ -1,9 +1,9 @@
-//! The configuration: what the rules file says, valid by construction.
+//! Parses and validates the rules file.
 //!
-//! [`Config::parse`] reads the whole file and reports every mistake at once, each with its path and its
-//! line. What it returns needs no further checking: addresses are addresses, limits are built, rules are
-//! indexed. It reads no environment, opens no file and no socket; whoever starts the
-//! server does.
+//! [`Config::parse`] reads the whole file and reports every mistake at once, each with its path and
+//! its line. The result needs no further validation: addresses are parsed, limits are built and
+//! rules are indexed. Parsing reads no environment variables and opens no files or sockets; the
+//! code that starts the server does.
 
 mod bill;
 mod conditions;
@@ -50,71 +50,74 @@ use yaml::Dialect;
 
 use crate::quota::QuotaRule;
 
-/// The largest rules file, in bytes.
+/// The maximum size of a rules file, in bytes.
 pub const MAX_FILE_BYTES: usize = 16 << 20;
 
-/// The keys of the file.
+/// The top-level keys of the file.
 const SECTIONS: &[&str] = &[
     "listen", "store", "defaults", "headers", "clients", "entries", "geoip", "admin", "grpc",
     "envoy", "allow", "rules", "quotas", "proxy", "shutdown",
 ];
 
-/// What the rules file says. The default is what an empty file says: every door open on its usual
-/// port, the memory store, no rules.
+/// The parsed rules file. The default is the configuration of an empty file: every listener on its
+/// default port, the memory store, no rules.
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct Config {
-    /// `listen`: where the doors are.
+    /// `listen`: the addresses of the listeners.
     pub listen: Listen,
-    /// `listen`: what the doors may use, and who may use them.
+    /// `listen`: connection limits, TLS and authentication of the listeners.
     pub listeners: Listeners,
     /// `store.memory`: the bounds of the memory store.
     pub memory: MemoryBounds,
-    /// `store.memory.snapshot`: where counters are kept over a restart; `None` keeps them nowhere.
+    /// `store.memory.snapshot`: where counters are persisted across restarts; `None` disables
+    /// persistence.
     pub snapshot: Option<Snapshot>,
-    /// `store.redis`: where a fleet shares its counts; `None` keeps them in this process.
+    /// `store.redis`: the Redis servers that several nodes share their counts in; `None` keeps the
+    /// counts in this process.
     pub redis: Option<RedisConfig>,
-    /// `headers`: which headers answers carry.
+    /// `headers`: which rate limit headers responses carry.
     pub headers: Headers,
-    /// `grpc`: how the gRPC door serves its connections.
+    /// `grpc`: connection settings of the gRPC listener.
     pub grpc: Grpc,
-    /// `shutdown`: how the server comes to its end.
+    /// `shutdown`: timing of the graceful shutdown.
     pub shutdown: Shutdown,
-    /// `clients` and `entries`: how forward-auth finds out who is asking.
+    /// `clients` and `entries`: how the client of a request is identified.
     pub identity: Identity,
-    /// `geoip`: the databases that say where addresses are, and what each says; relative to the directory in which the server runs.
+    /// `geoip`: the GeoIP databases, and what each one provides. Paths are relative to the working
+    /// directory of the server.
     pub geoip: Vec<(Place, PathBuf)>,
-    /// `admin`: who may ask the admin door.
+    /// `admin`: the token that the admin listener requires.
     pub admin_token: AdminToken,
-    /// `envoy`: the rate limit service for Envoy; `None` without the section.
+    /// `envoy`: Envoy's rate limit service; `None` without the section.
     pub envoy: Option<Envoy>,
-    /// `rules` and `allow`, ready to decide.
+    /// `rules` and `allow`, indexed and ready for decisions.
     pub rules: RuleSet,
-    /// `quotas`: limits that are divided among the Envoys that enforce them.
+    /// `quotas`: limits that are divided among the Envoys that enforce them (RLQS).
     pub quotas: Vec<QuotaRule>,
     /// `proxy`: the reverse proxy; `None` without the section.
     pub proxy: Option<Proxy>,
-    /// What was understood but will not do what its author may expect.
+    /// Settings that are valid but probably do not do what their author expects.
     pub warnings: Vec<Mistake>,
 }
 
-/// Where the doors are; `None` is a door that stays shut (`off`).
+/// The listener addresses. `None` disables a listener (`off`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Listen {
-    /// `listen.http`: checks and forward-auth; default `127.0.0.1:8080`.
+    /// `listen.http`: rate limit checks and forward-auth; default `127.0.0.1:8080`.
     pub http: Option<SocketAddr>,
     /// `listen.grpc`: Envoy's rate limit services; default `127.0.0.1:8081`.
     pub grpc: Option<SocketAddr>,
     /// `listen.resp`: the Redis protocol; default `127.0.0.1:6380`.
     pub resp: Option<SocketAddr>,
-    /// `listen.admin`: health, metrics, blocks; default `127.0.0.1:8082`. An address that other
-    /// machines reach is refused unless there is an admin token.
+    /// `listen.admin`: health, metrics, blocked keys; default `127.0.0.1:8082`. An address that
+    /// other machines can reach is rejected unless an admin token is set.
     pub admin: Option<SocketAddr>,
 }
 
 impl Listen {
-    /// The doors by their names.
+    /// Returns the listeners with their names.
     fn doors(&self) -> [(&'static str, Option<SocketAddr>); 4] {
         [
             ("http", self.http),
@@ -125,21 +128,25 @@ impl Listen {
     }
 }
 
-/// What a listener may use, and who may use it; written where a map stands in the place of its address.
+/// The settings of a listener, written when its value is a map instead of a plain address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Listener {
-    /// `max_connections`: the most connections at once, 1 to 1,000,000; default 10,000, and 128 of the admin listener.
+    /// `max_connections`: the maximum number of open connections, 1 to 1,000,000; default 10,000,
+    /// and 128 for the admin listener.
     pub max_connections: usize,
-    /// `max_connections_per_client`: the most of one address (IPv6: of one /64), at least 1; default 1,000.
+    /// `max_connections_per_client`: the maximum per client address (IPv6: per /64), at least 1;
+    /// default 1,000, and 128 for the admin listener.
     pub max_connections_per_client: usize,
-    /// `idle_timeout`: how long a connection may be quiet between two requests; `None` is the listener's default.
+    /// `idle_timeout`: how long a connection may be idle between two requests; `None` is the
+    /// default of the listener.
     pub idle_timeout: Option<Duration>,
-    /// `tls`, of the HTTP and RESP listeners: the certificate; `None` is in the clear.
+    /// `tls`, for the HTTP and RESP listeners: the certificate; `None` is plaintext.
     pub tls: Option<TlsFiles>,
-    /// `username`, of the RESP listener: whom `AUTH` must name; `None` is `default`.
+    /// `username`, for the RESP listener: the user that `AUTH` must name; `None` is `default`.
     pub username: Option<String>,
-    /// `token` and `token_env` of the HTTP listener, `password` and `password_env` of the RESP listener.
+    /// `token` and `token_env` of the HTTP listener, `password` and `password_env` of the RESP
+    /// listener.
     pub credential: Password,
 }
 
@@ -156,16 +163,16 @@ impl Default for Listener {
     }
 }
 
-/// The settings of the listeners.
+/// The settings of all listeners.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listeners {
     /// `listen.http`.
     pub http: Listener,
-    /// `listen.grpc`, whose TLS is under `grpc`.
+    /// `listen.grpc`. Its TLS settings are under `grpc`.
     pub grpc: Listener,
     /// `listen.resp`.
     pub resp: Listener,
-    /// `listen.admin`, whose token is under `admin`.
+    /// `listen.admin`. Its token is under `admin`.
     pub admin: Listener,
 }
 
@@ -197,20 +204,22 @@ impl Default for Listen {
     }
 }
 
-/// How the gRPC door serves its connections.
+/// Connection settings of the gRPC listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grpc {
-    /// `grpc.tls`: the door's certificate; `None` is HTTP/2 in the clear.
+    /// `grpc.tls`: the certificate of the listener; `None` is HTTP/2 over plaintext (h2c).
     pub tls: Option<TlsFiles>,
-    /// `grpc.keep_alive`: how often a client must answer a ping; default 30 s.
+    /// `grpc.keep_alive`: the interval of keep-alive pings; default 30 s.
     pub keep_alive: Duration,
-    /// `grpc.keep_alive_timeout`: in what time; default 10 s.
+    /// `grpc.keep_alive_timeout`: how long a client may take to answer a ping; default 10 s.
     pub keep_alive_timeout: Duration,
-    /// `grpc.max_connection_age`: when a client is asked to connect anew, give or take a tenth; default one day.
+    /// `grpc.max_connection_age`: the age at which a client is asked to reconnect, with ±10 %
+    /// jitter; default one day.
     pub max_connection_age: Duration,
-    /// `grpc.max_connection_age_grace`: how long calls that have begun may last after that; default one hour.
+    /// `grpc.max_connection_age_grace`: how long calls in progress may continue after that; default
+    /// one hour.
     pub max_connection_age_grace: Duration,
-    /// `grpc.max_streams`: the most calls at once on one connection; default 1,000.
+    /// `grpc.max_streams`: the maximum number of concurrent calls on one connection; default 1,000.
     pub max_streams: u32,
 }
 
@@ -227,34 +236,36 @@ impl Default for Grpc {
     }
 }
 
-/// PEM files; relative to the directory in which the server runs.
+/// TLS files in PEM format. Paths are relative to the working directory of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// `certificate`: the door's certificate, and those between it and its authority.
+    /// `certificate`: the certificate of the listener, followed by its intermediate certificates.
     pub certificate: PathBuf,
     /// `key`: its private key.
     pub key: PathBuf,
-    /// `client_ca`: the authorities of the clients; with them, nobody is let in without a certificate of theirs.
+    /// `client_ca`: the CAs that sign client certificates. If set, clients must present a
+    /// certificate that one of them signed (mutual TLS).
     pub client_ca: Option<PathBuf>,
 }
 
-/// Where counters are kept over a restart.
+/// Where and how often counters are persisted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// The file; relative to the directory in which the server runs.
+    /// The file. Relative to the working directory of the server.
     pub path: PathBuf,
-    /// How often it is written; default 30 s. It is also written at shutdown.
+    /// The interval between writes; default 30 s. The file is also written at shutdown.
     pub every: Span,
 }
 
-/// Which headers answers carry.
+/// Which rate limit headers responses carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Headers {
     /// `headers.ratelimit`: `RateLimit` and `RateLimit-Policy`; default true.
     pub ratelimit: bool,
-    /// `headers.legacy`: the `X-RateLimit-*` triple; default off.
+    /// `headers.legacy`: the three `X-RateLimit-*` headers; default off.
     pub legacy: LegacyHeaders,
-    /// `headers.rule_names`: whether clients are told the names of rules, in headers and in denials; default false.
+    /// `headers.rule_names`: whether headers and denials reveal rule names to clients; default
+    /// false.
     pub rule_names: bool,
 }
 
@@ -268,21 +279,23 @@ impl Default for Headers {
     }
 }
 
-/// How forward-auth finds out who is asking.
+/// How the client of a request is identified.
 #[derive(Clone, Debug, Default)]
 pub struct Identity {
-    /// `clients`: whose word is taken for a client's address; by default only that of the proxy that asks.
+    /// `clients`: which proxies are trusted to report the client's address. By default only the
+    /// proxy that sends the forward-auth request is trusted.
     pub trust: Trust,
-    /// `entries`: the entries that are part of another, by their names.
+    /// `entries`: entries that are derived from a part of another entry, by name.
     pub parts: Vec<(Box<str>, Part)>,
-    /// Who knows where addresses are. Whoever starts the server brings it, by `geoip`.
+    /// The GeoIP lookup. [`Config::parse`] leaves it `None`; the code that starts the server opens
+    /// the `geoip` databases and sets it.
     pub atlas: Option<Arc<dyn Atlas>>,
 }
 
-/// How `X-RateLimit-Reset` is written, if the triple is sent at all.
+/// The form of `X-RateLimit-Reset`, if the `X-RateLimit-*` headers are sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LegacyHeaders {
-    /// The triple is not sent.
+    /// The headers are not sent.
     #[default]
     Off,
     /// Seconds from now, rounded up.
@@ -291,20 +304,20 @@ pub enum LegacyHeaders {
     Epoch,
 }
 
-/// What a caller of the admin door must show.
+/// The token that a client of the admin listener must send.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub enum AdminToken {
-    /// Nothing: the door is on loopback.
+    /// None is required: the listener is on loopback.
     #[default]
     None,
     /// `admin.token`: this token.
     Literal(String),
-    /// `admin.token_env`: the token in the environment variable of this name, which whoever starts the
-    /// server must read. A variable that is not set must stop the start.
+    /// `admin.token_env`: the token in the environment variable of this name. The code that starts
+    /// the server must read it, and must abort the start if the variable is not set.
     Env(String),
 }
 
-/// Tokens are not written to logs.
+/// Hides the token, because `Debug` output may reach logs.
 impl fmt::Debug for AdminToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -315,20 +328,20 @@ impl fmt::Debug for AdminToken {
     }
 }
 
-/// Something wrong in the rules file: where it is, and what would be right.
+/// A mistake or a warning in the rules file: where it is, and how to fix it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mistake {
     /// The path of the value, such as `rules[2].limits[0].refill`; empty for the file as a whole.
     pub path: String,
-    /// The line, from 1; `None` if no line is to blame.
+    /// The line, from 1; `None` if the problem has no line.
     pub line: Option<usize>,
-    /// What was expected and what was found.
+    /// The expected and the actual value.
     pub message: String,
 }
 
 impl Mistake {
-    /// The name of a warning, such as `no-match`, with which its message begins; `None` for a mistake, and a
-    /// warning without a name.
+    /// Returns the code of a warning, such as `no-match`, with which its message begins. Returns
+    /// `None` for a mistake and for a warning without a code.
     #[must_use]
     pub fn code(&self) -> Option<&str> {
         let (code, _) = self.message.split_once(": ")?;
@@ -336,14 +349,14 @@ impl Mistake {
         (code.contains('-') && code.bytes().all(is_part)).then_some(code)
     }
 
-    /// What is wrong, without the code and the advice.
+    /// Returns the problem, without the code and the advice.
     #[must_use]
     pub fn problem(&self) -> &str {
         let text = self.text();
         text.split_once("; ").map_or(text, |(problem, _)| problem)
     }
 
-    /// What to do about it, where the message says so.
+    /// Returns the advice in the message on how to fix it, if it has any.
     #[must_use]
     pub fn advice(&self) -> Option<&str> {
         self.text().split_once("; ").map(|(_, advice)| advice)
@@ -356,7 +369,7 @@ impl Mistake {
     }
 }
 
-/// `rules[2].limits[0].refill (line 31): expected a rate such as 20/min`.
+/// Writes, for example, `rules[2].limits[0].refill (line 31): expected a rate such as 20/min`.
 impl fmt::Display for Mistake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.path.as_str(), self.line) {
@@ -369,12 +382,12 @@ impl fmt::Display for Mistake {
 }
 
 impl Config {
-    /// Reads the text of a rules file.
+    /// Parses the text of a rules file.
     ///
     /// # Errors
     ///
-    /// Every mistake in it, in the order of their lines: what is no YAML, an unknown or repeated key, a
-    /// missing or ill-typed value, a limit that cannot work. Never an empty list.
+    /// Returns every mistake, sorted by line: invalid YAML, an unknown or repeated key, a missing
+    /// or ill-typed value, a limit that cannot work. The list is never empty.
     ///
     /// # Examples
     ///

@@ -1,4 +1,4 @@
-//! `proxy`: where the reverse proxy listens, what stands behind it, and how much of everything it takes.
+//! `proxy`: the listener of the reverse proxy, its upstreams and its resource limits.
 
 mod access_log;
 mod adaptive;
@@ -31,16 +31,18 @@ pub use slow::{MinRate, Slow};
 pub use upstream::Upstream;
 pub use url::{Scheme, Url};
 
-/// The longest time that a setting may name.
+/// The upper bound of every timeout.
 const LONGEST: Span = Span::from_secs(86_400);
 
-/// The bounds of `proxy.max_head`, in bytes: what one read brings at least, and what nobody needs.
+/// The bounds of `proxy.max_head`, in bytes. The lower bound is the size of one read; the upper one
+/// is more than any real request needs.
 const HEAD_BYTES: std::ops::RangeInclusive<usize> = 8_192..=1 << 20;
 
-/// The most header lines that may be allowed: as many as a request or an answer can have at all.
+/// The upper bound of `proxy.max_headers`: the most that the parser can hold for a request or
+/// response.
 const MOST_HEADERS: usize = 1_000;
 
-/// The most connections that clients may be allowed.
+/// The upper bound of the connection limits for clients.
 const MOST_CONNECTIONS: usize = 1_000_000;
 
 const FIELDS: &[&str] = &[
@@ -62,56 +64,65 @@ const FIELDS: &[&str] = &[
     slow::FIELDS[2],
 ];
 
-/// What the reverse proxy does.
+/// The configuration of the reverse proxy.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Proxy {
-    /// `proxy.listen`: where clients come to.
+    /// `proxy.listen`: the address of the listener.
     pub listen: SocketAddr,
-    /// `proxy.tls`: its certificate; `None` is in the clear.
+    /// `proxy.tls`: the certificate of the listener; `None` is plaintext.
     pub tls: Option<TlsFiles>,
-    /// `proxy.upstreams`: what stands behind it; the first whose conditions hold is asked.
+    /// `proxy.upstreams`: the services behind the proxy. A request goes to the first upstream whose
+    /// conditions match.
     pub upstreams: Vec<Upstream>,
     /// `proxy.timeouts`.
     pub timeouts: Timeouts,
-    /// `proxy.max_body`: the most bytes of a request's body; `None`, the default, is no bound.
+    /// `proxy.max_body`: the maximum size of a request body, in bytes; `None`, the default, is
+    /// unlimited.
     pub max_body: Option<u64>,
-    /// `proxy.max_head`: the most bytes of the head of a request or of an answer, 8 KiB to 1 MiB; default 64 KiB.
+    /// `proxy.max_head`: the maximum size of a request or response head, 8 KiB to 1 MiB; default 64
+    /// KiB.
     pub max_head: usize,
-    /// `proxy.max_headers`: the most header lines of either, 1 to 1,000; default 100.
+    /// `proxy.max_headers`: the maximum number of header lines in a head, 1 to 1,000; default 100.
     pub max_headers: usize,
-    /// `proxy.max_connections`: the most clients at once, 1 to 1,000,000; default 10,000.
+    /// `proxy.max_connections`: the maximum number of client connections, 1 to 1,000,000; default
+    /// 10,000.
     pub max_connections: usize,
-    /// The same, where the process may not open so many files.
+    /// `max_connections` reduced to fit the process's limit of open files; `None` if it fits as it
+    /// is.
     pub fitted_connections: Option<usize>,
-    /// `proxy.max_connections_per_client`: the most of one address (IPv6: of one /64), 1 to 1,000,000; default 1,000.
+    /// `proxy.max_connections_per_client`: the maximum number of connections per client address
+    /// (IPv6: per /64), 1 to 1,000,000; default 1,000.
     pub max_connections_per_client: usize,
-    /// `proxy.forwarded`: by which headers upstreams learn who the client is; default `x-forwarded`.
+    /// `proxy.forwarded`: the headers that carry the client's address to upstreams; default
+    /// `x-forwarded`.
     pub forwarded: ForwardedHeaders,
     /// `proxy.underscores` and `proxy.via`.
     pub heads: Heads,
     /// `proxy.max_requests_per_client`, `proxy.min_rate` and `proxy.response_buffer`.
     pub slow: Slow,
-    /// `proxy.access_log`: where each request is written down; `None`, the default, is nowhere.
+    /// `proxy.access_log`: where the access log is written; `None`, the default, disables it.
     pub access_log: Option<AccessLog>,
 }
 
-/// How long the proxy waits for whom.
+/// The timeouts of the reverse proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
-    /// `connect`: for a connection to an upstream, TLS included; default 1 s.
+    /// `connect`: for connecting to an upstream, including the TLS handshake; default 1 s.
     pub connect: Duration,
-    /// `head`: for the head of an upstream's answer, from the end of the request on; default 30 s.
+    /// `head`: for the response head of an upstream, measured from the end of the request; default
+    /// 30 s.
     pub head: Duration,
-    /// `idle`: for the next octets of a body, from either side, and for either side to take some; default 60 s.
+    /// `idle`: between two reads or two writes of a body, on either side; default 60 s.
     pub idle: Duration,
-    /// `request_head`: for the whole head of a request, from its first octet on; default 10 s.
+    /// `request_head`: for the complete head of a request, measured from its first byte; default 10
+    /// s.
     pub request_head: Duration,
-    /// `keep_alive`: for the next request on a client's connection; default 75 s.
+    /// `keep_alive`: how long a client connection may be idle between two requests; default 75 s.
     pub keep_alive: Duration,
-    /// `pool`: for how long a connection to an upstream is kept for the next request; default 30 s.
+    /// `pool`: how long an upstream connection may be idle in the connection pool; default 30 s.
     pub pool: Duration,
-    /// `upgraded`: for the next octets in either direction of a connection that was upgraded; default 10 min.
+    /// `upgraded`: how long an upgraded connection may be idle in both directions; default 10 min.
     pub upgraded: Duration,
 }
 
@@ -129,19 +140,19 @@ impl Default for Timeouts {
     }
 }
 
-/// By which headers an upstream learns who the client is.
+/// The headers that carry the client's address to an upstream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ForwardedHeaders {
     /// `X-Forwarded-For`, `-Proto` and `-Host`.
     #[default]
     XForwarded,
-    /// `Forwarded`, RFC 7239.
+    /// `Forwarded` (RFC 7239).
     Forwarded,
     /// All of them.
     Both,
 }
 
-/// `None` without the section, and if there is a mistake in it.
+/// Reads the section. Returns `None` without the section, or if there is a mistake in it.
 pub(super) fn proxy(
     file: &Fields<'_>,
     listen: &Listen,

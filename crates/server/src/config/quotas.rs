@@ -1,4 +1,4 @@
-//! `quotas`: limits that are divided among the Envoys that enforce them.
+//! `quotas`: limits that are divided among the Envoys that enforce them (RLQS).
 
 use std::collections::HashSet;
 
@@ -13,7 +13,7 @@ use crate::quota::{QuotaLimit, QuotaRule};
 
 const FIELDS: &[&str] = &["name", "domain", "bucket", "limit"];
 
-/// The most quotas of a file.
+/// The maximum number of quotas in a file.
 const MAX_QUOTAS: usize = 1_000;
 
 pub(super) fn quotas(file: &Fields<'_>, listen: &Listen, report: &mut Report) -> Vec<QuotaRule> {
@@ -93,7 +93,7 @@ fn text<'n>(fields: &Fields<'n>, name: &str, report: &mut Report) -> Option<&'n 
     Some(text)
 }
 
-/// Names of the bucket's id and what their values must be.
+/// Reads the patterns for the values of a bucket id, by key.
 fn bucket(
     value: &Value<'_>,
     report: &mut Report,

@@ -1,4 +1,4 @@
-//! `store.redis`: where a fleet shares its counts.
+//! `store.redis`: the Redis servers in which several nodes share their counts.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -12,59 +12,61 @@ use super::{
     value::{Fields, Shape, Value},
 };
 
-/// How long a decision may take: from what a network needs to what a caller bears.
+/// The bounds of `store.timeout`: at least what a network round trip needs, at most what callers
+/// tolerate.
 const TIMEOUTS: std::ops::RangeInclusive<Span> = Span::from_millis(1)..=Span::from_secs(10);
 
-/// The longest time for which a denial may be repeated without asking.
+/// The maximum of `store.denials`, for which a cached denial may be repeated without asking Redis.
 const MAX_DENIALS: Span = Span::from_secs(60);
 
-/// The most connections to one server.
+/// The maximum number of connections to one server.
 const MAX_CONNECTIONS: usize = 64;
 
-/// The longest prefix, in bytes.
+/// The maximum length of the key prefix, in bytes.
 const MAX_PREFIX_BYTES: usize = 64;
 
 const ONE_OF: &str = "a URL such as redis://127.0.0.1:6379, {cluster: [URL, …]} or {sentinel: [URL, …], primary: NAME}";
 
-/// What the rules file says of Redis.
+/// The Redis settings of the rules file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RedisConfig {
-    /// `store.redis`: which servers there are.
+    /// `store.redis`: the servers, as a standalone server, a cluster or Sentinels.
     pub topology: Topology,
-    /// What the URLs say of the Sentinels' user.
+    /// The user and password for the Sentinels, from their URLs.
     pub sentinel_login: Login,
-    /// `store.username`, or what the URL says; `None` is the default user.
+    /// `store.username`, or the user of the URL; `None` is the default user.
     pub username: Option<String>,
-    /// `store.password`, `store.password_env`, or what the URL says.
+    /// `store.password`, `store.password_env`, or the password of the URL.
     pub password: Password,
-    /// `store.tls.ca`: who may have signed the servers' certificates; `None` is whom the system trusts.
+    /// `store.tls.ca`: the trust anchors for the servers' certificates; `None` uses those of the
+    /// system.
     pub authority: Option<PathBuf>,
-    /// `store.tls.cert` and `store.tls.key`: who we are.
+    /// `store.tls.cert` and `store.tls.key`: the client certificate and its key.
     pub certificate: Option<(PathBuf, PathBuf)>,
-    /// `store.timeout`: how long a decision may take; default 25 ms.
+    /// `store.timeout`: the time limit of a decision; default 25 ms.
     pub timeout: Duration,
-    /// `store.connections`: how many to each server; default 2.
+    /// `store.connections`: the number of connections to each server; default 2.
     pub connections: usize,
-    /// `store.prefix`: what every key in Redis begins with; default `tidegate`.
+    /// `store.prefix`: the prefix of every key in Redis; default `tidegate`.
     pub prefix: String,
     /// `store.on_failure`, `store.share` and `store.denials`.
     pub fleet: FleetSettings,
 }
 
-/// The password of the user.
+/// A password, or where to find it.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub enum Password {
-    /// None.
+    /// No password.
     #[default]
     None,
-    /// This one.
+    /// The password itself.
     Literal(String),
-    /// The one in the environment variable of this name, which whoever starts the server must read. A variable that is
-    /// not set must stop the start.
+    /// The password in the environment variable of this name. The code that starts the server must
+    /// read it, and must abort the start if the variable is not set.
     Env(String),
 }
 
-/// Passwords are not written to logs.
+/// Hides the password, because `Debug` output may reach logs.
 impl std::fmt::Debug for Password {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -75,7 +77,7 @@ impl std::fmt::Debug for Password {
     }
 }
 
-/// Reads `store.redis`, which is `value`, and what stands beside it in `store`.
+/// Reads `store.redis`, which is `value`, and the other Redis settings in `store`.
 pub(super) fn redis(
     value: &Value<'_>,
     store: &Fields<'_>,
@@ -117,7 +119,8 @@ pub(super) fn redis(
     })
 }
 
-/// The servers, who asks them, and who asks the Sentinels.
+/// Reads the servers. Returns the topology, the login for the servers and the login for the
+/// Sentinels.
 fn servers(value: &Value<'_>, report: &mut Report) -> Option<(Topology, Login, Login)> {
     if let Shape::Scalar = value.shape() {
         let (address, login) = address(value, report)?;
@@ -158,7 +161,7 @@ fn address(value: &Value<'_>, report: &mut Report) -> Option<(Address, Login)> {
     )
 }
 
-/// Addresses on the network, and what the first of them says of the user.
+/// Reads network addresses. Returns them with the login of the first URL.
 fn addresses(value: &Value<'_>, report: &mut Report) -> Option<(Vec<Address>, Login)> {
     let items = value.one_or_more(report);
     if items.is_empty() {
@@ -276,7 +279,7 @@ fn fleet(store: &Fields<'_>, report: &mut Report) -> FleetSettings {
     }
 }
 
-/// `on_failure`, of the store or of a rule.
+/// Reads `on_failure` of the store or of a rule.
 pub(super) fn on_failure(fields: &Fields<'_>, report: &mut Report) -> Option<OnFailure> {
     let choices = [OnFailure::Open, OnFailure::Closed, OnFailure::Local]
         .map(|policy| (policy.as_str(), policy));

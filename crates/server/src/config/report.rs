@@ -1,17 +1,17 @@
-//! Every mistake of a file, gathered while it is read.
+//! Collects every mistake of a file while it is read.
 
 use super::Mistake;
 
-/// The most mistakes that one report lists.
+/// The maximum number of mistakes in one report.
 const MAX_MISTAKES: usize = 1_000;
 
-/// The longest key for which a similar one is looked for.
+/// The maximum length of a key, in bytes, for which a similar one is suggested.
 const MAX_GUESSED_BYTES: usize = 64;
 
-/// The most characters of a value that a message shows.
+/// The maximum number of characters of a value in a message.
 const MAX_SHOWN: usize = 60;
 
-/// What is wrong with a file, and what will not do what its author may expect.
+/// The mistakes and the warnings of a file.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     mistakes: Vec<Mistake>,
@@ -32,12 +32,12 @@ impl Report {
         self.warnings.push(warning);
     }
 
-    /// How many mistakes there are so far.
+    /// Returns the number of mistakes so far.
     pub(crate) fn count(&self) -> usize {
         self.mistakes.len() + self.unlisted
     }
 
-    /// The warnings, or all mistakes, in the order of their lines.
+    /// Returns the warnings, or all mistakes if there are any, sorted by line.
     pub(crate) fn finish(mut self) -> Result<Vec<Mistake>, Vec<Mistake>> {
         if self.mistakes.is_empty() {
             self.warnings.sort_by_key(|warning| warning.line);
@@ -56,12 +56,12 @@ impl Report {
     }
 }
 
-/// What to say of a key that is none of `known`.
+/// Returns the message for a key that is not in `known`.
 pub(crate) fn unknown_key(key: &str, known: &[&str]) -> String {
     format!("unknown key `{}`; {}", shown(key), advice(key, known))
 }
 
-/// What to say to somebody who wrote `word` where only `known` words are.
+/// Returns the advice for a `word` that is not in `known`: the nearest one, or the whole list.
 pub(crate) fn advice(word: &str, known: &[&str]) -> String {
     match nearest(word, known) {
         Some(nearest) => format!("did you mean `{nearest}`?"),
@@ -69,7 +69,7 @@ pub(crate) fn advice(word: &str, known: &[&str]) -> String {
     }
 }
 
-/// The one of `known` that `word` was probably meant to be.
+/// Returns the entry of `known` that `word` was probably meant to be, by edit distance.
 pub(crate) fn nearest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
     if word.len() > MAX_GUESSED_BYTES {
         return None;
@@ -82,16 +82,16 @@ pub(crate) fn nearest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
     (distance <= tolerated).then_some(nearest)
 }
 
-/// What stands in a message for a value that may hold a secret.
+/// The text that messages show in place of a value that may hold a secret.
 pub(crate) const HIDDEN: &str = "(not shown: it may hold a secret)";
 
-/// Whether a text looks like a URL with a password in it.
+/// Returns whether a text looks like a URL with a password.
 pub(crate) fn may_hold_secret(text: &str) -> bool {
     text.contains("://") && text.contains('@')
 }
 
-/// A text that somebody wrote as a message shows it: on one line, cut short, and not at all if it may hold a secret.
-/// Messages are logged, and stand on `/readyz`.
+/// Returns user input as messages may show it: on one line, truncated, and hidden if it may hold a
+/// secret. Messages are logged and appear on `/readyz`.
 pub(crate) fn shown(text: &str) -> String {
     if may_hold_secret(text) {
         return HIDDEN.to_owned();

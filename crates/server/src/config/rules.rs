@@ -1,4 +1,4 @@
-//! `rules`, `allow` and `defaults`: what is decided.
+//! `rules`, `allow` and `defaults`: the rules and their limits.
 
 use std::collections::HashMap;
 
@@ -33,7 +33,8 @@ const FIELDS: &[&str] = &[
     "settle",
 ];
 
-/// The rules of the whole file; empty ones if there is a mistake in them, which is then reported.
+/// Reads the rules of the whole file. If there is a mistake, reports it and returns an empty rule
+/// set.
 pub(super) fn rule_set(
     file: &Fields<'_>,
     parts: &[(Box<str>, Part)],
@@ -87,14 +88,14 @@ fn default_algorithm(file: &Fields<'_>, report: &mut Report) -> DefaultAlgorithm
     })
 }
 
-/// Every rule with a name that an earlier one has, whatever else may be wrong with either.
+/// Reports every rule with the name of an earlier one, even if either has other mistakes.
 fn check_name_is_new<'n>(
     value: &Value<'n>,
     at: usize,
     names: &mut HashMap<&'n str, usize>,
     report: &mut Report,
 ) {
-    // The other fields, and what is wrong with them, are read elsewhere.
+    // The other fields and their mistakes are handled elsewhere.
     let fields = value.fields(&mut Report::default(), "", FIELDS);
     let name = fields.as_ref().and_then(|fields| fields.get("name"));
     let Some((field, name)) = name.and_then(|field| Some((field, field.scalar()?))) else {
@@ -107,9 +108,10 @@ fn check_name_is_new<'n>(
     }
 }
 
-/// A rule that stretches by the unused share of another must name one that there is.
+/// Reports an elastic rule that depends on the unused share of a rule that does not exist, or of
+/// itself.
 fn check_parent(value: &Value<'_>, names: &HashMap<&str, usize>, report: &mut Report) {
-    // What else is wrong is read elsewhere.
+    // Other mistakes are reported elsewhere.
     let quiet = &mut Report::default();
     let Some(fields) = value.fields(quiet, "", FIELDS) else {
         return;
@@ -134,7 +136,7 @@ fn check_parent(value: &Value<'_>, names: &HashMap<&str, usize>, report: &mut Re
     }
 }
 
-/// The parts of a rule, as far as they could be read.
+/// The fields of a rule, as far as they could be read.
 struct Parts<'n> {
     name: Option<&'n str>,
     limits: Vec<Limit>,
@@ -212,21 +214,23 @@ impl Parts<'_> {
         })
     }
 
-    /// The limits alone, and how they stretch.
+    /// Builds a valid rule with these limits and their elastic headroom, to see the errors of these
+    /// alone.
     fn stretched(&self) -> Option<Result<Rule, RuleError>> {
         let (percent, room) = self.elastic.clone()?;
         let rule = Rule::new("sound", self.limits.clone()).ok()?;
         Some(rule.elastic(percent, room))
     }
 
-    /// The limits alone, and what of them is charged by the answer.
+    /// Builds a valid rule with these limits and their response-based cost, to see the errors of
+    /// these alone.
     fn billed(&self) -> Option<Result<Rule, RuleError>> {
         let rule = Rule::new("sound", self.limits.clone()).ok()?;
         Some(rule.billed(self.bill.clone()))
     }
 
-    /// What core refuses of each part, with something sound in the place of the others. A part that is
-    /// not there could not be read, and is reported already.
+    /// Returns the errors that core reports for each field, with valid values in place of the other
+    /// fields. A missing field could not be read and is reported already.
     fn errors(&self) -> Vec<RuleError> {
         let second = Span::from_secs(1);
         let sound = Limit::new(Algorithm::FixedWindow {
@@ -292,7 +296,7 @@ fn rule_limits(fields: &Fields<'_>, default: DefaultAlgorithm, report: &mut Repo
 const ELASTIC: &[&str] = &["by", "when", "unused"];
 const UNUSED: &[&str] = &["rule", "share"];
 
-/// How much more is admitted, and where there is room for it.
+/// Reads how much more than the limit is admitted, and under which condition.
 fn elastic(value: &Value<'_>, report: &mut Report) -> Option<(u32, Headroom)> {
     let fields = value.fields(report, "how far the limits stretch, and when", ELASTIC)?;
     let by = match fields.get("by") {
@@ -320,7 +324,7 @@ fn elastic(value: &Value<'_>, report: &mut Report) -> Option<(u32, Headroom)> {
     Some((by?, room?))
 }
 
-/// The share of another rule that must be left.
+/// Reads the share of another rule that must be unused.
 fn unused(value: &Value<'_>, report: &mut Report) -> Option<Unused> {
     let fields = value.fields(report, "a rule, and the share of it that is left", UNUSED)?;
     let rule = match fields.get("rule") {

@@ -1,4 +1,4 @@
-//! `shutdown`: how the server comes to its end.
+//! `shutdown`: timing of the graceful shutdown.
 
 use std::time::Duration;
 
@@ -9,16 +9,17 @@ use super::{
     value::{Fields, Value},
 };
 
-/// The longest time that either may take.
+/// The upper bound of both durations.
 const LONGEST: Span = Span::from_secs(3_600);
 
-/// How the server comes to its end.
+/// Timing of the graceful shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shutdown {
-    /// `shutdown.notice`: for how long it says that it is going to end, and serves as ever; default not at all, at most
-    /// an hour.
+    /// `shutdown.notice`: the pre-stop delay, during which the server reports not-ready and still
+    /// serves requests. Default none, at most an hour.
     pub notice: Duration,
-    /// `shutdown.drain`: how long requests that have begun may then take to finish; default 10 s, 1 ms to an hour.
+    /// `shutdown.drain`: how long requests in progress may then take to finish; default 10 s, 1 ms
+    /// to an hour.
     pub drain: Duration,
 }
 

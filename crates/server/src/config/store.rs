@@ -1,4 +1,4 @@
-//! `store`: where state lives.
+//! `store`: where counters are kept.
 
 use tidegate_core::{MemoryBounds, Span, WhenFull, notation};
 
@@ -8,13 +8,13 @@ use super::{
     value::{Fields, Shape, Value},
 };
 
-/// The shortest time between two snapshots.
+/// The minimum interval between two snapshots.
 const MIN_SNAPSHOT_INTERVAL: Span = Span::from_secs(1);
 
-/// The time between two snapshots where the file does not say.
+/// The default interval between two snapshots.
 const DEFAULT_SNAPSHOT_INTERVAL: Span = Span::from_secs(30);
 
-/// Units of size by their names.
+/// The units of size.
 const UNITS: [(&str, u64); 8] = [
     ("B", 1),
     ("KiB", 1 << 10),
@@ -26,7 +26,7 @@ const UNITS: [(&str, u64); 8] = [
     ("GB", 1_000_000_000),
 ];
 
-/// What `store` says.
+/// The store settings.
 #[derive(Default)]
 pub(super) struct Store {
     pub(super) memory: MemoryBounds,
@@ -34,7 +34,7 @@ pub(super) struct Store {
     pub(super) redis: Option<RedisConfig>,
 }
 
-/// The keys of `store`; those after the first belong to Redis.
+/// The keys of `store`. All after the first two belong to the Redis store.
 const FIELDS: &[&str] = &[
     "memory",
     "redis",
@@ -131,7 +131,7 @@ pub(super) fn at_least_one(
     number.filter(|number| *number > 0)
 }
 
-/// A size such as `1GiB`, or a number of bytes.
+/// Reads a size such as `1GiB`, or a number of bytes.
 pub(super) fn size(value: &Value<'_>, report: &mut Report) -> Option<usize> {
     if value.looks_like_number() {
         return value.small_number(report);
@@ -156,7 +156,7 @@ pub(super) fn size(value: &Value<'_>, report: &mut Report) -> Option<usize> {
     bytes
 }
 
-/// The path of a file, or a map with it.
+/// Reads the path of a file, or a map that contains it.
 fn snapshot(value: &Value<'_>, report: &mut Report) -> Option<Snapshot> {
     let what = "a path, or a map such as {path: counters.snapshot, every: 30s}";
     if let Some(path) = value.scalar() {

@@ -1,7 +1,8 @@
-//! Warnings of conditions that no request meets, and of entries that nobody tells.
+//! Warns about conditions that no request can meet and entries that no listener provides.
 //!
-//! What `/v1/check` and the Redis protocol are told is the asker's affair. The proxy and forward-auth find the usual entries out for
-//! themselves, always in one form; where the proxy is the only door, there are no others either.
+//! Callers of `/v1/check` and of the Redis protocol send any entries they like, so these cannot be
+//! checked. The proxy and forward-auth derive the standard entries themselves, always in one form.
+//! If the proxy is the only listener, there are no other entries either.
 
 use tidegate_http::{bare_host, normal_path};
 
@@ -11,23 +12,23 @@ use super::{
     value::{Fields, Value},
 };
 
-/// The names of the warnings, for those who look for them in a log.
+/// The codes of the warnings, for log searches.
 const NO_MATCH: &str = "no-match";
 const NO_ENTRY: &str = "no-entry";
 
-/// What the proxy tells of every request.
+/// The entries that the proxy derives from every request.
 const TOLD: &[&str] = &["method", "path", "host", "ip", "ip.exact"];
 
-/// The entries with a fixed name that forward-auth has besides.
+/// The other entries with a fixed name that forward-auth derives.
 const USUAL: &[&str] = &["scheme", "country", "asn"];
 
-/// What it finds in a request, by what the names begin with.
+/// Prefixes of the entries that are read from the parts of a request.
 const FOUND: &[&str] = &["header.", "cookie.", "query."];
 
-/// The most warnings of this kind.
+/// The maximum number of these warnings.
 const MAX_WARNINGS: usize = 20;
 
-/// Warns of what stands in `file`, which has been read as `config`.
+/// Warns about the conditions and keys in `file`, which was parsed into `config`.
 pub(super) fn warn(file: &Fields<'_>, config: &Config, report: &mut Report) {
     let rooms: Vec<String> = config
         .proxy
@@ -51,7 +52,8 @@ pub(super) fn warn(file: &Fields<'_>, config: &Config, report: &mut Report) {
             say(&text, message);
         }
         say(&pattern, misspelt(entry));
-        // Of signs of room that nobody gives another warning speaks.
+        // A `room.*` entry of an upstream without `adaptive` has a warning of its own
+        // (`untold-room`).
         let known = known
             .as_ref()
             .filter(|_| misspelt(entry).is_none())
@@ -75,7 +77,8 @@ pub(super) fn warn(file: &Fields<'_>, config: &Config, report: &mut Report) {
     }
 }
 
-/// The names of all entries that there can be, besides those of [`FOUND`]; `None` where whoever asks tells what he likes.
+/// Returns the names of all entries that can exist, besides those of [`FOUND`]. Returns `None` if
+/// the HTTP or the RESP listener is on, because its callers choose their own entries.
 fn known<'c>(config: &'c Config, rooms: &'c [String]) -> Option<Vec<&'c str>> {
     let proxy = config.proxy.as_ref()?;
     if config.listen.http.is_some() || config.listen.resp.is_some() {
@@ -93,8 +96,8 @@ fn known<'c>(config: &'c Config, rooms: &'c [String]) -> Option<Vec<&'c str>> {
     Some(known.collect())
 }
 
-/// What to say of an entry that differs from a usual one by its capitals alone. A service might send it so, but then forward-auth
-/// and the proxy never do.
+/// Returns a warning for an entry that differs from a standard one only in case. A service might
+/// send it, but forward-auth and the proxy never do.
 fn misspelt(entry: &str) -> Option<String> {
     let mut usual = TOLD.iter().chain(USUAL);
     let meant = usual.find(|usual| usual.eq_ignore_ascii_case(entry))?;
@@ -106,7 +109,7 @@ fn misspelt(entry: &str) -> Option<String> {
     })
 }
 
-/// Prefixes that are nearly those of entries that are found in a request.
+/// Probable misspellings of the prefixes in [`FOUND`].
 const NEARLY_FOUND: [(&str, &str); 6] = [
     ("headers.", "header."),
     ("cookies.", "cookie."),
@@ -116,8 +119,9 @@ const NEARLY_FOUND: [(&str, &str); 6] = [
     ("header_", "header."),
 ];
 
-/// What to say of an entry that rules count by although it probably never arrives, where any name may: one that is
-/// spelt nearly as a usual one, or as one by which more of the rules count. `names` are those of all rules.
+/// Returns a warning for an entry that rules are keyed by and that probably never arrives, where
+/// callers choose the entries. Its name is a near miss of a standard entry, or of one that more
+/// rules use. `names` are the entries of all rules.
 fn unlikely(entry: &str, names: &[&str]) -> Option<String> {
     let prefixed = NEARLY_FOUND.iter().find_map(|(wrong, right)| {
         entry
@@ -146,8 +150,8 @@ fn unlikely(entry: &str, names: &[&str]) -> Option<String> {
     ))
 }
 
-/// Whether `word` is `known` with one letter too many, too few, or two exchanged. One letter for another may be on
-/// purpose, as in `key_a` and `key_b`.
+/// Returns whether `word` is `known` with one letter inserted, missing, or two letters swapped. A
+/// substituted letter does not count; it may be intended, as in `key_a` and `key_b`.
 fn is_slip(word: &str, known: &str) -> bool {
     let is_long = word.len().min(known.len()) >= 4;
     let is_exchange = word.len() == known.len() && {
@@ -162,7 +166,7 @@ fn is_slip(word: &str, known: &str) -> bool {
     is_long && near && (word.len() != known.len() || is_exchange)
 }
 
-/// What to say of an entry that is none of `known`.
+/// Returns a warning for an entry that is not in `known`.
 fn untold(entry: &str, known: &[&str]) -> Option<String> {
     let is_told = known.contains(&entry) || FOUND.iter().any(|found| entry.starts_with(found));
     if is_told {
@@ -181,7 +185,7 @@ fn untold(entry: &str, known: &[&str]) -> Option<String> {
     ))
 }
 
-/// What to say of a text against which `entry` is held in vain.
+/// Returns a warning for a literal `text` that `entry` can never equal.
 fn unusual(entry: &str, text: &str) -> Option<String> {
     if looks_like_expression(entry, text) {
         let text = shown(text);
@@ -212,8 +216,8 @@ fn unusual(entry: &str, text: &str) -> Option<String> {
     (usual != text).then(message)
 }
 
-/// Whether `text` is probably a regular expression: no entry of a request begins with `^`, and no path has
-/// these signs of one.
+/// Returns whether `text` is probably a regular expression. No entry of a request begins with `^`,
+/// and paths do not contain these signs.
 fn looks_like_expression(entry: &str, text: &str) -> bool {
     let signs = ["(?", "\\d", "\\w", "\\.", "]+", "]*", "[0-9]", "[^"];
     let is_path =
@@ -221,7 +225,8 @@ fn looks_like_expression(entry: &str, text: &str) -> bool {
     text.starts_with('^') || is_path
 }
 
-/// How a path is written, and `text` so; `None` if it may be one as it stands, or never.
+/// Returns how a path must be written, and `text` in that form. Returns `None` if `text` begins
+/// with a wildcard, which cannot be normalized.
 fn usual_path(text: &str) -> Option<(&'static str, String)> {
     if text.starts_with('*') {
         return None;
@@ -240,7 +245,7 @@ fn usual_path(text: &str) -> Option<(&'static str, String)> {
     })
 }
 
-/// Every condition on a request in `file`: the entry, and what it is held against.
+/// Returns every condition on a request in `file`: the entry and its pattern.
 fn held<'v>(file: &Fields<'v>) -> Vec<(&'v str, Value<'v>)> {
     let quiet = &mut Report::default();
     let mut whens: Vec<Value<'_>> = file
@@ -279,7 +284,7 @@ fn held<'v>(file: &Fields<'v>) -> Vec<(&'v str, Value<'v>)> {
         .collect()
 }
 
-/// The conditions of the classes of an upstream.
+/// Returns the conditions of the priority classes of an upstream.
 fn classes<'v>(upstream: &Fields<'v>) -> Vec<Value<'v>> {
     let adaptive = upstream.get("adaptive");
     let adaptive = adaptive.and_then(|adaptive| adaptive.fields_among(&["classes"]));
@@ -291,7 +296,7 @@ fn classes<'v>(upstream: &Fields<'v>) -> Vec<Value<'v>> {
     classes.iter().flatten().filter_map(when).collect()
 }
 
-/// The names of entries that rules count by, or cost.
+/// Returns the names of the entries that rules are keyed by or take their cost from.
 fn counted_by<'v>(file: &Fields<'v>) -> Vec<Value<'v>> {
     let quiet = &mut Report::default();
     let mut names = Vec::new();

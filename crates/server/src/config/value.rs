@@ -1,4 +1,4 @@
-//! Values of the file with their paths, read as what they should be.
+//! Typed access to the values of the file. Each value knows its path for messages.
 
 use std::collections::HashSet;
 
@@ -8,23 +8,23 @@ use super::{
     yaml::{Content, Node},
 };
 
-/// A value in the file and the path that leads to it.
+/// A value in the file and its path.
 #[derive(Clone, Debug)]
 pub(crate) struct Value<'n> {
     path: String,
     node: &'n Node<'n>,
 }
 
-/// The fields of a map whose keys are all known.
+/// The fields of a map after its unknown keys were reported and removed.
 #[derive(Debug)]
 pub(crate) struct Fields<'n> {
     map: Value<'n>,
     fields: Vec<(&'n str, Value<'n>)>,
-    /// What keys that are not known were probably meant to be.
+    /// The known keys that the unknown ones were probably meant to be.
     misspelt: Vec<&'static str>,
 }
 
-/// What kind of value it is.
+/// The kind of a value.
 pub(crate) enum Shape {
     Scalar,
     List,
@@ -47,22 +47,22 @@ impl<'n> Value<'n> {
         }
     }
 
-    /// Reports a mistake here.
+    /// Reports a mistake at this value.
     pub(crate) fn wrong(&self, report: &mut Report, message: impl Into<String>) {
         report.mistake(self.at(&self.path, message.into()));
     }
 
-    /// Warns of something here.
+    /// Adds a warning at this value.
     pub(crate) fn warn(&self, report: &mut Report, message: impl Into<String>) {
         report.warn(self.at(&self.path, message.into()));
     }
 
-    /// Reports that this should have been `what`.
+    /// Reports that this value should have been `what`.
     pub(crate) fn expected(&self, report: &mut Report, what: &str) {
         self.wrong(report, format!("expected {what}, got {}", self.describe()));
     }
 
-    /// The text, whatever it looks like.
+    /// Returns the text of a scalar, quoted or not. Reports any other kind of value.
     pub(crate) fn text(&self, report: &mut Report, what: &str) -> Option<&'n str> {
         let text = self.scalar();
         if text.is_none() {
@@ -71,7 +71,7 @@ impl<'n> Value<'n> {
         text
     }
 
-    /// The text, if it is a scalar.
+    /// Returns the text, if the value is a scalar.
     pub(crate) fn scalar(&self) -> Option<&'n str> {
         match &self.node.content {
             Content::Plain(text) | Content::Quoted(text) => Some(text),
@@ -79,7 +79,7 @@ impl<'n> Value<'n> {
         }
     }
 
-    /// The text as `parse` reads it, which says itself what it expected.
+    /// Parses the text with `parse`, whose error messages name the expected form.
     pub(crate) fn parsed<T, E: ToString>(
         &self,
         report: &mut Report,
@@ -90,7 +90,8 @@ impl<'n> Value<'n> {
         parse(text)
             .map_err(|error| {
                 let message = error.to_string();
-                // Parsers repeat what they could not read, whole or in part.
+                // Error messages of parsers repeat all or part of the input, which may be a secret
+                // here.
                 let repeats = message.contains("got ") || message.contains(text);
                 if self.is_secret(text) && repeats {
                     self.expected(report, what);
@@ -101,12 +102,12 @@ impl<'n> Value<'n> {
             .ok()
     }
 
-    /// Whether the value is meant to be a number, right or wrong.
+    /// Returns whether the value is an unquoted number of any form, valid in its place or not.
     pub(crate) fn looks_like_number(&self) -> bool {
         matches!(&self.node.content, Content::Plain(text) if text.parse::<f64>().is_ok())
     }
 
-    /// A whole number.
+    /// Returns a non-negative integer. A quoted number is a mistake.
     pub(crate) fn number(&self, report: &mut Report) -> Option<u64> {
         let is_digits =
             |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -133,7 +134,7 @@ impl<'n> Value<'n> {
         }
     }
 
-    /// A whole number that fits `T`, which holds the largest that is of use.
+    /// Returns a non-negative integer that fits in `T`. `T` must hold every useful value.
     pub(crate) fn small_number<T: TryFrom<u64>>(&self, report: &mut Report) -> Option<T> {
         let number = self.number(report)?;
         let small = T::try_from(number).ok();
@@ -143,7 +144,7 @@ impl<'n> Value<'n> {
         small
     }
 
-    /// `true` or `false`.
+    /// Returns `true` or `false`.
     pub(crate) fn flag(&self, report: &mut Report) -> Option<bool> {
         match &self.node.content {
             Content::Plain(text) if text == "true" => Some(true),
@@ -155,7 +156,7 @@ impl<'n> Value<'n> {
         }
     }
 
-    /// One of `choices`, by name.
+    /// Returns the one of `choices` that the value names.
     pub(crate) fn choice<T: Copy>(&self, report: &mut Report, choices: &[(&str, T)]) -> Option<T> {
         let text = self.scalar();
         if let Some((_, choice)) = choices.iter().find(|(name, _)| Some(*name) == text) {
@@ -175,7 +176,7 @@ impl<'n> Value<'n> {
         None
     }
 
-    /// The items of a list; no value is no items.
+    /// Returns the items of a list. An empty value is an empty list.
     pub(crate) fn items(&self, report: &mut Report, what: &str) -> Option<Vec<Self>> {
         match &self.node.content {
             Content::Empty => Some(Vec::new()),
@@ -193,7 +194,7 @@ impl<'n> Value<'n> {
         }
     }
 
-    /// The items of a list, or the value itself if it is none.
+    /// Returns the items of a list. A value that is not a list is returned as the only item.
     pub(crate) fn one_or_more(&self, report: &mut Report) -> Vec<Self> {
         match self.node.content {
             Content::Empty | Content::List(_) => self.items(report, "a list").unwrap_or_default(),
@@ -201,7 +202,8 @@ impl<'n> Value<'n> {
         }
     }
 
-    /// The fields of a map of which `known` are all the keys; no value is no fields.
+    /// Returns the fields of a map and reports keys that are not `known`. An empty value is an
+    /// empty map.
     pub(crate) fn fields(
         &self,
         report: &mut Report,
@@ -225,7 +227,8 @@ impl<'n> Value<'n> {
         })
     }
 
-    /// Those fields of a map that are `known`; nothing is said of others, which somebody else looks at.
+    /// Returns only the fields in `known`. Other keys are not reported here, because other code
+    /// reads them.
     pub(crate) fn fields_among(&self, known: &[&'static str]) -> Option<Fields<'n>> {
         let mut fields = self.pairs(&mut Report::default(), "")?;
         fields.retain(|(key, _)| known.contains(key));
@@ -236,7 +239,8 @@ impl<'n> Value<'n> {
         })
     }
 
-    /// The keys and values of a map, each key once; no value is an empty map.
+    /// Returns the keys and values of a map, and reports repeated keys. An empty value is an empty
+    /// map.
     pub(crate) fn pairs(&self, report: &mut Report, what: &str) -> Option<Vec<(&'n str, Self)>> {
         let pairs = match &self.node.content {
             Content::Empty => return Some(Vec::new()),
@@ -275,13 +279,13 @@ impl<'n> Value<'n> {
         Some(read)
     }
 
-    /// What it is, as it stands in the file.
+    /// Returns the content as parsed from the file.
     pub(crate) fn content(&self) -> &'n Content<'n> {
         &self.node.content
     }
 
-    /// The keys of a map as they stand there, and its values; a key that is no scalar is `None`. Anything but a map
-    /// has none.
+    /// Returns the keys and values of a map, repeated keys included. A key that is not a scalar is
+    /// `None`. A value that is not a map has no members.
     pub(crate) fn members(&self) -> Vec<(Option<&'n Content<'n>>, Self)> {
         let Content::Map(pairs) = &self.node.content else {
             return Vec::new();
@@ -320,14 +324,15 @@ impl<'n> Value<'n> {
         }
     }
 
-    /// Whether a message must not show `text`, which is this value: it looks like a URL with a password, or stands where
-    /// passwords and tokens do.
+    /// Returns whether messages must hide this value, whose text is `text`. It is hidden if it
+    /// looks like a URL with a password, or is in a section or field that holds passwords and
+    /// tokens.
     fn is_secret(&self, text: &str) -> bool {
         let section = self.path.split(['.', '[']).next().unwrap_or_default();
         let names_secret = ["token", "password", "password_env", "token_env"]
             .iter()
             .any(|name| self.path.ends_with(name));
-        // Numbers and units, which are worth showing.
+        // Numbers and units are not secret, and useful in messages.
         let is_bound = self.path.starts_with("store.memory.");
         matches!(section, "admin" | "store") && !is_bound || names_secret || may_hold_secret(text)
     }
@@ -349,7 +354,7 @@ impl<'n> Value<'n> {
 }
 
 impl<'n> Fields<'n> {
-    /// The field `name`, if it was written.
+    /// Returns the field `name`, if the map has it.
     pub(crate) fn get(&self, name: &str) -> Option<&Value<'n>> {
         self.fields
             .iter()
@@ -357,12 +362,14 @@ impl<'n> Fields<'n> {
             .map(|(_, value)| value)
     }
 
-    /// Whether the field `name` was written, or at least meant to be.
+    /// Returns whether the map has the field `name` or a probable misspelling of it. A misspelled
+    /// field is already reported as unknown, so callers do not report it as missing too.
     pub(crate) fn tries(&self, name: &str) -> bool {
         self.get(name).is_some() || self.misspelt.contains(&name)
     }
 
-    /// Reports a mistake in the field `name`, on the line of the whole map if the field was not written.
+    /// Reports a mistake in the field `name`. If the map lacks the field, the mistake is on the
+    /// line of the map.
     pub(crate) fn wrong(&self, report: &mut Report, name: &str, message: impl Into<String>) {
         match self.get(name) {
             Some(value) => value.wrong(report, message),

@@ -1,8 +1,8 @@
-//! YAML as a tree of nodes that know their lines.
+//! A YAML parser that builds a tree of nodes with line numbers.
 //!
-//! The parser's events are taken one by one, so that every bound holds before anything is built that
-//! could exceed it. In a rules file aliases are refused: what they stand for could be written out, and then it is bounded.
-//! Whether a scalar is a number or a text is for its reader to say.
+//! It processes parser events one by one, so that every bound is enforced before anything larger is
+//! built. Rules files must not use aliases: written out, the same content is subject to the bounds.
+//! The reader of a scalar decides whether it is a number or a text.
 
 use std::{borrow::Cow, collections::HashMap};
 
@@ -10,30 +10,31 @@ use saphyr_parser::{Event, Parser, ScalarStyle, ScanError};
 
 use super::Mistake;
 
-/// The deepest nesting of lists and maps.
+/// The maximum nesting depth of lists and maps.
 const MAX_DEPTH: usize = 64;
 
-/// The most scalars, lists and maps in one file.
+/// The maximum number of scalars, lists and maps in one file.
 const MAX_NODES: usize = 4_000_000;
 
 /// How strictly a file is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Dialect {
-    /// A rules file: one document, without aliases, and no key twice.
+    /// For rules files: one document, no aliases, no repeated keys.
     Strict,
-    /// A file that was written for a reader of YAML 1.1 that takes all it can: of several documents the first, of a
-    /// repeated key the last; aliases and merges (`<<`) are expanded.
+    /// For files written for a permissive YAML 1.1 reader. Of several documents the first is read,
+    /// of a repeated key the last value. Aliases and merge keys (`<<`) are expanded.
     Lenient,
 }
 
-/// A file as a tree, and what a lenient reader made of it that its author may not expect.
+/// A parsed file, with warnings about content that the lenient dialect interprets in a way its
+/// author may not expect.
 #[derive(Debug)]
 pub(crate) struct Document<'t> {
     pub(crate) root: Node<'t>,
     pub(crate) warnings: Vec<Mistake>,
 }
 
-/// A value in the file, and where it stands.
+/// A value in the file, with its line.
 #[derive(Clone, Debug)]
 pub(crate) struct Node<'t> {
     /// The line, from 1.
@@ -43,31 +44,32 @@ pub(crate) struct Node<'t> {
 
 #[derive(Clone, Debug)]
 pub(crate) enum Content<'t> {
-    /// Nothing: `~`, `null`, or no value at all.
+    /// No value: `~`, `null`, or nothing written.
     Empty,
-    /// A scalar without quotes.
+    /// An unquoted scalar.
     Plain(Cow<'t, str>),
-    /// A scalar in quotes, or a block of text.
+    /// A quoted scalar, or a block scalar.
     Quoted(Cow<'t, str>),
     List(Vec<Node<'t>>),
-    /// Keys and values, in the order of the file, repeated keys included.
+    /// Keys and values in file order, repeated keys included.
     Map(Vec<(Node<'t>, Node<'t>)>),
 }
 
-/// A list or a map whose end has not come yet, and its anchor.
+/// A list or map whose end has not been parsed yet. A map also holds the key whose value comes
+/// next.
 enum Open<'t> {
     List(Place, Vec<Node<'t>>),
     Map(Place, Vec<(Node<'t>, Node<'t>)>, Option<Node<'t>>),
 }
 
-/// The line of a node, and the number of its anchor; 0 is none.
+/// The line of a node and the number of its anchor; 0 means no anchor.
 #[derive(Clone, Copy)]
 struct Place {
     line: usize,
     anchor: usize,
 }
 
-/// Reads the one document in `text`; nothing at all is [`Content::Empty`].
+/// Parses the single document in `text`. An empty text is [`Content::Empty`].
 pub(crate) fn parse(text: &str, dialect: Dialect) -> Result<Document<'_>, Mistake> {
     let mut tree = Tree::new(dialect);
     let mut parser = Parser::new_from_str(text);
@@ -97,7 +99,7 @@ struct Tree<'t> {
     root: Option<Node<'t>>,
     open: Vec<Open<'t>>,
     nodes: usize,
-    /// The nodes with anchors, by their numbers.
+    /// The nodes with anchors, by anchor number.
     anchored: HashMap<usize, Node<'t>>,
     warnings: Vec<Mistake>,
 }
@@ -184,14 +186,14 @@ impl<'t> Tree<'t> {
         }
     }
 
-    /// Puts a complete node where it belongs.
+    /// Adds a complete node to its parent.
     fn close(&mut self, place: Place, content: Content<'t>) -> Result<(), String> {
         let node = Node {
             line: place.line,
             content,
         };
         if place.anchor != 0 && self.dialect == Dialect::Lenient {
-            // A copy is kept for the aliases to come.
+            // Keep a copy for later aliases.
             self.count(node.count())?;
             self.anchored.insert(place.anchor, node.clone());
         }
@@ -206,7 +208,8 @@ impl<'t> Tree<'t> {
             Some(Open::Map(_, pairs, pending)) => match pending.take() {
                 None => *pending = Some(node),
                 Some(key) => {
-                    // A value that is not there has the place of the next thing; its key says more.
+                    // The parser reports an absent value at the next token. The line of the key is
+                    // more helpful.
                     let line = if matches!(node.content, Content::Empty) {
                         key.line
                     } else {
@@ -219,9 +222,9 @@ impl<'t> Tree<'t> {
     }
 }
 
-/// What only a lenient reader does.
+/// Operations of the lenient dialect.
 impl<'t> Tree<'t> {
-    /// Puts a copy of what an alias stands for where the alias is.
+    /// Inserts a copy of the anchored node in place of an alias.
     fn expand(&mut self, anchor: usize) -> Result<(), String> {
         let anchored = self.anchored.get(&anchor);
         let size = anchored.map(|node| (node.count(), node.depth()));
@@ -236,7 +239,8 @@ impl<'t> Tree<'t> {
         Ok(())
     }
 
-    /// The pairs with merges expanded; of a repeated key the last, at the place of the first.
+    /// Returns the pairs with merge keys expanded. A repeated key keeps its first position and
+    /// takes the last value.
     fn merged(&mut self, pairs: Vec<(Node<'t>, Node<'t>)>) -> Vec<(Node<'t>, Node<'t>)> {
         let mut own: Vec<(Node<'t>, Node<'t>)> = Vec::with_capacity(pairs.len());
         let mut merges = Vec::new();
@@ -271,7 +275,7 @@ impl<'t> Tree<'t> {
 }
 
 impl Node<'_> {
-    /// The text, if it is a scalar.
+    /// Returns the text, if the node is a scalar.
     fn text(&self) -> Option<&str> {
         match &self.content {
             Content::Plain(text) | Content::Quoted(text) => Some(text),
@@ -279,13 +283,13 @@ impl Node<'_> {
         }
     }
 
-    /// How many nodes it is.
+    /// Returns the number of nodes in this subtree, itself included.
     fn count(&self) -> usize {
         let inside: usize = self.children().map(Self::count).sum();
         1 + inside
     }
 
-    /// How many lists and maps are in each other.
+    /// Returns the nesting depth of the lists and maps below this node.
     fn depth(&self) -> usize {
         self.children()
             .map(|child| 1 + child.depth())
@@ -301,7 +305,7 @@ impl Node<'_> {
         }
     }
 
-    /// The pairs that a merge of this brings: those of a map, or of each map of a list.
+    /// Returns the pairs that merging this node adds: those of a map, or of each map in a list.
     fn into_merged(self) -> Vec<(Self, Self)> {
         match self.content {
             Content::Map(pairs) => pairs,

@@ -1,15 +1,15 @@
-//! `proxy.access_log`: where a line for each request goes, and what stands in it.
+//! `proxy.access_log`: where the access log is written, and what each line contains.
 
 use std::path::PathBuf;
 
 use crate::config::{report::Report, value::Value};
 
-/// The log of requests.
+/// The access log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AccessLog {
-    /// `to`: where it is written; `None` is standard output (`stdout`).
+    /// `to`: the file; `None` is standard output (`stdout`).
     pub to: Option<PathBuf>,
-    /// `query`: whether queries are written, with what may be secret in them; default false.
+    /// `query`: whether lines include the query string, which may contain secrets; default false.
     pub query: bool,
 }
 

@@ -1,4 +1,5 @@
-//! `proxy.upstreams[].adaptive`: how it is found out how much an upstream bears, and who goes first where that is too little.
+//! `proxy.upstreams[].adaptive`: the adaptive concurrency limit of an upstream, and its priority
+//! classes.
 
 use tidegate_core::{
     Span, When,
@@ -15,10 +16,10 @@ use crate::config::{
     value::{Fields, Value},
 };
 
-/// The most classes, besides that of everybody else, which bounds the labels of their metrics.
+/// The maximum number of classes besides the default one. It bounds the label values of metrics.
 const MAX_CLASSES: usize = ShedLayer::MAX_CLASSES - 1;
 
-/// What requests are called that are of no class.
+/// The name of the class of requests that match no other class.
 const NO_CLASS: &str = "default";
 
 const FIELDS: &[&str] = &[
@@ -37,30 +38,32 @@ const FIELDS: &[&str] = &[
     "room",
 ];
 
-/// The fields that go with one algorithm only.
+/// The fields that belong to one algorithm only.
 const GRADIENT: &[&str] = &["tolerance", "queue", "smoothing"];
 const AIMD: &[&str] = &["backoff", "too_slow"];
 
-/// How much an upstream gets, and who of those who ask for it.
+/// The adaptive concurrency limit of an upstream and the shares of its priority classes.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Adaptive {
-    /// `algorithm` and its numbers: how the limit follows what is measured.
+    /// `algorithm` and its parameters: how the limit follows the measurements.
     pub settings: AdaptiveSettings,
-    /// `classes`: who goes first, by the first whose conditions hold; the last one is everybody else's, and may use all places.
+    /// `classes`: a request belongs to the first class whose conditions match. The last class is
+    /// the default one, which matches every request and may use the whole limit.
     pub classes: Vec<Class>,
-    /// `room`: when rules are told that there is room, all of which must be so; default less than 60 % in flight.
+    /// `room`: the signs of spare capacity that the `room.*` entry reports to rules. All of them
+    /// must hold; default less than 60 % of the limit in flight.
     pub room: Vec<Room>,
 }
 
-/// Requests that are worth the same.
+/// A priority class.
 #[derive(Clone, Debug)]
 pub struct Class {
-    /// `name`: what it is called in metrics.
+    /// `name`: the name in metrics.
     pub name: Box<str>,
-    /// `share`: how many of the places it may use; default all.
+    /// `share`: how much of the limit the class may use; default all.
     pub share: Share,
-    /// `when`: which requests are of it.
+    /// `when`: the conditions of the requests in this class.
     pub when: When,
 }
 
@@ -69,7 +72,7 @@ pub(super) fn adaptive(value: &Value<'_>, report: &mut Report) -> Option<Adaptiv
     let fields = value.fields(report, what, FIELDS)?;
     let before = report.count();
     let method = method(&fields, report);
-    // Where the algorithm makes no sense the rest is looked at all the same.
+    // If the algorithm is invalid, check the remaining fields with the default one.
     let settings = settings(method.unwrap_or_default(), &fields, report);
     let classes = fields.get("classes");
     let classes = classes.map_or_else(Vec::new, |value| classes_of(value, report));

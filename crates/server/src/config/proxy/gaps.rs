@@ -1,5 +1,5 @@
-//! Warnings of upstreams that nobody reaches, or that are the proxy itself, and of rules that wait for a sign of room that
-//! nobody gives.
+//! Warns about upstreams that no request reaches, upstreams that are the proxy itself, and rules
+//! that depend on a `room.*` entry that the proxy never provides.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -8,13 +8,13 @@ use tidegate_core::RuleSet;
 use super::{Upstream, Url};
 use crate::config::{report::Report, value::Value};
 
-/// The names of the warnings, for those who look for them in a log.
+/// The codes of the warnings, for log searches.
 const UNREACHABLE: &str = "unreachable-upstream";
 const UNTOLD: &str = "untold-room";
 const ITSELF: &str = "own-address";
 
-/// Warns of what the `upstreams`, which are `values` in the file, leave open together with `rules` and with where the proxy
-/// itself listens.
+/// Checks the `upstreams`, which are `values` in the file, against the `rules` and against the
+/// address on which the proxy listens.
 pub(super) fn warn(
     upstreams: &[Upstream],
     values: &[Value<'_>],
@@ -51,7 +51,7 @@ pub(super) fn warn(
     }
 }
 
-/// Whether who listens there is asked by `url`, as far as can be said without looking up a name.
+/// Returns whether `url` connects to `listen`, as far as can be determined without a DNS lookup.
 fn is_at(url: &Url, listen: SocketAddr) -> bool {
     let host: Option<IpAddr> = match &*url.host {
         "localhost" => Some(IpAddr::from([127, 0, 0, 1])),

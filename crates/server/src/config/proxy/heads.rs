@@ -1,4 +1,4 @@
-//! `proxy.underscores` and `proxy.via`: what the proxy does to the head of every request.
+//! `proxy.underscores` and `proxy.via`: what the proxy changes in the head of every request.
 
 use http::{HeaderValue, Version};
 
@@ -7,37 +7,38 @@ use crate::config::{
     value::{Fields, Value},
 };
 
-/// The name of the warning about `underscores: pass`, for those who look for it in a log.
+/// The code of the warning about `underscores: pass`, for log searches.
 const UNDERSCORES: &str = "underscores-pass";
 
-/// The longest pseudonym, in bytes.
+/// The maximum length of a pseudonym, in bytes.
 const MAX_PSEUDONYM_BYTES: usize = 64;
 
-/// The pseudonym unless the configuration has another one.
+/// The default pseudonym.
 const PSEUDONYM: &str = "tidegate";
 
-/// How the head of a request is normalised before rules see it.
+/// How the proxy normalizes the head of a request before rules see it.
 #[derive(Clone, Debug)]
 pub struct Heads {
-    /// `underscores`: what is done about header names with `_`; default `drop`.
+    /// `underscores`: how headers with `_` in their names are handled; default `drop`.
     pub underscores: Underscores,
-    /// `via`: what the proxy calls itself in `Via`; `None` (`off`) adds no `Via`.
+    /// `via`: the proxy's pseudonym in `Via`; `None` (`off`) adds no `Via`.
     pub via: Option<Via>,
 }
 
-/// What is done about headers with `_` in their names, which CGI, WSGI and PHP take for the same name with `-`.
+/// How headers with `_` in their names are handled. CGI, WSGI and PHP cannot tell such a name from
+/// the one with `-`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Underscores {
-    /// They are removed.
+    /// The headers are removed.
     #[default]
     Drop,
-    /// The request is refused.
+    /// The request is rejected.
     Refuse,
-    /// They reach the upstream.
+    /// The headers are forwarded to the upstream.
     Pass,
 }
 
-/// What the proxy says of itself in `Via`: RFC 9110, section 7.6.3.
+/// The element that the proxy adds to `Via` (RFC 9110, section 7.6.3), one per HTTP version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Via {
     pseudonym: Box<str>,
@@ -47,7 +48,7 @@ pub struct Via {
 }
 
 impl Via {
-    /// `None` if `pseudonym` is not a token of at most 64 bytes.
+    /// Creates the elements. Returns `None` if `pseudonym` is not a token of at most 64 bytes.
     #[must_use]
     pub fn new(pseudonym: &str) -> Option<Self> {
         let is_token =
@@ -65,7 +66,7 @@ impl Via {
         })
     }
 
-    /// The element that a message received over `version` is marked with.
+    /// Returns the element for a message that was received over `version`.
     pub(crate) const fn element(&self, version: Version) -> &HeaderValue {
         match version {
             Version::HTTP_2 => &self.http2,

@@ -1,4 +1,4 @@
-//! `proxy.upstreams[].eject` and `.health`: when an address is left alone, because it does not answer.
+//! `proxy.upstreams[].eject` and `.health`: outlier detection and active health checks.
 
 use std::{ops::RangeInclusive, time::Duration};
 
@@ -8,15 +8,16 @@ use crate::config::{
     value::{Fields, Value},
 };
 
-/// How many in a row may be asked for, of failures and of checks.
+/// The bounds of consecutive failures and of consecutive checks.
 const IN_A_ROW: RangeInclusive<u32> = 1..=1_000;
 
-/// When an address is left alone by what becomes of requests.
+/// Outlier detection: when an endpoint is ejected because requests to it fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ejection {
-    /// `failures`: after so many requests in a row that it did not answer, 1 to 1,000; default 5.
+    /// `failures`: the number of consecutive failures that eject the endpoint, 1 to 1,000; default
+    /// 5.
     pub failures: u32,
-    /// `for`: for so long; default 10 s.
+    /// `for`: how long the endpoint stays ejected; default 10 s.
     pub time: Duration,
 }
 
@@ -29,22 +30,24 @@ impl Default for Ejection {
     }
 }
 
-/// How an address is asked whether it is well.
+/// The active health check of the endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthCheck {
-    /// `path`: what is asked for; an answer from 200 to 399 is good.
+    /// `path`: the path to request; a status from 200 to 399 is healthy.
     pub path: Box<str>,
-    /// `interval`: how often; default 5 s.
+    /// `interval`: the time between two checks; default 5 s.
     pub interval: Duration,
-    /// `timeout`: for the connection and the head of the answer together; default 1 s.
+    /// `timeout`: for connecting and receiving the response head together; default 1 s.
     pub timeout: Duration,
-    /// `healthy_after`: good answers in a row after which it is asked again, 1 to 1,000; default 2.
+    /// `healthy_after`: consecutive good checks after which an endpoint is up again, 1 to 1,000;
+    /// default 2.
     pub healthy_after: u32,
-    /// `unhealthy_after`: checks in a row without a good answer after which it is not, 1 to 1,000; default 3.
+    /// `unhealthy_after`: consecutive failed checks after which an endpoint is down, 1 to 1,000;
+    /// default 3.
     pub unhealthy_after: u32,
 }
 
-/// `None` if it is off.
+/// Reads `eject`. Returns `None` if it is off.
 pub(super) fn eject(upstream: &Fields<'_>, report: &mut Report) -> Option<Ejection> {
     let mut ejection = Ejection::default();
     let Some(value) = upstream.get("eject") else {

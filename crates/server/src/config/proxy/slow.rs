@@ -1,4 +1,5 @@
-//! `proxy.max_requests_per_client`, `.min_rate` and `.response_buffer`: what one client, and a slow one, may hold.
+//! `proxy.max_requests_per_client`, `.min_rate` and `.response_buffer`: resource limits for one
+//! client and for slow clients.
 
 use std::time::Duration;
 
@@ -9,20 +10,22 @@ use crate::config::{
     value::{Fields, Value},
 };
 
-/// The least and the most of `min_rate.bytes_per_second`.
+/// The bounds of `min_rate.bytes_per_second`.
 const RATES: std::ops::RangeInclusive<u64> = 1..=1 << 30;
 
-/// The most of `response_buffer`, in bytes.
+/// The upper bound of `response_buffer`, in bytes.
 const MAX_RESPONSE_BUFFER: usize = 16 << 20;
 
-/// What one client may hold of the proxy and its upstreams.
+/// How much of the proxy and its upstreams one client may occupy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slow {
-    /// `max_requests_per_client`: the most requests in flight from one address (IPv6: one /64), 1 to 1,000,000; default 256.
+    /// `max_requests_per_client`: the maximum number of requests in flight per client address
+    /// (IPv6: per /64), 1 to 1,000,000; default 256.
     pub max_requests: usize,
-    /// `min_rate`: how fast bodies must pass; `None` (`off`) is no bound.
+    /// `min_rate`: the minimum transfer rate of bodies; `None` (`off`) does not enforce one.
     pub min_rate: Option<MinRate>,
-    /// `response_buffer`: how many bytes of a response are read ahead of a slow client, up to 16 MiB; default 64 KiB.
+    /// `response_buffer`: how many bytes of a response are buffered for a slow client, up to 16
+    /// MiB; default 64 KiB.
     pub response_buffer: usize,
 }
 
@@ -36,12 +39,12 @@ impl Default for Slow {
     }
 }
 
-/// How fast a body must pass, on average over the time in which the proxy waits for the client.
+/// The minimum transfer rate of a body, averaged over the time that the proxy waits for the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MinRate {
     /// `bytes_per_second`: 1 to 1 GiB; default 240.
     pub bytes_per_second: u64,
-    /// `grace`: how much longer it may take than at that rate; default 5 s.
+    /// `grace`: the extra time allowed beyond what the rate requires; default 5 s.
     pub grace: Duration,
 }
 
@@ -77,7 +80,7 @@ pub(super) fn slow(proxy: &Fields<'_>, report: &mut Report) -> Slow {
     slow
 }
 
-/// `None` if it is off.
+/// Reads `min_rate`. Returns `None` if it is off.
 fn min_rate(value: &Value<'_>, report: &mut Report) -> Option<MinRate> {
     if value.scalar() == Some("off") {
         return None;

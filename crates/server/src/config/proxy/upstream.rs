@@ -1,4 +1,4 @@
-//! `proxy.upstreams`: one service each, at one or several addresses.
+//! `proxy.upstreams`: the services behind the proxy, each with one or more endpoints.
 
 use std::{collections::HashSet, net::SocketAddr, path::PathBuf};
 
@@ -11,19 +11,19 @@ use crate::config::{
     value::{Fields, Value},
 };
 
-/// The most upstreams, which bounds the labels of their metrics.
+/// The maximum number of upstreams. It bounds the label values of metrics.
 const MAX_UPSTREAMS: usize = 100;
 
-/// The most addresses of one upstream.
+/// The maximum number of endpoints of one upstream.
 const MAX_URLS: usize = 64;
 
-/// The longest name of an upstream, in bytes.
+/// The maximum length of an upstream's name, in bytes.
 const MAX_NAME_BYTES: usize = 64;
 
-/// The most connections that may be allowed to one address.
+/// The upper bound of `max_connections` to one endpoint.
 const MOST_CONNECTIONS: usize = 65_536;
 
-/// What the conditions of an upstream can be about.
+/// The entries that conditions of an upstream may use.
 const ENTRIES: &[&str] = &["path", "host", "method"];
 
 const FIELDS: &[&str] = &[
@@ -42,28 +42,32 @@ const FIELDS: &[&str] = &[
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Upstream {
-    /// `name`: what it is called in logs and metrics, 1 to 64 letters, digits, `-`, `_` and `.`.
+    /// `name`: the name in logs and metrics, 1 to 64 letters, digits, `-`, `_` and `.`.
     pub name: Box<str>,
-    /// `urls`: its addresses, one to 64, which share the load.
+    /// `urls`: its endpoints, 1 to 64, among which requests are load-balanced.
     pub urls: Vec<Url>,
-    /// `when`: which requests are for it, by their `path`, `host` and `method`; without it all are.
+    /// `when`: the conditions on `path`, `host` and `method` of its requests; without it, all
+    /// requests match.
     pub when: When,
-    /// `max_connections`: the most connections to one address at once, 1 to 65,536; default 1,024.
+    /// `max_connections`: the maximum number of connections to one endpoint, 1 to 65,536; default
+    /// 1,024.
     pub max_connections: usize,
-    /// `http2`: whether it is spoken to in HTTP/2, in the clear or behind TLS; default false.
+    /// `http2`: whether to use HTTP/2, over plaintext or TLS; default false.
     pub http2: bool,
-    /// `ca`: a PEM file of the authorities whose certificates it may show; by default those of the system.
+    /// `ca`: a PEM file with the trust anchors for its certificates; by default those of the
+    /// system.
     pub ca: Option<PathBuf>,
-    /// `eject`: when one of several addresses is left alone by what becomes of requests; `None` is never (`off`).
+    /// `eject`: outlier detection if there are several endpoints; `None` disables it (`off`).
     pub eject: Option<Ejection>,
-    /// `health`: how its addresses are asked whether they are well; by default they are not.
+    /// `health`: active health checks of its endpoints; off by default.
     pub health: Option<HealthCheck>,
-    /// `adaptive`: how it is found out how much it bears; `None`, the default, lets it have whatever comes.
+    /// `adaptive`: the adaptive concurrency limit; `None`, the default, does not limit concurrency.
     pub adaptive: Option<Adaptive>,
 }
 
 impl Upstream {
-    /// The entry that tells rules whether it has room, if it is adaptive.
+    /// Returns the name of the entry that reports spare capacity to rules, if the upstream has
+    /// `adaptive`.
     #[must_use]
     pub fn room_entry(&self) -> String {
         format!("room.{}", self.name)
@@ -156,7 +160,7 @@ fn upstream(value: &Value<'_>, report: &mut Report) -> Option<Upstream> {
     })
 }
 
-/// A name that stands in metrics.
+/// Reads a name that is used as a label value in metrics.
 pub(super) fn name(value: &Value<'_>, report: &mut Report) -> Option<Box<str>> {
     let what = "a name of 1 to 64 letters, digits, `-`, `_` and `.`";
     let name = value.text(report, what)?;
@@ -215,7 +219,7 @@ fn conditions(value: &Value<'_>, report: &mut Report) -> Option<When> {
             continue;
         }
         let pattern = conditions::pattern(&value, report);
-        // A known name is one that an entry may have.
+        // `Condition::new` only rejects invalid entry names; the names in `ENTRIES` are valid.
         read.extend(pattern.and_then(|pattern| Condition::new(entry, pattern).ok()));
     }
     (report.count() == before).then(|| When::all(read))

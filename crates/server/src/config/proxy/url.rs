@@ -1,20 +1,20 @@
-//! Where an upstream is: a scheme, a host and a port, and nothing behind them.
+//! The URL of an upstream endpoint: a scheme, a host and a port, without a path.
 
 use std::fmt;
 
 use http::{Uri, uri::Authority};
 
-/// How an upstream is spoken to.
+/// The protocol of an upstream connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scheme {
-    /// In the clear.
+    /// Plaintext.
     Http,
-    /// Behind TLS.
+    /// TLS.
     Https,
 }
 
 impl Scheme {
-    /// `http`.
+    /// Returns `http` or `https`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -24,23 +24,23 @@ impl Scheme {
     }
 }
 
-/// The address of an upstream.
+/// The URL of an upstream endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Url {
-    /// How it is spoken to.
+    /// The protocol.
     pub scheme: Scheme,
-    /// A name, or an address without brackets.
+    /// A host name, or an IP address without brackets.
     pub host: Box<str>,
-    /// Its port; by default that of the scheme.
+    /// The port; by default that of the scheme.
     pub port: u16,
 }
 
 impl Url {
-    /// Reads `http://HOST[:PORT]` or `https://HOST[:PORT]`.
+    /// Parses `http://HOST[:PORT]` or `https://HOST[:PORT]`.
     ///
     /// # Errors
     ///
-    /// What else stands there, in words.
+    /// Returns a message that describes the problem in any other text.
     pub fn parse(text: &str) -> Result<Self, String> {
         let wrong = |problem: &str| format!("{problem}; give a URL such as http://127.0.0.1:3000");
         let uri: Uri = text.parse().map_err(|_| wrong("this is no URL"))?;
@@ -83,7 +83,7 @@ impl Url {
         })
     }
 
-    /// Host and port as they stand in a `Host` header.
+    /// Returns host and port in the form of a `Host` header. The port is always included.
     #[must_use]
     pub fn authority(&self) -> String {
         let Self { host, port, .. } = self;
