@@ -1,69 +1,73 @@
-//! One bucket: who uses it, what each of them was assigned, and what is left.
+//! One quota bucket: the streams that use it, the assignment of each, and what is left of the
+//! limit.
 //!
-//! Envoy enforces assignments as token buckets, and a new assignment starts full. So there are two kinds:
+//! Envoy enforces assignments as token buckets, and a new assignment starts with a full bucket.
+//! There are therefore two kinds of assignment:
 //!
-//! *Rates*, for periods up to [`LONGEST_RATE`]. Each stream's token bucket holds its share of the limit and
-//! refills it each period. Streams report less often than that, so what they report tells demand, not what is
-//! left. The shares of all streams add up to the limit.
+//! *Rates*, for periods up to [`LONGEST_RATE`]. The token bucket of each stream holds the stream's
+//! share of the limit and refills it each period. Streams report less often than that, so a report
+//! shows the demand, not what is left. The shares of all streams add up to the limit.
 //!
-//! *Budgets*, for longer periods, which are windows on the clock. A stream is granted so many requests, once:
+//! *Budgets*, for longer periods, which are fixed windows aligned to the clock. A stream is granted
+//! a number of requests once:
 //!
 //! ```text
-//! limit 1000/h  ├── used, as reported ──┼── granted to A ──┼── granted to B ──┼── for a newcomer ──┤
+//! limit 1000/h  ├── used, as reported ──┼── granted to A ──┼── granted to B ──┼── unassigned ──┤
 //! ```
 //!
-//! What is granted is kept for its stream until it reports, because until then nobody knows how much of it is
-//! gone. So a grant is replaced only when its stream reports, when nothing of it is left, or when the next window
-//! begins; and what is used and granted is never more than the limit. Once it is used up everybody is denied
-//! until the window ends.
+//! A grant stays reserved until its stream reports, because how much of it is used is unknown until
+//! then. A grant is therefore replaced only when its stream reports, when it is fully used, or when
+//! the next window begins. The sum of usage and grants never exceeds the limit. Once the limit is
+//! used up, every stream is assigned DENY_ALL until the window ends.
 
 use tidegate_core::{Span, Timestamp};
 
 use super::{rule::QuotaLimit, share::divide};
 
-/// Up to this period a limit is enforced as a rate, beyond it as budgets.
+/// The longest period that is enforced as a rate. Longer periods are enforced as budgets.
 pub(super) const LONGEST_RATE: Span = Span::from_secs(10);
 
-/// A stream that is silent about a bucket for so long loses its seat: Envoy reports every five seconds.
+/// A stream that sends no report about a bucket for this long loses its seat. Envoy reports every
+/// five seconds.
 const SILENCE: Span = Span::from_secs(60);
 
-/// A stream, by the number that it was given.
+/// The id of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamId(pub(super) u64);
 
-/// What a stream reports of a bucket since its last report.
+/// A stream's usage of a bucket since its last report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Requests that passed.
+    /// The number of allowed requests.
     pub allowed: u64,
-    /// Requests that were denied.
+    /// The number of denied requests.
     pub denied: u64,
 }
 
-/// What a stream may do.
+/// An assignment to a stream: how many requests it may allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Assignment {
-    /// Let everything pass: no quota is about this bucket.
+    /// Allow all requests: no quota matches this bucket.
     AllowAll,
-    /// Let nothing pass.
+    /// Deny all requests.
     DenyAll,
-    /// So many requests each period.
+    /// A token bucket that refills each period.
     Rate {
-        /// How many; never 0.
+        /// Requests per period; never 0.
         requests: u32,
-        /// In what time.
+        /// The period.
         period: Span,
     },
-    /// So many requests, and no more until the next assignment.
+    /// A number of requests that is not refilled before the next assignment.
     Budget {
-        /// How many; never 0.
+        /// The number of requests; never 0.
         requests: u32,
-        /// Tells one grant from the next of the same size.
+        /// Increases with every grant, so that consecutive grants of the same size differ.
         number: u32,
     },
 }
 
-/// What changes: at most one assignment a stream.
+/// Changed assignments, at most one per stream.
 pub(super) type Changes = Vec<(StreamId, Assignment)>;
 
 #[derive(Debug)]
@@ -78,13 +82,15 @@ pub(super) struct Bucket {
 struct Seat {
     stream: StreamId,
     heard: Timestamp,
-    /// Requests per second, times 1024: the mean of this report and of what was before.
+    /// Demand in requests per second, times 1024: the mean of the last report and the previous
+    /// value.
     demand: u64,
-    /// What it may still use of its last grant, or its share of the rate.
+    /// For a budget, the unused part of the last grant as far as reported. For a rate, the current
+    /// share.
     granted: u64,
     grants: u32,
     assignment: Assignment,
-    /// Whether its stream is to be told.
+    /// Whether the assignment must be sent to the stream.
     is_news: bool,
 }
 
@@ -105,7 +111,8 @@ impl Bucket {
         }
     }
 
-    /// When what was used no longer counts; `None` for a rate, which has no windows.
+    /// Returns the end of the current window, when usage is reset; `None` for a rate, which has no
+    /// windows.
     pub(super) fn window_end(&self) -> Option<Timestamp> {
         (!self.is_rate()).then_some(self.window_end)
     }
@@ -114,8 +121,8 @@ impl Bucket {
         self.seats.is_empty()
     }
 
-    /// The limit as it is now; what was used stays used until the window ends in which it was. Whoever's share changes by
-    /// it is told with the next changes.
+    /// Changes the limit. Usage keeps counting until the end of the window in which it was
+    /// reported. Streams whose share changes are notified with the next changes.
     pub(super) fn set_limit(&mut self, limit: QuotaLimit, now: Timestamp) {
         if limit == self.limit {
             return;
@@ -128,7 +135,8 @@ impl Bucket {
             self.used = 0;
         }
         if has_ended || self.is_rate() != was_rate {
-            // A share of a rate is no grant of a budget, nor the other way round.
+            // Grants end with their window. A share of a rate is not a grant of a budget, nor the
+            // reverse.
             self.take_back();
         }
         if !self.is_rate() && (has_ended || is_other_period) {
@@ -137,8 +145,8 @@ impl Bucket {
         self.reshare();
     }
 
-    /// Hears what `stream` used; a first report takes a seat. The stream gets an assignment in any case,
-    /// others if theirs changes.
+    /// Records a report of `stream`. The first report takes a seat. The returned changes always
+    /// include an assignment for `stream`, and those of other streams whose assignment changed.
     pub(super) fn report(&mut self, stream: StreamId, usage: Usage, now: Timestamp) -> Changes {
         let mut changes = self.unseat_silent(stream, now);
         self.begin_window_if_due(now);
@@ -154,18 +162,19 @@ impl Bucket {
         changes
     }
 
-    /// Follows a limit that may have changed: at once, where that needs no report.
+    /// Applies a limit that may have changed, and returns the changes that do not have to wait for
+    /// a report.
     pub(super) fn follow(&mut self, limit: QuotaLimit, now: Timestamp) -> Changes {
         self.set_limit(limit, now);
         self.news()
     }
 
-    /// Takes the seat of `stream`, of which the others are told nothing.
+    /// Removes the seat of `stream`. The remaining streams are not notified.
     pub(super) fn unseat(&mut self, stream: StreamId) {
         self.seats.retain(|seat| seat.stream != stream);
     }
 
-    /// Gives up the seat of `stream`, to the good of those who stay.
+    /// Removes the seat of `stream` and redistributes its share.
     pub(super) fn leave(&mut self, stream: StreamId, now: Timestamp) -> Changes {
         self.unseat(stream);
         self.begin_window_if_due(now);
@@ -173,7 +182,7 @@ impl Bucket {
         self.news()
     }
 
-    /// Begins the next window if it is time: everybody gets a new grant.
+    /// Begins the next window if it is due. Every stream then gets a new grant.
     pub(super) fn roll(&mut self, now: Timestamp) -> Changes {
         self.begin_window_if_due(now);
         self.news()
@@ -189,12 +198,12 @@ impl Bucket {
         self.reshare();
     }
 
-    /// Nothing is granted to anybody any more.
+    /// Revokes all grants.
     fn take_back(&mut self) {
         self.seats.iter_mut().for_each(|seat| seat.granted = 0);
     }
 
-    /// The assignments that have changed since this was last asked.
+    /// Returns the assignments that changed since the last call.
     fn news(&mut self) -> Changes {
         let news = |seat: &mut Seat| {
             std::mem::take(&mut seat.is_news).then_some((seat.stream, seat.assignment))
@@ -206,7 +215,8 @@ impl Bucket {
         self.limit.period <= LONGEST_RATE
     }
 
-    /// Takes their seats from those of whom nothing was heard for long, but for `stream`, and tells them so.
+    /// Removes the seats of streams that have not reported for [`SILENCE`], except `stream`, and
+    /// assigns them DENY_ALL.
     fn unseat_silent(&mut self, stream: StreamId, now: Timestamp) -> Changes {
         let is_silent = |seat: &mut Seat| seat.stream != stream && now.since(seat.heard) >= SILENCE;
         let silent = self.seats.extract_if(.., is_silent);
@@ -215,7 +225,7 @@ impl Bucket {
             .collect()
     }
 
-    /// Notes the demand of `stream`, and answers where it sits.
+    /// Records the demand of `stream` and returns the index of its seat.
     fn hear(&mut self, stream: StreamId, usage: Usage, now: Timestamp) -> usize {
         let requests = usage.allowed.saturating_add(usage.denied);
         let Some(at) = self.seats.iter().position(|seat| seat.stream == stream) else {
@@ -241,20 +251,21 @@ impl Bucket {
         at
     }
 
-    /// Shares again what may be shared without a report.
+    /// Redistributes what can be redistributed without a report.
     fn reshare(&mut self) {
         if self.is_rate() {
             return self.share_rate();
         }
         for at in 0..self.seats.len() {
-            // Of a grant that is not spent nobody knows how much is gone.
+            // The usage of a grant that is not used up is unknown, so it must not be replaced yet.
             if self.seats[at].granted == 0 {
                 self.share_budget(at);
             }
         }
     }
 
-    /// Everybody's share of the rate, if that of anybody is off by more than an eighth.
+    /// Recomputes all shares of a rate, if the share of any stream is off by more than an eighth.
+    /// Smaller changes are skipped because a new assignment starts with a full token bucket.
     fn share_rate(&mut self) {
         let shares = divide(u64::from(self.limit.requests), &self.demands(), 0);
         let period = self.limit.period;
@@ -267,7 +278,7 @@ impl Bucket {
             return;
         }
         for (seat, share) in self.seats.iter_mut().zip(shares) {
-            // A share is no more than the limit, which fits.
+            // A share is at most the limit, which is a `u32`.
             let requests = u32::try_from(share).unwrap_or(u32::MAX);
             seat.granted = share;
             seat.assign(match requests {
@@ -277,11 +288,12 @@ impl Bucket {
         }
     }
 
-    /// The grant of the seat `at`, if it is to change: at most its share of what is left, and at most what is
-    /// granted to nobody else.
+    /// Replaces the grant of the seat at `at` if it should change. The new grant is at most the
+    /// seat's share of what is left, and at most what is not granted to other streams.
     fn share_budget(&mut self, at: usize) {
         let left = u64::from(self.limit.requests).saturating_sub(self.used);
-        // One seat stays free for a newcomer, who would else have to wait for the reports of the others.
+        // Reserve one more share for a new stream, which would otherwise wait for reports of the
+        // others.
         let share = divide(left, &self.demands(), 1)[at];
         let others = self.shared() - self.seats[at].granted;
         let grant = share.min(left.saturating_sub(others));
@@ -292,7 +304,7 @@ impl Bucket {
         }
         seat.granted = grant;
         seat.grants = seat.grants.wrapping_add(1);
-        // A grant is no more than the limit, which fits.
+        // A grant is at most the limit, which is a `u32`.
         let requests = u32::try_from(grant).unwrap_or(u32::MAX);
         let number = seat.grants;
         seat.assign(match requests {

@@ -1,15 +1,17 @@
-//! Quotas: limits that are divided among those who enforce them.
+//! Quotas: limits that are divided among the clients that enforce them.
 //!
-//! Envoy's quota filter does not ask for every request. It reports every few seconds what it let pass of each of
-//! its *buckets*, and is assigned ahead what it may let pass next. Several Envoys share one limit, so it is
-//! divided among their streams, in proportion to what each of them was lately asked for.
+//! Envoy's rate limit quota filter does not ask for every request. Every few seconds it reports how
+//! many requests of each of its *buckets* it let through, and it is assigned in advance how many it
+//! may let through next. When several Envoys share a limit, the limit is divided among their
+//! streams in proportion to recent demand.
 //!
 //! ```text
-//! reports ──▶ Quotas ──▶ Bucket ──▶ share::divide ──▶ assignments, to one stream or to all of the bucket
-//!             which rule, who is connected    whose is how much
+//! reports ──▶ Quotas ──▶ Bucket ──▶ share::divide ──▶ assignments, to one or all streams
+//!             rules and streams     division of the limit
 //! ```
 //!
-//! Everything here is told the time and does no I/O; the gRPC door moves the messages.
+//! This module does no I/O and reads no clock; callers pass the time. The gRPC listener sends and
+//! receives the messages.
 
 mod bucket;
 mod registry;

@@ -1,4 +1,4 @@
-//! Who is connected, which buckets there are, and who is told of what.
+//! Connected streams, their buckets, and the delivery of assignments.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet, hash_map::Entry},
@@ -16,24 +16,25 @@ use super::{
     rule::{BucketId, QuotaLimit, QuotaRule},
 };
 
-/// The most buckets of one stream; more of them are let pass unassigned.
+/// The maximum number of buckets per stream. Envoy is asked to abandon any further bucket.
 pub const MAX_STREAM_BUCKETS: usize = 10_000;
 
-/// The most buckets of all streams.
+/// The maximum number of buckets over all streams.
 pub const MAX_BUCKETS: usize = 100_000;
 
-/// The most messages that wait for a stream; one that does not read them is told nothing until it reports.
+/// The capacity of a stream's outbox. If a stream does not read its messages, further ones are
+/// dropped; its next report is answered with its current assignment.
 const MAX_WAITING: usize = 64;
 
-/// What is assigned to a stream, bucket by bucket. `None` asks it to forget the bucket.
+/// The assignments for a stream, bucket by bucket. `None` asks Envoy to abandon the bucket.
 pub type Assigned = Vec<(BucketId, Option<Assignment>)>;
 
-/// How much there is.
+/// The number of buckets and streams, for metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuotaCounts {
-    /// Buckets, those included that are kept for what was used of them.
+    /// Buckets, including unused ones that are kept because their usage still counts.
     pub buckets: usize,
-    /// Streams.
+    /// Connected streams.
     pub streams: usize,
 }
 
@@ -51,7 +52,7 @@ struct State {
     rules: Vec<QuotaRule>,
     buckets: HashMap<Key, Bucket>,
     streams: HashMap<StreamId, Stream>,
-    /// Buckets that nobody uses, by the end of the window for which they still count.
+    /// Buckets without streams, ordered by the end of the window in which their usage counts.
     vacant: BTreeSet<(Timestamp, Key)>,
 }
 
@@ -59,30 +60,30 @@ struct State {
 struct Stream {
     outbox: mpsc::Sender<Assigned>,
     buckets: HashSet<Key>,
-    /// The end of the first window of any of its buckets.
+    /// The earliest window end among its buckets.
     window_end: Option<Timestamp>,
 }
 
 impl Quotas {
-    /// Puts `rules` in the place of those of the moment, and tells every stream what follows from it: new shares of
-    /// rates, at once; of budgets, as far as their grants are used up; and that a bucket is let pass which no quota is about any more.
-    /// Buckets keep what was used of them until their windows end.
+    /// Replaces the rules, and notifies every stream of the consequences. Shares of rates change at
+    /// once. Budgets change as far as their grants are used up. A bucket that no longer matches a
+    /// quota is assigned ALLOW_ALL. Buckets keep their usage until their windows end.
     pub fn swap_rules(&self, rules: Vec<QuotaRule>, now: Timestamp) {
         let mut state = self.state();
         if state.rules == rules {
-            // Most reloads are about other things, and buckets may be many.
+            // Most reloads change other settings, and there may be many buckets.
             return;
         }
         state.rules = rules;
         let streams: Vec<StreamId> = state.streams.keys().copied().collect();
         drop(state);
-        // One at a time, so that nobody who reports waits for all of them.
+        // Lock the state for one stream at a time, so that reports do not wait for all of them.
         for stream in streams {
             self.state().follow(stream, now);
         }
     }
 
-    /// A new stream, and where it finds what it is assigned.
+    /// Registers a new stream, and returns it with the receiver of its assignments.
     pub fn join(&self) -> (StreamId, mpsc::Receiver<Assigned>) {
         let stream = StreamId(self.next_stream.fetch_add(1, Ordering::Relaxed));
         let (outbox, inbox) = mpsc::channel(MAX_WAITING);
@@ -95,8 +96,8 @@ impl Quotas {
         (stream, inbox)
     }
 
-    /// Hears a report of `stream` at `now`. The answer arrives in the stream's inbox, and what follows from it for
-    /// others in theirs.
+    /// Records a report of `stream` at `now`. The response is sent to the stream's receiver, and
+    /// changed assignments of other streams are sent to theirs.
     pub fn report(
         &self,
         stream: StreamId,
@@ -116,13 +117,13 @@ impl Quotas {
         state.send(told);
     }
 
-    /// When the first window of a bucket of `stream` ends; [`Self::roll`] is due then.
+    /// Returns the earliest window end among the buckets of `stream`. [`Self::roll`] is due then.
     #[must_use]
     pub fn next_window(&self, stream: StreamId) -> Option<Timestamp> {
         self.state().streams.get(&stream)?.window_end
     }
 
-    /// Begins the next windows of the buckets of `stream` whose time it is.
+    /// Begins the next window of each bucket of `stream` whose window has ended.
     pub fn roll(&self, stream: StreamId, now: Timestamp) {
         let state = &mut *self.state();
         let Some(rolled) = state.streams.get_mut(&stream) else {
@@ -140,7 +141,7 @@ impl Quotas {
         state.send(told);
     }
 
-    /// The stream has ended: what it was assigned goes to others.
+    /// Removes a stream that has ended. Its assignments are redistributed.
     pub fn leave(&self, stream: StreamId, now: Timestamp) {
         let state = &mut *self.state();
         let Some(left) = state.streams.remove(&stream) else {
@@ -158,7 +159,7 @@ impl Quotas {
         state.send(told);
     }
 
-    /// How many buckets and streams there are.
+    /// Returns the number of buckets and streams.
     #[must_use]
     pub fn counts(&self) -> QuotaCounts {
         let state = self.state();
@@ -173,7 +174,7 @@ impl Quotas {
     }
 }
 
-/// The earlier of two instants, of which either may be missing.
+/// Returns the earlier of two instants, either of which may be absent.
 fn earlier(one: Option<Timestamp>, other: Option<Timestamp>) -> Option<Timestamp> {
     one.into_iter().chain(other).min()
 }
@@ -189,7 +190,8 @@ fn tell(told: &mut Told, id: &BucketId, changes: Changes) {
 }
 
 impl State {
-    /// What changes by a report; `None` if there is no room for the bucket.
+    /// Returns the changes that result from a report, or `None` if there is no capacity for the
+    /// bucket.
     fn report(
         &mut self,
         stream: StreamId,
@@ -211,7 +213,7 @@ impl State {
         Some(changes)
     }
 
-    /// Lets the buckets of `stream` follow rules that have changed.
+    /// Applies changed rules to the buckets of `stream`.
     fn follow(&mut self, stream: StreamId, now: Timestamp) {
         let Some(held) = self.streams.get(&stream).map(|stream| &stream.buckets) else {
             return;
@@ -238,7 +240,7 @@ impl State {
         self.send(told);
     }
 
-    /// Takes from `stream` what it has of a bucket that no quota is about any more.
+    /// Removes `stream` from a bucket that no longer matches a quota.
     fn release(&mut self, stream: StreamId, key: &Key) {
         let held = self.streams.get_mut(&stream);
         if held.is_some_and(|stream| stream.buckets.remove(key)) {
@@ -249,7 +251,8 @@ impl State {
         }
     }
 
-    /// Keeps a bucket that nobody uses for what was used of it: until its window ends. Nothing of a rate counts any longer.
+    /// Marks a bucket without streams for removal at the end of its window, because its usage
+    /// counts until then. A rate is removed at once; it has no usage to keep.
     fn vacate(&mut self, key: Key) {
         let Some(bucket) = self.buckets.get(&key).filter(|bucket| bucket.is_vacant()) else {
             return;
@@ -264,7 +267,7 @@ impl State {
         }
     }
 
-    /// The bucket, made if there is none; `None` if there is no room for it.
+    /// Returns the bucket, created if it does not exist; `None` if a maximum is reached.
     fn seat(
         &mut self,
         stream: StreamId,
@@ -293,7 +296,8 @@ impl State {
         Some(bucket)
     }
 
-    /// Forgets two buckets that nobody uses and whose windows have ended: more than one call can add.
+    /// Removes up to two unused buckets whose windows have ended. One call adds at most one bucket,
+    /// so expired ones cannot accumulate.
     fn forget_expired(&mut self, now: Timestamp) {
         for _ in 0..2 {
             let has_expired = self.vacant.first().is_some_and(|(end, _)| *end <= now);
@@ -309,7 +313,8 @@ impl State {
     fn send(&self, told: Told) {
         for (stream, assigned) in told {
             if let Some(stream) = self.streams.get(&stream) {
-                // A stream that does not read is told anew when it reports.
+                // If the outbox is full, the message is lost; the stream's next report is answered
+                // anew.
                 let _ = stream.outbox.try_send(assigned);
             }
         }

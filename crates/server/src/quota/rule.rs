@@ -1,4 +1,4 @@
-//! What the rules file says of quotas.
+//! The quota rules of the rules file.
 
 use std::collections::BTreeMap;
 
@@ -7,26 +7,26 @@ use tidegate_core::{Pattern, Rate, Span};
 /// The longest period of a quota: 366 days.
 pub const MAX_PERIOD: Span = Span::from_secs(366 * 86_400);
 
-/// What identifies a bucket: names and values, such as `service: shop, api_key: alice`, in the order of
-/// their names.
+/// The id of a bucket: keys and values such as `service: shop, api_key: alice`, sorted by key.
 pub type BucketId = BTreeMap<String, String>;
 
-/// So many requests a period, over all streams together.
+/// A number of requests per period, over all streams together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuotaLimit {
-    /// How many.
+    /// The number of requests.
     pub requests: u32,
-    /// In what time: whole seconds, at least one.
+    /// The period: whole seconds, at least one.
     pub period: Span,
 }
 
 impl QuotaLimit {
-    /// `rate` as a quota.
+    /// Converts `rate` to a quota limit.
     ///
     /// # Errors
     ///
-    /// A rate of more than `u32::MAX` requests, which no Envoy can be assigned; a period that is no whole number of
-    /// seconds, which Envoy cuts off; a longer one than [`MAX_PERIOD`].
+    /// Returns a message for a rate of more than `u32::MAX` requests, which the assignment cannot
+    /// express; for a period that is not a whole number of seconds, because Envoy truncates
+    /// fractions; and for a period longer than [`MAX_PERIOD`].
     pub fn new(rate: Rate) -> Result<Self, &'static str> {
         let requests = u32::try_from(rate.count)
             .map_err(|_| "a quota is 4294967295 requests a period at most")?;
@@ -43,21 +43,22 @@ impl QuotaLimit {
     }
 }
 
-/// A quota: which buckets it is about, and how much each of them may use.
+/// A quota: the buckets that it matches and the limit of each.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QuotaRule {
-    /// Its name, for logs.
+    /// Its name, for messages.
     pub name: Box<str>,
-    /// The domain that the stream must name.
+    /// The domain that the stream must send.
     pub domain: Box<str>,
-    /// What the values of the bucket must be; other values of it are as they are.
+    /// The patterns that values of the bucket id must match. Other keys of the id may have any
+    /// value.
     pub bucket: Vec<(Box<str>, Pattern)>,
-    /// What each bucket that matches may use.
+    /// The limit of each bucket that matches.
     pub limit: QuotaLimit,
 }
 
 impl QuotaRule {
-    /// Whether this quota is about this bucket.
+    /// Returns whether this quota matches a bucket.
     #[must_use]
     pub fn applies(&self, domain: &str, id: &BucketId) -> bool {
         *self.domain == *domain

@@ -1,19 +1,22 @@
-//! The arithmetic of sharing: a whole number of requests, divided without a rest.
+//! The division of a whole number of requests into integer shares without remainder.
 
-/// One part in so many is shared evenly, whatever the demands: the floor on which a newcomer stands.
+/// One part in `FLOOR` is divided evenly, whatever the demands. It is the minimum share of a new
+/// stream.
 pub const FLOOR: u64 = 10;
 
-/// Demands are held below this, so that the products fit.
+/// Demands are capped at this value, so that the products do not overflow.
 const MAX_DEMAND: u64 = 1 << 40;
 
-/// Divides `total` among the `demands` and, at the end, as many seats as are `vacant`.
+/// Divides `total` among the `demands`, followed by `vacant` seats without demand.
 ///
-/// One part in [`FLOOR`] is shared evenly by all seats, the rest in proportion to the demands; if nobody
-/// demands anything, evenly among those who might. What does not divide goes, one each, to those whose
-/// shares lost most by rounding, the first ones first.
+/// One part in [`FLOOR`] is divided evenly among all seats, the rest in proportion to the demands.
+/// If every demand is zero, the rest is divided evenly among them. The remainder of the integer
+/// division is distributed one unit each, to the seats that lost most by rounding and, among
+/// equals, to the first ones.
 ///
-/// The shares add up to `total` exactly, as long as there is a seat. Whoever demands more gets no
-/// less, and everybody gets at least `total / (FLOOR * seats)`, rounded down.
+/// If there is at least one seat, the shares add up to exactly `total`. A higher demand never gets
+/// a smaller share; demands of 2^40 and more count as equal. Each share is at least `total / (FLOOR
+/// * seats)`, rounded down. Without seats the result is empty.
 #[must_use]
 pub fn divide(total: u64, demands: &[u64], vacant: usize) -> Vec<u64> {
     let weights = weights(demands, vacant);
@@ -22,7 +25,7 @@ pub fn divide(total: u64, demands: &[u64], vacant: usize) -> Vec<u64> {
         return Vec::new();
     }
     let exact = |weight: &u128| u128::from(total) * weight;
-    // No share is over the total.
+    // A share never exceeds the total.
     let mut shares: Vec<u64> = weights
         .iter()
         .map(|weight| u64::try_from(exact(weight) / whole).unwrap_or(total))
@@ -30,14 +33,15 @@ pub fn divide(total: u64, demands: &[u64], vacant: usize) -> Vec<u64> {
     let left = total - shares.iter().sum::<u64>();
     let mut by_loss: Vec<usize> = (0..shares.len()).collect();
     by_loss.sort_by_key(|&at| std::cmp::Reverse(exact(&weights[at]) % whole));
-    // Each seat lost less than one, so there is less left than there are seats.
+    // Each seat lost less than one unit, so the remainder is smaller than the number of seats.
     for (at, _) in by_loss.into_iter().zip(0..left) {
         shares[at] += 1;
     }
     shares
 }
 
-/// What each seat weighs: `1 / (FLOOR * seats)` and its part of the demands, over a common denominator.
+/// Returns the weight of each seat: `1 / (FLOOR * seats)` plus its part of the demands, over a
+/// common denominator.
 fn weights(demands: &[u64], vacant: usize) -> Vec<u128> {
     let nobody_demands = demands.iter().all(|&demand| demand == 0);
     let demand = |&demand: &u64| {
@@ -108,7 +112,8 @@ mod tests {
             let shares = divide(total, &demands, 0);
             for (a, share_a) in demands.iter().zip(&shares) {
                 for (b, share_b) in demands.iter().zip(&shares) {
-                    // Who loses more by rounding down may overtake an equal by the one that is left.
+                    // Of equal demands, the first may get one unit more. All above `MAX_DEMAND` are
+                    // equal.
                     prop_assert!(a < b || share_a + 1 >= *share_b, "{a} {share_a} {b} {share_b}");
                 }
             }

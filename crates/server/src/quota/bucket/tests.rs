@@ -1,4 +1,4 @@
-//! A bucket beside Envoys that do what they are assigned.
+//! Tests a bucket with simulated Envoys that follow their assignments.
 
 use proptest::{collection::vec, prelude::*};
 
@@ -129,14 +129,14 @@ fn who_falls_silent_loses_its_seat() {
     assert_eq!(requests(of(&bucket.report(B, used(1, 0), at(61)), B)), 100);
 }
 
-/// An Envoy: what it holds of its assignment, what it let pass since its last report.
+/// A simulated Envoy: the unused part of its assignment, and its usage since its last report.
 #[derive(Clone, Copy, Debug, Default)]
 struct Envoy {
     assigned: Option<Assignment>,
     holds: u64,
     passed: u64,
     denied: u64,
-    /// What it let pass in this window and has not reported.
+    /// Requests that it allowed in this window and has not reported.
     unreported: u64,
     heard: u64,
 }
@@ -164,7 +164,7 @@ struct World {
     bucket: Bucket,
     envoys: [Envoy; 4],
     seconds: u64,
-    /// What passed in this window, as far as anybody can know.
+    /// Requests allowed in this window, except those that departed Envoys did not report.
     passed: u64,
 }
 
@@ -202,7 +202,8 @@ impl World {
         }
         let changes = self.bucket.roll(at(self.seconds));
         self.assign(changes);
-        // Envoys report every five seconds; these are slow, but not silent.
+        // Envoys report every five seconds. These are slower, but not slow enough to lose their
+        // seats.
         for id in 0..4 {
             if self.envoys[id].assigned.is_some() && self.seconds - self.envoys[id].heard >= 40 {
                 self.report(id);
@@ -224,7 +225,7 @@ impl World {
     fn assign(&mut self, changes: Changes) {
         for (stream, assignment) in changes {
             let envoy = &mut self.envoys[usize::try_from(stream.0).unwrap()];
-            // What is assigned again is only prolonged.
+            // Envoy only extends an unchanged assignment; it does not refill the token bucket.
             if envoy.assigned != Some(assignment) {
                 envoy.assigned = Some(assignment);
                 envoy.holds = requests(Some(assignment)).into();
@@ -234,8 +235,9 @@ impl World {
 }
 
 proptest! {
-    /// However requests, reports and departures mix: in no window do all Envoys together let more pass than the
-    /// limit, except for what a departed one did not report, which nobody knows.
+    /// For any sequence of requests, reports and departures: in no window do all Envoys together
+    /// allow more requests than the limit. Usage that a departed Envoy did not report is unknown
+    /// and excluded.
     #[test]
     fn budgets_never_let_more_pass_than_the_limit(most in 0..300_u32, events in events()) {
         let bucket = Bucket::new(limit(most, 60), at(0));
@@ -247,7 +249,7 @@ proptest! {
     }
 }
 
-/// A share of a rate is no grant of a budget of like size.
+/// A share of a rate is not mistaken for a grant of a budget of the same size.
 #[test]
 fn a_rate_that_becomes_a_budget_is_divided_anew() {
     let mut bucket = Bucket::new(limit(100, 1), at(0));
@@ -257,7 +259,7 @@ fn a_rate_that_becomes_a_budget_is_divided_anew() {
     assert!(matches!(told, Some(Assignment::Budget { .. })), "{told:?}");
 }
 
-/// What was used in a window that has ended is not charged to a later one, of whatever length.
+/// Usage in a window that has ended does not count in a later one, whatever its length.
 #[test]
 fn a_limit_that_changes_after_its_window_begins_with_nothing_used() {
     for reported_first in [false, true] {
@@ -296,7 +298,7 @@ fn who_is_denied_in_the_next_window_too_is_not_told_again() {
     assert_eq!(bucket.leave(B, at(60)), []);
 }
 
-/// A limit that was raised is told to everybody, though it is a report that finds it.
+/// When a report applies a raised limit, the other streams are notified too.
 #[test]
 fn a_report_under_another_limit_tells_the_others_too() {
     let mut bucket = Bucket::new(limit(0, 3_600), at(0));

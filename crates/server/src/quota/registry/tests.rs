@@ -1,4 +1,4 @@
-//! Streams, and what they are told.
+//! Streams, and the assignments they receive.
 
 use tidegate_core::Span;
 
@@ -83,7 +83,8 @@ fn what_was_used_of_a_bucket_outlives_its_streams_until_its_window_ends() {
     );
 }
 
-/// A reload takes a quota away: everybody who used it is told so at once, and nobody sits in its buckets any more.
+/// A reload removes a quota: every stream that used it is notified at once, and its buckets have no
+/// streams left.
 #[test]
 fn a_quota_that_is_gone_lets_pass_at_once() {
     let quotas = quotas(&[("rate", 1), ("hour", 3_600)]);
@@ -108,7 +109,7 @@ fn a_quota_that_is_gone_lets_pass_at_once() {
         count(1, 2),
         "what was used of the hour counts if its quota comes back"
     );
-    // The seats are free: whoever comes back has the whole limit to itself.
+    // The seats are free, so the next stream gets the whole limit.
     quotas.swap_rules(rules(&[("rate", 1)]), NOW);
     let (stream, inbox) = &mut streams[0];
     quotas.report(*stream, "rate", used_one("a"), NOW);
