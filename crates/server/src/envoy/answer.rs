@@ -1,4 +1,4 @@
-//! What a rate limit service answers, and why it sometimes cannot.
+//! The responses and errors of the rate limit service.
 
 use std::sync::Arc;
 
@@ -6,17 +6,17 @@ use tidegate_core::Span;
 
 use super::{Metadata, Unit};
 
-/// Whether the request, or one of its descriptors, is within its limit.
+/// Whether a request or one of its descriptors is within its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
-    /// It is.
+    /// Within the limit.
     Ok,
-    /// It is not.
+    /// Over the limit.
     OverLimit,
 }
 
 impl Code {
-    /// The code as it stands in answers.
+    /// Returns the code in the form that responses use.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -26,34 +26,36 @@ impl Code {
     }
 }
 
-/// The answer to a request.
+/// The response to a request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RateLimitAnswer {
-    /// What the proxy acts upon.
+    /// The code that Envoy acts on.
     pub overall_code: Code,
-    /// One status a descriptor, in the order of the request.
+    /// One status per descriptor, in the order of the request.
     pub statuses: Vec<DescriptorStatus>,
-    /// Headers for the proxy to add to its own answer; empty unless the settings ask for them.
+    /// Headers that Envoy adds to its own response; empty unless enabled in the settings.
     pub response_headers: Vec<ResponseHeader>,
-    /// What was asked, and the metadata of the rules that let it pass; `None` unless the settings ask for it.
+    /// The request, and the metadata of the rules under which it passed; `None` unless enabled in
+    /// the settings.
     pub dynamic_metadata: Option<Metadata>,
 }
 
-/// How one descriptor stands.
+/// The status of one descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DescriptorStatus {
-    /// Whether it is within its limit.
+    /// Whether the descriptor is within its limit.
     pub code: Code,
-    /// The limit; `None` if none applies.
+    /// The limit; `None` if no limit applies.
     pub current_limit: Option<CurrentLimit>,
-    /// How many hits are left; [`u32::MAX`] under a rule without a limit.
+    /// The remaining hits; [`u32::MAX`] for an unlimited rule.
     pub limit_remaining: u32,
-    /// How long until the limit is whole again, in whole seconds and rounded up; `None` where none applies.
+    /// The time until the limit is fully available again, in whole seconds, rounded up; `None` if
+    /// no limit applies.
     pub duration_until_reset: Option<Span>,
 }
 
 impl DescriptorStatus {
-    /// The status where no limit applies.
+    /// The status of a descriptor without a limit.
     pub(super) const UNLIMITED: Self = Self {
         code: Code::Ok,
         current_limit: None,
@@ -62,18 +64,18 @@ impl DescriptorStatus {
     };
 }
 
-/// The limit that a status speaks of.
+/// The limit in a status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CurrentLimit {
-    /// How many hits pass in each unit.
+    /// The number of hits per unit.
     pub requests_per_unit: u32,
-    /// The unit; [`Unit::Unknown`] where the limit's window is none of them.
+    /// The unit; [`Unit::Unknown`] if the window of the limit has a different length.
     pub unit: Unit,
     /// The rule's name, if it has one.
     pub name: Option<Arc<str>>,
 }
 
-/// A header for the proxy to add.
+/// A header that Envoy adds to its response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResponseHeader {
     /// Its name, as configured.
@@ -82,24 +84,24 @@ pub struct ResponseHeader {
     pub value: String,
 }
 
-/// Why a request could not be decided. A denial is none: it is an answer.
+/// Why a request could not be decided. A denial is not an error but a response.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RateLimitError {
-    /// The caller named no domain.
+    /// The client sent no domain.
     #[error("rate limit domain must not be empty")]
     EmptyDomain,
-    /// The caller described nothing.
+    /// The client sent no descriptors.
     #[error("rate limit descriptor list must not be empty")]
     EmptyDescriptors,
-    /// No configuration was ever loaded: the operator's.
+    /// No configuration has been loaded yet; the operator must fix this.
     #[error("no rate limit configuration loaded")]
     NoConfiguration,
-    /// The store did not answer, and the settings want no other answer: the operator's. What the request asked of several
-    /// limits may have been charged to some of them.
+    /// The store is unavailable and the settings ask for an error in this case; the operator must
+    /// fix this. If several limits applied, some of them may have been charged.
     #[error("the store is out of reach")]
     Store,
-    /// The caller's: a field that is out of bounds, by its name in the request.
+    /// A field of the request is out of bounds; the client must fix this.
     #[error("{field}: {problem}")]
     Invalid {
         /// The field, such as `descriptors[2].limit.unit`.
@@ -110,7 +112,7 @@ pub enum RateLimitError {
 }
 
 impl RateLimitError {
-    /// Whether it is not the caller's fault.
+    /// Returns whether the cause is on the server's side and not in the request.
     #[must_use]
     pub fn is_ours(&self) -> bool {
         match self {

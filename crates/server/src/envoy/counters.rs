@@ -1,4 +1,4 @@
-//! What each rule has done, by the path of entries that leads to it.
+//! Metrics per rule, identified by domain and descriptor path.
 
 use std::{
     collections::BTreeMap,
@@ -8,17 +8,19 @@ use std::{
     },
 };
 
-/// How many paths have counters of their own. Further ones count together as `other`: a path may show values of the
-/// request, and whoever sends requests must not be able to fill the memory, or a dashboard.
+/// The maximum number of paths with their own counters. All further ones are counted together as
+/// `other`. A path may contain values from requests, and clients must not be able to exhaust memory
+/// or flood a dashboard.
 pub const MAX_PATHS: usize = 4_096;
 
-/// The longest path that has counters of its own: an override shows what the request says.
+/// The maximum length in bytes of a path with its own counters. The path of a limit override
+/// contains values from the request.
 const MAX_PATH_BYTES: usize = 512;
 
-/// The path of those that have none of their own.
+/// The path of the shared counters.
 pub(super) const OTHER: &str = "other";
 
-/// What is counted of a rule, in hits.
+/// A counter of a rule, in hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(
     missing_docs,
@@ -35,7 +37,7 @@ pub enum Counter {
 }
 
 impl Counter {
-    /// Every counter with the name that envoyproxy/ratelimit has for it.
+    /// Every counter with its name in envoyproxy/ratelimit.
     pub const ALL: [(&'static str, Self); 7] = [
         ("total_hits", Self::TotalHits),
         ("within_limit", Self::WithinLimit),
@@ -75,14 +77,14 @@ impl Counters {
     }
 }
 
-/// Everything under the same domain and path counts together, before and after a reload.
+/// The counters by domain and path. They survive reloads.
 #[derive(Debug, Default)]
 pub(super) struct Registry(RwLock<BTreeMap<DomainAndPath, Arc<Counters>>>);
 
 type DomainAndPath = (Arc<str>, Box<str>);
 
 impl Registry {
-    /// The counters of `path` in `domain`.
+    /// Returns the counters of `path` in `domain`.
     pub(super) fn counters(&self, domain: &Arc<str>, path: &str) -> Arc<Counters> {
         let path = if path.len() > MAX_PATH_BYTES {
             OTHER
@@ -101,7 +103,7 @@ impl Registry {
         })
     }
 
-    /// What is counted under `key` already; under the others, once there is no room for more.
+    /// Returns the existing counters of `key`, or the shared ones if the maximum is reached.
     fn known(&self, key: &DomainAndPath) -> Option<Arc<Counters>> {
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let others = || known.get(&(OTHER.into(), OTHER.into()));
@@ -112,7 +114,7 @@ impl Registry {
             .cloned()
     }
 
-    /// Calls `each` with every domain, path and its counters, in order.
+    /// Calls `each` with every domain, path and its counters, in sorted order.
     pub(super) fn for_each(&self, mut each: impl FnMut(&str, &str, &Counters)) {
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
         for ((domain, path), counters) in known.iter() {
@@ -121,12 +123,14 @@ impl Registry {
     }
 }
 
-/// How many descriptors were asked for in domains that no file has; a typo there switches every limit off in silence.
+/// The number of descriptors in requests for unknown domains. A typo in a domain silently disables
+/// all of its limits, and this metric reveals it.
 #[derive(Debug, Default)]
 pub(super) struct UnknownDomains(Mutex<BTreeMap<Box<str>, u64>>);
 
 impl UnknownDomains {
-    /// How many domains are told apart. Callers name them, and so could name any number.
+    /// The maximum number of domains that are counted separately. Clients choose the names, so
+    /// their number must be bounded.
     const MOST: usize = 256;
 
     pub(super) fn count(&self, domain: &str, descriptors: usize) {
@@ -145,7 +149,7 @@ impl UnknownDomains {
         *count = count.saturating_add(descriptors);
     }
 
-    /// Calls `each` with every domain and its count, in order.
+    /// Calls `each` with every domain and its count, in sorted order.
     pub(super) fn for_each(&self, mut each: impl FnMut(&str, u64)) {
         self.lock()
             .iter()

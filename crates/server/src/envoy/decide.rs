@@ -1,4 +1,4 @@
-//! The decision on a request's descriptors.
+//! Decides the descriptors of a request.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -21,18 +21,18 @@ use super::{
 };
 use crate::limiter::{Asked, Limiter};
 
-/// What a descriptor asks of its limit.
+/// The operation of a descriptor on its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hits {
-    /// How it stands.
+    /// Query the status without charging.
     None,
-    /// So many hits.
+    /// Charge this number of hits.
     Taken(Cost),
-    /// To take so many hits back.
+    /// Refund this number of hits.
     GivenBack(Cost),
 }
 
-/// Where the limits of a descriptor come from.
+/// The origin of a descriptor's limits: a rule, or an override in the request.
 #[derive(Debug)]
 pub(super) enum Source<'d> {
     Rule(&'d Rule, &'d RuleLimits),
@@ -50,28 +50,28 @@ impl Deref for Source<'_> {
     }
 }
 
-/// A limit that applies to a descriptor, and what came of it.
+/// A limit that applies to a descriptor, and its result.
 #[derive(Debug)]
 pub(super) struct Applied<'d> {
     pub(super) limits: Source<'d>,
     pub(super) key: Vec<u8>,
     pub(super) counters: Arc<Counters>,
     pub(super) hits: Hits,
-    /// What the cache of what is over had forgotten when this began.
+    /// The state of the cache of exceeded limits when the decision began.
     pub(super) since: Since,
     pub(super) judged: Judged,
 }
 
-/// What came of a descriptor.
+/// The result of a descriptor.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Judged {
-    /// Whether it is over, in shadow or not.
+    /// Whether the descriptor is over its limit, even if the rule is in shadow mode.
     pub(super) over: bool,
-    /// Whether that was known without asking.
+    /// Whether the cache answered, without asking the store.
     pub(super) was_known: bool,
-    /// Which of its limits speaks for it.
+    /// The index of the limit that the status reports.
     pub(super) limit: usize,
-    /// What that limit answered; `None` if it was not asked.
+    /// The outcome of that limit; `None` if the store was not asked.
     pub(super) outcome: Option<Outcome>,
 }
 
@@ -83,7 +83,8 @@ impl<'d> Applied<'d> {
         }
     }
 
-    /// Whether its rule is in quota mode: over only together with the other quotas of the request.
+    /// Returns whether its rule is in quota mode. Quotas deny a request only if all of them are
+    /// over.
     pub(super) fn is_quota(&self) -> bool {
         self.rule().is_some_and(|rule| rule.quota)
     }
@@ -102,20 +103,21 @@ impl<'d> Applied<'d> {
     }
 }
 
-/// What decides, and at which instant.
+/// What is needed to decide: the store, the settings and the time.
 #[derive(Debug)]
 pub(super) struct Bench<'s> {
     pub(super) limiter: &'s Limiter,
     pub(super) store_failure: StoreFailure,
     pub(super) over: Option<&'s OverCache>,
     pub(super) now: Timestamp,
-    /// When what Redis has not answered counts as out of reach: the end of all questions about the request, not of each.
+    /// The deadline for all store queries of the request together. A query that Redis has not
+    /// answered by then is treated as if the store were unavailable.
     pub(super) until: Option<Instant>,
     pub(super) near_limit_ratio: Ratio,
 }
 
 impl Bench<'_> {
-    /// Decides every descriptor on its own: what one of them came to does not matter to the others.
+    /// Decides every descriptor on its own; their results do not affect each other.
     ///
     /// # Errors
     ///
@@ -129,8 +131,9 @@ impl Bench<'_> {
         decided
     }
 
-    /// Decides each of `descriptors` on its own, those of one key in their order. Elsewhere they are asked about at the
-    /// same time, so that their questions travel together; in memory there is nothing to wait for.
+    /// Decides each of `descriptors` on its own. With Redis, descriptors with different keys are
+    /// queried concurrently, so that their commands are pipelined; those with the same key are
+    /// decided in order. The memory store never waits, so concurrency would gain nothing.
     pub(super) async fn decide_alone<'a, 'd: 'a>(
         &self,
         descriptors: impl Iterator<Item = &'a mut Applied<'d>>,
@@ -182,7 +185,8 @@ impl Bench<'_> {
                 Judged::taking(&decided.decision, &outcomes)
             }
             Hits::GivenBack(cost) => {
-                // Also where nobody waits for the answer any more, or knows it.
+                // The guard forgets the cached entry when it is dropped. That includes a cancelled
+                // request and a refund whose outcome is unknown.
                 let _forgotten = self.over.map(|cache| cache.forgetting(&applied.key));
                 let (_, outcomes) = self.ask(&[applied.charge(cost)], Effect::Refund).await?;
                 Judged {
@@ -197,7 +201,8 @@ impl Bench<'_> {
 
     /// # Errors
     ///
-    /// [`RateLimitError::Store`] if the store is out of reach and the settings want an error then.
+    /// Returns [`RateLimitError::Store`] if the store is unavailable and the settings ask for an
+    /// error in this case.
     pub(super) async fn ask(
         &self,
         charges: &[Charge<'_>],
@@ -225,8 +230,9 @@ impl Bench<'_> {
             .is_some_and(|cache| cache.is_over(&applied.key, self.now))
     }
 
-    /// Remembers what no hit can pass before its window ends: where more than the limit is counted, and not only more than
-    /// this node's share of it. What another node of a fleet gives back is not noticed before either, as the original has it.
+    /// Caches a descriptor that no hit can pass before its window ends. This requires that the
+    /// count exceeds the limit itself and not only this node's share of it. Refunds on other nodes
+    /// are not noticed until the entry expires; envoyproxy/ratelimit has the same limitation.
     pub(super) fn remember(&self, applied: &Applied<'_>, exactness: Exactness) {
         if let (Some(cache), Some(outcome)) = (self.over, &applied.judged.outcome)
             && applied.judged.over
@@ -240,7 +246,7 @@ impl Bench<'_> {
 }
 
 impl Judged {
-    /// Over, as is known without asking.
+    /// Creates the result of a descriptor that the cache knows to be over its limit.
     pub(super) fn known() -> Self {
         Self {
             over: true,
@@ -249,13 +255,14 @@ impl Judged {
         }
     }
 
-    /// Where nothing was taken: over if more than the limit is counted.
+    /// Creates the result of a query without charge. It is over if the count exceeds the limit.
     pub(super) fn looking(outcomes: &[Outcome]) -> Self {
         let over = outcomes.iter().position(|outcome| outcome.excess > 0);
         Self::led_by(over, outcomes)
     }
 
-    /// Where hits were taken: over if any limit denied them, or the store could not take them in.
+    /// Creates the result of a charge. It is over if any limit denied it, or if the store is full
+    /// or the key is blocked.
     pub(super) fn taking(decision: &Decision, outcomes: &[Outcome]) -> Self {
         if let Decision::Full { .. } | Decision::Blocked { .. } = decision {
             return Self {
@@ -289,7 +296,7 @@ impl Judged {
     }
 }
 
-/// Those descriptors to which a limit applies.
+/// Returns the descriptors to which a limit applies.
 pub(super) fn limited<'s, 'd>(
     standings: &'s mut [Standing<'d>],
 ) -> impl Iterator<Item = &'s mut Applied<'d>> {

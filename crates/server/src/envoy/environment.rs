@@ -1,7 +1,8 @@
-//! A whole configuration from the environment variables of envoyproxy/ratelimit.
+//! Builds a configuration from the environment variables of envoyproxy/ratelimit.
 //!
-//! Whoever starts the original with variables starts Tidegate with the same ones. A variable that cannot be honoured is
-//! named, with the reason; where passing over it would open a door or move one, the start is refused.
+//! A deployment of envoyproxy/ratelimit can start Tidegate with the same variables. Unsupported
+//! variables are reported with the reason. If ignoring one would expose or move a listener, the
+//! start is refused.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -15,24 +16,26 @@ use super::{
 };
 use crate::config::{AdminToken, Config, Envoy, TlsFiles};
 
-/// The variable that holds the admin token, if the admin door is to be reached from other machines.
+/// The variable with the admin token, which is required to reach the admin listener from other
+/// machines.
 pub const ADMIN_TOKEN: &str = "TIDEGATE_ADMIN_TOKEN";
 
-/// What the variables say.
+/// The result of reading the variables.
 #[derive(Debug)]
 pub struct FromEnvironment {
     /// The configuration.
     pub config: Config,
-    /// What to log, by `LOG_LEVEL`: `error`, `warn`, `info`, `debug` or `trace`; `None` if it is not set.
+    /// The log level of `LOG_LEVEL`: `error`, `warn`, `info`, `debug` or `trace`; `None` if it is
+    /// not set.
     pub log: Option<&'static str>,
-    /// The variables that were set and have no effect here, each with the reason.
+    /// The variables that are set and have no effect, each with the reason.
     pub ignored: Vec<String>,
 }
 
-/// Why variables of a Redis have no effect where none is named.
+/// The reason why Redis variables have no effect without `REDIS_URL`.
 const WITHOUT_REDIS: &str = "without REDIS_URL, counts are kept in the memory of this process";
 
-/// Variables that have no effect here, by how they begin, and why.
+/// Variables without effect, by prefix, with the reason.
 const IGNORED: &[(&str, &str)] = &[
     (
         "REDIS_",
@@ -101,11 +104,12 @@ const IGNORED: &[(&str, &str)] = &[
     ("XDS_", "rules are read from files only"),
 ];
 
-/// Reads `variables`.
+/// Reads the `variables`.
 ///
 /// # Errors
 ///
-/// Everything that is wrong with one of them, or cannot be done although it matters, each with its name.
+/// Returns every problem with the name of its variable: invalid values, and unsupported features
+/// that must not be ignored silently.
 pub fn from_environment(variables: &Variables) -> Result<FromEnvironment, Vec<String>> {
     let mut reader = Reader::new(variables);
     refuse(&mut reader);
@@ -127,7 +131,7 @@ pub fn from_environment(variables: &Variables) -> Result<FromEnvironment, Vec<St
     }
 }
 
-/// What cannot be done, and would be missed.
+/// Rejects variables whose feature is not supported and cannot be ignored safely.
 fn refuse(reader: &mut Reader<'_>) {
     if reader
         .text("CONFIG_TYPE")
@@ -248,7 +252,7 @@ fn log_level(reader: &mut Reader<'_>) -> Option<&'static str> {
 
 const SPAN: &str = "a duration such as 30s, 10m or 24h";
 
-/// A duration as Go writes it: `1h30m`, `500ms`.
+/// Parses a duration in the notation of Go, such as `1h30m` or `500ms`.
 fn span(text: &str) -> Option<Duration> {
     let (mut rest, mut whole) = (text, Duration::ZERO);
     while !rest.is_empty() {

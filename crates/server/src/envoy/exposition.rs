@@ -1,9 +1,10 @@
-//! What was counted, for Prometheus.
+//! Prometheus metrics of the rate limit service.
 
 use super::{Counter, RateLimitService, Watch};
 use crate::metrics::Text;
 
-/// The metric of each counter, and what it says. The documentation maps them to envoyproxy/ratelimit's names.
+/// The metric name and help of each counter. The documentation maps them to envoyproxy/ratelimit's
+/// names.
 const FAMILIES: [(Counter, &str, &str); 7] = [
     (
         Counter::TotalHits,
@@ -43,7 +44,7 @@ const FAMILIES: [(Counter, &str, &str); 7] = [
 ];
 
 impl Watch {
-    /// Appends what was counted to `text`.
+    /// Appends the metrics to `text`.
     pub(crate) fn write(&self, text: &mut Text) {
         let service = self.service();
         service.write(text);

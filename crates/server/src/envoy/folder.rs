@@ -1,4 +1,4 @@
-//! The configuration on the disk: a file or a folder, read again when it changes.
+//! The configuration files of the rate limit service, and their hot reload.
 
 use std::{
     fs, io,
@@ -16,49 +16,50 @@ use crate::{
     reload::{self, LastRead},
 };
 
-/// The most files of a folder.
+/// The maximum number of files in a folder.
 pub const MAX_FILES: usize = 10_000;
 
-/// How often a set of files is read that changes under the reader.
+/// How many times files that change during reading are read.
 const TRIES: usize = 3;
 
-/// The deepest nesting of folders.
+/// The maximum nesting depth of folders.
 const MAX_DEPTH: usize = 16;
 
-/// Where a configuration is, and how its files come together.
+/// The location of a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Folder {
-    /// A file, or a folder whose files are all read, those of its folders included. Names that begin with a dot are
-    /// passed over: a Kubernetes ConfigMap keeps its former versions under such names.
+    /// A file, or a folder that is read recursively. Names that begin with a dot are ignored,
+    /// because a Kubernetes ConfigMap keeps previous versions under such names.
     pub path: PathBuf,
-    /// Whether a domain may be in several files.
+    /// Whether several files may define the same domain.
     pub merging: DomainFiles,
 }
 
-/// Why a configuration could not be used.
+/// Why a configuration could not be loaded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FolderError {
-    /// It could not be read: the operator's path or permissions.
+    /// A file or folder could not be read, for example because of a wrong path or missing
+    /// permissions.
     #[error("cannot read {}: {source}", path.display())]
     Unreadable {
         /// The file or folder.
         path: PathBuf,
-        /// What the file system said.
+        /// The error of the file system.
         source: io::Error,
     },
-    /// It was read and is wrong: its author's.
+    /// The files were read but contain mistakes.
     #[error("{} has {} mistake{}:\n{}", path.display(), mistakes.len(), plural(mistakes.len()), lines(mistakes))]
     Mistaken {
         /// The file or folder.
         path: PathBuf,
-        /// Every mistake in it.
+        /// Every mistake in the files.
         mistakes: Vec<FileMistake>,
     },
 }
 
 impl FolderError {
-    /// One line for each thing that is wrong.
+    /// Returns the problems, one line each.
     #[must_use]
     pub fn problems(&self) -> Vec<String> {
         match self {
@@ -69,14 +70,14 @@ impl FolderError {
         }
     }
 
-    /// Whether it may be gone although nothing changes that can be seen from outside.
+    /// Returns whether a retry may succeed even if the files look unchanged.
     fn may_pass(&self) -> bool {
         matches!(self, Self::Unreadable { source, .. } if reload::may_pass(source))
     }
 }
 
 impl Folder {
-    /// Reads every file.
+    /// Reads and parses every file.
     ///
     /// # Errors
     ///
@@ -99,7 +100,7 @@ impl Folder {
         files.iter().map(file).collect()
     }
 
-    /// The files, in the order of their paths.
+    /// Returns the files, sorted by path.
     fn files(&self) -> Result<Vec<Found>, FolderError> {
         let mut files = Vec::new();
         gather(&self.path, 0, &mut files)?;
@@ -107,7 +108,7 @@ impl Folder {
         Ok(files)
     }
 
-    /// What messages call a file: its path within the folder.
+    /// Returns the name of a file in messages: its path relative to the folder.
     fn name_of(&self, file: &Path) -> String {
         let inside = file
             .strip_prefix(&self.path)
@@ -118,7 +119,8 @@ impl Folder {
     }
 }
 
-/// Reads what does not move meanwhile: what is replaced while it is being read may be half old and half new.
+/// Calls `read` until `look` returns the same before and after, at most [`TRIES`] times. Files that
+/// are replaced during reading may yield a mixture of old and new content.
 fn unmoved<M: PartialEq, T, E>(
     mut look: impl FnMut() -> Result<M, E>,
     mut read: impl FnMut(&M) -> Result<T, E>,
@@ -135,7 +137,7 @@ fn unmoved<M: PartialEq, T, E>(
     read(&before)
 }
 
-/// A file, and what it looks like from outside: that changes when it is written or replaced.
+/// A file and its metadata, which change when the file is written or replaced.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Found {
     path: PathBuf,
@@ -150,7 +152,7 @@ fn gather(path: &Path, depth: usize, files: &mut Vec<Found>) -> Result<(), Folde
         path: path.to_owned(),
         source,
     };
-    // Links are followed: a ConfigMap is made of them.
+    // Follow symbolic links: a ConfigMap consists of them.
     let metadata = fs::metadata(path).map_err(unreadable)?;
     if metadata.is_file() {
         if files.len() == MAX_FILES {
@@ -196,18 +198,18 @@ fn text(path: &Path) -> Result<String, FolderError> {
     fs::read_to_string(path).map_err(unreadable)
 }
 
-/// Reads the configuration again when asked, or when it has changed.
+/// Reloads the configuration on request or when its files change.
 #[derive(Debug)]
 pub struct Watch {
     folder: Folder,
     service: Arc<RateLimitService>,
-    /// Locked until what was read is in force, so that what was read later is in force later.
+    /// Held until the result of a read is applied, so that concurrent reloads are applied in order.
     last: Mutex<LastRead<Vec<Found>>>,
     loads: [AtomicU64; 2],
 }
 
 impl Watch {
-    /// A watch on `folder`, which was not read yet.
+    /// Creates a watch on `folder`, which has not been read yet.
     #[must_use]
     pub fn new(folder: Folder, service: Arc<RateLimitService>) -> Self {
         Self {
@@ -218,25 +220,26 @@ impl Watch {
         }
     }
 
-    /// The service for which it watches.
+    /// Returns the service that is reloaded.
     #[must_use]
     pub fn service(&self) -> &Arc<RateLimitService> {
         &self.service
     }
 
-    /// Reads every file and puts the rules in force; counts are kept. Returns how many domains there are.
+    /// Reads every file and applies the rules; counts are kept. Returns the number of domains.
     ///
     /// # Errors
     ///
-    /// [`FolderError`]. The rules in force stay in force.
+    /// Returns [`FolderError`]. The previous rules stay in effect.
     pub fn reload(&self) -> Result<usize, FolderError> {
         let loaded = self.load();
         self.tell(&loaded);
         loaded
     }
 
-    /// Reloads what has changed. What could not be read is tried again each time, and told of again only when that
-    /// comes out otherwise. Returns what came of it, if that is anything new.
+    /// Reloads the configuration if its files changed. After a read error it tries again on every
+    /// call, but only reports the result if it differs from the last one. Returns the result, or
+    /// `None` if there is nothing new to report.
     pub fn follow(&self) -> Option<Result<usize, FolderError>> {
         let mut last = self.last();
         let now = self.folder.files().ok();
@@ -255,11 +258,13 @@ impl Watch {
         Some(loaded)
     }
 
-    /// Reads every file and puts the rules in force, without a word in the log. Returns how many domains there are.
+    /// Reads every file and applies the rules like [`Self::reload`], without logging the result.
+    /// Returns the number of domains.
     ///
     /// # Errors
     ///
-    /// [`FolderError`]. The rules in force stay in force, and [`Self::last_mistakes`] and [`Self::loads`] tell of it.
+    /// Returns [`FolderError`]. The previous rules stay in effect, and [`Self::last_mistakes`] and
+    /// [`Self::loads`] reflect the failure.
     pub fn load(&self) -> Result<usize, FolderError> {
         let mut last = self.last();
         last.seen = self.folder.files().ok();
@@ -287,7 +292,7 @@ impl Watch {
         loaded
     }
 
-    /// Says in the log what came of a reload.
+    /// Logs the result of a reload.
     fn tell(&self, loaded: &Result<usize, FolderError>) {
         let path = self.folder.path.display();
         match loaded {
@@ -311,7 +316,7 @@ impl Watch {
         }
     }
 
-    /// Says in the log what is in force at the start.
+    /// Logs the configuration that is active at start-up.
     pub(crate) fn tell_of_the_start(&self) {
         let path = self.folder.path.display();
         match self.service.domains() {
@@ -325,13 +330,13 @@ impl Watch {
         }
     }
 
-    /// What was wrong when it was last read; empty if that is in force.
+    /// Returns the problems of the last load; empty if it succeeded.
     #[must_use]
     pub fn last_mistakes(&self) -> Vec<String> {
         self.last().mistakes.clone()
     }
 
-    /// How often it was read, and how often in vain.
+    /// Returns the number of successful and of failed loads.
     #[must_use]
     pub fn loads(&self) -> (u64, u64) {
         let [succeeded, failed] = &self.loads;
@@ -362,7 +367,8 @@ fn lines(mistakes: &[FileMistake]) -> String {
 mod tests {
     use super::*;
 
-    /// What `unmoved` answers about a folder that moves so many times, whose reading comes out so, and how often it was read.
+    /// Returns the result of `unmoved` and the number of reads, for a folder that changes `moves`
+    /// times and whose reads return `found`.
     fn asked(moves: u32, found: Result<u32, &str>) -> (Result<u32, &str>, usize) {
         let (mut looks, mut readings) = (0, 0);
         let look = || {

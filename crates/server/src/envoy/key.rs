@@ -1,20 +1,23 @@
-//! Whose count it is: a descriptor as the bytes of a key.
+//! Builds the key of the counter that belongs to a descriptor.
 //!
 //! ```text
 //! | begin, 2 bytes | window in seconds | length | domain | length | key | length | value | … |
 //! ```
 //!
-//! Lengths set the parts apart, so that `a` = `b_c` and `a_b` = `c` are two counts. The length of the window is in it, so that
-//! a limit by the minute and one by the hour on the same entries are two counts; the limit itself is not, so that
-//! a changed limit keeps its count.
+//! Every part has a length prefix, so that `a` = `b_c` and `a_b` = `c` have different counters. The
+//! window length is part of the key, so that a limit per minute and one per hour on the same
+//! entries have different counters. The limit itself is not, so that a changed limit keeps its
+//! count.
 
 use sha2::{Digest, Sha256};
 use tidegate_core::{DESCRIPTOR_KEY, bounds::MAX_KEY_BYTES};
 
-/// What marks a key that was too long and is a digest now: no number is written like this.
+/// Marks a key that was too long and was replaced by its digest. No minimal varint is encoded like
+/// this, so it cannot collide with a window length.
 const DIGESTED: [u8; 2] = [0x80, 0];
 
-/// Writes the key of `domain` and `entries` into `key`. A key that would be too long is replaced by its digest.
+/// Writes the key of `domain` and `entries` into `key`. A key longer than [`MAX_KEY_BYTES`] is
+/// replaced by its SHA-256 digest.
 pub(super) fn write<'e>(
     key: &mut Vec<u8>,
     (domain, window_seconds): (&str, u64),
@@ -38,12 +41,13 @@ pub(super) fn write<'e>(
 }
 
 fn text(key: &mut Vec<u8>, text: &str) {
-    // A usize fits 64 bits on every machine that this is built for.
+    // A `usize` fits in 64 bits on every supported platform.
     number(key, u64::try_from(text.len()).unwrap_or(u64::MAX));
     key.extend_from_slice(text.as_bytes());
 }
 
-/// Seven bits a byte, the lowest first, the highest bit for more to come.
+/// Appends a number as LEB128 varint: 7 bits per byte, lowest first; the high bit is set if more
+/// bytes follow.
 fn number(key: &mut Vec<u8>, mut number: u64) {
     loop {
         let low = u8::try_from(number & 0x7F).unwrap_or(0);

@@ -1,38 +1,38 @@
-//! Free-form data: what a rule says of itself, and what an answer passes on to the proxy.
+//! Free-form metadata of rules and responses.
 
 use std::sync::Arc;
 
-/// A value as YAML, JSON and protobuf's `Struct` all know it. Cloning is cheap.
+/// A value that YAML, JSON and protobuf's `Struct` can all represent. Cloning is cheap.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Metadata {
     /// Nothing.
     Null,
-    /// True or false.
+    /// A boolean.
     Truth(bool),
     /// A number.
     Number(f64),
     /// A text.
     Text(Arc<str>),
-    /// Values in order.
+    /// A list.
     List(Arc<[Self]>),
-    /// Names and values, no name twice.
+    /// A map without duplicate keys.
     Map(Arc<[(Arc<str>, Self)]>),
 }
 
 impl Metadata {
-    /// A map.
+    /// Creates a map.
     #[must_use]
     pub fn map(members: impl IntoIterator<Item = (Arc<str>, Self)>) -> Self {
         Self::Map(members.into_iter().collect())
     }
 
-    /// A text.
+    /// Creates a text.
     #[must_use]
     pub fn text(text: &str) -> Self {
         Self::Text(text.into())
     }
 
-    /// The value called `name`, if this is a map that has it.
+    /// Returns the value with the key `name`, if this is a map that contains it.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Self> {
         let Self::Map(members) = self else {
@@ -44,7 +44,8 @@ impl Metadata {
             .map(|(_, value)| value)
     }
 
-    /// This, with what `other` has beside it. Maps are merged, at every depth; where both say something, this stays.
+    /// Merges `other` into this value. Maps are merged recursively; if both have a value, the one
+    /// in `self` wins.
     #[must_use]
     pub(super) fn or(&self, other: &Self) -> Self {
         let (Self::Map(first), Self::Map(second)) = (self, other) else {

@@ -1,16 +1,17 @@
-//! Envoy's rate limit service: what envoyproxy/ratelimit answers, decided by the one limiter.
+//! Envoy's rate limit service: the API of envoyproxy/ratelimit on top of Tidegate's limiter.
 //!
 //! ```text
-//! door     parse     bytes                -> RateLimitRequest      the gRPC door, or POST /json
-//! rules    find      domain, entries      -> Rule                  the files of envoyproxy/ratelimit, as a tree
-//! key      write     domain, entries      -> key                   whose count it is
-//! decide             [Applied]            -> [Judged]              each charged on its own, or all together
-//! answer             [Judged]             -> RateLimitAnswer       statuses, headers, metadata
-//! door     render    RateLimitAnswer      -> bytes
+//! listener  parse   bytes                -> RateLimitRequest  the gRPC listener, or POST /json
+//! rules     find    domain, entries      -> Rule              envoyproxy/ratelimit's files, a tree
+//! key       write   domain, entries      -> key               identifies the counter
+//! decide            [Applied]            -> [Judged]          charged one by one, or all or none
+//! answer            [Judged]             -> RateLimitAnswer   statuses, headers, metadata
+//! listener  render  RateLimitAnswer      -> bytes
 //! ```
 //!
-//! The service differs from the other doors in two promises: each descriptor is charged on its own, and what is denied is
-//! counted too. Both are modes of the decision that everybody else gets.
+//! The service differs from the other listeners in two ways: each descriptor is charged on its own,
+//! and denied hits are counted too. Both are modes of the same decision that the other listeners
+//! use.
 
 mod answer;
 mod config;

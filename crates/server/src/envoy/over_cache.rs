@@ -1,12 +1,13 @@
-//! What is known to be over its limit, and until when: such a descriptor is answered without asking the store.
+//! The local cache of descriptors that are over their limit. They are denied without asking the
+//! store until their window ends.
 //!
-//! What a decision finds is old by the time that it is known: the limits may have changed since it began, or something may
-//! have been given back. So whoever decides notes beforehand what was forgotten so far, and where more has been forgotten
-//! since then, nothing is remembered.
+//! The result of a decision may be outdated when it arrives: since the decision began, the limits
+//! may have changed or hits may have been refunded. Each decision therefore records the state of
+//! the cache before it starts. If entries were invalidated since then, its result is not cached.
 //!
 //! ```text
-//! decision  ├─ since ──── the store says: over ─────────── remember: refused
-//! refund            the store gives back ─── forget ┘
+//! decision  ├─ since ──── the store says: over ─────────── remember: rejected
+//! refund            the store refunds ────── forget ┘
 //! ```
 
 use std::{
@@ -17,22 +18,23 @@ use std::{
 
 use tidegate_core::Timestamp;
 
-/// What an entry takes beside its key, by estimate.
+/// The estimated overhead of an entry in addition to its key, in bytes.
 const ENTRY_BYTES: usize = 64;
 
-/// In how many classes of keys it is told apart to which something was given back.
+/// The number of hash classes of keys for which refunds are counted separately.
 const CLASSES: usize = 256;
 
-/// What had been forgotten when a decision began.
+/// The state of the cache when a decision began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Since {
-    /// How often everything was.
+    /// How often the whole cache was cleared.
     pub(super) cleared: u64,
-    /// How often a key of the same class was.
+    /// How often hits were refunded to a key of the same class.
     pub(super) given_back: u64,
 }
 
-/// Keys that are over until some instant. Old entries go when there are many: nothing is lost with them but time.
+/// Keys that are over their limit, and until when. When the cache is full, the older generation of
+/// entries is dropped; dropping an entry only costs a store query.
 #[derive(Debug)]
 pub(super) struct OverCache {
     most_bytes: usize,
@@ -50,7 +52,7 @@ struct Generations {
 }
 
 impl OverCache {
-    /// A cache of at most `bytes`; none if that is 0.
+    /// Creates a cache of at most `bytes`; `None` if that is 0.
     pub(super) fn new(bytes: usize) -> Option<Self> {
         (bytes > 0).then(|| Self {
             most_bytes: bytes,
@@ -65,12 +67,13 @@ impl OverCache {
         })
     }
 
-    /// How often everything was forgotten; noted before the limits are looked up.
+    /// Returns how often the cache was cleared. Read it before the limits are looked up.
     pub(super) fn cleared(&self) -> u64 {
         self.lock().cleared
     }
 
-    /// How often something was given back to a key of the class of `key`; noted before the store is asked.
+    /// Returns how often hits were refunded to the class of `key`. Read it before the store is
+    /// asked.
     pub(super) fn given_back(&self, key: &[u8]) -> u64 {
         self.lock().given_back[self.class(key)]
     }
@@ -84,7 +87,8 @@ impl OverCache {
         until.is_some_and(|until| *until > now)
     }
 
-    /// Remembers that `key` is over, unless that may have changed since the decision began which found it.
+    /// Caches that `key` is over its limit until `until`, unless entries were invalidated after
+    /// `since`.
     pub(super) fn remember(&self, key: &[u8], until: Timestamp, since: Since) {
         let class = self.class(key);
         let mut generations = self.lock();
@@ -105,7 +109,8 @@ impl OverCache {
         }
     }
 
-    /// Forgets `key` when what it returns is dropped: something is being given back, and whoever waits for that may go.
+    /// Returns a guard that removes `key` from the cache when dropped. It must be held during a
+    /// refund, so that the key is also removed if the request is cancelled.
     pub(super) fn forgetting<'c>(&'c self, key: &'c [u8]) -> Forgetting<'c> {
         Forgetting { cache: self, key }
     }
@@ -120,7 +125,7 @@ impl OverCache {
         }
     }
 
-    /// Forgets everything: the limits have changed.
+    /// Clears the cache, because the limits have changed.
     pub(super) fn clear(&self) {
         let mut generations = self.lock();
         generations.cleared += 1;
@@ -141,7 +146,7 @@ impl OverCache {
     }
 }
 
-/// Forgets a key at its end.
+/// A guard that removes a key from the cache when dropped.
 #[derive(Debug)]
 pub(super) struct Forgetting<'c> {
     cache: &'c OverCache,

@@ -1,4 +1,5 @@
-//! The limits that came with descriptors lately: building one takes longer than deciding on it.
+//! A cache of limits that came with descriptors, because building a limit takes longer than a
+//! decision.
 
 use std::{
     collections::HashMap,
@@ -9,15 +10,16 @@ use tidegate_core::{Algorithm, Limit, LimitError, Limits, Window};
 
 use super::{LimitOverride, rules::RuleLimits};
 
-/// How many are kept. A proxy's configuration has a handful; where tenants bring their own, these are still few numbers.
+/// The maximum number of cached limits. A typical Envoy configuration has a few; even per-tenant
+/// limits have few distinct values.
 const KEPT: usize = 4_096;
 
-/// Limits by what was asked for.
+/// Limits by override and mode.
 #[derive(Debug, Default)]
 pub(super) struct Overrides(RwLock<HashMap<(LimitOverride, Denied), Arc<RuleLimits>>>);
 
 impl Overrides {
-    /// The limits of `asked`; `None` if its unit is unknown.
+    /// Returns the limits of `asked`; `None` if its unit is unknown.
     pub(super) fn limits(&self, asked: LimitOverride, denied: Denied) -> Option<Arc<RuleLimits>> {
         let known = self
             .0
@@ -38,16 +40,17 @@ impl Overrides {
     }
 }
 
-/// What a window does with what it denies.
+/// How a window counts denied hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Denied {
-    /// Counts it.
+    /// Denied hits are counted in full.
     InFull,
-    /// Forgets it.
+    /// Denied hits are not counted.
     Forgotten,
 }
 
-/// The limit of envoyproxy/ratelimit: so many in each unit since the epoch.
+/// Builds the limit of envoyproxy/ratelimit: a number of hits in each fixed window, aligned to the
+/// Unix epoch.
 pub(super) fn fixed_window(
     LimitOverride {
         requests_per_unit,
@@ -55,7 +58,8 @@ pub(super) fn fixed_window(
     }: LimitOverride,
     denied: Denied,
 ) -> Result<RuleLimits, LimitError> {
-    // Without a length the window is refused by the limit itself, which says so best.
+    // An unknown unit yields a zero-length window, which `Limit::new` rejects with a helpful
+    // message.
     let span = unit.span().unwrap_or_default();
     let limit = Limit::new(Algorithm::FixedWindow {
         limit: requests_per_unit.into(),

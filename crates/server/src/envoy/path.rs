@@ -1,12 +1,13 @@
-//! The paths under which rules are counted, in metrics: written as envoyproxy/ratelimit writes them, so that what was made for
-//! its metrics finds them.
+//! Descriptor paths as they appear in metrics. They have the form that envoyproxy/ratelimit uses,
+//! so that existing dashboards keep working.
 
 use super::{
     Descriptor,
     rules::{Detail, Node, Rule},
 };
 
-/// The path of a rule: keys, with the values that the rule's own levels name or show, joined with dots.
+/// Returns the path of a rule: its keys joined with dots, each with the value that the rule
+/// specifies or exposes.
 pub(super) fn of_rule(rule: &Rule, nodes: &[&Node], descriptor: &Descriptor) -> String {
     if rule.detail == Detail::Full {
         return shown_in_full(descriptor, nodes);
@@ -27,7 +28,7 @@ pub(super) fn of_rule(rule: &Rule, nodes: &[&Node], descriptor: &Descriptor) -> 
     joined(levels)
 }
 
-/// The path with every value of the request, but for those that count together.
+/// Returns the path with all values from the request, except where values share one counter.
 pub(super) fn shown_in_full(descriptor: &Descriptor, nodes: &[&Node]) -> String {
     let levels = descriptor
         .entries
@@ -42,8 +43,9 @@ pub(super) fn shown_in_full(descriptor: &Descriptor, nodes: &[&Node]) -> String 
     joined(levels)
 }
 
-/// Levels as a path. The original writes `_` for what has a meaning in the names of its metrics: for `:` and `|`, and for the
-/// dots of an IPv4 address, which would else be three levels more.
+/// Joins levels to a path. Like envoyproxy/ratelimit, it replaces characters with a meaning in
+/// metric names by `_`: `:` and `|`, and the dots of an IPv4 address, which would otherwise add
+/// three levels.
 fn joined(levels: impl Iterator<Item = String>) -> String {
     let path = levels.collect::<Vec<_>>().join(".");
     let mut written = String::with_capacity(path.len());
@@ -61,7 +63,8 @@ fn joined(levels: impl Iterator<Item = String>) -> String {
     written
 }
 
-/// How long the IPv4 address is with which `bytes` begin: four numbers of one to three digits, as the original finds them.
+/// Returns the length of the IPv4 address at the start of `bytes`, if there is one: four numbers of
+/// one to three digits. This is how envoyproxy/ratelimit detects them.
 fn address(bytes: &[u8]) -> Option<usize> {
     let mut len = 0;
     for number in 0..4 {

@@ -1,7 +1,7 @@
-//! The store, from the Redis variables of envoyproxy/ratelimit.
+//! Reads the Redis settings from the environment variables of envoyproxy/ratelimit.
 //!
-//! They are written as the `store` section of a rules file and read as one, so that what a server, a user or a
-//! certificate is stands in one place.
+//! The variables are converted to the `store` section of a rules file, which is then parsed.
+//! Servers, logins and certificates are thus validated in one place only.
 
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Map, Value, json};
@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::variables::Reader;
 use crate::config::{Config, RedisConfig};
 
-/// The variables that are honoured here.
+/// The supported variables.
 pub(super) const HONOURED: &[&str] = &[
     "BACKEND_TYPE",
     "REDIS_URL",
@@ -24,7 +24,7 @@ pub(super) const HONOURED: &[&str] = &[
     "CACHE_KEY_PREFIX",
 ];
 
-/// Where the counts are shared; `None` keeps them in this process.
+/// Reads the Redis settings; `None` keeps the counts in this process.
 pub(super) fn redis(reader: &mut Reader<'_>) -> Option<RedisConfig> {
     let servers = servers(reader)?;
     if reader.flag("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION") {
@@ -58,7 +58,7 @@ pub(super) fn redis(reader: &mut Reader<'_>) -> Option<RedisConfig> {
             .text("CACHE_KEY_PREFIX")
             .map(|prefix| ("prefix".to_owned(), json!(prefix))),
     );
-    // JSON is YAML too.
+    // JSON is valid YAML.
     match Config::parse(&json!({ "store": store }).to_string()) {
         Ok(config) => config.redis,
         Err(mistakes) => {
@@ -71,7 +71,7 @@ pub(super) fn redis(reader: &mut Reader<'_>) -> Option<RedisConfig> {
     }
 }
 
-/// The servers as `store.redis` has them.
+/// Returns the servers in the form of `store.redis`.
 fn servers(reader: &mut Reader<'_>) -> Option<Value> {
     let urls = reader.text("REDIS_URL")?;
     let scheme = if reader.flag("REDIS_TLS") {
@@ -106,7 +106,8 @@ fn servers(reader: &mut Reader<'_>) -> Option<Value> {
     }
 }
 
-/// A server as a URL: an address on the network, the path of a socket, or a URL already.
+/// Returns a server as a URL. `address` is a network address, the path of a Unix socket, or a URL
+/// already.
 fn url(scheme: &str, login: &str, address: &str) -> String {
     if address.contains("://") {
         address.to_owned()
@@ -117,7 +118,7 @@ fn url(scheme: &str, login: &str, address: &str) -> String {
     }
 }
 
-/// `password` or `user:password` as it stands in a URL.
+/// Returns `password` or `user:password` in URL encoding.
 fn login(auth: &str) -> String {
     let encoded = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
     let (user, password) = auth.split_once(':').unwrap_or(("", auth));

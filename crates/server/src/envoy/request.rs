@@ -1,34 +1,35 @@
-//! What a proxy asks of a rate limit service: a domain, and descriptors in it.
+//! The requests of the rate limit service: a domain and its descriptors.
 //!
-//! These are no wire types: the gRPC door and `POST /json` both fill them in.
+//! These types are independent of the wire format; the gRPC listener and `POST /json` both convert
+//! to them.
 
 use super::{RateLimitError, Unit};
 
-/// The most descriptors of one request.
+/// The maximum number of descriptors in a request.
 pub const MAX_DESCRIPTORS: usize = 512;
 
-/// The most entries of one descriptor.
+/// The maximum number of entries in a descriptor.
 pub const MAX_ENTRIES: usize = 64;
 
-/// The most bytes of a descriptor's keys and values together.
+/// The maximum size of all keys and values of a descriptor, in bytes.
 pub const MAX_DESCRIPTOR_BYTES: usize = 64 << 10;
 
-/// The longest domain, in bytes.
+/// The maximum length of a domain, in bytes.
 pub const MAX_DOMAIN_BYTES: usize = 1 << 10;
 
-/// A request: may this pass?
+/// A request for a rate limit decision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RateLimitRequest {
     /// The domain whose rules apply; empty is an error.
     pub domain: String,
-    /// What the request is, in one or more ways; an empty list is an error.
+    /// The descriptors of the request; an empty list is an error.
     pub descriptors: Vec<Descriptor>,
-    /// How many hits each descriptor is worth that does not say so itself; 0 counts as 1.
+    /// The hits of each descriptor that has no `hits_addend` of its own; 0 counts as 1.
     pub hits_addend: u32,
 }
 
 impl RateLimitRequest {
-    /// Refuses what cannot be decided, before anything is charged.
+    /// Rejects invalid requests before anything is charged.
     pub(super) fn check(&self) -> Result<(), RateLimitError> {
         if self.domain.is_empty() {
             return Err(RateLimitError::EmptyDomain);
@@ -52,23 +53,23 @@ impl RateLimitRequest {
     }
 }
 
-/// One way to describe the request: a path of entries from the general to the particular.
+/// A descriptor: a path of entries from general to specific.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Descriptor {
-    /// Keys and values, in the order in which rules nest.
+    /// Keys and values, in the order in which rules are nested.
     pub entries: Vec<(String, String)>,
-    /// A limit that takes the place of whatever the rules say.
+    /// A limit that overrides the rules.
     pub limit: Option<LimitOverride>,
-    /// How many hits this descriptor is worth; 0 asks how things stand and counts nothing.
+    /// The hits of this descriptor; 0 queries the status without charging.
     pub hits_addend: Option<u64>,
-    /// Whether the hits are given back instead of taken.
+    /// Whether the hits are refunded instead of charged.
     pub is_negative_hits: bool,
 }
 
-/// A limit that comes with a descriptor.
+/// A limit override in a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LimitOverride {
-    /// How many hits pass in each unit of time.
+    /// The number of hits per unit of time.
     pub requests_per_unit: u32,
     /// The unit; [`Unit::Unknown`] is an error.
     pub unit: Unit,

@@ -1,4 +1,4 @@
-//! The service: from a request to its answer.
+//! The rate limit service: from request to response.
 
 use std::{
     sync::{
@@ -25,7 +25,7 @@ use super::{
 };
 use crate::limiter::Limiter;
 
-/// Envoy's rate limit service over one limiter.
+/// Envoy's rate limit service on top of a limiter.
 #[derive(Debug)]
 pub struct RateLimitService {
     limiter: Arc<Limiter>,
@@ -40,14 +40,14 @@ pub struct RateLimitService {
     errors: AtomicU64,
 }
 
-/// What a descriptor came to.
+/// The result of a descriptor.
 #[derive(Debug)]
 pub(super) enum Standing<'d> {
-    /// No rule applies to it, or another one replaces that.
+    /// No rule applies to it, or another rule of the request replaces its rule.
     NoLimit,
-    /// A rule without a limit applies.
+    /// An unlimited rule applies.
     Unlimited(&'d Rule),
-    /// A limit applies: a rule's, or one that came with the descriptor.
+    /// A limit applies, from a rule or from the descriptor itself.
     Limited(Applied<'d>),
 }
 
@@ -62,7 +62,8 @@ impl Standing<'_> {
 }
 
 impl RateLimitService {
-    /// A service without a configuration, which answers nothing but errors until it has one.
+    /// Creates a service without a configuration. Every request fails until [`Self::load`] is
+    /// called.
     #[must_use]
     pub fn new(limiter: Arc<Limiter>, settings: Settings) -> Self {
         let over = OverCache::new(settings.local_cache_bytes);
@@ -81,7 +82,7 @@ impl RateLimitService {
         }
     }
 
-    /// Puts `loaded` in the place of the configuration of the moment. Counts are kept.
+    /// Replaces the configuration with `loaded`. Counts are kept.
     pub fn load(&self, loaded: Loaded) {
         let Loaded { mut domains, .. } = loaded;
         if let Some(old) = self.domains.load().as_deref() {
@@ -96,12 +97,13 @@ impl RateLimitService {
 
     /// Decides `request`.
     ///
-    /// Each descriptor is charged on its own and what is denied is counted too, unless the settings or the domain say
-    /// otherwise. The descriptors of a request are decided at one instant, under one set of rules.
+    /// Each descriptor is charged on its own and denied hits are counted too, unless the settings
+    /// or the domain say otherwise. All descriptors of a request are decided at the same instant
+    /// and by the same rules.
     ///
     /// # Errors
     ///
-    /// [`RateLimitError`], and nothing is charged but where the store failed.
+    /// Returns [`RateLimitError`]. Nothing is charged, except if the store failed.
     pub async fn should_rate_limit(
         &self,
         request: &RateLimitRequest,
@@ -109,12 +111,12 @@ impl RateLimitService {
         self.should_rate_limit_within(request, None).await
     }
 
-    /// [`Self::should_rate_limit`] for a caller who does not wait longer than `within`: what Redis has not answered by
-    /// then counts as out of reach.
+    /// Decides `request` like [`Self::should_rate_limit`], with a time limit for the store. If
+    /// Redis has not answered after `within`, it is treated as unavailable.
     ///
     /// # Errors
     ///
-    /// The same.
+    /// Returns the same errors.
     pub async fn should_rate_limit_within(
         &self,
         request: &RateLimitRequest,
@@ -133,7 +135,8 @@ impl RateLimitService {
         within: Option<Duration>,
     ) -> Result<RateLimitAnswer, RateLimitError> {
         request.check()?;
-        // Before the rules are taken: what is found under former ones is not to be remembered under new ones.
+        // Read this before loading the rules: a result under the old rules must not be cached under
+        // the new ones.
         let cleared = self.over.as_ref().map_or(0, OverCache::cleared);
         let domains = self.domains.load_full();
         let domains = domains.as_deref().ok_or(RateLimitError::NoConfiguration)?;
@@ -154,7 +157,8 @@ impl RateLimitService {
             near_limit_ratio: self.settings.near_limit_ratio,
         };
         let is_one = self.settings.stop_increment || domain.charging == Charging::AllOrNothing;
-        // With every rule in quota mode none denies by itself, and so none keeps the others from being charged.
+        // If all rules are in quota mode, no single one can deny the request. There is then no
+        // reason to withhold charges from the others.
         if is_one && !self.settings.quota_mode {
             bench.decide_together(&mut standings).await?;
         } else {
@@ -163,7 +167,7 @@ impl RateLimitService {
         Ok(self.answer(request, &standings, bench.now))
     }
 
-    /// The end of the time that the store has; in memory nothing is waited for.
+    /// Returns the deadline for the store; `None` for the memory store, which never waits.
     fn until(&self, within: Option<Duration>) -> Option<Instant> {
         let within = self.limiter.fleet().and(within)?;
         Instant::now().checked_add(within)
@@ -197,7 +201,7 @@ impl RateLimitService {
         summary::answer(request, &standings, &self.settings, self.limiter.now())
     }
 
-    /// What applies to descriptor number `at`.
+    /// Looks up the limit of descriptor number `at`.
     fn standing<'d>(
         &self,
         domain: &'d Domain,
@@ -290,7 +294,7 @@ fn hits(request: &RateLimitRequest, descriptor: &Descriptor) -> Hits {
     let hits = descriptor
         .hits_addend
         .unwrap_or_else(|| request.hits_addend.max(1).into());
-    // What is more than any limit can hold is over every limit, and so is the most.
+    // A larger number than any limit can hold is over every limit, and so is the maximum.
     let cost = Cost::new(hits.min(tidegate_core::bounds::MAX_COUNT));
     match (cost, descriptor.is_negative_hits) {
         (Err(_), _) => Hits::None,
@@ -299,7 +303,8 @@ fn hits(request: &RateLimitRequest, descriptor: &Descriptor) -> Hits {
     }
 }
 
-/// Lets the rules stand aside that others of the same request replace, all at once.
+/// Drops the rules that other rules of the same request replace. All replacements are collected
+/// first, so that a replaced rule still replaces others.
 fn drop_replaced(standings: &mut [Standing<'_>]) {
     let replaced: Vec<Box<str>> = standings
         .iter()
@@ -317,21 +322,22 @@ fn drop_replaced(standings: &mut [Standing<'_>]) {
     }
 }
 
-/// How it is, and what was counted.
+/// Health and metrics.
 impl RateLimitService {
-    /// Whether it can decide; where the settings ask for a domain, only if there is one.
+    /// Returns whether the service is healthy. If the settings require a domain, it is healthy only
+    /// while it has one.
     #[must_use]
     pub fn is_healthy(&self) -> bool {
         *self.healthy.borrow()
     }
 
-    /// [`Self::is_healthy`], and every change of it from now on.
+    /// Returns a receiver with the current [`Self::is_healthy`] and its changes.
     #[must_use]
     pub fn health(&self) -> watch::Receiver<bool> {
         self.healthy.subscribe()
     }
 
-    /// How many domains the configuration in force has.
+    /// Returns the number of domains in the active configuration.
     #[must_use]
     pub fn domains(&self) -> u64 {
         let domains = self.domains.load();
@@ -339,20 +345,20 @@ impl RateLimitService {
         u64::try_from(count).unwrap_or(u64::MAX)
     }
 
-    /// How many descriptors the configuration in force has, at every depth.
+    /// Returns the number of descriptors in the active configuration, at every depth.
     #[must_use]
     pub fn descriptors(&self) -> usize {
         let domains = self.domains.load();
         domains.as_deref().map_or(0, Domains::descriptors)
     }
 
-    /// How many requests could not be decided.
+    /// Returns the number of requests that could not be decided.
     #[must_use]
     pub fn errors(&self) -> u64 {
         self.errors.load(Ordering::Relaxed)
     }
 
-    /// Calls `each` with every domain, path and counter, in order.
+    /// Calls `each` with every domain, path and counter, in sorted order.
     pub fn for_each_counter(&self, mut each: impl FnMut(&str, &str, Counter, u64)) {
         self.registry.for_each(|domain, path, counters| {
             for (_, counter) in Counter::ALL {
@@ -361,18 +367,19 @@ impl RateLimitService {
         });
     }
 
-    /// How many requests were over their limits and passed because of `shadow_mode`.
+    /// Returns the number of requests that were over their limits and passed because of
+    /// `shadow_mode`.
     #[must_use]
     pub fn global_shadow_mode(&self) -> u64 {
         self.global_shadow_mode.load(Ordering::Relaxed)
     }
 
-    /// Calls `each` with every domain that was asked for and that no file has, and how many descriptors there were in it.
+    /// Calls `each` with every unknown domain that was requested and the number of its descriptors.
     pub fn for_each_unknown_domain(&self, each: impl FnMut(&str, u64)) {
         self.unknown_domains.for_each(each);
     }
 
-    /// How many descriptors were asked for in `domain`, which no file has.
+    /// Returns the number of requested descriptors in the unknown domain `domain`.
     #[must_use]
     pub fn domain_not_found(&self, domain: &str) -> u64 {
         self.unknown_domains.count_of(domain)

@@ -1,50 +1,52 @@
-//! What holds for every request, whatever the rules say.
+//! Settings that apply to every request, independent of the rules.
 
 use std::{fmt, sync::Arc};
 
-/// The settings of the service, under the names that the `envoy` section of the rules file has for them. The default is
-/// what envoyproxy/ratelimit does without any setting.
+/// The settings of the service, named as in the `envoy` section of the rules file. The default is
+/// the behavior of envoyproxy/ratelimit without any settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
-    /// Answers OK whatever the descriptors came to, whose statuses still tell.
+    /// Responds OK whatever the descriptors' results. The statuses still show them.
     pub shadow_mode: bool,
-    /// Treats every descriptor that has no unlimited rule as if its rule were in quota mode.
+    /// Treats every descriptor without an unlimited rule as if its rule were in quota mode.
     pub quota_mode: bool,
-    /// When a limit counts as nearly spent, in metrics.
+    /// The share of a limit from which hits count as near the limit, in metrics.
     pub near_limit_ratio: Ratio,
-    /// The names of the headers that tell the limit, what remains and when it is whole again; `None` sends none.
+    /// The names of the headers with the limit, the remaining hits and the reset time; `None` sends
+    /// none.
     pub response_headers: Option<HeaderNames>,
-    /// Whether answers carry dynamic metadata.
+    /// Whether responses carry dynamic metadata.
     pub dynamic_metadata: bool,
-    /// Whether a request that is over some limits is charged to those only, and to no other.
+    /// Whether a request that is over some of its limits is charged to those only, and not to the
+    /// limits that it is within.
     pub stop_increment: bool,
     /// Whether the service is healthy only once it has a domain.
     pub healthy_with_a_domain: bool,
-    /// How many bytes the cache of what is over may take; 0 is no cache.
+    /// The maximum size of the local cache of exceeded limits, in bytes; 0 disables it.
     pub local_cache_bytes: usize,
-    /// What a request comes to while the store is out of reach.
+    /// The response while the store is unavailable.
     pub store_failure: StoreFailure,
 }
 
-/// What a request comes to while the store is out of reach.
+/// The response while the store is unavailable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StoreFailure {
-    /// An answer: that of the store's policy.
+    /// A response according to the store's failure policy.
     #[default]
     Answer,
-    /// An error, so that the proxy does what it is told to do without an answer.
+    /// An error, so that Envoy applies its own failure mode.
     Error,
 }
 
-/// The names of the headers that an answer carries.
+/// The names of the rate limit headers in responses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeaderNames {
-    /// How many requests pass in each unit; default `RateLimit-Limit`.
+    /// The limit per unit; default `RateLimit-Limit`.
     pub limit: Arc<str>,
-    /// How many are left; default `RateLimit-Remaining`.
+    /// The remaining hits; default `RateLimit-Remaining`.
     pub remaining: Arc<str>,
-    /// In how many seconds the limit is whole again; default `RateLimit-Reset`.
+    /// Seconds until the limit is fully available again; default `RateLimit-Reset`.
     pub reset: Arc<str>,
 }
 
@@ -58,14 +60,15 @@ impl Default for HeaderNames {
     }
 }
 
-/// A share from 0 to 1, in millionths.
+/// A ratio from 0 to 1, stored in millionths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ratio(u32);
 
 impl Ratio {
     const WHOLE: u32 = 1_000_000;
 
-    /// The share that `text` is, such as `0.8`; `None` if it is none, or has more than six decimal places.
+    /// Parses a ratio such as `0.8`. Returns `None` if `text` is not a ratio or has more than six
+    /// decimal places.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (whole, decimals) = text.split_once('.').unwrap_or((text, "0"));
@@ -86,15 +89,15 @@ impl Ratio {
         (share <= Self::WHOLE).then_some(Self(share))
     }
 
-    /// This share of `count`, rounded down.
+    /// Returns this share of `count`, rounded down.
     pub(super) fn of(self, count: u64) -> u64 {
         let share = u128::from(count) * u128::from(self.0) / u128::from(Self::WHOLE);
-        // At most the count itself.
+        // The share is at most `count` itself.
         u64::try_from(share).unwrap_or(count)
     }
 }
 
-/// Four fifths.
+/// The default is 0.8, as in envoyproxy/ratelimit.
 impl Default for Ratio {
     fn default() -> Self {
         Self(800_000)

@@ -1,4 +1,4 @@
-//! The answer: statuses, what they come to, and what goes with them.
+//! Builds the response: statuses, overall code, headers and metadata.
 
 use std::sync::Arc;
 
@@ -75,12 +75,12 @@ fn limited(applied: &Applied<'_>, now: Timestamp) -> DescriptorStatus {
     }
 }
 
-/// How long until the window ends; where there is none, how long a denied request has to wait, or until an admitted
-/// one is forgotten. In whole seconds, rounded up.
+/// Returns the time until the window ends. An algorithm without windows reports how long a denied
+/// request has to wait, or else when the charge expires. In whole seconds, rounded up.
 fn until_reset(limit: &Limit, outcome: Option<&Outcome>, now: Timestamp) -> Span {
     let reset_after = outcome.map_or(Span::ZERO, |outcome| outcome.reset_after);
     let span = match (limit.algorithm(), outcome) {
-        // A window that holds nothing ends all the same.
+        // An empty window reports no reset, but it ends as well.
         (Algorithm::FixedWindow { window, .. }, _) if reset_after == Span::ZERO => {
             left_of(window, now)
         }
@@ -108,7 +108,8 @@ fn left_of(window: &Window, now: Timestamp) -> Span {
     }
 }
 
-/// Over if any descriptor is; of those in quota mode, only if all of them are.
+/// Returns `OverLimit` if any descriptor is over. Descriptors in quota mode only count if all of
+/// them are over.
 fn overall(standings: &[Standing<'_>], statuses: &[DescriptorStatus], settings: &Settings) -> Code {
     let (mut quotas, mut quotas_over) = (0, 0);
     for (standing, status) in standings.iter().zip(statuses) {
@@ -137,7 +138,8 @@ fn is_quota(standing: &Standing<'_>, settings: &Settings) -> bool {
     }
 }
 
-/// The status that headers speak of: the last that is over and no quota, else the first of those with least remaining.
+/// Returns the status that headers report: the last one that is over and not in quota mode, else
+/// the first one with the fewest remaining hits.
 fn leading<'s>(
     standings: &[Standing<'_>],
     statuses: &'s [DescriptorStatus],
@@ -173,7 +175,7 @@ fn headers(status: &DescriptorStatus, names: &HeaderNames) -> Vec<ResponseHeader
     ]
 }
 
-/// What was asked, and what the rules that let it pass say of themselves.
+/// Builds the dynamic metadata: the request, and the metadata of the rules under which it passed.
 fn metadata(
     request: &RateLimitRequest,
     standings: &[Standing<'_>],

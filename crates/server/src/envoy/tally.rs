@@ -1,4 +1,4 @@
-//! What is counted of a request's descriptors, for metrics.
+//! Updates the metrics of a request's descriptors.
 
 use super::{
     Counter, RateLimitError,
@@ -7,7 +7,8 @@ use super::{
 };
 
 impl Bench<'_> {
-    /// Counts what each of `standings` came to; where nothing was `decided`, only what it asked for.
+    /// Updates the counters of each descriptor in `standings`. If the decision failed, only the
+    /// requested hits are counted.
     pub(super) fn count(
         &self,
         standings: &mut [Standing<'_>],
@@ -44,7 +45,7 @@ impl Bench<'_> {
         }
     }
 
-    /// How many of `hits` were within the limit, near it and over it.
+    /// Splits `hits` into those within the limit, near it and over it.
     ///
     /// ```text
     ///   0 ──────────── near ─────── limit ─────────▶ hits counted
@@ -73,7 +74,7 @@ impl Bench<'_> {
                 over: 0,
             };
         }
-        // Only where what is denied is counted can a request lie on both sides of the limit.
+        // One request can only be on both sides of the limit if denied hits are counted.
         let counts_denied = outcome.excess > 0;
         if !counts_denied || before >= limit {
             return Share {
@@ -89,7 +90,7 @@ impl Bench<'_> {
     }
 }
 
-/// How a request's hits lie about the limit.
+/// The hits of a request, split by their position relative to the limit.
 #[derive(Clone, Copy, Debug, Default)]
 struct Share {
     within: u64,

@@ -1,4 +1,4 @@
-//! Environments, and what is made of them.
+//! Configurations from environment variables.
 
 use super::*;
 
