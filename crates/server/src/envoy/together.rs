@@ -1,17 +1,19 @@
-//! The descriptors of one request, decided together: all of them are charged, or none.
+//! All-or-nothing charging: the descriptors of one request are either all charged, or none is.
 //!
-//! Rules in quota mode deny a request only if all of its quotas are over, and no store knows such a veto. So one of them leads:
-//! it denies as every other rule does, while its fellows only count, and the first that has room is the one that leads.
+//! Rules in quota mode deny a request only if all of its quotas are over their limits. No store
+//! supports such a condition. One quota is therefore chosen to lead: it denies like any other rule,
+//! while the other quotas only count. The first quota with remaining capacity leads.
 //!
 //! ```text
-//! rules  ──────────────────────────▶ deny ──┐
-//! quotas ─┬─ the first that has room ▶ deny ─┼─▶ one decision
-//!         └─ its fellows ──────────▶ count ─┘
+//! rules  ────────────────────────▶ deny ──┐
+//! quotas ─┬─ first with capacity ▶ deny ──┼─▶ one decision
+//!         └─ the others ─────────▶ count ─┘
 //! ```
 //!
-//! Where a quota is the only one of its request there is no choice, and nothing to ask beforehand.
+//! If a request has only one quota, that quota leads and no query is needed to choose it.
 //!
-//! Others may take the room of the lead before the decision comes. Then another one leads, a few times.
+//! Other requests may use up the lead's capacity before the decision. Then another quota leads, up
+//! to [`MAX_TURNS`] times.
 
 use std::collections::HashMap;
 
@@ -24,35 +26,37 @@ use super::{
     service::Standing,
 };
 
-/// How often a request may find that others took the room of the quota that led, before all of its quotas count as over.
+/// How many times a lead may lose its capacity to other requests before all quotas of the request
+/// count as over.
 const MAX_TURNS: usize = 4;
 
-/// A request's descriptors, by how they are decided.
+/// The descriptors of a request, grouped by how they are decided.
 #[derive(Debug, Default)]
 struct Sorted<'a, 'd> {
     alone: Vec<&'a mut Applied<'d>>,
     together: Vec<(&'a mut Applied<'d>, Cost)>,
-    /// Whether a rule that denies by itself is known to be over.
+    /// Whether a rule that denies by itself is known to be over its limit.
     one_is_known: bool,
 }
 
-/// What the quotas have come to that are not decided with the others.
+/// The combined result of the quotas that are not decided together with the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OtherQuotas {
-    /// There are none.
+    /// There are no such quotas.
     None,
-    /// One of them lets the request pass, and so the quotas do.
+    /// One of them has capacity, so the quotas do not deny the request.
     Pass,
-    /// All of them are over.
+    /// All of them are over their limits.
     Over,
 }
 
-/// One count of a request: a descriptor that stands twice in it is charged once, with the hits of both.
+/// One counter to charge. A descriptor that occurs twice in a request is charged once, with the sum
+/// of the hits.
 #[derive(Debug)]
 struct Count<'a> {
     key: &'a [u8],
     limits: &'a Limits,
-    /// The same limits where they do not deny; `None` for what is no quota.
+    /// The same limits in shadow mode, for quotas that do not lead; `None` if this is not a quota.
     yielding: Option<&'a Limits>,
     cost: Cost,
 }
@@ -71,24 +75,25 @@ impl<'a> Count<'a> {
         self.yielding.is_some()
     }
 
-    /// Whether it denies by itself where it is over.
+    /// Returns whether it denies the request by itself if it is over.
     fn denies(&self) -> bool {
         !self.is_quota() && !self.limits.shadow()
     }
 
-    /// Whether it has been charged where a quota denied the request: all of its limits count what others deny.
+    /// Returns whether it was charged even though a quota denied the request: all of its limits
+    /// count denied hits, even those that other limits denied.
     fn counts_denied(&self) -> bool {
         let counts = |limit: &Limit| limit.count_denied() && !limit.counts_in_full();
         self.denies() && self.limits.iter().all(counts)
     }
 }
 
-/// What came of a count, and how exact that is.
+/// The result of a counter, and how exact it is.
 type Found = (Judged, Exactness);
 
 impl Bench<'_> {
-    /// Decides those descriptors together that take hits: if they deny the request none of them is charged, and whether
-    /// what is over is counted is for its limits to say.
+    /// Decides the descriptors that charge hits together. If the request is denied, none of them is
+    /// charged. Whether the exceeded limits count the denied hits depends on these limits.
     ///
     /// # Errors
     ///
@@ -110,7 +115,8 @@ impl Bench<'_> {
             .await;
             alone.and(together)
         } else if alone.iter().any(|applied| applied.is_quota()) {
-            // Whether the quotas deny depends on these too.
+            // Whether the quotas deny the request depends on these as well, so they are decided
+            // first.
             match self.decide_alone(reborrowed(&mut alone)).await {
                 Ok(()) => {
                     let others = other_quotas(&alone, &together);
@@ -136,13 +142,14 @@ impl Bench<'_> {
         for applied in limited(standings) {
             match applied.hits {
                 Hits::Taken(_) if self.is_known_over(applied) => {
-                    // Noted, because it may be forgotten before its turn, and decides already on the others.
+                    // Record this now: the cache entry may expire before the descriptor's turn, and
+                    // the decision on the others depends on it already.
                     applied.judged = Judged::known();
-                    // What only counts denies nothing, and a quota not alone.
+                    // A rule in shadow mode never denies, and a quota does not deny by itself.
                     sorted.one_is_known |= !applied.limits().shadow() && !applied.is_quota();
                     sorted.alone.push(applied);
                 }
-                // One count under two limits cannot be charged at once.
+                // One key with two different limits cannot be charged in one decision.
                 Hits::Taken(_)
                     if sorted
                         .together
@@ -158,7 +165,8 @@ impl Bench<'_> {
         sorted
     }
 
-    /// Takes nothing from any of `together`, because what the request is over is known already.
+    /// Queries the status of `together` without charging, because the request is known to be
+    /// denied.
     async fn look_at_each(
         &self,
         together: &mut [(&mut Applied<'_>, Cost)],
@@ -192,7 +200,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Charges all of `counts` or none of them, and answers what came of each.
+    /// Charges all of `counts` or none of them. Returns the result of each.
     async fn charge_counts(
         &self,
         counts: &[Count<'_>],
@@ -216,8 +224,8 @@ impl Bench<'_> {
             if !(denied_by_lead && another_has_room) {
                 return Ok(found);
             }
-            // The lead has no room any more, and what counted this denial is not to be charged again. (Of a descriptor with
-            // several limits, of which only some count denials, these are.)
+            // The lead has no capacity left. Counters that counted this denial must not be charged
+            // again. (If only some limits of a descriptor count denials, those are charged again.)
             open.retain(|number| Some(*number) != lead && !counts[*number].counts_denied());
         }
         for number in open.iter().filter(|number| counts[**number].is_quota()) {
@@ -226,7 +234,8 @@ impl Bench<'_> {
         Ok(found)
     }
 
-    /// Charges all of the `open` counts or none, with `lead` as the quota that denies, and notes what is `found`.
+    /// Charges all of the `open` counters or none, with `lead` as the denying quota. Stores the
+    /// results in `found`.
     async fn charge_under(
         &self,
         lead: Option<usize>,
@@ -247,8 +256,8 @@ impl Bench<'_> {
         Ok(decided.decision)
     }
 
-    /// The quota among the `open` counts that denies for all of them: one with room, if any has. `None` if they let the
-    /// request pass whatever they come to, or there are none.
+    /// Returns the quota among the `open` counters that denies for all of them: one with capacity,
+    /// if there is one. Returns `None` if the quotas cannot deny the request, or if there are none.
     async fn lead(
         &self,
         counts: &[Count<'_>],
@@ -279,7 +288,7 @@ impl Bench<'_> {
     }
 }
 
-/// The counts of `together`, and which of them is that of each descriptor.
+/// Returns the counters of `together`, and for each descriptor the index of its counter.
 fn counts<'a>(together: &'a [(&mut Applied<'_>, Cost)]) -> (Vec<Count<'a>>, Vec<usize>) {
     let mut numbers: HashMap<&[u8], usize> = HashMap::new();
     let (mut counts, mut count_of) = (Vec::<Count<'_>>::new(), Vec::new());
@@ -299,7 +308,7 @@ fn counts<'a>(together: &'a [(&mut Applied<'_>, Cost)]) -> (Vec<Count<'a>>, Vec<
     (counts, count_of)
 }
 
-/// What the quotas of a request have come to that are decided alone, or let pass whatever they count.
+/// Returns the combined result of the quotas that are decided on their own or are in shadow mode.
 fn other_quotas(alone: &[&mut Applied<'_>], together: &[(&mut Applied<'_>, Cost)]) -> OtherQuotas {
     let in_shadow = |applied: &Applied<'_>| applied.is_quota() && applied.limits().shadow();
     let mut quotas = alone.iter().filter(|applied| applied.is_quota()).peekable();
@@ -315,7 +324,7 @@ fn other_quotas(alone: &[&mut Applied<'_>], together: &[(&mut Applied<'_>, Cost)
     }
 }
 
-/// The outcomes of each of `charges`; none where none was asked.
+/// Returns the outcomes of each of `charges`; empty slices if the store was not asked.
 fn of_each<'o>(
     charges: &[Charge<'_>],
     mut outcomes: &'o [Outcome],
@@ -334,12 +343,12 @@ fn reborrowed<'b, 'd>(
     descriptors.iter_mut().map(|applied| &mut **applied)
 }
 
-/// Whether two descriptors count under one key, but not under the same limits.
+/// Returns whether two descriptors have the same key but different limits.
 fn clash(one: &Applied<'_>, other: &Applied<'_>) -> bool {
     one.key == other.key && !std::ptr::eq(one.limits(), other.limits())
 }
 
-/// The sum of two costs, or the most that a cost can be.
+/// Returns the sum of two costs, capped at the maximum cost.
 fn plus(one: Cost, other: Cost) -> Cost {
     let most = tidegate_core::bounds::MAX_COUNT;
     Cost::new(one.units().saturating_add(other.units()).min(most)).unwrap_or(one)

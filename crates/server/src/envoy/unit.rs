@@ -1,11 +1,11 @@
-//! Units of time, as Envoy's rate limit service names them.
+//! Units of time in Envoy's rate limit service.
 
 use tidegate_core::Span;
 
-/// The time in which so many requests pass. Windows of it begin at its whole multiples since the Unix epoch.
+/// The window length of a limit. Windows are aligned to multiples of the unit since the Unix epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Unit {
-    /// None of the others: a window of some other length, or no window at all.
+    /// A window of a different length, or no window.
     #[default]
     Unknown,
     /// 1 second.
@@ -16,7 +16,7 @@ pub enum Unit {
     Hour,
     /// 86,400 seconds.
     Day,
-    /// 7 days, from Thursday: so the epoch has it.
+    /// 7 days; starts on Thursday, because the Unix epoch was a Thursday.
     Week,
     /// 30 days.
     Month,
@@ -25,7 +25,7 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// Every unit with its name in upper case, as it stands in answers.
+    /// Every unit with its upper-case name, as used in responses.
     pub const ALL: [(&'static str, Self); 8] = [
         ("UNKNOWN", Self::Unknown),
         ("SECOND", Self::Second),
@@ -37,7 +37,7 @@ impl Unit {
         ("YEAR", Self::Year),
     ];
 
-    /// The unit of that name, in upper or lower case.
+    /// Parses the name of a unit, in upper or lower case.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         let named = Self::ALL
@@ -46,7 +46,7 @@ impl Unit {
         named.map(|(_, unit)| *unit)
     }
 
-    /// The name in upper case.
+    /// Returns the upper-case name.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -61,7 +61,7 @@ impl Unit {
         }
     }
 
-    /// How long it is; `None` for the unknown.
+    /// Returns the length of the unit; `None` for [`Self::Unknown`].
     #[must_use]
     pub const fn span(self) -> Option<Span> {
         let seconds = match self {
@@ -77,7 +77,7 @@ impl Unit {
         Some(Span::from_secs(seconds))
     }
 
-    /// The unit that is so long, if there is one.
+    /// Returns the unit of that length, if there is one.
     #[must_use]
     pub fn of_span(span: Span) -> Option<Self> {
         let long = Self::ALL.iter().find(|(_, unit)| unit.span() == Some(span));

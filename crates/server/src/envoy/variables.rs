@@ -1,13 +1,13 @@
-//! The environment variables of envoyproxy/ratelimit that set how the service answers.
+//! Reads the service settings from the environment variables of envoyproxy/ratelimit.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use super::{HeaderNames, Ratio, Settings, StoreFailure};
 
-/// Environment variables by their names.
+/// Environment variables by name.
 pub type Variables = BTreeMap<String, String>;
 
-/// Reads a variable, and gathers what is wrong with it.
+/// Reads variables and collects their problems.
 #[derive(Debug)]
 pub(super) struct Reader<'v> {
     variables: &'v Variables,
@@ -22,7 +22,7 @@ impl<'v> Reader<'v> {
         }
     }
 
-    /// The text of a variable; one that is empty is as if it were not set.
+    /// Returns the value of a variable. An empty value counts as not set.
     pub(super) fn text(&self, name: &str) -> Option<&'v str> {
         self.variables
             .get(name)
@@ -30,7 +30,7 @@ impl<'v> Reader<'v> {
             .filter(|text| !text.is_empty())
     }
 
-    /// Whether a variable is true; one that is not set is false.
+    /// Reads a boolean variable; false if it is not set.
     pub(super) fn flag(&mut self, name: &str) -> bool {
         self.parsed(name, "true or false", |text| match text {
             "1" | "t" | "T" | "TRUE" | "true" | "True" => Some(true),
@@ -40,7 +40,7 @@ impl<'v> Reader<'v> {
         .unwrap_or(false)
     }
 
-    /// A variable as `parse` reads it.
+    /// Parses a variable with `parse`.
     pub(super) fn parsed<T>(
         &mut self,
         name: &str,
@@ -60,11 +60,11 @@ impl<'v> Reader<'v> {
 }
 
 impl Settings {
-    /// The settings that `variables` make, under their names in envoyproxy/ratelimit.
+    /// Reads the settings from `variables`, which have the names of envoyproxy/ratelimit.
     ///
     /// # Errors
     ///
-    /// Everything that is wrong with one of them, each with its name.
+    /// Returns every problem, with the name of its variable.
     pub fn from_variables(variables: &Variables) -> Result<Self, Vec<String>> {
         let mut reader = Reader::new(variables);
         let settings = settings(&mut reader);

@@ -1,4 +1,4 @@
-//! A file's domain and its descriptors.
+//! Reads the domain of a file and its descriptors.
 
 use std::{
     collections::HashMap,
@@ -23,12 +23,12 @@ use crate::{
     },
 };
 
-/// What one file is read with.
+/// The context in which one file is read.
 #[derive(Debug)]
 pub(super) struct Reader<'r, 'f> {
     pub(super) charging: &'r HashMap<String, Charging>,
     pub(super) merging: DomainFiles,
-    /// The file in which each domain came first.
+    /// The file in which each domain occurred first.
     pub(super) first_files: &'r mut HashMap<String, &'f str>,
     pub(super) file: &'f str,
 }
@@ -57,7 +57,7 @@ impl Reader<'_, '_> {
     }
 }
 
-/// Reads the descriptors of `parent` into `level`. `path` leads to them, for messages.
+/// Reads the descriptors of `parent` into `level`. `path` is their path in messages.
 fn level(parent: &Value<'_>, path: &str, denied: Denied, level: &mut Level, report: &mut Report) {
     let Some(descriptors) = field(parent, "descriptors") else {
         return;
@@ -127,7 +127,7 @@ fn node(
     node
 }
 
-/// The rule of a descriptor: its limits, and all that is said of it beside them.
+/// Reads the rule of a descriptor: its limits and options.
 fn rule(item: &Value<'_>, denied: Denied, report: &mut Report) -> Option<Rule> {
     let (shadow, quota) = (
         flag(item, "shadow_mode", report),
@@ -153,17 +153,17 @@ fn rule(item: &Value<'_>, denied: Denied, report: &mut Report) -> Option<Rule> {
     })
 }
 
-/// Whether a file says so, right or wrong as the rest of it may be.
+/// Returns whether a file sets `all_or_nothing`, ignoring all mistakes in it.
 pub(super) fn is_all_or_nothing(root: &Value<'_>) -> bool {
     flag(root, "all_or_nothing", &mut Report::default())
 }
 
-/// The text of a field, if it is one.
+/// Returns the text of a field, if it is a scalar.
 pub(super) fn text_of<'n>(value: &Value<'n>, name: &str) -> Option<&'n str> {
     field(value, name)?.scalar()
 }
 
-/// The value of a field that was written.
+/// Returns the value of a field, if it exists. If a key occurs more than once, the last value wins.
 pub(super) fn field<'n>(value: &Value<'n>, name: &str) -> Option<Value<'n>> {
     let has_name = |key: &Content<'_>| matches!(key, Content::Plain(text) | Content::Quoted(text) if text == name);
     let fields = value.members().into_iter();
@@ -173,7 +173,7 @@ pub(super) fn field<'n>(value: &Value<'n>, name: &str) -> Option<Value<'n>> {
         .next_back()
 }
 
-/// A text, whatever it looks like; nothing is an empty one.
+/// Returns the text of a scalar field, quoted or not; `None` if it is empty.
 pub(super) fn text<'n>(value: &Value<'n>, name: &str, report: &mut Report) -> Option<&'n str> {
     let value = field(value, name)?;
     match value.content() {
@@ -186,7 +186,7 @@ pub(super) fn text<'n>(value: &Value<'n>, name: &str, report: &mut Report) -> Op
     }
 }
 
-/// True or false, in any of the words that YAML 1.1 has for them; nothing is false.
+/// Reads a boolean in any notation of YAML 1.1. A missing value is false.
 pub(super) fn flag(value: &Value<'_>, name: &str, report: &mut Report) -> bool {
     let Some(value) = field(value, name) else {
         return false;
@@ -194,6 +194,7 @@ pub(super) fn flag(value: &Value<'_>, name: &str, report: &mut Report) -> bool {
     match scalar::of(value.content()) {
         Some(Scalar::Truth(truth)) => truth,
         Some(Scalar::Null) => false,
+        // Fractions are reported when the keys are checked.
         Some(Scalar::Fraction(_)) => false,
         Some(Scalar::Whole(_) | Scalar::Text) | None => {
             unreadable(&value, "true or false", report);
@@ -202,7 +203,7 @@ pub(super) fn flag(value: &Value<'_>, name: &str, report: &mut Report) -> bool {
     }
 }
 
-/// Reports that a value is not of the kind that its field has.
+/// Reports that a value has the wrong type.
 pub(super) fn unreadable(value: &Value<'_>, what: &str, report: &mut Report) {
     let found = value.describe();
     value.wrong(
@@ -211,7 +212,7 @@ pub(super) fn unreadable(value: &Value<'_>, what: &str, report: &mut Report) {
     );
 }
 
-/// Reports a mistake in the field `name`, or in `value` if the field was not written.
+/// Reports a mistake in the field `name`, or in `value` if the field does not exist.
 pub(super) fn wrong(
     value: &Value<'_>,
     name: &str,

@@ -1,7 +1,8 @@
-//! A warning where a file may rely on how envoyproxy/ratelimit joins names.
+//! Warns about files that may depend on the way envoyproxy/ratelimit joins names.
 //!
-//! A rule is found by its key and value joined with `_`, so that the key `user_id` also answers for the entry
-//! `user` = `id`. Where another rule of the same level has the key `user`, only its author can know which one was meant.
+//! A rule is found by its key and value, joined with `_`. A rule with the key `user_id` therefore
+//! also applies to the entry `user` = `id`. If another rule of the same level has the key `user`,
+//! the file is ambiguous and only its author can resolve it.
 
 use std::collections::HashSet;
 
@@ -10,8 +11,8 @@ use crate::config::{
     value::Value,
 };
 
-/// Warns of every descriptor in `named`, which come with their keys and their joined names, that answers for an entry
-/// of another one's key.
+/// Warns about every descriptor in `named` that also applies to an entry with the key of another
+/// descriptor. `named` contains the key, the joined name and the value in the file.
 pub(super) fn warn(named: &[(&str, String, Value<'_>)], report: &mut Report) {
     let keys: HashSet<&str> = named.iter().map(|(key, _, _)| *key).collect();
     for (key, name, item) in named {

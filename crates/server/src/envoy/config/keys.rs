@@ -1,8 +1,9 @@
-//! Which keys may stand where.
+//! Checks which keys may occur where.
 //!
-//! envoyproxy/ratelimit has one list of keys for all places, and so takes a key where it has no effect: those are warned of.
-//! The keys that are ours stand only where they mean something; the original refuses them everywhere, so that no file of
-//! its users changes its meaning here.
+//! envoyproxy/ratelimit has one list of keys for all places and accepts a key where it has no
+//! effect; Tidegate warns about these. Tidegate's own keys are accepted only where they have an
+//! effect. envoyproxy/ratelimit rejects them everywhere, so no valid file of its users changes its
+//! meaning here.
 
 use tidegate_core::LimitSpec;
 
@@ -23,7 +24,7 @@ pub(super) enum Place {
     Anchor,
 }
 
-/// The keys of envoyproxy/ratelimit.
+/// The keys that envoyproxy/ratelimit accepts.
 const KNOWN: &[&str] = &[
     "domain",
     "key",
@@ -44,7 +45,7 @@ const KNOWN: &[&str] = &[
 ];
 
 impl Place {
-    /// The keys that mean something here.
+    /// Returns the keys that have an effect here.
     const fn effective(self) -> &'static [&'static str] {
         match self {
             Self::File => &["domain", "descriptors", "all_or_nothing"],
@@ -61,14 +62,14 @@ impl Place {
                 "share_threshold",
                 "metadata",
             ],
-            // And every field of a limit.
+            // All fields of a limit are accepted as well.
             Self::RateLimit => &["unit", "requests_per_unit", "unlimited", "name", "replaces"],
             Self::Replaces => &["name"],
             Self::Anchor => &["calendar", "zone", "day"],
         }
     }
 
-    /// The fields of a limit, where one may stand.
+    /// Returns the fields of a limit, if this place accepts them.
     const fn fields(self) -> &'static [&'static str] {
         match self {
             Self::RateLimit => &LimitSpec::FIELDS,
@@ -80,7 +81,7 @@ impl Place {
         self.effective().contains(&key) || self.fields().contains(&key)
     }
 
-    /// The kind of map that `key` leads to; `None` for what is not looked into.
+    /// Returns the kind of map under `key`; `None` if its content is not checked.
     fn inside(self, key: &str) -> Option<Self> {
         match key {
             "metadata" => None,
@@ -93,7 +94,7 @@ impl Place {
     }
 }
 
-/// Reports every key and every kind of value that cannot be, everywhere in `value`.
+/// Reports every invalid key and every value of the wrong type, recursively.
 pub(super) fn check(value: &Value<'_>, place: Place, report: &mut Report) {
     for (key, value) in value.members() {
         let Some(name) = name_of(key, &value, report) else {
@@ -137,7 +138,7 @@ fn check_value(value: &Value<'_>, place: Place, name: &str, report: &mut Report)
             for item in value.items(report, "a list").unwrap_or_default() {
                 match item.content() {
                     Content::Map(_) => check(&item, place, report),
-                    // A limit of ours may be written in short.
+                    // A limit in Tidegate's format may be a shorthand such as `5/s`.
                     Content::Plain(_) | Content::Quoted(_) if name == "rate_limits" => {}
                     Content::Plain(text) | Content::Quoted(text) => {
                         let text = shown(text);

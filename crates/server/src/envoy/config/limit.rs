@@ -1,12 +1,12 @@
-//! `rate_limit` as envoyproxy/ratelimit knows it, and the limits that we add to it.
+//! Reads `rate_limit` of envoyproxy/ratelimit, and Tidegate's extensions of it.
 //!
 //! ```yaml
-//! rate_limit: {unit: minute, requests_per_unit: 20}                        # the original's
-//! rate_limit: {window: 30s, requests_per_unit: 20}                         # a window of another length
-//! rate_limit: {anchor: {calendar: month}, requests_per_unit: 1000}         # a calendar's
-//! rate_limit: {unit: minute, requests_per_unit: 20, algorithm: gcra}       # another algorithm
-//! rate_limit: {algorithm: token_bucket, capacity: 10, refill: 1/s}         # any limit of the rules file
-//! rate_limits: [5/s, {unit: day, requests_per_unit: 250}]                  # several, as one decision
+//! rate_limit: {unit: minute, requests_per_unit: 20}                   # envoyproxy/ratelimit
+//! rate_limit: {window: 30s, requests_per_unit: 20}                    # a different window length
+//! rate_limit: {anchor: {calendar: month}, requests_per_unit: 1000}    # a calendar window
+//! rate_limit: {unit: minute, requests_per_unit: 20, algorithm: gcra}  # a different algorithm
+//! rate_limit: {algorithm: token_bucket, capacity: 10, refill: 1/s}    # any limit of the rules file
+//! rate_limits: [5/s, {unit: day, requests_per_unit: 250}]             # several, in one decision
 //! ```
 
 use std::sync::Arc;
@@ -33,7 +33,7 @@ use crate::{
     },
 };
 
-/// What `rate_limit` or `rate_limits` says.
+/// The content of `rate_limit` or `rate_limits`.
 #[derive(Debug)]
 pub(super) struct Read {
     pub(super) allowance: Allowance,
@@ -42,7 +42,8 @@ pub(super) struct Read {
 }
 
 impl Read {
-    /// Lets the limits deny nothing in shadow, and in quota mode only for all quotas of a request.
+    /// Applies shadow mode, in which the limits never deny, or quota mode, in which they deny only
+    /// if all quotas of the request are over.
     pub(super) fn denying(mut self, shadow: bool, quota: bool) -> Self {
         if let Allowance::Limited(limits) = &mut self.allowance {
             if shadow {
@@ -56,7 +57,7 @@ impl Read {
     }
 }
 
-/// The limits of a descriptor, if it has any and they can be read.
+/// Reads the limits of a descriptor. Returns `None` if it has none, or if they are invalid.
 pub(super) fn read(descriptor: &Value<'_>, denied: Denied, report: &mut Report) -> Option<Read> {
     match (
         field(descriptor, "rate_limit"),
@@ -95,7 +96,7 @@ fn single(value: &Value<'_>, denied: Denied, report: &mut Report) -> Option<Read
     })
 }
 
-/// Several limits, of which each must admit; what is denied is counted nowhere.
+/// Reads several limits, all of which must admit a request. Denied hits are not counted.
 fn list(value: &Value<'_>, report: &mut Report) -> Option<Read> {
     let items = value.one_or_more(report);
     if items.is_empty() {
@@ -144,7 +145,7 @@ fn compile(limits: Vec<Limit>, value: &Value<'_>, report: &mut Report) -> Option
     }
 }
 
-/// The unit that tells how long a limit's window is: exactly, or it is none.
+/// Returns the unit that is exactly as long as the window of a limit, or [`Unit::Unknown`].
 fn unit_of(limit: &Limit) -> Unit {
     match limit.algorithm() {
         Algorithm::FixedWindow {
@@ -165,7 +166,7 @@ fn epoch_window(limit: &Limit) -> Option<Span> {
     }
 }
 
-/// One limit: the original's fields, ours, or both.
+/// Reads one limit with the fields of envoyproxy/ratelimit, those of Tidegate, or both.
 fn limit(value: &Value<'_>, denied: Denied, report: &mut Report) -> Option<Limit> {
     let fallback = Fallback {
         algorithm: DefaultAlgorithm::Named(AlgorithmName::FixedWindow),
@@ -176,7 +177,7 @@ fn limit(value: &Value<'_>, denied: Denied, report: &mut Report) -> Option<Limit
         return limits::limit(value, fallback, report);
     };
     let before = report.count();
-    // Keys that are not known are reported where all of them are looked at.
+    // Unknown keys are reported by the check of all keys.
     let fields = value.fields_among(&LimitSpec::FIELDS)?;
     let (spec, algorithm) = limits::full_form(&fields, fallback.algorithm, report);
     let spec = with_unit(value, spec, report)?;
@@ -192,11 +193,13 @@ fn limit(value: &Value<'_>, denied: Denied, report: &mut Report) -> Option<Limit
     if denied == Denied::Forgotten || spec.count_denied == Some(false) {
         return Some(limit);
     }
-    // Only a window can count in full what it denies; other algorithms count it if they are told to.
+    // Only a fixed window can count denied hits in full. Other algorithms count them only if
+    // `count_denied` is set.
     Some(limit.clone().counting_in_full().unwrap_or(limit))
 }
 
-/// Adds what `unit` and `requests_per_unit` say to what the other fields do; `None` if there is no telling the unit.
+/// Adds `unit` and `requests_per_unit` to the other fields. Returns `None` if the unit is missing
+/// or invalid.
 fn with_unit(value: &Value<'_>, spec: LimitSpec, report: &mut Report) -> Option<LimitSpec> {
     let is_original = spec
         == LimitSpec {
@@ -239,7 +242,7 @@ fn with_unit(value: &Value<'_>, spec: LimitSpec, report: &mut Report) -> Option<
     })
 }
 
-/// Reports the fields of `spec` that say what `unit` and `requests_per_unit` say too.
+/// Reports the fields of `spec` that repeat `unit` or `requests_per_unit`.
 fn check_said_once(value: &Value<'_>, said: &LimitSpec, spec: &LimitSpec, report: &mut Report) {
     let has_window = spec.window.is_some() || is_calendar(spec);
     let twice = [
@@ -267,7 +270,7 @@ fn requests_per_unit(value: &Value<'_>, report: &mut Report) -> Option<u64> {
     let value = field(value, "requests_per_unit")?;
     let number = match scalar::of(value.content()) {
         Some(Scalar::Whole(number)) => u32::try_from(number).ok(),
-        // What the original reads as nothing said.
+        // envoyproxy/ratelimit treats null like a missing value, which is 0.
         Some(Scalar::Null) => Some(0),
         _ => None,
     };
@@ -294,7 +297,7 @@ fn unit(value: &Value<'_>, report: &mut Report) -> Option<Span> {
     span
 }
 
-/// An unlimited rule has no unit, and no field of a limit.
+/// Checks that an unlimited rule has neither a unit nor a field of a limit.
 fn check_unlimited(value: &Value<'_>, report: &mut Report) {
     let text = text(value, "unit", report).unwrap_or_default();
     if Unit::parse(text).and_then(Unit::span).is_some() {

@@ -1,4 +1,4 @@
-//! Free-form metadata, as YAML says it.
+//! Reads free-form metadata from YAML.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::{
     envoy::Metadata,
 };
 
-/// The metadata of a rule: a map with texts for keys.
+/// Reads the metadata of a rule: a map with text keys.
 pub(super) fn read(value: &Value<'_>, report: &mut Report) -> Option<Metadata> {
     match value.content() {
         Content::Empty => None,

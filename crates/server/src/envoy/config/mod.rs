@@ -1,7 +1,8 @@
-//! envoyproxy/ratelimit's configuration files, and what we add to them.
+//! Reads the configuration files of envoyproxy/ratelimit, with Tidegate's extensions.
 //!
-//! All files are read together: a set that has one mistake has no effect, and every mistake of every file is reported at
-//! once, with its path and line, in the words of the original where it has some.
+//! All files are read as one configuration: if any of them has a mistake, none takes effect. Every
+//! mistake of every file is reported at once, with its path and line. Messages are those of
+//! envoyproxy/ratelimit where it has one.
 
 mod descriptor;
 mod joined;
@@ -24,59 +25,60 @@ use descriptor::Reader;
 /// A configuration file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct File {
-    /// What messages call it.
+    /// The name in messages.
     pub name: String,
-    /// What is in it.
+    /// The content.
     pub text: String,
 }
 
-/// Something wrong in a configuration file.
+/// A mistake in a configuration file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileMistake {
     /// The file.
     pub file: String,
-    /// Where in it, and what.
+    /// The position in the file and the description.
     pub mistake: Mistake,
 }
 
-/// `shop.yaml: descriptors[0].rate_limit.unit (line 5): invalid rate limit unit 'fortnight'`
+/// Writes, for example, `shop.yaml: descriptors[0].rate_limit.unit (line 5): invalid rate limit
+/// unit 'fortnight'`.
 impl fmt::Display for FileMistake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.file, self.mistake)
     }
 }
 
-/// What may be in several files.
+/// Whether several files may define the same domain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DomainFiles {
-    /// A domain is one file; a second one is a mistake.
+    /// Each domain has one file; a second one is a mistake.
     #[default]
     One,
     /// The files of a domain are merged, in the order of their names.
     Merged,
 }
 
-/// Rules that were read, and what their author may not expect of them.
+/// The rules that were read, and warnings about them.
 #[derive(Debug, Default)]
 pub struct Loaded {
     pub(super) domains: Domains,
-    /// What was understood but will not do what its author may expect.
+    /// Settings that are valid but probably do not do what their author expects.
     pub warnings: Vec<FileMistake>,
 }
 
 impl Loaded {
-    /// How many domains there are.
+    /// Returns the number of domains.
     #[must_use]
     pub fn domains(&self) -> usize {
         self.domains.len()
     }
 }
 
-/// Reads `files` as one configuration, in the order of their names.
+/// Reads `files`, sorted by name, as one configuration.
 ///
 /// # Errors
 ///
-/// Every mistake in every file; never an empty list.
+/// Returns every mistake in every file. The list is never empty.
 ///
 /// # Examples
 ///
@@ -160,7 +162,8 @@ fn document(text: &str) -> Result<Document<'_>, Mistake> {
     }
 }
 
-/// How the descriptors of each domain are charged, whichever of its files says so.
+/// Returns how the descriptors of each domain are charged. It is enough if one file of a domain
+/// sets `all_or_nothing`.
 fn charging(documents: &[(&str, Document<'_>)]) -> HashMap<String, Charging> {
     let mut charging = HashMap::new();
     for (_, document) in documents {

@@ -1,8 +1,9 @@
-//! Scalars as YAML 1.1 reads them: `yes` is true, `0x10` a number, and either may be meant as a text.
+//! Interprets scalars as YAML 1.1 does: `yes` is true and `0x10` is a number, but either may be
+//! meant as a text.
 
 use crate::config::yaml::Content;
 
-/// What a scalar without quotes is to a reader of YAML 1.1.
+/// The type of a scalar in YAML 1.1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Scalar {
     Null,
@@ -12,7 +13,7 @@ pub(super) enum Scalar {
     Text,
 }
 
-/// What `content` is; `None` for a list or a map.
+/// Returns the interpretation of `content`; `None` for a list or a map.
 pub(super) fn of(content: &Content<'_>) -> Option<Scalar> {
     match content {
         Content::Empty => Some(Scalar::Null),
@@ -54,7 +55,7 @@ fn whole(text: &str) -> Option<i128> {
         [b'0', _, ..] => (8, &digits[1..]),
         _ => (10, digits.as_str()),
     };
-    // The sign has been read: a second one is none of a number's digits.
+    // The sign was parsed above. `from_str_radix` would accept a second one.
     if digits.starts_with(['+', '-']) {
         return None;
     }

@@ -1,4 +1,4 @@
-//! The rules of envoyproxy/ratelimit's configuration, ready to decide.
+//! Compiled rules of envoyproxy/ratelimit's configuration.
 
 mod rule;
 mod tree;

@@ -1,4 +1,4 @@
-//! A rule: what applies to the descriptors that come to its place in the tree.
+//! A rule: the limits and options of one node in the rule tree.
 
 use std::sync::{Arc, OnceLock};
 
@@ -6,28 +6,28 @@ use tidegate_core::Limits;
 
 use crate::envoy::{Metadata, Unit, counters::Counters};
 
-/// What a rule says of the descriptors that it matches.
+/// The limits and options of the descriptors that the rule matches.
 #[derive(Clone, Debug)]
 pub(crate) struct Rule {
     pub(crate) allowance: Allowance,
-    /// What the rule is called in answers, and in the `replaces` of others.
+    /// The name in responses and in `replaces` of other rules.
     pub(crate) name: Option<Arc<str>>,
-    /// The names of the rules that do not apply where this one does.
+    /// The names of the rules that do not apply if this one does.
     pub(crate) replaces: Box<[Box<str>]>,
-    /// Counts and reports, but is never over.
+    /// Shadow mode: counts and reports, but never denies.
     pub(crate) shadow: bool,
-    /// Is over only together with every other such rule of the request.
+    /// Quota mode: denies only if all quotas of the request are over their limits.
     pub(crate) quota: bool,
-    /// Passed on to the proxy when the rule lets a request pass.
+    /// Metadata for Envoy, sent if the rule allows a request.
     pub(crate) metadata: Option<Metadata>,
-    /// Which values of the request its metrics show.
+    /// Which values of the request appear in metrics.
     pub(crate) detail: Detail,
-    /// Its counters, once they were needed: for a rule whose metrics show no value of the request.
+    /// The cached counters of a rule whose metrics contain no values from requests.
     pub(crate) counters: OnceLock<Arc<Counters>>,
 }
 
 impl Rule {
-    /// Lets the limits take over what was spent under those of `old`.
+    /// Carries over the usage under the limits of `old`.
     pub(super) fn succeed(&mut self, old: &Self) {
         if let (Allowance::Limited(new), Allowance::Limited(old)) =
             (&mut self.allowance, &old.allowance)
@@ -41,39 +41,42 @@ impl Rule {
     }
 }
 
-/// How much passes.
+/// The limits of a rule.
 #[derive(Clone, Debug)]
 pub(crate) enum Allowance {
-    /// All of it, and nothing is counted.
+    /// Unlimited; nothing is counted.
     Unlimited,
-    /// So much.
+    /// Limited.
     Limited(RuleLimits),
 }
 
-/// The limits of a rule, and how they are called in answers.
+/// The limits of a rule, with their description in responses.
 #[derive(Clone, Debug)]
 pub(crate) struct RuleLimits {
     pub(crate) limits: Arc<Limits>,
-    /// The same limits in shadow, for a rule in quota mode: where another quota of the request denies for it.
+    /// The same limits in shadow mode, for a rule in quota mode. They are used if another quota of
+    /// the request denies on behalf of all.
     pub(crate) yielding: Option<Arc<Limits>>,
-    /// The units of the limits, in their order; [`Unit::Unknown`] for a window of another length.
+    /// The units of the limits, in order; [`Unit::Unknown`] for a window of a different length.
     pub(crate) units: Box<[Unit]>,
-    /// Sets counters of the same descriptor apart whose windows have different lengths.
+    /// The window length. It is part of the key, so that a descriptor has separate counters for
+    /// different window lengths.
     pub(crate) window_seconds: u64,
 }
 
 impl RuleLimits {
-    /// Lets the limits leave it to another quota of the request to deny.
+    /// Prepares the limits for quota mode, in which another quota of the request may deny on behalf
+    /// of this one.
     pub(crate) fn yield_to_others(&mut self) {
         let in_shadow = Limits::clone(&self.limits).in_shadow(true);
         self.yielding = Some(Arc::new(in_shadow));
     }
 }
 
-/// Which values of the request the metrics of a rule show.
+/// Which values of the request appear in the metrics of a rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Detail {
-    /// Those that levels ask for with `value_to_metric`.
+    /// Those of the levels with `value_to_metric`.
     #[default]
     ByLevel,
     /// All of them.

@@ -1,33 +1,34 @@
-//! Rules by the path of entries that leads to them.
+//! The tree of rules, indexed by the entries of a descriptor.
 //!
 //! ```text
 //! domain ── level ──┬─ "svc_pay"  rule, level ──┬─ "user"       rule
 //!                   │                           └─ "user_root"  rule
-//!                   ├─ "path_/api/*"  rule          (wildcards in the order of the file)
+//!                   ├─ "path_/api/*"  rule          (wildcards in file order)
 //!                   └─ "svc"        level ── …
 //! ```
 //!
-//! A descriptor walks one level an entry: to the child whose name is the entry's key and value, joined with `_`; else to the
-//! first wildcard that matches that; else to the child whose name is the key alone. A step is never taken back, and
-//! only the rule at the very end applies.
+//! A descriptor descends one level per entry. It takes the child whose name is the entry's key and
+//! value, joined with `_`; else the first wildcard that matches this name; else the child whose
+//! name is the key alone. There is no backtracking, and only the rule at the final node applies.
 //!
-//! That names are joined is an oddity of envoyproxy/ratelimit on which files rely: a rule with the key `a_b` applies
-//! to the entry `a` = `b`. Only matching knows it: whose count it is, is told by keys and values apart.
+//! The joined names are a peculiarity of envoyproxy/ratelimit that existing files rely on: a rule
+//! with the key `a_b` applies to the entry `a` = `b`. Joined names are used for matching only.
+//! Counter keys keep keys and values separate.
 
 use std::{collections::HashMap, fmt::Write as _, sync::Arc};
 
 use super::{Rule, wildcard::Wildcard};
 use crate::envoy::overrides::Denied;
 
-/// The rules of every domain.
+/// The rules of all domains.
 #[derive(Debug, Default)]
 pub(crate) struct Domains(HashMap<Box<str>, Domain>);
 
-/// One domain.
+/// The rules of one domain.
 #[derive(Debug)]
 pub(crate) struct Domain {
     pub(crate) name: Arc<str>,
-    /// Whether the descriptors of a request are charged together or not at all.
+    /// Whether the descriptors of a request are charged all or none.
     pub(crate) charging: Charging,
     pub(crate) root: Level,
 }
@@ -35,35 +36,35 @@ pub(crate) struct Domain {
 /// How the descriptors of one request are charged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Charging {
-    /// Each on its own, what is denied included.
+    /// Each on its own, denied hits included.
     #[default]
     Each,
     /// All, or none.
     AllOrNothing,
 }
 
-/// The children of a node, or of a domain.
+/// The children of a node or of a domain.
 #[derive(Debug, Default)]
 pub(crate) struct Level {
     children: HashMap<Box<str>, Node>,
-    /// The names of the children with a `*`, in the order of the file.
+    /// The names of the children that contain `*`, in file order.
     wildcards: Vec<(Wildcard, Box<str>)>,
 }
 
-/// A place in the tree.
+/// A node of the tree.
 #[derive(Debug, Default)]
 pub(crate) struct Node {
     pub(crate) rule: Option<Arc<Rule>>,
     pub(crate) children: Level,
-    /// The value as it was written, if one was.
+    /// The value in the file, if there is one.
     pub(crate) value: Option<Box<str>>,
-    /// Whether all values that match count together.
+    /// Whether all matching values share one counter.
     pub(crate) share_threshold: bool,
-    /// Whether metrics show the request's value here.
+    /// Whether metrics contain the value from the request.
     pub(crate) value_to_metric: bool,
 }
 
-/// What a descriptor came to: the nodes on its way, one an entry.
+/// The rule for a descriptor and the nodes on the path to it, one per entry.
 #[derive(Debug)]
 pub(crate) struct Found<'d> {
     pub(crate) rule: &'d Arc<Rule>,
@@ -83,7 +84,7 @@ impl Domains {
         })
     }
 
-    /// Lets the limits of these rules take over what was spent under those of `old` at the same places.
+    /// Carries over the usage under the limits of `old` to the limits at the same paths.
     pub(crate) fn succeed(&mut self, old: &Self) {
         for (name, domain) in &mut self.0 {
             if let Some(old) = old.get(name) {
@@ -96,7 +97,7 @@ impl Domains {
         self.0.len()
     }
 
-    /// How many descriptors there are, at every depth.
+    /// Returns the number of descriptors, at every depth.
     pub(crate) fn descriptors(&self) -> usize {
         self.0
             .values()
@@ -106,7 +107,7 @@ impl Domains {
 }
 
 impl Domain {
-    /// What the windows of this domain do with what they deny.
+    /// Returns how the windows of this domain count denied hits.
     pub(crate) fn denied(&self) -> Denied {
         match self.charging {
             Charging::Each => Denied::InFull,
@@ -114,7 +115,7 @@ impl Domain {
         }
     }
 
-    /// The rule that applies to `entries`, if one does.
+    /// Returns the rule that applies to `entries`, if there is one.
     pub(crate) fn find(&self, entries: &[(String, String)]) -> Option<Found<'_>> {
         let (mut level, mut path) = (&self.root, Vec::with_capacity(entries.len()));
         let mut joined = String::new();
@@ -129,7 +130,8 @@ impl Domain {
 }
 
 impl Node {
-    /// The value that is counted where the request has `value`: the pattern, if all that match it count together.
+    /// Returns the value for the counter key: the pattern if all matching values share one counter,
+    /// else `value` itself.
     pub(crate) fn counted<'v>(&'v self, value: &'v str) -> &'v str {
         match &self.value {
             Some(pattern) if self.share_threshold => pattern,
@@ -164,7 +166,7 @@ impl Level {
             let Some(old) = old.children.get(name) else {
                 continue;
             };
-            // Nobody else has a rule of a tree that is still being built.
+            // While the tree is being built, its rules have no other owners, so `get_mut` succeeds.
             if let (Some(rule), Some(old)) = (node.rule.as_mut().and_then(Arc::get_mut), &old.rule)
             {
                 rule.succeed(old);
@@ -173,7 +175,7 @@ impl Level {
         }
     }
 
-    /// Adds a child; false, and nothing changes, if there is one of that name.
+    /// Adds a child. Returns false, without changes, if the name exists already.
     pub(crate) fn add(&mut self, name: String, node: Node) -> bool {
         if self.children.contains_key(name.as_str()) {
             return false;

@@ -1,7 +1,8 @@
-//! Values with `*` in them: any run of characters, the empty one and `/` included, any number of times.
+//! Patterns with `*`, which matches any run of characters, including none and `/`. A pattern can
+//! contain several.
 
-/// A pattern. A text matches if it consists of the pattern's pieces in order, with anything between them; no piece
-/// overlaps another.
+/// A wildcard pattern. A text matches if it consists of the pattern's literal pieces in order,
+/// without overlap, with anything between them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Wildcard {
     prefix: Box<str>,
@@ -10,7 +11,7 @@ pub(super) struct Wildcard {
 }
 
 impl Wildcard {
-    /// The pattern that `text` is; `None` if there is no `*` in it.
+    /// Parses a pattern. Returns `None` if `text` does not contain `*`.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let (prefix, rest) = text.split_once('*')?;
         let (middle, suffix) = rest.rsplit_once('*').unwrap_or(("", rest));
@@ -29,7 +30,7 @@ impl Wildcard {
         let Some(mut rest) = between else {
             return false;
         };
-        // The first place is as good as any later one: what follows only gets longer.
+        // Greedy search is sufficient: taking the first match leaves the most text for the rest.
         for piece in &self.middle {
             match rest.find(&**piece) {
                 Some(at) => rest = &rest[at + piece.len()..],
@@ -79,7 +80,7 @@ mod tests {
         assert_eq!(Wildcard::parse("plain"), None);
     }
 
-    /// The slowest, most obviously right way to match.
+    /// The slowest but most obviously correct algorithm.
     fn naive(pattern: &[char], text: &[char]) -> bool {
         match pattern {
             [] => text.is_empty(),
