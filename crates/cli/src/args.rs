@@ -1,10 +1,11 @@
-//! What can be typed.
+//! The command line arguments. Doc comments of arguments are their help texts.
 
 use std::path::PathBuf;
 
 use clap::{Args as Arguments, Parser, Subcommand, ValueEnum};
 
-/// A rate limiter: it decides, for every request, whether it may pass now, and if not, exactly when.
+/// A rate limiter: it decides, for every request, whether it may pass now, and if not, exactly
+/// when.
 #[derive(Debug, Parser)]
 #[command(version, arg_required_else_help = true)]
 pub(crate) struct Args {
@@ -16,7 +17,8 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     /// Serve every listener until stopped by a signal
     Serve(Serve),
-    /// Read a rules file, or the configuration of Envoy's rate limit service, and report every mistake in it
+    /// Read a rules file, or the configuration of Envoy's rate limit service, and report every
+    /// mistake in it
     Check(Check),
     /// Show how the running server does: version, readiness, store, rules and listeners
     Status {
@@ -91,7 +93,8 @@ pub(crate) struct KeyOrThrottle {
     pub(crate) rule: Option<String>,
     /// The values of the rule's key entries, in the order of the rules file
     pub(crate) values: Vec<String>,
-    /// The key of a limit that came with a request (CL.THROTTLE, THROTTLE, /v1/throttle) instead of a rule's
+    /// The key of a limit that came with a request (CL.THROTTLE, THROTTLE, /v1/throttle) instead of
+    /// a rule's
     #[arg(long, value_name = "KEY", conflicts_with_all = ["rule", "values"])]
     pub(crate) throttle: Option<String>,
 }
@@ -139,7 +142,7 @@ pub(crate) struct Check {
     pub(crate) format: Format,
 }
 
-/// How `check` writes what it finds.
+/// The output format of `check`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// Lines on standard error
@@ -156,7 +159,8 @@ pub(crate) struct Serve {
     /// Take the settings from the environment variables of envoyproxy/ratelimit
     #[arg(long, conflicts_with = "config")]
     pub(crate) from_envoy_env: bool,
-    /// What to log: error, warn, info, debug, or a filter such as tidegate_server=debug [default: info]
+    /// What to log: error, warn, info, debug, or a filter such as tidegate_server=debug [default:
+    /// info]
     #[arg(long, env = "TIDEGATE_LOG", value_name = "FILTER")]
     pub(crate) log: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! `check`: what `serve` would make of the files, without serving.
+//! `check`: validates files as `serve` would, without serving.
 
 use std::{fmt::Display, path::Path, process::ExitCode};
 
@@ -17,7 +17,7 @@ use crate::{
     serve::secrets,
 };
 
-/// What came of one thing that was checked; the worst of several is what came of all.
+/// The result of a check. The result of several checks is the worst one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Found {
     Sound,
@@ -26,7 +26,7 @@ enum Found {
     Unreadable,
 }
 
-/// How serious a finding is, as it is written in JSON.
+/// The severity of a finding in JSON output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Severity {
     Warning,
@@ -42,7 +42,7 @@ impl Severity {
     }
 }
 
-/// Writes findings as text while they come, or gathers them for JSON.
+/// Prints findings as text immediately, or collects them for JSON.
 #[derive(Debug)]
 struct Findings {
     format: Format,
@@ -50,8 +50,9 @@ struct Findings {
     worst: Found,
 }
 
-/// Reads what is named as `serve` would: yes if it could serve and limit something, no with every mistake if not, trouble
-/// with what hinders it from reading. With `--strict` a warning is a no.
+/// Validates files as `serve` would read them. The exit code is 0 if the configuration is usable
+/// and limits something; 1 if it has mistakes, or warnings with `--strict`; and 2 if a file cannot
+/// be read.
 pub(crate) fn check(args: &Check) -> ExitCode {
     let mut findings = Findings {
         format: args.format,
@@ -86,8 +87,8 @@ pub(crate) fn check(args: &Check) -> ExitCode {
 }
 
 impl Findings {
-    /// A rules file, and the rules for Envoy to which it leads. The files of certificates and the like that it names need not be on the
-    /// machine on which it is checked.
+    /// Checks a rules file, and the Envoy rules that it refers to. Certificates and other files
+    /// that it names may be missing on this machine; that is only a warning.
     fn check_file(&mut self, file: &Path) {
         let config = match reload::load(file) {
             Ok(config) => config,
@@ -113,7 +114,7 @@ impl Findings {
             return self.praise(&sound);
         };
         let loaded = envoy.folder.load();
-        // A file that leads nowhere has no reason to be praised.
+        // Do not report success for a rules file whose Envoy rules cannot be read.
         if let Err(error @ FolderError::Unreadable { .. }) = loaded {
             let problem = format!("{name}: envoy.config: {error}");
             let found = plain(&name, "unreadable", &problem, Severity::Error);
@@ -141,7 +142,7 @@ impl Findings {
         }
     }
 
-    /// The rules for Envoy at `path`, each complaint after `whose`.
+    /// Checks the Envoy rules at `path`. Messages begin with `whose`.
     fn check_envoy(&mut self, loaded: Result<Loaded, FolderError>, path: &Path, whose: &str) {
         let name = path.display().to_string();
         match loaded {
@@ -196,7 +197,7 @@ impl Findings {
     }
 }
 
-/// A finding in `file` as an object with the fields that the documents promise.
+/// Returns a finding in `file` as a JSON object with the documented fields.
 fn as_json(file: &str, mistake: &Mistake, severity: Severity) -> Value {
     let code = mistake.code().unwrap_or(match severity {
         Severity::Warning => "warning",
@@ -217,7 +218,7 @@ fn of_envoy(mistake: &FileMistake, severity: Severity) -> Value {
     as_json(&mistake.file, &mistake.mistake, severity)
 }
 
-/// A finding that no line of `file` is to blame for.
+/// Returns a finding in `file` that has no line.
 fn plain(file: &str, code: &str, message: &str, severity: Severity) -> Value {
     json!({
         "file": file,

@@ -1,4 +1,5 @@
-//! What goes to the log: the operator's filter, quiet libraries, and a rate limit on what clients can cause.
+//! Logging: the operator's filter, silenced libraries, and a rate limit on records that clients can
+//! cause.
 
 use std::{fmt, io::IsTerminal};
 
@@ -14,8 +15,8 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 
-/// Libraries that log what their peers send, at `warn` and above. They are silent unless the operator's filter names
-/// them: a client could otherwise write one record for every 17 bytes that it sends.
+/// Libraries that log peer input at `warn` and above. They are silent unless the operator's filter
+/// names them: a client could otherwise cause one record for every 17 bytes that it sends.
 const QUIET: [&str; 7] = [
     "h2",
     "hyper",
@@ -26,16 +27,17 @@ const QUIET: [&str; 7] = [
     "tower",
 ];
 
-/// Modules that log only what the operator does: the start, and reloads. A file may have hundreds of warnings.
+/// Modules that only log operator actions: the start and reloads. They are not throttled, because a
+/// file may have hundreds of warnings.
 const UNTHROTTLED: [&str; 3] = [
     "tidegate_server::serve",
     "tidegate_server::reload",
     "tidegate_server::envoy::folder",
 ];
 
-/// Logs to standard error from now on, as `filter` says.
+/// Starts logging to standard error with this `filter`.
 pub(crate) fn to_stderr(filter: &str) -> Result<(), String> {
-    // Parsed alone first, so that an error never shows what was added.
+    // Parse the operator's filter alone first, so that error messages do not show the additions.
     let parse = |filter: &str| {
         EnvFilter::try_new(filter)
             .map_err(|error| format!("--log: {error}; use error, warn, info or debug, or a filter such as tidegate_server=debug"))
@@ -53,7 +55,7 @@ pub(crate) fn to_stderr(filter: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// `filter`, with those of [`QUIET`] switched off that it does not name.
+/// Returns `filter` with directives that silence each of [`QUIET`], unless it names them itself.
 fn with_quiet_libraries(filter: &str) -> String {
     let is_named = |library: &str| {
         filter.split(',').any(|directive| {
@@ -67,7 +69,7 @@ fn with_quiet_libraries(filter: &str) -> String {
     })
 }
 
-/// Writes the records that a [`LogThrottle`] admits.
+/// A formatter that writes only the records that a [`LogThrottle`] admits.
 struct Throttled {
     format: Format,
     throttle: LogThrottle<Identifier>,
@@ -85,13 +87,13 @@ where
         event: &Event<'_>,
     ) -> fmt::Result {
         let metadata = event.metadata();
-        // Whoever asks for `debug` or `trace` wants every record.
+        // At `debug` and `trace` level, operators want every record.
         let is_verbose = *metadata.level() > Level::INFO;
         if is_verbose || UNTHROTTLED.contains(&metadata.target()) {
             return self.format.format_event(context, writer, event);
         }
         match self.throttle.admit(metadata.callsite()) {
-            // Nothing written is no record: the writer gets an empty buffer.
+            // With an empty buffer, the writer writes no record.
             Admission::Suppress => Ok(()),
             Admission::Write { suppressed } => {
                 if suppressed > 0 {

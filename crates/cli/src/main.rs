@@ -1,4 +1,4 @@
-//! `tidegate`: serve, check, and the operator's verbs.
+//! `tidegate`: serving, checking, and operating a running server.
 
 mod args;
 mod check;
@@ -16,7 +16,7 @@ use clap::Parser;
 
 use crate::args::{Args, Command};
 
-/// Exit codes as those of `grep`: 0 for yes, 1 for no, 2 for trouble.
+/// Exit codes like those of `grep`: 0 for success, 1 for a negative result, 2 for errors.
 const NO: u8 = 1;
 const TROUBLE: u8 = 2;
 
@@ -44,12 +44,12 @@ fn main() -> ExitCode {
     })
 }
 
-/// Complaints go to standard error. Whoever does not listen any more misses nothing that was asked for.
+/// Prints a problem to standard error. Write errors are ignored: no one reads it then.
 fn complain(problem: &str) {
     let _ = writeln!(io::stderr(), "tidegate: {problem}");
 }
 
-/// What was asked for goes to standard output. A pipe that is closed, as by `head`, has had enough.
+/// Prints a result to standard output. A closed pipe, as with `head`, is not an error.
 fn answer(text: &str) {
     let _ = writeln!(io::stdout(), "{text}");
 }

@@ -1,4 +1,4 @@
-//! The operator's verbs, asked of the admin endpoint of a running server.
+//! The operator commands, which send requests to the admin endpoint of a running server.
 
 use std::process::ExitCode;
 
@@ -12,14 +12,14 @@ use crate::{
     complain, print,
 };
 
-/// How long the server may take to answer.
+/// The timeout of a request.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// What the server answered.
+/// The response of the server.
 enum Answered {
-    /// It was done.
+    /// Success, with the document.
     Yes(Value),
-    /// There is nothing of the kind, or a file has mistakes; every line says what.
+    /// Not found, or a file has mistakes; one message per line.
     No(Vec<String>),
 }
 
@@ -95,11 +95,11 @@ fn key_path(what: &str, rule: &str, values: &[String]) -> String {
     format!("/v1/{what}/{}{values}", encoded(rule))
 }
 
-/// Prints what was `answered`: as JSON if that was asked for, else as `print` has it for people.
+/// Prints the response: as JSON with `--json`, else in the form that `print` returns.
 fn show(admin: &Admin, answered: Answered, print: impl FnOnce(&Value) -> String) -> ExitCode {
     match answered {
         Answered::Yes(document) if admin.json => {
-            // Writing to memory fails only for maps with keys that are not strings.
+            // Serialization to memory fails only for maps with keys that are not strings.
             answer(&serde_json::to_string_pretty(&document).unwrap_or_default());
             ExitCode::SUCCESS
         }
@@ -114,7 +114,7 @@ fn show(admin: &Admin, answered: Answered, print: impl FnOnce(&Value) -> String)
     }
 }
 
-/// Asks the admin endpoint.
+/// Sends a request to the admin endpoint.
 fn ask(admin: &Admin, method: Method, path: &str, body: Option<Value>) -> Result<Answered, String> {
     let address = admin
         .address
@@ -151,7 +151,7 @@ fn ask(admin: &Admin, method: Method, path: &str, body: Option<Value>) -> Result
             Err(not_admin(address))
         }
         404 => Ok(Answered::No(vec![detail])),
-        // A file with mistakes, each on a line of its own.
+        // A file with mistakes. Print each on its own line.
         422 => {
             let mistakes = document["mistakes"].as_array().into_iter().flatten();
             let mistakes = mistakes.filter_map(Value::as_str).map(str::to_owned);

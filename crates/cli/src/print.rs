@@ -1,15 +1,16 @@
-//! What the admin endpoint answers, as people read it.
+//! Prints responses of the admin endpoint in readable form.
 //!
-//! Keys and reasons are other people's texts: control characters in them are escaped, so that none of them moves the cursor.
+//! Keys and reasons are untrusted texts. Control characters in them are escaped, so that they
+//! cannot manipulate the terminal.
 
 use std::fmt::Write as _;
 
 use serde_json::Value;
 
-/// The space between two columns.
+/// The number of spaces between two columns.
 const GAP: usize = 2;
 
-/// `/v1/status`
+/// Formats `/v1/status`.
 pub(crate) fn status(status: &Value) -> String {
     let version = text(&status["version"]);
     let uptime = wait(&status["uptime_ms"]);
@@ -51,7 +52,7 @@ pub(crate) fn status(status: &Value) -> String {
     out + &table(&rows)
 }
 
-/// `/v1/rules`
+/// Formats `/v1/rules`.
 pub(crate) fn rules(rules: &Value) -> String {
     let head = ["RULE", "MODE", "KEY", "LIMITS", "WHEN"];
     let rows: Vec<Vec<String>> = list(&rules["rules"])
@@ -71,7 +72,7 @@ pub(crate) fn rules(rules: &Value) -> String {
     headed(&head, rows)
 }
 
-/// `/v1/reload`
+/// Formats `/v1/reload`.
 pub(crate) fn reloaded(reloaded: &Value) -> String {
     let parts: Vec<String> = reloaded
         .as_object()
@@ -85,7 +86,7 @@ pub(crate) fn reloaded(reloaded: &Value) -> String {
     format!("reloaded: {}", parts.join(", "))
 }
 
-/// An answer to `PUT /v1/blocks/…`
+/// Formats a response to `PUT /v1/blocks/…`.
 pub(crate) fn blocked(block: &Value) -> String {
     let until = match &block["until"] {
         Value::Null => "until it is lifted".to_owned(),
@@ -98,12 +99,12 @@ pub(crate) fn blocked(block: &Value) -> String {
     out
 }
 
-/// An answer that says no more than that it was done.
+/// Formats a response that only confirms success.
 pub(crate) fn done(what: &str, done: &Value) -> String {
     format!("{what} {}", key(done))
 }
 
-/// `/v1/blocks`
+/// Formats `/v1/blocks`.
 pub(crate) fn blocks(blocks: &Value) -> String {
     let head = ["RULE", "KEY", "LEFT", "UNTIL", "REASON"];
     let rows: Vec<Vec<String>> = list(&blocks["blocks"])
@@ -140,7 +141,7 @@ pub(crate) fn blocks(blocks: &Value) -> String {
     out
 }
 
-/// `/v1/keys/…`
+/// Formats `/v1/keys/…`.
 pub(crate) fn inspected(inspected: &Value) -> String {
     let mut out = format!("{} ({})\n", key(inspected), text(&inspected["mode"]));
     let block = &inspected["block"];
@@ -178,7 +179,7 @@ pub(crate) fn inspected(inspected: &Value) -> String {
     out
 }
 
-/// The rule and the values of a key, or the key of a limit that came with a request.
+/// Returns the rule and the values of a key, or the key of a limit that was sent with a request.
 fn key(document: &Value) -> String {
     match (&document["rule"], &document["key"]) {
         (Value::Null, key) => joined(key),
@@ -216,7 +217,7 @@ fn number(value: &Value) -> String {
         .map_or_else(|| "-".to_owned(), |number| number.to_string())
 }
 
-/// A text on one line that changes nothing about the terminal.
+/// Returns a text on one line, with control characters escaped.
 fn printable(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -229,7 +230,7 @@ fn printable(text: &str) -> String {
     out
 }
 
-/// A time from now on: 0 is now.
+/// Returns a time from now; 0 is "now".
 fn moment(millis: &Value) -> String {
     match millis.as_u64() {
         Some(0) => "now".to_owned(),
@@ -237,7 +238,7 @@ fn moment(millis: &Value) -> String {
     }
 }
 
-/// A time in its two largest units, rounded up: `2d 3h`, `1min 30s`, `250ms`.
+/// Returns a duration in its two largest units, rounded up: `2d 3h`, `1min 30s`, `250ms`.
 fn wait(millis: &Value) -> String {
     const UNITS: [(u64, &str); 4] = [
         (86_400_000, "d"),
@@ -272,7 +273,7 @@ fn headed(head: &[&str], rows: Vec<Vec<String>>) -> String {
     table(&rows)
 }
 
-/// Rows in columns, each as wide as its widest cell.
+/// Aligns rows in columns. Each column is as wide as its widest cell.
 fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {

@@ -1,4 +1,4 @@
-//! `serve`.
+//! `serve`: runs the server.
 
 use std::process::ExitCode;
 
@@ -40,7 +40,7 @@ pub(crate) fn serve(args: &Serve) -> Result<ExitCode, String> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Of the rules file; the configuration of the rate limit service speaks for itself.
+/// Logs the number of active rules and quotas. The rate limit service logs its own configuration.
 fn say_what_is_in_force(args: &Serve, rules: usize, quotas: usize) {
     match &args.config {
         Some(path) => tracing::info!(rules, quotas, file = %path.display(), "rules are in force"),
@@ -51,11 +51,11 @@ fn say_what_is_in_force(args: &Serve, rules: usize, quotas: usize) {
     }
 }
 
-/// What is to be served, and what to log.
+/// The configuration to serve, and the log filter.
 struct Ordered {
     config: Config,
     log: String,
-    /// What was asked for and has no effect.
+    /// Settings that have no effect, with the reason.
     ignored: Vec<String>,
 }
 
@@ -88,7 +88,7 @@ fn default_log() -> String {
     "info".to_owned()
 }
 
-/// What `config` names and the environment holds.
+/// Reads the secrets that `config` takes from environment variables.
 pub(crate) fn secrets(config: &Config) -> Result<Secrets, String> {
     Ok(Secrets {
         token: admin_token(&config.admin_token)?,
@@ -122,7 +122,8 @@ fn listener_secret(field: &str, listener: &Listener, what: &str) -> Result<Optio
     }
 }
 
-/// The password that the environment holds; one that the file holds is known already.
+/// Returns the Redis password from the environment; `None` if the configuration does not name a
+/// variable.
 fn redis_password(redis: Option<&RedisConfig>) -> Result<Option<String>, String> {
     match redis.map(|redis| &redis.password) {
         Some(Password::Env(name)) => {

@@ -1,10 +1,10 @@
-//! The certificate of the gRPC door, renewed while it is served, as a client sees it.
+//! Hot reload of the gRPC listener's certificate, as seen by a client.
 
 use std::{net::SocketAddr, process::Command};
 
 use crate::support::{Ask, EVERY_DOOR, Scratch, Server, run, tool};
 
-/// A certificate of its own authority for the name, and its key, in the place of those that are there.
+/// Replaces the certificate and key with a new self-signed certificate for `name`.
 fn issue(scratch: &std::path::Path, name: &str) {
     let output = run(Command::new(tool("openssl"))
         .args(["req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt"])
@@ -23,7 +23,7 @@ fn issue(scratch: &std::path::Path, name: &str) {
     }
 }
 
-/// The name in the certificate that is shown at `address`.
+/// Returns the name in the certificate that the server at `address` presents.
 fn shown(address: SocketAddr) -> String {
     let output = run(Command::new(tool("openssl")).args([
         "s_client",

@@ -1,10 +1,11 @@
-//! `tidegate check`: yes, or no with every mistake; and how `serve` refuses the same file.
+//! `tidegate check`: success, or failure with every mistake; and `serve` with the same invalid
+//! files.
 
 use std::process::Output;
 
 use crate::support::{Scratch, repository, run, tidegate};
 
-/// Three mistakes in one file, each of another kind.
+/// A file with three mistakes of different kinds.
 const BAD: &str = "\
 lisen: {http: 127.0.0.1:0}
 rules:
@@ -87,7 +88,7 @@ fn what_cannot_be_typed_is_trouble() {
     }
 }
 
-/// Whoever checks the wrong kind of file is told how to check it.
+/// If the file is of the wrong kind, the message names the command that checks it.
 #[test]
 fn a_file_of_envoyproxy_ratelimit_is_told_from_a_rules_file() {
     let scratch = Scratch::new();
@@ -104,7 +105,7 @@ fn a_file_of_envoyproxy_ratelimit_is_told_from_a_rules_file() {
     assert!(text_of(&output).contains(&hint), "{output:?}");
     let output = run(&mut tidegate(&["check", "--envoy", file]));
     assert_eq!(output.status.code(), Some(0), "{output:?}");
-    // A folder is no rules file either.
+    // A directory is not a rules file either.
     let output = check(scratch.path().to_str().unwrap());
     let said = text_of(&output);
     assert_eq!(output.status.code(), Some(2), "{said}");
@@ -118,7 +119,8 @@ fn text_of(output: &Output) -> &str {
     text(&output.stderr)
 }
 
-/// The machine that checks a file need not be the one that serves it, so it is no mistake.
+/// The machine that checks a file may not be the one that serves it, so missing files are not
+/// mistakes.
 #[test]
 fn what_is_not_on_this_machine_is_warned_of_as_serve_refuses_it() {
     let scratch = Scratch::new();
@@ -181,7 +183,7 @@ fn a_snapshot_without_a_folder_is_warned_of() {
 #[test]
 fn what_is_here_and_cannot_be_read_or_written_is_warned_of() {
     let scratch = Scratch::new();
-    // Nobody reads or appends to a folder, whatever he may.
+    // A directory can be neither read nor appended to, even as root.
     let folder = scratch.join("folder");
     std::fs::create_dir_all(&folder).unwrap();
     let folder = folder.display();

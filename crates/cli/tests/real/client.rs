@@ -1,4 +1,4 @@
-//! The example of a client, against the real server.
+//! The client example, run against a real server.
 
 use std::fs;
 
@@ -7,7 +7,8 @@ use crate::support::{Server, repository};
 #[path = "../../../client/examples/client/calls.rs"]
 mod calls;
 
-/// It prints what its page says that it does. The one wait in it is the one that the server asks for, and part of what is shown.
+/// The example prints the output in its README. Its only wait is the one that the server asks for,
+/// and is part of the demonstration.
 #[tokio::test]
 async fn the_client_comes_back_when_it_may() {
     let server = Server::quickstart();

@@ -1,4 +1,4 @@
-//! A server with few file descriptors, and clients that take them all.
+//! A server with few file descriptors, and idle clients that use all of them.
 
 use std::{
     io::{Read, Write},
@@ -9,7 +9,7 @@ use std::{
 
 use crate::support::{Ask, EVERY_DOOR, Process, Scratch};
 
-/// What a client reads to the end of `asked`'s answer, or of its patience.
+/// Sends `asked` and returns the response, or its first part.
 fn answer(address: SocketAddr, asked: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(address).unwrap();
     stream
@@ -44,7 +44,7 @@ fn silent_clients_shut_nobody_out_and_the_admin_listener_answers() {
             .find_map(|word| word.strip_prefix("address="));
         address.unwrap().parse::<SocketAddr>().unwrap()
     });
-    // More than the server may open, on each of them.
+    // More connections to each listener than the server may open files.
     let silent: Vec<TcpStream> = [http, resp, grpc]
         .iter()
         .flat_map(|listener| (0..120).map(move |_| TcpStream::connect(listener).unwrap()))

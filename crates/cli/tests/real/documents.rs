@@ -1,8 +1,9 @@
-//! What the documents print is what comes: every `console` block of the README, of `docs/` and of the examples is
-//! run, in order, against a server with the quickstart file, and its output compared.
+//! Runs every `console` block of the README, of `docs/` and of the examples, in order, against a
+//! server with the quickstart file, and compares the output with the documented one.
 //!
-//! Ports are replaced by those of the server, a line `...` stands for any lines, a time in milliseconds may differ by as much as a slow
-//! machine takes, and dates and durations in tables may be any.
+//! Ports are replaced by those of the server. A line `...` matches any lines. A time in
+//! milliseconds may differ by the delay that a slow machine causes. Dates and durations in tables
+//! may have any value.
 
 use std::{
     collections::BTreeSet, fs, iter::Peekable, net::SocketAddr, path::Path, process::Command,
@@ -17,10 +18,10 @@ use crate::{
     support::{EVERY_DOOR, Envoy, Scratch, Server, repository, run, tidegate},
 };
 
-/// By how much a time in milliseconds may differ from the one that is printed.
+/// The tolerance for times in milliseconds.
 const SLOWNESS_MS: u64 = 60_000;
 
-/// What stands before a point in time, which is another one each time.
+/// The text before an absolute time, which differs in every run.
 const INSTANT: &str = "until_ms\":";
 
 #[test]
@@ -58,7 +59,7 @@ fn the_redis_py_example_is_true() {
     assert_true("examples/redis-py/README.md");
 }
 
-/// A reader follows one page after the other on one server: each has keys of its own.
+/// Readers follow one page after the other on one server, so each page uses its own keys.
 #[test]
 fn pages_do_not_spend_the_limits_of_others() {
     let server = Server::quickstart();
@@ -119,7 +120,7 @@ fn the_fleet_example_is_true() {
     let redis = RedisServer::start();
     let [first, second] = ["first.yaml", "second.yaml"].map(|name| {
         let text = fs::read_to_string(repository().join("examples/fleet").join(name)).unwrap();
-        // The doors are the test's, and a busy machine has more time than the default.
+        // Use the listeners of the test, and a longer timeout than the default for busy machines.
         let (_, store) = text.split_once("\nstore:\n").unwrap();
         let store = store.replace("redis://127.0.0.1:6379", &redis.url());
         let config = format!("{EVERY_DOOR}store:\n  timeout: 2s\n{store}");
@@ -179,7 +180,7 @@ fn every_metric_that_is_listed_is_there_and_every_one_there_is_listed() {
     assert_eq!(listed, there);
 }
 
-/// A command and what it is said to print.
+/// A command and its documented output.
 #[derive(Debug, PartialEq, Eq)]
 struct Step {
     command: String,
@@ -190,7 +191,8 @@ fn assert_true(document: &str) {
     assert_true_with(document, &Server::quickstart(), &[]);
 }
 
-/// Runs a document's blocks against `server`; `more` are ports that it names besides the server's own.
+/// Runs the blocks of a document against `server`. `more` maps further documented ports to
+/// addresses.
 fn assert_true_with(document: &str, server: &Server, more: &[(&str, SocketAddr)]) {
     let text = fs::read_to_string(repository().join(document)).unwrap();
     let steps = steps(&text);
@@ -238,7 +240,7 @@ fn steps(text: &str) -> Vec<Step> {
     steps
 }
 
-/// The lines of every fenced block of `language`.
+/// Returns the lines of every fenced block of `language`.
 fn blocks<'t>(text: &'t str, language: &str) -> Vec<Vec<&'t str>> {
     let mut lines: Peekable<Lines<'t>> = text.lines().peekable();
     let mut blocks = Vec::new();
@@ -250,7 +252,8 @@ fn blocks<'t>(text: &'t str, language: &str) -> Vec<Vec<&'t str>> {
     blocks
 }
 
-/// Runs a command as a reader would type it, and answers what it prints with the usual ports in it.
+/// Runs a command in a shell and returns its output, with the documented ports in place of the real
+/// ones.
 fn output(server: &Server, ports: &[(&str, String)], command: &str) -> Vec<String> {
     let typed = ports
         .iter()
@@ -279,7 +282,7 @@ fn output(server: &Server, ports: &[(&str, String)], command: &str) -> Vec<Strin
         .env("PATH", path)
         .env("TIDEGATE_ADMIN", server.admin.to_string())
         .env("NO_COLOR", "1")
-        // redis-cli writes as it does to a terminal.
+        // Makes redis-cli print as if to a terminal.
         .env("FAKETTY", "1");
     let printed = String::from_utf8(run(&mut shell).stdout).unwrap();
     let usual = ports.iter().fold(printed, |text, (usual, real)| {
@@ -303,13 +306,13 @@ fn matches(printed: &[String], came: &[String]) -> bool {
     }
 }
 
-/// Whether two lines are the same but for the passing of time.
+/// Compares two lines, ignoring differences due to time.
 fn alike(printed: &str, came: &str) -> bool {
     let (dated, now) = (undated(printed), undated(came));
     is_alike(&dated, &now) || words(&dated).eq(words(&now))
 }
 
-/// `line` with one date in the place of every date of RFC 3339 in whole seconds.
+/// Replaces every RFC 3339 date in whole seconds by the same placeholder.
 fn undated(line: &str) -> String {
     const DATE: &str = "0000-00-00T00:00:00Z";
     let mut out = String::new();
@@ -332,7 +335,7 @@ fn undated(line: &str) -> String {
     out
 }
 
-/// The words of a line of a table without those that are a duration, such as `1h` and `(59min`.
+/// Returns the words of a table row, except durations such as `1h` and `(59min`.
 fn words(line: &str) -> impl Iterator<Item = &str> {
     let is_duration = |word: &&str| {
         let word = word.trim_matches(['(', ')', ',']);
@@ -357,7 +360,7 @@ fn is_alike(printed: &str, came: &str) -> bool {
     }
 }
 
-/// Numbers, and what stands between them.
+/// Splits a line into numbers and the text between them.
 fn pieces(line: &str) -> impl Iterator<Item = &str> {
     line.split_inclusive(|_: char| true)
         .map(|character| character.as_ptr() as usize - line.as_ptr() as usize)
@@ -372,8 +375,8 @@ fn is_digit(line: &str, at: usize) -> bool {
     line.as_bytes()[at].is_ascii_digit()
 }
 
-/// Whether `number`, after `before`, is a time: milliseconds that are named so, or an integer of a Redis reply
-/// that is too large for anything else.
+/// Returns whether `number`, which follows `before`, is a time: milliseconds by name, or an integer
+/// of a Redis reply that is too large for anything else.
 fn is_time(before: &str, number: &str) -> bool {
     let named = before.ends_with("_ms\":") || before.ends_with("_ms\": ");
     let reply = before.ends_with("(integer) ") || before.ends_with(',');

@@ -1,4 +1,4 @@
-//! What the log says of entries that take no part in any decision.
+//! Log records about entries that no rule uses.
 
 use std::{
     io::{Read, Write},
@@ -30,7 +30,7 @@ fn a_misspelt_entry_is_named_with_the_one_that_was_meant() {
         "{line}"
     );
     assert!(!line.contains("acme"), "{line}");
-    // The next one is counted and not logged within a minute.
+    // Within a minute, further requests are counted but not logged.
     for _ in 0..20 {
         assert_eq!(server.check(&misspelt).status, 200);
     }

@@ -1,5 +1,5 @@
-//! Envoy's rate limit service as an operator meets it: checked, served, reloaded, and started from the environment of
-//! envoyproxy/ratelimit.
+//! Envoy's rate limit service from the operator's view: check, serve, reload, and start from the
+//! environment variables of envoyproxy/ratelimit.
 
 use std::{net::SocketAddr, process::Output};
 
@@ -14,7 +14,7 @@ descriptors:
     rate_limit: {unit: hour, requests_per_unit: 2}
 ";
 
-/// A folder with one good file.
+/// Creates a folder with one valid file.
 fn shop() -> Scratch {
     let scratch = Scratch::new();
     std::fs::create_dir(scratch.join("config")).unwrap();
@@ -113,7 +113,8 @@ fn a_rules_file_is_checked_with_the_envoy_folder_to_which_it_leads() {
     }
 }
 
-/// Nothing is called free of mistakes that `serve` could not read, or that would limit nothing.
+/// `check` does not report success for a configuration that `serve` cannot read or that limits
+/// nothing.
 #[test]
 fn a_folder_that_is_empty_or_missing_has_no_praise() {
     let scratch = Scratch::new();
@@ -141,7 +142,7 @@ fn a_folder_that_is_empty_or_missing_has_no_praise() {
     );
     assert!(!said.contains("no mistakes"), "{said}");
 
-    // Both are looked at, and the worse decides.
+    // Both are checked, and the worse result determines the exit code.
     scratch.write("bad.yaml", "domain: 1.5");
     let (code, said) = check(&scratch, &["check", "nowhere.yaml", "--envoy", "bad.yaml"]);
     assert_eq!(code, Some(2));
@@ -168,7 +169,8 @@ fn the_start_says_what_is_in_force() {
     assert!(said.lines().any(says_it), "{said}");
 }
 
-/// What cannot be read for want of file descriptors can be read when there are some again, and nobody has to touch it.
+/// A read that failed because of exhausted file descriptors is retried until it succeeds, without
+/// any change to the file.
 #[test]
 fn a_file_that_cannot_be_read_is_tried_again_until_it_can() {
     let config = format!("{EVERY_DOOR}envoy: {{config: config/shop.yaml}}\n");
@@ -270,7 +272,7 @@ fn every_envoy_metric_is_documented() {
     }
 }
 
-/// The environment of the original, on ports that the system picks.
+/// Returns a command with the environment variables of envoyproxy/ratelimit and ephemeral ports.
 fn from_environment(scratch: &Scratch) -> std::process::Command {
     let mut command = tidegate(&["serve", "--from-envoy-env"]);
     command.current_dir(scratch.path());

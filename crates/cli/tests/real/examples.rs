@@ -1,13 +1,13 @@
-//! nginx and Caddy as the examples configure them, in front of a real server.
+//! nginx and Caddy with the example configurations, in front of a real server.
 
 use std::{fs, net::SocketAddr, process::Command};
 
 use crate::support::{Answer, Ask, Process, Scratch, Server, free_port, repository, tool};
 
-/// How often a proxy is started anew because somebody else took its port first.
+/// The maximum number of start attempts, if another process takes the proxy's port first.
 const STARTS: u32 = 5;
 
-/// A proxy of an example, and the server that it asks.
+/// A proxy from an example, and the server that it asks.
 #[derive(Debug)]
 pub(crate) struct Proxy {
     pub(crate) server: Server,
@@ -42,7 +42,7 @@ impl Proxy {
                 caddy
                     .args(["run", "--adapter", "caddyfile", "--config"])
                     .arg(scratch.join("config"));
-                // Where it would keep certificates, if it had any.
+                // Caddy's data directories, where it would store certificates.
                 caddy
                     .env("HOME", scratch.path())
                     .env("XDG_DATA_HOME", scratch.path())
@@ -96,7 +96,7 @@ fn caddy_denies_with_429_and_says_when() {
     assert_limits(&Proxy::caddy());
 }
 
-/// Ten logins from one address; one that lies about its address is counted with the others.
+/// Sends ten logins from one address. Requests with a forged address count for the same client.
 fn assert_limits(proxy: &Proxy) {
     let login = || Ask::new("POST", proxy.front, "/login").header("x-forwarded-for", "6.6.6.6");
     for number in 1..=10 {

@@ -1,4 +1,4 @@
-//! Four servers on one Redis.
+//! Four nodes that share one Redis.
 
 use std::process::Command;
 
@@ -23,7 +23,7 @@ fn fleet(redis: &RedisServer, more: &str, rules: &str) -> Vec<Server> {
     servers
 }
 
-/// Waits until Redis decides.
+/// Waits until the server is connected to Redis.
 pub(crate) fn until_exact(server: &Server) {
     eventually("the server has found Redis", || {
         Ask::get(server.admin, "/readyz")
@@ -44,8 +44,8 @@ fn four_servers_on_a_cluster_do_too() {
     hammer(&["--cluster"]);
 }
 
-/// Runs `scripts/hammer/run` in short. How near it comes to the limits a machine that looks away decides: a few seconds
-/// are too few to insist on more than half.
+/// Runs `scripts/hammer/run` briefly. A busy machine may not use up the limits within a few
+/// seconds, so the test only requires half.
 fn hammer(topology: &[&str]) {
     let program = tidegate(&[]);
     let mut script = Command::new("python3");
@@ -64,7 +64,8 @@ fn hammer(topology: &[&str]) {
     );
 }
 
-/// Ten failures, whichever proxy they went through; what went well comes back in Redis.
+/// Ten failed requests use up the limit, whichever proxy handled them. The charges for successful
+/// requests are refunded in Redis.
 #[test]
 fn proxies_on_one_redis_count_together_what_went_wrong() {
     let (redis, upstream) = (RedisServer::start(), Server::start(""));
@@ -78,7 +79,8 @@ fn proxies_on_one_redis_count_together_what_went_wrong() {
         let proxy = proxies[number % SERVERS];
         Ask::get(proxy, path).send().status
     };
-    // Before it comes back it was charged: several at once may be too many for a moment, one after another are not.
+    // A request is charged before the refund. Concurrent requests may therefore exceed the limit
+    // for a short time; sequential ones do not.
     for number in 0..30 {
         eventually("what went well has come back", || {
             (status(number, "/healthz") == 200).then_some(())

@@ -1,4 +1,4 @@
-//! The databases that say where addresses are, renewed while they are in use.
+//! Hot reload of GeoIP databases.
 
 use std::{fs, path::Path};
 
@@ -8,14 +8,14 @@ const RULES: &str = "geoip: {country: country.mmdb}
 rules: [{name: british, when: {country: GB}, limits: [{algorithm: fixed_window, limit: 0, window: 1h}]}]
 ";
 
-/// Puts the database of that name in the place of the one that is there.
+/// Replaces the current database by the one with this name.
 fn provide(folder: &Path, name: &str) {
     let source = repository().join("crates/http/tests/maxmind").join(name);
     fs::copy(source, folder.join("country.new")).unwrap();
     fs::rename(folder.join("country.new"), folder.join("country.mmdb")).unwrap();
 }
 
-/// What a proxy is told of a client in Britain.
+/// Returns the forward-auth status for a client in Britain.
 fn british(server: &Server) -> u16 {
     let ask = Ask::get(server.http, "/v1/authorize");
     let ask = ask

@@ -1,4 +1,4 @@
-//! What clients can write to the log.
+//! The limits on log records that clients can cause.
 
 use std::{
     io::{Read, Write},
@@ -12,7 +12,7 @@ use crate::support::{Ask, EVERY_DOOR, Scratch, Server};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// A frame of HTTP/2 without a stream.
+/// Returns an HTTP/2 frame on stream 0.
 fn frame(kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
     let length = u8::try_from(payload.len()).unwrap();
     let mut frame = vec![0, 0, length, kind, flags, 0, 0, 0, 0];
@@ -32,7 +32,8 @@ fn acknowledgements_of_pings_that_nobody_sent_are_not_logged() {
     for _ in 0..100 {
         sent.extend(frame(6, 1, b"sentinel"));
     }
-    // The answer to this ping says that everything before it was read.
+    // The server reads frames in order, so its reply to this ping shows that it has read everything
+    // before.
     sent.extend(frame(6, 0, b"the last"));
     client.write_all(&sent).unwrap();
     let mut read = Vec::new();
@@ -50,7 +51,7 @@ fn acknowledgements_of_pings_that_nobody_sent_are_not_logged() {
 
 #[test]
 fn warnings_of_the_rules_file_are_all_logged() {
-    // Twenty of each kind are told.
+    // 20 warnings of each kind are reported.
     let rule = |number: usize| {
         format!("  - {{name: r{number}, key: header.x, limits: [1/s], when: {{method: get}}}}\n")
     };

@@ -1,8 +1,8 @@
-//! The built program as its users meet it: started, asked over its sockets and at the command line, signalled
-//! and stopped; and the real programs of the examples in front of it.
+//! Tests of the built binary from the user's view: its sockets, command line, signals and shutdown;
+//! and the real programs of the examples in front of it.
 //!
-//! Every server listens on ports that the system picks and is stopped when its test ends. A program that
-//! is missing fails its test: `scripts/setup` installs them all.
+//! Every server listens on ephemeral ports and is stopped when its test ends. A test fails if a
+//! program that it needs is missing; `scripts/setup` installs all of them.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 

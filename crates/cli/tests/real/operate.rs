@@ -1,4 +1,4 @@
-//! The operator's verbs against a running server.
+//! The operator commands against a running server.
 
 use std::process::{Output, Stdio};
 

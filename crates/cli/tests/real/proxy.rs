@@ -1,4 +1,4 @@
-//! The reverse proxy of the example between real programs: curl in front of it, nginx behind it.
+//! The reverse proxy example with real programs: curl as the client and nginx as the upstream.
 
 use std::{
     fs,
@@ -10,16 +10,17 @@ use std::{
 
 use crate::support::{Ask, EVERY_DOOR, Process, Scratch, Server, free_port, repository, run, tool};
 
-/// How often nginx is started anew because somebody else took its port first.
+/// The maximum number of start attempts, if another process takes nginx's port first.
 const STARTS: u32 = 5;
 
-/// A body that no buffer holds.
+/// The size of a body that is too large for any buffer.
 const LARGE: u64 = 1 << 30;
 
-/// The most memory that passing it may take, as the system counts it, the program itself and its debug symbols included.
+/// The maximum resident memory while such a body is forwarded, including the binary and its debug
+/// symbols.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// The proxy of the example, and the shop behind it.
+/// The example's proxy, and the upstream behind it.
 #[derive(Debug)]
 pub(crate) struct Fronted {
     pub(crate) server: Server,
@@ -62,7 +63,8 @@ fn example(name: &str) -> String {
     fs::read_to_string(repository().join("examples/proxy").join(name)).unwrap()
 }
 
-/// The example's server in front of this shop, and where it listens.
+/// Starts the example's server in front of these upstreams. Returns it with the address of the
+/// proxy.
 fn before([one, other]: [SocketAddr; 2]) -> (Server, SocketAddr) {
     let config = example("tidegate.yaml");
     let (_, config) = config.split_once("\nproxy:\n").unwrap();
@@ -71,14 +73,14 @@ fn before([one, other]: [SocketAddr; 2]) -> (Server, SocketAddr) {
         .replace("127.0.0.1:8002", &other.to_string())
         .replace("127.0.0.1:8000", "127.0.0.1:0");
     let server = Server::start_in(Scratch::new(), &format!("{EVERY_DOOR}proxy:\n{config}"));
-    // It is opened before the admin door.
+    // The proxy listener is opened before the admin listener, so its log line was read already.
     let said = server.said().replace('"', "");
     let line = said.lines().find(|line| line.contains("door=proxy"));
     let address = line.and_then(|line| line.split("address=").nth(1)).unwrap();
     (server, address.trim().parse().unwrap())
 }
 
-/// What curl prints.
+/// Runs curl and returns its output.
 fn curl(args: &[&str]) -> String {
     let output = run(Command::new(tool("curl")).args(["-sS"]).args(args));
     let said = String::from_utf8_lossy(&output.stderr);
@@ -86,12 +88,13 @@ fn curl(args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// An answer without what another moment or another connection changes, its head in one order.
+/// Returns a response without headers that vary between requests or connections, and with its head
+/// sorted.
 fn lasting(answer: &str) -> String {
     let of_the_moment = ["date:", "connection:", "ratelimit"];
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     let mut head: Vec<String> = head.lines().map(str::to_ascii_lowercase).collect();
-    // What comes behind the code is for people, and nginx has words of its own.
+    // The reason phrase is informational, and nginx uses its own.
     head[0].truncate("http/1.1 200".len());
     head.retain(|line| !of_the_moment.iter().any(|name| line.starts_with(name)));
     head.sort();
@@ -128,7 +131,7 @@ fn nginx_answers_through_the_proxy_as_by_itself() {
             args.push(&url);
             lasting(&curl(&args).replace("HTTP/1.1 100 Continue\r\n\r\n", ""))
         });
-        // The proxy adds itself, and changes nothing else.
+        // The proxy adds `Via` and changes nothing else.
         assert_eq!(
             through.replace("via: 1.1 tidegate\n", ""),
             direct,
@@ -142,7 +145,7 @@ fn a_large_answer_passes_in_bounded_memory() {
     let fronted = Fronted::start();
     let exports = fronted.directory.join("exports");
     fs::create_dir(&exports).unwrap();
-    // It takes no room on the disk.
+    // The file is sparse and uses no disk space.
     let file = fs::File::create(exports.join("all")).unwrap();
     file.set_len(LARGE).unwrap();
     let url = format!("http://{}/exports/all", fronted.front);
@@ -177,7 +180,8 @@ fn a_large_request_passes_in_bounded_memory() {
     assert_bounded(&server);
 }
 
-/// Reads a request with a body of [`LARGE`] bytes and answers how many came; answers whatever has no body at once.
+/// Reads a request with a body of [`LARGE`] bytes and responds with the received size. Responds to
+/// any other request immediately.
 fn swallow(stream: &mut std::net::TcpStream) {
     let (mut buffer, mut head) = (vec![0; 64 << 10], Vec::new());
     let end = loop {

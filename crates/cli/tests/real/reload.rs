@@ -1,4 +1,4 @@
-//! Live reload: counts are kept, and a bad file changes nothing and is reported.
+//! Hot reload of the rules: counts are kept, and an invalid file is reported and changes nothing.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ fn rules(limit: u32) -> String {
     format!("rules: [{{name: api, key: [user], limits: [{limit}/h], algorithm: fixed_window}}]\n")
 }
 
-/// Writes the server's rules file anew, as an editor would: beside it, and renamed into place.
+/// Replaces the server's rules file as an editor would: writes a new file and renames it.
 fn rewrite(server: &Server, rules: &str) {
     let draft = server.directory().join("draft");
     fs::write(&draft, format!("{EVERY_DOOR}{rules}")).unwrap();
@@ -55,7 +55,7 @@ fn the_admin_door_reloads() {
     assert_eq!(remaining(&server), 5, "1 was spent of 5, and now 2 of 7");
 }
 
-/// Some empty a file before they write it.
+/// Some programs truncate a file before they write it.
 #[test]
 fn an_empty_file_takes_no_limit_away() {
     let mut server = Server::start(&rules(5));
@@ -68,7 +68,7 @@ fn an_empty_file_takes_no_limit_away() {
     }
 }
 
-/// A file that ends before its rules is one that says nothing of rules.
+/// A file that is truncated before its rules is valid, but has no rules.
 #[test]
 fn rules_that_are_all_gone_are_told_of() {
     let mut server = Server::start(&rules(5));
@@ -76,7 +76,7 @@ fn rules_that_are_all_gone_are_told_of() {
     server.wait_for(&["there are no rules any more", "was=1"]);
 }
 
-/// A collector of logs takes every line for a record of its own.
+/// Log collectors treat every line as a separate record.
 #[test]
 fn a_file_with_several_mistakes_is_one_record_of_the_log() {
     let mut server = Server::start(&rules(5));
@@ -123,7 +123,8 @@ fn a_bad_file_changes_nothing_and_is_seen_everywhere() {
     );
 }
 
-/// What cannot be read for want of file descriptors can be read when there are some again, and nobody has to touch it.
+/// A read that failed because of exhausted file descriptors is retried until it succeeds, without
+/// any change to the file.
 #[test]
 fn a_file_that_cannot_be_read_is_tried_again_until_it_can() {
     let mut server = Server::start(&rules(5));

@@ -1,4 +1,4 @@
-//! `tidegate serve`: from the start to the first answer, and the end in good order.
+//! `tidegate serve`: from the start to the first response, and graceful shutdown.
 
 use std::{
     io::{Read, Write},
@@ -36,7 +36,7 @@ fn the_log_says_what_is_in_force() {
     );
 }
 
-/// Neither time is waited out: the notice is of an hour, and a second signal ends it.
+/// The test does not wait for the notice of an hour; a second signal ends it.
 #[test]
 fn the_end_is_announced_and_everything_is_served_until_then() {
     let rules = "shutdown: {notice: 1h}\nenvoy: {config: shop.yaml}\n";
@@ -74,7 +74,8 @@ fn every_door_counts_the_same() {
 
 #[test]
 fn without_a_file_limits_that_come_with_the_request_are_answered() {
-    // The usual ports are fixed, so a file that only moves them stands for none.
+    // The default ports are fixed, so a file that only changes the ports stands in for a missing
+    // file.
     let server = Server::start("");
     let body = json!({"key": "user:1", "algorithm": "gcra", "rate": "1/h", "burst": 1});
     let throttle = || {
@@ -140,7 +141,8 @@ fn begun_requests_are_answered_before_the_end() {
     let (begun, rest) = request.split_at(request.len() - 5);
     let mut stream = connect(server.http);
     stream.write_all(begun.as_bytes()).unwrap();
-    // Asked on another connection of the same door, so that the first one has surely been read.
+    // A request on another connection of the same listener ensures that the first one has been
+    // read.
     server.check(&json!({"user": "u2"}));
     server.signal("TERM");
     server.wait_for(&["shutting down"]);
@@ -167,7 +169,7 @@ fn an_idle_connection_does_not_hold_up_the_end() {
     assert_eq!(idle.read(&mut [0; 1]).unwrap_or(0), 0);
 }
 
-/// The server must not answer into its own memory what nobody takes.
+/// The server must not buffer responses that the client does not read.
 #[test]
 fn a_client_that_never_reads_is_not_read_from_for_long() {
     const MUCH: usize = 32 << 20;
@@ -190,7 +192,7 @@ fn a_client_that_never_reads_is_not_read_from_for_long() {
     assert_eq!(server.check(&json!({"user": "u2"})).status, 200);
 }
 
-/// The best of several starts, because a test machine is busy with other tests.
+/// Takes the best of several starts, because other tests slow the machine down.
 #[test]
 #[expect(
     clippy::disallowed_methods,
@@ -243,7 +245,8 @@ fn connect(address: std::net::SocketAddr) -> TcpStream {
     stream
 }
 
-/// One inline command to the Redis door, and its answer up to the end of the connection.
+/// Sends one inline command to the RESP listener, and returns the response until the connection
+/// closes.
 fn inline(address: std::net::SocketAddr, command: &str) -> String {
     let mut stream = connect(address);
     stream

@@ -1,4 +1,4 @@
-//! Counters over a restart.
+//! Counters across restarts.
 
 use std::fs;
 
@@ -35,7 +35,7 @@ fn a_snapshot_that_cannot_be_written_is_named() {
     server.wait_for(&["cannot write the snapshot nowhere/counters.snapshot: No such file"]);
 }
 
-/// The failure is news once; the probe and the metrics say that it lasts.
+/// A repeated failure is logged once; the readiness probe and the metrics show that it persists.
 #[test]
 fn a_snapshot_that_keeps_failing_is_logged_once_and_seen_on_readyz() {
     let rules =
@@ -74,7 +74,7 @@ fn a_snapshot_that_keeps_failing_is_logged_once_and_seen_on_readyz() {
 #[test]
 fn a_snapshot_that_could_not_be_written_is_told_of_at_the_start() {
     let scratch = Scratch::new();
-    // Nobody writes to a folder, whatever he may.
+    // A directory cannot be written to, even as root.
     let trial = scratch.join("counters.snapshot.trial");
     fs::create_dir_all(&trial).unwrap();
     let server = start(scratch);

@@ -19,7 +19,7 @@ use crate::{
 /// The maximum number of files in a folder.
 pub const MAX_FILES: usize = 10_000;
 
-/// How many times files that change during reading are read.
+/// The maximum number of attempts to read files that change during reading.
 const TRIES: usize = 3;
 
 /// The maximum nesting depth of folders.

@@ -1,4 +1,4 @@
-//! Rules that charge by the answer: `count` and `settle`.
+//! Rules with response-based cost: `count` and `settle`.
 use tidegate_core::{Cost, Request, Rule};
 use tidegate_server::config::Config;
 

@@ -1,4 +1,4 @@
-//! The file as a whole: what works, and every mistake at once.
+//! The rules file as a whole: valid files, and files with every kind of mistake.
 
 use proptest::prelude::*;
 use tidegate_core::{Mode, WhenFull};
@@ -94,7 +94,7 @@ rules:
     );
 }
 
-/// Every kind of mistake once.
+/// A file with every kind of mistake once.
 const MISTAKEN: &str = "\
 lisen: {}
 listen: {http: localhost, resp: 127.0.0.1:99999, admin: 192.0.2.1:9090}
@@ -126,7 +126,7 @@ rules:
   - just text
 ";
 
-/// What is said of [`MISTAKEN`], to the letter.
+/// The exact report for [`MISTAKEN`].
 const REPORT: &str = "\
 lisen (line 1): unknown key `lisen`; did you mean `listen`?
 listen.http (line 2): expected an address and port such as 127.0.0.1:8080, or off, got \"localhost\"

@@ -1,4 +1,4 @@
-//! What Envoy is served with: `grpc` and `quotas`.
+//! The sections for Envoy over gRPC: `grpc` and `quotas`.
 
 use tidegate_server::config::{Config, Grpc};
 

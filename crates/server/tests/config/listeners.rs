@@ -1,4 +1,4 @@
-//! `listen`: addresses, and what may stand beside them; and what messages never show.
+//! `listen`: addresses and other settings of listeners, and secrets that messages must hide.
 
 use std::time::Duration;
 

@@ -14,17 +14,17 @@ mod unmet;
 
 use tidegate_server::config::Config;
 
-/// A proxy in front of one service.
+/// A proxy in front of one upstream.
 const PROXY: &str =
     "proxy: {listen: '127.0.0.1:0', upstreams: [{name: app, urls: 'http://127.0.0.1:3000'}]}\n";
 
-/// Everything that is wrong with a file.
+/// Returns every mistake in a file.
 fn mistakes(text: &str) -> Vec<String> {
     let mistakes = Config::parse(text).unwrap_err();
     mistakes.iter().map(ToString::to_string).collect()
 }
 
-/// Everything that a file, which is right, is warned of.
+/// Returns every warning for a valid file.
 fn warnings(text: &str) -> Vec<String> {
     let warnings = Config::parse(text).unwrap().warnings;
     warnings.iter().map(ToString::to_string).collect()

@@ -1,4 +1,4 @@
-//! `store: {redis: …}` in the rules file: what works, and every mistake with its place.
+//! `store: {redis: …}` in the rules file: valid settings, and every mistake with its line.
 
 use tidegate_core::{OnFailure, Share, Span};
 use tidegate_redis::{NodeShare, Topology};

@@ -1,4 +1,4 @@
-//! `rules`: limits, conditions, and how far a rule stretches.
+//! `rules`: limits, conditions and elastic headroom.
 
 use tidegate_core::{
     Charge, Cost, Decision, Effect, MemoryBounds, MemoryStore, Request, Scratch, Timestamp,
@@ -52,7 +52,7 @@ rules:
 
 #[test]
 fn a_shorthand_without_an_algorithm_never_admits_more_than_it_says() {
-    // 3 s are 300 instants. A token bucket of 6/3s admits 11 in the first of them.
+    // 3 s are 300 instants. A token bucket of 6/3s would admit 11 in the first 3 s.
     for (limits, most) in [
         ("6/3s", 6),
         ("{limit: 6, window: 3s}", 6),
@@ -99,7 +99,7 @@ fn a_rule_lends_its_limits_what_they_do_not_say() {
     assert_eq!(options, [(10, true), (0, false)]);
 }
 
-/// The rules of `text` that apply to `entries`.
+/// Returns the names of the rules in `text` that apply to `entries`.
 fn applied(text: &str, entries: &[(&str, &str)]) -> Vec<String> {
     let config = Config::parse(text).unwrap();
     let request = Request::new(entries, Cost::ONE).unwrap();
@@ -211,7 +211,7 @@ fn a_rule_stretches_while_another_has_a_share_unused() {
         let verdict = limiter.check_now(&rules, &mut scratch, &request, Effect::Charge);
         verdict.unwrap().unwrap().allowed
     };
-    // Four of the team's eight are left before the fifth request.
+    // Four of the team's eight remain before the fifth request.
     for user in ["a", "a", "a", "a"] {
         assert!(admitted(user, Some("t")));
     }
@@ -220,10 +220,10 @@ fn a_rule_stretches_while_another_has_a_share_unused() {
         "twice its two is all that it has"
     );
     assert!(admitted("b", Some("t")));
-    // Three are left, which is under half.
+    // Three remain, which is less than half.
     assert!(admitted("b", Some("t")));
     assert!(!admitted("b", Some("t")));
-    // Another team has all of its own, and who is in none has no room.
+    // Another team has its full limit. Requests without a team do not get headroom.
     assert!(admitted("b", Some("u")));
     assert!(!admitted("b", None));
 }

@@ -1,4 +1,4 @@
-//! Times under `when`, in `allow` and in `elastic`.
+//! Schedules in `when`, `allow` and `elastic`.
 
 use tidegate_core::{
     Cost, Effect, MemoryBounds, MemoryStore, Request, Scratch, Span, Timestamp, Verdict,
@@ -6,7 +6,7 @@ use tidegate_core::{
 use tidegate_http::{Clock, Gate};
 use tidegate_server::{config::Config, limiter::Limiter};
 
-/// Friday the 19th of June 2026, 23:30 in Berlin.
+/// Friday 19 June 2026, 23:30 in Berlin.
 const FRIDAY_NIGHT: Timestamp = Timestamp::from_micros(1_781_904_600_000_000);
 
 const FILE: &str = "
@@ -26,7 +26,8 @@ fn mistakes(when: &str) -> Vec<String> {
     mistakes.iter().map(ToString::to_string).collect()
 }
 
-/// One a night from Monday to Friday; by day, at the weekend and for another path there is no limit.
+/// The limit is one request per night from Monday to Friday. Requests by day, on weekends and for
+/// other paths are not limited.
 #[test]
 fn a_rule_has_its_times_on_every_door() {
     let rules = Config::parse(FILE).unwrap().rules;

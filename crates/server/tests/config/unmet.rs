@@ -1,8 +1,9 @@
-//! Warnings of conditions that no request meets, and of entries that nobody tells.
+//! Warnings about conditions that no request can meet and entries that no listener provides.
 
 use crate::{PROXY, warnings};
 
-/// What is said of rule a, which is on line 2 and has `fields`, in a file that begins with `head`.
+/// Returns the warnings about a rule with `fields`, which is on line 2, in a file that ends with
+/// `head`.
 fn of_rule(head: &str, fields: &str) -> Vec<String> {
     let rules = format!("rules:\n  - {{name: a, {fields}, limits: [9/s]}}\n");
     let said = warnings(&format!("{rules}{head}"));

@@ -1,4 +1,4 @@
-//! The cases, and proof that the runner finds out what is wrong.
+//! Runs the test cases, and checks that the runner detects wrong expectations.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -22,7 +22,8 @@ async fn envoy_cases_hold_in_redis() {
     let server = RedisServer::start();
     let (address, ..) = Address::parse(&server.url()).unwrap();
     let settings = Settings {
-        // A busy machine may keep a test waiting for longer than a decision may take in earnest.
+        // On a busy machine, a test may be delayed for longer than a decision may take in
+        // production.
         timeout: Duration::from_secs(5),
         ..Settings::new(Topology::Standalone(address))
     };
@@ -41,7 +42,7 @@ fn envoy_load_errors_are_those_of_the_cases() {
     assert_all_ran(&report);
 }
 
-/// The runner is no use if it passes everything.
+/// The runner is useless if it accepts everything.
 #[tokio::test]
 async fn wrong_envoy_cases_are_found_out() {
     let text = "
@@ -84,7 +85,7 @@ cases:
     }
 }
 
-/// Every decision of every file, put to `S` with counts in memory.
+/// Runs every decision of every file against `S`, with counts in memory.
 pub(crate) async fn hold<S: Subject>() {
     hold_in::<S>(None).await;
 }

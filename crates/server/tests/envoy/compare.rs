@@ -1,11 +1,11 @@
-//! An answer beside what a case expects of it, field by field.
+//! Compares a response with the expectation of a case, field by field.
 
 use serde_json::{Value, json};
 use tidegate_server::envoy::{CurrentLimit, DescriptorStatus, Metadata, RateLimitAnswer};
 
 use crate::format::{Expect, LimitFields, StatusFields};
 
-/// What differs, a line a field.
+/// Returns the differences, one line per field.
 pub(crate) fn compare(expected: &Expect, got: &Result<RateLimitAnswer, String>) -> Vec<String> {
     let mut differences = Differences::default();
     match (&expected.error, got) {
@@ -83,7 +83,7 @@ fn fields_of(limit: &CurrentLimit) -> LimitFields {
     }
 }
 
-/// Metadata as JSON, whose whole numbers are whole, as the cases write them.
+/// Converts metadata to JSON. Numbers without a fraction become integers, as in the cases.
 pub(crate) fn json_of(metadata: &Metadata) -> Value {
     match metadata {
         Metadata::Null => Value::Null,

@@ -1,4 +1,4 @@
-//! Configuration files: every mistake at once, warnings, the dialect of YAML, and what we add.
+//! Configuration files: all mistakes at once, warnings, YAML 1.1, and Tidegate's extensions.
 
 use tidegate_server::envoy::{self, DomainFiles, File, Loaded};
 
@@ -197,7 +197,7 @@ fn envoy_additions_are_refused_where_they_make_no_sense() {
     assert!(mistakes("{domain: d, all_or_nothing: often}")[0].contains("expected true or false"));
 }
 
-/// Every configuration in the documentation can be used as it stands there.
+/// Every configuration in the documentation is valid.
 #[test]
 fn envoy_examples_of_the_documentation_can_be_read() {
     let page = include_str!("../../../../docs/envoy.md");

@@ -1,24 +1,25 @@
-//! Where the cases record a defect of envoyproxy/ratelimit that we do not have, and what is right instead.
+//! Expectations that replace defects of envoyproxy/ratelimit which Tidegate does not share.
 //!
-//! Such a case says so in its `quirk`, and stands as it was found, because it tells what the original answers.
+//! Such a case is marked as a bug in its `quirk`. Its own expectation remains unchanged, because it
+//! documents the response of envoyproxy/ratelimit.
 
 use crate::format::{Case, Expect};
 
-/// The steps that are answered otherwise: the case, the number of the step, and what we answer.
+/// The steps with a different response: the case, the number of the step, and Tidegate's response.
 const CORRECTED: &[(&str, usize, &str)] = &[
-    // `a` = `b_c` and `a_b` = `c` are two counts.
+    // `a` = `b_c` and `a_b` = `c` have separate counters.
     (
         "quirk-counter-collision",
         1,
         "{overall_code: OK, statuses: [{code: OK, current_limit: {requests_per_unit: 3, unit: MINUTE}, limit_remaining: 2, duration_until_reset: 60}]}",
     ),
-    // A limit by the hour and one by the minute are two counts.
+    // Limits per hour and per minute have separate counters.
     (
         "quirk-unit-collision",
         1,
         "{overall_code: OK, statuses: [{code: OK, current_limit: {requests_per_unit: 3, unit: MINUTE}, limit_remaining: 2, duration_until_reset: 60}]}",
     ),
-    // A reload that raises a limit helps at once: what was known to be over is forgotten.
+    // A reload that raises a limit takes effect at once, because it clears the local cache.
     (
         "local-cache-raised-limit",
         2,
@@ -26,7 +27,7 @@ const CORRECTED: &[(&str, usize, &str)] = &[
     ),
 ];
 
-/// What step number `step` of `case` is to answer.
+/// Returns the expected response to step number `step` of `case`.
 pub(crate) fn expectation(case: &Case, step: usize) -> Expect {
     let written = &case.steps[step].expect;
     let is_defect = case.quirk.to_lowercase().starts_with("bug");

@@ -1,22 +1,22 @@
-//! Every environment variable of envoyproxy/ratelimit: it has its effect, is named with a reason, or keeps the server
-//! from starting. None is passed over in silence.
+//! Every environment variable of envoyproxy/ratelimit either takes effect, is reported as ignored
+//! with a reason, or prevents the start. None is ignored silently.
 
 use tidegate_server::envoy::{Variables, from_environment};
 
-/// What becomes of a variable.
+/// How a variable is handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
-    /// The configuration is another one with it.
+    /// It changes the configuration.
     Honoured,
-    /// It is listed with a reason, and changes nothing.
+    /// It is reported with a reason and changes nothing.
     Ignored,
-    /// Nothing starts with it.
+    /// It prevents the start.
     Refused,
 }
 
 use Fate::{Honoured, Ignored, Refused};
 
-/// Beside the variable, those that it needs in order to matter.
+/// A variable, its value, its handling, and the other variables that it depends on.
 type Row = (
     &'static str,
     &'static str,
@@ -195,7 +195,7 @@ const VARIABLES: &[Row] = &[
     ("OTEL_EXPORTER_OTLP_ENDPOINT", "x", Ignored, &[]),
 ];
 
-/// What becomes of the variable, and what is said of it.
+/// Returns how a variable is handled, if the configuration and the report agree.
 fn fate((name, value, _, beside): &Row) -> Option<Fate> {
     let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
     let without: Variables = beside.iter().map(own).collect();

@@ -1,4 +1,4 @@
-//! The configuration on the disk, read again when it changes: all of it, or nothing.
+//! Hot reload of the configuration files, which takes effect as a whole or not at all.
 
 use std::{
     fs,
@@ -22,7 +22,7 @@ struct OnDisk {
 }
 
 impl OnDisk {
-    /// A watch on a folder with these files.
+    /// Creates a watch on a folder with these files.
     fn with(files: &[(&str, &str)]) -> Self {
         let folder = TempDir::new().unwrap();
         for (name, text) in files {
@@ -51,7 +51,7 @@ impl OnDisk {
         self.folder.path().join(name)
     }
 
-    /// The limit that `user` has in `domain`, and what is left of it once it was asked.
+    /// Returns the limit of `user` in `domain` and the remaining hits after one request.
     async fn ask(&self, domain: &str) -> Option<(u32, u32)> {
         let status = self.answer(domain).await.statuses.remove(0);
         status
@@ -87,7 +87,7 @@ fn write(path: &Path, text: &str) {
     fs::write(path, text).unwrap();
 }
 
-/// A domain with one limit by the minute.
+/// Returns a domain with one limit per minute.
 fn domain(name: &str, requests: u32) -> String {
     format!(
         "domain: {name}\ndescriptors: [{{key: user, rate_limit: {{unit: minute, requests_per_unit: {requests}}}}}]\n"
@@ -123,7 +123,7 @@ async fn envoy_folder_changes_take_effect_and_counts_stay() {
     assert_eq!(disk.started.service.domain_not_found("a"), 1);
 }
 
-/// One bad file among twenty: what is wrong is told, and the old set still serves.
+/// One of twenty files is invalid: its mistake is reported, and the previous set stays in effect.
 #[tokio::test]
 async fn envoy_folder_with_a_mistake_has_no_effect() {
     let names: Vec<String> = (0..20).map(|number| format!("d{number}")).collect();
@@ -156,7 +156,7 @@ async fn envoy_folder_with_a_mistake_has_no_effect() {
     for name in ["d3", "d7", "d9"] {
         assert_eq!(disk.ask(name).await, Some((3, 2)), "{name}");
     }
-    // It is not read again and again.
+    // The unchanged file is not read again.
     assert!(disk.reload_if_changed().is_none());
     write(&disk.path("d7.yaml"), &domain("d7", 50));
     assert_eq!(disk.reload_if_changed().unwrap().unwrap(), 20);
@@ -165,7 +165,8 @@ async fn envoy_folder_with_a_mistake_has_no_effect() {
     assert_eq!(disk.ask("d3").await, Some((100, 98)));
 }
 
-/// Kubernetes mounts a ConfigMap as links to a folder that is reached by a link, and swaps that one.
+/// Kubernetes mounts a ConfigMap as symbolic links into a folder behind another link, and swaps
+/// that link.
 #[tokio::test]
 async fn envoy_config_map_is_read_again_when_its_link_is_swapped() {
     let folder = TempDir::new().unwrap();
@@ -182,7 +183,7 @@ async fn envoy_config_map_is_read_again_when_its_link_is_swapped() {
     assert_eq!(disk.ask("a").await, Some((7, 5)));
 }
 
-/// The original's layout: a link to the runtime root, swapped as a whole.
+/// The layout of envoyproxy/ratelimit: a link to the runtime root, which is swapped as a whole.
 #[tokio::test]
 async fn envoy_folder_behind_a_swapped_link_is_read_again() {
     let folder = TempDir::new().unwrap();
@@ -201,7 +202,7 @@ async fn envoy_folder_behind_a_swapped_link_is_read_again() {
 async fn envoy_folder_that_vanishes_keeps_serving() {
     let disk = OnDisk::with(&[("config/a.yaml", &domain("a", 3))]);
     fs::remove_dir_all(disk.path("config")).unwrap();
-    // Nothing is there any more: that is a configuration without a domain, as for the original.
+    // An empty folder is a configuration without domains, as in envoyproxy/ratelimit.
     assert_eq!(disk.reload_if_changed().unwrap().unwrap(), 0);
     let folder = TempDir::new().unwrap();
     write(&folder.path().join("config/a.yaml"), &domain("a", 3));
@@ -230,7 +231,7 @@ async fn envoy_file_alone_is_a_configuration_too() {
     );
 }
 
-/// A server that was told to start without a configuration says all the same that it has none.
+/// A server with `start_without_config` still reports that the first load failed.
 #[test]
 fn a_first_load_that_fails_is_told_like_any_other() {
     let started = Started::new(&Variables::new(), 1_700_000_040).unwrap();

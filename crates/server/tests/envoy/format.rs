@@ -1,6 +1,6 @@
-//! The format of a file of cases. `vectors/envoy.yaml` describes it.
+//! The format of the case files, which `vectors/envoy.yaml` describes.
 //!
-//! A field that is not known here fails to parse, so that no expectation is ever passed over in silence.
+//! An unknown field is a parse error, so that no expectation is ignored silently.
 
 use std::collections::BTreeMap;
 
@@ -70,7 +70,7 @@ pub(crate) struct DescriptorFields {
     pub(crate) is_negative_hits: bool,
 }
 
-/// A limit, of a request or of an answer.
+/// A limit in a request or a response.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct LimitFields {
@@ -86,7 +86,8 @@ fn unknown() -> String {
     "UNKNOWN".into()
 }
 
-/// What a step answers. Of an answer without an error every field is compared; one that is not given is to be absent.
+/// The expected response to a step. Unless an error is expected, every field is compared; a field
+/// that is not given must be absent.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Expect {
@@ -97,7 +98,7 @@ pub(crate) struct Expect {
     pub(crate) response_headers_to_add: Vec<(String, String)>,
     pub(crate) dynamic_metadata: Option<Value>,
     pub(crate) error: Option<String>,
-    /// `ok`, or what the load error must contain.
+    /// `ok`, or a text that the load error must contain.
     pub(crate) reload: Option<String>,
 }
 
@@ -108,7 +109,7 @@ pub(crate) struct StatusFields {
     pub(crate) current_limit: Option<LimitFields>,
     #[serde(default)]
     pub(crate) limit_remaining: u32,
-    /// Seconds.
+    /// In seconds.
     pub(crate) duration_until_reset: Option<u64>,
 }
 
@@ -138,7 +139,7 @@ pub(crate) struct HttpCase {
     pub(crate) content_type: Option<String>,
 }
 
-/// Reads a file of cases.
+/// Parses a case file.
 pub(crate) fn parse(text: &str) -> Result<Cases, String> {
     let cases: Cases = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
     match cases.format {

@@ -33,7 +33,7 @@ use crate::{
 
 const PATH: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
-/// The service, asked through the gRPC door.
+/// The service behind the gRPC listener.
 pub(crate) struct OverGrpc {
     listener: Listener,
     client: tokio::sync::OnceCell<Client>,
@@ -100,7 +100,8 @@ fn described(descriptor: &Descriptor) -> RateLimitDescriptor {
     }
 }
 
-/// The numbers of `envoy.type.v3.RateLimitUnit`, and after them the week.
+/// Returns the number of a unit in `envoy.type.v3.RateLimitUnit`. The week was added after the
+/// others.
 fn number_of(unit: Unit) -> i32 {
     match unit {
         Unit::Unknown => 0,

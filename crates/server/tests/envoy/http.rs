@@ -23,14 +23,14 @@ use crate::{
     subject::{Place, Started, Subject},
 };
 
-/// What the HTTP cases ask under.
+/// The configuration of the HTTP cases.
 const SHOP: &str = "
 domain: shop
 descriptors:
   - key: api_key
     rate_limit: {unit: minute, requests_per_unit: 3}";
 
-/// The service, asked through the HTTP door.
+/// The service behind the HTTP listener.
 pub(crate) struct OverHttp {
     client: RefCell<Client>,
     _server: Server,
@@ -89,7 +89,7 @@ fn described(descriptor: &Descriptor) -> Value {
     let mut members = Map::new();
     members.insert("entries".into(), entries.collect());
     members.insert("isNegativeHits".into(), json!(descriptor.is_negative_hits));
-    // protobuf's JSON has numbers of 64 bits as texts.
+    // The JSON mapping of protobuf writes 64-bit integers as strings.
     members.extend(
         descriptor
             .hits_addend
@@ -160,7 +160,7 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// What is left out is 0.
+/// Returns a number; a missing field is 0.
 fn number(value: &Value) -> u32 {
     value
         .as_u64()
@@ -203,7 +203,8 @@ async fn envoy_http_cases_hold() {
     assert_all_ran(&report);
 }
 
-/// Sends what the case says, or what its name stands for.
+/// Sends the request of the case. Some cases are recognized by id because they need special
+/// preparation.
 async fn run(case: &HttpCase) -> Vec<String> {
     const OK: &str =
         r#"{"domain":"shop","descriptors":[{"entries":[{"key":"api_key","value":"a"}]}]}"#;
@@ -257,7 +258,7 @@ async fn run(case: &HttpCase) -> Vec<String> {
     failures
 }
 
-/// A service that answers errors while its Redis is out of reach, which it is.
+/// Starts a service with `store_failure: error` and a Redis that is unreachable.
 async fn on_a_store_that_is_gone(variables: &Variables) -> Started {
     let mut settings = Settings::from_variables(variables).unwrap();
     settings.store_failure = StoreFailure::Error;
@@ -295,7 +296,7 @@ fn differences(case: &HttpCase, answer: &Answer) -> Vec<String> {
     found
 }
 
-/// Whether `got` is `expected`, in which `<n>s` stands for any number of seconds.
+/// Compares `got` with `expected`, in which `<n>s` matches any number of seconds.
 fn is_like(expected: &Value, got: &Value) -> bool {
     match (expected, got) {
         (Value::String(expected), Value::String(got)) if expected == "<n>s" => got

@@ -1,5 +1,6 @@
-//! Envoy's rate limit service: the cases of every `envoy*.yaml` of the project's `vectors/` folder, or of the one that the
-//! environment variable `TIDEGATE_VECTORS` names, put to the service and to every door that leads to it.
+//! Envoy's rate limit service. Runs the cases of every `envoy*.yaml` in the `vectors/` folder, or
+//! in the folder that the environment variable `TIDEGATE_VECTORS` names, against the service and
+//! each of its listeners.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1,4 +1,4 @@
-//! Descriptors that are decided together: which of them keeps the others from being charged.
+//! All-or-nothing charging: which descriptors prevent the others from being charged.
 
 use std::thread;
 
@@ -22,7 +22,8 @@ descriptors:
   - {key: shadowed, quota_mode: true, shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 1}}
   - {key: shadow, shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 1}}";
 
-/// How many of `times` requests about `descriptors` are OK.
+/// Returns how many of `times` requests for `descriptors` are OK, and how often `broad` was
+/// charged.
 async fn passed(settings: &[(&str, &str)], descriptors: &[Descriptor], times: u32) -> (u32, u32) {
     let started = started(TEXT, settings);
     let (request, mut passed) = (request(descriptors.to_vec()), 0);
@@ -33,7 +34,8 @@ async fn passed(settings: &[(&str, &str)], descriptors: &[Descriptor], times: u3
     (passed, counted(&started.service, "broad", 100).await)
 }
 
-/// All rules in quota mode: the request is denied once all are over, so none may keep another from counting.
+/// If all rules are in quota mode, a request is denied only once all are over. No rule may prevent
+/// another from counting.
 #[tokio::test]
 async fn in_quota_mode_no_rule_keeps_others_from_being_charged() {
     let both = [descriptor("narrow"), descriptor("broad")];
@@ -62,7 +64,7 @@ async fn one_descriptor_under_its_rule_and_under_an_override_is_held_to_both() {
     assert!(ok <= 5, "{ok} passed");
 }
 
-/// A quota alone denies as any other rule: what it denies is charged to none.
+/// A single quota denies like any other rule, and a denied request is charged to none.
 #[tokio::test]
 async fn a_quota_that_is_alone_of_its_kind_keeps_the_others_from_being_charged() {
     for settings in [&[TOGETHER][..], &[TOGETHER, CACHED]] {
@@ -77,7 +79,8 @@ async fn a_quota_that_is_alone_of_its_kind_keeps_the_others_from_being_charged()
     }
 }
 
-/// Several quotas deny once all of them are over: until then the others are charged, and from then on no more.
+/// Several quotas deny once all of them are over. The other rules are charged until then, and not
+/// after that.
 #[tokio::test]
 async fn quotas_keep_the_others_from_being_charged_once_all_are_over() {
     for settings in [&[TOGETHER][..], &[TOGETHER, CACHED]] {
@@ -93,7 +96,8 @@ async fn quotas_keep_the_others_from_being_charged_once_all_are_over() {
     }
 }
 
-/// A rule that denies keeps quotas from being charged too, and one quota that always lets pass lets all of them.
+/// A denying rule prevents quotas from being charged as well. A quota in shadow mode is always
+/// within its limit, so the quotas never deny.
 #[tokio::test]
 async fn quotas_are_charged_only_with_the_others() {
     let started = started(TEXT, &[TOGETHER]);
@@ -106,7 +110,7 @@ async fn quotas_are_charged_only_with_the_others() {
     assert_eq!(passed(&[TOGETHER], &lenient, 20).await, (20, 20));
 }
 
-/// What is only asked about is a quota of the request too.
+/// A quota that is only queried counts as a quota of the request too.
 #[tokio::test]
 async fn a_quota_that_is_peeked_at_counts_among_the_others() {
     let started = started(TEXT, &[TOGETHER]);
@@ -131,7 +135,8 @@ async fn a_quota_that_is_peeked_at_counts_among_the_others() {
     assert_eq!(counted(&started.service, "broad", 100).await, 3);
 }
 
-/// What is given back in the same request is no room for what is known to be over: the others are not charged for it.
+/// A refund in the same request does not make room for a descriptor that is known to be over. The
+/// other descriptors are not charged.
 #[tokio::test]
 async fn what_is_known_to_be_over_stays_so_for_the_whole_request() {
     let started = started(TEXT, &[TOGETHER, CACHED]);
@@ -153,7 +158,7 @@ async fn what_is_known_to_be_over_stays_so_for_the_whole_request() {
     assert_eq!(answers, [(Code::OverLimit, 0), (Code::Ok, 1)]);
 }
 
-/// However many ask at once, the answer and the charge agree.
+/// With many concurrent requests, responses and charges still agree.
 #[test]
 fn what_quotas_deny_is_charged_to_none_of_many_who_ask_at_once() {
     let started = started(TEXT, &[TOGETHER]);
@@ -175,7 +180,7 @@ fn what_quotas_deny_is_charged_to_none_of_many_who_ask_at_once() {
     assert_eq!(block_on(counted(&started.service, "broad", 100)), 5);
 }
 
-/// In memory nothing is waited for.
+/// Runs a future that never waits, because counts are in memory.
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     future.now_or_never().unwrap()
 }

@@ -1,5 +1,5 @@
-//! What the service promises beyond single cases: nothing is charged by what is refused, one decision is one, and any
-//! text is a configuration or says why not.
+//! Properties beyond single cases: rejected requests charge nothing, a decision is atomic, and any
+//! text either is a valid configuration or is rejected with a reason.
 
 use std::{sync::Arc, thread};
 
@@ -55,7 +55,7 @@ pub(crate) async fn ask(
     service.should_rate_limit(request).await
 }
 
-/// How many hits are counted under `key`, by a question that counts none.
+/// Returns the number of hits counted under `key`, with a query that does not charge.
 pub(crate) async fn counted(service: &RateLimitService, key: &str, limit: u32) -> u32 {
     let asked = Descriptor {
         hits_addend: Some(0),
@@ -156,7 +156,8 @@ async fn envoy_service_without_a_configuration_answers_errors() {
     );
 }
 
-/// The original looks first and charges then, so that two requests can pass where one may.
+/// envoyproxy/ratelimit checks first and charges afterwards, so that two requests can pass where
+/// only one may.
 #[tokio::test]
 async fn envoy_stop_increment_is_one_decision() {
     let started = started(TWO, &[("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true")]);
@@ -191,7 +192,8 @@ fn ask_often(service: &Arc<RateLimitService>, times: u32) -> u32 {
     u32::try_from((0..times).filter(ask).count()).unwrap()
 }
 
-/// Values of requests become paths of metrics under `detailed_metric`; whoever chooses them cannot fill the memory.
+/// With `detailed_metric`, values from requests become part of metric labels. Clients that choose
+/// them must not be able to exhaust memory.
 #[tokio::test]
 async fn envoy_metrics_are_bounded() {
     let text = "domain: two\ndescriptors: [{key: k, detailed_metric: true, rate_limit: {unit: hour, requests_per_unit: 1}}]";
@@ -245,7 +247,7 @@ async fn envoy_metrics_have_no_long_paths() {
     assert!((1..1_000).contains(&longest), "{longest}");
 }
 
-/// Pieces of a configuration, right and wrong.
+/// Generates fragments of valid and invalid configurations.
 fn piece() -> impl Strategy<Value = &'static str> {
     prop::sample::select(vec![
         "domain: d\n",

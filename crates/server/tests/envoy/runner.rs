@@ -15,14 +15,14 @@ use crate::{
     subject::{Place, Started, Subject},
 };
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     pub(crate) ran: usize,
     pub(crate) failures: Vec<String>,
 }
 
-/// Every file of cases in `folder`, by name.
+/// Returns every case file in `folder`, sorted by name.
 pub(crate) fn files(folder: &Path) -> Vec<(String, Cases)> {
     let entries = fs::read_dir(folder)
         .unwrap()
@@ -143,7 +143,7 @@ fn descriptor(fields: &DescriptorFields) -> Descriptor {
     }
 }
 
-/// A counter by the name that envoyproxy/ratelimit has for it; one that was never touched is 0.
+/// Returns the value of a counter by its name in envoyproxy/ratelimit; 0 if it was never used.
 fn stat(service: &RateLimitService, name: &str) -> Option<u64> {
     if name == "global_shadow_mode" {
         return Some(service.global_shadow_mode());
@@ -164,7 +164,7 @@ fn stat(service: &RateLimitService, name: &str) -> Option<u64> {
     Some(found)
 }
 
-/// Settings as environment variables.
+/// Returns settings as environment variables.
 pub(crate) fn variables(settings: &std::collections::BTreeMap<String, Value>) -> Variables {
     let text = |value: &Value| {
         value
@@ -177,7 +177,7 @@ pub(crate) fn variables(settings: &std::collections::BTreeMap<String, Value>) ->
         .collect()
 }
 
-/// Runs every load error in `cases`.
+/// Runs every load error case in `cases`.
 pub(crate) fn run_load_errors(cases: &Cases) -> Report {
     let mut report = Report::default();
     for case in &cases.load_error_cases {

@@ -1,4 +1,4 @@
-//! A store that is out of reach: what its policy answers, or an error so that Envoy decides.
+//! An unavailable store: the response of its failure policy, or an error so that Envoy decides.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,7 +22,8 @@ descriptors:
   - {key: few, quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 4}}
   - {key: more, quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 8}}";
 
-/// Connections to a Redis that is not there, as they know already; on the runtime of the caller.
+/// Returns a client of an unreachable Redis, after it has failed to connect. It runs on the
+/// caller's runtime.
 pub(crate) async fn gone() -> Arc<Redis> {
     let redis = at(&format!("redis://127.0.0.1:{}", free_port()));
     redis.tried().await.unwrap_err();
@@ -33,7 +34,7 @@ fn at(url: &str) -> Redis {
     waiting(url, Duration::from_secs(5))
 }
 
-/// Connections to the Redis at `url`, which may take so long for an answer.
+/// Returns a client of the Redis at `url` with this timeout.
 fn waiting(url: &str, timeout: Duration) -> Redis {
     let (address, ..) = Address::parse(url).unwrap();
     let way = Way {
@@ -57,7 +58,7 @@ fn started(redis: &Arc<Redis>, store_failure: StoreFailure, with: fn(&mut Settin
     started
 }
 
-/// One hit, a question, and one that gives back: each on a key of its own.
+/// Returns a request with a charge, a query and a refund, each with its own key.
 fn request() -> RateLimitRequest {
     let descriptor = |value: &str, hits, is_negative_hits| Descriptor {
         entries: vec![("k".into(), value.into())],
@@ -122,7 +123,7 @@ async fn envoy_is_answered_by_this_server_alone_while_the_store_fails() {
     assert_eq!(passed, 2, "half of four, as the share is half by default");
 }
 
-/// A Redis that hangs may take longer than Envoy waits: what answers in its place does so in time.
+/// A Redis that hangs may take longer than Envoy waits. The fallback must still respond in time.
 #[tokio::test]
 async fn envoy_is_answered_within_its_time_though_the_store_takes_longer() {
     let server = RedisServer::start();
@@ -144,7 +145,7 @@ async fn envoy_is_answered_within_its_time_though_the_store_takes_longer() {
     }
 }
 
-/// Quotas that are decided together are asked about more than once, and all of that has one end.
+/// Quotas that are decided together need several queries, which share one deadline.
 #[tokio::test]
 async fn envoy_is_answered_within_its_time_however_many_questions_that_takes() {
     let server = RedisServer::start();
@@ -162,7 +163,7 @@ async fn envoy_is_answered_within_its_time_however_many_questions_that_takes() {
         ..request()
     };
     server.pause();
-    // From here on time passes only where somebody waits for it.
+    // From here on, time only advances when a task waits for it.
     tokio::time::pause();
     let (began, within) = (Instant::now(), Duration::from_millis(20));
     let asked = started
@@ -177,7 +178,8 @@ async fn envoy_is_answered_within_its_time_however_many_questions_that_takes() {
     assert!(took < within + within / 2, "{took:?}");
 }
 
-/// What nobody can hear of is not charged in Redis beside what this server has charged in its place.
+/// A query whose reply would come too late is not sent. Redis would otherwise be charged in
+/// addition to the local fallback.
 #[tokio::test]
 async fn a_store_for_which_no_time_is_left_is_not_asked() {
     let server = RedisServer::start();
@@ -213,6 +215,6 @@ async fn envoy_is_answered_again_when_the_store_is_back() {
         }
     };
     let answered = tokio::time::timeout(PATIENCE, back).await.unwrap();
-    // What was held there is gone with the server.
+    // The counts were lost with the server.
     assert_eq!(answered.statuses[0].limit_remaining, 3);
 }

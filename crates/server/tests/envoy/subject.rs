@@ -1,4 +1,4 @@
-//! What the cases are put to: the service itself, or a door that leads to it.
+//! The subjects of the cases: the service itself, or a listener in front of it.
 
 use std::sync::Arc;
 
@@ -15,16 +15,16 @@ use tidegate_server::{
 
 use crate::format::ConfigFile;
 
-/// A way to ask the service.
+/// A way to send requests to the service.
 pub(crate) trait Subject {
-    /// A way to what was just started.
+    /// Connects to a started service.
     fn new(started: &Started) -> Self;
 
-    /// Asks; an `Err` is the text of the error that came instead of an answer.
+    /// Sends a request. An `Err` contains the text of the error.
     async fn ask(&self, request: &RateLimitRequest) -> Result<RateLimitAnswer, String>;
 }
 
-/// The service, asked in process.
+/// The service, called in process.
 pub(crate) struct InProcess(Arc<RateLimitService>);
 
 impl Subject for InProcess {
@@ -40,15 +40,15 @@ impl Subject for InProcess {
     }
 }
 
-/// Where counts are kept.
+/// The store of the counts.
 #[derive(Clone, Copy)]
 pub(crate) enum Place<'r> {
     Memory,
-    /// In a Redis, apart from those of other cases.
+    /// In Redis, with a prefix that is unique to the case.
     Redis(&'r Arc<Redis>, &'r str),
 }
 
-/// A service on an empty store, under a clock that the case sets.
+/// A service with an empty store and a clock that the case controls.
 pub(crate) struct Started {
     pub(crate) service: Arc<RateLimitService>,
     pub(crate) limiter: Arc<Limiter>,
@@ -116,7 +116,7 @@ impl Started {
         }
     }
 
-    /// Loads `files`; an `Err` is every mistake in them, a line each.
+    /// Loads `files`. An `Err` contains every mistake in them, one per line.
     pub(crate) fn load(&self, files: &[ConfigFile]) -> Result<(), String> {
         let files = files.iter().map(|file| File {
             name: file.name.clone(),

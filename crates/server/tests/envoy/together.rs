@@ -1,4 +1,5 @@
-//! The descriptors of one request, decided in Redis: asked about together, and each answered as if it were alone.
+//! Decisions with Redis: the descriptors of one request are pipelined, but each gets the same
+//! result as on its own.
 
 use std::{sync::Arc, time::Duration};
 
@@ -68,7 +69,7 @@ impl Shop {
         ask(&self.started, domain, descriptors).await
     }
 
-    /// How often this server has read from a connection, as it says itself.
+    /// Returns how often the Redis server has read from a connection, by its own statistics.
     fn readings(&self) -> u64 {
         let stats = self.server.ask(&["INFO", "stats"]);
         let line = stats
@@ -78,7 +79,7 @@ impl Shop {
     }
 }
 
-/// A server of the fleet that counts in `redis`.
+/// Starts a node that keeps its counts in `redis`.
 fn node(redis: &Arc<Redis>, settings: &[(&str, &str)]) -> Started {
     let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
     let variables: Variables = settings.iter().map(own).collect();
@@ -113,7 +114,7 @@ fn hit(key: &str, value: usize) -> Descriptor {
     hits(key, &value.to_string(), 1)
 }
 
-/// Two connections, and what is asked on each of them travels at once.
+/// The number of connections. Commands on one connection are pipelined.
 const CONNECTIONS: usize = 2;
 
 #[tokio::test]
@@ -129,11 +130,12 @@ async fn envoy_descriptors_of_a_request_make_one_journey_to_redis() {
             let sliding = (0..10).map(|value| hit("sliding", value));
             plain.chain(questions).chain(sliding).collect::<Vec<_>>()
         };
-        // The first request makes the scripts known.
+        // The first request loads the scripts.
         shop.ask(request()).await;
         let (batches, readings) = (shop.redis.health().batches, shop.readings());
         let answer = shop.ask(request()).await;
-        // Two more are of the questions about it: the end of one, and the other.
+        // Two of the reads belong to the INFO queries: the end of the first one, and the second
+        // one.
         let readings = shop.readings() - readings - 2;
         let batches = shop.redis.health().batches - batches;
         assert_eq!(answer.statuses.len(), 40);
@@ -188,7 +190,8 @@ async fn envoy_descriptors_of_one_key_keep_their_order_in_redis() {
     );
 }
 
-/// Also what is denied for the second time in a moment: so that a refund of as many leaves no room that nobody gave back.
+/// Every denied hit is counted in Redis, even one that is denied again a moment later. Otherwise a
+/// refund would make room too early.
 #[tokio::test]
 async fn envoy_hits_that_are_denied_are_counted_in_redis_each_time() {
     let shop = Shop::open(&[]).await;
@@ -208,7 +211,7 @@ async fn envoy_hits_that_are_denied_are_counted_in_redis_each_time() {
     assert_eq!(codes, [(Code::OverLimit, 0), (Code::Ok, 0)]);
 }
 
-/// Quotas deny once all are over, and what they deny is charged to none.
+/// Quotas deny once all are over, and a denied request is charged to none.
 #[tokio::test]
 async fn envoy_quotas_deny_together_in_redis() {
     let shop = Shop::open(&[("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true")]).await;
@@ -223,8 +226,8 @@ async fn envoy_quotas_deny_together_in_redis() {
     assert_eq!((passed, counted.statuses[0].limit_remaining), (3, 97));
 }
 
-/// Which of several quotas denies for all of them changes with their windows, and a denial of a moment ago says nothing
-/// about what is asked under another lead.
+/// The leading quota changes as windows end. A recent denial under one lead says nothing about a
+/// request under another lead.
 #[tokio::test]
 async fn envoy_quotas_let_pass_as_soon_as_one_of_them_has_room_again() {
     let shop = Shop::open(&[]).await;
@@ -249,7 +252,7 @@ async fn envoy_quotas_let_pass_as_soon_as_one_of_them_has_room_again() {
     assert_eq!(counted.statuses[0].limit_remaining, 90);
 }
 
-/// As with the original: the cache of what is over knows of what this server gives back, and of nothing else.
+/// As in envoyproxy/ratelimit, the local cache notices refunds on this node only.
 #[tokio::test]
 async fn envoy_is_told_of_what_is_known_to_be_over_whatever_another_server_gave_back() {
     let shop = Shop::open(&[("LOCAL_CACHE_SIZE_IN_BYTES", "1048576")]).await;
@@ -268,20 +271,21 @@ async fn envoy_is_told_of_what_is_known_to_be_over_whatever_another_server_gave_
     assert_eq!(code().await, Code::Ok);
 }
 
-/// How a request about `descriptors` comes out while others take the room of each quota of `taken` just before it leads.
+/// Returns the result of a request for `descriptors`, while other requests use up each quota of
+/// `taken` just before it leads.
 async fn overtaken(descriptors: Vec<Descriptor>, taken: &[Descriptor]) -> (Code, [u32; 2]) {
-    // On one connection what is asked first is answered first.
+    // With one connection, commands are answered in order.
     let shop = Shop::open_with(1, &[]).await;
-    // The first request makes the scripts known.
+    // The first request loads the scripts.
     shop.ask_in("one", vec![hit("few", 99), hit("few", 98), hit("all", 99)])
         .await;
     let mut asked = Box::pin(shop.ask_in("one", descriptors));
     let mut asked_of_all = || asked.as_mut().now_or_never();
     for quota in taken {
-        // It has looked for the quota with room, or does so now;
+        // The request has queried the quotas for a lead, or does so now.
         assert_eq!(asked_of_all(), None);
         shop.ask_in("one", vec![quota.clone()]).await;
-        // and now it is charged.
+        // Then it is charged.
         assert_eq!(asked_of_all(), None);
         shop.ask_in("one", vec![hits("all", "98", 0)]).await;
     }

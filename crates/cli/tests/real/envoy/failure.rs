@@ -1,9 +1,10 @@
-//! Without Tidegate, and with it again.
+//! Envoy while Tidegate is down, and after it is back.
 
 use super::{BOOTSTRAP, LIMITS};
 use crate::support::{Ask, Envoy, Scratch, Server, free_port};
 
-/// How often Envoy is asked until it has found Tidegate again: it waits up to half a second between two tries.
+/// The maximum number of requests until Envoy has reconnected. It waits up to half a second between
+/// two attempts.
 const TRIES: u32 = 100_000;
 
 #[test]

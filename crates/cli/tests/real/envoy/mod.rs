@@ -1,4 +1,4 @@
-//! A real Envoy in front of an application, asking a real Tidegate.
+//! Tests with a real Envoy in front of an application, with Tidegate as its rate limit service.
 
 mod failure;
 mod quota;
@@ -7,10 +7,10 @@ mod reload;
 
 use crate::support::{Ask, EVERY_DOOR, Envoy, Scratch, Server};
 
-/// Two listeners, `open` and `closed`, and the routes that the tests ask for.
+/// Two listeners, `open` and `closed`, and the routes that the tests use.
 const BOOTSTRAP: &str = include_str!("bootstrap.yaml");
 
-/// Windows of a year: they begin at the epoch's years, and no test runs across one of their ends.
+/// The windows are a year long and aligned to the epoch, so that no window ends during a test.
 const LIMITS: &str = "\
 domain: shop
 descriptors:
@@ -20,7 +20,7 @@ descriptors:
   - {key: generic_key, value: override, rate_limit: {unit: year, requests_per_unit: 1000}}
 ";
 
-/// An Envoy, and the Tidegate that it asks.
+/// An Envoy and its Tidegate.
 #[derive(Debug)]
 struct Pair {
     tidegate: Server,
@@ -28,7 +28,7 @@ struct Pair {
 }
 
 impl Pair {
-    /// With these limits for Envoy's domain.
+    /// Starts both, with these limits for Envoy's domain.
     fn start(limits: &str) -> Self {
         let scratch = Scratch::new();
         scratch.write("shop.yaml", limits);
@@ -38,7 +38,7 @@ impl Pair {
         Self { tidegate, envoy }
     }
 
-    /// A request through the listener that needs no Tidegate.
+    /// Creates a request to the listener that fails open.
     fn ask(&self, path: &str) -> Ask {
         Ask::get(self.envoy.listener("open"), path)
     }

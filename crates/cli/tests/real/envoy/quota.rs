@@ -1,14 +1,14 @@
-//! Quotas of two Envoys.
+//! Quotas that two Envoys share.
 
 use crate::support::{Ask, EVERY_DOOR, Envoy, Scratch, Server, repository};
 
-/// A budget of a year, which nobody waits for to end.
+/// A yearly budget, so that its window does not end during the test.
 const LIMIT: usize = 500;
 
-/// What may pass between a report and the assignment that answers it.
+/// The number of requests that may pass between a report and the assignment that answers it.
 const SLACK: usize = LIMIT / 100;
 
-/// After so long without a request that passed, both have reported twice since the last one.
+/// After this many seconds without an allowed request, both Envoys have reported twice.
 const QUIET_SECONDS: u64 = 12;
 
 #[test]
@@ -23,7 +23,7 @@ fn two_envoys_share_a_budget_to_the_last_request() {
     let tidegate = Server::start_in(Scratch::new(), &quotas);
     let bootstrap =
         std::fs::read_to_string(repository().join("examples/envoy/envoy.yaml")).unwrap();
-    // Else an Envoy lets pass what it likes until it is first assigned something.
+    // The example configures Envoy to allow everything until its first assignment.
     let before = "no_assignment_behavior: {fallback_rate_limit: {blanket_rule: ";
     let bootstrap = bootstrap.replace(&format!("{before}ALLOW_ALL"), &format!("{before}DENY_ALL"));
     let envoys = [(); 2].map(|()| Envoy::start(&bootstrap, tidegate.grpc));

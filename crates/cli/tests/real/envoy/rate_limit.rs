@@ -1,9 +1,9 @@
-//! What Envoy makes of the answers.
+//! How Envoy applies the responses of the rate limit service.
 
 use super::{LIMITS, Pair};
 use crate::support::Answer;
 
-/// The limits of both descriptors, that of the least remaining first.
+/// The limits of both descriptors as Envoy lists them.
 const BOTH: &str = ", 1000;w=31536000, 3;w=31536000;name=\"per-key\"";
 
 fn remaining(answer: &Answer) -> (u16, &str, &str) {

@@ -1,4 +1,4 @@
-//! A configuration that changes under traffic.
+//! Hot reload under traffic.
 
 use std::{
     fs,
@@ -15,8 +15,8 @@ fn limits(requests: u32) -> String {
     )
 }
 
-/// One client asks without pause, and each answer is of the one configuration or of the other, and counts one more
-/// than the last.
+/// One client sends requests continuously. Each response must match one of the two configurations,
+/// and its count must be one higher than the previous one.
 #[test]
 fn no_answer_is_wrong_while_the_configuration_changes() {
     const SIZES: [u32; 2] = [1_000_000, 2_000_000];

@@ -1,13 +1,13 @@
-//! A real Envoy, on ports that the system picks.
+//! A real Envoy on ephemeral ports.
 
 use std::{net::SocketAddr, path::PathBuf, process::Command};
 
 use super::{Ask, Process, Scratch, repository, tool};
 
-/// Its admin interface, whatever the bootstrap says of it.
+/// The admin interface, which replaces that of the bootstrap file.
 const ADMIN: &str = "admin: {address: {socket_address: {address: 127.0.0.1, port_value: 0}}}";
 
-/// A running Envoy, in a directory of its own.
+/// A running Envoy with its own directory.
 #[derive(Debug)]
 pub(crate) struct Envoy {
     admin: SocketAddr,
@@ -16,8 +16,8 @@ pub(crate) struct Envoy {
 }
 
 impl Envoy {
-    /// Starts an Envoy that asks the Tidegate at `tidegate`. In `bootstrap` Tidegate is at port 8081, the application
-    /// at 8001, and everything else at ports in the eight thousands.
+    /// Starts an Envoy that uses the Tidegate at `tidegate`. In `bootstrap`, Tidegate is at port
+    /// 8081, the application at 8001, and all listeners are at other ports from 8000 to 8999.
     pub(crate) fn start(bootstrap: &str, tidegate: SocketAddr) -> Self {
         let port = |number: u16| format!("port_value: {number}}}");
         let application = "{pipe: {path: application.sock}}";
@@ -47,7 +47,7 @@ impl Envoy {
         }
     }
 
-    /// Where the listener called `name` listens.
+    /// Returns the address of the listener called `name`.
     pub(crate) fn listener(&self, name: &str) -> SocketAddr {
         let list = Ask::get(self.admin, "/listeners").send().body;
         let found = list
@@ -60,7 +60,7 @@ impl Envoy {
     }
 }
 
-/// Where `scripts/setup` puts it, or where the machine has it.
+/// Returns the Envoy that `scripts/setup` installed, or the one of the system.
 fn program() -> PathBuf {
     let installed = repository().join("target/test-envoy/envoy");
     if installed.exists() {

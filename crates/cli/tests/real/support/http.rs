@@ -1,11 +1,11 @@
-//! Asking over HTTP.
+//! A simple HTTP client.
 
 use std::{net::SocketAddr, time::Duration};
 
 use serde_json::Value;
 use ureq::http::{HeaderMap, Method, Request};
 
-/// What came back.
+/// A response.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -18,7 +18,7 @@ impl Answer {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error} in: {}", self.body))
     }
 
-    /// A header's value; empty if it is absent.
+    /// Returns the value of a header; empty if it is absent.
     pub(crate) fn header(&self, name: &str) -> &str {
         self.headers
             .get(name)
@@ -26,7 +26,7 @@ impl Answer {
     }
 }
 
-/// A request in the making.
+/// A request builder.
 #[derive(Debug)]
 pub(crate) struct Ask {
     method: Method,

@@ -1,4 +1,4 @@
-//! Programs under test: started, listened to, and ended with the test.
+//! Programs under test. They are stopped when the test ends.
 
 mod envoy;
 mod http;

@@ -1,4 +1,4 @@
-//! A program that runs beside the test.
+//! A program that runs during a test.
 
 use std::{
     io::{BufRead, BufReader},
@@ -9,10 +9,10 @@ use std::{
     time::Duration,
 };
 
-/// How long anything may take that takes milliseconds on an idle machine.
+/// The timeout of operations that take milliseconds on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A program and what it writes to standard error. It ends with the test.
+/// A program and its standard error. It is stopped when the test ends.
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,
@@ -44,13 +44,14 @@ impl Process {
         }
     }
 
-    /// Waits for a line that contains every one of `words`, and answers it.
+    /// Waits for a line that contains all of `words`, and returns it.
     pub(crate) fn wait_for(&mut self, words: &[&str]) -> String {
         self.next_line_with(words)
             .unwrap_or_else(|| panic!("never logged {words:?}, but:\n{}", self.seen.join("\n")))
     }
 
-    /// The next line that contains every one of `words`; `None` if the program ends or goes quiet before.
+    /// Returns the next line that contains all of `words`; `None` if the program ends or writes
+    /// nothing for [`PATIENCE`].
     pub(crate) fn next_line_with(&mut self, words: &[&str]) -> Option<String> {
         while let Ok(line) = self.lines.recv_timeout(PATIENCE) {
             self.seen.push(line.clone());
@@ -61,13 +62,13 @@ impl Process {
         None
     }
 
-    /// Whether a line that was read on the way to another contains every one of `words`.
+    /// Returns whether a line that has been read so far contains all of `words`.
     pub(crate) fn has_said(&self, words: &[&str]) -> bool {
         let has_them = |line: &String| words.iter().all(|word| line.contains(word));
         self.seen.iter().any(has_them)
     }
 
-    /// The most memory that it has held at once.
+    /// Returns the peak resident memory of the program, in bytes.
     pub(crate) fn peak_bytes(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -79,21 +80,22 @@ impl Process {
         signal(self.child.id(), name);
     }
 
-    /// Lets the program open no file whose number would be `most` or above.
+    /// Limits the number of open files of the program to `most`.
     pub(crate) fn limit_files(&self, most: u32) {
         let (pid, limit) = (self.child.id().to_string(), format!("--nofile={most}:"));
         let output = run(Command::new(tool("prlimit")).args(["--pid", &pid, &limit]));
         assert!(output.status.success(), "{output:?}");
     }
 
-    /// What was logged up to the last line that was waited for.
+    /// Returns the log up to the last line that was waited for.
     pub(crate) fn said(&self) -> String {
         self.seen.join("\n")
     }
 
-    /// Waits until the program has ended, and answers with what else it wrote.
+    /// Waits until the program has ended. Returns its status and the rest of its log.
     pub(crate) fn wait(&mut self) -> (ExitStatus, Vec<String>) {
-        // Its standard error closes when it ends: that can be waited for with a deadline.
+        // Standard error closes when the program ends, and unlike `Child::wait` it can be awaited
+        // with a timeout.
         let mut rest = Vec::new();
         loop {
             match self.lines.recv_timeout(PATIENCE) {
@@ -113,7 +115,7 @@ impl Drop for Process {
         if matches!(self.child.try_wait(), Ok(Some(_))) {
             return;
         }
-        // Politely first, for programs with workers of their own.
+        // Send SIGTERM first, so that programs can stop their worker processes.
         signal(self.child.id(), "TERM");
         while self.lines.recv_timeout(Duration::from_secs(5)).is_ok() {}
         let _ = self.child.kill();
@@ -129,7 +131,8 @@ fn signal(pid: u32, name: &str) {
         .status();
 }
 
-/// A port that is free now. Somebody may take it before it is used: start again then.
+/// Returns a port that is currently free. Another process may take it before it is used; callers
+/// must retry then.
 pub(crate) fn free_port() -> u16 {
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
     socket.local_addr().unwrap().port()
@@ -143,7 +146,7 @@ pub(crate) fn run(command: &mut Command) -> Output {
         .unwrap_or_else(|error| panic!("cannot start {command:?}: {error}; run scripts/setup"))
 }
 
-/// A program by its name, where Debian keeps them.
+/// Returns the path of a program in Debian's standard directories.
 pub(crate) fn tool(name: &str) -> PathBuf {
     [
         "/usr/local/sbin",

@@ -1,4 +1,4 @@
-//! A directory of a test's own.
+//! A temporary directory for a test.
 
 use std::{
     fs,
@@ -28,7 +28,7 @@ impl Scratch {
         self.0.join(name)
     }
 
-    /// Writes a file and answers where it is.
+    /// Writes a file and returns its path.
     pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
         let path = self.join(name);
         fs::write(&path, text).unwrap();
@@ -38,7 +38,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What is left behind is swept away with the target directory.
+        // If this fails, the remains are in the target directory.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

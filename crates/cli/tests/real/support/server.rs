@@ -1,4 +1,4 @@
-//! `tidegate serve`, on ports that the system picks.
+//! `tidegate serve` on ephemeral ports.
 
 use std::{
     net::SocketAddr,
@@ -10,10 +10,10 @@ use serde_json::Value;
 
 use super::{Answer, Ask, Process, Scratch};
 
-/// Every door, on a port that the system picks.
+/// All listeners on ephemeral ports.
 pub(crate) const EVERY_DOOR: &str = "listen: {http: '127.0.0.1:0', grpc: '127.0.0.1:0', resp: '127.0.0.1:0', admin: '127.0.0.1:0'}\n";
 
-/// A running server and the directory in which it runs.
+/// A running server and its working directory.
 #[derive(Debug)]
 pub(crate) struct Server {
     process: Process,
@@ -25,12 +25,12 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts a server with every door and these rules.
+    /// Starts a server with all listeners and these rules.
     pub(crate) fn start(rules: &str) -> Self {
         Self::start_in(Scratch::new(), &format!("{EVERY_DOOR}{rules}"))
     }
 
-    /// Starts a server with this configuration, in this directory.
+    /// Starts a server with this configuration in this directory.
     pub(crate) fn start_in(scratch: Scratch, config: &str) -> Self {
         scratch.write("rules.yaml", config);
         let mut command = tidegate(&["serve", "--config", "rules.yaml"]);
@@ -47,7 +47,7 @@ impl Server {
         }
     }
 
-    /// Starts a server with the file of the README.
+    /// Starts a server with the quickstart file of the README.
     pub(crate) fn quickstart() -> Self {
         let file = repository().join("examples/quickstart.yaml");
         let text = std::fs::read_to_string(file).unwrap();
@@ -58,7 +58,7 @@ impl Server {
         Self::start_in(Scratch::new(), &free)
     }
 
-    /// Where the reverse proxy is, if there is one.
+    /// Returns the address of the reverse proxy.
     pub(crate) fn proxy(&self) -> SocketAddr {
         let said = self.said();
         let mut lines = said.lines();
@@ -66,18 +66,18 @@ impl Server {
         address_in(line.unwrap_or_else(|| panic!("no proxy in: {said}")))
     }
 
-    /// Asks `/v1/check`.
+    /// Sends a request to `/v1/check`.
     pub(crate) fn check(&self, entries: &Value) -> Answer {
         let body = serde_json::json!({ "entries": entries });
         Ask::new("POST", self.http, "/v1/check").body(&body).send()
     }
 
-    /// The Prometheus text.
+    /// Returns the Prometheus metrics.
     pub(crate) fn metrics(&self) -> String {
         Ask::get(self.admin, "/metrics").send().body
     }
 
-    /// Runs `tidegate` against this server's admin door.
+    /// Runs `tidegate` against the admin listener of this server.
     pub(crate) fn operate(&self, args: &[&str]) -> std::process::Output {
         super::run(tidegate(args).env("TIDEGATE_ADMIN", self.admin.to_string()))
     }
@@ -90,7 +90,7 @@ impl Server {
         self.scratch.path()
     }
 
-    /// The most memory that it has held at once.
+    /// Returns the peak resident memory of the server, in bytes.
     pub(crate) fn peak_bytes(&self) -> u64 {
         self.process.peak_bytes()
     }
@@ -99,12 +99,12 @@ impl Server {
         self.process.signal(name);
     }
 
-    /// Lets the server open no file whose number would be `most` or above.
+    /// Limits the number of open files of the server to `most`.
     pub(crate) fn limit_files(&self, most: u32) {
         self.process.limit_files(most);
     }
 
-    /// What was logged up to the last line that was waited for.
+    /// Returns the log up to the last line that was waited for.
     pub(crate) fn said(&self) -> String {
         self.process.said()
     }
@@ -113,12 +113,12 @@ impl Server {
         self.process.wait_for(words)
     }
 
-    /// Whether the server said so before the last line that was waited for.
+    /// Returns whether a line that has been read so far contains all of `words`.
     pub(crate) fn has_said(&self, words: &[&str]) -> bool {
         self.process.has_said(words)
     }
 
-    /// Waits until the server has ended; its directory remains.
+    /// Waits until the server has ended. Its directory remains.
     pub(crate) fn wait(self) -> (ExitStatus, Vec<String>, Scratch) {
         let Self {
             mut process,
@@ -129,7 +129,7 @@ impl Server {
         (status, log, scratch)
     }
 
-    /// Stops the server as an operator would.
+    /// Stops the server with SIGTERM, as an operator would.
     pub(crate) fn stop(self) -> Scratch {
         self.signal("TERM");
         let (status, log, scratch) = self.wait();
@@ -153,7 +153,8 @@ fn address_in(line: &str) -> SocketAddr {
         .unwrap()
 }
 
-/// The built program. Nothing of the caller's environment changes what it does.
+/// Returns a command for the built binary, without environment variables that would change its
+/// behavior.
 pub(crate) fn tidegate(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
     command
@@ -165,7 +166,7 @@ pub(crate) fn tidegate(args: &[&str]) -> Command {
     command
 }
 
-/// The root of the repository.
+/// Returns the root of the repository.
 pub(crate) fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../..")

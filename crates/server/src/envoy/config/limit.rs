@@ -5,7 +5,7 @@
 //! rate_limit: {window: 30s, requests_per_unit: 20}                    # a different window length
 //! rate_limit: {anchor: {calendar: month}, requests_per_unit: 1000}    # a calendar window
 //! rate_limit: {unit: minute, requests_per_unit: 20, algorithm: gcra}  # a different algorithm
-//! rate_limit: {algorithm: token_bucket, capacity: 10, refill: 1/s}    # any limit of the rules file
+//! rate_limit: {algorithm: token_bucket, capacity: 10, refill: 1/s}    # any limit of a rules file
 //! rate_limits: [5/s, {unit: day, requests_per_unit: 250}]             # several, in one decision
 //! ```
 
