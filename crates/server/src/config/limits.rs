@@ -1,4 +1,4 @@
-//! Limits: shorthands such as `20/min`, and the full form with every field by name.
+//! Limits: shorthands such as `20/min`, and the full form with named fields.
 
 use tidegate_core::{
     AlgorithmName, Anchor, Calendar, CalendarUnit, Limit, LimitSpec, RefillMode, notation,

@@ -109,7 +109,7 @@ pub struct Listen {
     pub http: Option<SocketAddr>,
     /// `listen.grpc`: Envoy's rate limit services; default `127.0.0.1:8081`.
     pub grpc: Option<SocketAddr>,
-    /// `listen.resp`: the Redis protocol; default `127.0.0.1:6380`.
+    /// `listen.resp`: the Redis protocol (RESP); default `127.0.0.1:6380`.
     pub resp: Option<SocketAddr>,
     /// `listen.admin`: health, metrics, blocked keys; default `127.0.0.1:8082`. An address that
     /// other machines can reach is rejected unless an admin token is set.
@@ -241,7 +241,7 @@ impl Default for Grpc {
 pub struct TlsFiles {
     /// `certificate`: the certificate of the listener, followed by its intermediate certificates.
     pub certificate: PathBuf,
-    /// `key`: its private key.
+    /// `key`: the private key of the certificate.
     pub key: PathBuf,
     /// `client_ca`: the CAs that sign client certificates. If set, clients must present a
     /// certificate that one of them signed (mutual TLS).

@@ -38,8 +38,7 @@ const LONGEST: Span = Span::from_secs(86_400);
 /// is more than any real request needs.
 const HEAD_BYTES: std::ops::RangeInclusive<usize> = 8_192..=1 << 20;
 
-/// The upper bound of `proxy.max_headers`: the most that the parser can hold for a request or
-/// response.
+/// The upper bound of `proxy.max_headers`.
 const MOST_HEADERS: usize = 1_000;
 
 /// The upper bound of the connection limits for clients.
@@ -113,7 +112,7 @@ pub struct Timeouts {
     /// `head`: for the response head of an upstream, measured from the end of the request; default
     /// 30 s.
     pub head: Duration,
-    /// `idle`: between two reads or two writes of a body, on either side; default 60 s.
+    /// `idle`: how long reading or writing a body may stall, on either side; default 60 s.
     pub idle: Duration,
     /// `request_head`: for the complete head of a request, measured from its first byte; default 10
     /// s.

@@ -106,7 +106,7 @@ pub enum RateLimitError {
     Invalid {
         /// The field, such as `descriptors[2].limit.unit`.
         field: String,
-        /// What is wrong and what to send instead.
+        /// The problem, and a valid alternative.
         problem: String,
     },
 }

@@ -103,7 +103,7 @@ impl<'d> Applied<'d> {
     }
 }
 
-/// What is needed to decide: the store, the settings and the time.
+/// The context of a decision: the store, the settings and the time.
 #[derive(Debug)]
 pub(super) struct Bench<'s> {
     pub(super) limiter: &'s Limiter,

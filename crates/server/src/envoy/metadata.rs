@@ -5,7 +5,7 @@ use std::sync::Arc;
 /// A value that YAML, JSON and protobuf's `Struct` can all represent. Cloning is cheap.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Metadata {
-    /// Nothing.
+    /// The null value.
     Null,
     /// A boolean.
     Truth(bool),

@@ -1,4 +1,4 @@
-//! All-or-nothing charging: the descriptors of one request are either all charged, or none is.
+//! All-or-nothing charging: either all descriptors of a request are charged, or none of them.
 //!
 //! Rules in quota mode deny a request only if all of its quotas are over their limits. No store
 //! supports such a condition. One quota is therefore chosen to lead: it denies like any other rule,
@@ -12,8 +12,8 @@
 //!
 //! If a request has only one quota, that quota leads and no query is needed to choose it.
 //!
-//! Other requests may use up the lead's capacity before the decision. Then another quota leads, up
-//! to [`MAX_TURNS`] times.
+//! Other requests may use up the lead's capacity before the decision. Then another quota leads;
+//! there are at most [`MAX_TURNS`] attempts.
 
 use std::collections::HashMap;
 

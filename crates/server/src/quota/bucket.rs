@@ -70,6 +70,7 @@ pub enum Assignment {
 /// Changed assignments, at most one per stream.
 pub(super) type Changes = Vec<(StreamId, Assignment)>;
 
+/// A bucket of one quota. It has one [`Seat`] per stream that uses it.
 #[derive(Debug)]
 pub(super) struct Bucket {
     limit: QuotaLimit,
@@ -78,6 +79,7 @@ pub(super) struct Bucket {
     seats: Vec<Seat>,
 }
 
+/// A stream that uses the bucket, with its demand and its current assignment.
 #[derive(Debug)]
 struct Seat {
     stream: StreamId,

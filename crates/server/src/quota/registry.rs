@@ -40,7 +40,7 @@ pub struct QuotaCounts {
 
 type Key = (Box<str>, BucketId);
 
-/// The quotas of one server: its rules, its buckets and the streams that use them.
+/// The quotas of one server: rules, buckets and the streams that use the buckets.
 #[derive(Debug, Default)]
 pub struct Quotas {
     next_stream: AtomicU64,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use tidegate_core::{Pattern, Rate, Span};
 
-/// The longest period of a quota: 366 days.
+/// The maximum period of a quota: 366 days.
 pub const MAX_PERIOD: Span = Span::from_secs(366 * 86_400);
 
 /// The id of a bucket: keys and values such as `service: shop, api_key: alice`, sorted by key.

@@ -7,7 +7,7 @@ pub const FLOOR: u64 = 10;
 /// Demands are capped at this value, so that the products do not overflow.
 const MAX_DEMAND: u64 = 1 << 40;
 
-/// Divides `total` among the `demands`, followed by `vacant` seats without demand.
+/// Divides `total` among the `demands`, followed by `vacant` seats reserved for new streams.
 ///
 /// One part in [`FLOOR`] is divided evenly among all seats, the rest in proportion to the demands.
 /// If every demand is zero, the rest is divided evenly among them. The remainder of the integer

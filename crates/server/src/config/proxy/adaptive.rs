@@ -132,7 +132,7 @@ fn settings(method: Method, fields: &Fields<'_>, report: &mut Report) -> Option<
     let settings = AdaptiveSettings {
         method,
         min,
-        // Within whatever bounds were written down.
+        // Clamp the default to the configured bounds.
         initial: count(fields, "initial", default.initial.min(max).max(min), report),
         max,
         window: span(fields, "window", default.window, report),

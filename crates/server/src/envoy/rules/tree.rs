@@ -39,7 +39,7 @@ pub(crate) enum Charging {
     /// Each on its own, denied hits included.
     #[default]
     Each,
-    /// All, or none.
+    /// All or none.
     AllOrNothing,
 }
 
