@@ -1,4 +1,5 @@
-//! The commonest decisions, cut short: one charge on limits that a small script of their own decides.
+//! Fast path for the most common decisions: one charge whose limits a small dedicated script can
+//! decide.
 
 use tidegate_core::{
     Charge, Decision, Effect, Outcome, Timestamp,
@@ -13,21 +14,22 @@ use crate::{
     store::Settled,
 };
 
-/// The length of the head that the script of one schedule knows.
+/// Length in bytes of the value header that `schedule_alone.lua` understands.
 const SCHEDULE_HEAD_BYTES: usize = 5;
 
-/// What became of a charge that was put to a script of its own.
+/// Result of trying a dedicated script.
 pub(crate) enum Attempt {
-    /// It was decided.
+    /// The script decided.
     Decided(Decision),
-    /// It was not, because the value is not one that the script knows: what stands there, and the instant.
+    /// The script did not decide, because it does not understand the stored value: the instant, and
+    /// the value.
     Other(Timestamp, Vec<u8>),
-    /// No such script decides these limits.
+    /// No dedicated script handles these limits.
     Unsuited,
 }
 
 impl RedisStore {
-    /// Decides a charge that a script of its own can decide.
+    /// Decides `charge` with a dedicated script, if there is one for its limits.
     pub(crate) async fn check_alone(
         &self,
         charge: &Charge<'_>,
@@ -43,7 +45,8 @@ impl RedisStore {
         let reply = self.call(script, vec![self.key(charge.key)], args).await?;
         match decode::alone(reply).ok_or_else(StoreError::unreadable)? {
             Alone::Ahead(whole) => {
-                // How far ahead is all that matters, so any instant will do.
+                // The outcome depends only on how far the arrival time is ahead of `now`, so any
+                // instant will do.
                 let now = Timestamp::default();
                 let held = Held::Schedule(Exact { whole, part: 0 });
                 let held = remote::terms(charge.limits).map(|terms| (terms, held.clone()));
@@ -67,8 +70,10 @@ impl RedisStore {
     }
 }
 
-/// The script that decides `charge`, and its numbers: that of one hard schedule of whole microseconds, that of several, and that
-/// of a log that counts nothing that it denies.
+/// Returns the dedicated script for `charge` and its numeric arguments, if there is one.
+///
+/// There is one for a single schedule, one for several schedules, and one for a log. The unit of a
+/// schedule must be a whole number of microseconds, and no limit may count denied requests.
 fn script_of(charge: &Charge<'_>) -> Option<(&'static Script, Vec<String>)> {
     let members: Vec<Member<'_>> = remote::numbers(charge.limits, charge.cost).collect();
     let is_hard = |member: &Member<'_>| member.denials == Denials::Forgotten;
@@ -106,7 +111,7 @@ fn script_of(charge: &Charge<'_>) -> Option<(&'static Script, Vec<String>)> {
         else {
             return None;
         };
-        // Who waits for no longer than that ends no later than so long after it.
+        // A request that waits at most `longest` finishes at most `longest + lasting` from now.
         let longest = charge.longest_wait.filter(|_| *queue);
         let latest = longest.map(|longest| longest.as_micros().saturating_add(lasting.whole));
         let tau = tau.whole.min(latest.unwrap_or(u64::MAX));

@@ -1,5 +1,5 @@
-//! Changes that are computed here and written back if nothing changed there meanwhile: rare ones, which are not worth
-//! a script of their own.
+//! Read-modify-write for rare changes that are not worth a script of their own. The new value is
+//! computed here, and written only if the stored value has not changed in between.
 
 use tidegate_core::{
     Charge, Decision, Effect, Outcome, Span, Timestamp,
@@ -15,17 +15,19 @@ use crate::{
     store::{MAX_TRIES, RedisStore, Settled},
 };
 
-/// What is to stand under a key.
+/// What to do with the value of a key.
 pub(crate) enum Amendment {
-    /// What stands there.
+    /// Leave it unchanged.
     Keep,
-    /// These bytes, nothing if there are none, until that instant or for ever.
+    /// Write these bytes, or delete the key if there are none. The value expires at this instant,
+    /// or never if `None`.
     Write(Vec<u8>, Option<Timestamp>),
 }
 
 impl RedisStore {
-    /// Reads the values of `keys`, which share a slot, asks `amend` what is to stand there instead, and writes it; begins
-    /// again if another was faster.
+    /// Reads the values of `keys`, which must share a cluster slot, lets `amend` compute the new
+    /// ones, and writes them. Starts over, up to `MAX_TRIES` times, if another client has changed a
+    /// value in between.
     pub(crate) async fn amend<T>(
         &self,
         keys: Vec<Vec<u8>>,
@@ -61,7 +63,7 @@ impl RedisStore {
         Err(StoreError::overtaken())
     }
 
-    /// What stands under `key` now.
+    /// Returns the server's time and the value stored under `key`.
     pub(crate) async fn look_at(&self, key: &[u8]) -> Result<(Timestamp, Found), StoreError> {
         let key = self.key(key);
         let (now, values) = self.values(std::slice::from_ref(&key)).await?;
@@ -74,7 +76,7 @@ impl RedisStore {
         decode::values(reply, keys.len()).ok_or_else(StoreError::unreadable)
     }
 
-    /// Gives back what [`Effect::Refund`] says.
+    /// Applies [`Effect::Refund`] to the keys of `charges`.
     pub(crate) async fn refund(
         &self,
         charges: &[Charge<'_>],
@@ -100,12 +102,12 @@ impl RedisStore {
         self.amend(self.keys(charges), amend).await
     }
 
-    /// Forgets what `key` has spent; true if there was anything. A block on it stands. What stands there and was not written
-    /// by this store is deleted.
+    /// Forgets what `key` has spent, and returns true if there was anything. A block on the key
+    /// stays. A value that was not written by this store is deleted.
     ///
     /// # Errors
     ///
-    /// [`StoreError`] when nothing was forgotten, or nobody knows.
+    /// [`StoreError`] if nothing was forgotten, or if that is unknown.
     pub async fn reset(&self, key: &[u8]) -> Result<bool, StoreError> {
         let amend = |now: Timestamp, mut found: Vec<Found>| {
             let found = found.pop().unwrap_or_default();
@@ -126,7 +128,8 @@ impl RedisStore {
         }
     }
 
-    /// Puts the block of `until` on a key, or lifts the one that stands there; answers whether one stood.
+    /// Blocks a key until the instant in `block` (`Some(None)`: without an end), or lifts its block
+    /// if `block` is `None`. Returns whether the key was blocked before.
     pub(crate) async fn enforce(
         &self,
         key: &[u8],
@@ -153,7 +156,8 @@ impl RedisStore {
     }
 }
 
-/// The value for what a replay of what was `found` came to, under the block that stands.
+/// Returns the value after `replay`, which started from `found`. A block that is still in force is
+/// kept.
 fn rewritten(charge: &Charge<'_>, replay: &Replay<'_>, found: &Found, now: Timestamp) -> Amendment {
     let (held, expires) = replay.held();
     let state = encode::value(charge, &held);

@@ -1,25 +1,33 @@
-//! Charges that lie in several slots of a cluster, or in one that is moving, where no script can decide them at once.
+//! Charges in several slots of a cluster, or in one slot that is migrating: no single script call
+//! can decide them.
 //!
 //! ```text
-//!            every slot charges ─▶ all admit:   admitted, after one round trip
-//!                               └▶ one denies:  denied; the others give back what they charged, in one more
+//!   every slot charges ─▶ all admit:   admitted, after one round trip
+//!                      └▶ one denies:  denied; a second round trip refunds the others
 //! ```
 //!
-//! **Never too much.** What is admitted was charged in every slot, and each slot admits no more than its limits say. A slot brings
-//! back a receipt of what it charged, and gives back this and nothing of anybody else's, as far as it is still there: core's
-//! `receipt.rs` says what is sound about that. A ledger in the value, which is kept for a minute, knows what others have given back.
+//! **Never over the limit.** An admitted request was charged in every slot, and each slot admits no
+//! more than its limits allow. Each slot returns a receipt of what it charged. A refund by that
+//! receipt takes back this charge as far as it is still there, and nothing that other clients were
+//! charged; core's `receipt.rs` explains why that is sound. A refund ledger in the value, which is
+//! kept for a minute, records what other clients were refunded.
 //!
-//! **Denied by what is given back.** What is charged and will be given back denies others for a round trip. Were it so with every
-//! request that is denied, a client far over its own limit would keep taking from a limit that it shares with others. So where
-//! the same limits have denied one of the last sixteen requests, the slots are asked first, and charged if none denies: two round
-//! trips, and what is denied by the first takes from nobody. Where a limit counts what is denied they are always asked first, because
-//! only then is it known whether it is.
+//! **Denials by a charge that is refunded.** A charge that will be refunded can deny other requests
+//! for one round trip. If every denied request did that, a client far over its own limit would keep
+//! taking from a limit that it shares with others. So if the same limits have denied one of the
+//! last sixteen requests, the slots are peeked first, and charged only if none denies. That takes
+//! two round trips, and a request denied by the peek takes nothing from other clients. Limits that
+//! count denied requests are always peeked first, because only the peek shows whether there is a
+//! denial to count.
 //!
-//! **Unknown fates.** Nothing is sent twice. A charge or a give-back whose answer never came may leave its cost charged in its
-//! slot. The others give back, and so they do when whoever asked has stopped waiting.
+//! **Unknown outcomes.** Nothing is sent twice. If the reply to a charge or a refund is lost, its
+//! cost may stay charged in that slot. The other slots are refunded, also if the caller has stopped
+//! waiting.
 //!
-//! **Lost states.** A receipt knows its place, not its owner. Where a failover or a reset took the charge away before it was given back,
-//! and others have charged the same place since, it is theirs that is given back: as much too much as the charge, once.
+//! **Lost states.** A receipt identifies a position in the state, not its owner. Suppose that a
+//! failover or a reset removed a charge before it was refunded, and that other clients have charged
+//! the same position since. The refund then takes back their charge: once, and no more than the
+//! original charge.
 
 use std::collections::BTreeMap;
 
@@ -36,30 +44,32 @@ use crate::{
     store::{Conversions, MAX_TRIES, OVERTAKEN},
 };
 
-/// The charges of one slot, and their numbers among all.
+/// The charges of one cluster slot, and their indices among all charges of the request.
 #[derive(Debug)]
 pub(crate) struct Part<'c> {
     numbers: Vec<usize>,
     charges: Vec<Charge<'c>>,
 }
 
-/// What a slot answered: the instant, the values that it found, and receipts if it reserved; or that a key is blocked.
+/// Reply of one slot: the instant, the stored values, and receipts if it reserved; or that a key is
+/// blocked.
 #[derive(Debug)]
 enum Found {
     Values(Timestamp, Vec<Vec<u8>>, Vec<Vec<u8>>),
     Blocked(Decision),
 }
 
-/// A part's numbers, its decision, and its outcomes.
+/// The indices of a part's charges, its decision, and its outcomes.
 type Answer<'p> = (&'p [usize], Decision, Vec<Outcome>);
 
 impl<'c> Part<'c> {
-    /// Of its charges, among all.
+    /// Returns the indices of its charges among all charges.
     pub(crate) fn numbers(self) -> Vec<usize> {
         self.numbers
     }
 
-    /// A part for each charge: those of one slot while it moves, some of whose keys are at another node already.
+    /// Makes one part per charge, for a slot that is migrating and has some of its keys on another
+    /// node already.
     pub(crate) fn each(charges: &[Charge<'c>]) -> Vec<Self> {
         let parts = charges.iter().enumerate().map(|(number, charge)| Self {
             numbers: vec![number],
@@ -70,7 +80,7 @@ impl<'c> Part<'c> {
 }
 
 impl RedisStore {
-    /// The charges of each slot.
+    /// Groups `charges` by cluster slot.
     pub(crate) fn parts<'c>(&self, charges: &[Charge<'c>]) -> Vec<Part<'c>> {
         let mut parts: BTreeMap<u16, Part<'c>> = BTreeMap::new();
         for (number, charge) in charges.iter().enumerate() {
@@ -84,7 +94,7 @@ impl RedisStore {
         parts.into_values().collect()
     }
 
-    /// Decides the charges of several slots.
+    /// Decides charges in several cluster slots.
     pub(crate) async fn check_apart(
         &self,
         (charges, effect): (&[Charge<'_>], Effect),
@@ -133,7 +143,8 @@ impl RedisStore {
                 return Ok(OVERTAKEN);
             };
             let decision = self.weigh((charges, parts), &found, Intent::Foresee, outcomes)?;
-            // What is charged with the others at once cannot be given back by a limit that counts denials.
+            // A limit that counts denied requests cannot refund a charge, so it is charged only
+            // once the others have been asked.
             conversions = self.conversions_apart(parts, &found)?;
             if decision == Decision::Limited && counts_denials {
                 self.ask_apart(parts, Intent::Deny, conversions).await?;
@@ -156,7 +167,7 @@ impl RedisStore {
         Ok(decision)
     }
 
-    /// The values that were found in other terms than those of the charges.
+    /// Converts the values that were stored under other parameters than those of the charges.
     fn conversions_apart(
         &self,
         parts: &[Part<'_>],
@@ -171,8 +182,9 @@ impl RedisStore {
         parts.iter().zip(found).map(of_part).collect()
     }
 
-    /// Asks every slot; where one has no answer yet, because a state has to be converted or a calendar went on, all are asked again.
-    /// Nothing where that does not help.
+    /// Queries every slot. If one cannot decide yet, because a state has to be converted or a
+    /// calendar window has ended, all are queried again, up to `MAX_TRIES` times. Returns `None` if
+    /// that does not help.
     async fn ask_apart(
         &self,
         parts: &[Part<'_>],
@@ -224,7 +236,7 @@ impl RedisStore {
         Ok(None)
     }
 
-    /// The decision that the slots' answers come to.
+    /// Combines the replies of all slots into one decision.
     fn weigh(
         &self,
         (charges, parts): (&[Charge<'_>], &[Part<'_>]),
@@ -241,7 +253,8 @@ impl RedisStore {
         if decision != Decision::Limited {
             return Ok(decision);
         }
-        // Those that would have admitted it learn that others deny.
+        // Slots that would have admitted the request report their limits as after a denial by
+        // others.
         for ((part, found), (_, decision, own)) in parts.iter().zip(found).zip(&mut answers) {
             if *decision == Decision::Admitted {
                 *own = self.answer(part, found, Intent::Deny)?.1;
@@ -250,7 +263,7 @@ impl RedisStore {
         Ok(sum_up(charges, &answers, outcomes))
     }
 
-    /// What a slot has said, with every number that a caller sees.
+    /// Computes the decision of one slot from its reply, with every number that a caller sees.
     fn answer(
         &self,
         part: &Part<'_>,
@@ -269,7 +282,7 @@ impl RedisStore {
     }
 }
 
-/// The receipts of all slots, in the order of the charges.
+/// Returns the receipts of all slots, in the order of the charges.
 fn receipts_of(parts: &[Part<'_>], found: Vec<Found>) -> Vec<Vec<u8>> {
     let mut by_charge: BTreeMap<usize, Vec<u8>> = BTreeMap::new();
     for (part, found) in parts.iter().zip(found) {
@@ -280,8 +293,8 @@ fn receipts_of(parts: &[Part<'_>], found: Vec<Found>) -> Vec<Vec<u8>> {
     by_charge.into_values().collect()
 }
 
-/// The decision that the parts come to, with their outcomes in the order of the charges. The block that stands longest
-/// answers for all, as in one script.
+/// Combines the decisions of the parts, with their outcomes in the order of the charges. If several
+/// keys are blocked, the block that ends last is reported, as by a single script call.
 fn sum_up(charges: &[Charge<'_>], parts: &[Answer<'_>], outcomes: &mut Vec<Outcome>) -> Decision {
     outcomes.clear();
     let ends = |until: Option<Timestamp>| until.unwrap_or(Timestamp::MAX);

@@ -1,20 +1,21 @@
-//! Manual blocks: enforced where their keys are, and listed in one place.
+//! Manual blocks. Each is enforced in the value of its key, and an index lists all of them.
 
 use tidegate_core::{Block, Span, Timestamp, bounds};
 
 use crate::{call::Reply, decode, error::StoreError, scripts, store::RedisStore};
 
-/// Bytes of the end of a block.
+/// Length in bytes of the end of a block, with which an entry of the index begins.
 const END_BYTES: usize = 7;
 
 impl RedisStore {
-    /// Blocks `key` for `span`, or until it is lifted; replaces an earlier block. It holds on every instance at once.
+    /// Blocks `key` for `span`, or until it is lifted if `span` is `None`. Replaces an earlier
+    /// block, and takes effect on every instance at once.
     ///
-    /// False, and nothing changes, if there are [`bounds::MAX_BLOCKS`] blocks already.
+    /// Returns false and changes nothing if there are [`bounds::MAX_BLOCKS`] blocks already.
     ///
     /// # Errors
     ///
-    /// [`StoreError`] when the key was not blocked, or nobody knows. Blocking it again does no harm.
+    /// [`StoreError`] if the key was not blocked, or if that is unknown. It is safe to try again.
     pub async fn block(
         &self,
         key: &[u8],
@@ -40,22 +41,22 @@ impl RedisStore {
         }
     }
 
-    /// Lifts the block on `key`; true if one stood.
+    /// Lifts the block on `key`, and returns true if the key was blocked.
     ///
     /// # Errors
     ///
-    /// [`StoreError`] when it was not lifted, or nobody knows. Lifting it again does no harm.
+    /// [`StoreError`] if the block was not lifted, or if that is unknown. It is safe to try again.
     pub async fn unblock(&self, key: &[u8]) -> Result<bool, StoreError> {
         let stood = self.enforce(key, None).await?;
         self.index(vec![b"drop".to_vec(), key.to_vec()]).await?;
         Ok(stood)
     }
 
-    /// The block on `key` that stands.
+    /// Returns the block on `key`, if one is in force.
     ///
     /// # Errors
     ///
-    /// [`StoreError`] when the server does not tell.
+    /// [`StoreError`] if the server cannot be queried.
     pub async fn block_on(&self, key: &[u8]) -> Result<Option<Block>, StoreError> {
         let (now, found) = self.look_at(key).await?;
         let Some(until) = found.standing_block(now) else {
@@ -71,11 +72,11 @@ impl RedisStore {
         }))
     }
 
-    /// Every block that stands, in no order.
+    /// Returns every block that is in force, in no particular order.
     ///
     /// # Errors
     ///
-    /// [`StoreError`] when the server does not tell.
+    /// [`StoreError`] if the server cannot be queried.
     pub async fn blocks(&self) -> Result<Vec<Block>, StoreError> {
         let (now, _) = self.look_at(b"#").await?;
         let (mut blocks, mut cursor) = (Vec::new(), b"0".to_vec());
@@ -94,7 +95,7 @@ impl RedisStore {
         }
     }
 
-    /// Calls the script that keeps the list.
+    /// Calls the script that maintains the index.
     async fn index(&self, verb: Vec<Vec<u8>>) -> Result<Reply, StoreError> {
         let mut args = vec![self.instant(), self.slack_ms().to_string().into_bytes()];
         args.extend(verb);
@@ -103,7 +104,7 @@ impl RedisStore {
     }
 }
 
-/// What an entry of the list says, unless it has ended.
+/// Parses an entry of the index; `None` if the block has ended.
 fn block(key: Vec<u8>, entry: &[u8], now: Timestamp) -> Option<Block> {
     let (end, reason) = entry.split_at_checked(END_BYTES)?;
     let end = end.iter().fold(0, |end, byte| end << 8 | u64::from(*byte));

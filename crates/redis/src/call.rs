@@ -1,13 +1,14 @@
-//! A script and what it is called with.
+//! Script calls: a script, its keys and its arguments.
 
 use std::{fmt, sync::Arc};
 
 use tidegate_core::Effect;
 
-/// A script and its digest, by which the server knows it once it has seen the text.
+/// A Lua script and its digest. The server finds the script by the digest once it has been sent the
+/// text.
 pub(crate) struct Script {
     pub(crate) text: String,
-    /// SHA-1 of the text, in 40 hexadecimal digits.
+    /// SHA-1 of the text, as 40 hexadecimal digits.
     pub(crate) sha: String,
 }
 
@@ -24,7 +25,7 @@ impl fmt::Debug for Script {
     }
 }
 
-/// What is done with an answer that nobody waits for any more.
+/// Callback for a reply that arrives after the caller has stopped waiting.
 #[derive(Clone)]
 pub(crate) struct Unheard(pub(crate) Arc<dyn Fn(Reply) + Send + Sync>);
 
@@ -34,7 +35,7 @@ impl fmt::Debug for Unheard {
     }
 }
 
-/// One call of a script. All its keys are in one slot, so that it can be made on any topology.
+/// A call of a script. All its keys are in one cluster slot, so that it works on every topology.
 #[derive(Debug)]
 pub(crate) struct Call {
     pub(crate) script: &'static Script,
@@ -44,7 +45,8 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// The same call for each key alone, of a script whose arguments are `shared` ones and then three for each key.
+    /// Splits the call into one call per key. The first `shared` arguments are common to all keys;
+    /// three follow for each key.
     pub(crate) fn each(&self, shared: usize) -> Vec<Self> {
         let (shared, of_keys) = self.args.split_at(shared.min(self.args.len()));
         let keys = self.keys.iter().zip(of_keys.chunks(3));
@@ -58,23 +60,24 @@ impl Call {
     }
 }
 
-/// What a script answered.
+/// The reply of a script.
 pub(crate) type Reply = redis::Value;
 
-/// What the script `check` is to do.
+/// What the script `check` is asked to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Intent {
-    /// Charge what is admitted.
+    /// Charge if admitted.
     Charge,
-    /// The same, with receipts to give it back by.
+    /// Charge if admitted, and return receipts for a later refund.
     Reserve,
-    /// Charge nothing, and answer what is to be charged next.
+    /// Charge nothing; report what a charge that follows would be decided on.
     Foresee,
-    /// Charge what counts denied requests: others have denied it.
+    /// Charge only the limits that count denied requests, because another slot has denied the
+    /// request.
     Deny,
-    /// Charge nothing, and answer what a charge would be answered.
+    /// Charge nothing; report what a charge would be answered.
     Peek,
-    /// Charge nothing, and answer how the limits stand.
+    /// Charge nothing; report the current state of the limits.
     Look,
 }
 
@@ -87,12 +90,13 @@ impl Intent {
         }
     }
 
-    /// Whether states that were left in other terms are converted before they are charged, and not only read as if they were.
+    /// Returns whether a state that was stored under other parameters is converted by the script,
+    /// and not only when it is read.
     pub(crate) fn converts(self) -> bool {
         matches!(self, Self::Charge | Self::Reserve | Self::Deny)
     }
 
-    /// What the script calls it.
+    /// Returns the name that the script knows it by.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Charge => "charge",

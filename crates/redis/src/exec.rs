@@ -1,4 +1,4 @@
-//! Running calls: the way to the servers, whatever they are, is behind [`Exec`].
+//! Script execution. [`Exec`] hides the topology of the servers.
 
 use std::{fmt, future::Future, pin::Pin};
 
@@ -9,23 +9,23 @@ use crate::{
     error::StoreError,
 };
 
-/// Why a call came to nothing.
+/// Why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ExecError {
-    /// The script did not run, and may on another try.
+    /// The script did not run, and may succeed on another try.
     NotExecuted(String),
-    /// The script did not run, because some of its keys have moved to another node already.
+    /// The script did not run, because some of its keys have already migrated to another node.
     Split(String),
-    /// The script may have run: it is never sent again.
+    /// The script may have run. It is never sent again.
     Unknown(String),
     /// The server refuses, and will refuse again.
     Refused(String),
-    /// A key holds what is no value of this store's.
+    /// A key holds a value of another Redis type.
     WrongType,
 }
 
 impl ExecError {
-    /// What it means for the keys of `call`.
+    /// Converts the error to a [`StoreError`] about the keys of `call`.
     pub(crate) fn of(self, call: &Call) -> StoreError {
         match self {
             Self::NotExecuted(problem) | Self::Split(problem) => StoreError::NotExecuted(problem),
@@ -44,15 +44,16 @@ impl ExecError {
 
 pub(crate) type Replies = Vec<Result<Reply, ExecError>>;
 
-/// Runs calls, those of a node in the order in which they are given, in one round trip a node; one reply a call.
+/// Runs calls in one round trip per node, and returns one reply per call. Calls to the same node
+/// keep their order.
 pub(crate) trait Exec: fmt::Debug + Send + Sync {
     fn run<'a>(&'a self, calls: &'a [Call]) -> Pin<Box<dyn Future<Output = Replies> + Send + 'a>>;
 
-    /// Whether keys of different slots must not come in one call.
+    /// Returns whether keys of different cluster slots must not be in one call.
     fn is_slotted(&self) -> bool;
 }
 
-/// How a script is named to the server.
+/// How a command names its script to the server.
 #[derive(Clone, Copy)]
 pub(crate) enum Text {
     BySha,
@@ -72,18 +73,18 @@ pub(crate) fn command(call: &Call, text: Text) -> Cmd {
     command
 }
 
-/// Whether the server does not know the script, and so did not run it.
+/// Returns whether the server does not know the script, and so did not run it.
 pub(crate) fn is_no_script(answer: &Value) -> bool {
     matches!(answer, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript))
 }
 
-/// Takes an answer for what it is: a reply, or an error that says whether the script ran.
+/// Tells a reply from an error; the error says whether the script ran.
 pub(crate) fn read(answer: Value) -> Result<Reply, ExecError> {
     let Value::ServerError(error) = answer else {
         return Ok(answer);
     };
     let kind = error.kind();
-    // An error inside a script has its code in the midst of the text.
+    // An error raised inside a script has its code in the middle of the text.
     let says = |text: &str| {
         error.code() == text
             || error

@@ -1,22 +1,24 @@
-//! Keys in Redis.
+//! Layout of the keys in Redis.
 //!
 //! ```text
-//!   a rule's key      prefix { values } scope       {values} is the hash tag: rules that count by the same
-//!                                                    values share a slot, and so one atomic call
-//!   a key of its own  prefix : key
-//!   the list of blocks  prefix #blocks
-//!   the servers that share the store  prefix #servers
+//!   key of a rule     prefix { values } scope    {values} is the hash tag: rules keyed by
+//!                                                the same values share a cluster slot, and so
+//!                                                one atomic call
+//!   any other key     prefix : key
+//!   index of blocks   prefix #blocks
+//!   live servers      prefix #servers
 //! ```
 //!
-//! No two keys become one: what follows the prefix says which of the two it is, and a scope has a length.
+//! Two keys never collide: the byte after the prefix tells rule keys from other keys, and a scope
+//! has a fixed length.
 
-/// The bytes with which a rule's key begins, which say whose it is.
+/// Length in bytes of the scope with which a rule's key begins. It identifies the rule.
 const SCOPE_BYTES: usize = 8;
 
-/// A rule's key begins with a byte that no UTF-8 text has.
+/// Lowest first byte of a rule's key. No UTF-8 text contains it or a higher byte.
 const FIRST_OF_SCOPE: u8 = 0xF8;
 
-/// The key under which the state of `key` is kept.
+/// Returns the Redis key that stores the state of `key`.
 pub(crate) fn state_key(prefix: &[u8], key: &[u8]) -> Vec<u8> {
     let mut whole = Vec::with_capacity(prefix.len() + key.len() + 2);
     whole.extend_from_slice(prefix);
@@ -35,12 +37,12 @@ pub(crate) fn state_key(prefix: &[u8], key: &[u8]) -> Vec<u8> {
     whole
 }
 
-/// The key of the list of blocks.
+/// Returns the Redis key of the index of blocks.
 pub(crate) fn index_key(prefix: &[u8]) -> Vec<u8> {
     [prefix, b"#blocks"].concat()
 }
 
-/// The key of the servers that share the store.
+/// Returns the Redis key of the set of servers that share the store.
 pub(crate) fn servers_key(prefix: &[u8]) -> Vec<u8> {
     [prefix, b"#servers"].concat()
 }

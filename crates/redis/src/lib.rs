@@ -1,38 +1,46 @@
-//! The same decision, made inside Redis or Valkey, for a fleet that shares its counts.
+//! Rate-limit decisions made inside Redis or Valkey, for a fleet of servers that share their
+//! counters.
 //!
-//! A [`RedisStore`] answers what the memory store answers, field by field, on the server's clock. One script a
-//! decision: it reads the states of all keys, decides, and charges all or none; nothing else ever writes to them.
-//! The host multiplies, the script adds, carries and compares; it answers with the states that it found, and
-//! [`tidegate_core::remote`] computes from them every number that a caller sees.
+//! A [`RedisStore`] gives the same answers as the in-memory store, field by field, on the clock of
+//! the Redis server. Each decision is one call of a Lua script. The script reads the states of all
+//! keys, decides, and charges all of them or none; nothing else writes to these keys. The client
+//! multiplies the numbers out beforehand, so that the script only adds, carries and compares. The
+//! script returns the states that it found, and [`tidegate_core::remote`] computes from them every
+//! number that a caller sees.
 //!
-//! - **One key a rule and subject.** All limits of a rule lie in one value. Rules that count by the same values share a hash
-//!   tag, and so a slot of a cluster.
-//! - **Every key expires by itself**, never before its state means nothing more; only a block that stands until it is lifted
-//!   stands for ever.
-//! - **One clock.** The server's `TIME`, read once a decision. A clock that goes back mints nothing: a state from later counts
-//!   in full until the clock has caught up.
-//! - **Changed numbers keep counts.** A value says what its states are counted in. Where that is other than the charge's, the host converts
-//!   the state as the memory store does, and the script decides on that if nothing changed meanwhile.
+//! - **One key per rule and subject.** All limits of a rule are stored in one value. Rules keyed by
+//!   the same values share a hash tag, and so a slot of a cluster.
+//! - **Every key has a time to live**, which never ends before its state has expired. The only
+//!   exception is a key under a block that lasts until it is lifted.
+//! - **One clock.** The server's `TIME`, read once per decision. A clock that goes back creates no
+//!   tokens: a state from the future counts in full until the clock has caught up.
+//! - **A changed rule keeps its counts.** A value records the parameters of its states. If they
+//!   differ from those of the charge, the client converts the state as the memory store does, and
+//!   the script decides on the converted state if the value has not changed in between.
 //!
-//! # What it costs
+//! # Cost
 //!
-//! CPU of the server a call, 64 in a pipeline, 100,000 random keys, medians of one run on two shared cores (Redis 7.0.15 /
-//! Valkey 9.1.2); the best exact script alone is one that reads `TIME`, `GET`s, and writes with `PSETEX`, and does nothing else:
+//! CPU time of the Redis server per call, with 64 calls in a pipeline and 100,000 random keys. The
+//! figures are medians of one run on two shared cores (Redis 7.0.15 / Valkey 9.1.2). The baseline
+//! is the fastest exact GCRA script on its own, which calls `TIME`, `GET` and `PSETEX` and does
+//! nothing else.
 //!
 //! | decision | µs |
 //! | --- | --- |
-//! | the best exact script alone, GCRA | 4.9 / 4.8 |
+//! | baseline: a minimal exact GCRA script | 4.9 / 4.8 |
 //! | one schedule (`gcra`, `token_bucket`, `leaky_bucket`) | 4.7 / 4.8 |
 //! | four schedules on one key | 6.8 / 6.9 |
 //! | one fixed window; weighted; 10 buckets | 10.2 / 12.3; 10.0 / 10.4; 11.0 / 14.3 |
 //! | one log of 60; four windows over one log of up to 800 | 12.2 / 19.9; 21.5 / 22.7 |
 //!
-//! In Redis a schedule takes 88 bytes by `MEMORY USAGE` under a key of 16 bytes, and 145 of the server's memory with its
-//! places in the tables of keys and of expiries (`docs/fleet.md` has what takes them); 100,000 logs of 60 requests take 77 MB.
+//! In Redis a schedule takes 88 bytes by `MEMORY USAGE` under a key of 16 bytes. With its entries
+//! in the tables of keys and of expiries it takes 145 bytes of the server's memory; `docs/fleet.md`
+//! has the breakdown. 100,000 logs of 60 requests take 77 MB.
 //!
-//! A log takes 10 bytes a request. A rule of nothing but log limits that count nothing that they deny reads and writes a few places
-//! of it, however long it is; a log among other algorithms, one that counts denials, and every peek read it whole: `docs/fleet.md`
-//! has what that costs.
+//! A log takes 10 bytes per request. If all limits of a rule are logs that do not count denied
+//! requests, a decision reads and writes a few positions of the log, however long it is. A log
+//! beside other algorithms, a log that counts denied requests, and every peek read the whole log;
+//! `docs/fleet.md` has the cost of that.
 
 mod alone;
 mod amend;

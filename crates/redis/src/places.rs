@@ -1,4 +1,4 @@
-//! Places that are held for longer than a lease.
+//! Renewal of concurrency leases, for requests that last longer than a lease.
 
 use futures_util::future::join_all;
 use tidegate_core::{Charge, Effect, Renewal, remote::Replay};
@@ -12,16 +12,18 @@ use crate::{
 };
 
 impl RedisStore {
-    /// Renews the places of `charges`, for which [`reserve`](Self::reserve) wrote `receipt`: they are held from now on. It is to be
-    /// done before their leases are over.
+    /// Renews the concurrency leases of `charges`, for which [`reserve`](Self::reserve) wrote
+    /// `receipt`: each lease starts again now. Call it before the leases expire.
     ///
-    /// A place that is not held any more is taken again if one is free, by the numbers of `charges`.
+    /// A lease that has expired is acquired again if the limits of `charges` have room for it.
     ///
     /// # Errors
     ///
-    /// [`StoreError`] when not all were renewed, or nobody knows. They are held as long as they were; where one was renewed all the
-    /// same, the receipt does not know it: it takes a second place at the next renewal, if one is free, and the first ends with its lease.
-    /// Where none is free that may be for its own sake, and the answer is [`Renewal::Unknown`] until one is.
+    /// [`StoreError`] if not all leases were renewed, or if that is unknown. Each lease then ends
+    /// when it would have ended anyway. If a lease was renewed but the reply was lost, the receipt
+    /// does not know the renewed lease. The next renewal then acquires a second lease if there is
+    /// room, and the first expires by itself. If there is no room, our own unknown lease may be the
+    /// cause, so the result is [`Renewal::Unknown`] until there is room.
     pub async fn renew(
         &self,
         charges: &[Charge<'_>],
@@ -59,14 +61,15 @@ impl RedisStore {
                 receipt.is_doubtful = false;
                 Ok(Renewal::Held)
             }
-            // Those who have it may be himself, by a renewal that he has not heard of.
+            // The lease that leaves no room may be our own, from a renewal whose reply was lost.
             (None, false) if receipt.is_doubtful => Ok(Renewal::Unknown),
             (None, false) => Ok(Renewal::Lost),
         }
     }
 
-    /// Whether the places of each charge of `call` are held, and its receipt: asked about one by one where the keys lie on two nodes,
-    /// because their slot is moving.
+    /// Returns whether the leases of each charge of `call` are held, and its new receipt. If the
+    /// keys are on two nodes because their slot is migrating, each key is renewed in a call of its
+    /// own.
     async fn run_renewal(&self, call: &Call) -> Result<Vec<(bool, Vec<u8>)>, StoreError> {
         let calls = match self.run_once(call).await {
             Err(ExecError::Split(_)) if call.keys.len() > 1 => call.each(2),
@@ -79,7 +82,7 @@ impl RedisStore {
         Ok(answers)
     }
 
-    /// The call that renews charges of one slot.
+    /// Builds the call that renews charges of one slot.
     fn renewing(
         &self,
         numbers: impl Iterator<Item = usize>,

@@ -1,5 +1,5 @@
-//! What is charged with a receipt, and given back by it: in several slots of a cluster, where one denies, and wherever a
-//! request did not need what it was charged.
+//! Charges with a receipt, and refunds by that receipt: if another slot of a cluster denies, and if
+//! a request did not need all that it was charged.
 
 use std::sync::Arc;
 
@@ -16,33 +16,33 @@ use crate::{
     scripts,
 };
 
-/// What a decision charged, and where: good once, for the charges that it came with.
+/// What a decision charged, and where. Valid once, for the charges that it was issued for.
 ///
-/// One that is dropped gives nothing back, which is safe.
+/// A receipt that is dropped refunds nothing, which is safe.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct RedisReceipt {
-    /// Of each charge; empty where nothing was charged.
+    /// One per charge; empty if nothing was charged.
     pub(crate) of_charges: Vec<Vec<u8>>,
-    /// Whether nobody knows what became of a renewal since the last that was answered: its places may be held from an instant that
-    /// is not in here.
+    /// Whether the outcome of a renewal since the last reply is unknown. The leases may then be
+    /// held from an instant that is not in this receipt.
     pub(crate) is_doubtful: bool,
 }
 
 impl RedisReceipt {
-    /// Whether there is nothing to give back: nothing was charged.
+    /// Returns whether nothing was charged, so that there is nothing to refund.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.of_charges.iter().all(Vec::is_empty)
     }
 }
 
-/// A charge, its receipt, and what comes back of it.
+/// A charge, its receipt, and what to refund of it.
 type Settled<'s> = (&'s Charge<'s>, &'s [u8], Settlement);
 
-/// What `give_back.lua` calls nothing but the leases.
+/// The argument that makes `give_back.lua` release only the leases.
 const LEASES: &[u8] = b"leases";
 
-/// A question to a slot, about so many charges.
+/// A query to one slot, and the number of its charges.
 #[derive(Debug)]
 pub(crate) struct Asked {
     pub(crate) call: Call,
@@ -50,12 +50,12 @@ pub(crate) struct Asked {
 }
 
 impl RedisStore {
-    /// [`check`](Self::check) with [`Effect::Charge`], and a receipt by which what was charged can be
-    /// [settled](Self::settle).
+    /// Decides like [`check`](Self::check) with [`Effect::Charge`], and returns a receipt with
+    /// which the charges can be [settled](Self::settle).
     ///
     /// # Errors
     ///
-    /// [`StoreError`] when nothing was decided, or nobody knows.
+    /// [`StoreError`] if no decision was made, or if that is unknown.
     pub async fn reserve(
         &self,
         charges: &[Charge<'_>],
@@ -67,18 +67,24 @@ impl RedisStore {
         Ok((decision, receipt))
     }
 
-    /// Settles `charges`, for which [`reserve`](Self::reserve) wrote `receipt`: gives back what each of `settlements` says, as
-    /// far as it is still there.
+    /// Settles `charges`, for which [`reserve`](Self::reserve) wrote `receipt`: refunds what each
+    /// of `settlements` specifies, as far as it is still charged.
     ///
-    /// Nothing but places is given back where the numbers have changed since the key was last charged under them, and nothing
-    /// where its limits count what is denied. Once the key was reset nothing is owed any more either; what others have charged since at the same
-    /// instant or in the same window cannot be told from it, and comes back as far as it is there. Of a schedule what is given back more than a minute after it was charged is only what the clock
-    /// says cannot have drained.
+    /// Some refunds are limited:
+    ///
+    /// - Limits that count denied requests refund nothing.
+    /// - If the key has been stored under other parameters since the charge, only leases are
+    ///   released.
+    /// - After a reset of the key there is nothing to refund. Units that other clients were charged
+    ///   since then at the same instant or in the same window cannot be told from it, and are
+    ///   refunded as far as they are there.
+    /// - More than a minute after the charge, a schedule refunds only what cannot have drained
+    ///   since then, judging by the clock alone.
     ///
     /// # Errors
     ///
-    /// [`StoreError`] when not all was given back, or nobody knows. What was not stays charged, and leases end by
-    /// themselves.
+    /// [`StoreError`] if not everything was refunded, or if that is unknown. What was not refunded
+    /// stays charged, and leases expire by themselves.
     pub async fn settle(
         &self,
         charges: &[Charge<'_>],
@@ -108,7 +114,7 @@ impl RedisStore {
         Ok(())
     }
 
-    /// The call that settles charges of one slot.
+    /// Builds the call that settles charges of one slot.
     fn settling<'s>(&self, settled: impl Iterator<Item = Settled<'s>>) -> Call {
         let (mut charges, mut args) = (Vec::new(), vec![self.instant()]);
         for (charge, receipt, settlement) in settled {
@@ -130,7 +136,8 @@ impl RedisStore {
         }
     }
 
-    /// Runs a call of `give_back.lua`: once for each key where they lie on two nodes, because their slot is moving.
+    /// Runs a call of `give_back.lua`, split into one call per key if the keys are on two nodes
+    /// because their slot is migrating.
     async fn run_whole(&self, call: &Call) -> Result<(), StoreError> {
         match self.run_once(call).await {
             Err(ExecError::Split(_)) if call.keys.len() > 1 => {
@@ -143,8 +150,8 @@ impl RedisStore {
         }
     }
 
-    /// What becomes of a reservation with these keys and arguments whose answer comes when nobody waits for it any more: it is given
-    /// back.
+    /// Returns the callback for a reservation whose reply arrives after the caller has stopped
+    /// waiting: it refunds the reservation. `keys` and `args` are those of the reservation.
     pub(crate) fn giving_back(&self, keys: &[Vec<u8>], args: &[Vec<u8>]) -> Unheard {
         let (store, keys, args) = (self.clone(), keys.to_vec(), args.to_vec());
         Unheard(Arc::new(move |late| {
@@ -158,7 +165,7 @@ impl RedisStore {
             }) = checked
             {
                 let (store, call) = (store.clone(), give_back(&keys, &args, &receipts));
-                // As many at most as there are answers on their way.
+                // There are at most as many of these tasks as there are replies in flight.
                 tokio::spawn(async move {
                     if let Err(trouble) = store.run_whole(&call).await {
                         tracing::debug!("what nobody waited for stays charged: {trouble}");
@@ -168,13 +175,13 @@ impl RedisStore {
         }))
     }
 
-    /// Charges every slot, or none: those that admit give back where others do not.
+    /// Charges every slot or none: if one denies, those that admit are refunded.
     pub(crate) async fn reserve_all(
         &self,
         questions: Vec<Asked>,
     ) -> Result<Vec<Checked>, StoreError> {
         let (asker, answer) = oneshot::channel();
-        // A task of its own, so that it comes to its end when nobody waits for it any more.
+        // A task of its own, so that the refunds are sent even if the caller stops waiting.
         tokio::spawn(all_or_none(self.clone(), questions, asker));
         let ended = |_| StoreError::Unknown("the runtime came to its end".to_owned());
         answer.await.map_err(ended)?.into_iter().collect()
@@ -187,9 +194,9 @@ impl Asked {
     }
 }
 
-/// What gives back what these receipts say of a reservation with these keys and arguments.
+/// Builds the call that refunds `receipts` of a reservation with these keys and arguments.
 fn give_back(keys: &[Vec<u8>], args: &[Vec<u8>], receipts: &[Vec<u8>]) -> Call {
-    // The programs; conversions may follow, of which nothing is needed.
+    // The programs come first. Conversions may follow; they are not needed here.
     let [instant, _, _, programs @ ..] = args else {
         unreachable!("a question has an instant, an intent and a slack");
     };
@@ -205,7 +212,8 @@ fn give_back(keys: &[Vec<u8>], args: &[Vec<u8>], receipts: &[Vec<u8>]) -> Call {
     }
 }
 
-/// Charges every slot, and lets those that admit give back where others do not, or where `asker` waits no more.
+/// Charges every slot, and refunds those that admit if another denies or if `asker` has stopped
+/// waiting.
 async fn all_or_none(
     store: RedisStore,
     questions: Vec<Asked>,
@@ -225,7 +233,7 @@ async fn all_or_none(
         .collect();
     if reserved.len() < replies.len() {
         give_all_back(&store, &reserved).await;
-        // Who waits no more need not be told.
+        // A caller that has stopped waiting does not need the reply.
         let _ = asker.send(replies);
     } else if asker.send(replies).is_err() {
         give_all_back(&store, &reserved).await;

@@ -1,16 +1,18 @@
-//! Which limits have denied lately, so that what they are likely to deny is not charged elsewhere first.
+//! Remembers which limits have recently denied a request. Their slots are peeked before any slot is
+//! charged.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use tidegate_core::{Charge, remote::fingerprint};
 
-/// After a denial so many requests in a row are asked about before they are charged.
+/// After a denial, this many requests in a row are peeked before they are charged.
 const LASTS: u8 = 16;
 
-/// Requests on the same limits share one of so many counts; that strangers share it too only costs them a question.
+/// Number of counters. Requests on the same limits share one. Unrelated limits that share it only
+/// cost an extra peek.
 const COUNTS: usize = 64;
 
-/// For how many requests to be wary still.
+/// How many more requests to peek first, per counter.
 #[derive(Debug)]
 pub(crate) struct Wariness([AtomicU8; COUNTS]);
 
@@ -21,28 +23,28 @@ impl Default for Wariness {
 }
 
 impl Wariness {
-    /// The count for requests like this one.
+    /// Returns the counter for requests like this one.
     pub(crate) fn of(&self, charges: &[Charge<'_>]) -> Wary<'_> {
         let mixed = charges.iter().fold(0_u32, |mixed, charge| {
             mixed.rotate_left(5) ^ fingerprint(charge.limits)
         });
-        // 32 bits are a usize here.
+        // A `usize` has at least 32 bits on all supported platforms.
         let mixed = usize::try_from(mixed).unwrap_or(0);
         Wary(&self.0[mixed % COUNTS])
     }
 }
 
-/// The count for requests on the same limits.
+/// The counter for requests on the same limits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wary<'w>(&'w AtomicU8);
 
 impl Wary<'_> {
-    /// Whether to ask before charging.
+    /// Returns whether to peek before charging.
     pub(crate) fn asks_first(self) -> bool {
         self.0.load(Ordering::Relaxed) > 0
     }
 
-    /// Takes note of what came of a request.
+    /// Records whether a request was admitted.
     pub(crate) fn note(self, admitted: bool) {
         if !admitted {
             self.0.store(LASTS, Ordering::Relaxed);
