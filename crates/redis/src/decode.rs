@@ -1,4 +1,5 @@
-//! What comes back: values as states, and the answers of the scripts. Nothing here trusts a length.
+//! Decodes values into states, and the replies of the scripts. Nothing here trusts a length in its
+//! input.
 
 use tidegate_core::{
     Timestamp,
@@ -13,21 +14,22 @@ use crate::{
     error::StoreError,
 };
 
-/// What stands under a key.
+/// The decoded value of a key.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Found {
-    /// The end of the block on it, 0 for none, and whether there is one.
+    /// The end of the block, 0 for a block without an end; `None` if there is no block.
     pub(crate) block: Option<u64>,
-    /// What was given back lately, as it is written down; empty where nothing was.
+    /// The encoded refund ledger; empty if there is none.
     pub(crate) ledger: Vec<u8>,
-    /// The value as it would be without the two.
+    /// The value without the block and the ledger.
     pub(crate) state: Vec<u8>,
-    /// The states, each with the terms that it was left in; `None` for a key that has spent nothing.
+    /// The states, each with the parameters that it was stored under; `None` for a key that has
+    /// spent nothing.
     pub(crate) held: Option<Vec<(Terms, Held)>>,
 }
 
 impl Found {
-    /// The block that stands at `now`: when it ends, if it does.
+    /// Returns the block in force at `now`: its end, or `Some(None)` for a block without an end.
     pub(crate) fn standing_block(&self, now: Timestamp) -> Option<Option<Timestamp>> {
         match self.block? {
             0 => Some(None),
@@ -36,7 +38,7 @@ impl Found {
         }
     }
 
-    /// Until when the ledger is kept.
+    /// Returns until when the ledger is kept.
     pub(crate) fn ledger_until(&self) -> Timestamp {
         let mut until = Input(self.ledger.get(1..).unwrap_or_default());
         until
@@ -44,14 +46,14 @@ impl Found {
             .map_or_else(|_| Timestamp::default(), Timestamp::from_micros)
     }
 
-    /// The states without their terms.
+    /// Returns the states without their parameters.
     pub(crate) fn states(&self) -> Option<Vec<Held>> {
         let held = self.held.as_ref()?;
         Some(held.iter().map(|(_, held)| held.clone()).collect())
     }
 }
 
-/// Reads the value under `key`.
+/// Decodes the value under `key`.
 pub(crate) fn found(key: &[u8], bytes: &[u8]) -> Result<Found, StoreError> {
     value(bytes).map_err(|problem| StoreError::Foreign {
         key: key.escape_ascii().to_string(),
@@ -59,7 +61,7 @@ pub(crate) fn found(key: &[u8], bytes: &[u8]) -> Result<Found, StoreError> {
     })
 }
 
-/// Reads a value; the error says what is wrong with it.
+/// Decodes a value; the error says what is wrong with it.
 fn value(bytes: &[u8]) -> Result<Found, &'static str> {
     let mut found = Found::default();
     let Some((first, rest)) = bytes.split_first() else {
@@ -86,10 +88,10 @@ fn value(bytes: &[u8]) -> Result<Found, &'static str> {
     Ok(found)
 }
 
-/// What is admitted to a log is counted modulo 2^24.
+/// Mask of a running sum of a log, which is counted modulo 2^24.
 const SUMS: u64 = (1 << 24) - 1;
 
-/// The most that one stamp of a log can cost.
+/// The highest cost of one stamp of a log.
 const MOST: u64 = 2_047;
 
 fn non_empty(counts: Vec<u64>) -> Result<Vec<u64>, &'static str> {
@@ -111,7 +113,7 @@ impl Input<'_> {
             .fold(0, |number, byte| number << 8 | u64::from(*byte)))
     }
 
-    /// The states of a value without a block and a ledger, and their terms.
+    /// Reads the states of a value without a block and a ledger, and their parameters.
     fn states(mut self) -> Result<Vec<(Terms, Held)>, &'static str> {
         let mut kinds = Vec::new();
         if self.0.first() == Some(&SEVERAL) {
@@ -137,10 +139,10 @@ impl Input<'_> {
         }
     }
 
-    /// A kernel and what its state is counted in.
+    /// Reads a kernel and the parameters of its state.
     fn terms(&mut self) -> Result<(u8, Terms), &'static str> {
         let kind = self.number(1)?;
-        // Fewer bits than a byte has.
+        // The mask leaves fewer bits than a byte has, so the conversion cannot fail.
         let bits =
             |shift: u32, count: u32| u8::try_from(kind >> shift & ((1 << count) - 1)).unwrap_or(0);
         let (kernel, form) = (bits(0, KERNEL_BITS), bits(KERNEL_BITS, FORM_BITS));
@@ -196,10 +198,10 @@ impl Input<'_> {
         }
     }
 
-    /// A number with a power of ten in its lowest four bits.
+    /// Reads a number whose lowest four bits are a power of ten.
     fn scaled(&mut self, bytes: usize) -> Result<u64, &'static str> {
         let number = self.number(bytes)?;
-        // Below 2^28 times 10^15.
+        // At most 2^28 times 10^15, which may overflow.
         (number >> 4)
             .checked_mul(10_u64.pow(u32::try_from(number & 15).unwrap_or(0)))
             .ok_or("its numbers are too large")
@@ -248,7 +250,7 @@ impl Input<'_> {
         })
     }
 
-    /// The longest window of a log, and its entries.
+    /// Reads the longest window of a log, and its entries.
     fn log(&mut self) -> Result<(u64, Stamps), &'static str> {
         let (longest, entries) = (self.wide()?, self.number(4)?);
         let (windows, mut sum) = (self.number(1)?, self.number(3)?);
@@ -261,7 +263,7 @@ impl Input<'_> {
             let (at, before) = (self.wide()?, sum);
             sum = self.number(3)?;
             let mut cost = sum.wrapping_sub(before) & SUMS;
-            // Entries that were drawn together are of more than one stamp.
+            // `log_alone.lua` joins entries, so the cost of one may exceed that of a single stamp.
             while cost > MOST {
                 stamps.push((at, MOST));
                 cost -= MOST;
@@ -271,16 +273,16 @@ impl Input<'_> {
         Ok((longest, stamps))
     }
 
-    /// An instant or a count.
+    /// Reads an instant or a count.
     fn wide(&mut self) -> Result<u64, &'static str> {
         self.number(7)
     }
 }
 
-/// What the script `check` answered.
+/// The reply of the script `check`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Checked {
-    /// It decided: these were the values, and these are the receipts where it was asked for them.
+    /// It decided: the values that it decided on, and the receipts if it reserved.
     Decided {
         admitted: bool,
         now: Timestamp,
@@ -293,19 +295,20 @@ pub(crate) enum Checked {
         charge: usize,
         until: Option<Timestamp>,
     },
-    /// A value was left under other numbers; nothing was decided.
+    /// A value was stored under other parameters; nothing was decided.
     Outdated {
         now: Timestamp,
         values: Vec<Vec<u8>>,
     },
-    /// A calendar's windows were not those of the instant; nothing was decided.
+    /// The instant is outside the calendar windows in the program; nothing was decided.
     Lost { now: Timestamp },
-    /// The slot of the keys moves to another node, and some of them have moved already; nothing was decided.
+    /// The slot of the keys is migrating and some keys are on another node already; nothing was
+    /// decided.
     Split,
 }
 
 impl Checked {
-    /// The server's instant, if the script ran.
+    /// Returns the server's instant, if the script ran.
     pub(crate) fn now(&self) -> Option<Timestamp> {
         match self {
             Self::Split => None,
@@ -317,7 +320,7 @@ impl Checked {
     }
 }
 
-/// Reads the answer of `check` on so many charges.
+/// Decodes the reply of `check` on this number of charges.
 pub(crate) fn checked(reply: Reply, charges: usize) -> Option<Checked> {
     let Reply::Array(parts) = reply else {
         return None;
@@ -355,18 +358,18 @@ pub(crate) fn checked(reply: Reply, charges: usize) -> Option<Checked> {
 /// Instants and costs.
 type Stamps = Vec<(u64, u64)>;
 
-/// What the scripts that decide one charge alone answered.
+/// The reply of a script that decides a single key.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Alone {
-    /// How far the one arrival time lay ahead when they decided.
+    /// It decided: how far the arrival time was ahead of the clock before, in microseconds.
     Ahead(u64),
-    /// The value as it was when they decided.
+    /// It decided: the instant, and the value before.
     Decided { now: Timestamp, value: Vec<u8> },
-    /// The value that stands there, which they did not decide on.
+    /// It did not decide, because the value has another header.
     Other { now: Timestamp, value: Vec<u8> },
 }
 
-/// Reads what such a script answered.
+/// Decodes the reply of such a script.
 pub(crate) fn alone(reply: Reply) -> Option<Alone> {
     match reply {
         Reply::Int(_) => integer(&reply).map(Alone::Ahead),
@@ -384,7 +387,7 @@ pub(crate) fn alone(reply: Reply) -> Option<Alone> {
     }
 }
 
-/// What `read` answered for so many keys.
+/// Decodes the reply of `read` for this number of keys.
 pub(crate) fn values(reply: Reply, keys: usize) -> Option<(Timestamp, Vec<Vec<u8>>)> {
     let Reply::Array(parts) = reply else {
         return None;
@@ -395,7 +398,8 @@ pub(crate) fn values(reply: Reply, keys: usize) -> Option<(Timestamp, Vec<Vec<u8
     (values.len() == keys).then_some((now, values))
 }
 
-/// Of each of so many charges whether its places are held, and its receipt.
+/// Decodes the reply of `renew`: for each of this number of charges whether its leases are held,
+/// and its receipt.
 pub(crate) fn renewed(reply: Reply, charges: usize) -> Option<Vec<(bool, Vec<u8>)>> {
     let Reply::Array(answers) = reply else {
         return None;
@@ -411,10 +415,10 @@ pub(crate) fn renewed(reply: Reply, charges: usize) -> Option<Vec<(bool, Vec<u8>
     (answers.len() == charges).then_some(answers)
 }
 
-/// A cursor, and what it passed: keys and what stands under them.
+/// The next cursor of a scan, and the keys and values that it returned.
 type Scanned = (Vec<u8>, Vec<(Vec<u8>, Vec<u8>)>);
 
-/// What a scan answered.
+/// Decodes the reply of a scan.
 pub(crate) fn scanned(reply: Reply) -> Option<Scanned> {
     let Reply::Array(parts) = reply else {
         return None;
@@ -430,7 +434,7 @@ pub(crate) fn scanned(reply: Reply) -> Option<Scanned> {
     Some((bytes(cursor)?, pairs))
 }
 
-/// A number that is none below zero.
+/// Returns an integer that is not negative.
 pub(crate) fn integer(reply: &Reply) -> Option<u64> {
     match reply {
         Reply::Int(integer) => u64::try_from(*integer).ok(),

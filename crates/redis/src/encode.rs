@@ -1,66 +1,70 @@
-//! What is sent: the numbers of a charge's limits as a program for the script, and states as values.
+//! Encodes the numbers of a charge's limits as a program for the script, and states as values.
 //!
 //! A value is binary. Numbers are big-endian; an instant or a count takes 7 bytes.
 //!
 //! ```text
-//!   | first: 1 byte | [block: 7] | [ledger] | terms | state | state | …
+//!   | first: 1 byte | [block: 7] | [ledger] | parameters | state | state | …
 //!
-//!   first   1 bit   blocked: the end of the block follows, 0 for none
-//!           1 bit   a ledger follows: how many sums, 1 byte, of which the highest bit says that a conversion
-//!                   began it; until and since when it is kept; the sums, 7 bytes each
-//!           1 bit   0
-//!           2 bits  the form of the terms
-//!           3 bits  the kernel; 7 where there are several: how many follows, 1 byte, and of each a byte like this one with its terms
-//!   terms   what the state of a kernel is counted in (`remote::Terms`), so that every server can convert a state that was left
-//!           under other numbers
+//!   first       1 bit   blocked: the end of the block follows, 0 for none
+//!               1 bit   a refund ledger follows: the number of its sums, 1 byte, whose highest bit
+//!                       says that a conversion began it; until and since when it is kept; the
+//!                       sums, 7 bytes each
+//!               1 bit   0
+//!               2 bits  the form of the parameters
+//!               3 bits  the kernel; 7 if there are several: their number follows, 1 byte, and for
+//!                       each a byte like this one with its parameters
+//!   parameters  what the state of a kernel is counted in (`remote::Terms`), so that every server
+//!               can convert a state that was stored under other parameters
 //! ```
 //!
-//! | kernel | form | terms |
+//! | kernel | form | parameters |
 //! | --- | --- | --- |
-//! | schedule | 0 | its unit in microseconds: 28 bits, and 4 bits by how many powers of ten |
-//! | | 1 | into how many parts a microsecond is cut, 1 byte; the unit in those, 12 bits, and 4 bits as above |
-//! | | 2 | the unit in parts of a microsecond, 7 bytes; how many parts, 7; how many bytes they take in a state, 1 |
-//! | interval | 0 | tokens and microseconds, each as a schedule's unit |
+//! | schedule | 0 | its unit in microseconds: 28 bits, and a power of ten in 4 bits |
+//! | | 1 | parts per microsecond, 1 byte; the unit in parts: 12 bits, a power of ten in 4 |
+//! | | 2 | the unit in parts, 7 bytes; parts per microsecond, 7; bytes of a part in a state, 1 |
+//! | interval | 0 | tokens and microseconds, each encoded as the unit of a schedule |
 //! | | 2 | both in 7 bytes |
-//! | window | 0 | a digest |
-//! | | 1, 2 | from the first request: microseconds, as a schedule's unit, or in 7 bytes |
+//! | window | 0 | a digest, 4 bytes |
+//! | | 1, 2 | windows from the first request: microseconds, as a schedule's unit, or in 7 bytes |
 //! | any other | 0 | a digest, 4 bytes: the state itself has what a conversion needs |
 //!
-//! One schedule of an ordinary rate is therefore 12 bytes, the most that Redis keeps in its smallest allocation for strings. Numbers have one
-//! form only, so that terms can be compared as bytes.
+//! One schedule of an ordinary rate is therefore 12 bytes, the largest string that fits into the
+//! smallest string allocation of Redis. Every number has exactly one encoding, so that parameters
+//! can be compared as bytes.
 
 use tidegate_core::{
     Charge, Span, Timestamp, Window,
     remote::{self, Denials, Held, Member, Numbers, Terms},
 };
 
-/// What a value begins with, without a block and a ledger: the kernels and their terms.
+/// The header of a value without a block and a ledger: the kernels and their parameters.
 pub(crate) type Head = Vec<u8>;
 
-/// The kernel in a head when there are several.
+/// The kernel number in a header that has several kernels.
 pub(crate) const SEVERAL: u8 = 7;
 
-/// Set in the first byte of a value under a block.
+/// Flag in the first byte of a value under a block.
 pub(crate) const BLOCKED: u8 = 0x80;
 
-/// Set in the first byte of a value with a ledger.
+/// Flag in the first byte of a value with a ledger.
 pub(crate) const HAS_LEDGER: u8 = 0x40;
 
-/// The bits of a byte that name the kernel, and those above that name the form of its terms.
+/// Number of bits in a byte that hold the kernel, and of the bits above them that hold the form of
+/// its parameters.
 pub(crate) const KERNEL_BITS: u32 = 3;
 pub(crate) const FORM_BITS: u32 = 2;
 
-/// How long a ledger is kept after the last entry, in microseconds.
+/// How long a refund ledger is kept after its last entry, in microseconds.
 pub(crate) const LEDGER_MICROS: u64 = 60_000_000;
 
-/// Set in the number of sums of a ledger that was begun when the states were converted.
+/// Flag in the number of sums of a ledger that was begun when the states were converted.
 pub(crate) const CONVERTED: u8 = 0x80;
 
-/// How many windows of a calendar a program names, from the one of the latest instant known: the server's clock may
-/// have gone on.
+/// Number of windows of a calendar in a program, starting with the one at the latest known instant.
+/// There are several because the server's clock may have moved on.
 const CALENDAR_WINDOWS: usize = 3;
 
-/// The kernels by the numbers that the scripts know them by.
+/// The numbers by which the scripts know the kernels.
 pub(crate) mod kernel {
     pub(crate) const SCHEDULE: u8 = 0;
     pub(crate) const INTERVAL: u8 = 1;
@@ -71,7 +75,7 @@ pub(crate) mod kernel {
     pub(crate) const LEASE: u8 = 6;
 }
 
-/// The head of the values that the limits of `charge` leave.
+/// Returns the header of values that are stored under the limits of `charge`.
 pub(crate) fn head(charge: &Charge<'_>) -> Head {
     let members = remote::numbers(charge.limits, charge.cost);
     let mut head = Vec::with_capacity(2 + 5 * members.len());
@@ -84,7 +88,7 @@ pub(crate) fn head(charge: &Charge<'_>) -> Head {
     head
 }
 
-/// A kernel and its terms.
+/// Appends a kernel and its parameters.
 fn put_terms(head: &mut Head, kernel: u8, terms: &Terms) {
     let mut put_all = |form: u8, numbers: &[(u64, usize)]| {
         head.push(form << KERNEL_BITS | kernel);
@@ -122,7 +126,8 @@ fn put_terms(head: &mut Head, kernel: u8, terms: &Terms) {
     }
 }
 
-/// A number as so many bits and a power of ten in four bits, if it fits; always with as large a power as possible.
+/// Encodes a number in `bits` bits and a power of ten in four bits, if it fits. The power is always
+/// the largest possible.
 fn scaled(mut number: u64, bits: u32) -> Option<u64> {
     let mut power = 0;
     while power < 15 && number > 0 && number.is_multiple_of(10) {
@@ -132,7 +137,8 @@ fn scaled(mut number: u64, bits: u32) -> Option<u64> {
     (number < 1 << bits).then_some(number << 4 | power)
 }
 
-/// The program of `charge` for the script `check`, which says what is in it; `around` is the latest instant known.
+/// Returns the program of `charge` for the script `check`, which documents the format. `around` is
+/// the latest known instant.
 pub(crate) fn program(charge: &Charge<'_>, around: Timestamp) -> Vec<u8> {
     let members = remote::numbers(charge.limits, charge.cost);
     let mut pack = Pack::default();
@@ -146,12 +152,13 @@ pub(crate) fn program(charge: &Charge<'_>, around: Timestamp) -> Vec<u8> {
     pack.0
 }
 
-/// Whether anything of `charge` counts what is denied.
+/// Returns whether any limit of `charge` counts denied requests.
 pub(crate) fn counts_denials(charge: &Charge<'_>) -> bool {
     remote::numbers(charge.limits, charge.cost).any(|member| member.denials != Denials::Forgotten)
 }
 
-/// The value of a key with these states, one a kernel of `charge`, under no block.
+/// Returns the value of a key with these states, one per kernel of `charge`, without a block and a
+/// ledger.
 pub(crate) fn value(charge: &Charge<'_>, held: &[Held]) -> Vec<u8> {
     let mut value = head(charge);
     for (member, held) in remote::numbers(charge.limits, charge.cost).zip(held) {
@@ -160,7 +167,8 @@ pub(crate) fn value(charge: &Charge<'_>, held: &[Held]) -> Vec<u8> {
     value
 }
 
-/// A value under a block, or with a ledger: `state` is the value as it would be without them, empty where nothing is spent.
+/// Adds a block or a ledger to `state`, which is the value without them; it is empty if nothing has
+/// been spent.
 pub(crate) fn sealed(block: Option<Option<Timestamp>>, ledger: &[u8], state: &[u8]) -> Vec<u8> {
     let (first, rest) = state.split_first().unwrap_or((&0, &[]));
     let mut value = vec![*first];
@@ -176,9 +184,11 @@ pub(crate) fn sealed(block: Option<Option<Timestamp>>, ledger: &[u8], state: &[u
     value
 }
 
-/// The ledger of a state of `charge` that was converted at `now`. A receipt from before the conversion
-/// does not name it, and is settled by the clock alone, because its charge cannot be found in the state
-/// any more. Empty where there is no schedule.
+/// Returns a new ledger for a state of `charge` that was converted at `now`, or nothing if `charge`
+/// has no schedule.
+///
+/// A receipt from before the conversion does not name this ledger. It is settled by the clock
+/// alone, because its charge can no longer be found in the state.
 pub(crate) fn converted_ledger(charge: &Charge<'_>, now: Timestamp) -> Vec<u8> {
     let members = remote::numbers(charge.limits, charge.cost);
     let (count, mut ledger) = (members.len(), Vec::new());
@@ -193,7 +203,7 @@ pub(crate) fn converted_ledger(charge: &Charge<'_>, now: Timestamp) -> Vec<u8> {
     ledger
 }
 
-/// A state, as the file of its kernel describes it.
+/// Appends a state in the format of its kernel's script.
 fn put_state(value: &mut Vec<u8>, numbers: &Numbers<'_>, held: &Held) {
     let mut wide = |numbers: &[u64]| numbers.iter().for_each(|number| put(value, *number, 7));
     match held {
@@ -228,7 +238,8 @@ fn put_state(value: &mut Vec<u8>, numbers: &Numbers<'_>, held: &Held) {
             put(value, stamps.len() as u64, 4);
             put(value, windows as u64, 1);
             put(value, 0, 3);
-            // Every window begins with the first entry; the script finds out where it does now.
+            // Every window starts at the first entry; the script advances it to where it starts
+            // now.
             let first = stamps.first().map_or(0, |(at, _)| *at);
             for _ in 0..windows {
                 put(value, 0, 4 + 3);
@@ -245,12 +256,12 @@ fn put_state(value: &mut Vec<u8>, numbers: &Numbers<'_>, held: &Held) {
     }
 }
 
-/// The lowest `bytes` bytes of a number, at most 8.
+/// Appends the lowest `bytes` bytes of a number, at most 8.
 fn put(value: &mut Vec<u8>, number: u64, bytes: usize) {
     value.extend_from_slice(&number.to_be_bytes()[8 - bytes.min(8)..]);
 }
 
-/// The kernels that decide `charge`, each with its bit, by the numbers of [`kernel`].
+/// Returns the kernels that `charge` needs, one bit each, by the numbers of [`kernel`].
 pub(crate) fn kernels(charge: &Charge<'_>) -> u8 {
     let members = remote::numbers(charge.limits, charge.cost);
     members.fold(0, |bits, member| match number_of(&member.numbers) {
@@ -272,7 +283,7 @@ fn number_of(numbers: &Numbers<'_>) -> u8 {
     }
 }
 
-/// A member as `check.lua` and the file of its kernel describe it.
+/// Appends a member in the format of `check.lua` and of its kernel's script.
 fn put_member(pack: &mut Pack, member: &Member<'_>, charge: &Charge<'_>, around: Timestamp) {
     let cost = charge.cost.units();
     let begin = |pack: &mut Pack, numbers| begin_member(pack, member, numbers);
@@ -287,7 +298,8 @@ fn put_member(pack: &mut Pack, member: &Member<'_>, charge: &Charge<'_>, around:
             begin(pack, 8 + usize::from(longest.is_some()));
             pack.number(*fraction);
             pack.boolean(lasting.is_some());
-            // What never fits fills the bucket to the brim where it counts.
+            // A cost that can never fit fills the bucket completely, if denied requests are
+            // counted.
             for exact in [lasting.unwrap_or(*tau), *tau] {
                 pack.numbers(&[exact.whole, exact.part]);
             }
@@ -338,14 +350,14 @@ fn put_member(pack: &mut Pack, member: &Member<'_>, charge: &Charge<'_>, around:
     }
 }
 
-/// For how long whoever asks would wait in a queue, in microseconds.
+/// Returns the longest time that the request accepts to wait in a queue, in microseconds.
 fn longest_wait(charge: &Charge<'_>, queue: bool) -> Option<u64> {
     let longest = charge.longest_wait.filter(|_| queue)?;
-    // Nobody waits for longer than an instant can be away, and Lua's numbers end there.
+    // The latest instant bounds every wait, and numbers stay exact in Lua up to there.
     Some(longest.as_micros().min(Timestamp::MAX.as_micros()))
 }
 
-/// What every member begins with, before so many numbers of its kernel.
+/// Appends the fields common to all members, before `numbers` fields of its kernel.
 fn begin_member(pack: &mut Pack, member: &Member<'_>, numbers: usize) {
     let number = number_of(&member.numbers);
     pack.array(2 + numbers);
@@ -357,7 +369,7 @@ fn begin_member(pack: &mut Pack, member: &Member<'_>, numbers: usize) {
     });
 }
 
-/// The windows of a log.
+/// Appends the windows of a log.
 fn put_windows(pack: &mut Pack, windows: &[(u64, Span)], cost: u64) {
     let largest = windows.iter().map(|(limit, _)| *limit).max();
     pack.numbers(&[largest.unwrap_or(0), cost]);
@@ -366,7 +378,7 @@ fn put_windows(pack: &mut Pack, windows: &[(u64, Span)], cost: u64) {
     }
 }
 
-/// The grid's number, and its numbers.
+/// Returns the number of the grid, and its parameters.
 fn grid_numbers(grid: &Window, around: Timestamp) -> Vec<u64> {
     match grid {
         Window::Epoch(span) => vec![0, span.as_micros()],
@@ -383,7 +395,7 @@ fn grid_numbers(grid: &Window, around: Timestamp) -> Vec<u64> {
     }
 }
 
-/// How many bytes hold the fraction of a schedule.
+/// Returns how many bytes hold the fraction of a schedule.
 fn fraction_bytes(numbers: &Numbers<'_>) -> u8 {
     let Numbers::Schedule { fraction, .. } = numbers else {
         return 0;
@@ -391,20 +403,20 @@ fn fraction_bytes(numbers: &Numbers<'_>) -> u8 {
     bytes_below(*fraction)
 }
 
-/// How many bytes hold every number below `count`.
+/// Returns how many bytes hold every number below `count`.
 pub(crate) fn bytes_below(count: u64) -> u8 {
-    // At most the eight bytes of a number.
+    // At most 8, because a number has 64 bits.
     let bits = u64::BITS - (count.max(1) - 1).leading_zeros();
     u8::try_from(bits.div_ceil(8)).unwrap_or(8)
 }
 
-/// MessagePack, as much as programs need.
+/// A MessagePack writer, limited to what programs need.
 #[derive(Default)]
 struct Pack(Vec<u8>);
 
 impl Pack {
     fn array(&mut self, len: usize) {
-        // A program has at most some dozens of parts.
+        // A program has at most a few dozen elements.
         let len = u16::try_from(len).unwrap_or(u16::MAX);
         match u8::try_from(len) {
             Ok(len) if len < 16 => self.0.push(0x90 | len),
@@ -437,7 +449,7 @@ impl Pack {
         self.0.push(if boolean { 0xC3 } else { 0xC2 });
     }
 
-    /// At most 65,535 bytes.
+    /// Appends a string of at most 65,535 bytes.
     fn bytes(&mut self, bytes: &[u8]) {
         debug_assert!(bytes.len() < 1 << 16, "only heads and formats");
         match u8::try_from(bytes.len()) {

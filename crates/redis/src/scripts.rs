@@ -1,19 +1,19 @@
-//! The scripts, each known to the server by its digest.
+//! The Lua scripts. The server finds each one by its SHA-1 digest.
 
 use std::sync::{LazyLock, OnceLock};
 
 use crate::call::Script;
 
-/// Where a script leaves room for the kernels that it needs.
+/// Marker in a script that is replaced by the kernels that the call needs.
 const ROOM: &str = "-- (the kernels that the programs name come here)\n";
 
-/// What several scripts share, by the comments that stand in its place.
+/// Code that several scripts share, each with the marker that it replaces.
 const SHARED: [(&str, &str); 2] = [
     ("-- (value.lua)\n", include_str!("scripts/value.lua")),
     ("-- (states.lua)\n", include_str!("scripts/states.lua")),
 ];
 
-/// A script with what it shares with others.
+/// Returns `text` with the shared code in place of its markers.
 fn whole(text: &str) -> String {
     SHARED
         .iter()
@@ -22,19 +22,20 @@ fn whole(text: &str) -> String {
         })
 }
 
-/// One key, one hard schedule whose unit is a whole number of microseconds.
+/// Decides one key with one schedule that does not count denied requests, and whose unit is a whole
+/// number of microseconds.
 pub(crate) static SCHEDULE_ALONE: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("scripts/schedule_alone.lua").to_owned()));
 
-/// The same for several of them.
+/// Decides one key with several such schedules.
 pub(crate) static SCHEDULES_ALONE: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("scripts/schedules_alone.lua").to_owned()));
 
-/// One key, limits that share one log.
+/// Decides one key whose limits share one log.
 pub(crate) static LOG_ALONE: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("scripts/log_alone.lua").to_owned()));
 
-/// The kernels, by the numbers of [`kernel`](crate::encode::kernel).
+/// The kernels, indexed by the constants of [`kernel`](crate::encode::kernel).
 const KERNELS: [&str; 7] = [
     include_str!("scripts/schedule.lua"),
     include_str!("scripts/interval.lua"),
@@ -42,12 +43,13 @@ const KERNELS: [&str; 7] = [
     include_str!("scripts/log.lua"),
     include_str!("scripts/buckets.lua"),
     include_str!("scripts/weighted.lua"),
-    // A lease is an entry of a log.
+    // A concurrency lease is an entry of a log.
     "ask[6], charge[6] = ask[3], charge[3]\n",
 ];
 
-/// `check.lua` with the kernels of these bits and no others: a script is run from its first line to its last, so
-/// what it does not need costs time.
+/// Returns `check.lua` with the kernels whose bits are set in `kernels`, and no others. Redis
+/// executes a script from its first line on every call, so kernels that are not needed would cost
+/// time.
 pub(crate) fn check(kernels: u8) -> &'static Script {
     static CHECKS: [OnceLock<Script>; 1 << KERNELS.len()] =
         [const { OnceLock::new() }; 1 << KERNELS.len()];
@@ -59,23 +61,23 @@ pub(crate) fn check(kernels: u8) -> &'static Script {
     })
 }
 
-/// Gives back what was reserved.
+/// Refunds reservations.
 pub(crate) static GIVE_BACK: LazyLock<Script> =
     LazyLock::new(|| Script::new(whole(include_str!("scripts/give_back.lua"))));
 
-/// Renews leases.
+/// Renews concurrency leases.
 pub(crate) static RENEW: LazyLock<Script> =
     LazyLock::new(|| Script::new(whole(include_str!("scripts/renew.lua"))));
 
-/// Reads values as they are.
+/// Reads values unchanged.
 pub(crate) static READ: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("scripts/read.lua").to_owned()));
 
-/// Deletes a key, whatever stands there.
+/// Deletes a key, whatever its value.
 pub(crate) static FORGET: LazyLock<Script> =
     LazyLock::new(|| Script::new("return redis.call('DEL', KEYS[1])".to_owned()));
 
-/// Writes values over others, if those still stand.
+/// Writes values if those that were read are unchanged.
 pub(crate) static REPLACE: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("scripts/replace.lua").to_owned()));
 
@@ -83,7 +85,7 @@ pub(crate) static REPLACE: LazyLock<Script> =
 pub(crate) static CENSUS: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("scripts/census.lua").to_owned()));
 
-/// Keeps the list of blocks.
+/// Maintains the index of blocks.
 pub(crate) static BLOCK_INDEX: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("scripts/block_index.lua").to_owned()));
 

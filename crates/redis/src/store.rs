@@ -1,4 +1,4 @@
-//! [`RedisStore`]: one decision over many keys, and the operator's verbs.
+//! [`RedisStore`]: decisions over several keys, and the operator's commands.
 
 use std::{
     sync::{
@@ -26,50 +26,56 @@ use crate::{
     wary::Wariness,
 };
 
-/// How often a decision is begun again because its keys were left in other terms and others change them at the same time, or because
-/// a calendar went on.
+/// Attempts per decision. A decision starts over if states must be converted while other clients
+/// change them, or if a calendar window has ended.
 pub(crate) const MAX_TRIES: usize = 8;
 
-/// The answer where that did not help: nothing was charged, and others were admitted meanwhile.
+/// The decision after the last attempt: nothing was charged, because other clients were admitted in
+/// between.
 pub(crate) const OVERTAKEN: Decision = Decision::Full {
     retry_after: Retry::After(Span::from_micros(100_000)),
 };
 
-/// How long a key outlives its state: its time to live is in whole milliseconds, its state is not.
+/// How long a key outlives its state, in milliseconds: its time to live has a resolution of 1 ms,
+/// its state of 1 µs.
 const SLACK_MS: u64 = 2;
 
-/// The same where the clock is pinned, and has nothing to do with the time by which the server forgets keys.
+/// The same with a pinned clock, which is unrelated to the clock by which the server expires keys:
+/// one day.
 const PINNED_SLACK_MS: u64 = 86_400_000;
 
-/// No instant is pinned.
+/// Marks that no instant is pinned.
 const UNPINNED: u64 = u64::MAX;
 
-/// The store that keeps its state in Redis or Valkey, so that a fleet shares it.
+/// A store that keeps its state in Redis or Valkey, so that a fleet of servers shares it.
 ///
-/// Decides at the time of the server that holds the keys. Clones share their connections.
+/// It decides by the clock of the server that holds the keys. Clones share their connections.
 #[derive(Clone, Debug)]
 pub struct RedisStore {
     exec: Arc<dyn Exec>,
     prefix: Arc<[u8]>,
     pinned: Arc<AtomicU64>,
-    /// The instant of the latest decision: calendars look for their windows around it.
+    /// The instant of the latest decision. The windows of a calendar are computed around it.
     latest: Arc<AtomicU64>,
     pub(crate) wariness: Arc<Wariness>,
 }
 
 impl RedisStore {
-    /// A store on `redis`. Keys begin with `prefix`, so that several stores share a server.
+    /// Creates a store on `redis`. Its keys begin with `prefix`, so that several stores can share a
+    /// server.
     #[must_use]
     pub fn on(redis: Arc<Redis>, prefix: &str) -> Self {
         Self::new(redis, prefix.as_bytes())
     }
 
-    /// Connects to the one server at `url`, `redis://127.0.0.1:6379` or `redis+unix:///run/redis.sock`, on the runtime of
-    /// the caller, for tools that would rather wait for a decision, for up to 5 s, than do without.
+    /// Connects to the single server at `url`, `redis://127.0.0.1:6379` or
+    /// `redis+unix:///run/redis.sock`, on the runtime of the caller. It is for tools: a decision
+    /// may take up to 5 s, where a server would fall back.
     ///
     /// # Errors
     ///
-    /// [`StoreError::Refused`] for a URL that is none, [`StoreError::NotExecuted`] when the server cannot be asked.
+    /// [`StoreError::Refused`] if the URL is invalid, [`StoreError::NotExecuted`] if the server
+    /// cannot be reached or used.
     pub async fn connect(url: &str, prefix: &str) -> Result<Self, StoreError> {
         let (address, login) = Address::parse(url).map_err(StoreError::Refused)?;
         let settings = Settings {
@@ -83,7 +89,7 @@ impl RedisStore {
         Ok(Self::on(Arc::new(redis), prefix))
     }
 
-    /// A store that runs its scripts on `exec`.
+    /// Creates a store that runs its scripts on `exec`.
     pub(crate) fn new(exec: Arc<dyn Exec>, prefix: &[u8]) -> Self {
         Self {
             exec,
@@ -94,7 +100,7 @@ impl RedisStore {
         }
     }
 
-    /// The same store, at the server's time.
+    /// Returns the same store on the server's clock.
     #[must_use]
     pub fn unpinned(&self) -> Self {
         Self {
@@ -103,8 +109,9 @@ impl RedisStore {
         }
     }
 
-    /// Decides at `now` from here on, instead of at the server's time, as a test or a simulation does; an earlier
-    /// instant than the one before counts as that. Keys then live for a day longer than they need to.
+    /// Decides at `now` from here on, instead of at the server's time, for tests and simulations.
+    /// An instant earlier than the pinned one has no effect. Keys then live a day longer than they
+    /// need to.
     pub fn pin_clock(&self, now: Timestamp) {
         let _ = self
             .pinned
@@ -113,15 +120,16 @@ impl RedisStore {
             });
     }
 
-    /// Decides `charges`: all are charged, or none.
+    /// Decides `charges`: charges all of them, or none.
     ///
-    /// `outcomes` is cleared and filled with one outcome a limit, in the order of the charges and their limits;
-    /// it stays empty when no limit was asked, because a key is blocked. Two charges with one key are not
-    /// decided: the answer is [`Decision::REPEATED_KEY`] and nothing is charged.
+    /// `outcomes` is cleared and filled with one outcome per limit, in the order of the charges and
+    /// their limits. It stays empty if no limit was evaluated, because a key is blocked. If two
+    /// charges have the same key, nothing is charged and the decision is
+    /// [`Decision::REPEATED_KEY`].
     ///
     /// # Errors
     ///
-    /// [`StoreError`] when nothing was decided, or nobody knows.
+    /// [`StoreError`] if no decision was made, or if that is unknown.
     pub async fn check(
         &self,
         charges: &[Charge<'_>],
@@ -131,7 +139,7 @@ impl RedisStore {
         self.decide((charges, effect), outcomes, None).await
     }
 
-    /// Decides charges, and writes down what was charged if there is a `receipt`.
+    /// Decides charges, and writes the receipts of the charges into `receipt` if there is one.
     pub(crate) async fn decide(
         &self,
         asked: (&[Charge<'_>], Effect),
@@ -152,7 +160,7 @@ impl RedisStore {
         self.check_together(asked, outcomes, receipt).await
     }
 
-    /// Decides charges whose keys one script may touch.
+    /// Decides charges whose keys can be in one script call.
     async fn check_together(
         &self,
         (charges, effect): (&[Charge<'_>], Effect),
@@ -216,7 +224,8 @@ impl RedisStore {
         Ok(OVERTAKEN)
     }
 
-    /// The values of `charges`, of those that were left in other terms as they are in the terms of the charge.
+    /// Converts the values of `charges` that were stored under other parameters to those of the
+    /// charge.
     pub(crate) fn conversions(
         &self,
         charges: &[Charge<'_>],
@@ -248,7 +257,7 @@ impl RedisStore {
         converted.collect::<Result<_, _>>().map(Conversions)
     }
 
-    /// The call of the script `check` on charges whose keys share a slot.
+    /// Builds the call of the script `check` for charges whose keys share a cluster slot.
     pub(crate) fn question(
         &self,
         charges: &[Charge<'_>],
@@ -280,7 +289,7 @@ impl RedisStore {
         }
     }
 
-    /// Asks a question about so many charges.
+    /// Runs a call of `check` on this number of charges.
     pub(crate) async fn put(&self, call: &Call, charges: usize) -> Result<Checked, StoreError> {
         let reply = match self.run_once(call).await {
             Err(ExecError::Split(_)) if charges > 1 => return Ok(Checked::Split),
@@ -293,7 +302,7 @@ impl RedisStore {
         Ok(checked)
     }
 
-    /// Decides once more on the states that were found.
+    /// Repeats the decision on the states that the script found.
     pub(crate) fn replay<'a>(
         &self,
         charges: &[Charge<'a>],
@@ -347,7 +356,7 @@ impl RedisStore {
         charges.iter().map(|charge| self.key(charge.key)).collect()
     }
 
-    /// The numbers of the charges that one script may touch together.
+    /// Groups the indices of `charges` by which keys can be in one script call.
     pub(crate) fn slots(&self, charges: &[Charge<'_>]) -> Vec<Vec<usize>> {
         if self.exec.is_slotted() {
             self.parts(charges).into_iter().map(Part::numbers).collect()
@@ -369,7 +378,7 @@ impl RedisStore {
         (pinned != UNPINNED).then_some(pinned)
     }
 
-    /// The instant for a script: empty for the server's own.
+    /// Returns the instant argument of a script; empty for the server's own time.
     pub(crate) fn instant(&self) -> Vec<u8> {
         let pinned = self.pinned().map(|now| now.to_string());
         pinned.unwrap_or_default().into_bytes()
@@ -389,26 +398,28 @@ impl RedisStore {
     }
 }
 
-/// The values that were left in other terms, by charge; empty where there are none.
+/// The converted values, one per charge; `None` if the value needs no conversion. Empty if none
+/// does.
 #[derive(Debug, Default)]
 pub(crate) struct Conversions(Vec<Option<Conversion>>);
 
-/// A value that was left in other terms.
+/// A value that was stored under other parameters.
 #[derive(Debug)]
 struct Conversion {
     /// The value that was found.
     found: Vec<u8>,
-    /// What it is in the terms of the charge.
+    /// The value in the parameters of the charge.
     state: Vec<u8>,
-    /// Until when that is kept where nothing is charged. A state that holds more than the limits of the charge allow would lose some
-    /// of it, so it is left as it is until it has drained that far.
+    /// How long the converted state is kept if nothing is charged. If the state exceeds the limits
+    /// of the charge, the conversion would lose the excess. Such a state stays as it was stored
+    /// until it has drained that far.
     keeps_until: Option<Timestamp>,
-    /// The limits that it holds more of than they allow, each with the time until the cost is admitted.
+    /// The limits that the state exceeds, each with the time until it admits the cost.
     waits: Vec<(usize, Retry)>,
 }
 
 impl Conversion {
-    /// The three arguments of the script.
+    /// Returns the three arguments for the script.
     fn args(conversion: Option<&Self>) -> [Vec<u8>; 3] {
         let Some(conversion) = conversion else {
             return [const { Vec::new() }; 3];
@@ -423,7 +434,8 @@ impl Conversion {
 }
 
 impl Conversions {
-    /// Lets nothing be said to pass sooner than it does by the state as it was left, where it stays that.
+    /// Raises the waits of limits whose state stays as it was stored, so that no outcome promises
+    /// less than that state takes to drain.
     pub(crate) fn lengthen_waits(
         &self,
         charges: &[Charge<'_>],
@@ -443,7 +455,7 @@ impl Conversions {
     }
 }
 
-/// Lets none of the limits named be said to admit sooner than after the wait beside it.
+/// Raises the wait of each denying limit in `waits` to the wait given there.
 fn lengthen(outcomes: &mut [Outcome], waits: &[(usize, Retry)]) {
     for (limit, wait) in waits {
         if let Some(outcome) = outcomes.get_mut(*limit)
@@ -454,7 +466,7 @@ fn lengthen(outcomes: &mut [Outcome], waits: &[(usize, Retry)]) {
     }
 }
 
-/// Charges that were decided once more, with the kernels of the memory store.
+/// Charges decided again, with the kernels of the memory store.
 pub(crate) struct Settled<'a> {
     replays: Vec<Replay<'a>>,
     admitted: bool,

@@ -1,4 +1,5 @@
-//! What is given back, in whatever order, while others charge and give back too: never more is admitted than without.
+//! Refunds, in any order, while other clients charge and refund: they never admit more than if the
+//! refunded charges had not been made.
 
 #[path = "../../tests/store/server.rs"]
 #[allow(dead_code, reason = "the tests of the store use more of it")]
@@ -19,15 +20,16 @@ use crate::{RedisStore, call::Intent, decode::Checked, store::Conversions};
 
 #[derive(Clone, Debug)]
 enum Deed {
-    /// Reserves so much, after so many microseconds.
+    /// Reserves this many units, after this many microseconds.
     Reserve(u64, u64),
-    /// Gives back one of what is reserved.
+    /// Refunds one of the reservations, after this many microseconds.
     GiveBack(usize, u64),
-    /// One of what is reserved is not given back any more.
+    /// Keeps one of the reservations: it is never refunded.
     Keep(usize),
 }
 
-/// Charges that are neither given back nor kept yet: their receipts, instants and costs.
+/// Charges that are neither refunded nor kept yet: the query, its receipts, and its instant and
+/// cost.
 type Reserved = (Asked, Vec<Vec<u8>>, (Timestamp, u64));
 
 struct Trace<'r> {
@@ -95,7 +97,7 @@ impl Trace<'_> {
         self.store.pin_clock(Timestamp::from_micros(self.now));
     }
 
-    /// How the limit stands in Redis.
+    /// Returns the state of the limit in Redis.
     fn standing(&self) -> Outcome {
         let (charges, mut outcomes) = ([self.charge(1)], Vec::new());
         let look = self.store.check(&charges, Effect::Look, &mut outcomes);
@@ -103,7 +105,8 @@ impl Trace<'_> {
         outcomes.remove(0)
     }
 
-    /// What was kept, put to a store that never heard of the rest: it admits all of it. Answers how it stands then.
+    /// Replays only the charges that were kept on a fresh memory store, which must admit all of
+    /// them. Returns the state of the limit after that.
     fn without_the_rest(&self) -> Result<Outcome, TestCaseError> {
         let memory = MemoryStore::new(MemoryBounds::default());
         let mut outcomes = Vec::new();
@@ -119,7 +122,7 @@ impl Trace<'_> {
     }
 }
 
-/// How long nothing happens: mostly much less than a unit takes, as between a charge and what gives it back.
+/// Time between two steps: mostly much less than a unit takes, as between a charge and its refund.
 fn later() -> impl Strategy<Value = u64> {
     prop_oneof![3 => Just(0), 3 => 0..=5_u64, 2 => 0..=40_u64, 1 => 0..=2_000_u64]
 }
@@ -133,7 +136,7 @@ fn deeds() -> impl Strategy<Value = Vec<Deed>> {
     prop::collection::vec(deed, 1..=60)
 }
 
-/// A limit of `kind` with `count` units in some hundred microseconds.
+/// A limit of `kind`, with up to 12 units, whose period is at most 200 microseconds.
 fn limit(kind: Kind) -> impl Strategy<Value = Limit> {
     (1..=12_u64, 1..=7_u64, 1..=200_u64, 1..=5_u32).prop_filter_map("sound", move |numbers| {
         let (count, per, period, buckets) = numbers;
@@ -200,7 +203,7 @@ fn prove(server: &Server, kind: Kind) {
     }
 }
 
-/// Whether all of a charge can be found again, however much later.
+/// Whether all units of a charge can be found again and refunded, however late.
 fn counts_units(kind: Kind) -> bool {
     matches!(
         kind,
@@ -213,13 +216,14 @@ fn counts_units(kind: Kind) -> bool {
     )
 }
 
-/// Where the first charge after a pause sets when the next refill or window comes, that may be one that is given back: what is
-/// kept then would have been admitted at other times.
+/// Whether the first charge after a pause determines when the next refill or window begins. If that
+/// charge is refunded, the charges that were kept would have been admitted at other times.
 fn has_a_grid_of_its_own(kind: Kind) -> bool {
     matches!(kind, Kind::Interval | Kind::FirstRequestWindow)
 }
 
-/// Runs `deeds`, each a unit of 100 microseconds, and answers how long the schedule lasts then.
+/// Runs `deeds`, with units of 100 microseconds, and returns how long the schedule then takes to
+/// drain, in microseconds.
 fn lasts(kind: Kind, deeds: &[Deed]) -> u64 {
     let server = Server::redis();
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -247,8 +251,8 @@ fn give_back_first(later: u64) -> Deed {
 
 #[test]
 fn what_was_served_because_others_left_is_not_given_back() {
-    // |── first ──|── second ──|   the first leaves at 10, and the second is done at 110; a third follows at 140, alone
-    //   |─ second ─|   |── third ──|
+    // |── first ──|── second ──|   the first is refunded at 10, the second is done at 110, a third
+    //   |─ second ─|   |── third ──|   arrives at 140 and finds the schedule empty
     let deeds = [reserve(0), reserve(0), give_back_first(10), reserve(130)];
     assert_eq!(lasts(Kind::Gcra, &deeds), 100);
     let deeds = [&deeds[..], &[give_back_first(10)]].concat();
