@@ -1,7 +1,9 @@
-//! How many servers share this Redis, so that each knows its share of the limits while Redis is out of reach.
+//! Counts the servers that share this Redis, so that each knows its share of the limits while Redis
+//! is unreachable.
 //!
-//! Every server writes its id into a sorted set, with the time of the store's clock, every few seconds; ids that were
-//! not written for a while are removed. The last known count is kept while Redis is away.
+//! Every few seconds each server writes its id into a sorted set, scored by the store's clock. Ids
+//! that are not refreshed are removed. While Redis is unreachable, the last known count stays in
+//! use.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -18,23 +20,23 @@ use tokio::{runtime::Handle, task::AbortHandle, time::Instant};
 
 use crate::{RedisStore, scripts};
 
-/// How often a server says that it lives.
+/// Interval between heartbeats.
 const BEAT_EVERY: Duration = Duration::from_secs(5);
 
-/// How often it tries while Redis does not answer.
+/// Interval between attempts while Redis does not answer.
 const TRY_AGAIN: Duration = Duration::from_millis(500);
 
-/// How long after its last heartbeat a server counts, by the store's clock.
+/// How long after its last heartbeat a server is counted, by the store's clock.
 const EXPIRES_AFTER: Duration = Duration::from_secs(15);
 
-/// How long fewer servers must have been counted before that is believed: a Redis that has lost its data counts one
+/// How long a lower count must persist before it is used. A Redis that has lost its data counts one
 /// server, then two, until all have written their ids again.
 const FEWER_AFTER: Duration = Duration::from_secs(15);
 
-/// More servers than this are counted as this many.
+/// Upper bound of the count.
 const MAX_SERVERS: u32 = 10_000;
 
-/// Counts the servers on one Redis; the counting ends when it is dropped.
+/// Counts the servers on one Redis. Dropping it stops the counting.
 #[derive(Debug)]
 pub(super) struct Census {
     known: Arc<AtomicU32>,
@@ -42,7 +44,7 @@ pub(super) struct Census {
 }
 
 impl Census {
-    /// Counts this server among those whose keys in `store` have the same prefix.
+    /// Starts counting this server among those whose keys in `store` have the same prefix.
     pub(super) fn start(store: RedisStore, runtime: &Handle) -> Self {
         let known = Arc::new(AtomicU32::new(0));
         let counting = runtime
@@ -51,7 +53,7 @@ impl Census {
         Self { known, counting }
     }
 
-    /// How many servers there are; `None` while they have never been counted.
+    /// Returns the number of servers; `None` if they have never been counted.
     pub(super) fn servers(&self) -> Option<u32> {
         match self.known.load(Ordering::Relaxed) {
             0 => None,
@@ -59,7 +61,7 @@ impl Census {
         }
     }
 
-    /// The share of one of them; the default one while they have never been counted.
+    /// Returns the share of one server; the default share if the servers have never been counted.
     pub(super) fn share(&self) -> Share {
         let share = self.servers().and_then(Share::one_of);
         share.unwrap_or_default()
@@ -99,7 +101,7 @@ async fn keep(store: RedisStore, known: Arc<AtomicU32>) {
     }
 }
 
-/// Says that this server lives, and answers how many do; `None` if Redis does not answer.
+/// Sends a heartbeat, and returns how many servers are alive; `None` if Redis does not answer.
 async fn beat(store: &RedisStore, id: &str) -> Option<u32> {
     let expiry = EXPIRES_AFTER.as_millis().to_string();
     let args = vec![id.as_bytes().to_vec(), expiry.into_bytes()];
@@ -114,15 +116,15 @@ async fn beat(store: &RedisStore, id: &str) -> Option<u32> {
     }
 }
 
-/// What is known of the number of servers: more are believed at once, fewer after a while, so that a mistake makes the
-/// shares too small rather than too large.
+/// The number of servers in use. A higher count is used at once and a lower one after a delay, so
+/// that errors make the shares too small rather than too large.
 #[derive(Debug, Default)]
 struct Count {
     servers: u32,
     fewer: Option<Fewer>,
 }
 
-/// The most that were counted since fewer were.
+/// The highest count since the counts became lower.
 #[derive(Debug)]
 struct Fewer {
     most: u32,
@@ -130,7 +132,7 @@ struct Fewer {
 }
 
 impl Count {
-    /// Notes that so many were counted, and answers how many there are.
+    /// Records a count, and returns the number of servers in use.
     fn note(&mut self, counted: u32, now: Instant) -> u32 {
         let counted = counted.clamp(1, MAX_SERVERS);
         if counted >= self.servers {
@@ -152,7 +154,8 @@ impl Count {
         self.servers
     }
 
-    /// Notes that Redis did not answer: what it says next may be said by one that has lost its data.
+    /// Records that Redis did not answer. When it does again, it may have lost its data, so the
+    /// delay for lower counts restarts.
     fn note_silence(&mut self) {
         self.fewer = None;
     }
@@ -168,11 +171,11 @@ mod tests {
         let at = |secs: u64| start + Duration::from_secs(secs);
         assert_eq!(count.note(1, at(0)), 1);
         assert_eq!(count.note(50, at(5)), 50);
-        // Redis was restarted and is empty: the servers come back one after the other.
+        // Redis was restarted and is empty: the servers register again one after the other.
         for (second, counted) in [(10, 1), (11, 20), (15, 45), (20, 50)] {
             assert_eq!(count.note(counted, at(second)), 50);
         }
-        // Two have ended.
+        // Two servers have shut down.
         assert_eq!(count.note(48, at(30)), 50);
         assert_eq!(count.note(49, at(35)), 50);
         assert_eq!(count.note(48, at(45)), 49);

@@ -1,10 +1,13 @@
-//! Denials of a moment ago: who asks again too soon is denied again, and Redis is not asked.
+//! Denial cache (a negative cache): a request that was just denied is denied again without a call
+//! to Redis.
 //!
-//! A denial names the instant until which nothing can change, unless something is given back, as places are all the time. It is
-//! kept until then,
-//! but never longer than the bound that the settings name: what another node gives back is noticed after that.
-//! What a decision finds is old by the time that it is known, so it is kept only if nothing was forgotten of its keys since the decision
-//! began. What is kept is bounded too: so many slots, each with the denial that came last.
+//! A denial names the instant until which it stands, unless units are refunded. It is cached until
+//! then, but never longer than the configured maximum, after which a refund on another node is
+//! noticed. Concurrency limits are not cached, because their leases are released all the time.
+//!
+//! A reply from Redis is already old when it arrives. It is cached only if no denial of its keys
+//! was invalidated since the request was sent. The cache has a fixed number of slots, each with the
+//! latest denial that hashes to it.
 
 use std::{
     hash::{BuildHasher, Hash, Hasher, RandomState},
@@ -20,24 +23,26 @@ use tidegate_core::{
     Algorithm, Charge, Limit, Limits, Outcome, Retry, Span, Timestamp, remote::fingerprint,
 };
 
-/// How many denials are kept, a power of two.
+/// Number of cached denials, a power of two.
 const SLOTS: usize = 1 << 14;
 
-/// So many keys can be told apart when something is given back to one, a power of two.
+/// Number of invalidation counters, a power of two. A refund to a key invalidates every key that
+/// shares its counter.
 const KEYS: usize = 1 << 12;
 
-/// The most bytes of keys and the most limits of a request whose denial is kept.
+/// Upper bounds of a request whose denial is cached: total bytes of its keys, and its number of
+/// limits.
 const MAX_KEY_BYTES: usize = 512;
 const MAX_LIMITS: usize = 16;
 
 #[derive(Debug)]
 pub(super) struct Denials {
     hasher: RandomState,
-    /// Every decision looks here first, so it must be read without a lock.
+    /// Every decision looks here first, so reading must not take a lock.
     slots: Box<[ArcSwapOption<Denial>]>,
-    /// How often everything was forgotten.
+    /// How often the whole cache was invalidated.
     all: AtomicU64,
-    /// How often what is known of a key was, by its hash.
+    /// How often the denials of a key were invalidated, indexed by the hash of the key.
     lifted: Box<[AtomicU64]>,
 }
 
@@ -46,23 +51,25 @@ struct Denial {
     hash: u64,
     charges: Box<[Charged]>,
     epoch: Epoch,
-    /// When it was asked for: it was decided no earlier,
+    /// When the request was sent. Redis decided no earlier than this.
     since: Timestamp,
-    /// and no later than it was heard, from when on its waits run, so that nobody is told too short a one.
+    /// When the reply arrived. Redis decided no later than this; waits are measured from here, so
+    /// they are never understated.
     heard: Timestamp,
     until: Timestamp,
     outcomes: Box<[Outcome]>,
 }
 
-/// How often everything, or what is known of one of its keys, had been forgotten when a decision began: a sum of what only grows.
+/// Sum of the invalidation counters of a request's keys when its decision began. The counters only
+/// grow, so an equal sum means that none has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Epoch(u64);
 
-/// One charge of a request: whose count, which limits, at which cost, and how long it may wait.
+/// One charge of a request: its key, its limits, its cost, and the longest wait that it accepts.
 type Charged = (Box<[u8]>, Deciding, u64, Option<Span>);
 
-/// What tells limits apart that decide differently although they leave the same states: stretched ones, and those that
-/// only count and deny nothing.
+/// Identifies limits that decide differently although their states are the same: elastic limits in
+/// their headroom (stretched), and limits in shadow mode, which never deny.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Deciding {
     numbers: u32,
@@ -92,7 +99,7 @@ impl Default for Denials {
 }
 
 impl Denials {
-    /// When a decision about `charges` begins.
+    /// Returns the epoch of the keys of `charges`; take it before a decision begins.
     pub(super) fn epoch(&self, charges: &[Charge<'_>]) -> Epoch {
         let all = self.all.load(Ordering::Acquire);
         let lifted = charges
@@ -101,8 +108,9 @@ impl Denials {
         Epoch(lifted.fold(all, u64::wrapping_add))
     }
 
-    /// Remembers that `charges`, asked about at `now` and answered `after` that, were denied with `outcomes` by a decision that was begun
-    /// in the `epoch`.
+    /// Caches that `charges` were denied with `outcomes`. They were sent to Redis at `now`, and the
+    /// reply came `after` that. `epoch` was taken before they were sent, and `longest` bounds how
+    /// long the denial is cached.
     pub(super) fn remember(
         &self,
         charges: &[Charge<'_>],
@@ -140,7 +148,8 @@ impl Denials {
         self.slots[place(hash)].store(Some(Arc::new(denial)));
     }
 
-    /// Whether `charges` were denied and are so still; `outcomes` say how long, then.
+    /// Returns whether a cached denial of `charges` is in force, and writes its outcomes, with the
+    /// waits that remain, to `outcomes`.
     pub(super) fn recall(
         &self,
         charges: &[Charge<'_>],
@@ -164,8 +173,9 @@ impl Denials {
         stands
     }
 
-    /// Forgets those that the keys of `charges` have to do with when what it returns is dropped: something is being given back to
-    /// them, and whoever waits for that may go.
+    /// Invalidates the denials of the keys of `charges` when the returned guard is dropped. A
+    /// refund holds the guard, because the units that it returns may admit a request that was
+    /// denied.
     pub(super) fn forgetting<'c>(
         &self,
         charges: impl Iterator<Item = &'c Charge<'c>>,
@@ -174,12 +184,13 @@ impl Denials {
         Forgetting(self, keys.collect())
     }
 
-    /// Forgets all of them.
+    /// Invalidates all denials.
     pub(super) fn forget(&self) {
         self.all.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// The number of a charge's key, which others may have too: so much more is forgotten than need be.
+    /// Returns the index of the counter for a charge's key. Other keys may share it, so more may be
+    /// invalidated than necessary.
     fn number(&self, charge: &Charge<'_>) -> usize {
         let hash = self.hasher.hash_one(charge.key);
         usize::try_from(hash >> 32).unwrap_or(0) % KEYS
@@ -197,7 +208,7 @@ impl Denials {
     }
 }
 
-/// Forgets at its end every denial that keys of these numbers have to do with.
+/// Guard that invalidates, when dropped, every denial of the keys with these counters.
 #[derive(Debug)]
 pub(super) struct Forgetting<'d>(&'d Denials, Box<[usize]>);
 
@@ -223,8 +234,8 @@ impl Denial {
     }
 }
 
-/// How long the denial stands; `None` if it is not to be kept: a limit that counts denied requests must hear of each, and a place
-/// may be free again at any moment.
+/// Returns how long to cache the denial, or `None` if it must not be cached. A limit that counts
+/// denied requests must see each request, and a concurrency lease may be released at any moment.
 fn worth_keeping(charges: &[Charge<'_>], outcomes: &[Outcome]) -> Option<Span> {
     let bytes: usize = charges.iter().map(|charge| charge.key.len()).sum();
     let must_hear = |limit: &Limit| {
@@ -248,13 +259,13 @@ fn worth_keeping(charges: &[Charge<'_>], outcomes: &[Outcome]) -> Option<Span> {
         .filter(|(shadow, outcome)| !shadow && !outcome.allowed);
     let wait = |outcome: &Outcome| match outcome.retry_after {
         Retry::After(span) => span,
-        // Never is longer than any bound.
+        // The caller bounds the wait by its maximum, so the longest span stands for "never".
         Retry::Never => Span::from_micros(u64::MAX),
     };
     denying.map(|(_, outcome)| wait(outcome)).max()
 }
 
-/// An outcome some time after it was given.
+/// Returns `outcome` as it is `passed` later.
 fn later(outcome: &Outcome, passed: Span) -> Outcome {
     let left = |span: Span| Span::from_micros(span.as_micros().saturating_sub(passed.as_micros()));
     Outcome {
@@ -267,7 +278,7 @@ fn later(outcome: &Outcome, passed: Span) -> Outcome {
     }
 }
 
-/// The slot of a denial.
+/// Returns the index of the slot for a denial.
 fn place(hash: u64) -> usize {
     usize::try_from(hash >> 32).unwrap_or(0) % SLOTS
 }

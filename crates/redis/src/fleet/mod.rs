@@ -1,13 +1,14 @@
-//! A fleet: one truth in Redis, and what this node does while it is out of reach.
+//! A node of a fleet: decisions in the shared Redis, and what this node does while Redis is
+//! unreachable.
 //!
 //! ```text
-//! question ─▶ denied a moment ago? ─▶ Redis ─▶ answered: exact, and this node's own count is kept warm
-//!                    │                  └───▶ out of reach: the rules' `on_failure` answers
-//!                    └─▶ denied, without asking
+//! question ─▶ denial cached? ─▶ Redis ─▶ answered: exact, and the local counts are updated
+//!                  │               └───▶ unreachable: the rules' `on_failure` policy decides
+//!                  └─▶ denied, without a call
 //! ```
 //!
-//! What Redis admits is charged to this node's share of the limits too. So when Redis goes away, a client that had
-//! spent its limit is not given a fresh one.
+//! What Redis admits is also charged to this node's share of the limits. So if Redis becomes
+//! unreachable, a client that has spent its limit does not get a fresh one.
 
 mod census;
 mod denials;
@@ -35,18 +36,19 @@ use self::{
 pub use self::{receipt::FleetReceipt, stats::FleetStats};
 use crate::{Redis, RedisStore, StoreError};
 
-/// When to ask again after a denial for want of a store.
+/// Retry-after of a denial by the `closed` policy.
 const ASK_AGAIN: Span = Span::from_secs(1);
 
-/// What a node of a fleet does by itself.
+/// Settings of a node of a fleet that do not depend on Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FleetSettings {
-    /// What answers while Redis is out of reach, for rules that do not say; default [`OnFailure::Local`].
+    /// Decides while Redis is unreachable, for rules without a policy of their own; default
+    /// [`OnFailure::Local`].
     pub on_failure: OnFailure,
-    /// This node's share of every limit while Redis is out of reach; default [`NodeShare::Auto`].
+    /// This node's share of every limit while Redis is unreachable; default [`NodeShare::Auto`].
     pub share: NodeShare,
-    /// How long a denial may be repeated without asking, at most; zero asks every time. Default 1 s. It is how long a
-    /// reset or a lifted block on another node may take to be noticed here.
+    /// Maximum time to live of a cached denial; zero disables the cache. Default 1 s. It is also
+    /// how long this node may take to notice a reset or a lifted block on another node.
     pub denials: Span,
 }
 
@@ -60,18 +62,19 @@ impl Default for FleetSettings {
     }
 }
 
-/// A node's share of every limit while Redis is out of reach.
+/// A node's share of every limit while Redis is unreachable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NodeShare {
-    /// One part of as many as servers have last been counted on the same Redis, under the same prefix; a half where
-    /// they never were, because Redis has been out of reach since the start.
+    /// One part in as many as there are servers on the same Redis under the same prefix, by the
+    /// last count. A half if the servers were never counted, because Redis has been unreachable
+    /// since the start.
     #[default]
     Auto,
-    /// This one.
+    /// This share.
     Fixed(Share),
 }
 
-/// Decisions in Redis, as one node of a fleet makes them.
+/// A node of a fleet, which decides in Redis.
 #[derive(Debug)]
 pub struct Fleet {
     store: RedisStore,
@@ -82,13 +85,13 @@ pub struct Fleet {
     counters: Counters,
     refusals: Refusals,
     outage: Outage,
-    /// Where the share depends on it.
+    /// Runs only if the share depends on the number of servers.
     census: Option<Census>,
 }
 
 impl Fleet {
-    /// Decides in `redis`, under keys that begin with `prefix`; `local` keeps this node's own count, which answers while
-    /// Redis is out of reach.
+    /// Creates a node that decides in `redis`, under keys that begin with `prefix`. `local` holds
+    /// this node's own counts, which decide while Redis is unreachable.
     #[must_use]
     pub fn new(
         redis: Arc<Redis>,
@@ -112,7 +115,7 @@ impl Fleet {
         }
     }
 
-    /// A denial of a moment ago, if it still stands.
+    /// Returns a cached denial of `question`, if one is in force.
     pub fn recall(
         &self,
         question: &Question<'_, '_>,
@@ -132,11 +135,11 @@ impl Fleet {
         })
     }
 
-    /// Asks Redis, and lets nothing answer in its place.
+    /// Decides in Redis, without any fallback.
     ///
     /// # Errors
     ///
-    /// [`StoreError`] when nothing was decided, or nobody knows; it is counted.
+    /// [`StoreError`] if no decision was made, or if that is unknown. The error is counted.
     pub async fn ask(
         &self,
         question: &Question<'_, '_>,
@@ -144,7 +147,7 @@ impl Fleet {
     ) -> Result<Decided, StoreError> {
         let epoch = self.denials.epoch(question.charges);
         let began = Instant::now();
-        // Also where nobody waits for the answer any more, or knows it.
+        // The guard also invalidates if the caller stops waiting or the outcome is unknown.
         let _forgotten = (question.effect == Effect::Refund)
             .then(|| self.denials.forgetting(question.charges.iter()));
         let asked = self
@@ -164,8 +167,9 @@ impl Fleet {
         Ok(self.decided(decision, question.now))
     }
 
-    /// Waits for Redis as long as a decision may take, which may be several questions, or as long as it is `within`. Where no
-    /// time is left Redis is not asked: nobody would hear what it has charged.
+    /// Waits for Redis, at most as long as a decision may take (which may need several calls), and
+    /// at most `within`. If there is no time left, Redis is not called: the caller would never
+    /// learn of the charge.
     async fn in_time<T>(
         &self,
         asked: impl Future<Output = Result<T, StoreError>>,
@@ -187,7 +191,8 @@ impl Fleet {
         })
     }
 
-    /// Whether Redis need not be asked, because no server can be; that counts as a failure.
+    /// Returns whether every server is known to be down, so that a call would be pointless. If so,
+    /// it is counted as a failure.
     fn is_unavailable(&self) -> bool {
         let is_down = self.redis.is_down();
         if is_down {
@@ -196,7 +201,7 @@ impl Fleet {
         is_down
     }
 
-    /// What Redis has decided.
+    /// Records a decision by Redis, and logs the end of an outage.
     fn decided(&self, decision: Decision, now: Timestamp) -> Decided {
         self.counters.count(Source::Redis);
         if let Some(over) = self.outage.note_exact(now) {
@@ -216,26 +221,26 @@ impl Fleet {
         }
     }
 
-    /// The store, for what operators do.
+    /// Returns the store, for operators' commands.
     #[must_use]
     pub fn store(&self) -> &RedisStore {
         &self.store
     }
 
-    /// This node's own count.
+    /// Returns this node's own counts.
     #[must_use]
     pub fn local(&self) -> &MemoryStore {
         &self.local
     }
 
-    /// What was done, and how Redis is.
+    /// Returns the counters, and the health of Redis.
     #[must_use]
     pub fn stats(&self) -> FleetStats {
         let servers = self.census.as_ref().and_then(Census::servers);
         self.counters.stats(self.redis.health(), servers)
     }
 
-    /// This node's share of every limit while Redis is out of reach.
+    /// Returns this node's share of every limit while Redis is unreachable.
     #[must_use]
     pub fn share(&self) -> Share {
         match (self.settings.share, &self.census) {
@@ -245,14 +250,14 @@ impl Fleet {
         }
     }
 
-    /// What Redis has refused within the last minute, in words that say what to do.
+    /// Returns what Redis has refused within the last minute, as a message that says what to do.
     #[must_use]
     pub fn refusal(&self, now: Timestamp) -> Option<String> {
         self.refusals.latest(now)
     }
 
-    /// Keeps this node's own state close to that in Redis: what is blocked, what was denied.
-    /// The decision began then, in `epoch`.
+    /// Copies what Redis decided into this node: blocks into the local store, denials into the
+    /// cache. The decision was sent at `began`, in `epoch`.
     fn learn(
         &self,
         question: &Question<'_, '_>,
@@ -282,8 +287,8 @@ impl Fleet {
     }
 }
 
-/// What is answered now is what need not be asked: that a denial of a moment ago still stands, or, where nobody can be
-/// asked, what the rules' policies say.
+/// The `_now` methods answer without a call to Redis: from a cached denial, or, while every server
+/// is down, by the rules' failure policies.
 impl Store for Fleet {
     type Receipt = FleetReceipt;
 

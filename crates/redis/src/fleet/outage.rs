@@ -1,12 +1,13 @@
-//! When Redis was lost and when decisions were exact again, for the log: one line each.
+//! Detects when decisions by Redis stop and when they are exact again, so that an outage is logged
+//! with one line each.
 //!
 //! ```text
-//!            a decision fell back                        decisions by Redis, and none fell back for STEADY
-//!   exact ───────────────────────▶ lost: "lost" is told ─────────────────────────────▶ exact: "exact again" is told
+//!            a decision fell back             Redis decides, and no fallback for STEADY
+//!   exact ──────────────────────▶ lost (logged) ─────────────────────────▶ exact (logged)
 //! ```
 //!
-//! A loss that begins soon after the last one has been told to be over is told only if it lasts: a Redis that
-//! answers every now and then must not fill the log.
+//! A loss that begins shortly after the end of the last one is logged only if it lasts, so that a
+//! Redis that answers now and then does not fill the log.
 
 use std::sync::{
     Mutex, PoisonError,
@@ -15,26 +16,27 @@ use std::sync::{
 
 use tidegate_core::{Source, Span, Timestamp};
 
-/// For how long no decision may have fallen back before decisions are said to be exact again.
+/// How long no decision may have fallen back before decisions count as exact again.
 const STEADY: Span = Span::from_secs(1);
 
-/// For how long after that a new loss is told only if it lasts.
+/// How long after an outage a new loss is logged only if it lasts.
 const QUIET: Span = Span::from_secs(10);
 
-/// How long such a loss must last to be told.
+/// How long such a loss must last to be logged.
 const LASTS: Span = Span::from_secs(1);
 
-/// The outage of the moment, if there is one.
+/// The current outage, if there is one.
 #[derive(Debug, Default)]
 pub(super) struct Outage {
-    /// Whether there is one: decisions by Redis look no further while there is none.
+    /// Whether there is an outage. Decisions by Redis check this first, so that they take no lock
+    /// without an outage.
     is_on: AtomicBool,
     phase: Mutex<Phase>,
 }
 
 #[derive(Debug)]
 enum Phase {
-    /// Redis decides; until then a loss is not told at once.
+    /// Redis decides. A loss before `quiet_until` is not logged at once.
     Exact {
         quiet_until: Timestamp,
     },
@@ -61,19 +63,21 @@ struct Loss {
     policy: u64,
 }
 
-/// What is to be told when decisions are exact again.
+/// What to log when decisions are exact again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Over {
-    /// From the first decision that fell back to the first by Redis after the last of them.
+    /// From the first decision that fell back to the first decision by Redis after the last
+    /// fallback.
     pub(super) lasted: Span,
-    /// How many decisions were made on this server's share of the limits meanwhile,
+    /// Number of decisions on this server's share of the limits in that time.
     pub(super) local: u64,
-    /// and how many by `open` or `closed`.
+    /// Number of decisions by the policies `open` or `closed` in that time.
     pub(super) policy: u64,
 }
 
 impl Outage {
-    /// Notes a decision that `source` made because Redis did not; true if the loss is to be told now.
+    /// Records a decision that `source` made because Redis did not. Returns true if the loss is to
+    /// be logged now.
     pub(super) fn note_fallback(&self, source: Source, now: Timestamp) -> bool {
         let mut phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);
         self.is_on.store(true, Ordering::Relaxed);
@@ -100,7 +104,7 @@ impl Outage {
         tells
     }
 
-    /// Notes a decision by Redis. Answers what is to be told, if decisions are exact again.
+    /// Records a decision by Redis. Returns what to log, if an outage that was logged is over.
     pub(super) fn note_exact(&self, now: Timestamp) -> Option<Over> {
         if !self.is_on.load(Ordering::Relaxed) {
             return None;
@@ -175,16 +179,16 @@ mod tests {
         let outage = Outage::default();
         assert!(outage.note_fallback(Source::Local, at(100_000)));
         assert!(outage.note_exact(at(101_000)).is_some());
-        // A single slow answer.
+        // A single slow reply.
         assert!(!outage.note_fallback(Source::Local, at(103_000)));
         assert_eq!(outage.note_exact(at(104_000)), None);
-        // One that lasts.
+        // A loss that lasts.
         assert!(!outage.note_fallback(Source::Local, at(106_000)));
         assert!(!outage.note_fallback(Source::Local, at(106_999)));
         assert!(outage.note_fallback(Source::Local, at(107_000)));
         let over = outage.note_exact(at(108_000)).unwrap();
         assert_eq!(over.local, 3);
-        // Long after it a loss is told at once.
+        // Long after the outage a loss is logged at once.
         assert!(outage.note_fallback(Source::Local, at(118_000)));
     }
 }

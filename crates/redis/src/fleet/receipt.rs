@@ -1,7 +1,8 @@
-//! Charging with a receipt, and settling, while Redis is there or not.
+//! Charges with a receipt, and settles them, whether Redis is reachable or not.
 //!
-//! Where Redis decides, this node's share is charged and settled beside it. Where it is away it is this node's share alone, and
-//! what was charged there is settled there, whether Redis is back by then or not.
+//! If Redis decides, this node's share is charged and settled as well. If it is unreachable, only
+//! this node's share is. What was charged there is also settled there, even if Redis is reachable
+//! again by then.
 
 use tidegate_core::{
     Charge, Decided, Decision, Effect, Outcome, Question, Receipt, Renewal, Settlement, Timestamp,
@@ -11,15 +12,15 @@ use tokio::time::Instant;
 use super::{Fleet, denials::Forgetting};
 use crate::{RedisReceipt, StoreError};
 
-/// What a decision charged, in Redis and in this node's own count.
+/// What a decision charged, in Redis and to this node's share.
 #[derive(Debug)]
 pub struct FleetReceipt(Charged);
 
 #[derive(Debug)]
 enum Charged {
-    /// In Redis; and of each charge what was charged to this node's share.
+    /// Charged in Redis, and for each charge what was charged to this node's share.
     There(RedisReceipt, Vec<Receipt>),
-    /// To this node's share.
+    /// Charged to this node's share only.
     Here(Receipt),
 }
 
@@ -38,7 +39,7 @@ impl Fleet {
         }
     }
 
-    /// What Redis need not be asked for, or cannot.
+    /// Decides without Redis if a cached denial is in force, or if Redis is down.
     pub(super) fn reserve_here(
         &self,
         question: &mut Question<'_, '_>,
@@ -127,7 +128,7 @@ impl Fleet {
         for (charge, receipt) in charges.iter().zip(warm) {
             self.renew_share(std::slice::from_ref(charge), receipt, now);
         }
-        // It is waited for as long as a connection waits: nobody stands behind it.
+        // No request waits for a renewal, so only the timeout of each call bounds it.
         let renewed = self.store.renew(charges, there).await;
         let renewed = renewed.inspect_err(|trouble| {
             self.counters.count_failure(trouble);
@@ -147,7 +148,8 @@ impl Fleet {
         self.on_share(charges, |shared| self.local.renew(shared, receipt, now))
     }
 
-    /// Settles what was charged to this node's share alone; hands back the receipt of anything else.
+    /// Settles a receipt that was charged to this node's share only; returns any other receipt as
+    /// an error.
     pub(super) fn settle_here(
         &self,
         charges: &[Charge<'_>],
@@ -166,7 +168,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// Lets no denial stand that what comes back can lift, once that is back.
+    /// Returns the guard that invalidates, after the refund, the denials that the refund can lift.
     fn forgetting(&self, charges: &[Charge<'_>], settlements: &[Settlement]) -> Forgetting<'_> {
         let settled = charges.iter().zip(settlements);
         let given_back = settled.filter(|(_, settlement)| settlement.unused > 0);

@@ -1,30 +1,32 @@
-//! What Redis refuses although it can be reached: nothing in a connection that works would show it.
+//! Records what Redis refuses although it is reachable, which the health of the connections does
+//! not show.
 
 use std::sync::{Mutex, PoisonError};
 
 use crate::StoreError;
 use tidegate_core::{Span, Timestamp};
 
-/// For how long a refusal is shown, and how long others of its kind are kept out of the log.
+/// How long a refusal is shown, and how long further ones of its kind are not logged.
 const SHOWN: Span = Span::from_secs(60);
 
-/// The most kinds that are logged within that time: Redis says one or two.
+/// The most kinds that are logged within that time; Redis normally has one or two.
 const MOST_KINDS: usize = 16;
 
-/// What was refused last.
+/// The latest refusal.
 #[derive(Debug, Default)]
 pub(super) struct Refusals(Mutex<Refused>);
 
 #[derive(Debug, Default)]
 struct Refused {
     latest: Option<(StoreError, Timestamp)>,
-    /// The kinds that are in the log, each with when it came there.
+    /// The kinds that were logged, each with the time.
     logged: Vec<(Box<str>, Timestamp)>,
 }
 
 impl Refusals {
-    /// Takes note of `error`, if somebody has to do something about it, and puts it into the log, unless another of its kind was
-    /// put there just now. What is out of reach, or fails over, shows in the health of the servers.
+    /// Records `error` if an operator has to act on it. Logs it, unless one of its kind was just
+    /// logged. Errors of unreachable or failing-over servers are ignored: the health of the servers
+    /// shows them.
     pub(super) fn note(&self, error: &StoreError, now: Timestamp) {
         let Some(kind) = kind(error) else { return };
         let mut refused = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -40,7 +42,7 @@ impl Refusals {
         }
     }
 
-    /// What was refused within the last minute.
+    /// Returns the refusal within the last minute, if any.
     pub(super) fn latest(&self, now: Timestamp) -> Option<String> {
         let refused = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (error, at) = refused.latest.as_ref()?;
@@ -48,7 +50,7 @@ impl Refusals {
     }
 }
 
-/// The same for two errors about which one thing is to be done.
+/// Groups errors that need the same action from an operator; `None` for errors that need none.
 fn kind(error: &StoreError) -> Option<&str> {
     match error {
         StoreError::NotExecuted(_) | StoreError::Unknown(_) => None,

@@ -1,4 +1,5 @@
-//! This node's share of every limit: kept warm while Redis decides, and what decides while it is away.
+//! This node's share of every limit: it is charged along with Redis, and decides while Redis is
+//! unreachable.
 
 use std::sync::Arc;
 
@@ -10,8 +11,8 @@ use tidegate_core::{
 use super::{ASK_AGAIN, Fleet};
 
 impl Fleet {
-    /// Does to this node's share what Redis did: charges what it admitted, as far as the share goes; gives back what it
-    /// gave back, as far as this node has charged it.
+    /// Repeats on this node's share what Redis did: charges what Redis admitted, as far as the
+    /// share goes, and refunds what Redis refunded, as far as this node was charged it.
     pub(super) fn keep_warm(&self, question: &Question<'_, '_>, effect: Effect) {
         let now = question.now;
         let charge_local = |shared: &Charge<'_>| {
@@ -23,7 +24,8 @@ impl Fleet {
         }
     }
 
-    /// Charges this node's share of what `charge` is, where that is what answers when Redis is away.
+    /// Applies `charge_local` to this node's share of `charge`, if that share decides while Redis
+    /// is unreachable.
     pub(super) fn warm(
         &self,
         charge: &Charge<'_>,
@@ -39,12 +41,12 @@ impl Fleet {
             ..*charge
         };
         if let Decision::Blocked { .. } = charge_local(&shared) {
-            // Redis knows better: the block was lifted.
+            // Redis has admitted the request, so the block has been lifted.
             self.local.unblock(charge.key, now);
         }
     }
 
-    /// Hands `charges` on as those of this node's share.
+    /// Calls `answer` with `charges` reduced to this node's share of their limits.
     pub(super) fn on_share<T>(
         &self,
         charges: &[Charge<'_>],
@@ -108,7 +110,8 @@ impl Fleet {
         }
     }
 
-    /// Counts a decision that `source` makes because Redis does not, and says so in the log if it begins an outage.
+    /// Counts a decision that `source` makes because Redis does not, and logs it if an outage
+    /// begins with it.
     fn count_fallback(&self, source: Source, now: Timestamp) {
         self.counters.count(source);
         if self.outage.note_fallback(source, now) {
@@ -125,7 +128,7 @@ impl Fleet {
         }
     }
 
-    /// What answers for `charge` while Redis is out of reach. What only counts never denies.
+    /// Returns the failure policy for `charge`. Limits in shadow mode never deny.
     fn policy(&self, charge: &Charge<'_>) -> OnFailure {
         let policy = charge
             .limits

@@ -1,4 +1,4 @@
-//! What a node of a fleet has done, counted.
+//! Counters of a fleet node.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,10 +8,10 @@ use tidegate_core::Source;
 /// The sources of a fleet's decisions.
 const SOURCES: [Source; 4] = [Source::Redis, Source::Cache, Source::Local, Source::Policy];
 
-/// Why Redis gave no answer, as a metric's label says it.
+/// Why Redis gave no answer, as labels of a metric.
 const FAILURES: [&str; 4] = ["not_executed", "unknown", "refused", "unavailable"];
 
-/// The place of `unavailable` among them.
+/// Index of `unavailable` among them.
 const UNAVAILABLE: usize = 3;
 
 #[derive(Debug, Default)]
@@ -20,17 +20,18 @@ pub(super) struct Counters {
     failures: [AtomicU64; FAILURES.len()],
 }
 
-/// What was done, and how Redis is.
+/// The counters of a fleet node, and the health of Redis.
 #[derive(Clone, Debug)]
 pub struct FleetStats {
-    /// How many decisions came from Redis, from the cache of denials, from this node's share, and by policy.
+    /// Number of decisions by Redis, from the denial cache, on this node's share, and by policy.
     pub decisions: [(Source, u64); SOURCES.len()],
-    /// How many questions were `not_executed`, of `unknown` fate, `refused` by Redis, and not sent because it was
-    /// `unavailable`: every server was known to be down.
+    /// Number of requests to Redis that were `not_executed`, of `unknown` outcome, `refused` by
+    /// Redis, or not sent because every server was known to be down (`unavailable`).
     pub failures: [(&'static str, u64); FAILURES.len()],
-    /// How many servers share this Redis, as last counted; `None` where they are not counted, or never were.
+    /// Number of servers that share this Redis, by the last count; `None` if they are not counted,
+    /// or never were.
     pub servers: Option<u32>,
-    /// How Redis is.
+    /// The health of Redis.
     pub health: Health,
 }
 
@@ -45,7 +46,7 @@ impl Counters {
         let at = match error {
             StoreError::NotExecuted(_) => 0,
             StoreError::Unknown(_) => 1,
-            // Refused, or the value is not ours: somebody has to do something about it.
+            // Refused, or the value is not ours: an operator has to act.
             _ => 2,
         };
         self.failures[at].fetch_add(1, Ordering::Relaxed);

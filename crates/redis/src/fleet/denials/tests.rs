@@ -24,7 +24,7 @@ fn at(millis: u64) -> Timestamp {
     Timestamp::from_micros(1_000_000_000 + millis * 1_000)
 }
 
-/// A store in which `key` is spent at time 0, and the denial that follows at once.
+/// Spends `key` at time 0, and returns the outcomes of the denial that follows at once.
 fn denied(charge: Charge<'_>) -> Vec<Outcome> {
     let (store, mut outcomes) = (MemoryStore::new(MemoryBounds::default()), Vec::new());
     let one = Charge {
@@ -39,7 +39,7 @@ fn denied(charge: Charge<'_>) -> Vec<Outcome> {
     outcomes
 }
 
-/// What a decision has found that nothing came between.
+/// Returns `outcomes` with an epoch after which nothing was invalidated.
 fn found<'o>(
     denials: &Denials,
     charges: &[Charge<'_>],
@@ -65,7 +65,7 @@ fn what_was_found_before_something_was_given_back_is_not_remembered() {
     assert!(denials.recall(&[charge], at(1), &mut outcomes));
 }
 
-/// What comes back to a client ends the denials that it can lift, and nobody else's.
+/// A refund to one client invalidates the denials that it can lift, and no others.
 #[test]
 fn what_is_given_back_to_one_ends_no_denial_of_another() {
     let (denials, limits, mut outcomes) = (Denials::default(), limits("2/h"), Vec::new());
@@ -88,7 +88,7 @@ fn what_is_given_back_to_one_ends_no_denial_of_another() {
     assert!(before > 90, "{before} of 100 have a slot of their own");
     drop(denials.forgetting(of(99)[..1].iter()));
     assert_eq!(standing(99..100), 0);
-    // Few have its number too.
+    // A few other keys share its counter.
     assert!(standing(0..100) + 5 > before);
     drop(denials.forgetting([shared].iter()));
     assert_eq!(standing(0..100), 0);
@@ -113,7 +113,7 @@ fn a_denial_stands_until_the_moment_it_named_and_no_longer() {
     assert!(!denials.recall(&[charge], at(1_000), &mut outcomes));
 }
 
-/// It was decided some time between the question and the answer; nobody knows when.
+/// Redis decided at an unknown time between the request and its reply.
 #[test]
 fn a_wait_runs_from_the_answer_and_ends_no_later_than_from_the_question() {
     let (denials, limits) = (Denials::default(), limits("1/s"));
@@ -163,7 +163,8 @@ fn a_denial_is_of_one_key_one_limit_and_one_cost() {
     assert!(!denials.recall(&[dear, charge("b", &limits, 2)], at(1), &mut outcomes));
 }
 
-/// As where a rule is put in shadow while a decision is underway, or where one quota of several leads no more.
+/// For example a rule that is put in shadow mode during a decision, or one of several quotas that
+/// is no longer the one that decides.
 #[test]
 fn what_only_counts_is_not_denied_by_what_the_same_numbers_denied() {
     let (denials, limits, mut outcomes) = (Denials::default(), limits("2/h"), Vec::new());
