@@ -1,4 +1,4 @@
-//! When to stop asking a server that does not answer.
+//! Circuit breaker and reconnect backoff of one server.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -6,22 +6,23 @@ use std::{
     time::Duration,
 };
 
-/// How many of the latest batches are remembered.
+/// Size of the sliding window, in batches.
 const REMEMBERED: u32 = 16;
 
-/// So many failures among them are too many.
+/// Number of failures in the window that opens the breaker.
 const TOO_MANY: u32 = 8;
 
-/// So many failures in a row are too many, whatever was before.
+/// Number of consecutive failures that opens the breaker, whatever else is in the window.
 const IN_A_ROW: u32 = 3;
 
-/// Remembers how the latest batches ended, one bit each. An answer that came too late is a failure: a slow server
-/// costs callers as much as a dead one.
+/// A circuit breaker over the outcomes of the latest batches, one bit each. A reply after the
+/// timeout is a failure: a slow server costs callers as much as a dead one.
 #[derive(Debug, Default)]
 pub(super) struct Breaker(AtomicU32);
 
 impl Breaker {
-    /// Notes how a batch ended; true if it is time to stop asking.
+    /// Records how a batch ended. Returns true if the breaker opens, so that the server must not be
+    /// used.
     pub(super) fn note(&self, failed: bool) -> bool {
         let shifted = |recent: u32| (recent << 1 | u32::from(failed)) & ((1 << REMEMBERED) - 1);
         let before = self
@@ -33,13 +34,14 @@ impl Breaker {
         recent.count_ones() >= TOO_MANY || recent.trailing_ones() >= IN_A_ROW
     }
 
-    /// Forgets what was: another connection is another story.
+    /// Forgets all outcomes, for a new connection.
     pub(super) fn reset(&self) {
         self.0.store(0, Ordering::Release);
     }
 }
 
-/// How long to wait before the next attempt: a little more each time, and never all nodes at once.
+/// Exponential backoff between attempts to connect, with jitter so that nodes do not reconnect all
+/// at once.
 #[derive(Debug, Default)]
 pub(super) struct Backoff {
     attempts: u32,
@@ -49,8 +51,8 @@ impl Backoff {
     const FIRST: Duration = Duration::from_millis(50);
     const LONGEST: Duration = Duration::from_secs(1);
 
-    /// The wait before the next attempt: none before the first; then half of what doubling says, and as much
-    /// again by chance.
+    /// Returns the wait before the next attempt: zero before the first, then between half and all
+    /// of the exponential wait.
     pub(super) fn next(&mut self) -> Duration {
         let attempts = self.attempts;
         self.attempts = attempts.saturating_add(1);
@@ -59,7 +61,7 @@ impl Backoff {
         }
         let doubled = Self::FIRST.saturating_mul(1 << (attempts - 1).min(10));
         let half = doubled.min(Self::LONGEST) / 2;
-        // A hasher's random seed is as much chance as this needs.
+        // The random seed of a hasher is random enough for jitter.
         let chance = RandomState::new().hash_one(attempts) % 1_000;
         half + half * u32::try_from(chance).unwrap_or(0) / 1_000
     }

@@ -1,121 +1,121 @@
-//! Why there is no connection, and what to do about it.
+//! Errors of connections to Redis, each with the action to take.
 
 use super::settings::Address;
 
-/// Why a server cannot be asked. Every message says what to do.
+/// Why a server cannot be used. Every message says what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// Nobody answers there.
+    /// The address does not accept connections.
     #[error("cannot reach Redis at {address}: {problem}; is it running, and is the address right?")]
     Unreachable {
-        /// Where.
+        /// The server's address.
         address: Address,
-        /// What the system said.
+        /// The error of the operating system.
         problem: String,
     },
-    /// It has answered, and does not any more.
+    /// The server had answered, and no longer does.
     #[error("Redis at {0} does not answer any more, and is being connected to again")]
     Lost(Address),
-    /// It answers, but later than a decision may take.
+    /// The server answers, but later than the timeout of a decision.
     #[error(
         "Redis at {address} answers too slowly, or not at all ({problem}); look at its load and the network, or raise `store.timeout`"
     )]
     Slow {
-        /// Where.
+        /// The server's address.
         address: Address,
-        /// What was waited for.
+        /// The operation that timed out.
         problem: String,
     },
-    /// The user or the password is wrong, or missing.
+    /// The user name or the password is wrong or missing.
     #[error(
         "Redis at {address} refuses the login ({problem}); set `store.username` and `store.password_env`"
     )]
     Login {
-        /// Where.
+        /// The server's address.
         address: Address,
-        /// In the server's words.
+        /// The server's error message.
         problem: String,
     },
-    /// The user may not do what a decision needs.
+    /// The user lacks permissions that a decision needs.
     #[error(
         "Redis at {address} does not allow this user what a decision needs ({problem}); grant it the ACL of the page on running a fleet"
     )]
     Permission {
-        /// Where.
+        /// The server's address.
         address: Address,
-        /// In the server's words.
+        /// The server's error message.
         problem: String,
     },
-    /// The server cannot run our scripts.
+    /// The server's version cannot run our scripts.
     #[error(
         "Redis at {address} is version {version}; Redis 7.0 or later, or Valkey, is needed: upgrade it"
     )]
     TooOld {
-        /// Where.
+        /// The server's address.
         address: Address,
-        /// What it calls itself.
+        /// The version that the server reports.
         version: String,
     },
-    /// A server that takes no writes.
+    /// The server is a read-only replica.
     #[error(
         "Redis at {0} is a read-only replica; name the primary, or name its Sentinels so that it is found"
     )]
     Replica(Address),
-    /// A cluster's node was given as the one server.
+    /// The address of a standalone server is a node of a cluster.
     #[error("Redis at {0} is a node of a cluster; write `redis: {{cluster: [redis://{0}]}}`")]
     IsCluster(Address),
-    /// A lone server was given as a node of a cluster.
+    /// The address of a cluster node is a standalone server.
     #[error("Redis at {0} is no node of a cluster; write `redis: redis://{0}`")]
     NotCluster(Address),
-    /// A Sentinel was given as a server.
+    /// The address of a server is a Sentinel.
     #[error(
         "Redis at {0} is a Sentinel; write `redis: {{sentinel: [redis://{0}], primary: NAME}}`"
     )]
     IsSentinel(Address),
-    /// No Sentinel names a primary.
+    /// No Sentinel knows a primary of this name.
     #[error(
         "no Sentinel names a primary `{primary}`: {problem}; look at `store.redis.sentinel` and `store.redis.primary`"
     )]
     NoPrimary {
-        /// The name that was asked for.
+        /// The configured name of the primary.
         primary: String,
-        /// What the last of them said.
+        /// The error of the Sentinel that answered last.
         problem: String,
     },
-    /// The server has no database of the number that the URL names.
+    /// The server does not have the database that the URL names.
     #[error(
         "Redis at {address} does not give the database of its URL ({problem}); mend the number behind the last slash"
     )]
     NoDatabase {
-        /// Where.
+        /// The server's address.
         address: Address,
-        /// In the server's words.
+        /// The server's error message.
         problem: String,
     },
-    /// The server speaks, but not as expected.
+    /// The server's reply is not one that Redis gives.
     #[error("Redis at {address} answered what makes no sense: {problem}; is it Redis?")]
     Nonsense {
-        /// Where.
+        /// The server's address.
         address: Address,
-        /// What was wrong.
+        /// What was wrong with the reply.
         problem: String,
     },
-    /// Some slots of the cluster have no node that decides about them.
+    /// Some slots of the cluster have no node that serves them.
     #[error(
         "no node of the Redis Cluster decides about {0} of 16384 slots; look at `CLUSTER INFO` and `CLUSTER NODES` of its primaries"
     )]
     Undecided(u32),
-    /// The certificates cannot be used.
+    /// The TLS certificates cannot be used.
     #[error("the certificates for Redis cannot be used: {0}; look at `store.tls`")]
     Certificates(String),
 }
 
 impl ConnectError {
-    /// What the client library said of `address`, in our words.
+    /// Converts an error of the client library about `address`.
     pub(super) fn from_library(address: &Address, error: &redis::RedisError) -> Self {
         use redis::{ErrorKind, ServerErrorKind};
-        // What follows in further lines is the library's, about its parser.
+        // The following lines come from the library's parser.
         let problem = error.to_string();
         let problem = problem.lines().next().unwrap_or_default().to_owned();
         let address = address.clone();

@@ -1,4 +1,4 @@
-//! One connection, from nothing to ready: TCP or TLS, login, name, and a look at who answered.
+//! Connection set-up: TCP or TLS, login, client name, and a check of the server.
 
 use redis::{
     AsyncConnectionConfig, Client, ClientTlsConfig, Pipeline, PushInfo, PushKind, TlsCertificates,
@@ -10,22 +10,23 @@ use super::{
     settings::{Address, Login, Settings, Transport},
 };
 
-/// The oldest major version whose scripts and replies ours were written for.
+/// The oldest major version that supports our scripts and the replies that we expect.
 const OLDEST_MAJOR: u64 = 7;
 
-/// What kind of server is expected at an address.
+/// The kind of server that is expected at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// A server by itself that takes writes.
+    /// A standalone server that accepts writes.
     Primary,
-    /// A node of a cluster, whatever its part in it.
+    /// A node of a cluster, primary or replica.
     ClusterNode,
 }
 
-/// Connects to `address`, and makes sure that it is a `kind` of server that can decide.
+/// Connects to `address`, and checks that the server is of the expected `kind` and can decide.
 ///
-/// The last step is a question that must be answered within the time of a decision: a server that is slow is
-/// not taken back into service. `lost` is called when the connection breaks off, even while nothing is asked.
+/// The last step is a command that must be answered within the timeout of a decision, so that a
+/// slow server is not put back into use. `lost` is called when the connection breaks, even while it
+/// is idle.
 pub(super) async fn connect(
     settings: &Settings,
     (address, kind): (&Address, Kind),
@@ -37,16 +38,17 @@ pub(super) async fn connect(
     Ok(connection)
 }
 
-/// The policy by which the server evicts keys when it is full; `None` if it evicts none, or does not tell.
+/// Returns the policy by which the server evicts keys when its memory is full; `None` if it does
+/// not evict, or if that is unknown.
 ///
-/// `INFO` and not `CONFIG GET`, which managed services forbid.
+/// It uses `INFO` rather than `CONFIG GET`, which managed services forbid.
 pub(super) async fn eviction_policy(connection: &mut MultiplexedConnection) -> Option<String> {
     let question = redis::cmd("INFO").arg("memory").to_owned();
     let info = text(&connection.send_packed_command(&question).await.ok()?)?;
     evicting(&info)
 }
 
-/// The policy in `INFO memory`, where it is one that evicts and there is a limit at which it would.
+/// Returns the policy in `INFO memory`, if it evicts keys and `maxmemory` is set.
 fn evicting(info: &str) -> Option<String> {
     let field = |name: &str| {
         let mut lines = info.lines();
@@ -56,7 +58,7 @@ fn evicting(info: &str) -> Option<String> {
     (field("maxmemory")? != "0").then(|| policy.to_owned())
 }
 
-/// Connects and logs in, to whatever kind of server.
+/// Connects and logs in, without a check of the server.
 pub(super) async fn open(
     settings: &Settings,
     (address, login): (&Address, &Login),
@@ -101,7 +103,7 @@ fn certificates(settings: &Settings) -> Option<TlsCertificates> {
     })
 }
 
-/// What a server says of itself.
+/// The reply to `HELLO`: what a server says about itself.
 #[derive(Debug, Default)]
 struct Hello {
     version: String,
@@ -124,7 +126,8 @@ async fn hello(
         .send_packed_commands(&questions, 0, 2)
         .await
         .map_err(|error| ConnectError::from_library(address, &error))?;
-    // The name is for people; a user that may not set it decides as well.
+    // The reply to `CLIENT SETNAME` is ignored: the name is informational, and a user without that
+    // permission can still decide.
     match answers.into_iter().nth(1) {
         Some(Value::Map(pairs)) => Ok(Hello::read(pairs)),
         Some(Value::ServerError(error)) => Err(ConnectError::from_library(address, &error.into())),
@@ -143,7 +146,7 @@ impl Hello {
                 continue;
             };
             match name.as_str() {
-                // Valkey calls itself Redis 7.2 here, for the sake of clients that ask.
+                // Valkey reports the version of Redis 7.2 here, for compatibility with clients.
                 "version" => hello.version = value,
                 "mode" => hello.mode = value,
                 "role" => hello.role = value,
@@ -173,7 +176,7 @@ impl Hello {
     }
 }
 
-/// The text of a simple or bulk string.
+/// Returns the text of a simple, bulk or verbatim string.
 pub(super) fn text(value: &Value) -> Option<String> {
     match value {
         Value::SimpleString(text) => Some(text.clone()),

@@ -1,8 +1,10 @@
-//! One connection and the questions that wait for it: those that wait together travel together.
+//! One connection, and the queue of requests for it: requests that wait at the same time are sent
+//! as one pipeline.
 //!
-//! A batch is sent when the answers to the one before are there. With little to do a question goes out at once and
-//! alone; the more there is to do, the more questions share a packet, so that load buys throughput and not latency.
-//! Questions about one key always take the same link and keep their order.
+//! A batch is sent once all replies to the previous one have arrived. Under low load a request is
+//! sent at once and alone. The higher the load, the more requests share a packet, so load increases
+//! throughput rather than latency. Requests for one key always use the same link and keep their
+//! order.
 
 use redis::{Cmd, Pipeline, Value, aio::MultiplexedConnection};
 use tokio::sync::{mpsc, oneshot};
@@ -10,41 +12,41 @@ use tokio::sync::{mpsc, oneshot};
 use super::node::Shared;
 use crate::call::Unheard;
 
-/// The most questions of one batch: what Redis answers within a fraction of a millisecond.
+/// The most requests in one batch. Redis answers that many within a fraction of a millisecond.
 const MAX_BATCH: usize = 256;
 
-/// What became of a question that got no answer.
+/// Why a request got no reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// It never left, and so changed nothing.
+    /// It was never sent, so it changed nothing.
     NotSent,
-    /// It may have arrived, or not. It must not be sent again.
+    /// It may or may not have arrived. It must not be sent again.
     Unknown,
 }
 
-/// The server's answer, an error among them.
+/// The server's reply, which may be an error.
 pub(super) type Answer = Result<Value, Fate>;
 
-/// What is to be asked.
+/// A command, and what to do with a late reply.
 #[derive(Clone, Debug)]
 pub(super) struct Order {
     pub(super) command: Cmd,
     pub(super) unheard: Option<Unheard>,
 }
 
-/// A question on its way.
+/// A queued request.
 #[derive(Debug)]
 pub(super) struct Question {
     pub(super) order: Order,
-    /// Whether the slot is just moving here, so that the server must be told to answer all the same.
+    /// Whether the slot is migrating to this node, so that `ASKING` must precede the command.
     pub(super) asking: bool,
     pub(super) answer: oneshot::Sender<Answer>,
 }
 
-/// Where to put questions for one connection.
+/// The sending end of the queue of one connection.
 pub(super) type Link = mpsc::Sender<Question>;
 
-/// Asks what comes through `questions` on `connection`, until the node gives its links up.
+/// Sends the requests from `questions` on `connection`, until the node drops the sending ends.
 pub(super) async fn serve(
     mut questions: mpsc::Receiver<Question>,
     mut connection: MultiplexedConnection,
@@ -52,13 +54,14 @@ pub(super) async fn serve(
 ) {
     let mut batch = Vec::with_capacity(MAX_BATCH);
     while questions.recv_many(&mut batch, MAX_BATCH).await > 0 {
-        // Who has stopped waiting was told that nothing is known; sent now it would charge for nothing.
+        // A caller that has stopped waiting already counts its request as unknown. Sent now, it
+        // would charge for nothing.
         batch.retain(|question| !question.answer.is_closed());
         if batch.is_empty() {
             continue;
         }
         if questions.is_closed() {
-            // The node was given up while these waited.
+            // The node closed its links while these requests were queued.
             settle_all(&mut batch, Fate::NotSent);
             continue;
         }
@@ -86,7 +89,7 @@ pub(super) async fn serve(
 pub(super) enum Ended {
     Answered,
     TooLate,
-    /// The connection is gone, or makes no sense any more.
+    /// The connection is broken, or its replies do not match the requests.
     Lost,
 }
 
@@ -110,7 +113,7 @@ fn settle(batch: &mut Vec<Question>, values: Vec<Value>) {
             values.next();
         }
         let answer = values.next().ok_or(Fate::Unknown);
-        // Who has stopped waiting is not told, and what was done for him may have to be undone.
+        // If the caller has stopped waiting, the callback may have to undo the charge.
         if let (Err(Ok(late)), Some(unheard)) =
             (question.answer.send(answer), question.order.unheard)
         {

@@ -1,7 +1,7 @@
-//! The way to Redis: one server, a primary that Sentinels name, or a cluster.
+//! Connections to Redis: to one server, to the primary that Sentinels name, or to a cluster.
 //!
-//! Nothing here waits for a server that is away, nothing is sent twice unless the server said that it did nothing, and
-//! everything that waits is bounded in number and in time.
+//! Nothing here waits for a server that is down. A command is sent again only if the server said
+//! that it did nothing. All queues and waits are bounded.
 
 mod breaker;
 mod cluster;
@@ -32,7 +32,7 @@ pub use self::{
     settings::{Address, Login, Settings, Tls, Topology, Transport},
 };
 
-/// The servers, and the tasks that keep the connections to them.
+/// The servers, and the tasks that keep the connections to them open.
 #[derive(Debug)]
 pub struct Redis {
     routes: Routes,
@@ -45,27 +45,28 @@ enum Routes {
     Many(Cluster),
 }
 
-/// How the servers are at the moment.
+/// Current health of the servers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Health {
-    /// How many servers are known.
+    /// Number of known servers.
     pub servers: usize,
-    /// How many of them are asked.
+    /// Number of servers that are up.
     pub up: usize,
-    /// How many slots of a cluster no node decides about; 0 where there is no cluster.
+    /// Number of cluster slots that no node serves; 0 without a cluster.
     pub undecided_slots: usize,
-    /// What is wrong, in words that say what to do; `None` if nothing is.
+    /// What is wrong, as an error that says what to do; `None` if all is well.
     pub trouble: Option<ConnectError>,
-    /// What the servers do that costs counts one day, in words that say what to do.
+    /// Server settings that will lose counts sooner or later, as messages that say what to do.
     pub warnings: Vec<String>,
-    /// How often a server was given up for a while.
+    /// How often the circuit breaker of a server opened.
     pub trips: u64,
-    /// How many batches were sent.
+    /// Number of batches that were sent.
     pub batches: u64,
 }
 
 impl Redis {
-    /// Begins to connect, on `runtime`, and returns at once: whether anybody is there shows in [`Self::health`].
+    /// Starts to connect, on `runtime`, and returns at once. [`Self::health`] shows whether the
+    /// servers are reachable.
     #[must_use]
     pub fn start(settings: Settings, runtime: &Handle) -> Self {
         let settings = Arc::new(settings);
@@ -83,12 +84,12 @@ impl Redis {
         }
     }
 
-    /// Where the tasks run that keep the connections.
+    /// Returns the runtime of the tasks that keep the connections open.
     pub(crate) fn runtime(&self) -> &Handle {
         &self.runtime
     }
 
-    /// Asks the server that has the slot of `key`, within the time of a decision.
+    /// Sends a command to the server that has the slot of `key`, within the timeout of a decision.
     async fn ask(&self, key: &[u8], order: Order) -> Answer {
         let hash = u64::from(slot(key));
         match &self.routes {
@@ -109,7 +110,7 @@ impl Redis {
     ///
     /// # Errors
     ///
-    /// Why it failed, if it did; others follow.
+    /// Why the attempt failed. Further attempts follow.
     pub async fn tried(&self) -> Result<(), ConnectError> {
         match &self.routes {
             Routes::One(node) => node.tried().await,
@@ -118,7 +119,7 @@ impl Redis {
         self.health().trouble.map_or(Ok(()), Err)
     }
 
-    /// How long a decision may take.
+    /// Returns the timeout of a decision.
     #[must_use]
     pub fn timeout(&self) -> Duration {
         match &self.routes {
@@ -127,7 +128,7 @@ impl Redis {
         }
     }
 
-    /// Whether it is known that nobody can be asked.
+    /// Returns whether all servers are known to be down.
     #[must_use]
     pub fn is_down(&self) -> bool {
         match &self.routes {
@@ -136,7 +137,7 @@ impl Redis {
         }
     }
 
-    /// How the servers are.
+    /// Returns the current health of the servers.
     #[must_use]
     pub fn health(&self) -> Health {
         match &self.routes {

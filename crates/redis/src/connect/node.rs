@@ -1,16 +1,17 @@
-//! One server: up, with its links, or down, with the reason why.
+//! One server: up, with its links, or down, with the reason.
 //!
 //! ```text
 //!            too many failures, or the connection is lost
 //!        ┌────────────────────────────────────────────────┐
 //!        │                                                ▼
-//!   up (asked)                                     down (not asked)
+//!   up (in use)                                    down (not used)
 //!        ▲                                                │
-//!        └──────── connected, known, and fast ◀── probe ──┘ after a wait with jitter
+//!        └─────── connected, recognized, and fast ◀─ probe┘ after a wait with jitter
 //! ```
 //!
-//! While it is down nothing waits for it: who asks is told at once, and a question that was never sent changed nothing.
-//! The probe is a connection of its own and a question that changes nothing, never a decision.
+//! While the server is down, requests fail at once instead of waiting; a request that was never
+//! sent changed nothing. The probe is a connection of its own and a command that changes nothing,
+//! never a decision.
 
 use std::{
     sync::{
@@ -38,20 +39,20 @@ use super::{
     settings::{Address, Settings},
 };
 
-/// How long a server must have answered before its next failure is a new one.
+/// How long a server must have been up before the next reconnect starts again without a wait.
 const STEADY: Duration = Duration::from_secs(1);
 
-/// Where a node is to be found.
+/// How to find the address of a node.
 #[derive(Debug)]
 pub(super) enum Place {
-    /// At an address.
+    /// A fixed address.
     At(Address, Kind),
-    /// Where the Sentinels say.
+    /// The address that the Sentinels report.
     Sentinels(Box<Sentinels>),
 }
 
 impl Place {
-    /// Ends when the server at `address` is no longer the one to ask, although it works.
+    /// Completes when the server at `address` works but is no longer the primary.
     async fn replaced(&self, address: &Address) {
         match self {
             Self::At(..) => std::future::pending().await,
@@ -60,12 +61,12 @@ impl Place {
     }
 }
 
-/// A server that can be asked.
+/// A server, and the task that keeps its connections open.
 #[derive(Debug)]
 pub(super) struct Node {
     shared: Arc<Shared>,
     address: Option<Address>,
-    /// Whether the first attempt to connect has ended, however it did.
+    /// Whether the first attempt to connect has ended, with or without success.
     tried: watch::Receiver<bool>,
     keeper: AbortHandle,
     timeout: Duration,
@@ -75,17 +76,17 @@ pub(super) struct Node {
 #[derive(Debug)]
 struct Links {
     links: Vec<Link>,
-    /// One of them, for questions that are not decisions and do not wait in line.
+    /// One of the connections, for commands that are not decisions and skip the queue.
     side: Option<MultiplexedConnection>,
 }
 
-/// What a node, its links and its keeper share.
+/// State shared by a node, its links and its keeper task.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
     links: ArcSwapOption<Links>,
     breaker: Breaker,
     trouble: Mutex<Option<ConnectError>>,
-    /// What the server does that costs counts one day.
+    /// A server setting that will lose counts sooner or later.
     warning: Mutex<Option<String>>,
     tripped: Notify,
     trips: AtomicU64,
@@ -93,7 +94,8 @@ pub(super) struct Shared {
 }
 
 impl Node {
-    /// A node at `place`, kept up by a task on `runtime` for as long as it lives.
+    /// Starts a node at `place`, and a task on `runtime` that keeps it connected until the node is
+    /// dropped.
     pub(super) fn start(place: Place, settings: &Arc<Settings>, runtime: &Handle) -> Self {
         let (has_tried, tried) = watch::channel(false);
         let shared = Arc::new(Shared::default());
@@ -111,13 +113,15 @@ impl Node {
         }
     }
 
-    /// Asks the server; the link is chosen by `hash`, so that a key always takes the same one.
+    /// Sends a request to the server. `hash` selects the link, so that a key always uses the same
+    /// one.
     ///
-    /// A server that has just been named is waited for; one that is known to be down is not.
+    /// Waits for the first attempt to connect to a new server, but not for a server that is known
+    /// to be down.
     pub(super) async fn ask(&self, hash: u64, order: Order, asking: bool) -> Answer {
-        // The links first: a watch takes a lock, and every decision comes by here.
+        // Checks the links first: a watch takes a lock, and every decision passes here.
         if !self.is_up() && !*self.tried.borrow() {
-            // Whatever came of it, the links say.
+            // The links show the result of the attempt.
             let _ = tokio::time::timeout(self.timeout, self.tried()).await;
         }
         let (sender, answer) = oneshot::channel();
@@ -133,70 +137,71 @@ impl Node {
                 asking,
                 answer: sender,
             };
-            // Full is as good as down: what waits longer than this has waited for nothing.
+            // A full queue is treated as down: a request that waits longer than this queue would
+            // time out.
             link.ok_or(Fate::NotSent)?
                 .try_send(question)
                 .map_err(|_| Fate::NotSent)?;
         }
         match tokio::time::timeout(self.timeout, answer).await {
             Ok(Ok(answer)) => answer,
-            // Dropped unanswered, with the link: it may have been on its way.
+            // Dropped with the link before a reply: the request may have been sent.
             Ok(Err(_)) | Err(_) => Err(Fate::Unknown),
         }
     }
 
     /// Waits until the first attempt to connect has ended.
     pub(super) async fn tried(&self) {
-        // The sender lives as long as the keeper, and that as long as the node.
+        // The sender lives as long as the keeper task, and that as long as the node.
         let _ = self.tried.clone().wait_for(|tried| *tried).await;
     }
 
-    /// How long a question may take.
+    /// Returns the timeout of a request.
     pub(super) fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// Where it is; `None` where the Sentinels know.
+    /// Returns the address; `None` if it comes from the Sentinels.
     pub(super) fn address(&self) -> Option<&Address> {
         self.address.as_ref()
     }
 
-    /// Why the server cannot be asked; `None` while it can.
+    /// Returns why the server cannot be used; `None` while it can.
     pub(super) fn trouble(&self) -> Option<ConnectError> {
         lock(&self.shared.trouble).clone()
     }
 
-    /// What the server does that costs counts one day.
+    /// Returns the warning about a server setting that will lose counts sooner or later.
     pub(super) fn warning(&self) -> Option<String> {
         lock(&self.shared.warning).clone()
     }
 
-    /// One of its connections, for questions that are not decisions; `None` while it is down.
+    /// Returns a connection for commands that are not decisions; `None` while the server is down.
     pub(super) fn connection(&self) -> Option<MultiplexedConnection> {
         self.shared.links.load().as_ref()?.side.clone()
     }
 
-    /// Whether the server is asked.
+    /// Returns whether the server is in use.
     pub(super) fn is_up(&self) -> bool {
         self.shared.links.load().is_some()
     }
 
-    /// Whether it is known that the server cannot be asked.
+    /// Returns whether the server is known to be down.
     pub(super) fn is_down(&self) -> bool {
         !self.is_up() && *self.tried.borrow()
     }
 
-    /// Gives the server up for now: what it said shows that it is no longer the one to ask.
+    /// Stops using the server for now, because a reply showed that it is no longer the right one.
     pub(super) fn give_up(&self) {
         self.shared.trip();
     }
 
-    /// How often the server was given up.
+    /// Returns how often the server went from up to down.
     pub(super) fn trips(&self) -> u64 {
         self.shared.trips.load(Ordering::Relaxed)
     }
 
-    /// How many batches were answered or lost.
+    /// Returns the number of batches that were answered or lost.
     pub(super) fn batches(&self) -> u64 {
         self.shared.batches.load(Ordering::Relaxed)
     }
@@ -209,7 +214,7 @@ impl Drop for Node {
 }
 
 impl Shared {
-    /// Takes note of how a batch ended.
+    /// Records how a batch ended.
     pub(super) fn note(&self, ended: Ended) {
         self.batches.fetch_add(1, Ordering::Relaxed);
         let too_many = self.breaker.note(ended != Ended::Answered);
@@ -226,7 +231,7 @@ impl Shared {
     }
 }
 
-/// Keeps the node up: connects, waits until it is given up, connects again.
+/// Keeps the node connected: connects, waits until the links are closed, and connects again.
 async fn keep(
     shared: Arc<Shared>,
     place: Place,
@@ -242,7 +247,7 @@ async fn keep(
                 *lock(&shared.trouble) = None;
                 let since = Instant::now();
                 let up = || {
-                    // Nobody listens once the node is gone.
+                    // There is no receiver once the node is dropped.
                     let _ = tried.send(true);
                 };
                 serve(&shared, (&place, &address), connections, &settings, up).await;
@@ -260,7 +265,7 @@ async fn keep(
     }
 }
 
-/// Says what is wrong, once.
+/// Logs an error, unless it is the same as the last one.
 fn report(shared: &Shared, error: ConnectError) {
     let mut trouble = lock(&shared.trouble);
     if trouble.as_ref() != Some(&error) {
@@ -294,7 +299,7 @@ async fn connect(
     Ok((address, connections))
 }
 
-/// Says, once, that the server evicts keys when it is full.
+/// Logs once that the server evicts keys when its memory is full.
 fn warn_of_eviction(shared: &Shared, address: &Address, policy: Option<String>) {
     let warning = policy.map(|policy| {
         format!(
@@ -310,7 +315,7 @@ fn warn_of_eviction(shared: &Shared, address: &Address, policy: Option<String>) 
     }
 }
 
-/// Opens the links and waits until they are given up.
+/// Opens the links, and waits until they are closed.
 async fn serve(
     shared: &Arc<Shared>,
     (place, address): (&Place, &Address),
@@ -336,7 +341,8 @@ async fn serve(
             shared.links.store(None);
         }
     }
-    // Without senders the links tell those who wait, and end; what is on its way may still be answered.
+    // Without senders, the links answer the queued requests and end. Replies to requests already
+    // sent may still arrive.
     let _ = tokio::time::timeout(settings.timeout, async {
         while tasks.join_next().await.is_some() {}
     })

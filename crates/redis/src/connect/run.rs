@@ -1,4 +1,4 @@
-//! Calls of scripts, on whatever topology.
+//! Runs script calls on any topology.
 
 use std::pin::Pin;
 
@@ -18,7 +18,7 @@ impl Exec for Redis {
         Box::pin(async move {
             match calls {
                 [call] => vec![self.call(call).await],
-                // Asked together, they are in the same batch.
+                // Queued at the same time, they are sent in the same batch.
                 calls => join_all(calls.iter().map(|call| self.call(call))).await,
             }
         })
@@ -38,7 +38,8 @@ impl Redis {
         };
         let mut answer = self.ask(key, order(Text::BySha)).await;
         if answer.as_ref().is_ok_and(exec::is_no_script) {
-            // A script that the server does not know did not run; its text does, and is known from then on.
+            // `NOSCRIPT` means that the script did not run. `EVAL` runs it, and the server knows
+            // the script from then on.
             answer = self.ask(key, order(Text::InFull)).await;
         }
         match answer {

@@ -1,4 +1,4 @@
-//! Where Redis is and how to speak to it.
+//! Connection settings: where Redis is, and how to connect to it.
 
 use std::{fmt, time::Duration};
 
@@ -7,31 +7,32 @@ use redis::{
     io::tcp::TcpSettings,
 };
 
-/// Everything that a connection needs to know.
+/// All settings of the connections.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Which servers there are.
+    /// The topology and the addresses of the servers.
     pub topology: Topology,
-    /// Who asks.
+    /// The login of the servers.
     pub login: Login,
-    /// Who asks the Sentinels, which know users of their own.
+    /// The login of the Sentinels, which have users of their own.
     pub sentinel_login: Login,
     /// Certificates for `rediss://` addresses.
     pub tls: Tls,
-    /// How long a decision may take, from the question to the answer; default 25 ms.
+    /// Timeout of a decision, from the request to the reply; default 25 ms.
     pub timeout: Duration,
-    /// How long connecting may take, everything included; default 1 s.
+    /// Timeout of connecting, with TLS and login; default 1 s.
     pub connect_timeout: Duration,
-    /// Connections to each server, at least 1; default 2. A key always takes the same one.
+    /// Connections to each server, at least 1; default 2. A key always uses the same connection.
     pub connections: usize,
-    /// How many questions may wait for each connection, at least 1; default 4,096. Further ones are not sent.
+    /// Length of the queue of each connection, at least 1; default 4,096. Requests beyond it are
+    /// not sent.
     pub queue: usize,
-    /// The name under which `CLIENT LIST` shows the connections; default `tidegate`.
+    /// The name of the connections in `CLIENT LIST`; default `tidegate`.
     pub client_name: String,
 }
 
 impl Settings {
-    /// The usual settings for `topology`.
+    /// Returns the default settings for `topology`.
     #[must_use]
     pub fn new(topology: Topology) -> Self {
         Self {
@@ -48,22 +49,22 @@ impl Settings {
     }
 }
 
-/// Which servers there are.
+/// The topology of the servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Topology {
     /// One server, or a primary whose address never changes.
     Standalone(Address),
-    /// A primary that Sentinels name.
+    /// A primary whose address the Sentinels report.
     Sentinel {
-        /// All Sentinels of the primary: a primary that works is left only for a majority of them or a newer
-        /// configuration. One that answers is enough to find the primary.
+        /// All Sentinels of the primary. A primary that works is left only if a majority of them,
+        /// or a newer configuration, says so. To find a primary, one answer is enough.
         sentinels: Vec<Address>,
-        /// The name under which they know the primary.
+        /// The name by which the Sentinels know the primary.
         primary: String,
     },
     /// A Redis Cluster.
     Cluster {
-        /// Some of its nodes; the others are found through them.
+        /// Some of its nodes, through which the others are discovered.
         seeds: Vec<Address>,
     },
 }
@@ -71,24 +72,24 @@ pub enum Topology {
 /// The address of one server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Address {
-    /// A name or an address; the path of a socket.
+    /// A host name or an IP address; for a Unix socket, its path.
     pub host: String,
-    /// The port; 0 for a socket.
+    /// The port; 0 for a Unix socket.
     pub port: u16,
-    /// How to speak to it.
+    /// The transport.
     pub transport: Transport,
     /// The number of the database; 0 in a cluster.
     pub database: i64,
 }
 
-/// How to speak to a server.
+/// The transport to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Transport {
-    /// `redis://`: as it is.
+    /// `redis://`: TCP without encryption.
     Plain,
-    /// `rediss://`: encrypted, and the server's certificate verified.
+    /// `rediss://`: TLS with verification of the server's certificate.
     Tls,
-    /// `redis+unix://`: through a socket of this machine.
+    /// `redis+unix://`: a Unix socket.
     Unix,
 }
 
@@ -102,7 +103,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// A user and a password; both empty for a server that asks for none.
+/// A user name and a password; both `None` for a server without authentication.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Login {
     /// The ACL user; `None` is the default user.
@@ -111,7 +112,7 @@ pub struct Login {
     pub password: Option<String>,
 }
 
-/// Passwords are not written to logs.
+/// Hides the password, because the settings may be logged.
 impl fmt::Debug for Login {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let password = self.password.as_ref().map(|_| "…");
@@ -122,16 +123,16 @@ impl fmt::Debug for Login {
     }
 }
 
-/// Certificates in PEM; those of the system where nothing is given.
+/// TLS certificates in PEM. Without any, the trust anchors of the system are used.
 #[derive(Clone, Default)]
 pub struct Tls {
-    /// Who may have signed the server's certificate.
+    /// Trust anchor (CA certificate) for the server's certificate.
     pub authority: Option<Vec<u8>>,
-    /// A certificate and its key, for servers that ask who connects.
+    /// Client certificate and private key, for servers that require them.
     pub client: Option<(Vec<u8>, Vec<u8>)>,
 }
 
-/// Keys are not written to logs.
+/// Hides the private key, because the settings may be logged.
 impl fmt::Debug for Tls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tls")
@@ -142,12 +143,12 @@ impl fmt::Debug for Tls {
 }
 
 impl Address {
-    /// Reads `redis://[user[:password]@]host[:port][/database]`; `rediss://` speaks TLS, and `redis+unix://` is followed by
-    /// the path of a socket.
+    /// Parses `redis://[user[:password]@]host[:port][/database]`. `rediss://` uses TLS, and
+    /// `redis+unix://` is followed by the path of a socket.
     ///
     /// # Errors
     ///
-    /// What is wrong with the text and what would be right.
+    /// A message that says what is wrong with the text, and what is expected.
     pub fn parse(url: &str) -> Result<(Self, Login), String> {
         let expected = || {
             "expected a URL such as redis://127.0.0.1:6379, or rediss:// for TLS, with user:password@ before the host if there is one".to_owned()
@@ -176,7 +177,7 @@ impl Address {
         Ok((address, login))
     }
 
-    /// The same way of connecting, to another server.
+    /// Returns an address with the same transport and database on another host.
     pub(super) fn beside(&self, host: &str, port: u16) -> Self {
         Self {
             host: host.to_owned(),
@@ -185,7 +186,7 @@ impl Address {
         }
     }
 
-    /// What the client library wants to know.
+    /// Converts the address for the client library.
     pub(super) fn connection_info(&self, login: &Login) -> redis::RedisResult<ConnectionInfo> {
         let mut asked = RedisConnectionInfo::default()
             .set_protocol(ProtocolVersion::RESP3)
@@ -209,7 +210,8 @@ impl Address {
             Transport::Unix => ConnectionAddr::Unix(host.into()),
         };
         let info = address.into_connection_info()?;
-        // Without it, Nagle and delayed acknowledgements make small questions wait 40 ms for each other.
+        // Without `TCP_NODELAY`, Nagle's algorithm and delayed acknowledgements hold small requests
+        // back for 40 ms.
         let tcp = TcpSettings::default().set_nodelay(true);
         Ok(info.set_redis_settings(asked).set_tcp_settings(tcp))
     }

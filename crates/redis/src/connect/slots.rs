@@ -1,9 +1,10 @@
-//! Which of a cluster's 16,384 slots a key is in.
+//! Maps keys to the 16,384 slots of a cluster.
 
-/// How many slots a cluster has.
+/// Number of slots in a cluster.
 pub(crate) const SLOTS: u16 = 16_384;
 
-/// The slot of `key`: of what is between its first `{` and the next `}`, if there is anything.
+/// Returns the slot of `key`. Only the part between the first `{` and the next `}` is hashed,
+/// unless it is empty.
 pub(crate) fn slot(key: &[u8]) -> u16 {
     let tagged = key.iter().position(|byte| *byte == b'{').and_then(|open| {
         let rest = &key[open + 1..];
@@ -13,7 +14,7 @@ pub(crate) fn slot(key: &[u8]) -> u16 {
     crc16(tagged.unwrap_or(key)) % SLOTS
 }
 
-/// CRC-16/XMODEM: polynomial 0x1021, from zero, not reflected.
+/// CRC-16/XMODEM: polynomial 0x1021, initial value zero, not reflected.
 fn crc16(bytes: &[u8]) -> u16 {
     bytes.iter().fold(0, |crc, byte| {
         let at = (crc >> 8) ^ u16::from(*byte);
@@ -49,7 +50,7 @@ mod tests {
 
     #[test]
     fn slots_are_those_of_redis() {
-        // The checksum's own test vector, and what `CLUSTER KEYSLOT` answers.
+        // The test vector of the checksum, and replies of `CLUSTER KEYSLOT`.
         assert_eq!(crc16(b"123456789"), 0x31C3);
         assert_eq!(slot(b"foo"), 12_182);
         assert_eq!(slot(b"{user1000}.following"), slot(b"user1000"));
