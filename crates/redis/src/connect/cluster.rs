@@ -1,8 +1,8 @@
-//! A Redis Cluster: which node has which slot, and where to go when that has changed.
+//! A Redis Cluster: which node has which slot, and redirections when that has changed.
 //!
-//! The client library has a cluster client too, but it pipelines one slot at a time and counts redirections and
-//! lost connections with one counter. Here a node's batch carries whatever slots it serves, and only an answer that
-//! says that nothing was done leads to another question.
+//! The client library has a cluster client too, but it pipelines only one slot at a time, and
+//! counts redirections and lost connections with one counter. Here a node's batch may contain any
+//! slots that it serves, and a command is sent again only if the reply says that nothing was done.
 
 mod merge;
 mod view;
@@ -34,28 +34,29 @@ use super::{
     slots::{SLOTS, slot},
 };
 
-/// How often one question follows the cluster's directions before it is given up.
+/// The most redirections that one command follows.
 const MAX_REDIRECTIONS: usize = 5;
 
-/// How often the map is read anew when nothing seems wrong.
+/// Interval between refreshes of the slot map while all is well.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// How often it is read while something is.
+/// The same while something is wrong.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// How long to gather directions that say the same before the map is read.
+/// How long to wait after a redirection before the map is refreshed, so that several cause one
+/// refresh.
 const GATHER: Duration = Duration::from_millis(20);
 
 /// The most nodes that are asked for their view at once.
 const MAX_INFORMANTS: usize = 16;
 
-/// How many nodes are asked at least while nothing seems wrong, if there are so many.
+/// Number of nodes that are asked at least while all is well, if the cluster has as many.
 const MIN_INFORMANTS: usize = 3;
 
-/// How long to wait for further views once a node has answered that says `cluster_state:ok`.
+/// How long to wait for further views after a node has answered with `cluster_state:ok`.
 const OTHERS: Duration = Duration::from_millis(200);
 
-/// The nodes of a cluster.
+/// The nodes of a cluster, and the task that refreshes the slot map.
 #[derive(Debug)]
 pub(super) struct Cluster {
     shared: Arc<Shared>,
@@ -71,11 +72,11 @@ struct Shared {
     map: ArcSwapOption<Map>,
     nodes: Mutex<HashMap<Address, Arc<Node>>>,
     trouble: Mutex<Option<ConnectError>>,
-    /// How often the map was read: in a large cluster each time other nodes are asked.
+    /// How often the map was refreshed. In a large cluster each refresh asks other nodes.
     looks: AtomicUsize,
-    /// Somebody was sent elsewhere.
+    /// Notified if a reply shows that the map may be stale.
     stale: Notify,
-    /// The map was read, or could not be.
+    /// True once the first refresh of the map has ended, with or without success.
     looked: tokio::sync::watch::Sender<bool>,
 }
 
@@ -84,7 +85,7 @@ struct Shared {
 struct Map {
     owners: Vec<Option<Arc<Node>>>,
     parts: Vec<Part>,
-    /// Every node, replicas too, which can be asked for the next map.
+    /// Every node, including replicas. All of them can be asked for the next map.
     addresses: Vec<Address>,
 }
 
@@ -97,7 +98,7 @@ struct Part {
 }
 
 impl Map {
-    /// How many slots no node decides about.
+    /// Returns the number of slots that no node serves.
     fn undecided_slots(&self) -> usize {
         let decided = self.parts.iter().filter(|part| part.is_decided());
         usize::from(SLOTS) - decided.map(|part| part.slots).sum::<usize>()
@@ -110,16 +111,16 @@ impl Part {
     }
 }
 
-/// What an answer tells us to do.
+/// The redirection in a reply.
 #[derive(Debug, PartialEq, Eq)]
 enum Direction {
-    /// It is an answer, or an error that is no direction.
+    /// Not a redirection: a result, or another error.
     None,
-    /// The slot has moved there.
+    /// `MOVED`: the slot has moved to this address.
     Moved(String, u16),
-    /// The slot is moving there; this key is there already.
+    /// `ASK`: the slot is migrating to this address, and the key is already there.
     Ask(String, u16),
-    /// The node is not, or no longer, the one to ask.
+    /// The node is not, or no longer, the right one.
     Stale,
 }
 
@@ -144,7 +145,8 @@ impl Cluster {
         }
     }
 
-    /// Asks the node that has the slot of `key`, following the cluster's directions for as long as a decision may take.
+    /// Sends a command to the node that has the slot of `key`, and follows redirections within the
+    /// timeout of a decision.
     pub(super) async fn ask(&self, key: &[u8], hash: u64, order: Order) -> Answer {
         let deadline = Instant::now() + self.timeout;
         let mut node = self.owner(slot(key)).await.ok_or(Fate::NotSent)?;
@@ -176,27 +178,28 @@ impl Cluster {
         Err(Fate::NotSent)
     }
 
-    /// Why the cluster cannot be asked in part or at all.
+    /// Returns why some or all slots cannot be used; `None` if all can.
     pub(super) fn trouble(&self) -> Option<ConnectError> {
         let trouble = lock(&self.shared.trouble).clone();
         trouble.or_else(|| self.nodes().iter().find_map(|node| node.trouble()))
     }
 
-    /// How many slots no node decides about, because no node has them, or the one that has them is out of reach or says
-    /// that the cluster failed. Before the map was read for the first time that is not known, and zero.
+    /// Returns the number of slots that no node serves: because no node has them, or the node that
+    /// has them is unreachable or reports a failed cluster. Zero before the first map, when that is
+    /// not known.
     pub(super) fn undecided_slots(&self) -> usize {
         let map = self.shared.map.load();
         map.as_ref().map_or(0, |map| map.undecided_slots())
     }
 
-    /// How long a question may take, every direction that it follows included.
+    /// Returns the timeout of a command, including its redirections.
     pub(super) fn timeout(&self) -> Duration {
         self.timeout
     }
 
     /// Waits until the first attempt to read the map has ended.
     pub(super) async fn tried(&self) {
-        // The sender lives in what is shared.
+        // The sender lives in the shared state.
         let _ = self
             .shared
             .looked
@@ -205,7 +208,8 @@ impl Cluster {
             .await;
     }
 
-    /// Whether it is known that no node can be asked. Every decision asks this first: it takes no lock while a node is up.
+    /// Returns whether all nodes are known to be down. Every decision calls this first, so it takes
+    /// no lock while a node is up.
     pub(super) fn is_down(&self) -> bool {
         match &*self.shared.map.load() {
             Some(map) => map.parts.iter().all(|part| part.node.is_down()),
@@ -213,7 +217,7 @@ impl Cluster {
         }
     }
 
-    /// The nodes that have slots.
+    /// Returns the nodes that have slots.
     pub(super) fn nodes(&self) -> Vec<Arc<Node>> {
         let map = self.shared.map.load();
         let parts = map.as_ref().map_or(&[][..], |map| &map.parts);
@@ -222,7 +226,7 @@ impl Cluster {
 
     async fn owner(&self, slot: u16) -> Option<Arc<Node>> {
         if self.shared.map.load().is_none() && !*self.shared.looked.borrow() {
-            // At the very start the map is waited for; whether it came, the map says.
+            // Waits for the first map at start-up; the load below shows whether it arrived.
             let _ = tokio::time::timeout(self.timeout, self.tried()).await;
         }
         let map = self.shared.map.load();
@@ -258,7 +262,7 @@ impl Direction {
     }
 }
 
-/// The address in `3999 127.0.0.1:6381`; the host is empty where it is the one that answered.
+/// Parses an address such as `3999 127.0.0.1:6381`. An empty host stands for the node that replied.
 fn target(details: Option<&str>) -> Option<(String, u16)> {
     let (_, address) = details?.split_once(' ')?;
     let (host, port) = address.rsplit_once(':')?;
@@ -266,7 +270,7 @@ fn target(details: Option<&str>) -> Option<(String, u16)> {
 }
 
 impl Shared {
-    /// The node at an address that `from` named.
+    /// Returns the node at an address that `from` reported.
     fn node_at(&self, from: &Arc<Node>, host: &str, port: u16) -> Arc<Node> {
         let address = match (host, from.address()) {
             ("", Some(from)) => from.beside(&from.host, port),
@@ -285,7 +289,7 @@ impl Shared {
         Arc::clone(node)
     }
 
-    /// An address that is reached as the seeds are.
+    /// Returns an address that is reached in the same way as the seeds.
     fn beside_seed(&self, host: &str, port: u16) -> Address {
         match self.seeds.first() {
             Some(seed) => seed.beside(host, port),
@@ -298,7 +302,7 @@ impl Shared {
         }
     }
 
-    /// Puts `found` in force; connections to nodes that have no slot any more are closed.
+    /// Puts a new map in use, and closes the connections to nodes that no longer have slots.
     fn adopt(&self, found: SlotMap) {
         let mut owners = vec![None; usize::from(SLOTS)];
         let mut parts: Vec<Part> = Vec::new();
@@ -327,14 +331,15 @@ impl Shared {
         })));
     }
 
-    /// Whether every slot is decided.
+    /// Returns whether every slot is served.
     fn is_whole(&self) -> bool {
         let map = self.map.load();
         map.as_ref().is_some_and(|map| map.undecided_slots() == 0)
     }
 
-    /// The nodes to ask for their view: those that have slots, and where something is wrong or they are few, the others
-    /// that were named, and the seeds. In a cluster of more than can be asked at once each look asks others.
+    /// Returns the nodes to ask for their view: those that have slots; if something is wrong or
+    /// they are few, also the other known nodes and the seeds. If the cluster has more nodes than
+    /// are asked at once, each refresh asks others.
     fn informants(&self) -> Vec<Address> {
         let map = self.map.load();
         let mut informants: Vec<Address> = Vec::new();
@@ -364,8 +369,8 @@ impl Shared {
         informants
     }
 
-    /// The views of several nodes, and why others gave none. Nodes that are slow are waited for while none has answered
-    /// that is part of the cluster's majority.
+    /// Returns the views of several nodes, and an error of a node that gave none. Waits for slow
+    /// nodes until one has answered that belongs to the majority of the cluster.
     async fn views(&self) -> (Vec<View>, Option<ConnectError>) {
         let informants = self.informants();
         let asked = informants.iter().map(|informant| {
@@ -389,7 +394,7 @@ impl Shared {
                     if view.state == State::Ok {
                         until.get_or_insert_with(|| Instant::now() + OTHERS);
                     }
-                    // One node may be known by two addresses.
+                    // One node may be known under two addresses.
                     if views.iter().all(|known| known.informant != view.informant) {
                         views.push(view);
                     }
@@ -401,7 +406,7 @@ impl Shared {
     }
 }
 
-/// Reads the map now and then, and at once when somebody was sent elsewhere.
+/// Refreshes the map periodically, and at once after a redirection.
 async fn keep(shared: Arc<Shared>) {
     loop {
         look(&shared).await;

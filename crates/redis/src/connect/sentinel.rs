@@ -1,12 +1,14 @@
 //! Sentinels: which server is the primary, and whether it still is.
 //!
-//! A Sentinel that was paused or cut off names the primary of the past. Each configuration has an epoch, which a
-//! majority of the Sentinels has voted for, so a higher epoch is always the newer configuration, whoever reports it.
+//! A Sentinel that was paused or partitioned reports a former primary. Each configuration has an
+//! epoch, for which a majority of the Sentinels has voted, so a higher epoch is always the newer
+//! configuration, whichever Sentinel reports it.
 //!
-//! - A primary that works is left if a Sentinel reports a higher epoch, or if a majority of the *configured* Sentinels
-//!   names another server by an epoch that is no lower. Silence and a stale minority change nothing.
-//! - Where no primary is known, the highest epoch decides, and among equals the most votes. One answer is enough then:
-//!   otherwise a server could not start while most Sentinels are away.
+//! - A primary that works is left if a Sentinel reports a higher epoch, or if a majority of the
+//!   *configured* Sentinels names another server with an epoch that is not lower. Missing answers
+//!   and a stale minority change nothing.
+//! - If no primary is known, the highest epoch wins, and among equal epochs the most votes. One
+//!   answer is then enough; otherwise a server could not start while most Sentinels are down.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -23,22 +25,23 @@ use super::{
     settings::{Address, Settings},
 };
 
-/// How often the Sentinels are asked whether the primary still is one. A primary that was cut off from them does
-/// not know that it was replaced, and answers as ever.
+/// How often the Sentinels are asked whether the primary is still the primary. A primary that is
+/// partitioned from them does not know that it was replaced, and answers as before.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
-/// How long a Sentinel may take, connecting included. No decision waits for it, so it is not bound by their timeout.
+/// Timeout of one Sentinel, including the connection. No decision waits for it, so it is longer
+/// than their timeout.
 const SENTINEL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The configured Sentinels of one primary.
 #[derive(Debug)]
 pub(super) struct Sentinels {
     addresses: Vec<Address>,
-    /// The name under which they know the primary.
+    /// The name by which the Sentinels know the primary.
     primary: String,
     settings: Settings,
-    /// The epoch of the configuration that was followed last; it outlives the connection to the primary, so that
-    /// a stale Sentinel cannot lead back when that breaks off.
+    /// The epoch of the configuration in use. It outlives the connection to the primary, so that
+    /// after a disconnect a stale Sentinel cannot lead back to an older one.
     epoch: AtomicU64,
 }
 
@@ -46,7 +49,7 @@ pub(super) struct Sentinels {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Report {
     address: Address,
-    /// Zero where the Sentinel does not tell it.
+    /// Zero if the Sentinel does not report one.
     epoch: u64,
 }
 
@@ -64,7 +67,8 @@ impl Sentinels {
         }
     }
 
-    /// The primary to connect to. Returns as soon as a majority agrees, and otherwise after the time of one Sentinel.
+    /// Finds the primary to connect to. Returns as soon as a majority agrees, and otherwise when
+    /// all have answered or timed out.
     pub(super) async fn find(&self) -> Result<Address, ConnectError> {
         let known = self.epoch.load(Ordering::Relaxed);
         let (reports, problem) = self.reports(|reports| self.agrees(reports, known)).await;
@@ -82,7 +86,7 @@ impl Sentinels {
         }
     }
 
-    /// Ends when the primary at `address` is to be left for another.
+    /// Completes when the primary at `address` is to be left for another.
     pub(super) async fn replaced(&self, address: &Address) {
         let mut asking = tokio::time::interval(ASK_EVERY);
         asking.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -96,21 +100,22 @@ impl Sentinels {
             if is_replaced(&reports, self.addresses.len(), &current) {
                 return;
             }
-            // The same primary may have been elected anew.
+            // The same primary may have been elected again, with a higher epoch.
             let own = reports.iter().filter(|report| report.address == *address);
             let latest = own.map(|report| report.epoch).max().unwrap_or(0);
             self.epoch.fetch_max(latest, Ordering::Relaxed);
         }
     }
 
-    /// Whether a majority names one server by an epoch that is no lower than the `known` one.
+    /// Returns whether a majority names one server with an epoch of at least `known`.
     fn agrees(&self, reports: &[Report], known: u64) -> bool {
         reports.iter().any(|report| {
             report.epoch >= known && has_majority(reports, report, self.addresses.len())
         })
     }
 
-    /// What the Sentinels report, and what is wrong with one that does not. Ends early where that is `enough`.
+    /// Collects the reports of the Sentinels, and the error of one that gave none. Returns early if
+    /// the reports are `enough`.
     async fn reports(&self, enough: impl Fn(&[Report]) -> bool) -> (Vec<Report>, Option<String>) {
         let asked = self.addresses.iter().map(|sentinel| self.ask(sentinel));
         let mut asked: FuturesUnordered<_> = asked.collect();
@@ -139,8 +144,9 @@ impl Sentinels {
         let login = &self.settings.sentinel_login;
         let connected = handshake::open(&self.settings, (sentinel, login), || {}).await;
         let mut connection = connected.map_err(|error| error.to_string())?;
-        // While a failover is under way the first names the new primary, and the second still the old one with
-        // the new epoch: the address is taken from the first, the epoch from the second.
+        // During a failover the first command already names the new primary, and the second still
+        // names the old one with the new epoch. So the address is taken from the first, and the
+        // epoch from the second.
         let mut questions = Pipeline::with_capacity(2);
         for subcommand in ["GET-MASTER-ADDR-BY-NAME", "MASTER"] {
             questions.cmd("SENTINEL").arg(subcommand).arg(&self.primary);
@@ -150,7 +156,7 @@ impl Sentinels {
     }
 }
 
-/// Reads what a Sentinel answered.
+/// Parses the replies of a Sentinel.
 fn report(sentinel: &Address, answers: &[Value]) -> Result<Report, String> {
     let named = match answers.first() {
         Some(Value::Array(parts)) => match parts.as_slice() {
@@ -171,7 +177,8 @@ fn report(sentinel: &Address, answers: &[Value]) -> Result<Report, String> {
     })
 }
 
-/// The `config-epoch` among the fields of `SENTINEL MASTER`: a map, or names and values in turn.
+/// Finds `config-epoch` in the reply to `SENTINEL MASTER`: a map, or an array of alternating names
+/// and values.
 fn epoch(fields: &Value) -> Option<u64> {
     let is_epoch = |name: &Value| text(name).as_deref() == Some("config-epoch");
     let value = match fields {
@@ -185,15 +192,16 @@ fn epoch(fields: &Value) -> Option<u64> {
     text(&value)?.parse().ok()
 }
 
-/// Which report to follow where no primary is known: that of the highest epoch, and among equals that of the most
-/// Sentinels. One that is older than the `known` epoch counts only if a majority of the `configured` Sentinels says
-/// so, as they do after an operator has set all of them up anew.
+/// Chooses the report to follow if no primary is known: the highest epoch, and among equal epochs
+/// the most Sentinels. A report with an epoch below `known` counts only if a majority of the
+/// `configured` Sentinels agrees, as after an operator has configured all of them anew.
 fn elect(reports: &[Report], configured: usize, known: u64) -> Option<Report> {
     let votes = |report: &&Report| {
         let same = reports.iter().filter(|other| other == report);
         (report.epoch, same.count())
     };
-    // The first of equals, in the order of the answers.
+    // Reversed, because `max_by_key` returns the last of equal reports and the first to arrive is
+    // wanted.
     let current = reports.iter().filter(|report| report.epoch >= known).rev();
     let majority = || {
         reports
@@ -203,7 +211,7 @@ fn elect(reports: &[Report], configured: usize, known: u64) -> Option<Report> {
     current.max_by_key(votes).or_else(majority).cloned()
 }
 
-/// Whether the `current` primary, which works, is to be left.
+/// Returns whether the `current` primary, which works, is to be left.
 fn is_replaced(reports: &[Report], configured: usize, current: &Report) -> bool {
     let mut others = reports
         .iter()
@@ -214,7 +222,8 @@ fn is_replaced(reports: &[Report], configured: usize, current: &Report) -> bool 
     })
 }
 
-/// Whether most of the `configured` Sentinels name the server of `report`, by an epoch that is no lower.
+/// Returns whether a majority of the `configured` Sentinels names the server of `report`, with an
+/// epoch that is not lower.
 fn has_majority(reports: &[Report], report: &Report, configured: usize) -> bool {
     let same = reports
         .iter()

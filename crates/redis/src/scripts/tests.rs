@@ -1,4 +1,5 @@
-//! What the scripts execute at their largest inputs, counted in a Lua of our own: no clock is asked.
+//! Bounds the work of the scripts for their largest inputs. It is counted in an embedded Lua, so no
+//! test measures time.
 
 use std::{
     collections::HashMap,
@@ -19,12 +20,12 @@ use crate::{
     exec::{Exec, ExecError, Replies},
 };
 
-/// What one call of a script came to.
+/// The work of one script call.
 #[derive(Clone, Copy, Debug, Default)]
 struct Work {
-    /// Instructions of Lua's virtual machine.
+    /// Executed instructions of the Lua virtual machine.
     instructions: u64,
-    /// Bytes that it allocated, and that went to Redis and came back: what was copied.
+    /// Bytes that were copied: allocated by the script, or exchanged with Redis.
     bytes: u64,
 }
 
@@ -45,7 +46,7 @@ impl std::fmt::Debug for Machine {
 
 type LuaResult<T> = mlua::Result<T>;
 
-/// The sizes in a format of `struct`: how many bytes, and whether they are a text.
+/// Returns the fields of a `struct` format: the size in bytes of each, and whether it is a string.
 fn sizes(format: &[u8]) -> Vec<(usize, bool)> {
     let text = std::str::from_utf8(format).unwrap();
     let mut sizes = Vec::new();
@@ -122,7 +123,7 @@ fn pack(lua: &Lua, values: MultiValue) -> LuaResult<mlua::LuaString> {
     lua.create_string(bytes)
 }
 
-/// As much of MessagePack as programs and receipts need.
+/// Decodes the subset of MessagePack that programs and receipts need.
 #[expect(
     clippy::needless_pass_by_value,
     reason = "mlua calls it with owned values"
@@ -188,7 +189,7 @@ fn pack_message(lua: &Lua, table: mlua::Table) -> LuaResult<mlua::LuaString> {
     lua.create_string(bytes)
 }
 
-/// The commands that the scripts use.
+/// Executes the Redis commands that the scripts use.
 fn command(keys: &mut HashMap<Vec<u8>, Vec<u8>>, words: &[Vec<u8>]) -> Reply {
     let number = |at: usize| {
         std::str::from_utf8(&words[at])
@@ -335,7 +336,7 @@ impl Exec for Machine {
     }
 }
 
-/// A store whose scripts are counted.
+/// A store whose scripts run in a [`Machine`], so that their work is counted.
 struct Bench {
     store: RedisStore,
     machine: Arc<Machine>,
@@ -367,7 +368,7 @@ impl Bench {
         *self.machine.work.lock().unwrap()
     }
 
-    /// Asks, expects that decision, and answers what it came to.
+    /// Decides, checks that the decision is `expected`, and returns the work.
     fn ask(&self, charges: &[Charge<'_>], effect: Effect, expected: Decision) -> Work {
         let mut outcomes = Vec::new();
         let decided = self.store.check(charges, effect, &mut outcomes);
@@ -408,7 +409,7 @@ fn charge<'c>(limits: &'c Limits, key: &'c [u8], cost: u64) -> Charge<'c> {
 
 const DAY: Span = Span::from_secs(86_400);
 
-/// One of each kind, of 100 units a day.
+/// Returns one algorithm of each kind, with 100 units a day.
 fn every_kind() -> Vec<Algorithm> {
     let rate = Rate {
         count: 100,
@@ -459,8 +460,8 @@ fn every_kind() -> Vec<Algorithm> {
     ]
 }
 
-/// A denial executes no more instructions and copies no more bytes than an admission, and at most twice as many where it is counted,
-/// because it fills a state to the brim.
+/// A denial costs at most 1.5 times the instructions and the bytes of an admission. If denied
+/// requests are counted, it costs at most 2.5 times as much, because it fills a state completely.
 #[test]
 fn a_denial_costs_redis_no_more_than_an_admission() {
     for algorithm in every_kind() {
@@ -472,7 +473,7 @@ fn a_denial_costs_redis_no_more_than_an_admission() {
             let one = charge(&limits, b"key", 1);
             let asked = [one];
             let (mut admitted, mut outcomes) = (Work::default(), Vec::new());
-            // Spread over half of the window, until one is denied.
+            // Admissions are spread over at most half of the window, until one request is denied.
             let denied = loop {
                 let decided = bench.store.check(&asked, Effect::Charge, &mut outcomes);
                 if bench.runtime.block_on(decided).unwrap() != Decision::Admitted {
@@ -494,7 +495,7 @@ fn a_denial_costs_redis_no_more_than_an_admission() {
     }
 }
 
-/// 1,000 sub-windows, all of them filled, and all passed but one.
+/// 1,000 sub-windows are full, and all but one of them have expired.
 #[test]
 fn the_most_buckets_are_passed_once_a_decision() {
     let counter = Algorithm::SlidingWindowCounter {
@@ -533,11 +534,11 @@ fn the_most_buckets_are_passed_once_a_decision() {
     }
 }
 
-/// 64 charges cost at most 64 times what one does.
+/// 64 charges cost at most 64 times as much as one.
 #[test]
 fn the_most_charges_cost_as_much_each_as_one() {
     for algorithm in every_kind() {
-        // Two limits, so that no script of its own decides it.
+        // Two limits, so that no dedicated script decides them.
         let limits = limits(&[algorithm.clone(), every_kind()[3].clone()], false);
         let (bench, keys) = (
             Bench::new(),
@@ -563,7 +564,7 @@ fn the_most_charges_cost_as_much_each_as_one() {
     }
 }
 
-/// As many limits as a rule can have.
+/// The most limits that a rule can have.
 #[test]
 fn the_most_limits_cost_as_much_each_as_one() {
     for algorithm in every_kind() {
@@ -588,11 +589,11 @@ fn the_most_limits_cost_as_much_each_as_one() {
     }
 }
 
-/// Fills a log or leases with so many entries, each at an instant of its own, and answers the receipts of the first, the middle and the
-/// last one.
+/// Fills a log or concurrency limit with this many entries, each at a different instant, and
+/// returns the receipts of the first, the middle and the last one.
 fn filled(bench: &mut Bench, limits: &Limits, entries: u64) -> [RedisReceipt; 3] {
     let one = charge(limits, b"key", 1);
-    // The entries are written as the store writes them, and the last ones charged.
+    // The entries are written directly, in the store's format, and the last ones are charged.
     let (first, every) = (bench.now, 1_000);
     let mut value = crate::encode::head(&one);
     let windows = limits.len();
@@ -637,7 +638,8 @@ fn filled(bench: &mut Bench, limits: &Limits, entries: u64) -> [RedisReceipt; 3]
     })
 }
 
-/// The longest log: what is charged, asked, given back or renewed at its ends touches a few places; in its midst, half of it.
+/// The longest log: a charge, a peek, a refund or a renewal at either end touches a few entries,
+/// and in the middle half of them.
 #[test]
 fn the_longest_log_is_seldom_rewritten() {
     let most = bounds::MAX_LOG_LIMIT;
@@ -688,7 +690,7 @@ fn the_longest_log_is_seldom_rewritten() {
                 work.instructions < instructions,
                 "{algorithm:?} {what}: {work:?}"
             );
-            // Read, cut, joined and written whole.
+            // The whole log is read, cut, joined and written.
             let bytes = if middle { 17 } else { 11 };
             assert!(work.bytes < bytes * whole, "{algorithm:?} {what}: {work:?}");
         }

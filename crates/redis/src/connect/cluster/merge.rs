@@ -1,21 +1,22 @@
-//! One map of the slots from the views of several nodes.
+//! Merges the views of several nodes into one slot map.
 //!
-//! A node that is cut off from its cluster keeps the map of the moment at which it was cut off, and cannot know that
-//! a replica has taken its slots over. So each slot goes to the node that claims it by the highest configuration
-//! epoch, by which the nodes themselves resolve conflicts, and views of nodes that say `cluster_state:fail` are used
-//! only if there are no others.
+//! A node that is partitioned from its cluster keeps its last map, and cannot know that a replica
+//! has taken over its slots. So each slot goes to the node that claims it with the highest
+//! configuration epoch, which is also how the nodes themselves resolve conflicts. Views of nodes
+//! that report `cluster_state:fail` are used only if there are no others.
 
 use super::{
     super::{settings::Address, slots::SLOTS},
     view::{Claim, State, View},
 };
 
-/// Which node has which slot, as several views come to it.
+/// Which node has which slot, merged from several views.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct SlotMap {
-    /// Runs of neighbouring slots with one owner, in ascending order; slots that no node claims are missing.
+    /// Ranges of adjacent slots with one owner, in ascending order. Slots that no node claims are
+    /// missing.
     pub(super) runs: Vec<Run>,
-    /// Every address that a view names, replicas too.
+    /// Every address that a view names, including replicas.
     pub(super) addresses: Vec<Address>,
 }
 
@@ -27,15 +28,15 @@ pub(super) struct Run {
     pub(super) decides: Decides,
 }
 
-/// Whether the owner of a slot decides about its keys.
+/// Whether the owner of a slot serves its keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Decides {
     Yes,
-    /// It says `cluster_state:fail`, or every node that answered does.
+    /// The owner reports `cluster_state:fail`, or every node that answered does.
     No,
 }
 
-/// Merges `views`; they are of different nodes.
+/// Merges `views`, each of a different node.
 pub(super) fn merge(views: &[View]) -> SlotMap {
     let is_any_ok = views.iter().any(|view| view.state == State::Ok);
     let trusted = || {
@@ -51,13 +52,15 @@ pub(super) fn merge(views: &[View]) -> SlotMap {
     let mut best: Vec<Option<&Claim>> = vec![None; usize::from(SLOTS)];
     for view in trusted() {
         for claim in &view.claims {
-            // A node knows best which slots it has; what others say of it may be older.
+            // A node knows best which slots it has; other nodes may have older information about
+            // it.
             if claim.owner == view.informant || !answered(&claim.owner) {
                 take(&mut best, claim, |held| held.epoch < claim.epoch);
             }
         }
     }
-    // A slot that no owner claims itself, as for a moment while it moves: any claim is better than none.
+    // A slot may have no owner that claims it, for example briefly during a migration. Then any
+    // claim is better than none.
     let mut second: Vec<Option<&Claim>> = vec![None; usize::from(SLOTS)];
     for claim in trusted().flat_map(|view| &view.claims) {
         take(&mut second, claim, |held| held.epoch < claim.epoch);
@@ -89,9 +92,10 @@ pub(super) fn merge(views: &[View]) -> SlotMap {
     }
 }
 
-/// Gives the slots of `claim` to it where nothing holds them, or where `outdoes` says so of what does.
+/// Assigns the slots of `claim` to it, where they are free or `outdoes` returns true for the
+/// present claim.
 fn take<'c>(slots: &mut [Option<&'c Claim>], claim: &'c Claim, outdoes: impl Fn(&Claim) -> bool) {
-    // The view was read with `first <= last < SLOTS`.
+    // `view::claim` has checked `first <= last < SLOTS`.
     for slot in &mut slots[usize::from(claim.first)..=usize::from(claim.last)] {
         if slot.is_none_or(&outdoes) {
             *slot = Some(claim);
@@ -99,7 +103,7 @@ fn take<'c>(slots: &mut [Option<&'c Claim>], claim: &'c Claim, outdoes: impl Fn(
     }
 }
 
-/// Joins neighbouring slots of one owner.
+/// Joins adjacent slots with the same owner.
 fn runs<'c>(
     chosen: impl Iterator<Item = Option<&'c Claim>>,
     decides: impl Fn(&Claim) -> Decides,
@@ -159,7 +163,7 @@ mod tests {
         (first, last, owner.to_owned(), decides)
     }
 
-    /// `a` was cut off before its replica `r` took over; it answers us, with its old map.
+    /// `a` was partitioned before its replica `r` took over. It still answers us, with its old map.
     #[test]
     fn the_highest_epoch_wins_whichever_node_answers_first() {
         let old = [claim("a", 1, 0, 99), claim("b", 2, 100, 199)];
@@ -180,7 +184,7 @@ mod tests {
     #[test]
     fn slots_whose_owner_says_that_the_cluster_failed_are_not_decided() {
         let map = [claim("a", 1, 0, 99), claim("b", 2, 100, 199)];
-        // Not replaced yet: the others still name it.
+        // Not replaced yet: the other nodes still name it.
         let (a, b) = (view("a", State::Failed, &map), view("b", State::Ok, &map));
         assert_eq!(
             owners(&[a.clone(), b]),
@@ -189,7 +193,7 @@ mod tests {
                 run(100, 199, "b", Decides::Yes)
             ]
         );
-        // Only the cut-off side answers.
+        // Only nodes in the partition answer.
         assert_eq!(
             owners(&[a]),
             [
@@ -199,7 +203,8 @@ mod tests {
         );
     }
 
-    /// `c` heard that `b` has a new epoch, and not yet that slot 5 went from `b` to `d` before.
+    /// `c` knows that `b` has a new epoch, but not yet that slots 5 to 9 moved from `b` to `d`
+    /// before that.
     #[test]
     fn what_a_node_says_of_itself_outweighs_what_others_say_of_it() {
         let c = view("c", State::Ok, &[claim("b", 13, 0, 9)]);
@@ -218,7 +223,7 @@ mod tests {
         assert_eq!(owners(&[c, b, d]), expected);
     }
 
-    /// A slot whose target does not claim it yet, and whose source does not any more.
+    /// A slot that its new owner does not claim yet, and its old owner no longer claims.
     #[test]
     fn a_slot_that_its_owner_does_not_claim_goes_to_the_one_that_others_name() {
         let source = view("a", State::Ok, &[claim("a", 1, 0, 4), claim("b", 2, 5, 5)]);

@@ -1,8 +1,8 @@
-//! How one node sees the cluster: which node has which slot, by which configuration epoch.
+//! How one node sees the cluster: which node has which slot, with which configuration epoch.
 //!
-//! `CLUSTER SLOTS` names the endpoints that clients should use, `CLUSTER NODES` the configuration epochs, and
-//! `CLUSTER INFO` says whether the node decides at all. A node that is cut off from the majority says
-//! `cluster_state:fail`, and answers every key with CLUSTERDOWN.
+//! `CLUSTER SLOTS` names the endpoints for clients, `CLUSTER NODES` the configuration epochs, and
+//! `CLUSTER INFO` says whether the node serves keys at all. A node that is partitioned from the
+//! majority reports `cluster_state:fail`, and answers every key with CLUSTERDOWN.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -15,8 +15,8 @@ use super::super::{
     slots::SLOTS,
 };
 
-/// How long reading one node's view may take, connecting included. It is not bound by the timeout of a decision,
-/// because no decision waits for it.
+/// Timeout of reading one node's view, including the connection. It is longer than the timeout of a
+/// decision, because no decision waits for it.
 pub(super) const VIEW_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// One node's view of the cluster.
@@ -28,7 +28,7 @@ pub(super) struct View {
     pub(super) claims: Vec<Claim>,
 }
 
-/// What a node says of its cluster's state.
+/// The state of the cluster as a node reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Ok,
@@ -36,20 +36,21 @@ pub(super) enum State {
     Failed,
 }
 
-/// A run of slots and the node that has them.
+/// A range of slots, and the node that has them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Claim {
     pub(super) first: u16,
     pub(super) last: u16,
     /// The id of the primary.
     pub(super) owner: String,
-    /// The configuration epoch of the primary: the cluster resolves conflicts in favour of the highest.
+    /// The configuration epoch of the primary. The cluster resolves conflicts in favor of the
+    /// highest epoch.
     pub(super) epoch: u64,
     /// The primary, then its replicas.
     pub(super) servers: Vec<Address>,
 }
 
-/// Reads the view of `informant` over `open`, or over a connection of its own where there is none.
+/// Reads the view of `informant` over the connection `open`, or over a new one if there is none.
 pub(super) async fn read(
     settings: &Settings,
     informant: &Address,
@@ -61,7 +62,8 @@ pub(super) async fn read(
             None => handshake::connect(settings, (informant, Kind::ClusterNode), || {}).await?,
         };
         connection.set_response_timeout(VIEW_TIMEOUT);
-        // One pipeline: a node answers the three commands without handling the cluster bus in between.
+        // One pipeline: a node answers the three commands without processing cluster messages in
+        // between.
         let mut questions = Pipeline::with_capacity(3);
         questions.cmd("CLUSTER").arg("SLOTS");
         questions.cmd("CLUSTER").arg("NODES");
@@ -112,7 +114,7 @@ fn view(informant: &Address, answers: Vec<Value>) -> Result<View, ConnectError> 
     })
 }
 
-/// What `CLUSTER NODES` says that `CLUSTER SLOTS` does not.
+/// The parts of `CLUSTER NODES` that `CLUSTER SLOTS` lacks.
 #[derive(Debug, PartialEq, Eq)]
 struct Nodes {
     myself: String,
@@ -120,7 +122,7 @@ struct Nodes {
 }
 
 impl Nodes {
-    /// `ID HOST:PORT@BUS FLAGS PRIMARY PING PONG EPOCH LINK [SLOTS]…`, a node a line.
+    /// Parses one node per line: `ID HOST:PORT@BUS FLAGS PRIMARY PING PONG EPOCH LINK [SLOTS]…`.
     fn read(text: &str) -> Option<Self> {
         let (mut myself, mut epochs) = (None, HashMap::new());
         for line in text.lines().filter(|line| !line.trim().is_empty()) {
@@ -139,7 +141,7 @@ impl Nodes {
     }
 }
 
-/// The entries of `CLUSTER SLOTS`; `None` if they cannot be read.
+/// Parses the reply to `CLUSTER SLOTS`; `None` if it is malformed.
 fn claims(slots: &Value, nodes: &Nodes, informant: &Address) -> Option<Vec<Claim>> {
     let Value::Array(entries) = slots else {
         return None;
@@ -153,7 +155,8 @@ fn claims(slots: &Value, nodes: &Nodes, informant: &Address) -> Option<Vec<Claim
         .collect()
 }
 
-/// `[first, last, [host, port, id, …], …]`. A host that is missing is the one that answered.
+/// Parses `[first, last, [host, port, id, …], …]`. A missing host stands for the node that
+/// answered.
 fn claim(entry: &Value, nodes: &Nodes, informant: &Address) -> Option<Claim> {
     let Value::Array(parts) = entry else {
         return None;
@@ -173,14 +176,15 @@ fn claim(entry: &Value, nodes: &Nodes, informant: &Address) -> Option<Claim> {
     Some(Claim {
         first,
         last,
-        // A node that joined between the two answers: any other claim is as good.
+        // The node joined between the replies to the two commands. Its epoch is not known yet, so
+        // any other claim wins.
         epoch: nodes.epochs.get(&owner).copied().unwrap_or(0),
         owner,
         servers: servers.into_iter().map(|(address, _)| address).collect(),
     })
 }
 
-/// The address and the id in `[host, port, id, …]`.
+/// Parses the address and the id in `[host, port, id, …]`.
 fn named(server: &Value, informant: &Address) -> Option<(Address, String)> {
     let Value::Array(parts) = server else {
         return None;
