@@ -1,4 +1,4 @@
-//! A store on real servers, and what tests ask of it.
+//! A store on real servers, and helpers of the tests.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,7 +8,7 @@ use tokio::runtime::Handle;
 
 use crate::support::PATIENCE;
 
-/// A store and the way to its servers.
+/// A store and its connections.
 #[derive(Debug)]
 pub(crate) struct Asked {
     pub(crate) redis: Arc<Redis>,
@@ -22,13 +22,13 @@ pub(crate) fn address(url: &str) -> Address {
 
 pub(crate) fn standalone(url: &str) -> Settings {
     Settings {
-        // A busy machine may keep a test waiting for longer than a decision may take in earnest.
+        // On a busy machine a test may wait longer than the default timeout of a decision.
         timeout: Duration::from_millis(500),
         ..Settings::new(Topology::Standalone(address(url)))
     }
 }
 
-/// The same where nothing is to be late, however busy the machine is.
+/// The same with a timeout that is never reached, however busy the machine is.
 pub(crate) fn patient(url: &str) -> Settings {
     Settings {
         timeout: Duration::from_secs(30),
@@ -37,7 +37,7 @@ pub(crate) fn patient(url: &str) -> Settings {
 }
 
 impl Asked {
-    /// A store with the limit `10/h`.
+    /// Creates a store with the limit `10/h`.
     pub(crate) fn with(settings: Settings) -> Self {
         let redis = Arc::new(Redis::start(settings, &Handle::current()));
         let rate = notation::rate("10/h").unwrap();
@@ -58,7 +58,7 @@ impl Asked {
             .await
     }
 
-    /// How many of `tries` were admitted; every one must be decided.
+    /// Returns how many of `tries` requests were admitted. Panics if one was not decided.
     pub(crate) async fn admitted(&self, key: &str, tries: usize) -> usize {
         let mut admitted = 0;
         for _ in 0..tries {
@@ -67,7 +67,7 @@ impl Asked {
         admitted
     }
 
-    /// Waits until the servers are as `wanted`.
+    /// Waits until the health of the servers is as `wanted`.
     pub(crate) async fn until(&self, what: &str, wanted: impl Fn(&Health) -> bool) -> Health {
         let waited = tokio::time::timeout(PATIENCE, async {
             loop {
@@ -83,7 +83,7 @@ impl Asked {
             .unwrap_or_else(|_| panic!("not {what}: {:?}", self.redis.health()))
     }
 
-    /// Waits until a decision is made again.
+    /// Waits until Redis decides again.
     pub(crate) async fn until_decided(&self, key: &str) -> Decision {
         let waited = tokio::time::timeout(PATIENCE, async {
             loop {
@@ -98,7 +98,7 @@ impl Asked {
             .unwrap_or_else(|_| panic!("never decided: {:?}", self.redis.health()))
     }
 
-    /// Waits for what is said to be wrong.
+    /// Waits for an error in the health of the servers, and returns its message.
     pub(crate) async fn trouble(&self) -> String {
         let health = self
             .until("in trouble", |health| health.trouble.is_some())

@@ -31,11 +31,12 @@ async fn keys_of_every_slot_are_decided_where_they_are_and_wherever_they_go() {
     a_primary_is_killed(&mut cluster, &asked).await;
 }
 
-/// The owner of the first slots, which any other node names first, is cut off from its cluster and not from us.
+/// The owner of slot 0, which every other node names first, is partitioned from its cluster but not
+/// from us.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_primary_that_is_cut_off_from_its_cluster_is_left_for_the_replica_that_took_over() {
     let cluster = tokio::task::block_in_place(RedisCluster::start_with_proxied_buses);
-    // The first is the owner of slot 0, and the seed.
+    // The first node is the owner of slot 0, and the seed.
     let asked = asked(&cluster);
     asked.until_decided("first").await;
     for key in 0..60 {
@@ -64,7 +65,7 @@ async fn a_primary_that_is_cut_off_from_its_cluster_is_left_for_the_replica_that
     assert_eq!((health.servers, health.up), (3, 3));
 }
 
-/// Nodes that are all cut off from each other decide about nothing, and that is said.
+/// If all nodes are partitioned from each other, no slot is served, and the health reports it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn slots_that_no_node_decides_about_are_reported() {
     let cluster = tokio::task::block_in_place(RedisCluster::start_with_proxied_buses);
@@ -80,7 +81,7 @@ async fn slots_that_no_node_decides_about_are_reported() {
     assert!(trouble.contains("16384 of 16384 slots"), "{trouble}");
 }
 
-/// Charges two keys at a time, most of them in two slots, until the one that they have in common is spent.
+/// Charges two keys at a time, most of them in two slots, until the common key is spent.
 async fn limits_of_several_slots_are_one_decision(asked: &Asked) {
     let charge = |key: &'static str| Charge::new(key.as_bytes(), &asked.limits, Cost::ONE).unwrap();
     let mut outcomes = Vec::new();
@@ -102,14 +103,14 @@ async fn limits_of_several_slots_are_one_decision(asked: &Asked) {
         };
         assert_eq!(decision, Ok(expected), "{number}");
         assert_eq!(outcomes[0].remaining, u64::try_from(left).unwrap());
-        // Two were admitted with each of the others, and what was denied has spent nothing of them.
+        // Each other key was admitted twice, and a denied request is not charged to it.
         assert_eq!(outcomes[1].remaining, if number < 5 { 9 } else { 8 });
     }
 }
 
-/// Moves the slot of one key from node to node, deciding on it at every step.
+/// Migrates the slot of one key to another node, and decides on it at every step.
 async fn a_slot_moves_while_it_is_used(cluster: &RedisCluster, asked: &Asked) {
-    // The key as Redis knows it.
+    // `stored` is the key in Redis.
     let (key, stored) = ("moving", "test:moving");
     assert_eq!(asked.admitted(key, 3).await, 3);
     let from = cluster.owner(stored);
@@ -159,7 +160,7 @@ async fn a_slot_moves_while_it_is_used(cluster: &RedisCluster, asked: &Asked) {
 }
 
 async fn a_primary_is_killed(cluster: &mut RedisCluster, asked: &Asked) {
-    // A node that is not our seed, so that the others know whom to ask.
+    // Not the seed, which stays reachable so that the others can be discovered.
     let victim = (1..6).find(|number| asked_owns(cluster, *number)).unwrap();
     cluster.kill(victim);
     let survivor = if victim == 1 { 2 } else { 1 };
@@ -177,7 +178,7 @@ async fn a_primary_is_killed(cluster: &mut RedisCluster, asked: &Asked) {
     }
 }
 
-/// Whether the node of this number knows that a replica has replaced a primary that failed.
+/// Returns `Some` if the node `survivor` knows that a replica has replaced a failed primary.
 fn has_been_replaced(cluster: &RedisCluster, survivor: usize) -> Option<()> {
     let nodes = cluster.nodes()[survivor].ask(&["CLUSTER", "NODES"]);
     let dead = nodes.lines().find(|line| line.contains("master,fail"))?;

@@ -1,4 +1,4 @@
-//! Servers that go away while they are asked.
+//! Servers that fail while they are in use.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ async fn a_server_that_is_killed_is_waited_for_by_nobody_and_asked_again_when_it
         began.elapsed()
     );
     server.restart();
-    // What it held is gone: it kept nothing on disk.
+    // The counts are lost: the server stores nothing on disk.
     assert_eq!(asked.until_decided("k").await, Decision::Admitted);
     assert_eq!(asked.admitted("k", 12).await, 9);
 }
@@ -71,8 +71,8 @@ async fn what_a_paused_server_was_asked_is_not_asked_again() {
     );
     server.resume();
     asked.until_decided("other").await;
-    // Each of those questions may have been executed once, and none twice: sent before the pause ended, they were
-    // charged when it did.
+    // Each of the unknown requests was executed at most once: those sent before the pause ended are
+    // charged when it ends.
     let left = asked.admitted("k", 12).await;
     assert!(
         left >= 9_usize.saturating_sub(unknown) && left <= 9,
@@ -92,7 +92,7 @@ async fn a_slow_server_is_given_up_and_taken_back_when_it_is_fast() {
     while asked.redis.health().up == 1 {
         assert!(asked.spend("k").await.is_err());
     }
-    // That it is lost is known at once, and why when it is connected to again.
+    // The loss is known at once. The reason is known after the next attempt to connect.
     asked
         .until("too slow", |health| {
             let trouble = health.trouble.as_ref().map(ToString::to_string);

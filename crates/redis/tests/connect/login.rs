@@ -1,4 +1,4 @@
-//! A user that may do no more than it has to.
+//! A user with only the permissions that are needed.
 
 use tidegate_core::Decision;
 use tidegate_redis::{Login, Settings};

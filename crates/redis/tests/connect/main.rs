@@ -1,4 +1,4 @@
-//! The way to real servers: what is said when they cannot be asked, and that they are asked again when they can.
+//! Connections to real servers: the errors while they cannot be used, and the recovery after that.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 

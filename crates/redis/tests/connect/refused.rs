@@ -1,4 +1,4 @@
-//! Servers that cannot be asked: each is told apart, and the message says what to do.
+//! Servers that cannot be used: each case has an error of its own, which says what to do.
 
 use std::{
     io::{Read, Write},
@@ -17,7 +17,7 @@ async fn trouble(settings: Settings, advice: &str) {
     let asked = Asked::with(settings);
     let trouble = asked.trouble().await;
     assert!(trouble.contains(advice), "{trouble}");
-    // Nobody waits for such a server, and the caller hears why.
+    // A request to such a server fails at once, with the reason.
     match asked.spend("k").await {
         Err(StoreError::NotExecuted(problem)) => assert!(problem.contains(advice), "{problem}"),
         other => panic!("{other:?}"),
@@ -108,7 +108,7 @@ async fn something_that_is_no_redis() {
     trouble(standalone(&url), "is it Redis?").await;
 }
 
-/// A server that answers every command with `answer`.
+/// Starts a server that replies `answer` to every command.
 fn pretender(answer: &'static [u8]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -117,7 +117,7 @@ fn pretender(answer: &'static [u8]) -> String {
             thread::spawn(move || {
                 let mut room = [0; 4_096];
                 while let Ok(length) = client.read(&mut room) {
-                    // Every command is an array, and nothing else has a line that begins with a star.
+                    // A command is an array, and no other line of it begins with an asterisk.
                     let commands = room[..length]
                         .split(|byte| *byte == b'\n')
                         .filter(|line| line.starts_with(b"*"));

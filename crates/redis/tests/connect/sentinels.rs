@@ -44,7 +44,8 @@ async fn a_failover_is_followed() {
     assert!(sentinels.replica.ask(&["DBSIZE"]).as_str() >= ":1");
 }
 
-/// Two of three are paused, and the third names another server, which takes writes: that moves no one.
+/// Two of three Sentinels are paused, and the third names another server, which accepts writes. The
+/// store keeps its primary.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stale_minority_does_not_lead_away_from_a_primary_that_works() {
     let (sentinels, stale) =
@@ -58,7 +59,7 @@ async fn a_stale_minority_does_not_lead_away_from_a_primary_that_works() {
     let port = stale.port().to_string();
     let monitor = ["SENTINEL", "MONITOR", PRIMARY, "127.0.0.1", &port, "2"];
     assert_eq!(sentinels.ask(2, &monitor), "+OK");
-    // Each question to a Sentinel is a connection; each of these tests here is one, too.
+    // Every query to a Sentinel opens a connection, also the queries of this test.
     let (before, mut own) = (sentinels.connections(2), 0);
     tokio::task::block_in_place(|| {
         eventually("the third Sentinel has been asked five times", || {

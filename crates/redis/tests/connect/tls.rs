@@ -1,4 +1,4 @@
-//! Certificates on both sides.
+//! TLS with server and client certificates.
 
 use tidegate_core::Decision;
 use tidegate_redis::{Settings, Tls, Topology};

@@ -1,5 +1,6 @@
-//! The tests of `connect`, with Valkey where they have Redis: `support::SERVER` goes by the name of this program. Its
-//! certificates are left out: the Valkey that `scripts/setup` installs is built without TLS.
+//! The tests of `connect` on Valkey instead of Redis: `support::SERVER` depends on the name of this
+//! test program. The TLS tests are left out, because the Valkey that `scripts/setup` installs is
+//! built without TLS.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 

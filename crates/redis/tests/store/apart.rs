@@ -1,4 +1,4 @@
-//! Limits of one request that lie in several slots of a cluster, asked about by many at the same time.
+//! Requests with limits in several slots of a cluster, many of them at the same time.
 
 use std::{
     sync::Arc,
@@ -18,7 +18,7 @@ use crate::{
     support::{RedisCluster, RedisServer},
 };
 
-/// A store on the cluster that the server at `url` belongs to.
+/// Returns a store on the cluster of the server at `url`.
 pub(crate) async fn store(url: &str) -> RedisStore {
     let (address, _) = Address::parse(url).unwrap();
     let settings = Settings {
@@ -32,18 +32,18 @@ pub(crate) async fn store(url: &str) -> RedisStore {
     RedisStore::on(Arc::new(redis), "tg")
 }
 
-/// So many units in `period`, by an algorithm of that kind.
+/// Returns `count` units and a rate of `rate` per `period`, with an algorithm of this kind.
 fn limits(kind: Kind, count: u64, rate: u64, period: Span) -> Limits {
     let rate = Rate {
         count: rate,
         period,
     };
-    // One is served while so many wait.
+    // A queue admits one request in addition to those that wait.
     let count = count - u64::from(kind == Kind::Queue);
     Limits::new(vec![Limit::new(kind.algorithm(count, rate, 2)).unwrap()]).unwrap()
 }
 
-/// What all share, and what each of eight has for itself.
+/// A limit that all clients share, and one for each of eight clients.
 struct Race {
     store: RedisStore,
     common: Limits,
@@ -69,7 +69,7 @@ impl Race {
         )
     }
 
-    /// How many of `requests`, all of them at the same time, were admitted for each owner.
+    /// Sends `requests` at the same time, and returns how many were admitted per client.
     async fn run(&self, requests: usize) -> [u64; Self::OWNERS] {
         let all = (0..requests).map(|number| self.ask(number % Self::OWNERS, Effect::Charge));
         let mut admitted = [0; Self::OWNERS];
@@ -80,8 +80,8 @@ impl Race {
     }
 }
 
-/// Many at once want what is for few of them. No limit is ever exceeded, and when all have their answers, what was denied
-/// is charged nowhere.
+/// Many concurrent requests compete for few units. No limit is ever exceeded, and once all replies
+/// have arrived, denied requests are charged nowhere.
 async fn race(store: &RedisStore, kind: Kind) {
     store.pin_clock(Timestamp::from_micros(START));
     let day = Span::from_secs(86_400);
@@ -104,7 +104,7 @@ async fn race(store: &RedisStore, kind: Kind) {
             let (_, left) = race.ask(owner, Effect::Look).await;
             let expected = [40 - total, 7 - admitted];
             if kind == Kind::Queue {
-                // Who was not the last when he left has kept his place.
+                // A queue refunds only its last request, so others stay charged.
                 assert!(left[0] <= expected[0] && left[1] <= expected[1], "{left:?}");
             } else {
                 assert_eq!(left, expected, "{kind:?}");
@@ -131,7 +131,7 @@ async fn requests_race_for_limits_in_several_slots() {
     }
 }
 
-/// How many scripts were run since this was asked before.
+/// Returns how many scripts the server has run since the last call.
 fn scripts_run(server: &RedisServer) -> u64 {
     let stats = server.ask(&["INFO", "commandstats"]);
     assert_eq!(server.ask(&["CONFIG", "RESETSTAT"]), "+OK");
@@ -155,7 +155,8 @@ async fn what_is_denied_over_and_over_is_charged_elsewhere_only_once() {
         own: limits(Kind::Gcra, 2, 1, day),
     };
     let charge = |owner| race.ask(owner, Effect::Charge);
-    // The server learns the scripts: two of the first owner's are admitted, and one is not.
+    // The server learns the scripts: two requests of the first client are admitted, and one is
+    // denied.
     for _ in 0..3 {
         charge(0).await;
     }
@@ -180,8 +181,7 @@ async fn what_is_denied_over_and_over_is_charged_elsewhere_only_once() {
     assert_eq!(scripts_run(&server), 4, "asked, and then charged");
 }
 
-/// On three primaries, at their own clocks: the rate is kept in every one of them, and is reached.
-/// Whoever stops waiting before the slots have answered is charged in none of them.
+/// A request whose caller stops waiting before the slots have answered is charged in none of them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_nobody_waits_for_is_given_back_in_every_slot() {
     let server = tokio::task::block_in_place(|| RedisServer::slotted("redis-server"));
@@ -198,7 +198,7 @@ async fn what_nobody_waits_for_is_given_back_in_every_slot() {
     let asked = store.reserve(&charges, &mut outcomes);
     let given_up = tokio::time::timeout(Duration::from_millis(100), asked).await;
     assert!(given_up.is_err(), "Redis answers nobody");
-    // This one comes after it, so that both slots have charged it by then.
+    // The server runs this request after the first, so both slots have charged the first by now.
     let next = store.check(&charges, Effect::Charge, &mut outcomes).await;
     assert_eq!(next, Ok(Decision::Admitted));
     let remaining = |outcomes: &[Outcome]| -> Vec<u64> {
@@ -212,6 +212,8 @@ async fn what_nobody_waits_for_is_given_back_in_every_slot() {
     }
 }
 
+/// On three primaries, each with its own clock: no rate is exceeded in any of them, and the rate is
+/// reached.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limits_on_several_primaries_are_spent_and_never_exceeded() {
     let cluster = tokio::task::block_in_place(RedisCluster::start);
@@ -243,7 +245,7 @@ async fn limits_on_several_primaries_are_spent_and_never_exceeded() {
             "{admitted} in {seconds} s"
         );
     }
-    // A machine that is too slow to ask for so much gets what it asks for.
+    // A machine that is too slow to send enough requests has all of them admitted.
     let spent = !within(total, most(100.0, 400.0) / 2.0) || total * 2 > asked;
     assert!(spent, "{total} of {asked} in {seconds} s");
 }

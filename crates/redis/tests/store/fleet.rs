@@ -1,4 +1,4 @@
-//! A node of a fleet that charges with receipts, while Redis is there and after it has gone.
+//! A fleet node that charges with receipts, while Redis is reachable and after it has failed.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::{
     support::{PATIENCE, RedisServer},
 };
 
-/// Four at once; in a fleet of two, two for this node by itself.
+/// Four concurrent requests; in a fleet of two, this node's share is two.
 fn limits() -> Limits {
     let limit = Limit::new(Algorithm::Concurrency {
         limit: 4,
@@ -45,7 +45,7 @@ async fn node_that_waits(url: &str, timeout: Duration) -> Fleet {
     Fleet::new(Arc::new(redis), "tg", local, settings)
 }
 
-/// A node that counts the servers on its Redis.
+/// Returns a node that counts the servers on its Redis.
 async fn node_that_counts(url: &str) -> Fleet {
     let topology = Topology::Standalone(Address::parse(url).unwrap().0);
     let settings = Settings {
@@ -70,7 +70,8 @@ async fn until(what: &str, wanted: impl Fn() -> bool) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn servers_on_one_redis_count_themselves_and_keep_the_count_while_it_is_away() {
     let mut redis = tokio::task::block_in_place(RedisServer::start);
-    // Two that ended long ago, one of them by the clock of a primary that was ahead.
+    // Two servers that stopped long ago, one with a heartbeat by the clock of a primary that was
+    // ahead.
     tokio::task::block_in_place(|| {
         redis.ask(&["ZADD", "tg#servers", "1", "old", "99999999999999", "ahead"]);
     });
@@ -90,7 +91,7 @@ async fn servers_on_one_redis_count_themselves_and_keep_the_count_while_it_is_aw
     redis.kill();
     until("it is down", || fleets[0].stats().health.up == 0).await;
     assert_eq!(fleets[0].share(), quarter);
-    // What a server takes that was never able to count.
+    // The default share of a server that was never able to count.
     let late = node_that_counts(&redis.url()).await;
     assert_eq!(
         (late.share(), late.stats().servers),
@@ -155,7 +156,8 @@ async fn reserve(node: &Fleet, limits: &Limits) -> (Decision, Source, Option<Fle
     (decided.decision, decided.source, receipt)
 }
 
-/// Where it was charged: at this node what comes back is there at once.
+/// Settles a receipt, and returns where it was charged. What was charged to this node is refunded
+/// at once.
 async fn settle(node: &Fleet, limits: &Limits, receipt: Option<FleetReceipt>) -> Source {
     let charges = [Charge::new(b"key", limits, Cost::ONE).unwrap()];
     let now = Timestamp::from_micros(START);
@@ -179,7 +181,7 @@ async fn places_come_back_in_redis_and_at_the_node_that_gave_them() {
         assert_eq!((decision, source), (Decision::Admitted, Source::Redis));
         held.push(receipt);
     }
-    // A denial is not remembered: the next moment a place may be free.
+    // Denials are not cached, because a lease may be released at any moment.
     for _ in 0..2 {
         let (decision, source, receipt) = reserve(&other, &limits).await;
         assert_eq!((decision, source), (Decision::Limited, Source::Redis));
@@ -193,7 +195,8 @@ async fn places_come_back_in_redis_and_at_the_node_that_gave_them() {
 
     redis.kill();
     while reserve(&one, &limits).await.1 != Source::Local {}
-    // Its share is two, and two of its own are in flight: what Redis gave counts here too.
+    // This node's share is two, and two of its requests are in flight: leases from Redis count
+    // towards the share too.
     assert_eq!(reserve(&one, &limits).await.0, Decision::Limited);
     assert_eq!(settle(&one, &limits, held.remove(0)).await, Source::Redis);
     let (decision, source, receipt) = reserve(&one, &limits).await;
@@ -203,7 +206,7 @@ async fn places_come_back_in_redis_and_at_the_node_that_gave_them() {
     assert_eq!(reserve(&one, &limits).await.0, Decision::Admitted);
 }
 
-/// Renews the place of `receipt` at `now`, in Redis and at the node.
+/// Renews the lease of `receipt` at `now`, in Redis and at the node.
 async fn renew(node: &Fleet, receipt: &mut Option<FleetReceipt>, now: Timestamp) -> Renewal {
     let (limits, receipt) = (limits(), receipt.as_mut().unwrap());
     let charges = [Charge::new(b"key", &limits, Cost::ONE).unwrap()];
@@ -221,7 +224,7 @@ async fn places_are_renewed_for_the_whole_fleet_and_a_redis_that_is_away_breaks_
     for _ in 0..4 {
         held.push(reserve(&one, &limits).await.2);
     }
-    // Three stay for half an hour; the fourth is never heard of again.
+    // Three requests last half an hour. The fourth is never renewed.
     for now in [9, 18, 27] {
         for receipt in held.iter_mut().take(3) {
             assert_eq!(renew(&one, receipt, minutes(now)).await, Renewal::Held);
@@ -236,7 +239,7 @@ async fn places_are_renewed_for_the_whole_fleet_and_a_redis_that_is_away_breaks_
         };
         assert_eq!(decision, expected, "after {now} minutes");
     }
-    // His place has been taken at minute 18, and he comes back too late.
+    // The fourth lease was taken over at minute 18, so its renewal is too late.
     assert_eq!(renew(&one, &mut held[3], minutes(27)).await, Renewal::Lost);
 
     redis.kill();
@@ -248,7 +251,8 @@ async fn places_are_renewed_for_the_whole_fleet_and_a_redis_that_is_away_breaks_
     assert_eq!(settle(&one, &limits, held.remove(0)).await, Source::Redis);
 }
 
-/// A renewal that nobody has heard of holds the place in his stead: he is not told that others have it, and gets it back when that is over.
+/// A renewal whose reply was lost holds the lease instead. It is not reported as lost, and is held
+/// again once the unknown lease has expired.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_has_not_heard_of_his_renewal_has_not_lost_his_place() {
     let redis = tokio::task::block_in_place(RedisServer::start);
@@ -267,13 +271,13 @@ async fn who_has_not_heard_of_his_renewal_has_not_lost_his_place() {
     tokio::task::block_in_place(|| redis.ask(&["CLIENT", "PAUSE", "1000", "ALL"]));
     let unheard = renew(&node, &mut held[0], minutes(6)).await;
     assert_eq!(unheard, Renewal::Unknown);
-    // It waits until the pause is over.
+    // This command waits until the pause ends.
     tokio::task::block_in_place(|| redis.ask(&["PING"]));
     for then in [8, 9] {
         let renewal = renew(&node, &mut held[0], minutes(then)).await;
         assert_eq!(renewal, Renewal::Unknown, "after {then} minutes");
     }
-    // The others' leases are over, and two of them are free.
+    // The leases of the others have expired, so three are free.
     assert_eq!(renew(&node, &mut held[0], minutes(11)).await, Renewal::Held);
     for other in &mut held[1..3] {
         assert_eq!(renew(&node, other, minutes(11)).await, Renewal::Held);
@@ -286,7 +290,8 @@ async fn who_has_not_heard_of_his_renewal_has_not_lost_his_place() {
     );
 }
 
-/// A server that answers while its connection waits, and nobody else does any more: what it has charged comes back all the same.
+/// The server answers after the caller has stopped waiting, but before the connection times out.
+/// What it charged is refunded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_place_that_nobody_waits_for_any_more_is_given_back() {
     let redis = tokio::task::block_in_place(RedisServer::start);
@@ -303,7 +308,8 @@ async fn a_place_that_nobody_waits_for_any_more_is_given_back() {
     let (decided, receipt) = node.reserve(&mut question, &mut Vec::new()).await;
     assert_eq!(decided.source, Source::Local, "Redis has not answered");
     drop(receipt);
-    // Others come after it, so that it has been charged by the time that they are answered.
+    // The server runs these requests after the first, so it has charged the first when it answers
+    // them.
     let held: Vec<_> = [
         reserve(&node, &limits).await,
         reserve(&node, &limits).await,
@@ -314,7 +320,7 @@ async fn a_place_that_nobody_waits_for_any_more_is_given_back() {
         held.iter()
             .all(|(decision, ..)| *decision == Decision::Admitted)
     );
-    // The give-back follows: a fourth is free, and no fifth.
+    // The refund follows: a fourth lease is free, but not a fifth.
     let admitted = async {
         loop {
             let last = reserve(&node, &limits).await;

@@ -1,4 +1,4 @@
-//! The store against real servers, Redis and Valkey, each test on servers of its own.
+//! The store on real servers, Redis and Valkey; each test starts its own.
 
 #![expect(clippy::unwrap_used, reason = "a test says what it expects by failing")]
 
@@ -21,10 +21,10 @@ use tidegate_core::{
 };
 use tidegate_redis::RedisStore;
 
-/// A moment in 2026.
+/// An instant in 2026.
 const START: u64 = 1_767_225_600_000_000;
 
-/// A runtime on this thread, for tests that do not run on one.
+/// Returns a runtime on this thread, for tests that do not run on one.
 fn runtime() -> tokio::runtime::Runtime {
     let mut builder = tokio::runtime::Builder::new_current_thread();
     builder.enable_all().build().unwrap()
@@ -40,7 +40,7 @@ fn limits(rates: &[&str]) -> Limits {
     Limits::new(rates.iter().map(limit).collect()).unwrap()
 }
 
-/// Both stores at one instant: what they answered, which must be the same.
+/// Sends the same request to both stores at one instant, and checks that the replies are equal.
 async fn same(
     redis: &RedisStore,
     memory: &MemoryStore,
@@ -84,7 +84,8 @@ async fn schedules_decide_as_in_memory() {
     }
 }
 
-/// Logs that are long enough to be changed in place, through windows that empty in part, at once, and never.
+/// Logs that are long enough to be changed in place, with windows that empty partly, completely,
+/// and never.
 #[tokio::test]
 async fn long_logs_decide_as_in_memory() {
     for server in Server::each() {
@@ -142,7 +143,8 @@ async fn a_state_left_under_other_numbers_is_taken_over() {
         let redis = RedisStore::connect(&server.url(), "tg").await.unwrap();
         let memory = MemoryStore::new(MemoryBounds::default());
         let old = std::sync::Arc::new(limits(&["20/min"]));
-        // In memory each has to be told of the one before; in Redis the state says what it is counted in.
+        // The memory store needs to know the former limits. In Redis the state has its own
+        // parameters.
         let second = std::sync::Arc::new(limits(&["30/min"]).succeeding(&old));
         let third = std::sync::Arc::new(limits(&["7/s", "40/min"]).succeeding(&second));
         let fourth = std::sync::Arc::new(limits(&["20/min"]).succeeding(&third));
@@ -156,7 +158,7 @@ async fn a_state_left_under_other_numbers_is_taken_over() {
     }
 }
 
-/// A bucket of this size that gets one unit back an hour.
+/// Returns a bucket of this size that is refilled with one unit per hour.
 fn bucket(units: u64, refill_mode: Option<RefillMode>, count_denied: bool) -> Limits {
     let spec = LimitSpec {
         algorithm: Some(AlgorithmName::TokenBucket),

@@ -1,4 +1,4 @@
-//! Reservations while the slot of their keys moves to another node of a cluster.
+//! Reservations while the slot of their keys migrates to another node of a cluster.
 
 use std::{sync::Arc, time::Duration};
 
@@ -29,7 +29,7 @@ async fn node(cluster: &RedisCluster) -> Fleet {
     Fleet::new(Arc::new(redis), "tg", local, settings)
 }
 
-/// Twenty units, of which one comes back a day.
+/// Twenty units, refilled at one per day.
 fn limits(kind: Kind) -> Limits {
     let rate = Rate {
         count: 20,
@@ -69,7 +69,7 @@ impl Rules {
     }
 }
 
-/// Moves the slot of `key` away, running `between` at each stage: before, while no key has moved, while `moved` ones have, and after all.
+/// A slot that migrates to another node, one key at a time.
 struct Move<'c> {
     cluster: &'c RedisCluster,
     slot: String,
@@ -123,7 +123,9 @@ impl<'c> Move<'c> {
     }
 }
 
-/// Reserves seven times at each stage, and settles one of those and renews another at the next.
+/// Reserves eight times at each of four stages: before the migration, before any key has moved,
+/// after the first key has moved, and after all have. One reservation of each stage is renewed and
+/// settled at the next.
 async fn reserve_through(cluster: &RedisCluster, kind: Kind, keys: &[&'static str]) {
     let node = node(cluster).await;
     let rules = Rules {
@@ -168,7 +170,7 @@ async fn reservations_are_exact_while_their_slot_moves() {
     let cluster = tokio::task::block_in_place(RedisCluster::start);
     reserve_through(&cluster, Kind::TokenBucket, &["one"]).await;
     reserve_through(&cluster, Kind::EpochWindow, &["two"]).await;
-    // Several rules of one tag, whose keys are at two nodes for a while.
+    // Several rules with one hash tag, whose keys are on two nodes for a time.
     reserve_through(&cluster, Kind::TokenBucket, &["{x}one", "{x}two"]).await;
     reserve_through(&cluster, Kind::Log, &["{y}one", "{y}two", "{y}new"]).await;
 }

@@ -1,12 +1,12 @@
-//! What the operator does, and what the server is left with.
+//! The operator's commands, and what remains on the server.
 
 use tidegate_core::{Charge, Cost, Decision, Effect, Span};
 use tidegate_redis::RedisStore;
 
 use crate::{limits, server::Server};
 
-/// The script reads every state before it writes the first, so a key that is named twice would lose a
-/// charge.
+/// The script reads every state before it writes the first, so a key that is named twice would lose
+/// a charge.
 #[tokio::test]
 async fn one_key_twice_in_one_call_is_refused() {
     for server in Server::each() {
@@ -63,7 +63,7 @@ async fn blocks_are_listed_enforced_and_lifted() {
             blocks.first()
         );
 
-        // Forgetting what was spent leaves the block, and lifting the block leaves what was spent.
+        // A reset keeps the block, and lifting the block keeps the counts.
         let blocked = store
             .check(&[charge], Effect::Charge, &mut outcomes)
             .await
@@ -115,7 +115,7 @@ async fn keys_are_small_and_expire_by_themselves() {
         let key = format!("tg:{key}");
         let usage: u64 = server.command(&["MEMORY", "USAGE", &key]).parse().unwrap();
         assert!(usage <= 120, "{key} takes {usage} bytes");
-        // The slowest of these limits has its unit back after half a day.
+        // The slowest of these limits has refilled its unit after half a day.
         let millis: u64 = server.command(&["PTTL", &key]).parse().unwrap();
         assert!(
             (43_100_000..=43_200_002).contains(&millis),

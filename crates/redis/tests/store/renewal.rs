@@ -1,4 +1,5 @@
-//! Places that are renewed after the limits have changed, just before and just after all that was left has expired.
+//! Leases that are renewed after the limits have changed, just before and just after the stored
+//! state has expired.
 
 use std::sync::Arc;
 
@@ -10,31 +11,33 @@ use tidegate_redis::RedisStore;
 
 use crate::{START, differential::strategies::Kind, server::Server};
 
-/// What happens to a key before its place is renewed.
+/// What happens to a key before its lease is renewed.
 #[derive(Clone, Copy, Debug)]
 enum Meanwhile {
     Nothing,
-    /// A charge is denied, which one of the limits counts and the others do not: windows and buckets are left in which nothing was
-    /// counted.
+    /// A charge is denied, which one of the limits counts and the others do not. The others store
+    /// windows and buckets in which nothing is counted.
     Denied,
     Blocked,
-    /// The limits that follow are of other kinds.
+    /// The new limits are of other kinds.
     OtherKinds,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Case {
-    /// The instant at which the place is taken, and how much later it is charged under other limits, in microseconds.
+    /// The instant of the first lease, and how much later the key is charged under the new limits,
+    /// in microseconds.
     base: u64,
     charged: u64,
     kind: Kind,
-    /// Of the limits that follow, in microseconds.
+    /// Period and lease duration of the new limits, in microseconds.
     period: u64,
     lease: u64,
     meanwhile: Meanwhile,
-    /// Renewed when this one of the limits has reset; where there is none of that number, after so many times the half of a lease.
+    /// The lease is renewed when the limit of this index has reset. If there is no such limit, it
+    /// is renewed after this many half leases.
     which: usize,
-    /// A microsecond earlier, then, or one later.
+    /// 0 renews one microsecond earlier, 1 exactly then, 2 one microsecond later.
     nudge: u64,
 }
 
@@ -57,7 +60,7 @@ impl Case {
         Limits::new(limits).unwrap()
     }
 
-    /// Takes a place for an hour, changes the limits to others that are over soon, and renews it.
+    /// Acquires a lease for an hour, changes to limits that expire soon, and renews the lease.
     async fn run(self, redis: &RedisStore) {
         let hour = Span::from_secs(3_600);
         let old_kind = match (self.meanwhile, self.kind) {
@@ -68,7 +71,8 @@ impl Case {
         let old = Arc::new(self.limits(old_kind, hour, hour));
         let [period, lease] = [self.period, self.lease].map(Span::from_micros);
         let new = Arc::new(self.limits(self.kind, period, lease).succeeding(&old));
-        // The old numbers once more, which know the new ones in memory as Redis does.
+        // The old limits once more. In memory they know the new ones as former limits; in Redis the
+        // state has its parameters.
         let back = self.limits(old_kind, hour, hour).succeeding(&new);
         let key = format!("{self:?}");
         let charge =
@@ -106,7 +110,8 @@ impl Case {
     }
 }
 
-/// The two stores at the beginning of a case. No store's clock ever goes back, so that each has its own.
+/// The two stores at the start of a case. Every case has its own, because the clock of a store
+/// never goes back.
 struct Both {
     redis: RedisStore,
     memory: MemoryStore,
@@ -145,7 +150,8 @@ impl Both {
         self.redis.block(key, None, "by hand").await.unwrap();
     }
 
-    /// What both answer, which must be the same.
+    /// Sends the same request to both stores, checks that the replies are equal, and returns the
+    /// outcomes.
     async fn ask(&self, charge: Charge<'_>, micros: u64, effect: Effect) -> Vec<Outcome> {
         let (mut expected, mut got) = (Vec::new(), Vec::new());
         let here = self
@@ -173,7 +179,7 @@ async fn a_place_is_renewed_in_what_has_expired_as_in_memory() {
             Meanwhile::Blocked,
             Meanwhile::OtherKinds,
         ] {
-            // Three in seven milliseconds are no whole number of microseconds each.
+            // With three units in seven milliseconds, a unit is not a whole number of microseconds.
             for (period, lease) in [(7_000, 12_000), (48_000, 12_000)] {
                 let spots = (0..9).flat_map(|which| [(which, 0), (which, 1), (which, 2)]);
                 cases.extend(spots.map(|(which, nudge)| Case {
@@ -197,7 +203,7 @@ async fn a_place_is_renewed_in_what_has_expired_as_in_memory() {
     }
 }
 
-/// Where instants are as small as the positions of states in a value.
+/// Instants near the epoch are as small as the offsets of states in a value.
 #[tokio::test]
 async fn a_place_is_renewed_near_the_epoch_as_in_memory() {
     let server = Server::redis();
@@ -221,7 +227,7 @@ async fn a_place_is_renewed_near_the_epoch_as_in_memory() {
     }
 }
 
-/// What is no value of ours holds no places, and is left as it is.
+/// A value that the store did not write holds no leases, and is left unchanged.
 #[tokio::test]
 async fn a_place_under_what_others_wrote_is_lost() {
     let algorithm = Algorithm::Concurrency {

@@ -1,4 +1,4 @@
-//! Two servers on one Redis, each with other numbers for one rule, as while a change is rolled out.
+//! Two servers on one Redis, with different limits for one rule, as during the rollout of a change.
 
 use futures_util::future::join_all;
 use tidegate_core::{
@@ -21,7 +21,7 @@ fn limits(kind: Kind, quota: u64, rate: (u64, Span)) -> Limits {
     Limits::new(vec![Limit::new(kind.algorithm(quota, rate, 4)).unwrap()]).unwrap()
 }
 
-/// Asks for one unit.
+/// Charges one unit.
 async fn ask(store: &RedisStore, key: &str, limits: &Limits) -> (Decision, Retry) {
     let charge = Charge::new(key.as_bytes(), limits, Cost::ONE).unwrap();
     let mut outcomes = Vec::new();
@@ -32,7 +32,7 @@ async fn ask(store: &RedisStore, key: &str, limits: &Limits) -> (Decision, Retry
     (decided.unwrap(), retry)
 }
 
-/// How many are admitted when both ask in turns, and then many times at once.
+/// Returns how many requests are admitted if both stores take turns, and then send many at once.
 async fn admitted(stores: [&RedisStore; 2], key: &str, limits: [&Limits; 2]) -> usize {
     let mut decisions = Vec::new();
     for turn in 0..300 {
@@ -47,7 +47,8 @@ async fn admitted(stores: [&RedisStore; 2], key: &str, limits: [&Limits; 2]) -> 
     decisions.iter().filter(is_admitted).count()
 }
 
-/// Whether a kind counts in windows of a length of its own: another length is another promise.
+/// Whether a kind counts in windows of a fixed length. Windows of different lengths cannot be
+/// compared.
 fn has_windows(kind: Kind) -> bool {
     !matches!(
         kind,
@@ -85,7 +86,8 @@ async fn two_servers_with_other_numbers_admit_the_larger_limit_together() {
     }
 }
 
-/// What the larger limit admitted lasts as long as it did by that, where the smaller one's rate is slower.
+/// Units admitted by the larger limit drain at that limit's rate, also where the smaller limit's
+/// rate is lower.
 #[tokio::test]
 async fn who_has_more_than_the_smaller_limit_is_told_when_it_has_drained() {
     let server = Server::redis();
@@ -108,7 +110,8 @@ async fn who_has_more_than_the_smaller_limit_is_told_when_it_has_drained() {
     assert_eq!(ask(&store, "key", &less).await.0, Decision::Admitted);
 }
 
-/// A rate that has no short form in a value, and one with parts of a microsecond.
+/// Rates that do not fit the short encoding of a value, and rates whose unit has a fraction of a
+/// microsecond.
 #[tokio::test]
 async fn numbers_of_any_form_travel_with_the_state() {
     let server = Server::redis();

@@ -1,28 +1,28 @@
-//! Real servers, on a socket in a folder of their own, which end with the test.
+//! Real servers, each on a socket in its own directory. They are killed at the end of the test.
 
 use std::{
     process::{Child, Command, Stdio},
     time::Duration,
 };
 
-/// A running Redis or Valkey that keeps nothing on disk.
+/// A running Redis or Valkey that stores nothing on disk.
 pub(crate) struct Server {
     process: Child,
     folder: tempfile::TempDir,
 }
 
 impl Server {
-    /// One of each kind.
+    /// Starts one of each kind.
     pub(crate) fn each() -> [Self; 2] {
         [Self::redis(), Self::valkey()]
     }
 
-    /// A Redis, of the oldest version that is supported.
+    /// Starts a Redis of the oldest supported version.
     pub(crate) fn redis() -> Self {
         Self::start("redis-server")
     }
 
-    /// A Valkey.
+    /// Starts a Valkey.
     pub(crate) fn valkey() -> Self {
         Self::start("valkey-server")
     }
@@ -49,12 +49,12 @@ impl Server {
         server
     }
 
-    /// Where it listens.
+    /// Returns the URL of its socket.
     pub(crate) fn url(&self) -> String {
         format!("redis+unix://{}", self.socket())
     }
 
-    /// Runs a command, and says what it answered.
+    /// Runs a command, and returns the reply.
     pub(crate) fn command(&self, arguments: &[&str]) -> String {
         let output = Command::new("redis-cli")
             .args(["-s", &self.socket()])

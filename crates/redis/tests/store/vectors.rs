@@ -1,4 +1,4 @@
-//! The vectors, on every server.
+//! The shared test vectors, on every server.
 
 #[path = "../../../core/tests/vectors/compare.rs"]
 mod compare;

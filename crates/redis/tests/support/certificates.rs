@@ -1,4 +1,4 @@
-//! An authority of our own, and what it signed.
+//! A certificate authority for tests, and certificates that it signed.
 
 use std::{
     path::PathBuf,
@@ -7,12 +7,13 @@ use std::{
 
 use super::Scratch;
 
-/// PEM files: `ca.pem`, and `server` and `client`, each `.pem` and `.key`.
+/// PEM files: `ca.pem`, and `server` and `client`, each with `.pem` and `.key`.
 #[derive(Debug)]
 pub struct Certificates(Scratch);
 
 impl Certificates {
-    /// Makes an authority, and lets it sign for a server at 127.0.0.1 and for a client.
+    /// Creates a certificate authority, and signs certificates for a server at 127.0.0.1 and for a
+    /// client.
     pub fn make() -> Self {
         let made = Self(Scratch::new());
         made.openssl(&format!(

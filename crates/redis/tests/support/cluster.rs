@@ -8,21 +8,21 @@ use std::{
 
 use super::{Proxy, RedisServer, Refused, SERVER, eventually, redis::ask};
 
-/// The nodes of a cluster, which end with the test.
+/// The nodes of a cluster, which are killed at the end of the test.
 #[derive(Debug)]
 pub struct RedisCluster {
     nodes: Vec<RedisServer>,
-    /// What stands before the bus of each node, if nodes can be cut off.
+    /// A proxy before the cluster bus of each node, if nodes can be partitioned.
     buses: Vec<Proxy>,
 }
 
 impl RedisCluster {
-    /// Starts six nodes and waits until every slot is served.
+    /// Starts six nodes, and waits until every slot is served.
     pub fn start() -> Self {
         Self::of((0..6).map(|_| node()).collect(), Vec::new())
     }
 
-    /// The same with nodes that [`Self::cut_off`] can cut off from each other.
+    /// Does the same with nodes that [`Self::cut_off`] can partition from each other.
     pub fn start_with_proxied_buses() -> Self {
         let (nodes, buses) = (0..6).map(node_with_proxied_bus).unzip();
         Self::of(nodes, buses)
@@ -59,12 +59,12 @@ impl RedisCluster {
         &self.nodes
     }
 
-    /// Where a node listens that is there.
+    /// Returns the URL of the first node.
     pub fn url(&self) -> String {
         self.nodes[0].url()
     }
 
-    /// The number of the node that has the slot of `key`.
+    /// Returns the index of the node that has the slot of `key`.
     pub fn owner(&self, key: &str) -> usize {
         let slot = self.nodes[0].ask(&["CLUSTER", "KEYSLOT", key]);
         let slot: u32 = slot.trim_start_matches(':').parse().unwrap();
@@ -84,7 +84,7 @@ impl RedisCluster {
         self.nodes.iter().position(owns).unwrap()
     }
 
-    /// Cuts a node off from all others, and not from its clients.
+    /// Partitions a node from all others, but not from its clients.
     pub fn cut_off(&self, number: usize) {
         for (other, bus) in self.buses.iter().enumerate() {
             bus.refuse(if other == number {
@@ -95,14 +95,14 @@ impl RedisCluster {
         }
     }
 
-    /// Cuts every node off from all others.
+    /// Partitions every node from all others.
     pub fn cut_all_buses(&self) {
         for bus in &self.buses {
             bus.refuse(Refused::All);
         }
     }
 
-    /// Ends a node at once.
+    /// Kills a node.
     pub fn kill(&mut self, number: usize) {
         self.nodes[number].kill();
     }
@@ -120,14 +120,16 @@ fn node() -> RedisServer {
 const OPTIONS: [&str; 6] = [
     "--cluster-node-timeout",
     "1000",
-    // A replica that follows at once and stands in however long it has heard nothing: nothing is kept here.
+    // Replicas synchronize at once, and may take over however old their data is: the tests need no
+    // durability.
     "--repl-diskless-sync-delay",
     "0",
     "--cluster-replica-validity-factor",
     "0",
 ];
 
-/// A node that the others reach through a proxy. What it connects to itself is told by its source address.
+/// Starts a node that the others reach through a proxy. Its own outgoing connections are identified
+/// by their source address.
 fn node_with_proxied_bus(number: usize) -> (RedisServer, Proxy) {
     let proxy = RefCell::new(None);
     let server = RedisServer::node_with(SERVER, |bus| {
@@ -150,7 +152,7 @@ fn node_with_proxied_bus(number: usize) -> (RedisServer, Proxy) {
     (server, proxy.into_inner().unwrap())
 }
 
-/// The address of this machine from which a node connects.
+/// Returns the loopback address from which a node connects.
 fn source(number: usize) -> IpAddr {
     let last = u8::try_from(10 + number).unwrap();
     Ipv4Addr::new(127, 0, 0, last).into()

@@ -1,5 +1,6 @@
-//! Real Redis servers for tests: alone, replicated under Sentinels, and as a cluster, each on ports that were free a
-//! moment ago and in a directory that is removed with it. Tests of other crates include this too.
+//! Real Redis servers for tests: standalone, replicated under Sentinels, or a cluster. Each uses
+//! ports that were just free, and a directory that is removed at the end. Tests of other crates
+//! include this module too.
 
 #![allow(
     dead_code,
@@ -28,22 +29,22 @@ use std::{
     time::Duration,
 };
 
-/// What is started where these tests say Redis.
+/// The program that these tests start as Redis.
 pub const SERVER: &str = match env!("CARGO_CRATE_NAME").as_bytes() {
     b"connect_valkey" => "valkey-server",
     _ => "redis-server",
 };
 
-/// How long anything may take that takes milliseconds on an idle machine.
+/// Timeout of everything that takes milliseconds on an idle machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A port that is free now. Somebody may take it before it is used: start again then.
+/// Returns a port that is free now. Another process may take it before it is used; then try again.
 pub fn free_port() -> u16 {
     let socket = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
     socket.local_addr().unwrap().port()
 }
 
-/// Tries `attempt` until it succeeds, for as long as patience lasts.
+/// Repeats `attempt` until it succeeds; panics after [`PATIENCE`].
 pub fn eventually<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
     let pause = Duration::from_millis(10);
     let attempts = PATIENCE.as_millis() / pause.as_millis();
@@ -57,7 +58,7 @@ pub fn eventually<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
     panic!("it never came to this: {what}");
 }
 
-/// A directory that is removed with the test.
+/// A directory that is removed at the end of the test.
 #[derive(Debug)]
 pub struct Scratch(PathBuf);
 
@@ -78,7 +79,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What is left behind is swept away with the target directory.
+        // Anything that remains is removed with the target directory.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

@@ -1,4 +1,4 @@
-//! A TCP proxy that can be slow, break every connection off, or refuse those of one address.
+//! A TCP proxy that can delay data, reset all connections, or refuse those of one address.
 
 use std::{
     io::{Read, Write},
@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-/// Stands between a client and a server on this machine.
+/// A proxy between clients and a server on this machine.
 #[derive(Debug)]
 pub struct Proxy {
     port: u16,
@@ -21,12 +21,12 @@ pub struct Proxy {
 
 #[derive(Debug, Default)]
 struct Connections {
-    /// Both ends of each, with the client's address.
+    /// Both ends of each connection, with the client's address.
     open: Vec<(IpAddr, TcpStream)>,
     refused: Refused,
 }
 
-/// Whose connections are refused.
+/// The clients whose connections are refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Refused {
     #[default]
@@ -42,7 +42,7 @@ impl Refused {
 }
 
 impl Proxy {
-    /// A proxy before the server on `port`; it ends with the process.
+    /// Starts a proxy before the server on `port`. It runs until the process ends.
     pub fn before(port: u16) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let proxy = Self {
@@ -87,13 +87,13 @@ impl Proxy {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Holds everything that clients send back for so long.
+    /// Delays everything that clients send by this time.
     pub fn delay(&self, by: Duration) {
         let millis = u64::try_from(by.as_millis()).unwrap();
         self.delay_ms.store(millis, Ordering::SeqCst);
     }
 
-    /// Breaks every connection off.
+    /// Closes all connections.
     pub fn reset(&self) {
         let mut connections = self.connections.lock().unwrap();
         for (_, stream) in connections.open.drain(..) {
@@ -101,7 +101,7 @@ impl Proxy {
         }
     }
 
-    /// Refuses these connections from now on, and breaks off those that are open.
+    /// Refuses these connections from now on, and closes those that are open.
     pub fn refuse(&self, refused: Refused) {
         let mut connections = self.connections.lock().unwrap();
         connections.refused = refused;

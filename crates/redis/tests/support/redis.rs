@@ -8,7 +8,7 @@ use std::{
 
 use super::{PATIENCE, SERVER, Scratch, eventually, free_port};
 
-/// A server, which ends with the test.
+/// A server, which is killed at the end of the test.
 #[derive(Debug)]
 pub struct RedisServer {
     child: Child,
@@ -19,43 +19,45 @@ pub struct RedisServer {
 }
 
 impl RedisServer {
-    /// A server that writes nothing to disk.
+    /// Starts a server that stores nothing on disk.
     pub fn start() -> Self {
         Self::start_with(&[])
     }
 
-    /// A server with more `options`, such as `["--requirepass", "secret"]`.
+    /// Starts a server with further `options`, such as `["--requirepass", "secret"]`.
     pub fn start_with(options: &[&str]) -> Self {
         Self::on_free_ports(SERVER, |_| {
             options.iter().map(|option| (*option).to_owned()).collect()
         })
     }
 
-    /// A server on this port.
+    /// Starts a server on this port.
     pub fn start_on(port: u16, options: &[&str]) -> Self {
         let options = options.iter().map(|option| (*option).to_owned()).collect();
         Self::run(SERVER, port, options)
             .unwrap_or_else(|| panic!("{SERVER} ends at once on port {port}"))
     }
 
-    /// A node of a cluster that is still to be formed, with more `options`; `program` is `redis-server` or `valkey-server`.
+    /// Starts a node of a cluster that does not exist yet, with further `options`. `program` is
+    /// `redis-server` or `valkey-server`.
     pub fn node(program: &'static str, options: &[&str]) -> Self {
         Self::node_with(program, |_| {
             options.iter().map(|option| (*option).to_owned()).collect()
         })
     }
 
-    /// The same with options that depend on the port of the cluster bus.
+    /// Does the same with options that depend on the port of the cluster bus.
     pub fn node_with(program: &'static str, options: impl Fn(u16) -> Vec<String>) -> Self {
         Self::on_free_ports(program, |bus| {
-            // The cluster bus listens 10,000 ports higher, unless it is told where.
+            // By default the port of the cluster bus is 10,000 higher than that of the server.
             let clustered = ["--cluster-enabled", "yes", "--cluster-port"].map(str::to_owned);
             let clustered = clustered.into_iter().chain([bus.to_string()]);
             clustered.chain(options(bus)).collect()
         })
     }
 
-    /// A cluster of one node, which has all slots: keys of different ones are kept apart as in any cluster.
+    /// Starts a cluster of one node that has all slots. Like every cluster, it refuses calls with
+    /// keys of different slots.
     pub fn slotted(program: &'static str) -> Self {
         let server = Self::node(program, &[]);
         assert_eq!(
@@ -69,14 +71,16 @@ impl RedisServer {
         server
     }
 
-    /// A server on a port that nobody took in the meantime; `options` may name another free one.
+    /// Starts a server on a free port, and tries others if it is taken in the meantime. `options`
+    /// receives another free port.
     fn on_free_ports(program: &'static str, options: impl Fn(u16) -> Vec<String>) -> Self {
         (0..10)
             .find_map(|_| Self::run(program, free_port(), options(free_port())))
             .unwrap_or_else(|| panic!("{program} finds no port that is free"))
     }
 
-    /// A server on this port, or `None` if it ends before it answers, because somebody has the port.
+    /// Starts a server on this port. Returns `None` if the server exits before it answers, because
+    /// the port is taken.
     fn run(program: &'static str, port: u16, options: Vec<String>) -> Option<Self> {
         let scratch = Scratch::new();
         let child = spawn(program, port, &options, &scratch);
@@ -102,13 +106,13 @@ impl RedisServer {
         &self.scratch
     }
 
-    /// Ends the server at once, without a word to anybody.
+    /// Kills the server without a graceful shutdown.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// Starts it again where it was; what it held is gone.
+    /// Starts the server again on its port, without its data.
     pub fn restart(&mut self) {
         self.child = spawn(self.program, self.port, &self.options, &self.scratch);
         assert!(
@@ -118,7 +122,7 @@ impl RedisServer {
         );
     }
 
-    /// Stops it where it stands: connections stay, and nothing answers.
+    /// Stops the process: connections stay open, and no request is answered.
     pub fn pause(&self) {
         self.signal("STOP");
     }
@@ -127,19 +131,20 @@ impl RedisServer {
         self.signal("CONT");
     }
 
-    /// Asks a question and answers with what came, as it is on the wire: `+OK`, `:3`, or the text of a bulk string.
+    /// Sends a command and returns the reply as on the wire, such as `+OK` or `:3`, or the text of
+    /// a bulk string.
     pub fn ask(&self, words: &[&str]) -> String {
         ask(self.port, words).unwrap_or_else(|| panic!("no answer to {words:?}"))
     }
 
-    /// False if it has ended instead.
+    /// Returns false if the server has exited.
     fn wait_until_it_answers(&mut self) -> bool {
         eventually("Redis answers", || {
             if self.child.try_wait().unwrap().is_some() {
                 return Some(false);
             }
             let answer = ask(self.port, &["PING"])?;
-            // One that asks for a password first is there too.
+            // A server that requires a password first is ready too.
             (answer == "+PONG" || answer.starts_with("-NOAUTH") || answer.starts_with("-DENIED"))
                 .then_some(true)
         })
@@ -155,7 +160,7 @@ impl RedisServer {
 
 impl Drop for RedisServer {
     fn drop(&mut self) {
-        // One that was ended by the test already cannot be ended again.
+        // This fails if the test has already killed the server.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -187,7 +192,7 @@ fn spawn(program: &str, port: u16, options: &[String], scratch: &Scratch) -> Chi
         .unwrap_or_else(|error| panic!("cannot start {program}: {error}; run scripts/setup"))
 }
 
-/// Asks the server on `port`; `None` if nobody answers.
+/// Sends a command to the server on `port`; `None` if there is no reply.
 pub(super) fn ask(port: u16, words: &[&str]) -> Option<String> {
     let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()?;
     stream.set_read_timeout(Some(PATIENCE)).ok()?;

@@ -1,4 +1,4 @@
-//! A primary, a replica, and three Sentinels that watch over them.
+//! A primary, a replica, and three Sentinels that monitor them.
 
 use std::{
     fs,
@@ -10,7 +10,7 @@ use super::{RedisServer, SERVER, Scratch, eventually, free_port, redis::ask};
 /// The name by which the Sentinels know the primary.
 pub const PRIMARY: &str = "tide";
 
-/// The servers, which end with the test.
+/// The servers, which are killed at the end of the test.
 #[derive(Debug)]
 pub struct Sentinels {
     pub primary: RedisServer,
@@ -48,7 +48,7 @@ impl Sentinels {
         sentinels
     }
 
-    /// Where the Sentinels listen.
+    /// Returns the URLs of the Sentinels.
     pub fn urls(&self) -> Vec<String> {
         self.ports
             .iter()
@@ -56,19 +56,19 @@ impl Sentinels {
             .collect()
     }
 
-    /// Asks the Sentinel of this number.
+    /// Sends a command to the Sentinel of this index.
     pub fn ask(&self, number: usize, words: &[&str]) -> String {
         ask(self.ports[number], words).unwrap_or_else(|| panic!("no answer to {words:?}"))
     }
 
-    /// Stops a Sentinel where it stands; it ends with the test all the same.
+    /// Stops the process of a Sentinel. It is still killed at the end of the test.
     pub fn pause(&self, number: usize) {
         let id = self.children[number].id().to_string();
         let status = Command::new("kill").args(["-STOP", &id]).status();
         assert!(status.unwrap().success());
     }
 
-    /// How many connections the Sentinel of this number has taken.
+    /// Returns how many connections the Sentinel of this index has accepted.
     pub fn connections(&self, number: usize) -> u64 {
         let info = self.ask(number, &["INFO", "stats"]);
         let line = info
@@ -77,7 +77,7 @@ impl Sentinels {
         line.unwrap().trim().parse().unwrap()
     }
 
-    /// The port of the primary, as the first of them has it.
+    /// Returns the port of the primary, as the first Sentinel reports it.
     pub fn named(&self) -> Option<u16> {
         let info = ask(self.ports[0], &["INFO", "sentinel"])?;
         let line = info.lines().find(|line| line.contains(PRIMARY))?;
@@ -105,7 +105,7 @@ impl Drop for Sentinels {
 }
 
 fn sentinel(port: u16, primary: u16, scratch: &Scratch) -> Child {
-    // A Sentinel writes into its configuration what it learns.
+    // A Sentinel rewrites its configuration file, so each has its own.
     let file = scratch.path().join(format!("sentinel-{port}.conf"));
     let text = format!(
         "port {port}\nbind 127.0.0.1\nsentinel monitor {PRIMARY} 127.0.0.1 {primary} 2\n\
