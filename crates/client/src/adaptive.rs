@@ -1,8 +1,10 @@
-//! Adaptive throttling: a client that is being refused stops most of its requests itself, and probes with the rest.
+//! Client-side adaptive throttling: a client whose requests are refused drops most of them locally,
+//! and uses the rest as probes.
 //!
-//! The formula is that of Google's SRE book (chapter 21, "Handling Overload"): over the last two minutes a request is
-//! rejected here with probability `max(0, (requests - K * accepts) / (requests + 1))`. Of a server that accepts everything nothing is
-//! kept; of one that accepts nothing, nearly everything, and the first answers that are accepted open it again.
+//! The formula is from Google's SRE book (chapter 21, "Handling Overload"). A request is rejected
+//! locally with probability `max(0, (requests - K * accepts) / (requests + 1))`, counted over the
+//! last two minutes. If the server accepts everything, nothing is rejected. If it accepts nothing,
+//! nearly everything is, and the first accepted requests open the throttle again.
 
 use tidegate_core::{Span, Timestamp};
 
@@ -13,8 +15,9 @@ use crate::{
 
 /// Rejects locally what the server would most likely refuse.
 ///
-/// With `K` = 2 a server that refuses a half or less gets every request, and one that refuses more gets up to two requests for each
-/// that it accepts. A `K` nearer to 1 spares the server more and takes longer to notice that it is well again.
+/// With `K` = 2, a server that refuses at most half of the requests gets all of them. A server that
+/// refuses more gets up to two requests for each one that it accepts. A `K` closer to 1 sends less
+/// load to the server, and takes longer to notice that it has recovered.
 ///
 /// # Examples
 ///
@@ -34,13 +37,13 @@ use crate::{
 /// ```
 #[derive(Clone, Debug)]
 pub struct AdaptiveThrottle {
-    /// K as a fraction.
+    /// K, as a numerator and a denominator.
     k: (u32, u32),
-    /// Requests and accepts.
+    /// Counts of requests and of accepted requests.
     recent: Recent,
 }
 
-/// K = 2.
+/// Uses K = 2.
 impl Default for AdaptiveThrottle {
     fn default() -> Self {
         Self::new(2, 1)
@@ -48,11 +51,11 @@ impl Default for AdaptiveThrottle {
 }
 
 impl AdaptiveThrottle {
-    /// What is looked back on.
+    /// The length of the window over which requests are counted.
     pub const WINDOW: Span = Span::from_secs(120);
 
-    /// A throttle with `K = numerator / denominator`. Less than 1 would reject although everything is accepted, so it
-    /// counts as 1, and so does a denominator of 0.
+    /// Creates a throttle with `K = numerator / denominator`. A `K` below 1 would reject requests
+    /// even if the server accepts everything, so it counts as 1, and so does a denominator of 0.
     #[must_use]
     pub fn new(numerator: u32, denominator: u32) -> Self {
         let k = if numerator < denominator || denominator == 0 {
@@ -66,8 +69,9 @@ impl AdaptiveThrottle {
         }
     }
 
-    /// Whether a request may be sent. One that may not counts as a request at once, one that may when it is known what came of
-    /// it: of what is on its way nobody knows yet whether it is accepted.
+    /// Returns whether a request may be sent. A rejected request is counted at once. A request that
+    /// is sent is counted by [`Self::accepted`] or [`Self::refused`], because its outcome is not
+    /// known while it is in flight.
     #[must_use]
     pub fn admits(&mut self, now: Timestamp, rng: &mut Rng) -> bool {
         let (rejected, of) = rejection(self.recent.sum(now), self.k);
@@ -78,12 +82,12 @@ impl AdaptiveThrottle {
         may_be_sent
     }
 
-    /// The server took a request on, whatever came of it.
+    /// Records that the server accepted a request, whatever its response.
     pub fn accepted(&mut self, now: Timestamp) {
         self.count(1, now);
     }
 
-    /// The server did not take a request on, or gave no answer.
+    /// Records that the server refused a request, or did not respond.
     pub fn refused(&mut self, now: Timestamp) {
         self.count(0, now);
     }
@@ -97,7 +101,7 @@ impl AdaptiveThrottle {
     }
 }
 
-/// The probability of a rejection as a fraction, whose denominator is at least 1.
+/// Returns the probability of a rejection as a fraction, whose denominator is at least 1.
 fn rejection(counts: Counts, (numerator, denominator): (u32, u32)) -> (u64, u64) {
     let (requests, of) = (counts.first, u64::from(denominator));
     let expected = requests.saturating_mul(of);
@@ -114,7 +118,8 @@ mod tests {
 
     use super::*;
 
-    /// The formula over a list of instants, in exact fractions: what is counted in the window's slots, and no cleverness.
+    /// Reference implementation over a list of instants, in exact fractions, with the same slots as
+    /// the window.
     #[derive(Default)]
     struct Naive {
         requests: Vec<u64>,
@@ -164,7 +169,8 @@ mod tests {
         }
     }
 
-    /// A server that accepts one of ten: what is sent settles at K requests for each accepted.
+    /// A server that accepts one in ten requests: the rate settles at K requests for each accepted
+    /// one.
     #[test]
     fn what_is_sent_settles_at_k_times_what_is_accepted() {
         let (mut throttle, mut rng) = (AdaptiveThrottle::default(), fastrand::Rng::with_seed(3));
@@ -175,7 +181,7 @@ mod tests {
             let admitted: u64 = (0..100)
                 .map(|_| u64::from(throttle.admits(now, &mut rng)))
                 .sum();
-            // The server has room for ten a second.
+            // The server has capacity for ten requests per second.
             (0..admitted.min(10)).for_each(|_| throttle.accepted(now));
             (10..admitted).for_each(|_| throttle.refused(now));
             if second >= 300 {

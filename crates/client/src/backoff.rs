@@ -1,27 +1,28 @@
-//! How long to wait before trying again, when the server does not say.
+//! How long to wait before a retry if the server does not say.
 //!
-//! Exponential, and spread at random: clients that failed together must not come back together. What each kind of
-//! spreading buys is drawn in `docs/client.md`.
+//! The backoff is exponential with jitter, because clients that failed together must not retry
+//! together. `docs/client.md` has a plot of what each kind of jitter achieves.
 
 use fastrand::Rng;
 use tidegate_core::Span;
 
-/// How much of a wait is left to chance.
+/// How much of a wait is random.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Jitter {
-    /// Anything from nothing to the whole: spreads best, and is what to take.
+    /// Between zero and the whole wait. It spreads best, and is the recommended choice.
     #[default]
     Full,
-    /// From half to the whole: waits at least half, and so finishes later under the same load.
+    /// Between half and the whole wait. Each retry waits at least half, so it finishes later under
+    /// the same load.
     Equal,
-    /// The whole, always. Whoever failed together comes back together.
+    /// Always the whole wait. Clients that failed together retry together.
     None,
 }
 
-/// Exponential backoff: `base` after the first try, twice that after the second, and so on up to `cap`.
+/// Exponential backoff: `base` after the first try, doubled after each further try, at most `cap`.
 ///
-/// The cap is taken before chance is, so that late waits are as spread as early ones. The numbers are whole
-/// microseconds, and nothing overflows.
+/// The cap is applied before the jitter, so that late waits are spread as widely as early ones.
+/// Waits are whole microseconds, and all arithmetic saturates.
 ///
 /// # Examples
 ///
@@ -53,13 +54,13 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// Waits from `base` to `cap`; a base above the cap counts as the cap.
+    /// Creates a backoff from `base` to `cap`. A base above the cap counts as the cap.
     #[must_use]
     pub const fn new(base: Span, cap: Span, jitter: Jitter) -> Self {
         Self { base, cap, jitter }
     }
 
-    /// The longest wait before retry number `retry`, which begins at 0.
+    /// Returns the longest wait before retry number `retry`, counted from 0.
     #[must_use]
     pub fn longest(&self, retry: u32) -> Span {
         let factor = 1_u64.checked_shl(retry).unwrap_or(u64::MAX);
@@ -67,14 +68,17 @@ impl Backoff {
         Span::from_micros(doubled.min(self.cap.as_micros()))
     }
 
-    /// The wait before retry number `retry`, which begins at 0.
+    /// Returns the wait before retry number `retry`, counted from 0.
     pub fn wait(&self, retry: u32, rng: &mut Rng) -> Span {
         self.spread(self.longest(retry), rng)
     }
 
-    /// The wait before retry number `retry` where the server asked to be left alone for `asked`: that, and on top of it a wait as if
-    /// nothing had been said, but with jitter spread over half of `asked` at least. A server tells everybody the same, and a
-    /// jitter of milliseconds after seconds is none.
+    /// Returns the wait before retry number `retry`, counted from 0, if the server asked to wait
+    /// for `asked`.
+    ///
+    /// It is `asked` plus a usual wait, but with jitter over at least half of `asked`: the server
+    /// tells all clients the same time, and jitter of milliseconds after a wait of seconds would
+    /// not spread them.
     pub fn wait_after(&self, asked: Span, retry: u32, rng: &mut Rng) -> Span {
         let extent = match self.jitter {
             Jitter::None => self.longest(retry),

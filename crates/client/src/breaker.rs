@@ -1,4 +1,4 @@
-//! A circuit breaker: while a server mostly fails, nothing is sent to it but a probe now and then.
+//! A circuit breaker: while a server mostly fails, only a few probes are sent to it.
 //!
 //! ```text
 //!           failures of the window reach the ratio
@@ -12,18 +12,19 @@ use tidegate_core::{Span, Timestamp};
 
 use crate::recent::{Counts, Recent};
 
-/// When a breaker opens, and how it closes again.
+/// When a circuit breaker opens, and how it closes again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BreakerSettings {
-    /// What is looked back on; 30 s.
+    /// The length of the window over which results are counted; 30 s.
     pub window: Span,
-    /// The part of failures that opens it, in percent; 50. Over 100 never does.
+    /// The share of failures that opens the breaker, in percent; 50. A value over 100 disables it.
     pub failure_percent: u32,
-    /// So many results must be in the window before they say anything; 20.
+    /// The minimum number of results in the window before the breaker may open; 20.
     pub min_requests: u32,
-    /// How long nothing is sent; 5 s.
+    /// How long nothing is sent after the breaker has opened; 5 s.
     pub open_for: Span,
-    /// So many probes are sent then, no more at once, and all of them must succeed; 3. At least one is.
+    /// The number of probes after that, all of which must succeed to close the breaker, and also
+    /// the most in flight at once; 3. At least 1.
     pub probes: u32,
 }
 
@@ -39,26 +40,26 @@ impl Default for BreakerSettings {
     }
 }
 
-/// The leave to send one request, to be given back to [`CircuitBreaker::record`].
+/// Permission to send one request. Return it with [`CircuitBreaker::record`].
 #[derive(Debug)]
 #[must_use = "a probe that is never recorded keeps the breaker half-open"]
 pub struct Permit {
-    /// The state it was given in.
+    /// The era of the breaker when the permit was issued.
     era: u64,
 }
 
-/// What came of a request, as far as it says something about the server.
+/// The result of a request, as far as it concerns the health of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
     /// The server works.
     Success,
-    /// It does not.
+    /// The server does not work.
     Failure,
-    /// Nothing was learnt: the request was cancelled, or never sent.
+    /// No information: the request was cancelled, or never sent.
     Unknown,
 }
 
-/// A circuit breaker by the failure ratio of a window.
+/// A circuit breaker over the failure ratio of a sliding window.
 ///
 /// # Examples
 ///
@@ -79,9 +80,9 @@ pub enum Health {
 pub struct CircuitBreaker {
     settings: BreakerSettings,
     state: State,
-    /// Counts the changes of state: a result from an earlier one says nothing about this one.
+    /// Number of state changes so far. A result from an earlier era is ignored.
     era: u64,
-    /// Results and failures.
+    /// Counts of results and of failures.
     recent: Recent,
 }
 
@@ -99,7 +100,7 @@ impl Default for CircuitBreaker {
 }
 
 impl CircuitBreaker {
-    /// A closed breaker.
+    /// Creates a closed breaker.
     #[must_use]
     pub fn new(settings: BreakerSettings) -> Self {
         Self {
@@ -113,11 +114,12 @@ impl CircuitBreaker {
         }
     }
 
-    /// Leave to send a request.
+    /// Returns a permit to send a request.
     ///
     /// # Errors
     ///
-    /// While open, how long it will be; while half-open with every probe on its way, zero: as soon as one of them is back.
+    /// If the breaker is open, the time until it lets a probe pass. If it is half-open and all
+    /// probes are in flight, zero: try again when one of them has a result.
     pub fn acquire(&mut self, now: Timestamp) -> Result<Permit, Span> {
         match &mut self.state {
             State::Closed => {}
@@ -135,7 +137,7 @@ impl CircuitBreaker {
         Ok(Permit { era: self.era })
     }
 
-    /// Tells what came of a request.
+    /// Records the result of a request.
     #[expect(
         clippy::needless_pass_by_value,
         reason = "a permit is good for one request"
@@ -300,8 +302,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against what can be said without looking inside: nothing passes for `open_for` after it opened, and no more probes
-        /// are on their way than are allowed.
+        /// Checks properties that are visible from outside: no permit within `open_for` after the
+        /// breaker opened, and no more probes in flight than allowed.
         #[test]
         fn it_keeps_its_promises(steps in proptest::collection::vec(step(), 1..300)) {
             let mut breaker = CircuitBreaker::new(SETTINGS);

@@ -1,19 +1,21 @@
-//! A retry budget: how much load retries may add, whatever fails.
+//! A retry budget, which bounds the load that retries add, however many requests fail.
 //!
-//! Retries heal what fails now and then. When everything fails they multiply the load on a server that is already
-//! down, and three layers that each try three times make it twenty-seven times the load. A budget ties them to what is
-//! asked anyway: each request pays a part of a retry in, each retry takes a whole one out, and what was paid in is forgotten
-//! after a while. A few retries a second are free, so that a client that asks seldom can retry at all.
+//! Retries help against occasional failures. If everything fails, they multiply the load on a
+//! server that is already overloaded: three layers that each try three times send twenty-seven
+//! times the requests. A budget ties retries to the number of requests. Each request deposits a
+//! fraction of a retry, each retry withdraws a whole one, and deposits expire. A few retries per
+//! second are free, so that a client with little traffic can retry at all.
 
 use tidegate_core::{Span, Timestamp};
 
 use crate::recent::{Counts, Recent};
 
-/// What a budget allows.
+/// A retry budget.
 ///
-/// The bound, for a budget of `percent`, `min_per_sec` and `ttl`: the retries of any window of ten slots, of `ttl / 10` each,
-/// that ends with a retry are at most `percent / 100 * requests + min_per_sec * ttl`, requests counted in the same window. Over
-/// a stretch of `T` that is at most `percent / 100 * requests + min_per_sec * ttl * (T / (0.9 * ttl) + 1)`.
+/// Its bound with `percent`, `min_per_sec` and `ttl`: take any window of ten slots of `ttl / 10`
+/// each that ends with a retry. The retries in it are at most `percent / 100 * requests +
+/// min_per_sec * ttl`, with the requests of the same window. Over a time `T` that is at most
+/// `percent / 100 * requests + min_per_sec * ttl * (T / (0.9 * ttl) + 1)`.
 ///
 /// # Examples
 ///
@@ -30,13 +32,14 @@ use crate::recent::{Counts, Recent};
 #[derive(Clone, Debug)]
 pub struct RetryBudget {
     percent: u64,
-    /// Retries that are free in a window.
+    /// Free retries per window.
     reserve: u64,
-    /// Requests and retries.
+    /// Counts of requests and of retries.
     recent: Recent,
 }
 
-/// Windows of 10 s, 10 retries a second free, and 20 % of the requests: what tower and Finagle take too.
+/// A window of 10 s, 10 free retries per second, and 20 % of the requests: the defaults of tower
+/// and Finagle.
 impl Default for RetryBudget {
     fn default() -> Self {
         Self::new(Span::from_secs(10), 10, 20)
@@ -44,11 +47,12 @@ impl Default for RetryBudget {
 }
 
 impl RetryBudget {
-    /// The longest that a deposit is remembered.
+    /// The longest time for which deposits are kept.
     pub const MAX_TTL: Span = Span::from_secs(60);
 
-    /// A budget that remembers for `ttl` (from 1 s to [`Self::MAX_TTL`]; else the nearer of them), with `min_per_sec` retries a
-    /// second free and `percent` of the requests on top. 0 and 0 is no retry ever.
+    /// Creates a budget whose deposits last for `ttl`, clamped to 1 s and [`Self::MAX_TTL`].
+    /// `min_per_sec` retries per second are free, and `percent` of the requests are added to them.
+    /// With 0 and 0 there are no retries.
     #[must_use]
     pub fn new(ttl: Span, min_per_sec: u32, percent: u32) -> Self {
         let ttl = ttl.clamp(Span::from_secs(1), Self::MAX_TTL);
@@ -59,7 +63,7 @@ impl RetryBudget {
         }
     }
 
-    /// A request is sent for the first time.
+    /// Records that a request is sent for the first time.
     pub fn deposit(&mut self, now: Timestamp) {
         self.recent.add(
             Counts {
@@ -70,7 +74,7 @@ impl RetryBudget {
         );
     }
 
-    /// Takes one retry out, if there is one.
+    /// Withdraws one retry, and returns false if the budget is exhausted.
     #[must_use]
     pub fn withdraw(&mut self, now: Timestamp) -> bool {
         let Counts {
@@ -101,7 +105,7 @@ mod tests {
     const TTL: Span = Span::from_secs(10);
 
     proptest! {
-        /// Whatever is asked, and whenever: retries stay within the documented bound.
+        /// For all sequences of requests, the retries stay within the documented bound.
         #[test]
         fn retries_stay_within_the_bound(
             percent in 0..200_u32,

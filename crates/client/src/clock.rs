@@ -1,12 +1,12 @@
-//! The one place of this crate that reads a clock.
+//! The only module of this crate that reads a clock.
 
 use std::time::UNIX_EPOCH;
 
 use tidegate_core::{Span, Timestamp};
 use tokio::time::{Duration, Instant};
 
-/// The time of a client: tokio's, so that a test's paused time is its time too, counted from the wall clock as it was when the
-/// clock was made. A step of the wall clock later on changes nothing.
+/// The clock of a client. It starts at the wall clock and advances with tokio's time, so that it
+/// can be paused in tests. Later changes of the wall clock do not affect it.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     began: Instant,
@@ -20,7 +20,7 @@ impl Default for Clock {
 }
 
 impl Clock {
-    /// From the system's wall clock.
+    /// Creates a clock that starts at the system's wall clock.
     #[must_use]
     #[expect(
         clippy::disallowed_methods,
@@ -31,7 +31,7 @@ impl Clock {
         Self::starting_at(Timestamp::default().after(span(since_epoch.unwrap_or_default())))
     }
 
-    /// It is `now` at this moment: for tests that stand at an instant of their own.
+    /// Creates a clock that shows `now` at this moment, for tests at a fixed time.
     #[must_use]
     pub fn starting_at(now: Timestamp) -> Self {
         Self {
@@ -40,19 +40,19 @@ impl Clock {
         }
     }
 
-    /// The present instant.
+    /// Returns the current instant.
     #[must_use]
     pub fn now(&self) -> Timestamp {
         self.at.after(span(self.began.elapsed()))
     }
 }
 
-/// How long a timer is to wait for `span`.
+/// Converts a span for a timer.
 pub(crate) fn duration(span: Span) -> Duration {
     Duration::from_micros(span.as_micros())
 }
 
-/// `duration` in whole microseconds; saturates.
+/// Converts a duration to whole microseconds; saturates.
 fn span(duration: Duration) -> Span {
     Span::from_micros(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX))
 }

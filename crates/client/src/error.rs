@@ -1,77 +1,80 @@
-//! Why a request got no answer.
+//! Errors of requests that have no response.
 
 use tidegate_core::Span;
 
 use crate::retry::GiveUp;
 
-/// Whatever went wrong below.
+/// Any error of an inner service.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why a request got no answer, and what to do about it.
+/// Why a request has no response, and what to do about it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Sending failed, and trying again is over. The source says what happened the last time.
+    /// All tries failed. The source is the error of the last one.
     #[error("no answer after {tries} {}: {gave_up}", if *.tries == 1 { "try" } else { "tries" })]
     Failed {
-        /// How often it was sent.
+        /// How often the request was sent.
         tries: u32,
-        /// Why no more often.
+        /// Why it was not sent again.
         gave_up: GiveUp,
-        /// What happened the last time.
+        /// The error of the last try.
         source: BoxError,
     },
-    /// The time for the whole call is over, while the server was being asked. It may have done what it was asked. Give the call
-    /// more time, or ask for less.
+    /// The deadline of the whole call has passed while a request was in flight. The server may have
+    /// processed it. Raise the deadline, or request less.
     #[error("no answer within the deadline of {deadline}")]
     DeadlineExceeded {
-        /// What the policy gives a call.
+        /// The deadline in the policy.
         deadline: Span,
     },
-    /// The circuit breaker is open: the server mostly failed of late. Nothing was sent. Do without, or try again later.
+    /// The circuit breaker is open, because most recent requests failed. Nothing was sent. Use a
+    /// fallback, or try again later.
     #[error("not sent: the circuit breaker is open for {retry_after}")]
     CircuitOpen {
-        /// When it will let a probe pass; zero where it waits for one.
+        /// When the breaker lets a probe pass; zero if it waits for the result of one.
         retry_after: Span,
     },
-    /// Adaptive throttling kept it back: the server refuses most of what it is sent. Nothing was sent. Do without, or ask for less.
+    /// Adaptive throttling rejected the request, because the server refuses most requests. Nothing
+    /// was sent. Use a fallback, or send less.
     #[error("not sent: the server refuses too much of what it is sent")]
     Overloaded,
-    /// As many requests wait for this host as may. Nothing was sent. Slow down, or let more wait.
+    /// The queue of this host is full. Nothing was sent. Send more slowly, or enlarge the queue.
     #[error("not sent: {most} requests wait for this host already")]
     QueueFull {
-        /// How many may wait.
+        /// The size of the queue.
         most: u32,
     },
-    /// It would wait for longer than it may. Nothing was sent. Try again later.
+    /// The wait would exceed the maximum. Nothing was sent. Try again later.
     #[error("not sent: the wait of at least {wait} is longer than the {most} that it may take")]
     WaitTooLong {
-        /// How long it would be, as far as is known.
+        /// A lower bound of the wait.
         wait: Span,
-        /// What it may be.
+        /// The maximum wait.
         most: Span,
     },
-    /// It costs more than the limits that the client keeps to could ever hold. Nothing was sent. Ask for less at once.
+    /// The cost exceeds what the client's own limits can ever admit. Nothing was sent. Split the
+    /// request.
     #[error("not sent: a cost of {cost} never fits the limits that are kept to")]
     NeverFits {
-        /// What it costs.
+        /// The cost of the request.
         cost: u64,
     },
-    /// Something below failed, which is no business of this piece.
+    /// An inner service failed.
     #[error(transparent)]
     Inner(BoxError),
 }
 
-/// An answer took longer than a [`TimeoutLayer`](crate::TimeoutLayer) gives it.
+/// A response took longer than a [`TimeoutLayer`](crate::TimeoutLayer) allows.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("no answer within {timeout}")]
 pub struct TryTimeout {
-    /// How long it may take.
+    /// The timeout.
     pub timeout: Span,
 }
 
 impl Error {
-    /// What a service below came back with: this crate's own errors as they are, others inside.
+    /// Converts an error of an inner service: unwraps an error of this crate, and wraps any other.
     pub(crate) fn of(error: BoxError) -> Self {
         match error.downcast::<Self>() {
             Ok(own) => *own,

@@ -1,4 +1,4 @@
-//! The head of an answer, of whatever client.
+//! Access to the head of a response, independent of the HTTP client.
 
 use http::{HeaderMap, Response, StatusCode};
 

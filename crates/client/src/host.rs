@@ -1,14 +1,14 @@
-//! Something for each host that is talked to: what one of them does must not be held against another.
+//! State per host, so that one host is not affected by the failures of another.
 
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// The most hosts that are told apart. The one that was not talked to for longest makes way for a new one, whatever was known of it.
+/// The most hosts with a state. A new host replaces the one that was least recently used.
 pub(crate) const MAX_HOSTS: usize = 1_024;
 
-/// One `T` a host, made when it is first talked to.
+/// One `T` per host, created when it is first used.
 pub(crate) struct PerHost<T> {
     make: Box<dyn Fn() -> T + Send + Sync>,
     known: Mutex<Known<T>>,
@@ -16,7 +16,7 @@ pub(crate) struct PerHost<T> {
 
 struct Known<T> {
     hosts: HashMap<Box<str>, (u64, Arc<T>)>,
-    /// Counts the uses, to tell what was used last.
+    /// Number of uses so far, to find the least recently used host.
     uses: u64,
 }
 
@@ -38,9 +38,9 @@ impl<T> PerHost<T> {
         }
     }
 
-    /// What belongs to `host`.
+    /// Returns the state of `host`.
     pub(crate) fn of(&self, host: &str) -> Arc<T> {
-        // What is behind the lock is whole at any moment.
+        // No panic leaves the map inconsistent, so a poisoned lock is safe to use.
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.uses += 1;
         let uses = known.uses;

@@ -1,23 +1,26 @@
-//! The other side of a limit: a client that comes back when it may, and not before.
+//! A client for services that limit their rate: it retries when the server allows it, and not
+//! before.
 //!
 //! ```text
-//! retry      Retry               sends again, when and as often as makes sense
-//! retry      RetryPolicy::next       whether, and when
-//! advice     Advice::of              headers -> when to come back, how much is left   every dialect of Retry-After and RateLimit
-//! backoff    Backoff::wait           how long to wait when the server does not say   exponential, with jitter
-//! budget     RetryBudget             how much load retries may add
-//! guard      Guard, Guarded      stands before a request and learns from its answer
-//! guard      QueueLayer              sends later what must not be sent now: in order, bounded, at the server's pace
-//! guard      ThrottleLayer           keeps to limits by itself, counted here or with others
-//! adaptive   AdaptiveThrottle        keeps back what the server would most likely refuse
-//! breaker    CircuitBreaker          sends nothing to a server that mostly fails, but for probes
+//! retry      Retry              retries requests
+//! retry      RetryPolicy::next  whether to retry, and when
+//! advice     Advice::of         when to retry and how much is left, from headers: every dialect of
+//!                               Retry-After and RateLimit
+//! backoff    Backoff::wait      how long to wait by default: exponential, with jitter
+//! budget     RetryBudget        bounds the load that retries add
+//! guard      Guard, Guarded     admits requests and learns from their responses
+//! guard      QueueLayer         delays requests: in order, bounded, at the server's pace
+//! guard      ThrottleLayer      enforces limits on the client, alone or shared with others
+//! adaptive   AdaptiveThrottle   rejects what the server would most likely refuse
+//! breaker    CircuitBreaker     sends nothing but probes to a server that mostly fails
 //! ```
 //!
-//! What decides does not act: time and chance are arguments, arithmetic is in integers. What acts is thin: layers for tower
-//! (hyper-util's client, tonic's channels), and with the feature `reqwest` middleware for reqwest. Both wait with tokio's timers, and
-//! [`Clock`] reads the time from them.
+//! The deciding types do no I/O: time and randomness are arguments, and arithmetic uses integers.
+//! Thin adapters apply them: tower layers (for hyper-util's client and tonic's channels), and with
+//! the feature `reqwest` a middleware for reqwest. Both wait with tokio's timers, from which
+//! [`Clock`] reads the time.
 
-/// The program in the documentation of this crate is compiled.
+/// Compiles the program in the documentation of this crate.
 #[cfg(all(doctest, feature = "reqwest"))]
 #[doc = include_str!("../../../docs/client.md")]
 mod documentation {}

@@ -1,7 +1,7 @@
-//! The pieces as middleware for reqwest: [`Retry`] and [`Guarded`] are `reqwest_middleware::Middleware`.
+//! Middleware for reqwest: [`Retry`] and [`Guarded`] implement `reqwest_middleware::Middleware`.
 //!
-//! reqwest has no hook of its own around whole requests, and `reqwest-middleware` is what its users have agreed on: it is kept up
-//! with reqwest's releases, and small.
+//! reqwest has no hook of its own around whole requests. `reqwest-middleware` is the common choice:
+//! it follows reqwest's releases, and is small.
 
 use std::error::Error as StdError;
 
@@ -57,7 +57,7 @@ impl<G: Guard> Middleware for Guarded<G> {
     }
 }
 
-/// One request on its way down the chain.
+/// A request on its way down the middleware chain.
 struct Sending<'a> {
     request: Option<Request>,
     replayable: bool,
@@ -70,7 +70,7 @@ impl Sender for Sending<'_> {
 
     async fn send(&mut self) -> std::result::Result<Response, BoxError> {
         let copy = self.request.as_ref().and_then(Request::try_clone);
-        // What cannot be copied is sent once, and not asked for again.
+        // A request that cannot be copied is sent once.
         let request = copy.or_else(|| self.request.take());
         let request = request.ok_or("a body that cannot be sent twice")?;
         let next = self.next.clone();
@@ -81,7 +81,8 @@ impl Sender for Sending<'_> {
         self.replayable
     }
 
-    /// Nobody but the application knows which hop of a chain of redirects it was that refused the connection.
+    /// By default no error counts: only the application knows which hop of a chain of redirects
+    /// refused the connection.
     fn never_sent(&self, error: &(dyn StdError + 'static), told: Option<NeverSent>) -> bool {
         told.is_some_and(|told| told(error))
     }
@@ -104,7 +105,8 @@ impl Answer for Response {
         let mut body = PeekedBody::new(body);
         let beginning = body.peek(refusal::MAX_BYTES).await;
         let mut whole = http::Response::new(Body::wrap(body));
-        // reqwest keeps the address of an answer where only it can.
+        // reqwest keeps the URL of a response in a private type, which only its own builder
+        // extension can set.
         if let Ok(located) = http::Response::builder().url(url).body(()) {
             *whole.extensions_mut() = located.into_parts().0.extensions;
         }
@@ -120,7 +122,7 @@ impl Answer for Response {
     }
 }
 
-/// This crate's errors as they are, reqwest's as they are, others as they come.
+/// Unwraps this crate's and reqwest's errors, so that they can be recognized.
 fn boxed(error: reqwest_middleware::Error) -> BoxError {
     match error {
         reqwest_middleware::Error::Reqwest(error) => error.into(),
@@ -131,7 +133,8 @@ fn boxed(error: reqwest_middleware::Error) -> BoxError {
     }
 }
 
-/// reqwest's errors come out as if nobody had stood between; ours as middleware's, to be had back by `downcast_ref`.
+/// Returns reqwest's errors unchanged, and this crate's as middleware errors, from which
+/// `downcast_ref` recovers them.
 fn surfaced(error: Error) -> reqwest_middleware::Error {
     match error {
         Error::Inner(source) => match source.downcast::<reqwest::Error>() {

@@ -1,41 +1,44 @@
-//! How fast a server wants to be asked, by what it says: not at all until then, or so many more until then.
+//! The pace that a server asks for: no requests until an instant, or a number of requests until an
+//! instant.
 
 use tidegate_core::{Span, Timestamp};
 
 use crate::{Standing, Wait};
 
-/// A pace that answers set.
+/// A pace, set by the server's responses.
 ///
 /// ```text
-///   nothing said ──▶ all go        said, until t ──▶ spaced, or none        t is over ──▶ one goes, and its answer says more
+///   no advice ──▶ unlimited
+///   advice until t ──▶ spaced, or closed
+///   t has passed ──▶ one probe, whose response brings new advice
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Pace {
     closed_until: Timestamp,
-    /// The spacing that the last standing comes to.
+    /// The spacing between requests that the last [`Standing`] results in.
     every: Span,
-    /// Until when what was said holds; the epoch where nothing was.
+    /// Until when the advice holds; the epoch if there is none.
     said_until: Timestamp,
-    /// Until when an answer is waited for that says how things stand now.
+    /// Until when requests wait for the response to the probe.
     probing_until: Timestamp,
     last: Timestamp,
 }
 
 impl Pace {
-    /// The longest that is believed: what a server says once should not shut it off for good.
+    /// The longest time that is honored, so that one response cannot stop all requests for good.
     pub(crate) const MAX_CLOSED: Span = Span::from_secs(86_400);
-    /// How long the others wait for the answer to the one that went first.
+    /// How long other requests wait for the response to the probe.
     pub(crate) const PROBE: Span = Span::from_secs(1);
 
-    /// When the next request may go, if nothing else is learnt.
+    /// Returns when the next request may be sent, if no response arrives before.
     pub(crate) fn next(&self, now: Timestamp) -> Timestamp {
-        // Nobody has to keep a spacing beyond the time that it was meant for.
+        // The spacing does not apply beyond the time that it was computed for.
         let spaced = self.last.after(self.every).min(self.said_until);
         let held = self.closed_until.max(self.probing_until);
         spaced.max(held).max(now)
     }
 
-    /// Lets a request go, or says how long it has to wait.
+    /// Admits a request, or returns how long it has to wait.
     pub(crate) fn take(&mut self, now: Timestamp) -> Result<(), Span> {
         let next = self.next(now);
         if next > now {
@@ -48,12 +51,13 @@ impl Pace {
         Ok(())
     }
 
-    /// How long the server wants to be left alone yet.
+    /// Returns how long the server still wants no requests.
     pub(crate) fn closed_for(&self, now: Timestamp) -> Span {
         self.closed_until.max(now).since(now)
     }
 
-    /// An answer has come, whatever it says: nobody waits for it any more.
+    /// Records that a response has arrived, with or without advice, so that no request waits for it
+    /// any longer.
     pub(crate) fn hear(&mut self, now: Timestamp) {
         self.probing_until = Timestamp::default();
         if self.said_until <= now {
@@ -61,7 +65,7 @@ impl Pace {
         }
     }
 
-    /// The server wants to be left alone.
+    /// Records that the server wants no requests for a time.
     pub(crate) fn close(&mut self, wait: Wait, now: Timestamp) {
         if let Wait::After(span) = wait {
             let until = now.after(span.min(Self::MAX_CLOSED));
@@ -70,7 +74,8 @@ impl Pace {
         }
     }
 
-    /// The server takes so many more until then: none closes it, some are spread over the time.
+    /// Records that the server accepts `remaining` requests until the reset. They are spread over
+    /// that time; zero closes the pace.
     pub(crate) fn spread(&mut self, standing: Standing, now: Timestamp) {
         let Standing {
             remaining,
@@ -136,7 +141,7 @@ mod tests {
     }
 
     proptest! {
-        /// After `r` more until `t` was said, no more than r go before t, however they come.
+        /// If `r` requests remain until `t`, at most `r` are sent before `t`, however they arrive.
         #[test]
         fn no_more_go_than_were_said_to_be_left(
             remaining in 0..50_u64,

@@ -1,8 +1,8 @@
-//! Two counts over the last while, in slots: a sliding window that costs the same however much is counted.
+//! Two counters over a sliding window of slots. The cost does not depend on the number of events.
 
 use tidegate_core::{Span, Timestamp};
 
-/// How many slots a window has. The window that is summed up is between nine and ten slots long.
+/// Number of slots per window. The window that is summed is between nine and ten slots long.
 pub(crate) const SLOTS: usize = 10;
 
 /// Two numbers that are counted together, such as requests and failures.
@@ -12,7 +12,7 @@ pub(crate) struct Counts {
     pub(crate) second: u64,
 }
 
-/// Counts of the last window.
+/// Counters over the latest window.
 #[derive(Clone, Debug)]
 pub(crate) struct Recent {
     slot: Span,
@@ -22,7 +22,7 @@ pub(crate) struct Recent {
 }
 
 impl Recent {
-    /// Nothing counted, over windows of `window`, at least a microsecond a slot.
+    /// Creates empty counters over `window`. A slot has at least one microsecond.
     pub(crate) fn over(window: Span) -> Self {
         let slots = u64::try_from(SLOTS).unwrap_or(u64::MAX);
         Self {
@@ -32,7 +32,7 @@ impl Recent {
         }
     }
 
-    /// Counts `counts` at `now`; an instant before the newest slot counts as in it.
+    /// Adds `counts` at `now`. An instant before the newest slot counts towards the newest slot.
     pub(crate) fn add(&mut self, counts: Counts, now: Timestamp) {
         self.turn(now);
         let slot = &mut self.slots[place(self.newest)];
@@ -40,7 +40,7 @@ impl Recent {
         slot.second = slot.second.saturating_add(counts.second);
     }
 
-    /// What was counted in the window that ends at `now`.
+    /// Returns the sums over the window that ends at `now`.
     pub(crate) fn sum(&mut self, now: Timestamp) -> Counts {
         self.turn(now);
         let mut sum = Counts::default();
@@ -51,7 +51,7 @@ impl Recent {
         sum
     }
 
-    /// Forgets everything.
+    /// Resets all counters.
     pub(crate) fn clear(&mut self) {
         self.slots = [Counts::default(); SLOTS];
     }
@@ -70,7 +70,7 @@ impl Recent {
     }
 }
 
-/// Where the slot with this number lies; always within the array.
+/// Returns the array index of the slot with this number.
 fn place(slot: u64) -> usize {
     usize::try_from(slot % u64::try_from(SLOTS).unwrap_or(u64::MAX)).unwrap_or(0)
 }

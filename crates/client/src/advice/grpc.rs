@@ -1,6 +1,6 @@
-//! What a gRPC server says when it refuses: a status, a push-back, and details.
+//! Retry advice of a gRPC server: a status, a pushback, and details.
 //!
-//! All of it is read from headers: a call that is refused before anything was answered has no other part
+//! Only headers are read. A call that is refused before any message was sent has no other part
 //! (`Trailers-Only`).
 
 use base64::{
@@ -20,16 +20,16 @@ const STATUS: &str = "grpc-status";
 const DETAILS: &str = "grpc-status-details-bin";
 const RETRY_INFO: &str = "google.rpc.RetryInfo";
 
-/// The longest details that are decoded.
+/// The most bytes of details that are decoded.
 const MAX_DETAILS_BYTES: usize = 16 * 1024;
 
-/// Servers may leave the padding away.
+/// Servers may omit the padding.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// `google.rpc.Status`, of which only the details are asked for.
+/// `google.rpc.Status`, reduced to the details.
 #[derive(Clone, PartialEq, Message)]
 struct Status {
     #[prost(message, repeated, tag = "3")]
@@ -43,12 +43,13 @@ struct RetryInfo {
     retry_delay: Option<Duration>,
 }
 
-/// The status of a call that was answered with nothing else; `None` for any other answer.
+/// Returns the gRPC status of a `Trailers-Only` response; `None` for any other response.
 pub(crate) fn status(headers: &HeaderMap) -> Option<u32> {
     headers.get(STATUS)?.to_str().ok()?.parse().ok()
 }
 
-/// The push-back, whose negative or unreadable value is never (gRFC A6), else the delay of the details.
+/// Returns the pushback, where a negative or malformed value means never (gRFC A6), or else the
+/// delay in the details.
 pub(super) fn wait(headers: &HeaderMap) -> Option<Wait> {
     if let Some(pushback) = headers.get(PUSHBACK) {
         let millis = pushback

@@ -1,16 +1,17 @@
-//! The `X-RateLimit-*` fields, which no two services mean alike.
+//! The `X-RateLimit-*` headers, whose meaning differs between services.
 
 use http::HeaderMap;
 use tidegate_core::{Span, Timestamp};
 
 use super::{Standing, field, seconds};
 
-/// A reset above this is an instant and no wait. A wait of 10^9 seconds is 31 years, and the instant of that number was in 2001.
+/// A reset above this is an instant, not a wait. As a wait it would be 31 years; as an instant it
+/// was in 2001.
 const EPOCH_SECS: u64 = 1_000_000_000;
-/// An instant above this is in milliseconds: as seconds it would be in the year 5138.
+/// An instant above this is in milliseconds. In seconds it would be in the year 5138.
 const EPOCH_MILLIS: u64 = 100_000_000_000;
 
-/// What is left, until when; `server_now` is what instants are measured from.
+/// Parses how many requests are left, and until when. Instants are measured from `server_now`.
 pub(super) fn standing(headers: &HeaderMap, server_now: Timestamp) -> Option<Standing> {
     let remaining = seconds(field(headers, "x-ratelimit-remaining")?.trim())?;
     let after = field(headers, "x-ratelimit-reset-after").and_then(|text| seconds(text.trim()));
@@ -22,13 +23,14 @@ pub(super) fn standing(headers: &HeaderMap, server_now: Timestamp) -> Option<Sta
         ),
     };
     (reset_after > Span::ZERO).then_some(Standing {
-        // Whole units: a part of one admits nobody.
+        // Only whole units: a fraction of one admits no request.
         remaining: remaining.as_micros() / 1_000_000,
         reset_after,
     })
 }
 
-/// Seconds from now, seconds since the epoch, or milliseconds since it, by their size.
+/// Parses seconds from now, seconds since the epoch, or milliseconds since the epoch, depending on
+/// the size of the number.
 fn reset(number: Span, server_now: Timestamp) -> Span {
     let secs = number.as_micros() / 1_000_000;
     if secs <= EPOCH_SECS {

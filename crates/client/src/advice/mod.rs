@@ -1,16 +1,16 @@
-//! What a server says of its limits: when to come back, and how much is left until when.
+//! What a server says about its limits: when to retry, and how many requests are left until when.
 //!
-//! Servers say it in a dozen ways, and on any status. All of them come to two values here: a [`Wait`], which answers the
-//! request that was sent, and a [`Standing`], which is about those to come. A field that is malformed is ignored, as
-//! the drafts ask; reading is bounded, and never panics.
+//! Servers use a dozen formats, with any status. All of them are reduced to two values: a [`Wait`]
+//! for the request that was sent, and a [`Standing`] for later ones. A malformed header is ignored,
+//! as the drafts require. Parsing is bounded, and never panics.
 //!
-//! | who says it | fields |
+//! | source | headers |
 //! | --- | --- |
 //! | HTTP | `Retry-After` in seconds or as a date, which is read against `Date`; `retry-after-ms` |
 //! | RateLimit drafts 00 to 06 | `RateLimit-Limit`, `-Remaining`, `-Reset` |
 //! | draft 07 | `RateLimit: limit=100, remaining=50, reset=5` |
-//! | drafts 08 to 11 | `RateLimit: "day";r=50;t=30`, `RateLimit-Policy`; `a` and `w` for what may be renamed so |
-//! | everybody else | `X-RateLimit-Remaining`, `-Reset` (seconds from now, or since the epoch), `-Reset-After` |
+//! | drafts 08 to 11 | `RateLimit: "day";r=50;t=30`, `RateLimit-Policy`; also `a`, `w` |
+//! | others | `X-RateLimit-Remaining`, `-Reset` (seconds, or an instant), `-Reset-After` |
 //! | gRPC | `grpc-retry-pushback-ms`; `RetryInfo` in `grpc-status-details-bin` |
 
 use http::{HeaderMap, StatusCode, header};
@@ -22,28 +22,29 @@ mod rate_limit;
 mod retry_after;
 mod structured;
 
-/// The most lines of one field that are read.
+/// The most lines of one header that are read.
 const MAX_LINES: usize = 16;
 
-/// When the server wants to see this request again.
+/// When the server wants this request again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Not before this long from now; never zero.
+    /// Not before this time has passed; never zero.
     After(Span),
-    /// Never: the server asks not to be tried again.
+    /// Never: the server asks for no retry.
     Never,
 }
 
-/// How a limit of the server stands, after this answer.
+/// The state of a limit of the server after this response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standing {
-    /// How many more requests it takes.
+    /// How many more requests it admits.
     pub remaining: u64,
-    /// Until it takes more than that; never zero.
+    /// When it admits more than that; never zero.
     pub reset_after: Span,
 }
 
-/// What an answer says of the server's limits. Nothing, where nothing was said or understood.
+/// What a response says about the server's limits. Empty if it says nothing, or nothing that can be
+/// parsed.
 ///
 /// # Examples
 ///
@@ -63,17 +64,17 @@ pub struct Standing {
 pub struct Advice {
     /// When to send this request again, if it was refused or failed.
     pub wait: Option<Wait>,
-    /// The limit that leaves least, if several are shown.
+    /// The tightest limit, if the response shows several.
     pub standing: Option<Standing>,
 }
 
 impl Advice {
-    /// Reads what an answer that arrived at `now` says. `now` is the client's wall clock, and only asked where the server
-    /// gives an instant and no `Date`.
+    /// Parses a response that arrived at `now`. `now` is the client's wall clock, and is used only
+    /// if the server sends an instant and no `Date`.
     #[must_use]
     pub fn of(status: StatusCode, headers: &HeaderMap, now: Timestamp) -> Self {
         let server_now = retry_after::date(headers).unwrap_or(now);
-        // A stored answer tells how things stood when it was stored.
+        // A cached response has the state of the time at which it was stored.
         let stored = field(headers, header::AGE.as_str())
             .is_some_and(|age| age.trim().parse::<u64>() != Ok(0));
         let standing = if stored {
@@ -91,7 +92,7 @@ impl Advice {
     }
 }
 
-/// Whether the answer says that the server did not take the request on: 429, 503, and what gRPC says in their place.
+/// Returns whether the server refused the request: 429, 503, and their gRPC equivalents.
 pub(crate) fn refuses(status: StatusCode, headers: &HeaderMap) -> bool {
     const RESOURCE_EXHAUSTED: u32 = 8;
     const UNAVAILABLE: u32 = 14;
@@ -106,7 +107,7 @@ pub(crate) fn refuses(status: StatusCode, headers: &HeaderMap) -> bool {
 
 pub(crate) use grpc::status as grpc_status;
 
-/// The lines of a field, joined as a list; `None` if it is absent, too long, or no text.
+/// Returns the lines of a header, joined as a list; `None` if it is absent, too long, or not text.
 fn field(headers: &HeaderMap, name: &str) -> Option<String> {
     let mut joined = String::new();
     for (number, line) in headers.get_all(name).iter().enumerate() {
@@ -122,7 +123,7 @@ fn field(headers: &HeaderMap, name: &str) -> Option<String> {
     (!joined.is_empty()).then_some(joined)
 }
 
-/// Seconds with at most so many decimals as there are, rounded up to microseconds: `5`, `0.25`.
+/// Parses seconds with at most 18 decimals, rounded up to microseconds, such as `5` or `0.25`.
 fn seconds(text: &str) -> Option<Span> {
     let (whole, part) = text.split_once('.').unwrap_or((text, "0"));
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -133,7 +134,7 @@ fn seconds(text: &str) -> Option<Span> {
     let scale = 10_u64.pow(u32::try_from(part.len()).ok()?);
     let part = u128::from(part.parse::<u64>().ok()?) * 1_000_000;
     let part = u64::try_from(part.div_ceil(u128::from(scale))).ok()?;
-    // What is too long for anybody is long all the same, and not nothing.
+    // Saturates: a wait that is too long to represent must not become none.
     Some(Span::from_micros(micros.saturating_add(part)))
 }
 

@@ -1,4 +1,4 @@
-//! The `RateLimit` fields of the IETF's drafts, all generations of them.
+//! The `RateLimit` headers of all IETF drafts.
 
 use http::HeaderMap;
 use tidegate_core::Span;
@@ -8,10 +8,10 @@ use super::{
     structured::{self, Bare, Member},
 };
 
-/// The longest window that is believed: a century. Beyond that a number is garbage, or no number of seconds.
+/// The longest reset that is accepted: a century. A larger number is invalid, or is not in seconds.
 const MAX_RESET_SECS: u64 = 100 * 366 * 86_400;
 
-/// The limit that leaves least.
+/// Returns the tightest limit.
 pub(super) fn standing(headers: &HeaderMap) -> Option<Standing> {
     match field(headers, "ratelimit") {
         Some(text) => match structured::list(&text) {
@@ -26,13 +26,14 @@ pub(super) fn standing(headers: &HeaderMap) -> Option<Standing> {
 fn of_list(members: &[Member], policies: &[Member]) -> Option<Standing> {
     let shown = members.iter().filter_map(|member| {
         let standing = item(member)?;
-        // What is left in bytes paces no requests; none left stops them.
+        // A number of remaining bytes cannot pace requests; if no bytes remain, it stops them.
         (standing.remaining == 0 || counts_requests(member, policies)).then_some(standing)
     });
     tightest(shown)
 }
 
-/// `r` and `t`, or `a` (available) and `w` (effective window) as the working group may rename them.
+/// Parses `r` and `t`, or `a` (available) and `w` (effective window), their possible new names in
+/// the working group.
 fn item(member: &Member) -> Option<Standing> {
     let (remaining, reset) = match member.count("r") {
         Some(remaining) => (remaining, member.count("t")),
@@ -66,13 +67,13 @@ fn of_dictionary(members: &[Member]) -> Option<Standing> {
     standing_of(named("remaining")?, named("reset")?)
 }
 
-/// Drafts 00 to 06: three fields.
+/// Drafts 00 to 06: three headers.
 fn of_triple(headers: &HeaderMap) -> Option<Standing> {
     let number = |name: &str| field(headers, name)?.trim().parse::<u64>().ok();
     standing_of(number("ratelimit-remaining")?, number("ratelimit-reset")?)
 }
 
-/// A standing, if there is a reset to come that can be meant.
+/// Returns a standing, if the reset is in the future and within [`MAX_RESET_SECS`].
 fn standing_of(remaining: u64, reset_secs: u64) -> Option<Standing> {
     (1..=MAX_RESET_SECS)
         .contains(&reset_secs)
@@ -82,7 +83,8 @@ fn standing_of(remaining: u64, reset_secs: u64) -> Option<Standing> {
         })
 }
 
-/// Of those that leave nothing the one that does so longest; else the one that leaves least for its time.
+/// Returns the tightest limit: among exhausted limits the one with the latest reset, else the one
+/// with the lowest remaining rate.
 fn tightest(shown: impl Iterator<Item = Standing>) -> Option<Standing> {
     shown.reduce(|one, other| if is_tighter(other, one) { other } else { one })
 }
@@ -92,7 +94,7 @@ fn is_tighter(one: Standing, other: Standing) -> bool {
         (0, 0) => one.reset_after > other.reset_after,
         (0, _) => true,
         (_, 0) => false,
-        // one.r / one.t < other.r / other.t
+        // Compares one.r / one.t < other.r / other.t without division.
         (r, s) => {
             u128::from(r) * u128::from(other.reset_after.as_micros())
                 < u128::from(s) * u128::from(one.reset_after.as_micros())

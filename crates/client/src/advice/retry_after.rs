@@ -9,13 +9,13 @@ use super::{Wait, field};
 
 const RETRY_AFTER_MS: &str = "retry-after-ms";
 
-/// What the server's clock showed when it answered.
+/// Returns the time of the server's clock when it responded.
 pub(super) fn date(headers: &HeaderMap) -> Option<Timestamp> {
     http_date(headers.get(header::DATE)?.to_str().ok()?)
 }
 
-/// How long to stay away. Both fields together are one wait if the seconds are the milliseconds rounded up, else the
-/// longer of them. Zero is as good as nothing.
+/// Returns how long to wait. If both headers are present, and the seconds are the milliseconds
+/// rounded up, the milliseconds are used; else the longer of the two. Zero counts as absent.
 pub(super) fn wait(headers: &HeaderMap, server_now: Timestamp) -> Option<Wait> {
     let whole = longest(headers, header::RETRY_AFTER.as_str(), |line| {
         delta(line).or_else(|| Some(http_date(line)?.since(server_now)))
@@ -32,7 +32,7 @@ pub(super) fn wait(headers: &HeaderMap, server_now: Timestamp) -> Option<Wait> {
     (span > Span::ZERO).then_some(Wait::After(span))
 }
 
-/// The field should come once; of several lines the longest counts.
+/// Returns the longest value of a header. It should occur once, but may occur several times.
 fn longest(headers: &HeaderMap, name: &str, read: impl Fn(&str) -> Option<Span>) -> Option<Span> {
     field(headers, name)?;
     let lines = headers.get_all(name).iter();
@@ -41,12 +41,12 @@ fn longest(headers: &HeaderMap, name: &str, read: impl Fn(&str) -> Option<Span>)
         .max()
 }
 
-/// Whole seconds, and such with decimals, which some servers send although they may not.
+/// Parses seconds. Some servers send decimals, although the RFC does not allow them.
 fn delta(text: &str) -> Option<Span> {
     super::seconds(text)
 }
 
-/// One of the three forms of RFC 9110, from 1970 on.
+/// Parses one of the three date formats of RFC 9110, from 1970 on.
 fn http_date(text: &str) -> Option<Timestamp> {
     let since_epoch = httpdate::parse_http_date(text)
         .ok()?

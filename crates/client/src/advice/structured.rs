@@ -1,22 +1,23 @@
-//! The part of RFC 9651 (structured fields) that RateLimit fields are written in: lists and dictionaries of items with
-//! parameters. Whatever does not parse to its end is no field at all, as the RFC has it.
+//! The subset of RFC 9651 (structured fields) that the RateLimit headers use: lists and
+//! dictionaries of items with parameters. As the RFC requires, a field that does not parse
+//! completely is ignored.
 
-/// The longest field that is read, over all its lines.
+/// The most bytes of a field, over all its lines.
 pub(super) const MAX_BYTES: usize = 8 * 1024;
 /// The most members of a list or dictionary.
 const MAX_MEMBERS: usize = 64;
 /// The most parameters of one member.
 const MAX_PARAMETERS: usize = 32;
 
-/// A bare item: numbers as such, and of everything else only what it says.
+/// A bare item. Only numbers and text keep their value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Bare {
     Integer(i64),
-    /// Thousandths: a structured field has at most three digits after the point.
+    /// In thousandths: a structured field has at most three decimals.
     Decimal(i64),
     /// A string or a token.
     Text(String),
-    /// A byte sequence, a boolean, a date: nothing that is asked for here.
+    /// A byte sequence, a boolean or a date, which no caller needs.
     Other,
 }
 
@@ -29,7 +30,7 @@ pub(super) struct Member {
 }
 
 impl Member {
-    /// The parameter of that name; the last one counts.
+    /// Returns the parameter of this name. If it occurs several times, the last one counts.
     pub(super) fn parameter(&self, name: &str) -> Option<&Bare> {
         let named = |(key, value)| (key == name).then_some(value);
         self.parameters
@@ -38,14 +39,14 @@ impl Member {
             .find_map(|(k, v)| named((k.as_str(), v)))
     }
 
-    /// A parameter that is an integer of 0 or more.
+    /// Returns a parameter that is a non-negative integer.
     pub(super) fn count(&self, name: &str) -> Option<u64> {
         self.parameter(name).and_then(Bare::count)
     }
 }
 
 impl Bare {
-    /// An integer of 0 or more.
+    /// Returns a non-negative integer.
     pub(super) fn count(&self) -> Option<u64> {
         match self {
             Self::Integer(number) => u64::try_from(*number).ok(),
@@ -54,7 +55,7 @@ impl Bare {
     }
 }
 
-/// A list, if that is what `text` is; a member's key is empty.
+/// Parses `text` as a list, whose members have empty keys.
 pub(super) fn list(text: &str) -> Option<Vec<Member>> {
     members(text, |rest| {
         let value = rest.bare()?;
@@ -62,7 +63,7 @@ pub(super) fn list(text: &str) -> Option<Vec<Member>> {
     })
 }
 
-/// A dictionary, if that is what `text` is.
+/// Parses `text` as a dictionary.
 pub(super) fn dictionary(text: &str) -> Option<Vec<Member>> {
     members(text, |rest| {
         let key = rest.key()?;
@@ -98,7 +99,7 @@ fn members<'a>(
     None
 }
 
-/// What is still to be read.
+/// The bytes that are not parsed yet.
 struct Rest<'a>(&'a [u8]);
 
 impl Rest<'_> {
@@ -200,7 +201,7 @@ impl Rest<'_> {
         }
     }
 
-    /// At most 15 digits, or 12 before the point and 3 after it: always within an `i64`.
+    /// Parses at most 15 digits, or 12 before the point and 3 after it, which always fit an `i64`.
     fn number(&mut self) -> Option<Bare> {
         let sign = if self.skip(b'-') { -1 } else { 1 };
         let whole = self.take_while(|byte| byte.is_ascii_digit());

@@ -56,12 +56,12 @@ fn retry_after_in_its_forms() {
         (&[("retry-after", "soon")], None),
         (&[("retry-after", "7, 8")], None),
         (&[("retry-after", "99999999999999999999")], None),
-        // Without a Date, the client's clock counts.
+        // Without a `Date`, the client's clock is used.
         (
             &[("retry-after", "Tue, 14 Nov 2023 22:13:50 GMT")],
             Some(30_000),
         ),
-        // The server's clock is an hour ahead: its own Date says so.
+        // The server's clock is an hour ahead, as its own `Date` shows.
         (
             &[
                 ("date", "Tue, 14 Nov 2023 23:13:20 GMT"),
@@ -120,7 +120,7 @@ fn every_generation_of_rate_limit() {
             Some((0, 60_000)),
         ),
         (&[("ratelimit", "day;a=5;w=60;c=1")], Some((5, 60_000))),
-        // Bytes pace nothing, unless there are none left.
+        // Remaining bytes are ignored, unless none are left.
         (
             &[
                 (
@@ -233,7 +233,7 @@ fn grpc_says_it_otherwise() {
     assert!(!refuses(StatusCode::OK, &headers(&[("grpc-status", "5")])));
 }
 
-/// `google.rpc.Status{details: [RetryInfo{retry_delay}]}`, written by hand as a server writes it.
+/// Encodes `google.rpc.Status{details: [RetryInfo{retry_delay}]}` by hand, as a server does.
 fn details(secs: u8, nanos: u32) -> String {
     let url = b"type.googleapis.com/google.rpc.RetryInfo";
     let mut delay = vec![0x08, secs, 0x10];
@@ -251,7 +251,7 @@ fn details(secs: u8, nanos: u32) -> String {
     base64::engine::general_purpose::STANDARD.encode(status)
 }
 
-/// What our server writes is what this crate reads.
+/// This crate parses the headers that Tidegate's server writes.
 #[test]
 fn our_own_headers_are_understood() {
     let minute = Limit::new(Algorithm::TokenBucket {
@@ -310,7 +310,7 @@ fn assert_understood(limits: &Limits, ratelimit: bool, legacy: Legacy) {
 }
 
 proptest! {
-    /// Whatever a server sends: nothing panics, and what is understood is no zero.
+    /// Arbitrary headers never cause a panic, and parsed times are never zero.
     #[test]
     fn anything_is_survived(
         status in 100..1000_u16,
@@ -345,7 +345,7 @@ proptest! {
         }
     }
 
-    /// A list that is written as the draft has it is read as it was meant.
+    /// A list in the format of the draft is parsed to one of its items, and to the tightest one.
     #[test]
     fn a_list_says_what_it_was_written_with(
         items in proptest::collection::vec((".{0,8}", 1..1_000_000_u64, 1..100_000_u64), 1..6),

@@ -1,4 +1,4 @@
-//! The body of an answer, whose beginning may have been looked at.
+//! A response body whose beginning may have been read already.
 
 use std::{
     collections::VecDeque,
@@ -11,9 +11,10 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame, SizeHint};
 
-/// The body of an answer, as if nobody had looked at it.
+/// A response body that still yields all of its frames, even if this crate has read its
+/// beginning.
 pub struct PeekedBody<B: Body> {
-    /// What was read already.
+    /// The frames that were already read.
     peeked: VecDeque<Result<Frame<Bytes>, B::Error>>,
     rest: Pin<Box<B>>,
 }
@@ -24,7 +25,7 @@ impl<B: Body> fmt::Debug for PeekedBody<B> {
     }
 }
 
-// What was read moves freely, and the rest is pinned where it lies.
+// The frames that were read are not pinned, and the rest of the body is pinned on the heap.
 impl<B: Body> Unpin for PeekedBody<B> {}
 
 impl<B: Body<Data = Bytes>> PeekedBody<B> {
@@ -35,7 +36,8 @@ impl<B: Body<Data = Bytes>> PeekedBody<B> {
         }
     }
 
-    /// The beginning: `most` bytes and what came with the last of them, or less if there is no more.
+    /// Reads the beginning of the body: frames with at least `most` bytes in total, or the whole
+    /// body if it is shorter.
     pub(crate) async fn peek(&mut self, most: usize) -> Bytes {
         let mut seen = BytesMut::new();
         while seen.len() < most {

@@ -1,6 +1,7 @@
-//! The body of a request, kept while it is sent, so that it can be sent again.
+//! A request body that is kept while it is sent, so that it can be sent again.
 //!
-//! Nothing waits for the whole of it: what streams streams the first time, and what was kept of it is sent again before the rest.
+//! It is never buffered as a whole before it is sent. On a retry, the frames kept so far are sent
+//! first, and then the rest.
 
 use std::{
     fmt,
@@ -15,22 +16,22 @@ use http_body::{Body, Frame, SizeHint};
 
 use crate::error::BoxError;
 
-/// The body of a request that may be sent more than once.
+/// A request body that may be sent more than once.
 pub struct ReplayBody<B> {
     shared: Arc<Mutex<Source<B>>>,
-    /// Which of those that share the source this is: only the last one may read from it.
+    /// The number of this copy among those that share the source. Only the latest may read from it.
     turn: u32,
-    /// How many of the kept frames were sent already.
+    /// How many of the kept frames this copy has sent.
     sent: usize,
 }
 
-/// Where the frames come from, and those that came already.
+/// The original body, and the frames that were read from it.
 struct Source<B> {
     rest: Pin<Box<B>>,
     ended: bool,
     turn: u32,
     kept: Vec<Kept>,
-    /// How many more bytes may be kept; `None` once there were too many, or the body failed.
+    /// How many more bytes may be kept; `None` once the limit was exceeded, or the body failed.
     room: Option<usize>,
 }
 
@@ -49,7 +50,7 @@ impl<B> fmt::Debug for ReplayBody<B> {
 }
 
 impl<B: Body<Data = Bytes>> ReplayBody<B> {
-    /// `body`, of which at most `most` bytes are kept.
+    /// Wraps `body`, of which at most `most` bytes are kept.
     pub(crate) fn new(body: B, most: usize) -> Self {
         let known = body.size_hint().lower();
         let fits = usize::try_from(known).is_ok_and(|known| known <= most);
@@ -67,12 +68,12 @@ impl<B: Body<Data = Bytes>> ReplayBody<B> {
         }
     }
 
-    /// Whether it can be sent from its beginning.
+    /// Returns whether the body can be sent again from its beginning.
     pub(crate) fn is_replayable(&self) -> bool {
         self.source().room.is_some()
     }
 
-    /// The same body from its beginning. Those that were handed out before fail from here on.
+    /// Returns a copy that starts at the beginning. Earlier copies fail from here on.
     pub(crate) fn again(&self) -> Self {
         let mut source = self.source();
         source.turn += 1;
@@ -84,13 +85,14 @@ impl<B: Body<Data = Bytes>> ReplayBody<B> {
     }
 
     fn source(&self) -> MutexGuard<'_, Source<B>> {
-        // A body that panicked while it was read is at its end, at the worst.
+        // If the body panicked while it was read, it has ended at worst, so a poisoned lock is safe
+        // to use.
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl<B> Source<B> {
-    /// Keeps `frame`, if there is room for it and all before it.
+    /// Keeps `frame`, if it fits together with all frames before it.
     fn keep(&mut self, frame: &Frame<Bytes>) {
         let length = frame.data_ref().map_or(0, Bytes::len);
         self.room = self.room.and_then(|room| room.checked_sub(length));
@@ -179,7 +181,7 @@ impl Kept {
     }
 }
 
-/// `hint` for a body that is so many bytes longer.
+/// Returns `hint` for a body that is longer by this number of bytes.
 pub(super) fn longer(hint: SizeHint, bytes: usize) -> SizeHint {
     let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
     let mut sum = SizeHint::new();

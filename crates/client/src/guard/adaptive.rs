@@ -5,8 +5,8 @@ use std::sync::{Mutex, PoisonError};
 use super::{AdaptiveLayer, Call, Guard};
 use crate::{AdaptiveThrottle, Advice, Clock, Error, Rng, host::PerHost, retry::Seen};
 
-/// Adaptive throttling for each host. A request is accepted if it was answered with anything but a refusal (429, 503, gRPC's
-/// `RESOURCE_EXHAUSTED` and `UNAVAILABLE`).
+/// Adaptive throttling per host. A request counts as accepted if the response is not a refusal
+/// (429, 503, gRPC's `RESOURCE_EXHAUSTED` and `UNAVAILABLE`).
 #[derive(Debug)]
 pub struct AdaptiveGuard {
     hosts: PerHost<Mutex<AdaptiveThrottle>>,
@@ -15,13 +15,13 @@ pub struct AdaptiveGuard {
 }
 
 impl AdaptiveLayer {
-    /// Throttles like this one.
+    /// Creates a layer with a copy of `throttle` per host.
     #[must_use]
     pub fn new(throttle: AdaptiveThrottle) -> Self {
         Self::on(throttle, Clock::system(), Rng::new())
     }
 
-    /// The same, with the time from `clock` and chance from `rng`.
+    /// Does the same with the time from `clock` and random numbers from `rng`.
     #[must_use]
     pub fn on(throttle: AdaptiveThrottle, clock: Clock, rng: Rng) -> Self {
         let guard = AdaptiveGuard {
@@ -38,7 +38,7 @@ impl Guard for AdaptiveGuard {
 
     async fn enter(&self, call: Call<'_>) -> Result<(), Error> {
         let throttle = self.hosts.of(call.host);
-        // What is behind the locks is whole at any moment.
+        // No panic leaves these values inconsistent, so a poisoned lock is safe to use.
         let mut rng = self.rng.lock().unwrap_or_else(PoisonError::into_inner);
         let mut throttle = throttle.lock().unwrap_or_else(PoisonError::into_inner);
         if throttle.admits(self.clock.now(), &mut rng) {

@@ -8,17 +8,18 @@ use crate::{
     retry::Seen,
 };
 
-/// A circuit breaker for each host.
+/// A circuit breaker per host.
 ///
-/// A failure is no answer, a status of 500 and above, or a gRPC status that blames the server. A refusal with 429 is none: a server that refuses
-/// is well.
+/// Failures are a missing response, a status of 500 or above, and a gRPC status that indicates a
+/// server error. A refusal with 429 is not a failure: a server that refuses requests works.
 #[derive(Debug)]
 pub struct BreakerGuard {
     hosts: PerHost<Mutex<CircuitBreaker>>,
     clock: Clock,
 }
 
-/// A request that the breaker let pass. Dropped, it says nothing about the server.
+/// A request that the breaker has admitted. If it is dropped, it counts as neither success nor
+/// failure.
 #[derive(Debug)]
 pub struct Trial {
     breaker: Arc<Mutex<CircuitBreaker>>,
@@ -27,13 +28,13 @@ pub struct Trial {
 }
 
 impl BreakerLayer {
-    /// Breakers with these settings.
+    /// Creates a layer with these settings.
     #[must_use]
     pub fn new(settings: BreakerSettings) -> Self {
         Self::on(settings, Clock::system())
     }
 
-    /// The same, with the time from `clock`.
+    /// Does the same with the time from `clock`.
     #[must_use]
     pub fn on(settings: BreakerSettings, clock: Clock) -> Self {
         let hosts = PerHost::new(move || Mutex::new(CircuitBreaker::new(settings)));
@@ -74,7 +75,7 @@ impl Drop for Trial {
     }
 }
 
-/// What is behind the lock is whole at any moment.
+/// Locks the breaker. No panic leaves it inconsistent, so a poisoned lock is safe to use.
 fn lock(breaker: &Mutex<CircuitBreaker>) -> std::sync::MutexGuard<'_, CircuitBreaker> {
     breaker.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! Where requests for one host wait for their turn: one after another, so many at most, and no longer than they may.
+//! A queue per host, in which requests wait in order, bounded in number and in time.
 
 use std::{
     future::Future,
@@ -13,13 +13,14 @@ use tokio::{
 
 use crate::{Clock, Error, clock::duration, pace::Pace};
 
-/// How many requests may wait for one host, and how long.
+/// Bounds of the queue of one host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneSettings {
-    /// How many may wait at the same time; 256. The next one fails with [`Error::QueueFull`].
+    /// The most requests that wait at the same time; 256. A further one fails with
+    /// [`Error::QueueFull`].
     pub max_waiting: u32,
-    /// How long one may wait; 60 s. One that would have to wait for longer fails with [`Error::WaitTooLong`], at once where that is
-    /// known.
+    /// The longest wait; 60 s. A request that would wait longer fails with [`Error::WaitTooLong`],
+    /// at once if the wait is known.
     pub max_wait: Span,
 }
 
@@ -32,15 +33,16 @@ impl Default for LaneSettings {
     }
 }
 
-/// The lane of one host.
+/// The queue of one host.
 #[derive(Debug)]
 pub(crate) struct Lane {
     settings: LaneSettings,
     places: Semaphore,
-    /// Whose turn it is; tokio's mutex lets in those who wait in their order, and who stops waiting leaves no gap.
+    /// Held by the first request in the queue. tokio's mutex is fair, and a request that is
+    /// cancelled leaves no gap.
     turn: tokio::sync::Mutex<()>,
     pace: Mutex<Pace>,
-    /// The pace has changed.
+    /// Notified when the pace has changed, or a concurrency slot may be free.
     changed: Notify,
 }
 
@@ -56,8 +58,8 @@ impl Lane {
         }
     }
 
-    /// Waits for the turn, and then for the pace and for `admitted`, as long as that may take. Whoever drops the future is gone from
-    /// the lane.
+    /// Waits for the request's turn, then for the pace and for `admitted`, within the longest wait.
+    /// If the future is dropped, the request leaves the queue.
     pub(crate) async fn pass<T>(
         &self,
         clock: &Clock,
@@ -84,35 +86,35 @@ impl Lane {
         })
     }
 
-    /// Changes the pace, and lets the first in line know.
+    /// Changes the pace, and wakes the first request in the queue.
     pub(crate) fn learn(&self, change: impl FnOnce(&mut Pace)) {
         self.with_pace(change);
         self.look_again();
     }
 
-    /// Lets the first in line know that he may look again.
+    /// Wakes the first request in the queue, so that it checks again.
     pub(crate) fn look_again(&self) {
         self.changed.notify_one();
     }
 
-    /// Waits until something was learnt.
+    /// Waits until the queue is notified of a change.
     pub(crate) fn changed(&self) -> impl Future<Output = ()> + '_ {
         self.changed.notified()
     }
 
-    /// Waits until the pace lets the next one go.
+    /// Waits until the pace admits the next request.
     async fn open(&self, clock: &Clock) {
         loop {
             let now = clock.now();
             let Err(wait) = self.with_pace(|pace| pace.take(now)) else {
                 return;
             };
-            // Either is a reason to look again.
+            // Whether the time has passed or the pace has changed, check again.
             let _ = timeout(duration(wait), self.changed()).await;
         }
     }
 
-    /// Waits while the server wants to be left alone, whoever was told so.
+    /// Waits while the server wants no requests, whichever response said so.
     pub(crate) async fn left_alone(&self, clock: &Clock) {
         loop {
             let now = clock.now();
@@ -125,7 +127,7 @@ impl Lane {
     }
 
     fn with_pace<T>(&self, use_it: impl FnOnce(&mut Pace) -> T) -> T {
-        // What is behind the lock is whole at any moment.
+        // No panic leaves the pace inconsistent, so a poisoned lock is safe to use.
         use_it(&mut self.pace.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

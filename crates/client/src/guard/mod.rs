@@ -1,4 +1,4 @@
-//! What stands before a request and learns from its answer: it lets it pass, makes it wait, or keeps it back.
+//! Guards, which admit, delay or reject requests, and learn from their responses.
 
 mod adaptive;
 mod breaker;
@@ -21,17 +21,18 @@ pub use queue::{Pacing, QueueGuard};
 pub use throttle::{Admission, ThrottleGuard, spaced};
 pub use timeout::TimeoutGuard;
 
-/// A circuit breaker for each host, as a layer. What it keeps back fails with [`Error::CircuitOpen`].
+/// A layer with a circuit breaker per host. Rejected requests fail with [`Error::CircuitOpen`].
 pub type BreakerLayer = Guarded<BreakerGuard>;
-/// Adaptive throttling for each host, as a layer. What it keeps back fails with [`Error::Overloaded`].
+/// A layer with adaptive throttling per host. Rejected requests fail with [`Error::Overloaded`].
 pub type AdaptiveLayer = Guarded<AdaptiveGuard>;
-/// A time that an answer may take, as a layer. What takes longer fails with [`TryTimeout`].
+/// A layer with a timeout until the response begins. Slower requests fail with [`TryTimeout`].
 pub type TimeoutLayer = Guarded<TimeoutGuard>;
-/// A queue for each host, as a layer, which sends later what must not be sent now.
+/// A layer with a queue per host, which delays requests that must not be sent yet.
 pub type QueueLayer = Guarded<QueueGuard>;
 
-/// Limits that a client keeps to by itself, as a layer. What is over them waits; it fails with [`Error::WaitTooLong`] or
-/// [`Error::QueueFull`] where it cannot, and with [`Error::NeverFits`] where there is no sense in it.
+/// A layer that enforces limits on the client. Requests over the limits wait. They fail with
+/// [`Error::WaitTooLong`] or [`Error::QueueFull`] if they cannot wait, and with
+/// [`Error::NeverFits`] if waiting would not help.
 ///
 /// # Examples
 ///
@@ -44,36 +45,36 @@ pub type QueueLayer = Guarded<QueueGuard>;
 /// ```
 pub type ThrottleLayer<S = MemoryStore> = Guarded<ThrottleGuard<S>>;
 
-/// A request, as far as a guard cares.
+/// The part of a request that a guard needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Call<'a> {
-    /// Whom it is for: host and port. Guards tell hosts apart.
+    /// The host and port of the server. Guards keep separate state per host.
     pub host: &'a str,
-    /// What it is worth; a [`Cost`] among the request's extensions, else one.
+    /// The cost of the request: a [`Cost`] among its extensions, or else one.
     pub cost: Cost,
 }
 
-/// Stands before requests and learns from their answers.
+/// Admits requests, and learns from their responses.
 ///
-/// Every request that was let in is either left, with what came of it, or its pass is dropped, because it was cancelled or kept back
-/// further on.
+/// For every admitted request either [`Self::leave`] is called, or its pass is dropped, because it
+/// was cancelled or rejected by an inner layer.
 pub trait Guard: Send + Sync + 'static {
-    /// What a request holds while it is on its way.
+    /// What a request holds while it is in flight.
     type Pass: Send + 'static;
 
-    /// Lets a request in, now or later.
+    /// Admits a request, now or after a wait.
     ///
     /// # Errors
     ///
-    /// Why it is kept back; then nothing is sent.
+    /// Why the request is rejected. Nothing is sent then.
     fn enter(&self, call: Call<'_>) -> impl Future<Output = Result<Self::Pass, Error>> + Send;
 
-    /// How long may pass from then until the answer begins, if there is a bound.
+    /// Returns the timeout from admission until the response begins, if there is one.
     fn longest(&self) -> Option<Span> {
         None
     }
 
-    /// Learns what came of it.
+    /// Learns the outcome of an admitted request.
     fn leave(
         &self,
         call: Call<'_>,
@@ -83,9 +84,10 @@ pub trait Guard: Send + Sync + 'static {
     ) -> impl Future<Output = ()> + Send;
 }
 
-/// A guard as a layer for tower, and with the feature `reqwest` as a middleware for reqwest. A clone is the same guard.
+/// A guard as a tower layer, and with the feature `reqwest` as a middleware for reqwest. Clones
+/// share the guard.
 ///
-/// Put it inside of [`Retry`](crate::Retry), so that every try passes it, or outside, so that only whole calls do.
+/// Inside of [`Retry`](crate::Retry) it applies to every try, outside of it to whole calls.
 #[derive(Debug)]
 pub struct Guarded<G> {
     pub(crate) guard: Arc<G>,
@@ -102,7 +104,7 @@ impl<G> Clone for Guarded<G> {
 }
 
 impl<G: Guard> Guarded<G> {
-    /// A layer of this guard, which has the time from `clock` too.
+    /// Creates a layer of this guard, which reads the time from `clock`.
     pub fn by(guard: G, clock: crate::Clock) -> Self {
         Self {
             guard: Arc::new(guard),
@@ -110,13 +112,13 @@ impl<G: Guard> Guarded<G> {
         }
     }
 
-    /// The guard.
+    /// Returns the guard.
     #[must_use]
     pub fn guard(&self) -> &G {
         &self.guard
     }
 
-    /// Sends something past the guard.
+    /// Sends a request through the guard.
     pub(crate) async fn pass<A: Head>(
         &self,
         call: Call<'_>,
@@ -141,7 +143,8 @@ impl<G: Guard> Guarded<G> {
         }
     }
 
-    /// What another piece of this crate kept back says nothing about the server.
+    /// Errors of other layers of this crate say nothing about the server, so the guard does not
+    /// learn from them.
     async fn failed(&self, call: Call<'_>, pass: G::Pass, error: BoxError) -> Error {
         let error = Error::of(error);
         if let Error::Inner(_) = error {

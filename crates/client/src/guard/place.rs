@@ -1,4 +1,5 @@
-//! A place among the requests in flight, or a turn in a queue, which is given back whatever becomes of the request.
+//! A concurrency slot, or a position in a queue, that is released when the request ends for any
+//! reason.
 
 use std::{fmt, sync::Arc};
 
@@ -16,18 +17,18 @@ pub(super) struct Charged<S> {
     pub(super) cost: Cost,
 }
 
-/// A place that a request holds, or a turn that it waits for. Dropping it gives it back: at once where the store has nothing to wait
-/// for, else in a task of its own.
+/// A concurrency slot that a request holds, or its position in a queue. Dropping it releases it: at
+/// once if the store can do that without waiting, or else in a task of its own.
 pub(super) struct Place<S: Store + 'static> {
     held: Option<(Charged<S>, S::Receipt)>,
-    /// What comes back: everything, as long as nothing is sent.
+    /// What is refunded: everything, as long as nothing was sent.
     settlement: Settlement,
     lane: Arc<Lane>,
     clock: Clock,
 }
 
 impl<S: Store + 'static> Place<S> {
-    /// What `receipt` is for. Whoever waits in the `lane` is told when it is given back.
+    /// Creates the guard of `receipt`. When it is released, the queue `lane` is notified.
     pub(super) fn new(
         charged: Charged<S>,
         receipt: S::Receipt,
@@ -42,7 +43,8 @@ impl<S: Store + 'static> Place<S> {
         }
     }
 
-    /// The request is sent: what was charged for it is spent, and only a place comes back. `None` if it holds none.
+    /// Records that the request is sent: its units are spent, and only a concurrency slot is still
+    /// to be released. Returns `None` if it holds none.
     pub(super) fn begun(mut self) -> Option<Self> {
         self.settlement = Settlement::default();
         self.held = self
@@ -72,7 +74,7 @@ impl<S: Store + 'static> Drop for Place<S> {
             lane.look_again();
             return;
         };
-        // Where there is no runtime any more nobody is left who could wait, and a lease ends by itself.
+        // Without a runtime no request can wait for the slot, and its lease expires by itself.
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(async move {
                 let charge = [charged.charge()];

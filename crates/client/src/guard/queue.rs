@@ -1,27 +1,30 @@
-//! A queue that sends later: in order, bounded, and at the pace that the server sets.
+//! A queue that delays requests: in order, bounded, and at the pace that the server sets.
 
 use super::{Call, Guard, LaneSettings, QueueLayer, lane::Lane};
 use crate::{Advice, Clock, Error, host::PerHost, retry::Seen};
 
-/// What a queue makes of a server that says how much is left.
+/// How a queue uses the remaining requests that a server reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pacing {
-    /// So many more until then are spread over that time, and nothing left is waited for. Servers speak in whole seconds: one
-    /// that allows ten in 100 ms says ten in 1 s, and is asked so. For such limits rather take a
-    /// self-throttle with the limit itself.
+    /// Spreads the remaining requests over the time until the reset, and waits for it if none
+    /// remain. Servers report whole seconds: a limit of ten per 100 ms is reported as ten per 1 s,
+    /// and is used at that rate. For such limits, a [`ThrottleLayer`](crate::ThrottleLayer) with
+    /// the limit itself is better.
     #[default]
     Spread,
-    /// Nothing left is waited for, and otherwise all is sent at once.
+    /// Waits for the reset if no requests remain, and otherwise sends everything at once.
     Burst,
-    /// Only refusals are waited for.
+    /// Waits only after refusals.
     Off,
 }
 
-/// A queue for each host: what must not be sent now waits for its turn, in the order in which it came.
+/// A queue per host. Requests that must not be sent yet wait in order of arrival.
 ///
-/// What must wait is what the server said: not before then (any status with `Retry-After` and its like), or so many more until
-/// then. When that time is over one goes first, and the others wait for its answer (for a second, if it does not come). It does not send again what was refused; put it inside of a [`Retry`](crate::Retry) for that, which then need not wait for
-/// itself alone.
+/// The server determines the wait: not before an instant (any status with `Retry-After` or an
+/// equivalent), or a number of requests until an instant. After that time one request is sent
+/// first, and the others wait for its response, at most one second. Refused requests are not sent
+/// again. Put the queue inside of a [`Retry`](crate::Retry) for that, so that retries wait in the
+/// same queue.
 #[derive(Debug)]
 pub struct QueueGuard {
     hosts: PerHost<Lane>,
@@ -30,13 +33,13 @@ pub struct QueueGuard {
 }
 
 impl QueueLayer {
-    /// Queues of this size, and this pace.
+    /// Creates a layer with queues of this size and this pacing.
     #[must_use]
     pub fn new(settings: LaneSettings, pacing: Pacing) -> Self {
         Self::on(settings, pacing, Clock::system())
     }
 
-    /// The same, with the time from `clock`.
+    /// Does the same with the time from `clock`.
     #[must_use]
     pub fn on(settings: LaneSettings, pacing: Pacing, clock: Clock) -> Self {
         let guard = QueueGuard {

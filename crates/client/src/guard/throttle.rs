@@ -1,4 +1,4 @@
-//! Self-throttling: Tidegate's limits, used against oneself.
+//! Client-side throttling: Tidegate's limits, applied to the client's own requests.
 
 use std::sync::Arc;
 
@@ -15,38 +15,41 @@ use super::{
 };
 use crate::{Advice, Clock, Error, Wait, clock::duration, host::PerHost, retry::Seen};
 
-/// How long a place in flight is waited for before it is asked for again: somebody elsewhere may have freed one.
+/// Polling interval while waiting for a concurrency slot, which another process may release.
 const LOOK_AGAIN: Span = Span::from_millis(100);
 
-/// Limits that a client keeps to by itself, for each host, in a store that several may share.
+/// Limits that a client applies to itself, per host, in a store that several clients may share.
 ///
-/// What is over the limit waits, in order. A refusal by the server nevertheless (429, or gRPC's `RESOURCE_EXHAUSTED`) closes the lane until
-/// the time that it names, and spends in the store what would have come back until then, so that whoever shares it slows down too.
+/// Requests over the limits wait, in order. If the server refuses a request nevertheless (429, or
+/// gRPC's `RESOURCE_EXHAUSTED`), the queue is closed until the time that the server names. The
+/// units that the limits would refill until then are spent in the store, so that other clients of
+/// the store slow down too.
 #[derive(Debug)]
 pub struct ThrottleGuard<S> {
     store: Arc<S>,
     name: String,
     limits: Arc<Limits>,
     leases: bool,
-    /// Whether there is something to give back: a place, or a turn in a queue.
+    /// Whether there is something to refund: a concurrency slot, or a position in a queue.
     reserves: bool,
     lanes: PerHost<Lane>,
     settings: LaneSettings,
     clock: Clock,
 }
 
-/// The limit of `rate`, such as `100/s`, that a client should keep to whatever the server's algorithm is: one request each
-/// hundredth of a second. In no window of a second there are more than a hundred.
+/// Returns a limit of `rate`, such as `100/s`, that evenly spaces requests: for this example one
+/// per hundredth of a second, and never more than a hundred in any window of one second. It suits
+/// servers with any algorithm.
 ///
 /// # Errors
 ///
-/// Refuses what is no rate.
+/// If `rate` is not a valid rate.
 pub fn spaced(rate: &str) -> Result<Limits, LimitError> {
     Limits::new(vec![Limit::shorthand(AlgorithmName::Gcra, rate)?])
 }
 
 impl ThrottleLayer<MemoryStore> {
-    /// Keeps to `limits`, counted in this process.
+    /// Applies `limits`, counted in this process.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         let store = Arc::new(MemoryStore::new(MemoryBounds::default()));
@@ -55,7 +58,7 @@ impl ThrottleLayer<MemoryStore> {
 }
 
 impl<S: Store + 'static> ThrottleLayer<S> {
-    /// Keeps to `limits` together with all who share `store`, under the same name.
+    /// Applies `limits` together with all clients that use the same `store` and `name`.
     #[must_use]
     pub fn on(
         store: Arc<S>,
@@ -85,10 +88,10 @@ impl<S: Store + 'static> ThrottleLayer<S> {
     }
 }
 
-/// How long an admitted request is held back, or when to ask again; and the receipt, where there is one.
+/// How long to delay an admitted request, or when to try again; and the receipt, if there is one.
 type Asked<R> = (Result<Span, Retry>, Option<R>);
 
-/// What an admitted request holds, if the limits are about requests in flight.
+/// The concurrency slot that an admitted request holds, if the limits are on requests in flight.
 #[derive(Debug)]
 pub struct Admission<S: Store + 'static>(Option<Place<S>>);
 
@@ -119,14 +122,14 @@ impl<S: Store + 'static> Guard for ThrottleGuard<S> {
 }
 
 impl<S: Store + 'static> ThrottleGuard<S> {
-    /// Asks until the limits admit the request, and it is its turn.
+    /// Waits until the limits admit the request and its delay is over.
     async fn admitted(&self, lane: &Arc<Lane>, call: Call<'_>) -> Result<Option<Place<S>>, Error> {
         let most = self.settings.max_wait;
         loop {
             let (answer, receipt) = self.asked(call).await?;
             let wait = match answer {
                 Ok(delay) => {
-                    // Dropped from here on, it leaves the queue.
+                    // If the future is dropped from here on, the request leaves the queue.
                     let place = receipt.map(|receipt| self.place(call, receipt, lane));
                     if delay > most {
                         return Err(Error::WaitTooLong { wait: delay, most });
@@ -148,17 +151,17 @@ impl<S: Store + 'static> ThrottleGuard<S> {
                 Err(Retry::After(wait)) => wait.max(Span::from_micros(1)),
             };
             if self.leases {
-                // Either is a reason to look again.
+                // Whether the time has passed or a slot may be free, try again.
                 let _ = timeout(duration(wait), lane.changed()).await;
             } else {
                 sleep(duration(wait)).await;
             }
-            // Somebody may have been refused meanwhile.
+            // Another request may have been refused in the meantime.
             lane.left_alone(&self.clock).await;
         }
     }
 
-    /// How long an admitted request is held back, or when to ask again.
+    /// Returns how long to delay an admitted request, or when to try again.
     async fn asked(&self, call: Call<'_>) -> Result<Asked<S::Receipt>, Error> {
         let key = self.key(call);
         let mut charges = vec![self.charge(&key, call.cost)?];
@@ -193,7 +196,7 @@ impl<S: Store + 'static> ThrottleGuard<S> {
         Place::new(charged, receipt, (Arc::clone(lane), self.clock))
     }
 
-    /// Spends what would come back within `wait`, as far as it is there.
+    /// Spends the units that the limits would refill within `wait`, as far as they are available.
     async fn spend(&self, call: Call<'_>, wait: Span) {
         let standing = self.decided(call, Cost::ONE, Effect::Look).await;
         let room = standing.iter().map(|outcome| outcome.remaining).min();
@@ -228,7 +231,7 @@ impl<S: Store + 'static> ThrottleGuard<S> {
     }
 }
 
-/// How many units of `limit` come back within `wait`, at most all of them.
+/// Returns how many units of `limit` are refilled within `wait`, at most its quota.
 fn earned(limit: &Limit, wait: Span) -> u64 {
     let (quota, window) = (limit.quota(), limit.window().as_micros().max(1));
     let earned = u128::from(quota) * u128::from(wait.as_micros()) / u128::from(window);

@@ -1,19 +1,19 @@
-//! How long an answer may take.
+//! A timeout for responses.
 
 use tidegate_core::Span;
 
 use super::{Call, Guard, TimeoutLayer};
 use crate::{Advice, Clock, Error, retry::Seen};
 
-/// Lets everything pass, and waits for its answer for so long.
+/// Admits every request, with a timeout until its response begins.
 ///
-/// It belongs innermost: what waits for its turn further out is not late yet, and what is late here is a failure to a
-/// breaker further out.
+/// It belongs innermost: time in an outer queue does not count, and an outer circuit breaker counts
+/// a timeout as a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimeoutGuard(Span);
 
 impl TimeoutLayer {
-    /// Waits for `longest` until an answer begins.
+    /// Creates a layer that waits for `longest` until a response begins.
     #[must_use]
     pub fn new(longest: Span) -> Self {
         Self::by(TimeoutGuard(longest), Clock::system())

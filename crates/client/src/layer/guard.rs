@@ -17,7 +17,8 @@ use crate::{
     guard::{Call, Guard, Guarded},
 };
 
-/// A service with a guard before it. It is always ready: whether the one below is, is asked once the guard lets the request pass.
+/// A service behind a guard. It is always ready; the inner service is polled for readiness once the
+/// guard has admitted the request.
 #[derive(Debug)]
 pub struct GuardedService<G, S> {
     guarded: Guarded<G>,

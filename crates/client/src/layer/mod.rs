@@ -1,4 +1,4 @@
-//! The pieces as tower layers.
+//! The tower layers.
 
 mod guard;
 mod retry;
@@ -8,12 +8,12 @@ use http::{Request, header::HOST};
 pub use guard::GuardedService;
 pub use retry::RetryService;
 
-/// Whom a request is for; empty if it does not say.
+/// Returns the host and port of a request; empty if it has none.
 pub(crate) fn host_of<B>(request: &Request<B>) -> String {
     let named = || request.headers().get(HOST)?.to_str().ok();
     let authority = request.uri().authority().map(http::uri::Authority::as_str);
     let host = authority.or_else(named).unwrap_or_default();
-    // Who asks is nobody's business, least of all that of a key in a store.
+    // User information does not belong into the key of a store.
     let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
     host.to_ascii_lowercase()
 }

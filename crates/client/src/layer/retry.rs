@@ -19,7 +19,8 @@ use crate::{
     retry::{Answer, Retried, Retry, Safety, Sender, refusal, run},
 };
 
-/// A service whose requests are [tried again](Retry). It is always ready: whether the one below is, is asked before each try.
+/// A service whose requests are [retried](Retry). It is always ready; the inner service is polled
+/// for readiness before each try.
 #[derive(Clone, Debug)]
 pub struct RetryService<S> {
     retry: Retry,
@@ -67,7 +68,7 @@ where
     }
 }
 
-/// One request on its way to a service.
+/// A request on its way to a service.
 struct Sending<S, B> {
     service: S,
     head: Parts,

@@ -1,4 +1,4 @@
-//! Trying again: whether, when, and how often.
+//! Retries: whether, when, and how often.
 
 mod policy;
 pub(crate) mod refusal;
@@ -13,12 +13,15 @@ pub use seen::{Kind, Safety, Seen};
 
 use crate::{Clock, Rng, budget::RetryBudget, host::PerHost};
 
-/// Tries requests again, as a [`RetryPolicy`] says: a layer for tower, and with the feature `reqwest` a middleware for reqwest.
+/// Retries requests under a [`RetryPolicy`]: a layer for tower, and with the feature `reqwest` a
+/// middleware for reqwest.
 ///
-/// It stops for what the policy says and within the budget of the host. An answer that is not tried again is handed on, whatever its
-/// status, with a [`Retried`] among its extensions if there is something to tell.
+/// The policy and the budget of the host limit the retries. A response that is not retried is
+/// returned, whatever its status. If it was retried, or would have been, it has a [`Retried`] among
+/// its extensions.
 ///
-/// For tower, requests have a [`ReplayBody`](crate::ReplayBody) below it, and answers a [`PeekedBody`](crate::PeekedBody) above it.
+/// With tower, the inner service receives requests with a [`ReplayBody`](crate::ReplayBody), and
+/// the caller receives responses with a [`PeekedBody`](crate::PeekedBody).
 ///
 /// # Examples
 ///
@@ -37,7 +40,8 @@ use crate::{Clock, Rng, budget::RetryBudget, host::PerHost};
 /// # Ok::<(), http::Error>(())
 /// ```
 ///
-/// With reqwest, whose bodies can be sent again if they are not streams, and which knows itself whether anything was sent:
+/// With reqwest, bodies can be sent again if they are not streams. The application must say which
+/// errors mean that nothing was sent: see [`Retry::never_sent_if`].
 ///
 /// ```
 /// # #[cfg(feature = "reqwest")] {
@@ -55,31 +59,32 @@ use crate::{Clock, Rng, budget::RetryBudget, host::PerHost};
 #[derive(Clone, Debug)]
 pub struct Retry(Arc<Shared>);
 
-/// Whether an error says that nothing was sent.
+/// Returns whether an error means that nothing was sent.
 pub(crate) type NeverSent = fn(&(dyn std::error::Error + 'static)) -> bool;
 
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) policy: RetryPolicy,
     pub(crate) clock: Clock,
-    /// What the application says of errors, if it does.
+    /// The application's own classification of errors, if it has set one.
     pub(crate) never_sent: Option<NeverSent>,
     budget: RetryBudget,
     budgets: PerHost<Mutex<RetryBudget>>,
     rng: Mutex<Rng>,
 }
 
-/// What [`Retry`] did for an answer that was not the first, or that it would have tried again; among the answer's extensions.
+/// What [`Retry`] did, in the extensions of a response that is not the first, or that would have
+/// been retried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retried {
     /// How often the request was sent.
     pub tries: u32,
-    /// Why it was not sent once more, if the answer called for that.
+    /// Why it was not sent again, if the response called for a retry.
     pub gave_up: Option<GiveUp>,
 }
 
 impl Retry {
-    /// Retries under `policy`, with [the default budget](RetryBudget::default) for each host.
+    /// Creates a layer with `policy`, and [the default budget](RetryBudget::default) for each host.
     #[must_use]
     pub fn new(policy: RetryPolicy) -> Self {
         let budget = RetryBudget::default();
@@ -93,7 +98,7 @@ impl Retry {
         }))
     }
 
-    /// Gives each host a budget like this one.
+    /// Gives each host a copy of this budget.
     #[must_use]
     pub fn with_budget(self, budget: RetryBudget) -> Self {
         self.changed(|shared| Shared {
@@ -103,12 +108,13 @@ impl Retry {
         })
     }
 
-    /// Tells which errors of the service below say that nothing was sent. By default that is a refused connection, anywhere in the
-    /// chain of sources; a client knows its own errors better, such as a name that was not found.
+    /// Sets which errors of the inner service mean that nothing was sent. By default that is a
+    /// refused connection, anywhere in the chain of sources. An application may know of more
+    /// errors, such as a failed name lookup.
     ///
-    /// Of a reqwest client it is none by default: it follows redirects by itself, and a connection that was refused may be that of
-    /// a second hop, when the first has done what it was asked. Where redirects are off, or each hop may be asked again,
-    /// `reqwest::Error::is_connect` tells.
+    /// With reqwest no error counts by default. It follows redirects by itself, so the refused
+    /// connection may be that of a second hop, after the first has processed the request. If
+    /// redirects are off, or every hop may be repeated, use `reqwest::Error::is_connect`.
     #[must_use]
     pub fn never_sent_if(self, never_sent: fn(&(dyn std::error::Error + 'static)) -> bool) -> Self {
         self.changed(|shared| Shared {
@@ -117,13 +123,13 @@ impl Retry {
         })
     }
 
-    /// Takes the time from `clock`.
+    /// Reads the time from `clock`.
     #[must_use]
     pub fn with_clock(self, clock: Clock) -> Self {
         self.changed(|shared| Shared { clock, ..shared })
     }
 
-    /// Takes chance from `rng`.
+    /// Takes random numbers from `rng`.
     #[must_use]
     pub fn with_rng(self, rng: Rng) -> Self {
         self.changed(|shared| Shared {
@@ -136,7 +142,7 @@ impl Retry {
         &self.0
     }
 
-    /// A retry of its own, changed: what is already in use stays as it is.
+    /// Applies a change to a copy of its own; clones that are in use keep their settings.
     fn changed(self, change: impl FnOnce(Shared) -> Shared) -> Self {
         let shared = Arc::try_unwrap(self.0).unwrap_or_else(|shared| Shared {
             policy: shared.policy,
@@ -150,7 +156,7 @@ impl Retry {
     }
 }
 
-/// A budget like this one for each host.
+/// Returns a map that gives each host a copy of this budget.
 fn budgets(budget: &RetryBudget) -> PerHost<Mutex<RetryBudget>> {
     let budget = budget.clone();
     PerHost::new(move || Mutex::new(budget.clone()))
@@ -158,7 +164,7 @@ fn budgets(budget: &RetryBudget) -> PerHost<Mutex<RetryBudget>> {
 
 impl Shared {
     pub(crate) fn rng(&self) -> std::sync::MutexGuard<'_, Rng> {
-        // What is behind the lock is whole at any moment.
+        // No panic leaves the generator inconsistent, so a poisoned lock is safe to use.
         self.rng.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

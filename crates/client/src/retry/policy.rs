@@ -1,4 +1,4 @@
-//! Whether to try again, and when: the decision, without I/O and without a clock.
+//! The decision whether to retry and when, without I/O and without a clock.
 
 use std::fmt;
 
@@ -12,81 +12,85 @@ use crate::{
     budget::RetryBudget,
 };
 
-/// Whether to try again, and when.
+/// Decides whether to retry, and when.
 ///
-/// The wait before a retry is [what the server asked for, and on top of it a backoff](Backoff::wait_after) with jitter: never sooner than
-/// told, and not together with everybody who was told the same.
+/// The wait before a retry is [what the server asked for, plus a backoff](Backoff::wait_after) with
+/// jitter. So a retry is never earlier than the server asked, and clients that were told the same
+/// time do not retry together.
 #[derive(Clone, Copy, Debug)]
 pub struct RetryPolicy {
-    /// What is waited when the server says nothing, and added when it does.
+    /// The wait if the server names none, and an addition to it if it does.
     pub backoff: Backoff,
-    /// How often a request is sent at most; 4. 1 is no retry.
+    /// The most times that a request is sent; 4. With 1 there are no retries.
     pub max_tries: u32,
-    /// The longest that the server may ask to be left alone for; 60 s. What asks for more is given up at once and its answer handed on.
+    /// The longest wait that a server may ask for; 60 s. If it asks for more, its response is
+    /// returned at once.
     pub max_wait: Span,
-    /// The time for the whole call, waits included; 2 min. A retry that could not begin in time is not waited for; what is
-    /// under way then is given up, a body that an answer has begun is not.
+    /// The deadline of the whole call, with its waits; 2 min. There is no wait for a retry that
+    /// could not start in time. A try that is in flight at the deadline is cancelled, but not a
+    /// response whose body has begun.
     pub deadline: Span,
-    /// What to do with requests that must not be carried out twice.
+    /// How to treat requests that are not idempotent.
     pub non_idempotent: NonIdempotent,
-    /// What the budget pays for.
+    /// Which retries the budget pays for.
     pub budget_for: BudgetFor,
-    /// How much of a request's body the tower layer keeps to be sent again; 64 KiB. A larger one is sent once. reqwest sends again
-    /// what it holds in memory anyway, and streams once.
+    /// How many bytes of a request body the tower layer keeps for retries; 64 KiB. A larger request
+    /// is sent once. reqwest repeats bodies that are in memory anyway, and sends streams once.
     pub max_replay_bytes: usize,
 }
 
-/// Which failures of a request that is not idempotent are followed by a retry.
+/// Which failures of a request that is not idempotent are retried.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NonIdempotent {
-    /// Those before anything was sent, and over gRPC those where the server refused.
+    /// Failures before anything was sent, and over gRPC refusals by the server.
     #[default]
     NeverSent,
-    /// Also those where the server refused and said when to come back: who says 429 or 503 with a time has done nothing yet. Take
-    /// it for servers of which that is known.
+    /// Also refusals with a time to retry: a server that responds 429 or 503 with a time has not
+    /// processed the request. Use it for servers that are known to behave so.
     Refused,
-    /// All of them. The request may be carried out more than once.
+    /// All failures. The request may be processed more than once.
     Always,
 }
 
-/// Which retries are taken from the budget.
+/// Which retries the budget pays for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BudgetFor {
-    /// All: the bound holds whatever the server answers.
+    /// All retries, so that the bound holds whatever the server responds.
     #[default]
     Everything,
-    /// All but those that follow a 429 (or `RESOURCE_EXHAUSTED`) with a time: the server has said when it will be glad of them.
+    /// All but those after a 429 (or `RESOURCE_EXHAUSTED`) with a time to retry, which the server
+    /// has scheduled itself.
     AllButScheduled,
 }
 
-/// A try that is over.
+/// A try that has ended.
 #[derive(Clone, Copy, Debug)]
 pub struct Attempt<'a> {
-    /// Which try it was, from 1.
+    /// The number of the try, from 1.
     pub number: u32,
     /// When the whole call began.
     pub began: Timestamp,
-    /// What happens if the request is carried out twice.
+    /// Whether the request may be processed twice.
     pub safety: Safety,
-    /// What came of it.
+    /// The outcome of the try.
     pub seen: Seen<'a>,
-    /// What the answer says of the server's limits.
+    /// What the response says about the server's limits.
     pub advice: Advice,
-    /// Whether it can be sent again at all: its body was kept.
+    /// Whether the request can be sent again, because its body was kept.
     pub replayable: bool,
 }
 
-/// What to do next.
+/// What to do after a try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Nothing: it is done.
+    /// Return the outcome: no retry is needed.
     Done,
-    /// Send it again after this long. The budget has paid for it.
+    /// Send the request again after this wait. The budget has paid for it.
     Retry {
         /// How long to wait.
         after: Span,
     },
-    /// Nothing, although it is not done.
+    /// Return the outcome, although a retry would be needed.
     GiveUp(GiveUp),
 }
 
@@ -94,22 +98,22 @@ pub enum Next {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GiveUp {
-    /// It may have been carried out, and must not be twice.
+    /// The server may have processed it, and it is not idempotent.
     NotIdempotent,
-    /// The server says that it will never pass.
+    /// The server says that a retry will never succeed.
     Permanent,
-    /// It was sent as often as the policy says.
+    /// The policy's number of tries is reached.
     Tries,
-    /// Its body was too long to be kept.
+    /// The body was too long to be kept.
     Body,
-    /// The server wants to be left alone for longer than the policy waits.
+    /// The server asks for a longer wait than the policy allows.
     MaxWait {
-        /// For so long.
+        /// The wait that the server asks for.
         asked: Span,
     },
-    /// The deadline comes first.
+    /// The deadline would pass before the retry.
     Deadline,
-    /// The retry budget is spent.
+    /// The retry budget is exhausted.
     Budget,
 }
 
@@ -128,7 +132,7 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// What to do after `attempt`. Takes from `budget` what a retry costs.
+    /// Decides what to do after `attempt`. Withdraws from `budget` if that is a retry.
     pub fn next(
         &self,
         attempt: &Attempt<'_>,
@@ -150,7 +154,7 @@ impl RetryPolicy {
         }
     }
 
-    /// What the server asks to be waited for, unless it may not be tried again at all.
+    /// Returns the wait that the server asks for, unless the request must not be retried.
     fn allowed(&self, attempt: &Attempt<'_>, kind: Kind) -> Result<Span, GiveUp> {
         let asked = match attempt.advice.wait {
             Some(Wait::Never) => return Err(GiveUp::Permanent),

@@ -1,13 +1,13 @@
-//! What the body of a refusal says: whether there is any sense in coming back.
+//! The body of a refusal, which may say that a retry is pointless.
 
 use bytes::Bytes;
 use http::{HeaderMap, header::CONTENT_TYPE};
 use serde_json::Value;
 
-/// The most of a body that is read to find out.
+/// The most bytes of a body that are read for that.
 pub(crate) const MAX_BYTES: usize = 16 * 1024;
 
-/// Whether the body can be asked: problem documents are JSON.
+/// Returns whether the body can be parsed: problem documents are JSON.
 pub(crate) fn may_say(headers: &HeaderMap) -> bool {
     let is_json = |value: &http::HeaderValue| {
         let media = value.as_bytes().split(|byte| *byte == b';').next();
@@ -16,8 +16,8 @@ pub(crate) fn may_say(headers: &HeaderMap) -> bool {
     headers.get(CONTENT_TYPE).is_some_and(is_json)
 }
 
-/// Whether the document says that the request will never pass: `"retry_after_ms": null`, as Tidegate's servers do, or
-/// `"retryable": false`.
+/// Returns whether the document says that the request will never succeed: `"retry_after_ms": null`,
+/// as Tidegate's servers send it, or `"retryable": false`.
 pub(crate) fn is_permanent(body: &Bytes) -> bool {
     let Ok(Value::Object(problem)) = serde_json::from_slice(body) else {
         return false;

@@ -1,4 +1,4 @@
-//! A whole call: tries and the waits between them, the same for every kind of client.
+//! A whole call, with its tries and the waits between them, independent of the HTTP client.
 
 use std::{
     error::Error as StdError,
@@ -21,25 +21,27 @@ use crate::{
     head::Head,
 };
 
-/// One request, as often as it is needed.
+/// A request that can be sent several times.
 pub(crate) trait Sender: Send {
     type Answer: Answer;
 
-    /// Sends it.
+    /// Sends the request.
     fn send(&mut self) -> impl Future<Output = Result<Self::Answer, BoxError>> + Send;
 
-    /// Whether it can be sent again.
+    /// Returns whether the request can be sent again.
     fn is_replayable(&self) -> bool;
 
-    /// Whether this error says that nothing was sent: as the application has `told`, or as far as the client itself knows.
+    /// Returns whether this error means that nothing was sent: by the application's function
+    /// `told`, or else by default.
     fn never_sent(&self, error: &(dyn StdError + 'static), told: Option<NeverSent>) -> bool {
         told.map_or_else(|| connection_refused(error), |told| told(error))
     }
 }
 
-/// An answer of whatever client.
+/// A response of any HTTP client.
 pub(crate) trait Answer: Head + Sized {
-    /// The beginning of the body, at least [`refusal::MAX_BYTES`] of it, and the answer as if nobody had looked.
+    /// Returns at least the first [`refusal::MAX_BYTES`] of the body, and the response with its
+    /// whole body.
     fn peeked(self) -> impl Future<Output = (Self, Bytes)> + Send;
 
     fn note(&mut self, retried: Retried);
@@ -72,12 +74,12 @@ struct Call<'a, S> {
     sender: S,
 }
 
-/// What came of a try.
+/// The outcome of a try.
 enum Tried<A> {
     Answer(A, Advice),
-    /// It failed; whether anything was sent is said beside.
+    /// It failed. The second value says whether anything was sent.
     Failed(BoxError, Seen<'static>),
-    /// It was kept back by a piece of this crate below, which has its reasons.
+    /// An inner layer of this crate rejected the request, and that decision stands.
     KeptBack(Error),
 }
 
@@ -154,13 +156,13 @@ impl<S: Sender> Call<'_, S> {
     }
 
     fn with_budget<T>(&self, use_it: impl FnOnce(&mut RetryBudget) -> T) -> T {
-        // What is behind the lock is whole at any moment.
+        // No panic leaves the budget inconsistent, so a poisoned lock is safe to use.
         use_it(&mut self.budget.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 impl<A: Answer> Tried<A> {
-    /// What the caller gets.
+    /// Returns the result of the call.
     fn ended(self, tries: u32, gave_up: Option<GiveUp>) -> Result<A, Error> {
         match (self, gave_up) {
             (Self::Answer(mut answer, _), gave_up) => {

@@ -1,4 +1,4 @@
-//! What came of a try, and what that says about trying again.
+//! The outcome of a try, and what it means for a retry.
 
 use std::{error::Error as StdError, io};
 
@@ -9,49 +9,50 @@ use crate::{
     advice::{Advice, Wait, grpc_status, refuses},
 };
 
-/// What came of a try.
+/// The outcome of a try.
 #[derive(Clone, Copy, Debug)]
 pub enum Seen<'a> {
-    /// The server answered.
+    /// The server responded.
     Answer {
-        /// The status.
+        /// The status of the response.
         status: StatusCode,
-        /// The headers, read already.
+        /// The headers of the response.
         headers: &'a HeaderMap,
     },
-    /// Nothing was sent: there was no connection.
+    /// Nothing was sent, because there was no connection.
     NeverSent,
-    /// Something was sent, and no answer came: nobody knows what the server did.
+    /// The request was sent, and no response arrived. It is unknown whether the server processed
+    /// it.
     NoAnswer,
 }
 
-/// What that means.
+/// The meaning of an outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// It is done: what it was asked, or what will come out the same again.
+    /// Final: a success, or an error that a retry would repeat.
     Done,
-    /// The server did not take the request on: 429, 503, whatever 4xx comes with a time to come back at, and gRPC's
-    /// `RESOURCE_EXHAUSTED` and `UNAVAILABLE`.
+    /// The server refused the request without processing it: 429, 503, any other 4xx with a time to
+    /// retry, and gRPC's `RESOURCE_EXHAUSTED` and `UNAVAILABLE`.
     Refused,
-    /// It failed, and may have been carried out: 408, 425, 500, 502, 504, or no answer.
+    /// The request failed, and may have been processed: 408, 425, 500, 502, 504, or no response.
     Failed,
     /// Nothing was sent.
     NeverSent,
 }
 
-/// What happens if a request is carried out twice.
+/// Whether a request may be processed twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Safety {
-    /// The same as once: the method says so, or there is an `Idempotency-Key`.
+    /// Yes: the method is idempotent, or there is an `Idempotency-Key`.
     Idempotent,
-    /// A call over gRPC, whose methods are unknown here: a refusal is trusted to have done nothing.
+    /// Unknown, as for every gRPC method. A refusal is trusted to mean that nothing was processed.
     Grpc,
-    /// Something else than once.
+    /// No.
     Once,
 }
 
 impl Seen<'_> {
-    /// What it means.
+    /// Classifies the outcome.
     #[must_use]
     pub fn kind(&self, advice: &Advice) -> Kind {
         let (status, headers) = match self {
@@ -74,7 +75,7 @@ impl Seen<'_> {
 }
 
 impl Seen<'_> {
-    /// Whether the server took the request on, whatever came of it.
+    /// Returns whether the server accepted the request, whatever its response.
     #[must_use]
     pub fn is_accepted(&self) -> bool {
         match self {
@@ -83,7 +84,7 @@ impl Seen<'_> {
         }
     }
 
-    /// What it says about the server.
+    /// Returns what the outcome says about the health of the server.
     #[must_use]
     pub fn health(&self) -> Health {
         /// `UNKNOWN`, `DEADLINE_EXCEEDED`, `INTERNAL`, `UNAVAILABLE` and `DATA_LOSS`.
@@ -104,7 +105,7 @@ impl Seen<'_> {
 }
 
 impl Safety {
-    /// What a request says of itself.
+    /// Classifies a request by its method and headers.
     #[must_use]
     pub fn of(method: &Method, headers: &HeaderMap) -> Self {
         let grpc = |value: &http::HeaderValue| value.as_bytes().starts_with(b"application/grpc");
@@ -118,9 +119,9 @@ impl Safety {
     }
 }
 
-/// Whether nobody listened. Only `connect` fails so.
+/// Returns whether the connection was refused. Only `connect` fails with that error.
 pub(super) fn connection_refused(error: &(dyn StdError + 'static)) -> bool {
-    /// A chain of sources that is longer goes round in a ring.
+    /// A longer chain of sources must be a cycle.
     const MAX_DEPTH: usize = 16;
     std::iter::successors(Some(error), |error| (*error).source())
         .take(MAX_DEPTH)
