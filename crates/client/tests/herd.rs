@@ -1,4 +1,5 @@
-//! The picture in the documents is what the example draws, and says what the documents say of it.
+//! The plot in the documentation is the output of the example, and shows what the documentation
+//! says about it.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 

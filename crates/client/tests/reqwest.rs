@@ -1,4 +1,4 @@
-//! The pieces as middleware of a real reqwest, against a real server on a real socket.
+//! The layers as middleware of reqwest, against a real server on a TCP socket.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -24,7 +24,8 @@ use tidegate_client::{
 };
 use tokio::net::TcpListener;
 
-/// Refuses so many requests, in these words, and then answers with what it was sent; and how often it was asked.
+/// Starts a server that responds to the first `refusals` requests with `refusal`, and to later ones
+/// with their own body. Also returns the number of requests so far.
 async fn server(refusals: usize, refusal: Response<Full<Bytes>>) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -126,7 +127,7 @@ async fn a_refusal_for_good_comes_out_whole() {
     assert_eq!(answer.text().await.unwrap(), body);
 }
 
-/// The request was carried out, and only what its answer points at is down.
+/// The server has processed the request, and only the target of its redirect is unreachable.
 #[tokio::test]
 async fn what_was_carried_out_is_not_sent_again_because_a_redirect_leads_nowhere() {
     let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -1,4 +1,4 @@
-//! Two clients, each with connections of its own to one real Redis, keep to one limit.
+//! Two clients, each with its own connections to one Redis, share one limit.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -34,7 +34,8 @@ async fn process(url: &str) -> ThrottleLayer<Fleet> {
     )
 }
 
-/// Thirty requests at fifty a second by both together take 29 fiftieths of a second. If each counted for itself, it would be 14.
+/// Thirty requests at fifty per second for both clients together take at least 29/50 s. With
+/// separate counts they would take 14/50 s.
 #[tokio::test]
 async fn two_processes_keep_to_one_limit() {
     let redis = support::RedisServer::start();

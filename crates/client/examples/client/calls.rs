@@ -1,4 +1,4 @@
-//! The calls. The service is Tidegate itself, asked under limits that come with the request.
+//! The calls. The service is Tidegate itself, which applies limits that are part of the request.
 
 use std::fmt::{self, Write as _};
 
@@ -6,17 +6,17 @@ use reqwest::{Client, StatusCode};
 use reqwest_middleware::{ClientBuilder, ClientWithMiddleware, Error};
 use tidegate_client::{NonIdempotent, Retried, Retry, RetryPolicy, ThrottleLayer, spaced};
 
-/// Makes them all, and says how it went.
+/// Makes all calls, and returns a summary.
 pub(crate) async fn all(server: &str) -> Result<String, Box<dyn std::error::Error>> {
     let plain = ClientBuilder::new(Client::new()).build();
 
-    // The service counts by key: the next run is somebody else.
+    // The service counts per key, so each run uses keys of its own.
     let run = std::process::id();
     let mut lines = String::new();
     let deaf = Tally::of(&plain, server, &format!("deaf-{run}"), ("1/min", 0), 5).await?;
     writeln!(lines, "As they come:   {deaf}")?;
 
-    // A check that was refused has not been counted, so that it may be sent again although it is a POST.
+    // A refused request has not been counted, so it may be sent again although it is a POST.
     let policy = RetryPolicy {
         non_idempotent: NonIdempotent::Refused,
         ..RetryPolicy::default()
@@ -27,7 +27,7 @@ pub(crate) async fn all(server: &str) -> Result<String, Box<dyn std::error::Erro
     let retried = Tally::of(&patient, server, &format!("patient-{run}"), ("1/2s", 0), 2).await?;
     writeln!(lines, "With retries:   {retried}")?;
 
-    // What is sent evenly may arrive less so, which the service's burst makes up for.
+    // Evenly sent requests may arrive less evenly, so the service allows a burst.
     let even = ClientBuilder::new(Client::new())
         .with(ThrottleLayer::new(spaced("4/s")?))
         .build();
@@ -36,7 +36,7 @@ pub(crate) async fn all(server: &str) -> Result<String, Box<dyn std::error::Erro
     Ok(lines)
 }
 
-/// How so many requests went.
+/// Counts of the outcomes.
 #[derive(Debug, Default)]
 struct Tally {
     passed: u32,

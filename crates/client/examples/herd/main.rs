@@ -1,4 +1,4 @@
-//! What jitter buys: a thousand clients that were all sent away at once, and how they come back. Prints an SVG.
+//! Shows the effect of jitter: a thousand clients are refused at once, and retry. Prints an SVG.
 //!
 //! ```sh
 //! cargo run -p tidegate-client --example herd > docs/herd.svg

@@ -1,4 +1,4 @@
-//! The runs as an SVG, a panel each.
+//! The runs as an SVG with one panel each.
 
 use std::fmt::{self, Write as _};
 
@@ -6,10 +6,11 @@ use tidegate_client::Jitter;
 
 use super::simulation::{BAR, CLIENTS, Herd, Listening};
 
-/// The time that is drawn, in seconds: the slowest run is just over.
+/// The plotted time, in seconds; slightly more than the slowest run takes.
 const SECONDS: u32 = 40;
 const BAR_WIDTH: u32 = 2;
-/// What is drawn in full height; a bar that is higher is cut off, and says how high it is.
+/// The number of requests of a bar of full height. A higher bar is cut off and labelled with its
+/// height.
 const MOST: u32 = 400;
 const HEIGHT: u32 = 120;
 
@@ -22,10 +23,10 @@ const REFUSED: &str = "#e07a3f";
 const INK: &str = "#2b2b2b";
 const FAINT: &str = "#8a8a8a";
 
-/// Draws them, those that listen beside those that do not.
+/// Draws the runs, those that honor `Retry-After` beside those that ignore it.
 pub(crate) fn svg(herds: &[Herd]) -> String {
     let mut text = String::new();
-    // Writing to a string does not fail.
+    // Writing to a string cannot fail.
     let _ = draw(&mut text, herds);
     text
 }
@@ -138,7 +139,7 @@ fn name(herd: &Herd) -> String {
     }
 }
 
-/// The first bar is the same everywhere: all of them at once.
+/// The first bar is skipped, because it is the same in all runs: all clients at once.
 fn summary(herd: &Herd) -> String {
     let back = herd
         .bars

@@ -1,7 +1,8 @@
-//! A thousand clients with one request each, all of them at the same moment, and a server that takes a hundred a second.
+//! A thousand clients that each send one request at the same time, to a server that admits a
+//! hundred per second.
 //!
-//! The clients decide by the crate's own [`RetryPolicy`], and the server by Tidegate's own limit. There is no clock and nothing but the seed
-//! to chance: the same comes out each time.
+//! The clients use this crate's [`RetryPolicy`], and the server Tidegate's own limit. There is no
+//! clock, and randomness comes only from a fixed seed, so every run has the same result.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
@@ -17,33 +18,33 @@ use tidegate_core::{
 use tidegate_http::HeaderWriter;
 
 pub(crate) const CLIENTS: u32 = 1_000;
-/// When all of them come.
+/// When all clients send their first request.
 const BEGIN: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
-/// How many requests are drawn as one bar.
+/// The time that one bar covers.
 pub(crate) const BAR: Span = Span::from_millis(200);
 
-/// What the clients do.
+/// How the clients treat `Retry-After`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Listening {
-    /// They wait for as long as they think best.
+    /// They ignore it, and only use their backoff.
     No,
-    /// They wait for as long as they are told, and then for as long as they think best.
+    /// They wait for that time, and then for their backoff.
     Yes,
 }
 
-/// One run: what was asked in each bar's time, and what came of it.
+/// One run: the requests in the time of each bar, and their outcomes.
 #[derive(Debug)]
 pub(crate) struct Herd {
     pub(crate) jitter: Jitter,
     pub(crate) listening: Listening,
-    /// Admitted and refused.
+    /// Admitted and refused requests.
     pub(crate) bars: Vec<(u32, u32)>,
     pub(crate) refused: u32,
-    /// When the last one was admitted.
+    /// When the last request was admitted.
     pub(crate) done: Span,
 }
 
-/// Every kind of jitter, with and without listening.
+/// Runs every kind of jitter, with and without `Retry-After`.
 pub(crate) fn all() -> Vec<Herd> {
     let kinds = [Jitter::None, Jitter::Equal, Jitter::Full];
     let with = |listening| kinds.map(|jitter| run(jitter, listening));
@@ -118,7 +119,7 @@ impl Clients {
         };
         Self {
             policy,
-            // Each has a single request: no budget of its own would stop it.
+            // Every client has a single request, so the budget must not limit its retries.
             budget: RetryBudget::new(Span::from_secs(10), u32::MAX, 0),
             rng: Rng::with_seed(2023),
         }
@@ -149,7 +150,7 @@ impl Clients {
     }
 }
 
-/// A server that takes a hundred requests a second, and a hundred at once.
+/// A server that admits a hundred requests per second, with a burst of a hundred.
 struct Server {
     store: MemoryStore,
     limits: Limits,

@@ -1,4 +1,4 @@
-//! The guards around hyper's client: who is let in, who waits, and who is kept back.
+//! The guards around hyper's client: which requests are admitted, delayed and rejected.
 
 use std::{sync::Mutex, time::Duration};
 
@@ -31,7 +31,7 @@ fn numbered(number: usize) -> Request<Full<Bytes>> {
     request
 }
 
-/// A server that notes the numbers of requests, and how it answers them.
+/// Returns a server that records the numbers of the requests, and responds with these headers.
 fn noting(headers: &'static [(&str, &str)]) -> (Server, std::sync::Arc<Mutex<Vec<usize>>>) {
     let seen = std::sync::Arc::new(Mutex::new(Vec::new()));
     let noted = std::sync::Arc::clone(&seen);
@@ -78,7 +78,7 @@ async fn who_stops_waiting_leaves_no_gap() {
         calls.push(tokio::spawn(client.clone().oneshot(numbered(number))));
         tokio::task::yield_now().await;
     }
-    // The first in line, one in the middle, and the last.
+    // The first in the queue, one in the middle, and the last.
     for cancelled in [0, 2, 5] {
         calls[cancelled].abort();
     }
@@ -115,7 +115,7 @@ async fn a_queue_is_bounded_in_number_and_in_time() {
         (passed.unwrap().status().as_u16(), begun.elapsed().as_secs()),
         (200, 8)
     );
-    // It was told to wait for another 8 s, which is longer than the last one may.
+    // The response asked for another 8 s, which exceeds the longest wait of the last request.
     let last = calls.join_next().await.unwrap().unwrap();
     assert!(matches!(last, Err(Error::WaitTooLong { .. })), "{last:?}");
     assert_eq!(begun.elapsed().as_secs(), 10);
@@ -178,7 +178,7 @@ async fn a_breaker_spares_a_server_that_fails_and_notices_that_it_is_well() {
     }
 }
 
-/// What takes too long is a failure to whoever stands further out.
+/// An inner timeout counts as a failure for an outer breaker.
 #[tokio::test(start_paused = true)]
 async fn a_breaker_opens_for_a_server_that_hangs() {
     let hanging = tower::service_fn(|_: Request<Full<Bytes>>| {
@@ -196,7 +196,7 @@ async fn a_breaker_opens_for_a_server_that_hangs() {
     assert!(matches!(error, Error::CircuitOpen { .. }), "{error:?}");
 }
 
-/// Many at once to a server that is well: nobody knows of the others yet.
+/// Many concurrent requests to a healthy server: none of them has an outcome yet.
 #[tokio::test(start_paused = true)]
 async fn what_is_on_its_way_or_was_given_up_is_not_held_against_a_server() {
     let slow = tower::service_fn(|_: Request<Full<Bytes>>| async {
@@ -208,7 +208,7 @@ async fn what_is_on_its_way_or_was_given_up_is_not_held_against_a_server() {
     let mut calls = JoinSet::new();
     for number in 0..200_u64 {
         let call = client.clone().oneshot(get());
-        // Three of four lose their patience.
+        // Three of four are cancelled before the response.
         let patience = Duration::from_millis(if number % 4 == 0 { 2_000 } else { 10 });
         calls.spawn(tokio::time::timeout(patience, call));
     }
@@ -218,7 +218,7 @@ async fn what_is_on_its_way_or_was_given_up_is_not_held_against_a_server() {
     assert!(client.oneshot(get()).await.is_ok());
 }
 
-/// A probe that is cancelled makes room for another.
+/// A cancelled probe makes room for another.
 #[tokio::test(start_paused = true)]
 async fn a_cancelled_probe_is_no_result() {
     let silent = std::sync::Arc::new(Mutex::new(false));

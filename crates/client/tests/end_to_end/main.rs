@@ -1,4 +1,5 @@
-//! The pieces around hyper's client, against hyper's server, over pipes in memory: everything but the wire is real, and time is paused.
+//! The layers around hyper's client, against hyper's server, over in-memory pipes. Only the network
+//! is replaced, and time is paused.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 

@@ -206,7 +206,7 @@ async fn a_refusal_for_good_is_handed_on_whole() {
     assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), body);
 }
 
-/// A server that never answers: a try ends in time, and so does the call.
+/// A server that never responds: every try times out, and the whole call reaches its deadline.
 #[tokio::test(start_paused = true)]
 async fn a_deadline_is_over_everything() {
     let silent = tower::service_fn(|_: Request<_>| {
@@ -241,7 +241,8 @@ async fn a_deadline_is_over_everything() {
     }
 }
 
-/// The bound that the documents give: of a server that fails everything, 1000 requests over 100 s are 20 % more, and the free ones.
+/// The documented bound: a server that fails every request gets 20 % more than 1,000 requests over
+/// 100 s, and the free retries.
 #[tokio::test(start_paused = true)]
 async fn a_failing_server_gets_no_more_than_the_budget() {
     for (min_per_sec, percent) in [(0, 20), (1, 20), (0, 100), (0, 0)] {
@@ -258,7 +259,7 @@ async fn a_failing_server_gets_no_more_than_the_budget() {
             assert_eq!(answer.unwrap().unwrap().status(), 500);
         }
         let extra = server.asked() - 1_000;
-        // 100 s and the last retries' backoffs: at most twelve windows of nine slots.
+        // 100 s and the backoffs of the last retries are at most twelve windows of nine slots.
         let most = 10 * percent as usize + 10 * min_per_sec as usize * 12;
         assert!(extra <= most, "{extra} retries over {most}");
         assert!(

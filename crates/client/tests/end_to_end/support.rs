@@ -1,4 +1,4 @@
-//! A server that can be reached without a network, and a client for it.
+//! A server that is reachable without a network, and a client for it.
 
 use std::{
     convert::Infallible,
@@ -27,18 +27,18 @@ use hyper_util::{
 use tidegate_client::{Clock, Timestamp};
 use tokio::io::DuplexStream;
 
-/// When every test begins: 2023-11-14T22:13:20Z.
+/// The start time of every test: 2023-11-14T22:13:20Z.
 pub(crate) const BEGIN: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
 
 pub(crate) type Reply = Response<Full<Bytes>>;
 type Handler = dyn Fn(Request<Bytes>, Timestamp) -> Reply + Send + Sync;
 
-/// A server in this process; a clone is the same one.
+/// A server in this process. Clones share its state.
 #[derive(Clone)]
 pub(crate) struct Server {
     handler: Arc<Handler>,
     clock: Clock,
-    /// When each request arrived.
+    /// Arrival times of the requests.
     pub(crate) arrivals: Arc<Mutex<Vec<Timestamp>>>,
     /// How many of the next connections are refused.
     pub(crate) refusals: Arc<Mutex<u32>>,
@@ -56,7 +56,8 @@ impl Server {
         }
     }
 
-    /// Answers request number n with the n-th of `replies`, and whatever comes later with the last.
+    /// Returns a server that responds to the n-th request with the n-th of `replies`, and to later
+    /// ones with the last.
     pub(crate) fn scripted(replies: Vec<Reply>) -> Self {
         let next = Mutex::new(0);
         Self::new(move |_, _| {
@@ -75,7 +76,7 @@ impl Server {
         self.arrivals.lock().unwrap().len()
     }
 
-    /// Milliseconds between the requests.
+    /// Returns the milliseconds between successive requests.
     pub(crate) fn gaps_ms(&self) -> Vec<u64> {
         let arrivals = self.arrivals.lock().unwrap();
         let gap = |pair: &[Timestamp]| pair[1].since(pair[0]).as_micros() / 1_000;
@@ -102,7 +103,7 @@ impl Server {
     }
 }
 
-/// A clock that shows [`BEGIN`] now.
+/// Returns a clock that shows [`BEGIN`] now.
 pub(crate) fn clock() -> Clock {
     Clock::starting_at(BEGIN)
 }
@@ -126,7 +127,7 @@ pub(crate) fn request(method: &str, body: &'static str) -> Request<Full<Bytes>> 
         .unwrap()
 }
 
-/// Connects to the server, whatever the address.
+/// Connects to the server for any address.
 impl tower::Service<Uri> for Server {
     type Response = Pipe;
     type Error = io::Error;

@@ -1,4 +1,5 @@
-//! Self-throttling, and what it comes to with a server that limits: nothing is lost, nothing is sent in vain, and it is done in time.
+//! Client-side throttling against a server with limits: no request is lost, none is sent in vain,
+//! and all are done in time.
 
 use std::sync::{Arc, Mutex};
 
@@ -29,7 +30,8 @@ fn limits(rate: &str, algorithm: AlgorithmName) -> Limits {
     Limits::new(vec![spec.build().unwrap()]).unwrap()
 }
 
-/// A server that limits everybody together, and says so in all its headers; and how many it has refused.
+/// Returns a server that applies one limit to all requests and reports it in its headers, and the
+/// number of its refusals.
 fn limiting(rate: &str, algorithm: AlgorithmName) -> (Server, Arc<Mutex<u64>>) {
     let (store, limits, refused) = (store(), limits(rate, algorithm), Arc::new(Mutex::new(0)));
     let count = Arc::clone(&refused);
@@ -48,7 +50,8 @@ fn limiting(rate: &str, algorithm: AlgorithmName) -> (Server, Arc<Mutex<u64>>) {
     (server, refused)
 }
 
-/// Sends `each` requests one after another from each of the clients; all must pass. How long it took, in milliseconds.
+/// Sends `each` requests in sequence from every client, and expects that all succeed. Returns the
+/// total time in milliseconds.
 async fn all_pass<S, B>(clients: Vec<S>, each: u32) -> u128
 where
     S: Service<Request<Full<Bytes>>, Response = Response<B>, Error = Error>
@@ -81,7 +84,8 @@ fn within(took: u128, ideal: u128) {
     );
 }
 
-/// Ten clients share a store, as ten processes would: nothing is refused, and a request leaves whenever one may.
+/// Ten clients share a store, as ten processes would: no request is refused, and each is sent as
+/// soon as the limit allows.
 #[tokio::test(start_paused = true)]
 async fn clients_that_share_a_store_are_never_refused() {
     for algorithm in [
@@ -124,10 +128,12 @@ fn retry(seed: u64) -> Retry {
         .with_rng(Rng::with_seed(seed))
 }
 
-/// One client, many requests at once, and no word of the limit but what the server says: the queue finds its pace.
+/// One client with many concurrent requests, which knows the limit only from the responses: the
+/// queue finds the server's pace.
 #[tokio::test(start_paused = true)]
 async fn a_queue_keeps_to_what_the_server_says() {
-    // 300 requests: in 15 windows, the last of which begins after 140 s; and 60 at once, then one a second.
+    // 300 requests. The first two limits need 15 windows, the last of which begins after 140 s. The
+    // third admits 60 at once, and then one per second.
     for (rate, algorithm, ideal, resets) in [
         ("20/10s", AlgorithmName::FixedWindow, 140_000, 15_u32),
         ("20/10s", AlgorithmName::SlidingWindowLog, 140_000, 15),
@@ -147,12 +153,13 @@ async fn a_queue_keeps_to_what_the_server_says() {
         let refused = *refused.lock().unwrap();
         assert_eq!(server.asked() as u64, 300 + refused, "nothing is lost");
         within(took, ideal);
-        // What was on its way when the limit was spent, once for each time that it was spent.
+        // At most the requests in flight when the limit was exhausted are refused, each time that
+        // it was.
         assert!(refused <= 20 * u64::from(resets), "{refused}");
     }
 }
 
-/// Fifty clients that know nothing of each other, and a limit of theirs together.
+/// Fifty clients that do not coordinate share one limit.
 #[tokio::test(start_paused = true)]
 async fn strangers_lose_nothing_and_are_done_in_time() {
     for algorithm in [AlgorithmName::TokenBucket, AlgorithmName::FixedWindow] {
@@ -162,14 +169,15 @@ async fn strangers_lose_nothing_and_are_done_in_time() {
         let took = all_pass((0..50).map(client).collect(), 20).await;
         let refused = *refused.lock().unwrap();
         assert_eq!(server.asked() as u64, 1_000 + refused, "nothing is lost");
-        // 50 at once, and then 50 a second.
+        // 50 at once, and then 50 per second.
         within(took, 19_000);
-        // A client is refused once, and then waits for as long as it was told: a second.
+        // A refused client waits for the time that it was told: one second.
         assert!(refused <= 50 * 20, "{refused}");
     }
 }
 
-/// The server allows less than the client thought: a refusal closes the lane of everybody who shares the store.
+/// The server allows less than the client assumed: a refusal closes the queue of this client, and
+/// slows down the others that share the store.
 #[tokio::test(start_paused = true)]
 async fn a_refusal_is_learnt_from() {
     let server = Server::scripted(vec![reply(429, &[("retry-after", "3")]), reply(200, &[])]);
@@ -210,7 +218,8 @@ async fn a_refusal_is_learnt_from() {
     );
 }
 
-/// Two are on their way: the first is refused while the second waits for its place under the limit, which is not enough then.
+/// Two requests: the first is refused while the second waits for the client's own limit. The second
+/// then waits for the server too.
 #[tokio::test(start_paused = true)]
 async fn a_refusal_holds_back_who_waits_already() {
     let server = Server::scripted(vec![reply(429, &[("retry-after", "3")]), reply(200, &[])]);
@@ -229,7 +238,8 @@ async fn a_refusal_holds_back_who_waits_already() {
     assert!((3_000..3_010).contains(&gaps[0]), "{gaps:?}");
 }
 
-/// At most so many in flight: the place is given back when the answer is there, and the next in line has it at once.
+/// A limit on requests in flight: a slot is released with the response, and the next request in the
+/// queue gets it at once.
 #[tokio::test(start_paused = true)]
 async fn how_many_are_in_flight_is_a_limit_too() {
     let in_flight = Arc::new(Mutex::new((0, 0)));
@@ -254,7 +264,7 @@ async fn how_many_are_in_flight_is_a_limit_too() {
     assert!((3_000..3_010).contains(&took), "{took}");
 }
 
-/// Whatever becomes of a request, its place is free when it is gone: it was cancelled, or kept back further in.
+/// A slot is released however its request ends: cancelled, or rejected by an inner layer.
 #[tokio::test(start_paused = true)]
 async fn a_place_is_given_back_by_whoever_goes_away() {
     let asked = Arc::new(Mutex::new(0));
@@ -294,7 +304,8 @@ async fn a_place_is_given_back_by_whoever_goes_away() {
     );
 }
 
-/// A queue is waited in for as long as a lane, and whoever goes away leaves it.
+/// The queue of a leaky bucket is subject to the longest wait of the layer, and cancelled requests
+/// leave it.
 #[tokio::test(start_paused = true)]
 async fn a_queue_is_waited_in_for_so_long_and_left_by_who_goes_away() {
     let server = Server::scripted(vec![reply(200, &[])]);
@@ -315,7 +326,7 @@ async fn a_queue_is_waited_in_for_so_long_and_left_by_who_goes_away() {
     let client = layer.layer(server.client::<Full<Bytes>>());
     let begun = Instant::now();
     client.clone().oneshot(get()).await.unwrap();
-    // Three who would have to wait for a second each have other things to do.
+    // Three requests that would have to wait for one more second each are cancelled.
     for _ in 0..3 {
         let patience = std::time::Duration::from_millis(1);
         let given_up = tokio::time::timeout(patience, client.clone().oneshot(get())).await;
