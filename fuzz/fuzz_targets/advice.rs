@@ -1,7 +1,7 @@
-//! Any headers as what a server says of its limits: read without a panic, twice alike, and what comes out keeps a client neither
-//! sleeping for longer than its policy nor awake for nothing.
+//! Arbitrary response headers as rate limit advice. Parsing never panics and is deterministic, and
+//! a retry policy never waits longer than its own bounds or less than it was asked to.
 //!
-//! The first line is the status, and each other one a header.
+//! The first line of the input is the status, and every other line is a header.
 
 #![no_main]
 

@@ -1,8 +1,10 @@
-//! Any octets as what an upstream answers the proxy on a connection that is kept: understood or refused, never a panic, and
-//! alike whether they come whole or cut, on this connection or on one that has said nothing before. What is understood is
-//! understood alike again when it is written out in one plain form.
+//! Arbitrary bytes as the responses of an upstream on a keep-alive connection. They are parsed or
+//! rejected, and never cause a panic. The result is the same whether they arrive whole or in
+//! pieces, and on this connection or on a new one. A response that is parsed is parsed to the same
+//! result after it is written in canonical form.
 //!
-//! Each frame is an answer; its sender says how it was asked for, and its seconds how long the pieces are in which it comes.
+//! Each frame is a response. Its sender selects the method of the request, and its seconds the size
+//! of the pieces.
 
 #![no_main]
 
@@ -23,7 +25,7 @@ const PROXY: &str = "
 proxy: {listen: '127.0.0.1:0', max_head: 8KiB, max_headers: 16, upstreams: [{name: app, urls: 'http://127.0.0.1:1'}]}
 ";
 
-/// Room for what is written out.
+/// Larger bounds, with room for the canonical form.
 const WIDE: &str = "
 proxy: {listen: '127.0.0.1:0', max_head: 64KiB, max_headers: 32, upstreams: [{name: app, urls: 'http://127.0.0.1:1'}]}
 ";
@@ -68,7 +70,7 @@ fn assert_alike(heard: &Heard, other: &Heard, when: &str) {
     assert_eq!(heard.problem, other.problem, "{when}");
 }
 
-/// Whether it is what can be passed on, and means the same there.
+/// Checks that the response may be forwarded, and that its canonical form has the same meaning.
 fn assert_sound(heard: &Heard, method: &Method, wide: &Proxy) {
     let Some(head) = &heard.head else {
         assert!(heard.problem.is_some(), "no answer, and no reason");
@@ -97,7 +99,7 @@ fn assert_sound(heard: &Heard, method: &Method, wide: &Proxy) {
     }
 }
 
-/// The answer with a body in one chunk, if it can have one.
+/// Writes the response in canonical form: with a body in one chunk, if it can have a body.
 fn plainly(heard: &Heard, has_body: bool) -> Vec<u8> {
     let head = heard.head.as_ref().expect("what is whole has a head");
     let mut octets = format!("HTTP/1.1 {}\r\n", head.status().as_u16()).into_bytes();
@@ -127,7 +129,7 @@ fn plainly(heard: &Heard, has_body: bool) -> Vec<u8> {
     octets
 }
 
-/// Without what says how long it is, and which HTTP it came in.
+/// Removes the content length and the HTTP version, in which equivalent responses may differ.
 fn plain(heard: &Heard) -> Heard {
     let head = heard.head.as_ref().map(|head| {
         let mut plain = http::Response::new(());

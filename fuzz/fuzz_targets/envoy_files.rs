@@ -1,7 +1,7 @@
-//! Any texts as configuration files of Envoy's rate limit service: rules under which requests can be decided, before
-//! and after they are read again, or mistakes that can be shown.
+//! Arbitrary texts as configuration files of Envoy's rate limit service: they are rejected with
+//! printable errors, or load into rules that can decide requests, also after a reload.
 //!
-//! The first byte says whether a domain may be in several files; a byte of 0 ends a file.
+//! The first byte says whether a domain may be in several files. A zero byte ends a file.
 
 #![no_main]
 
@@ -64,7 +64,7 @@ fn service() -> RateLimitService {
     RateLimitService::new(Arc::new(limiter), Settings::default())
 }
 
-/// Asks what the rules of the seeds are about; any answer will do.
+/// Decides requests that the rules of the seeds match. Any decision is accepted.
 fn ask(service: &RateLimitService) {
     let one = |key: &str, value: &str| (key.to_owned(), value.to_owned());
     let descriptor = |entries| Descriptor {

@@ -1,13 +1,14 @@
-//! Messages out of one input: `| seconds until it comes, 1 byte | who sends it, 1 byte | length, 2 bytes | message |`.
+//! Splits one input into messages: `| seconds since the last, 1 byte | sender, 1 byte | length, 2
+//! bytes | message |`.
 
-/// A message that comes so many seconds after the one before.
+/// A message, with the time since the previous one in seconds.
 pub struct Frame<'i> {
     pub seconds: u64,
     pub sender: usize,
     pub message: &'i [u8],
 }
 
-/// The messages; the last may be shorter than it says.
+/// Returns the messages; the last may be shorter than its length says.
 pub fn frames(mut input: &[u8]) -> impl Iterator<Item = Frame<'_>> {
     std::iter::from_fn(move || {
         let (&[seconds, sender, high, low], rest) = input.split_first_chunk()?;

@@ -1,5 +1,6 @@
-//! Any reports on four streams of quotas, under quotas that come and go: heard or refused, never a panic, and no stream, bucket or message stays
-//! behind when all have left.
+//! Arbitrary usage reports on four quota streams, while quotas are added and removed by reloads.
+//! They are accepted or rejected, and never cause a panic. When all streams are closed, none is
+//! left in the counts.
 
 #![no_main]
 
@@ -17,10 +18,10 @@ use frames::frames;
 const START: u64 = 1_700_000_040_000_000;
 const STREAMS: usize = 4;
 
-/// From this sender on it is no stream that speaks, but a reload: which quotas there are is in the last three bits.
+/// From this sender on, a frame is a reload: the last three bits select the quotas.
 const RELOADS: usize = 248;
 
-/// A rate, a budget, and one of a single request, of which three streams get none.
+/// A rate, a budget, and a quota of a single request, which three of the streams cannot get.
 const QUOTAS: &str = "
 quotas:
   - {name: rate, domain: d, bucket: {k: 'r*'}, limit: 100/s}
@@ -39,7 +40,7 @@ fuzz_target!(|input: &[u8]| {
     let mut streams: [Option<QuotaStream>; STREAMS] = Default::default();
     let mut now = Timestamp::from_micros(START);
     for frame in frames(input).take(64) {
-        // Up to a quarter of an hour, so that windows end.
+        // Up to 17 minutes per frame, so that windows end.
         now = now.after(Span::from_secs(frame.seconds * 4));
         clock.set(now);
         let place = &mut streams[frame.sender % STREAMS];

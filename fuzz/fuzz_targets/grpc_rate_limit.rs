@@ -1,7 +1,7 @@
-//! Any messages to `ShouldRateLimit`, one after another: an answer or a refusal that says why, never a panic, and the
-//! same again from a service in the same state.
+//! Arbitrary messages to `ShouldRateLimit`, in sequence. Each gets a response or an error with a
+//! reason, never a panic, and a service in the same state gives the same one.
 //!
-//! The first byte sets how the service answers, a bit a setting; the rest are frames.
+//! The first byte sets the settings of the service, one per bit. The rest are frames.
 
 #![no_main]
 
@@ -21,10 +21,10 @@ use tidegate_server::{
 
 use frames::frames;
 
-/// When the clock starts, in microseconds: the first second of a minute.
+/// The initial time, in microseconds: the first second of a minute.
 const START: u64 = 1_700_000_040_000_000;
 
-/// A rule of each kind, under which messages are decided.
+/// A rule of each kind.
 const SHOP: &str = "
 domain: shop
 descriptors:
@@ -37,7 +37,7 @@ descriptors:
   - {key: d, detailed_metric: true, descriptors: [{key: e, rate_limit: {unit: hour, requests_per_unit: 1}}]}
 ";
 
-/// The same, charged together.
+/// Two rules that are charged all or nothing.
 const TOGETHER: &str = "
 domain: together
 all_or_nothing: true

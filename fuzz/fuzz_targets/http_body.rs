@@ -1,7 +1,8 @@
-//! Any bytes as the body of a check, a peek or a throttle: a verdict or a problem document, never a panic, and the
-//! same answer again from a server in the same state, on a thread that has not read a body before.
+//! Arbitrary bytes as the body of a check, a peek or a throttle request. Each gets a verdict or a
+//! problem document, never a panic. A server in the same state gives the same response on a thread
+//! that has not parsed a body before.
 //!
-//! The first byte says what is asked: `c`, `p` or `t`.
+//! The first byte selects the endpoint: `c`, `p` or `t`.
 
 #![no_main]
 
@@ -17,7 +18,7 @@ use tidegate_server::{
     limiter::Limiter,
 };
 
-/// The rules that check and peek are asked under.
+/// The rules for check and peek.
 const RULES: &str = "
 rules:
   - {name: paths, when: {path: /api/**}, key: [customer], limits: [2/s, 20/min]}
@@ -37,7 +38,7 @@ fuzz_target!(|input: &[u8]| -> Corpus {
     };
     let (server, same) = (limiter(), limiter());
     let answer = transcript(&server, endpoint, body);
-    // This thread knows the forms of bodies that it has read.
+    // The parser caches the shapes of bodies per thread, so a new thread starts without any.
     let anew = thread::scope(|scope| {
         let reading = scope.spawn(|| transcript(&same, endpoint, body));
         reading
@@ -69,7 +70,7 @@ fn limiter() -> Arc<Limiter> {
     ))
 }
 
-/// A verdict agrees with its status, and a problem says what is wrong.
+/// Checks that a verdict agrees with its status, and that a problem has a detail.
 fn assert_sound(status: u16, body: &[u8]) {
     let document: Value = serde_json::from_slice(body).expect("every answer is JSON");
     match status {

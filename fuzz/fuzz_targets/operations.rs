@@ -1,4 +1,5 @@
-//! Any limits, any operations: the store answers what the naive twins answer, field by field.
+//! Arbitrary limits and operations: the store gives the same answers as the naive reference
+//! implementations, field by field.
 
 #![no_main]
 
@@ -35,7 +36,7 @@ struct Numbers {
     denials: Denials,
 }
 
-/// What becomes of a limit's count when it denies.
+/// How a limit counts denied requests.
 #[derive(Arbitrary, Debug)]
 enum Denials {
     Forgotten,
@@ -43,7 +44,7 @@ enum Denials {
     InFull,
 }
 
-/// Small numbers as often as large ones.
+/// Small and large numbers with equal probability.
 #[derive(Arbitrary, Debug)]
 enum Count {
     Small(u8),
@@ -54,7 +55,7 @@ enum Count {
 
 #[derive(Arbitrary, Debug)]
 enum Operation {
-    /// A bit for each rule that is charged.
+    /// The mask has one bit for each rule that is charged.
     Charge(Clock, u8, Count),
     Peek(Clock, u8, Count),
     Refund(Clock, u8, Count),
@@ -75,7 +76,7 @@ enum Clock {
     BeforeReset,
 }
 
-/// Traces stay this side of 2128, so that nothing they wait for lies beyond the end of time.
+/// Clocks stay below the year 2128, so that no wait ends after the last representable instant.
 const LATEST: u64 = 5_000_000_000_000_000;
 
 fuzz_target!(|input: Input| {
@@ -141,7 +142,7 @@ fn run(rules: &[Rule], input: &Input) {
     }
 }
 
-/// The rules that can be built of the numbers; refusing the others is no failure.
+/// Builds the rules from the numbers. Rules that are rejected are skipped.
 fn rules(input: &Input) -> Vec<Rule> {
     let built = input.rules.iter().take(3).enumerate();
     built
@@ -220,7 +221,7 @@ impl Numbers {
             },
             kind => Algorithm::SlidingWindowCounter {
                 limit: count,
-                // A whole multiple, as it has to be.
+                // A multiple of the number of buckets, as required.
                 window: Span::from_micros(window.as_micros().saturating_mul(self.buckets.into())),
                 counting: Counting::Buckets {
                     buckets,
@@ -230,7 +231,8 @@ impl Numbers {
         }
     }
 
-    /// One of a few: a day in a zone with a summer time, a week from Wednesday on, a month from its last day on.
+    /// One of three calendars: a day in a zone with daylight saving time, a week from Wednesday on,
+    /// a month from its last day on.
     fn calendar(&self) -> Calendar {
         let (unit, zone, day) = match self.buckets % 3 {
             0 => (CalendarUnit::Day, "Europe/Berlin", None),
@@ -262,7 +264,8 @@ impl Clock {
         let then = match self {
             Self::Stay => now,
             Self::Forward(micros) => now + u64::from(*micros),
-            // 64 operations stay within the ten seconds that a store takes for the lag of a thread.
+            // 64 operations then go back by less than ten seconds, the clock lag of a thread that
+            // the store tolerates.
             Self::Back(micros) => now.saturating_sub(u64::from(*micros % 150_000)),
             Self::ToRetry => now + retry.unwrap_or(1),
             Self::BeforeRetry => now + retry.unwrap_or(1).saturating_sub(1),

@@ -1,5 +1,5 @@
-//! Any bytes on a connection of the Redis protocol: an answer, never a panic, and the same answer again from
-//! a server in the same state.
+//! Arbitrary bytes on a connection of the Redis protocol. They get a reply, never a panic, and a
+//! server in the same state gives the same reply.
 
 #![no_main]
 

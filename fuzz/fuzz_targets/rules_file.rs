@@ -1,4 +1,4 @@
-//! Any text as a rules file: a configuration, or mistakes that can be shown.
+//! Arbitrary text as a rules file: it is a valid configuration, or has printable errors.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! Any bytes as a snapshot: refused or taken in, never a panic; and whatever was taken in can be decided
-//! upon, and saved again as something sound.
+//! Arbitrary bytes as a snapshot: they are rejected or restored, and never cause a panic. A
+//! restored store can decide requests, and saves a valid snapshot.
 
 #![no_main]
 
@@ -40,7 +40,7 @@ fuzz_target!(|bytes: &[u8]| {
     );
 });
 
-/// One of each kind of state; the seeds of the corpus were left by these.
+/// Returns one of each kind of state. The seeds of the corpus were saved with these limits.
 fn all_limits() -> Vec<Limits> {
     let limit = |text: &str, name| -> Limit {
         let rate = notation::rate(text).expect("a rate");
