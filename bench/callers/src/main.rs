@@ -1,12 +1,14 @@
-//! Callers that ask the store in Redis as fast as it answers, on one thread. METHOD.md says how.
+//! Load generator for the Redis store: callers on one thread that each send the next request after
+//! a reply. See METHOD.md.
 //!
 //! ```text
 //! callers URL LIMITS CALLERS MILLIS
 //! ```
 //!
-//! LIMITS are the limits of one rule, such as `gcra`, `gcra,gcra,gcra,gcra` or `gcra,interval,fixed,weighted`. Every decision is
-//! on one of 100,000 keys at random, none of which comes near its limit, and each must be admitted. Prints how many were
-//! decided, and in how many seconds.
+//! LIMITS are the limits of one rule, such as `gcra`, `gcra,gcra,gcra,gcra` or
+//! `gcra,interval,fixed,weighted`. Every decision is on one of 100,000 random keys. None of them
+//! comes near its limit, so each decision must admit. Prints the number of decisions and the time
+//! in seconds.
 
 use std::{
     cell::Cell,
@@ -25,7 +27,8 @@ use tidegate_redis::{Address, Redis, RedisStore, Settings, Topology};
 
 const KEYS: u64 = 100_000;
 
-/// What nobody spends in a benchmark, and what comes back of it meanwhile: next to nothing.
+/// A capacity that no benchmark exhausts. With a refill of 1,000 per day, next to nothing is
+/// refilled during a run.
 const ROOM: u64 = 1_000_000;
 const DAY: Span = Span::from_secs(86_400);
 
@@ -62,7 +65,7 @@ impl Load<'_> {
     async fn run(&self, url: &str) -> (u64, Duration) {
         let (address, _) = Address::parse(url).expect("a URL");
         let settings = Settings {
-            // A machine that looks away for a moment is no failure here.
+            // Long, so that a pause of the machine is not a failure.
             timeout: Duration::from_secs(5),
             ..Settings::new(Topology::Standalone(address))
         };
@@ -79,7 +82,7 @@ impl Load<'_> {
         (counts.into_iter().sum(), began.elapsed())
     }
 
-    /// One caller, which waits for each answer before it asks again.
+    /// Runs one caller, which waits for each reply before the next request.
     async fn call(&self, store: &RedisStore, caller: u64, is_over: &Cell<bool>) -> u64 {
         let (mut random, mut decided, mut outcomes) = (caller + 1, 0, Vec::new());
         while !is_over.get() {
@@ -105,7 +108,7 @@ fn next(state: &mut u64) -> u64 {
 fn limits(names: &str) -> Limits {
     let limits = names.split(',').enumerate();
     let limits = limits.map(|(number, name)| {
-        // Limits of one kind differ in their room.
+        // Each limit has a different capacity, so that no two are the same.
         let room = ROOM + u64::try_from(number).expect("a few limits");
         Limit::new(algorithm(name, room)).expect("a limit")
     });

@@ -1,9 +1,9 @@
-//! What Tidegate's gRPC door is measured beside: a tonic service that reads the same request and answers OK, and does
-//! nothing else. And a client that says how many requests of a key were admitted.
+//! Baseline for Tidegate's gRPC listener: a tonic service that parses the same request and responds
+//! OK without a decision. Also a client that prints how many requests of a key were admitted.
 //!
 //! ```text
 //! grpc echo PORT              serves on 127.0.0.1:PORT
-//! grpc ask PORT VALUE COUNT   asks for [generic_key=VALUE] COUNT times, and prints how many were OK
+//! grpc ask PORT VALUE COUNT   asks for [generic_key=VALUE] COUNT times, prints how many were OK
 //! grpc body FILE VALUE        writes the body of one such call
 //! ```
 
@@ -75,7 +75,7 @@ async fn ask(port: &str, value: &str, count: u32) -> Result<(), Box<dyn Error>> 
     Ok(())
 }
 
-/// What an Envoy asks for a route with two actions.
+/// Returns the request that Envoy sends for a route with two actions.
 fn request(value: &str) -> RateLimitRequest {
     let descriptor = |key: &str, value: &str| RateLimitDescriptor {
         entries: vec![Entry { key: key.to_owned(), value: value.to_owned() }],

@@ -1,5 +1,6 @@
-//! What Tidegate's HTTP door is measured beside: hyper with the door's own settings, one runtime a core, which reads what
-//! comes, answers what the door answered once, and decides nothing.
+//! Baseline for Tidegate's HTTP listener: hyper with the listener's own settings and one runtime
+//! per core. It reads every request, responds with a recorded response of the listener, and decides
+//! nothing.
 //!
 //! ```text
 //! hyper-alone PORT            serves on 127.0.0.1:PORT
@@ -73,7 +74,7 @@ async fn serve(mut dealt: UnboundedReceiver<TcpStream>) {
                 .header_read_timeout(None)
                 .half_close(true)
                 .writev(false);
-            // A client that leaves ends it with an error.
+            // A client that disconnects ends the connection with an error.
             let _ = settings.serve_connection(stream, service_fn(answer)).await;
             Ok::<_, std::io::Error>(())
         });
@@ -81,7 +82,7 @@ async fn serve(mut dealt: UnboundedReceiver<TcpStream>) {
 }
 
 async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
-    // A body that breaks off is answered as well: nobody is there to read it.
+    // An incomplete body gets a response too; its client has disconnected.
     drop(request.into_body().collect().await);
     let mut answer = Response::new(Full::new(Bytes::from_static(BODY.as_bytes())));
     let headers = answer.headers_mut();

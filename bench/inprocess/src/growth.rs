@@ -1,4 +1,5 @@
-//! What a decision costs as keys grow: a limiter with a sweep or a rehash in it has a cliff somewhere.
+//! Cost of a decision as the number of keys grows. A sweep or a rehash in a limiter shows as a
+//! peak.
 
 use std::time::{Duration, Instant};
 
@@ -8,13 +9,13 @@ use crate::{
     report::median,
 };
 
-/// How far the keys grow.
+/// The numbers of keys, and the number of rounds.
 pub struct Size {
     pub steps: &'static [usize],
     pub rounds: usize,
 }
 
-/// To four million.
+/// Up to four million keys.
 pub const FULL: Size = Size {
     steps: &[
         10_000, 30_000, 100_000, 172_000, 300_000, 1_000_000, 2_000_000, 4_000_000,
@@ -22,19 +23,19 @@ pub const FULL: Size = Size {
     rounds: 3,
 };
 
-/// A size that shows in a second that everything still works.
+/// A small run, which shows within a second that the benchmark works.
 pub const SMOKE: Size = Size {
     steps: &[1_000, 10_000],
     rounds: 2,
 };
 
-/// How often known keys are asked for at each step.
+/// Number of decisions on known keys in each step.
 const ASKED: usize = 500_000;
 
-/// More than any key is ever asked for.
+/// More than any key is asked for.
 const ROOM: u32 = 1_000;
 
-/// What one step of one round took.
+/// The measurements of one step in one round.
 #[derive(Clone, Copy)]
 struct Step {
     known: f64,
@@ -42,7 +43,7 @@ struct Step {
     worst: Duration,
 }
 
-/// Measures and prints the table.
+/// Measures, and prints the table.
 pub fn run(size: &Size) {
     let keys = keys::keys(*size.steps.last().expect("there is a step"));
     println!(
@@ -64,7 +65,8 @@ pub fn run(size: &Size) {
     }
 }
 
-/// The worst is the least of the rounds' worst: what the machine does comes once, a cliff comes every time.
+/// Prints the lowest of the rounds' worst times: a disturbance of the machine occurs in one round,
+/// a peak of the limiter in every one.
 fn print(name: &str, size: &Size, rounds: &[Vec<Step>]) {
     for (index, keys) in size.steps.iter().enumerate() {
         let steps: Vec<Step> = rounds.iter().map(|round| round[index]).collect();
@@ -115,7 +117,8 @@ fn grow<L: Limiter>(size: &Size, keys: &[String]) -> Vec<Step> {
         .collect()
 }
 
-/// The mean in nanoseconds, the clock that times each decision included, and the worst.
+/// Returns the mean in nanoseconds, including the clock that times each decision, and the worst
+/// time.
 fn each_timed(keys: &[String], admit: &mut impl FnMut(&String) -> bool) -> (f64, Duration) {
     let start = Instant::now();
     let mut before = start;

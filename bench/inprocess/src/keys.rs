@@ -1,16 +1,16 @@
-//! The keys, and the order in which they come: the same for every limiter and in every run.
+//! The keys and their order, which are the same for every limiter and in every run.
 
-/// `count` keys of 13 bytes.
+/// Returns `count` keys of 13 bytes.
 pub fn keys(count: usize) -> Vec<String> {
     (0..count).map(key).collect()
 }
 
-/// The key with that number: 13 bytes as long as there are fewer than 10^8 of them.
+/// Returns the key with this number: 13 bytes, if there are fewer than 10^8 keys.
 pub fn key(number: usize) -> String {
     format!("user:{number:08}")
 }
 
-/// Every index below `keys`, `times` times each, in random order.
+/// Returns every index below `keys`, `times` times each, in random order.
 pub fn shuffled(keys: usize, times: usize, seed: u64) -> Vec<u32> {
     let keys = u32::try_from(keys).expect("there are fewer than 2^32 keys");
     let mut order: Vec<u32> = (0..times).flat_map(|_| 0..keys).collect();
@@ -21,7 +21,7 @@ pub fn shuffled(keys: usize, times: usize, seed: u64) -> Vec<u32> {
     order
 }
 
-/// Vigna's SplitMix64: no dependency, and the same numbers everywhere.
+/// Vigna's SplitMix64, which needs no dependency and gives the same numbers on all platforms.
 struct SplitMix(u64);
 
 impl SplitMix {

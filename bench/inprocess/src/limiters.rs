@@ -1,4 +1,4 @@
-//! The limiters that are compared, each behind the same small face and each with its own clock.
+//! The limiters that are compared, behind a common trait, each with its own clock.
 
 use std::{
     num::NonZeroU32,
@@ -15,22 +15,24 @@ use tidegate_core::{
 
 use crate::clock::Clock;
 
-/// One token comes back in this time: longer than a round lasts, so that how many are admitted is known
-/// beforehand, to the last one.
+/// Refill interval of one token. It is longer than a round, so that the number of admitted requests
+/// is known in advance, exactly.
 pub const INTERVAL: Duration = Duration::from_secs(60);
 
 /// A keyed GCRA limiter.
 pub trait Limiter: Sync {
-    /// What the tables call it.
+    /// The name in the tables.
     const NAME: &'static str;
 
-    /// Whether it limits at all: the bare harness does not.
+    /// Whether it limits requests at all; the bare harness does not.
     const LIMITS: bool = true;
 
-    /// An empty limiter that lets `capacity` pass at once and one more each [`INTERVAL`].
+    /// Creates an empty limiter that admits `capacity` requests at once, and one more per
+    /// [`INTERVAL`].
     fn new(capacity: u32) -> Self;
 
-    /// What one thread calls, as a program that is written for speed would: what can be reused is.
+    /// Returns the function that one thread calls. As in a program written for speed, it reuses its
+    /// buffers.
     fn decider(&self) -> impl FnMut(&String) -> bool;
 }
 
@@ -74,7 +76,7 @@ impl Limiter for Tidegate {
     }
 }
 
-/// governor's keyed limiter over DashMap, which is its default.
+/// governor's keyed limiter with DashMap, its default.
 pub struct Governor(DefaultKeyedRateLimiter<String>);
 
 impl Limiter for Governor {
@@ -91,7 +93,8 @@ impl Limiter for Governor {
     }
 }
 
-/// throttlecrab's library with its periodic store; its limiter is `&mut`, so threads share it in a mutex.
+/// throttlecrab's library with its periodic store. Its limiter needs `&mut`, so the threads share
+/// it in a mutex.
 pub struct Throttlecrab {
     limiter: Mutex<throttlecrab::RateLimiter<PeriodicStore>>,
     capacity: i64,
@@ -101,7 +104,8 @@ impl Limiter for Throttlecrab {
     const NAME: &'static str = "throttlecrab";
 
     fn new(capacity: u32) -> Self {
-        // The default interval of 60 s would sweep in the midst of a long round; nothing expires in it anyway.
+        // The default of 60 s would cause a sweep during a long round; nothing expires within a
+        // round anyway.
         let store = PeriodicStore::builder()
             .cleanup_interval(Duration::from_secs(3_600))
             .build();
@@ -121,7 +125,7 @@ impl Limiter for Throttlecrab {
     }
 }
 
-/// Reads the key and nothing else: what the measuring itself costs.
+/// Reads the key and nothing else: the cost of the measurement itself.
 pub struct Harness;
 
 impl Limiter for Harness {

@@ -1,12 +1,13 @@
-//! Tidegate's memory store beside governor and throttlecrab, in one run. METHOD.md says how.
+//! Benchmark of Tidegate's memory store beside governor and throttlecrab, in one run. See
+//! METHOD.md.
 //!
 //! ```text
 //! inprocess [--smoke]            nanoseconds per decision
-//! inprocess [--smoke] --memory   bytes a key
-//! inprocess [--smoke] --growth   no cliff as keys grow
+//! inprocess [--smoke] --memory   bytes per key
+//! inprocess [--smoke] --growth   no peak as keys grow
 //! ```
 
-// The server's own file: what is measured is the clock that decisions are made with, without the server.
+// The server's own file, so that the benchmark uses the clock of real decisions without the server.
 #[allow(
     dead_code,
     unfulfilled_lint_expectations,

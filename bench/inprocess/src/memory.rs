@@ -1,6 +1,6 @@
-//! Bytes a key: what the process holds in memory with and without the keys.
+//! Bytes per key: the resident memory of the process with keys, minus that without them.
 //!
-//! Each limiter is filled in a fresh process, so that none inherits another's free memory.
+//! Each limiter is filled in a new process, so that none reuses memory that another has freed.
 
 use std::{env, fs, process::Command};
 
@@ -15,30 +15,30 @@ use crate::{
     report::verdict,
 };
 
-/// How much is filled.
+/// The number of keys, and of logs.
 pub struct Size {
     pub keys: usize,
     pub logs: usize,
 }
 
-/// The size that the targets are stated for.
+/// The size to which the targets refer.
 pub const FULL: Size = Size {
     keys: 1_000_000,
     logs: 100_000,
 };
 
-/// A size that shows in a second that everything still works; its bytes mean nothing.
+/// A small run, which shows within a second that the benchmark works. Its results have no meaning.
 pub const SMOKE: Size = Size {
     keys: 10_000,
     logs: 1_000,
 };
 
-/// How many timestamps a log holds.
+/// Number of timestamps per log.
 const ENTRIES: usize = 60;
 
 const LOGS: &str = "tidegate logs";
 
-/// Runs itself once for each limiter, and prints the table.
+/// Runs this program once per limiter, and prints the table.
 pub fn run(size: &Size) {
     println!("| limiter | keys | bytes a key | at the peak |");
     println!("| --- | --- | --- | --- |");
@@ -77,7 +77,7 @@ pub fn run(size: &Size) {
     );
 }
 
-/// Resident bytes over what the empty process held.
+/// Resident memory in bytes, less that of the empty process.
 struct Held {
     now: usize,
     peak: usize,
@@ -104,11 +104,11 @@ fn in_a_fresh_process(name: &str, keys: usize) -> Held {
     }
 }
 
-/// What the fresh process does: fills, measures, checks, prints.
+/// Runs in the new process: fills a limiter, measures, checks, and prints.
 ///
 /// # Panics
 ///
-/// If the limiter does not limit every key: a limiter that forgets needs no memory.
+/// If the limiter does not limit every key, because a limiter that forgets keys needs no memory.
 pub fn child(name: &str, keys: usize) {
     let held = match name {
         Tidegate::NAME => fill::<Tidegate>(keys),
@@ -142,7 +142,7 @@ fn fill<L: Limiter>(keys: usize) -> Held {
     held
 }
 
-/// Fills the logs as traffic would: about one request a second and key, at no regular instants.
+/// Fills the logs like real traffic: about one request per second and key, at irregular times.
 fn fill_logs(keys: usize) -> Held {
     let minute = Span::from_secs(60);
     let limit = Limit::new(Algorithm::SlidingWindowLog {
@@ -168,7 +168,8 @@ fn fill_logs(keys: usize) -> Held {
     for pass in 0..ENTRIES {
         for turn in 0..keys {
             micros += step;
-            // Each pass visits the keys in another order: 7,919 and the numbers of keys share no factor.
+            // Each pass visits the keys in a different order. 7,919 is prime, and coprime to the
+            // numbers of keys.
             let number = (turn * 7_919 + pass * 31_337) % keys;
             assert!(
                 admit(number, micros),
@@ -187,7 +188,7 @@ fn fill_logs(keys: usize) -> Held {
     held
 }
 
-/// A line of `/proc/self/status`, in bytes.
+/// Returns a field of `/proc/self/status`, in bytes.
 fn resident(field: &str) -> usize {
     let status = fs::read_to_string("/proc/self/status").expect("Linux says what a process holds");
     let line = status

@@ -1,15 +1,15 @@
-//! The tables, in Markdown.
+//! The result tables, in Markdown.
 
-/// The limiter that the others are compared with: its place among the columns.
+/// Column of the limiter with which the others are compared.
 const PEER: usize = 0;
-/// Tidegate's place.
+/// Column of Tidegate.
 const OURS: usize = 1;
 
-/// What was measured at one number of keys and threads.
+/// The measurements with one number of keys and threads.
 pub struct Cell {
     pub keys: usize,
     pub threads: usize,
-    /// By limiter, by round.
+    /// Nanoseconds per decision, by limiter and by round.
     pub nanos: Vec<Vec<f64>>,
 }
 
@@ -22,7 +22,8 @@ impl Cell {
         }
     }
 
-    /// The median over the rounds of the ratio within a round: what the machine does to both cancels out.
+    /// Returns the median over the rounds of the ratio within each round, so that disturbances that
+    /// affect both cancel out.
     fn ratio(&self, limiter: usize) -> f64 {
         let ratios = self.nanos[limiter]
             .iter()
@@ -31,13 +32,13 @@ impl Cell {
         median(&ratios.collect::<Vec<_>>())
     }
 
-    /// What Tidegate set out to reach, as a share of governor's time.
+    /// Returns Tidegate's target, as a share of governor's time.
     fn target(&self) -> f64 {
         if self.keys >= 1_000_000 { 0.5 } else { 0.7 }
     }
 }
 
-/// Prints a row for each limiter and cell.
+/// Prints one row for each limiter and cell.
 pub fn print_speed(names: &[&str], cells: &[Cell]) {
     let peer = names[PEER];
     println!(
@@ -70,7 +71,7 @@ pub fn print_speed(names: &[&str], cells: &[Cell]) {
     }
 }
 
-/// Whether what was measured is within its target.
+/// Returns whether a measurement is within its target, as text.
 pub fn verdict(measured: f64, most: f64) -> &'static str {
     if measured <= most {
         "reached"
@@ -79,11 +80,11 @@ pub fn verdict(measured: f64, most: f64) -> &'static str {
     }
 }
 
-/// The middle value; of an even number, the mean of the two in the middle.
+/// Returns the middle value, or the mean of the two middle values.
 ///
 /// # Panics
 ///
-/// If there is none.
+/// If there are no values.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

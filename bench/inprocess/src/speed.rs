@@ -1,8 +1,9 @@
 //! Nanoseconds per decision and thread, at several numbers of keys and threads.
 //!
-//! In each round every limiter starts empty, is charged once for every key, unmeasured, and then asked for
-//! every key the same number of times in random order, measured. Half of those are allowed and half denied:
-//! how many exactly is known beforehand and checked, for a limiter that admits everything is fast.
+//! In each round every limiter starts empty and is charged once for every key, which is not
+//! measured. The measured part asks for every key the same number of times, in random order. Half
+//! of these requests are allowed and half denied. The exact number is known in advance and checked,
+//! because a limiter that admits everything would be fast.
 
 use std::{
     sync::Barrier,
@@ -16,21 +17,21 @@ use crate::{
     report::{self, Cell},
 };
 
-/// How much is measured.
+/// The numbers of keys, decisions and rounds.
 pub struct Size {
     pub keys: &'static [usize],
     pub decisions: usize,
     pub rounds: usize,
 }
 
-/// The size that the targets are stated for.
+/// The size to which the targets refer.
 pub const FULL: Size = Size {
     keys: &[1, 10_000, 1_000_000],
     decisions: 4_000_000,
     rounds: 7,
 };
 
-/// A size that shows in seconds that everything still works; its times mean nothing.
+/// A small run, which shows within seconds that the benchmark works. Its times have no meaning.
 pub const SMOKE: Size = Size {
     keys: &[1, 1_000],
     decisions: 20_000,
@@ -49,7 +50,7 @@ const LIMITERS: [(&str, Measure); 5] = [
     (HarnessAndClock::NAME, nanos_per_decision::<HarnessAndClock>),
 ];
 
-/// Measures everything and prints the table.
+/// Measures everything, and prints the table.
 pub fn run(size: &Size) {
     let loads: Vec<Load> = size
         .keys
@@ -71,7 +72,7 @@ pub fn run(size: &Size) {
     report::print_speed(&LIMITERS.map(|(name, _)| name), &cells);
 }
 
-/// One round of one cell: the limiters take turns at going first.
+/// Measures one round of one cell. A different limiter goes first in each round.
 fn measure_round(round: usize, load: &Load, cell: &mut Cell) {
     for turn in 0..LIMITERS.len() {
         let index = (round + turn) % LIMITERS.len();
@@ -80,7 +81,7 @@ fn measure_round(round: usize, load: &Load, cell: &mut Cell) {
     }
 }
 
-/// The keys of a round and the orders in which they are asked for.
+/// The keys of a round, and the orders in which they are requested.
 struct Load {
     keys: Vec<String>,
     filling: Vec<u32>,
@@ -99,7 +100,7 @@ impl Load {
         }
     }
 
-    /// The one that fills, and half of the attempts.
+    /// Returns the capacity per key: one unit for the fill, and half of the attempts.
     fn capacity(&self) -> u32 {
         u32::try_from(self.attempts / 2 + 1).expect("attempts are fewer than 2^32")
     }
@@ -139,7 +140,7 @@ fn nanos_per_decision<L: Limiter>(load: &Load, threads: usize) -> f64 {
     total.as_secs_f64() * 1e9 / (share * threads) as f64
 }
 
-/// Asks once for each index in `order`; how many were admitted.
+/// Decides once for each index in `order`, and returns how many requests were admitted.
 fn ask<L: Limiter>(limiter: &L, keys: &[String], order: &[u32]) -> usize {
     let mut admit = limiter.decider();
     order
@@ -148,7 +149,8 @@ fn ask<L: Limiter>(limiter: &L, keys: &[String], order: &[u32]) -> usize {
         .count()
 }
 
-/// Half of the attempts, exactly; on a machine so slow that tokens came back meanwhile, at most those more.
+/// Checks that exactly half of the attempts were admitted. On a very slow machine, tokens refilled
+/// in the meantime may be admitted too.
 fn assert_admitted<L: Limiter>(load: &Load, threads: usize, admitted: usize, elapsed: Duration) {
     let expected = if L::LIMITS {
         load.order.len() / 2

@@ -1,10 +1,12 @@
-//! What Tidegate's reverse proxy is measured beside: pingora-proxy, as its own documents have it, with pingora-limits.
+//! Baseline for Tidegate's reverse proxy: pingora-proxy, set up as in its own documentation, with
+//! pingora-limits.
 //!
 //! ```text
-//! pingora PORT UPSTREAM THREADS    serves on 127.0.0.1:PORT what answers on 127.0.0.1:UPSTREAM
+//! pingora PORT UPSTREAM THREADS    listens on 127.0.0.1:PORT, forwards to 127.0.0.1:UPSTREAM
 //! ```
 //!
-//! An address may ask for `/checked` five times a minute, and for everything else as often as it likes; all of it is counted.
+//! An IP address may request `/checked` five times per minute, and everything else without a limit.
+//! All requests are counted.
 
 use std::{env, error::Error, net::IpAddr, sync::Arc, time::Duration};
 
