@@ -1,13 +1,16 @@
--- Keeps the list of the blocks, for those who want to see them all; each is enforced where its key is.
+-- Maintains the index of the blocks, from which all can be listed. Each block is enforced in the
+-- value of its key.
 --
--- KEYS[1] the list
--- ARGV    the instant, empty for the server's own; how many milliseconds the list outlives its last block; then
---         'put', a key, microseconds or 0 for ever, a reason, the most blocks; answers when it ends, 0 for never, or -1
---         where there are too many
---         'drop', a key
---         'get', a key; answers what was put
---         'scan', a cursor; answers the next, and keys each followed by what was put
--- What is put is the end of the block in 7 bytes, and the reason.
+-- KEYS[1]  the index
+-- ARGV     the instant, empty for the server's own clock; how many milliseconds the index outlives
+--          its last block; then one of
+--          'put', key, microseconds or 0 for no end, reason, maximum number of blocks: returns the
+--          end, 0 for none, or -1 if there are too many blocks
+--          'drop', key
+--          'get', key: returns the entry
+--          'scan', cursor: returns the next cursor, and keys that are each followed by the entry
+--
+-- An entry is the end of the block in 7 bytes, followed by the reason.
 local call, now, slack, verb, key = redis.call, tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], ARGV[4]
 if not now then
   local time = call('TIME')
@@ -29,7 +32,7 @@ end
 
 local most = tonumber(ARGV[7])
 if call('HEXISTS', KEYS[1], key) == 0 and call('HLEN', KEYS[1]) >= most then
-  -- Those that have ended make room, and only then.
+  -- Blocks that have ended are removed only when their room is needed.
   local entries = call('HGETALL', KEYS[1])
   for i = 1, #entries, 2 do
     if ended(entries[i + 1]) then

@@ -1,9 +1,10 @@
 -- Buckets: {…, limit, width, summed, cost, fits}
--- A state is the number of the newest bucket, how long one is, what all hold, how many they are, and what each holds,
--- the oldest first.
+--
+-- A state is the number of the newest bucket, the width of a bucket, the total, the number of
+-- buckets, and the count of each, oldest first.
 local COUNT_BYTES = 7
 
--- What `buckets` buckets from `at` on hold, eight at a time.
+-- Returns the sum of `buckets` buckets from `at` on, eight at a time.
 local function sum_of(bytes, at, buckets)
   local sum = 0
   while buckets >= 8 do
@@ -16,7 +17,7 @@ local function sum_of(bytes, at, buckets)
   return sum
 end
 
--- Where the first bucket from `at` on is that holds anything; there is one.
+-- Returns the position of the first bucket from `at` on that is not empty. There must be one.
 local function first_used(counts, at)
   local used = string.find(counts, '[^%z]', at)
   return used - fmod(used - 1, COUNT_BYTES)
@@ -54,7 +55,8 @@ charge[4] = function(member, found, mode, value)
     total = total + cost
     local last_at = #counts - COUNT_BYTES + 1
     counts = sub(counts, 1, last_at - 1) .. struct_pack('>I7', struct_unpack('>I7', counts, last_at) + cost)
-    -- What is beyond the limit leaves the oldest: those that it empties, and some of the next.
+    -- The excess over the limit is taken from the oldest buckets: all of those that it empties, and
+    -- a part of the next.
     if total > limit then
       local excess, at = total - limit, first_used(counts, 1)
       local oldest = struct_unpack('>I7', counts, at)

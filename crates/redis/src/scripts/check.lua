@@ -1,20 +1,26 @@
--- Decides charges, each the limits of one rule on one key: all are charged, or none.
+-- Decides charges, each with the limits of one rule on one key. All of them are charged, or none.
 --
 -- KEYS     the key of each charge
--- ARGV[1]  the instant; empty for the server's own
--- ARGV[2]  'charge'; 'reserve', the same with a receipt for each charge; 'deny', as if others had denied it; 'peek' or 'look'
+-- ARGV[1]  the instant; empty for the server's own clock
+-- ARGV[2]  'charge'; 'reserve': charge, and return a receipt for each charge; 'deny': charge as if
+--          another slot had denied; 'peek' or 'look': charge nothing, and with 'look' ignore blocks
 -- ARGV[3]  how many milliseconds a key outlives its state
 -- ARGV[4…] the program of each charge, as MessagePack:
---          {head of the value, shadow, whether a member counts denials, member, …},
---          a member being {kernel, denials, the kernel's numbers…}; what is denied is
---          not counted (0), counted to the brim (1), or in full by a member that denies it itself (2)
--- then     nothing, or of each charge three, for a value that was left in other terms: the value that was found, what it is in the
---          terms of the program, and the instant until which that is kept where nothing is charged, 0 where it is not kept then.
---          The first two are empty where nothing is converted.
+--          {header of the value, shadow, whether a member counts denied requests, member, …}.
+--          A member is {kernel, denials, the kernel's parameters…}. A denied request is not counted
+--          (denials = 0), fills the state completely (1), or is counted in full by a member that
+--          itself denies it (2)
+-- then     nothing, or three for each charge, for values under other parameters: the value that was
+--          found; that value converted to the parameters of the program; and until when the
+--          conversion is kept if nothing is charged, 0 to discard it. The first two are empty if
+--          the value needs no conversion
 --
--- Answers {1 admitted, 0 limited; the instant; each value that was decided on; each receipt}, or {3 blocked; the instant; which,
--- until when}, or {2 left in other terms; the instant; each value}, or {4 a calendar's windows are not those of the
--- instant; the instant}. The last three charge nothing.
+-- Returns one of
+--   {1 admitted or 0 limited, instant, each value that was decided on, each receipt}
+--   {3 blocked, instant, index of the charge, end of the block}
+--   {2 values under other parameters, instant, each value}
+--   {4 instant outside of a program's calendar windows, instant}
+-- The last three charge nothing.
 local call, struct_pack, struct_unpack, spread = redis.call, struct.pack, struct.unpack, unpack
 local byte, sub, fmod, floor, max, min = string.byte, string.sub, math.fmod, math.floor, math.max, math.min
 local count, now, effect, slack = #KEYS, tonumber(ARGV[1]), ARGV[2], ARGV[3]
@@ -22,13 +28,17 @@ if not now then
   local time = call('TIME')
   now = time[1] * 1000000 + time[2]
 end
--- How many arguments come before the first program, and before the first conversion; members begin at a place in a program.
+-- The number of arguments before the first program and before the first conversion, and the index
+-- of the first member in a program.
 local PROGRAMS, CONVERSIONS, MEMBERS = 3, 3 + count, 4
 
--- ask[k](member, value, position) asks the state at `position` of `value`, or a new one where that is nil. It answers the position
--- behind the state, whether it denies, and what charge[k](member, found, mode, value) needs of what was found: at most 9 things.
--- That answers the state once charged, and when it has expired. In the mode CLAMP a cost that is denied fills the state to the
--- brim; in the mode KEEP nothing is charged.
+-- ask[k](member, value, position) evaluates the state at `position` of `value`, or a new state if
+-- the position is nil. It returns the position after the state, whether the member denies, and at
+-- most 9 values for `charge`.
+--
+-- charge[k](member, found, mode, value) takes the results of `ask` as `found`. It returns the state
+-- after the charge, and when that state expires. In the mode CLAMP a denied cost fills the state
+-- completely; in the mode KEEP nothing is charged.
 local CLAMP, KEEP, MOST_FOUND = 1, 2, 11
 local ask, charge = {}, {}
 local lost = false
@@ -39,7 +49,7 @@ local lost = false
 
 local programs, raws, values, ledgers = {}, {}, {}, {}
 
--- Blocks come first: the one that stands longest answers.
+-- Blocks take precedence. If several keys are blocked, the block that ends last is reported.
 local longest, blocked
 for i = 1, count do
   programs[i] = cmsgpack.unpack(ARGV[PROGRAMS + i])
@@ -58,7 +68,8 @@ if blocked then
   return blocked
 end
 
--- A state in other terms is decided on as the store has converted it, if it still stands as it was.
+-- A state under other parameters is decided on as the client has converted it, unless the value has
+-- changed since.
 local kept_until_then, outdated = {}, false
 for i = 1, count do
   local head = programs[i][1]
@@ -82,7 +93,7 @@ if outdated then
   return reply
 end
 
--- Every member is asked before anything is charged.
+-- All members are evaluated before anything is charged.
 local admitted, denied, asked, number = effect == 'deny' and 0 or 1, {}, {}, 0
 for i = 1, count do
   local program, value = programs[i], values[i]
@@ -102,8 +113,8 @@ if lost then
   return {4, now}
 end
 
--- The states of the members of a program once charged, the first of them being `before + 1` of all that were asked; and when all have
--- expired.
+-- Returns the states of a program's members after the charge, and when all of them have expired.
+-- `before` is the number of members in earlier programs.
 local function charged(program, value, before, clamps)
   local states, expires = {}, now
   for j = MEMBERS, #program do
@@ -129,11 +140,11 @@ if effect == 'peek' or effect == 'look' then
   return reply
 end
 
--- Whatever can fail comes before the first write.
+-- Redis does not roll a script back, so everything that can fail happens before the first write.
 local writes, lives, all_states, before = {}, {}, {}, 0
 for i = 1, count do
   local program, ledger = programs[i], ledgers[i]
-  -- Denied by itself or by others; a shadow limit takes no notice of what others deny.
+  -- Denied, by this charge itself or by another. A rule in shadow mode ignores denials by others.
   local clamps = admitted == 1 and denied[i] or admitted == 0 and not program[2]
   local is_charged = not clamps and admitted == 1 or clamps and program[3]
   if is_charged then
@@ -174,7 +185,8 @@ if effect == 'reserve' then
       local marks = {now, ledgers[i]}
       for j = MEMBERS, #program do
         local kernel, state = program[j][1], states[j - MEMBERS + 1]
-        -- A log's charge is its last entry's; any other state begins with where its charge is.
+        -- In a log, the mark of a charge is the instant of the last entry. Any other state begins
+        -- with the mark.
         local is_log = kernel == 3 or kernel == 6
         marks[j - MEMBERS + 3] = is_log and sub(state, -10, -4) or sub(state, 1, 15)
       end

@@ -1,13 +1,17 @@
--- Gives back of what `check` has reserved, and of nothing else; core's `receipt.rs` says why that much.
+-- Refunds reservations of `check`, and nothing else. Core's `receipt.rs` explains how much may be
+-- refunded.
 --
 -- KEYS     the key of each charge
--- ARGV[1]  the instant; empty for the server's own
--- ARGV[2…] of each charge three: its program, as it was charged; its receipt, empty where nothing is to be given back; and what
---          comes back, the program of a lower cost, empty for all of it, or 'leases' for nothing but those. Leases always do.
+-- ARGV[1]  the instant; empty for the server's own clock
+-- ARGV[2…] three for each charge: its program, as it was charged; its receipt, empty to refund
+--          nothing; and the refund: the program of a lower cost, empty for all of it, or 'leases'
+--          for the leases only. Leases are always released
 --
--- A receipt is {the instant, what the ledger said, of each state where the charge is in it, …}. A ledger, which is part of the value,
--- says since when it is kept, and by how much time each of a key's schedules has moved up since for those behind; it is dropped a
--- minute after the last. What is given back later than that goes by the clock alone.
+-- A receipt is {the instant, the ledger at that time, the mark of the charge in each state, …}.
+--
+-- The refund ledger is a part of the value. It records since when it is kept, and for each schedule
+-- of the key by how much time refunds have moved later requests forward since then. It is dropped a
+-- minute after its last entry. A refund that comes later goes by the clock alone.
 local call, struct_pack, struct_unpack, spread = redis.call, struct.pack, struct.unpack, unpack
 local byte, sub, fmod, floor, max, min = string.byte, string.sub, math.fmod, math.floor, math.max, math.min
 local now, count = tonumber(ARGV[1]), #KEYS
@@ -20,18 +24,22 @@ local LEDGER_MS, LEDGER_MICROS, MOST_MOVED, MEMBERS = 60000, 60000000, 2 ^ 52, 4
 -- (value.lua)
 -- (states.lua)
 
--- give_back[k](member, part, value, position, mark, since, shift): the state at `position` of `value` without the `part` that comes back
--- of what was charged at `since`, which `mark` finds; when that has expired; and of a
--- schedule by how much time those behind it move up. `shift` is how much of it others have given back since, nil if nobody knows.
+-- give_back[k](member, part, value, position, mark, since, shift) refunds the `part` of a charge
+-- that was made at `since`, and that `mark` identifies. It returns the state at `position` of
+-- `value` after that; when this state expires; and for a schedule, by how much time later requests
+-- move forward. `shift` is how much of the schedule's time others were refunded since the charge,
+-- nil if that is unknown.
 local give_back = {}
 
--- How often a size fits into a whole.
+-- Returns how many times a size fits into a whole.
 local function times(whole, size)
   return (whole - fmod(whole, size)) / size
 end
 
--- The time that a charge took is work in a queue, first come first served, some of which may be done. At least what is longer than
--- the time since then is not; and what lies before the place where it ended, once those before it have given back theirs.
+-- A schedule is like a queue of work, first come, first served, of which a part may be done. The
+-- work left of a charge is at least its duration minus the time since the charge. It is also at
+-- least the time from now to the end of the charge, after earlier refunds have moved that end
+-- forward.
 give_back[SCHEDULE] = function(member, part, value, position, mark, since, shift)
   local _, _, fraction, _, lasting, lasting_rest, _, _, format, queue = spread(member)
   local _, _, _, _, most, most_rest = spread(part)
@@ -46,7 +54,7 @@ give_back[SCHEDULE] = function(member, part, value, position, mark, since, shift
   local ended, ended_rest = exact(mark, 1)
   local is_last = shift and ended - shift == arrival and ended_rest == rest
   if queue then
-    -- Those behind it have been told when they start: only the last can leave.
+    -- Later requests already know when they start, so only the last request can leave a queue.
     left, left_rest = ended - now, ended_rest
     if ended ~= arrival or ended_rest ~= rest then
       left, left_rest = 0, 0
@@ -72,12 +80,12 @@ give_back[SCHEDULE] = function(member, part, value, position, mark, since, shift
     arrival, rest = now, 0
   end
   local state = fraction > 1 and struct_pack(format, arrival, rest) or struct_pack('>I7', arrival)
-  -- Behind the last in line nobody moves up.
+  -- After the last request there is none to move forward.
   local moved = is_last and 0 or left + (left_rest > 0 and 1 or 0)
   return state, arrival + (rest > 0 and 1 or 0), moved
 end
 
--- What the refills since then may have brought of it has come back already.
+-- The refills since the charge may have returned a part of it already.
 give_back[1] = function(member, part, value, position, mark, since)
   local _, _, refill, every, _, cost = spread(member)
   local _, _, _, _, _, most = spread(part)
@@ -133,7 +141,7 @@ give_back[LOG] = function(_, part, value, position, mark)
   return table.concat(state), expires
 end
 
--- A place is given back as a whole.
+-- A lease is released as a whole.
 give_back[LEASE] = function(member, _, value, position, mark)
   return give_back[LOG](member, member, value, position, mark)
 end
@@ -167,22 +175,23 @@ give_back[WEIGHTED] = function(_, part, value, position, mark)
   return struct_pack('>I7I7I7I7', index, previous, current, window), expires
 end
 
--- The time that is in the ledger for the schedule that is member `number`.
+-- Returns the time in the ledger for the schedule of member `number`.
 local function entered(ledger, number)
   return #ledger >= 15 + 7 * number and struct_unpack('>I7', ledger, 9 + 7 * number) or 0
 end
 
--- Whether a ledger was begun when the states were converted to other terms.
+-- Returns whether a ledger was begun when the states were converted to other parameters.
 local function is_converted(ledger)
   return ledger ~= '' and byte(ledger) >= CONVERTED
 end
 
--- Since when a ledger is kept; nil for none.
+-- Returns since when a ledger is kept; nil for none.
 local function since_when(ledger)
   return ledger ~= '' and struct_unpack('>I7', ledger, 9) or nil
 end
 
--- How much of it others have given back since then, nil if nobody knows.
+-- Returns how much of the schedule's time others were refunded since the charge, nil if that is
+-- unknown.
 local function moved(ledger, ledger_then, since, number)
   if ledger == '' and kept_until(ledger_then) > now then
     -- The key was reset.
@@ -191,7 +200,7 @@ local function moved(ledger, ledger_then, since, number)
   local sum, begun = entered(ledger, number), since_when(ledger)
   local is_new = ledger == '' or begun > since
   if is_converted(ledger) then
-    -- A charge from before the conversion cannot be found in the state any more.
+    -- A charge from before the conversion can no longer be found in the state.
     if not is_converted(ledger_then) or since_when(ledger_then) ~= begun then
       return nil
     end
@@ -201,7 +210,8 @@ local function moved(ledger, ledger_then, since, number)
   return now - since < LEDGER_MICROS and shift >= 0 and sum < MOST_MOVED and shift or nil
 end
 
--- The states of `value` without what comes back; when all have expired; and the ledger then, nil where nothing is entered.
+-- Returns the states of `value` after the refund; when all have expired; and the new ledger, nil if
+-- nothing was entered.
 local function settled(program, receipt, unused, value, states, is_same, ledger)
   local parts = unused == '' and program or unused ~= 'leases' and cmsgpack.unpack(unused) or {}
   local since, ledger_then = spread(receipt)
@@ -210,8 +220,8 @@ local function settled(program, receipt, unused, value, states, is_same, ledger)
     local member, mark = program[MEMBERS + number - 1], receipt[2 + number]
     local kernel, start, behind = spread(states[number])
     local part = parts[MEMBERS + number - 1] or member
-    -- It was used, or is counted by one that counts what others deny as well. Of what was left in other terms nothing is taken but
-    -- places, which are found by their instant.
+    -- No refund if the units were used, or if the member counts denied requests too. Under other
+    -- parameters only leases are released, which their instant identifies.
     local stays = (unused == 'leases' or not is_same) and kernel ~= LEASE
     if stays or member[2] == 1 and not program[2] then
       written[number], expires = sub(value, start, behind - 1), math.huge

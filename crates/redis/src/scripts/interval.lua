@@ -1,7 +1,9 @@
 -- Interval: {…, refill, every, capacity, cost, fits}
--- A state is when the bucket is full again, and what its last refill brings.
+--
+-- A state is the instant at which the bucket is full again, and the size of the last refill before
+-- that.
 
--- How many parts of that size a whole is cut into, the last of them smaller perhaps; at least one.
+-- Returns how many parts of this size a whole has, rounded up; at least one.
 local function parts(whole, size)
   local rest = fmod(whole, size)
   return max((whole - rest) / size + (rest > 0 and 1 or 0), 1)
@@ -16,7 +18,7 @@ ask[1] = function(member, value, position)
   local missing, next_refill = 0, now + every
   if full_at > now then
     local refills = parts(full_at - now, every)
-    -- No refill brings more than there is in one.
+    -- A refill never exceeds `refill`.
     missing = (refills - 1) * refill + min(last, refill)
     next_refill = full_at - (refills - 1) * every
   end
@@ -26,7 +28,7 @@ end
 charge[1] = function(member, found, mode)
   local _, _, refill, every, capacity, cost = spread(member)
   local _, _, missing, next_refill, full_at, last = spread(found, 1, MOST_FOUND)
-  -- What lies beyond the brim, by wider numbers, stays there.
+  -- A state that exceeds the capacity, because of higher limits, is kept.
   if mode ~= KEEP and missing < capacity then
     missing = min(missing + cost, capacity)
     local refills = parts(missing, refill)

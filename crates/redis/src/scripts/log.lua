@@ -1,7 +1,9 @@
 -- Log: {…, the largest limit, cost, limit and span of a window, limit and span of the next, …}
--- A state is the longest window; how many entries and windows there are; what was admitted before the first entry; of
--- each window the first entry inside, what was admitted before it, and its instant; and the entries, oldest first: an
--- instant, and what was admitted up to and with it. All of that is counted modulo 2^24, far more than a log holds.
+--
+-- A state is the longest window; the numbers of entries and of windows; the sum of units before the
+-- first entry; for each window its first entry, the sum before that, and the instant of that; and
+-- the entries, oldest first: an instant, and the sum up to and including the entry. All sums are
+-- modulo 2^24, far more than a log holds.
 local ENTRY, TURN, MOST, FIRST_LIMIT = 10, 2 ^ 24, 2047, 5
 
 ask[3] = function(member, value, position)
@@ -30,7 +32,7 @@ ask[3] = function(member, value, position)
     last_at, total = entry(count - 1)
   end
 
-  -- Every window moves to where it begins now.
+  -- Advance the start of every window to the present.
   local over, longest, fewest = false, 0, count
   for w = 1, windows do
     local limit, span = member[FIRST_LIMIT + 2 * w - 2], member[FIRST_LIMIT + 2 * w - 1]
@@ -67,14 +69,14 @@ charge[3] = function(member, found, mode, value)
     return struct_unpack('>I7I3', value, first + ENTRY * number)
   end
   local before_last = count > 1 and select(2, entry(count - 2)) or base
-  -- What has left all windows is forgotten; heads count from what is kept.
+  -- Entries outside of all windows are dropped. Positions count from the entries that are kept.
   if fewest > 0 then
     base = select(2, entry(fewest - 1))
     for w = 1, windows do
       places[w][1] = places[w][1] - fewest
     end
   end
-  -- The entries are those of the value from `fewest` on, `stay` of them, and then what is added.
+  -- The new entries are `stay` entries of the value from `fewest` on, followed by `added`.
   local stay, added = count - fewest, {}
   count = stay
 
@@ -99,7 +101,7 @@ charge[3] = function(member, found, mode, value)
     last_at = at
   end
 
-  -- Beyond the newest units of the largest limit nothing can decide anything.
+  -- Only the newest units, up to the largest limit, can affect a decision.
   local dropped = 0
   if mode == CLAMP and count > 0 and largest > 0 then
     local function kept(number)
@@ -108,7 +110,8 @@ charge[3] = function(member, found, mode, value)
       end
       return struct_unpack('>I7I3', added[number - stay + 1])
     end
-    -- The first entry behind which less than the limit is left; the last is one.
+    -- Find the first entry after which less than the limit is left. The last entry always
+    -- qualifies.
     local low, high = -1, count - 1
     while high - low > 1 do
       local middle = floor((low + high) / 2)

@@ -1,12 +1,13 @@
--- A common decision, cut short: one key, all of whose limits share one log that counts nothing that it denies. A long log is
--- read and written in a few places only.
+-- Fast path for one key whose limits all share one log and do not count denied requests. Of a long
+-- log only a few positions are read and written.
 --
--- KEYS[1] the key
--- ARGV    the head of its value; the cost; for each window its limit and span; [the instant]
+-- KEYS[1]  the key
+-- ARGV     the header of its value; the cost; for each window its limit and span; [the instant]
 --
--- Answers the instant in 7 bytes, and the value as it was, its entries drawn together so that the same is decided on them; or
--- {value, instant} where the value has another head, because the key is blocked, has a ledger, or was left in other terms, and nothing was
--- charged. The state is that of `log.lua`; here entries that no window needs may stay in front for a while.
+-- Returns the instant in 7 bytes and the value before, with entries joined where the decision stays
+-- the same. Returns {value, instant}, and charges nothing, if the value has another header: the key
+-- is blocked, has a ledger, or is stored under other parameters. The state is that of `log.lua`,
+-- but entries that no window needs may remain at the front for a while.
 local call, struct_pack, struct_unpack, sub = redis.call, struct.pack, struct.unpack, string.sub
 local key, head, cost = KEYS[1], ARGV[1], tonumber(ARGV[2])
 local windows = math.floor((#ARGV - 2) / 2)
@@ -15,10 +16,11 @@ if not now then
   local time = call('TIME')
   now, slack = time[1] * 1000000 + time[2], 2
 end
--- A value of so many bytes is changed in place, for which Redis gives it room to grow; a shorter one is written anew.
+-- A value of at least this many bytes is changed in place, for which Redis allocates spare room. A
+-- shorter value is written anew.
 local LONG, ENTRY, PLACE, TURN, MOST = 2048, 10, 14, 2 ^ 24, 2047
 
--- Before the entries: the head, 15 bytes, and the place of each window.
+-- Before the entries: the header, 15 bytes, and the position of each window.
 local value, places_at = call('GETRANGE', key, 0, LONG - 1), #head + 15
 local begin = places_at + PLACE * windows
 local count, base, total, last_at, places, longest = 0, 0, 0, 0, {}, 0
@@ -42,7 +44,8 @@ if value ~= '' then
   end
 end
 
--- The first entry from `low` on, `low` not being one, that is `beyond`; there may be none.
+-- Returns the first entry after `low` that is `beyond`, and the one before it. `low` itself must
+-- not be `beyond`. Returns `count` if there is none.
 local function search(low, beyond)
   local step = 1
   while low + step < count and not beyond(low + step) do
@@ -79,7 +82,7 @@ for w = 1, windows do
   if cost > limit or sum > limit - cost then
     denied = true
     if cost <= limit then
-      -- When so much has left the window, the cost fits.
+      -- Find the entry with which enough units leave the window for the cost to fit.
       local frees = search(first - 1, function(number)
         local _, upto = entry(number)
         return (upto - before) % TURN >= sum - (limit - cost)
@@ -119,7 +122,7 @@ local at, added, kept = math.max(now, last_at), {}, count
 if last_at == at and count > fewest then
   local before_last = count > 1 and select(2, entry(count - 2)) or base
   if (total - before_last) % TURN + cost <= MOST then
-    -- It joins the last entry.
+    -- The charge joins the last entry.
     kept, total = count - 1, total + cost
     cost, added[1] = 0, struct_pack('>I7I3', at, total % TURN)
   end
@@ -135,7 +138,8 @@ while cost > 0 do
   added[#added + 1] = struct_pack('>I7I3', at, total % TURN)
 end
 
--- What no window needs goes when it is half of it, so that a long log is seldom copied.
+-- Entries that no window needs are dropped only when they are half of the log, so that a long log
+-- is seldom copied.
 local dropped = (not is_long or fewest > kept / 2) and fewest or 0
 if dropped > 0 then
   base = fewest_base

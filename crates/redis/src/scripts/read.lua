@@ -1,8 +1,9 @@
--- Reads values as they are.
+-- Reads values unchanged.
 --
--- KEYS  the keys;  ARGV[1]  the instant; empty for the server's own
+-- KEYS     the keys
+-- ARGV[1]  the instant; empty for the server's own clock
 --
--- Answers the instant and each value.
+-- Returns the instant and each value.
 local now = tonumber(ARGV[1])
 if not now then
   local time = redis.call('TIME')

@@ -1,13 +1,16 @@
--- Renews the places that `check` has reserved: each is held from now on, as if it had just been taken. One that is not there
--- any more is taken again if it is free, and else lost. What has expired may be gone or not, and is as good as gone, whichever limits
--- left it. What others left that has not keeps its places, if the kernels are the same.
+-- Renews leases that `check` has reserved: each starts again now. A lease that is missing is
+-- acquired again if there is room, and is lost otherwise. Expired states may or may not have been
+-- deleted, and are treated as deleted, whichever limits stored them. States that have not expired
+-- keep their leases, also under other parameters, if the kernels are the same.
 --
 -- KEYS     the key of each charge
--- ARGV[1]  the instant; empty for the server's own
+-- ARGV[1]  the instant; empty for the server's own clock
 -- ARGV[2]  how many milliseconds a key outlives its state
--- ARGV[3…] of each charge three: its program, as it was charged; its receipt; and the value of a key that has spent nothing
+-- ARGV[3…] three for each charge: its program, as it was charged; its receipt; and the value of a
+--          key that has spent nothing
 --
--- Answers of each charge {1 all are held, 0 one is lost; the receipt from now on}. `give_back.lua` says what is in one.
+-- Returns for each charge {1 all leases are held or 0 one is lost, the new receipt}.
+-- `give_back.lua` describes receipts.
 local call, struct_pack, struct_unpack, spread = redis.call, struct.pack, struct.unpack, unpack
 local byte, sub, fmod, floor, max, min = string.byte, string.sub, math.fmod, math.floor, math.max, math.min
 local now, slack = tonumber(ARGV[1]), tonumber(ARGV[2])
@@ -20,10 +23,10 @@ local MEMBERS = 4
 -- (value.lua)
 -- (states.lua)
 
--- When the state of a kernel from `start` of `value` to `behind` has expired.
+-- Returns when the state of a kernel from `start` of `value` to `behind` has expired.
 local function expiry(kernel, value, start, behind)
   if kernel == SCHEDULE then
-    -- A schedule's fraction of a microsecond is not over before the next.
+    -- A fraction of a microsecond rounds up.
     local has_fraction = string.find(sub(value, start + 7, behind - 1), '[^%z]')
     return struct_unpack('>I7', value, start) + (has_fraction and 1 or 0)
   elseif kernel == LOG or kernel == LEASE then
@@ -44,7 +47,7 @@ local function expiry(kernel, value, start, behind)
   return (struct_unpack('>I7', value, kernel == 2 and start + 7 or start))
 end
 
--- When all of these states of `value` have expired.
+-- Returns when all of these states of `value` have expired.
 local function expiry_of(value, states)
   local expires = 0
   for number = 1, #states do
@@ -54,8 +57,9 @@ local function expiry_of(value, states)
   return expires
 end
 
--- The log at `start` of `value` once `units` that were held `since` then are held from now on, at most `limit` being held at once; when
--- the last lease is over; and since when they are held; nothing where they are lost.
+-- Renews `units` in the log at `start` of `value` that have been held since `since`. At most
+-- `limit` units may be held. Returns the log, when its last lease ends, and the instant since which
+-- the units are now held; or nothing if they are lost.
 local function renewed(value, start, since, units, limit)
   local longest, count, windows, base, places_at = struct_unpack('>I7I4I1I3', value, start)
   local first = places_at + PLACE * windows
@@ -89,7 +93,8 @@ local function renewed(value, start, since, units, limit)
   return struct_pack('>I7I4I1I3', longest, #entries / ENTRY, 1, base_then) .. place .. entries, at + longest, at
 end
 
--- The states of `value` with the places of `receipt` renewed; the end of the last lease; and whether one is lost.
+-- Returns the states of `value` with the leases of `receipt` renewed; when the last lease ends; and
+-- whether one is lost.
 local function with_places(program, value, states, receipt)
   local written, till, is_lost = {}, 0, false
   for number = 1, #states do

@@ -1,10 +1,10 @@
--- Writes values over those that were read, if all of them still stand.
+-- Writes values in place of those that were read, if all of them are unchanged.
 --
--- KEYS  the keys
--- ARGV  for each key the value that was read, the new one, and how many milliseconds that lasts: 0 for ever, -1 to
---       leave the key as it is
+-- KEYS     the keys
+-- ARGV     for each key the value that was read, the new one, and its time to live in milliseconds:
+--          0 for none, -1 to leave the key unchanged
 --
--- Answers 1, or 0 if a value was another.
+-- Returns 1, or 0 if a value has changed.
 for i = 1, #KEYS do
   if (redis.call('GET', KEYS[i]) or '') ~= ARGV[3 * i - 2] then
     return 0
@@ -13,7 +13,7 @@ end
 for i = 1, #KEYS do
   local value, millis = ARGV[3 * i - 1], ARGV[3 * i]
   if millis == '-1' then
-    -- Left as it is.
+    -- Unchanged.
   elseif value == '' then
     redis.call('DEL', KEYS[i])
   elseif millis == '0' then

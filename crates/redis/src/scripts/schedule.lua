@@ -1,6 +1,7 @@
--- Schedule: {…, parts of a microsecond, fits, lasting, its parts, tau, its parts, format, whether it is a queue, and then perhaps how
--- long a request may wait in it}
--- A state is the arrival time and, where a microsecond has parts, those.
+-- Schedule: {…, parts per microsecond, fits, duration of the cost, its parts, tau, its parts,
+-- format, whether it is a queue, and optionally how long the request may wait in it}
+--
+-- A state is the arrival time, and its parts if there are several per microsecond.
 ask[0] = function(member, value, position)
   local _, _, fraction, fits, lasting, lasting_parts, tau, tau_parts, format, _, longest = spread(member)
   local ahead, rest = 0, 0
@@ -32,7 +33,7 @@ charge[0] = function(member, found, mode)
     after, after_rest = ahead, rest
   elseif mode == CLAMP and (after > tau or after == tau and after_rest > tau_parts) then
     after, after_rest = tau, tau_parts
-    -- Beyond the brim already, by wider numbers.
+    -- The state exceeds tau already, because of higher limits.
     if ahead > tau or ahead == tau and rest > tau_parts then
       after, after_rest = ahead, rest
     end

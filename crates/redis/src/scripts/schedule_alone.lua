@@ -1,10 +1,13 @@
--- The commonest decision, cut short: one key, one hard schedule whose unit is a whole number of microseconds.
+-- Fast path for one key with one schedule that does not count denied requests, and whose unit is a
+-- whole number of microseconds.
 --
--- KEYS[1] the key
--- ARGV    the head of its value, how long the cost lasts, how far the arrival time may lie ahead, [the instant]
+-- KEYS[1]  the key
+-- ARGV     the header of its value; the duration of the cost; how far the arrival time may be
+--          ahead; [the instant]
 --
--- Answers how far the arrival time lay ahead before; or {value, instant} where the value has another head,
--- because the key is blocked, has a ledger, or was left in other terms, and nothing was charged.
+-- Returns how far the arrival time was ahead before. Returns {value, instant}, and charges nothing,
+-- if the value has another header: the key is blocked, has a ledger, or is stored under other
+-- parameters.
 local key, head, now = KEYS[1], ARGV[1], ARGV[4] and tonumber(ARGV[4])
 if not now then
   local time = redis.call('TIME')

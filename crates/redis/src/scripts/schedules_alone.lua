@@ -1,13 +1,15 @@
--- A common decision, cut short: one key, several hard schedules whose units are whole numbers of microseconds.
+-- Fast path for one key with several schedules that do not count denied requests, and whose units
+-- are whole numbers of microseconds.
 --
--- KEYS[1] the key
--- ARGV    the head of its value; its format; for each schedule how long the cost lasts, and how far the arrival time may
---         lie ahead; [the instant]
+-- KEYS[1]  the key
+-- ARGV     the header of its value; its format; for each schedule the duration of the cost, and
+--          how far the arrival time may be ahead; [the instant]
 --
--- Answers the instant in 7 bytes, and the value as it was; or {value, instant} where that has another head, because the key
--- is blocked, has a ledger, or was left in other terms, and nothing was charged.
+-- Returns the instant in 7 bytes and the value before. Returns {value, instant}, and charges
+-- nothing, if the value has another header: the key is blocked, has a ledger, or is stored under
+-- other parameters.
 local key, head, format, schedules, now = KEYS[1], ARGV[1], ARGV[2], math.floor((#ARGV - 2) / 2), nil
--- How many arguments come before the first schedule's two.
+-- The number of arguments before those of the first schedule.
 local FIRST = 2
 local slack = 2
 if #ARGV > FIRST + 2 * schedules then
@@ -24,7 +26,8 @@ if value then
   end
   arrivals = {struct.unpack(format, value, #head + 1)}
 else
-  -- As long as most: a table that grows costs more than one that is long from the beginning.
+  -- Sized for the usual number of schedules, because a table that grows costs more than one of
+  -- sufficient size.
   arrivals = {now, now, now, now}
 end
 local longest, denied = 0, false

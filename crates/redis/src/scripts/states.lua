@@ -1,11 +1,12 @@
--- What lies in a value, whichever limits left it.
+-- Parses the states in a value, whichever limits have stored them.
 local SCHEDULE, BUCKETS, WEIGHTED, LOG, LEASE, SEVERAL = 0, 4, 5, 3, 6, 7
 local ENTRY, PLACE, TURN, MOST_COST = 10, 14, 2 ^ 24, 2047
 
--- How many bytes the terms of a kernel take, by their form; those of any other kernel take 4.
+-- Length in bytes of a kernel's parameters in the header, by their form; 4 for all other kernels.
 local TERMS = {[0] = {[0] = 4, 3, 15}, {[0] = 8, 8, 14}, {[0] = 4, 4, 7}}
 
--- How many bytes the state of a kernel at `start` of `value` has; the fraction of a schedule has `fraction` bytes.
+-- Returns the length in bytes of a kernel's state at `start` of `value`. `fraction` is the length
+-- of a schedule's fraction.
 local function length_of(kernel, value, start, fraction)
   if kernel == SCHEDULE then
     return 7 + fraction
@@ -18,8 +19,8 @@ local function length_of(kernel, value, start, fraction)
   return kernel == WEIGHTED and 28 or 14
 end
 
--- Where the states of `value` begin, and of each its kernel, where it begins, and where what follows begins. Raises an error where it
--- is not a value of ours.
+-- Returns where the states of `value` begin; and for each state its kernel, its position, and the
+-- position after it. Raises an error if the value was not written by this store.
 local function states_in(value)
   local shape, at, count = fmod(byte(value), 8), 1, 1
   if shape == SEVERAL then
@@ -51,7 +52,7 @@ local function states_in(value)
   return first, states
 end
 
--- Whether the members of `program` are of the kernels of these states.
+-- Returns whether the members of `program` have the kernels of these states.
 local function are_of(program, states)
   for number = 1, #states do
     local member = program[MEMBERS + number - 1]
@@ -62,12 +63,15 @@ local function are_of(program, states)
   return #program == MEMBERS + #states - 1
 end
 
--- Takes up to `units` that were charged at `since` out of the entries of a log, the newest of that instant first, and all that come
--- before the entry `oldest`. `first` is where the entries begin in `value`, `held` how many they are, and `base` what was admitted
--- before them. Sums may be counted from any number: those before what is taken out are raised, or those behind it lowered,
+-- Removes up to `units` that were charged at `since` from a log, in the newest entries of that
+-- instant first, and removes all entries before the entry `oldest`. In `value`, the `held` entries
+-- begin at `first`, and `base` is the sum of units before them. Only differences of sums have a
+-- meaning: either the sums before the removed units are raised, or those after them lowered,
 -- whichever are fewer.
--- Answers the entries, what was admitted before them, how many units were taken out, by how much sums were raised, and a function from a
--- place in the log, as a number of entries and what was admitted before it, to the place then.
+--
+-- Returns the entries; the sum before them; how many units were removed; by how much sums were
+-- raised; and a function that maps a position in the old log, as a number of entries and the sum
+-- before it, to the new log.
 local function taken_out(value, first, held, base, since, units, oldest)
   local function entry(number)
     return struct_unpack('>I7I3', value, first + ENTRY * number)

@@ -1,10 +1,11 @@
--- A value: a byte with the kernel and two flags; where flagged, the end of a block, 7 bytes; where flagged, a ledger; and then
--- the rest of the head, and the states. A ledger is the number of its sums, until when it is kept, since when it is kept, and the
--- sums, 7 bytes each. The number of its sums has a flag for a ledger that was begun when the states were converted.
+-- A value is a byte with the kernel and two flags; if flagged, the end of a block, 7 bytes; if
+-- flagged, a refund ledger; and then the rest of the header, and the states. A ledger is the number
+-- of its sums, until when and since when it is kept, and the sums, 7 bytes each. The number of its
+-- sums has a flag for a ledger that was begun when the states were converted.
 local BLOCKED, HAS_LEDGER, CONVERTED = 128, 64, 128
 
--- The end of the block, nil for none; the ledger, '' for none; and the value without the two, '' where nothing is spent. What is
--- not a value of ours is answered as it is.
+-- Returns the end of the block, nil for none; the ledger, '' for none; and the value without them,
+-- '' if nothing is spent. A value that this store has not written is returned unchanged.
 local function open_value(raw)
   local first, at, block_end, ledger = byte(raw), 2, nil, ''
   if first >= BLOCKED then
@@ -25,12 +26,12 @@ local function open_value(raw)
   return block_end, ledger, at <= #raw and string.char(first) .. sub(raw, at) or ''
 end
 
--- Until when a ledger is kept.
+-- Returns until when a ledger is kept.
 local function kept_until(ledger)
   return ledger == '' and 0 or (struct_unpack('>I7', ledger, 2))
 end
 
--- The opposite of `open_value`.
+-- The inverse of `open_value`.
 local function close_value(value, block_end, ledger)
   local first = byte(value)
   if ledger ~= '' then

@@ -1,7 +1,10 @@
 -- Weighted: {…, limit, window, cost, fits}
--- A state is the number of a window, what was spent in the one before and in this one, and how long a window is.
+--
+-- A state is the number of a window, the units spent in the previous window and in this one, and
+-- the length of a window.
 
--- Whether a * b > c * d, for factors below 2^50.
+-- Returns whether a * b > c * d, for factors below 2^50. A product may exceed the 2^53 up to which
+-- Lua's numbers are exact.
 local function exceeds(a, b, c, d)
   local left, right = a * b, c * d
   if left < 2 ^ 53 and right < 2 ^ 53 then

@@ -1,7 +1,9 @@
--- Window: {…, limit, cost, fits, the most that is counted, grid, its numbers…}
--- The grid is 0, the epoch's, and how long a window is; 1, from the first request, and how long; or 2, a calendar's,
--- the begin of a window, and the ends of that one and a few that follow. An instant beyond them makes `lost` true.
--- A state is what was spent in a window, and when it ends.
+-- Window: {…, limit, cost, fits, the most that is counted, grid, its parameters…}
+--
+-- The grid is 0, windows since the epoch, and their length; 1, windows from the first request, and
+-- their length; or 2, a calendar, the start of a window, and the ends of this window and a few
+-- after it. An instant outside of those sets `lost`. A state is the units spent in a window, and
+-- when it ends.
 ask[2] = function(member, value, position)
   local EPOCH, FIRST_REQUEST, FIRST_END = 0, 1, 9
   local _, _, limit, cost, fits, most, grid, span = spread(member)
