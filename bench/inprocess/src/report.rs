@@ -84,7 +84,7 @@ pub fn verdict(measured: f64, most: f64) -> &'static str {
 ///
 /// # Panics
 ///
-/// If there are no values.
+/// If `values` is empty.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

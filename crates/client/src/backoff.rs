@@ -1,7 +1,7 @@
 //! How long to wait before a retry if the server does not say.
 //!
 //! The backoff is exponential with jitter, because clients that failed together must not retry
-//! together. `docs/client.md` has a plot of what each kind of jitter achieves.
+//! together. `docs/client.md` has a plot of the effect of each kind of jitter.
 
 use fastrand::Rng;
 use tidegate_core::Span;
@@ -76,8 +76,8 @@ impl Backoff {
     /// Returns the wait before retry number `retry`, counted from 0, if the server asked to wait
     /// for `asked`.
     ///
-    /// It is `asked` plus a usual wait, but with jitter over at least half of `asked`: the server
-    /// tells all clients the same time, and jitter of milliseconds after a wait of seconds would
+    /// It is `asked` plus a usual wait, but with jitter over at least half of `asked`. The server
+    /// tells all clients the same time, and a jitter of milliseconds after a wait of seconds would
     /// not spread them.
     pub fn wait_after(&self, asked: Span, retry: u32, rng: &mut Rng) -> Span {
         let extent = match self.jitter {

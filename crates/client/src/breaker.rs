@@ -303,7 +303,7 @@ mod tests {
 
     proptest! {
         /// Checks properties that are visible from outside: no permit within `open_for` after the
-        /// breaker opened, and no more probes in flight than allowed.
+        /// breaker opened, and a bounded number of probes in flight.
         #[test]
         fn it_keeps_its_promises(steps in proptest::collection::vec(step(), 1..300)) {
             let mut breaker = CircuitBreaker::new(SETTINGS);

@@ -52,7 +52,7 @@ impl RetryBudget {
 
     /// Creates a budget whose deposits last for `ttl`, clamped to 1 s and [`Self::MAX_TTL`].
     /// `min_per_sec` retries per second are free, and `percent` of the requests are added to them.
-    /// With 0 and 0 there are no retries.
+    /// With 0 and 0 the budget is always empty.
     #[must_use]
     pub fn new(ttl: Span, min_per_sec: u32, percent: u32) -> Self {
         let ttl = ttl.clamp(Span::from_secs(1), Self::MAX_TTL);

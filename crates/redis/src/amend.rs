@@ -15,7 +15,7 @@ use crate::{
     store::{MAX_TRIES, RedisStore, Settled},
 };
 
-/// What to do with the value of a key.
+/// The change to the value of a key.
 pub(crate) enum Amendment {
     /// Leave it unchanged.
     Keep,

@@ -6,11 +6,11 @@
 //!                      └▶ one denies:  denied; a second round trip refunds the others
 //! ```
 //!
-//! **Never over the limit.** An admitted request was charged in every slot, and each slot admits no
-//! more than its limits allow. Each slot returns a receipt of what it charged. A refund by that
-//! receipt takes back this charge as far as it is still there, and nothing that other clients were
-//! charged; core's `receipt.rs` explains why that is sound. A refund ledger in the value, which is
-//! kept for a minute, records what other clients were refunded.
+//! **Never over the limit.** An admitted request was charged in every slot, and a slot never admits
+//! beyond its limits. Each slot returns a receipt of its charge. A refund by that receipt takes
+//! back this charge as far as it is still there, and nothing of other clients; core's `receipt.rs`
+//! explains why that is sound. A refund ledger in the value, which is kept for a minute, records
+//! the refunds to other clients.
 //!
 //! **Denials by a charge that is refunded.** A charge that will be refunded can deny other requests
 //! for one round trip. If every denied request did that, a client far over its own limit would keep
@@ -26,8 +26,8 @@
 //!
 //! **Lost states.** A receipt identifies a position in the state, not its owner. Suppose that a
 //! failover or a reset removed a charge before it was refunded, and that other clients have charged
-//! the same position since. The refund then takes back their charge: once, and no more than the
-//! original charge.
+//! the same position since. The refund then takes back their charge: once, and at most as much as
+//! the original charge.
 
 use std::collections::BTreeMap;
 

@@ -63,7 +63,7 @@ impl Call {
 /// The reply of a script.
 pub(crate) type Reply = redis::Value;
 
-/// What the script `check` is asked to do.
+/// The task of a call of the script `check`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Intent {
     /// Charge if admitted.

@@ -17,7 +17,7 @@ use crate::{
 /// The decoded value of a key.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Found {
-    /// The end of the block, 0 for a block without an end; `None` if there is no block.
+    /// The end of the block, 0 for a block without an end; `None` without a block.
     pub(crate) block: Option<u64>,
     /// The encoded refund ledger; empty if there is none.
     pub(crate) ledger: Vec<u8>,

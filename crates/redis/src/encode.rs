@@ -410,7 +410,7 @@ pub(crate) fn bytes_below(count: u64) -> u8 {
     u8::try_from(bits.div_ceil(8)).unwrap_or(8)
 }
 
-/// A MessagePack writer, limited to what programs need.
+/// A MessagePack writer for the types that programs need.
 #[derive(Default)]
 struct Pack(Vec<u8>);
 

@@ -5,7 +5,7 @@
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// The script did not run: there was no connection, or the server refused for now. Nothing was
+    /// The script did not run: the connection was down, or the server refused for now. Nothing was
     /// charged.
     #[error("Redis did not decide: {0}")]
     NotExecuted(String),
@@ -20,9 +20,9 @@ pub enum StoreError {
         "the value under the key \"{key}\" was not written by Tidegate ({problem}): `tidegate reset` deletes it; if another program writes there, give the store a prefix of its own"
     )]
     Foreign {
-        /// The key as it is in Redis, escaped.
+        /// The key in Redis, with bytes outside of printable ASCII escaped.
         key: String,
-        /// What is wrong with the value.
+        /// The defect of the value.
         problem: String,
     },
 }

@@ -15,8 +15,8 @@
 //! - **One clock.** The server's `TIME`, read once per decision. A clock that goes back creates no
 //!   tokens: a state from the future counts in full until the clock has caught up.
 //! - **A changed rule keeps its counts.** A value records the parameters of its states. If they
-//!   differ from those of the charge, the client converts the state as the memory store does, and
-//!   the script decides on the converted state if the value has not changed in between.
+//!   differ from those of the charge, the client converts the state as the memory store does. The
+//!   script decides on the converted state, unless the value has changed in between.
 //!
 //! # Cost
 //!

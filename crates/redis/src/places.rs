@@ -22,8 +22,8 @@ impl RedisStore {
     /// [`StoreError`] if not all leases were renewed, or if that is unknown. Each lease then ends
     /// when it would have ended anyway. If a lease was renewed but the reply was lost, the receipt
     /// does not know the renewed lease. The next renewal then acquires a second lease if there is
-    /// room, and the first expires by itself. If there is no room, our own unknown lease may be the
-    /// cause, so the result is [`Renewal::Unknown`] until there is room.
+    /// room, and the first expires by itself. Without room, our own unknown lease may be the cause,
+    /// so the result is [`Renewal::Unknown`] until there is room.
     pub async fn renew(
         &self,
         charges: &[Charge<'_>],

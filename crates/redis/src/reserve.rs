@@ -16,7 +16,7 @@ use crate::{
     scripts,
 };
 
-/// What a decision charged, and where. Valid once, for the charges that it was issued for.
+/// A record of the charges of a decision. Valid once, for the charges that it was issued for.
 ///
 /// A receipt that is dropped refunds nothing, which is safe.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -67,24 +67,24 @@ impl RedisStore {
         Ok((decision, receipt))
     }
 
-    /// Settles `charges`, for which [`reserve`](Self::reserve) wrote `receipt`: refunds what each
-    /// of `settlements` specifies, as far as it is still charged.
+    /// Settles `charges`, for which [`reserve`](Self::reserve) wrote `receipt`: refunds the unused
+    /// units in `settlements`, as far as they are still charged, and releases the leases.
     ///
     /// Some refunds are limited:
     ///
     /// - Limits that count denied requests refund nothing.
     /// - If the key has been stored under other parameters since the charge, only leases are
     ///   released.
-    /// - After a reset of the key there is nothing to refund. Units that other clients were charged
-    ///   since then at the same instant or in the same window cannot be told from it, and are
-    ///   refunded as far as they are there.
+    /// - After a reset of the key there is nothing to refund. But charges that other clients have
+    ///   made since then at the same instant, or in the same window, look the same and are refunded
+    ///   instead.
     /// - More than a minute after the charge, a schedule refunds only what cannot have drained
     ///   since then, judging by the clock alone.
     ///
     /// # Errors
     ///
-    /// [`StoreError`] if not everything was refunded, or if that is unknown. What was not refunded
-    /// stays charged, and leases expire by themselves.
+    /// [`StoreError`] if not everything was refunded, or if that is unknown. The rest stays
+    /// charged, and leases expire by themselves.
     pub async fn settle(
         &self,
         charges: &[Charge<'_>],

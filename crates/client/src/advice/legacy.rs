@@ -1,4 +1,4 @@
-//! The `X-RateLimit-*` headers, whose meaning differs between services.
+//! The `X-RateLimit-*` headers. Their meaning differs between services.
 
 use http::HeaderMap;
 use tidegate_core::{Span, Timestamp};

@@ -1,4 +1,4 @@
-//! What a server says about its limits: when to retry, and how many requests are left until when.
+//! Advice of a server about its limits: when to retry, and how many requests are left until when.
 //!
 //! Servers use a dozen formats, with any status. All of them are reduced to two values: a [`Wait`]
 //! for the request that was sent, and a [`Standing`] for later ones. A malformed header is ignored,
@@ -43,8 +43,8 @@ pub struct Standing {
     pub reset_after: Span,
 }
 
-/// What a response says about the server's limits. Empty if it says nothing, or nothing that can be
-/// parsed.
+/// The advice in a response about the server's limits. Empty if it says nothing, or nothing that
+/// can be parsed.
 ///
 /// # Examples
 ///

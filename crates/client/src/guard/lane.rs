@@ -114,7 +114,7 @@ impl Lane {
         }
     }
 
-    /// Waits while the server wants no requests, whichever response said so.
+    /// Waits while the server wants no requests, whichever response asked for that.
     pub(crate) async fn left_alone(&self, clock: &Clock) {
         loop {
             let now = clock.now();

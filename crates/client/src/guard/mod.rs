@@ -59,7 +59,7 @@ pub struct Call<'a> {
 /// For every admitted request either [`Self::leave`] is called, or its pass is dropped, because it
 /// was cancelled or rejected by an inner layer.
 pub trait Guard: Send + Sync + 'static {
-    /// What a request holds while it is in flight.
+    /// The state of a request in flight, such as a permit.
     type Pass: Send + 'static;
 
     /// Admits a request, now or after a wait.

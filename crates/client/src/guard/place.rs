@@ -9,7 +9,7 @@ use tokio::runtime::Handle;
 use super::lane::Lane;
 use crate::Clock;
 
-/// What was charged for a request, and where.
+/// The charge of a request, and its store.
 pub(super) struct Charged<S> {
     pub(super) store: Arc<S>,
     pub(super) limits: Arc<Limits>,
@@ -21,7 +21,7 @@ pub(super) struct Charged<S> {
 /// once if the store can do that without waiting, or else in a task of its own.
 pub(super) struct Place<S: Store + 'static> {
     held: Option<(Charged<S>, S::Receipt)>,
-    /// What is refunded: everything, as long as nothing was sent.
+    /// The refund on release: all units, until the request is sent.
     settlement: Settlement,
     lane: Arc<Lane>,
     clock: Clock,

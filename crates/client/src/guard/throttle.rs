@@ -37,9 +37,9 @@ pub struct ThrottleGuard<S> {
     clock: Clock,
 }
 
-/// Returns a limit of `rate`, such as `100/s`, that evenly spaces requests: for this example one
-/// per hundredth of a second, and never more than a hundred in any window of one second. It suits
-/// servers with any algorithm.
+/// Returns a limit that spaces requests evenly, which suits a server with any algorithm. With a
+/// `rate` of `100/s` it admits one request per hundredth of a second, and at most a hundred in any
+/// window of one second.
 ///
 /// # Errors
 ///

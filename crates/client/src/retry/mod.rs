@@ -73,7 +73,7 @@ pub(crate) struct Shared {
     rng: Mutex<Rng>,
 }
 
-/// What [`Retry`] did, in the extensions of a response that is not the first, or that would have
+/// A report of [`Retry`], in the extensions of a response that is not the first, or that would have
 /// been retried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retried {

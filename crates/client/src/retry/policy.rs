@@ -15,20 +15,20 @@ use crate::{
 /// Decides whether to retry, and when.
 ///
 /// The wait before a retry is [what the server asked for, plus a backoff](Backoff::wait_after) with
-/// jitter. So a retry is never earlier than the server asked, and clients that were told the same
-/// time do not retry together.
+/// jitter. So a retry is never earlier than the server asked, and clients with the same advice do
+/// not retry together.
 #[derive(Clone, Copy, Debug)]
 pub struct RetryPolicy {
     /// The wait if the server names none, and an addition to it if it does.
     pub backoff: Backoff,
-    /// The most times that a request is sent; 4. With 1 there are no retries.
+    /// The most times that a request is sent; 4. With 1, requests are not retried.
     pub max_tries: u32,
     /// The longest wait that a server may ask for; 60 s. If it asks for more, its response is
     /// returned at once.
     pub max_wait: Span,
-    /// The deadline of the whole call, with its waits; 2 min. There is no wait for a retry that
-    /// could not start in time. A try that is in flight at the deadline is cancelled, but not a
-    /// response whose body has begun.
+    /// The deadline of the whole call, with its waits; 2 min. A retry that could not start in time
+    /// is not waited for. A try that is in flight at the deadline is cancelled, but not a response
+    /// whose body has begun.
     pub deadline: Span,
     /// How to treat requests that are not idempotent.
     pub non_idempotent: NonIdempotent,
@@ -74,13 +74,13 @@ pub struct Attempt<'a> {
     pub safety: Safety,
     /// The outcome of the try.
     pub seen: Seen<'a>,
-    /// What the response says about the server's limits.
+    /// The advice in the response about the server's limits.
     pub advice: Advice,
     /// Whether the request can be sent again, because its body was kept.
     pub replayable: bool,
 }
 
-/// What to do after a try.
+/// The next step after a try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// Return the outcome: no retry is needed.

@@ -31,8 +31,8 @@ pub(crate) trait Sender: Send {
     /// Returns whether the request can be sent again.
     fn is_replayable(&self) -> bool;
 
-    /// Returns whether this error means that nothing was sent: by the application's function
-    /// `told`, or else by default.
+    /// Returns whether this error means that nothing was sent. Uses the application's function
+    /// `told` if there is one.
     fn never_sent(&self, error: &(dyn StdError + 'static), told: Option<NeverSent>) -> bool {
         told.map_or_else(|| connection_refused(error), |told| told(error))
     }
@@ -79,7 +79,7 @@ enum Tried<A> {
     Answer(A, Advice),
     /// It failed. The second value says whether anything was sent.
     Failed(BoxError, Seen<'static>),
-    /// An inner layer of this crate rejected the request, and that decision stands.
+    /// An inner layer of this crate rejected the request, which is final.
     KeptBack(Error),
 }
 

@@ -19,7 +19,7 @@ pub enum Seen<'a> {
         /// The headers of the response.
         headers: &'a HeaderMap,
     },
-    /// Nothing was sent, because there was no connection.
+    /// Nothing was sent, because the connection failed.
     NeverSent,
     /// The request was sent, and no response arrived. It is unknown whether the server processed
     /// it.

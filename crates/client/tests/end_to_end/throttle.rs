@@ -171,7 +171,7 @@ async fn strangers_lose_nothing_and_are_done_in_time() {
         assert_eq!(server.asked() as u64, 1_000 + refused, "nothing is lost");
         // 50 at once, and then 50 per second.
         within(took, 19_000);
-        // A refused client waits for the time that it was told: one second.
+        // A refused client waits for the time in the response: one second.
         assert!(refused <= 50 * 20, "{refused}");
     }
 }

@@ -262,7 +262,7 @@ impl Direction {
     }
 }
 
-/// Parses an address such as `3999 127.0.0.1:6381`. An empty host stands for the node that replied.
+/// Parses an address such as `3999 127.0.0.1:6381`. An empty host means the node that replied.
 fn target(details: Option<&str>) -> Option<(String, u16)> {
     let (_, address) = details?.split_once(' ')?;
     let (host, port) = address.rsplit_once(':')?;

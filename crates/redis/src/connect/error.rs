@@ -98,7 +98,7 @@ pub enum ConnectError {
     Nonsense {
         /// The server's address.
         address: Address,
-        /// What was wrong with the reply.
+        /// The defect of the reply.
         problem: String,
     },
     /// Some slots of the cluster have no node that serves them.

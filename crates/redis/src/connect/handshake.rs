@@ -103,7 +103,7 @@ fn certificates(settings: &Settings) -> Option<TlsCertificates> {
     })
 }
 
-/// The reply to `HELLO`: what a server says about itself.
+/// The reply to `HELLO`, in which a server describes itself.
 #[derive(Debug, Default)]
 struct Hello {
     version: String,

@@ -1,7 +1,7 @@
 //! Connections to Redis: to one server, to the primary that Sentinels name, or to a cluster.
 //!
-//! Nothing here waits for a server that is down. A command is sent again only if the server said
-//! that it did nothing. All queues and waits are bounded.
+//! Nothing here waits for a server that is down. A command is sent again only if the server has
+//! replied that it did not execute it. All queues and waits are bounded.
 
 mod breaker;
 mod cluster;
@@ -54,7 +54,7 @@ pub struct Health {
     pub up: usize,
     /// Number of cluster slots that no node serves; 0 without a cluster.
     pub undecided_slots: usize,
-    /// What is wrong, as an error that says what to do; `None` if all is well.
+    /// The current problem, as an error that says what to do; `None` if all is well.
     pub trouble: Option<ConnectError>,
     /// Server settings that will lose counts sooner or later, as messages that say what to do.
     pub warnings: Vec<String>,

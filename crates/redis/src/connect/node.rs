@@ -52,7 +52,7 @@ pub(super) enum Place {
 }
 
 impl Place {
-    /// Completes when the server at `address` works but is no longer the primary.
+    /// Completes when another server has replaced the one at `address` as the primary.
     async fn replaced(&self, address: &Address) {
         match self {
             Self::At(..) => std::future::pending().await,
@@ -191,7 +191,7 @@ impl Node {
         !self.is_up() && *self.tried.borrow()
     }
 
-    /// Stops using the server for now, because a reply showed that it is no longer the right one.
+    /// Stops using the server for now, because a reply showed that it has lost its role.
     pub(super) fn give_up(&self) {
         self.shared.trip();
     }
@@ -247,7 +247,7 @@ async fn keep(
                 *lock(&shared.trouble) = None;
                 let since = Instant::now();
                 let up = || {
-                    // There is no receiver once the node is dropped.
+                    // The receiver is gone once the node is dropped.
                     let _ = tried.send(true);
                 };
                 serve(&shared, (&place, &address), connections, &settings, up).await;

@@ -4,9 +4,9 @@
 //! epoch, for which a majority of the Sentinels has voted, so a higher epoch is always the newer
 //! configuration, whichever Sentinel reports it.
 //!
-//! - A primary that works is left if a Sentinel reports a higher epoch, or if a majority of the
-//!   *configured* Sentinels names another server with an epoch that is not lower. Missing answers
-//!   and a stale minority change nothing.
+//! - A primary that works is left in two cases: a Sentinel reports a higher epoch, or a majority of
+//!   the *configured* Sentinels names another server with an epoch that is not lower. Missing
+//!   answers and a stale minority change nothing.
 //! - If no primary is known, the highest epoch wins, and among equal epochs the most votes. One
 //!   answer is then enough; otherwise a server could not start while most Sentinels are down.
 
@@ -45,7 +45,7 @@ pub(super) struct Sentinels {
     epoch: AtomicU64,
 }
 
-/// What one Sentinel reports.
+/// The report of one Sentinel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Report {
     address: Address,

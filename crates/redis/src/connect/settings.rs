@@ -56,8 +56,8 @@ pub enum Topology {
     Standalone(Address),
     /// A primary whose address the Sentinels report.
     Sentinel {
-        /// All Sentinels of the primary. A primary that works is left only if a majority of them,
-        /// or a newer configuration, says so. To find a primary, one answer is enough.
+        /// All Sentinels of the primary. A primary that works is left only for one that a majority
+        /// of them, or a newer configuration, names. To find a primary, one answer is enough.
         sentinels: Vec<Address>,
         /// The name by which the Sentinels know the primary.
         primary: String,

@@ -1,9 +1,9 @@
 //! Denial cache (a negative cache): a request that was just denied is denied again without a call
 //! to Redis.
 //!
-//! A denial names the instant until which it stands, unless units are refunded. It is cached until
-//! then, but never longer than the configured maximum, after which a refund on another node is
-//! noticed. Concurrency limits are not cached, because their leases are released all the time.
+//! A denial names the instant until which it is in force, unless units are refunded. It is cached
+//! until then, but never longer than the configured maximum, after which a refund on another node
+//! is noticed. Concurrency limits are not cached, because their leases are released all the time.
 //!
 //! A reply from Redis is already old when it arrives. It is cached only if no denial of its keys
 //! was invalidated since the request was sent. The cache has a fixed number of slots, each with the
@@ -259,13 +259,13 @@ fn worth_keeping(charges: &[Charge<'_>], outcomes: &[Outcome]) -> Option<Span> {
         .filter(|(shadow, outcome)| !shadow && !outcome.allowed);
     let wait = |outcome: &Outcome| match outcome.retry_after {
         Retry::After(span) => span,
-        // The caller bounds the wait by its maximum, so the longest span stands for "never".
+        // The caller bounds the wait by its maximum, so the longest span can represent "never".
         Retry::Never => Span::from_micros(u64::MAX),
     };
     denying.map(|(_, outcome)| wait(outcome)).max()
 }
 
-/// Returns `outcome` as it is `passed` later.
+/// Returns `outcome` with its waits shortened by `passed`.
 fn later(outcome: &Outcome, passed: Span) -> Outcome {
     let left = |span: Span| Span::from_micros(span.as_micros().saturating_sub(passed.as_micros()));
     Outcome {

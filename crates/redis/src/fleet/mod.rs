@@ -7,8 +7,8 @@
 //!                  └─▶ denied, without a call
 //! ```
 //!
-//! What Redis admits is also charged to this node's share of the limits. So if Redis becomes
-//! unreachable, a client that has spent its limit does not get a fresh one.
+//! Requests that Redis admits are also charged to this node's share of the limits. So if Redis
+//! becomes unreachable, a client that has spent its limit does not get a fresh one.
 
 mod census;
 mod denials;
@@ -168,8 +168,8 @@ impl Fleet {
     }
 
     /// Waits for Redis, at most as long as a decision may take (which may need several calls), and
-    /// at most `within`. If there is no time left, Redis is not called: the caller would never
-    /// learn of the charge.
+    /// at most `within`. If the time is up already, Redis is not called, because the caller would
+    /// never learn of the charge.
     async fn in_time<T>(
         &self,
         asked: impl Future<Output = Result<T, StoreError>>,

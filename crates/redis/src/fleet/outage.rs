@@ -6,8 +6,8 @@
 //!   exact ──────────────────────▶ lost (logged) ─────────────────────────▶ exact (logged)
 //! ```
 //!
-//! A loss that begins shortly after the end of the last one is logged only if it lasts, so that a
-//! Redis that answers now and then does not fill the log.
+//! A loss that begins shortly after the end of the last one is logged only if it lasts. So a Redis
+//! that answers only now and then does not fill the log.
 
 use std::sync::{
     Mutex, PoisonError,
@@ -63,7 +63,7 @@ struct Loss {
     policy: u64,
 }
 
-/// What to log when decisions are exact again.
+/// A summary of an outage, logged when decisions are exact again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Over {
     /// From the first decision that fell back to the first decision by Redis after the last

@@ -1,8 +1,8 @@
 //! Charges with a receipt, and settles them, whether Redis is reachable or not.
 //!
 //! If Redis decides, this node's share is charged and settled as well. If it is unreachable, only
-//! this node's share is. What was charged there is also settled there, even if Redis is reachable
-//! again by then.
+//! this node's share is. Such a charge is settled on the share too, even if Redis is reachable
+//! again in the meantime.
 
 use tidegate_core::{
     Charge, Decided, Decision, Effect, Outcome, Question, Receipt, Renewal, Settlement, Timestamp,
@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::{Fleet, denials::Forgetting};
 use crate::{RedisReceipt, StoreError};
 
-/// What a decision charged, in Redis and to this node's share.
+/// The charges of a decision, in Redis and to this node's share.
 #[derive(Debug)]
 pub struct FleetReceipt(Charged);
 

@@ -11,8 +11,8 @@ use tidegate_core::{
 use super::{ASK_AGAIN, Fleet};
 
 impl Fleet {
-    /// Repeats on this node's share what Redis did: charges what Redis admitted, as far as the
-    /// share goes, and refunds what Redis refunded, as far as this node was charged it.
+    /// Applies a decision of Redis to this node's share. Charges what Redis admitted, as far as the
+    /// share allows. Refunds what Redis refunded, as far as it was charged to the share.
     pub(super) fn keep_warm(&self, question: &Question<'_, '_>, effect: Effect) {
         let now = question.now;
         let charge_local = |shared: &Charge<'_>| {

@@ -136,7 +136,7 @@ fn deeds() -> impl Strategy<Value = Vec<Deed>> {
     prop::collection::vec(deed, 1..=60)
 }
 
-/// A limit of `kind`, with up to 12 units, whose period is at most 200 microseconds.
+/// A limit of `kind`, with up to 12 units and a period of up to 200 microseconds.
 fn limit(kind: Kind) -> impl Strategy<Value = Limit> {
     (1..=12_u64, 1..=7_u64, 1..=200_u64, 1..=5_u32).prop_filter_map("sound", move |numbers| {
         let (count, per, period, buckets) = numbers;

@@ -156,8 +156,7 @@ async fn reserve(node: &Fleet, limits: &Limits) -> (Decision, Source, Option<Fle
     (decided.decision, decided.source, receipt)
 }
 
-/// Settles a receipt, and returns where it was charged. What was charged to this node is refunded
-/// at once.
+/// Settles a receipt, and returns where it was charged. A charge to this node is refunded at once.
 async fn settle(node: &Fleet, limits: &Limits, receipt: Option<FleetReceipt>) -> Source {
     let charges = [Charge::new(b"key", limits, Cost::ONE).unwrap()];
     let now = Timestamp::from_micros(START);
@@ -291,7 +290,7 @@ async fn who_has_not_heard_of_his_renewal_has_not_lost_his_place() {
 }
 
 /// The server answers after the caller has stopped waiting, but before the connection times out.
-/// What it charged is refunded.
+/// Its charge is refunded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_place_that_nobody_waits_for_any_more_is_given_back() {
     let redis = tokio::task::block_in_place(RedisServer::start);

@@ -170,7 +170,7 @@ async fn reservations_are_exact_while_their_slot_moves() {
     let cluster = tokio::task::block_in_place(RedisCluster::start);
     reserve_through(&cluster, Kind::TokenBucket, &["one"]).await;
     reserve_through(&cluster, Kind::EpochWindow, &["two"]).await;
-    // Several rules with one hash tag, whose keys are on two nodes for a time.
+    // Several rules with one hash tag. Their keys are on two nodes for a time.
     reserve_through(&cluster, Kind::TokenBucket, &["{x}one", "{x}two"]).await;
     reserve_through(&cluster, Kind::Log, &["{y}one", "{y}two", "{y}new"]).await;
 }

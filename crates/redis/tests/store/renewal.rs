@@ -11,7 +11,7 @@ use tidegate_redis::RedisStore;
 
 use crate::{START, differential::strategies::Kind, server::Server};
 
-/// What happens to a key before its lease is renewed.
+/// The change to a key before its lease is renewed.
 #[derive(Clone, Copy, Debug)]
 enum Meanwhile {
     Nothing,
@@ -34,8 +34,8 @@ struct Case {
     period: u64,
     lease: u64,
     meanwhile: Meanwhile,
-    /// The lease is renewed when the limit of this index has reset. If there is no such limit, it
-    /// is renewed after this many half leases.
+    /// The lease is renewed when the limit of this index has reset. Without a limit of this index,
+    /// it is renewed after this many half leases.
     which: usize,
     /// 0 renews one microsecond earlier, 1 exactly then, 2 one microsecond later.
     nudge: u64,

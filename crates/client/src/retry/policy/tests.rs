@@ -173,7 +173,7 @@ fn the_budget_pays_for_what_it_is_told() {
 
 proptest! {
     /// A wait is at least what the server asked for. It exceeds that by at most the longest backoff
-    /// or half of what was asked, whichever is larger, and it never ends past the deadline.
+    /// or half of that wait, whichever is larger, and it never ends past the deadline.
     #[test]
     fn waits_stay_within_their_bounds(
         number in 1..100_u32,

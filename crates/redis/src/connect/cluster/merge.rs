@@ -3,7 +3,7 @@
 //! A node that is partitioned from its cluster keeps its last map, and cannot know that a replica
 //! has taken over its slots. So each slot goes to the node that claims it with the highest
 //! configuration epoch, which is also how the nodes themselves resolve conflicts. Views of nodes
-//! that report `cluster_state:fail` are used only if there are no others.
+//! that report `cluster_state:fail` are used only if every node that answered reports it.
 
 use super::{
     super::{settings::Address, slots::SLOTS},

@@ -155,8 +155,7 @@ fn claims(slots: &Value, nodes: &Nodes, informant: &Address) -> Option<Vec<Claim
         .collect()
 }
 
-/// Parses `[first, last, [host, port, id, …], …]`. A missing host stands for the node that
-/// answered.
+/// Parses `[first, last, [host, port, id, …], …]`. A missing host means the node that answered.
 fn claim(entry: &Value, nodes: &Nodes, informant: &Address) -> Option<Claim> {
     let Value::Array(parts) = entry else {
         return None;

@@ -163,8 +163,8 @@ fn a_denial_is_of_one_key_one_limit_and_one_cost() {
     assert!(!denials.recall(&[dear, charge("b", &limits, 2)], at(1), &mut outcomes));
 }
 
-/// For example a rule that is put in shadow mode during a decision, or one of several quotas that
-/// is no longer the one that decides.
+/// For example a rule that is put in shadow mode during a decision, or a quota that ceases to be
+/// the deciding one of several.
 #[test]
 fn what_only_counts_is_not_denied_by_what_the_same_numbers_denied() {
     let (denials, limits, mut outcomes) = (Denials::default(), limits("2/h"), Vec::new());
