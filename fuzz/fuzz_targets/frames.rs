@@ -1,5 +1,8 @@
-//! Splits one input into messages: `| seconds since the last, 1 byte | sender, 1 byte | length, 2
-//! bytes | message |`.
+//! Splits one input into messages:
+//!
+//! ```text
+//! | seconds since the last, 1 byte | sender, 1 byte | length, 2 bytes | message |
+//! ```
 
 /// A message, with the time since the previous one in seconds.
 pub struct Frame<'i> {

@@ -11,7 +11,7 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// All tries failed. The source is the error of the last one.
+    /// The last try failed, and the request is not sent again. The source is the error of that try.
     #[error("no answer after {tries} {}: {gave_up}", if *.tries == 1 { "try" } else { "tries" })]
     Failed {
         /// How often the request was sent.

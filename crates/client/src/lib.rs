@@ -1,5 +1,4 @@
-//! A client for services that limit their rate: it retries when the server allows it, and not
-//! before.
+//! A client for rate-limited services: it retries when the server allows it, and not before.
 //!
 //! ```text
 //! retry      Retry              retries requests

@@ -70,12 +70,12 @@ pub(crate) enum Intent {
     Charge,
     /// Charge if admitted, and return receipts for a later refund.
     Reserve,
-    /// Charge nothing; report what a charge that follows would be decided on.
+    /// Charge nothing; find out whether a charge that follows would be admitted.
     Foresee,
     /// Charge only the limits that count denied requests, because another slot has denied the
     /// request.
     Deny,
-    /// Charge nothing; report what a charge would be answered.
+    /// Charge nothing; give the answer that a charge would get.
     Peek,
     /// Charge nothing; report the current state of the limits.
     Look,

@@ -1,5 +1,9 @@
 //! Encodes the numbers of a charge's limits as a program for the script, and states as values.
 //!
+//! A kernel is the counting method of one or more algorithms. For example, the schedule is the
+//! theoretical arrival time of GCRA and of continuous token and leaky buckets. A member is a kernel
+//! with its numbers; several limits of a rule may share one.
+//!
 //! A value is binary. Numbers are big-endian; an instant or a count takes 7 bytes.
 //!
 //! ```text

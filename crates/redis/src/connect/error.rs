@@ -62,13 +62,13 @@ pub enum ConnectError {
         "Redis at {0} is a read-only replica; name the primary, or name its Sentinels so that it is found"
     )]
     Replica(Address),
-    /// The address of a standalone server is a node of a cluster.
+    /// A node of a cluster was configured as a standalone server.
     #[error("Redis at {0} is a node of a cluster; write `redis: {{cluster: [redis://{0}]}}`")]
     IsCluster(Address),
-    /// The address of a cluster node is a standalone server.
+    /// A standalone server was configured as a node of a cluster.
     #[error("Redis at {0} is no node of a cluster; write `redis: redis://{0}`")]
     NotCluster(Address),
-    /// The address of a server is a Sentinel.
+    /// A Sentinel was configured as a server.
     #[error(
         "Redis at {0} is a Sentinel; write `redis: {{sentinel: [redis://{0}], primary: NAME}}`"
     )]
@@ -93,7 +93,7 @@ pub enum ConnectError {
         /// The server's error message.
         problem: String,
     },
-    /// The server's reply is not one that Redis gives.
+    /// The server replied, but not as Redis does.
     #[error("Redis at {address} answered what makes no sense: {problem}; is it Redis?")]
     Nonsense {
         /// The server's address.

@@ -29,8 +29,8 @@ use super::{
 /// partitioned from them does not know that it was replaced, and answers as before.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
-/// Timeout of one Sentinel, including the connection. No decision waits for it, so it is longer
-/// than their timeout.
+/// Timeout of one Sentinel, including the connection. No decision waits for it, so it is
+/// independent of their timeout.
 const SENTINEL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The configured Sentinels of one primary.

@@ -3,7 +3,8 @@
 //!
 //! A denial names the instant until which it is in force, unless units are refunded. It is cached
 //! until then, but never longer than the configured maximum, after which a refund on another node
-//! is noticed. Concurrency limits are not cached, because their leases are released all the time.
+//! is noticed. Denials by concurrency limits are not cached, because their leases are released all
+//! the time.
 //!
 //! A reply from Redis is already old when it arrives. It is cached only if no denial of its keys
 //! was invalidated since the request was sent. The cache has a fixed number of slots, each with the

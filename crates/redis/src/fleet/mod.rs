@@ -39,10 +39,10 @@ use crate::{Redis, RedisStore, StoreError};
 /// Retry-after of a denial by the `closed` policy.
 const ASK_AGAIN: Span = Span::from_secs(1);
 
-/// Settings of a node of a fleet that do not depend on Redis.
+/// How a node of a fleet decides without Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FleetSettings {
-    /// Decides while Redis is unreachable, for rules without a policy of their own; default
+    /// The failure policy of rules without one of their own, while Redis is unreachable; default
     /// [`OnFailure::Local`].
     pub on_failure: OnFailure,
     /// This node's share of every limit while Redis is unreachable; default [`NodeShare::Auto`].

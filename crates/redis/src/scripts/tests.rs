@@ -495,7 +495,7 @@ fn a_denial_costs_redis_no_more_than_an_admission() {
     }
 }
 
-/// 1,000 sub-windows are full, and all but one of them have expired.
+/// 1,000 sub-windows hold a request each, and later all but one of them have expired.
 #[test]
 fn the_most_buckets_are_passed_once_a_decision() {
     let counter = Algorithm::SlidingWindowCounter {

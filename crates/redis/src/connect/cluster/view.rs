@@ -15,8 +15,8 @@ use super::super::{
     slots::SLOTS,
 };
 
-/// Timeout of reading one node's view, including the connection. It is longer than the timeout of a
-/// decision, because no decision waits for it.
+/// Timeout of reading one node's view, including the connection. It is independent of the timeout
+/// of a decision, because no decision waits for it.
 pub(super) const VIEW_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// One node's view of the cluster.
