@@ -58,6 +58,9 @@ for i = 1, count do
   if value ~= '' and byte(value) >= HAS_LEDGER then
     local block_end
     block_end, ledgers[i], values[i] = open_value(value)
+    if kept_until(ledgers[i]) <= now then
+      ledgers[i] = ''
+    end
     local rank = block_end and (block_end == 0 and math.huge or block_end) or 0
     if rank > now and effect ~= 'look' and not (longest and rank <= longest) then
       longest, blocked = rank, {3, now, i - 1, block_end}
@@ -150,12 +153,7 @@ for i = 1, count do
   if is_charged then
     local states, expires = charged(program, values[i], before, clamps)
     all_states[i] = states
-    local till = kept_until(ledger)
-    if till <= now then
-      ledger = ''
-    elseif till > expires then
-      expires = till
-    end
+    expires = max(expires, kept_until(ledger))
     if expires > now then
       lives[i] = floor((expires - now) / 1000) + slack
       writes[i] = program[1] .. table.concat(states)

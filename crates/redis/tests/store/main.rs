@@ -7,6 +7,7 @@ mod differential;
 mod fleet;
 mod moving;
 mod operate;
+mod refunds;
 mod renewal;
 mod rollout;
 mod server;
