@@ -75,7 +75,7 @@ fn before([one, other]: [SocketAddr; 2]) -> (Server, SocketAddr) {
     let server = Server::start_in(Scratch::new(), &format!("{EVERY_DOOR}proxy:\n{config}"));
     // The proxy listener is opened before the admin listener, so its log line was read already.
     let said = server.said().replace('"', "");
-    let line = said.lines().find(|line| line.contains("door=proxy"));
+    let line = said.lines().find(|line| line.contains("listener=proxy"));
     let address = line.and_then(|line| line.split("address=").nth(1)).unwrap();
     (server, address.trim().parse().unwrap())
 }
@@ -230,7 +230,7 @@ fn an_outage_of_an_upstream_is_told_of_once_and_so_is_its_end() {
     let address = format!("http://127.0.0.1:{port}");
     server.wait_for(&[
         "WARN",
-        "begins to fail",
+        "upstream endpoint failing",
         "upstream=app",
         &address,
         "unreachable",
@@ -247,9 +247,9 @@ fn an_outage_of_an_upstream_is_told_of_once_and_so_is_its_end() {
     });
     assert_eq!(Ask::get(proxy, "/").send().status, 200);
     answering.join().unwrap();
-    let next = server.wait_for(&["an address of an upstream"]);
+    let next = server.wait_for(&["endpoint"]);
     assert!(
-        next.contains("answers again") && next.contains("INFO"),
+        next.contains("endpoint recovered") && next.contains("INFO"),
         "{next}"
     );
 }

@@ -32,7 +32,7 @@ fn parsed(line: &str) -> Value {
 }
 
 #[test]
-fn every_request_is_a_line_without_secrets() {
+fn every_request_is_logged_without_secrets() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("access.log");
     let upstream = Upstream::answering(OK);
@@ -63,7 +63,7 @@ fn every_request_is_a_line_without_secrets() {
 }
 
 #[test]
-fn an_answer_that_breaks_off_says_whose_doing_it_was() {
+fn an_aborted_response_is_logged_with_its_reason() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("access.log");
     let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\no");
@@ -80,7 +80,7 @@ fn an_answer_that_breaks_off_says_whose_doing_it_was() {
 }
 
 #[test]
-fn what_a_call_came_to_is_written_wherever_it_stands() {
+fn the_grpc_status_is_logged_from_headers_or_trailers() {
     for (answer, expected) in [
         (
             "HTTP/1.1 200 OK\r\ngrpc-status: 12\r\ncontent-length: 0\r\n\r\n",
@@ -103,7 +103,7 @@ fn what_a_call_came_to_is_written_wherever_it_stands() {
 }
 
 #[test]
-fn what_was_denied_and_who_has_left_is_written_too() {
+fn denied_and_abandoned_requests_are_logged() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("access.log");
     let upstream = Upstream::silent();
@@ -149,7 +149,7 @@ rules: [{{name: all, limits: [1/h]}}]
 }
 
 #[test]
-fn a_log_that_was_moved_away_is_opened_once_more() {
+fn a_rotated_log_is_reopened() {
     let folder = tempfile::tempdir().unwrap();
     let [path, moved] = ["access.log", "access.log.1"].map(|name| folder.path().join(name));
     let upstream = Upstream::answering(OK);
@@ -167,7 +167,7 @@ fn a_log_that_was_moved_away_is_opened_once_more() {
 }
 
 #[test]
-fn whom_the_proxy_could_not_ask_is_named_with_the_reason() {
+fn an_upstream_failure_is_logged_with_its_reason() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("access.log");
     let url = format!("http://{}", Upstream::nobody());
@@ -197,7 +197,7 @@ proxy:
 }
 
 #[test]
-fn whose_it_was_is_named_though_it_went_nowhere() {
+fn the_upstream_is_logged_for_requests_that_never_reached_it() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("access.log");
     let upstream = Upstream::silent();
@@ -253,7 +253,7 @@ fn chat(door: &Door) -> Client {
 }
 
 #[test]
-fn a_connection_that_was_upgraded_is_not_whole_where_the_end_of_the_server_cuts_it() {
+fn an_upgraded_connection_cut_by_the_shutdown_is_logged_as_incomplete() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("access.log");
     let upstream = echo();
@@ -270,14 +270,18 @@ fn a_connection_that_was_upgraded_is_not_whole_where_the_end_of_the_server_cuts_
 }
 
 #[test]
-fn a_connection_that_was_upgraded_is_written_when_it_ends() {
+fn an_upgraded_connection_is_logged_when_it_ends() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("access.log");
     let upstream = echo();
     let door = Door::with(upstream.url(), &format!("access_log: {}", path.display()));
     let client = chat(&door);
     door.live.log().unwrap().finish();
-    assert_eq!(fs::read_to_string(&path).unwrap(), "", "it goes on");
+    assert_eq!(
+        fs::read_to_string(&path).unwrap(),
+        "",
+        "the connection is still open"
+    );
     drop(client);
     let line = parsed(&lines(&door, &path, 1)[0]);
     assert_eq!(
@@ -288,7 +292,7 @@ fn a_connection_that_was_upgraded_is_written_when_it_ends() {
 }
 
 #[test]
-fn a_log_that_is_made_is_not_for_everybody() {
+fn a_new_log_is_not_world_readable() {
     use std::os::unix::fs::PermissionsExt as _;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("access.log");

@@ -44,7 +44,7 @@ const GET: &str = "GET / HTTP/1.1\r\n";
 /// The upstream has 4 workers that take 10 ms a request, and gets a request every 1,250 us: twice
 /// its capacity.
 #[test]
-fn an_upstream_that_is_asked_for_twice_what_it_can_do_takes_no_more_than_four_times_as_long() {
+fn an_overloaded_upstream_is_at_most_four_times_slower() {
     const WORKERS: usize = 4;
     const TAKES: u64 = 10_000;
     const EVERY: u64 = 1_250;
@@ -95,7 +95,7 @@ fn an_upstream_that_is_asked_for_twice_what_it_can_do_takes_no_more_than_four_ti
     );
     assert!(
         (TAKES..=4 * TAKES).contains(&slowest),
-        "the slowest took {slowest} us in the end"
+        "the slowest request took {slowest} us at the end"
     );
     let told = metric(
         &door,
@@ -108,7 +108,7 @@ fn an_upstream_that_is_asked_for_twice_what_it_can_do_takes_no_more_than_four_ti
 }
 
 #[test]
-fn the_lower_classes_go_first_and_whoever_is_shed_is_charged_nothing() {
+fn lower_classes_are_shed_first_and_shed_requests_are_not_charged() {
     let mut held = Held::start();
     let classes = ", classes: [{name: health, when: {path: /healthz}}, {name: batch, when: {header.x-kind: batch, ip: {cidr: 127.0.0.0/8}}, share: 50%}, {name: usual, when: {path: /**}, share: 75%}]";
     let rules = "rules: [{name: all, limits: [9/h], algorithm: fixed_window}]";
@@ -152,7 +152,7 @@ fn the_lower_classes_go_first_and_whoever_is_shed_is_charged_nothing() {
 }
 
 #[test]
-fn no_class_is_left_by_being_unclear() {
+fn an_ambiguous_request_does_not_escape_its_class() {
     let mut held = Held::start();
     let classes = ", classes: [{name: batch, when: {header.x-kind: batch}, share: 25%}, {name: usual, when: {path: /**}, share: 50%}]";
     let door = before(&held, &fixed(4, classes), "");
@@ -164,7 +164,7 @@ fn no_class_is_left_by_being_unclear() {
         &long,
     ] {
         let (_, Became::Answered(answer)) = held.ask(&door, unclear) else {
-            panic!("{unclear} was passed on");
+            panic!("{unclear} was forwarded");
         };
         assert_eq!(answer.status, 400, "{unclear}");
         answer.problem();
@@ -174,7 +174,7 @@ fn no_class_is_left_by_being_unclear() {
 
 /// A slow upload gives the upstream no work, so it must not hold a concurrency slot.
 #[test]
-fn who_drips_a_body_keeps_nobody_out() {
+fn a_slow_upload_does_not_hold_a_slot() {
     let mut held = Held::start();
     let door = before(&held, &fixed(1, ""), "");
     let [mut silent, mut dripping] = [0; 2].map(|_| door.connect());
@@ -188,7 +188,7 @@ fn who_drips_a_body_keeps_nobody_out() {
     dripping.send("bc");
     until(|| metric(&door, IN_FLIGHT) == 1);
     let (_, Became::Answered(answer)) = held.ask(&door, GET) else {
-        panic!("whoever has sent all of it has a place");
+        panic!("a fully sent request holds a slot");
     };
     assert_eq!(answer.status, 503);
     drop((silent, dripping));
@@ -206,13 +206,13 @@ fn until_waiting(held: &Held, door: &Door, heads: usize) -> Sender<&'static str>
 }
 
 #[test]
-fn a_grpc_call_is_told_in_its_own_words_that_there_is_no_place() {
+fn a_shed_grpc_call_gets_a_grpc_status() {
     let mut held = Held::start();
     let door = before(&held, &fixed(1, ""), "");
     let (first, _) = held.ask(&door, GET);
     let call = "POST /pkg.Service/Method HTTP/1.1\r\ncontent-type: application/grpc\r\ncontent-length: 0\r\n";
     let (_, Became::Answered(answer)) = held.ask(&door, call) else {
-        panic!("there was a place");
+        panic!("there was a free slot");
     };
     assert_eq!(
         (answer.status, answer.header("grpc-status")),
@@ -222,7 +222,7 @@ fn a_grpc_call_is_told_in_its_own_words_that_there_is_no_place() {
 }
 
 #[test]
-fn an_upstream_that_cannot_be_reached_gets_fewer() {
+fn an_unreachable_upstream_lowers_its_limit() {
     let url = format!("http://{}", Upstream::nobody());
     let settings = "{algorithm: aimd, initial: 20, samples: 1, window: 1ms}";
     let door = Door::open(&file(&url, settings, ""));
@@ -242,7 +242,7 @@ fn customer(name: &str) -> String {
 }
 
 #[test]
-fn a_rule_stretches_while_the_upstream_is_as_fast_as_ever() {
+fn an_elastic_rule_stretches_while_latency_is_low() {
     let mut held = Held::start();
     let door = before(&held, "{samples: 1, room: {latency: 120%}}", STRETCHING);
     let (usual, slow) = (Span::from_millis(100), Span::from_millis(130));
@@ -270,7 +270,7 @@ fn a_rule_stretches_while_the_upstream_is_as_fast_as_ever() {
 }
 
 #[test]
-fn a_rule_stretches_while_few_are_in_flight() {
+fn an_elastic_rule_stretches_while_few_requests_are_in_flight() {
     let mut held = Held::start();
     let adaptive = fixed(4, ", room: {in_flight: 50%}");
     let door = before(&held, &adaptive, STRETCHING);
@@ -293,7 +293,7 @@ fn a_rule_stretches_while_few_are_in_flight() {
 }
 
 #[test]
-fn a_reload_changes_the_numbers_and_keeps_who_is_in_flight() {
+fn a_reload_changes_the_limit_and_keeps_the_in_flight_count() {
     let mut held = Held::start();
     let url = held.upstream.url();
     let reloaded = Reloaded::open(&file(&url, &fixed(2, ""), ""));
@@ -311,13 +311,9 @@ fn a_reload_changes_the_numbers_and_keeps_who_is_in_flight() {
     reloaded.reload(&file(&url, &fixed(3, class), "")).unwrap();
     assert_eq!((metric(door, LIMIT), metric(door, IN_FLIGHT)), (3, 2));
     numbers.extend((0..2).filter_map(|_| is_held(&mut held)));
-    assert_eq!(
-        numbers.len(),
-        3,
-        "one more place, and the two are still taken"
-    );
+    assert_eq!(numbers.len(), 3, "one more slot, and two are still held");
     let shed = "tidegate_proxy_shed_total{upstream=\"app\",class=\"default\"}";
-    assert_eq!(metric(door, shed), 2, "what was counted stays");
+    assert_eq!(metric(door, shed), 2, "the counters are kept");
     // An invalid file changes nothing.
     assert!(reloaded.reload(&file(&url, &fixed(0, ""), "")).is_err());
     assert_eq!(metric(door, LIMIT), 3);
@@ -325,7 +321,7 @@ fn a_reload_changes_the_numbers_and_keeps_who_is_in_flight() {
         format!("proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: '{url}'}}]}}\n");
     reloaded.reload(&plain).unwrap();
     numbers.extend((0..2).filter_map(|_| is_held(&mut held)));
-    assert_eq!(numbers.len(), 5, "nobody counts any more");
+    assert_eq!(numbers.len(), 5, "no limit applies any more");
     for number in numbers {
         assert_eq!(held.release(number).status, 200);
     }

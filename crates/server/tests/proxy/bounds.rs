@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::{door::Door, upstream::Upstream};
 
 #[test]
-fn a_head_that_drips_is_cut_off() {
+fn a_slow_request_head_times_out() {
     let upstream = Upstream::ok();
     let door = Door::with(upstream.url(), "timeouts: {request_head: 200ms}");
     let mut client = door.connect();
@@ -24,7 +24,7 @@ fn a_head_that_drips_is_cut_off() {
 }
 
 #[test]
-fn an_idle_client_is_sent_away() {
+fn an_idle_client_connection_is_closed() {
     let upstream = Upstream::ok();
     let door = Door::with(upstream.url(), "timeouts: {keep_alive: 100ms}");
     let mut client = door.connect();
@@ -33,7 +33,7 @@ fn an_idle_client_is_sent_away() {
 }
 
 #[test]
-fn a_body_that_stops_is_408() {
+fn a_stalled_request_body_is_408() {
     let upstream = Upstream::silent();
     let door = Door::with(upstream.url(), "timeouts: {idle: 100ms}");
     let mut client = door.connect();
@@ -46,7 +46,7 @@ fn a_body_that_stops_is_408() {
 }
 
 #[test]
-fn a_body_that_is_slow_but_comes_is_waited_for() {
+fn a_slow_request_body_is_accepted() {
     let upstream = Upstream::start(|talk| {
         talk.head();
         talk.octets(6);
@@ -65,7 +65,7 @@ fn a_body_that_is_slow_but_comes_is_waited_for() {
 }
 
 #[test]
-fn a_body_that_is_too_large_is_413() {
+fn a_too_large_body_is_413() {
     let upstream = Upstream::silent();
     let door = Door::with(upstream.url(), "max_body: 10");
     let mut client = door.connect();
@@ -76,14 +76,14 @@ fn a_body_that_is_too_large_is_413() {
         (413, Some("close"))
     );
     assert_eq!(answer.problem(), "the body is over the maximum of 10 bytes");
-    assert_eq!(upstream.connections(), 0, "its length said so");
+    assert_eq!(upstream.connections(), 0, "rejected by its declared length");
     let mut client = door.connect();
     client.send("POST / HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n8\r\n12345678\r\n3\r\n123\r\n");
     assert_eq!(client.read_answer(false).status, 413);
 }
 
 #[test]
-fn as_many_header_lines_as_by_default_pass_and_one_more_is_431() {
+fn the_default_number_of_header_lines_is_accepted_and_one_more_is_431() {
     let upstream = Upstream::ok();
     let door = Door::with(upstream.url(), "");
     for (lines, status) in [(99, 200), (100, 431)] {
@@ -119,7 +119,7 @@ fn a_head_that_is_too_large_is_431() {
 
 /// Requests before it are answered as usual.
 #[test]
-fn a_head_that_is_no_request_is_400() {
+fn an_invalid_head_is_400() {
     let upstream = Upstream::ok();
     let door = Door::before(upstream.url());
     let mut client = door.connect();
@@ -130,7 +130,7 @@ fn a_head_that_is_no_request_is_400() {
     assert_eq!(answer.status, 400);
     assert_eq!(
         answer.problem(),
-        "the head is no HTTP/1.1, or could mean several things"
+        "the head is not valid HTTP/1.1, or is ambiguous"
     );
     assert_eq!(client.until_closed(), "");
     let metrics = door.live.exposition();
@@ -139,7 +139,7 @@ fn a_head_that_is_no_request_is_400() {
 }
 
 #[test]
-fn an_answer_that_is_not_read_is_not_waited_for() {
+fn a_response_that_the_client_does_not_read_times_out() {
     let (send, gone) = std::sync::mpsc::channel();
     let send = std::sync::Mutex::new(send);
     let upstream = Upstream::start(move |talk| {
@@ -156,11 +156,11 @@ fn an_answer_that_is_not_read_is_not_waited_for() {
     let mut client = door.connect();
     client.send("GET / HTTP/1.1\r\nhost: h\r\n\r\n");
     let sent: usize = gone.recv_timeout(Duration::from_secs(30)).unwrap();
-    assert!(sent < 50_000_000, "{sent} bytes are somewhere");
+    assert!(sent < 50_000_000, "{sent} bytes are buffered");
 }
 
 #[test]
-fn at_the_bound_the_idlest_connection_makes_room() {
+fn at_the_limit_the_longest_idle_connection_is_closed() {
     let upstream = Upstream::ok();
     let door = Door::with(upstream.url(), "max_connections: 1");
     let mut idle = door.connect();
@@ -172,7 +172,7 @@ fn at_the_bound_the_idlest_connection_makes_room() {
 }
 
 #[test]
-fn at_the_bound_a_connection_at_work_is_not_closed() {
+fn at_the_limit_an_active_connection_is_not_closed() {
     let upstream = Upstream::silent();
     let door = Door::with(upstream.url(), "max_connections: 1");
     let mut at_work = door.connect();
@@ -185,7 +185,7 @@ fn at_the_bound_a_connection_at_work_is_not_closed() {
 }
 
 #[test]
-fn a_client_has_no_more_connections_than_its_bound() {
+fn a_client_cannot_exceed_its_connection_limit() {
     let upstream = Upstream::ok();
     let door = Door::with(upstream.url(), "max_connections_per_client: 1");
     let mut first = door.connect();

@@ -14,13 +14,13 @@ fn answer_of(conduct: impl Fn(&mut Talk) + Send + Sync + 'static) -> Answer {
     let answer = door.get("/");
     assert!(
         !answer.body.contains(&upstream.address.port().to_string()),
-        "an address is told: {answer:?}"
+        "an address is revealed: {answer:?}"
     );
     answer
 }
 
 #[test]
-fn nobody_there_is_502() {
+fn a_refused_connection_is_502() {
     let nobody = Upstream::nobody();
     let answer = Door::before(format!("http://{nobody}")).get("/");
     assert_eq!(answer.status, 502);
@@ -28,14 +28,14 @@ fn nobody_there_is_502() {
 }
 
 #[test]
-fn a_name_that_is_none_is_502() {
+fn an_unresolvable_name_is_502() {
     let answer = Door::with("http://no..where", "timeouts: {connect: 20s}").get("/");
     assert_eq!(answer.status, 502);
     assert!(!answer.body.contains("no..where"), "{answer:?}");
 }
 
 #[test]
-fn what_is_no_http_is_502() {
+fn an_invalid_response_is_502() {
     let garbage: [&'static str; 9] = [
         "SSH-2.0-OpenSSH_9.2\r\n",
         "HTTP/1.1 999999 X\r\n\r\n",
@@ -55,12 +55,12 @@ fn what_is_no_http_is_502() {
         });
         assert_eq!(answer.status, 502, "{octets:?}");
         let problem = answer.problem();
-        assert_eq!(problem, "the service gave no answer that makes sense");
+        assert_eq!(problem, "invalid response from upstream");
     }
 }
 
 #[test]
-fn another_protocol_that_nobody_asked_for_is_502() {
+fn an_unrequested_protocol_switch_is_502() {
     let answer = answer_of(|talk| {
         talk.head();
         talk.send("HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n");
@@ -70,7 +70,7 @@ fn another_protocol_that_nobody_asked_for_is_502() {
 }
 
 #[test]
-fn a_head_that_is_too_large_is_502() {
+fn a_too_large_response_head_is_502() {
     let answer = answer_of(|talk| {
         talk.head();
         talk.send(format!(
@@ -89,7 +89,7 @@ fn a_head_that_is_too_large_is_502() {
 }
 
 #[test]
-fn whoever_hangs_up_without_an_answer_is_502_and_is_not_asked_again() {
+fn a_connection_closed_without_a_response_is_502_and_not_retried() {
     let upstream = Upstream::start(|talk| {
         talk.head();
         talk.close();
@@ -100,7 +100,7 @@ fn whoever_hangs_up_without_an_answer_is_502_and_is_not_asked_again() {
 }
 
 #[test]
-fn whoever_never_answers_is_504() {
+fn an_upstream_that_never_answers_is_504() {
     let answer = answer_of(|talk| {
         talk.head();
         talk.until_closed();
@@ -110,7 +110,7 @@ fn whoever_never_answers_is_504() {
 }
 
 #[test]
-fn half_a_head_is_504() {
+fn an_incomplete_response_head_is_504() {
     let answer = answer_of(|talk| {
         talk.head();
         talk.send("HTTP/1.1 200 OK\r\ncontent-le");
@@ -122,7 +122,7 @@ fn half_a_head_is_504() {
 /// The head was forwarded before the error shows. The client connection breaks off, so that the
 /// client does not mistake half a body for the whole.
 #[test]
-fn a_body_that_is_shorter_than_it_says_breaks_off() {
+fn a_body_shorter_than_its_length_aborts_the_response() {
     for (conduct, begins, failure) in [
         (
             (|talk: &mut Talk| talk.close()) as fn(&mut Talk),
@@ -157,7 +157,7 @@ fn a_body_that_is_shorter_than_it_says_breaks_off() {
         assert!(answer.contains("half"), "{answer}");
         assert!(
             !answer.ends_with("0\r\n\r\n"),
-            "half is taken for all: {answer}"
+            "a truncated response looks complete: {answer}"
         );
         let (metrics, url) = (door.live.exposition(), upstream.url());
         let counted = format!(
@@ -168,7 +168,7 @@ fn a_body_that_is_shorter_than_it_says_breaks_off() {
 }
 
 #[test]
-fn what_comes_after_a_body_is_not_the_next_answer() {
+fn bytes_after_a_body_are_not_the_next_response() {
     let upstream = Upstream::start(|talk| {
         while talk.head().is_some() {
             talk.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nokHTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\npoison");
@@ -184,7 +184,7 @@ fn what_comes_after_a_body_is_not_the_next_answer() {
 
 /// The upstream would read the rest of the request body as the new protocol.
 #[test]
-fn a_switch_before_the_request_is_whole_is_502() {
+fn a_protocol_switch_before_the_end_of_the_request_is_502() {
     let upstream = Upstream::start(|talk| {
         talk.head();
         talk.send(
@@ -200,7 +200,7 @@ fn a_switch_before_the_request_is_whole_is_502() {
 
 /// A response to `HEAD` has no body. Bytes in its place must not be read as the next response.
 #[test]
-fn a_body_where_there_is_none_ends_the_connection() {
+fn an_unexpected_body_closes_the_connection() {
     const BODY: &str = "HTTP/1.1 418 Smuggled\r\ncontent-length: 0\r\n\r\n";
     let upstream = Upstream::start(|talk| {
         while let Some(head) = talk.head() {

@@ -45,7 +45,7 @@ async fn check(client: &mut Client, service: &str) -> Result<Health, Status> {
 }
 
 #[tokio::test]
-async fn calls_and_their_errors_pass() {
+async fn calls_and_their_errors_are_forwarded() {
     let behind = behind();
     let door = before_grpc(&behind, "");
     let mut client = Client::connect(door.listener.local_addr()).await;
@@ -60,7 +60,7 @@ async fn calls_and_their_errors_pass() {
 
 /// The upstream answers each message before the client sends the next.
 #[tokio::test]
-async fn a_stream_in_both_directions_passes_message_by_message() {
+async fn a_bidirectional_stream_is_forwarded_message_by_message() {
     let behind = behind();
     let door = before_grpc(&behind, "");
     let mut client = Client::connect(door.listener.local_addr()).await;
@@ -94,7 +94,7 @@ async fn a_stream_in_both_directions_passes_message_by_message() {
 }
 
 #[tokio::test]
-async fn a_denial_is_resource_exhausted_and_costs_the_service_nothing() {
+async fn a_denial_is_resource_exhausted_and_does_not_reach_the_service() {
     let behind = behind();
     let rules = "rules: [{name: checks, when: {path: /grpc.health.v1.Health/*}, limits: [2/h], algorithm: fixed_window}]";
     let door = before_grpc(&behind, rules);
@@ -113,7 +113,7 @@ async fn a_denial_is_resource_exhausted_and_costs_the_service_nothing() {
 }
 
 #[tokio::test]
-async fn a_service_that_is_not_there_is_unavailable() {
+async fn an_unreachable_service_is_unavailable() {
     let address = Upstream::nobody();
     let door = Door::open(&format!(
         "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: grpc, http2: true, urls: 'http://{address}'}}]}}\n"

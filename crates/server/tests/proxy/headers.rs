@@ -21,7 +21,7 @@ fn told(settings: &str, identity: &str, headers: &[(&str, &str)]) -> Vec<String>
 }
 
 #[test]
-fn a_stranger_does_not_choose_its_address() {
+fn an_untrusted_client_cannot_set_its_address() {
     let claims = [
         ("host", "h.example"),
         ("x-forwarded-for", "6.6.6.6"),
@@ -41,7 +41,7 @@ fn a_stranger_does_not_choose_its_address() {
 }
 
 #[test]
-fn the_host_is_the_first_line() {
+fn host_is_the_first_header_line() {
     let upstream = Upstream::ok();
     let door = Door::before(upstream.url());
     let headers = [("a", "1"), ("host", "h.example"), ("b", "2")];
@@ -52,7 +52,7 @@ fn the_host_is_the_first_line() {
 }
 
 #[test]
-fn a_believed_proxy_is_extended() {
+fn forwarding_headers_of_a_trusted_proxy_are_extended() {
     let claims = [
         ("host", "h.example"),
         ("x-forwarded-for", "203.0.113.9"),
@@ -71,7 +71,7 @@ fn a_believed_proxy_is_extended() {
 }
 
 #[test]
-fn headers_of_the_connection_stay_on_it() {
+fn hop_by_hop_request_headers_are_not_forwarded() {
     let asked = [
         ("host", "h"),
         ("connection", "keep-alive, x-secret"),
@@ -99,7 +99,7 @@ fn headers_of_the_connection_stay_on_it() {
 }
 
 #[test]
-fn so_do_those_of_the_answer() {
+fn hop_by_hop_response_headers_are_not_forwarded() {
     let upstream = Upstream::answering(
         "HTTP/1.1 200 OK\r\nconnection: x-hop, keep-alive\r\nx-hop: 1\r\nkeep-alive: timeout=5\r\nupgrade: h2c\r\nproxy-authenticate: Basic\r\nset-cookie: a=1\r\nset-cookie: b=2\r\ncontent-length: 0\r\n\r\n",
     );
@@ -123,7 +123,7 @@ fn so_do_those_of_the_answer() {
 }
 
 #[test]
-fn a_target_with_a_host_is_believed_before_host() {
+fn the_host_of_an_absolute_target_wins_over_the_host_header() {
     let upstream = Upstream::ok();
     let door = Door::before(upstream.url());
     let mut client = door.connect();
@@ -136,7 +136,7 @@ fn a_target_with_a_host_is_believed_before_host() {
 }
 
 #[test]
-fn a_message_says_through_whom_it_came() {
+fn via_lists_the_proxies_of_a_message() {
     let upstream = Upstream::answering(
         "HTTP/1.0 200 OK\r\nvia: 1.1 inner\r\nconnection: keep-alive\r\ncontent-length: 0\r\n\r\n",
     );
@@ -170,7 +170,7 @@ fn a_message_says_through_whom_it_came() {
 
 /// A proxy that forwards to itself through a relay.
 #[test]
-fn a_request_that_goes_round_in_a_loop_is_ended() {
+fn a_request_in_a_proxy_loop_is_rejected() {
     let ring = Arc::new(OnceLock::new());
     let entrance = Arc::clone(&ring);
     let upstream = Upstream::start(move |talk| {

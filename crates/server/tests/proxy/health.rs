@@ -45,11 +45,11 @@ pub(crate) fn until(is_so: impl Fn() -> bool) {
         }
         std::thread::park_timeout(std::time::Duration::from_millis(10));
     }
-    panic!("it never came to that");
+    panic!("the condition was never met");
 }
 
 #[test]
-fn who_does_not_answer_is_left_alone_for_a_while() {
+fn a_failing_endpoint_is_ejected() {
     let (well, (moody, _)) = (Upstream::answering(OK), moody());
     let door = before([&well, &moody], "eject: {failures: 2, for: 1d}");
     let statuses: Vec<u16> = (0..20).map(|_| door.get("/").status).collect();
@@ -65,7 +65,7 @@ fn who_does_not_answer_is_left_alone_for_a_while() {
 }
 
 #[test]
-fn who_was_left_alone_is_asked_again() {
+fn an_ejected_endpoint_is_readmitted() {
     let (well, (moody, told)) = (Upstream::answering(OK), moody());
     let door = before([&well, &moody], "eject: {failures: 1, for: 50ms}");
     while door.get("/").status == 200 {}
@@ -77,7 +77,7 @@ fn who_was_left_alone_is_asked_again() {
 }
 
 #[test]
-fn nobody_is_left_alone_where_nobody_answers() {
+fn all_endpoints_stay_in_use_if_all_are_ejected() {
     let ((one, one_told), (other, other_told)) = (moody(), moody());
     let door = before([&one, &other], "eject: {failures: 1, for: 1d}");
     assert!((0..4).all(|_| door.get("/").status == 502));
@@ -89,7 +89,7 @@ fn nobody_is_left_alone_where_nobody_answers() {
 }
 
 #[test]
-fn who_is_not_well_is_left_alone_until_it_is() {
+fn an_endpoint_with_failing_health_checks_is_unused_until_it_recovers() {
     let is_well = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&is_well);
     let sick = Upstream::start(move |talk| {
@@ -122,7 +122,7 @@ fn who_is_not_well_is_left_alone_until_it_is() {
 }
 
 #[test]
-fn an_address_that_fails_shows_at_the_first_time_though_another_one_answers() {
+fn a_failure_is_counted_even_if_another_endpoint_answers() {
     let well = Upstream::answering(OK);
     let nobody = Upstream::nobody();
     let door = Door::open(&format!(

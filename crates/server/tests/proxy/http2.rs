@@ -50,7 +50,7 @@ fn get(path: &str) -> Builder {
 }
 
 #[tokio::test]
-async fn http2_in_the_clear_reaches_an_upstream_as_http1() {
+async fn cleartext_http2_reaches_an_http1_upstream() {
     let upstream = Upstream::answering(
         "HTTP/1.1 200 OK\r\nconnection: x-hop\r\nx-hop: 1\r\nx-kept: 2\r\ncontent-length: 2\r\n\r\nok",
     );
@@ -106,7 +106,7 @@ async fn many_requests_share_a_connection() {
 }
 
 #[tokio::test]
-async fn bodies_and_trailers_pass_both_ways() {
+async fn bodies_and_trailers_are_forwarded_both_ways() {
     let upstream = Upstream::start(|talk| {
         let head = talk.head().unwrap();
         assert!(head.contains("transfer-encoding: chunked"), "{head}");
@@ -153,7 +153,7 @@ async fn no_content_has_no_length() {
 }
 
 #[tokio::test]
-async fn what_goes_wrong_is_an_answer() {
+async fn failures_are_responses_over_http2() {
     let door = Door::with(format!("http://{}", Upstream::nobody()), "max_body: 4");
     let mut client = in_the_clear(&door).await;
     let request = get("/").body(Full::default()).unwrap();
@@ -163,7 +163,7 @@ async fn what_goes_wrong_is_an_answer() {
 }
 
 #[tokio::test]
-async fn an_idle_connection_is_ended() {
+async fn an_idle_connection_is_closed() {
     let upstream = Upstream::ok();
     let door = Door::with(
         upstream.url(),
@@ -182,7 +182,7 @@ async fn an_idle_connection_is_ended() {
 }
 
 #[tokio::test]
-async fn who_begins_http2_and_goes_silent_is_cut_off() {
+async fn a_client_that_stalls_in_the_preface_is_disconnected() {
     let upstream = Upstream::ok();
     let door = Door::with(upstream.url(), "timeouts: {request_head: 100ms}");
     for octets in ["", "P", "PRI * HTTP/2.0\r\n\r\nSM"] {
@@ -195,7 +195,7 @@ async fn who_begins_http2_and_goes_silent_is_cut_off() {
 
 /// A connection without a request has nothing to finish.
 #[test]
-fn a_shutdown_does_not_wait_for_who_says_nothing() {
+fn a_shutdown_does_not_wait_for_silent_clients() {
     let folder = tempfile::tempdir().unwrap();
     issue(folder.path());
     let upstream = Upstream::ok();
@@ -209,7 +209,11 @@ fn a_shutdown_does_not_wait_for_who_says_nothing() {
         while door.listener.open() == 0 {
             std::thread::yield_now();
         }
-        assert_eq!(door.shut_down(), 0, "it was cut off, not let go");
+        assert_eq!(
+            door.shut_down(),
+            0,
+            "the connection was cut off instead of closed"
+        );
         assert_eq!(silent.until_closed(), "");
     }
 }
@@ -217,7 +221,7 @@ fn a_shutdown_does_not_wait_for_who_says_nothing() {
 /// A client that keeps its flow-control window closed still answers pings, so only a timeout of the
 /// stream can help.
 #[tokio::test]
-async fn an_answer_that_its_client_does_not_take_is_given_up() {
+async fn a_response_that_its_client_does_not_read_is_aborted() {
     let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
     let door = Door::open(&format!(
         "proxy: {{listen: '127.0.0.1:0', timeouts: {{idle: 200ms}}, upstreams: [{{name: app, max_connections: 1, urls: '{}'}}]}}\n",
@@ -235,7 +239,7 @@ async fn an_answer_that_its_client_does_not_take_is_given_up() {
     assert_eq!(answer.status(), 200);
     let body = answer.into_body().collect();
     let body = tokio::time::timeout(Duration::from_secs(20), body).await;
-    assert!(body.unwrap().is_err(), "none of it could come");
+    assert!(body.unwrap().is_err(), "the body could not arrive");
     // The only upstream connection is free again, and the client's connection still works.
     let mut other = in_the_clear(&door).await;
     let request = get("/").body(Full::default()).unwrap();
@@ -247,7 +251,7 @@ async fn an_answer_that_its_client_does_not_take_is_given_up() {
 /// With a window of one byte, hyper takes the whole response from its body and has no timeout for
 /// it. But the connection is idle then, so the idle timeout ends it.
 #[tokio::test]
-async fn a_connection_whose_client_does_not_take_the_last_of_an_answer_is_ended() {
+async fn a_connection_whose_client_does_not_read_the_end_of_a_response_is_closed() {
     let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
     let door = Door::with(
         upstream.url(),
@@ -264,12 +268,12 @@ async fn a_connection_whose_client_does_not_take_the_last_of_an_answer_is_ended(
     let unread = client.send_request(request).await.unwrap();
     assert_eq!(unread.status(), 200);
     let ended = tokio::time::timeout(Duration::from_secs(20), connection).await;
-    assert!(ended.is_ok(), "it is still there");
+    assert!(ended.is_ok(), "the connection is still open");
     drop(unread);
 }
 
 #[tokio::test]
-async fn header_lines_are_counted_and_a_length_is_one_number() {
+async fn header_lines_are_limited_and_content_length_is_one_number() {
     let upstream = Upstream::ok();
     let door = Door::with(upstream.url(), "max_headers: 20");
     let mut client = in_the_clear(&door).await;
@@ -286,7 +290,7 @@ async fn header_lines_are_counted_and_a_length_is_one_number() {
         (431, &"application/problem+json".parse().unwrap())
     );
     assert!(
-        body.contains("the header lines are over the maximum of 20"),
+        body.contains("the number of header lines is over the maximum of 20"),
         "{body}"
     );
     let twice = get("/")
@@ -355,7 +359,7 @@ async fn tls(
 }
 
 #[tokio::test]
-async fn behind_tls_a_client_chooses_its_version() {
+async fn alpn_selects_the_http_version() {
     let folder = tempfile::tempdir().unwrap();
     let roots = issue(folder.path());
     let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
@@ -378,7 +382,7 @@ async fn behind_tls_a_client_chooses_its_version() {
 }
 
 #[tokio::test]
-async fn a_renewed_certificate_is_shown_to_whoever_comes_next() {
+async fn a_renewed_certificate_is_used_for_new_connections() {
     let folder = tempfile::tempdir().unwrap();
     let old = issue(folder.path());
     let upstream = Upstream::ok();
@@ -389,5 +393,9 @@ async fn a_renewed_certificate_is_shown_to_whoever_comes_next() {
     assert!(tls(&door, &old, "h2").await.is_err());
     assert!(tls(&door, &new, "h2").await.is_ok());
     let request = get("/").body(Full::default()).unwrap();
-    assert_eq!(ask(&mut client, request).await.0, 200, "it goes on");
+    assert_eq!(
+        ask(&mut client, request).await.0,
+        200,
+        "the open connection still works"
+    );
 }

@@ -88,7 +88,7 @@ fn post<'l>(lines: &[(&'l str, &'l str)]) -> Vec<(&'l str, &'l str)> {
 }
 
 #[test]
-fn what_is_ambiguous_reaches_nobody() {
+fn an_ambiguous_request_does_not_reach_the_upstream() {
     let upstream = Upstream::ok();
     let door = Door::before(upstream.url());
     let with = |name, value| {
@@ -155,7 +155,7 @@ fn what_is_ambiguous_reaches_nobody() {
 
 /// The host of the target takes precedence over `Host`, and leading zeros of a length are removed.
 #[test]
-fn what_is_clear_passes_in_one_form() {
+fn a_valid_request_is_forwarded_in_one_form() {
     let upstream = Upstream::ok();
     let door = Door::before(upstream.url());
     for lines in [

@@ -15,7 +15,7 @@ fn limited(rules: &str) -> (Upstream, Door) {
 const LOGIN: &str = "rules: [{name: login, when: {path: /login, method: POST}, key: [ip], limits: [2/min], algorithm: fixed_window}]";
 
 #[test]
-fn a_denial_is_answered_here() {
+fn a_denial_is_answered_by_the_proxy() {
     let (upstream, door) = limited(LOGIN);
     let mut client = door.connect();
     for remaining in [1, 0] {
@@ -41,7 +41,7 @@ fn a_denial_is_answered_here() {
     assert_eq!(
         upstream.heads().len(),
         2,
-        "a denial costs the upstream nothing"
+        "a denied request does not reach the upstream"
     );
     // The rule ignores other methods and other paths, but matches other spellings of its path.
     assert_eq!(client.ask("GET", "/login", &[], b"").status, 200);
@@ -55,7 +55,7 @@ fn a_denial_is_answered_here() {
 }
 
 #[test]
-fn a_client_does_not_choose_whose_count_it_is() {
+fn a_client_cannot_choose_its_key() {
     let (_upstream, door) = limited(LOGIN);
     for claim in ["6.6.6.6", "7.7.7.7", "8.8.8.8"] {
         let claims = [("x-forwarded-for", claim), ("x-real-ip", claim)];
@@ -65,7 +65,7 @@ fn a_client_does_not_choose_whose_count_it_is() {
 }
 
 #[test]
-fn a_believed_proxy_says_whose_count_it_is() {
+fn a_trusted_proxy_determines_the_key() {
     let (_upstream, door) = limited(&format!("clients: {{proxies: [127.0.0.1]}}\n{LOGIN}"));
     for client in ["203.0.113.9", "203.0.113.10", "203.0.113.9", "203.0.113.10"] {
         let told = [("x-forwarded-for", client)];
@@ -82,7 +82,7 @@ fn a_believed_proxy_says_whose_count_it_is() {
 }
 
 #[test]
-fn countries_have_rules_of_their_own() {
+fn rules_can_match_countries() {
     let database = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/../http/tests/maxmind/GeoLite2-Country-Test.mmdb"
@@ -106,7 +106,7 @@ fn countries_have_rules_of_their_own() {
 }
 
 #[test]
-fn who_is_denied_need_not_send_its_body() {
+fn a_denied_client_need_not_send_its_body() {
     let (upstream, door) =
         limited("rules: [{name: all, limits: [{algorithm: fixed_window, limit: 1, window: 1h}]}]");
     assert_eq!(door.get("/").status, 200);
@@ -138,7 +138,7 @@ fn behind(upstream: &Upstream, rules: &str) -> Door {
 }
 
 #[test]
-fn only_what_went_wrong_is_counted() {
+fn only_responses_with_a_counted_status_are_charged() {
     let upstream = statuses();
     let rules = "rules: [{name: failed, key: [ip], limits: [2/h], algorithm: fixed_window, count: {status: [401, 403]}}]";
     let door = behind(&upstream, rules);
@@ -152,7 +152,7 @@ fn only_what_went_wrong_is_counted() {
 }
 
 #[test]
-fn an_upstream_says_what_its_answer_cost() {
+fn a_response_header_sets_the_cost() {
     let upstream = statuses();
     let rules = "rules: [{name: tokens, limits: [30/h], algorithm: fixed_window, cost: 5, settle: header.x-tokens}]";
     let door = behind(&upstream, rules);
@@ -169,7 +169,7 @@ fn an_upstream_says_what_its_answer_cost() {
 }
 
 #[test]
-fn a_place_is_held_until_the_answer_has_passed_or_the_client_is_gone() {
+fn a_slot_is_held_until_the_response_ends_or_the_client_disconnects() {
     let upstream = Upstream::start(|talk| {
         while let Some(head) = talk.head() {
             if head.starts_with("GET /slow") {
@@ -196,11 +196,11 @@ fn a_place_is_held_until_the_answer_has_passed_or_the_client_is_gone() {
     drop(held);
     // The proxy may need several polls to notice that the client has gone.
     let is_free = (0..10_000).any(|_| door.get("/slow").status == 200);
-    assert!(is_free, "who is gone holds his place");
+    assert!(is_free, "a disconnected client still holds its slot");
 }
 
 #[test]
-fn a_queue_holds_requests_back() {
+fn a_queue_delays_requests() {
     let queue = "rules: [{name: slow, limits: [{algorithm: leaky_bucket, capacity: 3, leak: 20/s, queue: true}]}]";
     let (upstream, door) = limited(queue);
     let asked: Vec<_> = (0..4)
@@ -213,7 +213,7 @@ fn a_queue_holds_requests_back() {
     for mut client in asked {
         assert_eq!(client.read_answer(false).status, 200);
     }
-    assert_eq!(upstream.heads().len(), 4, "later, but all");
+    assert_eq!(upstream.heads().len(), 4, "later, but all are served");
     assert_eq!(
         door.get("/").status,
         429,

@@ -6,10 +6,10 @@
 )]
 
 #[path = "../http/client.rs"]
-#[allow(dead_code, reason = "another test uses what this one does not")]
+#[allow(dead_code, reason = "used by other tests")]
 mod client;
 #[path = "../grpc/client.rs"]
-#[allow(dead_code, reason = "another test uses what this one does not")]
+#[allow(dead_code, reason = "used by other tests")]
 mod grpc_client;
 
 mod access_log;

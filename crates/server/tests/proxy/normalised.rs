@@ -32,7 +32,7 @@ const KEYED: &str = "{name: keyed, key: [header.x-api-key], limits: [1/d]}, \
     {name: anonymous, when: {header.x-api-key: {present: false}}, key: [ip], limits: [2/d]}";
 
 #[test]
-fn a_header_that_connection_names_is_not_there() {
+fn a_header_named_by_connection_is_removed() {
     let (upstream, door) = limited(KEYED, "");
     let hidden = [("connection", "close, X-Api-Key"), ("x-api-key", "a")];
     assert_eq!(statuses(&door, &hidden, 3), [200, 200, 429]);
@@ -43,7 +43,7 @@ fn a_header_that_connection_names_is_not_there() {
 }
 
 #[test]
-fn a_name_with_an_underscore_is_dropped_refused_or_passed() {
+fn a_header_name_with_an_underscore_is_dropped_rejected_or_forwarded() {
     let spelled = [("X_Api_Key", "a")];
     let (upstream, door) = limited(KEYED, "");
     assert_eq!(statuses(&door, &spelled, 3), [200, 200, 429]);
@@ -62,7 +62,7 @@ fn a_name_with_an_underscore_is_dropped_refused_or_passed() {
 }
 
 #[test]
-fn a_protocol_is_offered_in_one_spelling() {
+fn upgrade_is_forwarded_in_one_spelling() {
     let rule = "{name: sockets, when: {header.upgrade: websocket}, key: [ip], limits: [1/d]}";
     let (upstream, door) = limited(rule, "");
     for (upgrade, status) in [
@@ -81,7 +81,7 @@ fn a_protocol_is_offered_in_one_spelling() {
 }
 
 #[test]
-fn a_claim_that_is_removed_is_no_key() {
+fn a_removed_identity_header_is_not_a_key() {
     let rules = "{name: users, key: [header.x-forwarded-user], limits: [100/d]}, \
         {name: strangers, when: {header.x-forwarded-user: {present: false}}, key: [ip], limits: [2/d]}";
     let (_upstream, door) = limited(rules, "");
@@ -92,7 +92,7 @@ fn a_claim_that_is_removed_is_no_key() {
 }
 
 #[test]
-fn the_host_that_rules_see_is_the_one_that_is_asked_for() {
+fn rules_see_the_requested_host() {
     let rule = "{name: hosts, key: [header.host], limits: [1/d]}";
     let (upstream, door) = limited(rule, "");
     for (host, status) in [("a", "200"), ("b", "429")] {
@@ -365,15 +365,15 @@ fn entries_agree(settings: &str) {
         check(door, rules, last.filter(|_| is_passed))
     });
     ran.unwrap_or_else(|error| panic!("{error}"));
-    assert!(passed.get() > 50, "only {} were passed on", passed.get());
+    assert!(passed.get() > 50, "only {} were forwarded", passed.get());
 }
 
 #[test]
-fn what_rules_see_of_a_stranger_is_what_the_upstream_receives() {
+fn rules_and_upstream_see_the_same_request_of_an_untrusted_client() {
     entries_agree("");
 }
 
 #[test]
-fn what_rules_see_of_a_trusted_proxy_is_what_the_upstream_receives() {
+fn rules_and_upstream_see_the_same_request_of_a_trusted_proxy() {
     entries_agree("clients: {proxies: [127.0.0.0/8]}\n");
 }

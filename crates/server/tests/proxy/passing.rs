@@ -8,7 +8,7 @@ use std::{
 use crate::{client::Client, door::Door, upstream::Upstream};
 
 #[test]
-fn a_request_and_its_answer_pass() {
+fn a_request_and_its_response_are_forwarded() {
     let upstream = Upstream::start(|talk| {
         while let Some(head) = talk.head() {
             assert!(
@@ -35,7 +35,7 @@ fn a_request_and_its_answer_pass() {
 }
 
 #[test]
-fn chunks_pass_as_they_come_in_both_directions() {
+fn chunks_are_streamed_in_both_directions() {
     let upstream = Upstream::start(|talk| {
         let head = talk.head().unwrap();
         assert!(head.contains("transfer-encoding: chunked"), "{head}");
@@ -67,7 +67,7 @@ fn chunks_pass_as_they_come_in_both_directions() {
 
 /// Forwarding headers of clients are removed from trailers, too.
 #[test]
-fn trailers_pass_in_both_directions() {
+fn trailers_are_forwarded_in_both_directions() {
     let upstream = Upstream::start(|talk| {
         let head = talk.head().unwrap();
         assert!(head.contains("te: trailers"), "{head}");
@@ -87,7 +87,7 @@ fn trailers_pass_in_both_directions() {
 }
 
 #[test]
-fn the_length_of_what_head_asks_about_passes() {
+fn a_head_response_keeps_its_content_length() {
     let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 1234\r\n\r\n");
     let door = Door::before(upstream.url());
     let mut client = door.connect();
@@ -102,7 +102,7 @@ fn the_length_of_what_head_asks_about_passes() {
 }
 
 #[test]
-fn answers_without_a_body_pass() {
+fn responses_without_a_body_are_forwarded() {
     for answer in [
         "HTTP/1.1 204 No Content\r\nx: 1\r\n\r\n",
         "HTTP/1.1 304 Not Modified\r\netag: \"a\"\r\n\r\n",
@@ -120,7 +120,7 @@ fn answers_without_a_body_pass() {
 }
 
 #[test]
-fn a_body_that_ends_with_its_connection_passes() {
+fn a_body_that_ends_with_its_connection_is_forwarded() {
     let upstream = Upstream::start(|talk| {
         talk.head().unwrap();
         talk.send("HTTP/1.0 200 OK\r\n\r\nall of it");
@@ -138,7 +138,7 @@ fn a_body_that_ends_with_its_connection_passes() {
 }
 
 #[test]
-fn who_expects_100_is_told_before_the_body_comes() {
+fn expect_100_continue_is_answered_before_the_body_arrives() {
     let upstream = Upstream::start(|talk| {
         let head = talk.head().unwrap();
         assert!(!head.contains("expect"), "{head}");
@@ -162,7 +162,7 @@ fn who_expects_100_is_told_before_the_body_comes() {
 }
 
 #[test]
-fn an_interim_answer_is_no_answer() {
+fn an_interim_response_is_not_the_final_response() {
     let upstream = Upstream::start(|talk| {
         talk.head().unwrap();
         talk.send("HTTP/1.1 103 Early Hints\r\nlink: </a.css>\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
@@ -173,7 +173,7 @@ fn an_interim_answer_is_no_answer() {
 }
 
 #[test]
-fn an_old_client_is_served_as_it_asks() {
+fn an_http_1_0_client_is_served() {
     let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
     let door = Door::before(upstream.url());
     let mut client: Client = door.connect();
@@ -186,7 +186,7 @@ fn an_old_client_is_served_as_it_asks() {
 }
 
 #[test]
-fn a_shutdown_waits_for_the_answer_that_has_begun() {
+fn a_shutdown_waits_for_a_response_in_progress() {
     let (send, wait) = channel::<()>();
     let wait = Mutex::new(wait);
     let upstream = Upstream::start(move |talk| {
@@ -210,7 +210,7 @@ fn a_shutdown_waits_for_the_answer_that_has_begun() {
 /// The response does not wait for the request body. The rest of the request is not sent; otherwise
 /// the client could keep the upstream connection busy at will.
 #[test]
-fn an_answer_may_come_before_the_request_is_whole_and_ends_it() {
+fn an_early_response_ends_the_request_body() {
     let (send, closed) = channel();
     let send = Mutex::new(send);
     let upstream = Upstream::start(move |talk| {
@@ -231,7 +231,7 @@ fn an_answer_may_come_before_the_request_is_whole_and_ends_it() {
 
 /// hyper 1.12 reads what follows as more trailers, and would silently drop it.
 #[test]
-fn a_request_behind_trailers_is_not_dropped_in_silence() {
+fn a_request_after_trailers_is_not_silently_dropped() {
     const TRAILERS: &str = "transfer-encoding: chunked\r\n\r\n0\r\nx: y\n\n";
     const NEXT: &str = "GET /second HTTP/1.1\r\nhost: h\r\n\r\n";
     let denying = "rules: [{name: all, when: {path: /denied}, key: [ip], limits: [1/d]}]";

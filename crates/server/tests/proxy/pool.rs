@@ -19,7 +19,7 @@ fn a_connection_serves_one_request_after_the_other() {
 
 /// The header cache of a connection must not leak headers from one response into the next.
 #[test]
-fn answers_on_one_connection_keep_their_heads_apart() {
+fn response_heads_on_one_connection_do_not_mix() {
     const ANSWERS: [(&str, Option<&str>, Option<&str>); 4] = [
         (
             "Set-Cookie: a=1\r\nX-Kind: one\r\n",
@@ -55,7 +55,7 @@ fn answers_on_one_connection_keep_their_heads_apart() {
 }
 
 #[test]
-fn a_connection_that_the_upstream_ends_is_not_used_again() {
+fn a_connection_closed_by_the_upstream_is_not_reused() {
     let upstream =
         Upstream::answering("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok");
     let door = Door::before(upstream.url());
@@ -67,7 +67,7 @@ fn a_connection_that_the_upstream_ends_is_not_used_again() {
 
 /// A request that must not be sent twice would be lost on a closed connection.
 #[test]
-fn a_connection_that_was_closed_while_it_was_kept_is_not_used_again() {
+fn an_idle_connection_closed_by_the_upstream_is_not_reused() {
     let (send, closed) = channel();
     let closing = Upstream::start(move |talk| {
         talk.head().unwrap();
@@ -104,7 +104,7 @@ fn fickle() -> Upstream {
 }
 
 #[test]
-fn a_connection_that_ends_under_a_request_costs_none_that_may_be_sent_twice() {
+fn a_retryable_request_survives_a_lost_connection() {
     let upstream = fickle();
     let door = Door::before(upstream.url());
     let mut client = door.connect();
@@ -130,7 +130,7 @@ fn a_connection_that_ends_under_a_request_costs_none_that_may_be_sent_twice() {
 }
 
 #[test]
-fn what_may_have_been_done_is_not_done_again() {
+fn a_request_that_may_have_been_processed_is_not_retried() {
     for (method, body) in [
         ("POST", ""),
         ("PATCH", ""),
@@ -171,7 +171,7 @@ fn what_may_have_been_done_is_not_done_again() {
 }
 
 #[test]
-fn a_connection_that_waits_too_long_is_closed() {
+fn an_idle_pooled_connection_is_closed_after_its_timeout() {
     let (send, closed) = channel();
     let send = std::sync::Mutex::new(send);
     let upstream = Upstream::start(move |talk| {
@@ -186,7 +186,7 @@ fn a_connection_that_waits_too_long_is_closed() {
 }
 
 #[test]
-fn a_client_that_leaves_takes_its_request_along() {
+fn a_disconnected_client_cancels_its_request() {
     let (send, closed) = channel();
     let send = std::sync::Mutex::new(send);
     let upstream = Upstream::start(move |talk| {
@@ -205,7 +205,7 @@ fn a_client_that_leaves_takes_its_request_along() {
 }
 
 #[test]
-fn an_upstream_with_all_its_connections_in_use_is_503() {
+fn an_upstream_without_a_free_connection_is_503() {
     let upstream = Upstream::start(|talk| {
         while let Some(head) = talk.head() {
             if !head.starts_with("GET /slow") {

@@ -59,7 +59,7 @@ fn file(upstream: &Upstream, settings: &str) -> String {
 
 /// A rule keyed by an entry that the server does not extract would never apply.
 #[test]
-fn who_is_asking_is_as_at_the_start() {
+fn a_change_of_the_client_identity_requires_a_restart() {
     let upstream = Upstream::answering(OLD);
     let entries = "entries: {t: {of: header.x-a, split: '.'}}\n";
     let limited = |key: &str| format!("rules: [{{name: r, key: [{key}], limits: [1/h]}}]\n");
@@ -74,7 +74,7 @@ fn who_is_asking_is_as_at_the_start() {
         ),
     ] {
         let refused = reloaded.reload(&file(&upstream, &settings)).unwrap_err();
-        let said = format!("{section}: has changed, and is read at the start only");
+        let said = format!("{section}: has changed, but is read only at startup");
         assert!(refused.to_string().starts_with(&said), "{refused}");
         let denied = client.ask("GET", "/", &[("host", "h"), ("x-a", "acme.x")], b"");
         assert_eq!(denied.status, 429, "{section}");
@@ -86,7 +86,7 @@ fn who_is_asking_is_as_at_the_start() {
 }
 
 #[test]
-fn what_is_underway_arrives_and_what_comes_next_goes_elsewhere() {
+fn requests_in_flight_finish_and_later_ones_use_the_new_upstream() {
     let (release, released) = channel();
     let released = Mutex::new(released);
     let old = Upstream::start(move |talk| {
@@ -115,7 +115,7 @@ fn what_is_underway_arrives_and_what_comes_next_goes_elsewhere() {
 }
 
 #[test]
-fn an_address_that_stays_keeps_its_connections_and_counts() {
+fn a_kept_endpoint_keeps_its_connections_and_counters() {
     let upstream = Upstream::answering(OLD);
     let reloaded = Reloaded::open(&file(&upstream, ""));
     assert_eq!(reloaded.door.get("/").status, 200);
@@ -145,7 +145,7 @@ fn several(upstreams: &[&Upstream], settings: &str) -> String {
 }
 
 #[test]
-fn an_address_keeps_its_connections_beside_another_and_under_other_terms() {
+fn an_endpoint_keeps_its_connections_with_new_neighbours_and_settings() {
     let (old, new) = (Upstream::answering(OLD), Upstream::answering(NEW));
     let reloaded = Reloaded::open(&several(&[&old], ""));
     assert_eq!(reloaded.door.get("/").body, "old");
@@ -166,7 +166,7 @@ fn an_address_keeps_its_connections_beside_another_and_under_other_terms() {
 }
 
 #[test]
-fn whether_addresses_are_asked_how_they_are_is_as_in_force() {
+fn a_reload_starts_and_stops_health_checks() {
     let sick = Upstream::start(|talk| {
         while let Some(head) = talk.head() {
             let is_check = head.starts_with("GET /healthz ");
@@ -197,7 +197,7 @@ fn whether_addresses_are_asked_how_they_are_is_as_in_force() {
 }
 
 #[test]
-fn a_bad_file_changes_nothing() {
+fn an_invalid_file_changes_nothing() {
     let (old, new) = (Upstream::answering(OLD), Upstream::answering(NEW));
     let reloaded = Reloaded::open(&file(&old, ""));
     let rule = "rules: [{name: all, limits: [1/h]}]\n";
@@ -224,7 +224,7 @@ fn a_bad_file_changes_nothing() {
 const PATIENCE: Duration = Duration::from_secs(30);
 
 #[test]
-fn what_waits_at_an_address_that_is_left_out_is_closed_at_once() {
+fn idle_connections_of_a_removed_endpoint_are_closed_at_once() {
     let (closed, is_closed) = channel();
     let closed = Mutex::new(closed);
     let old = Upstream::start(move |talk| {
@@ -242,7 +242,7 @@ fn what_waits_at_an_address_that_is_left_out_is_closed_at_once() {
 }
 
 #[test]
-fn whoever_comes_back_from_an_address_that_is_left_out_does_not_wait_there() {
+fn connections_returned_to_a_removed_endpoint_are_closed() {
     let (release, released) = channel();
     let (closed, is_closed) = channel();
     let ways = Mutex::new((released, closed));
@@ -269,7 +269,7 @@ fn whoever_comes_back_from_an_address_that_is_left_out_does_not_wait_there() {
 }
 
 #[test]
-fn those_who_wait_already_wait_no_longer_than_a_reload_says() {
+fn a_reload_changes_the_timeout_of_idle_connections() {
     let (closed, is_closed) = channel();
     let closed = Mutex::new(closed);
     let upstream = Upstream::start(move |talk| {
@@ -287,7 +287,7 @@ fn those_who_wait_already_wait_no_longer_than_a_reload_says() {
 }
 
 #[test]
-fn a_connection_that_is_kept_goes_by_what_is_in_force() {
+fn a_pooled_connection_uses_the_current_settings() {
     let upstream = Upstream::start(|talk| {
         while talk.head().is_some() {
             talk.send(format!(
@@ -308,7 +308,7 @@ fn a_connection_that_is_kept_goes_by_what_is_in_force() {
 }
 
 #[test]
-fn a_body_that_stops_is_waited_for_as_long_as_is_in_force() {
+fn a_stalled_body_uses_the_current_timeout() {
     let upstream = Upstream::start(|talk| {
         while talk.head().is_some_and(|head| head.starts_with("GET / ")) {
             talk.send(OLD);
@@ -328,7 +328,7 @@ fn a_body_that_stops_is_waited_for_as_long_as_is_in_force() {
 }
 
 #[test]
-fn new_authorities_in_the_same_file_are_believed() {
+fn new_trust_anchors_in_the_same_file_are_used() {
     let (known, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let upstream = Upstream::answering(OLD);
     let behind = secured(other.path(), "localhost", &upstream);
@@ -342,7 +342,11 @@ fn new_authorities_in_the_same_file_are_believed() {
     let reloaded = Reloaded::open(&text);
     assert_eq!(reloaded.door.get("/").status, 502);
     fs::copy(pem(other.path()), pem(known.path())).unwrap();
-    assert_eq!(reloaded.door.get("/").status, 502, "nobody has read it");
+    assert_eq!(
+        reloaded.door.get("/").status,
+        502,
+        "the new file is not loaded yet"
+    );
     reloaded.reload(&text).unwrap();
     assert_eq!(reloaded.door.get("/").body, "old");
     reloaded.reload(&text).unwrap();
@@ -350,12 +354,12 @@ fn new_authorities_in_the_same_file_are_believed() {
     assert_eq!(
         behind.listener.accepted(),
         3,
-        "with the same authorities the connection is kept"
+        "with the same trust anchors the connection is kept"
     );
 }
 
 #[test]
-fn a_file_that_is_gone_is_told_of_once_and_read_when_it_is_back() {
+fn a_missing_file_is_reported_once_and_read_when_it_returns() {
     let (old, new) = (Upstream::answering(OLD), Upstream::answering(NEW));
     let reloaded = Reloaded::open(&file(&old, ""));
     reloaded.reload(&file(&old, "")).unwrap();
@@ -370,7 +374,7 @@ fn a_file_that_is_gone_is_told_of_once_and_read_when_it_is_back() {
     fs::remove_file(path).unwrap();
     assert!(
         reloaded.reloader.follow().is_none(),
-        "it may be being replaced"
+        "the file may be in the middle of a replacement"
     );
     let told = reloaded.reloader.follow().unwrap().unwrap_err();
     assert!(matches!(told, LoadError::Unreadable { .. }), "{told}");

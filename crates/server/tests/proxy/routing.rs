@@ -17,7 +17,7 @@ fn named(name: &'static str) -> Upstream {
 }
 
 #[test]
-fn the_first_whose_conditions_hold_is_asked() {
+fn the_first_upstream_whose_conditions_match_is_used() {
     let (api, admin, posts) = (named("api"), named("admin"), named("posts"));
     let door = Door::open(&format!(
         "proxy:
@@ -45,10 +45,7 @@ fn the_first_whose_conditions_hold_is_asked() {
     }
     let answer = client.ask("GET", "/x", &[], b"");
     assert_eq!(answer.status, 404);
-    assert_eq!(
-        answer.problem(),
-        "there is nothing here for this host and path"
-    );
+    assert_eq!(answer.problem(), "no upstream matches this host and path");
     // Upstreams get paths as they were sent, and may resolve these segments.
     for path in ["/x/../api/x", "/api/%2e%2e/x", "/api/..;/x"] {
         let answer = client.ask("GET", path, &[("host", "admin.example")], b"");
@@ -59,7 +56,7 @@ fn the_first_whose_conditions_hold_is_asked() {
 }
 
 #[test]
-fn addresses_share_the_load() {
+fn endpoints_share_the_load() {
     let (one, two) = (named("one"), named("two"));
     let door = Door::open(&format!(
         "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: [\"{}\", \"{}\"]}}]}}\n",
@@ -73,7 +70,7 @@ fn addresses_share_the_load() {
 }
 
 #[test]
-fn the_address_with_the_least_to_do_is_asked() {
+fn the_endpoint_with_the_fewest_requests_is_used() {
     let busy = Upstream::silent();
     let free = named("free");
     let door = Door::open(&format!(
@@ -94,7 +91,7 @@ fn the_address_with_the_least_to_do_is_asked() {
 }
 
 #[test]
-fn an_address_at_which_nobody_is_costs_no_request() {
+fn an_unreachable_endpoint_fails_no_request() {
     let there = named("there");
     let door = Door::open(&format!(
         "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: [\"http://{}\", \"{}\"]}}]}}\n",

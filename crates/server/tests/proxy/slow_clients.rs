@@ -69,7 +69,7 @@ async fn until_free(door: &Door) {
 }
 
 #[tokio::test]
-async fn a_small_answer_that_nobody_takes_frees_its_connection_at_once() {
+async fn a_small_unread_response_frees_its_upstream_connection_at_once() {
     for answer in [
         "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok",
         "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\no\r\n1\r\nk\r\n0\r\n\r\n",
@@ -90,7 +90,7 @@ async fn a_small_answer_that_nobody_takes_frees_its_connection_at_once() {
 
 /// The upstream sends the response in several pieces, and the client reads none of them.
 #[tokio::test]
-async fn an_answer_is_read_ahead_of_its_client() {
+async fn a_response_is_read_ahead_of_its_client() {
     const PIECE: usize = 8 << 10;
     let upstream = Upstream::start(|talk| {
         while let Some(head) = talk.head() {
@@ -116,7 +116,7 @@ async fn an_answer_is_read_ahead_of_its_client() {
 }
 
 #[test]
-fn a_body_passes_whole_however_much_is_read_ahead() {
+fn a_body_is_complete_for_every_read_ahead_size() {
     const LENGTH: usize = 300_000;
     let body: String = (0..LENGTH)
         .map(|at| char::from(b'a' + u8::try_from(at % 23).unwrap()))
@@ -151,7 +151,7 @@ fn a_body_passes_whole_however_much_is_read_ahead() {
 
 /// Beyond the read-ahead, the upstream has to wait for the client; a slow client is disconnected.
 #[tokio::test]
-async fn an_answer_that_is_taken_too_slowly_is_given_up() {
+async fn a_response_that_is_read_too_slowly_is_aborted() {
     let upstream = Upstream::start(|talk| {
         while let Some(head) = talk.head() {
             if head.starts_with("GET /small") {
@@ -175,7 +175,7 @@ async fn an_answer_that_is_taken_too_slowly_is_given_up() {
 }
 
 #[test]
-fn a_body_that_drips_is_408() {
+fn a_request_body_below_the_minimum_rate_is_408() {
     let upstream = Upstream::silent();
     let settings = "timeouts: {idle: 1h}\nmin_rate: {bytes_per_second: 1000, grace: 100ms}";
     let door = Door::with(upstream.url(), settings);
@@ -192,7 +192,7 @@ fn a_body_that_drips_is_408() {
 }
 
 #[tokio::test]
-async fn a_client_has_so_many_requests_in_flight_and_no_more() {
+async fn a_client_cannot_exceed_its_in_flight_limit() {
     let (send, wait) = channel::<()>();
     let wait = Arc::new(Mutex::new(wait));
     let upstream = Upstream::start(move |talk| {

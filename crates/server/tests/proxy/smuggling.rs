@@ -22,7 +22,7 @@ fn smuggled(octets: &str) -> (String, Vec<String>) {
 }
 
 #[test]
-fn what_is_ambiguous_reaches_nobody() {
+fn an_ambiguous_request_does_not_reach_the_upstream() {
     for octets in [
         "POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello!",
         "POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 5, 6\r\n\r\nhello!",
@@ -62,7 +62,7 @@ fn what_is_ambiguous_reaches_nobody() {
 }
 
 #[test]
-fn a_host_is_there_once() {
+fn a_request_has_exactly_one_host() {
     for (octets, status) in [
         ("GET / HTTP/1.1\r\n\r\n", "400"),
         ("GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n", "400"),
@@ -82,7 +82,7 @@ fn a_host_is_there_once() {
 /// `Transfer-Encoding` takes precedence (RFC 9112), and the `Content-Length` beside it is dropped.
 /// So the upstream gets a message with one end.
 #[test]
-fn a_length_beside_an_encoding_is_not_passed_on() {
+fn content_length_beside_transfer_encoding_is_dropped() {
     for lengths in [
         "content-length: 3\r\ntransfer-encoding: chunked",
         "transfer-encoding: chunked\r\ncontent-length: 3",
@@ -97,7 +97,7 @@ fn a_length_beside_an_encoding_is_not_passed_on() {
 }
 
 #[test]
-fn a_bad_chunk_is_the_end() {
+fn an_invalid_chunk_ends_the_connection() {
     for chunks in [
         "zz\r\n\r\n",
         "5\r\nhelloX",

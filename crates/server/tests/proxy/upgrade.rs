@@ -26,7 +26,7 @@ fn echo() -> Upstream {
 }
 
 #[test]
-fn octets_pass_both_ways_until_the_upstream_closes() {
+fn bytes_are_forwarded_both_ways_until_the_upstream_closes() {
     let upstream = echo();
     let door = Door::before(upstream.url());
     let mut client = door.connect();
@@ -54,7 +54,7 @@ fn octets_pass_both_ways_until_the_upstream_closes() {
 }
 
 #[test]
-fn a_place_is_held_until_both_sides_have_closed() {
+fn a_slot_is_held_until_both_sides_have_closed() {
     let upstream = echo();
     let rules = "rules: [{name: places, limits: [{algorithm: concurrency, limit: 1}]}]";
     let door = Door::open(&format!(
@@ -69,7 +69,7 @@ fn a_place_is_held_until_both_sides_have_closed() {
             let head = client.read_until("\r\n\r\n");
             head.starts_with("HTTP/1.1 101 ").then_some(client)
         });
-        let mut client = upgraded.expect("who is gone holds his place");
+        let mut client = upgraded.expect("a disconnected client must free its slot");
         assert_eq!(client.read_until("\n"), "hello\n");
         assert_eq!(door.get("/").status, 429);
         client.send("one\n");
@@ -80,7 +80,7 @@ fn a_place_is_held_until_both_sides_have_closed() {
 }
 
 #[test]
-fn a_client_that_has_said_all_may_still_listen() {
+fn a_half_closed_client_still_receives() {
     let upstream = echo();
     let door = Door::before(upstream.url());
     let mut client = door.connect();
@@ -94,7 +94,7 @@ fn a_client_that_has_said_all_may_still_listen() {
 }
 
 #[test]
-fn nothing_moves_for_long_is_the_end() {
+fn an_idle_tunnel_is_closed() {
     let upstream = echo();
     let door = Door::with(
         upstream.url(),
@@ -113,7 +113,7 @@ fn nothing_moves_for_long_is_the_end() {
 }
 
 #[test]
-fn an_upstream_may_decline() {
+fn an_upstream_may_decline_an_upgrade() {
     let upstream = Upstream::answering("HTTP/1.1 403 Forbidden\r\ncontent-length: 2\r\n\r\nno");
     let door = Door::before(upstream.url());
     let mut client = door.connect();
@@ -122,15 +122,11 @@ fn an_upstream_may_decline() {
         let answer = client.read_answer(false);
         assert_eq!((answer.status, &*answer.body), (403, "no"));
     }
-    assert_eq!(
-        upstream.connections(),
-        1,
-        "the connection is as good as before"
-    );
+    assert_eq!(upstream.connections(), 1, "the connection stays usable");
 }
 
 #[test]
-fn http2_in_this_way_is_not_asked_for() {
+fn an_upgrade_to_h2c_is_not_forwarded() {
     let upstream = Upstream::ok();
     let door = Door::before(upstream.url());
     let mut client = door.connect();
@@ -144,7 +140,7 @@ fn http2_in_this_way_is_not_asked_for() {
 }
 
 #[test]
-fn an_old_client_goes_on_with_nothing_else() {
+fn an_http_1_0_client_cannot_upgrade() {
     let upstream = Upstream::ok();
     let door = Door::before(upstream.url());
     let mut client = door.connect();
@@ -158,7 +154,7 @@ fn an_old_client_goes_on_with_nothing_else() {
 }
 
 #[test]
-fn an_open_tunnel_is_a_connection_to_the_end() {
+fn a_tunnel_counts_as_a_connection_until_it_closes() {
     let upstream = echo();
     let door = Door::before(upstream.url());
     let mut client = door.connect();

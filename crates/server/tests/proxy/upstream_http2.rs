@@ -61,7 +61,7 @@ async fn http1_reaches_an_upstream_as_http2() {
 }
 
 #[test]
-fn an_upstream_that_speaks_http1_only_is_502() {
+fn an_upstream_without_http2_is_502() {
     let upstream = Upstream::start(|talk| {
         talk.send("HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n");
         talk.close();
@@ -118,7 +118,7 @@ async fn echo() -> SocketAddr {
 }
 
 #[tokio::test]
-async fn an_upstream_is_told_who_asks_over_http2_too() {
+async fn forwarding_headers_are_sent_over_http2() {
     let door = Door::open(&format!(
         "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: echo, http2: true, urls: 'http://{}'}}]}}\n",
         echo().await
@@ -146,7 +146,7 @@ async fn an_upstream_is_told_who_asks_over_http2_too() {
 /// The upstream answers each message before the client sends the next, as in bidirectional
 /// streaming.
 #[tokio::test]
-async fn a_stream_both_ways_passes_message_by_message() {
+async fn a_bidirectional_stream_is_forwarded_message_by_message() {
     let door = Door::open(&format!(
         "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: echo, http2: true, urls: 'http://{}'}}]}}\n",
         echo().await

@@ -153,7 +153,7 @@ async fn ok() -> Bytes {
 }
 
 #[tokio::test]
-async fn a_burst_from_cold_makes_one_connection() {
+async fn a_first_burst_opens_one_connection() {
     let upstream = Upstream::start(200, |_, _| ok()).await;
     let door = upstream.door("", "");
     let client = Client::connect(&door).await;
@@ -168,7 +168,7 @@ async fn a_burst_from_cold_makes_one_connection() {
 /// The upstream answers only when all requests have arrived. So the requests that find no free
 /// stream have to use another connection.
 #[tokio::test]
-async fn what_a_connection_does_not_take_goes_on_another() {
+async fn streams_over_the_limit_use_another_connection() {
     let all = Arc::new(Barrier::new(5));
     let upstream = Upstream::start(2, move |_, _| {
         let all = Arc::clone(&all);
@@ -191,7 +191,7 @@ async fn what_a_connection_does_not_take_goes_on_another() {
 }
 
 #[tokio::test]
-async fn a_full_connection_is_nobodys_to_close() {
+async fn a_connection_without_free_streams_is_not_closed() {
     let begun = Arc::new(Barrier::new(2));
     let go_on = Arc::new(Barrier::new(2));
     let barriers = (Arc::clone(&begun), Arc::clone(&go_on));
@@ -222,7 +222,7 @@ async fn a_full_connection_is_nobodys_to_close() {
 
 /// Only a ping would tell whether the connection is dead. A new connection is faster.
 #[tokio::test]
-async fn a_connection_that_does_not_answer_is_given_no_more_requests() {
+async fn an_unresponsive_connection_gets_no_new_requests() {
     let upstream = Upstream::start(200, |connection, _| async move {
         if connection == 0 {
             std::future::pending::<()>().await;
@@ -239,14 +239,14 @@ async fn a_connection_that_does_not_answer_is_given_no_more_requests() {
 
 /// The connection is alive and answers pings, so only a timeout of the body can help.
 #[tokio::test]
-async fn a_body_that_its_upstream_does_not_take_is_given_up() {
+async fn a_request_body_that_the_upstream_does_not_read_times_out() {
     let upstream = Upstream::start(200, |_, _| std::future::pending()).await;
     let door = upstream.door("", "timeouts: {idle: 200ms, head: 200ms},");
     assert_eq!(Client::connect(&door).await.post("/").await, 504);
 }
 
 #[tokio::test]
-async fn a_body_that_outlives_its_answer_is_not_sent_on() {
+async fn a_request_body_is_not_sent_after_its_response() {
     let upstream = Upstream::start(1, |_, _| ok()).await;
     let door = upstream.door("max_connections: 1,", "timeouts: {idle: 1h},");
     let client = Client::connect(&door).await;
@@ -258,7 +258,7 @@ async fn a_body_that_outlives_its_answer_is_not_sent_on() {
 
 /// hyper's server sends a body in response to `HEAD` nevertheless.
 #[tokio::test]
-async fn an_answer_to_head_has_no_body() {
+async fn a_response_to_head_has_no_body() {
     let upstream = Upstream::start(1, |_, _| ok()).await;
     let door = upstream.door("max_connections: 1,", "");
     let client = Client::connect(&door).await;
@@ -270,7 +270,7 @@ async fn an_answer_to_head_has_no_body() {
 
 /// A connection with long responses that misses one timeout is not dead.
 #[tokio::test]
-async fn a_connection_that_is_heard_of_again_is_given_requests_again() {
+async fn a_connection_that_recovers_gets_requests_again() {
     const LARGE: usize = 16 << 20;
     let upstream = Upstream::start(200, |connection, path| async move {
         match (&*path, connection) {
@@ -293,7 +293,7 @@ async fn a_connection_that_is_heard_of_again_is_given_requests_again() {
 /// As when an instance restarts: idempotent requests are retried on a new connection, and the
 /// endpoint is not blamed.
 #[tokio::test]
-async fn a_kept_connection_that_ends_under_its_requests_is_made_again() {
+async fn requests_on_a_lost_pooled_connection_are_retried_on_a_new_one() {
     for (method, status) in [("GET", 200), ("POST", 502)] {
         let upstream = Upstream::start(200, |connection, path| async move {
             if path == "/last" && connection == 0 {
@@ -320,7 +320,7 @@ async fn a_kept_connection_that_ends_under_its_requests_is_made_again() {
 }
 
 #[tokio::test]
-async fn ninety_nine_who_do_not_read_stop_nobody_else_on_the_connection() {
+async fn stalled_streams_do_not_block_others_on_the_connection() {
     const LARGE: usize = 1 << 20;
     let upstream = Upstream::start(200, |_, path| async move {
         if path == "/large" {
@@ -344,7 +344,7 @@ async fn ninety_nine_who_do_not_read_stop_nobody_else_on_the_connection() {
 }
 
 #[tokio::test]
-async fn an_answer_with_too_many_header_lines_is_none() {
+async fn a_response_with_too_many_header_lines_is_rejected() {
     let upstream = Upstream::start(200, |_, _| ok()).await;
     // hyper's server adds at least two headers to every response, such as a length or a date.
     let door = upstream.door("", "max_headers: 1,");

@@ -32,7 +32,7 @@ fn before(folder: &Path, port: u16, settings: &str) -> Door {
 }
 
 #[test]
-fn an_upstream_is_asked_behind_tls_in_either_version() {
+fn an_upstream_is_reached_over_tls_in_both_http_versions() {
     let folder = tempfile::tempdir().unwrap();
     let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
     let behind = secured(folder.path(), "localhost", &upstream);
@@ -47,11 +47,11 @@ fn an_upstream_is_asked_behind_tls_in_either_version() {
         assert!(head.contains("host: localhost"), "{head}");
         assert!(head.contains("x-forwarded-proto: https"), "{head}");
     }
-    assert_eq!(behind.listener.accepted(), 2, "each connection is kept");
+    assert_eq!(behind.listener.accepted(), 2, "each connection is reused");
 }
 
 #[test]
-fn a_stranger_is_not_asked() {
+fn an_upstream_with_an_untrusted_certificate_is_rejected() {
     let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let upstream = Upstream::ok();
     let behind = secured(folder.path(), "localhost", &upstream);

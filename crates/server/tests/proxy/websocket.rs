@@ -61,7 +61,7 @@ async fn next(talk: &mut WebSocketStream<TcpStream>) -> Option<Message> {
 }
 
 #[tokio::test]
-async fn messages_of_all_kinds_pass_and_the_end_is_agreed_on() {
+async fn websocket_messages_and_the_close_handshake_are_forwarded() {
     let door = Door::before(format!("http://{}", echo().await));
     let mut talk = connect(&door).await.unwrap();
     let text = Message::text("good morning");
@@ -83,7 +83,7 @@ async fn messages_of_all_kinds_pass_and_the_end_is_agreed_on() {
 }
 
 #[tokio::test]
-async fn a_place_is_held_until_the_socket_is_closed() {
+async fn a_slot_is_held_until_the_websocket_is_closed() {
     let door = Door::open(&format!(
         "rules: [{{name: sockets, limits: [{{algorithm: concurrency, limit: 1}}]}}]
 proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: 'http://{}'}}]}}

@@ -159,7 +159,7 @@ impl Writer {
             }
             Err(error) => tracing::error!(
                 file = %path.display(),
-                "cannot open the access log once more: {error}; the one that was open stays so"
+                "failed to reopen access log: {error}; keeping the current file"
             ),
         }
     }

@@ -23,7 +23,7 @@ pub enum AuthoritiesError {
     },
     /// The system has no trust anchors.
     #[error(
-        "proxy.upstreams: this system has no certificates of authorities, by which {upstream} could be known; install ca-certificates, or name a file with `ca`"
+        "proxy.upstreams: this system has no root CA certificates to verify {upstream} with; install ca-certificates, or set `ca` to a file"
     )]
     None {
         /// The upstream's name.

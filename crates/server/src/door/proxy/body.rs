@@ -43,9 +43,9 @@ impl fmt::Display for BodyError {
         match self {
             Self::Silent => f.write_str("the body did not arrive in time"),
             Self::TooLarge => f.write_str("the body is too large"),
-            Self::ClientSlow => f.write_str("the client took the body too slowly"),
-            Self::Unwanted => f.write_str("the request was answered before its body had come"),
-            Self::Broken(error) => write!(f, "the body broke off: {error}"),
+            Self::ClientSlow => f.write_str("the client read the body too slowly"),
+            Self::Unwanted => f.write_str("the response was complete before the request body"),
+            Self::Broken(error) => write!(f, "the body ended early: {error}"),
         }
     }
 }

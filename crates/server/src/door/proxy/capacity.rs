@@ -79,7 +79,7 @@ impl Capacity {
     /// Applies the new numbers, also to requests in flight.
     pub(super) fn put_in_force(&self) {
         if let Err(error) = self.gauge.change(self.settings) {
-            tracing::error!("kept the old numbers of `adaptive`: {error}");
+            tracing::error!("kept the old settings of `adaptive`: {error}");
         }
     }
 
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_class_is_the_same_by_its_name_after_a_reload() {
+    fn a_class_keeps_its_counter_by_name_after_a_reload() {
         let batch = "{name: batch, when: {path: /batch}, share: 25%}";
         let usual = "{name: usual, when: {path: /usual}}";
         let before = capacity([batch, usual], None);

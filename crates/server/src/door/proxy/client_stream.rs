@@ -134,9 +134,9 @@ impl<S> ClientStream<S> {
         }
         ready!(self.timer.poll_due(cx));
         let late = if turn == IDLE {
-            "no request came in time"
+            "no request arrived in time"
         } else {
-            "the head of the request did not arrive in time"
+            "the request head did not arrive in time"
         };
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, late)))
     }

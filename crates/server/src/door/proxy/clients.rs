@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connections_of_one_client_share_a_count_that_ends_with_the_last() {
+    fn connections_of_one_client_share_a_counter_until_the_last_closes() {
         let clients = Arc::<Clients>::default();
         let (one, other) = (IpAddr::from([192, 0, 2, 1]), IpAddr::from([192, 0, 2, 2]));
         let (first, second) = (clients.enter(one), clients.enter(one));

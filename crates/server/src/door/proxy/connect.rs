@@ -27,7 +27,7 @@ pub(super) async fn connect(address: &Address, settings: &Proxy) -> io::Result<S
         .await?;
     let agreed = stream.get_ref().1.alpn_protocol();
     if address.http2 && agreed != Some(b"h2") {
-        return Err(io::Error::other("it does not speak HTTP/2"));
+        return Err(io::Error::other("the upstream does not support HTTP/2"));
     }
     speak(stream, address, settings).await
 }
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn want_of_local_resources_is_not_the_endpoints_fault() {
+    fn missing_local_resources_do_not_count_against_the_endpoint() {
         for (code, expected) in [
             (24, true),
             (23, true),
@@ -73,6 +73,8 @@ mod tests {
             let error = io::Error::from_raw_os_error(code);
             assert_eq!(is_local(&error), expected, "{error}");
         }
-        assert!(!is_local(&io::Error::other("it does not speak HTTP/2")));
+        assert!(!is_local(&io::Error::other(
+            "the upstream does not support HTTP/2"
+        )));
     }
 }

@@ -70,8 +70,8 @@ impl Client {
             biased;
             begun = beginning => match begun {
                 Ok(Ok(begun)) => return Some(begun),
-                Ok(Err(error)) => tracing::debug!(%peer, "no request: {error}"),
-                Err(_) => tracing::debug!(%peer, "no request in time"),
+                Ok(Err(error)) => tracing::debug!(%peer, "no request received: {error}"),
+                Err(_) => tracing::debug!(%peer, "no request received in time"),
             },
             () = self.connection.shutdown.begun() => {}
         }

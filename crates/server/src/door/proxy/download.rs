@@ -405,7 +405,7 @@ impl Pump {
         pipe.finish(Err(BodyError::ClientSlow));
         if let Some(lease) = self.lease.take() {
             let address = lease.load.address();
-            tracing::debug!(address = %address.url, "a client took an answer too slowly: connection closed");
+            tracing::debug!(endpoint = %address.url, "client read the response too slowly: connection closed");
         }
         Poll::Ready(())
     }
@@ -442,7 +442,7 @@ impl Pump {
     fn breaks(&mut self, error: BodyError) {
         if let Some(lease) = self.lease.take() {
             let address = lease.load.address();
-            tracing::debug!(address = %address.url, "an answer broke off: {error}");
+            tracing::debug!(endpoint = %address.url, "response ended early: {error}");
             address.health.count_break(error.at());
         }
         lock(&self.pipe).finish(Err(error));

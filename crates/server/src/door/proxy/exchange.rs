@@ -340,7 +340,7 @@ impl Exchange {
                 return Err(error);
             }
             Poll::Ready(Err(Unsent::Stream(error))) => {
-                tracing::debug!("an upstream was not sent all of a request: {error}");
+                tracing::debug!("request not fully sent to the upstream: {error}");
                 self.keeps = false;
                 self.outgoing.give_up();
             }
@@ -408,17 +408,17 @@ impl fmt::Debug for Exchange {
 /// What is wrong with a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 enum Malformed {
-    #[error("the answer is no HTTP/1.1: {0}")]
+    #[error("the response is not HTTP/1.1: {0}")]
     Head(httparse::Error),
-    #[error("the head of the answer is too large")]
+    #[error("the head of the response is too large")]
     HeadTooLarge,
-    #[error("it is not clear where the answer ends")]
+    #[error("the length of the response is ambiguous")]
     Framing,
     #[error("invalid chunk")]
     Chunk,
-    #[error("101 before the request was sent whole")]
+    #[error("101 before the request was fully sent")]
     EarlySwitch,
-    #[error("the trailers make no sense, or are too large")]
+    #[error("the trailers are invalid or too large")]
     Trailers,
 }
 
@@ -436,7 +436,7 @@ mod tests {
     use crate::config::Config;
 
     #[tokio::test]
-    async fn a_connection_that_cannot_be_looked_at_is_not_taken_for_open() {
+    async fn a_connection_that_cannot_be_probed_is_not_open() {
         let text = "proxy: {listen: '127.0.0.1:0', upstreams: [{name: app, urls: 'http://h'}]}";
         let settings = Config::parse(text).unwrap().proxy.unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -329,7 +329,7 @@ mod tests {
     ];
 
     #[test]
-    fn what_a_stranger_claims_is_replaced() {
+    fn headers_of_an_untrusted_client_are_replaced() {
         let peer = "203.0.113.9";
         let strangers = forwarding(ForwardedHeaders::XForwarded, peer, "http", false);
         let expected = own(&[
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_proxies_say_is_removed_however_it_is_written() {
+    fn proxy_headers_are_removed_in_every_spelling() {
         let removed = [
             ("x-forwarded-client-cert", "Subject=admin"),
             ("x-forwarded-user", "admin"),
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_believed_proxy_says_is_extended() {
+    fn headers_of_a_trusted_proxy_are_extended() {
         let peer = "2001:db8::7";
         let forwarding = forwarding(ForwardedHeaders::XForwarded, peer, "http", true);
         let expected = own(&[
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mapped_address_is_what_it_maps() {
+    fn an_ipv4_mapped_address_is_written_as_ipv4() {
         let peer = "::ffff:203.0.113.9";
         let forwarding = forwarding(ForwardedHeaders::Both, peer, "https", true);
         let expected = own(&[

@@ -173,7 +173,7 @@ impl Health {
 /// Records that `address` has answered a request, with any status.
 pub(super) fn note_answer(address: &Address) {
     if address.health.answered() == Said::Something {
-        tracing::info!(upstream = %address.terms().name, address = %address.url, "an address of an upstream answers again");
+        tracing::info!(upstream = %address.terms().name, endpoint = %address.url, "upstream endpoint recovered");
     }
 }
 
@@ -187,8 +187,8 @@ pub(super) fn note_failure(address: &Arc<Address>, refusal: Refusal) {
     failed.fetch_add(1, Ordering::Relaxed);
     if address.health.failed() == Said::Something {
         tracing::warn!(
-            upstream = %address.terms().name, address = %address.url, failure = refusal.as_str(), cause = address.health.cause(refusal),
-            "an address of an upstream begins to fail; until it answers again that is not said once more"
+            upstream = %address.terms().name, endpoint = %address.url, failure = refusal.as_str(), cause = address.health.cause(refusal),
+            "upstream endpoint failing (further failures suppressed until it recovers)"
         );
     }
     let Some(ejection) = address.terms().eject else {
@@ -198,15 +198,15 @@ pub(super) fn note_failure(address: &Arc<Address>, refusal: Refusal) {
         return;
     }
     tracing::warn!(
-        upstream = %address.terms().name, address = %address.url, failures = ejection.failures, time = ?ejection.time,
-        "an address of an upstream does not answer, and is left alone for a while"
+        upstream = %address.terms().name, endpoint = %address.url, duration = ?ejection.time,
+        "endpoint ejected after {} consecutive failures", ejection.failures
     );
     let address = Arc::downgrade(address);
     tokio::task::spawn_local(async move {
         sleep(ejection.time).await;
         if let Some(address) = address.upgrade() {
             address.health.readmit(ejection);
-            tracing::info!(upstream = %address.terms().name, address = %address.url, "an address of an upstream is asked again");
+            tracing::info!(upstream = %address.terms().name, endpoint = %address.url, "endpoint re-admitted");
         }
     });
 }
@@ -234,14 +234,14 @@ pub(super) async fn watch(address: Weak<Address>, current: Weak<ArcSwap<Current>
             Ok(Ok(())) => None,
             // A local error says nothing about the endpoint.
             Ok(Err(error)) if connect::is_local(&error) => {
-                tracing::warn!(upstream = %terms.name, %error, "health check skipped for want of local resources");
+                tracing::warn!(upstream = %terms.name, %error, "health check skipped: out of local resources");
                 let interval = check.interval;
                 drop(address);
                 sleep(interval).await;
                 continue;
             }
             Ok(Err(error)) => Some(with_causes(&error)),
-            Err(_) => Some("no answer in time".to_owned()),
+            Err(_) => Some("no response in time".to_owned()),
         };
         row.note(&address, check, problem);
         drop(address);
@@ -283,14 +283,14 @@ impl Row {
             && health.away.fetch_or(DOWN, Ordering::Relaxed) & DOWN == 0
         {
             tracing::warn!(
-                upstream = %address.terms().name, address = %address.url, problem = problem.unwrap_or_default(),
-                "an address of an upstream is not well, and is left alone until it is, unless no other is well"
+                upstream = %address.terms().name, endpoint = %address.url, problem = problem.unwrap_or_default(),
+                "health check failed: endpoint marked down, used only if no other endpoint is healthy"
             );
         }
         if self.good >= check.healthy_after
             && health.away.fetch_and(!DOWN, Ordering::Relaxed) & DOWN != 0
         {
-            tracing::info!(upstream = %address.terms().name, address = %address.url, "an address of an upstream is well again");
+            tracing::info!(upstream = %address.terms().name, endpoint = %address.url, "health check passed: endpoint marked up");
         }
     }
 }
@@ -312,7 +312,7 @@ async fn ask(address: &Address, check: &HealthCheck, settings: &Proxy) -> io::Re
     let is_good = status.is_success() || status.is_redirection();
     is_good
         .then_some(())
-        .ok_or_else(|| io::Error::other(format!("it answered {status}")))
+        .ok_or_else(|| io::Error::other(format!("unexpected status {status}")))
 }
 
 fn question(address: &Address, check: &HealthCheck) -> io::Result<Request<Upload>> {
@@ -329,8 +329,7 @@ fn question(address: &Address, check: &HealthCheck) -> io::Result<Request<Upload
         crate::config::Scheme::Http => http::uri::Scheme::HTTP,
         crate::config::Scheme::Https => http::uri::Scheme::HTTPS,
     };
-    target::as_http2(&mut head, &scheme)
-        .map_err(|_| io::Error::other("the host makes no sense"))?;
+    target::as_http2(&mut head, &scheme).map_err(|_| io::Error::other("the host is invalid"))?;
     Ok(Request::from_parts(head, body))
 }
 
@@ -341,7 +340,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn trouble_is_told_from_its_beginning_to_its_end_where_one_failure_ejects() {
+    async fn failure_and_recovery_are_logged_if_one_failure_ejects() {
         let ejection = Ejection {
             failures: 1,
             time: Duration::from_secs(10),

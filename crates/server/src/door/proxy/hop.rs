@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_the_connection_is_removed() {
+    fn hop_by_hop_headers_are_removed() {
         let mut request = headers(&[
             ("connection", "close, X-Mine"),
             ("connection", "x-other"),
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn trailers_are_asked_for_anew() {
+    fn te_trailers_is_set_again() {
         let mut request = headers(&[("te", "deflate;q=0.5, trailers"), ("connection", "te")]);
         strip_request(&mut request);
         assert_eq!(request, headers(&[("te", "trailers")]));
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn one_protocol_is_offered_in_one_spelling() {
+    fn upgrade_is_written_in_one_spelling() {
         for (written, expected) in [
             ("websocket", Some("websocket")),
             ("WebSocket", Some("websocket")),
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_cannot_have_the_length_or_the_host_removed() {
+    fn connection_cannot_remove_the_length_or_the_host() {
         let lines = [
             ("content-length", "5"),
             ("host", "h"),
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_beside_an_encoding_goes_with_it() {
+    fn content_length_beside_transfer_encoding_is_removed() {
         let mut answer = headers(&[("transfer-encoding", "chunked"), ("content-length", "5")]);
         strip_answer(&mut answer);
         assert_eq!(answer, HeaderMap::new());

@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn among_few_and_among_many_the_same_lines_are_found() {
+    fn lookups_agree_for_few_and_many_lines() {
         for others in 0..2 * FEW {
             let mut headers = HeaderMap::new();
             for other in 0..others {

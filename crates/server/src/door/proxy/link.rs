@@ -97,9 +97,9 @@ impl Link {
             .await
             .map_err(|_| Refusal::ConnectTimeout)?
             .map_err(|error| {
-                tracing::debug!(address = %address.url, "cannot connect: {error}");
+                tracing::debug!(endpoint = %address.url, "cannot connect: {error}");
                 if connect::is_local(&error) {
-                    tracing::warn!(upstream = %address.terms().name, %error, "cannot connect to an upstream for want of local resources");
+                    tracing::warn!(upstream = %address.terms().name, %error, "cannot connect to the upstream: out of local resources");
                     return Refusal::Local;
                 }
                 address.health.blame(&error);
@@ -257,7 +257,7 @@ impl Link {
         })?;
         shared.heard();
         if !shared.takes(&answer) {
-            return Err(bad_answer("it has too many header lines, or several lengths").into());
+            return Err(bad_answer("too many header lines, or several content lengths").into());
         }
         Ok(answer.map(Source::Stream))
     }
@@ -342,7 +342,7 @@ fn again(request: &Request<Upload>) -> Option<Box<Request<Upload>>> {
 }
 
 fn bad_answer(error: impl Display) -> Refusal {
-    tracing::debug!("no answer: {error}");
+    tracing::debug!("no valid response: {error}");
     Refusal::BadAnswer
 }
 
@@ -391,7 +391,7 @@ mod tests {
     use crate::config::Config;
 
     #[tokio::test(start_paused = true)]
-    async fn an_answer_is_waited_for_from_the_end_of_the_request_on() {
+    async fn the_response_timeout_starts_at_the_end_of_the_request() {
         let text = "proxy: {listen: '127.0.0.1:0', timeouts: {head: 3s}, upstreams: [{name: app, urls: 'http://h'}]}";
         let times = Config::parse(text).unwrap().proxy.unwrap().timeouts;
         for sends_for in [0, 1, 2, 7] {

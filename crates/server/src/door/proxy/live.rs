@@ -128,7 +128,7 @@ impl Live {
         text.push_str(&self.rejected.exposition());
         if let Some(log) = &self.log {
             let mut lost = Text::default();
-            let help = "Lines of the access log that were left out.";
+            let help = "Access log lines that were dropped.";
             lost.single(
                 "tidegate_proxy_access_log_lost_total",
                 "counter",

@@ -280,7 +280,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_row_of_silent_addresses_takes_no_longer_than_one() {
+    async fn several_unresponsive_endpoints_take_no_longer_than_one() {
         let start = Instant::now();
         let mut patience = Patience::new(Duration::from_secs(8));
         let mut tries = 0;
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_last_address_has_all_the_time_that_is_left() {
+    async fn the_last_endpoint_gets_all_remaining_time() {
         for others in 0..=2 {
             let start = Instant::now();
             let mut patience = Patience::new(Duration::from_secs(8));

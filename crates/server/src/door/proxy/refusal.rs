@@ -82,30 +82,30 @@ impl Refusal {
 
     fn detail(self) -> String {
         let detail = match self {
-            Self::Tunnel => "tunnels are not made here; ask for the resource itself",
+            Self::Tunnel => "CONNECT tunnels are not supported; request the resource itself",
             Self::Host(problem) | Self::Framing(problem) | Self::Malformed(problem) => problem,
             Self::Loop => "the request has passed this proxy several times: `Via` shows a loop",
             Self::ClientFull(most) => {
-                return format!("{most} requests from this address are in flight; ask again in 1s");
+                return format!("{most} requests from this address are in flight; retry in 1s");
             }
             Self::TooManyHeaders(most) => {
-                return format!("the header lines are over the maximum of {most}");
+                return format!("the number of header lines is over the maximum of {most}");
             }
             Self::DotSegments => "the path has segments `.` or `..`; send it with these resolved",
             Self::Unroutable => "the path or the host is too long",
-            Self::NoUpstream => "there is nothing here for this host and path",
+            Self::NoUpstream => "no upstream matches this host and path",
             Self::TooLarge(most) => {
                 return format!("the body is over the maximum of {most} bytes");
             }
             Self::BodyTooSlow => "the body did not arrive in time",
-            Self::BodyBroke => "the body broke off",
+            Self::BodyBroke => "the body ended early",
             Self::Overloaded => "the service has too much to do; ask again in 1s",
-            Self::Full => "the service has as many requests as it can take; try again",
+            Self::Full => "the service has no free connection; try again",
             Self::Local => "the server cannot open another connection; try again",
             Self::Unreachable => "the service cannot be reached",
-            Self::ConnectTimeout => "the service cannot be reached in time",
+            Self::ConnectTimeout => "connecting to the service timed out",
             Self::HeadTimeout => "the service did not answer in time",
-            Self::BadAnswer => "the service gave no answer that makes sense",
+            Self::BadAnswer => "invalid response from upstream",
         };
         detail.to_owned()
     }

@@ -16,7 +16,7 @@ use crate::{door::http::Problem, metrics::Text};
 const REASONS: [(StatusCode, &str); 3] = [
     (
         StatusCode::BAD_REQUEST,
-        "the head is no HTTP/1.1, or could mean several things",
+        "the head is not valid HTTP/1.1, or is ambiguous",
     ),
     (StatusCode::URI_TOO_LONG, "the target is too long"),
     (
@@ -82,7 +82,7 @@ impl Rejected {
     /// Returns the counters, in the Prometheus text format.
     pub(super) fn exposition(&self) -> String {
         let name = "tidegate_proxy_rejected_total";
-        let help = "Heads over HTTP/1.1 that are no request, by the status of their answer.";
+        let help = "HTTP/1.1 request heads rejected as invalid or too large, by status.";
         let mut text = Text::default();
         text.family(name, "counter", help);
         for ((status, _), count) in REASONS.iter().zip(&self.heads) {
@@ -90,7 +90,7 @@ impl Rejected {
             text.sample(name, &labels, count.load(Ordering::Relaxed));
         }
         let name = "tidegate_proxy_refused_total";
-        let help = "Requests that the proxy refused before any rule was asked, by reason.";
+        let help = "Requests that the proxy refused before any rule was evaluated, by reason.";
         text.family(name, "counter", help);
         for (reason, count) in REFUSALS.iter().zip(&self.refused) {
             text.sample(name, &[("reason", reason)], count.load(Ordering::Relaxed));
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_rejects_a_head_says_why() {
+    fn rejected_heads_get_an_explanation() {
         let rejected = Rejected::default();
         for octets in [
             "HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\ndate: now\r\n\r\n",
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_else_is_touched() {
+    fn other_responses_are_unchanged() {
         for octets in [
             "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
             "HTTP/1.1 400 Bad Request\r\ncontent-length: 5\r\n\r\nhello",

@@ -115,7 +115,7 @@ impl Shared {
         let (say, mut most) = watch::channel(0);
         tokio::task::spawn_local(drive(connection, say, wake));
         let said = most.wait_for(|most| *most > 0).await.map(drop);
-        said.map_err(|_| io::Error::other("it does not speak HTTP/2"))?;
+        said.map_err(|_| io::Error::other("the upstream does not support HTTP/2"))?;
         let room = Room {
             most,
             streams: AtomicUsize::new(0),
@@ -220,7 +220,7 @@ async fn drive<S>(
         Poll::Pending
     });
     if let Err(error) = ended.await {
-        tracing::debug!("a connection to an upstream ended: {error}");
+        tracing::debug!("upstream connection closed: {error}");
     }
 }
 

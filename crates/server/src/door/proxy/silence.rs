@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_body_is_as_fast_as_its_least_rate_on_average() {
+    async fn a_body_meets_its_minimum_rate_on_average() {
         let least = MinRate {
             bytes_per_second: 10,
             grace: Duration::from_secs(5),
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_fast_body_may_not_pause_for_long() {
+    async fn a_fast_body_cannot_stall_for_long() {
         let start = Instant::now();
         let mut silence = Silence::paced(Duration::from_secs(60), Some(MinRate::default()));
         silence.broken(1 << 30);

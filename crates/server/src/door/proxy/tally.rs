@@ -93,7 +93,7 @@ impl Upstreams {
 
     fn write_answers(&self, text: &mut Text) {
         let name = "tidegate_proxy_answers_total";
-        text.family(name, "counter", "Answers of upstreams by status.");
+        text.family(name, "counter", "Responses of upstreams by status.");
         for upstream in self.iter() {
             for (at, class) in CLASSES.iter().enumerate() {
                 let labels = [("upstream", &*upstream.name), ("status", class)];
@@ -105,7 +105,7 @@ impl Upstreams {
             }
         }
         let name = "tidegate_proxy_failures_total";
-        let help = "Requests that an upstream did not answer, by what went wrong.";
+        let help = "Requests without a response from the upstream, by failure.";
         text.family(name, "counter", help);
         for upstream in self.iter() {
             for (at, failure) in FAILURES.iter().enumerate() {
@@ -118,7 +118,7 @@ impl Upstreams {
             }
         }
         let name = "tidegate_proxy_retries_total";
-        let help = "Requests sent once more, because nothing was taken or answered of them.";
+        let help = "Upstream retries.";
         text.family(name, "counter", help);
         for upstream in self.iter() {
             let retries = upstream.tally.sum(|shard| &shard.retries);
@@ -131,15 +131,15 @@ impl Upstreams {
         text.family(
             up,
             "gauge",
-            "Whether an address is well: 0 while it is ejected or its checks are bad, and asked only if no other is well.",
+            "Endpoint health: 1 = healthy, 0 = ejected or failing health checks, and used only if no other endpoint is healthy.",
         );
         self.each_address(|labels, health| text.sample(up, &labels, u64::from(health.is_well())));
         let name = "tidegate_proxy_ejections_total";
-        let help = "How often an address was left alone because it did not answer.";
+        let help = "Ejections of an endpoint by outlier detection.";
         text.family(name, "counter", help);
         self.each_address(|labels, health| text.sample(name, &labels, health.ejections()));
         let name = "tidegate_proxy_address_failures_total";
-        let help = "Requests that an address failed by its own doing, whether or not another one answered them.";
+        let help = "Requests that failed because of the endpoint, even if a retry on another endpoint succeeded.";
         text.family(name, "counter", help);
         self.each_address(|[upstream, address], health| {
             for (at, failure) in ITS_DOING.iter().enumerate() {
@@ -148,8 +148,7 @@ impl Upstreams {
             }
         });
         let name = "tidegate_proxy_broken_answers_total";
-        let help =
-            "Answers of an address that broke off after their head, or of which nothing more came.";
+        let help = "Responses of an endpoint that ended early or timed out after their head.";
         text.family(name, "counter", help);
         self.each_address(|[upstream, address], health| {
             for (at, failure) in BREAKS.iter().enumerate() {
@@ -158,7 +157,7 @@ impl Upstreams {
             }
         });
         let name = "tidegate_proxy_health_checks_total";
-        text.family(name, "counter", "Health checks of an address by result.");
+        text.family(name, "counter", "Health checks of an endpoint by result.");
         self.each_address(|[upstream, address], health| {
             for (at, result) in RESULTS.iter().enumerate() {
                 let labels = [upstream, address, ("result", *result)];
@@ -171,12 +170,12 @@ impl Upstreams {
         let gauges: [Reading; 2] = [
             (
                 "tidegate_proxy_adaptive_limit",
-                "The most requests at once that an upstream gets now.",
+                "Current adaptive concurrency limit of the upstream.",
                 |load| load.limit,
             ),
             (
                 "tidegate_proxy_adaptive_in_flight",
-                "Requests that hold a place there, until their answers begin.",
+                "Requests that hold a concurrency slot of the upstream, until their responses begin.",
                 |load| load.in_flight,
             ),
         ];
@@ -191,7 +190,7 @@ impl Upstreams {
             }
         }
         let name = "tidegate_proxy_shed_total";
-        let help = "Requests turned away because the upstream had too much to do.";
+        let help = "Requests shed because the upstream was at its adaptive concurrency limit.";
         text.family(name, "counter", help);
         for (upstream, capacity) in self.bearing() {
             for (class, shed) in capacity.shed() {
@@ -222,12 +221,12 @@ impl Upstreams {
         let families: [Family; 2] = [
             (
                 "tidegate_proxy_in_flight",
-                "Requests on their way.",
+                "Requests in flight.",
                 |upstream| upstream.in_flight(),
             ),
             (
                 "tidegate_proxy_connections",
-                "Connections to upstreams, with those that wait.",
+                "Connections to the upstream, including idle ones.",
                 |upstream| upstream.connections(),
             ),
         ];

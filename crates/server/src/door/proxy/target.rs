@@ -42,7 +42,7 @@ pub(super) fn check(headers: &HeaderMap, most: usize) -> Result<(), Refusal> {
     };
     let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
     if !lengths.next().is_none_or(is_number) || lengths.next().is_some() {
-        return Err(Refusal::Framing("the length of the body is not one number"));
+        return Err(Refusal::Framing("`Content-Length` is not a single number"));
     }
     Ok(())
 }
@@ -53,23 +53,25 @@ pub(super) fn check(headers: &HeaderMap, most: usize) -> Result<(), Refusal> {
 ///
 /// A `CONNECT` request, which a reverse proxy does not serve; a missing, repeated or invalid host.
 pub(super) fn settle(head: &mut Parts) -> Result<(), Refusal> {
-    const NO_HOST: Refusal = Refusal::Host("there is no `Host`");
+    const NO_HOST: Refusal = Refusal::Host("`Host` is missing");
     if head.method == Method::CONNECT {
         return Err(Refusal::Tunnel);
     }
     if lines::is_repeated(&head.headers, &HOST) {
-        return Err(Refusal::Host("there must be one `Host`"));
+        return Err(Refusal::Host("there must be exactly one `Host`"));
     }
     // The host of an HTTP/2 target, or of an absolute-form target, takes precedence over `Host`.
     if let Some(authority) = head.uri.authority() {
         if head.uri.scheme().is_none() {
-            return Err(Refusal::Host("the target makes no sense"));
+            return Err(Refusal::Host("the request target is invalid"));
         }
         if authority.as_str().contains('@') {
-            return Err(Refusal::Host("there must be no user in the target"));
+            return Err(Refusal::Host(
+                "the request target must not contain user information",
+            ));
         }
         let host = HeaderValue::from_str(authority.as_str());
-        let host = host.map_err(|_| Refusal::Host("the host is no header value"))?;
+        let host = host.map_err(|_| Refusal::Host("the host is not a valid header value"))?;
         head.headers.insert(HOST, host);
         let path = head.uri.path_and_query().cloned();
         head.uri = Uri::from(path.unwrap_or_else(|| PathAndQuery::from_static("/")));
@@ -80,7 +82,7 @@ pub(super) fn settle(head: &mut Parts) -> Result<(), Refusal> {
         Some(host) => {
             let host = Authority::try_from(host.as_bytes());
             if !host.is_ok_and(|host| is_one(&host)) {
-                return Err(Refusal::Host("the host makes no sense"));
+                return Err(Refusal::Host("the host is invalid"));
             }
         }
         None => return Err(NO_HOST),
@@ -114,7 +116,7 @@ fn is_one(host: &Authority) -> bool {
 
 /// Inserts the `/` that a target without a path lacks, so that the upstream sees what rules see.
 fn begin_with_path(method: &Method, uri: &mut Uri) -> Result<(), Refusal> {
-    const WRONG: Refusal = Refusal::Host("the target makes no sense");
+    const WRONG: Refusal = Refusal::Host("the request target is invalid");
     let target = uri.path_and_query().map_or("", PathAndQuery::as_str);
     if target.starts_with('?') {
         let whole = PathAndQuery::try_from(format!("/{target}"));
@@ -132,7 +134,7 @@ fn begin_with_path(method: &Method, uri: &mut Uri) -> Result<(), Refusal> {
 ///
 /// The host is not valid in a target.
 pub(super) fn as_http2(head: &mut Parts, scheme: &Scheme) -> Result<(), Refusal> {
-    const WRONG: Refusal = Refusal::Host("the host makes no sense");
+    const WRONG: Refusal = Refusal::Host("the host is invalid");
     let host = head.headers.remove(HOST).ok_or(WRONG)?;
     let authority = Authority::try_from(host.as_bytes()).map_err(|_| WRONG)?;
     let mut uri = std::mem::take(&mut head.uri).into_parts();
@@ -170,7 +172,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_plain_makes_sense(host in "[a-zA-Z0-9.:@%_\\-]{0,12}", is_long in any::<bool>()) {
+        fn every_plain_host_is_valid(host in "[a-zA-Z0-9.:@%_\\-]{0,12}", is_long in any::<bool>()) {
             let host = if is_long { host.repeat(30) } else { host };
             let makes_sense = Authority::try_from(host.as_bytes()).is_ok_and(|host| is_one(&host));
             prop_assert!(!is_plain(host.as_bytes()) || makes_sense);
@@ -178,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_one_with_a_port_or_none() {
+    fn a_host_is_one_name_with_an_optional_port() {
         let is_one = |host: &str| is_one(&Authority::try_from(host).unwrap());
         for host in ["a", "a_b", "a:", "a:80", "[::1]", "[::1]:80", "xn--a~b"] {
             assert!(is_one(host), "{host}");

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_beginning_and_the_end_are_told_and_not_each_request() {
+    fn only_the_first_failure_and_the_recovery_are_logged() {
         let (trouble, start) = (Trouble::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
         assert_eq!(trouble.answered(), Said::Nothing);
@@ -84,11 +84,15 @@ mod tests {
         assert_eq!(trouble.failed(at(600)), Said::Nothing);
         assert_eq!(trouble.answered(), Said::Something);
         assert_eq!(trouble.answered(), Said::Nothing);
-        assert_eq!(trouble.failed(at(601)), Said::Something, "that is long ago");
+        assert_eq!(
+            trouble.failed(at(601)),
+            Said::Something,
+            "the last failure was long ago"
+        );
     }
 
     #[test]
-    fn what_comes_and_goes_is_told_once_a_minute() {
+    fn a_flapping_failure_is_logged_once_a_minute() {
         let (trouble, start) = (Trouble::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
         let said = (0..180).filter(|second| {
@@ -100,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_told_is_told_when_it_lasts() {
+    fn a_suppressed_failure_is_logged_if_it_lasts() {
         let (trouble, start) = (Trouble::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
         assert_eq!(trouble.failed(at(0)), Said::Something);

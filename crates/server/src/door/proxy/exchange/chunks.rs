@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_chunk_is_refused() {
+    fn invalid_chunks_are_rejected() {
         for octets in [
             "5\nhello\r\n",
             "\r\n",

@@ -82,7 +82,7 @@ impl Framing {
         let data = match (frame.into_data(), &mut *self) {
             (Ok(data), Self::Length(left)) => {
                 let rest = left.checked_sub(length_of(&data));
-                *left = rest.ok_or_else(|| wrong("the body is longer than it says"))?;
+                *left = rest.ok_or_else(|| wrong("the body is longer than its declared length"))?;
                 data
             }
             (Ok(data), Self::Chunked) if !data.is_empty() => {
@@ -108,7 +108,7 @@ impl Framing {
     pub(super) fn finish(&self, to: &mut BytesMut) -> io::Result<()> {
         match self {
             Self::Length(left) if *left > 0 => {
-                return Err(wrong("the body is shorter than it says"));
+                return Err(wrong("the body is shorter than its declared length"));
             }
             Self::Chunked => to.put_slice(b"0\r\n\r\n"),
             Self::Nothing | Self::Length(_) | Self::Close => {}
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_ends_where_its_answer_says() {
+    fn a_body_ends_where_its_head_says() {
         const LENGTH: (&str, &str) = ("content-length", "5");
         const CHUNKED: (&str, &str) = ("transfer-encoding", "Chunked");
         assert_eq!(framing(200, &[LENGTH]), Ok(Framing::Length(5)));
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_ambiguous_is_refused() {
+    fn ambiguous_framing_is_rejected() {
         for lines in [
             &[("content-length", "5"), ("content-length", "6")][..],
             &[("content-length", "5"), ("content-length", "5")],
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_as_long_as_it_says() {
+    fn a_request_body_has_its_declared_length() {
         let mut octets = BytesMut::new();
         let mut framing = Framing::Length(3);
         framing
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn trailers_change_nothing_of_the_message() {
+    fn trailers_do_not_change_the_message() {
         let mut trailers = HeaderMap::new();
         for (name, value) in [
             ("content-length", "1"),

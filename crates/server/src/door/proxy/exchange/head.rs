@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_is_taken_and_what_follows_stays() {
+    fn a_head_is_consumed_and_the_rest_stays() {
         let mut received = BytesMut::from("HTTP/1.1 404 Not Found\r\na: 1\r\nA:  x y \r\n\r\nbody");
         let answer = parse(&mut received, BOUNDS, &mut Known::default())
             .unwrap()
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn that_a_connection_is_kept_is_heard_where_it_says_anything() {
+    fn a_redundant_keep_alive_is_dropped() {
         for (version, lines, expected) in [
             ("1.1", "Connection: keep-alive\r\n", vec![]),
             (
@@ -299,7 +299,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_known_of_one_head_changes_nothing_in_the_next(
+        fn a_cached_head_does_not_affect_the_next_one(
             heads in prop::collection::vec(prop::collection::vec(line(), 0..5), 1..6),
         ) {
             let bounds = Bounds { bytes: 64 << 10, headers: 100 };
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_head_is_waited_for() {
+    fn an_incomplete_head_waits_for_more() {
         let whole = "HTTP/1.0 200 OK\r\na: 1\r\n\r\n";
         for end in 0..whole.len() {
             assert!(parsed(&whole[..end]).unwrap().is_none(), "{end}");
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_head_is_refused() {
+    fn invalid_heads_are_rejected() {
         for octets in [
             "HTTP/2.0 200 OK\r\n\r\n",
             "HTTP/1.1 99 X\r\n\r\n",

@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_took_is_sent_again() {
+    fn an_unsent_request_is_resent() {
         let mut outgoing = begun(Method::POST);
         assert_eq!(sent(&mut outgoing, 0), "");
         let mut again = outgoing.take_again().unwrap();
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn of_what_tls_has_sent_a_part_nothing_is_sent_again() {
+    fn a_request_partly_sent_over_tls_is_not_resent() {
         let long = "x".repeat(20 << 10);
         let request = Request::builder().method(Method::POST).header("x", long);
         let mut outgoing = begun_with(request);
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_repeated_is_sent_again_whole() {
+    fn a_repeatable_request_is_resent_completely() {
         for room in [1, 100] {
             let mut outgoing = begun(Method::GET);
             assert_eq!(sent(&mut outgoing, room).len(), room.min(19));

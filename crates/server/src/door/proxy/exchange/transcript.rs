@@ -146,7 +146,7 @@ mod tests {
     use crate::config::Config;
 
     #[test]
-    fn an_answer_is_heard_however_it_is_cut() {
+    fn a_response_is_parsed_however_it_is_split() {
         let text = "proxy: {listen: '127.0.0.1:0', upstreams: [{name: app, urls: 'http://h'}]}";
         let settings = Config::parse(text).unwrap().proxy.unwrap();
         let said = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nA: 1\r\n\r\n2;x\r\nok\r\n0\r\nB: 2\r\n\r\n";
