@@ -91,7 +91,7 @@ fn nothing_is_decided_before_the_password() {
 }
 
 #[test]
-fn hello_authenticates_or_asks_for_it() {
+fn hello_authenticates_or_requires_auth() {
     let guarded = Guarded::open(Some("app"));
     let mut client = guarded.connect();
     let refused = client.command("HELLO 3").to_string();
@@ -110,7 +110,7 @@ fn hello_authenticates_or_asks_for_it() {
 }
 
 #[test]
-fn guesses_are_limited_and_counted() {
+fn password_guesses_are_limited_and_counted() {
     let guarded = Guarded::open(None);
     let mut client = guarded.connect();
     let mut wrong = 0;
@@ -137,7 +137,7 @@ fn guesses_are_limited_and_counted() {
 }
 
 #[test]
-fn a_connection_that_speaks_http_is_closed_and_decides_nothing() {
+fn an_http_request_is_disconnected_and_decides_nothing() {
     let door = Door::open();
     let commands = encode(&[b"THROTTLE", b"k", b"1", b"1", b"60"]);
     for head in [

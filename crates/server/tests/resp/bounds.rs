@@ -46,7 +46,7 @@ fn a_million_decisions_in_one_pipeline_are_all_answered() {
 }
 
 #[test]
-fn a_quiet_client_is_closed() {
+fn a_silent_client_is_disconnected() {
     let door = door(Bounds {
         idle: SHORT,
         ..resp::default_bounds()
@@ -57,7 +57,7 @@ fn a_quiet_client_is_closed() {
 }
 
 #[test]
-fn a_client_that_never_asks_is_closed_long_before_one_that_has_asked() {
+fn a_client_without_a_command_is_disconnected_before_an_idle_one() {
     let door = door(Bounds {
         request: SHORT,
         ..resp::default_bounds()
@@ -65,11 +65,11 @@ fn a_client_that_never_asks_is_closed_long_before_one_that_has_asked() {
     assert_eq!(door.connect().rest(), "");
     let mut client = door.connect();
     client.send(b"PIN");
-    assert_eq!(client.rest(), "", "nor does half a command help");
+    assert_eq!(client.rest(), "", "half a command does not extend the time");
 }
 
 #[test]
-fn a_client_that_does_not_finish_is_closed() {
+fn a_client_with_an_incomplete_command_is_disconnected() {
     let door = door(Bounds {
         request: SHORT,
         ..resp::default_bounds()
@@ -80,7 +80,7 @@ fn a_client_that_does_not_finish_is_closed() {
 }
 
 #[test]
-fn a_client_that_does_not_read_is_closed() {
+fn a_client_that_does_not_read_is_disconnected() {
     let door = door(Bounds {
         write: SHORT,
         ..resp::default_bounds()
@@ -96,7 +96,7 @@ fn a_client_that_does_not_read_is_closed() {
 }
 
 #[test]
-fn at_the_bound_the_idlest_connection_makes_room() {
+fn at_the_limit_the_longest_idle_connection_is_closed() {
     let door = door(Bounds {
         connections: 2,
         ..resp::default_bounds()
@@ -114,7 +114,7 @@ fn at_the_bound_the_idlest_connection_makes_room() {
 }
 
 #[tokio::test]
-async fn a_shutdown_finishes_what_was_asked() {
+async fn a_shutdown_finishes_received_commands() {
     let door = Door::open();
     let address = door.address();
     let mut idle = Client::connect(address);
@@ -125,7 +125,7 @@ async fn a_shutdown_finishes_what_was_asked() {
     assert_eq!(
         door.server.shutdown(Duration::from_secs(30)).await,
         0,
-        "nobody had to be dropped"
+        "no connection was dropped"
     );
     assert_eq!(idle.rest(), "");
     assert_eq!(asked.rest().len(), 999 * b"$1\r\nx\r\n".len());

@@ -36,7 +36,7 @@ fn door() -> Door {
 }
 
 #[test]
-fn a_request_is_decided_under_the_rules() {
+fn a_request_is_checked_against_the_rules() {
     let door = door();
     let mut client = door.connect();
     let check = "TIDEGATE.CHECK path /login ip 127.0.0.1";
@@ -102,7 +102,7 @@ fn without_a_rule_there_is_no_limit() {
 }
 
 #[test]
-fn an_entry_may_bear_the_name_of_an_option() {
+fn an_entry_may_have_the_name_of_an_option() {
     let door = door();
     let mut client = door.connect();
     let answer = client.command("TIDEGATE.CHECK PEEK COST 2 peek 1 cost 2 path /login ip ::1");
@@ -110,7 +110,7 @@ fn an_entry_may_bear_the_name_of_an_option() {
 }
 
 #[test]
-fn what_cannot_be_decided_is_refused_by_name() {
+fn invalid_entries_are_rejected_by_name() {
     let refused = [
         (
             "TIDEGATE.CHECK",
@@ -170,7 +170,7 @@ fn what_cannot_be_decided_is_refused_by_name() {
     assert_eq!(
         door.limiter.local_store().stats().keys,
         0,
-        "what is refused is counted nowhere"
+        "a rejected command is counted nowhere"
     );
 }
 

@@ -119,7 +119,7 @@ impl Client {
             assert_ne!(
                 bytes,
                 0,
-                "closed before a whole answer: {}",
+                "closed before a complete reply: {}",
                 self.read.escape_ascii()
             );
             self.read.extend_from_slice(&buffer[..bytes]);

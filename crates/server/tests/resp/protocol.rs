@@ -17,7 +17,7 @@ fn lines_typed_by_hand_are_commands() {
 }
 
 #[test]
-fn empty_commands_are_passed_over() {
+fn empty_commands_are_skipped() {
     assert_eq!(
         Door::open().converse(b"*0\r\n*-1\r\n\r\nPING\r\n"),
         "+PONG\r\n"
@@ -25,7 +25,7 @@ fn empty_commands_are_passed_over() {
 }
 
 #[test]
-fn a_command_that_never_ends_is_never_answered() {
+fn an_incomplete_command_is_not_answered() {
     let door = Door::open();
     for begun in [
         &b"PIN"[..],
@@ -39,7 +39,7 @@ fn a_command_that_never_ends_is_never_answered() {
 }
 
 #[test]
-fn what_is_not_the_protocol_is_told_so_and_closed() {
+fn a_protocol_error_is_reported_and_closes_the_connection() {
     let broken: [(&[u8], &str); 15] = [
         (
             b"*1000000\r\n",
@@ -103,7 +103,7 @@ fn a_client_that_goes_on_after_an_error_still_reads_it() {
 }
 
 #[test]
-fn the_longest_things_are_taken_and_one_byte_more_is_not() {
+fn maximum_sizes_are_accepted_and_one_byte_more_is_not() {
     let door = Door::open();
     let mut client = door.connect();
     let longest = vec![b'x'; 65_536];
@@ -149,7 +149,7 @@ fn a_large_command_arrives_in_many_pieces() {
 }
 
 #[test]
-fn what_cannot_be_understood_is_counted() {
+fn invalid_commands_are_counted() {
     let door = Door::open();
     door.converse(b"GET x\r\nCL.THROTTLE x\r\nCL.THROTTLE x y 1 1\r\nTIDEGATE.CHECK a\r\n*x\r\n");
     let counted = "tidegate_bad_requests_total{door=\"resp\"} 5";

@@ -6,7 +6,7 @@ use crate::door::Door;
 
 /// The example in redis-cell's README.
 #[test]
-fn the_example_that_everybody_knows() {
+fn the_redis_cell_readme_example() {
     let door = Door::open();
     let answer = door.connect().command("CL.THROTTLE user123 15 30 60");
     assert_eq!(answer.to_string(), "[0, 16, 15, -1, 2]");
@@ -34,7 +34,7 @@ const RECORDED: [(u64, u64, [i64; 5]); 16] = [
 ];
 
 #[test]
-fn recorded_answers_come_out_the_same() {
+fn recorded_replies_are_reproduced() {
     let door = Door::open();
     let mut client = door.connect();
     for (step, (millis, quantity, expected)) in RECORDED.into_iter().enumerate() {
@@ -50,7 +50,7 @@ fn recorded_answers_come_out_the_same() {
 }
 
 #[test]
-fn waiting_as_long_as_told_is_waiting_long_enough() {
+fn waiting_for_retry_after_is_enough() {
     let door = Door::open();
     let mut client = door.connect();
     // With one request per third of a second, the shortest wait that the reply can express is a
@@ -117,7 +117,7 @@ fn clients_of_one_key_share_its_count_and_changed_numbers_keep_it() {
 }
 
 #[test]
-fn refusals_are_in_its_words() {
+fn errors_match_the_original() {
     let usage = "-Cell error: Store error: Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]";
     let integer = |text| format!("-Cell error: Store error: Couldn't parse as integer: {text}");
     let zero = "-Cell error: Store error: Zero rates are not supported";
@@ -141,11 +141,11 @@ fn refusals_are_in_its_words() {
         assert_eq!(client.command(command).to_string(), expected, "{command}");
     }
     let stats = door.limiter.local_store().stats();
-    assert_eq!(stats.keys, 0, "what is refused is counted nowhere");
+    assert_eq!(stats.keys, 0, "a rejected command is counted nowhere");
 }
 
 #[test]
-fn numbers_beyond_the_bounds_are_refused_by_name() {
+fn out_of_range_numbers_are_rejected_by_name() {
     let refused = [
         (
             "CL.THROTTLE key -1 1 60",
@@ -198,7 +198,7 @@ fn numbers_beyond_the_bounds_are_refused_by_name() {
 }
 
 #[test]
-fn more_than_fits_is_never() {
+fn a_cost_that_never_fits_has_no_retry_time() {
     let door = Door::open();
     let mut client = door.connect();
     assert_eq!(

@@ -8,7 +8,7 @@ fn limited(client: &mut Client, key: &str) -> bool {
 }
 
 #[test]
-fn a_key_that_is_reset_has_spent_nothing() {
+fn a_reset_key_starts_afresh() {
     let door = Door::open();
     let mut client = door.connect();
     for reset in ["TIDEGATE.RESET", "del", "UNLINK"] {
@@ -41,7 +41,7 @@ fn a_reset_works_in_a_transaction() {
 }
 
 #[test]
-fn what_cannot_be_reset_is_refused() {
+fn invalid_resets_are_rejected() {
     let door = Door::open();
     let mut client = door.connect();
     let many = format!("DEL{}", " k".repeat(65));
@@ -54,7 +54,7 @@ fn what_cannot_be_reset_is_refused() {
 }
 
 #[test]
-fn databases_are_key_spaces_of_their_own() {
+fn databases_have_separate_keys() {
     let door = Door::open();
     let (mut zero, mut one) = (door.connect(), door.connect());
     assert_eq!(one.command("SELECT 1").to_string(), "+OK");

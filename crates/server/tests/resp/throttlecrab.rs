@@ -42,7 +42,7 @@ fn a_bucket_empties_and_fills() {
 }
 
 #[test]
-fn a_burst_of_one_limits() {
+fn a_burst_of_one_is_enforced() {
     let door = Door::open();
     let mut client = door.connect();
     let allowed = (0..100)
@@ -52,7 +52,7 @@ fn a_burst_of_one_limits() {
 }
 
 #[test]
-fn what_made_it_panic_is_answered() {
+fn input_that_made_throttlecrab_panic_is_answered() {
     let door = Door::open();
     let mut client = door.connect();
     let answer = client
@@ -66,12 +66,12 @@ fn what_made_it_panic_is_answered() {
     assert_eq!(
         client.command("THROTTLE x 1 1 1").to_string(),
         "[1, 1, 0, 1, 0]",
-        "and life goes on"
+        "the server still answers"
     );
 }
 
 #[test]
-fn refusals_are_in_its_words() {
+fn errors_match_the_original() {
     let refused = [
         (
             "THROTTLE",

@@ -7,7 +7,7 @@ use crate::door::{Door, encode};
 const THROTTLE: &[u8] = b"CL.THROTTLE user 1 1 60\r\n";
 
 #[test]
-fn a_transaction_is_answered_at_its_end() {
+fn a_transaction_is_answered_at_exec() {
     let door = Door::open();
     let input = [
         b"MULTI\r\n",
@@ -25,13 +25,13 @@ fn a_transaction_is_answered_at_its_end() {
 }
 
 #[test]
-fn an_empty_transaction_is_an_empty_answer() {
+fn an_empty_transaction_has_an_empty_reply() {
     let answers = Door::open().converse(b"MULTI\r\nEXEC\r\nMULTI\r\nDISCARD\r\nPING\r\n");
     assert_eq!(answers, "+OK\r\n*0\r\n+OK\r\n+OK\r\n+PONG\r\n");
 }
 
 #[test]
-fn nothing_of_a_spoilt_transaction_is_run() {
+fn an_invalid_transaction_is_not_run() {
     for (spoils, error) in [
         (
             &b"GET x\r\n"[..],
@@ -58,7 +58,7 @@ fn nothing_of_a_spoilt_transaction_is_run() {
 }
 
 #[test]
-fn a_command_that_fails_when_it_is_run_fails_alone() {
+fn a_command_that_fails_at_exec_fails_alone() {
     let input = [
         b"MULTI\r\nCL.THROTTLE user x 1 60\r\n",
         THROTTLE,
@@ -71,7 +71,7 @@ fn a_command_that_fails_when_it_is_run_fails_alone() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn misplaced_transaction_commands_are_rejected() {
     let door = Door::open();
     for (input, expected) in [
         (&b"EXEC\r\n"[..], "-ERR EXEC without MULTI\r\n"),
@@ -91,7 +91,7 @@ fn what_makes_no_sense_is_refused() {
 }
 
 #[test]
-fn a_transaction_is_bounded() {
+fn the_length_of_a_transaction_is_limited() {
     let door = Door::open();
     let mut client = door.connect();
     let long = encode(&[b"ECHO", &[b'x'; MAX_BULK_BYTES]]);

@@ -115,7 +115,7 @@ struct End;
 
 impl From<io::Error> for End {
     fn from(error: io::Error) -> Self {
-        tracing::debug!(%error, "a connection was lost");
+        tracing::debug!(%error, "connection lost");
         Self
     }
 }
@@ -287,7 +287,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         HELD.set(total);
         self.held = holds;
         if total > MAX_HELD_BYTES && holds > SMALL_BYTES + READ_BYTES {
-            tracing::warn!(peer = %self.connection.peer, "closed a connection: its worker holds too much for slow clients");
+            tracing::warn!(peer = %self.connection.peer, "connection closed: the worker buffers too much for slow clients");
             return Err(End);
         }
         Ok(())

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn http_is_turned_away() {
+    fn http_is_rejected() {
         for line in [
             "GET / HTTP/1.1",
             "POST /x HTTP/1.1",

@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_are_those_of_the_numbers_however_often_slots_are_shared() {
+    fn cached_limits_are_correct_if_keys_share_a_slot() {
         let mut cache = LimitsCache::default();
         for round in 0..2 {
             for burst in 0..1_000 {
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_are_refused_are_not_kept() {
+    fn rejected_numbers_are_not_cached() {
         let mut cache = LimitsCache::default();
         let refused = Numbers {
             face: Face::Gcra,

@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_are_the_same_however_many_are_read_together() {
+    fn commands_are_parsed_alike_however_many_are_read_together() {
         let beginning =
             b"*1\r\n$4\r\nPING\r\n*2\r\n$4\r\nECHO\r\n$0\r\n\r\n*0\r\n*-1\r\n\r\nPING 'a b'\n\
             ECHO c\r\n*1\r\n$1\r\nd\r\n";
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bound_of_a_command_is_its_own_wherever_it_stands() {
+    fn the_size_limit_applies_to_each_command() {
         let bulk = format!("$60000\r\n{}\r\n", "x".repeat(60_000));
         let long = format!("*13\r\n{}", bulk.repeat(13));
         assert!(long.len() < MAX_COMMAND_BYTES && 2 * long.len() > MAX_COMMAND_BYTES);

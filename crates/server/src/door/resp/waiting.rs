@@ -120,7 +120,7 @@ mod tests {
     use super::merge;
 
     #[test]
-    fn answers_stand_where_they_were_asked_for() {
+    fn replies_are_in_the_order_of_their_commands() {
         let answer = |place, text: &str| (place, text.as_bytes().to_vec());
         let answers = [
             answer(Some(0), "a"),

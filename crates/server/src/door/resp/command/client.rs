@@ -27,7 +27,7 @@ pub(super) fn client(context: &mut Context<'_>, arguments: Arguments<'_>, reply:
         (b"reply", 3) => set_replies(session, arguments, reply),
         (b"no-evict" | b"no-touch", 3) => switch(arguments, reply),
         (b"tracking" | b"caching", _) => reply.error(format_args!(
-            "ERR there is nothing to track: this server keeps no values that a client could cache"
+            "ERR client tracking is not supported: this server stores no values that a client could cache"
         )),
         (
             b"id" | b"setname" | b"getname" | b"setinfo" | b"info" | b"reply" | b"no-evict"

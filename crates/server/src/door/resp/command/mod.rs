@@ -68,7 +68,7 @@ static COMMANDS: [Command; 22] = [
         flags: &["write", "fast"],
         keyed: true,
         group: "module",
-        summary: "Decides a GCRA limit that comes with the request, as redis-cell does",
+        summary: "Checks a GCRA limit given in the command, as redis-cell does",
         run: throttle::cl_throttle,
     },
     Command {
@@ -77,7 +77,7 @@ static COMMANDS: [Command; 22] = [
         flags: &["write", "fast"],
         keyed: true,
         group: "module",
-        summary: "Decides a token bucket that comes with the request, as throttlecrab does",
+        summary: "Checks a token bucket given in the command, as throttlecrab does",
         run: throttle::throttle,
     },
     Command {
@@ -86,7 +86,7 @@ static COMMANDS: [Command; 22] = [
         flags: &["write", "fast"],
         keyed: false,
         group: "module",
-        summary: "Decides a request under the rules",
+        summary: "Checks a request against the rules",
         run: check::check,
     },
     Command {
@@ -95,7 +95,7 @@ static COMMANDS: [Command; 22] = [
         flags: &["write"],
         keyed: true,
         group: "module",
-        summary: "Forgets what limits that came with requests have counted for keys",
+        summary: "Resets the counters that limits given in commands have for keys",
         run: reset::reset,
     },
     Command {
@@ -122,7 +122,7 @@ static COMMANDS: [Command; 22] = [
         flags: &["fast"],
         keyed: false,
         group: "connection",
-        summary: "Answers PONG, or the message",
+        summary: "Returns PONG, or the message",
         run: connection::ping,
     },
     Command {
@@ -131,7 +131,7 @@ static COMMANDS: [Command; 22] = [
         flags: &["loading", "stale", "fast"],
         keyed: false,
         group: "connection",
-        summary: "Answers the message",
+        summary: "Returns the message",
         run: connection::echo,
     },
     Command {
@@ -140,7 +140,7 @@ static COMMANDS: [Command; 22] = [
         flags: CONNECTION,
         keyed: false,
         group: "connection",
-        summary: "Agrees on the version of the protocol",
+        summary: "Negotiates the protocol version",
         run: hello::hello,
     },
     Command {
@@ -167,7 +167,7 @@ static COMMANDS: [Command; 22] = [
         flags: &["loading", "stale", "fast"],
         keyed: false,
         group: "connection",
-        summary: "Selects the database in which keys of limits that come with requests count",
+        summary: "Selects the database for keys of limits given in commands",
         run: connection::select,
     },
     Command {
@@ -176,7 +176,7 @@ static COMMANDS: [Command; 22] = [
         flags: CONNECTION,
         keyed: false,
         group: "connection",
-        summary: "Ends the connection",
+        summary: "Closes the connection",
         run: connection::quit,
     },
     Command {
@@ -185,7 +185,7 @@ static COMMANDS: [Command; 22] = [
         flags: CONNECTION,
         keyed: false,
         group: "connection",
-        summary: "Makes the connection as good as new",
+        summary: "Resets the connection",
         run: connection::reset,
     },
     Command {
@@ -194,7 +194,7 @@ static COMMANDS: [Command; 22] = [
         flags: TRANSACTION,
         keyed: false,
         group: "transactions",
-        summary: "Keeps the commands that follow until EXEC",
+        summary: "Queues the following commands until EXEC",
         run: transaction::multi,
     },
     Command {
@@ -203,7 +203,7 @@ static COMMANDS: [Command; 22] = [
         flags: TRANSACTION,
         keyed: false,
         group: "transactions",
-        summary: "Runs the commands since MULTI",
+        summary: "Runs the commands queued since MULTI",
         run: transaction::exec,
     },
     Command {
@@ -212,7 +212,7 @@ static COMMANDS: [Command; 22] = [
         flags: TRANSACTION,
         keyed: false,
         group: "transactions",
-        summary: "Forgets the commands since MULTI",
+        summary: "Discards the commands queued since MULTI",
         run: transaction::discard,
     },
     Command {
@@ -221,7 +221,7 @@ static COMMANDS: [Command; 22] = [
         flags: &["loading", "stale", "fast"],
         keyed: false,
         group: "cluster",
-        summary: "Answers OK",
+        summary: "Returns OK",
         run: connection::readonly,
     },
     Command {
@@ -248,7 +248,7 @@ static COMMANDS: [Command; 22] = [
         flags: &["admin", "noscript", "loading", "stale"],
         keyed: false,
         group: "server",
-        summary: "Answers that there is nothing to configure",
+        summary: "Returns that there is nothing to configure",
         run: server::config,
     },
     Command {

@@ -49,7 +49,7 @@ pub(super) fn config(_: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut 
         reply.map(0);
     } else if arguments.is(1, "set") {
         reply.error(format_args!(
-            "ERR nothing can be set here: edit the configuration file"
+            "ERR CONFIG SET is not supported: edit the configuration file"
         ));
     } else {
         unknown_subcommand(arguments.get(1).unwrap_or_default(), "config", reply);
@@ -61,7 +61,7 @@ pub(super) fn config(_: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut 
 pub(super) fn dbsize(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Reply<'_>) {
     if context.limiter.fleet().is_some() {
         reply.error(format_args!(
-            "ERR the keys of this server are in Redis: ask it for DBSIZE"
+            "ERR this server stores its keys in Redis: run DBSIZE there"
         ));
         return;
     }

@@ -310,7 +310,7 @@ mod tests {
     use super::integer;
 
     #[test]
-    fn integers_are_read_as_the_standard_library_reads_them() {
+    fn integers_are_parsed_like_the_standard_library_does() {
         let texts = [
             "0",
             "7",

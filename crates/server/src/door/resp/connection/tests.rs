@@ -81,7 +81,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn a_pipeline_is_answered_alike_wherever_it_is_cut() {
+fn a_pipeline_has_the_same_replies_wherever_it_is_split() {
     let whole = transcript(&limiter(), PIPELINE);
     assert!(
         whole.starts_with(b"+PONG\r\n*5\r\n:0\r\n:16\r\n:15\r\n:-1\r\n:2\r\n"),
@@ -100,7 +100,7 @@ fn a_pipeline_is_answered_alike_wherever_it_is_cut() {
 }
 
 #[test]
-fn a_pipeline_is_answered_alike_byte_by_byte_and_through_a_narrow_pipe() {
+fn a_pipeline_has_the_same_replies_byte_by_byte_and_with_small_writes() {
     let whole = transcript(&limiter(), PIPELINE);
     let bytes: Vec<&[u8]> = PIPELINE.chunks(1).collect();
     assert_eq!(text(&answers(&bytes, 1 << 16)), text(&whole));
@@ -124,7 +124,7 @@ fn array(words: &[&str]) -> String {
 }
 
 #[test]
-fn what_opens_or_ends_something_does_so_among_others_too() {
+fn connection_commands_work_within_a_pipeline() {
     let (ping, throttle) = (array(&["PING"]), array(&["THROTTLE", "k", "2", "1", "60"]));
     let allowed =
         |remaining: u8, reset: u8| format!("*5\r\n:1\r\n:2\r\n:{remaining}\r\n:{reset}\r\n:0\r\n");
@@ -171,7 +171,7 @@ fn what_opens_or_ends_something_does_so_among_others_too() {
 }
 
 #[test]
-fn a_batch_ends_with_the_answer_that_crosses_the_line() {
+fn a_batch_ends_with_the_reply_that_reaches_the_size_limit() {
     let limiter = limiter();
     for command in ["COMMAND DOCS\r\n".to_owned(), array(&["COMMAND", "DOCS"])] {
         let one = transcript(&limiter, command.as_bytes()).len();
@@ -196,7 +196,7 @@ fn a_batch_ends_with_the_answer_that_crosses_the_line() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_may_be_quiet_for_so_long() {
+async fn an_idle_client_is_disconnected_after_the_timeout() {
     let start = Instant::now();
     let bounds = Bounds {
         idle: Duration::from_secs(60),
@@ -213,7 +213,7 @@ async fn a_client_may_be_quiet_for_so_long() {
         assert_eq!(
             theirs.read(&mut answer).await.unwrap(),
             0,
-            "closed without a word"
+            "closed without a reply"
         );
     };
     tokio::join!(served, client);
@@ -221,7 +221,7 @@ async fn a_client_may_be_quiet_for_so_long() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_command_has_to_arrive_in_time_however_it_trickles() {
+async fn a_slow_command_times_out() {
     let start = Instant::now();
     let bounds = Bounds {
         request: Duration::from_secs(10),
@@ -242,7 +242,7 @@ async fn a_command_has_to_arrive_in_time_however_it_trickles() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_does_not_read_is_neither_read_nor_waited_for() {
+async fn a_client_that_does_not_read_is_no_longer_read_and_times_out() {
     let start = Instant::now();
     let bounds = Bounds {
         write: Duration::from_secs(10),
@@ -259,9 +259,9 @@ async fn a_client_that_does_not_read_is_neither_read_nor_waited_for() {
     assert_eq!(start.elapsed().as_secs(), 10);
     assert!(
         sent <= 3 * 1_024,
-        "{sent} bytes were taken of a client that takes nothing"
+        "{sent} bytes were read from a client that reads nothing"
     );
-    assert_eq!(HELD.get(), 0, "what was held for it is given back");
+    assert_eq!(HELD.get(), 0, "its buffered bytes are released");
 }
 
 #[tokio::test]
@@ -290,12 +290,12 @@ async fn a_million_commands_in_one_pipeline_are_answered_in_bounded_memory() {
     assert_eq!(read, COMMANDS * b"+PONG\r\n".len());
     assert!(
         most <= 2 * (OUTPUT_BYTES + READ_BYTES),
-        "{most} bytes were held"
+        "{most} bytes were buffered"
     );
 }
 
 #[tokio::test]
-async fn an_answer_that_dwarfs_its_question_does_not_pile_up() {
+async fn large_replies_do_not_accumulate() {
     let (served, theirs) = open(1 << 20, connection(Bounds::default()));
     let (mut reader, mut writer) = tokio::io::split(theirs);
     let send = async {
@@ -320,12 +320,12 @@ async fn an_answer_that_dwarfs_its_question_does_not_pile_up() {
     assert_eq!(read, 2_000 * one);
     assert!(
         most <= 2 * (OUTPUT_BYTES + one + READ_BYTES),
-        "{most} bytes were held"
+        "{most} bytes were buffered"
     );
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_worker_holds_so_much_for_slow_clients_and_no_more() {
+async fn the_buffer_for_slow_clients_is_limited_per_worker() {
     // As if other connections held all of the allowed memory.
     HELD.set(MAX_HELD_BYTES);
     let start = Instant::now();
@@ -351,12 +351,12 @@ async fn a_worker_holds_so_much_for_slow_clients_and_no_more() {
     assert_eq!(
         HELD.replace(0),
         MAX_HELD_BYTES,
-        "what was held for it is given back"
+        "its buffered bytes are released"
     );
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_closes_the_idle_and_lets_the_others_finish() {
+async fn a_shutdown_closes_idle_connections_and_lets_others_finish() {
     let start = Instant::now();
     let idle = connection(Bounds::default());
     let (served, mut theirs) = open(1 << 16, idle.clone());
@@ -443,7 +443,7 @@ proptest! {
     }
 
     #[test]
-    fn how_the_input_is_cut_never_changes_the_answer(
+    fn splitting_the_input_never_changes_the_replies(
         input in an_input(),
         cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..6),
         pipe_bytes in 1_usize..200,
