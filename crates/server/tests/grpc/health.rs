@@ -42,7 +42,7 @@ async fn the_server_and_its_services_are_healthy() {
 }
 
 #[tokio::test]
-async fn who_watches_is_told_of_the_shutdown_and_not_waited_for() {
+async fn watchers_are_notified_of_the_shutdown_and_do_not_delay_it() {
     let door = Door::open("");
     let mut client = door.connect().await;
     let mut watched = client
@@ -61,11 +61,11 @@ async fn who_watches_is_told_of_the_shutdown_and_not_waited_for() {
     assert_eq!(health.status(), ServingStatus::NotServing);
 
     let dropped = tokio::spawn(door.server.shutdown(Duration::from_secs(30)));
-    assert_eq!(dropped.await.unwrap(), 0, "nobody had to be dropped");
+    assert_eq!(dropped.await.unwrap(), 0, "no connection was dropped");
 }
 
 #[tokio::test]
-async fn who_watches_an_unknown_service_is_told_so() {
+async fn watching_an_unknown_service_returns_service_unknown() {
     let door = Door::open("");
     let mut client = door.connect().await;
     let mut watched = client
@@ -78,7 +78,7 @@ async fn who_watches_an_unknown_service_is_told_so() {
 /// With `healthy_with_a_domain`, a load balancer that watches the health sends requests only while
 /// there is a domain.
 #[tokio::test]
-async fn who_watches_is_told_when_domains_come_and_go() {
+async fn watchers_are_notified_when_domains_come_and_go() {
     let mut settings = Settings::default();
     settings.healthy_with_a_domain = true;
     let door = Door::without_a_domain(settings);
@@ -115,7 +115,7 @@ async fn who_watches_is_told_when_domains_come_and_go() {
     assert_eq!(
         of_the_whole,
         [ServingStatus::Serving, ServingStatus::NotServing],
-        "the server as a whole has served all the time"
+        "the server as a whole was serving all the time"
     );
 }
 

@@ -25,7 +25,7 @@ async fn until_closed(mut stream: TcpStream) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn who_says_nothing_is_shut_out() {
+async fn a_silent_client_is_disconnected() {
     let bounds = Bounds {
         request: Duration::from_millis(1),
         ..Bounds::default()
@@ -38,7 +38,7 @@ async fn who_says_nothing_is_shut_out() {
 }
 
 #[tokio::test]
-async fn a_preface_that_drips_or_stops_half_way_is_not_waited_for() {
+async fn a_slow_or_incomplete_preface_times_out() {
     let bounds = Bounds {
         request: Duration::from_millis(50),
         idle: Duration::from_secs(3_600),
@@ -58,7 +58,7 @@ async fn a_preface_that_drips_or_stops_half_way_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn a_flood_of_control_frames_is_cut_off_and_counted() {
+async fn a_control_frame_flood_is_disconnected_and_counted() {
     let door = Door::open("");
     let floods: [(&str, &[u8]); 5] = [
         ("PING", b"\0\0\x08\x06\0\0\0\0\0sentinel"),
@@ -109,7 +109,7 @@ async fn a_shutdown_does_not_wait_for_an_idle_client_that_ignores_it() {
 }
 
 #[tokio::test]
-async fn who_does_not_answer_pings_is_shut_out() {
+async fn a_client_that_does_not_answer_pings_is_disconnected() {
     let door = Door::open("grpc: {keep_alive: 1ms, keep_alive_timeout: 1ms}");
     let mut stream = TcpStream::connect(door.listener.local_addr())
         .await
@@ -127,7 +127,7 @@ async fn who_does_not_answer_pings_is_shut_out() {
 }
 
 #[tokio::test]
-async fn http_1_is_not_spoken() {
+async fn http_1_is_not_supported() {
     let door = Door::open("");
     let mut stream = TcpStream::connect(door.listener.local_addr())
         .await
@@ -141,7 +141,7 @@ async fn http_1_is_not_spoken() {
 }
 
 #[tokio::test]
-async fn a_connection_of_age_is_closed_and_made_anew_by_the_client() {
+async fn a_connection_at_its_maximum_age_is_closed_and_reopened() {
     let door = Door::open("grpc: {max_connection_age: 1ms}");
     let mut client = door.connect().await;
     while door.listener.accepted() < 3 {
@@ -154,7 +154,7 @@ async fn a_connection_of_age_is_closed_and_made_anew_by_the_client() {
 }
 
 #[tokio::test]
-async fn what_there_is_not_is_unimplemented() {
+async fn an_unknown_method_is_unimplemented() {
     let door = Door::open("");
     let mut client = door.connect().await;
     for path in [
@@ -172,7 +172,7 @@ async fn what_there_is_not_is_unimplemented() {
 }
 
 #[tokio::test]
-async fn a_call_that_creeps_is_over_when_its_time_is() {
+async fn a_slow_call_ends_at_the_server_deadline() {
     let bounds = Bounds {
         request: Duration::from_millis(50),
         ..Bounds::default()
@@ -200,7 +200,7 @@ fn literal(name: &str, value: &str) -> Vec<u8> {
 /// tonic's own client cancels a call when its timeout expires, so it never sees the server's
 /// response.
 #[tokio::test]
-async fn a_call_is_over_when_its_caller_says_so() {
+async fn a_call_ends_at_the_deadline_of_its_caller() {
     let door = Door::open("");
     let mut stream = TcpStream::connect(door.listener.local_addr())
         .await
@@ -239,12 +239,12 @@ async fn a_call_is_over_when_its_caller_says_so() {
     let soon = tokio::time::timeout(Duration::from_secs(8), answered).await;
     assert!(
         soon.is_ok(),
-        "without its caller's word a call may take 10 s"
+        "without a caller deadline a call may take 10 s"
     );
 }
 
 #[tokio::test]
-async fn a_message_that_is_too_large_is_refused() {
+async fn a_too_large_message_is_rejected() {
     let door = Door::open("");
     let mut client = door.connect().await;
     let asked = HealthCheckRequest {
@@ -259,5 +259,5 @@ async fn a_message_that_is_too_large_is_refused() {
         "{refused:?}"
     );
     let health = client.call::<_, HealthCheckResponse>(CHECK, HealthCheckRequest::default());
-    assert!(health.await.is_ok(), "the connection lives on");
+    assert!(health.await.is_ok(), "the connection stays open");
 }

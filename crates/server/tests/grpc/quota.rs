@@ -83,7 +83,7 @@ impl Envoy {
     async fn bucket(&mut self) -> TokenBucket {
         match self.assigned().await.1 {
             Some(Strategy::TokenBucket(bucket)) => bucket,
-            other => panic!("{other:?} is no token bucket"),
+            other => panic!("{other:?} is not a token bucket"),
         }
     }
 }
@@ -94,7 +94,7 @@ const ALICE: &[(&str, &str)] = &[("service", "shop"), ("api_key", "alice")];
 const EXPORTS: &[(&str, &str)] = &[("service", "exports")];
 
 #[tokio::test]
-async fn shares_of_a_rate_add_up_and_follow_demand() {
+async fn rate_shares_sum_to_the_limit_and_follow_demand() {
     let door = Door::open(QUOTAS);
     let (mut one, mut two) = (Envoy::join(&door).await, Envoy::join(&door).await);
     one.report(ALICE, 1, 0).await;
@@ -118,12 +118,12 @@ async fn shares_of_a_rate_add_up_and_follow_demand() {
     assert_eq!(
         one.bucket().await.max_tokens,
         100,
-        "what the other had is free"
+        "the share of the other stream is free"
     );
 }
 
 #[tokio::test]
-async fn each_bucket_has_its_own_count() {
+async fn each_bucket_has_its_own_counter() {
     let door = Door::open(QUOTAS);
     let mut envoy = Envoy::join(&door).await;
     let has = |line| door.limiter.exposition().contains(line);
@@ -142,7 +142,7 @@ async fn each_bucket_has_its_own_count() {
 }
 
 #[tokio::test]
-async fn a_budget_that_is_spent_is_denied_and_comes_back_with_the_next_window() {
+async fn an_exhausted_budget_is_denied_until_the_next_window() {
     const DENY_ALL: Option<Strategy> = Some(Strategy::BlanketRule(1));
     let door = Door::open(QUOTAS);
     let mut envoy = Envoy::join(&door).await;
@@ -164,7 +164,7 @@ async fn a_budget_that_is_spent_is_denied_and_comes_back_with_the_next_window() 
 }
 
 #[tokio::test]
-async fn a_bucket_that_no_quota_is_about_is_let_pass() {
+async fn a_bucket_without_a_quota_is_allowed() {
     let door = Door::open(QUOTAS);
     let mut envoy = Envoy::join(&door).await;
     envoy.report(&[("service", "blog")], 1, 0).await;
@@ -172,7 +172,7 @@ async fn a_bucket_that_no_quota_is_about_is_let_pass() {
 }
 
 #[tokio::test]
-async fn a_reload_is_followed_at_once() {
+async fn a_reload_takes_effect_at_once() {
     let door = Door::open(QUOTAS);
     let mut envoy = Envoy::join(&door).await;
     envoy.report(ALICE, 1, 0).await;
@@ -195,7 +195,7 @@ async fn a_reload_is_followed_at_once() {
 }
 
 #[tokio::test]
-async fn nonsense_ends_the_stream_and_says_why() {
+async fn an_invalid_message_ends_the_stream_with_an_error() {
     let door = Door::open(QUOTAS);
     let long = "x".repeat(5_000);
     for (domain, bucket) in [

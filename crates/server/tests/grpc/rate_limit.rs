@@ -52,7 +52,7 @@ fn request(descriptors: Vec<RateLimitDescriptor>) -> RateLimitRequest {
 }
 
 #[tokio::test]
-async fn a_status_says_how_a_descriptor_stands() {
+async fn a_status_describes_its_descriptor() {
     let door = Door::for_envoy(Settings::default(), SHOP);
     door.at_seconds(15);
     let mut client = door.connect().await;
@@ -81,7 +81,7 @@ async fn a_status_says_how_a_descriptor_stands() {
 }
 
 #[tokio::test]
-async fn the_service_of_v2_is_the_same() {
+async fn the_v2_service_answers_like_v3() {
     let door = Door::for_envoy(Settings::default(), SHOP);
     let mut client = door.connect().await;
     let mut codes = Vec::new();
@@ -126,7 +126,7 @@ async fn hits_refunds_and_overrides_come_with_the_descriptor() {
 }
 
 #[tokio::test]
-async fn headers_and_metadata_are_added_if_the_settings_say_so() {
+async fn headers_and_metadata_are_added_if_configured() {
     let settings: Settings = {
         let mut settings = Settings::default();
         settings.response_headers = Some(HeaderNames::default());
@@ -160,7 +160,7 @@ async fn headers_and_metadata_are_added_if_the_settings_say_so() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_decided_is_an_error_that_says_why() {
+async fn an_invalid_request_is_an_error_with_the_reason() {
     let door = Door::for_envoy(Settings::default(), SHOP);
     let mut client = door.connect().await;
     let user = || vec![descriptor(&[("user", "alice")])];
@@ -239,7 +239,7 @@ struct Nonsense {
 }
 
 #[tokio::test]
-async fn a_malformed_message_is_refused() {
+async fn a_malformed_message_is_rejected() {
     let door = Door::for_envoy(Settings::default(), SHOP);
     let mut client = door.connect().await;
     for asked in [
@@ -266,7 +266,7 @@ async fn a_malformed_message_is_refused() {
 }
 
 #[tokio::test]
-async fn a_caller_in_a_hurry_is_answered() {
+async fn a_short_deadline_is_met() {
     let door = Door::for_envoy(Settings::default(), SHOP);
     let mut client = door.connect().await;
     let mut hurried = Request::new(request(vec![descriptor(&[("user", "alice")])]));
@@ -276,7 +276,7 @@ async fn a_caller_in_a_hurry_is_answered() {
 }
 
 #[tokio::test]
-async fn without_a_configuration_every_answer_is_an_error() {
+async fn without_a_configuration_every_reply_is_an_error() {
     let door = Door::open("");
     let mut client = door.connect().await;
     let asked = request(vec![descriptor(&[("user", "alice")])]);

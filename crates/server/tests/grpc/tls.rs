@@ -86,7 +86,7 @@ fn trusting(authority: &Authority) -> ClientTlsConfig {
 }
 
 #[tokio::test]
-async fn the_door_shows_its_certificate() {
+async fn the_listener_presents_its_certificate() {
     let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
     let door = Door::open(&settings(folder.path(), &authority, false));
     assert!(is_served(&door, trusting(&authority)).await);
@@ -94,7 +94,7 @@ async fn the_door_shows_its_certificate() {
 }
 
 #[tokio::test]
-async fn only_clients_with_a_certificate_of_the_authority_are_let_in() {
+async fn only_clients_with_a_trusted_certificate_are_accepted() {
     let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
     let door = Door::open(&settings(folder.path(), &authority, true));
     let shows = |(certificate, key): (String, String)| {
@@ -106,7 +106,7 @@ async fn only_clients_with_a_certificate_of_the_authority_are_let_in() {
 }
 
 #[tokio::test]
-async fn a_door_with_tls_does_not_speak_in_the_clear() {
+async fn a_tls_listener_rejects_cleartext() {
     let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
     let door = Door::open(&settings(folder.path(), &authority, false));
     let endpoint = Endpoint::from_shared(format!("http://{}", door.listener.local_addr())).unwrap();
@@ -122,7 +122,7 @@ async fn a_door_with_tls_does_not_speak_in_the_clear() {
 }
 
 #[tokio::test]
-async fn a_renewed_certificate_is_shown_and_a_connection_from_before_goes_on() {
+async fn a_renewed_certificate_is_used_and_open_connections_continue() {
     let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
     let door = Door::open(&settings(folder.path(), &authority, false));
     let tls = door.tls.as_deref().unwrap();
@@ -134,9 +134,12 @@ async fn a_renewed_certificate_is_shown_and_a_connection_from_before_goes_on() {
 
     let successor = Authority::new();
     renew(folder.path(), &successor);
-    assert!(!tls.has_changed(), "two files are not written at once");
+    assert!(!tls.has_changed(), "the two files are not replaced at once");
     assert!(tls.has_changed());
-    assert!(is_served(&door, trusting(&authority)).await, "not yet read");
+    assert!(
+        is_served(&door, trusting(&authority)).await,
+        "not loaded yet"
+    );
     tls.reload().unwrap();
     assert!(!tls.has_changed());
     assert!(is_served(&door, trusting(&successor)).await);
@@ -149,7 +152,7 @@ async fn a_renewed_certificate_is_shown_and_a_connection_from_before_goes_on() {
 }
 
 #[tokio::test]
-async fn a_pair_that_cannot_be_used_changes_nothing_and_is_told() {
+async fn an_invalid_certificate_pair_changes_nothing_and_is_reported() {
     let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
     let door = Door::open(&settings(folder.path(), &authority, false));
     let tls = door.tls.as_deref().unwrap();
@@ -162,7 +165,7 @@ async fn a_pair_that_cannot_be_used_changes_nothing_and_is_told() {
 
     fs::remove_file(folder.path().join("server.key")).unwrap();
     for _ in 0..2 {
-        assert!(!tls.has_changed(), "it is being replaced");
+        assert!(!tls.has_changed(), "the file is being replaced");
     }
     renew(folder.path(), &authority);
     tls.reload().unwrap();
@@ -171,7 +174,7 @@ async fn a_pair_that_cannot_be_used_changes_nothing_and_is_told() {
 }
 
 #[tokio::test]
-async fn clients_of_a_new_authority_are_let_in_and_those_of_the_old_are_not() {
+async fn clients_of_a_new_ca_are_accepted_and_those_of_the_old_are_not() {
     let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
     let door = Door::open(&settings(folder.path(), &authority, true));
     let clients = Authority::new();
@@ -185,7 +188,7 @@ async fn clients_of_a_new_authority_are_let_in_and_those_of_the_old_are_not() {
 }
 
 #[test]
-fn files_that_cannot_be_used_are_named() {
+fn invalid_files_are_named() {
     let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
     let config = Config::parse(&settings(folder.path(), &authority, true)).unwrap();
     let files = config.grpc.tls.unwrap();

@@ -98,7 +98,9 @@ impl Http2 {
             Ok(Ok(())) => {}
             // A connection that the client aborts does not concern the operator.
             Ok(Err(error)) => tracing::debug!(peer = %connection.peer, "connection ended: {error}"),
-            Err(_) => tracing::debug!(peer = %connection.peer, "connection ended: it was of age"),
+            Err(_) => {
+                tracing::debug!(peer = %connection.peer, "connection closed: it reached its maximum age")
+            }
         }
     }
 

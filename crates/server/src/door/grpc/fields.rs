@@ -56,7 +56,7 @@ impl<'m> Fields<'m> {
                 Value::Octets(self.take(usize::try_from(length).unwrap_or(usize::MAX))?)
             }
             5 => self.take(4).map(|_| Value::Other)?,
-            _ => return Err(Malformed("a field is of a kind that there is not")),
+            _ => return Err(Malformed("a field has an unknown wire type")),
         };
         Ok(Some((number, value)))
     }
@@ -84,7 +84,7 @@ impl<'m> Fields<'m> {
                 return Ok(number);
             }
         }
-        Err(Malformed("a number does not end"))
+        Err(Malformed("a varint has no end"))
     }
 }
 
@@ -98,7 +98,7 @@ impl<'m> Value<'m> {
     }
 
     pub(super) fn text(self) -> Result<&'m str, Malformed> {
-        std::str::from_utf8(self.octets()).map_err(|_| Malformed("a text is not UTF-8"))
+        std::str::from_utf8(self.octets()).map_err(|_| Malformed("a string is not UTF-8"))
     }
 
     pub(super) const fn number(self) -> u64 {
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_field_is_read_or_passed_over() {
+    fn every_wire_type_is_read_or_skipped() {
         let message = b"\x08\x96\x01\x12\x02hi\x1d\0\0\0\0\x21\0\0\0\0\0\0\0\0\x28\x01";
         let read = all(Fields::of(message)).unwrap();
         assert_eq!(
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_refused() {
+    fn malformed_messages_are_rejected() {
         for message in [
             b"\x08".as_slice(),
             b"\x00\x01",

@@ -66,7 +66,7 @@ impl Health for Healthy {
         request: Request<HealthCheckRequest>,
     ) -> Result<Response<HealthCheckResponse>, Status> {
         match self.status(&request.get_ref().service) {
-            ServingStatus::ServiceUnknown => Err(Status::not_found("no such service here")),
+            ServingStatus::ServiceUnknown => Err(Status::not_found("unknown service")),
             status => Ok(Response::new(answer(status))),
         }
     }

@@ -11,7 +11,7 @@
     unnameable_types,
     unreachable_pub,
     unused_qualifications,
-    reason = "generated, and as its generator would have it"
+    reason = "generated code"
 )]
 
 include!(concat!(env!("OUT_DIR"), "/messages.rs"));

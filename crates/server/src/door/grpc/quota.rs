@@ -146,7 +146,7 @@ impl Conversation {
             self.domain = reports.domain;
         } else if !reports.domain.is_empty() && reports.domain != self.domain {
             return Err(Status::invalid_argument(
-                "domain: a stream is about one domain, that of its first message",
+                "domain: must be the domain of the stream's first message",
             ));
         }
         if self.domain.is_empty() {

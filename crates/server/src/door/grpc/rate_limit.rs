@@ -285,7 +285,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_prost_writes_is_read(domain in ".{0,9}", descriptors in vec(wire_descriptor(), 0..6), hits_addend: u32) {
+        fn messages_written_by_prost_are_read(domain in ".{0,9}", descriptors in vec(wire_descriptor(), 0..6), hits_addend: u32) {
             let wire = WireRequest { domain: domain.clone(), descriptors: descriptors.clone(), hits_addend };
             let read = request(&wire.encode_to_vec()).unwrap();
             let descriptors = descriptors.iter().map(expected).collect();
@@ -293,7 +293,7 @@ mod tests {
         }
 
         #[test]
-        fn a_message_that_is_cut_off_or_changed_is_read_or_refused(
+        fn a_truncated_or_changed_message_is_read_or_rejected(
             descriptors in vec(wire_descriptor(), 0..6), at: prop::sample::Index, octet: u8, cut: bool,
         ) {
             let wire = WireRequest { domain: "shop".into(), descriptors, hits_addend: 1 };
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_of_an_envoy_is_read() {
+    fn a_request_of_envoy_is_read() {
         let octets = b"\x0a\x04shop\x12\x1d\x0a\x1b\x0a\x0eremote_address\x12\x09127.0.0.1\x12\x18\x0a\x16\x0a\x0bgeneric_key\x12\x07catalog";
         let read = request(octets).unwrap();
         let entry = |key: &str, value: &str| vec![(key.to_owned(), value.to_owned())];
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_stands_twice_is_merged() {
+    fn a_repeated_message_field_is_merged() {
         let octets = b"\x12\x06\x12\x02\x08\x05\x12\x00\x12\x08\x12\x02\x08\x05\x12\x02\x10\x02";
         let read = request(octets).unwrap();
         let limit = read.descriptors[1].limit.unwrap();

@@ -85,7 +85,7 @@ impl Routes {
         let answered = timeout(time, self.route(request, time)).await;
         answered.unwrap_or_else(|_| {
             Ok(unary::failure(&Status::deadline_exceeded(
-                "the time for the call is over",
+                "the deadline of the call has passed",
             )))
         })
     }
@@ -104,9 +104,7 @@ impl Routes {
         let service = path.split('/').nth(1).unwrap_or_default();
         match self.streamed.iter().find(|route| route.service == service) {
             Some(route) => Ok((route.call)(request).await?.map(Reply::Streamed)),
-            None => Ok(unary::failure(&Status::unimplemented(
-                "no such service here",
-            ))),
+            None => Ok(unary::failure(&Status::unimplemented("unknown service"))),
         }
     }
 

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_store_leaves_time_for_the_answer_in_its_place() {
+    fn the_store_timeout_leaves_time_for_the_fallback() {
         let envoys_default = Duration::from_millis(20);
         assert_eq!(for_store(envoys_default), Duration::from_millis(15));
         assert_eq!(for_store(Duration::ZERO), Duration::ZERO);
@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn every_unit_is_read_and_nonsense_is_none() {
+    fn every_unit_is_parsed_and_invalid_values_are_ignored() {
         for (text, nanos) in [
             ("1H", 3_600_000_000_000),
             ("2M", 120_000_000_000),

@@ -26,7 +26,7 @@ pub fn rate_limit_transcript(
     // A decision in memory never suspends.
     let decided = rate_limit::decide(Some(service), message, Duration::MAX).now_or_never();
     let Some(decided) = decided else {
-        let alone = "a decision of a fleet has to be waited for";
+        let alone = "a decision by Redis must be awaited";
         return Err((tonic::Code::Internal.into(), alone.to_owned()));
     };
     let encoded = decided.map(|answer| answer.encode_to_vec());

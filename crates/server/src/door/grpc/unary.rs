@@ -121,22 +121,22 @@ async fn message(body: Incoming) -> Result<Bytes, Status> {
                 let message = format!("the message is over {MAX_MESSAGE_BYTES} bytes");
                 return Status::resource_exhausted(message);
             }
-            Status::cancelled(format!("the call broke off: {error}"))
+            Status::cancelled(format!("cannot read the request: {error}"))
         })?
         .to_bytes();
     if octets.len() < PREFIX_BYTES {
-        return Err(Status::invalid_argument("there is no message"));
+        return Err(Status::invalid_argument("the request has no message"));
     }
     let is_compressed = octets.get_u8() != 0;
     let length = octets.get_u32();
     if is_compressed {
         return Err(Status::unimplemented(
-            "the message is compressed; only identity is understood",
+            "the message is compressed; only the identity encoding is supported",
         ));
     }
     if usize::try_from(length) != Ok(octets.len()) {
         return Err(Status::invalid_argument(
-            "the length of the message is not what its prefix says",
+            "the length of the message does not match its prefix",
         ));
     }
     Ok(octets)
