@@ -59,7 +59,7 @@ fn a_renewed_certificate_is_served_and_one_that_cannot_be_used_is_not() {
     let ready = Ask::get(server.admin, "/readyz").send().json();
     assert_eq!(
         ready["last_reload"],
-        "failed; the old certificate is in force"
+        "failed; the old certificate stays active"
     );
     assert!(
         server

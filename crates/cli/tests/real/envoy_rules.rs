@@ -228,7 +228,7 @@ fn an_envoy_folder_is_served_and_read_again_when_it_changes() {
     server.wait_for(&["kept the old configuration of the rate limit service"]);
     assert_eq!(remaining(&ask(server.http)), json!(2));
     let ready = Ask::get(server.admin, "/readyz").send().json();
-    assert_eq!(ready["last_reload"], "failed; the old rules are in force");
+    assert_eq!(ready["last_reload"], "failed; the old rules stay active");
     assert!(
         ready["mistakes"][0]
             .as_str()
@@ -302,7 +302,7 @@ fn the_environment_of_the_original_starts_it() {
     process.wait_for(&["RUNTIME_WATCH_ROOT is ignored: "]);
     process.wait_for(&["USE_STATSD is ignored: metrics are Prometheus', on the admin door"]);
     let line = process
-        .wait_for(&["listening", "door=\"http\""])
+        .wait_for(&["listening", "listener=\"http\""])
         .replace('"', "");
     let address = line
         .split_whitespace()

@@ -190,7 +190,7 @@ fn people_read_tables() {
     );
     let note = lines.next().unwrap();
     assert!(
-        note.contains("a restart of the server forgets this block"),
+        note.contains("a restart of the server removes this block"),
         "{note}"
     );
     let blocks = printed(&server.operate(&["blocks"]));

@@ -40,7 +40,7 @@ pub(super) fn check(headers: &HeaderMap) -> Result<(), Problem> {
     }
     Err(Problem::new(
         StatusCode::FORBIDDEN,
-        "requests that a web page of another site causes are refused",
+        "requests from web pages of other sites are refused",
     ))
 }
 
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_other_sites_are_refused_and_programs_are_not() {
+    fn cross_site_pages_are_rejected_and_programs_are_not() {
         for ours in [
             &[][..],
             &[("sec-fetch-site", "none")],

@@ -155,7 +155,7 @@ impl EntryAudit {
                 requests,
                 listener,
                 entries,
-                "no rule applies to a request: it was allowed and not counted; `entries` are those of the last one"
+                "requests matched no rule: they were allowed and not counted; `entries` are those of the last one"
             );
         }
     }
@@ -190,7 +190,7 @@ impl EntryAudit {
             count,
             listener,
             entries,
-            "requests have entries that no rule looks at; names are matched exactly, capitals included"
+            "requests have entries that no rule uses; entry names are case-sensitive"
         );
     }
 
@@ -216,7 +216,7 @@ impl EntryAudit {
             entries,
             rules = idle,
             requests = REQUESTS_WITHOUT_KEY,
-            "no request has had these entries since the rules took effect, so the rules that count by them have limited nothing"
+            "no request has had these entries since the rules were loaded, so the rules keyed by them have limited nothing"
         );
     }
 }

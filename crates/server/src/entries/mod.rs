@@ -72,8 +72,8 @@ fn refused(name: &str, unclear: &Unclear) -> RequestError {
             "has segments `.` or `..`, which services resolve differently; send the resolved path"
         }
         Unclear::NotAnAddress(_) => "is not an IP address; send one address, such as 203.0.113.9",
-        _ => "could mean several things; send one",
+        _ => "is ambiguous; send one value",
     };
-    let problem = format!("{problem}, or ask with `raw` to use the value as it is");
+    let problem = format!("{problem}, or set `raw` to use the value unchanged");
     RequestError::new(format!("entries.{name}"), problem)
 }

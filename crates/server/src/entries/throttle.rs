@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_minute_has_one_line_which_counts_those_left_out() {
+    fn one_line_a_minute_counts_the_suppressed_ones() {
         let throttle = LogThrottle::after(5);
         let at = |secs: u64| Timestamp::from_micros(1_700_000_000_000_000 + secs * 1_000_000);
         assert_eq!(throttle.open(at(0), || 6), Some(1));

@@ -3,7 +3,7 @@
 use crate::door::{Door, KEY};
 
 #[test]
-fn with_a_token_only_who_shows_it_may_ask() {
+fn with_a_token_only_requests_with_it_are_allowed() {
     let door = Door::with_token(Some("secret"));
     let block = format!("/v1/blocks/{KEY}");
     for (minute, (shown, allowed)) in (0..).zip([
@@ -56,7 +56,7 @@ fn with_a_token_only_who_shows_it_may_ask() {
 }
 
 #[test]
-fn without_a_token_no_web_page_may_ask() {
+fn without_a_token_web_pages_are_rejected() {
     let door = Door::open();
     for (headers, status) in [
         (&[("host", "localhost:9090")][..], 200),
@@ -92,7 +92,7 @@ fn without_a_token_no_web_page_may_ask() {
 }
 
 #[test]
-fn guesses_at_the_token_are_limited_counted_and_told_when_to_come_back() {
+fn token_guesses_are_limited_counted_and_get_retry_after() {
     let door = Door::with_token(Some("secret"));
     let ask = |token: &str| {
         let token = format!("Bearer {token}");
@@ -101,7 +101,10 @@ fn guesses_at_the_token_are_limited_counted_and_told_when_to_come_back() {
     let statuses: Vec<u16> = (0..12).map(|_| ask("guess").status).collect();
     assert_eq!(statuses, [[401; 10].as_slice(), &[429; 2]].concat());
     let limited = ask("secret");
-    assert_eq!(limited.status, 429, "a right guess among many is not told");
+    assert_eq!(
+        limited.status, 429,
+        "the right token is not accepted among many guesses"
+    );
     assert_eq!(limited.header("retry-after"), Some("1"));
     let metrics = door.ask("GET", "/metrics", "").body;
     for line in [
@@ -115,7 +118,7 @@ fn guesses_at_the_token_are_limited_counted_and_told_when_to_come_back() {
 }
 
 #[test]
-fn pages_of_other_sites_are_refused_with_the_token_too() {
+fn cross_site_requests_are_rejected_even_with_the_token() {
     let door = Door::with_token(Some("secret"));
     let token = ("authorization", "Bearer secret");
     for (header, status) in [

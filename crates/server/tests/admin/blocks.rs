@@ -10,7 +10,7 @@ fn path() -> String {
 }
 
 #[test]
-fn a_block_is_put_listed_shown_and_lifted() {
+fn a_block_is_set_listed_shown_and_lifted() {
     let door = Door::open();
     let put = door.ask("PUT", &path(), r#"{"for": "10m", "reason": "abuse"}"#);
     assert_eq!(put.status, 200, "{put:?}");
@@ -24,7 +24,7 @@ fn a_block_is_put_listed_shown_and_lifted() {
     let hint = hint.as_str().unwrap();
     assert!(hint.contains("count this address as `::`"), "{hint}");
     assert!(
-        hint.contains("a restart of the server forgets this block"),
+        hint.contains("a restart of the server removes this block"),
         "{hint}"
     );
     assert_eq!(answer, block);
@@ -44,12 +44,12 @@ fn a_block_is_put_listed_shown_and_lifted() {
     for method in ["GET", "DELETE"] {
         let answer = door.ask(method, &path(), "");
         assert_eq!(answer.status, 404);
-        assert!(answer.problem().contains("no block stands"));
+        assert!(answer.problem().contains("this key is not blocked"));
     }
 }
 
 #[test]
-fn who_blocks_an_address_by_another_text_than_doors_count_it_is_told() {
+fn blocking_an_address_in_an_uncounted_form_gives_a_hint() {
     let door = Door::open();
     for (written, counted) in [
         ("2001:db8:1::5", Some("2001:db8:1::")),
@@ -79,14 +79,14 @@ fn who_blocks_an_address_by_another_text_than_doors_count_it_is_told() {
 }
 
 #[test]
-fn a_network_is_no_address() {
+fn a_network_is_not_an_address() {
     let door = Door::open();
     for written in ["10.0.0.0%2F8", "2001:db8::%2F32"] {
         let answer = door
             .ask("PUT", &format!("/v1/blocks/r/%2Fa/{written}"), "")
             .json();
         let hint = answer["hint"].as_str().unwrap();
-        assert!(hint.contains("no count and no block"), "{hint}");
+        assert!(hint.contains("no counter and no block"), "{hint}");
         assert!(hint.contains("`cidr`"), "{hint}");
     }
     let nothing = door.ask("DELETE", "/v1/blocks/r/%2Fa/2001:db8:1::5", "");
@@ -95,7 +95,7 @@ fn a_network_is_no_address() {
 }
 
 #[test]
-fn a_block_ends_by_itself_unless_it_is_for_ever() {
+fn a_block_expires_unless_it_is_permanent() {
     let door = Door::open();
     let put = door.ask("PUT", &path(), "").json();
     assert_eq!(
@@ -130,7 +130,7 @@ fn a_rule_without_a_key_is_blocked_as_a_whole() {
 }
 
 #[test]
-fn a_body_that_is_wrong_is_refused() {
+fn an_invalid_body_is_rejected() {
     let door = Door::open();
     let long = format!(r#"{{"reason": "{}"}}"#, "x".repeat(1_025));
     for (body, expected) in [
@@ -147,11 +147,11 @@ fn a_body_that_is_wrong_is_refused() {
             r#"{"four": "1m"}"#,
             "four: unknown field; did you mean `for`?",
         ),
-        (r#"{"reason": 5}"#, "reason: expected a text, got 5"),
+        (r#"{"reason": 5}"#, "reason: expected a string, got 5"),
         (&long, "reason: 1025 bytes are over the maximum of 1024"),
         (
             "{",
-            "body: is no JSON: EOF while parsing an object at line 1 column 1",
+            "body: is not JSON: EOF while parsing an object at line 1 column 1",
         ),
         ("[]", "body: expected an object, got a list"),
     ] {
@@ -167,7 +167,7 @@ fn a_body_that_is_wrong_is_refused() {
 }
 
 #[test]
-fn a_key_that_no_rule_has_is_refused() {
+fn a_key_that_fits_no_rule_is_rejected() {
     let door = Door::open();
     for (path, status, expected) in [
         (
@@ -198,7 +198,7 @@ fn a_key_that_no_rule_has_is_refused() {
         (
             "/v1/blocks/r/%ff/y",
             400,
-            "path: a segment is not UTF-8 once it is percent-decoded",
+            "path: a segment is not UTF-8 after percent-decoding",
         ),
     ] {
         for method in ["GET", "PUT", "DELETE"] {
@@ -218,7 +218,7 @@ fn a_key_that_no_rule_has_is_refused() {
 }
 
 #[test]
-fn blocks_have_a_maximum() {
+fn the_number_of_blocks_is_limited() {
     let door = Door::open();
     let rules = door.limiter.rules();
     let (rule, now) = (rules.rule("r").unwrap(), door.limiter.now());
@@ -229,9 +229,12 @@ fn blocks_have_a_maximum() {
     let refused = door.ask("PUT", &path(), "");
     assert_eq!(
         (refused.status, refused.problem().as_str()),
-        (409, "100000 blocks stand already; lift some first")
+        (
+            409,
+            "the maximum of 100000 blocks is reached; lift some first"
+        )
     );
-    assert!(door.spend(), "nobody is blocked who is not");
+    assert!(door.spend(), "an unblocked key still passes");
     assert_eq!(door.ask("DELETE", "/v1/blocks/r/%2F/7", "").status, 200);
     assert_eq!(door.ask("PUT", &path(), "").status, 200);
     assert!(!door.spend());

@@ -11,7 +11,7 @@ fn path() -> String {
 }
 
 #[test]
-fn a_key_shows_every_limit_and_looking_charges_nothing() {
+fn inspecting_a_key_shows_every_limit_and_charges_nothing() {
     let door = Door::open();
     let limit = |policy: &str, limit: u64, remaining: u64, reset: u64, retry: u64| {
         json!({
@@ -34,7 +34,7 @@ fn a_key_shows_every_limit_and_looking_charges_nothing() {
     assert_eq!(
         door.limiter.local_store().stats().keys,
         0,
-        "looking makes no key"
+        "a lookup creates no key"
     );
 
     assert!(door.spend() && door.spend() && !door.spend());
@@ -85,12 +85,12 @@ fn a_blocked_key_shows_its_limits_and_its_block() {
 }
 
 #[test]
-fn a_reset_forgets_what_was_spent() {
+fn a_reset_clears_the_counters() {
     let door = Door::open();
     assert_eq!(
         door.ask("DELETE", &path(), "").status,
         404,
-        "nothing to forget"
+        "there are no counters"
     );
     assert!(door.spend() && door.spend() && !door.spend());
     let reset = door.ask("DELETE", &path(), "");
@@ -99,7 +99,7 @@ fn a_reset_forgets_what_was_spent() {
 }
 
 #[test]
-fn what_is_wrong_is_said() {
+fn invalid_requests_get_an_explanation() {
     let door = Door::open();
     assert_eq!(door.ask("GET", "/v1/keys/s/a/b", "").status, 404);
     assert!(
@@ -116,7 +116,7 @@ fn what_is_wrong_is_said() {
 }
 
 #[test]
-fn a_key_that_came_with_a_request_can_be_reset() {
+fn a_throttle_key_can_be_reset() {
     let door = Door::open();
     let (now, mut room, mut outcomes) = (door.limiter.now(), Vec::new(), Vec::new());
     let key = Limiter::throttle_key("a b/c".as_bytes(), &mut room).unwrap();

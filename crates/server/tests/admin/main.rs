@@ -8,7 +8,7 @@
 mod access;
 mod blocks;
 #[path = "../http/client.rs"]
-#[allow(dead_code, reason = "the tests of the HTTP door use all of it")]
+#[allow(dead_code, reason = "used by the tests of the HTTP listener")]
 mod client;
 mod door;
 mod keys;

@@ -3,7 +3,7 @@
 use crate::door::{Door, KEY};
 
 #[test]
-fn health_is_told() {
+fn health_is_reported() {
     let door = Door::open();
     assert_eq!(door.ask("GET", "/healthz", "").status, 200);
     assert_eq!(door.ask("HEAD", "/healthz", "").status, 200);
@@ -61,7 +61,7 @@ fn verdicts_are_counted_by_rule_and_outcome() {
 
 /// Every sample belongs to the family above it, and no family appears twice.
 #[test]
-fn the_text_is_what_prometheus_reads() {
+fn the_output_is_valid_prometheus_text() {
     let door = Door::open();
     assert!(door.spend());
     let (mut family, mut families) = (String::new(), Vec::new());
@@ -70,11 +70,11 @@ fn the_text_is_what_prometheus_reads() {
             let (name, kind) = rest.split_once(' ').unwrap();
             assert!(["counter", "gauge", "histogram"].contains(&kind), "{line}");
             assert_eq!(name.ends_with("_total"), kind == "counter", "{line}");
-            assert!(!families.contains(&name.to_owned()), "{name} stands twice");
+            assert!(!families.contains(&name.to_owned()), "{name} appears twice");
             families.push(name.to_owned());
             family = name.to_owned();
         } else if !line.starts_with("# HELP ") {
-            assert!(line.starts_with(&family), "{line} stands under {family}");
+            assert!(line.starts_with(&family), "{line} appears under {family}");
             let (_, value) = line.rsplit_once(' ').unwrap();
             assert!(value.parse::<f64>().is_ok(), "{line}");
         }

@@ -22,7 +22,7 @@ fn rules_are_listed_in_their_own_notation() {
 }
 
 #[test]
-fn a_reload_takes_all_or_nothing() {
+fn a_reload_is_all_or_nothing() {
     let door = Door::open();
     std::fs::write(door.file.path(), "rules: [{name: s, limits: [1/s]}]").unwrap();
     let reloaded = door.ask("POST", "/v1/reload", "");
@@ -40,17 +40,17 @@ fn a_reload_takes_all_or_nothing() {
     std::fs::write(door.file.path(), "rules: [{nam: s}]").unwrap();
     let refused = door.ask("POST", "/v1/reload", "");
     assert_eq!(refused.status, 422);
-    assert!(refused.problem().contains("the old rules are in force"));
+    assert!(refused.problem().contains("the old rules stay active"));
     let mistakes = refused.json()["mistakes"].clone();
     assert!(mistakes[0].as_str().unwrap().contains("nam"), "{mistakes}");
     assert!(
         door.limiter.rules().rule("s").is_some(),
-        "the old rules stay"
+        "the old rules stay active"
     );
     let ready = door.ask("GET", "/readyz", "");
     assert_eq!((ready.status, &ready.json()["mistakes"]), (200, &mistakes));
     assert_eq!(ready.json()["state"], "degraded");
-    let degraded = json!(["the last reload failed; the old rules are in force"]);
+    let degraded = json!(["the last reload failed; the old rules stay active"]);
     assert_eq!(ready.json()["degraded"], degraded);
     let metrics = door.ask("GET", "/metrics", "").body;
     for line in [

@@ -340,7 +340,7 @@ fn envoy_http_refuses_what_is_no_request() {
     for (body, problem) in [
         ("", "body: is empty; expected an object"),
         ("[]", "body: expected an object, got a list"),
-        (r#"{"domain":5}"#, "domain: expected a text, got 5"),
+        (r#"{"domain":5}"#, "domain: expected a string, got 5"),
         (
             r#"{"domain":"shop","descriptors":{}}"#,
             "descriptors: expected a list, got an object",

@@ -6,7 +6,7 @@ const BODY: &str = r#"{"key": "k", "algorithm": "gcra", "rate": "1/h", "burst": 
 const GUARDED: &str = "listen: {http: {address: '127.0.0.1:0', token: secret}}";
 
 #[test]
-fn with_a_token_only_who_shows_it_may_ask() {
+fn with_a_token_only_requests_with_it_are_allowed() {
     let door = Door::open(GUARDED);
     let ask = |method: &str, path: &str, headers: &[(&str, &str)]| {
         door.connect().ask(method, path, headers, BODY.as_bytes())
@@ -47,7 +47,7 @@ fn with_a_token_only_who_shows_it_may_ask() {
 }
 
 #[test]
-fn what_a_web_page_makes_a_browser_ask_is_refused() {
+fn cross_site_browser_requests_are_rejected() {
     let door = Door::open("");
     for (header, status) in [
         (("sec-fetch-site", "cross-site"), 403),

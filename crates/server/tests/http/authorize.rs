@@ -25,7 +25,7 @@ const LOGIN: [(&str, &str); 2] = [
 ];
 
 #[test]
-fn nginx_is_answered() {
+fn nginx_subrequests_are_answered() {
     let door = Door::open(RULES);
     let from = |ip: &str| {
         let headers = [
@@ -52,7 +52,7 @@ fn nginx_is_answered() {
 
 /// Caddy and Traefik pass the body of a denial on to the client.
 #[test]
-fn what_a_proxy_may_pass_on_names_no_rule() {
+fn responses_that_a_proxy_may_forward_name_no_rule() {
     let rules = "rules:\n  - {name: secret-fraud-rule, limits: [1/h]}\n  - {name: secret-key, key: [customer], limits: [1/h]}\n  - {name: secret-trial, limits: [5/h], mode: shadow}\n";
     let door = Door::open(rules);
     for status in [200, 429] {
@@ -77,7 +77,7 @@ fn what_a_proxy_may_pass_on_names_no_rule() {
 }
 
 #[test]
-fn caddy_and_traefik_are_answered_whatever_the_method() {
+fn caddy_and_traefik_are_answered_for_every_method() {
     let door = Door::open(RULES);
     let mut client = door.connect();
     let headers = [
@@ -100,7 +100,7 @@ fn caddy_and_traefik_are_answered_whatever_the_method() {
 }
 
 #[test]
-fn a_proxy_may_wish_for_another_status() {
+fn a_proxy_can_choose_the_denial_status() {
     let door = Door::open(RULES);
     assert_eq!(door.authorize("?deny=403", &LOGIN).status, 200);
     let denied = door.authorize("?deny=403", &LOGIN);
@@ -126,7 +126,7 @@ fn a_proxy_may_wish_for_another_status() {
         ("?hops=-1", "hops: must be a number from 0 to 16"),
         (
             "?denny=403",
-            "query: unknown option `denny`; there are deny, proxy and hops",
+            "query: unknown option `denny`; the options are deny, proxy and hops",
         ),
     ] {
         let refused = door.authorize(query, &LOGIN);
@@ -139,7 +139,7 @@ fn a_proxy_may_wish_for_another_status() {
 }
 
 #[test]
-fn headers_of_two_families_are_refused() {
+fn headers_of_two_proxies_are_rejected() {
     let door = Door::open(RULES);
     let headers = [LOGIN[0], LOGIN[1], ("x-forwarded-uri", "/harmless")];
     let refused = door.authorize("", &headers);
@@ -174,7 +174,7 @@ fn headers_are_entries() {
 }
 
 #[test]
-fn an_empty_header_is_no_entry() {
+fn an_empty_header_is_not_an_entry() {
     let door = Door::open(RULES);
     let anonymous = [("x-forwarded-uri", "/api/v1"), ("x-customer", "")];
     for _ in 0..2 {
@@ -185,7 +185,7 @@ fn an_empty_header_is_no_entry() {
 }
 
 #[test]
-fn a_path_written_otherwise_is_the_same_path() {
+fn a_path_in_another_spelling_is_the_same_path() {
     let door = Door::open(RULES);
     for (uri, status) in [
         ("/login", 200),
@@ -202,7 +202,7 @@ fn a_path_written_otherwise_is_the_same_path() {
 
 /// nginx treats a 400 from forward-auth as an error of its own configuration and returns 500.
 #[test]
-fn what_is_unclear_is_refused_with_the_status_that_the_proxy_understands() {
+fn an_ambiguous_request_is_rejected_with_a_status_the_proxy_forwards() {
     let door = Door::open(RULES);
     let dots = [LOGIN[0], ("x-original-uri", "/x/../login")];
     let answer = door.authorize("?deny=403", &dots);
@@ -221,7 +221,7 @@ fn what_is_unclear_is_refused_with_the_status_that_the_proxy_understands() {
 }
 
 #[test]
-fn what_cannot_be_counted_is_refused_with_the_status_that_the_proxy_understands() {
+fn an_invalid_key_is_rejected_with_a_status_the_proxy_forwards() {
     let door = Door::open(
         "
 rules:
@@ -264,6 +264,6 @@ fn hops_are_counted_from_the_right() {
     assert_eq!(
         from("?hops=9", "203.0.113.9"),
         200,
-        "too short a list: the peer"
+        "the list is too short: the peer is used"
     );
 }

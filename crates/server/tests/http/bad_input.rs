@@ -17,7 +17,7 @@ fn refused(door: &Door, path: &str, body: &str) -> String {
 }
 
 #[test]
-fn json_that_is_none_is_refused_with_its_place() {
+fn invalid_json_is_rejected_with_its_position() {
     let door = Door::open(RULES);
     for path in ["/v1/check", "/v1/peek", "/v1/throttle"] {
         assert_eq!(
@@ -27,7 +27,7 @@ fn json_that_is_none_is_refused_with_its_place() {
         let problem = refused(&door, path, "{\"key\":\n  nul}");
         assert_eq!(
             problem,
-            "body: is no JSON: expected ident at line 2 column 6"
+            "body: is not JSON: expected ident at line 2 column 6"
         );
         assert!(refused(&door, path, "{} {}").contains("trailing characters"));
         assert!(refused(&door, path, &"[".repeat(10_000)).contains("recursion limit"));
@@ -50,11 +50,11 @@ const BAD_CHECKS: &[(&str, &str)] = &[
     ),
     (
         r#"{"entries": []}"#,
-        "entries: expected an object of names and texts, got a list",
+        "entries: expected an object of names and strings, got a list",
     ),
     (
         r#"{"entries": {"ip": 9}}"#,
-        "entries.ip: expected a text, got 9",
+        "entries.ip: expected a string, got 9",
     ),
     (
         r#"{"entries": {"ip": "a", "ip": "b"}}"#,
@@ -91,7 +91,7 @@ const BAD_CHECKS: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn what_is_wrong_with_a_check_is_said() {
+fn mistakes_in_a_check_are_reported() {
     let door = Door::open(RULES);
     let entry = |name: &str, value: &str| format!(r#"{{"entries": {{"{name}": "{value}"}}}}"#);
     let many: Vec<String> = (0..5_000).map(|n| format!("\"e{n}\": \"\"")).collect();
@@ -218,12 +218,12 @@ const BAD_THROTTLES: &[(&str, &str)] = &[
     ),
     (
         r#""limits": ["1/s"], "burst": 5"#,
-        "burst: stands beside `limits`; put it into one of them",
+        "burst: is outside `limits`; move it into one of them",
     ),
 ];
 
 #[test]
-fn what_is_wrong_with_a_throttle_is_said() {
+fn mistakes_in_a_throttle_are_reported() {
     let door = Door::open(RULES);
     let limits: Vec<&str> = vec!["\"1/s\""; 17];
     let check = |rest: &str, expected: &str| {
@@ -244,7 +244,7 @@ fn keys_are_bounded() {
     let with_key = |key: &str| format!("{{\"key\": {key}, {limit}}}");
     assert_eq!(
         refused(&door, "/v1/throttle", &format!("{{{limit}}}")),
-        "key: is missing; it says whose count it is"
+        "key: is missing; it is the key to count by"
     );
     assert_eq!(
         refused(&door, "/v1/throttle", r#"{"key": "k"}"#),
@@ -256,7 +256,7 @@ fn keys_are_bounded() {
     );
     assert_eq!(
         refused(&door, "/v1/throttle", &with_key("null")),
-        "key: expected a text that says whose count it is, got null"
+        "key: expected a string, the key to count by, got null"
     );
     let key = |length: usize| with_key(&format!("\"{}\"", "k".repeat(length)));
     assert_eq!(
@@ -289,13 +289,13 @@ fn every_mistake_is_listed() {
 }
 
 #[test]
-fn wrong_methods_and_paths_are_told_the_right_ones() {
+fn wrong_methods_and_paths_list_the_right_ones() {
     let door = Door::open(RULES);
     let mut client = door.connect();
     for path in ["/v1/check", "/v1/peek", "/v1/throttle"] {
         let answer = client.ask("GET", path, &[], b"");
         assert_eq!((answer.status, answer.header("allow")), (405, Some("POST")));
-        assert_eq!(answer.problem(), "this path takes POST");
+        assert_eq!(answer.problem(), "this path accepts only POST");
     }
     for path in ["/", "/v1/chek", "/v1/check/", "/healthz", "/%76%31/check"] {
         let answer = client.ask("POST", path, &[], b"{}");
@@ -305,7 +305,7 @@ fn wrong_methods_and_paths_are_told_the_right_ones() {
 }
 
 #[test]
-fn refusals_are_counted_and_denials_are_none() {
+fn rejected_requests_are_counted_and_denials_are_not() {
     let door = Door::open(RULES);
     refused(&door, "/v1/check", "{}");
     door.post("/v1/throttle", r#"{"key": "k", "limits": ["1/h"]}"#);
@@ -373,7 +373,7 @@ fn bodies() -> impl Strategy<Value = Vec<u8>> {
 }
 
 #[test]
-fn no_body_breaks_it() {
+fn no_body_causes_a_server_error() {
     let door = Door::open(RULES);
     let client: Mutex<Client> = Mutex::new(door.connect());
     let config = ProptestConfig::with_cases(2_000);

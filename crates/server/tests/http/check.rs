@@ -49,7 +49,7 @@ fn a_verdict_has_exactly_the_documented_fields() {
 }
 
 #[test]
-fn a_denial_says_why_and_for_how_long() {
+fn a_denial_has_a_reason_and_a_time() {
     let door = Door::open(RULES);
     for _ in 0..2 {
         assert_eq!(door.verdict("/v1/check", api()).0, 200);
@@ -86,7 +86,7 @@ fn a_peek_answers_what_the_check_would_and_charges_nothing() {
 }
 
 #[test]
-fn who_meets_no_rule_is_allowed_by_nobody() {
+fn a_request_without_a_rule_is_allowed_and_names_no_rule() {
     let door = Door::open(RULES);
     let expected = json!({
         "allowed": true, "rule": null, "limit": null, "remaining": null, "reset_after_ms": null,
@@ -99,7 +99,7 @@ fn who_meets_no_rule_is_allowed_by_nobody() {
 }
 
 #[test]
-fn a_queue_delays_and_a_cost_that_never_fits_is_told_so() {
+fn a_queue_delays_and_a_cost_that_never_fits_is_reported() {
     let door = Door::open(RULES);
     let export = |cost: u64| format!(r#"{{"entries": {{"path": "/export"}}, "cost": {cost}}}"#);
     assert_eq!(door.verdict("/v1/check", &export(1)).1["delay_ms"], 0);
@@ -111,7 +111,7 @@ fn a_queue_delays_and_a_cost_that_never_fits_is_told_so() {
 }
 
 #[test]
-fn a_shadow_never_denies_and_a_soft_limit_marks() {
+fn a_shadow_limit_never_denies_and_a_soft_limit_marks_requests() {
     let door = Door::open(RULES);
     let seen = r#"{"entries": {"path": "/seen"}}"#;
     assert_eq!(door.verdict("/v1/check", seen).0, 200);
@@ -160,7 +160,7 @@ fn a_block_denies_before_any_limit() {
 }
 
 #[test]
-fn a_full_store_that_denies_newcomers_says_so() {
+fn a_full_store_denies_new_keys_and_gives_the_reason() {
     let memory = MemoryBounds {
         max_keys: 1,
         when_full: WhenFull::Deny,

@@ -69,7 +69,7 @@ impl Client {
     }
 
     /// Half-closes the connection; responses can still be read.
-    pub(crate) fn says_no_more(&self) {
+    pub(crate) fn half_close(&self) {
         self.stream.shutdown(std::net::Shutdown::Write).unwrap();
     }
 
@@ -108,7 +108,11 @@ impl Client {
             if let Some(at) = find(&self.received, b"\r\n\r\n") {
                 break at;
             }
-            assert!(self.read_more(), "closed in an answer: {:?}", self.text());
+            assert!(
+                self.read_more(),
+                "closed within a response: {:?}",
+                self.text()
+            );
         };
         let head = String::from_utf8(self.received[..end].to_vec()).unwrap();
         let mut lines = head.split("\r\n");
@@ -121,7 +125,7 @@ impl Client {
         let length: usize = length.map_or(0, |(_, length)| length.parse().unwrap());
         let whole = end + 4 + if without_body { 0 } else { length };
         while self.received.len() < whole {
-            assert!(self.read_more(), "closed in a body: {:?}", self.text());
+            assert!(self.read_more(), "closed within a body: {:?}", self.text());
         }
         let body = String::from_utf8(self.received[end + 4..whole].to_vec()).unwrap();
         self.received.drain(..whole);
@@ -139,7 +143,7 @@ impl Client {
     }
 
     /// Reads until `end` and returns everything up to and including it.
-    #[allow(dead_code, reason = "another test uses it")]
+    #[allow(dead_code, reason = "used by other tests")]
     pub(crate) fn read_until(&mut self, end: &str) -> String {
         let end = loop {
             if let Some(at) = find(&self.received, end.as_bytes()) {
@@ -152,7 +156,7 @@ impl Client {
     }
 
     /// Clones the socket, to write to it from another thread.
-    #[allow(dead_code, reason = "another test uses it")]
+    #[allow(dead_code, reason = "used by other tests")]
     pub(crate) fn clone_stream(&self) -> TcpStream {
         self.stream.try_clone().unwrap()
     }

@@ -58,7 +58,7 @@ fn a_request_in_pieces_and_chunks_is_one_request() {
 }
 
 #[test]
-fn too_large_a_body_is_refused_before_it_is_read_or_while() {
+fn a_too_large_body_is_rejected_before_or_while_it_is_read() {
     let door = Door::open("");
     let mut announced = door.connect();
     announced.send("POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-length: 262145\r\n\r\n");
@@ -81,7 +81,7 @@ fn too_large_a_body_is_refused_before_it_is_read_or_while() {
 }
 
 #[test]
-fn too_large_a_head_is_refused() {
+fn a_too_large_head_is_rejected() {
     let door = Door::open("");
     let mut long = door.connect();
     long.send_what_fits(format!(
@@ -112,17 +112,9 @@ fn a_request_has_one_host() {
     for (version, hosts, expected) in [
         ("1.1", "host: a\r\n", ""),
         ("1.1", "", "Host: is missing"),
-        (
-            "1.1",
-            "host: a\r\nHost: b\r\n",
-            "Host: stands there several times",
-        ),
+        ("1.1", "host: a\r\nHost: b\r\n", "Host: is repeated"),
         ("1.0", "", ""),
-        (
-            "1.0",
-            "host: a\r\nhost: a\r\n",
-            "Host: stands there several times",
-        ),
+        ("1.0", "host: a\r\nhost: a\r\n", "Host: is repeated"),
     ] {
         let mut client = door.connect();
         client.send(format!(
@@ -137,7 +129,7 @@ fn a_request_has_one_host() {
 }
 
 #[test]
-fn what_is_no_http_is_closed() {
+fn invalid_http_closes_the_connection() {
     let door = Door::open("");
     for octets in [
         "*1\r\n$4\r\nPING\r\n",
@@ -162,19 +154,19 @@ fn what_is_no_http_is_closed() {
 }
 
 #[test]
-fn who_has_said_all_that_he_has_to_say_is_answered() {
+fn a_half_closed_client_is_answered() {
     let door = Door::open("");
     for number in 1..=50 {
         let mut client = door.connect();
         client.send(request(BODY));
-        client.says_no_more();
+        client.half_close();
         assert_eq!(client.read_answer(false).json()["remaining"], 100 - number);
         assert_eq!(client.until_closed(), "");
     }
 }
 
 #[test]
-fn a_client_that_says_nothing_is_closed() {
+fn a_silent_client_is_disconnected() {
     let door = impatient();
     assert_eq!(door.connect().until_closed(), "");
     let mut idle = door.connect();
@@ -184,7 +176,7 @@ fn a_client_that_says_nothing_is_closed() {
 }
 
 #[test]
-fn a_request_that_stops_half_way_is_closed() {
+fn a_stalled_request_is_disconnected() {
     let door = impatient();
     let request = request(BODY);
     for cut in [1, 20, request.len() - BODY.len() - 2, request.len() - 1] {
@@ -195,12 +187,12 @@ fn a_request_that_stops_half_way_is_closed() {
     }
     assert!(
         door.limiter.local_store().stats().keys == 0,
-        "half a request decides nothing"
+        "an incomplete request is not decided"
     );
 }
 
 #[test]
-fn a_client_that_never_reads_is_closed() {
+fn a_client_that_never_reads_is_disconnected() {
     let door = impatient();
     let mut client = door.connect();
     // More responses than the sockets buffer. None is read until the server has closed the
@@ -244,5 +236,5 @@ fn a_shutdown_lets_the_request_finish() {
     busy.send(rest);
     assert_eq!(busy.read_answer(false).json()["remaining"], 97);
     assert_eq!(busy.until_closed(), "");
-    assert_eq!(stopping.join().unwrap(), 0, "nobody was dropped");
+    assert_eq!(stopping.join().unwrap(), 0, "no connection was dropped");
 }

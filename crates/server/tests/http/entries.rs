@@ -44,7 +44,7 @@ fn a_check_counts_what_forward_auth_would_count() {
 }
 
 #[test]
-fn raw_entries_are_used_as_they_are() {
+fn raw_entries_are_used_unchanged() {
     let door = Door::open(RULES);
     let odd = json!({"path": "//login", "ip": "2001:db8:1::1"});
     assert_eq!(ask(&door, &odd, true).1["rule"], Value::Null);
@@ -57,7 +57,7 @@ fn raw_entries_are_used_as_they_are() {
 }
 
 #[test]
-fn what_could_mean_several_things_is_refused_where_a_rule_looks() {
+fn ambiguous_entries_are_rejected_if_a_rule_uses_them() {
     let door = Door::open(RULES);
     for (entries, field, word) in [
         (json!({"path": "/x/../login"}), "entries.path", "segments"),
@@ -97,7 +97,7 @@ fn sample(door: &Door, name: &str) -> String {
 }
 
 #[test]
-fn requests_without_a_rule_and_entries_without_one_are_counted() {
+fn unmatched_requests_and_unknown_entries_are_counted() {
     let door = Door::open(RULES);
     let (unmatched, unknown, missing) = (
         r#"tidegate_unmatched_requests_total{door="http"}"#,

@@ -28,7 +28,7 @@ fn set<'a>(answer: &'a Answer, names: &[&str]) -> Vec<Option<&'a str>> {
 }
 
 #[test]
-fn allowed_and_denied_answers_carry_them() {
+fn allowed_and_denied_responses_have_rate_limit_headers() {
     let door = Door::open(RULES);
     let names = [
         "ratelimit-policy",
@@ -50,7 +50,7 @@ fn allowed_and_denied_answers_carry_them() {
 }
 
 #[test]
-fn never_has_no_retry_after_and_no_rule_has_no_headers() {
+fn a_cost_that_never_fits_has_no_retry_after_and_no_rule_has_no_headers() {
     let door = Door::open(RULES);
     let never = check(&door, "/login", 11);
     assert_eq!(never.status, 429);
@@ -64,12 +64,12 @@ fn never_has_no_retry_after_and_no_rule_has_no_headers() {
     assert_eq!(
         set(&check(&door, "/", 1), &names),
         [None, None, None],
-        "a shadow is not shown"
+        "a shadow limit is not shown"
     );
 }
 
 #[test]
-fn the_triple_is_sent_by_choice() {
+fn legacy_headers_are_optional() {
     let names = [
         "x-ratelimit-limit",
         "x-ratelimit-remaining",
@@ -93,7 +93,7 @@ fn the_triple_is_sent_by_choice() {
 }
 
 #[test]
-fn the_triple_speaks_for_the_limit_that_leads() {
+fn legacy_headers_describe_the_tightest_limit() {
     let door = Door::open(&format!("headers: {{legacy: delta}}\n{RULES}"));
     let names = [
         "x-ratelimit-limit",
@@ -129,7 +129,7 @@ fn the_triple_speaks_for_the_limit_that_leads() {
 }
 
 #[test]
-fn a_block_has_no_triple() {
+fn a_block_has_no_legacy_headers() {
     let door =
         Door::open("headers: {legacy: epoch}\nrules: [{name: all, key: [ip], limits: [1/h]}]");
     let rules = door.limiter.rules();
@@ -154,7 +154,7 @@ fn a_block_has_no_triple() {
 }
 
 #[test]
-fn a_throttle_has_the_name_of_its_limit() {
+fn a_throttle_is_named_after_its_limit() {
     let door = Door::open("");
     let answer = door.post("/v1/throttle", r#"{"key": "k", "limits": ["5/10s"]}"#);
     let expected = [Some(r#""5/10s";q=5;w=10"#), Some(r#""5/10s";r=4;t=10"#)];
@@ -168,7 +168,7 @@ fn a_throttle_has_the_name_of_its_limit() {
 }
 
 #[test]
-fn headers_name_rules_by_choice_and_bodies_always() {
+fn headers_optionally_name_rules_and_bodies_always_do() {
     let door = Door::open(&format!("headers: {{rule_names: true}}\n{RULES}"));
     let named = check(&door, "/login", 1);
     assert_eq!(named.header("ratelimit"), Some(r#""login";r=9;t=3600"#));

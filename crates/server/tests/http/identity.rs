@@ -20,7 +20,7 @@ fn passes(door: &Door, query: &str, headers: &[(&str, &str)]) -> bool {
 }
 
 #[test]
-fn networks_of_proxies_are_believed() {
+fn networks_of_proxies_are_trusted() {
     let door = open("clients: {proxies: [10.0.0.0/8, 192.0.2.7]}");
     let from = |list: &str| passes(&door, "", &[("x-forwarded-for", list)]);
     assert!(from("6.6.6.6, 203.0.113.9, 192.0.2.7, 10.0.0.1"));
@@ -29,7 +29,7 @@ fn networks_of_proxies_are_believed() {
 }
 
 #[test]
-fn forwarded_and_a_providers_header_are_read_by_choice() {
+fn forwarded_and_a_providers_header_are_optional() {
     let door = open("clients: {header: Forwarded}");
     let from = |value: &str| {
         passes(
@@ -52,14 +52,14 @@ fn forwarded_and_a_providers_header_are_read_by_choice() {
 }
 
 #[test]
-fn the_network_of_an_ipv6_client_is_as_wide_as_configured() {
+fn the_ipv6_prefix_length_is_configurable() {
     let door = open("clients: {ipv6_prefix: 48}");
     let from = |ip: &str| passes(&door, "", &[("x-forwarded-for", ip)]);
     assert!(from("2001:db8:1:2::3") && !from("2001:db8:1:4::5") && from("2001:db8:2::"));
 }
 
 #[test]
-fn hops_of_the_query_go_before_those_of_the_file() {
+fn hops_in_the_query_override_the_file() {
     let door = open("clients: {proxies: 1}");
     let from = |query: &str| {
         passes(
@@ -84,12 +84,12 @@ fn an_api_key_is_counted_without_its_secret() {
     assert_eq!(
         ask("s3cret"),
         (200, serde_json::Value::Null),
-        "no part, no entry"
+        "without the part there is no entry"
     );
 }
 
 #[test]
-fn where_a_client_is_comes_from_the_databases() {
+fn client_location_comes_from_the_geoip_databases() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../http/tests/maxmind");
     let door = Door::open(&format!(
         "geoip: {{country: {folder}/GeoLite2-Country-Test.mmdb, asn: {folder}/GeoLite2-ASN-Test.mmdb}}

@@ -9,7 +9,7 @@ fn ask(door: &Door, key: &str, limit: &str) -> (u16, Value) {
 }
 
 #[test]
-fn the_example_of_the_design_works_without_rules() {
+fn a_limit_in_the_request_works_without_rules() {
     let door = Door::open("");
     let limit = r#""algorithm": "gcra", "rate": "100/s", "burst": 5, "cost": 1"#;
     let (status, verdict) = ask(&door, "user:1", limit);
@@ -117,7 +117,7 @@ fn several_limits_are_one_decision() {
     assert_eq!(denied["limits"][0]["policy"], "1/s");
     assert_eq!(
         denied["limits"][1]["remaining"], 1,
-        "what denies charges nowhere"
+        "a denied request is charged nowhere"
     );
     door.at_millis(1_000);
     assert_eq!(ask(&door, "k", limits).0, 200);
@@ -137,7 +137,7 @@ fn a_peek_charges_nothing() {
 }
 
 #[test]
-fn texts_with_escapes_and_any_content_type_are_understood() {
+fn escaped_strings_and_any_content_type_are_accepted() {
     let door = Door::open("");
     let mut client = door.connect();
     let mut ask = |key: &str| {
@@ -148,6 +148,6 @@ fn texts_with_escapes_and_any_content_type_are_understood() {
             .status
     };
     assert_eq!(ask(r#""caf\u00e9\n""#), 200);
-    assert_eq!(ask(r#""café\n""#), 429, "the same key, written otherwise");
+    assert_eq!(ask(r#""café\n""#), 429, "the same key, in another spelling");
     assert_eq!(ask(r#""\ud83d\ude00\u0000""#), 200);
 }

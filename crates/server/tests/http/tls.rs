@@ -80,7 +80,7 @@ async fn answer(door: &Door, authority: &Authority, shown: Option<(String, Strin
 }
 
 #[tokio::test]
-async fn only_clients_with_a_certificate_of_the_authority_are_answered() {
+async fn only_clients_with_a_trusted_certificate_are_answered() {
     let (folder, ours) = (tempfile::tempdir().unwrap(), authority());
     let door = Door::open(&rules(folder.path(), &ours));
     let answered = answer(&door, &ours, Some(sign(&ours))).await;

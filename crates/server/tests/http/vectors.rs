@@ -247,7 +247,7 @@ fn member<'v>(object: &'v Value, name: &str) -> Result<&'v Value, String> {
 fn whole(object: &Value, name: &str) -> Result<Option<u64>, String> {
     let value = member(object, name)?;
     match value.as_u64() {
-        None if !value.is_null() => Err(format!("{name}: {value} is no whole number")),
+        None if !value.is_null() => Err(format!("{name}: {value} is not a whole number")),
         number => Ok(number),
     }
 }

@@ -60,7 +60,7 @@ impl Access {
             }
             return Err(Problem::new(
                 StatusCode::FORBIDDEN,
-                "without an admin token this door answers this machine only, asked as 127.0.0.1, [::1] or localhost and from no web page; set `admin.token_env` to open it",
+                "without an admin token, the admin listener accepts only local requests to 127.0.0.1, [::1] or localhost, and none from web pages; set `admin.token_env` to allow others",
             ));
         }
         cross_site::check(request.headers())?;
@@ -70,7 +70,7 @@ impl Access {
         let missing = || {
             Problem::new(
                 StatusCode::UNAUTHORIZED,
-                "show the admin token: `Authorization: Bearer TOKEN`",
+                "send the admin token: `Authorization: Bearer TOKEN`",
             )
         };
         let token = bearer(request.headers()).ok_or_else(missing)?;
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_door_that_others_reach_needs_a_token() {
+    fn a_listener_open_to_other_machines_needs_a_token() {
         let access = |address: &str, token: Option<&str>| {
             let clock = Clock::manual(tidegate_core::Timestamp::from_micros(1));
             Access::new(token, address.parse().unwrap(), clock)

@@ -13,7 +13,7 @@ use crate::{
     limiter::Limiter,
 };
 
-const NO_BLOCK: &str = "no block stands on this key; GET /v1/blocks lists them";
+const NO_BLOCK: &str = "this key is not blocked; GET /v1/blocks lists the blocks";
 
 /// The parsed body of a request to block a key.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ pub(super) async fn put(
     let Wish { span, reason } = read(&members, rule)?;
     if !limiter.block(&key, span, reason).await? {
         let most = tidegate_core::bounds::MAX_BLOCKS;
-        let detail = format!("{most} blocks stand already; lift some first");
+        let detail = format!("the maximum of {most} blocks is reached; lift some first");
         return Err(Problem::new(StatusCode::CONFLICT, detail));
     }
     let block = limiter.block_on(&key).await?;
@@ -98,7 +98,7 @@ fn read<'b>(members: &'b Members<'_>, rule: &Rule) -> Result<Wish<'b>, Problem> 
             ("reason", other) => {
                 return Err(Problem::bad(
                     "reason",
-                    format!("expected a text, got {other}"),
+                    format!("expected a string, got {other}"),
                 ));
             }
             _ => {
@@ -125,10 +125,12 @@ pub(super) async fn lift(limiter: &Limiter, asked: Asked<'_>) -> Result<Answer, 
 /// Explains why a block does not survive a restart, and what to do about it.
 fn not_kept(limiter: &Limiter) -> String {
     match limiter.snapshots().problem(limiter.now()) {
-        Some(problem) => format!("a restart forgets this block: {problem}"),
-        None => "a restart of the server forgets this block, because its store is memory without a snapshot; set \
+        Some(problem) => format!("a restart removes this block: {problem}"),
+        None => {
+            "a restart of the server removes this block: its memory store has no snapshot; set \
                  `store.memory.snapshot` to keep blocks and counters"
-            .to_owned(),
+                .to_owned()
+        }
     }
 }
 

@@ -40,7 +40,7 @@ pub(super) async fn reset(limiter: &Limiter, asked: Asked<'_>) -> Result<Answer,
     let rules = limiter.rules();
     let (rule, bytes) = asked.find(&rules)?;
     if !limiter.reset(&bytes).await? {
-        return Err(asked.nothing("this key has spent nothing", rule));
+        return Err(asked.nothing("this key has no counters", rule));
     }
     Ok(json(
         StatusCode::OK,
@@ -54,8 +54,7 @@ pub(super) async fn reset_throttle(limiter: &Limiter, key: &str) -> Result<Answe
     let mut buffer = Vec::new();
     let bytes = Limiter::throttle_key(key.as_bytes(), &mut buffer)?;
     if !limiter.reset(bytes).await? {
-        let detail =
-            "this key has spent nothing; keys of limits that come with the request have no rule";
+        let detail = "this key has no counters; limits sent with the request belong to no rule";
         return Err(Problem::new(StatusCode::NOT_FOUND, detail));
     }
     Ok(json(StatusCode::OK, &json!({"key": key, "reset": true})))

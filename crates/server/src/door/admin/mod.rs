@@ -229,7 +229,7 @@ impl Admin {
         if reloading.is_nothing() {
             return Err(Problem::new(
                 StatusCode::CONFLICT,
-                "there is no rules file; start with --config FILE",
+                "the server has no rules file; start it with --config FILE",
             ));
         }
         // Reading a large file takes a while and must not block the other connections of this

@@ -22,7 +22,7 @@ impl Path {
         let decoded = decoded.collect::<Result<_, _>>();
         decoded
             .map(Self)
-            .map_err(|_| Problem::bad("path", "a segment is not UTF-8 once it is percent-decoded"))
+            .map_err(|_| Problem::bad("path", "a segment is not UTF-8 after percent-decoding"))
     }
 
     pub(super) fn segments(&self) -> impl Iterator<Item = &str> {
@@ -53,10 +53,10 @@ impl Asked<'_> {
         let (_, written) = entries.find(|(name, _)| *name == "ip")?;
         match self.trust.counted_text(written) {
             Some(counted) if counted != *written => Some(format!(
-                "the listeners count this address as `{counted}`: use that instead, unless callers ask with `raw` and name it like this"
+                "the listeners count this address as `{counted}`: use that instead, unless clients send this form with `raw`"
             )),
             None if is_network(written) => Some(String::from(
-                "a network of this size has no count and no block; a rule can name it, by `cidr` in `when`",
+                "a network of this size is not a key, so it has no counter and no block; match it with `cidr` in a rule's `when`",
             )),
             _ => None,
         }

@@ -30,13 +30,13 @@ impl Reloading {
     /// Reloads everything. An invalid file does not prevent the reload of the others.
     pub(super) fn answer(self) -> Result<Answer, Problem> {
         let rules = self.rules.map(|rules| {
-            let detail = "the rules file cannot be used; the old rules are in force";
+            let detail = "the rules file cannot be used; the old rules stay active";
             rules
                 .reload()
                 .map_err(|error| refused(detail, error.problems()))
         });
         let domains = self.envoy.map(|envoy| {
-            let detail = "the configuration of the rate limit service cannot be used; the old one is in force";
+            let detail = "the configuration of the rate limit service cannot be used; the old one stays active";
             envoy
                 .reload()
                 .map_err(|error| refused(detail, error.problems()))
@@ -46,13 +46,14 @@ impl Reloading {
             .certificates
             .iter()
             .map(|tls| {
-                let detail = "the certificate of a door cannot be used; the old one is in force";
+                let detail =
+                    "the certificate of a listener cannot be used; the old one stays active";
                 tls.reload()
                     .map_err(|error| refused(detail, vec![error.to_string()]))
             })
             .collect();
         let geoip = self.geoip.map(|geoip| {
-            let detail = "a database of addresses cannot be used; the old one is in use";
+            let detail = "a GeoIP database cannot be used; the old one stays active";
             geoip
                 .reload()
                 .map_err(|errors| refused(detail, errors.iter().map(ToString::to_string).collect()))

@@ -78,11 +78,11 @@ impl Admin {
         let of_geoip = of_geoip.unwrap_or_default();
         let failed = self.limiter.metrics().last_reload_failed() || !of_envoy.is_empty();
         let last_reload = if failed {
-            "failed; the old rules are in force"
+            "failed; the old rules stay active"
         } else if !of_tls.is_empty() {
-            "failed; the old certificate is in force"
+            "failed; the old certificate stays active"
         } else if !of_geoip.is_empty() {
-            "failed; the old database of addresses is in use"
+            "failed; the old GeoIP database stays active"
         } else {
             "ok"
         };
@@ -136,16 +136,16 @@ impl Readiness {
 /// `on_failure` policy decides, and taking all nodes out of service at once would be worse.
 fn redis(health: &Health, refusal: Option<String>) -> Value {
     let state = match (health.up, health.up == health.servers, &refusal) {
-        (0, _, _) => "out of reach; the rules' `on_failure` answers",
+        (0, _, _) => "unreachable; the rules' `on_failure` policies apply",
         (_, true, _) if health.undecided_slots > 0 => {
-            "no node decides about some slots of the cluster; the rules' `on_failure` answers there"
+            "some slots of the cluster have no node; the rules' `on_failure` policies apply there"
         }
         (_, true, None) if health.warnings.is_empty() => "ok",
         (_, true, None) => "ok, with warnings",
         (_, true, Some(_)) => {
-            "did not decide everything in the last minute; the rules' `on_failure` answers then"
+            "some decisions failed in the last minute; the rules' `on_failure` policies applied"
         }
-        (_, false, _) => "in part out of reach; the rules' `on_failure` answers there",
+        (_, false, _) => "partly unreachable; the rules' `on_failure` policies apply there",
     };
     let problem = health.trouble.as_ref().map(ToString::to_string).or(refusal);
     json!({

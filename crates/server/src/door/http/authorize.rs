@@ -108,7 +108,7 @@ fn warn_of_gaps(forwarded: &Forwarded<'_>, rules: &RuleSet) {
     if !forwarded.names_a_path() {
         NO_PATH.call_once(|| {
             tracing::warn!(
-                "a forward-auth request names no path (X-Original-URI or X-Forwarded-Uri), so no rule with a path applies to it; said once"
+                "a forward-auth request has no path (X-Original-URI or X-Forwarded-Uri), so rules with a path do not apply to it; logged once"
             );
         });
     }
@@ -120,7 +120,7 @@ fn warn_of_gaps(forwarded: &Forwarded<'_>, rules: &RuleSet) {
     if !forwarded.names_a_client() && counts_by_ip() {
         NO_CLIENT.call_once(|| {
             tracing::warn!(
-                "a forward-auth request names no client (X-Real-IP from nginx, X-Forwarded-For from others), so its `ip` is the proxy's own, which all clients share; said once"
+                "a forward-auth request has no client address (X-Real-IP from nginx, X-Forwarded-For from others), so its `ip` is the proxy's address, which all clients share; logged once"
             );
         });
     }
@@ -161,7 +161,7 @@ fn options(query: &str) -> Result<Options, Problem> {
             _ => {
                 return Err(Problem::bad(
                     "query",
-                    format!("unknown option `{name}`; there are deny, proxy and hops"),
+                    format!("unknown option `{name}`; the options are deny, proxy and hops"),
                 ));
             }
         }

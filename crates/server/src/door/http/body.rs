@@ -37,7 +37,7 @@ async fn next(body: &mut Incoming) -> Result<Option<Bytes>, Problem> {
             // hyper's error says where it failed; its source says why.
             let cause = error.source().map(ToString::to_string);
             let why = cause.unwrap_or_else(|| error.to_string());
-            Problem::bad("body", format!("did not come whole: {why}"))
+            Problem::bad("body", format!("is incomplete: {why}"))
         })?;
         // Trailers are ignored.
         if let Ok(piece) = frame.into_data() {

@@ -129,7 +129,7 @@ fn read_entries<'j>(
     problems: &mut Vec<Problem>,
 ) -> Option<Vec<(&'j str, &'j str)>> {
     let Json::Object(members) = field.value else {
-        return field.expected("an object of names and texts", problems);
+        return field.expected("an object of names and strings", problems);
     };
     if members.len() > MAX_ENTRIES {
         let problem = format!(
@@ -143,7 +143,7 @@ fn read_entries<'j>(
         match value {
             Json::Text(text) => entries.push((&**name, &**text)),
             other => {
-                let problem = format!("expected a text, got {other}");
+                let problem = format!("expected a string, got {other}");
                 problems.push(Problem::bad(format!("entries.{}", shown(name)), problem));
             }
         }

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_of_a_known_form_asks_the_same_of_its_own_key() {
+    fn a_body_that_matches_a_template_differs_only_in_its_key() {
         let mut forms = Forms::default();
         remember(&mut forms, r#"{"key": "a", "cost": 2}"#, 2);
         remember(&mut forms, r#"{"cost": 3, "key": ""}"#, 3);
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_known_by_its_form_is_not_remembered() {
+    fn bodies_that_cannot_be_templates_are_not_cached() {
         let mut forms = Forms::default();
         // The key contains an escape, or the body is too long.
         let long = format!(r#"{{"key": "a", "x": "{}"}}"#, "x".repeat(Forms::MAX_BYTES));
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn the_forms_that_were_read_last_are_kept() {
+    fn the_most_recent_templates_are_kept() {
         let mut forms = Forms::default();
         let body = |units: u64| format!(r#"{{"key": "a", "cost": {units}}}"#);
         let last = Forms::KEPT as u64 + 3;
@@ -187,7 +187,7 @@ mod tests {
     proptest! {
         /// Whatever replaces the key: a cache hit must give the same result as parsing.
         #[test]
-        fn nothing_is_found_but_what_is_read(
+        fn a_template_match_equals_a_full_parse(
             body in r#"\{("x": ("[a\"]{0,3}"|1|\[\]), ?)?"key": ?"[a-c]{0,2}"(, "x": ?"[a,]{0,2}")?\}"#,
             other in proptest::collection::vec(
                 prop_oneof![Just(b'a'), Just(b'"'), Just(b'\\'), Just(b','), any::<u8>()], 0..6),

@@ -117,7 +117,7 @@ impl<'de> Visitor<'de> for JsonVisitor {
     fn visit_i64<E>(self, number: i64) -> Result<Self::Value, E> {
         #[expect(
             clippy::cast_precision_loss,
-            reason = "a negative number is only ever shown in a message"
+            reason = "negative numbers only appear in messages"
         )]
         Ok(u64::try_from(number).map_or(Json::Number(number as f64), Json::Whole))
     }
@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_are_borrowed_unless_they_have_escapes() {
+    fn strings_are_borrowed_unless_they_have_escapes() {
         let members = object(br#"{"key": "user:1", "e\u0078": "a\n"}"#).unwrap();
         assert!(matches!(
             &members[0],
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn bodies_that_are_no_sound_object_are_refused() {
+    fn bodies_that_are_not_valid_objects_are_rejected() {
         for (body, expected) in [
             ("[]", "body: expected an object, got a list"),
             ("-1.5", "body: expected an object, got -1.5"),
@@ -206,7 +206,7 @@ mod tests {
             ),
             (
                 "{\"a\": 1,\n ]",
-                "body: is no JSON: key must be a string at line 2 column 2",
+                "body: is not JSON: key must be a string at line 2 column 2",
             ),
         ] {
             assert_eq!(object(body.as_bytes()).unwrap_err().detail(), expected);

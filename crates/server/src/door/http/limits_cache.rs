@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_are_those_of_the_specs_however_many_there_are() {
+    fn cached_limits_equal_those_of_their_specs() {
         let mut cache = LimitsCache::default();
         for _ in 0..2 {
             for count in 1..100 {

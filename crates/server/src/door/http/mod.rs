@@ -155,7 +155,7 @@ pub fn transcript(limiter: &Arc<Limiter>, endpoint: Endpoint, body: &[u8]) -> (u
         shutdown: Shutdown::default(),
         authenticator: Arc::new(Authenticator::new("http", None, limiter.clock().clone())),
     };
-    let alone = "a decision of a fleet has to be waited for";
+    let alone = "a decision by Redis must be awaited";
     let refused = || Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, alone));
     // A decision in memory never suspends.
     let answer = asked.answer_body(endpoint, body).now_or_never();
@@ -234,7 +234,7 @@ impl Asked {
         let missing = || {
             Problem::new(
                 StatusCode::UNAUTHORIZED,
-                "show the token of this listener: `Authorization: Bearer TOKEN`, or `Tidegate-Token: TOKEN`",
+                "send the token of this listener: `Authorization: Bearer TOKEN`, or `Tidegate-Token: TOKEN`",
             )
         };
         let headers = request.headers();

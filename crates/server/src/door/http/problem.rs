@@ -28,10 +28,7 @@ pub(crate) struct Problem {
     retry_after_secs: Option<u16>,
 }
 
-#[expect(
-    clippy::trivially_copy_pass_by_ref,
-    reason = "serde hands out references"
-)]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
 fn as_number<S: serde::Serializer>(status: &StatusCode, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_u16(status.as_u16())
 }
@@ -52,7 +49,8 @@ impl Problem {
 
     /// Reports too many wrong secrets from this address.
     pub(crate) fn too_many_guesses(retry_after: Span) -> Self {
-        let detail = "too many wrong secrets from this address; wait as long as Retry-After says";
+        let detail =
+            "too many wrong secrets from this address; retry after the time in Retry-After";
         Self {
             retry_after_secs: u16::try_from(retry_after.as_micros().div_ceil(1_000_000)).ok(),
             ..Self::new(StatusCode::TOO_MANY_REQUESTS, detail)
@@ -93,7 +91,7 @@ impl Problem {
             .map(|problem| problem.detail.clone())
             .collect();
         if problems.is_empty() {
-            return Self::new(StatusCode::BAD_REQUEST, "the request makes no sense");
+            return Self::new(StatusCode::BAD_REQUEST, "the request is invalid");
         }
         let first = problems.swap_remove(0);
         if mistakes.len() > 1 {
@@ -110,12 +108,12 @@ impl Problem {
     pub(crate) fn not_found(known: &str) -> Self {
         Self::new(
             StatusCode::NOT_FOUND,
-            format!("there is nothing at this path; there are {known}"),
+            format!("there is nothing at this path; the paths are {known}"),
         )
     }
 
     pub(crate) fn method(allow: &'static str) -> Self {
-        let detail = format!("this path takes {allow}");
+        let detail = format!("this path accepts only {allow}");
         Self {
             allow: Some(allow),
             ..Self::new(StatusCode::METHOD_NOT_ALLOWED, detail)
@@ -131,7 +129,7 @@ impl Problem {
 
     /// Reports a JSON syntax error with its line and column.
     pub(crate) fn json(error: &serde_json::Error) -> Self {
-        Self::bad("body", format!("is no JSON: {error}"))
+        Self::bad("body", format!("is not JSON: {error}"))
     }
 
     /// Returns a one-line description.
@@ -169,7 +167,9 @@ impl Problem {
 impl From<StoreError> for Problem {
     fn from(error: StoreError) -> Self {
         let done = match error {
-            StoreError::Unknown(_) => "it may or may not have been done: look before you ask again",
+            StoreError::Unknown(_) => {
+                "the operation may or may not have been done: check before you repeat it"
+            }
             _ => "nothing was done",
         };
         Self::new(StatusCode::SERVICE_UNAVAILABLE, format!("{error}; {done}"))

@@ -73,9 +73,9 @@ impl<S> TimedStream<S> {
         }
         ready!(self.timer.poll_due(cx));
         let late = match self.awaited {
-            Awaited::Request => "no request came",
+            Awaited::Request => "no request arrived",
             Awaited::Rest => "the request did not arrive",
-            Awaited::Reading => "the answer was not read",
+            Awaited::Reading => "the response was not read",
         };
         Poll::Ready(Err(io::Error::new(
             io::ErrorKind::TimedOut,

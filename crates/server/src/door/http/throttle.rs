@@ -117,7 +117,7 @@ fn read<'j>(members: &'j Members<'_>) -> Result<Throttle<'j>, Problem> {
             value,
         };
         match (&**name, value) {
-            ("key", _) => key = field.text("a text that says whose count it is", &mut problems),
+            ("key", _) => key = field.text("a string, the key to count by", &mut problems),
             (_, Json::Null) => {}
             ("cost", _) => cost = field.cost(&mut problems),
             ("peek", _) => effect = read_peek(field, &mut problems),
@@ -128,7 +128,7 @@ fn read<'j>(members: &'j Members<'_>) -> Result<Throttle<'j>, Problem> {
         }
     }
     if !members.iter().any(|(name, _)| name == "key") {
-        problems.push(Problem::bad("key", "is missing; it says whose count it is"));
+        problems.push(Problem::bad("key", "is missing; it is the key to count by"));
     }
     let given = members.iter().any(|(name, _)| is_field(name));
     let place: fn(usize) -> Place = if list.is_some() {
@@ -172,7 +172,7 @@ fn specs_of(
     problems: &mut Vec<Problem>,
 ) -> Vec<LimitSpec> {
     for field in beside {
-        let problem = "stands beside `limits`; put it into one of them";
+        let problem = "is outside `limits`; move it into one of them";
         field.wrong::<()>(problem, problems);
     }
     read_list(list, spec.algorithm, problems)

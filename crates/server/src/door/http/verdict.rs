@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn who_decided_is_told_where_there_is_more_than_one_who_could() {
+    fn the_source_is_written_if_there_are_several() {
         let zone = "America/Argentina/Buenos_Aires";
         let anchor = Anchor::Calendar(Calendar::new(CalendarUnit::Month, zone, None).unwrap());
         let spec = LimitSpec {
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_asked_is_null() {
+    fn fields_without_a_value_are_null() {
         let blocked = Decision::blocked(0, None, Timestamp::default());
         let expected = serde_json::json!({
             "allowed": false, "reason": "blocked", "rule": null, "limit": null, "remaining": null,

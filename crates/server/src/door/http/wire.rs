@@ -80,8 +80,8 @@ pub(super) fn check_host(request: &Request<Incoming>) -> Result<(), Problem> {
     let problem = match (hosts.next(), hosts.next()) {
         (Some(_), None) => return Ok(()),
         (None, _) if request.version() != Version::HTTP_11 => return Ok(()),
-        (None, _) => "is missing; HTTP/1.1 wants one",
-        (Some(_), Some(_)) => "stands there several times; HTTP/1.1 wants one",
+        (None, _) => "is missing; HTTP/1.1 requires exactly one",
+        (Some(_), Some(_)) => "is repeated; HTTP/1.1 requires exactly one",
     };
     Err(Problem::bad("Host", problem))
 }

@@ -67,7 +67,7 @@ fn value(metadata: &Metadata) -> Value {
         // protobuf writes integral numbers without a fraction.
         #[expect(
             clippy::cast_possible_truncation,
-            reason = "it is whole, and small enough to be exact"
+            reason = "it is an integer, and small enough to be exact"
         )]
         Metadata::Number(number) if number.fract() == 0.0 && number.abs() < EXACT => {
             json!(*number as i64)

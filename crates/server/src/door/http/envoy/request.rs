@@ -143,7 +143,7 @@ fn list<T>(
 fn text<'j>(field: &str, value: &'j Json<'_>) -> Result<&'j str, Problem> {
     match value {
         Json::Text(text) => Ok(text),
-        other => Err(wrong(field, &format!("expected a text, got {other}"))),
+        other => Err(wrong(field, &format!("expected a string, got {other}"))),
     }
 }
 
