@@ -6,7 +6,7 @@ use super::text::Text;
 
 pub(super) fn write(text: &mut Text, fleet: &FleetStats) {
     let name = "tidegate_decisions_total";
-    text.family(name, "counter", "Decisions by who made them.");
+    text.family(name, "counter", "Decisions by source.");
     for (source, count) in fleet.decisions {
         text.sample(name, &[("source", source.as_str())], count);
     }
@@ -22,25 +22,25 @@ pub(super) fn write(text: &mut Text, fleet: &FleetStats) {
     text.single("tidegate_fleet_servers", "gauge", help, servers);
     let size = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
     let health = &fleet.health;
-    let help = "Redis servers that are known.";
+    let help = "Known Redis servers.";
     text.single(
         "tidegate_redis_servers",
         "gauge",
         help,
         size(health.servers),
     );
-    let help = "Redis servers that are asked.";
+    let help = "Redis servers that are up.";
     text.single("tidegate_redis_servers_up", "gauge", help, size(health.up));
-    let help = "Slots of the Redis Cluster that no node decides about.";
+    let help = "Redis Cluster slots that no known node serves.";
     text.single(
         "tidegate_redis_slots_undecided",
         "gauge",
         help,
         size(health.undecided_slots),
     );
-    let help = "Times that a Redis server was given up for a while.";
+    let help = "Circuit breaker openings.";
     text.single("tidegate_redis_trips_total", "counter", help, health.trips);
-    let help = "Batches of questions sent to Redis.";
+    let help = "Batches of requests sent to Redis.";
     text.single(
         "tidegate_redis_batches_total",
         "counter",

@@ -41,7 +41,7 @@ impl Histogram {
         text.family(
             NAME,
             "histogram",
-            "Time to decide, measured on one decision in 64 of each thread.",
+            "Decision latency, measured on one decision in 64 of each thread.",
         );
         let count_in = |bucket: usize| -> u64 {
             parts

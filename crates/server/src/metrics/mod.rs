@@ -324,7 +324,7 @@ impl Metrics {
         text.family(
             name,
             "counter",
-            "Verdicts by door and outcome; peeks are not counted.",
+            "Verdicts by listener and outcome; peeks are not counted.",
         );
         for door in Door::ALL {
             for answer in ANSWERS {
@@ -337,7 +337,7 @@ impl Metrics {
             }
         }
         let name = "tidegate_bad_requests_total";
-        text.family(name, "counter", "Requests that could not be understood.");
+        text.family(name, "counter", "Invalid requests.");
         for door in Door::ALL {
             text.sample(
                 name,
@@ -356,7 +356,7 @@ impl Metrics {
             text.sample(name, &[("door", door.as_str())], count);
         }
         let name = "tidegate_unknown_entries_total";
-        let help = "Entries of requests that no rule looks at; their names may be misspelt.";
+        let help = "Entries of requests that no rule uses; their names may be misspelt.";
         text.family(name, "counter", help);
         for door in NAMING_DOORS {
             let count = self.shards.unknown_entries(door.index());
@@ -368,14 +368,14 @@ impl Metrics {
     pub(crate) fn key_entries(missing: u64) -> String {
         let mut text = Text::default();
         let name = "tidegate_missing_key_entries";
-        let help = "Entries that rules count by and that no request to check has had since the rules took effect.";
+        let help = "Entries that rules are keyed by and that no checked request has had since the rules were loaded.";
         text.single(name, "gauge", help, missing);
         text.finish()
     }
 
     fn write_renewals(&self, text: &mut Text) {
         let name = "tidegate_place_renewals_total";
-        let help = "Renewals of places that requests held for longer.";
+        let help = "Lease renewals of concurrency slots that requests held for longer.";
         text.family(name, "counter", help);
         let results = ["held", "lost", "unknown"];
         for (result, count) in results.iter().zip(&self.renewals) {
@@ -428,13 +428,13 @@ impl Metrics {
             (
                 "tidegate_connections_refused_total",
                 "counter",
-                "Connections closed at once because the listener was full and all others were at work.",
+                "Connections refused because the listener was full and no other connection was idle.",
                 Listener::refused,
             ),
             (
                 "tidegate_connections_refused_to_client_total",
                 "counter",
-                "Connections closed at once because their client had as many as it may have.",
+                "Connections refused because their client was at its connection limit.",
                 Listener::refused_to_client,
             ),
             (

@@ -78,11 +78,7 @@ impl Rules {
     pub(super) fn write(&self, text: &mut Text) {
         let table = self.0.load();
         let name = "tidegate_rule_verdicts_total";
-        text.family(
-            name,
-            "counter",
-            "Verdicts by the rule that spoke for them and outcome.",
-        );
+        text.family(name, "counter", "Verdicts by deciding rule and outcome.");
         for (rule, counters) in table.labelled() {
             for answer in ANSWERS {
                 let count = counters.verdicts[answer_index(answer)].load(Ordering::Relaxed);
@@ -97,7 +93,7 @@ impl Rules {
         text.family(
             name,
             "counter",
-            "Times that a limit in shadow would have denied.",
+            "Times that a shadow limit would have denied.",
         );
         for (rule, counters) in table.labelled() {
             text.sample(
@@ -110,7 +106,7 @@ impl Rules {
         text.family(
             name,
             "counter",
-            "Times that a limit admitted inside its soft allowance.",
+            "Times that a limit admitted within its soft allowance.",
         );
         for (rule, counters) in table.labelled() {
             text.sample(

@@ -9,12 +9,12 @@ pub(super) fn write_quotas(text: &mut Text, quotas: QuotaCounts) {
     let families = [
         (
             "tidegate_quota_buckets",
-            "Buckets whose quotas are divided.",
+            "Buckets whose quotas are assigned.",
             quotas.buckets,
         ),
         (
             "tidegate_quota_streams",
-            "Envoys that quotas are divided among.",
+            "Envoy streams that share the quotas.",
             quotas.streams,
         ),
     ];
@@ -39,29 +39,29 @@ pub(super) fn write(text: &mut Text, store: &MemoryStats) {
     text.single(
         "tidegate_store_bytes",
         "gauge",
-        "Bytes in the store.",
+        "Memory used by the store, in bytes.",
         size(store.bytes),
     );
     text.single(
         "tidegate_ledger_bytes",
         "gauge",
-        "Bytes that tell what was given back lately.",
+        "Memory used by the refund ledger, in bytes.",
         size(store.ledger_bytes),
     );
     text.single(
         "tidegate_blocks",
         "gauge",
-        "Manual blocks that stand.",
+        "Manual blocks in effect.",
         size(store.blocks),
     );
-    let help = "Keys dropped because they had expired.";
+    let help = "Keys removed because they had expired.";
     text.single(
         "tidegate_keys_expired_total",
         "counter",
         help,
         store.expired,
     );
-    let help = "Live keys forgotten to make room.";
+    let help = "Live keys evicted to make room.";
     text.single(
         "tidegate_keys_evicted_total",
         "counter",
@@ -72,7 +72,7 @@ pub(super) fn write(text: &mut Text, store: &MemoryStats) {
     text.family(
         name,
         "counter",
-        "Charges on new keys, or on logs that had to grow, that found the store full.",
+        "Charges on new keys, or on logs that had to grow, while the store was full.",
     );
     text.sample(name, &[("outcome", "denied")], store.newcomers_denied);
     text.sample(name, &[("outcome", "allowed")], store.newcomers_allowed);
