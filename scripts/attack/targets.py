@@ -49,7 +49,7 @@ class Server:
                                             preexec_fn=limit, env={**os.environ, "TIDEGATE_LOG": "info", "NO_COLOR": "1"})
         for _ in range(200):
             time.sleep(0.05)
-            ports = dict(re.findall(r'door="(\w+)" address=127\.0\.0\.1:(\d+)', self.said()))
+            ports = dict(re.findall(r'listener="(\w+)" address=127\.0\.0\.1:(\d+)', self.said()))
             if len(ports) == 5:
                 break
         else:

@@ -127,7 +127,7 @@ impl GeoIp {
         text.family(
             name,
             "counter",
-            "Loads of a database of addresses after the start.",
+            "Loads of a GeoIP database after the start.",
         );
         for file in &self.files {
             let [succeeded, failed] = &file.loads;
@@ -137,7 +137,7 @@ impl GeoIp {
             }
         }
         let name = "tidegate_last_geoip_load_success";
-        let help = "1 unless the last load of the database of addresses failed.";
+        let help = "1 unless the last load of the GeoIP database failed.";
         text.family(name, "gauge", help);
         for file in &self.files {
             let is_in_use = u64::from(file.problem().is_none());
@@ -183,9 +183,9 @@ impl File {
         *lock(&self.problem) = loaded.as_ref().err().map(ToString::to_string);
         match &loaded {
             Ok(()) => {
-                tracing::info!(file = %self.path.display(), "reloaded the database of addresses")
+                tracing::info!(file = %self.path.display(), "reloaded the GeoIP database")
             }
-            Err(error) => tracing::error!("kept the old database: {error}"),
+            Err(error) => tracing::error!("kept the old GeoIP database: {error}"),
         }
         loaded
     }

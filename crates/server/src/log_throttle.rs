@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_is_written_and_then_one_record_an_interval_with_the_number_left_out() {
+    fn a_burst_is_logged_and_then_one_record_per_interval_with_the_suppressed_count() {
         let clock = Clock::manual(at_secs(0));
         let throttle = LogThrottle::new(clock.clone());
         let written = |admission| matches!(admission, Admission::Write { .. });
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_whatever_the_number_of_call_sites() {
+    fn memory_is_bounded_for_any_number_of_call_sites() {
         let throttle = LogThrottle::new(Clock::manual(at_secs(0)));
         for site in 0..2 * MAX_SITES {
             throttle.admit(site);

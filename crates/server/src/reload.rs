@@ -49,9 +49,7 @@ pub enum LoadError {
     #[error(transparent)]
     Proxy(#[from] AuthoritiesError),
     /// A section that only takes effect at startup has changed, and the rules may depend on it.
-    #[error(
-        "{0}: has changed, and is read at the start only; start the server again for this file to take effect"
-    )]
+    #[error("{0}: has changed, but is read only at startup; restart the server to apply this file")]
     Start(&'static str),
 }
 
@@ -248,7 +246,7 @@ impl Reloader {
             let count = rules.len();
             if count == 0 && !former.is_empty() {
                 let file = self.path.display();
-                tracing::warn!(%file, was = former.len(), "there are no rules any more: nothing is limited by them");
+                tracing::warn!(%file, rules_before = former.len(), "the file has no rules any more: requests are not limited by rules");
             }
             self.limiter.swap_rules(rules);
             let now = self.limiter.now();
@@ -266,7 +264,7 @@ impl Reloader {
         match &loaded {
             Ok(rules) => tracing::info!(%file, rules, "reloaded the rules"),
             Err(error) if error.may_pass() => tracing::error!(
-                %file, "kept the old rules: {error}; it is tried again until it can be read"
+                %file, "kept the old rules: {error}; retrying until the file can be read"
             ),
             Err(error) => {
                 let mistakes = error.problems();
@@ -288,9 +286,7 @@ impl Reloader {
             (Some(live), Some(settings)) => Ok(Some((live, live.prepare(settings)?))),
             (None, None) => Ok(None),
             _ => {
-                tracing::warn!(
-                    "whether there is a proxy is as at the start until the server starts again"
-                );
+                tracing::warn!("adding or removing `proxy` requires a restart");
                 Ok(None)
             }
         }

@@ -78,7 +78,7 @@ pub enum ServeError {
     #[error(transparent)]
     Authorities(#[from] AuthoritiesError),
     /// The access log of the proxy could not be opened.
-    #[error("proxy.access_log: cannot open {path}: {source}; mend the path or its permissions")]
+    #[error("proxy.access_log: cannot open {path}: {source}; fix the path or its permissions")]
     AccessLog {
         /// The path of the file, or `stdout`.
         path: String,
@@ -90,7 +90,7 @@ pub enum ServeError {
     GeoIp(#[from] GeoIpError),
     /// The snapshot could not be read.
     #[error(
-        "cannot read the snapshot {path}: {source}; mend the path or its permissions, or remove `store.memory.snapshot`"
+        "cannot read the snapshot {path}: {source}; fix the path or its permissions, or remove `store.memory.snapshot`"
     )]
     Snapshot {
         /// The file.
@@ -99,7 +99,7 @@ pub enum ServeError {
         source: io::Error,
     },
     /// A certificate for Redis could not be read.
-    #[error("store.tls: cannot read {path}: {source}; mend the path or its permissions")]
+    #[error("store.tls: cannot read {path}: {source}; fix the path or its permissions")]
     Certificate {
         /// The file.
         path: PathBuf,
@@ -257,7 +257,7 @@ fn watch(envoy: Envoy, limiter: &Arc<Limiter>) -> Result<Arc<Watch>, FolderError
     match watch.load() {
         Ok(_) => watch.tell_of_the_start(),
         Err(error) if envoy.start_without_config => {
-            tracing::error!("started without a configuration of the rate limit service: {error}");
+            tracing::error!("started without a rate limit service configuration: {error}");
         }
         Err(error) => return Err(error),
     }
@@ -394,7 +394,7 @@ impl Doors<'_> {
     }
 
     fn opened(&self, door: &'static str, listener: Listener) {
-        tracing::info!(door, address = %listener.local_addr(), "listening");
+        tracing::info!(listener = door, address = %listener.local_addr(), "listening");
         self.limiter.metrics().show_listener(door, listener);
     }
 }
@@ -510,12 +510,12 @@ fn restore(store: &MemoryStore, snapshot: &Snapshot, clock: &Clock) -> Result<()
         }
         Restored::SetAside(aside) => tracing::error!(
             file = %path.display(), kept_as = %aside.display(),
-            "the snapshot is damaged and was set aside; starting with empty counters"
+            "snapshot damaged and set aside; starting with empty counters"
         ),
     }
     if let Some(error) = needs::lacks_folder(path).or_else(|| snapshot::try_out(path).err()) {
         tracing::error!(
-            file = %path.display(), "counters will not be kept over a restart: {error}; make it possible to write there, or mend `store.memory.snapshot`"
+            file = %path.display(), "a restart will lose the counters: {error}; make the path writable, or fix `store.memory.snapshot`"
         );
     }
     Ok(())

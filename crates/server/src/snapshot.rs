@@ -76,7 +76,7 @@ impl SnapshotHealth {
     pub(crate) fn fail(&self, error: &str, now: Timestamp) {
         match self.note_failure(error, now) {
             Some(Report::News) => tracing::error!(
-                "{error}; the previous snapshot is kept, and a restart now would forget what changed since; reported again in an hour"
+                "{error}; keeping the previous snapshot; a restart now would lose later changes; next report in an hour"
             ),
             Some(Report::Reminder { attempts, since }) => {
                 let failing_for_s = seconds(now.since(since));
@@ -111,8 +111,8 @@ impl SnapshotHealth {
     /// Records that the snapshot was written.
     pub(crate) fn succeed(&self) {
         if let Some(failure) = self.lock().failure.take() {
-            let failed = failure.attempts;
-            tracing::info!(failed, "the snapshot is written again");
+            let failures = failure.attempts;
+            tracing::info!(failures, "snapshot written again after failures");
         }
     }
 
@@ -128,7 +128,7 @@ impl SnapshotHealth {
         } = health.failure.as_ref()?;
         let secs = seconds(now.since(*since));
         Some(format!(
-            "{error} ({attempts} attempts in {secs} s); a restart would forget what changed since"
+            "{error} ({attempts} attempts in {secs} s); a restart would lose later changes"
         ))
     }
 
@@ -278,7 +278,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_that_lasts_is_reported_on_change_and_once_an_hour() {
+    fn a_lasting_failure_is_logged_on_change_and_once_an_hour() {
         let health = SnapshotHealth::default();
         assert!(!health.is_kept());
         health.expect();

@@ -173,7 +173,7 @@ fn a_snapshot_without_a_folder_is_warned_of() {
     let said = text(&output.stderr);
     let folder = scratch.join("nowhere");
     let expected = format!(
-        "warning: on this machine counters would not be kept over a restart: cannot write the snapshot {}: its folder {}: No such file",
+        "warning: on this machine a restart would lose the counters: cannot write the snapshot {}: its folder {}: No such file",
         path.display(),
         folder.display()
     );

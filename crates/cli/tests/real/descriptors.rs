@@ -37,7 +37,7 @@ fn silent_clients_shut_nobody_out_and_the_admin_listener_answers() {
     let warning = server.wait_for(&["open files", "lowered"]);
     assert!(warning.contains("allows 400"), "{warning}");
     let [http, grpc, resp, admin] = ["http", "grpc", "resp", "admin"].map(|listener| {
-        let line = server.wait_for(&["listening", &format!("door=\"{listener}\"")]);
+        let line = server.wait_for(&["listening", &format!("listener=\"{listener}\"")]);
         let line = line.replace('"', "");
         let address = line
             .split_whitespace()

@@ -33,12 +33,12 @@ fn a_renewed_database_is_used_and_one_that_cannot_be_used_is_not() {
 
     provide(server.directory(), "GeoLite2-ASN-Test.mmdb");
     let problem = "geoip.country: cannot use country.mmdb: it is a \"GeoLite2-ASN\" database, which says country of no address";
-    server.wait_for(&["kept the old database", problem]);
+    server.wait_for(&["kept the old GeoIP database", problem]);
     assert_eq!(british(&server), 429);
     let ready = Ask::get(server.admin, "/readyz").send().json();
     assert_eq!(
         ready["last_reload"],
-        "failed; the old database of addresses is in use"
+        "failed; the old GeoIP database stays active"
     );
     assert_eq!(ready["mistakes"][0], problem);
     let gauge = "tidegate_last_geoip_load_success{database=\"country\"}";
@@ -48,7 +48,7 @@ fn a_renewed_database_is_used_and_one_that_cannot_be_used_is_not() {
 
     provide(server.directory(), "GeoLite2-Country-Test.mmdb");
     server.signal("HUP");
-    server.wait_for(&["reloaded the database of addresses", "country.mmdb"]);
+    server.wait_for(&["reloaded the GeoIP database", "country.mmdb"]);
     assert!(server.metrics().contains(&format!("{gauge} 1\n")));
     assert_eq!(british(&server), 429);
 }

@@ -73,7 +73,7 @@ fn an_empty_file_takes_no_limit_away() {
 fn rules_that_are_all_gone_are_told_of() {
     let mut server = Server::start(&rules(5));
     rewrite(&server, "");
-    server.wait_for(&["there are no rules any more", "was=1"]);
+    server.wait_for(&["the file has no rules any more", "rules_before=1"]);
 }
 
 /// Log collectors treat every line as a separate record.
@@ -133,7 +133,7 @@ fn a_file_that_cannot_be_read_is_tried_again_until_it_can() {
     rewrite(&server, &rules(9));
     server.wait_for(&[
         "kept the old rules: cannot read rules.yaml",
-        "it is tried again until it can be read",
+        "retrying until the file can be read",
     ]);
     server.limit_files(1_024);
     let line = server.wait_for(&[" the "]);

@@ -51,7 +51,7 @@ fn the_end_is_announced_and_everything_is_served_until_then() {
     };
     assert_eq!(health(&server), (200, json!(true), 200));
     server.signal("TERM");
-    server.wait_for(&["not ready any more", "notice=3600s"]);
+    server.wait_for(&["reporting not-ready", "notice=3600s"]);
     assert_eq!(health(&server), (503, json!(false), 500));
     assert_eq!(server.check(&json!({"user": "u1"})).status, 200);
     assert_eq!(inline(server.resp, "PING"), "+PONG\r\n");

@@ -28,8 +28,8 @@ fn a_snapshot_that_cannot_be_written_is_named() {
         "store: {memory: {snapshot: {path: nowhere/counters.snapshot, every: 1s}}}\nrules: []\n";
     let mut server = Server::start(rules);
     let at_the_start = [
-        "counters will not be kept over a restart",
-        "or mend `store.memory.snapshot`",
+        "a restart will lose the counters",
+        "or fix `store.memory.snapshot`",
     ];
     assert!(server.has_said(&at_the_start));
     server.wait_for(&["cannot write the snapshot nowhere/counters.snapshot: No such file"]);
@@ -58,7 +58,7 @@ fn a_snapshot_that_keeps_failing_is_logged_once_and_seen_on_readyz() {
             .contains("cannot write the snapshot")
     );
     fs::create_dir(server.directory().join("later")).unwrap();
-    server.wait_for(&["the snapshot is written again", "failed="]);
+    server.wait_for(&["snapshot written again after failures", "failures="]);
     let said = server.said();
     assert_eq!(
         said.matches("cannot write the snapshot").count(),
@@ -78,10 +78,10 @@ fn a_snapshot_that_could_not_be_written_is_told_of_at_the_start() {
     let trial = scratch.join("counters.snapshot.trial");
     fs::create_dir_all(&trial).unwrap();
     let server = start(scratch);
-    assert!(server.has_said(&["counters will not be kept", "Is a directory"]));
+    assert!(server.has_said(&["a restart will lose the counters", "Is a directory"]));
     fs::remove_dir(trial).unwrap();
     let server = start(server.stop());
-    assert!(!server.has_said(&["counters will not be kept"]));
+    assert!(!server.has_said(&["a restart will lose the counters"]));
 }
 
 #[test]

@@ -117,7 +117,7 @@ impl Authenticator {
         self.wait(&peer, now, Effect::Charge);
         self.wrong.fetch_add(1, Ordering::Relaxed);
         let peer = IpAddr::V6(Ipv6Addr::from(peer)).to_canonical();
-        tracing::warn!(door = self.listener, %peer, "authentication failed: wrong secret");
+        tracing::warn!(listener = self.listener, %peer, "authentication failed: wrong secret");
         Attempt::Wrong
     }
 
@@ -140,7 +140,7 @@ impl Authenticator {
     /// Appends the metrics of `authenticators` to `text`.
     pub(crate) fn write(authenticators: &[Arc<Self>], text: &mut Text) {
         let name = "tidegate_authentication_failures_total";
-        let help = "Failed attempts to authenticate: a wrong secret, or too many of them from one address.";
+        let help = "Failed authentication attempts: a wrong secret, or too many wrong secrets from one address.";
         text.family(name, "counter", help);
         for authenticator in authenticators {
             let counts = [
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_right_if_every_octet_is() {
+    fn a_secret_matches_if_every_byte_matches() {
         let clock = Clock::manual(at_secs(0));
         let guarded = Authenticator::new("http", Some(b"secret"), clock.clone());
         assert!(guarded.limits.is_some());
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_guesses_is_not_listened_to_for_a_while() {
+    fn an_address_with_wrong_guesses_is_locked_out() {
         let clock = Clock::manual(at_secs(0));
         let guarded = Authenticator::new("http", Some(b"secret"), clock.clone());
         let wrong = (0..1_000)
@@ -211,7 +211,7 @@ mod tests {
             .count();
         assert_eq!(wrong, 10);
         let Attempt::Limited { retry_after } = guarded.check(PEER, b"secret") else {
-            panic!("a right guess among many tells");
+            panic!("the right secret must not be accepted among many guesses");
         };
         assert_eq!(retry_after, Span::from_secs(1));
         let other = "192.0.2.2".parse().unwrap();
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_of_it_holds_no_secret() {
+    fn debug_output_has_no_secret() {
         let guarded = Authenticator::new("http", Some(b"secret"), Clock::manual(at_secs(0)));
         assert!(!format!("{guarded:?}").contains("secret:"));
     }

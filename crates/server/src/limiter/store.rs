@@ -15,7 +15,7 @@ use super::Limiter;
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
-    reason = "one lives in a process, and a decision should not follow one pointer more"
+    reason = "a process has only one, and a box would cost every decision a pointer"
 )]
 pub enum Backend {
     /// The memory store of this process.

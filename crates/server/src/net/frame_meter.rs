@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_is_cut_off_and_time_earns_credits() {
+    fn a_flood_is_detected_and_credits_return_over_time() {
         let start = Instant::now();
         let mut meter = begun(start);
         let ping = frame(PING, 0, 8);
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_is_seen_however_it_is_cut_into_reads() {
+    fn a_flood_is_detected_however_reads_are_split() {
         let start = Instant::now();
         for size in [1, 7, 9, 10, 4_096] {
             let mut meter = FrameMeter::new(start);
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_requests_and_bodies_need_is_no_flood() {
+    fn frames_of_requests_and_bodies_are_not_a_flood() {
         let start = Instant::now();
         let mut meter = begun(start);
         let (headers, update) = (frame(HEADERS, 4, 40), frame(WINDOW_UPDATE, 0, 4));
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_has_begun_with_the_header_of_its_first_frame() {
+    fn a_connection_begins_with_the_header_of_its_first_frame() {
         let start = Instant::now();
         let mut meter = FrameMeter::new(start);
         let mut octets = PREFACE.to_vec();

@@ -147,7 +147,7 @@ where
         tokio::select! {
             biased;
             () = shutdown.begun() => {}
-            error = self.accept_all(socket) => tracing::error!(%error, "a listener ended"),
+            error = self.accept_all(socket) => tracing::error!(%error, "listener stopped"),
         }
     }
 
@@ -162,7 +162,7 @@ where
                 Ok((stream, peer)) => self.deal(stream, peer, turns.next().unwrap_or(0)),
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
-                    tracing::warn!(%error, address = %self.listener.local_addr(), "cannot accept a connection; closing the idlest one");
+                    tracing::warn!(%error, address = %self.listener.local_addr(), "cannot accept a connection; closing the longest idle one");
                     self.listener.evict();
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
@@ -184,7 +184,7 @@ where
         let stream = match stream.into_std() {
             Ok(stream) => stream,
             Err(error) => {
-                return tracing::debug!(%error, %peer, "a connection was lost before it was served");
+                return tracing::debug!(%error, %peer, "connection lost before it was served");
             }
         };
         let open = (self.listener.0.open.enter(), self.server.enter());
@@ -200,7 +200,7 @@ where
             match adopt(stream) {
                 Ok(stream) => seat.serve(handler(stream, connection)).await,
                 Err(error) => {
-                    tracing::debug!(%error, %peer, "a connection was lost before it was served")
+                    tracing::debug!(%error, %peer, "connection lost before it was served")
                 }
             }
             drop((seat, open));

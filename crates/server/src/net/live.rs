@@ -74,7 +74,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for LiveStream<S> {
             return read;
         }
         ready!(this.silence.poll_due(cx));
-        let silent = "the client fell silent";
+        let silent = "the client sent nothing in time";
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, silent)))
     }
 }

@@ -181,7 +181,7 @@ impl Open {
         }
         debug_assert!(
             index < self.slots.len(),
-            "a slot that is not gone is listed"
+            "a slot that is not GONE must be listed"
         );
         self.slots.swap_remove(index);
         if let Some(moved) = self.slots.get(index) {
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_has_no_more_than_its_bound_and_a_64_is_one_client() {
+    fn a_client_cannot_exceed_its_limit_and_a_slash_64_is_one_client() {
         let registry = Arc::new(Registry::default());
         let limits = limits(10, 2);
         let kept = [
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn the_idlest_makes_room_and_whoever_is_at_work_stays() {
+    fn the_longest_idle_connection_is_evicted_and_active_ones_stay() {
         let registry = Arc::new(Registry::default());
         let limits = limits(3, 10);
         let busy = seat(&registry, "192.0.2.1", limits);
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_connection_goes_before_one_that_has_asked_but_not_at_once() {
+    fn a_connection_without_a_request_is_evicted_first_after_a_grace_period() {
         let registry = Arc::new(Registry::default());
         let limits = limits(16, 100);
         let asked: Vec<Seat> = (0..15)
@@ -381,7 +381,7 @@ mod tests {
         }
         let silent = seat(&registry, "192.0.2.2", limits);
         let next = seat(&registry, "192.0.2.3", limits);
-        assert!(!is_evicted(&silent), "it has only just come");
+        assert!(!is_evicted(&silent), "a new connection has a grace period");
         assert!(is_evicted(&asked[0]));
         next.activity().note_request();
         let last = seat(&registry, "192.0.2.3", limits);

@@ -104,7 +104,7 @@ impl Stall {
         let longest = self.longest;
         let stuck = self.stuck.get_or_insert_with(|| LazyTimer::new(longest));
         ready!(stuck.poll_due(cx));
-        let late = "the other side did not take what it was sent in time";
+        let late = "the peer did not read the sent data in time";
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, late)))
     }
 }

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_deadline_that_moves_later_is_kept() {
+    async fn a_deadline_can_move_later() {
         let start = Instant::now();
         let mut timer = LazyTimer::new(Duration::from_secs(10));
         tokio::time::advance(Duration::from_secs(7)).await;
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_deadline_that_moves_earlier_is_kept() {
+    async fn a_deadline_can_move_earlier() {
         let start = Instant::now();
         let mut timer = LazyTimer::new(Duration::from_secs(3_600));
         timer.set(Duration::from_secs(2));
@@ -130,7 +130,7 @@ mod tests {
     /// Covers every amount of budget used before the poll, with a new timer and with one that has
     /// fired early.
     #[tokio::test(start_paused = true)]
-    async fn a_task_that_has_had_its_turn_is_woken_all_the_same() {
+    async fn a_task_that_was_polled_is_still_woken() {
         for (done, fires_before) in
             (0..MORE_THAN_A_TURN).flat_map(|done| [(done, false), (done, true)])
         {
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_waits_last_is_woken() {
+    async fn the_last_waiting_task_is_woken() {
         let (first, last) = (Arc::new(Woken::default()), Arc::new(Woken::default()));
         let mut timer = LazyTimer::new(Duration::from_secs(10));
         for waiting in [&first, &first, &last, &last] {

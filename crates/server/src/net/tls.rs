@@ -167,7 +167,7 @@ impl Tls {
         self.loads[usize::from(loaded.is_err())].fetch_add(1, Ordering::Relaxed);
         *lock(&self.problem) = loaded.as_ref().err().map(ToString::to_string);
         match &loaded {
-            Ok(()) => tracing::info!(door = self.behind.door(), "reloaded the certificate"),
+            Ok(()) => tracing::info!(listener = self.behind.door(), "reloaded the certificate"),
             Err(error) => tracing::error!("kept the old certificate: {error}"),
         }
         loaded
@@ -200,7 +200,7 @@ impl Tls {
     /// Appends the metrics of `certificates` to `text`.
     pub(crate) fn write(certificates: &[Arc<Self>], text: &mut Text) {
         let name = "tidegate_certificate_loads_total";
-        let help = "Loads of a door's certificate after the start.";
+        let help = "Loads of a listener's certificate after the start.";
         text.family(name, "counter", help);
         for tls in certificates {
             let [succeeded, failed] = &tls.loads;
@@ -210,7 +210,7 @@ impl Tls {
             }
         }
         let name = "tidegate_last_certificate_load_success";
-        let help = "1 unless the last load of the door's certificate failed.";
+        let help = "1 unless the last load of the listener's certificate failed.";
         text.family(name, "gauge", help);
         for tls in certificates {
             let is_in_force = u64::from(tls.problem().is_none());
@@ -284,7 +284,7 @@ fn server_config(behind: Behind, files: &TlsFiles) -> Result<ServerConfig, TlsEr
 fn misfit(error: &rustls::Error) -> String {
     match error {
         rustls::Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => {
-            "it is not that of the certificate".to_owned()
+            "the key does not match the certificate".to_owned()
         }
         error => error.to_string(),
     }
@@ -313,7 +313,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
     let certificates: Vec<_> = read.map_err(|error| error.to_string())?;
     if certificates.is_empty() {
-        return Err("there is no certificate in it".into());
+        return Err("the file contains no certificate".into());
     }
     Ok(certificates)
 }

@@ -84,7 +84,7 @@ impl Worker {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("a worker thread ended by a panic");
+            tracing::error!("a worker thread panicked");
         }
     }
 }

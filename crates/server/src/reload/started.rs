@@ -60,7 +60,7 @@ impl Started {
             ("store.memory.snapshot", self.snapshot == config.snapshot),
         ];
         for (section, _) in others.iter().filter(|(_, is_alike)| !is_alike) {
-            tracing::warn!("{section} is as at the start until the server starts again");
+            tracing::warn!("changes to {section} require a restart");
         }
         Ok(())
     }

@@ -32,7 +32,7 @@ pub(super) fn raise_limit() -> u64 {
     match setrlimit(Resource::Nofile, raised) {
         Ok(()) => hard,
         Err(error) => {
-            tracing::warn!(%error, soft, hard, "cannot raise the limit of open files");
+            tracing::warn!(%error, soft, hard, "cannot raise the open-file limit");
             soft
         }
     }
@@ -67,8 +67,8 @@ pub(super) fn fit(bounds: &mut [Bound<'_>], reserved: u64, limit: u64) -> Option
     }
     let needed = wanted.saturating_add(reserved);
     Some(format!(
-        "the bounds on connections need {needed} open files, and the system allows {limit}; lowered `max_connections` to {}; \
-         raise the hard limit (`LimitNOFILE=` in systemd, `ulimit -Hn`), or lower the bounds",
+        "the connection limits need {needed} open files, and the system allows {limit}; lowered `max_connections` to {}; \
+         raise the hard limit (`LimitNOFILE=` in systemd, `ulimit -Hn`), or lower the connection limits",
         lowered.join(", ")
     ))
 }
@@ -88,13 +88,13 @@ mod tests {
     }
 
     #[test]
-    fn bounds_that_fit_are_left_alone() {
+    fn limits_that_fit_are_unchanged() {
         let (bounds, said) = fitted([10_000, 500], 128, 10_724);
         assert_eq!((bounds, said), ([10_000, 500], None));
     }
 
     #[test]
-    fn bounds_are_lowered_in_proportion_and_never_to_nothing() {
+    fn limits_are_lowered_in_proportion_and_never_to_zero() {
         let (bounds, said) = fitted([10_000, 5_000], 128, 1_024);
         assert_eq!(bounds, [533, 266]);
         let said = said.unwrap();

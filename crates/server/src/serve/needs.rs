@@ -59,7 +59,7 @@ pub fn forfeits(config: &Config) -> Option<String> {
     let error = lacks_folder(path)?;
     let file = path.display();
     Some(format!(
-        "counters would not be kept over a restart: cannot write the snapshot {file}: {error}; make it, or mend `store.memory.snapshot`"
+        "a restart would lose the counters: cannot write the snapshot {file}: {error}; create the folder, or fix `store.memory.snapshot`"
     ))
 }
 

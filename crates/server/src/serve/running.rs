@@ -37,7 +37,7 @@ impl Signals {
     ///
     /// Returns the error of the operating system if a handler cannot be installed.
     // Signal handlers register with the current runtime, so this function is async.
-    #[expect(clippy::unused_async, reason = "it must run within a runtime")]
+    #[expect(clippy::unused_async, reason = "it must run inside a runtime")]
     pub async fn hear() -> io::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
@@ -93,7 +93,7 @@ impl Running {
         if !notice.is_zero() {
             tracing::info!(
                 ?notice,
-                "shutting down: not ready any more, and serving on for as long as the notice takes"
+                "shutting down: reporting not-ready, still serving for {notice:?}"
             );
             self.serve(&mut signals, Some(Instant::now() + notice))
                 .await;
@@ -131,7 +131,9 @@ impl Running {
     }
 
     async fn stop(self) -> io::Result<()> {
-        tracing::info!("shutting down: no new connections, requests that have begun are answered");
+        tracing::info!(
+            "shutting down: accepting no new connections, finishing requests in progress"
+        );
         let Self {
             server,
             proxy,
@@ -149,7 +151,7 @@ impl Running {
         if dropped > 0 {
             tracing::warn!(
                 connections = dropped,
-                "the drain deadline passed; connections were dropped"
+                "shutting down: drain deadline passed, connections dropped"
             );
         }
         save(&limiter, snapshot.as_ref())
@@ -177,7 +179,7 @@ impl Running {
             drop(geoip.reload());
         }
         if self.reloader.is_none() && self.envoy.is_none() {
-            tracing::warn!("there is no rules file to reload; start with --config FILE");
+            tracing::warn!("no rules file to reload; start with --config FILE");
         }
     }
 

@@ -29,7 +29,7 @@ pub(crate) fn json(address: SocketAddr, method: &str, path: &str, body: &str) ->
 }
 
 #[test]
-fn a_pipeline_is_answered_in_order_whoever_decides() {
+fn a_pipeline_is_answered_in_order_for_every_source_of_decisions() {
     let redis = RedisServer::start();
     let node = Node::start(&redis.url());
     node.until_up(true);
@@ -44,14 +44,14 @@ fn a_pipeline_is_answered_in_order_whoever_decides() {
 
 /// The keys are in Redis, and those of the local fallback must not be reported instead.
 #[test]
-fn the_size_of_the_store_is_not_that_of_the_local_count() {
+fn dbsize_does_not_report_the_local_store() {
     let redis = RedisServer::start();
     let node = Node::start(&redis.url());
     node.until_up(true);
     assert_eq!(node.admitted("local", "u", 3), 3);
     let answer = converse(node.open_resp(), "DBSIZE\r\nINFO\r\n");
     assert!(
-        answer.starts_with("-ERR the keys of this server are in Redis"),
+        answer.starts_with("-ERR this server stores its keys in Redis"),
         "{answer}"
     );
     assert!(
@@ -62,7 +62,7 @@ fn the_size_of_the_store_is_not_that_of_the_local_count() {
 }
 
 #[test]
-fn a_client_that_wants_no_replies_gets_none_and_is_charged() {
+fn a_client_without_replies_is_charged() {
     let redis = RedisServer::start();
     let node = Node::start(&redis.url());
     node.until_up(true);
@@ -75,7 +75,7 @@ fn a_client_that_wants_no_replies_gets_none_and_is_charged() {
 }
 
 #[test]
-fn a_batch_of_more_than_may_wait_is_answered_whole() {
+fn a_batch_over_the_pending_limit_is_answered_completely() {
     let redis = RedisServer::start();
     let node = Node::start(&redis.url());
     node.until_up(true);
@@ -99,7 +99,7 @@ fn a_batch_of_more_than_may_wait_is_answered_whole() {
 }
 
 #[test]
-fn a_transaction_of_more_than_redis_is_asked_at_once_is_decided_whole() {
+fn a_transaction_over_the_redis_batch_size_is_decided_completely() {
     let redis = RedisServer::start();
     let node = Node::start(&redis.url());
     node.until_up(true);
@@ -114,7 +114,7 @@ fn a_transaction_of_more_than_redis_is_asked_at_once_is_decided_whole() {
 }
 
 #[test]
-fn verdicts_over_http_say_who_decided_and_how_exactly() {
+fn http_verdicts_name_their_source_and_exactness() {
     let redis = RedisServer::start();
     let node = Node::start(&redis.url());
     node.until_up(true);
@@ -135,7 +135,7 @@ fn verdicts_over_http_say_who_decided_and_how_exactly() {
 }
 
 #[test]
-fn the_admin_door_shows_keys_and_readiness_of_the_whole_fleet() {
+fn the_admin_listener_shows_keys_and_readiness_of_the_whole_fleet() {
     let mut redis = RedisServer::start();
     let (a, b) = (Node::start(&redis.url()), Node::start(&redis.url()));
     a.until_up(true);
@@ -161,7 +161,7 @@ fn the_admin_door_shows_keys_and_readiness_of_the_whole_fleet() {
     assert_eq!((status, &ready["ready"]), (200, &true.into()));
     assert_eq!(
         ready["redis"]["state"],
-        "out of reach; the rules' `on_failure` answers"
+        "unreachable; the rules' `on_failure` policies apply"
     );
     assert!(
         ready["redis"]["problem"]
@@ -181,7 +181,7 @@ fn the_admin_door_shows_keys_and_readiness_of_the_whole_fleet() {
 }
 
 #[test]
-fn doors_answer_by_policy_where_there_is_no_redis() {
+fn listeners_apply_the_failure_policy_without_redis() {
     let node = Node::start(&format!("redis://127.0.0.1:{}", free_port()));
     node.until_up(false);
     let body = r#"{"entries": {"path": "/closed", "user": "u"}}"#;

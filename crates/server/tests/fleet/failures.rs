@@ -22,7 +22,7 @@ fn a_node_starts_without_redis_and_is_exact_when_redis_comes() {
 }
 
 #[test]
-fn every_rule_has_its_own_policy() {
+fn every_rule_has_its_own_failure_policy() {
     let node = Node::start(&format!("redis://127.0.0.1:{}", free_port()));
     node.until_up(false);
     let answer = |allowed, reason, exactness, source, remaining| Answer {
@@ -55,7 +55,7 @@ fn every_rule_has_its_own_policy() {
 }
 
 #[test]
-fn what_redis_admitted_is_not_given_again_when_it_goes_away() {
+fn requests_admitted_by_redis_count_in_the_fallback() {
     let mut redis = RedisServer::start();
     let quarter = FleetSettings {
         share: NodeShare::Fixed(Share::percent(20).unwrap()),
@@ -75,7 +75,7 @@ fn what_redis_admitted_is_not_given_again_when_it_goes_away() {
 /// The local fallback follows the charges and refunds of this node in Redis. A refund of another
 /// node's charge counts in Redis only and does not raise the local share.
 #[test]
-fn what_was_given_back_in_redis_is_given_back_here_when_it_goes_away() {
+fn refunds_in_redis_count_in_the_fallback() {
     let mut redis = RedisServer::start();
     let (node, other) = (Node::start(&redis.url()), Node::start(&redis.url()));
     node.until_up(true);
@@ -87,12 +87,20 @@ fn what_was_given_back_in_redis_is_given_back_here_when_it_goes_away() {
     redis.kill();
     node.until_up(false);
     other.until_up(false);
-    assert_eq!(node.admitted("local", "u", 10), 2, "5 of its 5, and 2 back");
-    assert_eq!(other.admitted("local", "u", 10), 5, "its share and no more");
+    assert_eq!(
+        node.admitted("local", "u", 10),
+        2,
+        "its share of 5 is used, and 2 are refunded"
+    );
+    assert_eq!(
+        other.admitted("local", "u", 10),
+        5,
+        "its share and not more"
+    );
 }
 
 #[test]
-fn a_block_that_this_node_has_seen_stands_while_redis_is_away() {
+fn a_known_block_stays_while_redis_is_unreachable() {
     let mut redis = RedisServer::start();
     let (a, b) = (Node::start(&redis.url()), Node::start(&redis.url()));
     a.until_up(true);
@@ -110,7 +118,7 @@ fn a_block_that_this_node_has_seen_stands_while_redis_is_away() {
         node.until_up(true);
         assert!(
             node.spend("local", "u").allowed,
-            "Redis has forgotten the block, and so has the node"
+            "the block is gone from Redis and from the node"
         );
     }
     redis.kill();
@@ -119,7 +127,7 @@ fn a_block_that_this_node_has_seen_stands_while_redis_is_away() {
 }
 
 #[test]
-fn an_operator_is_told_that_nothing_was_done() {
+fn a_failed_admin_operation_is_reported() {
     let node = Node::start(&format!("redis://127.0.0.1:{}", free_port()));
     node.until_up(false);
     let key = node.key("local", "u");
@@ -129,7 +137,7 @@ fn an_operator_is_told_that_nothing_was_done() {
 
 /// A Redis that is reachable but rejects decisions is reported, with advice.
 #[test]
-fn a_refusal_is_shown_for_a_minute() {
+fn a_redis_error_is_shown_for_a_minute() {
     let redis = RedisServer::start();
     let node = Node::start(&redis.url());
     node.until_up(true);
@@ -155,7 +163,7 @@ fn a_refusal_is_shown_for_a_minute() {
 }
 
 #[test]
-fn a_reset_repairs_a_key_that_another_program_has_written() {
+fn a_reset_repairs_a_key_written_by_another_program() {
     let redis = RedisServer::start();
     let node = Node::start(&redis.url());
     node.until_up(true);

@@ -1,13 +1,13 @@
 //! Tests of several nodes on a real Redis: shared state, and what each node does while Redis is
 //! unreachable.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "../../../redis/tests/support/mod.rs"]
 mod support;
 
 #[path = "../http/client.rs"]
-#[allow(dead_code, reason = "the HTTP door's own tests use more of it")]
+#[allow(dead_code, reason = "used by the tests of the HTTP listener")]
 mod client;
 
 mod doors;

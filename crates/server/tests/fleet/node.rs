@@ -132,7 +132,7 @@ impl Node {
 
     /// Waits until Redis is reachable, or unreachable.
     pub(crate) fn until_up(&self, up: bool) {
-        eventually("Redis is as it should be", || {
+        eventually("Redis is in the expected state", || {
             let health = self.limiter.fleet().unwrap().stats().health;
             ((health.up == 1) == up && (up || health.trouble.is_some())).then_some(())
         });

@@ -18,7 +18,7 @@ fn two() -> (RedisServer, Node, Node) {
 }
 
 #[test]
-fn ten_in_all_whichever_node_is_asked() {
+fn nodes_share_one_limit_of_ten() {
     let (_redis, a, b) = two();
     assert_eq!(
         a.spend("local", "u"),
@@ -36,7 +36,7 @@ fn ten_in_all_whichever_node_is_asked() {
 }
 
 #[test]
-fn nodes_whose_clocks_differ_by_minutes_are_no_more_generous() {
+fn clock_skew_between_nodes_does_not_raise_the_limit() {
     let (_redis, a, b) = two();
     b.at_millis(5 * 60_000);
     let admitted = (0..6).map(|_| {
@@ -49,7 +49,7 @@ fn nodes_whose_clocks_differ_by_minutes_are_no_more_generous() {
 }
 
 #[test]
-fn an_abuser_costs_redis_nothing_until_the_bound_and_then_one_question() {
+fn cached_denials_query_redis_once_per_ttl() {
     let (redis, a, _b) = two();
     assert_eq!(a.admitted("local", "u", 11), 10);
     let calls = || {
@@ -82,7 +82,7 @@ fn calls(line: &str) -> u64 {
 }
 
 #[test]
-fn a_cached_denial_says_how_long_it_still_stands() {
+fn a_cached_denial_has_the_remaining_wait() {
     let (_redis, a, _b) = two();
     assert_eq!(a.admitted("local", "u", 11), 10);
     let denied = a.spend("local", "u");
@@ -94,7 +94,7 @@ fn a_cached_denial_says_how_long_it_still_stands() {
 }
 
 #[test]
-fn a_block_on_one_node_denies_on_all_at_once_and_so_it_is_lifted() {
+fn setting_and_lifting_a_block_takes_effect_on_all_nodes_at_once() {
     let (_redis, a, b) = two();
     let key = a.key("local", "u");
     assert!(a.spend("local", "u").allowed && b.spend("local", "u").allowed);
@@ -115,7 +115,7 @@ fn a_block_on_one_node_denies_on_all_at_once_and_so_it_is_lifted() {
 }
 
 #[test]
-fn what_is_reset_on_one_node_is_noticed_there_at_once_and_elsewhere_within_the_bound() {
+fn a_reset_takes_effect_locally_at_once_and_elsewhere_within_the_ttl() {
     let (_redis, a, b) = two();
     let key = a.key("local", "u");
     assert_eq!(
@@ -132,7 +132,7 @@ fn what_is_reset_on_one_node_is_noticed_there_at_once_and_elsewhere_within_the_b
 }
 
 #[test]
-fn without_a_bound_nothing_is_remembered() {
+fn without_a_ttl_no_denial_is_cached() {
     let redis = RedisServer::start();
     let settings = FleetSettings {
         denials: Span::ZERO,

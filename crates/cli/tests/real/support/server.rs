@@ -139,7 +139,7 @@ impl Server {
 }
 
 fn address(process: &mut Process, door: &str) -> SocketAddr {
-    address_in(&process.wait_for(&["listening", &format!("door=\"{door}\"")]))
+    address_in(&process.wait_for(&["listening", &format!("listener=\"{door}\"")]))
 }
 
 fn address_in(line: &str) -> SocketAddr {
