@@ -33,7 +33,7 @@ fn count(value: &Value<'_>, report: &mut Report) -> Bill {
         return Bill::default();
     };
     if entries.is_empty() {
-        let advice = "every answer counts without it; name at least one condition, such as {status: [401, 403]}";
+        let advice = "is empty, so every response would count; name at least one condition, such as {status: [401, 403]}";
         value.wrong(report, advice);
     }
     for (entry, value) in entries {
@@ -42,7 +42,7 @@ fn count(value: &Value<'_>, report: &mut Report) -> Bill {
             let entry = shown(entry);
             value.wrong(
                 report,
-                format!("an answer has no entry \"{entry}\" here; {advice}"),
+                format!("a response at the proxy has no entry \"{entry}\"; {advice}"),
             );
         }
     }
@@ -68,7 +68,7 @@ fn check_statuses(value: &Value<'_>, report: &mut Report) {
             let is_met = |status: u16| pattern.matches(Some(&status.to_string()));
             if !known.clone().any(is_met) {
                 let what = part.describe();
-                let problem = format!("no {entry} can be {what}; write {example}");
+                let problem = format!("no {entry} matches {what}; write {example}");
                 part.wrong(report, problem);
             }
         }
@@ -76,7 +76,7 @@ fn check_statuses(value: &Value<'_>, report: &mut Report) {
 }
 
 fn settle(value: &Value<'_>, bill: Bill, report: &mut Report) -> Bill {
-    let what = "the entry of an answer that says what it has cost, such as bytes";
+    let what = "the entry of a response that holds its cost, such as bytes";
     let Some(entry) = value.text(report, what) else {
         return bill;
     };
@@ -85,7 +85,7 @@ fn settle(value: &Value<'_>, bill: Bill, report: &mut Report) -> Bill {
         let entry = shown(entry);
         value.wrong(
             report,
-            format!("an answer has no cost in \"{entry}\" here; {advice}"),
+            format!("the entry \"{entry}\" of a response cannot hold a cost; {advice}"),
         );
         return bill;
     }
@@ -115,17 +115,17 @@ pub(super) fn check_seen(file: &Fields<'_>, listen: &Listen, report: &mut Report
         let Some((_, field)) = fields.iter().find(by_answer) else {
             continue;
         };
-        let why = "goes by the answer to a request, which only the reverse proxy sees";
+        let why = "depends on the response, which only the reverse proxy sees";
         if file.get("proxy").is_none() {
-            let advice = "add a section proxy, or remove it";
+            let advice = "add a `proxy` section, or remove this field";
             field.wrong(report, format!("{why}; {advice}"));
         } else if !blind.is_empty() {
             let doors = blind.join(" and ");
             let advice =
-                "is charged in full and stays so; shut a door that nobody needs with `off`";
+                "are charged in full and not refunded; disable unused listeners with `off`";
             field.warn(
                 report,
-                format!("blind-door: {why}; what is asked at {doors} {advice}"),
+                format!("blind-door: {why}; requests at {doors} {advice}"),
             );
         }
     }

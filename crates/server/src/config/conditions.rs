@@ -20,8 +20,8 @@ pub(super) fn when(value: &Value<'_>, report: &mut Report) -> Option<When> {
     let (mut scheduled, pairs) = (Vec::new(), value.pairs(report, what)?);
     for (entry, value) in pairs {
         if is_misplaced(entry, &value) {
-            let message = "is not part of a schedule, which has `time`, `days` and `zone`; an entry of this name is held \
-                against {is: …}";
+            let message = "is not part of a schedule, which has only `time`, `days` and `zone`; to match an \
+                entry of this name, write {is: …}";
             value.wrong(report, message);
         } else if is_schedule(entry, &value) {
             scheduled.push((entry, value));
@@ -69,7 +69,7 @@ fn schedule(fields: &[(&str, Value<'_>)], report: &mut Report) -> Option<Schedul
     if time.is_none() && days.is_none() {
         zone?.wrong(
             report,
-            "goes with `time` or `days`; an entry of this name is held against {is: …}",
+            "requires `time` or `days`; to match an entry of this name, write {is: …}",
         );
         return None;
     }
@@ -94,7 +94,7 @@ fn listed<T>(
 ) -> Vec<T> {
     let items = value.one_or_more(report);
     if items.is_empty() {
-        let problem = format!("names none; write one such as {example}, or leave it out");
+        let problem = format!("is empty; write a value such as {example}, or remove it");
         value.wrong(report, problem);
     }
     let what = format!("a text such as {example}");
@@ -115,7 +115,7 @@ pub(super) fn allow(value: &Value<'_>, report: &mut Report) -> Vec<When> {
         if is_empty {
             item.wrong(
                 report,
-                "without a condition everything would pass; name at least one",
+                "has no condition, so every request would pass; name at least one",
             );
             continue;
         }

@@ -123,7 +123,7 @@ fn listener(
     settings.tls = files.and_then(|value| grpc::tls(value, report));
     let username = fields.get("username");
     settings.username = username
-        .and_then(|value| value.text(report, "a user's name"))
+        .and_then(|value| value.text(report, "a user name"))
         .map(str::to_owned);
     settings.credential = match secret(&fields, secret_keys(keys), report) {
         AdminToken::None => Password::None,
@@ -193,7 +193,7 @@ pub(super) fn warn_of_open(file: &Fields<'_>, config: &Config, report: &mut Repo
         };
         if !address.ip().is_loopback() && !is_guarded {
             let message = format!(
-                "{OPEN}: other machines can reach {address}, and whoever does can spend and read the limits of any key; \
+                "{OPEN}: other machines can reach {address}, and any client there can read and spend the limits of every key; \
                  {advice}, or listen on 127.0.0.1"
             );
             value.warn(report, message);
@@ -227,7 +227,7 @@ fn check_distinct(doors: &[Door], fields: &Fields<'_>, report: &mut Report) {
             fields.wrong(
                 report,
                 name,
-                format!("{address} is the address of listen.{other} too"),
+                format!("{address} is also the address of listen.{other}; give each listener its own address"),
             );
         }
     }
@@ -291,7 +291,7 @@ fn secret(
 ) -> AdminToken {
     match (fields.get(in_file), fields.get(in_environment)) {
         (Some(token), Some(env)) => {
-            let message = format!("`{in_file}` is there already; remove one of the two");
+            let message = format!("conflicts with `{in_file}`; remove one of the two");
             env.wrong(report, message);
             literal(token, report)
         }

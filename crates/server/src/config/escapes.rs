@@ -35,11 +35,11 @@ pub(super) fn warn(
         let entry = escape.entry;
         let message = if count < MAX_NAMED {
             format!(
-                "{CODE}: a client that leaves out {entry} escapes this rule, and no other surely applies to it; add a rule on \
-                 {{{entry}: {{present: false}}}} with the key [ip]"
+                "{CODE}: a client can bypass this rule by omitting {entry}, and no other rule is certain to \
+                 apply; add a rule with the condition {{{entry}: {{present: false}}}} and the key [ip]"
             )
         } else {
-            format!("{CODE}: so it is with this rule, and perhaps with others after it")
+            format!("{CODE}: a client can bypass this rule too, and possibly later ones")
         };
         let fields = value.fields_among(&["key"]);
         let key = fields.as_ref().and_then(|fields| fields.get("key"));
@@ -61,8 +61,9 @@ mod tests {
     #[test]
     fn what_a_client_can_leave_out_needs_a_rule_behind_it() {
         let keys = "  - {name: a, when: {path: /api/**}, key: [key_id, ip], limits: [1/s]}\n";
-        let advice = "rules[0].key (line 3): empty-key: a client that leaves out key_id escapes this rule, and no other surely applies \
-                      to it; add a rule on {key_id: {present: false}} with the key [ip]";
+        let advice = "rules[0].key (line 3): empty-key: a client can bypass this rule by omitting key_id, and \
+            no other rule is certain to apply; add a rule with the condition {key_id: {present: false}} and the \
+            key [ip]";
         assert_eq!(warnings(keys), [advice]);
         for behind in [
             "key: [ip]",
@@ -93,7 +94,7 @@ mod tests {
         };
         let said = warnings(&(0..50).map(rule).collect::<String>());
         assert_eq!(said.len(), 21);
-        let last = "rules[20].key (line 23): empty-key: so it is with this rule, and perhaps with others after it";
+        let last = "rules[20].key (line 23): empty-key: a client can bypass this rule too, and possibly later ones";
         assert_eq!(said[20], last);
     }
 }

@@ -24,13 +24,13 @@ pub(super) fn warn(file: &Fields<'_>, report: &mut Report) {
     };
     let others = match guarded.count() {
         0 => String::new(),
-        1 => " (so it is with one rule more)".to_owned(),
-        others => format!(" (so it is with {others} rules more)"),
+        1 => " (1 more rule has the same problem)".to_owned(),
+        others => format!(" ({others} more rules have the same problem)"),
     };
     let path = shown(path);
     let message = format!(
-        "{CODE}: {path}/, {}, {path};x and {path}%20 escape this rule, and many services answer them as {path}{others}; \
-         write {{route: {path}}}, or {{is: {path}}} if the service tells them apart",
+        "{CODE}: {path}/, {}, {path};x and {path}%20 bypass this rule, and many services treat them like \
+         {path}{others}; write {{route: {path}}}, or {{is: {path}}} if the service distinguishes them",
         path.to_ascii_uppercase(),
     );
     value.warn(report, message);
@@ -79,8 +79,9 @@ mod tests {
             )
         };
         let login = rule("/login", "key: [ip]");
-        let expected = "rules[0].when.path (line 2): exact-path: /login/, /LOGIN, /login;x and /login%20 escape this rule, \
-            and many services answer them as /login; write {route: /login}, or {is: /login} if the service tells them apart";
+        let expected = "rules[0].when.path (line 2): exact-path: /login/, /LOGIN, /login;x and /login%20 bypass \
+            this rule, and many services treat them like /login; write {route: /login}, or {is: /login} if the \
+            service distinguishes them";
         assert_eq!(warnings(&login), [expected]);
         for silent in [
             rule("{route: /login}", "key: [ip]"),
@@ -102,7 +103,7 @@ mod tests {
         let said = warnings(&three);
         assert_eq!(said.len(), 1, "{said:?}");
         assert!(
-            said[0].contains("(so it is with 2 rules more); write"),
+            said[0].contains("(2 more rules have the same problem); write"),
             "{said:?}"
         );
     }

@@ -17,10 +17,7 @@ pub(super) fn geoip(file: &Fields<'_>, report: &mut Report) -> Vec<(Place, PathB
         return Vec::new();
     };
     if !known.iter().any(|name| fields.tries(name)) {
-        value.wrong(
-            report,
-            "names no database; name one for country, for asn or for both",
-        );
+        value.wrong(report, "names no database; set `country`, `asn` or both");
     }
     let database = |place: Place| {
         let path = fields.get(place.as_str())?;
@@ -41,10 +38,10 @@ mod tests {
             let mistakes = Config::parse(text).unwrap_err();
             mistakes.iter().map(ToString::to_string).collect::<Vec<_>>()
         };
-        let advice = "names no database; name one for country, for asn or for both";
+        let advice = "names no database; set `country`, `asn` or both";
         assert_eq!(said("geoip: {}"), [format!("geoip (line 1): {advice}")]);
         let expected = [
-            "geoip.city (line 2): unknown key `city`; known are country, asn",
+            "geoip.city (line 2): unknown key `city`; expected one of country, asn",
             "geoip.asn (line 3): expected the path of a database in MaxMind's format, got a list",
         ];
         assert_eq!(said("geoip:\n  city: a.mmdb\n  asn: [b.mmdb]\n"), expected);

@@ -24,7 +24,11 @@ pub(super) fn identity(file: &Fields<'_>, report: &mut Report) -> Identity {
 
 fn trust(value: &Value<'_>, report: &mut Report) -> Option<Trust> {
     let known = &["proxies", "header", "ipv6_prefix"];
-    let fields = value.fields(report, "a map that says whom to believe", known)?;
+    let fields = value.fields(
+        report,
+        "a map such as {proxies: 1, header: x-forwarded-for}",
+        known,
+    )?;
     let proxies = fields
         .get("proxies")
         .and_then(|value| proxies(value, report));
@@ -109,7 +113,7 @@ fn part(value: &Value<'_>, report: &mut Report) -> Option<Part> {
     let fields = value.fields(report, "a map with `of` and `split` or `regex`", known)?;
     let Some(of) = fields.get("of") else {
         if !fields.tries("of") {
-            let problem = "is missing; name the entry of which this is a part";
+            let problem = "is missing; name the entry from which this one is derived";
             fields.wrong(report, "of", problem);
         }
         return None;
@@ -124,16 +128,16 @@ fn part(value: &Value<'_>, report: &mut Report) -> Option<Part> {
         }
         (None, Some(regex)) => {
             if let Some(part) = fields.get("part") {
-                part.wrong(report, "goes with `split`; a regex has one group");
+                part.wrong(report, "requires `split`; a regex has exactly one group");
             }
             Part::regex(of, regex.text(report, "a regular expression")?)
         }
         (Some(_), Some(regex)) => {
-            regex.wrong(report, "stands beside `split`; remove one of the two");
+            regex.wrong(report, "conflicts with `split`; remove one of the two");
             return None;
         }
         (None, None) => {
-            value.wrong(report, "needs `split` or `regex`, which say what part");
+            value.wrong(report, "needs `split` or `regex` to select a part");
             return None;
         }
     };
@@ -175,12 +179,12 @@ entries:
             "clients.proxies[0] (line 3): expected a number of proxies, or their networks, such as [10.0.0.0/8], got \"10.0.0.0/33\"",
             "clients.header (line 4): expected the name of a header, such as x-forwarded-for, forwarded or cf-connecting-ip, got \"x y\"",
             "clients.ipv6_prefix (line 5): must be from 1 to 128, got 129",
-            "entries.a (line 7): needs `split` or `regex`, which say what part",
+            "entries.a (line 7): needs `split` or `regex` to select a part",
             "entries.b.split (line 8): must not be empty",
             "entries.c.part (line 9): must be from 1 to 16, got 17",
             "entries.d.regex (line 10): must have one group in parentheses around what is to be kept, has 0; others are written (?:…)",
-            "entries.e.regex (line 11): stands beside `split`; remove one of the two",
-            "entries.f.of (line 12): is missing; name the entry of which this is a part",
+            "entries.e.regex (line 11): conflicts with `split`; remove one of the two",
+            "entries.f.of (line 12): is missing; name the entry from which this one is derived",
             "entries.g.off (line 13): unknown key `off`; did you mean `of`?",
         ];
         assert_eq!(mistakes, expected);

@@ -222,7 +222,9 @@ fn address(fields: &Fields<'_>, listen: &Listen, report: &mut Report) -> Option<
     if let Some(door) = doors::taken_by(&listen.doors(), address) {
         value.wrong(
             report,
-            format!("{address} is the address of listen.{door} too"),
+            format!(
+                "{address} is also the address of listen.{door}; give each listener its own address"
+            ),
         );
     }
     Some(address)

@@ -23,7 +23,7 @@ pub(super) fn quotas(file: &Fields<'_>, listen: &Listen, report: &mut Report) ->
     if listen.grpc.is_none() {
         value.warn(
             report,
-            "nobody can ask for quotas, since listen.grpc is off",
+            "no client can request quotas, because listen.grpc is off; enable it or remove the quotas",
         );
     }
     let items = value.items(report, "a list of quotas").unwrap_or_default();
@@ -62,7 +62,7 @@ fn quota<'n>(
         fields.wrong(
             report,
             "name",
-            "is the name of an earlier quota already; give every quota its own",
+            "is already the name of an earlier quota; give each quota its own name",
         );
     }
     let domain = text(&fields, "domain", report);

@@ -94,7 +94,7 @@ pub(super) fn redis(
     let prefix = store.get("prefix").and_then(|value| prefix(value, report));
     let username = store
         .get("username")
-        .and_then(|value| value.text(report, "a user's name"));
+        .and_then(|value| value.text(report, "a user name"));
     let password = password(store, report);
     let (authority, certificate) = tls(store, report);
     let fleet = fleet(store, report);
@@ -129,7 +129,7 @@ fn servers(value: &Value<'_>, report: &mut Report) -> Option<(Topology, Login, L
     let fields = value.fields(report, ONE_OF, &["cluster", "sentinel", "primary"])?;
     let primary = fields
         .get("primary")
-        .and_then(|value| value.text(report, "the name by which the Sentinels know the primary"));
+        .and_then(|value| value.text(report, "the primary's name in the Sentinel configuration"));
     match (fields.get("cluster"), fields.get("sentinel")) {
         (Some(seeds), None) if fields.get("primary").is_none() => {
             let (seeds, login) = addresses(seeds, report)?;
@@ -138,7 +138,8 @@ fn servers(value: &Value<'_>, report: &mut Report) -> Option<(Topology, Login, L
         (None, Some(sentinels)) => {
             let found = addresses(sentinels, report);
             if fields.get("primary").is_none() {
-                let message = "is missing; write the name by which the Sentinels know the primary";
+                let message =
+                    "is missing; set it to the primary's name in the Sentinel configuration";
                 fields.wrong(report, "primary", message);
             }
             let (sentinels, login) = found?;
@@ -174,8 +175,7 @@ fn addresses(value: &Value<'_>, report: &mut Report) -> Option<(Vec<Address>, Lo
             continue;
         };
         if address.transport == Transport::Unix {
-            let message =
-                "a socket is of one machine; write the address of a server on the network";
+            let message = "a Unix socket is local to one machine; write the address of a server on the network";
             item.wrong(report, message);
         }
         found.push(address);
@@ -233,7 +233,7 @@ fn password(store: &Fields<'_>, report: &mut Report) -> Password {
             store.wrong(
                 report,
                 "password",
-                "stands beside `password_env`; remove one of the two",
+                "conflicts with `password_env`; remove one of the two",
             );
             Password::None
         }
@@ -294,7 +294,7 @@ fn share(value: &Value<'_>, report: &mut Report) -> Option<NodeShare> {
     if share.is_none() {
         value.wrong(
             report,
-            "must be auto, or from 1% to 100%: 100% divided by the number of servers",
+            "must be auto or from 1% to 100%; use 100% divided by the number of servers",
         );
     }
     share.map(NodeShare::Fixed)

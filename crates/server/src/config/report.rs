@@ -45,7 +45,7 @@ impl Report {
         }
         self.mistakes.sort_by_key(|mistake| mistake.line);
         if self.unlisted > 0 {
-            let message = format!("and {} mistakes more", self.unlisted);
+            let message = format!("and {} more mistakes", self.unlisted);
             self.mistakes.push(Mistake {
                 path: String::new(),
                 line: None,
@@ -65,7 +65,7 @@ pub(crate) fn unknown_key(key: &str, known: &[&str]) -> String {
 pub(crate) fn advice(word: &str, known: &[&str]) -> String {
     match nearest(word, known) {
         Some(nearest) => format!("did you mean `{nearest}`?"),
-        None => format!("known are {}", known.join(", ")),
+        None => format!("expected one of {}", known.join(", ")),
     }
 }
 

@@ -103,7 +103,7 @@ fn check_name_is_new<'n>(
     };
     let first = *names.entry(name).or_insert(at);
     if first != at {
-        let message = format!("is the name of rules[{first}] already; give every rule its own");
+        let message = format!("is already the name of rules[{first}]; give each rule its own name");
         field.wrong(report, message);
     }
 }
@@ -130,7 +130,7 @@ fn check_parent(value: &Value<'_>, names: &HashMap<&str, usize>, report: &mut Re
     };
     let own = fields.get("name").and_then(|name| name.scalar());
     if own == Some(parent) {
-        field.wrong(report, "must be another rule than this one");
+        field.wrong(report, "must name a different rule");
     } else if !names.contains_key(parent) {
         field.wrong(report, format!("there is no rule \"{parent}\""));
     }
@@ -260,11 +260,7 @@ fn name<'n>(fields: &Fields<'n>, report: &mut Report) -> Option<&'n str> {
     match fields.get("name") {
         Some(name) => name.text(report, what),
         None => {
-            fields.wrong(
-                report,
-                "name",
-                "is missing; give the rule a name of its own",
-            );
+            fields.wrong(report, "name", "is missing; give each rule its own name");
             None
         }
     }
@@ -298,11 +294,19 @@ const UNUSED: &[&str] = &["rule", "share"];
 
 /// Reads how much more than the limit is admitted, and under which condition.
 fn elastic(value: &Value<'_>, report: &mut Report) -> Option<(u32, Headroom)> {
-    let fields = value.fields(report, "how far the limits stretch, and when", ELASTIC)?;
+    let fields = value.fields(
+        report,
+        "a map such as {by: 50%, when: {room.app: 'yes'}}",
+        ELASTIC,
+    )?;
     let by = match fields.get("by") {
         Some(by) => limits::percent(by, report),
         None => {
-            fields.wrong(report, "by", "is missing; say how much more, such as 50%");
+            fields.wrong(
+                report,
+                "by",
+                "is missing; set how far the limits may be exceeded, such as 50%",
+            );
             None
         }
     };
@@ -310,13 +314,12 @@ fn elastic(value: &Value<'_>, report: &mut Report) -> Option<(u32, Headroom)> {
         (Some(when), None) => conditions::when(when, report).map(Headroom::When),
         (None, Some(share)) => unused(share, report).map(Headroom::Unused),
         (Some(_), Some(_)) => {
-            let advice = "does not go with when; remove one of the two";
+            let advice = "conflicts with `when`; remove one of the two";
             fields.wrong(report, "unused", advice);
             None
         }
         (None, None) => {
-            let advice =
-                "is missing; say when there is room, or unused, or use soft, which is always";
+            let advice = "is missing; set `when` or `unused`, or use `soft`, which always applies";
             fields.wrong(report, "when", advice);
             None
         }
@@ -326,18 +329,22 @@ fn elastic(value: &Value<'_>, report: &mut Report) -> Option<(u32, Headroom)> {
 
 /// Reads the share of another rule that must be unused.
 fn unused(value: &Value<'_>, report: &mut Report) -> Option<Unused> {
-    let fields = value.fields(report, "a rule, and the share of it that is left", UNUSED)?;
+    let fields = value.fields(report, "a map such as {rule: team, share: 30%}", UNUSED)?;
     let rule = match fields.get("rule") {
         Some(rule) => rule.text(report, "the name of a rule"),
         None => {
-            fields.wrong(report, "rule", "is missing; name the rule to go by");
+            fields.wrong(
+                report,
+                "rule",
+                "is missing; name the rule that must have a share unused",
+            );
             None
         }
     };
     let share = match fields.get("share") {
         Some(share) => Some((share, limits::percent(share, report)?)),
         None => {
-            let advice = "is missing; say how much must be left, such as 30%";
+            let advice = "is missing; set the share that must be unused, such as 30%";
             fields.wrong(report, "share", advice);
             None
         }

@@ -59,7 +59,7 @@ pub(super) fn store(file: &Fields<'_>, report: &mut Report) -> Store {
         match value.text(report, what) {
             Some("redis") => value.wrong(
                 report,
-                "say where Redis is: {redis: \"redis://127.0.0.1:6379\"}",
+                "the address of Redis is missing; write {redis: \"redis://127.0.0.1:6379\"}",
             ),
             Some("memory") | None => {}
             Some(_) => value.expected(report, what),
@@ -78,11 +78,11 @@ pub(super) fn store(file: &Fields<'_>, report: &mut Report) -> Store {
     if fields.get("redis").is_none() {
         for name in &FIELDS[2..] {
             if let Some(value) = fields.get(name) {
-                value.wrong(report, "belongs to the Redis store; remove it");
+                value.wrong(report, "applies only to the Redis store; remove it");
             }
         }
     } else if let Some(snapshot) = fields.get("memory").filter(|_| snapshot.is_some()) {
-        let message = "a snapshot cannot be kept with the Redis store, which keeps the counts itself; remove `snapshot`";
+        let message = "snapshots are not supported with the Redis store, which keeps the counts itself; remove `snapshot`";
         snapshot.wrong(report, message);
     }
     Store {

@@ -104,7 +104,7 @@ fn misspelt(entry: &str) -> Option<String> {
     (*meant != entry).then(|| {
         let entry = shown(entry);
         format!(
-            "{NO_ENTRY}: entry names are matched exactly, capitals included, and no listener has an entry \"{entry}\"; write `{meant}`"
+            "{NO_ENTRY}: entry names are case-sensitive, and no listener provides an entry \"{entry}\"; write `{meant}`"
         )
     })
 }
@@ -145,8 +145,8 @@ fn unlikely(entry: &str, names: &[&str]) -> Option<String> {
     };
     let (entry, meant) = (shown(entry), shown(&meant));
     Some(format!(
-        "{NO_ENTRY}: no listener derives an entry \"{entry}\" from a request, and this rule applies only where a service names \
-         it; did you mean `{meant}`?"
+        "{NO_ENTRY}: no listener derives an entry \"{entry}\" from requests, so this rule applies only if a \
+         caller sends it; did you mean `{meant}`?"
     ))
 }
 
@@ -175,7 +175,7 @@ fn untold(entry: &str, known: &[&str]) -> Option<String> {
     let advice = match nearest(entry, known) {
         Some(nearest) => format!("did you mean `{nearest}`?"),
         None => format!(
-            "known are {}, and header.NAME, cookie.NAME, query.NAME",
+            "expected one of {}, header.NAME, cookie.NAME, query.NAME",
             known.join(", ")
         ),
     };
@@ -190,26 +190,23 @@ fn unusual(entry: &str, text: &str) -> Option<String> {
     if looks_like_expression(entry, text) {
         let text = shown(text);
         return Some(format!(
-            "{NO_MATCH}: this text is compared as it stands; if it is a regular expression, write {{regex: \"{text}\"}}"
+            "{NO_MATCH}: this text is compared literally; if it is a regular expression, write {{regex: \"{text}\"}}"
         ));
     }
     let (form, usual) = match entry {
         "path" => usual_path(text)?,
-        "method" => ("methods are in capitals", text.to_ascii_uppercase()),
-        "host" => (
-            "hosts are in small letters and without a port",
-            bare_host(text),
-        ),
-        "country" if text.len() == 2 => ("countries are in capitals", text.to_ascii_uppercase()),
+        "method" => ("methods are uppercase", text.to_ascii_uppercase()),
+        "host" => ("hosts are lowercase and have no port", bare_host(text)),
+        "country" if text.len() == 2 => ("country codes are uppercase", text.to_ascii_uppercase()),
         "ip" | "ip.exact" if text.contains('/') => {
             let network = format!("{{cidr: {text}}}");
-            ("a network is held against `cidr`", network)
+            ("networks are matched with `cidr`", network)
         }
         _ => return None,
     };
     let message = || {
         format!(
-            "{NO_MATCH}: {form}; write {} where the proxy or forward-auth asks",
+            "{NO_MATCH}: {form}; write {} for requests of the proxy and of forward-auth",
             shown(&usual)
         )
     };
@@ -232,15 +229,15 @@ fn usual_path(text: &str) -> Option<(&'static str, String)> {
         return None;
     }
     if let Some((path, _)) = text.split_once('?') {
-        return Some(("paths end before the query", path.to_owned()));
+        return Some(("paths do not include the query", path.to_owned()));
     }
     let normal = normal_path(text).map(|normal| normal.into_owned());
-    let form = "paths begin with a slash, and are in normal form";
+    let form = "paths begin with a slash and are normalized";
     Some(match normal {
         Ok(normal) => (form, normal),
         Err(_) => (
-            "paths with segments `.` and `..` are refused",
-            "the path that is meant".into(),
+            "paths with the segments `.` and `..` are rejected",
+            "the intended path".into(),
         ),
     })
 }

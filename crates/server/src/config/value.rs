@@ -268,7 +268,7 @@ impl<'n> Value<'n> {
             if seen.insert(&**name) {
                 read.push((&**name, value));
             } else {
-                let message = format!("key `{}` stands twice", shown(name));
+                let message = format!("duplicate key `{}`; remove one of the two", shown(name));
                 report.mistake(Mistake {
                     path: value.path,
                     line: Some(key.line),

@@ -127,14 +127,17 @@ impl<'t> Tree<'t> {
             Event::Scalar(_, _, _, Some(_))
             | Event::SequenceStart(_, Some(_))
             | Event::MappingStart(_, Some(_)) => {
-                return Err("tags such as !!str are not taken; remove it".into());
+                return Err("tags such as !!str are not supported; remove the tag".into());
             }
             Event::Alias(anchor) if self.dialect == Dialect::Lenient => self.expand(anchor)?,
             Event::Alias(_) => {
-                return Err("aliases are not taken; write out what it stands for".into());
+                return Err("aliases are not supported; write out the value".into());
             }
             Event::DocumentStart(_) if self.root.is_some() => {
-                return Err("a second document begins here; a rules file is one document".into());
+                return Err(
+                    "a second YAML document begins here; a rules file must be a single document"
+                        .into(),
+                );
             }
             Event::Scalar(text, style, anchor, None) => {
                 self.count(1)?;
@@ -228,7 +231,7 @@ impl<'t> Tree<'t> {
     fn expand(&mut self, anchor: usize) -> Result<(), String> {
         let anchored = self.anchored.get(&anchor);
         let size = anchored.map(|node| (node.count(), node.depth()));
-        let (nodes, depth) = size.ok_or("an alias stands for something that contains it")?;
+        let (nodes, depth) = size.ok_or("an alias refers to a value that contains the alias")?;
         self.count(nodes)?;
         if self.open.len() + depth > MAX_DEPTH {
             return Err(too_deep());
@@ -252,7 +255,7 @@ impl<'t> Tree<'t> {
                 (Some(name), _) => match places.get(&name) {
                     Some(place) => {
                         let message =
-                            format!("key `{name}` stands twice in one map; the last one holds");
+                            format!("duplicate key `{name}` in one map; the last value is used");
                         self.warnings.push(mistake(key.line, message));
                         own[*place].1 = value;
                     }
@@ -342,11 +345,11 @@ fn not_yaml(error: &ScanError) -> Mistake {
         return mistake(line, too_deep());
     }
     let hint = if info.contains("unknown anchor") {
-        "; put a text that begins with * in quotes"
+        "; quote a text that begins with *"
     } else {
         ""
     };
-    mistake(line, format!("not YAML: {info}{hint}"))
+    mistake(line, format!("invalid YAML: {info}{hint}"))
 }
 
 fn too_deep() -> String {

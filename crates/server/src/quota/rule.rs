@@ -29,12 +29,12 @@ impl QuotaLimit {
     /// fractions; and for a period longer than [`MAX_PERIOD`].
     pub fn new(rate: Rate) -> Result<Self, &'static str> {
         let requests = u32::try_from(rate.count)
-            .map_err(|_| "a quota is 4294967295 requests a period at most")?;
+            .map_err(|_| "a quota must be at most 4294967295 requests per period")?;
         if rate.period.as_micros() == 0 || !rate.period.as_micros().is_multiple_of(1_000_000) {
-            return Err("the period of a quota is whole seconds");
+            return Err("the period of a quota must be a whole number of seconds");
         }
         if rate.period > MAX_PERIOD {
-            return Err("the period of a quota is 366 days at most");
+            return Err("the period of a quota must be at most 366 days");
         }
         Ok(Self {
             requests,

@@ -47,19 +47,19 @@ fn mistakes_are_named() {
     assert_eq!(
         mistakes(&file),
         [
-            "rules[0].count (line 3): every answer counts without it; name at least one condition, such as {status: [401, 403]}",
-            "rules[1].count.stauts (line 4): an answer has no entry \"stauts\" here; did you mean `status`?",
-            "rules[2].settle (line 5): an answer has no cost in \"byte\" here; did you mean `bytes`?",
-            "rules[3].settle (line 6): an answer has no cost in \"status\" here; known are bytes, header.NAME",
-            "rules[4].settle (line 7): an answer has no cost in \"header.\" here; known are bytes, header.NAME",
-            "rules[5].settle (line 8): expected the entry of an answer that says what it has cost, such as bytes, got a list",
+            "rules[0].count (line 3): is empty, so every response would count; name at least one condition, such as {status: [401, 403]}",
+            "rules[1].count.stauts (line 4): a response at the proxy has no entry \"stauts\"; did you mean `status`?",
+            "rules[2].settle (line 5): the entry \"byte\" of a response cannot hold a cost; did you mean `bytes`?",
+            "rules[3].settle (line 6): the entry \"status\" of a response cannot hold a cost; expected one of bytes, header.NAME",
+            "rules[4].settle (line 7): the entry \"header.\" of a response cannot hold a cost; expected one of bytes, header.NAME",
+            "rules[5].settle (line 8): expected the entry of a response that holds its cost, such as bytes, got a list",
             "rules[6].count (line 9): does not go with count_denied, of which nothing is given back; remove one of the two",
             "rules[7].settle (line 10): does not go with concurrency, whose places are taken before a request passes; use a rule for each",
             "rules[8].count (line 11): expected a map of conditions such as {status: [401, 403]}, got the number 401",
-            "rules[9].count.status[1] (line 12): no status can be \"4xx\"; write a number from 100 to 599, or \"4*\"",
-            "rules[9].count.status[3] (line 12): no status can be the number 999; write a number from 100 to 599, or \"4*\"",
-            "rules[10].count.status (line 13): no status can be a map; write a number from 100 to 599, or \"4*\"",
-            "rules[10].count.grpc-status.not (line 13): no grpc-status can be \"OK\"; write a number from 0 to 16",
+            "rules[9].count.status[1] (line 12): no status matches \"4xx\"; write a number from 100 to 599, or \"4*\"",
+            "rules[9].count.status[3] (line 12): no status matches the number 999; write a number from 100 to 599, or \"4*\"",
+            "rules[10].count.status (line 13): no status matches a map; write a number from 100 to 599, or \"4*\"",
+            "rules[10].count.grpc-status.not (line 13): no grpc-status matches \"OK\"; write a number from 0 to 16",
         ]
     );
 }
@@ -71,24 +71,25 @@ fn where_nobody_sees_an_answer_nothing_is_charged_by_it() {
   - {name: b, limits: [5/min]}
   - {name: c, limits: [5/min], settle: bytes}
 ";
-    let only_proxy = "which only the reverse proxy sees; add a section proxy, or remove it";
+    let only_proxy =
+        "which only the reverse proxy sees; add a `proxy` section, or remove this field";
     assert_eq!(
         mistakes(rules),
         [
-            format!("rules[0].count (line 2): goes by the answer to a request, {only_proxy}"),
-            format!("rules[2].settle (line 4): goes by the answer to a request, {only_proxy}"),
+            format!("rules[0].count (line 2): depends on the response, {only_proxy}"),
+            format!("rules[2].settle (line 4): depends on the response, {only_proxy}"),
         ]
     );
     let proxied = format!("{rules}{PROXY}");
     let said = warnings(&proxied);
     assert_eq!(said.len(), 2, "{said:?}");
-    let blind = "what is asked at listen.http and listen.resp is charged in full and stays so";
+    let blind = "requests at listen.http and listen.resp are charged in full and not refunded";
     assert!(
         said[0].starts_with("rules[0].count (line 2): blind-door: ") && said[0].contains(blind),
         "{said:?}"
     );
     let said = warnings(&format!("{proxied}listen: {{http: off}}\n"));
-    assert!(said[1].contains("asked at listen.resp is"), "{said:?}");
+    assert!(said[1].contains("requests at listen.resp are"), "{said:?}");
     let shut = format!("{proxied}listen: {{http: off, resp: off}}\n");
     assert_eq!(warnings(&shut), [""; 0]);
 }

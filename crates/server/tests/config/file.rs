@@ -136,13 +136,13 @@ store.memory.max_bytes (line 3): expected a size such as 512MiB or 1GiB, got \"1
 store.memory.when_full (line 3): expected one of evict, deny, allow, got \"evcit\"; did you mean `evict`?
 store.memory.snapshot.every (line 3): must be at least 1s, got 1ms
 store.memory.snapshot.path (line 3): is missing; name the file to keep counters in
-headers.legacy (line 4): key `legacy` stands twice
+headers.legacy (line 4): duplicate key `legacy`; remove one of the two
 headers.legacy (line 4): expected one of off, delta, epoch, got \"yes\"
 admin.token (line 5): must be 1 to 4096 printable ASCII characters without spaces
-allow[0] (line 6): without a condition everything would pass; name at least one
+allow[0] (line 6): has no condition, so every request would pass; name at least one
 rules[0].limits[0].capcity (line 9): unknown key `capcity`; did you mean `capacity`?
 rules[0].limits[0].refill (line 9): expected a rate such as 20/min or 5/10s, got \"1/fortnight\"
-rules[1].name (line 10): is missing; give the rule a name of its own
+rules[1].name (line 10): is missing; give each rule its own name
 rules[1].mode (line 11): expected one of enforce, shadow, got \"shadwo\"; did you mean `shadow`?
 rules[1].soft (line 12): expected a percentage such as 10%, got the number 10
 rules[2].limits[0].rate (line 15): a rate admits at least 1, got 0; to deny everything use a window: {algorithm: fixed_window, limit: 0, window: 1min}
@@ -157,7 +157,7 @@ rules[2].when.ip.cidr[1] (line 20): expected a network such as 10.0.0.0/8 or 200
 rules[2].when.path.regex (line 21): is no regular expression: unclosed group
 rules[2].when.method (line 22): an empty list matches nothing; name at least one value
 rules[2].when.agent (line 23): expected a value, a list of values, or a map such as {not: …}, got nothing
-rules[3].name (line 24): is the name of rules[0] already; give every rule its own
+rules[3].name (line 24): is already the name of rules[0]; give each rule its own name
 rules[3].cost (line 25): must be from 1 to 999999999999999, got 0
 rules[3].key (line 26): \"ip\" stands twice
 rules[3].limits (line 27): must name at least one limit, such as 20/min
@@ -173,27 +173,27 @@ fn what_is_no_rules_file_is_refused_with_its_line() {
     let cases = [
         (
             "a: [1",
-            "line 2: not YAML: while parsing a flow sequence, expected ',' or ']'",
+            "line 2: invalid YAML: while parsing a flow sequence, expected ',' or ']'",
         ),
         (
             "rules: []\nrules: []\n",
-            "rules (line 2): key `rules` stands twice",
+            "rules (line 2): duplicate key `rules`; remove one of the two",
         ),
         (
             "x: &a 1\ny: *a\n",
-            "line 2: aliases are not taken; write out what it stands for",
+            "line 2: aliases are not supported; write out the value",
         ),
         (
             "x: *bot*\n",
-            "line 1: not YAML: while parsing node, found unknown anchor; put a text that begins with * in quotes",
+            "line 1: invalid YAML: while parsing node, found unknown anchor; quote a text that begins with *",
         ),
         (
             "x: !!str 1\n",
-            "line 1: tags such as !!str are not taken; remove it",
+            "line 1: tags such as !!str are not supported; remove the tag",
         ),
         (
             "rules: []\n---\nrules: []\n",
-            "line 2: a second document begins here; a rules file is one document",
+            "line 2: a second YAML document begins here; a rules file must be a single document",
         ),
         ("- 1\n", "line 1: expected a map of settings, got a list"),
         (
@@ -202,7 +202,7 @@ fn what_is_no_rules_file_is_refused_with_its_line() {
         ),
         (
             "store: redis",
-            "store (line 1): say where Redis is: {redis: \"redis://127.0.0.1:6379\"}",
+            "store (line 1): the address of Redis is missing; write {redis: \"redis://127.0.0.1:6379\"}",
         ),
         (
             "store: disk",
@@ -231,7 +231,7 @@ fn a_file_without_end_is_refused_before_it_is_read() {
     }
     let many = mistakes(&format!("rules: [{}]", "1, ".repeat(2_000)));
     assert_eq!(many.len(), 1_001);
-    assert_eq!(many[1_000], "and 1000 mistakes more");
+    assert_eq!(many[1_000], "and 1000 more mistakes");
 }
 
 #[test]
@@ -251,7 +251,7 @@ fn an_admin_door_that_others_can_reach_needs_a_token() {
     let both = mistakes(&format!("{open}\nadmin: {{token: a, token_env: B}}"));
     assert_eq!(
         both,
-        ["admin.token_env (line 2): `token` is there already; remove one of the two"]
+        ["admin.token_env (line 2): conflicts with `token`; remove one of the two"]
     );
 }
 
@@ -260,7 +260,9 @@ fn two_doors_cannot_share_an_address() {
     let shared = "listen: {http: 127.0.0.1:8082}";
     assert_eq!(
         mistakes(shared),
-        ["listen.http (line 1): 127.0.0.1:8082 is the address of listen.admin too"]
+        [
+            "listen.http (line 1): 127.0.0.1:8082 is also the address of listen.admin; give each listener its own address"
+        ]
     );
     assert!(Config::parse("listen: {http: 127.0.0.1:0, resp: 127.0.0.1:0}").is_ok());
 }

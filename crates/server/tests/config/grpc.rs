@@ -87,14 +87,14 @@ fn mistakes_in_quotas_are_named() {
         mistakes(file),
         [
             "quotas[0].domain (line 2): must not be empty",
-            "quotas[0].limit (line 2): a quota is 4294967295 requests a period at most",
-            "quotas[1].name (line 3): is the name of an earlier quota already; give every quota its own",
+            "quotas[0].limit (line 2): a quota must be at most 4294967295 requests per period",
+            "quotas[1].name (line 3): is already the name of an earlier quota; give each quota its own name",
             "quotas[1].bucket (line 3): expected a map such as {service: shop, api_key: \"*\"}, got a list",
-            "quotas[1].limit (line 3): the period of a quota is whole seconds",
+            "quotas[1].limit (line 3): the period of a quota must be a whole number of seconds",
             "quotas[2].name (line 4): is missing; every quota has a name, a domain and a limit",
             "quotas[2].domain (line 4): is missing; every quota has a name, a domain and a limit",
             "quotas[2].bucket.service.cidr (line 4): expected a network such as 10.0.0.0/8 or 2001:db8::/32, got \"x\"",
-            "quotas[2].limit (line 4): the period of a quota is 366 days at most",
+            "quotas[2].limit (line 4): the period of a quota must be at most 366 days",
             "quotas[3].limt (line 5): unknown key `limt`; did you mean `limit`?",
         ]
     );

@@ -67,7 +67,7 @@ fn mistakes_in_a_listener_are_told() {
         ),
         (
             "resp: {address: '127.0.0.1:1', token: a}",
-            "listen.resp.token (line 1): unknown key `token`; known are address, max_connections, \
+            "listen.resp.token (line 1): unknown key `token`; expected one of address, max_connections, \
              max_connections_per_client, idle_timeout, tls, username, password, password_env",
         ),
         (
@@ -81,7 +81,7 @@ fn mistakes_in_a_listener_are_told() {
 
 #[test]
 fn a_listener_that_anybody_can_use_is_warned_of() {
-    let open = "open-listener: other machines can reach 0.0.0.0:1, and whoever does can spend and read the limits of any key";
+    let open = "open-listener: other machines can reach 0.0.0.0:1, and any client there can read and spend the limits of every key";
     for name in ["http", "resp", "grpc"] {
         let said = warnings(&format!("listen: {{{name}: '0.0.0.0:1'}}"));
         let expected = format!("listen.{name} (line 1): {open}; set `");

@@ -161,13 +161,14 @@ proxy:
         "proxy.lisen (line 3): unknown key `lisen`; did you mean `listen`?",
         "proxy.upstreams[0].name (line 5): expected a name of 1 to 64 letters, digits, `-`, `_` and `.`, got \"a b\"",
         "proxy.upstreams[0].urls (line 5): must be 1 to 64 URLs, got 0",
-        "proxy.upstreams[1].urls[0] (line 6): only http:// and https:// can be asked; give a URL such as http://127.0.0.1:3000",
-        "proxy.upstreams[1].urls[1] (line 6): there must be no path in it: what clients ask for is passed on as it is; give a URL such as http://127.0.0.1:3000",
-        "proxy.upstreams[2].urls[1] (line 7): stands there twice",
+        "proxy.upstreams[1].urls[0] (line 6): only http:// and https:// are supported; give a URL such as http://127.0.0.1:3000",
+        "proxy.upstreams[1].urls[1] (line 6): a path is not allowed, because the client's path is forwarded \
+         unchanged; give a URL such as http://127.0.0.1:3000",
+        "proxy.upstreams[2].urls[1] (line 7): is listed twice; remove one of the two",
         "proxy.upstreams[2].max_connections (line 7): must be from 1 to 65536, got 0",
         "proxy.upstreams[3].nam (line 8): unknown key `nam`; did you mean `name`?",
         "proxy.upstreams[3].urls (line 8): is missing",
-        "proxy.upstreams[3].when.ip (line 8): an upstream is chosen by path, host and method; known are path, host, method",
+        "proxy.upstreams[3].when.ip (line 8): upstreams are selected by path, host and method; expected one of path, host, method",
         "proxy.timeouts.ide (line 9): unknown key `ide`; did you mean `idle`?",
         "proxy.timeouts.head (line 9): must be 1ms to 1d",
         "proxy.timeouts.pool (line 9): must be 1ms to 1d",
@@ -192,7 +193,9 @@ fn what_is_missing_is_named() {
     ];
     assert_eq!(mistakes(text), expected);
     let text = "proxy: {listen: '127.0.0.1:1', upstreams: [{name: a, urls: 'http://h'}, {name: a, urls: 'http://i'}]}";
-    let expected = ["proxy.upstreams[1] (line 1): another is called `a`"];
+    let expected = [
+        "proxy.upstreams[1] (line 1): another upstream has the name `a`; give each upstream its own name",
+    ];
     assert_eq!(mistakes(text), expected);
 }
 
@@ -346,17 +349,17 @@ fn mistakes_in_what_an_upstream_bears_are_named_where_they_are() {
     let expected = [
         "proxy.upstreams[0].adaptive.algorithm (line 7): expected one of gradient, aimd, got \"vegas\"",
         "proxy.upstreams[0].adaptive.min (line 8): must be 1 to 1000000, got 0",
-        "proxy.upstreams[1].adaptive.tolerance (line 13): goes with `algorithm: gradient`",
+        "proxy.upstreams[1].adaptive.tolerance (line 13): requires `algorithm: gradient`",
         "proxy.upstreams[1].adaptive.bakoff (line 14): unknown key `bakoff`; did you mean `backoff`?",
         "proxy.upstreams[1].adaptive.max (line 15): must be 1 to 1000000, got 2000000",
-        "proxy.upstreams[1].adaptive.room.latency (line 16): goes with `algorithm: gradient`, which learns how long requests usually take",
+        "proxy.upstreams[1].adaptive.room.latency (line 16): requires `algorithm: gradient`, which measures the usual latency",
         "proxy.upstreams[2].adaptive.smoothing (line 20): must be 1% to 100%, got 0%",
         "proxy.upstreams[2].adaptive.room.latency (line 21): must be 101% to 1000%, not 90%",
-        "proxy.upstreams[2].adaptive.classes[0] (line 23): another is called `default`",
+        "proxy.upstreams[2].adaptive.classes[0] (line 23): another class has the name `default`; give each class its own name",
         "proxy.upstreams[2].adaptive.classes[1].when (line 24): is missing",
         "proxy.upstreams[2].adaptive.classes[1].share (line 24): must be 1% to 100%",
         "proxy.upstreams[2].adaptive.classes[2].wen (line 25): unknown key `wen`; did you mean `when`?",
-        "proxy.upstreams[3].adaptive.room (line 28): names no sign of room; write in_flight, latency or both",
+        "proxy.upstreams[3].adaptive.room (line 28): is empty; set `in_flight`, `latency` or both",
     ];
     assert_eq!(mistakes(text), expected);
 }
@@ -375,9 +378,13 @@ proxy:
     let warnings = Config::parse(text).unwrap().warnings;
     let warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
     let expected = [
-        "proxy.upstreams[1].adaptive.classes[0].when.custmer (line 7): no-entry: no request at the proxy has an entry \"custmer\"; known are method, path, host, ip, ip.exact, room.b, and header.NAME, cookie.NAME, query.NAME",
-        "proxy.upstreams[2] (line 8): unreachable-upstream: no request is for `c`, because every request is for `b`, which stands before it and has no `when`; move that one to the end",
-        "proxy.upstreams[2] (line 8): untold-room: a rule goes by `room.c`, which the proxy tells only of an upstream with `adaptive`; write `adaptive: {}`",
+        "proxy.upstreams[1].adaptive.classes[0].when.custmer (line 7): no-entry: no request at the proxy has an \
+         entry \"custmer\"; expected one of method, path, host, ip, ip.exact, room.b, header.NAME, cookie.NAME, \
+         query.NAME",
+        "proxy.upstreams[2] (line 8): unreachable-upstream: no request reaches `c`, because every request \
+         matches `b`, which comes first and has no `when`; move that upstream to the end",
+        "proxy.upstreams[2] (line 8): untold-room: a rule uses `room.c`, which the proxy provides only for an \
+         upstream with `adaptive`; add `adaptive: {}`",
     ];
     assert_eq!(warnings, expected);
 }
@@ -390,7 +397,9 @@ fn a_proxy_has_an_address_of_its_own() {
     let elsewhere = "http://127.0.0.1:3000";
     assert_eq!(
         mistakes(&file("127.0.0.1:8080", elsewhere)),
-        ["proxy.listen (line 1): 127.0.0.1:8080 is the address of listen.http too"]
+        [
+            "proxy.listen (line 1): 127.0.0.1:8080 is also the address of listen.http; give each listener its own address"
+        ]
     );
     let shut = format!(
         "listen: {{http: off}}\n{}",
@@ -399,7 +408,8 @@ fn a_proxy_has_an_address_of_its_own() {
     assert_eq!(warnings(&shut), [""; 0]);
     let itself = |at: &str| {
         format!(
-            "proxy.upstreams[0] (line 1): own-address: `app` is at {at}, where this proxy itself listens, so that it asks itself over and over; name the address of the service behind it"
+            "proxy.upstreams[0] (line 1): own-address: `app` is at {at}, where this proxy itself listens, so \
+             requests would loop; set the address of the service behind the proxy"
         )
     };
     for (listen, url, at) in [

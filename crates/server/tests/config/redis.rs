@@ -90,14 +90,14 @@ fn mistakes_about_redis_are_told_with_their_place() {
         ("store: {redis: {}}", format!("store.redis (line 1): {one_of}")),
         (
             "store: {redis: {sentinel: ['redis://a']}}",
-            "store.redis.primary (line 1): is missing; write the name by which the Sentinels know the primary".into(),
+            "store.redis.primary (line 1): is missing; set it to the primary's name in the Sentinel configuration".into(),
         ),
         (
             "store: {redis: {cluster: ['redis+unix:///run/redis.sock']}}",
-            "store.redis.cluster[0] (line 1): a socket is of one machine; write the address of a server on the network".into(),
+            "store.redis.cluster[0] (line 1): a Unix socket is local to one machine; write the address of a server on the network".into(),
         ),
         ("store: {redis: 'redis://a', timeout: 11s}", "store.timeout (line 1): must be from 1ms to 10s, got 11s".into()),
-        ("store: {redis: 'redis://a', share: 0%}", "store.share (line 1): must be auto, or from 1% to 100%: 100% divided by the number of servers".into()),
+        ("store: {redis: 'redis://a', share: 0%}", "store.share (line 1): must be auto or from 1% to 100%; use 100% divided by the number of servers".into()),
         ("store: {redis: 'redis://a', denials: 2min}", "store.denials (line 1): must be at most 1min, got 2min".into()),
         ("store: {redis: 'redis://a', connections: 0}", "store.connections (line 1): must be at least 1".into()),
         ("store: {redis: 'redis://a', connections: 65}", "store.connections (line 1): must be at most 64, got 65".into()),
@@ -107,7 +107,7 @@ fn mistakes_about_redis_are_told_with_their_place() {
         ),
         (
             "store: {redis: 'redis://a', password: x, password_env: Y}",
-            "store.password (line 1): stands beside `password_env`; remove one of the two".into(),
+            "store.password (line 1): conflicts with `password_env`; remove one of the two".into(),
         ),
         (
             "store: {redis: 'redis://a', tls: {cert: c.pem}}",
@@ -115,9 +115,10 @@ fn mistakes_about_redis_are_told_with_their_place() {
         ),
         (
             "store: {redis: 'redis://a', memory: {snapshot: file}}",
-            "store.memory (line 1): a snapshot cannot be kept with the Redis store, which keeps the counts itself; remove `snapshot`".into(),
+            "store.memory (line 1): snapshots are not supported with the Redis store, which keeps the counts \
+             itself; remove `snapshot`".into(),
         ),
-        ("store: {memory: {}, share: 10%}", "store.share (line 1): belongs to the Redis store; remove it".into()),
+        ("store: {memory: {}, share: 10%}", "store.share (line 1): applies only to the Redis store; remove it".into()),
         (
             "rules: [{name: r, limits: [1/s], on_failure: locl}]",
             "rules[0].on_failure (line 1): expected one of open, closed, local, got \"locl\"; did you mean `local`?".into(),

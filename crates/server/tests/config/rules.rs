@@ -245,15 +245,15 @@ fn mistakes_in_what_stretches_are_named() {
         [
             "rules[0].elastic (line 2): 2000% is over the maximum of 1000%",
             "rules[1].elastic.wen (line 3): unknown key `wen`; did you mean `when`?",
-            "rules[1].elastic.by (line 3): is missing; say how much more, such as 50%",
-            "rules[2].elastic.when (line 4): is missing; say when there is room, or unused, or use soft, which is always",
+            "rules[1].elastic.by (line 3): is missing; set how far the limits may be exceeded, such as 50%",
+            "rules[2].elastic.when (line 4): is missing; set `when` or `unused`, or use `soft`, which always applies",
             "rules[3].elastic (line 5): does not go with count_denied; remove one of the two",
-            "rules[4].elastic.unused.rule (line 6): must be another rule than this one",
+            "rules[4].elastic.unused.rule (line 6): must name a different rule",
             "rules[5].elastic.unused.share (line 7): must be 1% to 100%, not 130%",
             "rules[5].elastic.unused.rule (line 7): there is no rule \"nobody\"",
-            "rules[6].elastic.unused (line 8): does not go with when; remove one of the two",
-            "rules[7].elastic.unused.rule (line 9): is missing; name the rule to go by",
-            "rules[7].elastic.unused.share (line 9): is missing; say how much must be left, such as 30%",
+            "rules[6].elastic.unused (line 8): conflicts with `when`; remove one of the two",
+            "rules[7].elastic.unused.rule (line 9): is missing; name the rule that must have a share unused",
+            "rules[7].elastic.unused.share (line 9): is missing; set the share that must be unused, such as 30%",
         ]
     );
 }

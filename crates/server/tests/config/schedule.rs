@@ -101,15 +101,13 @@ fn every_mistake_in_a_schedule_is_told_with_its_line() {
     assert_eq!(said, expected);
     let said = mistakes("{time: [], days: , zone: [UTC]}");
     let expected = [
-        format!(
-            "{field}.time (line 4): names none; write one such as 22:00-06:00, or leave it out"
-        ),
-        format!("{field}.days (line 4): names none; write one such as mon, or leave it out"),
+        format!("{field}.time (line 4): is empty; write a value such as 22:00-06:00, or remove it"),
+        format!("{field}.days (line 4): is empty; write a value such as mon, or remove it"),
         format!("{field}.zone (line 4): expected a time zone such as Europe/Berlin, got a list"),
     ];
     assert_eq!(said, expected);
     let said = mistakes("{zone: eu}");
-    let advice = "goes with `time` or `days`; an entry of this name is held against {is: …}";
+    let advice = "requires `time` or `days`; to match an entry of this name, write {is: …}";
     assert_eq!(said, [format!("{field}.zone (line 4): {advice}")]);
     let many = vec!["01:00-02:00"; 17].join(", ");
     let said = mistakes(&format!("{{time: [{many}]}}"));
@@ -129,7 +127,7 @@ fn what_looks_like_a_schedule_and_is_not_is_refused() {
         let said = crate::mistakes(&file("'2026-12-31'"));
         assert_eq!(said.len(), 1, "{said:?}");
         assert!(
-            said[0].contains("which has `time`, `days` and `zone`"),
+            said[0].contains("which has only `time`, `days` and `zone`"),
             "{said:?}"
         );
         assert!(Config::parse(&file("{is: x}")).is_ok(), "{name}");

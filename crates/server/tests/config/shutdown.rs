@@ -30,7 +30,7 @@ fn times_are_read_and_bounded() {
     let mistakes = Config::parse("shutdown: {notice: soon, drain: 61min, drane: 1s}").unwrap_err();
     let mistakes: Vec<String> = mistakes.iter().map(ToString::to_string).collect();
     let expected = [
-        "shutdown.drane (line 1): unknown key `drane`; known are notice, drain",
+        "shutdown.drane (line 1): unknown key `drane`; expected one of notice, drain",
         "shutdown.notice (line 1): expected a duration",
         "shutdown.drain (line 1): must be 1ms to 1h",
     ];

@@ -17,56 +17,57 @@ fn what_no_request_is_is_told_with_what_it_would_be() {
         (
             "when: {path: login}",
             "when.path",
-            "paths begin with a slash, and are in normal form; write /login",
+            "paths begin with a slash and are normalized; write /login",
         ),
         (
             "when: {path: [/a, //b]}",
             "when.path[1]",
-            "paths begin with a slash, and are in normal form; write /b",
+            "paths begin with a slash and are normalized; write /b",
         ),
         (
             "when: {path: /%6Cogin/**}",
             "when.path",
-            "paths begin with a slash, and are in normal form; write /login/**",
+            "paths begin with a slash and are normalized; write /login/**",
         ),
         (
             "when: {path: '/search?q=*'}",
             "when.path",
-            "paths end before the query; write /search",
+            "paths do not include the query; write /search",
         ),
         (
             "when: {path: /a/../b}",
             "when.path",
-            "paths with segments `.` and `..` are refused; write the path that is meant",
+            "paths with the segments `.` and `..` are rejected; write the intended path",
         ),
         (
             "when: {method: {not: get}}",
             "when.method.not",
-            "methods are in capitals; write GET",
+            "methods are uppercase; write GET",
         ),
         (
             "when: {host: 'API.example:8080'}",
             "when.host",
-            "hosts are in small letters and without a port; write api.example",
+            "hosts are lowercase and have no port; write api.example",
         ),
         (
             "when: {country: de}",
             "when.country",
-            "countries are in capitals; write DE",
+            "country codes are uppercase; write DE",
         ),
         (
             "allow: {ip: 10.0.0.0/8}",
             "allow.ip",
-            "a network is held against `cidr`; write {cidr: 10.0.0.0/8}",
+            "networks are matched with `cidr`; write {cidr: 10.0.0.0/8}",
         ),
         (
             "elastic: {by: 10%, when: {path: {is: b}}}",
             "elastic.when.path.is",
-            "paths begin with a slash, and are in normal form; write /b",
+            "paths begin with a slash and are normalized; write /b",
         ),
     ] {
-        let expected =
-            format!("{at} (line 2): no-match: {advice} where the proxy or forward-auth asks");
+        let expected = format!(
+            "{at} (line 2): no-match: {advice} for requests of the proxy and of forward-auth"
+        );
         assert_eq!(of_rule("", fields), [expected], "{fields}");
     }
     let routed = PROXY.replace("name: app,", "name: app, when: {path: app/**},");
@@ -93,15 +94,23 @@ fn where_the_proxy_is_the_only_door_there_are_its_entries_and_no_others() {
         (
             "key: [customer]",
             "key[0]",
-            "known are method, path, host, ip, ip.exact, tenant, and header.NAME, cookie.NAME, query.NAME",
+            "expected one of method, path, host, ip, ip.exact, tenant, header.NAME, cookie.NAME, query.NAME",
         ),
-        ("when: {tme: '01:00-02:00'}", "when.tme", "known are"),
+        ("when: {tme: '01:00-02:00'}", "when.tme", "expected one of"),
         ("when: {pth: /login}", "when.pth", "did you mean `path`?"),
-        ("when: {status: {not: 401}}", "when.status", "known are"),
-        ("cost: weight", "cost", "known are"),
-        ("when: {tls.client: bob}", "when.tls.client", "known are"),
-        ("when: {country: DE}", "when.country", "known are"),
-        ("when: {zone: {is: eu}}", "when.zone", "known are"),
+        (
+            "when: {status: {not: 401}}",
+            "when.status",
+            "expected one of",
+        ),
+        ("cost: weight", "cost", "expected one of"),
+        (
+            "when: {tls.client: bob}",
+            "when.tls.client",
+            "expected one of",
+        ),
+        ("when: {country: DE}", "when.country", "expected one of"),
+        ("when: {zone: {is: eu}}", "when.zone", "expected one of"),
     ] {
         let entries = "entries: {tenant: {of: host, split: '.'}}\n";
         let said = of_rule(&format!("{shut}{entries}"), fields);
@@ -131,8 +140,7 @@ fn an_entry_that_differs_from_a_usual_one_by_capitals_is_a_warning() {
         ("when: {ASN: '64496'}", "when.ASN", "ASN", "asn"),
     ] {
         let expected = format!(
-            "{at} (line 2): no-entry: entry names are matched exactly, capitals included, and no \
-             listener has an entry \"{written}\"; write `{meant}`"
+            "{at} (line 2): no-entry: entry names are case-sensitive, and no listener provides an entry \"{written}\"; write `{meant}`"
         );
         for head in ["", &format!("{PROXY}listen: {{http: off, resp: off}}\n")] {
             assert_eq!(of_rule(head, fields).join("\n"), expected, "{fields}");
@@ -177,8 +185,8 @@ fn a_key_that_probably_never_arrives_is_told() {
         warnings(&format!("rules:\n{}", rules.collect::<String>()))
     };
     let said = rules(&["customer", "custmer", "customer"]);
-    let expected = "rules[1].key[0] (line 3): no-entry: no listener derives an entry \"custmer\" from a request, and this rule \
-        applies only where a service names it; did you mean `customer`?";
+    let expected = "rules[1].key[0] (line 3): no-entry: no listener derives an entry \"custmer\" from requests, \
+        so this rule applies only if a caller sends it; did you mean `customer`?";
     assert_eq!(said, [expected]);
     for (key, meant) in [
         ("headers.x-key", "header.x-key"),

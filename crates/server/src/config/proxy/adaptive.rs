@@ -99,8 +99,8 @@ fn method(fields: &Fields<'_>, report: &mut Report) -> Option<Method> {
         None => Method::default(),
     };
     let (others, belongs) = match &method {
-        Method::Gradient(_) => (AIMD, "goes with `algorithm: aimd`"),
-        Method::Aimd(_) => (GRADIENT, "goes with `algorithm: gradient`"),
+        Method::Gradient(_) => (AIMD, "requires `algorithm: aimd`"),
+        Method::Aimd(_) => (GRADIENT, "requires `algorithm: gradient`"),
     };
     for field in others {
         if fields.get(field).is_some() {
@@ -180,7 +180,13 @@ fn classes_of(value: &Value<'_>, report: &mut Report) -> Vec<Class> {
         };
         let is_known = classes.iter().any(|known| known.name == class.name);
         if is_known || *class.name == *NO_CLASS {
-            item.wrong(report, format!("another is called `{}`", class.name));
+            item.wrong(
+                report,
+                format!(
+                    "another class has the name `{}`; give each class its own name",
+                    class.name
+                ),
+            );
         }
         classes.push(class);
     }
@@ -223,8 +229,7 @@ fn room(value: &Value<'_>, method: Option<Method>, report: &mut Report) -> Vec<R
     };
     let is_aimd = matches!(method, Some(Method::Aimd(_)));
     if is_aimd && fields.get("latency").is_some() {
-        let problem =
-            "goes with `algorithm: gradient`, which learns how long requests usually take";
+        let problem = "requires `algorithm: gradient`, which measures the usual latency";
         fields.wrong(report, "latency", problem);
     }
     let mut bound = |name: &str, least: u32, most: u32| {
@@ -238,10 +243,7 @@ fn room(value: &Value<'_>, method: Option<Method>, report: &mut Report) -> Vec<R
     let in_flight = bound("in_flight", 1, 100).map(Room::InFlight);
     let latency = bound("latency", 101, 1_000).map(Room::Latency);
     if !(fields.tries("in_flight") || fields.tries("latency")) {
-        value.wrong(
-            report,
-            "names no sign of room; write in_flight, latency or both",
-        );
+        value.wrong(report, "is empty; set `in_flight`, `latency` or both");
     }
     in_flight.into_iter().chain(latency).collect()
 }

@@ -27,7 +27,8 @@ pub(super) fn warn(
     for (at, (upstream, value)) in upstreams.iter().zip(values).enumerate() {
         if let Some(all) = first.and_then(|first| upstreams.get(first).filter(|_| at > first)) {
             let message = format!(
-                "{UNREACHABLE}: no request is for `{}`, because every request is for `{}`, which stands before it and has no `when`; move that one to the end",
+                "{UNREACHABLE}: no request reaches `{}`, because every request matches `{}`, which comes first \
+                 and has no `when`; move that upstream to the end",
                 upstream.name, all.name
             );
             value.warn(report, message);
@@ -35,7 +36,8 @@ pub(super) fn warn(
         let is_itself = |url: &&Url| listen.is_some_and(|listen| is_at(url, listen));
         if let Some(url) = upstream.urls.iter().find(is_itself) {
             let message = format!(
-                "{ITSELF}: `{}` is at {}, where this proxy itself listens, so that it asks itself over and over; name the address of the service behind it",
+                "{ITSELF}: `{}` is at {}, where this proxy itself listens, so requests would loop; set the \
+                 address of the service behind the proxy",
                 upstream.name,
                 url.authority()
             );
@@ -44,7 +46,7 @@ pub(super) fn warn(
         let entry = upstream.room_entry();
         if upstream.adaptive.is_none() && rules.looks_at(&entry) {
             let message = format!(
-                "{UNTOLD}: a rule goes by `{entry}`, which the proxy tells only of an upstream with `adaptive`; write `adaptive: {{}}`"
+                "{UNTOLD}: a rule uses `{entry}`, which the proxy provides only for an upstream with `adaptive`; add `adaptive: {{}}`"
             );
             value.warn(report, message);
         }

@@ -92,8 +92,9 @@ pub(super) fn heads(proxy: &Fields<'_>, report: &mut Report) -> Heads {
         let underscores = value.choice(report, &choices)?;
         if underscores == Underscores::Pass {
             let message = format!(
-                "{UNDERSCORES}: a client can send `X_Api_Key` beside `X-Api-Key`: rules see the second, and services behind \
-                 CGI, WSGI or PHP take both for one; use drop or refuse unless no service does"
+                "{UNDERSCORES}: a client can send both `X_Api_Key` and `X-Api-Key`: rules see the second, and \
+                 services behind CGI, WSGI or PHP do not distinguish them; use drop or refuse unless no service \
+                 is behind these"
             );
             value.warn(report, message);
         }

@@ -104,7 +104,13 @@ pub(super) fn upstreams(
     let mut names = HashSet::new();
     for (item, upstream) in items.iter().zip(&read) {
         if !names.insert(&upstream.name) {
-            item.wrong(report, format!("another is called `{}`", upstream.name));
+            item.wrong(
+                report,
+                format!(
+                    "another upstream has the name `{}`; give each upstream its own name",
+                    upstream.name
+                ),
+            );
         }
     }
     if report.count() > before {
@@ -188,7 +194,7 @@ fn urls(value: &Value<'_>, report: &mut Report) -> Option<Vec<Url>> {
         .collect();
     for (at, (item, url)) in items.iter().zip(&urls).enumerate() {
         if urls[..at].contains(url) {
-            item.wrong(report, "stands there twice");
+            item.wrong(report, "is listed twice; remove one of the two");
         }
     }
     (report.count() == before).then_some(urls)
@@ -199,7 +205,7 @@ fn ca(value: &Value<'_>, urls: Option<&[Url]>, report: &mut Report) -> Option<Pa
     if urls.is_some_and(|urls| urls.iter().all(|url| url.scheme == Scheme::Http)) {
         value.wrong(
             report,
-            "goes with https://, and no URL of this upstream has that",
+            "applies only to https://, and no URL of this upstream uses it",
         );
     }
     Some(path.into())
@@ -214,7 +220,7 @@ fn conditions(value: &Value<'_>, report: &mut Report) -> Option<When> {
             let advice = advice(entry, ENTRIES);
             value.wrong(
                 report,
-                format!("an upstream is chosen by path, host and method; {advice}"),
+                format!("upstreams are selected by path, host and method; {advice}"),
             );
             continue;
         }

@@ -43,35 +43,35 @@ impl Url {
     /// Returns a message that describes the problem in any other text.
     pub fn parse(text: &str) -> Result<Self, String> {
         let wrong = |problem: &str| format!("{problem}; give a URL such as http://127.0.0.1:3000");
-        let uri: Uri = text.parse().map_err(|_| wrong("this is no URL"))?;
+        let uri: Uri = text.parse().map_err(|_| wrong("this is not a URL"))?;
         let scheme = match uri.scheme_str() {
             Some("http") => Scheme::Http,
             Some("https") => Scheme::Https,
-            Some(_) => return Err(wrong("only http:// and https:// can be asked")),
-            None => return Err(wrong("there is no scheme")),
+            Some(_) => return Err(wrong("only http:// and https:// are supported")),
+            None => return Err(wrong("the scheme is missing")),
         };
         let authority = uri
             .authority()
             .map(Authority::as_str)
-            .ok_or_else(|| wrong("there is no host"))?;
+            .ok_or_else(|| wrong("the host is missing"))?;
         if authority.contains('@') {
-            return Err(wrong("there must be no user in it"));
+            return Err(wrong("a user name is not allowed"));
         }
         if uri.path() != "/" || uri.query().is_some() {
             return Err(wrong(
-                "there must be no path in it: what clients ask for is passed on as it is",
+                "a path is not allowed, because the client's path is forwarded unchanged",
             ));
         }
         let host = uri.host().unwrap_or_default();
         let host = host.trim_start_matches('[').trim_end_matches(']');
         if host.is_empty() {
-            return Err(wrong("there is no host"));
+            return Err(wrong("the host is missing"));
         }
         let port = match (uri.port_u16(), authority.rsplit_once(':')) {
-            (Some(0), _) => return Err(wrong("port 0 is nobody's")),
+            (Some(0), _) => return Err(wrong("port 0 is not valid")),
             (Some(port), _) => port,
             (None, Some((_, port))) if !port.contains(']') => {
-                return Err(wrong("the port is none"));
+                return Err(wrong("the port is not valid"));
             }
             (None, _) if scheme == Scheme::Https => 443,
             (None, _) => 80,
@@ -121,15 +121,15 @@ mod tests {
     #[test]
     fn what_cannot_be_asked_is_refused() {
         for (text, problem) in [
-            ("127.0.0.1:3000", "there is no scheme"),
-            ("ftp://h", "only http:// and https:// can be asked"),
-            ("http://u:p@h", "there must be no user in it"),
-            ("http://h/v1", "there must be no path in it"),
-            ("http://h?x", "there must be no path in it"),
-            ("http://h:0", "port 0 is nobody's"),
-            ("http://h:99999", "the port is none"),
-            ("http://", "this is no URL"),
-            ("http://h h", "this is no URL"),
+            ("127.0.0.1:3000", "the scheme is missing"),
+            ("ftp://h", "only http:// and https:// are supported"),
+            ("http://u:p@h", "a user name is not allowed"),
+            ("http://h/v1", "a path is not allowed"),
+            ("http://h?x", "a path is not allowed"),
+            ("http://h:0", "port 0 is not valid"),
+            ("http://h:99999", "the port is not valid"),
+            ("http://", "this is not a URL"),
+            ("http://h h", "this is not a URL"),
         ] {
             let error = Url::parse(text).unwrap_err();
             assert!(error.starts_with(problem), "{text}: {error}");
