@@ -102,7 +102,7 @@ impl Findings {
         let hindrances = hindrances(&config);
         let hindrances = hindrances.iter().map(ToString::to_string).chain(secrets);
         let hindrances =
-            hindrances.map(|what| format!("on this machine it would not start: {what}"));
+            hindrances.map(|what| format!("the server would not start on this machine: {what}"));
         let forfeits = forfeits(&config).into_iter();
         let forfeits = forfeits.map(|what| format!("on this machine {what}"));
         for what in hindrances.chain(forfeits) {
@@ -138,7 +138,7 @@ impl Findings {
             }
         }
         if file.is_dir() && self.format == Format::Text {
-            complain("a folder of envoyproxy/ratelimit's files is checked with --envoy");
+            complain("to check a folder of envoyproxy/ratelimit files, pass it with --envoy");
         }
     }
 
@@ -148,7 +148,7 @@ impl Findings {
         match loaded {
             Ok(loaded) if loaded.domains() == 0 => {
                 let problem = format!(
-                    "{whose}{name} has no file with a domain: nothing that Envoy asks about would be limited"
+                    "{whose}{name} has no file with a domain: requests from Envoy would not be limited"
                 );
                 let found = plain(&name, "mistake", &problem, Severity::Error);
                 self.wrong(Found::Mistaken, &problem, [found]);

@@ -109,7 +109,7 @@ fn a_file_of_envoyproxy_ratelimit_is_told_from_a_rules_file() {
     let output = check(scratch.path().to_str().unwrap());
     let said = text_of(&output);
     assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("is checked with --envoy"), "{said}");
+    assert!(said.contains("pass it with --envoy"), "{said}");
     let other = scratch.write("other.yaml", "domain: shop\n");
     let said = text_of(&check(other.to_str().unwrap())).to_owned();
     assert!(!said.contains("--envoy"), "{said}");
@@ -151,7 +151,7 @@ proxy:
         "store.tls: cannot read /nowhere/redis.pem",
         "admin.token_env: the environment variable TIDEGATE_TEST_UNSET is not set",
     ]) {
-        let begins = "tidegate: warning: on this machine it would not start: ";
+        let begins = "tidegate: warning: the server would not start on this machine: ";
         assert!(
             line.starts_with(begins) && line.contains(names),
             "{names}: {said}"

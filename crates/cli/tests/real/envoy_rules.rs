@@ -62,7 +62,7 @@ fn an_envoy_folder_is_checked() {
         "config has 3 mistakes:",
         "  b.yaml: descriptors[0].rate_limit.unit (line 2): invalid rate limit unit 'moon'",
         "  b.yaml: descriptors[1] (line 2): descriptor has empty key",
-        "  shop.yaml: domain (line 1): duplicate domain 'shop' in config file; b.yaml has it already",
+        "  shop.yaml: domain (line 1): duplicate domain 'shop' in config file; b.yaml already defines it",
     ] {
         assert!(said.contains(mistake), "no {mistake:?} in:\n{said}");
     }
@@ -121,8 +121,7 @@ fn a_folder_that_is_empty_or_missing_has_no_praise() {
     std::fs::create_dir(scratch.join("empty")).unwrap();
     scratch.write("empty/.hidden.yaml", SHOP);
     let (code, said) = check(&scratch, &["check", "--envoy", "empty"]);
-    let nothing =
-        "empty has no file with a domain: nothing that Envoy asks about would be limited\n";
+    let nothing = "empty has no file with a domain: requests from Envoy would not be limited\n";
     assert_eq!((code, said), (Some(1), format!("tidegate: {nothing}")));
 
     scratch.write("rules.yaml", "envoy: {config: empty}\n");
@@ -161,7 +160,7 @@ fn the_start_says_what_is_in_force() {
     server.wait_for(&[reloaded, domains, descriptors]);
     let said = server.said();
     let words = [
-        "the configuration of the rate limit service is in force",
+        "the configuration of the rate limit service is active",
         domains,
         descriptors,
     ];
@@ -186,7 +185,7 @@ fn a_file_that_cannot_be_read_is_tried_again_until_it_can() {
     std::fs::rename(draft, file).unwrap();
     server.wait_for(&[
         "kept the old configuration of the rate limit service: cannot read config/shop.yaml",
-        "it is tried again until it can be read",
+        "retrying until it can be read",
     ]);
     server.limit_files(1_024);
     let line = server.wait_for(&["the configuration of the rate limit service"]);
@@ -300,7 +299,7 @@ fn the_environment_of_the_original_starts_it() {
     let mut process = Process::start(&mut from_environment(&scratch));
     process.wait_for(&["REDIS_POOL_SIZE is ignored: "]);
     process.wait_for(&["RUNTIME_WATCH_ROOT is ignored: "]);
-    process.wait_for(&["USE_STATSD is ignored: metrics are Prometheus', on the admin door"]);
+    process.wait_for(&["USE_STATSD is ignored: metrics are in the Prometheus format, at /metrics of the admin listener"]);
     let line = process
         .wait_for(&["listening", "listener=\"http\""])
         .replace('"', "");
@@ -338,7 +337,7 @@ fn what_of_that_environment_cannot_be_done_is_refused() {
     for problem in [
         "CONFIG_TYPE: rules are read from files only",
         "BACKEND_TYPE: counts are kept in Redis or in the memory of this process only",
-        "GRPC_UDS: the gRPC door does not listen on Unix sockets",
+        "GRPC_UDS: the gRPC listener does not support Unix sockets",
         "NEAR_LIMIT_RATIO: expected a share from 0 to 1, such as 0.8, got \"much\"",
         "GRPC_SERVER_TLS_CERT: is missing",
         "PORT: expected a port from 0 to 65535, got \"http\"",

@@ -99,7 +99,7 @@ pub enum RateLimitError {
     NoConfiguration,
     /// The store is unavailable and the settings ask for an error in this case; the operator must
     /// fix this. If several limits applied, some of them may have been charged.
-    #[error("the store is out of reach")]
+    #[error("the store is unavailable")]
     Store,
     /// A field of the request is out of bounds; the client must fix this.
     #[error("{field}: {problem}")]

@@ -39,67 +39,67 @@ const WITHOUT_REDIS: &str = "without REDIS_URL, counts are kept in the memory of
 const IGNORED: &[(&str, &str)] = &[
     (
         "REDIS_",
-        "the store in Redis has settings of its own; write a rules file with `store` for them",
+        "the Redis store has its own settings; set them under `store` in a rules file",
     ),
     (
         "MEMCACHE_",
-        "there is no such store; counts are kept in the memory of this process",
+        "Memcached is not supported; counts are kept in Redis or in the memory of this process",
     ),
     (
         "EXPIRATION_JITTER_MAX_SECONDS",
-        "counts do not expire all at once: nothing needs to be spread",
+        "counts do not expire all at once, so no jitter is needed",
     ),
     (
         "RUNTIME_IGNOREDOTFILES",
-        "names that begin with a dot are always passed over",
+        "names that begin with a dot are always ignored",
     ),
     (
         "RUNTIME_WATCH_ROOT",
-        "files are read again whenever they change, links on the way to them included",
+        "files are reloaded whenever they or symbolic links on their path change",
     ),
     (
         "DEBUG_HOST",
-        "the admin door is for this machine only, unless TIDEGATE_ADMIN_TOKEN is set",
+        "the admin listener is on loopback unless TIDEGATE_ADMIN_TOKEN is set",
     ),
     (
         "USE_STATSD",
-        "metrics are Prometheus', on the admin door at /metrics",
+        "metrics are in the Prometheus format, at /metrics of the admin listener",
     ),
     (
         "STATSD_",
-        "metrics are Prometheus', on the admin door at /metrics",
+        "metrics are in the Prometheus format, at /metrics of the admin listener",
     ),
     (
         "USE_DOG_STATSD",
-        "metrics are Prometheus', on the admin door at /metrics",
+        "metrics are in the Prometheus format, at /metrics of the admin listener",
     ),
     (
         "DOG_STATSD_",
-        "metrics are Prometheus', on the admin door at /metrics",
+        "metrics are in the Prometheus format, at /metrics of the admin listener",
     ),
     (
         "USE_PROMETHEUS",
-        "metrics are Prometheus' already, on the admin door at /metrics",
+        "metrics are always in the Prometheus format, at /metrics of the admin listener",
     ),
     (
         "PROMETHEUS_",
-        "metrics are on the admin door at /metrics; their names are in docs/envoy.md",
+        "metrics are at /metrics of the admin listener; docs/envoy.md lists their names",
     ),
     (
         "EXTRA_TAGS",
-        "give the labels to the scrape configuration of Prometheus",
+        "set labels in the scrape configuration of Prometheus",
     ),
     (
         "STATS_FLUSH_INTERVAL",
-        "metrics are read when they are asked for",
+        "metrics are computed when Prometheus scrapes them",
     ),
     (
         "DISABLE_STATS",
-        "metrics cost nothing until they are asked for",
+        "metrics cost nothing until they are scraped",
     ),
     ("LOG_FORMAT", "logs are text"),
-    ("TRACING_", "there is no tracing"),
-    ("OTEL_", "there is no tracing"),
+    ("TRACING_", "tracing is not supported"),
+    ("OTEL_", "tracing is not supported"),
     ("CONFIG_GRPC_XDS_", "rules are read from files only"),
     ("XDS_", "rules are read from files only"),
 ];
@@ -151,13 +151,13 @@ fn refuse(reader: &mut Reader<'_>) {
     }
     if reader.text("GRPC_UDS").is_some() {
         reader.problems.push(
-            "GRPC_UDS: the gRPC door does not listen on Unix sockets; use GRPC_HOST and GRPC_PORT"
+            "GRPC_UDS: the gRPC listener does not support Unix sockets; use GRPC_HOST and GRPC_PORT"
                 .into(),
         );
     }
     if reader.text("GRPC_CLIENT_TLS_SAN").is_some() {
-        let problem = "GRPC_CLIENT_TLS_SAN: names in clients' certificates are not looked at; \
-                       give GRPC_CLIENT_TLS_CACERT an authority that signs for these clients only";
+        let problem = "GRPC_CLIENT_TLS_SAN: names in client certificates are not checked; set \
+            GRPC_CLIENT_TLS_CACERT to a CA that signs certificates for these clients only";
         reader.problems.push(problem.into());
     }
 }

@@ -9,7 +9,7 @@ const FAMILIES: [(Counter, &str, &str); 7] = [
     (
         Counter::TotalHits,
         "tidegate_envoy_hits_total",
-        "Hits asked for, by domain and descriptor.",
+        "Hits requested, by domain and descriptor.",
     ),
     (
         Counter::WithinLimit,
@@ -19,17 +19,17 @@ const FAMILIES: [(Counter, &str, &str); 7] = [
     (
         Counter::NearLimit,
         "tidegate_envoy_near_limit_total",
-        "Hits near their limit, within it.",
+        "Hits within their limit and above the near-limit ratio.",
     ),
     (
         Counter::OverLimit,
         "tidegate_envoy_over_limit_total",
-        "Hits over their limit, in shadow or not.",
+        "Hits over their limit, including shadow rules.",
     ),
     (
         Counter::OverLimitWithLocalCache,
         "tidegate_envoy_over_limit_cached_total",
-        "Hits over their limit that were not taken to the store.",
+        "Hits over their limit, decided from the local cache without the store.",
     ),
     (
         Counter::ShadowMode,
@@ -39,7 +39,7 @@ const FAMILIES: [(Counter, &str, &str); 7] = [
     (
         Counter::TotalNegativeHits,
         "tidegate_envoy_hits_given_back_total",
-        "Hits given back.",
+        "Hits refunded.",
     ),
 ];
 
@@ -52,13 +52,13 @@ impl Watch {
         text.family(
             name,
             "counter",
-            "Loads of the rate limit service's configuration.",
+            "Configuration loads of the rate limit service, by result.",
         );
         let (succeeded, failed) = self.loads();
         text.sample(name, &[("result", "ok")], succeeded);
         text.sample(name, &[("result", "failed")], failed);
         let is_in_force = u64::from(self.last_mistakes().is_empty());
-        let help = "1 unless the last load of the rate limit service's configuration failed.";
+        let help = "Whether the last configuration load of the rate limit service succeeded (1) or failed (0).";
         text.single(
             "tidegate_envoy_last_config_load_success",
             "gauge",
@@ -83,7 +83,11 @@ impl RateLimitService {
             });
         }
         let name = "tidegate_envoy_domain_not_found_total";
-        text.family(name, "counter", "Descriptors in a domain that no file has.");
+        text.family(
+            name,
+            "counter",
+            "Descriptors requested in a domain that no file configures.",
+        );
         self.for_each_unknown_domain(|domain, descriptors| {
             text.sample(name, &[("domain", domain)], descriptors)
         });
@@ -101,7 +105,7 @@ impl RateLimitService {
             help,
             self.errors(),
         );
-        let help = "Domains of the configuration in force.";
+        let help = "Domains in the active configuration.";
         text.single("tidegate_envoy_domains", "gauge", help, self.domains());
     }
 }

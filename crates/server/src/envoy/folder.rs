@@ -297,14 +297,14 @@ impl Watch {
         let path = self.folder.path.display();
         match loaded {
             Ok(0) => {
-                tracing::warn!(%path, "no domain is configured any more: nothing that Envoy asks about is limited")
+                tracing::warn!(%path, "no domain is configured any more: requests from Envoy are not limited")
             }
             Ok(domains) => {
                 let descriptors = self.service.descriptors();
                 tracing::info!(%path, domains, descriptors, "reloaded the configuration of the rate limit service")
             }
             Err(error) if error.may_pass() => tracing::error!(
-                %path, "kept the old configuration of the rate limit service: {error}; it is tried again until it can be read"
+                %path, "kept the old configuration of the rate limit service: {error}; retrying until it can be read"
             ),
             Err(error) => {
                 let mistakes = error.problems();
@@ -321,11 +321,11 @@ impl Watch {
         let path = self.folder.path.display();
         match self.service.domains() {
             0 => {
-                tracing::warn!(%path, "no domain is configured: nothing that Envoy asks about is limited")
+                tracing::warn!(%path, "no domain is configured: requests from Envoy are not limited")
             }
             domains => {
                 let descriptors = self.service.descriptors();
-                tracing::info!(%path, domains, descriptors, "the configuration of the rate limit service is in force")
+                tracing::info!(%path, domains, descriptors, "the configuration of the rate limit service is active")
             }
         }
     }

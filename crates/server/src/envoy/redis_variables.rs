@@ -28,8 +28,8 @@ pub(super) const HONOURED: &[&str] = &[
 pub(super) fn redis(reader: &mut Reader<'_>) -> Option<RedisConfig> {
     let servers = servers(reader)?;
     if reader.flag("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION") {
-        let problem = "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION: a certificate of anybody's protects nothing; \
-                       give REDIS_TLS_CACERT the authority that signed the server's";
+        let problem = "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION: host name verification cannot be disabled; set \
+            REDIS_TLS_CACERT to the CA that signed the server's certificate";
         reader.problems.push(problem.into());
     }
     let mut store = Map::new();
@@ -64,7 +64,7 @@ pub(super) fn redis(reader: &mut Reader<'_>) -> Option<RedisConfig> {
         Err(mistakes) => {
             let problems = mistakes
                 .iter()
-                .map(|mistake| format!("REDIS_URL and what goes with it: {}", mistake.message));
+                .map(|mistake| format!("REDIS_URL and related variables: {}", mistake.message));
             reader.problems.extend(problems);
             None
         }

@@ -229,7 +229,7 @@ fn described(descriptor: &Descriptor) -> Metadata {
 
 #[expect(
     clippy::cast_precision_loss,
-    reason = "a protobuf Struct has no other numbers, and nothing is decided by it"
+    reason = "a protobuf Struct has only f64 numbers, and no decision depends on them"
 )]
 fn approximate(number: u64) -> f64 {
     number as f64

@@ -67,7 +67,8 @@ descriptors:
             "f.yaml: descriptors[4].rate_limit.replaces[2] (line 19): config error, yaml file contains list of type other than map: x",
             "f.yaml: descriptors[4].rate_limit.replaces[0] (line 19): should not have an empty replaces entry",
             "f.yaml: descriptors[4].rate_limit.replaces[1] (line 19): replaces should not contain name of same descriptor",
-            "f.yaml: descriptors[4].descriptors[0].value (line 21): error checking config: a number with a fraction is no value here; put a text in quotes",
+            "f.yaml: descriptors[4].descriptors[0].value (line 21): error checking config: a fraction is not a \
+             valid value here; quote the value if it is a text",
             "f.yaml: descriptors[4].descriptors[2] (line 23): duplicate descriptor composite key 'd.c.c1_2'",
             "f.yaml: descriptors[5].0.25 (line 24): config error, key is not of type string: 0.25",
             "f.yaml: descriptors[5] (line 24): descriptor has empty key",
@@ -99,7 +100,7 @@ domain: [
     assert_eq!(read(text).unwrap().domains(), 1);
     assert_eq!(
         warnings(text),
-        ["f.yaml: line 8: key `key` stands twice in one map; the last one holds"]
+        ["f.yaml: line 8: duplicate key `key` in one map; the last value is used"]
     );
     let laughs = "domain: &a [x, x, x, x, x, x, x, x]\nb: &b [*a, *a, *a, *a, *a, *a, *a, *a]\n".to_owned()
         + &(0..9).map(|n| {
@@ -128,10 +129,11 @@ descriptors:
     assert_eq!(
         warnings(text),
         [
-            "f.yaml: descriptors[0].rate_limit.shadow_mode (line 4): `shadow_mode` has no effect here; it belongs beside `key`",
-            "f.yaml: descriptors[1] (line 5): relies on joined names: this also applies to the entry `user` = `id`, before the rule with the key `user` does; rename one of the two keys if that is not meant",
-            "f.yaml: descriptors[1].rate_limit (line 6): requests_per_unit is missing and means 0: every request is over the limit",
-            "f.yaml: descriptors[2].unit (line 8): `unit` has no effect here; it belongs into `rate_limit`",
+            "f.yaml: descriptors[0].rate_limit.shadow_mode (line 4): `shadow_mode` has no effect here; move it next to `key`",
+            "f.yaml: descriptors[1] (line 5): relies on joined names: this rule also applies to the entry \
+             `user` = `id`, before the rule with the key `user`; rename one of the two keys if that is not intended",
+            "f.yaml: descriptors[1].rate_limit (line 6): requests_per_unit is missing and defaults to 0: every request is over the limit",
+            "f.yaml: descriptors[2].unit (line 8): `unit` has no effect here; move it into `rate_limit`",
         ]
     );
 }
@@ -149,11 +151,11 @@ fn envoy_additions_are_refused_where_they_make_no_sense() {
         ),
         (
             "rate_limit: {window: 30s, unit: day, requests_per_unit: 1}",
-            "rate_limit.window (line 1): says what unit and requests_per_unit say already",
+            "rate_limit.window (line 1): repeats unit or requests_per_unit",
         ),
         (
             "rate_limit: {anchor: {calendar: month}, unit: day, requests_per_unit: 1}",
-            "says what unit and requests_per_unit say already",
+            "repeats unit or requests_per_unit",
         ),
         (
             "rate_limit: {anchor: {calender: month}, requests_per_unit: 1}",
@@ -161,7 +163,7 @@ fn envoy_additions_are_refused_where_they_make_no_sense() {
         ),
         (
             "rate_limit: {unlimited: true, burst: 5}",
-            "rate_limit.burst (line 1): is a field of a limit, and this is unlimited",
+            "rate_limit.burst (line 1): conflicts with `unlimited`",
         ),
         (
             "rate_limit: {algorithm: token_bucket, unit: day, requests_per_unit: 0}",
@@ -174,11 +176,11 @@ fn envoy_additions_are_refused_where_they_make_no_sense() {
         ("rate_limits: [5/fortnight]", "rate_limits[0] (line 1)"),
         (
             "rate_limits: [{unlimited: true}]",
-            "rate_limits[0].unlimited (line 1): has no place among limits",
+            "rate_limits[0].unlimited (line 1): is not allowed in a list of limits; remove it",
         ),
         (
             "rate_limits: [1/s], rate_limit: {unit: day}",
-            "rate_limits (line 1): beside `rate_limit`; put that into the list too",
+            "rate_limits (line 1): conflicts with `rate_limit`; move that limit into the list",
         ),
         (
             "window: 30s",

@@ -43,7 +43,7 @@ impl Reader<'_, '_> {
             && self.merging == DomainFiles::One
         {
             let message = format!(
-                "duplicate domain '{}' in config file; {first} has it already",
+                "duplicate domain '{}' in config file; {first} already defines it",
                 shown(name)
             );
             wrong(root, "domain", report, message);

@@ -102,11 +102,7 @@ pub(super) fn check(value: &Value<'_>, place: Place, report: &mut Report) {
         };
         let is_effective = place.has(name);
         if !is_effective && KNOWN.contains(&name) {
-            let message = format!(
-                "`{}` has no effect here; it belongs {}",
-                name,
-                home_of(name)
-            );
+            let message = format!("`{}` has no effect here; move it {}", name, home_of(name));
             value.warn(report, message);
         } else if !is_effective {
             let known: Vec<&str> = place
@@ -155,7 +151,7 @@ fn check_value(value: &Value<'_>, place: Place, name: &str, report: &mut Report)
         }
         content => {
             if let Some(Scalar::Fraction(_)) = scalar::of(content) {
-                value.wrong(report, "error checking config: a number with a fraction is no value here; put a text in quotes");
+                value.wrong(report, "error checking config: a fraction is not a valid value here; quote the value if it is a text");
             }
         }
     }
@@ -182,8 +178,8 @@ fn name_of<'n>(
 
 fn home_of(name: &str) -> &'static str {
     match name {
-        "domain" => "at the top of the file",
+        "domain" => "to the top of the file",
         "name" | "unit" | "requests_per_unit" | "unlimited" | "replaces" => "into `rate_limit`",
-        _ => "beside `key`",
+        _ => "next to `key`",
     }
 }

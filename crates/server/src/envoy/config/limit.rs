@@ -64,7 +64,10 @@ pub(super) fn read(descriptor: &Value<'_>, denied: Denied, report: &mut Report) 
         field(descriptor, "rate_limits"),
     ) {
         (Some(_), Some(several)) => {
-            several.wrong(report, "beside `rate_limit`; put that into the list too");
+            several.wrong(
+                report,
+                "conflicts with `rate_limit`; move that limit into the list",
+            );
             None
         }
         (Some(one), None) => match one.content() {
@@ -110,7 +113,12 @@ fn list(value: &Value<'_>, report: &mut Report) -> Option<Read> {
             replaced.extend(replaces(item, own, report));
             name = name.or(own);
             if flag(item, "unlimited", report) {
-                wrong(item, "unlimited", report, "has no place among limits");
+                wrong(
+                    item,
+                    "unlimited",
+                    report,
+                    "is not allowed in a list of limits; remove it",
+                );
                 continue;
             }
         }
@@ -211,7 +219,7 @@ fn with_unit(value: &Value<'_>, spec: LimitSpec, report: &mut Report) -> Option<
     if is_original && requests.is_none() && field(value, "requests_per_unit").is_none() {
         value.warn(
             report,
-            "requests_per_unit is missing and means 0: every request is over the limit",
+            "requests_per_unit is missing and defaults to 0: every request is over the limit",
         );
     }
     let unit = if has_unit {
@@ -257,7 +265,7 @@ fn check_said_once(value: &Value<'_>, said: &LimitSpec, spec: &LimitSpec, report
         ("window", said.window.is_some() && has_window),
     ];
     for (name, _) in twice.into_iter().filter(|(_, twice)| *twice) {
-        let message = "says what unit and requests_per_unit say already; remove one of the two";
+        let message = "repeats unit or requests_per_unit; remove one of the two";
         wrong(value, name, report, message);
     }
 }
@@ -316,7 +324,7 @@ fn check_unlimited(value: &Value<'_>, report: &mut Report) {
             value,
             name,
             report,
-            "is a field of a limit, and this is unlimited; remove one of the two",
+            "conflicts with `unlimited`; remove one of the two",
         );
     }
 }

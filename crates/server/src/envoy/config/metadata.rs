@@ -35,7 +35,7 @@ fn convert(value: &Value<'_>, report: &mut Report) -> Option<Metadata> {
                             convert(&value, report).map(|value| (Arc::from(&**name), value)),
                         );
                     }
-                    _ => value.wrong(report, "metadata cannot be converted: a key is no text"),
+                    _ => value.wrong(report, "metadata cannot be converted: a key is not a text"),
                 }
             }
             Some(Metadata::map(members))
@@ -68,7 +68,7 @@ fn plain(content: &Content<'_>) -> Metadata {
 
 #[expect(
     clippy::cast_precision_loss,
-    reason = "a protobuf Struct has no other numbers, and nothing is decided by it"
+    reason = "a protobuf Struct has only f64 numbers, and no decision depends on them"
 )]
 fn approximate(number: i128) -> f64 {
     number as f64

@@ -64,7 +64,7 @@ fn redis_is_that_of_the_variables() {
         ),
         (
             &[("REDIS_URL", "r:what")],
-            "REDIS_URL and what goes with it: expected a URL",
+            "REDIS_URL and related variables: expected a URL",
         ),
         (
             &[
@@ -91,7 +91,7 @@ fn what_has_no_effect_is_told_and_only_that() {
     let ignored = read.unwrap().ignored;
     assert_eq!(ignored.len(), 2, "{ignored:?}");
     assert!(ignored[0].starts_with("LOG_FORMAT is ignored: logs are text"));
-    assert!(ignored[1].starts_with("REDIS_POOL_SIZE is ignored: the store"));
+    assert!(ignored[1].starts_with("REDIS_POOL_SIZE is ignored: the Redis store"));
 }
 
 #[test]
