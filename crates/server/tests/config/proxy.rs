@@ -199,6 +199,31 @@ fn what_is_missing_is_named() {
     assert_eq!(mistakes(text), expected);
 }
 
+/// An upstream or a URL that cannot be parsed must not shift the line of a later duplicate.
+#[test]
+fn a_duplicate_after_an_invalid_item_is_reported_at_its_own_line() {
+    let text = "
+proxy:
+  listen: 127.0.0.1:1
+  upstreams:
+    - {name: 'a b', urls: http://h}
+    - {name: a, urls: http://i}
+    - {name: a, urls: http://j}
+    - name: b
+      urls:
+        - ftp://h
+        - http://h
+        - http://h
+";
+    let expected = [
+        "proxy.upstreams[0].name (line 5): expected a name of 1 to 64 letters, digits, `-`, `_` and `.`, got \"a b\"",
+        "proxy.upstreams[2] (line 7): another upstream has the name `a`; give each upstream its own name",
+        "proxy.upstreams[3].urls[0] (line 10): only http:// and https:// are supported; give a URL such as http://127.0.0.1:3000",
+        "proxy.upstreams[3].urls[2] (line 12): is listed twice; remove one of the two",
+    ];
+    assert_eq!(mistakes(text), expected);
+}
+
 #[test]
 fn when_an_address_is_left_alone_can_be_set() {
     let upstream = |settings: &str| {

@@ -96,13 +96,13 @@ pub(super) fn upstreams(
         );
         value.wrong(report, problem);
     }
-    let read: Vec<Upstream> = items
+    let read: Vec<(&Value<'_>, Upstream)> = items
         .iter()
         .take(MAX_UPSTREAMS)
-        .filter_map(|item| upstream(item, report))
+        .filter_map(|item| Some((item, upstream(item, report)?)))
         .collect();
     let mut names = HashSet::new();
-    for (item, upstream) in items.iter().zip(&read) {
+    for (item, upstream) in &read {
         if !names.insert(&upstream.name) {
             item.wrong(
                 report,
@@ -116,8 +116,9 @@ pub(super) fn upstreams(
     if report.count() > before {
         return None;
     }
-    gaps::warn(&read, &items, (listen, rules), report);
-    Some(read)
+    let upstreams: Vec<Upstream> = read.into_iter().map(|(_, upstream)| upstream).collect();
+    gaps::warn(&upstreams, &items, (listen, rules), report);
+    Some(upstreams)
 }
 
 fn upstream(value: &Value<'_>, report: &mut Report) -> Option<Upstream> {
@@ -187,17 +188,18 @@ fn urls(value: &Value<'_>, report: &mut Report) -> Option<Vec<Url>> {
         let problem = format!("must be 1 to {MAX_URLS} URLs, got {}", items.len());
         value.wrong(report, problem);
     }
-    let urls: Vec<Url> = items
+    let what = "a URL such as http://127.0.0.1:3000";
+    let read: Vec<(&Value<'_>, Url)> = items
         .iter()
         .take(MAX_URLS)
-        .filter_map(|item| item.parsed(report, "a URL such as http://127.0.0.1:3000", Url::parse))
+        .filter_map(|item| Some((item, item.parsed(report, what, Url::parse)?)))
         .collect();
-    for (at, (item, url)) in items.iter().zip(&urls).enumerate() {
-        if urls[..at].contains(url) {
+    for (at, (item, url)) in read.iter().enumerate() {
+        if read[..at].iter().any(|(_, earlier)| earlier == url) {
             item.wrong(report, "is listed twice; remove one of the two");
         }
     }
-    (report.count() == before).then_some(urls)
+    (report.count() == before).then(|| read.into_iter().map(|(_, url)| url).collect())
 }
 
 fn ca(value: &Value<'_>, urls: Option<&[Url]>, report: &mut Report) -> Option<PathBuf> {
