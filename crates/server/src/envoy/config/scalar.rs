@@ -65,9 +65,12 @@ fn whole(text: &str) -> Option<i128> {
 }
 
 fn fraction(text: &str) -> Option<f64> {
-    match text.trim_start_matches(['+', '-']) {
+    let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
+    match unsigned {
+        ".inf" | ".Inf" | ".INF" if text.starts_with('-') => return Some(f64::NEG_INFINITY),
         ".inf" | ".Inf" | ".INF" => return Some(f64::INFINITY),
-        ".nan" | ".NaN" | ".NAN" => return Some(f64::NAN),
+        // YAML has no sign before a NaN.
+        ".nan" | ".NaN" | ".NAN" if text == unsigned => return Some(f64::NAN),
         unsigned if !unsigned.starts_with(|first: char| first.is_ascii_digit() || first == '.') => {
             return None;
         }
@@ -98,7 +101,15 @@ mod tests {
             (".5", Scalar::Fraction(0.5)),
             ("0.25", Scalar::Fraction(0.25)),
             ("09", Scalar::Fraction(9.0)),
-            ("-.inf", Scalar::Fraction(f64::INFINITY)),
+            ("-1.5", Scalar::Fraction(-1.5)),
+            ("+1.5", Scalar::Fraction(1.5)),
+            (".inf", Scalar::Fraction(f64::INFINITY)),
+            ("+.inf", Scalar::Fraction(f64::INFINITY)),
+            ("-.inf", Scalar::Fraction(f64::NEG_INFINITY)),
+            ("--.inf", Scalar::Text),
+            ("+-.inf", Scalar::Text),
+            ("--1.5", Scalar::Text),
+            ("-.nan", Scalar::Text),
             ("50.0.0.5", Scalar::Text),
             ("--5", Scalar::Text),
             ("0x-5", Scalar::Text),
