@@ -4,8 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args as Arguments, Parser, Subcommand, ValueEnum};
 
-/// A rate limiter: it decides, for every request, whether it may pass now, and if not, exactly
-/// when.
+/// A rate limiter: decides for every request whether it may pass now and, if not, exactly when.
 #[derive(Debug, Parser)]
 #[command(version, arg_required_else_help = true)]
 pub(crate) struct Args {
@@ -15,34 +14,34 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Serve every listener until stopped by a signal
+    /// Run the server until SIGTERM or SIGINT
     Serve(Serve),
-    /// Read a rules file, or the configuration of Envoy's rate limit service, and report every
-    /// mistake in it
+    /// Validate a rules file, or the configuration of Envoy's rate limit service, and report every
+    /// mistake
     Check(Check),
-    /// Show how the running server does: version, readiness, store, rules and listeners
+    /// Show the status of the running server: version, readiness, store, rules and listeners
     Status {
         #[command(flatten)]
         admin: Admin,
     },
-    /// List the rules that are in force
+    /// List the active rules
     Rules {
         #[command(flatten)]
         admin: Admin,
     },
-    /// Make the server read its rules file and certificates again
+    /// Reload the server's rules file and certificates
     Reload {
         #[command(flatten)]
         admin: Admin,
     },
-    /// Deny every request of a key, whatever its limits say
+    /// Deny every request of a key, regardless of its limits
     Block {
         #[command(flatten)]
         key: Key,
-        /// For how long: 10min, 1h, or forever [default: the rule's longest window]
+        /// The duration, such as 10min, 1h or forever [default: the rule's longest window]
         #[arg(long = "for", value_name = "TIME")]
         span: Option<String>,
-        /// Why, for those who list the blocks
+        /// The reason, shown in the list of blocks
         #[arg(long, value_name = "TEXT")]
         reason: Option<String>,
         #[command(flatten)]
@@ -60,14 +59,14 @@ pub(crate) enum Command {
         #[command(flatten)]
         admin: Admin,
     },
-    /// Show what a key has left of every limit of a rule
+    /// Show what remains of each limit of a rule for a key
     Inspect {
         #[command(flatten)]
         key: Key,
         #[command(flatten)]
         admin: Admin,
     },
-    /// Forget what a key has spent
+    /// Reset the counters of a key
     Reset {
         #[command(flatten)]
         key: KeyOrThrottle,
@@ -93,8 +92,8 @@ pub(crate) struct KeyOrThrottle {
     pub(crate) rule: Option<String>,
     /// The values of the rule's key entries, in the order of the rules file
     pub(crate) values: Vec<String>,
-    /// The key of a limit that came with a request (CL.THROTTLE, THROTTLE, /v1/throttle) instead of
-    /// a rule's
+    /// The key of a limit sent with a request (CL.THROTTLE, THROTTLE, /v1/throttle), instead of a
+    /// rule's key
     #[arg(long, value_name = "KEY", conflicts_with_all = ["rule", "values"])]
     pub(crate) throttle: Option<String>,
 }
@@ -118,7 +117,7 @@ pub(crate) struct Admin {
         value_name = "TOKEN"
     )]
     pub(crate) token: Option<String>,
-    /// Print JSON, for programs
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -131,13 +130,13 @@ pub(crate) struct Check {
     /// The file or folder with envoyproxy/ratelimit's configuration
     #[arg(long, value_name = "DIR")]
     pub(crate) envoy: Option<PathBuf>,
-    /// Let a domain be in several files of it
+    /// Allow several of these files to define the same domain
     #[arg(long, requires = "envoy")]
     pub(crate) merge_domains: bool,
-    /// Exit with 1 for warnings as for mistakes
+    /// Exit with 1 on warnings, as on mistakes
     #[arg(long)]
     pub(crate) strict: bool,
-    /// How findings are written
+    /// The output format of the findings
     #[arg(long, value_enum, default_value = "text", value_name = "FORMAT")]
     pub(crate) format: Format,
 }
@@ -153,10 +152,10 @@ pub(crate) enum Format {
 
 #[derive(Debug, Arguments)]
 pub(crate) struct Serve {
-    /// The rules file; without one, only limits that come with the request are answered
+    /// The rules file; without one, only limits sent with requests apply
     #[arg(long, short, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Take the settings from the environment variables of envoyproxy/ratelimit
+    /// Read the settings from the environment variables of envoyproxy/ratelimit
     #[arg(long, conflicts_with = "config")]
     pub(crate) from_envoy_env: bool,
     /// What to log: error, warn, info, debug, or a filter such as tidegate_server=debug [default:

@@ -133,14 +133,14 @@ fn ask(admin: &Admin, method: Method, path: &str, body: Option<Value>) -> Result
     let text = body.map(|body| body.to_string()).unwrap_or_default();
     let request = request
         .body(text)
-        .map_err(|error| format!("cannot ask {url}: {error}"))?;
+        .map_err(|error| format!("cannot send a request to {url}: {error}"))?;
     let mut response = agent.run(request).map_err(|error| {
         format!("cannot reach the admin endpoint at {address}: {error}; is the server running?")
     })?;
     let text = response
         .body_mut()
         .read_to_string()
-        .map_err(|error| format!("cannot read the answer of {url}: {error}"))?;
+        .map_err(|error| format!("cannot read the response from {url}: {error}"))?;
     let document: Value = serde_json::from_str(&text).unwrap_or(Value::Null);
     let detail = document["detail"].as_str().map(str::to_owned);
     let detail = detail.unwrap_or_else(|| text.trim_end().to_owned());
@@ -158,11 +158,11 @@ fn ask(admin: &Admin, method: Method, path: &str, body: Option<Value>) -> Result
             Ok(Answered::No(std::iter::once(detail).chain(mistakes).collect()))
         }
         401 => Err(match &admin.token {
-            None => "the server asks for its admin token: pass it with --token, or in TIDEGATE_ADMIN_TOKEN",
-            Some(_) => "the server has another admin token; see `admin` in its rules file",
+            None => "the server requires its admin token; pass it with --token, or in TIDEGATE_ADMIN_TOKEN",
+            Some(_) => "the server has a different admin token; see `admin` in its rules file",
         }
         .to_owned()),
-        status => Err(format!("the admin endpoint answered {status}: {detail}")),
+        status => Err(format!("the admin endpoint returned status {status}: {detail}")),
     }
 }
 

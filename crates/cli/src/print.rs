@@ -23,13 +23,13 @@ pub(crate) fn status(status: &Value) -> String {
     }
     let store = &status["store"];
     let kept = match (&store["persistent"], text(&store["kind"]).as_str()) {
-        (Value::Bool(true), _) => "kept over a restart",
-        (_, "memory") => "lost at a restart: set store.memory.snapshot to keep counters and blocks",
-        _ => "not kept over a restart",
+        (Value::Bool(true), _) => "persistent across restarts",
+        (_, "memory") => "lost on restart: set store.memory.snapshot to keep counters and blocks",
+        _ => "not persistent across restarts",
     };
     let rules = match &status["rules_file"] {
-        Value::Null => "no rules file: only limits that come with requests".to_owned(),
-        file => format!("{} in force, from {}", number(&status["rules"]), text(file)),
+        Value::Null => "no rules file: only limits sent with requests".to_owned(),
+        file => format!("{} active, from {}", number(&status["rules"]), text(file)),
     };
     let listeners: Vec<String> = list(&status["listeners"])
         .map(|listener| format!("{} {}", text(&listener["name"]), text(&listener["address"])))
@@ -136,7 +136,7 @@ pub(crate) fn blocks(blocks: &Value) -> String {
     let is_lost = list(&blocks["blocks"]).any(|block| block["persistent"] == false);
     let mut out = headed(&head, rows);
     if is_lost {
-        out.push_str("note: a restart of the server forgets these blocks; set `store.memory.snapshot` to keep them\n");
+        out.push_str("note: these blocks are lost when the server restarts; set `store.memory.snapshot` to keep them\n");
     }
     out
 }

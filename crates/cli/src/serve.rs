@@ -43,10 +43,10 @@ pub(crate) fn serve(args: &Serve) -> Result<ExitCode, String> {
 /// Logs the number of active rules and quotas. The rate limit service logs its own configuration.
 fn say_what_is_in_force(args: &Serve, rules: usize, quotas: usize) {
     match &args.config {
-        Some(path) => tracing::info!(rules, quotas, file = %path.display(), "rules are in force"),
+        Some(path) => tracing::info!(rules, quotas, file = %path.display(), "rules are active"),
         None if args.from_envoy_env => {}
         None => tracing::info!(
-            "no rules file: only limits that come with the request are answered; name one with --config"
+            "no rules file: only limits sent with requests apply; pass a file with --config"
         ),
     }
 }
@@ -127,7 +127,7 @@ fn listener_secret(field: &str, listener: &Listener, what: &str) -> Result<Optio
 fn redis_password(redis: Option<&RedisConfig>) -> Result<Option<String>, String> {
     match redis.map(|redis| &redis.password) {
         Some(Password::Env(name)) => {
-            secret("store.password_env", name, "the password for Redis").map(Some)
+            secret("store.password_env", name, "the Redis password").map(Some)
         }
         _ => Ok(None),
     }

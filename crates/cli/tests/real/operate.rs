@@ -155,7 +155,10 @@ fn a_token_is_asked_for_and_taken() {
     let server = Server::start(&format!("admin: {{token: s3cret}}\n{RULES}"));
     for (arguments, advice) in [
         (&["blocks"][..], "--token, or in TIDEGATE_ADMIN_TOKEN"),
-        (&["blocks", "--token", "wrong"], "has another admin token"),
+        (
+            &["blocks", "--token", "wrong"],
+            "has a different admin token",
+        ),
     ] {
         let output = server.operate(arguments);
         assert_eq!(output.status.code(), Some(2));
@@ -226,7 +229,7 @@ fn status_is_told_in_words() {
     for part in [
         ", ready\n",
         "memory, 0 keys",
-        "1 in force, from rules.yaml",
+        "1 active, from rules.yaml",
         "http 127.0.0.1:",
     ] {
         assert!(status.contains(part), "no {part:?} in {status}");

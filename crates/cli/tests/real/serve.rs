@@ -29,7 +29,7 @@ fn every_door_answers() {
 #[test]
 fn the_log_says_what_is_in_force() {
     let mut server = Server::start(FIVE_AN_HOUR);
-    let line = server.wait_for(&["rules are in force"]);
+    let line = server.wait_for(&["rules are active"]);
     assert!(
         line.contains("rules=1") && line.contains("file=rules.yaml"),
         "{line}"
