@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn libraries_are_silent_unless_they_are_named() {
+    fn libraries_are_silent_unless_the_filter_names_them() {
         let all = with_quiet_libraries("info");
         assert!(
             all.starts_with("info,h2=off,hyper=off,hyper_util=off,"),

@@ -302,7 +302,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_have_two_units_and_are_never_too_short() {
+    fn waits_have_two_units_and_are_rounded_up() {
         for (millis, expected) in [
             (0, "0ms"),
             (999, "999ms"),
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hostile_key_cannot_write_to_the_terminal() {
+    fn control_characters_in_keys_are_escaped() {
         let block = json!({"blocks": [{
             "rule": "r", "key": ["\u{1b}[2J\nx"], "reason": "", "until": null, "until_ms": null,
             "left_ms": null, "persistent": true,

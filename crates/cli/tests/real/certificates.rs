@@ -42,7 +42,7 @@ fn shown(address: SocketAddr) -> String {
 }
 
 #[test]
-fn a_renewed_certificate_is_served_and_one_that_cannot_be_used_is_not() {
+fn a_renewed_certificate_is_served_and_an_unusable_one_is_rejected() {
     let scratch = Scratch::new();
     issue(scratch.path(), "first");
     let config = format!("{EVERY_DOOR}grpc: {{tls: {{certificate: certificate, key: key}}}}\n");

@@ -26,7 +26,7 @@ fn text(bytes: &[u8]) -> &str {
 }
 
 #[test]
-fn a_good_file_is_a_yes() {
+fn a_valid_file_exits_with_0() {
     let output = check("examples/quickstart.yaml");
     assert_eq!(output.status.code(), Some(0));
     assert_eq!(
@@ -36,7 +36,7 @@ fn a_good_file_is_a_yes() {
 }
 
 #[test]
-fn a_bad_file_is_a_no_with_every_mistake() {
+fn an_invalid_file_exits_with_1_and_lists_every_mistake() {
     let scratch = Scratch::new();
     let file = scratch.write("bad.yaml", BAD);
     let output = check(file.to_str().unwrap());
@@ -54,7 +54,7 @@ fn a_bad_file_is_a_no_with_every_mistake() {
 }
 
 #[test]
-fn a_file_that_is_not_there_is_trouble_that_names_it() {
+fn a_missing_file_exits_with_2_and_is_named() {
     let output = check("nowhere.yaml");
     assert_eq!(output.status.code(), Some(2));
     let said = text(&output.stderr);
@@ -65,7 +65,7 @@ fn a_file_that_is_not_there_is_trouble_that_names_it() {
 }
 
 #[test]
-fn serve_refuses_a_bad_file_with_the_same_words() {
+fn serve_rejects_an_invalid_file_with_the_same_message() {
     let scratch = Scratch::new();
     let file = scratch.write("bad.yaml", BAD);
     let file = file.to_str().unwrap();
@@ -75,7 +75,7 @@ fn serve_refuses_a_bad_file_with_the_same_words() {
 }
 
 #[test]
-fn what_cannot_be_typed_is_trouble() {
+fn invalid_arguments_exit_with_2() {
     for args in [
         &["serv"] as &[&str],
         &["check"],
@@ -90,7 +90,7 @@ fn what_cannot_be_typed_is_trouble() {
 
 /// If the file is of the wrong kind, the message names the command that checks it.
 #[test]
-fn a_file_of_envoyproxy_ratelimit_is_told_from_a_rules_file() {
+fn an_envoyproxy_ratelimit_file_is_recognized() {
     let scratch = Scratch::new();
     let shop =
         "domain: shop\ndescriptors: [{key: a, rate_limit: {unit: hour, requests_per_unit: 1}}]\n";
@@ -122,7 +122,7 @@ fn text_of(output: &Output) -> &str {
 /// The machine that checks a file may not be the one that serves it, so missing files are not
 /// mistakes.
 #[test]
-fn what_is_not_on_this_machine_is_warned_of_as_serve_refuses_it() {
+fn missing_files_and_variables_are_warnings() {
     let scratch = Scratch::new();
     let head = "admin: {token_env: TIDEGATE_TEST_UNSET}\n";
     let tls = "tls: {certificate: /nowhere/crt.pem, key: /nowhere/key.pem}";
@@ -161,7 +161,7 @@ proxy:
 }
 
 #[test]
-fn a_snapshot_without_a_folder_is_warned_of() {
+fn a_snapshot_in_a_missing_folder_is_a_warning() {
     let scratch = Scratch::new();
     let path = scratch.join("nowhere/counters.snapshot");
     let rules = format!(
@@ -181,7 +181,7 @@ fn a_snapshot_without_a_folder_is_warned_of() {
 }
 
 #[test]
-fn what_is_here_and_cannot_be_read_or_written_is_warned_of() {
+fn unusable_files_are_warnings() {
     let scratch = Scratch::new();
     // A directory can be neither read nor appended to, even as root.
     let folder = scratch.join("folder");
@@ -210,7 +210,7 @@ proxy: {{listen: 127.0.0.1:0, access_log: {folder}, upstreams: [{{name: app, url
 }
 
 #[test]
-fn strict_makes_a_no_of_warnings() {
+fn strict_exits_with_1_on_warnings() {
     let scratch = Scratch::new();
     let rules = "rules: [{name: login, when: {path: /login}, key: [ip], limits: [5/min]}]\n";
     let file = scratch.write("warned.yaml", rules);
@@ -228,7 +228,7 @@ fn strict_makes_a_no_of_warnings() {
 }
 
 #[test]
-fn findings_are_written_as_json() {
+fn findings_are_printed_as_json() {
     let scratch = Scratch::new();
     let found = |file: &str| {
         let output = run(tidegate(&["check", "--format", "json", file]).current_dir(repository()));
@@ -264,7 +264,7 @@ fn findings_are_written_as_json() {
 }
 
 #[test]
-fn a_file_of_limitador_is_told_how_to_be_written() {
+fn a_limitador_file_gets_migration_advice() {
     let scratch = Scratch::new();
     let limits = "- namespace: api\n  max_value: 10\n  seconds: 60\n  conditions: []\n  variables: [user_id]\n";
     let file = scratch.write("limits.yaml", limits);

@@ -10,7 +10,7 @@ mod calls;
 /// The example prints the output in its README. Its only wait is the one that the server asks for,
 /// and is part of the demonstration.
 #[tokio::test]
-async fn the_client_comes_back_when_it_may() {
+async fn the_client_retries_when_allowed() {
     let server = Server::quickstart();
     let printed = calls::all(&format!("http://{}", server.http))
         .await

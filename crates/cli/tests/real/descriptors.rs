@@ -23,7 +23,7 @@ fn answer(address: SocketAddr, asked: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn silent_clients_shut_nobody_out_and_the_admin_listener_answers() {
+fn silent_clients_do_not_block_other_clients_or_the_admin_listener() {
     let scratch = Scratch::new();
     scratch.write("rules.yaml", &format!("{EVERY_DOOR}rules: []\n"));
     let program = env!("CARGO_BIN_EXE_tidegate");

@@ -25,43 +25,43 @@ const SLOWNESS_MS: u64 = 60_000;
 const INSTANT: &str = "until_ms\":";
 
 #[test]
-fn the_readme_is_true() {
+fn the_readme_matches_the_output() {
     assert_true("README.md");
 }
 
 #[test]
-fn the_http_page_is_true() {
+fn the_http_page_matches_the_output() {
     assert_true("docs/http.md");
 }
 
 #[test]
-fn the_redis_protocol_page_is_true() {
+fn the_redis_protocol_page_matches_the_output() {
     assert_true("docs/redis-protocol.md");
 }
 
 #[test]
-fn the_operating_page_is_true() {
+fn the_operating_page_matches_the_output() {
     assert_true("docs/operating.md");
 }
 
 #[test]
-fn the_rules_file_page_is_true() {
+fn the_rules_file_page_matches_the_output() {
     assert_true("docs/rules-file.md");
 }
 
 #[test]
-fn the_redis_cli_example_is_true() {
+fn the_redis_cli_example_matches_the_output() {
     assert_true("examples/redis-cli/README.md");
 }
 
 #[test]
-fn the_redis_py_example_is_true() {
+fn the_redis_py_example_matches_the_output() {
     assert_true("examples/redis-py/README.md");
 }
 
 /// Readers follow one page after the other on one server, so each page uses its own keys.
 #[test]
-fn pages_do_not_spend_the_limits_of_others() {
+fn pages_do_not_use_up_the_limits_of_other_pages() {
     let server = Server::quickstart();
     for page in [
         "README.md",
@@ -76,19 +76,19 @@ fn pages_do_not_spend_the_limits_of_others() {
 }
 
 #[test]
-fn the_nginx_example_is_true() {
+fn the_nginx_example_matches_the_output() {
     let Proxy { server, front, .. } = &Proxy::nginx();
     assert_true_with("examples/nginx/README.md", server, &[("8000", *front)]);
 }
 
 #[test]
-fn the_caddy_example_is_true() {
+fn the_caddy_example_matches_the_output() {
     let Proxy { server, front, .. } = &Proxy::caddy();
     assert_true_with("examples/caddy/README.md", server, &[("8000", *front)]);
 }
 
 #[test]
-fn the_proxy_example_is_true() {
+fn the_proxy_example_matches_the_output() {
     let Fronted {
         server,
         front,
@@ -100,7 +100,7 @@ fn the_proxy_example_is_true() {
 }
 
 #[test]
-fn the_envoy_example_is_true() {
+fn the_envoy_example_matches_the_output() {
     let example = repository().join("examples/envoy");
     let read = |name| fs::read_to_string(example.join(name)).unwrap();
     let scratch = Scratch::new();
@@ -116,7 +116,7 @@ fn the_envoy_example_is_true() {
 }
 
 #[test]
-fn the_fleet_example_is_true() {
+fn the_fleet_example_matches_the_output() {
     let redis = RedisServer::start();
     let [first, second] = ["first.yaml", "second.yaml"].map(|name| {
         let text = fs::read_to_string(repository().join("examples/fleet").join(name)).unwrap();
@@ -138,7 +138,7 @@ fn the_fleet_example_is_true() {
 }
 
 #[test]
-fn every_rules_file_that_is_printed_is_good() {
+fn every_rules_file_in_the_documentation_is_valid() {
     for document in [
         "docs/fleet.md",
         "docs/rules-file.md",
@@ -164,7 +164,7 @@ fn every_rules_file_that_is_printed_is_good() {
 }
 
 #[test]
-fn every_metric_that_is_listed_is_there_and_every_one_there_is_listed() {
+fn documented_and_exported_metrics_are_the_same() {
     let page = fs::read_to_string(repository().join("docs/operating.md")).unwrap();
     let metrics = Server::start("").metrics();
     let listed: BTreeSet<&str> = page
@@ -211,13 +211,16 @@ fn assert_true_with(document: &str, server: &Server, more: &[(&str, SocketAddr)]
         let came = output(server, &ports, command);
         if !matches(printed, &came) {
             wrong += &format!(
-                "$ {command}\nprinted:\n{}\ncame:\n{}\n\n",
+                "$ {command}\ndocumented:\n{}\nactual:\n{}\n\n",
                 printed.join("\n"),
                 came.join("\n")
             );
         }
     }
-    assert!(wrong.is_empty(), "{document} is not true:\n\n{wrong}");
+    assert!(
+        wrong.is_empty(),
+        "{document} does not match the output:\n\n{wrong}"
+    );
 }
 
 fn steps(text: &str) -> Vec<Step> {
@@ -391,7 +394,7 @@ fn is_near(one: &str, other: &str) -> bool {
 }
 
 #[test]
-fn a_line_may_differ_by_the_passing_of_time_alone() {
+fn a_line_may_differ_only_by_elapsed_time() {
     assert!(alike(
         r#"{"limit":20,"retry_after_ms":998}"#,
         r#"{"limit":20,"retry_after_ms":1003}"#
@@ -411,7 +414,7 @@ fn a_line_may_differ_by_the_passing_of_time_alone() {
 }
 
 #[test]
-fn a_table_may_differ_by_dates_and_durations_alone() {
+fn a_table_may_differ_only_by_dates_and_durations() {
     assert!(alike(
         "api  acme  10min  2026-11-21T10:41:42Z  script",
         "api  acme  9min 59s  2027-01-02T03:04:05Z  script"

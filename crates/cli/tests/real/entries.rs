@@ -12,7 +12,7 @@ use crate::support::Server;
 const RULES: &str = "rules:\n  - {name: api, when: {path: /api/**}, key: [customer], limits: [5/h]}\n  - {name: login, when: {path: /login}, key: [ip], limits: [5/h]}\n";
 
 #[test]
-fn a_misspelt_entry_is_named_with_the_one_that_was_meant() {
+fn a_misspelt_entry_is_logged_with_the_intended_one() {
     let mut server = Server::start(RULES);
     let misspelt =
         json!({"path": "/api/x", "custmer": "acme", "IP": "203.0.113.9", "plan": "free"});

@@ -75,7 +75,7 @@ fn an_envoy_folder_is_checked() {
 }
 
 #[test]
-fn a_rules_file_is_checked_with_the_envoy_folder_to_which_it_leads() {
+fn checking_a_rules_file_includes_its_envoy_folder() {
     let scratch = shop();
     scratch.write(
         "rules.yaml",
@@ -116,7 +116,7 @@ fn a_rules_file_is_checked_with_the_envoy_folder_to_which_it_leads() {
 /// `check` does not report success for a configuration that `serve` cannot read or that limits
 /// nothing.
 #[test]
-fn a_folder_that_is_empty_or_missing_has_no_praise() {
+fn an_empty_or_missing_folder_is_an_error() {
     let scratch = Scratch::new();
     std::fs::create_dir(scratch.join("empty")).unwrap();
     scratch.write("empty/.hidden.yaml", SHOP);
@@ -151,7 +151,7 @@ fn a_folder_that_is_empty_or_missing_has_no_praise() {
 }
 
 #[test]
-fn the_start_says_what_is_in_force() {
+fn the_start_logs_the_active_configuration() {
     let config = format!("{EVERY_DOOR}envoy: {{config: config}}\n");
     let mut server = Server::start_in(shop(), &config);
     server.signal("HUP");
@@ -171,7 +171,7 @@ fn the_start_says_what_is_in_force() {
 /// A read that failed because of exhausted file descriptors is retried until it succeeds, without
 /// any change to the file.
 #[test]
-fn a_file_that_cannot_be_read_is_tried_again_until_it_can() {
+fn an_unreadable_file_is_retried_until_it_is_readable() {
     let config = format!("{EVERY_DOOR}envoy: {{config: config/shop.yaml}}\n");
     let mut server = Server::start_in(shop(), &config);
     assert_eq!(remaining(&ask(server.http)), json!(1));
@@ -191,7 +191,7 @@ fn a_file_that_cannot_be_read_is_tried_again_until_it_can() {
     let line = server.wait_for(&["the configuration of the rate limit service"]);
     assert!(
         line.contains("reloaded"),
-        "said once that it could not: {line}"
+        "the failure is logged once: {line}"
     );
     assert_eq!(remaining(&ask(server.http)), json!(7));
     let metrics = server.metrics();
@@ -205,7 +205,7 @@ fn a_file_that_cannot_be_read_is_tried_again_until_it_can() {
 }
 
 #[test]
-fn an_envoy_folder_is_served_and_read_again_when_it_changes() {
+fn an_envoy_folder_is_served_and_reloaded_on_changes() {
     let mut server = Server::start_in(shop(), &format!("{EVERY_DOOR}envoy: {{config: config}}\n"));
     let first = ask(server.http);
     assert_eq!((first.status, remaining(&first)), (200, json!(1)));
@@ -294,7 +294,7 @@ fn from_environment(scratch: &Scratch) -> std::process::Command {
 }
 
 #[test]
-fn the_environment_of_the_original_starts_it() {
+fn the_environment_of_envoyproxy_ratelimit_starts_the_server() {
     let scratch = shop();
     let mut process = Process::start(&mut from_environment(&scratch));
     process.wait_for(&["REDIS_POOL_SIZE is ignored: "]);
@@ -318,7 +318,7 @@ fn the_environment_of_the_original_starts_it() {
 }
 
 #[test]
-fn what_of_that_environment_cannot_be_done_is_refused() {
+fn unsupported_variables_of_envoyproxy_ratelimit_are_rejected() {
     let scratch = shop();
     let mut command = from_environment(&scratch);
     for (name, value) in [

@@ -87,12 +87,12 @@ impl Proxy {
 }
 
 #[test]
-fn nginx_denies_with_429_and_says_when() {
+fn nginx_denies_with_429_and_retry_after() {
     assert_limits(&Proxy::nginx());
 }
 
 #[test]
-fn caddy_denies_with_429_and_says_when() {
+fn caddy_denies_with_429_and_retry_after() {
     assert_limits(&Proxy::caddy());
 }
 
@@ -132,12 +132,12 @@ fn assert_limits(proxy: &Proxy) {
     assert_eq!(
         proxy.ask("/login").send().status,
         200,
-        "the rule is about POST"
+        "the rule applies to POST"
     );
     assert_eq!(
         proxy.ask("/about").send().status,
         200,
-        "no rule is about this path"
+        "no rule applies to this path"
     );
     let spent = proxy
         .server
@@ -173,12 +173,12 @@ fn assert_customers(proxy: &Proxy) {
     assert_eq!(
         lie.send().status,
         429,
-        "a client does not choose its customer"
+        "a client cannot choose its customer"
     );
 }
 
 #[test]
-fn nginx_normalises_no_path_past_a_rule() {
+fn nginx_path_normalization_does_not_bypass_a_rule() {
     let proxy = Proxy::nginx();
     let blocked = proxy.server.operate(&["block", "api-per-customer", "acme"]);
     assert!(blocked.status.success(), "{blocked:?}");
@@ -189,7 +189,7 @@ fn nginx_normalises_no_path_past_a_rule() {
 }
 
 #[test]
-fn nginx_lets_pass_what_tidegate_cannot_be_asked_about() {
+fn nginx_fails_open_without_tidegate() {
     let proxy = Proxy::nginx();
     let Proxy {
         server,

@@ -35,12 +35,12 @@ pub(crate) fn until_exact(server: &Server) {
 }
 
 #[test]
-fn four_servers_admit_together_what_one_limit_says_of_every_face() {
+fn four_servers_together_admit_one_limit_for_every_algorithm() {
     hammer(&["--skewed"]);
 }
 
 #[test]
-fn four_servers_on_a_cluster_do_too() {
+fn four_servers_on_a_cluster_together_admit_one_limit() {
     hammer(&["--cluster"]);
 }
 
@@ -67,7 +67,7 @@ fn hammer(topology: &[&str]) {
 /// Ten failed requests use up the limit, whichever proxy handled them. The charges for successful
 /// requests are refunded in Redis.
 #[test]
-fn proxies_on_one_redis_count_together_what_went_wrong() {
+fn proxies_on_one_redis_count_failures_together() {
     let (redis, upstream) = (RedisServer::start(), Server::start(""));
     let failed =
         "rules: [{name: failed, limits: [10/h], algorithm: fixed_window, count: {status: 404}}]";
@@ -82,12 +82,12 @@ fn proxies_on_one_redis_count_together_what_went_wrong() {
     // A request is charged before the refund. Concurrent requests may therefore exceed the limit
     // for a short time; sequential ones do not.
     for number in 0..30 {
-        eventually("what went well has come back", || {
+        eventually("the successes were refunded", || {
             (status(number, "/healthz") == 200).then_some(())
         });
     }
     let mut failures = 0;
-    eventually("all ten have failed", || {
+    eventually("all ten requests failed", || {
         let status = status(failures, "/nowhere");
         failures += usize::from(status == 404);
         (failures == 10).then_some(())
@@ -148,13 +148,13 @@ fn an_operator_blocks_on_one_server_and_all_deny() {
 }
 
 #[test]
-fn a_server_starts_without_redis_and_says_so() {
+fn a_server_starts_without_redis_and_logs_it() {
     let port = crate::servers::free_port();
     let config = format!(
         "{EVERY_DOOR}store: {{redis: \"redis://127.0.0.1:{port}\"}}\nrules: [{{name: r, key: [user], limits: [10/h], on_failure: open}}]"
     );
     let server = Server::start_in(Scratch::new(), &config);
-    let ready = eventually("the server says what is wrong", || {
+    let ready = eventually("the server reports the problem", || {
         let ready = Ask::get(server.admin, "/readyz").send();
         assert_eq!(ready.status, 200);
         ready.json()["redis"]["problem"].as_str().map(str::to_owned)
@@ -183,7 +183,7 @@ fn a_server_starts_without_redis_and_says_so() {
 }
 
 #[test]
-fn every_metric_of_a_fleet_is_listed() {
+fn every_metric_of_a_fleet_is_documented() {
     let page = std::fs::read_to_string(repository().join("docs/fleet.md")).unwrap();
     let redis = RedisServer::start();
     let metrics = fleet(&redis, "", "").remove(0).metrics();

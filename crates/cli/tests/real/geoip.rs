@@ -25,7 +25,7 @@ fn british(server: &Server) -> u16 {
 }
 
 #[test]
-fn a_renewed_database_is_used_and_one_that_cannot_be_used_is_not() {
+fn a_renewed_database_is_used_and_an_unusable_one_is_rejected() {
     let scratch = Scratch::new();
     provide(scratch.path(), "GeoLite2-Country-Test.mmdb");
     let mut server = Server::start_in(scratch, &format!("{EVERY_DOOR}{RULES}"));
@@ -54,7 +54,7 @@ fn a_renewed_database_is_used_and_one_that_cannot_be_used_is_not() {
 }
 
 #[test]
-fn a_database_that_is_not_there_stops_the_start() {
+fn a_missing_database_aborts_the_start() {
     let scratch = Scratch::new();
     let file = scratch.write("rules.yaml", RULES);
     let file = file.to_str().unwrap();

@@ -21,7 +21,7 @@ fn frame(kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn acknowledgements_of_pings_that_nobody_sent_are_not_logged() {
+fn unsolicited_ping_acknowledgements_are_not_logged() {
     let mut server = Server::start("");
     let mut client = TcpStream::connect(server.grpc).unwrap();
     client
@@ -50,7 +50,7 @@ fn acknowledgements_of_pings_that_nobody_sent_are_not_logged() {
 }
 
 #[test]
-fn warnings_of_the_rules_file_are_all_logged() {
+fn all_warnings_of_the_rules_file_are_logged() {
     // 20 warnings of each kind are reported.
     let rule = |number: usize| {
         format!("  - {{name: r{number}, key: header.x, limits: [1/s], when: {{method: get}}}}\n")

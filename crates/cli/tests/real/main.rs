@@ -4,7 +4,7 @@
 //! Every server listens on ephemeral ports and is stopped when its test ends. A test fails if a
 //! program that it needs is missing; `scripts/setup` installs all of them.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a panic shows where a test failed")]
 
 mod support;
 

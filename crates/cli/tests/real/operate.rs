@@ -56,14 +56,14 @@ fn a_block_denies_until_it_is_lifted() {
 }
 
 #[test]
-fn lifting_a_block_that_does_not_stand_is_a_no() {
+fn unblocking_a_key_that_is_not_blocked_exits_with_1() {
     let server = Server::start(RULES);
     let output = server.operate(&["unblock", "api", "u1", "/x"]);
     assert_eq!(output.status.code(), Some(1), "{output:?}");
 }
 
 #[test]
-fn inspect_shows_and_reset_forgets() {
+fn inspect_shows_counters_and_reset_clears_them() {
     let server = Server::start(RULES);
     let entries = json!({"user": "u1", "route": "/x"});
     server.check(&entries);
@@ -80,7 +80,7 @@ fn inspect_shows_and_reset_forgets() {
 }
 
 #[test]
-fn a_rule_that_is_not_there_is_a_no() {
+fn an_unknown_rule_exits_with_1() {
     let server = Server::start(RULES);
     let output = server.operate(&["inspect", "apy", "u1", "/x"]);
     assert_eq!(output.status.code(), Some(1), "{output:?}");
@@ -91,7 +91,7 @@ fn a_rule_that_is_not_there_is_a_no() {
 }
 
 #[test]
-fn a_key_of_the_wrong_length_is_refused_with_what_it_takes() {
+fn a_key_of_the_wrong_length_is_rejected_with_the_expected_entries() {
     let server = Server::start(RULES);
     let output = server.operate(&["inspect", "api", "u1"]);
     assert!(!output.status.success());
@@ -104,7 +104,7 @@ fn a_key_of_the_wrong_length_is_refused_with_what_it_takes() {
 }
 
 #[test]
-fn no_server_is_trouble_with_advice() {
+fn an_unreachable_server_exits_with_2_and_advice() {
     let port = crate::support::free_port();
     let address = format!("127.0.0.1:{port}");
     let output = run(&mut tidegate(&["blocks", "--admin", &address]));
@@ -118,7 +118,7 @@ fn no_server_is_trouble_with_advice() {
 }
 
 #[test]
-fn another_door_is_told_apart() {
+fn another_listener_is_recognized() {
     let server = Server::start(RULES);
     let output = run(&mut tidegate(&[
         "blocks",
@@ -131,7 +131,7 @@ fn another_door_is_told_apart() {
 }
 
 #[test]
-fn an_address_may_be_written_as_a_url() {
+fn the_address_may_be_a_url() {
     let server = Server::start(RULES);
     let url = format!("http://{}/", server.admin);
     let output = run(&mut tidegate(&["blocks", "--admin", &url]));
@@ -139,7 +139,7 @@ fn an_address_may_be_written_as_a_url() {
 }
 
 #[test]
-fn an_output_that_nobody_reads_is_no_trouble() {
+fn a_closed_output_is_not_an_error() {
     let server = Server::start(RULES);
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
@@ -151,7 +151,7 @@ fn an_output_that_nobody_reads_is_no_trouble() {
 }
 
 #[test]
-fn a_token_is_asked_for_and_taken() {
+fn the_admin_token_is_required() {
     let server = Server::start(&format!("admin: {{token: s3cret}}\n{RULES}"));
     for (arguments, advice) in [
         (&["blocks"][..], "--token, or in TIDEGATE_ADMIN_TOKEN"),
@@ -180,7 +180,7 @@ fn printed(output: &Output) -> String {
 }
 
 #[test]
-fn people_read_tables() {
+fn output_is_in_tables() {
     let server = Server::start(RULES);
     assert_eq!(printed(&server.operate(&["blocks"])), "no blocks\n");
     server.check(&json!({"user": "u1", "route": "/x"}));
@@ -221,7 +221,7 @@ fn people_read_tables() {
 }
 
 #[test]
-fn status_is_told_in_words() {
+fn status_is_readable_text() {
     let server = Server::start(RULES);
     let status = printed(&server.operate(&["status"]));
     let version = format!("tidegate {}, up ", env!("CARGO_PKG_VERSION"));
@@ -242,7 +242,7 @@ fn status_is_told_in_words() {
 }
 
 #[test]
-fn a_reload_is_asked_for_and_its_mistakes_are_listed() {
+fn reload_lists_the_mistakes_of_the_file() {
     let server = Server::start(RULES);
     assert_eq!(printed(&server.operate(&["reload"])), "reloaded: 1 rules\n");
     std::fs::write(
@@ -263,7 +263,7 @@ fn a_reload_is_asked_for_and_its_mistakes_are_listed() {
 }
 
 #[test]
-fn a_key_that_came_with_a_request_is_reset() {
+fn a_throttle_key_is_reset() {
     let server = Server::start(RULES);
     let body = json!({"key": "user:1", "limits": ["1/h"]});
     let ask = || {

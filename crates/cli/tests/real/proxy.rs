@@ -102,7 +102,7 @@ fn lasting(answer: &str) -> String {
 }
 
 #[test]
-fn nginx_answers_through_the_proxy_as_by_itself() {
+fn nginx_responses_are_the_same_through_the_proxy() {
     let fronted = Fronted::start();
     let exports = fronted.directory.join("exports");
     fs::create_dir(&exports).unwrap();
@@ -141,7 +141,7 @@ fn nginx_answers_through_the_proxy_as_by_itself() {
 }
 
 #[test]
-fn a_large_answer_passes_in_bounded_memory() {
+fn a_large_response_passes_in_bounded_memory() {
     let fronted = Fronted::start();
     let exports = fronted.directory.join("exports");
     fs::create_dir(&exports).unwrap();
@@ -213,11 +213,14 @@ fn swallow(stream: &mut std::net::TcpStream) {
 
 fn assert_bounded(server: &Server) {
     let most = server.peak_bytes();
-    assert!(most < MOST_BYTES, "passing {LARGE} bytes took {most}");
+    assert!(
+        most < MOST_BYTES,
+        "forwarding {LARGE} bytes used {most} bytes of memory"
+    );
 }
 
 #[test]
-fn an_outage_of_an_upstream_is_told_of_once_and_so_is_its_end() {
+fn an_upstream_outage_and_its_end_are_logged_once() {
     let port = free_port();
     let config = format!(
         "{EVERY_DOOR}proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: 'http://127.0.0.1:{port}'}}]}}\n"

@@ -46,7 +46,7 @@ fn sighup_reloads() {
 }
 
 #[test]
-fn the_admin_door_reloads() {
+fn the_admin_listener_reloads() {
     let server = Server::start(&rules(5));
     remaining(&server);
     rewrite(&server, &rules(7));
@@ -57,7 +57,7 @@ fn the_admin_door_reloads() {
 
 /// Some programs truncate a file before they write it.
 #[test]
-fn an_empty_file_takes_no_limit_away() {
+fn an_empty_file_removes_no_limits() {
     let mut server = Server::start(&rules(5));
     assert_eq!(remaining(&server), 4);
     for (number, nothing) in (1..).zip(["\n", "# our limits\n", "---\n\n# our limits\n", "null\n"])
@@ -70,7 +70,7 @@ fn an_empty_file_takes_no_limit_away() {
 
 /// A file that is truncated before its rules is valid, but has no rules.
 #[test]
-fn rules_that_are_all_gone_are_told_of() {
+fn removing_all_rules_is_logged() {
     let mut server = Server::start(&rules(5));
     rewrite(&server, "");
     server.wait_for(&["the file has no rules any more", "rules_before=1"]);
@@ -78,7 +78,7 @@ fn rules_that_are_all_gone_are_told_of() {
 
 /// Log collectors treat every line as a separate record.
 #[test]
-fn a_file_with_several_mistakes_is_one_record_of_the_log() {
+fn a_file_with_several_mistakes_is_one_log_record() {
     let mut server = Server::start(&rules(5));
     rewrite(
         &server,
@@ -91,7 +91,7 @@ fn a_file_with_several_mistakes_is_one_record_of_the_log() {
 }
 
 #[test]
-fn a_bad_file_changes_nothing_and_is_seen_everywhere() {
+fn an_invalid_file_changes_nothing_and_is_reported_everywhere() {
     let mut server = Server::start(&rules(5));
     assert_eq!(remaining(&server), 4);
     rewrite(&server, "rules: [{name: api, limits: [oops]}]\n");
@@ -126,7 +126,7 @@ fn a_bad_file_changes_nothing_and_is_seen_everywhere() {
 /// A read that failed because of exhausted file descriptors is retried until it succeeds, without
 /// any change to the file.
 #[test]
-fn a_file_that_cannot_be_read_is_tried_again_until_it_can() {
+fn an_unreadable_file_is_retried_until_it_is_readable() {
     let mut server = Server::start(&rules(5));
     assert_eq!(remaining(&server), 4);
     server.limit_files(3);
@@ -139,7 +139,7 @@ fn a_file_that_cannot_be_read_is_tried_again_until_it_can() {
     let line = server.wait_for(&[" the "]);
     assert!(
         line.contains("reloaded the rules"),
-        "said once that it could not: {line}"
+        "the failure is logged once: {line}"
     );
     assert_eq!(remaining(&server), 7, "1 was spent of 5, and now 2 of 9");
     let metrics = server.metrics();
@@ -152,7 +152,7 @@ fn a_file_that_cannot_be_read_is_tried_again_until_it_can() {
 }
 
 #[test]
-fn a_rule_that_comes_or_goes_leaves_the_others_alone() {
+fn adding_or_removing_a_rule_does_not_affect_the_others() {
     let mut server = Server::start(&rules(5));
     assert_eq!(remaining(&server), 4);
     let two = "rules: [{name: new, limits: [100/h]}, {name: api, key: [user], limits: [5/h], algorithm: fixed_window}]\n";

@@ -14,7 +14,7 @@ const FIVE_AN_HOUR: &str =
     "rules: [{name: api, key: [user], limits: [5/h], algorithm: fixed_window}]\n";
 
 #[test]
-fn every_door_answers() {
+fn every_listener_answers() {
     let server = Server::start(FIVE_AN_HOUR);
     let answer = server.check(&json!({"user": "u1"}));
     assert_eq!(
@@ -27,7 +27,7 @@ fn every_door_answers() {
 }
 
 #[test]
-fn the_log_says_what_is_in_force() {
+fn the_start_logs_the_active_rules() {
     let mut server = Server::start(FIVE_AN_HOUR);
     let line = server.wait_for(&["rules are active"]);
     assert!(
@@ -38,7 +38,7 @@ fn the_log_says_what_is_in_force() {
 
 /// The test does not wait for the notice of an hour; a second signal ends it.
 #[test]
-fn the_end_is_announced_and_everything_is_served_until_then() {
+fn the_server_reports_not_ready_and_serves_during_the_notice() {
     let rules = "shutdown: {notice: 1h}\nenvoy: {config: shop.yaml}\n";
     let scratch = Scratch::new();
     scratch.write("shop.yaml", "domain: shop\ndescriptors: []\n");
@@ -59,7 +59,7 @@ fn the_end_is_announced_and_everything_is_served_until_then() {
 }
 
 #[test]
-fn every_door_counts_the_same() {
+fn all_listeners_share_their_counters() {
     let server = Server::start(FIVE_AN_HOUR);
     server.check(&json!({"user": "u1"}));
     let answer = inline(server.resp, "TIDEGATE.CHECK user u1");
@@ -73,7 +73,7 @@ fn every_door_counts_the_same() {
 }
 
 #[test]
-fn without_a_file_limits_that_come_with_the_request_are_answered() {
+fn limits_in_requests_need_no_rules_file() {
     // The default ports are fixed, so a file that only changes the ports stands in for a missing
     // file.
     let server = Server::start("");
@@ -92,7 +92,7 @@ fn without_a_file_limits_that_come_with_the_request_are_answered() {
 }
 
 #[test]
-fn an_address_in_use_is_trouble_that_names_the_door() {
+fn an_address_in_use_exits_with_2_and_names_the_listener() {
     let server = Server::start("");
     let scratch = Scratch::new();
     let config = format!(
@@ -114,7 +114,7 @@ fn an_address_in_use_is_trouble_that_names_the_door() {
 }
 
 #[test]
-fn an_admin_door_that_strangers_reach_is_refused_without_a_token() {
+fn a_public_admin_listener_requires_a_token() {
     let scratch = Scratch::new();
     let file = scratch.write(
         "rules.yaml",
@@ -131,7 +131,7 @@ fn an_admin_door_that_strangers_reach_is_refused_without_a_token() {
 }
 
 #[test]
-fn begun_requests_are_answered_before_the_end() {
+fn requests_in_progress_finish_before_the_exit() {
     let mut server = Server::start(FIVE_AN_HOUR);
     let body = r#"{"entries":{"user":"u1"}}"#;
     let request = format!(
@@ -153,14 +153,11 @@ fn begun_requests_are_answered_before_the_end() {
     let address = server.http;
     let (status, log, _scratch) = server.wait();
     assert!(status.success(), "{status}:\n{}", log.join("\n"));
-    assert!(
-        TcpStream::connect(address).is_err(),
-        "nobody listens any more"
-    );
+    assert!(TcpStream::connect(address).is_err(), "the port is closed");
 }
 
 #[test]
-fn an_idle_connection_does_not_hold_up_the_end() {
+fn an_idle_connection_does_not_delay_the_exit() {
     let server = Server::start("");
     let mut idle = connect(server.resp);
     idle.write_all(b"PING\r\n").unwrap();
@@ -171,7 +168,7 @@ fn an_idle_connection_does_not_hold_up_the_end() {
 
 /// The server must not buffer responses that the client does not read.
 #[test]
-fn a_client_that_never_reads_is_not_read_from_for_long() {
+fn a_client_that_never_reads_stops_being_read() {
     const MUCH: usize = 32 << 20;
     let server = Server::start(FIVE_AN_HOUR);
     let body = r#"{"entries":{"user":"u1"}}"#;
@@ -187,7 +184,7 @@ fn a_client_that_never_reads_is_not_read_from_for_long() {
     }
     assert!(
         sent < MUCH,
-        "{sent} bytes of requests were read without an answer taken"
+        "{sent} bytes of requests were read while the client read no response"
     );
     assert_eq!(server.check(&json!({"user": "u2"})).status, 200);
 }
@@ -196,9 +193,9 @@ fn a_client_that_never_reads_is_not_read_from_for_long() {
 #[test]
 #[expect(
     clippy::disallowed_methods,
-    reason = "how long a start takes is what is asked"
+    reason = "the test measures the time of a start"
 )]
-fn the_first_answer_comes_within_100_ms_of_the_start() {
+fn the_first_response_takes_at_most_100_ms_after_the_start() {
     let times = (0..5).map(|_| {
         let (scratch, port) = (Scratch::new(), free_port());
         let config = format!(
@@ -223,7 +220,7 @@ fn the_first_answer_comes_within_100_ms_of_the_start() {
 }
 
 #[test]
-fn a_warning_tells_of_what_will_not_happen() {
+fn warnings_are_logged_at_the_start() {
     let config = "{listen: {http: off, grpc: off, resp: off, admin: '127.0.0.1:0'}, \
                   quotas: [{name: all, domain: shop, limit: 1/s}]}";
     let scratch = Scratch::new();

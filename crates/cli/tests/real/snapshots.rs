@@ -23,7 +23,7 @@ fn spend(server: &Server, user: &str) -> serde_json::Value {
 }
 
 #[test]
-fn a_snapshot_that_cannot_be_written_is_named() {
+fn an_unwritable_snapshot_is_named_in_the_log() {
     let rules =
         "store: {memory: {snapshot: {path: nowhere/counters.snapshot, every: 1s}}}\nrules: []\n";
     let mut server = Server::start(rules);
@@ -37,7 +37,7 @@ fn a_snapshot_that_cannot_be_written_is_named() {
 
 /// A repeated failure is logged once; the readiness probe and the metrics show that it persists.
 #[test]
-fn a_snapshot_that_keeps_failing_is_logged_once_and_seen_on_readyz() {
+fn a_failing_snapshot_is_logged_once_and_shown_on_readyz() {
     let rules =
         "store: {memory: {snapshot: {path: later/counters.snapshot, every: 1s}}}\nrules: []\n";
     let mut server = Server::start(rules);
@@ -72,7 +72,7 @@ fn a_snapshot_that_keeps_failing_is_logged_once_and_seen_on_readyz() {
 }
 
 #[test]
-fn a_snapshot_that_could_not_be_written_is_told_of_at_the_start() {
+fn an_unwritable_snapshot_is_logged_at_the_start() {
     let scratch = Scratch::new();
     // A directory cannot be written to, even as root.
     let trial = scratch.join("counters.snapshot.trial");

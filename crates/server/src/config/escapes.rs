@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_client_can_leave_out_needs_a_rule_behind_it() {
+    fn a_key_entry_that_clients_can_omit_needs_another_rule() {
         let keys = "  - {name: a, when: {path: /api/**}, key: [key_id, ip], limits: [1/s]}\n";
         let advice = "rules[0].key (line 3): empty-key: a client can bypass this rule by omitting key_id, and \
             no other rule is certain to apply; add a rule with the condition {key_id: {present: false}} and the \
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn many_are_not_all_named() {
+    fn at_most_twenty_rules_are_named() {
         let rule = |at: usize| {
             format!("  - {{name: r{at}, when: {{path: /{at}}}, key: key_id, limits: [1/s]}}\n")
         };

@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_is_guarded_by_address_is_better_a_route() {
+    fn an_exact_path_with_a_limit_by_address_is_a_warning() {
         let rule = |when: &str, rest: &str| {
             format!(
                 "  - {{name: '{when}{rest}', when: {{path: {when}}}, limits: [5/min], {rest}}}\n"

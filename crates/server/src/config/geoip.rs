@@ -33,7 +33,7 @@ mod tests {
     use crate::config::Config;
 
     #[test]
-    fn every_mistake_is_told_with_its_line() {
+    fn every_mistake_is_reported_with_its_line() {
         let said = |text: &str| {
             let mistakes = Config::parse(text).unwrap_err();
             mistakes.iter().map(ToString::to_string).collect::<Vec<_>>()

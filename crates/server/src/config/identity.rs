@@ -151,14 +151,14 @@ mod tests {
     use crate::config::Config;
 
     #[test]
-    fn what_is_left_out_believes_nobody() {
+    fn the_default_trusts_no_proxy() {
         let config = Config::parse("clients: {}\nentries: {}\n").unwrap();
         assert_eq!(config.identity.trust, Default::default());
         assert!(config.identity.parts.is_empty() && config.warnings.is_empty());
     }
 
     #[test]
-    fn every_mistake_is_told_with_its_line() {
+    fn every_mistake_is_reported_with_its_line() {
         let text = "
 clients:
   proxies: [10.0.0.0/33]
@@ -191,7 +191,7 @@ entries:
     }
 
     #[test]
-    fn what_lets_abusers_in_is_warned_about() {
+    fn settings_that_help_abusers_are_warnings() {
         let text = "clients:\n  proxies: [0.0.0.0/0]\n  ipv6_prefix: 128\n";
         let warnings = Config::parse(text).unwrap().warnings;
         let warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();

@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_beyond_the_most_count_together() {
+    fn paths_beyond_the_maximum_share_counters() {
         let registry = Registry::default();
         let domain: Arc<str> = "d".into();
         for number in 0..MAX_PATHS + 10 {

@@ -383,13 +383,13 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_still_is_read_once_also_where_that_fails() {
+    fn an_unchanged_folder_is_read_once_even_if_that_fails() {
         assert_eq!(asked(0, Ok(10)), (Ok(11), 1));
         assert_eq!(asked(0, Err("gone")), (Err("gone"), 1));
     }
 
     #[test]
-    fn what_moves_is_read_again_but_not_for_ever() {
+    fn a_changing_folder_is_read_again_a_limited_number_of_times() {
         assert_eq!(asked(1, Ok(10)), (Ok(12), 2));
         assert_eq!(asked(9, Ok(10)), (Ok(13), TRIES));
         assert_eq!(asked(1, Err("gone")), (Err("gone"), 2));

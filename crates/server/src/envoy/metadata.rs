@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn maps_are_merged_at_every_depth_and_the_first_stays() {
+    fn maps_are_merged_recursively_and_the_first_value_wins() {
         let first = map(&[
             ("svc", map(&[("name", Metadata::text("s1"))])),
             ("tier", Metadata::text("gold")),

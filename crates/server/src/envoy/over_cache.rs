@@ -171,23 +171,23 @@ mod tests {
     }
 
     #[test]
-    fn what_was_found_before_something_was_forgotten_is_not_remembered() {
+    fn a_result_older_than_an_invalidation_is_not_cached() {
         let (cache, until) = (OverCache::new(1_000).unwrap(), Timestamp::from_micros(10));
         let is_over = || cache.is_over(b"a", Timestamp::from_micros(9));
         let before = since(&cache, b"a");
         drop(cache.forgetting(b"a"));
         cache.remember(b"a", until, before);
-        assert!(!is_over(), "something was given back meanwhile");
+        assert!(!is_over(), "a refund happened in between");
         let before = since(&cache, b"a");
         cache.clear();
         cache.remember(b"a", until, before);
-        assert!(!is_over(), "the limits have changed meanwhile");
+        assert!(!is_over(), "the limits changed in between");
         cache.remember(b"a", until, since(&cache, b"a"));
         assert!(is_over());
     }
 
     #[test]
-    fn it_forgets_what_is_old_and_stays_within_its_bytes() {
+    fn old_entries_are_evicted_within_the_memory_bound() {
         let cache = OverCache::new(1_000).unwrap();
         let at = Timestamp::from_micros;
         cache.remember(b"a", at(10), Since::default());

@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_a_meaning_in_names_is_written_as_the_original_writes_it() {
+    fn special_characters_are_written_as_in_envoyproxy_ratelimit() {
         for (level, expected) in [
             ("remote_address_203.0.113.9", "remote_address_203_0_113_9"),
             ("masked_10.0.0.0/8", "masked_10_0_0_0/8"),

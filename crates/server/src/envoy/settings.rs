@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ratio_is_read_exactly() {
+    fn a_ratio_is_parsed_exactly() {
         for (text, of_15, shown) in [
             ("0.8", 12, "0.8"),
             ("1", 15, "1"),

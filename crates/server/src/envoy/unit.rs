@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_unit_has_its_name_and_its_length() {
+    fn every_unit_has_a_name_and_a_length() {
         for (name, unit) in Unit::ALL {
             assert_eq!(Unit::parse(name), Some(unit));
             assert_eq!(Unit::parse(&name.to_lowercase()), Some(unit));

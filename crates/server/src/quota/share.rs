@@ -70,7 +70,7 @@ mod tests {
         assert_eq!(
             divide(100, &[30, 10], 0),
             [73, 27],
-            "5 each, and 90 as 3 to 1"
+            "5 each, and 90 divided 3 to 1"
         );
         assert_eq!(divide(100, &[7, 0], 0), [95, 5]);
         assert_eq!(divide(100, &[0, 0, 0], 0), [34, 33, 33]);
@@ -78,7 +78,10 @@ mod tests {
         assert_eq!(divide(100, &[], 1), [100]);
         assert_eq!(divide(1, &[1, 1, 1], 0), [1, 0, 0]);
         assert_eq!(divide(0, &[5, 1], 0), [0, 0]);
-        assert!(divide(100, &[], 0).is_empty(), "nobody is there to take it");
+        assert!(
+            divide(100, &[], 0).is_empty(),
+            "there is no stream to take it"
+        );
     }
 
     fn demand() -> impl Strategy<Value = u64> {
@@ -100,7 +103,7 @@ mod tests {
         }
 
         #[test]
-        fn everybody_stands_on_the_floor(total in total(), demands in vec(demand(), 1..40), vacant in 0..3_usize) {
+        fn every_stream_gets_the_minimum_share(total in total(), demands in vec(demand(), 1..40), vacant in 0..3_usize) {
             let seats = (demands.len() + vacant) as u64;
             for share in divide(total, &demands, vacant) {
                 prop_assert!(share >= total / (FLOOR * seats));
@@ -108,7 +111,7 @@ mod tests {
         }
 
         #[test]
-        fn more_demand_is_never_a_smaller_share(total in total(), demands in vec(demand(), 2..40)) {
+        fn more_demand_never_gets_a_smaller_share(total in total(), demands in vec(demand(), 2..40)) {
             let shares = divide(total, &demands, 0);
             for (a, share_a) in demands.iter().zip(&shares) {
                 for (b, share_b) in demands.iter().zip(&shares) {
@@ -120,7 +123,7 @@ mod tests {
         }
 
         #[test]
-        fn equals_differ_by_one_at_most(total in total(), seats in 1..40_usize, demand in demand()) {
+        fn equal_demands_differ_by_at_most_one(total in total(), seats in 1..40_usize, demand in demand()) {
             let shares = divide(total, &vec![demand; seats], 0);
             let (least, most) = (shares.iter().min().unwrap(), shares.iter().max().unwrap());
             prop_assert!(most - least <= 1);

@@ -5,7 +5,7 @@ use tidegate_server::config::Config;
 use crate::{PROXY, mistakes, warnings};
 
 #[test]
-fn a_rule_says_what_counts_and_what_it_costs() {
+fn count_and_settle_are_read() {
     let config = Config::parse(&format!(
         "{PROXY}rules:
   - {{name: failed, limits: [5/min], count: {{status: [401, 403, '5*']}}}}
@@ -28,7 +28,7 @@ fn a_rule_says_what_counts_and_what_it_costs() {
 }
 
 #[test]
-fn mistakes_are_named() {
+fn mistakes_are_reported() {
     let file = format!(
         "{PROXY}rules:
   - {{name: a, limits: [5/min], count: {{}}}}
@@ -65,7 +65,7 @@ fn mistakes_are_named() {
 }
 
 #[test]
-fn where_nobody_sees_an_answer_nothing_is_charged_by_it() {
+fn response_based_cost_needs_a_proxy() {
     let rules = "rules:
   - {name: a, limits: [5/min], count: {status: 401}}
   - {name: b, limits: [5/min]}

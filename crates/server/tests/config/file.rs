@@ -169,7 +169,7 @@ fn every_mistake_is_reported_at_once_with_its_path_and_line() {
 }
 
 #[test]
-fn what_is_no_rules_file_is_refused_with_its_line() {
+fn invalid_yaml_is_reported_with_its_line() {
     let cases = [
         (
             "a: [1",
@@ -215,7 +215,7 @@ fn what_is_no_rules_file_is_refused_with_its_line() {
 }
 
 #[test]
-fn a_file_without_end_is_refused_before_it_is_read() {
+fn an_oversized_file_is_rejected() {
     let huge = "#".repeat(MAX_FILE_BYTES + 1);
     assert_eq!(
         mistakes(&huge),
@@ -235,7 +235,7 @@ fn a_file_without_end_is_refused_before_it_is_read() {
 }
 
 #[test]
-fn an_admin_door_that_others_can_reach_needs_a_token() {
+fn a_public_admin_listener_requires_a_token() {
     let open = "listen: {admin: '0.0.0.0:9090'}";
     let refused = mistakes(open);
     assert_eq!(refused.len(), 1);
@@ -256,7 +256,7 @@ fn an_admin_door_that_others_can_reach_needs_a_token() {
 }
 
 #[test]
-fn two_doors_cannot_share_an_address() {
+fn two_listeners_cannot_share_an_address() {
     let shared = "listen: {http: 127.0.0.1:8082}";
     assert_eq!(
         mistakes(shared),

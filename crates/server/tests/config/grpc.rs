@@ -5,7 +5,7 @@ use tidegate_server::config::{Config, Grpc};
 use crate::mistakes;
 
 #[test]
-fn the_settings_of_the_grpc_door_are_read() {
+fn the_grpc_settings_are_read() {
     let config = Config::parse("").unwrap();
     assert_eq!(config.listen.grpc.unwrap().port(), 8081);
     assert_eq!(config.grpc, Grpc::default());
@@ -38,7 +38,7 @@ fn the_settings_of_the_grpc_door_are_read() {
 }
 
 #[test]
-fn mistakes_in_the_settings_of_the_grpc_door_are_named() {
+fn mistakes_in_the_grpc_settings_are_reported() {
     let file = "grpc: {keep_alive: 400d, max_connection_age: never, max_streams: 0, tls: {key: a, client: b}}";
     assert_eq!(
         mistakes(file),
@@ -76,7 +76,7 @@ fn quotas_are_read() {
 }
 
 #[test]
-fn mistakes_in_quotas_are_named() {
+fn mistakes_in_quotas_are_reported() {
     let file = "quotas:
   - {name: a, domain: '', limit: 5000000000/s}
   - {name: a, domain: shop, limit: 1/500ms, bucket: [service]}

@@ -12,7 +12,7 @@ fn warnings(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_listener_is_an_address_or_a_map_with_one() {
+fn a_listener_is_an_address_or_a_map() {
     let text = "
 listen:
   http: {address: '127.0.0.1:8000', token_env: HTTP_TOKEN, max_connections: 500, tls: {certificate: a.pem, key: a.key}}
@@ -51,7 +51,7 @@ listen:
 }
 
 #[test]
-fn mistakes_in_a_listener_are_told() {
+fn mistakes_in_a_listener_are_reported() {
     for (listener, expected) in [
         (
             "http: {token: a}",
@@ -80,7 +80,7 @@ fn mistakes_in_a_listener_are_told() {
 }
 
 #[test]
-fn a_listener_that_anybody_can_use_is_warned_of() {
+fn a_public_listener_without_authentication_is_a_warning() {
     let open = "open-listener: other machines can reach 0.0.0.0:1, and any client there can read and spend the limits of every key";
     for name in ["http", "resp", "grpc"] {
         let said = warnings(&format!("listen: {{{name}: '0.0.0.0:1'}}"));
@@ -102,7 +102,7 @@ fn a_listener_that_anybody_can_use_is_warned_of() {
 }
 
 #[test]
-fn no_message_shows_what_may_be_a_secret() {
+fn no_message_shows_a_possible_secret() {
     for text in [
         "store: \"redis://:hunter2@h\"",
         "store: hunter2",

@@ -1,5 +1,5 @@
 //! The rules file, section by section.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a panic shows where a test failed")]
 
 mod answers;
 mod file;

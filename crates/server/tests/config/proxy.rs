@@ -21,7 +21,7 @@ fn without_the_section_there_is_no_proxy() {
 }
 
 #[test]
-fn what_is_left_out_has_its_default() {
+fn omitted_settings_have_their_defaults() {
     let proxy = proxy(
         "proxy: {listen: '127.0.0.1:8000', upstreams: [{name: app, urls: 'http://127.0.0.1:3000'}]}",
     );
@@ -101,7 +101,7 @@ proxy:
 }
 
 #[test]
-fn what_can_be_switched_off_is() {
+fn features_can_be_disabled() {
     let proxy = proxy(
         "proxy: {listen: '127.0.0.1:8000', via: off, min_rate: off, response_buffer: 0, upstreams: [{name: app, urls: 'http://h'}]}",
     );
@@ -110,7 +110,7 @@ fn what_can_be_switched_off_is() {
 }
 
 #[test]
-fn names_with_underscores_are_passed_on_with_a_warning() {
+fn forwarding_underscores_is_a_warning() {
     let text = "proxy: {listen: '127.0.0.1:8000', underscores: pass, upstreams: [{name: app, urls: 'http://h'}]}";
     let warnings = warnings(text);
     assert_eq!(warnings.len(), 1, "{warnings:?}");
@@ -118,7 +118,7 @@ fn names_with_underscores_are_passed_on_with_a_warning() {
 }
 
 #[test]
-fn what_bounds_clients_makes_sense() {
+fn client_bounds_are_validated() {
     for (setting, problem) in [
         ("via: 'a b'", "proxy.via"),
         ("underscores: maybe", "proxy.underscores"),
@@ -143,7 +143,7 @@ fn what_bounds_clients_makes_sense() {
 }
 
 #[test]
-fn every_mistake_is_told_with_its_line() {
+fn every_mistake_is_reported_with_its_line() {
     let text = "
 proxy:
   lisen: 127.0.0.1:8000
@@ -180,7 +180,7 @@ proxy:
 }
 
 #[test]
-fn what_is_missing_is_named() {
+fn missing_settings_are_reported() {
     let expected = [
         "proxy.listen (line 1): is missing; name an address and port such as 127.0.0.1:8000",
         "proxy.upstreams (line 1): is missing; give a list of upstreams such as [{name: app, urls: [\"http://127.0.0.1:3000\"]}]",
@@ -225,7 +225,7 @@ proxy:
 }
 
 #[test]
-fn when_an_address_is_left_alone_can_be_set() {
+fn outlier_detection_and_health_checks_can_be_configured() {
     let upstream = |settings: &str| {
         let text = format!(
             "proxy: {{listen: '127.0.0.1:1', upstreams: [{{name: a, urls: 'http://h'{settings}}}]}}"
@@ -265,7 +265,7 @@ fn when_an_address_is_left_alone_can_be_set() {
 }
 
 #[test]
-fn the_access_log_goes_somewhere() {
+fn the_access_log_is_configured() {
     let log = |setting: &str| {
         let text = format!(
             "proxy: {{listen: '127.0.0.1:1', upstreams: [{{name: a, urls: 'http://h'}}]{setting}}}"
@@ -286,7 +286,7 @@ fn the_access_log_goes_somewhere() {
 }
 
 #[test]
-fn how_much_an_upstream_bears_is_learnt_as_it_is_told() {
+fn adaptive_limits_can_be_configured() {
     let upstream = |settings: &str| {
         let text = format!(
             "proxy: {{listen: '127.0.0.1:1', upstreams: [{{name: a, urls: 'http://h'{settings}}}]}}"
@@ -341,7 +341,7 @@ fn how_much_an_upstream_bears_is_learnt_as_it_is_told() {
 }
 
 #[test]
-fn mistakes_in_what_an_upstream_bears_are_named_where_they_are() {
+fn mistakes_in_adaptive_limits_are_reported() {
     let text = "proxy:
   listen: 127.0.0.1:1
   upstreams:
@@ -390,7 +390,7 @@ fn mistakes_in_what_an_upstream_bears_are_named_where_they_are() {
 }
 
 #[test]
-fn what_nobody_reaches_and_what_nobody_tells_is_warned_of() {
+fn unreachable_upstreams_and_unknown_entries_are_warnings() {
     let text = "listen: {http: off, resp: off}
 rules: [{name: r, limits: [1/s], elastic: {by: 50%, when: {room.b: 'yes', room.c: 'yes'}}}]
 proxy:
@@ -415,7 +415,7 @@ proxy:
 }
 
 #[test]
-fn a_proxy_has_an_address_of_its_own() {
+fn the_proxy_needs_its_own_address() {
     let file = |listen: &str, url: &str| {
         format!("proxy: {{listen: '{listen}', upstreams: [{{name: app, urls: '{url}'}}]}}\n")
     };

@@ -61,7 +61,7 @@ rules: [{name: r, limits: [1/s], on_failure: open}]
 }
 
 #[test]
-fn a_url_says_who_asks_unless_the_file_does() {
+fn a_login_in_the_file_overrides_the_url() {
     let config = Config::parse("store: {redis: 'rediss://me:secret@cache/3'}").unwrap();
     assert!(!format!("{config:?}").contains("secret"));
     let redis = config.redis.unwrap();
@@ -80,7 +80,7 @@ fn a_url_says_who_asks_unless_the_file_does() {
 }
 
 #[test]
-fn mistakes_about_redis_are_told_with_their_place() {
+fn mistakes_about_redis_are_reported() {
     let one_of = "expected a URL such as redis://127.0.0.1:6379, {cluster: [URL, …]} or {sentinel: [URL, …], primary: NAME}";
     let url = "expected a URL such as redis://127.0.0.1:6379, or rediss:// for TLS, with user:password@ before the host if there is one";
     let cases = [

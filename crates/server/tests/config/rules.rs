@@ -9,7 +9,7 @@ use tidegate_server::{config::Config, limiter::Limiter};
 use crate::mistakes;
 
 #[test]
-fn a_limit_falls_back_on_its_rule_then_the_file_then_a_sliding_window() {
+fn a_limit_inherits_from_its_rule_then_the_file_then_the_default() {
     let algorithms = |text: &str| -> Vec<String> {
         let config = Config::parse(text).unwrap();
         let limits = config.rules.iter().flat_map(|rule| rule.limits().iter());
@@ -51,7 +51,7 @@ rules:
 }
 
 #[test]
-fn a_shorthand_without_an_algorithm_never_admits_more_than_it_says() {
+fn a_shorthand_without_an_algorithm_never_exceeds_its_count() {
     // 3 s are 300 instants. A token bucket of 6/3s would admit 11 in the first 3 s.
     for (limits, most) in [
         ("6/3s", 6),
@@ -76,7 +76,7 @@ fn a_shorthand_without_an_algorithm_never_admits_more_than_it_says() {
 }
 
 #[test]
-fn an_algorithm_that_does_not_exist_is_the_only_mistake() {
+fn a_wrong_inherited_algorithm_is_the_only_mistake() {
     let text =
         "rules:\n  - {name: a, algorithm: token, limits: [5/s, {capacity: 3, refill: 1/s}]}\n";
     assert_eq!(mistakes(text).len(), 1, "{:?}", mistakes(text));
@@ -86,7 +86,7 @@ fn an_algorithm_that_does_not_exist_is_the_only_mistake() {
 }
 
 #[test]
-fn a_rule_lends_its_limits_what_they_do_not_say() {
+fn limits_inherit_settings_from_their_rule() {
     let config = Config::parse(
         "rules: [{name: a, soft: 10%, count_denied: true, limits: [1/s, {capacity: 5, refill: 1/s, soft: 0%, count_denied: false}]}]",
     )
@@ -115,7 +115,7 @@ fn applied(text: &str, entries: &[(&str, &str)]) -> Vec<String> {
 }
 
 #[test]
-fn conditions_mean_what_they_say() {
+fn conditions_match_as_documented() {
     let text = "
 allow: {ip: 192.0.2.1}
 rules:
@@ -170,7 +170,7 @@ fn ten_thousand_rules_are_read() {
 }
 
 #[test]
-fn a_rule_stretches_where_there_is_room() {
+fn an_elastic_rule_expands_while_its_condition_holds() {
     let file = "rules:
   - {name: api, key: [user], limits: [2/h], elastic: {by: 50%, when: {room.app: 'yes'}}}
 ";
@@ -195,7 +195,7 @@ fn a_rule_stretches_where_there_is_room() {
 }
 
 #[test]
-fn a_rule_stretches_while_another_has_a_share_unused() {
+fn an_elastic_rule_expands_while_another_has_a_share_unused() {
     let file = "rules:
   - {name: each, key: [user], limits: [2/h], elastic: {by: 100%, unused: {rule: team, share: 50%}}}
   - {name: team, key: [team], limits: [8/h]}
@@ -217,7 +217,7 @@ fn a_rule_stretches_while_another_has_a_share_unused() {
     }
     assert!(
         !admitted("a", Some("t")),
-        "twice its two is all that it has"
+        "twice its limit of two is the maximum"
     );
     assert!(admitted("b", Some("t")));
     // Three remain, which is less than half.
@@ -229,7 +229,7 @@ fn a_rule_stretches_while_another_has_a_share_unused() {
 }
 
 #[test]
-fn mistakes_in_what_stretches_are_named() {
+fn mistakes_in_elastic_rules_are_reported() {
     let file = "rules:
   - {name: a, limits: [2/h], elastic: {by: 2000%, when: {room: 'yes'}}}
   - {name: b, limits: [2/h], elastic: {when: {}, wen: 1}}
@@ -259,7 +259,7 @@ fn mistakes_in_what_stretches_are_named() {
 }
 
 #[test]
-fn an_algorithm_that_is_none_is_one_mistake() {
+fn an_unknown_algorithm_of_a_limit_is_one_mistake() {
     let file = "rules: [{name: a, limits: [{algorithm: concurency, limit: 5, lease: 10s}]}]";
     let said = mistakes(file);
     assert_eq!(said.len(), 1, "{said:?}");

@@ -29,7 +29,7 @@ fn mistakes(when: &str) -> Vec<String> {
 /// The limit is one request per night from Monday to Friday. Requests by day, on weekends and for
 /// other paths are not limited.
 #[test]
-fn a_rule_has_its_times_on_every_door() {
+fn a_schedule_applies_on_every_listener() {
     let rules = Config::parse(FILE).unwrap().rules;
     let store = MemoryStore::new(MemoryBounds::default());
     let limiter = Limiter::new(rules, store, Clock::manual(FRIDAY_NIGHT));
@@ -67,7 +67,7 @@ fn a_rule_has_its_times_on_every_door() {
 }
 
 #[test]
-fn an_entry_may_be_named_like_a_part_of_a_schedule() {
+fn an_entry_may_have_the_name_of_a_schedule_field() {
     let rules = Config::parse(FILE).unwrap().rules;
     let applied = |entries| {
         let (request, mut scratch) = (
@@ -84,7 +84,7 @@ fn an_entry_may_be_named_like_a_part_of_a_schedule() {
 }
 
 #[test]
-fn every_mistake_in_a_schedule_is_told_with_its_line() {
+fn every_mistake_in_a_schedule_is_reported_with_its_line() {
     let field = "rules[0].when";
     let said = mistakes("{time: [1-6, 06:00-06:00], days: [monday], zone: Mars}");
     let times =
@@ -120,7 +120,7 @@ fn every_mistake_in_a_schedule_is_told_with_its_line() {
 }
 
 #[test]
-fn what_looks_like_a_schedule_and_is_not_is_refused() {
+fn unsupported_schedule_fields_are_rejected() {
     for name in ["until", "since", "hours", "weekdays", "timezone"] {
         let file =
             |value: &str| format!("rules: [{{name: r, limits: [1/s], when: {{{name}: {value}}}}}]");

@@ -9,7 +9,7 @@ fn read(text: &str) -> Shutdown {
 }
 
 #[test]
-fn without_a_setting_there_is_no_notice_and_ten_seconds() {
+fn the_default_is_no_notice_and_ten_seconds_to_drain() {
     for text in [
         "",
         "shutdown: {}",

@@ -12,7 +12,7 @@ fn of_rule(head: &str, fields: &str) -> Vec<String> {
 }
 
 #[test]
-fn what_no_request_is_is_told_with_what_it_would_be() {
+fn impossible_texts_are_warnings_with_the_normal_form() {
     for (fields, at, advice) in [
         (
             "when: {path: login}",
@@ -75,7 +75,7 @@ fn what_no_request_is_is_told_with_what_it_would_be() {
 }
 
 #[test]
-fn what_a_request_can_be_is_not_told() {
+fn possible_texts_are_not_warnings() {
     for fields in [
         "when: {path: /login, method: [GET, PURGE], host: '*.example.com'}",
         "when: {path: ['*.php', /api/**, '/a*b', {regex: 'x'}]}",
@@ -88,7 +88,7 @@ fn what_a_request_can_be_is_not_told() {
 }
 
 #[test]
-fn where_the_proxy_is_the_only_door_there_are_its_entries_and_no_others() {
+fn with_the_proxy_alone_only_its_entries_exist() {
     let shut = format!("{PROXY}listen: {{http: off, resp: off}}\n");
     for (fields, at, advice) in [
         (
@@ -123,7 +123,7 @@ fn where_the_proxy_is_the_only_door_there_are_its_entries_and_no_others() {
         assert_eq!(
             of_rule(PROXY, fields),
             [""; 0],
-            "{fields}, with other doors"
+            "{fields}, with other listeners"
         );
     }
     let told = "key: [ip, tenant, asn], cost: header.weight, when: {query.a: x, cookie.b: y, time: '01:00-02:00'}";
@@ -132,7 +132,7 @@ fn where_the_proxy_is_the_only_door_there_are_its_entries_and_no_others() {
 }
 
 #[test]
-fn an_entry_that_differs_from_a_usual_one_by_capitals_is_a_warning() {
+fn an_entry_that_differs_only_in_case_is_a_warning() {
     for (fields, at, written, meant) in [
         ("key: [IP]", "key[0]", "IP", "ip"),
         ("when: {Path: /login}", "when.Path", "Path", "path"),
@@ -149,14 +149,14 @@ fn an_entry_that_differs_from_a_usual_one_by_capitals_is_a_warning() {
 }
 
 #[test]
-fn many_are_not_all_told() {
+fn the_number_of_warnings_is_bounded() {
     let rule = |at: usize| format!("  - {{name: r{at}, when: {{path: x}}, limits: [1/s]}}\n");
     let rules: String = (0..50).map(rule).collect();
     assert_eq!(warnings(&format!("rules:\n{rules}")).len(), 20);
 }
 
 #[test]
-fn a_regular_expression_that_is_compared_as_text_is_told() {
+fn a_regular_expression_compared_as_text_is_a_warning() {
     for (when, written) in [
         ("{path: '^/api/.*$'}", "^/api/.*$"),
         ("{path: '/v[0-9]+/x'}", "/v[0-9]+/x"),
@@ -176,7 +176,7 @@ fn a_regular_expression_that_is_compared_as_text_is_told() {
 }
 
 #[test]
-fn a_key_that_probably_never_arrives_is_told() {
+fn a_key_entry_that_probably_never_arrives_is_a_warning() {
     let rules = |keys: &[&str]| {
         let rules = keys.iter().enumerate();
         let rules =

@@ -34,7 +34,7 @@ async fn envoy_cases_hold_in_redis() {
 }
 
 #[test]
-fn envoy_load_errors_are_those_of_the_cases() {
+fn envoy_load_errors_match_the_cases() {
     let mut report = Report::default();
     for (_, cases) in runner::files(&folder()) {
         add(&mut report, runner::run_load_errors(&cases));
@@ -44,7 +44,7 @@ fn envoy_load_errors_are_those_of_the_cases() {
 
 /// The runner is useless if it accepts everything.
 #[tokio::test]
-async fn wrong_envoy_cases_are_found_out() {
+async fn wrong_envoy_cases_fail() {
     let text = "
 format: 1
 cases:
@@ -71,7 +71,7 @@ cases:
         "wrong: step 3: error: expected \"none\", got \"rate limit domain must not be empty\"",
         "wrong: d.k.total_hits: expected 1, got Some(2)",
         "wrong: d.k.unknown: expected 0, got None",
-        "empty: asks for nothing",
+        "empty: has no steps",
     ] {
         assert!(found.contains(expected), "{expected} in:\n{found}");
     }
@@ -103,7 +103,10 @@ pub(crate) fn add(report: &mut Report, other: Report) {
     report.failures.extend(other.failures);
 }
 
-#[expect(clippy::print_stdout, reason = "nothing is skipped in silence")]
+#[expect(
+    clippy::print_stdout,
+    reason = "the number of cases shows that none was skipped"
+)]
 pub(crate) fn assert_all_ran(report: &Report) {
     assert!(report.ran > 0, "no case ran in {}", folder().display());
     println!("{} cases ran", report.ran);
@@ -117,7 +120,7 @@ pub(crate) fn assert_all_ran(report: &Report) {
 
 #[expect(
     clippy::disallowed_methods,
-    reason = "whoever runs the tests says where more cases are"
+    reason = "an environment variable names the folder of other cases"
 )]
 pub(crate) fn folder() -> PathBuf {
     let own = concat!(env!("CARGO_MANIFEST_DIR"), "/../../vectors");

@@ -91,7 +91,7 @@ pub(crate) fn json_of(metadata: &Metadata) -> Value {
         #[allow(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
-            reason = "it has no fraction and no sign"
+            reason = "the number is a non-negative integer"
         )]
         Metadata::Number(number) if number.fract() == 0.0 && *number >= 0.0 => {
             json!(*number as u64)

@@ -115,7 +115,7 @@ domain: [
 }
 
 #[test]
-fn envoy_warnings_tell_what_is_not_as_it_looks() {
+fn envoy_warnings_report_misleading_settings() {
     let text = "\
 domain: d
 descriptors:
@@ -139,7 +139,7 @@ descriptors:
 }
 
 #[test]
-fn envoy_additions_are_refused_where_they_make_no_sense() {
+fn invalid_envoy_extensions_are_rejected() {
     for (limit, expected) in [
         (
             "rate_limit: {algorithm: magic, unit: day, requests_per_unit: 1}",
@@ -201,7 +201,7 @@ fn envoy_additions_are_refused_where_they_make_no_sense() {
 
 /// Every configuration in the documentation is valid.
 #[test]
-fn envoy_examples_of_the_documentation_can_be_read() {
+fn envoy_examples_in_the_documentation_are_valid() {
     let page = include_str!("../../../../docs/envoy.md");
     let blocks = page
         .split("```yaml\n")

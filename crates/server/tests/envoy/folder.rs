@@ -95,7 +95,7 @@ fn domain(name: &str, requests: u32) -> String {
 }
 
 #[tokio::test]
-async fn envoy_folder_is_read_with_all_that_is_in_it() {
+async fn envoy_folder_is_read_recursively() {
     let disk = OnDisk::with(&[
         ("a.yaml", &domain("a", 3)),
         ("deep/er/b", &domain("b", 4)),
@@ -109,7 +109,7 @@ async fn envoy_folder_is_read_with_all_that_is_in_it() {
 }
 
 #[tokio::test]
-async fn envoy_folder_changes_take_effect_and_counts_stay() {
+async fn envoy_folder_changes_take_effect_and_keep_counts() {
     let disk = OnDisk::with(&[("a.yaml", &domain("a", 3))]);
     assert_eq!(disk.ask("a").await, Some((3, 2)));
     write(&disk.path("a.yaml"), &domain("a", 10));
@@ -168,7 +168,7 @@ async fn envoy_folder_with_a_mistake_has_no_effect() {
 /// Kubernetes mounts a ConfigMap as symbolic links into a folder behind another link, and swaps
 /// that link.
 #[tokio::test]
-async fn envoy_config_map_is_read_again_when_its_link_is_swapped() {
+async fn envoy_config_map_is_reloaded_when_its_link_is_swapped() {
     let folder = TempDir::new().unwrap();
     let path = |name: &str| folder.path().join(name);
     write(&path("..old/a.yaml"), &domain("a", 3));
@@ -185,7 +185,7 @@ async fn envoy_config_map_is_read_again_when_its_link_is_swapped() {
 
 /// The layout of envoyproxy/ratelimit: a link to the runtime root, which is swapped as a whole.
 #[tokio::test]
-async fn envoy_folder_behind_a_swapped_link_is_read_again() {
+async fn envoy_folder_behind_a_swapped_link_is_reloaded() {
     let folder = TempDir::new().unwrap();
     write(&folder.path().join("one/config/a.yaml"), &domain("a", 3));
     write(&folder.path().join("two/config/a.yaml"), &domain("a", 7));
@@ -199,7 +199,7 @@ async fn envoy_folder_behind_a_swapped_link_is_read_again() {
 }
 
 #[tokio::test]
-async fn envoy_folder_that_vanishes_keeps_serving() {
+async fn a_deleted_envoy_folder_keeps_its_configuration() {
     let disk = OnDisk::with(&[("config/a.yaml", &domain("a", 3))]);
     fs::remove_dir_all(disk.path("config")).unwrap();
     // An empty folder is a configuration without domains, as in envoyproxy/ratelimit.
@@ -218,7 +218,7 @@ async fn envoy_folder_that_vanishes_keeps_serving() {
 }
 
 #[tokio::test]
-async fn envoy_file_alone_is_a_configuration_too() {
+async fn a_single_envoy_file_is_a_configuration() {
     let folder = TempDir::new().unwrap();
     write(&folder.path().join("shop.yaml"), &domain("shop", 3));
     let disk = OnDisk::on(folder, "shop.yaml");
@@ -233,7 +233,7 @@ async fn envoy_file_alone_is_a_configuration_too() {
 
 /// A server with `start_without_config` still reports that the first load failed.
 #[test]
-fn a_first_load_that_fails_is_told_like_any_other() {
+fn a_failed_first_load_is_reported_like_any_other() {
     let started = Started::new(&Variables::new(), 1_700_000_040).unwrap();
     let missing = Folder {
         path: TempDir::new().unwrap().path().join("missing"),

@@ -153,7 +153,7 @@ fn code(code: WireCode) -> Code {
     match code {
         WireCode::Ok => Code::Ok,
         WireCode::OverLimit => Code::OverLimit,
-        WireCode::Unknown => panic!("no answer has this code"),
+        WireCode::Unknown => panic!("no response has this code"),
     }
 }
 

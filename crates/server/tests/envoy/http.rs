@@ -145,7 +145,7 @@ fn code(value: &Value) -> Code {
     match value.as_str() {
         Some("OK") => Code::Ok,
         Some("OVER_LIMIT") => Code::OverLimit,
-        other => panic!("no code: {other:?}"),
+        other => panic!("not a code: {other:?}"),
     }
 }
 
@@ -231,7 +231,7 @@ async fn run(case: &HttpCase) -> Vec<String> {
     }
     let path = case.path.as_deref().unwrap_or("/json");
     if body.is_none() && path == "/json" {
-        return vec!["says nothing of what to send".into()];
+        return vec!["has no body to send".into()];
     }
     let methods = match case.method.as_deref() {
         Some("any") => vec!["GET", "POST", "PUT"],
@@ -242,7 +242,7 @@ async fn run(case: &HttpCase) -> Vec<String> {
     let mut failures = Vec::new();
     for method in methods {
         let started = match case.id.as_str() {
-            "json-backend-error" => on_a_store_that_is_gone(&settings).await,
+            "json-backend-error" => with_unavailable_store(&settings).await,
             _ => Started::new(&settings, 1_700_000_040).unwrap(),
         };
         started.load(&config).unwrap();
@@ -259,7 +259,7 @@ async fn run(case: &HttpCase) -> Vec<String> {
 }
 
 /// Starts a service with `store_failure: error` and a Redis that is unreachable.
-async fn on_a_store_that_is_gone(variables: &Variables) -> Started {
+async fn with_unavailable_store(variables: &Variables) -> Started {
     let mut settings = Settings::from_variables(variables).unwrap();
     settings.store_failure = StoreFailure::Error;
     let redis = gone().await;
@@ -320,7 +320,7 @@ fn is_like(expected: &Value, got: &Value) -> bool {
 }
 
 #[test]
-fn envoy_http_refuses_what_is_no_request() {
+fn envoy_http_rejects_invalid_requests() {
     let started = Started::new(&Variables::new(), 0).unwrap();
     started
         .load(&[ConfigFile {

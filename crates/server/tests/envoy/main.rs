@@ -9,7 +9,7 @@
 
 mod cases;
 #[path = "../http/client.rs"]
-#[allow(dead_code, reason = "other tests need the rest of it")]
+#[allow(dead_code, reason = "other test binaries use the rest")]
 mod client;
 mod compare;
 mod config;
@@ -19,7 +19,7 @@ mod folder;
 mod format;
 mod grpc;
 #[path = "../grpc/client.rs"]
-#[allow(dead_code, reason = "other tests need the rest of it")]
+#[allow(dead_code, reason = "other test binaries use the rest")]
 mod grpc_client;
 mod http;
 mod one_decision;

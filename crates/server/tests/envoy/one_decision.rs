@@ -37,7 +37,7 @@ async fn passed(settings: &[(&str, &str)], descriptors: &[Descriptor], times: u3
 /// If all rules are in quota mode, a request is denied only once all are over. No rule may prevent
 /// another from counting.
 #[tokio::test]
-async fn in_quota_mode_no_rule_keeps_others_from_being_charged() {
+async fn in_quota_mode_no_rule_prevents_charging_others() {
     let both = [descriptor("narrow"), descriptor("broad")];
     let (ok, _) = passed(&[TOGETHER, ("QUOTA_MODE", "true")], &both, 150).await;
     assert_eq!(ok, 100);
@@ -46,13 +46,13 @@ async fn in_quota_mode_no_rule_keeps_others_from_being_charged() {
 }
 
 #[tokio::test]
-async fn a_shadow_rule_that_is_known_to_be_over_keeps_none_from_being_charged() {
+async fn a_cached_shadow_denial_does_not_prevent_charging_others() {
     let both = [descriptor("shadow"), descriptor("broad")];
     assert_eq!(passed(&[TOGETHER, CACHED], &both, 150).await.0, 100);
 }
 
 #[tokio::test]
-async fn one_descriptor_under_its_rule_and_under_an_override_is_held_to_both() {
+async fn a_rule_and_an_override_for_one_descriptor_both_apply() {
     let lowered = Descriptor {
         limit: Some(LimitOverride {
             requests_per_unit: 5,
@@ -66,7 +66,7 @@ async fn one_descriptor_under_its_rule_and_under_an_override_is_held_to_both() {
 
 /// A single quota denies like any other rule, and a denied request is charged to none.
 #[tokio::test]
-async fn a_quota_that_is_alone_of_its_kind_keeps_the_others_from_being_charged() {
+async fn a_single_denying_quota_prevents_charging_others() {
     for settings in [&[TOGETHER][..], &[TOGETHER, CACHED]] {
         for quota in ["few", "logged"] {
             let both = [descriptor(quota), descriptor("broad")];
@@ -82,7 +82,7 @@ async fn a_quota_that_is_alone_of_its_kind_keeps_the_others_from_being_charged()
 /// Several quotas deny once all of them are over. The other rules are charged until then, and not
 /// after that.
 #[tokio::test]
-async fn quotas_keep_the_others_from_being_charged_once_all_are_over() {
+async fn quotas_prevent_charging_others_once_all_are_over() {
     for settings in [&[TOGETHER][..], &[TOGETHER, CACHED]] {
         for quotas in [["few", "more"], ["more", "few"], ["logged", "more"]] {
             let mut all = quotas.map(descriptor).to_vec();
@@ -99,7 +99,7 @@ async fn quotas_keep_the_others_from_being_charged_once_all_are_over() {
 /// A denying rule prevents quotas from being charged as well. A quota in shadow mode is always
 /// within its limit, so the quotas never deny.
 #[tokio::test]
-async fn quotas_are_charged_only_with_the_others() {
+async fn quotas_are_charged_only_together_with_others() {
     let started = started(TEXT, &[TOGETHER]);
     let all = ["narrow", "few", "more"].map(descriptor).to_vec();
     for _ in 0..4 {
@@ -112,7 +112,7 @@ async fn quotas_are_charged_only_with_the_others() {
 
 /// A quota that is only queried counts as a quota of the request too.
 #[tokio::test]
-async fn a_quota_that_is_peeked_at_counts_among_the_others() {
+async fn a_peeked_quota_counts_as_one_of_the_quotas() {
     let started = started(TEXT, &[TOGETHER]);
     let peeked = Descriptor {
         hits_addend: Some(0),
@@ -138,7 +138,7 @@ async fn a_quota_that_is_peeked_at_counts_among_the_others() {
 /// A refund in the same request does not make room for a descriptor that is known to be over. The
 /// other descriptors are not charged.
 #[tokio::test]
-async fn what_is_known_to_be_over_stays_so_for_the_whole_request() {
+async fn a_cached_denial_holds_for_the_whole_request() {
     let started = started(TEXT, &[TOGETHER, CACHED]);
     let narrow = request(vec![descriptor("narrow")]);
     for _ in 0..2 {
@@ -160,7 +160,7 @@ async fn what_is_known_to_be_over_stays_so_for_the_whole_request() {
 
 /// With many concurrent requests, responses and charges still agree.
 #[test]
-fn what_quotas_deny_is_charged_to_none_of_many_who_ask_at_once() {
+fn a_denial_by_quotas_charges_no_concurrent_request() {
     let started = started(TEXT, &[TOGETHER]);
     let all = request(["few", "more", "broad"].map(descriptor).to_vec());
     let ask_often = || {

@@ -65,7 +65,7 @@ pub(crate) async fn counted(service: &RateLimitService, key: &str, limit: u32) -
 }
 
 #[tokio::test]
-async fn envoy_requests_that_are_refused_charge_nothing() {
+async fn invalid_envoy_requests_charge_nothing() {
     let started = started(TWO, &[]);
     let sound = || descriptor("broad");
     let with = |entries| Descriptor {
@@ -139,7 +139,7 @@ async fn envoy_requests_that_are_refused_charge_nothing() {
 }
 
 #[tokio::test]
-async fn envoy_service_without_a_configuration_answers_errors() {
+async fn the_envoy_service_without_a_configuration_returns_errors() {
     let started = Started::new(&Variables::new(), 0).unwrap();
     let error = ask(&started.service, &request(vec![descriptor("broad")]))
         .await
@@ -174,7 +174,7 @@ async fn envoy_stop_increment_is_one_decision() {
     assert_eq!(
         counted(&started.service, "broad", 1_000_000).await,
         100,
-        "what was denied was not charged here"
+        "the denied hits were not charged"
     );
 }
 
@@ -232,7 +232,7 @@ async fn envoy_metrics_are_bounded() {
 }
 
 #[tokio::test]
-async fn envoy_metrics_have_no_long_paths() {
+async fn envoy_metric_paths_are_bounded() {
     let text = "domain: two\ndescriptors: [{key: k, detailed_metric: true, rate_limit: {unit: hour, requests_per_unit: 1}}]";
     let started = started(text, &[]);
     let long = Descriptor {
@@ -291,7 +291,7 @@ fn piece() -> impl Strategy<Value = &'static str> {
 
 proptest! {
     #[test]
-    fn envoy_any_text_is_a_configuration_or_says_why_not(pieces in prop::collection::vec(piece(), 0..40)) {
+    fn any_text_is_a_configuration_or_an_error(pieces in prop::collection::vec(piece(), 0..40)) {
         let file = |name: &str, text: String| File { name: name.into(), text };
         let files = vec![file("a.yaml", pieces.concat()), file("b.yaml", "domain: b".into())];
         for merging in [DomainFiles::One, DomainFiles::Merged] {

@@ -72,7 +72,7 @@ pub(crate) async fn run_case<S: Subject>(case: &Case, place: Place<'_>) -> Vec<S
     let subject = S::new(&started);
     let mut failures = Vec::new();
     if case.steps.is_empty() {
-        failures.push("asks for nothing".into());
+        failures.push("has no steps".into());
     }
     for (at, step) in case.steps.iter().enumerate() {
         let differences = run_step(case, at, step, (&started, &subject)).await;
@@ -86,7 +86,7 @@ pub(crate) async fn run_case<S: Subject>(case: &Case, place: Place<'_>) -> Vec<S
         let [_, _, (_, local), (_, policy)] = fleet.stats().decisions;
         if local + policy > 0 {
             failures.push(format!(
-                "{local} and {policy} decisions came from elsewhere"
+                "{local} local decisions and {policy} by policy, expected none"
             ));
         }
     }

@@ -88,7 +88,7 @@ fn counted(started: &Started, wanted: Counter) -> u64 {
 }
 
 #[tokio::test]
-async fn envoy_is_told_of_a_store_that_fails_if_it_shall_decide_itself() {
+async fn a_store_failure_is_an_error_if_configured() {
     for with in [
         |_: &mut Settings| {},
         |settings: &mut Settings| {
@@ -103,16 +103,20 @@ async fn envoy_is_told_of_a_store_that_fails_if_it_shall_decide_itself() {
             assert_eq!(answered, Err(RateLimitError::Store));
         }
         assert_eq!(started.service.errors(), 3);
-        assert_eq!(counted(&started, Counter::TotalHits), 3, "as the original");
+        assert_eq!(
+            counted(&started, Counter::TotalHits),
+            3,
+            "as in envoyproxy/ratelimit"
+        );
         assert_eq!(counted(&started, Counter::WithinLimit), 0);
         assert_eq!(counted(&started, Counter::TotalNegativeHits), 0);
         let local = started.limiter.local_store().stats();
-        assert_eq!(local.keys, 0, "no policy answered in its place");
+        assert_eq!(local.keys, 0, "no fallback policy decided");
     }
 }
 
 #[tokio::test]
-async fn envoy_is_answered_by_this_server_alone_while_the_store_fails() {
+async fn the_server_decides_locally_while_the_store_fails() {
     let redis = gone().await;
     let started = started(&redis, StoreFailure::Answer, |_| {});
     let mut passed = 0;
@@ -125,7 +129,7 @@ async fn envoy_is_answered_by_this_server_alone_while_the_store_fails() {
 
 /// A Redis that hangs may take longer than Envoy waits. The fallback must still respond in time.
 #[tokio::test]
-async fn envoy_is_answered_within_its_time_though_the_store_takes_longer() {
+async fn a_slow_store_does_not_exceed_the_deadline() {
     let server = RedisServer::start();
     for (store_failure, expected) in [
         (StoreFailure::Answer, Ok(1)),
@@ -147,7 +151,7 @@ async fn envoy_is_answered_within_its_time_though_the_store_takes_longer() {
 
 /// Quotas that are decided together need several queries, which share one deadline.
 #[tokio::test]
-async fn envoy_is_answered_within_its_time_however_many_questions_that_takes() {
+async fn many_store_requests_do_not_exceed_the_deadline() {
     let server = RedisServer::start();
     let redis = Arc::new(waiting(&server.url(), 10 * PATIENCE));
     redis.tried().await.unwrap();
@@ -181,7 +185,7 @@ async fn envoy_is_answered_within_its_time_however_many_questions_that_takes() {
 /// A query whose reply would come too late is not sent. Redis would otherwise be charged in
 /// addition to the local fallback.
 #[tokio::test]
-async fn a_store_for_which_no_time_is_left_is_not_asked() {
+async fn the_store_is_not_asked_after_the_deadline() {
     let server = RedisServer::start();
     let redis = Arc::new(at(&server.url()));
     redis.tried().await.unwrap();
@@ -196,7 +200,7 @@ async fn a_store_for_which_no_time_is_left_is_not_asked() {
 }
 
 #[tokio::test]
-async fn envoy_is_answered_again_when_the_store_is_back() {
+async fn decisions_are_exact_again_after_the_store_recovers() {
     let mut server = RedisServer::start();
     let redis = Arc::new(at(&server.url()));
     redis.tried().await.unwrap();

@@ -118,7 +118,7 @@ fn hit(key: &str, value: usize) -> Descriptor {
 const CONNECTIONS: usize = 2;
 
 #[tokio::test]
-async fn envoy_descriptors_of_a_request_make_one_journey_to_redis() {
+async fn all_descriptors_of_a_request_take_one_round_trip_to_redis() {
     for settings in [
         &[][..],
         &[("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true")],
@@ -151,7 +151,7 @@ async fn envoy_descriptors_of_a_request_make_one_journey_to_redis() {
 }
 
 #[tokio::test]
-async fn envoy_descriptors_of_one_key_keep_their_order_in_redis() {
+async fn descriptors_with_one_key_keep_their_order_in_redis() {
     let shop = Shop::open(&[]).await;
     let taken = |hits_of_it| hits("k", "same", hits_of_it);
     let back = Descriptor {
@@ -193,7 +193,7 @@ async fn envoy_descriptors_of_one_key_keep_their_order_in_redis() {
 /// Every denied hit is counted in Redis, even one that is denied again a moment later. Otherwise a
 /// refund would make room too early.
 #[tokio::test]
-async fn envoy_hits_that_are_denied_are_counted_in_redis_each_time() {
+async fn every_denied_hit_is_counted_in_redis() {
     let shop = Shop::open(&[]).await;
     for _ in 0..5 {
         shop.ask(vec![hit("k", 0)]).await;
@@ -229,7 +229,7 @@ async fn envoy_quotas_deny_together_in_redis() {
 /// The leading quota changes as windows end. A recent denial under one lead says nothing about a
 /// request under another lead.
 #[tokio::test]
-async fn envoy_quotas_let_pass_as_soon_as_one_of_them_has_room_again() {
+async fn quotas_allow_again_as_soon_as_one_has_room() {
     let shop = Shop::open(&[]).await;
     let millis = |millis| Timestamp::from_micros(1_700_000_040_000_000 + millis * 1_000);
     for (value, keys) in [&["few", "more", "all"][..], &["few", "more"]]
@@ -254,7 +254,7 @@ async fn envoy_quotas_let_pass_as_soon_as_one_of_them_has_room_again() {
 
 /// As in envoyproxy/ratelimit, the local cache notices refunds on this node only.
 #[tokio::test]
-async fn envoy_is_told_of_what_is_known_to_be_over_whatever_another_server_gave_back() {
+async fn a_cached_denial_holds_despite_a_refund_on_another_server() {
     let shop = Shop::open(&[("LOCAL_CACHE_SIZE_IN_BYTES", "1048576")]).await;
     let other = node(&shop.redis, &[]);
     let code = async || shop.ask(vec![hit("k", 0)]).await.overall_code;
@@ -301,14 +301,14 @@ async fn overtaken(descriptors: Vec<Descriptor>, taken: &[Descriptor]) -> (Code,
 }
 
 #[tokio::test]
-async fn envoy_request_whose_lead_was_overtaken_is_counted_once() {
+async fn an_overtaken_request_is_counted_once() {
     let keys = ["few", "more", "all", "counted"];
     let came = overtaken(keys.map(|key| hit(key, 0)).into(), &[hit("few", 0)]).await;
     assert_eq!(came, (Code::Ok, [99, 99]));
 }
 
 #[tokio::test]
-async fn envoy_request_that_is_overtaken_again_and_again_is_denied_in_the_end() {
+async fn a_repeatedly_overtaken_request_is_finally_denied() {
     let quotas: Vec<Descriptor> = (0..6).map(|value| hit("few", value)).collect();
     let all = || [quotas.clone(), vec![hit("all", 0)]].concat();
     for (times, expected) in [

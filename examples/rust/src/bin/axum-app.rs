@@ -61,7 +61,7 @@ async fn serve(listener: TcpListener, store: impl Store + 'static) -> Result<(),
 }
 
 #[tokio::main]
-#[expect(clippy::print_stdout, reason = "says where it listens")]
+#[expect(clippy::print_stdout, reason = "the application prints its address")]
 async fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let address = arguments

@@ -26,7 +26,7 @@ async fn greet(client: &mut GreeterClient<Channel>) -> Result<String, Status> {
 }
 
 #[tokio::test]
-async fn tonic_denies_in_grpcs_words_and_the_service_knows_what_is_left() {
+async fn tonic_denies_with_a_grpc_status_and_passes_the_remaining_quota() {
     let app = App::start(TONIC, None);
     let mut client = client(&app).await;
     for left in [2, 1, 0] {

@@ -12,7 +12,7 @@ const HYPER: &str = env!("CARGO_BIN_EXE_hyper-app");
 const TOKEN: &str = "authorization: Bearer acme-secret\r\n";
 
 #[test]
-fn axum_limits_logins_by_address_and_the_api_by_the_customer_that_was_verified() {
+fn axum_limits_logins_by_address_and_the_api_by_verified_customer() {
     let app = App::start(AXUM, None);
     let passwords = [
         "sesame", "guess", "sesame", "guess", "sesame", "guess", "sesame",

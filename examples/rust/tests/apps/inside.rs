@@ -105,7 +105,7 @@ impl<S: Store + 'static> App<S> {
             }
             time::sleep(pause).await;
         }
-        panic!("it never came to this: allowed {allowed}, as {source:?} says");
+        panic!("timed out waiting for allowed = {allowed} from {source:?}");
     }
 }
 
@@ -157,7 +157,7 @@ fn status(mut stream: TcpStream) -> String {
 }
 
 /// Three pass, and the handler knows of no more.
-async fn denials_cost_the_handler_nothing<S: Store + 'static>(
+async fn denied_requests_do_not_reach_the_handler<S: Store + 'static>(
     store: impl Fn() -> S,
     source: Source,
 ) {
@@ -196,7 +196,7 @@ fn queue() -> Limit {
     Limit::new(queue).unwrap()
 }
 
-async fn whoever_is_gone_leaves_the_queue<S: Store + 'static>(
+async fn a_disconnected_client_leaves_the_queue<S: Store + 'static>(
     store: impl Fn() -> S,
     source: Source,
 ) {
@@ -226,7 +226,7 @@ async fn whoever_is_gone_leaves_the_queue<S: Store + 'static>(
     assert_eq!(app.calls(), 1);
 }
 
-async fn whoever_is_gone_gives_his_place_back<S: Store + 'static>(
+async fn a_disconnected_client_frees_its_slot<S: Store + 'static>(
     store: impl Fn() -> S,
     source: Source,
 ) {
@@ -292,7 +292,7 @@ macro_rules! on_every_store {
 }
 
 on_every_store!(
-    denials_cost_the_handler_nothing,
-    whoever_is_gone_leaves_the_queue,
-    whoever_is_gone_gives_his_place_back,
+    denied_requests_do_not_reach_the_handler,
+    a_disconnected_client_leaves_the_queue,
+    a_disconnected_client_frees_its_slot,
 );

@@ -1,6 +1,6 @@
 //! The applications as they are printed, each a process of its own.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a panic shows where a test failed")]
 
 #[path = "../../../../crates/redis/tests/support/mod.rs"]
 mod support;

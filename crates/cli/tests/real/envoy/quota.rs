@@ -14,7 +14,7 @@ const QUIET_SECONDS: u64 = 12;
 #[test]
 #[expect(
     clippy::disallowed_methods,
-    reason = "Envoy reports every five seconds, and cannot be told to hurry"
+    reason = "Envoy's report interval of five seconds cannot be shortened"
 )]
 fn two_envoys_share_a_budget_to_the_last_request() {
     let quotas = format!(

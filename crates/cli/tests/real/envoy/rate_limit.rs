@@ -12,7 +12,7 @@ fn remaining(answer: &Answer) -> (u16, &str, &str) {
 }
 
 #[test]
-fn over_the_limit_is_429_and_every_answer_tells_what_is_left() {
+fn over_the_limit_is_429_and_every_response_has_the_remaining_hits() {
     let pair = Pair::start(LIMITS);
     let ask = || pair.ask("/").header("x-api-key", "alice").send();
     for left in ["2", "1", "0"] {
@@ -27,7 +27,7 @@ fn over_the_limit_is_429_and_every_answer_tells_what_is_left() {
     assert_eq!(denied.header("x-envoy-ratelimited"), "true");
 
     let bob = pair.ask("/").header("x-api-key", "bob").send();
-    assert_eq!(bob.status, 200, "another key has a count of its own");
+    assert_eq!(bob.status, 200, "another key has its own count");
     let address = pair
         .ask("/")
         .header("x-forwarded-for", "203.0.113.9")
@@ -36,7 +36,7 @@ fn over_the_limit_is_429_and_every_answer_tells_what_is_left() {
 }
 
 #[test]
-fn a_limit_that_comes_with_the_request_takes_the_place_of_the_rules() {
+fn a_limit_in_the_request_overrides_the_rules() {
     let pair = Pair::start(LIMITS);
     let statuses = [(); 4].map(|()| {
         let answer = pair.ask("/override").send();
@@ -47,7 +47,7 @@ fn a_limit_that_comes_with_the_request_takes_the_place_of_the_rules() {
 }
 
 #[test]
-fn a_request_costs_what_its_header_says_and_a_refund_gives_it_back() {
+fn the_cost_is_in_a_header_and_can_be_refunded() {
     let pair = Pair::start(LIMITS);
     let ask = |path: &str, cost: &str| {
         let answer = pair.ask(path).header("x-cost", cost).send();
@@ -58,19 +58,19 @@ fn a_request_costs_what_its_header_says_and_a_refund_gives_it_back() {
     };
     let left = |left: &str| (200, left.to_owned());
     assert_eq!(ask("/cost", "4"), left("6"));
-    assert_eq!(ask("/cost", "0"), left("6"), "0 asks how things stand");
+    assert_eq!(ask("/cost", "0"), left("6"), "0 hits query the status");
     assert_eq!(ask("/cost", "6"), left("0"));
     assert_eq!(ask("/cost", "1").0, 429);
     assert_eq!(ask("/refund", "6").0, 200);
     assert_eq!(
         ask("/cost", "5"),
         left("0"),
-        "11 were counted and 6 given back"
+        "11 were charged and 6 refunded"
     );
     assert_eq!(ask("/refund", "1000").0, 200);
     assert_eq!(
         ask("/cost", "1"),
         left("9"),
-        "no more comes back than was taken"
+        "a refund is at most what was charged"
     );
 }

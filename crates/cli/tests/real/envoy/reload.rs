@@ -18,7 +18,7 @@ fn limits(requests: u32) -> String {
 /// One client sends requests continuously. Each response must match one of the two configurations,
 /// and its count must be one higher than the previous one.
 #[test]
-fn no_answer_is_wrong_while_the_configuration_changes() {
+fn responses_are_correct_during_a_reload() {
     const SIZES: [u32; 2] = [1_000_000, 2_000_000];
     let mut pair = Pair::start(&limits(SIZES[0]));
     let (front, done) = (pair.envoy.listener("open"), AtomicBool::new(false));
@@ -57,6 +57,6 @@ fn no_answer_is_wrong_while_the_configuration_changes() {
         client.join().unwrap()
     });
     let expected: Vec<u32> = (1..).take(counted.len()).collect();
-    assert_eq!(counted, expected, "every request counted, and once");
+    assert_eq!(counted, expected, "every request is counted exactly once");
     assert!(counted.len() > 100);
 }

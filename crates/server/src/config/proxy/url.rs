@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_asked_is_refused() {
+    fn invalid_urls_are_rejected() {
         for (text, problem) in [
             ("127.0.0.1:3000", "the scheme is missing"),
             ("ftp://h", "only http:// and https:// are supported"),

@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scalars_are_what_yaml_1_1_says() {
+    fn scalars_are_parsed_as_in_yaml_1_1() {
         for (text, expected) in [
             ("yes", Scalar::Truth(true)),
             ("Off", Scalar::Truth(false)),

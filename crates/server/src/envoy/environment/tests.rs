@@ -8,7 +8,7 @@ fn read(variables: &[(&str, &str)]) -> Result<FromEnvironment, Vec<String>> {
 }
 
 #[test]
-fn redis_is_that_of_the_variables() {
+fn redis_settings_come_from_the_variables() {
     for (variables, store) in [
         (
             &[("REDIS_URL", "redis:6379")][..],
@@ -80,7 +80,7 @@ fn redis_is_that_of_the_variables() {
 }
 
 #[test]
-fn what_has_no_effect_is_told_and_only_that() {
+fn only_variables_without_effect_are_reported() {
     let read = read(&[
         ("REDIS_URL", "r:1"),
         ("REDIS_POOL_SIZE", "5"),
@@ -95,7 +95,7 @@ fn what_has_no_effect_is_told_and_only_that() {
 }
 
 #[test]
-fn without_a_redis_its_variables_say_that() {
+fn redis_variables_without_a_url_are_reported() {
     let read = read(&[("BACKEND_TYPE", "redis"), ("REDIS_TYPE", "SINGLE")]);
     for ignored in read.unwrap().ignored {
         let why = "is ignored: without REDIS_URL, counts are kept in the memory of this process";
@@ -104,7 +104,7 @@ fn without_a_redis_its_variables_say_that() {
 }
 
 #[test]
-fn durations_are_those_of_go() {
+fn durations_use_the_notation_of_go() {
     for (text, expected) in [
         ("24h", Some(86_400_000)),
         ("1h30m", Some(5_400_000)),

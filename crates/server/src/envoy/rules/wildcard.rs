@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_stand_in_order_and_never_overlap() {
+    fn pieces_match_in_order_without_overlap() {
         for (pattern, matching, others) in [
             (
                 "path_/api/*",
@@ -91,7 +91,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_matches_as_the_naive_way_does(pattern in "[ab*]{0,8}", text in "[ab]{0,10}") {
+        fn matching_agrees_with_the_naive_algorithm(pattern in "[ab*]{0,8}", text in "[ab]{0,10}") {
             let characters = |text: &str| text.chars().collect::<Vec<_>>();
             if let Some(wildcard) = Wildcard::parse(&pattern) {
                 let expected = naive(&characters(&pattern), &characters(&text));

@@ -33,12 +33,12 @@ fn requests(assignment: Option<Assignment>) -> u32 {
     match assignment {
         Some(Assignment::Rate { requests, .. } | Assignment::Budget { requests, .. }) => requests,
         Some(Assignment::DenyAll) => 0,
-        other => panic!("{other:?} is no share"),
+        other => panic!("{other:?} is not a share"),
     }
 }
 
 #[test]
-fn a_rate_is_shared_by_demand_and_adds_up() {
+fn rate_shares_follow_demand_and_add_up() {
     let mut bucket = Bucket::new(limit(100, 1), at(0));
     assert_eq!(requests(of(&bucket.report(A, used(1, 0), at(0)), A)), 100);
     let both = bucket.report(B, used(1, 0), at(0));
@@ -51,7 +51,7 @@ fn a_rate_is_shared_by_demand_and_adds_up() {
 }
 
 #[test]
-fn a_rate_that_changes_little_is_left_alone() {
+fn a_small_change_of_a_rate_is_not_sent() {
     let mut bucket = Bucket::new(limit(100, 1), at(0));
     bucket.report(A, used(1, 0), at(0));
     bucket.report(B, used(1, 0), at(0));
@@ -62,12 +62,12 @@ fn a_rate_that_changes_little_is_left_alone() {
     assert_eq!(
         after,
         [(A, of(&before, A).unwrap())],
-        "only repeated to who reports"
+        "sent only to the stream that reports"
     );
 }
 
 #[test]
-fn who_leaves_a_rate_leaves_it_to_the_others_at_once() {
+fn the_share_of_a_stream_that_leaves_is_redistributed_at_once() {
     let mut bucket = Bucket::new(limit(100, 1), at(0));
     bucket.report(A, used(1, 0), at(0));
     bucket.report(B, used(1, 0), at(0));
@@ -87,7 +87,7 @@ fn a_rate_smaller_than_the_number_of_streams_denies_some() {
 }
 
 #[test]
-fn a_budget_that_is_spent_denies_until_the_window_ends() {
+fn an_exhausted_budget_denies_until_the_window_ends() {
     let mut bucket = Bucket::new(limit(100, 60), at(0));
     let mut total = 1;
     let mut grant = requests(of(&bucket.report(A, used(1, 0), at(0)), A));
@@ -102,18 +102,22 @@ fn a_budget_that_is_spent_denies_until_the_window_ends() {
     assert_eq!(total, 100);
     assert!(bucket.roll(at(59)).is_empty(), "the window lasts until :00");
     let changes = bucket.roll(at(60));
-    assert_eq!(requests(of(&changes, A)), 95, "all but a newcomer's seat");
+    assert_eq!(
+        requests(of(&changes, A)),
+        95,
+        "all but the seat reserved for a new stream"
+    );
 }
 
 #[test]
-fn a_newcomer_to_a_budget_need_not_wait() {
+fn a_second_stream_gets_part_of_the_budget_at_once() {
     let mut bucket = Bucket::new(limit(1_000, 3_600), at(0));
     bucket.report(A, used(1, 0), at(0));
     assert!(requests(of(&bucket.report(B, used(1, 0), at(0)), B)) > 20);
 }
 
 #[test]
-fn a_grant_is_new_each_time_even_of_the_same_size() {
+fn a_new_grant_of_the_same_size_differs_from_the_old_one() {
     let mut bucket = Bucket::new(limit(1_000, 3_600), at(0));
     let first = bucket.report(A, used(0, 0), at(0));
     bucket.set_limit(limit(1_900, 3_600), at(1));
@@ -122,7 +126,7 @@ fn a_grant_is_new_each_time_even_of_the_same_size() {
 }
 
 #[test]
-fn who_falls_silent_loses_its_seat() {
+fn a_silent_stream_loses_its_seat() {
     let mut bucket = Bucket::new(limit(100, 1), at(0));
     bucket.report(A, used(1, 0), at(0));
     bucket.report(B, used(1, 0), at(0));
@@ -239,7 +243,7 @@ proptest! {
     /// allow more requests than the limit. Usage that a departed Envoy did not report is unknown
     /// and excluded.
     #[test]
-    fn budgets_never_let_more_pass_than_the_limit(most in 0..300_u32, events in events()) {
+    fn budgets_never_admit_more_than_the_limit(most in 0..300_u32, events in events()) {
         let bucket = Bucket::new(limit(most, 60), at(0));
         let mut world = World { bucket, envoys: [Envoy::default(); 4], seconds: 0, passed: 0 };
         for event in events {
@@ -251,7 +255,7 @@ proptest! {
 
 /// A share of a rate is not mistaken for a grant of a budget of the same size.
 #[test]
-fn a_rate_that_becomes_a_budget_is_divided_anew() {
+fn a_rate_that_becomes_a_budget_is_divided_again() {
     let mut bucket = Bucket::new(limit(100, 1), at(0));
     bucket.report(A, used(1, 0), at(0));
     bucket.set_limit(limit(100, 60), at(1));
@@ -261,7 +265,7 @@ fn a_rate_that_becomes_a_budget_is_divided_anew() {
 
 /// Usage in a window that has ended does not count in a later one, whatever its length.
 #[test]
-fn a_limit_that_changes_after_its_window_begins_with_nothing_used() {
+fn a_limit_that_changes_after_its_window_starts_unused() {
     for reported_first in [false, true] {
         let mut bucket = Bucket::new(limit(100, 60), at(0));
         bucket.report(A, used(80, 0), at(10));
@@ -271,13 +275,17 @@ fn a_limit_that_changes_after_its_window_begins_with_nothing_used() {
         } else {
             bucket.follow(limit(100, 3_600), at(61))
         };
-        assert_eq!(requests(of(&changes, A)), 95, "all but a newcomer's seat");
+        assert_eq!(
+            requests(of(&changes, A)),
+            95,
+            "all but the seat reserved for a new stream"
+        );
         assert_eq!(changes.len(), 1);
     }
 }
 
 #[test]
-fn what_was_used_in_a_window_outlives_a_rate_that_comes_between() {
+fn usage_of_a_window_survives_a_temporary_rate() {
     let mut bucket = Bucket::new(limit(100, 3_600), at(0));
     bucket.report(A, used(90, 0), at(10));
     bucket.follow(limit(100, 1), at(20));
@@ -289,7 +297,7 @@ fn what_was_used_in_a_window_outlives_a_rate_that_comes_between() {
 }
 
 #[test]
-fn who_is_denied_in_the_next_window_too_is_not_told_again() {
+fn a_denial_that_continues_is_not_sent_again() {
     let mut bucket = Bucket::new(limit(0, 60), at(0));
     for stream in [A, B] {
         let told = bucket.report(stream, used(1, 0), at(0));
@@ -300,7 +308,7 @@ fn who_is_denied_in_the_next_window_too_is_not_told_again() {
 
 /// When a report applies a raised limit, the other streams are notified too.
 #[test]
-fn a_report_under_another_limit_tells_the_others_too() {
+fn a_report_under_a_new_limit_updates_the_other_streams() {
     let mut bucket = Bucket::new(limit(0, 3_600), at(0));
     for stream in [A, B] {
         bucket.report(stream, used(1, 0), at(0));

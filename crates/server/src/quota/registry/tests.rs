@@ -37,16 +37,12 @@ fn used_one(name: &str) -> Vec<(BucketId, Usage)> {
 }
 
 #[test]
-fn only_budgets_have_windows_to_wait_for() {
+fn only_budgets_wait_for_windows() {
     let quotas = quotas(&[("rate", 1), ("minute", 60), ("hour", 3_600)]);
     let (stream, _inbox) = quotas.join();
     assert_eq!(quotas.next_window(stream), None);
     quotas.report(stream, "rate", used_one("a"), NOW);
-    assert_eq!(
-        quotas.next_window(stream),
-        None,
-        "a rate is never waited for"
-    );
+    assert_eq!(quotas.next_window(stream), None, "a rate has no window");
     quotas.report(stream, "hour", used_one("a"), NOW);
     quotas.report(stream, "minute", used_one("a"), NOW);
     let minute = NOW.after(Span::from_secs(60));
@@ -59,14 +55,18 @@ fn only_budgets_have_windows_to_wait_for() {
 }
 
 #[test]
-fn what_was_used_of_a_bucket_outlives_its_streams_until_its_window_ends() {
+fn usage_of_a_bucket_survives_its_streams_until_the_window_ends() {
     let quotas = quotas(&[("rate", 1), ("hour", 3_600)]);
     let (stream, _inbox) = quotas.join();
     quotas.report(stream, "rate", used_one("a"), NOW);
     quotas.report(stream, "hour", used_one("a"), NOW);
     quotas.leave(stream, NOW);
     let count = |buckets, streams| QuotaCounts { buckets, streams };
-    assert_eq!(quotas.counts(), count(1, 0), "nothing of a rate counts");
+    assert_eq!(
+        quotas.counts(),
+        count(1, 0),
+        "the usage of a rate is not kept"
+    );
     let (stream, _inbox) = quotas.join();
     quotas.report(stream, "hour", used_one("b"), NOW);
     assert_eq!(quotas.counts(), count(2, 1));
@@ -79,14 +79,14 @@ fn what_was_used_of_a_bucket_outlives_its_streams_until_its_window_ends() {
     assert_eq!(
         quotas.counts(),
         count(2, 1),
-        "and so is the hour that has ended"
+        "the usage of the ended hour is removed"
     );
 }
 
 /// A reload removes a quota: every stream that used it is notified at once, and its buckets have no
 /// streams left.
 #[test]
-fn a_quota_that_is_gone_lets_pass_at_once() {
+fn a_removed_quota_allows_all_at_once() {
     let quotas = quotas(&[("rate", 1), ("hour", 3_600)]);
     let mut streams = [(); 2].map(|()| quotas.join());
     for (stream, inbox) in &mut streams {
@@ -100,14 +100,14 @@ fn a_quota_that_is_gone_lets_pass_at_once() {
         let told = inbox.try_recv().unwrap();
         let told: Vec<_> = told.iter().map(|(_, assignment)| *assignment).collect();
         assert_eq!(told, [Some(Assignment::AllowAll); 2]);
-        assert!(inbox.try_recv().is_err(), "and of nothing else");
+        assert!(inbox.try_recv().is_err(), "nothing else is sent");
         assert_eq!(quotas.next_window(*stream), None);
     }
     let count = |buckets, streams| QuotaCounts { buckets, streams };
     assert_eq!(
         quotas.counts(),
         count(1, 2),
-        "what was used of the hour counts if its quota comes back"
+        "the usage of the hour is kept in case its quota returns"
     );
     // The seats are free, so the next stream gets the whole limit.
     quotas.swap_rules(rules(&[("rate", 1)]), NOW);
@@ -121,7 +121,7 @@ fn a_quota_that_is_gone_lets_pass_at_once() {
 }
 
 #[test]
-fn a_limit_that_changes_is_told_at_once() {
+fn a_changed_limit_is_sent_at_once() {
     let quotas = quotas(&[("rate", 1)]);
     let (stream, mut inbox) = quotas.join();
     quotas.report(stream, "rate", used_one("a"), NOW);
@@ -147,7 +147,7 @@ fn a_limit_that_changes_is_told_at_once() {
 }
 
 #[test]
-fn a_stream_has_room_for_so_many_buckets() {
+fn the_number_of_buckets_of_a_stream_is_bounded() {
     let quotas = quotas(&[("shop", 60)]);
     let (stream, mut inbox) = quotas.join();
     let all = (0..=MAX_STREAM_BUCKETS).flat_map(|number| used_one(&number.to_string()));
