@@ -65,4 +65,4 @@ def eventually(what, attempt, patience=30.0):
         if attempt():
             return
         time.sleep(0.02)
-    sys.exit(f"it never came to this: {what}")
+    sys.exit(f"timed out after {patience:.0f} s: {what}")

@@ -25,10 +25,10 @@ class Server:
 
     def __enter__(self):
         if not os.path.exists(self.binary):
-            sys.exit(f"{self.binary} is not there: cargo build --release --locked -p tidegate, or name it with --binary")
+            sys.exit(f"{self.binary} does not exist; run cargo build --release --locked -p tidegate, or pass --binary")
         command = [self.binary, "serve", "--config", self.file]
         self.process = subprocess.Popen(command, stderr=self.log, env=self.environment)
-        eventually("the server listens", lambda: answers(self.resp) or self.has_ended())
+        eventually("the server is listening", lambda: answers(self.resp) or self.has_ended())
         return self
 
     def __exit__(self, *_):
@@ -39,7 +39,7 @@ class Server:
     def has_ended(self):
         if self.process.poll() is not None:
             with open(self.log.name) as log:
-                sys.exit(f"the server ended: {log.read()}")
+                sys.exit(f"the server exited: {log.read()}")
         return False
 
     def is_exact(self):

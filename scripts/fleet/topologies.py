@@ -97,7 +97,7 @@ class Sentinels:
         self.process = server(self.program, self.folder, primary)
         follower = server(self.program, self.folder, replica, "--replicaof", "127.0.0.1", str(primary), environment=self.REPLICA)
         self.processes = [self.process, follower]
-        eventually("the replica follows", lambda: "master_link_status:up" in redis_cli(replica, "INFO", "replication"))
+        eventually("the replica is in sync", lambda: "master_link_status:up" in redis_cli(replica, "INFO", "replication"))
         for port in self.ports[2:]:
             file = os.path.join(self.folder, f"sentinel{port}.conf")
             with open(file, "w") as out:
@@ -161,8 +161,8 @@ class Cluster:
         created = subprocess.run(command, capture_output=True, text=True)
         assert created.returncode == 0, created.stdout
         for port in self.ports:
-            eventually("every node knows the cluster", lambda: self.is_known_to(port))
-            eventually("replicas follow", lambda: follows(port))
+            eventually("every node has joined the cluster", lambda: self.is_known_to(port))
+            eventually("the replicas are in sync", lambda: follows(port))
         return self
 
     def __exit__(self, *_):
@@ -216,14 +216,14 @@ class Namespaces:
             command = ["ip", "netns", "exec", space, self.program, *quiet, *Cluster.OPTIONS, *nodes]
             self.processes.append(spawn(*command))
         for host in self.hosts:
-            eventually("the node answers", lambda: "PONG" in self.cli(host, "PING"))
+            eventually("the node responds", lambda: "PONG" in self.cli(host, "PING"))
         addresses = [f"{host}:{self.PORT}" for host in self.hosts]
         command = ["redis-cli", "--cluster", "create", *addresses, "--cluster-replicas", "1", "--cluster-yes"]
         created = subprocess.run(command, capture_output=True, text=True)
         assert created.returncode == 0, created.stdout
         for host in self.hosts:
             eventually("the cluster is ok", lambda: "cluster_state:ok" in self.cli(host, "CLUSTER", "INFO"))
-            eventually("replicas follow", lambda: is_following(self.cli(host, "INFO", "replication")))
+            eventually("the replicas are in sync", lambda: is_following(self.cli(host, "INFO", "replication")))
         return self
 
     def __exit__(self, *_):
@@ -314,7 +314,7 @@ class Proxy:
 def server(program, folder, port, *options, environment=None):
     quiet = ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", folder]
     process = spawn(*in_environment(environment or {}, program, "--port", str(port), *quiet, *options))
-    eventually(f"{program} answers", lambda: "PONG" in redis_cli(port, "PING"))
+    eventually(f"{program} responds", lambda: "PONG" in redis_cli(port, "PING"))
     return process
 
 

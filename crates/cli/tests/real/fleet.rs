@@ -25,7 +25,7 @@ fn fleet(redis: &RedisServer, more: &str, rules: &str) -> Vec<Server> {
 
 /// Waits until the server is connected to Redis.
 pub(crate) fn until_exact(server: &Server) {
-    eventually("the server has found Redis", || {
+    eventually("the server is connected to Redis", || {
         Ask::get(server.admin, "/readyz")
             .send()
             .body
