@@ -11,6 +11,11 @@ use tokio::runtime::Handle;
 #[doc = include_str!("../../../docs/tower.md")]
 mod tower {}
 
+/// The program in the README is compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+mod readme {}
+
 /// The greeter's messages, its client and its server.
 #[allow(
     missing_docs,
