@@ -11,11 +11,6 @@ use tokio::runtime::Handle;
 #[doc = include_str!("../../../docs/tower.md")]
 mod tower {}
 
-/// The program in the README is compiled and run.
-#[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
-mod readme {}
-
 /// The greeter's messages, its client and its server.
 #[allow(
     missing_docs,
@@ -61,3 +56,8 @@ pub fn in_redis(url: &str) -> Result<Fleet, Box<dyn Error>> {
     let fleet = FleetSettings::default();
     Ok(Fleet::new(redis, "example", in_memory(), fleet))
 }
+
+/// Compiles and runs the program in the README.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+mod readme {}
