@@ -1,4 +1,4 @@
-//! Compiles the greeter's messages, with a compiler in Rust: no `protoc` has to be installed.
+//! Compiles the greeter's messages with a compiler written in Rust, so `protoc` is not needed.
 
 use std::error::Error;
 

@@ -1,4 +1,4 @@
-//! What the applications have in common: their algorithm, and the way to Redis.
+//! Code shared by the applications: the algorithm, and the stores.
 
 use std::{error::Error, sync::Arc};
 
@@ -6,12 +6,12 @@ use tidegate_core::{AlgorithmName, Limit, LimitError, MemoryBounds, MemoryStore}
 use tidegate_redis::{Address, Fleet, FleetSettings, Redis, Settings, Topology};
 use tokio::runtime::Handle;
 
-/// The program in the documentation of the layer is compiled.
+/// Compiles the program in the documentation of the layer.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/tower.md")]
 mod tower {}
 
-/// The greeter's messages, its client and its server.
+/// The messages, client and server of the `Greeter` service.
 #[allow(
     missing_docs,
     missing_debug_implementations,
@@ -25,27 +25,27 @@ pub mod greeter {
     tonic::include_proto!("greeter");
 }
 
-/// A window that never admits more than so many, such as `3/min`.
+/// Creates a strict sliding window limit, such as `3/min`.
 ///
 /// # Errors
 ///
-/// Text that is no rate, and numbers that no limit can have.
+/// `rate` is not a rate, or its numbers are out of range.
 pub fn limit(rate: &str) -> Result<Limit, LimitError> {
     Limit::shorthand(AlgorithmName::SlidingWindowLog, rate)
 }
 
-/// A store in this process: limits of its own, and nothing to install.
+/// Creates a store in this process. Its limits are not shared.
 #[must_use]
 pub fn in_memory() -> MemoryStore {
     MemoryStore::new(MemoryBounds::default())
 }
 
-/// A store in the Redis at `url`: every process that asks there shares one limit. While Redis is out of reach, each goes on
-/// with its share of it.
+/// Creates a store in the Redis at `url`. All processes on that Redis share one limit. While Redis
+/// is out of reach, each process uses its share of the limit.
 ///
 /// # Errors
 ///
-/// A URL that is none.
+/// `url` is not a valid URL.
 pub fn in_redis(url: &str) -> Result<Fleet, Box<dyn Error>> {
     let (address, login) = Address::parse(url)?;
     let settings = Settings {

@@ -1,4 +1,4 @@
-//! An application in axum that limits by itself. `axum-app [ADDRESS [REDIS_URL]]`
+//! An axum application with a built-in limiter. `axum-app [ADDRESS [REDIS_URL]]`
 
 use std::{error::Error, net::SocketAddr, sync::Arc};
 
@@ -15,7 +15,7 @@ use tidegate_examples::{in_memory, in_redis, limit};
 use tidegate_http::{Clock, Entries, Limiter, LimiterLayer};
 use tokio::net::TcpListener;
 
-/// Three failures to log in from one address, and five requests to the API for a customer.
+/// Three failed logins a minute per address, and five API requests a minute per customer.
 fn rules() -> Result<RuleSet, Box<dyn Error>> {
     let path = |path| Condition::new("path", Pattern::text(path)?);
     let refused = Condition::new("status", Pattern::text("401")?)?;
@@ -29,7 +29,7 @@ fn rules() -> Result<RuleSet, Box<dyn Error>> {
     Ok(RuleSet::build(vec![login, api], Vec::new())?)
 }
 
-/// Says who is asking, once it is certain: an entry for the limiter, which runs after this.
+/// Adds the verified customer as an entry for the limiter, which runs after this.
 async fn authenticate(mut request: Request, next: Next) -> Response {
     let token = request.headers().get("authorization");
     if token.is_some_and(|token| token == "Bearer acme-secret") {
@@ -54,7 +54,7 @@ async fn serve(listener: TcpListener, store: impl Store + 'static) -> Result<(),
         .route("/login", post(login))
         .route("/api/orders", get(|| async { "no orders\n" }))
         .layer(limits)
-        // What is added last sees a request first: the limiter must know what this finds out.
+        // The layer that is added last runs first. The limiter needs the entry that this one adds.
         .layer(middleware::from_fn(authenticate));
     let app = app.into_make_service_with_connect_info::<SocketAddr>();
     Ok(axum::serve(listener, app).await?)

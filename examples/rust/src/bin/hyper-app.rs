@@ -1,4 +1,4 @@
-//! A server in plain hyper that limits by itself. `hyper-app [ADDRESS [REDIS_URL]]`
+//! A plain hyper server with a built-in limiter. `hyper-app [ADDRESS [REDIS_URL]]`
 
 use std::{convert::Infallible, error::Error, sync::Arc};
 
@@ -13,7 +13,7 @@ use tidegate_http::{Clock, Limiter, LimiterLayer, Peer};
 use tokio::net::TcpListener;
 use tower::{Layer, ServiceExt};
 
-/// Three requests for one address.
+/// Three requests a minute per address.
 fn rules() -> Result<RuleSet, Box<dyn Error>> {
     let rule = Rule::new("each", vec![limit("3/min")?])?.keyed_by(&["ip"])?;
     Ok(RuleSet::build(vec![rule], Vec::new())?)

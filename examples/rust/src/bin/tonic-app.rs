@@ -1,4 +1,4 @@
-//! A gRPC service in tonic that limits by itself. `tonic-app [ADDRESS [REDIS_URL]]`
+//! A tonic gRPC service with a built-in limiter. `tonic-app [ADDRESS [REDIS_URL]]`
 
 use std::{error::Error, sync::Arc};
 
@@ -35,7 +35,7 @@ impl Greeter for Friendly {
     }
 }
 
-/// Three greetings for one address. The path of a call is its service and its method.
+/// Three greetings a minute per address. The path of a call is `/package.Service/Method`.
 fn rules() -> Result<RuleSet, Box<dyn Error>> {
     let greet = Condition::new("path", Pattern::text("/greeter.Greeter/Greet")?)?;
     let rule = Rule::new("greetings", vec![limit("3/min")?])?

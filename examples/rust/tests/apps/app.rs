@@ -1,4 +1,4 @@
-//! An application that runs until its test ends.
+//! An application process that runs until its test ends.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -14,7 +14,7 @@ pub(crate) struct App {
 }
 
 impl App {
-    /// Starts `program`, with `redis` if it is to share its counts.
+    /// Starts `program`. It shares its counters through `redis` if that is given.
     pub(crate) fn start(program: &str, redis: Option<&str>) -> Self {
         let mut process = Command::new(program)
             .arg("127.0.0.1:0")
@@ -33,7 +33,7 @@ impl App {
         }
     }
 
-    /// The whole answer to a request of HTTP/1.1, as it came.
+    /// Sends an HTTP/1.1 request and returns the raw response.
     pub(crate) fn ask(&self, method: &str, path: &str, headers: &str) -> String {
         let mut stream = TcpStream::connect(self.address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -64,9 +64,10 @@ impl Drop for App {
     }
 }
 
-/// Waits until what each of `apps` is asked is counted in `redis`, where nothing is counted then.
+/// Waits until each of `apps` counts its requests in `redis`, then clears the counters.
 ///
-/// An application that is not connected yet goes on with its share of the limits, which is right and not what is tested.
+/// An application that is not connected yet uses its share of the limits. That is correct, and not
+/// what the tests check.
 pub(crate) fn until_shared(redis: &RedisServer, apps: &[App], mut ask: impl FnMut(&App)) {
     for app in apps {
         redis.ask(&["FLUSHALL"]);

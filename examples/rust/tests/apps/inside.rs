@@ -1,4 +1,4 @@
-//! Applications in this process, whose handlers count how often they are called: limited in memory, and in Redis.
+//! Applications in this process, limited in memory and in Redis. Their handlers count calls.
 
 use std::{
     future,
@@ -36,7 +36,7 @@ use crate::support::{PATIENCE, RedisServer};
 const SHORT: &str = "short";
 const LONG: &str = "long";
 
-/// How often a handler was called.
+/// The number of calls of a handler.
 type Calls = Arc<AtomicUsize>;
 
 struct App<S> {
@@ -45,7 +45,7 @@ struct App<S> {
     limiter: Arc<Limiter<S>>,
 }
 
-/// What is behind the limiter.
+/// The framework behind the limiter.
 #[derive(Clone, Copy)]
 enum Framework {
     Axum,
@@ -85,7 +85,7 @@ impl<S: Store + 'static> App<S> {
         self.calls.load(Ordering::SeqCst)
     }
 
-    /// Whether a request would pass now, and who says so.
+    /// Returns whether a request would pass now, and which store decided.
     async fn would_pass(&self) -> (bool, Source) {
         let request = Request::new(&[], Cost::ONE).unwrap();
         let (rules, mut scratch) = (self.limiter.rules(), Scratch::default());
@@ -96,7 +96,7 @@ impl<S: Store + 'static> App<S> {
         (verdict.allowed, verdict.source)
     }
 
-    /// Waits until a request would pass, or would not, as far as `source` knows.
+    /// Waits until `source` decides that a request would pass (`allowed`) or not.
     async fn until(&self, allowed: bool, source: Source) {
         let pause = Duration::from_millis(10);
         for _ in 0..PATIENCE.as_millis() / pause.as_millis() {
@@ -123,7 +123,7 @@ impl Greeter for Counted {
     }
 }
 
-/// What every handler does: it notes that it was called, and never comes to an end for `LONG`.
+/// The body of every handler: counts the call, and never returns for `LONG`.
 async fn work(calls: Calls, name: String) -> String {
     calls.fetch_add(1, Ordering::SeqCst);
     if name == LONG {
@@ -141,7 +141,7 @@ async fn greet(address: SocketAddr, name: &str) -> Result<(), Code> {
     greeted.map(drop).map_err(|status| status.code())
 }
 
-/// A request on a connection of its own, which is the caller's to read or to drop.
+/// Sends a request on a new connection, and returns the connection.
 fn ask(address: SocketAddr, name: &str) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -182,7 +182,7 @@ async fn denied_requests_do_not_reach_the_handler<S: Store + 'static>(
     assert_eq!(app.calls(), 4);
 }
 
-/// One is served an hour, and another may wait.
+/// A queue that serves one request an hour, and holds one waiting.
 fn queue() -> Limit {
     let leak = Rate {
         count: 1,
@@ -255,7 +255,7 @@ async fn a_disconnected_client_frees_its_slot<S: Store + 'static>(
     assert_eq!(app.calls(), 6);
 }
 
-/// A store that waits for its Redis as long as it takes: on a machine that has much to do, nothing else is to answer.
+/// A store with a long timeout, so that the fallback does not answer on a busy machine.
 fn in_redis(url: &str) -> Fleet {
     let (address, login) = Address::parse(url).unwrap();
     let settings = Settings {
@@ -267,7 +267,7 @@ fn in_redis(url: &str) -> Fleet {
     Fleet::new(redis, "inside", in_memory(), FleetSettings::default())
 }
 
-/// All of this in this process, and on a Redis.
+/// Runs each test in memory and on Redis.
 macro_rules! on_every_store {
     ($($test:ident),* $(,)?) => {
         mod in_memory {
