@@ -43,6 +43,24 @@ fn a_check_counts_what_forward_auth_would_count() {
     assert_eq!(door.verdict("/v1/peek", &peek.to_string()).0, 429);
 }
 
+/// Frameworks that split a route from its prefix hand out paths such as `login`. No request has such
+/// a path, so without the slash no rule would apply to it.
+#[test]
+fn a_path_without_a_leading_slash_gets_one() {
+    let door = Door::open(RULES);
+    for path in ["login", "login?next=/", "%6Cogin#x"] {
+        let entries = json!({"path": path, "ip": format!("203.0.113.{}", path.len())});
+        assert_eq!(ask(&door, &entries, false).1["rule"], "login", "{path}");
+        let raw = ask(&door, &entries, true).1;
+        assert_eq!(raw["rule"], Value::Null, "{path} raw");
+    }
+    // A host without a scheme is not told apart from the first segment of a path.
+    let entries = json!({"path": "shop.example/login", "ip": "203.0.113.9"});
+    assert_eq!(ask(&door, &entries, false).1["rule"], Value::Null);
+    let dots = json!({"path": "../login"});
+    assert_eq!(ask(&door, &dots, false).0, 400);
+}
+
 #[test]
 fn raw_entries_are_used_unchanged() {
     let door = Door::open(RULES);
