@@ -39,7 +39,9 @@ pub struct Outcome {
     /// The units that can still be spent at this instant, after this decision, including the soft
     /// allowance.
     pub remaining: u64,
-    /// The time until the key has fully recovered, if no other request is charged.
+    /// The time until the key has fully recovered, if no other request is charged. For
+    /// [`Algorithm::Concurrency`](crate::Algorithm::Concurrency) it is the end of the last lease:
+    /// slots that are released come back earlier.
     pub reset_after: Span,
     /// The time until the same request would be admitted; zero if allowed.
     pub retry_after: Retry,

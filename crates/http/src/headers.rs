@@ -24,6 +24,8 @@
 //!   recovered.
 //! - `Retry-After` is never earlier than a `t` in the same response. The `t` of a limit that does
 //!   not deny is omitted if it would be later.
+//! - A concurrency limit has a `t` and a reset only if it denies, the same estimate as
+//!   `Retry-After`. Its slots are released when requests end, usually long before their leases.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
 use tidegate_core::{
@@ -131,7 +133,7 @@ impl HeaderWriter {
             self.number(RETRY_AFTER, secs, headers);
         }
         if let (Some(line), true) = (verdict.leading(), self.legacy != Legacy::Off) {
-            self.triple(&line.outcome, now, headers);
+            self.triple(line, now, headers);
         }
     }
 
@@ -177,17 +179,16 @@ impl HeaderWriter {
         self.text.push(b'"');
     }
 
-    fn triple(&mut self, outcome: &Outcome, now: Timestamp, headers: &mut HeaderMap) {
-        let reset = match self.legacy {
-            Legacy::Off | Legacy::Delta => outcome.reset_after.as_secs_ceil(),
-            Legacy::Epoch => now
-                .after(outcome.reset_after)
-                .as_micros()
-                .div_ceil(1_000_000),
-        };
-        self.number(X_LIMIT, outcome.limit, headers);
-        self.number(X_REMAINING, outcome.remaining, headers);
-        self.number(X_RESET, reset, headers);
+    fn triple(&mut self, line: &Line<'_>, now: Timestamp, headers: &mut HeaderMap) {
+        self.number(X_LIMIT, line.outcome.limit, headers);
+        self.number(X_REMAINING, line.outcome.remaining, headers);
+        if let Some(span) = reset_after(line) {
+            let reset = match self.legacy {
+                Legacy::Off | Legacy::Delta => span.as_secs_ceil(),
+                Legacy::Epoch => now.after(span).as_micros().div_ceil(1_000_000),
+            };
+            self.number(X_RESET, reset, headers);
+        }
     }
 
     fn number(&mut self, name: HeaderName, number: u64, headers: &mut HeaderMap) {
@@ -222,12 +223,18 @@ pub(crate) fn merge(added: HeaderMap, headers: &mut HeaderMap) {
     };
     let is_tighter =
         remaining(&added).is_none_or(|adds| remaining(headers).is_none_or(|said| adds < said));
+    // The triple is replaced as a whole: not every limit has a reset.
+    if is_tighter && added.contains_key(X_REMAINING) {
+        headers.remove(X_RESET);
+    }
     for (name, value) in added {
         let Some(name) = name else { continue };
         if name == RATELIMIT || name == RATELIMIT_POLICY {
             headers.append(name, value);
-        } else if is_tighter && [X_LIMIT, X_REMAINING, X_RESET].contains(&name) {
-            headers.insert(name, value);
+        } else if [X_LIMIT, X_REMAINING, X_RESET].contains(&name) {
+            if is_tighter {
+                headers.insert(name, value);
+            }
         } else {
             headers.entry(name).or_insert(value);
         }
@@ -366,9 +373,29 @@ fn more_after_secs(line: &Line<'_>) -> Option<u64> {
     match (outcome.allowed, outcome.retry_after) {
         (false, Retry::After(span)) => Some(span.as_secs_ceil().max(1)),
         (false, Retry::Never) => None,
-        (true, _) if outcome.remaining == 0 => Some(next_unit(line.limit, outcome).as_secs_ceil()),
-        (true, _) => Some(outcome.reset_after.as_secs_ceil()),
+        (true, _) if outcome.remaining == 0 && !is_concurrency(line.limit) => {
+            Some(next_unit(line.limit, outcome).as_secs_ceil())
+        }
+        (true, _) => reset_after(line).map(Span::as_secs_ceil),
     }
+}
+
+/// Returns the time until the key has fully recovered, as clients are told it.
+///
+/// The outcome of a concurrency limit names the end of the last lease. A client that waits for that
+/// waits too long, because a slot is free as soon as its request ends. That time is unknown. If the
+/// limit denies, `retry_after` is an estimate.
+fn reset_after(line: &Line<'_>) -> Option<Span> {
+    let outcome = &line.outcome;
+    match (is_concurrency(line.limit), outcome.allowed) {
+        (false, _) => Some(outcome.reset_after),
+        (true, false) => outcome.retry_after.span(),
+        (true, true) => None,
+    }
+}
+
+fn is_concurrency(limit: &Limit) -> bool {
+    matches!(limit.algorithm(), Algorithm::Concurrency { .. })
 }
 
 /// Returns the time until an exhausted key has a unit again. For a bucket it is the time to full

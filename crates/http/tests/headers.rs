@@ -179,6 +179,45 @@ fn an_empty_bucket_says_when_its_next_token_comes() {
     assert_eq!(line(&headers, "ratelimit"), Some("\"login\";r=0;t=2600"));
 }
 
+fn concurrency() -> Limits {
+    let spec = LimitSpec {
+        algorithm: Some(AlgorithmName::Concurrency),
+        limit: Some(2),
+        lease: Some(Span::from_secs(60)),
+        ..LimitSpec::default()
+    };
+    let limits = Limits::new(vec![spec.build().unwrap()]).unwrap();
+    limits.named("in-flight")
+}
+
+/// A slot is free as soon as a request ends, so the end of the lease is not when more is available.
+#[test]
+fn an_allowed_answer_of_a_concurrency_limit_has_no_reset() {
+    let limits = concurrency();
+    for remaining in [1, 0] {
+        let outcomes = [admitted(2, remaining, Span::from_secs(60))];
+        for legacy in [Legacy::Delta, Legacy::Epoch] {
+            let headers = headers(&Decision::Admitted, &[&limits], &outcomes, legacy);
+            let expected = format!("\"in-flight\";r={remaining}");
+            assert_eq!(line(&headers, "ratelimit"), Some(&*expected));
+            assert_eq!(line(&headers, "x-ratelimit-limit"), Some("2"));
+            let remaining = remaining.to_string();
+            assert_eq!(line(&headers, "x-ratelimit-remaining"), Some(&*remaining));
+            assert_eq!(line(&headers, "x-ratelimit-reset"), None);
+        }
+    }
+}
+
+#[test]
+fn a_denial_of_a_concurrency_limit_has_the_estimate_for_every_time() {
+    let limits = concurrency();
+    let outcomes = [denied(2, Retry::After(Span::from_millis(1_500)))];
+    let headers = headers(&Decision::Limited, &[&limits], &outcomes, Legacy::Delta);
+    assert_eq!(line(&headers, "ratelimit"), Some("\"in-flight\";r=0;t=2"));
+    assert_eq!(line(&headers, "retry-after"), Some("2"));
+    assert_eq!(line(&headers, "x-ratelimit-reset"), Some("2"));
+}
+
 #[test]
 fn no_rule_name_breaks_a_header() {
     let limits = limits(Some("a\"b\\c\r\n\u{e9}"), &["1/s"]);

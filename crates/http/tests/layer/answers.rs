@@ -4,7 +4,10 @@ use tidegate_core::{AlgorithmName, Cost, LimitSpec, Rule, notation};
 use tidegate_http::{Gate, HeaderWriter, Legacy, LimiterLayer, RuleNames};
 use tower::Layer;
 
-use crate::support::{Notes, fixed, get, limited, limiter, send, statuses};
+use crate::{
+    ends::places,
+    support::{Notes, fixed, get, limited, limiter, send, statuses},
+};
 
 #[tokio::test]
 async fn every_answer_tells_of_the_limit_and_a_denial_is_a_problem_document() {
@@ -137,4 +140,26 @@ async fn several_layers_and_the_service_itself_speak_in_one_answer() {
     assert_eq!(answer.header("x-ratelimit-remaining"), Some("1"));
     assert_eq!(answer.header("x-ratelimit-limit"), Some("2"));
     assert_eq!(statuses(&mut service, "/", 2).await, [200, 429]);
+}
+
+/// The triple of the tighter limit replaces the other one whole, its reset too.
+#[tokio::test]
+async fn a_concurrency_limit_around_another_leaves_no_reset_of_that() {
+    let legacy = |limiter| {
+        let headers = HeaderWriter::new(true, Legacy::Delta);
+        LimiterLayer::new(limiter).headers(headers)
+    };
+    let rate = || legacy(limiter(vec![fixed("rate", "9/min")]));
+    let slots = || legacy(limiter(vec![places(2)]));
+    for mut service in [
+        slots().layer(rate().layer(Notes::default())),
+        rate().layer(slots().layer(Notes::default())),
+    ] {
+        let answer = send(&mut service, get("/")).await;
+        assert_eq!(answer.header("x-ratelimit-remaining"), Some("1"));
+        assert_eq!(answer.header("x-ratelimit-limit"), Some("2"));
+        assert_eq!(answer.header("x-ratelimit-reset"), None);
+        let states: Vec<_> = answer.headers.get_all("ratelimit").iter().collect();
+        assert_eq!(states.len(), 2, "{states:?}");
+    }
 }
