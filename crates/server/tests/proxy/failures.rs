@@ -88,6 +88,30 @@ fn a_too_large_response_head_is_502() {
     assert_eq!(answer.status, 502);
 }
 
+/// Interim responses are dropped. Without a bound, an upstream could send them endlessly.
+#[test]
+fn too_many_interim_responses_are_502() {
+    const MOST: usize = 100;
+    let upstream = Upstream::start(|talk| {
+        while let Some(head) = talk.head() {
+            let count: usize = head.split(['/', ' ']).nth(2).unwrap().parse().unwrap();
+            talk.send("HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n".repeat(count));
+            talk.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
+        }
+    });
+    let door = Door::before(upstream.url());
+    assert_eq!(door.get(&format!("/{MOST}")).status, 200);
+    // The count starts again with each request.
+    assert_eq!(door.get(&format!("/{MOST}")).status, 200);
+    assert_eq!(upstream.connections(), 1);
+    for count in [MOST + 1, 20_000] {
+        assert_eq!(door.get(&format!("/{count}")).status, 502, "{count}");
+    }
+    let text = door.live.exposition();
+    let counted = r#"tidegate_proxy_failures_total{upstream="app",failure="bad_answer"} 2"#;
+    assert!(text.contains(counted), "{text}");
+}
+
 #[test]
 fn a_connection_closed_without_a_response_is_502_and_not_retried() {
     let upstream = Upstream::start(|talk| {

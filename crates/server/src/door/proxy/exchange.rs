@@ -45,6 +45,12 @@ use crate::{config::Proxy, net::Stalling};
 /// The minimum and maximum size of a read, in bytes: a head with a small body, and a fast download.
 const READ_BYTES: std::ops::RangeInclusive<usize> = 8 << 10..=64 << 10;
 
+/// The maximum number of interim responses (1xx) before the response itself. Some services send a
+/// `102 Processing` every few seconds while they work, or a handful of `103 Early Hints`. They are
+/// read and dropped, so an upstream that sends nothing else would keep this thread busy until
+/// `timeouts.head`.
+const MAX_INTERIM_ANSWERS: u32 = 100;
+
 /// A socket to an upstream, plaintext or TLS.
 pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin + Send {
     /// Returns true only if there is certainly nothing to read. Makes a system call only if the
@@ -83,6 +89,8 @@ pub(super) struct Exchange {
     has_answered: bool,
     /// Whether nothing has arrived since the last request began.
     is_silent: bool,
+    /// The number of interim responses to the last request.
+    interim_answers: u32,
     bounds: head::Bounds,
     known: head::Known,
 }
@@ -122,6 +130,7 @@ impl Exchange {
             keeps: true,
             has_answered: false,
             is_silent: true,
+            interim_answers: 0,
             bounds: head::Bounds::of(settings),
             known: head::Known::default(),
         }
@@ -170,6 +179,7 @@ impl Exchange {
 
     fn await_head(&mut self) {
         self.is_silent = true;
+        self.interim_answers = 0;
         self.awaited = Awaited::Head {
             has_no_body: self.outgoing.is_head(),
         };
@@ -206,6 +216,10 @@ impl Exchange {
                         return Poll::Ready(Err(malformed(Malformed::EarlySwitch)));
                     }
                     return Poll::Ready(self.await_body(answer));
+                }
+                self.interim_answers += 1;
+                if self.interim_answers > MAX_INTERIM_ANSWERS {
+                    return Poll::Ready(Err(malformed(Malformed::TooManyInterim)));
                 }
                 continue;
             }
@@ -418,6 +432,8 @@ enum Malformed {
     Chunk,
     #[error("101 before the request was fully sent")]
     EarlySwitch,
+    #[error("over {MAX_INTERIM_ANSWERS} interim responses (1xx) before the response")]
+    TooManyInterim,
     #[error("the trailers are invalid or too large")]
     Trailers,
 }
