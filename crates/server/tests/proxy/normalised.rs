@@ -2,6 +2,8 @@
 
 use std::cell::{Cell, RefCell};
 
+use http_body_util::Full;
+use hyper::Response;
 use proptest::{prelude::*, test_runner::TestRunner};
 use tidegate_core::{Cost, Effect, Request, RuleSet, Scratch};
 
@@ -214,10 +216,24 @@ fn head() -> impl Strategy<Value = Head> {
         prop::sample::select(VALUES.to_vec()),
     );
     let lines = prop::collection::vec(line, 0..7);
-    (wire, prop::sample::select(targets.to_vec()), lines).prop_map(|(wire, target, lines)| Head {
-        wire,
-        target,
-        lines,
+    // An offer of another protocol needs two lines, which are rarely drawn together.
+    let protocols = [
+        "websocket",
+        "WebSocket",
+        "h2c, websocket",
+        "Echo/2,websocket",
+    ];
+    let offer = prop::option::weighted(0.2, prop::sample::select(protocols.to_vec()));
+    let target = prop::sample::select(targets.to_vec());
+    (wire, target, lines, offer).prop_map(|(wire, target, mut lines, offer)| {
+        if let Some(protocol) = offer {
+            lines.extend([("connection", "upgrade"), ("upgrade", protocol)]);
+        }
+        Head {
+            wire,
+            target,
+            lines,
+        }
     })
 }
 
@@ -313,13 +329,8 @@ fn check(door: &Door, rules: &RuleSet, passed: Option<&str>) -> Result<(), TestC
     Ok(())
 }
 
-fn entries_agree(settings: &str) {
-    let rule = |entry: &&str| {
-        format!(
-            "{{name: '{entry}', key: ['{entry}'], limits: [{{algorithm: fixed_window, limit: 10, window: 1d}}]}}"
-        )
-    };
-    let rules: Vec<String> = ENTRIES.iter().map(rule).collect();
+/// An upstream that speaks HTTP/1.1.
+fn http1() -> (Upstream, &'static str) {
     let upstream = Upstream::start(|talk| {
         while let Some(head) = talk.head() {
             if head.contains("transfer-encoding: chunked") {
@@ -328,8 +339,25 @@ fn entries_agree(settings: &str) {
             talk.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
         }
     });
+    (upstream, "")
+}
+
+/// An upstream that speaks HTTP/2, and the setting that says so.
+fn http2() -> (Upstream, &'static str) {
+    let ok = |_| async { Response::new(Full::default()) };
+    (Upstream::over_http2(ok), "http2: true, ")
+}
+
+/// Asserts that rules see what `upstream` receives, with `settings` in the rules file.
+fn entries_agree((upstream, speaks): (Upstream, &str), settings: &str) {
+    let rule = |entry: &&str| {
+        format!(
+            "{{name: '{entry}', key: ['{entry}'], limits: [{{algorithm: fixed_window, limit: 10, window: 1d}}]}}"
+        )
+    };
+    let rules: Vec<String> = ENTRIES.iter().map(rule).collect();
     let text = format!(
-        "{settings}rules: [{}]\nproxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: '{}'}}]}}\n",
+        "{settings}rules: [{}]\nproxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, {speaks}urls: '{}'}}]}}\n",
         rules.join(", "),
         upstream.url()
     );
@@ -368,12 +396,24 @@ fn entries_agree(settings: &str) {
     assert!(passed.get() > 50, "only {} were forwarded", passed.get());
 }
 
+const TRUSTED: &str = "clients: {proxies: [127.0.0.0/8]}\n";
+
 #[test]
 fn rules_and_upstream_see_the_same_request_of_an_untrusted_client() {
-    entries_agree("");
+    entries_agree(http1(), "");
 }
 
 #[test]
 fn rules_and_upstream_see_the_same_request_of_a_trusted_proxy() {
-    entries_agree("clients: {proxies: [127.0.0.0/8]}\n");
+    entries_agree(http1(), TRUSTED);
+}
+
+#[test]
+fn rules_and_http2_upstream_see_the_same_request_of_an_untrusted_client() {
+    entries_agree(http2(), "");
+}
+
+#[test]
+fn rules_and_http2_upstream_see_the_same_request_of_a_trusted_proxy() {
+    entries_agree(http2(), TRUSTED);
 }

@@ -1,6 +1,7 @@
 //! A scripted upstream.
 
 use std::{
+    convert::Infallible,
     io::{Read, Write},
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
     sync::{
@@ -10,6 +11,13 @@ use std::{
     thread::spawn,
     time::Duration,
 };
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use http_body_util::Full;
+use hyper::{Request, Response, body::Incoming, server::conn::http2, service::service_fn};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::runtime;
 
 /// A timeout longer than any test step takes, so that a hanging test fails.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -77,6 +85,43 @@ impl Upstream {
         Self::answering("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
     }
 
+    /// Starts an upstream that speaks HTTP/2 and answers each request with `answer`. Its heads are
+    /// written as in HTTP/1.1, with `:authority` as `host`.
+    pub(crate) fn over_http2<F, A>(answer: F) -> Self
+    where
+        F: Fn(Request<Incoming>) -> A + Clone + Send + 'static,
+        A: Future<Output = Response<Full<Bytes>>> + Send + 'static,
+    {
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let upstream = Self {
+            address: socket.local_addr().unwrap(),
+            connections: Arc::default(),
+            heads: Arc::default(),
+        };
+        let (connections, heads) = (
+            Arc::clone(&upstream.connections),
+            Arc::clone(&upstream.heads),
+        );
+        spawn(move || {
+            let runtime = runtime::Builder::new_current_thread().enable_all().build();
+            runtime.unwrap().block_on(async {
+                let socket = tokio::net::TcpListener::from_std(socket).unwrap();
+                while let Ok((stream, _)) = socket.accept().await {
+                    connections.fetch_add(1, Ordering::SeqCst);
+                    let (heads, answer) = (Arc::clone(&heads), answer.clone());
+                    let answering = service_fn(move |request| {
+                        heads.lock().unwrap().push(written(&request));
+                        answer(request).map(Ok::<_, Infallible>)
+                    });
+                    let serving = http2::Builder::new(TokioExecutor::new());
+                    tokio::spawn(serving.serve_connection(TokioIo::new(stream), answering));
+                }
+            });
+        });
+        upstream
+    }
+
     /// Returns an address without a listener.
     pub(crate) fn nobody() -> SocketAddr {
         // The system does not hand out a port again immediately after it was released.
@@ -99,6 +144,19 @@ impl Upstream {
     pub(crate) fn heads(&self) -> Vec<String> {
         self.heads.lock().unwrap().clone()
     }
+}
+
+/// Returns the head of `request` as HTTP/1.1 would have it, without the empty line at its end.
+fn written(request: &Request<Incoming>) -> String {
+    let target = request.uri().path_and_query().unwrap();
+    let mut head = format!("{} {target} HTTP/2", request.method());
+    if let Some(authority) = request.uri().authority() {
+        head.push_str(&format!("\r\nhost: {authority}"));
+    }
+    for (name, value) in request.headers() {
+        head.push_str(&format!("\r\n{name}: {}", value.to_str().unwrap()));
+    }
+    head
 }
 
 /// The upstream's side of one connection.
