@@ -1,6 +1,24 @@
 //! Requests that the rules deny do not reach an upstream.
 
-use crate::{door::Door, upstream::Upstream};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use http_body_util::{BodyExt, Full};
+use hyper::Response;
+use tokio::{
+    sync::{Semaphore, SemaphorePermit},
+    time::Instant,
+};
+
+use crate::{client::Client, door::Door, upstream::Upstream};
+
+/// Longer than anything takes: a test that would hang fails instead.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 fn limited(rules: &str) -> (Upstream, Door) {
     let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
@@ -197,6 +215,124 @@ fn a_slot_is_held_until_the_response_ends_or_the_client_disconnects() {
     // The proxy may need several polls to notice that the client has gone.
     let is_free = (0..10_000).any(|_| door.get("/slow").status == 200);
     assert!(is_free, "a disconnected client still holds its slot");
+}
+
+/// The concurrency limit in [`early_answers`].
+const SLOTS: usize = 20;
+
+/// The state of an upstream that answers uploads before they have ended.
+struct Uploads {
+    /// Uploads that have begun and were not ended by the proxy, answered or not.
+    open: AtomicUsize,
+    /// The highest number of open uploads so far.
+    peak: AtomicUsize,
+    /// One permit for each answer that the upstream may send.
+    answers: Semaphore,
+}
+
+impl Uploads {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            open: AtomicUsize::new(0),
+            peak: AtomicUsize::new(0),
+            answers: Semaphore::new(0),
+        })
+    }
+
+    fn begin(&self) {
+        let open = self.open.fetch_add(1, Ordering::SeqCst) + 1;
+        self.peak.fetch_max(open, Ordering::SeqCst);
+    }
+
+    fn end(&self) {
+        self.open.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn until_open(&self, count: usize) {
+        let start = Instant::now();
+        loop {
+            let open = self.open.load(Ordering::SeqCst);
+            if open == count {
+                return;
+            }
+            assert!(start.elapsed() < PATIENCE, "{open} are open, not {count}");
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Lets 64 clients upload to an upstream that answers early and goes on reading each upload. If the
+/// answer alone released the slot, the upstream would have 64 uploads under a limit of 20.
+fn early_answers(upstream: &Upstream, settings: &str, uploads: &Uploads) {
+    const CLIENTS: usize = 64;
+    let door = Door::open(&format!(
+        "rules: [{{name: slots, limits: [{{algorithm: concurrency, limit: {SLOTS}}}]}}]\n\
+         proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, {settings} urls: '{}'}}]}}\n",
+        upstream.url()
+    ));
+    let mut admitted: Vec<Client> = Vec::new();
+    while admitted.len() < CLIENTS {
+        let first = admitted.len();
+        for number in 1..=CLIENTS - first {
+            let mut client = door.connect();
+            client.send("POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 1000\r\n\r\nbegun");
+            if number <= SLOTS {
+                uploads.until_open(number);
+                admitted.push(client);
+            } else {
+                assert_eq!(client.read_answer(false).status, 429);
+            }
+        }
+        uploads.answers.add_permits(admitted.len() - first);
+        for client in &mut admitted[first..] {
+            assert_eq!(client.read_answer(false).body, "ok");
+        }
+        // No client has ended its upload, so the proxy must have.
+        uploads.until_open(0);
+    }
+    assert_eq!(uploads.peak.load(Ordering::SeqCst), SLOTS);
+}
+
+#[test]
+fn early_answers_do_not_exceed_the_concurrency_limit() {
+    let uploads = Uploads::new();
+    let seen = Arc::clone(&uploads);
+    let upstream = Upstream::start(move |talk| {
+        talk.head().unwrap();
+        seen.begin();
+        while seen
+            .answers
+            .try_acquire()
+            .map(SemaphorePermit::forget)
+            .is_err()
+        {
+            std::thread::yield_now();
+        }
+        talk.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
+        talk.until_closed();
+        seen.end();
+    });
+    early_answers(&upstream, "", &uploads);
+}
+
+#[test]
+fn early_answers_over_http2_do_not_exceed_the_concurrency_limit() {
+    let uploads = Uploads::new();
+    let seen = Arc::clone(&uploads);
+    let upstream = Upstream::over_http2(move |request| {
+        let seen = Arc::clone(&seen);
+        async move {
+            seen.begin();
+            seen.answers.acquire().await.unwrap().forget();
+            tokio::spawn(async move {
+                // Until its end, or until the proxy resets the stream.
+                let _ = request.into_body().collect().await;
+                seen.end();
+            });
+            Response::new(Full::from("ok"))
+        }
+    });
+    early_answers(&upstream, "http2: true,", &uploads);
 }
 
 #[test]
