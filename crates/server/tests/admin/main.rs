@@ -6,6 +6,8 @@
 )]
 
 mod access;
+#[path = "../http/access_cases.rs"]
+mod access_cases;
 mod blocks;
 #[path = "../http/client.rs"]
 #[allow(dead_code, reason = "used by the tests of the HTTP listener")]

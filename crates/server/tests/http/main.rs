@@ -6,6 +6,7 @@
 )]
 
 mod access;
+mod access_cases;
 mod authorize;
 mod bad_input;
 mod check;

@@ -53,6 +53,27 @@ fn narrow(upstream: &Upstream, settings: &str) -> Door {
     ))
 }
 
+/// Starts an upstream that answers `/small` with an empty body and everything else with `count`
+/// pieces of `piece` bytes.
+fn sized(piece: usize, count: usize) -> Upstream {
+    Upstream::start(move |talk| {
+        while let Some(head) = talk.head() {
+            if head.starts_with("GET /small") {
+                talk.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
+                continue;
+            }
+            let length = count * piece;
+            talk.send(format!(
+                "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n"
+            ));
+            for _ in 0..count {
+                talk.send(vec![b'x'; piece]);
+                std::thread::yield_now();
+            }
+        }
+    })
+}
+
 /// Waits until that connection is free.
 async fn until_free(door: &Door) {
     let address = door.listener.local_addr();
@@ -91,23 +112,7 @@ async fn a_small_unread_response_frees_its_upstream_connection_at_once() {
 /// The upstream sends the response in several pieces, and the client reads none of them.
 #[tokio::test]
 async fn a_response_is_read_ahead_of_its_client() {
-    const PIECE: usize = 8 << 10;
-    let upstream = Upstream::start(|talk| {
-        while let Some(head) = talk.head() {
-            if head.starts_with("GET /small") {
-                talk.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
-                continue;
-            }
-            talk.send(format!(
-                "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n",
-                7 * PIECE
-            ));
-            for _ in 0..7 {
-                talk.send(vec![b'x'; PIECE]);
-                std::thread::yield_now();
-            }
-        }
-    });
+    let upstream = sized(8 << 10, 7);
     let door = narrow(&upstream, "");
     let greedy = Greedy::connect(&door).await;
     let held = greedy.ask("/large").await;
@@ -152,19 +157,7 @@ fn a_body_is_complete_for_every_read_ahead_size() {
 /// Beyond the read-ahead, the upstream has to wait for the client; a slow client is disconnected.
 #[tokio::test]
 async fn a_response_that_is_read_too_slowly_is_aborted() {
-    let upstream = Upstream::start(|talk| {
-        while let Some(head) = talk.head() {
-            if head.starts_with("GET /small") {
-                talk.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
-                continue;
-            }
-            talk.send(format!(
-                "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n",
-                16 << 20
-            ));
-            talk.send(vec![b'x'; 16 << 20]);
-        }
-    });
+    let upstream = sized(16 << 20, 1);
     // The minimum rate ends it long before the idle timeout would.
     let settings = "timeouts: {idle: 1h}, min_rate: {bytes_per_second: 1000, grace: 100ms},";
     let door = narrow(&upstream, settings);

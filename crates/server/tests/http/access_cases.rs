@@ -1,0 +1,43 @@
+//! Cases of access control that the HTTP and the admin listener share.
+
+use std::fmt::Debug;
+
+use crate::client::Answer;
+
+/// Values of `Authorization`, and whether each is accepted if the token is `secret`.
+pub(crate) const AUTHORIZATIONS: [(Option<&str>, bool); 10] = [
+    (None, false),
+    (Some("Bearer wrong!"), false),
+    (Some("Bearer secre"), false),
+    (Some("Bearer secret2"), false),
+    (Some("Bearer "), false),
+    (Some("Bearer"), false),
+    (Some("Basic secret"), false),
+    (Some("secret"), false),
+    (Some("Bearer secret"), true),
+    (Some("bearer secret"), true),
+];
+
+/// Headers that a browser sends for pages of this and other sites, and the status of the response.
+pub(crate) const PAGES: [((&str, &str), u16); 6] = [
+    (("sec-fetch-site", "cross-site"), 403),
+    (("sec-fetch-site", "same-site"), 403),
+    (("origin", "http://evil.example"), 403),
+    (("origin", "null"), 403),
+    (("sec-fetch-site", "none"), 200),
+    (("sec-fetch-site", "same-origin"), 200),
+];
+
+/// Asserts that `answer` is a 401 that asks for a token unless the token of the request was right.
+pub(crate) fn assert_access(answer: &Answer, is_right: bool, asked: impl Debug) {
+    assert_eq!(answer.status != 401, is_right, "{asked:?}");
+    let asks = answer.header("www-authenticate").is_some();
+    assert_eq!(asks, !is_right, "{asked:?}");
+}
+
+/// Asserts that of twelve wrong tokens in a row, ten are checked and two are rate limited.
+pub(crate) fn assert_guesses_are_limited(guess: impl FnMut() -> Answer) {
+    let answers = std::iter::repeat_with(guess).take(12);
+    let statuses: Vec<u16> = answers.map(|answer| answer.status).collect();
+    assert_eq!(statuses, [[401; 10].as_slice(), &[429; 2]].concat());
+}
