@@ -2,12 +2,16 @@
 
 use std::{
     io::{Read, Write},
-    net::{SocketAddr, TcpStream},
+    net::{SocketAddr, TcpListener, TcpStream},
     process::Command,
+    thread::spawn,
     time::Duration,
 };
 
-use crate::support::{Ask, EVERY_DOOR, Process, Scratch};
+use crate::{
+    http_client::Client,
+    support::{Ask, EVERY_DOOR, Process, Scratch, Server},
+};
 
 /// Sends `asked` and returns the response, or its first part.
 fn answer(address: SocketAddr, asked: &[u8]) -> Vec<u8> {
@@ -58,4 +62,76 @@ fn silent_clients_do_not_block_other_clients_or_the_admin_listener() {
     let line = metrics.lines().find_map(|line| line.strip_prefix(evicted));
     assert!(line.unwrap().parse::<u64>().unwrap() > 50, "{metrics}");
     drop(silent);
+}
+
+/// Starts an endpoint that answers one request per connection with an empty 200.
+fn endpoint() -> SocketAddr {
+    let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = socket.local_addr().unwrap();
+    spawn(move || {
+        for mut stream in socket.incoming().map_while(Result::ok) {
+            // The head of a GET comes in one piece.
+            let _ = stream.read(&mut [0; 4_096]);
+            let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+            let _ = stream.write_all(answer);
+        }
+    });
+    address
+}
+
+/// A lack of descriptors says nothing about the endpoints. If they were ejected for it, requests would
+/// still fail when there are descriptors again.
+#[test]
+fn without_descriptors_for_upstreams_the_answer_is_503_and_no_endpoint_is_ejected() {
+    let (one, other, named) = (endpoint(), endpoint(), endpoint().port());
+    let eject = "eject: {failures: 1, for: 1h}";
+    let config = format!(
+        "{EVERY_DOOR}proxy:
+  listen: 127.0.0.1:0
+  upstreams:
+    - {{name: named, when: {{path: /named}}, urls: ['http://localhost:{named}'], {eject}}}
+    - {{name: app, urls: ['http://{one}', 'http://{other}'], {eject}, health: {{path: /, interval: 100ms}}}}
+"
+    );
+    let mut server = Server::start_in(Scratch::new(), &config);
+    // An open connection needs no further descriptor on the server.
+    let mut client = Client::connect(server.proxy());
+    for path in ["/", "/", "/named"] {
+        assert_eq!(client.ask("GET", path, &[], b"").status, 200, "{path}");
+    }
+    server.limit_files(3);
+    for path in ["/", "/named"].into_iter().cycle().take(20) {
+        let answer = client.ask("GET", path, &[], b"");
+        assert_eq!(answer.status, 503, "{path}: {answer:?}");
+        assert_eq!(answer.header("retry-after"), Some("1"));
+        let detail = "the server cannot open another connection; try again";
+        assert_eq!(answer.problem(), detail);
+    }
+    server.wait_for(&["health check skipped", "app"]);
+    server.limit_files(1_024);
+    for path in ["/", "/named"].into_iter().cycle().take(20) {
+        assert_eq!(client.ask("GET", path, &[], b"").status, 200, "{path}");
+    }
+    let metrics = server.metrics();
+    for sample in [
+        r#"tidegate_proxy_failures_total{upstream="app",failure="local"} 10"#,
+        r#"tidegate_proxy_failures_total{upstream="named",failure="local"} 10"#,
+    ] {
+        assert!(metrics.contains(sample), "no {sample} in {metrics}");
+    }
+    let urls = [
+        ("app", one.to_string()),
+        ("app", other.to_string()),
+        ("named", format!("localhost:{named}")),
+    ];
+    for (upstream, address) in urls {
+        let labels = format!("{{upstream=\"{upstream}\",address=\"http://{address}\"}}");
+        for sample in [
+            format!("tidegate_proxy_ejections_total{labels} 0"),
+            format!("tidegate_proxy_address_up{labels} 1"),
+        ] {
+            assert!(metrics.contains(&sample), "no {sample} in {metrics}");
+        }
+    }
+    server.stop();
 }

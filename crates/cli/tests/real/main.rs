@@ -8,6 +8,9 @@
 
 mod support;
 
+#[path = "../../../server/tests/http/client.rs"]
+#[allow(dead_code, reason = "the tests of the HTTP listener use all of it")]
+mod http_client;
 #[path = "../../../redis/tests/support/mod.rs"]
 mod servers;
 
