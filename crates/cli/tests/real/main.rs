@@ -29,5 +29,6 @@ mod log;
 mod operate;
 mod proxy;
 mod reload;
+mod resp_tls;
 mod serve;
 mod snapshots;

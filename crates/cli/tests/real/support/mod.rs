@@ -1,5 +1,6 @@
 //! Programs under test. They are stopped when the test ends.
 
+mod authority;
 mod envoy;
 mod http;
 mod process;
@@ -7,6 +8,7 @@ mod scratch;
 mod server;
 
 pub(crate) use self::{
+    authority::{authority, signed},
     envoy::Envoy,
     http::{Answer, Ask},
     process::{Process, free_port, run, tool},
