@@ -318,6 +318,16 @@ fn the_environment_of_envoyproxy_ratelimit_starts_the_server() {
 }
 
 #[test]
+fn open_listeners_of_that_environment_cause_a_warning() {
+    let scratch = shop();
+    let mut command = from_environment(&scratch);
+    let mut process = Process::start(command.env("GRPC_HOST", "0.0.0.0"));
+    let line = process.wait_for(&["open-listener"]);
+    let expected = "GRPC_HOST: open-listener: other machines can reach 0.0.0.0:0";
+    assert!(line.contains(expected), "{line}");
+}
+
+#[test]
 fn unsupported_variables_of_envoyproxy_ratelimit_are_rejected() {
     let scratch = shop();
     let mut command = from_environment(&scratch);

@@ -191,14 +191,22 @@ pub(super) fn warn_of_open(file: &Fields<'_>, config: &Config, report: &mut Repo
         let (Some(value), Some(address)) = (fields.get(name), address) else {
             continue;
         };
-        if !address.ip().is_loopback() && !is_guarded {
-            let message = format!(
-                "{OPEN}: other machines can reach {address}, and any client there can read and spend the limits of every key; \
-                 {advice}, or listen on 127.0.0.1"
-            );
-            value.warn(report, message);
+        if let Some(message) = open_listener(address, is_guarded, advice) {
+            value.warn(report, format!("{message}, or listen on 127.0.0.1"));
         }
     }
+}
+
+/// Returns the warning for a listener at `address`, if other machines can reach it and it has no
+/// authentication. `advice` says how to add it.
+pub(crate) fn open_listener(address: SocketAddr, is_guarded: bool, advice: &str) -> Option<String> {
+    let is_open = !address.ip().is_loopback() && !is_guarded;
+    is_open.then(|| {
+        format!(
+            "{OPEN}: other machines can reach {address}, and any client there can read and spend the limits of every key; \
+             {advice}"
+        )
+    })
 }
 
 /// A listener's name and address; `None` is off.

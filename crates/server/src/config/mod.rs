@@ -37,6 +37,7 @@ use std::{
 use tidegate_core::{MemoryBounds, RuleSet, Span};
 use tidegate_http::{Atlas, Part, Place, Trust};
 
+pub(crate) use doors::open_listener;
 pub use envoy::Envoy;
 pub use proxy::{
     AccessLog, Adaptive, Class, Ejection, ForwardedHeaders, Heads, HealthCheck, MinRate, Proxy,

@@ -14,7 +14,7 @@ use super::{
     DomainFiles, Folder, Variables, redis_variables,
     variables::{self, Reader},
 };
-use crate::config::{AdminToken, Config, Envoy, TlsFiles};
+use crate::config::{AdminToken, Config, Envoy, Mistake, TlsFiles, open_listener};
 
 /// The variable with the admin token, which is required to reach the admin listener from other
 /// machines.
@@ -118,6 +118,7 @@ pub fn from_environment(variables: &Variables) -> Result<FromEnvironment, Vec<St
     config.redis = redis_variables::redis(&mut reader);
     config.envoy = Some(envoy(&mut reader));
     grpc(&mut config, &mut reader);
+    warn_of_open(&mut config);
     let log = log_level(&mut reader);
     if reader.problems.is_empty() {
         let ignored = ignored(variables, &config);
@@ -234,6 +235,28 @@ fn grpc(config: &mut Config, reader: &mut Reader<'_>) {
         key,
         client_ca,
     });
+}
+
+/// Warns of listeners that other machines can reach without authentication, as for a rules file. As in
+/// the original, the listeners are on all addresses by default.
+fn warn_of_open(config: &mut Config) {
+    let tls = config.grpc.tls.as_ref();
+    let grpc_asks = tls.is_some_and(|tls| tls.client_ca.is_some());
+    let http_advice =
+        "set HOST to 127.0.0.1, or write a rules file with `envoy` and a token in `listen.http`";
+    let grpc_advice =
+        "set GRPC_SERVER_USE_TLS and GRPC_CLIENT_TLS_CACERT, or GRPC_HOST to 127.0.0.1";
+    for (variable, address, is_guarded, advice) in [
+        ("HOST", config.listen.http, false, http_advice),
+        ("GRPC_HOST", config.listen.grpc, grpc_asks, grpc_advice),
+    ] {
+        let message = address.and_then(|address| open_listener(address, is_guarded, advice));
+        config.warnings.extend(message.map(|message| Mistake {
+            path: variable.into(),
+            line: None,
+            message,
+        }));
+    }
 }
 
 fn log_level(reader: &mut Reader<'_>) -> Option<&'static str> {

@@ -94,6 +94,42 @@ fn only_variables_without_effect_are_reported() {
     assert!(ignored[1].starts_with("REDIS_POOL_SIZE is ignored: the Redis store"));
 }
 
+fn warnings(variables: &[(&str, &str)]) -> Vec<String> {
+    let config = read(variables).unwrap().config;
+    config.warnings.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn an_open_listener_causes_a_warning() {
+    let open = |variable: &str, address: &str| {
+        format!("{variable}: open-listener: other machines can reach {address}, and any client")
+    };
+    // As in the original, the listeners are on all addresses by default.
+    let said = warnings(&[]);
+    assert_eq!(said.len(), 2, "{said:?}");
+    assert!(
+        said[0].starts_with(&open("HOST", "0.0.0.0:8080")),
+        "{said:?}"
+    );
+    let grpc = open("GRPC_HOST", "0.0.0.0:8081");
+    assert!(said[1].starts_with(&grpc), "{said:?}");
+    let loopback = ("HOST", "127.0.0.1");
+    let tls = [
+        loopback,
+        ("GRPC_SERVER_USE_TLS", "true"),
+        ("GRPC_SERVER_TLS_CERT", "a.pem"),
+        ("GRPC_SERVER_TLS_KEY", "a.key"),
+    ];
+    assert_eq!(warnings(&tls).len(), 1, "any client may speak TLS");
+    let authority = ("GRPC_CLIENT_TLS_CACERT", "ca.pem");
+    for guarded in [
+        [&tls[..], &[authority]].concat(),
+        vec![loopback, ("GRPC_HOST", "localhost")],
+    ] {
+        assert_eq!(warnings(&guarded), Vec::<String>::new(), "{guarded:?}");
+    }
+}
+
 #[test]
 fn redis_variables_without_a_url_are_reported() {
     let read = read(&[("BACKEND_TYPE", "redis"), ("REDIS_TYPE", "SINGLE")]);
