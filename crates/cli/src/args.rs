@@ -109,6 +109,26 @@ pub(crate) struct Admin {
         value_name = "ADDRESS"
     )]
     pub(crate) address: String,
+    /// Connect over TLS, and trust the authorities in this PEM file
+    #[arg(long, env = "TIDEGATE_ADMIN_CA", value_name = "FILE")]
+    pub(crate) admin_ca: Option<PathBuf>,
+    /// The client certificate for that connection, a PEM file
+    #[arg(
+        long,
+        env = "TIDEGATE_ADMIN_CERT",
+        value_name = "FILE",
+        requires = "admin_ca",
+        requires = "admin_key"
+    )]
+    pub(crate) admin_cert: Option<PathBuf>,
+    /// The key of that certificate, a PEM file
+    #[arg(
+        long,
+        env = "TIDEGATE_ADMIN_KEY",
+        value_name = "FILE",
+        requires = "admin_cert"
+    )]
+    pub(crate) admin_key: Option<PathBuf>,
     /// The admin token, if the server has one
     #[arg(
         long,

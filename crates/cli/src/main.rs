@@ -6,6 +6,7 @@ mod log;
 mod operate;
 mod print;
 mod serve;
+mod tls;
 
 use std::{
     io::{self, Write},

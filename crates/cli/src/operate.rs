@@ -9,7 +9,7 @@ use ureq::http::Method;
 use crate::{
     NO, answer,
     args::{Admin, Key, KeyOrThrottle},
-    complain, print,
+    complain, print, tls,
 };
 
 /// The timeout of a request.
@@ -116,14 +116,23 @@ fn show(admin: &Admin, answered: Answered, print: impl FnOnce(&Value) -> String)
 
 /// Sends a request to the admin endpoint.
 fn ask(admin: &Admin, method: Method, path: &str, body: Option<Value>) -> Result<Answered, String> {
-    let address = admin
-        .address
-        .trim_start_matches("http://")
-        .trim_end_matches('/');
-    let url = format!("http://{address}{path}");
+    let given = admin.address.trim_end_matches('/');
+    let (address, is_https) = match given.strip_prefix("https://") {
+        Some(address) => (address, true),
+        None => (given.trim_start_matches("http://"), false),
+    };
+    let tls = tls::config(admin)?;
+    if is_https && tls.is_none() {
+        return Err(format!(
+            "{given}: name the authority of its certificate with --admin-ca"
+        ));
+    }
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    let url = format!("{scheme}://{address}{path}");
     let agent: ureq::Agent = ureq::Agent::config_builder()
         .http_status_as_error(false)
         .timeout_global(Some(PATIENCE))
+        .tls_config(tls.unwrap_or_default())
         .build()
         .into();
     let mut request = ureq::http::Request::builder().method(method).uri(&url);

@@ -291,6 +291,7 @@ struct Certificates {
     http: Option<Arc<Tls>>,
     grpc: Option<Arc<Tls>>,
     resp: Option<Arc<Tls>>,
+    admin: Option<Arc<Tls>>,
     proxy: Option<Arc<Tls>>,
 }
 
@@ -302,12 +303,13 @@ impl Certificates {
             http: tls(Behind::Http, listeners.http.tls.as_ref())?,
             grpc: tls(Behind::Grpc, config.grpc.tls.as_ref())?,
             resp: tls(Behind::Resp, listeners.resp.tls.as_ref())?,
+            admin: tls(Behind::Admin, listeners.admin.tls.as_ref())?,
             proxy: tls(Behind::Proxy, of_proxy)?,
         })
     }
 
     fn all(&self) -> Vec<Arc<Tls>> {
-        let all = [&self.http, &self.grpc, &self.resp, &self.proxy];
+        let all = [&self.http, &self.grpc, &self.resp, &self.admin, &self.proxy];
         all.into_iter().flatten().cloned().collect()
     }
 }
@@ -385,6 +387,7 @@ impl Doors<'_> {
                 proxy: self.proxy.clone(),
                 identity: Arc::clone(&self.identity),
                 token: self.token.clone(),
+                tls: self.certificates.admin.clone(),
             };
             let bounds = bounds(&self.listeners.admin, Bounds::default());
             let listener = door::admin::listen(server, socket, bounds, operated)?;

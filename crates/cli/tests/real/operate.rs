@@ -4,7 +4,7 @@ use std::process::{Output, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::support::{Ask, Server, run, tidegate};
+use crate::support::{Ask, Scratch, Server, authority, run, signed, tidegate, tool};
 
 const RULES: &str =
     "rules: [{name: api, key: [user, route], limits: [5/h], algorithm: fixed_window}]\n";
@@ -278,4 +278,81 @@ fn a_throttle_key_is_reset() {
     let nobody = server.operate(&["reset", "--throttle", "nobody"]);
     assert_eq!(nobody.status.code(), Some(1));
     assert_eq!(server.operate(&["reset"]).status.code(), Some(2));
+}
+
+/// Starts a server whose admin listener has TLS with `more` settings.
+fn behind_tls(more: &str) -> Server {
+    let scratch = Scratch::new();
+    for name in ["ours", "other"] {
+        authority(scratch.path(), name);
+    }
+    signed(scratch.path(), "ours", "server");
+    signed(scratch.path(), "ours", "operator");
+    signed(scratch.path(), "other", "stranger");
+    let tls = format!("{{certificate: server.pem, key: server.key{more}}}");
+    let admin = format!("{{address: '127.0.0.1:0', tls: {tls}}}");
+    let others = "http: '127.0.0.1:0', grpc: '127.0.0.1:0', resp: '127.0.0.1:0'";
+    let config = format!("listen: {{{others}, admin: {admin}}}\nadmin: {{token: secret}}\n");
+    Server::start_in(scratch, &config)
+}
+
+/// Runs `tidegate status` with these arguments. Returns whether it succeeded, and its output.
+fn status(server: &Server, args: &str) -> (bool, String) {
+    let mut command = tidegate(&["status", "--token", "secret"]);
+    command
+        .env("TIDEGATE_ADMIN", server.admin.to_string())
+        .args(args.split_whitespace())
+        .current_dir(server.directory());
+    let output = run(&mut command);
+    let said = [output.stdout, output.stderr].concat();
+    (
+        output.status.success(),
+        String::from_utf8_lossy(&said).into_owned(),
+    )
+}
+
+#[test]
+fn the_admin_listener_speaks_tls() {
+    let server = behind_tls("");
+    let (is_reached, said) = status(&server, "--admin-ca ours.pem");
+    assert!(is_reached, "{said}");
+    let url = format!("https://{}/metrics", server.admin);
+    let mut curl = std::process::Command::new(tool("curl"));
+    curl.args(["-sS", "--cacert", "ours.pem", &url])
+        .args(["-H", "authorization: Bearer secret"])
+        .current_dir(server.directory());
+    let metrics = String::from_utf8(run(&mut curl).stdout).unwrap();
+    let loaded = "tidegate_last_certificate_load_success{door=\"admin\"} 1\n";
+    assert!(metrics.contains(loaded), "{metrics}");
+
+    let in_the_clear = status(&server, "");
+    assert!(!in_the_clear.0, "{in_the_clear:?}");
+    let unknown = status(&server, "--admin-ca other.pem");
+    assert!(
+        !unknown.0 && unknown.1.contains("UnknownIssuer"),
+        "{unknown:?}"
+    );
+    let nothing = status(&server, "--admin-ca server.key");
+    let expected = "there is no certificate in server.key";
+    assert!(!nothing.0 && nothing.1.contains(expected), "{nothing:?}");
+    let unnamed = status(&server, &format!("--admin https://{}", server.admin));
+    assert!(
+        !unnamed.0 && unnamed.1.contains("--admin-ca"),
+        "{unnamed:?}"
+    );
+    server.stop();
+}
+
+#[test]
+fn a_client_ca_of_the_admin_listener_requires_a_certificate() {
+    let server = behind_tls(", client_ca: ours.pem");
+    let shown = |name: &str| {
+        let files = format!("--admin-cert {name}.pem --admin-key {name}.key");
+        status(&server, &format!("--admin-ca ours.pem {files}"))
+    };
+    let (is_reached, said) = shown("operator");
+    assert!(is_reached, "{said}");
+    assert!(!shown("stranger").0);
+    assert!(!status(&server, "--admin-ca ours.pem").0);
+    server.stop();
 }

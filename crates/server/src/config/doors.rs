@@ -25,6 +25,13 @@ const KEYS: &[&str] = &[
     "max_connections_per_client",
     "idle_timeout",
 ];
+const ADMIN_KEYS: &[&str] = &[
+    "address",
+    "max_connections",
+    "max_connections_per_client",
+    "idle_timeout",
+    "tls",
+];
 const HTTP_KEYS: &[&str] = &[
     "address",
     "max_connections",
@@ -60,7 +67,7 @@ pub(super) fn listen(
     for (name, keys, address, settings) in [
         ("http", HTTP_KEYS, &mut listen.http, &mut listeners.http),
         ("resp", RESP_KEYS, &mut listen.resp, &mut listeners.resp),
-        ("admin", KEYS, &mut listen.admin, &mut listeners.admin),
+        ("admin", ADMIN_KEYS, &mut listen.admin, &mut listeners.admin),
         ("grpc", KEYS, &mut listen.grpc, &mut listeners.grpc),
     ] {
         if let Some(value) = fields.get(name) {

@@ -42,6 +42,8 @@ pub enum Behind {
     Http,
     /// The Redis protocol listener.
     Resp,
+    /// The admin listener, which speaks HTTP/1.1.
+    Admin,
 }
 
 impl Behind {
@@ -53,6 +55,7 @@ impl Behind {
             Self::Proxy => "proxy",
             Self::Http => "listen.http",
             Self::Resp => "listen.resp",
+            Self::Admin => "listen.admin",
         }
     }
 
@@ -64,6 +67,7 @@ impl Behind {
             Self::Proxy => "proxy",
             Self::Http => "http",
             Self::Resp => "resp",
+            Self::Admin => "admin",
         }
     }
 
@@ -71,7 +75,7 @@ impl Behind {
         match self {
             Self::Grpc => vec![b"h2".to_vec()],
             Self::Proxy => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
-            Self::Http => vec![b"http/1.1".to_vec()],
+            Self::Http | Self::Admin => vec![b"http/1.1".to_vec()],
             Self::Resp => Vec::new(),
         }
     }

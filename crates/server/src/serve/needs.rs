@@ -35,6 +35,7 @@ pub fn hindrances(config: &Config) -> Vec<ServeError> {
         (Behind::Proxy, proxy.and_then(|proxy| proxy.tls.as_ref())),
         (Behind::Http, config.listeners.http.tls.as_ref()),
         (Behind::Resp, config.listeners.resp.tls.as_ref()),
+        (Behind::Admin, config.listeners.admin.tls.as_ref()),
     ];
     let certificates = certificates.map(|(behind, files)| tls(behind, files).err());
     let mut found: Vec<ServeError> = Vec::new();

@@ -71,6 +71,7 @@ impl Door {
             proxy: None,
             identity: Arc::default(),
             token: token.map(str::to_owned),
+            tls: None,
         };
         let server = Server::start(1).unwrap();
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();

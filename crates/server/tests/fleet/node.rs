@@ -173,6 +173,7 @@ impl Node {
             proxy: None,
             identity: Arc::default(),
             token: None,
+            tls: None,
         };
         let listener = admin::listen(&self.server, socket(), Bounds::default(), operated);
         listener.unwrap().local_addr()

@@ -76,6 +76,8 @@ pub struct Operated {
     /// The token that requests must include; without one, any request from this machine is
     /// accepted.
     pub token: Option<String>,
+    /// The listener's certificate; without one clients speak in the clear.
+    pub tls: Option<Arc<Tls>>,
 }
 
 /// Serves the admin API on `socket`.
@@ -99,6 +101,7 @@ pub fn listen(
         proxy,
         identity,
         token,
+        tls,
     } = operated;
     let access = Access::new(
         token.as_deref(),
@@ -118,10 +121,16 @@ pub fn listen(
         access,
     });
     server.listen(socket, bounds, move |stream, connection| {
-        let admin = Arc::clone(&admin);
+        let (admin, tls) = (Arc::clone(&admin), tls.clone());
         async move {
             let peer = connection.peer.ip();
-            wire::serve(stream, &connection, |request| admin.answer(request, peer)).await;
+            let answer = |request| admin.answer(request, peer);
+            let Some(tls) = tls else {
+                return wire::serve(stream, &connection, answer).await;
+            };
+            if let Some(stream) = tls.accept_in_time(stream, &connection).await {
+                wire::serve(stream, &connection, answer).await;
+            }
         }
     })
 }

@@ -1,0 +1,47 @@
+//! TLS to the admin listener.
+
+use std::{fs, path::Path, sync::Arc};
+
+use rustls::crypto::ring::default_provider;
+use ureq::tls::{Certificate, ClientCert, PemItem, PrivateKey, RootCerts, TlsConfig, parse_pem};
+
+use crate::args::Admin;
+
+/// Returns the TLS configuration for the admin listener, or `None` for cleartext.
+pub(crate) fn config(admin: &Admin) -> Result<Option<TlsConfig>, String> {
+    let Some(authorities) = &admin.admin_ca else {
+        return Ok(None);
+    };
+    let shown = admin.admin_cert.as_ref().zip(admin.admin_key.as_ref());
+    let shown = shown.map(|(certificate, key)| client_certificate(certificate, key));
+    let config = TlsConfig::builder()
+        .unversioned_rustls_crypto_provider(Arc::new(default_provider()))
+        .root_certs(RootCerts::new_with_certs(&certificates(authorities)?))
+        .client_cert(shown.transpose()?)
+        .build();
+    Ok(Some(config))
+}
+
+fn client_certificate(certificate: &Path, key: &Path) -> Result<ClientCert, String> {
+    let parsed = PrivateKey::from_pem(&read(key)?);
+    let key = parsed.map_err(|error| format!("cannot use {}: {error}", key.display()))?;
+    Ok(ClientCert::new_with_certs(&certificates(certificate)?, key))
+}
+
+fn certificates(path: &Path) -> Result<Vec<Certificate<'static>>, String> {
+    let text = read(path)?;
+    let found = parse_pem(&text).filter_map(|item| match item {
+        Ok(PemItem::Certificate(certificate)) => Some(Ok(certificate)),
+        Ok(_) => None,
+        Err(error) => Some(Err(format!("cannot use {}: {error}", path.display()))),
+    });
+    let found: Vec<_> = found.collect::<Result<_, _>>()?;
+    if found.is_empty() {
+        return Err(format!("there is no certificate in {}", path.display()));
+    }
+    Ok(found)
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, String> {
+    fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()))
+}
