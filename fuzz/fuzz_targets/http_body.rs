@@ -48,7 +48,7 @@ fuzz_target!(|input: &[u8]| -> Corpus {
     assert_eq!(answer, anew);
     assert_sound(answer.0, &answer.1);
     if endpoint == Endpoint::Peek {
-        assert_eq!(server.store().stats().keys, 0, "a peek leaves a key behind");
+        assert_eq!(server.local_store().stats().keys, 0, "a peek leaves a key behind");
         let check = transcript(&server, Endpoint::Check, body);
         assert_eq!(answer, check, "a peek answers what the check answers");
     }
