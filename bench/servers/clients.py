@@ -51,14 +51,14 @@ class Resp:
 
 
 class Http:
-    """A kept connection to a door that takes a throttle request as JSON."""
+    """A kept connection to a listener that takes a throttle request as JSON."""
 
     def __init__(self, port, path):
         self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
         self.path = path
 
     def allowed(self, body):
-        """Whether the request passes: by its body and, where the door uses it, by its status."""
+        """Whether the request passes: by its body and, where the listener uses it, by its status."""
         headers = {"Content-Type": "application/json"}
         self.connection.request("POST", self.path, json.dumps(body), headers)
         response = self.connection.getresponse()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tidegate's gRPC door beside a plain tonic service, under h2load; and Envoy with either and with none, under wrk.
+"""Tidegate's gRPC listener beside a plain tonic service, under h2load; and Envoy with either and with none, under wrk.
 
     grpc_bench.py --tidegate target/release/tidegate --echo bench/target/release/grpc --envoy target/test-envoy/envoy
 """

@@ -14,8 +14,8 @@ CPU_OF_THROTTLECRAB = 0.6
 LOADS = ("allowed", "denied", "unlike")
 
 
-class Door:
-    """An HTTP door, and the bodies that it takes."""
+class ListenerKind:
+    """An HTTP listener, and the bodies that it takes."""
 
     def __init__(self, server, port, path, body, denies_by_status):
         self.server, self.port, self.path, self.body = server, port, path, body
@@ -32,31 +32,31 @@ class Door:
 
 def run(throttlecrab, alone, tidegate, rounds, seconds):
     """Measures in rounds and prints the table. `alone` decides nothing, and so is asked what everybody admits."""
-    doors = [Door(throttlecrab, throttlecrab.ports[1], "/throttle", throttlecrab_body, False),
-             Door(tidegate, tidegate.ports[1], "/v1/throttle", tidegate_body, True)]
-    for door in doors:
-        checks.http_counts_exactly(door.server.name, door.port, door.path, door.body, "h1")
-        wrk(door.server, door.port, door.request("denied", cost=2), "each", max(seconds, 5))
-    turns = [(door, LOADS) for door in doors]
-    turns.insert(1, (Door(alone, alone.ports[0], "/", tidegate_body, False), ("allowed",)))
+    listeners = [ListenerKind(throttlecrab, throttlecrab.ports[1], "/throttle", throttlecrab_body, False),
+             ListenerKind(tidegate, tidegate.ports[1], "/v1/throttle", tidegate_body, True)]
+    for listener in listeners:
+        checks.http_counts_exactly(listener.server.name, listener.port, listener.path, listener.body, "h1")
+        wrk(listener.server, listener.port, listener.request("denied", cost=2), "each", max(seconds, 5))
+    turns = [(listener, LOADS) for listener in listeners]
+    turns.insert(1, (ListenerKind(alone, alone.ports[0], "/", tidegate_body, False), ("allowed",)))
     cells = {}
     for turn in range(rounds):
-        for door, loads in turns if turn % 2 == 0 else reversed(turns):
+        for listener, loads in turns if turn % 2 == 0 else reversed(turns):
             for load in loads:
-                measured = wrk(door.server, door.port, door.request(load), "random", seconds)
-                check_statuses(door, load, measured)
-                cells.setdefault((load, door.server.name), []).append(measured)
-    for door in doors:
-        checks.http_load_arrived(door.server.name, door.port, door.path, door.denied_body)
-        checks.http_counts_exactly(door.server.name, door.port, door.path, door.body, "h2")
+                measured = wrk(listener.server, listener.port, listener.request(load), "random", seconds)
+                check_statuses(listener, load, measured)
+                cells.setdefault((load, listener.server.name), []).append(measured)
+    for listener in listeners:
+        checks.http_load_arrived(listener.server.name, listener.port, listener.path, listener.denied_body)
+        checks.http_counts_exactly(listener.server.name, listener.port, listener.path, listener.body, "h2")
     print_tables(cells)
 
 
-def check_statuses(door, load, measured):
+def check_statuses(listener, load, measured):
     """wrk counts the answers that are not 2xx: here that is every denial, or none."""
-    expected = measured.decisions if door.denies_by_status and load == "denied" else 0
+    expected = measured.decisions if listener.denies_by_status and load == "denied" else 0
     if measured.refused != expected:
-        raise SystemExit(f"{door.server.name} refused {measured.refused} of {measured.decisions} by status in the "
+        raise SystemExit(f"{listener.server.name} refused {measured.refused} of {measured.decisions} by status in the "
                          f"{load} load, and should have refused {expected}")
 
 

@@ -93,7 +93,7 @@ def answered(port):
 
 
 def configuration(http_port, resp_port, admin_port):
-    """A rules file with its doors on these ports."""
+    """A rules file with its listeners on these ports."""
     return (f"listen:\n  http: 127.0.0.1:{http_port}\n  resp: 127.0.0.1:{resp_port}\n"
             f"  admin: 127.0.0.1:{admin_port}\n  grpc: off\n")
 

@@ -36,7 +36,7 @@ CALLERS = 256
 ALONE = ("gcra", "interval", "fixed", "weighted")
 SAME, MIXED = ",".join(["gcra"] * 4), ",".join(ALONE)
 
-# From another day, when throttlecrab-server's HTTP door needed so much: what both are scaled by.
+# From another day, when throttlecrab-server's HTTP listener needed so much: what both are scaled by.
 LIMITADOR_US, THROTTLECRAB_US = 60, 17.3
 OF_LIMITADOR = 1 / 3
 OF_MEMORY = 1.1
@@ -54,7 +54,7 @@ def main():
         fleet = running.enter_context(start_tidegate(options.tidegate, folder, redis))
         throttlecrab = running.enter_context(start_throttlecrab(options.throttlecrab))
         decisions(redis, options.callers, rounds, seconds)
-        door(redis, fleet, throttlecrab, rounds, seconds)
+        listener(redis, fleet, throttlecrab, rounds, seconds)
         abuser(redis, fleet, memory, rounds, seconds)
 
 
@@ -184,10 +184,10 @@ def print_rules(cells, counted):
     print(f"- one command, and so one round trip, a decision: {'reached' if exactly_one else 'MISSED'}")
 
 
-# The HTTP door.
+# The HTTP listener.
 
 
-def door(redis, fleet, throttlecrab, rounds, seconds):
+def listener(redis, fleet, throttlecrab, rounds, seconds):
     """`POST /v1/throttle` with Redis behind it, beside throttlecrab's `POST /throttle`."""
     port, crab = fleet.ports[0], throttlecrab.ports[1]
     checks.http_counts_exactly("tidegate on redis", port, "/v1/throttle", tidegate_body, "r1")

@@ -1,4 +1,4 @@
-"""The Redis-protocol doors under redis-benchmark, beside `PING` of redis-server to scale by."""
+"""The Redis-protocol listeners under redis-benchmark, beside `PING` of redis-server to scale by."""
 
 from statistics import median
 

@@ -1,4 +1,4 @@
-//! Compiles the messages of the gRPC door, with a compiler in Rust: no `protoc` has to be installed.
+//! Compiles the messages of the gRPC listener, with a compiler in Rust: no `protoc` has to be installed.
 
 use std::{env, error::Error, fs, path::Path};
 

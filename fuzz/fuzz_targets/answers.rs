@@ -16,7 +16,7 @@ use http::{HeaderMap, Method, StatusCode, header::CONTENT_LENGTH};
 use libfuzzer_sys::fuzz_target;
 use tidegate_server::{
     config::{Config, Proxy},
-    door::proxy::{Heard, UpstreamTalk},
+    listener::proxy::{Heard, UpstreamTalk},
 };
 
 use frames::frames;

@@ -14,7 +14,7 @@ use libfuzzer_sys::fuzz_target;
 use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
 use tidegate_http::Clock;
 use tidegate_server::{
-    door::grpc::rate_limit_transcript,
+    listener::grpc::rate_limit_transcript,
     envoy::{DomainFiles, File, HeaderNames, RateLimitService, Settings, read},
     limiter::Limiter,
 };

@@ -14,7 +14,7 @@ use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
 use tidegate_http::Clock;
 use tidegate_server::{
     config::Config,
-    door::http::{Endpoint, transcript},
+    listener::http::{Endpoint, transcript},
     limiter::Limiter,
 };
 

@@ -6,7 +6,7 @@
 use libfuzzer_sys::fuzz_target;
 use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
 use tidegate_http::Clock;
-use tidegate_server::{door::resp, limiter::Limiter};
+use tidegate_server::{listener::resp, limiter::Limiter};
 
 fuzz_target!(|input: &[u8]| {
     assert_eq!(answer(input), answer(input));

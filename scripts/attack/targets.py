@@ -54,7 +54,7 @@ class Server:
                 break
         else:
             raise OSError("the server did not start:\n" + self.said())
-        self.http, self.grpc, self.resp, self.admin, self.proxy = (("127.0.0.1", int(ports[door])) for door in ("http", "grpc", "resp", "admin", "proxy"))
+        self.http, self.grpc, self.resp, self.admin, self.proxy = (("127.0.0.1", int(ports[listener])) for listener in ("http", "grpc", "resp", "admin", "proxy"))
 
     def said(self):
         with open(self.log, encoding="utf-8", errors="replace") as log:

@@ -14,8 +14,8 @@ class Server:
 
     def __init__(self, binary, folder, number, settings, environment=None):
         self.http, self.resp, self.admin = free_port(), free_port(), free_port()
-        doors = {"http": self.http, "resp": self.resp, "admin": self.admin}
-        listen = {"grpc": "off", **{door: f"127.0.0.1:{port}" for door, port in doors.items()}}
+        listeners = {"http": self.http, "resp": self.resp, "admin": self.admin}
+        listen = {"grpc": "off", **{listener: f"127.0.0.1:{port}" for listener, port in listeners.items()}}
         self.file = os.path.join(folder, f"rules{number}.yaml")
         with open(self.file, "w") as file:
             json.dump({"listen": listen, **settings}, file)  # which is YAML too

@@ -170,7 +170,7 @@ fn values_that_join_to_the_same_text_are_different_keys() {
 }
 
 #[test]
-fn the_admin_door_encodes_the_key_that_a_request_is_charged_on() {
+fn the_admin_listener_encodes_the_key_that_a_request_is_charged_on() {
     let rules = set(vec![
         rule("all"),
         rule("pair").keyed_by(&["a", "b"]).unwrap(),

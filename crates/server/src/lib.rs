@@ -2,12 +2,12 @@
 //! service, reverse proxy, admin), metrics, hot reload and snapshots, all around one limiter.
 
 pub mod config;
-pub mod door;
 mod entries;
 pub mod envoy;
 pub mod geoip;
 pub mod limiter;
 mod link;
+pub mod listener;
 pub mod log_throttle;
 pub mod metrics;
 pub mod net;

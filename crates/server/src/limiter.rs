@@ -19,7 +19,7 @@ use tidegate_redis::{Fleet, StoreError};
 pub use self::store::{Backend, LimiterReceipt};
 use crate::{
     entries::{Audited, EntryAudit},
-    metrics::{Door, Metrics},
+    metrics::{ListenerKind, Metrics},
     quota::Quotas,
     snapshot::SnapshotHealth,
 };
@@ -167,9 +167,9 @@ impl Limiter {
         text
     }
 
-    /// Counts a verdict that `door` is about to return.
-    pub fn observe(&self, door: Door, verdict: &Verdict<'_>) {
-        self.metrics.observe(door, verdict);
+    /// Counts a verdict that `listener` is about to return.
+    pub fn observe(&self, listener: ListenerKind, verdict: &Verdict<'_>) {
+        self.metrics.observe(listener, verdict);
     }
 
     /// Audits the entries of a request answered with `verdict`, so that entries that no rule uses
@@ -178,10 +178,10 @@ impl Limiter {
         self.audit.load().observe(audited, verdict, &self.metrics);
     }
 
-    /// Counts a decision on a limit that was sent with the request, which `door` is about to
+    /// Counts a decision on a limit that was sent with the request, which `listener` is about to
     /// return.
-    pub fn observe_throttle(&self, door: Door, decided: &Decided) {
-        self.metrics.observe_throttle(door, decided);
+    pub fn observe_throttle(&self, listener: ListenerKind, decided: &Decided) {
+        self.metrics.observe_throttle(listener, decided);
     }
 
     /// Prefetches the memory of keys that are about to be decided one after the other; see

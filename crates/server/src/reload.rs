@@ -11,8 +11,8 @@ use std::{
 
 use crate::{
     config::{Config, MAX_FILE_BYTES, Mistake, Proxy},
-    door::proxy::{AuthoritiesError, Current, Live},
     limiter::Limiter,
+    listener::proxy::{AuthoritiesError, Current, Live},
 };
 
 pub use self::started::Started;

@@ -33,15 +33,15 @@ pub use self::{
 };
 use crate::{
     config::{self, Config, Envoy, Identity, Listeners, Proxy, Snapshot},
-    door::{
-        self,
-        grpc::Http2,
-        proxy::{AccessLog, AuthoritiesError, Live},
-    },
     envoy::{FolderError, RateLimitService, Watch},
     geoip::{GeoIp, GeoIpError},
     limiter::{Backend, Limiter},
     link::Link,
+    listener::{
+        self,
+        grpc::Http2,
+        proxy::{AccessLog, AuthoritiesError, Live},
+    },
     net::{Behind, Bounds, Listener, Server, Tls, TlsError},
     reload::{Reloader, Started},
     snapshot::{self, Restored},
@@ -53,11 +53,11 @@ use crate::{
 pub enum ServeError {
     /// A listener's address could not be bound: it is in use or not an address of this machine.
     #[error(
-        "cannot listen for {door} on {address}: {source}; choose another address under `listen`, or `off`"
+        "cannot listen for {listener} on {address}: {source}; choose another address under `listen`, or `off`"
     )]
     Bind {
         /// The listener, by its name in the rules file.
-        door: &'static str,
+        listener: &'static str,
         /// The address.
         address: SocketAddr,
         /// The error of the operating system.
@@ -186,7 +186,7 @@ pub fn start(
         let (limiter, proxy) = (Arc::clone(&limiter), proxy.clone());
         Arc::new(Reloader::new(path.to_owned(), limiter, proxy, started))
     });
-    let doors = Doors {
+    let listeners = StartContext {
         limiter: &limiter,
         reloader: reloader.as_ref(),
         envoy: envoy.as_ref(),
@@ -201,11 +201,11 @@ pub fn start(
         proxy,
         token,
     };
-    let proxy = doors.proxy.clone();
+    let proxy = listeners.proxy.clone();
     if let Some(too_many) = too_many {
         tracing::warn!("{too_many}");
     }
-    doors.open(&server, sockets)?;
+    listeners.open(&server, sockets)?;
     Ok(Running {
         server,
         proxy,
@@ -315,7 +315,7 @@ impl Certificates {
 }
 
 /// Everything that the listeners share or need to start.
-struct Doors<'a> {
+struct StartContext<'a> {
     limiter: &'a Arc<Limiter>,
     reloader: Option<&'a Arc<Reloader>>,
     envoy: Option<&'a Arc<Watch>>,
@@ -331,10 +331,10 @@ struct Doors<'a> {
     token: Option<String>,
 }
 
-impl Doors<'_> {
+impl StartContext<'_> {
     fn open(self, server: &Server, sockets: Sockets) -> io::Result<()> {
         if let Some(socket) = sockets.http {
-            let served = door::http::Served {
+            let served = listener::http::Served {
                 limiter: Arc::clone(self.limiter),
                 headers: self.headers,
                 identity: Arc::clone(&self.identity),
@@ -343,42 +343,45 @@ impl Doors<'_> {
                 tls: self.certificates.http.clone(),
             };
             let bounds = bounds(&self.listeners.http, Bounds::default());
-            self.opened("http", door::http::listen(server, socket, bounds, served)?);
+            self.opened(
+                "http",
+                listener::http::listen(server, socket, bounds, served)?,
+            );
         }
         if let Some(socket) = sockets.grpc {
-            let served = door::grpc::Served {
+            let served = listener::grpc::Served {
                 limiter: Arc::clone(self.limiter),
                 rate_limits: self.envoy.map(|envoy| Arc::clone(envoy.service())),
             };
             let http2 = Http2::new(self.grpc.clone(), self.certificates.grpc.clone());
             let bounds = bounds(&self.listeners.grpc, Bounds::default());
-            let listener = door::grpc::listen(server, socket, bounds, served, http2)?;
+            let listener = listener::grpc::listen(server, socket, bounds, served, http2)?;
             self.opened("grpc", listener);
         }
         if let Some(socket) = sockets.resp {
             let settings = &self.listeners.resp;
-            let served = door::resp::Served {
+            let served = listener::resp::Served {
                 limiter: Arc::clone(self.limiter),
                 username: settings.username.clone(),
                 password: self.resp_password.clone(),
                 tls: self.certificates.resp.clone(),
             };
-            let bounds = bounds(settings, door::resp::default_bounds());
-            let listener = door::resp::listen_guarded(server, socket, bounds, served)?;
+            let bounds = bounds(settings, listener::resp::default_bounds());
+            let listener = listener::resp::listen_guarded(server, socket, bounds, served)?;
             self.opened("resp", listener);
         }
         if let Some((socket, live)) = sockets.proxy.zip(self.proxy.as_ref()) {
-            let served = door::proxy::Served {
+            let served = listener::proxy::Served {
                 limiter: Arc::clone(self.limiter),
                 headers: self.headers,
                 live: Arc::clone(live),
                 identity: Arc::clone(&self.identity),
                 tls: self.certificates.proxy.clone(),
             };
-            self.opened("proxy", door::proxy::listen(server, socket, served)?);
+            self.opened("proxy", listener::proxy::listen(server, socket, served)?);
         }
         if let Some(socket) = sockets.admin {
-            let operated = door::admin::Operated {
+            let operated = listener::admin::Operated {
                 limiter: Arc::clone(self.limiter),
                 reloader: self.reloader.cloned(),
                 envoy: self.envoy.cloned(),
@@ -390,25 +393,25 @@ impl Doors<'_> {
                 tls: self.certificates.admin.clone(),
             };
             let bounds = bounds(&self.listeners.admin, Bounds::default());
-            let listener = door::admin::listen(server, socket, bounds, operated)?;
+            let listener = listener::admin::listen(server, socket, bounds, operated)?;
             self.opened("admin", listener);
         }
         Ok(())
     }
 
-    fn opened(&self, door: &'static str, listener: Listener) {
-        tracing::info!(listener = door, address = %listener.local_addr(), "listening");
-        self.limiter.metrics().show_listener(door, listener);
+    fn opened(&self, name: &'static str, listener: Listener) {
+        tracing::info!(listener = name, address = %listener.local_addr(), "listening");
+        self.limiter.metrics().show_listener(name, listener);
     }
 }
 
 fn bind(
-    door: &'static str,
+    listener: &'static str,
     address: Option<SocketAddr>,
 ) -> Result<Option<TcpListener>, ServeError> {
     let bind = |address| {
         listening(address).map_err(|source| ServeError::Bind {
-            door,
+            listener,
             address,
             source,
         })

@@ -64,7 +64,7 @@ fn a_renewed_certificate_is_served_and_an_unusable_one_is_rejected() {
     assert!(
         server
             .metrics()
-            .contains("tidegate_last_certificate_load_success{door=\"grpc\"} 0\n")
+            .contains("tidegate_last_certificate_load_success{listener=\"grpc\"} 0\n")
     );
     let refused = Ask::new("POST", server.admin, "/v1/reload").send();
     assert_eq!(refused.status, 422, "{}", refused.body);
@@ -76,7 +76,7 @@ fn a_renewed_certificate_is_served_and_an_unusable_one_is_rejected() {
     assert!(
         server
             .metrics()
-            .contains("tidegate_last_certificate_load_success{door=\"grpc\"} 1\n")
+            .contains("tidegate_last_certificate_load_success{listener=\"grpc\"} 1\n")
     );
     server.stop();
 }

@@ -58,7 +58,7 @@ fn silent_clients_do_not_block_other_clients_or_the_admin_listener() {
     let asked = b"GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\n";
     assert!(answer(http, asked).starts_with(b"HTTP/1.1 404"));
     let metrics = Ask::get(admin, "/metrics").send().body;
-    let evicted = r#"tidegate_connections_evicted_total{door="http"} "#;
+    let evicted = r#"tidegate_connections_evicted_total{listener="http"} "#;
     let line = metrics.lines().find_map(|line| line.strip_prefix(evicted));
     assert!(line.unwrap().parse::<u64>().unwrap() > 50, "{metrics}");
     drop(silent);

@@ -42,7 +42,7 @@ fn a_misspelt_entry_is_logged_with_the_intended_one() {
     assert!(
         server
             .metrics()
-            .contains("tidegate_unknown_entries_total{door=\"http\"} 63")
+            .contains("tidegate_unknown_entries_total{listener=\"http\"} 63")
     );
 }
 

@@ -322,7 +322,7 @@ fn the_admin_listener_speaks_tls() {
         .args(["-H", "authorization: Bearer secret"])
         .current_dir(server.directory());
     let metrics = String::from_utf8(run(&mut curl).stdout).unwrap();
-    let loaded = "tidegate_last_certificate_load_success{door=\"admin\"} 1\n";
+    let loaded = "tidegate_last_certificate_load_success{listener=\"admin\"} 1\n";
     assert!(metrics.contains(loaded), "{metrics}");
 
     let in_the_clear = status(&server, "");

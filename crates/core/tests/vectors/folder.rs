@@ -89,7 +89,7 @@ fn has_another_format(path: &std::path::Path) -> bool {
     let other = name.is_some_and(|name| name.starts_with("envoy"));
     if other {
         println!(
-            "{} has another format; the gRPC door runs it",
+            "{} has another format; the gRPC listener runs it",
             path.display()
         );
     }

@@ -50,7 +50,10 @@ pub(crate) struct Ask<'a> {
     #[allow(dead_code, reason = "for stores, which take them compiled")]
     pub(crate) limits: &'a Limits,
     /// The same limits, as written in the file.
-    #[allow(dead_code, reason = "for doors that take the limits in the request")]
+    #[allow(
+        dead_code,
+        reason = "for listeners that take the limits in the request"
+    )]
     pub(crate) fields: &'a [LimitFields],
     pub(crate) key: &'a str,
     pub(crate) cost: Cost,
@@ -78,7 +81,7 @@ impl Answer {
     /// Converts a verdict to an answer.
     #[allow(
         dead_code,
-        reason = "for stores; what a door says is read from its answer"
+        reason = "for stores; what a listener says is read from its answer"
     )]
     pub(crate) fn of(verdict: &Verdict<'_>) -> Self {
         let outcomes = || verdict.lines.iter().map(|line| line.outcome);

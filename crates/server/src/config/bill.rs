@@ -108,7 +108,7 @@ pub(super) fn check_seen(file: &Fields<'_>, listen: &Listen, report: &mut Report
     // Other mistakes are reported elsewhere.
     let quiet = &mut Report::default();
     let rules = file.get("rules").and_then(|rules| rules.items(quiet, ""));
-    let blind = blind_doors(listen);
+    let blind = blind_listeners(listen);
     for rule in rules.unwrap_or_default() {
         let fields = rule.pairs(quiet, "").unwrap_or_default();
         let by_answer = |(name, _): &&(&str, _)| matches!(*name, "count" | "settle");
@@ -120,20 +120,22 @@ pub(super) fn check_seen(file: &Fields<'_>, listen: &Listen, report: &mut Report
             let advice = "add a `proxy` section, or remove this field";
             field.wrong(report, format!("{why}; {advice}"));
         } else if !blind.is_empty() {
-            let doors = blind.join(" and ");
+            let listeners = blind.join(" and ");
             let advice =
                 "are charged in full and not refunded; disable unused listeners with `off`";
             field.warn(
                 report,
-                format!("blind-door: {why}; requests at {doors} {advice}"),
+                format!("blind-listener: {why}; requests at {listeners} {advice}"),
             );
         }
     }
 }
 
 /// Returns the names of the listeners that decide by rules but never see the response.
-fn blind_doors(listen: &Listen) -> Vec<&'static str> {
-    let doors = [("listen.http", listen.http), ("listen.resp", listen.resp)];
-    let open = doors.into_iter().filter(|(_, address)| address.is_some());
+fn blind_listeners(listen: &Listen) -> Vec<&'static str> {
+    let listeners = [("listen.http", listen.http), ("listen.resp", listen.resp)];
+    let open = listeners
+        .into_iter()
+        .filter(|(_, address)| address.is_some());
     open.map(|(name, _)| name).collect()
 }

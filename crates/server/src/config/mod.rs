@@ -7,7 +7,6 @@
 
 mod bill;
 mod conditions;
-mod doors;
 mod envoy;
 mod escapes;
 mod exact_path;
@@ -15,6 +14,7 @@ mod geoip;
 mod grpc;
 mod identity;
 pub(crate) mod limits;
+mod listeners;
 mod proxy;
 mod quotas;
 mod redis;
@@ -37,8 +37,8 @@ use std::{
 use tidegate_core::{MemoryBounds, RuleSet, Span};
 use tidegate_http::{Atlas, Part, Place, Trust};
 
-pub(crate) use doors::open_listener;
 pub use envoy::Envoy;
+pub(crate) use listeners::open_listener;
 pub use proxy::{
     AccessLog, Adaptive, Class, Ejection, ForwardedHeaders, Heads, HealthCheck, MinRate, Proxy,
     Scheme, Slow, Timeouts, Underscores, Upstream, Url, Via,
@@ -119,7 +119,7 @@ pub struct Listen {
 
 impl Listen {
     /// Returns the listeners with their names.
-    fn doors(&self) -> [(&'static str, Option<SocketAddr>); 4] {
+    fn listeners(&self) -> [(&'static str, Option<SocketAddr>); 4] {
         [
             ("http", self.http),
             ("grpc", self.grpc),
@@ -421,15 +421,15 @@ impl Config {
         if let Some(file) =
             Value::root(&document.root).fields(&mut report, "a map of settings", SECTIONS)
         {
-            config.admin_token = doors::admin_token(&file, &mut report);
+            config.admin_token = listeners::admin_token(&file, &mut report);
             (config.listen, config.listeners) =
-                doors::listen(&file, &config.admin_token, &mut report);
+                listeners::listen(&file, &config.admin_token, &mut report);
             let store = store::store(&file, &mut report);
             (config.memory, config.snapshot, config.redis) =
                 (store.memory, store.snapshot, store.redis);
-            config.headers = doors::headers(&file, &mut report);
+            config.headers = listeners::headers(&file, &mut report);
             config.grpc = grpc::grpc(&file, &mut report);
-            doors::warn_of_open(&file, &config, &mut report);
+            listeners::warn_of_open(&file, &config, &mut report);
             config.envoy = envoy::envoy(&file, &mut report);
             config.shutdown = shutdown::shutdown(&file, &mut report);
             config.identity = identity::identity(&file, &mut report);

@@ -14,8 +14,9 @@ use std::{net::SocketAddr, time::Duration};
 use tidegate_core::{RuleSet, Span, notation};
 
 use super::{
-    Listen, TlsFiles, doors,
+    Listen, TlsFiles,
     grpc::tls,
+    listeners,
     report::Report,
     store::size,
     value::{Fields, Value},
@@ -219,11 +220,11 @@ fn address(fields: &Fields<'_>, listen: &Listen, report: &mut Report) -> Option<
         value.expected(report, what);
         return None;
     };
-    if let Some(door) = doors::taken_by(&listen.doors(), address) {
+    if let Some(listener) = listeners::taken_by(&listen.listeners(), address) {
         value.wrong(
             report,
             format!(
-                "{address} is also the address of listen.{door}; give each listener its own address"
+                "{address} is also the address of listen.{listener}; give each listener its own address"
             ),
         );
     }

@@ -16,7 +16,7 @@ use tidegate_core::{Request, Rule, RuleSet, Scratch, Source, Timestamp, Verdict}
 use super::throttle::LogThrottle;
 use crate::{
     config::report::{nearest, shown},
-    metrics::{Door, Metrics},
+    metrics::{ListenerKind, Metrics},
 };
 
 /// The maximum number of distinct unknown entries that are tracked.
@@ -72,7 +72,7 @@ pub(crate) enum Origin {
 /// A decided request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Audited<'a> {
-    pub(crate) door: Door,
+    pub(crate) listener: ListenerKind,
     pub(crate) origin: Origin,
     pub(crate) request: &'a Request<'a>,
     pub(crate) rules: &'a RuleSet,
@@ -117,13 +117,13 @@ impl EntryAudit {
         }
         self.count_request(audited.rules);
         if is_unmatched(audited, verdict) {
-            metrics.count_unmatched(audited.door);
+            metrics.count_unmatched(audited.listener);
             if audited.origin == Origin::Service {
                 self.report_unmatched(audited, metrics);
             }
         }
         if unknown > 0 {
-            metrics.count_unknown_entries(audited.door, unknown);
+            metrics.count_unknown_entries(audited.listener, unknown);
             self.report_unknown(audited, metrics);
         }
     }
@@ -143,7 +143,7 @@ impl EntryAudit {
         };
         let names = audited.request.entries().iter().map(|(name, _)| *name);
         let entries = listed(names);
-        let listener = audited.door.as_str();
+        let listener = audited.listener.as_str();
         if audited.rules.is_empty() {
             tracing::warn!(
                 requests,
@@ -185,7 +185,7 @@ impl EntryAudit {
             entry.is_due = false;
             described.push(entry.describe());
         }
-        let (listener, entries) = (audited.door.as_str(), described.join(", "));
+        let (listener, entries) = (audited.listener.as_str(), described.join(", "));
         tracing::warn!(
             count,
             listener,

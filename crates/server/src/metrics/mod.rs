@@ -27,7 +27,7 @@ use tidegate_redis::FleetStats;
 
 pub use rules::MAX_RULE_LABELS;
 
-use crate::{door::Authenticator, net::Listener, quota::QuotaCounts};
+use crate::{listener::Authenticator, net::Listener, quota::QuotaCounts};
 use rules::Rules;
 use shard::Shards;
 pub(crate) use text::Text;
@@ -37,7 +37,7 @@ pub const SAMPLE_EVERY: u32 = 64;
 
 /// The listeners, as labelled in metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Door {
+pub enum ListenerKind {
     /// The HTTP listener: checks, throttles and forward-auth.
     Http,
     /// Envoy's rate limit service.
@@ -48,7 +48,7 @@ pub enum Door {
     Proxy,
 }
 
-impl Door {
+impl ListenerKind {
     const ALL: [Self; 4] = [Self::Http, Self::Grpc, Self::Resp, Self::Proxy];
 
     /// Returns the value of the metric label.
@@ -73,7 +73,7 @@ impl Door {
 }
 
 /// The listeners whose requests have their entries audited.
-const NAMING_DOORS: [Door; 2] = [Door::Http, Door::Resp];
+const NAMING_DOORS: [ListenerKind; 2] = [ListenerKind::Http, ListenerKind::Resp];
 
 /// The result of a decision: `None` if allowed, otherwise the reason for the denial.
 type Answer = Option<Reason>;
@@ -136,29 +136,33 @@ impl Metrics {
         self.rules.rename(names);
     }
 
-    pub(crate) fn observe(&self, door: Door, verdict: &Verdict<'_>) {
+    pub(crate) fn observe(&self, listener: ListenerKind, verdict: &Verdict<'_>) {
         self.shards
             .mine()
-            .count(door.index(), answer_index(verdict.reason));
+            .count(listener.index(), answer_index(verdict.reason));
         if !verdict.lines.is_empty() || verdict.rule.is_some() {
             self.rules.count(verdict);
         }
     }
 
     /// Counts a response of Envoy's rate limit service.
-    pub(crate) fn observe_answer(&self, door: Door, is_over_limit: bool) {
+    pub(crate) fn observe_answer(&self, listener: ListenerKind, is_over_limit: bool) {
         let answer = is_over_limit.then_some(Reason::Limit);
-        self.shards.mine().count(door.index(), answer_index(answer));
+        self.shards
+            .mine()
+            .count(listener.index(), answer_index(answer));
     }
 
-    pub(crate) fn observe_throttle(&self, door: Door, decided: &Decided) {
+    pub(crate) fn observe_throttle(&self, listener: ListenerKind, decided: &Decided) {
         let answer = match decided.decision {
             Decision::Admitted => None,
             Decision::Limited => Some(Reason::Limit),
             Decision::Blocked { .. } => Some(Reason::Blocked),
             Decision::Full { .. } => Some(Reason::Store),
         };
-        self.shards.mine().count(door.index(), answer_index(answer));
+        self.shards
+            .mine()
+            .count(listener.index(), answer_index(answer));
     }
 
     /// Returns whether the latency of the next decision is measured.
@@ -171,33 +175,35 @@ impl Metrics {
     }
 
     /// Counts a request that was rejected as malformed.
-    pub fn count_bad_request(&self, door: Door) {
-        self.shards.mine().count_bad(door.index());
+    pub fn count_bad_request(&self, listener: ListenerKind) {
+        self.shards.mine().count_bad(listener.index());
     }
 
     /// Counts a request that no rule applied to.
-    pub(crate) fn count_unmatched(&self, door: Door) {
-        self.shards.mine().count_unmatched(door.index());
+    pub(crate) fn count_unmatched(&self, listener: ListenerKind) {
+        self.shards.mine().count_unmatched(listener.index());
     }
 
     /// Counts request entries that no rule uses.
-    pub(crate) fn count_unknown_entries(&self, door: Door, count: u64) {
+    pub(crate) fn count_unknown_entries(&self, listener: ListenerKind, count: u64) {
         self.shards
             .mine()
-            .count_unknown_entries(door.index(), count);
+            .count_unknown_entries(listener.index(), count);
     }
 
     /// Returns the number of requests that no rule applied to, over all audited listeners.
     pub(crate) fn unmatched_requests(&self) -> u64 {
-        let doors = NAMING_DOORS.iter();
-        doors.map(|door| self.shards.unmatched(door.index())).sum()
+        let listeners = NAMING_DOORS.iter();
+        listeners
+            .map(|listener| self.shards.unmatched(listener.index()))
+            .sum()
     }
 
     /// Returns the number of request entries that no rule used, over all audited listeners.
     pub(crate) fn unknown_entries(&self) -> u64 {
-        let doors = NAMING_DOORS.iter();
-        doors
-            .map(|door| self.shards.unknown_entries(door.index()))
+        let listeners = NAMING_DOORS.iter();
+        listeners
+            .map(|listener| self.shards.unknown_entries(listener.index()))
             .sum()
     }
 
@@ -255,12 +261,12 @@ impl Metrics {
         listeners.iter().map(document).collect()
     }
 
-    /// Exports the connection metrics of `listener` under the label `door`.
-    pub fn show_listener(&self, door: &'static str, listener: Listener) {
+    /// Exports the connection metrics of `listener` under the label `listener`.
+    pub fn show_listener(&self, name: &'static str, listener: Listener) {
         self.listeners
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .push((door, listener));
+            .push((name, listener));
     }
 
     /// Exports the metrics of `authenticator`.
@@ -326,23 +332,26 @@ impl Metrics {
             "counter",
             "Verdicts by listener and outcome; peeks are not counted.",
         );
-        for door in Door::ALL {
+        for listener in ListenerKind::ALL {
             for answer in ANSWERS {
-                let count = self.shards.verdicts(door.index(), answer_index(answer));
+                let count = self.shards.verdicts(listener.index(), answer_index(answer));
                 text.sample(
                     name,
-                    &[("door", door.as_str()), ("outcome", answer_label(answer))],
+                    &[
+                        ("listener", listener.as_str()),
+                        ("outcome", answer_label(answer)),
+                    ],
                     count,
                 );
             }
         }
         let name = "tidegate_bad_requests_total";
         text.family(name, "counter", "Invalid requests.");
-        for door in Door::ALL {
+        for listener in ListenerKind::ALL {
             text.sample(
                 name,
-                &[("door", door.as_str())],
-                self.shards.bad_requests(door.index()),
+                &[("listener", listener.as_str())],
+                self.shards.bad_requests(listener.index()),
             );
         }
     }
@@ -351,16 +360,16 @@ impl Metrics {
         let name = "tidegate_unmatched_requests_total";
         let help = "Requests that were allowed because no rule applies to them.";
         text.family(name, "counter", help);
-        for door in NAMING_DOORS {
-            let count = self.shards.unmatched(door.index());
-            text.sample(name, &[("door", door.as_str())], count);
+        for listener in NAMING_DOORS {
+            let count = self.shards.unmatched(listener.index());
+            text.sample(name, &[("listener", listener.as_str())], count);
         }
         let name = "tidegate_unknown_entries_total";
         let help = "Entries of requests that no rule uses; their names may be misspelt.";
         text.family(name, "counter", help);
-        for door in NAMING_DOORS {
-            let count = self.shards.unknown_entries(door.index());
-            text.sample(name, &[("door", door.as_str())], count);
+        for listener in NAMING_DOORS {
+            let count = self.shards.unknown_entries(listener.index());
+            text.sample(name, &[("listener", listener.as_str())], count);
         }
     }
 
@@ -452,8 +461,8 @@ impl Metrics {
         ];
         for (name, kind, help, read) in families {
             text.family(name, kind, help);
-            for (door, listener) in listeners.iter() {
-                text.sample(name, &[("door", door)], read(listener));
+            for (name, listener) in listeners.iter() {
+                text.sample(name, &[("listener", name)], read(listener));
             }
         }
     }

@@ -5,12 +5,12 @@ use std::{
     sync::atomic::{AtomicU64, AtomicUsize, Ordering},
 };
 
-use super::{ANSWERS, Door, SAMPLE_EVERY, histogram::Histogram, text::Text};
+use super::{ANSWERS, ListenerKind, SAMPLE_EVERY, histogram::Histogram, text::Text};
 
 /// The number of shards. More threads than this share shards, which is slower but loses no count.
 const SHARDS: usize = 16;
 
-const DOORS: usize = Door::ALL.len();
+const DOORS: usize = ListenerKind::ALL.len();
 
 thread_local! {
     static SHARD: usize = {
@@ -45,20 +45,20 @@ pub(super) struct Shard {
 }
 
 impl Shard {
-    pub(super) fn count(&self, door: usize, answer: usize) {
-        self.verdicts[door][answer].fetch_add(1, Ordering::Relaxed);
+    pub(super) fn count(&self, listener: usize, answer: usize) {
+        self.verdicts[listener][answer].fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn count_bad(&self, door: usize) {
-        self.bad_requests[door].fetch_add(1, Ordering::Relaxed);
+    pub(super) fn count_bad(&self, listener: usize) {
+        self.bad_requests[listener].fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn count_unmatched(&self, door: usize) {
-        self.unmatched[door].fetch_add(1, Ordering::Relaxed);
+    pub(super) fn count_unmatched(&self, listener: usize) {
+        self.unmatched[listener].fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn count_unknown_entries(&self, door: usize, count: u64) {
-        self.unknown_entries[door].fetch_add(count, Ordering::Relaxed);
+    pub(super) fn count_unknown_entries(&self, listener: usize, count: u64) {
+        self.unknown_entries[listener].fetch_add(count, Ordering::Relaxed);
     }
 }
 
@@ -70,20 +70,20 @@ impl Shards {
         &self.0[SHARD.with(|index| *index)]
     }
 
-    pub(super) fn verdicts(&self, door: usize, answer: usize) -> u64 {
-        self.sum(|shard| &shard.verdicts[door][answer])
+    pub(super) fn verdicts(&self, listener: usize, answer: usize) -> u64 {
+        self.sum(|shard| &shard.verdicts[listener][answer])
     }
 
-    pub(super) fn bad_requests(&self, door: usize) -> u64 {
-        self.sum(|shard| &shard.bad_requests[door])
+    pub(super) fn bad_requests(&self, listener: usize) -> u64 {
+        self.sum(|shard| &shard.bad_requests[listener])
     }
 
-    pub(super) fn unmatched(&self, door: usize) -> u64 {
-        self.sum(|shard| &shard.unmatched[door])
+    pub(super) fn unmatched(&self, listener: usize) -> u64 {
+        self.sum(|shard| &shard.unmatched[listener])
     }
 
-    pub(super) fn unknown_entries(&self, door: usize) -> u64 {
-        self.sum(|shard| &shard.unknown_entries[door])
+    pub(super) fn unknown_entries(&self, listener: usize) -> u64 {
+        self.sum(|shard| &shard.unknown_entries[listener])
     }
 
     pub(super) fn write_latency(&self, text: &mut Text) {

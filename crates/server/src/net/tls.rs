@@ -61,7 +61,7 @@ impl Behind {
 
     /// Returns the name in logs and metrics.
     #[must_use]
-    pub const fn door(self) -> &'static str {
+    pub const fn listener(self) -> &'static str {
         match self {
             Self::Grpc => "grpc",
             Self::Proxy => "proxy",
@@ -171,7 +171,10 @@ impl Tls {
         self.loads[usize::from(loaded.is_err())].fetch_add(1, Ordering::Relaxed);
         *lock(&self.problem) = loaded.as_ref().err().map(ToString::to_string);
         match &loaded {
-            Ok(()) => tracing::info!(listener = self.behind.door(), "reloaded the certificate"),
+            Ok(()) => tracing::info!(
+                listener = self.behind.listener(),
+                "reloaded the certificate"
+            ),
             Err(error) => tracing::error!("kept the old certificate: {error}"),
         }
         loaded
@@ -209,7 +212,7 @@ impl Tls {
         for tls in certificates {
             let [succeeded, failed] = &tls.loads;
             for (result, count) in [("ok", succeeded), ("failed", failed)] {
-                let labels = [("door", tls.behind.door()), ("result", result)];
+                let labels = [("listener", tls.behind.listener()), ("result", result)];
                 text.sample(name, &labels, count.load(Ordering::Relaxed));
             }
         }
@@ -218,7 +221,7 @@ impl Tls {
         text.family(name, "gauge", help);
         for tls in certificates {
             let is_in_force = u64::from(tls.problem().is_none());
-            text.sample(name, &[("door", tls.behind.door())], is_in_force);
+            text.sample(name, &[("listener", tls.behind.listener())], is_in_force);
         }
     }
 

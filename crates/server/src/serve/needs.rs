@@ -13,9 +13,9 @@ use tidegate_http::Place;
 use super::ServeError;
 use crate::{
     config::{AccessLog, Config, Identity, Proxy, TlsFiles},
-    door::proxy::connector,
     geoip::{GeoIp, GeoIpError},
     link,
+    listener::proxy::connector,
     net::{Behind, Tls, TlsError},
 };
 

@@ -9,11 +9,11 @@ use tokio::{
 
 use crate::{
     config::{Shutdown, Snapshot},
-    door::proxy::Live,
     envoy::Watch,
     geoip::GeoIp,
     limiter::Limiter,
     link::Link,
+    listener::proxy::Live,
     net::{Server, Tls},
     reload::{LOOK_EVERY, Reloader},
     snapshot,

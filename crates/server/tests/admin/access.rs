@@ -2,21 +2,21 @@
 
 use crate::{
     access_cases::{AUTHORIZATIONS, PAGES, assert_access, assert_guesses_are_limited},
-    door::{Door, KEY},
+    listener::{KEY, TestListener},
 };
 
 #[test]
 fn with_a_token_only_requests_with_it_are_allowed() {
-    let door = Door::with_token(Some("secret"));
+    let listener = TestListener::with_token(Some("secret"));
     let block = format!("/v1/blocks/{KEY}");
     for (minute, (shown, is_right)) in (0..).zip(AUTHORIZATIONS) {
         // Wrong tokens are rate limited, so each attempt gets a minute of its own.
-        door.at_secs(60 * minute);
+        listener.at_secs(60 * minute);
         let headers: Vec<(&str, &str)> = shown
             .map(|shown| ("authorization", shown))
             .into_iter()
             .collect();
-        let ask = |method: &str, path: &str| door.ask_with(method, path, &headers, "");
+        let ask = |method: &str, path: &str| listener.ask_with(method, path, &headers, "");
         for (method, path) in [
             ("GET", "/v1/rules"),
             ("PUT", &block),
@@ -39,16 +39,21 @@ fn with_a_token_only_requests_with_it_are_allowed() {
         ("authorization", "Bearer secret"),
         ("host", "admin.example"),
     ];
-    assert_eq!(door.ask_with("GET", "/v1/rules", &headers, "").status, 200);
     assert_eq!(
-        door.ask_with("GET", "/metrics", &headers[1..], "").status,
+        listener.ask_with("GET", "/v1/rules", &headers, "").status,
+        200
+    );
+    assert_eq!(
+        listener
+            .ask_with("GET", "/metrics", &headers[1..], "")
+            .status,
         401
     );
 }
 
 #[test]
 fn without_a_token_web_pages_are_rejected() {
-    let door = Door::open();
+    let listener = TestListener::open();
     for (headers, status) in [
         (&[("host", "localhost:9090")][..], 200),
         (&[("host", "127.0.0.1:9090")], 200),
@@ -76,7 +81,7 @@ fn without_a_token_web_pages_are_rejected() {
             ("POST", "/v1/reload"),
             ("GET", "/metrics"),
         ] {
-            let answer = door.ask_with(method, path, headers, "");
+            let answer = listener.ask_with(method, path, headers, "");
             assert_eq!(answer.status, status, "{headers:?} {method} {path}");
         }
     }
@@ -84,10 +89,10 @@ fn without_a_token_web_pages_are_rejected() {
 
 #[test]
 fn token_guesses_are_limited_counted_and_get_retry_after() {
-    let door = Door::with_token(Some("secret"));
+    let listener = TestListener::with_token(Some("secret"));
     let ask = |token: &str| {
         let token = format!("Bearer {token}");
-        door.ask_with("GET", "/v1/rules", &[("authorization", &token)], "")
+        listener.ask_with("GET", "/v1/rules", &[("authorization", &token)], "")
     };
     assert_guesses_are_limited(|| ask("guess"));
     let limited = ask("secret");
@@ -96,28 +101,28 @@ fn token_guesses_are_limited_counted_and_get_retry_after() {
         "the right token is not accepted among many guesses"
     );
     assert_eq!(limited.header("retry-after"), Some("1"));
-    let metrics = door.ask("GET", "/metrics", "").body;
+    let metrics = listener.ask("GET", "/metrics", "").body;
     for line in [
-        r#"tidegate_authentication_failures_total{door="admin",reason="wrong"} 10"#,
-        r#"tidegate_authentication_failures_total{door="admin",reason="limited"} 3"#,
+        r#"tidegate_authentication_failures_total{listener="admin",reason="wrong"} 10"#,
+        r#"tidegate_authentication_failures_total{listener="admin",reason="limited"} 3"#,
     ] {
         assert!(metrics.contains(line), "{metrics}");
     }
-    door.at_secs(1);
+    listener.at_secs(1);
     assert_eq!(ask("secret").status, 200);
 }
 
 #[test]
 fn cross_site_requests_are_rejected_even_with_the_token() {
-    let door = Door::with_token(Some("secret"));
+    let listener = TestListener::with_token(Some("secret"));
     let token = ("authorization", "Bearer secret");
     for (header, status) in PAGES {
         for (method, path) in [("GET", "/v1/rules"), ("GET", "/healthz")] {
-            let answer = door.ask_with(method, path, &[token, header], "");
+            let answer = listener.ask_with(method, path, &[token, header], "");
             assert_eq!(answer.status, status, "{header:?} {method} {path}");
         }
     }
-    let open = Door::open();
+    let open = TestListener::open();
     let fetch = [("host", "localhost"), ("sec-fetch-site", "cross-site")];
     assert_eq!(open.ask_with("GET", "/v1/rules", &fetch, "").status, 403);
 }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use tidegate_core::bounds::MAX_BLOCKS;
 
-use crate::door::{Door, KEY};
+use crate::listener::{KEY, TestListener};
 
 fn path() -> String {
     format!("/v1/blocks/{KEY}")
@@ -11,8 +11,8 @@ fn path() -> String {
 
 #[test]
 fn a_block_is_set_listed_shown_and_lifted() {
-    let door = Door::open();
-    let put = door.ask("PUT", &path(), r#"{"for": "10m", "reason": "abuse"}"#);
+    let listener = TestListener::open();
+    let put = listener.ask("PUT", &path(), r#"{"for": "10m", "reason": "abuse"}"#);
     assert_eq!(put.status, 200, "{put:?}");
     let block = json!({
         "rule": "r", "key": ["/a b", "::1"], "reason": "abuse",
@@ -28,21 +28,21 @@ fn a_block_is_set_listed_shown_and_lifted() {
         "{hint}"
     );
     assert_eq!(answer, block);
-    assert!(!door.spend(), "a block denies");
-    assert_eq!(door.ask("GET", &path(), "").json(), block);
+    assert!(!listener.spend(), "a block denies");
+    assert_eq!(listener.ask("GET", &path(), "").json(), block);
     assert_eq!(
-        door.ask("GET", "/v1/blocks", "").json(),
+        listener.ask("GET", "/v1/blocks", "").json(),
         json!({"blocks": [block]})
     );
 
-    assert_eq!(door.ask("DELETE", &path(), "").status, 200);
-    assert!(door.spend());
+    assert_eq!(listener.ask("DELETE", &path(), "").status, 200);
+    assert!(listener.spend());
     assert_eq!(
-        door.ask("GET", "/v1/blocks", "").json(),
+        listener.ask("GET", "/v1/blocks", "").json(),
         json!({"blocks": []})
     );
     for method in ["GET", "DELETE"] {
-        let answer = door.ask(method, &path(), "");
+        let answer = listener.ask(method, &path(), "");
         assert_eq!(answer.status, 404);
         assert!(answer.problem().contains("this key is not blocked"));
     }
@@ -50,7 +50,7 @@ fn a_block_is_set_listed_shown_and_lifted() {
 
 #[test]
 fn blocking_an_address_in_an_uncounted_form_gives_a_hint() {
-    let door = Door::open();
+    let listener = TestListener::open();
     for (written, counted) in [
         ("2001:db8:1::5", Some("2001:db8:1::")),
         ("2001:DB8:1::%2F64", Some("2001:db8:1::")),
@@ -62,7 +62,7 @@ fn blocking_an_address_in_an_uncounted_form_gives_a_hint() {
         ("::ffff:1.2.3.4%2F128", Some("1.2.3.4")),
     ] {
         for (method, kind) in [("PUT", "blocks"), ("GET", "keys")] {
-            let answer = door
+            let answer = listener
                 .ask(method, &format!("/v1/{kind}/r/%2Fa/{written}"), "")
                 .json();
             let hint = answer["hint"].as_str();
@@ -80,58 +80,58 @@ fn blocking_an_address_in_an_uncounted_form_gives_a_hint() {
 
 #[test]
 fn a_network_is_not_an_address() {
-    let door = Door::open();
+    let listener = TestListener::open();
     for written in ["10.0.0.0%2F8", "2001:db8::%2F32"] {
-        let answer = door
+        let answer = listener
             .ask("PUT", &format!("/v1/blocks/r/%2Fa/{written}"), "")
             .json();
         let hint = answer["hint"].as_str().unwrap();
         assert!(hint.contains("no counter and no block"), "{hint}");
         assert!(hint.contains("`cidr`"), "{hint}");
     }
-    let nothing = door.ask("DELETE", "/v1/blocks/r/%2Fa/2001:db8:1::5", "");
+    let nothing = listener.ask("DELETE", "/v1/blocks/r/%2Fa/2001:db8:1::5", "");
     assert_eq!(nothing.status, 404);
     assert!(nothing.problem().contains("`2001:db8:1::`"), "{nothing:?}");
 }
 
 #[test]
 fn a_block_expires_unless_it_is_permanent() {
-    let door = Door::open();
-    let put = door.ask("PUT", &path(), "").json();
+    let listener = TestListener::open();
+    let put = listener.ask("PUT", &path(), "").json();
     assert_eq!(
         (&put["left_ms"], &put["reason"]),
         (&json!(3_600_000), &json!("")),
         "the longest window"
     );
-    door.at_secs(3_599);
-    assert!(!door.spend());
-    assert_eq!(door.ask("GET", &path(), "").json()["left_ms"], 1_000);
-    door.at_secs(3_600);
-    assert!(door.spend());
+    listener.at_secs(3_599);
+    assert!(!listener.spend());
+    assert_eq!(listener.ask("GET", &path(), "").json()["left_ms"], 1_000);
+    listener.at_secs(3_600);
+    assert!(listener.spend());
 
-    let put = door.ask("PUT", &path(), r#"{"for": "forever"}"#).json();
+    let put = listener.ask("PUT", &path(), r#"{"for": "forever"}"#).json();
     assert_eq!(
         (&put["left_ms"], &put["until_ms"]),
         (&Value::Null, &Value::Null)
     );
-    door.at_secs(3_000_000_000);
-    assert!(!door.spend());
+    listener.at_secs(3_000_000_000);
+    assert!(!listener.spend());
 }
 
 #[test]
 fn a_rule_without_a_key_is_blocked_as_a_whole() {
-    let door = Door::open();
-    let put = door.ask("PUT", "/v1/blocks/all%20of%20it", r#"{"for": "1s"}"#);
+    let listener = TestListener::open();
+    let put = listener.ask("PUT", "/v1/blocks/all%20of%20it", r#"{"for": "1s"}"#);
     assert_eq!((put.status, &put.json()["key"]), (200, &json!([])));
     assert_eq!(
-        door.ask("GET", "/v1/blocks", "").json()["blocks"][0]["rule"],
+        listener.ask("GET", "/v1/blocks", "").json()["blocks"][0]["rule"],
         "all of it"
     );
 }
 
 #[test]
 fn an_invalid_body_is_rejected() {
-    let door = Door::open();
+    let listener = TestListener::open();
     let long = format!(r#"{{"reason": "{}"}}"#, "x".repeat(1_025));
     for (body, expected) in [
         (r#"{"for": "soon"}"#, "for: expected a duration"),
@@ -155,20 +155,20 @@ fn an_invalid_body_is_rejected() {
         ),
         ("[]", "body: expected an object, got a list"),
     ] {
-        let answer = door.ask("PUT", &path(), body);
+        let answer = listener.ask("PUT", &path(), body);
         assert_eq!(answer.status, 400, "{body}");
         let problem = answer.problem();
         assert!(problem.starts_with(expected), "{body}: {problem}");
     }
     assert_eq!(
-        door.ask("GET", "/v1/blocks", "").json(),
+        listener.ask("GET", "/v1/blocks", "").json(),
         json!({"blocks": []})
     );
 }
 
 #[test]
 fn a_key_that_fits_no_rule_is_rejected() {
-    let door = Door::open();
+    let listener = TestListener::open();
     for (path, status, expected) in [
         (
             "/v1/blocks/uploads/x",
@@ -202,7 +202,7 @@ fn a_key_that_fits_no_rule_is_rejected() {
         ),
     ] {
         for method in ["GET", "PUT", "DELETE"] {
-            let answer = door.ask(method, path, "");
+            let answer = listener.ask(method, path, "");
             assert_eq!(
                 (answer.status, answer.problem().as_str()),
                 (status, expected),
@@ -210,7 +210,7 @@ fn a_key_that_fits_no_rule_is_rejected() {
             );
         }
     }
-    let answer = door.ask("POST", &path(), "");
+    let answer = listener.ask("POST", &path(), "");
     assert_eq!(
         (answer.status, answer.header("allow")),
         (405, Some("GET, PUT, DELETE"))
@@ -219,14 +219,17 @@ fn a_key_that_fits_no_rule_is_rejected() {
 
 #[test]
 fn the_number_of_blocks_is_limited() {
-    let door = Door::open();
-    let rules = door.limiter.rules();
-    let (rule, now) = (rules.rule("r").unwrap(), door.limiter.now());
+    let listener = TestListener::open();
+    let rules = listener.limiter.rules();
+    let (rule, now) = (rules.rule("r").unwrap(), listener.limiter.now());
     for n in 0..MAX_BLOCKS {
         let key = rule.encode_key(&["/", &n.to_string()]).unwrap();
-        assert!(door.limiter.local_store().block(&key, None, "", now), "{n}");
+        assert!(
+            listener.limiter.local_store().block(&key, None, "", now),
+            "{n}"
+        );
     }
-    let refused = door.ask("PUT", &path(), "");
+    let refused = listener.ask("PUT", &path(), "");
     assert_eq!(
         (refused.status, refused.problem().as_str()),
         (
@@ -234,8 +237,8 @@ fn the_number_of_blocks_is_limited() {
             "the maximum of 100000 blocks is reached; lift some first"
         )
     );
-    assert!(door.spend(), "an unblocked key still passes");
-    assert_eq!(door.ask("DELETE", "/v1/blocks/r/%2F/7", "").status, 200);
-    assert_eq!(door.ask("PUT", &path(), "").status, 200);
-    assert!(!door.spend());
+    assert!(listener.spend(), "an unblocked key still passes");
+    assert_eq!(listener.ask("DELETE", "/v1/blocks/r/%2F/7", "").status, 200);
+    assert_eq!(listener.ask("PUT", &path(), "").status, 200);
+    assert!(!listener.spend());
 }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use tidegate_core::{AlgorithmName, Charge, Cost, Decision, Effect, LimitSpec, Limits, notation};
 use tidegate_server::limiter::Limiter;
 
-use crate::door::{Door, KEY};
+use crate::listener::{KEY, TestListener};
 
 fn path() -> String {
     format!("/v1/keys/{KEY}")
@@ -12,43 +12,43 @@ fn path() -> String {
 
 #[test]
 fn inspecting_a_key_shows_every_limit_and_charges_nothing() {
-    let door = Door::open();
+    let listener = TestListener::open();
     let limit = |policy: &str, limit: u64, remaining: u64, reset: u64, retry: u64| {
         json!({
             "policy": policy, "limit": limit, "remaining": remaining,
             "reset_after_ms": reset, "retry_after_ms": retry,
         })
     };
-    let hint = door.ask("GET", &path(), "").json()["hint"].clone();
+    let hint = listener.ask("GET", &path(), "").json()["hint"].clone();
     let standing = |limits: Value| json!({"rule": "r", "key": ["/a b", "::1"], "mode": "enforce", "block": null, "limits": limits, "hint": hint});
     let untouched = standing(json!([
         limit("2/min capacity 2", 2, 2, 0, 0),
         limit("100/h capacity 100", 100, 100, 0, 0),
     ]));
-    let shown = door.ask("GET", &path(), "");
+    let shown = listener.ask("GET", &path(), "");
     assert_eq!(shown.status, 200);
     assert_eq!(
         without_capacity(&shown.json()),
         without_capacity(&untouched)
     );
     assert_eq!(
-        door.limiter.local_store().stats().keys,
+        listener.limiter.local_store().stats().keys,
         0,
         "a lookup creates no key"
     );
 
-    assert!(door.spend() && door.spend() && !door.spend());
+    assert!(listener.spend() && listener.spend() && !listener.spend());
     let spent = standing(json!([
         limit("2/min capacity 2", 2, 0, 60_000, 30_000),
         limit("100/h capacity 100", 100, 98, 72_000, 0),
     ]));
     for _ in 0..2 {
-        let shown = door.ask("GET", &path(), "").json();
+        let shown = listener.ask("GET", &path(), "").json();
         assert_eq!(without_capacity(&shown), without_capacity(&spent));
     }
-    door.at_secs(30);
+    listener.at_secs(30);
     assert_eq!(
-        door.ask("GET", &path(), "").json()["limits"][0]["remaining"],
+        listener.ask("GET", &path(), "").json()["limits"][0]["remaining"],
         1
     );
 }
@@ -71,14 +71,14 @@ fn without_capacity(document: &Value) -> Value {
 
 #[test]
 fn a_blocked_key_shows_its_limits_and_its_block() {
-    let door = Door::open();
-    assert!(door.spend());
-    door.ask(
+    let listener = TestListener::open();
+    assert!(listener.spend());
+    listener.ask(
         "PUT",
         &format!("/v1/blocks/{KEY}"),
         r#"{"for": "1h", "reason": "why"}"#,
     );
-    let shown = door.ask("GET", &path(), "").json();
+    let shown = listener.ask("GET", &path(), "").json();
     assert_eq!(shown["block"]["reason"], "why");
     assert_eq!(shown["limits"][0]["remaining"], 1);
     assert_eq!(shown["limits"][0]["retry_after_ms"], Value::Null);
@@ -86,57 +86,61 @@ fn a_blocked_key_shows_its_limits_and_its_block() {
 
 #[test]
 fn a_reset_clears_the_counters() {
-    let door = Door::open();
+    let listener = TestListener::open();
     assert_eq!(
-        door.ask("DELETE", &path(), "").status,
+        listener.ask("DELETE", &path(), "").status,
         404,
         "there are no counters"
     );
-    assert!(door.spend() && door.spend() && !door.spend());
-    let reset = door.ask("DELETE", &path(), "");
+    assert!(listener.spend() && listener.spend() && !listener.spend());
+    let reset = listener.ask("DELETE", &path(), "");
     assert_eq!((reset.status, &reset.json()["reset"]), (200, &json!(true)));
-    assert!(door.spend());
+    assert!(listener.spend());
 }
 
 #[test]
 fn invalid_requests_get_an_explanation() {
-    let door = Door::open();
-    assert_eq!(door.ask("GET", "/v1/keys/s/a/b", "").status, 404);
+    let listener = TestListener::open();
+    assert_eq!(listener.ask("GET", "/v1/keys/s/a/b", "").status, 404);
     assert!(
-        door.ask("GET", "/v1/keys/r/a", "")
+        listener
+            .ask("GET", "/v1/keys/r/a", "")
             .problem()
             .starts_with("key: ")
     );
-    let answer = door.ask("PUT", &path(), "");
+    let answer = listener.ask("PUT", &path(), "");
     assert_eq!(
         (answer.status, answer.header("allow")),
         (405, Some("GET, DELETE"))
     );
-    assert_eq!(door.ask("GET", "/v1/keys", "").status, 404);
+    assert_eq!(listener.ask("GET", "/v1/keys", "").status, 404);
 }
 
 #[test]
 fn a_throttle_key_can_be_reset() {
-    let door = Door::open();
-    let (now, mut room, mut outcomes) = (door.limiter.now(), Vec::new(), Vec::new());
+    let listener = TestListener::open();
+    let (now, mut room, mut outcomes) = (listener.limiter.now(), Vec::new(), Vec::new());
     let key = Limiter::throttle_key("a b/c".as_bytes(), &mut room).unwrap();
     let rate = notation::rate("1/h").unwrap();
     let limit = LimitSpec::shorthand(rate, AlgorithmName::FixedWindow).build();
     let limits = Limits::new(vec![limit.unwrap()]).unwrap();
     let charge = Charge::new(key, &limits, Cost::ONE).unwrap();
     let mut spend = || {
-        let store = door.limiter.local_store();
+        let store = listener.limiter.local_store();
         store.check(&[charge], now, Effect::Charge, &mut outcomes) == Decision::Admitted
     };
     assert!(spend() && !spend());
-    let reset = door.ask("DELETE", "/v1/throttles/a%20b%2Fc", "");
+    let reset = listener.ask("DELETE", "/v1/throttles/a%20b%2Fc", "");
     assert_eq!(
         (reset.status, reset.json()["reset"].clone()),
         (200, true.into())
     );
     assert!(spend());
-    assert_eq!(door.ask("DELETE", "/v1/throttles/nobody", "").status, 404);
-    assert_eq!(door.ask("DELETE", "/v1/throttles/", "").status, 400);
-    let wrong = door.ask("GET", "/v1/throttles/x", "");
+    assert_eq!(
+        listener.ask("DELETE", "/v1/throttles/nobody", "").status,
+        404
+    );
+    assert_eq!(listener.ask("DELETE", "/v1/throttles/", "").status, 400);
+    let wrong = listener.ask("GET", "/v1/throttles/x", "");
     assert_eq!((wrong.status, wrong.header("allow")), (405, Some("DELETE")));
 }

@@ -1,40 +1,40 @@
 //! Tests of health and metrics.
 
-use crate::door::{Door, KEY};
+use crate::listener::{KEY, TestListener};
 
 #[test]
 fn health_is_reported() {
-    let door = Door::open();
-    assert_eq!(door.ask("GET", "/healthz", "").status, 200);
-    assert_eq!(door.ask("HEAD", "/healthz", "").status, 200);
-    assert_eq!(door.ask("GET", "/readyz", "").json()["ready"], true);
-    let answer = door.ask("POST", "/healthz", "");
+    let listener = TestListener::open();
+    assert_eq!(listener.ask("GET", "/healthz", "").status, 200);
+    assert_eq!(listener.ask("HEAD", "/healthz", "").status, 200);
+    assert_eq!(listener.ask("GET", "/readyz", "").json()["ready"], true);
+    let answer = listener.ask("POST", "/healthz", "");
     assert_eq!((answer.status, answer.header("allow")), (405, Some("GET")));
-    let answer = door.ask("GET", "/v1/reload", "");
+    let answer = listener.ask("GET", "/v1/reload", "");
     assert_eq!((answer.status, answer.header("allow")), (405, Some("POST")));
-    let answer = door.ask("GET", "/nowhere", "");
+    let answer = listener.ask("GET", "/nowhere", "");
     assert_eq!(answer.status, 404);
     assert!(answer.problem().contains("/healthz"));
 }
 
 #[test]
 fn verdicts_are_counted_by_rule_and_outcome() {
-    let door = Door::open();
-    assert!(door.spend() && door.spend() && !door.spend());
-    door.ask("PUT", &format!("/v1/blocks/{KEY}"), r#"{"for": "10s"}"#);
-    assert!(!door.spend());
-    door.at_secs(7);
-    let metrics = door.ask("GET", "/metrics", "");
+    let listener = TestListener::open();
+    assert!(listener.spend() && listener.spend() && !listener.spend());
+    listener.ask("PUT", &format!("/v1/blocks/{KEY}"), r#"{"for": "10s"}"#);
+    assert!(!listener.spend());
+    listener.at_secs(7);
+    let metrics = listener.ask("GET", "/metrics", "");
     assert_eq!(
         metrics.header("content-type"),
         Some("text/plain; version=0.0.4; charset=utf-8")
     );
     for line in [
         "# TYPE tidegate_verdicts_total counter",
-        "tidegate_verdicts_total{door=\"http\",outcome=\"allowed\"} 2",
-        "tidegate_verdicts_total{door=\"http\",outcome=\"limit\"} 1",
-        "tidegate_verdicts_total{door=\"http\",outcome=\"blocked\"} 1",
-        "tidegate_verdicts_total{door=\"resp\",outcome=\"allowed\"} 0",
+        "tidegate_verdicts_total{listener=\"http\",outcome=\"allowed\"} 2",
+        "tidegate_verdicts_total{listener=\"http\",outcome=\"limit\"} 1",
+        "tidegate_verdicts_total{listener=\"http\",outcome=\"blocked\"} 1",
+        "tidegate_verdicts_total{listener=\"resp\",outcome=\"allowed\"} 0",
         "tidegate_rule_verdicts_total{rule=\"r\",outcome=\"allowed\"} 2",
         "tidegate_rule_verdicts_total{rule=\"r\",outcome=\"limit\"} 1",
         "tidegate_rule_verdicts_total{rule=\"r\",outcome=\"blocked\"} 1",
@@ -43,7 +43,7 @@ fn verdicts_are_counted_by_rule_and_outcome() {
         "tidegate_keys 2",
         "tidegate_uptime_seconds 7",
         "tidegate_last_reload_success 1",
-        "tidegate_connections{door=\"admin\"} 1",
+        "tidegate_connections{listener=\"admin\"} 1",
     ] {
         assert!(
             metrics.body.lines().any(|found| found == line),
@@ -62,10 +62,10 @@ fn verdicts_are_counted_by_rule_and_outcome() {
 /// Every sample belongs to the family above it, and no family appears twice.
 #[test]
 fn the_output_is_valid_prometheus_text() {
-    let door = Door::open();
-    assert!(door.spend());
+    let listener = TestListener::open();
+    assert!(listener.spend());
     let (mut family, mut families) = (String::new(), Vec::new());
-    for line in door.ask("GET", "/metrics", "").body.lines() {
+    for line in listener.ask("GET", "/metrics", "").body.lines() {
         if let Some(rest) = line.strip_prefix("# TYPE ") {
             let (name, kind) = rest.split_once(' ').unwrap();
             assert!(["counter", "gauge", "histogram"].contains(&kind), "{line}");

@@ -2,12 +2,12 @@
 
 use serde_json::json;
 
-use crate::door::Door;
+use crate::listener::TestListener;
 
 #[test]
 fn rules_are_listed_in_their_own_notation() {
-    let door = Door::open();
-    let rules = door.ask("GET", "/v1/rules", "").json();
+    let listener = TestListener::open();
+    let rules = listener.ask("GET", "/v1/rules", "").json();
     let first = &rules["rules"][0];
     assert_eq!(first["name"], "r");
     assert_eq!(first["when"], "{path: /**}");
@@ -23,36 +23,36 @@ fn rules_are_listed_in_their_own_notation() {
 
 #[test]
 fn a_reload_is_all_or_nothing() {
-    let door = Door::open();
-    std::fs::write(door.file.path(), "rules: [{name: s, limits: [1/s]}]").unwrap();
-    let reloaded = door.ask("POST", "/v1/reload", "");
+    let listener = TestListener::open();
+    std::fs::write(listener.file.path(), "rules: [{name: s, limits: [1/s]}]").unwrap();
+    let reloaded = listener.ask("POST", "/v1/reload", "");
     assert_eq!(
         (reloaded.status, reloaded.json()),
         (200, json!({"rules": 1}))
     );
-    assert!(door.limiter.rules().rule("s").is_some());
-    let ready = door.ask("GET", "/readyz", "").json();
+    assert!(listener.limiter.rules().rule("s").is_some());
+    let ready = listener.ask("GET", "/readyz", "").json();
     assert_eq!(
         ready,
         json!({"ready": true, "state": "ready", "degraded": [], "last_reload": "ok", "mistakes": []})
     );
 
-    std::fs::write(door.file.path(), "rules: [{nam: s}]").unwrap();
-    let refused = door.ask("POST", "/v1/reload", "");
+    std::fs::write(listener.file.path(), "rules: [{nam: s}]").unwrap();
+    let refused = listener.ask("POST", "/v1/reload", "");
     assert_eq!(refused.status, 422);
     assert!(refused.problem().contains("the old rules stay active"));
     let mistakes = refused.json()["mistakes"].clone();
     assert!(mistakes[0].as_str().unwrap().contains("nam"), "{mistakes}");
     assert!(
-        door.limiter.rules().rule("s").is_some(),
+        listener.limiter.rules().rule("s").is_some(),
         "the old rules stay active"
     );
-    let ready = door.ask("GET", "/readyz", "");
+    let ready = listener.ask("GET", "/readyz", "");
     assert_eq!((ready.status, &ready.json()["mistakes"]), (200, &mistakes));
     assert_eq!(ready.json()["state"], "degraded");
     let degraded = json!(["the last reload failed; the old rules stay active"]);
     assert_eq!(ready.json()["degraded"], degraded);
-    let metrics = door.ask("GET", "/metrics", "").body;
+    let metrics = listener.ask("GET", "/metrics", "").body;
     for line in [
         "tidegate_reloads_total{result=\"ok\"} 1",
         "tidegate_reloads_total{result=\"failed\"} 1",

@@ -85,7 +85,7 @@ fn response_based_cost_needs_a_proxy() {
     assert_eq!(said.len(), 2, "{said:?}");
     let blind = "requests at listen.http and listen.resp are charged in full and not refunded";
     assert!(
-        said[0].starts_with("rules[0].count (line 2): blind-door: ") && said[0].contains(blind),
+        said[0].starts_with("rules[0].count (line 2): blind-listener: ") && said[0].contains(blind),
         "{said:?}"
     );
     let said = warnings(&format!("{proxied}listen: {{http: off}}\n"));

@@ -6,11 +6,11 @@ use prost_types::{Struct, Value as WireValue, value::Kind};
 use tidegate_core::Span;
 use tidegate_server::{
     config::Grpc,
-    door::grpc::{self, Http2, Served},
     envoy::{
         Code, CurrentLimit, Descriptor, DescriptorStatus, LimitOverride, Metadata, RateLimitAnswer,
         RateLimitRequest, ResponseHeader, Unit,
     },
+    listener::grpc::{self, Http2, Served},
     net::{Bounds, Listener, Server},
 };
 use tonic::Code as Status;

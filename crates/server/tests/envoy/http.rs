@@ -6,11 +6,11 @@ use serde_json::{Map, Value, json};
 use tidegate_core::Span;
 use tidegate_server::{
     config::Headers,
-    door::http::{self, Served},
     envoy::{
         Code, CurrentLimit, Descriptor, DescriptorStatus, DomainFiles, Metadata, RateLimitAnswer,
         RateLimitRequest, ResponseHeader, Settings, StoreFailure, Unit, Variables,
     },
+    listener::http::{self, Served},
     net::{Bounds, Server},
 };
 
@@ -246,13 +246,13 @@ async fn run(case: &HttpCase) -> Vec<String> {
             _ => Started::new(&settings, 1_700_000_040).unwrap(),
         };
         started.load(&config).unwrap();
-        let door = OverHttp::new(&started);
+        let listener = OverHttp::new(&started);
         for _ in 0..before {
-            door.ask(method, path, body.unwrap_or_default());
+            listener.ask(method, path, body.unwrap_or_default());
         }
         failures.extend(differences(
             case,
-            &door.ask(method, path, body.unwrap_or_default()),
+            &listener.ask(method, path, body.unwrap_or_default()),
         ));
     }
     failures
@@ -328,7 +328,7 @@ fn envoy_http_rejects_invalid_requests() {
             yaml: SHOP.into(),
         }])
         .unwrap();
-    let door = OverHttp::new(&started);
+    let listener = OverHttp::new(&started);
     let huge = format!(
         r#"{{"domain":"shop","descriptors":[{{"entries":[{{"key":"{}"}}]}}]}}"#,
         "k".repeat(70_000)
@@ -374,7 +374,7 @@ fn envoy_http_rejects_invalid_requests() {
             "descriptors[0].entries: 70000 bytes of keys and values are over the maximum of 65536",
         ),
     ] {
-        let answer = door.ask("POST", "/json", body);
+        let answer = listener.ask("POST", "/json", body);
         let got = (
             answer.status,
             answer.body.as_str(),
@@ -382,5 +382,8 @@ fn envoy_http_rejects_invalid_requests() {
         );
         assert_eq!(got, (400, "Bad Request\n", Some(problem)), "{body:.100}");
     }
-    assert_eq!(door.ask("POST", "/json", &"x".repeat(300_000)).status, 413);
+    assert_eq!(
+        listener.ask("POST", "/json", &"x".repeat(300_000)).status,
+        413
+    );
 }

@@ -5,7 +5,7 @@ use tidegate_core::{Share, Source};
 use tidegate_redis::{FleetSettings, NodeShare};
 
 use crate::{
-    doors::json,
+    listeners::json,
     node::{Answer, Node},
     support::{RedisServer, free_port},
 };
@@ -143,8 +143,8 @@ fn a_redis_error_is_shown_for_a_minute() {
     node.until_up(true);
     node.at_millis(0);
     assert_eq!(node.spend("local", "u").source, Source::Redis);
-    let door = node.open_admin();
-    let shown = || json(door, "GET", "/readyz", "").1["redis"].clone();
+    let listener = node.open_admin();
+    let shown = || json(listener, "GET", "/readyz", "").1["redis"].clone();
     assert_eq!(shown()["state"], "ok");
 
     redis.ask(&["CONFIG", "SET", "maxmemory", "1"]);

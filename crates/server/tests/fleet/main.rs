@@ -10,7 +10,7 @@ mod support;
 #[allow(dead_code, reason = "used by the tests of the HTTP listener")]
 mod client;
 
-mod doors;
 mod failures;
+mod listeners;
 mod node;
 mod shared;

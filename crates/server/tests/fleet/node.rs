@@ -12,8 +12,8 @@ use tidegate_http::{Clock, Gate as _};
 use tidegate_redis::{Address, Fleet, FleetSettings, NodeShare, Redis, Settings, Topology};
 use tidegate_server::{
     config::{Config, Headers},
-    door::{admin, http, resp},
     limiter::Limiter,
+    listener::{admin, http, resp},
     net::{Bounds, Server},
 };
 use tokio::runtime::Runtime;

@@ -6,7 +6,7 @@ use tidegate_server::envoy::{DomainFiles, File, Loaded, Settings, read};
 use tonic::Code;
 
 use crate::{
-    door::Door,
+    listener::TestListener,
     proto::grpc::health::v1::{
         HealthCheckRequest, HealthCheckResponse, health_check_response::ServingStatus,
     },
@@ -23,8 +23,8 @@ fn asked(service: &str) -> HealthCheckRequest {
 
 #[tokio::test]
 async fn the_server_and_its_services_are_healthy() {
-    let door = Door::open("");
-    let mut client = door.connect().await;
+    let listener = TestListener::open("");
+    let mut client = listener.connect().await;
     for service in [
         "",
         "ratelimit",
@@ -43,31 +43,31 @@ async fn the_server_and_its_services_are_healthy() {
 
 #[tokio::test]
 async fn watchers_are_notified_of_the_shutdown_and_do_not_delay_it() {
-    let door = Door::open("");
-    let mut client = door.connect().await;
+    let listener = TestListener::open("");
+    let mut client = listener.connect().await;
     let mut watched = client
         .watch::<_, HealthCheckResponse>(WATCH, asked("ratelimit"))
         .await;
     let now = watched.message().await.unwrap().unwrap();
     assert_eq!(now.status(), ServingStatus::Serving);
 
-    door.server.announce_shutdown();
+    listener.server.announce_shutdown();
     let last = watched.message().await.unwrap().unwrap();
     assert_eq!(last.status(), ServingStatus::NotServing);
     assert!(watched.message().await.unwrap().is_none());
     // The shutdown is only announced: new connections are still served.
-    let mut late = door.connect().await;
+    let mut late = listener.connect().await;
     let health: HealthCheckResponse = late.call(CHECK, asked("")).await.unwrap();
     assert_eq!(health.status(), ServingStatus::NotServing);
 
-    let dropped = tokio::spawn(door.server.shutdown(Duration::from_secs(30)));
+    let dropped = tokio::spawn(listener.server.shutdown(Duration::from_secs(30)));
     assert_eq!(dropped.await.unwrap(), 0, "no connection was dropped");
 }
 
 #[tokio::test]
 async fn watching_an_unknown_service_returns_service_unknown() {
-    let door = Door::open("");
-    let mut client = door.connect().await;
+    let listener = TestListener::open("");
+    let mut client = listener.connect().await;
     let mut watched = client
         .watch::<_, HealthCheckResponse>(WATCH, asked("weather"))
         .await;
@@ -81,9 +81,9 @@ async fn watching_an_unknown_service_returns_service_unknown() {
 async fn watchers_are_notified_when_domains_come_and_go() {
     let mut settings = Settings::default();
     settings.healthy_with_a_domain = true;
-    let door = Door::without_a_domain(settings);
-    let service = door.rate_limits.as_deref().unwrap();
-    let mut client = door.connect().await;
+    let listener = TestListener::without_a_domain(settings);
+    let service = listener.rate_limits.as_deref().unwrap();
+    let mut client = listener.connect().await;
     let mut watched = client
         .watch::<_, HealthCheckResponse>(WATCH, asked("ratelimit"))
         .await;
@@ -107,7 +107,7 @@ async fn watchers_are_notified_when_domains_come_and_go() {
     service.load(loaded("domain: shop"));
     let told = watched.message().await.unwrap().unwrap();
     assert_eq!(told.status(), ServingStatus::Serving);
-    door.server.announce_shutdown();
+    listener.server.announce_shutdown();
     let mut of_the_whole = Vec::new();
     while let Some(told) = whole.message().await.unwrap() {
         of_the_whole.push(told.status());

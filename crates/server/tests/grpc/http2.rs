@@ -10,7 +10,7 @@ use tokio::{
 use tonic::Code;
 
 use crate::{
-    door::Door,
+    listener::TestListener,
     proto::grpc::health::v1::{HealthCheckRequest, HealthCheckResponse},
 };
 
@@ -30,8 +30,8 @@ async fn a_silent_client_is_disconnected() {
         request: Duration::from_millis(1),
         ..Bounds::default()
     };
-    let door = Door::with("", bounds);
-    let stream = TcpStream::connect(door.listener.local_addr())
+    let listener = TestListener::with("", bounds);
+    let stream = TcpStream::connect(listener.listener.local_addr())
         .await
         .unwrap();
     until_closed(stream).await;
@@ -44,10 +44,10 @@ async fn a_slow_or_incomplete_preface_times_out() {
         idle: Duration::from_secs(3_600),
         ..Bounds::default()
     };
-    let door = Door::with("", bounds);
+    let listener = TestListener::with("", bounds);
     let beginning = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0";
     for cut in [1, 12, 24, beginning.len()] {
-        let mut stream = TcpStream::connect(door.listener.local_addr())
+        let mut stream = TcpStream::connect(listener.listener.local_addr())
             .await
             .unwrap();
         for octet in &beginning[..cut] {
@@ -59,7 +59,7 @@ async fn a_slow_or_incomplete_preface_times_out() {
 
 #[tokio::test]
 async fn a_control_frame_flood_is_disconnected_and_counted() {
-    let door = Door::open("");
+    let listener = TestListener::open("");
     let floods: [(&str, &[u8]); 5] = [
         ("PING", b"\0\0\x08\x06\0\0\0\0\0sentinel"),
         ("PING ACK", b"\0\0\x08\x06\x01\0\0\0\0sentinel"),
@@ -68,7 +68,7 @@ async fn a_control_frame_flood_is_disconnected_and_counted() {
         ("unknown", b"\0\0\0\x63\0\0\0\0\0"),
     ];
     for (at, (name, frame)) in (1..).zip(floods) {
-        let stream = TcpStream::connect(door.listener.local_addr())
+        let stream = TcpStream::connect(listener.listener.local_addr())
             .await
             .unwrap();
         let (mut reader, mut writer) = stream.into_split();
@@ -82,36 +82,36 @@ async fn a_control_frame_flood_is_disconnected_and_counted() {
         let mut sent = Vec::new();
         let _ = reader.read_to_end(&mut sent).await;
         drop(flood.await.unwrap());
-        assert_eq!(door.listener.floods(), at, "{name}");
+        assert_eq!(listener.listener.floods(), at, "{name}");
     }
 }
 
 #[tokio::test]
 async fn a_shutdown_does_not_wait_for_an_idle_client_that_ignores_it() {
-    let door = Door::open("");
+    let listener = TestListener::open("");
     let mut streams = Vec::new();
     for beginning in [
         &b""[..],
         b"PRI * HT",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0",
     ] {
-        let mut stream = TcpStream::connect(door.listener.local_addr())
+        let mut stream = TcpStream::connect(listener.listener.local_addr())
             .await
             .unwrap();
         stream.write_all(beginning).await.unwrap();
         streams.push(stream);
     }
-    while door.listener.open() < streams.len() {
+    while listener.listener.open() < streams.len() {
         tokio::task::yield_now().await;
     }
     // Otherwise the shutdown would wait until the deadline and count the connection as dropped.
-    assert_eq!(door.server.shutdown(Duration::from_secs(60)).await, 0);
+    assert_eq!(listener.server.shutdown(Duration::from_secs(60)).await, 0);
 }
 
 #[tokio::test]
 async fn a_client_that_does_not_answer_pings_is_disconnected() {
-    let door = Door::open("grpc: {keep_alive: 1ms, keep_alive_timeout: 1ms}");
-    let mut stream = TcpStream::connect(door.listener.local_addr())
+    let listener = TestListener::open("grpc: {keep_alive: 1ms, keep_alive_timeout: 1ms}");
+    let mut stream = TcpStream::connect(listener.listener.local_addr())
         .await
         .unwrap();
     stream
@@ -128,8 +128,8 @@ async fn a_client_that_does_not_answer_pings_is_disconnected() {
 
 #[tokio::test]
 async fn http_1_is_not_supported() {
-    let door = Door::open("");
-    let mut stream = TcpStream::connect(door.listener.local_addr())
+    let listener = TestListener::open("");
+    let mut stream = TcpStream::connect(listener.listener.local_addr())
         .await
         .unwrap();
     stream
@@ -142,21 +142,21 @@ async fn http_1_is_not_supported() {
 
 #[tokio::test]
 async fn a_connection_at_its_maximum_age_is_closed_and_reopened() {
-    let door = Door::open("grpc: {max_connection_age: 1ms}");
-    let mut client = door.connect().await;
-    while door.listener.accepted() < 3 {
+    let listener = TestListener::open("grpc: {max_connection_age: 1ms}");
+    let mut client = listener.connect().await;
+    while listener.listener.accepted() < 3 {
         // A call may fail because the connection ends, but no response is wrong.
         let called = client
             .call::<_, HealthCheckResponse>(CHECK, HealthCheckRequest::default())
             .await;
-        assert!(called.is_ok_and(|health| health.status == 1) || door.listener.accepted() > 0);
+        assert!(called.is_ok_and(|health| health.status == 1) || listener.listener.accepted() > 0);
     }
 }
 
 #[tokio::test]
 async fn an_unknown_method_is_unimplemented() {
-    let door = Door::open("");
-    let mut client = door.connect().await;
+    let listener = TestListener::open("");
+    let mut client = listener.connect().await;
     for path in [
         "/weather.Forecast/Today",
         "/grpc.health.v1.Health/Guess",
@@ -177,8 +177,8 @@ async fn a_slow_call_ends_at_the_server_deadline() {
         request: Duration::from_millis(50),
         ..Bounds::default()
     };
-    let door = Door::with("", bounds);
-    let mut client = door.connect().await;
+    let listener = TestListener::with("", bounds);
+    let mut client = listener.connect().await;
     // The call's only message never arrives.
     let never = futures_util::stream::pending::<HealthCheckRequest>();
     let called = client.stream::<_, HealthCheckResponse>(CHECK, never).await;
@@ -201,8 +201,8 @@ fn literal(name: &str, value: &str) -> Vec<u8> {
 /// response.
 #[tokio::test]
 async fn a_call_ends_at_the_deadline_of_its_caller() {
-    let door = Door::open("");
-    let mut stream = TcpStream::connect(door.listener.local_addr())
+    let listener = TestListener::open("");
+    let mut stream = TcpStream::connect(listener.listener.local_addr())
         .await
         .unwrap();
     let headers = [
@@ -245,8 +245,8 @@ async fn a_call_ends_at_the_deadline_of_its_caller() {
 
 #[tokio::test]
 async fn a_too_large_message_is_rejected() {
-    let door = Door::open("");
-    let mut client = door.connect().await;
+    let listener = TestListener::open("");
+    let mut client = listener.connect().await;
     let asked = HealthCheckRequest {
         service: "x".repeat(2 << 20),
     };

@@ -6,9 +6,9 @@
 )]
 
 mod client;
-mod door;
 mod health;
 mod http2;
+mod listener;
 mod proto;
 mod quota;
 mod rate_limit;

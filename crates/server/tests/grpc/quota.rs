@@ -7,7 +7,7 @@ use tonic::{Code, Streaming};
 
 use crate::{
     client::Client,
-    door::Door,
+    listener::TestListener,
     proto::envoy::{
         service::rate_limit_quota::v3::{
             BucketId, RateLimitQuotaResponse, RateLimitQuotaUsageReports,
@@ -35,10 +35,10 @@ struct Envoy {
 }
 
 impl Envoy {
-    async fn join(door: &Door) -> Self {
+    async fn join(listener: &TestListener) -> Self {
         let (reports, mut outbox) = mpsc::channel(16);
         let outgoing = futures_util::stream::poll_fn(move |cx| outbox.poll_recv(cx));
-        let mut client: Client = door.connect().await;
+        let mut client: Client = listener.connect().await;
         let answers = client.stream(STREAM, outgoing).await.unwrap();
         Self { reports, answers }
     }
@@ -95,8 +95,8 @@ const EXPORTS: &[(&str, &str)] = &[("service", "exports")];
 
 #[tokio::test]
 async fn rate_shares_sum_to_the_limit_and_follow_demand() {
-    let door = Door::open(QUOTAS);
-    let (mut one, mut two) = (Envoy::join(&door).await, Envoy::join(&door).await);
+    let listener = TestListener::open(QUOTAS);
+    let (mut one, mut two) = (Envoy::join(&listener).await, Envoy::join(&listener).await);
     one.report(ALICE, 1, 0).await;
     let alone = one.bucket().await;
     assert_eq!((alone.max_tokens, alone.tokens_per_fill), (100, Some(100)));
@@ -108,7 +108,7 @@ async fn rate_shares_sum_to_the_limit_and_follow_demand() {
         (50, 50)
     );
 
-    door.at_seconds(5);
+    listener.at_seconds(5);
     two.report(ALICE, 250, 750).await;
     let (one_share, two_share) = (one.bucket().await.max_tokens, two.bucket().await.max_tokens);
     assert_eq!(one_share + two_share, 100);
@@ -124,9 +124,9 @@ async fn rate_shares_sum_to_the_limit_and_follow_demand() {
 
 #[tokio::test]
 async fn each_bucket_has_its_own_counter() {
-    let door = Door::open(QUOTAS);
-    let mut envoy = Envoy::join(&door).await;
-    let has = |line| door.limiter.exposition().contains(line);
+    let listener = TestListener::open(QUOTAS);
+    let mut envoy = Envoy::join(&listener).await;
+    let has = |line| listener.limiter.exposition().contains(line);
     assert!(has("tidegate_quota_buckets 0\n") && has("tidegate_quota_streams 1\n"));
     for name in ["alice", "bob"] {
         envoy
@@ -144,8 +144,8 @@ async fn each_bucket_has_its_own_counter() {
 #[tokio::test]
 async fn an_exhausted_budget_is_denied_until_the_next_window() {
     const DENY_ALL: Option<Strategy> = Some(Strategy::BlanketRule(1));
-    let door = Door::open(QUOTAS);
-    let mut envoy = Envoy::join(&door).await;
+    let listener = TestListener::open(QUOTAS);
+    let mut envoy = Envoy::join(&listener).await;
     envoy.report(EXPORTS, 0, 0).await;
     let mut total = 0;
     loop {
@@ -158,57 +158,58 @@ async fn an_exhausted_budget_is_denied_until_the_next_window() {
         }
     }
     assert_eq!(total, 1_000);
-    door.at_seconds(3_600);
+    listener.at_seconds(3_600);
     envoy.report(EXPORTS, 0, 1).await;
     assert!(envoy.bucket().await.max_tokens >= 900);
 }
 
 #[tokio::test]
 async fn a_bucket_without_a_quota_is_allowed() {
-    let door = Door::open(QUOTAS);
-    let mut envoy = Envoy::join(&door).await;
+    let listener = TestListener::open(QUOTAS);
+    let mut envoy = Envoy::join(&listener).await;
     envoy.report(&[("service", "blog")], 1, 0).await;
     assert_eq!(envoy.assigned().await.1, ALLOW_ALL);
 }
 
 #[tokio::test]
 async fn a_reload_takes_effect_at_once() {
-    let door = Door::open(QUOTAS);
-    let mut envoy = Envoy::join(&door).await;
+    let listener = TestListener::open(QUOTAS);
+    let mut envoy = Envoy::join(&listener).await;
     envoy.report(ALICE, 1, 0).await;
     assert_eq!(envoy.bucket().await.max_tokens, 100);
-    door.reload(&QUOTAS.replace("100/s", "300/s"));
+    listener.reload(&QUOTAS.replace("100/s", "300/s"));
     assert_eq!(envoy.bucket().await.max_tokens, 300);
-    door.reload("");
+    listener.reload("");
     assert_eq!(envoy.assigned().await.1, ALLOW_ALL);
     assert!(
-        door.limiter
+        listener
+            .limiter
             .exposition()
             .contains("tidegate_quota_buckets 0\n")
     );
     // The Envoy keeps reporting and gets the same assignment until there is a quota again.
     envoy.report(ALICE, 1, 0).await;
     assert_eq!(envoy.assigned().await.1, ALLOW_ALL);
-    door.reload(QUOTAS);
+    listener.reload(QUOTAS);
     envoy.report(ALICE, 1, 0).await;
     assert_eq!(envoy.bucket().await.max_tokens, 100);
 }
 
 #[tokio::test]
 async fn an_invalid_message_ends_the_stream_with_an_error() {
-    let door = Door::open(QUOTAS);
+    let listener = TestListener::open(QUOTAS);
     let long = "x".repeat(5_000);
     for (domain, bucket) in [
         ("", ALICE),
         ("shop", [].as_slice()),
         ("shop", &[("service", long.as_str())]),
     ] {
-        let mut envoy = Envoy::join(&door).await;
+        let mut envoy = Envoy::join(&listener).await;
         envoy.report_to(domain, bucket, 1, 0).await;
         let ended = envoy.answers.message().await.unwrap_err();
         assert_eq!(ended.code(), Code::InvalidArgument, "{ended:?}");
     }
-    let mut envoy = Envoy::join(&door).await;
+    let mut envoy = Envoy::join(&listener).await;
     envoy.report(ALICE, 1, 0).await;
     envoy.bucket().await;
     envoy.report_to("other", ALICE, 1, 0).await;
@@ -218,12 +219,13 @@ async fn an_invalid_message_ends_the_stream_with_an_error() {
 
 #[tokio::test]
 async fn streams_end_with_the_server() {
-    let door = Door::open(QUOTAS);
-    let mut envoy = Envoy::join(&door).await;
+    let listener = TestListener::open(QUOTAS);
+    let mut envoy = Envoy::join(&listener).await;
     envoy.report(ALICE, 1, 0).await;
     envoy.bucket().await;
     assert_eq!(
-        door.server
+        listener
+            .server
             .shutdown(std::time::Duration::from_secs(30))
             .await,
         0

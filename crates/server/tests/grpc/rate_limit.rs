@@ -7,7 +7,7 @@ use tidegate_server::envoy::{HeaderNames, Settings};
 use tonic::{Code as Status, Request};
 
 use crate::{
-    door::Door,
+    listener::TestListener,
     proto::envoy::{
         extensions::common::ratelimit::v3::{
             RateLimitDescriptor,
@@ -53,9 +53,9 @@ fn request(descriptors: Vec<RateLimitDescriptor>) -> RateLimitRequest {
 
 #[tokio::test]
 async fn a_status_describes_its_descriptor() {
-    let door = Door::for_envoy(Settings::default(), SHOP);
-    door.at_seconds(15);
-    let mut client = door.connect().await;
+    let listener = TestListener::for_envoy(Settings::default(), SHOP);
+    listener.at_seconds(15);
+    let mut client = listener.connect().await;
     let asked = request(vec![
         descriptor(&[("user", "alice")]),
         descriptor(&[("week", "")]),
@@ -82,8 +82,8 @@ async fn a_status_describes_its_descriptor() {
 
 #[tokio::test]
 async fn the_v2_service_answers_like_v3() {
-    let door = Door::for_envoy(Settings::default(), SHOP);
-    let mut client = door.connect().await;
+    let listener = TestListener::for_envoy(Settings::default(), SHOP);
+    let mut client = listener.connect().await;
     let mut codes = Vec::new();
     for path in [V3, V2, V2, V3] {
         let asked = request(vec![descriptor(&[("user", "alice")])]);
@@ -95,8 +95,8 @@ async fn the_v2_service_answers_like_v3() {
 
 #[tokio::test]
 async fn hits_refunds_and_overrides_come_with_the_descriptor() {
-    let door = Door::for_envoy(Settings::default(), SHOP);
-    let mut client = door.connect().await;
+    let listener = TestListener::for_envoy(Settings::default(), SHOP);
+    let mut client = listener.connect().await;
     let mut left = async |hits: Option<u64>, is_negative_hits| {
         let asked = RateLimitDescriptor {
             hits_addend: hits,
@@ -133,8 +133,8 @@ async fn headers_and_metadata_are_added_if_configured() {
         settings.dynamic_metadata = true;
         settings
     };
-    let door = Door::for_envoy(settings, SHOP);
-    let mut client = door.connect().await;
+    let listener = TestListener::for_envoy(settings, SHOP);
+    let mut client = listener.connect().await;
     let asked = request(vec![descriptor(&[("user", "alice")])]);
     let answer: RateLimitResponse = client.call(V3, asked).await.unwrap();
     let headers = answer.response_headers_to_add.iter();
@@ -161,8 +161,8 @@ async fn headers_and_metadata_are_added_if_configured() {
 
 #[tokio::test]
 async fn an_invalid_request_is_an_error_with_the_reason() {
-    let door = Door::for_envoy(Settings::default(), SHOP);
-    let mut client = door.connect().await;
+    let listener = TestListener::for_envoy(Settings::default(), SHOP);
+    let mut client = listener.connect().await;
     let user = || vec![descriptor(&[("user", "alice")])];
     let override_without_unit = RateLimitDescriptor {
         limit: Some(RateLimitOverride::default()),
@@ -218,13 +218,13 @@ async fn an_invalid_request_is_an_error_with_the_reason() {
     }
     let answer: RateLimitResponse = client.call(V3, request(user())).await.unwrap();
     assert_eq!(answer.statuses[0].limit_remaining, 2, "nothing was charged");
-    let exposition = door.limiter.exposition();
+    let exposition = listener.limiter.exposition();
     assert!(
-        exposition.contains("tidegate_bad_requests_total{door=\"grpc\"} 7\n"),
+        exposition.contains("tidegate_bad_requests_total{listener=\"grpc\"} 7\n"),
         "{exposition}"
     );
     assert!(
-        exposition.contains("tidegate_verdicts_total{door=\"grpc\",outcome=\"allowed\"} 1\n"),
+        exposition.contains("tidegate_verdicts_total{listener=\"grpc\",outcome=\"allowed\"} 1\n"),
         "{exposition}"
     );
 }
@@ -240,8 +240,8 @@ struct Nonsense {
 
 #[tokio::test]
 async fn a_malformed_message_is_rejected() {
-    let door = Door::for_envoy(Settings::default(), SHOP);
-    let mut client = door.connect().await;
+    let listener = TestListener::for_envoy(Settings::default(), SHOP);
+    let mut client = listener.connect().await;
     for asked in [
         Nonsense {
             domain: vec![0xff],
@@ -267,8 +267,8 @@ async fn a_malformed_message_is_rejected() {
 
 #[tokio::test]
 async fn a_short_deadline_is_met() {
-    let door = Door::for_envoy(Settings::default(), SHOP);
-    let mut client = door.connect().await;
+    let listener = TestListener::for_envoy(Settings::default(), SHOP);
+    let mut client = listener.connect().await;
     let mut hurried = Request::new(request(vec![descriptor(&[("user", "alice")])]));
     hurried.set_timeout(Duration::from_secs(5));
     let answer: RateLimitResponse = client.request(V3, hurried).await.unwrap();
@@ -277,8 +277,8 @@ async fn a_short_deadline_is_met() {
 
 #[tokio::test]
 async fn without_a_configuration_every_reply_is_an_error() {
-    let door = Door::open("");
-    let mut client = door.connect().await;
+    let listener = TestListener::open("");
+    let mut client = listener.connect().await;
     let asked = request(vec![descriptor(&[("user", "alice")])]);
     let error = client
         .call::<_, RateLimitResponse>(V3, asked)
@@ -295,8 +295,8 @@ async fn health_follows_the_configuration() {
     use crate::proto::grpc::health::v1::{HealthCheckRequest, HealthCheckResponse};
     let mut settings = Settings::default();
     settings.healthy_with_a_domain = true;
-    let door = Door::without_a_domain(settings);
-    let mut client = door.connect().await;
+    let listener = TestListener::without_a_domain(settings);
+    let mut client = listener.connect().await;
     for (service, status) in [("", 1), ("ratelimit", 2)] {
         let asked = HealthCheckRequest {
             service: service.to_owned(),

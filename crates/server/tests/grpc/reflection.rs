@@ -3,7 +3,7 @@
 use futures_util::stream;
 use tonic_reflection::pb::{v1, v1alpha};
 
-use crate::door::Door;
+use crate::listener::TestListener;
 
 #[tokio::test]
 async fn every_service_is_listed_and_described() {
@@ -11,8 +11,8 @@ async fn every_service_is_listed_and_described() {
         ServerReflectionRequest, ServerReflectionResponse,
         server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
     };
-    let door = Door::open("");
-    let mut client = door.connect().await;
+    let listener = TestListener::open("");
+    let mut client = listener.connect().await;
     let ask = |message_request| ServerReflectionRequest {
         host: String::new(),
         message_request: Some(message_request),
@@ -61,12 +61,12 @@ async fn older_clients_are_answered_too() {
         ServerReflectionRequest, ServerReflectionResponse,
         server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
     };
-    let door = Door::open("");
+    let listener = TestListener::open("");
     let asked = ServerReflectionRequest {
         host: String::new(),
         message_request: Some(MessageRequest::ListServices(String::new())),
     };
-    let mut answers = door
+    let mut answers = listener
         .connect()
         .await
         .watch::<_, ServerReflectionResponse>(

@@ -11,7 +11,7 @@ use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
 use crate::{
     client::Client,
-    door::Door,
+    listener::TestListener,
     proto::grpc::health::v1::{HealthCheckRequest, HealthCheckResponse},
 };
 
@@ -67,8 +67,8 @@ fn renew(folder: &Path, authority: &Authority) {
     fs::write(folder.join("server.key"), key).unwrap();
 }
 
-async fn is_served(door: &Door, tls: ClientTlsConfig) -> bool {
-    let port = door.listener.local_addr().port();
+async fn is_served(listener: &TestListener, tls: ClientTlsConfig) -> bool {
+    let port = listener.listener.local_addr().port();
     let endpoint = Endpoint::from_shared(format!("https://localhost:{port}")).unwrap();
     let endpoint = endpoint.tls_config(tls).unwrap();
     let Ok(mut client) = Client::over(endpoint).await else {
@@ -88,28 +88,29 @@ fn trusting(authority: &Authority) -> ClientTlsConfig {
 #[tokio::test]
 async fn the_listener_presents_its_certificate() {
     let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
-    let door = Door::open(&settings(folder.path(), &authority, false));
-    assert!(is_served(&door, trusting(&authority)).await);
-    assert!(!is_served(&door, trusting(&Authority::new())).await);
+    let listener = TestListener::open(&settings(folder.path(), &authority, false));
+    assert!(is_served(&listener, trusting(&authority)).await);
+    assert!(!is_served(&listener, trusting(&Authority::new())).await);
 }
 
 #[tokio::test]
 async fn only_clients_with_a_trusted_certificate_are_accepted() {
     let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
-    let door = Door::open(&settings(folder.path(), &authority, true));
+    let listener = TestListener::open(&settings(folder.path(), &authority, true));
     let shows = |(certificate, key): (String, String)| {
         trusting(&authority).identity(Identity::from_pem(certificate, key))
     };
-    assert!(is_served(&door, shows(authority.sign())).await);
-    assert!(!is_served(&door, shows(Authority::new().sign())).await);
-    assert!(!is_served(&door, trusting(&authority)).await);
+    assert!(is_served(&listener, shows(authority.sign())).await);
+    assert!(!is_served(&listener, shows(Authority::new().sign())).await);
+    assert!(!is_served(&listener, trusting(&authority)).await);
 }
 
 #[tokio::test]
 async fn a_tls_listener_rejects_cleartext() {
     let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
-    let door = Door::open(&settings(folder.path(), &authority, false));
-    let endpoint = Endpoint::from_shared(format!("http://{}", door.listener.local_addr())).unwrap();
+    let listener = TestListener::open(&settings(folder.path(), &authority, false));
+    let endpoint =
+        Endpoint::from_shared(format!("http://{}", listener.listener.local_addr())).unwrap();
     let asked = HealthCheckRequest::default();
     let answered = match Client::over(endpoint).await {
         Ok(mut client) => client
@@ -124,9 +125,9 @@ async fn a_tls_listener_rejects_cleartext() {
 #[tokio::test]
 async fn a_renewed_certificate_is_used_and_open_connections_continue() {
     let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
-    let door = Door::open(&settings(folder.path(), &authority, false));
-    let tls = door.tls.as_deref().unwrap();
-    let port = door.listener.local_addr().port();
+    let listener = TestListener::open(&settings(folder.path(), &authority, false));
+    let tls = listener.tls.as_deref().unwrap();
+    let port = listener.listener.local_addr().port();
     let endpoint = Endpoint::from_shared(format!("https://localhost:{port}")).unwrap();
     let endpoint = endpoint.tls_config(trusting(&authority)).unwrap();
     let mut before = Client::over(endpoint).await.unwrap();
@@ -137,13 +138,13 @@ async fn a_renewed_certificate_is_used_and_open_connections_continue() {
     assert!(!tls.has_changed(), "the two files are not replaced at once");
     assert!(tls.has_changed());
     assert!(
-        is_served(&door, trusting(&authority)).await,
+        is_served(&listener, trusting(&authority)).await,
         "not loaded yet"
     );
     tls.reload().unwrap();
     assert!(!tls.has_changed());
-    assert!(is_served(&door, trusting(&successor)).await);
-    assert!(!is_served(&door, trusting(&authority)).await);
+    assert!(is_served(&listener, trusting(&successor)).await);
+    assert!(!is_served(&listener, trusting(&authority)).await);
     let asked = HealthCheckRequest::default();
     before
         .call::<_, HealthCheckResponse>("/grpc.health.v1.Health/Check", asked)
@@ -154,14 +155,14 @@ async fn a_renewed_certificate_is_used_and_open_connections_continue() {
 #[tokio::test]
 async fn an_invalid_certificate_pair_changes_nothing_and_is_reported() {
     let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
-    let door = Door::open(&settings(folder.path(), &authority, false));
-    let tls = door.tls.as_deref().unwrap();
+    let listener = TestListener::open(&settings(folder.path(), &authority, false));
+    let tls = listener.tls.as_deref().unwrap();
     let (certificate, _) = Authority::new().sign();
     fs::write(folder.path().join("server.pem"), certificate).unwrap();
     let refused = tls.reload().unwrap_err().to_string();
     assert!(refused.starts_with("grpc.tls: "), "{refused}");
     assert_eq!(tls.problem(), Some(refused));
-    assert!(is_served(&door, trusting(&authority)).await);
+    assert!(is_served(&listener, trusting(&authority)).await);
 
     fs::remove_file(folder.path().join("server.key")).unwrap();
     for _ in 0..2 {
@@ -170,21 +171,21 @@ async fn an_invalid_certificate_pair_changes_nothing_and_is_reported() {
     renew(folder.path(), &authority);
     tls.reload().unwrap();
     assert_eq!(tls.problem(), None);
-    assert!(is_served(&door, trusting(&authority)).await);
+    assert!(is_served(&listener, trusting(&authority)).await);
 }
 
 #[tokio::test]
 async fn clients_of_a_new_ca_are_accepted_and_those_of_the_old_are_not() {
     let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
-    let door = Door::open(&settings(folder.path(), &authority, true));
+    let listener = TestListener::open(&settings(folder.path(), &authority, true));
     let clients = Authority::new();
     fs::write(folder.path().join("clients.pem"), clients.pem()).unwrap();
-    door.tls.as_deref().unwrap().reload().unwrap();
+    listener.tls.as_deref().unwrap().reload().unwrap();
     let shows = |(certificate, key): (String, String)| {
         trusting(&authority).identity(Identity::from_pem(certificate, key))
     };
-    assert!(is_served(&door, shows(clients.sign())).await);
-    assert!(!is_served(&door, shows(authority.sign())).await);
+    assert!(is_served(&listener, shows(clients.sign())).await);
+    assert!(!is_served(&listener, shows(authority.sign())).await);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::{
     access_cases::{AUTHORIZATIONS, PAGES, assert_access, assert_guesses_are_limited},
-    door::Door,
+    listener::TestListener,
 };
 
 const BODY: &str = r#"{"key": "k", "algorithm": "gcra", "rate": "1/h", "burst": 99}"#;
@@ -10,9 +10,11 @@ const GUARDED: &str = "listen: {http: {address: '127.0.0.1:0', token: secret}}";
 
 #[test]
 fn with_a_token_only_requests_with_it_are_allowed() {
-    let door = Door::open(GUARDED);
+    let listener = TestListener::open(GUARDED);
     let ask = |method: &str, path: &str, headers: &[(&str, &str)]| {
-        door.connect().ask(method, path, headers, BODY.as_bytes())
+        listener
+            .connect()
+            .ask(method, path, headers, BODY.as_bytes())
     };
     let authorizations = AUTHORIZATIONS
         .map(|(shown, is_right)| (shown.map(|shown| ("authorization", shown)), is_right));
@@ -21,7 +23,7 @@ fn with_a_token_only_requests_with_it_are_allowed() {
         (Some(("tidegate-token", "secret")), true),
     ];
     for (minute, (header, is_right)) in (0..).zip(authorizations.into_iter().chain(tokens)) {
-        door.at_millis(minute * 60_000);
+        listener.at_millis(minute * 60_000);
         let headers: Vec<_> = header.into_iter().collect();
         for (method, path) in [
             ("POST", "/v1/throttle"),
@@ -45,14 +47,14 @@ fn with_a_token_only_requests_with_it_are_allowed() {
 
 #[test]
 fn cross_site_browser_requests_are_rejected() {
-    let door = Door::open("");
+    let listener = TestListener::open("");
     for (header, status) in PAGES {
-        let answer = door
+        let answer = listener
             .connect()
             .ask("POST", "/v1/throttle", &[header], BODY.as_bytes());
         assert_eq!(answer.status, status, "{header:?}");
         // The headers of a forward-auth request are those of a browser's request to another
         // service.
-        assert_eq!(door.authorize("", &[header]).status, 200, "{header:?}");
+        assert_eq!(listener.authorize("", &[header]).status, 200, "{header:?}");
     }
 }

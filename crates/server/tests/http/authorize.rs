@@ -1,6 +1,6 @@
 //! Tests of `ANY /v1/authorize`.
 
-use crate::door::Door;
+use crate::listener::TestListener;
 
 const RULES: &str = "
 headers: {rule_names: true}
@@ -26,7 +26,7 @@ const LOGIN: [(&str, &str); 2] = [
 
 #[test]
 fn nginx_subrequests_are_answered() {
-    let door = Door::open(RULES);
+    let listener = TestListener::open(RULES);
     let from = |ip: &str| {
         let headers = [
             LOGIN[0],
@@ -34,7 +34,7 @@ fn nginx_subrequests_are_answered() {
             ("x-real-ip", ip),
             ("x-forwarded-for", "6.6.6.6"),
         ];
-        door.authorize("", &headers)
+        listener.authorize("", &headers)
     };
     let allowed = from("203.0.113.9");
     assert_eq!(
@@ -54,9 +54,9 @@ fn nginx_subrequests_are_answered() {
 #[test]
 fn responses_that_a_proxy_may_forward_name_no_rule() {
     let rules = "rules:\n  - {name: secret-fraud-rule, limits: [1/h]}\n  - {name: secret-key, key: [customer], limits: [1/h]}\n  - {name: secret-trial, limits: [5/h], mode: shadow}\n";
-    let door = Door::open(rules);
+    let listener = TestListener::open(rules);
     for status in [200, 429] {
-        let answer = door.authorize("", &LOGIN);
+        let answer = listener.authorize("", &LOGIN);
         assert_eq!(answer.status, status);
         let state = Some(r#""1/h";r=0;t=3600"#);
         assert_eq!(answer.header("ratelimit"), state);
@@ -66,7 +66,7 @@ fn responses_that_a_proxy_may_forward_name_no_rule() {
         assert!(!body.contains("secret") && !body.contains("rule"), "{body}");
     }
     let long = "x".repeat(2_000);
-    let refused = door.authorize("", &[("x-customer", &long)]);
+    let refused = listener.authorize("", &[("x-customer", &long)]);
     assert_eq!(refused.status, 400);
     let detail = refused.problem();
     assert!(
@@ -78,8 +78,8 @@ fn responses_that_a_proxy_may_forward_name_no_rule() {
 
 #[test]
 fn caddy_and_traefik_are_answered_for_every_method() {
-    let door = Door::open(RULES);
-    let mut client = door.connect();
+    let listener = TestListener::open(RULES);
+    let mut client = listener.connect();
     let headers = [
         ("x-forwarded-method", "POST"),
         ("x-forwarded-uri", "/login"),
@@ -101,15 +101,16 @@ fn caddy_and_traefik_are_answered_for_every_method() {
 
 #[test]
 fn a_proxy_can_choose_the_denial_status() {
-    let door = Door::open(RULES);
-    assert_eq!(door.authorize("?deny=403", &LOGIN).status, 200);
-    let denied = door.authorize("?deny=403", &LOGIN);
+    let listener = TestListener::open(RULES);
+    assert_eq!(listener.authorize("?deny=403", &LOGIN).status, 200);
+    let denied = listener.authorize("?deny=403", &LOGIN);
     assert_eq!(
         (denied.status, &denied.json()["reason"]),
         (403, &"limit".into())
     );
     assert_eq!(
-        door.authorize("?deny=503&proxy=nginx&hops=0", &LOGIN)
+        listener
+            .authorize("?deny=503&proxy=nginx&hops=0", &LOGIN)
             .status,
         503
     );
@@ -129,7 +130,7 @@ fn a_proxy_can_choose_the_denial_status() {
             "query: unknown option `denny`; the options are deny, proxy and hops",
         ),
     ] {
-        let refused = door.authorize(query, &LOGIN);
+        let refused = listener.authorize(query, &LOGIN);
         assert_eq!(
             (refused.status, refused.problem().as_str()),
             (400, expected),
@@ -140,9 +141,9 @@ fn a_proxy_can_choose_the_denial_status() {
 
 #[test]
 fn headers_of_two_proxies_are_rejected() {
-    let door = Door::open(RULES);
+    let listener = TestListener::open(RULES);
     let headers = [LOGIN[0], LOGIN[1], ("x-forwarded-uri", "/harmless")];
-    let refused = door.authorize("", &headers);
+    let refused = listener.authorize("", &headers);
     assert_eq!(refused.status, 400);
     let problem = refused.problem();
     assert!(
@@ -150,35 +151,35 @@ fn headers_of_two_proxies_are_rejected() {
         "{problem}"
     );
     assert_eq!(
-        door.authorize("?proxy=nginx", &headers).json()["rule"],
+        listener.authorize("?proxy=nginx", &headers).json()["rule"],
         "login"
     );
     assert_eq!(
-        door.authorize("?proxy=caddy", &headers).json()["rule"],
+        listener.authorize("?proxy=caddy", &headers).json()["rule"],
         serde_json::Value::Null
     );
 }
 
 #[test]
 fn headers_are_entries() {
-    let door = Door::open(RULES);
+    let listener = TestListener::open(RULES);
     let api = [("x-forwarded-uri", "/api/v1"), ("x-customer", "acme")];
-    assert_eq!(door.authorize("", &api).json()["rule"], "api");
-    assert_eq!(door.authorize("", &api).status, 429);
+    assert_eq!(listener.authorize("", &api).json()["rule"], "api");
+    assert_eq!(listener.authorize("", &api).status, 429);
     let bearer = [
         ("authorization", "Bearer x"),
         ("x-forwarded-host", "API.example.org:443"),
     ];
-    assert_eq!(door.authorize("", &bearer).json()["rule"], "tokens");
-    assert_eq!(door.authorize("", &bearer).status, 429);
+    assert_eq!(listener.authorize("", &bearer).json()["rule"], "tokens");
+    assert_eq!(listener.authorize("", &bearer).status, 429);
 }
 
 #[test]
 fn an_empty_header_is_not_an_entry() {
-    let door = Door::open(RULES);
+    let listener = TestListener::open(RULES);
     let anonymous = [("x-forwarded-uri", "/api/v1"), ("x-customer", "")];
     for _ in 0..2 {
-        let answer = door.authorize("", &anonymous);
+        let answer = listener.authorize("", &anonymous);
         assert_eq!(answer.status, 200);
         assert_eq!(answer.json()["rule"], serde_json::Value::Null);
     }
@@ -186,7 +187,7 @@ fn an_empty_header_is_not_an_entry() {
 
 #[test]
 fn a_path_in_another_spelling_is_the_same_path() {
-    let door = Door::open(RULES);
+    let listener = TestListener::open(RULES);
     for (uri, status) in [
         ("/login", 200),
         ("/%6Cogin", 429),
@@ -196,16 +197,16 @@ fn a_path_in_another_spelling_is_the_same_path() {
         ("/api/%2e%2e/login", 400),
     ] {
         let headers = [LOGIN[0], ("x-original-uri", uri)];
-        assert_eq!(door.authorize("", &headers).status, status, "{uri}");
+        assert_eq!(listener.authorize("", &headers).status, status, "{uri}");
     }
 }
 
 /// nginx treats a 400 from forward-auth as an error of its own configuration and returns 500.
 #[test]
 fn an_ambiguous_request_is_rejected_with_a_status_the_proxy_forwards() {
-    let door = Door::open(RULES);
+    let listener = TestListener::open(RULES);
     let dots = [LOGIN[0], ("x-original-uri", "/x/../login")];
-    let answer = door.authorize("?deny=403", &dots);
+    let answer = listener.authorize("?deny=403", &dots);
     assert_eq!(answer.status, 403);
     let detail = answer.json()["detail"].as_str().unwrap().to_owned();
     assert!(detail.starts_with("path: "), "{detail}");
@@ -214,7 +215,7 @@ fn an_ambiguous_request_is_rejected_with_a_status_the_proxy_forwards() {
         ("x-customer", "acme"),
         ("x-customer", "random"),
     ];
-    let answer = door.authorize("", &twice);
+    let answer = listener.authorize("", &twice);
     assert_eq!(answer.status, 400);
     let detail = answer.json()["detail"].as_str().unwrap().to_owned();
     assert_eq!(detail, "customer: has several values; send one");
@@ -222,7 +223,7 @@ fn an_ambiguous_request_is_rejected_with_a_status_the_proxy_forwards() {
 
 #[test]
 fn an_invalid_key_is_rejected_with_a_status_the_proxy_forwards() {
-    let door = Door::open(
+    let listener = TestListener::open(
         "
 rules:
   - {name: keys, when: {header.x-key: {present: true}}, key: [header.x-key], limits: [3/h]}
@@ -236,8 +237,8 @@ rules:
         &[("x-original-uri", "/"), ("x-c", "1"), ("x-n", "abc")],
     ];
     for headers in asks {
-        assert_eq!(door.authorize("", headers).status, 400, "{headers:?}");
-        let answer = door.authorize("?deny=403", headers);
+        assert_eq!(listener.authorize("", headers).status, 400, "{headers:?}");
+        let answer = listener.authorize("?deny=403", headers);
         assert_eq!(answer.status, 403, "{headers:?}");
         assert_eq!(answer.json()["status"], 403);
     }
@@ -245,14 +246,14 @@ rules:
 
 #[test]
 fn hops_are_counted_from_the_right() {
-    let door = Door::open(RULES);
+    let listener = TestListener::open(RULES);
     let from = |query: &str, list: &str| {
         let headers = [
             ("x-forwarded-method", "POST"),
             ("x-forwarded-uri", "/login"),
             ("x-forwarded-for", list),
         ];
-        door.authorize(query, &headers).status
+        listener.authorize(query, &headers).status
     };
     assert_eq!(from("?hops=1", "6.6.6.6, 203.0.113.9, 10.0.0.1"), 200);
     assert_eq!(from("?hops=1", "7.7.7.7, 203.0.113.9, 10.0.0.1"), 429);

@@ -6,37 +6,37 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use tidegate_core::LimitSpec;
 
-use crate::{client::Client, door::Door};
+use crate::{client::Client, listener::TestListener};
 
 const RULES: &str = "rules: [{name: all, key: [ip], limits: [1000/s]}]";
 
-fn refused(door: &Door, path: &str, body: &str) -> String {
-    let answer = door.post(path, body);
+fn refused(listener: &TestListener, path: &str, body: &str) -> String {
+    let answer = listener.post(path, body);
     assert_eq!(answer.status, 400, "{body}: {answer:?}");
     answer.problem()
 }
 
 #[test]
 fn invalid_json_is_rejected_with_its_position() {
-    let door = Door::open(RULES);
+    let listener = TestListener::open(RULES);
     for path in ["/v1/check", "/v1/peek", "/v1/throttle"] {
         assert_eq!(
-            refused(&door, path, ""),
+            refused(&listener, path, ""),
             "body: is empty; expected an object"
         );
-        let problem = refused(&door, path, "{\"key\":\n  nul}");
+        let problem = refused(&listener, path, "{\"key\":\n  nul}");
         assert_eq!(
             problem,
             "body: is not JSON: expected ident at line 2 column 6"
         );
-        assert!(refused(&door, path, "{} {}").contains("trailing characters"));
-        assert!(refused(&door, path, &"[".repeat(10_000)).contains("recursion limit"));
+        assert!(refused(&listener, path, "{} {}").contains("trailing characters"));
+        assert!(refused(&listener, path, &"[".repeat(10_000)).contains("recursion limit"));
         assert_eq!(
-            refused(&door, path, "[1]"),
+            refused(&listener, path, "[1]"),
             "body: expected an object, got a list"
         );
     }
-    let mut client = door.connect();
+    let mut client = listener.connect();
     let answer = client.ask("POST", "/v1/check", &[], b"{\"\xff\": 1}");
     assert_eq!(answer.status, 400);
     assert!(answer.problem().contains("invalid unicode"), "{answer:?}");
@@ -92,11 +92,11 @@ const BAD_CHECKS: &[(&str, &str)] = &[
 
 #[test]
 fn mistakes_in_a_check_are_reported() {
-    let door = Door::open(RULES);
+    let listener = TestListener::open(RULES);
     let entry = |name: &str, value: &str| format!(r#"{{"entries": {{"{name}": "{value}"}}}}"#);
     let many: Vec<String> = (0..5_000).map(|n| format!("\"e{n}\": \"\"")).collect();
     for (body, expected) in BAD_CHECKS {
-        assert_eq!(refused(&door, "/v1/check", body), *expected, "{body}");
+        assert_eq!(refused(&listener, "/v1/check", body), *expected, "{body}");
     }
     for (body, expected) in [
         (
@@ -112,16 +112,16 @@ fn mistakes_in_a_check_are_reported() {
             "entries: 5000 entries are over the maximum of 64",
         ),
     ] {
-        assert_eq!(refused(&door, "/v1/check", body), expected, "{body}");
+        assert_eq!(refused(&listener, "/v1/check", body), expected, "{body}");
     }
     let long = entry("ip", &"x".repeat(2_000)).replace("}}", "}, \"raw\": true}");
-    let long = refused(&door, "/v1/check", &long);
+    let long = refused(&listener, "/v1/check", &long);
     assert!(
         long.starts_with("entries.ip: makes a key of ")
             && long.ends_with("; rule \"all\" counts by it"),
         "{long}"
     );
-    let longer = refused(&door, "/v1/check", &entry("ip", &"x".repeat(9_000)));
+    let longer = refused(&listener, "/v1/check", &entry("ip", &"x".repeat(9_000)));
     assert_eq!(
         longer,
         "entries.ip: 9000 bytes are over the maximum of 8192"
@@ -224,11 +224,15 @@ const BAD_THROTTLES: &[(&str, &str)] = &[
 
 #[test]
 fn mistakes_in_a_throttle_are_reported() {
-    let door = Door::open(RULES);
+    let listener = TestListener::open(RULES);
     let limits: Vec<&str> = vec!["\"1/s\""; 17];
     let check = |rest: &str, expected: &str| {
         let body = format!("{{\"key\": \"k\", {rest}}}");
-        assert_eq!(refused(&door, "/v1/throttle", &body), expected, "{rest}");
+        assert_eq!(
+            refused(&listener, "/v1/throttle", &body),
+            expected,
+            "{rest}"
+        );
     };
     for (rest, expected) in BAD_THROTTLES {
         check(rest, expected);
@@ -239,38 +243,38 @@ fn mistakes_in_a_throttle_are_reported() {
 
 #[test]
 fn keys_are_bounded() {
-    let door = Door::open(RULES);
+    let listener = TestListener::open(RULES);
     let limit = r#""algorithm": "gcra", "rate": "1/s""#;
     let with_key = |key: &str| format!("{{\"key\": {key}, {limit}}}");
     assert_eq!(
-        refused(&door, "/v1/throttle", &format!("{{{limit}}}")),
+        refused(&listener, "/v1/throttle", &format!("{{{limit}}}")),
         "key: is missing; it is the key to count by"
     );
     assert_eq!(
-        refused(&door, "/v1/throttle", r#"{"key": "k"}"#),
+        refused(&listener, "/v1/throttle", r#"{"key": "k"}"#),
         "limits: is missing; give limits such as [\"20/min\"], or an algorithm with its numbers"
     );
     assert_eq!(
-        refused(&door, "/v1/throttle", &with_key("\"\"")),
+        refused(&listener, "/v1/throttle", &with_key("\"\"")),
         "key: must not be empty"
     );
     assert_eq!(
-        refused(&door, "/v1/throttle", &with_key("null")),
+        refused(&listener, "/v1/throttle", &with_key("null")),
         "key: expected a string, the key to count by, got null"
     );
     let key = |length: usize| with_key(&format!("\"{}\"", "k".repeat(length)));
     assert_eq!(
-        refused(&door, "/v1/throttle", &key(1_024)),
+        refused(&listener, "/v1/throttle", &key(1_024)),
         "key: 1024 bytes is over the maximum of 1023"
     );
-    assert_eq!(door.post("/v1/throttle", &key(1_023)).status, 200);
+    assert_eq!(listener.post("/v1/throttle", &key(1_023)).status, 200);
 }
 
 #[test]
 fn every_mistake_is_listed() {
-    let door = Door::open(RULES);
+    let listener = TestListener::open(RULES);
     let body = r#"{"algorithm": "gcra", "rate": "x", "bursts": 1, "cost": 0, "peek": "no"}"#;
-    let document = door.post("/v1/throttle", body).json();
+    let document = listener.post("/v1/throttle", body).json();
     let mistakes: Vec<&str> = document["mistakes"]
         .as_array()
         .unwrap()
@@ -290,8 +294,8 @@ fn every_mistake_is_listed() {
 
 #[test]
 fn wrong_methods_and_paths_list_the_right_ones() {
-    let door = Door::open(RULES);
-    let mut client = door.connect();
+    let listener = TestListener::open(RULES);
+    let mut client = listener.connect();
     for path in ["/v1/check", "/v1/peek", "/v1/throttle"] {
         let answer = client.ask("GET", path, &[], b"");
         assert_eq!((answer.status, answer.header("allow")), (405, Some("POST")));
@@ -306,15 +310,15 @@ fn wrong_methods_and_paths_list_the_right_ones() {
 
 #[test]
 fn rejected_requests_are_counted_and_denials_are_not() {
-    let door = Door::open(RULES);
-    refused(&door, "/v1/check", "{}");
-    door.post("/v1/throttle", r#"{"key": "k", "limits": ["1/h"]}"#);
-    door.post("/v1/throttle", r#"{"key": "k", "limits": ["1/h"]}"#);
-    let metrics = door.limiter.exposition();
+    let listener = TestListener::open(RULES);
+    refused(&listener, "/v1/check", "{}");
+    listener.post("/v1/throttle", r#"{"key": "k", "limits": ["1/h"]}"#);
+    listener.post("/v1/throttle", r#"{"key": "k", "limits": ["1/h"]}"#);
+    let metrics = listener.limiter.exposition();
     for line in [
-        "tidegate_bad_requests_total{door=\"http\"} 1",
-        "tidegate_verdicts_total{door=\"http\",outcome=\"allowed\"} 1",
-        "tidegate_verdicts_total{door=\"http\",outcome=\"limit\"} 1",
+        "tidegate_bad_requests_total{listener=\"http\"} 1",
+        "tidegate_verdicts_total{listener=\"http\",outcome=\"allowed\"} 1",
+        "tidegate_verdicts_total{listener=\"http\",outcome=\"limit\"} 1",
     ] {
         assert!(
             metrics.lines().any(|found| found == line),
@@ -374,8 +378,8 @@ fn bodies() -> impl Strategy<Value = Vec<u8>> {
 
 #[test]
 fn no_body_causes_a_server_error() {
-    let door = Door::open(RULES);
-    let client: Mutex<Client> = Mutex::new(door.connect());
+    let listener = TestListener::open(RULES);
+    let client: Mutex<Client> = Mutex::new(listener.connect());
     let config = ProptestConfig::with_cases(2_000);
     proptest!(config, |(path in prop::sample::select(vec!["/v1/check", "/v1/peek", "/v1/throttle"]), body in bodies())| {
         // All cases share one connection, so if one breaks it, the next fails.

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use tidegate_core::{MemoryBounds, WhenFull};
 use tidegate_server::net::Bounds;
 
-use crate::door::Door;
+use crate::listener::TestListener;
 
 const RULES: &str = "
 rules:
@@ -31,8 +31,8 @@ fn api() -> &'static str {
 
 #[test]
 fn a_verdict_has_exactly_the_documented_fields() {
-    let door = Door::open(RULES);
-    let (status, verdict) = door.verdict("/v1/check", api());
+    let listener = TestListener::open(RULES);
+    let (status, verdict) = listener.verdict("/v1/check", api());
     assert_eq!(status, 200);
     let line = |policy: &str, limit: u64, reset: u64| {
         json!({
@@ -50,12 +50,12 @@ fn a_verdict_has_exactly_the_documented_fields() {
 
 #[test]
 fn a_denial_has_a_reason_and_a_time() {
-    let door = Door::open(RULES);
+    let listener = TestListener::open(RULES);
     for _ in 0..2 {
-        assert_eq!(door.verdict("/v1/check", api()).0, 200);
+        assert_eq!(listener.verdict("/v1/check", api()).0, 200);
     }
-    door.at_millis(400);
-    let (status, verdict) = door.verdict("/v1/check", api());
+    listener.at_millis(400);
+    let (status, verdict) = listener.verdict("/v1/check", api());
     assert_eq!(status, 429);
     let field = |name: &str| verdict[name].clone();
     assert_eq!(field("allowed"), false);
@@ -67,55 +67,58 @@ fn a_denial_has_a_reason_and_a_time() {
     assert_eq!(verdict["limits"][1]["allowed"], true);
     assert_eq!(verdict["limits"][1]["remaining"], 1);
     // The retry does not succeed even a millisecond earlier.
-    door.at_millis(999);
-    assert_eq!(door.verdict("/v1/check", api()).0, 429);
-    door.at_millis(1_000);
-    assert_eq!(door.verdict("/v1/check", api()).0, 200);
+    listener.at_millis(999);
+    assert_eq!(listener.verdict("/v1/check", api()).0, 429);
+    listener.at_millis(1_000);
+    assert_eq!(listener.verdict("/v1/check", api()).0, 200);
 }
 
 #[test]
 fn a_peek_answers_what_the_check_would_and_charges_nothing() {
-    let door = Door::open(RULES);
+    let listener = TestListener::open(RULES);
     let (peeked, again) = (
-        door.verdict("/v1/peek", api()),
-        door.verdict("/v1/peek", api()),
+        listener.verdict("/v1/peek", api()),
+        listener.verdict("/v1/peek", api()),
     );
     assert_eq!(peeked, again);
-    assert_eq!(peeked, door.verdict("/v1/check", api()));
-    assert_ne!(peeked, door.verdict("/v1/peek", api()));
+    assert_eq!(peeked, listener.verdict("/v1/check", api()));
+    assert_ne!(peeked, listener.verdict("/v1/peek", api()));
 }
 
 #[test]
 fn a_request_without_a_rule_is_allowed_and_names_no_rule() {
-    let door = Door::open(RULES);
+    let listener = TestListener::open(RULES);
     let expected = json!({
         "allowed": true, "rule": null, "limit": null, "remaining": null, "reset_after_ms": null,
         "retry_after_ms": 0, "delay_ms": 0, "exactness": "exact", "limits": [],
     });
     for entries in [r#"{"path": "/"}"#, "{}", r#"{"path": "/api/x"}"#] {
         let body = format!("{{\"entries\": {entries}}}");
-        assert_eq!(door.verdict("/v1/check", &body), (200, expected.clone()));
+        assert_eq!(
+            listener.verdict("/v1/check", &body),
+            (200, expected.clone())
+        );
     }
 }
 
 #[test]
 fn a_queue_delays_and_a_cost_that_never_fits_is_reported() {
-    let door = Door::open(RULES);
+    let listener = TestListener::open(RULES);
     let export = |cost: u64| format!(r#"{{"entries": {{"path": "/export"}}, "cost": {cost}}}"#);
-    assert_eq!(door.verdict("/v1/check", &export(1)).1["delay_ms"], 0);
-    let (status, second) = door.verdict("/v1/check", &export(1));
+    assert_eq!(listener.verdict("/v1/check", &export(1)).1["delay_ms"], 0);
+    let (status, second) = listener.verdict("/v1/check", &export(1));
     assert_eq!((status, &second["delay_ms"]), (200, &json!(1_000)));
     assert_eq!(second["limits"][0]["delay_ms"], 1_000);
-    let (status, third) = door.verdict("/v1/check", &export(3));
+    let (status, third) = listener.verdict("/v1/check", &export(3));
     assert_eq!((status, &third["retry_after_ms"]), (429, &Value::Null));
 }
 
 #[test]
 fn a_shadow_limit_never_denies_and_a_soft_limit_marks_requests() {
-    let door = Door::open(RULES);
+    let listener = TestListener::open(RULES);
     let seen = r#"{"entries": {"path": "/seen"}}"#;
-    assert_eq!(door.verdict("/v1/check", seen).0, 200);
-    let (status, verdict) = door.verdict("/v1/check", seen);
+    assert_eq!(listener.verdict("/v1/check", seen).0, 200);
+    let (status, verdict) = listener.verdict("/v1/check", seen);
     assert_eq!((status, &verdict["allowed"]), (200, &json!(true)));
     assert_eq!(
         (&verdict["rule"], &verdict["limit"]),
@@ -129,29 +132,30 @@ fn a_shadow_limit_never_denies_and_a_soft_limit_marks_requests() {
 
     let soft = |cost: u64| format!(r#"{{"entries": {{"path": "/soft"}}, "cost": {cost}}}"#);
     assert_eq!(
-        door.verdict("/v1/check", &soft(10)).1["limits"][0]["over_limit"],
+        listener.verdict("/v1/check", &soft(10)).1["limits"][0]["over_limit"],
         false
     );
-    let (status, over) = door.verdict("/v1/check", &soft(1));
+    let (status, over) = listener.verdict("/v1/check", &soft(1));
     assert_eq!(
         (status, &over["limits"][0]["over_limit"]),
         (200, &json!(true))
     );
-    assert_eq!(door.verdict("/v1/check", &soft(1)).0, 429);
+    assert_eq!(listener.verdict("/v1/check", &soft(1)).0, 429);
 }
 
 #[test]
 fn a_block_denies_before_any_limit() {
-    let door = Door::open(RULES);
-    let rules = door.limiter.rules();
+    let listener = TestListener::open(RULES);
+    let rules = listener.limiter.rules();
     let key = rules.rule("api").unwrap().encode_key(&["acme"]).unwrap();
     let minute = Some(tidegate_core::Span::from_secs(60));
     assert!(
-        door.limiter
+        listener
+            .limiter
             .local_store()
-            .block(&key, minute, "", door.limiter.now())
+            .block(&key, minute, "", listener.limiter.now())
     );
-    let (status, verdict) = door.verdict("/v1/check", api());
+    let (status, verdict) = listener.verdict("/v1/check", api());
     let expected = json!({
         "allowed": false, "reason": "blocked", "rule": "api", "limit": null, "remaining": null,
         "reset_after_ms": null, "retry_after_ms": 60_000, "delay_ms": 0, "exactness": "exact", "limits": [],
@@ -166,10 +170,10 @@ fn a_full_store_denies_new_keys_and_gives_the_reason() {
         when_full: WhenFull::Deny,
         ..MemoryBounds::default()
     };
-    let door = Door::with(RULES, memory, Bounds::default());
+    let listener = TestListener::with(RULES, memory, Bounds::default());
     let body =
         |customer: usize| format!(r#"{{"entries": {{"path": "/api", "customer": "{customer}"}}}}"#);
-    let denied = (0..1_000).map(|customer| door.verdict("/v1/check", &body(customer)));
+    let denied = (0..1_000).map(|customer| listener.verdict("/v1/check", &body(customer)));
     let (status, verdict) = denied
         .into_iter()
         .find(|(status, _)| *status != 200)

@@ -5,7 +5,7 @@ use std::{io::Write as _, time::Duration};
 use tidegate_core::MemoryBounds;
 use tidegate_server::net::Bounds;
 
-use crate::door::Door;
+use crate::listener::TestListener;
 
 const BODY: &str = r#"{"key": "k", "algorithm": "fixed_window", "limit": 100, "window": "1h"}"#;
 
@@ -17,20 +17,20 @@ fn request(body: &str) -> String {
 }
 
 /// Opens a listener with very short timeouts.
-fn impatient() -> Door {
+fn impatient() -> TestListener {
     let bounds = Bounds {
         idle: Duration::from_millis(300),
         request: Duration::from_millis(100),
         write: Duration::from_millis(100),
         ..Bounds::default()
     };
-    Door::with("", MemoryBounds::default(), bounds)
+    TestListener::with("", MemoryBounds::default(), bounds)
 }
 
 #[test]
 fn a_pipeline_is_answered_in_order() {
-    let door = Door::open("");
-    let mut client = door.connect();
+    let listener = TestListener::open("");
+    let mut client = listener.connect();
     client.send(request(BODY).repeat(50));
     for number in 1..=50 {
         assert_eq!(client.read_answer(false).json()["remaining"], 100 - number);
@@ -39,8 +39,8 @@ fn a_pipeline_is_answered_in_order() {
 
 #[test]
 fn a_request_in_pieces_and_chunks_is_one_request() {
-    let door = Door::open("");
-    let mut client = door.connect();
+    let listener = TestListener::open("");
+    let mut client = listener.connect();
     for octet in request(BODY).bytes() {
         client.send([octet]);
     }
@@ -59,8 +59,8 @@ fn a_request_in_pieces_and_chunks_is_one_request() {
 
 #[test]
 fn a_too_large_body_is_rejected_before_or_while_it_is_read() {
-    let door = Door::open("");
-    let mut announced = door.connect();
+    let listener = TestListener::open("");
+    let mut announced = listener.connect();
     announced.send("POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-length: 262145\r\n\r\n");
     let answer = announced.read_answer(false);
     assert_eq!(answer.status, 413);
@@ -68,34 +68,36 @@ fn a_too_large_body_is_rejected_before_or_while_it_is_read() {
         answer.problem(),
         "the body is over the maximum of 262144 bytes"
     );
-    let mut creeping = door.connect();
+    let mut creeping = listener.connect();
     creeping.send("POST /v1/check HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n");
     let chunk = format!("10000\r\n{}\r\n", " ".repeat(0x10000));
     creeping.send_what_fits(chunk.repeat(5));
     assert_eq!(creeping.read_answer(false).status, 413);
     let spaces = " ".repeat(262_144 - BODY.len());
     assert_eq!(
-        door.post("/v1/throttle", &format!("{BODY}{spaces}")).status,
+        listener
+            .post("/v1/throttle", &format!("{BODY}{spaces}"))
+            .status,
         200
     );
 }
 
 #[test]
 fn a_too_large_head_is_rejected() {
-    let door = Door::open("");
-    let mut long = door.connect();
+    let listener = TestListener::open("");
+    let mut long = listener.connect();
     long.send_what_fits(format!(
         "POST /v1/check HTTP/1.1\r\nx-long: {}\r\n\r\n",
         "x".repeat(300_000)
     ));
     assert!(long.until_closed().starts_with("HTTP/1.1 431 "));
-    let mut many = door.connect();
+    let mut many = listener.connect();
     many.send(format!(
         "POST /v1/check HTTP/1.1\r\n{}\r\n",
         "x: y\r\n".repeat(101)
     ));
     assert!(many.until_closed().starts_with("HTTP/1.1 431 "));
-    let mut as_many_as_may_be = door.connect();
+    let mut as_many_as_may_be = listener.connect();
     as_many_as_may_be.send(format!(
         "POST /v1/check HTTP/1.1\r\nhost: x\r\n{}connection: close\r\n\r\n",
         "x: y\r\n".repeat(98)
@@ -107,7 +109,7 @@ fn a_too_large_head_is_rejected() {
 
 #[test]
 fn a_request_has_one_host() {
-    let door = Door::open("");
+    let listener = TestListener::open("");
     let body = r#"{"key": "k", "algorithm": "gcra", "rate": "1/s"}"#;
     for (version, hosts, expected) in [
         ("1.1", "host: a\r\n", ""),
@@ -116,7 +118,7 @@ fn a_request_has_one_host() {
         ("1.0", "", ""),
         ("1.0", "host: a\r\nhost: a\r\n", "Host: is repeated"),
     ] {
-        let mut client = door.connect();
+        let mut client = listener.connect();
         client.send(format!(
             "POST /v1/throttle HTTP/{version}\r\n{hosts}connection: close\r\ncontent-length: {}\r\n\r\n{body}",
             body.len()
@@ -130,14 +132,14 @@ fn a_request_has_one_host() {
 
 #[test]
 fn invalid_http_closes_the_connection() {
-    let door = Door::open("");
+    let listener = TestListener::open("");
     for octets in [
         "*1\r\n$4\r\nPING\r\n",
         "\x16\x03\x01\x02\x00\x01",
         "GET / HTTP/9.9\r\n\r\n",
         "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     ] {
-        let mut client = door.connect();
+        let mut client = listener.connect();
         client.send(octets);
         let said = client.until_closed();
         assert!(
@@ -146,7 +148,7 @@ fn invalid_http_closes_the_connection() {
         );
     }
     // Both lengths, or a length and chunking, would be ambiguous and allow request smuggling.
-    let mut client = door.connect();
+    let mut client = listener.connect();
     client.send(
         "POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\ncontent-length: 5\r\n\r\n{}   ",
     );
@@ -155,9 +157,9 @@ fn invalid_http_closes_the_connection() {
 
 #[test]
 fn a_half_closed_client_is_answered() {
-    let door = Door::open("");
+    let listener = TestListener::open("");
     for number in 1..=50 {
-        let mut client = door.connect();
+        let mut client = listener.connect();
         client.send(request(BODY));
         client.half_close();
         assert_eq!(client.read_answer(false).json()["remaining"], 100 - number);
@@ -167,9 +169,9 @@ fn a_half_closed_client_is_answered() {
 
 #[test]
 fn a_silent_client_is_disconnected() {
-    let door = impatient();
-    assert_eq!(door.connect().until_closed(), "");
-    let mut idle = door.connect();
+    let listener = impatient();
+    assert_eq!(listener.connect().until_closed(), "");
+    let mut idle = listener.connect();
     idle.send(request(BODY));
     assert_eq!(idle.read_answer(false).status, 200);
     assert_eq!(idle.until_closed(), "");
@@ -177,24 +179,24 @@ fn a_silent_client_is_disconnected() {
 
 #[test]
 fn a_stalled_request_is_disconnected() {
-    let door = impatient();
+    let listener = impatient();
     let request = request(BODY);
     for cut in [1, 20, request.len() - BODY.len() - 2, request.len() - 1] {
-        let mut client = door.connect();
+        let mut client = listener.connect();
         client.send(&request[..cut]);
         let said = client.until_closed();
         assert!(!said.contains("200 OK"), "{cut}: {said}");
     }
     assert!(
-        door.limiter.local_store().stats().keys == 0,
+        listener.limiter.local_store().stats().keys == 0,
         "an incomplete request is not decided"
     );
 }
 
 #[test]
 fn a_client_that_never_reads_is_disconnected() {
-    let door = impatient();
-    let mut client = door.connect();
+    let listener = impatient();
+    let mut client = listener.connect();
     // More responses than the sockets buffer. None is read until the server has closed the
     // connection.
     let requests = request(BODY).repeat(1_000);
@@ -204,27 +206,27 @@ fn a_client_that_never_reads_is_disconnected() {
     let said = client.until_closed();
     assert!(said.len() < 200 * 1_000 * 300, "{}", said.len());
     assert_eq!(
-        door.post("/v1/throttle", BODY).header("content-type"),
+        listener.post("/v1/throttle", BODY).header("content-type"),
         Some("application/json")
     );
 }
 
 #[test]
 fn a_shutdown_lets_the_request_finish() {
-    let door = Door::open("");
-    let mut busy = door.connect();
+    let listener = TestListener::open("");
+    let mut busy = listener.connect();
     let request = request(BODY);
     let (begin, rest) = request.split_at(request.len() - 5);
     busy.send(request.repeat(2));
     busy.read_answer(false);
     busy.read_answer(false);
     busy.send(begin);
-    let idle = door.connect();
+    let idle = listener.connect();
     // Both connections are being served once the listener has counted them.
-    while door.listener.open() < 2 {
+    while listener.listener.open() < 2 {
         std::thread::yield_now();
     }
-    let Door { server, .. } = door;
+    let TestListener { server, .. } = listener;
     let stopping = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()

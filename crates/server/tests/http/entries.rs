@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::door::Door;
+use crate::listener::TestListener;
 
 const RULES: &str = "
 clients: {ipv6_prefix: 56}
@@ -16,67 +16,67 @@ rules:
 allow: [{ip.exact: 192.0.2.1}]
 ";
 
-fn ask(door: &Door, entries: &Value, raw: bool) -> (u16, Value) {
+fn ask(listener: &TestListener, entries: &Value, raw: bool) -> (u16, Value) {
     let body = json!({"entries": entries, "raw": raw});
-    door.verdict("/v1/check", &body.to_string())
+    listener.verdict("/v1/check", &body.to_string())
 }
 
 #[test]
 fn a_check_counts_what_forward_auth_would_count() {
-    let door = Door::open(RULES);
+    let listener = TestListener::open(RULES);
     for (path, ip) in [
         ("//login", "2001:db8:1:1::1"),
         ("/%6Cogin?next=/", "[2001:DB8:1:22::2]:4711"),
     ] {
-        let (status, verdict) = ask(&door, &json!({"path": path, "ip": ip}), false);
+        let (status, verdict) = ask(&listener, &json!({"path": path, "ip": ip}), false);
         assert_eq!((status, &verdict["rule"]), (200, &json!("login")), "{path}");
     }
     let last = json!({"path": "/login#x", "ip": "2001:db8:1:ff::3"});
-    assert_eq!(ask(&door, &last, false).0, 429);
+    assert_eq!(ask(&listener, &last, false).0, 429);
     let mapped = json!({"path": "/login", "ip": "::ffff:203.0.113.9"});
-    assert_eq!(ask(&door, &mapped, false).1["remaining"], 1);
+    assert_eq!(ask(&listener, &mapped, false).1["remaining"], 1);
     let plain = json!({"path": "/login", "ip": "203.0.113.9"});
-    assert_eq!(ask(&door, &plain, false).1["remaining"], 0);
+    assert_eq!(ask(&listener, &plain, false).1["remaining"], 0);
     let host = json!({"host": "SHOP.example:8443"});
-    assert_eq!(ask(&door, &host, false).1["rule"], "shop");
+    assert_eq!(ask(&listener, &host, false).1["rule"], "shop");
     let peek = json!({"entries": {"path": "//login", "ip": "203.0.113.9"}});
-    assert_eq!(door.verdict("/v1/peek", &peek.to_string()).0, 429);
+    assert_eq!(listener.verdict("/v1/peek", &peek.to_string()).0, 429);
 }
 
 /// Frameworks that split a route from its prefix hand out paths such as `login`. No request has such
 /// a path, so without the slash no rule would apply to it.
 #[test]
 fn a_path_without_a_leading_slash_gets_one() {
-    let door = Door::open(RULES);
+    let listener = TestListener::open(RULES);
     for path in ["login", "login?next=/", "%6Cogin#x"] {
         let entries = json!({"path": path, "ip": format!("203.0.113.{}", path.len())});
-        assert_eq!(ask(&door, &entries, false).1["rule"], "login", "{path}");
-        let raw = ask(&door, &entries, true).1;
+        assert_eq!(ask(&listener, &entries, false).1["rule"], "login", "{path}");
+        let raw = ask(&listener, &entries, true).1;
         assert_eq!(raw["rule"], Value::Null, "{path} raw");
     }
     // A host without a scheme is not told apart from the first segment of a path.
     let entries = json!({"path": "shop.example/login", "ip": "203.0.113.9"});
-    assert_eq!(ask(&door, &entries, false).1["rule"], Value::Null);
+    assert_eq!(ask(&listener, &entries, false).1["rule"], Value::Null);
     let dots = json!({"path": "../login"});
-    assert_eq!(ask(&door, &dots, false).0, 400);
+    assert_eq!(ask(&listener, &dots, false).0, 400);
 }
 
 #[test]
 fn raw_entries_are_used_unchanged() {
-    let door = Door::open(RULES);
+    let listener = TestListener::open(RULES);
     let odd = json!({"path": "//login", "ip": "2001:db8:1::1"});
-    assert_eq!(ask(&door, &odd, true).1["rule"], Value::Null);
+    assert_eq!(ask(&listener, &odd, true).1["rule"], Value::Null);
     for _ in 0..2 {
         for ip in ["2001:db8:1::1", "2001:db8:1::2", "unix"] {
             let entries = json!({"path": "/login", "ip": ip});
-            assert_eq!(ask(&door, &entries, true).0, 200, "{ip}");
+            assert_eq!(ask(&listener, &entries, true).0, 200, "{ip}");
         }
     }
 }
 
 #[test]
 fn ambiguous_entries_are_rejected_if_a_rule_uses_them() {
-    let door = Door::open(RULES);
+    let listener = TestListener::open(RULES);
     for (entries, field, word) in [
         (json!({"path": "/x/../login"}), "entries.path", "segments"),
         (json!({"ip": "unknown"}), "entries.ip", "not an IP address"),
@@ -86,7 +86,7 @@ fn ambiguous_entries_are_rejected_if_a_rule_uses_them() {
             "one address",
         ),
     ] {
-        let (status, problem) = ask(&door, &entries, false);
+        let (status, problem) = ask(&listener, &entries, false);
         assert_eq!(
             (status, &problem["field"]),
             (400, &json!(field)),
@@ -97,17 +97,17 @@ fn ambiguous_entries_are_rejected_if_a_rule_uses_them() {
             detail.contains(word) && detail.contains("`raw`"),
             "{detail}"
         );
-        assert_eq!(ask(&door, &entries, true).0, 200);
+        assert_eq!(ask(&listener, &entries, true).0, 200);
     }
-    let blind = Door::open("rules: [{name: all, limits: [9/s]}]");
+    let blind = TestListener::open("rules: [{name: all, limits: [9/s]}]");
     assert_eq!(
         ask(&blind, &json!({"path": "/a/../b", "ip": "?"}), false).0,
         200
     );
 }
 
-fn sample(door: &Door, name: &str) -> String {
-    let text = door.limiter.exposition();
+fn sample(listener: &TestListener, name: &str) -> String {
+    let text = listener.limiter.exposition();
     let line = text.lines().find_map(|line| line.strip_prefix(name));
     line.unwrap_or_else(|| panic!("no {name} in {text}"))
         .trim()
@@ -116,39 +116,39 @@ fn sample(door: &Door, name: &str) -> String {
 
 #[test]
 fn unmatched_requests_and_unknown_entries_are_counted() {
-    let door = Door::open(RULES);
+    let listener = TestListener::open(RULES);
     let (unmatched, unknown, missing) = (
-        r#"tidegate_unmatched_requests_total{door="http"}"#,
-        r#"tidegate_unknown_entries_total{door="http"}"#,
+        r#"tidegate_unmatched_requests_total{listener="http"}"#,
+        r#"tidegate_unknown_entries_total{listener="http"}"#,
         "\ntidegate_missing_key_entries".trim_start(),
     );
     let missing = format!("{missing} ");
-    assert_eq!(sample(&door, &missing), "1");
+    assert_eq!(sample(&listener, &missing), "1");
     ask(
-        &door,
+        &listener,
         &json!({"Path": "/login", "IP": "203.0.113.9"}),
         false,
     );
-    assert_eq!(sample(&door, unmatched), "1");
-    assert_eq!(sample(&door, unknown), "2");
-    assert_eq!(sample(&door, &missing), "1");
+    assert_eq!(sample(&listener, unmatched), "1");
+    assert_eq!(sample(&listener, unknown), "2");
+    assert_eq!(sample(&listener, &missing), "1");
     // Requests that a rule counts or that are on the allow list are not unmatched.
     ask(
-        &door,
+        &listener,
         &json!({"path": "/login", "ip": "203.0.113.9"}),
         false,
     );
-    ask(&door, &json!({"ip.exact": "192.0.2.1"}), false);
-    assert_eq!(sample(&door, unmatched), "1");
-    assert_eq!(sample(&door, unknown), "2");
-    assert_eq!(sample(&door, &missing), "0");
+    ask(&listener, &json!({"ip.exact": "192.0.2.1"}), false);
+    assert_eq!(sample(&listener, unmatched), "1");
+    assert_eq!(sample(&listener, unknown), "2");
+    assert_eq!(sample(&listener, &missing), "0");
     // Peeks are not counted, and forward-auth derives only entries that rules use.
     let peek = json!({"entries": {"Path": "/"}}).to_string();
-    assert_eq!(door.verdict("/v1/peek", &peek).0, 200);
-    door.authorize(
+    assert_eq!(listener.verdict("/v1/peek", &peek).0, 200);
+    listener.authorize(
         "",
         &[("x-original-uri", "/about"), ("x-real-ip", "203.0.113.9")],
     );
-    assert_eq!(sample(&door, unmatched), "2");
-    assert_eq!(sample(&door, unknown), "2");
+    assert_eq!(sample(&listener, unmatched), "2");
+    assert_eq!(sample(&listener, unknown), "2");
 }

@@ -2,7 +2,7 @@
 
 use tidegate_core::Span;
 
-use crate::{client::Answer, door::Door};
+use crate::{client::Answer, listener::TestListener};
 
 const RULES: &str = "
 rules:
@@ -18,9 +18,9 @@ rules:
     mode: shadow
 ";
 
-fn check(door: &Door, path: &str, cost: u64) -> Answer {
+fn check(listener: &TestListener, path: &str, cost: u64) -> Answer {
     let body = format!(r#"{{"entries": {{"path": "{path}"}}, "cost": {cost}}}"#);
-    door.post("/v1/check", &body)
+    listener.post("/v1/check", &body)
 }
 
 fn set<'a>(answer: &'a Answer, names: &[&str]) -> Vec<Option<&'a str>> {
@@ -29,7 +29,7 @@ fn set<'a>(answer: &'a Answer, names: &[&str]) -> Vec<Option<&'a str>> {
 
 #[test]
 fn allowed_and_denied_responses_have_rate_limit_headers() {
-    let door = Door::open(RULES);
+    let listener = TestListener::open(RULES);
     let names = [
         "ratelimit-policy",
         "ratelimit",
@@ -37,12 +37,12 @@ fn allowed_and_denied_responses_have_rate_limit_headers() {
         "x-ratelimit-limit",
     ];
     let policy = Some(r#""1/s";q=1;w=1, "3/min";q=3;w=60"#);
-    let allowed = check(&door, "/api", 1);
+    let allowed = check(&listener, "/api", 1);
     let state = Some(r#""1/s";r=0;t=1, "3/min";r=2;t=60"#);
     assert_eq!(set(&allowed, &names), [policy, state, None, None]);
     assert_eq!(allowed.header("content-type"), Some("application/json"));
     assert!(allowed.header("date").is_some());
-    let denied = check(&door, "/api", 1);
+    let denied = check(&listener, "/api", 1);
     assert_eq!(denied.status, 429);
     // `t` of the limit per minute would exceed Retry-After, so it is omitted.
     let state = Some(r#""1/s";r=0;t=1, "3/min";r=2"#);
@@ -51,8 +51,8 @@ fn allowed_and_denied_responses_have_rate_limit_headers() {
 
 #[test]
 fn a_cost_that_never_fits_has_no_retry_after_and_no_rule_has_no_headers() {
-    let door = Door::open(RULES);
-    let never = check(&door, "/login", 11);
+    let listener = TestListener::open(RULES);
+    let never = check(&listener, "/login", 11);
     assert_eq!(never.status, 429);
     let names = ["ratelimit-policy", "ratelimit", "retry-after"];
     let expected = [
@@ -62,7 +62,7 @@ fn a_cost_that_never_fits_has_no_retry_after_and_no_rule_has_no_headers() {
     ];
     assert_eq!(set(&never, &names), expected);
     assert_eq!(
-        set(&check(&door, "/", 1), &names),
+        set(&check(&listener, "/", 1), &names),
         [None, None, None],
         "a shadow limit is not shown"
     );
@@ -76,12 +76,12 @@ fn legacy_headers_are_optional() {
         "x-ratelimit-reset",
         "ratelimit",
     ];
-    let delta = Door::open(&format!(
+    let delta = TestListener::open(&format!(
         "headers: {{legacy: delta, ratelimit: false}}\n{RULES}"
     ));
     let expected = [Some("10"), Some("9"), Some("3600"), None];
     assert_eq!(set(&check(&delta, "/login", 1), &names), expected);
-    let epoch = Door::open(&format!("headers: {{legacy: epoch}}\n{RULES}"));
+    let epoch = TestListener::open(&format!("headers: {{legacy: epoch}}\n{RULES}"));
     let answer = check(&epoch, "/login", 2);
     let expected = [
         Some("10"),
@@ -94,7 +94,7 @@ fn legacy_headers_are_optional() {
 
 #[test]
 fn legacy_headers_describe_the_tightest_limit() {
-    let door = Door::open(&format!("headers: {{legacy: delta}}\n{RULES}"));
+    let listener = TestListener::open(&format!("headers: {{legacy: delta}}\n{RULES}"));
     let names = [
         "x-ratelimit-limit",
         "x-ratelimit-remaining",
@@ -122,27 +122,29 @@ fn legacy_headers_describe_the_tightest_limit() {
         // Only a shadow limit applies.
         (3_000, "/", 1, [None; 4]),
     ] {
-        door.at_millis(millis);
-        let answer = check(&door, path, cost);
+        listener.at_millis(millis);
+        let answer = check(&listener, path, cost);
         assert_eq!(set(&answer, &names), expected, "{path} at {millis}");
     }
 }
 
 #[test]
 fn a_block_has_no_legacy_headers() {
-    let door =
-        Door::open("headers: {legacy: epoch}\nrules: [{name: all, key: [ip], limits: [1/h]}]");
-    let rules = door.limiter.rules();
+    let listener = TestListener::open(
+        "headers: {legacy: epoch}\nrules: [{name: all, key: [ip], limits: [1/h]}]",
+    );
+    let rules = listener.limiter.rules();
     let key = rules
         .rule("all")
         .unwrap()
         .encode_key(&["192.0.2.1"])
         .unwrap();
-    let now = door.limiter.now();
-    door.limiter
+    let now = listener.limiter.now();
+    listener
+        .limiter
         .local_store()
         .block(&key, Some(Span::from_secs(60)), "", now);
-    let answer = door.post("/v1/check", r#"{"entries": {"ip": "192.0.2.1"}}"#);
+    let answer = listener.post("/v1/check", r#"{"entries": {"ip": "192.0.2.1"}}"#);
     assert_eq!(answer.status, 429);
     let names = [
         "retry-after",
@@ -155,11 +157,11 @@ fn a_block_has_no_legacy_headers() {
 
 #[test]
 fn a_throttle_is_named_after_its_limit() {
-    let door = Door::open("");
-    let answer = door.post("/v1/throttle", r#"{"key": "k", "limits": ["5/10s"]}"#);
+    let listener = TestListener::open("");
+    let answer = listener.post("/v1/throttle", r#"{"key": "k", "limits": ["5/10s"]}"#);
     let expected = [Some(r#""5/10s";q=5;w=10"#), Some(r#""5/10s";r=4;t=10"#)];
     assert_eq!(set(&answer, &["ratelimit-policy", "ratelimit"]), expected);
-    let answer = door.post(
+    let answer = listener.post(
         "/v1/throttle",
         r#"{"key": "l", "limits": ["5/10s", "9/100ms"]}"#,
     );
@@ -169,13 +171,13 @@ fn a_throttle_is_named_after_its_limit() {
 
 #[test]
 fn headers_optionally_name_rules_and_bodies_always_do() {
-    let door = Door::open(&format!("headers: {{rule_names: true}}\n{RULES}"));
-    let named = check(&door, "/login", 1);
+    let listener = TestListener::open(&format!("headers: {{rule_names: true}}\n{RULES}"));
+    let named = check(&listener, "/login", 1);
     assert_eq!(named.header("ratelimit"), Some(r#""login";r=9;t=3600"#));
-    let several = check(&door, "/api", 1);
+    let several = check(&listener, "/api", 1);
     let policy = r#""api:1/s";q=1;w=1, "api:3/min";q=3;w=60"#;
     assert_eq!(several.header("ratelimit-policy"), Some(policy));
-    let neutral = check(&Door::open(RULES), "/login", 1);
+    let neutral = check(&TestListener::open(RULES), "/login", 1);
     assert_eq!(
         neutral.header("ratelimit"),
         Some(r#""1/h capacity 10";r=9;t=3600"#)

@@ -1,6 +1,6 @@
 //! Tests of client identification as configured by `clients` and `entries`.
 
-use crate::door::Door;
+use crate::listener::TestListener;
 
 const RULES: &str = "
 headers: {rule_names: true}
@@ -9,20 +9,20 @@ rules:
   - {name: api, when: {path: /api}, key: [key_id], limits: [1/h]}
 ";
 
-fn open(identity: &str) -> Door {
-    Door::open(&format!("{identity}\n{RULES}"))
+fn open(identity: &str) -> TestListener {
+    TestListener::open(&format!("{identity}\n{RULES}"))
 }
 
 /// Returns whether a request for `/address` with these headers is admitted.
-fn passes(door: &Door, query: &str, headers: &[(&str, &str)]) -> bool {
+fn passes(listener: &TestListener, query: &str, headers: &[(&str, &str)]) -> bool {
     let headers = [&[("x-forwarded-uri", "/address")], headers].concat();
-    door.authorize(query, &headers).status == 200
+    listener.authorize(query, &headers).status == 200
 }
 
 #[test]
 fn networks_of_proxies_are_trusted() {
-    let door = open("clients: {proxies: [10.0.0.0/8, 192.0.2.7]}");
-    let from = |list: &str| passes(&door, "", &[("x-forwarded-for", list)]);
+    let listener = open("clients: {proxies: [10.0.0.0/8, 192.0.2.7]}");
+    let from = |list: &str| passes(&listener, "", &[("x-forwarded-for", list)]);
     assert!(from("6.6.6.6, 203.0.113.9, 192.0.2.7, 10.0.0.1"));
     assert!(!from("7.7.7.7, 203.0.113.9, 10.9.9.9"), "the same client");
     assert!(from("7.7.7.7, 203.0.113.10"));
@@ -30,20 +30,20 @@ fn networks_of_proxies_are_trusted() {
 
 #[test]
 fn forwarded_and_a_providers_header_are_optional() {
-    let door = open("clients: {header: Forwarded}");
+    let listener = open("clients: {header: Forwarded}");
     let from = |value: &str| {
         passes(
-            &door,
+            &listener,
             "",
             &[("forwarded", value), ("x-forwarded-for", "6.6.6.6")],
         )
     };
     assert!(from("for=7.7.7.7, for=\"203.0.113.9:1\""));
     assert!(!from("for=203.0.113.9"));
-    let door = open("clients: {header: cf-connecting-ip}");
+    let listener = open("clients: {header: cf-connecting-ip}");
     let from = |value: &str| {
         passes(
-            &door,
+            &listener,
             "",
             &[("cf-connecting-ip", value), ("x-forwarded-for", "6.6.6.6")],
         )
@@ -53,17 +53,17 @@ fn forwarded_and_a_providers_header_are_optional() {
 
 #[test]
 fn the_ipv6_prefix_length_is_configurable() {
-    let door = open("clients: {ipv6_prefix: 48}");
-    let from = |ip: &str| passes(&door, "", &[("x-forwarded-for", ip)]);
+    let listener = open("clients: {ipv6_prefix: 48}");
+    let from = |ip: &str| passes(&listener, "", &[("x-forwarded-for", ip)]);
     assert!(from("2001:db8:1:2::3") && !from("2001:db8:1:4::5") && from("2001:db8:2::"));
 }
 
 #[test]
 fn hops_in_the_query_override_the_file() {
-    let door = open("clients: {proxies: 1}");
+    let listener = open("clients: {proxies: 1}");
     let from = |query: &str| {
         passes(
-            &door,
+            &listener,
             query,
             &[("x-forwarded-for", "203.0.113.9, 198.51.100.1")],
         )
@@ -74,9 +74,9 @@ fn hops_in_the_query_override_the_file() {
 
 #[test]
 fn an_api_key_is_counted_without_its_secret() {
-    let door = open("entries: {key_id: {of: header.x-api-key, split: \".\"}}");
+    let listener = open("entries: {key_id: {of: header.x-api-key, split: \".\"}}");
     let ask = |key: &str| {
-        let answer = door.authorize("", &[("x-forwarded-uri", "/api"), ("x-api-key", key)]);
+        let answer = listener.authorize("", &[("x-forwarded-uri", "/api"), ("x-api-key", key)]);
         (answer.status, answer.json()["rule"].clone())
     };
     assert_eq!(ask("acme.s3cret"), (200, "api".into()));
@@ -91,7 +91,7 @@ fn an_api_key_is_counted_without_its_secret() {
 #[test]
 fn client_location_comes_from_the_geoip_databases() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../http/tests/maxmind");
-    let door = Door::open(&format!(
+    let listener = TestListener::open(&format!(
         "geoip: {{country: {folder}/GeoLite2-Country-Test.mmdb, asn: {folder}/GeoLite2-ASN-Test.mmdb}}
 rules:
   - {{name: country, when: {{path: /country}}, key: [country], limits: [1/h]}}
@@ -106,7 +106,7 @@ rules:
                 ("x-country", "AQ"),
                 ("x-asn", "1221"),
             ];
-            door.authorize("", &headers).status
+            listener.authorize("", &headers).status
         };
         clients.iter().map(status).collect::<Vec<_>>()
     };

@@ -2,17 +2,17 @@
 
 use serde_json::{Value, json};
 
-use crate::door::Door;
+use crate::listener::TestListener;
 
-fn ask(door: &Door, key: &str, limit: &str) -> (u16, Value) {
-    door.verdict("/v1/throttle", &format!("{{\"key\": \"{key}\", {limit}}}"))
+fn ask(listener: &TestListener, key: &str, limit: &str) -> (u16, Value) {
+    listener.verdict("/v1/throttle", &format!("{{\"key\": \"{key}\", {limit}}}"))
 }
 
 #[test]
 fn a_limit_in_the_request_works_without_rules() {
-    let door = Door::open("");
+    let listener = TestListener::open("");
     let limit = r#""algorithm": "gcra", "rate": "100/s", "burst": 5, "cost": 1"#;
-    let (status, verdict) = ask(&door, "user:1", limit);
+    let (status, verdict) = ask(&listener, "user:1", limit);
     assert_eq!(status, 200);
     let expected = json!({
         "allowed": true, "rule": null, "limit": 6, "remaining": 5, "reset_after_ms": 10,
@@ -24,14 +24,14 @@ fn a_limit_in_the_request_works_without_rules() {
     });
     assert_eq!(verdict, expected);
     let cost_5 = r#""algorithm": "gcra", "rate": "100/s", "burst": 5, "cost": 5"#;
-    assert_eq!(ask(&door, "user:1", cost_5).1["remaining"], 0);
-    let (status, denied) = ask(&door, "user:1", limit);
+    assert_eq!(ask(&listener, "user:1", cost_5).1["remaining"], 0);
+    let (status, denied) = ask(&listener, "user:1", limit);
     assert_eq!(
         (status, &denied["retry_after_ms"], &denied["reason"]),
         (429, &json!(10), &json!("limit"))
     );
     assert_eq!(
-        ask(&door, "user:2", limit).0,
+        ask(&listener, "user:2", limit).0,
         200,
         "another key has its own count"
     );
@@ -39,7 +39,7 @@ fn a_limit_in_the_request_works_without_rules() {
 
 #[test]
 fn every_algorithm_is_accepted_with_every_field() {
-    let door = Door::open("");
+    let listener = TestListener::open("");
     let cases = [
         (
             r#""algorithm": "token_bucket", "capacity": 5, "refill": "1/s""#,
@@ -98,7 +98,7 @@ fn every_algorithm_is_accepted_with_every_field() {
         ),
     ];
     for (number, (limit, policy, quota)) in cases.into_iter().enumerate() {
-        let (status, verdict) = ask(&door, &format!("k{number}"), limit);
+        let (status, verdict) = ask(&listener, &format!("k{number}"), limit);
         assert_eq!(status, 200, "{limit}: {verdict}");
         assert_eq!(verdict["limit"], quota, "{limit}");
         let shown = verdict["limits"][0]["policy"].as_str().unwrap();
@@ -108,38 +108,38 @@ fn every_algorithm_is_accepted_with_every_field() {
 
 #[test]
 fn several_limits_are_one_decision() {
-    let door = Door::open("");
+    let listener = TestListener::open("");
     let limits =
         r#""algorithm": "sliding_window_log", "limits": ["1/s", {"limit": 2, "window": "1min"}]"#;
-    assert_eq!(ask(&door, "k", limits).0, 200);
-    let (status, denied) = ask(&door, "k", limits);
+    assert_eq!(ask(&listener, "k", limits).0, 200);
+    let (status, denied) = ask(&listener, "k", limits);
     assert_eq!(status, 429);
     assert_eq!(denied["limits"][0]["policy"], "1/s");
     assert_eq!(
         denied["limits"][1]["remaining"], 1,
         "a denied request is charged nowhere"
     );
-    door.at_millis(1_000);
-    assert_eq!(ask(&door, "k", limits).0, 200);
-    door.at_millis(2_000);
-    assert_eq!(ask(&door, "k", limits).1["retry_after_ms"], 58_000);
+    listener.at_millis(1_000);
+    assert_eq!(ask(&listener, "k", limits).0, 200);
+    listener.at_millis(2_000);
+    assert_eq!(ask(&listener, "k", limits).1["retry_after_ms"], 58_000);
 }
 
 #[test]
 fn a_peek_charges_nothing() {
-    let door = Door::open("");
+    let listener = TestListener::open("");
     let limit = r#""algorithm": "gcra", "rate": "1/s""#;
     let peek = r#""algorithm": "gcra", "rate": "1/s", "peek": true"#;
-    let peeked = ask(&door, "k", peek);
-    assert_eq!(ask(&door, "k", peek), peeked);
-    assert_eq!(ask(&door, "k", limit), peeked);
-    assert_eq!(ask(&door, "k", peek).0, 429);
+    let peeked = ask(&listener, "k", peek);
+    assert_eq!(ask(&listener, "k", peek), peeked);
+    assert_eq!(ask(&listener, "k", limit), peeked);
+    assert_eq!(ask(&listener, "k", peek).0, 429);
 }
 
 #[test]
 fn escaped_strings_and_any_content_type_are_accepted() {
-    let door = Door::open("");
-    let mut client = door.connect();
+    let listener = TestListener::open("");
+    let mut client = listener.connect();
     let mut ask = |key: &str| {
         let body = format!(r#"{{"k\u0065y": {key}, "capacity": 1, "refill": "1\/h"}}"#);
         let headers = [("content-type", "text/plain")];

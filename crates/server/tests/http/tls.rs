@@ -11,7 +11,7 @@ use rustls::{
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_rustls::TlsConnector;
 
-use crate::door::Door;
+use crate::listener::TestListener;
 
 type Authority = CertifiedIssuer<'static, KeyPair>;
 
@@ -44,7 +44,11 @@ fn rules(folder: &Path, authority: &Authority) -> String {
 }
 
 /// Returns the response to a client with this certificate; empty if the handshake is rejected.
-async fn answer(door: &Door, authority: &Authority, shown: Option<(String, String)>) -> String {
+async fn answer(
+    listener: &TestListener,
+    authority: &Authority,
+    shown: Option<(String, String)>,
+) -> String {
     let mut roots = RootCertStore::empty();
     let root = CertificateDer::from_pem_slice(authority.pem().as_bytes()).unwrap();
     roots.add(root).unwrap();
@@ -62,7 +66,7 @@ async fn answer(door: &Door, authority: &Authority, shown: Option<(String, Strin
                 .unwrap()
         }
     };
-    let stream = tokio::net::TcpStream::connect(door.listener.local_addr())
+    let stream = tokio::net::TcpStream::connect(listener.listener.local_addr())
         .await
         .unwrap();
     let name = ServerName::try_from("localhost").unwrap();
@@ -82,14 +86,14 @@ async fn answer(door: &Door, authority: &Authority, shown: Option<(String, Strin
 #[tokio::test]
 async fn only_clients_with_a_trusted_certificate_are_answered() {
     let (folder, ours) = (tempfile::tempdir().unwrap(), authority());
-    let door = Door::open(&rules(folder.path(), &ours));
-    let answered = answer(&door, &ours, Some(sign(&ours))).await;
+    let listener = TestListener::open(&rules(folder.path(), &ours));
+    let answered = answer(&listener, &ours, Some(sign(&ours))).await;
     assert!(answered.starts_with("HTTP/1.1 404"), "{answered}");
     let strangers = sign(&authority());
     for shown in [None, Some(strangers)] {
-        assert_eq!(answer(&door, &ours, shown).await, "");
+        assert_eq!(answer(&listener, &ours, shown).await, "");
     }
-    let mut in_the_clear = door.connect();
+    let mut in_the_clear = listener.connect();
     in_the_clear.send("GET /nowhere HTTP/1.1\r\nhost: x\r\n\r\n");
     assert!(!in_the_clear.until_closed().contains("HTTP/1.1"));
 }

@@ -21,7 +21,7 @@ use self::{
     format::{AnchorFields, CalendarFields, LimitFields, Number, RequestFields},
     runner::{Answer, Ask, Subject},
 };
-use crate::{client::Client, door::Door};
+use crate::{client::Client, listener::TestListener};
 
 #[test]
 fn vectors_hold_through_throttle() {
@@ -31,14 +31,14 @@ fn vectors_hold_through_throttle() {
 /// A listener and a connection to it.
 struct Throttle {
     client: Client,
-    door: Door,
+    listener: TestListener,
 }
 
 impl Throttle {
     fn open() -> Self {
-        let door = Door::open("");
-        let client = door.connect();
-        Self { client, door }
+        let listener = TestListener::open("");
+        let client = listener.connect();
+        Self { client, listener }
     }
 
     fn post(&mut self, body: &Map<String, Value>) -> crate::client::Answer {
@@ -59,7 +59,7 @@ impl Subject for Throttle {
     const INSTANTS: Instants = Instants::Halving;
 
     fn answer(&mut self, ask: &Ask<'_>) -> Result<Answer, String> {
-        self.door.set_clock(ask.now);
+        self.listener.set_clock(ask.now);
         let answer = self.post(&body_of(ask));
         let (status, body) = (answer.status, answer.body);
         let read = read(&body).map_err(|problem| format!("{status}: {problem} in {body}"))?;
@@ -70,19 +70,19 @@ impl Subject for Throttle {
     }
 
     fn block(&mut self, key: &str, span: Span, now: Timestamp) -> Result<(), String> {
-        let (store, mut buffer) = (self.door.limiter.local_store(), Vec::new());
+        let (store, mut buffer) = (self.listener.limiter.local_store(), Vec::new());
         let blocked = store.block(throttle_key(key, &mut buffer)?, Some(span), "by hand", now);
         blocked.then_some(()).ok_or_else(|| "no room".to_owned())
     }
 
     fn unblock(&mut self, key: &str, now: Timestamp) -> Result<(), String> {
-        let (store, mut buffer) = (self.door.limiter.local_store(), Vec::new());
+        let (store, mut buffer) = (self.listener.limiter.local_store(), Vec::new());
         store.unblock(throttle_key(key, &mut buffer)?, now);
         Ok(())
     }
 
     fn reset(&mut self, key: &str, _now: Timestamp) -> Result<(), String> {
-        let (store, mut buffer) = (self.door.limiter.local_store(), Vec::new());
+        let (store, mut buffer) = (self.listener.limiter.local_store(), Vec::new());
         store.reset(throttle_key(key, &mut buffer)?);
         Ok(())
     }

@@ -4,14 +4,14 @@ use std::{fs, path::Path, sync::Arc, thread::yield_now, time::Duration};
 
 use serde_json::{Value, json};
 
-use crate::{client::Client, door::Door, upstream::Upstream};
+use crate::{client::Client, listener::TestListener, upstream::Upstream};
 
 const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 
 /// Returns the lines of the log at `path`, once there are `count`.
-fn lines(door: &Door, path: &Path, count: usize) -> Vec<String> {
+fn lines(listener: &TestListener, path: &Path, count: usize) -> Vec<String> {
     for _ in 0..1_000 {
-        door.live.log().unwrap().finish();
+        listener.live.log().unwrap().finish();
         let text = fs::read_to_string(path).unwrap();
         let lines: Vec<String> = text.lines().map(str::to_owned).collect();
         if lines.len() >= count {
@@ -36,7 +36,7 @@ fn every_request_is_logged_without_secrets() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("access.log");
     let upstream = Upstream::answering(OK);
-    let door = Door::with(
+    let listener = TestListener::with(
         upstream.url(),
         &format!("access_log: {}\nmax_headers: 20", path.display()),
     );
@@ -45,10 +45,10 @@ fn every_request_is_logged_without_secrets() {
         ("cookie", "session=secret"),
         ("user-agent", "curl/8 \"x\""),
     ];
-    let mut client = door.connect();
+    let mut client = listener.connect();
     let answer = client.ask("GET", "/a/b?token=secret", &secrets, b"");
     assert_eq!(answer.body, "ok");
-    let lines = lines(&door, &path, 1);
+    let lines = lines(&listener, &path, 1);
     assert!(!lines[0].contains("secret"), "{lines:?}");
     let expected = json!({
         "time": "2023-11-14T22:14:00.000000Z", "client": "127.0.0.1", "method": "GET", "host": "localhost",
@@ -58,7 +58,7 @@ fn every_request_is_logged_without_secrets() {
     assert_eq!(parsed(&lines[0]), expected);
     // A response without a body is complete with its head.
     client.ask("HEAD", "/a/b", &[], b"");
-    let lines = self::lines(&door, &path, 2);
+    let lines = self::lines(&listener, &path, 2);
     assert_eq!(parsed(&lines[1])["complete"], json!(true));
 }
 
@@ -68,11 +68,11 @@ fn an_aborted_response_is_logged_with_its_reason() {
     let path = folder.path().join("access.log");
     let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\no");
     let settings = format!("access_log: {}\ntimeouts: {{idle: 100ms}}", path.display());
-    let door = Door::with(upstream.url(), &settings);
-    let mut client = door.connect();
+    let listener = TestListener::with(upstream.url(), &settings);
+    let mut client = listener.connect();
     client.send("GET / HTTP/1.1\r\nhost: h\r\n\r\n");
     assert!(client.until_closed().ends_with("\r\n\r\no"));
-    let line = parsed(&lines(&door, &path, 1)[0]);
+    let line = parsed(&lines(&listener, &path, 1)[0]);
     assert_eq!(
         (&line["status"], &line["complete"], &line["reason"]),
         (&json!(200), &json!(false), &json!("idle_timeout"))
@@ -95,9 +95,10 @@ fn the_grpc_status_is_logged_from_headers_or_trailers() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("access.log");
         let upstream = Upstream::answering(answer);
-        let door = Door::with(upstream.url(), &format!("access_log: {}", path.display()));
-        assert_eq!(door.get("/").status, 200);
-        let line = parsed(&lines(&door, &path, 1)[0]);
+        let listener =
+            TestListener::with(upstream.url(), &format!("access_log: {}", path.display()));
+        assert_eq!(listener.get("/").status, 200);
+        let line = parsed(&lines(&listener, &path, 1)[0]);
         assert_eq!(line["grpc_status"], expected, "{answer}");
     }
 }
@@ -107,7 +108,7 @@ fn denied_and_abandoned_requests_are_logged() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("access.log");
     let upstream = Upstream::silent();
-    let door = Door::open(&format!(
+    let listener = TestListener::open(&format!(
         "
 proxy:
   listen: 127.0.0.1:0
@@ -118,20 +119,20 @@ rules: [{{name: all, limits: [1/h]}}]
         upstream.url(),
         path.display()
     ));
-    let mut client = door.connect();
+    let mut client = listener.connect();
     client.send("GET /left?q=1 HTTP/1.1\r\nhost: h\r\n\r\n");
     while upstream.heads().is_empty() {
         yield_now();
     }
     drop(client);
-    let left = parsed(&lines(&door, &path, 1)[0]);
+    let left = parsed(&lines(&listener, &path, 1)[0]);
     assert_eq!(
         (&left["status"], &left["complete"]),
         (&Value::Null, &json!(false))
     );
     assert_eq!(left["query"], "q=1");
-    assert_eq!(door.get("/").status, 429);
-    let denied = parsed(&lines(&door, &path, 2)[1]);
+    assert_eq!(listener.get("/").status, 429);
+    let denied = parsed(&lines(&listener, &path, 2)[1]);
     assert_eq!(
         (&denied["status"], &denied["upstream"]),
         (&json!(429), &Value::Null)
@@ -141,7 +142,7 @@ rules: [{{name: all, limits: [1/h]}}]
         (&denied["reason"], &denied["rule"]),
         (&json!("limit"), &json!("all"))
     );
-    let metrics = door.live.exposition();
+    let metrics = listener.live.exposition();
     assert!(
         metrics.contains("tidegate_proxy_access_log_lost_total 0\n"),
         "{metrics}"
@@ -153,17 +154,17 @@ fn a_rotated_log_is_reopened() {
     let folder = tempfile::tempdir().unwrap();
     let [path, moved] = ["access.log", "access.log.1"].map(|name| folder.path().join(name));
     let upstream = Upstream::answering(OK);
-    let door = Door::with(upstream.url(), &format!("access_log: {}", path.display()));
-    door.get("/first");
-    lines(&door, &path, 1);
+    let listener = TestListener::with(upstream.url(), &format!("access_log: {}", path.display()));
+    listener.get("/first");
+    lines(&listener, &path, 1);
     fs::rename(&path, &moved).unwrap();
-    door.live.log().unwrap().reopen();
-    door.get("/second");
+    listener.live.log().unwrap().reopen();
+    listener.get("/second");
     while !path.exists() {
         yield_now();
     }
-    assert_eq!(parsed(&lines(&door, &path, 1)[0])["path"], "/second");
-    assert_eq!(parsed(&lines(&door, &moved, 1)[0])["path"], "/first");
+    assert_eq!(parsed(&lines(&listener, &path, 1)[0])["path"], "/second");
+    assert_eq!(parsed(&lines(&listener, &moved, 1)[0])["path"], "/first");
 }
 
 #[test]
@@ -171,7 +172,7 @@ fn an_upstream_failure_is_logged_with_its_reason() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("access.log");
     let url = format!("http://{}", Upstream::nobody());
-    let door = Door::open(&format!(
+    let listener = TestListener::open(&format!(
         "
 proxy:
   listen: 127.0.0.1:0
@@ -181,15 +182,15 @@ proxy:
 ",
         path.display()
     ));
-    assert_eq!(door.get("/app").status, 502);
-    let line = parsed(&lines(&door, &path, 1)[0]);
+    assert_eq!(listener.get("/app").status, 502);
+    let line = parsed(&lines(&listener, &path, 1)[0]);
     assert_eq!(
         (&line["upstream"], &line["address"]),
         (&json!("app"), &json!(url))
     );
     assert_eq!(line["reason"], "unreachable");
-    assert_eq!(door.get("/none").status, 404);
-    let line = parsed(&lines(&door, &path, 2)[1]);
+    assert_eq!(listener.get("/none").status, 404);
+    let line = parsed(&lines(&listener, &path, 2)[1]);
     assert_eq!(
         (&line["upstream"], &line["reason"]),
         (&Value::Null, &json!("no_upstream"))
@@ -201,7 +202,7 @@ fn the_upstream_is_logged_for_requests_that_never_reached_it() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("access.log");
     let upstream = Upstream::silent();
-    let door = Door::open(&format!(
+    let listener = TestListener::open(&format!(
         "
 proxy:
   listen: 127.0.0.1:0
@@ -212,15 +213,15 @@ proxy:
         upstream.url(),
         path.display()
     ));
-    let answer = door.connect().ask("POST", "/", &[], b"12345");
+    let answer = listener.connect().ask("POST", "/", &[], b"12345");
     assert_eq!(answer.status, 413);
-    let mut client = door.connect();
+    let mut client = listener.connect();
     client.send("GET /held HTTP/1.1\r\nhost: h\r\n\r\n");
     while upstream.heads().is_empty() {
         yield_now();
     }
-    assert_eq!(door.get("/").status, 503);
-    let lines = lines(&door, &path, 2);
+    assert_eq!(listener.get("/").status, 503);
+    let lines = lines(&listener, &path, 2);
     for (line, reason) in lines.iter().zip(["too_large", "full"]) {
         let line = parsed(line);
         assert_eq!(
@@ -243,8 +244,8 @@ fn echo() -> Upstream {
 }
 
 /// Returns a client that has received the greeting and one echo.
-fn chat(door: &Door) -> Client {
-    let mut client = door.connect();
+fn chat(listener: &TestListener) -> Client {
+    let mut client = listener.connect();
     client.send("GET /chat HTTP/1.1\r\nhost: h\r\nconnection: upgrade\r\nupgrade: echo\r\n\r\n");
     client.read_until("hello\n");
     client.send("once\n");
@@ -257,10 +258,10 @@ fn an_upgraded_connection_cut_by_the_shutdown_is_logged_as_incomplete() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("access.log");
     let upstream = echo();
-    let door = Door::with(upstream.url(), &format!("access_log: {}", path.display()));
-    let _client = chat(&door);
-    let live = Arc::clone(&door.live);
-    drop(door);
+    let listener = TestListener::with(upstream.url(), &format!("access_log: {}", path.display()));
+    let _client = chat(&listener);
+    let live = Arc::clone(&listener.live);
+    drop(listener);
     live.log().unwrap().finish();
     let line = parsed(fs::read_to_string(&path).unwrap().trim_end());
     assert_eq!(
@@ -274,16 +275,16 @@ fn an_upgraded_connection_is_logged_when_it_ends() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("access.log");
     let upstream = echo();
-    let door = Door::with(upstream.url(), &format!("access_log: {}", path.display()));
-    let client = chat(&door);
-    door.live.log().unwrap().finish();
+    let listener = TestListener::with(upstream.url(), &format!("access_log: {}", path.display()));
+    let client = chat(&listener);
+    listener.live.log().unwrap().finish();
     assert_eq!(
         fs::read_to_string(&path).unwrap(),
         "",
         "the connection is still open"
     );
     drop(client);
-    let line = parsed(&lines(&door, &path, 1)[0]);
+    let line = parsed(&lines(&listener, &path, 1)[0]);
     assert_eq!(
         (&line["status"], &line["upstream"]),
         (&json!(101), &json!("app"))
@@ -297,7 +298,7 @@ fn a_new_log_is_not_world_readable() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("access.log");
     let upstream = Upstream::answering(OK);
-    let _door = Door::with(upstream.url(), &format!("access_log: {}", path.display()));
+    let _door = TestListener::with(upstream.url(), &format!("access_log: {}", path.display()));
     let mode = fs::metadata(&path).unwrap().permissions().mode();
     // The umask may clear more bits.
     assert_eq!(mode & 0o777 & !0o640, 0, "{mode:o}");

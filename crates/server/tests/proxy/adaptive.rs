@@ -5,9 +5,9 @@ use std::{cmp::Reverse, collections::BinaryHeap, sync::mpsc::Sender};
 use tidegate_core::{Span, Timestamp};
 
 use crate::{
-    door::Door,
     health::until,
     held::{Became, Event, Held},
+    listener::TestListener,
     reload::Reloaded,
     upstream::Upstream,
 };
@@ -18,8 +18,8 @@ fn file(url: &str, adaptive: &str, rules: &str) -> String {
     )
 }
 
-fn before(held: &Held, adaptive: &str, rules: &str) -> Door {
-    Door::open(&file(&held.upstream.url(), adaptive, rules))
+fn before(held: &Held, adaptive: &str, rules: &str) -> TestListener {
+    TestListener::open(&file(&held.upstream.url(), adaptive, rules))
 }
 
 /// Returns settings for a limit fixed at `places` concurrent requests.
@@ -28,8 +28,8 @@ fn fixed(places: u32, more: &str) -> String {
 }
 
 /// Returns the value of the metric with this name and these labels.
-fn metric(door: &Door, name: &str) -> u64 {
-    let text = door.live.exposition();
+fn metric(listener: &TestListener, name: &str) -> u64 {
+    let text = listener.live.exposition();
     let line = text.lines().find_map(|line| line.strip_prefix(name));
     line.unwrap_or_else(|| panic!("no {name} in {text}"))
         .trim()
@@ -50,13 +50,13 @@ fn an_overloaded_upstream_is_at_most_four_times_slower() {
     const EVERY: u64 = 1_250;
     const SECONDS: u64 = 4;
     let mut held = Held::start();
-    let door = before(&held, "{algorithm: gradient}", "");
-    let start = door.limiter.now().as_micros();
+    let listener = before(&held, "{algorithm: gradient}", "");
+    let start = listener.limiter.now().as_micros();
     let mut free: BinaryHeap<Reverse<u64>> = (0..WORKERS).map(|_| Reverse(start)).collect();
     // When each request that the upstream has will be done.
     let mut working: BinaryHeap<Reverse<(u64, usize, u64)>> = BinaryHeap::new();
     let (mut served, mut shed, mut slowest) = (0_u64, 0_u64, 0);
-    let set = |micros| door.limiter.clock().set(Timestamp::from_micros(micros));
+    let set = |micros| listener.limiter.clock().set(Timestamp::from_micros(micros));
     for arrival in 0..SECONDS * 1_000_000 / EVERY {
         let now = start + arrival * EVERY;
         while let Some(Reverse((done, number, came))) =
@@ -71,7 +71,7 @@ fn an_overloaded_upstream_is_at_most_four_times_slower() {
             }
         }
         set(now);
-        match held.ask(&door, GET) {
+        match held.ask(&listener, GET) {
             (number, Became::Held) => {
                 let Reverse(worker) = free.pop().unwrap();
                 let done = worker.max(now) + TAKES;
@@ -98,12 +98,12 @@ fn an_overloaded_upstream_is_at_most_four_times_slower() {
         "the slowest request took {slowest} us at the end"
     );
     let told = metric(
-        &door,
+        &listener,
         "tidegate_proxy_shed_total{upstream=\"app\",class=\"default\"}",
     );
     assert_eq!(told, shed);
-    assert_eq!(metric(&door, IN_FLIGHT), working.len() as u64);
-    let limit = metric(&door, LIMIT);
+    assert_eq!(metric(&listener, IN_FLIGHT), working.len() as u64);
+    let limit = metric(&listener, LIMIT);
     assert!((2..=4 * WORKERS as u64).contains(&limit), "{limit}");
 }
 
@@ -112,7 +112,7 @@ fn lower_classes_are_shed_first_and_shed_requests_are_not_charged() {
     let mut held = Held::start();
     let classes = ", classes: [{name: health, when: {path: /healthz}}, {name: batch, when: {header.x-kind: batch, ip: {cidr: 127.0.0.0/8}}, share: 50%}, {name: usual, when: {path: /**}, share: 75%}]";
     let rules = "rules: [{name: all, limits: [9/h], algorithm: fixed_window}]";
-    let door = before(&held, &fixed(4, classes), rules);
+    let listener = before(&held, &fixed(4, classes), rules);
     let batch = "GET / HTTP/1.1\r\nx-kind: batch\r\n";
     let health = "GET /healthz HTTP/1.1\r\n";
     let mut numbers = Vec::new();
@@ -125,7 +125,7 @@ fn lower_classes_are_shed_first_and_shed_requests_are_not_charged() {
         (health, true),
         (health, false),
     ] {
-        match held.ask(&door, request) {
+        match held.ask(&listener, request) {
             (number, Became::Held) => {
                 assert!(is_held, "{request}");
                 numbers.push(number);
@@ -133,10 +133,10 @@ fn lower_classes_are_shed_first_and_shed_requests_are_not_charged() {
             (_, Became::Answered(answer)) => assert_eq!((answer.status, is_held), (503, false)),
         }
     }
-    assert_eq!(metric(&door, IN_FLIGHT), 4);
+    assert_eq!(metric(&listener, IN_FLIGHT), 4);
     for class in ["batch", "usual", "health"] {
         let shed = format!("tidegate_proxy_shed_total{{upstream=\"app\",class=\"{class}\"}}");
-        assert_eq!(metric(&door, &shed), 1, "{class}");
+        assert_eq!(metric(&listener, &shed), 1, "{class}");
     }
     let last = numbers.pop().unwrap();
     for number in numbers {
@@ -147,7 +147,7 @@ fn lower_classes_are_shed_first_and_shed_requests_are_not_charged() {
         told.header("ratelimit").unwrap().contains("r=5"),
         "{told:?}"
     );
-    assert_eq!(metric(&door, IN_FLIGHT), 0);
+    assert_eq!(metric(&listener, IN_FLIGHT), 0);
     assert_eq!(held.upstream.heads().len(), 4);
 }
 
@@ -155,7 +155,7 @@ fn lower_classes_are_shed_first_and_shed_requests_are_not_charged() {
 fn an_ambiguous_request_does_not_escape_its_class() {
     let mut held = Held::start();
     let classes = ", classes: [{name: batch, when: {header.x-kind: batch}, share: 25%}, {name: usual, when: {path: /**}, share: 50%}]";
-    let door = before(&held, &fixed(4, classes), "");
+    let listener = before(&held, &fixed(4, classes), "");
     let long = format!("GET / HTTP/1.1\r\nx-kind: {}\r\n", "x".repeat(20_000));
     for unclear in [
         "GET /./x HTTP/1.1\r\n",
@@ -163,42 +163,42 @@ fn an_ambiguous_request_does_not_escape_its_class() {
         "GET / HTTP/1.1\r\nx-kind: batch\r\nx-kind: other\r\n",
         &long,
     ] {
-        let (_, Became::Answered(answer)) = held.ask(&door, unclear) else {
+        let (_, Became::Answered(answer)) = held.ask(&listener, unclear) else {
             panic!("{unclear} was forwarded");
         };
         assert_eq!(answer.status, 400, "{unclear}");
         answer.problem();
     }
-    assert_eq!(held.status(&door, GET, Span::ZERO), 200);
+    assert_eq!(held.status(&listener, GET, Span::ZERO), 200);
 }
 
 /// A slow upload gives the upstream no work, so it must not hold a concurrency slot.
 #[test]
 fn a_slow_upload_does_not_hold_a_slot() {
     let mut held = Held::start();
-    let door = before(&held, &fixed(1, ""), "");
-    let [mut silent, mut dripping] = [0; 2].map(|_| door.connect());
+    let listener = before(&held, &fixed(1, ""), "");
+    let [mut silent, mut dripping] = [0; 2].map(|_| listener.connect());
     let upload = "POST / HTTP/1.1\r\nhost: h\r\nx-number: 1000\r\ncontent-length: 3\r\n";
     silent.send(format!("{upload}expect: 100-continue\r\n\r\n"));
-    let _silent = until_waiting(&held, &door, 1);
+    let _silent = until_waiting(&held, &listener, 1);
     dripping.send(format!("{upload}\r\na"));
-    let _dripping = until_waiting(&held, &door, 2);
-    assert_eq!(held.status(&door, GET, Span::from_millis(5)), 200);
-    assert_eq!(metric(&door, IN_FLIGHT), 0);
+    let _dripping = until_waiting(&held, &listener, 2);
+    assert_eq!(held.status(&listener, GET, Span::from_millis(5)), 200);
+    assert_eq!(metric(&listener, IN_FLIGHT), 0);
     dripping.send("bc");
-    until(|| metric(&door, IN_FLIGHT) == 1);
-    let (_, Became::Answered(answer)) = held.ask(&door, GET) else {
+    until(|| metric(&listener, IN_FLIGHT) == 1);
+    let (_, Became::Answered(answer)) = held.ask(&listener, GET) else {
         panic!("a fully sent request holds a slot");
     };
     assert_eq!(answer.status, 503);
     drop((silent, dripping));
-    until(|| metric(&door, IN_FLIGHT) == 0);
+    until(|| metric(&listener, IN_FLIGHT) == 0);
 }
 
 /// Waits until the upstream has this many heads and no concurrency slot is in use. Returns the
 /// sender with which the last request can be answered.
-fn until_waiting(held: &Held, door: &Door, heads: usize) -> Sender<&'static str> {
-    until(|| held.upstream.heads().len() == heads && metric(door, IN_FLIGHT) == 0);
+fn until_waiting(held: &Held, listener: &TestListener, heads: usize) -> Sender<&'static str> {
+    until(|| held.upstream.heads().len() == heads && metric(listener, IN_FLIGHT) == 0);
     let Ok(Event::Arrived(_, answer)) = held.events.recv() else {
         panic!("it was answered");
     };
@@ -208,10 +208,10 @@ fn until_waiting(held: &Held, door: &Door, heads: usize) -> Sender<&'static str>
 #[test]
 fn a_shed_grpc_call_gets_a_grpc_status() {
     let mut held = Held::start();
-    let door = before(&held, &fixed(1, ""), "");
-    let (first, _) = held.ask(&door, GET);
+    let listener = before(&held, &fixed(1, ""), "");
+    let (first, _) = held.ask(&listener, GET);
     let call = "POST /pkg.Service/Method HTTP/1.1\r\ncontent-type: application/grpc\r\ncontent-length: 0\r\n";
-    let (_, Became::Answered(answer)) = held.ask(&door, call) else {
+    let (_, Became::Answered(answer)) = held.ask(&listener, call) else {
         panic!("there was a free slot");
     };
     assert_eq!(
@@ -225,14 +225,14 @@ fn a_shed_grpc_call_gets_a_grpc_status() {
 fn an_unreachable_upstream_lowers_its_limit() {
     let url = format!("http://{}", Upstream::nobody());
     let settings = "{algorithm: aimd, initial: 20, samples: 1, window: 1ms}";
-    let door = Door::open(&file(&url, settings, ""));
+    let listener = TestListener::open(&file(&url, settings, ""));
     for _ in 0..4 {
-        assert_eq!(door.get("/").status, 502);
-        let clock = door.limiter.clock();
+        assert_eq!(listener.get("/").status, 502);
+        let clock = listener.limiter.clock();
         clock.set(clock.now().after(Span::from_millis(10)));
     }
-    assert!(metric(&door, LIMIT) < 20);
-    assert_eq!(metric(&door, IN_FLIGHT), 0);
+    assert!(metric(&listener, LIMIT) < 20);
+    assert_eq!(metric(&listener, IN_FLIGHT), 0);
 }
 
 const STRETCHING: &str = "rules: [{name: each, key: [header.x-customer], limits: [1/d], algorithm: fixed_window, elastic: {by: 100%, when: {room.app: 'yes'}}}]";
@@ -244,9 +244,9 @@ fn customer(name: &str) -> String {
 #[test]
 fn an_elastic_rule_stretches_while_latency_is_low() {
     let mut held = Held::start();
-    let door = before(&held, "{samples: 1, room: {latency: 120%}}", STRETCHING);
+    let listener = before(&held, "{samples: 1, room: {latency: 120%}}", STRETCHING);
     let (usual, slow) = (Span::from_millis(100), Span::from_millis(130));
-    let mut ask = |request: &str, takes| held.status(&door, request, takes);
+    let mut ask = |request: &str, takes| held.status(&listener, request, takes);
     let early = customer("early");
     assert_eq!(
         [ask(&early, usual), ask(&early, usual)],
@@ -273,21 +273,24 @@ fn an_elastic_rule_stretches_while_latency_is_low() {
 fn an_elastic_rule_stretches_while_few_requests_are_in_flight() {
     let mut held = Held::start();
     let adaptive = fixed(4, ", room: {in_flight: 50%}");
-    let door = before(&held, &adaptive, STRETCHING);
+    let listener = before(&held, &adaptive, STRETCHING);
     let none = Span::ZERO;
     assert_eq!(
-        [0; 3].map(|_| held.status(&door, &customer("first"), none)),
+        [0; 3].map(|_| held.status(&listener, &customer("first"), none)),
         [200, 200, 429]
     );
-    let busy = [0; 2].map(|_| held.ask(&door, GET).0);
+    let busy = [0; 2].map(|_| held.ask(&listener, GET).0);
     // A client cannot claim headroom with its own headers.
     let claims = "GET / HTTP/1.1\r\nx-customer: second\r\nroom.app: yes\r\n";
-    assert_eq!([0; 2].map(|_| held.status(&door, claims, none)), [200, 429]);
+    assert_eq!(
+        [0; 2].map(|_| held.status(&listener, claims, none)),
+        [200, 429]
+    );
     for number in busy {
         held.release(number);
     }
     assert_eq!(
-        [0; 2].map(|_| held.status(&door, &customer("second"), none)),
+        [0; 2].map(|_| held.status(&listener, &customer("second"), none)),
         [200, 429]
     );
 }
@@ -297,8 +300,8 @@ fn a_reload_changes_the_limit_and_keeps_the_in_flight_count() {
     let mut held = Held::start();
     let url = held.upstream.url();
     let reloaded = Reloaded::open(&file(&url, &fixed(2, ""), ""));
-    let door = &reloaded.door;
-    let is_held = |held: &mut Held| match held.ask(door, GET) {
+    let listener = &reloaded.listener;
+    let is_held = |held: &mut Held| match held.ask(listener, GET) {
         (number, Became::Held) => Some(number),
         (_, Became::Answered(answer)) => {
             assert_eq!(answer.status, 503);
@@ -309,14 +312,17 @@ fn a_reload_changes_the_limit_and_keeps_the_in_flight_count() {
     assert_eq!(numbers.len(), 2);
     let class = ", classes: [{name: batch, when: {path: /batch}, share: 20%}]";
     reloaded.reload(&file(&url, &fixed(3, class), "")).unwrap();
-    assert_eq!((metric(door, LIMIT), metric(door, IN_FLIGHT)), (3, 2));
+    assert_eq!(
+        (metric(listener, LIMIT), metric(listener, IN_FLIGHT)),
+        (3, 2)
+    );
     numbers.extend((0..2).filter_map(|_| is_held(&mut held)));
     assert_eq!(numbers.len(), 3, "one more slot, and two are still held");
     let shed = "tidegate_proxy_shed_total{upstream=\"app\",class=\"default\"}";
-    assert_eq!(metric(door, shed), 2, "the counters are kept");
+    assert_eq!(metric(listener, shed), 2, "the counters are kept");
     // An invalid file changes nothing.
     assert!(reloaded.reload(&file(&url, &fixed(0, ""), "")).is_err());
-    assert_eq!(metric(door, LIMIT), 3);
+    assert_eq!(metric(listener, LIMIT), 3);
     let plain =
         format!("proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: '{url}'}}]}}\n");
     reloaded.reload(&plain).unwrap();

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use crate::{door::Door, upstream::Upstream};
+use crate::{listener::TestListener, upstream::Upstream};
 
 #[test]
 fn a_slow_request_head_times_out() {
     let upstream = Upstream::ok();
-    let door = Door::with(upstream.url(), "timeouts: {request_head: 200ms}");
-    let mut client = door.connect();
+    let listener = TestListener::with(upstream.url(), "timeouts: {request_head: 200ms}");
+    let mut client = listener.connect();
     client.send("GET / HTTP/1.1\r\nhost: h\r\n");
     let drip = client.clone_stream();
     std::thread::spawn(move || {
@@ -26,8 +26,8 @@ fn a_slow_request_head_times_out() {
 #[test]
 fn an_idle_client_connection_is_closed() {
     let upstream = Upstream::ok();
-    let door = Door::with(upstream.url(), "timeouts: {keep_alive: 100ms}");
-    let mut client = door.connect();
+    let listener = TestListener::with(upstream.url(), "timeouts: {keep_alive: 100ms}");
+    let mut client = listener.connect();
     assert_eq!(client.ask("GET", "/", &[], b"").status, 200);
     assert_eq!(client.until_closed(), "");
 }
@@ -35,8 +35,8 @@ fn an_idle_client_connection_is_closed() {
 #[test]
 fn a_stalled_request_body_is_408() {
     let upstream = Upstream::silent();
-    let door = Door::with(upstream.url(), "timeouts: {idle: 100ms}");
-    let mut client = door.connect();
+    let listener = TestListener::with(upstream.url(), "timeouts: {idle: 100ms}");
+    let mut client = listener.connect();
     client.send("POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 10\r\n\r\nhalf");
     let answer = client.read_answer(false);
     assert_eq!(
@@ -54,8 +54,8 @@ fn a_slow_request_body_is_accepted() {
         talk.until_closed();
     });
     // The upload takes longer than `timeouts.head`, which starts only when the upload is complete.
-    let door = Door::with(upstream.url(), "timeouts: {idle: 10s, head: 1s}");
-    let mut client = door.connect();
+    let listener = TestListener::with(upstream.url(), "timeouts: {idle: 10s, head: 1s}");
+    let mut client = listener.connect();
     client.send("POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 6\r\n\r\n");
     for _ in 0..6 {
         std::thread::park_timeout(Duration::from_millis(200));
@@ -67,8 +67,8 @@ fn a_slow_request_body_is_accepted() {
 #[test]
 fn a_too_large_body_is_413() {
     let upstream = Upstream::silent();
-    let door = Door::with(upstream.url(), "max_body: 10");
-    let mut client = door.connect();
+    let listener = TestListener::with(upstream.url(), "max_body: 10");
+    let mut client = listener.connect();
     client.send("POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 11\r\n\r\n");
     let answer = client.read_answer(false);
     assert_eq!(
@@ -77,7 +77,7 @@ fn a_too_large_body_is_413() {
     );
     assert_eq!(answer.problem(), "the body is over the maximum of 10 bytes");
     assert_eq!(upstream.connections(), 0, "rejected by its declared length");
-    let mut client = door.connect();
+    let mut client = listener.connect();
     client.send("POST / HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n8\r\n12345678\r\n3\r\n123\r\n");
     assert_eq!(client.read_answer(false).status, 413);
 }
@@ -85,9 +85,9 @@ fn a_too_large_body_is_413() {
 #[test]
 fn the_default_number_of_header_lines_is_accepted_and_one_more_is_431() {
     let upstream = Upstream::ok();
-    let door = Door::with(upstream.url(), "");
+    let listener = TestListener::with(upstream.url(), "");
     for (lines, status) in [(99, 200), (100, 431)] {
-        let mut client = door.connect();
+        let mut client = listener.connect();
         let headers = "a: b\r\n".repeat(lines);
         client.send_what_fits(format!("GET / HTTP/1.1\r\nhost: h\r\n{headers}\r\n"));
         assert_eq!(client.read_answer(false).status, status, "{lines}");
@@ -97,12 +97,12 @@ fn the_default_number_of_header_lines_is_accepted_and_one_more_is_431() {
 #[test]
 fn a_head_that_is_too_large_is_431() {
     let upstream = Upstream::ok();
-    let door = Door::with(upstream.url(), "max_head: 8KiB\nmax_headers: 10");
+    let listener = TestListener::with(upstream.url(), "max_head: 8KiB\nmax_headers: 10");
     for headers in [
         format!("a: {}\r\n", "x".repeat(20_000)),
         "a: b\r\n".repeat(11),
     ] {
-        let mut client = door.connect();
+        let mut client = listener.connect();
         client.send_what_fits(format!("GET / HTTP/1.1\r\nhost: h\r\n{headers}\r\n"));
         let answer = client.read_answer(false);
         assert_eq!(answer.status, 431);
@@ -112,7 +112,7 @@ fn a_head_that_is_too_large_is_431() {
         );
     }
     assert_eq!(upstream.connections(), 0);
-    let metrics = door.live.exposition();
+    let metrics = listener.live.exposition();
     let counted = "tidegate_proxy_rejected_total{status=\"431\"} 2\n";
     assert!(metrics.contains(counted), "{metrics}");
 }
@@ -121,8 +121,8 @@ fn a_head_that_is_too_large_is_431() {
 #[test]
 fn an_invalid_head_is_400() {
     let upstream = Upstream::ok();
-    let door = Door::before(upstream.url());
-    let mut client = door.connect();
+    let listener = TestListener::before(upstream.url());
+    let mut client = listener.connect();
     assert_eq!(client.ask("GET", "/", &[], b"").status, 200);
     client.send("GET / HTTP/1.1\r\nhost: h\r\n\r\nGET /a b HTTP/1.1\r\n\r\n");
     assert_eq!(client.read_answer(false).status, 200);
@@ -133,7 +133,7 @@ fn an_invalid_head_is_400() {
         "the head is not valid HTTP/1.1, or is ambiguous"
     );
     assert_eq!(client.until_closed(), "");
-    let metrics = door.live.exposition();
+    let metrics = listener.live.exposition();
     let counted = "tidegate_proxy_rejected_total{status=\"400\"} 1\n";
     assert!(metrics.contains(counted), "{metrics}");
 }
@@ -152,8 +152,8 @@ fn a_response_that_the_client_does_not_read_times_out() {
         }
         send.lock().unwrap().send(sent).unwrap();
     });
-    let door = Door::with(upstream.url(), "timeouts: {idle: 300ms}");
-    let mut client = door.connect();
+    let listener = TestListener::with(upstream.url(), "timeouts: {idle: 300ms}");
+    let mut client = listener.connect();
     client.send("GET / HTTP/1.1\r\nhost: h\r\n\r\n");
     let sent: usize = gone.recv_timeout(Duration::from_secs(30)).unwrap();
     assert!(sent < 50_000_000, "{sent} bytes are buffered");
@@ -162,35 +162,41 @@ fn a_response_that_the_client_does_not_read_times_out() {
 #[test]
 fn at_the_limit_the_longest_idle_connection_is_closed() {
     let upstream = Upstream::ok();
-    let door = Door::with(upstream.url(), "max_connections: 1");
-    let mut idle = door.connect();
+    let listener = TestListener::with(upstream.url(), "max_connections: 1");
+    let mut idle = listener.connect();
     assert_eq!(idle.ask("GET", "/", &[], b"").status, 200);
-    let mut at_work = door.connect();
+    let mut at_work = listener.connect();
     assert_eq!(at_work.ask("GET", "/", &[], b"").status, 200);
     assert_eq!(idle.until_closed(), "");
-    assert_eq!((door.listener.evicted(), door.listener.refused()), (1, 0));
+    assert_eq!(
+        (listener.listener.evicted(), listener.listener.refused()),
+        (1, 0)
+    );
 }
 
 #[test]
 fn at_the_limit_an_active_connection_is_not_closed() {
     let upstream = Upstream::silent();
-    let door = Door::with(upstream.url(), "max_connections: 1");
-    let mut at_work = door.connect();
+    let listener = TestListener::with(upstream.url(), "max_connections: 1");
+    let mut at_work = listener.connect();
     at_work.send("GET / HTTP/1.1\r\nhost: x\r\n\r\n");
     while upstream.connections() < 1 {
         std::thread::yield_now();
     }
-    assert_eq!(door.connect().until_closed(), "");
-    assert_eq!((door.listener.evicted(), door.listener.refused()), (0, 1));
+    assert_eq!(listener.connect().until_closed(), "");
+    assert_eq!(
+        (listener.listener.evicted(), listener.listener.refused()),
+        (0, 1)
+    );
 }
 
 #[test]
 fn a_client_cannot_exceed_its_connection_limit() {
     let upstream = Upstream::ok();
-    let door = Door::with(upstream.url(), "max_connections_per_client: 1");
-    let mut first = door.connect();
+    let listener = TestListener::with(upstream.url(), "max_connections_per_client: 1");
+    let mut first = listener.connect();
     assert_eq!(first.ask("GET", "/", &[], b"").status, 200);
-    assert_eq!(door.connect().until_closed(), "");
-    assert_eq!(door.listener.refused_to_client(), 1);
+    assert_eq!(listener.connect().until_closed(), "");
+    assert_eq!(listener.listener.refused_to_client(), 1);
     assert_eq!(first.ask("GET", "/", &[], b"").status, 200);
 }

@@ -16,7 +16,7 @@ use tokio_rustls::{
     },
 };
 
-use crate::{door::Door, upstream::Upstream};
+use crate::{listener::TestListener, upstream::Upstream};
 
 /// A certificate authority for servers and clients.
 type Authority = CertifiedIssuer<'static, KeyPair>;
@@ -41,9 +41,9 @@ fn authority(folder: &Path) -> Authority {
 
 /// Opens a proxy for clients with certificates of the authority in `folder`, limited to one request
 /// an hour per name.
-fn door(folder: &Path, upstream: &Upstream) -> Door {
+fn listener(folder: &Path, upstream: &Upstream) -> TestListener {
     let path = |name: &str| folder.join(name).display().to_string();
-    Door::open(&format!(
+    TestListener::open(&format!(
         "rules: [{{name: clients, key: [tls.client], limits: [1/h]}}]
 proxy:
   listen: 127.0.0.1:0
@@ -59,7 +59,7 @@ proxy:
 
 /// Sends a request with a client certificate for `name` and a header that claims another name.
 /// Returns the status line.
-async fn asked_as(door: &Door, authority: &Authority, name: &str) -> String {
+async fn asked_as(listener: &TestListener, authority: &Authority, name: &str) -> String {
     let key = KeyPair::generate().unwrap();
     let client = CertificateParams::new(vec![name.to_owned()]).unwrap();
     let client = client.signed_by(&key, authority).unwrap();
@@ -72,7 +72,7 @@ async fn asked_as(door: &Door, authority: &Authority, name: &str) -> String {
         .with_root_certificates(roots)
         .with_client_auth_cert(vec![client.der().clone()], key)
         .unwrap();
-    let stream = TcpStream::connect(door.listener.local_addr())
+    let stream = TcpStream::connect(listener.listener.local_addr())
         .await
         .unwrap();
     let server = ServerName::try_from("localhost").unwrap();
@@ -90,14 +90,14 @@ async fn clients_are_counted_by_the_names_in_their_certificates() {
     let folder = tempfile::tempdir().unwrap();
     let authority = authority(folder.path());
     let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
-    let door = door(folder.path(), &upstream);
+    let listener = listener(folder.path(), &upstream);
     for (name, status) in [
         ("billing.test", "200 OK"),
         ("Billing.test", "429 Too Many Requests"),
         ("search.test", "200 OK"),
         ("search.test", "429 Too Many Requests"),
     ] {
-        let line = asked_as(&door, &authority, name).await;
+        let line = asked_as(&listener, &authority, name).await;
         assert_eq!(line, format!("HTTP/1.1 {status}"), "{name}");
     }
 }

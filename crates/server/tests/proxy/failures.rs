@@ -3,15 +3,15 @@
 
 use crate::{
     client::Answer,
-    door::Door,
+    listener::TestListener,
     upstream::{Talk, Upstream},
 };
 
 /// Returns the response that a client gets when the upstream behaves like `conduct`.
 fn answer_of(conduct: impl Fn(&mut Talk) + Send + Sync + 'static) -> Answer {
     let upstream = Upstream::start(conduct);
-    let door = Door::with(upstream.url(), "timeouts: {head: 100ms, idle: 100ms}");
-    let answer = door.get("/");
+    let listener = TestListener::with(upstream.url(), "timeouts: {head: 100ms, idle: 100ms}");
+    let answer = listener.get("/");
     assert!(
         !answer.body.contains(&upstream.address.port().to_string()),
         "an address is revealed: {answer:?}"
@@ -22,14 +22,14 @@ fn answer_of(conduct: impl Fn(&mut Talk) + Send + Sync + 'static) -> Answer {
 #[test]
 fn a_refused_connection_is_502() {
     let nobody = Upstream::nobody();
-    let answer = Door::before(format!("http://{nobody}")).get("/");
+    let answer = TestListener::before(format!("http://{nobody}")).get("/");
     assert_eq!(answer.status, 502);
     assert_eq!(answer.problem(), "the service cannot be reached");
 }
 
 #[test]
 fn an_unresolvable_name_is_502() {
-    let answer = Door::with("http://no..where", "timeouts: {connect: 20s}").get("/");
+    let answer = TestListener::with("http://no..where", "timeouts: {connect: 20s}").get("/");
     assert_eq!(answer.status, 502);
     assert!(!answer.body.contains("no..where"), "{answer:?}");
 }
@@ -99,15 +99,15 @@ fn too_many_interim_responses_are_502() {
             talk.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
         }
     });
-    let door = Door::before(upstream.url());
-    assert_eq!(door.get(&format!("/{MOST}")).status, 200);
+    let listener = TestListener::before(upstream.url());
+    assert_eq!(listener.get(&format!("/{MOST}")).status, 200);
     // The count starts again with each request.
-    assert_eq!(door.get(&format!("/{MOST}")).status, 200);
+    assert_eq!(listener.get(&format!("/{MOST}")).status, 200);
     assert_eq!(upstream.connections(), 1);
     for count in [MOST + 1, 20_000] {
-        assert_eq!(door.get(&format!("/{count}")).status, 502, "{count}");
+        assert_eq!(listener.get(&format!("/{count}")).status, 502, "{count}");
     }
-    let text = door.live.exposition();
+    let text = listener.live.exposition();
     let counted = r#"tidegate_proxy_failures_total{upstream="app",failure="bad_answer"} 2"#;
     assert!(text.contains(counted), "{text}");
 }
@@ -118,7 +118,7 @@ fn a_connection_closed_without_a_response_is_502_and_not_retried() {
         talk.head();
         talk.close();
     });
-    let answer = Door::before(upstream.url()).get("/");
+    let answer = TestListener::before(upstream.url()).get("/");
     assert_eq!(answer.status, 502);
     assert_eq!(upstream.heads().len(), 1);
 }
@@ -174,8 +174,8 @@ fn a_body_shorter_than_its_length_aborts_the_response() {
             talk.send(format!("HTTP/1.1 200 OK\r\n{begins}\r\n{piece}"));
             conduct(talk);
         });
-        let door = Door::with(upstream.url(), "timeouts: {idle: 100ms}");
-        let mut client = door.connect();
+        let listener = TestListener::with(upstream.url(), "timeouts: {idle: 100ms}");
+        let mut client = listener.connect();
         client.send("GET / HTTP/1.1\r\nhost: h\r\n\r\n");
         let answer = client.until_closed();
         assert!(answer.contains("half"), "{answer}");
@@ -183,7 +183,7 @@ fn a_body_shorter_than_its_length_aborts_the_response() {
             !answer.ends_with("0\r\n\r\n"),
             "a truncated response looks complete: {answer}"
         );
-        let (metrics, url) = (door.live.exposition(), upstream.url());
+        let (metrics, url) = (listener.live.exposition(), upstream.url());
         let counted = format!(
             "tidegate_proxy_broken_answers_total{{upstream=\"app\",address=\"{url}\",failure=\"{failure}\"}} 1\n"
         );
@@ -198,8 +198,8 @@ fn bytes_after_a_body_are_not_the_next_response() {
             talk.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nokHTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\npoison");
         }
     });
-    let door = Door::before(upstream.url());
-    let mut client = door.connect();
+    let listener = TestListener::before(upstream.url());
+    let mut client = listener.connect();
     for _ in 0..5 {
         let answer = client.ask("GET", "/", &[], b"");
         assert_ne!(answer.body, "poison");
@@ -216,8 +216,8 @@ fn a_protocol_switch_before_the_end_of_the_request_is_502() {
         );
         talk.until_closed();
     });
-    let door = Door::before(upstream.url());
-    let mut client = door.connect();
+    let listener = TestListener::before(upstream.url());
+    let mut client = listener.connect();
     client.send("POST / HTTP/1.1\r\nhost: h\r\nconnection: upgrade\r\nupgrade: echo\r\ncontent-length: 6\r\n\r\nabc");
     assert_eq!(client.read_answer(false).status, 502);
 }
@@ -235,8 +235,8 @@ fn an_unexpected_body_closes_the_connection() {
             ));
         }
     });
-    let door = Door::before(upstream.url());
-    let mut client = door.connect();
+    let listener = TestListener::before(upstream.url());
+    let mut client = listener.connect();
     for _ in 0..3 {
         assert_eq!(client.ask("HEAD", "/", &[], b"").status, 200);
         assert_eq!(client.ask("GET", "/", &[], b"").status, 200);

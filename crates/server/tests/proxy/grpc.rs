@@ -11,7 +11,9 @@ use tonic_reflection::pb::v1::{
     server_reflection_response::MessageResponse,
 };
 
-use crate::{door::Door, grpc_client::Client, upstream::Upstream, upstream_http2::before_grpc};
+use crate::{
+    grpc_client::Client, listener::TestListener, upstream::Upstream, upstream_http2::before_grpc,
+};
 
 const CHECK: &str = "/grpc.health.v1.Health/Check";
 const REFLECTION: &str = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
@@ -34,8 +36,8 @@ struct Health {
 const SERVING: Health = Health { status: 1 };
 
 /// Opens a server whose gRPC services are the upstream; its own upstream is never used.
-fn behind() -> Door {
-    Door::before("http://127.0.0.1:1")
+fn behind() -> TestListener {
+    TestListener::before("http://127.0.0.1:1")
 }
 
 async fn check(client: &mut Client, service: &str) -> Result<Health, Status> {
@@ -47,8 +49,8 @@ async fn check(client: &mut Client, service: &str) -> Result<Health, Status> {
 #[tokio::test]
 async fn calls_and_their_errors_are_forwarded() {
     let behind = behind();
-    let door = before_grpc(&behind, "");
-    let mut client = Client::connect(door.listener.local_addr()).await;
+    let listener = before_grpc(&behind, "");
+    let mut client = Client::connect(listener.listener.local_addr()).await;
     assert_eq!(check(&mut client, "").await.unwrap(), SERVING);
     // A trailers-only response carries the status in its head.
     let unknown = check(&mut client, "no.such.Service").await.unwrap_err();
@@ -62,8 +64,8 @@ async fn calls_and_their_errors_are_forwarded() {
 #[tokio::test]
 async fn a_bidirectional_stream_is_forwarded_message_by_message() {
     let behind = behind();
-    let door = before_grpc(&behind, "");
-    let mut client = Client::connect(door.listener.local_addr()).await;
+    let listener = before_grpc(&behind, "");
+    let mut client = Client::connect(listener.listener.local_addr()).await;
     let (ask, asked) = unbounded_channel();
     let asked = stream::unfold(asked, |mut asked| async {
         Some((asked.recv().await?, asked))
@@ -97,8 +99,8 @@ async fn a_bidirectional_stream_is_forwarded_message_by_message() {
 async fn a_denial_is_resource_exhausted_and_does_not_reach_the_service() {
     let behind = behind();
     let rules = "rules: [{name: checks, when: {path: /grpc.health.v1.Health/*}, limits: [2/h], algorithm: fixed_window}]";
-    let door = before_grpc(&behind, rules);
-    let mut client = Client::connect(door.listener.local_addr()).await;
+    let listener = before_grpc(&behind, rules);
+    let mut client = Client::connect(listener.listener.local_addr()).await;
     for _ in 0..2 {
         assert_eq!(check(&mut client, "").await.unwrap(), SERVING);
     }
@@ -108,17 +110,17 @@ async fn a_denial_is_resource_exhausted_and_does_not_reach_the_service() {
     let retry = denied.metadata().get("retry-after").unwrap();
     assert!(retry.to_str().unwrap().parse::<u32>().unwrap() > 0);
     let answers = "tidegate_proxy_answers_total{upstream=\"grpc\",status=\"2xx\"} 2\n";
-    let metrics = door.live.exposition();
+    let metrics = listener.live.exposition();
     assert!(metrics.contains(answers), "{metrics}");
 }
 
 #[tokio::test]
 async fn an_unreachable_service_is_unavailable() {
     let address = Upstream::nobody();
-    let door = Door::open(&format!(
+    let listener = TestListener::open(&format!(
         "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: grpc, http2: true, urls: 'http://{address}'}}]}}\n"
     ));
-    let mut client = Client::connect(door.listener.local_addr()).await;
+    let mut client = Client::connect(listener.listener.local_addr()).await;
     let refused = check(&mut client, "").await.unwrap_err();
     assert_eq!(refused.code(), Code::Unavailable, "{refused:?}");
     assert_eq!(refused.message(), "the service cannot be reached");

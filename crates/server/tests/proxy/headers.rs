@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use crate::{client::Client, door::Door, upstream::Upstream};
+use crate::{client::Client, listener::TestListener, upstream::Upstream};
 
 /// Returns the header lines that reach the upstream, sorted, without the request line.
 fn told(settings: &str, identity: &str, headers: &[(&str, &str)]) -> Vec<String> {
@@ -11,8 +11,8 @@ fn told(settings: &str, identity: &str, headers: &[(&str, &str)]) -> Vec<String>
         "{identity}\nproxy:\n  listen: 127.0.0.1:0\n  {settings}\n  upstreams: [{{name: app, urls: [\"{}\"]}}]\n",
         upstream.url()
     );
-    let door = Door::open(&text);
-    assert_eq!(door.connect().ask("GET", "/", headers, b"").status, 200);
+    let listener = TestListener::open(&text);
+    assert_eq!(listener.connect().ask("GET", "/", headers, b"").status, 200);
     let head = &upstream.heads()[0];
     let mut lines: Vec<String> = head.lines().skip(1).map(str::to_owned).collect();
     lines.retain(|line| line != "content-length: 0");
@@ -43,9 +43,12 @@ fn an_untrusted_client_cannot_set_its_address() {
 #[test]
 fn host_is_the_first_header_line() {
     let upstream = Upstream::ok();
-    let door = Door::before(upstream.url());
+    let listener = TestListener::before(upstream.url());
     let headers = [("a", "1"), ("host", "h.example"), ("b", "2")];
-    assert_eq!(door.connect().ask("GET", "/", &headers, b"").status, 200);
+    assert_eq!(
+        listener.connect().ask("GET", "/", &headers, b"").status,
+        200
+    );
     let heads = upstream.heads();
     assert_eq!(heads[0].lines().nth(1), Some("host: h.example"));
     assert_eq!(heads[0].matches("host: ").count(), 2, "{}", heads[0]);
@@ -103,8 +106,8 @@ fn hop_by_hop_response_headers_are_not_forwarded() {
     let upstream = Upstream::answering(
         "HTTP/1.1 200 OK\r\nconnection: x-hop, keep-alive\r\nx-hop: 1\r\nkeep-alive: timeout=5\r\nupgrade: h2c\r\nproxy-authenticate: Basic\r\nset-cookie: a=1\r\nset-cookie: b=2\r\ncontent-length: 0\r\n\r\n",
     );
-    let door = Door::before(upstream.url());
-    let mut client = door.connect();
+    let listener = TestListener::before(upstream.url());
+    let mut client = listener.connect();
     client.send("GET / HTTP/1.1\r\nhost: h\r\n\r\n");
     let head = client.read_until("\r\n\r\n");
     for gone in [
@@ -125,8 +128,8 @@ fn hop_by_hop_response_headers_are_not_forwarded() {
 #[test]
 fn the_host_of_an_absolute_target_wins_over_the_host_header() {
     let upstream = Upstream::ok();
-    let door = Door::before(upstream.url());
-    let mut client = door.connect();
+    let listener = TestListener::before(upstream.url());
+    let mut client = listener.connect();
     client.send("GET http://other.example/p?q HTTP/1.1\r\nhost: h.example\r\n\r\n");
     client.read_until("\r\n\r\n");
     let head = &upstream.heads()[0];
@@ -149,8 +152,8 @@ fn via_lists_the_proxies_of_a_message() {
         ),
         ("via: off", Some("1.0 other"), None),
     ] {
-        let door = Door::with(upstream.url(), setting);
-        let mut client = door.connect();
+        let listener = TestListener::with(upstream.url(), setting);
+        let mut client = listener.connect();
         client.send("GET / HTTP/1.1\r\nhost: h\r\nvia: 1.0 other\r\n\r\n");
         let head = client.read_until("\r\n\r\n");
         let via: Vec<_> = head
@@ -181,8 +184,8 @@ fn a_request_in_a_proxy_loop_is_rejected() {
             talk.send(format!("HTTP/1.1 {status} X\r\ncontent-length: 0\r\n\r\n"));
         }
     });
-    let door = Door::before(upstream.url());
-    ring.set(door.listener.local_addr()).unwrap();
-    assert_eq!(door.get("/").status, 508);
+    let listener = TestListener::before(upstream.url());
+    ring.set(listener.listener.local_addr()).unwrap();
+    assert_eq!(listener.get("/").status, 508);
     assert_eq!(upstream.heads().len(), 4);
 }

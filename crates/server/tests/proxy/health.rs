@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use crate::{door::Door, upstream::Upstream};
+use crate::{listener::TestListener, upstream::Upstream};
 
 const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 const UNWELL: &str = "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n";
@@ -24,17 +24,17 @@ fn moody() -> (Upstream, Arc<AtomicBool>) {
 }
 
 /// Opens a proxy in front of one upstream with these endpoints.
-fn before(addresses: [&Upstream; 2], settings: &str) -> Door {
+fn before(addresses: [&Upstream; 2], settings: &str) -> TestListener {
     let [one, other] = addresses.map(Upstream::url);
-    Door::open(&format!(
+    TestListener::open(&format!(
         "proxy:\n  listen: 127.0.0.1:0\n  upstreams: [{{name: app, urls: [\"{one}\", \"{other}\"], {settings}}}]\n"
     ))
 }
 
-fn is_up(door: &Door, upstream: &Upstream) -> bool {
+fn is_up(listener: &TestListener, upstream: &Upstream) -> bool {
     let url = upstream.url();
     let line = format!("tidegate_proxy_address_up{{upstream=\"app\",address=\"{url}\"}} 1\n");
-    door.live.exposition().contains(&line)
+    listener.live.exposition().contains(&line)
 }
 
 /// Waits until `is_so` holds; panics if it never does.
@@ -51,12 +51,12 @@ pub(crate) fn until(is_so: impl Fn() -> bool) {
 #[test]
 fn a_failing_endpoint_is_ejected() {
     let (well, (moody, _)) = (Upstream::answering(OK), moody());
-    let door = before([&well, &moody], "eject: {failures: 2, for: 1d}");
-    let statuses: Vec<u16> = (0..20).map(|_| door.get("/").status).collect();
+    let listener = before([&well, &moody], "eject: {failures: 2, for: 1d}");
+    let statuses: Vec<u16> = (0..20).map(|_| listener.get("/").status).collect();
     assert_eq!(statuses.iter().filter(|status| **status == 502).count(), 2);
     assert_eq!((moody.heads().len(), well.heads().len()), (2, 18));
-    assert!(is_up(&door, &well) && !is_up(&door, &moody));
-    let metrics = door.live.exposition();
+    assert!(is_up(&listener, &well) && !is_up(&listener, &moody));
+    let metrics = listener.live.exposition();
     let ejected = format!(
         "tidegate_proxy_ejections_total{{upstream=\"app\",address=\"{}\"}} 1\n",
         moody.url()
@@ -67,25 +67,25 @@ fn a_failing_endpoint_is_ejected() {
 #[test]
 fn an_ejected_endpoint_is_readmitted() {
     let (well, (moody, told)) = (Upstream::answering(OK), moody());
-    let door = before([&well, &moody], "eject: {failures: 1, for: 50ms}");
-    while door.get("/").status == 200 {}
+    let listener = before([&well, &moody], "eject: {failures: 1, for: 50ms}");
+    while listener.get("/").status == 200 {}
     told.store(true, Ordering::SeqCst);
-    until(|| is_up(&door, &moody));
+    until(|| is_up(&listener, &moody));
     let before = moody.heads().len();
-    assert!((0..4).all(|_| door.get("/").status == 200));
+    assert!((0..4).all(|_| listener.get("/").status == 200));
     assert_eq!(moody.heads().len(), before + 2);
 }
 
 #[test]
 fn all_endpoints_stay_in_use_if_all_are_ejected() {
     let ((one, one_told), (other, other_told)) = (moody(), moody());
-    let door = before([&one, &other], "eject: {failures: 1, for: 1d}");
-    assert!((0..4).all(|_| door.get("/").status == 502));
-    assert!(!is_up(&door, &one) && !is_up(&door, &other));
+    let listener = before([&one, &other], "eject: {failures: 1, for: 1d}");
+    assert!((0..4).all(|_| listener.get("/").status == 502));
+    assert!(!is_up(&listener, &one) && !is_up(&listener, &other));
     for told in [one_told, other_told] {
         told.store(true, Ordering::SeqCst);
     }
-    assert!((0..4).all(|_| door.get("/").status == 200));
+    assert!((0..4).all(|_| listener.get("/").status == 200));
 }
 
 #[test]
@@ -101,8 +101,8 @@ fn an_endpoint_with_failing_health_checks_is_unused_until_it_recovers() {
     });
     let well = Upstream::answering(OK);
     let check = "health: {path: /healthz, interval: 10ms, timeout: 20s, healthy_after: 2, unhealthy_after: 2}";
-    let door = before([&well, &sick], check);
-    until(|| !is_up(&door, &sick));
+    let listener = before([&well, &sick], check);
+    until(|| !is_up(&listener, &sick));
     let asked = || {
         let heads = sick.heads();
         heads
@@ -110,13 +110,13 @@ fn an_endpoint_with_failing_health_checks_is_unused_until_it_recovers() {
             .filter(|head| head.starts_with("GET / "))
             .count()
     };
-    assert!((0..6).all(|_| door.get("/").status == 200));
+    assert!((0..6).all(|_| listener.get("/").status == 200));
     assert_eq!(asked(), 0);
     told.store(true, Ordering::SeqCst);
-    until(|| is_up(&door, &sick));
-    assert!((0..6).all(|_| door.get("/").status == 200));
+    until(|| is_up(&listener, &sick));
+    assert!((0..6).all(|_| listener.get("/").status == 200));
     assert_eq!(asked(), 3);
-    let metrics = door.live.exposition();
+    let metrics = listener.live.exposition();
     let good = format!("address=\"{}\",result=\"good\"", well.url());
     assert!(metrics.contains(&good), "{metrics}");
 }
@@ -125,12 +125,12 @@ fn an_endpoint_with_failing_health_checks_is_unused_until_it_recovers() {
 fn a_failure_is_counted_even_if_another_endpoint_answers() {
     let well = Upstream::answering(OK);
     let nobody = Upstream::nobody();
-    let door = Door::open(&format!(
+    let listener = TestListener::open(&format!(
         "proxy:\n  listen: 127.0.0.1:0\n  upstreams: [{{name: app, urls: [\"http://{nobody}\", \"{}\"]}}]\n",
         well.url()
     ));
-    assert_eq!(door.get("/").status, 200);
-    let metrics = door.live.exposition();
+    assert_eq!(listener.get("/").status, 200);
+    let metrics = listener.live.exposition();
     let failed = format!(
         "tidegate_proxy_address_failures_total{{upstream=\"app\",address=\"http://{nobody}\",failure=\"unreachable\"}} 1\n"
     );

@@ -11,7 +11,7 @@ use tidegate_core::Span;
 
 use crate::{
     client::{Answer, Client},
-    door::Door,
+    listener::TestListener,
     upstream::Upstream,
 };
 
@@ -71,13 +71,13 @@ impl Held {
         }
     }
 
-    /// Sends a request to `door`. `request` is its beginning: method, path and headers. Waits until
+    /// Sends a request to `listener`. `request` is its beginning: method, path and headers. Waits until
     /// the upstream has received it or the client has a response.
-    pub(crate) fn ask(&mut self, door: &Door, request: &str) -> (usize, Became) {
+    pub(crate) fn ask(&mut self, listener: &TestListener, request: &str) -> (usize, Became) {
         let number = self.next;
         self.next += 1;
         self.idle.extend(self.back.1.try_iter());
-        let mut client = self.idle.pop().unwrap_or_else(|| door.connect());
+        let mut client = self.idle.pop().unwrap_or_else(|| listener.connect());
         client.send(format!("{request}x-number: {number}\r\nhost: h\r\n\r\n"));
         let (told, back) = (self.told.clone(), self.back.0.clone());
         spawn(move || {
@@ -100,11 +100,11 @@ impl Held {
 
     /// Returns the status of the response to `request`. If it reaches the upstream, the upstream
     /// answers with 200 after `takes`.
-    pub(crate) fn status(&mut self, door: &Door, request: &str, takes: Span) -> u16 {
-        match self.ask(door, request) {
+    pub(crate) fn status(&mut self, listener: &TestListener, request: &str, takes: Span) -> u16 {
+        match self.ask(listener, request) {
             (_, Became::Answered(answer)) => answer.status,
             (number, Became::Held) => {
-                let clock = door.limiter.clock();
+                let clock = listener.limiter.clock();
                 clock.set(clock.now().after(takes));
                 self.release(number).status
             }

@@ -16,7 +16,7 @@ use tokio_rustls::{
     rustls::{ClientConfig, RootCertStore, crypto::ring::default_provider, pki_types::ServerName},
 };
 
-use crate::{door::Door, upstream::Upstream};
+use crate::{listener::TestListener, upstream::Upstream};
 
 type Client = http2::SendRequest<Full<Bytes>>;
 
@@ -31,8 +31,8 @@ where
     client
 }
 
-async fn in_the_clear(door: &Door) -> Client {
-    let stream = TcpStream::connect(door.listener.local_addr()).await;
+async fn in_the_clear(listener: &TestListener) -> Client {
+    let stream = TcpStream::connect(listener.listener.local_addr()).await;
     connect(stream.unwrap()).await
 }
 
@@ -54,8 +54,8 @@ async fn cleartext_http2_reaches_an_http1_upstream() {
     let upstream = Upstream::answering(
         "HTTP/1.1 200 OK\r\nconnection: x-hop\r\nx-hop: 1\r\nx-kept: 2\r\ncontent-length: 2\r\n\r\nok",
     );
-    let door = Door::before(upstream.url());
-    let mut client = in_the_clear(&door).await;
+    let listener = TestListener::before(upstream.url());
+    let mut client = in_the_clear(&listener).await;
     let request = get("/p?q")
         .header("cookie", "a=1")
         .header("cookie", "b=2")
@@ -88,8 +88,8 @@ async fn many_requests_share_a_connection() {
             ));
         }
     });
-    let door = Door::before(upstream.url());
-    let client = in_the_clear(&door).await;
+    let listener = TestListener::before(upstream.url());
+    let client = in_the_clear(&listener).await;
     let asked = (0..100).map(|number| {
         let mut client = client.clone();
         tokio::spawn(async move {
@@ -102,7 +102,7 @@ async fn many_requests_share_a_connection() {
     for asked in asked.collect::<Vec<_>>() {
         asked.await.unwrap();
     }
-    assert_eq!(door.listener.accepted(), 1);
+    assert_eq!(listener.listener.accepted(), 1);
 }
 
 #[tokio::test]
@@ -115,8 +115,8 @@ async fn bodies_and_trailers_are_forwarded_both_ways() {
         talk.send("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ntrailer: x-total\r\n\r\n2\r\nho\r\n0\r\nx-total: 9\r\ncontent-length: 9\r\n\r\n");
         talk.until_closed();
     });
-    let door = Door::before(upstream.url());
-    let stream = TcpStream::connect(door.listener.local_addr()).await;
+    let listener = TestListener::before(upstream.url());
+    let stream = TcpStream::connect(listener.listener.local_addr()).await;
     let (mut client, connection) =
         http2::handshake(TokioExecutor::new(), TokioIo::new(stream.unwrap()))
             .await
@@ -144,8 +144,8 @@ async fn bodies_and_trailers_are_forwarded_both_ways() {
 #[tokio::test]
 async fn no_content_has_no_length() {
     let upstream = Upstream::answering("HTTP/1.1 204 No Content\r\ncontent-length: 6\r\n\r\n");
-    let door = Door::before(upstream.url());
-    let mut client = in_the_clear(&door).await;
+    let listener = TestListener::before(upstream.url());
+    let mut client = in_the_clear(&listener).await;
     let request = get("/").body(Full::default()).unwrap();
     let (status, headers, body) = ask(&mut client, request).await;
     assert_eq!((status, &*body), (204, ""));
@@ -154,8 +154,8 @@ async fn no_content_has_no_length() {
 
 #[tokio::test]
 async fn failures_are_responses_over_http2() {
-    let door = Door::with(format!("http://{}", Upstream::nobody()), "max_body: 4");
-    let mut client = in_the_clear(&door).await;
+    let listener = TestListener::with(format!("http://{}", Upstream::nobody()), "max_body: 4");
+    let mut client = in_the_clear(&listener).await;
     let request = get("/").body(Full::default()).unwrap();
     assert_eq!(ask(&mut client, request).await.0, 502);
     let request = get("/").method("POST").body(Full::from("hello"));
@@ -165,11 +165,11 @@ async fn failures_are_responses_over_http2() {
 #[tokio::test]
 async fn an_idle_connection_is_closed() {
     let upstream = Upstream::ok();
-    let door = Door::with(
+    let listener = TestListener::with(
         upstream.url(),
         "timeouts: {keep_alive: 100ms, request_head: 100ms}",
     );
-    let mut client = in_the_clear(&door).await;
+    let mut client = in_the_clear(&listener).await;
     let request = get("/").body(Full::default()).unwrap();
     assert_eq!(ask(&mut client, request).await.0, 200);
     let patience = Duration::from_secs(20);
@@ -184,9 +184,9 @@ async fn an_idle_connection_is_closed() {
 #[tokio::test]
 async fn a_client_that_stalls_in_the_preface_is_disconnected() {
     let upstream = Upstream::ok();
-    let door = Door::with(upstream.url(), "timeouts: {request_head: 100ms}");
+    let listener = TestListener::with(upstream.url(), "timeouts: {request_head: 100ms}");
     for octets in ["", "P", "PRI * HTTP/2.0\r\n\r\nSM"] {
-        let stream = TcpStream::connect(door.listener.local_addr()).await;
+        let stream = TcpStream::connect(listener.listener.local_addr()).await;
         let mut stream = stream.unwrap();
         stream.write_all(octets.as_bytes()).await.unwrap();
         assert!(is_ended(&mut stream).await, "left open after {octets:?}");
@@ -204,13 +204,13 @@ fn a_shutdown_does_not_wait_for_silent_clients() {
         patient.to_owned(),
         format!("{patient}\n{}", settings(folder.path())),
     ] {
-        let door = Door::with(upstream.url(), &settings);
-        let silent = door.connect();
-        while door.listener.open() == 0 {
+        let listener = TestListener::with(upstream.url(), &settings);
+        let silent = listener.connect();
+        while listener.listener.open() == 0 {
             std::thread::yield_now();
         }
         assert_eq!(
-            door.shut_down(),
+            listener.shut_down(),
             0,
             "the connection was cut off instead of closed"
         );
@@ -223,11 +223,11 @@ fn a_shutdown_does_not_wait_for_silent_clients() {
 #[tokio::test]
 async fn a_response_that_its_client_does_not_read_is_aborted() {
     let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
-    let door = Door::open(&format!(
+    let listener = TestListener::open(&format!(
         "proxy: {{listen: '127.0.0.1:0', timeouts: {{idle: 200ms}}, upstreams: [{{name: app, max_connections: 1, urls: '{}'}}]}}\n",
         upstream.url()
     ));
-    let stream = TcpStream::connect(door.listener.local_addr()).await;
+    let stream = TcpStream::connect(listener.listener.local_addr()).await;
     let (mut client, connection) = http2::Builder::new(TokioExecutor::new())
         .initial_stream_window_size(0)
         .handshake(TokioIo::new(stream.unwrap()))
@@ -241,7 +241,7 @@ async fn a_response_that_its_client_does_not_read_is_aborted() {
     let body = tokio::time::timeout(Duration::from_secs(20), body).await;
     assert!(body.unwrap().is_err(), "the body could not arrive");
     // The only upstream connection is free again, and the client's connection still works.
-    let mut other = in_the_clear(&door).await;
+    let mut other = in_the_clear(&listener).await;
     let request = get("/").body(Full::default()).unwrap();
     assert_eq!(ask(&mut other, request).await.2, "ok");
     let request = get("/").body(Full::default()).unwrap();
@@ -253,11 +253,11 @@ async fn a_response_that_its_client_does_not_read_is_aborted() {
 #[tokio::test]
 async fn a_connection_whose_client_does_not_read_the_end_of_a_response_is_closed() {
     let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
-    let door = Door::with(
+    let listener = TestListener::with(
         upstream.url(),
         "timeouts: {idle: 200ms, keep_alive: 100ms, request_head: 100ms}",
     );
-    let stream = TcpStream::connect(door.listener.local_addr()).await;
+    let stream = TcpStream::connect(listener.listener.local_addr()).await;
     let (mut client, connection) = http2::Builder::new(TokioExecutor::new())
         .initial_stream_window_size(1)
         .handshake(TokioIo::new(stream.unwrap()))
@@ -275,8 +275,8 @@ async fn a_connection_whose_client_does_not_read_the_end_of_a_response_is_closed
 #[tokio::test]
 async fn header_lines_are_limited_and_content_length_is_one_number() {
     let upstream = Upstream::ok();
-    let door = Door::with(upstream.url(), "max_headers: 20");
-    let mut client = in_the_clear(&door).await;
+    let listener = TestListener::with(upstream.url(), "max_headers: 20");
+    let mut client = in_the_clear(&listener).await;
     let with_lines = |count: usize| {
         let request = (0..count).fold(get("/"), |request, at| {
             request.header(format!("a{at}"), "b")
@@ -341,7 +341,7 @@ fn settings(folder: &Path) -> String {
 }
 
 async fn tls(
-    door: &Door,
+    listener: &TestListener,
     roots: &RootCertStore,
     protocol: &str,
 ) -> std::io::Result<TlsStream<TcpStream>> {
@@ -351,7 +351,7 @@ async fn tls(
         .with_root_certificates(roots.clone())
         .with_no_client_auth();
     config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
-    let stream = TcpStream::connect(door.listener.local_addr()).await?;
+    let stream = TcpStream::connect(listener.listener.local_addr()).await?;
     let name = ServerName::try_from("localhost").unwrap();
     TlsConnector::from(Arc::new(config))
         .connect(name, stream)
@@ -363,12 +363,12 @@ async fn alpn_selects_the_http_version() {
     let folder = tempfile::tempdir().unwrap();
     let roots = issue(folder.path());
     let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
-    let door = Door::with(upstream.url(), &settings(folder.path()));
-    let mut client = connect(tls(&door, &roots, "h2").await.unwrap()).await;
+    let listener = TestListener::with(upstream.url(), &settings(folder.path()));
+    let mut client = connect(tls(&listener, &roots, "h2").await.unwrap()).await;
     let request = get("/").body(Full::default()).unwrap();
     assert_eq!(ask(&mut client, request).await.2, "ok");
 
-    let mut stream = tls(&door, &roots, "http/1.1").await.unwrap();
+    let mut stream = tls(&listener, &roots, "http/1.1").await.unwrap();
     stream
         .write_all(b"GET / HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n")
         .await
@@ -386,12 +386,12 @@ async fn a_renewed_certificate_is_used_for_new_connections() {
     let folder = tempfile::tempdir().unwrap();
     let old = issue(folder.path());
     let upstream = Upstream::ok();
-    let door = Door::with(upstream.url(), &settings(folder.path()));
-    let mut client = connect(tls(&door, &old, "h2").await.unwrap()).await;
+    let listener = TestListener::with(upstream.url(), &settings(folder.path()));
+    let mut client = connect(tls(&listener, &old, "h2").await.unwrap()).await;
     let new = issue(folder.path());
-    door.tls.as_ref().unwrap().reload().unwrap();
-    assert!(tls(&door, &old, "h2").await.is_err());
-    assert!(tls(&door, &new, "h2").await.is_ok());
+    listener.tls.as_ref().unwrap().reload().unwrap();
+    assert!(tls(&listener, &old, "h2").await.is_err());
+    assert!(tls(&listener, &new, "h2").await.is_ok());
     let request = get("/").body(Full::default()).unwrap();
     assert_eq!(
         ask(&mut client, request).await.0,

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{door::Door, upstream::Upstream};
+use crate::{listener::TestListener, upstream::Upstream};
 
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
@@ -52,8 +52,8 @@ fn block(lines: &[(&str, &str)]) -> Vec<u8> {
 }
 
 /// Sends a request with this head and body, and returns its result.
-pub(crate) fn asked(door: &Door, lines: &[(&str, &str)], body: &[u8]) -> Came {
-    let mut stream = TcpStream::connect(door.listener.local_addr()).unwrap();
+pub(crate) fn asked(listener: &TestListener, lines: &[(&str, &str)], body: &[u8]) -> Came {
+    let mut stream = TcpStream::connect(listener.listener.local_addr()).unwrap();
     let patience = Some(Duration::from_secs(30));
     stream.set_read_timeout(patience).unwrap();
     let mut octets = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
@@ -90,7 +90,7 @@ fn post<'l>(lines: &[(&'l str, &'l str)]) -> Vec<(&'l str, &'l str)> {
 #[test]
 fn an_ambiguous_request_does_not_reach_the_upstream() {
     let upstream = Upstream::ok();
-    let door = Door::before(upstream.url());
+    let listener = TestListener::before(upstream.url());
     let with = |name, value| {
         [
             (":method", "GET"),
@@ -146,7 +146,7 @@ fn an_ambiguous_request_does_not_reach_the_upstream() {
     ];
     let wrong: Vec<_> = table
         .iter()
-        .map(|(lines, body, came)| (lines, asked(&door, lines, body.as_bytes()), came))
+        .map(|(lines, body, came)| (lines, asked(&listener, lines, body.as_bytes()), came))
         .filter(|(_, came, expected)| came != *expected)
         .collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
@@ -157,14 +157,14 @@ fn an_ambiguous_request_does_not_reach_the_upstream() {
 #[test]
 fn a_valid_request_is_forwarded_in_one_form() {
     let upstream = Upstream::ok();
-    let door = Door::before(upstream.url());
+    let listener = TestListener::before(upstream.url());
     for lines in [
         post(&[("content-length", "5"), ("host", "other")]),
         post(&[("content-length", "0005")]),
     ] {
-        assert_eq!(asked(&door, &lines, b"hello"), OK, "{lines:?}");
+        assert_eq!(asked(&listener, &lines, b"hello"), OK, "{lines:?}");
     }
-    assert_eq!(asked(&door, &post(&[]), b""), OK);
+    assert_eq!(asked(&listener, &post(&[]), b""), OK);
     let heads = upstream.heads();
     for head in &heads[..2] {
         assert_eq!(head.matches("\r\nhost: h\r\n").count(), 1, "{head}");

@@ -15,27 +15,27 @@ use tokio::{
     time::Instant,
 };
 
-use crate::{client::Client, door::Door, upstream::Upstream};
+use crate::{client::Client, listener::TestListener, upstream::Upstream};
 
 /// Longer than anything takes: a test that would hang fails instead.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-fn limited(rules: &str) -> (Upstream, Door) {
+fn limited(rules: &str) -> (Upstream, TestListener) {
     let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
     let text = format!(
         "{rules}\nproxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: '{}'}}]}}\n",
         upstream.url()
     );
-    let door = Door::open(&text);
-    (upstream, door)
+    let listener = TestListener::open(&text);
+    (upstream, listener)
 }
 
 const LOGIN: &str = "rules: [{name: login, when: {path: /login, method: POST}, key: [ip], limits: [2/min], algorithm: fixed_window}]";
 
 #[test]
 fn a_denial_is_answered_by_the_proxy() {
-    let (upstream, door) = limited(LOGIN);
-    let mut client = door.connect();
+    let (upstream, listener) = limited(LOGIN);
+    let mut client = listener.connect();
     for remaining in [1, 0] {
         let answer = client.ask("POST", "/login", &[], b"x");
         assert_eq!((answer.status, &*answer.body), (200, "ok"));
@@ -67,34 +67,34 @@ fn a_denial_is_answered_by_the_proxy() {
     let dots = client.ask("POST", "/x/../login", &[], b"");
     assert_eq!(dots.status, 400);
     assert!(dots.problem().starts_with("path: "), "{}", dots.problem());
-    let metrics = door.limiter.exposition();
-    let denied = "tidegate_verdicts_total{door=\"proxy\",outcome=\"limit\"} 2";
+    let metrics = listener.limiter.exposition();
+    let denied = "tidegate_verdicts_total{listener=\"proxy\",outcome=\"limit\"} 2";
     assert!(metrics.contains(denied), "{metrics}");
 }
 
 #[test]
 fn a_client_cannot_choose_its_key() {
-    let (_upstream, door) = limited(LOGIN);
+    let (_upstream, listener) = limited(LOGIN);
     for claim in ["6.6.6.6", "7.7.7.7", "8.8.8.8"] {
         let claims = [("x-forwarded-for", claim), ("x-real-ip", claim)];
-        let answer = door.connect().ask("POST", "/login", &claims, b"x");
+        let answer = listener.connect().ask("POST", "/login", &claims, b"x");
         assert_eq!(answer.status, if claim == "8.8.8.8" { 429 } else { 200 });
     }
 }
 
 #[test]
 fn a_trusted_proxy_determines_the_key() {
-    let (_upstream, door) = limited(&format!("clients: {{proxies: [127.0.0.1]}}\n{LOGIN}"));
+    let (_upstream, listener) = limited(&format!("clients: {{proxies: [127.0.0.1]}}\n{LOGIN}"));
     for client in ["203.0.113.9", "203.0.113.10", "203.0.113.9", "203.0.113.10"] {
         let told = [("x-forwarded-for", client)];
         assert_eq!(
-            door.connect().ask("POST", "/login", &told, b"x").status,
+            listener.connect().ask("POST", "/login", &told, b"x").status,
             200
         );
     }
     let told = [("x-forwarded-for", "203.0.113.9")];
     assert_eq!(
-        door.connect().ask("POST", "/login", &told, b"x").status,
+        listener.connect().ask("POST", "/login", &told, b"x").status,
         429
     );
 }
@@ -105,7 +105,7 @@ fn rules_can_match_countries() {
         env!("CARGO_MANIFEST_DIR"),
         "/../http/tests/maxmind/GeoLite2-Country-Test.mmdb"
     );
-    let (_upstream, door) = limited(&format!(
+    let (_upstream, listener) = limited(&format!(
         "geoip: {{country: {database}}}\nclients: {{proxies: 1}}\n\
          rules: [{{name: islands, when: {{country: GB}}, limits: [{{algorithm: fixed_window, limit: 0, window: 1h}}]}}]"
     ));
@@ -116,7 +116,7 @@ fn rules_can_match_countries() {
     ] {
         let told = [("x-forwarded-for", client), ("x-country", "GB")];
         assert_eq!(
-            door.connect().ask("GET", "/", &told, b"").status,
+            listener.connect().ask("GET", "/", &told, b"").status,
             status,
             "{client}"
         );
@@ -125,10 +125,10 @@ fn rules_can_match_countries() {
 
 #[test]
 fn a_denied_client_need_not_send_its_body() {
-    let (upstream, door) =
+    let (upstream, listener) =
         limited("rules: [{name: all, limits: [{algorithm: fixed_window, limit: 1, window: 1h}]}]");
-    assert_eq!(door.get("/").status, 200);
-    let mut client = door.connect();
+    assert_eq!(listener.get("/").status, 200);
+    let mut client = listener.connect();
     client.send(
         "POST / HTTP/1.1\r\nhost: h\r\nexpect: 100-continue\r\ncontent-length: 1000000\r\n\r\n",
     );
@@ -148,8 +148,8 @@ fn statuses() -> Upstream {
     })
 }
 
-fn behind(upstream: &Upstream, rules: &str) -> Door {
-    Door::open(&format!(
+fn behind(upstream: &Upstream, rules: &str) -> TestListener {
+    TestListener::open(&format!(
         "{rules}\nproxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: '{}'}}]}}\n",
         upstream.url()
     ))
@@ -159,8 +159,8 @@ fn behind(upstream: &Upstream, rules: &str) -> Door {
 fn only_responses_with_a_counted_status_are_charged() {
     let upstream = statuses();
     let rules = "rules: [{name: failed, key: [ip], limits: [2/h], algorithm: fixed_window, count: {status: [401, 403]}}]";
-    let door = behind(&upstream, rules);
-    let mut client = door.connect();
+    let listener = behind(&upstream, rules);
+    let mut client = listener.connect();
     for status in [200, 200, 200, 401, 500, 404, 200, 403] {
         let answer = client.ask("GET", &format!("/{status}"), &[], b"");
         assert_eq!(answer.status, status);
@@ -173,8 +173,8 @@ fn only_responses_with_a_counted_status_are_charged() {
 fn a_response_header_sets_the_cost() {
     let upstream = statuses();
     let rules = "rules: [{name: tokens, limits: [30/h], algorithm: fixed_window, cost: 5, settle: header.x-tokens}]";
-    let door = behind(&upstream, rules);
-    let mut client = door.connect();
+    let listener = behind(&upstream, rules);
+    let mut client = listener.connect();
     let left = |told: &str| -> u64 {
         let left = told.split("r=").nth(1).unwrap();
         left.split(';').next().unwrap().parse().unwrap()
@@ -198,22 +198,22 @@ fn a_slot_is_held_until_the_response_ends_or_the_client_disconnects() {
         }
     });
     let rules = "rules: [{name: places, limits: [{algorithm: concurrency, limit: 2}]}]";
-    let door = behind(&upstream, rules);
+    let listener = behind(&upstream, rules);
     for _ in 0..3 {
-        assert_eq!(door.get("/slow").status, 200);
+        assert_eq!(listener.get("/slow").status, 200);
     }
     let held: Vec<_> = (0..2)
         .map(|_| {
-            let mut client = door.connect();
+            let mut client = listener.connect();
             client.send("GET /never HTTP/1.1\r\nhost: h\r\n\r\n");
             client.read_until("half");
             client
         })
         .collect();
-    assert_eq!(door.get("/slow").status, 429);
+    assert_eq!(listener.get("/slow").status, 429);
     drop(held);
     // The proxy may need several polls to notice that the client has gone.
-    let is_free = (0..10_000).any(|_| door.get("/slow").status == 200);
+    let is_free = (0..10_000).any(|_| listener.get("/slow").status == 200);
     assert!(is_free, "a disconnected client still holds its slot");
 }
 
@@ -265,7 +265,7 @@ impl Uploads {
 /// answer alone released the slot, the upstream would have 64 uploads under a limit of 20.
 fn early_answers(upstream: &Upstream, settings: &str, uploads: &Uploads) {
     const CLIENTS: usize = 64;
-    let door = Door::open(&format!(
+    let listener = TestListener::open(&format!(
         "rules: [{{name: slots, limits: [{{algorithm: concurrency, limit: {SLOTS}}}]}}]\n\
          proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, {settings} urls: '{}'}}]}}\n",
         upstream.url()
@@ -274,7 +274,7 @@ fn early_answers(upstream: &Upstream, settings: &str, uploads: &Uploads) {
     while admitted.len() < CLIENTS {
         let first = admitted.len();
         for number in 1..=CLIENTS - first {
-            let mut client = door.connect();
+            let mut client = listener.connect();
             client.send("POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 1000\r\n\r\nbegun");
             if number <= SLOTS {
                 uploads.until_open(number);
@@ -338,10 +338,10 @@ fn early_answers_over_http2_do_not_exceed_the_concurrency_limit() {
 #[test]
 fn a_queue_delays_requests() {
     let queue = "rules: [{name: slow, limits: [{algorithm: leaky_bucket, capacity: 3, leak: 20/s, queue: true}]}]";
-    let (upstream, door) = limited(queue);
+    let (upstream, listener) = limited(queue);
     let asked: Vec<_> = (0..4)
         .map(|_| {
-            let mut client = door.connect();
+            let mut client = listener.connect();
             client.send("GET / HTTP/1.1\r\nhost: h\r\n\r\n");
             client
         })
@@ -351,7 +351,7 @@ fn a_queue_delays_requests() {
     }
     assert_eq!(upstream.heads().len(), 4, "later, but all are served");
     assert_eq!(
-        door.get("/").status,
+        listener.get("/").status,
         429,
         "the clock of this test stands still, so the queue is full"
     );

@@ -8,25 +8,25 @@ use proptest::{prelude::*, test_runner::TestRunner};
 use tidegate_core::{Cost, Effect, Request, RuleSet, Scratch};
 
 use crate::{
-    door::Door,
     http2_smuggling::{OK, asked},
+    listener::TestListener,
     upstream::Upstream,
 };
 
 /// Opens a proxy with these rules and more settings, and its upstream.
-fn limited(rules: &str, settings: &str) -> (Upstream, Door) {
+fn limited(rules: &str, settings: &str) -> (Upstream, TestListener) {
     let upstream = Upstream::ok();
     let text = format!(
         "rules: [{rules}]\nproxy: {{listen: '127.0.0.1:0', {settings} upstreams: [{{name: app, urls: '{}'}}]}}\n",
         upstream.url()
     );
-    let door = Door::open(&text);
-    (upstream, door)
+    let listener = TestListener::open(&text);
+    (upstream, listener)
 }
 
 /// Returns the statuses of `count` requests with these header lines, sent one after the other.
-fn statuses(door: &Door, lines: &[(&str, &str)], count: usize) -> Vec<u16> {
-    let ask = || door.connect().ask("GET", "/", lines, b"").status;
+fn statuses(listener: &TestListener, lines: &[(&str, &str)], count: usize) -> Vec<u16> {
+    let ask = || listener.connect().ask("GET", "/", lines, b"").status;
     std::iter::repeat_with(ask).take(count).collect()
 }
 
@@ -35,38 +35,38 @@ const KEYED: &str = "{name: keyed, key: [header.x-api-key], limits: [1/d]}, \
 
 #[test]
 fn a_header_named_by_connection_is_removed() {
-    let (upstream, door) = limited(KEYED, "");
+    let (upstream, listener) = limited(KEYED, "");
     let hidden = [("connection", "close, X-Api-Key"), ("x-api-key", "a")];
-    assert_eq!(statuses(&door, &hidden, 3), [200, 200, 429]);
+    assert_eq!(statuses(&listener, &hidden, 3), [200, 200, 429]);
     assert!(!upstream.heads().concat().contains("x-api-key"));
     // A client cannot use `Connection` to remove the headers of a trusted proxy.
     let hidden = [("connection", "x-forwarded-for, via")];
-    assert_eq!(statuses(&door, &hidden, 1), [429]);
+    assert_eq!(statuses(&listener, &hidden, 1), [429]);
 }
 
 #[test]
 fn a_header_name_with_an_underscore_is_dropped_rejected_or_forwarded() {
     let spelled = [("X_Api_Key", "a")];
-    let (upstream, door) = limited(KEYED, "");
-    assert_eq!(statuses(&door, &spelled, 3), [200, 200, 429]);
+    let (upstream, listener) = limited(KEYED, "");
+    assert_eq!(statuses(&listener, &spelled, 3), [200, 200, 429]);
     assert!(!upstream.heads().concat().contains("x_api_key"));
-    let (upstream, door) = limited(KEYED, "underscores: refuse,");
-    let answer = door.connect().ask("GET", "/", &spelled, b"");
+    let (upstream, listener) = limited(KEYED, "underscores: refuse,");
+    let answer = listener.connect().ask("GET", "/", &spelled, b"");
     assert_eq!(answer.status, 400);
     assert_eq!(
         answer.problem(),
         "a header name has a `_`; spell it with `-`"
     );
     assert_eq!(upstream.heads().len(), 0);
-    let (upstream, door) = limited(KEYED, "underscores: pass,");
-    assert_eq!(statuses(&door, &spelled, 1), [200]);
+    let (upstream, listener) = limited(KEYED, "underscores: pass,");
+    assert_eq!(statuses(&listener, &spelled, 1), [200]);
     assert!(upstream.heads()[0].contains("\r\nx_api_key: a"));
 }
 
 #[test]
 fn upgrade_is_forwarded_in_one_spelling() {
     let rule = "{name: sockets, when: {header.upgrade: websocket}, key: [ip], limits: [1/d]}";
-    let (upstream, door) = limited(rule, "");
+    let (upstream, listener) = limited(rule, "");
     for (upgrade, status) in [
         ("WebSocket", 200),
         ("websocket", 429),
@@ -74,7 +74,7 @@ fn upgrade_is_forwarded_in_one_spelling() {
         ("h2c, websocket", 200),
     ] {
         let lines = [("connection", "Upgrade"), ("upgrade", upgrade)];
-        assert_eq!(statuses(&door, &lines, 1), [status], "{upgrade}");
+        assert_eq!(statuses(&listener, &lines, 1), [status], "{upgrade}");
     }
     let heads = upstream.heads();
     assert!(heads[0].contains("\r\nconnection: upgrade"), "{heads:?}");
@@ -86,9 +86,9 @@ fn upgrade_is_forwarded_in_one_spelling() {
 fn a_removed_identity_header_is_not_a_key() {
     let rules = "{name: users, key: [header.x-forwarded-user], limits: [100/d]}, \
         {name: strangers, when: {header.x-forwarded-user: {present: false}}, key: [ip], limits: [2/d]}";
-    let (_upstream, door) = limited(rules, "");
+    let (_upstream, listener) = limited(rules, "");
     assert_eq!(
-        statuses(&door, &[("x-forwarded-user", "admin")], 3),
+        statuses(&listener, &[("x-forwarded-user", "admin")], 3),
         [200, 200, 429]
     );
 }
@@ -96,9 +96,9 @@ fn a_removed_identity_header_is_not_a_key() {
 #[test]
 fn rules_see_the_requested_host() {
     let rule = "{name: hosts, key: [header.host], limits: [1/d]}";
-    let (upstream, door) = limited(rule, "");
+    let (upstream, listener) = limited(rule, "");
     for (host, status) in [("a", "200"), ("b", "429")] {
-        let mut client = door.connect();
+        let mut client = listener.connect();
         client.send(format!(
             "GET http://one.example/ HTTP/1.1\r\nhost: {host}\r\n\r\n"
         ));
@@ -239,23 +239,23 @@ fn head() -> impl Strategy<Value = Head> {
 
 impl Head {
     /// Sends the request; returns whether the proxy forwards it.
-    fn is_passed(&self, door: &Door) -> bool {
+    fn is_passed(&self, listener: &TestListener) -> bool {
         let version = match self.wire {
             Wire::Http10 => "1.0",
             Wire::Http11 => "1.1",
-            Wire::Http2 => return self.is_passed_over_http2(door),
+            Wire::Http2 => return self.is_passed_over_http2(listener),
         };
         let mut head = format!("GET {} HTTP/{version}\r\nhost: h\r\n", self.target);
         for (name, value) in &self.lines {
             head.push_str(&format!("{name}: {value}\r\n"));
         }
-        let mut client = door.connect();
+        let mut client = listener.connect();
         client.send(format!("{head}\r\n"));
         let answer = client.read_until("\r\n\r\n");
         answer.split(' ').nth(1) == Some("200")
     }
 
-    fn is_passed_over_http2(&self, door: &Door) -> bool {
+    fn is_passed_over_http2(&self, listener: &TestListener) -> bool {
         let path = if self.target.starts_with('/') {
             self.target
         } else {
@@ -268,7 +268,7 @@ impl Head {
             (":authority", "h"),
         ];
         lines.extend(&self.lines);
-        asked(door, &lines, b"") == OK
+        asked(listener, &lines, b"") == OK
     }
 }
 
@@ -306,8 +306,12 @@ fn received(head: &str, name: &str) -> Option<String> {
 
 /// Checks that exactly the rules are charged whose entries the upstream received. Resets their
 /// keys.
-fn check(door: &Door, rules: &RuleSet, passed: Option<&str>) -> Result<(), TestCaseError> {
-    let store = door.limiter.local_store();
+fn check(
+    listener: &TestListener,
+    rules: &RuleSet,
+    passed: Option<&str>,
+) -> Result<(), TestCaseError> {
+    let store = listener.limiter.local_store();
     if let Some(head) = passed {
         let values = ENTRIES.map(|name| (name, received(head, name)));
         let entries: Vec<(&str, &str)> = values
@@ -316,7 +320,7 @@ fn check(door: &Door, rules: &RuleSet, passed: Option<&str>) -> Result<(), TestC
             .collect();
         let request = Request::new(&entries, Cost::ONE).unwrap();
         let (mut scratch, mut outcomes) = (Scratch::default(), Vec::new());
-        let now = door.limiter.now();
+        let now = listener.limiter.now();
         for charge in rules.charges(&request, now, &mut scratch).unwrap() {
             let one = std::slice::from_ref(&charge);
             store.check(one, now, Effect::Look, &mut outcomes);
@@ -362,9 +366,9 @@ fn entries_agree((upstream, speaks): (Upstream, &str), settings: &str) {
         upstream.url()
     );
     let open = || {
-        let door = Door::open(&text);
-        let rules = door.limiter.rules();
-        (door, rules)
+        let listener = TestListener::open(&text);
+        let rules = listener.limiter.rules();
+        (listener, rules)
     };
     let proxy = RefCell::new(open());
     assert!(
@@ -383,14 +387,14 @@ fn entries_agree((upstream, speaks): (Upstream, &str), settings: &str) {
         if proxy.borrow().0.limiter.local_store().stats().keys > 0 {
             proxy.replace(open());
         }
-        let (door, rules) = &*proxy.borrow();
+        let (listener, rules) = &*proxy.borrow();
         let before = upstream.heads().len();
-        let is_passed = head.is_passed(door);
+        let is_passed = head.is_passed(listener);
         let heads = upstream.heads();
         prop_assert_eq!(heads.len() - before, usize::from(is_passed));
         passed.set(passed.get() + usize::from(is_passed));
         let last = heads.last().map(String::as_str);
-        check(door, rules, last.filter(|_| is_passed))
+        check(listener, rules, last.filter(|_| is_passed))
     });
     ran.unwrap_or_else(|error| panic!("{error}"));
     assert!(passed.get() > 50, "only {} were forwarded", passed.get());

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{client::Client, door::Door, upstream::Upstream};
+use crate::{client::Client, listener::TestListener, upstream::Upstream};
 
 #[test]
 fn a_request_and_its_response_are_forwarded() {
@@ -19,8 +19,8 @@ fn a_request_and_its_response_are_forwarded() {
             talk.send("HTTP/1.1 418 Whatever\r\ncontent-length: 5\r\nx-answer: 1\r\n\r\nworld");
         }
     });
-    let door = Door::before(upstream.url());
-    let mut client = door.connect();
+    let listener = TestListener::before(upstream.url());
+    let mut client = listener.connect();
     for _ in 0..3 {
         let answer = client.ask(
             "POST",
@@ -51,8 +51,8 @@ fn chunks_are_streamed_in_both_directions() {
         talk.send("0\r\n\r\n");
         talk.until_closed();
     });
-    let door = Door::before(upstream.url());
-    let mut client = door.connect();
+    let listener = TestListener::before(upstream.url());
+    let mut client = listener.connect();
     client.send("POST / HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n3\r\none\r\n");
     assert!(
         client
@@ -76,8 +76,8 @@ fn trailers_are_forwarded_in_both_directions() {
         talk.send("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ntrailer: x-total\r\n\r\n2\r\nho\r\n0\r\nx-total: 9\r\n\r\n");
         talk.until_closed();
     });
-    let door = Door::before(upstream.url());
-    let mut client = door.connect();
+    let listener = TestListener::before(upstream.url());
+    let mut client = listener.connect();
     client.send("POST / HTTP/1.1\r\nhost: h\r\nte: trailers\r\nconnection: te\r\ntrailer: x-sum\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\nx-sum: 7\r\nX-Forwarded-For: 6.6.6.6\r\nForwarded: for=6.6.6.6\r\n\r\n");
     let answer = client.read_until("x-total: 9\r\n\r\n");
     assert!(
@@ -89,8 +89,8 @@ fn trailers_are_forwarded_in_both_directions() {
 #[test]
 fn a_head_response_keeps_its_content_length() {
     let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 1234\r\n\r\n");
-    let door = Door::before(upstream.url());
-    let mut client = door.connect();
+    let listener = TestListener::before(upstream.url());
+    let mut client = listener.connect();
     for _ in 0..2 {
         let answer = client.ask("HEAD", "/", &[], b"");
         assert_eq!(
@@ -108,8 +108,8 @@ fn responses_without_a_body_are_forwarded() {
         "HTTP/1.1 304 Not Modified\r\netag: \"a\"\r\n\r\n",
     ] {
         let upstream = Upstream::answering(answer);
-        let door = Door::before(upstream.url());
-        let mut client = door.connect();
+        let listener = TestListener::before(upstream.url());
+        let mut client = listener.connect();
         for _ in 0..2 {
             let passed = client.ask("GET", "/", &[], b"");
             assert!(answer.contains(&passed.status.to_string()));
@@ -126,8 +126,8 @@ fn a_body_that_ends_with_its_connection_is_forwarded() {
         talk.send("HTTP/1.0 200 OK\r\n\r\nall of it");
         talk.close();
     });
-    let door = Door::before(upstream.url());
-    let mut client = door.connect();
+    let listener = TestListener::before(upstream.url());
+    let mut client = listener.connect();
     client.send("GET / HTTP/1.1\r\nhost: h\r\n\r\n");
     let answer = client.read_until("0\r\n\r\n");
     assert!(
@@ -146,8 +146,8 @@ fn expect_100_continue_is_answered_before_the_body_arrives() {
         talk.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
         talk.until_closed();
     });
-    let door = Door::before(upstream.url());
-    let mut client = door.connect();
+    let listener = TestListener::before(upstream.url());
+    let mut client = listener.connect();
     client.send("POST / HTTP/1.1\r\nhost: h\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n");
     assert_eq!(
         client.read_until("\r\n\r\n"),
@@ -168,15 +168,15 @@ fn an_interim_response_is_not_the_final_response() {
         talk.send("HTTP/1.1 103 Early Hints\r\nlink: </a.css>\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
         talk.until_closed();
     });
-    let door = Door::before(upstream.url());
-    assert_eq!(door.get("/").body, "ok");
+    let listener = TestListener::before(upstream.url());
+    assert_eq!(listener.get("/").body, "ok");
 }
 
 #[test]
 fn an_http_1_0_client_is_served() {
     let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
-    let door = Door::before(upstream.url());
-    let mut client: Client = door.connect();
+    let listener = TestListener::before(upstream.url());
+    let mut client: Client = listener.connect();
     client.send("GET / HTTP/1.0\r\nhost: h\r\n\r\n");
     let answer = client.until_closed();
     assert!(
@@ -195,13 +195,13 @@ fn a_shutdown_waits_for_a_response_in_progress() {
         talk.send("HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nlate");
         talk.until_closed();
     });
-    let door = Door::before(upstream.url());
-    let mut client = door.connect();
+    let listener = TestListener::before(upstream.url());
+    let mut client = listener.connect();
     client.send("GET / HTTP/1.1\r\nhost: h\r\n\r\n");
     while upstream.heads().is_empty() {
         std::thread::yield_now();
     }
-    let ended = std::thread::spawn(move || door.shut_down());
+    let ended = std::thread::spawn(move || listener.shut_down());
     send.send(()).unwrap();
     assert!(client.until_closed().ends_with("\r\n\r\nlate"));
     assert_eq!(ended.join().unwrap(), 0, "nothing was dropped");
@@ -219,8 +219,8 @@ fn an_early_response_ends_the_request_body() {
         talk.until_closed();
         send.lock().unwrap().send(()).unwrap();
     });
-    let door = Door::before(upstream.url());
-    let mut client = door.connect();
+    let listener = TestListener::before(upstream.url());
+    let mut client = listener.connect();
     client.send("PUT / HTTP/1.1\r\nhost: h\r\ncontent-length: 6\r\n\r\nabc");
     let answer = client.read_answer(false);
     assert_eq!((answer.status, &*answer.body), (200, "early"));
@@ -244,12 +244,12 @@ fn a_request_after_trailers_is_not_silently_dropped() {
                 talk.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
             }
         });
-        let door = Door::open(&format!(
+        let listener = TestListener::open(&format!(
             "{denying}\nproxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: '{}'}}]}}\n",
             upstream.url()
         ));
-        door.get("/denied");
-        let mut client = door.connect();
+        listener.get("/denied");
+        let mut client = listener.connect();
         client.send(format!(
             "POST {path} HTTP/1.1\r\nhost: h\r\n{TRAILERS}{NEXT}"
         ));
@@ -268,8 +268,8 @@ fn a_chunked_request_without_trailers_keeps_its_connection() {
             talk.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
         }
     });
-    let door = Door::before(upstream.url());
-    let mut client = door.connect();
+    let listener = TestListener::before(upstream.url());
+    let mut client = listener.connect();
     for _ in 0..3 {
         client.send(
             "POST / HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n",
@@ -277,5 +277,8 @@ fn a_chunked_request_without_trailers_keeps_its_connection() {
         let answer = client.read_answer(false);
         assert_eq!((answer.status, answer.header("connection")), (200, None));
     }
-    assert_eq!((door.listener.accepted(), upstream.connections()), (1, 1));
+    assert_eq!(
+        (listener.listener.accepted(), upstream.connections()),
+        (1, 1)
+    );
 }

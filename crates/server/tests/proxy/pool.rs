@@ -2,16 +2,16 @@
 
 use std::{sync::mpsc::channel, time::Duration};
 
-use crate::{door::Door, upstream::Upstream};
+use crate::{listener::TestListener, upstream::Upstream};
 
 const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 
 #[test]
 fn a_connection_serves_one_request_after_the_other() {
     let upstream = Upstream::answering(OK);
-    let door = Door::before(upstream.url());
+    let listener = TestListener::before(upstream.url());
     for _ in 0..5 {
-        assert_eq!(door.get("/").body, "ok");
+        assert_eq!(listener.get("/").body, "ok");
     }
     assert_eq!(upstream.connections(), 1);
     assert_eq!(upstream.heads().len(), 5);
@@ -44,8 +44,8 @@ fn response_heads_on_one_connection_do_not_mix() {
             ));
         }
     });
-    let door = Door::before(upstream.url());
-    let mut client = door.connect();
+    let listener = TestListener::before(upstream.url());
+    let mut client = listener.connect();
     for (lines, cookie, kind) in ANSWERS.iter().cycle().take(9) {
         let answer = client.ask("GET", "/", &[], b"");
         let said = (answer.header("set-cookie"), answer.header("x-kind"));
@@ -58,9 +58,9 @@ fn response_heads_on_one_connection_do_not_mix() {
 fn a_connection_closed_by_the_upstream_is_not_reused() {
     let upstream =
         Upstream::answering("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok");
-    let door = Door::before(upstream.url());
+    let listener = TestListener::before(upstream.url());
     for _ in 0..3 {
-        assert_eq!(door.get("/").body, "ok");
+        assert_eq!(listener.get("/").body, "ok");
     }
     assert_eq!(upstream.connections(), 3);
 }
@@ -77,12 +77,12 @@ fn an_idle_connection_closed_by_the_upstream_is_not_reused() {
         let _ = send.send(());
     });
     let other = Upstream::answering(OK);
-    let door = Door::open(&format!(
+    let listener = TestListener::open(&format!(
         "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: other, when: {{path: /other}}, urls: '{}'}}, {{name: app, urls: '{}'}}]}}\n",
         other.url(),
         closing.url(),
     ));
-    let mut client = door.connect();
+    let mut client = listener.connect();
     for _ in 0..3 {
         assert_eq!(client.ask("POST", "/", &[], b"once").status, 200);
         closed.recv().unwrap();
@@ -106,8 +106,8 @@ fn fickle() -> Upstream {
 #[test]
 fn a_retryable_request_survives_a_lost_connection() {
     let upstream = fickle();
-    let door = Door::before(upstream.url());
-    let mut client = door.connect();
+    let listener = TestListener::before(upstream.url());
+    let mut client = listener.connect();
     let claims = [("x-forwarded-for", "6.6.6.6")];
     for method in ["GET", "HEAD", "PUT", "DELETE", "OPTIONS"] {
         assert_eq!(
@@ -124,7 +124,7 @@ fn a_retryable_request_survives_a_lost_connection() {
         let told = head.lines().filter(|line| line.contains("forwarded-for"));
         assert_eq!(told.collect::<Vec<_>>(), ["x-forwarded-for: 127.0.0.1"]);
     }
-    let metrics = door.live.exposition();
+    let metrics = listener.live.exposition();
     let retries = "tidegate_proxy_retries_total{upstream=\"app\"} 4\n";
     assert!(metrics.contains(retries), "{metrics}");
 }
@@ -139,10 +139,10 @@ fn a_request_that_may_have_been_processed_is_not_retried() {
     ] {
         let upstreams = [fickle(), fickle()];
         let urls = format!("urls: ['{}', '{}']", upstreams[0].url(), upstreams[1].url());
-        let door = Door::open(&format!(
+        let listener = TestListener::open(&format!(
             "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, eject: {{failures: 1, for: 1h}}, {urls}}}]}}\n"
         ));
-        let mut client = door.connect();
+        let mut client = listener.connect();
         // Round robin between the two endpoints.
         for _ in 0..2 {
             assert_eq!(client.ask("GET", "/", &[], b"").status, 200);
@@ -158,7 +158,7 @@ fn a_request_that_may_have_been_processed_is_not_retried() {
             .sum();
         assert_eq!(heads, 3, "{method}");
         // A stale connection does not count as a failure of its endpoint.
-        let metrics = door.live.exposition();
+        let metrics = listener.live.exposition();
         let up = metrics
             .lines()
             .filter(|line| line.starts_with("tidegate_proxy_address_up"));
@@ -180,8 +180,8 @@ fn an_idle_pooled_connection_is_closed_after_its_timeout() {
         talk.until_closed();
         send.lock().unwrap().send(()).unwrap();
     });
-    let door = Door::with(upstream.url(), "timeouts: {pool: 100ms}");
-    assert_eq!(door.get("/").body, "ok");
+    let listener = TestListener::with(upstream.url(), "timeouts: {pool: 100ms}");
+    assert_eq!(listener.get("/").body, "ok");
     closed.recv_timeout(Duration::from_secs(20)).unwrap();
 }
 
@@ -194,8 +194,8 @@ fn a_disconnected_client_cancels_its_request() {
         talk.until_closed();
         send.lock().unwrap().send(()).unwrap();
     });
-    let door = Door::before(upstream.url());
-    let mut client = door.connect();
+    let listener = TestListener::before(upstream.url());
+    let mut client = listener.connect();
     client.send("GET / HTTP/1.1\r\nhost: h\r\n\r\n");
     while upstream.heads().is_empty() {
         std::thread::yield_now();
@@ -217,19 +217,19 @@ fn an_upstream_without_a_free_connection_is_503() {
         "proxy:\n  listen: 127.0.0.1:0\n  upstreams: [{{name: app, urls: \"{}\", max_connections: 1}}]\n",
         upstream.url()
     );
-    let door = Door::open(&text);
-    let mut slow = door.connect();
+    let listener = TestListener::open(&text);
+    let mut slow = listener.connect();
     slow.send("GET /slow HTTP/1.1\r\nhost: h\r\n\r\n");
     while upstream.heads().is_empty() {
         std::thread::yield_now();
     }
-    let answer = door.get("/");
+    let answer = listener.get("/");
     assert_eq!(
         (answer.status, answer.header("retry-after")),
         (503, Some("1"))
     );
     drop(slow);
-    let mut client = door.connect();
+    let mut client = listener.connect();
     while client.ask("GET", "/", &[], b"").status == 503 {}
     assert_eq!(client.ask("GET", "/", &[], b"").body, "ok");
 }

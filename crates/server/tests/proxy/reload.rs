@@ -15,8 +15,8 @@ use tidegate_server::{
 };
 
 use crate::{
-    door::Door,
     health::until,
+    listener::TestListener,
     upstream::Upstream,
     upstream_tls::{issue, secured},
 };
@@ -26,19 +26,19 @@ const NEW: &str = "HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nnew";
 
 /// A proxy and its rules file.
 pub(crate) struct Reloaded {
-    pub(crate) door: Door,
+    pub(crate) listener: TestListener,
     file: NamedTempFile,
     reloader: Reloader,
 }
 
 impl Reloaded {
     pub(crate) fn open(text: &str) -> Self {
-        let (door, file) = (Door::open(text), NamedTempFile::new().unwrap());
-        let (limiter, live) = (Arc::clone(&door.limiter), Arc::clone(&door.live));
+        let (listener, file) = (TestListener::open(text), NamedTempFile::new().unwrap());
+        let (limiter, live) = (Arc::clone(&listener.limiter), Arc::clone(&listener.live));
         let started = Started::with(&Config::parse(text).unwrap());
         let reloader = Reloader::new(file.path().to_owned(), limiter, Some(live), started);
         Self {
-            door,
+            listener,
             file,
             reloader,
         }
@@ -64,7 +64,7 @@ fn a_change_of_the_client_identity_requires_a_restart() {
     let entries = "entries: {t: {of: header.x-a, split: '.'}}\n";
     let limited = |key: &str| format!("rules: [{{name: r, key: [{key}], limits: [1/h]}}]\n");
     let reloaded = Reloaded::open(&file(&upstream, &limited("ip")));
-    let mut client = reloaded.door.connect();
+    let mut client = reloaded.listener.connect();
     assert_eq!(client.ask("GET", "/", &[("host", "h")], b"").status, 200);
     for (settings, section) in [
         (format!("{entries}{}", limited("t")), "entries"),
@@ -99,9 +99,9 @@ fn requests_in_flight_finish_and_later_ones_use_the_new_upstream() {
     });
     let new = Upstream::answering(NEW);
     let reloaded = Reloaded::open(&file(&old, ""));
-    let mut other = reloaded.door.connect();
+    let mut other = reloaded.listener.connect();
     assert_eq!(other.ask("GET", "/", &[], b"").body, "old");
-    let mut slow = reloaded.door.connect();
+    let mut slow = reloaded.listener.connect();
     slow.send("GET /slow HTTP/1.1\r\nhost: h\r\n\r\n");
     while old.heads().len() < 2 {
         yield_now();
@@ -118,20 +118,20 @@ fn requests_in_flight_finish_and_later_ones_use_the_new_upstream() {
 fn a_kept_endpoint_keeps_its_connections_and_counters() {
     let upstream = Upstream::answering(OLD);
     let reloaded = Reloaded::open(&file(&upstream, ""));
-    assert_eq!(reloaded.door.get("/").status, 200);
+    assert_eq!(reloaded.listener.get("/").status, 200);
     reloaded
         .reload(&file(
             &upstream,
             "  max_body: 1KiB\n  timeouts: {connect: 5s}\n",
         ))
         .unwrap();
-    assert_eq!(reloaded.door.get("/").status, 200);
+    assert_eq!(reloaded.listener.get("/").status, 200);
     assert_eq!(upstream.connections(), 1);
     let answers = "tidegate_proxy_answers_total{upstream=\"app\",status=\"2xx\"} 2\n";
-    let metrics = reloaded.door.live.exposition();
+    let metrics = reloaded.listener.live.exposition();
     assert!(metrics.contains(answers), "{metrics}");
     let body = [b'x'; 1_025];
-    let answer = reloaded.door.connect().ask("POST", "/", &[], &body);
+    let answer = reloaded.listener.connect().ask("POST", "/", &[], &body);
     assert_eq!(answer.status, 413);
 }
 
@@ -148,7 +148,7 @@ fn several(upstreams: &[&Upstream], settings: &str) -> String {
 fn an_endpoint_keeps_its_connections_with_new_neighbours_and_settings() {
     let (old, new) = (Upstream::answering(OLD), Upstream::answering(NEW));
     let reloaded = Reloaded::open(&several(&[&old], ""));
-    assert_eq!(reloaded.door.get("/").body, "old");
+    assert_eq!(reloaded.listener.get("/").body, "old");
     for settings in [
         "",
         ", max_connections: 7",
@@ -156,12 +156,12 @@ fn an_endpoint_keeps_its_connections_with_new_neighbours_and_settings() {
         ", eject: off",
     ] {
         reloaded.reload(&several(&[&old, &new], settings)).unwrap();
-        let mut bodies = [0; 2].map(|_| reloaded.door.get("/").body);
+        let mut bodies = [0; 2].map(|_| reloaded.listener.get("/").body);
         bodies.sort();
         assert_eq!(bodies, ["new", "old"], "{settings}");
     }
     reloaded.reload(&several(&[&old], "")).unwrap();
-    assert_eq!(reloaded.door.get("/").body, "old");
+    assert_eq!(reloaded.listener.get("/").body, "old");
     assert_eq!(old.connections(), 1);
 }
 
@@ -186,11 +186,11 @@ fn a_reload_starts_and_stops_health_checks() {
         "tidegate_proxy_address_up{{upstream=\"app\",address=\"{}\"}} 1\n",
         sick.url()
     );
-    let is_up = || reloaded.door.live.exposition().contains(&up);
+    let is_up = || reloaded.listener.live.exposition().contains(&up);
     for _ in 0..3 {
         reloaded.reload(&asked).unwrap();
         until(|| !is_up());
-        assert!((0..4).all(|_| reloaded.door.get("/").body == "new"));
+        assert!((0..4).all(|_| reloaded.listener.get("/").body == "new"));
         reloaded.reload(&plain).unwrap();
         until(is_up);
     }
@@ -214,10 +214,10 @@ fn an_invalid_file_changes_nothing() {
         Err(LoadError::Proxy(_))
     ));
     assert!(!reloaded.reloader.last_mistakes().is_empty());
-    assert!((0..3).all(|_| reloaded.door.get("/").body == "old"));
+    assert!((0..3).all(|_| reloaded.listener.get("/").body == "old"));
     assert_eq!(reloaded.reload(&file(&new, rule)).unwrap(), 1);
-    assert_eq!(reloaded.door.get("/").body, "new");
-    assert_eq!(reloaded.door.get("/").status, 429);
+    assert_eq!(reloaded.listener.get("/").body, "new");
+    assert_eq!(reloaded.listener.get("/").status, 429);
 }
 
 /// A timeout longer than any test step takes.
@@ -236,7 +236,7 @@ fn idle_connections_of_a_removed_endpoint_are_closed_at_once() {
     let new = Upstream::answering(NEW);
     let long = "  timeouts: {pool: 1d}\n";
     let reloaded = Reloaded::open(&file(&old, long));
-    assert_eq!(reloaded.door.get("/").body, "old");
+    assert_eq!(reloaded.listener.get("/").body, "old");
     reloaded.reload(&file(&new, long)).unwrap();
     is_closed.recv_timeout(PATIENCE).unwrap();
 }
@@ -257,7 +257,7 @@ fn connections_returned_to_a_removed_endpoint_are_closed() {
     let new = Upstream::answering(NEW);
     let long = "  timeouts: {pool: 1d}\n";
     let reloaded = Reloaded::open(&file(&old, long));
-    let mut slow = reloaded.door.connect();
+    let mut slow = reloaded.listener.connect();
     slow.send("GET / HTTP/1.1\r\nhost: h\r\n\r\n");
     while old.heads().is_empty() {
         yield_now();
@@ -279,7 +279,7 @@ fn a_reload_changes_the_timeout_of_idle_connections() {
         let _ = closed.lock().unwrap().send(());
     });
     let reloaded = Reloaded::open(&file(&upstream, "  timeouts: {pool: 1d}\n"));
-    assert_eq!(reloaded.door.get("/").body, "old");
+    assert_eq!(reloaded.listener.get("/").body, "old");
     reloaded
         .reload(&file(&upstream, "  timeouts: {pool: 1ms}\n"))
         .unwrap();
@@ -297,14 +297,14 @@ fn a_pooled_connection_uses_the_current_settings() {
         }
     });
     let reloaded = Reloaded::open(&file(&upstream, ""));
-    assert_eq!(reloaded.door.get("/").status, 200);
+    assert_eq!(reloaded.listener.get("/").status, 200);
     reloaded
         .reload(&file(&upstream, "  max_head: 8KiB\n"))
         .unwrap();
-    assert_eq!(reloaded.door.get("/").status, 502);
+    assert_eq!(reloaded.listener.get("/").status, 502);
     assert_eq!(upstream.connections(), 1);
     reloaded.reload(&file(&upstream, "")).unwrap();
-    assert_eq!(reloaded.door.get("/").status, 200);
+    assert_eq!(reloaded.listener.get("/").status, 200);
 }
 
 #[test]
@@ -317,7 +317,7 @@ fn a_stalled_body_uses_the_current_timeout() {
         talk.until_closed();
     });
     let reloaded = Reloaded::open(&file(&upstream, "  timeouts: {idle: 1d}\n"));
-    let mut client = reloaded.door.connect();
+    let mut client = reloaded.listener.connect();
     assert_eq!(client.ask("GET", "/", &[], b"").body, "old");
     reloaded
         .reload(&file(&upstream, "  timeouts: {idle: 20ms}\n"))
@@ -340,17 +340,17 @@ fn new_trust_anchors_in_the_same_file_are_used() {
         pem(known.path()).display()
     );
     let reloaded = Reloaded::open(&text);
-    assert_eq!(reloaded.door.get("/").status, 502);
+    assert_eq!(reloaded.listener.get("/").status, 502);
     fs::copy(pem(other.path()), pem(known.path())).unwrap();
     assert_eq!(
-        reloaded.door.get("/").status,
+        reloaded.listener.get("/").status,
         502,
         "the new file is not loaded yet"
     );
     reloaded.reload(&text).unwrap();
-    assert_eq!(reloaded.door.get("/").body, "old");
+    assert_eq!(reloaded.listener.get("/").body, "old");
     reloaded.reload(&text).unwrap();
-    assert_eq!(reloaded.door.get("/").body, "old");
+    assert_eq!(reloaded.listener.get("/").body, "old");
     assert_eq!(
         behind.listener.accepted(),
         3,
@@ -364,7 +364,7 @@ fn a_missing_file_is_reported_once_and_read_when_it_returns() {
     let reloaded = Reloaded::open(&file(&old, ""));
     reloaded.reload(&file(&old, "")).unwrap();
     let failed = || {
-        let metrics = reloaded.door.limiter.exposition();
+        let metrics = reloaded.listener.limiter.exposition();
         let line = metrics
             .lines()
             .find_map(|line| line.strip_prefix("tidegate_reloads_total{result=\"failed\"} "));
@@ -381,11 +381,11 @@ fn a_missing_file_is_reported_once_and_read_when_it_returns() {
     assert!((0..3).all(|_| reloaded.reloader.follow().is_none()));
     assert_eq!(failed(), "1");
     assert!(!reloaded.reloader.last_mistakes().is_empty());
-    assert_eq!(reloaded.door.get("/").body, "old");
+    assert_eq!(reloaded.listener.get("/").body, "old");
     fs::write(path, file(&new, "")).unwrap();
     assert!(reloaded.reloader.follow().unwrap().is_ok());
     assert!(reloaded.reloader.last_mistakes().is_empty());
-    assert_eq!(reloaded.door.get("/").body, "new");
+    assert_eq!(reloaded.listener.get("/").body, "new");
     // The file is missing at one poll of the watcher, and back at the next.
     fs::remove_file(path).unwrap();
     assert!(reloaded.reloader.follow().is_none());

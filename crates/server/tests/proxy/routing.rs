@@ -1,7 +1,7 @@
 //! Routing to upstreams, and load balancing between their endpoints.
 
 use crate::{
-    door::Door,
+    listener::TestListener,
     upstream::{Talk, Upstream},
 };
 
@@ -19,7 +19,7 @@ fn named(name: &'static str) -> Upstream {
 #[test]
 fn the_first_upstream_whose_conditions_match_is_used() {
     let (api, admin, posts) = (named("api"), named("admin"), named("posts"));
-    let door = Door::open(&format!(
+    let listener = TestListener::open(&format!(
         "proxy:
   listen: 127.0.0.1:0
   upstreams:
@@ -31,7 +31,7 @@ fn the_first_upstream_whose_conditions_match_is_used() {
         admin.url(),
         posts.url()
     ));
-    let mut client = door.connect();
+    let mut client = listener.connect();
     for (method, path, host, expected) in [
         ("GET", "/api/x?y", "h", "api"),
         ("GET", "/%61pi/x", "h", "api"),
@@ -58,13 +58,13 @@ fn the_first_upstream_whose_conditions_match_is_used() {
 #[test]
 fn endpoints_share_the_load() {
     let (one, two) = (named("one"), named("two"));
-    let door = Door::open(&format!(
+    let listener = TestListener::open(&format!(
         "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: [\"{}\", \"{}\"]}}]}}\n",
         one.url(),
         two.url()
     ));
     for _ in 0..10 {
-        assert_eq!(door.get("/").status, 200);
+        assert_eq!(listener.get("/").status, 200);
     }
     assert_eq!((one.heads().len(), two.heads().len()), (5, 5));
 }
@@ -73,33 +73,33 @@ fn endpoints_share_the_load() {
 fn the_endpoint_with_the_fewest_requests_is_used() {
     let busy = Upstream::silent();
     let free = named("free");
-    let door = Door::open(&format!(
+    let listener = TestListener::open(&format!(
         "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: [\"{}\", \"{}\"]}}]}}\n",
         busy.url(),
         free.url()
     ));
     let mut waiting = Vec::new();
     while busy.heads().is_empty() {
-        let mut client = door.connect();
+        let mut client = listener.connect();
         client.send("GET / HTTP/1.1\r\nhost: h\r\n\r\n");
         waiting.push(client);
         std::thread::park_timeout(std::time::Duration::from_millis(20));
     }
     for _ in 0..10 {
-        assert_eq!(door.get("/").body, "free");
+        assert_eq!(listener.get("/").body, "free");
     }
 }
 
 #[test]
 fn an_unreachable_endpoint_fails_no_request() {
     let there = named("there");
-    let door = Door::open(&format!(
+    let listener = TestListener::open(&format!(
         "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: [\"http://{}\", \"{}\"]}}]}}\n",
         Upstream::nobody(),
         there.url()
     ));
     for _ in 0..10 {
-        let answer = door.connect().ask("POST", "/", &[], b"");
+        let answer = listener.connect().ask("POST", "/", &[], b"");
         assert_eq!(answer.body, "there");
     }
 }

@@ -11,7 +11,7 @@ use hyper::{Request, Response, body::Incoming, client::conn::http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::TcpStream;
 
-use crate::{door::Door, upstream::Upstream};
+use crate::{listener::TestListener, upstream::Upstream};
 
 /// A timeout longer than any test step takes, so that a hanging test fails.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -21,8 +21,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 struct Greedy(http2::SendRequest<Full<Bytes>>);
 
 impl Greedy {
-    async fn connect(door: &Door) -> Self {
-        let stream = TcpStream::connect(door.listener.local_addr()).await;
+    async fn connect(listener: &TestListener) -> Self {
+        let stream = TcpStream::connect(listener.listener.local_addr()).await;
         let (client, connection) = http2::Builder::new(TokioExecutor::new())
             .initial_stream_window_size(0)
             .handshake(TokioIo::new(stream.unwrap()))
@@ -46,8 +46,8 @@ impl Greedy {
 }
 
 /// Opens a proxy whose upstream may have a single connection.
-fn narrow(upstream: &Upstream, settings: &str) -> Door {
-    Door::open(&format!(
+fn narrow(upstream: &Upstream, settings: &str) -> TestListener {
+    TestListener::open(&format!(
         "proxy: {{listen: '127.0.0.1:0', {settings} upstreams: [{{name: app, max_connections: 1, urls: '{}'}}]}}\n",
         upstream.url()
     ))
@@ -75,8 +75,8 @@ fn sized(piece: usize, count: usize) -> Upstream {
 }
 
 /// Waits until that connection is free.
-async fn until_free(door: &Door) {
-    let address = door.listener.local_addr();
+async fn until_free(listener: &TestListener) {
+    let address = listener.listener.local_addr();
     let asking = tokio::task::spawn_blocking(move || {
         let mut client = crate::client::Client::connect(address);
         while client.ask("GET", "/small", &[], b"").status == 503 {
@@ -96,8 +96,8 @@ async fn a_small_unread_response_frees_its_upstream_connection_at_once() {
         "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\no\r\n1\r\nk\r\n0\r\n\r\n",
     ] {
         let upstream = Upstream::answering(answer);
-        let door = narrow(&upstream, "");
-        let greedy = Greedy::connect(&door).await;
+        let listener = narrow(&upstream, "");
+        let greedy = Greedy::connect(&listener).await;
         let mut held = Vec::new();
         for _ in 0..20 {
             let answer = greedy.ask("/").await;
@@ -105,7 +105,7 @@ async fn a_small_unread_response_frees_its_upstream_connection_at_once() {
             held.push(answer);
         }
         assert_eq!(upstream.connections(), 1);
-        until_free(&door).await;
+        until_free(&listener).await;
     }
 }
 
@@ -113,11 +113,11 @@ async fn a_small_unread_response_frees_its_upstream_connection_at_once() {
 #[tokio::test]
 async fn a_response_is_read_ahead_of_its_client() {
     let upstream = sized(8 << 10, 7);
-    let door = narrow(&upstream, "");
-    let greedy = Greedy::connect(&door).await;
+    let listener = narrow(&upstream, "");
+    let greedy = Greedy::connect(&listener).await;
     let held = greedy.ask("/large").await;
     assert_eq!(held.status(), 200);
-    until_free(&door).await;
+    until_free(&listener).await;
 }
 
 #[test]
@@ -139,9 +139,9 @@ fn a_body_is_complete_for_every_read_ahead_size() {
         }
     });
     for buffer in ["0", "1", "64KiB", "16MiB"] {
-        let door = Door::with(upstream.url(), &format!("response_buffer: {buffer}"));
+        let listener = TestListener::with(upstream.url(), &format!("response_buffer: {buffer}"));
         let before = upstream.connections();
-        let mut client = door.connect();
+        let mut client = listener.connect();
         for _ in 0..3 {
             assert_eq!(client.ask("GET", "/none", &[], b"").status, 204);
             assert_eq!(client.ask("GET", "/small", &[], b"").body, "ok");
@@ -160,19 +160,19 @@ async fn a_response_that_is_read_too_slowly_is_aborted() {
     let upstream = sized(16 << 20, 1);
     // The minimum rate ends it long before the idle timeout would.
     let settings = "timeouts: {idle: 1h}, min_rate: {bytes_per_second: 1000, grace: 100ms},";
-    let door = narrow(&upstream, settings);
-    let greedy = Greedy::connect(&door).await;
+    let listener = narrow(&upstream, settings);
+    let greedy = Greedy::connect(&listener).await;
     let held = greedy.ask("/large").await;
     assert_eq!(held.status(), 200);
-    until_free(&door).await;
+    until_free(&listener).await;
 }
 
 #[test]
 fn a_request_body_below_the_minimum_rate_is_408() {
     let upstream = Upstream::silent();
     let settings = "timeouts: {idle: 1h}\nmin_rate: {bytes_per_second: 1000, grace: 100ms}";
-    let door = Door::with(upstream.url(), settings);
-    let mut client = door.connect();
+    let listener = TestListener::with(upstream.url(), settings);
+    let mut client = listener.connect();
     client.send("POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 1000000\r\n\r\n");
     let mut drip = client.clone_stream();
     std::thread::spawn(move || {
@@ -196,13 +196,13 @@ async fn a_client_cannot_exceed_its_in_flight_limit() {
     });
     let rule = "rules: [{name: all, key: [ip], limits: [2/d]}]\n";
     let proxy = |more: &str| {
-        Door::open(&format!(
+        TestListener::open(&format!(
             "{rule}{more}proxy: {{listen: '127.0.0.1:0', max_requests_per_client: 2, upstreams: [{{name: app, urls: '{}'}}]}}\n",
             upstream.url()
         ))
     };
-    let door = proxy("");
-    let greedy = Greedy::connect(&door).await;
+    let listener = proxy("");
+    let greedy = Greedy::connect(&listener).await;
     let asking: Vec<_> = (0..2)
         .map(|_| {
             let greedy = greedy.clone();
@@ -213,7 +213,7 @@ async fn a_client_cannot_exceed_its_in_flight_limit() {
         tokio::task::yield_now().await;
     }
     // The limit spans connections and protocol versions, and refused requests are not charged.
-    let answer = door.get("/");
+    let answer = listener.get("/");
     assert_eq!(
         (answer.status, answer.header("retry-after")),
         (429, Some("1"))
@@ -226,14 +226,14 @@ async fn a_client_cannot_exceed_its_in_flight_limit() {
     for asking in asking {
         assert_eq!(asking.await.unwrap(), 200);
     }
-    let metrics = door.limiter.exposition();
+    let metrics = listener.limiter.exposition();
     assert!(
-        !metrics.contains("door=\"proxy\",outcome=\"limit\"} 1"),
+        !metrics.contains("listener=\"proxy\",outcome=\"limit\"} 1"),
         "{metrics}"
     );
     // A trusted proxy forwards for many clients.
-    let door = proxy("clients: {proxies: [127.0.0.0/8]}\n");
-    let greedy = Greedy::connect(&door).await;
+    let listener = proxy("clients: {proxies: [127.0.0.0/8]}\n");
+    let greedy = Greedy::connect(&listener).await;
     let before = upstream.heads().len();
     let claims = ["192.0.2.1", "192.0.2.2", "192.0.2.3"];
     let asking: Vec<_> = claims

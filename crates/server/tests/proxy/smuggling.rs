@@ -1,6 +1,6 @@
 //! HTTP/1.1 request smuggling: ambiguous messages are refused, or forwarded in unambiguous form.
 
-use crate::{door::Door, upstream::Upstream};
+use crate::{listener::TestListener, upstream::Upstream};
 
 /// Sends these bytes. Returns what the client receives, and the heads that reach the upstream.
 fn smuggled(octets: &str) -> (String, Vec<String>) {
@@ -12,11 +12,11 @@ fn smuggled(octets: &str) -> (String, Vec<String>) {
             talk.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
         }
     });
-    let door = Door::with(
+    let listener = TestListener::with(
         upstream.url(),
         "timeouts: {request_head: 300ms, keep_alive: 300ms}",
     );
-    let mut client = door.connect();
+    let mut client = listener.connect();
     client.send_what_fits(octets);
     (client.until_closed(), upstream.heads())
 }
@@ -105,8 +105,8 @@ fn an_invalid_chunk_ends_the_connection() {
         "fffffffffffffffff\r\n",
     ] {
         let upstream = Upstream::silent();
-        let door = Door::with(upstream.url(), "timeouts: {idle: 300ms}");
-        let mut client = door.connect();
+        let listener = TestListener::with(upstream.url(), "timeouts: {idle: 300ms}");
+        let mut client = listener.connect();
         client.send(format!(
             "POST / HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n{chunks}"
         ));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{door::Door, upstream::Upstream};
+use crate::{listener::TestListener, upstream::Upstream};
 
 const ASKED: &str = "GET /chat HTTP/1.1\r\nhost: h\r\nconnection: keep-alive, Upgrade\r\nupgrade: echo\r\nsec-key: k\r\n\r\n";
 
@@ -28,8 +28,8 @@ fn echo() -> Upstream {
 #[test]
 fn bytes_are_forwarded_both_ways_until_the_upstream_closes() {
     let upstream = echo();
-    let door = Door::before(upstream.url());
-    let mut client = door.connect();
+    let listener = TestListener::before(upstream.url());
+    let mut client = listener.connect();
     client.send(ASKED);
     let head = client.read_until("\r\n\r\n");
     assert!(
@@ -57,21 +57,21 @@ fn bytes_are_forwarded_both_ways_until_the_upstream_closes() {
 fn a_slot_is_held_until_both_sides_have_closed() {
     let upstream = echo();
     let rules = "rules: [{name: places, limits: [{algorithm: concurrency, limit: 1}]}]";
-    let door = Door::open(&format!(
+    let listener = TestListener::open(&format!(
         "{rules}\nproxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: '{}'}}]}}\n",
         upstream.url()
     ));
     for _ in 0..3 {
         // The proxy may need several polls to notice that the previous connection has gone.
         let upgraded = (0..10_000).find_map(|_| {
-            let mut client = door.connect();
+            let mut client = listener.connect();
             client.send(ASKED);
             let head = client.read_until("\r\n\r\n");
             head.starts_with("HTTP/1.1 101 ").then_some(client)
         });
         let mut client = upgraded.expect("a disconnected client must free its slot");
         assert_eq!(client.read_until("\n"), "hello\n");
-        assert_eq!(door.get("/").status, 429);
+        assert_eq!(listener.get("/").status, 429);
         client.send("one\n");
         assert_eq!(client.read_until("\n"), "one\n");
         client.send("end\n");
@@ -82,8 +82,8 @@ fn a_slot_is_held_until_both_sides_have_closed() {
 #[test]
 fn a_half_closed_client_still_receives() {
     let upstream = echo();
-    let door = Door::before(upstream.url());
-    let mut client = door.connect();
+    let listener = TestListener::before(upstream.url());
+    let mut client = listener.connect();
     client.send(ASKED);
     client.read_until("hello\n");
     client
@@ -96,11 +96,11 @@ fn a_half_closed_client_still_receives() {
 #[test]
 fn an_idle_tunnel_is_closed() {
     let upstream = echo();
-    let door = Door::with(
+    let listener = TestListener::with(
         upstream.url(),
         "timeouts: {upgraded: 2s, keep_alive: 500ms, request_head: 500ms}",
     );
-    let mut client = door.connect();
+    let mut client = listener.connect();
     client.send(ASKED);
     client.read_until("hello\n");
     // Longer than the timeouts of requests and idle connections.
@@ -115,8 +115,8 @@ fn an_idle_tunnel_is_closed() {
 #[test]
 fn an_upstream_may_decline_an_upgrade() {
     let upstream = Upstream::answering("HTTP/1.1 403 Forbidden\r\ncontent-length: 2\r\n\r\nno");
-    let door = Door::before(upstream.url());
-    let mut client = door.connect();
+    let listener = TestListener::before(upstream.url());
+    let mut client = listener.connect();
     for _ in 0..2 {
         client.send(ASKED);
         let answer = client.read_answer(false);
@@ -128,8 +128,8 @@ fn an_upstream_may_decline_an_upgrade() {
 #[test]
 fn an_upgrade_to_h2c_is_not_forwarded() {
     let upstream = Upstream::ok();
-    let door = Door::before(upstream.url());
-    let mut client = door.connect();
+    let listener = TestListener::before(upstream.url());
+    let mut client = listener.connect();
     client.send("GET / HTTP/1.1\r\nhost: h\r\nconnection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n\r\n");
     assert_eq!(client.read_answer(false).status, 200);
     let head = &upstream.heads()[0];
@@ -142,8 +142,8 @@ fn an_upgrade_to_h2c_is_not_forwarded() {
 #[test]
 fn an_http_1_0_client_cannot_upgrade() {
     let upstream = Upstream::ok();
-    let door = Door::before(upstream.url());
-    let mut client = door.connect();
+    let listener = TestListener::before(upstream.url());
+    let mut client = listener.connect();
     client.send(ASKED.replace("HTTP/1.1", "HTTP/1.0"));
     assert_eq!(client.read_answer(false).status, 200);
     let head = &upstream.heads()[0];
@@ -156,14 +156,14 @@ fn an_http_1_0_client_cannot_upgrade() {
 #[test]
 fn a_tunnel_counts_as_a_connection_until_it_closes() {
     let upstream = echo();
-    let door = Door::before(upstream.url());
-    let mut client = door.connect();
+    let listener = TestListener::before(upstream.url());
+    let mut client = listener.connect();
     client.send(ASKED);
     client.read_until("hello\n");
-    assert_eq!(door.listener.open(), 1);
+    assert_eq!(listener.listener.open(), 1);
     client.send("end\n");
     client.until_closed();
-    while door.listener.open() > 0 {
+    while listener.listener.open() > 0 {
         std::thread::yield_now();
     }
 }

@@ -20,15 +20,15 @@ use hyper::{
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tidegate_server::{
     config::Grpc,
-    door::grpc::{self, Http2, Served},
+    listener::grpc::{self, Http2, Served},
     net::Bounds,
 };
 use tokio::{net::TcpStream, sync::mpsc::unbounded_channel};
 
-use crate::{door::Door, upstream::Upstream};
+use crate::{listener::TestListener, upstream::Upstream};
 
 /// Opens a proxy whose upstream is the gRPC listener of `behind`.
-pub(crate) fn before_grpc(behind: &Door, rules: &str) -> Door {
+pub(crate) fn before_grpc(behind: &TestListener, rules: &str) -> TestListener {
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
     let served = Served {
         limiter: Arc::clone(&behind.limiter),
@@ -36,7 +36,7 @@ pub(crate) fn before_grpc(behind: &Door, rules: &str) -> Door {
     };
     let http2 = Http2::new(Grpc::default(), None);
     let grpc = grpc::listen(&behind.server, socket, Bounds::default(), served, http2).unwrap();
-    Door::open(&format!(
+    TestListener::open(&format!(
         "{rules}\nproxy: {{listen: '127.0.0.1:0', upstreams: [{{name: grpc, http2: true, urls: 'http://{}'}}]}}\n",
         grpc.local_addr()
     ))
@@ -44,15 +44,16 @@ pub(crate) fn before_grpc(behind: &Door, rules: &str) -> Door {
 
 #[tokio::test]
 async fn http1_reaches_an_upstream_as_http2() {
-    let behind = Door::before("http://127.0.0.1:1");
-    let door = before_grpc(&behind, "");
+    let behind = TestListener::before("http://127.0.0.1:1");
+    let listener = before_grpc(&behind, "");
     let answer = tokio::task::spawn_blocking(move || {
         let headers = [
             ("content-type", "application/grpc"),
             ("connection", "te"),
             ("te", "trailers"),
         ];
-        door.connect()
+        listener
+            .connect()
             .ask("POST", "/no.such.Service/Call", &headers, &[0; 5])
     });
     let answer = answer.await.unwrap();
@@ -66,21 +67,21 @@ fn an_upstream_without_http2_is_502() {
         talk.send("HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n");
         talk.close();
     });
-    let door = Door::open(&format!(
+    let listener = TestListener::open(&format!(
         "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, http2: true, urls: '{}'}}]}}\n",
         upstream.url()
     ));
-    assert_eq!(door.get("/").status, 502);
+    assert_eq!(listener.get("/").status, 502);
 }
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
-/// Connects to `door` over HTTP/2.
-async fn connect<B>(door: &Door) -> http2::SendRequest<B>
+/// Connects to `listener` over HTTP/2.
+async fn connect<B>(listener: &TestListener) -> http2::SendRequest<B>
 where
     B: Body<Data: Send, Error: std::error::Error + Send + Sync> + Send + Unpin + 'static,
 {
-    let stream = TcpStream::connect(door.listener.local_addr())
+    let stream = TcpStream::connect(listener.listener.local_addr())
         .await
         .unwrap();
     let handshake = http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
@@ -119,11 +120,11 @@ async fn echo() -> SocketAddr {
 
 #[tokio::test]
 async fn forwarding_headers_are_sent_over_http2() {
-    let door = Door::open(&format!(
+    let listener = TestListener::open(&format!(
         "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: echo, http2: true, urls: 'http://{}'}}]}}\n",
         echo().await
     ));
-    let mut client = connect(&door).await;
+    let mut client = connect(&listener).await;
     let claim = || "6.6.6.6".parse::<HeaderValue>().unwrap();
     let trailers = HeaderMap::from_iter([
         (X_FORWARDED_FOR, claim()),
@@ -147,11 +148,11 @@ async fn forwarding_headers_are_sent_over_http2() {
 /// streaming.
 #[tokio::test]
 async fn a_bidirectional_stream_is_forwarded_message_by_message() {
-    let door = Door::open(&format!(
+    let listener = TestListener::open(&format!(
         "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: echo, http2: true, urls: 'http://{}'}}]}}\n",
         echo().await
     ));
-    let mut client = connect(&door).await;
+    let mut client = connect(&listener).await;
     let (messages, sent) = unbounded_channel::<Bytes>();
     let sending = unfold(sent, |mut sent| async {
         let message = sent.recv().await?;

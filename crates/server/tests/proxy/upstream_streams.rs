@@ -24,7 +24,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::door::Door;
+use crate::listener::TestListener;
 
 /// A timeout longer than any test step takes, so that a hanging test fails.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -95,8 +95,8 @@ impl Upstream {
     }
 
     /// Opens a proxy in front of it, with more settings for the upstream and the proxy.
-    fn door(&self, upstream: &str, proxy: &str) -> Door {
-        Door::open(&format!(
+    fn listener(&self, upstream: &str, proxy: &str) -> TestListener {
+        TestListener::open(&format!(
             "proxy: {{listen: '127.0.0.1:0', {proxy} upstreams: [{{name: app, http2: true, {upstream} urls: 'http://{}'}}]}}\n",
             self.address
         ))
@@ -107,8 +107,8 @@ impl Upstream {
 struct Client(http2::SendRequest<Full<Bytes>>);
 
 impl Client {
-    async fn connect(door: &Door) -> Self {
-        let stream = TcpStream::connect(door.listener.local_addr())
+    async fn connect(listener: &TestListener) -> Self {
+        let stream = TcpStream::connect(listener.listener.local_addr())
             .await
             .unwrap();
         let handshake = http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
@@ -155,8 +155,8 @@ async fn ok() -> Bytes {
 #[tokio::test]
 async fn a_first_burst_opens_one_connection() {
     let upstream = Upstream::start(200, |_, _| ok()).await;
-    let door = upstream.door("", "");
-    let client = Client::connect(&door).await;
+    let listener = upstream.listener("", "");
+    let client = Client::connect(&listener).await;
     let answers = join_all((0..100).map(|_| client.get("/"))).await;
     assert!(
         answers.iter().all(|(status, _)| *status == 200),
@@ -178,8 +178,8 @@ async fn streams_over_the_limit_use_another_connection() {
         }
     })
     .await;
-    let door = upstream.door("", "");
-    let client = Client::connect(&door).await;
+    let listener = upstream.listener("", "");
+    let client = Client::connect(&listener).await;
     for _round in 0..2 {
         let answers = join_all((0..5).map(|_| client.get("/"))).await;
         assert!(
@@ -206,8 +206,8 @@ async fn a_connection_without_free_streams_is_not_closed() {
         }
     })
     .await;
-    let door = upstream.door("max_connections: 1,", "");
-    let client = Client::connect(&door).await;
+    let listener = upstream.listener("max_connections: 1,", "");
+    let client = Client::connect(&listener).await;
     let slow = tokio::spawn({
         let client = client.clone();
         async move { client.get("/slow").await }
@@ -230,8 +230,8 @@ async fn an_unresponsive_connection_gets_no_new_requests() {
         ok().await
     })
     .await;
-    let door = upstream.door("", "timeouts: {head: 200ms},");
-    let client = Client::connect(&door).await;
+    let listener = upstream.listener("", "timeouts: {head: 200ms},");
+    let client = Client::connect(&listener).await;
     assert_eq!(client.get("/").await.0, 504);
     assert_eq!(client.get("/").await.0, 200);
     assert_eq!(upstream.connections(), 2);
@@ -241,15 +241,15 @@ async fn an_unresponsive_connection_gets_no_new_requests() {
 #[tokio::test]
 async fn a_request_body_that_the_upstream_does_not_read_times_out() {
     let upstream = Upstream::start(200, |_, _| std::future::pending()).await;
-    let door = upstream.door("", "timeouts: {idle: 200ms, head: 200ms},");
-    assert_eq!(Client::connect(&door).await.post("/").await, 504);
+    let listener = upstream.listener("", "timeouts: {idle: 200ms, head: 200ms},");
+    assert_eq!(Client::connect(&listener).await.post("/").await, 504);
 }
 
 #[tokio::test]
 async fn a_request_body_is_not_sent_after_its_response() {
     let upstream = Upstream::start(1, |_, _| ok()).await;
-    let door = upstream.door("max_connections: 1,", "timeouts: {idle: 1h},");
-    let client = Client::connect(&door).await;
+    let listener = upstream.listener("max_connections: 1,", "timeouts: {idle: 1h},");
+    let client = Client::connect(&listener).await;
     assert_eq!(client.post("/neglected").await, 200);
     let is_free = async { while client.get("/").await.0 != 200 {} };
     timeout(PATIENCE, is_free).await.unwrap();
@@ -260,8 +260,8 @@ async fn a_request_body_is_not_sent_after_its_response() {
 #[tokio::test]
 async fn a_response_to_head_has_no_body() {
     let upstream = Upstream::start(1, |_, _| ok()).await;
-    let door = upstream.door("max_connections: 1,", "");
-    let client = Client::connect(&door).await;
+    let listener = upstream.listener("max_connections: 1,", "");
+    let client = Client::connect(&listener).await;
     let request = Request::head("http://h.example/");
     let answer = client.ask(request, Bytes::new()).await;
     assert_eq!(read(answer).await, "");
@@ -280,10 +280,10 @@ async fn a_connection_that_recovers_gets_requests_again() {
         }
     })
     .await;
-    let door = upstream.door("", "timeouts: {head: 200ms},");
-    let client = Client::connect(&door).await;
+    let listener = upstream.listener("", "timeouts: {head: 200ms},");
+    let client = Client::connect(&listener).await;
     // Larger than all buffers on the way, so that it cannot complete before it is read.
-    let large = Client::connect(&door).await.head("/large").await;
+    let large = Client::connect(&listener).await.head("/large").await;
     assert_eq!(client.get("/late").await.0, 504);
     assert_eq!(client.get("/").await.0, 200);
     assert_eq!(read(large).await.len(), LARGE);
@@ -302,15 +302,15 @@ async fn requests_on_a_lost_pooled_connection_are_retried_on_a_new_one() {
             ok().await
         })
         .await;
-        let door = upstream.door("", "");
-        let client = Client::connect(&door).await;
+        let listener = upstream.listener("", "");
+        let client = Client::connect(&listener).await;
         assert_eq!(client.get("/").await.0, 200);
         let last = Request::builder()
             .method(method)
             .uri("http://h.example/last");
         let answer = client.ask(last, Bytes::new()).await;
         assert_eq!(answer.status().as_u16(), status, "{method}");
-        let told = door.live.exposition();
+        let told = listener.live.exposition();
         let failures = format!(
             "tidegate_proxy_address_failures_total{{upstream=\"app\",address=\"http://{}\",failure=\"bad_answer\"}} 0\n",
             upstream.address
@@ -329,13 +329,13 @@ async fn stalled_streams_do_not_block_others_on_the_connection() {
         ok().await
     })
     .await;
-    let door = upstream.door("", "");
-    let client = Client::connect(&door).await;
+    let listener = upstream.listener("", "");
+    let client = Client::connect(&listener).await;
     let mut unread = Vec::new();
     // All but one of the streams that the proxy allows per connection.
     for _ in 0..99 {
         // One client connection each, so that their flow-control windows do not interfere.
-        unread.push(Client::connect(&door).await.head("/large").await);
+        unread.push(Client::connect(&listener).await.head("/large").await);
     }
     let (status, body) = client.get("/large").await;
     assert_eq!((status, body.len()), (200, LARGE));
@@ -347,7 +347,7 @@ async fn stalled_streams_do_not_block_others_on_the_connection() {
 async fn a_response_with_too_many_header_lines_is_rejected() {
     let upstream = Upstream::start(200, |_, _| ok()).await;
     // hyper's server adds at least two headers to every response, such as a length or a date.
-    let door = upstream.door("", "max_headers: 1,");
-    let (status, _) = Client::connect(&door).await.get("/").await;
+    let listener = upstream.listener("", "max_headers: 1,");
+    let (status, _) = Client::connect(&listener).await.get("/").await;
     assert_eq!(status, 502);
 }

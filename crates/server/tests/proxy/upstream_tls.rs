@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::{door::Door, upstream::Upstream};
+use crate::{listener::TestListener, upstream::Upstream};
 
 pub(crate) fn issue(folder: &Path, name: &str) {
     let issued = rcgen::generate_simple_self_signed(vec![name.to_owned()]).unwrap();
@@ -15,17 +15,17 @@ pub(crate) fn issue(folder: &Path, name: &str) {
 }
 
 /// Opens a proxy in front of `upstream` that serves TLS with a certificate for `name`.
-pub(crate) fn secured(folder: &Path, name: &str, upstream: &Upstream) -> Door {
+pub(crate) fn secured(folder: &Path, name: &str, upstream: &Upstream) -> TestListener {
     issue(folder, name);
     let path = |name: &str| folder.join(name).display().to_string();
     let (certificate, key) = (path("server.pem"), path("server.key"));
     let tls = format!("tls: {{certificate: '{certificate}', key: '{key}'}}");
-    Door::with(upstream.url(), &tls)
+    TestListener::with(upstream.url(), &tls)
 }
 
 /// Opens a proxy in front of the one at `port`, with the trust anchors in `folder`.
-fn before(folder: &Path, port: u16, settings: &str) -> Door {
-    Door::open(&format!(
+fn before(folder: &Path, port: u16, settings: &str) -> TestListener {
+    TestListener::open(&format!(
         "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: 'https://localhost:{port}', ca: '{}'{settings}}}]}}\n",
         folder.join("server.pem").display()
     ))
@@ -38,9 +38,9 @@ fn an_upstream_is_reached_over_tls_in_both_http_versions() {
     let behind = secured(folder.path(), "localhost", &upstream);
     let port = behind.listener.local_addr().port();
     for settings in ["", ", http2: true"] {
-        let door = before(folder.path(), port, settings);
+        let listener = before(folder.path(), port, settings);
         for _ in 0..3 {
-            assert_eq!(door.get("/").body, "ok", "{settings}");
+            assert_eq!(listener.get("/").body, "ok", "{settings}");
         }
     }
     for head in upstream.heads() {

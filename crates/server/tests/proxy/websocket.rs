@@ -15,7 +15,7 @@ use tokio_tungstenite::{
     },
 };
 
-use crate::door::Door;
+use crate::listener::TestListener;
 
 /// A timeout longer than any test step takes, so that a hanging test fails.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -40,8 +40,10 @@ async fn echo() -> SocketAddr {
     address
 }
 
-async fn connect(door: &Door) -> Result<WebSocketStream<TcpStream>, tungstenite::Error> {
-    let stream = TcpStream::connect(door.listener.local_addr()).await?;
+async fn connect(
+    listener: &TestListener,
+) -> Result<WebSocketStream<TcpStream>, tungstenite::Error> {
+    let stream = TcpStream::connect(listener.listener.local_addr()).await?;
     let connected = client_async("ws://h.example/chat?room=1", stream);
     timeout(PATIENCE, connected)
         .await
@@ -62,8 +64,8 @@ async fn next(talk: &mut WebSocketStream<TcpStream>) -> Option<Message> {
 
 #[tokio::test]
 async fn websocket_messages_and_the_close_handshake_are_forwarded() {
-    let door = Door::before(format!("http://{}", echo().await));
-    let mut talk = connect(&door).await.unwrap();
+    let listener = TestListener::before(format!("http://{}", echo().await));
+    let mut talk = connect(&listener).await.unwrap();
     let text = Message::text("good morning");
     assert_eq!(heard(&mut talk, text.clone()).await, text);
     let large: Vec<u8> = (0..1 << 20_u32)
@@ -84,17 +86,17 @@ async fn websocket_messages_and_the_close_handshake_are_forwarded() {
 
 #[tokio::test]
 async fn a_slot_is_held_until_the_websocket_is_closed() {
-    let door = Door::open(&format!(
+    let listener = TestListener::open(&format!(
         "rules: [{{name: sockets, limits: [{{algorithm: concurrency, limit: 1}}]}}]
 proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: 'http://{}'}}]}}
 ",
         echo().await
     ));
-    let mut talk = connect(&door).await.unwrap();
+    let mut talk = connect(&listener).await.unwrap();
     for _ in 0..3 {
         let text = Message::text("still here");
         assert_eq!(heard(&mut talk, text.clone()).await, text);
-        let denied = connect(&door).await.unwrap_err();
+        let denied = connect(&listener).await.unwrap_err();
         let is_denied =
             matches!(&denied, tungstenite::Error::Http(answer) if answer.status() == 429);
         assert!(is_denied, "{denied:?}");
@@ -103,6 +105,6 @@ proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: 'http://{}'}}]}}
     while next(&mut talk).await.is_some() {}
     drop(talk);
     // The proxy may need several polls to notice that the client has gone.
-    let again = async { while connect(&door).await.is_err() {} };
+    let again = async { while connect(&listener).await.is_err() {} };
     timeout(PATIENCE, again).await.unwrap();
 }

@@ -5,13 +5,13 @@ use std::{net::TcpListener, sync::Arc};
 use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
 use tidegate_http::Clock;
 use tidegate_server::{
-    door::resp::{self, Served},
     limiter::Limiter,
+    listener::resp::{self, Served},
     net::{Listener, Server},
 };
 
 use crate::{
-    door::{Client, Door, encode},
+    listener::{Client, TestListener, encode},
     value::Value,
 };
 
@@ -125,8 +125,8 @@ fn password_guesses_are_limited_and_counted() {
     assert!(too_early.starts_with("-ERR too many"), "{too_early}");
     let metrics = guarded.limiter.exposition();
     for line in [
-        r#"tidegate_authentication_failures_total{door="resp",reason="wrong"} 10"#,
-        r#"tidegate_authentication_failures_total{door="resp",reason="limited"} 491"#,
+        r#"tidegate_authentication_failures_total{listener="resp",reason="wrong"} 10"#,
+        r#"tidegate_authentication_failures_total{listener="resp",reason="limited"} 491"#,
     ] {
         assert!(metrics.contains(line), "{metrics}");
     }
@@ -138,7 +138,7 @@ fn password_guesses_are_limited_and_counted() {
 
 #[test]
 fn an_http_request_is_disconnected_and_decides_nothing() {
-    let door = Door::open();
+    let listener = TestListener::open();
     let commands = encode(&[b"THROTTLE", b"k", b"1", b"1", b"60"]);
     for head in [
         "POST / HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -146,7 +146,7 @@ fn an_http_request_is_disconnected_and_decides_nothing() {
         "GET / HTTP/1.1\r\nhost: x\r\n\r\n",
         "host: 127.0.0.1:6380\r\n",
     ] {
-        let mut client = door.connect();
+        let mut client = listener.connect();
         client.send(&[head.as_bytes(), &commands].concat());
         assert_eq!(
             client.rest(),
@@ -154,5 +154,5 @@ fn an_http_request_is_disconnected_and_decides_nothing() {
             "{head}"
         );
     }
-    assert_eq!(door.limiter.local_store().stats().keys, 0);
+    assert_eq!(listener.limiter.local_store().stats().keys, 0);
 }

@@ -3,9 +3,9 @@
 use tidegate_core::{
     AlgorithmName, Condition, CostSource, Limit, LimitSpec, Pattern, Rule, RuleSet, When, notation,
 };
-use tidegate_server::door::resp;
+use tidegate_server::listener::resp;
 
-use crate::door::Door;
+use crate::listener::TestListener;
 
 fn limit(text: &str) -> Limit {
     LimitSpec::shorthand(notation::rate(text).unwrap(), AlgorithmName::TokenBucket)
@@ -14,7 +14,7 @@ fn limit(text: &str) -> Limit {
 }
 
 /// Opens a listener with limits per customer under `/api` and per address on `/login`.
-fn door() -> Door {
+fn listener() -> TestListener {
     let path = |glob: &str| {
         When::all(vec![
             Condition::new("path", Pattern::text(glob).unwrap()).unwrap(),
@@ -29,7 +29,7 @@ fn door() -> Door {
         .when(path("/bulk"))
         .costing(CostSource::Entry("size".into()))
         .unwrap();
-    Door::with(
+    TestListener::with(
         RuleSet::build(vec![api, login, bulk], Vec::new()).unwrap(),
         resp::default_bounds(),
     )
@@ -37,8 +37,8 @@ fn door() -> Door {
 
 #[test]
 fn a_request_is_checked_against_the_rules() {
-    let door = door();
-    let mut client = door.connect();
+    let listener = listener();
+    let mut client = listener.connect();
     let check = "TIDEGATE.CHECK path /login ip 127.0.0.1";
     assert_eq!(
         client.command(check).to_string(),
@@ -52,12 +52,12 @@ fn a_request_is_checked_against_the_rules() {
         client.command(check).to_string(),
         r#"[0, "login", 2, 0, 3600000, 1800000]"#
     );
-    door.at_millis(1_799_999);
+    listener.at_millis(1_799_999);
     assert_eq!(
         client.command(check).to_string(),
         r#"[0, "login", 2, 0, 1800001, 1]"#
     );
-    door.at_millis(1_800_000);
+    listener.at_millis(1_800_000);
     assert_eq!(
         client.command(check).to_string(),
         r#"[1, "login", 2, 0, 3600000, 0]"#
@@ -71,8 +71,8 @@ fn a_request_is_checked_against_the_rules() {
 
 #[test]
 fn a_peek_charges_nothing_and_a_cost_is_charged() {
-    let door = door();
-    let mut client = door.connect();
+    let listener = listener();
+    let mut client = listener.connect();
     let entries = "path /api/x customer 7";
     for _ in 0..3 {
         let peek = client.command(&format!("TIDEGATE.CHECK PEEK COST 5 {entries}"));
@@ -88,8 +88,8 @@ fn a_peek_charges_nothing_and_a_cost_is_charged() {
 
 #[test]
 fn without_a_rule_there_is_no_limit() {
-    let door = door();
-    let mut client = door.connect();
+    let listener = listener();
+    let mut client = listener.connect();
     assert_eq!(
         client.command("TIDEGATE.CHECK path /").to_string(),
         "[1, nil, -1, -1, 0, 0]"
@@ -103,8 +103,8 @@ fn without_a_rule_there_is_no_limit() {
 
 #[test]
 fn an_entry_may_have_the_name_of_an_option() {
-    let door = door();
-    let mut client = door.connect();
+    let listener = listener();
+    let mut client = listener.connect();
     let answer = client.command("TIDEGATE.CHECK PEEK COST 2 peek 1 cost 2 path /login ip ::1");
     assert_eq!(answer.to_string(), r#"[1, "login", 2, 0, 3600000, 0]"#);
 }
@@ -141,8 +141,8 @@ fn invalid_entries_are_rejected_by_name() {
             "-ERR cost: must be from 1 to 999999999999999, got 0",
         ),
     ];
-    let door = door();
-    let mut client = door.connect();
+    let listener = listener();
+    let mut client = listener.connect();
     for (command, expected) in refused {
         assert_eq!(client.command(command).to_string(), expected, "{command}");
     }
@@ -168,7 +168,7 @@ fn invalid_entries_are_rejected_by_name() {
         .to_string();
     assert_eq!(many, "-ERR entries: 65 are over the maximum of 64");
     assert_eq!(
-        door.limiter.local_store().stats().keys,
+        listener.limiter.local_store().stats().keys,
         0,
         "a rejected command is counted nowhere"
     );
@@ -176,8 +176,8 @@ fn invalid_entries_are_rejected_by_name() {
 
 #[test]
 fn entries_are_normalised_unless_they_are_raw() {
-    let door = door();
-    let mut client = door.connect();
+    let listener = listener();
+    let mut client = listener.connect();
     let mut check = |words: &str| {
         client
             .command(&format!("TIDEGATE.CHECK {words}"))

@@ -1,11 +1,11 @@
 //! Tests of the commands that real clients send when they connect, use a pool or inspect the
 //! server.
 
-use crate::{door::Door, value::Value};
+use crate::{listener::TestListener, value::Value};
 
 #[track_caller]
-fn assert_answers(door: &Door, asked: &[(&str, &str)]) {
-    let mut client = door.connect();
+fn assert_answers(listener: &TestListener, asked: &[(&str, &str)]) {
+    let mut client = listener.connect();
     for (command, expected) in asked {
         assert_eq!(client.command(command).to_string(), *expected, "{command}");
     }
@@ -13,9 +13,9 @@ fn assert_answers(door: &Door, asked: &[(&str, &str)]) {
 
 #[test]
 fn ping_echo_select_quit_reset() {
-    let door = Door::open();
+    let listener = TestListener::open();
     assert_answers(
-        &door,
+        &listener,
         &[
             ("PING", "+PONG"),
             ("ping hello", r#""hello""#),
@@ -38,15 +38,15 @@ fn ping_echo_select_quit_reset() {
         ],
     );
     assert_eq!(
-        door.converse(b"PING\r\nQUIT\r\nPING\r\n"),
+        listener.converse(b"PING\r\nQUIT\r\nPING\r\n"),
         "+PONG\r\n+OK\r\n"
     );
 }
 
 #[test]
 fn hello_negotiates_the_protocol() {
-    let door = Door::open();
-    let mut client = door.connect();
+    let listener = TestListener::open();
+    let mut client = listener.connect();
     let two = client.command("HELLO");
     assert!(matches!(two, Value::Array(_)), "RESP2 has no maps: {two}");
     assert_eq!(two.at("proto").to_string(), "2");
@@ -66,9 +66,9 @@ fn hello_negotiates_the_protocol() {
 
 #[test]
 fn a_rejected_hello_changes_nothing() {
-    let door = Door::open();
+    let listener = TestListener::open();
     assert_answers(
-        &door,
+        &listener,
         &[
             ("HELLO 4", "-NOPROTO unsupported protocol version"),
             (
@@ -90,7 +90,7 @@ fn a_rejected_hello_changes_nothing() {
             ("CLIENT GETNAME", "nil"),
         ],
     );
-    let refused = door.converse(b"HELLO 3 SETNAME \"a b\"\r\nCLIENT GETNAME\r\n");
+    let refused = listener.converse(b"HELLO 3 SETNAME \"a b\"\r\nCLIENT GETNAME\r\n");
     assert!(
         refused
             .starts_with("-ERR Client names cannot contain spaces, newlines or special characters")
@@ -101,7 +101,7 @@ fn a_rejected_hello_changes_nothing() {
 #[test]
 fn auth_is_answered_like_redis_without_a_password() {
     assert_answers(
-        &Door::open(),
+        &TestListener::open(),
         &[
             (
                 "AUTH secret",
@@ -123,9 +123,9 @@ fn auth_is_answered_like_redis_without_a_password() {
 
 #[test]
 fn client_sets_and_returns_connection_properties() {
-    let door = Door::open();
+    let listener = TestListener::open();
     assert_answers(
-        &door,
+        &listener,
         &[
             ("CLIENT SETINFO LIB-NAME redis-py", "+OK"),
             ("CLIENT SETINFO lib-ver 7.0.1", "+OK"),
@@ -155,7 +155,7 @@ fn client_sets_and_returns_connection_properties() {
             ),
         ],
     );
-    let mut client = door.connect();
+    let mut client = listener.connect();
     client.command("CLIENT SETNAME me");
     client.command("CLIENT SETINFO LIB-NAME lib");
     let id = client.command("CLIENT ID").to_string();
@@ -176,30 +176,30 @@ fn client_sets_and_returns_connection_properties() {
         tracking.starts_with("-ERR client tracking is not supported"),
         "{tracking}"
     );
-    assert_ne!(door.connect().command("CLIENT ID").to_string(), id);
+    assert_ne!(listener.connect().command("CLIENT ID").to_string(), id);
 }
 
 #[test]
 fn client_reply_suppresses_replies() {
-    let door = Door::open();
+    let listener = TestListener::open();
     assert_eq!(
-        door.converse(b"CLIENT REPLY SKIP\r\nPING 1\r\nPING 2\r\n"),
+        listener.converse(b"CLIENT REPLY SKIP\r\nPING 1\r\nPING 2\r\n"),
         "$1\r\n2\r\n"
     );
     assert_eq!(
-        door.converse(b"CLIENT REPLY OFF\r\nPING 1\r\nNOPE\r\nCLIENT REPLY SKIP\r\nCLIENT REPLY ON\r\nPING 2\r\n"),
+        listener.converse(b"CLIENT REPLY OFF\r\nPING 1\r\nNOPE\r\nCLIENT REPLY SKIP\r\nCLIENT REPLY ON\r\nPING 2\r\n"),
         "+OK\r\n$1\r\n2\r\n"
     );
     assert_eq!(
-        door.converse(b"CLIENT REPLY MAYBE\r\n"),
+        listener.converse(b"CLIENT REPLY MAYBE\r\n"),
         "-ERR syntax error: expected ON, OFF or SKIP\r\n"
     );
 }
 
 #[test]
 fn info_and_config_satisfy_clients() {
-    let door = Door::open();
-    let mut client = door.connect();
+    let listener = TestListener::open();
+    let mut client = listener.connect();
     let Value::Bulk(info) = client.command("INFO server") else {
         panic!("INFO is text")
     };
@@ -230,8 +230,8 @@ fn info_and_config_satisfy_clients() {
 
 #[test]
 fn commands_are_described() {
-    let door = Door::open();
-    let mut client = door.connect();
+    let listener = TestListener::open();
+    let mut client = listener.connect();
     let all = client.command("COMMAND");
     assert_eq!(
         client.command("COMMAND COUNT").to_string(),
@@ -282,9 +282,9 @@ fn commands_are_described() {
 
 #[test]
 fn an_unknown_command_is_named_on_one_line() {
-    let door = Door::open();
+    let listener = TestListener::open();
     assert_answers(
-        &door,
+        &listener,
         &[
             (
                 "FOO",
@@ -296,7 +296,7 @@ fn an_unknown_command_is_named_on_one_line() {
             ),
         ],
     );
-    let mut client = door.connect();
+    let mut client = listener.connect();
     let forged = client.command_of(&[b"X\r\n+OK", b"\n"]).to_string();
     assert_eq!(
         forged,

@@ -8,8 +8,8 @@
 mod auth;
 mod bounds;
 mod check;
-mod door;
 mod handshake;
+mod listener;
 mod protocol;
 mod real_clients;
 mod redis_cell;

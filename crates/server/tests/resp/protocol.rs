@@ -1,17 +1,17 @@
 //! Tests of the protocol itself: inline commands, lengths and clients that violate it.
 
-use crate::door::{Door, encode};
+use crate::listener::{TestListener, encode};
 
 #[test]
 fn lines_typed_by_hand_are_commands() {
-    let door = Door::open();
-    assert_eq!(door.converse(b"ping\n"), "+PONG\r\n");
+    let listener = TestListener::open();
+    assert_eq!(listener.converse(b"ping\n"), "+PONG\r\n");
     assert_eq!(
-        door.converse(b"  PING   \"a b\"  \r\n\r\n\n"),
+        listener.converse(b"  PING   \"a b\"  \r\n\r\n\n"),
         "$3\r\na b\r\n"
     );
     assert_eq!(
-        door.converse(b"CL.THROTTLE 'user 1' 15 30 60\r\n"),
+        listener.converse(b"CL.THROTTLE 'user 1' 15 30 60\r\n"),
         "*5\r\n:0\r\n:16\r\n:15\r\n:-1\r\n:2\r\n"
     );
 }
@@ -19,14 +19,14 @@ fn lines_typed_by_hand_are_commands() {
 #[test]
 fn empty_commands_are_skipped() {
     assert_eq!(
-        Door::open().converse(b"*0\r\n*-1\r\n\r\nPING\r\n"),
+        TestListener::open().converse(b"*0\r\n*-1\r\n\r\nPING\r\n"),
         "+PONG\r\n"
     );
 }
 
 #[test]
 fn an_incomplete_command_is_not_answered() {
-    let door = Door::open();
+    let listener = TestListener::open();
     for begun in [
         &b"PIN"[..],
         b"*1",
@@ -34,7 +34,7 @@ fn an_incomplete_command_is_not_answered() {
         b"*1\r\n$4\r\nPING\r",
         b"*2\r\n$4\r\nPING\r\n",
     ] {
-        assert_eq!(door.converse(begun), "", "{}", begun.escape_ascii());
+        assert_eq!(listener.converse(begun), "", "{}", begun.escape_ascii());
     }
 }
 
@@ -78,9 +78,9 @@ fn a_protocol_error_is_reported_and_closes_the_connection() {
             "this is the Redis protocol, not HTTP",
         ),
     ];
-    let door = Door::open();
+    let listener = TestListener::open();
     for (input, problem) in broken {
-        let answer = door.converse(&[b"PING\r\n", input, b"PING\r\n"].concat());
+        let answer = listener.converse(&[b"PING\r\n", input, b"PING\r\n"].concat());
         assert_eq!(
             answer,
             format!("+PONG\r\n-ERR Protocol error: {problem}\r\n"),
@@ -92,8 +92,8 @@ fn a_protocol_error_is_reported_and_closes_the_connection() {
 
 #[test]
 fn a_client_that_goes_on_after_an_error_still_reads_it() {
-    let door = Door::open();
-    let mut client = door.connect();
+    let listener = TestListener::open();
+    let mut client = listener.connect();
     client.send(b"*1000000\r\n");
     client.send(&encode(&[b"ECHO", &[b'x'; 50_000]]).repeat(4));
     assert_eq!(
@@ -104,8 +104,8 @@ fn a_client_that_goes_on_after_an_error_still_reads_it() {
 
 #[test]
 fn maximum_sizes_are_accepted_and_one_byte_more_is_not() {
-    let door = Door::open();
-    let mut client = door.connect();
+    let listener = TestListener::open();
+    let mut client = listener.connect();
     let longest = vec![b'x'; 65_536];
     let echoed = client.command_of(&[b"ECHO", &longest]);
     assert_eq!(echoed.to_string().len(), longest.len() + 2);
@@ -119,12 +119,12 @@ fn maximum_sizes_are_accepted_and_one_byte_more_is_not() {
     let line = |words: usize| [b"ECHO ".to_vec(), vec![b'x'; words - 5], b"\n".to_vec()].concat();
     client.send(&line(65_536));
     assert_eq!(client.value().to_string().len(), 65_536 - 5 + 2);
-    let too_long = door.converse(&line(65_600));
+    let too_long = listener.converse(&line(65_600));
     assert_eq!(
         too_long,
         "-ERR Protocol error: too big inline request: at most 65536 bytes\r\n"
     );
-    let too_big = door.converse(&encode(&[longest.as_slice(); 12]));
+    let too_big = listener.converse(&encode(&[longest.as_slice(); 12]));
     assert_eq!(
         too_big,
         "-ERR Protocol error: too big command: at most 786432 bytes\r\n"
@@ -133,8 +133,8 @@ fn maximum_sizes_are_accepted_and_one_byte_more_is_not() {
 
 #[test]
 fn a_large_command_arrives_in_many_pieces() {
-    let door = Door::open();
-    let mut client = door.connect();
+    let listener = TestListener::open();
+    let mut client = listener.connect();
     let value = vec![b'v'; 8_192];
     let names: Vec<String> = (0..64).map(|n| format!("{n:0>256}")).collect();
     let mut words = vec![&b"TIDEGATE.CHECK"[..]];
@@ -150,9 +150,10 @@ fn a_large_command_arrives_in_many_pieces() {
 
 #[test]
 fn invalid_commands_are_counted() {
-    let door = Door::open();
-    door.converse(b"GET x\r\nCL.THROTTLE x\r\nCL.THROTTLE x y 1 1\r\nTIDEGATE.CHECK a\r\n*x\r\n");
-    let counted = "tidegate_bad_requests_total{door=\"resp\"} 5";
-    let metrics = door.limiter.exposition();
+    let listener = TestListener::open();
+    listener
+        .converse(b"GET x\r\nCL.THROTTLE x\r\nCL.THROTTLE x y 1 1\r\nTIDEGATE.CHECK a\r\n*x\r\n");
+    let counted = "tidegate_bad_requests_total{listener=\"resp\"} 5";
+    let metrics = listener.limiter.exposition();
     assert!(metrics.contains(counted), "{metrics}");
 }

@@ -2,13 +2,13 @@
 
 use std::process::{Command, Output};
 
-use crate::door::Door;
+use crate::listener::TestListener;
 
 /// Runs a program of Debian's redis-tools against the listener.
-fn run(program: &str, door: &Door, arguments: &[&str]) -> String {
+fn run(program: &str, listener: &TestListener, arguments: &[&str]) -> String {
     let mut command = Command::new(program);
     command
-        .args(["-p", &door.address().port().to_string()])
+        .args(["-p", &listener.address().port().to_string()])
         .args(arguments);
     let Output {
         status,
@@ -27,32 +27,36 @@ fn run(program: &str, door: &Door, arguments: &[&str]) -> String {
 
 #[test]
 fn redis_cli_in_both_protocols() {
-    let door = Door::open();
+    let listener = TestListener::open();
     let throttle = ["CL.THROTTLE", "user123", "15", "30", "60"];
-    assert_eq!(run("redis-cli", &door, &throttle), "0\n16\n15\n-1\n2\n");
+    assert_eq!(run("redis-cli", &listener, &throttle), "0\n16\n15\n-1\n2\n");
     assert_eq!(
-        run("redis-cli", &door, &[&["-3"], &throttle[..]].concat()),
+        run("redis-cli", &listener, &[&["-3"], &throttle[..]].concat()),
         "0\n16\n14\n-1\n4\n"
     );
     assert_eq!(
         run(
             "redis-cli",
-            &door,
+            &listener,
             &["-2", "THROTTLE", "key", "3", "1", "10"]
         ),
         "1\n3\n2\n10\n0\n"
     );
     assert_eq!(
-        run("redis-cli", &door, &["-3", "TIDEGATE.CHECK", "ip", "::1"]),
+        run(
+            "redis-cli",
+            &listener,
+            &["-3", "TIDEGATE.CHECK", "ip", "::1"]
+        ),
         "1\n\n-1\n-1\n0\n0\n"
     );
-    assert_eq!(run("redis-cli", &door, &["-n", "0", "PING"]), "PONG\n");
-    assert!(run("redis-cli", &door, &["INFO"]).contains("redis_version:7."));
+    assert_eq!(run("redis-cli", &listener, &["-n", "0", "PING"]), "PONG\n");
+    assert!(run("redis-cli", &listener, &["INFO"]).contains("redis_version:7."));
 }
 
 #[test]
 fn redis_benchmark_with_and_without_a_pipeline() {
-    let door = Door::open();
+    let listener = TestListener::open();
     for pipeline in ["1", "16", "64"] {
         let arguments = [
             "-q", "-c", "10", "-n", "2000", "-P", pipeline, "-r", "100", "-e",
@@ -60,10 +64,10 @@ fn redis_benchmark_with_and_without_a_pipeline() {
         let throttle = ["CL.THROTTLE", "key:__rand_int__", "15", "30", "60"];
         let report = run(
             "redis-benchmark",
-            &door,
+            &listener,
             &[&arguments[..], &throttle].concat(),
         );
         assert!(report.contains("requests per second"), "{report}");
     }
-    assert!(door.limiter.local_store().stats().keys > 50);
+    assert!(listener.limiter.local_store().stats().keys > 50);
 }

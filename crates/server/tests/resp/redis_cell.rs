@@ -2,13 +2,13 @@
 
 use tidegate_core::Span;
 
-use crate::door::Door;
+use crate::listener::TestListener;
 
 /// The example in redis-cell's README.
 #[test]
 fn the_redis_cell_readme_example() {
-    let door = Door::open();
-    let answer = door.connect().command("CL.THROTTLE user123 15 30 60");
+    let listener = TestListener::open();
+    let answer = listener.connect().command("CL.THROTTLE user123 15 30 60");
     assert_eq!(answer.to_string(), "[0, 16, 15, -1, 2]");
 }
 
@@ -35,10 +35,10 @@ const RECORDED: [(u64, u64, [i64; 5]); 16] = [
 
 #[test]
 fn recorded_replies_are_reproduced() {
-    let door = Door::open();
-    let mut client = door.connect();
+    let listener = TestListener::open();
+    let mut client = listener.connect();
     for (step, (millis, quantity, expected)) in RECORDED.into_iter().enumerate() {
-        door.at_millis(millis);
+        listener.at_millis(millis);
         let answer = client.command(&format!("CL.THROTTLE key 4 1 1 {quantity}"));
         let expected = format!("[{}]", expected.map(|number| number.to_string()).join(", "));
         assert_eq!(
@@ -51,8 +51,8 @@ fn recorded_replies_are_reproduced() {
 
 #[test]
 fn waiting_for_retry_after_is_enough() {
-    let door = Door::open();
-    let mut client = door.connect();
+    let listener = TestListener::open();
+    let mut client = listener.connect();
     // With one request per third of a second, the shortest wait that the reply can express is a
     // second.
     assert_eq!(
@@ -63,12 +63,12 @@ fn waiting_for_retry_after_is_enough() {
         client.command("CL.THROTTLE key 0 3 1").to_string(),
         "[1, 1, 0, 1, 1]"
     );
-    door.at_millis(333);
+    listener.at_millis(333);
     assert_eq!(
         client.command("CL.THROTTLE key 0 3 1").to_string(),
         "[1, 1, 0, 1, 1]"
     );
-    door.at_millis(334);
+    listener.at_millis(334);
     assert_eq!(
         client.command("CL.THROTTLE key 0 3 1").to_string(),
         "[0, 1, 0, -1, 1]"
@@ -77,8 +77,8 @@ fn waiting_for_retry_after_is_enough() {
 
 #[test]
 fn keys_are_any_bytes_and_names_any_case() {
-    let door = Door::open();
-    let mut client = door.connect();
+    let listener = TestListener::open();
+    let mut client = listener.connect();
     let keys: [&[u8]; 4] = [b"\xff\xfe\0", b"\r\n", b"\xf7", &[b'k'; 1_000]];
     for key in keys {
         for remaining in [1, 0] {
@@ -95,8 +95,8 @@ fn keys_are_any_bytes_and_names_any_case() {
 
 #[test]
 fn clients_of_one_key_share_its_count_and_changed_numbers_keep_it() {
-    let door = Door::open();
-    let (mut one, mut other) = (door.connect(), door.connect());
+    let listener = TestListener::open();
+    let (mut one, mut other) = (listener.connect(), listener.connect());
     assert_eq!(
         one.command("CL.THROTTLE key 4 1 60 3").to_string(),
         "[0, 5, 2, -1, 180]"
@@ -135,12 +135,12 @@ fn errors_match_the_original() {
         ("CL.THROTTLE key 1 0 60", zero.to_owned()),
         ("CL.THROTTLE key 1 1 0", zero.to_owned()),
     ];
-    let door = Door::open();
-    let mut client = door.connect();
+    let listener = TestListener::open();
+    let mut client = listener.connect();
     for (command, expected) in refused {
         assert_eq!(client.command(command).to_string(), expected, "{command}");
     }
-    let stats = door.limiter.local_store().stats();
+    let stats = listener.limiter.local_store().stats();
     assert_eq!(stats.keys, 0, "a rejected command is counted nowhere");
 }
 
@@ -173,8 +173,8 @@ fn out_of_range_numbers_are_rejected_by_name() {
         ),
         ("CL.THROTTLE  1 1 60", "key: must not be empty"),
     ];
-    let door = Door::open();
-    let mut client = door.connect();
+    let listener = TestListener::open();
+    let mut client = listener.connect();
     for (command, expected) in refused {
         let expected = format!("-Cell error: Store error: {expected}");
         assert_eq!(client.command(command).to_string(), expected, "{command}");
@@ -199,8 +199,8 @@ fn out_of_range_numbers_are_rejected_by_name() {
 
 #[test]
 fn a_cost_that_never_fits_has_no_retry_time() {
-    let door = Door::open();
-    let mut client = door.connect();
+    let listener = TestListener::open();
+    let mut client = listener.connect();
     assert_eq!(
         client.command("CL.THROTTLE key 4 1 60 6").to_string(),
         "[1, 5, 5, -1, 0]"
@@ -213,13 +213,16 @@ fn a_cost_that_never_fits_has_no_retry_time() {
 
 #[test]
 fn a_blocked_key_is_limited_until_the_block_ends() {
-    let door = Door::open();
-    let mut client = door.connect();
+    let listener = TestListener::open();
+    let mut client = listener.connect();
     let mut room = Vec::new();
     let key = tidegate_server::limiter::Limiter::throttle_key(b"key", &mut room).unwrap();
-    door.limiter
-        .local_store()
-        .block(key, Some(Span::from_secs(90)), "abuse", door.limiter.now());
+    listener.limiter.local_store().block(
+        key,
+        Some(Span::from_secs(90)),
+        "abuse",
+        listener.limiter.now(),
+    );
     assert_eq!(
         client.command("CL.THROTTLE key 4 1 60").to_string(),
         "[1, 5, 0, 90, 90]"
@@ -228,9 +231,10 @@ fn a_blocked_key_is_limited_until_the_block_ends() {
         client.command("THROTTLE key 4 1 60").to_string(),
         "[0, 4, 0, 90, 90]"
     );
-    door.limiter
+    listener
+        .limiter
         .local_store()
-        .block(key, None, "abuse", door.limiter.now());
+        .block(key, None, "abuse", listener.limiter.now());
     assert_eq!(
         client.command("CL.THROTTLE key 4 1 60").to_string(),
         "[1, 5, 0, -1, 0]"

@@ -1,6 +1,6 @@
 //! Tests of `TIDEGATE.RESET`, `DEL` and the databases of keys.
 
-use crate::door::{Client, Door};
+use crate::listener::{Client, TestListener};
 
 fn limited(client: &mut Client, key: &str) -> bool {
     let answer = client.command(&format!("CL.THROTTLE {key} 0 1 3600"));
@@ -9,8 +9,8 @@ fn limited(client: &mut Client, key: &str) -> bool {
 
 #[test]
 fn a_reset_key_starts_afresh() {
-    let door = Door::open();
-    let mut client = door.connect();
+    let listener = TestListener::open();
+    let mut client = listener.connect();
     for reset in ["TIDEGATE.RESET", "del", "UNLINK"] {
         assert!(
             !limited(&mut client, "a") && !limited(&mut client, "b"),
@@ -29,8 +29,8 @@ fn a_reset_key_starts_afresh() {
 
 #[test]
 fn a_reset_works_in_a_transaction() {
-    let door = Door::open();
-    let mut client = door.connect();
+    let listener = TestListener::open();
+    let mut client = listener.connect();
     assert!(!limited(&mut client, "a"));
     assert_eq!(client.command("MULTI").to_string(), "+OK");
     for command in ["DEL a", "CL.THROTTLE a 0 1 3600", "TIDEGATE.RESET a"] {
@@ -42,8 +42,8 @@ fn a_reset_works_in_a_transaction() {
 
 #[test]
 fn invalid_resets_are_rejected() {
-    let door = Door::open();
-    let mut client = door.connect();
+    let listener = TestListener::open();
+    let mut client = listener.connect();
     let many = format!("DEL{}", " k".repeat(65));
     let said = client.command(&many).to_string();
     assert_eq!(said, "-ERR 65 keys are over the maximum of 64");
@@ -55,8 +55,8 @@ fn invalid_resets_are_rejected() {
 
 #[test]
 fn databases_have_separate_keys() {
-    let door = Door::open();
-    let (mut zero, mut one) = (door.connect(), door.connect());
+    let listener = TestListener::open();
+    let (mut zero, mut one) = (listener.connect(), listener.connect());
     assert_eq!(one.command("SELECT 1").to_string(), "+OK");
     for key in ["k".as_bytes(), b"\xff", b"\xf7\x01k", b"\xf7\xf7"] {
         for client in [&mut zero, &mut one] {
@@ -66,7 +66,7 @@ fn databases_have_separate_keys() {
             assert_eq!(client.command_of(&words).items()[0].to_string(), "1");
         }
     }
-    assert_eq!(door.limiter.local_store().stats().keys, 8);
+    assert_eq!(listener.limiter.local_store().stats().keys, 8);
     // A key that is reset in one database stays in the others. A reset connection uses database 0.
     assert_eq!(one.command("DEL k").to_string(), "1");
     assert!(limited(&mut zero, "k") && !limited(&mut one, "k"));

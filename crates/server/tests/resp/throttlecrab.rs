@@ -1,12 +1,12 @@
 //! Compares `THROTTLE` with the documentation of throttlecrab, also where throttlecrab deviates
 //! from it.
 
-use crate::door::Door;
+use crate::listener::TestListener;
 
 #[test]
 fn a_bucket_empties_and_fills() {
-    let door = Door::open();
-    let mut client = door.connect();
+    let listener = TestListener::open();
+    let mut client = listener.connect();
     assert_eq!(
         client.command("THROTTLE key 3 1 10").to_string(),
         "[1, 3, 2, 10, 0]"
@@ -19,12 +19,12 @@ fn a_bucket_empties_and_fills() {
         client.command("THROTTLE key 3 1 10").to_string(),
         "[0, 3, 0, 30, 10]"
     );
-    door.at_millis(9_999);
+    listener.at_millis(9_999);
     assert_eq!(
         client.command("throttle key 3 1 10").to_string(),
         "[0, 3, 0, 21, 1]"
     );
-    door.at_millis(10_000);
+    listener.at_millis(10_000);
     assert_eq!(
         client.command("throttle key 3 1 10").to_string(),
         "[1, 3, 0, 30, 0]"
@@ -43,8 +43,8 @@ fn a_bucket_empties_and_fills() {
 
 #[test]
 fn a_burst_of_one_is_enforced() {
-    let door = Door::open();
-    let mut client = door.connect();
+    let listener = TestListener::open();
+    let mut client = listener.connect();
     let allowed = (0..100)
         .filter(|_| client.command("THROTTLE key 1 3 3600").items()[0].to_string() == "1")
         .count();
@@ -53,8 +53,8 @@ fn a_burst_of_one_is_enforced() {
 
 #[test]
 fn input_that_made_throttlecrab_panic_is_answered() {
-    let door = Door::open();
-    let mut client = door.connect();
+    let listener = TestListener::open();
+    let mut client = listener.connect();
     let answer = client
         .command("THROTTLE x 4294967296 1 1000000000000")
         .to_string();
@@ -95,8 +95,8 @@ fn errors_match_the_original() {
             "-ERR Rate limit check failed: negative quantity: -7",
         ),
     ];
-    let door = Door::open();
-    let mut client = door.connect();
+    let listener = TestListener::open();
+    let mut client = listener.connect();
     for (command, expected) in refused {
         assert_eq!(client.command(command).to_string(), expected, "{command}");
     }

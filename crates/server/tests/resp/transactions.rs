@@ -1,14 +1,14 @@
 //! Tests of `MULTI`, `EXEC` and `DISCARD`, which clients add to their pipelines.
 
-use tidegate_server::door::resp::bounds::{MAX_BULK_BYTES, MAX_COMMAND_BYTES};
+use tidegate_server::listener::resp::bounds::{MAX_BULK_BYTES, MAX_COMMAND_BYTES};
 
-use crate::door::{Door, encode};
+use crate::listener::{TestListener, encode};
 
 const THROTTLE: &[u8] = b"CL.THROTTLE user 1 1 60\r\n";
 
 #[test]
 fn a_transaction_is_answered_at_exec() {
-    let door = Door::open();
+    let listener = TestListener::open();
     let input = [
         b"MULTI\r\n",
         THROTTLE,
@@ -21,12 +21,12 @@ fn a_transaction_is_answered_at_exec() {
     let expected = "+OK\r\n+QUEUED\r\n+QUEUED\r\n+QUEUED\r\n+QUEUED\r\n*4\r\n\
         *5\r\n:0\r\n:2\r\n:1\r\n:-1\r\n:60\r\n+PONG\r\n*5\r\n:0\r\n:2\r\n:0\r\n:-1\r\n:120\r\n\
         *5\r\n:1\r\n:2\r\n:0\r\n:60\r\n:120\r\n+PONG\r\n";
-    assert_eq!(door.converse(&input), expected);
+    assert_eq!(listener.converse(&input), expected);
 }
 
 #[test]
 fn an_empty_transaction_has_an_empty_reply() {
-    let answers = Door::open().converse(b"MULTI\r\nEXEC\r\nMULTI\r\nDISCARD\r\nPING\r\n");
+    let answers = TestListener::open().converse(b"MULTI\r\nEXEC\r\nMULTI\r\nDISCARD\r\nPING\r\n");
     assert_eq!(answers, "+OK\r\n*0\r\n+OK\r\n+OK\r\n+PONG\r\n");
 }
 
@@ -46,14 +46,14 @@ fn an_invalid_transaction_is_not_run() {
             "-ERR 'info' is not allowed in a transaction\r\n",
         ),
     ] {
-        let door = Door::open();
+        let listener = TestListener::open();
         let input = [b"MULTI\r\n", THROTTLE, spoils, THROTTLE, b"EXEC\r\n"].concat();
         let expected = format!(
             "+OK\r\n+QUEUED\r\n{error}+QUEUED\r\n\
              -EXECABORT Transaction discarded because of previous errors.\r\n"
         );
-        assert_eq!(door.converse(&input), expected);
-        assert_eq!(door.limiter.local_store().stats().keys, 0);
+        assert_eq!(listener.converse(&input), expected);
+        assert_eq!(listener.limiter.local_store().stats().keys, 0);
     }
 }
 
@@ -67,12 +67,12 @@ fn a_command_that_fails_at_exec_fails_alone() {
     .concat();
     let expected = "+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n\
         -Cell error: Store error: Couldn't parse as integer: x\r\n*5\r\n:0\r\n:2\r\n:1\r\n:-1\r\n:60\r\n";
-    assert_eq!(Door::open().converse(&input), expected);
+    assert_eq!(TestListener::open().converse(&input), expected);
 }
 
 #[test]
 fn misplaced_transaction_commands_are_rejected() {
-    let door = Door::open();
+    let listener = TestListener::open();
     for (input, expected) in [
         (&b"EXEC\r\n"[..], "-ERR EXEC without MULTI\r\n"),
         (b"DISCARD\r\n", "-ERR DISCARD without MULTI\r\n"),
@@ -86,14 +86,19 @@ fn misplaced_transaction_commands_are_rejected() {
         ),
         (b"MULTI\r\nQUIT\r\n", "+OK\r\n+OK\r\n"),
     ] {
-        assert_eq!(door.converse(input), expected, "{}", input.escape_ascii());
+        assert_eq!(
+            listener.converse(input),
+            expected,
+            "{}",
+            input.escape_ascii()
+        );
     }
 }
 
 #[test]
 fn the_length_of_a_transaction_is_limited() {
-    let door = Door::open();
-    let mut client = door.connect();
+    let listener = TestListener::open();
+    let mut client = listener.connect();
     let long = encode(&[b"ECHO", &[b'x'; MAX_BULK_BYTES]]);
     client.send(b"MULTI\r\n");
     assert_eq!(client.value().to_string(), "+OK");

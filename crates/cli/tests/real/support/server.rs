@@ -36,7 +36,7 @@ impl Server {
         let mut command = tidegate(&["serve", "--config", "rules.yaml"]);
         let mut process = Process::start(command.current_dir(scratch.path()));
         let [http, grpc, resp, admin] =
-            ["http", "grpc", "resp", "admin"].map(|door| address(&mut process, door));
+            ["http", "grpc", "resp", "admin"].map(|listener| address(&mut process, listener));
         Self {
             process,
             http,
@@ -138,8 +138,8 @@ impl Server {
     }
 }
 
-fn address(process: &mut Process, door: &str) -> SocketAddr {
-    address_in(&process.wait_for(&["listening", &format!("listener=\"{door}\"")]))
+fn address(process: &mut Process, listener: &str) -> SocketAddr {
+    address_in(&process.wait_for(&["listening", &format!("listener=\"{listener}\"")]))
 }
 
 fn address_in(line: &str) -> SocketAddr {

@@ -1,0 +1,238 @@
+//! Authentication of clients with a shared secret (token or password), and a rate limit on guesses.
+//!
+//! A wrong secret is counted, logged and charged to the client's IPv4 address or IPv6 /64. After
+//! too many wrong guesses, further attempts from that address are rejected without looking at the
+//! secret. Otherwise a guesser could still learn whether a guess is right. As a consequence, all
+//! clients behind one address share this limit.
+
+use std::{
+    net::{IpAddr, Ipv6Addr},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use sha2::{Digest, Sha256};
+use tidegate_core::{
+    Algorithm, Charge, Cost, Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Outcome,
+    Rate, Span, Timestamp,
+};
+use tidegate_http::Clock;
+
+use crate::{metrics::Text, net::network};
+
+/// The number of wrong secrets that an address may send at once, and the rate after that.
+const BURST: u64 = 10;
+const RATE: Rate = Rate {
+    count: 1,
+    period: Span::from_secs(1),
+};
+
+/// The maximum number of addresses whose guesses are tracked. When the store is full, it denies new
+/// addresses.
+const MAX_ADDRESSES: usize = 10_000;
+
+/// The authenticator of one listener.
+pub struct Authenticator {
+    listener: &'static str,
+    /// The SHA-256 digest of the secret; `None` disables authentication.
+    secret: Option<[u8; 32]>,
+    clock: Clock,
+    limits: Option<Limits>,
+    guesses: MemoryStore,
+    wrong: AtomicU64,
+    limited: AtomicU64,
+}
+
+/// Omits the secret and everything derived from it, so that it never reaches a log.
+impl std::fmt::Debug for Authenticator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Authenticator")
+            .field("listener", &self.listener)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The result of an authentication attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Attempt {
+    Accepted,
+    /// The secret is wrong.
+    Wrong,
+    /// The address has sent too many wrong secrets; this one was not compared.
+    Limited {
+        retry_after: Span,
+    },
+}
+
+impl Authenticator {
+    /// Creates an authenticator that accepts `secret`. Without a secret it accepts every client.
+    /// `listener` is its name in logs and metrics.
+    #[must_use]
+    pub fn new(listener: &'static str, secret: Option<&[u8]>, clock: Clock) -> Self {
+        let bounds = MemoryBounds {
+            max_keys: MAX_ADDRESSES,
+            ..MemoryBounds::default()
+        };
+        let limit = Limit::new(Algorithm::Gcra {
+            rate: RATE,
+            burst: BURST - 1,
+        });
+        Self {
+            listener,
+            secret: secret
+                .filter(|secret| !secret.is_empty())
+                .map(|secret| Sha256::digest(secret).into()),
+            clock,
+            // The constants are within all bounds, so this never fails; a test verifies it.
+            limits: limit.and_then(|limit| Limits::new(vec![limit])).ok(),
+            guesses: MemoryStore::new(bounds),
+            wrong: AtomicU64::new(0),
+            limited: AtomicU64::new(0),
+        }
+    }
+
+    /// Returns whether authentication is disabled.
+    pub(crate) const fn is_open(&self) -> bool {
+        self.secret.is_none()
+    }
+
+    /// Checks the `secret` that `peer` sent.
+    pub(crate) fn check(&self, peer: IpAddr, secret: &[u8]) -> Attempt {
+        let Some(expected) = &self.secret else {
+            return Attempt::Accepted;
+        };
+        let (peer, now) = (key(peer), self.clock.now());
+        // Before the comparison, so that a blocked guesser does not learn whether a guess is right.
+        if let Some(retry_after) = self.wait(&peer, now, Effect::Peek) {
+            self.limited.fetch_add(1, Ordering::Relaxed);
+            return Attempt::Limited { retry_after };
+        }
+        // Comparing digests of equal length in constant time leaks nothing about the secret.
+        let shown: [u8; 32] = Sha256::digest(secret).into();
+        if equal_in_constant_time(&shown, expected) {
+            return Attempt::Accepted;
+        }
+        self.wait(&peer, now, Effect::Charge);
+        self.wrong.fetch_add(1, Ordering::Relaxed);
+        let peer = IpAddr::V6(Ipv6Addr::from(peer)).to_canonical();
+        tracing::warn!(listener = self.listener, %peer, "authentication failed: wrong secret");
+        Attempt::Wrong
+    }
+
+    /// Returns how long `peer` has to wait, or `None` if it may try now.
+    fn wait(&self, peer: &[u8], now: Timestamp, effect: Effect) -> Option<Span> {
+        let charge = Charge::new(peer, self.limits.as_ref()?, Cost::ONE).ok()?;
+        let mut outcomes: Vec<Outcome> = Vec::new();
+        let decision = self.guesses.check(&[charge], now, effect, &mut outcomes);
+        match decision {
+            Decision::Admitted => None,
+            _ => {
+                let retry = outcomes
+                    .first()
+                    .and_then(|outcome| outcome.retry_after.span());
+                Some(retry.unwrap_or(RATE.period).max(Span::from_micros(1)))
+            }
+        }
+    }
+
+    /// Appends the metrics of `authenticators` to `text`.
+    pub(crate) fn write(authenticators: &[Arc<Self>], text: &mut Text) {
+        let name = "tidegate_authentication_failures_total";
+        let help = "Failed authentication attempts: a wrong secret, or too many wrong secrets from one address.";
+        text.family(name, "counter", help);
+        for authenticator in authenticators {
+            let counts = [
+                ("wrong", &authenticator.wrong),
+                ("limited", &authenticator.limited),
+            ];
+            for (reason, count) in counts {
+                let labels = [("listener", authenticator.listener), ("reason", reason)];
+                text.sample(name, &labels, count.load(Ordering::Relaxed));
+            }
+        }
+    }
+}
+
+/// Combines a user name and a password into one secret, so that neither can be guessed separately.
+pub(super) fn login(user: &[u8], password: &[u8]) -> Vec<u8> {
+    [user, b"\0", password].concat()
+}
+
+/// Returns the key under which guesses from `peer` are counted.
+fn key(peer: IpAddr) -> [u8; 16] {
+    match network(peer) {
+        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        IpAddr::V6(address) => address.octets(),
+    }
+}
+
+fn equal_in_constant_time(a: &[u8; 32], b: &[u8; 32]) -> bool {
+    let difference = a
+        .iter()
+        .zip(b)
+        .fold(0, |difference, (a, b)| difference | (a ^ b));
+    std::hint::black_box(difference) == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
+
+    fn at_secs(secs: u64) -> Timestamp {
+        Timestamp::from_micros(1_700_000_000_000_000 + secs * 1_000_000)
+    }
+
+    #[test]
+    fn a_secret_matches_if_every_byte_matches() {
+        let clock = Clock::manual(at_secs(0));
+        let guarded = Authenticator::new("http", Some(b"secret"), clock.clone());
+        assert!(guarded.limits.is_some());
+        assert_eq!(guarded.check(PEER, b"secret"), Attempt::Accepted);
+        for other in [&b"secreT"[..], b"Secret", b"secre", b"secrets", b""] {
+            assert_eq!(guarded.check(PEER, other), Attempt::Wrong);
+        }
+        for open in [None, Some(&b""[..])] {
+            let open = Authenticator::new("http", open, clock.clone());
+            assert!(open.is_open());
+            assert_eq!(open.check(PEER, b"whatever"), Attempt::Accepted);
+        }
+    }
+
+    #[test]
+    fn an_address_with_wrong_guesses_is_locked_out() {
+        let clock = Clock::manual(at_secs(0));
+        let guarded = Authenticator::new("http", Some(b"secret"), clock.clone());
+        let wrong = (0..1_000)
+            .filter(|_| guarded.check(PEER, b"guess") == Attempt::Wrong)
+            .count();
+        assert_eq!(wrong, 10);
+        let Attempt::Limited { retry_after } = guarded.check(PEER, b"secret") else {
+            panic!("the right secret must not be accepted among many guesses");
+        };
+        assert_eq!(retry_after, Span::from_secs(1));
+        let other = "192.0.2.2".parse().unwrap();
+        assert_eq!(guarded.check(other, b"secret"), Attempt::Accepted);
+        clock.set(at_secs(1));
+        assert_eq!(guarded.check(PEER, b"secret"), Attempt::Accepted);
+        assert_eq!(guarded.check(PEER, b"guess"), Attempt::Wrong);
+        assert!(matches!(
+            guarded.check(PEER, b"guess"),
+            Attempt::Limited { .. }
+        ));
+        let counted = (
+            guarded.wrong.load(Ordering::Relaxed),
+            guarded.limited.load(Ordering::Relaxed),
+        );
+        assert_eq!(counted, (11, 992));
+    }
+
+    #[test]
+    fn debug_output_has_no_secret() {
+        let guarded = Authenticator::new("http", Some(b"secret"), Clock::manual(at_secs(0)));
+        assert!(!format!("{guarded:?}").contains("secret:"));
+    }
+}

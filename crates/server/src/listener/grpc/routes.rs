@@ -1,0 +1,150 @@
+//! Routes each call to its service by the path.
+
+use std::{convert::Infallible, future::Future, io, pin::Pin, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use hyper::body::Incoming;
+use tokio::time::{Instant, timeout};
+use tonic::{Status, body::Body};
+use tonic_reflection::server::Builder;
+use tower_service::Service;
+
+use super::{
+    MAX_MESSAGE_BYTES, QUOTA, Served,
+    health::Healthy,
+    proto::{
+        DESCRIPTORS,
+        envoy::service::rate_limit_quota::v3::rate_limit_quota_service_server::RateLimitQuotaServiceServer,
+        envoy::service::ratelimit::v3::{RateLimitResponse, rate_limit_response::Code},
+        grpc::health::v1::health_server::HealthServer,
+    },
+    quota::StreamedQuotas,
+    rate_limit,
+    unary::{self, Reply},
+};
+use crate::{metrics::ListenerKind, net::Shutdown};
+
+/// The paths of `ShouldRateLimit`, the only method without streaming that bypasses tonic.
+const SHOULD_RATE_LIMIT: [&str; 2] = [
+    "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit",
+    "/envoy.service.ratelimit.v2.RateLimitService/ShouldRateLimit",
+];
+
+type Answered = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+/// A service that answers all calls whose path starts with its name.
+struct Route {
+    service: &'static str,
+    call: Box<dyn Fn(Request<Incoming>) -> Answered + Send + Sync>,
+}
+
+/// All services of the listener.
+pub(super) struct Routes {
+    served: Served,
+    streamed: Vec<Route>,
+}
+
+impl std::fmt::Debug for Routes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let services = self.streamed.iter().map(|route| route.service);
+        f.debug_list().entries(services).finish()
+    }
+}
+
+impl Routes {
+    pub(super) fn new(served: Served, shutdown: &Shutdown) -> io::Result<Self> {
+        let quotas = StreamedQuotas::new(Arc::clone(&served.limiter), shutdown.clone());
+        let quotas =
+            RateLimitQuotaServiceServer::new(quotas).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let health = Healthy::new(shutdown.clone(), served.rate_limits.clone());
+        let health = HealthServer::new(health).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        // The descriptors are compiled into the binary, so they are valid.
+        let reflection = || Builder::configure().register_encoded_file_descriptor_set(DESCRIPTORS);
+        let v1 = reflection().build_v1().map_err(io::Error::other)?;
+        let v1alpha = reflection().build_v1alpha().map_err(io::Error::other)?;
+        Ok(Self {
+            served,
+            streamed: vec![
+                Route::to(QUOTA, quotas),
+                Route::to("grpc.health.v1.Health", health),
+                Route::to("grpc.reflection.v1.ServerReflection", v1),
+                Route::to("grpc.reflection.v1alpha.ServerReflection", v1alpha),
+            ],
+        })
+    }
+
+    /// Answers a call, or starts a streaming response, within the caller's timeout and at most
+    /// `most`.
+    pub(super) async fn answer(
+        &self,
+        request: Request<Incoming>,
+        most: Duration,
+    ) -> Result<Response<Reply>, Infallible> {
+        let time = super::timeout::of(request.headers(), most);
+        let answered = timeout(time, self.route(request, time)).await;
+        answered.unwrap_or_else(|_| {
+            Ok(unary::failure(&Status::deadline_exceeded(
+                "the deadline of the call has passed",
+            )))
+        })
+    }
+
+    async fn route(
+        &self,
+        request: Request<Incoming>,
+        time: Duration,
+    ) -> Result<Response<Reply>, Infallible> {
+        let path = request.uri().path();
+        if SHOULD_RATE_LIMIT.contains(&path) {
+            let began = Instant::now();
+            let left = || time.saturating_sub(began.elapsed());
+            return unary::call(request, |message| self.decide(message, left())).await;
+        }
+        let service = path.split('/').nth(1).unwrap_or_default();
+        match self.streamed.iter().find(|route| route.service == service) {
+            Some(route) => Ok((route.call)(request).await?.map(Reply::Streamed)),
+            None => Ok(unary::failure(&Status::unimplemented("unknown service"))),
+        }
+    }
+
+    async fn decide(
+        &self,
+        message: Result<Bytes, Status>,
+        time: Duration,
+    ) -> Result<RateLimitResponse, Status> {
+        let service = self.served.rate_limits.as_deref();
+        let decided = match message {
+            Ok(message) => {
+                rate_limit::decide(service, &message, super::timeout::for_store(time)).await
+            }
+            Err(status) => Err(status),
+        };
+        let metrics = self.served.limiter.metrics();
+        match &decided {
+            Ok(answer) => {
+                metrics
+                    .observe_answer(ListenerKind::Grpc, answer.overall_code() == Code::OverLimit);
+            }
+            // A store failure is not the caller's mistake.
+            Err(status) if status.code() == tonic::Code::Unavailable => {}
+            Err(_) => metrics.count_bad_request(ListenerKind::Grpc),
+        }
+        decided
+    }
+}
+
+impl Route {
+    fn to<S>(service: &'static str, server: S) -> Self
+    where
+        S: Service<Request<Incoming>, Response = Response<Body>, Error = Infallible>
+            + Clone
+            + Send
+            + Sync
+            + 'static,
+        S::Future: Send + 'static,
+    {
+        let call = Box::new(move |request| -> Answered { Box::pin(server.clone().call(request)) });
+        Self { service, call }
+    }
+}

@@ -1,0 +1,170 @@
+//! `ANY /v1/authorize`: forward-auth for nginx, Caddy and Traefik.
+
+use std::{borrow::Cow, sync::Once};
+
+use hyper::{Request, StatusCode, body::Incoming};
+use tidegate_core::{Cost, Effect, RequestError, RuleSet};
+use tidegate_http::{Forwarded, Gate as _, Proxy, RuleNames, Source, Unclear};
+
+use super::{Asked, Problem, check::with_scratch, status, wire::Answer};
+use crate::{
+    entries::{Audited, Origin},
+    metrics::ListenerKind,
+};
+
+/// Options in the query of the URL that the proxy is configured with.
+#[derive(Debug)]
+struct Options {
+    /// The status code of every denial.
+    deny: Option<StatusCode>,
+    proxy: Proxy,
+    /// The number of trusted proxies in front of the calling proxy. Replaces the configured trust.
+    hops: Option<usize>,
+}
+
+pub(super) async fn authorize(
+    asked: &Asked,
+    request: &Request<Incoming>,
+) -> Result<Answer, Problem> {
+    let options = options(request.uri().query().unwrap_or_default())?;
+    let decided = decide(asked, request, &options).await;
+    // A malformed client request must be rejected with the status that the proxy passes on.
+    decided.map_err(|problem| match options.deny {
+        Some(deny) if problem.is_bad_request() => problem.with_status(deny),
+        _ => problem,
+    })
+}
+
+async fn decide(
+    asked: &Asked,
+    request: &Request<Incoming>,
+    options: &Options,
+) -> Result<Answer, Problem> {
+    let identity = &asked.identity;
+    let hops = options
+        .hops
+        .map(|hops| identity.trust.clone().with_hops(hops));
+    let source = Source {
+        peer: asked.peer,
+        proxy: options.proxy,
+        trust: hops.as_ref().unwrap_or(&identity.trust),
+        parts: &identity.parts,
+        atlas: identity.atlas.as_deref(),
+    };
+    let unclear = |unclear: Unclear| Problem::new(StatusCode::BAD_REQUEST, unclear.to_string());
+    let forwarded = Forwarded::read(request.headers(), source).map_err(unclear)?;
+    let rules = asked.limiter.rules();
+    warn_of_gaps(&forwarded, &rules);
+    let named = rules.entry_names().filter_map(|name| {
+        Some(
+            forwarded
+                .entry(name)
+                .transpose()?
+                .map(|value| (name, value)),
+        )
+    });
+    let found: Result<Vec<(&str, Cow<'_, str>)>, Unclear> = named.collect();
+    let found = found.map_err(unclear)?;
+    let entries: Vec<(&str, &str)> = found
+        .iter()
+        .map(|(name, value)| (*name, &**value))
+        .collect();
+    let described = tidegate_core::Request::new(&entries, Cost::ONE)?;
+    let names = asked.headers.borrow().rule_names();
+    // A proxy may pass the error on to the client.
+    let uncounted = |error: RequestError| match names {
+        RuleNames::Shown => error,
+        RuleNames::Hidden => error.without_cause(),
+    };
+    with_scratch(async |scratch| {
+        let now = asked.limiter.now();
+        let verdict = asked
+            .limiter
+            .check(&rules, scratch, &described, Effect::Charge)
+            .await
+            .map_err(uncounted)?;
+        asked.limiter.observe(ListenerKind::Http, &verdict);
+        let audited = Audited {
+            listener: ListenerKind::Http,
+            origin: Origin::Listener,
+            request: &described,
+            rules: &rules,
+            now,
+        };
+        asked.limiter.audit(audited, &verdict);
+        // The configured status replaces 503 too: some proxies pass on only certain statuses.
+        let denied = options.deny.filter(|_| !verdict.allowed);
+        let status = denied.unwrap_or_else(|| status(&verdict));
+        Ok(asked.public_verdict(status, &verdict, now))
+    })
+    .await
+}
+
+/// Warns once if the proxy sends no path or no client address, which usually means that its
+/// configuration is incomplete.
+fn warn_of_gaps(forwarded: &Forwarded<'_>, rules: &RuleSet) {
+    static NO_PATH: Once = Once::new();
+    static NO_CLIENT: Once = Once::new();
+    if !forwarded.names_a_path() {
+        NO_PATH.call_once(|| {
+            tracing::warn!(
+                "a forward-auth request has no path (X-Original-URI or X-Forwarded-Uri), so rules with a path do not apply to it; logged once"
+            );
+        });
+    }
+    let counts_by_ip = || {
+        rules
+            .entry_names()
+            .any(|name| matches!(name, "ip" | "ip.exact"))
+    };
+    if !forwarded.names_a_client() && counts_by_ip() {
+        NO_CLIENT.call_once(|| {
+            tracing::warn!(
+                "a forward-auth request has no client address (X-Real-IP from nginx, X-Forwarded-For from others), so its `ip` is the proxy's address, which all clients share; logged once"
+            );
+        });
+    }
+}
+
+fn options(query: &str) -> Result<Options, Problem> {
+    let mut options = Options {
+        deny: None,
+        proxy: Proxy::Unknown,
+        hops: None,
+    };
+    for (name, value) in query
+        .split('&')
+        .filter(|pair| !pair.is_empty())
+        .map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+    {
+        match name {
+            "deny" => {
+                let status = value
+                    .parse()
+                    .ok()
+                    .and_then(|code: u16| StatusCode::from_u16(code).ok());
+                let refuses =
+                    status.filter(|status| status.is_client_error() || status.is_server_error());
+                options.deny = Some(refuses.ok_or_else(|| {
+                    Problem::bad("deny", "must be a status from 400 to 599, such as 403")
+                })?);
+            }
+            "proxy" => {
+                options.proxy = Proxy::parse(value)
+                    .ok_or_else(|| Problem::bad("proxy", "must be nginx, caddy or traefik"))?;
+            }
+            "hops" => {
+                let hops = value.parse().ok().filter(|hops| *hops <= 16);
+                let wrong = || Problem::bad("hops", "must be a number from 0 to 16");
+                options.hops = Some(hops.ok_or_else(wrong)?);
+            }
+            _ => {
+                return Err(Problem::bad(
+                    "query",
+                    format!("unknown option `{name}`; the options are deny, proxy and hops"),
+                ));
+            }
+        }
+    }
+    Ok(options)
+}

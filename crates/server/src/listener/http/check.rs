@@ -1,0 +1,152 @@
+//! `POST /v1/check` and `POST /v1/peek`.
+
+use std::cell::RefCell;
+
+use tidegate_core::{Cost, Effect, Request, Scratch, bounds::MAX_ENTRIES};
+use tidegate_http::Gate as _;
+
+use super::{
+    Asked, Problem,
+    fields::{Field, Place},
+    json::{self, Json, Members},
+    status,
+    wire::Answer,
+};
+use crate::{
+    config::report::{advice, shown},
+    entries::{Audited, Origin, Spelling, normalize, rewritten},
+    metrics::ListenerKind,
+};
+
+thread_local! {
+    /// A buffer for keys, reused by the requests of this worker.
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// The parsed request body.
+#[derive(Debug)]
+struct Check<'j> {
+    entries: Vec<(&'j str, &'j str)>,
+    cost: Cost,
+    spelling: Spelling,
+}
+
+pub(super) async fn check(asked: &Asked, body: &[u8], effect: Effect) -> Result<Answer, Problem> {
+    let members = json::object(body)?;
+    let Check {
+        entries,
+        cost,
+        spelling,
+    } = read(&members)?;
+    let given = Request::new(&entries, cost)?;
+    let rules = asked.limiter.rules();
+    let replaced = match spelling {
+        Spelling::Normalized => normalize(asked.limiter.trust(), &rules, &entries)?,
+        Spelling::Raw => Vec::new(),
+    };
+    let normalized;
+    let request = if replaced.is_empty() {
+        given
+    } else {
+        normalized = rewritten(&entries, &replaced);
+        Request::new(&normalized, cost)?
+    };
+    with_scratch(async |scratch| {
+        let now = asked.limiter.now();
+        let verdict = asked
+            .limiter
+            .check(&rules, scratch, &request, effect)
+            .await?;
+        if effect == Effect::Charge {
+            asked.limiter.observe(ListenerKind::Http, &verdict);
+            let audited = Audited {
+                listener: ListenerKind::Http,
+                origin: Origin::Service,
+                request: &request,
+                rules: &rules,
+                now,
+            };
+            asked.limiter.audit(audited, &verdict);
+        }
+        Ok(asked.verdict(status(&verdict), &verdict, now))
+    })
+    .await
+}
+
+/// Runs `decide` with this worker's key buffer. If the buffer is in use by a suspended decision, a
+/// fresh one is allocated.
+pub(super) async fn with_scratch<T>(decide: impl AsyncFnOnce(&mut Scratch) -> T) -> T {
+    let mut scratch = SCRATCH.take();
+    let decided = decide(&mut scratch).await;
+    SCRATCH.set(scratch);
+    decided
+}
+
+/// Parses a body, or reports all mistakes in it.
+fn read<'j>(members: &'j Members<'_>) -> Result<Check<'j>, Problem> {
+    let mut problems = Vec::new();
+    let (mut entries, mut cost, mut spelling) = (None, Cost::ONE, Spelling::default());
+    for (name, value) in members {
+        let field = Field {
+            place: Place::Body,
+            name,
+            value,
+        };
+        match &**name {
+            "entries" => entries = read_entries(field, &mut problems),
+            "cost" => cost = field.cost(&mut problems).unwrap_or(cost),
+            "raw" => {
+                if field.truth(&mut problems) == Some(true) {
+                    spelling = Spelling::Raw;
+                }
+            }
+            _ => {
+                let known = &["entries", "cost", "raw"];
+                let problem = format!("unknown field; {}", advice(name, known));
+                problems.push(Problem::bad(shown(name), problem));
+            }
+        }
+    }
+    if !members.iter().any(|(name, _)| name == "entries") {
+        problems.push(Problem::bad(
+            "entries",
+            "is missing; it describes the request, such as {\"ip\": \"203.0.113.9\"}",
+        ));
+    }
+    match (entries, problems.is_empty()) {
+        (Some(entries), true) => Ok(Check {
+            entries,
+            cost,
+            spelling,
+        }),
+        _ => Err(Problem::several(problems)),
+    }
+}
+
+/// Reads the entries. A body with too many entries is rejected before they are examined.
+fn read_entries<'j>(
+    field: Field<'j, '_>,
+    problems: &mut Vec<Problem>,
+) -> Option<Vec<(&'j str, &'j str)>> {
+    let Json::Object(members) = field.value else {
+        return field.expected("an object of names and strings", problems);
+    };
+    if members.len() > MAX_ENTRIES {
+        let problem = format!(
+            "{} entries are over the maximum of {MAX_ENTRIES}",
+            members.len()
+        );
+        return field.wrong(problem, problems);
+    }
+    let mut entries = Vec::with_capacity(members.len());
+    for (name, value) in members {
+        match value {
+            Json::Text(text) => entries.push((&**name, &**text)),
+            other => {
+                let problem = format!("expected a string, got {other}");
+                problems.push(Problem::bad(format!("entries.{}", shown(name)), problem));
+            }
+        }
+    }
+    Some(entries)
+}

@@ -1,0 +1,304 @@
+//! The HTTP listener: `POST /v1/check`, `/v1/peek`, `/v1/throttle`, `ANY /v1/authorize` for
+//! forward-auth, and envoyproxy/ratelimit's `/json` and `/healthcheck`.
+//!
+//! `wire` serves HTTP/1.1, `body` reads request bodies and `verdict` writes responses. Each
+//! endpoint has a module of its own. A denial is a normal response with a verdict; only requests
+//! that cannot be understood get a problem document.
+
+mod authorize;
+mod body;
+mod check;
+mod envoy;
+mod fields;
+mod forms;
+mod json;
+mod limit_fields;
+mod limits_cache;
+mod problem;
+mod stream;
+mod throttle;
+mod verdict;
+pub(super) mod wire;
+
+use std::{
+    cell::RefCell,
+    io,
+    net::{IpAddr, Ipv4Addr, TcpListener},
+    sync::Arc,
+};
+
+use futures_util::FutureExt;
+use hyper::{
+    HeaderMap, Method, Request, Response, StatusCode,
+    body::Incoming,
+    header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue},
+};
+use tidegate_core::{Effect, Reason, Timestamp, Verdict};
+use tidegate_http::{HeaderWriter, Legacy, RuleNames};
+
+pub(crate) use self::{
+    body::read as read_body,
+    json::{Json, Members, object},
+    problem::Problem,
+    verdict::millis,
+    wire::{Answer, json},
+};
+use super::{Authenticator, auth::Attempt, cross_site};
+use crate::{
+    config::{Headers, Identity, LegacyHeaders},
+    envoy::RateLimitService,
+    limiter::Limiter,
+    metrics::ListenerKind,
+    net::{Bounds, Listener, Server, Shutdown, Tls},
+};
+
+/// The endpoints listed in 404 responses.
+const PATHS: &str = "/v1/check, /v1/peek, /v1/throttle and /v1/authorize";
+
+/// The dependencies and settings of the HTTP listener.
+#[derive(Clone, Debug)]
+pub struct Served {
+    /// The limiter.
+    pub limiter: Arc<Limiter>,
+    /// The rate limit headers of responses.
+    pub headers: Headers,
+    /// How forward-auth identifies clients.
+    pub identity: Arc<Identity>,
+    /// The service behind `/json` and `/healthcheck`; without it these paths return 404.
+    pub rate_limits: Option<Arc<RateLimitService>>,
+    /// The token that clients must send; without one, no authentication is required.
+    pub token: Option<String>,
+    /// The listener's TLS configuration; without one, connections are plaintext.
+    pub tls: Option<Arc<Tls>>,
+}
+
+/// Serves checks and forward-auth on `socket`.
+///
+/// # Errors
+///
+/// Returns the error of the operating system if `socket` is not a listening socket.
+pub fn listen(
+    server: &Server,
+    socket: TcpListener,
+    bounds: Bounds,
+    served: Served,
+) -> io::Result<Listener> {
+    let headers = header_writer(served.headers);
+    let clock = served.limiter.clock().clone();
+    let authenticator = Arc::new(Authenticator::new(
+        "http",
+        served.token.as_deref().map(str::as_bytes),
+        clock,
+    ));
+    let metrics = served.limiter.metrics();
+    metrics.show_authenticator(Arc::clone(&authenticator));
+    let exempt = super::exempt(&served.identity);
+    server.listen_exempting(socket, bounds, exempt, move |stream, connection| {
+        let asked = Asked {
+            limiter: Arc::clone(&served.limiter),
+            rate_limits: served.rate_limits.clone(),
+            headers: RefCell::new(headers.clone()),
+            identity: Arc::clone(&served.identity),
+            peer: connection.peer.ip(),
+            shutdown: connection.shutdown.clone(),
+            authenticator: Arc::clone(&authenticator),
+        };
+        let tls = served.tls.clone();
+        async move {
+            let answer = |request| asked.answer(request);
+            let Some(tls) = tls else {
+                return wire::serve(stream, &connection, answer).await;
+            };
+            if let Some(stream) = tls.accept_in_time(stream, &connection).await {
+                wire::serve(stream, &connection, answer).await;
+            }
+        }
+    })
+}
+
+/// Creates a writer of the rate limit headers that `headers` enables.
+pub(super) fn header_writer(headers: Headers) -> HeaderWriter {
+    let legacy = match headers.legacy {
+        LegacyHeaders::Off => Legacy::Off,
+        LegacyHeaders::Delta => Legacy::Delta,
+        LegacyHeaders::Epoch => Legacy::Epoch,
+    };
+    let names = if headers.rule_names {
+        RuleNames::Shown
+    } else {
+        RuleNames::Hidden
+    };
+    HeaderWriter::new(headers.ratelimit, legacy).with_rule_names(names)
+}
+
+/// An endpoint that takes a request body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Endpoint {
+    /// `/v1/check`
+    Check,
+    /// `/v1/peek`
+    Peek,
+    /// `/v1/throttle`
+    Throttle,
+}
+
+/// Returns the status and body of the response of `endpoint` to `body`, without a socket. For
+/// fuzzing; does not support a Redis-backed limiter.
+#[must_use]
+pub fn transcript(limiter: &Arc<Limiter>, endpoint: Endpoint, body: &[u8]) -> (u16, Vec<u8>) {
+    let asked = Asked {
+        limiter: Arc::clone(limiter),
+        rate_limits: None,
+        headers: RefCell::new(HeaderWriter::new(true, Legacy::Delta)),
+        identity: Arc::default(),
+        peer: IpAddr::V4(Ipv4Addr::LOCALHOST),
+        shutdown: Shutdown::default(),
+        authenticator: Arc::new(Authenticator::new("http", None, limiter.clock().clone())),
+    };
+    let alone = "a decision by Redis must be awaited";
+    let refused = || Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, alone));
+    // A decision in memory never suspends.
+    let answer = asked.answer_body(endpoint, body).now_or_never();
+    let answer = answer.unwrap_or_else(refused);
+    let answer = answer.unwrap_or_else(|problem| asked.refuse(problem));
+    (answer.status().as_u16(), wire::body(answer))
+}
+
+/// The header for this listener's token. Forward-auth needs it, because `Authorization` then
+/// belongs to the client's request.
+const TIDEGATE_TOKEN: HeaderName = HeaderName::from_static("tidegate-token");
+
+/// Returns the token in `Authorization: Bearer TOKEN`.
+pub(super) fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
+    let value = headers.get(AUTHORIZATION)?.as_bytes();
+    let (scheme, token) = value.split_at_checked("Bearer ".len())?;
+    scheme.eq_ignore_ascii_case(b"Bearer ").then_some(token)
+}
+
+/// The context in which the requests of one connection are answered.
+#[derive(Debug)]
+struct Asked {
+    limiter: Arc<Limiter>,
+    rate_limits: Option<Arc<RateLimitService>>,
+    headers: RefCell<HeaderWriter>,
+    identity: Arc<Identity>,
+    peer: IpAddr,
+    shutdown: Shutdown,
+    authenticator: Arc<Authenticator>,
+}
+
+impl Asked {
+    fn answer(&self, request: Request<Incoming>) -> impl Future<Output = Answer> {
+        let answer = self.route(request);
+        answer.map(|answer| answer.unwrap_or_else(|problem| self.refuse(problem)))
+    }
+
+    async fn route(&self, request: Request<Incoming>) -> Result<Answer, Problem> {
+        wire::check_host(&request)?;
+        self.admit(&request)?;
+        let endpoint = match request.uri().path() {
+            "/v1/throttle" => Endpoint::Throttle,
+            "/v1/check" => Endpoint::Check,
+            "/v1/peek" => Endpoint::Peek,
+            "/v1/authorize" => return authorize::authorize(self, &request).await,
+            path => match (path, &self.rate_limits) {
+                ("/json", Some(service)) => {
+                    let body = body::read(request.into_body()).await?;
+                    // Boxed to keep the common future small: this one is much larger, and hyper
+                    // moves the future with each request.
+                    return Ok(Box::pin(envoy::decide(&self.limiter, service, &body)).await);
+                }
+                ("/healthcheck", Some(service)) => {
+                    return Ok(envoy::healthcheck(service, &self.shutdown));
+                }
+                _ => return Err(Problem::not_found(PATHS)),
+            },
+        };
+        if request.method() != Method::POST {
+            return Err(Problem::method("POST"));
+        }
+        let body = body::read(request.into_body()).await?;
+        self.answer_body(endpoint, &body).await
+    }
+
+    /// Rejects cross-site and unauthenticated requests.
+    fn admit(&self, request: &Request<Incoming>) -> Result<(), Problem> {
+        let path = request.uri().path();
+        // The headers of a forward-auth request are those of a client's request to another server.
+        if path != "/v1/authorize" {
+            cross_site::check(request.headers())?;
+        }
+        if self.authenticator.is_open() || path == "/healthcheck" {
+            return Ok(());
+        }
+        let missing = || {
+            Problem::new(
+                StatusCode::UNAUTHORIZED,
+                "send the token of this listener: `Authorization: Bearer TOKEN`, or `Tidegate-Token: TOKEN`",
+            )
+        };
+        let headers = request.headers();
+        let own = headers.get(TIDEGATE_TOKEN).map(HeaderValue::as_bytes);
+        let token = own.or_else(|| bearer(headers)).ok_or_else(missing)?;
+        match self.authenticator.check(self.peer, token) {
+            Attempt::Accepted => Ok(()),
+            Attempt::Wrong => Err(missing()),
+            Attempt::Limited { retry_after } => Err(Problem::too_many_guesses(retry_after)),
+        }
+    }
+
+    async fn answer_body(&self, endpoint: Endpoint, body: &[u8]) -> Result<Answer, Problem> {
+        match endpoint {
+            Endpoint::Check => check::check(self, body, Effect::Charge).await,
+            Endpoint::Peek => check::check(self, body, Effect::Peek).await,
+            Endpoint::Throttle => throttle::throttle(self, body).await,
+        }
+    }
+
+    fn refuse(&self, problem: Problem) -> Answer {
+        self.limiter.metrics().count_bad_request(ListenerKind::Http);
+        problem.answer()
+    }
+
+    /// Builds a response with `verdict`, made at `now`, for a service. The body names rules. The
+    /// headers name them only if configured, because services copy headers into their own
+    /// responses.
+    fn verdict(&self, status: StatusCode, verdict: &Verdict<'_>, now: Timestamp) -> Answer {
+        let body = verdict::body(verdict, RuleNames::Shown);
+        self.verdict_with(body, status, verdict, now)
+    }
+
+    /// Builds a response for a proxy, which may pass the body on to a client. The body names rules
+    /// only if configured.
+    fn public_verdict(&self, status: StatusCode, verdict: &Verdict<'_>, now: Timestamp) -> Answer {
+        let names = self.headers.borrow().rule_names();
+        let body = verdict::body(verdict, names);
+        self.verdict_with(body, status, verdict, now)
+    }
+
+    fn verdict_with(
+        &self,
+        body: Vec<u8>,
+        status: StatusCode,
+        verdict: &Verdict<'_>,
+        now: Timestamp,
+    ) -> Answer {
+        let mut answer: Answer = Response::new(body.into());
+        *answer.status_mut() = status;
+        let headers = answer.headers_mut();
+        headers.insert(CONTENT_TYPE, wire::JSON);
+        self.headers.borrow_mut().write(verdict, now, headers);
+        answer
+    }
+}
+
+/// Returns the status for `verdict`, the same on all HTTP endpoints: 503 if the store could not
+/// decide, because that is not the client's fault, and 429 if a limit or a block denied the
+/// request.
+fn status(verdict: &Verdict<'_>) -> StatusCode {
+    match (verdict.allowed, verdict.reason) {
+        (true, _) => StatusCode::OK,
+        (false, Some(Reason::Store)) => StatusCode::SERVICE_UNAVAILABLE,
+        (false, _) => StatusCode::TOO_MANY_REQUESTS,
+    }
+}

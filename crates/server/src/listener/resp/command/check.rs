@@ -1,0 +1,258 @@
+//! `TIDEGATE.CHECK`: decides a request under the rules.
+
+use tidegate_core::{
+    Cost, Effect, Request, RequestError, RuleSet, Scratch, Span, Timestamp, Verdict,
+    bounds::MAX_ENTRIES,
+};
+use tidegate_http::Gate as _;
+
+use crate::{
+    entries::{Audited, Origin, Spelling, normalize, rewritten},
+    limiter::Limiter,
+    metrics::ListenerKind,
+};
+
+use super::{
+    super::{
+        desk::Context,
+        parse::Arguments,
+        reply::Reply,
+        waiting::{Later, Waiting},
+    },
+    quoted, refuse, wrong_number,
+};
+
+/// `TIDEGATE.CHECK [PEEK] [RAW] [COST n] name value [name value …]` → `[allowed, rule or null,
+/// limit, remaining, reset_after_ms, retry_after_ms]`.
+///
+/// The options come first, in any order and each at most once, so an entry may have the name of an
+/// option. A `retry_after_ms` of -1 means never. A limit and a remaining of -1 mean that no limit
+/// was evaluated: no rule applies, or the key is blocked.
+pub(super) fn check(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
+    let decided = Asked::read(arguments.skip(1)).and_then(|asked| asked.decide(context, reply));
+    match decided {
+        Ok(()) => {}
+        Err(Refusal::NoPairs) => wrong_number(context, "tidegate.check", reply),
+        Err(Refusal::Request(error)) => refuse(context, reply, format_args!("ERR {error}")),
+    }
+}
+
+/// The reason why a command is rejected.
+#[derive(Debug)]
+enum Refusal {
+    /// The arguments after the options are not name-value pairs, or there are none.
+    NoPairs,
+    Request(RequestError),
+}
+
+impl From<RequestError> for Refusal {
+    fn from(error: RequestError) -> Self {
+        Self::Request(error)
+    }
+}
+
+#[derive(Debug)]
+struct Asked<'a> {
+    effect: Effect,
+    cost: Cost,
+    spelling: Spelling,
+    pairs: Arguments<'a>,
+}
+
+impl<'a> Asked<'a> {
+    fn read(arguments: Arguments<'a>) -> Result<Self, Refusal> {
+        let (mut effect, mut spelling, mut given_cost) = (None, None, None);
+        let mut pairs = arguments;
+        loop {
+            if effect.is_none() && pairs.is(0, "peek") {
+                effect = Some(Effect::Peek);
+                pairs = pairs.skip(1);
+            } else if spelling.is_none() && pairs.is(0, "raw") {
+                spelling = Some(Spelling::Raw);
+                pairs = pairs.skip(1);
+            } else if given_cost.is_none() && pairs.is(0, "cost") {
+                given_cost = Some(cost(pairs.get(1).unwrap_or_default())?);
+                pairs = pairs.skip(2);
+            } else {
+                break;
+            }
+        }
+        if pairs.len() == 0 || !pairs.len().is_multiple_of(2) {
+            return Err(Refusal::NoPairs);
+        }
+        Ok(Self {
+            effect: effect.unwrap_or(Effect::Charge),
+            cost: given_cost.unwrap_or(Cost::ONE),
+            spelling: spelling.unwrap_or_default(),
+            pairs,
+        })
+    }
+
+    fn decide(self, context: &mut Context<'_>, reply: &mut Reply<'_>) -> Result<(), Refusal> {
+        let mut room = [("", ""); MAX_ENTRIES];
+        let entries = self.entries(&mut room)?;
+        let given = Request::new(entries, self.cost)?;
+        let rules = context.limiter.rules();
+        let replaced = match self.spelling {
+            Spelling::Normalized => normalize(context.limiter.trust(), &rules, entries)?,
+            Spelling::Raw => Vec::new(),
+        };
+        let normalized;
+        let request = if replaced.is_empty() {
+            given
+        } else {
+            normalized = rewritten(entries, &replaced);
+            Request::new(&normalized, self.cost)?
+        };
+        let scratch = &mut context.memory.scratch;
+        let verdict = context
+            .limiter
+            .check_now(&rules, scratch, &request, self.effect)?;
+        match verdict {
+            Some(verdict) => {
+                let now = context.now;
+                let audited = audited(&request, &rules, now);
+                give(context.limiter, audited, &verdict, self.effect, reply);
+            }
+            None => {
+                let later = Later::Check(LaterCheck::new(&self, request.entries()));
+                context.waiting.push(Waiting::new(later, reply));
+            }
+        }
+        Ok(())
+    }
+
+    fn entries<'r>(
+        &self,
+        room: &'r mut [(&'a str, &'a str)],
+    ) -> Result<&'r [(&'a str, &'a str)], RequestError> {
+        let count = self.pairs.len() / 2;
+        let entries = room.get_mut(..count).ok_or_else(|| {
+            RequestError::new(
+                "entries",
+                format!("{count} are over the maximum of {MAX_ENTRIES}"),
+            )
+        })?;
+        for (index, entry) in entries.iter_mut().enumerate() {
+            let name = self.pairs.get(2 * index).unwrap_or_default();
+            let value = self.pairs.get(2 * index + 1).unwrap_or_default();
+            let not_text =
+                || RequestError::new(format!("entries.{}", quoted(name)), "is not UTF-8");
+            let text = |bytes| std::str::from_utf8(bytes).map_err(|_| not_text());
+            *entry = (text(name)?, text(value)?);
+        }
+        Ok(entries)
+    }
+}
+
+/// A check that Redis has to decide.
+#[derive(Debug)]
+pub(in crate::listener::resp) struct LaterCheck {
+    entries: Vec<(Box<str>, Box<str>)>,
+    cost: Cost,
+    effect: Effect,
+}
+
+impl LaterCheck {
+    pub(in crate::listener::resp) fn heap_bytes(&self) -> usize {
+        let texts = self
+            .entries
+            .iter()
+            .map(|(name, value)| name.len() + value.len());
+        size_of_val(self.entries.as_slice()) + texts.sum::<usize>()
+    }
+
+    fn new(asked: &Asked<'_>, entries: &[(&str, &str)]) -> Self {
+        let owned = entries
+            .iter()
+            .map(|(name, value)| (Box::from(*name), Box::from(*value)));
+        Self {
+            entries: owned.collect(),
+            cost: asked.cost,
+            effect: asked.effect,
+        }
+    }
+
+    pub(in crate::listener::resp) async fn answer(self, limiter: &Limiter, reply: &mut Reply<'_>) {
+        let entries: Vec<(&str, &str)> = self
+            .entries
+            .iter()
+            .map(|(name, value)| (&**name, &**value))
+            .collect();
+        let (rules, mut scratch) = (limiter.rules(), Scratch::default());
+        let refuse = |error: RequestError, reply: &mut Reply<'_>| {
+            limiter.metrics().count_bad_request(ListenerKind::Resp);
+            reply.error(format_args!("ERR {error}"));
+        };
+        let request = match Request::new(&entries, self.cost) {
+            Ok(request) => request,
+            Err(error) => return refuse(error, reply),
+        };
+        let decided = limiter.check(&rules, &mut scratch, &request, self.effect);
+        match decided.await {
+            Ok(verdict) => {
+                let audited = audited(&request, &rules, limiter.now());
+                give(limiter, audited, &verdict, self.effect, reply);
+            }
+            Err(error) => refuse(error, reply),
+        }
+    }
+}
+
+fn audited<'a>(request: &'a Request<'a>, rules: &'a RuleSet, now: Timestamp) -> Audited<'a> {
+    Audited {
+        listener: ListenerKind::Resp,
+        origin: Origin::Service,
+        request,
+        rules,
+        now,
+    }
+}
+
+fn give(
+    limiter: &Limiter,
+    audited: Audited<'_>,
+    verdict: &Verdict<'_>,
+    effect: Effect,
+    reply: &mut Reply<'_>,
+) {
+    if effect == Effect::Charge {
+        limiter.observe(audited.listener, verdict);
+        limiter.audit(audited, verdict);
+    }
+    render(verdict, reply);
+}
+
+fn cost(text: &[u8]) -> Result<Cost, RequestError> {
+    let units = std::str::from_utf8(text)
+        .ok()
+        .and_then(|text| text.parse().ok());
+    let units = units.ok_or_else(|| {
+        RequestError::new("cost", format!("not a whole number: '{}'", quoted(text)))
+    })?;
+    Cost::new(units)
+}
+
+fn render(verdict: &Verdict<'_>, reply: &mut Reply<'_>) {
+    let millis = |span: Span| i64::try_from(span.as_millis_ceil()).unwrap_or(i64::MAX);
+    let retry_after = verdict.retry_after.span().map_or(-1, millis);
+    reply.array(6);
+    reply.integer(i64::from(verdict.allowed));
+    match verdict.rule {
+        Some(rule) => reply.bulk(rule.as_bytes()),
+        None => reply.null(),
+    }
+    match verdict.leading() {
+        Some(line) => {
+            reply.count(line.outcome.limit);
+            reply.count(line.outcome.remaining);
+            reply.integer(millis(line.outcome.reset_after));
+        }
+        None => {
+            reply.integer(-1);
+            reply.integer(-1);
+            reply.integer(retry_after);
+        }
+    }
+    reply.integer(retry_after);
+}

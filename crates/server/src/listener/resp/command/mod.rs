@@ -1,0 +1,360 @@
+//! The command table, and how a command is looked up and run.
+
+mod check;
+mod client;
+mod connection;
+mod describe;
+mod hello;
+mod refusal;
+mod reset;
+mod server;
+mod throttle;
+mod transaction;
+
+use std::fmt;
+
+pub(super) use self::{check::LaterCheck, reset::LaterReset, throttle::LaterThrottle};
+use super::{desk::Context, parse::Arguments, reply::Reply};
+use crate::{limiter::MAX_THROTTLE_KEY_BYTES, metrics::ListenerKind};
+
+/// A supported command.
+#[derive(Debug)]
+struct Command {
+    /// The name in lower case.
+    name: &'static str,
+    arity: Arity,
+    flags: &'static [&'static str],
+    keyed: bool,
+    group: &'static str,
+    summary: &'static str,
+    run: fn(&mut Context<'_>, Arguments<'_>, &mut Reply<'_>),
+}
+
+/// The number of arguments that a command takes, including its name.
+#[derive(Clone, Copy, Debug)]
+enum Arity {
+    Exactly(usize),
+    AtLeast(usize),
+    Between(usize, usize),
+}
+
+impl Arity {
+    fn admits(self, count: usize) -> bool {
+        match self {
+            Self::Exactly(exact) => count == exact,
+            Self::AtLeast(least) => count >= least,
+            Self::Between(least, most) => (least..=most).contains(&count),
+        }
+    }
+
+    /// Returns the arity as `COMMAND` reports it: a negative number means "at least".
+    fn number(self) -> i64 {
+        let number = |count| i64::try_from(count).unwrap_or(i64::MAX);
+        match self {
+            Self::Exactly(exact) => number(exact),
+            Self::AtLeast(least) | Self::Between(least, _) => -number(least),
+        }
+    }
+}
+
+const TRANSACTION: &[&str] = &["noscript", "loading", "stale", "fast"];
+const CONNECTION: &[&str] = &["noscript", "loading", "stale", "fast", "no_auth"];
+
+/// All commands. Those on the hot path come first.
+static COMMANDS: [Command; 22] = [
+    Command {
+        name: "cl.throttle",
+        arity: Arity::Between(5, 6),
+        flags: &["write", "fast"],
+        keyed: true,
+        group: "module",
+        summary: "Checks a GCRA limit given in the command, as redis-cell does",
+        run: throttle::cl_throttle,
+    },
+    Command {
+        name: "throttle",
+        arity: Arity::Between(5, 6),
+        flags: &["write", "fast"],
+        keyed: true,
+        group: "module",
+        summary: "Checks a token bucket given in the command, as throttlecrab does",
+        run: throttle::throttle,
+    },
+    Command {
+        name: "tidegate.check",
+        arity: Arity::AtLeast(3),
+        flags: &["write", "fast"],
+        keyed: false,
+        group: "module",
+        summary: "Checks a request against the rules",
+        run: check::check,
+    },
+    Command {
+        name: "tidegate.reset",
+        arity: Arity::AtLeast(2),
+        flags: &["write"],
+        keyed: true,
+        group: "module",
+        summary: "Resets the counters that limits given in commands have for keys",
+        run: reset::reset,
+    },
+    Command {
+        name: "del",
+        arity: Arity::AtLeast(2),
+        flags: &["write"],
+        keyed: true,
+        group: "generic",
+        summary: "The same as TIDEGATE.RESET",
+        run: reset::reset,
+    },
+    Command {
+        name: "unlink",
+        arity: Arity::AtLeast(2),
+        flags: &["write"],
+        keyed: true,
+        group: "generic",
+        summary: "The same as TIDEGATE.RESET",
+        run: reset::reset,
+    },
+    Command {
+        name: "ping",
+        arity: Arity::Between(1, 2),
+        flags: &["fast"],
+        keyed: false,
+        group: "connection",
+        summary: "Returns PONG, or the message",
+        run: connection::ping,
+    },
+    Command {
+        name: "echo",
+        arity: Arity::Exactly(2),
+        flags: &["loading", "stale", "fast"],
+        keyed: false,
+        group: "connection",
+        summary: "Returns the message",
+        run: connection::echo,
+    },
+    Command {
+        name: "hello",
+        arity: Arity::AtLeast(1),
+        flags: CONNECTION,
+        keyed: false,
+        group: "connection",
+        summary: "Negotiates the protocol version",
+        run: hello::hello,
+    },
+    Command {
+        name: "auth",
+        arity: Arity::AtLeast(2),
+        flags: CONNECTION,
+        keyed: false,
+        group: "connection",
+        summary: "Authenticates the connection",
+        run: hello::auth,
+    },
+    Command {
+        name: "client",
+        arity: Arity::AtLeast(2),
+        flags: &["noscript", "loading", "stale"],
+        keyed: false,
+        group: "connection",
+        summary: "Names, describes and configures the connection",
+        run: client::client,
+    },
+    Command {
+        name: "select",
+        arity: Arity::Exactly(2),
+        flags: &["loading", "stale", "fast"],
+        keyed: false,
+        group: "connection",
+        summary: "Selects the database for keys of limits given in commands",
+        run: connection::select,
+    },
+    Command {
+        name: "quit",
+        arity: Arity::AtLeast(1),
+        flags: CONNECTION,
+        keyed: false,
+        group: "connection",
+        summary: "Closes the connection",
+        run: connection::quit,
+    },
+    Command {
+        name: "reset",
+        arity: Arity::Exactly(1),
+        flags: CONNECTION,
+        keyed: false,
+        group: "connection",
+        summary: "Resets the connection",
+        run: connection::reset,
+    },
+    Command {
+        name: "multi",
+        arity: Arity::Exactly(1),
+        flags: TRANSACTION,
+        keyed: false,
+        group: "transactions",
+        summary: "Queues the following commands until EXEC",
+        run: transaction::multi,
+    },
+    Command {
+        name: "exec",
+        arity: Arity::Exactly(1),
+        flags: TRANSACTION,
+        keyed: false,
+        group: "transactions",
+        summary: "Runs the commands queued since MULTI",
+        run: transaction::exec,
+    },
+    Command {
+        name: "discard",
+        arity: Arity::Exactly(1),
+        flags: TRANSACTION,
+        keyed: false,
+        group: "transactions",
+        summary: "Discards the commands queued since MULTI",
+        run: transaction::discard,
+    },
+    Command {
+        name: "readonly",
+        arity: Arity::Exactly(1),
+        flags: &["loading", "stale", "fast"],
+        keyed: false,
+        group: "cluster",
+        summary: "Returns OK",
+        run: connection::readonly,
+    },
+    Command {
+        name: "command",
+        arity: Arity::AtLeast(1),
+        flags: &["loading", "stale"],
+        keyed: false,
+        group: "server",
+        summary: "Describes the commands",
+        run: describe::command,
+    },
+    Command {
+        name: "info",
+        arity: Arity::AtLeast(1),
+        flags: &["loading", "stale"],
+        keyed: false,
+        group: "server",
+        summary: "Describes the server",
+        run: server::info,
+    },
+    Command {
+        name: "config",
+        arity: Arity::AtLeast(2),
+        flags: &["admin", "noscript", "loading", "stale"],
+        keyed: false,
+        group: "server",
+        summary: "Returns that there is nothing to configure",
+        run: server::config,
+    },
+    Command {
+        name: "dbsize",
+        arity: Arity::Exactly(1),
+        flags: &["readonly", "fast"],
+        keyed: false,
+        group: "server",
+        summary: "Counts the keys",
+        run: server::dbsize,
+    },
+];
+
+/// Looks up a command by name, ignoring case.
+fn find(name: &[u8]) -> Option<&'static Command> {
+    COMMANDS
+        .iter()
+        .find(|command| command.name.as_bytes().eq_ignore_ascii_case(name))
+}
+
+/// Returns the key of a command so that the store can prefetch it. This is only a hint: the command
+/// may still be rejected, and a few keys are stored in an escaped form that is not returned here.
+pub(super) fn key<'a>(arguments: Arguments<'a>) -> Option<&'a [u8]> {
+    find(arguments.get(0)?).filter(|command| command.keyed)?;
+    let key = arguments.get(1)?;
+    (key.len() <= MAX_THROTTLE_KEY_BYTES).then_some(key)
+}
+
+/// Runs the command that the first argument names, or queues it if a transaction is open.
+pub(super) fn run(context: &mut Context<'_>, arguments: Arguments<'_>, out: &mut Vec<u8>) {
+    let mut reply = Reply {
+        out,
+        protocol: context.session.protocol,
+    };
+    let name = arguments.get(0).unwrap_or_default();
+    let Some(command) = find(name) else {
+        spoil(context);
+        return unknown(context, arguments, &mut reply);
+    };
+    if !command.arity.admits(arguments.len()) {
+        spoil(context);
+        return match command.name {
+            "cl.throttle" => throttle::usage(context, &mut reply),
+            name => wrong_number(context, name, &mut reply),
+        };
+    }
+    if !context.session.is_authenticated() && !command.flags.contains(&"no_auth") {
+        return reply.error(format_args!("NOAUTH Authentication required."));
+    }
+    match &mut context.session.transaction {
+        Some(open) if !transaction::is_immediate(command) => {
+            transaction::queue(open, command, arguments, &mut reply);
+        }
+        _ => (command.run)(context, arguments, &mut reply),
+    }
+}
+
+/// Marks an open transaction as failed, because one of its commands cannot be run.
+fn spoil(context: &mut Context<'_>) {
+    if let Some(open) = &mut context.session.transaction {
+        open.spoil();
+    }
+}
+
+/// Writes an error and counts a bad request.
+fn refuse(context: &mut Context<'_>, reply: &mut Reply<'_>, error: fmt::Arguments<'_>) {
+    context
+        .limiter
+        .metrics()
+        .count_bad_request(ListenerKind::Resp);
+    reply.error(error);
+}
+
+fn wrong_number(context: &mut Context<'_>, name: &str, reply: &mut Reply<'_>) {
+    let error = format_args!("ERR wrong number of arguments for '{name}' command");
+    refuse(context, reply, error);
+}
+
+fn unknown_subcommand(subcommand: &[u8], command: &str, reply: &mut Reply<'_>) {
+    reply.error(format_args!(
+        "ERR unknown subcommand '{}' of '{command}'",
+        quoted(subcommand)
+    ));
+}
+
+/// Writes the error in the words of Redis, because clients match on it to detect features.
+fn unknown(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
+    let name = arguments.get(0).unwrap_or_default();
+    let mut beginning = String::new();
+    for argument in arguments.skip(1).iter() {
+        beginning.push_str(&format!("'{}' ", quoted(argument)));
+        if beginning.len() > QUOTED_BYTES {
+            break;
+        }
+    }
+    let error = format_args!(
+        "ERR unknown command '{}', with args beginning with: {beginning}",
+        quoted(name)
+    );
+    refuse(context, reply, error);
+}
+
+/// The maximum number of bytes of an argument that an error quotes.
+const QUOTED_BYTES: usize = 128;
+
+/// Returns the first bytes of an argument, for use in an error.
+fn quoted(argument: &[u8]) -> impl fmt::Display {
+    String::from_utf8_lossy(&argument[..argument.len().min(QUOTED_BYTES)]).into_owned()
+}

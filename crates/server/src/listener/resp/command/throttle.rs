@@ -1,0 +1,338 @@
+//! `CL.THROTTLE` of redis-cell and `THROTTLE` of throttlecrab: the limit is sent with the request.
+//!
+//! Both reply as those programs document. Where a program deviates from its documentation, this
+//! follows the documentation. Seconds are rounded up, so that a client that waits for the given
+//! time has waited long enough.
+
+use std::sync::Arc;
+
+use tidegate_core::{Charge, Cost, Decision, Effect, Limits, Outcome, Span, Timestamp, bounds};
+
+use super::{
+    super::{
+        desk::Context,
+        limits_cache::{Face, Numbers},
+        parse::Arguments,
+        reply::Reply,
+        waiting::{Later, Waiting},
+    },
+    refusal::{CellRefusal, CrabRefusal, Refusal},
+    refuse,
+};
+use crate::{limiter::Limiter, metrics::ListenerKind};
+
+/// Runs `CL.THROTTLE key max_burst count_per_period period [quantity]` → `[limited, limit,
+/// remaining, retry_after_s or -1, reset_after_s]`.
+pub(super) fn cl_throttle(
+    context: &mut Context<'_>,
+    arguments: Arguments<'_>,
+    reply: &mut Reply<'_>,
+) {
+    if let Err(refusal) = run(context, arguments, Face::Gcra, reply) {
+        let refusal = CellRefusal(&refusal);
+        let error = format_args!("Cell error: Store error: {refusal}");
+        refuse(context, reply, error);
+    }
+}
+
+/// Replies to a `CL.THROTTLE` with the wrong number of arguments.
+pub(super) fn usage(context: &mut Context<'_>, reply: &mut Reply<'_>) {
+    let error = format_args!(
+        "Cell error: Store error: Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]"
+    );
+    refuse(context, reply, error);
+}
+
+/// Runs `THROTTLE key max_burst count_per_period period [quantity]` → `[allowed, limit, remaining,
+/// reset_after_s, retry_after_s or 0 or -1]`.
+pub(super) fn throttle(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
+    if let Err(refusal) = run(context, arguments, Face::Bucket, reply) {
+        let refusal = CrabRefusal(&refusal);
+        refuse(context, reply, format_args!("ERR {refusal}"));
+    }
+}
+
+fn run<'a>(
+    context: &mut Context<'_>,
+    arguments: Arguments<'a>,
+    face: Face,
+    reply: &mut Reply<'_>,
+) -> Result<(), Refusal<'a>> {
+    let answer = Asked::read(arguments, face)?.decide(context, reply)?;
+    if let Some(answer) = answer {
+        answer.write(face, reply);
+    }
+    Ok(())
+}
+
+/// The parsed arguments.
+#[derive(Debug)]
+struct Asked<'a> {
+    key: &'a [u8],
+    numbers: Numbers,
+    /// `None` for a quantity of 0, which only reads the current state.
+    cost: Option<Cost>,
+}
+
+impl<'a> Asked<'a> {
+    fn read(arguments: Arguments<'a>, face: Face) -> Result<Self, Refusal<'a>> {
+        let least_burst = u64::from(face == Face::Bucket);
+        let burst = Number::read(arguments, 2, "max_burst")?;
+        let count = Number::read(arguments, 3, "count_per_period")?;
+        let period = Number::read(arguments, 4, "period")?;
+        let quantity = match arguments.get(5) {
+            None => Number {
+                field: "quantity",
+                value: 1,
+            },
+            Some(_) => Number::read(arguments, 5, "quantity")?,
+        };
+        if face == Face::Gcra && (count.value == 0 || period.value == 0) {
+            return Err(Refusal::ZeroRate);
+        }
+        let numbers = Numbers {
+            face,
+            burst: burst.within(least_burst, bounds::MAX_COUNT)?,
+            count: count.within(1, bounds::MAX_COUNT)?,
+            period_secs: period.within(1, bounds::MAX_PERIOD.as_micros() / 1_000_000)?,
+        };
+        let cost = Cost::new(quantity.within(0, bounds::MAX_COUNT)?).ok();
+        Ok(Self {
+            key: arguments.get(1).unwrap_or_default(),
+            numbers,
+            cost,
+        })
+    }
+
+    /// Decides now, or returns `None` if Redis has to decide.
+    fn decide(
+        self,
+        context: &mut Context<'_>,
+        reply: &Reply<'_>,
+    ) -> Result<Option<Answer>, Refusal<'a>> {
+        let database = context.session.database;
+        let memory = &mut *context.memory;
+        let refused = |error: tidegate_core::RequestError| Refusal::Key(error.problem);
+        let key = Limiter::throttle_key_in(database, self.key, &mut memory.key).map_err(refused)?;
+        let limits = memory.limits.get(self.numbers).map_err(Refusal::Limit)?;
+        let effect = if self.cost.is_some() {
+            Effect::Charge
+        } else {
+            Effect::Look
+        };
+        let charge = Charge::new(key, limits, self.cost.unwrap_or(Cost::ONE)).map_err(refused)?;
+        let now = context.now;
+        let decided = context
+            .limiter
+            .throttle_now(charge, now, effect, &mut memory.outcomes);
+        let Some(decided) = decided else {
+            let later = Later::Throttle(LaterThrottle {
+                key: key.into(),
+                limits: Arc::clone(limits),
+                numbers: self.numbers,
+                cost: charge.cost,
+                effect,
+                now,
+            });
+            context.waiting.push(Waiting::new(later, reply));
+            return Ok(None);
+        };
+        if effect == Effect::Charge {
+            context
+                .limiter
+                .observe_throttle(ListenerKind::Resp, &decided);
+        }
+        let answer = Answer::of(&decided.decision, memory.outcomes.first(), self.numbers);
+        Ok(Some(answer))
+    }
+}
+
+/// A throttle command that Redis has to decide.
+#[derive(Debug)]
+pub(in crate::listener::resp) struct LaterThrottle {
+    key: Box<[u8]>,
+    limits: Arc<Limits>,
+    numbers: Numbers,
+    cost: Cost,
+    effect: Effect,
+    now: Timestamp,
+}
+
+impl LaterThrottle {
+    /// Does not count the limits, which are shared.
+    pub(in crate::listener::resp) fn heap_bytes(&self) -> usize {
+        self.key.len()
+    }
+
+    pub(in crate::listener::resp) async fn answer(self, limiter: &Limiter, reply: &mut Reply<'_>) {
+        let charge = Charge {
+            key: &self.key,
+            limits: &self.limits,
+            cost: self.cost,
+            longest_wait: None,
+        };
+        let mut outcomes = Vec::new();
+        let decided = limiter
+            .throttle(charge, self.now, self.effect, &mut outcomes)
+            .await;
+        if self.effect == Effect::Charge {
+            limiter.observe_throttle(ListenerKind::Resp, &decided);
+        }
+        let answer = Answer::of(&decided.decision, outcomes.first(), self.numbers);
+        answer.write(self.numbers.face, reply);
+    }
+}
+
+/// An integer argument.
+#[derive(Clone, Copy, Debug)]
+struct Number {
+    field: &'static str,
+    value: i64,
+}
+
+impl Number {
+    fn read<'a>(
+        arguments: Arguments<'a>,
+        index: usize,
+        field: &'static str,
+    ) -> Result<Self, Refusal<'a>> {
+        let value = arguments.get(index).unwrap_or_default();
+        match integer(value) {
+            Some(value) => Ok(Self { field, value }),
+            None => Err(Refusal::NotAnInteger { field, value }),
+        }
+    }
+
+    fn within<'a>(self, least: u64, most: u64) -> Result<u64, Refusal<'a>> {
+        let Self { field, value } = self;
+        match u64::try_from(value) {
+            Ok(number) if (least..=most).contains(&number) => Ok(number),
+            _ => Err(Refusal::OutOfRange {
+                field,
+                least,
+                most,
+                value,
+            }),
+        }
+    }
+}
+
+/// Parses a decimal integer with an optional sign.
+fn integer(text: &[u8]) -> Option<i64> {
+    /// A number with at most 18 digits always fits in an `i64`.
+    const SAFE_DIGITS: usize = 18;
+    if text.is_empty() || text.len() > SAFE_DIGITS || !text.iter().all(u8::is_ascii_digit) {
+        return std::str::from_utf8(text).ok()?.parse().ok();
+    }
+    Some(
+        text.iter()
+            .fold(0, |value, digit| value * 10 + i64::from(digit - b'0')),
+    )
+}
+
+/// The content of a reply, which the two commands write in different order.
+#[derive(Debug)]
+struct Answer {
+    allowed: bool,
+    limit: u64,
+    remaining: u64,
+    reset_after: Span,
+    /// `None` means never.
+    retry_after: Option<Span>,
+}
+
+impl Answer {
+    /// Summarises a decision on the limit with these numbers.
+    fn of(decision: &Decision, outcome: Option<&Outcome>, numbers: Numbers) -> Self {
+        let quota = numbers.burst + u64::from(numbers.face == Face::Gcra);
+        let allowed = *decision == Decision::Admitted;
+        if let Some(outcome) = outcome {
+            let Outcome {
+                limit,
+                remaining,
+                reset_after,
+                ..
+            } = *outcome;
+            return Self {
+                allowed,
+                limit,
+                remaining,
+                reset_after,
+                retry_after: outcome.retry_after.span(),
+            };
+        }
+        // The limit was not evaluated: the key is blocked or the store is full.
+        let (remaining, retry_after) = match decision {
+            Decision::Admitted => (quota, Some(Span::ZERO)),
+            Decision::Limited => (0, None),
+            Decision::Blocked { retry_after, .. } | Decision::Full { retry_after } => {
+                (0, retry_after.span())
+            }
+        };
+        Self {
+            allowed,
+            limit: quota,
+            remaining,
+            reset_after: retry_after.unwrap_or_default(),
+            retry_after,
+        }
+    }
+
+    fn write(&self, face: Face, reply: &mut Reply<'_>) {
+        let wait = match (self.allowed, face) {
+            (false, _) => self.retry_after_secs(),
+            (true, Face::Gcra) => -1,
+            (true, Face::Bucket) => 0,
+        };
+        let reset_after = self.reset_after.as_secs_ceil();
+        reply.array(5);
+        reply.integer(i64::from(self.allowed == (face == Face::Bucket)));
+        reply.count(self.limit);
+        reply.count(self.remaining);
+        match face {
+            Face::Gcra => {
+                reply.integer(wait);
+                reply.count(reset_after);
+            }
+            Face::Bucket => {
+                reply.count(reset_after);
+                reply.integer(wait);
+            }
+        }
+    }
+
+    fn retry_after_secs(&self) -> i64 {
+        let secs = |span: Span| i64::try_from(span.as_secs_ceil()).unwrap_or(i64::MAX);
+        self.retry_after.map_or(-1, secs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::integer;
+
+    #[test]
+    fn integers_are_parsed_like_the_standard_library_does() {
+        let texts = [
+            "0",
+            "7",
+            "-7",
+            "+7",
+            "007",
+            "999999999999999999",
+            "1000000000000000000",
+            "9223372036854775807",
+        ];
+        for text in texts.into_iter().chain([
+            "9223372036854775808",
+            "-9223372036854775808",
+            "",
+            "-",
+            "1.5",
+            " 1",
+            "1e3",
+        ]) {
+            assert_eq!(integer(text.as_bytes()), text.parse().ok(), "{text}");
+        }
+    }
+}

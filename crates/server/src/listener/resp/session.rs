@@ -1,0 +1,156 @@
+//! The state of a connection that commands can read and change.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use super::{reply::Protocol, transaction::Transaction};
+use crate::{
+    limiter::Database,
+    listener::{
+        Authenticator,
+        auth::{self, Attempt},
+    },
+};
+
+/// The user name of a client that does not name one.
+pub(super) const DEFAULT_USER: &str = "default";
+
+/// The state of one connection that commands can read and change.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) id: u64,
+    pub(super) peer: SocketAddr,
+    pub(super) protocol: Protocol,
+    pub(super) replies: Replies,
+    /// The database for keys of limits that are sent with the request.
+    pub(super) database: Database,
+    /// Whether the connection is to be closed after the current command.
+    pub(super) ending: Ending,
+    pub(super) names: Option<Box<Names>>,
+    /// The authenticator and the configured user name; `None` if no authentication is required.
+    authenticator: Option<(Arc<Authenticator>, Arc<str>)>,
+    is_authenticated: bool,
+    /// The commands since `MULTI`.
+    pub(super) transaction: Option<Box<Transaction>>,
+}
+
+/// The names that a client has set; boxed, because most connections set none.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Names {
+    pub(super) connection: Vec<u8>,
+    pub(super) library: Vec<u8>,
+    pub(super) version: Vec<u8>,
+}
+
+/// The mode set by `CLIENT REPLY`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Replies {
+    #[default]
+    On,
+    Off,
+    /// No reply to this command and the next one.
+    SkipNext,
+}
+
+/// Whether and why a connection is closed after the last reply.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Ending {
+    #[default]
+    No,
+    /// The client sent `QUIT`.
+    Quit,
+    /// The client sent malformed input. Further input is discarded.
+    Broken,
+}
+
+impl Session {
+    /// Creates the state of a new connection that needs no authentication.
+    pub(super) fn new(id: u64, peer: SocketAddr) -> Self {
+        Self {
+            id,
+            peer,
+            protocol: Protocol::default(),
+            replies: Replies::default(),
+            database: Database::default(),
+            ending: Ending::default(),
+            names: None,
+            authenticator: None,
+            is_authenticated: true,
+            transaction: None,
+        }
+    }
+
+    /// Requires authentication unless `authenticator` is open.
+    pub(super) fn guarded_by(self, authenticator: &Arc<Authenticator>, user: &Arc<str>) -> Self {
+        if authenticator.is_open() {
+            return self;
+        }
+        Self {
+            authenticator: Some((Arc::clone(authenticator), Arc::clone(user))),
+            is_authenticated: false,
+            ..self
+        }
+    }
+
+    /// Returns whether commands of this connection may be run.
+    pub(super) const fn is_authenticated(&self) -> bool {
+        self.is_authenticated
+    }
+
+    /// Returns whether no authentication is required.
+    pub(super) const fn is_open(&self) -> bool {
+        self.authenticator.is_none()
+    }
+
+    /// Tries to authenticate as `user`.
+    pub(super) fn authenticate(&mut self, user: &[u8], password: &[u8]) -> Attempt {
+        let Some((authenticator, _)) = &self.authenticator else {
+            return if user == DEFAULT_USER.as_bytes() {
+                Attempt::Accepted
+            } else {
+                Attempt::Wrong
+            };
+        };
+        let attempt = authenticator.check(self.peer.ip(), &auth::login(user, password));
+        // As in Redis, a wrong password does not revoke an earlier authentication.
+        self.is_authenticated |= attempt == Attempt::Accepted;
+        attempt
+    }
+
+    /// Returns the user name that `AUTH` with only a password uses.
+    pub(super) fn default_user(&self) -> Vec<u8> {
+        let user = self.authenticator.as_ref();
+        let user = user.map_or(DEFAULT_USER, |(_, user)| user);
+        user.as_bytes().to_vec()
+    }
+
+    /// Returns an id that is unique in this process.
+    pub(super) fn next_id() -> u64 {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        LAST.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Resets everything but the identity of the connection.
+    pub(super) fn reset(&mut self) {
+        self.protocol = Protocol::default();
+        self.replies = Replies::default();
+        self.database = Database::default();
+        self.names = None;
+        self.is_authenticated = self.is_open();
+        self.transaction = None;
+    }
+
+    /// Returns the bytes of memory that a client can fill at will.
+    pub(super) fn held(&self) -> usize {
+        self.transaction.as_ref().map_or(0, |open| open.held())
+    }
+
+    pub(super) fn names_mut(&mut self) -> &mut Names {
+        self.names.get_or_insert_default()
+    }
+}

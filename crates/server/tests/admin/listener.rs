@@ -1,0 +1,124 @@
+//! An admin listener with a manual clock, and a method to charge a key.
+
+use std::{net::TcpListener, sync::Arc};
+
+use tempfile::NamedTempFile;
+use tidegate_core::{
+    Cost, Effect, MemoryBounds, MemoryStore, Request, Scratch, Timestamp, Verdict,
+};
+use tidegate_http::{Clock, Gate as _};
+use tidegate_server::{
+    config::Config,
+    limiter::Limiter,
+    listener::admin::{self, Operated},
+    metrics,
+    net::{Bounds, Listener, Server},
+    reload::{Reloader, Started},
+};
+
+use crate::client::{Answer, Client};
+
+/// The start time of every test's clock: the start of a minute.
+const START_MICROS: u64 = 1_699_999_980_000_000;
+
+pub(crate) const RULES: &str = "
+rules:
+  - name: r
+    when: {path: /**}
+    key: [path, ip]
+    limits: [2/min, 100/h]
+    algorithm: token_bucket
+  - name: 'all of it'
+    limits: [{algorithm: gcra, rate: 1/s, burst: 1000, soft: 10%}]
+    mode: shadow
+";
+
+/// The key of [`TestListener::spend`], percent-encoded, because a slash is part of the key.
+pub(crate) const KEY: &str = "r/%2Fa%20b/%3A%3A1";
+
+pub(crate) struct TestListener {
+    pub(crate) limiter: Arc<Limiter>,
+    pub(crate) file: NamedTempFile,
+    pub(crate) listener: Listener,
+    clock: Clock,
+    _server: Server,
+}
+
+impl TestListener {
+    pub(crate) fn open() -> Self {
+        Self::with_token(None)
+    }
+
+    pub(crate) fn with_token(token: Option<&str>) -> Self {
+        let file = NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), RULES).unwrap();
+        let clock = Clock::manual(Timestamp::from_micros(START_MICROS));
+        let store = MemoryStore::new(MemoryBounds::default());
+        let rules = Config::parse(RULES).unwrap().rules;
+        let limiter = Arc::new(Limiter::new(rules, store, clock.clone()));
+        let reloader = Reloader::new(
+            file.path().to_owned(),
+            Arc::clone(&limiter),
+            None,
+            Started::default(),
+        );
+        let operated = Operated {
+            limiter: Arc::clone(&limiter),
+            reloader: Some(Arc::new(reloader)),
+            envoy: None,
+            certificates: Vec::new(),
+            geoip: None,
+            proxy: None,
+            identity: Arc::default(),
+            token: token.map(str::to_owned),
+            tls: None,
+        };
+        let server = Server::start(1).unwrap();
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        let listener = admin::listen(&server, socket, Bounds::default(), operated).unwrap();
+        limiter.metrics().show_listener("admin", listener.clone());
+        Self {
+            limiter,
+            file,
+            listener,
+            clock,
+            _server: server,
+        }
+    }
+
+    /// Sets the clock to `secs` after the start.
+    pub(crate) fn at_secs(&self, secs: u64) {
+        self.clock
+            .set(Timestamp::from_micros(START_MICROS + secs * 1_000_000));
+    }
+
+    pub(crate) fn ask(&self, method: &str, path: &str, body: &str) -> Answer {
+        self.ask_with(method, path, &[], body)
+    }
+
+    pub(crate) fn ask_with(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &str,
+    ) -> Answer {
+        let mut client = Client::connect(self.listener.local_addr());
+        client.ask(method, path, headers, body.as_bytes())
+    }
+
+    /// Charges one request to the key [`KEY`] and counts the verdict. Returns whether it was
+    /// admitted.
+    pub(crate) fn spend(&self) -> bool {
+        let entries = [("path", "/a b"), ("ip", "::1")];
+        let request = Request::new(&entries, Cost::ONE).unwrap();
+        let (rules, mut scratch) = (self.limiter.rules(), Scratch::default());
+        let verdict: Verdict<'_> = self
+            .limiter
+            .check_now(&rules, &mut scratch, &request, Effect::Charge)
+            .unwrap()
+            .unwrap();
+        self.limiter.observe(metrics::ListenerKind::Http, &verdict);
+        verdict.allowed
+    }
+}

@@ -1,0 +1,214 @@
+//! Tests of the listeners of a node with Redis.
+
+use std::{
+    io::{Read, Write},
+    net::{Shutdown, SocketAddr, TcpStream},
+};
+
+use serde_json::Value;
+
+use crate::{
+    client::Client,
+    node::Node,
+    support::{PATIENCE, RedisServer, free_port},
+};
+
+fn converse(address: SocketAddr, input: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(input.as_bytes()).unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+pub(crate) fn json(address: SocketAddr, method: &str, path: &str, body: &str) -> (u16, Value) {
+    let answer = Client::connect(address).ask(method, path, &[], body.as_bytes());
+    (answer.status, answer.json())
+}
+
+#[test]
+fn a_pipeline_is_answered_in_order_for_every_source_of_decisions() {
+    let redis = RedisServer::start();
+    let node = Node::start(&redis.url());
+    node.until_up(true);
+    let listener = node.open_resp();
+    let asked = "PING one\r\nCL.THROTTLE k 1 1 3600\r\nPING two\r\nCL.THROTTLE k 1 1 3600\r\nCL.THROTTLE k 1 1 3600\r\n\
+                 THROTTLE other 5 1 3600 2\r\nTIDEGATE.CHECK path /local user u\r\nTIDEGATE.CHECK path /none\r\nPING three\r\n";
+    let expected = "$3\r\none\r\n*5\r\n:0\r\n:2\r\n:1\r\n:-1\r\n:3600\r\n$3\r\ntwo\r\n*5\r\n:0\r\n:2\r\n:0\r\n:-1\r\n:7200\r\n\
+                    *5\r\n:1\r\n:2\r\n:0\r\n:3600\r\n:7200\r\n*5\r\n:1\r\n:5\r\n:3\r\n:7200\r\n:0\r\n\
+                    *6\r\n:1\r\n$5\r\nlocal\r\n:10\r\n:9\r\n:360000\r\n:0\r\n*6\r\n:1\r\n$-1\r\n:-1\r\n:-1\r\n:0\r\n:0\r\n$5\r\nthree\r\n";
+    assert_eq!(converse(listener, asked), expected);
+}
+
+/// The keys are in Redis, and those of the local fallback must not be reported instead.
+#[test]
+fn dbsize_does_not_report_the_local_store() {
+    let redis = RedisServer::start();
+    let node = Node::start(&redis.url());
+    node.until_up(true);
+    assert_eq!(node.admitted("local", "u", 3), 3);
+    let answer = converse(node.open_resp(), "DBSIZE\r\nINFO\r\n");
+    assert!(
+        answer.starts_with("-ERR this server stores its keys in Redis"),
+        "{answer}"
+    );
+    assert!(
+        answer.contains("tidegate_store:redis\r\ntidegate_local_keys:1\r\n"),
+        "{answer}"
+    );
+    assert!(!answer.contains("db0"), "{answer}");
+}
+
+#[test]
+fn a_client_without_replies_is_charged() {
+    let redis = RedisServer::start();
+    let node = Node::start(&redis.url());
+    node.until_up(true);
+    let listener = node.open_resp();
+    let asked = "CLIENT REPLY SKIP\r\nCL.THROTTLE k 1 1 3600\r\nCL.THROTTLE k 1 1 3600\r\n";
+    assert_eq!(
+        converse(listener, asked),
+        "*5\r\n:0\r\n:2\r\n:0\r\n:-1\r\n:7200\r\n"
+    );
+}
+
+#[test]
+fn a_batch_over_the_pending_limit_is_answered_completely() {
+    let redis = RedisServer::start();
+    let node = Node::start(&redis.url());
+    node.until_up(true);
+    let line = |key: u32| format!("CL.THROTTLE a{key:04} 1 1 3600\r\n");
+    let array = |key: u32| {
+        format!(
+            "*5\r\n$11\r\nCL.THROTTLE\r\n$5\r\nb{key:04}\r\n$1\r\n1\r\n$1\r\n1\r\n$4\r\n3600\r\n"
+        )
+    };
+    let answers = "*5\r\n:0\r\n:2\r\n:1\r\n:-1\r\n:3600\r\n".repeat(3_000);
+    // The PING in front makes the batch reach the maximum of pending decisions in the middle of
+    // commands that were read together.
+    let asked = [
+        (0..3_000).map(line).collect(),
+        (0..3_000).map(array).collect::<String>(),
+    ];
+    for asked in asked {
+        let answer = converse(node.open_resp(), &format!("*1\r\n$4\r\nPING\r\n{asked}"));
+        assert_eq!(answer, format!("+PONG\r\n{answers}"));
+    }
+}
+
+#[test]
+fn a_transaction_over_the_redis_batch_size_is_decided_completely() {
+    let redis = RedisServer::start();
+    let node = Node::start(&redis.url());
+    node.until_up(true);
+    // More than fit the queue to Redis. If all were sent at once, the fallback would decide the
+    // rest.
+    let throttle = "CL.THROTTLE k 9999 1 3600\r\n".repeat(10_000);
+    let answer = converse(node.open_resp(), &format!("MULTI\r\n{throttle}EXEC\r\n"));
+    let (_, answers) = answer.split_once("*10000\r\n").unwrap();
+    let last = answers.rsplit_once("*5\r\n").unwrap().1;
+    assert!(last.starts_with(":0\r\n:10000\r\n:0\r\n:-1\r\n"), "{last}");
+    assert_eq!(answers.matches("*5\r\n:0\r\n").count(), 10_000);
+}
+
+#[test]
+fn http_verdicts_name_their_source_and_exactness() {
+    let redis = RedisServer::start();
+    let node = Node::start(&redis.url());
+    node.until_up(true);
+    let listener = node.open_http();
+    let body = r#"{"entries": {"path": "/local", "user": "u"}}"#;
+    let (status, verdict) = json(listener, "POST", "/v1/check", body);
+    assert_eq!(
+        (status, &verdict["source"], &verdict["exactness"]),
+        (200, &"redis".into(), &"exact".into())
+    );
+    assert_eq!(verdict["remaining"], 9);
+    let body = r#"{"key": "k", "capacity": 1, "refill": "1/h"}"#;
+    assert_eq!(json(listener, "POST", "/v1/throttle", body).0, 200);
+    let (status, verdict) = json(listener, "POST", "/v1/throttle", body);
+    assert_eq!((status, &verdict["source"]), (429, &"redis".into()));
+    let (_, verdict) = json(listener, "POST", "/v1/throttle", body);
+    assert_eq!(verdict["source"], "cache");
+}
+
+#[test]
+fn the_admin_listener_shows_keys_and_readiness_of_the_whole_fleet() {
+    let mut redis = RedisServer::start();
+    let (a, b) = (Node::start(&redis.url()), Node::start(&redis.url()));
+    a.until_up(true);
+    b.until_up(true);
+    assert_eq!(a.admitted("local", "u", 3), 3);
+    let listener = b.open_admin();
+    let (status, key) = json(listener, "GET", "/v1/keys/local/u", "");
+    assert_eq!((status, &key["limits"][0]["remaining"]), (200, &7.into()));
+    let (_, ready) = json(listener, "GET", "/readyz", "");
+    assert_eq!(
+        (&ready["redis"]["state"], &ready["redis"]["up"]),
+        (&"ok".into(), &1.into())
+    );
+    let metrics = b.limiter.exposition();
+    assert!(
+        metrics.contains("tidegate_redis_servers_up 1\n"),
+        "{metrics}"
+    );
+
+    redis.kill();
+    b.until_up(false);
+    let (status, ready) = json(listener, "GET", "/readyz", "");
+    assert_eq!((status, &ready["ready"]), (200, &true.into()));
+    assert_eq!(
+        ready["redis"]["state"],
+        "unreachable; the rules' `on_failure` policies apply"
+    );
+    assert!(
+        ready["redis"]["problem"]
+            .as_str()
+            .unwrap()
+            .contains("Redis at")
+    );
+    let (status, problem) = json(listener, "DELETE", "/v1/keys/local/u", "");
+    assert_eq!(status, 503);
+    assert!(
+        problem["detail"]
+            .as_str()
+            .unwrap()
+            .ends_with("nothing was done"),
+        "{problem}"
+    );
+}
+
+#[test]
+fn listeners_apply_the_failure_policy_without_redis() {
+    let node = Node::start(&format!("redis://127.0.0.1:{}", free_port()));
+    node.until_up(false);
+    let body = r#"{"entries": {"path": "/closed", "user": "u"}}"#;
+    let (status, verdict) = json(node.open_http(), "POST", "/v1/check", body);
+    assert_eq!(
+        (status, &verdict["reason"], &verdict["exactness"]),
+        (503, &"store".into(), &"none".into())
+    );
+    for (query, expected) in [("", "503"), ("?deny=403", "403")] {
+        let head = "X-Original-URI: /closed\r\nX-Original-Method: GET\r\nX-User: u\r\n";
+        let request = format!("GET /v1/authorize{query} HTTP/1.1\r\nHost: a\r\n{head}\r\n");
+        let answer = converse(node.open_http(), &request);
+        let (status, rest) = answer.split_once("\r\n").unwrap();
+        assert!(
+            status.starts_with(&format!("HTTP/1.1 {expected} ")),
+            "{answer}"
+        );
+        let rest = rest.to_ascii_lowercase();
+        assert!(rest.contains("retry-after: 1\r\n"), "{answer}");
+    }
+    let answer = converse(
+        node.open_resp(),
+        "TIDEGATE.CHECK path /open user u\r\nCL.THROTTLE k 9 1 3600\r\n",
+    );
+    // Half of ten, from the local fallback.
+    assert_eq!(
+        answer,
+        "*6\r\n:1\r\n$-1\r\n:-1\r\n:-1\r\n:0\r\n:0\r\n*5\r\n:0\r\n:5\r\n:4\r\n:-1\r\n:7200\r\n"
+    );
+}

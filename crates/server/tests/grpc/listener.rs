@@ -1,0 +1,109 @@
+//! A gRPC listener with a manual clock.
+
+use std::{net::TcpListener, sync::Arc};
+
+use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
+use tidegate_http::Clock;
+use tidegate_server::{
+    config::Config,
+    envoy::{DomainFiles, File, RateLimitService, Settings, read},
+    limiter::Limiter,
+    listener::grpc::{self, Http2, Served},
+    net::{Behind, Bounds, Listener, Server, Tls},
+};
+
+use crate::client::Client;
+
+/// The start time of every test's clock: the first second of a minute.
+const START_MICROS: u64 = 1_700_000_040_000_000;
+
+pub(crate) struct TestListener {
+    pub(crate) limiter: Arc<Limiter>,
+    pub(crate) listener: Listener,
+    pub(crate) server: Server,
+    pub(crate) tls: Option<Arc<Tls>>,
+    pub(crate) rate_limits: Option<Arc<RateLimitService>>,
+    clock: Clock,
+}
+
+impl TestListener {
+    /// Opens a listener with the given rules file.
+    pub(crate) fn open(rules: &str) -> Self {
+        Self::with(rules, Bounds::default())
+    }
+
+    /// Opens a listener with a configuration of envoyproxy/ratelimit.
+    pub(crate) fn for_envoy(settings: Settings, file: &str) -> Self {
+        let file = File {
+            name: "shop.yaml".to_owned(),
+            text: file.to_owned(),
+        };
+        let loaded = read(vec![file], DomainFiles::One).unwrap();
+        Self::serving("", Bounds::default(), |limiter| {
+            let service = RateLimitService::new(limiter, settings);
+            service.load(loaded);
+            Some(Arc::new(service))
+        })
+    }
+
+    /// Opens a listener whose rate limit service has no configuration.
+    pub(crate) fn without_a_domain(settings: Settings) -> Self {
+        Self::serving("", Bounds::default(), |limiter| {
+            Some(Arc::new(RateLimitService::new(limiter, settings)))
+        })
+    }
+
+    pub(crate) fn with(rules: &str, bounds: Bounds) -> Self {
+        Self::serving(rules, bounds, |_| None)
+    }
+
+    fn serving(
+        rules: &str,
+        bounds: Bounds,
+        rate_limits: impl FnOnce(Arc<Limiter>) -> Option<Arc<RateLimitService>>,
+    ) -> Self {
+        let config = Config::parse(rules).unwrap();
+        let clock = Clock::manual(Timestamp::from_micros(START_MICROS));
+        let store = MemoryStore::new(MemoryBounds::default());
+        let limiter = Arc::new(Limiter::new(config.rules, store, clock.clone()));
+        limiter.quotas().swap_rules(config.quotas, limiter.now());
+        let server = Server::start(2).unwrap();
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        let tls = config
+            .grpc
+            .tls
+            .as_ref()
+            .map(|files| Arc::new(Tls::load(Behind::Grpc, files).unwrap()));
+        let http2 = Http2::new(config.grpc, tls.clone());
+        let rate_limits = rate_limits(Arc::clone(&limiter));
+        let served = Served {
+            limiter: Arc::clone(&limiter),
+            rate_limits: rate_limits.clone(),
+        };
+        let listener = grpc::listen(&server, socket, bounds, served, http2).unwrap();
+        Self {
+            limiter,
+            listener,
+            server,
+            tls,
+            rate_limits,
+            clock,
+        }
+    }
+
+    /// Applies the quotas of another rules file.
+    pub(crate) fn reload(&self, rules: &str) {
+        let quotas = Config::parse(rules).unwrap().quotas;
+        self.limiter.quotas().swap_rules(quotas, self.limiter.now());
+    }
+
+    pub(crate) async fn connect(&self) -> Client {
+        Client::connect(self.listener.local_addr()).await
+    }
+
+    /// Sets the clock to `seconds` after the start.
+    pub(crate) fn at_seconds(&self, seconds: u64) {
+        self.clock
+            .set(Timestamp::from_micros(START_MICROS + seconds * 1_000_000));
+    }
+}

@@ -1,0 +1,98 @@
+//! A proxy within the test process.
+
+use std::{fmt::Display, net::TcpListener, sync::Arc, time::Duration};
+
+use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
+use tidegate_http::Clock;
+use tidegate_server::{
+    config::Config,
+    geoip::GeoIp,
+    limiter::Limiter,
+    listener::proxy::{self, AccessLog, Live, Served},
+    net::{Behind, Listener, Server, Tls},
+};
+
+use crate::client::{Answer, Client};
+
+/// The start of every test's clock: the first second of a minute.
+const START_MICROS: u64 = 1_700_000_040_000_000;
+
+pub(crate) struct TestListener {
+    pub(crate) listener: Listener,
+    pub(crate) server: Server,
+    pub(crate) live: Arc<Live>,
+    pub(crate) limiter: Arc<Limiter>,
+    pub(crate) tls: Option<Arc<Tls>>,
+}
+
+impl TestListener {
+    /// Opens a proxy in front of one upstream.
+    pub(crate) fn before(url: impl Display) -> Self {
+        Self::with(url, "")
+    }
+
+    /// Opens a proxy in front of one upstream, with more settings under `proxy:`, one per line.
+    pub(crate) fn with(url: impl Display, settings: &str) -> Self {
+        let mut text = format!(
+            "proxy:\n  listen: 127.0.0.1:0\n  upstreams: [{{name: app, urls: [\"{url}\"]}}]\n"
+        );
+        for line in settings.lines() {
+            text.push_str("  ");
+            text.push_str(line);
+            text.push('\n');
+        }
+        Self::open(&text)
+    }
+
+    /// Opens a proxy with this rules file.
+    pub(crate) fn open(text: &str) -> Self {
+        let config = Config::parse(text).unwrap_or_else(|mistakes| panic!("{mistakes:?}"));
+        let server = Server::start(1).unwrap();
+        let mut identity = config.identity;
+        if !config.geoip.is_empty() {
+            identity.atlas = Some(GeoIp::open(&config.geoip).unwrap().atlas());
+        }
+        let settings = config.proxy.unwrap();
+        let tls = settings.tls.as_ref();
+        let tls = tls.map(|files| Arc::new(Tls::load(Behind::Proxy, files).unwrap()));
+        let log = settings.access_log.as_ref();
+        let log = log.map(|log| AccessLog::open(log).unwrap());
+        let clock = Clock::manual(Timestamp::from_micros(START_MICROS));
+        let live = Live::new(settings, &server, log, clock.clone()).unwrap();
+        let live = Arc::new(live);
+        let store = MemoryStore::new(MemoryBounds::default());
+        let limiter = Arc::new(Limiter::new(config.rules, store, clock));
+        let served = Served {
+            limiter: Arc::clone(&limiter),
+            headers: config.headers,
+            live: Arc::clone(&live),
+            identity: Arc::new(identity),
+            tls: tls.clone(),
+        };
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        let listener = proxy::listen(&server, socket, served).unwrap();
+        Self {
+            listener,
+            server,
+            live,
+            limiter,
+            tls,
+        }
+    }
+
+    pub(crate) fn connect(&self) -> Client {
+        Client::connect(self.listener.local_addr())
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Answer {
+        self.connect().ask("GET", path, &[], b"")
+    }
+
+    pub(crate) fn shut_down(self) -> usize {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .unwrap()
+            .block_on(self.server.shutdown(Duration::from_secs(20)))
+    }
+}
