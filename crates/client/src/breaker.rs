@@ -138,10 +138,7 @@ impl CircuitBreaker {
     }
 
     /// Records the result of a request.
-    #[expect(
-        clippy::needless_pass_by_value,
-        reason = "a permit is good for one request"
-    )]
+    #[expect(clippy::needless_pass_by_value, reason = "a permit is for one request")]
     pub fn record(&mut self, permit: Permit, health: Health, now: Timestamp) {
         if permit.era != self.era {
             return;

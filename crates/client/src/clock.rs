@@ -24,7 +24,7 @@ impl Clock {
     #[must_use]
     #[expect(
         clippy::disallowed_methods,
-        reason = "the one place that reads the wall clock"
+        reason = "only this function reads the wall clock"
     )]
     pub fn system() -> Self {
         let since_epoch = std::time::SystemTime::now().duration_since(UNIX_EPOCH);

@@ -12,7 +12,7 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 #[non_exhaustive]
 pub enum Error {
     /// The last try failed, and the request is not sent again. The source is the error of that try.
-    #[error("no answer after {tries} {}: {gave_up}", if *.tries == 1 { "try" } else { "tries" })]
+    #[error("no response after {tries} {}: {gave_up}", if *.tries == 1 { "try" } else { "tries" })]
     Failed {
         /// How often the request was sent.
         tries: u32,
@@ -23,7 +23,7 @@ pub enum Error {
     },
     /// The deadline of the whole call has passed while a request was in flight. The server may have
     /// processed it. Raise the deadline, or request less.
-    #[error("no answer within the deadline of {deadline}")]
+    #[error("no response within the deadline of {deadline}")]
     DeadlineExceeded {
         /// The deadline in the policy.
         deadline: Span,
@@ -37,16 +37,16 @@ pub enum Error {
     },
     /// Adaptive throttling rejected the request, because the server refuses most requests. Nothing
     /// was sent. Use a fallback, or send less.
-    #[error("not sent: the server refuses too much of what it is sent")]
+    #[error("not sent: the server rejects too many requests (adaptive throttling)")]
     Overloaded,
     /// The queue of this host is full. Nothing was sent. Send more slowly, or enlarge the queue.
-    #[error("not sent: {most} requests wait for this host already")]
+    #[error("not sent: the queue for this host is full with {most} requests")]
     QueueFull {
         /// The size of the queue.
         most: u32,
     },
     /// The wait would exceed the maximum. Nothing was sent. Try again later.
-    #[error("not sent: the wait of at least {wait} is longer than the {most} that it may take")]
+    #[error("not sent: the wait of at least {wait} exceeds the maximum of {most}")]
     WaitTooLong {
         /// A lower bound of the wait.
         wait: Span,
@@ -55,7 +55,7 @@ pub enum Error {
     },
     /// The cost exceeds what the client's own limits can ever admit. Nothing was sent. Split the
     /// request.
-    #[error("not sent: a cost of {cost} never fits the limits that are kept to")]
+    #[error("not sent: a cost of {cost} exceeds what the client's own limits can ever admit")]
     NeverFits {
         /// The cost of the request.
         cost: u64,
@@ -67,7 +67,7 @@ pub enum Error {
 
 /// A response took longer than a [`TimeoutLayer`](crate::TimeoutLayer) allows.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("no answer within {timeout}")]
+#[error("no response within {timeout}")]
 pub struct TryTimeout {
     /// The timeout.
     pub timeout: Span,

@@ -121,7 +121,7 @@ where
         let this = self.get_mut();
         let mut source = this.shared.lock().unwrap_or_else(PoisonError::into_inner);
         if source.turn != this.turn {
-            return Poll::Ready(Some(Err("the request is being sent again".into())));
+            return Poll::Ready(Some(Err("the body is being sent again".into())));
         }
         if let Some(kept) = source.kept.get(this.sent) {
             this.sent += 1;

@@ -216,18 +216,16 @@ impl RetryPolicy {
 impl fmt::Display for GiveUp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotIdempotent => {
-                f.write_str("it may have been carried out, and is not idempotent")
-            }
-            Self::Permanent => f.write_str("the server will never let it pass"),
-            Self::Tries => f.write_str("it was tried as often as the policy says"),
-            Self::Body => f.write_str("its body is too long to be kept for another try"),
+            Self::NotIdempotent => f.write_str("it may have been processed, and is not idempotent"),
+            Self::Permanent => f.write_str("the server will never accept it"),
+            Self::Tries => f.write_str("the policy allows no more tries"),
+            Self::Body => f.write_str("its body is too long to be buffered for another try"),
             Self::MaxWait { asked } => write!(
                 f,
-                "the server asks for {asked}, which is longer than the policy waits"
+                "the server asks to wait {asked}, longer than the policy allows"
             ),
-            Self::Deadline => f.write_str("the deadline comes before another try"),
-            Self::Budget => f.write_str("the retry budget is spent"),
+            Self::Deadline => f.write_str("the deadline would pass before another try"),
+            Self::Budget => f.write_str("the retry budget is exhausted"),
         }
     }
 }
