@@ -10,14 +10,14 @@ pub enum StoreError {
     #[error("Redis did not decide: {0}")]
     NotExecuted(String),
     /// No reply arrived, so the script may or may not have run. It is never sent again.
-    #[error("no answer came from Redis, and nobody knows whether it decided: {0}")]
+    #[error("no reply from Redis, so the decision may or may not have been made: {0}")]
     Unknown(String),
     /// The server refuses, and will refuse until an operator intervenes. Nothing was charged.
-    #[error("Redis refuses to decide: {0}")]
+    #[error("Redis rejected the decision: {0}")]
     Refused(String),
     /// The value under the key was not written by this store.
     #[error(
-        "the value under the key \"{key}\" was not written by Tidegate ({problem}): `tidegate reset` deletes it; if another program writes there, give the store a prefix of its own"
+        "the value under the key \"{key}\" was not written by Tidegate ({problem}): `tidegate reset` deletes it; if another program writes such keys, give the store its own prefix"
     )]
     Foreign {
         /// The key in Redis, with bytes outside of printable ASCII escaped.
@@ -30,7 +30,7 @@ pub enum StoreError {
 impl StoreError {
     /// Other clients changed the same keys during every attempt.
     pub(crate) fn overtaken() -> Self {
-        let problem = "others take over or change the same keys faster";
+        let problem = "other clients changed the same keys during every attempt";
         Self::NotExecuted(problem.to_owned())
     }
 
@@ -41,7 +41,7 @@ impl StoreError {
     }
 
     pub(crate) fn unreadable() -> Self {
-        let problem = "the script's answer makes no sense: is there a proxy in between?";
+        let problem = "unexpected reply from the script; is there a proxy in between?";
         Self::Unknown(problem.to_owned())
     }
 }

@@ -35,7 +35,7 @@ impl ExecError {
                 let keys = call.keys.iter().map(|key| key.escape_ascii().to_string());
                 StoreError::Foreign {
                     key: keys.collect::<Vec<_>>().join("\" or \""),
-                    problem: "it is of another type".to_owned(),
+                    problem: "it has a different type".to_owned(),
                 }
             }
         }
@@ -95,9 +95,9 @@ pub(crate) fn read(answer: Value) -> Result<Reply, ExecError> {
         return Err(ExecError::WrongType);
     }
     let advice = if says("OOM") {
-        "; raise its `maxmemory`, and let nothing else use it"
+        "; raise its `maxmemory`, and use it for nothing else"
     } else if says("NOPERM") || says("The user executing the script") {
-        "; let the store's user do and touch what docs/fleet.md says (ACL SETUSER), with the prefix of this store"
+        "; grant the store's user the ACL in docs/fleet.md (ACL SETUSER), with the prefix of this store"
     } else {
         ""
     };

@@ -168,7 +168,9 @@ impl RedisStore {
                 // There are at most as many of these tasks as there are replies in flight.
                 tokio::spawn(async move {
                     if let Err(trouble) = store.run_whole(&call).await {
-                        tracing::debug!("what nobody waited for stays charged: {trouble}");
+                        tracing::debug!(
+                            "refund of an abandoned request failed, and it stays charged: {trouble}"
+                        );
                     }
                 });
             }
@@ -183,7 +185,7 @@ impl RedisStore {
         let (asker, answer) = oneshot::channel();
         // A task of its own, so that the refunds are sent even if the caller stops waiting.
         tokio::spawn(all_or_none(self.clone(), questions, asker));
-        let ended = |_| StoreError::Unknown("the runtime came to its end".to_owned());
+        let ended = |_| StoreError::Unknown("the runtime was shut down".to_owned());
         answer.await.map_err(ended)?.into_iter().collect()
     }
 }
@@ -198,7 +200,7 @@ impl Asked {
 fn give_back(keys: &[Vec<u8>], args: &[Vec<u8>], receipts: &[Vec<u8>]) -> Call {
     // The programs come first. Conversions may follow; they are not needed here.
     let [instant, _, _, programs @ ..] = args else {
-        unreachable!("a question has an instant, an intent and a slack");
+        unreachable!("the arguments begin with an instant, an intent and a slack");
     };
     let mut args = vec![instant.clone()];
     for (program, receipt) in programs.iter().zip(receipts) {
@@ -243,7 +245,9 @@ async fn all_or_none(
 async fn give_all_back(store: &RedisStore, reserved: &[Call]) {
     for answer in join_all(reserved.iter().map(|call| store.run_whole(call))).await {
         if let Err(trouble) = answer {
-            tracing::debug!("what nobody is to have may stay charged: {trouble}");
+            tracing::debug!(
+                "refund of a denied request failed, and it may stay charged: {trouble}"
+            );
         }
     }
 }

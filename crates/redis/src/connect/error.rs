@@ -15,11 +15,11 @@ pub enum ConnectError {
         problem: String,
     },
     /// The server had answered, and no longer does.
-    #[error("Redis at {0} does not answer any more, and is being connected to again")]
+    #[error("the connection to Redis at {0} was lost; reconnecting")]
     Lost(Address),
     /// The server answers, but later than the timeout of a decision.
     #[error(
-        "Redis at {address} answers too slowly, or not at all ({problem}); look at its load and the network, or raise `store.timeout`"
+        "Redis at {address} timed out ({problem}); check its load and the network, or raise `store.timeout`"
     )]
     Slow {
         /// The server's address.
@@ -29,7 +29,7 @@ pub enum ConnectError {
     },
     /// The user name or the password is wrong or missing.
     #[error(
-        "Redis at {address} refuses the login ({problem}); set `store.username` and `store.password_env`"
+        "Redis at {address} rejected the login ({problem}); set `store.username` and `store.password_env`"
     )]
     Login {
         /// The server's address.
@@ -39,7 +39,7 @@ pub enum ConnectError {
     },
     /// The user lacks permissions that a decision needs.
     #[error(
-        "Redis at {address} does not allow this user what a decision needs ({problem}); grant it the ACL of the page on running a fleet"
+        "Redis at {address} denies this user permissions that decisions need ({problem}); grant the ACL in docs/fleet.md"
     )]
     Permission {
         /// The server's address.
@@ -58,15 +58,13 @@ pub enum ConnectError {
         version: String,
     },
     /// The server is a read-only replica.
-    #[error(
-        "Redis at {0} is a read-only replica; name the primary, or name its Sentinels so that it is found"
-    )]
+    #[error("Redis at {0} is a read-only replica; configure the primary, or its Sentinels")]
     Replica(Address),
     /// A node of a cluster was configured as a standalone server.
     #[error("Redis at {0} is a node of a cluster; write `redis: {{cluster: [redis://{0}]}}`")]
     IsCluster(Address),
     /// A standalone server was configured as a node of a cluster.
-    #[error("Redis at {0} is no node of a cluster; write `redis: redis://{0}`")]
+    #[error("Redis at {0} is not a cluster node; write `redis: redis://{0}`")]
     NotCluster(Address),
     /// A Sentinel was configured as a server.
     #[error(
@@ -75,7 +73,7 @@ pub enum ConnectError {
     IsSentinel(Address),
     /// No Sentinel knows a primary of this name.
     #[error(
-        "no Sentinel names a primary `{primary}`: {problem}; look at `store.redis.sentinel` and `store.redis.primary`"
+        "no Sentinel knows a primary named `{primary}`: {problem}; check `store.redis.sentinel` and `store.redis.primary`"
     )]
     NoPrimary {
         /// The configured name of the primary.
@@ -84,9 +82,7 @@ pub enum ConnectError {
         problem: String,
     },
     /// The server does not have the database that the URL names.
-    #[error(
-        "Redis at {address} does not give the database of its URL ({problem}); mend the number behind the last slash"
-    )]
+    #[error("Redis at {address} rejected SELECT ({problem}); check the database number in the URL")]
     NoDatabase {
         /// The server's address.
         address: Address,
@@ -94,7 +90,7 @@ pub enum ConnectError {
         problem: String,
     },
     /// The server replied, but not as Redis does.
-    #[error("Redis at {address} answered what makes no sense: {problem}; is it Redis?")]
+    #[error("unexpected reply from {address}: {problem}; is this a Redis server?")]
     Nonsense {
         /// The server's address.
         address: Address,
@@ -103,11 +99,11 @@ pub enum ConnectError {
     },
     /// Some slots of the cluster have no node that serves them.
     #[error(
-        "no node of the Redis Cluster decides about {0} of 16384 slots; look at `CLUSTER INFO` and `CLUSTER NODES` of its primaries"
+        "the Redis Cluster does not serve {0} of 16384 slots; check `CLUSTER INFO` and `CLUSTER NODES` on its primaries"
     )]
     Undecided(u32),
     /// The TLS certificates cannot be used.
-    #[error("the certificates for Redis cannot be used: {0}; look at `store.tls`")]
+    #[error("the certificates for Redis cannot be used: {0}; check `store.tls`")]
     Certificates(String),
 }
 

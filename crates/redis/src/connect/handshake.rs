@@ -234,7 +234,7 @@ mod tests {
             (refused("", "", "", Kind::Primary), "upgrade it"),
             (
                 refused("7.0.0", "standalone", "replica", Kind::Primary),
-                "name the primary",
+                "configure the primary",
             ),
             (
                 refused("7.0.0", "cluster", "master", Kind::Primary),

@@ -254,7 +254,7 @@ async fn keep(
                 if since.elapsed() >= STEADY {
                     backoff.reset();
                 }
-                tracing::warn!(%address, "connection to Redis lost, or too many questions failed; connecting again");
+                tracing::warn!(%address, "connection to Redis lost, or too many requests failed; reconnecting");
                 *lock(&shared.trouble) = Some(ConnectError::Lost(address));
             }
             Err(error) => {
@@ -303,7 +303,7 @@ async fn connect(
 fn warn_of_eviction(shared: &Shared, address: &Address, policy: Option<String>) {
     let warning = policy.map(|policy| {
         format!(
-            "Redis at {address} evicts keys when its memory is full (maxmemory-policy {policy}), and forgets how much was spent; set `maxmemory-policy noeviction`"
+            "Redis at {address} evicts keys when its memory is full (maxmemory-policy {policy}), which loses counts; set `maxmemory-policy noeviction`"
         )
     });
     let mut known = lock(&shared.warning);
@@ -337,7 +337,7 @@ async fn serve(
     tokio::select! {
         () = shared.tripped.notified() => {}
         () = place.replaced(address) => {
-            tracing::warn!(%address, "the Sentinels have named another primary; connecting to it");
+            tracing::warn!(%address, "Sentinels report a new primary; connecting to it");
             shared.links.store(None);
         }
     }

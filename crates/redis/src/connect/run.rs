@@ -46,7 +46,7 @@ impl Redis {
             Ok(value) => exec::read(value),
             Err(Fate::NotSent) => Err(ExecError::NotExecuted(self.why_not_sent())),
             Err(Fate::Unknown) => Err(ExecError::Unknown(
-                "it was sent, and no answer came in time".to_owned(),
+                "the request was sent, but no reply arrived in time".to_owned(),
             )),
         }
     }
@@ -54,7 +54,7 @@ impl Redis {
     fn why_not_sent(&self) -> String {
         match self.health().trouble {
             Some(trouble) => trouble.to_string(),
-            None => "too many questions wait already, or the connection was just lost".to_owned(),
+            None => "too many requests are waiting, or the connection was just lost".to_owned(),
         }
     }
 }

@@ -80,7 +80,7 @@ impl Sentinels {
             None => Err(ConnectError::NoPrimary {
                 primary: self.primary.clone(),
                 problem: problem.unwrap_or_else(|| {
-                    format!("only reports older than configuration epoch {known} came")
+                    format!("all reports are older than configuration epoch {known}")
                 }),
             }),
         }
@@ -136,7 +136,7 @@ impl Sentinels {
         let asked = tokio::time::timeout(SENTINEL_TIMEOUT, self.converse(sentinel));
         let answers = asked
             .await
-            .unwrap_or_else(|_| Err(format!("{sentinel} does not answer within a second")))?;
+            .unwrap_or_else(|_| Err(format!("{sentinel} did not answer within a second")))?;
         report(sentinel, &answers)
     }
 

@@ -158,7 +158,7 @@ impl Address {
             ConnectionAddr::Tcp(host, port) => (host.clone(), *port, Transport::Plain),
             ConnectionAddr::Unix(path) => (path.display().to_string(), 0, Transport::Unix),
             ConnectionAddr::TcpTls { insecure: true, .. } => {
-                return Err("a certificate that is not verified protects nothing: remove #insecure and name the authority under `tls.ca`".into());
+                return Err("an unverified certificate gives no protection: remove #insecure and set the CA in `tls.ca`".into());
             }
             ConnectionAddr::TcpTls { host, port, .. } => (host.clone(), *port, Transport::Tls),
             _ => return Err(expected()),

@@ -87,7 +87,7 @@ async fn keep(store: RedisStore, known: Arc<AtomicU32>) {
                 if servers != before {
                     tracing::info!(
                         servers,
-                        "servers on this Redis counted; each decides on its part of every limit while Redis is out of reach"
+                        "number of servers on this Redis changed; each enforces its share of every limit while Redis is unreachable"
                     );
                 }
                 BEAT_EVERY
@@ -110,7 +110,7 @@ async fn beat(store: &RedisStore, id: &str) -> Option<u32> {
         Ok(Value::Int(counted)) => Some(u32::try_from(counted).unwrap_or(MAX_SERVERS)),
         Ok(_) => None,
         Err(problem) => {
-            tracing::debug!("the servers on this Redis cannot be counted: {problem}");
+            tracing::debug!("failed to count the servers on this Redis: {problem}");
             None
         }
     }

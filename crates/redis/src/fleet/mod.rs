@@ -178,7 +178,7 @@ impl Fleet {
     ) -> Result<T, StoreError> {
         let longest = self.redis.timeout();
         let within = within.map_or(longest, |within| within.min(longest));
-        let too_late = "it takes longer than a decision may";
+        let too_late = "it takes longer than the timeout of a decision";
         let answered = if within.is_zero() {
             Err(StoreError::NotExecuted(too_late.to_owned()))
         } else {
@@ -211,7 +211,7 @@ impl Fleet {
                 outage_ms,
                 local,
                 policy,
-                "Redis decides again and decisions are exact; meanwhile so many were made on the local share and by policy"
+                "Redis recovered and decisions are exact again; local and policy count the decisions made during the outage"
             );
         }
         Decided {

@@ -111,7 +111,7 @@ impl Fleet {
         }
         let asked = self.store.settle(charges, there, settlements);
         if let Err(trouble) = self.in_time(asked, None, now).await {
-            tracing::debug!("what was not needed stays charged: {trouble}");
+            tracing::debug!("refund failed, and unused units stay charged: {trouble}");
         }
     }
 
@@ -133,7 +133,7 @@ impl Fleet {
         let renewed = renewed.inspect_err(|trouble| {
             self.counters.count_failure(trouble);
             self.refusals.note(trouble, now);
-            tracing::debug!("places are not renewed: {trouble}");
+            tracing::debug!("lease renewal failed: {trouble}");
         });
         renewed.unwrap_or(Renewal::Unknown)
     }

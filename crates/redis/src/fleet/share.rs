@@ -121,9 +121,9 @@ impl Fleet {
                 .trouble
                 .map(|trouble| trouble.to_string());
             let problem = trouble.or_else(|| self.refusal(now));
-            let problem = problem.unwrap_or_else(|| "its answers come too late".to_owned());
+            let problem = problem.unwrap_or_else(|| "its replies arrive too late".to_owned());
             tracing::warn!(
-                "Redis does not decide ({problem}); the rules' `on_failure` answers until it does"
+                "Redis is unavailable ({problem}); the rules' `on_failure` policies decide until it recovers"
             );
         }
     }

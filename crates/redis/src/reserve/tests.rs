@@ -2,10 +2,10 @@
 //! refunded charges had not been made.
 
 #[path = "../../tests/store/server.rs"]
-#[allow(dead_code, reason = "the tests of the store use more of it")]
+#[allow(dead_code, reason = "the tests of the store use the rest")]
 mod server;
 #[path = "../../../core/tests/proofs/strategies.rs"]
-#[allow(dead_code, reason = "the proofs of core use more of it")]
+#[allow(dead_code, reason = "the proofs of core use the rest")]
 mod strategies;
 
 use proptest::{prelude::*, test_runner::TestRunner};

@@ -87,10 +87,7 @@ fn unpack(
     Ok(MultiValue::from_vec(values))
 }
 
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "Lua's numbers are what they are"
-)]
+#[expect(clippy::cast_precision_loss, reason = "Lua numbers are doubles")]
 fn exact(number: u64) -> f64 {
     number as f64
 }
@@ -98,7 +95,7 @@ fn exact(number: u64) -> f64 {
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
-    reason = "as `struct` does it"
+    reason = "as the `struct` library does"
 )]
 fn whole_number(value: &LuaValue) -> u64 {
     match value {

@@ -54,7 +54,7 @@ async fn a_replica_that_is_read_only() {
     let replica = RedisServer::start_with(&["--replicaof", "127.0.0.1", &of]);
     trouble(
         standalone(&replica.url()),
-        "is a read-only replica; name the primary",
+        "is a read-only replica; configure the primary",
     )
     .await;
 }
@@ -88,7 +88,7 @@ async fn a_lone_server_under_the_address_of_a_cluster_and_the_other_way_round() 
 async fn a_database_that_there_is_none_of() {
     let server = RedisServer::start();
     let url = format!("{}/99", server.url());
-    trouble(standalone(&url), "mend the number behind the last slash").await;
+    trouble(standalone(&url), "check the database number in the URL").await;
 }
 
 #[tokio::test]
@@ -105,7 +105,7 @@ async fn a_server_that_is_too_old() {
 #[tokio::test]
 async fn something_that_is_no_redis() {
     let url = pretender(b"HTTP/1.1 400 Bad Request\r\n\r\n");
-    trouble(standalone(&url), "is it Redis?").await;
+    trouble(standalone(&url), "is this a Redis server?").await;
 }
 
 /// Starts a server that replies `answer` to every command.

@@ -27,7 +27,7 @@ async fn a_failover_is_followed() {
         unknown
             .trouble()
             .await
-            .contains("no Sentinel names a primary `nobody`")
+            .contains("no Sentinel knows a primary named `nobody`")
     );
 
     let asked = Asked::with(settings(&sentinels, PRIMARY));

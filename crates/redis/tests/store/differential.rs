@@ -1,7 +1,7 @@
 //! The memory store and the servers, put to the same traces: no field of any answer may differ.
 
 #[path = "../../../core/tests/proofs/strategies.rs"]
-#[allow(dead_code, reason = "the proofs of core use more of it")]
+#[allow(dead_code, reason = "the proofs of core use the rest")]
 pub(crate) mod strategies;
 
 use std::{fmt::Debug, sync::Arc};

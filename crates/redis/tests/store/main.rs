@@ -237,6 +237,6 @@ async fn what_others_wrote_under_a_key_is_named() {
             .check(&[charge], Effect::Charge, &mut Vec::new())
             .await
             .unwrap_err();
-        assert!(error.to_string().contains("of another type"), "{error}");
+        assert!(error.to_string().contains("a different type"), "{error}");
     }
 }

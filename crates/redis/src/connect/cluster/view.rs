@@ -75,7 +75,7 @@ pub(super) async fn read(
     let answers = answers.unwrap_or_else(|_| {
         Err(ConnectError::Slow {
             address: informant.clone(),
-            problem: "it does not say which slots it has".to_owned(),
+            problem: "it did not report its slots".to_owned(),
         })
     })?;
     view(informant, answers)
@@ -87,7 +87,7 @@ fn view(informant: &Address, answers: Vec<Value>) -> Result<View, ConnectError> 
         problem,
     };
     let [slots, nodes, info] = <[Value; 3]>::try_from(answers)
-        .map_err(|_| nonsense("three questions, and not three answers".to_owned()))?;
+        .map_err(|_| nonsense("three commands did not get three replies".to_owned()))?;
     for answer in [&slots, &nodes, &info] {
         if let Value::ServerError(error) = answer {
             return Err(ConnectError::from_library(informant, &error.clone().into()));
