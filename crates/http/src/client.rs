@@ -260,10 +260,10 @@ impl fmt::Display for Warning {
             self.code(),
             match self {
                 Self::TrustAll => {
-                    "every address is a trusted proxy, so a client can name any address as its own; name the networks of your proxies"
+                    "every address is trusted as a proxy, so a client can claim any address; list the networks of your proxies"
                 }
                 Self::RawIpv6 => {
-                    "counts are kept for less than a /64, of which a client has all addresses and so as many counts as it likes; use 64 or less"
+                    "clients are counted by prefixes longer than /64, and a client owns all addresses of a /64, so it has as many counts as it likes; use 64 or less"
                 }
             },
         );

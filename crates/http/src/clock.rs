@@ -141,7 +141,7 @@ impl Clock {
     #[must_use]
     #[expect(
         clippy::disallowed_methods,
-        reason = "the edge reads the system's clocks once, to anchor the counter"
+        reason = "only this crate reads the system clocks, once, to anchor the counter"
     )]
     pub fn real() -> Self {
         let clock = quanta::Clock::new();
@@ -210,7 +210,7 @@ mod tests {
     fn a_counter_is_held_to_the_steady_clock_in_both_directions() {
         const HOUR: u64 = 3_600_000_000;
         let Source::Real(counter) = Clock::real().0 else {
-            panic!("a real clock counts");
+            panic!("a real clock has a counter");
         };
         let start = counter.wall_start_micros;
         // The test takes less than a minute.
@@ -231,7 +231,7 @@ mod tests {
         let (ticks, mock) = quanta::Clock::mock();
         mock.increment(MINUTES);
         let Source::Real(mut counter) = Clock::real().0 else {
-            panic!("a real clock counts");
+            panic!("a real clock has a counter");
         };
         let mocked = Arc::get_mut(&mut counter).unwrap();
         (mocked.start, mocked.tick, mocked.clock) = (ticks.raw(), tick(&ticks), ticks);
@@ -255,7 +255,7 @@ mod tests {
     #[test]
     fn ticks_are_microseconds_by_one_multiplication() {
         let Source::Real(counter) = Clock::real().0 else {
-            panic!("a real clock counts");
+            panic!("a real clock has a counter");
         };
         // A few microseconds, minutes, and at least a day.
         for ticks in [1 << 20, 1 << 42, 1 << 48] {

@@ -99,7 +99,7 @@ pub(crate) struct AtOnce;
 pub(crate) struct Patient;
 
 /// The panic message if a [`Patient`] call returns no result, which cannot happen.
-pub(crate) const ANSWERED: &str = "who waits is answered";
+pub(crate) const ANSWERED: &str = "a call that may wait always returns a result";
 
 impl Asks for AtOnce {
     fn decide<S: Store>(
@@ -147,7 +147,7 @@ pub(crate) fn at_once<T>(asked: impl Future<Output = T>) -> T {
     let mut context = Context::from_waker(Waker::noop());
     match pin!(asked).poll(&mut context) {
         Poll::Ready(answer) => answer,
-        Poll::Pending => unreachable!("nothing of it is waited for"),
+        Poll::Pending => unreachable!("a call that does not wait is ready at once"),
     }
 }
 

@@ -107,7 +107,9 @@ mod tests {
         let request = Request::new(&[], Cost::ONE).unwrap();
         let (rules, mut scratch) = (limiter.rules(), Scratch::default());
         let verdict = limiter.check(&rules, &mut scratch, &request, effect);
-        let verdict = verdict.now_or_never().expect("memory never suspends");
+        let verdict = verdict
+            .now_or_never()
+            .expect("a decision in memory never suspends");
         verdict.unwrap().allowed
     }
 

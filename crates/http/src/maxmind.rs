@@ -57,7 +57,10 @@ impl MaxMind {
     /// any address. The previous database then stays in use.
     pub fn put(&self, place: Place, bytes: Vec<u8>) -> Result<(), MaxMindError> {
         let database = Reader::from_source(bytes).map_err(|error| {
-            MaxMindError(format!("it is no MaxMind database: {}", one_line(&error)))
+            MaxMindError(format!(
+                "it is not a MaxMind database: {}",
+                one_line(&error)
+            ))
         })?;
         check(place, &database)?;
         self.database(place).store(Some(database.into()));
@@ -127,7 +130,7 @@ fn check(place: Place, database: &Database) -> Result<(), MaxMindError> {
     }
     let (kind, place) = (&database.metadata().database_type, place.as_str());
     Err(MaxMindError(format!(
-        "it is a {kind:?} database, which says {place} of no address"
+        "it is a {kind:?} database, which has no {place} for any address"
     )))
 }
 

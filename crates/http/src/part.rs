@@ -130,7 +130,7 @@ impl Part {
                 error(
                     "regex",
                     format!(
-                        "is no regular expression: {}",
+                        "is not a valid regular expression: {}",
                         last.trim_start_matches("error: ")
                     ),
                 )
@@ -139,7 +139,7 @@ impl Part {
             2 => Self::new(source, Cut::Group(regex)),
             groups => {
                 let problem = format!(
-                    "must have one group in parentheses around what is to be kept, has {}; others are written (?:…)",
+                    "must have one capture group around the part to keep, has {}; write other groups as (?:…)",
                     groups - 1
                 );
                 Err(error("regex", problem))
@@ -227,10 +227,13 @@ mod tests {
         assert!(refused(Part::split("", ".", 1)).starts_with("of: "));
         assert_eq!(
             refused(Part::regex("k", "(")),
-            "regex: is no regular expression: unclosed group"
+            "regex: is not a valid regular expression: unclosed group"
         );
         for pattern in ["a", "(a)(b)"] {
-            assert!(refused(Part::regex("k", pattern)).starts_with("regex: must have one group"));
+            assert!(
+                refused(Part::regex("k", pattern))
+                    .starts_with("regex: must have one capture group")
+            );
         }
         assert!(refused(Part::regex("k", &"a".repeat(2_000))).contains("over the maximum"));
         assert!(refused(Part::regex("k", "(\\pL{999})")).starts_with("regex: "));

@@ -44,19 +44,19 @@ impl fmt::Display for Unclear {
             Self::HopByHop(entry) => {
                 write!(
                     f,
-                    "{entry}: is named by `Connection`; send one of the two only"
+                    "{entry}: the header is listed in `Connection`; send only one of the two"
                 )
             }
             Self::Alias(entry) => {
                 write!(
                     f,
-                    "{entry}: another header spells this name with `_`; send it with `-`"
+                    "{entry}: another header has the same name with `_`; send it with `-`"
                 )
             }
             Self::HiddenLetters(entry) => {
                 write!(
                     f,
-                    "{entry}: has letters as escapes such as %61; send them as they are"
+                    "{entry}: has percent-encoded letters such as %61; send them unencoded"
                 )
             }
             Self::DotSegments => {
@@ -71,7 +71,7 @@ impl fmt::Display for Unclear {
                 forwarded,
             } => write!(
                 f,
-                "{original} and {forwarded} are both there, and one may be the client's; ask with ?proxy=nginx, caddy or traefik"
+                "{original} and {forwarded} are both present, and one may come from the client; set ?proxy=nginx, caddy or traefik"
             ),
         }
     }

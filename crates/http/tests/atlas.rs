@@ -54,21 +54,21 @@ fn what_is_no_such_database_is_refused_and_what_was_there_is_kept() {
     let whole = bytes(COUNTRIES);
     let cut = whole[whole.len() / 2..].to_vec();
     for (place, bytes, said) in [
-        (Place::Country, Vec::new(), "it is no MaxMind database"),
+        (Place::Country, Vec::new(), "it is not a MaxMind database"),
         (
             Place::Country,
             b"hello".to_vec(),
-            "it is no MaxMind database",
+            "it is not a MaxMind database",
         ),
         (
             Place::Asn,
             whole,
-            "it is a \"GeoLite2-Country\" database, which says asn of no address",
+            "it is a \"GeoLite2-Country\" database, which has no asn for any address",
         ),
         (
             Place::Country,
             bytes(NETWORKS),
-            "which says country of no address",
+            "which has no country for any address",
         ),
         (Place::Country, cut, "it is "),
     ] {

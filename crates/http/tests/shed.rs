@@ -82,7 +82,7 @@ async fn what_is_over_the_limit_is_shed_and_the_inner_service_never_sees_it() {
     assert_eq!(shed.headers()["content-type"], "application/problem+json");
     let body = shed.into_body().collect().await.unwrap().to_bytes();
     let text = String::from_utf8(body.to_vec()).unwrap();
-    assert!(text.contains("too much to do"), "{text}");
+    assert!(text.contains("the service is overloaded"), "{text}");
     assert_eq!(held.lock().unwrap().len(), 2);
     let load = layer.load();
     assert_eq!((load.limit, load.in_flight, load.shed), (2, 2, 1));

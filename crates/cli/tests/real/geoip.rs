@@ -32,7 +32,7 @@ fn a_renewed_database_is_used_and_an_unusable_one_is_rejected() {
     assert_eq!(british(&server), 429);
 
     provide(server.directory(), "GeoLite2-ASN-Test.mmdb");
-    let problem = "geoip.country: cannot use country.mmdb: it is a \"GeoLite2-ASN\" database, which says country of no address";
+    let problem = "geoip.country: cannot use country.mmdb: it is a \"GeoLite2-ASN\" database, which has no country for any address";
     server.wait_for(&["kept the old GeoIP database", problem]);
     assert_eq!(british(&server), 429);
     let ready = Ask::get(server.admin, "/readyz").send().json();

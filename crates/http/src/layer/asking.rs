@@ -124,7 +124,12 @@ impl Asking {
             self.runtime = Handle::try_current().ok();
         }
         let asked = self.ruling.as_mut();
-        let ruling = ready!(asked.expect("polled once more").as_mut().poll(context));
+        let ruling = ready!(
+            asked
+                .expect("polled after completion")
+                .as_mut()
+                .poll(context)
+        );
         self.ruling = None;
         Poll::Ready(ruling)
     }

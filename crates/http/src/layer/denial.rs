@@ -81,7 +81,7 @@ impl<'v> Denial<'v> {
         let again = Span::from_secs(1);
         Self {
             cause: Cause::Busy,
-            detail: format!("the service has too much to do; ask again in {again}"),
+            detail: format!("the service is overloaded; retry in {again}"),
             violated: Vec::new(),
             retry_after: Some(again),
         }
@@ -141,8 +141,8 @@ struct Document<'d> {
 
 fn detail(verdict: &Verdict<'_>, names: RuleNames) -> String {
     let again = match verdict.retry_after {
-        Retry::After(span) => format!("ask again in {}", readable(span)),
-        Retry::Never => "asking again is no use".to_owned(),
+        Retry::After(span) => format!("retry in {}", readable(span)),
+        Retry::Never => "retrying will not succeed".to_owned(),
     };
     let rule = verdict.rule.filter(|_| names == RuleNames::Shown);
     let of_rule = rule.map_or_else(String::new, |rule| format!(" of \"{rule}\""));
@@ -153,11 +153,11 @@ fn detail(verdict: &Verdict<'_>, names: RuleNames) -> String {
             None => format!("blocked; {again}"),
         },
         (_, Some(line)) if verdict.retry_after == Retry::Never => format!(
-            "the request costs more than {}{of_rule} ever holds; {again}",
+            "the cost of the request exceeds what {}{of_rule} can ever admit; {again}",
             line.limit.policy()
         ),
-        (_, Some(line)) => format!("{}{of_rule} is spent; {again}", line.limit.policy()),
-        (_, None) => format!("a limit is spent; {again}"),
+        (_, Some(line)) => format!("{}{of_rule} exceeded; {again}", line.limit.policy()),
+        (_, None) => format!("limit exceeded; {again}"),
     }
 }
 

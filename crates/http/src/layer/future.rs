@@ -174,7 +174,7 @@ where
     type Output = Result<Response<LimitedBody<R>>, S::Error>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        const ONCE: &str = "a future is not polled after it was ready";
+        const ONCE: &str = "the future was polled after completion";
         let mut state = self.project().state;
         loop {
             let next = match state.as_mut().project() {

@@ -117,7 +117,7 @@ fn details(denial: &Denial<'_>) -> Vec<prost_types::Any> {
         .iter()
         .map(|limit| Violation {
             subject: limit.rule.unwrap_or(&limit.name).to_owned(),
-            description: format!("{} is spent", limit.policy),
+            description: format!("{} exceeded", limit.policy),
             quota_id: match limit.rule {
                 Some(rule) => format!("{rule}:{}", limit.policy),
                 None => limit.name.clone(),

@@ -96,9 +96,7 @@ impl<G: Gate + 'static> Held<G> {
         }
         drop(charges);
         let Some(runtime) = self.runtime.clone() else {
-            tracing::debug!(
-                "what was not needed stays charged: there is no runtime to give it back on"
-            );
+            tracing::debug!("unused units stay charged: there is no runtime to refund them on");
             return;
         };
         runtime.spawn(async move {
@@ -142,7 +140,7 @@ impl<G: Gate + 'static> Hold for Held<G> {
             let renewal = self.gate.store().renew(&charges, receipt, now).await;
             if renewal == Renewal::Lost {
                 tracing::debug!(
-                    "a request was at work for longer than its lease, and others have its place"
+                    "a request ran longer than its lease and lost its concurrency slot"
                 );
             }
         })

@@ -186,7 +186,7 @@ fn warn_of_gaps(described: &Described<'_>, rules: &RuleSet) {
     if !NO_PEER.is_completed() && !described.has_peer() && counts_by_ip() {
         NO_PEER.call_once(|| {
             tracing::error!(
-                "no-peer: rules count by `ip`, and a request does not say where it came from, so they do not apply to it; put a `Peer` into its extensions, or say with `LimiterLayer::peer` which extension has the address; said once"
+                "no-peer: rules use `ip`, but the peer address of a request is unknown, so they do not apply to it; insert a `Peer` into its extensions, or set the extension with `LimiterLayer::peer`; logged once"
             );
         });
     }

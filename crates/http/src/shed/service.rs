@@ -114,7 +114,7 @@ where
             }
             StateProjection::Shed { response } => {
                 let response = response.take();
-                let response = response.expect("a future is not polled after it was ready");
+                let response = response.expect("the future was polled after completion");
                 Poll::Ready(Ok(response.map(LimitedBody::denial)))
             }
         }

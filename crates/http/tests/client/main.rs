@@ -284,7 +284,7 @@ fn mistakes_that_let_abusers_in_are_warned_about() {
     assert_eq!(codes(nets(&["::ffff:0.0.0.0/96"], XFF)), ["trust-all"]);
     let said = nets(&["::/0"], XFF).warnings().next().unwrap().to_string();
     assert!(
-        said.starts_with("trust-all: ") && said.contains("name the networks"),
+        said.starts_with("trust-all: ") && said.contains("list the networks"),
         "{said}"
     );
 }

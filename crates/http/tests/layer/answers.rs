@@ -30,7 +30,7 @@ async fn every_answer_tells_of_the_limit_and_a_denial_is_a_problem_document() {
     );
     assert_eq!(
         denied.body,
-        r#"{"title":"Too Many Requests","status":429,"detail":"1/min is spent; ask again in 1min","violated-policies":["1/min"],"retry_after_ms":60000}"#
+        r#"{"title":"Too Many Requests","status":429,"detail":"1/min exceeded; retry in 1min","violated-policies":["1/min"],"retry_after_ms":60000}"#
     );
 }
 
@@ -43,8 +43,7 @@ async fn rules_are_named_by_choice() {
     let allowed = send(&mut service, get("/")).await;
     assert_eq!(allowed.header("ratelimit"), Some("\"all\";r=0;t=60"));
     let denied = send(&mut service, get("/")).await;
-    let said =
-        r#""detail":"1/min of \"all\" is spent; ask again in 1min","violated-policies":["all"]"#;
+    let said = r#""detail":"1/min of \"all\" exceeded; retry in 1min","violated-policies":["all"]"#;
     assert!(denied.body.contains(said), "{}", denied.body);
 }
 
@@ -57,7 +56,7 @@ async fn what_never_fits_is_told_so() {
     let denied = send(&mut service, get("/")).await;
     assert_eq!((denied.status, denied.header("retry-after")), (429, None));
     assert!(
-        denied.body.contains("asking again is no use"),
+        denied.body.contains("retrying will not succeed"),
         "{}",
         denied.body
     );

@@ -38,7 +38,7 @@ async fn a_spent_limit_is_exhausted_and_says_when_to_retry() {
     let denied = send(&mut service, call()).await;
     let status = status(&denied);
     assert_eq!(status.code(), tonic::Code::ResourceExhausted);
-    assert_eq!(status.message(), "1/min is spent; ask again in 1min");
+    assert_eq!(status.message(), "1/min exceeded; retry in 1min");
     let details = status.get_error_details();
     let delay = details.retry_info().unwrap().retry_delay;
     assert_eq!(delay, Some(std::time::Duration::from_secs(60)));

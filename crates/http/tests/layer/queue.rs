@@ -144,7 +144,7 @@ async fn nobody_waits_for_longer_than_a_request_may() {
         (denied.status, denied.header("retry-after")),
         (429, Some("1"))
     );
-    let detail = "\"1/s capacity 9 is spent; ask again in 500ms\"";
+    let detail = "\"1/s capacity 9 exceeded; retry in 500ms\"";
     assert!(denied.body.contains(detail), "{}", denied.body);
     let told = denied.header("ratelimit").unwrap();
     assert!(told.starts_with("\"1/s capacity 9\";r=0"), "{told}");

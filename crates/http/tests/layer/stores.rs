@@ -131,7 +131,7 @@ async fn a_store_that_cannot_decide_is_no_fault_of_the_client() {
     );
     assert_eq!(
         denied.body,
-        r#"{"title":"Service Unavailable","status":503,"detail":"the limiter could not decide; ask again in 2s","retry_after_ms":1200}"#
+        r#"{"title":"Service Unavailable","status":503,"detail":"the limiter could not decide; retry in 2s","retry_after_ms":1200}"#
     );
     assert!(notes.paths().is_empty());
 }

@@ -182,7 +182,7 @@ entries:
             "entries.a (line 7): needs `split` or `regex` to select a part",
             "entries.b.split (line 8): must not be empty",
             "entries.c.part (line 9): must be from 1 to 16, got 17",
-            "entries.d.regex (line 10): must have one group in parentheses around what is to be kept, has 0; others are written (?:…)",
+            "entries.d.regex (line 10): must have one capture group around the part to keep, has 0; write other groups as (?:…)",
             "entries.e.regex (line 11): conflicts with `split`; remove one of the two",
             "entries.f.of (line 12): is missing; name the entry from which this one is derived",
             "entries.g.off (line 13): unknown key `off`; did you mean `of`?",

@@ -147,7 +147,7 @@ fn headers_of_two_proxies_are_rejected() {
     assert_eq!(refused.status, 400);
     let problem = refused.problem();
     assert!(
-        problem.starts_with("x-original-uri and x-forwarded-uri are both there"),
+        problem.starts_with("x-original-uri and x-forwarded-uri are both present"),
         "{problem}"
     );
     assert_eq!(
