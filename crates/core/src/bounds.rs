@@ -115,7 +115,7 @@ pub(crate) fn check_period(field: &'static str, span: Span) -> Result<(), LimitE
 /// Checks the count and the period of a rate.
 pub(crate) fn check_rate(field: &'static str, rate: Rate) -> Result<(), LimitError> {
     if rate.count == 0 {
-        let problem = "a rate admits at least 1, got 0; to deny everything use a window: \
+        let problem = "a rate must be at least 1, got 0; to deny everything, use a window: \
             {algorithm: fixed_window, limit: 0, window: 1min}";
         return Err(LimitError::new(field, problem));
     }

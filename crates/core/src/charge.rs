@@ -42,8 +42,8 @@ pub struct RequestError {
     pub field: String,
     /// What is wrong and what to send instead.
     pub problem: String,
-    /// The rule that makes the value wrong, such as `rule "login" counts by it`. Do not send it to
-    /// clients that must not know the rules.
+    /// The rule that makes the value wrong, such as `it is part of the key of rule "login"`. Do not
+    /// send it to clients that must not know the rules.
     pub cause: Option<String>,
 }
 

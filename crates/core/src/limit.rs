@@ -285,7 +285,7 @@ impl Limit {
     /// [`Outcome::excess`]: crate::Outcome::excess
     pub fn counting_in_full(mut self) -> Result<Self, LimitError> {
         if !matches!(self.algorithm, Algorithm::FixedWindow { .. }) {
-            let problem = "only a fixed window counts in full what it denies";
+            let problem = "only a fixed window counts denied requests in full";
             return Err(LimitError::new("algorithm", problem));
         }
         self.in_full = true;

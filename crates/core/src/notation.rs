@@ -76,7 +76,7 @@ pub fn rate(text: &str) -> Result<Rate, NotationError> {
     let count = count.trim();
     if let Some(whole) = in_whole_units(count, period) {
         return Err(NotationError(format!(
-            "a rate counts whole units, got \"{text}\"; write {whole}"
+            "the count of a rate must be a whole number, got \"{text}\"; write {whole}"
         )));
     }
     if count.is_empty() || leading_digits(count).len() != count.len() {
@@ -197,7 +197,9 @@ mod tests {
             ("1.25/h", "5/4h"),
         ] {
             let message = rate(text).unwrap_err().to_string();
-            let expected = format!("a rate counts whole units, got \"{text}\"; write {whole}");
+            let expected = format!(
+                "the count of a rate must be a whole number, got \"{text}\"; write {whole}"
+            );
             assert_eq!(message, expected);
         }
         for text in [

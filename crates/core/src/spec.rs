@@ -41,7 +41,7 @@ impl Limit {
 
 /// The names of the algorithms in a rules file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "each is the algorithm of its name")]
+#[expect(missing_docs, reason = "each variant has the name of its algorithm")]
 pub enum AlgorithmName {
     Gcra,
     TokenBucket,
@@ -281,7 +281,7 @@ impl LimitSpec {
             }),
             None => {
                 let known = AlgorithmName::ALL.map(|(name, _)| name).join(", ");
-                let problem = format!("is missing; one of {known}");
+                let problem = format!("is missing; expected one of {known}");
                 Err(LimitError::new("algorithm", problem))
             }
         }
@@ -468,7 +468,8 @@ impl LimitSpec {
 
     fn concurrency(&self, problems: &mut Vec<LimitError>) -> Option<Algorithm> {
         if self.count_denied == Some(true) {
-            let problem = "goes with what is counted over time; who is denied holds no place";
+            let problem =
+                "applies only to limits over time; a denied request holds no concurrency slot";
             problems.push(LimitError::new("count_denied", problem));
         }
         Some(Algorithm::Concurrency {
@@ -484,7 +485,7 @@ impl LimitSpec {
             Anchor::Calendar(_) if self.window.is_some() => {
                 problems.push(LimitError::new(
                     "window",
-                    "a calendar anchor says how long a window is; remove one of the two",
+                    "a calendar anchor defines the length of the window; remove one of the two",
                 ));
                 None
             }
@@ -502,7 +503,7 @@ impl LimitSpec {
             (None, Some(_)) => {
                 problems.push(LimitError::new(
                     "strict",
-                    "belongs to a counter with buckets; add buckets, or remove it",
+                    "applies only to a counter with buckets; add buckets, or remove it",
                 ));
                 None
             }
@@ -716,7 +717,7 @@ mod tests {
             ..LimitSpec::default()
         };
         let problem = some_bucket.build().unwrap_err()[0].to_string();
-        let expected = "algorithm: is missing; one of gcra, token_bucket, leaky_bucket, fixed_window, \
+        let expected = "algorithm: is missing; expected one of gcra, token_bucket, leaky_bucket, fixed_window, \
             sliding_window_log, sliding_window_counter, concurrency";
         assert_eq!(problem, expected);
     }
@@ -751,7 +752,7 @@ mod tests {
         }
         for algorithm in [AlgorithmName::Gcra, AlgorithmName::TokenBucket] {
             let error = LimitSpec::parse_shorthand("0/min", Some(algorithm)).unwrap_err();
-            let expected = "rate: a rate admits at least 1, got 0; to deny everything use a window: \
+            let expected = "rate: a rate must be at least 1, got 0; to deny everything, use a window: \
                 {algorithm: fixed_window, limit: 0, window: 1min}";
             assert_eq!(error.to_string(), expected);
         }

@@ -137,7 +137,7 @@ fn an_empty_or_endless_value_that_a_rule_counts_by_is_refused() {
     let empty = try_charged(&rules, &[("tenant", "t"), ("customer", "")]).unwrap_err();
     assert_eq!(
         empty.to_string(),
-        "entries.customer: must not be empty; rule \"per-customer\" counts by it"
+        "entries.customer: must not be empty; it is part of the key of rule \"per-customer\""
     );
     // 8 bytes of scope, 2 of length and 1 of tenant leave 1,013 bytes.
     let fits = "c".repeat(1_013);
@@ -264,8 +264,8 @@ fn names_are_unique_and_printable() {
     assert_eq!(
         errors,
         [
-            "rules[2].name: \"a\" is the name of rules[0] already; give every rule its own",
-            "rules[3].name: \"b\" is the name of rules[1] already; give every rule its own",
+            "rules[2].name: \"a\" is already the name of rules[0]; give every rule its own name",
+            "rules[3].name: \"b\" is already the name of rules[1]; give every rule its own name",
         ]
     );
     for wrong in ["", "naïve", "a\nb", &"n".repeat(129)] {

@@ -308,7 +308,7 @@ fn a_value_that_was_made_to_be_held_against_too_many_patterns_is_refused() {
     let mut scratch = Scratch::default();
     let refused = rules.charges(&request, Timestamp::default(), &mut scratch);
     let problem = refused.unwrap_err().problem;
-    assert!(problem.contains("over 4096 evaluations"), "{problem}");
+    assert!(problem.contains("more than 4096 evaluations"), "{problem}");
     // The same request is also rejected if an allow list would otherwise admit it.
     let allow: Vec<Vec<Drawn>> = (0..RULES)
         .map(|at| {
@@ -351,15 +351,15 @@ fn rules_that_any_request_would_be_held_against_are_refused() {
     // Each expression scans the value: nine evaluations for a value of 8 KiB.
     assert!(rules(455, &digits).is_ok());
     let errors = rules(456, &digits).unwrap_err().to_string();
-    let expected = "rules: one request could take 4104 evaluations of patterns, over the maximum of 4096, because \
-        too many rules have nothing by which to tell that they do not apply; most of them look at \"path\": give them \
-        an exact value, or a pattern with text of its own outside of its wildcards";
+    let expected = "rules: one request could need 4104 pattern evaluations, over the maximum of 4096, because \
+        too many rules cannot be found by an index; most of them match on \"path\": give them \
+        an exact value, or a pattern with literal text outside of its wildcards";
     assert_eq!(errors, expected);
     let other = |at: usize| Pattern::exact(&at.to_string()).unwrap().negated();
     assert!(rules(4_096, &other).is_ok());
     let errors = rules(4_097, &other).unwrap_err().to_string();
     assert!(
-        errors.contains("no condition by which to find them"),
+        errors.contains("no condition that the index can use"),
         "{errors}"
     );
     // Any number of these patterns is accepted, because only a few are evaluated.

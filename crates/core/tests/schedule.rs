@@ -108,14 +108,14 @@ fn what_is_no_schedule_is_refused_with_advice() {
         "01:00-02:00-03:00",
         "é1:00-02:00",
     ] {
-        let expected = format!("expected two times of 24 hours such as 22:00-06:00, got {text:?}");
+        let expected = format!("expected two 24-hour times such as 22:00-06:00, got {text:?}");
         assert_eq!(hours(text), expected);
     }
     for text in ["1-6", "1:00-6:00"] {
         let said = hours(text);
         assert!(said.ends_with("; write 01:00-06:00"), "{said}");
     }
-    assert!(hours("06:00-06:00").starts_with("begins when it ends"));
+    assert!(hours("06:00-06:00").starts_with("begins and ends at the same time"));
     for text in ["", "monday", "Mon", "mon-", "mon-tue-wed", "1"] {
         let said = Days::parse(text).unwrap_err().to_string();
         assert!(said.starts_with("expected one of mon, tue"), "{said}");

@@ -201,7 +201,7 @@ impl Buckets {
             return Err(LimitError::new(
                 "buckets",
                 format!(
-                    "{window} does not divide into {buckets} equal parts of whole microseconds; choose another number"
+                    "{window} does not divide into {buckets} equal parts of whole microseconds; choose another number of buckets"
                 ),
             ));
         }

@@ -70,7 +70,7 @@ impl Interval {
             > u128::from(bounds::MAX_DRAIN.as_micros())
         {
             let problem = format!(
-                "{capacity} refilled by {refill} take longer than the maximum of 100 years; lower it or raise the refill"
+                "refilling {capacity} at {refill} takes longer than the maximum of 100 years; lower it or raise the refill"
             );
             return Err(LimitError::new("capacity", problem));
         }

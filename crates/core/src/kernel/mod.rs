@@ -107,7 +107,7 @@ macro_rules! dispatch {
             (Kernel::Log($l), State::Log($ls)) | (Kernel::Lease($l), State::Lease($ls)) => $log,
             (Kernel::Buckets($k), State::Buckets($s)) => $call,
             (Kernel::Weighted($k), State::Weighted($s)) => $call,
-            _ => unreachable!("a state is checked with `Kernel::knows` when it is loaded"),
+            _ => unreachable!("`Kernel::knows` has checked the state when it was loaded"),
         }
     };
 }
@@ -382,7 +382,7 @@ impl Kernel {
             }
             (Self::Buckets(_), State::Buckets(state)) => state.clamp(at),
             (Self::Weighted(weighted), State::Weighted(state)) => weighted.clamp(state, at),
-            _ => unreachable!("a state is checked with `Kernel::knows` when it is loaded"),
+            _ => unreachable!("`Kernel::knows` has checked the state when it was loaded"),
         }
     }
 
@@ -409,7 +409,7 @@ impl Kernel {
             (Self::Window(_), State::Window(state)) => state.refund(now, units),
             (Self::Buckets(_), State::Buckets(state)) => state.refund(now, units),
             (Self::Weighted(_), State::Weighted(state)) => state.refund(now, units),
-            _ => unreachable!("a state is checked with `Kernel::knows` when it is loaded"),
+            _ => unreachable!("`Kernel::knows` has checked the state when it was loaded"),
         }
     }
 

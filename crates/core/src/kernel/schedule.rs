@@ -107,7 +107,7 @@ impl Schedule {
         let tau_micros = (u128::from(capacity) * u128::from(p)).div_ceil(u128::from(l));
         if tau_micros > u128::from(bounds::MAX_DRAIN.as_micros()) {
             let problem = format!(
-                "{capacity} at {rate} take longer to come back than the maximum of 100 years; lower it or raise the rate"
+                "refilling {capacity} at {rate} takes longer than the maximum of 100 years; lower it or raise the rate"
             );
             return Err(LimitError::new(capacity_field, problem));
         }

@@ -29,7 +29,7 @@ impl Limits {
             .iter()
             .any(|member| member.denials != Denials::Forgotten)
         {
-            let problem = "does not go with count_denied; remove one of the two";
+            let problem = "cannot be combined with count_denied; remove one of the two";
             return Err(LimitError::new("elastic", problem));
         }
         self.stretch = percent;

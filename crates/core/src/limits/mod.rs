@@ -56,7 +56,7 @@ pub(crate) type Mask = u16;
 
 const _: () = assert!(
     bounds::MAX_LIMITS_PER_RULE <= Mask::BITS as usize,
-    "every limit has its bit"
+    "each limit has one bit of the mask"
 );
 
 impl Limits {
@@ -72,7 +72,7 @@ impl Limits {
         }
         if limits.len() > bounds::MAX_LIMITS_PER_RULE {
             let problem = format!(
-                "{} limits are over the maximum of {} a rule",
+                "{} limits are over the maximum of {} per rule",
                 limits.len(),
                 bounds::MAX_LIMITS_PER_RULE
             );
@@ -163,7 +163,10 @@ impl Limits {
 
     /// Returns the number of limits, at least one.
     #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "there is always at least one")]
+    #[expect(
+        clippy::len_without_is_empty,
+        reason = "there is always at least one limit"
+    )]
     pub fn len(&self) -> usize {
         self.limits.len()
     }

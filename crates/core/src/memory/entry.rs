@@ -35,7 +35,7 @@ pub(super) struct Entry {
 
 const _: () = assert!(
     size_of::<Option<Entry>>() == 48,
-    "a million keys are paid for by the byte"
+    "with a million keys, every byte counts"
 );
 
 impl Entry {
@@ -65,7 +65,7 @@ impl Entry {
     }
 
     pub(super) fn set_distance(&mut self, distance: usize) {
-        debug_assert!(distance < table::MAX_ENTRIES, "as many entries lie between");
+        debug_assert!(distance < table::MAX_ENTRIES, "a distance counts entries");
         let [low, middle, high, ..] = distance.to_le_bytes();
         self.distance = [low, middle, high];
     }

@@ -64,7 +64,7 @@ pub(super) struct Shard {
 #[cfg(not(loom))]
 const _: () = assert!(
     align_of::<Shard>() + std::mem::offset_of!(Shard, entries) <= 64,
-    "the lock and what every decision writes are one line"
+    "the lock and the fields that every decision writes share one cache line"
 );
 
 /// The fields that only some decisions use, kept out of the hot cache line.

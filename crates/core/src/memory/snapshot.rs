@@ -29,11 +29,7 @@ pub struct SnapshotError {
 
 impl std::fmt::Display for SnapshotError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "the snapshot makes no sense from byte {} on",
-            self.offset
-        )
+        write!(f, "the snapshot is invalid from byte {} on", self.offset)
     }
 }
 

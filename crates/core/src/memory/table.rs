@@ -21,10 +21,7 @@ use crate::prefetch::{PREFETCHES, prefetch};
 #[derive(Debug, Default)]
 pub(super) struct Table {
     tags: Tags,
-    #[expect(
-        clippy::vec_box,
-        reason = "a chunk stays where it is while their list grows"
-    )]
+    #[expect(clippy::vec_box, reason = "a chunk does not move when the list grows")]
     chunks: Vec<Box<Chunk>>,
     /// The number of home slots: slots at which the probe sequence of a key can start. The slots
     /// behind them hold entries that overflow from the last homes.
@@ -307,7 +304,7 @@ impl std::ops::Index<usize> for Table {
     #[inline]
     fn index(&self, number: usize) -> &Entry {
         let slot = &self.chunks[number / CHUNK][number % CHUNK];
-        slot.as_ref().expect("the number is that of an entry")
+        slot.as_ref().expect("the index is that of an entry")
     }
 }
 
@@ -315,7 +312,7 @@ impl std::ops::IndexMut<usize> for Table {
     #[inline]
     fn index_mut(&mut self, number: usize) -> &mut Entry {
         let slot = &mut self.chunks[number / CHUNK][number % CHUNK];
-        slot.as_mut().expect("the number is that of an entry")
+        slot.as_mut().expect("the index is that of an entry")
     }
 }
 

@@ -112,16 +112,15 @@ impl Rule {
     pub fn billed(mut self, bill: Bill) -> Result<Self, RuleError> {
         if !bill.is_settled() && self.limits().iter().any(Limit::count_denied) {
             let field = if bill.costs() { "settle" } else { "count" };
-            let problem = "does not go with count_denied, of which nothing is given back; remove one of the two";
+            let problem = "cannot be combined with count_denied, which is never refunded; remove one of the two";
             return Err(RuleError::new(field, problem));
         }
         if bill.counts.schedule().is_some() {
-            let problem =
-                "counts by the answer, at whatever time; let the rule's `when` have the schedule";
+            let problem = "cannot have a schedule; put the schedule into the rule's `when`";
             return Err(RuleError::new("count", problem));
         }
         if bill.costs() && self.holds_places() {
-            let problem = "does not go with concurrency, whose places are taken before a request passes; use a rule for each";
+            let problem = "cannot be combined with concurrency, whose slots are taken before the request passes; use a rule for each";
             return Err(RuleError::new("settle", problem));
         }
         self.bill = bill;

@@ -45,7 +45,7 @@ pub fn free_key<'a>(key: &'a [u8], room: &'a mut Vec<u8>) -> &'a [u8] {
 /// at most [`MAX_KEY_SPACE`].
 #[must_use]
 pub fn free_key_in<'a>(space: u8, key: &'a [u8], room: &'a mut Vec<u8>) -> &'a [u8] {
-    debug_assert!(space <= MAX_KEY_SPACE, "no key space {space}");
+    debug_assert!(space <= MAX_KEY_SPACE, "key space {space} is out of range");
     if space == 0 {
         return free_key(key, room);
     }

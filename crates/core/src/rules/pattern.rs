@@ -102,7 +102,7 @@ impl Pattern {
         let most = bounds::MAX_ENTRY_VALUE_BYTES;
         if text.len() > most {
             let problem = format!(
-                "{} bytes are over the maximum of {most} of any value",
+                "{} bytes are over the maximum of {most} for a value",
                 text.len()
             );
             return Err(RuleError::new("", problem));
@@ -121,7 +121,7 @@ impl Pattern {
         let most = bounds::MAX_PATTERN_BYTES;
         if source.len() > most {
             let problem = format!(
-                "{} bytes of expression are over the maximum of {most}",
+                "{} bytes of regular expression are over the maximum of {most}",
                 source.len()
             );
             return Err(RuleError::new("regex", problem));
@@ -326,7 +326,10 @@ fn compile(hir: Hir) -> Result<Regex, RuleError> {
 fn not_a_regex(message: &str) -> RuleError {
     let last = message.lines().last().unwrap_or_default();
     let last = last.trim_start_matches("error: ");
-    RuleError::new("regex", format!("is no regular expression: {last}"))
+    RuleError::new(
+        "regex",
+        format!("is not a valid regular expression: {last}"),
+    )
 }
 
 #[cfg(test)]
@@ -370,7 +373,7 @@ mod tests {
         let refused = |source: &str| Pattern::regex(source).unwrap_err().to_string();
         assert_eq!(
             refused("(a"),
-            "regex: is no regular expression: unclosed group"
+            "regex: is not a valid regular expression: unclosed group"
         );
         assert!(refused(&"a".repeat(1_025)).contains("maximum of 1024"));
         assert!(refused(r"((\w{100}){100}){100}").contains("make it simpler"));

@@ -19,12 +19,11 @@ pub(super) struct Route {
 impl Route {
     pub(super) fn new(text: &str) -> Result<Self, RuleError> {
         if !text.starts_with('/') {
-            let problem = format!("a route is a path and begins with a slash, got \"{text}\"");
+            let problem = format!("a route is a path and must begin with a slash, got \"{text}\"");
             return Err(RuleError::new("route", problem));
         }
         if text.contains([';', '?', '#']) {
-            let problem =
-                "a route is a path without parameters; leave out what follows `;`, `?` or `#`";
+            let problem = "a route is a path without parameters; remove everything from the `;`, `?` or `#` on";
             return Err(RuleError::new("route", problem));
         }
         let inner = Pattern::text(&form(text))?;

@@ -118,7 +118,10 @@ impl Rule {
         for (at, entry) in entries.iter().enumerate() {
             check_name(entry).map_err(|error| RuleError::new("key", error.problem))?;
             if entries[..at].contains(entry) {
-                return Err(RuleError::new("key", format!("\"{entry}\" stands twice")));
+                return Err(RuleError::new(
+                    "key",
+                    format!("\"{entry}\" is listed twice"),
+                ));
             }
         }
         self.key = entries.iter().map(|entry| Box::from(*entry)).collect();
@@ -383,7 +386,7 @@ impl Rule {
     }
 
     fn counts_by_it(&self) -> String {
-        format!("rule \"{}\" counts by it", self.name)
+        format!("it is part of the key of rule \"{}\"", self.name)
     }
 }
 
@@ -397,7 +400,7 @@ fn check_rule_name(name: &str) -> Result<(), RuleError> {
         return Err(RuleError::new("name", problem));
     }
     if !name.bytes().all(|byte| (b' '..=b'~').contains(&byte)) {
-        let problem = "must be printable ASCII, because it stands in headers and metrics";
+        let problem = "must be printable ASCII, because it appears in headers and metrics";
         return Err(RuleError::new("name", problem));
     }
     Ok(())

@@ -53,11 +53,13 @@ impl Hours {
         });
         let problem = match ends {
             Some((from, to)) if from != to => return Ok(Self { from, to }),
-            Some(_) => "begins when it ends; leave it out for the whole day".to_owned(),
+            Some(_) => {
+                "begins and ends at the same time; leave it out for the whole day".to_owned()
+            }
             None => {
                 let advice = Self::nearest(text).map(|nearest| format!("; write {nearest}"));
                 let advice = advice.unwrap_or_default();
-                format!("expected two times of 24 hours such as 22:00-06:00, got {text:?}{advice}")
+                format!("expected two 24-hour times such as 22:00-06:00, got {text:?}{advice}")
             }
         };
         Err(RuleError::new("", problem))

@@ -328,7 +328,9 @@ fn by_scope(rules: &[Rule]) -> Result<HashMap<Scope, usize>, RuleErrors> {
         }
         let (name, other) = (rule.name(), rules[first].name());
         let problem = if name == other {
-            format!("\"{name}\" is the name of rules[{first}] already; give every rule its own")
+            format!(
+                "\"{name}\" is already the name of rules[{first}]; give every rule its own name"
+            )
         } else {
             format!(
                 "\"{name}\" and \"{other}\" of rules[{first}] have the same hash; change one of the two"

@@ -81,7 +81,7 @@ impl Work {
             return Ok(());
         }
         let problem = format!(
-            "the values match parts of too many patterns: finding their rules takes over {} evaluations",
+            "the values match parts of too many patterns: finding their rules takes more than {} evaluations",
             self.most
         );
         Err(RequestError::new("entries", problem))
@@ -95,13 +95,13 @@ pub(super) fn check_heaviest(heaviest: &super::index::Heaviest) -> Result<(), Ru
         return Ok(());
     }
     let whose = match &heaviest.entry {
-        Some(entry) => format!("most of them look at \"{entry}\""),
-        None => "most of them have no condition by which to find them".to_owned(),
+        Some(entry) => format!("most of them match on \"{entry}\""),
+        None => "most of them have no condition that the index can use".to_owned(),
     };
     let problem = format!(
-        "one request could take {} evaluations of patterns, over the maximum of {most}, because too many \
-         rules have nothing by which to tell that they do not apply; {whose}: give them an exact value, \
-         or a pattern with text of its own outside of its wildcards",
+        "one request could need {} pattern evaluations, over the maximum of {most}, because too many \
+         rules cannot be found by an index; {whose}: give them an exact value, or a pattern with \
+         literal text outside of its wildcards",
         heaviest.weight
     );
     Err(RuleError::new("rules", problem))

@@ -145,7 +145,7 @@ rules[0].limits[0].refill (line 9): expected a rate such as 20/min or 5/10s, got
 rules[1].name (line 10): is missing; give each rule its own name
 rules[1].mode (line 11): expected one of enforce, shadow, got \"shadwo\"; did you mean `shadow`?
 rules[1].soft (line 12): expected a percentage such as 10%, got the number 10
-rules[2].limits[0].rate (line 15): a rate admits at least 1, got 0; to deny everything use a window: {algorithm: fixed_window, limit: 0, window: 1min}
+rules[2].limits[0].rate (line 15): a rate must be at least 1, got 0; to deny everything, use a window: {algorithm: fixed_window, limit: 0, window: 1min}
 rules[2].limits[1].limit (line 16): expected a whole number, got the number 1.5
 rules[2].limits[1].window (line 16): a duration must be longer than zero, got \"0s\"
 rules[2].limits[2].anchor.calendar (line 17): expected one of day, week, month, got \"year\"
@@ -154,12 +154,12 @@ rules[2].limits[2].anchor.day (line 17): must be from 1 to 31 for this calendar,
 rules[2].limits[3].burst (line 18): 99999999999999999999 is too large a number
 rules[2].when.ip.cidr[0] (line 20): \"10.0.0.1/8\" is an address inside a network; write 10.0.0.0/8
 rules[2].when.ip.cidr[1] (line 20): expected a network such as 10.0.0.0/8 or 2001:db8::/32, got \"ten\"
-rules[2].when.path.regex (line 21): is no regular expression: unclosed group
+rules[2].when.path.regex (line 21): is not a valid regular expression: unclosed group
 rules[2].when.method (line 22): an empty list matches nothing; name at least one value
 rules[2].when.agent (line 23): expected a value, a list of values, or a map such as {not: …}, got nothing
 rules[3].name (line 24): is already the name of rules[0]; give each rule its own name
 rules[3].cost (line 25): must be from 1 to 999999999999999, got 0
-rules[3].key (line 26): \"ip\" stands twice
+rules[3].key (line 26): \"ip\" is listed twice
 rules[3].limits (line 27): must name at least one limit, such as 20/min
 rules[4] (line 28): expected a rule with a name and limits, got \"just text\"";
 

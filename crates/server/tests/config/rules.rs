@@ -247,7 +247,7 @@ fn mistakes_in_elastic_rules_are_reported() {
             "rules[1].elastic.wen (line 3): unknown key `wen`; did you mean `when`?",
             "rules[1].elastic.by (line 3): is missing; set how far the limits may be exceeded, such as 50%",
             "rules[2].elastic.when (line 4): is missing; set `when` or `unused`, or use `soft`, which always applies",
-            "rules[3].elastic (line 5): does not go with count_denied; remove one of the two",
+            "rules[3].elastic (line 5): cannot be combined with count_denied; remove one of the two",
             "rules[4].elastic.unused.rule (line 6): must name a different rule",
             "rules[5].elastic.unused.share (line 7): must be 1% to 100%, not 130%",
             "rules[5].elastic.unused.rule (line 7): there is no rule \"nobody\"",

@@ -105,7 +105,7 @@ fn mistakes_in_a_check_are_reported() {
         ),
         (
             &entry("ip", ""),
-            "entries.ip: must not be empty; rule \"all\" counts by it",
+            "entries.ip: must not be empty; it is part of the key of rule \"all\"",
         ),
         (
             &format!("{{\"entries\": {{{}}}}}", many.join(",")),
@@ -118,7 +118,7 @@ fn mistakes_in_a_check_are_reported() {
     let long = refused(&listener, "/v1/check", &long);
     assert!(
         long.starts_with("entries.ip: makes a key of ")
-            && long.ends_with("; rule \"all\" counts by it"),
+            && long.ends_with("; it is part of the key of rule \"all\""),
         "{long}"
     );
     let longer = refused(&listener, "/v1/check", &entry("ip", &"x".repeat(9_000)));
@@ -137,7 +137,7 @@ const BAD_THROTTLES: &[(&str, &str)] = &[
     (r#""algorithm": "gcra""#, "rate: is missing"),
     (
         r#""algorithm": "gcra", "rate": "0/s""#,
-        "rate: a rate admits at least 1, got 0; to deny everything use a window: {algorithm: fixed_window, limit: 0, window: 1min}",
+        "rate: a rate must be at least 1, got 0; to deny everything, use a window: {algorithm: fixed_window, limit: 0, window: 1min}",
     ),
     (
         r#""algorithm": "gcra", "rate": "5 per minute""#,

@@ -13,7 +13,10 @@ impl Stamp {
     const MAX_COST: u64 = (1 << (64 - Self::AT_BITS)) - 1;
 
     pub(super) fn new(at: Timestamp, cost: u64) -> Self {
-        debug_assert!(cost <= Self::MAX_COST, "a larger cost takes several stamps");
+        debug_assert!(
+            cost <= Self::MAX_COST,
+            "a larger cost takes several timestamps"
+        );
         Self(cost << Self::AT_BITS | at.as_micros())
     }
 
