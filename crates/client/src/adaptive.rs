@@ -142,7 +142,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_formula_is_that_of_the_book(
+        fn the_formula_is_that_of_the_sre_book(
             num in 1..30_u32,
             den in 1..10_u32,
             seed: u64,
@@ -172,7 +172,7 @@ mod tests {
     /// A server that accepts one in ten requests: the rate settles at K requests for each accepted
     /// one.
     #[test]
-    fn what_is_sent_settles_at_k_times_what_is_accepted() {
+    fn requests_settle_at_k_times_accepts() {
         let (mut throttle, mut rng) = (AdaptiveThrottle::default(), fastrand::Rng::with_seed(3));
         let (mut sent, mut accepted) = (0_u64, 0_u64);
         let mut now = Timestamp::from_micros(1_700_000_000_000_000);

@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn probes_close_it() {
+    fn successful_probes_close_the_breaker() {
         let mut breaker = opened();
         assert_eq!(breaker.acquire(at(2)).unwrap_err(), Span::from_secs(3));
         let (one, other) = (
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_that_fails_opens_it_again_and_one_that_is_cancelled_is_sent_again() {
+    fn a_failed_probe_reopens_the_breaker_and_a_cancelled_probe_is_repeated() {
         let mut breaker = opened();
         let cancelled = breaker.acquire(at(5)).unwrap();
         breaker.record(cancelled, Health::Unknown, at(5));
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn results_from_before_do_not_count() {
+    fn results_from_an_earlier_era_do_not_count() {
         let mut breaker = CircuitBreaker::new(SETTINGS);
         let late = breaker.acquire(at(0)).unwrap();
         for _ in 0..4 {
@@ -302,7 +302,7 @@ mod tests {
         /// Checks properties that are visible from outside: no permit within `open_for` after the
         /// breaker opened, and a bounded number of probes in flight.
         #[test]
-        fn it_keeps_its_promises(steps in proptest::collection::vec(step(), 1..300)) {
+        fn the_breaker_keeps_its_bounds(steps in proptest::collection::vec(step(), 1..300)) {
             let mut breaker = CircuitBreaker::new(SETTINGS);
             let (mut now, mut held, mut closed_until) = (at(0), Vec::new(), None);
             for step in steps {

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_never() {
+    fn an_empty_budget_never_allows_a_retry() {
         let mut budget = RetryBudget::new(TTL, 0, 0);
         budget.deposit(Timestamp::default());
         assert!(!budget.withdraw(Timestamp::default()));

@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_are_told_apart_and_bounded() {
+    fn hosts_are_separate_and_bounded() {
         let hosts = PerHost::new(|| Mutex::new(0));
         *hosts.of("a").lock().unwrap() += 1;
         assert_eq!(*hosts.of("a").lock().unwrap(), 1);

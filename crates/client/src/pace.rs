@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_is_spread_and_nothing_left_is_waited_for() {
+    fn remaining_quota_is_spread_and_no_quota_is_waited_for() {
         let mut pace = Pace::default();
         assert_eq!(
             (pace.take(at(0)), pace.take(at(0))),
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn no_server_shuts_itself_off_for_good() {
+    fn no_advice_blocks_a_server_forever() {
         let mut pace = Pace::default();
         pace.close(Wait::After(Span::from_micros(u64::MAX)), at(0));
         assert_eq!(pace.next(at(0)), at(86_400_000));
@@ -143,7 +143,7 @@ mod tests {
     proptest! {
         /// If `r` requests remain until `t`, at most `r` are sent before `t`, however they arrive.
         #[test]
-        fn no_more_go_than_were_said_to_be_left(
+        fn no_more_requests_are_sent_than_remain(
             remaining in 0..50_u64,
             secs in 1..60_u64,
             steps in proptest::collection::vec(0..500_000_u64, 1..300),

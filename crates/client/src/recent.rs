@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_leave_a_slot_at_a_time() {
+    fn counts_expire_slot_by_slot() {
         let mut recent = Recent::over(Span::from_secs(10));
         let one = Counts {
             first: 1,

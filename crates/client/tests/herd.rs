@@ -13,7 +13,7 @@ mod simulation;
 use simulation::{Herd, Listening};
 
 #[test]
-fn the_picture_is_what_comes_out() {
+fn the_committed_picture_is_up_to_date() {
     let drawn = picture::svg(&simulation::all());
     let committed = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/herd.svg");
     let committed = std::fs::read_to_string(committed).unwrap();
@@ -24,7 +24,7 @@ fn the_picture_is_what_comes_out() {
 }
 
 #[test]
-fn jitter_spreads_and_listening_spares() {
+fn jitter_and_retry_after_reduce_the_load() {
     let herds = simulation::all();
     let herd = |jitter, listening| {
         let found = herds

@@ -88,7 +88,7 @@ async fn put(client: &ClientWithMiddleware, address: SocketAddr) -> reqwest::Res
 }
 
 #[tokio::test]
-async fn what_was_refused_is_sent_again_with_its_body() {
+async fn a_refused_request_is_retried_with_its_body() {
     let (address, asked) = server(2, refusal(429, ("retry-after-ms", "3"), "")).await;
     let queue = QueueLayer::new(LaneSettings::default(), Pacing::Spread);
     let answer = put(&retrying().with(queue).build(), address).await;
@@ -104,7 +104,7 @@ async fn what_was_refused_is_sent_again_with_its_body() {
 }
 
 #[tokio::test]
-async fn a_refusal_for_good_comes_out_whole() {
+async fn a_permanent_refusal_is_returned_unchanged() {
     let body = r#"{"status":429,"retry_after_ms":null}"#;
     let (address, _) = server(
         9,
@@ -129,7 +129,7 @@ async fn a_refusal_for_good_comes_out_whole() {
 
 /// The server has processed the request, and only the target of its redirect is unreachable.
 #[tokio::test]
-async fn what_was_carried_out_is_not_sent_again_because_a_redirect_leads_nowhere() {
+async fn a_processed_request_is_not_retried_after_a_broken_redirect() {
     let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let location = format!("http://{}/receipt", nobody.local_addr().unwrap());
     drop(nobody);
@@ -151,7 +151,7 @@ async fn what_was_carried_out_is_not_sent_again_because_a_redirect_leads_nowhere
 }
 
 #[tokio::test]
-async fn nobody_listening_is_tried_again_whatever_it_is_where_there_are_no_redirects() {
+async fn a_refused_connection_is_retried_for_any_method_without_redirects() {
     let closed = TcpListener::bind("127.0.0.1:0")
         .await
         .unwrap()
@@ -187,7 +187,7 @@ async fn nobody_listening_is_tried_again_whatever_it_is_where_there_are_no_redir
 }
 
 #[tokio::test]
-async fn what_a_guard_keeps_back_is_not_tried_again() {
+async fn a_request_rejected_by_a_guard_is_not_retried() {
     let (address, asked) = server(9, refusal(500, ("x-nothing", "0"), "")).await;
     let breaker = BreakerLayer::new(BreakerSettings {
         min_requests: 4,

@@ -37,7 +37,7 @@ async fn process(url: &str) -> ThrottleLayer<Fleet> {
 /// Thirty requests at fifty per second for both clients together take at least 29/50 s. With
 /// separate counts they would take 14/50 s.
 #[tokio::test]
-async fn two_processes_keep_to_one_limit() {
+async fn two_processes_share_one_limit() {
     let redis = support::RedisServer::start();
     let processes = [process(&redis.url()).await, process(&redis.url()).await];
     let service = tower::service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(())));

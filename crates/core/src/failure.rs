@@ -260,7 +260,7 @@ mod tests {
     /// Regression test. The share of a queue once had room for one more request on every node, and
     /// counting in full was lost on all nodes.
     #[test]
-    fn the_shares_of_all_nodes_are_no_more_than_the_whole_and_count_alike() {
+    fn the_shares_of_all_nodes_sum_to_at_most_the_limit() {
         for capacity in 0..40 {
             let leak = per_second(3);
             let queue = Algorithm::LeakyBucket {
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn extreme_limits_have_shares_too() {
+    fn extreme_limits_have_shares() {
         let most = Rate {
             count: bounds::MAX_COUNT,
             period: bounds::MAX_PERIOD,

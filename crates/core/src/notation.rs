@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_with_a_fraction_is_told_in_whole_units() {
+    fn a_fractional_count_is_refused_with_a_whole_number_rate() {
         for (text, whole) in [
             ("1.5/s", "3/2s"),
             ("0.5/s", "1/2s"),
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_with_the_text_in_the_message() {
+    fn an_invalid_rate_is_refused_and_quoted() {
         for text in [
             "",
             "/",

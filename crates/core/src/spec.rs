@@ -574,7 +574,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_cannot_be_is_told_whatever_else_is_wrong() {
+    fn an_out_of_range_number_is_reported_beside_other_mistakes() {
         let nothing = Rate {
             count: 0,
             period: Span::from_secs(1),
@@ -637,7 +637,7 @@ mod tests {
 
     /// Checks the table of `docs/algorithms.md`, "What a shorthand admits".
     #[test]
-    fn a_shorthand_admits_in_any_window_what_the_documents_say() {
+    fn a_shorthand_stays_within_its_documented_bound() {
         let rate = notation::rate("6/3s").unwrap();
         let cases = [
             (None, 6),
@@ -692,7 +692,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_name_the_fields_say_which_algorithm_it_is() {
+    fn the_fields_imply_the_algorithm() {
         let spec = LimitSpec {
             limit: Some(20),
             window: Some(Span::from_secs(60)),
@@ -723,7 +723,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stranger_is_told_where_it_belongs() {
+    fn an_unexpected_field_error_names_the_right_algorithm() {
         let spec = LimitSpec {
             algorithm: Some(AlgorithmName::TokenBucket),
             rate: notation::rate("100/s").ok(),
@@ -743,7 +743,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_per_minute_is_a_limit_of_a_window_only() {
+    fn only_a_window_accepts_a_limit_of_zero() {
         for algorithm in [None, Some(AlgorithmName::FixedWindow)] {
             let limit = LimitSpec::parse_shorthand("0/min", algorithm)
                 .unwrap()

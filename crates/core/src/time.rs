@@ -110,7 +110,7 @@ mod tests {
 
     /// A log stores an instant in 53 bits, and any other store may do so, too.
     #[test]
-    fn no_instant_is_later_than_the_last() {
+    fn time_arithmetic_saturates_at_the_maximum() {
         let late = Timestamp::from_micros(u64::MAX);
         assert_eq!(late, Timestamp::MAX);
         assert_eq!(late.after(Span::from_micros(1)), Timestamp::MAX);

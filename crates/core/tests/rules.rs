@@ -65,7 +65,7 @@ fn names(rules: &RuleSet, entries: &[(&str, &str)]) -> Vec<String> {
 }
 
 #[test]
-fn a_rule_goes_by_the_unused_share_of_another_that_there_is() {
+fn an_elastic_rule_uses_the_unused_share_of_an_existing_rule() {
     let elastic = |name, parent| {
         let unused = Headroom::Unused(Unused::new(parent, 30).unwrap());
         rule(name).elastic(50, unused).unwrap()
@@ -102,14 +102,14 @@ fn every_matching_rule_applies_in_the_order_of_the_file() {
 }
 
 #[test]
-fn conditions_name_the_entries_that_they_look_at_once_each() {
+fn conditions_list_each_entry_once() {
     let twice = when(&[("path", "/a"), ("method", "GET"), ("path", "/b")]);
     let names: Vec<&str> = twice.entry_names().collect();
     assert_eq!(names, ["path", "method"]);
 }
 
 #[test]
-fn a_rule_applies_only_if_all_its_key_entries_are_there() {
+fn a_rule_applies_only_if_all_its_key_entries_are_present() {
     let missing = Condition::new("customer", Pattern::absent()).unwrap();
     let rules = set(vec![
         rule("per-customer").keyed_by(&["customer"]).unwrap(),
@@ -128,7 +128,7 @@ fn a_rule_applies_only_if_all_its_key_entries_are_there() {
 }
 
 #[test]
-fn an_empty_or_endless_value_that_a_rule_counts_by_is_refused() {
+fn an_empty_or_too_long_key_value_is_refused() {
     let rules = set(vec![
         rule("per-customer")
             .keyed_by(&["tenant", "customer"])
@@ -156,7 +156,7 @@ fn an_empty_or_endless_value_that_a_rule_counts_by_is_refused() {
 }
 
 #[test]
-fn values_that_join_to_the_same_text_are_different_keys() {
+fn values_with_the_same_concatenation_are_different_keys() {
     let rule = rule("pair").keyed_by(&["a", "b"]).unwrap();
     let key = |values: &[&str]| rule.encode_key(values).unwrap();
     assert_ne!(key(&["a:b", "c"]), key(&["a", "b:c"]));
@@ -170,7 +170,7 @@ fn values_that_join_to_the_same_text_are_different_keys() {
 }
 
 #[test]
-fn the_admin_listener_encodes_the_key_that_a_request_is_charged_on() {
+fn the_admin_key_encoding_equals_that_of_a_request() {
     let rules = set(vec![
         rule("all"),
         rule("pair").keyed_by(&["a", "b"]).unwrap(),
@@ -233,7 +233,7 @@ fn the_cost_comes_from_the_request_the_rule_or_an_entry() {
 }
 
 #[test]
-fn what_is_allowed_is_not_charged() {
+fn allowed_requests_are_not_charged() {
     let rules = RuleSet::build(
         vec![
             rule("per-ip")
@@ -280,7 +280,7 @@ fn names_are_unique_and_printable() {
 }
 
 #[test]
-fn more_rules_than_a_request_may_pay_for_is_an_error_and_not_half_a_decision() {
+fn too_many_matching_rules_are_an_error() {
     let many = |count: usize| set((0..count).map(|n| rule(&format!("r{n}"))).collect());
     assert_eq!(
         names(&many(bounds::MAX_CHARGES), &[]).len(),

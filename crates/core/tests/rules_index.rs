@@ -296,7 +296,7 @@ fn a_long_list_of_alternatives_is_not_scanned() {
 
 /// Only an attacker sends a value that contains the literals of thousands of patterns.
 #[test]
-fn a_value_that_was_made_to_be_held_against_too_many_patterns_is_refused() {
+fn a_value_that_needs_too_many_evaluations_is_refused() {
     let of = |at: usize| vec![text("path", &format!("*{at:04}*/never"))];
     let drawn: Vec<DrawnRule> = (0..RULES).map(|at| (of(at), Vec::new())).collect();
     // The patterns are filed by the literal in the middle, not by the suffix that all of them
@@ -332,7 +332,7 @@ fn a_value_that_was_made_to_be_held_against_too_many_patterns_is_refused() {
 }
 
 #[test]
-fn rules_that_any_request_would_be_held_against_are_refused() {
+fn rules_that_no_index_can_find_are_refused() {
     let limit = || {
         let rate = notation::rate("1/s").unwrap();
         LimitSpec::shorthand(rate, AlgorithmName::Gcra)
@@ -368,7 +368,7 @@ fn rules_that_any_request_would_be_held_against_are_refused() {
 }
 
 #[test]
-fn a_request_that_lacks_what_all_rules_need_is_held_against_none() {
+fn a_request_without_the_needed_entries_is_compared_with_no_rule() {
     let by_path = |at: usize| vec![text("path", &format!("/{at}")), text("agent", "*bot*")];
     assert_eq!(
         evaluated(by_path, &[("path", "/nowhere"), ("agent", "a bot")]),

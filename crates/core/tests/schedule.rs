@@ -55,7 +55,7 @@ fn hours_begin_with_their_first_minute_and_end_before_their_last() {
 
 /// June 19, 2026 is a Friday.
 #[test]
-fn a_night_belongs_to_the_day_on_which_it_began() {
+fn a_night_belongs_to_the_day_on_which_it_starts() {
     let friday = schedule(&["22:00-06:00"], "fri", "UTC");
     for (instant, holds) in [
         ("2026-06-19T05:59:59Z", false),
@@ -76,7 +76,7 @@ fn a_night_belongs_to_the_day_on_which_it_began() {
 
 /// In Berlin, 02:00 to 03:00 does not exist on March 29, 2026, and occurs twice on October 25.
 #[test]
-fn a_skipped_hour_never_comes_and_a_repeated_one_comes_twice() {
+fn a_skipped_hour_never_occurs_and_a_repeated_hour_occurs_twice() {
     let skipped = |hours| {
         let schedule = schedule(&[hours], "mon-sun", "Europe/Berlin");
         drawn(&schedule, "2026-03-29T00:00:00Z", 12) // starts at 01:00 local time; the fifth quarter is 03:00
@@ -95,7 +95,7 @@ fn a_skipped_hour_never_comes_and_a_repeated_one_comes_twice() {
 }
 
 #[test]
-fn what_is_no_schedule_is_refused_with_advice() {
+fn an_invalid_schedule_is_refused_with_advice() {
     let hours = |text| Hours::parse(text).unwrap_err().to_string();
     for text in [
         "",
@@ -130,7 +130,7 @@ fn what_is_no_schedule_is_refused_with_advice() {
 }
 
 #[test]
-fn rules_allowances_and_stretches_have_their_times() {
+fn rules_allow_lists_and_elastic_limits_follow_schedules() {
     let rate = notation::rate("10/s").unwrap();
     let limit = LimitSpec::shorthand(rate, AlgorithmName::TokenBucket).build();
     let limits = vec![limit.unwrap()];
@@ -185,7 +185,7 @@ fn name(day: Weekday) -> &'static str {
 proptest! {
     /// The reference implementation compares times and days as formatted text.
     #[test]
-    fn it_holds_when_the_wall_says_so(
+    fn the_schedule_matches_wall_clock_time(
         micros in 1_500_000_000_000_000..2_000_000_000_000_000_u64,
         zone in prop::sample::select(ZONES.to_vec()),
         from in 0..24 * 60_u16,

@@ -44,7 +44,7 @@ fn seconds(seconds: u64) -> Retry {
 }
 
 #[test]
-fn the_limit_with_least_remaining_leads_and_of_two_the_slower() {
+fn the_limit_with_the_least_remaining_leads_and_ties_go_to_the_slower() {
     let (store, loose, tight) = (
         store(),
         limits("loose", &["9/min"]),
@@ -58,7 +58,7 @@ fn the_limit_with_least_remaining_leads_and_of_two_the_slower() {
 }
 
 #[test]
-fn the_limit_that_denies_longest_leads_and_never_is_longest() {
+fn the_longest_denial_leads_and_never_is_the_longest() {
     let (store, short, long) = (
         store(),
         limits("short", &["2/min", "1000/h"]),
@@ -85,7 +85,7 @@ fn the_limit_that_denies_longest_leads_and_never_is_longest() {
 }
 
 #[test]
-fn a_shadow_neither_denies_nor_leads() {
+fn a_shadow_limit_neither_denies_nor_leads() {
     let (store, real) = (store(), limits("real", &["5/min"]));
     let shadow = limits("shadow", &["1/h"]).in_shadow(true);
     for remaining in [4, 3] {
@@ -109,7 +109,7 @@ fn a_shadow_neither_denies_nor_leads() {
 }
 
 #[test]
-fn a_block_names_the_rule_whose_key_it_is_on() {
+fn a_block_verdict_names_the_rule_of_its_key() {
     let (store, one, other) = (
         store(),
         limits("one", &["5/min"]),
@@ -126,7 +126,7 @@ fn a_block_names_the_rule_whose_key_it_is_on() {
 }
 
 #[test]
-fn a_full_store_speaks_for_no_rule() {
+fn a_full_store_verdict_names_no_rule() {
     let store = MemoryStore::new(MemoryBounds {
         max_keys: 1,
         when_full: WhenFull::Deny,
@@ -141,7 +141,7 @@ fn a_full_store_speaks_for_no_rule() {
 }
 
 #[test]
-fn no_rule_at_all_lets_pass() {
+fn a_request_without_rules_passes() {
     let verdict = Verdict::of(&Decision::Admitted, &[], &[]);
     assert!(verdict.allowed && verdict.lines.is_empty() && verdict.leading().is_none());
     assert_eq!((verdict.rule, verdict.retry_after), (None, Retry::NOW));

@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_written_as_everybody_writes_it() {
+    fn addresses_are_written_in_canonical_form() {
         for octet in 0..=u8::MAX {
             let ip = IpAddr::from([octet, 7, octet, 250]);
             assert_eq!(text(ip), ip.to_string());
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_read_in_every_dress() {
+    fn addresses_are_parsed_in_every_notation() {
         for (text, expected) in [
             ("192.0.2.1", "192.0.2.1"),
             (" 192.0.2.1\t", "192.0.2.1"),
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_subscriber_has_one_count() {
+    fn an_ipv6_prefix_has_one_count() {
         let ip = |text: &str, prefix| network(text.parse().unwrap(), prefix).to_string();
         let address = "2001:db8:1:2ff:3:4:5:6";
         assert_eq!(ip(address, 128), address);

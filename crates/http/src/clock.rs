@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_counter_is_held_to_the_steady_clock_in_both_directions() {
+    fn a_drifting_counter_is_corrected_in_both_directions() {
         const HOUR: u64 = 3_600_000_000;
         let Source::Real(counter) = Clock::real().0 else {
             panic!("a real clock has a counter");
@@ -226,7 +226,7 @@ mod tests {
 
     /// Simulates a machine that is suspended for ten minutes, and a counter that restarts.
     #[test]
-    fn a_counter_that_jumps_does_not_take_the_time_along() {
+    fn a_counter_jump_does_not_move_the_clock() {
         const MINUTES: u64 = 600_000_000_000;
         let (ticks, mock) = quanta::Clock::mock();
         mock.increment(MINUTES);
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manual_clock_follows_nobody() {
+    fn a_manual_clock_moves_only_when_set() {
         let clock = Clock::manual(Timestamp::from_micros(7));
         clock.follow();
         assert_eq!(clock.now(), Timestamp::from_micros(7));

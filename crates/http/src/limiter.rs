@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_stretches_while_another_has_a_share_unused() {
+    fn an_elastic_rule_stretches_while_another_share_is_unused() {
         let limit = |text| {
             let rate = notation::rate(text).unwrap();
             let spec = LimitSpec::shorthand(rate, AlgorithmName::FixedWindow);
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_are_swapped_and_counts_stay() {
+    fn swapping_rules_keeps_counts() {
         let clock = Clock::manual(Timestamp::from_micros(7_200_000_000));
         let store = MemoryStore::new(MemoryBounds::default());
         let limiter = Limiter::new(rules("2/h"), store, clock);

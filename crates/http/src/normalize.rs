@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_take_the_form_of_forward_auth() {
+    fn entries_are_normalized_as_in_forward_auth() {
         let trust = Trust::default().with_ipv6_prefix(48).unwrap();
         for (name, given, expected) in [
             ("path", "/login", "/login"),
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_could_mean_several_things_is_refused() {
+    fn an_ambiguous_value_is_refused() {
         let trust = Trust::default();
         for path in ["/x/../login", "/x/..;a/login", "/x%2F..%2Flogin"] {
             assert_eq!(trust.normalize("path", path), Err(Unclear::DotSegments));

@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_secret_never_comes_out() {
+    fn a_secret_part_is_never_included() {
         let first = Part::split("k", "::", 1).unwrap();
         let third = Part::split("k", "::", 3).unwrap();
         for (value, one, three) in [
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_cut_is_refused() {
+    fn invalid_parts_are_refused() {
         let refused = |part: Result<Part, PartError>| part.unwrap_err().to_string();
         assert_eq!(refused(Part::split("k", "", 1)), "split: must not be empty");
         assert_eq!(

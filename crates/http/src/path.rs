@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_some_resolve_and_some_do_not_is_refused() {
+    fn ambiguous_dot_segments_are_refused() {
         for path in [
             "/x/../login",
             "/x/..",

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_none_and_no_more_than_itself() {
+    fn an_invalid_element_is_none_and_affects_no_other() {
         for line in [
             "",
             "for=",
@@ -129,7 +129,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn nothing_on_the_left_hides_what_is_appended(left in "[\"\\\\,;=for a1]{0,30}") {
+        fn nothing_on_the_left_hides_appended_elements(left in "[\"\\\\,;=for a1]{0,30}") {
             for (appended, expected) in [
                 ("for=\"[2001:db8::1]:80\"", "[2001:db8::1]:80"),
                 ("for=192.0.2.1;proto=http", "192.0.2.1"),

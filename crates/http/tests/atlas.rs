@@ -31,7 +31,7 @@ fn refused(place: Place, bytes: Vec<u8>) -> String {
 }
 
 #[test]
-fn addresses_of_both_kinds_are_looked_up() {
+fn ipv4_and_ipv6_addresses_are_looked_up() {
     let atlas = atlas();
     for (address, country, asn) in [
         ("2.125.160.216", Some("GB"), None),
@@ -49,7 +49,7 @@ fn addresses_of_both_kinds_are_looked_up() {
 }
 
 #[test]
-fn what_is_no_such_database_is_refused_and_what_was_there_is_kept() {
+fn an_invalid_database_is_refused_and_the_old_one_kept() {
     let atlas = atlas();
     let whole = bytes(COUNTRIES);
     let cut = whole[whole.len() / 2..].to_vec();
@@ -85,7 +85,7 @@ fn what_is_no_such_database_is_refused_and_what_was_there_is_kept() {
 /// Simulates bit errors on a disk: a damaged database is rejected or read, and never causes a panic
 /// or an endless loop.
 #[test]
-fn a_damaged_database_breaks_nothing() {
+fn a_damaged_database_is_refused() {
     let (whole, mut read) = (bytes(NETWORKS), 0);
     for at in (0..whole.len()).step_by(97) {
         let mut damaged = whole.clone();
@@ -103,7 +103,7 @@ fn a_damaged_database_breaks_nothing() {
 }
 
 #[test]
-fn where_there_is_an_atlas_no_header_stands_in_for_it() {
+fn an_atlas_takes_precedence_over_headers() {
     let (atlas, trust, mut headers) = (atlas(), Trust::default(), HeaderMap::new());
     let lines = [
         ("x-country", "AQ"),

@@ -43,7 +43,7 @@ fn some(texts: &[&str]) -> Vec<Option<String>> {
 }
 
 #[test]
-fn nginx_is_understood() {
+fn nginx_headers_are_understood() {
     let lines = [
         ("x-original-method", "POST"),
         ("x-original-uri", "/login?next=%2Fhome&x=1"),
@@ -77,7 +77,7 @@ fn nginx_is_understood() {
 }
 
 #[test]
-fn caddy_and_traefik_are_understood() {
+fn caddy_and_traefik_headers_are_understood() {
     let lines = [
         ("x-forwarded-method", "GET"),
         ("x-forwarded-uri", "/%62"),
@@ -153,7 +153,7 @@ fn nginx_may_stand_behind_other_proxies() {
 }
 
 #[test]
-fn a_client_cannot_say_what_its_proxy_does_not() {
+fn a_client_cannot_supply_headers_its_proxy_omits() {
     for (proxys, clients) in [
         (("x-original-uri", "/login"), ("x-forwarded-method", "GET")),
         (("x-original-uri", "/login"), ("x-forwarded-uri", "/login")),
@@ -173,7 +173,7 @@ fn a_client_cannot_say_what_its_proxy_does_not() {
 }
 
 #[test]
-fn a_proxy_that_names_nobody_is_told_apart() {
+fn a_proxy_that_names_no_client_is_detected() {
     for (lines, named) in [
         (
             &[("x-original-uri", "/"), ("x-real-ip", "192.0.2.1")][..],
@@ -205,7 +205,7 @@ fn a_proxy_that_names_nobody_is_told_apart() {
 }
 
 #[test]
-fn without_a_word_of_the_proxy_the_peer_is_the_client() {
+fn without_proxy_headers_the_peer_is_the_client() {
     assert_eq!(
         entries(&[], PEER, &["ip", "path"]),
         [Some("127.0.0.1".to_owned()), None]
@@ -214,7 +214,7 @@ fn without_a_word_of_the_proxy_the_peer_is_the_client() {
 
 /// Services differ in which value they use, so a client could be counted by the other one.
 #[test]
-fn nobody_chooses_between_several_values() {
+fn conflicting_values_are_refused() {
     let lines = [
         ("x-forwarded-uri", "/p?q=1&q=2&same=1&same=1"),
         ("x-customer", "real"),
@@ -260,7 +260,7 @@ fn nobody_chooses_between_several_values() {
 
 /// ingress-nginx sets `X-Original-URL` and forwards an `X-Original-URI` that the client has sent.
 #[test]
-fn what_a_proxy_says_of_the_request_is_there_once() {
+fn conflicting_proxy_headers_are_refused() {
     for (one, other, named) in [
         (
             ("x-original-url", "https://h/login"),
@@ -287,7 +287,7 @@ fn what_a_proxy_says_of_the_request_is_there_once() {
 }
 
 #[test]
-fn white_space_around_a_value_is_no_part_of_it() {
+fn white_space_around_a_value_is_trimmed() {
     for value in ["acme", " acme", "acme\t ", "\tacme"] {
         let lines = [("x-original-uri", "/"), ("x-customer", value)];
         let names = ["customer", "header.x-customer"];
@@ -299,7 +299,7 @@ fn white_space_around_a_value_is_no_part_of_it() {
 
 /// The proxy may remove the header, and then the service receives none.
 #[test]
-fn what_connection_names_is_unclear() {
+fn headers_listed_in_connection_are_ambiguous() {
     for connection in ["x-customer", "close, X-Customer"] {
         let lines = [("connection", connection), ("x-customer", "acme")];
         let found = headers(&lines);
@@ -314,7 +314,7 @@ fn what_connection_names_is_unclear() {
 
 /// CGI, WSGI and PHP treat both names as equal.
 #[test]
-fn a_name_that_is_spelled_with_an_underscore_is_unclear() {
+fn a_header_name_with_an_underscore_is_ambiguous() {
     for lines in [
         &[("x_api-key", "b")][..],
         &[("x-api-key", "a"), ("x_api_key", "b")],
@@ -333,7 +333,7 @@ fn a_name_that_is_spelled_with_an_underscore_is_unclear() {
 }
 
 #[test]
-fn a_path_that_a_service_may_resolve_is_unclear() {
+fn a_path_with_dot_segments_is_ambiguous() {
     let found = headers(&[("x-forwarded-uri", "/api/../login?q=1")]);
     let forwarded = Forwarded::read(&found, PEER).unwrap();
     assert_eq!(forwarded.entry("path"), Err(Unclear::DotSegments));
@@ -342,7 +342,7 @@ fn a_path_that_a_service_may_resolve_is_unclear() {
 }
 
 #[test]
-fn what_is_no_text_still_counts() {
+fn values_that_are_not_text_still_count() {
     let lines = [("x-original-url", "https://h.example/p?q=1")];
     assert_eq!(
         entries(&lines, PEER, &["path", "query.q"]),
@@ -361,7 +361,7 @@ fn what_is_no_text_still_counts() {
 }
 
 #[test]
-fn an_entry_may_be_part_of_another() {
+fn an_entry_may_be_derived_from_another() {
     let part = |name: &str, of| (name.into(), Part::split(of, ".", 1).unwrap());
     let parts = [
         part("key_id", "header.x-key"),
@@ -388,7 +388,7 @@ fn an_entry_may_be_part_of_another() {
 }
 
 #[test]
-fn what_is_empty_is_absent() {
+fn an_empty_value_is_absent() {
     let lines = [
         ("x-customer", ""),
         ("x-original-method", ""),
@@ -407,7 +407,7 @@ fn what_is_empty_is_absent() {
 
 proptest::proptest! {
     #[test]
-    fn no_header_makes_it_panic(uri in "\\PC{0,40}", query in "[%+&=a-f0-9]{0,20}", host in "\\PC{0,20}") {
+    fn arbitrary_headers_never_panic(uri in "\\PC{0,40}", query in "[%+&=a-f0-9]{0,20}", host in "\\PC{0,20}") {
         let uri = format!("{uri}?{query}");
         let headers = headers(&[("x-original-uri", &uri), ("host", &host), ("x-forwarded-for", &host)]);
         let forwarded = Forwarded::read(&headers, PEER).unwrap();

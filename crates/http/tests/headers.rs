@@ -73,7 +73,7 @@ fn line<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
 }
 
 #[test]
-fn an_admitted_request_is_told_what_remains() {
+fn an_admitted_response_shows_the_remaining_quota() {
     let limits = limits(Some("api"), &["20/min"]);
     let outcomes = [admitted(20, 19, Span::from_millis(3_000))];
     let headers = headers(&Decision::Admitted, &[&limits], &outcomes, Legacy::Off);
@@ -87,7 +87,7 @@ fn an_admitted_request_is_told_what_remains() {
 
 /// Half of one a minute is one in two minutes.
 #[test]
-fn a_share_does_not_say_when_the_whole_comes_back() {
+fn a_local_share_does_not_show_the_full_reset_time() {
     let limits = limits(Some("api"), &["1/min"]);
     let charges = [Charge::new(b"k", &limits, Cost::ONE).unwrap()];
     let outcomes = [admitted(1, 0, Span::from_secs(120))];
@@ -102,7 +102,7 @@ fn a_share_does_not_say_when_the_whole_comes_back() {
 }
 
 #[test]
-fn a_denied_request_is_told_when_to_return() {
+fn a_denied_response_has_retry_after() {
     let limits = limits(Some("api"), &["1/s", "20/min", "5/100ms"]);
     let outcomes = [
         denied(1, Retry::After(Span::from_millis(400))),
@@ -124,7 +124,7 @@ fn a_denied_request_is_told_when_to_return() {
 }
 
 #[test]
-fn never_has_no_time() {
+fn a_permanent_denial_has_no_retry_after() {
     let limits = limits(None, &["5/s"]);
     let headers = headers(
         &Decision::Limited,
@@ -138,7 +138,7 @@ fn never_has_no_time() {
 }
 
 #[test]
-fn a_block_says_only_when_it_ends() {
+fn a_blocked_response_shows_only_the_end_of_the_block() {
     let limits = limits(Some("api"), &["1/s"]);
     let until = Some(NOW.after(Span::from_millis(59_001)));
     let blocked = Decision::Blocked {
@@ -152,7 +152,7 @@ fn a_block_says_only_when_it_ends() {
 }
 
 #[test]
-fn a_shadow_is_not_shown() {
+fn shadow_limits_are_not_in_the_headers() {
     let (enforced, shadow) = (
         limits(Some("seen"), &["5/s"]),
         limits(Some("unseen"), &["1/s"]).in_shadow(true),
@@ -172,7 +172,7 @@ fn a_shadow_is_not_shown() {
 }
 
 #[test]
-fn an_empty_bucket_says_when_its_next_token_comes() {
+fn an_empty_bucket_shows_the_time_of_its_next_token() {
     let limits = limits(Some("login"), &["10/10h"]);
     let outcomes = [admitted(10, 0, Span::from_secs(35_000))];
     let headers = headers(&Decision::Admitted, &[&limits], &outcomes, Legacy::Off);
@@ -219,7 +219,7 @@ fn a_denial_of_a_concurrency_limit_has_the_estimate_for_every_time() {
 }
 
 #[test]
-fn no_rule_name_breaks_a_header() {
+fn every_rule_name_makes_a_valid_header() {
     let limits = limits(Some("a\"b\\c\r\n\u{e9}"), &["1/s"]);
     let outcomes = [admitted(1, 0, Span::from_secs(1))];
     let headers = headers(&Decision::Admitted, &[&limits], &outcomes, Legacy::Off);
@@ -262,7 +262,7 @@ proptest! {
     /// P18: remaining units are rounded down, waits are rounded up and are at least a second, and
     /// no `t` is later than `Retry-After`.
     #[test]
-    fn who_trusts_the_headers_is_never_too_early(outcomes in prop::collection::vec(any_outcome(), 1..12)) {
+    fn a_client_that_obeys_the_headers_is_never_too_early(outcomes in prop::collection::vec(any_outcome(), 1..12)) {
         let limits = limits(Some("r"), &vec!["3/7s"; outcomes.len()]);
         let all = outcomes.iter().all(|outcome| outcome.allowed);
         let decision = if all { Decision::Admitted } else { Decision::Limited };
@@ -285,7 +285,7 @@ proptest! {
 }
 
 #[test]
-fn rules_are_not_named_unless_they_are_to_be() {
+fn rule_names_are_hidden_unless_configured() {
     let secret = limits(Some("secret-fraud-rule"), &["1/s", "20/min"]);
     let other = limits(Some("other-secret"), &["20/min"]);
     let bare = limits(None, &["20/min"]);

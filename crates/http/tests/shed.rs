@@ -67,7 +67,7 @@ fn request(path: &str) -> Request<()> {
 }
 
 #[tokio::test]
-async fn what_is_over_the_limit_is_shed_and_the_inner_service_never_sees_it() {
+async fn excess_requests_are_shed_before_the_inner_service() {
     let (held, clock) = (Held::default(), clock());
     let layer = layer(2, &clock);
     let service = layer.layer(holding(&held));
@@ -96,7 +96,7 @@ async fn what_is_over_the_limit_is_shed_and_the_inner_service_never_sees_it() {
 }
 
 #[tokio::test]
-async fn a_grpc_call_is_told_in_its_own_words() {
+async fn a_shed_grpc_call_gets_a_grpc_status() {
     let (held, clock) = (Held::default(), clock());
     let service = layer(1, &clock).layer(holding(&held));
     let mut first = Box::pin(service.clone().oneshot(request("/")));
@@ -111,7 +111,7 @@ async fn a_grpc_call_is_told_in_its_own_words() {
 }
 
 #[tokio::test]
-async fn the_lower_classes_go_first() {
+async fn lower_priority_classes_are_shed_first() {
     let (held, clock) = (Held::default(), clock());
     let layer = layer(4, &clock)
         .classes(&[100, 50], |request| {
@@ -133,7 +133,7 @@ async fn the_lower_classes_go_first() {
 }
 
 #[tokio::test]
-async fn failures_and_slowness_shrink_the_limit_and_what_says_nothing_does_not() {
+async fn failures_and_slowness_shrink_the_limit_and_neutral_outcomes_do_not() {
     let (held, clock) = (Held::default(), clock());
     let layer = layer(20, &clock);
     let service = layer.layer(holding(&held));
@@ -169,7 +169,7 @@ async fn failures_and_slowness_shrink_the_limit_and_what_says_nothing_does_not()
 }
 
 #[tokio::test]
-async fn those_behind_are_told_whether_there_is_room() {
+async fn inner_services_see_whether_there_is_room() {
     let (held, clock) = (Held::default(), clock());
     let layer = layer(4, &clock).tell_room("room.app", Room::InFlight(75));
     let service = layer.layer(holding(&held));
@@ -191,7 +191,7 @@ async fn those_behind_are_told_whether_there_is_room() {
 }
 
 #[tokio::test]
-async fn there_is_room_while_requests_are_as_fast_as_ever() {
+async fn there_is_room_while_latency_is_normal() {
     let (held, clock) = (Held::default(), clock());
     let settings = AdaptiveSettings {
         samples: 1,
@@ -224,7 +224,7 @@ async fn there_is_room_while_requests_are_as_fast_as_ever() {
 }
 
 #[tokio::test]
-async fn a_service_that_answers_in_grpc_is_understood() {
+async fn grpc_statuses_of_the_service_are_understood() {
     let clock = clock();
     let code = Arc::new(Mutex::new("0"));
     let inner = {
@@ -252,7 +252,7 @@ async fn a_service_that_answers_in_grpc_is_understood() {
 }
 
 #[tokio::test]
-async fn the_last_place_is_kept_for_the_first_class_and_is_anybodys_where_it_is_the_only_one() {
+async fn the_last_slot_is_reserved_for_the_first_class_unless_it_is_the_only_slot() {
     for (initial, joins) in [(1, 1), (2, 1), (3, 2), (9, 8), (10, 9)] {
         let (held, clock) = (Held::default(), clock());
         let layer = layer(initial, &clock);
@@ -269,7 +269,7 @@ async fn the_last_place_is_kept_for_the_first_class_and_is_anybodys_where_it_is_
 }
 
 #[tokio::test]
-async fn a_panic_gives_the_place_back() {
+async fn a_panic_releases_the_permit() {
     let clock = clock();
     let layer = layer(1, &clock);
     let inner = service_fn(|_: Request<()>| async {
@@ -283,7 +283,7 @@ async fn a_panic_gives_the_place_back() {
 }
 
 #[test]
-fn shares_that_cannot_be_are_refused() {
+fn invalid_shares_are_refused() {
     for shares in [&[][..], &[0], &[101], &[100; 17]] {
         let refused = layer(1, &clock()).classes(shares, |_| 0).unwrap_err();
         assert_eq!(refused.field, "shares", "{shares:?}");
@@ -291,7 +291,7 @@ fn shares_that_cannot_be_are_refused() {
 }
 
 #[tokio::test]
-async fn being_ready_takes_no_place() {
+async fn poll_ready_takes_no_permit() {
     let clock = clock();
     let layer = layer(1, &clock);
     let inner = service_fn(|_: Request<()>| async {
@@ -307,7 +307,7 @@ async fn being_ready_takes_no_place() {
 }
 
 #[test]
-fn who_is_paused_takes_no_place_and_no_time() {
+fn a_paused_request_holds_no_permit_and_is_not_timed() {
     let later = |clock: &Clock, span| clock.set(clock.now().after(span));
     let hour = Span::from_secs(3_600);
     for (pauses, is_slow) in [(true, false), (false, true)] {

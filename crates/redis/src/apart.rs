@@ -350,7 +350,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn outcomes_come_in_the_order_of_the_charges_and_the_longest_block_answers() {
+    fn outcomes_keep_the_order_of_charges_and_the_longest_block_wins() {
         let limits = |rate: &str| {
             let rate = notation::rate(rate).unwrap();
             let limit = LimitSpec::shorthand(rate, AlgorithmName::TokenBucket)

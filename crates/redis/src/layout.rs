@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_values_of_a_rule_s_key_come_first() {
+    fn the_values_of_a_rule_key_come_first() {
         let scope = [0xF9, 1, b'{', b'}', 0, 1, 2, 3];
         let whole = state_key(b"tg", &[scope.as_slice(), b"42"].concat());
         assert_eq!(whole, [b"tg{42}".as_slice(), &scope].concat());

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_denial_is_remembered_for_sixteen_requests_on_the_same_limits() {
+    fn a_denial_is_remembered_for_sixteen_requests_on_the_same_limits() {
         let limits = |rate: &str| {
             let rate = notation::rate(rate).unwrap();
             let limit = LimitSpec::shorthand(rate, AlgorithmName::TokenBucket);

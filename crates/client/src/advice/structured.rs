@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_parse_to_its_end_is_nothing() {
+    fn an_invalid_field_is_ignored() {
         for text in [
             "",
             "\"a",

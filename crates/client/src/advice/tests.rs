@@ -184,7 +184,7 @@ fn a_reset_is_a_wait_or_an_instant_by_its_size() {
 }
 
 #[test]
-fn nothing_left_is_a_wait_only_where_the_request_was_refused() {
+fn no_remaining_quota_is_a_wait_only_after_a_refusal() {
     let spent = [("ratelimit", "\"d\";r=0;t=9")];
     assert_eq!(wait_ms(429, &spent), Some(9_000));
     assert_eq!(wait_ms(503, &spent), Some(9_000));
@@ -206,7 +206,7 @@ fn nothing_left_is_a_wait_only_where_the_request_was_refused() {
 }
 
 #[test]
-fn grpc_says_it_otherwise() {
+fn grpc_pushback_is_parsed() {
     let pushback = |value| {
         wait_ms(
             200,
@@ -312,7 +312,7 @@ fn assert_understood(limits: &Limits, ratelimit: bool, legacy: Legacy) {
 proptest! {
     /// Arbitrary headers never cause a panic, and parsed times are never zero.
     #[test]
-    fn anything_is_survived(
+    fn arbitrary_headers_never_panic(
         status in 100..1000_u16,
         lines in proptest::collection::vec(
             (
@@ -347,7 +347,7 @@ proptest! {
 
     /// A list in the format of the draft is parsed to one of its items, and to the tightest one.
     #[test]
-    fn a_list_says_what_it_was_written_with(
+    fn a_list_is_parsed_to_its_tightest_item(
         items in proptest::collection::vec((".{0,8}", 1..1_000_000_u64, 1..100_000_u64), 1..6),
     ) {
         let quoted = |name: &str| {

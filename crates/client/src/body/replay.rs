@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_kept_is_sent_before_the_rest() {
+    fn buffered_frames_are_sent_before_the_rest() {
         let mut first = ReplayBody::new(streamed(&["a", "bc", "def"]), 6);
         for part in ["a", "bc"] {
             let frame = first.frame().now_or_never().unwrap().unwrap().unwrap();
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_is_sent_once() {
+    fn a_long_body_is_sent_once() {
         let body = ReplayBody::new(streamed(&["abc", "def"]), 5);
         assert!(body.is_replayable());
         let shared = ReplayBody {
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn the_length_is_that_of_what_is_to_come() {
+    fn the_size_hint_is_that_of_the_remaining_frames() {
         let mut body = ReplayBody::new(Full::new(Bytes::from_static(b"abc")), 5);
         assert_eq!(body.size_hint().exact(), Some(3));
         body.frame().now_or_never().unwrap().unwrap().unwrap();

@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_document_that_says_so_is_believed() {
+    fn only_an_explicit_refusal_document_is_permanent() {
         let says = |text: &'static str| is_permanent(&Bytes::from_static(text.as_bytes()));
         assert!(says(r#"{"status":429,"retry_after_ms":null}"#));
         assert!(says(r#"{"retryable":false}"#));

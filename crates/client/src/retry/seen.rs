@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn statuses_and_what_they_mean() {
+    fn statuses_are_classified() {
         let kind = |status: u16, pairs: &[(&'static str, &'static str)]| {
             let named = pairs.iter().map(|(name, value)| {
                 let value = http::HeaderValue::from_static(value);
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_be_sent_twice() {
+    fn idempotency_is_classified() {
         let safety = |method: Method, name: &'static str, value: &'static str| {
             let pair = (
                 http::HeaderName::from_static(name),
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_connection_is_found_however_deep() {
+    fn a_refused_connection_is_found_at_any_depth() {
         let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
         assert!(connection_refused(&refused));
         let wrapped = crate::Error::Failed {

@@ -48,7 +48,7 @@ fn noting(headers: &'static [(&str, &str)]) -> (Server, std::sync::Arc<Mutex<Vec
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_queue_sends_later_and_in_order() {
+async fn a_queue_delays_requests_in_order() {
     let (server, seen) = noting(&[("ratelimit", "\"s\";r=2;t=1")]);
     let client = queue(100, Pacing::Spread).layer(server.client());
     client.clone().oneshot(numbered(0)).await.unwrap();
@@ -69,7 +69,7 @@ async fn a_queue_sends_later_and_in_order() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_stops_waiting_leaves_no_gap() {
+async fn a_cancelled_wait_leaves_no_gap() {
     let (server, seen) = noting(&[("ratelimit", "\"s\";r=1;t=1")]);
     let client = queue(100, Pacing::Spread).layer(server.client());
     client.clone().oneshot(numbered(0)).await.unwrap();
@@ -149,7 +149,7 @@ async fn hosts_do_not_wait_for_each_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_breaker_spares_a_server_that_fails_and_notices_that_it_is_well() {
+async fn a_breaker_opens_for_a_failing_server_and_closes_on_recovery() {
     let failing = std::sync::Arc::new(Mutex::new(true));
     let well = std::sync::Arc::clone(&failing);
     let server =
@@ -198,7 +198,7 @@ async fn a_breaker_opens_for_a_server_that_hangs() {
 
 /// Many concurrent requests to a healthy server: none of them has an outcome yet.
 #[tokio::test(start_paused = true)]
-async fn what_is_on_its_way_or_was_given_up_is_not_held_against_a_server() {
+async fn requests_in_flight_or_cancelled_are_not_failures() {
     let slow = tower::service_fn(|_: Request<Full<Bytes>>| async {
         sleep(Duration::from_secs(1)).await;
         Ok::<_, std::io::Error>(reply(200, &[]))
@@ -220,7 +220,7 @@ async fn what_is_on_its_way_or_was_given_up_is_not_held_against_a_server() {
 
 /// A cancelled probe makes room for another.
 #[tokio::test(start_paused = true)]
-async fn a_cancelled_probe_is_no_result() {
+async fn a_cancelled_probe_is_not_a_result() {
     let silent = std::sync::Arc::new(Mutex::new(false));
     let hang = std::sync::Arc::clone(&silent);
     let service = tower::service_fn(move |_: Request<Full<Bytes>>| {
@@ -248,7 +248,7 @@ async fn a_cancelled_probe_is_no_result() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn adaptive_throttling_spares_a_server_that_refuses() {
+async fn adaptive_throttling_reduces_load_on_a_refusing_server() {
     let server = Server::scripted(vec![reply(503, &[])]);
     let layer = AdaptiveLayer::on(AdaptiveThrottle::default(), clock(), Rng::with_seed(5));
     let client = layer.layer(server.client());

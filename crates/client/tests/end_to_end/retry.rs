@@ -36,7 +36,7 @@ fn told<B>(answer: &Response<B>) -> Option<Retried> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_comes_back_when_it_was_told_to_and_not_before() {
+async fn a_retry_waits_as_long_as_the_server_asks() {
     let server = Server::scripted(vec![
         reply(429, &[("retry-after", "3")]),
         reply(503, &[("retry-after-ms", "1500")]),
@@ -61,7 +61,7 @@ async fn it_comes_back_when_it_was_told_to_and_not_before() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_a_word_it_backs_off() {
+async fn without_advice_a_retry_backs_off() {
     let server = Server::scripted(vec![reply(502, &[])]);
     let backoff = Backoff::new(Span::from_millis(100), Span::from_millis(250), Jitter::None);
     let policy = RetryPolicy {
@@ -88,7 +88,7 @@ async fn without_a_word_it_backs_off() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_must_not_happen_twice_is_sent_once() {
+async fn a_non_idempotent_request_is_sent_once() {
     let policy = RetryPolicy::default();
     let server = Server::scripted(vec![reply(500, &[]), reply(OK, &[])]);
     let answer = send(&server, &retry(policy), request("POST", "pay"))
@@ -110,7 +110,7 @@ async fn what_must_not_happen_twice_is_sent_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_never_sent_is_sent_again_whatever_it_is() {
+async fn an_unsent_request_is_retried_for_any_method() {
     let server = Server::scripted(vec![reply(OK, &[])]);
     *server.refusals.lock().unwrap() = 2;
     let answer = send(
@@ -168,7 +168,7 @@ async fn a_body_is_sent_again_from_its_beginning() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_sleeps_an_hour_for_a_server() {
+async fn a_wait_over_the_maximum_is_not_honoured() {
     let server = Server::scripted(vec![reply(429, &[("retry-after", "3600")])]);
     let begun = tokio::time::Instant::now();
     let answer = send(&server, &retry(RetryPolicy::default()), get())
@@ -186,7 +186,7 @@ async fn nobody_sleeps_an_hour_for_a_server() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_for_good_is_handed_on_whole() {
+async fn a_permanent_refusal_is_passed_on_unchanged() {
     let body = r#"{"title":"Too Many Requests","status":429,"retry_after_ms":null}"#;
     let problem = || {
         let head = reply(429, &[("content-type", "application/problem+json")]);
@@ -208,7 +208,7 @@ async fn a_refusal_for_good_is_handed_on_whole() {
 
 /// A server that never responds: every try times out, and the whole call reaches its deadline.
 #[tokio::test(start_paused = true)]
-async fn a_deadline_is_over_everything() {
+async fn a_deadline_covers_the_whole_call() {
     let silent = tower::service_fn(|_: Request<_>| {
         std::future::pending::<Result<Response<Full<Bytes>>, std::io::Error>>()
     });

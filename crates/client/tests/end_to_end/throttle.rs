@@ -131,7 +131,7 @@ fn retry(seed: u64) -> Retry {
 /// One client with many concurrent requests, which knows the limit only from the responses: the
 /// queue finds the server's pace.
 #[tokio::test(start_paused = true)]
-async fn a_queue_keeps_to_what_the_server_says() {
+async fn a_queue_follows_the_advice_of_the_server() {
     // 300 requests. The first two limits need 15 windows, the last of which begins after 140 s. The
     // third admits 60 at once, and then one per second.
     for (rate, algorithm, ideal, resets) in [
@@ -161,7 +161,7 @@ async fn a_queue_keeps_to_what_the_server_says() {
 
 /// Fifty clients that do not coordinate share one limit.
 #[tokio::test(start_paused = true)]
-async fn strangers_lose_nothing_and_are_done_in_time() {
+async fn uncoordinated_clients_lose_nothing_and_finish_in_time() {
     for algorithm in [AlgorithmName::TokenBucket, AlgorithmName::FixedWindow] {
         let (server, refused) = limiting("50/s", algorithm);
         let client =
@@ -179,7 +179,7 @@ async fn strangers_lose_nothing_and_are_done_in_time() {
 /// The server allows less than the client assumed: a refusal closes the queue of this client, and
 /// slows down the others that share the store.
 #[tokio::test(start_paused = true)]
-async fn a_refusal_is_learnt_from() {
+async fn a_refusal_closes_the_queue_and_slows_the_others() {
     let server = Server::scripted(vec![reply(429, &[("retry-after", "3")]), reply(200, &[])]);
     let shared = store();
     let client = |_| {
@@ -221,7 +221,7 @@ async fn a_refusal_is_learnt_from() {
 /// Two requests: the first is refused while the second waits for the client's own limit. The second
 /// then waits for the server too.
 #[tokio::test(start_paused = true)]
-async fn a_refusal_holds_back_who_waits_already() {
+async fn a_refusal_delays_waiting_requests() {
     let server = Server::scripted(vec![reply(429, &[("retry-after", "3")]), reply(200, &[])]);
     let limits = limits("1/s", AlgorithmName::Gcra);
     let layer = ThrottleLayer::on(store(), "api", limits, LaneSettings::default(), clock());
@@ -241,7 +241,7 @@ async fn a_refusal_holds_back_who_waits_already() {
 /// A limit on requests in flight: a slot is released with the response, and the next request in the
 /// queue gets it at once.
 #[tokio::test(start_paused = true)]
-async fn how_many_are_in_flight_is_a_limit_too() {
+async fn in_flight_requests_are_limited() {
     let in_flight = Arc::new(Mutex::new((0, 0)));
     let seen = Arc::clone(&in_flight);
     let slow = tower::service_fn(move |_: Request<Full<Bytes>>| {
@@ -266,7 +266,7 @@ async fn how_many_are_in_flight_is_a_limit_too() {
 
 /// A slot is released however its request ends: cancelled, or rejected by an inner layer.
 #[tokio::test(start_paused = true)]
-async fn a_place_is_given_back_by_whoever_goes_away() {
+async fn a_cancelled_request_releases_its_permit() {
     let asked = Arc::new(Mutex::new(0));
     let count = Arc::clone(&asked);
     let inner = tower::service_fn(move |_: Request<Full<Bytes>>| {
@@ -307,7 +307,7 @@ async fn a_place_is_given_back_by_whoever_goes_away() {
 /// The queue of a leaky bucket is subject to the longest wait of the layer, and cancelled requests
 /// leave it.
 #[tokio::test(start_paused = true)]
-async fn a_queue_is_waited_in_for_so_long_and_left_by_who_goes_away() {
+async fn a_queue_wait_is_bounded_and_ends_on_cancellation() {
     let server = Server::scripted(vec![reply(200, &[])]);
     let spec = LimitSpec {
         queue: Some(true),
@@ -348,7 +348,7 @@ async fn a_queue_is_waited_in_for_so_long_and_left_by_who_goes_away() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_never_fits_is_not_waited_for() {
+async fn a_cost_that_never_fits_is_not_queued() {
     let server = Server::scripted(vec![reply(200, &[])]);
     let client =
         ThrottleLayer::new(limits("5/s", AlgorithmName::TokenBucket)).layer(server.client());

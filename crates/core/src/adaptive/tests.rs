@@ -113,7 +113,7 @@ fn aimd(too_slow: u64) -> Adaptive {
 }
 
 #[test]
-fn twice_what_a_service_can_do_does_not_make_it_slower() {
+fn double_load_does_not_slow_the_service_down() {
     // Ten workers at 10 ms per request serve 1,000 requests a second; 2,000 arrive.
     for (name, mut limit) in [("gradient", gradient()), ("aimd", aimd(20))] {
         let mut service = Service::new(10, 10_000);
@@ -127,7 +127,7 @@ fn twice_what_a_service_can_do_does_not_make_it_slower() {
 
 /// Holds for any latency and any number of workers.
 #[test]
-fn no_service_is_made_to_wait_for_much_longer_than_its_requests_take() {
+fn queueing_time_stays_close_to_the_service_time() {
     for (workers, takes) in [
         (10, 10_000),
         (10, 25_000),
@@ -166,7 +166,7 @@ fn no_service_is_made_to_wait_for_much_longer_than_its_requests_take() {
 }
 
 #[test]
-fn a_service_that_loses_half_its_workers_is_spared_and_used_again_when_they_return() {
+fn the_limit_follows_lost_and_returned_workers() {
     for mut limit in [aimd(20), gradient()] {
         let mut service = Service::new(20, 10_000);
         let changes = [(60_000_000, 10), (120_000_000, 20)];
@@ -178,7 +178,7 @@ fn a_service_that_loses_half_its_workers_is_spared_and_used_again_when_they_retu
 }
 
 #[test]
-fn who_needs_little_learns_nothing_about_more() {
+fn low_load_does_not_raise_the_limit() {
     for mut limit in [gradient(), aimd(1_000)] {
         let mut service = Service::new(10, 1_000);
         // One request at a time.
@@ -192,7 +192,7 @@ fn who_needs_little_learns_nothing_about_more() {
 }
 
 #[test]
-fn failures_take_places_away_until_the_least_is_left() {
+fn failures_shrink_the_limit_to_its_minimum() {
     for mut limit in [gradient(), aimd(1_000)] {
         let mut before = limit.limit();
         for window in 1..=1_000_u64 {
@@ -210,7 +210,7 @@ fn failures_take_places_away_until_the_least_is_left() {
 }
 
 #[test]
-fn a_few_failures_among_many_take_little_away() {
+fn a_few_failures_shrink_the_limit_a_little() {
     for mut limit in [gradient(), aimd(1_000)] {
         let took = Ended::Served(Span::from_millis(10));
         for request in 0..2_000_000_u64 {
@@ -228,7 +228,7 @@ fn a_few_failures_among_many_take_little_away() {
 }
 
 #[test]
-fn a_service_that_hangs_is_spared_though_all_its_clients_give_up_before_it_answers() {
+fn abandoned_requests_shrink_the_limit_of_a_hanging_service() {
     for mut limit in [gradient(), aimd(500)] {
         let mut now = 0;
         let mut after = |ended, limit: &mut Adaptive| {
@@ -253,7 +253,7 @@ fn a_service_that_hangs_is_spared_though_all_its_clients_give_up_before_it_answe
 }
 
 #[test]
-fn what_says_nothing_changes_nothing() {
+fn ignored_outcomes_do_not_change_the_limit() {
     let mut limit = gradient();
     for at in 0..10_000 {
         limit.learn(Timestamp::from_micros(at * 1_000), 20, Ended::Ignored);
@@ -262,7 +262,7 @@ fn what_says_nothing_changes_nothing() {
 }
 
 #[test]
-fn other_settings_keep_what_was_learnt_and_their_bounds() {
+fn new_settings_keep_the_learned_limit_within_their_bounds() {
     let mut limit = gradient();
     let mut service = Service::new(20, 10_000);
     let learnt = run(&mut limit, &mut service, 250, 20, &[]).limits[19];
@@ -297,7 +297,7 @@ fn other_settings_keep_what_was_learnt_and_their_bounds() {
 }
 
 #[test]
-fn what_cannot_work_is_refused_by_its_field() {
+fn invalid_settings_are_refused_by_field() {
     let refused = |change: fn(&mut AdaptiveSettings)| {
         let mut settings = AdaptiveSettings::default();
         change(&mut settings);

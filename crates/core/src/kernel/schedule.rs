@@ -504,7 +504,7 @@ mod tests {
     proptest! {
         /// Holds for any state, including invalid ones.
         #[test]
-        fn a_decision_in_one_go_is_the_methods_one_by_one(
+        fn the_combined_decision_equals_the_separate_methods(
             (count, period) in prop::sample::select(vec![(1, 60_000_000), (1_000, 1_000_000), (7, 1_000_000), (u64::from(u32::MAX), 999_983)]),
             capacity in 1..50_u64,
             queue in any::<bool>(),

@@ -55,7 +55,7 @@ mod tests {
     use crate::{AlgorithmName, LimitSpec, notation};
 
     #[test]
-    fn each_share_is_built_once_and_a_change_of_the_number_of_servers_loses_none() {
+    fn each_share_is_built_once_and_kept_when_the_server_count_changes() {
         let rate = notation::rate("300/min").unwrap();
         let limit = LimitSpec::shorthand(rate, AlgorithmName::SlidingWindowLog).build();
         let limits = Limits::new(vec![limit.unwrap()]).unwrap();

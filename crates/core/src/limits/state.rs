@@ -407,7 +407,7 @@ mod tests {
     /// With a refill above `u32::MAX`, the state may contain a number that does not fit 32 bits, so
     /// heap space has to be reserved for a new key.
     #[test]
-    fn a_large_refill_by_interval_needs_room_on_the_heap() {
+    fn a_large_interval_refill_is_stored_on_the_heap() {
         let newcomer_bytes = |refill: u64| {
             let algorithm = Algorithm::TokenBucket {
                 capacity: 2 * refill,

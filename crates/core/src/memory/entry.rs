@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_is_of_its_own_key_and_of_no_other() {
+    fn an_entry_matches_only_its_own_key() {
         for length in 1..=24 {
             let key: Vec<u8> = (1..=length).collect();
             let entry = entry(&key);

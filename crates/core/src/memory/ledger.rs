@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_full_ledger_has_forgotten_nobody_knows() {
+    fn a_full_ledger_reports_unknown_refunds() {
         let mut ledger = Ledger::default();
         ledger.enter(b"key", &[5, 0], Timestamp::from_micros(1));
         let before = charged(&ledger, 2);
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_was_reset_is_as_one_to_which_nothing_was_given_back() {
+    fn a_reset_key_has_no_refunds() {
         let mut ledger = Ledger::default();
         let before = charged(&ledger, 1);
         ledger.enter(b"key", &[5], Timestamp::from_micros(2));

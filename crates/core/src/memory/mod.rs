@@ -349,7 +349,7 @@ mod tests {
     use crate::{Charge, Cost, Decision, Effect, LimitSpec, Limits, notation};
 
     #[test]
-    fn what_is_fetched_is_decided_as_if_it_were_not() {
+    fn prefetching_does_not_change_decisions() {
         let rate = notation::rate("3/min").unwrap();
         let limit = LimitSpec::shorthand(rate, crate::AlgorithmName::FixedWindow).build();
         let limits = Limits::new(vec![limit.unwrap()]).unwrap();
@@ -385,7 +385,7 @@ mod tests {
     /// Keys spread evenly over the shards, and over the home slots within a shard, so that lookups
     /// probe few slots.
     #[test]
-    fn keys_of_every_shape_lie_evenly() {
+    fn keys_of_every_shape_are_distributed_evenly() {
         const KEYS: u64 = 1 << 18;
         let shapes: [fn(u64) -> Vec<u8>; 6] = [
             |key| key.to_le_bytes().to_vec(),
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_a_shard_to_fetch_from_it() {
+    fn prefetching_never_waits_for_a_shard() {
         let store = MemoryStore::new(MemoryBounds {
             max_keys: 1,
             ..MemoryBounds::default()

@@ -463,7 +463,7 @@ mod tests {
         /// The byte count stays equal to the real size under any sequence of inserts, removals,
         /// growth and changed limits.
         #[test]
-        fn bytes_are_counted_as_they_are(
+        fn the_byte_count_is_exact(
             operations in prop::collection::vec((0..40_u8, 0..5_usize, 1..60_u64, 0..7_u8, 0..400_000_u64), 1..300),
             when_full in prop::sample::select(vec![WhenFull::Evict, WhenFull::Deny, WhenFull::Allow]),
         ) {
@@ -515,7 +515,7 @@ mod tests {
 
     /// Regression test: a peek used to copy the log (800 kB for a limit of 100,000) under the lock.
     #[test]
-    fn a_peek_works_on_the_log_itself_and_puts_it_back() {
+    fn a_peek_leaves_the_log_unchanged() {
         let (mut shard, limits, now) = (shard(), limits(), Timestamp::from_micros(1_000_000));
         let limits = &limits[2];
         let cost = Cost::new(10).unwrap();
@@ -556,7 +556,7 @@ mod tests {
     /// A run of keys with neighboring hashes makes the table refuse more keys there, and nowhere
     /// else.
     #[test]
-    fn a_crowded_place_is_a_full_one() {
+    fn a_crowded_table_counts_as_full() {
         let (mut shard, limits, now) = (shard(), limits(), Timestamp::from_micros(1_000_000));
         let key = |number: usize| number.to_le_bytes();
         // First inserts and removes spread-out keys to give the table enough slots; then all new

@@ -344,7 +344,7 @@ mod tests {
         /// The table behaves like a map under any sequence of insertions and removals, including
         /// shared homes and keys at either end of the table.
         #[test]
-        fn holds_what_a_map_holds(
+        fn holds_the_same_entries_as_a_map(
             operations in prop::collection::vec((any::<bool>(), 0_u64..400), 0..1_200),
             spread in prop::sample::select(vec![0x9E37_79B9_7F4A_7C15_u64, 1 << 24, 0xFFFF_FFFF, 1]),
         ) {
@@ -387,7 +387,7 @@ mod tests {
 
         /// Iterating from slot to slot visits every entry once.
         #[test]
-        fn going_round_meets_every_entry(count in 1_u64..300) {
+        fn a_full_round_visits_every_entry(count in 1_u64..300) {
             let mut table = Table::default();
             let hash = |key: u64| key.wrapping_mul(0x9E37_79B9_7F4A_7C15);
             (0..count).for_each(|key| table.insert(hash(key), entry(key), |entry| hash(key_of(entry))));

@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_changes_nothing_and_what_is_too_large_is_the_largest() {
+    fn an_invalid_cost_is_ignored_and_a_large_cost_is_capped() {
         for said in ["", "-1", "+1", " 1", "1e3", "1.5", "0x10", "\u{661}"] {
             assert_eq!(due(said), 9, "{said:?}");
         }
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_gives_nothing_back_is_billed_nothing() {
+    fn incompatible_limits_and_bills_are_refused() {
         let limit = |algorithm| Limit::new(algorithm).unwrap();
         let rule = |limit| Rule::new("rule", vec![limit]).unwrap();
         let second = Span::from_secs(1);
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_yet_counts() {
+    fn an_undecided_condition_counts() {
         let condition = |entry, text| Condition::new(entry, Pattern::text(text).unwrap()).unwrap();
         let conditions = vec![condition("status", "200"), condition("grpc-status", "0")];
         let bill = Bill::default().counting(When::all(conditions));
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_counts_at_whatever_time() {
+    fn a_response_condition_has_no_schedule() {
         let limit = Limit::new(Algorithm::SlidingWindowLog {
             limit: 1,
             window: Span::from_secs(1),

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_behind_another_applies_to_whatever_escapes_it() {
+    fn a_second_rule_covers_requests_that_bypass_the_first() {
         let api = [("path", "/api/v1/**"), ("method", "writes")];
         for (closes, when, key) in [
             (true, [].as_slice(), ["ip"].as_slice()),
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_denies_at_the_same_times_closes_a_hole() {
+    fn only_a_rule_that_denies_at_the_same_times_covers_a_bypass() {
         let shadow = rule("behind", &[], &["ip"]).in_mode(Mode::Shadow);
         assert!(escapes_with(&[], shadow));
         let nights = || {

@@ -114,7 +114,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_scope_of_a_name_never_changes() {
+    fn the_scope_of_a_rule_name_is_stable() {
         // A changed value would invalidate all keys of all snapshots.
         assert_eq!(
             u64::from_be_bytes(scope("api-per-customer")),
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_free_key_is_never_the_key_of_a_rule() {
+    fn a_free_key_never_equals_a_rule_key() {
         let mut room = Vec::new();
         assert_eq!(free_key(b"user:1", &mut room), b"user:1");
         assert_eq!(free_key(b"", &mut room), b"");
@@ -145,7 +145,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_read_without_a_panic(bytes: Vec<u8>, count in 0_usize..5) {
+        fn arbitrary_bytes_never_panic(bytes: Vec<u8>, count in 0_usize..5) {
             let _ = values(&bytes, count);
             let mut room = Vec::new();
             prop_assert!(split(free_key(&bytes, &mut room)).is_none());

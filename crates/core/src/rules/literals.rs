@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn an_expression_is_found_by_the_literals_that_it_requires() {
+    fn a_regular_expression_is_indexed_by_its_required_literals() {
         assert_eq!(told("GET|POST"), ["= GET POST"]);
         assert_eq!(told(".*bot.*"), ["~ bot"]);
         assert_eq!(told("/v[12]+/c17/.*"), ["^ /v1 /v2", "~ /c17/"]);

@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_found_in_whichever_network_holds_it() {
+    fn an_address_matches_each_network_that_contains_it() {
         let nets = Nets::new(&["10.0.0.0/8", "10.1.0.0/16", "192.0.2.7", "2001:db8::/32"]).unwrap();
         for inside in [
             "10.0.0.0",
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mapped_network_is_the_one_it_carries() {
+    fn an_ipv4_mapped_network_equals_its_ipv4_network() {
         let nets = Nets::new(&["::ffff:10.0.0.0/104"]).unwrap();
         assert!(nets.contains("10.9.9.9"));
         assert!(nets.contains("::ffff:10.9.9.9"));
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_network_is_refused_with_what_to_write() {
+    fn an_invalid_network_is_refused_with_a_suggestion() {
         let refused = |text: &str| Nets::new(&[text]).unwrap_err().to_string();
         assert_eq!(
             refused("10.0.0.1/8"),

@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn an_absent_entry_matches_only_absence_and_negations() {
+    fn an_absent_entry_matches_only_absent_and_not_patterns() {
         let patterns = [
             text("a"),
             text("*"),
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_expression_is_refused_in_one_line() {
+    fn an_invalid_regular_expression_is_refused_in_one_line() {
         let refused = |source: &str| Pattern::regex(source).unwrap_err().to_string();
         assert_eq!(
             refused("(a"),
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_and_nesting_without_end_are_refused() {
+    fn empty_and_deeply_nested_conditions_are_refused() {
         assert!(Pattern::any_of(Vec::new()).is_err());
         assert!(Pattern::all_of(Vec::new()).is_err());
         let mut nested = Ok(text("a"));

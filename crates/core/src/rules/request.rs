@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_malformed_entry_is_refused_by_its_name() {
+    fn a_malformed_entry_error_names_the_entry() {
         assert_eq!(refused(&[("", "x")]).field, "entries");
         assert_eq!(
             refused(&[("a", "x"), ("b", ""), ("a", "y")]).field,
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn there_may_be_64_entries_and_not_one_more() {
+    fn at_most_64_entries_are_accepted() {
         let names: Vec<String> = (0..65).map(|n| format!("e{n}")).collect();
         let entries: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), "")).collect();
         assert!(Request::new(&entries[..64], Cost::ONE).is_ok());
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hostile_name_cannot_break_the_line_of_a_message() {
+    fn control_characters_in_a_name_are_escaped_in_errors() {
         assert_eq!(
             refused(&[("a\r\n", ""), ("a\r\n", "")]).field,
             "entries.a\\r\\n"

@@ -116,7 +116,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_route_matches_what_many_frameworks_take_for_the_same_path() {
+    fn a_route_matches_the_spellings_that_frameworks_treat_as_equal() {
         let login = Pattern::route("/login").unwrap();
         for same in [
             "/login",
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_path_is_refused() {
+    fn an_invalid_path_is_refused() {
         for text in ["login", "", "*", "/login;x", "/login?next=/"] {
             assert!(Pattern::route(text).is_err(), "{text}");
         }
@@ -172,7 +172,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_form_of_a_form_is_itself(path in "/[a-bA-B/;%20]{0,12}") {
+        fn normalizing_twice_changes_nothing(path in "/[a-bA-B/;%20]{0,12}") {
             let once = form(&path).into_owned();
             prop_assert!(is_form(&once) || once == "/", "{}", once);
             prop_assert_eq!(form(&once), once.as_str());

@@ -277,7 +277,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_and_days_in_other_words_are_told_how_to_be_written() {
+    fn invalid_times_and_days_are_refused_with_a_suggestion() {
         for (text, nearest) in [
             ("9:00-17:00", "; write 09:00-17:00"),
             ("9-17", "; write 09:00-17:00"),

@@ -112,7 +112,7 @@ mod tests {
     use crate::rules::Hours;
 
     #[test]
-    fn conditions_read_as_they_were_written() {
+    fn conditions_are_printed_as_they_were_written() {
         let text = |text: &str| Pattern::text(text).unwrap();
         let condition = |entry: &str, pattern| Condition::new(entry, pattern).unwrap();
         let when = When::all(vec![

@@ -35,7 +35,7 @@ fn the_bytes_of_blocks_are_counted() {
 /// Regression test: expired blocks used to count until the blocks were listed, so that in the end
 /// no new block could be set.
 #[test]
-fn blocks_that_ended_make_room_for_others() {
+fn expired_blocks_make_room_for_others() {
     let store = one_shard();
     for key in 0..bounds::MAX_BLOCKS {
         assert!(store.block(&key.to_le_bytes(), Some(SECOND), "", NOW));
@@ -51,7 +51,7 @@ fn blocks_that_ended_make_room_for_others() {
 }
 
 #[test]
-fn blocks_that_ended_do_not_pile_up() {
+fn expired_blocks_do_not_accumulate() {
     let (store, mut now) = (one_shard(), NOW);
     for key in 0..10_000_u64 {
         now = now.after(SECOND);
@@ -62,7 +62,7 @@ fn blocks_that_ended_do_not_pile_up() {
 }
 
 #[test]
-fn a_key_that_no_charge_has_and_a_story_for_a_reason_are_refused() {
+fn an_invalid_key_and_a_long_reason_are_refused() {
     let store = one_shard();
     let (key, reason) = (
         vec![7; bounds::MAX_KEY_BYTES],

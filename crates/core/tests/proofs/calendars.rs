@@ -68,7 +68,7 @@ fn changes(zone: &TimeZone) -> Vec<u64> {
 /// Checks some instants around every offset change of every zone: a day begins with the first
 /// instant of its date.
 #[test]
-fn every_change_of_every_zone() {
+fn every_transition_of_every_zone() {
     let mut checked = 0;
     for name in jiff::tz::db().available() {
         let zone = TimeZone::get(name.as_str()).expect("the database knows its zones");
@@ -117,7 +117,7 @@ fn days_have_23_and_25_hours_when_the_clocks_change() {
 
 /// If midnight does not exist, the day begins at the first instant after the gap.
 #[test]
-fn days_without_midnight() {
+fn days_that_have_no_midnight() {
     let sao_paulo = window(&days("America/Sao_Paulo"), at("2017-10-15T12:00:00Z"));
     assert_eq!(
         sao_paulo,

@@ -124,7 +124,7 @@ proptest! {
     /// No key is denied for longer than one that is charged to its maximum when the clock is set
     /// back.
     #[test]
-    fn no_key_is_fuller_than_an_exhausted_one_after_a_jump(
+    fn no_key_is_fuller_than_an_exhausted_key_after_a_jump(
         limit in any_kind().prop_flat_map(strategies::plain_limit),
         start in strategies::start(),
         during in strategies::asks(20),
@@ -145,7 +145,7 @@ proptest! {
     /// A key that was charged only before the jump gives the same answers as if the clock had never
     /// been ahead.
     #[test]
-    fn a_key_that_nobody_charged_ahead_of_time_stays_as_it_was(
+    fn a_key_without_future_charges_is_unchanged_by_a_jump(
         limit in any_kind()
             .prop_flat_map(strategies::plain_limit)
             .prop_filter("one that lasts", |limit| limit.window() > Span::from_secs(30)),
@@ -175,7 +175,7 @@ proptest! {
     /// After restoring a snapshot from the future, keys are as full as they were when it was
     /// written.
     #[test]
-    fn a_snapshot_from_the_future_keeps_what_was_left(
+    fn a_snapshot_from_the_future_keeps_the_remaining_units(
         limit in prop::sample::select(vec![
             Kind::Gcra, Kind::TokenBucket, Kind::Interval, Kind::Meter, Kind::Queue,
             Kind::FirstRequestWindow, Kind::Log, Kind::Concurrency,
@@ -220,7 +220,7 @@ fn spend_all(store: &MemoryStore, rule: &Rule, now: u64) -> u64 {
 
 /// Regression test: after a burst at +600 s, no key of its shard used to recover for 600 s.
 #[test]
-fn a_burst_from_the_future_freezes_no_key() {
+fn a_burst_from_the_future_does_not_block_a_key() {
     for kind in Kind::ALL {
         let limits = || vec![five_a_minute(kind)];
         let (burst, quiet) = (
@@ -250,7 +250,7 @@ fn a_small_step_back_counts_as_the_latest_instant() {
 
 /// A decision over keys in several shards, some of which have seen later instants.
 #[test]
-fn shards_that_are_held_together_go_back_together() {
+fn shards_locked_together_step_back_together() {
     let limits = Limits::new(vec![five_a_minute(Kind::Log)]).unwrap();
     let store = MemoryStore::new(MemoryBounds::default());
     let keys: Vec<[u8; 8]> = (0..40_u64).map(u64::to_le_bytes).collect();
@@ -287,7 +287,7 @@ fn reserve(store: &MemoryStore, limits: &Limits, now: u64) -> (Decision, Receipt
 /// Concurrency slots that were acquired while the clock was ahead can be renewed and released with
 /// their receipts.
 #[test]
-fn places_from_the_future_are_still_those_of_their_holders() {
+fn leases_from_the_future_are_still_held() {
     for renews in [true, false] {
         let (limits, store) = (two_at_once(), one_shard());
         let charges = [Charge::new(b"k", &limits, Cost::ONE).unwrap()];
@@ -321,7 +321,7 @@ fn places_from_the_future_are_still_those_of_their_holders() {
 
 /// The slot of a crashed holder is released after a lease from the jump, not at the wrong instant.
 #[test]
-fn a_place_from_the_future_ends_with_its_lease() {
+fn a_lease_from_the_future_expires_in_time() {
     let (limits, store) = (two_at_once(), one_shard());
     let _crashed = [600, 601].map(|second| reserve(&store, &limits, NOW + second * SECOND));
     assert_eq!(reserve(&store, &limits, NOW).0, Decision::Limited);
@@ -332,7 +332,7 @@ fn a_place_from_the_future_ends_with_its_lease() {
 /// Units that were charged while the clock was ahead are not refunded, because it is unknown how
 /// many of them have been returned by elapsed time.
 #[test]
-fn a_receipt_from_the_future_gives_no_units_back() {
+fn a_receipt_from_the_future_refunds_nothing() {
     for kind in [Kind::Gcra, Kind::Interval, Kind::Log, Kind::StrictBuckets] {
         let limits = Limits::new(vec![five_a_minute(kind)]).unwrap();
         let (store, rule) = (
@@ -354,7 +354,7 @@ fn a_receipt_from_the_future_gives_no_units_back() {
 
 /// A block that was set while the clock was ahead lasts for its original duration.
 #[test]
-fn a_block_from_the_future_ends_in_time() {
+fn a_block_from_the_future_expires_in_time() {
     let (store, minute) = (one_shard(), Span::from_secs(60));
     let at = |second: u64| Timestamp::from_micros(NOW + second * SECOND);
     store.block(b"early", Some(Span::from_secs(90)), "", at(0));
@@ -392,7 +392,7 @@ fn a_snapshot_from_the_future_denies_no_longer_than_its_limits() {
 /// Units that elastic limits admitted while there was headroom are not taken for the effect of a
 /// wrong clock, and remain charged.
 #[test]
-fn what_elastic_limits_admitted_outlives_a_jump_of_the_clock() {
+fn elastic_charges_survive_a_clock_jump() {
     for kind in [Kind::Gcra, Kind::Interval] {
         let limits = Limits::new(vec![five_a_minute(kind)]).unwrap();
         let limits = limits.stretching(100).unwrap();
@@ -417,7 +417,7 @@ fn what_elastic_limits_admitted_outlives_a_jump_of_the_clock() {
 
 /// No panic at the latest instant, for any kind of limit.
 #[test]
-fn the_end_of_time_is_survived() {
+fn the_last_instant_does_not_panic() {
     for kind in Kind::ALL {
         let rule = Rule::new(b"key", vec![five_a_minute(kind)], false);
         let store = one_shard();

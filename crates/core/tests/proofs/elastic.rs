@@ -40,7 +40,7 @@ proptest! {
     /// it, the original limits apply, and units that were admitted beyond them count. Waits are
     /// exact: a denied request is admitted after its wait, and not earlier.
     #[test]
-    fn what_passed_while_there_was_room_counts_when_there_is_none(
+    fn elastic_charges_count_against_the_normal_limit(
         (limits, wide_limits) in any_kind().prop_flat_map(|kind| limits(kind, 50)),
         start in strategies::start(),
         asks in strategies::asks(40),
@@ -78,7 +78,7 @@ proptest! {
 }
 
 #[test]
-fn what_is_given_back_of_a_stretched_log_is_no_more_than_was_said() {
+fn a_stretched_log_refunds_at_most_its_charge() {
     let rate = Rate {
         count: 10,
         period: Span::from_secs(60),
@@ -108,7 +108,7 @@ fn what_is_given_back_of_a_stretched_log_is_no_more_than_was_said() {
 }
 
 #[test]
-fn a_limit_stretches_and_springs_back() {
+fn a_limit_stretches_and_returns_to_normal() {
     let second = Span::from_secs(1);
     let rate = Rate {
         count: 4,

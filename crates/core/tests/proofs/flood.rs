@@ -113,7 +113,7 @@ proptest! {
     #![proptest_config(strategies::cases(300))]
 
     #[test]
-    fn a_flood_stays_within_bounds_and_keeps_what_is_limited(
+    fn a_flood_stays_within_bounds_and_keeps_limited_keys(
         bounds in bounds(),
         waves in prop::collection::vec(wave(), 1..200),
     ) {

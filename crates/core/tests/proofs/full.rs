@@ -46,7 +46,7 @@ fn flood(store: &MemoryStore, limits: &Limits, keys: std::ops::Range<u32>) -> [u
 }
 
 #[test]
-fn a_full_store_evicts_what_has_hardly_been_used() {
+fn a_full_store_evicts_barely_used_keys() {
     let store = small(WhenFull::Evict);
     assert_eq!(flood(&store, &hourly(1), 0..100), [100, 0, 0]);
     let [admitted, limited, full] = flood(&store, &hourly(10), 1_000..5_000);
@@ -64,7 +64,7 @@ fn a_full_store_evicts_what_has_hardly_been_used() {
 }
 
 #[test]
-fn a_full_store_of_limited_keys_denies_newcomers() {
+fn a_full_store_of_limited_keys_denies_new_keys() {
     let store = small(WhenFull::Evict);
     assert_eq!(flood(&store, &hourly(1), 0..600), [500, 0, 100]);
     assert_eq!(
@@ -74,7 +74,7 @@ fn a_full_store_of_limited_keys_denies_newcomers() {
 }
 
 #[test]
-fn a_full_store_denies_newcomers_if_told_so() {
+fn a_full_store_denies_new_keys_if_configured() {
     let store = small(WhenFull::Deny);
     assert_eq!(flood(&store, &hourly(10), 0..600), [500, 0, 100]);
     assert_eq!(
@@ -84,7 +84,7 @@ fn a_full_store_denies_newcomers_if_told_so() {
 }
 
 #[test]
-fn a_full_store_lets_newcomers_pass_uncounted_if_told_so() {
+fn a_full_store_admits_new_keys_uncounted_if_configured() {
     let store = small(WhenFull::Allow);
     assert_eq!(flood(&store, &hourly(1), 0..600), [600, 0, 0]);
     assert_eq!(flood(&store, &hourly(1), 0..600), [100, 500, 0]);
@@ -96,7 +96,7 @@ fn a_full_store_lets_newcomers_pass_uncounted_if_told_so() {
 
 /// In a full store, a peek gives the same decision as the charge after it.
 #[test]
-fn a_peek_foresees_whether_there_is_room() {
+fn a_peek_predicts_whether_there_is_room() {
     for (when_full, quota, expected) in [
         (WhenFull::Deny, 10, None),
         (WhenFull::Evict, 1, None),
@@ -167,7 +167,7 @@ fn a_log_that_cannot_grow_is_denied() {
 
 /// Regression test: such a charge used to be denied, although new keys were admitted.
 #[test]
-fn a_log_that_cannot_grow_passes_uncounted_if_told_so() {
+fn a_log_that_cannot_grow_passes_uncounted_if_configured() {
     let (store, rule, now, decision) = overgrown(WhenFull::Allow);
     assert_eq!(decision, Decision::Admitted);
     let mut outcomes = Vec::new();
@@ -192,7 +192,7 @@ fn a_log_that_cannot_grow_passes_uncounted_if_told_so() {
 
 /// A charge that does not fit an empty store is denied with `Retry::Never`.
 #[test]
-fn what_fits_into_no_store_is_never_to_be_tried_again() {
+fn a_request_that_never_fits_the_store_must_not_be_retried() {
     let store = MemoryStore::new(MemoryBounds {
         max_bytes: 1,
         ..MemoryBounds::default()
@@ -212,7 +212,7 @@ fn what_fits_into_no_store_is_never_to_be_tried_again() {
 
 /// Once all keys have expired, decisions on a single key empty the store and release its memory.
 #[test]
-fn time_empties_the_store() {
+fn expired_keys_leave_the_store() {
     let store = MemoryStore::new(MemoryBounds {
         max_keys: 2_000,
         ..MemoryBounds::default()
@@ -236,7 +236,7 @@ fn time_empties_the_store() {
 /// Two keys are charged together in a full store. Evicting the existing one to make room for the
 /// new one would lose its count, and it would never be limited.
 #[test]
-fn what_is_decided_together_is_kept_together() {
+fn keys_of_one_decision_do_not_evict_each_other() {
     let store = small(WhenFull::Evict);
     let [old, new] = [b"old", b"new"].map(|key| Rule {
         key: key.to_vec(),
@@ -269,7 +269,7 @@ fn what_is_decided_together_is_kept_together() {
 /// Regression test: units spent of the soft allowance used to be ignored, so that a key far beyond
 /// its limit was evicted.
 #[test]
-fn a_key_inside_its_soft_allowance_does_not_make_way() {
+fn a_key_in_its_soft_allowance_is_not_evicted() {
     let store = small(WhenFull::Evict);
     let soft: Vec<Limit> = hourly(4)
         .iter()

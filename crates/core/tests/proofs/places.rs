@@ -67,7 +67,7 @@ proptest! {
     /// slot is held if it was acquired or renewed less than a lease ago, and has not been released.
     /// A late renewal acquires the slot again if one is free.
     #[test]
-    fn no_more_hold_places_than_may(
+    fn concurrency_never_exceeds_the_limit(
         limit in strategies::plain_limit(Kind::Concurrency),
         start in strategies::start(),
         turns in turns(60),
@@ -111,7 +111,7 @@ proptest! {
     /// If all holders renew in time, no slot is ever lost and the limit is never exceeded, however
     /// long they hold them.
     #[test]
-    fn who_renews_in_time_is_counted_for_as_long_as_he_stays(
+    fn a_renewed_lease_is_counted_until_it_is_released(
         limit in strategies::plain_limit(Kind::Concurrency),
         start in strategies::start(),
         steps in prop::collection::vec((0..3_u64, 0..=2_u64, prop::option::of(any::<Index>())), 1..60),
@@ -155,7 +155,7 @@ fn charge(limits: &Limits) -> Charge<'_> {
 
 /// A slot is released by its receipt, even if the limit has changed since.
 #[test]
-fn places_come_back_under_other_numbers() {
+fn leases_are_released_after_the_limit_changed() {
     let old = Arc::new(concurrency(3));
     for limit in [2, 5] {
         let new = concurrency(limit).succeeding(&old);
@@ -182,7 +182,7 @@ fn places_come_back_under_other_numbers() {
 /// A holder can renew its lease under the old limits after other servers have changed to new ones.
 /// A lower limit takes no slots away.
 #[test]
-fn places_are_renewed_under_other_numbers() {
+fn leases_are_renewed_after_the_limit_changed() {
     let old = Arc::new(concurrency(3));
     let new = concurrency(2).succeeding(&old);
     let (store, mut outcomes) = (one_shard(), Vec::new());
@@ -222,7 +222,7 @@ fn places_are_renewed_under_other_numbers() {
 /// If all slots have expired under other limits, a slot that is acquired again has the lease of its
 /// own limits.
 #[test]
-fn places_are_taken_anew_by_their_own_lease() {
+fn a_reacquired_slot_has_the_lease_of_its_own_limit() {
     let lasting = |lease| {
         let algorithm = Algorithm::Concurrency { limit: 3, lease };
         Limits::new(vec![Limit::new(algorithm).unwrap()]).unwrap()
@@ -249,7 +249,7 @@ fn places_are_taken_anew_by_their_own_lease() {
 /// After the store has lost its state, such as by a reset, renewals acquire the slots again, up to
 /// the limit.
 #[test]
-fn who_is_still_there_is_counted_again_after_a_reset() {
+fn a_renewal_after_a_reset_counts_the_holder_again() {
     let (limits, store, mut outcomes) = (concurrency(2), one_shard(), Vec::new());
     let at = Timestamp::from_micros;
     let mut receipts: Vec<Receipt> = (1..=2)
@@ -321,7 +321,7 @@ fn fill(store: &MemoryStore) {
 
 /// Renewing leases needs no room, so it succeeds in a full store and affects no other key.
 #[test]
-fn places_are_renewed_in_a_full_store() {
+fn leases_are_renewed_in_a_full_store() {
     let limits = concurrency(4);
     for when_full in [WhenFull::Deny, WhenFull::Allow] {
         let store = small(when_full);
@@ -342,7 +342,7 @@ fn places_are_renewed_in_a_full_store() {
 /// If the store is too full to acquire a slot again, the slot was not taken by others, and the
 /// renewal is not reported as lost.
 #[test]
-fn a_place_for_which_there_is_no_room_is_not_called_lost() {
+fn a_renewal_without_room_is_not_reported_as_lost() {
     let limits = concurrency(4);
     let store = small(WhenFull::Deny);
     let mut receipts = taken(&store, &limits);
@@ -356,7 +356,7 @@ fn a_place_for_which_there_is_no_room_is_not_called_lost() {
 /// Slots that were acquired at the same instant share an entry. Each needs its own once they are
 /// renewed at different instants.
 #[test]
-fn places_of_one_instant_are_renewed_one_by_one() {
+fn leases_of_the_same_instant_are_renewed_one_by_one() {
     let (limits, store) = (concurrency(6), one_shard());
     let at = |seconds: u64| Timestamp::from_micros(seconds * 1_000_000);
     let mut receipts: Vec<Receipt> = (0..6)
@@ -384,7 +384,7 @@ fn places_of_one_instant_are_renewed_one_by_one() {
 /// Regression test: the wait used to be the time until the first lease expires, so a minute for a
 /// slot that was free after half a second.
 #[test]
-fn the_wait_for_a_place_follows_the_ages_of_the_holders() {
+fn the_wait_for_a_slot_follows_the_ages_of_its_holders() {
     const SECOND: u64 = 1_000_000;
     let limit = |limit, lease| Limit::new(Algorithm::Concurrency { limit, lease });
     let minute = limit(5, Span::from_secs(60)).expect("a sound limit");

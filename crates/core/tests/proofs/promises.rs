@@ -75,7 +75,7 @@ proptest! {
     /// P5: a request that would be admitted stays so while nothing else happens. If a cost is
     /// admitted, so is any lower cost.
     #[test]
-    fn waiting_and_asking_for_less_never_hurt(
+    fn waiting_or_a_lower_cost_never_hurts(
         limit in any_kind().prop_flat_map(strategies::limit),
         start in strategies::start(),
         asks in strategies::asks(20),
@@ -131,7 +131,7 @@ proptest! {
     /// P7, P9, P10: a cost that can never fit is denied with `Retry::Never` and changes nothing.
     /// Looks and peeks change nothing either, at any instants between two requests.
     #[test]
-    fn hopeless_requests_and_looks_leave_no_trace(
+    fn impossible_requests_and_looks_leave_no_trace(
         limit in any_kind().prop_flat_map(strategies::plain_limit),
         start in strategies::start(),
         asks in strategies::asks(30),
@@ -164,7 +164,7 @@ proptest! {
     /// P8: from `reset_after` on, no answer depends on whether the key was forgotten. P11: a new
     /// key is full.
     #[test]
-    fn forgetting_what_is_as_good_as_new_is_unobservable(
+    fn forgetting_an_initial_state_is_unobservable(
         limit in any_kind().prop_flat_map(strategies::limit),
         start in strategies::start(),
         before in strategies::asks(20),

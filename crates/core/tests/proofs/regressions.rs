@@ -22,7 +22,7 @@ fn limit(kind: Kind, count: u64, period: Span) -> Limit {
 /// A cost that can never fit used to make the store reserve terabytes, evict other keys and report
 /// itself as full.
 #[test]
-fn a_hopeless_cost_on_a_log_evicts_nobody() {
+fn an_impossible_cost_on_a_log_evicts_nothing() {
     let minute = Span::from_secs(60);
     let store = MemoryStore::new(MemoryBounds {
         max_keys: 100,
@@ -55,7 +55,7 @@ fn a_hopeless_cost_on_a_log_evicts_nobody() {
 /// Counted denied requests used to find no room in a full counter, so that a client that never
 /// backed off got its whole limit again in each window.
 #[test]
-fn a_client_that_hammers_a_counting_counter_stays_denied() {
+fn a_client_that_hammers_a_denial_counting_counter_stays_denied() {
     for kind in [
         Kind::StrictBuckets,
         Kind::LooseBuckets,
@@ -79,7 +79,7 @@ fn a_client_that_hammers_a_counting_counter_stays_denied() {
 
 /// A limit of 0 that counts denied requests has nothing that could become available again.
 #[test]
-fn a_limit_of_nothing_is_always_as_good_as_new() {
+fn a_limit_of_zero_always_equals_its_initial_state() {
     let day = Span::from_secs(86_400);
     for kind in [
         Kind::EpochWindow,
@@ -127,7 +127,7 @@ fn a_look_is_never_denied() {
 
 /// A debt of less than a microsecond used to be dropped if the units of the state were unknown.
 #[test]
-fn a_fraction_of_a_microsecond_is_not_forgiven() {
+fn a_fraction_of_a_microsecond_is_not_dropped() {
     let fast = limit(Kind::Gcra, 1_000, Span::from_micros(1));
     let (old, store) = (Rule::new(b"key", vec![fast], false), one_shard());
     ask(&store, &old, NOW, 999, Effect::Charge);
@@ -148,7 +148,7 @@ fn a_fraction_of_a_microsecond_is_not_forgiven() {
 /// Two full windows, converted to a window of another length, used to be more than a snapshot may
 /// contain.
 #[test]
-fn two_windows_taken_over_are_no_more_than_one() {
+fn two_converted_windows_count_at_most_one() {
     let most = tidegate_core::bounds::MAX_COUNT;
     let old = limit(Kind::Weighted, most, Span::from_secs(1));
     let (old, store) = (Rule::new(b"key", vec![old], false), one_shard());
@@ -177,7 +177,7 @@ fn two_windows_taken_over_are_no_more_than_one() {
 
 /// Numbers that no limit produces, in an otherwise valid snapshot, used to cause an overflow later.
 #[test]
-fn impossible_numbers_in_a_snapshot_are_survived() {
+fn impossible_numbers_in_a_snapshot_never_panic() {
     for kind in Kind::ALL {
         let seven = limit(kind, 7, Span::from_secs(1));
         let (rule, store) = (Rule::new(b"key", vec![seven], false), one_shard());
@@ -206,7 +206,7 @@ fn impossible_numbers_in_a_snapshot_are_survived() {
 
 /// More buckets than any limit has, from a remote store, used to overflow their sum.
 #[test]
-fn impossible_numbers_from_elsewhere_are_survived() {
+fn impossible_numbers_from_a_remote_store_never_panic() {
     let counter = limit(Kind::StrictBuckets, 6, Span::from_secs(6));
     let rule = Rule::new(b"key", vec![counter], false);
     let now = Timestamp::from_micros(NOW);
@@ -239,7 +239,7 @@ fn impossible_numbers_from_elsewhere_are_survived() {
 /// Denied requests that were counted used to hold concurrency slots without an owner, and the
 /// stores disagreed about who released them.
 #[test]
-fn who_is_denied_holds_no_place_whatever_is_counted() {
+fn a_denied_request_holds_no_concurrency_slot() {
     let lease = Span::from_secs(60);
     let limit = Limit::new(Algorithm::Concurrency { limit: 2, lease }).unwrap();
     let limit = limit.counting_denied(true);
@@ -258,7 +258,7 @@ fn who_is_denied_holds_no_place_whatever_is_counted() {
 /// The fast path for plain schedules used to ignore that shares and stretched limits inherit shadow
 /// mode.
 #[test]
-fn limits_in_shadow_deny_nobody_on_their_share_and_stretched() {
+fn shadow_limits_never_deny_as_shares_or_stretched() {
     let (now, mut outcomes) = (Timestamp::from_micros(NOW), Vec::new());
     for kind in [Kind::Gcra, Kind::TokenBucket, Kind::Meter] {
         let limits = Limits::new(vec![limit(kind, 5, Span::from_secs(1))]).unwrap();

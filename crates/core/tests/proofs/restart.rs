@@ -89,7 +89,7 @@ proptest! {
 
 /// If a snapshot does not fit, as many keys are restored as there is room for.
 #[test]
-fn a_smaller_store_takes_what_fits() {
+fn a_smaller_store_restores_what_fits() {
     let hourly = Rate {
         count: 10,
         period: Span::from_secs(3_600),
@@ -119,7 +119,7 @@ fn a_smaller_store_takes_what_fits() {
 }
 
 #[test]
-fn what_ended_is_not_taken_in() {
+fn expired_entries_are_not_restored() {
     let hourly = Rate {
         count: 10,
         period: Span::from_secs(3_600),

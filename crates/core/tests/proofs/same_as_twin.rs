@@ -180,7 +180,7 @@ proptest! {
     /// Several limits behave like the single ones combined: all are charged or none, and a denied
     /// request is charged to none.
     #[test]
-    fn several_rules_are_their_twins(
+    fn several_rules_match_their_models(
         rules in rules(),
         start in strategies::start(),
         events in prop::collection::vec((strategies::step(), any::<Index>(), event()), 1..=40),

@@ -36,7 +36,7 @@ proptest! {
     /// P13: the units that were used in the end stay within the bound of every interval, whatever
     /// was refunded.
     #[test]
-    fn what_comes_back_mints_nothing(
+    fn a_refund_never_mints_units(
         // Concurrency slots are released whether or not they were used.
         limit in any_kind().prop_filter("units", |kind| *kind != Kind::Concurrency).prop_flat_map(strategies::limit),
         start in strategies::start(),
@@ -56,7 +56,7 @@ proptest! {
 
     /// A charge that is settled at once, before any other request, leaves no trace.
     #[test]
-    fn what_comes_back_at_once_was_never_there(
+    fn an_immediate_refund_undoes_the_charge(
         limit in any_kind().prop_flat_map(strategies::plain_limit),
         start in strategies::start(),
         asks in strategies::asks(20),
@@ -79,7 +79,7 @@ proptest! {
     /// In a queue, only the last request can be refunded: start times that were already given out
     /// are not overtaken, and the distances between them remain.
     #[test]
-    fn who_leaves_a_queue_moves_nobody(
+    fn a_refund_in_a_queue_moves_no_other(
         limit in strategies::plain_limit(Kind::Queue),
         start in strategies::start(),
         turns in turns(40),
@@ -112,7 +112,7 @@ proptest! {
 
 /// Tokens that the refill since then has returned are not refunded again.
 #[test]
-fn tokens_of_an_interval_come_back_once() {
+fn interval_tokens_are_refunded_once() {
     let rate = Rate {
         count: 2,
         period: Span::from_secs(1),
@@ -128,7 +128,7 @@ fn tokens_of_an_interval_come_back_once() {
 
 /// The refund ledger is bounded, and its size is reported.
 #[test]
-fn what_came_back_is_known_in_a_bounded_room() {
+fn the_refund_ledger_is_bounded() {
     let rate = Rate {
         count: 2,
         period: Span::from_secs(1),
@@ -199,7 +199,7 @@ pub(crate) fn reserve(store: &MemoryStore, charge: &Charge<'_>, now: u64) -> (Re
 /// A refund of the last charge moves no other charge forward. The charges before it keep their
 /// positions, and can be refunded in full.
 #[test]
-fn who_leaves_last_moves_nobody() {
+fn a_refund_of_the_last_charge_moves_no_other() {
     let rate = Rate {
         count: 1,
         period: Span::from_secs(10),

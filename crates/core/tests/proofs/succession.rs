@@ -140,7 +140,7 @@ proptest! {
     /// Two servers with different limits share a store. A denial by one takes nothing from the
     /// other, whether or not it knows the other's limits.
     #[test]
-    fn a_denial_under_other_numbers_gives_nothing_back(
+    fn a_denial_after_a_change_refunds_nothing(
         (before, after) in two_that_remember_alike(),
         start in strategies::start(),
         asks in strategies::asks(20),
@@ -165,7 +165,7 @@ proptest! {
     /// Units that were spent before the change are still spent after it, even if the period
     /// changes.
     #[test]
-    fn a_change_gives_nothing_back(
+    fn a_changed_limit_refunds_nothing(
         (before, after) in two_limits(),
         start in strategies::start(),
         known in any::<bool>(),
@@ -211,7 +211,7 @@ fn assert_tight(
 
 /// The example of the design: 5 per minute, all spent, raised to 10 per minute.
 #[test]
-fn five_spent_of_five_leave_five_of_ten() {
+fn a_raise_from_five_to_ten_leaves_five() {
     let start = 1_700_000_000_000_000;
     let period = Span::from_secs(60);
     for kind in Kind::ALL {
@@ -249,7 +249,7 @@ fn five_spent_of_five_leave_five_of_ten() {
 
 /// Two servers share a store. One has smaller limits, and does not know the other's.
 #[test]
-fn who_denies_by_less_takes_nothing_from_who_goes_by_more() {
+fn a_server_with_a_lower_limit_takes_nothing_from_others() {
     let start = 1_700_000_000_000_000;
     for kind in Kind::ALL {
         let rule_of = |count| {
@@ -321,7 +321,7 @@ fn bucket(mode: RefillMode, capacity: u64, count: u64, period: Span) -> Rule {
 /// A debt that kept its duration is more units under a faster rate. It must survive the conversion
 /// back to the slow one.
 #[test]
-fn a_debt_of_a_century_goes_through_other_hands() {
+fn a_debt_of_a_century_survives_a_change_of_limits() {
     for mode in [RefillMode::Continuous, RefillMode::Interval] {
         let slow = bucket(mode, 10, 1, bounds::MAX_PERIOD);
         let fast = bucket(mode, 10, bounds::MAX_COUNT, Span::from_secs(1));
@@ -337,7 +337,7 @@ fn a_debt_of_a_century_goes_through_other_hands() {
 
 /// A refund under limits that do not know the others makes no wait longer.
 #[test]
-fn giving_back_under_other_numbers_lengthens_no_wait() {
+fn a_refund_after_a_change_lengthens_no_wait() {
     let (day, minute) = (Span::from_secs(86_400), Span::from_secs(60));
     let start = 1_700_000_000_000_000;
     for spent in [50, 99, 998] {
@@ -398,7 +398,7 @@ fn several_changes_while_a_key_is_idle() {
 
 /// Limits are matched by algorithm and order, so that a limit can be added to a rule or removed.
 #[test]
-fn a_limit_joins_a_rule_and_leaves_it() {
+fn a_limit_is_added_to_a_rule_and_removed() {
     let limit = |kind: Kind, count| {
         Limit::new(kind.algorithm(
             count,

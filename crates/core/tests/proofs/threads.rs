@@ -91,7 +91,7 @@ fn threads_on_two_keys_charge_both_or_neither() {
 /// Three threads charge overlapping pairs of three keys, and a fourth looks at all three. It never
 /// sees a partial decision, because the sum of the three counts is always even.
 #[test]
-fn nobody_sees_half_of_a_decision() {
+fn decisions_are_atomic_to_readers() {
     let store = MemoryStore::new(MemoryBounds::default());
     let rules: Vec<Rule> = [b"a", b"b", b"c"]
         .map(|key| rule(key, Kind::EpochWindow, 3_000))
@@ -121,7 +121,7 @@ fn nobody_sees_half_of_a_decision() {
 /// Threads that charge, reset, block and save concurrently cause no deadlock and no panic, and
 /// leave valid counts.
 #[test]
-fn everything_at_once() {
+fn all_operations_run_concurrently() {
     let store = MemoryStore::new(MemoryBounds::default());
     let limits = Limits::new(vec![
         rule(b"x", Kind::Log, 50)

@@ -24,7 +24,7 @@ proptest! {
     /// admits it with a delay of at most `longest`. A denied request changes nothing, and is
     /// admitted after its wait, but not one microsecond earlier.
     #[test]
-    fn who_would_wait_for_too_long_never_stands_in_line(
+    fn a_wait_over_the_maximum_never_joins_the_queue(
         limit in strategies::plain_limit(Kind::Queue),
         start in strategies::start(),
         asks in strategies::asks(30),

@@ -22,7 +22,7 @@ fn vectors_hold_in_the_memory_store() {
 
 /// Checks that the runner detects wrong vectors.
 #[test]
-fn wrong_vectors_are_found_out() {
+fn wrong_vectors_fail() {
     let text = "
 - {id: wrong, start: 2026-01-01T00:00:00Z, limits: [{algorithm: gcra, rate: 1, period_ms: 1000}], ops: [
     {at: 0, allowed: true, remaining: 1}, {at_us: 999999, allowed: false, retry_us: 2, reset_ms: 1},
@@ -53,7 +53,7 @@ fn wrong_vectors_are_found_out() {
 
 /// Checks that predictions detect wrong waits.
 #[test]
-fn waits_that_are_not_kept_are_found_out() {
+fn wrong_waits_fail() {
     let text = "[{id: lie, start: 2026-01-01T00:00:00Z, limits: [{algorithm: gcra, rate: 1, period_ms: 1000}],
         generate: {every_ms: 100, for_ms: 1100}}]";
     let case = &format::parse(text).unwrap()[0];

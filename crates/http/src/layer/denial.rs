@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wait_is_told_in_words_that_people_use_and_never_too_short() {
+    fn a_wait_is_readable_and_never_too_short() {
         for (micros, expected) in [
             (59_700_861, "1min"),
             (2_000_001, "3s"),

@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_described_by_what_it_says() {
+    fn a_request_is_described_by_its_head() {
         let parts = request(
             "https://Example.org:8443/%6Cogin?next=%2Fhome",
             &[
@@ -282,7 +282,7 @@ mod tests {
     /// HTTP/2 libraries do not trim white space, and a key with white space would be a different
     /// key.
     #[test]
-    fn white_space_around_a_value_is_no_part_of_it() {
+    fn white_space_around_a_value_is_trimmed() {
         for value in ["a", " a", "a\t", "\t a "] {
             let parts = request("/", &[("x-key", value)]);
             let key = found(&parts, &Identity::default(), "header.x-key");
@@ -292,7 +292,7 @@ mod tests {
 
     /// Behind a proxy `X-Customer` may be trusted; in an application the client controls it.
     #[test]
-    fn what_the_application_knows_comes_first_and_no_header_stands_in_for_it() {
+    fn application_entries_come_first_and_no_header_replaces_them() {
         let mut parts = request("/login", &[("x-customer", "evil")]);
         let identity = Identity::default();
         assert_eq!(found(&parts, &identity, "customer"), None);
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn an_atlas_says_where_the_client_is() {
+    fn an_atlas_provides_country_and_asn() {
         let mut parts = request("/", &[("x-country", "AQ")]);
         let here: IpAddr = "192.0.2.1".parse().unwrap();
         parts.extensions.insert(Peer(SocketAddr::new(here, 1)));
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn the_client_is_who_the_socket_says_unless_a_believed_proxy_says_another() {
+    fn the_client_is_the_peer_unless_a_trusted_proxy_names_another() {
         let mut parts = request("/", &[("x-forwarded-for", "6.6.6.6, 2001:db8:1:2:3::4")]);
         let socket = |ip: &str| Peer(SocketAddr::new(ip.parse().unwrap(), 4_711));
         parts.extensions.insert(socket("::ffff:10.0.0.7"));
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_behind_one_connection_are_told_apart() {
+    fn clients_on_one_connection_are_distinguished() {
         let proxy = "10.0.0.7".parse().unwrap();
         let nets: Vec<IpNet> = vec!["10.0.0.0/8".parse().unwrap()];
         let identity = Identity {

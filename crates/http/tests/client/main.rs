@@ -51,7 +51,7 @@ fn assert_clients(trust: &Trust, peer: &str, table: &[(Lines<'_>, &str)]) {
 }
 
 #[test]
-fn nobody_is_believed_by_default() {
+fn no_proxy_is_trusted_by_default() {
     let table: [(Lines<'_>, &str); 4] = [
         (&[], "203.0.113.9"),
         (&[(XFF, "6.6.6.6")], "203.0.113.9"),
@@ -68,7 +68,7 @@ fn nobody_is_believed_by_default() {
 }
 
 #[test]
-fn one_proxy_is_believed_in_the_last_element() {
+fn one_trusted_proxy_uses_the_last_element() {
     let table: [(Lines<'_>, &str); 14] = [
         (&[(XFF, "203.0.113.9")], "203.0.113.9"),
         (&[(XFF, "6.6.6.6, 203.0.113.9")], "203.0.113.9"),
@@ -98,7 +98,7 @@ fn one_proxy_is_believed_in_the_last_element() {
 }
 
 #[test]
-fn what_the_proxy_does_not_name_is_the_proxy_itself() {
+fn without_a_named_client_the_proxy_is_the_client() {
     let table: [(Lines<'_>, &str); 9] = [
         (&[], "10.0.0.8"),
         (&[(XFF, "")], "10.0.0.8"),
@@ -136,7 +136,7 @@ fn several_proxies_are_counted_from_the_right() {
 }
 
 #[test]
-fn networks_are_walked_to_the_first_stranger() {
+fn trusted_networks_are_skipped_to_the_first_other_address() {
     let table: [(Lines<'_>, &str); 8] = [
         (
             &[(XFF, "6.6.6.6, 203.0.113.9, 198.51.100.7, 10.0.0.7")],
@@ -160,7 +160,7 @@ fn networks_are_walked_to_the_first_stranger() {
 }
 
 #[test]
-fn forwarded_is_read_as_its_standard_says() {
+fn forwarded_is_parsed_as_rfc_7239_says() {
     let table: [(Lines<'_>, &str); 17] = [
         (&[(FORWARDED, "for=203.0.113.9")], "203.0.113.9"),
         (
@@ -227,7 +227,7 @@ fn forwarded_is_read_as_its_standard_says() {
 }
 
 #[test]
-fn a_providers_header_has_one_line_and_one_address() {
+fn a_provider_header_must_be_one_line_with_one_address() {
     let table: [(Lines<'_>, &str); 6] = [
         (
             &[("CF-Connecting-IP", "203.0.113.9"), (XFF, "6.6.6.6")],
@@ -269,7 +269,7 @@ fn a_network_of_ipv6_addresses_has_one_count() {
 }
 
 #[test]
-fn mistakes_that_let_abusers_in_are_warned_about() {
+fn settings_that_allow_evasion_are_warned_about() {
     let codes =
         |trust: Trust| -> Vec<&str> { trust.warnings().map(|warning| warning.code()).collect() };
     assert_eq!(codes(ours(XFF)), [""; 0]);
@@ -302,7 +302,7 @@ fn a_network_of_mapped_addresses_is_the_ipv4_network() {
 proptest! {
     /// Whatever the client sends, the result is the address that its proxy appends.
     #[test]
-    fn no_client_chooses_its_address(
+    fn a_client_cannot_choose_its_address(
         sent in prop::collection::vec("[ -~]{0,30}", 0..4),
         same_line in any::<bool>(),
         forwarded in any::<bool>(),

@@ -10,7 +10,7 @@ use crate::{
 };
 
 #[tokio::test]
-async fn every_answer_tells_of_the_limit_and_a_denial_is_a_problem_document() {
+async fn every_response_has_headers_and_a_denial_is_a_problem_document() {
     let (_, mut service) = limited(vec![fixed("all", "1/min")]);
     let allowed = send(&mut service, get("/")).await;
     assert_eq!(allowed.body, "served");
@@ -35,7 +35,7 @@ async fn every_answer_tells_of_the_limit_and_a_denial_is_a_problem_document() {
 }
 
 #[tokio::test]
-async fn rules_are_named_by_choice() {
+async fn rule_names_are_shown_if_configured() {
     let headers = HeaderWriter::default().with_rule_names(RuleNames::Shown);
     let limiter = limiter(vec![fixed("all", "1/min")]);
     let layer = LimiterLayer::new(limiter).headers(headers);
@@ -48,7 +48,7 @@ async fn rules_are_named_by_choice() {
 }
 
 #[tokio::test]
-async fn what_never_fits_is_told_so() {
+async fn a_cost_that_never_fits_is_denied_for_good() {
     let limiter = limiter(vec![fixed("all", "5/min")]);
     let mut service = LimiterLayer::new(limiter)
         .cost(Cost::new(6).unwrap())
@@ -65,7 +65,7 @@ async fn what_never_fits_is_told_so() {
 }
 
 #[tokio::test]
-async fn a_block_denies_without_telling_whom() {
+async fn a_block_denies_without_revealing_its_key() {
     let limiter = limiter(vec![
         fixed("all", "5/min").keyed_by(&["header.key"]).unwrap(),
     ]);
@@ -90,7 +90,7 @@ async fn a_block_denies_without_telling_whom() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_counted_is_refused_with_its_field() {
+async fn an_uncountable_request_is_refused_with_its_field() {
     let (notes, mut service) = limited(vec![
         fixed("secret", "1/min").keyed_by(&["query.q"]).unwrap(),
     ]);
@@ -104,7 +104,7 @@ async fn what_cannot_be_counted_is_refused_with_its_field() {
 }
 
 #[tokio::test]
-async fn the_inner_service_is_told_too_and_soft_limits_mark() {
+async fn the_inner_service_sees_the_verdict_and_soft_limits_are_marked() {
     let spec = LimitSpec::shorthand(notation::rate("2/min").unwrap(), AlgorithmName::FixedWindow);
     let soft = spec.build().unwrap().with_soft_percent(50).unwrap();
     let (notes, mut service) = limited(vec![Rule::new("soft", vec![soft]).unwrap()]);
@@ -121,7 +121,7 @@ async fn the_inner_service_is_told_too_and_soft_limits_mark() {
 }
 
 #[tokio::test]
-async fn several_layers_and_the_service_itself_speak_in_one_answer() {
+async fn several_layers_and_the_service_combine_their_headers() {
     let legacy = |limiter| {
         let headers = HeaderWriter::new(true, Legacy::Delta);
         LimiterLayer::new(limiter).headers(headers)

@@ -144,7 +144,7 @@ fn far(rules: Vec<Rule>) -> Arc<Limiter<Far>> {
 }
 
 #[tokio::test]
-async fn a_place_is_held_until_the_answer_has_ended() {
+async fn a_slot_is_held_until_the_response_ends() {
     let limiter = limiter(vec![places(2)]);
     let endings: [fn(&str) -> Response<Frames>; 3] = [
         |_| Response::new(Frames::of(&["one"])),
@@ -171,7 +171,7 @@ async fn a_place_is_held_until_the_answer_has_ended() {
 }
 
 #[tokio::test]
-async fn a_place_comes_back_when_the_service_fails_or_nobody_waits_for_it() {
+async fn a_slot_is_released_when_the_service_fails_or_the_caller_leaves() {
     let limiter = limiter(vec![places(1)]);
     let failing = service_fn(|_: Request<()>| async { Err::<Response<Empty<Bytes>>, _>("down") });
     let mut service = layered(&limiter, failing);
@@ -193,7 +193,7 @@ async fn a_place_comes_back_when_the_service_fails_or_nobody_waits_for_it() {
 }
 
 #[tokio::test]
-async fn a_place_comes_back_from_a_thread_without_a_runtime() {
+async fn a_slot_is_released_from_a_thread_without_a_runtime() {
     let limiter = limiter(vec![places(1)]);
     let mut service = layered(&limiter, Answering(|_| Response::new(Frames::endless(&[]))));
     let answer = ask(&mut service, "/").await;
@@ -203,7 +203,7 @@ async fn a_place_comes_back_from_a_thread_without_a_runtime() {
 }
 
 #[tokio::test]
-async fn what_outlasts_a_body_holds_the_place() {
+async fn a_handle_that_outlives_the_body_holds_the_slot() {
     let limiter = limiter(vec![places(2)]);
     let lasting = Lasting::default();
     let mut service = layered(&limiter, lasting_for(&lasting));
@@ -215,14 +215,14 @@ async fn what_outlasts_a_body_holds_the_place() {
 }
 
 #[tokio::test]
-async fn an_answer_with_nothing_in_it_has_ended() {
+async fn an_empty_response_ends_at_once() {
     let limiter = limiter(vec![places(1)]);
     let mut service = layered(&limiter, Answering(|_| Response::new(Empty::new())));
     assert_eq!(statuses(&mut service, "/", 3).await, [200, 200, 200]);
 }
 
 #[tokio::test]
-async fn only_answers_that_count_are_counted() {
+async fn only_matching_responses_are_counted() {
     let rule = counting(fixed("failed", "3/h"), "status", "401");
     let limiter = limiter(vec![rule]);
     let status = |path: &str| {
@@ -242,7 +242,7 @@ async fn only_answers_that_count_are_counted() {
 /// The charge is reserved, so a client cannot make more concurrent attempts than the limit. It
 /// stays charged if the client disconnects before the response, so such attempts are not free.
 #[tokio::test]
-async fn what_is_tried_is_reserved_and_stays_charged_without_an_answer() {
+async fn attempts_are_reserved_and_stay_charged_without_a_response() {
     let rule = counting(fixed("failed", "3/h"), "status", "401");
     let limiter = limiter(vec![rule]);
     let idle = service_fn(|_: Request<()>| {
@@ -257,7 +257,7 @@ async fn what_is_tried_is_reserved_and_stays_charged_without_an_answer() {
 }
 
 #[tokio::test]
-async fn an_answer_is_charged_by_its_bytes_as_far_as_they_were_sent() {
+async fn a_response_is_charged_by_the_bytes_sent() {
     let rule = costing(fixed("bytes", "100/h"), "bytes");
     let limiter = limiter(vec![rule]);
     let ten = |_: &str| Response::new(Frames::endless(&["12345", "67890"]));
@@ -275,7 +275,7 @@ async fn an_answer_is_charged_by_its_bytes_as_far_as_they_were_sent() {
 }
 
 #[tokio::test]
-async fn what_is_beyond_the_estimate_is_charged_as_far_as_there_is_room() {
+async fn an_excess_over_the_estimate_is_charged_if_there_is_room() {
     let limiter = limiter(vec![costing(fixed("bytes", "20/h"), "bytes")]);
     let mut service = layered(
         &limiter,
@@ -292,7 +292,7 @@ async fn what_is_beyond_the_estimate_is_charged_as_far_as_there_is_room() {
 }
 
 #[tokio::test]
-async fn the_application_says_what_it_cost_even_while_it_answers() {
+async fn the_application_sets_the_cost_during_the_response() {
     let limiter = limiter(vec![costing(fixed("tokens", "1000/h"), "tokens")]);
     let service = service_fn(|request: Request<()>| {
         let report = Report::default();
@@ -324,7 +324,7 @@ async fn the_application_says_what_it_cost_even_while_it_answers() {
 }
 
 #[tokio::test]
-async fn an_upstream_says_what_it_cost_in_a_header() {
+async fn an_upstream_sets_the_cost_in_a_header() {
     let limiter = limiter(vec![costing(fixed("tokens", "1000/h"), "header.x-tokens")]);
     let answer = |path: &str| {
         Response::builder()
@@ -346,7 +346,7 @@ async fn an_upstream_says_what_it_cost_in_a_header() {
 }
 
 #[tokio::test]
-async fn grpc_says_how_a_call_has_ended_in_its_headers_or_trailers() {
+async fn the_grpc_status_is_read_from_headers_or_trailers() {
     let limiter = limiter(vec![counting(fixed("failed", "9/h"), "grpc-status", "16")]);
     let answer = |path: &str| {
         let trailers =
@@ -373,7 +373,7 @@ async fn grpc_says_how_a_call_has_ended_in_its_headers_or_trailers() {
 /// A client that has read all of a stream and resets it before the trailers has used the service as
 /// much as any other client.
 #[tokio::test]
-async fn hanging_up_before_the_trailers_makes_nothing_uncounted() {
+async fn a_disconnect_before_the_trailers_is_still_counted() {
     let limiter = limiter(vec![counting(fixed("served", "9/h"), "grpc-status", "0")]);
     let answer = |_: &str| Response::new(Frames::endless(&["all", "of it"]));
     let mut service = layered(&limiter, Answering(answer));
@@ -397,7 +397,7 @@ async fn hanging_up_before_the_trailers_makes_nothing_uncounted() {
 }
 
 #[tokio::test]
-async fn layers_settle_each_their_own() {
+async fn each_layer_settles_its_own_charges() {
     let outer = limiter(vec![counting(fixed("outer", "5/h"), "status", "2*")]);
     let inner = limiter(vec![fixed("inner", "2/h")]);
     let service = layered(&inner, Notes::default());
@@ -408,7 +408,7 @@ async fn layers_settle_each_their_own() {
 }
 
 #[tokio::test]
-async fn what_only_counts_is_settled_too() {
+async fn shadow_charges_are_settled() {
     let limiter = limiter(vec![places(1).in_mode(Mode::Shadow)]);
     let mut service = layered(&limiter, Answering(|_| Response::new(Frames::endless(&[]))));
     let one = ask(&mut service, "/").await;
@@ -424,7 +424,7 @@ async fn what_only_counts_is_settled_too() {
 
 /// A remote store charges and refunds in the background, after the request is gone.
 #[tokio::test(start_paused = true)]
-async fn a_store_elsewhere_is_settled_behind_the_back_of_the_request() {
+async fn a_remote_store_is_settled_in_the_background() {
     let limiter = far(vec![places(1)]);
     let mut service = layered(&limiter, Answering(|_| Response::new(Frames::endless(&[]))));
     let answer = ask(&mut service, "/").await;
@@ -444,7 +444,7 @@ async fn a_store_elsewhere_is_settled_behind_the_back_of_the_request() {
 /// A refund that was pending is lost with its runtime: the charges stay, and the slots become free
 /// when their leases expire.
 #[test]
-fn a_runtime_that_comes_to_its_end_takes_with_it_what_was_to_be_given_back() {
+fn a_runtime_shutdown_drops_pending_refunds() {
     let runtime = || {
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         runtime.enable_time().start_paused(true).build().unwrap()
@@ -467,7 +467,7 @@ fn a_runtime_that_comes_to_its_end_takes_with_it_what_was_to_be_given_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_elsewhere_is_charged_the_excess() {
+async fn a_remote_store_is_charged_the_excess() {
     let limiter = far(vec![costing(
         rule("bytes", AlgorithmName::SlidingWindowLog, "20/h"),
         "bytes",

@@ -32,7 +32,7 @@ fn status(answer: &Answer) -> tonic::Status {
 }
 
 #[tokio::test]
-async fn a_spent_limit_is_exhausted_and_says_when_to_retry() {
+async fn a_denied_call_is_resource_exhausted_with_a_retry_delay() {
     let (_, mut service) = limited(vec![fixed("100%", "1/min")]);
     assert_eq!(send(&mut service, call()).await.body, "served");
     let denied = send(&mut service, call()).await;
@@ -54,7 +54,7 @@ async fn a_spent_limit_is_exhausted_and_says_when_to_retry() {
 /// The denial of a gRPC call has status 200. Sent to other clients or to caches, it would look like
 /// a success.
 #[tokio::test]
-async fn what_only_claims_to_be_a_call_is_denied_as_http_does() {
+async fn a_fake_grpc_call_is_denied_as_http() {
     let (_, mut service) = limited(vec![fixed("none", "1/h")]);
     assert_eq!(send(&mut service, call()).await.body, "served");
     for (method, content_type, expected) in [
@@ -72,7 +72,7 @@ async fn what_only_claims_to_be_a_call_is_denied_as_http_does() {
 
 /// Clients retry automatically unless the response forbids it.
 #[tokio::test]
-async fn what_never_fits_is_not_asked_again() {
+async fn a_cost_that_never_fits_is_not_retried() {
     let limiter = limiter(vec![fixed("all", "5/min")]);
     let mut service = LimiterLayer::new(limiter)
         .cost(tidegate_core::Cost::new(6).unwrap())
@@ -97,7 +97,7 @@ async fn a_store_that_cannot_decide_is_unavailable() {
 }
 
 #[tokio::test]
-async fn a_call_that_cannot_be_counted_is_an_invalid_argument() {
+async fn an_uncountable_call_is_an_invalid_argument() {
     let (_, mut service) = limited(vec![fixed("h", "1/min").keyed_by(&["header.h"]).unwrap()]);
     let mut request = call();
     let long = HeaderValue::try_from("x".repeat(9_000)).unwrap();

@@ -79,7 +79,7 @@ impl Model {
 
 proptest! {
     #[test]
-    fn places_and_failures_are_counted_as_they_are(steps in steps()) {
+    fn permits_and_failures_match_the_model(steps in steps()) {
         let limiter = limiter(vec![
             places(PLACES as u64),
             counting(fixed("failed", &format!("{FAILURES}/h")), "status", "401"),

@@ -60,18 +60,18 @@ async fn outlasts_its_lease<S: Store + 'static>(limiter: Arc<Limiter<S>>) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_outlasts_its_lease_keeps_its_place() {
+async fn a_response_longer_than_its_lease_keeps_its_slot() {
     outlasts_its_lease(limiter(vec![places(1)])).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn so_it_does_in_a_store_elsewhere() {
+async fn a_remote_response_longer_than_its_lease_keeps_its_slot() {
     let store = Far(MemoryStore::new(MemoryBounds::default()));
     outlasts_its_lease(limiter_on(store, vec![places(1)])).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_is_not_answered_yet_keeps_its_place() {
+async fn an_unanswered_request_keeps_its_slot() {
     let limiter = limiter(vec![places(1)]);
     let silent = |_: Request<()>| future::pending::<Result<Response<Full<Bytes>>, Infallible>>();
     let mut service = LimiterLayer::new(Arc::clone(&limiter)).layer(service_fn(silent));
@@ -84,7 +84,7 @@ async fn a_request_that_is_not_answered_yet_keeps_its_place() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_outlasts_a_body_keeps_its_place() {
+async fn a_handle_that_outlives_the_body_keeps_its_slot() {
     let limiter = limiter(vec![places(1)]);
     let lasting = Lasting::default();
     let mut service = LimiterLayer::new(Arc::clone(&limiter)).layer(lasting_for(&lasting));
@@ -161,7 +161,7 @@ impl Store for Odd {
 
 /// A lease that cannot be renewed expires, and the request continues.
 #[tokio::test(start_paused = true)]
-async fn a_place_that_cannot_be_renewed_ends_with_its_lease() {
+async fn a_slot_without_renewal_ends_with_its_lease() {
     let store = Odd(MemoryStore::new(MemoryBounds::default()), Oddity::Refuses);
     let limiter = limiter_on(store, vec![places(1)]);
     let streaming = |_: Request<()>| future::ready(Ok::<_, Infallible>(endless()));
@@ -182,7 +182,7 @@ async fn a_place_that_cannot_be_renewed_ends_with_its_lease() {
 
 /// Requests that have ended are not renewed.
 #[tokio::test(start_paused = true)]
-async fn requests_that_end_are_renewed_no_more() {
+async fn finished_requests_are_not_renewed() {
     let limiter = limiter(vec![places(2)]);
     let streaming = |_: Request<()>| future::ready(Ok::<_, Infallible>(endless()));
     let mut service = LimiterLayer::new(Arc::clone(&limiter)).layer(service_fn(streaming));
@@ -204,7 +204,7 @@ async fn requests_that_end_are_renewed_no_more() {
 
 /// A renewal that hangs times out before the next one, and does not delay those of other requests.
 #[tokio::test(start_paused = true)]
-async fn a_renewal_that_never_ends_loses_nobody_his_place() {
+async fn a_hanging_renewal_loses_no_other_slot() {
     let hangs = Oddity::HangsOnce(AtomicBool::new(false));
     let store = Odd(MemoryStore::new(MemoryBounds::default()), hangs);
     let limiter = limiter_on(store, vec![places(2)]);
@@ -249,12 +249,12 @@ fn outlives_a_runtime(ask_on: impl FnOnce(Runtime, &mut dyn FnMut())) {
 }
 
 #[test]
-fn a_runtime_that_ends_at_once_ends_no_renewals() {
+fn a_short_lived_runtime_does_not_stop_renewals() {
     outlives_a_runtime(|runtime, ask| runtime.block_on(async { ask() }));
 }
 
 #[test]
-fn nor_does_one_that_has_ended_already() {
+fn an_ended_runtime_does_not_stop_renewals() {
     outlives_a_runtime(|runtime, ask| {
         let handle = runtime.handle().clone();
         drop(runtime);

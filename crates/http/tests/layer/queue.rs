@@ -34,7 +34,7 @@ fn queue(capacity: u64) -> Vec<Rule> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_wait_for_their_turn_in_order_and_are_denied_when_the_line_is_full() {
+async fn requests_queue_in_order_and_are_denied_when_the_queue_is_full() {
     let (notes, mut service) = limited(queue(3));
     let start = Instant::now();
     let mut asked = Vec::new();
@@ -54,7 +54,7 @@ async fn requests_wait_for_their_turn_in_order_and_are_denied_when_the_line_is_f
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_is_given_up_never_arrives() {
+async fn a_cancelled_request_never_reaches_the_service() {
     let (notes, mut service) = limited(queue(5));
     assert_eq!(send(&mut service, get("/1")).await.status, 200);
     let waiting = service.ready().await.unwrap().call(get("/given-up"));
@@ -67,7 +67,7 @@ async fn a_request_that_is_given_up_never_arrives() {
 /// The queue has two slots behind the request being served. A request that is cancelled frees its
 /// slot for the next one.
 #[tokio::test(start_paused = true)]
-async fn whoever_is_last_in_line_and_gives_up_leaves_his_place_to_the_next() {
+async fn the_last_queued_request_frees_its_turn_when_cancelled() {
     let (notes, mut service) = limited(queue(2));
     let far = Far(MemoryStore::new(MemoryBounds::default()));
     let mut elsewhere = LimiterLayer::new(limiter_on(far, queue(2))).layer(notes.clone());
@@ -101,7 +101,7 @@ where
 /// Otherwise the queue would fill with requests that were denied, because only the last request in
 /// a queue can leave.
 #[tokio::test(start_paused = true)]
-async fn who_would_wait_for_too_long_leaves_nothing_behind_in_the_line() {
+async fn a_wait_over_the_maximum_leaves_the_queue_unchanged() {
     let far = Far(MemoryStore::new(MemoryBounds::default()));
     let limiter = limiter_on(far, queue(100));
     let notes = Notes::default();
@@ -131,7 +131,7 @@ async fn who_would_wait_for_too_long_leaves_nothing_behind_in_the_line() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_waits_for_longer_than_a_request_may() {
+async fn no_request_waits_longer_than_the_maximum() {
     let notes = Notes::default();
     let mut service = LimiterLayer::new(limiter(queue(9)))
         .longest_wait(Span::from_millis(1_500))

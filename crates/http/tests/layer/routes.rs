@@ -9,7 +9,7 @@ use tower::{Layer, Service, ServiceExt};
 use crate::support::{Notes, fixed, get, limited, limiter, on, send, statuses};
 
 #[tokio::test]
-async fn every_route_has_its_rules_and_what_is_denied_never_arrives() {
+async fn every_route_has_its_rules_and_denied_requests_never_arrive() {
     let (notes, mut service) = limited(vec![
         fixed("login", "1/h").when(on("/login")),
         fixed("api", "2/h").when(on("/api/**")),
@@ -26,7 +26,7 @@ async fn every_route_has_its_rules_and_what_is_denied_never_arrives() {
 /// A router that does not resolve dot segments would see another path than the rules, and so would
 /// a service behind it that does.
 #[tokio::test]
-async fn a_path_with_dots_is_refused_where_rules_look_at_paths() {
+async fn a_path_with_dot_segments_is_refused_if_rules_use_paths() {
     let dotted = ["/api/..", "/api/x/../../healthz", "/api/%2e%2E/healthz"];
     let (notes, mut service) = limited(vec![fixed("api", "1/h").when(on("/api/**"))]);
     for path in dotted {
@@ -46,7 +46,7 @@ async fn a_path_with_dots_is_refused_where_rules_look_at_paths() {
 }
 
 #[tokio::test]
-async fn a_key_that_is_there_twice_is_refused() {
+async fn a_repeated_key_header_is_refused() {
     let rule = fixed("each", "1/h")
         .keyed_by(&["header.x-api-key"])
         .unwrap();
@@ -67,7 +67,7 @@ async fn a_key_that_is_there_twice_is_refused() {
 }
 
 #[tokio::test]
-async fn being_ready_costs_nothing_and_clones_share_one_count() {
+async fn poll_ready_costs_nothing_and_clones_share_counts() {
     let (notes, mut service) = limited(vec![fixed("all", "2/h")]);
     for _ in 0..10 {
         service.ready().await.unwrap();
@@ -79,7 +79,7 @@ async fn being_ready_costs_nothing_and_clones_share_one_count() {
 }
 
 #[tokio::test]
-async fn counts_are_kept_for_whom_the_application_names() {
+async fn counts_are_kept_by_application_entries() {
     let (_, mut service) = limited(vec![fixed("each", "1/h").keyed_by(&["customer"]).unwrap()]);
     for (customer, expected) in [("a", 200), ("b", 200), ("a", 429), ("b", 429)] {
         let mut request = get("/");
@@ -96,7 +96,7 @@ async fn counts_are_kept_for_whom_the_application_names() {
 }
 
 #[tokio::test]
-async fn clients_are_counted_by_address_and_keys_without_their_secrets() {
+async fn clients_are_counted_by_address_and_by_key_without_secrets() {
     let nets = Proxies::Nets(vec!["10.0.0.0/8".parse().unwrap()]);
     let limiter = limiter(vec![
         fixed("ip", "1/h").keyed_by(&["ip"]).unwrap(),
@@ -125,7 +125,7 @@ async fn clients_are_counted_by_address_and_keys_without_their_secrets() {
 }
 
 #[tokio::test]
-async fn a_request_costs_what_the_layer_a_function_or_an_entry_says() {
+async fn the_cost_comes_from_the_layer_a_function_or_an_entry() {
     let limits = || limiter(vec![fixed("all", "10/h")]);
     let mut fixed_cost = LimiterLayer::new(limits())
         .cost(Cost::new(6).unwrap())
@@ -143,7 +143,7 @@ async fn a_request_costs_what_the_layer_a_function_or_an_entry_says() {
 }
 
 #[tokio::test]
-async fn what_only_counts_denies_nobody() {
+async fn a_shadow_layer_never_denies() {
     let (notes, mut service) = limited(vec![fixed("all", "1/h").in_mode(Mode::Shadow)]);
     assert_eq!(statuses(&mut service, "/", 3).await, [200, 200, 200]);
     assert_eq!(notes.paths().len(), 3);
@@ -152,7 +152,7 @@ async fn what_only_counts_denies_nobody() {
 }
 
 #[tokio::test]
-async fn rules_are_swapped_while_requests_come() {
+async fn rules_are_swapped_between_requests() {
     let limiter = limiter(vec![fixed("all", "1/h")]);
     let mut service = LimiterLayer::new(limiter.clone()).layer(Notes::default());
     assert_eq!(statuses(&mut service, "/", 2).await, [200, 429]);
@@ -163,7 +163,7 @@ async fn rules_are_swapped_while_requests_come() {
 
 /// A `Buffer` or a server sends a service to another thread.
 #[tokio::test]
-async fn the_service_and_its_answers_can_be_sent() {
+async fn the_service_and_its_responses_are_send() {
     fn sendable<T: Send + 'static>(value: T) -> T {
         value
     }

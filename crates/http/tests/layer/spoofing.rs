@@ -93,7 +93,7 @@ fn twice(trust: Trust, rule: &str, peer: &str, lines: &Lines, appended: &Lines) 
 
 proptest! {
     #[test]
-    fn no_header_of_a_stranger_changes_whose_count_it_is(lines in lines()) {
+    fn untrusted_headers_never_change_the_key(lines in lines()) {
         for rule in ["ip", "ip.exact", "customer"] {
             for trust in trusts() {
                 let answers = twice(trust.clone(), rule, "192.0.2.1:4711", &lines, &Vec::new());
@@ -103,7 +103,7 @@ proptest! {
     }
 
     #[test]
-    fn what_a_believed_proxy_appends_decides_whatever_the_client_wrote_before(lines in lines()) {
+    fn elements_appended_by_a_trusted_proxy_decide(lines in lines()) {
         let ours = || Proxies::Nets(vec!["10.0.0.0/8".parse().unwrap()]);
         let appended = vec![("x-forwarded-for".to_owned(), "203.0.113.9".to_owned())];
         for proxies in [ours(), Proxies::Hops(1)] {

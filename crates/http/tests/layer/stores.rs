@@ -101,7 +101,7 @@ impl Store for Closed {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_elsewhere_is_waited_for_and_asked_once() {
+async fn a_remote_store_is_awaited_and_called_once() {
     let store = Far(MemoryStore::new(MemoryBounds::default()));
     let notes = Notes::default();
     let limiter = limiter_on(
@@ -120,7 +120,7 @@ async fn a_store_elsewhere_is_waited_for_and_asked_once() {
 }
 
 #[tokio::test]
-async fn a_store_that_cannot_decide_is_no_fault_of_the_client() {
+async fn a_store_failure_is_a_503() {
     let notes = Notes::default();
     let limiter = limiter_on(Closed, vec![fixed("all", "2/h")]);
     let mut service = LimiterLayer::new(limiter).layer(notes.clone());

@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn three_failures_in_a_row_or_half_of_sixteen_are_too_many() {
+    fn three_failures_in_a_row_or_half_of_sixteen_open_the_breaker() {
         let breaker = Breaker::default();
         assert!(
             ![true, true, false, true, true]
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_grow_and_differ_and_have_an_end() {
+    fn waits_grow_with_jitter_up_to_a_maximum() {
         let mut backoff = Backoff::default();
         let waits: Vec<Duration> = (0..20).map(|_| backoff.next()).collect();
         assert_eq!(waits[0], Duration::ZERO);

@@ -454,7 +454,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_of_redirections_are_read() {
+    fn redirection_addresses_are_parsed() {
         assert_eq!(
             target(Some("3999 127.0.0.1:6381")),
             Some(("127.0.0.1".into(), 6_381))

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_that_evicts_is_noticed_where_it_can_evict() {
+    fn an_evicting_policy_is_detected_where_it_applies() {
         let info = |max: u64, policy: &str| {
             format!("# Memory\r\nused_memory:1\r\nmaxmemory:{max}\r\nmaxmemory_policy:{policy}\r\n")
         };
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_that_cannot_decide_are_told_apart() {
+    fn unusable_servers_are_distinguished() {
         assert_eq!(
             judged("7.0.15", "standalone", "master", Kind::Primary),
             Ok(())

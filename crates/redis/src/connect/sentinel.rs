@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_minority_and_a_stale_majority_do_not_lead_away_from_a_primary_that_works() {
+    fn neither_a_minority_nor_a_stale_majority_replaces_a_working_primary() {
         for of in [
             &[][..],
             &[("old", 4)],
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_majority_of_the_configured_and_a_higher_epoch_do() {
+    fn a_majority_with_a_higher_epoch_replaces_the_primary() {
         for of in [
             &[("new", 6)][..],
             &[("new", 6), ("now", 5), ("now", 5)],
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_primary_is_that_of_the_highest_epoch_and_then_of_the_most_votes() {
+    fn the_first_primary_has_the_highest_epoch_then_the_most_votes() {
         assert_eq!(elected(&[("a", 0)], 0).as_deref(), Some("a"));
         let of = [("a", 4), ("a", 4), ("b", 5)];
         assert_eq!(elected(&of, 0).as_deref(), Some("b"));
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_older_than_what_was_followed_needs_a_majority() {
+    fn an_older_report_needs_a_majority() {
         assert_eq!(elected(&[("old", 4)], 5), None);
         assert_eq!(
             elected(&[("old", 4), ("now", 5)], 5).as_deref(),
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn replies_of_both_protocols_are_read() {
+    fn replies_of_both_protocols_are_parsed() {
         let bulk = |text: &str| Value::BulkString(text.as_bytes().to_vec());
         let (sentinel, _) = Address::parse("redis://10.0.0.9:26379").unwrap();
         let named = Value::Array(vec![bulk("10.0.0.1"), bulk("6379")]);

@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn urls_are_read_and_written_without_secrets() {
+    fn urls_are_parsed_and_printed_without_secrets() {
         let (address, login) = Address::parse("rediss://me:secret@cache.internal:7000/2").unwrap();
         assert_eq!(
             (
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused_with_an_example() {
+    fn an_invalid_address_is_refused_with_an_example() {
         for wrong in ["", "127.0.0.1:6379", "http://x", "redis://x:notaport"] {
             assert!(
                 Address::parse(wrong)

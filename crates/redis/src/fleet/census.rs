@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_servers_are_believed_at_once_and_fewer_after_a_while() {
+    fn a_higher_count_applies_at_once_and_a_lower_count_later() {
         let (start, mut count) = (Instant::now(), Count::default());
         let at = |secs: u64| start + Duration::from_secs(secs);
         assert_eq!(count.note(1, at(0)), 1);
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outage_begins_the_wait_anew_and_keeps_what_is_known() {
+    fn an_outage_restarts_the_wait_and_keeps_the_count() {
         let (start, mut count) = (Instant::now(), Count::default());
         let at = |secs: u64| start + Duration::from_secs(secs);
         assert_eq!(count.note(3, at(0)), 3);
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_counts_are_bounded() {
+    fn extreme_counts_are_bounded() {
         let mut count = Count::default();
         assert_eq!(count.note(0, Instant::now()), 1);
         assert_eq!(count.note(u32::MAX, Instant::now()), MAX_SERVERS);

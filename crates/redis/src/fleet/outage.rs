@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_is_told_once_and_its_end_once_with_its_length_and_its_decisions() {
+    fn an_outage_is_logged_once_and_its_end_once_with_duration_and_counts() {
         let outage = Outage::default();
         assert_eq!(outage.note_exact(at(99_000)), None);
         assert!(outage.note_fallback(Source::Local, at(100_000)));
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_redis_that_answers_now_and_then_is_one_outage() {
+    fn intermittent_replies_are_one_outage() {
         let outage = Outage::default();
         let mut told = 0;
         for step in 0..100 {
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_soon_after_the_last_is_told_only_if_it_lasts() {
+    fn an_outage_soon_after_another_is_logged_only_if_it_lasts() {
         let outage = Outage::default();
         assert!(outage.note_fallback(Source::Local, at(100_000)));
         assert!(outage.note_exact(at(101_000)).is_some());

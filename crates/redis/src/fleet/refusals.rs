@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_is_logged_once_a_minute_however_they_alternate() {
+    fn each_kind_is_logged_once_a_minute_even_if_they_alternate() {
         let refusals = Refusals::default();
         let at = |secs: u64| Timestamp::from_micros(secs * 1_000_000);
         let refused = |problem: &str| StoreError::Refused(problem.to_owned());
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_always_changes_does_not_fill_the_log() {
+    fn changing_errors_do_not_flood_the_log() {
         let refusals = Refusals::default();
         for number in 0..1_000 {
             let error = StoreError::Refused(number.to_string());

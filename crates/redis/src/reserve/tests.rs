@@ -250,7 +250,7 @@ fn give_back_first(later: u64) -> Deed {
 }
 
 #[test]
-fn what_was_served_because_others_left_is_not_given_back() {
+fn a_charge_served_early_is_not_refunded() {
     // |── first ──|── second ──|   the first is refunded at 10, the second is done at 110, a third
     //   |─ second ─|   |── third ──|   arrives at 140 and finds the schedule empty
     let deeds = [reserve(0), reserve(0), give_back_first(10), reserve(130)];
@@ -260,14 +260,14 @@ fn what_was_served_because_others_left_is_not_given_back() {
 }
 
 #[test]
-fn what_waits_behind_others_is_given_back_in_full_however_late() {
+fn a_queued_charge_is_refunded_in_full_however_late() {
     let deeds = [reserve(0), Deed::Keep(0), reserve(0)];
     let deeds = [&deeds[..], &[give_back_first(90)]].concat();
     assert_eq!(lasts(Kind::Gcra, &deeds), 10);
 }
 
 #[test]
-fn nobody_is_moved_forward_in_a_queue() {
+fn a_refund_moves_no_queued_request_forward() {
     let two = [reserve(0), reserve(0)];
     let first_leaves = [&two[..], &[give_back_first(0)]].concat();
     assert_eq!(lasts(Kind::Queue, &first_leaves), 200);
@@ -278,7 +278,7 @@ fn nobody_is_moved_forward_in_a_queue() {
 }
 
 #[test]
-fn what_is_given_back_admits_no_more_than_if_it_had_never_been_charged() {
+fn a_refund_admits_no_more_than_without_the_charge() {
     for server in Server::each() {
         for kind in Kind::ALL
             .into_iter()

@@ -460,7 +460,7 @@ fn every_kind() -> Vec<Algorithm> {
 /// A denial costs at most 1.5 times the instructions and the bytes of an admission. If denied
 /// requests are counted, it costs at most 2.5 times as much, because it fills a state completely.
 #[test]
-fn a_denial_costs_redis_no_more_than_an_admission() {
+fn a_denial_costs_redis_at_most_an_admission() {
     for algorithm in every_kind() {
         for count_denied in [false, true] {
             let (mut bench, limits) = (
@@ -494,7 +494,7 @@ fn a_denial_costs_redis_no_more_than_an_admission() {
 
 /// 1,000 sub-windows hold a request each, and later all but one of them have expired.
 #[test]
-fn the_most_buckets_are_passed_once_a_decision() {
+fn the_maximum_of_buckets_is_scanned_once_per_decision() {
     let counter = Algorithm::SlidingWindowCounter {
         limit: 1_000,
         window: Span::from_secs(1_000),
@@ -533,7 +533,7 @@ fn the_most_buckets_are_passed_once_a_decision() {
 
 /// 64 charges cost at most 64 times as much as one.
 #[test]
-fn the_most_charges_cost_as_much_each_as_one() {
+fn charges_cost_the_same_up_to_the_maximum() {
     for algorithm in every_kind() {
         // Two limits, so that no dedicated script decides them.
         let limits = limits(&[algorithm.clone(), every_kind()[3].clone()], false);
@@ -563,7 +563,7 @@ fn the_most_charges_cost_as_much_each_as_one() {
 
 /// The most limits that a rule can have.
 #[test]
-fn the_most_limits_cost_as_much_each_as_one() {
+fn limits_cost_the_same_up_to_the_maximum() {
     for algorithm in every_kind() {
         let most = bounds::MAX_LIMITS_PER_RULE;
         let one = limits(std::slice::from_ref(&algorithm), true);
@@ -638,7 +638,7 @@ fn filled(bench: &mut Bench, limits: &Limits, entries: u64) -> [RedisReceipt; 3]
 /// The longest log: a charge, a peek, a refund or a renewal at either end touches a few entries,
 /// and in the middle half of them.
 #[test]
-fn the_longest_log_is_seldom_rewritten() {
+fn the_longest_log_is_rarely_rewritten() {
     let most = bounds::MAX_LOG_LIMIT;
     let log = Algorithm::SlidingWindowLog {
         limit: most,

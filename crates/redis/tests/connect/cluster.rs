@@ -18,7 +18,7 @@ fn asked(cluster: &RedisCluster) -> Asked {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_of_every_slot_are_decided_where_they_are_and_wherever_they_go() {
+async fn keys_of_every_slot_are_decided_while_slots_move() {
     let mut cluster = tokio::task::block_in_place(RedisCluster::start);
     let asked = asked(&cluster);
     asked.until_decided("first").await;
@@ -26,7 +26,7 @@ async fn keys_of_every_slot_are_decided_where_they_are_and_wherever_they_go() {
     for key in 0..60 {
         assert_eq!(asked.admitted(&key.to_string(), 1).await, 1, "{key}");
     }
-    limits_of_several_slots_are_one_decision(&asked).await;
+    limits_in_several_slots_are_one_decision(&asked).await;
     a_slot_moves_while_it_is_used(&cluster, &asked).await;
     a_primary_is_killed(&mut cluster, &asked).await;
 }
@@ -34,7 +34,7 @@ async fn keys_of_every_slot_are_decided_where_they_are_and_wherever_they_go() {
 /// The owner of slot 0, which every other node names first, is partitioned from its cluster but not
 /// from us.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_primary_that_is_cut_off_from_its_cluster_is_left_for_the_replica_that_took_over() {
+async fn a_partitioned_primary_is_replaced_by_the_promoted_replica() {
     let cluster = tokio::task::block_in_place(RedisCluster::start_with_proxied_buses);
     // The first node is the owner of slot 0, and the seed.
     let asked = asked(&cluster);
@@ -67,7 +67,7 @@ async fn a_primary_that_is_cut_off_from_its_cluster_is_left_for_the_replica_that
 
 /// If all nodes are partitioned from each other, no slot is served, and the health reports it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn slots_that_no_node_decides_about_are_reported() {
+async fn unserved_slots_are_reported() {
     let cluster = tokio::task::block_in_place(RedisCluster::start_with_proxied_buses);
     let asked = asked(&cluster);
     asked.until_decided("first").await;
@@ -82,7 +82,7 @@ async fn slots_that_no_node_decides_about_are_reported() {
 }
 
 /// Charges two keys at a time, most of them in two slots, until the common key is spent.
-async fn limits_of_several_slots_are_one_decision(asked: &Asked) {
+async fn limits_in_several_slots_are_one_decision(asked: &Asked) {
     let charge = |key: &'static str| Charge::new(key.as_bytes(), &asked.limits, Cost::ONE).unwrap();
     let mut outcomes = Vec::new();
     for (number, other) in ["p", "q", "r", "s", "t"]

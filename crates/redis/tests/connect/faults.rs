@@ -12,7 +12,7 @@ use crate::{
 };
 
 #[tokio::test]
-async fn a_server_that_comes_late_is_asked_when_it_comes() {
+async fn a_server_that_starts_late_is_used_once_it_is_up() {
     let port = crate::support::free_port();
     let asked = Asked::with(standalone(&format!("redis://127.0.0.1:{port}")));
     asked.trouble().await;
@@ -25,7 +25,7 @@ async fn a_server_that_comes_late_is_asked_when_it_comes() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_killed_is_waited_for_by_nobody_and_asked_again_when_it_is_back() {
+async fn a_killed_server_delays_nothing_and_is_used_again_after_its_restart() {
     let mut server = RedisServer::start();
     let asked = Asked::with(standalone(&server.url()));
     assert_eq!(asked.admitted("k", 12).await, 10);
@@ -50,7 +50,7 @@ async fn a_server_that_is_killed_is_waited_for_by_nobody_and_asked_again_when_it
 }
 
 #[tokio::test]
-async fn what_a_paused_server_was_asked_is_not_asked_again() {
+async fn a_request_to_a_paused_server_is_not_sent_again() {
     let server = RedisServer::start();
     let mut settings = standalone(&server.url());
     settings.timeout = Duration::from_millis(50);
@@ -81,7 +81,7 @@ async fn what_a_paused_server_was_asked_is_not_asked_again() {
 }
 
 #[tokio::test]
-async fn a_slow_server_is_given_up_and_taken_back_when_it_is_fast() {
+async fn a_slow_server_is_dropped_and_used_again_once_it_is_fast() {
     let server = RedisServer::start();
     let proxy = Proxy::before(server.port());
     let mut settings = standalone(&proxy.url());
@@ -104,7 +104,7 @@ async fn a_slow_server_is_given_up_and_taken_back_when_it_is_fast() {
 }
 
 #[tokio::test]
-async fn connections_that_break_off_are_made_anew() {
+async fn broken_connections_are_reopened() {
     let server = RedisServer::start();
     let proxy = Proxy::before(server.port());
     let asked = Asked::with(standalone(&proxy.url()));
@@ -117,7 +117,7 @@ async fn connections_that_break_off_are_made_anew() {
 }
 
 #[tokio::test]
-async fn a_forgotten_script_is_sent_again_and_charges_once() {
+async fn a_flushed_script_is_sent_again_and_charges_once() {
     let server = RedisServer::start();
     let asked = Asked::with(patient(&server.url()));
     for _ in 0..10 {
@@ -128,7 +128,7 @@ async fn a_forgotten_script_is_sent_again_and_charges_once() {
 }
 
 #[tokio::test]
-async fn a_full_server_refuses_and_says_why() {
+async fn a_full_server_error_names_the_cause() {
     let server = RedisServer::start();
     let asked = Asked::with(patient(&server.url()));
     asked.until_decided("k").await;
@@ -142,7 +142,7 @@ async fn a_full_server_refuses_and_says_why() {
 }
 
 #[tokio::test]
-async fn questions_that_wait_together_travel_together() {
+async fn waiting_requests_are_pipelined() {
     let server = RedisServer::start();
     let mut settings = patient(&server.url());
     settings.connections = 1;

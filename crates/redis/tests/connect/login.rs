@@ -9,7 +9,7 @@ use crate::{
 };
 
 #[tokio::test]
-async fn a_user_with_the_documented_rights_decides_and_one_with_fewer_is_told() {
+async fn the_documented_acl_suffices_and_missing_permissions_are_reported() {
     let server = RedisServer::start();
     server.ask(&[
         "ACL",

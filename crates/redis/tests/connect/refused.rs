@@ -25,14 +25,14 @@ async fn trouble(settings: Settings, advice: &str) {
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_there() {
+async fn an_unreachable_server_is_reported() {
     let port = free_port();
     let settings = standalone(&format!("redis://127.0.0.1:{port}"));
     trouble(settings, &format!("cannot reach Redis at 127.0.0.1:{port}")).await;
 }
 
 #[tokio::test]
-async fn a_wrong_password_and_a_missing_one() {
+async fn a_wrong_and_a_missing_password_are_reported() {
     let server = RedisServer::start_with(&["--requirepass", "secret"]);
     let advice = "set `store.username` and `store.password_env`";
     trouble(standalone(&server.url()), advice).await;
@@ -48,7 +48,7 @@ async fn a_wrong_password_and_a_missing_one() {
 }
 
 #[tokio::test]
-async fn a_replica_that_is_read_only() {
+async fn a_read_only_replica_is_reported() {
     let primary = RedisServer::start();
     let of = primary.port().to_string();
     let replica = RedisServer::start_with(&["--replicaof", "127.0.0.1", &of]);
@@ -60,7 +60,7 @@ async fn a_replica_that_is_read_only() {
 }
 
 #[tokio::test]
-async fn a_lone_server_under_the_address_of_a_cluster_and_the_other_way_round() {
+async fn a_standalone_server_and_a_cluster_node_are_not_confused() {
     let server = RedisServer::start();
     let cluster = |url: &str| Settings {
         topology: Topology::Cluster {
@@ -85,14 +85,14 @@ async fn a_lone_server_under_the_address_of_a_cluster_and_the_other_way_round() 
 }
 
 #[tokio::test]
-async fn a_database_that_there_is_none_of() {
+async fn a_missing_database_is_reported() {
     let server = RedisServer::start();
     let url = format!("{}/99", server.url());
     trouble(standalone(&url), "check the database number in the URL").await;
 }
 
 #[tokio::test]
-async fn a_server_that_is_too_old() {
+async fn an_old_server_is_reported() {
     let url =
         pretender(b"%3\r\n+version\r\n+6.2.14\r\n+mode\r\n+standalone\r\n+role\r\n+master\r\n");
     trouble(
@@ -103,7 +103,7 @@ async fn a_server_that_is_too_old() {
 }
 
 #[tokio::test]
-async fn something_that_is_no_redis() {
+async fn a_server_that_is_not_redis_is_reported() {
     let url = pretender(b"HTTP/1.1 400 Bad Request\r\n\r\n");
     trouble(standalone(&url), "is this a Redis server?").await;
 }

@@ -47,7 +47,7 @@ async fn a_failover_is_followed() {
 /// Two of three Sentinels are paused, and the third names another server, which accepts writes. The
 /// store keeps its primary.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stale_minority_does_not_lead_away_from_a_primary_that_works() {
+async fn a_stale_minority_does_not_replace_a_working_primary() {
     let (sentinels, stale) =
         tokio::task::block_in_place(|| (Sentinels::start(), RedisServer::start()));
     let asked = Asked::with(settings(&sentinels, PRIMARY));

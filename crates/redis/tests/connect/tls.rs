@@ -9,7 +9,7 @@ use crate::{
 };
 
 #[tokio::test]
-async fn a_server_that_asks_for_certificates_is_asked_with_ours_and_with_no_others() {
+async fn a_server_that_requires_client_certificates_accepts_only_ours() {
     let made = Certificates::make();
     let port = free_port().to_string();
     let [ca, cert, key] = ["ca.pem", "server.pem", "server.key"]

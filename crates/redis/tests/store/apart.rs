@@ -121,7 +121,7 @@ async fn race(store: &RedisStore, kind: Kind) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_race_for_limits_in_several_slots() {
+async fn concurrent_requests_share_limits_in_several_slots() {
     for program in ["redis-server", "valkey-server"] {
         let server = tokio::task::block_in_place(|| RedisServer::slotted(program));
         for kind in Kind::ALL {
@@ -146,7 +146,7 @@ fn scripts_run(server: &RedisServer) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_denied_over_and_over_is_charged_elsewhere_only_once() {
+async fn repeated_denials_charge_other_slots_only_once() {
     let server = tokio::task::block_in_place(|| RedisServer::slotted("redis-server"));
     let day = Span::from_secs(86_400);
     let race = Race {
@@ -183,7 +183,7 @@ async fn what_is_denied_over_and_over_is_charged_elsewhere_only_once() {
 
 /// A request whose caller stops waiting before the slots have answered is charged in none of them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_nobody_waits_for_is_given_back_in_every_slot() {
+async fn an_abandoned_request_is_refunded_in_every_slot() {
     let server = tokio::task::block_in_place(|| RedisServer::slotted("redis-server"));
     let store = store(&server.url()).await;
     store.pin_clock(Timestamp::from_micros(START));
@@ -215,7 +215,7 @@ async fn what_nobody_waits_for_is_given_back_in_every_slot() {
 /// On three primaries, each with its own clock: no rate is exceeded in any of them, and the rate is
 /// reached.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn limits_on_several_primaries_are_spent_and_never_exceeded() {
+async fn limits_on_several_primaries_are_used_up_and_never_exceeded() {
     let cluster = tokio::task::block_in_place(RedisCluster::start);
     let second = Span::from_secs(1);
     let race = Race {

@@ -413,7 +413,7 @@ fn compare_on<S>(
 }
 
 #[test]
-fn every_kind_decides_as_in_memory_in_redis() {
+fn every_algorithm_decides_as_in_memory_in_redis() {
     let server = Server::redis();
     for kind in Kind::ALL {
         compare(&server, 12, || trace_of(kind));
@@ -421,7 +421,7 @@ fn every_kind_decides_as_in_memory_in_redis() {
 }
 
 #[test]
-fn every_kind_decides_as_in_memory_in_valkey() {
+fn every_algorithm_decides_as_in_memory_in_valkey() {
     let server = Server::valkey();
     for kind in Kind::ALL {
         compare(&server, 12, || trace_of(kind));

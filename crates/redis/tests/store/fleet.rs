@@ -68,7 +68,7 @@ async fn until(what: &str, wanted: impl Fn() -> bool) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn servers_on_one_redis_count_themselves_and_keep_the_count_while_it_is_away() {
+async fn servers_count_themselves_and_keep_the_count_during_an_outage() {
     let mut redis = tokio::task::block_in_place(RedisServer::start);
     // Two servers that stopped long ago, one with a heartbeat by the clock of a primary that was
     // ahead.
@@ -106,7 +106,7 @@ async fn servers_on_one_redis_count_themselves_and_keep_the_count_while_it_is_aw
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn decisions_that_are_not_sent_because_redis_is_down_count_as_failures() {
+async fn decisions_not_sent_during_an_outage_count_as_failures() {
     let mut redis = tokio::task::block_in_place(RedisServer::start);
     let (node, limits) = (node(&redis.url()).await, limits());
     assert_eq!(reserve(&node, &limits).await.1, Source::Redis);
@@ -130,7 +130,7 @@ async fn decisions_that_are_not_sent_because_redis_is_down_count_as_failures() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_redis_that_evicts_keys_is_warned_of() {
+async fn an_evicting_redis_is_warned_about() {
     let redis = tokio::task::block_in_place(|| {
         RedisServer::start_with(&["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"])
     });
@@ -171,7 +171,7 @@ async fn settle(node: &Fleet, limits: &Limits, receipt: Option<FleetReceipt>) ->
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn places_come_back_in_redis_and_at_the_node_that_gave_them() {
+async fn slots_are_released_in_redis_and_on_the_granting_node() {
     let mut redis = tokio::task::block_in_place(RedisServer::start);
     let (one, other, limits) = (node(&redis.url()).await, node(&redis.url()).await, limits());
     let mut held = Vec::new();
@@ -214,7 +214,7 @@ async fn renew(node: &Fleet, receipt: &mut Option<FleetReceipt>, now: Timestamp)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn places_are_renewed_for_the_whole_fleet_and_a_redis_that_is_away_breaks_nothing() {
+async fn leases_are_renewed_fleet_wide_and_survive_an_outage() {
     let mut redis = tokio::task::block_in_place(RedisServer::start);
     let (one, other, limits) = (node(&redis.url()).await, node(&redis.url()).await, limits());
     let minutes = |minutes: u64| Timestamp::from_micros(START).after(Span::from_secs(60 * minutes));
@@ -253,7 +253,7 @@ async fn places_are_renewed_for_the_whole_fleet_and_a_redis_that_is_away_breaks_
 /// A renewal whose reply was lost holds the lease instead. It is not reported as lost, and is held
 /// again once the unknown lease has expired.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_has_not_heard_of_his_renewal_has_not_lost_his_place() {
+async fn a_renewal_without_a_reply_keeps_the_lease() {
     let redis = tokio::task::block_in_place(RedisServer::start);
     let node = node_that_waits(&redis.url(), Duration::from_millis(500)).await;
     let minutes = |minutes: u64| Timestamp::from_micros(START).after(Span::from_secs(60 * minutes));
@@ -292,7 +292,7 @@ async fn who_has_not_heard_of_his_renewal_has_not_lost_his_place() {
 /// The server answers after the caller has stopped waiting, but before the connection times out.
 /// Its charge is refunded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_place_that_nobody_waits_for_any_more_is_given_back() {
+async fn an_abandoned_slot_is_released() {
     let redis = tokio::task::block_in_place(RedisServer::start);
     let (node, limits) = (node(&redis.url()).await, limits());
     node.store().pin_clock(Timestamp::from_micros(START));

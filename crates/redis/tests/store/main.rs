@@ -139,7 +139,7 @@ async fn long_logs_decide_as_in_memory() {
 }
 
 #[tokio::test]
-async fn a_state_left_under_other_numbers_is_taken_over() {
+async fn a_state_of_changed_limits_is_converted() {
     for server in Server::each() {
         let redis = RedisStore::connect(&server.url(), "tg").await.unwrap();
         let memory = MemoryStore::new(MemoryBounds::default());
@@ -173,7 +173,7 @@ fn bucket(units: u64, refill_mode: Option<RefillMode>, count_denied: bool) -> Li
 }
 
 #[tokio::test]
-async fn who_denies_by_less_takes_nothing_from_who_goes_by_more() {
+async fn a_server_with_a_lower_limit_takes_nothing_from_others() {
     for server in Server::each() {
         let redis = RedisStore::connect(&server.url(), "tg").await.unwrap();
         let memory = MemoryStore::new(MemoryBounds::default());
@@ -199,7 +199,7 @@ async fn who_denies_by_less_takes_nothing_from_who_goes_by_more() {
 }
 
 #[tokio::test]
-async fn the_server_s_own_clock_decides_where_none_is_pinned() {
+async fn the_server_clock_decides_unless_pinned() {
     for server in Server::each() {
         let redis = RedisStore::connect(&server.url(), "tg").await.unwrap();
         let limits = limits(&["2/d"]);
@@ -220,7 +220,7 @@ async fn the_server_s_own_clock_decides_where_none_is_pinned() {
 }
 
 #[tokio::test]
-async fn what_others_wrote_under_a_key_is_named() {
+async fn a_foreign_value_under_a_key_is_reported() {
     for server in Server::each() {
         let redis = RedisStore::connect(&server.url(), "tg").await.unwrap();
         let limits = limits(&["2/d"]);

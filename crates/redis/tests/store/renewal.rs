@@ -170,7 +170,7 @@ impl Both {
 }
 
 #[tokio::test]
-async fn a_place_is_renewed_in_what_has_expired_as_in_memory() {
+async fn a_lease_is_renewed_in_an_expired_state_as_in_memory() {
     let mut cases = Vec::new();
     for kind in Kind::ALL {
         for meanwhile in [
@@ -205,7 +205,7 @@ async fn a_place_is_renewed_in_what_has_expired_as_in_memory() {
 
 /// Instants near the epoch are as small as the offsets of states in a value.
 #[tokio::test]
-async fn a_place_is_renewed_near_the_epoch_as_in_memory() {
+async fn a_lease_is_renewed_near_the_epoch_as_in_memory() {
     let server = Server::redis();
     let redis = RedisStore::connect(&server.url(), "tg").await.unwrap();
     for kind in [Kind::EpochWindow, Kind::Interval, Kind::Gcra] {
@@ -229,7 +229,7 @@ async fn a_place_is_renewed_near_the_epoch_as_in_memory() {
 
 /// A value that the store did not write holds no leases, and is left unchanged.
 #[tokio::test]
-async fn a_place_under_what_others_wrote_is_lost() {
+async fn a_lease_under_a_foreign_value_is_lost() {
     let algorithm = Algorithm::Concurrency {
         limit: 3,
         lease: Span::from_secs(60),

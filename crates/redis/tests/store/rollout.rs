@@ -57,7 +57,7 @@ fn has_windows(kind: Kind) -> bool {
 }
 
 #[tokio::test]
-async fn two_servers_with_other_numbers_admit_the_larger_limit_together() {
+async fn servers_with_different_limits_together_admit_the_larger() {
     for server in Server::each() {
         let url = server.url();
         let first = RedisStore::connect(&url, "tg").await.unwrap();
@@ -89,7 +89,7 @@ async fn two_servers_with_other_numbers_admit_the_larger_limit_together() {
 /// Units admitted by the larger limit drain at that limit's rate, also where the smaller limit's
 /// rate is lower.
 #[tokio::test]
-async fn who_has_more_than_the_smaller_limit_is_told_when_it_has_drained() {
+async fn a_count_above_the_smaller_limit_reports_when_it_has_drained() {
     let server = Server::redis();
     let store = RedisStore::connect(&server.url(), "tg").await.unwrap();
     store.pin_clock(Timestamp::from_micros(START));
@@ -113,7 +113,7 @@ async fn who_has_more_than_the_smaller_limit_is_told_when_it_has_drained() {
 /// Rates that do not fit the short encoding of a value, and rates whose unit has a fraction of a
 /// microsecond.
 #[tokio::test]
-async fn numbers_of_any_form_travel_with_the_state() {
+async fn limits_of_any_form_are_stored_with_the_state() {
     let server = Server::redis();
     let store = RedisStore::connect(&server.url(), "tg").await.unwrap();
     store.pin_clock(Timestamp::from_micros(START));

@@ -32,7 +32,7 @@ fn next(policy: &RetryPolicy, attempt: &Attempt<'_>) -> Next {
 }
 
 #[test]
-fn the_reasons_to_give_up() {
+fn each_reason_to_give_up() {
     let none = HeaderMap::new();
     let policy = RetryPolicy::default();
     let refused = answer(429, after(1), &none);
@@ -96,7 +96,7 @@ fn the_reasons_to_give_up() {
 }
 
 #[test]
-fn what_may_be_sent_twice() {
+fn requests_that_may_be_retried() {
     use NonIdempotent::{Always, NeverSent, Refused};
     let none = HeaderMap::new();
     let failed = |safety| Attempt {
@@ -145,7 +145,7 @@ fn what_may_be_sent_twice() {
 }
 
 #[test]
-fn the_budget_pays_for_what_it_is_told() {
+fn the_budget_is_charged_as_configured() {
     let none = HeaderMap::new();
     let policy = RetryPolicy {
         budget_for: BudgetFor::AllButScheduled,

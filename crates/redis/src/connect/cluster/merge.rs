@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_whose_owner_says_that_the_cluster_failed_are_not_decided() {
+    fn slots_of_an_owner_in_a_failed_cluster_are_not_served() {
         let map = [claim("a", 1, 0, 99), claim("b", 2, 100, 199)];
         // Not replaced yet: the other nodes still name it.
         let (a, b) = (view("a", State::Failed, &map), view("b", State::Ok, &map));
@@ -206,7 +206,7 @@ mod tests {
     /// `c` knows that `b` has a new epoch, but not yet that slots 5 to 9 moved from `b` to `d`
     /// before that.
     #[test]
-    fn what_a_node_says_of_itself_outweighs_what_others_say_of_it() {
+    fn the_claim_of_a_node_outweighs_the_reports_of_others() {
         let c = view("c", State::Ok, &[claim("b", 13, 0, 9)]);
         let b = view(
             "b",
@@ -225,7 +225,7 @@ mod tests {
 
     /// A slot that its new owner does not claim yet, and its old owner no longer claims.
     #[test]
-    fn a_slot_that_its_owner_does_not_claim_goes_to_the_one_that_others_name() {
+    fn a_slot_unclaimed_by_its_owner_goes_to_the_node_others_name() {
         let source = view("a", State::Ok, &[claim("a", 1, 0, 4), claim("b", 2, 5, 5)]);
         let target = view("b", State::Ok, &[claim("a", 1, 0, 4)]);
         assert_eq!(
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_that_no_node_claims_are_missing() {
+    fn unclaimed_slots_are_missing() {
         let a = view(
             "a",
             State::Ok,

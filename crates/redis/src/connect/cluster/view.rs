@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn endpoints_epochs_and_the_state_are_read() {
+    fn endpoints_epochs_and_the_state_are_parsed() {
         let slots = Value::Array(vec![
             entry(
                 0,
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_replies_are_refused() {
         let (here, ok) = (informant(), bulk("cluster_state:ok\r\n"));
         let server = [(bulk("h"), 1, "aa")];
         let good = Value::Array(vec![entry(0, 1, &server)]);

@@ -49,7 +49,7 @@ fn found<'o>(
 }
 
 #[test]
-fn what_was_found_before_something_was_given_back_is_not_remembered() {
+fn a_denial_found_before_a_refund_is_not_cached() {
     let (denials, limits, mut outcomes) = (Denials::default(), limits("2/h"), Vec::new());
     let charge = charge("a", &limits, 1);
     let (denied, begun) = (denied(charge), denials.epoch(&[charge]));
@@ -67,7 +67,7 @@ fn what_was_found_before_something_was_given_back_is_not_remembered() {
 
 /// A refund to one client invalidates the denials that it can lift, and no others.
 #[test]
-fn what_is_given_back_to_one_ends_no_denial_of_another() {
+fn a_refund_of_one_key_keeps_the_denials_of_others() {
     let (denials, limits, mut outcomes) = (Denials::default(), limits("2/h"), Vec::new());
     let keys: Vec<String> = (0..100).map(|number| number.to_string()).collect();
     let shared = charge("shared", &limits, 1);
@@ -95,7 +95,7 @@ fn what_is_given_back_to_one_ends_no_denial_of_another() {
 }
 
 #[test]
-fn a_denial_stands_until_the_moment_it_named_and_no_longer() {
+fn a_denial_is_cached_exactly_until_its_retry_time() {
     let (denials, limits, mut outcomes) = (Denials::default(), limits("2/s"), Vec::new());
     let charge = charge("a", &limits, 1);
     denials.remember(
@@ -115,7 +115,7 @@ fn a_denial_stands_until_the_moment_it_named_and_no_longer() {
 
 /// Redis decided at an unknown time between the request and its reply.
 #[test]
-fn a_wait_runs_from_the_answer_and_ends_no_later_than_from_the_question() {
+fn a_wait_counts_from_the_reply_and_expires_from_the_request() {
     let (denials, limits) = (Denials::default(), limits("1/s"));
     let charge = charge("k", &limits, 1);
     let denied = denied(charge);
@@ -142,7 +142,7 @@ fn a_wait_runs_from_the_answer_and_ends_no_later_than_from_the_question() {
 }
 
 #[test]
-fn a_denial_is_of_one_key_one_limit_and_one_cost() {
+fn a_denial_is_cached_per_key_limit_and_cost() {
     let (denials, limits, other, mut outcomes) =
         (Denials::default(), limits("2/h"), limits("3/h"), Vec::new());
     let dear = charge("a", &limits, 2);
@@ -166,7 +166,7 @@ fn a_denial_is_of_one_key_one_limit_and_one_cost() {
 /// For example a rule that is put in shadow mode during a decision, or a quota that ceases to be
 /// the deciding one of several.
 #[test]
-fn what_only_counts_is_not_denied_by_what_the_same_numbers_denied() {
+fn a_shadow_limit_is_not_denied_by_a_cached_denial() {
     let (denials, limits, mut outcomes) = (Denials::default(), limits("2/h"), Vec::new());
     let counting = limits.clone().in_shadow(true);
     let denied = denied(charge("a", &limits, 1));
@@ -182,7 +182,7 @@ fn what_only_counts_is_not_denied_by_what_the_same_numbers_denied() {
 }
 
 #[test]
-fn what_is_given_back_ends_every_denial_and_so_does_the_bound() {
+fn a_refund_and_the_bound_end_every_cached_denial() {
     let (denials, limits, mut outcomes) = (Denials::default(), limits("2/h"), Vec::new());
     let charge = charge("a", &limits, 1);
     denials.remember(
@@ -205,7 +205,7 @@ fn what_is_given_back_ends_every_denial_and_so_does_the_bound() {
 }
 
 #[test]
-fn the_slots_are_as_many_as_were_said() {
+fn the_number_of_slots_is_as_configured() {
     let (denials, limits) = (Denials::default(), limits("1/h"));
     let keys: Vec<String> = (0..SLOTS * 2).map(|number| number.to_string()).collect();
     let outcomes = denied(charge("0", &limits, 1));
