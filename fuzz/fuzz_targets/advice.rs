@@ -52,7 +52,7 @@ fn assert_bounded(status: StatusCode, headers: &HeaderMap, advice: Advice) {
         Next::Retry { after } => {
             let asked = match advice.wait {
                 Some(Wait::After(asked)) => asked,
-                Some(Wait::Never) => panic!("a request that will never pass is tried again"),
+                Some(Wait::Never) => panic!("a permanently refused request is retried"),
                 None => Span::ZERO,
             };
             assert!(after >= asked && asked <= policy.max_wait);

@@ -40,7 +40,7 @@ fuzz_target!(|input: &[u8]| {
         let length = usize::try_from(frame.seconds).unwrap_or_default().max(1);
         let heard = whole.ask(method.clone(), [frame.message.to_vec()]);
         let pieces = frame.message.chunks(length).map(<[u8]>::to_vec);
-        assert_alike(&heard, &cut.ask(method.clone(), pieces), "when it is cut");
+        assert_alike(&heard, &cut.ask(method.clone(), pieces), "when it arrives in pieces");
         let mut first = UpstreamTalk::open(&settings);
         let alone = first.ask(method.clone(), [frame.message.to_vec()]);
         assert_alike(&heard, &alone, "on a new connection");
@@ -50,7 +50,7 @@ fuzz_target!(|input: &[u8]| {
         if !whole.is_ready() {
             return;
         }
-        assert_eq!(heard.problem, None, "who does not know where an answer ends cannot go on");
+        assert_eq!(heard.problem, None, "a connection whose response failed is not reused");
     }
 });
 
@@ -73,7 +73,7 @@ fn assert_alike(heard: &Heard, other: &Heard, when: &str) {
 /// Checks that the response may be forwarded, and that its canonical form has the same meaning.
 fn assert_sound(heard: &Heard, method: &Method, wide: &Proxy) {
     let Some(head) = &heard.head else {
-        assert!(heard.problem.is_some(), "no answer, and no reason");
+        assert!(heard.problem.is_some(), "neither a response nor a problem");
         return;
     };
     let headers = head.headers();
@@ -87,21 +87,21 @@ fn assert_sound(heard: &Heard, method: &Method, wide: &Proxy) {
         && head.status() != StatusCode::NOT_MODIFIED;
     let came = u64::try_from(heard.body.len()).expect("a length");
     match (length, &heard.problem) {
-        (Some(length), None) if has_body => assert_eq!(came, length, "all of it, and no more"),
-        (Some(length), Some(_)) if has_body => assert!(came < length, "not all of it"),
-        _ => assert!(has_body || came == 0, "a body that none can have"),
+        (Some(length), None) if has_body => assert_eq!(came, length, "exactly Content-Length bytes"),
+        (Some(length), Some(_)) if has_body => assert!(came < length, "fewer than Content-Length bytes"),
+        _ => assert!(has_body || came == 0, "a body on a response that cannot have one"),
     }
     if heard.problem.is_none() && head.status() != StatusCode::SWITCHING_PROTOCOLS {
         let mut again = UpstreamTalk::open(wide);
         let heard_again = again.ask(method.clone(), [plainly(heard, has_body)]);
-        assert_alike(&plain(heard), &plain(&heard_again), "written out");
-        assert!(again.is_ready(), "written out, it ends where it ends");
+        assert_alike(&plain(heard), &plain(&heard_again), "in canonical form");
+        assert!(again.is_ready(), "the canonical form has the same end");
     }
 }
 
 /// Writes the response in canonical form: with a body in one chunk, if it can have a body.
 fn plainly(heard: &Heard, has_body: bool) -> Vec<u8> {
-    let head = heard.head.as_ref().expect("what is whole has a head");
+    let head = heard.head.as_ref().expect("a complete response has a head");
     let mut octets = format!("HTTP/1.1 {}\r\n", head.status().as_u16()).into_bytes();
     let write = |octets: &mut Vec<u8>, headers: &HeaderMap| {
         for (name, value) in headers {

@@ -34,7 +34,7 @@ fuzz_target!(|input: (bool, &str)| {
     };
     match read(files(), merging) {
         Err(mistakes) => {
-            assert!(!mistakes.is_empty(), "a refusal says why");
+            assert!(!mistakes.is_empty(), "an error has a message");
             assert!(
                 mistakes
                     .iter()
@@ -47,7 +47,7 @@ fuzz_target!(|input: (bool, &str)| {
             service.load(loaded);
             assert_eq!(service.domains(), u64::try_from(domains).expect("few"));
             ask(&service);
-            let again = read(files(), merging).expect("what was read is read again");
+            let again = read(files(), merging).expect("valid files can be read again");
             service.load(again);
             ask(&service);
         }

@@ -55,14 +55,14 @@ fuzz_target!(|input: &[u8]| {
         } else {
             let stream = place.get_or_insert_with(|| QuotaStream::open(&limiter));
             if let Err(problem) = stream.report(frame.message) {
-                assert!(!problem.is_empty(), "a refusal says why");
+                assert!(!problem.is_empty(), "an error has a message");
                 *place = None;
             }
         }
         for stream in streams.iter_mut().flatten() {
             stream.roll();
             for message in stream.hear() {
-                assert!(!message.is_empty(), "what is sent assigns something");
+                assert!(!message.is_empty(), "every reply assigns something");
             }
         }
         let open = streams.iter().flatten().count();

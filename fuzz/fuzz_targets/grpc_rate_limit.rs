@@ -5,7 +5,7 @@
 
 #![no_main]
 
-#[allow(dead_code, reason = "who sends a message does not matter here")]
+#[allow(dead_code, reason = "the sender does not matter here")]
 mod frames;
 
 use std::sync::Arc;
@@ -66,7 +66,7 @@ fuzz_target!(|input: &[u8]| {
                     matches!(code, 2 | 3),
                     "a code of the documentation, not {code}"
                 );
-                assert!(!text.is_empty(), "a refusal says why");
+                assert!(!text.is_empty(), "an error has a message");
             }
         }
     }

@@ -43,7 +43,7 @@ fuzz_target!(|input: &[u8]| -> Corpus {
         let reading = scope.spawn(|| transcript(&same, endpoint, body));
         reading
             .join()
-            .expect("a transcript, or a finding that was printed")
+            .expect("a transcript, or a printed finding")
     });
     assert_eq!(answer, anew);
     assert_sound(answer.0, &answer.1);

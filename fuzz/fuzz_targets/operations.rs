@@ -4,7 +4,7 @@
 #![no_main]
 
 #[path = "../../crates/core/tests/proofs/twin.rs"]
-#[allow(dead_code, reason = "the proofs use more of it")]
+#[allow(dead_code, reason = "the proofs use the rest")]
 mod twin;
 #[path = "../../crates/core/tests/proofs/world.rs"]
 mod world;

@@ -7,7 +7,7 @@ use tidegate_server::config::Config;
 
 fuzz_target!(|text: &str| {
     if let Err(mistakes) = Config::parse(text) {
-        assert!(!mistakes.is_empty(), "a refusal says why");
+        assert!(!mistakes.is_empty(), "an error has a message");
         assert!(
             mistakes
                 .iter()

@@ -36,7 +36,7 @@ fuzz_target!(|bytes: &[u8]| {
     let again = MemoryStore::new(bounds);
     assert!(
         again.restore(&saved, later).is_ok(),
-        "what was saved is sound"
+        "a saved snapshot is valid"
     );
 });
 

@@ -113,7 +113,7 @@ mod tests {
         assert_eq!(
             (pace.take(at(0)), pace.take(at(0))),
             (Ok(()), Ok(())),
-            "nothing was said yet"
+            "no advice yet"
         );
         pace.spread(standing(4, 2), at(0));
         assert_eq!(pace.take(at(0)), Err(Span::from_millis(500)));
@@ -122,7 +122,7 @@ mod tests {
         assert_eq!(pace.take(at(1_000)), Err(Span::from_millis(2_500)));
         assert_eq!(pace.take(at(3_500)), Ok(()));
         let others = pace.take(at(3_500));
-        assert_eq!(others, Err(Pace::PROBE), "one goes first");
+        assert_eq!(others, Err(Pace::PROBE), "one probe is sent first");
         pace.hear(at(3_600));
         assert_eq!(
             (pace.take(at(3_600)), pace.take(at(3_600))),

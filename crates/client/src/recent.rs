@@ -95,7 +95,11 @@ mod tests {
         assert_eq!(recent.sum(at(9)).first, 2);
         assert_eq!(recent.sum(at(10)).first, 1);
         recent.add(one, at(3));
-        assert_eq!(recent.sum(at(14)).second, 4, "the late one counts as at 10");
+        assert_eq!(
+            recent.sum(at(14)).second,
+            4,
+            "the late one counts as if at 10"
+        );
         assert_eq!(recent.sum(at(15)).second, 2);
         assert_eq!(recent.sum(at(1_000_000)), Counts::default());
     }

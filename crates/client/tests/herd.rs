@@ -1,7 +1,7 @@
 //! The plot in the documentation is the output of the example, and shows what the documentation
 //! says about it.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use tidegate_client::Jitter;
 
@@ -19,7 +19,7 @@ fn the_committed_picture_is_up_to_date() {
     let committed = std::fs::read_to_string(committed).unwrap();
     assert!(
         drawn == committed,
-        "draw it anew: cargo run -p tidegate-client --example herd > docs/herd.svg"
+        "outdated; regenerate with: cargo run -p tidegate-client --example herd > docs/herd.svg"
     );
 }
 
@@ -34,7 +34,7 @@ fn jitter_and_retry_after_reduce_the_load() {
     };
     for herd in &herds {
         let admitted: u32 = herd.bars.iter().map(|(admitted, _)| admitted).sum();
-        assert_eq!(admitted, simulation::CLIENTS, "nobody is lost");
+        assert_eq!(admitted, simulation::CLIENTS, "no request is lost");
     }
     for listening in [Listening::No, Listening::Yes] {
         assert!(herd(Jitter::Full, listening).done < herd(Jitter::None, listening).done);

@@ -1,6 +1,6 @@
 //! The layers as middleware of reqwest, against a real server on a TCP socket.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
     convert::Infallible,

@@ -1,6 +1,6 @@
 //! Two clients, each with its own connections to one Redis, share one limit.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 

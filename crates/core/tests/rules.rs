@@ -1,6 +1,6 @@
 //! Tests which rules apply to a request, and with which keys.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! Tests that the index finds the same rules as a full scan, and that it evaluates only a few.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use proptest::prelude::*;
 use tidegate_core::{

@@ -1,6 +1,6 @@
 //! Tests schedules: local time decides, including when the clocks change.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use jiff::{
     civil::{Date, Weekday},

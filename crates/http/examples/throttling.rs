@@ -11,7 +11,7 @@
 #![allow(
     clippy::print_stdout,
     clippy::print_stderr,
-    reason = "the picture is what it is for, and a live run takes a while"
+    reason = "it draws a picture, and a live run takes a while"
 )]
 
 use std::{
@@ -191,7 +191,7 @@ async fn offer(app: App) -> Vec<Served> {
                     let came = now();
                     let Ok(status) = app.oneshot(Request::new(())).await;
                     if status == StatusCode::OK {
-                        let mut served = served.lock().expect("nobody panics");
+                        let mut served = served.lock().expect("no thread panics");
                         served.push((came - began, came.elapsed()));
                     }
                 });
@@ -200,7 +200,7 @@ async fn offer(app: App) -> Vec<Served> {
     }
     // By then, queued requests have been served or rejected.
     sleep(Duration::from_secs(1)).await;
-    served.lock().expect("nobody panics").clone()
+    served.lock().expect("no thread panics").clone()
 }
 
 fn now() -> Instant {

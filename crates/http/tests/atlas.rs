@@ -1,7 +1,7 @@
 //! Tests the GeoIP entries: they come from MaxMind databases, and never from the client.
 
 #![cfg(feature = "maxmind")]
-#![allow(clippy::unwrap_used, reason = "a test that cannot be set up fails")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{fs, net::IpAddr, path::PathBuf};
 
@@ -96,7 +96,7 @@ fn a_damaged_database_is_refused() {
             atlas.asn("1.128.0.1".parse().unwrap());
         }
     }
-    assert!(read > 0, "most of it is names, which nobody reads");
+    assert!(read > 0, "most of it is names, which are never read");
     for end in (0..whole.len()).step_by(997) {
         refused(Place::Asn, whole[..end].to_vec());
     }

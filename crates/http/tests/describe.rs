@@ -1,6 +1,6 @@
 //! Tests how a proxy's description of a request is parsed, and that a client cannot manipulate it.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot be set up fails")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{borrow::Cow, net::IpAddr};
 

@@ -1,6 +1,6 @@
 //! Tests the headers of verdicts: a client that follows them never retries too early.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot be set up fails")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 use http::HeaderMap;
 use proptest::prelude::*;
 use tidegate_core::{

@@ -1,6 +1,6 @@
 //! Tests the shed layer, around a service whose responses the test sends one by one.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot be set up fails")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
     convert::Infallible,
@@ -127,7 +127,7 @@ async fn lower_priority_classes_are_shed_first() {
         joined
     };
     assert!(joins("/batch") && joins("/batch"));
-    assert!(!joins("/batch"), "half of the places are taken");
+    assert!(!joins("/batch"), "half of the permits are taken");
     assert!(joins("/") && joins("/"));
     assert!(!joins("/"), "all of them are");
 }
@@ -246,7 +246,7 @@ async fn grpc_statuses_of_the_service_are_understood() {
         }
         layer.load().limit
     };
-    assert_eq!(answers("8").await, 20, "it was refused for its own sake");
+    assert_eq!(answers("8").await, 20, "the request itself was invalid");
     assert_eq!(answers("14").await, 18);
     assert!(answers("4").await < 18);
 }

@@ -231,7 +231,7 @@ mod tests {
         let again = first.again();
         assert_eq!(all(again), Some((Bytes::from_static(b"abcdef"), true)));
         assert!(all(first.again()).is_some(), "as often as needed");
-        assert!(all(first).is_none(), "who was handed out before fails");
+        assert!(all(first).is_none(), "an earlier copy fails");
     }
 
     #[test]

@@ -130,7 +130,7 @@ async fn a_queue_is_bounded_in_number_and_in_time() {
     );
     assert!(
         begun.elapsed() < Duration::from_millis(1),
-        "nobody waits in vain"
+        "no request waits in vain"
     );
 }
 
@@ -170,7 +170,7 @@ async fn a_breaker_opens_for_a_failing_server_and_closes_on_recovery() {
             "{kept_back:?}"
         );
     }
-    assert_eq!(server.asked(), 20, "nor was anything tried again");
+    assert_eq!(server.asked(), 20, "nothing was retried");
     *well.lock().unwrap() = false;
     sleep(Duration::from_secs(5)).await;
     for _ in 0..10 {
@@ -243,7 +243,7 @@ async fn a_cancelled_probe_is_not_a_result() {
     *silent.lock().unwrap() = true;
     for _ in 0..3 {
         let probe = tokio::time::timeout(Duration::from_secs(1), client.clone().oneshot(get()));
-        assert!(probe.await.is_err(), "it is sent, and hangs");
+        assert!(probe.await.is_err(), "it was sent, and hangs");
     }
 }
 

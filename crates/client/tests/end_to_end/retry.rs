@@ -69,7 +69,7 @@ async fn without_advice_a_retry_backs_off() {
         ..RetryPolicy::default()
     };
     let answer = send(&server, &retry(policy), get()).await.unwrap();
-    assert_eq!(answer.status(), 502, "the last answer is handed on");
+    assert_eq!(answer.status(), 502, "the last response is passed on");
     assert_eq!(
         told(&answer),
         Some(Retried {

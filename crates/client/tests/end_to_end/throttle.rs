@@ -300,7 +300,7 @@ async fn a_cancelled_request_releases_its_permit() {
     assert_eq!(*asked.lock().unwrap(), 7);
     assert!(
         begun.elapsed().as_millis() < 100,
-        "nobody waited for a lease"
+        "no request waited for a lease"
     );
 }
 

@@ -148,7 +148,7 @@ proptest! {
     fn a_key_without_future_charges_is_unchanged_by_a_jump(
         limit in any_kind()
             .prop_flat_map(strategies::plain_limit)
-            .prop_filter("one that lasts", |limit| limit.window() > Span::from_secs(30)),
+            .prop_filter("a window over 30 s", |limit| limit.window() > Span::from_secs(30)),
         start in strategies::start(),
         (before, after) in (strategies::asks(20), strategies::asks(20)),
         jump in 11 * SECOND..700 * SECOND,

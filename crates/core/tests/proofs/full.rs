@@ -51,11 +51,11 @@ fn a_full_store_evicts_barely_used_keys() {
     assert_eq!(flood(&store, &hourly(1), 0..100), [100, 0, 0]);
     let [admitted, limited, full] = flood(&store, &hourly(10), 1_000..5_000);
     assert_eq!((admitted + full, limited), (4_000, 0));
-    assert!(full < 400, "a few met nothing but limited keys: {full}");
+    assert!(full < 400, "some new keys met only limited keys: {full}");
     assert_eq!(
         flood(&store, &hourly(1), 0..100),
         [0, 100, 0],
-        "the limited are kept"
+        "limited keys are kept"
     );
     let stats = store.stats();
     assert_eq!((stats.keys, stats.evicted), (500, admitted as u64 - 400));
@@ -115,7 +115,7 @@ fn a_peek_predicts_whether_there_is_room() {
             store.check(&[newcomer.charge(1)], now, effect, &mut Vec::new())
         };
         let peeked = ask(Effect::Peek);
-        assert_eq!(store.stats(), full, "{when_full:?}: nobody made way");
+        assert_eq!(store.stats(), full, "{when_full:?}: nothing was evicted");
         match expected {
             Some(decision) => assert_eq!(peeked, decision, "{when_full:?}"),
             None => assert!(matches!(peeked, Decision::Full { .. }), "{when_full:?}"),
@@ -123,7 +123,7 @@ fn a_peek_predicts_whether_there_is_room() {
         assert_eq!(
             ask(Effect::Look),
             Decision::Admitted,
-            "to look takes no room"
+            "a look needs no room"
         );
         assert_eq!(ask(Effect::Charge), peeked, "{when_full:?}");
     }
@@ -159,9 +159,9 @@ fn a_log_that_cannot_grow_is_denied() {
         assert!(matches!(decision, Decision::Full { .. }), "{decision:?}");
         let mut outcomes = Vec::new();
         store.check(&[rule.charge(1)], now, Effect::Refund, &mut outcomes);
-        assert!(outcomes[0].allowed, "what is given back needs no room");
+        assert!(outcomes[0].allowed, "a refund needs no room");
         store.check(&[rule.charge(1)], now, Effect::Charge, &mut outcomes);
-        assert_eq!(outcomes.len(), 1, "there is room for one again");
+        assert_eq!(outcomes.len(), 1, "there is room for one more");
     }
 }
 

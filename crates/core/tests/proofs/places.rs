@@ -267,7 +267,7 @@ fn a_renewal_after_a_reset_counts_the_holder_again() {
         store.settle(&[charge(&limits)], receipt, &[Settlement::default()], at(5));
     }
     store.check(&[charge(&limits)], at(6), Effect::Look, &mut outcomes);
-    assert_eq!(outcomes[0].remaining, 1, "the newcomer's stays");
+    assert_eq!(outcomes[0].remaining, 1, "the new holder keeps its slot");
 }
 
 /// Creates a store of 64 KiB.

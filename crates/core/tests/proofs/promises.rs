@@ -56,9 +56,9 @@ proptest! {
                 && !outcome.allowed
             {
                 let wait = wait.as_micros();
-                prop_assert!(wait > 0, "denied, and to be admitted at once");
+                prop_assert!(wait > 0, "denied with a wait of zero");
                 if is_estimated {
-                    prop_assert!(wait <= 10_000_000, "a place may be free any moment");
+                    prop_assert!(wait <= 10_000_000, "a slot may be released at any moment");
                     return Ok(());
                 }
                 // On a copy, because a peek at a later instant moves the store's clock.
@@ -94,7 +94,7 @@ proptest! {
             let largest = costs.iter().filter(fits).count();
             let smallest_first = costs.iter().take_while(fits).count();
             prop_assert_eq!(largest, smallest_first, "a higher cost fits where a lower one does not");
-            prop_assert!(largest >= admitted, "what was admitted is so no longer");
+            prop_assert!(largest >= admitted, "an admitted cost is no longer admitted");
             admitted = largest;
         }
     }
@@ -253,7 +253,7 @@ pub(crate) fn copy_of(store: &MemoryStore, now: u64) -> MemoryStore {
     let (copy, now, mut bytes) = (one_shard(), Timestamp::from_micros(now), Vec::new());
     store.save(0, now, &mut bytes);
     copy.restore(&bytes, now)
-        .expect("what was saved can be restored");
+        .expect("a saved snapshot can be restored");
     copy
 }
 

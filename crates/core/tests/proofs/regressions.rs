@@ -231,7 +231,7 @@ fn impossible_numbers_from_a_remote_store_never_panic() {
         assert_eq!(
             outcomes[0].allowed,
             width == 0,
-            "long gone, or far too much"
+            "expired, or far over the limit"
         );
     }
 }
@@ -274,7 +274,10 @@ fn shadow_limits_never_deny_as_shares_or_stretched() {
                 let decision = store.check(&[charge], now, Effect::Charge, &mut outcomes);
                 assert_eq!(decision, Decision::Admitted, "{kind:?}");
             }
-            assert!(!outcomes[0].allowed, "they say what they would do");
+            assert!(
+                !outcomes[0].allowed,
+                "their outcomes show what they would do"
+            );
         }
     }
 }

@@ -175,7 +175,7 @@ fn run(limit: &Limit, start: u64, turns: &[Turn]) -> Vec<Used> {
             let settled = &mut open[chosen];
             let unused = (*unused).min(settled.units);
             let (charge, settlement) = (rule.charge(settled.units), Settlement { unused });
-            let receipt = settled.open.take().expect("it is open");
+            let receipt = settled.open.take().expect("the charge is open");
             store.settle(
                 &[charge],
                 receipt,

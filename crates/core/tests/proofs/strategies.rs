@@ -148,7 +148,7 @@ pub(crate) fn limit(kind: Kind) -> impl Strategy<Value = Limit> {
     let soft = prop_oneof![2 => Just(0_u32), 1 => 1..=300_u32];
     let extras = (plain_limit(kind), soft, prop::bool::weighted(0.3));
     extras
-        .prop_filter_map("an allowance that fits", |(limit, soft, count_denied)| {
+        .prop_filter_map("a valid allowance", |(limit, soft, count_denied)| {
             let limit = limit.with_soft_percent(soft).ok()?;
             Some(limit.counting_denied(count_denied))
         })

@@ -37,7 +37,7 @@ fn two_limits() -> impl Strategy<Value = (Limit, Limit)> {
 
 /// Generates two limits of the same kind that remember a key for the same time. Logs and windows
 /// forget earlier if their period is shorter, so only kinds that store a debt may have any numbers.
-fn two_that_remember_alike() -> impl Strategy<Value = (Limit, Limit)> {
+fn two_limits_of_equal_memory() -> impl Strategy<Value = (Limit, Limit)> {
     use Kind::{Gcra, Interval, Meter, Queue, TokenBucket};
     let debt = prop::sample::select(vec![Gcra, Interval, Meter, Queue, TokenBucket]);
     let limits =
@@ -141,7 +141,7 @@ proptest! {
     /// other, whether or not it knows the other's limits.
     #[test]
     fn a_denial_after_a_change_refunds_nothing(
-        (before, after) in two_that_remember_alike(),
+        (before, after) in two_limits_of_equal_memory(),
         start in strategies::start(),
         asks in strategies::asks(20),
         cost in 1..=100_000_u64,
@@ -198,7 +198,7 @@ fn assert_tight(
         return Ok(());
     };
     let (wait, copy) = (wait.as_micros(), copy_of(store, now));
-    prop_assert!(wait > 0, "denied, and to be admitted at once");
+    prop_assert!(wait > 0, "denied with a wait of zero");
     if rule.limits.iter().any(is_estimated) {
         return Ok(());
     }

@@ -160,7 +160,7 @@ impl Twin {
             return Retry::Never;
         }
         let wait = first(now, |at| self.admits(at, cost));
-        let wait = wait.expect("what fits is admitted some day");
+        let wait = wait.expect("a cost that fits is admitted eventually");
         Retry::After(Span::from_micros(wait.min(self.hint(now, cost))))
     }
 

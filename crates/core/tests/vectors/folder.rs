@@ -17,7 +17,7 @@ pub(crate) struct Report {
 
 impl Report {
     /// Panics if no case ran or if any failed.
-    #[expect(clippy::print_stdout, reason = "how much was shown")]
+    #[expect(clippy::print_stdout, reason = "prints the number of cases")]
     pub(crate) fn assert_success(&self) {
         let folder = folder();
         assert!(self.ran > 0, "no case ran in {}", folder.display());
@@ -64,7 +64,7 @@ fn files() -> Vec<PathBuf> {
     let folder = folder();
     let mut files: Vec<_> = std::fs::read_dir(&folder)
         .unwrap_or_else(|error| panic!("{}: {error}", folder.display()))
-        .map(|file| file.expect("a folder can be listed").path())
+        .map(|file| file.expect("the folder is readable").path())
         .filter(|path| path.extension().is_some_and(|ending| ending == "yaml"))
         .filter(|path| !has_another_format(path))
         .collect();
@@ -74,7 +74,7 @@ fn files() -> Vec<PathBuf> {
 
 #[expect(
     clippy::disallowed_methods,
-    reason = "whoever runs the tests says where more vectors are"
+    reason = "the variable names another folder of vectors"
 )]
 fn folder() -> PathBuf {
     let own = concat!(env!("CARGO_MANIFEST_DIR"), "/../../vectors");
@@ -83,7 +83,7 @@ fn folder() -> PathBuf {
 
 /// Skips the cases of Envoy's rate limit service. They use descriptors and run against the gRPC
 /// listener.
-#[expect(clippy::print_stdout, reason = "nothing is skipped in silence")]
+#[expect(clippy::print_stdout, reason = "a skipped file is printed")]
 fn has_another_format(path: &std::path::Path) -> bool {
     let name = path.file_name().map(|name| name.to_string_lossy());
     let other = name.is_some_and(|name| name.starts_with("envoy"));

@@ -21,7 +21,7 @@ pub(crate) enum Instants {
     /// At all of them.
     Every,
     /// After a denial, each time that half of the remaining wait has elapsed.
-    #[allow(dead_code, reason = "for those who answer over a socket")]
+    #[allow(dead_code, reason = "for subjects behind a socket")]
     Halving,
 }
 
@@ -63,7 +63,7 @@ impl Foretold {
         let latest = self.foretells.then(|| Denial::of(answer, now)).flatten();
         let earlier = std::mem::replace(&mut self.denial, latest);
         match (earlier?.until, &self.denial) {
-            (None, None) => Some("admitted although it never was to be"),
+            (None, None) => Some("admitted although the wait was never"),
             (Some(until), None) if now.after(self.precision) <= until => {
                 Some("admitted before the wait was over")
             }

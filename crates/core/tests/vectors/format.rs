@@ -253,7 +253,7 @@ pub(crate) fn natural(field: &str, number: Option<Number>) -> Result<Option<u64>
     match number {
         None => Ok(None),
         Some(Number::Natural(natural)) => Ok(Some(natural)),
-        Some(Number::Other(other)) => Err(format!("{field}: {other} is no natural number")),
+        Some(Number::Other(other)) => Err(format!("{field}: {other} is not a natural number")),
     }
 }
 

@@ -79,10 +79,7 @@ pub(crate) struct Answer {
 
 impl Answer {
     /// Converts a verdict to an answer.
-    #[allow(
-        dead_code,
-        reason = "for stores; what a listener says is read from its answer"
-    )]
+    #[allow(dead_code, reason = "for stores; the response of a listener is parsed")]
     pub(crate) fn of(verdict: &Verdict<'_>) -> Self {
         let outcomes = || verdict.lines.iter().map(|line| line.outcome);
         Self {
@@ -204,7 +201,7 @@ impl<S: Subject> Run<'_, S> {
             return if bare {
                 Ok(Vec::new())
             } else {
-                Err("an operation either asks or acts".to_owned())
+                Err("an operation is either a request or an action".to_owned())
             };
         }
         let effect = if op.peek {

@@ -1,6 +1,6 @@
 //! Tests which client address is found for headers and configurations, whatever the client sends.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot be set up fails")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod columns;
 

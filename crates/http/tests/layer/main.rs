@@ -1,6 +1,6 @@
 //! Tests the tower layer, around services that record their requests.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot be set up fails")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod answers;
 mod ends;

@@ -177,7 +177,7 @@ async fn a_slot_without_renewal_ends_with_its_lease() {
         (StatusCode::OK, StatusCode::OK)
     );
     drop(answer);
-    assert_eq!(left(&limiter).await, 0, "it gives back nobody else's place");
+    assert_eq!(left(&limiter).await, 0, "it releases no other slot");
 }
 
 /// Requests that have ended are not renewed.
@@ -199,7 +199,7 @@ async fn finished_requests_are_not_renewed() {
         assert_eq!(left(&limiter).await, 2);
     }
     drop(service);
-    assert_eq!(Arc::strong_count(&limiter), 1, "no task holds on to it");
+    assert_eq!(Arc::strong_count(&limiter), 1, "no task keeps it");
 }
 
 /// A renewal that hangs times out before the next one, and does not delay those of other requests.

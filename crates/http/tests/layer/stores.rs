@@ -80,7 +80,7 @@ impl Store for Closed {
     }
 
     async fn decide_later(&self, _: Question<'_, '_>, _: &mut Vec<Outcome>) -> Decided {
-        unreachable!("it has answered already")
+        unreachable!("it has already replied")
     }
 
     async fn reserve(

@@ -74,7 +74,7 @@ impl Service<Request<()>> for Notes {
     fn call(&mut self, request: Request<()>) -> Self::Future {
         assert!(
             std::mem::take(&mut self.is_ready),
-            "called before it was ready"
+            "called before it was polled ready"
         );
         let passed = request.extensions().get::<Passed>().unwrap().clone();
         let path = request.uri().path().to_owned();

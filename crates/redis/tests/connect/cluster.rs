@@ -48,7 +48,7 @@ async fn a_partitioned_primary_is_replaced_by_the_promoted_replica() {
     cluster.cut_off(victim);
     tokio::task::block_in_place(|| {
         eventually("a replica takes over", || has_been_replaced(&cluster, 1));
-        eventually("the old primary notices that it is alone", || {
+        eventually("the old primary notices the partition", || {
             let info = cluster.nodes()[victim].ask(&["CLUSTER", "INFO"]);
             info.contains("cluster_state:fail").then_some(())
         });

@@ -1,6 +1,6 @@
 //! Connections to real servers: the errors while they cannot be used, and the recovery after that.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -2,7 +2,7 @@
 //! test program. The TLS tests are left out, because the Valkey that `scripts/setup` installs is
 //! built without TLS.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -172,13 +172,13 @@ async fn repeated_denials_charge_other_slots_only_once() {
         assert_eq!(scripts_run(&server), questions, "one round trip");
     }
     assert_eq!(charge(0).await.0, Decision::Limited);
-    assert_eq!(scripts_run(&server), 3, "charged there, and given back");
+    assert_eq!(scripts_run(&server), 3, "charged there, and refunded");
     for _ in 0..5 {
         assert_eq!(charge(0).await.0, Decision::Limited);
-        assert_eq!(scripts_run(&server), 2, "asked, and not charged");
+        assert_eq!(scripts_run(&server), 2, "checked, and not charged");
     }
     assert_eq!(charge(1).await.0, Decision::Admitted);
-    assert_eq!(scripts_run(&server), 4, "asked, and then charged");
+    assert_eq!(scripts_run(&server), 4, "checked, and then charged");
 }
 
 /// A request whose caller stops waiting before the slots have answered is charged in none of them.
@@ -197,7 +197,7 @@ async fn an_abandoned_request_is_refunded_in_every_slot() {
     tokio::task::block_in_place(|| server.ask(&["CLIENT", "PAUSE", "300", "ALL"]));
     let asked = store.reserve(&charges, &mut outcomes);
     let given_up = tokio::time::timeout(Duration::from_millis(100), asked).await;
-    assert!(given_up.is_err(), "Redis answers nobody");
+    assert!(given_up.is_err(), "Redis is paused");
     // The server runs this request after the first, so both slots have charged the first by now.
     let next = store.check(&charges, Effect::Charge, &mut outcomes).await;
     assert_eq!(next, Ok(Decision::Admitted));

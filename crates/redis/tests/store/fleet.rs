@@ -64,7 +64,7 @@ async fn until(what: &str, wanted: impl Fn() -> bool) {
         }
     };
     let waited = tokio::time::timeout(PATIENCE, waited).await;
-    waited.unwrap_or_else(|_| panic!("it never came to this: {what}"));
+    waited.unwrap_or_else(|_| panic!("the condition was never met: {what}"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -80,7 +80,7 @@ async fn servers_count_themselves_and_keep_the_count_during_an_outage() {
         fleets.push(node_that_counts(&redis.url()).await);
         let share = Share::one_of(number).unwrap();
         let last = &fleets[fleets.len() - 1];
-        until("the last one has counted all", || last.share() == share).await;
+        until("the last server has counted all", || last.share() == share).await;
     }
     let quarter = Share::one_of(4).unwrap();
     until("all have counted all", || {
@@ -282,11 +282,7 @@ async fn a_renewal_without_a_reply_keeps_the_lease() {
         assert_eq!(renew(&node, other, minutes(11)).await, Renewal::Held);
     }
     let last = renew(&node, &mut held[3], minutes(11)).await;
-    assert_eq!(
-        last,
-        Renewal::Lost,
-        "the renewal that nobody heard of has it"
-    );
+    assert_eq!(last, Renewal::Lost, "the renewal without a reply holds it");
 }
 
 /// The server answers after the caller has stopped waiting, but before the connection times out.
@@ -329,7 +325,7 @@ async fn an_abandoned_slot_is_released() {
         }
     };
     let last = tokio::time::timeout(Duration::from_secs(10), admitted).await;
-    let last = last.expect("it is given back");
+    let last = last.expect("it is released");
     assert_eq!(last.0, Decision::Admitted);
     assert_eq!(last.1, Source::Redis);
     assert_eq!(reserve(&node, &limits).await.0, Decision::Limited);

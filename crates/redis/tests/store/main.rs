@@ -1,6 +1,6 @@
 //! The store on real servers, Redis and Valkey; each test starts its own.
 
-#![expect(clippy::unwrap_used, reason = "a test says what it expects by failing")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod apart;
 mod differential;
@@ -134,7 +134,7 @@ async fn long_logs_decide_as_in_memory() {
                 longest = longest.max(bytes.parse().unwrap());
             }
         }
-        assert!(longest > 8_000, "{longest} bytes are no long log");
+        assert!(longest > 8_000, "{longest} bytes are not a long log");
     }
 }
 

@@ -6,7 +6,7 @@
     dead_code,
     unreachable_pub,
     unused_imports,
-    reason = "each of the test programs that include this uses a part of it"
+    reason = "each test program that includes this uses a part of it"
 )]
 
 mod certificates;
@@ -55,7 +55,7 @@ pub fn eventually<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
         #[expect(clippy::disallowed_methods, reason = "another program is waited for")]
         std::thread::sleep(pause);
     }
-    panic!("it never came to this: {what}");
+    panic!("the condition was never met: {what}");
 }
 
 /// A directory that is removed at the end of the test.

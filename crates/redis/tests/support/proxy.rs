@@ -120,7 +120,10 @@ fn pump(mut from: TcpStream, mut to: TcpStream, delay_ms: Arc<AtomicU64>) {
         while let Ok(length) = from.read(&mut room) {
             let delay = Duration::from_millis(delay_ms.load(Ordering::SeqCst));
             if !delay.is_zero() {
-                #[expect(clippy::disallowed_methods, reason = "being slow is what it is for")]
+                #[expect(
+                    clippy::disallowed_methods,
+                    reason = "the delay simulates a slow network"
+                )]
                 thread::sleep(delay);
             }
             if length == 0 || to.write_all(&room[..length]).is_err() {

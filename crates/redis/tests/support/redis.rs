@@ -35,7 +35,7 @@ impl RedisServer {
     pub fn start_on(port: u16, options: &[&str]) -> Self {
         let options = options.iter().map(|option| (*option).to_owned()).collect();
         Self::run(SERVER, port, options)
-            .unwrap_or_else(|| panic!("{SERVER} ends at once on port {port}"))
+            .unwrap_or_else(|| panic!("{SERVER} exited at once on port {port}"))
     }
 
     /// Starts a node of a cluster that does not exist yet, with further `options`. `program` is
@@ -76,7 +76,7 @@ impl RedisServer {
     fn on_free_ports(program: &'static str, options: impl Fn(u16) -> Vec<String>) -> Self {
         (0..10)
             .find_map(|_| Self::run(program, free_port(), options(free_port())))
-            .unwrap_or_else(|| panic!("{program} finds no port that is free"))
+            .unwrap_or_else(|| panic!("{program} found no free port"))
     }
 
     /// Starts a server on this port. Returns `None` if the server exits before it answers, because
@@ -117,7 +117,7 @@ impl RedisServer {
         self.child = spawn(self.program, self.port, &self.options, &self.scratch);
         assert!(
             self.wait_until_it_answers(),
-            "somebody took port {}",
+            "another program took port {}",
             self.port
         );
     }
@@ -134,7 +134,7 @@ impl RedisServer {
     /// Sends a command and returns the reply as on the wire, such as `+OK` or `:3`, or the text of
     /// a bulk string.
     pub fn ask(&self, words: &[&str]) -> String {
-        ask(self.port, words).unwrap_or_else(|| panic!("no answer to {words:?}"))
+        ask(self.port, words).unwrap_or_else(|| panic!("no reply to {words:?}"))
     }
 
     /// Returns false if the server has exited.

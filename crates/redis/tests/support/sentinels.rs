@@ -44,7 +44,7 @@ impl Sentinels {
             children,
             _scratch: scratch,
         };
-        sentinels.wait_until_they_know_each_other();
+        sentinels.wait_until_connected_to_each_other();
         sentinels
     }
 
@@ -58,7 +58,7 @@ impl Sentinels {
 
     /// Sends a command to the Sentinel of this index.
     pub fn ask(&self, number: usize, words: &[&str]) -> String {
-        ask(self.ports[number], words).unwrap_or_else(|| panic!("no answer to {words:?}"))
+        ask(self.ports[number], words).unwrap_or_else(|| panic!("no reply to {words:?}"))
     }
 
     /// Stops the process of a Sentinel. It is still killed at the end of the test.
@@ -85,7 +85,7 @@ impl Sentinels {
         address.rsplit_once(':')?.1.parse().ok()
     }
 
-    fn wait_until_they_know_each_other(&self) {
+    fn wait_until_connected_to_each_other(&self) {
         for port in &self.ports {
             eventually("the Sentinels know each other and the replica", || {
                 let info = ask(*port, &["INFO", "sentinel"])?;
