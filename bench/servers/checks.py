@@ -39,7 +39,7 @@ def resp_spend(name, port, command):
     replies = client.ask([spending(command, f"{key:012}") for key in range(KEYS)])
     client.close()
     if any(reply[0] != command.allowed_value for reply in replies):
-        raise SystemExit(f"{name} {command.name} refused a key that nobody had asked for")
+        raise SystemExit(f"{name} {command.name} refused a key that was never used")
 
 
 def sampled_keys():
@@ -55,7 +55,7 @@ def resp_load_arrived(name, port, command):
     untouched = client.ask([under_load(command, "allowed", "nobody")])[0][2]
     spent = client.ask([under_load(command, "allowed", key) for key in sampled_keys()])
     if sum(reply[2] < untouched for reply in spent) < SAMPLE * 0.9:
-        raise SystemExit(f"{name} {command.name} did not count the load that it was put under")
+        raise SystemExit(f"{name} {command.name} did not count the load it received")
     client.close()
 
 

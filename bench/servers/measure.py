@@ -54,7 +54,7 @@ def parse():
 
 def program(path):
     if not os.access(path, os.X_OK):
-        raise argparse.ArgumentTypeError(f"{path} is no program; bench/run builds it")
+        raise argparse.ArgumentTypeError(f"{path} is not a program; bench/run builds it")
     return os.path.abspath(path)
 
 

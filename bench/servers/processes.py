@@ -11,7 +11,7 @@ START_SECONDS = 10
 
 
 def free_port():
-    """A port that is free now: whoever listens on it next is who we start."""
+    """A port that is free now, for the next server."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

@@ -229,7 +229,7 @@ def abuser(redis, fleet, memory, rounds, seconds):
             before = commands(client)
             pair[server] = wrk(server, server.ports[0], body, "random", seconds)
             if pair[server].refused != pair[server].decisions:
-                raise SystemExit(f"{server.name} admitted who had nothing left")
+                raise SystemExit(f"{server.name} admitted a key with nothing left")
             asked += commands(client) - before
         cells.append((pair[memory], pair[fleet]))
     client.close()

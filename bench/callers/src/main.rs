@@ -70,7 +70,7 @@ impl Load<'_> {
             ..Settings::new(Topology::Standalone(address))
         };
         let redis = Arc::new(Redis::start(settings, &tokio::runtime::Handle::current()));
-        redis.tried().await.expect("a server that can be asked");
+        redis.tried().await.expect("a reachable server");
         let store = RedisStore::on(redis, self.prefix);
         let (began, is_over) = (Instant::now(), Cell::new(false));
         let callers = (0..self.callers).map(|caller| self.call(&store, caller, &is_over));
@@ -144,6 +144,6 @@ fn algorithm(name: &str, room: u64) -> Algorithm {
                 strict: true,
             },
         },
-        _ => panic!("no limit {name}: gcra, interval, fixed, weighted, buckets"),
+        _ => panic!("unknown limit {name}; expected gcra, interval, fixed, weighted or buckets"),
     }
 }

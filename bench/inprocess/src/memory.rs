@@ -115,7 +115,7 @@ pub fn child(name: &str, keys: usize) {
         Governor::NAME => fill::<Governor>(keys),
         Throttlecrab::NAME => fill::<Throttlecrab>(keys),
         LOGS => fill_logs(keys),
-        unknown => panic!("there is no limiter of the name {unknown:?}"),
+        unknown => panic!("unknown limiter {unknown:?}"),
     };
     println!("{} {}", held.now, held.peak);
 }
@@ -190,7 +190,7 @@ fn fill_logs(keys: usize) -> Held {
 
 /// Returns a field of `/proc/self/status`, in bytes.
 fn resident(field: &str) -> usize {
-    let status = fs::read_to_string("/proc/self/status").expect("Linux says what a process holds");
+    let status = fs::read_to_string("/proc/self/status").expect("Linux reports the memory of a process");
     let line = status
         .lines()
         .find(|line| line.starts_with(field))
