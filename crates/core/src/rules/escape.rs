@@ -76,8 +76,7 @@ impl Pattern {
             (Kind::Route(route), Kind::Route(wide)) => route.inner().implies(wide.inner()),
             // A route only matches paths, and `/**` matches every path.
             (Kind::Route(_), Kind::Glob(wide)) => wide.to_string() == "/**",
-            // Patterns with the same text are equal.
-            _ => self.to_string() == other.to_string(),
+            _ => self == other,
         }
     }
 }
@@ -150,6 +149,29 @@ mod tests {
             let escaped = escapes_with(&api, rule("behind", when, key));
             assert_eq!(escaped, !closes, "{when:?} {key:?}");
         }
+    }
+
+    /// Regression test: an exact value with a star and the glob of the same text used to count as
+    /// equal, so a catch-all rule that applies to fewer requests seemed to close the hole.
+    #[test]
+    fn an_exact_value_with_a_star_does_not_imply_the_glob() {
+        let (exact, glob) = (
+            || Pattern::exact("a*").unwrap(),
+            Pattern::text("a*").unwrap(),
+        );
+        let (not_exact, not_glob) = (exact().negated(), glob.clone().negated());
+        assert!(exact().implies(&glob) && !glob.implies(&exact()));
+        assert!(!not_exact.implies(&not_glob));
+        assert!(not_exact.implies(&exact().negated()) && not_glob.implies(&not_glob));
+        let when = |pattern| When::all(vec![Condition::new("agent", pattern).unwrap()]);
+        let escapes_behind = |behind: Pattern| {
+            let front = rule("front", &[], &["h.key"]).when(when(not_exact.clone()));
+            let rules = [front, rule("behind", &[], &["ip"]).when(when(behind))];
+            let is_optional = |entry: &str| entry.starts_with("h.");
+            escapes(&rules, is_optional).next().is_some()
+        };
+        assert!(escapes_behind(not_glob));
+        assert!(!escapes_behind(exact().negated()));
     }
 
     #[test]
