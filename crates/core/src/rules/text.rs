@@ -43,9 +43,9 @@ impl fmt::Display for Condition {
 impl fmt::Display for Pattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind() {
-            Kind::Exact(text) => Word(text).fmt(f),
+            Kind::Exact(text) => Exact(text).fmt(f),
             Kind::Glob(glob) => Word(&glob.to_string()).fmt(f),
-            Kind::Regex(regex) => write!(f, "{{regex: {:?}}}", regex.as_str()),
+            Kind::Regex(regex) => write!(f, "{{regex: {}}}", Quoted(regex.as_str())),
             Kind::Nets(nets) => {
                 f.write_str("{cidr: [")?;
                 joined(f, nets.iter())?;
@@ -55,7 +55,7 @@ impl fmt::Display for Pattern {
             Kind::Present => f.write_str("{present: true}"),
             Kind::Any(any) => {
                 let others = any.others();
-                let mut exact: Vec<Word<'_>> = any.exact().map(|text| Word(text)).collect();
+                let mut exact: Vec<Exact<'_>> = any.exact().map(|text| Exact(text)).collect();
                 exact.sort_unstable();
                 f.write_str("[")?;
                 joined(f, &exact)?;
@@ -78,18 +78,78 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// A text, written in quotes if it could otherwise be misread.
+/// An exact value. With a star it is written `{is: "a*"}`, because a plain `a*` is a glob.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Exact<'t>(&'t str);
+
+impl fmt::Display for Exact<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.contains('*') {
+            write!(f, "{{is: {}}}", Quoted(self.0))
+        } else {
+            Word(self.0).fmt(f)
+        }
+    }
+}
+
+/// A text, written in quotes if it could otherwise be misread.
 struct Word<'t>(&'t str);
 
 impl fmt::Display for Word<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/_-.*".contains(&byte);
-        if !self.0.is_empty() && self.0.bytes().all(is_plain) {
+        if is_plain(self.0) {
             f.write_str(self.0)
         } else {
-            write!(f, "{:?}", self.0)
+            Quoted(self.0).fmt(f)
         }
+    }
+}
+
+/// Returns whether YAML reads `text` without quotes as the same text. A leading star would be an
+/// alias, and a leading hyphen a list item or a number.
+fn is_plain(text: &str) -> bool {
+    /// Words that YAML 1.1 or 1.2 reads as a boolean, as null or as a number, in any letter case.
+    const WORDS: [&str; 11] = [
+        "true", "false", "null", "yes", "no", "on", "off", "y", "n", ".inf", ".nan",
+    ];
+    let is_safe = |byte: u8| byte.is_ascii_alphanumeric() || b"/_-.*".contains(&byte);
+    let is_word = || WORDS.iter().any(|word| word.eq_ignore_ascii_case(text));
+    text.bytes().all(is_safe)
+        && !text.is_empty()
+        && !text.starts_with(['*', '-'])
+        && !is_word()
+        && !may_be_number(text)
+}
+
+/// Returns whether YAML may read `text` as a number or a date. An address such as `10.0.0.1` has
+/// too many dots for that.
+fn may_be_number(text: &str) -> bool {
+    let is_numeric = |byte: u8| byte.is_ascii_hexdigit() || b"._-xXoO".contains(&byte);
+    text.starts_with(|first: char| first.is_ascii_digit() || first == '.')
+        && text.bytes().all(is_numeric)
+        && text.matches('.').count() <= 1
+}
+
+/// A text in double quotes, with the escapes of YAML.
+struct Quoted<'t>(&'t str);
+
+impl fmt::Display for Quoted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("\"")?;
+        for letter in self.0.chars() {
+            // The standard library knows which characters are printable, but writes `\u{7f}`.
+            let is_hidden = || letter.escape_debug().nth(1) == Some('u');
+            match letter {
+                '"' | '\\' => write!(f, "\\{letter}")?,
+                '\n' => f.write_str("\\n")?,
+                '\r' => f.write_str("\\r")?,
+                '\t' => f.write_str("\\t")?,
+                '\0' => f.write_str("\\0")?,
+                _ if is_hidden() => write!(f, "\\U{:08x}", u32::from(letter))?,
+                _ => write!(f, "{letter}")?,
+            }
+        }
+        f.write_str("\"")
     }
 }
 
@@ -138,5 +198,57 @@ mod tests {
         let nights = When::default().during(schedule.unwrap());
         let expected = "{time: [22:00-06:00], days: [sat, sun], zone: Europe/Berlin}";
         assert_eq!(nights.to_string(), expected);
+    }
+
+    /// Without quotes, YAML would reject these texts or read them as something else.
+    #[test]
+    fn texts_that_yaml_would_misread_are_quoted() {
+        let glob = |text: &str| Pattern::text(text).unwrap().to_string();
+        for text in [
+            "*bot*",
+            "*",
+            "-",
+            "-x",
+            "true",
+            "False",
+            "null",
+            "NO",
+            "y",
+            ".inf",
+            "123",
+            "1.5",
+            "1e3",
+            "0x1F",
+            "1_000",
+            ".5",
+            "2026-01-31",
+            "",
+            "a b",
+            "a: b",
+            "#a",
+            "~",
+        ] {
+            assert_eq!(glob(text), format!("\"{text}\""));
+        }
+        for text in [
+            "10.0.0.1", "v1", "2go", "/1", "trueish", "a*", "GET", "a-b", "1.2.3",
+        ] {
+            assert_eq!(glob(text), text);
+        }
+        assert_eq!(
+            glob("a\"\\\n\u{7f}\u{feff}é'"),
+            r#""a\"\\\n\U0000007f\U0000feffé'""#
+        );
+        let regex = Pattern::regex(r"\d+\.").unwrap();
+        assert_eq!(regex.to_string(), r#"{regex: "\\d+\\."}"#);
+    }
+
+    #[test]
+    fn an_exact_value_with_a_star_is_not_printed_as_a_glob() {
+        let exact = |text: &str| Pattern::exact(text).unwrap();
+        assert_eq!(exact("a*").to_string(), r#"{is: "a*"}"#);
+        assert_eq!(exact("a*").negated().to_string(), r#"{not: {is: "a*"}}"#);
+        let any = Pattern::any_of(vec![exact("b"), exact("a*"), Pattern::text("c*").unwrap()]);
+        assert_eq!(any.unwrap().to_string(), r#"[{is: "a*"}, b, c*]"#);
     }
 }
