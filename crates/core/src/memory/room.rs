@@ -222,8 +222,12 @@ impl Shard {
         has_moved
     }
 
-    /// Makes room for a new entry; returns false if there is none.
-    pub(super) fn make_room_for(&mut self, entry: &Entry, now: Timestamp) -> bool {
+    /// Makes room for a new entry with this hash; returns false if there is none, or if its home is
+    /// crowded.
+    pub(super) fn make_room_for(&mut self, hash: u64, entry: &Entry, now: Timestamp) -> bool {
+        if self.entries.is_crowded(hash, 1) {
+            return false;
+        }
         let wanted = Wanted {
             keys: 1,
             bytes: entry.heap_bytes(),

@@ -337,7 +337,7 @@ impl Shard {
     /// not fit. Returns whether it was inserted.
     pub(super) fn restore(&mut self, hash: u64, entry: Entry, now: Timestamp) -> bool {
         let is_wanted = entry.expires() > now && self.find(hash, entry.key()).is_none();
-        let fits = is_wanted && self.make_room_for(&entry, now);
+        let fits = is_wanted && self.make_room_for(hash, &entry, now);
         if fits {
             if entry.is_unclamped() {
                 // The marked entry will be clamped to `rewound`. It is safe to set that to `now`
@@ -430,7 +430,9 @@ mod tests {
     use super::*;
     use crate::{
         Algorithm, AlgorithmName, Charge, Cost, Limit, LimitSpec, Limits, MemoryBounds,
-        MemoryStore, Receipt, Retry, Settlement, Span, WhenFull, notation,
+        MemoryStore, Receipt, Retry, Settlement, Span, WhenFull,
+        kernel::{Exact, State},
+        notation,
     };
 
     fn limits() -> Vec<Limits> {
@@ -592,6 +594,19 @@ mod tests {
         assert_eq!(inserted, table::FARTHEST);
         assert_eq!(denied.retry_after, Retry::After(Span::from_secs(1)));
         assert_eq!(shard.rest.counts.newcomers_denied, 1);
+        // A snapshot cannot add a key there either.
+        let restored = || {
+            let mut cell = cell();
+            for state in cell.states_mut() {
+                *state = State::Schedule(Exact {
+                    whole: now.as_micros() + 1,
+                    part: 0,
+                });
+            }
+            Entry::new(b"restored", cell, 0, false)
+        };
+        assert!(!shard.restore(7, restored(), now));
+        assert!(shard.restore(1 << 30, restored(), now));
         let elsewhere = shard.locate((&charge, alone), 1 << 31, now, Effect::Charge);
         assert!(elsewhere.is_ok());
         shard.finish(Effect::Peek);
@@ -600,7 +615,7 @@ mod tests {
         let found = shard.locate((&there, alone), 7, now, Effect::Charge);
         assert!(
             matches!(found, Ok(Located::At { .. })),
-            "who is in stays in"
+            "an existing key is still found"
         );
     }
 }
