@@ -1,10 +1,39 @@
 //! Manual blocks: keys that are denied before any limit is evaluated, until a set time or until an
 //! operator removes the block.
 
-use std::collections::HashMap;
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 use super::{Block, shard::Shard};
-use crate::time::{Span, Timestamp};
+use crate::{
+    bounds,
+    time::{Span, Timestamp},
+};
+
+/// The number of blocks in all shards of a store, including expired ones that are still held. Only
+/// the number itself is shared, so relaxed ordering suffices.
+#[derive(Clone, Debug, Default)]
+pub(super) struct BlockCount(Arc<AtomicUsize>);
+
+impl BlockCount {
+    /// Adds one, unless there are [`bounds::MAX_BLOCKS`] already. Returns whether it was added.
+    fn try_add(&self) -> bool {
+        let added = |count| (count < bounds::MAX_BLOCKS).then_some(count + 1);
+        let result = self
+            .0
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, added);
+        result.is_ok()
+    }
+
+    fn subtract(&self, dropped: usize) {
+        self.0.fetch_sub(dropped, Ordering::Relaxed);
+    }
+}
 
 /// The blocks of one shard. A shard without blocks holds `None` instead of an empty `Blocks`.
 #[derive(Debug, Default)]
@@ -34,21 +63,28 @@ impl Blocks {
         self.by_key.capacity() * 8 / 7 * slot + self.text_bytes
     }
 
-    fn insert(&mut self, key: &[u8], standing: Standing, now: Timestamp) {
+    /// Inserts a block, or replaces that on the same key. Returns how many expired blocks were
+    /// dropped.
+    fn insert(&mut self, key: &[u8], standing: Standing, now: Timestamp) -> usize {
         self.remove(key);
+        let mut dropped = 0;
         if self.by_key.len() == self.by_key.capacity() {
             // Growing is expensive anyway, so drop expired blocks first. That keeps them from
             // piling up.
-            self.drop_ended(now);
+            dropped = self.drop_ended(now);
         }
         self.text_bytes += key.len() + standing.reason.len();
         self.by_key.insert(key.into(), standing);
+        dropped
     }
 
-    fn remove(&mut self, key: &[u8]) {
-        if let Some(standing) = self.by_key.remove(key) {
+    /// Removes the block on `key`; returns true if there was one.
+    fn remove(&mut self, key: &[u8]) -> bool {
+        let removed = self.by_key.remove(key);
+        if let Some(standing) = &removed {
             self.text_bytes -= key.len() + standing.reason.len();
         }
+        removed.is_some()
     }
 
     /// Shortens each block so that it lasts at most its original duration from `now` on.
@@ -60,7 +96,9 @@ impl Blocks {
         }
     }
 
-    fn drop_ended(&mut self, now: Timestamp) {
+    /// Drops expired blocks, and returns how many there were.
+    fn drop_ended(&mut self, now: Timestamp) -> usize {
+        let before = self.by_key.len();
         let text_bytes = &mut self.text_bytes;
         self.by_key.retain(|key, standing| {
             let stands = !standing.is_over(now);
@@ -69,6 +107,7 @@ impl Blocks {
             }
             stands
         });
+        before - self.by_key.len()
     }
 }
 
@@ -95,14 +134,27 @@ impl Shard {
         self.standing(key, now).map(|standing| standing.until)
     }
 
-    pub(super) fn block(&mut self, key: &[u8], span: Option<Span>, reason: &str, now: Timestamp) {
+    /// Blocks `key`, or replaces its block. Returns false, and changes nothing, if it would be one
+    /// block too many.
+    pub(super) fn block(
+        &mut self,
+        key: &[u8],
+        span: Option<Span>,
+        reason: &str,
+        now: Timestamp,
+    ) -> bool {
+        if self.standing(key, now).is_none() && !self.rest.block_count.try_add() {
+            return false;
+        }
         let standing = Standing {
             until: span.map(|span| now.after(span)),
             span,
             reason: reason.into(),
         };
         let blocks = self.blocks.get_or_insert_default();
-        blocks.insert(key, standing, now);
+        let dropped = blocks.insert(key, standing, now);
+        self.rest.block_count.subtract(dropped);
+        true
     }
 
     /// Removes the block on `key`; returns true if there was one that had not expired.
@@ -137,7 +189,7 @@ impl Shard {
 
     pub(super) fn drop_ended_blocks(&mut self, now: Timestamp) {
         if let Some(blocks) = &mut self.blocks {
-            blocks.drop_ended(now);
+            self.rest.block_count.subtract(blocks.drop_ended(now));
         }
         self.blocks.take_if(|blocks| blocks.len() == 0);
     }
@@ -153,7 +205,9 @@ impl Shard {
 
     fn drop_block(&mut self, key: &[u8]) {
         if let Some(blocks) = &mut self.blocks {
-            blocks.remove(key);
+            self.rest
+                .block_count
+                .subtract(usize::from(blocks.remove(key)));
         }
         self.blocks.take_if(|blocks| blocks.len() == 0);
     }

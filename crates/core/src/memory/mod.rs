@@ -56,6 +56,7 @@ use foldhash::fast::RandomState;
 
 pub use self::snapshot::SnapshotError;
 use self::{
+    blocks::BlockCount,
     room::Room,
     shard::{Shard, hash_with},
 };
@@ -216,9 +217,9 @@ impl MemoryStore {
             bytes: bounds.max_bytes.max(MemoryBounds::MIN_BYTES) / shards,
             when_full: bounds.when_full,
         };
-        let hasher = RandomState::default();
+        let (hasher, blocks) = (RandomState::default(), BlockCount::default());
         let shards = (0..shards)
-            .map(|_| Padded(Mutex::new(Shard::new(hasher.clone(), room))))
+            .map(|_| Padded(Mutex::new(Shard::new(hasher.clone(), room, blocks.clone()))))
             .collect();
         Self { hasher, shards }
     }
@@ -267,31 +268,19 @@ impl MemoryStore {
         if key.len() > bounds::MAX_KEY_BYTES || reason.len() > bounds::MAX_REASON_BYTES {
             return false;
         }
-        // Counting locks every shard, so it is done before this key's shard is locked.
-        let has_room = self.has_room_for_block(now);
-        let mut shard = self.lock_of(hash_with(&self.hasher, key));
-        let now = shard.latest(now);
-        if !has_room && shard.blocked(key, now).is_none() {
-            return false;
-        }
-        shard.block(key, span, reason, now);
-        true
-    }
-
-    /// Returns whether there are fewer than [`bounds::MAX_BLOCKS`] blocks. Drops expired blocks
-    /// only if there are not.
-    fn has_room_for_block(&self, now: Timestamp) -> bool {
-        let count = || -> usize {
-            let shards = self.shards.iter();
-            shards.map(|shard| shard.0.lock().block_count()).sum()
+        let block = || {
+            let mut shard = self.lock_of(hash_with(&self.hasher, key));
+            let now = shard.latest(now);
+            shard.block(key, span, reason, now)
         };
-        if count() < bounds::MAX_BLOCKS {
+        if block() {
             return true;
         }
+        // Expired blocks make room. No two shards are locked at once.
         for shard in &self.shards {
             shard.0.lock().drop_ended_blocks(now);
         }
-        count() < bounds::MAX_BLOCKS
+        block()
     }
 
     /// Removes the block on `key`; returns true if there was one that had not expired.

@@ -4,7 +4,7 @@ use std::hash::{BuildHasher, Hasher};
 
 use super::{
     MemoryStats, RandomState,
-    blocks::Blocks,
+    blocks::{BlockCount, Blocks},
     entry::{Clock, Entry},
     ledger::Ledger,
     pending::{Located, Pending, Place},
@@ -82,10 +82,12 @@ pub(super) struct Rest {
     /// The time of the last clock jump: when time was last set back. Entries marked as unclamped
     /// are clamped to this instant.
     pub(super) rewound: Timestamp,
+    /// The number of blocks in all shards.
+    pub(super) block_count: BlockCount,
 }
 
 impl Shard {
-    pub(super) fn new(hasher: RandomState, room: Room) -> Self {
+    pub(super) fn new(hasher: RandomState, room: Room, block_count: BlockCount) -> Self {
         let room = Room {
             keys: room.keys.clamp(1, table::MAX_ENTRIES),
             ..room
@@ -99,6 +101,7 @@ impl Shard {
             counts: MemoryStats::default(),
             ledger: Ledger::default(),
             rewound: Timestamp::default(),
+            block_count,
         };
         Self {
             entries: Table::default(),
@@ -512,7 +515,7 @@ mod tests {
             bytes: 1 << 30,
             when_full: WhenFull::Evict,
         };
-        Shard::new(RandomState::default(), room)
+        Shard::new(RandomState::default(), room, BlockCount::default())
     }
 
     /// Regression test: a peek used to copy the log (800 kB for a limit of 100,000) under the lock.

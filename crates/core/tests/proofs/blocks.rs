@@ -1,6 +1,8 @@
 //! Manual blocks: bounded, counted, and removed once they have expired.
 
-use tidegate_core::{MemoryStore, Span, Timestamp, bounds};
+use std::{sync::Barrier, thread};
+
+use tidegate_core::{MemoryBounds, MemoryStore, Span, Timestamp, bounds};
 
 use crate::world::one_shard;
 
@@ -48,6 +50,43 @@ fn expired_blocks_make_room_for_others() {
     );
     assert!(store.block(b"one more", None, "", NOW.after(SECOND)));
     assert_eq!(store.stats().blocks, 1);
+}
+
+/// Regression test: the blocks used to be counted before the shard was locked, so that concurrent
+/// callers could exceed the maximum.
+#[test]
+fn concurrent_blocks_do_not_exceed_the_maximum() {
+    let store = MemoryStore::new(MemoryBounds::default());
+    let key = |number: usize| number.to_le_bytes();
+    for number in 0..bounds::MAX_BLOCKS - 3 {
+        assert!(store.block(&key(number), None, "", NOW));
+    }
+    for round in 1..=200 {
+        let (store, barrier) = (&store, &Barrier::new(4));
+        let block = |thread: usize| {
+            barrier.wait();
+            let added =
+                |extra: &usize| store.block(&key(usize::MAX - thread - extra * 4), None, "", NOW);
+            (0..3).filter(added).count()
+        };
+        let added: usize = thread::scope(|scope| {
+            let threads = [0, 1, 2, 3].map(|thread| scope.spawn(move || block(thread)));
+            threads
+                .map(|thread| thread.join().expect("no panic"))
+                .iter()
+                .sum()
+        });
+        assert_eq!(
+            (added, store.stats().blocks),
+            (3, bounds::MAX_BLOCKS),
+            "round {round}"
+        );
+        assert!(store.block(&key(0), None, "replaced", NOW));
+        for extra in 0..12 {
+            store.unblock(&key(usize::MAX - extra), NOW);
+        }
+        assert_eq!(store.stats().blocks, bounds::MAX_BLOCKS - 3);
+    }
 }
 
 #[test]
