@@ -68,7 +68,7 @@ pub enum RuleNames {
     #[default]
     Hidden,
     /// A policy has the name of its rule, such as `api`, or `api:20/min` if the rule has several
-    /// limits.
+    /// limits. The second of two equal ones is `api:20/min:2`.
     Shown,
 }
 
@@ -289,24 +289,35 @@ enum NamePart<'v> {
     Number(u64),
 }
 
-/// Returns the name of the policy of line `at`, in parts. With hidden rule names, the policies of
-/// one response have different names.
+/// Returns the name of the policy of line `at`, in parts. The policies of one response have
+/// different names: the second one of the same name ends in `:2`.
 fn policy_name<'v>(
     lines: &'v [Line<'_>],
     at: usize,
     names: RuleNames,
 ) -> impl Iterator<Item = NamePart<'v>> {
+    let (first, second) = base_name(lines, at, names);
+    let before = (0..at)
+        .filter(|other| !lines[*other].shadow)
+        .filter(|other| is_same(base_name(lines, *other, names), (first, second)))
+        .count();
+    let number = u64::try_from(before).unwrap_or(u64::MAX).saturating_add(1);
+    let number = (before > 0).then_some(NamePart::Number(number));
+    let separated = |part: Option<NamePart<'v>>| {
+        let separator = part.as_ref().map(|_| NamePart::Text(":"));
+        separator.into_iter().chain(part)
+    };
+    std::iter::once(NamePart::Text(first))
+        .chain(separated(second.map(NamePart::Text)))
+        .chain(separated(number))
+}
+
+/// Returns the name of the policy of line `at` without a number. A second part follows a colon.
+fn base_name<'v>(lines: &'v [Line<'_>], at: usize, names: RuleNames) -> (&'v str, Option<&'v str>) {
     let line = &lines[at];
     let policy: &str = line.limit.policy();
-    let (first, second) = match names {
-        RuleNames::Hidden => {
-            let is_namesake =
-                |other: &&Line<'_>| !other.shadow && **other.limit.policy() == *policy;
-            let before = lines[..at].iter().filter(is_namesake).count();
-            let number = u64::try_from(before).unwrap_or(u64::MAX).saturating_add(1);
-            let number = (before > 0).then_some(NamePart::Number(number));
-            (policy, number)
-        }
+    match names {
+        RuleNames::Hidden => (policy, None),
         RuleNames::Shown => {
             // The limits of one rule are adjacent.
             let neighbours = [at.checked_sub(1), at.checked_add(1)];
@@ -315,14 +326,25 @@ fn policy_name<'v>(
                 .flatten()
                 .filter_map(|near| lines.get(near));
             let several = neighbours.any(|near| near.rule == line.rule);
-            let policy = several.then_some(NamePart::Text(policy));
-            (line.rule.unwrap_or(UNNAMED), policy)
+            (line.rule.unwrap_or(UNNAMED), several.then_some(policy))
         }
-    };
-    let separator = second.as_ref().map(|_| NamePart::Text(":"));
-    [Some(NamePart::Text(first)), separator, second]
-        .into_iter()
-        .flatten()
+    }
+}
+
+/// Returns whether two names are the same text. The name of a rule may itself contain a colon.
+fn is_same(one: (&str, Option<&str>), other: (&str, Option<&str>)) -> bool {
+    match (one, other) {
+        ((one, None), (other, None)) => one == other,
+        ((one, Some(after)), (other, Some(after_other))) if one.len() == other.len() => {
+            one == other && after == after_other
+        }
+        _ => text_of(one).eq(text_of(other)),
+    }
+}
+
+fn text_of<'v>((first, second): (&'v str, Option<&'v str>)) -> impl Iterator<Item = u8> + 'v {
+    let second = second.into_iter().flat_map(|second| [":", second]);
+    std::iter::once(first).chain(second).flat_map(str::bytes)
 }
 
 /// Returns the name of the policy of line `at` as it appears in the headers.

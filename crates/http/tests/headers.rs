@@ -284,6 +284,24 @@ proptest! {
     }
 }
 
+/// Regression test: equal limits of one rule used to share a name, so that a client could not tell
+/// which state belongs to which policy.
+#[test]
+fn shown_policies_of_one_response_have_different_names() {
+    let equal = limits(Some("r"), &["20/min", "1/s", "20/min"]);
+    let with_colon = limits(Some("r:20/min"), &["5/h"]);
+    let outcomes = [1, 2, 3, 4].map(|left| admitted(20, left, Span::from_secs(60)));
+    let charge = |limits| Charge::new(b"k", limits, Cost::ONE).unwrap();
+    let charges = [charge(&equal), charge(&with_colon)];
+    let verdict = Verdict::of(&Decision::Admitted, &charges, &outcomes);
+    let mut headers = HeaderMap::new();
+    HeaderWriter::default()
+        .with_rule_names(RuleNames::Shown)
+        .write(&verdict, NOW, &mut headers);
+    let states = "\"r:20/min\";r=1;t=60, \"r:1/s\";r=2;t=60, \"r:20/min:2\";r=3;t=60, \"r:20/min:3\";r=4;t=60";
+    assert_eq!(line(&headers, "ratelimit"), Some(states));
+}
+
 #[test]
 fn rule_names_are_hidden_unless_configured() {
     let secret = limits(Some("secret-fraud-rule"), &["1/s", "20/min"]);
