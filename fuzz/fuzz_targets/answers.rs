@@ -55,7 +55,7 @@ fuzz_target!(|input: &[u8]| {
 });
 
 fn settings(text: &str) -> Proxy {
-    let config = Config::parse(text).expect("the settings above are sound");
+    let config = Config::parse(text).expect("the settings above are valid");
     config.proxy.expect("they are those of a proxy")
 }
 

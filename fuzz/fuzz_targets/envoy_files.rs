@@ -84,7 +84,7 @@ fn ask(service: &RateLimitService) {
         };
         let answered = service.should_rate_limit(&request).now_or_never();
         let answered = answered.expect("in memory a decision never suspends");
-        let answer = answered.expect("the request is sound, and there is a configuration");
+        let answer = answered.expect("the request is valid, and there is a configuration");
         assert_eq!(answer.statuses.len(), 4);
     }
 }

@@ -34,7 +34,7 @@ fuzz_target!(|input: &[u8]| {
     let store = MemoryStore::new(MemoryBounds::default());
     let limiter = Arc::new(Limiter::new(RuleSet::default(), store, clock.clone()));
     let quotas = Config::parse(QUOTAS)
-        .expect("the quotas above are sound")
+        .expect("the quotas above are valid")
         .quotas;
     limiter.quotas().swap_rules(quotas.clone(), limiter.now());
     let mut streams: [Option<QuotaStream>; STREAMS] = Default::default();

@@ -92,6 +92,6 @@ fn service(bits: u8) -> (RateLimitService, Clock) {
         text: text.to_owned(),
     };
     let files = vec![file("shop.yaml", SHOP), file("together.yaml", TOGETHER)];
-    service.load(read(files, DomainFiles::One).expect("the files above are sound"));
+    service.load(read(files, DomainFiles::One).expect("the files above are valid"));
     (service, clock)
 }

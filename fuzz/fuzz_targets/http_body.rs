@@ -57,7 +57,7 @@ fuzz_target!(|input: &[u8]| -> Corpus {
 
 fn limiter() -> Arc<Limiter> {
     let rules = Config::parse(RULES)
-        .expect("the rules above are sound")
+        .expect("the rules above are valid")
         .rules;
     let store = MemoryStore::new(MemoryBounds {
         max_keys: 100,

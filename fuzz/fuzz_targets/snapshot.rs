@@ -46,7 +46,7 @@ fn all_limits() -> Vec<Limits> {
         let rate = notation::rate(text).expect("a rate");
         LimitSpec::shorthand(rate, name)
             .build()
-            .expect("a sound limit")
+            .expect("a valid limit")
     };
     let buckets = LimitSpec {
         buckets: Some(6),
@@ -72,10 +72,10 @@ fn all_limits() -> Vec<Limits> {
     };
     [
         vec![limit("7/s", AlgorithmName::Gcra)],
-        vec![interval.build().expect("a sound limit")],
-        vec![first_request.build().expect("a sound limit")],
+        vec![interval.build().expect("a valid limit")],
+        vec![first_request.build().expect("a valid limit")],
         vec![limit("7/min", AlgorithmName::SlidingWindowLog)],
-        vec![buckets.build().expect("a sound limit")],
+        vec![buckets.build().expect("a valid limit")],
         vec![limit("7/min", AlgorithmName::SlidingWindowCounter)],
         vec![
             limit("3/s", AlgorithmName::SlidingWindowLog),

@@ -13,7 +13,7 @@ const NOW: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
 
 fn one_an_hour() -> Limits {
     let window = Window::FirstRequest(Span::from_secs(3_600));
-    let limit = Limit::new(Algorithm::FixedWindow { limit: 1, window }).expect("a sound limit");
+    let limit = Limit::new(Algorithm::FixedWindow { limit: 1, window }).expect("a valid limit");
     Limits::new(vec![limit]).expect("one limit")
 }
 

@@ -13,7 +13,7 @@ fn limits(name: &str, rates: &[&str]) -> Limits {
     let limit = |rate: &&str| {
         let rate = notation::rate(rate).expect("a rate");
         let spec = LimitSpec::shorthand(rate, AlgorithmName::SlidingWindowLog);
-        spec.build().expect("a sound limit")
+        spec.build().expect("a valid limit")
     };
     let limits = Limits::new(rates.iter().map(limit).collect());
     limits.expect("a few limits").named(name)

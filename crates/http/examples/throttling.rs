@@ -158,7 +158,7 @@ fn concurrency() -> Rule {
 }
 
 fn shed(clock: &Clock) -> ShedLayer {
-    ShedLayer::new(AdaptiveSettings::default(), clock.clone()).expect("sound settings")
+    ShedLayer::new(AdaptiveSettings::default(), clock.clone()).expect("valid settings")
 }
 
 /// A window limit that admits 50 % more while less than 60 % of the adaptive concurrency limit is

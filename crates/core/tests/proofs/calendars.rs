@@ -189,7 +189,7 @@ proptest! {
             CalendarUnit::Week => Some(day % 7 + 1),
             CalendarUnit::Month => Some(day),
         };
-        let calendar = Calendar::new(unit, zone, day).expect("a sound calendar");
+        let calendar = Calendar::new(unit, zone, day).expect("a valid calendar");
         assert_sound(&calendar, now);
         let (start, end) = window(&calendar, now);
         let first = date(&TimeZone::get(zone).expect("a zone"), start);

@@ -114,7 +114,7 @@ proptest! {
         if through_a_snapshot {
             let restored = one_shard();
             let bytes = saved(&store, ahead);
-            restored.restore(&bytes, Timestamp::from_micros(now)).expect("a sound snapshot");
+            restored.restore(&bytes, Timestamp::from_micros(now)).expect("a valid snapshot");
             store = restored;
         }
         let (admitted, _) = charge_all(&store, &rule, now, &after);
@@ -136,7 +136,7 @@ proptest! {
         if through_a_snapshot {
             let restored = one_shard();
             let bytes = saved(&store, ahead);
-            restored.restore(&bytes, Timestamp::from_micros(start)).expect("a sound snapshot");
+            restored.restore(&bytes, Timestamp::from_micros(start)).expect("a valid snapshot");
             store = restored;
         }
         check_no_fuller_than_exhausted(&store, &rule, &limit, start)?;
@@ -187,7 +187,7 @@ proptest! {
         let (rule, store, restored) = (Rule::new(b"key", vec![limit], false), one_shard(), one_shard());
         let (_, ahead) = charge_all(&store, &rule, start, &during);
         let now = ahead - jump.min(ahead);
-        restored.restore(&saved(&store, ahead), Timestamp::from_micros(now)).expect("a sound snapshot");
+        restored.restore(&saved(&store, ahead), Timestamp::from_micros(now)).expect("a valid snapshot");
         let left = ask(&store, &rule, ahead, 1, Effect::Look);
         prop_assert_eq!(ask(&restored, &rule, now, 1, Effect::Look), left);
     }
@@ -276,7 +276,7 @@ fn shards_locked_together_step_back_together() {
 fn two_at_once() -> Limits {
     let lease = Span::from_secs(60);
     let limit = Limit::new(Algorithm::Concurrency { limit: 2, lease });
-    Limits::new(vec![limit.expect("a sound limit")]).expect("one limit")
+    Limits::new(vec![limit.expect("a valid limit")]).expect("one limit")
 }
 
 fn reserve(store: &MemoryStore, limits: &Limits, now: u64) -> (Decision, Receipt) {

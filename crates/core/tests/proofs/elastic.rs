@@ -84,7 +84,7 @@ fn a_stretched_log_refunds_at_most_its_charge() {
         period: Span::from_secs(60),
     };
     for kind in Kind::ALL {
-        let limit = Limit::new(kind.algorithm(10, rate, 1)).expect("a sound limit");
+        let limit = Limit::new(kind.algorithm(10, rate, 1)).expect("a valid limit");
         let limits = Limits::new(vec![limit]).expect("a limit");
         let limits = limits.stretching(50).expect("it counts nothing it denies");
         let stretched = limits.stretched().expect("it stretches");
@@ -115,7 +115,7 @@ fn a_limit_stretches_and_returns_to_normal() {
         period: second,
     };
     for kind in Kind::ALL {
-        let limit = Limit::new(kind.algorithm(4, rate, 1)).expect("a sound limit");
+        let limit = Limit::new(kind.algorithm(4, rate, 1)).expect("a valid limit");
         let limits = Limits::new(vec![limit]).expect("a limit");
         let quota = limits.iter().map(Limit::quota).sum::<u64>();
         let limits = limits.stretching(50).expect("it counts nothing it denies");

@@ -25,7 +25,7 @@ fn all_sizes() -> Vec<Limits> {
             count,
             period: minute,
         };
-        Limit::new(kind.algorithm(count, rate, buckets)).expect("a sound limit")
+        Limit::new(kind.algorithm(count, rate, buckets)).expect("a valid limit")
     };
     [
         vec![limit(Kind::Gcra, 4, 1)],

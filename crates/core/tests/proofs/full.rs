@@ -14,7 +14,7 @@ fn hourly(count: u64) -> Limits {
         period: Span::from_secs(3_600),
     };
     Limits::new(vec![
-        Limit::new(Kind::Log.algorithm(count, rate, 1)).expect("a sound limit"),
+        Limit::new(Kind::Log.algorithm(count, rate, 1)).expect("a valid limit"),
     ])
     .expect("one limit")
 }

@@ -387,7 +387,7 @@ fn leases_of_the_same_instant_are_renewed_one_by_one() {
 fn the_wait_for_a_slot_follows_the_ages_of_its_holders() {
     const SECOND: u64 = 1_000_000;
     let limit = |limit, lease| Limit::new(Algorithm::Concurrency { limit, lease });
-    let minute = limit(5, Span::from_secs(60)).expect("a sound limit");
+    let minute = limit(5, Span::from_secs(60)).expect("a valid limit");
     let (rule, store) = (Rule::new(b"key", vec![minute], false), one_shard());
     let now = 1_700_000_000 * SECOND;
     for at in 0..5 {
@@ -409,7 +409,7 @@ fn the_wait_for_a_slot_follows_the_ages_of_its_holders() {
         "a lease ends before"
     );
     assert_eq!(wait(SECOND, 6), None, "never");
-    let short = limit(1, Span::from_millis(50)).expect("a sound limit");
+    let short = limit(1, Span::from_millis(50)).expect("a valid limit");
     let (rule, store) = (Rule::new(b"short", vec![short], false), one_shard());
     ask(&store, &rule, now, 1, Effect::Charge);
     let denied = ask(&store, &rule, now, 1, Effect::Peek);

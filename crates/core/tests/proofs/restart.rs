@@ -44,7 +44,7 @@ proptest! {
         let end = walk(&rule, &store, start, &before, |_, _, _| Ok(()))? + wait;
         let key = b"blocked".as_slice();
         store.block(key, Some(Span::from_secs(5)), "why", Timestamp::from_micros(end));
-        again.restore(&saved(&store, end), Timestamp::from_micros(end)).expect("a sound snapshot");
+        again.restore(&saved(&store, end), Timestamp::from_micros(end)).expect("a valid snapshot");
         let end_of_time = Timestamp::from_micros(end);
         prop_assert_eq!(again.block_on(key, end_of_time), store.block_on(key, end_of_time));
         walk(&rule, &store, end, &after, |now, cost, outcome| {

@@ -65,7 +65,7 @@ impl Pair {
         prop_assert_eq!(
             &(decision, outcomes),
             &expected,
-            "store, then twin: {:?} of {:?} at {}",
+            "store, then model: {:?} of {:?} at {}",
             effect,
             costs,
             self.now

@@ -117,7 +117,7 @@ fn interval_tokens_are_refunded_once() {
         count: 2,
         period: Span::from_secs(1),
     };
-    let limit = Limit::new(Kind::Interval.algorithm(2, rate, 1)).expect("a sound limit");
+    let limit = Limit::new(Kind::Interval.algorithm(2, rate, 1)).expect("a valid limit");
     let (rule, store) = (Rule::new(b"key", vec![limit], false), one_shard());
     let (first, _) = reserve(&store, &rule.charge(2), 0);
     assert!(ask(&store, &rule, 1_000_000, 2, Effect::Charge).allowed);
@@ -133,7 +133,7 @@ fn the_refund_ledger_is_bounded() {
         count: 2,
         period: Span::from_secs(1),
     };
-    let limit = Limit::new(Kind::TokenBucket.algorithm(10, rate, 1)).expect("a sound limit");
+    let limit = Limit::new(Kind::TokenBucket.algorithm(10, rate, 1)).expect("a valid limit");
     let store = one_shard();
     let mut most = 0;
     // More keys than fit the ledger, and fewer than fit the store.

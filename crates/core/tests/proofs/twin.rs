@@ -379,7 +379,7 @@ impl Past {
                 } else {
                     self.limit
                 };
-                cost.min(most - u64::try_from(count).expect("a count is no more than the most"))
+                cost.min(most - u64::try_from(count).expect("a count is at most the maximum"))
             }
             Counted::Weighted(window) => {
                 let current = self
