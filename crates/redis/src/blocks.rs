@@ -1,5 +1,7 @@
 //! Manual blocks. Each is enforced in the value of its key, and an index lists all of them.
 
+use std::collections::HashMap;
+
 use tidegate_core::{Block, Span, Timestamp, bounds};
 
 use crate::{call::Reply, decode, error::StoreError, scripts, store::RedisStore};
@@ -79,17 +81,14 @@ impl RedisStore {
     /// [`StoreError`] if the server cannot be queried.
     pub async fn blocks(&self) -> Result<Vec<Block>, StoreError> {
         let (now, _) = self.look_at(b"#").await?;
-        let (mut blocks, mut cursor) = (Vec::new(), b"0".to_vec());
+        let (mut found, mut cursor) = (HashMap::new(), b"0".to_vec());
         loop {
             let reply = self.index(vec![b"scan".to_vec(), cursor]).await?;
             let (next, entries) = decode::scanned(reply).ok_or_else(StoreError::unreadable)?;
-            blocks.extend(
-                entries
-                    .into_iter()
-                    .filter_map(|(key, entry)| block(key, &entry, now)),
-            );
+            // A scan may return an entry twice while Redis resizes the hash.
+            found.extend(entries);
             if next == b"0" {
-                return Ok(blocks);
+                return Ok(standing(found, now));
             }
             cursor = next;
         }
@@ -104,6 +103,14 @@ impl RedisStore {
     }
 }
 
+/// Parses the entries of the index by key, without the blocks that have ended.
+fn standing(entries: HashMap<Vec<u8>, Vec<u8>>, now: Timestamp) -> Vec<Block> {
+    entries
+        .into_iter()
+        .filter_map(|(key, entry)| block(key, &entry, now))
+        .collect()
+}
+
 /// Parses an entry of the index; `None` if the block has ended.
 fn block(key: Vec<u8>, entry: &[u8], now: Timestamp) -> Option<Block> {
     let (end, reason) = entry.split_at_checked(END_BYTES)?;
@@ -113,4 +120,36 @@ fn block(key: Vec<u8>, entry: &[u8], now: Timestamp) -> Option<Block> {
         until: (end > 0).then(|| Timestamp::from_micros(end)),
         reason: String::from_utf8_lossy(reason).into_owned(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An entry that a scan returns twice is one block, as it was found last.
+    #[test]
+    fn an_entry_that_is_scanned_twice_is_one_block() {
+        let entry = |end: u8, reason: &[u8]| [&[0, 0, 0, 0, 0, 0, end], reason].concat();
+        let pages = [
+            vec![
+                (b"a".to_vec(), entry(0, b"old")),
+                (b"b".to_vec(), entry(9, b"")),
+            ],
+            vec![
+                (b"a".to_vec(), entry(0, b"new")),
+                (b"c".to_vec(), entry(5, b"")),
+            ],
+            vec![(b"b".to_vec(), entry(9, b""))],
+        ];
+        let mut found = HashMap::new();
+        pages.into_iter().for_each(|entries| found.extend(entries));
+        let mut blocks = standing(found, Timestamp::from_micros(5));
+        blocks.sort_by(|one, other| one.key.cmp(&other.key));
+        let shown: Vec<_> = blocks
+            .iter()
+            .map(|block| (&*block.key, block.until, block.reason.as_str()))
+            .collect();
+        let until = Some(Timestamp::from_micros(9));
+        assert_eq!(shown, [(&b"a"[..], None, "new"), (b"b", until, "")]);
+    }
 }
