@@ -461,8 +461,8 @@ impl Metrics {
         ];
         for (name, kind, help, read) in families {
             text.family(name, kind, help);
-            for (name, listener) in listeners.iter() {
-                text.sample(name, &[("listener", name)], read(listener));
+            for (label, listener) in listeners.iter() {
+                text.sample(name, &[("listener", label)], read(listener));
             }
         }
     }

@@ -83,7 +83,7 @@ fn an_overloaded_upstream_is_at_most_four_times_slower() {
                     (answer.status, answer.header("retry-after")),
                     (503, Some("1"))
                 );
-                assert!(answer.problem().contains("too much to do"));
+                assert!(answer.problem().contains("overloaded; retry in 1s"));
                 shed += 1;
             }
         }

@@ -99,7 +99,7 @@ impl Refusal {
             }
             Self::BodyTooSlow => "the body did not arrive in time",
             Self::BodyBroke => "the body ended early",
-            Self::Overloaded => "the service has too much to do; ask again in 1s",
+            Self::Overloaded => "the service is overloaded; retry in 1s",
             Self::Full => "the service has no free connection; try again",
             Self::Local => "the server cannot open another connection; try again",
             Self::Unreachable => "the service cannot be reached",
