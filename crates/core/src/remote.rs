@@ -22,7 +22,7 @@ use crate::{
     question::Question,
     time::{Span, Timestamp},
 };
-pub use crate::{kernel::Exact, member::Denials};
+pub use crate::{kernel::Exact, member::Denials, time::JUMP};
 
 /// The precomputed numbers of one kernel at one cost. With them a decision needs only additions,
 /// carries and comparisons. Times are in microseconds.
@@ -259,6 +259,29 @@ impl<'a> Replay<'a> {
         Self {
             question: Question::open(charge, cell, now, effect),
             inexact,
+        }
+    }
+
+    /// Starts with a state that was written by a clock ahead of `now`: the state is converted and
+    /// then clamped. Then no limit has more spent than one that was charged to its maximum at `now`,
+    /// and none has less spent than the state said.
+    #[must_use]
+    pub fn open_clamped(
+        charge: &Charge<'a>,
+        held: Vec<(Terms, Held)>,
+        now: Timestamp,
+        effect: Effect,
+    ) -> Self {
+        let (terms, states): (Vec<Terms>, Vec<State>) = held
+            .into_iter()
+            .map(|(terms, held)| (terms, State::from(held)))
+            .unzip();
+        let (cell, limits) = (Cell::from_states(states), charge.limits);
+        let (mut cell, _) = limits.convert((cell, &terms), now, charge.cost.units());
+        limits.clamp(&mut cell, now);
+        Self {
+            question: Question::open(charge, cell, now, effect),
+            inexact: Vec::new(),
         }
     }
 

@@ -14,6 +14,24 @@ pub struct Timestamp(u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Span(u64);
 
+/// The largest lead of a stored instant over the clock that is still taken as normal. A larger lead
+/// means that the clock was wrong and has been set back, and states are clamped.
+///
+/// In a remote store, the stored instant is the one at which a state was written. In the memory
+/// store, it is the latest instant that a shard has seen. A caller's time can be behind that
+/// because the caller read the clock, and other decisions finished before it got the shard's lock.
+/// That delay is microseconds normally, a tenth of a second if the kernel throttles the process,
+/// and some seconds on a machine that swaps. All of these are far below ten seconds, and the latest
+/// seen instant is used. A clock that leads by less than this constant delays the keys that were
+/// charged during that time by at most its lead.
+///
+/// One kind of caller can be later than that: a process that is stopped (`SIGSTOP`, a frozen
+/// container, a suspended guest) between reading the clock and deciding. Its time is then the time
+/// of the stop, and states are clamped to that. Everything charged before the stop remains charged.
+/// Charges made by other threads since the process resumed, some microseconds of work, may be dated
+/// back to the stop.
+pub const JUMP: Span = Span::from_secs(10);
+
 impl Timestamp {
     /// The latest instant that Rust and Lua both represent exactly: 2^53 - 1 µs, in the year 2255.
     pub const MAX: Self = Self((1 << 53) - 1);

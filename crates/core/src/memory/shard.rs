@@ -17,7 +17,7 @@ use crate::{
     limits::Loaded,
     outcome::Outcome,
     question::Question,
-    time::{Span, Timestamp},
+    time::{JUMP, Timestamp},
 };
 
 /// The number of slots that a decision scans for expired entries, per key that it inserts. With
@@ -28,23 +28,6 @@ const TIDY_ON_INSERT: usize = 6;
 /// expired entries even in a store without insertions.
 const TIDY_EVERY: u32 = 64;
 const TIDY_TOGETHER: usize = 6;
-
-/// The largest lead of the latest seen instant over a caller's time that is still taken as normal.
-/// A larger lead means that the clock was wrong and has been set back.
-///
-/// A caller's time can be behind the latest seen instant because the caller read the clock, and
-/// other decisions finished before it got the shard's lock. That delay is microseconds normally, a
-/// tenth of a second if the kernel throttles the process, and some seconds on a machine that swaps.
-/// All of these are far below ten seconds, and the latest seen instant is used. A clock that leads
-/// by less than this constant delays the keys that were charged during that time by at most its
-/// lead.
-///
-/// One kind of caller can be later than that: a process that is stopped (`SIGSTOP`, a frozen
-/// container, a suspended guest) between reading the clock and deciding. Its time is then the time
-/// of the stop, and states are clamped to that. Everything charged before the stop remains charged.
-/// Charges made by other threads since the process resumed, some microseconds of work, may be dated
-/// back to the stop.
-pub(super) const JUMP: Span = Span::from_secs(10);
 
 /// The state behind one shard lock. The fields that every decision writes come first, next to the
 /// lock, before fields that are only read. Two threads that contend for a shard then exchange a

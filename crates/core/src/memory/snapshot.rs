@@ -6,18 +6,14 @@
 
 use std::collections::VecDeque;
 
-use super::{
-    MemoryStore,
-    entry::Entry,
-    shard::{JUMP, hash_with},
-};
+use super::{MemoryStore, entry::Entry, shard::hash_with};
 use crate::{
     bounds,
     cell::Cell,
     kernel::{
         BucketsState, Exact, IntervalState, LogState, Stamp, State, WeightedState, WindowState,
     },
-    time::{Span, Timestamp},
+    time::{JUMP, Span, Timestamp},
 };
 
 /// An invalid snapshot, with the position of the first invalid record.
